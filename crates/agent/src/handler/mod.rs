@@ -1,0 +1,137 @@
+//! Handlers: one file per kind of task, and nothing that is not in the catalogue.
+//!
+//! `run` does the work; `recover` is called after a restart for a task that had started, and either brings it to its end
+//! or says that it was interrupted. Both get only what they need: the host, the log, progress and a way to be stopped.
+
+mod diag_health_probe;
+mod diag_ping;
+mod package_list;
+
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Instant;
+
+use gpuaas_contract::id::TaskId;
+use gpuaas_contract::link::{Progress, from_node};
+use gpuaas_contract::receipt::{Outcome, PhaseTiming};
+use gpuaas_contract::task::{Output, Task};
+use gpuaas_contract::time::Timestamp;
+use gpuaas_host::Host;
+use tokio::sync::mpsc;
+use tokio_util::sync::CancellationToken;
+
+use crate::journal::{Journal, Record};
+use crate::spool::Spool;
+
+/// What a handler may use.
+pub(crate) struct Context {
+    pub(crate) task_id: TaskId,
+    pub(crate) host: Host,
+    /// Fired when the task is cancelled or out of time: stop before the next effect.
+    pub(crate) stop: CancellationToken,
+    pub(crate) deadline: Timestamp,
+    pub(crate) log: Log,
+    pub(crate) phases: Phases,
+    /// The host's owner still allows this kind of task. Matters to `recover`: what was started before may not act now.
+    pub(crate) still_allowed: bool,
+}
+
+/// The task's log.
+pub(crate) struct Log {
+    pub(crate) task_id: TaskId,
+    pub(crate) spool: Spool,
+}
+
+impl Log {
+    /// Adds a line.
+    pub(crate) async fn line(&self, text: String) {
+        self.spool.append(self.task_id, "stdout", text).await;
+    }
+}
+
+/// Where the task is.
+pub(crate) struct Phases {
+    pub(crate) task_id: TaskId,
+    pub(crate) outbound: mpsc::Sender<from_node::Message>,
+    pub(crate) journal: Arc<Journal>,
+    pub(crate) timings: Arc<Mutex<Vec<(String, Instant)>>>,
+}
+
+impl Phases {
+    /// Enters a phase: noted in the journal, told to the control plane if it listens, and timed for the receipt.
+    pub(crate) async fn enter(&self, phase: &'static str, message: &str) {
+        tracing::info!(phase, message, "task phase");
+        self.timings.lock().unwrap_or_else(PoisonError::into_inner).push((phase.to_owned(), Instant::now()));
+        let at = Timestamp::now();
+        if let Ok(slot) = self.journal.reserve().await {
+            // Not waited for: a phase is a trail for people and for recovery, not a promise.
+            drop(slot.append(Record::Phase { task_id: self.task_id, phase: phase.to_owned(), at }, Vec::new()));
+        }
+        let progress =
+            Progress { task_id: self.task_id.to_string(), phase: phase.to_owned(), message: message.to_owned(), at_us: at.0 };
+        // Nobody may be listening, and the receipt will tell it all.
+        let _ = self.outbound.try_send(from_node::Message::Progress(progress));
+    }
+}
+
+/// Durations of the phases entered so far, the last one until now.
+pub(crate) fn timings(entered: &[(String, Instant)]) -> Vec<PhaseTiming> {
+    let ends = entered.iter().skip(1).map(|(_, at)| *at).chain([Instant::now()]);
+    let timing = |((phase, start), end): (&(String, Instant), Instant)| PhaseTiming {
+        phase: phase.clone(),
+        milliseconds: u64::try_from(end.saturating_duration_since(*start).as_millis()).unwrap_or(u64::MAX),
+    };
+    entered.iter().zip(ends).map(timing).collect()
+}
+
+/// How a task ended when it did not succeed.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Failure {
+    pub(crate) outcome: Outcome,
+    pub(crate) code: &'static str,
+    pub(crate) message: String,
+}
+
+impl Failure {
+    pub(crate) fn failed(code: &'static str, message: String) -> Self {
+        Self { outcome: Outcome::Failed, code, message }
+    }
+
+    /// The handler noticed that it was told to stop.
+    pub(crate) fn stopped() -> Self {
+        Self { outcome: Outcome::Cancelled, code: "cancelled", message: String::new() }
+    }
+
+    pub(crate) fn interrupted(code: &'static str, message: &str) -> Self {
+        Self { outcome: Outcome::Interrupted, code, message: message.to_owned() }
+    }
+}
+
+/// Does the work.
+pub(crate) async fn run(task: Task, context: &Context) -> Result<Output, Failure> {
+    match task {
+        Task::DiagPing(params) => diag_ping::run(&params, context).await.map(Output::DiagPing),
+        Task::DiagHealthProbe(_) => diag_health_probe::run(context).await.map(Output::DiagHealthProbe),
+        Task::PackageList(params) => package_list::run(&params, context).await.map(Output::PackageList),
+    }
+}
+
+/// Brings a task to its end that had started before the agent was restarted.
+pub(crate) async fn recover(task: Task, context: &Context) -> Result<Output, Failure> {
+    match task {
+        Task::DiagPing(params) => diag_ping::recover(&params, context).await.map(Output::DiagPing),
+        // Nothing to clean up, and an old answer would be of no use: the asker decides whether to ask again.
+        Task::DiagHealthProbe(_) | Task::PackageList(_) => {
+            Err(Failure::interrupted("agent_restarted", "the agent was restarted while the task ran; run it again"))
+        }
+    }
+}
+
+/// Runs a quick blocking call of the host on a blocking thread.
+async fn on_host<T: Send + 'static>(
+    context: &Context,
+    call: impl FnOnce(&Host) -> T + Send + 'static,
+) -> Result<T, Failure> {
+    let host = context.host.clone();
+    let result = tokio::task::spawn_blocking(move || call(&host)).await;
+    result.map_err(|error| Failure::failed("handler_panicked", error.to_string()))
+}

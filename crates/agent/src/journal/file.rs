@@ -1,0 +1,366 @@
+//! The journal's file: pre-allocated, scanned at open, repaired where it can be.
+//!
+//! A clean end is zeros. Anything else that is not a valid record is copied to `journal.damaged-<n>` beside the
+//! journal, reported, and taken out: a torn tail is zeroed, damage between records becomes a filler. Every record that
+//! can still be read is kept.
+
+use std::fs::{File, OpenOptions};
+use std::io::{self, Read as _, Seek as _, SeekFrom, Write as _};
+use std::os::unix::fs::{FileExt as _, OpenOptionsExt as _};
+use std::path::{Path, PathBuf};
+
+use super::record::{self, Decoded, FILLER_MAGIC, HEADER, Location, MAGIC};
+
+/// Bytes before the first record.
+pub(super) const FILE_HEADER: u64 = 4096;
+const FILE_MAGIC: &[u8; 8] = b"GPUAASJ\0";
+const FILE_VERSION: u32 = 1;
+/// Most copies of damaged stretches kept.
+const MAX_DAMAGED_FILES: u32 = 16;
+const CHUNK: usize = 64 * 1024;
+
+/// What a scan found, besides the records themselves.
+#[derive(Debug, Default, PartialEq, Eq)]
+pub(super) struct Scan {
+    /// Where the next record goes.
+    pub(super) end: u64,
+    /// Sequence of the last record.
+    pub(super) last_sequence: u64,
+    /// Sentences about what was repaired.
+    pub(super) notices: Vec<String>,
+    /// Damage lies before a valid record (and not only at the tail).
+    pub(super) damaged_inside: bool,
+}
+
+/// Makes an empty journal of `capacity` bytes at `path`; the space is taken from the disk now.
+pub(super) fn create(path: &Path, capacity: u64) -> io::Result<File> {
+    let file = OpenOptions::new().read(true).write(true).create(true).truncate(true).mode(0o600).open(path)?;
+    allocate(&file, capacity)?;
+    write_header(&file)?;
+    file.sync_all()?;
+    Ok(file)
+}
+
+fn allocate(file: &File, capacity: u64) -> io::Result<()> {
+    match rustix::fs::fallocate(file, rustix::fs::FallocateFlags::empty(), 0, capacity) {
+        Ok(()) => Ok(()),
+        // A file system without allocation: written zeros take the space as well.
+        Err(rustix::io::Errno::OPNOTSUPP | rustix::io::Errno::NOSYS) => {
+            let mut writer = file;
+            writer.seek(SeekFrom::Start(0))?;
+            io::copy(&mut io::repeat(0).take(capacity), &mut writer)?;
+            Ok(())
+        }
+        Err(error) => Err(error.into()),
+    }
+}
+
+fn write_header(file: &File) -> io::Result<()> {
+    let mut header = [0_u8; 16];
+    header[..8].copy_from_slice(FILE_MAGIC);
+    header[8..12].copy_from_slice(&FILE_VERSION.to_le_bytes());
+    let checksum = crc32fast::hash(&header[..12]);
+    header[12..].copy_from_slice(&checksum.to_le_bytes());
+    file.write_all_at(&header, 0)
+}
+
+/// State of the file's own header.
+#[derive(Debug, PartialEq, Eq)]
+pub(super) enum FileHeader {
+    /// Ours.
+    Good,
+    /// Written by a newer agent.
+    Newer(u32),
+    /// Damaged, or not a journal.
+    Bad,
+}
+
+pub(super) fn read_header(file: &File) -> io::Result<FileHeader> {
+    let mut header = [0_u8; 16];
+    match file.read_exact_at(&mut header, 0) {
+        Ok(()) => {}
+        Err(error) if error.kind() == io::ErrorKind::UnexpectedEof => return Ok(FileHeader::Bad),
+        Err(error) => return Err(error),
+    }
+    let sound = &header[..8] == FILE_MAGIC && crc32fast::hash(&header[..12]) == record::word(&header, 12);
+    Ok(match record::word(&header, 8) {
+        _ if !sound => FileHeader::Bad,
+        FILE_VERSION => FileHeader::Good,
+        version => FileHeader::Newer(version),
+    })
+}
+
+/// Whether there is any valid record.
+pub(super) fn has_records(file: &File, capacity: u64) -> io::Result<bool> {
+    Ok(next_record(file, FILE_HEADER, capacity, 0)?.is_some())
+}
+
+/// Puts the header right.
+pub(super) fn repair_header(file: &File) -> io::Result<()> {
+    write_header(file)?;
+    file.sync_all()
+}
+
+/// Reads every record, repairs what is not one, and tells `on` of each record and of each gap, in order.
+pub(super) fn scan(file: &File, path: &Path, capacity: u64, mut on: impl FnMut(Found<'_>)) -> io::Result<Scan> {
+    let mut scan = Scan { end: FILE_HEADER, ..Scan::default() };
+    let mut offset = FILE_HEADER;
+    loop {
+        if let Some(decoded) = record_at(file, offset, capacity)?.filter(|d| d.sequence > scan.last_sequence) {
+            let at = Location { offset, length: length_of(&decoded) };
+            on(Found::Record(at, &decoded));
+            scan.last_sequence = decoded.sequence;
+            offset += at.length;
+            scan.end = offset;
+            continue;
+        }
+        if let Some(length) = filler_at(file, offset, capacity)? {
+            offset += length;
+            scan.end = offset;
+            continue;
+        }
+        let Some(dirty) = first_non_zero(file, offset, capacity)? else {
+            return Ok(scan);
+        };
+        let next = next_record(file, dirty, capacity, scan.last_sequence)?;
+        on(Found::Damage);
+        match next {
+            Some(next) => {
+                let copy = save_damaged(file, path, offset, next)?;
+                write_filler(file, offset, next - offset)?;
+                scan.damaged_inside = true;
+                scan.notices.push(format!(
+                    "the journal was damaged at byte {offset} ({} bytes); every other record was kept, the damaged bytes are in {copy}",
+                    next - offset
+                ));
+                offset = next;
+            }
+            None => {
+                let end = end_of_dirt(file, offset, capacity)?;
+                let copy = save_damaged(file, path, offset, end)?;
+                zero(file, offset, end)?;
+                scan.notices.push(format!(
+                    "the journal ended in {} bytes that are no record (a write was cut off); they were removed and kept in {copy}",
+                    end - offset
+                ));
+                return Ok(scan);
+            }
+        }
+    }
+}
+
+/// Like [`scan`], but changes nothing. Returns where the records end.
+pub(super) fn walk(file: &File, capacity: u64, mut on: impl FnMut(Found<'_>)) -> io::Result<u64> {
+    let (mut offset, mut last) = (FILE_HEADER, 0);
+    loop {
+        if let Some(decoded) = record_at(file, offset, capacity)?.filter(|d| d.sequence > last) {
+            let at = Location { offset, length: length_of(&decoded) };
+            on(Found::Record(at, &decoded));
+            last = decoded.sequence;
+            offset += at.length;
+        } else if let Some(length) = filler_at(file, offset, capacity)? {
+            offset += length;
+        } else if let Some(dirty) = first_non_zero(file, offset, capacity)? {
+            on(Found::Damage);
+            match next_record(file, dirty, capacity, last)? {
+                Some(next) => offset = next,
+                None => return Ok(offset),
+            }
+        } else {
+            return Ok(offset);
+        }
+    }
+}
+
+/// What a scan came across.
+pub(super) enum Found<'a> {
+    /// A valid record.
+    Record(Location, &'a Decoded),
+    /// Bytes that are none.
+    Damage,
+}
+
+/// The record at `location`, checked again: the disk may have changed its mind.
+pub(super) fn read(file: &File, location: Location) -> io::Result<Decoded> {
+    let capacity = location.offset + location.length;
+    record_at(file, location.offset, capacity)?
+        .ok_or_else(|| io::Error::new(io::ErrorKind::InvalidData, format!("the journal is damaged at byte {}", location.offset)))
+}
+
+fn length_of(decoded: &Decoded) -> u64 {
+    u64::try_from(decoded.length).unwrap_or(u64::MAX)
+}
+
+fn record_at(file: &File, offset: u64, capacity: u64) -> io::Result<Option<Decoded>> {
+    let mut header = [0_u8; HEADER];
+    if !read_within(file, &mut header, offset, capacity)? {
+        return Ok(None);
+    }
+    let Some(body) = record::body_length(&header) else { return Ok(None) };
+    let mut bytes = vec![0; record::padded(body)];
+    if !read_within(file, &mut bytes, offset, capacity)? {
+        return Ok(None);
+    }
+    // Padding is zero, so that a flip there is found too and nothing can hide in it.
+    let clean_padding = bytes[HEADER + body..].iter().all(|byte| *byte == 0);
+    Ok(record::decode(&bytes).filter(|_| clean_padding))
+}
+
+/// Fills `buffer` if it lies within the file.
+fn read_within(file: &File, buffer: &mut [u8], offset: u64, capacity: u64) -> io::Result<bool> {
+    let length = u64::try_from(buffer.len()).unwrap_or(u64::MAX);
+    if offset.saturating_add(length) > capacity {
+        return Ok(false);
+    }
+    match file.read_exact_at(buffer, offset) {
+        Ok(()) => Ok(true),
+        Err(error) if error.kind() == io::ErrorKind::UnexpectedEof => Ok(false),
+        Err(error) => Err(error),
+    }
+}
+
+/// Length of the filler at `offset`: it counts only if it ends where a record or another filler starts.
+fn filler_at(file: &File, offset: u64, capacity: u64) -> io::Result<Option<u64>> {
+    let mut bytes = [0_u8; 8];
+    if !read_within(file, &mut bytes, offset, capacity)? || record::word(&bytes, 0) != FILLER_MAGIC {
+        return Ok(None);
+    }
+    let length = u64::from(record::word(&bytes, 4));
+    if length == 0 || !length.is_multiple_of(8) {
+        return Ok(None);
+    }
+    let mut next = [0_u8; 4];
+    let follows = read_within(file, &mut next, offset + length, capacity)?;
+    let known = [MAGIC, FILLER_MAGIC].contains(&record::word(&next, 0));
+    Ok((follows && known).then_some(length))
+}
+
+fn write_filler(file: &File, offset: u64, length: u64) -> io::Result<()> {
+    let mut bytes = [0_u8; 8];
+    bytes[..4].copy_from_slice(&FILLER_MAGIC.to_le_bytes());
+    let length = u32::try_from(length).map_err(|_| io::Error::other("the damaged stretch is longer than 4 GiB"))?;
+    bytes[4..].copy_from_slice(&length.to_le_bytes());
+    file.write_all_at(&bytes, offset)?;
+    file.sync_data()
+}
+
+/// Offset (multiple of 8, not before `from`) of the first byte group that is not zero.
+fn first_non_zero(file: &File, from: u64, capacity: u64) -> io::Result<Option<u64>> {
+    find(file, from, capacity, |group| group.iter().any(|byte| *byte != 0))
+}
+
+/// The next valid record at or behind `from` whose sequence is above `last`.
+fn next_record(file: &File, from: u64, capacity: u64, last: u64) -> io::Result<Option<u64>> {
+    let mut from = from;
+    while let Some(candidate) = find(file, from, capacity, |group| record::word(group, 0) == MAGIC)? {
+        if record_at(file, candidate, capacity)?.is_some_and(|decoded| decoded.sequence > last) {
+            return Ok(Some(candidate));
+        }
+        from = candidate + 8;
+    }
+    Ok(None)
+}
+
+/// The first aligned group of 8 bytes that is `wanted`.
+fn find(file: &File, from: u64, capacity: u64, wanted: impl Fn(&[u8]) -> bool) -> io::Result<Option<u64>> {
+    let mut buffer = vec![0_u8; CHUNK];
+    // Most of the file is zeros, and nothing that is looked for is.
+    let zeros = vec![0_u8; CHUNK];
+    let mut offset = from;
+    while offset < capacity {
+        let room = usize::try_from(capacity - offset).unwrap_or(CHUNK).min(CHUNK);
+        let count = read_some(file, &mut buffer[..room], offset)?;
+        if count == 0 {
+            break;
+        }
+        if buffer[..count] != zeros[..count]
+            && let Some(position) = buffer[..count].chunks(8).position(&wanted)
+        {
+            return Ok(Some(offset + u64::try_from(position * 8).unwrap_or(0)));
+        }
+        offset += u64::try_from(count).unwrap_or(0);
+    }
+    Ok(None)
+}
+
+fn read_some(file: &File, buffer: &mut [u8], offset: u64) -> io::Result<usize> {
+    let mut filled = 0;
+    while filled < buffer.len() {
+        match file.read_at(&mut buffer[filled..], offset + u64::try_from(filled).unwrap_or(0)) {
+            Ok(0) => break,
+            Ok(count) => filled += count,
+            Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
+            Err(error) => return Err(error),
+        }
+    }
+    Ok(filled)
+}
+
+/// End of the last byte that is not zero, rounded up to a multiple of 8.
+fn end_of_dirt(file: &File, from: u64, capacity: u64) -> io::Result<u64> {
+    let mut buffer = vec![0_u8; CHUNK];
+    let zeros = vec![0_u8; CHUNK];
+    let (mut offset, mut end) = (from, from);
+    while offset < capacity {
+        let room = usize::try_from(capacity - offset).unwrap_or(CHUNK).min(CHUNK);
+        let count = read_some(file, &mut buffer[..room], offset)?;
+        if count == 0 {
+            break;
+        }
+        if buffer[..count] != zeros[..count]
+            && let Some(last) = buffer[..count].iter().rposition(|byte| *byte != 0)
+        {
+            end = offset + u64::try_from(last + 1).unwrap_or(0);
+        }
+        offset += u64::try_from(count).unwrap_or(0);
+    }
+    Ok(end.next_multiple_of(8).min(capacity))
+}
+
+fn zero(file: &File, from: u64, to: u64) -> io::Result<()> {
+    let zeros = vec![0_u8; CHUNK];
+    let mut offset = from;
+    while offset < to {
+        let count = usize::try_from(to - offset).unwrap_or(CHUNK).min(CHUNK);
+        file.write_all_at(&zeros[..count], offset)?;
+        offset += u64::try_from(count).unwrap_or(0);
+    }
+    file.sync_data()
+}
+
+/// Copies a damaged stretch beside the journal and says where. Best effort: on a full disk the repair matters more.
+fn save_damaged(file: &File, path: &Path, from: u64, to: u64) -> io::Result<String> {
+    let Some(copy) = free_damaged_name(path) else {
+        return Ok(format!("no file ({MAX_DAMAGED_FILES} copies exist already)"));
+    };
+    let result = copy_stretch(file, &copy, from, to);
+    match result {
+        Ok(()) => Ok(copy.display().to_string()),
+        Err(error) => {
+            let _ = std::fs::remove_file(&copy);
+            Ok(format!("no file (it could not be written: {error})"))
+        }
+    }
+}
+
+fn copy_stretch(file: &File, copy: &Path, from: u64, to: u64) -> io::Result<()> {
+    let mut target = OpenOptions::new().write(true).create_new(true).mode(0o600).open(copy)?;
+    let mut buffer = vec![0_u8; CHUNK];
+    let mut offset = from;
+    while offset < to {
+        let room = usize::try_from(to - offset).unwrap_or(CHUNK).min(CHUNK);
+        let count = read_some(file, &mut buffer[..room], offset)?;
+        if count == 0 {
+            break;
+        }
+        target.write_all(&buffer[..count])?;
+        offset += u64::try_from(count).unwrap_or(0);
+    }
+    target.sync_all()
+}
+
+/// A name for a copy that is not taken.
+pub(super) fn free_damaged_name(path: &Path) -> Option<PathBuf> {
+    let name = path.file_name()?.to_string_lossy().into_owned();
+    (1..=MAX_DAMAGED_FILES).map(|n| path.with_file_name(format!("{name}.damaged-{n}"))).find(|copy| !copy.exists())
+}

@@ -1,0 +1,226 @@
+//! What the journal knows, in memory: small, without receipts or envelopes, which stay in the file.
+
+use std::collections::{BTreeMap, HashMap};
+use std::time::Duration;
+
+use gpuaas_contract::Digest;
+use gpuaas_contract::envelope::CLOCK_SKEW;
+use gpuaas_contract::id::TaskId;
+use gpuaas_contract::time::Timestamp;
+
+use super::record::{Location, Record, TaskNote};
+
+/// How long after its latest start a finished and reported task is remembered, so that a duplicate still gets the
+/// stored receipt. Later duplicates are refused as expired.
+const REMEMBERED: Duration = Duration::from_secs(3600);
+
+/// State that follows from the records read so far.
+#[derive(Debug, Default)]
+pub(super) struct Index {
+    tasks: HashMap<TaskId, Entry>,
+    /// Receipts the control plane has not confirmed, by sequence.
+    unreported: BTreeMap<u64, TaskId>,
+    pub(super) in_flight: usize,
+    pub(super) node_epoch: u64,
+    pub(super) highest_time: Timestamp,
+    pub(super) fence: Timestamp,
+    pub(super) chain: Chain,
+}
+
+/// End of the chain of receipts.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub(crate) struct Chain {
+    /// Sequence of the last receipt; 0 before the first.
+    pub(crate) sequence: u64,
+    /// Its digest.
+    pub(crate) digest: Option<Digest>,
+}
+
+#[derive(Clone, Debug)]
+pub(super) enum Entry {
+    InFlight(Box<InFlight>),
+    Finished { start_by: Timestamp, sequence: u64, reported: bool, receipt: Location },
+}
+
+/// A task that is accepted and not finished.
+#[derive(Clone, Debug)]
+pub(super) struct InFlight {
+    pub(super) note: TaskNote,
+    /// Where the envelope is; `None` if that record was lost.
+    pub(super) envelope: Option<Location>,
+    /// Number of starts; 0 while only accepted.
+    pub(super) attempt: u32,
+    /// A record behind its last one was lost, so it may have started without our knowing.
+    pub(super) maybe_started: bool,
+    /// First start, where known.
+    pub(super) started_at: Option<Timestamp>,
+    /// Its records in order, to be kept at compaction.
+    pub(super) records: Vec<Location>,
+}
+
+impl Index {
+    /// Takes a record in.
+    pub(super) fn apply(&mut self, record: &Record, at: Location) {
+        match record {
+            Record::Accepted { task, issued_at, .. } => {
+                self.highest_time = self.highest_time.max(*issued_at);
+                let entry = InFlight {
+                    note: task.clone(),
+                    envelope: Some(at),
+                    attempt: 0,
+                    maybe_started: false,
+                    started_at: None,
+                    records: vec![at],
+                };
+                self.insert_in_flight(entry);
+            }
+            Record::Started { task, attempt, at: started } => {
+                let lost_accept = || InFlight {
+                    note: task.clone(),
+                    envelope: None,
+                    attempt: 0,
+                    maybe_started: true,
+                    started_at: None,
+                    records: Vec::new(),
+                };
+                if !self.tasks.contains_key(&task.task_id) {
+                    self.insert_in_flight(lost_accept());
+                }
+                if let Some(Entry::InFlight(entry)) = self.tasks.get_mut(&task.task_id) {
+                    entry.attempt = *attempt;
+                    entry.started_at = entry.started_at.or(Some(*started));
+                    entry.records.push(at);
+                }
+            }
+            Record::Phase { task_id, .. } => {
+                if let Some(Entry::InFlight(entry)) = self.tasks.get_mut(task_id) {
+                    entry.records.push(at);
+                }
+            }
+            Record::Finished { task_id, start_by, sequence, receipt_digest } => {
+                let entry = Entry::Finished { start_by: *start_by, sequence: *sequence, reported: false, receipt: at };
+                if let Some(Entry::InFlight(_)) = self.tasks.insert(*task_id, entry) {
+                    self.in_flight -= 1;
+                }
+                self.unreported.insert(*sequence, *task_id);
+                self.advance_chain(*sequence, receipt_digest);
+            }
+            Record::Reported { task_id } => {
+                if let Some(Entry::Finished { reported, sequence, .. }) = self.tasks.get_mut(task_id) {
+                    *reported = true;
+                    self.unreported.remove(sequence);
+                }
+            }
+            Record::HighestTime { at } => self.highest_time = self.highest_time.max(*at),
+            Record::EpochReset { node_epoch } => {
+                let (highest_time, fence) = (self.highest_time, self.fence);
+                *self = Self { node_epoch: *node_epoch, highest_time, fence, ..Self::default() };
+            }
+            Record::Chain { sequence, receipt_digest } => self.advance_chain(*sequence, receipt_digest),
+            Record::Fence { issued_until } => self.fence = self.fence.max(*issued_until),
+        }
+    }
+
+    fn insert_in_flight(&mut self, entry: InFlight) {
+        let replaced = self.tasks.insert(entry.note.task_id, Entry::InFlight(Box::new(entry)));
+        if !matches!(replaced, Some(Entry::InFlight(_))) {
+            self.in_flight += 1;
+        }
+    }
+
+    fn advance_chain(&mut self, sequence: u64, digest: &Digest) {
+        if sequence > self.chain.sequence {
+            self.chain = Chain { sequence, digest: Some(digest.clone()) };
+        }
+    }
+
+    /// Records were lost here: whatever is only accepted so far may have been started.
+    pub(super) fn note_damage(&mut self) {
+        for entry in self.tasks.values_mut() {
+            if let Entry::InFlight(entry) = entry {
+                entry.maybe_started = true;
+            }
+        }
+    }
+
+    pub(super) fn get(&self, task_id: TaskId) -> Option<&Entry> {
+        self.tasks.get(&task_id)
+    }
+
+    /// Tasks that are accepted, without a record of a start, and may have started all the same.
+    pub(super) fn doubtful(&self) -> Vec<TaskNote> {
+        let doubtful = |entry: &Entry| match entry {
+            Entry::InFlight(entry) if entry.maybe_started && entry.attempt == 0 => Some(entry.note.clone()),
+            Entry::InFlight(_) | Entry::Finished { .. } => None,
+        };
+        self.tasks.values().filter_map(doubtful).collect()
+    }
+
+    pub(super) fn iter(&self) -> impl Iterator<Item = (&TaskId, &Entry)> {
+        self.tasks.iter()
+    }
+
+    /// The first unconfirmed receipt with a sequence above `sequence`.
+    pub(super) fn unreported_after(&self, sequence: u64) -> Option<(u64, TaskId, Location)> {
+        let (sequence, task_id) = self.unreported.range(sequence + 1..).next()?;
+        match self.tasks.get(task_id) {
+            Some(Entry::Finished { receipt, .. }) => Some((*sequence, *task_id, *receipt)),
+            Some(Entry::InFlight(_)) | None => None,
+        }
+    }
+
+    pub(super) fn unreported_count(&self) -> usize {
+        self.unreported.len()
+    }
+
+    /// Bytes that a compaction at `now` would keep.
+    pub(super) fn live_bytes(&self, now: Timestamp) -> u64 {
+        let of = |entry: &Entry| match entry {
+            Entry::InFlight(entry) => entry.records.iter().map(|at| at.length).sum(),
+            Entry::Finished { receipt, .. } if !is_forgettable(entry, now) => receipt.length + 128,
+            Entry::Finished { .. } => 0,
+        };
+        self.tasks.values().map(of).sum()
+    }
+
+    /// What a compaction at `now` keeps, in file order, with the moment up to which forgotten tasks were startable:
+    /// that moment must count as past from now on, or a clock set back could revive one of them.
+    pub(super) fn live(&self, now: Timestamp) -> (Vec<Kept>, Timestamp) {
+        let mut kept = Vec::new();
+        let mut past = self.highest_time;
+        for (task_id, entry) in &self.tasks {
+            match entry {
+                Entry::InFlight(entry) => kept.extend(entry.records.iter().map(|at| Kept::Copy(*at))),
+                Entry::Finished { start_by, .. } if is_forgettable(entry, now) => {
+                    past = past.max(start_by.plus(CLOCK_SKEW).plus(Duration::from_micros(1)));
+                }
+                Entry::Finished { reported, receipt, .. } => {
+                    kept.push(Kept::Copy(*receipt));
+                    if *reported {
+                        kept.push(Kept::Reported(*receipt, *task_id));
+                    }
+                }
+            }
+        }
+        kept.sort_by_key(|kept| match kept {
+            Kept::Copy(at) => (at.offset, 0),
+            Kept::Reported(at, _) => (at.offset, 1),
+        });
+        (kept, past)
+    }
+}
+
+/// One thing that survives compaction.
+pub(super) enum Kept {
+    /// The record at this place.
+    Copy(Location),
+    /// That the receipt at this place is confirmed.
+    Reported(Location, TaskId),
+}
+
+fn is_forgettable(entry: &Entry, now: Timestamp) -> bool {
+    match entry {
+        Entry::InFlight(_) => false,
+        Entry::Finished { start_by, reported, .. } => *reported && now > start_by.plus(REMEMBERED),
+    }
+}

@@ -1,0 +1,312 @@
+//! The journal: durable before the first effect.
+//!
+//! accepted → started → phase… → finished (with the signed receipt) → reported. It is a file of our own and not an
+//! embedded database, because two things must be exactly so: a full disk yields a refusal and never a false success (the
+//! space is taken at creation, and a task is accepted only if its receipt is sure to fit), and a torn or rotten stretch
+//! costs at most the records inside it, which are kept beside the journal and reported.
+//!
+//! One thread writes. Whoever has something to record waits until it is on disk; records that arrive together share
+//! one `fdatasync`. If a write or a sync fails, nothing is recorded any more and no success is claimed: the agent ends,
+//! and the next start reads what is really there.
+
+mod file;
+mod index;
+mod record;
+mod writer;
+
+use std::fs::File;
+use std::path::{Path, PathBuf};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use gpuaas_contract::id::TaskId;
+use gpuaas_contract::link::TaskPhase;
+use gpuaas_contract::receipt;
+use gpuaas_contract::time::Timestamp;
+use tokio::sync::{mpsc, oneshot};
+
+use index::{Entry, Index};
+pub(crate) use index::Chain;
+pub(crate) use record::{Record, TaskNote};
+use record::Location;
+
+/// Room kept for every accepted task, so that its receipt and its small records are sure to fit.
+pub(crate) const RESERVED_PER_TASK: u64 = receipt::MAX_BYTES as u64 + 8 * 1024;
+/// Records waiting for the writer.
+const QUEUE: usize = 1024;
+
+/// The journal of one agent.
+#[derive(Debug)]
+pub(crate) struct Journal {
+    shared: Arc<Shared>,
+    commands: mpsc::Sender<writer::Command>,
+}
+
+#[derive(Debug)]
+struct Shared {
+    state: Mutex<Stored>,
+}
+
+/// The file and what is in it; they change together at compaction.
+#[derive(Debug)]
+struct Stored {
+    file: Arc<File>,
+    index: Index,
+}
+
+impl Shared {
+    fn lock(&self) -> MutexGuard<'_, Stored> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// The journal could not be opened.
+#[derive(Debug, thiserror::Error)]
+pub enum JournalError {
+    /// The disk said no.
+    #[error("the journal {path} cannot be {what}", path = .path.display())]
+    Io {
+        /// What was tried.
+        what: &'static str,
+        /// The file.
+        path: PathBuf,
+        /// What the system said.
+        #[source]
+        source: std::io::Error,
+    },
+    /// No room for it.
+    #[error("no room for the journal: {path} needs {bytes} bytes; free some space or lower journal_bytes", path = .path.display())]
+    NoSpace {
+        /// The file.
+        path: PathBuf,
+        /// Its size.
+        bytes: u64,
+    },
+    /// Written by a newer agent.
+    #[error("{path} was written by a newer agent (format {version}); install that version again", path = .path.display())]
+    Newer {
+        /// The file.
+        path: PathBuf,
+        /// Its format.
+        version: u32,
+    },
+}
+
+/// Why something was not recorded.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub(crate) enum AppendError {
+    /// No room that is not promised to other tasks.
+    #[error("the journal is full of unreported work; connect the node, or raise journal_bytes")]
+    Full,
+    /// Too large to be a record.
+    #[error("the record is too large for the journal")]
+    TooLarge,
+    /// The disk failed; the agent must be started again.
+    #[error("the journal cannot be written any more: {0}")]
+    Failed(String),
+}
+
+/// What the journal knows of a task.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Known {
+    /// Accepted or started.
+    InFlight(TaskPhase),
+    /// Over; the receipt is kept.
+    Finished,
+}
+
+/// A task found in the journal at start that is not over.
+#[derive(Debug)]
+pub(crate) struct Unfinished {
+    pub(crate) note: TaskNote,
+    /// The envelope; `None` if its record was lost to damage.
+    pub(crate) envelope: Option<Vec<u8>>,
+    /// Number of starts; 0 if it was only accepted.
+    pub(crate) attempt: u32,
+    /// First start, where known.
+    pub(crate) started_at: Option<Timestamp>,
+}
+
+/// A receipt the control plane has not confirmed.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Unreported {
+    pub(crate) sequence: u64,
+    pub(crate) task_id: TaskId,
+}
+
+/// What opening found.
+#[derive(Debug, Default)]
+pub(crate) struct Opened {
+    pub(crate) unfinished: Vec<Unfinished>,
+    /// Sentences about repairs, for the log and the hello.
+    pub(crate) notices: Vec<String>,
+}
+
+/// What a look at the journal found.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Summary {
+    pub(crate) damaged: bool,
+    pub(crate) used_percent: u64,
+    pub(crate) in_flight: usize,
+    pub(crate) unreported: usize,
+}
+
+impl Journal {
+    /// Opens or makes the journal in `folder` and starts its writer. Blocks; the caller holds the folder's lock.
+    pub(crate) fn open(folder: &Path, capacity: u64, now: Timestamp) -> Result<(Self, Opened), JournalError> {
+        let path = folder.join("journal");
+        let (stored, writer, notices) = writer::open(&path, capacity, now)?;
+        let shared = Arc::new(Shared { state: Mutex::new(stored) });
+        let unfinished = unfinished(&shared, &path)?;
+        let (commands, queue) = mpsc::channel(QUEUE);
+        let for_thread = Arc::clone(&shared);
+        std::thread::Builder::new()
+            .name("journal".to_owned())
+            .spawn(move || writer.run(&for_thread, queue))
+            .map_err(|source| JournalError::Io { what: "served by a thread", path, source })?;
+        Ok((Self { shared, commands }, Opened { unfinished, notices }))
+    }
+
+    /// Looks at the journal in `folder` without changing it. Blocks; the caller holds the folder's lock.
+    pub(crate) fn inspect(folder: &Path) -> Result<Summary, JournalError> {
+        writer::inspect(&folder.join("journal"))
+    }
+
+    /// Records something; returns when it is on disk.
+    pub(crate) async fn append(&self, record: Record, blob: Vec<u8>) -> Result<(), AppendError> {
+        self.reserve().await?.append(record, blob).wait().await
+    }
+
+    /// A place in the writer's queue, for callers that must fix the order of their records under a lock.
+    pub(crate) async fn reserve(&self) -> Result<Slot<'_>, AppendError> {
+        self.commands.reserve().await.map(Slot).map_err(|_| ended())
+    }
+
+    /// What is known of a task.
+    pub(crate) fn lookup(&self, task_id: TaskId) -> Option<Known> {
+        match self.shared.lock().index.get(task_id)? {
+            Entry::InFlight(entry) if entry.attempt == 0 => Some(Known::InFlight(TaskPhase::Accepted)),
+            Entry::InFlight(_) => Some(Known::InFlight(TaskPhase::Started)),
+            Entry::Finished { .. } => Some(Known::Finished),
+        }
+    }
+
+    /// Every task that is not reported, for the hello.
+    pub(crate) fn in_hand(&self) -> Vec<(TaskId, TaskPhase)> {
+        let stored = self.shared.lock();
+        let phase = |entry: &Entry| match entry {
+            Entry::InFlight(entry) if entry.attempt == 0 => Some(TaskPhase::Accepted),
+            Entry::InFlight(_) => Some(TaskPhase::Started),
+            Entry::Finished { reported: false, .. } => Some(TaskPhase::Finished),
+            Entry::Finished { reported: true, .. } => None,
+        };
+        let mut tasks: Vec<_> = stored.index.iter().filter_map(|(id, entry)| Some((*id, phase(entry)?))).collect();
+        tasks.sort_unstable_by_key(|(id, _)| *id);
+        tasks
+    }
+
+    /// The stored receipt of a finished task. Reads the disk on a blocking thread.
+    pub(crate) async fn receipt(&self, task_id: TaskId) -> Result<Option<Vec<u8>>, AppendError> {
+        let found = {
+            let stored = self.shared.lock();
+            match stored.index.get(task_id) {
+                Some(Entry::Finished { receipt, .. }) => Some((Arc::clone(&stored.file), *receipt)),
+                Some(Entry::InFlight(_)) | None => None,
+            }
+        };
+        let Some((file, location)) = found else { return Ok(None) };
+        read_blob(file, location).await.map(Some)
+    }
+
+    /// The first unconfirmed receipt behind `sequence`.
+    pub(crate) fn unreported_after(&self, sequence: u64) -> Option<Unreported> {
+        let (sequence, task_id, _) = self.shared.lock().index.unreported_after(sequence)?;
+        Some(Unreported { sequence, task_id })
+    }
+
+    /// Number of unconfirmed receipts.
+    pub(crate) fn unreported_count(&self) -> usize {
+        self.shared.lock().index.unreported_count()
+    }
+
+    /// The latest authenticated time ever seen.
+    pub(crate) fn highest_time(&self) -> Timestamp {
+        self.shared.lock().index.highest_time
+    }
+
+    /// Unknown tasks signed until then may have run already.
+    pub(crate) fn fence(&self) -> Timestamp {
+        self.shared.lock().index.fence
+    }
+
+    /// End of the chain of receipts.
+    pub(crate) fn chain(&self) -> Chain {
+        self.shared.lock().index.chain.clone()
+    }
+
+    /// The enrolment the journal belongs to; 0 before the first.
+    pub(crate) fn node_epoch(&self) -> u64 {
+        self.shared.lock().index.node_epoch
+    }
+}
+
+/// A place in the writer's queue.
+pub(crate) struct Slot<'a>(mpsc::Permit<'a, writer::Command>);
+
+impl Slot<'_> {
+    /// Queues the record; what is queued earlier is recorded earlier.
+    pub(crate) fn append(self, record: Record, blob: Vec<u8>) -> Pending {
+        let (reply, answer) = oneshot::channel();
+        self.0.send(writer::Command { record, blob, reply });
+        Pending(answer)
+    }
+}
+
+/// A queued record.
+pub(crate) struct Pending(oneshot::Receiver<Result<(), AppendError>>);
+
+impl Pending {
+    /// Returns when the record is on disk.
+    pub(crate) async fn wait(self) -> Result<(), AppendError> {
+        self.0.await.unwrap_or_else(|_| Err(ended()))
+    }
+}
+
+fn ended() -> AppendError {
+    AppendError::Failed("its writer has ended".to_owned())
+}
+
+async fn read_blob(file: Arc<File>, location: Location) -> Result<Vec<u8>, AppendError> {
+    let read = tokio::task::spawn_blocking(move || file::read(&file, location)).await;
+    match read {
+        Ok(Ok(decoded)) => Ok(decoded.blob),
+        Ok(Err(error)) => Err(AppendError::Failed(error.to_string())),
+        Err(error) => Err(AppendError::Failed(error.to_string())),
+    }
+}
+
+fn unfinished(shared: &Shared, path: &Path) -> Result<Vec<Unfinished>, JournalError> {
+    let stored = shared.lock();
+    let mut found = Vec::new();
+    for (_, entry) in stored.index.iter() {
+        let Entry::InFlight(entry) = entry else { continue };
+        let envelope = match entry.envelope {
+            Some(location) => {
+                let read = file::read(&stored.file, location);
+                Some(read.map_err(|source| JournalError::Io { what: "read", path: path.to_owned(), source })?.blob)
+            }
+            None => None,
+        };
+        found.push(Unfinished {
+            note: entry.note.clone(),
+            envelope,
+            attempt: entry.attempt,
+            started_at: entry.started_at,
+        });
+    }
+    // Ids sort by the time they were made.
+    found.sort_unstable_by_key(|task| task.note.task_id);
+    Ok(found)
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,358 @@
+//! The journal's only writer: grouped appends, compaction, and the promise that a receipt always fits.
+
+use std::fs::File;
+use std::io;
+use std::os::unix::fs::FileExt as _;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+use gpuaas_contract::time::Timestamp;
+use gpuaas_host::private_file;
+use tokio::sync::{mpsc, oneshot};
+
+use super::file::{self, FILE_HEADER, FileHeader, Found};
+use super::index::{Index, Kept};
+use super::record::{self, Location, Record};
+use super::{AppendError, JournalError, RESERVED_PER_TASK, Shared, Stored, Summary};
+
+/// Most records that share one sync.
+const GROUP: usize = 256;
+
+/// One thing to record.
+#[derive(Debug)]
+pub(super) struct Command {
+    pub(super) record: Record,
+    pub(super) blob: Vec<u8>,
+    pub(super) reply: oneshot::Sender<Result<(), AppendError>>,
+}
+
+/// State of the writer thread.
+#[derive(Debug)]
+pub(super) struct Writer {
+    path: PathBuf,
+    file: Arc<File>,
+    capacity: u64,
+    end: u64,
+    sequence: u64,
+    /// Compaction is not tried again before the file has grown to this.
+    compact_at: u64,
+    failed: Option<String>,
+}
+
+/// Opens or makes the file, repairs it, and brings it to the wanted size.
+pub(super) fn open(path: &Path, wanted: u64, now: Timestamp) -> Result<(Stored, Writer, Vec<String>), JournalError> {
+    let wanted = wanted.next_multiple_of(8);
+    let fail = |what| move |source| JournalError::Io { what, path: path.to_owned(), source };
+    let _ = std::fs::remove_file(path.with_extension("new"));
+    let mut notices = Vec::new();
+    if !path.exists() {
+        make(path, wanted)?;
+    }
+    let open_file = || std::fs::OpenOptions::new().read(true).write(true).open(path);
+    let mut file = open_file().map_err(fail("opened"))?;
+    match file::read_header(&file).map_err(fail("read"))? {
+        FileHeader::Good => {}
+        FileHeader::Newer(version) => return Err(JournalError::Newer { path: path.to_owned(), version }),
+        FileHeader::Bad => {
+            file = mend_header(path, file, wanted, &mut notices)?;
+        }
+    }
+    let capacity = file.metadata().map_err(fail("read"))?.len() / 8 * 8;
+    let mut index = Index::default();
+    let scan = file::scan(&file, path, capacity, |found| match found {
+        Found::Record(at, decoded) => index.apply(&decoded.record, at),
+        Found::Damage => index.note_damage(),
+    })
+    .map_err(fail("read"))?;
+    notices.extend(scan.notices);
+
+    let file = Arc::new(file);
+    let mut writer = Writer {
+        path: path.to_owned(),
+        file: Arc::clone(&file),
+        capacity,
+        end: scan.end,
+        sequence: scan.last_sequence,
+        compact_at: 0,
+        failed: None,
+    };
+    let mut stored = Stored { file, index };
+    if scan.damaged_inside {
+        let fence = Record::Fence { issued_until: now.max(stored.index.highest_time) };
+        writer.append_now(&mut stored, &fence).map_err(fail("repaired"))?;
+    }
+    // A start whose record may have been lost is treated as a start: running a task twice is worse than not at all.
+    for task in stored.index.doubtful() {
+        writer.append_now(&mut stored, &Record::Started { task, attempt: 1, at: now }).map_err(fail("repaired"))?;
+    }
+    if capacity != wanted {
+        // The setting changed. If it does not fit now, the old size goes on serving.
+        match writer.compact(&mut stored, wanted, now) {
+            Ok(true) => notices.push(format!("the journal now has {wanted} bytes instead of {capacity}")),
+            Ok(false) => notices.push(format!("journal_bytes = {wanted} is too small for what the journal holds; it keeps {capacity} bytes")),
+            Err(error) => notices.push(format!("the journal could not be resized to {wanted} bytes ({error}); it keeps {capacity} bytes")),
+        }
+    }
+    Ok((stored, writer, notices))
+}
+
+/// Reads the file without repairing it.
+pub(super) fn inspect(path: &Path) -> Result<Summary, JournalError> {
+    let fail = |source| JournalError::Io { what: "read", path: path.to_owned(), source };
+    let file = File::open(path).map_err(fail)?;
+    let capacity = file.metadata().map_err(fail)?.len() / 8 * 8;
+    let sound = matches!(file::read_header(&file).map_err(fail)?, FileHeader::Good);
+    let mut index = Index::default();
+    let mut damaged = !sound;
+    let end = file::walk(&file, capacity, |found| match found {
+        Found::Record(at, decoded) => index.apply(&decoded.record, at),
+        Found::Damage => damaged = true,
+    })
+    .map_err(fail)?;
+    let used_percent = end.saturating_mul(100) / capacity.max(1);
+    Ok(Summary { damaged, used_percent, in_flight: index.in_flight, unreported: index.unreported_count() })
+}
+
+fn make(path: &Path, capacity: u64) -> Result<(), JournalError> {
+    let temporary = path.with_extension("new");
+    let made = file::create(&temporary, capacity)
+        .and_then(|_| std::fs::rename(&temporary, path))
+        .and_then(|()| File::open(path.parent().unwrap_or(Path::new("/")))?.sync_all());
+    made.map_err(|source| {
+        let _ = std::fs::remove_file(&temporary);
+        if source.kind() == io::ErrorKind::StorageFull {
+            JournalError::NoSpace { path: path.to_owned(), bytes: capacity }
+        } else {
+            JournalError::Io { what: "made", path: path.to_owned(), source }
+        }
+    })
+}
+
+/// A journal whose first bytes are damaged still has its records; a file without any is put aside.
+fn mend_header(path: &Path, file: File, wanted: u64, notices: &mut Vec<String>) -> Result<File, JournalError> {
+    let fail = |what| move |source| JournalError::Io { what, path: path.to_owned(), source };
+    let capacity = file.metadata().map_err(fail("read"))?.len() / 8 * 8;
+    if file::has_records(&file, capacity).map_err(fail("read"))? {
+        file::repair_header(&file).map_err(fail("repaired"))?;
+        notices.push("the first bytes of the journal were damaged and have been put right".to_owned());
+        return Ok(file);
+    }
+    let aside = file::free_damaged_name(path).unwrap_or_else(|| path.with_extension("damaged"));
+    std::fs::rename(path, &aside).map_err(fail("put aside"))?;
+    notices.push(format!("the journal held no readable record; it was put aside as {} and a new one was made", aside.display()));
+    make(path, wanted)?;
+    std::fs::OpenOptions::new().read(true).write(true).open(path).map_err(fail("opened"))
+}
+
+impl Writer {
+    /// Serves until every sender is gone.
+    pub(super) fn run(mut self, shared: &Shared, mut queue: mpsc::Receiver<Command>) {
+        let mut group = Vec::with_capacity(GROUP);
+        while let Some(first) = queue.blocking_recv() {
+            group.push(first);
+            while group.len() < GROUP
+                && let Ok(next) = queue.try_recv()
+            {
+                group.push(next);
+            }
+            self.serve(shared, &mut group);
+        }
+    }
+
+    /// Records a group with one sync, then tells everybody.
+    fn serve(&mut self, shared: &Shared, group: &mut Vec<Command>) {
+        let mut admitted = Vec::with_capacity(group.len());
+        let mut bytes = Vec::new();
+        let mut newly_in_flight = 0;
+        for command in group.drain(..) {
+            match self.admit(shared, &command, newly_in_flight, &bytes) {
+                Ok((encoded, sequence)) => {
+                    if matches!(command.record, Record::Accepted { .. }) {
+                        newly_in_flight += 1;
+                    }
+                    let length = u64::try_from(encoded.len()).unwrap_or(u64::MAX);
+                    let offset = self.end + u64::try_from(bytes.len()).unwrap_or(u64::MAX);
+                    self.sequence = sequence;
+                    bytes.extend_from_slice(&encoded);
+                    admitted.push((command, Location { offset, length }));
+                }
+                Err(error) => {
+                    // The caller may have gone away; then nobody needs the answer.
+                    let _ = command.reply.send(Err(error));
+                }
+            }
+        }
+        if admitted.is_empty() {
+            return;
+        }
+        let written = self.file.write_all_at(&bytes, self.end).and_then(|()| self.file.sync_data());
+        if let Err(error) = written {
+            tracing::error!(%error, path = %self.path.display(), "journal cannot be written; nothing more will be recorded");
+            self.failed = Some(error.to_string());
+            for (command, _) in admitted {
+                let _ = command.reply.send(Err(AppendError::Failed(error.to_string())));
+            }
+            return;
+        }
+        self.end += u64::try_from(bytes.len()).unwrap_or(0);
+        let mut stored = shared.lock();
+        for (command, at) in &admitted {
+            stored.index.apply(&command.record, *at);
+        }
+        drop(stored);
+        for (command, _) in admitted {
+            let _ = command.reply.send(Ok(()));
+        }
+        self.compact_if_worthwhile(shared);
+    }
+
+    /// Encodes the record if there is room for it beside everything that is promised.
+    fn admit(&mut self, shared: &Shared, command: &Command, newly: usize, group: &[u8]) -> Result<(Vec<u8>, u64), AppendError> {
+        if let Some(reason) = &self.failed {
+            return Err(AppendError::Failed(reason.clone()));
+        }
+        let sequence = self.sequence + 1;
+        let encoded = record::encode(&command.record, &command.blob, sequence).ok_or(AppendError::TooLarge)?;
+        let length = u64::try_from(encoded.len()).unwrap_or(u64::MAX);
+        let stored = shared.lock();
+        let in_flight = stored.index.in_flight + newly;
+        // What already has room promised may use it; what comes new must leave the promises untouched.
+        let promised_tasks = match &command.record {
+            Record::Accepted { .. } => in_flight + 1,
+            Record::Finished { task_id, .. } if stored.index.get(*task_id).is_none() => in_flight,
+            Record::Started { .. }
+            | Record::Phase { .. }
+            | Record::Finished { .. }
+            | Record::Reported { .. }
+            | Record::HighestTime { .. }
+            | Record::EpochReset { .. }
+            | Record::Chain { .. }
+            | Record::Fence { .. } => 0,
+        };
+        drop(stored);
+        let promised = RESERVED_PER_TASK.saturating_mul(u64::try_from(promised_tasks).unwrap_or(u64::MAX));
+        let used = self.end + u64::try_from(group.len()).unwrap_or(u64::MAX);
+        if used.saturating_add(length).saturating_add(promised) <= self.capacity {
+            return Ok((encoded, sequence));
+        }
+        // Compaction moves the end of the file, so it cannot happen behind records that already have their place.
+        self.compact_at = 0;
+        if group.is_empty() {
+            let mut stored = shared.lock();
+            let compacted = self.compact(&mut stored, self.capacity, Timestamp::now());
+            drop(stored);
+            if matches!(compacted, Ok(true)) && self.end.saturating_add(length).saturating_add(promised) <= self.capacity {
+                let sequence = self.sequence + 1;
+                let encoded = record::encode(&command.record, &command.blob, sequence).ok_or(AppendError::TooLarge)?;
+                return Ok((encoded, sequence));
+            }
+        }
+        Err(AppendError::Full)
+    }
+
+    fn compact_if_worthwhile(&mut self, shared: &Shared) {
+        let full = self.end > self.capacity / 100 * 60;
+        if !full || self.end < self.compact_at {
+            return;
+        }
+        let now = Timestamp::now();
+        let mut stored = shared.lock();
+        let live = stored.index.live_bytes(now);
+        if self.end.saturating_sub(live) > self.capacity / 100 * 20
+            && let Err(error) = self.compact(&mut stored, self.capacity, now)
+        {
+            tracing::warn!(%error, "journal could not be compacted; going on with the one in use");
+        }
+        // Not again before there is something new to gain.
+        self.compact_at = self.end + self.capacity / 100 * 5;
+    }
+
+    /// Writes what still matters to a new file of `capacity` bytes and swaps it in. `false`: it would not fit.
+    fn compact(&mut self, stored: &mut Stored, capacity: u64, now: Timestamp) -> io::Result<bool> {
+        let (kept, past) = stored.index.live(now);
+        let mut fresh = Fresh::default();
+        let head = [
+            Some(Record::EpochReset { node_epoch: stored.index.node_epoch }),
+            Some(Record::HighestTime { at: past }),
+            (stored.index.fence > Timestamp(0)).then_some(Record::Fence { issued_until: stored.index.fence }),
+            stored.index.chain.digest.clone().map(|receipt_digest| Record::Chain {
+                sequence: stored.index.chain.sequence,
+                receipt_digest,
+            }),
+        ];
+        let room = capacity.saturating_sub(FILE_HEADER);
+        let promised = RESERVED_PER_TASK.saturating_mul(u64::try_from(stored.index.in_flight).unwrap_or(u64::MAX));
+        let estimate = stored.index.live_bytes(now).saturating_add(4096).saturating_add(promised);
+        if estimate > room {
+            return Ok(false);
+        }
+        let path = self.path.with_extension("new");
+        let file = file::create(&path, capacity)?;
+        let result = (|| {
+            for record in head.into_iter().flatten() {
+                fresh.push(&file, self.sequence, &record, &[])?;
+            }
+            for kept in kept {
+                match kept {
+                    Kept::Copy(at) => {
+                        let decoded = file::read(&self.file, at)?;
+                        fresh.push(&file, self.sequence, &decoded.record, &decoded.blob)?;
+                    }
+                    Kept::Reported(_, task_id) => fresh.push(&file, self.sequence, &Record::Reported { task_id }, &[])?,
+                }
+            }
+            file.sync_all()?;
+            std::fs::rename(&path, &self.path)?;
+            let folder = self.path.parent().unwrap_or(Path::new("/"));
+            private_file::sync_folder(folder).map_err(io::Error::other)
+        })();
+        if let Err(error) = result {
+            let _ = std::fs::remove_file(&path);
+            return Err(error);
+        }
+        tracing::info!(before = self.end, after = FILE_HEADER + fresh.length, "journal compacted");
+        self.file = Arc::new(file);
+        self.capacity = capacity;
+        self.end = FILE_HEADER + fresh.length;
+        self.sequence += fresh.count;
+        stored.file = Arc::clone(&self.file);
+        stored.index = fresh.index;
+        Ok(true)
+    }
+
+    /// Records one thing outside the queue, at open.
+    fn append_now(&mut self, stored: &mut Stored, record: &Record) -> io::Result<()> {
+        let sequence = self.sequence + 1;
+        let encoded = record::encode(record, &[], sequence).ok_or_else(|| io::Error::other("the record is too large"))?;
+        let length = u64::try_from(encoded.len()).unwrap_or(u64::MAX);
+        if self.end + length > self.capacity {
+            return Err(io::ErrorKind::StorageFull.into());
+        }
+        self.file.write_all_at(&encoded, self.end)?;
+        self.file.sync_data()?;
+        stored.index.apply(record, Location { offset: self.end, length });
+        self.sequence = sequence;
+        self.end += length;
+        Ok(())
+    }
+}
+
+/// A journal being written by compaction.
+#[derive(Default)]
+struct Fresh {
+    index: Index,
+    length: u64,
+    count: u64,
+}
+
+impl Fresh {
+    fn push(&mut self, file: &File, base: u64, record: &Record, blob: &[u8]) -> io::Result<()> {
+        let encoded = record::encode(record, blob, base + self.count + 1).ok_or_else(|| io::Error::other("record too large"))?;
+        let at = Location { offset: FILE_HEADER + self.length, length: u64::try_from(encoded.len()).unwrap_or(u64::MAX) };
+        file.write_all_at(&encoded, at.offset)?;
+        self.index.apply(record, at);
+        self.length += at.length;
+        self.count += 1;
+        Ok(())
+    }
+}

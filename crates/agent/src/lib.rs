@@ -1,0 +1,60 @@
+//! The host agent: link → verify → journal → dispatch → handler → host → receipt.
+//!
+//! [`run`] is the whole agent in one future, [`enroll`] gives a host its identity. Nothing here is global to the
+//! process, so that several agents can run in one (as `gpuaas dev` and the tests do).
+
+pub mod config;
+pub mod doctor;
+mod enroll;
+mod handler;
+mod identity;
+mod journal;
+mod link;
+mod pipeline;
+pub mod policy;
+mod renewal;
+pub mod report;
+mod run;
+pub mod service;
+mod spool;
+mod state;
+pub mod status;
+mod telemetry;
+mod trust;
+
+pub use enroll::{Door, EnrollError, EnrollOptions, EnrollProgress, Enrolled, enroll};
+pub use identity::IdentityError;
+pub use journal::JournalError;
+pub use link::LinkTimings;
+pub use link::dial::{DialError, TlsSetupError};
+pub use link::http::HttpError;
+pub use renewal::RenewalError;
+pub use run::{RunError, RunEvent, RunOptions, run};
+pub use spool::SpoolError;
+pub use state::StateError;
+
+/// Version of the agent, as it appears in hellos and facts.
+pub const VERSION: &str = env!("CARGO_PKG_VERSION");
+
+/// The host that the configuration means: this machine, or a simulated one in the state folder.
+pub(crate) fn open_host(
+    config: &config::Config,
+    simulated_hostname: Option<&str>,
+) -> Result<gpuaas_host::Host, gpuaas_host::SimError> {
+    let folder = config.state_dir.join("host");
+    match config.simulate {
+        None => {
+            gpuaas_host::private_file::make_folder(&folder)?;
+            Ok(gpuaas_host::Host::Real(gpuaas_host::RealHost::new(&folder)))
+        }
+        Some(profile) => {
+            let hostname = simulated_hostname.map_or_else(|| format!("sim-{profile}"), str::to_owned);
+            Ok(gpuaas_host::Host::Sim(gpuaas_host::SimHost::open(&folder, profile, &hostname)?))
+        }
+    }
+}
+
+/// Whether the state folder holds an identity: then [`run`] can be called without [`enroll`].
+pub fn is_enrolled(state_dir: &std::path::Path) -> bool {
+    identity::is_enrolled(state_dir)
+}

@@ -1,0 +1,79 @@
+//! One session over either transport: what can be said, and what is heard.
+
+use std::time::Duration;
+
+use gpuaas_contract::link::{FromNode, Goodbye, Welcome, to_node};
+use tokio::sync::mpsc;
+use tokio::task::JoinSet;
+
+use super::dial::DialError;
+use super::http::HttpError;
+
+/// Messages waiting in either direction.
+pub(super) const QUEUE: usize = 64;
+/// How long the last messages may take at a close in good order.
+const CLOSE_WITHIN: Duration = Duration::from_secs(2);
+
+/// An open session.
+pub(super) struct Conversation {
+    pub(super) welcome: Welcome,
+    pub(super) outgoing: mpsc::Sender<FromNode>,
+    pub(super) incoming: mpsc::Receiver<Result<to_node::Message, LinkError>>,
+    /// Whatever carries the messages; dropped with the conversation.
+    pub(super) tasks: JoinSet<()>,
+}
+
+impl Conversation {
+    pub(super) fn new(
+        welcome: Welcome,
+        outgoing: mpsc::Sender<FromNode>,
+        incoming: mpsc::Receiver<Result<to_node::Message, LinkError>>,
+    ) -> Self {
+        Self { welcome, outgoing, incoming, tasks: JoinSet::new() }
+    }
+
+    /// Lets what was said reach the other side, then ends.
+    pub(super) async fn close(self) {
+        let Self { outgoing, incoming, mut tasks, .. } = self;
+        drop(outgoing);
+        drop(incoming);
+        let all_done = async { while tasks.join_next().await.is_some() {} };
+        let _ = tokio::time::timeout(CLOSE_WITHIN, all_done).await;
+    }
+}
+
+/// Why there is no session, or no longer.
+#[derive(Debug, thiserror::Error)]
+pub(crate) enum LinkError {
+    /// No connection.
+    #[error("the control plane cannot be reached")]
+    Dial(#[from] DialError),
+    /// Connected, but nobody greeted.
+    #[error("no welcome within {seconds} s", seconds = .0.as_secs())]
+    NoWelcome(Duration),
+    /// The connection broke.
+    #[error("the link broke: {0}")]
+    Broken(String),
+    /// The control plane said no.
+    #[error("the control plane refused the link ({code}): {message}")]
+    Refused { code: String, message: String },
+    /// The control plane ended the session and said why.
+    #[error("the control plane closed the link ({}): {}", .0.code, .0.message)]
+    Goodbye(Goodbye),
+    /// A newer session of this node has taken over; a new hello is needed.
+    #[error("the session was replaced by a newer one")]
+    Fenced,
+}
+
+impl From<HttpError> for LinkError {
+    fn from(error: HttpError) -> Self {
+        match error {
+            HttpError::Dial(error) => Self::Dial(error),
+            HttpError::Problem { code, .. } if code == "session_fenced" => Self::Fenced,
+            HttpError::Problem { status, code, detail } if status < 500 => Self::Refused { code, message: detail },
+            error @ (HttpError::Problem { .. } | HttpError::Timeout(_) | HttpError::Broken(_) | HttpError::Malformed(_)) => {
+                Self::Broken(crate::report::chain(&error))
+            }
+        }
+    }
+}

@@ -1,0 +1,318 @@
+//! The link: keeps a session with the control plane open, over the stream where it works and over long-poll elsewhere.
+//!
+//! Reconnects use full jitter, so that a thousand agents do not come back at the same moment. With `transport = auto`
+//! three streams in a row that fail although the control plane can be reached lead to long-poll; from there the stream
+//! is tried in the background and taken as soon as it works. A dropped link never touches running work.
+
+mod conversation;
+pub(crate) mod dial;
+pub(crate) mod http;
+mod poll;
+mod session;
+mod stream;
+
+use std::time::Duration;
+
+use gpuaas_contract::link::from_node;
+use gpuaas_contract::time::Timestamp;
+use tokio::sync::{mpsc, watch};
+use tokio::time::Instant;
+use tokio_util::sync::CancellationToken;
+
+use crate::config::TransportChoice;
+use crate::status::LinkStatus;
+use conversation::{Conversation, LinkError};
+use dial::Dialer;
+pub(crate) use session::Core;
+
+/// Times of the link. The defaults are right; tests use shorter ones.
+#[derive(Clone, Copy, Debug)]
+pub struct LinkTimings {
+    /// Longest wait before the first reconnect; doubles with every failure.
+    pub backoff_base: Duration,
+    /// Longest wait before any reconnect.
+    pub backoff_cap: Duration,
+    /// A session this old was a good one: the next wait is short again.
+    pub stable_after: Duration,
+    /// A stream without a welcome for this long has failed.
+    pub welcome_within: Duration,
+    /// On long-poll, the stream is tried again this often.
+    pub stream_retry: Duration,
+    /// Failed streams in a row before long-poll is used.
+    pub stream_failures: u32,
+    /// Wait after the control plane refused the node itself.
+    pub refused_wait: Duration,
+    /// How often the certificate's age is looked at.
+    pub certificate_check: Duration,
+}
+
+impl Default for LinkTimings {
+    fn default() -> Self {
+        Self {
+            backoff_base: Duration::from_millis(250),
+            backoff_cap: Duration::from_secs(30),
+            stable_after: Duration::from_secs(60),
+            welcome_within: Duration::from_secs(10),
+            stream_retry: Duration::from_secs(60),
+            stream_failures: 3,
+            refused_wait: Duration::from_secs(300),
+            certificate_check: Duration::from_secs(30),
+        }
+    }
+}
+
+/// Which transport a session uses.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Transport {
+    Stream,
+    Poll,
+}
+
+impl Transport {
+    const fn as_str(self) -> &'static str {
+        match self {
+            Self::Stream => "stream",
+            Self::Poll => "poll",
+        }
+    }
+}
+
+/// Keeps the link up until `shutdown`.
+pub(crate) struct Supervisor {
+    pub(crate) core: Core,
+    pub(crate) dialer: Dialer,
+    pub(crate) choice: TransportChoice,
+    pub(crate) timings: LinkTimings,
+    pub(crate) request_timeout: Duration,
+    /// Acks, progress and rejections of the pipeline.
+    pub(crate) volatile: mpsc::Receiver<from_node::Message>,
+    pub(crate) status: watch::Sender<LinkStatus>,
+}
+
+/// How a session came to its end.
+enum SessionEnd {
+    Shutdown,
+    Error(LinkError),
+    /// Long-poll gave way to this stream.
+    Upgrade(Box<Conversation>),
+}
+
+impl Supervisor {
+    /// Runs until `shutdown`.
+    pub(crate) async fn run(mut self, shutdown: CancellationToken) {
+        let mut transport = match self.choice {
+            TransportChoice::Auto | TransportChoice::Stream => Transport::Stream,
+            TransportChoice::Poll => Transport::Poll,
+        };
+        let mut attempt: u32 = 0;
+        let mut stream_failures: u32 = 0;
+        let mut upgraded: Option<Box<Conversation>> = None;
+        while !shutdown.is_cancelled() {
+            let opened = match upgraded.take() {
+                Some(conversation) => Ok(*conversation),
+                None => tokio::select! {
+                    () = shutdown.cancelled() => break,
+                    opened = self.open(transport) => opened,
+                },
+            };
+            let began = Instant::now();
+            let error = match opened {
+                Ok(conversation) => match self.serve(conversation, transport, &shutdown).await {
+                    SessionEnd::Shutdown => break,
+                    SessionEnd::Upgrade(conversation) => {
+                        tracing::info!("streams work again; leaving long-poll");
+                        (transport, stream_failures, attempt) = (Transport::Stream, 0, 0);
+                        upgraded = Some(conversation);
+                        continue;
+                    }
+                    SessionEnd::Error(error) => error,
+                },
+                Err(error) => error,
+            };
+            if began.elapsed() >= self.timings.stable_after {
+                (attempt, stream_failures) = (0, 0);
+            } else if transport == Transport::Stream && blames_the_stream(&error) {
+                stream_failures += 1;
+            }
+            if self.choice == TransportChoice::Auto
+                && transport == Transport::Stream
+                && stream_failures >= self.timings.stream_failures
+            {
+                tracing::warn!(stream_failures, "the control plane answers but streams fail here; using long-poll");
+                transport = Transport::Poll;
+                attempt = 0;
+            }
+            let wait = self.wait_after(&error, attempt);
+            attempt = attempt.saturating_add(1);
+            self.note_down(&error, wait);
+            tokio::select! {
+                () = shutdown.cancelled() => break,
+                () = self.discard_volatile(wait) => {}
+            }
+        }
+        self.status.send_modify(|status| {
+            status.connected = false;
+            status.last_error = "the agent is stopping".to_owned();
+        });
+    }
+
+    async fn open(&self, transport: Transport) -> Result<Conversation, LinkError> {
+        let hello = self.core.hello();
+        match transport {
+            Transport::Stream => stream::open(&self.dialer, hello, self.timings.welcome_within).await,
+            Transport::Poll => poll::open(&self.dialer, self.core.node_id, &hello, self.request_timeout).await,
+        }
+    }
+
+    async fn serve(&mut self, conversation: Conversation, transport: Transport, shutdown: &CancellationToken) -> SessionEnd {
+        let clock_offset_us = match self.core.greet(&conversation.welcome).await {
+            Ok(offset) => offset,
+            Err(error) => return SessionEnd::Error(error),
+        };
+        let session_id = conversation.welcome.session_id.clone();
+        tracing::info!(session_id, transport = transport.as_str(), "link is up");
+        self.status.send_modify(|status| {
+            status.connected = true;
+            status.transport = transport.as_str().to_owned();
+            status.session_id = session_id;
+            status.since = Timestamp::now();
+            status.last_error = String::new();
+            status.clock_offset_us = clock_offset_us;
+            status.sessions += 1;
+        });
+        let Self { core, dialer, timings, volatile, choice, .. } = self;
+        let may_upgrade = *choice == TransportChoice::Auto && transport == Transport::Poll;
+        let mut upgrade = None;
+        let ended = {
+            let end = async {
+                tokio::select! {
+                    () = shutdown.cancelled() => {}
+                    better = stream_when_it_works(core, dialer, timings), if may_upgrade => upgrade = Some(better),
+                }
+            };
+            session::run(core, conversation, volatile, end).await
+        };
+        match (ended, upgrade) {
+            (_, Some(better)) => SessionEnd::Upgrade(Box::new(better)),
+            (Some(error), None) => SessionEnd::Error(error),
+            (None, None) => SessionEnd::Shutdown,
+        }
+    }
+
+    /// How long to wait before the next attempt.
+    fn wait_after(&self, error: &LinkError, attempt: u32) -> Duration {
+        let LinkTimings { backoff_base, backoff_cap, refused_wait, .. } = self.timings;
+        let jittered = full_jitter(backoff_base, backoff_cap, attempt);
+        let (code, at_least) = match error {
+            LinkError::Goodbye(goodbye) => (goodbye.code.as_str(), Duration::from_secs(goodbye.retry_after_seconds.into())),
+            LinkError::Refused { code, .. } => (code.as_str(), Duration::ZERO),
+            LinkError::Dial(_) | LinkError::NoWelcome(_) | LinkError::Broken(_) | LinkError::Fenced => ("", Duration::ZERO),
+        };
+        let asked = at_least + jittered;
+        match advice_for(code) {
+            Some(advice) => {
+                tracing::error!(code, advice, "the control plane does not take this node");
+                asked.max(refused_wait + full_jitter(refused_wait / 4, refused_wait / 4, 0))
+            }
+            None => asked,
+        }
+    }
+
+    fn note_down(&self, error: &LinkError, wait: Duration) {
+        let reason = crate::report::chain(error);
+        tracing::warn!(reason, milliseconds = wait.as_millis(), "link is down; waiting before the next attempt");
+        self.status.send_modify(|status| {
+            if status.connected {
+                status.since = Timestamp::now();
+            }
+            status.connected = false;
+            status.last_error = reason;
+        });
+    }
+
+    /// Waits, and throws away what would only be stale at the next hello, which says what is in hand.
+    async fn discard_volatile(&mut self, wait: Duration) {
+        let deadline = Instant::now() + wait;
+        loop {
+            tokio::select! {
+                () = tokio::time::sleep_until(deadline) => return,
+                message = self.volatile.recv() => if message.is_none() {
+                    return tokio::time::sleep_until(deadline).await;
+                },
+            }
+        }
+    }
+}
+
+/// Tries the stream now and then until it works.
+async fn stream_when_it_works(core: &Core, dialer: &Dialer, timings: &LinkTimings) -> Conversation {
+    loop {
+        tokio::time::sleep(timings.stream_retry).await;
+        match stream::open(dialer, core.hello(), timings.welcome_within).await {
+            Ok(conversation) => return conversation,
+            Err(error) => tracing::debug!(error = crate::report::chain(&error), "streams still fail"),
+        }
+    }
+}
+
+/// Whether the control plane could be reached and the stream as such failed.
+fn blames_the_stream(error: &LinkError) -> bool {
+    match error {
+        LinkError::NoWelcome(_) | LinkError::Broken(_) => true,
+        LinkError::Dial(error) => !error.is_unreachable(),
+        LinkError::Refused { .. } | LinkError::Goodbye(_) | LinkError::Fenced => false,
+    }
+}
+
+/// What an operator must do about a refusal of the node itself; `None` for refusals that pass.
+fn advice_for(code: &str) -> Option<&'static str> {
+    match code {
+        "certificate_revoked" => Some("its certificate was revoked; if that was a mistake, enrol again with --replace"),
+        "node_retired" => Some("the node was retired; enrol again with --replace to bring it back"),
+        "node_locked" => {
+            Some("two copies of this identity are in use; find the other one, then let an operator unlock or re-enrol the node")
+        }
+        "epoch_retired" => Some("this machine was enrolled again elsewhere; stop this agent or enrol again with --replace"),
+        "protocol_unsupported" => Some("the agent is too old or too new for the control plane; install a fitting version"),
+        "cluster_mismatch" => Some("the address belongs to another control plane; check `server` in the configuration"),
+        _ => None,
+    }
+}
+
+/// Uniform between zero and `base · 2^attempt`, at most `cap`.
+fn full_jitter(base: Duration, cap: Duration, attempt: u32) -> Duration {
+    let ceiling = base.saturating_mul(2_u32.saturating_pow(attempt.min(20))).min(cap);
+    let micros = u64::try_from(ceiling.as_micros()).unwrap_or(u64::MAX);
+    let mut random = [0_u8; 8];
+    // Without random numbers the full wait is still a wait.
+    if getrandom::fill(&mut random).is_err() || micros == 0 {
+        return ceiling;
+    }
+    Duration::from_micros(u64::from_le_bytes(random) % micros)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn waits_grow_to_the_cap_and_are_spread() {
+        let (base, cap) = (Duration::from_millis(250), Duration::from_secs(30));
+        for attempt in 0..40 {
+            let ceiling = base.saturating_mul(2_u32.saturating_pow(attempt.min(20))).min(cap);
+            let waits: Vec<_> = (0..64).map(|_| full_jitter(base, cap, attempt)).collect();
+            assert!(waits.iter().all(|wait| *wait < ceiling));
+            assert!(waits.iter().any(|wait| *wait < ceiling / 2) && waits.iter().any(|wait| *wait >= ceiling / 2));
+        }
+    }
+
+    #[test]
+    fn refusals_of_the_node_itself_have_advice_and_passing_ones_have_none() {
+        for code in ["certificate_revoked", "node_retired", "node_locked", "epoch_retired", "protocol_unsupported"] {
+            assert!(advice_for(code).is_some(), "{code}");
+        }
+        for code in ["server_shutdown", "session_replaced", ""] {
+            assert!(advice_for(code).is_none(), "{code}");
+        }
+    }
+}

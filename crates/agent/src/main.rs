@@ -1,0 +1,297 @@
+//! The `gpuaas-agent` program.
+
+use std::path::{Path, PathBuf};
+use std::process::ExitCode;
+use std::time::Duration;
+
+use clap::{Parser, Subcommand};
+use gpuaas_agent::config::{self, Config, Key, Loaded};
+use gpuaas_agent::doctor::{self, Verdict};
+use gpuaas_agent::report::chain;
+use gpuaas_agent::{Door, EnrollOptions, EnrollProgress, RunEvent, RunOptions, service, status};
+use gpuaas_host::systemd;
+use tokio_util::sync::CancellationToken;
+
+/// Exit code when something went wrong.
+const FAILED: u8 = 1;
+/// Exit code when `status` finds no running agent.
+const NOT_RUNNING: u8 = 3;
+
+/// The gpuaas host agent.
+#[derive(Parser)]
+#[command(
+    name = "gpuaas-agent",
+    version,
+    about = "The gpuaas host agent: runs signed tasks that this host's owner allows, and answers with signed receipts",
+    after_help = "Exit codes:\n  0  done\n  1  failed; the message says what to do\n  2  wrong usage\n  3  status: the agent is not running"
+)]
+struct Cli {
+    /// Configuration file.
+    #[arg(long, global = true, env = config::ENV_CONFIG, value_name = "FILE")]
+    config: Option<PathBuf>,
+    /// Log as JSON lines.
+    #[arg(long, global = true)]
+    json_logs: bool,
+    #[command(subcommand)]
+    command: Command,
+}
+
+#[derive(Subcommand)]
+enum Command {
+    /// Give this host its identity, with a join token or by asking an operator.
+    Enroll {
+        /// The control plane's link listener, host:port; more than one with commas.
+        #[arg(long, value_name = "HOST:PORT")]
+        server: Option<String>,
+        /// A join token as `gpuaas node token create` prints it. Better given as GPUAAS_JOIN_TOKEN than on the command line.
+        #[arg(long, env = "GPUAAS_JOIN_TOKEN", hide_env_values = true, conflicts_with = "email")]
+        token: Option<String>,
+        /// Ask an operator; this address is shown to them.
+        #[arg(long, requires = "ca_sha256")]
+        email: Option<String>,
+        /// SHA-256 fingerprint of the control plane's CA, in hex (with --email).
+        #[arg(long, value_name = "HEX")]
+        ca_sha256: Option<String>,
+        /// Enrol again although this host is enrolled: its old identity ends.
+        #[arg(long)]
+        replace: bool,
+    },
+    /// Run the agent in the foreground.
+    Run,
+    /// Install the agent as a systemd service.
+    Install {
+        /// Write the files under this folder and leave systemd alone.
+        #[arg(long, default_value = "/")]
+        root: PathBuf,
+    },
+    /// Stop and remove the service.
+    Uninstall {
+        /// Folder given to install.
+        #[arg(long, default_value = "/")]
+        root: PathBuf,
+        /// Remove configuration, policy and identity too.
+        #[arg(long)]
+        purge: bool,
+    },
+    /// Start the service.
+    Start,
+    /// Stop the service; running tasks get time to finish.
+    Stop,
+    /// Restart the service.
+    Restart,
+    /// What the agent is doing.
+    Status,
+    /// Show or change the configuration.
+    Config {
+        #[command(subcommand)]
+        command: ConfigCommand,
+    },
+    /// Look for problems and say what to do about them.
+    Doctor,
+}
+
+#[derive(Subcommand)]
+enum ConfigCommand {
+    /// Effective values and where each comes from.
+    Show,
+    /// Set one value in the configuration file.
+    Set {
+        /// Which one.
+        key: String,
+        /// Its new value.
+        value: String,
+    },
+}
+
+type Failure = Box<dyn std::error::Error + Send + Sync>;
+
+fn main() -> ExitCode {
+    let cli = Cli::parse();
+    // The first one to install a provider wins; there is no other in this program.
+    let _ = rustls::crypto::aws_lc_rs::default_provider().install_default();
+    let runtime = match tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build() {
+        Ok(runtime) => runtime,
+        Err(error) => return complain(&error),
+    };
+    let code = match runtime.block_on(dispatch(cli)) {
+        Ok(code) => code,
+        Err(error) => complain(error.as_ref()),
+    };
+    // A host call that hangs in the kernel must not keep the process from ending.
+    runtime.shutdown_timeout(Duration::from_secs(1));
+    code
+}
+
+#[allow(clippy::print_stderr)]
+fn complain(error: &dyn std::error::Error) -> ExitCode {
+    eprintln!("error: {}", chain(error));
+    ExitCode::from(FAILED)
+}
+
+#[allow(clippy::print_stdout, reason = "the program's answers go to standard output")]
+fn say(line: impl std::fmt::Display) {
+    println!("{line}");
+}
+
+async fn dispatch(cli: Cli) -> Result<ExitCode, Failure> {
+    let path = cli.config.clone().unwrap_or_else(|| PathBuf::from(config::DEFAULT_PATH));
+    let explicit = cli.config.is_some();
+    let load = || Config::load(&path, explicit, std::env::vars());
+    match cli.command {
+        Command::Enroll { server, token, email, ca_sha256, replace } => {
+            let loaded = load()?;
+            start_logging("warn", cli.json_logs);
+            let door = match (token, email, ca_sha256) {
+                (Some(token), _, _) => Door::Token(token),
+                (None, Some(email), Some(ca_sha256)) => Door::Approval { email, ca_sha256 },
+                (None, _, _) => return Err("give a join token (--token), or --email with --ca-sha256".into()),
+            };
+            enroll(loaded.config, server, door, replace).await
+        }
+        Command::Run => {
+            let loaded = load()?;
+            start_logging(&loaded.config.log_level, cli.json_logs);
+            run(loaded.config).await
+        }
+        Command::Install { root } => {
+            let binary = std::env::current_exe()?;
+            print_all(service::install(&root, &binary).await?)
+        }
+        Command::Uninstall { root, purge } => print_all(service::uninstall(&root, purge).await?),
+        Command::Start => Ok(systemd::start(service::UNIT).await.map(|()| ExitCode::SUCCESS)?),
+        Command::Stop => Ok(systemd::stop(service::UNIT).await.map(|()| ExitCode::SUCCESS)?),
+        Command::Restart => Ok(systemd::restart(service::UNIT).await.map(|()| ExitCode::SUCCESS)?),
+        Command::Status => show_status(&load()?.config).await,
+        Command::Config { command: ConfigCommand::Show } => {
+            show_config(&load()?);
+            Ok(ExitCode::SUCCESS)
+        }
+        Command::Config { command: ConfigCommand::Set { key, value } } => set_config(&path, &key, &value),
+        Command::Doctor => {
+            let findings = doctor::examine(load()).await;
+            for finding in &findings {
+                say(format_args!("{:<4}  {:<14}  {}", finding.verdict.as_str(), finding.check, finding.message));
+            }
+            let failed = findings.iter().any(|finding| finding.verdict == Verdict::Fail);
+            Ok(if failed { ExitCode::from(FAILED) } else { ExitCode::SUCCESS })
+        }
+    }
+}
+
+fn print_all(steps: Vec<String>) -> Result<ExitCode, Failure> {
+    steps.iter().for_each(say);
+    Ok(ExitCode::SUCCESS)
+}
+
+fn start_logging(level: &str, json: bool) {
+    let filter = tracing_subscriber::EnvFilter::try_from_default_env().unwrap_or_else(|_| {
+        // Libraries speak only when something is wrong.
+        tracing_subscriber::EnvFilter::new(format!("warn,gpuaas_agent={level},gpuaas_host={level}"))
+    });
+    let logs = tracing_subscriber::fmt().with_env_filter(filter).with_writer(std::io::stderr);
+    if json { logs.json().flatten_event(true).init() } else { logs.init() }
+}
+
+/// Fired by Ctrl-C and by the service manager.
+fn shutdown_on_signal() -> Result<CancellationToken, Failure> {
+    let token = CancellationToken::new();
+    let mut terminate = tokio::signal::unix::signal(tokio::signal::unix::SignalKind::terminate())?;
+    let mut interrupt = tokio::signal::unix::signal(tokio::signal::unix::SignalKind::interrupt())?;
+    let fired = token.clone();
+    tokio::spawn(async move {
+        tokio::select! {
+            _ = terminate.recv() => {}
+            _ = interrupt.recv() => {}
+        }
+        fired.cancel();
+    });
+    Ok(token)
+}
+
+async fn enroll(mut config: Config, server: Option<String>, door: Door, replace: bool) -> Result<ExitCode, Failure> {
+    if let Some(server) = server {
+        config.set(Key::Server, &server)?;
+    }
+    let options = EnrollOptions { config, door, replace, simulated_hostname: None };
+    let progress = |progress| match progress {
+        EnrollProgress::Waiting { enrolment_id, expires_at, resumed } => {
+            let again = if resumed { "still " } else { "" };
+            say(format_args!("{again}waiting for an operator: gpuaas node approve {enrolment_id} (until {expires_at})"));
+        }
+        EnrollProgress::Unreachable(reason) => say(format_args!("still waiting; {reason}")),
+    };
+    let enrolled = gpuaas_agent::enroll(options, progress, shutdown_on_signal()?).await?;
+    say(format_args!("enrolled as {} in {} (epoch {})", enrolled.node_id, enrolled.cluster_id, enrolled.node_epoch));
+    Ok(ExitCode::SUCCESS)
+}
+
+async fn run(config: Config) -> Result<ExitCode, Failure> {
+    let shutdown = shutdown_on_signal()?;
+    let mut options = RunOptions::new(config);
+    options.on_event = Box::new(|event| match event {
+        RunEvent::Ready { node_id } => {
+            notify(&[sd_notify::NotifyState::Ready, sd_notify::NotifyState::Status(&format!("node {node_id}"))]);
+        }
+        RunEvent::Link(link) if link.connected => {
+            notify(&[sd_notify::NotifyState::Status(&format!("connected by {}", link.transport))]);
+        }
+        RunEvent::Link(link) => notify(&[sd_notify::NotifyState::Status(&format!("not connected: {}", link.last_error))]),
+        RunEvent::Stopping => notify(&[sd_notify::NotifyState::Stopping]),
+    });
+    if let Some(watchdog) = sd_notify::watchdog_enabled() {
+        // From the same runtime that serves tasks: if it stands still, systemd restarts the agent.
+        tokio::spawn(async move {
+            loop {
+                notify(&[sd_notify::NotifyState::Watchdog]);
+                tokio::time::sleep(watchdog / 3).await;
+            }
+        });
+    }
+    gpuaas_agent::run(options, shutdown).await?;
+    Ok(ExitCode::SUCCESS)
+}
+
+/// Outside systemd nobody listens, which is fine.
+fn notify(states: &[sd_notify::NotifyState<'_>]) {
+    let _ = sd_notify::notify(states);
+}
+
+async fn show_status(config: &Config) -> Result<ExitCode, Failure> {
+    if systemd::is_running() {
+        let unit = systemd::status(service::UNIT).await?;
+        say(format_args!("service    {} ({})", unit.active, if unit.enabled.is_empty() { "not installed" } else { &unit.enabled }));
+    }
+    let Some(status) = status::read(&config.state_dir).filter(|status| doctor::is_alive(status.pid)) else {
+        say(format_args!("agent      not running (state folder {})", config.state_dir.display()));
+        return Ok(ExitCode::from(NOT_RUNNING));
+    };
+    let simulated = if status.simulated { " (simulated host)" } else { "" };
+    say(format_args!("agent      {} as process {} since {}{simulated}", status.version, status.pid, status.started_at));
+    say(format_args!("node       {} epoch {} in {}", status.node_id, status.node_epoch, status.cluster_id));
+    if status.link.connected {
+        say(format_args!("link       {} since {} ({})", status.link.transport, status.link.since, status.link.session_id));
+    } else {
+        say(format_args!("link       down since {}: {}", status.link.since, status.link.last_error));
+    }
+    say(format_args!("tasks      {} running, {} receipts not confirmed", status.running, status.unreported));
+    say(format_args!("certificate until {}", status.certificate_until));
+    for notice in &status.notices {
+        say(format_args!("notice     {notice}"));
+    }
+    Ok(ExitCode::SUCCESS)
+}
+
+fn show_config(loaded: &Loaded) {
+    let file = if loaded.found { "" } else { " (not there)" };
+    say(format_args!("# {}{file}", loaded.path.display()));
+    for key in Key::ALL {
+        say(format_args!("{:<20} = {:<40} # {}", key.name(), loaded.config.get(key), loaded.source(key).as_str()));
+    }
+}
+
+fn set_config(path: &Path, key: &str, value: &str) -> Result<ExitCode, Failure> {
+    let key = Key::parse(key)?;
+    config::set_in_file(path, key, value)?;
+    say(format_args!("{} = {value} in {}; restart the agent to use it", key.name(), path.display()));
+    Ok(ExitCode::SUCCESS)
+}

@@ -1,0 +1,340 @@
+//! One task from its start to its receipt.
+
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Duration;
+
+use gpuaas_contract::envelope::{CLOCK_SKEW, RefusalCode};
+use gpuaas_contract::link::TaskPhase;
+use gpuaas_contract::receipt::{self, Outcome, PhaseTiming};
+use gpuaas_contract::task::{Output, Task, TaskType};
+use gpuaas_contract::time::Timestamp;
+use serde_json::value::RawValue;
+use tokio::task::JoinHandle;
+use tracing::Instrument as _;
+
+use super::{Inner, Live};
+use crate::handler::{self, Context, Failure, Log, Phases};
+use crate::journal::{AppendError, Chain, Record, TaskNote};
+
+/// A task to be run or recovered.
+pub(super) struct Job {
+    pub(super) note: TaskNote,
+    pub(super) task: Task,
+    pub(super) deadline: Timestamp,
+    /// Starts so far.
+    pub(super) attempt: u32,
+    /// First start, if there was one.
+    pub(super) started_at: Option<Timestamp>,
+    pub(super) mode: Mode,
+}
+
+/// Whether it starts or goes on.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Mode {
+    Fresh,
+    Recover,
+}
+
+/// How a task ended.
+pub(super) struct Ended {
+    pub(super) outcome: Outcome,
+    pub(super) code: &'static str,
+    pub(super) message: String,
+    pub(super) output: Option<Box<RawValue>>,
+}
+
+impl Ended {
+    fn from(failure: Failure) -> Self {
+        Self { outcome: failure.outcome, code: failure.code, message: failure.message, output: None }
+    }
+}
+
+pub(super) async fn execute(inner: Arc<Inner>, job: Job, live: Arc<Live>) {
+    let task_id = job.note.task_id;
+    let result = execute_claimed(&inner, job, &live).await;
+    inner.release(task_id);
+    if let Err(error) = result {
+        inner.journal_failed(&error);
+    }
+}
+
+async fn execute_claimed(inner: &Arc<Inner>, job: Job, live: &Live) -> Result<(), AppendError> {
+    let Job { note, task, deadline, attempt, started_at, mode } = job;
+    let kind = task.task_type();
+    // A recovered task has effects behind it: it cannot be cancelled unseen.
+    let cancelled_early = async {
+        match mode {
+            Mode::Fresh => live.cancel.cancelled().await,
+            Mode::Recover => std::future::pending().await,
+        }
+    };
+    let slots = tokio::select! {
+        biased;
+        () = inner.closing.cancelled() => return Ok(()),
+        () = cancelled_early => {
+            let ended = Ended { outcome: Outcome::Cancelled, code: "cancelled", message: reason_of(live), output: None };
+            return finish(inner, &note, attempt, None, Vec::new(), ended).await;
+        }
+        slots = RunSlots::take(inner, kind) => slots,
+    };
+    if mode == Mode::Fresh {
+        let now = Timestamp::now().max(inner.journal.highest_time());
+        if now > note.start_by.plus(CLOCK_SKEW) {
+            let message = format!("the task waited past its latest start {}; run it again", note.start_by);
+            let code = RefusalCode::TaskExpired.as_str();
+            let ended = Ended { outcome: Outcome::Refused, code, message, output: None };
+            return finish(inner, &note, attempt, None, Vec::new(), ended).await;
+        }
+    }
+    let attempt = attempt + 1;
+    let now = Timestamp::now();
+    inner.journal.append(Record::Started { task: note.clone(), attempt, at: now }, Vec::new()).await?;
+    gpuaas_failpoint::hit("agent.started");
+    tracing::info!(attempt, recovering = (mode == Mode::Recover), "task started");
+    live.set_phase(TaskPhase::Started);
+    inner.acknowledge(note.task_id, TaskPhase::Started);
+
+    let entered = Arc::new(Mutex::new(Vec::new()));
+    let stop = tokio_util::sync::CancellationToken::new();
+    let context = Context {
+        task_id: note.task_id,
+        host: inner.host.clone(),
+        stop: stop.clone(),
+        deadline,
+        log: Log { task_id: note.task_id, spool: inner.spool.clone() },
+        phases: Phases {
+            task_id: note.task_id,
+            outbound: inner.outbound.clone(),
+            journal: Arc::clone(&inner.journal),
+            timings: Arc::clone(&entered),
+        },
+        still_allowed: inner.policy.check(kind).is_ok(),
+    };
+    let handler = tokio::spawn(
+        async move {
+            match mode {
+                Mode::Fresh => handler::run(task, &context).await,
+                Mode::Recover => handler::recover(task, &context).await,
+            }
+        }
+        .in_current_span(),
+    );
+    let Some(result) = supervise(inner, live, handler, &stop, deadline).await else {
+        // Abandoned at shutdown: the journal says "started", and the next start recovers it.
+        return Ok(());
+    };
+    inner.spool.close(note.task_id).await;
+    let timings = handler::timings(&entered.lock().unwrap_or_else(PoisonError::into_inner));
+    let ended = conclude(result);
+    drop(slots);
+    finish(inner, &note, attempt, Some(started_at.unwrap_or(now)), timings, ended).await
+}
+
+/// Why a handler is told to stop.
+enum StopCause {
+    Cancelled,
+    Deadline,
+    Timeout,
+}
+
+/// Waits for the handler within its limits. `None`: the agent shuts down and the handler was dropped.
+async fn supervise(
+    inner: &Inner,
+    live: &Live,
+    mut handler: JoinHandle<Result<Output, Failure>>,
+    stop: &tokio_util::sync::CancellationToken,
+    deadline: Timestamp,
+) -> Option<Result<Output, Failure>> {
+    let until_deadline = deadline.since(Timestamp::now());
+    let limit = until_deadline.min(inner.limits.task_timeout);
+    let cause = tokio::select! {
+        biased;
+        ended = &mut handler => return Some(joined(ended)),
+        () = inner.abandon.cancelled() => return abandoned(handler).await,
+        () = live.cancel.cancelled() => StopCause::Cancelled,
+        () = tokio::time::sleep(limit) => {
+            if until_deadline <= inner.limits.task_timeout { StopCause::Deadline } else { StopCause::Timeout }
+        }
+    };
+    stop.cancel();
+    // It may finish what it is writing; after that it is dropped.
+    let drained = tokio::select! {
+        biased;
+        drained = tokio::time::timeout(inner.limits.log_drain_timeout, &mut handler) => drained,
+        () = inner.abandon.cancelled() => return abandoned(handler).await,
+    };
+    let result = match drained {
+        Ok(ended) => joined(ended),
+        Err(_) => {
+            handler.abort();
+            match handler.await {
+                // It ended at the last moment after all.
+                Ok(result) => result,
+                Err(error) if error.is_panic() => joined(Err(error)),
+                Err(_) => Err(Failure {
+                    message: "it did not stop within log_drain_timeout and was dropped".to_owned(),
+                    ..Failure::stopped()
+                }),
+            }
+        }
+    };
+    // A success that came in spite of the request is a success.
+    Some(result.map_err(|failure| match failure.outcome {
+        Outcome::Cancelled => stopped_because(&cause, live, inner.limits.task_timeout, failure.message),
+        Outcome::Succeeded | Outcome::Failed | Outcome::Interrupted | Outcome::Refused => failure,
+    }))
+}
+
+fn stopped_because(cause: &StopCause, live: &Live, task_timeout: Duration, detail: String) -> Failure {
+    let with_detail = |text: String| if detail.is_empty() { text } else { format!("{text}; {detail}") };
+    match cause {
+        StopCause::Cancelled => Failure { message: with_detail(reason_of(live)), ..Failure::stopped() },
+        StopCause::Deadline => Failure::failed("deadline_exceeded", with_detail("the task's deadline passed".to_owned())),
+        StopCause::Timeout => {
+            let text = format!("the task ran longer than this agent's task_timeout of {} s", task_timeout.as_secs());
+            Failure::failed("task_timeout", with_detail(text))
+        }
+    }
+}
+
+async fn abandoned(handler: JoinHandle<Result<Output, Failure>>) -> Option<Result<Output, Failure>> {
+    handler.abort();
+    let _ = handler.await;
+    None
+}
+
+fn joined(ended: Result<Result<Output, Failure>, tokio::task::JoinError>) -> Result<Output, Failure> {
+    ended.unwrap_or_else(|error| {
+        let message = match error.try_into_panic() {
+            Ok(panic) => panic
+                .downcast_ref::<&str>()
+                .map(|text| (*text).to_owned())
+                .or_else(|| panic.downcast_ref::<String>().cloned())
+                .unwrap_or_else(|| "without a message".to_owned()),
+            Err(error) => error.to_string(),
+        };
+        Err(Failure::failed("handler_panicked", format!("this is a bug in the agent: {message}")))
+    })
+}
+
+fn reason_of(live: &Live) -> String {
+    live.cancel_reason.lock().unwrap_or_else(PoisonError::into_inner).clone()
+}
+
+fn conclude(result: Result<Output, Failure>) -> Ended {
+    let output = match result {
+        Ok(output) => output,
+        Err(failure) => return Ended::from(failure),
+    };
+    match serde_json::value::to_raw_value(&output) {
+        Ok(raw) if raw.get().len() <= receipt::MAX_OUTPUT_BYTES => {
+            Ended { outcome: Outcome::Succeeded, code: "ok", message: String::new(), output: Some(raw) }
+        }
+        Ok(raw) => {
+            let message = format!("the output has {} bytes; at most {} fit", raw.get().len(), receipt::MAX_OUTPUT_BYTES);
+            Ended::from(Failure::failed("output_too_large", message))
+        }
+        Err(error) => Ended::from(Failure::failed("output_invalid", error.to_string())),
+    }
+}
+
+/// Signs the receipt, chains it to the one before and makes it durable. Only then does anybody hear of it.
+pub(super) async fn finish(
+    inner: &Inner,
+    note: &TaskNote,
+    attempt: u32,
+    started_at: Option<Timestamp>,
+    phases: Vec<PhaseTiming>,
+    ended: Ended,
+) -> Result<(), AppendError> {
+    let mut message = ended.message;
+    if message.len() > receipt::MAX_MESSAGE {
+        let cut = (0..=receipt::MAX_MESSAGE).rev().find(|at| message.is_char_boundary(*at)).unwrap_or(0);
+        message.truncate(cut);
+    }
+    let slot = inner.journal.reserve().await?;
+    let pending = {
+        // The order of receipts is the order of their records: both are fixed under this lock.
+        let mut chain = inner.chain.lock().unwrap_or_else(PoisonError::into_inner);
+        let payload = receipt::Payload {
+            cluster_id: inner.cluster_id,
+            node_id: inner.node_id,
+            node_epoch: inner.node_epoch,
+            task_id: note.task_id,
+            task_type: note.task_type.clone(),
+            task_digest: note.digest.clone(),
+            agent_instance_id: inner.instance_id,
+            boot_id: inner.boot_id.clone(),
+            attempt: attempt.max(1),
+            started_at,
+            finished_at: Timestamp::now(),
+            outcome: ended.outcome,
+            code: ended.code.to_owned(),
+            message,
+            output: ended.output,
+            phases,
+            cleanup_proof: None,
+            sequence: chain.sequence + 1,
+            previous_receipt: chain.digest.clone(),
+        };
+        let signed = payload.sign(&inner.receipt_key);
+        let record = Record::Finished {
+            task_id: note.task_id,
+            start_by: note.start_by,
+            sequence: payload.sequence,
+            receipt_digest: signed.digest.clone(),
+        };
+        let pending = slot.append(record, signed.receipt);
+        *chain = Chain { sequence: payload.sequence, digest: Some(signed.digest) };
+        pending
+    };
+    pending.wait().await?;
+    gpuaas_failpoint::hit("agent.finished");
+    tracing::info!(outcome = ended.outcome.as_str(), code = ended.code, "task finished");
+    inner.receipts.send_modify(|count| *count += 1);
+    Ok(())
+}
+
+/// A place to run: one of the agent's, and one of the kind's if the host's owner limits it.
+struct RunSlots<'a> {
+    inner: &'a Inner,
+    kind: TaskType,
+    _permit: Option<tokio::sync::OwnedSemaphorePermit>,
+}
+
+impl<'a> RunSlots<'a> {
+    async fn take(inner: &'a Inner, kind: TaskType) -> Self {
+        // The kind first, so that tasks of a limited kind do not hold places that others could use.
+        loop {
+            let freed = inner.kind_freed.notified();
+            tokio::pin!(freed);
+            freed.as_mut().enable();
+            {
+                let mut counts = inner.kind_slots.lock().unwrap_or_else(PoisonError::into_inner);
+                let count = counts.entry(kind).or_default();
+                if inner.policy.concurrency(kind).is_none_or(|limit| *count < limit) {
+                    *count += 1;
+                    break;
+                }
+            }
+            freed.await;
+        }
+        let mut slots = Self { inner, kind, _permit: None };
+        // Closed never: the semaphore lives as long as the pipeline.
+        slots._permit = Arc::clone(&inner.run_slots).acquire_owned().await.ok();
+        inner.running.send_modify(|count| *count += 1);
+        slots
+    }
+}
+
+impl Drop for RunSlots<'_> {
+    fn drop(&mut self) {
+        if let Some(count) = self.inner.kind_slots.lock().unwrap_or_else(PoisonError::into_inner).get_mut(&self.kind) {
+            *count -= 1;
+        }
+        if self._permit.is_some() {
+            self.inner.running.send_modify(|count| *count -= 1);
+        }
+        self.inner.kind_freed.notify_waiters();
+    }
+}

@@ -1,0 +1,497 @@
+//! The pipeline: bytes → verify → duplicate? → host policy → accept → start → handler → finish → report.
+//!
+//! Every arrow with a promise behind it is durable in the journal before the next one begins. The pipeline talks to
+//! channels and never to a transport, so a broken link changes nothing for a running task.
+
+mod execute;
+mod recover;
+
+use std::collections::HashMap;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+
+use gpuaas_contract::envelope::{self, Expectation, Refusal, RefusalCode};
+use gpuaas_contract::id::{AgentInstanceId, ClusterId, NodeId, TaskId};
+use gpuaas_contract::key::SigningKey;
+use gpuaas_contract::link::{Ack, Rejection, TaskInHand, TaskPhase, from_node};
+use gpuaas_contract::receipt::Outcome;
+use gpuaas_contract::task::TaskType;
+use gpuaas_contract::time::Timestamp;
+use gpuaas_host::Host;
+use tokio::sync::{OwnedSemaphorePermit, Semaphore, mpsc, watch};
+use tokio_util::sync::CancellationToken;
+use tokio_util::task::TaskTracker;
+use tracing::Instrument as _;
+
+use crate::journal::{AppendError, Chain, Journal, Known, Opened, RESERVED_PER_TASK, Record, TaskNote, Unreported};
+use crate::policy::Policy;
+use crate::spool::Spool;
+use crate::trust::Trust;
+use execute::{Ended, Job, Mode};
+
+/// Most tasks that are accepted and wait for a place to run.
+const WAITING: usize = 32;
+/// Most offers under examination; more make the link wait.
+const OFFERS: usize = 512;
+
+/// Everything a pipeline is made of.
+pub(crate) struct Parts {
+    pub(crate) cluster_id: ClusterId,
+    pub(crate) node_id: NodeId,
+    pub(crate) node_epoch: u64,
+    pub(crate) receipt_key: SigningKey,
+    pub(crate) instance_id: AgentInstanceId,
+    pub(crate) boot_id: String,
+    pub(crate) trust: Arc<Trust>,
+    pub(crate) journal: Journal,
+    pub(crate) policy: Policy,
+    pub(crate) host: Host,
+    pub(crate) spool: Spool,
+    /// Acks, progress and rejections; lost without harm while no link is up.
+    pub(crate) outbound: mpsc::Sender<from_node::Message>,
+    pub(crate) limits: Limits,
+}
+
+/// Bounds from the configuration.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Limits {
+    pub(crate) max_tasks: u32,
+    pub(crate) journal_bytes: u64,
+    pub(crate) task_timeout: Duration,
+    pub(crate) log_drain_timeout: Duration,
+}
+
+/// Runs tasks. Cheap to clone.
+#[derive(Clone)]
+pub(crate) struct Pipeline {
+    inner: Arc<Inner>,
+}
+
+struct Inner {
+    cluster_id: ClusterId,
+    node_id: NodeId,
+    node_epoch: u64,
+    receipt_key: SigningKey,
+    instance_id: AgentInstanceId,
+    boot_id: String,
+    trust: Arc<Trust>,
+    journal: Arc<Journal>,
+    policy: Policy,
+    host: Host,
+    spool: Spool,
+    outbound: mpsc::Sender<from_node::Message>,
+    limits: Limits,
+    /// Tasks between claim and the end of their finish.
+    live: Mutex<HashMap<TaskId, Arc<Live>>>,
+    /// End of the chain, including receipts on their way to the disk.
+    chain: Mutex<Chain>,
+    offers: Arc<Semaphore>,
+    in_flight: Arc<Semaphore>,
+    run_slots: Arc<Semaphore>,
+    kind_slots: Mutex<HashMap<TaskType, u32>>,
+    kind_freed: tokio::sync::Notify,
+    receipts: watch::Sender<u64>,
+    running: watch::Sender<u32>,
+    /// No new task is started any more.
+    closing: CancellationToken,
+    /// Running handlers are dropped where they are.
+    abandon: CancellationToken,
+    /// The journal failed: the agent must end.
+    failed: watch::Sender<Option<String>>,
+    tracker: TaskTracker,
+}
+
+/// A task that this process has in hand.
+struct Live {
+    phase: Mutex<Option<TaskPhase>>,
+    cancel: CancellationToken,
+    cancel_reason: Mutex<String>,
+}
+
+impl Live {
+    fn new() -> Arc<Self> {
+        Arc::new(Self { phase: Mutex::new(None), cancel: CancellationToken::new(), cancel_reason: Mutex::new(String::new()) })
+    }
+
+    fn set_phase(&self, phase: TaskPhase) {
+        *self.phase.lock().unwrap_or_else(PoisonError::into_inner) = Some(phase);
+    }
+}
+
+/// What a task id turned out to be.
+enum Claim {
+    /// Nobody has it: it is ours now.
+    New(Arc<Live>),
+    /// In hand; `None` while it is being accepted.
+    InHand(Option<TaskPhase>),
+    /// Over: the stored receipt is the answer.
+    Finished,
+}
+
+impl Pipeline {
+    /// Builds the pipeline and takes up what the journal left.
+    pub(crate) async fn start(parts: Parts, opened: Opened) -> Result<Self, AppendError> {
+        let Parts { limits, journal, .. } = &parts;
+        let by_journal = usize::try_from(limits.journal_bytes / RESERVED_PER_TASK / 2).unwrap_or(usize::MAX).max(1);
+        let max_tasks = usize::try_from(limits.max_tasks).unwrap_or(1).max(1);
+        let in_flight = (max_tasks + WAITING).min(by_journal.max(max_tasks));
+        let mut unfinished = opened.unfinished;
+        if journal.node_epoch() != parts.node_epoch {
+            // Tasks of another enrolment are void: no receipt for them would be believed.
+            journal.append(Record::EpochReset { node_epoch: parts.node_epoch }, Vec::new()).await?;
+            unfinished.clear();
+        }
+        let inner = Arc::new(Inner {
+            chain: Mutex::new(journal.chain()),
+            cluster_id: parts.cluster_id,
+            node_id: parts.node_id,
+            node_epoch: parts.node_epoch,
+            receipt_key: parts.receipt_key,
+            instance_id: parts.instance_id,
+            boot_id: parts.boot_id,
+            trust: parts.trust,
+            policy: parts.policy,
+            host: parts.host,
+            spool: parts.spool,
+            outbound: parts.outbound,
+            limits: parts.limits,
+            journal: Arc::new(parts.journal),
+            live: Mutex::new(HashMap::new()),
+            offers: Arc::new(Semaphore::new(OFFERS)),
+            in_flight: Arc::new(Semaphore::new(in_flight)),
+            run_slots: Arc::new(Semaphore::new(max_tasks)),
+            kind_slots: Mutex::new(HashMap::new()),
+            kind_freed: tokio::sync::Notify::new(),
+            receipts: watch::Sender::new(0),
+            running: watch::Sender::new(0),
+            closing: CancellationToken::new(),
+            abandon: CancellationToken::new(),
+            failed: watch::Sender::new(None),
+            tracker: TaskTracker::new(),
+        });
+        let pipeline = Self { inner };
+        for task in unfinished {
+            recover::take_up(&pipeline.inner, task).await?;
+        }
+        Ok(pipeline)
+    }
+
+    /// Takes an offered envelope. Returns soon; waits only when far too many offers are under examination.
+    pub(crate) async fn offer(&self, offered_id: String, envelope: Vec<u8>) {
+        let Ok(permit) = Arc::clone(&self.inner.offers).acquire_owned().await else { return };
+        let inner = Arc::clone(&self.inner);
+        self.inner.tracker.spawn(async move {
+            inner.examine(offered_id, envelope).await;
+            drop(permit);
+        });
+    }
+
+    /// Asks a task to stop. Unknown and finished tasks are none of our business any more.
+    pub(crate) fn cancel(&self, task_id: TaskId, reason: &str) {
+        let Some(live) = self.inner.lock_live().get(&task_id).cloned() else {
+            tracing::info!(%task_id, "asked to cancel a task that is not in hand");
+            return;
+        };
+        tracing::info!(%task_id, reason, "task is to be cancelled");
+        *live.cancel_reason.lock().unwrap_or_else(PoisonError::into_inner) = reason.to_owned();
+        live.cancel.cancel();
+    }
+
+    /// The control plane has the receipt, or will never want it.
+    pub(crate) async fn reported(&self, task_id: TaskId, rejected_code: &str) {
+        if self.inner.journal.lookup(task_id) != Some(Known::Finished) {
+            return;
+        }
+        if !rejected_code.is_empty() {
+            tracing::error!(%task_id, code = rejected_code, "control plane did not believe a receipt; it is kept out of the way");
+        }
+        match self.inner.journal.append(Record::Reported { task_id }, Vec::new()).await {
+            Ok(()) => {
+                gpuaas_failpoint::hit("agent.reported");
+                tracing::debug!(%task_id, "receipt is reported");
+                self.inner.receipts.send_modify(|count| *count += 1);
+            }
+            Err(error) => self.inner.journal_failed(&error),
+        }
+    }
+
+    /// The first receipt behind `sequence` that is not confirmed.
+    pub(crate) async fn next_receipt(&self, sequence: u64) -> Option<(Unreported, Vec<u8>)> {
+        let mut sequence = sequence;
+        loop {
+            let unreported = self.inner.journal.unreported_after(sequence)?;
+            match self.inner.journal.receipt(unreported.task_id).await {
+                Ok(Some(receipt)) => return Some((unreported, receipt)),
+                // Reported at this very moment.
+                Ok(None) => sequence = unreported.sequence,
+                Err(error) => {
+                    tracing::error!(task_id = %unreported.task_id, %error, "stored receipt cannot be read");
+                    sequence = unreported.sequence;
+                }
+            }
+        }
+    }
+
+    /// Sequence of the oldest receipt that is not confirmed.
+    pub(crate) fn oldest_unreported(&self) -> Option<u64> {
+        self.inner.journal.unreported_after(0).map(|unreported| unreported.sequence)
+    }
+
+    /// Changes whenever a receipt is added or confirmed.
+    pub(crate) fn receipt_changes(&self) -> watch::Receiver<u64> {
+        self.inner.receipts.subscribe()
+    }
+
+    /// Number of tasks that run now.
+    pub(crate) fn running(&self) -> watch::Receiver<u32> {
+        self.inner.running.subscribe()
+    }
+
+    /// Set once the journal has failed.
+    pub(crate) fn failure(&self) -> watch::Receiver<Option<String>> {
+        self.inner.failed.subscribe()
+    }
+
+    /// What the hello says is in hand.
+    pub(crate) fn in_hand(&self) -> Vec<TaskInHand> {
+        let in_hand = self.inner.journal.in_hand();
+        in_hand.into_iter().map(|(id, phase)| TaskInHand { task_id: id.to_string(), phase: phase.into() }).collect()
+    }
+
+    /// Number of receipts that are not confirmed.
+    pub(crate) fn unreported(&self) -> usize {
+        self.inner.journal.unreported_count()
+    }
+
+    /// Starts nothing new, gives running tasks `patience`, then drops them where they are: the next start recovers them.
+    pub(crate) async fn close(&self, patience: Duration) {
+        self.inner.closing.cancel();
+        self.inner.tracker.close();
+        if tokio::time::timeout(patience, self.inner.tracker.wait()).await.is_err() {
+            tracing::warn!("tasks still run after shutdown_timeout; they will be recovered at the next start");
+            self.inner.abandon.cancel();
+            self.inner.tracker.wait().await;
+        }
+    }
+}
+
+impl Inner {
+    fn lock_live(&self) -> MutexGuard<'_, HashMap<TaskId, Arc<Live>>> {
+        self.live.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn claim(&self, task_id: TaskId) -> Claim {
+        let mut live = self.lock_live();
+        if let Some(live) = live.get(&task_id) {
+            return Claim::InHand(*live.phase.lock().unwrap_or_else(PoisonError::into_inner));
+        }
+        match self.journal.lookup(task_id) {
+            Some(Known::Finished) => Claim::Finished,
+            Some(Known::InFlight(phase)) => Claim::InHand(Some(phase)),
+            None => {
+                let entry = Live::new();
+                live.insert(task_id, Arc::clone(&entry));
+                Claim::New(entry)
+            }
+        }
+    }
+
+    fn release(&self, task_id: TaskId) {
+        self.lock_live().remove(&task_id);
+    }
+
+    async fn examine(self: Arc<Self>, offered_id: String, bytes: Vec<u8>) {
+        let verified = {
+            let set = self.trust.current();
+            let expectation = Expectation {
+                keys: set.as_ref(),
+                cluster_id: self.cluster_id,
+                node_id: self.node_id,
+                node_epoch: self.node_epoch,
+                now: Timestamp::now(),
+                highest_seen: self.journal.highest_time(),
+            };
+            envelope::verify(&bytes, &expectation)
+        };
+        match verified {
+            Ok(verified) => {
+                let payload = verified.payload();
+                let span = tracing::info_span!(
+                    "task",
+                    task_id = %payload.task_id,
+                    correlation_id = %payload.correlation_id,
+                    task_type = %payload.task_type
+                );
+                self.admit(verified, bytes).instrument(span).await;
+            }
+            Err(refusal) => self.refuse_offer(offered_id, refusal).await,
+        }
+    }
+
+    /// An authentic task of ours, still in time: duplicate, denied, or taken.
+    async fn admit(self: Arc<Self>, verified: envelope::Verified, bytes: Vec<u8>) {
+        let payload = verified.payload();
+        let task_id = payload.task_id;
+        let live = match self.claim(task_id) {
+            Claim::New(live) => live,
+            Claim::InHand(phase) => return self.answer_duplicate(task_id, phase),
+            Claim::Finished => return self.resend(task_id).await,
+        };
+        let note = TaskNote {
+            task_id,
+            task_type: payload.task_type.clone(),
+            digest: verified.digest().clone(),
+            correlation_id: payload.correlation_id.clone(),
+            start_by: payload.start_by,
+        };
+        let kind = verified.task().task_type();
+        if let Err(denied) = self.policy.check(kind) {
+            return self.refuse(note, RefusalCode::PolicyDenied, denied.0).await;
+        }
+        if payload.issued_at <= self.journal.fence() {
+            let message = "the journal of this node lost records after this task was signed, so it may have run already; run it again";
+            return self.refuse(note, RefusalCode::TaskExpired, message.to_owned()).await;
+        }
+        let permit = tokio::select! {
+            biased;
+            () = self.closing.cancelled() => return self.release(task_id),
+            permit = Arc::clone(&self.in_flight).acquire_owned() => permit,
+        };
+        let Ok(permit) = permit else { return self.release(task_id) };
+        gpuaas_failpoint::hit("agent.before_accept");
+        let record = Record::Accepted { task: note.clone(), issued_at: payload.issued_at, deadline: payload.deadline };
+        match self.journal.append(record, bytes).await {
+            Ok(()) => {}
+            Err(AppendError::Full | AppendError::TooLarge) => {
+                self.release(task_id);
+                let message = "the node's journal has no room for another task; unreported receipts must be fetched first";
+                return self.reject(task_id.to_string(), RefusalCode::JournalFull, message);
+            }
+            Err(error @ AppendError::Failed(_)) => {
+                self.release(task_id);
+                return self.journal_failed(&error);
+            }
+        }
+        gpuaas_failpoint::hit("agent.accepted");
+        tracing::info!("task accepted");
+        live.set_phase(TaskPhase::Accepted);
+        self.acknowledge(task_id, TaskPhase::Accepted);
+        let job = Job {
+            note,
+            task: verified.task().clone(),
+            deadline: payload.deadline,
+            attempt: 0,
+            started_at: None,
+            mode: Mode::Fresh,
+        };
+        self.spawn(job, live, Some(permit));
+    }
+
+    fn spawn(self: &Arc<Self>, job: Job, live: Arc<Live>, permit: Option<OwnedSemaphorePermit>) {
+        let inner = Arc::clone(self);
+        let span = tracing::info_span!(
+            "task",
+            task_id = %job.note.task_id,
+            correlation_id = %job.note.correlation_id,
+            task_type = %job.note.task_type
+        );
+        self.tracker.spawn(
+            async move {
+                execute::execute(inner, job, live).await;
+                drop(permit);
+            }
+            .instrument(span),
+        );
+    }
+
+    /// Not verified: answered by a receipt if it is ours to speak of, by a rejection otherwise.
+    async fn refuse_offer(&self, offered_id: String, refusal: Refusal) {
+        let Some(answerable) = refusal.answerable else {
+            tracing::warn!(offered_id, code = %refusal.code, reason = refusal.message, "envelope rejected");
+            return self.reject(offered_id, refusal.code, &refusal.message);
+        };
+        let note = TaskNote {
+            task_id: answerable.task_id,
+            task_type: answerable.task_type,
+            digest: answerable.digest,
+            correlation_id: answerable.correlation_id,
+            start_by: answerable.start_by,
+        };
+        match self.claim(note.task_id) {
+            // A late duplicate of a finished task is not a new refusal.
+            Claim::Finished => self.resend(note.task_id).await,
+            Claim::InHand(phase) => self.answer_duplicate(note.task_id, phase),
+            Claim::New(_) => self.refuse(note, refusal.code, refusal.message).await,
+        }
+    }
+
+    /// Refuses a claimed task with a signed receipt.
+    async fn refuse(&self, note: TaskNote, code: RefusalCode, message: String) {
+        tracing::warn!(
+            task_id = %note.task_id,
+            correlation_id = %note.correlation_id,
+            code = %code,
+            reason = message,
+            "task refused"
+        );
+        let task_id = note.task_id;
+        let ended = Ended { outcome: Outcome::Refused, code: code.as_str(), message: message.clone(), output: None };
+        let result = execute::finish(self, &note, 0, None, Vec::new(), ended).await;
+        self.release(task_id);
+        match result {
+            Ok(()) => {}
+            // No room for the receipt either: say it without one.
+            Err(AppendError::Full | AppendError::TooLarge) => self.reject(task_id.to_string(), code, &message),
+            Err(error @ AppendError::Failed(_)) => self.journal_failed(&error),
+        }
+    }
+
+    fn answer_duplicate(&self, task_id: TaskId, phase: Option<TaskPhase>) {
+        tracing::debug!(%task_id, ?phase, "duplicate of a task in hand");
+        // While it is being accepted there is nothing to say yet; the first delivery will say it.
+        if let Some(phase) = phase {
+            self.acknowledge(task_id, phase);
+        }
+    }
+
+    /// A duplicate of a finished task gets the stored receipt, also if it was reported before.
+    async fn resend(&self, task_id: TaskId) {
+        tracing::debug!(%task_id, "duplicate of a finished task; sending its receipt again");
+        match self.journal.receipt(task_id).await {
+            Ok(Some(receipt)) => {
+                let message = gpuaas_contract::link::SignedReceipt { task_id: task_id.to_string(), receipt };
+                self.say(from_node::Message::Receipt(message));
+            }
+            Ok(None) => {}
+            Err(error) => tracing::error!(%task_id, %error, "stored receipt cannot be read"),
+        }
+    }
+
+    fn acknowledge(&self, task_id: TaskId, phase: TaskPhase) {
+        self.say(from_node::Message::Ack(Ack { task_id: task_id.to_string(), phase: phase.into(), at_us: Timestamp::now().0 }));
+    }
+
+    fn reject(&self, task_id: String, code: RefusalCode, message: &str) {
+        self.say(from_node::Message::Rejection(Rejection { task_id, code: code.to_string(), message: message.to_owned() }));
+    }
+
+    /// Says something that the hello or a receipt would say again: lost without harm if nobody listens.
+    fn say(&self, message: from_node::Message) {
+        if self.outbound.try_send(message).is_err() {
+            tracing::debug!("no link takes messages now; the next hello will tell");
+        }
+    }
+
+    fn journal_failed(&self, error: &AppendError) {
+        match error {
+            AppendError::Failed(reason) => {
+                tracing::error!(reason, "journal failed; the agent ends and claims nothing more");
+                self.failed.send_replace(Some(reason.clone()));
+                self.closing.cancel();
+                self.abandon.cancel();
+            }
+            AppendError::Full | AppendError::TooLarge => tracing::error!(%error, "a record did not fit into the journal"),
+        }
+    }
+}
+

@@ -1,0 +1,104 @@
+//! What the journal left: run it, refuse it, recover it or say that it was interrupted.
+
+use std::sync::Arc;
+
+use gpuaas_contract::envelope::{self, Expectation, Payload};
+use gpuaas_contract::link::TaskPhase;
+use gpuaas_contract::receipt::Outcome;
+use gpuaas_contract::task::{Task, TaskType};
+use gpuaas_contract::time::Timestamp;
+
+use super::execute::{self, Ended, Job, Mode};
+use super::{Claim, Inner, Live};
+use crate::journal::{AppendError, Unfinished};
+
+/// Takes up one unfinished task.
+pub(super) async fn take_up(inner: &Arc<Inner>, task: Unfinished) -> Result<(), AppendError> {
+    let task_id = task.note.task_id;
+    tracing::info!(%task_id, correlation_id = %task.note.correlation_id, attempt = task.attempt, "found an unfinished task in the journal");
+    if task.attempt == 0 { run_or_refuse(inner, task).await } else { recover(inner, task).await }
+}
+
+/// Accepted and never started: it runs if everything that was true at acceptance is still true.
+async fn run_or_refuse(inner: &Arc<Inner>, task: Unfinished) -> Result<(), AppendError> {
+    let verified = {
+        let set = inner.trust.current();
+        let expectation = Expectation {
+            keys: set.as_ref(),
+            cluster_id: inner.cluster_id,
+            node_id: inner.node_id,
+            node_epoch: inner.node_epoch,
+            now: Timestamp::now(),
+            highest_seen: inner.journal.highest_time(),
+        };
+        envelope::verify(task.envelope.as_deref().unwrap_or_default(), &expectation)
+    };
+    let refusal = match verified {
+        Ok(verified) => match inner.policy.check(verified.task().task_type()) {
+            Ok(()) => {
+                let job = Job {
+                    note: task.note,
+                    task: verified.task().clone(),
+                    deadline: verified.payload().deadline,
+                    attempt: 0,
+                    started_at: None,
+                    mode: Mode::Fresh,
+                };
+                spawn(inner, job, TaskPhase::Accepted);
+                return Ok(());
+            }
+            Err(denied) => (envelope::RefusalCode::PolicyDenied.as_str(), denied.0),
+        },
+        Err(refusal) => (refusal.code.as_str(), refusal.message),
+    };
+    let (code, message) = refusal;
+    let ended = Ended { outcome: Outcome::Refused, code, message, output: None };
+    execute::finish(inner, &task.note, 0, None, Vec::new(), ended).await
+}
+
+/// Started: its handler knows how to bring it to an end.
+async fn recover(inner: &Arc<Inner>, task: Unfinished) -> Result<(), AppendError> {
+    let Some((payload, parsed)) = task.envelope.as_deref().and_then(recorded) else {
+        let message = "the journal lost the record of what this task was; look at the host before running it again";
+        let ended = Ended { outcome: Outcome::Interrupted, code: "journal_damaged", message: message.to_owned(), output: None };
+        return execute::finish(inner, &task.note, task.attempt, task.started_at, Vec::new(), ended).await;
+    };
+    let job = Job {
+        note: task.note,
+        task: parsed,
+        deadline: payload.deadline,
+        attempt: task.attempt,
+        started_at: task.started_at,
+        mode: Mode::Recover,
+    };
+    spawn(inner, job, TaskPhase::Started);
+    Ok(())
+}
+
+fn spawn(inner: &Arc<Inner>, job: Job, phase: TaskPhase) {
+    // The journal knows it, so nobody else can claim it; the entry lets it be cancelled.
+    let live = match inner.claim(job.note.task_id) {
+        Claim::New(live) => live,
+        Claim::InHand(_) | Claim::Finished => {
+            let live = Live::new();
+            inner.lock_live().insert(job.note.task_id, Arc::clone(&live));
+            live
+        }
+    };
+    live.set_phase(phase);
+    inner.spawn(job, live, None);
+}
+
+/// The task in an envelope that this agent verified before it wrote it to its own journal. Its time may have passed and
+/// its key may have been retired since; what was started must be brought to an end all the same.
+fn recorded(envelope: &[u8]) -> Option<(Payload, Task)> {
+    #[derive(serde::Deserialize)]
+    struct Wire {
+        #[serde(with = "gpuaas_contract::bytes_as_base64")]
+        payload: Vec<u8>,
+    }
+    let wire: Wire = serde_json::from_slice(envelope).ok()?;
+    let payload: Payload = serde_json::from_slice(&wire.payload).ok()?;
+    let task = Task::parse(TaskType::parse(&payload.task_type)?, payload.params.get()).ok()?;
+    Some((payload, task))
+}

@@ -1,0 +1,214 @@
+//! The host policy: what the owner of the host allows. No task can edit it, and what it does not allow is denied.
+//!
+//! The file must belong to root (or, for development, to the user the agent runs as), must not be a link and must not be
+//! writable by anybody else; the folders above it neither. It is read at start, checked again before every task, read
+//! again when it changed, and while it is unsafe or broken everything is denied.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::path::{Path, PathBuf};
+use std::sync::Mutex;
+
+use gpuaas_contract::task::TaskType;
+use gpuaas_host::private_file::{self, PrivateFileError, Stamp};
+
+/// Most bytes of a policy file.
+const MAX_FILE: u64 = 256 * 1024;
+
+/// What the owner allows.
+#[derive(Clone, Debug, Default, PartialEq, Eq, serde::Deserialize)]
+#[serde(deny_unknown_fields)]
+struct Rules {
+    /// Kinds of tasks that may run.
+    #[serde(default)]
+    allowed_tasks: BTreeSet<TaskType>,
+    /// Most tasks of a kind at the same time; the agent's own limit holds for the others.
+    #[serde(default)]
+    concurrency: BTreeMap<TaskType, u32>,
+}
+
+/// The policy file and what it said last.
+#[derive(Debug)]
+pub struct Policy {
+    path: PathBuf,
+    state: Mutex<State>,
+}
+
+#[derive(Debug)]
+struct State {
+    stamp: Stamp,
+    rules: Rules,
+    /// Why everything is denied, if it is.
+    unsafe_because: Option<String>,
+}
+
+/// The policy cannot be used.
+#[derive(Debug, thiserror::Error)]
+pub enum PolicyError {
+    /// Missing, or others could change it.
+    #[error("the host policy cannot be trusted")]
+    File(#[from] PrivateFileError),
+    /// Not a policy.
+    #[error("{path} is not a policy: {detail}", path = .path.display())]
+    Malformed {
+        /// The file.
+        path: PathBuf,
+        /// What the parser said.
+        detail: String,
+    },
+}
+
+/// The host's owner says no.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("{0}")]
+pub struct Denied(pub String);
+
+impl Policy {
+    /// Reads the file. The agent does not start without one that can be trusted.
+    pub fn load(path: &Path) -> Result<Self, PolicyError> {
+        let (stamp, rules) = read(path)?;
+        Ok(Self { path: path.to_owned(), state: Mutex::new(State { stamp, rules, unsafe_because: None }) })
+    }
+
+    /// Whether a task of this kind may run now.
+    pub fn check(&self, kind: TaskType) -> Result<(), Denied> {
+        let mut state = self.current();
+        let state = &mut *state;
+        if let Some(reason) = &state.unsafe_because {
+            return Err(Denied(format!("the host policy cannot be trusted any more, so everything is denied: {reason}")));
+        }
+        if state.rules.allowed_tasks.contains(&kind) {
+            return Ok(());
+        }
+        Err(Denied(format!("the host policy {} does not allow {kind}; only the host's owner can change that", self.path.display())))
+    }
+
+    /// Most tasks of this kind at the same time, if the owner set a limit.
+    pub fn concurrency(&self, kind: TaskType) -> Option<u32> {
+        self.current().rules.concurrency.get(&kind).copied()
+    }
+
+    /// What is allowed now.
+    pub fn allowed(&self) -> Vec<TaskType> {
+        let state = self.current();
+        if state.unsafe_because.is_some() { Vec::new() } else { state.rules.allowed_tasks.iter().copied().collect() }
+    }
+
+    fn current(&self) -> std::sync::MutexGuard<'_, State> {
+        let mut state = self.state.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
+        match private_file::stamp_trusted(&self.path) {
+            Ok(stamp) if stamp == state.stamp && state.unsafe_because.is_none() => {}
+            Ok(_) => match read(&self.path) {
+                Ok((stamp, rules)) => {
+                    tracing::info!(path = %self.path.display(), "host policy was changed; using the new one");
+                    *state = State { stamp, rules, unsafe_because: None };
+                }
+                Err(error) => distrust(&mut state, &error),
+            },
+            Err(error) => distrust(&mut state, &PolicyError::File(error)),
+        }
+        state
+    }
+}
+
+fn distrust(state: &mut State, error: &PolicyError) {
+    let reason = crate::report::chain(error);
+    if state.unsafe_because.as_ref() != Some(&reason) {
+        tracing::error!(reason, "host policy cannot be trusted; every task is denied until it is put right");
+    }
+    state.unsafe_because = Some(reason);
+}
+
+fn read(path: &Path) -> Result<(Stamp, Rules), PolicyError> {
+    let (bytes, stamp) = private_file::read_trusted(path, MAX_FILE)?;
+    let malformed = |detail: String| PolicyError::Malformed { path: path.to_owned(), detail };
+    let text = std::str::from_utf8(&bytes).map_err(|_| malformed("it is not UTF-8 text".to_owned()))?;
+    let rules: Rules = toml::from_str(text).map_err(|error| malformed(error.to_string()))?;
+    if let Some((kind, _)) = rules.concurrency.iter().find(|(_, limit)| **limit == 0) {
+        return Err(malformed(format!("concurrency of {kind} is 0; take it out of allowed_tasks instead")));
+    }
+    Ok((stamp, rules))
+}
+
+/// The policy that `install` writes where there is none: diagnostics and read-only tasks.
+pub const EXAMPLE: &str = "\
+# What this host's owner allows the control plane to run here. Everything else is denied.
+# This file must belong to root and be writable by nobody else; the agent reads changes by itself.
+allowed_tasks = [\"diag.ping\", \"diag.health_probe\", \"package.list\"]
+
+# Most tasks of one kind at the same time (optional).
+# [concurrency]
+# \"package.list\" = 1
+";
+
+#[cfg(test)]
+mod tests {
+    use std::os::unix::fs::PermissionsExt as _;
+
+    use super::*;
+
+    fn write(path: &Path, text: &str) {
+        private_file::write_with_mode(path, text.as_bytes(), 0o644).expect("written");
+    }
+
+    fn policy(text: &str) -> (tempfile::TempDir, PathBuf, Result<Policy, PolicyError>) {
+        let folder = tempfile::tempdir().expect("folder");
+        let path = folder.path().join("policy.toml");
+        write(&path, text);
+        let loaded = Policy::load(&path);
+        (folder, path, loaded)
+    }
+
+    #[test]
+    fn what_is_not_listed_is_denied() {
+        let (_folder, _, policy) = policy("allowed_tasks = [\"diag.ping\"]");
+        let policy = policy.expect("loads");
+        assert!(policy.check(TaskType::DiagPing).is_ok());
+        assert!(policy.check(TaskType::PackageList).is_err());
+        let (_folder, _, empty) = self::policy("");
+        assert!(empty.expect("loads").check(TaskType::DiagPing).is_err());
+    }
+
+    #[test]
+    fn unknown_tasks_and_keys_are_errors() {
+        for text in ["allowed_tasks = [\"shell.exec\"]", "allow_everything = true", "allowed_tasks = 1", "[concurrency]\n\"diag.ping\" = 0"] {
+            let (_folder, _, policy) = policy(text);
+            assert!(matches!(policy, Err(PolicyError::Malformed { .. })), "{text}");
+        }
+    }
+
+    #[test]
+    fn the_example_allows_exactly_the_harmless_catalogue() {
+        let (_folder, _, policy) = policy(EXAMPLE);
+        assert_eq!(policy.expect("loads").allowed(), [TaskType::DiagPing, TaskType::DiagHealthProbe, TaskType::PackageList]);
+    }
+
+    #[test]
+    fn a_file_that_others_can_write_is_refused_with_the_command_to_run() {
+        for mode in [0o664, 0o646, 0o777] {
+            let (_folder, path, _) = policy(EXAMPLE);
+            std::fs::set_permissions(&path, std::fs::Permissions::from_mode(mode)).expect("chmod");
+            let error = crate::report::chain(&Policy::load(&path).expect_err("refused"));
+            assert!(error.contains("chmod go-w"), "{error}");
+        }
+    }
+
+    #[test]
+    fn a_change_is_taken_and_an_unsafe_change_denies_everything_until_it_is_put_right() {
+        let (_folder, path, policy) = policy("allowed_tasks = []");
+        let policy = policy.expect("loads");
+        assert!(policy.check(TaskType::DiagPing).is_err());
+        write(&path, "allowed_tasks = [\"diag.ping\"]");
+        assert!(policy.check(TaskType::DiagPing).is_ok());
+        std::fs::set_permissions(&path, std::fs::Permissions::from_mode(0o666)).expect("chmod");
+        assert!(policy.check(TaskType::DiagPing).expect_err("denied").0.contains("chmod"));
+        std::fs::set_permissions(&path, std::fs::Permissions::from_mode(0o644)).expect("chmod");
+        assert!(policy.check(TaskType::DiagPing).is_ok());
+        write(&path, "nonsense");
+        assert!(policy.check(TaskType::DiagPing).is_err());
+        std::fs::remove_file(&path).expect("removed");
+        assert!(policy.check(TaskType::DiagPing).is_err());
+        write(&path, "allowed_tasks = [\"diag.ping\"]\n[concurrency]\n\"diag.ping\" = 2");
+        assert!(policy.check(TaskType::DiagPing).is_ok());
+        assert_eq!(policy.concurrency(TaskType::DiagPing), Some(2));
+    }
+}

@@ -1,0 +1,164 @@
+//! Keeping the certificate alive: renewal at half-life, rejoin after expiry.
+//!
+//! The wall clock decides and is looked at often, so that a machine that slept notices at once.
+
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Duration;
+
+use gpuaas_contract::dsse;
+use gpuaas_contract::link::{REJOIN_PAYLOAD_TYPE, Rejoin, RejoinChallenge, RejoinChallengeRequest, RejoinProof, Renew, route};
+use gpuaas_contract::time::Timestamp;
+use tokio::sync::watch;
+use tokio_util::sync::CancellationToken;
+
+use crate::identity::{Identity, IdentityError, Validity};
+use crate::link::dial::{self, Dialer, TlsSetupError};
+use crate::link::http::{Call, HttpError, Lane};
+
+/// The identity and the connector that shows it.
+#[derive(Debug)]
+pub(crate) struct Credentials {
+    identity: Mutex<Identity>,
+    dialer: Dialer,
+    until: watch::Sender<Timestamp>,
+    addresses: Vec<String>,
+    timeout: Duration,
+}
+
+/// The certificate was not replaced.
+#[derive(Debug, thiserror::Error)]
+pub enum RenewalError {
+    /// The control plane did not answer or refused.
+    #[error("the control plane gave no new certificate")]
+    Http(#[from] HttpError),
+    /// What it gave cannot be used.
+    #[error(transparent)]
+    Identity(#[from] IdentityError),
+    /// TLS could not be set up with it.
+    #[error(transparent)]
+    Tls(#[from] TlsSetupError),
+    /// Saving ended badly.
+    #[error("saving the certificate failed")]
+    Thread(#[from] tokio::task::JoinError),
+}
+
+/// Answer to a renewal or a rejoin; a rejoin may say more.
+#[derive(serde::Deserialize)]
+struct FreshCertificate {
+    certificate_pem: String,
+}
+
+impl Credentials {
+    /// Builds the connector of an enrolled node.
+    pub(crate) fn new(identity: Identity, addresses: Vec<String>, timeout: Duration) -> Result<Arc<Self>, RenewalError> {
+        let until = identity.validity()?.until;
+        let config = dial::enrolled_config(&identity.ca, Some((identity.certificate()?, identity.keys.tls_der())))?;
+        let dialer = Dialer::new(addresses.clone(), config, timeout);
+        Ok(Arc::new(Self { identity: Mutex::new(identity), dialer, until: watch::Sender::new(until), addresses, timeout }))
+    }
+
+    /// The connector that shows the certificate in use.
+    pub(crate) fn dialer(&self) -> Dialer {
+        self.dialer.clone()
+    }
+
+    /// End of the certificate in use.
+    pub(crate) fn until(&self) -> watch::Receiver<Timestamp> {
+        self.until.subscribe()
+    }
+
+    fn lock(&self) -> std::sync::MutexGuard<'_, Identity> {
+        self.identity.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn validity(&self) -> Result<Validity, IdentityError> {
+        self.lock().validity()
+    }
+
+    /// Watches the certificate until `stop`.
+    pub(crate) async fn keep_alive(self: Arc<Self>, stop: CancellationToken, every: Duration) {
+        let mut pause = every;
+        loop {
+            match self.look(Timestamp::now()).await {
+                Ok(()) => pause = every,
+                Err(error) => {
+                    tracing::warn!(error = crate::report::chain(&error), "certificate was not replaced; trying again");
+                    // Slower while it fails, but never slower than ten minutes.
+                    pause = (pause * 2).min(Duration::from_secs(600));
+                }
+            }
+            tokio::select! {
+                () = stop.cancelled() => return,
+                () = tokio::time::sleep(pause) => {}
+            }
+        }
+    }
+
+    /// Renews or rejoins if it is time to.
+    pub(crate) async fn look(self: &Arc<Self>, now: Timestamp) -> Result<(), RenewalError> {
+        let validity = self.validity()?;
+        if now >= validity.until {
+            self.rejoin().await
+        } else if now >= validity.half_life() {
+            self.renew().await
+        } else {
+            Ok(())
+        }
+    }
+
+    async fn renew(self: &Arc<Self>) -> Result<(), RenewalError> {
+        let (node_id, csr_pem) = {
+            let identity = self.lock();
+            (identity.document.node_id, identity.keys.signing_request()?)
+        };
+        let path = route::RENEW.replace("{node}", &node_id.to_string());
+        let call = Call::post_json(path, &Renew { csr_pem }, self.timeout);
+        let fresh: FreshCertificate = Lane::new(self.dialer.clone()).call_json(&call).await?;
+        self.take(fresh.certificate_pem).await?;
+        tracing::info!(until = %*self.until.borrow(), "certificate renewed");
+        Ok(())
+    }
+
+    /// Proves possession of both old keys over a connection without a certificate, which would no longer be taken.
+    async fn rejoin(self: &Arc<Self>) -> Result<(), RenewalError> {
+        tracing::warn!("this node's certificate has expired; rejoining with its keys");
+        let (document, csr_pem, ca) = {
+            let identity = self.lock();
+            (identity.document.clone(), identity.keys.signing_request()?, identity.ca.clone())
+        };
+        let dialer = Dialer::new(self.addresses.clone(), dial::enrolled_config(&ca, None)?, self.timeout);
+        let mut lane = Lane::new(dialer);
+        let request = RejoinChallengeRequest { node_id: document.node_id };
+        let call = Call::post_json(route::REJOIN_CHALLENGE.to_owned(), &request, self.timeout);
+        let RejoinChallenge { challenge } = lane.call_json(&call).await?;
+        let proof = RejoinProof {
+            cluster_id: document.cluster_id,
+            node_id: document.node_id,
+            node_epoch: document.node_epoch,
+            challenge,
+            csr_pem,
+        };
+        let payload = serde_json::to_vec(&proof).unwrap_or_default();
+        let proof = dsse::seal(REJOIN_PAYLOAD_TYPE, payload, &self.lock().keys.receipt);
+        let body = Rejoin { node_id: document.node_id, proof };
+        let call = Call::post_json(route::REJOIN.to_owned(), &body, self.timeout);
+        let fresh: FreshCertificate = lane.call_json(&call).await?;
+        self.take(fresh.certificate_pem).await?;
+        tracing::info!(until = %*self.until.borrow(), "rejoined with a new certificate");
+        Ok(())
+    }
+
+    /// Checks, saves and uses a fresh certificate; connections made from now on show it.
+    async fn take(self: &Arc<Self>, certificate_pem: String) -> Result<(), RenewalError> {
+        let this = Arc::clone(self);
+        let taken = tokio::task::spawn_blocking(move || {
+            let mut identity = this.lock();
+            identity.renew(certificate_pem)?;
+            let config = dial::enrolled_config(&identity.ca, Some((identity.certificate()?, identity.keys.tls_der())))?;
+            this.dialer.replace_config(config);
+            this.until.send_replace(identity.validity()?.until);
+            Ok(())
+        });
+        taken.await?
+    }
+}

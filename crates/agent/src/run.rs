@@ -1,0 +1,314 @@
+//! The running agent: puts the parts together and takes them apart in order.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use gpuaas_contract::id::{AgentInstanceId, NodeId};
+use gpuaas_contract::time::Timestamp;
+use gpuaas_contract::verifier_set::SetError;
+use tokio::sync::{mpsc, watch};
+use tokio_util::sync::CancellationToken;
+
+use crate::config::Config;
+use crate::identity::{self, Identity, IdentityError};
+use crate::journal::{Journal, JournalError};
+use crate::link::{Core, LinkTimings, Supervisor};
+use crate::pipeline::{Limits, Parts, Pipeline};
+use crate::policy::{Policy, PolicyError};
+use crate::renewal::{Credentials, RenewalError};
+use crate::spool::{Spool, SpoolError};
+use crate::state::{StateError, StateLock};
+use crate::status::{self, AgentStatus, LinkStatus};
+use crate::telemetry::Telemetry;
+use crate::trust::Trust;
+
+/// Messages of the pipeline that wait for the link.
+const VOLATILE: usize = 4096;
+/// How long the link may stay up after the last task, to report its receipt.
+const REPORT_WITHIN: Duration = Duration::from_secs(5);
+
+/// How to run.
+pub struct RunOptions {
+    /// The configuration.
+    pub config: Config,
+    /// Times of the link; the defaults are right outside tests.
+    pub link: LinkTimings,
+    /// Told what happens: the binary tells systemd, tests and `dev` wait for it. Called from async code: must not block.
+    pub on_event: Box<dyn Fn(RunEvent) + Send + Sync>,
+}
+
+impl RunOptions {
+    /// Default times, nobody told.
+    pub fn new(config: Config) -> Self {
+        Self { config, link: LinkTimings::default(), on_event: Box::new(|_| {}) }
+    }
+}
+
+/// What a running agent tells of itself.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum RunEvent {
+    /// Journal, policy and identity are sound; tasks of the last life go on, the link is being opened.
+    Ready {
+        /// The node.
+        node_id: NodeId,
+    },
+    /// The link went up or down or changed its transport.
+    Link(LinkStatus),
+    /// The agent is ending.
+    Stopping,
+}
+
+/// The agent did not start, or had to end.
+#[derive(Debug, thiserror::Error)]
+pub enum RunError {
+    /// The state folder cannot be used.
+    #[error(transparent)]
+    State(#[from] StateError),
+    /// The policy cannot be trusted.
+    #[error(transparent)]
+    Policy(#[from] PolicyError),
+    /// No identity, or a broken one.
+    #[error(transparent)]
+    Identity(#[from] IdentityError),
+    /// The stored verifier set does not hold.
+    #[error("the stored verifier set is not trusted; enrol again with: gpuaas-agent enroll --replace")]
+    VerifierSet(#[from] SetError),
+    /// The certificate cannot be used.
+    #[error(transparent)]
+    Credentials(#[from] RenewalError),
+    /// The journal cannot be opened.
+    #[error(transparent)]
+    Journal(#[from] JournalError),
+    /// The journal failed while running; nothing was claimed that is not recorded.
+    #[error("the journal failed ({0}); check the disk, then start the agent again")]
+    JournalFailed(String),
+    /// The log buffer cannot be opened.
+    #[error(transparent)]
+    Spool(#[from] SpoolError),
+    /// The simulated host cannot be used.
+    #[error(transparent)]
+    Simulation(#[from] gpuaas_host::SimError),
+    /// A thread ended.
+    #[error("a thread of the agent ended")]
+    Thread(#[from] tokio::task::JoinError),
+}
+
+/// Everything that is opened from disk, on a blocking thread.
+struct OpenedState {
+    _lock: StateLock,
+    policy: Policy,
+    identity: Identity,
+    journal: Journal,
+    opened: crate::journal::Opened,
+    spool: Spool,
+    host: gpuaas_host::Host,
+}
+
+fn open_state(config: &Config) -> Result<OpenedState, RunError> {
+    let lock = StateLock::take(&config.state_dir)?;
+    let policy = Policy::load(&config.policy_file)?;
+    let identity = Identity::load(&config.state_dir)?;
+    let host = crate::open_host(config, None)?;
+    let (journal, opened) = Journal::open(&config.state_dir, config.journal_bytes, Timestamp::now())?;
+    let spool = Spool::open(&config.state_dir.join("logs"), config.log_buffer_bytes)?;
+    Ok(OpenedState { _lock: lock, policy, identity, journal, opened, spool, host })
+}
+
+/// Runs the agent until `shutdown`: then running tasks get `shutdown_timeout`, receipts are reported if they can be.
+pub async fn run(options: RunOptions, shutdown: CancellationToken) -> Result<(), RunError> {
+    let RunOptions { config, link: timings, on_event } = options;
+    let on_event: Arc<dyn Fn(RunEvent) + Send + Sync> = Arc::from(on_event);
+    let for_opening = config.clone();
+    let state = tokio::task::spawn_blocking(move || open_state(&for_opening)).await??;
+    let OpenedState { _lock, policy, identity, journal, opened, spool, host } = state;
+    for notice in &opened.notices {
+        tracing::warn!(notice, "local state was repaired");
+    }
+    let document = identity.document.clone();
+    let receipt_key = gpuaas_contract::key::SigningKey::from_seed(&identity.keys.receipt.seed());
+    let trust = Arc::new(Trust::new(
+        &identity::verifier_set_path(&config.state_dir),
+        &identity.verifier_set,
+        document.root_key.clone(),
+        document.cluster_id,
+    )?);
+    let servers = if config.server.is_empty() { document.server.clone() } else { config.server.clone() };
+    let credentials = Credentials::new(identity, servers, config.request_timeout)?;
+
+    // Parts end in order: telemetry and renewal with `background`, the link after the pipeline has ended.
+    let background = CancellationToken::new();
+    let _background_guard = background.clone().drop_guard();
+    let telemetry = Telemetry::start(host.clone(), background.clone()).await;
+    let instance_id = AgentInstanceId::generate();
+    let boot_id = host.boot_id();
+    let (outbound, volatile) = mpsc::channel(VOLATILE);
+    let notices = opened.notices.clone();
+    let simulated = host.is_simulated();
+    let parts = Parts {
+        cluster_id: document.cluster_id,
+        node_id: document.node_id,
+        node_epoch: document.node_epoch,
+        receipt_key,
+        instance_id,
+        boot_id: boot_id.clone(),
+        trust: Arc::clone(&trust),
+        journal,
+        policy,
+        host,
+        spool: spool.clone(),
+        outbound,
+        limits: Limits {
+            max_tasks: config.max_tasks,
+            journal_bytes: config.journal_bytes,
+            task_timeout: config.task_timeout,
+            log_drain_timeout: config.log_drain_timeout,
+        },
+    };
+    let pipeline = Pipeline::start(parts, opened).await.map_err(|error| RunError::JournalFailed(error.to_string()))?;
+
+    let link_status = watch::Sender::new(LinkStatus { since: Timestamp::now(), ..LinkStatus::default() });
+    let initial = AgentStatus {
+        version: crate::VERSION.to_owned(),
+        pid: std::process::id(),
+        instance_id,
+        node_id: document.node_id,
+        cluster_id: document.cluster_id,
+        node_epoch: document.node_epoch,
+        started_at: Timestamp::now(),
+        link: LinkStatus::default(),
+        running: 0,
+        unreported: 0,
+        certificate_until: *credentials.until().borrow(),
+        simulated,
+        notices: notices.clone(),
+    };
+    let status_writer =
+        spawn_status(&config, initial, &pipeline, link_status.subscribe(), credentials.until(), background.clone());
+    spawn_link_events(Arc::clone(&on_event), link_status.subscribe(), background.clone());
+
+    let link_stop = CancellationToken::new();
+    let _link_guard = link_stop.clone().drop_guard();
+    let supervisor = Supervisor {
+        core: Core {
+            cluster_id: document.cluster_id,
+            node_id: document.node_id,
+            node_epoch: document.node_epoch,
+            instance_id,
+            boot_id,
+            capacity: config.max_tasks,
+            notices,
+            pipeline: pipeline.clone(),
+            spool: spool.clone(),
+            trust,
+            telemetry,
+            heartbeat_interval: config.heartbeat_interval,
+            metrics_interval: config.metrics_interval,
+        },
+        dialer: credentials.dialer(),
+        choice: config.transport,
+        timings,
+        request_timeout: config.request_timeout,
+        volatile,
+        status: link_status,
+    };
+    // An expired certificate must be replaced before the link can do anything.
+    if let Err(error) = credentials.look(Timestamp::now()).await {
+        tracing::warn!(error = crate::report::chain(&error), "certificate was not replaced at start; trying again");
+    }
+    let renewal = tokio::spawn(Arc::clone(&credentials).keep_alive(background.clone(), timings.certificate_check));
+    let link = tokio::spawn(supervisor.run(link_stop.clone()));
+    tracing::info!(node_id = %document.node_id, epoch = document.node_epoch, simulated, "agent is ready");
+    on_event(RunEvent::Ready { node_id: document.node_id });
+
+    let mut failure = pipeline.failure();
+    tokio::select! {
+        () = shutdown.cancelled() => {}
+        _ = failure.wait_for(Option::is_some) => {}
+    }
+    on_event(RunEvent::Stopping);
+    pipeline.close(config.shutdown_timeout).await;
+    let failed = failure.borrow().clone();
+    if failed.is_none() {
+        report_what_is_left(&pipeline).await;
+    }
+    link_stop.cancel();
+    link.await?;
+    background.cancel();
+    renewal.await?;
+    status_writer.await?;
+    spool.flush().await;
+    match failed {
+        Some(reason) => Err(RunError::JournalFailed(reason)),
+        None => Ok(()),
+    }
+}
+
+/// Gives the link a moment to report the last receipts; what is left is reported after the next start.
+async fn report_what_is_left(pipeline: &Pipeline) {
+    let mut changes = pipeline.receipt_changes();
+    let all_reported = async {
+        while pipeline.unreported() > 0 {
+            if changes.changed().await.is_err() {
+                return;
+            }
+        }
+    };
+    if tokio::time::timeout(REPORT_WITHIN, all_reported).await.is_err() {
+        tracing::info!(receipts = pipeline.unreported(), "receipts are left to be reported after the next start");
+    }
+}
+
+fn spawn_link_events(
+    on_event: Arc<dyn Fn(RunEvent) + Send + Sync>,
+    mut link: watch::Receiver<LinkStatus>,
+    stop: CancellationToken,
+) {
+    tokio::spawn(async move {
+        loop {
+            tokio::select! {
+                () = stop.cancelled() => return,
+                changed = link.changed() => if changed.is_err() { return },
+            }
+            let status = link.borrow_and_update().clone();
+            on_event(RunEvent::Link(status));
+        }
+    });
+}
+
+/// Collects what changes into the status file.
+fn spawn_status(
+    config: &Config,
+    initial: AgentStatus,
+    pipeline: &Pipeline,
+    mut link: watch::Receiver<LinkStatus>,
+    mut until: watch::Receiver<Timestamp>,
+    stop: CancellationToken,
+) -> tokio::task::JoinHandle<()> {
+    let (sender, receiver) = watch::channel(initial);
+    let (mut running, mut receipts) = (pipeline.running(), pipeline.receipt_changes());
+    let pipeline = pipeline.clone();
+    let collecting = stop.clone();
+    tokio::spawn(async move {
+        loop {
+            tokio::select! {
+                () = collecting.cancelled() => return,
+                Ok(()) = link.changed() => {}
+                Ok(()) = until.changed() => {}
+                Ok(()) = running.changed() => {}
+                Ok(()) = receipts.changed() => {}
+                else => return,
+            }
+            sender.send_if_modified(|status| {
+                let before = status.clone();
+                status.link = link.borrow_and_update().clone();
+                status.certificate_until = *until.borrow_and_update();
+                status.running = *running.borrow_and_update();
+                status.unreported = pipeline.unreported();
+                before != *status
+            });
+            // A busy agent writes the file a few times a second and not a thousand times.
+            tokio::time::sleep(Duration::from_millis(200)).await;
+        }
+    });
+    status::spawn_writer(&config.state_dir, receiver, stop)
+}

@@ -1,0 +1,67 @@
+//! The agent's state folder: one agent at a time.
+
+use std::fs::{File, OpenOptions};
+use std::os::unix::fs::OpenOptionsExt as _;
+use std::path::{Path, PathBuf};
+
+use gpuaas_host::private_file::{self, PrivateFileError};
+use rustix::fs::FlockOperation;
+
+/// Holds the folder until dropped, also against another agent in the same process.
+#[derive(Debug)]
+pub(crate) struct StateLock {
+    _file: File,
+}
+
+/// The folder cannot be used.
+#[derive(Debug, thiserror::Error)]
+pub enum StateError {
+    /// It cannot be made.
+    #[error("the state folder cannot be used")]
+    Folder(#[from] PrivateFileError),
+    /// The lock file cannot be used.
+    #[error("{path} cannot be opened; check that the agent runs as the owner of the folder", path = .path.display())]
+    LockFile {
+        /// The file.
+        path: PathBuf,
+        /// What the system said.
+        #[source]
+        source: std::io::Error,
+    },
+    /// Another agent is there.
+    #[error("another agent uses {path}; stop it first, or choose another state_dir", path = .path.display())]
+    InUse {
+        /// The folder.
+        path: PathBuf,
+    },
+}
+
+impl StateLock {
+    /// Makes the folder if needed and takes it.
+    pub(crate) fn take(state_dir: &Path) -> Result<Self, StateError> {
+        private_file::make_folder(state_dir)?;
+        let path = state_dir.join("lock");
+        let opened = OpenOptions::new().write(true).create(true).truncate(false).mode(0o600).open(&path);
+        let file = opened.map_err(|source| StateError::LockFile { path: path.clone(), source })?;
+        match rustix::fs::flock(&file, FlockOperation::NonBlockingLockExclusive) {
+            Ok(()) => Ok(Self { _file: file }),
+            Err(rustix::io::Errno::WOULDBLOCK) => Err(StateError::InUse { path: state_dir.to_owned() }),
+            Err(error) => Err(StateError::LockFile { path, source: error.into() }),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_folder_has_one_agent_at_a_time() {
+        let folder = tempfile::tempdir().expect("folder");
+        let first = StateLock::take(folder.path()).expect("free");
+        let error = StateLock::take(folder.path()).expect_err("taken").to_string();
+        assert!(error.contains("stop it first"), "{error}");
+        drop(first);
+        assert!(StateLock::take(folder.path()).is_ok());
+    }
+}

@@ -1,0 +1,70 @@
+//! What the host says about itself: facts when they change, metrics at their own interval.
+
+use std::time::Duration;
+
+use gpuaas_contract::telemetry::MAX_BYTES;
+use gpuaas_host::Host;
+use tokio::sync::watch;
+use tokio_util::sync::CancellationToken;
+
+/// Facts are read this often; they change when somebody changes hardware, cables or packages.
+const FACTS_EVERY: Duration = Duration::from_secs(60);
+
+/// The latest facts, kept by a task of its own. Cheap to clone.
+#[derive(Clone, Debug)]
+pub(crate) struct Telemetry {
+    host: Host,
+    facts: watch::Receiver<String>,
+}
+
+impl Telemetry {
+    /// Reads the facts once and keeps them up to date until `stop`.
+    pub(crate) async fn start(host: Host, stop: CancellationToken) -> Self {
+        let first = facts_json(&host).await.unwrap_or_default();
+        let (sender, facts) = watch::channel(first);
+        let for_task = host.clone();
+        tokio::spawn(async move {
+            loop {
+                tokio::select! {
+                    () = stop.cancelled() => return,
+                    () = tokio::time::sleep(FACTS_EVERY) => {}
+                }
+                if let Some(facts) = facts_json(&for_task).await {
+                    sender.send_if_modified(|current| {
+                        let changed = *current != facts;
+                        *current = facts;
+                        changed
+                    });
+                }
+            }
+        });
+        Self { host, facts }
+    }
+
+    /// Facts as JSON, now and later.
+    pub(crate) fn facts(&self) -> watch::Receiver<String> {
+        self.facts.clone()
+    }
+
+    /// One sample of metrics as JSON; `None` if the host could not be read.
+    pub(crate) async fn sample(&self) -> Option<String> {
+        let host = self.host.clone();
+        let metrics = tokio::task::spawn_blocking(move || host.metrics()).await.ok()?;
+        serde_json::to_string(&metrics).ok().filter(|json| json.len() <= MAX_BYTES)
+    }
+}
+
+async fn facts_json(host: &Host) -> Option<String> {
+    let host = host.clone();
+    let mut facts = tokio::task::spawn_blocking(move || host.facts()).await.ok()?;
+    facts.agent_version = crate::VERSION.to_owned();
+    let json = serde_json::to_string(&facts).ok()?;
+    if json.len() <= MAX_BYTES {
+        return Some(json);
+    }
+    // A host with absurdly many devices: what identifies it still fits.
+    facts.disks.truncate(32);
+    facts.networks.truncate(32);
+    facts.gpus.truncate(32);
+    serde_json::to_string(&facts).ok().filter(|json| json.len() <= MAX_BYTES)
+}

@@ -1,0 +1,144 @@
+//! An agent under test: its folders, its enrolment, its life.
+
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::time::Duration;
+
+use gpuaas_agent::config::{Config, TransportChoice};
+use gpuaas_agent::{Door, EnrollOptions, Enrolled, LinkTimings, RunError, RunEvent, RunOptions};
+use gpuaas_contract::id::TaskId;
+use gpuaas_contract::receipt;
+use gpuaas_contract::task::{Task, TaskType, diag_ping};
+use gpuaas_host::Profile;
+use tokio::sync::watch;
+use tokio_util::sync::CancellationToken;
+
+use crate::server::{Server, Shared};
+
+/// Every test ends in reasonable time or fails with a reason.
+pub const PATIENCE: Duration = Duration::from_secs(60);
+
+pub struct Host {
+    pub folder: tempfile::TempDir,
+    pub config: Config,
+}
+
+impl Host {
+    pub fn new(server: &Server) -> Self {
+        let folder = tempfile::tempdir().expect("folder");
+        let policy_file = folder.path().join("policy.toml");
+        gpuaas_host::private_file::write_with_mode(&policy_file, gpuaas_agent::policy::EXAMPLE.as_bytes(), 0o644).expect("policy");
+        let config = Config {
+            server: vec![server.address.to_string()],
+            state_dir: folder.path().join("state"),
+            policy_file,
+            journal_bytes: 16 << 20,
+            simulate: Some(Profile::H100),
+            request_timeout: Duration::from_secs(5),
+            shutdown_timeout: Duration::from_millis(500),
+            log_drain_timeout: Duration::from_secs(2),
+            ..Config::default()
+        };
+        Self { folder, config }
+    }
+
+    pub async fn enroll(&self, shared: &Shared) -> Enrolled {
+        let options = EnrollOptions {
+            config: self.config.clone(),
+            door: Door::Token(shared.token()),
+            replace: false,
+            simulated_hostname: Some("sim-a".to_owned()),
+        };
+        gpuaas_agent::enroll(options, |_| {}, CancellationToken::new()).await.expect("enrolled")
+    }
+
+    pub fn start(&self, transport: TransportChoice) -> Agent {
+        Agent::start(Config { transport, ..self.config.clone() })
+    }
+
+    /// Lines that a task left in the ping log: the effect, counted from outside.
+    pub fn effects(&self, task_id: TaskId) -> usize {
+        let lines = |name: &str| std::fs::read_to_string(self.config.state_dir.join("host").join(name)).unwrap_or_default();
+        let start = format!("{task_id} ");
+        [lines("ping.log.1"), lines("ping.log")].iter().flat_map(|text| text.lines()).filter(|line| line.starts_with(&start)).count()
+    }
+
+    pub fn state(&self, name: &str) -> PathBuf {
+        self.config.state_dir.join(name)
+    }
+}
+
+/// A running agent.
+pub struct Agent {
+    shutdown: CancellationToken,
+    task: tokio::task::JoinHandle<Result<(), RunError>>,
+    transport: watch::Receiver<String>,
+}
+
+impl Agent {
+    pub fn start(config: Config) -> Self {
+        let shutdown = CancellationToken::new();
+        let (sender, transport) = watch::channel(String::new());
+        let mut options = RunOptions::new(config);
+        options.link = LinkTimings {
+            backoff_base: Duration::from_millis(20),
+            backoff_cap: Duration::from_millis(200),
+            welcome_within: Duration::from_millis(500),
+            stream_retry: Duration::from_millis(300),
+            refused_wait: Duration::from_millis(300),
+            certificate_check: Duration::from_millis(200),
+            ..LinkTimings::default()
+        };
+        options.on_event = Box::new(move |event| {
+            if let RunEvent::Link(link) = event {
+                sender.send_replace(if link.connected { link.transport } else { String::new() });
+            }
+        });
+        let task = tokio::spawn(gpuaas_agent::run(options, shutdown.clone()));
+        Self { shutdown, task, transport }
+    }
+
+    /// Waits until the link is up by this transport.
+    pub async fn connected_by(&self, transport: &str) {
+        let mut watched = self.transport.clone();
+        let reached = watched.wait_for(|now| now == transport);
+        tokio::time::timeout(PATIENCE, reached).await.unwrap_or_else(|_| panic!("never connected by {transport}")).expect("runs");
+    }
+
+    /// Ends it in good order.
+    pub async fn stop(self) {
+        self.shutdown.cancel();
+        tokio::time::timeout(PATIENCE, self.task).await.expect("ends").expect("no panic").expect("no error");
+    }
+
+    /// Ends by itself, with an error.
+    pub async fn fails(self) -> RunError {
+        tokio::time::timeout(PATIENCE, self.task).await.expect("ends").expect("no panic").expect_err("an error")
+    }
+}
+
+/// A server, an enrolled host and nothing running.
+pub async fn enrolled() -> (Server, Host) {
+    let server = Server::start(Shared::new()).await;
+    let host = Host::new(&server);
+    host.enroll(&server.shared).await;
+    (server, host)
+}
+
+pub fn ping(message: &str) -> Task {
+    Task::DiagPing(diag_ping::Params { message: message.to_owned(), ..diag_ping::Params::default() })
+}
+
+/// Checks a receipt as the control plane would and returns what it says.
+pub fn believe(shared: &Arc<Shared>, task_id: TaskId, digest: &gpuaas_contract::Digest, bytes: &[u8]) -> receipt::Payload {
+    let expectation = receipt::Expectation {
+        key: &shared.receipt_key(),
+        cluster_id: shared.cluster_id,
+        node_id: shared.node_id,
+        node_epoch: shared.epoch(),
+        task_id,
+        task_type: TaskType::DiagPing,
+        envelope_digests: std::slice::from_ref(digest),
+    };
+    receipt::verify(bytes, &expectation).expect("believed").payload().clone()
+}

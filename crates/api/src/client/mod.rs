@@ -1,0 +1,266 @@
+//! A typed client: one method per endpoint, over real HTTP.
+//!
+//! Answers have a size limit, requests have a time limit, redirects are not followed (a token must not travel to a place
+//! that its owner did not name), and every error is a sentence that says what to do.
+
+mod error;
+mod export;
+mod resources;
+mod sse;
+mod tls;
+mod watch;
+
+use std::path::PathBuf;
+use std::time::Duration;
+
+use gpuaas_contract::id::CorrelationId;
+use reqwest::header::{ACCEPT, AUTHORIZATION, HeaderMap, HeaderValue};
+use reqwest::{Method, Response, Url};
+
+use crate::dto::Problem;
+use crate::routes;
+
+pub use error::{ClientError, ErrorKind};
+pub use export::AuditExport;
+pub use watch::WatchEvent;
+
+/// Most bytes of one JSON answer.
+pub const MAX_RESPONSE_BYTES: usize = 32 * 1024 * 1024;
+/// Most bytes of an error answer that are looked at.
+const MAX_PROBLEM_BYTES: usize = 64 * 1024;
+/// How long connecting may take.
+const CONNECT_TIMEOUT: Duration = Duration::from_secs(10);
+
+/// How to reach a server.
+#[derive(Clone)]
+pub struct ClientOptions {
+    /// Where it is, such as `http://127.0.0.1:8080`.
+    pub url: String,
+    /// The API token.
+    pub token: Option<String>,
+    /// PEM file with the only authorities to trust for `https`; the system's unless given.
+    pub ca_file: Option<PathBuf>,
+    /// Sent with every request; the server makes one per request unless given.
+    pub correlation_id: Option<CorrelationId>,
+    /// How the client names itself.
+    pub user_agent: String,
+    /// How long a request may take from first to last byte; streams are exempt and watched for silence instead.
+    pub timeout: Duration,
+}
+
+impl ClientOptions {
+    /// Options with the defaults for everything but the address.
+    pub fn new(url: impl Into<String>) -> Self {
+        Self {
+            url: url.into(),
+            token: None,
+            ca_file: None,
+            correlation_id: None,
+            user_agent: concat!("gpuaas-api/", env!("CARGO_PKG_VERSION")).to_owned(),
+            timeout: Duration::from_secs(30),
+        }
+    }
+}
+
+/// Secrets do not belong into logs.
+impl std::fmt::Debug for ClientOptions {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("ClientOptions").field("url", &self.url).field("ca_file", &self.ca_file).finish_non_exhaustive()
+    }
+}
+
+/// A connection to one server. Cheap to clone.
+#[derive(Clone, Debug)]
+pub struct Client {
+    http: reqwest::Client,
+    base: Url,
+    timeout: Duration,
+}
+
+/// One request, before it is sent.
+struct Call<'a> {
+    method: Method,
+    route: &'a str,
+    segments: &'a [&'a str],
+    query: serde_json::Value,
+    body: Option<Vec<u8>>,
+    headers: HeaderMap,
+    /// None for streams, which are watched for silence by their reader.
+    timeout: Option<Duration>,
+}
+
+impl Client {
+    /// A client for these options. Nothing is sent yet.
+    pub fn new(options: ClientOptions) -> Result<Self, ClientError> {
+        let base = parse_base(&options.url)?;
+        let mut headers = HeaderMap::new();
+        if let Some(token) = &options.token {
+            let mut value = HeaderValue::from_str(&format!("Bearer {}", token.trim())).map_err(|_| ClientError::BadToken)?;
+            value.set_sensitive(true);
+            headers.insert(AUTHORIZATION, value);
+        }
+        if let Some(id) = &options.correlation_id {
+            let value = HeaderValue::from_str(id.as_str()).map_err(|_| ClientError::BadToken)?;
+            headers.insert(routes::CORRELATION_ID_HEADER, value);
+        }
+        let http = reqwest::Client::builder()
+            .tls_backend_preconfigured(tls::config(base.scheme() == "https", options.ca_file.as_deref())?)
+            .user_agent(options.user_agent)
+            .default_headers(headers)
+            .redirect(reqwest::redirect::Policy::none())
+            .connect_timeout(CONNECT_TIMEOUT)
+            .tcp_nodelay(true)
+            .build()
+            .map_err(|source| ClientError::Setup { source })?;
+        Ok(Self { http, base, timeout: options.timeout })
+    }
+
+    /// The address of the server.
+    pub fn url(&self) -> &str {
+        self.base.as_str().trim_end_matches('/')
+    }
+
+    /// Whether requests, and the token in them, cross a network in clear text.
+    pub fn is_plaintext_over_network(&self) -> bool {
+        let host = self.base.host_str().unwrap_or_default().trim_matches(['[', ']']);
+        let local = host == "localhost" || host.parse::<std::net::IpAddr>().is_ok_and(|address| address.is_loopback());
+        self.base.scheme() == "http" && !local
+    }
+
+    fn call<'a>(&self, method: Method, route: &'a str, segments: &'a [&'a str]) -> Call<'a> {
+        Call {
+            method,
+            route,
+            segments,
+            query: serde_json::Value::Null,
+            body: None,
+            headers: HeaderMap::new(),
+            timeout: Some(self.timeout),
+        }
+    }
+
+    async fn get<T: serde::de::DeserializeOwned>(&self, route: &str, segments: &[&str]) -> Result<T, ClientError> {
+        self.json(self.call(Method::GET, route, segments)).await
+    }
+
+    async fn list<T: serde::de::DeserializeOwned>(
+        &self,
+        route: &str,
+        segments: &[&str],
+        query: &impl serde::Serialize,
+    ) -> Result<T, ClientError> {
+        let query = to_value(query)?;
+        self.json(Call { query, ..self.call(Method::GET, route, segments) }).await
+    }
+
+    async fn post<T: serde::de::DeserializeOwned>(
+        &self,
+        route: &str,
+        segments: &[&str],
+        body: &impl serde::Serialize,
+    ) -> Result<T, ClientError> {
+        let body = Some(to_bytes(body)?);
+        self.json(Call { body, ..self.call(Method::POST, route, segments) }).await
+    }
+
+    async fn delete<T: serde::de::DeserializeOwned>(&self, route: &str, segments: &[&str]) -> Result<T, ClientError> {
+        self.json(self.call(Method::DELETE, route, segments)).await
+    }
+
+    /// Sends a call and reads its whole JSON answer.
+    async fn json<T: serde::de::DeserializeOwned>(&self, call: Call<'_>) -> Result<T, ClientError> {
+        let response = self.send(call).await?;
+        let url = response.url().to_string();
+        let bytes = self.read_capped(response, MAX_RESPONSE_BYTES).await?;
+        serde_json::from_slice(&bytes).map_err(|source| ClientError::Malformed { url, source })
+    }
+
+    /// Sends a call; an answer that is not a success becomes an error.
+    async fn send(&self, call: Call<'_>) -> Result<Response, ClientError> {
+        let path = routes::fill(call.route, call.segments)
+            .ok_or_else(|| ClientError::BadName { value: call.segments.join("/"), route: call.route.to_owned() })?;
+        let mut url = self.base.clone();
+        url.set_path(&format!("{}{path}", self.base.path().trim_end_matches('/')));
+        append_query(&mut url, &call.query);
+        let mut request = self.http.request(call.method, url).headers(call.headers);
+        if let Some(timeout) = call.timeout {
+            request = request.timeout(timeout);
+        }
+        if let Some(body) = call.body {
+            request = request.header(reqwest::header::CONTENT_TYPE, "application/json").body(body);
+        }
+        if call.route != routes::TASK_WATCH {
+            request = request.header(ACCEPT, "application/json, application/problem+json, application/x-ndjson, text/plain");
+        }
+        let response = request.send().await.map_err(|source| self.transport_error(source))?;
+        if response.status().is_success() {
+            return Ok(response);
+        }
+        Err(self.refusal(response).await)
+    }
+
+    async fn refusal(&self, response: Response) -> ClientError {
+        let (status, url) = (response.status().as_u16(), response.url().to_string());
+        // The status is worth more than the reason why its explanation could not be read.
+        let bytes = self.read_capped(response, MAX_PROBLEM_BYTES).await.unwrap_or_default();
+        match serde_json::from_slice::<Problem>(&bytes) {
+            Ok(problem) => ClientError::Refused { status, problem: Box::new(problem) },
+            Err(_) => {
+                let excerpt: String = String::from_utf8_lossy(&bytes).chars().filter(|c| !c.is_control()).take(200).collect();
+                ClientError::Unexpected { url, status, excerpt }
+            }
+        }
+    }
+
+    async fn read_capped(&self, mut response: Response, limit: usize) -> Result<Vec<u8>, ClientError> {
+        let mut bytes = Vec::new();
+        while let Some(chunk) = response.chunk().await.map_err(|source| self.transport_error(source))? {
+            if bytes.len() + chunk.len() > limit {
+                return Err(ClientError::TooLarge { url: response.url().to_string(), limit });
+            }
+            bytes.extend_from_slice(&chunk);
+        }
+        Ok(bytes)
+    }
+
+    fn transport_error(&self, source: reqwest::Error) -> ClientError {
+        error::classify(self.url(), source, self.timeout)
+    }
+}
+
+fn parse_base(text: &str) -> Result<Url, ClientError> {
+    let bad = |detail: &str| ClientError::BadUrl { url: text.to_owned(), detail: detail.to_owned() };
+    let url = Url::parse(text).map_err(|error| bad(&error.to_string()))?;
+    if !matches!(url.scheme(), "http" | "https") {
+        return Err(bad("it must start with http:// or https://"));
+    }
+    if url.host_str().is_none_or(str::is_empty) {
+        return Err(bad("it names no host"));
+    }
+    if !url.username().is_empty() || url.password().is_some() {
+        return Err(bad("it must not contain a user name or password; use a token"));
+    }
+    if url.query().is_some() || url.fragment().is_some() {
+        return Err(bad("it must end with the host or a path"));
+    }
+    Ok(url)
+}
+
+fn append_query(url: &mut Url, query: &serde_json::Value) {
+    let Some(fields) = query.as_object().filter(|fields| !fields.is_empty()) else { return };
+    let mut pairs = url.query_pairs_mut();
+    for (name, value) in fields {
+        match value {
+            serde_json::Value::String(text) => pairs.append_pair(name, text),
+            other => pairs.append_pair(name, &other.to_string()),
+        };
+    }
+}
+
+fn to_bytes(body: &impl serde::Serialize) -> Result<Vec<u8>, ClientError> {
+    serde_json::to_vec(body).map_err(|source| ClientError::Unserialisable { source })
+}
+
+fn to_value(query: &impl serde::Serialize) -> Result<serde_json::Value, ClientError> {
+    serde_json::to_value(query).map_err(|source| ClientError::Unserialisable { source })
+}

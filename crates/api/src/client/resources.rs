@@ -1,0 +1,176 @@
+//! One method per endpoint.
+
+use std::time::Duration;
+
+use reqwest::Method;
+use reqwest::header::HeaderValue;
+
+use super::{Call, Client, ClientError, to_bytes};
+use crate::dto::{
+    ApiToken, ApiTokenCreate, ApiTokenCreated, AuditQuery, AuditRow, ClusterInfo, Enrolment, EnrolmentListQuery, JoinToken,
+    JoinTokenCreate, JoinTokenCreated, Node, NodeListQuery, Page, PageQuery, Reason, SigningKey, Task, TaskCreate, TaskEvidence,
+    TaskListQuery, TaskLogs, TaskLogsQuery, TaskTypeInfo,
+};
+use crate::routes;
+
+/// How much longer than usual a log request that follows may take: the server holds it for up to 20 s.
+const FOLLOW_EXTRA: Duration = Duration::from_secs(25);
+
+impl Client {
+    /// What the server says about the cluster.
+    pub async fn cluster(&self) -> Result<ClusterInfo, ClientError> {
+        self.get(routes::CLUSTER, &[]).await
+    }
+
+    /// One page of nodes.
+    pub async fn nodes(&self, query: &NodeListQuery) -> Result<Page<Node>, ClientError> {
+        self.list(routes::NODES, &[], query).await
+    }
+
+    /// One node, by id or unique name.
+    pub async fn node(&self, node: &str) -> Result<Node, ClientError> {
+        self.get(routes::NODE, &[node]).await
+    }
+
+    /// Maintenance on.
+    pub async fn node_drain(&self, node: &str, reason: &Reason) -> Result<Node, ClientError> {
+        self.post(routes::NODE_DRAIN, &[node], reason).await
+    }
+
+    /// Maintenance off.
+    pub async fn node_undrain(&self, node: &str, reason: &Reason) -> Result<Node, ClientError> {
+        self.post(routes::NODE_UNDRAIN, &[node], reason).await
+    }
+
+    /// Hold a node back.
+    pub async fn node_quarantine(&self, node: &str, reason: &Reason) -> Result<Node, ClientError> {
+        self.post(routes::NODE_QUARANTINE, &[node], reason).await
+    }
+
+    /// Let a node go again.
+    pub async fn node_unquarantine(&self, node: &str, reason: &Reason) -> Result<Node, ClientError> {
+        self.post(routes::NODE_UNQUARANTINE, &[node], reason).await
+    }
+
+    /// End a node.
+    pub async fn node_retire(&self, node: &str, reason: &Reason) -> Result<Node, ClientError> {
+        self.post(routes::NODE_RETIRE, &[node], reason).await
+    }
+
+    /// One page of enrolment requests.
+    pub async fn enrolments(&self, query: &EnrolmentListQuery) -> Result<Page<Enrolment>, ClientError> {
+        self.list(routes::ENROLMENTS, &[], query).await
+    }
+
+    /// One enrolment request.
+    pub async fn enrolment(&self, enrolment: &str) -> Result<Enrolment, ClientError> {
+        self.get(routes::ENROLMENT, &[enrolment]).await
+    }
+
+    /// Say yes to a host.
+    pub async fn enrolment_approve(&self, enrolment: &str, reason: &Reason) -> Result<Enrolment, ClientError> {
+        self.post(routes::ENROLMENT_APPROVE, &[enrolment], reason).await
+    }
+
+    /// Say no to a host.
+    pub async fn enrolment_reject(&self, enrolment: &str, reason: &Reason) -> Result<Enrolment, ClientError> {
+        self.post(routes::ENROLMENT_REJECT, &[enrolment], reason).await
+    }
+
+    /// One page of join tokens.
+    pub async fn join_tokens(&self, query: &PageQuery) -> Result<Page<JoinToken>, ClientError> {
+        self.list(routes::JOIN_TOKENS, &[], query).await
+    }
+
+    /// Make a join token.
+    pub async fn join_token_create(&self, create: &JoinTokenCreate) -> Result<JoinTokenCreated, ClientError> {
+        self.post(routes::JOIN_TOKENS, &[], create).await
+    }
+
+    /// Take a join token back.
+    pub async fn join_token_revoke(&self, token: &str) -> Result<JoinToken, ClientError> {
+        self.delete(routes::JOIN_TOKEN, &[token]).await
+    }
+
+    /// One page of tasks, newest first.
+    pub async fn tasks(&self, query: &TaskListQuery) -> Result<Page<Task>, ClientError> {
+        self.list(routes::TASKS, &[], query).await
+    }
+
+    /// Ask for a task. With an idempotency key, asking twice makes one task.
+    pub async fn task_create(&self, create: &TaskCreate, idempotency_key: Option<&str>) -> Result<Task, ClientError> {
+        let mut call = Call { body: Some(to_bytes(create)?), ..self.call(Method::POST, routes::TASKS, &[]) };
+        if let Some(key) = idempotency_key {
+            let value = HeaderValue::from_str(key)
+                .map_err(|_| ClientError::BadName { value: key.to_owned(), route: routes::TASKS.to_owned() })?;
+            call.headers.insert(routes::IDEMPOTENCY_KEY_HEADER, value);
+        }
+        self.json(call).await
+    }
+
+    /// One task.
+    pub async fn task(&self, task: &str) -> Result<Task, ClientError> {
+        self.get(routes::TASK, &[task]).await
+    }
+
+    /// Ask for a task to be stopped.
+    pub async fn task_cancel(&self, task: &str, reason: &Reason) -> Result<Task, ClientError> {
+        self.post(routes::TASK_CANCEL, &[task], reason).await
+    }
+
+    /// Some log lines of a task.
+    pub async fn task_logs(&self, task: &str, query: &TaskLogsQuery) -> Result<TaskLogs, ClientError> {
+        let extra = if query.follow == Some(true) { FOLLOW_EXTRA } else { Duration::ZERO };
+        let call = Call {
+            query: super::to_value(query)?,
+            timeout: Some(self.timeout + extra),
+            ..self.call(Method::GET, routes::TASK_LOGS, &[])
+        };
+        self.json(Call { segments: &[task], ..call }).await
+    }
+
+    /// Everything it takes to verify a task offline.
+    pub async fn task_evidence(&self, task: &str) -> Result<TaskEvidence, ClientError> {
+        self.get(routes::TASK_EVIDENCE, &[task]).await
+    }
+
+    /// The catalogue of tasks.
+    pub async fn task_types(&self) -> Result<Page<TaskTypeInfo>, ClientError> {
+        self.get(routes::TASK_TYPES, &[]).await
+    }
+
+    /// One page of audit rows.
+    pub async fn audit(&self, query: &AuditQuery) -> Result<Page<AuditRow>, ClientError> {
+        self.list(routes::AUDIT, &[], query).await
+    }
+
+    /// The keys that sign, or signed, tasks.
+    pub async fn signing_keys(&self) -> Result<Page<SigningKey>, ClientError> {
+        self.get(routes::SIGNING_KEYS, &[]).await
+    }
+
+    /// Sign with a new key from now on.
+    pub async fn signing_keys_rotate(&self) -> Result<Page<SigningKey>, ClientError> {
+        self.json(self.call(Method::POST, routes::SIGNING_KEYS_ROTATE, &[])).await
+    }
+
+    /// Never believe a key again.
+    pub async fn signing_key_revoke(&self, key: &str, reason: &Reason) -> Result<Page<SigningKey>, ClientError> {
+        self.post(routes::SIGNING_KEY_REVOKE, &[key], reason).await
+    }
+
+    /// One page of API tokens.
+    pub async fn api_tokens(&self, query: &PageQuery) -> Result<Page<ApiToken>, ClientError> {
+        self.list(routes::API_TOKENS, &[], query).await
+    }
+
+    /// Make an API token.
+    pub async fn api_token_create(&self, create: &ApiTokenCreate) -> Result<ApiTokenCreated, ClientError> {
+        self.post(routes::API_TOKENS, &[], create).await
+    }
+
+    /// Take an API token back.
+    pub async fn api_token_revoke(&self, token: &str) -> Result<ApiToken, ClientError> {
+        self.delete(routes::API_TOKEN, &[token]).await
+    }
+}

@@ -1,0 +1,102 @@
+//! Server-sent events: a parser over bytes as they arrive, with a size limit.
+
+/// Most bytes of one event: a task with the largest output fits.
+pub(super) const MAX_EVENT_BYTES: usize = 4 * 1024 * 1024;
+
+/// One event.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) struct Event {
+    /// Its name; empty if it has none.
+    pub(super) name: String,
+    /// Its data lines, joined by line feeds.
+    pub(super) data: String,
+}
+
+/// An event that does not end.
+#[derive(Debug, PartialEq, Eq)]
+pub(super) struct Oversized;
+
+/// Collects bytes into events.
+#[derive(Debug, Default)]
+pub(super) struct Parser {
+    line: Vec<u8>,
+    after_carriage_return: bool,
+    name: String,
+    data: Option<String>,
+}
+
+impl Parser {
+    /// Takes bytes and returns the events they complete.
+    pub(super) fn push(&mut self, bytes: &[u8]) -> Result<Vec<Event>, Oversized> {
+        let mut events = Vec::new();
+        for &byte in bytes {
+            let is_second_half = std::mem::take(&mut self.after_carriage_return) && byte == b'\n';
+            if is_second_half {
+                continue;
+            }
+            if byte == b'\n' || byte == b'\r' {
+                self.after_carriage_return = byte == b'\r';
+                events.extend(self.end_line());
+            } else {
+                self.line.push(byte);
+            }
+            if self.line.len() + self.data.as_ref().map_or(0, String::len) > MAX_EVENT_BYTES {
+                return Err(Oversized);
+            }
+        }
+        Ok(events)
+    }
+
+    fn end_line(&mut self) -> Option<Event> {
+        let line = std::mem::take(&mut self.line);
+        let line = String::from_utf8_lossy(&line);
+        if line.is_empty() {
+            let name = std::mem::take(&mut self.name);
+            return self.data.take().map(|data| Event { name, data });
+        }
+        let (field, value) = line.split_once(':').unwrap_or((&line, ""));
+        let value = value.strip_prefix(' ').unwrap_or(value);
+        match field {
+            "event" => self.name = value.to_owned(),
+            "data" => match &mut self.data {
+                Some(data) => {
+                    data.push('\n');
+                    data.push_str(value);
+                }
+                None => self.data = Some(value.to_owned()),
+            },
+            // Comments (an empty field name), ids and retry times carry nothing for us.
+            _ => {}
+        }
+        None
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn event(name: &str, data: &str) -> Event {
+        Event { name: name.to_owned(), data: data.to_owned() }
+    }
+
+    #[test]
+    fn events_are_found_however_the_bytes_are_cut() {
+        let text = "event: task\r\ndata: {\"a\":\r\ndata: 1}\r\n\r\n: keep-alive\n\ndata:x\n\nevent: empty\n\nid: 4\ndata: y\r\r";
+        let expected = [event("task", "{\"a\":\n1}"), event("", "x"), event("", "y")];
+        for cut in 0..text.len() {
+            let mut parser = Parser::default();
+            let mut events = parser.push(&text.as_bytes()[..cut]).expect("fits");
+            events.extend(parser.push(&text.as_bytes()[cut..]).expect("fits"));
+            assert_eq!(events, expected, "cut at {cut}");
+        }
+    }
+
+    #[test]
+    fn an_event_that_does_not_end_is_refused() {
+        let mut parser = Parser::default();
+        let line = format!("data: {}\n", "x".repeat(1024));
+        let refused = (0..8 * 1024).any(|_| parser.push(line.as_bytes()) == Err(Oversized));
+        assert!(refused);
+    }
+}

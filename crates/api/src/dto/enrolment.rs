@@ -1,0 +1,102 @@
+//! The two doors: join tokens, and requests that wait for an operator.
+
+use gpuaas_contract::id::{EnrolmentId, JoinTokenId, NodeId};
+use gpuaas_contract::key::VerifyingKey;
+use gpuaas_contract::telemetry::HostFacts;
+use gpuaas_contract::time::Timestamp;
+
+/// A host's wish to be enrolled.
+#[derive(Clone, Debug, PartialEq, serde::Serialize, serde::Deserialize, schemars::JsonSchema)]
+pub struct Enrolment {
+    /// Its id.
+    pub id: EnrolmentId,
+    /// `pending`, `approved`, `enrolled`, `rejected` or `expired`.
+    pub state: String,
+    /// Who asked. Not proven: compare the receipt key with what the agent printed.
+    pub email: String,
+    /// Hardware identity of the host.
+    pub fingerprint: String,
+    /// The host's receipt key.
+    #[schemars(with = "String")]
+    pub receipt_key: VerifyingKey,
+    /// What the host says about itself.
+    pub facts: HostFacts,
+    /// The operator's words, if rejected.
+    pub reason: String,
+    /// The node it became.
+    #[serde(default)]
+    pub node_id: Option<NodeId>,
+    /// When the host asked.
+    pub created_at: Timestamp,
+    /// When the request lapses.
+    pub expires_at: Timestamp,
+}
+
+/// Which requests to list.
+#[derive(Clone, Debug, Default, PartialEq, Eq, serde::Serialize, serde::Deserialize, schemars::JsonSchema)]
+#[serde(deny_unknown_fields)]
+pub struct EnrolmentListQuery {
+    /// Only those in this state.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub state: Option<String>,
+    /// [`super::Page::next`] of the page before.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub after: Option<String>,
+    /// Most items; 1 to [`super::MAX_PAGE`].
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub limit: Option<u32>,
+}
+
+/// A single-use join token, without its secret.
+#[derive(Clone, Debug, PartialEq, Eq, serde::Serialize, serde::Deserialize, schemars::JsonSchema)]
+pub struct JoinToken {
+    /// Its id.
+    pub id: JoinTokenId,
+    /// `open`, `used`, `expired` or `revoked`.
+    pub state: String,
+    /// What the operator wants it for.
+    pub note: String,
+    /// When it was made.
+    pub created_at: Timestamp,
+    /// When it lapses.
+    pub expires_at: Timestamp,
+    /// When it was used.
+    #[serde(default)]
+    pub used_at: Option<Timestamp>,
+    /// By which node.
+    #[serde(default)]
+    pub used_by: Option<NodeId>,
+    /// When an operator took it back.
+    #[serde(default)]
+    pub revoked_at: Option<Timestamp>,
+}
+
+/// A join token to make.
+#[derive(Clone, Debug, Default, PartialEq, Eq, serde::Serialize, serde::Deserialize, schemars::JsonSchema)]
+#[serde(deny_unknown_fields)]
+pub struct JoinTokenCreate {
+    /// What it is for.
+    #[serde(default)]
+    pub note: String,
+    /// How long it is good for; 15 minutes unless less is asked for.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub life_seconds: Option<u64>,
+}
+
+/// A new join token. The only answer that ever holds its secret.
+#[derive(Clone, PartialEq, Eq, serde::Serialize, serde::Deserialize, schemars::JsonSchema)]
+pub struct JoinTokenCreated {
+    /// The token as it is kept.
+    pub join_token: JoinToken,
+    /// The whole text, `gpj_<secret>.<pin of the CA>`. Shown once.
+    pub token: String,
+    /// The command to run on the host.
+    pub enroll_command: String,
+}
+
+/// Secrets do not belong into logs.
+impl std::fmt::Debug for JoinTokenCreated {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("JoinTokenCreated").field("join_token", &self.join_token).finish_non_exhaustive()
+    }
+}

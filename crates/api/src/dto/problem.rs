@@ -1,0 +1,40 @@
+//! Errors, as RFC 9457 problem documents.
+
+/// Content type of a [`Problem`].
+pub const PROBLEM_CONTENT_TYPE: &str = "application/problem+json";
+
+/// Why a request was not done.
+#[derive(Clone, Debug, PartialEq, Eq, serde::Serialize, serde::Deserialize, schemars::JsonSchema)]
+pub struct Problem {
+    /// A name for the kind of problem: `urn:gpuaas:problem:` and the code.
+    #[serde(rename = "type", default)]
+    pub kind: String,
+    /// The HTTP status in words.
+    #[serde(default)]
+    pub title: String,
+    /// The HTTP status.
+    #[serde(default)]
+    pub status: u16,
+    /// Stable snake_case code, for programs.
+    pub code: String,
+    /// What is wrong and what to do next, for people.
+    #[serde(default)]
+    pub detail: String,
+    /// Find the request in the server's log by this.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub correlation_id: Option<String>,
+}
+
+impl Problem {
+    /// A problem with its type derived from its code.
+    pub fn new(status: u16, title: &str, code: &str, detail: impl Into<String>) -> Self {
+        Self {
+            kind: format!("urn:gpuaas:problem:{code}"),
+            title: title.to_owned(),
+            status,
+            code: code.to_owned(),
+            detail: detail.into(),
+            correlation_id: None,
+        }
+    }
+}

@@ -1,0 +1,6 @@
+//! The client against small real HTTP servers that behave well or badly.
+
+mod answers;
+mod server;
+mod streams;
+mod tls;

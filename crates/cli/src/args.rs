@@ -1,0 +1,164 @@
+//! The command line.
+
+use std::path::PathBuf;
+
+use clap::{Args, Parser, Subcommand};
+
+use crate::commands::{api_token, audit, cluster, key, node, task};
+use crate::exit;
+use crate::output::Format;
+
+/// Turns a rack of GPU servers into a cloud: the command for operators.
+#[derive(Debug, Parser)]
+#[command(name = "gpuaas", version, propagate_version = true, max_term_width = 110, after_help = exit::HELP)]
+pub(crate) struct Cli {
+    #[command(flatten)]
+    pub(crate) global: Global,
+    #[command(subcommand)]
+    pub(crate) command: Command,
+}
+
+/// Options of every command.
+#[derive(Clone, Default, Args)]
+pub(crate) struct Global {
+    /// Format of the result. Nothing but the result is on stdout.
+    #[arg(short, long, global = true, value_enum, default_value_t, help_heading = "Global options")]
+    pub(crate) output: Format,
+    /// Address of the server [env: GPUAAS_URL] [default: http://127.0.0.1:8080].
+    #[arg(long, global = true, value_name = "URL", help_heading = "Global options")]
+    pub(crate) url: Option<String>,
+    /// API token [env: GPUAAS_TOKEN]. Other users of this machine can see it here; a file is better.
+    #[arg(long, global = true, value_name = "TOKEN", conflicts_with = "token_file", help_heading = "Global options")]
+    pub(crate) token: Option<String>,
+    /// File with the API token [env: GPUAAS_TOKEN_FILE].
+    #[arg(long, global = true, value_name = "FILE", help_heading = "Global options")]
+    pub(crate) token_file: Option<PathBuf>,
+    /// PEM file with the only authorities to trust for https [env: GPUAAS_CA_FILE] [default: the system's].
+    #[arg(long, global = true, value_name = "FILE", help_heading = "Global options")]
+    pub(crate) ca_file: Option<PathBuf>,
+    /// Config file [env: GPUAAS_CONFIG] [default: ~/.config/gpuaas/config.toml].
+    #[arg(long, global = true, value_name = "FILE", help_heading = "Global options")]
+    pub(crate) config: Option<PathBuf>,
+    /// Name this request in every log it passes, up to the agent's [env: GPUAAS_CORRELATION_ID].
+    #[arg(long, global = true, value_name = "ID", help_heading = "Global options")]
+    pub(crate) correlation_id: Option<String>,
+    /// No colours [env: NO_COLOR].
+    #[arg(long, global = true, help_heading = "Global options")]
+    pub(crate) no_color: bool,
+}
+
+/// Secrets do not belong into logs.
+impl std::fmt::Debug for Global {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Global").field("output", &self.output).field("url", &self.url).finish_non_exhaustive()
+    }
+}
+
+/// What to do.
+#[derive(Debug, Subcommand)]
+pub(crate) enum Command {
+    /// A whole cluster in one process, on simulated hosts: to try gpuaas and to develop against it.
+    ///
+    /// Prints the address, a token and three commands to try. Everything is kept for the next start, unless --ephemeral.
+    Dev(crate::dev::DevArgs),
+    /// The control plane.
+    ///
+    /// One process does everything by default; several share a PostgreSQL database and the key folder with --roles.
+    Server(crate::server::ServerArgs),
+    /// Nodes: list, look, enrol, take out of service.
+    #[command(subcommand)]
+    Node(node::NodeCommand),
+    /// Tasks: run, follow, cancel, verify.
+    #[command(subcommand)]
+    Task(task::TaskCommand),
+    /// The audit log: read, export, verify.
+    #[command(subcommand)]
+    Audit(audit::AuditCommand),
+    /// The keys that sign tasks.
+    #[command(subcommand)]
+    Key(key::KeyCommand),
+    /// API tokens.
+    #[command(subcommand)]
+    Token(api_token::TokenCommand),
+    /// The cluster itself.
+    #[command(subcommand)]
+    Cluster(cluster::ClusterCommand),
+    /// Print a completion script for a shell.
+    ///
+    /// For example: gpuaas completions bash > /etc/bash_completion.d/gpuaas
+    Completions {
+        /// The shell.
+        shell: clap_complete::Shell,
+    },
+}
+
+#[cfg(test)]
+mod tests {
+    use clap::CommandFactory as _;
+
+    use super::*;
+
+    #[test]
+    fn the_command_line_is_consistent() {
+        Cli::command().debug_assert();
+    }
+
+    #[test]
+    fn every_command_and_argument_has_a_help_text() {
+        fn walk(command: &clap::Command, path: &str) {
+            let path = format!("{path} {}", command.get_name());
+            assert!(command.get_about().is_some(), "{path} has no help text");
+            for argument in command.get_arguments() {
+                assert!(argument.get_help().is_some(), "{path}: {} has no help text", argument.get_id());
+            }
+            for subcommand in command.get_subcommands() {
+                walk(subcommand, &path);
+            }
+        }
+        walk(&Cli::command(), "");
+    }
+
+    #[test]
+    fn the_manual_names_every_command_and_every_exit_code() {
+        fn walk(command: &clap::Command, path: &str, manual: &str) {
+            for subcommand in command.get_subcommands() {
+                let path = format!("{path} {}", subcommand.get_name());
+                if subcommand.get_subcommands().next().is_none() {
+                    assert!(manual.contains(&format!("`{path}")), "docs/cli.md does not name `{path}`");
+                }
+                walk(subcommand, &path, manual);
+            }
+        }
+        let manual = include_str!("../../../docs/cli.md");
+        walk(&Cli::command(), "gpuaas", manual);
+        for code in 0..=8 {
+            assert!(manual.contains(&format!("| {code} | ")), "docs/cli.md does not explain exit code {code}");
+        }
+    }
+
+    #[test]
+    fn no_command_has_an_argument_with_the_name_of_a_global_option() {
+        // Clap would take the one's value for the other's: `token revoke NAME` would sign in with NAME.
+        fn walk(command: &clap::Command, global: &[String]) {
+            for argument in command.get_arguments().filter(|argument| !argument.is_global_set()) {
+                let id = argument.get_id().to_string();
+                assert!(!global.contains(&id), "{}: {id}", command.get_name());
+            }
+            command.get_subcommands().for_each(|subcommand| walk(subcommand, global));
+        }
+        let cli = Cli::command();
+        let global: Vec<String> = cli
+            .get_arguments()
+            .filter(|argument| argument.is_global_set())
+            .map(|argument| argument.get_id().to_string())
+            .collect();
+        assert!(global.contains(&"token".to_owned()));
+        walk(&cli, &global);
+    }
+
+    #[test]
+    fn global_options_work_after_the_command_too() {
+        let cli = Cli::try_parse_from(["gpuaas", "node", "ls", "-o", "json", "--url", "http://x"]).expect("parses");
+        assert_eq!((cli.global.output, cli.global.url.as_deref()), (Format::Json, Some("http://x")));
+    }
+}

@@ -1,0 +1,101 @@
+//! `gpuaas token`: API tokens.
+
+use clap::{Subcommand, ValueEnum};
+use gpuaas_api::dto::{ApiToken, ApiTokenCreate, PageQuery};
+
+use super::{age, moment};
+use crate::exit::Exit;
+use crate::failure::Failure;
+use crate::output::{Details, Table, View, text};
+use crate::pages::{self, MAX_ITEMS};
+use crate::resolve;
+use crate::session::Session;
+
+/// API tokens.
+#[derive(Debug, Subcommand)]
+pub(crate) enum TokenCommand {
+    /// Make an API token. Its secret is shown once.
+    ///
+    /// For example: gpuaas token create dashboards --role viewer
+    Create {
+        /// What to call it.
+        name: String,
+        /// What it may do.
+        #[arg(long, value_enum, default_value_t = Role::Viewer)]
+        role: Role,
+    },
+    /// List API tokens.
+    Ls,
+    /// Take an API token back, at once.
+    Revoke {
+        /// The token: its id, a unique beginning of it, or a unique name.
+        #[arg(value_name = "TOKEN")]
+        id_or_name: String,
+    },
+}
+
+/// What a token may do.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub(crate) enum Role {
+    /// Everything.
+    Admin,
+    /// Read everything, change nothing.
+    Viewer,
+}
+
+impl Role {
+    const fn as_str(self) -> &'static str {
+        match self {
+            Self::Admin => "admin",
+            Self::Viewer => "viewer",
+        }
+    }
+}
+
+pub(super) async fn run(session: &Session, command: TokenCommand) -> Result<Exit, Failure> {
+    let client = session.client()?;
+    match command {
+        TokenCommand::Create { name, role } => {
+            let create = ApiTokenCreate { name, role: role.as_str().to_owned() };
+            let created = client.api_token_create(&create).await?;
+            session
+                .output
+                .print(&created, |created| View::Details(details(&created.api_token).field("token", &created.token)))?;
+            session.output.hint("keep the token now: it is not shown again");
+        }
+        TokenCommand::Ls => {
+            let fetch = async |after, limit| client.api_tokens(&PageQuery { after, limit: Some(limit) }).await;
+            let tokens = pages::collect(MAX_ITEMS, fetch).await?.items;
+            session.output.print(&tokens, |tokens| table(tokens))?;
+        }
+        TokenCommand::Revoke { id_or_name } => {
+            let token = resolve::api_token(client, &id_or_name).await?;
+            let revoked = client.api_token_revoke(&token).await?;
+            session.output.print(&revoked, |token| View::Details(details(token)))?;
+        }
+    }
+    Ok(Exit::Done)
+}
+
+fn state(token: &ApiToken) -> &'static str {
+    if token.revoked_at.is_some() { "revoked" } else { "active" }
+}
+
+fn details(token: &ApiToken) -> Details {
+    Details::default()
+        .field("id", token.id)
+        .field("name", &token.name)
+        .field("role", &token.role)
+        .field("state", state(token))
+        .field("created", moment(token.created_at))
+        .maybe("revoked", token.revoked_at.map(moment))
+}
+
+fn table(tokens: &[ApiToken]) -> View {
+    let ids = text::short_ids(&tokens.iter().map(|token| token.id.to_string()).collect::<Vec<_>>());
+    let mut table = Table::new(["ID", "NAME", "ROLE", "STATE", "AGE"]);
+    for (token, id) in tokens.iter().zip(ids) {
+        table.row([id, token.name.clone(), token.role.clone(), state(token).to_owned(), age(Some(token.created_at))]);
+    }
+    View::Table(table)
+}

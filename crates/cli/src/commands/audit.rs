@@ -1,0 +1,229 @@
+//! `gpuaas audit`.
+
+use std::io::BufRead as _;
+use std::path::{Path, PathBuf};
+
+use clap::Subcommand;
+use gpuaas_api::dto::{AuditQuery, AuditRow, MAX_PAGE};
+use gpuaas_domain::audit_chain::{self, Head};
+
+use crate::exit::Exit;
+use crate::failure::Failure;
+use crate::files::NewFile;
+use crate::output::{Details, Table, View};
+use crate::session::Session;
+
+/// Most bytes of one line of an exported chain.
+const MAX_LINE_BYTES: u64 = 1024 * 1024;
+
+/// The audit log: a chain of hashes over everything that ever changed.
+#[derive(Debug, Subcommand)]
+pub(crate) enum AuditCommand {
+    /// List the newest rows, or those after a position.
+    Ls {
+        /// Only rows about this id.
+        #[arg(long, value_name = "ID")]
+        target: Option<String>,
+        /// Rows after this position instead of the newest.
+        #[arg(long, value_name = "SEQ")]
+        after: Option<u64>,
+        /// Most rows.
+        #[arg(long, default_value_t = 50, value_parser = clap::value_parser!(u32).range(1..=i64::from(MAX_PAGE)))]
+        limit: u32,
+    },
+    /// Write the whole chain, one JSON row per line.
+    Export {
+        /// The file to write; stdout unless given.
+        #[arg(short, long, value_name = "FILE")]
+        file: Option<PathBuf>,
+    },
+    /// Check the chain of hashes, of the server or of an exported file. Exits with 1 if it is broken.
+    ///
+    /// Rows cut off the end leave a shorter chain that is whole. To notice, keep the head that this command prints and
+    /// give it as --head the next time.
+    Verify {
+        /// An exported file (`-` for stdin) instead of the server; no network is used.
+        #[arg(long, value_name = "FILE")]
+        file: Option<PathBuf>,
+        /// A head printed before: the chain must still contain it.
+        #[arg(long, value_name = "HASH")]
+        head: Option<String>,
+    },
+}
+
+/// What a check of the chain found.
+#[derive(Debug, serde::Serialize)]
+struct Verified {
+    rows: u64,
+    head: String,
+    intact: bool,
+    detail: String,
+}
+
+pub(super) async fn run(session: &Session, command: AuditCommand) -> Result<Exit, Failure> {
+    match command {
+        AuditCommand::Ls { target, after, limit } => {
+            let newest = after.is_none().then_some(true);
+            let page = session.client()?.audit(&AuditQuery { after, limit: Some(limit), target, newest }).await?;
+            session.output.print(&page.items, |rows| table(rows))?;
+            if page.items.is_empty() {
+                session.output.hint("no audit row matches");
+            }
+            Ok(Exit::Done)
+        }
+        AuditCommand::Export { file } => export(session, file).await,
+        AuditCommand::Verify { file, head } => {
+            let mut chain = Chain::new(head);
+            match file {
+                Some(path) => read_lines(&path, |line| chain.push(line))?,
+                None => {
+                    let mut export = session.client()?.audit_export().await?;
+                    while let Some(line) = export.next_line().await? {
+                        if chain.push(&line).is_break() {
+                            break;
+                        }
+                    }
+                }
+            }
+            let verified = chain.finish();
+            session.output.print(&verified, |verified| {
+                View::Details(
+                    Details::default()
+                        .field("result", if verified.intact { "intact" } else { "broken" })
+                        .field("detail", &verified.detail)
+                        .field("rows", verified.rows)
+                        .field("head", &verified.head),
+                )
+            })?;
+            Ok(if verified.intact { Exit::Done } else { Exit::Failed })
+        }
+    }
+}
+
+fn table(rows: &[AuditRow]) -> View {
+    if rows.is_empty() {
+        return View::Nothing;
+    }
+    let mut table = Table::new(["SEQ", "AT", "ACTOR", "ACTION", "TARGET", "CORRELATION"]);
+    for row in rows {
+        table.row([
+            row.seq.to_string(),
+            row.at.to_string(),
+            row.actor.clone(),
+            row.action.clone(),
+            row.target.clone(),
+            row.correlation_id.clone(),
+        ]);
+    }
+    View::Table(table)
+}
+
+async fn export(session: &Session, file: Option<PathBuf>) -> Result<Exit, Failure> {
+    #[derive(serde::Serialize)]
+    struct Exported {
+        file: PathBuf,
+        rows: u64,
+    }
+
+    let mut export = session.client()?.audit_export().await?;
+    let Some(path) = file else {
+        while let Some(mut line) = export.next_line().await? {
+            line.push(b'\n');
+            session.output.raw(&line)?;
+        }
+        return Ok(Exit::Done);
+    };
+    let mut new = NewFile::create(&path)?;
+    let mut rows = 0;
+    while let Some(line) = export.next_line().await? {
+        new.write(&line)?;
+        new.write(b"\n")?;
+        rows += 1;
+    }
+    new.finish()?;
+    let hint = format!("check it with `gpuaas audit verify --file {}`", path.display());
+    session.output.print(&Exported { file: path, rows }, |exported| {
+        View::Details(Details::default().field("file", exported.file.display()).field("rows", exported.rows))
+    })?;
+    session.output.hint(&hint);
+    Ok(Exit::Done)
+}
+
+/// Gives each line of the file to `take` until it has seen enough; one line is in memory at a time.
+fn read_lines(path: &Path, mut take: impl FnMut(&[u8]) -> std::ops::ControlFlow<()>) -> Result<(), Failure> {
+    let bad = |error: std::io::Error| Failure::usage("file_unreadable", format!("cannot read {}: {error}", path.display()));
+    let mut reader: Box<dyn std::io::BufRead> = if path == Path::new("-") {
+        Box::new(std::io::stdin().lock())
+    } else {
+        Box::new(std::io::BufReader::new(std::fs::File::open(path).map_err(bad)?))
+    };
+    let mut line = Vec::new();
+    loop {
+        line.clear();
+        let read = std::io::Read::take(&mut reader, MAX_LINE_BYTES).read_until(b'\n', &mut line).map_err(bad)?;
+        if read == 0 {
+            return Ok(());
+        }
+        if read as u64 == MAX_LINE_BYTES {
+            return Err(Failure::usage(
+                "file_invalid",
+                format!("{} has a line of a mebibyte; it is no exported chain", path.display()),
+            ));
+        }
+        if take(line.trim_ascii()).is_break() {
+            return Ok(());
+        }
+    }
+}
+
+/// A chain that is checked row by row.
+struct Chain {
+    head: Head,
+    broken: Option<String>,
+    wanted: Option<String>,
+    found: bool,
+}
+
+impl Chain {
+    fn new(wanted: Option<String>) -> Self {
+        Self { head: Head::genesis(), broken: None, wanted, found: false }
+    }
+
+    /// Checks one line; a break in the chain is the end of it.
+    fn push(&mut self, line: &[u8]) -> std::ops::ControlFlow<()> {
+        if line.is_empty() {
+            return std::ops::ControlFlow::Continue(());
+        }
+        let checked = serde_json::from_slice::<AuditRow>(line)
+            .map_err(|error| format!("the line after row {} is not an audit row: {error}", self.head.seq))
+            .and_then(|row| audit_chain::verify(&self.head, [&as_chained(row)]).map_err(|broken| broken.to_string()));
+        match checked {
+            Ok(head) => {
+                self.head = head;
+                self.found |= self.wanted.as_ref() == Some(&self.head.hash);
+                std::ops::ControlFlow::Continue(())
+            }
+            Err(broken) => {
+                self.broken = Some(broken);
+                std::ops::ControlFlow::Break(())
+            }
+        }
+    }
+
+    fn finish(self) -> Verified {
+        let Head { seq: rows, hash: head } = self.head;
+        let problem = match (self.broken, self.wanted) {
+            (Some(broken), _) => Some(broken),
+            (None, Some(wanted)) if !self.found => Some(format!("{wanted} is not in the chain: rows were cut off or rewritten")),
+            (None, Some(_) | None) => None,
+        };
+        let intact = problem.is_none();
+        let detail = problem.unwrap_or_else(|| format!("{rows} rows follow each other without a gap"));
+        Verified { rows, head, intact, detail }
+    }
+}
+
+fn as_chained(row: AuditRow) -> audit_chain::AuditRow {
+    let AuditRow { seq, at, actor, action, target, correlation_id, body, prev_hash, hash } = row;
+    audit_chain::AuditRow { seq, at, actor, action, target, correlation_id, body, prev_hash, hash }
+}

@@ -1,0 +1,51 @@
+//! `gpuaas key`: the keys that sign tasks.
+
+use clap::Subcommand;
+use gpuaas_api::dto::{Page, Reason, SigningKey};
+
+use crate::exit::Exit;
+use crate::failure::Failure;
+use crate::output::{Table, View};
+use crate::resolve;
+use crate::session::Session;
+
+/// The keys that sign tasks.
+#[derive(Debug, Subcommand)]
+pub(crate) enum KeyCommand {
+    /// List the keys and where each is in its life.
+    Ls,
+    /// Sign with a new key from now on; the old one is still believed for what it signed.
+    Rotate,
+    /// Never believe a key again. Tasks it signed that have not started are refused by the nodes.
+    Revoke {
+        /// The key: its id, or a unique beginning of it.
+        key: String,
+        /// Why; kept in the audit log.
+        #[arg(long, default_value = "")]
+        reason: String,
+    },
+}
+
+pub(super) async fn run(session: &Session, command: KeyCommand) -> Result<Exit, Failure> {
+    let client = session.client()?;
+    let keys = match command {
+        KeyCommand::Ls => client.signing_keys().await?,
+        KeyCommand::Rotate => client.signing_keys_rotate().await?,
+        KeyCommand::Revoke { key, reason } => {
+            let key = resolve::signing_key(client, &key).await?;
+            client.signing_key_revoke(&key, &Reason { reason }).await?
+        }
+    };
+    print(session, keys)?;
+    Ok(Exit::Done)
+}
+
+fn print(session: &Session, keys: Page<SigningKey>) -> Result<(), Failure> {
+    session.output.print(&keys.items, |keys| {
+        let mut table = Table::new(["KEY", "STATE"]);
+        for key in keys {
+            table.row([key.key_id.to_string(), key.state.clone()]);
+        }
+        View::Table(table)
+    })
+}

@@ -1,0 +1,260 @@
+//! `gpuaas node`.
+
+use clap::Subcommand;
+use gpuaas_api::dto::{Node, Reason};
+use gpuaas_contract::telemetry::HostFacts;
+use gpuaas_contract::time::Timestamp;
+
+use super::{age, enrolment, join_token, moment};
+use crate::exit::Exit;
+use crate::failure::Failure;
+use crate::output::{Details, Table, View, text};
+use crate::resolve;
+use crate::session::Session;
+
+/// Nodes. A node is named by its id, a unique beginning of it, or its name if no other node has the same.
+#[derive(Debug, Subcommand)]
+pub(crate) enum NodeCommand {
+    /// List nodes.
+    Ls {
+        /// Retired nodes, too.
+        #[arg(long)]
+        all: bool,
+    },
+    /// Show one node: its link, its hardware, its last metrics.
+    Show {
+        /// The node.
+        node: String,
+    },
+    /// List the hosts that ask to be enrolled.
+    Requests {
+        /// Those that were decided already, too.
+        #[arg(long)]
+        all: bool,
+    },
+    /// Let a host that asked become a node.
+    Approve {
+        /// The request: its id, a unique beginning of it, or the host's name.
+        request: String,
+        /// Why; kept in the audit log.
+        #[arg(long, default_value = "")]
+        reason: String,
+    },
+    /// Turn a host that asked away.
+    Reject {
+        /// The request: its id, a unique beginning of it, or the host's name.
+        request: String,
+        /// Why; the host is told.
+        #[arg(long, default_value = "")]
+        reason: String,
+    },
+    /// Maintenance on: no new work, running tasks finish.
+    Drain(Operation),
+    /// Maintenance off.
+    Undrain(Operation),
+    /// Hold a node back because something is wrong with it: no new work.
+    Quarantine(Operation),
+    /// Let a quarantined node go again.
+    Unquarantine(Operation),
+    /// End a node: its certificates no longer count, its open tasks are lost. Only enrolling it again brings it back.
+    Retire(Operation),
+    /// Join tokens: each enrols one host.
+    #[command(subcommand)]
+    Token(join_token::JoinTokenCommand),
+}
+
+/// A node and a reason.
+#[derive(Debug, clap::Args)]
+pub(crate) struct Operation {
+    /// The node.
+    node: String,
+    /// Why; shown with the node and kept in the audit log.
+    #[arg(long, default_value = "")]
+    reason: String,
+}
+
+pub(super) async fn run(session: &Session, command: NodeCommand) -> Result<Exit, Failure> {
+    let (operation, kind) = match command {
+        NodeCommand::Ls { all } => return list(session, all).await,
+        NodeCommand::Show { node } => return show(session, &node).await,
+        NodeCommand::Requests { all } => return enrolment::list(session, all).await,
+        NodeCommand::Approve { request, reason } => return enrolment::decide(session, &request, true, reason).await,
+        NodeCommand::Reject { request, reason } => return enrolment::decide(session, &request, false, reason).await,
+        NodeCommand::Token(command) => return join_token::run(session, command).await,
+        NodeCommand::Drain(operation) => (operation, Kind::Drain),
+        NodeCommand::Undrain(operation) => (operation, Kind::Undrain),
+        NodeCommand::Quarantine(operation) => (operation, Kind::Quarantine),
+        NodeCommand::Unquarantine(operation) => (operation, Kind::Unquarantine),
+        NodeCommand::Retire(operation) => (operation, Kind::Retire),
+    };
+    operate(session, operation, kind).await
+}
+
+enum Kind {
+    Drain,
+    Undrain,
+    Quarantine,
+    Unquarantine,
+    Retire,
+}
+
+async fn operate(session: &Session, operation: Operation, kind: Kind) -> Result<Exit, Failure> {
+    let client = session.client()?;
+    let node = resolve::node(client, &operation.node).await?;
+    let reason = Reason { reason: operation.reason };
+    let node = match kind {
+        Kind::Drain => client.node_drain(&node, &reason).await?,
+        Kind::Undrain => client.node_undrain(&node, &reason).await?,
+        Kind::Quarantine => client.node_quarantine(&node, &reason).await?,
+        Kind::Unquarantine => client.node_unquarantine(&node, &reason).await?,
+        Kind::Retire => client.node_retire(&node, &reason).await?,
+    };
+    session.output.print(&node, |node| {
+        View::Details(
+            Details::default()
+                .field("id", node.id)
+                .field("name", &node.name)
+                .field("service", &node.service)
+                .field("reason", &node.service_reason)
+                .field("open tasks", node.tasks_open),
+        )
+    })?;
+    Ok(Exit::Done)
+}
+
+async fn list(session: &Session, all: bool) -> Result<Exit, Failure> {
+    let nodes = resolve::all_nodes(session.client()?, all).await?;
+    session.output.print(&nodes, |nodes| table(nodes))?;
+    if nodes.is_empty() {
+        session.output.hint("there are no nodes yet; `gpuaas node token create` prints the command that enrols a host");
+    }
+    Ok(Exit::Done)
+}
+
+async fn show(session: &Session, node: &str) -> Result<Exit, Failure> {
+    let client = session.client()?;
+    let id = resolve::node(client, node).await?;
+    let node = client.node(&id).await?;
+    session.output.print(&node, |node| View::Details(details(node)))?;
+    Ok(Exit::Done)
+}
+
+fn table(nodes: &[Node]) -> View {
+    if nodes.is_empty() {
+        return View::Nothing;
+    }
+    let ids = text::short_ids(&nodes.iter().map(|node| node.id.to_string()).collect::<Vec<_>>());
+    let mut table = Table::new(["ID", "NAME", "SERVICE", "LINK", "SEEN", "GPUS", "OPEN TASKS", "AGENT"]);
+    for (node, id) in nodes.iter().zip(ids) {
+        table.row([
+            id,
+            node.name.clone(),
+            node.service.clone(),
+            link_of(node).to_owned(),
+            if node.online { "now".to_owned() } else { age(node.last_seen_at) },
+            gpus_of(&node.facts),
+            node.tasks_open.to_string(),
+            node.facts.agent_version.clone(),
+        ]);
+    }
+    View::Table(table)
+}
+
+fn link_of(node: &Node) -> &str {
+    match &node.session {
+        Some(session) if node.online => &session.transport,
+        Some(_) | None => "offline",
+    }
+}
+
+/// Such as `8 × NVIDIA H100 (simulated)`.
+pub(super) fn gpus_of(facts: &HostFacts) -> String {
+    let simulated = if facts.simulated { " (simulated)" } else { "" };
+    let mut kinds: Vec<(&str, usize)> = Vec::new();
+    for gpu in &facts.gpus {
+        let name = if gpu.name.is_empty() { "GPU" } else { gpu.name.as_str() };
+        match kinds.iter_mut().find(|(known, _)| *known == name) {
+            Some((_, count)) => *count += 1,
+            None => kinds.push((name, 1)),
+        }
+    }
+    let kinds: Vec<String> = kinds.into_iter().map(|(name, count)| format!("{count} × {name}")).collect();
+    if kinds.is_empty() { format!("none{simulated}") } else { format!("{}{simulated}", kinds.join(", ")) }
+}
+
+/// Such as `Debian GNU/Linux 12, kernel 6.1, x86_64`.
+pub(super) fn system_of(facts: &HostFacts) -> String {
+    let kernel = if facts.kernel.is_empty() { String::new() } else { format!("kernel {}", facts.kernel) };
+    let parts = [facts.os.as_str(), &kernel, &facts.architecture];
+    parts.into_iter().filter(|part| !part.is_empty()).collect::<Vec<_>>().join(", ")
+}
+
+fn details(node: &Node) -> Details {
+    let facts = &node.facts;
+    let link = match &node.session {
+        Some(session) if node.online => format!("{} since {}", session.transport, moment(session.since)),
+        Some(_) | None => "offline".to_owned(),
+    };
+    let certificate = node.certificate_not_after.map(|end| {
+        let state = if end < Timestamp::now() { "expired" } else { "valid until" };
+        format!("{state} {}", moment(end))
+    });
+    let disks = facts.disks.iter().map(|disk| format!("{} {} {}", disk.name, text::bytes(disk.size_bytes), disk.model));
+    let networks = facts.networks.iter().map(|net| {
+        let speed = if net.speed_mbit > 0 { format!(", {} Mbit/s", net.speed_mbit) } else { String::new() };
+        format!("{} {}{speed}", net.name, if net.up { "up" } else { "down" })
+    });
+    let mut details = Details::default()
+        .field("id", node.id)
+        .field("name", &node.name)
+        .field("simulated", if node.simulated { "yes: nothing on it is real hardware" } else { "" })
+        .field("service", &node.service)
+        .field("reason", &node.service_reason)
+        .field("link", link)
+        .maybe("last seen", node.last_seen_at.map(moment))
+        .field("open tasks", node.tasks_open)
+        .field("epoch", node.epoch)
+        .field("enrolled", moment(node.enrolled_at))
+        .field("first enrolled", moment(node.created_at))
+        .maybe("certificate", certificate)
+        .field("rejoins", if node.rejoins > 0 { node.rejoins.to_string() } else { String::new() })
+        .field("receipt key", node.receipt_key.id())
+        .field("fingerprint", &node.fingerprint)
+        .field("agent", &facts.agent_version)
+        .field("system", system_of(facts))
+        .field("CPU", format!("{} × {}", facts.cpu_threads, facts.cpu_model))
+        .field("memory", text::bytes(facts.memory_bytes))
+        .field("GPUs", gpu_lines(node))
+        .field("disks", disks.collect::<Vec<_>>().join("\n"))
+        .field("networks", networks.collect::<Vec<_>>().join("\n"));
+    if let Some(metrics) = &node.metrics {
+        details = details
+            .field("metrics", moment(metrics.at))
+            .field(
+                "CPU busy",
+                format!("{}%, load {}.{:02}", metrics.cpu_percent, metrics.load_percent / 100, metrics.load_percent % 100),
+            )
+            .field("memory used", text::bytes(metrics.memory_used_bytes))
+            .field("root disk", format!("{} of {}", text::bytes(metrics.root_used_bytes), text::bytes(metrics.root_size_bytes)))
+            .field("agent memory", text::bytes(metrics.agent_rss_bytes));
+    }
+    details
+}
+
+/// One line per GPU, with its last sample.
+fn gpu_lines(node: &Node) -> String {
+    if node.facts.gpus.is_empty() {
+        return "none".to_owned();
+    }
+    let lines = node.facts.gpus.iter().map(|gpu| {
+        let memory = if gpu.memory_bytes > 0 { format!(" {}", text::bytes(gpu.memory_bytes)) } else { String::new() };
+        let driver = if gpu.driver.is_empty() { String::new() } else { format!(", driver {}", gpu.driver) };
+        let samples = node.metrics.iter().flat_map(|metrics| &metrics.gpus);
+        let sample = samples.filter(|sample| sample.pci_address == gpu.pci_address).map(|sample| {
+            let watts = sample.power_milliwatts / 1000;
+            format!(", {}% busy, {} °C, {watts} W", sample.utilisation_percent, sample.temperature_celsius)
+        });
+        format!("{} {}{memory}{driver}{}", gpu.pci_address, gpu.name, sample.collect::<String>())
+    });
+    lines.collect::<Vec<_>>().join("\n")
+}

@@ -1,0 +1,249 @@
+//! `gpuaas task`.
+
+use clap::Subcommand;
+use futures::StreamExt as _;
+use gpuaas_api::dto::{Reason, Task, TaskListQuery, TaskTypeInfo};
+use gpuaas_contract::time::Timestamp;
+
+use super::task_run::{self, RunArgs};
+use super::task_verify::{self, VerifyArgs};
+use super::{age, moment};
+use crate::exit::Exit;
+use crate::failure::Failure;
+use crate::output::{Details, Table, View, text};
+use crate::session::Session;
+use crate::{follow, pages, resolve};
+
+/// Tasks. A task is named by its id or a unique beginning of it.
+#[derive(Debug, Subcommand)]
+pub(crate) enum TaskCommand {
+    /// Run a task on a node.
+    ///
+    /// With --wait, live phases are on stderr, the ended task is on stdout, and the exit code is its outcome:
+    /// 0 succeeded; 1 failed, cancelled, interrupted or lost; 4 refused by the host; 7 expired or still running.
+    ///
+    /// Examples:
+    ///   gpuaas task run rack-1 diag.ping --param message=hello --wait
+    ///   gpuaas task run rack-1 package.list --params '{"limit":5}' --wait -o json
+    #[command(verbatim_doc_comment)]
+    Run(RunArgs),
+    /// List tasks, newest first.
+    Ls {
+        /// Only those of this node.
+        #[arg(long)]
+        node: Option<String>,
+        /// Only those in this state, such as `failed`; `open` means not ended.
+        #[arg(long)]
+        state: Option<String>,
+        /// Most tasks.
+        #[arg(long, default_value_t = 50, value_parser = clap::value_parser!(u32).range(1..=100_000))]
+        limit: u32,
+    },
+    /// Show one task with its output.
+    Show {
+        /// The task.
+        task: String,
+    },
+    /// Print the log lines of a task; as JSON, one object per line.
+    Logs {
+        /// The task.
+        task: String,
+        /// Go on until the task has ended.
+        #[arg(short, long)]
+        follow: bool,
+        /// Only lines after this position.
+        #[arg(long, value_name = "SEQ", default_value_t = 0)]
+        after: u64,
+    },
+    /// Ask for a task to be stopped. It has ended when its node's receipt says so.
+    Cancel {
+        /// The task.
+        task: String,
+        /// Why; kept in the audit log.
+        #[arg(long, default_value = "")]
+        reason: String,
+    },
+    /// Check the signatures of a task's envelope and receipt. Exits with 1 if a check does not pass.
+    ///
+    /// Examples:
+    ///   gpuaas task verify task_0198… --trust-root key_… --save evidence.json
+    ///   gpuaas task verify --evidence evidence.json --trust-root key_…
+    #[command(verbatim_doc_comment)]
+    Verify(VerifyArgs),
+    /// List the kinds of tasks, or show the parameters of one.
+    Types {
+        /// The kind.
+        task_type: Option<String>,
+    },
+}
+
+pub(super) async fn run(session: &Session, command: TaskCommand) -> Result<Exit, Failure> {
+    match command {
+        TaskCommand::Run(args) => task_run::run(session, args).await,
+        TaskCommand::Ls { node, state, limit } => list(session, node, state, limit).await,
+        TaskCommand::Show { task } => {
+            let client = session.client()?;
+            let id = resolve::task(client, &task).await?;
+            let task = client.task(&id).await?;
+            session.output.print(&task, |task| View::Details(details(task)))?;
+            Ok(Exit::Done)
+        }
+        TaskCommand::Logs { task, follow, after } => logs(session, &task, after, follow).await,
+        TaskCommand::Cancel { task, reason } => {
+            let client = session.client()?;
+            let id = resolve::task(client, &task).await?;
+            let task = client.task_cancel(&id, &Reason { reason }).await?;
+            session.output.print(&task, |task| View::Details(details(task)))?;
+            if !task.ended() {
+                session.output.hint("the node has been asked; `gpuaas task show ID` shows when it has stopped");
+            }
+            Ok(Exit::Done)
+        }
+        TaskCommand::Verify(args) => task_verify::run(session, args).await,
+        TaskCommand::Types { task_type } => types(session, task_type).await,
+    }
+}
+
+async fn list(session: &Session, node: Option<String>, state: Option<String>, limit: u32) -> Result<Exit, Failure> {
+    let client = session.client()?;
+    let node = match node {
+        Some(node) => Some(resolve::node(client, &node).await?),
+        None => None,
+    };
+    let filtered = node.is_some() || state.is_some();
+    let limit = usize::try_from(limit).unwrap_or(usize::MAX);
+    let collected = pages::collect(limit, async |after, limit| {
+        let query = TaskListQuery { node: node.clone(), state: state.clone(), id_prefix: None, after, limit: Some(limit) };
+        client.tasks(&query).await
+    })
+    .await?;
+    session.output.print(&collected.items, |tasks| table(tasks))?;
+    if collected.more {
+        session.output.hint(&format!("there are more; the newest {limit} are shown, --limit shows more"));
+    } else if collected.items.is_empty() && filtered {
+        session.output.hint("no task matches");
+    } else if collected.items.is_empty() {
+        session.output.hint("there are no tasks yet; try `gpuaas task run NODE diag.ping --wait`");
+    }
+    Ok(Exit::Done)
+}
+
+async fn logs(session: &Session, task: &str, after: u64, follow: bool) -> Result<Exit, Failure> {
+    let client = session.client()?;
+    let id = resolve::task(client, task).await?;
+    let mut lines = follow::logs(client, &id, after, follow).boxed();
+    let mut any = false;
+    while let Some(line) = lines.next().await {
+        session.output.print_item(&line?, follow::log_text)?;
+        any = true;
+    }
+    if !any {
+        session.output.hint("there are no log lines");
+    }
+    Ok(Exit::Done)
+}
+
+fn table(tasks: &[Task]) -> View {
+    if tasks.is_empty() {
+        return View::Nothing;
+    }
+    let ids = text::short_ids(&tasks.iter().map(|task| task.id.to_string()).collect::<Vec<_>>());
+    let mut table = Table::new(["ID", "NODE", "TYPE", "STATE", "CODE", "AGE", "TOOK"]);
+    for (task, id) in tasks.iter().zip(ids) {
+        let took = match (task.started_at, task.ended_at) {
+            (Some(started), Some(ended)) => {
+                text::milliseconds(u64::try_from(ended.since(started).as_millis()).unwrap_or(u64::MAX))
+            }
+            (Some(_) | None, _) => String::new(),
+        };
+        table.row([
+            id,
+            task.node_name.clone(),
+            task.task_type.clone(),
+            task.state.clone(),
+            task.code.clone(),
+            age(Some(task.created_at)),
+            took,
+        ]);
+    }
+    View::Table(table)
+}
+
+/// One task for people.
+pub(super) fn details(task: &Task) -> Details {
+    let phases = task.phases.iter().map(|phase| format!("{} {}", phase.phase, text::milliseconds(phase.milliseconds)));
+    let progress = task.progress.as_ref().filter(|_| !task.ended());
+    let waits = if task.ended() || task.started_at.is_some() { None } else { Some(moment(task.queue_until)) };
+    Details::default()
+        .field("id", task.id)
+        .field("type", &task.task_type)
+        .field("node", format!("{} ({})", task.node_name, task.node_id))
+        .field("state", &task.state)
+        .field("code", &task.code)
+        .field("message", &task.message)
+        .maybe("phase", progress.map(|progress| format!("{} {}", progress.phase, progress.message)))
+        .field("params", pretty(&task.params))
+        .maybe("output", task.output.as_ref().map(pretty))
+        .field("phases", phases.collect::<Vec<_>>().join(", "))
+        .field("asked by", &task.requested_by)
+        .field("correlation", &task.correlation_id)
+        .maybe("idempotency key", task.idempotency_key.as_ref())
+        .field("created", moment(task.created_at))
+        .maybe("waits until", waits)
+        .field("sent out", if task.dispatches > 1 { format!("{} times", task.dispatches) } else { String::new() })
+        .maybe("cancel asked", task.cancel_requested_at.map(moment))
+        .maybe("accepted", task.accepted_at.map(moment))
+        .maybe("started", task.started_at.map(moment))
+        .maybe("ended", task.ended_at.map(|at: Timestamp| moment(at)))
+        .field("timeout", format!("{}s", task.timeout_seconds))
+        .maybe("receipt", task.receipt_digest.as_ref())
+}
+
+fn pretty(value: &serde_json::Value) -> String {
+    serde_json::to_string_pretty(value).unwrap_or_else(|_| value.to_string())
+}
+
+async fn types(session: &Session, wanted: Option<String>) -> Result<Exit, Failure> {
+    let types = session.client()?.task_types().await?.items;
+    let Some(wanted) = wanted else {
+        session.output.print(&types, |types| {
+            let mut table = Table::new(["TYPE", "CHANGES HOST", "WHAT IT DOES"]);
+            for kind in types {
+                let changes = if kind.changes_host { "yes" } else { "no" };
+                table.row([kind.task_type.clone(), changes.to_owned(), kind.summary.clone()]);
+            }
+            View::Table(table)
+        })?;
+        return Ok(Exit::Done);
+    };
+    let Some(kind) = types.iter().find(|kind| kind.task_type == wanted) else {
+        let known: Vec<&str> = types.iter().map(|kind| kind.task_type.as_str()).collect();
+        return Err(Failure::new(Exit::NotFound, "task_type_unknown", format!("there is no task type `{wanted}`"))
+            .hint(format!("there are {}", known.join(", "))));
+    };
+    session.output.print(kind, |kind| View::Details(type_details(kind)))?;
+    Ok(Exit::Done)
+}
+
+fn type_details(kind: &TaskTypeInfo) -> Details {
+    let fields = |schema: &serde_json::Value| {
+        let properties = schema.get("properties").and_then(serde_json::Value::as_object);
+        let lines = properties.into_iter().flatten().map(|(name, field)| {
+            let described = field.get("description").and_then(serde_json::Value::as_str).unwrap_or("").replace('\n', " ");
+            let kind = match field.get("type") {
+                Some(serde_json::Value::String(kind)) => kind.clone(),
+                Some(other) => other.to_string(),
+                // A type with a name of its own, such as `#/$defs/Timestamp`.
+                None => field.get("$ref").and_then(|r| r.as_str()?.rsplit('/').next()).unwrap_or("any").to_owned(),
+            };
+            format!("{name} ({kind}): {described}")
+        });
+        lines.collect::<Vec<_>>().join("\n")
+    };
+    Details::default()
+        .field("type", &kind.task_type)
+        .field("what it does", &kind.summary)
+        .field("changes host", if kind.changes_host { "yes" } else { "no" })
+        .field("params", fields(&kind.params))
+        .field("output", fields(&kind.output))
+}

@@ -1,0 +1,82 @@
+//! `gpuaas task run`.
+
+use std::time::Duration;
+
+use gpuaas_api::dto::TaskCreate;
+
+use super::task::details;
+use crate::exit::{self, Exit};
+use crate::failure::Failure;
+use crate::follow::{self, Waited};
+use crate::output::View;
+use crate::session::Session;
+use crate::{params, resolve, span};
+
+/// What to run, and whether to wait for it.
+#[derive(Debug, clap::Args)]
+pub(crate) struct RunArgs {
+    /// The node: its id, a unique beginning of it, or its name.
+    node: String,
+    /// What to run; `gpuaas task types` lists the kinds.
+    task_type: String,
+    /// One parameter; may be given several times.
+    #[arg(short, long = "param", value_name = "NAME=VALUE")]
+    param: Vec<String>,
+    /// All parameters as a JSON object: the text itself, @file, or - for stdin.
+    #[arg(long, value_name = "JSON|@FILE|-")]
+    params: Option<String>,
+    /// Wait until the task has ended.
+    #[arg(short, long)]
+    wait: bool,
+    /// Print the task's log lines on stderr while waiting; waits.
+    #[arg(long)]
+    logs: bool,
+    /// Wait at most this long, then exit with 7; the task goes on. Waits.
+    #[arg(long, value_name = "TIME", value_parser = span::parse)]
+    max_wait: Option<Duration>,
+    /// How long the task may run, such as 90s or 5m [default: the server's].
+    #[arg(long, value_name = "TIME", value_parser = span::parse)]
+    timeout: Option<Duration>,
+    /// How long the task may wait for its node [default: the server's].
+    #[arg(long, value_name = "TIME", value_parser = span::parse)]
+    queue_time: Option<Duration>,
+    /// Running the same command again with the same key finds the same task instead of making another.
+    #[arg(long, value_name = "KEY")]
+    idempotency_key: Option<String>,
+}
+
+pub(super) async fn run(session: &Session, args: RunArgs) -> Result<Exit, Failure> {
+    let params = params::collect(&args.task_type, args.params.as_deref(), &args.param)?;
+    let client = session.client()?;
+    let create = TaskCreate {
+        node: resolve::node(client, &args.node).await?,
+        task_type: args.task_type,
+        params,
+        queue_seconds: args.queue_time.map(|time| time.as_secs()),
+        timeout_seconds: args.timeout.map(|time| time.as_secs()),
+    };
+    let task = client.task_create(&create, args.idempotency_key.as_deref()).await?;
+    if !(args.wait || args.logs || args.max_wait.is_some()) {
+        session.output.print(&task, |task| View::Details(details(task)))?;
+        session.output.hint(&format!("`gpuaas task show {}` shows how it goes", task.id));
+        return Ok(Exit::Done);
+    }
+    let id = task.id.to_string();
+    match follow::wait(client, &id, args.logs, args.max_wait).await? {
+        Waited::Ended(task) => {
+            session.output.print(&task, |task| View::Details(details(task)))?;
+            Ok(exit::of_task(&task.state))
+        }
+        Waited::GaveUp => {
+            let task = client.task(&id).await?;
+            session.output.print(&task, |task| View::Details(details(task)))?;
+            if task.ended() {
+                return Ok(exit::of_task(&task.state));
+            }
+            session
+                .output
+                .hint(&format!("the task goes on; `gpuaas task show {id}` shows how, `gpuaas task cancel {id}` stops it"));
+            Ok(Exit::Timeout)
+        }
+    }
+}

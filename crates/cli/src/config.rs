@@ -1,0 +1,212 @@
+//! Where the server is and how to speak to it: flags, then environment, then the config file, then defaults.
+
+use std::io::Read as _;
+use std::os::unix::fs::PermissionsExt as _;
+use std::path::{Path, PathBuf};
+
+use gpuaas_api::ClientOptions;
+use gpuaas_contract::id::CorrelationId;
+
+use crate::args::Global;
+use crate::failure::Failure;
+
+/// Where `gpuaas dev` and `gpuaas server` listen unless told otherwise.
+pub(crate) const DEFAULT_URL: &str = "http://127.0.0.1:8080";
+/// Most bytes of a config or token file.
+const MAX_FILE_BYTES: u64 = 64 * 1024;
+
+/// `~/.config/gpuaas/config.toml`.
+#[derive(Debug, Default, PartialEq, Eq, serde::Deserialize)]
+#[serde(deny_unknown_fields)]
+struct ConfigFile {
+    url: Option<String>,
+    token: Option<String>,
+    token_file: Option<PathBuf>,
+    ca_file: Option<PathBuf>,
+}
+
+/// The options for a client, and what the user should be warned about.
+#[derive(Debug)]
+pub(crate) struct Resolved {
+    pub(crate) options: ClientOptions,
+    pub(crate) warnings: Vec<String>,
+}
+
+/// Puts flags, environment and config file together.
+pub(crate) fn resolve(global: &Global, env: impl Fn(&str) -> Option<String>) -> Result<Resolved, Failure> {
+    let env = |name: &str| env(name).filter(|value| !value.is_empty());
+    let mut warnings = Vec::new();
+    let (file, folder) = config_file(global, &env, &mut warnings)?;
+    // A relative path in the config file is relative to the config file, wherever the command is run.
+    let beside = |path: PathBuf| folder.join(path);
+
+    let url = global.url.clone().or_else(|| env("GPUAAS_URL")).or(file.url).unwrap_or_else(|| DEFAULT_URL.to_owned());
+    let token = if let Some(token) = &global.token {
+        Some(token.clone())
+    } else if let Some(path) = &global.token_file {
+        Some(token_from(path, &mut warnings)?)
+    } else if let Some(token) = env("GPUAAS_TOKEN") {
+        Some(token)
+    } else if let Some(path) = env("GPUAAS_TOKEN_FILE") {
+        Some(token_from(Path::new(&path), &mut warnings)?)
+    } else if let Some(token) = file.token {
+        Some(token)
+    } else if let Some(path) = file.token_file {
+        Some(token_from(&beside(path), &mut warnings)?)
+    } else {
+        None
+    };
+    let ca_file = global.ca_file.clone().or_else(|| env("GPUAAS_CA_FILE").map(PathBuf::from)).or(file.ca_file.map(beside));
+    let correlation_id = match global.correlation_id.clone().or_else(|| env("GPUAAS_CORRELATION_ID")) {
+        Some(text) => {
+            Some(CorrelationId::try_from(text).map_err(|error| Failure::usage("correlation_id_invalid", error.to_string()))?)
+        }
+        None => None,
+    };
+
+    let mut options = ClientOptions::new(url);
+    options.token = token;
+    options.ca_file = ca_file;
+    options.correlation_id = correlation_id;
+    options.user_agent = concat!("gpuaas/", env!("CARGO_PKG_VERSION")).to_owned();
+    Ok(Resolved { options, warnings })
+}
+
+fn config_file(
+    global: &Global,
+    env: &impl Fn(&str) -> Option<String>,
+    warnings: &mut Vec<String>,
+) -> Result<(ConfigFile, PathBuf), Failure> {
+    let named = global.config.clone().or_else(|| env("GPUAAS_CONFIG").map(PathBuf::from));
+    let default = || {
+        let base =
+            env("XDG_CONFIG_HOME").map(PathBuf::from).or_else(|| env("HOME").map(|home| Path::new(&home).join(".config")))?;
+        Some(base.join("gpuaas/config.toml"))
+    };
+    let must_exist = named.is_some();
+    let Some(path) = named.or_else(default) else { return Ok((ConfigFile::default(), PathBuf::new())) };
+    let (text, mode) = match read_small(&path) {
+        Ok(read) => read,
+        Err(error) if error.kind() == std::io::ErrorKind::NotFound && !must_exist => {
+            return Ok((ConfigFile::default(), PathBuf::new()));
+        }
+        Err(error) => {
+            let message = format!("cannot read the config file {}: {error}", path.display());
+            return Err(Failure::usage("config_unreadable", message));
+        }
+    };
+    let file: ConfigFile = toml::from_str(&text).map_err(|error| {
+        let place = error.span().map(|span| text[..span.start.min(text.len())].matches('\n').count() + 1);
+        let place = place.map_or(String::new(), |line| format!(" line {line}"));
+        Failure::usage("config_invalid", format!("config file {}{place}: {}", path.display(), error.message()))
+            .hint("the keys are url, token_file, ca_file and token")
+    })?;
+    if file.token.is_some() && mode & 0o077 != 0 {
+        warnings.push(format!("{0} holds a token and others can read it; run `chmod 600 {0}`", path.display()));
+    }
+    Ok((file, path.parent().map(Path::to_owned).unwrap_or_default()))
+}
+
+fn token_from(path: &Path, warnings: &mut Vec<String>) -> Result<String, Failure> {
+    let (text, mode) = read_small(path).map_err(|error| {
+        Failure::usage("token_file_unreadable", format!("cannot read the token file {}: {error}", path.display()))
+    })?;
+    let token = text.trim();
+    if token.is_empty() {
+        return Err(Failure::usage("token_file_empty", format!("the token file {} is empty", path.display())));
+    }
+    if mode & 0o077 != 0 {
+        warnings.push(format!("others can read the token file {0}; run `chmod 600 {0}`", path.display()));
+    }
+    Ok(token.to_owned())
+}
+
+/// Text and mode of a small file.
+fn read_small(path: &Path) -> std::io::Result<(String, u32)> {
+    let file = std::fs::File::open(path)?;
+    let mode = file.metadata()?.permissions().mode();
+    let mut text = String::new();
+    file.take(MAX_FILE_BYTES + 1).read_to_string(&mut text)?;
+    if text.len() as u64 > MAX_FILE_BYTES {
+        return Err(std::io::Error::new(std::io::ErrorKind::FileTooLarge, format!("larger than {MAX_FILE_BYTES} bytes")));
+    }
+    Ok((text, mode))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    struct Place {
+        folder: tempfile::TempDir,
+    }
+
+    impl Place {
+        fn new() -> Self {
+            Self { folder: tempfile::tempdir().expect("a folder") }
+        }
+
+        fn write(&self, name: &str, text: &str, mode: u32) -> PathBuf {
+            let path = self.folder.path().join(name);
+            std::fs::create_dir_all(path.parent().expect("a parent")).expect("made");
+            std::fs::write(&path, text).expect("written");
+            std::fs::set_permissions(&path, std::fs::Permissions::from_mode(mode)).expect("set");
+            path
+        }
+
+        fn resolve(&self, global: &Global, env: &[(&str, &str)]) -> Result<Resolved, Failure> {
+            let home = self.folder.path().display().to_string();
+            resolve(global, |name| match name {
+                "HOME" => Some(home.clone()),
+                _ => env.iter().find(|(key, _)| *key == name).map(|(_, value)| (*value).to_owned()),
+            })
+        }
+    }
+
+    #[test]
+    fn flags_win_over_environment_over_file_over_default() {
+        let place = Place::new();
+        let global = Global::default();
+        assert_eq!(place.resolve(&global, &[]).expect("ok").options.url, DEFAULT_URL);
+        place.write(".config/gpuaas/config.toml", "url = \"http://file\"\ntoken_file = \"t\"\n", 0o600);
+        place.write(".config/gpuaas/t", "from-file\n", 0o600);
+        let resolved = place.resolve(&global, &[]).expect("ok");
+        assert_eq!((resolved.options.url.as_str(), resolved.options.token.as_deref()), ("http://file", Some("from-file")));
+        let env = [("GPUAAS_URL", "http://env"), ("GPUAAS_TOKEN", "from-env")];
+        let resolved = place.resolve(&global, &env).expect("ok");
+        assert_eq!((resolved.options.url.as_str(), resolved.options.token.as_deref()), ("http://env", Some("from-env")));
+        let flag_file = place.write("flag", "from-flag-file", 0o600);
+        let global = Global { url: Some("http://flag".to_owned()), token_file: Some(flag_file), ..Global::default() };
+        let resolved = place.resolve(&global, &env).expect("ok");
+        assert_eq!((resolved.options.url.as_str(), resolved.options.token.as_deref()), ("http://flag", Some("from-flag-file")));
+        assert_eq!(resolved.warnings, Vec::<String>::new());
+    }
+
+    #[test]
+    fn an_unknown_key_is_refused_with_its_line() {
+        let place = Place::new();
+        place.write(".config/gpuaas/config.toml", "url = \"http://x\"\ntokn = \"y\"\n", 0o600);
+        let failure = place.resolve(&Global::default(), &[]).expect_err("refused");
+        assert!(failure.message.contains("line 2") && failure.message.contains("tokn"), "{}", failure.message);
+    }
+
+    #[test]
+    fn a_token_that_others_can_read_is_warned_about() {
+        let place = Place::new();
+        place.write(".config/gpuaas/config.toml", "token = \"y\"\n", 0o644);
+        assert_eq!(place.resolve(&Global::default(), &[]).expect("ok").warnings.len(), 1);
+        let path = place.write("t", "x", 0o640);
+        let global = Global { token_file: Some(path), ..Global::default() };
+        assert!(place.resolve(&global, &[]).expect("ok").warnings.iter().any(|warning| warning.contains("token file")));
+    }
+
+    #[test]
+    fn a_named_config_file_must_exist_and_an_empty_token_file_is_no_token() {
+        let place = Place::new();
+        let global = Global { config: Some(place.folder.path().join("none.toml")), ..Global::default() };
+        assert_eq!(place.resolve(&global, &[]).expect_err("refused").code, "config_unreadable");
+        let path = place.write("t", "\n", 0o600);
+        let global = Global { token_file: Some(path), ..Global::default() };
+        assert_eq!(place.resolve(&global, &[]).expect_err("refused").code, "token_file_empty");
+    }
+}

@@ -1,0 +1,231 @@
+//! `gpuaas dev`: a whole cluster in one process, on simulated hosts.
+//!
+//! Nothing here is a shortcut: the control plane is the one of `gpuaas server` on SQLite, and each simulated host runs the
+//! real agent, enrols through the real door with a join token, and speaks the real link over TLS.
+
+use std::net::{Ipv4Addr, SocketAddr};
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use clap::Args;
+use gpuaas_agent::config::Config as AgentConfig;
+use gpuaas_agent::{Door, EnrollOptions, RunEvent, RunOptions};
+use gpuaas_api::dto::JoinTokenCreate;
+use gpuaas_api::{Client, ClientOptions};
+use gpuaas_control::{ApiTls, Server, ServerConfig, roles};
+use gpuaas_host::Profile;
+use gpuaas_store::StoreConfig;
+use tokio::sync::mpsc;
+use tokio::task::JoinSet;
+use tokio_util::sync::CancellationToken;
+
+use crate::exit::Exit;
+use crate::failure::Failure;
+use crate::server::{LogFormat, init_log, make_private_dir, start_failure, until_stopped};
+use crate::session::Session;
+
+/// The simulated hosts, by name.
+const HOSTS: [(&str, Profile); 2] = [("sim-h100", Profile::H100), ("sim-mi300x", Profile::Mi300x)];
+/// How long the hosts may take to come online before the start is called odd.
+const ONLINE_WITHIN: Duration = Duration::from_secs(30);
+/// What the owner of a simulated host allows.
+const POLICY: &str = "# What the control plane may ask of this simulated host.\n\
+     allowed_tasks = [\"diag.ping\", \"diag.health_probe\", \"package.list\"]\n";
+
+/// Options of `gpuaas dev`.
+#[derive(Debug, Args)]
+pub(crate) struct DevArgs {
+    /// Folder that keeps everything between two starts [default: ~/.local/share/gpuaas/dev].
+    #[arg(long, env = "GPUAAS_DEV_DIR", value_name = "DIR", conflicts_with = "ephemeral")]
+    data_dir: Option<PathBuf>,
+    /// Keep nothing: a temporary folder that is removed at the end.
+    #[arg(long)]
+    ephemeral: bool,
+    /// Port of REST on 127.0.0.1.
+    #[arg(long, value_name = "PORT", default_value_t = 8080)]
+    api_port: u16,
+    /// Port for agents on 127.0.0.1.
+    #[arg(long, value_name = "PORT", default_value_t = 8443)]
+    link_port: u16,
+    /// What to log to stderr, such as `info`.
+    #[arg(long, env = "GPUAAS_LOG", value_name = "FILTER", default_value = "warn")]
+    log: String,
+}
+
+/// Runs until SIGINT or SIGTERM.
+pub(crate) async fn run(session: &Session, args: DevArgs) -> Result<Exit, Failure> {
+    init_log(&args.log, LogFormat::Text)?;
+    // Dropped at the end of this function, after everything that writes into it has stopped.
+    let temporary = if args.ephemeral {
+        Some(tempfile::tempdir().map_err(|error| Failure::internal(format!("cannot make a temporary folder: {error}")))?)
+    } else {
+        None
+    };
+    let data_dir = match (&temporary, args.data_dir) {
+        (Some(folder), _) => folder.path().to_owned(),
+        (None, Some(folder)) => folder,
+        (None, None) => default_data_dir()?,
+    };
+    make_private_dir(&data_dir)?;
+    let data_dir = std::path::absolute(&data_dir).unwrap_or(data_dir);
+
+    let server_dir = data_dir.join("server");
+    make_private_dir(&server_dir)?;
+    let loopback = |port| SocketAddr::from((Ipv4Addr::LOCALHOST, port));
+    let config = ServerConfig {
+        data_dir: server_dir.clone(),
+        store: StoreConfig::Sqlite { path: server_dir.join("gpuaas.db") },
+        roles: roles::Role::ALL.into(),
+        api_listen: loopback(args.api_port),
+        api_tls: ApiTls::Off,
+        link_listen: loopback(args.link_port),
+        link_advertise: None,
+    };
+    let server = gpuaas_control::start(config).await.map_err(|error| start_failure(&error).hint(PORTS_HINT))?;
+    let result = with_hosts(session, &server, &data_dir, args.ephemeral).await;
+    server.stop().await;
+    result.map(|()| Exit::Done)
+}
+
+const PORTS_HINT: &str = "another `gpuaas dev` may be running: stop it, or choose --api-port, --link-port and --data-dir";
+
+fn default_data_dir() -> Result<PathBuf, Failure> {
+    let base = std::env::var_os("XDG_DATA_HOME")
+        .map(PathBuf::from)
+        .filter(|path| path.is_absolute())
+        .or_else(|| std::env::var_os("HOME").map(|home| PathBuf::from(home).join(".local/share")));
+    let none = || Failure::usage("data_dir", "neither HOME nor XDG_DATA_HOME is set").hint("name a folder with --data-dir");
+    base.map(|base| base.join("gpuaas/dev")).ok_or_else(none)
+}
+
+async fn with_hosts(session: &Session, server: &Server, data_dir: &Path, ephemeral: bool) -> Result<(), Failure> {
+    let url = server.api_url.clone().unwrap_or_default();
+    let token = std::fs::read_to_string(&server.admin_token_file).map_err(|error| {
+        Failure::internal(format!("cannot read {}: {error}", server.admin_token_file.display()))
+            .hint("if you deleted it, delete the whole folder and start again")
+    })?;
+    let mut options = ClientOptions::new(&url);
+    options.token = Some(token.trim().to_owned());
+    let client = Client::new(options)?;
+    let link = server.link_address.map(|address| address.to_string()).unwrap_or_default();
+
+    let shutdown = CancellationToken::new();
+    let _shutdown_on_return = shutdown.clone().drop_guard();
+    let (online, mut came_online) = mpsc::channel(16);
+    let mut agents = JoinSet::new();
+    for (name, profile) in HOSTS {
+        let config = host_config(&data_dir.join(name), &link, profile)?;
+        if !gpuaas_agent::is_enrolled(&config.state_dir) {
+            enrol(&client, name, config.clone()).await?;
+        }
+        let (online, shutdown) = (online.clone(), shutdown.clone());
+        let mut options = RunOptions::new(config);
+        options.on_event = Box::new(move |event| match event {
+            RunEvent::Link(link) if link.connected => drop(online.try_send(name)),
+            RunEvent::Link(_) | RunEvent::Ready { .. } | RunEvent::Stopping => {}
+        });
+        agents.spawn(async move { (name, gpuaas_agent::run(options, shutdown).await) });
+    }
+    drop(online);
+
+    let mut waiting: Vec<&str> = HOSTS.iter().map(|(name, _)| *name).collect();
+    let all_online = async {
+        while let Some(name) = came_online.recv().await {
+            waiting.retain(|other| *other != name);
+            if waiting.is_empty() {
+                return;
+            }
+        }
+    };
+    tokio::select! {
+        waited = tokio::time::timeout(ONLINE_WITHIN, all_online) => {
+            if waited.is_err() {
+                session.output.warn("not every simulated host is online yet; `--log info` shows why");
+            }
+        }
+        Some(ended) = agents.join_next() => return Err(agent_ended(ended)),
+    }
+    session.output.raw(block(&url, token.trim(), data_dir, ephemeral).as_bytes())?;
+
+    let result = tokio::select! {
+        stopped = until_stopped() => stopped,
+        Some(ended) = agents.join_next() => Err(agent_ended(ended)),
+    };
+    shutdown.cancel();
+    while agents.join_next().await.is_some() {}
+    result
+}
+
+fn host_config(folder: &Path, link: &str, profile: Profile) -> Result<AgentConfig, Failure> {
+    make_private_dir(folder)?;
+    let policy_file = folder.join("policy.toml");
+    if !policy_file.exists() {
+        gpuaas_control::pki::write_private(&policy_file, POLICY.as_bytes())
+            .map_err(|error| Failure::internal(gpuaas_control::link::chain(&error)))?;
+    }
+    Ok(AgentConfig {
+        server: vec![link.to_owned()],
+        state_dir: folder.join("state"),
+        policy_file,
+        metrics_interval: Duration::from_secs(5),
+        // A laptop need not set 64 MiB aside for each simulated journal.
+        journal_bytes: 16 * 1024 * 1024,
+        simulate: Some(profile),
+        ..AgentConfig::default()
+    })
+}
+
+/// Through the real door: a join token of the real API, used over the real link.
+async fn enrol(client: &Client, name: &str, config: AgentConfig) -> Result<(), Failure> {
+    let wanted = JoinTokenCreate { note: format!("simulated host {name}"), life_seconds: None };
+    let token = client.join_token_create(&wanted).await?.token;
+    let options = EnrollOptions { config, door: Door::Token(token), replace: false, simulated_hostname: Some(name.to_owned()) };
+    let enrolled = gpuaas_agent::enroll(options, |_| {}, CancellationToken::new()).await;
+    enrolled.map(|_| ()).map_err(|error| agent_failure(name, &error))
+}
+
+fn agent_ended(ended: Result<(&'static str, Result<(), gpuaas_agent::RunError>), tokio::task::JoinError>) -> Failure {
+    match ended {
+        Ok((name, Err(error))) => agent_failure(name, &error),
+        Ok((name, Ok(()))) => Failure::internal(format!("the simulated host {name} stopped by itself")),
+        Err(error) => Failure::internal(format!("a simulated host ended: {error}")),
+    }
+}
+
+fn agent_failure(name: &str, error: &dyn std::error::Error) -> Failure {
+    Failure::internal(format!("the simulated host {name}: {}", gpuaas_control::link::chain(error)))
+        .hint("delete the data folder to start afresh, or name another one with --data-dir")
+}
+
+/// What a newcomer sees.
+fn block(url: &str, token: &str, data_dir: &Path, ephemeral: bool) -> String {
+    let program = program_name();
+    let kept = if ephemeral { "removed at the end".to_owned() } else { data_dir.display().to_string() };
+    let hosts = HOSTS.map(|(name, _)| name).join(", ");
+    format!(
+        "\n\
+         gpuaas is running.\n\
+         \n\
+         \x20 API    {url}\n\
+         \x20 Token  {token}\n\
+         \x20 Hosts  {hosts} (simulated: 8 GPUs each, no real hardware is touched)\n\
+         \x20 Data   {kept}\n\
+         \n\
+         Try this in another terminal:\n\
+         \n\
+         \x20 export GPUAAS_URL={url} GPUAAS_TOKEN={token}\n\
+         \x20 {program} node ls\n\
+         \x20 {program} task run sim-h100 diag.health_probe --wait\n\
+         \x20 {program} task run sim-mi300x diag.ping --param message=hello --wait\n\
+         \n\
+         Ctrl-C stops it.\n"
+    )
+}
+
+/// How the user can call this very program from where they are.
+fn program_name() -> String {
+    let Ok(path) = std::env::current_exe() else { return "gpuaas".to_owned() };
+    let here = std::env::current_dir().unwrap_or_default();
+    let shown = path.strip_prefix(&here).map_or_else(|_| path.clone(), |relative| Path::new(".").join(relative));
+    shown.display().to_string()
+}

@@ -1,0 +1,107 @@
+//! What the program's exit code says.
+
+use gpuaas_api::client::ErrorKind;
+
+/// Shown under `gpuaas --help`; the table of `docs/cli.md` says the same.
+pub(crate) const HELP: &str = "\
+Exit codes:
+  0  done (a task that was waited for succeeded)
+  1  a task failed, was cancelled, interrupted or lost; or a check did not pass
+  2  the command line, an input file or a value is wrong
+  3  there is no such thing
+  4  refused: the state does not allow it, or the host's policy does not
+  5  not authorised: no token, a wrong one, or a role that may not
+  6  the server cannot be reached, or its certificate is not trusted
+  7  no answer in time, the task is still running, or no node took it in time
+  8  internal: a bug, or a server of another version
+
+Examples:
+  gpuaas node ls
+  gpuaas task run rack-1 diag.ping --param message=hello --wait
+  gpuaas task verify task_0198c0de… --save evidence.json
+  gpuaas audit export -f audit.ndjson && gpuaas audit verify --file audit.ndjson
+
+The server is found by --url, GPUAAS_URL or `url` in ~/.config/gpuaas/config.toml, the token likewise.";
+
+/// The exit codes, each with one meaning.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Exit {
+    /// Done.
+    Done = 0,
+    /// A task or a check failed.
+    Failed = 1,
+    /// The input is wrong.
+    Usage = 2,
+    /// There is no such thing.
+    NotFound = 3,
+    /// The state, or the host, does not allow it.
+    Refused = 4,
+    /// No identity that may.
+    Unauthorised = 5,
+    /// No server.
+    Unreachable = 6,
+    /// Not (yet) in time.
+    Timeout = 7,
+    /// A bug.
+    Internal = 8,
+}
+
+impl From<Exit> for std::process::ExitCode {
+    fn from(exit: Exit) -> Self {
+        Self::from(exit as u8)
+    }
+}
+
+impl From<ErrorKind> for Exit {
+    fn from(kind: ErrorKind) -> Self {
+        match kind {
+            ErrorKind::Usage => Self::Usage,
+            ErrorKind::NotFound => Self::NotFound,
+            ErrorKind::Conflict => Self::Refused,
+            ErrorKind::Unauthorised => Self::Unauthorised,
+            ErrorKind::Unreachable => Self::Unreachable,
+            ErrorKind::Timeout => Self::Timeout,
+            ErrorKind::Internal => Self::Internal,
+        }
+    }
+}
+
+/// The exit code for a task in this state.
+pub(crate) fn of_task(state: &str) -> Exit {
+    match state {
+        "succeeded" => Exit::Done,
+        "refused" => Exit::Refused,
+        "queued" | "dispatched" | "accepted" | "started" | "expired" => Exit::Timeout,
+        // `failed`, `cancelled`, `interrupted`, `lost`, and whatever a newer server may call an end that is no success.
+        _ => Exit::Failed,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use gpuaas_domain::task::TaskState;
+
+    use super::*;
+
+    #[test]
+    fn every_task_state_has_its_exit_code() {
+        for state in TaskState::ALL {
+            let expected = match state {
+                TaskState::Succeeded => Exit::Done,
+                TaskState::Failed | TaskState::Cancelled | TaskState::Interrupted | TaskState::Lost => Exit::Failed,
+                TaskState::Refused => Exit::Refused,
+                TaskState::Expired | TaskState::Queued | TaskState::Dispatched | TaskState::Accepted | TaskState::Started => {
+                    Exit::Timeout
+                }
+            };
+            assert_eq!(of_task(state.as_str()), expected, "{state:?}");
+        }
+    }
+
+    #[test]
+    fn the_help_lists_every_code() {
+        for code in 0..=8 {
+            assert!(HELP.contains(&format!("\n  {code}  ")), "{code}");
+        }
+    }
+}

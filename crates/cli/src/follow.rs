@@ -1,0 +1,208 @@
+//! Waiting for a task: live phases and log lines on stderr, until it has ended.
+
+use std::time::Duration;
+
+use futures::{Stream, StreamExt as _};
+use gpuaas_api::client::WatchEvent;
+use gpuaas_api::dto::{Task, TaskLogLine, TaskLogsQuery};
+use gpuaas_api::{Client, ClientError};
+use indicatif::{ProgressBar, ProgressStyle};
+
+use crate::failure::Failure;
+use crate::output::text::printable;
+
+/// Lines asked for at a time.
+const LOG_PAGE: u32 = 1000;
+/// How often a lost server is tried again, a second apart, while following logs.
+const LOG_PATIENCE: u32 = 60;
+
+/// Least time between two questions for lines that are not there yet.
+const MIN_PAUSE: Duration = Duration::from_millis(500);
+
+/// How waiting ended.
+pub(crate) enum Waited {
+    /// The task has ended.
+    Ended(Box<Task>),
+    /// The user, or the limit, ended the wait; the task goes on.
+    GaveUp,
+}
+
+/// Waits until the task has ended, telling about it on stderr.
+pub(crate) async fn wait(client: &Client, task: &str, with_logs: bool, limit: Option<Duration>) -> Result<Waited, Failure> {
+    let teller = Teller::new();
+    let deadline = async {
+        match limit {
+            Some(limit) => tokio::time::sleep(limit).await,
+            None => std::future::pending().await,
+        }
+    };
+    let interrupted = async {
+        if tokio::signal::ctrl_c().await.is_err() {
+            // Without a handler, the signal ends the program by itself.
+            std::future::pending::<()>().await;
+        }
+    };
+    let result = tokio::select! {
+        result = until_ended(client, task, with_logs, &teller) => result.map(Waited::Ended),
+        () = deadline => Ok(Waited::GaveUp),
+        () = interrupted => Ok(Waited::GaveUp),
+    };
+    teller.finish();
+    result
+}
+
+enum Heard {
+    Task(Result<WatchEvent, ClientError>),
+    Log(Result<TaskLogLine, ClientError>),
+}
+
+async fn until_ended(client: &Client, task: &str, with_logs: bool, teller: &Teller) -> Result<Box<Task>, Failure> {
+    let watch = client.task_watch(task).map(Heard::Task).boxed();
+    let logs = if with_logs { logs(client, task, 0, true).map(Heard::Log).boxed() } else { futures::stream::empty().boxed() };
+    let mut both = futures::stream::select(watch, logs);
+    let mut last = None;
+    while let Some(heard) = both.next().await {
+        match heard {
+            Heard::Task(event) => match event? {
+                WatchEvent::Task(task) => {
+                    teller.state(&task);
+                    last = Some(task);
+                }
+                WatchEvent::Progress(progress) => teller.phase(&progress.phase, &progress.message),
+                WatchEvent::Reconnecting => teller.line("lost the server; trying again"),
+            },
+            Heard::Log(line) => teller.line(&log_text(&line?)),
+        }
+    }
+    last.filter(|task| task.ended()).ok_or_else(|| Failure::internal("the server ended the watch before the task ended"))
+}
+
+/// The log lines of a task after this sequence. With `follow`, until the task has ended.
+pub(crate) fn logs(
+    client: &Client,
+    task: &str,
+    after: u64,
+    follow: bool,
+) -> impl Stream<Item = Result<TaskLogLine, ClientError>> + Send + use<> {
+    struct State {
+        client: Client,
+        task: String,
+        after: u64,
+        follow: bool,
+        done: bool,
+    }
+    let state = State { client: client.clone(), task: task.to_owned(), after, follow, done: false };
+    let pages = futures::stream::unfold(state, |mut state| async move {
+        if state.done {
+            return None;
+        }
+        let query = TaskLogsQuery { after: Some(state.after), limit: Some(LOG_PAGE), follow: Some(state.follow) };
+        let mut patience = LOG_PATIENCE;
+        let asked = tokio::time::Instant::now();
+        let page = loop {
+            match state.client.task_logs(&state.task, &query).await {
+                // The server is restarting: the lines are still there afterwards.
+                Err(error) if state.follow && error.is_transient() && patience > 0 => {
+                    patience -= 1;
+                    tokio::time::sleep(Duration::from_secs(1)).await;
+                }
+                result => break result,
+            }
+        };
+        let items: Vec<Result<TaskLogLine, ClientError>> = match page {
+            Ok(page) => {
+                let stuck = page.lines.is_empty() && !page.at_end;
+                state.done = page.complete || (page.at_end && !state.follow) || stuck;
+                state.after = page.next_after.max(state.after);
+                // A server that does not hold the answer (it is shutting down, say) is not asked without a pause.
+                if page.lines.is_empty() && !state.done {
+                    tokio::time::sleep_until(asked + MIN_PAUSE).await;
+                }
+                page.lines.into_iter().map(Ok).collect()
+            }
+            Err(error) => {
+                state.done = true;
+                vec![Err(error)]
+            }
+        };
+        Some((futures::stream::iter(items), state))
+    });
+    pages.flatten()
+}
+
+/// One log line for people.
+pub(crate) fn log_text(line: &TaskLogLine) -> String {
+    let dropped = if line.dropped > 0 { format!("[{} lines were dropped by the host]\n", line.dropped) } else { String::new() };
+    // The lines of a task are its output: only what the agent adds is marked as such.
+    let mark = match line.stream.as_str() {
+        "stdout" => "",
+        "stderr" => "err | ",
+        _ => "agent | ",
+    };
+    format!("{dropped}{} {mark}{}", line.at, printable(&line.text))
+}
+
+/// Tells about progress on stderr: a spinner for a person, plain lines for a file.
+struct Teller {
+    spinner: Option<ProgressBar>,
+    told: std::cell::RefCell<String>,
+}
+
+// The state last told is only touched between awaits of one task.
+impl Teller {
+    fn new() -> Self {
+        use std::io::IsTerminal as _;
+        let spinner = std::io::stderr().is_terminal().then(|| {
+            let bar = ProgressBar::new_spinner();
+            if let Ok(style) = ProgressStyle::with_template("{spinner} {elapsed:>4} {wide_msg}") {
+                bar.set_style(style);
+            }
+            bar.enable_steady_tick(Duration::from_millis(120));
+            bar
+        });
+        Self { spinner, told: std::cell::RefCell::default() }
+    }
+
+    fn state(&self, task: &Task) {
+        let text = if task.cancel_requested_at.is_some() && !task.ended() {
+            format!("{} {} on {}: cancelling", task.id, task.task_type, task.node_name)
+        } else {
+            format!("{} {} on {}: {}", task.id, task.task_type, task.node_name, task.state)
+        };
+        if self.told.replace(text.clone()) != text {
+            self.now(&printable(&text));
+        }
+        if let Some(progress) = task.progress.as_ref().filter(|_| !task.ended()) {
+            self.phase(&progress.phase, &progress.message);
+        }
+    }
+
+    fn phase(&self, phase: &str, message: &str) {
+        let text = if message.is_empty() { format!("  phase {phase}") } else { format!("  phase {phase}: {message}") };
+        if self.told.replace(text.clone()) != text {
+            self.now(&printable(&text));
+        }
+    }
+
+    /// What is going on now.
+    fn now(&self, text: &str) {
+        if let Some(spinner) = &self.spinner {
+            spinner.set_message(text.to_owned());
+        }
+        self.line(text);
+    }
+
+    /// A line that stays.
+    fn line(&self, text: &str) {
+        match &self.spinner {
+            Some(spinner) => spinner.println(text),
+            None => eprintln!("{text}"),
+        }
+    }
+
+    fn finish(&self) {
+        if let Some(spinner) = &self.spinner {
+            spinner.finish_and_clear();
+        }
+    }
+}

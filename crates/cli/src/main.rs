@@ -1,0 +1,41 @@
+//! The `gpuaas` program.
+//!
+//! Every command prints its result, and nothing else, on stdout; progress, hints and errors go to stderr. What the exit
+//! codes mean is in [`exit`] and in `gpuaas --help`.
+
+mod args;
+mod commands;
+mod config;
+mod dev;
+mod evidence;
+mod exit;
+mod failure;
+mod files;
+mod follow;
+mod output;
+mod pages;
+mod params;
+mod resolve;
+mod server;
+mod session;
+mod span;
+
+use clap::Parser as _;
+
+fn main() -> std::process::ExitCode {
+    // A second installation fails; there is none before the first line of main.
+    let _ = rustls::crypto::aws_lc_rs::default_provider().install_default();
+    let cli = args::Cli::parse();
+    let session = session::Session::new(cli.global);
+    let result = match tokio::runtime::Runtime::new() {
+        Ok(runtime) => runtime.block_on(commands::run(&session, cli.command)),
+        Err(error) => Err(failure::Failure::internal(format!("cannot start the async runtime: {error}"))),
+    };
+    match result {
+        Ok(exit) => exit.into(),
+        Err(failure) => {
+            session.output.failure(&failure);
+            failure.exit.into()
+        }
+    }
+}

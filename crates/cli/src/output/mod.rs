@@ -1,0 +1,113 @@
+//! The only module that writes to stdout. A command's result goes there, in one of three formats; everything said to a
+//! person on the way goes to stderr.
+
+mod table;
+pub(crate) mod text;
+mod yaml;
+
+use std::io::{IsTerminal as _, Write as _};
+
+use crate::exit::Exit;
+use crate::failure::Failure;
+pub(crate) use table::{Details, Table, View};
+
+/// How results are printed.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, clap::ValueEnum)]
+pub(crate) enum Format {
+    /// For people.
+    #[default]
+    Table,
+    /// The API's own documents.
+    Json,
+    /// The same as YAML.
+    Yaml,
+}
+
+/// Prints in the format the user chose.
+#[derive(Clone, Debug)]
+pub(crate) struct Output {
+    format: Format,
+    colour: bool,
+}
+
+impl Output {
+    pub(crate) fn new(format: Format, no_color: bool) -> Self {
+        let unwanted = no_color || std::env::var_os("NO_COLOR").is_some_and(|value| !value.is_empty());
+        Self { format, colour: !unwanted && std::io::stdout().is_terminal() }
+    }
+
+    /// Whether a person reads the result as a table.
+    pub(crate) fn is_table(&self) -> bool {
+        self.format == Format::Table
+    }
+
+    /// Prints a result: as the document it is, or as `view` shows it.
+    pub(crate) fn print<T: serde::Serialize>(&self, value: &T, view: impl FnOnce(&T) -> View) -> Result<(), Failure> {
+        let text = match self.format {
+            Format::Table => view(value).render(self.colour),
+            Format::Json => serde_json::to_string_pretty(value).map_err(unserialisable)? + "\n",
+            Format::Yaml => yaml::emit(&serde_json::to_value(value).map_err(unserialisable)?),
+        };
+        self.raw(text.as_bytes())
+    }
+
+    /// Prints one item of a list that has no known end: a line, a line of JSON, or an item of a YAML sequence.
+    pub(crate) fn print_item<T: serde::Serialize>(&self, item: &T, line: impl FnOnce(&T) -> String) -> Result<(), Failure> {
+        let text = match self.format {
+            Format::Table => line(item) + "\n",
+            Format::Json => serde_json::to_string(item).map_err(unserialisable)? + "\n",
+            Format::Yaml => yaml::emit(&serde_json::json!([item])),
+        };
+        self.raw(text.as_bytes())
+    }
+
+    /// Writes bytes to stdout as they are.
+    pub(crate) fn raw(&self, bytes: &[u8]) -> Result<(), Failure> {
+        let mut stdout = std::io::stdout().lock();
+        match stdout.write_all(bytes).and_then(|()| stdout.flush()) {
+            Ok(()) => Ok(()),
+            // The reader (`head`, say) has seen enough: end without a word.
+            Err(error) if error.kind() == std::io::ErrorKind::BrokenPipe => Err(Failure::new(Exit::Done, "", "")),
+            Err(error) => Err(Failure::internal(format!("cannot write to stdout: {error}"))),
+        }
+    }
+
+    /// Tells a person what to do next.
+    pub(crate) fn hint(&self, text: &str) {
+        self.say(&text::printable(text));
+    }
+
+    /// Warns a person.
+    pub(crate) fn warn(&self, text: &str) {
+        self.say(&format!("warning: {}", text::printable(text)));
+    }
+
+    /// Says why a command failed.
+    pub(crate) fn failure(&self, failure: &Failure) {
+        if failure.exit == Exit::Done {
+            return;
+        }
+        if self.format == Format::Json {
+            return self.say(&failure.document().to_string());
+        }
+        self.say(&format!("error: {}", text::printable(&failure.message)));
+        if let Some(cause) = &failure.cause {
+            self.say(&format!("  cause: {}", text::printable(cause)));
+        }
+        if let Some(hint) = &failure.hint {
+            self.say(&format!("  hint: {}", text::printable(hint)));
+        }
+        if let Some(id) = &failure.correlation_id {
+            self.say(&format!("  correlation id: {}", text::printable(id)));
+        }
+    }
+
+    fn say(&self, line: &str) {
+        // Nobody left to tell: nothing to do about it.
+        let _ = writeln!(std::io::stderr().lock(), "{line}");
+    }
+}
+
+fn unserialisable(error: serde_json::Error) -> Failure {
+    Failure::internal(format!("cannot write the result as JSON: {error}"))
+}

@@ -1,0 +1,69 @@
+//! Lists, page by page.
+
+use gpuaas_api::ClientError;
+use gpuaas_api::dto::{MAX_PAGE, Page};
+
+/// Most items any list command collects.
+pub(crate) const MAX_ITEMS: usize = 100_000;
+
+/// The first items of a list.
+pub(crate) struct Collected<T> {
+    /// The items.
+    pub(crate) items: Vec<T>,
+    /// There are more.
+    pub(crate) more: bool,
+}
+
+/// Fetches pages until there are `limit` items or no more pages. `fetch` gets the cursor and the size of the page.
+pub(crate) async fn collect<T>(
+    limit: usize,
+    mut fetch: impl AsyncFnMut(Option<String>, u32) -> Result<Page<T>, ClientError>,
+) -> Result<Collected<T>, ClientError> {
+    let limit = limit.min(MAX_ITEMS);
+    let mut items = Vec::new();
+    let mut after = None;
+    loop {
+        let wanted = u32::try_from(limit - items.len()).unwrap_or(MAX_PAGE).min(MAX_PAGE);
+        let page = fetch(after.clone(), wanted).await?;
+        items.extend(page.items);
+        // A cursor that does not move would go round for ever.
+        let next = page.next.filter(|next| Some(next) != after.as_ref());
+        let more = next.is_some() || items.len() > limit;
+        items.truncate(limit);
+        if !more || items.len() >= limit {
+            return Ok(Collected { items, more });
+        }
+        after = next;
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// A server with the numbers below `total`, in pages of at most 3.
+    async fn collect_of(total: u32, limit: usize) -> (Vec<u32>, bool) {
+        let collected = collect(limit, async |after: Option<String>, wanted| {
+            let start: u32 = after.map_or(0, |cursor| cursor.parse().expect("our cursor"));
+            let end = total.min(start + wanted.min(3));
+            Ok(Page { items: (start..end).collect(), next: (end < total).then(|| end.to_string()) })
+        })
+        .await
+        .expect("no error");
+        (collected.items, collected.more)
+    }
+
+    #[tokio::test]
+    async fn pages_are_put_together_up_to_the_limit() {
+        assert_eq!(collect_of(0, 10).await, (vec![], false));
+        assert_eq!(collect_of(7, 10).await, ((0..7).collect(), false));
+        assert_eq!(collect_of(7, 7).await, ((0..7).collect(), false));
+        assert_eq!(collect_of(7, 4).await, ((0..4).collect(), true));
+    }
+
+    #[tokio::test]
+    async fn a_server_that_repeats_its_cursor_ends_the_list() {
+        let collected = collect(10, async |_, _| Ok(Page { items: vec![1], next: Some("same".to_owned()) })).await.expect("ok");
+        assert_eq!(collected.items, [1, 1]);
+    }
+}

@@ -1,0 +1,259 @@
+//! From what people type to an id: a whole id, a unique beginning of one, or a unique name.
+
+use gpuaas_api::Client;
+use gpuaas_api::dto::{Enrolment, EnrolmentListQuery, Node, NodeListQuery, PageQuery, TaskListQuery};
+use gpuaas_contract::id::{ApiTokenId, EnrolmentId, JoinTokenId, NodeId, TaskId};
+
+use crate::exit::Exit;
+use crate::failure::Failure;
+use crate::pages::{self, MAX_ITEMS};
+
+/// Most candidates shown when a name is ambiguous.
+const MAX_CANDIDATES: usize = 10;
+
+/// Something that can be named.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Candidate {
+    /// Its id.
+    pub(crate) id: String,
+    /// What people call it; may be empty.
+    pub(crate) name: String,
+}
+
+/// What is being looked for, in words.
+#[derive(Clone, Copy)]
+pub(crate) struct Kind {
+    /// Such as `node`.
+    pub(crate) word: &'static str,
+    /// Prefix of its ids.
+    pub(crate) prefix: &'static str,
+    /// The command that lists them.
+    pub(crate) list: &'static str,
+}
+
+const NODE: Kind = Kind { word: "node", prefix: NodeId::PREFIX, list: "gpuaas node ls" };
+const TASK: Kind = Kind { word: "task", prefix: TaskId::PREFIX, list: "gpuaas task ls" };
+const ENROLMENT: Kind = Kind { word: "enrolment request", prefix: EnrolmentId::PREFIX, list: "gpuaas node requests" };
+const JOIN_TOKEN: Kind = Kind { word: "join token", prefix: JoinTokenId::PREFIX, list: "gpuaas node token ls" };
+const API_TOKEN: Kind = Kind { word: "API token", prefix: ApiTokenId::PREFIX, list: "gpuaas token ls" };
+const SIGNING_KEY: Kind = Kind { word: "signing key", prefix: "key_", list: "gpuaas key ls" };
+
+/// The one candidate that `wanted` names.
+pub(crate) fn pick(kind: Kind, wanted: &str, candidates: &[Candidate]) -> Result<String, Failure> {
+    if let Some(exact) = candidates.iter().find(|candidate| candidate.id == wanted) {
+        return Ok(exact.id.clone());
+    }
+    let named: Vec<&Candidate> = candidates.iter().filter(|candidate| candidate.name == wanted).collect();
+    let found = if named.is_empty() {
+        // At least one digit after the prefix: `node_` alone is not a beginning anybody meant.
+        let begins = wanted.len() > kind.prefix.len() && wanted.starts_with(kind.prefix);
+        candidates.iter().filter(|candidate| begins && candidate.id.starts_with(wanted)).collect()
+    } else {
+        named
+    };
+    match found.as_slice() {
+        [one] => Ok(one.id.clone()),
+        [] => Err(Failure::new(Exit::NotFound, "not_found", format!("there is no {} `{wanted}`", kind.word))
+            .hint(suggestion(kind, wanted, candidates))),
+        several => {
+            let shown: Vec<String> = several.iter().take(MAX_CANDIDATES).map(|candidate| candidate.shown()).collect();
+            let more = if several.len() > shown.len() { ", …" } else { "" };
+            let message = format!("`{wanted}` is the name or beginning of {} {}s", several.len(), kind.word);
+            Err(Failure::usage("ambiguous", message).hint(format!("choose one: {}{more}", shown.join(", "))))
+        }
+    }
+}
+
+impl Candidate {
+    fn shown(&self) -> String {
+        if self.name.is_empty() { self.id.clone() } else { format!("{} ({})", self.id, self.name) }
+    }
+}
+
+fn suggestion(kind: Kind, wanted: &str, candidates: &[Candidate]) -> String {
+    let lower = wanted.to_lowercase();
+    let near: Vec<&str> = candidates
+        .iter()
+        .map(|candidate| candidate.name.as_str())
+        .filter(|name| !name.is_empty() && (name.to_lowercase().contains(&lower) || lower.contains(&name.to_lowercase())))
+        .take(3)
+        .collect();
+    if near.is_empty() { format!("`{}` lists them", kind.list) } else { format!("did you mean {}?", near.join(" or ")) }
+}
+
+/// Refuses an id of another kind with a word, instead of "not found".
+fn not_of_another_kind(kind: Kind, wanted: &str) -> Result<(), Failure> {
+    let other = [NODE, TASK, ENROLMENT, JOIN_TOKEN, API_TOKEN]
+        .into_iter()
+        .find(|other| other.prefix != kind.prefix && wanted.starts_with(other.prefix) && wanted.len() == other.prefix.len() + 32);
+    match other {
+        Some(other) => {
+            Err(Failure::usage("wrong_kind", format!("`{wanted}` is the id of a {}, not of a {}", other.word, kind.word)))
+        }
+        None => Ok(()),
+    }
+}
+
+/// A node's id.
+pub(crate) async fn node(client: &Client, wanted: &str) -> Result<String, Failure> {
+    if wanted.parse::<NodeId>().is_ok() {
+        return Ok(wanted.to_owned());
+    }
+    not_of_another_kind(NODE, wanted)?;
+    let nodes = all_nodes(client, true).await?;
+    // Somebody who says a name means a node that is there; retired ones are found by id.
+    let name = |node: &Node| if node.service == "retired" { String::new() } else { node.name.clone() };
+    let candidates: Vec<_> = nodes.iter().map(|node| Candidate { id: node.id.to_string(), name: name(node) }).collect();
+    pick(NODE, wanted, &candidates)
+}
+
+/// Every node.
+pub(crate) async fn all_nodes(client: &Client, retired_too: bool) -> Result<Vec<Node>, Failure> {
+    let collected = pages::collect(MAX_ITEMS, async |after, limit| {
+        let query = NodeListQuery { all: Some(retired_too), after, limit: Some(limit), service: None };
+        client.nodes(&query).await
+    })
+    .await?;
+    Ok(collected.items)
+}
+
+/// A task's id. Tasks are too many to list: the server looks for the beginning.
+pub(crate) async fn task(client: &Client, wanted: &str) -> Result<String, Failure> {
+    if wanted.parse::<TaskId>().is_ok() {
+        return Ok(wanted.to_owned());
+    }
+    not_of_another_kind(TASK, wanted)?;
+    let digits = wanted.strip_prefix(TaskId::PREFIX).unwrap_or("");
+    let lower_hex = |byte: u8| byte.is_ascii_digit() || (b'a'..=b'f').contains(&byte);
+    if digits.is_empty() || digits.len() > 32 || !digits.bytes().all(lower_hex) {
+        let message = format!("`{wanted}` is not a task id: expected `task_` and up to 32 lower-case hex digits");
+        return Err(Failure::usage("id_invalid", message).hint("`gpuaas task ls` lists them"));
+    }
+    let limit = u32::try_from(MAX_CANDIDATES).ok();
+    let query = TaskListQuery { id_prefix: Some(wanted.to_owned()), limit, ..TaskListQuery::default() };
+    let page = client.tasks(&query).await?;
+    let candidates: Vec<_> = page
+        .items
+        .iter()
+        .map(|task| Candidate { id: task.id.to_string(), name: format!("{} on {}", task.task_type, task.node_name) })
+        .collect();
+    pick(TASK, wanted, &candidates)
+}
+
+/// An enrolment's id, from those that wait if it is not a whole id.
+pub(crate) async fn enrolment(client: &Client, wanted: &str) -> Result<String, Failure> {
+    if wanted.parse::<EnrolmentId>().is_ok() {
+        return Ok(wanted.to_owned());
+    }
+    not_of_another_kind(ENROLMENT, wanted)?;
+    let candidates: Vec<_> = enrolments(client, Some("pending"))
+        .await?
+        .into_iter()
+        .map(|enrolment| Candidate { id: enrolment.id.to_string(), name: enrolment.facts.hostname })
+        .collect();
+    pick(ENROLMENT, wanted, &candidates)
+}
+
+/// Every enrolment request in this state.
+pub(crate) async fn enrolments(client: &Client, state: Option<&str>) -> Result<Vec<Enrolment>, Failure> {
+    let collected = pages::collect(MAX_ITEMS, async |after, limit| {
+        let query = EnrolmentListQuery { state: state.map(str::to_owned), after, limit: Some(limit) };
+        client.enrolments(&query).await
+    })
+    .await?;
+    Ok(collected.items)
+}
+
+/// A join token's id.
+pub(crate) async fn join_token(client: &Client, wanted: &str) -> Result<String, Failure> {
+    if wanted.parse::<JoinTokenId>().is_ok() {
+        return Ok(wanted.to_owned());
+    }
+    if wanted.starts_with("gpj_") {
+        return Err(Failure::usage("secret_given", "that is the secret of a join token; give its id (`join_…`)")
+            .hint("`gpuaas node token ls` lists them"));
+    }
+    not_of_another_kind(JOIN_TOKEN, wanted)?;
+    let collected =
+        pages::collect(MAX_ITEMS, async |after, limit| client.join_tokens(&PageQuery { after, limit: Some(limit) }).await)
+            .await?;
+    let candidates: Vec<_> =
+        collected.items.into_iter().map(|token| Candidate { id: token.id.to_string(), name: token.note }).collect();
+    pick(JOIN_TOKEN, wanted, &candidates)
+}
+
+/// An API token's id.
+pub(crate) async fn api_token(client: &Client, wanted: &str) -> Result<String, Failure> {
+    if wanted.parse::<ApiTokenId>().is_ok() {
+        return Ok(wanted.to_owned());
+    }
+    not_of_another_kind(API_TOKEN, wanted)?;
+    let collected =
+        pages::collect(MAX_ITEMS, async |after, limit| client.api_tokens(&PageQuery { after, limit: Some(limit) }).await).await?;
+    let live = collected.items.into_iter().filter(|token| token.revoked_at.is_none());
+    let candidates: Vec<_> = live.map(|token| Candidate { id: token.id.to_string(), name: token.name }).collect();
+    pick(API_TOKEN, wanted, &candidates)
+}
+
+/// A signing key's id.
+pub(crate) async fn signing_key(client: &Client, wanted: &str) -> Result<String, Failure> {
+    let keys = client.signing_keys().await?;
+    let candidates: Vec<_> =
+        keys.items.into_iter().map(|key| Candidate { id: key.key_id.to_string(), name: String::new() }).collect();
+    pick(SIGNING_KEY, wanted, &candidates)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn candidates() -> Vec<Candidate> {
+        [("node_aa11", "rack-1"), ("node_aa22", "rack-2"), ("node_bb33", "twin"), ("node_bb44", "twin"), ("node_cc55", "node_aa")]
+            .map(|(id, name)| Candidate { id: id.to_owned(), name: name.to_owned() })
+            .to_vec()
+    }
+
+    fn picked(wanted: &str) -> Result<String, Failure> {
+        pick(NODE, wanted, &candidates())
+    }
+
+    #[test]
+    fn ids_unique_beginnings_and_unique_names_are_taken() {
+        assert_eq!(picked("node_aa22").expect("an id"), "node_aa22");
+        assert_eq!(picked("rack-1").expect("a name"), "node_aa11");
+        assert_eq!(picked("node_aa1").expect("a beginning"), "node_aa11");
+        assert_eq!(picked("node_aa").expect("a name goes before a beginning"), "node_cc55");
+    }
+
+    #[test]
+    fn what_is_ambiguous_lists_its_candidates() {
+        for (wanted, one, two) in [("twin", "node_bb33 (twin)", "node_bb44 (twin)"), ("node_b", "node_bb33", "node_bb44")] {
+            let failure = picked(wanted).expect_err("ambiguous");
+            let hint = failure.hint.expect("a hint");
+            assert!(failure.exit == Exit::Usage && hint.contains(one) && hint.contains(two), "{wanted}: {hint}");
+        }
+    }
+
+    #[test]
+    fn what_is_not_there_is_not_found_with_a_hint() {
+        let failure = picked("rack").expect_err("not a whole name");
+        assert_eq!((failure.exit, failure.hint.as_deref()), (Exit::NotFound, Some("did you mean rack-1 or rack-2?")));
+        assert_eq!(picked("node_").expect_err("a bare prefix").exit, Exit::NotFound);
+        for wanted in ["aa11", "zzz"] {
+            let failure = picked(wanted).expect_err("not found");
+            assert_eq!(
+                (failure.exit, failure.hint.as_deref()),
+                (Exit::NotFound, Some("`gpuaas node ls` lists them")),
+                "{wanted}"
+            );
+        }
+    }
+
+    #[test]
+    fn an_id_of_another_kind_is_told_apart() {
+        let task = TaskId::generate().to_string();
+        assert_eq!(not_of_another_kind(NODE, &task).expect_err("told").code, "wrong_kind");
+        assert!(not_of_another_kind(TASK, &task).is_ok());
+        assert!(not_of_another_kind(NODE, "task_force").is_ok());
+    }
+}

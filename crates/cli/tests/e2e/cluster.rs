@@ -1,0 +1,305 @@
+//! A cluster of real processes in a temporary folder.
+
+use std::path::{Path, PathBuf};
+
+use gpuaas_testkit::{Failpoints, Launch, NetNs, PATIENCE, PgDatabase, Program, TempDir, eventually, free_port, pg_database};
+use serde_json::Value;
+
+/// Which database the server uses.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Store {
+    Sqlite,
+    Postgres,
+}
+
+/// A server and its folder.
+pub(crate) struct Cluster {
+    pub(crate) dir: TempDir,
+    pub(crate) failpoints: Failpoints,
+    pub(crate) link: String,
+    pg: Option<PgDatabase>,
+    server: Program,
+    api_port: u16,
+    link_listen: String,
+}
+
+/// What a run of the CLI gave.
+#[derive(Debug)]
+pub(crate) struct Ran {
+    pub(crate) code: i32,
+    pub(crate) stdout: String,
+    pub(crate) stderr: String,
+}
+
+impl Ran {
+    pub(crate) fn json(&self) -> Value {
+        assert_eq!(self.code, 0, "exit {}: {}", self.code, self.stderr);
+        self.any_json()
+    }
+
+    /// The document on stdout, whatever the exit code says.
+    pub(crate) fn any_json(&self) -> Value {
+        serde_json::from_str(&self.stdout).unwrap_or_else(|e| panic!("stdout is not one JSON document ({e}): {self:?}"))
+    }
+}
+
+impl Cluster {
+    /// `None` (with a loud line) where the store is not to be had.
+    pub(crate) fn start(store: Store) -> Option<Self> {
+        Self::start_on(store, "127.0.0.1")
+    }
+
+    /// Agents reach it at this address.
+    pub(crate) fn start_on(store: Store, address: &str) -> Option<Self> {
+        let pg = match store {
+            Store::Sqlite => None,
+            Store::Postgres => Some(pg_database()?),
+        };
+        let dir = TempDir::new();
+        let failpoints = Failpoints::new(dir.join("server-failpoints"));
+        let (api_port, link_port) = (free_port(), free_port());
+        let link_listen = format!("{address}:{link_port}");
+        let server = Self::launch(&dir, &failpoints, pg.as_ref(), api_port, &link_listen).start(dir.path());
+        let mut cluster = Self { dir, failpoints, link: link_listen.clone(), pg, server, api_port, link_listen };
+        cluster.wait_ready();
+        Some(cluster)
+    }
+
+    fn launch(dir: &TempDir, failpoints: &Failpoints, pg: Option<&PgDatabase>, api_port: u16, link_listen: &str) -> Launch {
+        let launch = Launch::new("gpuaas")
+            .args(["server", "--data-dir"])
+            .arg(dir.join("server"))
+            .args(["--api-listen", &format!("127.0.0.1:{api_port}"), "--link-listen", link_listen])
+            .env("GPUAAS_LOG", "info,gpuaas_control=debug")
+            .failpoints(failpoints);
+        match pg {
+            Some(pg) => launch.env("GPUAAS_STORE", pg.url()),
+            None => launch,
+        }
+    }
+
+    fn wait_ready(&mut self) {
+        self.server.wait_for_line("link ready", PATIENCE);
+    }
+
+    pub(crate) fn kill_server(&mut self) {
+        self.server.sigkill();
+    }
+
+    pub(crate) fn stop_server(&mut self) {
+        self.server.sigterm();
+        assert!(self.server.wait(PATIENCE).success(), "the server does not end in good order");
+    }
+
+    /// Starts the server again on the same folder and ports.
+    pub(crate) fn start_server(&mut self) {
+        let launch = Self::launch(&self.dir, &self.failpoints, self.pg.as_ref(), self.api_port, &self.link_listen);
+        self.server = launch.start(self.dir.path());
+        self.wait_ready();
+    }
+
+    pub(crate) fn server_log(&self) -> String {
+        self.server.stderr()
+    }
+
+    pub(crate) fn url(&self) -> String {
+        format!("http://127.0.0.1:{}", self.api_port)
+    }
+
+    pub(crate) fn admin_token_file(&self) -> PathBuf {
+        self.dir.join("server/admin-token")
+    }
+
+    /// Starts the CLI with this cluster's address and token.
+    pub(crate) fn cli_launch(&self, arguments: &[&str]) -> Launch {
+        Launch::new("gpuaas").args(arguments).env("GPUAAS_URL", self.url()).env("GPUAAS_TOKEN_FILE", self.admin_token_file())
+    }
+
+    /// Runs the CLI.
+    pub(crate) fn cli(&self, arguments: &[&str]) -> Ran {
+        let (status, stdout, stderr) = self.cli_launch(arguments).run(self.dir.path(), PATIENCE * 2);
+        Ran { code: status.code().unwrap_or(-1), stdout, stderr }
+    }
+
+    /// Runs the CLI and reads its document; the command must succeed.
+    pub(crate) fn json(&self, arguments: &[&str]) -> Value {
+        let mut all = arguments.to_vec();
+        all.extend(["-o", "json"]);
+        self.cli(&all).json()
+    }
+
+    pub(crate) fn join_token(&self) -> String {
+        self.json(&["node", "token", "create"])["token"].as_str().unwrap().to_owned()
+    }
+
+    pub(crate) fn ca_pin(&self) -> String {
+        self.json(&["cluster", "info"])["ca_sha256"].as_str().unwrap().to_owned()
+    }
+
+    pub(crate) fn task(&self, id: &str) -> Value {
+        self.json(&["task", "show", id])
+    }
+
+    /// Waits until the task is in this state.
+    pub(crate) fn wait_state(&self, id: &str, state: &str) -> Value {
+        eventually(PATIENCE, &format!("{id} becomes {state}"), || {
+            let task = self.task(id);
+            (task["state"] == state).then_some(task)
+        })
+    }
+
+    /// Waits until the node is online (or not).
+    pub(crate) fn wait_online(&self, node: &str, online: bool) -> Value {
+        eventually(PATIENCE, &format!("{node} online is {online}"), || {
+            let ran = self.cli(&["node", "show", node, "-o", "json"]);
+            let node = (ran.code == 0).then(|| ran.json())?;
+            (node["online"] == online).then_some(node)
+        })
+    }
+
+    /// Asks for a ping without waiting for it.
+    pub(crate) fn ping(&self, node: &str, more: &[&str]) -> String {
+        let mut arguments = vec!["task", "run", node, "diag.ping", "--param", "message=hello"];
+        arguments.extend(more);
+        self.json(&arguments)["id"].as_str().unwrap().to_owned()
+    }
+
+    /// The audit chain holds from the first row to the last.
+    pub(crate) fn verify_audit(&self) {
+        let ran = self.cli(&["audit", "verify", "-o", "json"]);
+        assert_eq!(ran.code, 0, "{ran:?}");
+    }
+}
+
+/// A host with an agent.
+pub(crate) struct AgentHost {
+    pub(crate) folder: PathBuf,
+    pub(crate) failpoints: Failpoints,
+    namespace: Option<String>,
+    program: Option<Program>,
+    launch: Launch,
+}
+
+/// How the agent connects.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Carrier {
+    Stream,
+    Poll,
+    Auto,
+}
+
+impl Carrier {
+    fn as_str(self) -> &'static str {
+        match self {
+            Self::Stream => "stream",
+            Self::Poll => "poll",
+            Self::Auto => "auto",
+        }
+    }
+}
+
+impl AgentHost {
+    /// A simulated host, enrolled with a join token and not running yet.
+    pub(crate) fn enrolled(cluster: &Cluster, name: &str, carrier: Carrier) -> Self {
+        let host = Self::new(cluster, name, carrier, Some("h100"), None);
+        let ran = host.agent(&["enroll", "--server", &cluster.link, "--token", &cluster.join_token()]);
+        assert_eq!(ran.code, 0, "{ran:?}");
+        host
+    }
+
+    /// The files of a host, nothing enrolled.
+    pub(crate) fn new(
+        cluster: &Cluster,
+        name: &str,
+        carrier: Carrier,
+        simulate: Option<&str>,
+        namespace: Option<&NetNs>,
+    ) -> Self {
+        let folder = cluster.dir.join(name);
+        std::fs::create_dir_all(&folder).unwrap();
+        let path = |file: &str| folder.join(file).display().to_string();
+        let config = format!(
+            "server = [\"{}\"]\nstate_dir = \"{}\"\npolicy_file = \"{}\"\ntransport = \"{}\"\nsimulate = \"{}\"\nmetrics_interval = \"1s\"\n",
+            cluster.link,
+            path("state"),
+            path("policy.toml"),
+            carrier.as_str(),
+            simulate.unwrap_or("none"),
+        );
+        std::fs::write(folder.join("config.toml"), config).unwrap();
+        write_private(&folder.join("policy.toml"), "allowed_tasks = [\"diag.ping\", \"diag.health_probe\", \"package.list\"]\n");
+        let failpoints = Failpoints::new(folder.join("failpoints"));
+        let mut launch =
+            Launch::new("gpuaas-agent").env("GPUAAS_AGENT_CONFIG", folder.join("config.toml")).failpoints(&failpoints);
+        if let Some(namespace) = namespace {
+            launch = launch.in_namespace(namespace);
+        }
+        Self { folder, failpoints, namespace: namespace.map(|n| n.name().to_owned()), program: None, launch }
+    }
+
+    /// Runs a command of the agent.
+    pub(crate) fn agent(&self, arguments: &[&str]) -> Ran {
+        let (status, stdout, stderr) = self.launch.clone().args(arguments).run(&self.folder, PATIENCE);
+        Ran { code: status.code().unwrap_or(-1), stdout, stderr }
+    }
+
+    /// Starts a command of the agent and leaves it running.
+    pub(crate) fn agent_in_background(&self, arguments: &[&str]) -> Program {
+        self.launch.clone().args(arguments).start(&self.folder)
+    }
+
+    pub(crate) fn start(&mut self) {
+        self.program = Some(self.launch.clone().arg("run").start(&self.folder));
+    }
+
+    pub(crate) fn kill(&mut self) {
+        self.program.take().expect("running").sigkill();
+    }
+
+    pub(crate) fn stop(&mut self) {
+        let mut program = self.program.take().expect("running");
+        program.sigterm();
+        assert!(program.wait(PATIENCE).success(), "the agent does not end in good order: {}", program.stderr());
+    }
+
+    pub(crate) fn log(&self) -> String {
+        self.program.as_ref().map(Program::stderr).unwrap_or_default()
+    }
+
+    pub(crate) fn namespace(&self) -> Option<&str> {
+        self.namespace.as_deref()
+    }
+
+    /// The node's id, from the agent's own files.
+    pub(crate) fn node_id(&self) -> String {
+        let text = std::fs::read_to_string(self.folder.join("state/identity/identity.json")).unwrap();
+        serde_json::from_str::<Value>(&text).unwrap()["node_id"].as_str().unwrap().to_owned()
+    }
+
+    /// How often the task left its mark on the host, counted from outside.
+    pub(crate) fn effects(&self, task: &str) -> usize {
+        self.effect_lines().iter().filter(|line| line.contains(task)).count()
+    }
+
+    /// Every mark on the host.
+    pub(crate) fn effect_lines(&self) -> Vec<String> {
+        let mut lines = Vec::new();
+        let mut folders = vec![self.folder.join("state")];
+        while let Some(folder) = folders.pop() {
+            for entry in std::fs::read_dir(folder).into_iter().flatten().flatten() {
+                if entry.path().is_dir() {
+                    folders.push(entry.path());
+                } else if entry.file_name().to_string_lossy().starts_with("ping.log") {
+                    lines.extend(std::fs::read_to_string(entry.path()).unwrap().lines().map(str::to_owned));
+                }
+            }
+        }
+        lines
+    }
+}
+
+pub(crate) fn write_private(path: &Path, text: &str) {
+    use std::os::unix::fs::PermissionsExt as _;
+    std::fs::write(path, text).unwrap();
+    std::fs::set_permissions(path, std::fs::Permissions::from_mode(0o600)).unwrap();
+}

@@ -1,0 +1,121 @@
+//! From an operator's command to an effect on a host and back to a verified receipt.
+
+use crate::cluster::{AgentHost, Carrier, Cluster, Store};
+use gpuaas_testkit::{PATIENCE, eventually};
+
+fn tour(store: Store, carrier: Carrier) {
+    let Some(mut cluster) = Cluster::start(store) else { return };
+    let mut host = AgentHost::enrolled(&cluster, "gpu-1", carrier);
+    host.start();
+    let node = host.node_id();
+    let shown = cluster.wait_online(&node, true);
+    assert_eq!(shown["session"]["transport"], if carrier == Carrier::Poll { "poll" } else { "stream" });
+    assert_eq!((shown["simulated"].as_bool(), shown["facts"]["gpus"].as_array().unwrap().len()), (Some(true), 8));
+
+    // A task, waited for, with its id in the agent's log and its logs at the server.
+    let correlation = "ticket-4711";
+    let run = ["task", "run", &node, "diag.ping", "--param", "message=hello", "--param", "log_lines=50", "--wait"];
+    let done = cluster.json(&[&run[..], &["--correlation-id", correlation]].concat());
+    assert_eq!((done["state"].as_str(), done["output"]["message"].as_str()), (Some("succeeded"), Some("hello")));
+    let id = done["id"].as_str().unwrap();
+    assert_eq!(host.effects(id), 1);
+    assert!(host.log().contains(correlation), "the correlation id is not in the agent's log");
+    assert!(cluster.server_log().contains(correlation), "the correlation id is not in the server's log");
+    eventually(PATIENCE, "all log lines are at the server", || {
+        let logs = cluster.cli(&["task", "logs", id]);
+        (logs.stdout.lines().count() >= 50).then_some(())
+    });
+
+    // Both signatures hold, with the network and without it.
+    assert_eq!(cluster.cli(&["task", "verify", id]).code, 0);
+    let file = cluster.dir.join("evidence.json").display().to_string();
+    assert_eq!(cluster.cli(&["task", "verify", id, "--save", &file]).code, 0);
+    let offline = ["task", "verify", id, "--evidence", &file, "--url", "http://127.0.0.1:1"];
+    assert_eq!(cluster.cli(&offline).code, 0);
+    let tampered = std::fs::read_to_string(&file).unwrap().replacen("\"receipt\":", "\"receipt\":\"AAAA\",\"old\":", 1);
+    std::fs::write(&file, tampered).unwrap();
+    assert_ne!(cluster.cli(&offline).code, 0, "a tampered receipt passes");
+
+    // Read-only kinds.
+    let probe = cluster.json(&["task", "run", &node, "diag.health_probe", "--wait"]);
+    assert_eq!((probe["state"].as_str(), probe["output"]["simulated"].as_bool()), (Some("succeeded"), Some(true)));
+    let packages = cluster.json(&["task", "run", &node, "package.list", "--param", "limit=3", "--wait"]);
+    assert_eq!(packages["output"]["packages"].as_array().unwrap().len(), 3);
+
+    // A running task is cancelled, and nothing was done.
+    let held = cluster.ping(&node, &["--param", "hold_ms=60000"]);
+    cluster.wait_state(&held, "started");
+    cluster.json(&["task", "cancel", &held]);
+    let cancelled = cluster.wait_state(&held, "cancelled");
+    assert!(cancelled["receipt_digest"].is_string(), "a started task ends by receipt only");
+    assert_eq!(host.effects(&held), 0);
+
+    // Outage: the agent runs on, and reports when the server is back.
+    let through = cluster.ping(&node, &["--param", "hold_ms=1500", "--param", "log_lines=20"]);
+    cluster.wait_state(&through, "started");
+    cluster.stop_server();
+    eventually(PATIENCE, "the effect happens while the server is down", || (host.effects(&through) == 1).then_some(()));
+    cluster.start_server();
+    cluster.wait_state(&through, "succeeded");
+    eventually(PATIENCE, "logs of the outage are shipped", || {
+        (cluster.cli(&["task", "logs", &through]).stdout.lines().count() >= 20).then_some(())
+    });
+
+    // Maintenance.
+    cluster.json(&["node", "drain", &node, "--reason", "new fans"]);
+    let refused = cluster.cli(&["task", "run", &node, "diag.ping"]);
+    assert_eq!(refused.code, 4, "{refused:?}");
+    cluster.json(&["node", "undrain", &node]);
+
+    // Keys are rotated under way; tasks go on.
+    cluster.json(&["key", "rotate"]);
+    assert_eq!(cluster.json(&["task", "run", &node, "diag.ping", "--wait"])["state"], "succeeded");
+
+    host.stop();
+    cluster.wait_online(&node, false);
+    cluster.verify_audit();
+}
+
+#[test]
+fn the_tour_on_sqlite_over_the_stream() {
+    tour(Store::Sqlite, Carrier::Stream);
+}
+
+#[test]
+fn the_tour_on_sqlite_over_long_poll() {
+    tour(Store::Sqlite, Carrier::Poll);
+}
+
+#[test]
+fn the_tour_on_postgres_over_the_stream() {
+    tour(Store::Postgres, Carrier::Stream);
+}
+
+#[test]
+fn the_tour_on_postgres_over_long_poll() {
+    tour(Store::Postgres, Carrier::Poll);
+}
+
+#[test]
+fn this_very_machine_answers_for_itself() {
+    let Some(cluster) = Cluster::start(Store::Sqlite) else { return };
+    let mut host = AgentHost::new(&cluster, "real", Carrier::Auto, None, None);
+    let ran = host.agent(&["enroll", "--server", &cluster.link, "--token", &cluster.join_token()]);
+    assert_eq!(ran.code, 0, "{ran:?}");
+    host.start();
+    let node = host.node_id();
+    cluster.wait_online(&node, true);
+    let probe = cluster.json(&["task", "run", &node, "diag.health_probe", "--wait"]);
+    let kernel = std::fs::read_to_string("/proc/sys/kernel/osrelease").unwrap();
+    assert_eq!((probe["output"]["simulated"].as_bool(), probe["output"]["kernel"].as_str()), (Some(false), Some(kernel.trim())));
+    let packages = cluster.json(&["task", "run", &node, "package.list", "--param", "name_contains=bash", "--wait"]);
+    if std::path::Path::new("/usr/bin/dpkg-query").exists() {
+        let names = packages["output"]["packages"].as_array().unwrap();
+        assert!(names.iter().any(|package| package["name"] == "bash"), "{packages}");
+    }
+    let metrics = eventually(PATIENCE, "a sample of metrics", || {
+        let shown = cluster.json(&["node", "show", &node]);
+        shown["metrics"]["memory_used_bytes"].as_u64().filter(|bytes| *bytes > 0)
+    });
+    assert!(metrics > 1024 * 1024);
+}

@@ -1,0 +1,114 @@
+//! Ed25519 keys, each with a purpose that cannot be mixed up.
+//!
+//! A [`VerifyingKey`] is always checked with `verify_strict`, and a [`SigningKey`] always signs with its own public
+//! half: there is no call that takes the two apart.
+
+use ed25519_dalek::Signer as _;
+
+/// Public half of a key; knows its own id.
+#[derive(Clone, PartialEq, Eq)]
+pub struct VerifyingKey(ed25519_dalek::VerifyingKey);
+
+/// Private half; wiped from memory on drop.
+pub struct SigningKey(ed25519_dalek::SigningKey);
+
+/// Name of a key: `key_` and the first 16 bytes of the SHA-256 of its public half, in hex.
+#[derive(Clone, PartialEq, Eq, Hash, PartialOrd, Ord, Debug, serde::Serialize, serde::Deserialize)]
+#[serde(transparent)]
+pub struct KeyId(String);
+
+impl KeyId {
+    /// The text form.
+    pub fn as_str(&self) -> &str {
+        &self.0
+    }
+}
+
+impl From<String> for KeyId {
+    fn from(text: String) -> Self {
+        Self(text)
+    }
+}
+
+impl std::fmt::Display for KeyId {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str(&self.0)
+    }
+}
+
+/// Bytes that are not an Ed25519 key.
+#[derive(Debug, thiserror::Error)]
+#[error("not an Ed25519 key: expected 32 bytes that are a valid curve point")]
+pub struct BadKey;
+
+impl SigningKey {
+    /// The key with this seed.
+    pub fn from_seed(seed: &[u8; 32]) -> Self {
+        Self(ed25519_dalek::SigningKey::from_bytes(seed))
+    }
+
+    /// The seed, to be written to a file only its owner can read.
+    pub fn seed(&self) -> zeroize::Zeroizing<[u8; 32]> {
+        zeroize::Zeroizing::new(self.0.to_bytes())
+    }
+
+    /// Its public half.
+    pub fn verifying_key(&self) -> VerifyingKey {
+        VerifyingKey(self.0.verifying_key())
+    }
+
+    /// Signature over exactly these bytes.
+    pub fn sign(&self, bytes: &[u8]) -> [u8; 64] {
+        self.0.sign(bytes).to_bytes()
+    }
+}
+
+impl VerifyingKey {
+    /// The key with these 32 bytes. Weak (small-order) keys are refused.
+    pub fn from_bytes(bytes: &[u8]) -> Result<Self, BadKey> {
+        let bytes: &[u8; 32] = bytes.try_into().map_err(|_| BadKey)?;
+        let key = ed25519_dalek::VerifyingKey::from_bytes(bytes).map_err(|_| BadKey)?;
+        if key.is_weak() { Err(BadKey) } else { Ok(Self(key)) }
+    }
+
+    /// The 32 bytes.
+    pub fn as_bytes(&self) -> &[u8; 32] {
+        self.0.as_bytes()
+    }
+
+    /// The key's name.
+    pub fn id(&self) -> KeyId {
+        use sha2::Digest as _;
+        KeyId(format!("key_{}", crate::hex(&sha2::Sha256::digest(self.0.as_bytes())[..16])))
+    }
+
+    /// Whether `signature` is this key's over exactly `bytes` (strict: no malleability, no weak points).
+    pub fn verifies(&self, bytes: &[u8], signature: &[u8]) -> bool {
+        ed25519_dalek::Signature::from_slice(signature).is_ok_and(|s| self.0.verify_strict(bytes, &s).is_ok())
+    }
+}
+
+impl std::fmt::Debug for VerifyingKey {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "VerifyingKey({})", self.id())
+    }
+}
+
+impl std::fmt::Debug for SigningKey {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "SigningKey({})", self.verifying_key().id())
+    }
+}
+
+impl serde::Serialize for VerifyingKey {
+    fn serialize<S: serde::Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        crate::bytes_as_base64::serialize(self.as_bytes(), serializer)
+    }
+}
+
+impl<'de> serde::Deserialize<'de> for VerifyingKey {
+    fn deserialize<D: serde::Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        let bytes = crate::bytes_as_base64::deserialize(deserializer)?;
+        Self::from_bytes(&bytes).map_err(serde::de::Error::custom)
+    }
+}

@@ -1,0 +1,95 @@
+//! The language both sides of gpuaas speak.
+//!
+//! Ids, the closed catalogue of tasks, signed envelopes and receipts, the verifier set, telemetry documents and the
+//! link protocol. Everything here is data and pure functions: no I/O, no clock, no randomness except in key and id
+//! constructors. Another implementation can check itself against the files in `testdata/`.
+
+pub mod dsse;
+pub mod envelope;
+pub mod id;
+pub mod key;
+pub mod link;
+pub mod receipt;
+pub mod schema;
+pub mod task;
+pub mod telemetry;
+pub mod time;
+pub mod verifier_set;
+
+/// Hex SHA-256 with its `sha256:` prefix, as it appears in receipts, audit rows and vectors.
+#[derive(Clone, PartialEq, Eq, Hash, PartialOrd, Ord, serde::Serialize, serde::Deserialize, schemars::JsonSchema)]
+#[serde(try_from = "String", into = "String")]
+pub struct Digest(String);
+
+impl Digest {
+    /// Digest of `bytes`.
+    pub fn of(bytes: &[u8]) -> Self {
+        use sha2::Digest as _;
+        Self(format!("sha256:{}", hex(&sha2::Sha256::digest(bytes))))
+    }
+
+    /// The text form, `sha256:` and 64 hex digits.
+    pub fn as_str(&self) -> &str {
+        &self.0
+    }
+}
+
+impl std::fmt::Display for Digest {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str(&self.0)
+    }
+}
+
+impl std::fmt::Debug for Digest {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str(&self.0)
+    }
+}
+
+/// A text that is not `sha256:` followed by 64 lower-case hex digits.
+#[derive(Debug, thiserror::Error)]
+#[error("not a digest: expected `sha256:` and 64 lower-case hex digits")]
+pub struct BadDigest;
+
+impl TryFrom<String> for Digest {
+    type Error = BadDigest;
+
+    fn try_from(text: String) -> Result<Self, BadDigest> {
+        let hex = text.strip_prefix("sha256:").ok_or(BadDigest)?;
+        let lower_hex = |b: u8| b.is_ascii_digit() || (b'a'..=b'f').contains(&b);
+        if hex.len() == 64 && hex.bytes().all(lower_hex) { Ok(Self(text)) } else { Err(BadDigest) }
+    }
+}
+
+impl From<Digest> for String {
+    fn from(digest: Digest) -> String {
+        digest.0
+    }
+}
+
+/// Lower-case hex of `bytes`.
+pub fn hex(bytes: &[u8]) -> String {
+    use std::fmt::Write as _;
+    bytes.iter().fold(String::with_capacity(bytes.len() * 2), |mut text, byte| {
+        let _ = write!(text, "{byte:02x}");
+        text
+    })
+}
+
+/// Serde helper: bytes as standard, padded, strict base64.
+pub mod bytes_as_base64 {
+    use base64::Engine as _;
+    use base64::engine::general_purpose::STANDARD;
+    use serde::{Deserialize as _, Deserializer, Serializer, de::Error as _};
+
+    /// Writes base64 text.
+    pub fn serialize<S: Serializer>(bytes: &[u8], serializer: S) -> Result<S::Ok, S::Error> {
+        serializer.serialize_str(&STANDARD.encode(bytes))
+    }
+
+    /// Reads base64 text; anything not canonical is an error.
+    pub fn deserialize<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Vec<u8>, D::Error> {
+        let text = String::deserialize(deserializer)?;
+        STANDARD.decode(text).map_err(D::Error::custom)
+    }
+}

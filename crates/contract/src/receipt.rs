@@ -1,0 +1,242 @@
+//! The receipt: what a node did with a task, signed by the node's receipt key. No receipt, no completion.
+
+use serde_json::value::RawValue;
+
+use crate::Digest;
+use crate::dsse::{self, OpenError};
+use crate::id::{AgentInstanceId, ClusterId, NodeId, TaskId};
+use crate::key::{SigningKey, VerifyingKey};
+use crate::task::{self, TaskType};
+use crate::time::Timestamp;
+
+/// Payload type of a receipt.
+pub const PAYLOAD_TYPE: &str = "application/vnd.gpuaas.receipt.v1+json";
+/// Most bytes of one receipt on the wire.
+pub const MAX_BYTES: usize = 1024 * 1024;
+/// Most bytes of the output inside, so that base64 and the other fields still fit.
+pub const MAX_OUTPUT_BYTES: usize = 640 * 1024;
+/// Longest message inside.
+pub const MAX_MESSAGE: usize = 4096;
+
+/// How a task ended.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, serde::Serialize, serde::Deserialize, schemars::JsonSchema)]
+#[serde(rename_all = "snake_case")]
+pub enum Outcome {
+    /// Done.
+    Succeeded,
+    /// Tried and failed; the code says why.
+    Failed,
+    /// Stopped because the control plane asked.
+    Cancelled,
+    /// The agent or the host went down in the middle; recovery is done.
+    Interrupted,
+    /// Never started; the code says why.
+    Refused,
+}
+
+impl Outcome {
+    /// Name on the wire.
+    pub const fn as_str(self) -> &'static str {
+        match self {
+            Self::Succeeded => "succeeded",
+            Self::Failed => "failed",
+            Self::Cancelled => "cancelled",
+            Self::Interrupted => "interrupted",
+            Self::Refused => "refused",
+        }
+    }
+}
+
+/// How long one phase took.
+#[derive(Clone, Debug, PartialEq, Eq, serde::Serialize, serde::Deserialize, schemars::JsonSchema)]
+#[serde(deny_unknown_fields)]
+pub struct PhaseTiming {
+    /// The phase.
+    pub phase: String,
+    /// Its duration.
+    pub milliseconds: u64,
+}
+
+/// What is signed.
+#[derive(Clone, Debug, serde::Serialize, serde::Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Payload {
+    /// The cluster the node belongs to.
+    pub cluster_id: ClusterId,
+    /// The node that speaks.
+    pub node_id: NodeId,
+    /// Which enrolment of it.
+    pub node_epoch: u64,
+    /// The task.
+    pub task_id: TaskId,
+    /// Name of its kind, as signed in the envelope.
+    pub task_type: String,
+    /// Digest of the envelope's payload: exactly which signed order this answers.
+    pub task_digest: Digest,
+    /// Which start of the agent.
+    pub agent_instance_id: AgentInstanceId,
+    /// Which boot of the host.
+    pub boot_id: String,
+    /// 1, or more if the task was recovered after a restart.
+    pub attempt: u32,
+    /// When it started; absent if it never did.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub started_at: Option<Timestamp>,
+    /// When it ended.
+    pub finished_at: Timestamp,
+    /// How it ended.
+    pub outcome: Outcome,
+    /// Stable code: `ok`, or the reason.
+    pub code: String,
+    /// A sentence for people; may be empty.
+    pub message: String,
+    /// Output of the kind, if it succeeded.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub output: Option<Box<RawValue>>,
+    /// Phase timings in order.
+    pub phases: Vec<PhaseTiming>,
+    /// Proof that everything leased is clean again, from tasks that owe one.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub cleanup_proof: Option<Box<RawValue>>,
+    /// Counts this node's receipts within its epoch, from 1.
+    pub sequence: u64,
+    /// Digest of this node's receipt before this one; absent for the first of an epoch.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub previous_receipt: Option<Digest>,
+}
+
+/// A signed receipt and the digest that the next one will name.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Signed {
+    /// DSSE bytes.
+    pub receipt: Vec<u8>,
+    /// Digest of the signed payload.
+    pub digest: Digest,
+}
+
+impl Payload {
+    /// Signs the receipt.
+    pub fn sign(&self, key: &SigningKey) -> Signed {
+        let payload = serde_json::to_vec(self).unwrap_or_default();
+        let digest = Digest::of(&payload);
+        Signed { receipt: dsse::seal(PAYLOAD_TYPE, payload, key), digest }
+    }
+}
+
+/// What the control plane knows about the task it sent.
+pub struct Expectation<'a> {
+    /// The node's registered receipt key.
+    pub key: &'a VerifyingKey,
+    /// This cluster.
+    pub cluster_id: ClusterId,
+    /// The node whose certificate brought the receipt.
+    pub node_id: NodeId,
+    /// Its current epoch.
+    pub node_epoch: u64,
+    /// The task as recorded.
+    pub task_id: TaskId,
+    /// Its kind as recorded.
+    pub task_type: TaskType,
+    /// Digests of every envelope signed for it.
+    pub envelope_digests: &'a [Digest],
+}
+
+/// A receipt that may be believed. Only [`verify`] makes one.
+#[derive(Clone, Debug)]
+pub struct Verified {
+    payload: Payload,
+    digest: Digest,
+}
+
+impl Verified {
+    /// What the node says.
+    pub fn payload(&self) -> &Payload {
+        &self.payload
+    }
+
+    /// Digest of the signed payload.
+    pub fn digest(&self) -> &Digest {
+        &self.digest
+    }
+}
+
+/// Why a receipt was not believed.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum Disbelief {
+    /// Size, signature or payload type.
+    #[error("receipt not opened")]
+    Open(#[from] OpenError),
+    /// Signed but not a receipt.
+    #[error("receipt is malformed: {0}")]
+    Malformed(String),
+    /// A field this control plane does not know.
+    #[error("receipt has an unknown field: {0}")]
+    UnknownField(String),
+    /// Speaks for another cluster.
+    #[error("receipt names another cluster")]
+    OtherCluster,
+    /// Speaks for another node.
+    #[error("receipt names another node")]
+    OtherNode,
+    /// Speaks for another enrolment of the node.
+    #[error("receipt names another epoch of the node")]
+    OtherEpoch,
+    /// Speaks of another task or kind.
+    #[error("receipt names another task")]
+    OtherTask,
+    /// Answers an order this control plane never signed.
+    #[error("receipt answers an envelope that was never signed for this task")]
+    OtherEnvelope,
+    /// The output does not fit the kind.
+    #[error("receipt's output does not fit the task: {0}")]
+    BadOutput(String),
+}
+
+impl Disbelief {
+    /// Stable code.
+    pub const fn code(&self) -> &'static str {
+        match self {
+            Self::Open(OpenError::Oversized { .. }) => "receipt_oversized",
+            Self::Open(OpenError::UnknownKey(_) | OpenError::KeyNotUsable { .. }) => "receipt_key_unknown",
+            Self::Open(OpenError::BadSignature) => "receipt_signature_invalid",
+            Self::Open(OpenError::WrongPayloadType { .. }) => "receipt_payload_type_wrong",
+            Self::Open(OpenError::Malformed(_)) | Self::Malformed(_) => "receipt_malformed",
+            Self::UnknownField(_) => "receipt_unknown_field",
+            Self::OtherCluster => "receipt_other_cluster",
+            Self::OtherNode => "receipt_other_node",
+            Self::OtherEpoch => "receipt_other_epoch",
+            Self::OtherTask => "receipt_other_task",
+            Self::OtherEnvelope => "receipt_other_envelope",
+            Self::BadOutput(_) => "receipt_output_invalid",
+        }
+    }
+}
+
+/// Verifies a receipt against the task it claims to answer.
+pub fn verify(receipt: &[u8], expect: &Expectation<'_>) -> Result<Verified, Disbelief> {
+    let bytes = dsse::open(receipt, MAX_BYTES, PAYLOAD_TYPE, expect.key)?;
+    let digest = Digest::of(&bytes);
+    let payload: Payload = serde_json::from_slice(&bytes).map_err(|error| {
+        let text = error.to_string();
+        if task::is_unknown_field(&error) { Disbelief::UnknownField(text) } else { Disbelief::Malformed(text) }
+    })?;
+    let differs = [
+        (payload.cluster_id != expect.cluster_id, Disbelief::OtherCluster),
+        (payload.node_id != expect.node_id, Disbelief::OtherNode),
+        (payload.node_epoch != expect.node_epoch, Disbelief::OtherEpoch),
+        (payload.task_id != expect.task_id || payload.task_type != expect.task_type.as_str(), Disbelief::OtherTask),
+        (!expect.envelope_digests.contains(&payload.task_digest), Disbelief::OtherEnvelope),
+    ];
+    if let Some((_, disbelief)) = differs.into_iter().find(|(differs, _)| *differs) {
+        return Err(disbelief);
+    }
+    match (&payload.output, payload.outcome) {
+        (Some(output), Outcome::Succeeded) => {
+            task::Output::parse(expect.task_type, output.get()).map_err(|e| Disbelief::BadOutput(e.to_string()))?;
+        }
+        (None, Outcome::Succeeded) => return Err(Disbelief::BadOutput("a success without output".to_owned())),
+        (Some(_), _) => return Err(Disbelief::BadOutput("output without success".to_owned())),
+        (None, _) => {}
+    }
+    Ok(Verified { payload, digest })
+}

@@ -1,0 +1,55 @@
+//! `diag.ping`: the smallest task with an effect.
+
+use crate::time::Timestamp;
+
+/// Longest message.
+pub const MAX_MESSAGE: usize = 256;
+/// Longest time a ping may be asked to take.
+pub const MAX_HOLD_MS: u32 = 600_000;
+/// Most log lines a ping may be asked to write.
+pub const MAX_LOG_LINES: u32 = 100_000;
+
+/// What to do.
+#[derive(Clone, Debug, Default, PartialEq, Eq, serde::Serialize, serde::Deserialize, schemars::JsonSchema)]
+#[serde(deny_unknown_fields, default)]
+pub struct Params {
+    /// Text to leave in the host's ping log and to send back (at most 256 bytes, no control characters).
+    #[schemars(length(max = MAX_MESSAGE))]
+    pub message: String,
+    /// Wait this long between start and effect, to try cancellation and restarts.
+    #[schemars(range(max = MAX_HOLD_MS))]
+    pub hold_ms: u32,
+    /// Write this many log lines, to try the log path.
+    #[schemars(range(max = MAX_LOG_LINES))]
+    pub log_lines: u32,
+}
+
+/// What happened.
+#[derive(Clone, Debug, PartialEq, Eq, serde::Serialize, serde::Deserialize, schemars::JsonSchema)]
+#[serde(deny_unknown_fields)]
+pub struct Output {
+    /// The message of the request.
+    pub message: String,
+    /// The host's clock when the mark was left.
+    pub host_time: Timestamp,
+    /// The agent was restarted between start and end; the mark was still left exactly once.
+    pub recovered: bool,
+}
+
+impl Params {
+    pub(super) fn check(&self) -> Result<(), String> {
+        if self.message.len() > MAX_MESSAGE {
+            return Err(format!("message has {} bytes; at most {MAX_MESSAGE} are allowed", self.message.len()));
+        }
+        if self.message.chars().any(char::is_control) {
+            return Err("message contains a control character; remove it".to_owned());
+        }
+        if self.hold_ms > MAX_HOLD_MS {
+            return Err(format!("hold_ms is {}; at most {MAX_HOLD_MS} is allowed", self.hold_ms));
+        }
+        if self.log_lines > MAX_LOG_LINES {
+            return Err(format!("log_lines is {}; at most {MAX_LOG_LINES} is allowed", self.log_lines));
+        }
+        Ok(())
+    }
+}

@@ -1,0 +1,62 @@
+//! `package.list`: installed packages, read only.
+
+/// Most packages one answer may hold; keeps the receipt under its size limit.
+pub const MAX_LIMIT: u32 = 5_000;
+/// Longest name filter.
+pub const MAX_FILTER: usize = 64;
+
+/// Which packages.
+#[derive(Clone, Debug, PartialEq, Eq, serde::Serialize, serde::Deserialize, schemars::JsonSchema)]
+#[serde(deny_unknown_fields, default)]
+pub struct Params {
+    /// Only packages whose name contains this.
+    #[schemars(length(max = MAX_FILTER))]
+    pub name_contains: String,
+    /// At most this many.
+    #[schemars(range(min = 1, max = MAX_LIMIT))]
+    pub limit: u32,
+}
+
+impl Default for Params {
+    fn default() -> Self {
+        Self { name_contains: String::new(), limit: MAX_LIMIT }
+    }
+}
+
+/// The list.
+#[derive(Clone, Debug, PartialEq, Eq, serde::Serialize, serde::Deserialize, schemars::JsonSchema)]
+#[serde(deny_unknown_fields)]
+pub struct Output {
+    /// Which package manager answered: `dpkg`, `rpm` or `simulated`.
+    pub manager: String,
+    /// Installed packages, by name.
+    pub packages: Vec<Package>,
+    /// How many matched before the limit.
+    pub matched: u32,
+    /// Whether some were left out.
+    pub truncated: bool,
+}
+
+/// One installed package.
+#[derive(Clone, Debug, PartialEq, Eq, serde::Serialize, serde::Deserialize, schemars::JsonSchema)]
+#[serde(deny_unknown_fields)]
+pub struct Package {
+    /// Name.
+    pub name: String,
+    /// Version with revision.
+    pub version: String,
+    /// Architecture.
+    pub architecture: String,
+}
+
+impl Params {
+    pub(super) fn check(&self) -> Result<(), String> {
+        if !(1..=MAX_LIMIT).contains(&self.limit) {
+            return Err(format!("limit is {}; choose 1 to {MAX_LIMIT}", self.limit));
+        }
+        if self.name_contains.len() > MAX_FILTER {
+            return Err(format!("name_contains has {} bytes; at most {MAX_FILTER} are allowed", self.name_contains.len()));
+        }
+        Ok(())
+    }
+}

@@ -1,0 +1,132 @@
+//! What a host says about itself. Never an authority: only shown, and used to warn.
+
+use crate::time::Timestamp;
+
+/// Most bytes of one telemetry document on the link.
+pub const MAX_BYTES: usize = 64 * 1024;
+
+/// Slow-changing facts, sent in the hello and again when they change.
+#[derive(Clone, Debug, Default, PartialEq, serde::Serialize, serde::Deserialize, schemars::JsonSchema)]
+#[serde(default)]
+pub struct HostFacts {
+    /// The host is a simulation.
+    pub simulated: bool,
+    /// Host name.
+    pub hostname: String,
+    /// Distribution, as its os-release calls itself.
+    pub os: String,
+    /// Kernel release.
+    pub kernel: String,
+    /// Machine architecture.
+    pub architecture: String,
+    /// Version of the agent.
+    pub agent_version: String,
+    /// CPU model.
+    pub cpu_model: String,
+    /// Hardware threads.
+    pub cpu_threads: u32,
+    /// All memory.
+    pub memory_bytes: u64,
+    /// GPUs.
+    pub gpus: Vec<GpuFact>,
+    /// Block devices.
+    pub disks: Vec<DiskFact>,
+    /// Network interfaces.
+    pub networks: Vec<NetworkFact>,
+}
+
+/// One GPU.
+#[derive(Clone, Debug, Default, PartialEq, serde::Serialize, serde::Deserialize, schemars::JsonSchema)]
+#[serde(default)]
+pub struct GpuFact {
+    /// PCI address, `0000:17:00.0`.
+    pub pci_address: String,
+    /// Vendor id, `10de` or `1002`.
+    pub vendor_id: String,
+    /// Device id.
+    pub device_id: String,
+    /// Marketing name where known.
+    pub name: String,
+    /// Memory where known, else 0.
+    pub memory_bytes: u64,
+    /// Kernel driver now bound, or empty.
+    pub driver: String,
+    /// NUMA node, or -1.
+    pub numa_node: i32,
+    /// Where this comes from: `nvml`, `sysfs` or `simulated`.
+    pub source: String,
+}
+
+/// One block device.
+#[derive(Clone, Debug, Default, PartialEq, serde::Serialize, serde::Deserialize, schemars::JsonSchema)]
+#[serde(default)]
+pub struct DiskFact {
+    /// Kernel name.
+    pub name: String,
+    /// Model where known.
+    pub model: String,
+    /// Serial where known.
+    pub serial: String,
+    /// Size.
+    pub size_bytes: u64,
+}
+
+/// One network interface.
+#[derive(Clone, Debug, Default, PartialEq, serde::Serialize, serde::Deserialize, schemars::JsonSchema)]
+#[serde(default)]
+pub struct NetworkFact {
+    /// Kernel name.
+    pub name: String,
+    /// Hardware address.
+    pub mac: String,
+    /// Link is up.
+    pub up: bool,
+    /// Speed in Mbit/s where known, else 0.
+    pub speed_mbit: u64,
+}
+
+/// A sample of fast-changing numbers.
+#[derive(Clone, Debug, Default, PartialEq, serde::Serialize, serde::Deserialize, schemars::JsonSchema)]
+#[serde(default)]
+pub struct HostMetrics {
+    /// When it was taken, by the host's clock.
+    pub at: Timestamp,
+    /// Busy share of all CPUs since the last sample, times 100.
+    pub cpu_percent: u32,
+    /// One-minute load average times 100.
+    pub load_percent: u64,
+    /// Memory in use.
+    pub memory_used_bytes: u64,
+    /// Bytes received on all interfaces but loopback since boot.
+    pub network_received_bytes: u64,
+    /// Bytes sent likewise.
+    pub network_sent_bytes: u64,
+    /// Bytes read from all disks since boot.
+    pub disk_read_bytes: u64,
+    /// Bytes written likewise.
+    pub disk_written_bytes: u64,
+    /// Space used on the root file system.
+    pub root_used_bytes: u64,
+    /// Size of the root file system.
+    pub root_size_bytes: u64,
+    /// Resident memory of the agent itself.
+    pub agent_rss_bytes: u64,
+    /// One entry per GPU that answers.
+    pub gpus: Vec<GpuMetrics>,
+}
+
+/// A sample of one GPU.
+#[derive(Clone, Debug, Default, PartialEq, serde::Serialize, serde::Deserialize, schemars::JsonSchema)]
+#[serde(default)]
+pub struct GpuMetrics {
+    /// PCI address.
+    pub pci_address: String,
+    /// Busy share of the last sample period.
+    pub utilisation_percent: u32,
+    /// Memory in use.
+    pub memory_used_bytes: u64,
+    /// Core temperature.
+    pub temperature_celsius: u32,
+    /// Power draw.
+    pub power_milliwatts: u32,
+}

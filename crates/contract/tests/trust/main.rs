@@ -1,0 +1,15 @@
+//! What the contract promises about signed documents, checked from the outside and against the files in `testdata/`.
+//!
+//! The cases are built once, in `envelope_cases`, `receipt_cases` and `verifier_set_cases`; the forgery tests judge them in the
+//! process and the vector tests judge what was written to the files, so the two can never drift apart.
+
+mod envelope_cases;
+mod envelope_forgery;
+mod fixture;
+mod random_bytes;
+mod receipt_cases;
+mod receipt_forgery;
+mod schema_files;
+mod vector_files;
+mod verifier_set_cases;
+mod verifier_set_forgery;

@@ -1,0 +1,64 @@
+//! What can go wrong while serving somebody, and the loop that loads, decides and commits.
+
+use gpuaas_domain::{Decision, Refusal};
+use gpuaas_store::{CommitError, Store, StoreError};
+
+/// Why a request was not served.
+#[derive(Debug, thiserror::Error)]
+pub enum Failure {
+    /// A typed no.
+    #[error(transparent)]
+    Refused(#[from] Refusal),
+    /// The caller did not prove who it is.
+    #[error("{message}")]
+    Unauthenticated {
+        /// Stable code.
+        code: &'static str,
+        /// What to do.
+        message: String,
+    },
+    /// The body or a parameter is not what it should be.
+    #[error("{message}")]
+    BadInput {
+        /// Stable code.
+        code: &'static str,
+        /// What to change.
+        message: String,
+    },
+    /// The caller's long-poll session is no longer the node's link.
+    #[error("this session is no longer the node's link; say hello again")]
+    Fenced,
+    /// The store did not answer as it should.
+    #[error("the store is not available")]
+    Store(#[from] StoreError),
+    /// Others kept changing the same thing.
+    #[error("the same thing is being changed by others; try again")]
+    Contended,
+    /// Something of ours is broken.
+    #[error("{0}")]
+    Internal(String),
+}
+
+/// How often a decision is made anew because another writer was faster.
+const MAX_ATTEMPTS: u32 = 16;
+
+/// Loads, decides and commits until it sticks: `attempt` loads the state and decides on it; if another writer changed
+/// that state meanwhile, it is called again. An empty decision is not written at all.
+pub(crate) async fn settle<T, A, F>(store: &Store, attempt: A) -> Result<T, Failure>
+where
+    A: Fn() -> F,
+    F: Future<Output = Result<(T, Decision), Failure>>,
+{
+    for _ in 0..MAX_ATTEMPTS {
+        let (value, decision) = attempt().await?;
+        if decision.is_empty() {
+            return Ok(value);
+        }
+        match store.commit(decision).await {
+            Ok(()) => return Ok(value),
+            Err(CommitError::Conflict) => tokio::task::yield_now().await,
+            Err(CommitError::Store(error)) => return Err(error.into()),
+        }
+    }
+    Err(Failure::Contended)
+}

@@ -1,0 +1,161 @@
+//! API tokens and signing keys.
+
+use std::sync::Arc;
+
+use axum::extract::State;
+use axum::http::StatusCode;
+use axum::{Extension, Json};
+use gpuaas_api::dto::{self, ApiTokenCreate, ApiTokenCreated, Page, PageQuery, Reason};
+use gpuaas_contract::Digest;
+use gpuaas_contract::id::ApiTokenId;
+use gpuaas_contract::key::KeyId;
+use gpuaas_contract::time::Timestamp;
+use gpuaas_domain::access::ApiToken;
+use gpuaas_domain::decision::Change;
+use gpuaas_domain::{Decision, Refusal, Role};
+use serde_json::json;
+
+use super::caller::Caller;
+use super::problem::{JsonBody, Params, Rejected, Segments};
+use super::{page, page_limit, parse_id, parse_opt};
+use crate::Control;
+use crate::failure::{Failure, settle};
+use crate::pki::{KeyRingError, secret_text};
+
+type Shared = State<Arc<Control>>;
+
+pub(super) async fn keys(State(control): Shared) -> Json<Page<dto::SigningKey>> {
+    let keys = control.keys.verifier_set().document().keys.clone();
+    let shown = keys.into_iter().map(|e| dto::SigningKey {
+        key_id: e.key_id,
+        state: e.state.as_str().to_owned(),
+        public_key: e.public_key,
+    });
+    Json(Page::whole(shown.collect()))
+}
+
+pub(super) async fn rotate(state: Shared, Extension(caller): Extension<Caller>) -> Result<Json<Page<dto::SigningKey>>, Rejected> {
+    let active = state.keys.rotate(Timestamp::now()).map_err(key_failure)?;
+    key_changed(&state, &caller, "signing_key.rotate", &active, json!({ "active": active })).await?;
+    Ok(keys(state).await)
+}
+
+pub(super) async fn revoke_key(
+    state: Shared,
+    Extension(caller): Extension<Caller>,
+    Segments(key): Segments<String>,
+    JsonBody(Reason { reason }): JsonBody<Reason>,
+) -> Result<Json<Page<dto::SigningKey>>, Rejected> {
+    let key = KeyId::from(key);
+    let active = state.keys.revoke(&key, Timestamp::now()).map_err(key_failure)?;
+    key_changed(&state, &caller, "signing_key.revoke", &key, json!({ "revoked": key, "active": active, "reason": reason }))
+        .await?;
+    Ok(keys(state).await)
+}
+
+/// Writes it down and tells every connected node; the others hear of it when they say hello.
+async fn key_changed(
+    control: &Control,
+    caller: &Caller,
+    action: &'static str,
+    key: &KeyId,
+    data: serde_json::Value,
+) -> Result<(), Failure> {
+    let decision = Decision::default().record(&caller.context(), "gpuaas.signing_key.changed.v1", action, key.as_str(), data);
+    settle(&control.store, || async { Ok(((), decision.clone())) }).await?;
+    let (version, document) = control.keys.set_document();
+    for session in control.hub.all() {
+        session.tell_verifier_set(version, &document);
+    }
+    Ok(())
+}
+
+fn key_failure(error: KeyRingError) -> Failure {
+    match error {
+        KeyRingError::Unknown(_) => Refusal::not_found("signing_key_unknown", error.to_string()).into(),
+        KeyRingError::File(_) | KeyRingError::Set(_) | KeyRingError::ActiveKeyMissing(_) => {
+            Failure::Internal(crate::link::chain(&error))
+        }
+    }
+}
+
+pub(super) async fn tokens(
+    State(control): Shared,
+    Params(query): Params<PageQuery>,
+) -> Result<Json<Page<dto::ApiToken>>, Rejected> {
+    let limit = page_limit(query.limit)?;
+    let found = control.store.api_token_list(parse_opt(query.after.as_deref())?, limit.saturating_add(1)).await?;
+    let found = page(found, limit, |token| token.id.to_string());
+    Ok(Json(Page { items: found.items.into_iter().map(shown).collect(), next: found.next }))
+}
+
+pub(super) async fn token_create(
+    State(control): Shared,
+    Extension(caller): Extension<Caller>,
+    JsonBody(wanted): JsonBody<ApiTokenCreate>,
+) -> Result<(StatusCode, Json<ApiTokenCreated>), Rejected> {
+    let role = Role::parse(&wanted.role)
+        .ok_or_else(|| Refusal::invalid("role_unknown", format!("there is no role `{}`; choose admin or viewer", wanted.role)))?;
+    if wanted.name.is_empty() || wanted.name.len() > 100 || wanted.name.chars().any(char::is_control) {
+        return Err(Refusal::invalid("name_invalid", "the name needs 1 to 100 printable bytes").into());
+    }
+    let context = caller.context();
+    let secret = secret_text("gpt_");
+    let token = ApiToken {
+        id: ApiTokenId::generate(),
+        version: 0,
+        name: wanted.name,
+        role,
+        secret_digest: Digest::of(secret.as_bytes()),
+        created_at: context.now,
+        revoked_at: None,
+    };
+    let id = token.id.to_string();
+    let data = json!({ "api_token_id": id, "role": role.as_str(), "name": token.name });
+    let decision = Decision::default().change(Change::ApiTokenInsert(token.clone())).record(
+        &context,
+        "gpuaas.api_token.created.v1",
+        "api_token.create",
+        &id,
+        data,
+    );
+    settle(&control.store, || async { Ok(((), decision.clone())) }).await?;
+    Ok((StatusCode::CREATED, Json(ApiTokenCreated { api_token: shown(token), token: secret })))
+}
+
+pub(super) async fn token_revoke(
+    State(control): Shared,
+    Extension(caller): Extension<Caller>,
+    Segments(id): Segments<String>,
+) -> Result<Json<dto::ApiToken>, Rejected> {
+    let id: ApiTokenId = parse_id(&id)?;
+    let context = caller.context();
+    let unknown = || Refusal::not_found("api_token_unknown", format!("there is no API token {id}; `gpuaas token ls` lists them"));
+    let token = settle(&control.store, || async {
+        let token = control.store.api_token_get(id).await?.ok_or_else(unknown)?;
+        if token.revoked_at.is_some() {
+            return Ok((token, Decision::default()));
+        }
+        let revoked = ApiToken { revoked_at: Some(context.now), ..token };
+        let decision = Decision::default().change(Change::ApiTokenUpdate(revoked.clone())).record(
+            &context,
+            "gpuaas.api_token.revoked.v1",
+            "api_token.revoke",
+            &id.to_string(),
+            json!({ "api_token_id": id }),
+        );
+        Ok((revoked, decision))
+    })
+    .await?;
+    Ok(Json(shown(token)))
+}
+
+fn shown(token: ApiToken) -> dto::ApiToken {
+    dto::ApiToken {
+        id: token.id,
+        name: token.name,
+        role: token.role.as_str().to_owned(),
+        created_at: token.created_at,
+        revoked_at: token.revoked_at,
+    }
+}

@@ -1,0 +1,94 @@
+//! The audit chain.
+
+use std::sync::Arc;
+
+use axum::Json;
+use axum::body::Body;
+use axum::extract::State;
+use axum::http::header;
+use axum::response::{IntoResponse as _, Response};
+use gpuaas_api::dto::{self, AuditQuery, Page};
+use gpuaas_domain::audit_chain::AuditRow;
+use gpuaas_store::AuditFilter;
+
+use super::page_limit;
+use super::problem::{Params, Rejected};
+use crate::Control;
+use crate::failure::Failure;
+
+/// Rows read at a time for an export.
+const BATCH: u32 = 1000;
+
+pub(super) async fn list(
+    State(control): State<Arc<Control>>,
+    Params(query): Params<AuditQuery>,
+) -> Result<Json<Page<dto::AuditRow>>, Rejected> {
+    let limit = page_limit(query.limit)?;
+    let filter = AuditFilter { target: query.target.clone(), ..AuditFilter::default() };
+    if query.newest == Some(true) {
+        if query.after.is_some() {
+            let message = "`newest` and `after` cannot be used together".to_owned();
+            return Err(Failure::BadInput { code: "query_invalid", message }.into());
+        }
+        return Ok(Json(Page::whole(newest(&control, limit, &filter).await?)));
+    }
+    let found = control.store.audit_list(query.after.unwrap_or(0), limit.saturating_add(1), &filter).await?;
+    let found = super::page(found, limit, |row| row.seq.to_string());
+    let items = found.items.into_iter().map(shown).collect();
+    Ok(Json(Page { items, next: found.next }))
+}
+
+async fn newest(control: &Control, limit: u32, filter: &AuditFilter) -> Result<Vec<dto::AuditRow>, Failure> {
+    let wanted = usize::try_from(limit).unwrap_or(usize::MAX);
+    let head = control.store.audit_head().await?.seq;
+    // Without a filter the newest rows are the last numbers; with one they have to be looked for.
+    let mut after = if filter.target.is_none() { head.saturating_sub(u64::from(limit)) } else { 0 };
+    let mut rows = std::collections::VecDeque::with_capacity(wanted);
+    loop {
+        let batch = control.store.audit_list(after, BATCH, filter).await?;
+        let Some(last) = batch.last() else { break };
+        after = last.seq;
+        for row in batch {
+            if rows.len() == wanted {
+                rows.pop_front();
+            }
+            rows.push_back(row);
+        }
+    }
+    Ok(rows.into_iter().map(shown).collect())
+}
+
+pub(super) async fn export(State(control): State<Arc<Control>>) -> Response {
+    let lines = async_stream::try_stream! {
+        let mut after = 0;
+        loop {
+            let batch = control.store.audit_list(after, BATCH, &AuditFilter::default()).await.map_err(std::io::Error::other)?;
+            let Some(last) = batch.last() else { break };
+            after = last.seq;
+            let mut text = Vec::with_capacity(batch.len() * 512);
+            for row in batch {
+                serde_json::to_writer(&mut text, &shown(row))?;
+                text.push(b'\n');
+            }
+            yield bytes::Bytes::from(text);
+        }
+    };
+    let lines = Body::from_stream::<std::pin::Pin<Box<dyn futures::Stream<Item = Result<bytes::Bytes, std::io::Error>> + Send>>>(
+        Box::pin(lines),
+    );
+    ([(header::CONTENT_TYPE, "application/x-ndjson")], lines).into_response()
+}
+
+fn shown(row: AuditRow) -> dto::AuditRow {
+    dto::AuditRow {
+        seq: row.seq,
+        at: row.at,
+        actor: row.actor,
+        action: row.action,
+        target: row.target,
+        correlation_id: row.correlation_id,
+        body: row.body,
+        prev_hash: row.prev_hash,
+        hash: row.hash,
+    }
+}

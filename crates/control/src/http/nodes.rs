@@ -1,0 +1,137 @@
+//! Nodes.
+
+use std::sync::Arc;
+
+use axum::extract::State;
+use axum::{Extension, Json};
+use gpuaas_api::dto::{self, NodeListQuery, NodeSession, Page, Reason};
+use gpuaas_domain::node::{self, Node, Operation, Service};
+use gpuaas_domain::task;
+use gpuaas_store::NodeFilter;
+
+use super::caller::Caller;
+use super::problem::{JsonBody, Params, Rejected, Segments};
+use super::{node_name, page, page_limit, parse_opt};
+use crate::Control;
+use crate::failure::{Failure, settle};
+
+type Shared = State<Arc<Control>>;
+
+pub(super) async fn list(
+    State(control): Shared,
+    Params(query): Params<NodeListQuery>,
+) -> Result<Json<Page<dto::Node>>, Rejected> {
+    let limit = page_limit(query.limit)?;
+    let service = match query.service.as_deref() {
+        None => None,
+        Some(name) => Some(Service::parse(name).ok_or_else(|| {
+            let known = Service::ALL.map(Service::as_str).join(", ");
+            Failure::BadInput {
+                code: "service_invalid",
+                message: format!("there is no service state `{name}`; choose from {known}"),
+            }
+        })?),
+    };
+    let hide_retired = service.is_none() && query.all != Some(true);
+    let mut after = parse_opt(query.after.as_deref())?;
+    let wanted = usize::try_from(limit).unwrap_or(usize::MAX).saturating_add(1);
+    let filter = NodeFilter { service, online: None };
+    let mut nodes = Vec::new();
+    // Retired nodes are rare; leaving them out here keeps the query simple.
+    loop {
+        let found = control.store.node_list(&filter, after, limit.saturating_add(1)).await?;
+        after = found.last().map(|node| node.id);
+        let exhausted = found.len() < wanted;
+        nodes.extend(found.into_iter().filter(|node| !(hide_retired && node.service == Service::Retired)));
+        if exhausted || nodes.len() >= wanted {
+            break;
+        }
+    }
+    let nodes = page(nodes, limit, |node| node.id.to_string());
+    let mut items = Vec::with_capacity(nodes.items.len());
+    for node in nodes.items {
+        items.push(shown(&control, node).await?);
+    }
+    Ok(Json(Page { items, next: nodes.next }))
+}
+
+pub(super) async fn show(State(control): Shared, Segments(name): Segments<String>) -> Result<Json<dto::Node>, Rejected> {
+    let node = node_name::find(&control, &name).await?;
+    Ok(Json(shown(&control, node).await?))
+}
+
+async fn shown(control: &Control, node: Node) -> Result<dto::Node, Failure> {
+    let tasks_open = control.store.task_unfinished_count(node.id).await?;
+    let link = control.hub.get(node.id);
+    Ok(dto::Node {
+        id: node.id,
+        name: node.name,
+        epoch: node.epoch,
+        fingerprint: node.fingerprint,
+        receipt_key: node.receipt_key,
+        service: node.service.as_str().to_owned(),
+        service_reason: node.service_reason,
+        online: node.session.is_some(),
+        last_seen_at: link.as_ref().map(|link| link.last_heard(gpuaas_contract::time::Timestamp::now())).max(node.last_seen_at),
+        certificate_not_after: link.as_ref().map(|link| link.peer.not_after),
+        session: node.session.map(|live| NodeSession {
+            id: live.id,
+            transport: live.transport.as_str().to_owned(),
+            since: live.since,
+            agent_instance_id: live.agent_instance_id,
+            boot_id: live.boot_id,
+        }),
+        metrics: link.and_then(|link| link.metrics()),
+        simulated: node.facts.simulated,
+        facts: node.facts,
+        rejoins: node.rejoins,
+        enrolled_at: node.enrolled_at,
+        created_at: node.created_at,
+        tasks_open,
+    })
+}
+
+macro_rules! operations {
+    ($($name:ident => $operation:expr;)*) => {$(
+        pub(super) async fn $name(
+            shared: Shared,
+            caller: Extension<Caller>,
+            segments: Segments<String>,
+            body: JsonBody<Reason>,
+        ) -> Result<Json<dto::Node>, Rejected> {
+            operate(shared, caller, segments, body, $operation).await
+        }
+    )*};
+}
+
+operations! {
+    drain => Operation::Drain;
+    undrain => Operation::Undrain;
+    quarantine => Operation::Quarantine;
+    unquarantine => Operation::Unquarantine;
+    retire => Operation::Retire;
+}
+
+async fn operate(
+    State(control): Shared,
+    Extension(caller): Extension<Caller>,
+    Segments(name): Segments<String>,
+    JsonBody(Reason { reason }): JsonBody<Reason>,
+    operation: Operation,
+) -> Result<Json<dto::Node>, Rejected> {
+    let id = node_name::find(&control, &name).await?.id;
+    let context = caller.context();
+    settle(&control.store, || async {
+        let node = node_name::find(&control, &id.to_string()).await?;
+        let mut decision = node::operate(&node, operation, &reason, &context)?;
+        if operation == Operation::Retire && !decision.is_empty() {
+            for open in control.store.task_open(node.id).await? {
+                decision = decision.and(task::node_gone(&open, "its node was retired", &context));
+            }
+        }
+        Ok(((), decision))
+    })
+    .await?;
+    let node = node_name::find(&control, &id.to_string()).await?;
+    Ok(Json(shown(&control, node).await?))
+}

@@ -1,0 +1,120 @@
+//! Bad input and failures, as problem documents with stable codes.
+
+use axum::extract::rejection::{BytesRejection, PathRejection, QueryRejection};
+use axum::extract::{FromRequest, FromRequestParts, Path, Query, Request};
+use axum::http::{HeaderValue, StatusCode, header, request::Parts};
+use axum::response::{IntoResponse, Response};
+use bytes::Bytes;
+use gpuaas_api::dto::{PROBLEM_CONTENT_TYPE, Problem};
+use gpuaas_domain::RefusalKind;
+use serde::de::DeserializeOwned;
+
+use crate::failure::Failure;
+use crate::link::chain;
+
+/// A failure on its way out.
+#[derive(Debug)]
+pub struct Rejected(pub Failure);
+
+impl<E: Into<Failure>> From<E> for Rejected {
+    fn from(error: E) -> Self {
+        Self(error.into())
+    }
+}
+
+impl IntoResponse for Rejected {
+    fn into_response(self) -> Response {
+        let (status, code, detail) = match &self.0 {
+            Failure::Refused(refusal) => {
+                let status = match refusal.kind {
+                    RefusalKind::Invalid => StatusCode::UNPROCESSABLE_ENTITY,
+                    RefusalKind::Conflict => StatusCode::CONFLICT,
+                    RefusalKind::Forbidden => StatusCode::FORBIDDEN,
+                    RefusalKind::NotFound => StatusCode::NOT_FOUND,
+                };
+                (status, refusal.code, refusal.message.clone())
+            }
+            Failure::Unauthenticated { code, message } => (StatusCode::UNAUTHORIZED, *code, message.clone()),
+            Failure::BadInput { code: code @ "body_too_large", message } => {
+                (StatusCode::PAYLOAD_TOO_LARGE, *code, message.clone())
+            }
+            Failure::BadInput { code, message } => (StatusCode::BAD_REQUEST, *code, message.clone()),
+            Failure::Fenced => (StatusCode::GONE, "session_fenced", self.0.to_string()),
+            Failure::Contended => (StatusCode::SERVICE_UNAVAILABLE, "contended", self.0.to_string()),
+            Failure::Store(_) => {
+                tracing::error!(error = %chain(&self.0), "store failed");
+                (StatusCode::SERVICE_UNAVAILABLE, "store_unavailable", "the store did not answer; try again shortly".to_owned())
+            }
+            Failure::Internal(_) => {
+                tracing::error!(error = %chain(&self.0), "internal error");
+                (
+                    StatusCode::INTERNAL_SERVER_ERROR,
+                    "internal",
+                    "something is broken on the server; its log has the details".to_owned(),
+                )
+            }
+        };
+        problem(status, code, detail)
+    }
+}
+
+/// A problem document as a response.
+pub fn problem(status: StatusCode, code: &str, detail: impl Into<String>) -> Response {
+    let body = Problem::new(status.as_u16(), status.canonical_reason().unwrap_or("Error"), code, detail);
+    let mut response = (status, serde_json::to_vec(&body).unwrap_or_default()).into_response();
+    response.headers_mut().insert(header::CONTENT_TYPE, HeaderValue::from_static(PROBLEM_CONTENT_TYPE));
+    if status == StatusCode::UNAUTHORIZED {
+        response.headers_mut().insert(header::WWW_AUTHENTICATE, HeaderValue::from_static("Bearer"));
+    }
+    // The layer that knows the correlation id completes the document.
+    response.extensions_mut().insert(body);
+    response
+}
+
+fn bad(code: &'static str, message: impl Into<String>) -> Rejected {
+    Rejected(Failure::BadInput { code, message: message.into() })
+}
+
+/// A JSON body, parsed strictly; an empty body is an empty object.
+pub struct JsonBody<T>(pub T);
+
+impl<S: Send + Sync, T: DeserializeOwned> FromRequest<S> for JsonBody<T> {
+    type Rejection = Rejected;
+
+    async fn from_request(request: Request, state: &S) -> Result<Self, Rejected> {
+        let bytes = Bytes::from_request(request, state).await.map_err(|rejection| match rejection {
+            BytesRejection::FailedToBufferBody(error) if error.status() == StatusCode::PAYLOAD_TOO_LARGE => {
+                bad("body_too_large", "the body is larger than this route takes")
+            }
+            other => bad("body_unreadable", other.body_text()),
+        })?;
+        let bytes = if bytes.is_empty() { Bytes::from_static(b"{}") } else { bytes };
+        serde_json::from_slice(&bytes)
+            .map(Self)
+            .map_err(|error| bad("json_invalid", format!("the body is not what this route takes: {error}")))
+    }
+}
+
+/// Parameters after the question mark, parsed strictly.
+pub struct Params<T>(pub T);
+
+impl<S: Send + Sync, T: DeserializeOwned + Send> FromRequestParts<S> for Params<T> {
+    type Rejection = Rejected;
+
+    async fn from_request_parts(parts: &mut Parts, state: &S) -> Result<Self, Rejected> {
+        let parsed: Result<Query<T>, QueryRejection> = Query::from_request_parts(parts, state).await;
+        parsed.map(|Query(value)| Self(value)).map_err(|rejection| bad("query_invalid", rejection.body_text()))
+    }
+}
+
+/// Variable segments of the path.
+pub struct Segments<T>(pub T);
+
+impl<S: Send + Sync, T: DeserializeOwned + Send> FromRequestParts<S> for Segments<T> {
+    type Rejection = Rejected;
+
+    async fn from_request_parts(parts: &mut Parts, state: &S) -> Result<Self, Rejected> {
+        let parsed: Result<Path<T>, PathRejection> = Path::from_request_parts(parts, state).await;
+        parsed.map(|Path(value)| Self(value)).map_err(|rejection| bad("path_invalid", rejection.body_text()))
+    }
+}

@@ -1,0 +1,52 @@
+//! The cluster as a whole, health and metrics.
+
+use std::sync::Arc;
+
+use axum::Json;
+use axum::extract::State;
+use axum::http::{StatusCode, header};
+use axum::response::{IntoResponse, Response};
+use gpuaas_api::dto::{ClusterInfo, Page, TaskTypeInfo};
+use gpuaas_contract::time::Timestamp;
+
+use super::problem::problem;
+use crate::Control;
+use crate::link::chain;
+
+pub(super) async fn cluster(State(control): State<Arc<Control>>) -> Json<ClusterInfo> {
+    Json(ClusterInfo {
+        cluster_id: control.cluster_id,
+        ca_sha256: control.ca.pin(),
+        root_key: control.keys.root_key(),
+        version: env!("CARGO_PKG_VERSION").to_owned(),
+        link_address: control.link_address.clone(),
+        store: control.store_kind.to_owned(),
+        server_time: Timestamp::now(),
+    })
+}
+
+pub(super) async fn task_types() -> Json<Page<TaskTypeInfo>> {
+    Json(Page::whole(gpuaas_contract::schema::catalogue().into_iter().map(TaskTypeInfo::from).collect()))
+}
+
+pub(super) async fn healthz() -> &'static str {
+    "ok\n"
+}
+
+pub(super) async fn readyz(State(control): State<Arc<Control>>) -> Response {
+    if control.shutdown.is_cancelled() {
+        return problem(StatusCode::SERVICE_UNAVAILABLE, "shutting_down", "the server is stopping");
+    }
+    match control.store.ready().await {
+        Ok(()) => "ok\n".into_response(),
+        Err(error) => {
+            tracing::error!(error = %chain(&error), "not ready");
+            problem(StatusCode::SERVICE_UNAVAILABLE, "store_unavailable", "the store does not answer")
+        }
+    }
+}
+
+pub(super) async fn metrics(State(control): State<Arc<Control>>) -> Response {
+    let content_type = [(header::CONTENT_TYPE, "application/openmetrics-text; version=1.0.0; charset=utf-8")];
+    (content_type, control.metrics.text()).into_response()
+}

@@ -1,0 +1,83 @@
+//! Watching a task live, as server-sent events.
+
+use std::convert::Infallible;
+use std::sync::Arc;
+use std::time::Duration;
+
+use axum::extract::State;
+use axum::response::sse::{Event, KeepAlive, Sse};
+use futures::Stream;
+use gpuaas_api::dto::TaskProgress;
+use gpuaas_api::routes::{EVENT_PROGRESS, EVENT_TASK};
+use gpuaas_contract::id::TaskId;
+use gpuaas_domain::Hint;
+use tokio::sync::broadcast::error::RecvError;
+
+use super::parse_id;
+use super::problem::{Rejected, Segments};
+use super::tasks::{get, shown};
+use crate::Control;
+use crate::failure::Failure;
+
+/// Stands behind the wake-ups.
+const SLOW_POLL: Duration = Duration::from_secs(10);
+
+pub(super) async fn watch(
+    State(control): State<Arc<Control>>,
+    Segments(id): Segments<String>,
+) -> Result<Sse<impl Stream<Item = Result<Event, Infallible>>>, Rejected> {
+    let id: TaskId = parse_id(&id)?;
+    // Subscribed before the first look, so that no change falls between the two.
+    let mut hints = control.store.hints();
+    get(&control, id).await?;
+    let events = async_stream::stream! {
+        let mut last_version = None;
+        loop {
+            match look(&control, id, &mut last_version).await {
+                Ok((event, ended)) => {
+                    if let Some(event) = event {
+                        yield Ok(event);
+                    }
+                    if ended {
+                        return;
+                    }
+                }
+                // The client comes back and sees the truth then.
+                Err(error) => {
+                    tracing::warn!(task = %id, error = %crate::link::chain(&error), "watch ended");
+                    return;
+                }
+            }
+            loop {
+                let hint = tokio::select! {
+                    hint = tokio::time::timeout(SLOW_POLL, hints.recv()) => hint,
+                    () = control.shutdown.cancelled() => return,
+                };
+                match hint {
+                    Ok(Ok(Hint::Task(task))) if task == id => break,
+                    Ok(Ok(Hint::Progress { task_id, phase, message, at })) if task_id == id => {
+                        if let Ok(event) = Event::default().event(EVENT_PROGRESS).json_data(TaskProgress { phase, message, at }) {
+                            yield Ok(event);
+                        }
+                    }
+                    Ok(Ok(Hint::Task(_) | Hint::Progress { .. } | Hint::NodeWork(_) | Hint::NodeAccess(_))) => {}
+                    Ok(Err(RecvError::Lagged(_))) | Err(_) => break,
+                    Ok(Err(RecvError::Closed)) => return,
+                }
+            }
+        }
+    };
+    Ok(Sse::new(events).keep_alive(KeepAlive::new().interval(Duration::from_secs(10))))
+}
+
+/// The task as an event, if it changed since the last look.
+async fn look(control: &Control, id: TaskId, last_version: &mut Option<i64>) -> Result<(Option<Event>, bool), Failure> {
+    let task = get(control, id).await?;
+    let ended = task.state.ended();
+    if *last_version == Some(task.version) {
+        return Ok((None, ended));
+    }
+    *last_version = Some(task.version);
+    let event = Event::default().event(EVENT_TASK).json_data(shown(control, task, ended).await?);
+    Ok((Some(event.map_err(|e| Failure::Internal(e.to_string()))?), ended))
+}

@@ -1,0 +1,284 @@
+//! Tasks.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use axum::extract::State;
+use axum::http::{HeaderMap, StatusCode};
+use axum::{Extension, Json};
+use gpuaas_api::dto::{self, EnvelopeEvidence, Page, Reason, TaskCreate, TaskEvidence, TaskListQuery, TaskLogs, TaskLogsQuery};
+use gpuaas_api::routes::IDEMPOTENCY_KEY_HEADER;
+use gpuaas_contract::id::TaskId;
+use gpuaas_contract::key::VerifyingKey;
+use gpuaas_contract::task::{Task, TaskType};
+use gpuaas_contract::{dsse, receipt};
+use gpuaas_domain::task::{self, DEFAULT_QUEUE_TIME, DEFAULT_TIMEOUT, NewTask, TaskRecord, TaskState};
+use gpuaas_domain::{Hint, Refusal};
+use gpuaas_store::{AuditFilter, TaskFilter};
+
+use super::caller::Caller;
+use super::problem::{JsonBody, Params, Rejected, Segments};
+use super::{node_name, page, page_limit, parse_id, parse_opt};
+use crate::Control;
+use crate::failure::{Failure, settle};
+
+type Shared = State<Arc<Control>>;
+
+/// How long a request for new log lines is held.
+const FOLLOW: Duration = Duration::from_secs(20);
+
+pub(super) async fn create(
+    State(control): Shared,
+    Extension(caller): Extension<Caller>,
+    headers: HeaderMap,
+    JsonBody(wanted): JsonBody<TaskCreate>,
+) -> Result<(StatusCode, Json<dto::Task>), Rejected> {
+    let task_type = TaskType::parse(&wanted.task_type).ok_or_else(|| {
+        let known = TaskType::ALL.map(TaskType::as_str).join(", ");
+        Refusal::invalid("task_type_unknown", format!("there is no task type `{}`; choose from {known}", wanted.task_type))
+    })?;
+    let parsed = Task::parse(task_type, &wanted.params.to_string())
+        .map_err(|error| Refusal::invalid("params_invalid", error.to_string()))?;
+    let idempotency_key = match headers.get(IDEMPOTENCY_KEY_HEADER) {
+        None => None,
+        Some(value) => {
+            let text = value
+                .to_str()
+                .map_err(|_| Refusal::invalid("idempotency_key_invalid", "the idempotency key must be plain text"))?;
+            Some(text.to_owned())
+        }
+    };
+    let node_id = node_name::find(&control, &wanted.node).await?.id;
+    let context = caller.context();
+    let id = TaskId::generate();
+    let (made, task) = settle(&control.store, || async {
+        if let Some(key) = &idempotency_key
+            && let Some(earlier) = control.store.task_by_idempotency_key(&context.actor.to_string(), key).await?
+        {
+            let same =
+                earlier.node_id == node_id && earlier.task_type == task_type && earlier.params == parsed.params_json().get();
+            if same {
+                return Ok(((false, earlier), Default::default()));
+            }
+            let message = format!("this idempotency key was used for {} with other content; choose a new key", earlier.id);
+            return Err(Refusal::conflict("idempotency_key_reused", message).into());
+        }
+        let node = node_name::find(&control, &node_id.to_string()).await?;
+        let unfinished = control.store.task_unfinished_count(node.id).await?;
+        let new = NewTask {
+            id,
+            task: parsed.clone(),
+            queue_time: wanted.queue_seconds.map_or(DEFAULT_QUEUE_TIME, Duration::from_secs),
+            timeout: wanted.timeout_seconds.map_or(DEFAULT_TIMEOUT, Duration::from_secs),
+            idempotency_key: idempotency_key.clone(),
+        };
+        let intent = |task: &TaskRecord| control.keys.intent_mac(&task::intent_text(task));
+        let (task, decision) = task::create(&node, new, unfinished, &context, intent)?;
+        Ok(((true, task), decision))
+    })
+    .await?;
+    gpuaas_failpoint::hit("server.enqueued");
+    if made {
+        tracing::info!(task = %task.id, node = %task.node_id, task_type = %task.task_type, actor = %context.actor, "task created");
+    }
+    let status = if made { StatusCode::CREATED } else { StatusCode::OK };
+    Ok((status, Json(shown(&control, task, true).await?)))
+}
+
+pub(super) async fn list(
+    State(control): Shared,
+    Params(query): Params<TaskListQuery>,
+) -> Result<Json<Page<dto::Task>>, Rejected> {
+    let limit = page_limit(query.limit)?;
+    let node = match &query.node {
+        Some(name) => Some(node_name::find(&control, name).await?.id),
+        None => None,
+    };
+    let open_only = query.state.as_deref() == Some("open");
+    let state = match query.state.as_deref() {
+        None | Some("open") => None,
+        Some(name) => Some(TaskState::parse(name).ok_or_else(|| {
+            let known = TaskState::ALL.map(TaskState::as_str).join(", ");
+            Failure::BadInput { code: "state_invalid", message: format!("there is no state `{name}`; choose from open, {known}") }
+        })?),
+    };
+    let mut before = parse_opt(query.after.as_deref())?;
+    if let (None, Some(prefix)) = (before, &query.id_prefix) {
+        // Ids sort by time: start right behind the last id that could have the prefix.
+        let padded = format!("{prefix:f<width$}", width = TaskId::PREFIX.len() + 32);
+        before = Some(parse_id(&padded)?);
+    }
+    let filter = TaskFilter { node, state, open_only, correlation_id: None };
+    let mut found = control.store.task_list(&filter, before, limit.saturating_add(1)).await?;
+    if let Some(prefix) = &query.id_prefix {
+        let matching = found.iter().take_while(|task| task.id.to_string().starts_with(prefix.as_str())).count();
+        found.truncate(matching);
+    }
+    let found = page(found, limit, |task| task.id.to_string());
+    let mut items = Vec::with_capacity(found.items.len());
+    for task in found.items {
+        items.push(shown(&control, task, false).await?);
+    }
+    Ok(Json(Page { items, next: found.next }))
+}
+
+pub(super) async fn show(State(control): Shared, Segments(id): Segments<String>) -> Result<Json<dto::Task>, Rejected> {
+    let task = get(&control, parse_id(&id)?).await?;
+    Ok(Json(shown(&control, task, true).await?))
+}
+
+pub(super) async fn get(control: &Control, id: TaskId) -> Result<TaskRecord, Failure> {
+    let unknown = || Refusal::not_found("task_unknown", format!("there is no task {id}; `gpuaas task ls` lists them"));
+    Ok(control.store.task_get(id).await?.ok_or_else(unknown)?)
+}
+
+/// A task as callers see it; with `whole`, also what its receipt says.
+pub(super) async fn shown(control: &Control, task: TaskRecord, whole: bool) -> Result<dto::Task, Failure> {
+    let node_name = control.store.node_get(task.node_id).await?.map(|node| node.name).unwrap_or_default();
+    let mut output = None;
+    let mut phases = Vec::new();
+    if whole
+        && task.receipt_digest.is_some()
+        && let Some(row) = control.store.receipt_get(task.id).await?
+    {
+        // Verified when it was stored; this is only for show. `gpuaas task verify` checks it again.
+        let payload = dsse::payload_unverified(&row.receipt).map_err(|e| Failure::Internal(e.to_string()))?;
+        let said: receipt::Payload = serde_json::from_slice(&payload).map_err(|e| Failure::Internal(e.to_string()))?;
+        output =
+            said.output.map(|raw| serde_json::from_str(raw.get())).transpose().map_err(|e| Failure::Internal(e.to_string()))?;
+        phases = said.phases;
+    }
+    let progress = if task.state.ended() { None } else { control.progress.get(task.id) };
+    Ok(dto::Task {
+        id: task.id,
+        node_id: task.node_id,
+        node_name,
+        node_epoch: task.node_epoch,
+        task_type: task.task_type.as_str().to_owned(),
+        params: serde_json::from_str(&task.params).unwrap_or_default(),
+        state: task.state.as_str().to_owned(),
+        requested_by: task.requested_by,
+        correlation_id: task.correlation_id,
+        idempotency_key: task.idempotency_key,
+        created_at: task.created_at,
+        queue_until: task.queue_until,
+        timeout_seconds: task.timeout.as_secs(),
+        dispatches: task.dispatches,
+        lease_until: task.lease_until,
+        cancel_requested_at: task.cancel_requested_at,
+        accepted_at: task.accepted_at,
+        started_at: task.started_at,
+        ended_at: task.ended_at,
+        code: task.code,
+        message: task.message,
+        receipt_digest: task.receipt_digest,
+        progress,
+        output,
+        phases,
+    })
+}
+
+pub(super) async fn cancel(
+    State(control): Shared,
+    Extension(caller): Extension<Caller>,
+    Segments(id): Segments<String>,
+    JsonBody(Reason { reason }): JsonBody<Reason>,
+) -> Result<Json<dto::Task>, Rejected> {
+    let (id, context) = (parse_id(&id)?, caller.context());
+    settle(&control.store, || async { Ok(((), task::cancel(&get(&control, id).await?, &reason, &context)?)) }).await?;
+    let task = get(&control, id).await?;
+    Ok(Json(shown(&control, task, true).await?))
+}
+
+pub(super) async fn logs(
+    State(control): Shared,
+    Segments(id): Segments<String>,
+    Params(query): Params<TaskLogsQuery>,
+) -> Result<Json<TaskLogs>, Rejected> {
+    let id = parse_id(&id)?;
+    let limit = page_limit(query.limit)?;
+    let after = query.after.unwrap_or(0);
+    let follow = query.follow == Some(true);
+    let deadline = tokio::time::Instant::now() + FOLLOW;
+    let mut hints = control.store.hints();
+    loop {
+        // The task before its lines: if it had ended by then, no line can come after what is read next, except late
+        // deliveries, which a later request finds.
+        let task = get(&control, id).await?;
+        let mut lines = control.store.log_list(id, after, limit.saturating_add(1)).await?;
+        let ended = task.state.ended();
+        if !lines.is_empty() || ended || !follow || control.shutdown.is_cancelled() {
+            let at_end = lines.len() <= usize::try_from(limit).unwrap_or(usize::MAX);
+            lines.truncate(usize::try_from(limit).unwrap_or(usize::MAX));
+            let lines: Vec<_> = lines.into_iter().map(line_shown).collect();
+            let next_after = lines.last().map_or(after, |line| line.sequence);
+            return Ok(Json(TaskLogs { lines, next_after, at_end, complete: at_end && ended }));
+        }
+        let changed = tokio::time::timeout_at(deadline, wait_for(&mut hints, id));
+        let changed = tokio::select! { changed = changed => changed.is_ok(), () = control.shutdown.cancelled() => false };
+        if !changed {
+            return Ok(Json(TaskLogs { lines: Vec::new(), next_after: after, at_end: true, complete: false }));
+        }
+    }
+}
+
+/// Resolves when the task may have changed.
+async fn wait_for(hints: &mut tokio::sync::broadcast::Receiver<Hint>, id: TaskId) {
+    use tokio::sync::broadcast::error::RecvError;
+    loop {
+        match hints.recv().await {
+            Ok(Hint::Task(task)) if task == id => return,
+            Ok(Hint::Task(_) | Hint::Progress { .. } | Hint::NodeWork(_) | Hint::NodeAccess(_)) => {}
+            Err(RecvError::Lagged(_) | RecvError::Closed) => return,
+        }
+    }
+}
+
+fn line_shown(line: gpuaas_domain::decision::TaskLogLine) -> dto::TaskLogLine {
+    dto::TaskLogLine { sequence: line.sequence, at: line.at, stream: line.stream, text: line.text, dropped: line.dropped }
+}
+
+pub(super) async fn evidence(State(control): Shared, Segments(id): Segments<String>) -> Result<Json<TaskEvidence>, Rejected> {
+    let task = get(&control, parse_id(&id)?).await?;
+    let node = node_name::find(&control, &task.node_id.to_string()).await?;
+    let (receipt_key, node_record) = if node.epoch == task.node_epoch {
+        (node.receipt_key, Some(node.record))
+    } else {
+        (receipt_key_of_epoch(&control, &task).await?, None)
+    };
+    let envelopes = control.store.envelope_list(task.id).await?;
+    let receipt = control.store.receipt_get(task.id).await?.map(|row| row.receipt);
+    Ok(Json(TaskEvidence {
+        envelopes: envelopes
+            .into_iter()
+            .map(|row| EnvelopeEvidence {
+                digest: row.digest,
+                key_id: row.key_id,
+                signed_at: row.signed_at,
+                envelope: row.envelope,
+            })
+            .collect(),
+        receipt,
+        receipt_key,
+        node_record,
+        cluster_id: control.cluster_id,
+        root_key: control.keys.root_key(),
+        verifier_set: control.keys.set_document().1,
+        task: shown(&control, task, true).await?,
+    }))
+}
+
+/// The receipt key a node had in an earlier epoch, from the audit row of that enrolment.
+async fn receipt_key_of_epoch(control: &Control, task: &TaskRecord) -> Result<VerifyingKey, Failure> {
+    let filter =
+        AuditFilter { target: Some(task.node_id.to_string()), action: Some("node.enrol".to_owned()), ..AuditFilter::default() };
+    for row in control.store.audit_list(0, 1000, &filter).await? {
+        let body: serde_json::Value = serde_json::from_str(&row.body).map_err(|e| Failure::Internal(e.to_string()))?;
+        let detail = &body["detail"];
+        if detail["epoch"].as_u64() == Some(task.node_epoch) {
+            return serde_json::from_value(detail["receipt_key"].clone()).map_err(|e| Failure::Internal(e.to_string()));
+        }
+    }
+    Err(Refusal::not_found("receipt_key_unknown", format!("the receipt key of epoch {} is not on record", task.node_epoch))
+        .into())
+}

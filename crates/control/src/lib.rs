@@ -1,0 +1,40 @@
+//! The control plane.
+//!
+//! [`start`] opens the store and the keys, binds the listeners and starts what the chosen [`roles`] need; [`Server::stop`]
+//! ends it in good order. `http` is the operators' side, `link` the agents', `pki` everything secret. State lives in the
+//! store; what is in memory (open links, the deny-list, the last progress of a task) can be lost at any moment.
+
+mod failure;
+pub mod http;
+pub mod link;
+pub mod listener;
+mod metrics;
+pub mod pki;
+pub mod roles;
+mod start;
+
+use gpuaas_contract::id::{ClusterId, ServerId};
+use gpuaas_store::Store;
+use tokio_util::sync::CancellationToken;
+use tokio_util::task::TaskTracker;
+
+pub use failure::Failure;
+pub use start::{ApiTls, Server, ServerConfig, StartError, start};
+
+/// What the parts of one server process share.
+pub struct Control {
+    store: Store,
+    cluster_id: ClusterId,
+    server_id: ServerId,
+    ca: pki::Ca,
+    keys: pki::KeyRing,
+    hub: link::Hub,
+    denied: link::DenyList,
+    progress: http::ProgressBoard,
+    metrics: metrics::Metrics,
+    /// Where agents are told to connect to.
+    link_address: String,
+    store_kind: &'static str,
+    shutdown: CancellationToken,
+    background: TaskTracker,
+}

@@ -1,0 +1,169 @@
+//! The driver of a session: woken when there may be work, it signs and hands out what is queued for its node.
+
+use std::collections::HashSet;
+use std::sync::Arc;
+use std::time::Duration;
+
+use futures::future::join_all;
+use gpuaas_contract::id::{CorrelationId, TaskId};
+use gpuaas_contract::link::{Cancel, Offer, to_node};
+use gpuaas_contract::time::Timestamp;
+use gpuaas_domain::decision::Context;
+use gpuaas_domain::node::{self, Node, Transport};
+use gpuaas_domain::task::{self, TaskRecord};
+use gpuaas_domain::{Actor, Decision};
+use gpuaas_store::CommitError;
+
+use super::inbound::{chain, close_for};
+use super::session::Session;
+use super::{POLL_SECONDS, identity};
+use crate::Control;
+use crate::failure::{Failure, settle};
+
+/// How often a session looks at its own clock: certificate, silence.
+const WATCH: Duration = Duration::from_secs(2);
+/// A poll whose connection broke must be followed by another within this time.
+const ABANDONED: Duration = Duration::from_secs(3);
+
+/// Starts the driver; it ends with the session and takes the node offline.
+pub(super) fn spawn_driver(control: Arc<Control>, session: Arc<Session>) {
+    let tracker = control.background.clone();
+    tracker.spawn(async move {
+        session.work.notify_one();
+        drive(&control, &session).await;
+        control.hub.remove(session.node_id, session.id);
+        control.metrics.links_closed(session.transport);
+        offline(&control, &session).await;
+    });
+}
+
+async fn drive(control: &Arc<Control>, session: &Arc<Session>) {
+    let mut watch = tokio::time::interval(WATCH);
+    watch.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
+    let mut cancels_sent = HashSet::new();
+    loop {
+        tokio::select! {
+            () = session.ended() => return,
+            () = control.shutdown.cancelled() => {
+                session.close("server_shutdown", "the server is restarting", 0);
+                return;
+            }
+            _ = watch.tick() => {
+                if let Err(error) = identity::check_still_good(control, &session.peer) {
+                    close_for(session, &error);
+                    return;
+                }
+                let now = Timestamp::now();
+                let silent = now.since(session.last_heard(now));
+                let patience = Duration::from_secs(u64::from(POLL_SECONDS));
+                let gone = session.abandoned_for(now).is_some_and(|gone| gone > ABANDONED);
+                if session.transport == Transport::Poll && (silent > patience || gone) {
+                    session.close("poll_silent", "no poll came for too long", 0);
+                    return;
+                }
+            }
+            () = session.work.notified() => {
+                if let Err(error) = hand_out(control, session, &mut cancels_sent).await {
+                    close_for(session, &error);
+                    return;
+                }
+            }
+        }
+    }
+}
+
+async fn offline(control: &Control, session: &Session) {
+    let why = if session.is_fenced() { "replaced by a newer link" } else { "link closed" };
+    let context = Context { now: Timestamp::now(), actor: Actor::System, correlation_id: CorrelationId::generate() };
+    let settled = settle(&control.store, || async {
+        let Some(node) = control.store.node_get(session.node_id).await? else { return Ok(((), Decision::default())) };
+        Ok(((), node::disconnected(&node, session.id, why, &context)))
+    })
+    .await;
+    match settled {
+        Ok(()) => tracing::info!(node = %session.node_id, session = %session.id, why, "link ended"),
+        // The presence sweep will find it: this process no longer holds the session.
+        Err(error) => {
+            tracing::error!(node = %session.node_id, error = %chain(&error), "could not record that the node is offline")
+        }
+    }
+}
+
+async fn hand_out(control: &Arc<Control>, session: &Arc<Session>, cancels_sent: &mut HashSet<TaskId>) -> Result<(), Failure> {
+    let (version, document) = control.keys.set_document();
+    session.tell_verifier_set(version, &document);
+    for cancelled in control.store.task_cancellations(session.node_id).await? {
+        if cancels_sent.insert(cancelled.id) {
+            session
+                .tell(to_node::Message::Cancel(Cancel { task_id: cancelled.id.to_string(), reason: cancelled.message.clone() }));
+        }
+    }
+    loop {
+        let Some(node) = control.store.node_get(session.node_id).await? else { return Ok(()) };
+        if !node.service.takes_work() || session.is_closed() {
+            return Ok(());
+        }
+        let mut room = session.window.saturating_sub(session.in_flight().len());
+        if room == 0 {
+            // Leases may have lapsed meanwhile: count again from the books.
+            let outstanding = control.store.task_outstanding(session.node_id).await?;
+            *session.in_flight() = outstanding.iter().filter(|t| t.state != task::TaskState::Queued).map(|t| t.id).collect();
+            room = session.window.saturating_sub(session.in_flight().len());
+            if room == 0 {
+                return Ok(());
+            }
+        }
+        let queued = control.store.task_queued(session.node_id, u32::try_from(room).unwrap_or(u32::MAX)).await?;
+        if queued.is_empty() {
+            return Ok(());
+        }
+        // Committed side by side, so that they share a transaction.
+        let offers = join_all(queued.iter().map(|queued| claim(control, &node, queued))).await;
+        let mut sent = 0;
+        for offer in offers {
+            if let Some(offer) = offer? {
+                gpuaas_failpoint::hit("server.claimed");
+                session.in_flight().insert(offer.0);
+                session.offer(offer.1);
+                sent += 1;
+            }
+        }
+        if sent == 0 {
+            return Ok(());
+        }
+    }
+}
+
+/// Signs an envelope for a queued task and moves it to dispatched; `None` if it must not (or need not) go out.
+async fn claim(control: &Control, node: &Node, queued: &TaskRecord) -> Result<Option<(TaskId, Offer)>, Failure> {
+    let now = Timestamp::now();
+    let context = Context { now, actor: Actor::System, correlation_id: queued.correlation_id.clone() };
+    let settle_as = async |decision: Decision| match control.store.commit(decision).await {
+        // Somebody else moved it on: then it is theirs.
+        Ok(()) | Err(CommitError::Conflict) => Ok(None),
+        Err(CommitError::Store(error)) => Err(Failure::from(error)),
+    };
+    if !control.keys.intent_matches(&task::intent_text(queued), &queued.intent) {
+        tracing::error!(task = %queued.id, "a task row was not written by the control plane: somebody wrote to the database");
+        return settle_as(task::intent_forged(queued, &context)).await;
+    }
+    if queued.node_epoch != node.epoch {
+        return settle_as(task::node_gone(queued, "its node was enrolled again", &context)).await;
+    }
+    if now > queued.queue_until {
+        let decision = task::tick(queued, &context);
+        return if decision.is_empty() { Ok(None) } else { settle_as(decision).await };
+    }
+    let payload = task::envelope_payload(queued, node, control.cluster_id, now)?;
+    let (signed, key_id) = control.keys.sign(&payload);
+    let Ok(decision) = task::dispatch(queued, node, &payload, &signed, key_id, &context) else { return Ok(None) };
+    match control.store.commit(decision).await {
+        Ok(()) => {
+            tracing::info!(task = %queued.id, node = %node.id, correlation_id = %queued.correlation_id, "task dispatched");
+            control.metrics.task_dispatched(now.since(queued.created_at));
+            Ok(Some((queued.id, Offer { task_id: queued.id.to_string(), envelope: signed.envelope })))
+        }
+        Err(CommitError::Conflict) => Ok(None),
+        Err(CommitError::Store(error)) => Err(error.into()),
+    }
+}

@@ -1,0 +1,348 @@
+//! The doors: a join token, an operator's approval, renewal, and rejoining after expiry.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use axum::extract::{DefaultBodyLimit, State};
+use axum::http::HeaderMap;
+use axum::routing::{get, post};
+use axum::{Extension, Json, Router};
+use gpuaas_contract::id::{CorrelationId, EnrolmentId, NodeId};
+use gpuaas_contract::link::{
+    self, Applicant, EnrolPending, EnrolRequest, EnrolStatus, EnrolWithToken, Grant, Rejoin, RejoinChallenge,
+    RejoinChallengeRequest, RejoinProof, Renew, Renewed, route,
+};
+use gpuaas_contract::time::Timestamp;
+use gpuaas_contract::{Digest, dsse};
+use gpuaas_domain::decision::{Change, Context, Decision};
+use gpuaas_domain::enrolment::{self, Enrolment, EnrolmentState, REQUEST_LIFE};
+use gpuaas_domain::node::{self, Admission, Node};
+use gpuaas_domain::{Actor, Refusal, task};
+
+use super::identity;
+use crate::Control;
+use crate::failure::{Failure, settle};
+use crate::http::problem::{JsonBody, Rejected, Segments};
+use crate::listener::{ClientAddress, ClientCertificate};
+use crate::pki::{Ca, CaError, Issued, NodeRecord, secret_text};
+
+type Shared = State<Arc<Control>>;
+type Answer<T> = Result<Json<T>, Rejected>;
+
+/// How long a rejoin challenge may be answered.
+const CHALLENGE_LIFE: Duration = Duration::from_secs(60);
+
+/// The routes of the doors.
+pub(super) fn router(control: Arc<Control>) -> Router {
+    Router::new()
+        .route(route::ENROL_WITH_TOKEN, post(with_token))
+        .route(route::ENROL_REQUEST, post(request))
+        .route(route::ENROL_POLL, get(poll))
+        .route(route::REJOIN_CHALLENGE, post(rejoin_challenge))
+        .route(route::REJOIN, post(rejoin))
+        .route(route::RENEW, post(renew))
+        .layer(DefaultBodyLimit::max(link::MAX_ENROLMENT_BYTES))
+        .with_state(control)
+}
+
+fn context(applicant: &str, from: ClientAddress) -> Context {
+    let host: String = applicant.chars().filter(|c| c.is_ascii_alphanumeric() || matches!(c, '-' | '.' | '_')).take(64).collect();
+    Context {
+        now: Timestamp::now(),
+        actor: Actor::Applicant(format!("{host}@{}", from.0.ip())),
+        correlation_id: CorrelationId::generate(),
+    }
+}
+
+async fn with_token(
+    State(control): Shared,
+    Extension(from): Extension<ClientAddress>,
+    JsonBody(request): JsonBody<EnrolWithToken>,
+) -> Answer<Grant> {
+    let context = context(&request.applicant.facts.hostname, from);
+    let secret = Digest::of(request.token.as_bytes());
+    let grant = settle(&control.store, || async {
+        let unknown =
+            || Refusal::forbidden("join_token_unknown", "this join token is not known here; ask an operator for a new one");
+        let token = control.store.join_token_by_secret(&secret).await?.ok_or_else(unknown)?;
+        // The answer may have been lost: the same host with the same key gets the same node again.
+        if let Some((_, used_by)) = token.used
+            && context.now <= token.expires_at
+            && let Some(node) = control.store.node_get(used_by).await?
+            && is_same_host(&node, &request.applicant)?
+        {
+            return reissue(&control, &node, &request.applicant.csr_pem, &context);
+        }
+        let new_id = NodeId::generate();
+        let known = control.store.node_by_fingerprint(&request.applicant.fingerprint).await?;
+        let node_id = known.as_ref().map_or(new_id, |node| node.id);
+        let used = enrolment::token_use(&token, node_id, &context)?;
+        let (grant, decision) = admit(&control, known, new_id, &request.applicant, &context).await?;
+        Ok((grant, Decision::default().change(used).and(decision)))
+    })
+    .await?;
+    tracing::info!(node = %grant.node_id, epoch = grant.node_epoch, door = "token", "node enrolled");
+    Ok(Json(grant))
+}
+
+async fn request(
+    State(control): Shared,
+    Extension(from): Extension<ClientAddress>,
+    JsonBody(request): JsonBody<EnrolRequest>,
+) -> Answer<EnrolPending> {
+    let context = context(&request.applicant.facts.hostname, from);
+    check_applicant(&request.applicant)?;
+    let poll_secret = secret_text("gpe_");
+    let enrolment = Enrolment {
+        id: EnrolmentId::generate(),
+        version: 0,
+        state: EnrolmentState::Pending,
+        email: request.email,
+        fingerprint: request.applicant.fingerprint,
+        csr_pem: request.applicant.csr_pem,
+        receipt_key: request.applicant.receipt_key,
+        facts: request.applicant.facts,
+        poll_secret_digest: Digest::of(poll_secret.as_bytes()),
+        reason: String::new(),
+        node_id: None,
+        created_at: context.now,
+        expires_at: context.now.plus(REQUEST_LIFE),
+    };
+    settle(&control.store, || async {
+        let waiting = control.store.enrolment_waiting(context.now).await?;
+        Ok(((), enrolment::request(enrolment.clone(), waiting, &context)?))
+    })
+    .await?;
+    tracing::info!(enrolment = %enrolment.id, email = %enrolment.email, "a host asks to be enrolled");
+    Ok(Json(EnrolPending { enrolment_id: enrolment.id, poll_secret, expires_at: enrolment.expires_at }))
+}
+
+async fn poll(
+    State(control): Shared,
+    Extension(from): Extension<ClientAddress>,
+    Segments(id): Segments<EnrolmentId>,
+    headers: HeaderMap,
+) -> Answer<EnrolStatus> {
+    let given = headers.get(link::ENROL_SECRET_HEADER).map(|value| Digest::of(value.as_bytes()));
+    let status = settle(&control.store, || async {
+        let enrolment = control.store.enrolment_get(id).await?;
+        // Whoever does not have the secret does not even learn whether the request exists.
+        let Some(enrolment) = enrolment.filter(|found| given.as_ref() == Some(&found.poll_secret_digest)) else {
+            return Err(Refusal::not_found("enrolment_unknown", "there is no such request for this secret; ask again").into());
+        };
+        let context = context(&enrolment.facts.hostname, from);
+        let lapsed = context.now > enrolment.expires_at;
+        match enrolment.state {
+            EnrolmentState::Rejected => Ok((EnrolStatus::Rejected { reason: enrolment.reason }, Decision::default())),
+            EnrolmentState::Pending | EnrolmentState::Approved if lapsed => Ok((EnrolStatus::Expired, Decision::default())),
+            EnrolmentState::Pending => Ok((EnrolStatus::Pending, Decision::default())),
+            EnrolmentState::Approved => {
+                let applicant = applicant_of(&enrolment);
+                let new_id = NodeId::generate();
+                let known = control.store.node_by_fingerprint(&applicant.fingerprint).await?;
+                let node_id = known.as_ref().map_or(new_id, |node| node.id);
+                let claimed = enrolment::claim(&enrolment, node_id, &context)?;
+                let (grant, decision) = admit(&control, known, new_id, &applicant, &context).await?;
+                Ok((EnrolStatus::Approved { grant: Box::new(grant) }, Decision::default().change(claimed).and(decision)))
+            }
+            EnrolmentState::Enrolled => {
+                // The answer may have been lost: the same request gets the same node again, until the request lapses.
+                let applicant = applicant_of(&enrolment);
+                let node = match enrolment.node_id {
+                    Some(node_id) if !lapsed => control.store.node_get(node_id).await?,
+                    Some(_) | None => None,
+                };
+                match node {
+                    Some(node) if is_same_host(&node, &applicant)? => {
+                        let (grant, decision) = reissue(&control, &node, &applicant.csr_pem, &context)?;
+                        Ok((EnrolStatus::Approved { grant: Box::new(grant) }, decision))
+                    }
+                    Some(_) | None => Ok((EnrolStatus::Expired, Decision::default())),
+                }
+            }
+        }
+    })
+    .await?;
+    Ok(Json(status))
+}
+
+fn applicant_of(enrolment: &Enrolment) -> Applicant {
+    Applicant {
+        fingerprint: enrolment.fingerprint.clone(),
+        csr_pem: enrolment.csr_pem.clone(),
+        receipt_key: enrolment.receipt_key.clone(),
+        facts: enrolment.facts.clone(),
+    }
+}
+
+/// Makes the host a node (or the next epoch of the node it is), with a certificate and a signed record of its keys.
+async fn admit(
+    control: &Control,
+    known: Option<Node>,
+    new_id: NodeId,
+    applicant: &Applicant,
+    context: &Context,
+) -> Result<(Grant, Decision), Failure> {
+    check_applicant(applicant)?;
+    let admission = Admission {
+        fingerprint: applicant.fingerprint.clone(),
+        receipt_key: applicant.receipt_key.clone(),
+        tls_key_digest: request_key(&applicant.csr_pem)?,
+        facts: applicant.facts.clone(),
+    };
+    let open = match &known {
+        Some(node) => control.store.task_open(node.id).await?,
+        None => Vec::new(),
+    };
+    let is_new = known.is_none();
+    let (mut node, mut decision) = node::enrol(known, admission, new_id, context);
+    node.record = NodeRecord::seal(&node, control.cluster_id, control.keys.record_key());
+    for task in open {
+        decision = decision.and(task::node_gone(&task, "its node was enrolled again", context));
+    }
+    let issued = issue(control, &node, &applicant.csr_pem, context.now)?;
+    let grant = grant(control, &node, &issued, context.now);
+    let row = Box::new(node);
+    let row = if is_new { Change::NodeInsert(row) } else { Change::NodeUpdate(row) };
+    Ok((grant, decision.change(row).change(Change::CertificateInsert(issued.certificate))))
+}
+
+/// Another certificate for a host that is enrolled already and whose answer was lost.
+fn reissue(control: &Control, node: &Node, csr_pem: &str, context: &Context) -> Result<(Grant, Decision), Failure> {
+    let issued = issue(control, node, csr_pem, context.now)?;
+    let grant = grant(control, node, &issued, context.now);
+    Ok((grant, node::renewed(node, issued.certificate, context)?))
+}
+
+fn is_same_host(node: &Node, applicant: &Applicant) -> Result<bool, Failure> {
+    Ok(node.fingerprint == applicant.fingerprint
+        && node.receipt_key == applicant.receipt_key
+        && node.tls_key_digest == request_key(&applicant.csr_pem)?)
+}
+
+fn grant(control: &Control, node: &Node, issued: &Issued, now: Timestamp) -> Grant {
+    Grant {
+        cluster_id: control.cluster_id,
+        node_id: node.id,
+        node_epoch: node.epoch,
+        certificate_pem: issued.pem.clone(),
+        ca_pem: control.ca.pem().to_owned(),
+        root_key: control.keys.root_key(),
+        verifier_set: control.keys.set_document().1,
+        server_time: now,
+    }
+}
+
+fn issue(control: &Control, node: &Node, csr_pem: &str, now: Timestamp) -> Result<Issued, Failure> {
+    control.ca.issue_node(csr_pem, node.id, node.epoch, now).map_err(ca_failure)
+}
+
+fn request_key(csr_pem: &str) -> Result<Digest, Failure> {
+    Ca::request_key_digest(csr_pem).map_err(ca_failure)
+}
+
+fn ca_failure(error: CaError) -> Failure {
+    match error {
+        CaError::BadRequest(detail) => {
+            Failure::BadInput { code: "csr_invalid", message: format!("the certificate request is not valid: {detail}") }
+        }
+        CaError::File(_) | CaError::Damaged(_) | CaError::Incomplete | CaError::Sign(_) => {
+            Failure::Internal(super::inbound::chain(&error))
+        }
+    }
+}
+
+fn check_applicant(applicant: &Applicant) -> Result<(), Failure> {
+    let plain = applicant.fingerprint.bytes().all(|b| b.is_ascii_graphic());
+    if !plain || !(16..=128).contains(&applicant.fingerprint.len()) {
+        let message = "the fingerprint must be 16 to 128 printable characters".to_owned();
+        return Err(Failure::BadInput { code: "fingerprint_invalid", message });
+    }
+    if applicant.facts.hostname.len() > 253 || applicant.facts.hostname.chars().any(char::is_control) {
+        return Err(Failure::BadInput { code: "hostname_invalid", message: "the host name is not valid".to_owned() });
+    }
+    request_key(&applicant.csr_pem).map(|_| ())
+}
+
+async fn renew(
+    State(control): Shared,
+    Extension(cert): Extension<ClientCertificate>,
+    Segments(path): Segments<NodeId>,
+    JsonBody(request): JsonBody<Renew>,
+) -> Answer<Renewed> {
+    let peer = identity::peer(&control, &cert, Some(path))?;
+    let context = Context { now: Timestamp::now(), actor: Actor::Node(peer.node_id), correlation_id: CorrelationId::generate() };
+    let pem = settle(&control.store, || async {
+        let node = identity::node(&control, &peer).await?;
+        check_same_key(&node, &request.csr_pem)?;
+        let issued = issue(&control, &node, &request.csr_pem, context.now)?;
+        let decision = node::renewed(&node, issued.certificate, &context)?;
+        Ok((issued.pem, decision))
+    })
+    .await?;
+    tracing::info!(node = %peer.node_id, "certificate renewed");
+    Ok(Json(Renewed { certificate_pem: pem }))
+}
+
+fn check_same_key(node: &Node, csr_pem: &str) -> Result<(), Failure> {
+    if request_key(csr_pem)? == node.tls_key_digest {
+        return Ok(());
+    }
+    let message = "the request is for another key than the one the node enrolled with; enrol again to change keys";
+    Err(Refusal::forbidden("tls_key_changed", message).into())
+}
+
+/// A challenge needs no memory on our side: it is a time and a MAC over it.
+async fn rejoin_challenge(
+    State(control): Shared,
+    JsonBody(request): JsonBody<RejoinChallengeRequest>,
+) -> Answer<RejoinChallenge> {
+    let now = Timestamp::now().0;
+    let mac = control.keys.intent_mac(&challenge_text(request.node_id, now));
+    Ok(Json(RejoinChallenge { challenge: format!("{now}.{mac}") }))
+}
+
+fn challenge_text(node_id: NodeId, at: i64) -> String {
+    format!("gpuaas-rejoin-challenge-v1\n{node_id}\n{at}")
+}
+
+fn check_challenge(control: &Control, node_id: NodeId, challenge: &str, now: Timestamp) -> Result<(), Failure> {
+    let valid = challenge.split_once('.').is_some_and(|(at, mac)| {
+        at.parse::<i64>().is_ok_and(|at| {
+            let age = now.since(Timestamp(at));
+            at <= now.0 && age <= CHALLENGE_LIFE && control.keys.intent_matches(&challenge_text(node_id, at), mac)
+        })
+    });
+    if valid {
+        Ok(())
+    } else {
+        Err(Refusal::forbidden("challenge_invalid", "the challenge is not ours or too old; ask for a new one").into())
+    }
+}
+
+async fn rejoin(State(control): Shared, JsonBody(request): JsonBody<Rejoin>) -> Answer<Renewed> {
+    let context =
+        Context { now: Timestamp::now(), actor: Actor::Node(request.node_id), correlation_id: CorrelationId::generate() };
+    let pem = settle(&control.store, || async {
+        // One answer for every way in which the proof can be wrong: strangers learn nothing about nodes.
+        let refuse =
+            || Refusal::forbidden("rejoin_refused", "the proof does not fit a node of this cluster; enrol the host again");
+        let node = control.store.node_get(request.node_id).await?.ok_or_else(refuse)?;
+        if !NodeRecord::matches(&node, control.cluster_id, &control.keys.record_key().verifying_key()).unwrap_or(false) {
+            return Err(refuse().into());
+        }
+        let opened = dsse::open(&request.proof, link::MAX_ENROLMENT_BYTES, link::REJOIN_PAYLOAD_TYPE, &node.receipt_key);
+        let proof: RejoinProof = serde_json::from_slice(&opened.map_err(|_| refuse())?).map_err(|_| refuse())?;
+        if (proof.cluster_id, proof.node_id, proof.node_epoch) != (control.cluster_id, node.id, node.epoch) {
+            return Err(refuse().into());
+        }
+        check_challenge(&control, node.id, &proof.challenge, context.now)?;
+        check_same_key(&node, &proof.csr_pem)?;
+        let issued = issue(&control, &node, &proof.csr_pem, context.now)?;
+        let decision = node::rejoined(&node, issued.certificate, &context)?;
+        Ok((issued.pem, decision))
+    })
+    .await?;
+    tracing::info!(node = %request.node_id, "node rejoined with an expired certificate");
+    Ok(Json(Renewed { certificate_pem: pem }))
+}

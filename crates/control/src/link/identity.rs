@@ -1,0 +1,69 @@
+//! From a client certificate to a node that may speak.
+
+use gpuaas_contract::id::NodeId;
+use gpuaas_contract::time::Timestamp;
+use gpuaas_domain::Refusal;
+use gpuaas_domain::node::{Node, Service};
+
+use crate::Control;
+use crate::failure::Failure;
+use crate::listener::ClientCertificate;
+use crate::pki::{NodeRecord, Peer, peer_of};
+
+/// Reads the certificate, and checks that a path that names a node names this one.
+pub(super) fn peer(control: &Control, certificate: &ClientCertificate, path: Option<NodeId>) -> Result<Peer, Failure> {
+    let Some(der) = &certificate.0 else {
+        let message = "this needs the node's client certificate; enrol the host with `gpuaas-agent enroll`".to_owned();
+        return Err(Failure::Unauthenticated { code: "certificate_required", message });
+    };
+    let peer = peer_of(der, control.cluster_id)
+        .map_err(|error| Failure::Unauthenticated { code: "certificate_not_a_node", message: error.to_string() })?;
+    if let Some(path) = path.filter(|path| *path != peer.node_id) {
+        let message = format!("the certificate is for {}, the path names {path}", peer.node_id);
+        return Err(Refusal::forbidden("node_mismatch", message).into());
+    }
+    check_still_good(control, &peer)?;
+    Ok(peer)
+}
+
+/// What is checked on every message: neither expired nor on the deny-list.
+pub(super) fn check_still_good(control: &Control, peer: &Peer) -> Result<(), Failure> {
+    if control.denied.contains(&peer.serial) {
+        let message = "this certificate was revoked; enrol the host again with a new join token".to_owned();
+        return Err(Failure::Unauthenticated { code: "certificate_revoked", message });
+    }
+    if Timestamp::now() > peer.not_after {
+        let message = "this certificate has expired; the agent must renew it or rejoin".to_owned();
+        return Err(Failure::Unauthenticated { code: "certificate_expired", message });
+    }
+    Ok(())
+}
+
+/// The node behind a certificate, if it may have a link now. Reads the store, so only at the start of a session.
+pub(super) async fn node(control: &Control, peer: &Peer) -> Result<Node, Failure> {
+    let revoked = || Failure::Unauthenticated {
+        code: "certificate_revoked",
+        message: "this certificate no longer counts; enrol the host again with a new join token".to_owned(),
+    };
+    // A certificate of our CA that the store does not know was not made by this control plane's books: no.
+    let certificate = control.store.certificate_get(&peer.serial).await?.ok_or_else(revoked)?;
+    let node = control.store.node_get(peer.node_id).await?.ok_or_else(revoked)?;
+    match node.service {
+        Service::Locked => {
+            let message = format!("node {} is locked: {}; enrol the machine again", node.id, node.service_reason);
+            return Err(Refusal::forbidden("node_locked", message).into());
+        }
+        Service::Retired => return Err(Refusal::forbidden("node_retired", format!("node {} was retired", node.id)).into()),
+        Service::InService | Service::Draining | Service::Quarantined => {}
+    }
+    if certificate.revoked_at.is_some() || certificate.node_id != node.id || certificate.node_epoch != node.epoch {
+        return Err(revoked());
+    }
+    if !NodeRecord::matches(&node, control.cluster_id, &control.keys.record_key().verifying_key()).unwrap_or(false) {
+        tracing::error!(node = %node.id, "the node's row does not match its signed record: somebody wrote to the database");
+        let message =
+            format!("the stored keys of node {} were changed outside the control plane; enrol the machine again", node.id);
+        return Err(Refusal::forbidden("node_record_forged", message).into());
+    }
+    Ok(node)
+}

@@ -1,0 +1,357 @@
+//! What a node says, whatever carried it.
+
+use std::collections::HashMap;
+use std::sync::Arc;
+
+use gpuaas_contract::id::TaskId;
+use gpuaas_contract::link::{
+    Ack, FromNode, Heartbeat, LogAck, LogChunk, LogPosition, Metrics, Progress, ReceiptAck, Rejection, TaskPhase,
+};
+use gpuaas_contract::link::{from_node, to_node};
+use gpuaas_contract::receipt;
+use gpuaas_contract::telemetry::{self, HostFacts, HostMetrics};
+use gpuaas_contract::time::Timestamp;
+use gpuaas_domain::decision::{Change, TaskLogLine};
+use gpuaas_domain::task::{self, ReceiptHead};
+use gpuaas_domain::{Decision, Hint, Refusal, node};
+
+use super::open::session_context;
+use super::session::Session;
+use crate::Control;
+use crate::failure::{Failure, settle};
+
+/// Most lines in one chunk.
+const MAX_LINES: usize = 4096;
+/// Longest line that is stored; the agent cuts at less.
+const MAX_LINE: usize = 16 * 1024;
+/// Tasks whose owner a session remembers before it starts over.
+const MAX_REMEMBERED: usize = 10_000;
+
+/// Handles one message of a stream. Answers go into the session's queue.
+///
+/// Messages about tasks are committed concurrently: a late or early word about a task changes nothing that a receipt
+/// has settled, so their order among each other does not matter.
+pub(super) async fn handle(control: &Arc<Control>, session: &Arc<Session>, message: FromNode) -> Result<(), Failure> {
+    let Some(message) = message.message else { return Ok(()) };
+    session.heard(Timestamp::now());
+    let (c, s) = (Arc::clone(control), Arc::clone(session));
+    match message {
+        from_node::Message::Hello(_) => {
+            Err(Failure::BadInput { code: "hello_twice", message: "hello is only the first message".to_owned() })
+        }
+        from_node::Message::Heartbeat(beat) => heartbeat(control, session, beat).await,
+        from_node::Message::Metrics(sample) => metrics(session, &sample),
+        from_node::Message::Progress(step) => progress(control, session, step).await,
+        from_node::Message::Rejection(rejection) => {
+            rejected(control, session, &rejection);
+            Ok(())
+        }
+        from_node::Message::Pong(_) => {
+            session.pong.notify_waiters();
+            Ok(())
+        }
+        from_node::Message::Ack(ack) => in_background(session, async move { acknowledge(&c, &s, &ack).await }).await,
+        from_node::Message::Logs(chunk) => {
+            in_background(session, async move {
+                let stored = logs(&c, &s, chunk).await?;
+                s.tell(to_node::Message::LogAck(stored));
+                Ok(())
+            })
+            .await
+        }
+        from_node::Message::Receipt(signed) => {
+            // Verified in the order of arrival, because receipts form a chain; committed side by side.
+            let believed = believe(control, session, &signed.task_id, signed.receipt).await?;
+            in_background(session, async move {
+                let ack = settle_receipt(&c, &s, believed).await?;
+                s.tell(to_node::Message::ReceiptAck(ack));
+                Ok(())
+            })
+            .await
+        }
+    }
+}
+
+/// Runs a commit beside the reading of the stream, bounded per node. If the store fails, the session ends: the node comes
+/// back and says everything again.
+async fn in_background(
+    session: &Arc<Session>,
+    work: impl Future<Output = Result<(), Failure>> + Send + 'static,
+) -> Result<(), Failure> {
+    let Ok(permit) = Arc::clone(&session.commits).acquire_owned().await else { return Ok(()) };
+    let session = Arc::clone(session);
+    tokio::spawn(async move {
+        let _permit = permit;
+        if let Err(error) = work.await {
+            close_for(&session, &error);
+        }
+    });
+    Ok(())
+}
+
+/// Ends a session because of a failure on our side or a message that should not be.
+pub(super) fn close_for(session: &Session, error: &Failure) {
+    tracing::warn!(node = %session.node_id, session = %session.id, error = %chain(error), "link closed");
+    match error {
+        Failure::Unauthenticated { code, message } | Failure::BadInput { code, message } => session.close(code, message, 5),
+        Failure::Refused(refusal) => session.close(refusal.code, &refusal.message, 5),
+        Failure::Fenced => session.fence(),
+        Failure::Store(_) | Failure::Contended | Failure::Internal(_) => {
+            session.close("server_error", "the server could not store it", 1)
+        }
+    }
+}
+
+/// An error with its sources, for one log line.
+pub fn chain(error: &dyn std::error::Error) -> String {
+    let mut text = error.to_string();
+    let mut source = error.source();
+    while let Some(inner) = source {
+        text.push_str(": ");
+        text.push_str(&inner.to_string());
+        source = inner.source();
+    }
+    text
+}
+
+/// The node is there; its facts may have changed.
+pub(super) async fn heartbeat(control: &Control, session: &Session, beat: Heartbeat) -> Result<(), Failure> {
+    if beat.facts_json.is_empty() {
+        return Ok(());
+    }
+    let facts: HostFacts = telemetry_document(&beat.facts_json)?;
+    let context = session_context(session, Timestamp::now());
+    settle(&control.store, || async {
+        let Some(node) = control.store.node_get(session.node_id).await? else { return Ok(((), Decision::default())) };
+        Ok(((), node::facts_changed(&node, facts.clone(), &context)))
+    })
+    .await
+}
+
+/// A sample of metrics: kept in memory, never stored.
+pub(super) fn metrics(session: &Session, sample: &Metrics) -> Result<(), Failure> {
+    session.set_metrics(telemetry_document::<HostMetrics>(&sample.metrics_json)?);
+    Ok(())
+}
+
+fn telemetry_document<T: serde::de::DeserializeOwned>(json: &str) -> Result<T, Failure> {
+    let bad = |message| Failure::BadInput { code: "telemetry_invalid", message };
+    if json.len() > telemetry::MAX_BYTES {
+        return Err(bad(format!("telemetry of {} bytes; at most {}", json.len(), telemetry::MAX_BYTES)));
+    }
+    serde_json::from_str(json).map_err(|e| bad(format!("telemetry: {e}")))
+}
+
+/// The node has a task in its journal, or runs it.
+pub(super) async fn acknowledge(control: &Control, session: &Session, ack: &Ack) -> Result<(), Failure> {
+    let id = task_id(&ack.task_id)?;
+    let started = match ack.phase() {
+        TaskPhase::Accepted => false,
+        TaskPhase::Started | TaskPhase::Finished => true,
+        TaskPhase::Unspecified => {
+            return Err(Failure::BadInput { code: "ack_invalid", message: "an ack needs a phase".to_owned() });
+        }
+    };
+    let context = session_context(session, Timestamp::now());
+    settle(&control.store, || async {
+        let task = own_task(control, session, id).await?;
+        let context = gpuaas_domain::decision::Context { correlation_id: task.correlation_id.clone(), ..context.clone() };
+        Ok(((), task::acknowledged(&task, started, &context)))
+    })
+    .await
+}
+
+/// A running task went into another phase: shown to whoever watches.
+pub(super) async fn progress(control: &Control, session: &Session, step: Progress) -> Result<(), Failure> {
+    let id = task_id(&step.task_id)?;
+    if !owns(control, session, id).await? {
+        return Err(not_yours(id));
+    }
+    let short = |text: String| text.chars().take(500).collect::<String>();
+    control.store.hint(Hint::Progress {
+        task_id: id,
+        phase: short(step.phase),
+        message: short(step.message),
+        at: Timestamp(step.at_us),
+    });
+    Ok(())
+}
+
+/// Stores log lines and says up to where.
+pub(super) async fn logs(control: &Control, session: &Session, chunk: LogChunk) -> Result<LogAck, Failure> {
+    if chunk.lines.len() > MAX_LINES {
+        let message = format!("{} log lines in one chunk; at most {MAX_LINES}", chunk.lines.len());
+        return Err(Failure::BadInput { code: "logs_too_many", message });
+    }
+    let mut stored = Vec::with_capacity(chunk.lines.len());
+    let mut positions: HashMap<String, u64> = HashMap::new();
+    for mut line in chunk.lines {
+        let id = task_id(&line.task_id)?;
+        let position = positions.entry(line.task_id.clone()).or_default();
+        *position = line.sequence.max(*position);
+        // Lines of a task that is not (or no longer) this node's are acknowledged and dropped: the agent must be able
+        // to empty its buffer.
+        if !owns(control, session, id).await? {
+            continue;
+        }
+        if line.text.len() > MAX_LINE {
+            let cut = (0..=MAX_LINE).rev().find(|at| line.text.is_char_boundary(*at)).unwrap_or(0);
+            line.text.truncate(cut);
+        }
+        // PostgreSQL has no NUL in text.
+        let text = if line.text.contains('\0') { line.text.replace('\0', "\u{fffd}") } else { line.text };
+        let stream = line.stream.chars().filter(char::is_ascii_alphanumeric).take(16).collect();
+        stored.push(TaskLogLine {
+            task_id: id,
+            sequence: line.sequence,
+            at: Timestamp(line.at_us),
+            stream,
+            text,
+            dropped: line.dropped,
+        });
+    }
+    if !stored.is_empty() {
+        let touched: Vec<TaskId> = {
+            let mut ids: Vec<TaskId> = stored.iter().map(|line| line.task_id).collect();
+            ids.sort_unstable();
+            ids.dedup();
+            ids
+        };
+        let mut decision = Decision::default().change(Change::LogAppend(stored));
+        for id in touched {
+            decision = decision.hint(Hint::Task(id));
+        }
+        settle(&control.store, || async { Ok(((), decision.clone())) }).await?;
+    }
+    Ok(LogAck { positions: positions.into_iter().map(|(task_id, sequence)| LogPosition { task_id, sequence }).collect() })
+}
+
+/// A receipt on its way to the store.
+pub(super) enum Believed {
+    /// Verified; must be committed before it is acknowledged.
+    Receipt {
+        /// The task it answers.
+        task_id: TaskId,
+        /// What the node says.
+        verified: Box<receipt::Verified>,
+        /// DSSE bytes.
+        raw: Vec<u8>,
+        /// The node's receipt before this one.
+        head: ReceiptHead,
+    },
+    /// Not believed, or of no task of ours: the answer for the node.
+    Rejected(ReceiptAck),
+}
+
+/// Verifies a receipt before anything is done with it.
+pub(super) async fn believe(control: &Control, session: &Session, task: &str, raw: Vec<u8>) -> Result<Believed, Failure> {
+    let reject = |code: &str| {
+        control.metrics.receipt_rejected(code);
+        tracing::warn!(node = %session.node_id, task, code, "receipt not believed");
+        Ok(Believed::Rejected(ReceiptAck { task_id: task.to_owned(), rejected_code: code.to_owned() }))
+    };
+    let Ok(id) = task.parse::<TaskId>() else { return reject("receipt_malformed") };
+    let record = match control.store.task_get(id).await? {
+        Some(record) if record.node_id == session.node_id => record,
+        Some(_) | None => return reject("receipt_task_unknown"),
+    };
+    let envelope_digests: Vec<_> = control.store.envelope_list(id).await?.into_iter().map(|row| row.digest).collect();
+    let expect = receipt::Expectation {
+        key: &session.receipt_key,
+        cluster_id: control.cluster_id,
+        node_id: session.node_id,
+        node_epoch: session.node_epoch,
+        task_id: id,
+        task_type: record.task_type,
+        envelope_digests: &envelope_digests,
+    };
+    let verified = match receipt::verify(&raw, &expect) {
+        Ok(verified) => verified,
+        Err(disbelief) => return reject(disbelief.code()),
+    };
+    let mut head = session.receipt_head.lock().await;
+    let before = head.clone();
+    if verified.payload().sequence > head.sequence {
+        *head = ReceiptHead { sequence: verified.payload().sequence, digest: Some(verified.digest().clone()) };
+    }
+    Ok(Believed::Receipt { task_id: id, verified: Box::new(verified), raw, head: before })
+}
+
+/// Commits a verified receipt; only then is it acknowledged.
+pub(super) async fn settle_receipt(control: &Control, session: &Session, believed: Believed) -> Result<ReceiptAck, Failure> {
+    let (id, verified, raw, head) = match believed {
+        Believed::Rejected(ack) => return Ok(ack),
+        Believed::Receipt { task_id, verified, raw, head } => (task_id, verified, raw, head),
+    };
+    gpuaas_failpoint::hit("server.before_receipt_commit");
+    let context = session_context(session, Timestamp::now());
+    let settled = settle(&control.store, || async {
+        let task = own_task(control, session, id).await?;
+        let context = gpuaas_domain::decision::Context { correlation_id: task.correlation_id.clone(), ..context.clone() };
+        let decision = task::receipt(&task, &head, &verified, &raw, &context)?;
+        Ok((task, decision.unwrap_or_default()))
+    })
+    .await;
+    gpuaas_failpoint::hit("server.receipt_committed");
+    let rejected_code = match settled {
+        Ok(task) => {
+            let said = verified.payload();
+            control.metrics.task_ended(said.outcome, Timestamp::now().since(task.created_at));
+            tracing::info!(
+                task = %id, node = %session.node_id, outcome = said.outcome.as_str(), code = %said.code,
+                correlation_id = %task.correlation_id, "receipt believed"
+            );
+            String::new()
+        }
+        Err(Failure::Refused(refusal)) => {
+            control.metrics.receipt_rejected(refusal.code);
+            refusal.code.to_owned()
+        }
+        Err(other) => return Err(other),
+    };
+    session.in_flight().remove(&id);
+    session.work.notify_one();
+    Ok(ReceiptAck { task_id: id.to_string(), rejected_code })
+}
+
+/// The node could not authenticate an envelope, or it was not for this node.
+pub(super) fn rejected(control: &Control, session: &Session, rejection: &Rejection) {
+    let clip = |text: &str| text.chars().take(300).collect::<String>();
+    tracing::error!(
+        node = %session.node_id, task = %clip(&rejection.task_id), code = %clip(&rejection.code), message = %clip(&rejection.message),
+        "the node rejected an envelope"
+    );
+    control.metrics.envelope_rejected();
+    // The one cause we can mend from here: the node has an older verifier set than we thought.
+    let (version, document) = control.keys.set_document();
+    session.tell(to_node::Message::VerifierSet(gpuaas_contract::link::VerifierSet { version, document }));
+}
+
+fn task_id(text: &str) -> Result<TaskId, Failure> {
+    text.parse()
+        .map_err(|error: gpuaas_contract::id::BadId| Failure::BadInput { code: "task_id_invalid", message: error.to_string() })
+}
+
+fn not_yours(id: TaskId) -> Failure {
+    Refusal::forbidden("task_of_another_node", format!("task {id} is not this node's")).into()
+}
+
+async fn own_task(control: &Control, session: &Session, id: TaskId) -> Result<task::TaskRecord, Failure> {
+    match control.store.task_get(id).await? {
+        Some(task) if task.node_id == session.node_id => Ok(task),
+        Some(_) | None => Err(not_yours(id)),
+    }
+}
+
+async fn owns(control: &Control, session: &Session, id: TaskId) -> Result<bool, Failure> {
+    if let Some(known) = session.tasks_of_node().get(&id) {
+        return Ok(*known);
+    }
+    let owned = control.store.task_get(id).await?.is_some_and(|task| task.node_id == session.node_id);
+    let mut remembered = session.tasks_of_node();
+    if remembered.len() >= MAX_REMEMBERED {
+        remembered.clear();
+    }
+    remembered.insert(id, owned);
+    Ok(owned)
+}

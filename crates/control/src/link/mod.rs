@@ -1,0 +1,60 @@
+//! The agents' side of the control plane: enrolment, the link in both transports, dispatch.
+//!
+//! A session is one life of a link. Whatever carries it, it has one [`session::Session`], one driver that hands out
+//! work when woken, and one way in for the node's messages ([`inbound`]).
+
+mod dispatch;
+mod enrol;
+mod hub;
+mod identity;
+mod inbound;
+mod open;
+mod poll;
+mod session;
+mod stream;
+mod sweep;
+
+use std::sync::Arc;
+
+use axum::Router;
+use tokio_rustls::TlsAcceptor;
+
+use crate::Control;
+use crate::pki::CaError;
+
+pub use hub::Hub;
+pub use inbound::chain;
+pub use session::Session;
+pub use sweep::{DenyList, bury_all_links, spawn_sweepers};
+
+/// How often agents say that they are there.
+pub const HEARTBEAT_SECONDS: u32 = 10;
+/// How long a long-poll request is held open.
+pub const POLL_SECONDS: u32 = 25;
+
+/// Everything agents may call.
+pub fn router(control: &Arc<Control>) -> Router {
+    stream::router(Arc::clone(control)).merge(poll::router(Arc::clone(control))).merge(enrol::router(Arc::clone(control)))
+}
+
+/// TLS 1.3 with our own CA on both sides. A client certificate is optional here because a host at the door has none yet;
+/// every other route insists on one.
+pub fn tls_acceptor(control: &Control) -> Result<TlsAcceptor, CaError> {
+    let provider = Arc::new(rustls::crypto::aws_lc_rs::default_provider());
+    let internal = |e: &dyn std::fmt::Display| CaError::BadRequest(e.to_string());
+    let mut roots = rustls::RootCertStore::empty();
+    roots.add(control.ca.der().clone()).map_err(|e| internal(&e))?;
+    let verifier = rustls::server::WebPkiClientVerifier::builder_with_provider(Arc::new(roots), Arc::clone(&provider))
+        .allow_unauthenticated()
+        .build()
+        .map_err(|e| internal(&e))?;
+    let (chain, key) = control.ca.issue_server(&[], gpuaas_contract::time::Timestamp::now())?;
+    let mut config = rustls::ServerConfig::builder_with_provider(provider)
+        .with_protocol_versions(&[&rustls::version::TLS13])
+        .map_err(|e| internal(&e))?
+        .with_client_cert_verifier(verifier)
+        .with_single_cert(chain, key)
+        .map_err(|e| internal(&e))?;
+    config.alpn_protocols = vec![b"h2".to_vec(), b"http/1.1".to_vec()];
+    Ok(TlsAcceptor::from(Arc::new(config)))
+}

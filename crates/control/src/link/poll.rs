@@ -1,0 +1,201 @@
+//! The HTTP long-poll transport: the same conversation for networks that break streams.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use axum::extract::{DefaultBodyLimit, State};
+use axum::http::HeaderMap;
+use axum::routing::{get, post};
+use axum::{Extension, Json, Router};
+use bytes::Bytes;
+use gpuaas_contract::id::{NodeId, SessionId};
+use gpuaas_contract::link::{
+    self, FromNode, Heartbeat, Hello, LogAck, LogChunk, Messages, Metrics, ReceiptAck, Welcome, from_node, route,
+};
+use gpuaas_contract::time::Timestamp;
+use gpuaas_domain::node::Transport;
+
+use super::session::Session;
+use super::{POLL_SECONDS, identity, inbound, open};
+use crate::Control;
+use crate::failure::Failure;
+use crate::http::problem::{JsonBody, Rejected, Segments};
+use crate::listener::ClientCertificate;
+
+type Shared = State<Arc<Control>>;
+type Certificate = Extension<ClientCertificate>;
+type Answer<T> = Result<Json<T>, Rejected>;
+
+/// The long-poll routes.
+pub(super) fn router(control: Arc<Control>) -> Router {
+    Router::new()
+        .route(route::HELLO, post(hello))
+        .route(route::TASKS_WAIT, get(tasks_wait))
+        .route(route::CONTROL, get(control_wait))
+        .route(route::HEARTBEAT, post(heartbeat))
+        .route(route::METRICS, post(metrics))
+        .route(route::TASK_ACK, post(task_ack))
+        .route(route::TASK_LOGS, post(task_logs))
+        .route(route::TASK_RESULT, post(task_result))
+        .route(route::BYE, post(bye))
+        .layer(DefaultBodyLimit::max(link::MAX_MESSAGE_BYTES))
+        .with_state(control)
+}
+
+async fn hello(
+    State(control): Shared,
+    Extension(cert): Certificate,
+    Segments(node): Segments<NodeId>,
+    JsonBody(hello): JsonBody<Hello>,
+) -> Answer<Welcome> {
+    let peer = identity::peer(&control, &cert, Some(node))?;
+    let (_, welcome) = open::open(&control, peer, hello, Transport::Poll).await?;
+    Ok(Json(welcome))
+}
+
+/// The session a request belongs to: of this node, opened with this node's certificate, and still the node's link.
+fn session(control: &Control, cert: &ClientCertificate, node: NodeId, headers: &HeaderMap) -> Result<Arc<Session>, Failure> {
+    let peer = identity::peer(control, cert, Some(node))?;
+    let claimed =
+        headers.get(link::SESSION_HEADER).and_then(|value| value.to_str().ok()).and_then(|text| text.parse::<SessionId>().ok());
+    let Some(claimed) = claimed else {
+        let message = format!("the header `{}` with the session of the hello is missing", link::SESSION_HEADER);
+        return Err(Failure::BadInput { code: "session_missing", message });
+    };
+    let session =
+        control.hub.get(peer.node_id).filter(|live| live.id == claimed && live.transport == Transport::Poll && !live.is_closed());
+    let session = session.ok_or(Failure::Fenced)?;
+    session.heard(Timestamp::now());
+    Ok(session)
+}
+
+async fn tasks_wait(
+    State(control): Shared,
+    Extension(cert): Certificate,
+    Segments(node): Segments<NodeId>,
+    headers: HeaderMap,
+) -> Answer<Messages> {
+    let session = session(&control, &cert, node, &headers)?;
+    let messages = session.poll_offers(patience()).await;
+    after_wait(&control, &session, &messages)?;
+    Ok(Json(Messages { messages }))
+}
+
+async fn control_wait(
+    State(control): Shared,
+    Extension(cert): Certificate,
+    Segments(node): Segments<NodeId>,
+    headers: HeaderMap,
+) -> Answer<Messages> {
+    let session = session(&control, &cert, node, &headers)?;
+    let messages = session.poll_control(patience()).await;
+    after_wait(&control, &session, &messages)?;
+    Ok(Json(Messages { messages }))
+}
+
+/// Half a minute went by: the certificate may have been revoked, the session replaced.
+fn after_wait(control: &Control, session: &Session, messages: &[link::ToNode]) -> Result<(), Failure> {
+    identity::check_still_good(control, &session.peer)?;
+    if session.is_closed() && messages.is_empty() { Err(Failure::Fenced) } else { Ok(()) }
+}
+
+fn patience() -> Duration {
+    Duration::from_secs(u64::from(POLL_SECONDS))
+}
+
+async fn heartbeat(
+    State(control): Shared,
+    Extension(cert): Certificate,
+    Segments(node): Segments<NodeId>,
+    headers: HeaderMap,
+    JsonBody(beat): JsonBody<Heartbeat>,
+) -> Result<(), Rejected> {
+    let session = session(&control, &cert, node, &headers)?;
+    Ok(inbound::heartbeat(&control, &session, beat).await?)
+}
+
+async fn metrics(
+    State(control): Shared,
+    Extension(cert): Certificate,
+    Segments(node): Segments<NodeId>,
+    headers: HeaderMap,
+    JsonBody(sample): JsonBody<Metrics>,
+) -> Result<(), Rejected> {
+    let session = session(&control, &cert, node, &headers)?;
+    Ok(inbound::metrics(&session, &sample)?)
+}
+
+async fn task_ack(
+    State(control): Shared,
+    Extension(cert): Certificate,
+    Segments((node, task)): Segments<(NodeId, String)>,
+    headers: HeaderMap,
+    JsonBody(message): JsonBody<FromNode>,
+) -> Result<(), Rejected> {
+    let session = session(&control, &cert, node, &headers)?;
+    let fits = |about: &str| if about == task { Ok(()) } else { Err(wrong_task("the body is about another task than the path")) };
+    match message.message {
+        Some(from_node::Message::Ack(ack)) => {
+            fits(&ack.task_id)?;
+            inbound::acknowledge(&control, &session, &ack).await?;
+        }
+        Some(from_node::Message::Progress(step)) => {
+            fits(&step.task_id)?;
+            inbound::progress(&control, &session, step).await?;
+        }
+        Some(from_node::Message::Rejection(rejection)) => {
+            fits(&rejection.task_id)?;
+            inbound::rejected(&control, &session, &rejection);
+        }
+        Some(
+            from_node::Message::Hello(_)
+            | from_node::Message::Heartbeat(_)
+            | from_node::Message::Logs(_)
+            | from_node::Message::Receipt(_)
+            | from_node::Message::Metrics(_)
+            | from_node::Message::Pong(_),
+        )
+        | None => return Err(wrong_task("only ack, progress and rejection go here").into()),
+    }
+    Ok(())
+}
+
+fn wrong_task(message: &str) -> Failure {
+    Failure::BadInput { code: "message_misplaced", message: message.to_owned() }
+}
+
+async fn task_logs(
+    State(control): Shared,
+    Extension(cert): Certificate,
+    Segments((node, task)): Segments<(NodeId, String)>,
+    headers: HeaderMap,
+    JsonBody(chunk): JsonBody<LogChunk>,
+) -> Answer<LogAck> {
+    let session = session(&control, &cert, node, &headers)?;
+    if chunk.lines.iter().any(|line| line.task_id != task) {
+        return Err(wrong_task("a line is about another task than the path").into());
+    }
+    Ok(Json(inbound::logs(&control, &session, chunk).await?))
+}
+
+async fn task_result(
+    State(control): Shared,
+    Extension(cert): Certificate,
+    Segments((node, task)): Segments<(NodeId, String)>,
+    headers: HeaderMap,
+    body: Bytes,
+) -> Answer<ReceiptAck> {
+    let session = session(&control, &cert, node, &headers)?;
+    let believed = inbound::believe(&control, &session, &task, body.to_vec()).await?;
+    Ok(Json(inbound::settle_receipt(&control, &session, believed).await?))
+}
+
+async fn bye(
+    State(control): Shared,
+    Extension(cert): Certificate,
+    Segments(node): Segments<NodeId>,
+    headers: HeaderMap,
+) -> Result<(), Rejected> {
+    session(&control, &cert, node, &headers)?.close("bye", "the agent said goodbye", 0);
+    Ok(())
+}

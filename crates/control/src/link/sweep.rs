@@ -1,0 +1,209 @@
+//! Background work of the link role: wake-ups, what time alone changes, the deny-list, presence.
+//!
+//! All of it takes no input and can be lost: each sweep looks at the store and does what is due.
+
+use std::collections::HashSet;
+use std::sync::{Arc, PoisonError, RwLock};
+use std::time::Duration;
+
+use gpuaas_contract::id::{CorrelationId, NodeId};
+use gpuaas_contract::time::Timestamp;
+use gpuaas_domain::decision::{Change, Context};
+use gpuaas_domain::{Actor, Decision, Hint, node, task};
+use gpuaas_store::CommitError;
+use tokio::sync::broadcast::error::RecvError;
+
+use super::inbound::chain;
+use crate::Control;
+use crate::failure::{Failure, settle};
+
+/// Leases, waiting times.
+const DUE_EVERY: Duration = Duration::from_secs(1);
+/// Stands behind the wake-ups: a lost one delays work by this much.
+const SLOW_POLL: Duration = Duration::from_secs(20);
+/// Stands behind the wake-ups for revocation: an open link dies within 5 s even if the wake-up was lost.
+const DENY_EVERY: Duration = Duration::from_secs(3);
+/// How often this process says that it lives.
+const PRESENCE_EVERY: Duration = Duration::from_secs(5);
+/// A process that was silent for this long is dead, and so are its links.
+const PRESENCE_TIMEOUT: Duration = Duration::from_secs(20);
+/// Most tasks settled in one sweep.
+const BATCH: u32 = 500;
+
+/// Serial numbers of revoked certificates that have not expired, kept in memory because every message asks.
+#[derive(Default)]
+pub struct DenyList(RwLock<HashSet<String>>);
+
+impl DenyList {
+    /// Whether the certificate no longer counts.
+    pub fn contains(&self, serial: &str) -> bool {
+        self.0.read().unwrap_or_else(PoisonError::into_inner).contains(serial)
+    }
+
+    /// Takes over what the store says.
+    pub fn replace(&self, serials: HashSet<String>) {
+        *self.0.write().unwrap_or_else(PoisonError::into_inner) = serials;
+    }
+}
+
+/// Starts every background loop of the link role.
+pub async fn spawn_sweepers(control: &Arc<Control>) -> Result<(), Failure> {
+    // Before the first agent can speak: presence, so that nobody takes our links for dead, and the deny-list.
+    presence(control).await?;
+    refresh_deny_list(control).await?;
+    spawn_hints(Arc::clone(control));
+    every(control, DUE_EVERY, "due tasks", |control| async move { due(&control).await });
+    every(control, DENY_EVERY, "deny-list", |control| async move {
+        refresh_deny_list(&control).await?;
+        if control.keys.reload().map_err(|e| Failure::Internal(chain(&e)))? {
+            wake_all(&control);
+        }
+        Ok(())
+    });
+    every(control, PRESENCE_EVERY, "presence", |control| async move {
+        presence(&control).await?;
+        bury_dead_links(&control).await
+    });
+    every(control, SLOW_POLL, "queued tasks", |control| async move {
+        for node in control.store.nodes_with_queued_tasks().await? {
+            control.hub.wake(node);
+        }
+        Ok(())
+    });
+    Ok(())
+}
+
+fn every<W, F>(control: &Arc<Control>, period: Duration, what: &'static str, work: W)
+where
+    W: Fn(Arc<Control>) -> F + Send + 'static,
+    F: Future<Output = Result<(), Failure>> + Send,
+{
+    let control = Arc::clone(control);
+    let tracker = control.background.clone();
+    tracker.spawn(async move {
+        let mut ticks = tokio::time::interval(period);
+        ticks.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
+        loop {
+            tokio::select! { _ = ticks.tick() => {}, () = control.shutdown.cancelled() => return }
+            if let Err(error) = work(Arc::clone(&control)).await {
+                tracing::error!(what, error = %chain(&error), "sweep failed; trying again");
+            }
+        }
+    });
+}
+
+/// Turns the store's hints into wake-ups of sessions.
+fn spawn_hints(control: Arc<Control>) {
+    let mut hints = control.store.hints();
+    let tracker = control.background.clone();
+    tracker.spawn(async move {
+        loop {
+            let hint = tokio::select! { hint = hints.recv() => hint, () = control.shutdown.cancelled() => return };
+            match hint {
+                Ok(Hint::NodeWork(node)) => control.hub.wake(node),
+                Ok(Hint::NodeAccess(node)) => {
+                    if let Err(error) = check_access(&control, node).await {
+                        tracing::error!(%node, error = %chain(&error), "could not check a node's access");
+                    }
+                }
+                Ok(Hint::Task(_) | Hint::Progress { .. }) => {}
+                Err(RecvError::Lagged(missed)) => {
+                    tracing::warn!(missed, "wake-ups were lost; waking every link");
+                    wake_all(&control);
+                }
+                Err(RecvError::Closed) => return,
+            }
+        }
+    });
+}
+
+fn wake_all(control: &Control) {
+    for session in control.hub.all() {
+        session.work.notify_one();
+    }
+}
+
+/// The node's right to speak changed: its link is closed now if it lost it.
+async fn check_access(control: &Control, node_id: NodeId) -> Result<(), Failure> {
+    refresh_deny_list(control).await?;
+    let Some(session) = control.hub.get(node_id) else { return Ok(()) };
+    let Some(node) = control.store.node_get(node_id).await? else { return Ok(()) };
+    if node.service == gpuaas_domain::node::Service::Locked {
+        session.close("node_locked", &node.service_reason, 300);
+    } else if node.service == gpuaas_domain::node::Service::Retired {
+        session.close("node_retired", "an operator retired this node", 300);
+    } else if node.epoch != session.node_epoch {
+        session.close("epoch_retired", "this machine was enrolled again", 60);
+    } else if node.session.as_ref().is_some_and(|live| live.id != session.id && live.server != control.server_id) {
+        session.fence();
+    }
+    Ok(())
+}
+
+async fn refresh_deny_list(control: &Control) -> Result<(), Failure> {
+    let serials = control.store.certificates_revoked(Timestamp::now()).await?;
+    control.denied.replace(serials.into_iter().collect());
+    for session in control.hub.all() {
+        if control.denied.contains(&session.peer.serial) {
+            session.close("certificate_revoked", "this node's certificate was revoked; enrol the host again", 300);
+        }
+    }
+    Ok(())
+}
+
+async fn due(control: &Control) -> Result<(), Failure> {
+    let now = Timestamp::now();
+    for found in control.store.task_due(now, BATCH).await? {
+        let context = Context { now, actor: Actor::System, correlation_id: found.correlation_id.clone() };
+        let decision = task::tick(&found, &context);
+        if decision.is_empty() {
+            continue;
+        }
+        match control.store.commit(decision).await {
+            // Whoever was faster moved it on; the next sweep looks again.
+            Ok(()) | Err(CommitError::Conflict) => {}
+            Err(CommitError::Store(error)) => return Err(error.into()),
+        }
+    }
+    Ok(())
+}
+
+async fn presence(control: &Control) -> Result<(), Failure> {
+    let seen = Change::ServerSeen { server: control.server_id, at: Timestamp::now() };
+    settle(&control.store, || async { Ok(((), Decision::default().change(seen.clone()))) }).await
+}
+
+/// Takes nodes offline whose link was held by a process that no longer lives.
+async fn bury_dead_links(control: &Control) -> Result<(), Failure> {
+    let now = Timestamp::now();
+    let mut dead = control.store.nodes_of_dead_servers(now.minus(PRESENCE_TIMEOUT)).await?;
+    // Links this process itself no longer holds (it could not write when they ended).
+    dead.retain(|node| node.session.as_ref().is_none_or(|live| live.server != control.server_id));
+    for found in dead {
+        let Some(session) = found.session.as_ref().map(|live| live.id) else { continue };
+        let context = Context { now, actor: Actor::System, correlation_id: CorrelationId::generate() };
+        settle(&control.store, || async {
+            let Some(node) = control.store.node_get(found.id).await? else { return Ok(((), Decision::default())) };
+            Ok(((), node::disconnected(&node, session, "the server that held the link is gone", &context)))
+        })
+        .await?;
+    }
+    Ok(())
+}
+
+/// At the start of a server that is the only one (SQLite): every link in the books is dead.
+pub async fn bury_all_links(control: &Control) -> Result<(), Failure> {
+    let everybody = control.store.nodes_of_dead_servers(Timestamp(i64::MAX)).await?;
+    for found in everybody {
+        let Some(live) = found.session.as_ref().filter(|live| live.server != control.server_id).map(|live| live.id) else {
+            continue;
+        };
+        let context = Context { now: Timestamp::now(), actor: Actor::System, correlation_id: CorrelationId::generate() };
+        settle(&control.store, || async {
+            let Some(node) = control.store.node_get(found.id).await? else { return Ok(((), Decision::default())) };
+            Ok(((), node::disconnected(&node, live, "the server was restarted", &context)))
+        })
+        .await?;
+    }
+    Ok(())
+}

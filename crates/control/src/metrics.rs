@@ -1,0 +1,115 @@
+//! Counters for Prometheus.
+
+use std::time::Duration;
+
+use gpuaas_contract::receipt::Outcome;
+use gpuaas_domain::node::Transport;
+use prometheus_client::encoding::EncodeLabelSet;
+use prometheus_client::metrics::counter::Counter;
+use prometheus_client::metrics::family::Family;
+use prometheus_client::metrics::gauge::Gauge;
+use prometheus_client::metrics::histogram::{Histogram, exponential_buckets};
+use prometheus_client::registry::Registry;
+
+/// Every number this process counts.
+pub(crate) struct Metrics {
+    registry: Registry,
+    links: Family<TransportLabel, Gauge>,
+    dispatched: Counter,
+    dispatch_wait: Histogram,
+    ended: Family<OutcomeLabel, Counter>,
+    task_time: Histogram,
+    receipts_rejected: Family<CodeLabel, Counter>,
+    envelopes_rejected: Counter,
+    requests: Family<StatusLabel, Counter>,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
+struct TransportLabel {
+    transport: &'static str,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
+struct OutcomeLabel {
+    outcome: &'static str,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
+struct CodeLabel {
+    code: String,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
+struct StatusLabel {
+    status: u16,
+}
+
+impl Metrics {
+    /// All at zero.
+    pub(crate) fn new() -> Self {
+        let mut registry = Registry::with_prefix("gpuaas");
+        let seconds = || Histogram::new(exponential_buckets(0.001, 2.0, 18));
+        let metrics = Self {
+            links: Family::default(),
+            dispatched: Counter::default(),
+            dispatch_wait: seconds(),
+            ended: Family::default(),
+            task_time: seconds(),
+            receipts_rejected: Family::default(),
+            envelopes_rejected: Counter::default(),
+            requests: Family::default(),
+            registry: Registry::default(),
+        };
+        registry.register("links", "Open links of agents to this process", metrics.links.clone());
+        registry.register("tasks_dispatched", "Envelopes signed and sent", metrics.dispatched.clone());
+        registry.register("task_dispatch_seconds", "From the request to the signed envelope", metrics.dispatch_wait.clone());
+        registry.register("tasks_ended", "Receipts believed, by outcome", metrics.ended.clone());
+        registry.register("task_seconds", "From the request to the believed receipt", metrics.task_time.clone());
+        registry.register("receipts_rejected", "Receipts not believed, by code", metrics.receipts_rejected.clone());
+        registry.register(
+            "envelopes_rejected",
+            "Envelopes that an agent could not accept as its own",
+            metrics.envelopes_rejected.clone(),
+        );
+        registry.register("api_requests", "Answers of the REST interface, by status", metrics.requests.clone());
+        Self { registry, ..metrics }
+    }
+
+    pub(crate) fn links_opened(&self, transport: Transport) {
+        self.links.get_or_create(&TransportLabel { transport: transport.as_str() }).inc();
+    }
+
+    pub(crate) fn links_closed(&self, transport: Transport) {
+        self.links.get_or_create(&TransportLabel { transport: transport.as_str() }).dec();
+    }
+
+    pub(crate) fn task_dispatched(&self, waited: Duration) {
+        self.dispatched.inc();
+        self.dispatch_wait.observe(waited.as_secs_f64());
+    }
+
+    pub(crate) fn task_ended(&self, outcome: Outcome, took: Duration) {
+        self.ended.get_or_create(&OutcomeLabel { outcome: outcome.as_str() }).inc();
+        self.task_time.observe(took.as_secs_f64());
+    }
+
+    pub(crate) fn receipt_rejected(&self, code: &str) {
+        self.receipts_rejected.get_or_create(&CodeLabel { code: code.to_owned() }).inc();
+    }
+
+    pub(crate) fn envelope_rejected(&self) {
+        self.envelopes_rejected.inc();
+    }
+
+    pub(crate) fn request(&self, status: u16) {
+        self.requests.get_or_create(&StatusLabel { status }).inc();
+    }
+
+    /// The text that Prometheus reads.
+    pub(crate) fn text(&self) -> String {
+        let mut text = String::new();
+        // Writing into a String cannot fail.
+        let _ = prometheus_client::encoding::text::encode(&mut text, &self.registry);
+        text
+    }
+}

@@ -1,0 +1,199 @@
+//! The built-in certificate authority.
+
+use std::path::Path;
+use std::time::Duration;
+
+use gpuaas_contract::Digest;
+use gpuaas_contract::id::{ClusterId, NodeId};
+use gpuaas_contract::link::SERVER_NAME;
+use gpuaas_contract::time::Timestamp;
+use gpuaas_domain::node::Certificate;
+use rcgen::{
+    BasicConstraints, CertificateParams, CertificateSigningRequestParams, DistinguishedName, DnType, ExtendedKeyUsagePurpose,
+    IsCa, Issuer, KeyPair, KeyUsagePurpose, PublicKeyData as _, SanType, SerialNumber,
+};
+use rustls::pki_types::{CertificateDer, PrivateKeyDer, PrivatePkcs8KeyDer, pem::PemObject as _};
+
+use super::files::{self, KeyFileError};
+
+/// How long a node's certificate is valid.
+pub(super) const NODE_LIFE: Duration = Duration::from_secs(24 * 3600);
+/// Certificates start a little in the past, for hosts whose clock is a little behind.
+const BACKDATE: Duration = Duration::from_secs(120);
+const CA_LIFE: Duration = Duration::from_secs(10 * 365 * 24 * 3600);
+const SERVER_LIFE: Duration = Duration::from_secs(90 * 24 * 3600);
+/// Longest request that is parsed.
+const MAX_CSR: usize = 16 * 1024;
+
+/// The cluster's certificate authority.
+pub struct Ca {
+    cluster_id: ClusterId,
+    issuer: Issuer<'static, KeyPair>,
+    pem: String,
+    der: CertificateDer<'static>,
+}
+
+/// A certificate that was just made.
+pub struct Issued {
+    /// Leaf, PEM.
+    pub pem: String,
+    /// What the store keeps of it.
+    pub certificate: Certificate,
+}
+
+/// Why there is no CA, or no certificate.
+#[derive(Debug, thiserror::Error)]
+pub enum CaError {
+    /// A file.
+    #[error("the certificate authority's files cannot be used")]
+    File(#[from] KeyFileError),
+    /// The CA's own files do not fit together.
+    #[error("the certificate authority's key or certificate is damaged; restore `ca.key` and `ca.crt` from a backup")]
+    Damaged(#[source] rcgen::Error),
+    /// The CA key is there without its certificate, or the other way round.
+    #[error("`ca.key` and `ca.crt` must both be there or both be absent; restore the missing one from a backup")]
+    Incomplete,
+    /// The request of a node does not parse, or its signature is wrong.
+    #[error("the certificate request is not valid: {0}")]
+    BadRequest(String),
+    /// Signing failed.
+    #[error("the certificate could not be signed")]
+    Sign(#[source] rcgen::Error),
+}
+
+impl Ca {
+    /// Loads the CA of this folder, or makes one at the first start.
+    pub fn open(dir: &Path, cluster_id: ClusterId, now: Timestamp) -> Result<Self, CaError> {
+        files::ensure_dir(dir)?;
+        let (key_path, certificate_path) = (dir.join("ca.key"), dir.join("ca.crt"));
+        match (files::read_private(&key_path)?, files::read_private(&certificate_path)?) {
+            (Some(key), Some(certificate)) => {
+                let text = |bytes: &[u8], path: &Path| {
+                    String::from_utf8(bytes.to_vec())
+                        .map_err(|_| KeyFileError::Damaged { path: path.to_owned(), detail: "not PEM".to_owned() })
+                };
+                let key = KeyPair::from_pem(&zeroize::Zeroizing::new(text(&key, &key_path)?)).map_err(CaError::Damaged)?;
+                Self::assemble(cluster_id, key, text(&certificate, &certificate_path)?)
+            }
+            (None, None) => {
+                let key = KeyPair::generate().map_err(CaError::Sign)?;
+                let mut params = CertificateParams::default();
+                params.distinguished_name = name(&format!("gpuaas CA {cluster_id}"));
+                params.is_ca = IsCa::Ca(BasicConstraints::Constrained(0));
+                params.key_usages = vec![KeyUsagePurpose::KeyCertSign, KeyUsagePurpose::CrlSign];
+                set_life(&mut params, now, CA_LIFE);
+                let pem = params.self_signed(&key).map_err(CaError::Sign)?.pem();
+                // The key first: a certificate without its key could never be completed.
+                files::write_private(&key_path, key.serialize_pem().as_bytes())?;
+                files::write_private(&certificate_path, pem.as_bytes())?;
+                Self::assemble(cluster_id, key, pem)
+            }
+            (Some(key), None) => {
+                // A crash between the two writes of the first start: nothing was issued yet, so start over.
+                drop(key);
+                std::fs::remove_file(&key_path).map_err(|source| KeyFileError::Io {
+                    action: "remove",
+                    path: key_path,
+                    source,
+                })?;
+                Self::open(dir, cluster_id, now)
+            }
+            (None, Some(_)) => Err(CaError::Incomplete),
+        }
+    }
+
+    fn assemble(cluster_id: ClusterId, key: KeyPair, pem: String) -> Result<Self, CaError> {
+        let der = CertificateDer::from_pem_slice(pem.as_bytes()).map_err(|e| CaError::BadRequest(e.to_string()))?;
+        let issuer = Issuer::from_ca_cert_pem(&pem, key).map_err(CaError::Damaged)?;
+        Ok(Self { cluster_id, issuer, pem, der })
+    }
+
+    /// The CA's certificate, PEM.
+    pub fn pem(&self) -> &str {
+        &self.pem
+    }
+
+    /// The CA's certificate, DER.
+    pub fn der(&self) -> &CertificateDer<'static> {
+        &self.der
+    }
+
+    /// What agents pin: hex SHA-256 of the CA's certificate.
+    pub fn pin(&self) -> String {
+        Digest::of(&self.der).as_str().trim_start_matches("sha256:").to_owned()
+    }
+
+    /// Digest of the public key of a request, after checking the request's own signature.
+    pub fn request_key_digest(csr_pem: &str) -> Result<Digest, CaError> {
+        Ok(Digest::of(&parse_request(csr_pem)?.public_key.subject_public_key_info()))
+    }
+
+    /// A certificate for a node. Of the request only the key counts; everything else is ours to say.
+    pub fn issue_node(&self, csr_pem: &str, node_id: NodeId, node_epoch: u64, now: Timestamp) -> Result<Issued, CaError> {
+        let request = parse_request(csr_pem)?;
+        let mut serial = super::random::<16>();
+        serial[0] &= 0x7f;
+        serial[0] |= 0x40; // no leading zero, so that the hex form is the same wherever it is read
+        let mut params = CertificateParams::default();
+        params.distinguished_name = name(&node_id.to_string());
+        params.subject_alt_names =
+            vec![SanType::URI(format!("spiffe://{}/node/{node_id}", self.cluster_id).try_into().map_err(CaError::Sign)?)];
+        params.extended_key_usages = vec![ExtendedKeyUsagePurpose::ClientAuth];
+        params.key_usages = vec![KeyUsagePurpose::DigitalSignature];
+        params.serial_number = Some(SerialNumber::from_slice(&serial));
+        params.use_authority_key_identifier_extension = true;
+        set_life(&mut params, now, NODE_LIFE);
+        let signed = params.signed_by(&request.public_key, &self.issuer).map_err(CaError::Sign)?;
+        let certificate = Certificate {
+            serial: gpuaas_contract::hex(&serial),
+            node_id,
+            node_epoch,
+            not_before: now.minus(BACKDATE),
+            not_after: now.plus(NODE_LIFE),
+            revoked_at: None,
+        };
+        Ok(Issued { pem: signed.pem(), certificate })
+    }
+
+    /// A fresh certificate and key for a listener: chain of leaf and CA, so that a first contact can check the pin.
+    pub fn issue_server(
+        &self,
+        extra_names: &[String],
+        now: Timestamp,
+    ) -> Result<(Vec<CertificateDer<'static>>, PrivateKeyDer<'static>), CaError> {
+        let key = KeyPair::generate().map_err(CaError::Sign)?;
+        let mut names = vec![SERVER_NAME.to_owned()];
+        names.extend_from_slice(extra_names);
+        let mut params = CertificateParams::new(names).map_err(CaError::Sign)?;
+        params.distinguished_name = name("gpuaas server");
+        params.extended_key_usages = vec![ExtendedKeyUsagePurpose::ServerAuth];
+        params.key_usages = vec![KeyUsagePurpose::DigitalSignature];
+        params.use_authority_key_identifier_extension = true;
+        set_life(&mut params, now, SERVER_LIFE);
+        let leaf = params.signed_by(&key, &self.issuer).map_err(CaError::Sign)?;
+        let private = PrivateKeyDer::Pkcs8(PrivatePkcs8KeyDer::from(key.serialize_der()));
+        Ok((vec![leaf.der().clone(), self.der.clone()], private))
+    }
+}
+
+fn parse_request(csr_pem: &str) -> Result<CertificateSigningRequestParams, CaError> {
+    if csr_pem.len() > MAX_CSR {
+        return Err(CaError::BadRequest(format!("{} bytes; at most {MAX_CSR}", csr_pem.len())));
+    }
+    CertificateSigningRequestParams::from_pem(csr_pem).map_err(|e| CaError::BadRequest(e.to_string()))
+}
+
+fn name(common: &str) -> DistinguishedName {
+    let mut name = DistinguishedName::new();
+    name.push(DnType::CommonName, common);
+    name
+}
+
+fn set_life(params: &mut CertificateParams, now: Timestamp, life: Duration) {
+    params.not_before = moment(now.minus(BACKDATE));
+    params.not_after = moment(now.plus(life));
+}
+
+fn moment(at: Timestamp) -> time::OffsetDateTime {
+    time::OffsetDateTime::from_unix_timestamp(at.0.div_euclid(1_000_000)).unwrap_or(time::OffsetDateTime::UNIX_EPOCH)
+}

@@ -1,0 +1,80 @@
+//! Secret files: only their owner can read them, and a crash never leaves half of one.
+
+use std::io::Write as _;
+use std::os::unix::fs::{DirBuilderExt as _, MetadataExt as _, OpenOptionsExt as _};
+use std::path::{Path, PathBuf};
+
+/// Largest key file that is read.
+const MAX_KEY_FILE: u64 = 64 * 1024;
+
+/// Why a key file could not be used.
+#[derive(Debug, thiserror::Error)]
+pub enum KeyFileError {
+    /// The file system said no.
+    #[error("cannot {action} {path}; check the folder's owner and free space")]
+    Io {
+        /// What was tried.
+        action: &'static str,
+        /// On what.
+        path: PathBuf,
+        /// What the system said.
+        #[source]
+        source: std::io::Error,
+    },
+    /// Others could read it.
+    #[error(
+        "{path} can be read by others (mode {mode:o}); run `chmod 600 {path}` and, if anybody else has an account here, rotate the key"
+    )]
+    TooOpen {
+        /// The file.
+        path: PathBuf,
+        /// Its mode.
+        mode: u32,
+    },
+    /// Not a key.
+    #[error("{path} is damaged: {detail}; restore it from a backup")]
+    Damaged {
+        /// The file.
+        path: PathBuf,
+        /// What is wrong.
+        detail: String,
+    },
+}
+
+/// Makes the folder with mode 0700 if it is not there.
+pub(super) fn ensure_dir(path: &Path) -> Result<(), KeyFileError> {
+    let made = std::fs::DirBuilder::new().recursive(true).mode(0o700).create(path);
+    made.map_err(|source| KeyFileError::Io { action: "create", path: path.to_owned(), source })
+}
+
+/// Writes a file only its owner can read: temporary file, fsync, rename, fsync of the folder.
+pub fn write_private(path: &Path, bytes: &[u8]) -> Result<(), KeyFileError> {
+    let io = |action| move |source| KeyFileError::Io { action, path: path.to_owned(), source };
+    let dir = path.parent().unwrap_or_else(|| Path::new("."));
+    let mut name = path.file_name().unwrap_or_default().to_owned();
+    name.push(format!(".tmp-{}", std::process::id()));
+    let temporary = dir.join(name);
+    let _ = std::fs::remove_file(&temporary);
+    let mut file = std::fs::OpenOptions::new().write(true).create_new(true).mode(0o600).open(&temporary).map_err(io("create"))?;
+    file.write_all(bytes).and_then(|()| file.sync_all()).map_err(io("write"))?;
+    std::fs::rename(&temporary, path).map_err(io("rename"))?;
+    std::fs::File::open(dir).and_then(|dir| dir.sync_all()).map_err(io("sync the folder of"))
+}
+
+/// Reads a secret file; `None` if it does not exist. A file that others can read is refused.
+pub(super) fn read_private(path: &Path) -> Result<Option<zeroize::Zeroizing<Vec<u8>>>, KeyFileError> {
+    use std::io::Read as _;
+    let io = |source| KeyFileError::Io { action: "read", path: path.to_owned(), source };
+    let file = match std::fs::File::open(path) {
+        Ok(file) => file,
+        Err(error) if error.kind() == std::io::ErrorKind::NotFound => return Ok(None),
+        Err(error) => return Err(io(error)),
+    };
+    let metadata = file.metadata().map_err(io)?;
+    if metadata.mode() & 0o077 != 0 {
+        return Err(KeyFileError::TooOpen { path: path.to_owned(), mode: metadata.mode() & 0o777 });
+    }
+    let mut bytes = zeroize::Zeroizing::new(Vec::new());
+    file.take(MAX_KEY_FILE).read_to_end(&mut bytes).map_err(io)?;
+    Ok(Some(bytes))
+}

@@ -1,0 +1,264 @@
+//! Starting and stopping a server process.
+
+use std::collections::BTreeSet;
+use std::net::SocketAddr;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::time::Duration;
+
+use gpuaas_contract::Digest;
+use gpuaas_contract::id::{ApiTokenId, CorrelationId, ServerId};
+use gpuaas_contract::time::Timestamp;
+use gpuaas_domain::access::{ApiToken, Role as TokenRole};
+use gpuaas_domain::decision::{Change, Context};
+use gpuaas_domain::{Actor, Decision};
+use gpuaas_store::{Store, StoreConfig, StoreError};
+use rustls::pki_types::{CertificateDer, PrivateKeyDer, pem::PemObject as _};
+use tokio::net::TcpListener;
+use tokio_rustls::TlsAcceptor;
+use tokio_util::sync::CancellationToken;
+use tokio_util::task::TaskTracker;
+
+use crate::failure::{Failure, settle};
+use crate::roles::Role;
+use crate::{Control, http, link, listener, metrics, pki};
+
+/// How the REST listener is protected.
+#[derive(Clone, Debug)]
+pub enum ApiTls {
+    /// Plain HTTP; only on a loopback address.
+    Off,
+    /// A certificate of the built-in CA, for these names and addresses.
+    BuiltIn(Vec<String>),
+    /// A certificate from elsewhere.
+    Files {
+        /// PEM chain.
+        certificate: PathBuf,
+        /// PEM key.
+        key: PathBuf,
+    },
+}
+
+/// What a server process needs to know.
+#[derive(Clone, Debug)]
+pub struct ServerConfig {
+    /// Keys, the admin token and, by default, the database.
+    pub data_dir: PathBuf,
+    /// Which database.
+    pub store: StoreConfig,
+    /// What this process does.
+    pub roles: BTreeSet<Role>,
+    /// Where REST listens.
+    pub api_listen: SocketAddr,
+    /// How it is protected.
+    pub api_tls: ApiTls,
+    /// Where agents connect.
+    pub link_listen: SocketAddr,
+    /// What hosts are told to connect to, if not the listening address: `host:port`.
+    pub link_advertise: Option<String>,
+}
+
+/// Why the server did not start.
+#[derive(Debug, thiserror::Error)]
+pub enum StartError {
+    /// The database.
+    #[error("the store cannot be opened")]
+    Store(#[from] StoreError),
+    /// The CA.
+    #[error("the certificate authority cannot be used")]
+    Ca(#[from] pki::CaError),
+    /// The keys.
+    #[error("the signing keys cannot be used")]
+    Keys(#[from] pki::KeyRingError),
+    /// A secret file.
+    #[error("a secret file cannot be written")]
+    File(#[from] pki::KeyFileError),
+    /// A port.
+    #[error("cannot listen on {address}; is another server running there? Choose another address with `{flag}`")]
+    Bind {
+        /// The address.
+        address: SocketAddr,
+        /// The flag that changes it.
+        flag: &'static str,
+        /// What the system said.
+        #[source]
+        source: std::io::Error,
+    },
+    /// Plain HTTP where others could listen in.
+    #[error(
+        "refusing plain HTTP on {0}: tokens would travel in the clear. Use `--api-tls built-in` or give `--api-cert` and `--api-key`"
+    )]
+    PlainHttp(SocketAddr),
+    /// A certificate file.
+    #[error("the API certificate or key cannot be used ({path}): {detail}")]
+    ApiCertificate {
+        /// The file.
+        path: PathBuf,
+        /// What is wrong.
+        detail: String,
+    },
+    /// The first look at the store.
+    #[error("the first look at the store failed")]
+    First(#[from] Failure),
+}
+
+/// A running server.
+pub struct Server {
+    /// Where REST listens, if this process has that role.
+    pub api_address: Option<SocketAddr>,
+    /// Base URL of REST.
+    pub api_url: Option<String>,
+    /// Where agents connect, if this process has that role.
+    pub link_address: Option<SocketAddr>,
+    /// What agents pin.
+    pub ca_pin: String,
+    /// File with the admin token.
+    pub admin_token_file: PathBuf,
+    control: Arc<Control>,
+    listeners: TaskTracker,
+}
+
+/// Opens everything and starts the roles. When this returns, the listeners are ready.
+pub async fn start(config: ServerConfig) -> Result<Server, StartError> {
+    if matches!(config.api_tls, ApiTls::Off) && !config.api_listen.ip().is_loopback() && config.roles.contains(&Role::Api) {
+        return Err(StartError::PlainHttp(config.api_listen));
+    }
+    let now = Timestamp::now();
+    let store = Store::open(&config.store).await?;
+    let cluster_id = store.cluster_id().await?;
+    let keys_dir = config.data_dir.join("keys");
+    let ca = pki::Ca::open(&keys_dir, cluster_id, now)?;
+    let keys = pki::KeyRing::open(&keys_dir, cluster_id, now)?;
+    let admin_token_file = config.data_dir.join("admin-token");
+    ensure_admin_token(&store, &admin_token_file).await?;
+
+    let link_listener = bind(&config, Role::Link, config.link_listen, "--link-listen").await?;
+    let api_listener = bind(&config, Role::Api, config.api_listen, "--api-listen").await?;
+    let address_of = |listener: &Option<TcpListener>| listener.as_ref().and_then(|l| l.local_addr().ok());
+    let (link_address, api_address) = (address_of(&link_listener), address_of(&api_listener));
+    let advertised = config.link_advertise.clone().unwrap_or_else(|| link_address.unwrap_or(config.link_listen).to_string());
+
+    let store_kind = match config.store {
+        StoreConfig::Sqlite { .. } => "sqlite",
+        StoreConfig::Postgres { .. } => "postgres",
+    };
+    let control = Arc::new(Control {
+        store,
+        cluster_id,
+        server_id: ServerId::generate(),
+        ca,
+        keys,
+        hub: link::Hub::default(),
+        denied: link::DenyList::default(),
+        progress: http::ProgressBoard::default(),
+        metrics: metrics::Metrics::new(),
+        link_address: advertised,
+        store_kind,
+        shutdown: CancellationToken::new(),
+        background: TaskTracker::new(),
+    });
+
+    let listeners = TaskTracker::new();
+    if let Some(listener) = link_listener {
+        if store_kind == "sqlite" {
+            link::bury_all_links(&control).await?;
+        }
+        link::spawn_sweepers(&control).await?;
+        let tls = link::tls_acceptor(&control)?;
+        listeners.spawn(listener::serve(listener, Some(tls), link::router(&control), control.shutdown.clone()));
+    }
+    let mut api_url = None;
+    if let Some(listener) = api_listener {
+        let tls = api_tls(&config.api_tls, &control.ca)?;
+        let scheme = if tls.is_some() { "https" } else { "http" };
+        api_url = api_address.map(|address| format!("{scheme}://{address}"));
+        http::ProgressBoard::spawn(&control);
+        listeners.spawn(listener::serve(listener, tls, http::router(&control), control.shutdown.clone()));
+    }
+    let ca_pin = control.ca.pin();
+    Ok(Server { api_address, api_url, link_address, ca_pin, admin_token_file, control, listeners })
+}
+
+async fn bind(
+    config: &ServerConfig,
+    role: Role,
+    address: SocketAddr,
+    flag: &'static str,
+) -> Result<Option<TcpListener>, StartError> {
+    if !config.roles.contains(&role) {
+        return Ok(None);
+    }
+    TcpListener::bind(address).await.map(Some).map_err(|source| StartError::Bind { address, flag, source })
+}
+
+/// Makes the first admin token, if there is none that counts. Its text goes into a file only the owner can read.
+async fn ensure_admin_token(store: &Store, file: &Path) -> Result<(), StartError> {
+    let tokens = store.api_token_list(None, 1000).await?;
+    if tokens.iter().any(|token| token.role == TokenRole::Admin && token.revoked_at.is_none()) {
+        return Ok(());
+    }
+    let secret = pki::secret_text("gpt_");
+    // The file first: a token in the store that nobody knows would lock everybody out.
+    pki::write_private(file, secret.as_bytes())?;
+    let context = Context { now: Timestamp::now(), actor: Actor::System, correlation_id: CorrelationId::generate() };
+    let token = ApiToken {
+        id: ApiTokenId::generate(),
+        version: 0,
+        name: "first admin".to_owned(),
+        role: TokenRole::Admin,
+        secret_digest: Digest::of(secret.as_bytes()),
+        created_at: context.now,
+        revoked_at: None,
+    };
+    let id = token.id.to_string();
+    let data = serde_json::json!({ "api_token_id": id, "role": "admin", "name": token.name });
+    let decision = Decision::default().change(Change::ApiTokenInsert(token)).record(
+        &context,
+        "gpuaas.api_token.created.v1",
+        "api_token.create",
+        &id,
+        data,
+    );
+    settle(store, || async { Ok(((), decision.clone())) }).await?;
+    Ok(())
+}
+
+fn api_tls(tls: &ApiTls, ca: &pki::Ca) -> Result<Option<TlsAcceptor>, StartError> {
+    let (chain, key) = match tls {
+        ApiTls::Off => return Ok(None),
+        ApiTls::BuiltIn(names) => ca.issue_server(names, Timestamp::now())?,
+        ApiTls::Files { certificate, key } => {
+            let bad = |path: &Path| {
+                let path = path.to_owned();
+                move |error: rustls::pki_types::pem::Error| StartError::ApiCertificate { path, detail: error.to_string() }
+            };
+            let chain = CertificateDer::pem_file_iter(certificate).map_err(bad(certificate))?;
+            let chain = chain.collect::<Result<Vec<_>, _>>().map_err(bad(certificate))?;
+            (chain, PrivateKeyDer::from_pem_file(key).map_err(bad(key))?)
+        }
+    };
+    let bad = |error: rustls::Error| StartError::ApiCertificate { path: PathBuf::from("api"), detail: error.to_string() };
+    let provider = Arc::new(rustls::crypto::aws_lc_rs::default_provider());
+    let mut config = rustls::ServerConfig::builder_with_provider(provider)
+        .with_safe_default_protocol_versions()
+        .map_err(bad)?
+        .with_no_client_auth()
+        .with_single_cert(chain, key)
+        .map_err(bad)?;
+    config.alpn_protocols = vec![b"h2".to_vec(), b"http/1.1".to_vec()];
+    Ok(Some(TlsAcceptor::from(Arc::new(config))))
+}
+
+impl Server {
+    /// Ends in good order: agents are told, open requests end, everything committed is durable anyway.
+    pub async fn stop(self) {
+        self.control.shutdown.cancel();
+        self.listeners.close();
+        self.listeners.wait().await;
+        self.control.background.close();
+        if tokio::time::timeout(Duration::from_secs(5), self.control.background.wait()).await.is_err() {
+            tracing::warn!("background work did not end in time");
+        }
+        self.control.store.clone().close().await;
+    }
+}

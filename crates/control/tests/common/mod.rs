@@ -1,0 +1,89 @@
+//! A real server and scripted nodes: real TLS, real signatures, no agent.
+
+#![allow(
+    dead_code,
+    clippy::unwrap_used,
+    missing_docs,
+    unreachable_pub,
+    reason = "shared by several test programs, each of which uses a part"
+)]
+
+pub mod node;
+
+use std::path::PathBuf;
+
+use gpuaas_api::{Client, ClientOptions};
+use gpuaas_control::{ApiTls, Server, ServerConfig, roles, start};
+use gpuaas_store::StoreConfig;
+use gpuaas_testkit::{PgDatabase, TempDir, pg_database};
+
+pub const PATIENCE: std::time::Duration = std::time::Duration::from_secs(30);
+
+/// A server with everything it needs, gone when dropped.
+pub struct TestServer {
+    pub server: Option<Server>,
+    pub dir: TempDir,
+    pub pg: Option<PgDatabase>,
+    pub admin_token: String,
+}
+
+impl TestServer {
+    pub async fn sqlite() -> Self {
+        Self::launch(TempDir::new(), None).await
+    }
+
+    /// `None` (with a loud line) where there is no PostgreSQL.
+    pub async fn postgres() -> Option<Self> {
+        let pg = tokio::task::spawn_blocking(pg_database).await.unwrap()?;
+        Some(Self::launch(TempDir::new(), Some(pg)).await)
+    }
+
+    pub fn config(dir: &TempDir, pg: Option<&PgDatabase>) -> ServerConfig {
+        let store = match pg {
+            Some(pg) => StoreConfig::parse(pg.url()).unwrap(),
+            None => StoreConfig::Sqlite { path: dir.join("test.db") },
+        };
+        ServerConfig {
+            data_dir: dir.path().to_owned(),
+            store,
+            roles: roles::parse("all").unwrap(),
+            api_listen: "127.0.0.1:0".parse().unwrap(),
+            api_tls: ApiTls::Off,
+            link_listen: "127.0.0.1:0".parse().unwrap(),
+            link_advertise: None,
+        }
+    }
+
+    async fn launch(dir: TempDir, pg: Option<PgDatabase>) -> Self {
+        let server = start(Self::config(&dir, pg.as_ref())).await.unwrap_or_else(|e| panic!("server does not start: {e:?}"));
+        let admin_token = std::fs::read_to_string(&server.admin_token_file).unwrap();
+        Self { server: Some(server), dir, pg, admin_token }
+    }
+
+    pub async fn restart(&mut self) {
+        self.server.take().unwrap().stop().await;
+        self.server = Some(start(Self::config(&self.dir, self.pg.as_ref())).await.unwrap());
+    }
+
+    pub fn server(&self) -> &Server {
+        self.server.as_ref().unwrap()
+    }
+
+    pub fn url(&self) -> String {
+        self.server().api_url.clone().unwrap()
+    }
+
+    pub fn client(&self) -> Client {
+        self.client_with(Some(&self.admin_token))
+    }
+
+    pub fn client_with(&self, token: Option<&str>) -> Client {
+        let mut options = ClientOptions::new(self.url());
+        options.token = token.map(str::to_owned);
+        Client::new(options).unwrap()
+    }
+
+    pub fn ca_pem(&self) -> PathBuf {
+        self.dir.join("keys/ca.crt")
+    }
+}

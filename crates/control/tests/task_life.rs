@@ -1,0 +1,260 @@
+//! A task's life as the control plane sees it, played against a real server by a scripted node.
+
+#![allow(clippy::unwrap_used, reason = "tests")]
+
+mod common;
+
+use common::node::Host;
+use common::{PATIENCE, TestServer};
+use gpuaas_api::dto::{Reason, Task, TaskCreate};
+use gpuaas_contract::Digest;
+use gpuaas_contract::id::TaskId;
+use gpuaas_contract::key::SigningKey;
+use gpuaas_contract::link::{TaskPhase, to_node};
+use gpuaas_contract::receipt::{Outcome, Signed};
+use gpuaas_testkit::eventually_async;
+use serde_json::json;
+
+/// Runs the scenario on both stores.
+macro_rules! on_both_stores {
+    ($(async fn $name:ident($server:ident: TestServer) $body:block)*) => {$(
+        mod $name {
+            use super::*;
+
+            async fn scenario($server: TestServer) $body
+
+            #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+            async fn sqlite() {
+                scenario(TestServer::sqlite().await).await;
+            }
+
+            #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+            async fn postgres() {
+                if let Some(server) = TestServer::postgres().await {
+                    scenario(server).await;
+                }
+            }
+        }
+    )*};
+}
+
+async fn run_ping(server: &TestServer, host: &Host) -> Task {
+    server.client().task_create(&ping(host), None).await.unwrap()
+}
+
+fn ping(host: &Host) -> TaskCreate {
+    TaskCreate {
+        node: host.node_id().to_string(),
+        task_type: "diag.ping".to_owned(),
+        params: json!({ "message": "hi" }),
+        queue_seconds: None,
+        timeout_seconds: None,
+    }
+}
+
+async fn state_becomes(server: &TestServer, id: TaskId, wanted: &str) -> Task {
+    let client = server.client();
+    eventually_async(PATIENCE, &format!("{id} becomes {wanted}"), || async {
+        let task = client.task(&id.to_string()).await.unwrap();
+        (task.state == wanted).then_some(task)
+    })
+    .await
+}
+
+on_both_stores! {
+    async fn queued_work_reaches_a_connected_node_by_wake_up_and_ends_with_its_receipt(server: TestServer) {
+        let host = Host::enrolled(&server).await;
+        let mut link = host.connect(&[]).await;
+        let task = run_ping(&server, &host).await;
+        assert_eq!(task.state, "queued");
+        let offer = link.offer().await;
+        assert_eq!(offer.task_id, task.id.to_string());
+        let verified = host.verify(&offer.envelope);
+        link.ack(task.id, TaskPhase::Accepted).await;
+        state_becomes(&server, task.id, "accepted").await;
+        link.ack(task.id, TaskPhase::Started).await;
+        state_becomes(&server, task.id, "started").await;
+        let Signed { receipt, digest } = host.receipt_payload(&verified, 1, None).sign(&host.receipt_key);
+        assert_eq!(link.receipt(task.id, receipt.clone()).await, "");
+        let done = server.client().task(&task.id.to_string()).await.unwrap();
+        assert_eq!((done.state.as_str(), &done.receipt_digest), ("succeeded", &Some(digest)));
+        assert_eq!(done.output.unwrap()["message"], "hi");
+        // The same receipt again is the same truth; another one is not.
+        assert_eq!(link.receipt(task.id, receipt).await, "");
+        let mut other = host.receipt_payload(&verified, 2, None);
+        other.message = "a second truth".to_owned();
+        assert_eq!(link.receipt(task.id, other.sign(&host.receipt_key).receipt).await, "receipt_conflict");
+        server.server.unwrap().stop().await;
+    }
+
+    async fn a_receipt_is_verified_before_it_is_believed(server: TestServer) {
+        let host = Host::enrolled(&server).await;
+        let stranger = Host::enrolled(&server).await;
+        let mut link = host.connect(&[]).await;
+        let task = run_ping(&server, &host).await;
+        let verified = host.verify(&link.offer().await.envelope);
+        let good = host.receipt_payload(&verified, 1, None);
+        let sign = |payload: &gpuaas_contract::receipt::Payload| payload.sign(&host.receipt_key).receipt;
+        let with = |change: &dyn Fn(&mut gpuaas_contract::receipt::Payload)| {
+            let mut payload = good.clone();
+            change(&mut payload);
+            sign(&payload)
+        };
+        let forged = good.sign(&SigningKey::from_seed(&[9; 32])).receipt;
+        let mut flipped = sign(&good);
+        let middle = flipped.len() / 2;
+        flipped[middle] ^= 1;
+        for (receipt, code) in [
+            (forged, "receipt_key_unknown"),
+            (with(&|p| p.node_id = stranger.node_id()), "receipt_other_node"),
+            (with(&|p| p.cluster_id = gpuaas_contract::id::ClusterId::generate()), "receipt_other_cluster"),
+            (with(&|p| p.node_epoch += 1), "receipt_other_epoch"),
+            (with(&|p| p.task_id = TaskId::generate()), "receipt_other_task"),
+            (with(&|p| p.task_digest = Digest::of(b"never signed")), "receipt_other_envelope"),
+            (with(&|p| p.output = None), "receipt_output_invalid"),
+            (with(&|p| p.outcome = Outcome::Failed), "receipt_output_invalid"),
+            (vec![b'x'; gpuaas_contract::receipt::MAX_BYTES + 1], "receipt_oversized"),
+        ] {
+            assert_eq!(link.receipt(task.id, receipt).await, code);
+        }
+        let flipped = link.receipt(task.id, flipped).await;
+        assert!(["receipt_malformed", "receipt_signature_invalid"].contains(&flipped.as_str()), "{flipped}");
+        // A task of another node cannot be ended, whoever signs.
+        let other = run_ping(&server, &stranger).await;
+        assert_eq!(link.receipt(other.id, sign(&good)).await, "receipt_task_unknown");
+        assert_eq!(server.client().task(&task.id.to_string()).await.unwrap().state, "dispatched");
+        assert_eq!(link.receipt(task.id, sign(&good)).await, "");
+        server.server.unwrap().stop().await;
+    }
+
+    async fn what_was_sent_and_never_accepted_is_sent_again_after_a_reconnect(server: TestServer) {
+        let host = Host::enrolled(&server).await;
+        let mut link = host.connect(&[]).await;
+        let task = run_ping(&server, &host).await;
+        let first = link.offer().await;
+        drop(link);
+        let mut link = host.connect(&[]).await;
+        let second = link.offer().await;
+        assert_eq!((first.task_id, &second.task_id), (task.id.to_string(), &task.id.to_string()));
+        assert_eq!(server.client().task(&task.id.to_string()).await.unwrap().dispatches, 2);
+        // The answer to the first envelope counts just as well: it was signed for this task.
+        let verified = host.verify(&first.envelope);
+        assert_eq!(link.receipt(task.id, host.receipt_payload(&verified, 1, None).sign(&host.receipt_key).receipt).await, "");
+        server.server.unwrap().stop().await;
+    }
+
+    async fn what_the_node_has_in_hand_is_not_sent_again(server: TestServer) {
+        let mut server = server;
+        let mut host = Host::enrolled(&server).await;
+        let mut link = host.connect(&[]).await;
+        let task = run_ping(&server, &host).await;
+        let offer = link.offer().await;
+        let verified = host.verify(&offer.envelope);
+        drop(link);
+        // The acknowledgement was lost, and the server restarted meanwhile.
+        server.restart().await;
+        host.link = server.server().link_address.unwrap();
+        let mut link = host.connect(&[(task.id, TaskPhase::Started)]).await;
+        assert_eq!(state_becomes(&server, task.id, "started").await.dispatches, 1);
+        assert_eq!(link.receipt(task.id, host.receipt_payload(&verified, 1, None).sign(&host.receipt_key).receipt).await, "");
+        server.server.unwrap().stop().await;
+    }
+
+    async fn a_task_the_node_forgot_is_lost_until_its_receipt_turns_up(server: TestServer) {
+        let host = Host::enrolled(&server).await;
+        let mut link = host.connect(&[]).await;
+        let task = run_ping(&server, &host).await;
+        let verified = host.verify(&link.offer().await.envelope);
+        link.ack(task.id, TaskPhase::Started).await;
+        state_becomes(&server, task.id, "started").await;
+        drop(link);
+        let mut link = host.connect(&[]).await;
+        assert_eq!(state_becomes(&server, task.id, "lost").await.code, "journal_lost");
+        assert_eq!(link.receipt(task.id, host.receipt_payload(&verified, 1, None).sign(&host.receipt_key).receipt).await, "");
+        state_becomes(&server, task.id, "succeeded").await;
+        server.server.unwrap().stop().await;
+    }
+
+    async fn cancellation_reaches_the_node_and_ends_queued_work_at_once(server: TestServer) {
+        let host = Host::enrolled(&server).await;
+        let client = server.client();
+        let never_sent = run_ping(&server, &host).await;
+        let reason = Reason { reason: "not needed".to_owned() };
+        let ended = client.task_cancel(&never_sent.id.to_string(), &reason).await.unwrap();
+        assert_eq!((ended.state.as_str(), ended.code.as_str()), ("cancelled", "cancelled_before_dispatch"));
+        let mut link = host.connect(&[]).await;
+        let task = run_ping(&server, &host).await;
+        let verified = host.verify(&link.offer().await.envelope);
+        link.ack(task.id, TaskPhase::Started).await;
+        client.task_cancel(&task.id.to_string(), &reason).await.unwrap();
+        let told = loop {
+            if let Some(to_node::Message::Cancel(cancel)) = link.next().await {
+                break cancel;
+            }
+        };
+        assert_eq!((told.task_id, told.reason), (task.id.to_string(), "not needed".to_owned()));
+        let mut payload = host.receipt_payload(&verified, 1, None);
+        payload.outcome = Outcome::Cancelled;
+        payload.code = "cancelled".to_owned();
+        payload.output = None;
+        assert_eq!(link.receipt(task.id, payload.sign(&host.receipt_key).receipt).await, "");
+        assert_eq!(state_becomes(&server, task.id, "cancelled").await.code, "cancelled");
+        server.server.unwrap().stop().await;
+    }
+
+    async fn a_draining_node_gets_no_new_work_and_finishes_what_it_has(server: TestServer) {
+        let host = Host::enrolled(&server).await;
+        let client = server.client();
+        let mut link = host.connect(&[]).await;
+        let running = run_ping(&server, &host).await;
+        let verified = host.verify(&link.offer().await.envelope);
+        client.node_drain(&host.node_id().to_string(), &Reason { reason: "new fans".to_owned() }).await.unwrap();
+        let refused = client.task_create(&ping(&host), None).await.unwrap_err();
+        assert!(refused.to_string().contains("takes no new work"), "{refused}");
+        assert_eq!(link.receipt(running.id, host.receipt_payload(&verified, 1, None).sign(&host.receipt_key).receipt).await, "");
+        client.node_undrain(&host.node_id().to_string(), &Reason::default()).await.unwrap();
+        let after = run_ping(&server, &host).await;
+        assert_eq!(link.offer().await.task_id, after.id.to_string());
+        server.server.unwrap().stop().await;
+    }
+
+    async fn a_row_that_somebody_wrote_into_the_database_is_never_signed(server: TestServer) {
+        let host = Host::enrolled(&server).await;
+        let queued = run_ping(&server, &host).await;
+        // Somebody with the database's password changes what is asked for.
+        let forged = r#"{"message":"forged","hold_ms":0,"log_lines":0}"#;
+        let query = "UPDATE tasks SET params = $1 WHERE id = $2";
+        match &server.pg {
+            None => {
+                let path = format!("sqlite:{}", server.dir.join("test.db").display());
+                let pool = sqlx::SqlitePool::connect(&path).await.unwrap();
+                sqlx::query(query).bind(forged).bind(queued.id.to_string()).execute(&pool).await.unwrap();
+                pool.close().await;
+            }
+            Some(pg) => {
+                let pool = sqlx::PgPool::connect(pg.url()).await.unwrap();
+                sqlx::query(query).bind(forged).bind(queued.id.to_string()).execute(&pool).await.unwrap();
+                pool.close().await;
+            }
+        }
+        let mut link = host.connect(&[]).await;
+        let task = state_becomes(&server, queued.id, "cancelled").await;
+        assert_eq!((task.code.as_str(), task.dispatches), ("intent_forged", 0));
+        let honest = run_ping(&server, &host).await;
+        assert_eq!(link.offer().await.task_id, honest.id.to_string());
+        server.server.unwrap().stop().await;
+    }
+
+    async fn the_same_idempotency_key_makes_one_task(server: TestServer) {
+        let host = Host::enrolled(&server).await;
+        let client = server.client();
+        let first = client.task_create(&ping(&host), Some("order-1")).await.unwrap();
+        let again = client.task_create(&ping(&host), Some("order-1")).await.unwrap();
+        assert_eq!(first.id, again.id);
+        let mut other = ping(&host);
+        other.params = json!({ "message": "something else" });
+        let refused = client.task_create(&other, Some("order-1")).await.unwrap_err();
+        assert!(refused.to_string().contains("idempotency key"), "{refused}");
+        server.server.unwrap().stop().await;
+    }
+}

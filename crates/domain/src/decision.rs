@@ -1,0 +1,246 @@
+//! What a decision consists of. `store::commit` writes all of it in one transaction, or none.
+
+use gpuaas_contract::Digest;
+use gpuaas_contract::id::{CorrelationId, EventId, NodeId, ServerId, TaskId};
+use gpuaas_contract::key::KeyId;
+use gpuaas_contract::time::Timestamp;
+
+use crate::access::{Actor, ApiToken};
+use crate::enrolment::{Enrolment, JoinToken};
+use crate::node::{Certificate, Node};
+use crate::task::TaskRecord;
+
+/// One indivisible change of the world, with its events, its audit rows and its wake-ups.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct Decision {
+    /// Rows to write.
+    pub changes: Vec<Change>,
+    /// Events for the outbox.
+    pub events: Vec<Event>,
+    /// Rows for the audit chain.
+    pub audit: Vec<AuditEntry>,
+    /// Whom to wake after the commit. Losing one delays work by one slow poll and loses nothing.
+    pub hints: Vec<Hint>,
+}
+
+/// One row to write.
+///
+/// An `…Update` carries the row's new content and the version it was loaded with; the store writes it only over that
+/// version and counts it up by one. If another writer was faster, the whole decision is a conflict: load and decide again.
+/// An `…Insert` of an id that exists is a conflict, too.
+#[derive(Clone, Debug, PartialEq)]
+pub enum Change {
+    /// A new node.
+    NodeInsert(Box<Node>),
+    /// A changed node.
+    NodeUpdate(Box<Node>),
+    /// A new wish to enrol.
+    EnrolmentInsert(Box<Enrolment>),
+    /// A decided or claimed wish to enrol.
+    EnrolmentUpdate(Box<Enrolment>),
+    /// A new join token.
+    JoinTokenInsert(JoinToken),
+    /// A used or revoked join token.
+    JoinTokenUpdate(JoinToken),
+    /// A new certificate.
+    CertificateInsert(Certificate),
+    /// Every certificate of the node issued for an epoch up to this one no longer counts.
+    CertificatesRevoke {
+        /// The node.
+        node_id: NodeId,
+        /// Up to and including this epoch.
+        up_to_epoch: u64,
+        /// From when on.
+        at: Timestamp,
+    },
+    /// A new task.
+    TaskInsert(Box<TaskRecord>),
+    /// A task that went on.
+    TaskUpdate(Box<TaskRecord>),
+    /// An envelope that was signed for a task.
+    EnvelopeInsert {
+        /// The task.
+        task_id: TaskId,
+        /// Digest of the signed payload.
+        digest: Digest,
+        /// DSSE bytes.
+        envelope: Vec<u8>,
+        /// The key that signed.
+        key_id: KeyId,
+        /// When.
+        signed_at: Timestamp,
+    },
+    /// A receipt that was believed.
+    ReceiptInsert {
+        /// The task it answers.
+        task_id: TaskId,
+        /// The node that signed it.
+        node_id: NodeId,
+        /// The node's epoch.
+        node_epoch: u64,
+        /// The node's count of receipts.
+        sequence: u64,
+        /// Digest of the signed payload.
+        digest: Digest,
+        /// Digest of the receipt before it.
+        previous: Option<Digest>,
+        /// DSSE bytes.
+        receipt: Vec<u8>,
+        /// When it arrived.
+        received_at: Timestamp,
+    },
+    /// A new API token.
+    ApiTokenInsert(ApiToken),
+    /// A revoked API token.
+    ApiTokenUpdate(ApiToken),
+    /// A server process is alive. Presence only: no event, no audit row.
+    ServerSeen {
+        /// The process.
+        server: ServerId,
+        /// When.
+        at: Timestamp,
+    },
+    /// Log lines of tasks. Lines that are already there are skipped.
+    LogAppend(Vec<TaskLogLine>),
+}
+
+/// One stored log line of a task.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct TaskLogLine {
+    /// The task.
+    pub task_id: TaskId,
+    /// Position within the task, from 1.
+    pub sequence: u64,
+    /// When the host wrote it.
+    pub at: Timestamp,
+    /// `stdout`, `stderr` or `agent`.
+    pub stream: String,
+    /// The line without its line break.
+    pub text: String,
+    /// How many lines before this one the host had to drop.
+    pub dropped: u64,
+}
+
+/// Something that happened, for the outbox. The store adds what CloudEvents wants.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Event {
+    /// Its id; consumers see an event at least once and dedupe by this.
+    pub id: EventId,
+    /// CloudEvents type, such as `gpuaas.task.queued.v1`.
+    pub kind: &'static str,
+    /// The aggregate it belongs to (a node, task or enrolment id); ordered per subject.
+    pub subject: String,
+    /// When.
+    pub at: Timestamp,
+    /// Follows the request.
+    pub correlation_id: CorrelationId,
+    /// What a consumer needs to know.
+    pub data: serde_json::Value,
+}
+
+/// Who did what to what, for the audit chain.
+#[derive(Clone, Debug, PartialEq)]
+pub struct AuditEntry {
+    /// When.
+    pub at: Timestamp,
+    /// Who.
+    pub actor: String,
+    /// What, such as `task.create`.
+    pub action: &'static str,
+    /// To what.
+    pub target: String,
+    /// Follows the request.
+    pub correlation_id: CorrelationId,
+    /// More, without secrets.
+    pub detail: serde_json::Value,
+}
+
+/// A wake-up after a commit.
+#[derive(Clone, Debug, PartialEq, Eq, Hash, serde::Serialize, serde::Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Hint {
+    /// There is work, or a cancellation, for this node's link.
+    NodeWork(NodeId),
+    /// The node's right to speak changed: its link must be looked at now.
+    NodeAccess(NodeId),
+    /// Somebody may be waiting for this task.
+    Task(TaskId),
+    /// A running task went into another phase. Never stored: only shown to whoever is watching.
+    Progress {
+        /// The task.
+        task_id: TaskId,
+        /// The phase.
+        phase: String,
+        /// One line for people.
+        message: String,
+        /// When, by the host's clock.
+        at: Timestamp,
+    },
+}
+
+/// What every decision is made with.
+#[derive(Clone, Debug)]
+pub struct Context {
+    /// The clock.
+    pub now: Timestamp,
+    /// Who asks.
+    pub actor: Actor,
+    /// Follows the request.
+    pub correlation_id: CorrelationId,
+}
+
+impl Decision {
+    /// Adds an event and the audit row that belongs to it: no state change is without either.
+    pub fn record(
+        mut self,
+        context: &Context,
+        kind: &'static str,
+        action: &'static str,
+        subject: &str,
+        data: serde_json::Value,
+    ) -> Self {
+        self.events.push(Event {
+            id: EventId::generate(),
+            kind,
+            subject: subject.to_owned(),
+            at: context.now,
+            correlation_id: context.correlation_id.clone(),
+            data: data.clone(),
+        });
+        self.audit.push(AuditEntry {
+            at: context.now,
+            actor: context.actor.to_string(),
+            action,
+            target: subject.to_owned(),
+            correlation_id: context.correlation_id.clone(),
+            detail: data,
+        });
+        self
+    }
+
+    /// Adds a row.
+    pub fn change(mut self, change: Change) -> Self {
+        self.changes.push(change);
+        self
+    }
+
+    /// Adds a wake-up.
+    pub fn hint(mut self, hint: Hint) -> Self {
+        self.hints.push(hint);
+        self
+    }
+
+    /// Both decisions as one.
+    pub fn and(mut self, other: Self) -> Self {
+        self.changes.extend(other.changes);
+        self.events.extend(other.events);
+        self.audit.extend(other.audit);
+        self.hints.extend(other.hints);
+        self
+    }
+
+    /// Whether there is nothing to do.
+    pub fn is_empty(&self) -> bool {
+        self.changes.is_empty() && self.events.is_empty() && self.audit.is_empty()
+    }
+}

@@ -1,0 +1,248 @@
+//! The two doors: join tokens and operator approval.
+
+use std::time::Duration;
+
+use gpuaas_contract::Digest;
+use gpuaas_contract::id::{EnrolmentId, JoinTokenId, NodeId};
+use gpuaas_contract::key::VerifyingKey;
+use gpuaas_contract::telemetry::HostFacts;
+use gpuaas_contract::time::Timestamp;
+use serde_json::json;
+
+use crate::decision::{Change, Context, Decision};
+use crate::refusal::Refusal;
+
+/// How long a join token is good for unless the operator says less.
+pub const TOKEN_LIFE: Duration = Duration::from_secs(15 * 60);
+/// How long a request waits for an operator.
+pub const REQUEST_LIFE: Duration = Duration::from_secs(24 * 3600);
+/// Most requests that may wait at the same time: strangers can knock, not fill the store.
+pub const MAX_WAITING: u64 = 1000;
+
+/// A single-use token, as stored: only the hash of its secret.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct JoinToken {
+    /// Its id.
+    pub id: JoinTokenId,
+    /// Row version.
+    pub version: i64,
+    /// SHA-256 of the secret.
+    pub secret_digest: Digest,
+    /// What the operator wants it for.
+    pub note: String,
+    /// When it was made.
+    pub created_at: Timestamp,
+    /// When it lapses.
+    pub expires_at: Timestamp,
+    /// When it was used, and by which node.
+    pub used: Option<(Timestamp, NodeId)>,
+    /// When an operator took it back.
+    pub revoked_at: Option<Timestamp>,
+}
+
+/// Where a request stands.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, serde::Serialize, serde::Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum EnrolmentState {
+    /// An operator has to decide.
+    Pending,
+    /// An operator said yes; the host may fetch its certificate.
+    Approved,
+    /// The host has its certificate.
+    Enrolled,
+    /// An operator said no.
+    Rejected,
+}
+
+impl EnrolmentState {
+    /// Name on the wire and in the store.
+    pub const fn as_str(self) -> &'static str {
+        match self {
+            Self::Pending => "pending",
+            Self::Approved => "approved",
+            Self::Enrolled => "enrolled",
+            Self::Rejected => "rejected",
+        }
+    }
+
+    /// The state with this name.
+    pub fn parse(name: &str) -> Option<Self> {
+        [Self::Pending, Self::Approved, Self::Enrolled, Self::Rejected].into_iter().find(|state| state.as_str() == name)
+    }
+}
+
+/// A host's wish to be enrolled.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Enrolment {
+    /// Its id.
+    pub id: EnrolmentId,
+    /// Row version.
+    pub version: i64,
+    /// Where it stands.
+    pub state: EnrolmentState,
+    /// Who asked.
+    pub email: String,
+    /// Hardware identity of the host.
+    pub fingerprint: String,
+    /// The certificate request.
+    pub csr_pem: String,
+    /// The host's receipt key.
+    pub receipt_key: VerifyingKey,
+    /// What the host says about itself.
+    pub facts: HostFacts,
+    /// SHA-256 of the secret with which the host fetches the answer.
+    pub poll_secret_digest: Digest,
+    /// The operator's words, if rejected.
+    pub reason: String,
+    /// The node it became.
+    pub node_id: Option<NodeId>,
+    /// When the host asked.
+    pub created_at: Timestamp,
+    /// When the request lapses.
+    pub expires_at: Timestamp,
+}
+
+/// Makes a join token.
+pub fn token_create(
+    id: JoinTokenId,
+    secret_digest: Digest,
+    note: &str,
+    life: Duration,
+    context: &Context,
+) -> Result<Decision, Refusal> {
+    if life.is_zero() || life > TOKEN_LIFE {
+        let message = format!("a join token lives 1 to {} seconds", TOKEN_LIFE.as_secs());
+        return Err(Refusal::invalid("token_life_invalid", message));
+    }
+    if note.len() > 200 {
+        return Err(Refusal::invalid("note_too_long", "the note may have at most 200 bytes"));
+    }
+    let token = JoinToken {
+        id,
+        version: 0,
+        secret_digest,
+        note: note.to_owned(),
+        created_at: context.now,
+        expires_at: context.now.plus(life),
+        used: None,
+        revoked_at: None,
+    };
+    let data = json!({ "join_token_id": id, "expires_at": token.expires_at, "note": note });
+    Ok(Decision::default().change(Change::JoinTokenInsert(token)).record(
+        context,
+        "gpuaas.join_token.created.v1",
+        "join_token.create",
+        &id.to_string(),
+        data,
+    ))
+}
+
+/// Takes a join token back.
+pub fn token_revoke(token: &JoinToken, context: &Context) -> Result<Decision, Refusal> {
+    if token.used.is_some() {
+        return Err(Refusal::conflict("join_token_used", "the join token was used already; retire the node instead"));
+    }
+    if token.revoked_at.is_some() {
+        return Ok(Decision::default());
+    }
+    let revoked = JoinToken { revoked_at: Some(context.now), ..token.clone() };
+    let id = token.id.to_string();
+    Ok(Decision::default().change(Change::JoinTokenUpdate(revoked)).record(
+        context,
+        "gpuaas.join_token.revoked.v1",
+        "join_token.revoke",
+        &id,
+        json!({ "join_token_id": id }),
+    ))
+}
+
+/// Uses a join token up. The update is conditional on the row version, so two users cannot both win.
+pub fn token_use(token: &JoinToken, node_id: NodeId, context: &Context) -> Result<Change, Refusal> {
+    if token.revoked_at.is_some() {
+        return Err(Refusal::forbidden("join_token_revoked", "the join token was taken back; ask an operator for a new one"));
+    }
+    if token.used.is_some() {
+        return Err(Refusal::forbidden("join_token_used", "the join token was used already; ask an operator for a new one"));
+    }
+    if context.now > token.expires_at {
+        return Err(Refusal::forbidden("join_token_expired", "the join token has expired; ask an operator for a new one"));
+    }
+    Ok(Change::JoinTokenUpdate(JoinToken { used: Some((context.now, node_id)), ..token.clone() }))
+}
+
+/// A host asks to be enrolled.
+pub fn request(enrolment: Enrolment, waiting: u64, context: &Context) -> Result<Decision, Refusal> {
+    let email = &enrolment.email;
+    let plausible =
+        (3..=254).contains(&email.len()) && email.contains('@') && !email.chars().any(|c| c.is_control() || c.is_whitespace());
+    if !plausible {
+        return Err(Refusal::invalid("email_invalid", "give the e-mail address of the person who asks"));
+    }
+    if waiting >= MAX_WAITING {
+        let message = format!("{MAX_WAITING} requests are waiting already; an operator must decide on some first");
+        return Err(Refusal::conflict("too_many_enrolments", message));
+    }
+    let id = enrolment.id.to_string();
+    let data = json!({ "enrolment_id": id, "email": email, "hostname": enrolment.facts.hostname });
+    Ok(Decision::default().change(Change::EnrolmentInsert(Box::new(enrolment))).record(
+        context,
+        "gpuaas.enrolment.requested.v1",
+        "enrolment.request",
+        &id,
+        data,
+    ))
+}
+
+/// An operator says yes.
+pub fn approve(enrolment: &Enrolment, context: &Context) -> Result<Decision, Refusal> {
+    decide(enrolment, EnrolmentState::Approved, "", context)
+}
+
+/// An operator says no.
+pub fn reject(enrolment: &Enrolment, reason: &str, context: &Context) -> Result<Decision, Refusal> {
+    decide(enrolment, EnrolmentState::Rejected, reason, context)
+}
+
+fn decide(enrolment: &Enrolment, next: EnrolmentState, reason: &str, context: &Context) -> Result<Decision, Refusal> {
+    if reason.len() > crate::node::MAX_REASON {
+        return Err(Refusal::invalid(
+            "reason_too_long",
+            format!("the reason may have at most {} bytes", crate::node::MAX_REASON),
+        ));
+    }
+    if enrolment.state == next {
+        return Ok(Decision::default());
+    }
+    if enrolment.state != EnrolmentState::Pending {
+        let message = format!("enrolment {} is {} already", enrolment.id, enrolment.state.as_str());
+        return Err(Refusal::conflict("enrolment_decided", message));
+    }
+    if context.now > enrolment.expires_at {
+        let message = format!("enrolment {} has expired; the host must ask again", enrolment.id);
+        return Err(Refusal::conflict("enrolment_expired", message));
+    }
+    let id = enrolment.id.to_string();
+    let (kind, action) = match next {
+        EnrolmentState::Approved => ("gpuaas.enrolment.approved.v1", "enrolment.approve"),
+        EnrolmentState::Rejected => ("gpuaas.enrolment.rejected.v1", "enrolment.reject"),
+        EnrolmentState::Pending | EnrolmentState::Enrolled => {
+            return Err(Refusal::invalid("enrolment_state", "only approval and rejection are decisions"));
+        }
+    };
+    let data = json!({ "enrolment_id": id, "fingerprint": enrolment.fingerprint, "reason": reason });
+    let decided = Enrolment { state: next, reason: reason.to_owned(), ..enrolment.clone() };
+    Ok(Decision::default().change(Change::EnrolmentUpdate(Box::new(decided))).record(context, kind, action, &id, data))
+}
+
+/// An approved host fetches its certificate; happens once.
+pub fn claim(enrolment: &Enrolment, node_id: NodeId, context: &Context) -> Result<Change, Refusal> {
+    if enrolment.state != EnrolmentState::Approved {
+        let message = format!("enrolment {} is {}", enrolment.id, enrolment.state.as_str());
+        return Err(Refusal::conflict("enrolment_not_approved", message));
+    }
+    if context.now > enrolment.expires_at {
+        return Err(Refusal::conflict("enrolment_expired", "the enrolment has expired; ask again with `gpuaas-agent enroll`"));
+    }
+    let claimed = Enrolment { state: EnrolmentState::Enrolled, node_id: Some(node_id), ..enrolment.clone() };
+    Ok(Change::EnrolmentUpdate(Box::new(claimed)))
+}

@@ -1,0 +1,427 @@
+//! Nodes: enrolled hosts, their certificates, their link and whether they take work.
+
+use gpuaas_contract::Digest;
+use gpuaas_contract::id::{AgentInstanceId, NodeId, ServerId, SessionId};
+use gpuaas_contract::key::VerifyingKey;
+use gpuaas_contract::telemetry::HostFacts;
+use gpuaas_contract::time::Timestamp;
+use serde_json::json;
+
+use crate::decision::{Change, Context, Decision, Hint};
+use crate::refusal::Refusal;
+
+/// How often a node may come back with an expired certificate before an operator must enrol it again. A regular
+/// renewal sets the count back.
+pub const MAX_REJOINS: u32 = 10;
+/// Longest reason an operator may give.
+pub const MAX_REASON: usize = 500;
+
+/// Whether a node takes work.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, serde::Serialize, serde::Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Service {
+    /// Takes work.
+    InService,
+    /// Maintenance: no new work, running tasks finish.
+    Draining,
+    /// Held back because something is wrong: no new work.
+    Quarantined,
+    /// Two live copies of its identity were seen: its certificates no longer count until it is enrolled again.
+    Locked,
+    /// Gone for good, unless the machine is enrolled again.
+    Retired,
+}
+
+impl Service {
+    /// Every state.
+    pub const ALL: [Self; 5] = [Self::InService, Self::Draining, Self::Quarantined, Self::Locked, Self::Retired];
+
+    /// Name on the wire and in the store.
+    pub const fn as_str(self) -> &'static str {
+        match self {
+            Self::InService => "in_service",
+            Self::Draining => "draining",
+            Self::Quarantined => "quarantined",
+            Self::Locked => "locked",
+            Self::Retired => "retired",
+        }
+    }
+
+    /// The state with this name.
+    pub fn parse(name: &str) -> Option<Self> {
+        Self::ALL.into_iter().find(|state| state.as_str() == name)
+    }
+
+    /// Whether new tasks may be created for it and queued ones handed out.
+    pub const fn takes_work(self) -> bool {
+        matches!(self, Self::InService)
+    }
+
+    /// Whether its certificates may open a link at all.
+    pub const fn may_connect(self) -> bool {
+        matches!(self, Self::InService | Self::Draining | Self::Quarantined)
+    }
+}
+
+/// How a link is carried.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, serde::Serialize, serde::Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Transport {
+    /// The gRPC stream.
+    Stream,
+    /// HTTP long-poll.
+    Poll,
+}
+
+impl Transport {
+    /// Name on the wire and in the store.
+    pub const fn as_str(self) -> &'static str {
+        match self {
+            Self::Stream => "stream",
+            Self::Poll => "poll",
+        }
+    }
+
+    /// The transport with this name.
+    pub fn parse(name: &str) -> Option<Self> {
+        [Self::Stream, Self::Poll].into_iter().find(|transport| transport.as_str() == name)
+    }
+}
+
+/// The link a node has open now.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct LiveSession {
+    /// This life of the link; fences off late words of earlier ones.
+    pub id: SessionId,
+    /// Which start of the agent.
+    pub agent_instance_id: AgentInstanceId,
+    /// Which boot of the host.
+    pub boot_id: String,
+    /// How it is carried.
+    pub transport: Transport,
+    /// Since when.
+    pub since: Timestamp,
+    /// The server process that holds it; if that process dies, so did the link.
+    pub server: ServerId,
+}
+
+/// An enrolled host.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Node {
+    /// Its id, the same for the life of the machine.
+    pub id: NodeId,
+    /// Row version.
+    pub version: i64,
+    /// Host name, for people; not unique.
+    pub name: String,
+    /// Stable digest of the machine's hardware identity; unique.
+    pub fingerprint: String,
+    /// Counts the machine's enrolments.
+    pub epoch: u64,
+    /// Public half of the receipt key of this epoch.
+    pub receipt_key: VerifyingKey,
+    /// Digest of the TLS public key (SPKI) of this epoch.
+    pub tls_key_digest: Digest,
+    /// The two lines above, signed by the control plane when it enrolled the node (DSSE bytes), so that whoever can
+    /// write the database still cannot swap a key.
+    pub record: Vec<u8>,
+    /// Whether it takes work.
+    pub service: Service,
+    /// Why, in words; empty when in service.
+    pub service_reason: String,
+    /// The open link, if any: a node is online exactly as long as this is set.
+    pub session: Option<LiveSession>,
+    /// When it was last heard of.
+    pub last_seen_at: Option<Timestamp>,
+    /// What it said about itself.
+    pub facts: HostFacts,
+    /// Rejoins since the last regular renewal.
+    pub rejoins: u32,
+    /// First enrolment.
+    pub created_at: Timestamp,
+    /// Last enrolment.
+    pub enrolled_at: Timestamp,
+}
+
+/// A certificate that was issued to a node.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Certificate {
+    /// Serial number, hex.
+    pub serial: String,
+    /// The node.
+    pub node_id: NodeId,
+    /// The node's epoch then.
+    pub node_epoch: u64,
+    /// Valid from.
+    pub not_before: Timestamp,
+    /// Valid until.
+    pub not_after: Timestamp,
+    /// Set when it no longer counts.
+    pub revoked_at: Option<Timestamp>,
+}
+
+/// What an operator may do to a node.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Operation {
+    /// Maintenance on.
+    Drain,
+    /// Maintenance off.
+    Undrain,
+    /// Hold back.
+    Quarantine,
+    /// Let go again.
+    Unquarantine,
+    /// End.
+    Retire,
+}
+
+/// The machine as it stood at the door, already authenticated.
+#[derive(Clone, Debug)]
+pub struct Admission {
+    /// Hardware identity.
+    pub fingerprint: String,
+    /// Receipt key.
+    pub receipt_key: VerifyingKey,
+    /// Digest of the TLS public key.
+    pub tls_key_digest: Digest,
+    /// What it says about itself.
+    pub facts: HostFacts,
+}
+
+/// Enrols a machine: a new node, or the next epoch of the node it already is.
+///
+/// The signed record is filled in by the caller, who holds the key, before commit: see [`Node::record`].
+pub fn enrol(known: Option<Node>, admission: Admission, new_id: NodeId, context: &Context) -> (Node, Decision) {
+    let Admission { fingerprint, receipt_key, tls_key_digest, facts } = admission;
+    let now = context.now;
+    let is_new = known.is_none();
+    let node = match known {
+        None => Node {
+            id: new_id,
+            version: 0,
+            name: facts.hostname.clone(),
+            fingerprint,
+            epoch: 1,
+            receipt_key,
+            tls_key_digest,
+            record: Vec::new(),
+            service: Service::InService,
+            service_reason: String::new(),
+            session: None,
+            last_seen_at: None,
+            facts,
+            rejoins: 0,
+            created_at: now,
+            enrolled_at: now,
+        },
+        Some(old) => {
+            // A drain or a quarantine is the operator's word and survives; a lock or retirement ends with new keys.
+            let (service, service_reason) = match old.service {
+                Service::Draining | Service::Quarantined => (old.service, old.service_reason),
+                Service::InService | Service::Locked | Service::Retired => (Service::InService, String::new()),
+            };
+            Node {
+                name: facts.hostname.clone(),
+                epoch: old.epoch + 1,
+                receipt_key,
+                tls_key_digest,
+                record: Vec::new(),
+                service,
+                service_reason,
+                session: None,
+                facts,
+                rejoins: 0,
+                enrolled_at: now,
+                ..old
+            }
+        }
+    };
+    let id = node.id.to_string();
+    let data = json!({
+        "node_id": id, "name": node.name, "epoch": node.epoch, "simulated": node.facts.simulated,
+        "receipt_key": node.receipt_key, "tls_key_digest": node.tls_key_digest,
+    });
+    let mut decision = Decision::default();
+    if !is_new {
+        decision = decision.change(Change::CertificatesRevoke { node_id: node.id, up_to_epoch: node.epoch - 1, at: now });
+    }
+    let decision = decision.record(context, "gpuaas.node.enrolled.v1", "node.enrol", &id, data).hint(Hint::NodeAccess(node.id));
+    (node, decision)
+}
+
+/// An operator's word on a node.
+pub fn operate(node: &Node, operation: Operation, reason: &str, context: &Context) -> Result<Decision, Refusal> {
+    use Operation as Op;
+    if reason.len() > MAX_REASON {
+        return Err(Refusal::invalid(
+            "reason_too_long",
+            format!("the reason has {} bytes; at most {MAX_REASON} are allowed", reason.len()),
+        ));
+    }
+    let current = node.service;
+    let wrong_state = || {
+        let message = format!("node {} is {}; that cannot be done from this state", node.id, current.as_str());
+        Err(Refusal::conflict("node_state", message))
+    };
+    let (next, kind, action) = match (operation, current) {
+        (Op::Drain, Service::InService | Service::Draining) => (Service::Draining, "gpuaas.node.draining.v1", "node.drain"),
+        (Op::Undrain, Service::Draining | Service::InService) => {
+            (Service::InService, "gpuaas.node.in_service.v1", "node.undrain")
+        }
+        (Op::Quarantine, Service::InService | Service::Draining | Service::Quarantined) => {
+            (Service::Quarantined, "gpuaas.node.quarantined.v1", "node.quarantine")
+        }
+        (Op::Unquarantine, Service::Quarantined | Service::InService) => {
+            (Service::InService, "gpuaas.node.in_service.v1", "node.unquarantine")
+        }
+        (Op::Retire, _) => (Service::Retired, "gpuaas.node.retired.v1", "node.retire"),
+        (Op::Undrain, Service::Quarantined) => {
+            let message = format!("node {} is quarantined, not draining; use `gpuaas node unquarantine`", node.id);
+            return Err(Refusal::conflict("node_quarantined", message));
+        }
+        (Op::Drain, Service::Quarantined) => {
+            let message = format!("node {} is quarantined and takes no new work already", node.id);
+            return Err(Refusal::conflict("node_quarantined", message));
+        }
+        (Op::Drain | Op::Undrain | Op::Quarantine | Op::Unquarantine, Service::Locked) => {
+            let message = format!("node {} is locked; enrol the machine again with a new join token, or retire it", node.id);
+            return Err(Refusal::conflict("node_locked", message));
+        }
+        (Op::Drain | Op::Undrain | Op::Quarantine | Op::Unquarantine, Service::Retired)
+        | (Op::Unquarantine, Service::Draining) => {
+            return wrong_state();
+        }
+    };
+    if next == current && (reason.is_empty() || reason == node.service_reason) {
+        return Ok(Decision::default());
+    }
+    let reason = if next == Service::InService { "" } else { reason };
+    let mut changed = Node { service: next, service_reason: reason.to_owned(), ..node.clone() };
+    let mut decision = Decision::default();
+    if next == Service::Retired {
+        changed.session = None;
+        decision = decision.change(Change::CertificatesRevoke { node_id: node.id, up_to_epoch: node.epoch, at: context.now });
+    }
+    let id = node.id.to_string();
+    let data = json!({ "node_id": id, "from": current.as_str(), "to": next.as_str(), "reason": reason });
+    Ok(decision
+        .change(Change::NodeUpdate(Box::new(changed)))
+        .record(context, kind, action, &id, data)
+        .hint(Hint::NodeAccess(node.id))
+        .hint(Hint::NodeWork(node.id)))
+}
+
+/// Two live copies of one identity: nobody may use it until the machine is enrolled again.
+pub fn lock(node: &Node, context: &Context) -> Decision {
+    let reason = "two live copies of this node's identity were seen at the same time".to_owned();
+    let id = node.id.to_string();
+    let data = json!({ "node_id": id, "from": node.service.as_str(), "to": Service::Locked.as_str(), "reason": reason });
+    let locked = Node { service: Service::Locked, service_reason: reason, session: None, ..node.clone() };
+    Decision::default()
+        .change(Change::CertificatesRevoke { node_id: node.id, up_to_epoch: node.epoch, at: context.now })
+        .change(Change::NodeUpdate(Box::new(locked)))
+        .record(context, "gpuaas.node.locked.v1", "node.lock", &id, data)
+        .hint(Hint::NodeAccess(node.id))
+}
+
+/// The node's link is up.
+pub fn connected(node: &Node, session: LiveSession, facts: Option<HostFacts>, context: &Context) -> Result<Decision, Refusal> {
+    if !node.service.may_connect() {
+        let code = if node.service == Service::Locked { "node_locked" } else { "node_retired" };
+        return Err(Refusal::forbidden(code, format!("node {} is {}; enrol the machine again", node.id, node.service.as_str())));
+    }
+    let id = node.id.to_string();
+    let data = json!({
+        "node_id": id, "session_id": session.id, "transport": session.transport.as_str(),
+        "agent_instance_id": session.agent_instance_id, "boot_id": session.boot_id,
+    });
+    let facts = facts.unwrap_or_else(|| node.facts.clone());
+    let online = Node {
+        name: if facts.hostname.is_empty() { node.name.clone() } else { facts.hostname.clone() },
+        session: Some(session),
+        last_seen_at: Some(context.now),
+        facts,
+        ..node.clone()
+    };
+    Ok(Decision::default()
+        .change(Change::NodeUpdate(Box::new(online)))
+        .record(context, "gpuaas.node.online.v1", "node.connect", &id, data)
+        .hint(Hint::NodeWork(node.id)))
+}
+
+/// A link ended. Says nothing if the node already has a newer one (fencing).
+pub fn disconnected(node: &Node, session: SessionId, why: &str, context: &Context) -> Decision {
+    if node.session.as_ref().is_none_or(|live| live.id != session) {
+        return Decision::default();
+    }
+    let id = node.id.to_string();
+    let data = json!({ "node_id": id, "session_id": session, "reason": why });
+    let offline = Node { session: None, last_seen_at: Some(context.now), ..node.clone() };
+    Decision::default().change(Change::NodeUpdate(Box::new(offline))).record(
+        context,
+        "gpuaas.node.offline.v1",
+        "node.disconnect",
+        &id,
+        data,
+    )
+}
+
+/// The node's facts changed while connected.
+pub fn facts_changed(node: &Node, facts: HostFacts, context: &Context) -> Decision {
+    if facts == node.facts {
+        return Decision::default();
+    }
+    let id = node.id.to_string();
+    let data = json!({ "node_id": id, "agent_version": facts.agent_version, "kernel": facts.kernel, "gpus": facts.gpus.len() });
+    let name = if facts.hostname.is_empty() { node.name.clone() } else { facts.hostname.clone() };
+    let changed = Node { facts, name, last_seen_at: Some(context.now), ..node.clone() };
+    Decision::default().change(Change::NodeUpdate(Box::new(changed))).record(
+        context,
+        "gpuaas.node.facts_changed.v1",
+        "node.facts",
+        &id,
+        data,
+    )
+}
+
+/// A regular renewal over a valid certificate.
+pub fn renewed(node: &Node, certificate: Certificate, context: &Context) -> Result<Decision, Refusal> {
+    check_may_hold_certificate(node)?;
+    let id = node.id.to_string();
+    let data = json!({ "node_id": id, "serial": certificate.serial, "not_after": certificate.not_after });
+    // Also when nothing changes: the write over the node's version keeps a renewal from overtaking a lock or retirement.
+    let decision = Decision::default()
+        .change(Change::CertificateInsert(certificate))
+        .change(Change::NodeUpdate(Box::new(Node { rejoins: 0, ..node.clone() })));
+    Ok(decision.record(context, "gpuaas.node.certificate_renewed.v1", "node.renew", &id, data))
+}
+
+/// A node whose certificate has expired proved that it still has its keys.
+pub fn rejoined(node: &Node, certificate: Certificate, context: &Context) -> Result<Decision, Refusal> {
+    check_may_hold_certificate(node)?;
+    if node.rejoins >= MAX_REJOINS {
+        let message = format!(
+            "node {} came back with an expired certificate {MAX_REJOINS} times; enrol the machine again with a new join token",
+            node.id
+        );
+        return Err(Refusal::forbidden("rejoins_used_up", message));
+    }
+    let id = node.id.to_string();
+    let rejoins = node.rejoins + 1;
+    let data = json!({ "node_id": id, "serial": certificate.serial, "rejoins": rejoins });
+    Ok(Decision::default()
+        .change(Change::CertificateInsert(certificate))
+        .change(Change::NodeUpdate(Box::new(Node { rejoins, ..node.clone() })))
+        .record(context, "gpuaas.node.rejoined.v1", "node.rejoin", &id, data))
+}
+
+fn check_may_hold_certificate(node: &Node) -> Result<(), Refusal> {
+    if node.service.may_connect() {
+        Ok(())
+    } else {
+        Err(Refusal::forbidden(
+            "node_not_trusted",
+            format!("node {} is {}; enrol the machine again", node.id, node.service.as_str()),
+        ))
+    }
+}

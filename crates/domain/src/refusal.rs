@@ -1,0 +1,48 @@
+//! A typed no.
+
+/// What kind of no it is; decides the HTTP status and the CLI's exit code.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum RefusalKind {
+    /// The request itself is wrong.
+    Invalid,
+    /// The state does not allow it (now).
+    Conflict,
+    /// The caller may not.
+    Forbidden,
+    /// There is no such thing.
+    NotFound,
+}
+
+/// Why something was not done, with a stable code and a sentence that says what to do next.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("{message}")]
+pub struct Refusal {
+    /// What kind of no.
+    pub kind: RefusalKind,
+    /// Stable code.
+    pub code: &'static str,
+    /// For people.
+    pub message: String,
+}
+
+impl Refusal {
+    /// The request itself is wrong.
+    pub fn invalid(code: &'static str, message: impl Into<String>) -> Self {
+        Self { kind: RefusalKind::Invalid, code, message: message.into() }
+    }
+
+    /// The state does not allow it.
+    pub fn conflict(code: &'static str, message: impl Into<String>) -> Self {
+        Self { kind: RefusalKind::Conflict, code, message: message.into() }
+    }
+
+    /// The caller may not.
+    pub fn forbidden(code: &'static str, message: impl Into<String>) -> Self {
+        Self { kind: RefusalKind::Forbidden, code, message: message.into() }
+    }
+
+    /// There is no such thing.
+    pub fn not_found(code: &'static str, message: impl Into<String>) -> Self {
+        Self { kind: RefusalKind::NotFound, code, message: message.into() }
+    }
+}

@@ -1,0 +1,611 @@
+//! Tasks: queued → dispatched (lease) → accepted → started → ended.
+//!
+//! A task ends by the node's receipt. The control plane itself ends a task only where it can prove that no node will
+//! ever run it: cancelled before it was sent, or never accepted before its last envelope lapsed.
+
+use std::time::Duration;
+
+use gpuaas_contract::envelope::{CLOCK_SKEW, MAX_START_WINDOW};
+use gpuaas_contract::id::{CorrelationId, NodeId, TaskId};
+use gpuaas_contract::receipt::{self, Outcome};
+use gpuaas_contract::task::{Task, TaskType};
+use gpuaas_contract::time::Timestamp;
+use gpuaas_contract::{Digest, envelope};
+use serde_json::json;
+
+use crate::decision::{Change, Context, Decision, Hint};
+use crate::node::Node;
+use crate::refusal::Refusal;
+
+/// How long an offered task may stay unaccepted before it is offered again.
+pub const LEASE: Duration = Duration::from_secs(30);
+/// How long after signing a node may start a task.
+pub const START_WINDOW: Duration = Duration::from_secs(5 * 60);
+/// How long a task waits for its node unless the caller says otherwise.
+pub const DEFAULT_QUEUE_TIME: Duration = Duration::from_secs(10 * 60);
+/// Longest wait a caller may ask for.
+pub const MAX_QUEUE_TIME: Duration = Duration::from_secs(24 * 3600);
+/// How long a task may run unless the caller says otherwise.
+pub const DEFAULT_TIMEOUT: Duration = Duration::from_secs(5 * 60);
+/// Longest run a caller may ask for.
+pub const MAX_TIMEOUT: Duration = Duration::from_secs(24 * 3600);
+/// Most tasks that may be unfinished for one node.
+pub const MAX_UNFINISHED_PER_NODE: u64 = 10_000;
+
+/// Where a task stands.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, serde::Serialize, serde::Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum TaskState {
+    /// Waits for its node.
+    Queued,
+    /// Signed and sent; the node has not said that it has it.
+    Dispatched,
+    /// In the node's journal.
+    Accepted,
+    /// Running.
+    Started,
+    /// The node's receipt says it is done.
+    Succeeded,
+    /// The node's receipt says it failed.
+    Failed,
+    /// Stopped by request: by receipt, or before it was ever accepted.
+    Cancelled,
+    /// The node's receipt says that it went down in the middle.
+    Interrupted,
+    /// The node's receipt says that it will not do it.
+    Refused,
+    /// No node accepted it in time.
+    Expired,
+    /// Its node was retired, enrolled again or lost its journal before a receipt came.
+    Lost,
+}
+
+impl TaskState {
+    /// Every state.
+    pub const ALL: [Self; 11] = [
+        Self::Queued,
+        Self::Dispatched,
+        Self::Accepted,
+        Self::Started,
+        Self::Succeeded,
+        Self::Failed,
+        Self::Cancelled,
+        Self::Interrupted,
+        Self::Refused,
+        Self::Expired,
+        Self::Lost,
+    ];
+
+    /// Name on the wire and in the store.
+    pub const fn as_str(self) -> &'static str {
+        match self {
+            Self::Queued => "queued",
+            Self::Dispatched => "dispatched",
+            Self::Accepted => "accepted",
+            Self::Started => "started",
+            Self::Succeeded => "succeeded",
+            Self::Failed => "failed",
+            Self::Cancelled => "cancelled",
+            Self::Interrupted => "interrupted",
+            Self::Refused => "refused",
+            Self::Expired => "expired",
+            Self::Lost => "lost",
+        }
+    }
+
+    /// The state with this name.
+    pub fn parse(name: &str) -> Option<Self> {
+        Self::ALL.into_iter().find(|state| state.as_str() == name)
+    }
+
+    /// Whether nothing more will happen, short of a late receipt.
+    pub const fn ended(self) -> bool {
+        !matches!(self, Self::Queued | Self::Dispatched | Self::Accepted | Self::Started)
+    }
+
+    /// Whether the node has said that it has the task.
+    pub const fn in_hand(self) -> bool {
+        matches!(self, Self::Accepted | Self::Started)
+    }
+}
+
+impl From<Outcome> for TaskState {
+    fn from(outcome: Outcome) -> Self {
+        match outcome {
+            Outcome::Succeeded => Self::Succeeded,
+            Outcome::Failed => Self::Failed,
+            Outcome::Cancelled => Self::Cancelled,
+            Outcome::Interrupted => Self::Interrupted,
+            Outcome::Refused => Self::Refused,
+        }
+    }
+}
+
+/// A task as the control plane keeps it.
+#[derive(Clone, Debug, PartialEq)]
+pub struct TaskRecord {
+    /// Its id.
+    pub id: TaskId,
+    /// Row version.
+    pub version: i64,
+    /// The node that shall run it.
+    pub node_id: NodeId,
+    /// The node's epoch when it was asked for; another epoch never runs it.
+    pub node_epoch: u64,
+    /// Its kind.
+    pub task_type: TaskType,
+    /// The kind's parameters, JSON.
+    pub params: String,
+    /// Where it stands.
+    pub state: TaskState,
+    /// Who asked for it.
+    pub requested_by: String,
+    /// Follows the request.
+    pub correlation_id: CorrelationId,
+    /// The caller's own key against asking twice.
+    pub idempotency_key: Option<String>,
+    /// Proof that the control plane itself made this row (see [`intent_text`]); checked before signing.
+    pub intent: String,
+    /// When it was asked for.
+    pub created_at: Timestamp,
+    /// Not sent out after this.
+    pub queue_until: Timestamp,
+    /// How long it may run.
+    pub timeout: Duration,
+    /// How often it was sent out.
+    pub dispatches: u32,
+    /// Until when the node may take its time to accept.
+    pub lease_until: Option<Timestamp>,
+    /// Latest start of the last envelope signed for it.
+    pub envelope_start_by: Option<Timestamp>,
+    /// When its cancellation was asked for.
+    pub cancel_requested_at: Option<Timestamp>,
+    /// When the node accepted it.
+    pub accepted_at: Option<Timestamp>,
+    /// When the node started it.
+    pub started_at: Option<Timestamp>,
+    /// When it ended.
+    pub ended_at: Option<Timestamp>,
+    /// Stable code of how it ended.
+    pub code: String,
+    /// The same in words.
+    pub message: String,
+    /// Digest of the receipt that ended it.
+    pub receipt_digest: Option<Digest>,
+}
+
+/// The last receipt of a node's epoch that was believed.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct ReceiptHead {
+    /// Its number; 0 before the first.
+    pub sequence: u64,
+    /// Its digest.
+    pub digest: Option<Digest>,
+}
+
+/// What a caller asks for.
+#[derive(Clone, Debug)]
+pub struct NewTask {
+    /// Id to give it.
+    pub id: TaskId,
+    /// What to do.
+    pub task: Task,
+    /// How long it may wait for its node.
+    pub queue_time: Duration,
+    /// How long it may run.
+    pub timeout: Duration,
+    /// The caller's own key against asking twice.
+    pub idempotency_key: Option<String>,
+}
+
+/// Asks for a task on a node. `intent` is computed by the caller, who holds the key, with [`intent_text`].
+pub fn create(
+    node: &Node,
+    new: NewTask,
+    unfinished: u64,
+    context: &Context,
+    intent: impl FnOnce(&TaskRecord) -> String,
+) -> Result<(TaskRecord, Decision), Refusal> {
+    if !node.service.takes_work() {
+        let why = if node.service_reason.is_empty() { String::new() } else { format!(" ({})", node.service_reason) };
+        let message = format!("node {} is {}{why} and takes no new work", node.id, node.service.as_str());
+        return Err(Refusal::conflict("node_takes_no_work", message));
+    }
+    if new.queue_time.is_zero() || new.queue_time > MAX_QUEUE_TIME {
+        let message = format!("the queue time must be 1 to {} seconds", MAX_QUEUE_TIME.as_secs());
+        return Err(Refusal::invalid("queue_time_invalid", message));
+    }
+    if new.timeout.is_zero() || new.timeout > MAX_TIMEOUT {
+        return Err(Refusal::invalid("timeout_invalid", format!("the timeout must be 1 to {} seconds", MAX_TIMEOUT.as_secs())));
+    }
+    if new.idempotency_key.as_ref().is_some_and(|key| key.is_empty() || key.len() > 128) {
+        return Err(Refusal::invalid("idempotency_key_invalid", "an idempotency key has 1 to 128 bytes"));
+    }
+    if unfinished >= MAX_UNFINISHED_PER_NODE {
+        let message =
+            format!("node {} has {MAX_UNFINISHED_PER_NODE} unfinished tasks; wait for some to end or cancel them", node.id);
+        return Err(Refusal::conflict("node_queue_full", message));
+    }
+    let mut task = TaskRecord {
+        id: new.id,
+        version: 0,
+        node_id: node.id,
+        node_epoch: node.epoch,
+        task_type: new.task.task_type(),
+        params: new.task.params_json().get().to_owned(),
+        state: TaskState::Queued,
+        requested_by: context.actor.to_string(),
+        correlation_id: context.correlation_id.clone(),
+        idempotency_key: new.idempotency_key,
+        intent: String::new(),
+        created_at: context.now,
+        queue_until: context.now.plus(new.queue_time),
+        timeout: new.timeout,
+        dispatches: 0,
+        lease_until: None,
+        envelope_start_by: None,
+        cancel_requested_at: None,
+        accepted_at: None,
+        started_at: None,
+        ended_at: None,
+        code: String::new(),
+        message: String::new(),
+        receipt_digest: None,
+    };
+    task.intent = intent(&task);
+    let id = task.id.to_string();
+    let data = json!({ "task_id": id, "node_id": node.id, "task_type": task.task_type, "params": new.task.params_json() });
+    let decision = Decision::default()
+        .change(Change::TaskInsert(Box::new(task.clone())))
+        .record(context, "gpuaas.task.queued.v1", "task.create", &id, data)
+        .hint(Hint::NodeWork(node.id))
+        .hint(Hint::Task(task.id));
+    Ok((task, decision))
+}
+
+/// The text whose MAC is [`TaskRecord::intent`]: everything that decides what will run where, and for how long the
+/// wish is good. A row that somebody wrote into the database, or changed there, does not match and is never signed.
+pub fn intent_text(task: &TaskRecord) -> String {
+    let TaskRecord { id, node_id, node_epoch, task_type, params, requested_by, created_at, queue_until, timeout, .. } = task;
+    let micros = timeout.as_micros();
+    format!(
+        "gpuaas-task-intent-v1\n{id}\n{node_id}\n{node_epoch}\n{task_type}\n{requested_by}\n{}\n{}\n{micros}\n{params}",
+        created_at.0, queue_until.0
+    )
+}
+
+/// The payload of the envelope to sign for a queued task now.
+pub fn envelope_payload(
+    task: &TaskRecord,
+    node: &Node,
+    cluster_id: gpuaas_contract::id::ClusterId,
+    now: Timestamp,
+) -> Result<envelope::Payload, Refusal> {
+    let params = serde_json::value::RawValue::from_string(task.params.clone())
+        .map_err(|_| Refusal::conflict("task_params_corrupt", format!("the stored params of {} are not JSON", task.id)))?;
+    let start_by = now.plus(START_WINDOW.min(MAX_START_WINDOW)).min(task.queue_until).max(now);
+    Ok(envelope::Payload {
+        cluster_id,
+        node_id: node.id,
+        node_epoch: node.epoch,
+        task_id: task.id,
+        task_type: task.task_type.as_str().to_owned(),
+        params,
+        allocation_id: None,
+        lease_epoch: None,
+        issued_at: now,
+        start_by,
+        deadline: start_by.plus(task.timeout),
+        correlation_id: task.correlation_id.clone(),
+    })
+}
+
+/// A queued task goes out under a lease.
+pub fn dispatch(
+    task: &TaskRecord,
+    node: &Node,
+    payload: &envelope::Payload,
+    signed: &envelope::Signed,
+    key_id: gpuaas_contract::key::KeyId,
+    context: &Context,
+) -> Result<Decision, Refusal> {
+    if task.state != TaskState::Queued || task.cancel_requested_at.is_some() {
+        return Err(not_now(task));
+    }
+    if !node.service.takes_work() || node.epoch != task.node_epoch || context.now > task.queue_until {
+        return Err(not_now(task));
+    }
+    let id = task.id.to_string();
+    let dispatches = task.dispatches + 1;
+    let next = TaskRecord {
+        state: TaskState::Dispatched,
+        dispatches,
+        lease_until: Some(context.now.plus(LEASE)),
+        envelope_start_by: Some(payload.start_by.max(task.envelope_start_by.unwrap_or_default())),
+        ..task.clone()
+    };
+    let data = json!({ "task_id": id, "node_id": node.id, "dispatch": dispatches, "envelope": signed.digest });
+    Ok(Decision::default()
+        .change(Change::TaskUpdate(Box::new(next)))
+        .change(Change::EnvelopeInsert {
+            task_id: task.id,
+            digest: signed.digest.clone(),
+            envelope: signed.envelope.clone(),
+            key_id,
+            signed_at: context.now,
+        })
+        .record(context, "gpuaas.task.dispatched.v1", "task.dispatch", &id, data)
+        .hint(Hint::Task(task.id)))
+}
+
+/// The node says that it has the task in its journal, or that it runs. Late and repeated words change nothing.
+pub fn acknowledged(task: &TaskRecord, started: bool, context: &Context) -> Decision {
+    let forward = match task.state {
+        // A node may accept what was requeued a moment before: it has the task, so it must not be sent again.
+        TaskState::Queued => task.dispatches > 0,
+        TaskState::Dispatched => true,
+        TaskState::Accepted => started,
+        TaskState::Started
+        | TaskState::Succeeded
+        | TaskState::Failed
+        | TaskState::Cancelled
+        | TaskState::Interrupted
+        | TaskState::Refused
+        | TaskState::Expired
+        | TaskState::Lost => false,
+    };
+    if !forward {
+        return Decision::default();
+    }
+    let id = task.id.to_string();
+    let data = json!({ "task_id": id, "node_id": task.node_id });
+    let (state, kind, action) = if started {
+        (TaskState::Started, "gpuaas.task.started.v1", "task.start")
+    } else {
+        (TaskState::Accepted, "gpuaas.task.accepted.v1", "task.accept")
+    };
+    let next = TaskRecord {
+        state,
+        lease_until: None,
+        accepted_at: task.accepted_at.or(Some(context.now)),
+        started_at: if started { Some(context.now) } else { None },
+        ..task.clone()
+    };
+    let mut decision = Decision::default()
+        .change(Change::TaskUpdate(Box::new(next)))
+        .record(context, kind, action, &id, data)
+        .hint(Hint::Task(task.id));
+    if task.cancel_requested_at.is_some() {
+        decision = decision.hint(Hint::NodeWork(task.node_id));
+    }
+    decision
+}
+
+/// Somebody wants the task stopped.
+pub fn cancel(task: &TaskRecord, reason: &str, context: &Context) -> Result<Decision, Refusal> {
+    if reason.len() > crate::node::MAX_REASON {
+        return Err(Refusal::invalid(
+            "reason_too_long",
+            format!("the reason may have at most {} bytes", crate::node::MAX_REASON),
+        ));
+    }
+    if task.state == TaskState::Cancelled || (task.cancel_requested_at.is_some() && !task.state.ended()) {
+        return Ok(Decision::default());
+    }
+    if task.state.ended() {
+        let message = format!("task {} has ended already ({})", task.id, task.state.as_str());
+        return Err(Refusal::conflict("task_ended", message));
+    }
+    if task.state == TaskState::Queued && task.dispatches == 0 {
+        // No envelope exists: nothing can run.
+        return Ok(end(task, TaskState::Cancelled, "cancelled_before_dispatch", reason, context));
+    }
+    let id = task.id.to_string();
+    let next = TaskRecord { cancel_requested_at: Some(context.now), message: reason.to_owned(), ..task.clone() };
+    Ok(Decision::default()
+        .change(Change::TaskUpdate(Box::new(next)))
+        .record(
+            context,
+            "gpuaas.task.cancel_requested.v1",
+            "task.cancel",
+            &id,
+            json!({ "task_id": id, "node_id": task.node_id, "reason": reason }),
+        )
+        .hint(Hint::NodeWork(task.node_id))
+        .hint(Hint::Task(task.id)))
+}
+
+/// The node, on (re)connecting, does not know a task it was sent: it goes back to the queue, or is lost if the node had
+/// said before that it had it.
+pub fn unknown_to_node(task: &TaskRecord, context: &Context) -> Decision {
+    match task.state {
+        TaskState::Dispatched => requeue(task, "not in the node's journal", context),
+        TaskState::Accepted | TaskState::Started => {
+            let message = "the node no longer knows this task: its journal was lost";
+            end(task, TaskState::Lost, "journal_lost", message, context)
+        }
+        TaskState::Queued
+        | TaskState::Succeeded
+        | TaskState::Failed
+        | TaskState::Cancelled
+        | TaskState::Interrupted
+        | TaskState::Refused
+        | TaskState::Expired
+        | TaskState::Lost => Decision::default(),
+    }
+}
+
+/// What time alone changes: leases lapse, waiting ends.
+pub fn tick(task: &TaskRecord, context: &Context) -> Decision {
+    let now = context.now;
+    let envelope_dead = task.envelope_start_by.is_none_or(|start_by| now > start_by.plus(CLOCK_SKEW + CLOCK_SKEW));
+    match task.state {
+        TaskState::Queued | TaskState::Dispatched if task.cancel_requested_at.is_some() => {
+            // An envelope is out there; only when it can no longer start anywhere is the task surely cancelled.
+            if envelope_dead {
+                end(task, TaskState::Cancelled, "cancelled_unaccepted", &task.message, context)
+            } else {
+                Decision::default()
+            }
+        }
+        TaskState::Queued | TaskState::Dispatched if now > task.queue_until && envelope_dead => {
+            let message = "no node accepted the task in time; check `gpuaas node show` and run it again";
+            end(task, TaskState::Expired, "queue_time_over", message, context)
+        }
+        TaskState::Dispatched if task.lease_until.is_some_and(|lease| now > lease) => {
+            requeue(task, "not accepted within its lease", context)
+        }
+        TaskState::Queued
+        | TaskState::Dispatched
+        | TaskState::Accepted
+        | TaskState::Started
+        | TaskState::Succeeded
+        | TaskState::Failed
+        | TaskState::Cancelled
+        | TaskState::Interrupted
+        | TaskState::Refused
+        | TaskState::Expired
+        | TaskState::Lost => Decision::default(),
+    }
+}
+
+/// The moment after which [`tick`] has something to do for this task; `None` if time alone changes nothing. The store
+/// keeps it in an index, so that finding what is due does not read what is not.
+pub fn due_at(task: &TaskRecord) -> Option<Timestamp> {
+    let waits = matches!(task.state, TaskState::Queued | TaskState::Dispatched);
+    let envelope_dead_at = task.envelope_start_by.map_or(Timestamp(i64::MIN), |start_by| start_by.plus(CLOCK_SKEW + CLOCK_SKEW));
+    let over_at = if task.cancel_requested_at.is_some() { envelope_dead_at } else { task.queue_until.max(envelope_dead_at) };
+    let lease = task.lease_until.filter(|_| task.state == TaskState::Dispatched && task.cancel_requested_at.is_none());
+    waits.then(|| lease.map_or(over_at, |lease| lease.min(over_at)))
+}
+
+/// The node was retired, locked or enrolled again: it will never answer for this task.
+pub fn node_gone(task: &TaskRecord, why: &str, context: &Context) -> Decision {
+    if task.state.ended() {
+        return Decision::default();
+    }
+    if task.state == TaskState::Queued && task.dispatches == 0 {
+        return end(task, TaskState::Cancelled, "node_gone", why, context);
+    }
+    end(task, TaskState::Lost, "node_gone", why, context)
+}
+
+/// A row that the control plane did not write itself is never signed.
+pub fn intent_forged(task: &TaskRecord, context: &Context) -> Decision {
+    let message = "this row was not written by the control plane; nothing was signed";
+    end(task, TaskState::Cancelled, "intent_forged", message, context)
+}
+
+/// The node's verified word. Ends the task, also one that was given up as expired or lost.
+///
+/// `Ok(None)` means that the same receipt was believed before.
+pub fn receipt(
+    task: &TaskRecord,
+    head: &ReceiptHead,
+    verified: &receipt::Verified,
+    raw: &[u8],
+    context: &Context,
+) -> Result<Option<Decision>, Refusal> {
+    if let Some(known) = &task.receipt_digest {
+        if known == verified.digest() {
+            return Ok(None);
+        }
+        let message = format!("task {} already has another receipt", task.id);
+        return Err(Refusal::conflict("receipt_conflict", message));
+    }
+    let said = verified.payload();
+    let id = task.id.to_string();
+    let state = TaskState::from(said.outcome);
+    let next = TaskRecord {
+        state,
+        lease_until: None,
+        accepted_at: task.accepted_at.or(Some(context.now)),
+        started_at: said.started_at.or(task.started_at),
+        ended_at: Some(context.now),
+        code: said.code.clone(),
+        message: said.message.clone(),
+        receipt_digest: Some(verified.digest().clone()),
+        ..task.clone()
+    };
+    // The chain tells whether the node forgot or hides something; it never stops a receipt from counting.
+    let follows = head.sequence.checked_add(1) == Some(said.sequence) && said.previous_receipt == head.digest;
+    let data = json!({
+        "task_id": id, "node_id": said.node_id, "outcome": said.outcome.as_str(), "code": said.code,
+        "receipt": verified.digest(), "sequence": said.sequence, "chain_intact": follows,
+    });
+    let kind = match said.outcome {
+        Outcome::Succeeded => "gpuaas.task.succeeded.v1",
+        Outcome::Failed => "gpuaas.task.failed.v1",
+        Outcome::Cancelled => "gpuaas.task.cancelled.v1",
+        Outcome::Interrupted => "gpuaas.task.interrupted.v1",
+        Outcome::Refused => "gpuaas.task.refused.v1",
+    };
+    let decision = Decision::default()
+        .change(Change::TaskUpdate(Box::new(next)))
+        .change(Change::ReceiptInsert {
+            task_id: task.id,
+            node_id: said.node_id,
+            node_epoch: said.node_epoch,
+            sequence: said.sequence,
+            digest: verified.digest().clone(),
+            previous: said.previous_receipt.clone(),
+            receipt: raw.to_vec(),
+            received_at: context.now,
+        })
+        .record(context, kind, "task.receipt", &id, data)
+        .hint(Hint::Task(task.id))
+        .hint(Hint::NodeWork(said.node_id));
+    Ok(Some(decision))
+}
+
+fn requeue(task: &TaskRecord, why: &str, context: &Context) -> Decision {
+    if task.cancel_requested_at.is_some() {
+        return Decision::default();
+    }
+    let id = task.id.to_string();
+    let next = TaskRecord { state: TaskState::Queued, lease_until: None, ..task.clone() };
+    Decision::default()
+        .change(Change::TaskUpdate(Box::new(next)))
+        .record(
+            context,
+            "gpuaas.task.requeued.v1",
+            "task.requeue",
+            &id,
+            json!({ "task_id": id, "node_id": task.node_id, "reason": why }),
+        )
+        .hint(Hint::NodeWork(task.node_id))
+        .hint(Hint::Task(task.id))
+}
+
+fn end(task: &TaskRecord, state: TaskState, code: &str, message: &str, context: &Context) -> Decision {
+    let id = task.id.to_string();
+    let next = TaskRecord {
+        state,
+        lease_until: None,
+        ended_at: Some(context.now),
+        code: code.to_owned(),
+        message: message.to_owned(),
+        ..task.clone()
+    };
+    let (kind, action) = match state {
+        TaskState::Cancelled => ("gpuaas.task.cancelled.v1", "task.cancelled"),
+        TaskState::Expired => ("gpuaas.task.expired.v1", "task.expire"),
+        TaskState::Queued
+        | TaskState::Dispatched
+        | TaskState::Accepted
+        | TaskState::Started
+        | TaskState::Succeeded
+        | TaskState::Failed
+        | TaskState::Interrupted
+        | TaskState::Refused
+        | TaskState::Lost => ("gpuaas.task.lost.v1", "task.lose"),
+    };
+    Decision::default()
+        .change(Change::TaskUpdate(Box::new(next)))
+        .record(context, kind, action, &id, json!({ "task_id": id, "node_id": task.node_id, "code": code }))
+        .hint(Hint::Task(task.id))
+}
+
+fn not_now(task: &TaskRecord) -> Refusal {
+    Refusal::conflict("task_not_dispatchable", format!("task {} is {} and cannot be sent now", task.id, task.state.as_str()))
+}

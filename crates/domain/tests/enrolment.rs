@@ -1,0 +1,159 @@
+//! The two doors, transition by transition.
+
+mod support;
+
+use std::time::Duration;
+
+use gpuaas_contract::Digest;
+use gpuaas_contract::id::{EnrolmentId, JoinTokenId, NodeId};
+use gpuaas_contract::telemetry::HostFacts;
+use gpuaas_domain::enrolment::{self, Enrolment, EnrolmentState, JoinToken, MAX_WAITING, TOKEN_LIFE};
+use gpuaas_domain::node::MAX_REASON;
+use gpuaas_domain::{Change, Decision, RefusalKind};
+use support::{NOW, assert_recorded, at, code, context, later, receipt_key};
+
+const STATES: [EnrolmentState; 4] =
+    [EnrolmentState::Pending, EnrolmentState::Approved, EnrolmentState::Enrolled, EnrolmentState::Rejected];
+
+fn token() -> JoinToken {
+    JoinToken {
+        id: JoinTokenId::from_bytes([1; 16]),
+        version: 3,
+        secret_digest: Digest::of(b"secret"),
+        note: String::new(),
+        created_at: NOW,
+        expires_at: later(900),
+        used: None,
+        revoked_at: None,
+    }
+}
+
+fn wish(state: EnrolmentState) -> Enrolment {
+    Enrolment {
+        id: EnrolmentId::from_bytes([1; 16]),
+        version: 3,
+        state,
+        email: "ops@example.org".to_owned(),
+        fingerprint: "f".to_owned(),
+        csr_pem: String::new(),
+        receipt_key: receipt_key().verifying_key(),
+        facts: HostFacts::default(),
+        poll_secret_digest: Digest::of(b"poll"),
+        reason: String::new(),
+        node_id: None,
+        created_at: NOW,
+        expires_at: later(86_400),
+    }
+}
+
+#[test]
+fn names_of_states_read_back() {
+    for state in STATES {
+        assert_eq!(EnrolmentState::parse(state.as_str()), Some(state));
+    }
+    assert_eq!(EnrolmentState::parse("maybe"), None);
+}
+
+#[test]
+fn a_join_token_lives_as_long_as_asked_up_to_the_limit() {
+    let create = |life, note: &str| enrolment::token_create(token().id, Digest::of(b"s"), note, life, &context());
+    let decision = create(Duration::from_secs(60), "rack 1").expect("made");
+    let [Change::JoinTokenInsert(made)] = decision.changes.as_slice() else { panic!("{:?}", decision.changes) };
+    assert_eq!((made.expires_at, made.version, made.used, made.revoked_at), (later(60), 0, None, None));
+    assert_recorded(&decision, "gpuaas.join_token.created.v1", "join_token.create");
+    assert!(!format!("{:?}", decision.events[0].data).contains("sha256"), "not even the hash of the secret is told");
+    create(TOKEN_LIFE, "").expect("the limit itself is fine");
+    assert_eq!(code(create(Duration::ZERO, "")), "token_life_invalid");
+    assert_eq!(code(create(TOKEN_LIFE + Duration::from_micros(1), "")), "token_life_invalid");
+    assert_eq!(code(create(TOKEN_LIFE, &"x".repeat(201))), "note_too_long");
+}
+
+#[test]
+fn a_join_token_is_used_once_and_in_time() {
+    let node = NodeId::generate();
+    let used = enrolment::token_use(&token(), node, &at(later(900))).expect("the last moment counts");
+    assert_eq!(used, Change::JoinTokenUpdate(JoinToken { used: Some((later(900), node)), ..token() }));
+    let refuse = |token: JoinToken, now| enrolment::token_use(&token, node, &at(now));
+    assert_eq!(code(refuse(token(), later(901))), "join_token_expired");
+    let spent = JoinToken { used: Some((NOW, NodeId::generate())), ..token() };
+    let refusal = refuse(spent, NOW).expect_err("refused");
+    assert_eq!((refusal.code, refusal.kind), ("join_token_used", RefusalKind::Forbidden));
+    assert_eq!(code(refuse(JoinToken { revoked_at: Some(NOW), ..token() }, NOW)), "join_token_revoked");
+}
+
+#[test]
+fn a_join_token_is_taken_back_unless_it_was_used() {
+    let decision = enrolment::token_revoke(&token(), &context()).expect("done");
+    assert_eq!(decision.changes, [Change::JoinTokenUpdate(JoinToken { revoked_at: Some(NOW), ..token() })]);
+    assert_recorded(&decision, "gpuaas.join_token.revoked.v1", "join_token.revoke");
+    let revoked = JoinToken { revoked_at: Some(NOW), ..token() };
+    assert_eq!(enrolment::token_revoke(&revoked, &context()), Ok(Decision::default()), "twice is once");
+    let used = JoinToken { used: Some((NOW, NodeId::generate())), ..token() };
+    assert_eq!(code(enrolment::token_revoke(&used, &context())), "join_token_used");
+}
+
+#[test]
+fn a_host_may_ask_with_an_email_while_there_is_room() {
+    let asked = wish(EnrolmentState::Pending);
+    let decision = enrolment::request(asked.clone(), MAX_WAITING - 1, &context()).expect("taken");
+    assert_eq!(decision.changes, [Change::EnrolmentInsert(Box::new(asked.clone()))]);
+    assert_recorded(&decision, "gpuaas.enrolment.requested.v1", "enrolment.request");
+    assert_eq!(code(enrolment::request(asked.clone(), MAX_WAITING, &context())), "too_many_enrolments");
+    for email in ["", "@", "nobody", "a b@c.d", "a@b\n.c", &format!("{}@x", "a".repeat(254))] {
+        let asked = Enrolment { email: email.to_owned(), ..asked.clone() };
+        assert_eq!(code(enrolment::request(asked, 0, &context())), "email_invalid", "{email:?}");
+    }
+}
+
+#[test]
+fn every_word_of_an_operator_on_every_state() {
+    for state in STATES {
+        let approved = enrolment::approve(&wish(state), &context());
+        let rejected = enrolment::reject(&wish(state), "unknown machine", &context());
+        match state {
+            EnrolmentState::Pending => {
+                let approved = approved.expect("done");
+                let next = Enrolment { state: EnrolmentState::Approved, ..wish(state) };
+                assert_eq!(approved.changes, [Change::EnrolmentUpdate(Box::new(next))]);
+                assert_recorded(&approved, "gpuaas.enrolment.approved.v1", "enrolment.approve");
+                let rejected = rejected.expect("done");
+                let next = Enrolment { state: EnrolmentState::Rejected, reason: "unknown machine".to_owned(), ..wish(state) };
+                assert_eq!(rejected.changes, [Change::EnrolmentUpdate(Box::new(next))]);
+                assert_recorded(&rejected, "gpuaas.enrolment.rejected.v1", "enrolment.reject");
+            }
+            EnrolmentState::Approved => {
+                assert_eq!(approved, Ok(Decision::default()));
+                assert_eq!(code(rejected), "enrolment_decided");
+            }
+            EnrolmentState::Rejected => {
+                assert_eq!(code(approved), "enrolment_decided");
+                assert_eq!(rejected, Ok(Decision::default()));
+            }
+            EnrolmentState::Enrolled => {
+                assert_eq!(code(approved), "enrolment_decided");
+                assert_eq!(code(rejected), "enrolment_decided");
+            }
+        }
+    }
+    let pending = wish(EnrolmentState::Pending);
+    assert_eq!(code(enrolment::approve(&pending, &at(later(86_401)))), "enrolment_expired");
+    assert_eq!(code(enrolment::reject(&pending, &"x".repeat(MAX_REASON + 1), &context())), "reason_too_long");
+}
+
+#[test]
+fn only_an_approved_host_fetches_its_certificate_and_only_in_time() {
+    let node = NodeId::generate();
+    for state in STATES {
+        let claimed = enrolment::claim(&wish(state), node, &context());
+        match state {
+            EnrolmentState::Approved => {
+                let next = Enrolment { state: EnrolmentState::Enrolled, node_id: Some(node), ..wish(state) };
+                assert_eq!(claimed, Ok(Change::EnrolmentUpdate(Box::new(next))));
+            }
+            EnrolmentState::Pending | EnrolmentState::Enrolled | EnrolmentState::Rejected => {
+                assert_eq!(code(claimed), "enrolment_not_approved");
+            }
+        }
+    }
+    assert_eq!(code(enrolment::claim(&wish(EnrolmentState::Approved), node, &at(later(86_401)))), "enrolment_expired");
+}

@@ -1,0 +1,312 @@
+//! The one process runner.
+//!
+//! A program is named by its absolute path and gets an argument vector, a cleared environment, no standard input, a
+//! deadline and caps on what it may print. It runs in a process group of its own, and the whole group is killed when
+//! the call is dropped, times out or prints too much. There is no shell anywhere.
+
+use std::ffi::{OsStr, OsString};
+use std::path::{Path, PathBuf};
+use std::process::{ExitStatus, Stdio};
+use std::time::Duration;
+
+use rustix::process::{Pid, Signal};
+use tokio::io::{AsyncRead, AsyncReadExt as _};
+
+/// The only search path a child sees; our own calls never search.
+const CHILD_PATH: &str = "/usr/sbin:/usr/bin:/sbin:/bin";
+/// How much of standard error is kept for messages.
+const STDERR_CAP: usize = 16 * 1024;
+/// How much of standard error goes into an error's text.
+const STDERR_IN_MESSAGE: usize = 400;
+
+/// One call of one program.
+#[derive(Debug)]
+pub struct Exec {
+    program: PathBuf,
+    args: Vec<OsString>,
+    deadline: Duration,
+    stdout_cap: usize,
+}
+
+/// What a program printed, if it ended with success.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Finished {
+    /// Standard output, complete.
+    pub stdout: Vec<u8>,
+    /// The first part of standard error.
+    pub stderr: Vec<u8>,
+}
+
+/// Why a program did not end well. Every variant names the program.
+#[derive(Debug, thiserror::Error)]
+pub enum ExecError {
+    /// The path is relative: it could mean another program tomorrow.
+    #[error("{program} is not an absolute path; programs are only run by absolute path", program = .program.display())]
+    NotAbsolute {
+        /// The program.
+        program: PathBuf,
+    },
+    /// The program could not be started.
+    #[error("cannot start {program}; check that it is installed and executable", program = .program.display())]
+    Start {
+        /// The program.
+        program: PathBuf,
+        /// What the system said.
+        #[source]
+        source: std::io::Error,
+    },
+    /// Reading from the program or waiting for it failed.
+    #[error("lost touch with {program}", program = .program.display())]
+    Io {
+        /// The program.
+        program: PathBuf,
+        /// What the system said.
+        #[source]
+        source: std::io::Error,
+    },
+    /// It ran longer than it may; it and its children were killed.
+    #[error("{program} did not finish within {seconds} s and was killed", program = .program.display())]
+    Deadline {
+        /// The program.
+        program: PathBuf,
+        /// How long it had.
+        seconds: u64,
+    },
+    /// It printed more than it may; it and its children were killed.
+    #[error("{program} printed more than {cap} bytes and was killed", program = .program.display())]
+    TooMuchOutput {
+        /// The program.
+        program: PathBuf,
+        /// Most bytes allowed.
+        cap: usize,
+    },
+    /// It said no.
+    #[error("{program} ended with {status}: {stderr}", program = .program.display())]
+    Failed {
+        /// The program.
+        program: PathBuf,
+        /// How it ended.
+        status: ExitStatus,
+        /// The start of its standard error, printable.
+        stderr: String,
+    },
+}
+
+impl Exec {
+    /// A call of `program`, by absolute path.
+    pub fn new(program: impl AsRef<Path>) -> Self {
+        Self {
+            program: program.as_ref().to_owned(),
+            args: Vec::new(),
+            deadline: Duration::from_secs(30),
+            stdout_cap: 1024 * 1024,
+        }
+    }
+
+    /// Adds one argument. It reaches the program as it is: there is no shell to quote for.
+    #[must_use]
+    pub fn arg(mut self, arg: impl AsRef<OsStr>) -> Self {
+        self.args.push(arg.as_ref().to_owned());
+        self
+    }
+
+    /// Longest run; 30 s unless told.
+    #[must_use]
+    pub fn deadline(mut self, deadline: Duration) -> Self {
+        self.deadline = deadline;
+        self
+    }
+
+    /// Most bytes of standard output; 1 MiB unless told.
+    #[must_use]
+    pub fn stdout_cap(mut self, cap: usize) -> Self {
+        self.stdout_cap = cap;
+        self
+    }
+
+    /// Runs it to the end. Dropping the future kills the program and its children.
+    pub async fn run(self) -> Result<Finished, ExecError> {
+        let (status, finished) = self.run_any_status().await?;
+        if status.success() {
+            return Ok(finished.output);
+        }
+        Err(ExecError::Failed { program: finished.program, status, stderr: printable(&finished.output.stderr) })
+    }
+
+    /// Like [`run`](Self::run), for programs whose exit code is an answer: returns the code with the output.
+    pub async fn run_with_code(self) -> Result<(Option<i32>, Finished), ExecError> {
+        let (status, finished) = self.run_any_status().await?;
+        Ok((status.code(), finished.output))
+    }
+
+    async fn run_any_status(self) -> Result<(ExitStatus, Ended), ExecError> {
+        let Self { program, args, deadline, stdout_cap } = self;
+        if !program.is_absolute() {
+            return Err(ExecError::NotAbsolute { program });
+        }
+        let started = std::time::Instant::now();
+        let mut child = tokio::process::Command::new(&program)
+            .args(&args)
+            .env_clear()
+            .env("LC_ALL", "C")
+            .env("PATH", CHILD_PATH)
+            .current_dir("/")
+            .stdin(Stdio::null())
+            .stdout(Stdio::piped())
+            .stderr(Stdio::piped())
+            .process_group(0)
+            .kill_on_drop(true)
+            .spawn()
+            .map_err(|source| ExecError::Start { program: program.clone(), source })?;
+        let group = GroupGuard(child.id().and_then(|id| i32::try_from(id).ok()).and_then(Pid::from_raw));
+
+        let (stdout, stderr) = (child.stdout.take(), child.stderr.take());
+        let work = async {
+            let (stdout, stderr, status) = tokio::join!(read_capped(stdout, stdout_cap), read_head(stderr), child.wait());
+            (stdout, stderr, status)
+        };
+        // An over-long output must not be drained to its end, so the cap ends the wait through the error below.
+        let (stdout, stderr, status) = match tokio::time::timeout(deadline, work).await {
+            Ok(ended) => ended,
+            Err(_) => return Err(ExecError::Deadline { program, seconds: deadline.as_secs() }),
+        };
+        drop(group);
+        let io = |source| ExecError::Io { program: program.clone(), source };
+        let Some(stdout) = stdout.map_err(io)? else {
+            return Err(ExecError::TooMuchOutput { program, cap: stdout_cap });
+        };
+        let stderr = stderr.map_err(io)?;
+        let status = status.map_err(io)?;
+        tracing::debug!(program = %program.display(), %status, milliseconds = started.elapsed().as_millis(), "program ended");
+        Ok((status, Ended { program, output: Finished { stdout, stderr } }))
+    }
+}
+
+struct Ended {
+    program: PathBuf,
+    output: Finished,
+}
+
+/// Kills the whole process group when dropped, so that no grandchild outlives the call.
+struct GroupGuard(Option<Pid>);
+
+impl Drop for GroupGuard {
+    fn drop(&mut self) {
+        if let Some(group) = self.0 {
+            // Fails with "no such process" when everything has ended by itself, which is the usual case.
+            let _ = rustix::process::kill_process_group(group, Signal::KILL);
+        }
+    }
+}
+
+/// All of `pipe`, or `None` if there is more than `cap`. Returning early closes the pipe, which ends a chatty writer.
+async fn read_capped(pipe: Option<impl AsyncRead + Unpin>, cap: usize) -> std::io::Result<Option<Vec<u8>>> {
+    let Some(mut pipe) = pipe else { return Ok(Some(Vec::new())) };
+    let mut bytes = Vec::new();
+    let limit = u64::try_from(cap).unwrap_or(u64::MAX).saturating_add(1);
+    (&mut pipe).take(limit).read_to_end(&mut bytes).await?;
+    Ok((bytes.len() <= cap).then_some(bytes))
+}
+
+/// The first part of `pipe`; the rest is read and thrown away.
+async fn read_head(pipe: Option<impl AsyncRead + Unpin>) -> std::io::Result<Vec<u8>> {
+    let Some(mut pipe) = pipe else { return Ok(Vec::new()) };
+    let mut head = Vec::new();
+    let mut chunk = [0_u8; 4096];
+    loop {
+        let count = pipe.read(&mut chunk).await?;
+        if count == 0 {
+            return Ok(head);
+        }
+        let room = STDERR_CAP - head.len();
+        head.extend_from_slice(&chunk[..count.min(room)]);
+    }
+}
+
+/// Foreign bytes made fit for one line of a log: no control characters, bounded.
+pub fn printable(bytes: &[u8]) -> String {
+    let text = String::from_utf8_lossy(bytes);
+    text.trim().chars().map(|c| if c.is_control() { ' ' } else { c }).take(STDERR_IN_MESSAGE).collect()
+}
+
+/// A secret as it may appear in a log: its kind can be told by the prefix, its value cannot be guessed.
+pub fn redact(secret: &str) -> String {
+    match secret.split_once('_') {
+        Some((prefix, _)) if prefix.len() <= 8 && prefix.bytes().all(|b| b.is_ascii_lowercase()) => format!("{prefix}_[redacted]"),
+        _ => "[redacted]".to_owned(),
+    }
+}
+
+/// The first of these absolute paths that is an executable file.
+pub fn first_installed(candidates: &[&str]) -> Option<PathBuf> {
+    candidates.iter().map(PathBuf::from).find(|path| {
+        rustix::fs::access(path, rustix::fs::Access::EXEC_OK).is_ok() && path.metadata().is_ok_and(|meta| meta.is_file())
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn shell(script: &str) -> Exec {
+        // Tests may use a shell to build misbehaving programs; the product never does.
+        Exec::new("/bin/sh").arg("-c").arg(script)
+    }
+
+    #[tokio::test]
+    async fn a_child_sees_only_our_environment_and_no_input() {
+        let output = shell("env; cat").run().await.expect("runs").stdout;
+        let text = String::from_utf8(output).expect("text");
+        let mut names: Vec<_> = text.lines().filter_map(|l| l.split_once('=')).map(|(name, _)| name).collect();
+        names.retain(|name| !matches!(*name, "PWD" | "SHLVL" | "_" | "OLDPWD"));
+        names.sort_unstable();
+        assert_eq!(names, ["LC_ALL", "PATH"]);
+    }
+
+    #[tokio::test]
+    async fn a_relative_program_is_refused() {
+        assert!(matches!(Exec::new("sh").run().await, Err(ExecError::NotAbsolute { .. })));
+    }
+
+    #[tokio::test]
+    async fn the_deadline_kills_grandchildren_too() {
+        let folder = tempfile::tempdir().expect("folder");
+        let pid_file = folder.path().join("pid");
+        let script = format!("sleep 600 & echo $! > {}; wait", pid_file.display());
+        let error = shell(&script).deadline(Duration::from_millis(500)).run().await.expect_err("too long");
+        assert!(matches!(error, ExecError::Deadline { .. }), "{error}");
+        let pid: i32 = std::fs::read_to_string(pid_file).expect("written").trim().parse().expect("number");
+        let gone = || match std::fs::read_to_string(format!("/proc/{pid}/stat")) {
+            Err(_) => true,
+            // A killed orphan may stay a zombie where nobody reaps.
+            Ok(stat) => stat.rsplit(')').next().is_some_and(|rest| rest.trim_start().starts_with('Z')),
+        };
+        tokio::time::timeout(Duration::from_secs(10), async {
+            while !gone() {
+                tokio::task::yield_now().await;
+            }
+        })
+        .await
+        .expect("the grandchild is killed");
+    }
+
+    #[tokio::test]
+    async fn endless_output_is_cut_and_the_program_killed() {
+        let error = shell("while :; do echo yes; done").stdout_cap(10_000).run().await.expect_err("too much");
+        assert!(matches!(error, ExecError::TooMuchOutput { cap: 10_000, .. }), "{error}");
+    }
+
+    #[tokio::test]
+    async fn a_failure_names_the_program_and_what_it_said() {
+        let error = shell("echo no such thing >&2; exit 3").run().await.expect_err("fails").to_string();
+        assert!(error.contains("/bin/sh") && error.contains("no such thing") && error.contains('3'), "{error}");
+        let (code, _) = shell("exit 4").run_with_code().await.expect("runs");
+        assert_eq!(code, Some(4));
+    }
+
+    #[test]
+    fn secrets_are_not_in_their_redacted_form() {
+        assert_eq!(redact("gpj_abcdef"), "gpj_[redacted]");
+        assert_eq!(redact("hunter2"), "[redacted]");
+    }
+}

@@ -1,0 +1,148 @@
+//! The host: the only crate that runs processes and reads the machine, with one module per tool, and the simulated
+//! host beside the real one.
+//!
+//! Calls that read `/proc`, `/sys` or the ping log block for a short time; the agent makes them on blocking threads.
+
+pub mod block;
+pub mod exec;
+mod facts;
+pub mod fingerprint;
+mod health;
+pub mod kernel;
+mod metrics;
+pub mod network;
+pub mod nvml;
+pub mod packages;
+pub mod pci;
+pub mod ping_log;
+pub mod private_file;
+pub mod sim;
+mod sysfs;
+pub mod systemd;
+
+use std::path::{Path, PathBuf};
+use std::sync::{Arc, OnceLock};
+
+use gpuaas_contract::id::TaskId;
+use gpuaas_contract::task::{diag_health_probe, package_list};
+use gpuaas_contract::telemetry::{HostFacts, HostMetrics};
+use gpuaas_contract::time::Timestamp;
+
+pub use metrics::{Space, space};
+use ping_log::{PingLog, PingLogError};
+pub use sim::{Profile, SimError, SimHost};
+
+/// The host an agent works on. Cheap to clone.
+#[derive(Clone, Debug)]
+pub enum Host {
+    /// This machine.
+    Real(RealHost),
+    /// A simulated machine.
+    Sim(SimHost),
+}
+
+/// This machine. Cheap to clone.
+#[derive(Clone, Debug)]
+pub struct RealHost {
+    inner: Arc<Real>,
+}
+
+#[derive(Debug)]
+struct Real {
+    sampler: metrics::Sampler,
+    // Loading takes a moment and most commands of the agent never need it.
+    nvml: OnceLock<nvml::Library>,
+    ping_log: PingLog,
+}
+
+impl RealHost {
+    /// This machine, with its ping log in `state_dir`.
+    pub fn new(state_dir: &Path) -> Self {
+        let inner = Real { sampler: metrics::Sampler::default(), nvml: OnceLock::new(), ping_log: PingLog::new(state_dir) };
+        Self { inner: Arc::new(inner) }
+    }
+
+    fn nvml(&self) -> &nvml::Library {
+        self.inner.nvml.get_or_init(nvml::Library::load)
+    }
+}
+
+impl Host {
+    /// Slow-changing facts. Blocks for milliseconds.
+    pub fn facts(&self) -> HostFacts {
+        match self {
+            Self::Real(real) => facts::collect(real.nvml()),
+            Self::Sim(sim) => sim.facts(),
+        }
+    }
+
+    /// One sample of metrics. Blocks for milliseconds.
+    pub fn metrics(&self) -> HostMetrics {
+        match self {
+            Self::Real(real) => real.inner.sampler.sample(real.nvml()),
+            Self::Sim(sim) => sim.metrics(),
+        }
+    }
+
+    /// The boot this is: changes with every reboot.
+    pub fn boot_id(&self) -> String {
+        match self {
+            Self::Real(_) => kernel::boot_id(Path::new("/proc")),
+            Self::Sim(sim) => sim.boot_id(),
+        }
+    }
+
+    /// The machine this is: the same after a reboot and after a new installation.
+    pub fn fingerprint(&self) -> Result<String, fingerprint::NoIdentity> {
+        match self {
+            Self::Real(_) => fingerprint::fingerprint(Path::new("/")),
+            Self::Sim(sim) => Ok(sim.fingerprint()),
+        }
+    }
+
+    /// Leaves the task's line in the ping log, once. Durable when it returns; says whether it was new.
+    pub fn ping(&self, task_id: TaskId, at: Timestamp, message: &str) -> Result<bool, PingLogError> {
+        self.ping_log().append_once(task_id, at, message)
+    }
+
+    /// Whether the task has left its line.
+    pub fn ping_done(&self, task_id: TaskId) -> Result<bool, PingLogError> {
+        self.ping_log().contains(task_id)
+    }
+
+    /// Where the ping log is.
+    pub fn ping_log_path(&self) -> PathBuf {
+        self.ping_log().path().to_owned()
+    }
+
+    /// The state of the host. Blocks for milliseconds.
+    pub fn health_probe(&self) -> diag_health_probe::Output {
+        match self {
+            Self::Real(real) => health::probe(real.nvml()),
+            Self::Sim(sim) => sim.health(),
+        }
+    }
+
+    /// Installed packages.
+    pub async fn package_list(&self, params: &package_list::Params) -> Result<package_list::Output, packages::PackagesError> {
+        match self {
+            Self::Real(_) => packages::list(params).await,
+            Self::Sim(sim) => Ok(sim.packages(params)),
+        }
+    }
+
+    /// Whether this is a simulation.
+    pub fn is_simulated(&self) -> bool {
+        match self {
+            Self::Real(_) => false,
+            Self::Sim(_) => true,
+        }
+    }
+
+    fn ping_log(&self) -> &PingLog {
+        match self {
+            Self::Real(real) => &real.inner.ping_log,
+            Self::Sim(sim) => sim.ping_log(),
+        }
+    }
+}

@@ -1,0 +1,166 @@
+//! The ping log: exactly one line per `diag.ping`, the smallest effect that can be counted from outside.
+//!
+//! A line is appended with one write and fsynced before the call returns. A line that a power cut tore is taken out
+//! before the next append, so that "the log has the task's line" is always yes or no.
+
+use std::fs::{File, OpenOptions};
+use std::io::{BufRead as _, BufReader, Read as _, Seek as _, SeekFrom, Write as _};
+use std::os::unix::fs::OpenOptionsExt as _;
+use std::path::{Path, PathBuf};
+
+use gpuaas_contract::id::TaskId;
+use gpuaas_contract::time::Timestamp;
+
+/// Size at which the log becomes the old log.
+const ROTATE_AT: u64 = 4 * 1024 * 1024;
+/// Longest line that is looked at; ours are far shorter.
+const MAX_LINE: usize = 4096;
+
+/// The log and its one old file.
+#[derive(Debug)]
+pub struct PingLog {
+    path: PathBuf,
+    old: PathBuf,
+    rotate_at: u64,
+}
+
+/// The ping log could not be read or written.
+#[derive(Debug, thiserror::Error)]
+#[error("cannot {what} the ping log {path}; check the folder and the space on its disk", path = .path.display())]
+pub struct PingLogError {
+    what: &'static str,
+    path: PathBuf,
+    #[source]
+    source: std::io::Error,
+}
+
+impl PingLog {
+    /// The log `ping.log` in `folder`.
+    pub fn new(folder: &Path) -> Self {
+        Self { path: folder.join("ping.log"), old: folder.join("ping.log.1"), rotate_at: ROTATE_AT }
+    }
+
+    /// Where it is, for people and for counting from outside.
+    pub fn path(&self) -> &Path {
+        &self.path
+    }
+
+    /// Leaves the task's line, unless it is there already. Durable when it returns. Says whether it was new.
+    pub fn append_once(&self, task_id: TaskId, at: Timestamp, message: &str) -> Result<bool, PingLogError> {
+        if self.contains(task_id)? {
+            return Ok(false);
+        }
+        let fail = |what| move |source| PingLogError { what, path: self.path.clone(), source };
+        if self.path.metadata().is_ok_and(|meta| meta.len() >= self.rotate_at) {
+            std::fs::rename(&self.path, &self.old).map_err(fail("rotate"))?;
+        }
+        let mut file = OpenOptions::new()
+            .read(true)
+            .append(true)
+            .create(true)
+            .mode(0o600)
+            .open(&self.path)
+            .map_err(fail("open"))?;
+        cut_torn_line(&mut file).map_err(fail("repair"))?;
+        let clean: String = message.chars().filter(|c| !c.is_control()).collect();
+        file.write_all(format!("{task_id} {at} {clean}\n").as_bytes()).map_err(fail("write"))?;
+        file.sync_all().map_err(fail("fsync"))?;
+        if let Some(folder) = self.path.parent() {
+            File::open(folder).and_then(|f| f.sync_all()).map_err(fail("fsync the folder of"))?;
+        }
+        Ok(true)
+    }
+
+    /// Whether the task has its line, in the log or in the old one.
+    pub fn contains(&self, task_id: TaskId) -> Result<bool, PingLogError> {
+        let start = format!("{task_id} ");
+        for path in [&self.path, &self.old] {
+            let fail = |source| PingLogError { what: "read", path: path.clone(), source };
+            let file = match File::open(path) {
+                Ok(file) => file,
+                Err(error) if error.kind() == std::io::ErrorKind::NotFound => continue,
+                Err(error) => return Err(fail(error)),
+            };
+            let mut reader = BufReader::new(file);
+            let mut line = Vec::new();
+            loop {
+                line.clear();
+                let limit = u64::try_from(MAX_LINE).unwrap_or(u64::MAX);
+                if (&mut reader).take(limit).read_until(b'\n', &mut line).map_err(fail)? == 0 {
+                    break;
+                }
+                if line.ends_with(b"\n") && line.starts_with(start.as_bytes()) {
+                    return Ok(true);
+                }
+            }
+        }
+        Ok(false)
+    }
+}
+
+/// Takes a last line without its end out of the file.
+fn cut_torn_line(file: &mut File) -> std::io::Result<()> {
+    let size = file.seek(SeekFrom::End(0))?;
+    if size == 0 {
+        return Ok(());
+    }
+    let tail = size.min(u64::try_from(MAX_LINE).unwrap_or(u64::MAX));
+    file.seek(SeekFrom::End(-i64::try_from(tail).unwrap_or(0)))?;
+    let mut bytes = Vec::new();
+    file.read_to_end(&mut bytes)?;
+    if bytes.last() == Some(&b'\n') {
+        return Ok(());
+    }
+    let keep_of_tail = bytes.iter().rposition(|b| *b == b'\n').map_or(0, |at| at + 1);
+    let keep = size - tail + u64::try_from(keep_of_tail).unwrap_or(0);
+    tracing::warn!(bytes = size - keep, "took a torn line out of the ping log");
+    file.set_len(keep)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn lines_of(path: &Path, task: TaskId) -> usize {
+        let text = std::fs::read_to_string(path).unwrap_or_default();
+        text.lines().filter(|l| l.starts_with(&task.to_string())).count()
+    }
+
+    #[test]
+    fn a_task_leaves_one_line_however_often_it_is_asked() {
+        let folder = tempfile::tempdir().expect("folder");
+        let log = PingLog::new(folder.path());
+        let task = TaskId::generate();
+        assert!(!log.contains(task).expect("reads"));
+        assert!(log.append_once(task, Timestamp(0), "hi").expect("writes"));
+        assert!(!log.append_once(task, Timestamp(0), "hi").expect("writes"));
+        assert_eq!(lines_of(log.path(), task), 1);
+        assert!(log.contains(task).expect("reads"));
+    }
+
+    #[test]
+    fn a_torn_line_is_not_an_effect_and_is_written_anew() {
+        let folder = tempfile::tempdir().expect("folder");
+        let log = PingLog::new(folder.path());
+        let (whole, torn) = (TaskId::generate(), TaskId::generate());
+        log.append_once(whole, Timestamp(0), "whole").expect("writes");
+        let mut file = OpenOptions::new().append(true).open(log.path()).expect("opens");
+        write!(file, "{torn} 1970-01").expect("tears");
+        assert!(!log.contains(torn).expect("reads"));
+        assert!(log.append_once(torn, Timestamp(0), "again").expect("writes"));
+        assert_eq!((lines_of(log.path(), whole), lines_of(log.path(), torn)), (1, 1));
+    }
+
+    #[test]
+    fn it_rotates_and_still_knows_the_old_file() {
+        let folder = tempfile::tempdir().expect("folder");
+        let log = PingLog { rotate_at: 200, ..PingLog::new(folder.path()) };
+        let tasks: Vec<_> = (0..4).map(|_| TaskId::generate()).collect();
+        for task in &tasks {
+            log.append_once(*task, Timestamp(0), "a message of some length").expect("writes");
+        }
+        assert!(folder.path().join("ping.log.1").exists());
+        assert!(log.contains(tasks[2]).expect("reads") && log.contains(tasks[3]).expect("reads"));
+        assert!(folder.path().join("ping.log").metadata().expect("meta").len() < 400);
+    }
+}

@@ -1,0 +1,280 @@
+//! Files that nobody else may read or change, written so that a crash leaves the old or the new content.
+
+use std::fs::{File, OpenOptions};
+use std::io::{Read as _, Write as _};
+use std::os::unix::fs::{DirBuilderExt as _, MetadataExt as _, OpenOptionsExt as _};
+use std::path::{Path, PathBuf};
+
+/// Why a private file was not written or not trusted. Names the file and the command that puts it right.
+#[derive(Debug, thiserror::Error)]
+pub enum PrivateFileError {
+    /// The system refused.
+    #[error("cannot {what} {path}", path = .path.display())]
+    Io {
+        /// What was tried.
+        what: &'static str,
+        /// With which file.
+        path: PathBuf,
+        /// What the system said.
+        #[source]
+        source: std::io::Error,
+    },
+    /// A link could be turned to another file after the check.
+    #[error("{path} is a symbolic link; put the file itself there", path = .path.display())]
+    Symlink {
+        /// The file.
+        path: PathBuf,
+    },
+    /// Not a plain file.
+    #[error("{path} is not a regular file", path = .path.display())]
+    NotAFile {
+        /// The file.
+        path: PathBuf,
+    },
+    /// Owned by somebody who could change it.
+    #[error("{path} is owned by user {owner}; run: chown {wanted} {path}", path = .path.display())]
+    Owner {
+        /// The file.
+        path: PathBuf,
+        /// Its owner.
+        owner: u32,
+        /// Who must own it.
+        wanted: u32,
+    },
+    /// Others could change it.
+    #[error("{path} can be changed by its group or by everybody (mode {mode:04o}); run: chmod go-w {path}", path = .path.display())]
+    Writable {
+        /// The file or folder.
+        path: PathBuf,
+        /// Its mode.
+        mode: u32,
+    },
+    /// Others could read a secret.
+    #[error("{path} can be read by others (mode {mode:04o}); run: chmod 600 {path}", path = .path.display())]
+    Readable {
+        /// The file.
+        path: PathBuf,
+        /// Its mode.
+        mode: u32,
+    },
+    /// More than anybody would write there.
+    #[error("{path} has more than {limit} bytes", path = .path.display())]
+    TooLarge {
+        /// The file.
+        path: PathBuf,
+        /// Most bytes taken.
+        limit: u64,
+    },
+}
+
+fn io(what: &'static str, path: &Path) -> impl FnOnce(std::io::Error) -> PrivateFileError {
+    let path = path.to_owned();
+    move |source| PrivateFileError::Io { what, path, source }
+}
+
+/// Writes `bytes` with mode 0600: temporary file, fsync, rename, fsync of the folder.
+pub fn write(path: &Path, bytes: &[u8]) -> Result<(), PrivateFileError> {
+    write_with_mode(path, bytes, 0o600)
+}
+
+/// Like [`write`], with another mode for files that may be read by others.
+pub fn write_with_mode(path: &Path, bytes: &[u8], mode: u32) -> Result<(), PrivateFileError> {
+    let folder = path.parent().filter(|p| !p.as_os_str().is_empty()).unwrap_or(Path::new("."));
+    let name = path.file_name().unwrap_or_default().to_string_lossy();
+    let temporary = folder.join(format!(".{name}.{}.tmp", std::process::id()));
+    let result = write_temporary(&temporary, bytes, mode)
+        .and_then(|()| std::fs::rename(&temporary, path).map_err(io("rename onto", path)))
+        .and_then(|()| sync_folder(folder));
+    if result.is_err() {
+        let _ = std::fs::remove_file(&temporary);
+    }
+    result
+}
+
+fn write_temporary(temporary: &Path, bytes: &[u8], mode: u32) -> Result<(), PrivateFileError> {
+    // A leftover of a crashed process with the same id would make create_new fail for ever.
+    let _ = std::fs::remove_file(temporary);
+    let mut file =
+        OpenOptions::new().write(true).create_new(true).mode(mode).open(temporary).map_err(io("create", temporary))?;
+    file.write_all(bytes).map_err(io("write", temporary))?;
+    // The umask may have taken bits away that the file needs.
+    rustix::fs::fchmod(&file, rustix::fs::Mode::from_raw_mode(mode)).map_err(|e| io("chmod", temporary)(e.into()))?;
+    file.sync_all().map_err(io("fsync", temporary))
+}
+
+/// Makes a rename or a new file in `folder` durable.
+pub fn sync_folder(folder: &Path) -> Result<(), PrivateFileError> {
+    File::open(folder).and_then(|f| f.sync_all()).map_err(io("fsync", folder))
+}
+
+/// Makes a folder with mode 0700 (and its parents), if it is not there yet.
+pub fn make_folder(path: &Path) -> Result<(), PrivateFileError> {
+    std::fs::DirBuilder::new().recursive(true).mode(0o700).create(path).map_err(io("create folder", path))
+}
+
+/// Reads a secret; refuses one that others could read or change.
+pub fn read_secret(path: &Path, limit: u64) -> Result<Vec<u8>, PrivateFileError> {
+    let mut file = open_nofollow(path)?;
+    let meta = file.metadata().map_err(io("stat", path))?;
+    check_meta(path, &meta)?;
+    if meta.mode() & 0o077 != 0 {
+        return Err(PrivateFileError::Readable { path: path.to_owned(), mode: meta.mode() & 0o7777 });
+    }
+    read_limited(path, &mut file, limit)
+}
+
+/// What a trusted file was when it was read, to notice a change later.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Stamp {
+    device: u64,
+    inode: u64,
+    size: u64,
+    modified: (i64, i64),
+    changed: (i64, i64),
+}
+
+impl Stamp {
+    fn of(meta: &std::fs::Metadata) -> Self {
+        Self {
+            device: meta.dev(),
+            inode: meta.ino(),
+            size: meta.size(),
+            modified: (meta.mtime(), meta.mtime_nsec()),
+            changed: (meta.ctime(), meta.ctime_nsec()),
+        }
+    }
+}
+
+/// Reads a file that decides over rights: owned by root (or by this user when not root), not writable by others, not
+/// a link, and in folders that nobody else can swap it in.
+pub fn read_trusted(path: &Path, limit: u64) -> Result<(Vec<u8>, Stamp), PrivateFileError> {
+    check_folders(path)?;
+    let mut file = open_nofollow(path)?;
+    let meta = file.metadata().map_err(io("stat", path))?;
+    check_meta(path, &meta)?;
+    Ok((read_limited(path, &mut file, limit)?, Stamp::of(&meta)))
+}
+
+/// The checks of [`read_trusted`] without reading: cheap enough to be made before every task.
+pub fn stamp_trusted(path: &Path) -> Result<Stamp, PrivateFileError> {
+    check_folders(path)?;
+    let meta = std::fs::symlink_metadata(path).map_err(io("stat", path))?;
+    if meta.file_type().is_symlink() {
+        return Err(PrivateFileError::Symlink { path: path.to_owned() });
+    }
+    check_meta(path, &meta)?;
+    Ok(Stamp::of(&meta))
+}
+
+fn open_nofollow(path: &Path) -> Result<File, PrivateFileError> {
+    let flags = rustix::fs::OFlags::NOFOLLOW | rustix::fs::OFlags::CLOEXEC | rustix::fs::OFlags::NONBLOCK;
+    let flags = i32::try_from(flags.bits()).unwrap_or(0);
+    OpenOptions::new().read(true).custom_flags(flags).open(path).map_err(|error| {
+        if error.raw_os_error() == Some(rustix::io::Errno::LOOP.raw_os_error()) {
+            return PrivateFileError::Symlink { path: path.to_owned() };
+        }
+        io("open", path)(error)
+    })
+}
+
+fn check_meta(path: &Path, meta: &std::fs::Metadata) -> Result<(), PrivateFileError> {
+    if !meta.is_file() {
+        return Err(PrivateFileError::NotAFile { path: path.to_owned() });
+    }
+    let me = rustix::process::geteuid().as_raw();
+    if meta.uid() != 0 && meta.uid() != me {
+        return Err(PrivateFileError::Owner { path: path.to_owned(), owner: meta.uid(), wanted: me });
+    }
+    if meta.mode() & 0o022 != 0 {
+        return Err(PrivateFileError::Writable { path: path.to_owned(), mode: meta.mode() & 0o7777 });
+    }
+    Ok(())
+}
+
+/// No folder on the way may let somebody else replace the file. A sticky folder (like /tmp) protects its entries.
+fn check_folders(path: &Path) -> Result<(), PrivateFileError> {
+    for folder in path.ancestors().skip(1).filter(|p| !p.as_os_str().is_empty()) {
+        let meta = std::fs::metadata(folder).map_err(io("stat", folder))?;
+        let (writable, sticky) = (meta.mode() & 0o022 != 0, meta.mode() & 0o1000 != 0);
+        if writable && !sticky {
+            return Err(PrivateFileError::Writable { path: folder.to_owned(), mode: meta.mode() & 0o7777 });
+        }
+    }
+    Ok(())
+}
+
+fn read_limited(path: &Path, file: &mut File, limit: u64) -> Result<Vec<u8>, PrivateFileError> {
+    let mut bytes = Vec::new();
+    file.take(limit + 1).read_to_end(&mut bytes).map_err(io("read", path))?;
+    if u64::try_from(bytes.len()).unwrap_or(u64::MAX) > limit {
+        return Err(PrivateFileError::TooLarge { path: path.to_owned(), limit });
+    }
+    Ok(bytes)
+}
+
+#[cfg(test)]
+mod tests {
+    use std::os::unix::fs::PermissionsExt as _;
+
+    use super::*;
+
+    fn chmod(path: &Path, mode: u32) {
+        std::fs::set_permissions(path, std::fs::Permissions::from_mode(mode)).expect("chmod");
+    }
+
+    #[test]
+    fn what_is_written_can_be_read_back_and_only_by_its_owner() {
+        let folder = tempfile::tempdir().expect("folder");
+        let path = folder.path().join("key");
+        write(&path, b"secret").expect("written");
+        assert_eq!(path.metadata().expect("meta").mode() & 0o7777, 0o600);
+        assert_eq!(read_secret(&path, 100).expect("read"), b"secret");
+        write(&path, b"other").expect("written again");
+        assert_eq!(read_secret(&path, 100).expect("read"), b"other");
+        assert_eq!(std::fs::read_dir(folder.path()).expect("list").count(), 1, "no temporary file is left");
+    }
+
+    #[test]
+    fn a_secret_that_others_can_read_is_refused_with_the_command_to_run() {
+        let folder = tempfile::tempdir().expect("folder");
+        let path = folder.path().join("key");
+        write(&path, b"secret").expect("written");
+        chmod(&path, 0o640);
+        let error = read_secret(&path, 100).expect_err("refused").to_string();
+        assert!(error.contains(&format!("chmod 600 {}", path.display())), "{error}");
+    }
+
+    #[test]
+    fn a_trusted_file_must_not_be_writable_linked_or_in_an_open_folder() {
+        let folder = tempfile::tempdir().expect("folder");
+        let path = folder.path().join("policy");
+        write(&path, b"x").expect("written");
+        assert!(read_trusted(&path, 10).is_ok());
+        for mode in [0o620, 0o602, 0o666] {
+            chmod(&path, mode);
+            assert!(matches!(read_trusted(&path, 10), Err(PrivateFileError::Writable { .. })), "{mode:o}");
+            assert!(matches!(stamp_trusted(&path), Err(PrivateFileError::Writable { .. })), "{mode:o}");
+        }
+        chmod(&path, 0o644);
+        chmod(folder.path(), 0o777);
+        assert!(matches!(read_trusted(&path, 10), Err(PrivateFileError::Writable { .. })));
+        chmod(folder.path(), 0o700);
+        let link = folder.path().join("link");
+        std::os::unix::fs::symlink(&path, &link).expect("link");
+        assert!(matches!(read_trusted(&link, 10), Err(PrivateFileError::Symlink { .. })));
+        assert!(matches!(stamp_trusted(&link), Err(PrivateFileError::Symlink { .. })));
+        assert!(matches!(read_trusted(folder.path(), 10), Err(PrivateFileError::NotAFile { .. })));
+        assert!(matches!(read_trusted(&path, 0), Err(PrivateFileError::TooLarge { .. })));
+    }
+
+    #[test]
+    fn a_changed_file_has_another_stamp() {
+        let folder = tempfile::tempdir().expect("folder");
+        let path = folder.path().join("policy");
+        write(&path, b"x").expect("written");
+        let (_, before) = read_trusted(&path, 10).expect("read");
+        assert_eq!(stamp_trusted(&path).expect("stamp"), before);
+        write(&path, b"y").expect("written");
+        assert_ne!(stamp_trusted(&path).expect("stamp"), before);
+    }
+}

@@ -1,0 +1,238 @@
+//! The simulated host: a believable 8-GPU server in a folder, for `gpuaas dev`, demos and tests.
+//!
+//! It is stateful (boot id, identity, packages and ping log live in its folder and survive a restart of the agent) and
+//! says `simulated: true` wherever a real host would say what it is.
+
+mod profile;
+
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+use gpuaas_contract::Digest;
+use gpuaas_contract::task::{diag_health_probe, package_list};
+use gpuaas_contract::telemetry::{GpuMetrics, HostFacts, HostMetrics};
+use gpuaas_contract::time::Timestamp;
+
+use crate::ping_log::PingLog;
+use crate::{packages, private_file};
+pub use profile::Profile;
+
+/// A simulated host. Cheap to clone.
+#[derive(Clone, Debug)]
+pub struct SimHost {
+    inner: Arc<Inner>,
+}
+
+#[derive(Debug)]
+struct Inner {
+    profile: Profile,
+    state: State,
+    ping_log: PingLog,
+}
+
+/// What survives in the folder.
+#[derive(Clone, Debug, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
+#[serde(deny_unknown_fields)]
+struct State {
+    profile: Profile,
+    hostname: String,
+    hardware_id: String,
+    boot_id: String,
+    booted_at: Timestamp,
+}
+
+/// The folder could not be used.
+#[derive(Debug, thiserror::Error)]
+pub enum SimError {
+    /// Reading or writing failed.
+    #[error("the simulated host's folder cannot be used")]
+    File(#[from] private_file::PrivateFileError),
+    /// The state file is not one of ours.
+    #[error("{path} is damaged; remove it to get a new simulated host", path = .path.display())]
+    Damaged {
+        /// The file.
+        path: PathBuf,
+        /// What the parser said.
+        #[source]
+        source: serde_json::Error,
+    },
+    /// The folder holds a host of another profile.
+    #[error("{path} holds a simulated {found} host; choose that profile or another folder", path = .path.display())]
+    OtherProfile {
+        /// The file.
+        path: PathBuf,
+        /// The profile in the folder.
+        found: Profile,
+    },
+    /// No random numbers.
+    #[error("the system has no random numbers: {0}")]
+    Random(getrandom::Error),
+}
+
+impl SimHost {
+    /// The host in `folder`; made on first use. `hostname` counts only then.
+    pub fn open(folder: &Path, profile: Profile, hostname: &str) -> Result<Self, SimError> {
+        private_file::make_folder(folder)?;
+        let path = folder.join("simulated-host.json");
+        let state = if path.exists() {
+            let bytes = private_file::read_secret(&path, 64 * 1024)?;
+            let state: State = serde_json::from_slice(&bytes).map_err(|source| SimError::Damaged { path: path.clone(), source })?;
+            if state.profile != profile {
+                return Err(SimError::OtherProfile { path, found: state.profile });
+            }
+            state
+        } else {
+            let state = State {
+                profile,
+                hostname: hostname.to_owned(),
+                hardware_id: random_hex()?,
+                boot_id: random_boot_id()?,
+                booted_at: Timestamp::now(),
+            };
+            private_file::write(&path, &serde_json::to_vec_pretty(&state).unwrap_or_default())?;
+            state
+        };
+        Ok(Self { inner: Arc::new(Inner { profile, state, ping_log: PingLog::new(folder) }) })
+    }
+
+    /// Gives the host in `folder` a new boot id, as a reboot would. For tests: open it again afterwards.
+    pub fn reboot(folder: &Path) -> Result<(), SimError> {
+        let path = folder.join("simulated-host.json");
+        let bytes = private_file::read_secret(&path, 64 * 1024)?;
+        let mut state: State = serde_json::from_slice(&bytes).map_err(|source| SimError::Damaged { path: path.clone(), source })?;
+        state.boot_id = random_boot_id()?;
+        state.booted_at = Timestamp::now();
+        Ok(private_file::write(&path, &serde_json::to_vec_pretty(&state).unwrap_or_default())?)
+    }
+
+    pub(crate) fn ping_log(&self) -> &PingLog {
+        &self.inner.ping_log
+    }
+
+    pub(crate) fn boot_id(&self) -> String {
+        self.inner.state.boot_id.clone()
+    }
+
+    pub(crate) fn fingerprint(&self) -> String {
+        Digest::of(format!("simulated={}\n", self.inner.state.hardware_id).as_bytes()).to_string()
+    }
+
+    pub(crate) fn facts(&self) -> HostFacts {
+        self.inner.profile.facts(&self.inner.state.hostname, &self.inner.state.hardware_id)
+    }
+
+    pub(crate) fn metrics(&self) -> HostMetrics {
+        let now = Timestamp::now();
+        let seconds = now.since(self.inner.state.booted_at).as_secs();
+        let facts = self.facts();
+        // Slow waves with a phase of their own per GPU: numbers that move without a generator that must be stored.
+        let wave = |phase: u64, period: u64| triangle(seconds.wrapping_add(phase * 37), period);
+        let gpus = facts.gpus.iter().zip(0_u64..).map(|(gpu, index)| {
+            let busy = 20 + wave(index, 240) * 7 / 10;
+            GpuMetrics {
+                pci_address: gpu.pci_address.clone(),
+                utilisation_percent: u32::try_from(busy).unwrap_or(0),
+                memory_used_bytes: gpu.memory_bytes / 100 * (10 + wave(index, 600) * 8 / 10),
+                temperature_celsius: u32::try_from(34 + busy * 4 / 10).unwrap_or(0),
+                power_milliwatts: u32::try_from(70_000 + busy * 6_000).unwrap_or(0),
+            }
+        });
+        HostMetrics {
+            at: now,
+            cpu_percent: u32::try_from(5 + wave(1, 90) / 4).unwrap_or(0),
+            load_percent: 100 + wave(2, 120) * 20,
+            memory_used_bytes: facts.memory_bytes / 1000 * (80 + wave(3, 900)),
+            network_received_bytes: seconds * 125_000_000,
+            network_sent_bytes: seconds * 80_000_000,
+            disk_read_bytes: seconds * 20_000_000,
+            disk_written_bytes: seconds * 45_000_000,
+            root_used_bytes: 212 << 30,
+            root_size_bytes: 894 << 30,
+            agent_rss_bytes: 0,
+            gpus: gpus.collect(),
+        }
+    }
+
+    pub(crate) fn health(&self) -> diag_health_probe::Output {
+        let facts = self.facts();
+        let metrics = self.metrics();
+        diag_health_probe::Output {
+            healthy: true,
+            simulated: true,
+            kernel: facts.kernel,
+            uptime_seconds: Timestamp::now().since(self.inner.state.booted_at).as_secs(),
+            load_percent: metrics.load_percent,
+            memory_bytes: facts.memory_bytes,
+            memory_available_bytes: facts.memory_bytes - metrics.memory_used_bytes,
+            kvm: true,
+            vfio_modules: ["vfio", "vfio_iommu_type1", "vfio_pci", "vfio_pci_core"].map(str::to_owned).into(),
+            iommu_groups: 212,
+            reboot_required: false,
+            gpus: facts.gpus,
+            disks: facts.disks,
+            warnings: Vec::new(),
+        }
+    }
+
+    pub(crate) fn packages(&self, params: &package_list::Params) -> package_list::Output {
+        packages::select("simulated", self.inner.profile.packages(), params)
+    }
+}
+
+/// A wave between 0 and 100 with this period.
+fn triangle(at: u64, period: u64) -> u64 {
+    let position = at % period * 200 / period;
+    if position <= 100 { position } else { 200 - position }
+}
+
+fn random_hex() -> Result<String, SimError> {
+    let mut bytes = [0_u8; 16];
+    getrandom::fill(&mut bytes).map_err(SimError::Random)?;
+    Ok(gpuaas_contract::hex(&bytes))
+}
+
+fn random_boot_id() -> Result<String, SimError> {
+    let hex = random_hex()?;
+    Ok(format!("{}-{}-{}-{}-{}", &hex[..8], &hex[8..12], &hex[12..16], &hex[16..20], &hex[20..]))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_simulated_host_is_the_same_host_after_a_restart_and_another_after_a_reboot() {
+        let folder = tempfile::tempdir().expect("folder");
+        let first = SimHost::open(folder.path(), Profile::H100, "sim-a").expect("opens");
+        let again = SimHost::open(folder.path(), Profile::H100, "ignored").expect("opens");
+        assert_eq!((first.fingerprint(), first.boot_id()), (again.fingerprint(), again.boot_id()));
+        assert_eq!(again.facts().hostname, "sim-a");
+        SimHost::reboot(folder.path()).expect("reboots");
+        let rebooted = SimHost::open(folder.path(), Profile::H100, "sim-a").expect("opens");
+        assert_eq!(rebooted.fingerprint(), first.fingerprint());
+        assert_ne!(rebooted.boot_id(), first.boot_id());
+    }
+
+    #[test]
+    fn two_simulated_hosts_are_two_machines_with_eight_gpus_each() {
+        for profile in [Profile::H100, Profile::Mi300x] {
+            let folders = (tempfile::tempdir().expect("folder"), tempfile::tempdir().expect("folder"));
+            let one = SimHost::open(folders.0.path(), profile, "a").expect("opens");
+            let two = SimHost::open(folders.1.path(), profile, "b").expect("opens");
+            assert_ne!(one.fingerprint(), two.fingerprint());
+            let facts = one.facts();
+            assert!(facts.simulated && facts.gpus.len() == 8 && facts.gpus.iter().all(|gpu| gpu.source == "simulated"));
+            assert!(one.health().simulated);
+            assert_eq!(one.metrics().gpus.len(), 8);
+            assert!(!one.packages(&package_list::Params::default()).packages.is_empty());
+        }
+    }
+
+    #[test]
+    fn a_folder_of_another_profile_is_not_taken_over() {
+        let folder = tempfile::tempdir().expect("folder");
+        SimHost::open(folder.path(), Profile::H100, "a").expect("opens");
+        let error = SimHost::open(folder.path(), Profile::Mi300x, "a").expect_err("refused").to_string();
+        assert!(error.contains("h100"), "{error}");
+    }
+}

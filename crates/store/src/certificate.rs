@@ -1,0 +1,63 @@
+//! Certificates that were issued to nodes.
+
+use gpuaas_contract::time::Timestamp;
+use gpuaas_domain::node::Certificate;
+
+use crate::db::{Arg, Columns, Reader};
+use crate::table::Kind::{Int, Text};
+use crate::table::{Row, Table};
+use crate::{Result, Store};
+
+pub(crate) const TABLE: Table = Table {
+    name: "certificates",
+    columns: &[
+        ("serial", Text),
+        ("node_id", Text),
+        ("node_epoch", Int),
+        ("not_before", Int),
+        ("not_after", Int),
+        ("revoked_at", Int),
+    ],
+};
+
+pub(crate) const REVOKE: &str =
+    "UPDATE certificates SET revoked_at = $3 WHERE node_id = $1 AND node_epoch <= $2 AND revoked_at IS NULL";
+
+pub(crate) fn to_row(certificate: &Certificate) -> Row {
+    let Certificate { serial, node_id, node_epoch, not_before, not_after, revoked_at } = certificate;
+    vec![
+        Arg::text(serial),
+        Arg::id(node_id),
+        Arg::count(*node_epoch),
+        Arg::time(*not_before),
+        Arg::time(*not_after),
+        Arg::opt_time(*revoked_at),
+    ]
+}
+
+fn from_row(row: &dyn Columns) -> Result<Certificate> {
+    let row = Reader::new(TABLE.name, row);
+    Ok(Certificate {
+        serial: row.text("serial")?,
+        node_id: row.parsed("node_id")?,
+        node_epoch: row.count("node_epoch")?,
+        not_before: row.time("not_before")?,
+        not_after: row.time("not_after")?,
+        revoked_at: row.opt_time("revoked_at")?,
+    })
+}
+
+impl Store {
+    /// The certificate with this serial number.
+    pub async fn certificate_get(&self, serial: &str) -> Result<Option<Certificate>> {
+        let sql = "SELECT * FROM certificates WHERE serial = $1";
+        self.db().fetch_one("read a certificate", sql, vec![Arg::text(serial)], from_row).await
+    }
+
+    /// Serial numbers that no longer count although their time is not over at `live_at`: the deny-list.
+    pub async fn certificates_revoked(&self, live_at: Timestamp) -> Result<Vec<String>> {
+        let sql = "SELECT serial FROM certificates WHERE revoked_at IS NOT NULL AND not_after >= $1 ORDER BY not_after, serial";
+        let read = |row: &dyn Columns| Reader::new(TABLE.name, row).text("serial");
+        self.db().fetch("read the deny-list", sql, vec![Arg::time(live_at)], read).await
+    }
+}

@@ -1,0 +1,458 @@
+//! The two engines behind one small set of calls: one SQL text with `$1` serves both.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use serde::de::DeserializeOwned;
+use sqlx::postgres::{PgConnectOptions, PgConnection, PgPoolOptions, PgRow};
+use sqlx::sqlite::{SqliteConnectOptions, SqliteConnection, SqliteJournalMode, SqlitePoolOptions, SqliteRow, SqliteSynchronous};
+use sqlx::{ConnectOptions as _, Connection as _, PgPool, Postgres, Row as _, SqlSafeStr, Sqlite, SqlitePool, Transaction};
+
+use gpuaas_contract::Digest;
+use gpuaas_contract::key::VerifyingKey;
+use gpuaas_contract::time::Timestamp;
+
+use crate::config::StoreConfig;
+use crate::error::StoreError;
+
+/// Longest wait for a free connection to read with.
+const ACQUIRE_TIMEOUT: Duration = Duration::from_secs(10);
+/// How long a connection to PostgreSQL may be idle before it is tried out again.
+const TRUSTED_IDLE: Duration = Duration::from_secs(1);
+/// Connections that read a SQLite file at the same time.
+const SQLITE_READERS: u32 = 4;
+/// A partner that vanished inside a transaction must not hold the audit head for long.
+const PG_IDLE_IN_TRANSACTION: &str = "15s";
+
+/// The database: how to open the one connection that writes, and a pool that reads.
+#[derive(Clone)]
+pub(crate) enum Db {
+    Sqlite { writer: Arc<SqliteConnectOptions>, reader: SqlitePool },
+    Pg { writer: Arc<PgConnectOptions>, reader: PgPool },
+}
+
+/// The connection that writes. Held by the committer alone.
+pub(crate) enum WriteConnection {
+    Sqlite(SqliteConnection),
+    Pg(PgConnection),
+}
+
+/// An open write transaction.
+pub(crate) enum WriteTransaction<'c> {
+    Sqlite(Transaction<'c, Sqlite>),
+    Pg(Transaction<'c, Postgres>),
+}
+
+/// A bound value. All three may be NULL.
+#[derive(Clone, Debug, PartialEq)]
+pub(crate) enum Arg {
+    Text(Option<String>),
+    Int(Option<i64>),
+    Bytes(Option<Vec<u8>>),
+}
+
+impl Arg {
+    /// A text. PostgreSQL has no NUL in texts, so neither have we: a host's odd log line must not block its receipts.
+    pub(crate) fn text(text: impl Into<String>) -> Self {
+        let text: String = text.into();
+        Self::Text(Some(if text.contains('\0') { text.replace('\0', "\u{fffd}") } else { text }))
+    }
+
+    /// The text form of an id or digest.
+    pub(crate) fn id(id: impl std::fmt::Display) -> Self {
+        Self::Text(Some(id.to_string()))
+    }
+
+    /// The same, if there is one.
+    pub(crate) fn opt_id(id: Option<impl std::fmt::Display>) -> Self {
+        Self::Text(id.map(|id| id.to_string()))
+    }
+
+    /// A moment.
+    pub(crate) fn time(at: Timestamp) -> Self {
+        Self::Int(Some(at.0))
+    }
+
+    /// A moment, if there is one.
+    pub(crate) fn opt_time(at: Option<Timestamp>) -> Self {
+        Self::Int(at.map(|at| at.0))
+    }
+
+    /// A count. Larger than any the database can hold becomes the largest it can.
+    pub(crate) fn count(count: u64) -> Self {
+        Self::Int(Some(i64::try_from(count).unwrap_or(i64::MAX)))
+    }
+
+    /// Bytes.
+    pub(crate) fn bytes(bytes: &[u8]) -> Self {
+        Self::Bytes(Some(bytes.to_vec()))
+    }
+
+    /// A document as JSON text.
+    pub(crate) fn json(document: &impl serde::Serialize) -> Result<Self, StoreError> {
+        let text = serde_json::to_string(document).map_err(|error| StoreError::BadDecision { what: error.to_string() })?;
+        Ok(Self::text(text))
+    }
+}
+
+/// What a row of either engine can be asked.
+pub(crate) trait Columns {
+    fn text(&self, column: &str) -> Result<Option<String>, sqlx::Error>;
+    fn int(&self, column: &str) -> Result<Option<i64>, sqlx::Error>;
+    fn bytes(&self, column: &str) -> Result<Option<Vec<u8>>, sqlx::Error>;
+}
+
+macro_rules! columns {
+    ($($row:ty),*) => {$(
+        impl Columns for $row {
+            fn text(&self, column: &str) -> Result<Option<String>, sqlx::Error> {
+                self.try_get(column)
+            }
+
+            fn int(&self, column: &str) -> Result<Option<i64>, sqlx::Error> {
+                self.try_get(column)
+            }
+
+            fn bytes(&self, column: &str) -> Result<Option<Vec<u8>>, sqlx::Error> {
+                self.try_get(column)
+            }
+        }
+    )*};
+}
+columns!(SqliteRow, PgRow);
+
+/// Reads one row of a table into our types; every failure names table and column.
+#[derive(Clone, Copy)]
+pub(crate) struct Reader<'r> {
+    table: &'static str,
+    row: &'r dyn Columns,
+}
+
+impl<'r> Reader<'r> {
+    pub(crate) fn new(table: &'static str, row: &'r dyn Columns) -> Self {
+        Self { table, row }
+    }
+
+    pub(crate) fn corrupt(&self, column: &'static str, what: impl Into<String>) -> StoreError {
+        StoreError::Corrupt { table: self.table, column, what: what.into() }
+    }
+
+    fn present<T>(&self, column: &'static str, value: Result<Option<T>, sqlx::Error>) -> Result<T, StoreError> {
+        value.map_err(|error| self.corrupt(column, error.to_string()))?.ok_or_else(|| self.corrupt(column, "it is missing"))
+    }
+
+    pub(crate) fn opt_text(&self, column: &'static str) -> Result<Option<String>, StoreError> {
+        self.row.text(column).map_err(|error| self.corrupt(column, error.to_string()))
+    }
+
+    pub(crate) fn text(&self, column: &'static str) -> Result<String, StoreError> {
+        self.present(column, self.row.text(column))
+    }
+
+    pub(crate) fn opt_int(&self, column: &'static str) -> Result<Option<i64>, StoreError> {
+        self.row.int(column).map_err(|error| self.corrupt(column, error.to_string()))
+    }
+
+    pub(crate) fn int(&self, column: &'static str) -> Result<i64, StoreError> {
+        self.present(column, self.row.int(column))
+    }
+
+    pub(crate) fn bytes(&self, column: &'static str) -> Result<Vec<u8>, StoreError> {
+        self.present(column, self.row.bytes(column))
+    }
+
+    /// A count of any unsigned type.
+    pub(crate) fn count<T: TryFrom<i64>>(&self, column: &'static str) -> Result<T, StoreError> {
+        T::try_from(self.int(column)?).map_err(|_| self.corrupt(column, "the number is out of range"))
+    }
+
+    pub(crate) fn time(&self, column: &'static str) -> Result<Timestamp, StoreError> {
+        self.int(column).map(Timestamp)
+    }
+
+    pub(crate) fn opt_time(&self, column: &'static str) -> Result<Option<Timestamp>, StoreError> {
+        Ok(self.opt_int(column)?.map(Timestamp))
+    }
+
+    /// A text that has a parser of its own: ids, digests, correlation ids.
+    pub(crate) fn parsed<T: TryFrom<String, Error: std::fmt::Display>>(&self, column: &'static str) -> Result<T, StoreError> {
+        T::try_from(self.text(column)?).map_err(|error| self.corrupt(column, error.to_string()))
+    }
+
+    pub(crate) fn opt_parsed<T: TryFrom<String, Error: std::fmt::Display>>(
+        &self,
+        column: &'static str,
+    ) -> Result<Option<T>, StoreError> {
+        let text = self.opt_text(column)?;
+        text.map(|text| T::try_from(text).map_err(|error| self.corrupt(column, error.to_string()))).transpose()
+    }
+
+    /// A name out of one of our closed sets.
+    pub(crate) fn named<T>(&self, column: &'static str, parse: impl Fn(&str) -> Option<T>) -> Result<T, StoreError> {
+        let name = self.text(column)?;
+        parse(&name).ok_or_else(|| self.corrupt(column, format!("`{name}` is not known")))
+    }
+
+    pub(crate) fn digest(&self, column: &'static str) -> Result<Digest, StoreError> {
+        self.parsed(column)
+    }
+
+    pub(crate) fn key(&self, column: &'static str) -> Result<VerifyingKey, StoreError> {
+        VerifyingKey::from_bytes(&self.bytes(column)?).map_err(|error| self.corrupt(column, error.to_string()))
+    }
+
+    pub(crate) fn json<T: DeserializeOwned>(&self, column: &'static str) -> Result<T, StoreError> {
+        serde_json::from_str(&self.text(column)?).map_err(|error| self.corrupt(column, error.to_string()))
+    }
+}
+
+/// A query put together from fixed pieces; values only ever travel as arguments.
+pub(crate) struct Select {
+    sql: String,
+    args: Vec<Arg>,
+}
+
+impl Select {
+    /// Starts with a text that ends in a condition, such as `… WHERE TRUE`.
+    pub(crate) fn new(sql: &'static str) -> Self {
+        Self { sql: sql.to_owned(), args: Vec::new() }
+    }
+
+    /// Adds fixed text.
+    pub(crate) fn push(mut self, sql: &'static str) -> Self {
+        self.sql.push_str(sql);
+        self
+    }
+
+    /// Adds ` AND <condition> $n`.
+    pub(crate) fn and(mut self, condition: &'static str, arg: Arg) -> Self {
+        self.args.push(arg);
+        self.sql.push_str(&format!(" AND {condition} ${}", self.args.len()));
+        self
+    }
+
+    /// The same, if there is a value.
+    pub(crate) fn and_if(self, condition: &'static str, arg: Option<Arg>) -> Self {
+        match arg {
+            Some(arg) => self.and(condition, arg),
+            None => self,
+        }
+    }
+
+    /// Adds the order and the limit.
+    pub(crate) fn page(mut self, order: &'static str, limit: u32) -> Self {
+        self.args.push(Arg::Int(Some(i64::from(limit.min(crate::MAX_PAGE)))));
+        self.sql.push_str(&format!(" ORDER BY {order} LIMIT ${}", self.args.len()));
+        self
+    }
+
+    /// Its text and arguments, to have them explained.
+    #[cfg(test)]
+    pub(crate) fn into_parts(self) -> (String, Vec<Arg>) {
+        (self.sql, self.args)
+    }
+
+    /// Runs it.
+    pub(crate) async fn fetch<T>(
+        self,
+        db: &Db,
+        doing: &'static str,
+        read: impl Fn(&dyn Columns) -> Result<T, StoreError>,
+    ) -> Result<Vec<T>, StoreError> {
+        db.fetch(doing, sqlx::AssertSqlSafe(self.sql), self.args, read).await
+    }
+}
+
+macro_rules! bound {
+    ($engine:ty, $sql:expr, $args:expr) => {{
+        let mut query = sqlx::query::<$engine>($sql);
+        for arg in $args {
+            query = match arg {
+                Arg::Text(text) => query.bind(text),
+                Arg::Int(int) => query.bind(int),
+                Arg::Bytes(bytes) => query.bind(bytes),
+            };
+        }
+        query
+    }};
+}
+#[cfg(test)]
+pub(crate) use bound;
+
+impl Db {
+    /// Prepares both sides. Connects to nothing yet: a pool would only say that it timed out.
+    pub(crate) fn open(config: &StoreConfig) -> Result<Self, StoreError> {
+        match config {
+            StoreConfig::Sqlite { path } => {
+                let options = SqliteConnectOptions::new()
+                    .filename(path)
+                    .busy_timeout(Duration::from_secs(10))
+                    .foreign_keys(true)
+                    .synchronous(SqliteSynchronous::Full)
+                    .statement_cache_capacity(256)
+                    .disable_statement_logging();
+                let reader = SqlitePoolOptions::new()
+                    .max_connections(SQLITE_READERS)
+                    .acquire_timeout(ACQUIRE_TIMEOUT)
+                    .idle_timeout(None)
+                    .max_lifetime(None)
+                    .test_before_acquire(false)
+                    .connect_lazy_with(options.clone().pragma("query_only", "ON"));
+                let writer = Arc::new(options.journal_mode(SqliteJournalMode::Wal));
+                Ok(Self::Sqlite { writer, reader })
+            }
+            StoreConfig::Postgres { url, max_connections } => {
+                let options = url.parse::<PgConnectOptions>().map_err(StoreError::doing("read its address"))?;
+                let options = options
+                    .application_name("gpuaas")
+                    .options([("idle_in_transaction_session_timeout", PG_IDLE_IN_TRANSACTION)])
+                    .statement_cache_capacity(256)
+                    .disable_statement_logging();
+                // One connection is the committer's and one listens.
+                let reader = PgPoolOptions::new()
+                    .max_connections(max_connections.saturating_sub(2).max(1))
+                    .acquire_timeout(ACQUIRE_TIMEOUT)
+                    // A connection that was used a moment ago is not asked whether it lives: that is a round trip.
+                    .test_before_acquire(false)
+                    .before_acquire(|connection, meta| {
+                        Box::pin(async move {
+                            if meta.idle_for > TRUSTED_IDLE {
+                                connection.ping().await?;
+                            }
+                            Ok(true)
+                        })
+                    })
+                    .connect_lazy_with(options.clone());
+                Ok(Self::Pg { writer: Arc::new(options), reader })
+            }
+        }
+    }
+
+    /// A connection to write with.
+    pub(crate) async fn connect(&self) -> Result<WriteConnection, sqlx::Error> {
+        match self {
+            Self::Sqlite { writer, .. } => writer.connect().await.map(WriteConnection::Sqlite),
+            Self::Pg { writer, .. } => match tokio::time::timeout(ACQUIRE_TIMEOUT, writer.connect()).await {
+                Ok(connected) => connected.map(WriteConnection::Pg),
+                Err(_) => Err(timed_out()),
+            },
+        }
+    }
+
+    /// Reads rows.
+    pub(crate) async fn fetch<T>(
+        &self,
+        doing: &'static str,
+        sql: impl SqlSafeStr,
+        args: Vec<Arg>,
+        read: impl Fn(&dyn Columns) -> Result<T, StoreError>,
+    ) -> Result<Vec<T>, StoreError> {
+        match self {
+            Self::Sqlite { reader, .. } => {
+                let rows = bound!(Sqlite, sql, args).fetch_all(reader).await.map_err(StoreError::doing(doing))?;
+                rows.iter().map(|row| read(row)).collect()
+            }
+            Self::Pg { reader, .. } => {
+                let rows = bound!(Postgres, sql, args).fetch_all(reader).await.map_err(StoreError::doing(doing))?;
+                rows.iter().map(|row| read(row)).collect()
+            }
+        }
+    }
+
+    /// Reads at most one row.
+    pub(crate) async fn fetch_one<T>(
+        &self,
+        doing: &'static str,
+        sql: impl SqlSafeStr,
+        args: Vec<Arg>,
+        read: impl Fn(&dyn Columns) -> Result<T, StoreError>,
+    ) -> Result<Option<T>, StoreError> {
+        Ok(self.fetch(doing, sql, args, read).await?.pop())
+    }
+
+    /// Closes the pool that reads.
+    pub(crate) async fn close(&self) {
+        match self {
+            Self::Sqlite { reader, .. } => reader.close().await,
+            Self::Pg { reader, .. } => reader.close().await,
+        }
+    }
+}
+
+/// The error for a partner that does not answer.
+pub(crate) fn timed_out() -> sqlx::Error {
+    sqlx::Error::Io(std::io::Error::new(std::io::ErrorKind::TimedOut, "no answer in time"))
+}
+
+impl WriteConnection {
+    /// Begins a transaction that is known to write.
+    pub(crate) async fn begin(&mut self) -> Result<WriteTransaction<'_>, sqlx::Error> {
+        match self {
+            // Taking the write lock at once means that nothing read inside can be overtaken by another writer.
+            Self::Sqlite(connection) => connection.begin_with("BEGIN IMMEDIATE").await.map(WriteTransaction::Sqlite),
+            Self::Pg(connection) => connection.begin().await.map(WriteTransaction::Pg),
+        }
+    }
+
+    /// Ends the connection.
+    pub(crate) async fn close(self) -> Result<(), sqlx::Error> {
+        match self {
+            Self::Sqlite(connection) => connection.close().await,
+            Self::Pg(connection) => connection.close().await,
+        }
+    }
+}
+
+impl WriteTransaction<'_> {
+    /// Runs one statement; returns how many rows it touched.
+    pub(crate) async fn execute(&mut self, sql: impl SqlSafeStr, args: Vec<Arg>) -> Result<u64, sqlx::Error> {
+        Ok(match self {
+            Self::Sqlite(tx) => bound!(Sqlite, sql, args).execute(&mut **tx).await?.rows_affected(),
+            Self::Pg(tx) => bound!(Postgres, sql, args).execute(&mut **tx).await?.rows_affected(),
+        })
+    }
+
+    /// Runs a text of several statements without arguments.
+    pub(crate) async fn execute_script(&mut self, sql: &'static str) -> Result<(), sqlx::Error> {
+        match self {
+            Self::Sqlite(tx) => sqlx::raw_sql(sql).execute(&mut **tx).await.map(drop),
+            Self::Pg(tx) => sqlx::raw_sql(sql).execute(&mut **tx).await.map(drop),
+        }
+    }
+
+    /// Reads rows inside the transaction.
+    pub(crate) async fn fetch<T>(
+        &mut self,
+        doing: &'static str,
+        sql: impl SqlSafeStr,
+        args: Vec<Arg>,
+        read: impl Fn(&dyn Columns) -> Result<T, StoreError>,
+    ) -> Result<Vec<T>, StoreError> {
+        match self {
+            Self::Sqlite(tx) => {
+                let rows = bound!(Sqlite, sql, args).fetch_all(&mut **tx).await.map_err(StoreError::doing(doing))?;
+                rows.iter().map(|row| read(row)).collect()
+            }
+            Self::Pg(tx) => {
+                let rows = bound!(Postgres, sql, args).fetch_all(&mut **tx).await.map_err(StoreError::doing(doing))?;
+                rows.iter().map(|row| read(row)).collect()
+            }
+        }
+    }
+
+    /// Makes it durable.
+    pub(crate) async fn commit(self) -> Result<(), sqlx::Error> {
+        match self {
+            Self::Sqlite(tx) => tx.commit().await,
+            Self::Pg(tx) => tx.commit().await,
+        }
+    }
+
+    /// Undoes it.
+    pub(crate) async fn rollback(self) -> Result<(), sqlx::Error> {
+        match self {
+            Self::Sqlite(tx) => tx.rollback().await,
+            Self::Pg(tx) => tx.rollback().await,
+        }
+    }
+}

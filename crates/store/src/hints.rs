@@ -1,0 +1,142 @@
+//! Wake-ups: within the process by broadcast, between processes by PostgreSQL's NOTIFY.
+//!
+//! Hints may be lost. Whoever waits for one also polls slowly.
+
+use gpuaas_contract::id::ServerId;
+use gpuaas_domain::Hint;
+use sqlx::PgPool;
+use sqlx::postgres::{PgConnectOptions, PgListener, PgPoolOptions};
+use tokio::sync::{broadcast, mpsc};
+use tokio::task::JoinHandle;
+
+use crate::error::StoreError;
+
+/// Hints that a receiver may be behind before it loses the oldest.
+pub(crate) const BROADCAST_CAPACITY: usize = 8192;
+/// Hints without a commit that wait to be sent to other processes; more are dropped.
+const NOTIFY_QUEUE: usize = 1024;
+/// PostgreSQL takes payloads below 8000 bytes.
+const MAX_PAYLOAD: usize = 7900;
+/// Longest text of a progress hint that is sent to other processes.
+const MAX_PROGRESS_TEXT: usize = 1000;
+const CHANNEL: &str = "gpuaas_hint";
+/// Sends payloads, inside a transaction or not.
+pub(crate) const NOTIFY: &str = "SELECT pg_notify('gpuaas_hint', payload)::text FROM UNNEST($1::text[]) AS payload";
+
+/// What travels between processes.
+#[derive(serde::Serialize, serde::Deserialize)]
+struct Payload<H> {
+    /// Who sent it, so that the sender can skip it.
+    from: ServerId,
+    hints: Vec<H>,
+}
+
+/// Packs hints into as few payloads as fit. A hint that fits into none is left out.
+pub(crate) fn payloads<'a>(from: ServerId, hints: impl IntoIterator<Item = &'a Hint>) -> Vec<String> {
+    let envelope = serde_json::to_string(&Payload::<Hint> { from, hints: Vec::new() }).unwrap_or_default();
+    let mut packed: Vec<(usize, Vec<Box<serde_json::value::RawValue>>)> = Vec::new();
+    for hint in hints {
+        let Ok(raw) = serde_json::value::to_raw_value(&shortened(hint)) else { continue };
+        let size = raw.get().len() + 1;
+        if envelope.len() + size > MAX_PAYLOAD {
+            continue;
+        }
+        match packed.last_mut() {
+            Some((used, raws)) if *used + size <= MAX_PAYLOAD => {
+                *used += size;
+                raws.push(raw);
+            }
+            _ => packed.push((envelope.len() + size, vec![raw])),
+        }
+    }
+    packed.into_iter().filter_map(|(_, hints)| serde_json::to_string(&Payload { from, hints }).ok()).collect()
+}
+
+fn shortened(hint: &Hint) -> Hint {
+    let cut = |text: &str| text[..text.floor_char_boundary(MAX_PROGRESS_TEXT)].to_owned();
+    match hint {
+        Hint::Progress { task_id, phase, message, at } => {
+            Hint::Progress { task_id: *task_id, phase: cut(phase), message: cut(message), at: *at }
+        }
+        Hint::NodeWork(_) | Hint::NodeAccess(_) | Hint::Task(_) => hint.clone(),
+    }
+}
+
+/// Starts to hear the hints of other processes. Returns once they are heard.
+pub(crate) async fn spawn_listener(
+    options: &PgConnectOptions,
+    process: ServerId,
+    local: broadcast::Sender<Hint>,
+) -> Result<JoinHandle<()>, StoreError> {
+    let doing = || StoreError::doing("listen for notifications");
+    let pool = PgPoolOptions::new().max_connections(1).connect_with(options.clone()).await.map_err(doing())?;
+    let mut listener = PgListener::connect_with(&pool).await.map_err(doing())?;
+    listener.listen(CHANNEL).await.map_err(doing())?;
+    Ok(tokio::spawn(async move {
+        loop {
+            match listener.recv().await {
+                Ok(notification) => match serde_json::from_str::<Payload<Hint>>(notification.payload()) {
+                    Ok(payload) if payload.from == process => {}
+                    Ok(payload) => {
+                        for hint in payload.hints {
+                            // No receiver is no harm.
+                            let _ = local.send(hint);
+                        }
+                    }
+                    Err(error) => tracing::debug!(%error, "a notification of another version was ignored"),
+                },
+                // It reconnects by itself with the next call; what was sent meanwhile is found by polling.
+                Err(error) => {
+                    tracing::warn!(%error, "lost the connection that hears other servers; work of theirs arrives by slow poll");
+                    tokio::time::sleep(std::time::Duration::from_secs(1)).await;
+                }
+            }
+        }
+    }))
+}
+
+/// Starts to send hints that belong to no commit to other processes.
+pub(crate) fn spawn_notifier(pool: PgPool, process: ServerId) -> (mpsc::Sender<Hint>, JoinHandle<()>) {
+    let (sender, mut receiver) = mpsc::channel(NOTIFY_QUEUE);
+    let task = tokio::spawn(async move {
+        let mut hints: Vec<Hint> = Vec::new();
+        while receiver.recv_many(&mut hints, NOTIFY_QUEUE).await > 0 {
+            let query = sqlx::query(NOTIFY).bind(payloads(process, &hints));
+            if let Err(error) = query.execute(&pool).await {
+                tracing::debug!(%error, "hints were not sent to other servers");
+            }
+            hints.clear();
+        }
+    });
+    (sender, task)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use gpuaas_contract::id::{NodeId, TaskId};
+    use gpuaas_contract::time::Timestamp;
+
+    #[test]
+    fn payloads_stay_below_the_limit_and_lose_nothing_that_fits() {
+        let from = ServerId::generate();
+        let hints: Vec<Hint> = (0..1000).map(|_| Hint::NodeWork(NodeId::generate())).collect();
+        let packed = payloads(from, &hints);
+        assert!(packed.len() > 1 && packed.iter().all(|payload| payload.len() < 8000));
+        let read = packed.iter().flat_map(|payload| {
+            let payload: Payload<Hint> = serde_json::from_str(payload).expect("JSON");
+            assert_eq!(payload.from, from);
+            payload.hints
+        });
+        assert_eq!(read.collect::<Vec<_>>(), hints);
+    }
+
+    #[test]
+    fn a_huge_progress_text_is_cut_even_if_every_byte_needs_escaping() {
+        let huge = "\u{1}ä".repeat(100_000);
+        let hint = Hint::Progress { task_id: TaskId::generate(), phase: huge.clone(), message: huge, at: Timestamp(1) };
+        let packed = payloads(ServerId::generate(), [&hint, &Hint::Task(TaskId::generate())]);
+        assert!(packed.iter().all(|payload| payload.len() < 8000));
+        assert!(packed.last().expect("the small hint is sent").contains("task"));
+    }
+}

@@ -1,0 +1,37 @@
+//! One server per SQLite file.
+
+use std::fs::{File, OpenOptions};
+use std::os::unix::fs::OpenOptionsExt as _;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+use rustix::fs::{FlockOperation, flock};
+
+use crate::error::StoreError;
+
+/// Held as long as the database is open; the kernel lets go of it when the process dies, however it dies.
+pub(crate) struct FileLock {
+    _file: File,
+}
+
+impl FileLock {
+    /// Takes the lock of a database file, and makes the file if it is missing, readable by its owner only. SQLite gives
+    /// its side files (`-wal`, `-shm`) the same permissions.
+    pub(crate) fn take(database: &Path) -> Result<Self, StoreError> {
+        let mut path = database.as_os_str().to_owned();
+        path.push(".lock");
+        let file = open_private(&PathBuf::from(path))?;
+        match flock(&file, FlockOperation::NonBlockingLockExclusive) {
+            Ok(()) => {}
+            Err(rustix::io::Errno::WOULDBLOCK) => return Err(StoreError::InUse { path: database.to_owned() }),
+            Err(errno) => return Err(StoreError::File { path: database.to_owned(), source: Arc::new(errno.into()) }),
+        }
+        open_private(database)?;
+        Ok(Self { _file: file })
+    }
+}
+
+fn open_private(path: &Path) -> Result<File, StoreError> {
+    let opened = OpenOptions::new().read(true).write(true).create(true).truncate(false).mode(0o600).open(path);
+    opened.map_err(|source| StoreError::File { path: path.to_owned(), source: Arc::new(source) })
+}

@@ -1,0 +1,62 @@
+//! Log lines of tasks.
+
+use gpuaas_contract::id::TaskId;
+use gpuaas_domain::decision::TaskLogLine;
+
+use crate::db::{Arg, Columns, Reader, Select};
+use crate::table::Kind::{Int, Text};
+use crate::table::{Row, Table};
+use crate::{Result, Store};
+
+/// Lines of one task that are kept: later ones are skipped, so that no task can fill the database.
+pub const MAX_LINES_PER_TASK: u64 = 200_000;
+/// Most bytes of one line; the rest is cut off.
+pub const MAX_LINE_BYTES: usize = 16 * 1024;
+
+pub(crate) const TABLE: Table = Table {
+    name: "task_log",
+    columns: &[("task_id", Text), ("sequence", Int), ("at", Int), ("stream", Text), ("text", Text), ("dropped", Int)],
+};
+
+/// A line that came twice is the same line.
+pub(crate) const ON_CONFLICT: &str = "ON CONFLICT (task_id, sequence) DO NOTHING";
+
+/// The row of a line; nothing for a line beyond the cap.
+pub(crate) fn to_row(line: &TaskLogLine) -> Option<Row> {
+    let TaskLogLine { task_id, sequence, at, stream, text, dropped } = line;
+    let kept = text.floor_char_boundary(MAX_LINE_BYTES);
+    (*sequence <= MAX_LINES_PER_TASK).then(|| {
+        vec![
+            Arg::id(task_id),
+            Arg::count(*sequence),
+            Arg::time(*at),
+            Arg::text(stream),
+            Arg::text(&text[..kept]),
+            Arg::count(*dropped),
+        ]
+    })
+}
+
+fn from_row(row: &dyn Columns) -> Result<TaskLogLine> {
+    let row = Reader::new(TABLE.name, row);
+    Ok(TaskLogLine {
+        task_id: row.parsed("task_id")?,
+        sequence: row.count("sequence")?,
+        at: row.time("at")?,
+        stream: row.text("stream")?,
+        text: row.text("text")?,
+        dropped: row.count("dropped")?,
+    })
+}
+
+impl Store {
+    /// Lines of the task with a number above `after_sequence`, in their order.
+    pub async fn log_list(&self, task: TaskId, after_sequence: u64, limit: u32) -> Result<Vec<TaskLogLine>> {
+        Select::new("SELECT * FROM task_log WHERE TRUE")
+            .and("task_id =", Arg::id(task))
+            .and("sequence >", Arg::count(after_sequence))
+            .page("sequence", limit)
+            .fetch(self.db(), "read a log", from_row)
+            .await
+    }
+}

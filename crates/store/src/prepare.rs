@@ -1,0 +1,222 @@
+//! A decision as rows. Done by whoever commits, in parallel, so that the one writer only writes.
+
+use gpuaas_contract::id::{ClusterId, ServerId};
+use gpuaas_contract::time::Timestamp;
+use gpuaas_domain::audit_chain::AuditRow;
+use gpuaas_domain::decision::AuditEntry;
+use gpuaas_domain::{Change, Decision, Hint};
+
+use crate::db::Arg;
+use crate::error::StoreError;
+use crate::table::{Row, Table};
+use crate::{api_token, certificate, enrolment, envelope, join_token, log, node, receipt, task};
+
+/// Tables whose rows have a version. In the order in which they are locked and written.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub(crate) enum Aggregate {
+    Node,
+    JoinToken,
+    Enrolment,
+    ApiToken,
+    Task,
+}
+
+impl Aggregate {
+    pub(crate) const ALL: [Self; 5] = [Self::Node, Self::JoinToken, Self::Enrolment, Self::ApiToken, Self::Task];
+
+    pub(crate) const fn table(self) -> &'static Table {
+        match self {
+            Self::Node => &node::TABLE,
+            Self::JoinToken => &join_token::TABLE,
+            Self::Enrolment => &enrolment::TABLE,
+            Self::ApiToken => &api_token::TABLE,
+            Self::Task => &task::TABLE,
+        }
+    }
+
+    /// What to read along when a row is locked.
+    pub(crate) const fn state_column(self) -> &'static str {
+        match self {
+            Self::Task => "state",
+            Self::Node | Self::JoinToken | Self::Enrolment | Self::ApiToken => "''",
+        }
+    }
+}
+
+/// Tables whose rows are only ever added. In the order in which they are written.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub(crate) enum Record {
+    Certificate,
+    Envelope,
+    Receipt,
+    Log,
+}
+
+impl Record {
+    pub(crate) const ALL: [Self; 4] = [Self::Certificate, Self::Envelope, Self::Receipt, Self::Log];
+
+    pub(crate) const fn table(self) -> &'static Table {
+        match self {
+            Self::Certificate => &certificate::TABLE,
+            Self::Envelope => &envelope::TABLE,
+            Self::Receipt => &receipt::TABLE,
+            Self::Log => &log::TABLE,
+        }
+    }
+
+    pub(crate) const fn on_conflict(self) -> &'static str {
+        match self {
+            Self::Log => log::ON_CONFLICT,
+            Self::Certificate | Self::Envelope | Self::Receipt => "",
+        }
+    }
+}
+
+/// One versioned row that a decision writes.
+pub(crate) struct Write {
+    pub(crate) aggregate: Aggregate,
+    pub(crate) id: String,
+    /// The version to write over; none for a new row.
+    pub(crate) over: Option<i64>,
+    /// For tasks, the state after the write.
+    pub(crate) state: &'static str,
+    pub(crate) row: Row,
+}
+
+/// A decision, ready to be written.
+#[derive(Default)]
+pub(crate) struct Prepared {
+    pub(crate) writes: Vec<Write>,
+    pub(crate) records: Vec<(Record, Row)>,
+    pub(crate) revocations: Vec<Row>,
+    pub(crate) servers: Vec<(ServerId, Timestamp)>,
+    pub(crate) events: Vec<Row>,
+    pub(crate) audit: Vec<AuditEntry>,
+    pub(crate) hints: Vec<Hint>,
+}
+
+impl Prepared {
+    /// Takes a decision apart.
+    pub(crate) fn new(decision: Decision, cluster: ClusterId) -> Result<Self, StoreError> {
+        let Decision { changes, events, audit, hints } = decision;
+        let mut prepared = Self { hints, ..Self::default() };
+        for change in changes {
+            prepared.add(change)?;
+        }
+        prepared.events =
+            events.iter().map(|event| crate::outbox::to_row(event, cluster)).collect::<Result<Vec<_>, StoreError>>()?;
+        prepared.audit = audit.into_iter().map(without_nul).collect();
+        prepared.check_each_row_once()?;
+        Ok(prepared)
+    }
+
+    fn add(&mut self, change: Change) -> Result<(), StoreError> {
+        use Aggregate::{ApiToken, Enrolment, JoinToken, Node, Task};
+        match change {
+            Change::NodeInsert(node) => self.write(Node, &node.id, None, "", node::to_row(&node)?),
+            Change::NodeUpdate(node) => self.write(Node, &node.id, Some(node.version), "", node::to_row(&node)?),
+            Change::EnrolmentInsert(wish) => self.write(Enrolment, &wish.id, None, "", enrolment::to_row(&wish)?),
+            Change::EnrolmentUpdate(wish) => self.write(Enrolment, &wish.id, Some(wish.version), "", enrolment::to_row(&wish)?),
+            Change::JoinTokenInsert(token) => self.write(JoinToken, &token.id, None, "", join_token::to_row(&token)),
+            Change::JoinTokenUpdate(token) => {
+                self.write(JoinToken, &token.id, Some(token.version), "", join_token::to_row(&token));
+            }
+            Change::ApiTokenInsert(token) => self.write(ApiToken, &token.id, None, "", api_token::to_row(&token)),
+            Change::ApiTokenUpdate(token) => self.write(ApiToken, &token.id, Some(token.version), "", api_token::to_row(&token)),
+            Change::TaskInsert(task) => self.write(Task, &task.id, None, task.state.as_str(), task::to_row(&task)),
+            Change::TaskUpdate(task) => {
+                self.write(Task, &task.id, Some(task.version), task.state.as_str(), task::to_row(&task));
+            }
+            Change::CertificateInsert(certificate) => {
+                self.records.push((Record::Certificate, certificate::to_row(&certificate)));
+            }
+            Change::CertificatesRevoke { node_id, up_to_epoch, at } => {
+                self.revocations.push(vec![Arg::id(node_id), Arg::count(up_to_epoch), Arg::time(at)]);
+            }
+            Change::EnvelopeInsert { task_id, digest, envelope, key_id, signed_at } => {
+                let row =
+                    vec![Arg::id(task_id), Arg::id(digest), Arg::Bytes(Some(envelope)), Arg::id(key_id), Arg::time(signed_at)];
+                self.records.push((Record::Envelope, row));
+            }
+            Change::ReceiptInsert { task_id, node_id, node_epoch, sequence, digest, previous, receipt, received_at } => {
+                let row = vec![
+                    Arg::id(task_id),
+                    Arg::id(node_id),
+                    Arg::count(node_epoch),
+                    Arg::count(sequence),
+                    Arg::id(digest),
+                    Arg::opt_id(previous),
+                    Arg::Bytes(Some(receipt)),
+                    Arg::time(received_at),
+                ];
+                self.records.push((Record::Receipt, row));
+            }
+            Change::ServerSeen { server, at } => self.servers.push((server, at)),
+            Change::LogAppend(lines) => {
+                self.records.extend(lines.iter().filter_map(log::to_row).map(|row| (Record::Log, row)));
+            }
+        }
+        Ok(())
+    }
+
+    fn write(&mut self, aggregate: Aggregate, id: &impl ToString, over: Option<i64>, state: &'static str, row: Row) {
+        self.writes.push(Write { aggregate, id: id.to_string(), over, state, row });
+    }
+
+    /// Two writes of one row in one decision could only ever conflict with each other.
+    fn check_each_row_once(&self) -> Result<(), StoreError> {
+        let mut seen = std::collections::HashSet::new();
+        match self.writes.iter().find(|write| !seen.insert(&write.id)) {
+            Some(write) => Err(StoreError::BadDecision { what: format!("it writes {} twice", write.id) }),
+            None => Ok(()),
+        }
+    }
+
+    /// About how many bytes it sends to the database.
+    pub(crate) fn weight(&self) -> usize {
+        let of_row = |row: &Row| {
+            let of_arg = |arg: &Arg| match arg {
+                Arg::Text(text) => text.as_ref().map_or(0, String::len),
+                Arg::Bytes(bytes) => bytes.as_ref().map_or(0, Vec::len),
+                Arg::Int(_) => 8,
+            };
+            row.iter().map(of_arg).sum::<usize>()
+        };
+        let rows = self.writes.iter().map(|write| &write.row).chain(self.records.iter().map(|(_, row)| row)).chain(&self.events);
+        rows.map(of_row).sum()
+    }
+
+    /// Whether there is nothing to write.
+    pub(crate) fn is_empty(&self) -> bool {
+        let Self { writes, records, revocations, servers, events, audit, hints: _ } = self;
+        writes.is_empty()
+            && records.is_empty()
+            && revocations.is_empty()
+            && servers.is_empty()
+            && events.is_empty()
+            && audit.is_empty()
+    }
+}
+
+/// The columns of an audit row must say what its hashed text says, and columns cannot hold NUL.
+fn without_nul(entry: AuditEntry) -> AuditEntry {
+    let clean = |text: String| if text.contains('\0') { text.replace('\0', "\u{fffd}") } else { text };
+    AuditEntry { actor: clean(entry.actor), target: clean(entry.target), ..entry }
+}
+
+/// Rows of audit entries that follow `head`, and the new head.
+pub(crate) fn chain<'a>(
+    head: gpuaas_domain::audit_chain::Head,
+    entries: impl IntoIterator<Item = &'a AuditEntry>,
+) -> Result<(gpuaas_domain::audit_chain::Head, Vec<AuditRow>), StoreError> {
+    let mut head = head;
+    let mut rows = Vec::new();
+    for entry in entries {
+        let row = gpuaas_domain::audit_chain::append(&head, entry)
+            .map_err(|error| StoreError::BadDecision { what: format!("{error}: {}", error.source) })?;
+        head.seq = row.seq;
+        head.hash.clone_from(&row.hash);
+        rows.push(row);
+    }
+    Ok((head, rows))
+}

@@ -1,0 +1,229 @@
+//! Tasks.
+//!
+//! Ended tasks stay in the table for good. What looks for work uses the partial indexes of the schema, whose conditions
+//! are repeated here word for word: the planners match them by text.
+
+use std::time::Duration;
+
+use gpuaas_contract::id::{CorrelationId, NodeId, TaskId};
+use gpuaas_contract::task::TaskType;
+use gpuaas_contract::time::Timestamp;
+use gpuaas_domain::task::{TaskRecord, TaskState, due_at};
+
+use crate::db::{Arg, Columns, Reader, Select};
+use crate::error::StoreError;
+use crate::table::Kind::{Int, Text};
+use crate::table::{Row, Table};
+use crate::{Result, Store};
+
+pub(crate) const TABLE: Table = Table {
+    name: "tasks",
+    columns: &[
+        ("id", Text),
+        ("version", Int),
+        ("node_id", Text),
+        ("node_epoch", Int),
+        ("task_type", Text),
+        ("params", Text),
+        ("state", Text),
+        ("requested_by", Text),
+        ("correlation_id", Text),
+        ("idempotency_key", Text),
+        ("intent", Text),
+        ("created_at", Int),
+        ("queue_until", Int),
+        ("timeout", Int),
+        ("dispatches", Int),
+        ("lease_until", Int),
+        ("envelope_start_by", Int),
+        ("cancel_requested_at", Int),
+        ("accepted_at", Int),
+        ("started_at", Int),
+        ("ended_at", Int),
+        ("code", Text),
+        ("message", Text),
+        ("receipt_digest", Text),
+        ("due_at", Int),
+    ],
+};
+
+/// How many tasks are in each state.
+pub(crate) const COUNT_TABLE: Table = Table { name: "task_count", columns: &[("state", Text), ("count", Int)] };
+/// Adds to a count.
+pub(crate) const COUNT_ON_CONFLICT: &str = "ON CONFLICT (state) DO UPDATE SET count = task_count.count + excluded.count";
+
+pub(crate) const QUEUED: &str =
+    "SELECT * FROM tasks WHERE node_id = $1 AND state = 'queued' AND cancel_requested_at IS NULL ORDER BY id LIMIT $2";
+pub(crate) const OUTSTANDING: &str = "SELECT * FROM tasks WHERE node_id = $1 AND ended_at IS NULL AND dispatches > 0 ORDER BY id";
+pub(crate) const CANCELLATIONS: &str = "SELECT * FROM tasks WHERE node_id = $1 AND ended_at IS NULL \
+     AND cancel_requested_at IS NOT NULL AND dispatches > 0 ORDER BY id";
+pub(crate) const OPEN: &str = "SELECT * FROM tasks WHERE node_id = $1 AND ended_at IS NULL ORDER BY id";
+pub(crate) const OPEN_COUNT: &str = "SELECT COUNT(*) AS open FROM tasks WHERE node_id = $1 AND ended_at IS NULL";
+pub(crate) const DUE: &str = "SELECT * FROM tasks WHERE due_at IS NOT NULL AND due_at < $1 ORDER BY due_at, id LIMIT $2";
+pub(crate) const NODES_WITH_QUEUED: &str = "SELECT id FROM nodes WHERE EXISTS \
+     (SELECT 1 FROM tasks WHERE tasks.node_id = nodes.id AND tasks.state = 'queued') ORDER BY id";
+pub(crate) const BY_IDEMPOTENCY_KEY: &str =
+    "SELECT * FROM tasks WHERE requested_by = $1 AND idempotency_key IS NOT NULL AND idempotency_key = $2";
+
+pub(crate) fn to_row(task: &TaskRecord) -> Row {
+    let TaskRecord { id, version, node_id, node_epoch, task_type, params, state, requested_by, correlation_id, .. } = task;
+    let TaskRecord { idempotency_key, intent, created_at, queue_until, timeout, dispatches, lease_until, .. } = task;
+    let TaskRecord { envelope_start_by, cancel_requested_at, accepted_at, started_at, ended_at, .. } = task;
+    let TaskRecord { code, message, receipt_digest, .. } = task;
+    vec![
+        Arg::id(id),
+        Arg::Int(Some(*version)),
+        Arg::id(node_id),
+        Arg::count(*node_epoch),
+        Arg::text(task_type.as_str()),
+        Arg::text(params),
+        Arg::text(state.as_str()),
+        Arg::text(requested_by),
+        Arg::id(correlation_id),
+        idempotency_key.as_ref().map_or(Arg::Text(None), Arg::text),
+        Arg::text(intent),
+        Arg::time(*created_at),
+        Arg::time(*queue_until),
+        Arg::count(u64::try_from(timeout.as_micros()).unwrap_or(u64::MAX)),
+        Arg::count(u64::from(*dispatches)),
+        Arg::opt_time(*lease_until),
+        Arg::opt_time(*envelope_start_by),
+        Arg::opt_time(*cancel_requested_at),
+        Arg::opt_time(*accepted_at),
+        Arg::opt_time(*started_at),
+        Arg::opt_time(*ended_at),
+        Arg::text(code),
+        Arg::text(message),
+        Arg::opt_id(receipt_digest.as_ref()),
+        Arg::opt_time(due_at(task)),
+    ]
+}
+
+pub(crate) fn from_row(row: &dyn Columns) -> Result<TaskRecord> {
+    let row = Reader::new(TABLE.name, row);
+    Ok(TaskRecord {
+        id: row.parsed("id")?,
+        version: row.int("version")?,
+        node_id: row.parsed("node_id")?,
+        node_epoch: row.count("node_epoch")?,
+        task_type: row.named("task_type", TaskType::parse)?,
+        params: row.text("params")?,
+        state: row.named("state", TaskState::parse)?,
+        requested_by: row.text("requested_by")?,
+        correlation_id: row.parsed("correlation_id")?,
+        idempotency_key: row.opt_text("idempotency_key")?,
+        intent: row.text("intent")?,
+        created_at: row.time("created_at")?,
+        queue_until: row.time("queue_until")?,
+        timeout: Duration::from_micros(row.count("timeout")?),
+        dispatches: row.count("dispatches")?,
+        lease_until: row.opt_time("lease_until")?,
+        envelope_start_by: row.opt_time("envelope_start_by")?,
+        cancel_requested_at: row.opt_time("cancel_requested_at")?,
+        accepted_at: row.opt_time("accepted_at")?,
+        started_at: row.opt_time("started_at")?,
+        ended_at: row.opt_time("ended_at")?,
+        code: row.text("code")?,
+        message: row.text("message")?,
+        receipt_digest: row.opt_parsed("receipt_digest")?,
+    })
+}
+
+/// Which tasks to list.
+#[derive(Clone, Debug, Default)]
+pub struct TaskFilter {
+    /// Only those of this node.
+    pub node: Option<NodeId>,
+    /// Only those in this state.
+    pub state: Option<TaskState>,
+    /// Only those that have not ended.
+    pub open_only: bool,
+    /// Only those of this request.
+    pub correlation_id: Option<CorrelationId>,
+}
+
+impl Store {
+    /// The task with this id.
+    pub async fn task_get(&self, id: TaskId) -> Result<Option<TaskRecord>> {
+        let sql = "SELECT * FROM tasks WHERE id = $1";
+        self.db().fetch_one("read a task", sql, vec![Arg::id(id)], from_row).await
+    }
+
+    /// Tasks, newest first, that were asked for before `before` (the last one of the page before).
+    pub async fn task_list(&self, filter: &TaskFilter, before: Option<TaskId>, limit: u32) -> Result<Vec<TaskRecord>> {
+        task_list_query(filter, before, limit).fetch(self.db(), "list tasks", from_row).await
+    }
+
+    /// The task that this caller already asked for with this key.
+    pub async fn task_by_idempotency_key(&self, requested_by: &str, key: &str) -> Result<Option<TaskRecord>> {
+        let args = vec![Arg::text(requested_by), Arg::text(key)];
+        self.db().fetch_one("read a task", BY_IDEMPOTENCY_KEY, args, from_row).await
+    }
+
+    /// How many tasks of the node have not ended.
+    pub async fn task_unfinished_count(&self, node: NodeId) -> Result<u64> {
+        let read = |row: &dyn Columns| Reader::new(TABLE.name, row).count("open");
+        Ok(self.db().fetch_one("count tasks", OPEN_COUNT, vec![Arg::id(node)], read).await?.unwrap_or_default())
+    }
+
+    /// Queued tasks of the node that nobody wants cancelled, oldest first.
+    pub async fn task_queued(&self, node: NodeId, limit: u32) -> Result<Vec<TaskRecord>> {
+        let args = vec![Arg::id(node), Arg::count(u64::from(limit.min(crate::MAX_PAGE)))];
+        self.db().fetch("look for queued tasks", QUEUED, args, from_row).await
+    }
+
+    /// Tasks of the node that were sent out at least once and have not ended, oldest first: what it may have in hand.
+    pub async fn task_outstanding(&self, node: NodeId) -> Result<Vec<TaskRecord>> {
+        self.db().fetch("look for outstanding tasks", OUTSTANDING, vec![Arg::id(node)], from_row).await
+    }
+
+    /// Outstanding tasks of the node that shall be cancelled.
+    pub async fn task_cancellations(&self, node: NodeId) -> Result<Vec<TaskRecord>> {
+        self.db().fetch("look for cancellations", CANCELLATIONS, vec![Arg::id(node)], from_row).await
+    }
+
+    /// Every task of the node that has not ended, oldest first.
+    pub async fn task_open(&self, node: NodeId) -> Result<Vec<TaskRecord>> {
+        self.db().fetch("look for open tasks", OPEN, vec![Arg::id(node)], from_row).await
+    }
+
+    /// Tasks that [`gpuaas_domain::task::tick`] changes at `now`, the longest overdue first.
+    pub async fn task_due(&self, now: Timestamp, limit: u32) -> Result<Vec<TaskRecord>> {
+        let args = vec![Arg::time(now), Arg::count(u64::from(limit.min(crate::MAX_PAGE)))];
+        self.db().fetch("look for due tasks", DUE, args, from_row).await
+    }
+
+    /// Nodes that have queued tasks.
+    pub async fn nodes_with_queued_tasks(&self) -> Result<Vec<NodeId>> {
+        let read = |row: &dyn Columns| Reader::new("nodes", row).parsed("id");
+        self.db().fetch("look for nodes with work", NODES_WITH_QUEUED, Vec::new(), read).await
+    }
+
+    /// How many tasks are in each state, every state named.
+    pub async fn task_counts(&self) -> Result<Vec<(TaskState, u64)>> {
+        let sql = "SELECT state, count FROM task_count";
+        let counted = self.db().fetch("count tasks", sql, Vec::new(), |row| {
+            let row = Reader::new(COUNT_TABLE.name, row);
+            Ok::<(TaskState, u64), StoreError>((row.named("state", TaskState::parse)?, row.count("count")?))
+        });
+        let counted = counted.await?;
+        let of = |state| counted.iter().find(|(other, _)| *other == state).map_or(0, |(_, count)| *count);
+        Ok(TaskState::ALL.map(|state| (state, of(state))).to_vec())
+    }
+}
+
+pub(crate) fn task_list_query(filter: &TaskFilter, before: Option<TaskId>, limit: u32) -> Select {
+    let mut select = Select::new("SELECT * FROM tasks WHERE TRUE");
+    // Said although a state implies it: only then can the planners use the indexes with this condition.
+    if filter.open_only || filter.state.is_some_and(|state| !state.ended()) {
+        select = select.push(" AND ended_at IS NULL");
+    } else if filter.state.is_some() {
+        select = select.push(" AND ended_at IS NOT NULL");
+    }
+    select
+        .and_if("node_id =", filter.node.map(Arg::id))
+        .and_if("state =", filter.state.map(|state| Arg::text(state.as_str())))
+        .and_if("correlation_id =", filter.correlation_id.as_ref().map(Arg::id))
+        .and_if("id <", before.map(Arg::id))
+        .page("id DESC", limit)
+}

@@ -1,0 +1,286 @@
+//! Every field of every row comes back as it was written.
+
+use gpuaas_contract::id::{CorrelationId, NodeId};
+use gpuaas_contract::key::KeyId;
+use gpuaas_domain::Change;
+use gpuaas_domain::audit_chain::{self, Head};
+use gpuaas_domain::decision::TaskLogLine;
+use gpuaas_domain::enrolment::{Enrolment, EnrolmentState, JoinToken};
+use gpuaas_domain::node::{Node, Service};
+use gpuaas_domain::task::{ReceiptHead, TaskRecord, TaskState};
+use gpuaas_store::CommitError;
+
+use crate::support::{
+    Database, NOW, api_token, certificate, changes, digest, enrolment, join_token, later, node, recorded, stored_node,
+    stored_task, task,
+};
+use crate::{line, whole_audit};
+
+crate::on_both_engines! {
+    every_field_of_a_node_comes_back
+    every_field_of_an_enrolment_comes_back
+    every_field_of_a_join_token_comes_back
+    every_field_of_an_api_token_comes_back
+    every_field_of_a_task_comes_back
+    envelopes_and_receipts_come_back_as_they_were
+    certificates_are_revoked_up_to_an_epoch
+    log_lines_come_back_once_and_are_capped
+    texts_with_nul_bytes_are_kept_without_them
+    numbers_beyond_the_databases_are_kept_as_the_largest
+}
+
+async fn every_field_of_a_node_comes_back(database: &Database) {
+    let store = database.open().await;
+    let full = stored_node(&store).await;
+    assert_eq!(store.node_get(full.id).await.expect("reads").as_ref(), Some(&full));
+    assert_eq!(store.node_by_fingerprint(&full.fingerprint).await.expect("reads").as_ref(), Some(&full));
+    for service in Service::ALL {
+        let bare = Node { service, session: None, last_seen_at: None, record: Vec::new(), ..node() };
+        store.commit(changes([Change::NodeInsert(Box::new(bare.clone()))])).await.expect("commits");
+        assert_eq!(store.node_get(bare.id).await.expect("reads"), Some(bare));
+    }
+    // Every mutable field at once, so that a column forgotten by UPDATE shows.
+    let other = node();
+    let changed =
+        Node { id: full.id, version: 0, service: Service::Draining, epoch: 9, rejoins: 1, name: "x".to_owned(), ..other };
+    let changed = Node { service_reason: "y".to_owned(), created_at: later(9), ..changed };
+    store.commit(changes([Change::NodeUpdate(Box::new(changed.clone()))])).await.expect("commits");
+    assert_eq!(store.node_get(full.id).await.expect("reads"), Some(Node { version: 1, ..changed }));
+    assert_eq!(store.node_get(NodeId::generate()).await.expect("reads"), None);
+}
+
+async fn every_field_of_an_enrolment_comes_back(database: &Database) {
+    let store = database.open().await;
+    let node = stored_node(&store).await;
+    let wish = enrolment();
+    store.commit(changes([Change::EnrolmentInsert(Box::new(wish.clone()))])).await.expect("commits");
+    assert_eq!(store.enrolment_get(wish.id).await.expect("reads").as_ref(), Some(&wish));
+    let claimed = Enrolment {
+        state: EnrolmentState::Enrolled,
+        node_id: Some(node.id),
+        reason: "other".to_owned(),
+        email: "other@example.org".to_owned(),
+        csr_pem: "other".to_owned(),
+        expires_at: later(1),
+        ..wish.clone()
+    };
+    store.commit(changes([Change::EnrolmentUpdate(Box::new(claimed.clone()))])).await.expect("commits");
+    assert_eq!(store.enrolment_get(wish.id).await.expect("reads"), Some(Enrolment { version: 1, ..claimed }));
+
+    let waiting = enrolment();
+    let lapsed = Enrolment { expires_at: later(5), ..enrolment() };
+    let approved = Enrolment { state: EnrolmentState::Approved, ..enrolment() };
+    for wish in [&waiting, &lapsed, &approved] {
+        store.commit(changes([Change::EnrolmentInsert(Box::new(wish.clone()))])).await.expect("commits");
+    }
+    assert_eq!(store.enrolment_waiting(later(6)).await.expect("counts"), 1);
+    assert_eq!(store.enrolment_waiting(later(5)).await.expect("counts"), 2);
+    for (of, at, found) in [
+        (&waiting, later(6), true),
+        (&approved, later(6), true),
+        (&lapsed, later(5), true),
+        (&lapsed, later(6), false),
+        (&wish, later(0), false),
+    ] {
+        let open = store.enrolment_open_by_fingerprint(&of.fingerprint, at).await.expect("reads");
+        assert_eq!(open.map(|open| open.id), found.then_some(of.id));
+    }
+    let pending = store.enrolment_list(Some(EnrolmentState::Pending), None, 10).await.expect("lists");
+    assert_eq!(pending.iter().map(|wish| wish.id).collect::<Vec<_>>(), [waiting.id, lapsed.id]);
+    let after = store.enrolment_list(Some(EnrolmentState::Pending), Some(waiting.id), 10).await.expect("lists");
+    assert_eq!(after.iter().map(|wish| wish.id).collect::<Vec<_>>(), [lapsed.id]);
+}
+
+async fn every_field_of_a_join_token_comes_back(database: &Database) {
+    let store = database.open().await;
+    let node = stored_node(&store).await;
+    let token = join_token();
+    store.commit(changes([Change::JoinTokenInsert(token.clone())])).await.expect("commits");
+    assert_eq!(store.join_token_get(token.id).await.expect("reads").as_ref(), Some(&token));
+    assert_eq!(store.join_token_by_secret(&token.secret_digest).await.expect("reads").as_ref(), Some(&token));
+    assert_eq!(store.join_token_by_secret(&digest("other")).await.expect("reads"), None);
+    let used = JoinToken { used: Some((later(5), node.id)), revoked_at: Some(later(6)), note: "n".to_owned(), ..token.clone() };
+    store.commit(changes([Change::JoinTokenUpdate(used.clone())])).await.expect("commits");
+    assert_eq!(store.join_token_get(token.id).await.expect("reads"), Some(JoinToken { version: 1, ..used }));
+    let second = join_token();
+    store.commit(changes([Change::JoinTokenInsert(second.clone())])).await.expect("commits");
+    let ids = |tokens: Vec<JoinToken>| tokens.iter().map(|token| token.id).collect::<Vec<_>>();
+    assert_eq!(ids(store.join_token_list(None, 10).await.expect("lists")), [token.id, second.id]);
+    assert_eq!(ids(store.join_token_list(Some(token.id), 10).await.expect("lists")), [second.id]);
+}
+
+async fn every_field_of_an_api_token_comes_back(database: &Database) {
+    let store = database.open().await;
+    let token = api_token();
+    store.commit(changes([Change::ApiTokenInsert(token.clone())])).await.expect("commits");
+    assert_eq!(store.api_token_get(token.id).await.expect("reads").as_ref(), Some(&token));
+    assert_eq!(store.api_token_by_secret(&token.secret_digest).await.expect("reads").as_ref(), Some(&token));
+    let revoked = gpuaas_domain::access::ApiToken {
+        revoked_at: Some(later(1)),
+        role: gpuaas_domain::Role::Admin,
+        name: "renamed".to_owned(),
+        ..token.clone()
+    };
+    store.commit(changes([Change::ApiTokenUpdate(revoked.clone())])).await.expect("commits");
+    let read = store.api_token_list(None, 10).await.expect("lists");
+    assert_eq!(read, [gpuaas_domain::access::ApiToken { version: 1, ..revoked }]);
+    assert!(store.api_token_list(Some(token.id), 10).await.expect("lists").is_empty());
+}
+
+async fn every_field_of_a_task_comes_back(database: &Database) {
+    let store = database.open().await;
+    let node = stored_node(&store).await;
+    for state in TaskState::ALL {
+        let written = TaskRecord { state, idempotency_key: Some(format!("key of {}", state.as_str())), ..task(&node) };
+        store.commit(changes([Change::TaskInsert(Box::new(written.clone()))])).await.expect("commits");
+        assert_eq!(store.task_get(written.id).await.expect("reads").as_ref(), Some(&written));
+        let full = TaskRecord {
+            node_epoch: 8,
+            params: "{}".to_owned(),
+            requested_by: "node:x".to_owned(),
+            correlation_id: CorrelationId::generate(),
+            intent: "other".to_owned(),
+            created_at: later(1),
+            queue_until: later(2),
+            timeout: std::time::Duration::from_secs(86_400),
+            dispatches: 7,
+            lease_until: Some(later(3)),
+            envelope_start_by: Some(later(4)),
+            cancel_requested_at: Some(later(5)),
+            accepted_at: Some(later(6)),
+            started_at: Some(later(7)),
+            ended_at: Some(later(8)),
+            code: "ok".to_owned(),
+            message: "done".to_owned(),
+            receipt_digest: Some(digest("receipt")),
+            task_type: gpuaas_contract::task::TaskType::PackageList,
+            idempotency_key: None,
+            ..written
+        };
+        store.commit(changes([Change::TaskUpdate(Box::new(full.clone()))])).await.expect("commits");
+        assert_eq!(store.task_get(full.id).await.expect("reads"), Some(TaskRecord { version: 1, ..full }));
+    }
+}
+
+async fn envelopes_and_receipts_come_back_as_they_were(database: &Database) {
+    let store = database.open().await;
+    let node = stored_node(&store).await;
+    let (first, second) = (stored_task(&store, &node).await, stored_task(&store, &node).await);
+    let envelope = |at: u64, bytes: &[u8]| Change::EnvelopeInsert {
+        task_id: first.id,
+        digest: digest(&format!("envelope {at}")),
+        envelope: bytes.to_vec(),
+        key_id: KeyId::from("key_1".to_owned()),
+        signed_at: later(at),
+    };
+    store.commit(changes([envelope(2, &[0, 255]), envelope(1, b"{}")])).await.expect("commits");
+    let read = store.envelope_list(first.id).await.expect("reads");
+    let said = read.iter().map(|row| (row.digest.clone(), row.envelope.clone(), row.key_id.to_string(), row.signed_at));
+    let expected = [
+        (digest("envelope 1"), b"{}".to_vec(), "key_1".to_owned(), later(1)),
+        (digest("envelope 2"), vec![0, 255], "key_1".to_owned(), later(2)),
+    ];
+    assert_eq!(said.collect::<Vec<_>>(), expected);
+    assert!(store.envelope_list(second.id).await.expect("reads").is_empty());
+
+    assert_eq!(store.receipt_head(node.id, node.epoch).await.expect("reads"), ReceiptHead::default());
+    let receipt = |task: &TaskRecord, sequence, previous| Change::ReceiptInsert {
+        task_id: task.id,
+        node_id: node.id,
+        node_epoch: node.epoch,
+        sequence,
+        digest: digest(&format!("receipt {sequence}")),
+        previous,
+        receipt: vec![0, 1, 2, 255],
+        received_at: later(sequence),
+    };
+    store.commit(changes([receipt(&first, 1, None)])).await.expect("commits");
+    store.commit(changes([receipt(&second, 2, Some(digest("receipt 1")))])).await.expect("commits");
+    let head = store.receipt_head(node.id, node.epoch).await.expect("reads");
+    assert_eq!(head, ReceiptHead { sequence: 2, digest: Some(digest("receipt 2")) });
+    assert_eq!(store.receipt_head(node.id, node.epoch + 1).await.expect("reads"), ReceiptHead::default());
+    let read = store.receipt_get(second.id).await.expect("reads").expect("is there");
+    assert_eq!((read.task_id, read.node_id, read.node_epoch, read.sequence), (second.id, node.id, node.epoch, 2));
+    assert_eq!((read.digest.clone(), read.previous.clone()), (digest("receipt 2"), Some(digest("receipt 1"))));
+    assert_eq!((read.receipt.clone(), read.received_at), (vec![0, 1, 2, 255], later(2)));
+    assert_eq!(store.receipt_list(node.id, node.epoch, 1, 10).await.expect("lists"), [read]);
+
+    let twice = store.commit(changes([receipt(&first, 3, None)])).await;
+    assert!(matches!(twice, Err(CommitError::Conflict)), "a task has one receipt: {twice:?}");
+}
+
+async fn certificates_are_revoked_up_to_an_epoch(database: &Database) {
+    let store = database.open().await;
+    let (node, other) = (stored_node(&store).await, stored_node(&store).await);
+    let newer = gpuaas_domain::node::Certificate { node_epoch: node.epoch + 1, ..certificate(&node, "03") };
+    let short = gpuaas_domain::node::Certificate { not_after: later(10), ..certificate(&node, "02") };
+    let list = [certificate(&node, "01"), short.clone(), newer.clone(), certificate(&other, "04")];
+    store.commit(changes(list.clone().map(Change::CertificateInsert))).await.expect("commits");
+    for written in &list {
+        assert_eq!(store.certificate_get(&written.serial).await.expect("reads").as_ref(), Some(written));
+    }
+    assert!(store.certificates_revoked(NOW).await.expect("reads").is_empty());
+    let revoke = |at| Change::CertificatesRevoke { node_id: node.id, up_to_epoch: node.epoch, at };
+    store.commit(changes([revoke(later(5))])).await.expect("commits");
+    assert_eq!(store.certificates_revoked(later(10)).await.expect("reads"), ["02", "01"]);
+    assert_eq!(store.certificates_revoked(later(11)).await.expect("reads"), ["01"], "02 has expired anyway");
+    // Revoking again does not move the moment.
+    store.commit(changes([revoke(later(50))])).await.expect("commits");
+    assert_eq!(store.certificate_get("01").await.expect("reads").and_then(|read| read.revoked_at), Some(later(5)));
+    assert_eq!(store.certificate_get("03").await.expect("reads"), Some(newer));
+    // A certificate that is issued and revoked by the same decision is revoked.
+    let both = changes([revoke(later(60)), Change::CertificateInsert(certificate(&node, "05"))]);
+    store.commit(both).await.expect("commits");
+    assert_eq!(store.certificate_get("05").await.expect("reads").and_then(|read| read.revoked_at), Some(later(60)));
+}
+
+async fn log_lines_come_back_once_and_are_capped(database: &Database) {
+    let store = database.open().await;
+    let node = stored_node(&store).await;
+    let task = stored_task(&store, &node).await;
+    let lines: Vec<TaskLogLine> = (1..=100).map(|n| line(task.id, n, &format!("line {n} ü"))).collect();
+    store.commit(changes([Change::LogAppend(lines[..60].to_vec())])).await.expect("commits");
+    // The same again, changed: what is there stays.
+    let mut again = lines[30..].to_vec();
+    again[0].text = "forged".to_owned();
+    store.commit(changes([Change::LogAppend(again)])).await.expect("commits");
+    assert_eq!(store.log_list(task.id, 0, 1000).await.expect("reads"), lines);
+    assert_eq!(store.log_list(task.id, 90, 3).await.expect("reads"), &lines[90..93]);
+
+    let cap = gpuaas_store::MAX_LINES_PER_TASK;
+    let last = line(task.id, cap, &"ä".repeat(gpuaas_store::MAX_LINE_BYTES));
+    store.commit(changes([Change::LogAppend(vec![last, line(task.id, cap + 1, "too many")])])).await.expect("commits");
+    let tail = store.log_list(task.id, 100, 10).await.expect("reads");
+    assert_eq!(tail.iter().map(|line| line.sequence).collect::<Vec<_>>(), [cap]);
+    assert_eq!(tail[0].text, "ä".repeat(gpuaas_store::MAX_LINE_BYTES / 2));
+}
+
+async fn texts_with_nul_bytes_are_kept_without_them(database: &Database) {
+    let store = database.open().await;
+    let node = stored_node(&store).await;
+    let odd = TaskRecord { message: "a\0b".to_owned(), ..task(&node) };
+    let log = Change::LogAppend(vec![line(odd.id, 1, "\0")]);
+    store.commit(recorded("target\0", [Change::TaskInsert(Box::new(odd.clone())), log])).await.expect("commits");
+    assert_eq!(store.task_get(odd.id).await.expect("reads").expect("is there").message, "a\u{fffd}b");
+    assert_eq!(store.log_list(odd.id, 0, 10).await.expect("reads")[0].text, "\u{fffd}");
+    audit_chain::verify(&Head::genesis(), &whole_audit(&store).await).expect("columns and text agree");
+}
+
+async fn numbers_beyond_the_databases_are_kept_as_the_largest(database: &Database) {
+    let store = database.open().await;
+    let node = stored_node(&store).await;
+    let task = stored_task(&store, &node).await;
+    let receipt = Change::ReceiptInsert {
+        task_id: task.id,
+        node_id: node.id,
+        node_epoch: node.epoch,
+        sequence: u64::MAX,
+        digest: digest("r"),
+        previous: None,
+        receipt: Vec::new(),
+        received_at: NOW,
+    };
+    store.commit(changes([receipt])).await.expect("a node's odd number does not block its receipt");
+    let head = store.receipt_head(node.id, node.epoch).await.expect("reads");
+    assert_eq!(head.sequence, u64::try_from(i64::MAX).expect("fits"));
+}

@@ -1,0 +1,39 @@
+//! Temporary folders.
+
+use std::path::{Path, PathBuf};
+
+/// A new folder that is removed when the test ends.
+///
+/// With `GPUAAS_TEST_KEEP=1` the folder of a test that failed stays, and its path is printed.
+#[derive(Debug)]
+pub struct TempDir {
+    folder: Option<tempfile::TempDir>,
+}
+
+impl TempDir {
+    /// A new, empty folder that only its owner can enter.
+    #[allow(clippy::new_without_default, reason = "making a folder is not a default")]
+    pub fn new() -> Self {
+        let folder = tempfile::Builder::new().prefix("gpuaas-test-").tempdir().expect("a temporary folder can be made");
+        Self { folder: Some(folder) }
+    }
+
+    /// Where it is.
+    pub fn path(&self) -> &Path {
+        self.folder.as_ref().map_or(Path::new(""), tempfile::TempDir::path)
+    }
+
+    /// A path inside it.
+    pub fn join(&self, name: impl AsRef<Path>) -> PathBuf {
+        self.path().join(name)
+    }
+}
+
+impl Drop for TempDir {
+    fn drop(&mut self) {
+        let keep = std::thread::panicking() && std::env::var_os("GPUAAS_TEST_KEEP").is_some_and(|value| value == "1");
+        if keep && let Some(folder) = self.folder.take() {
+            eprintln!("the folder of the failed test stays: {}", folder.keep().display());
+        }
+    }
+}

@@ -1,0 +1,242 @@
+//! Real programs under test: started, watched, killed.
+
+use std::ffi::{OsStr, OsString};
+use std::fs::File;
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, ExitStatus, Stdio};
+use std::sync::atomic::{AtomicU32, Ordering};
+use std::time::Duration;
+
+use rustix::process::{Pid, Signal};
+
+use crate::{Failpoints, NetNs, eventually};
+
+/// Most bytes of a log that are printed when a test fails.
+const TAIL_BYTES: usize = 16 * 1024;
+
+/// How a program is to be started. Nothing of the test's own environment reaches it but the search path.
+#[derive(Clone, Debug)]
+pub struct Launch {
+    program: PathBuf,
+    name: String,
+    arguments: Vec<OsString>,
+    environment: Vec<(OsString, OsString)>,
+    namespace: Option<String>,
+}
+
+impl Launch {
+    /// A program of this workspace, by name. It must be built already; `cargo xtask test` does that.
+    pub fn new(name: &str) -> Self {
+        let program = target_folder().join(name);
+        assert!(
+            program.is_file(),
+            "{} is not built: run `cargo xtask test`, or `cargo build --workspace --bins` with the failpoints features first",
+            program.display()
+        );
+        Self::at(program)
+    }
+
+    /// Any program, by path.
+    pub fn at(program: impl Into<PathBuf>) -> Self {
+        let program = program.into();
+        let name = program.file_name().map_or_else(|| "program".to_owned(), |name| name.to_string_lossy().into_owned());
+        let environment = vec![("RUST_BACKTRACE".into(), "1".into())];
+        Self { program, name, arguments: vec![], environment, namespace: None }
+    }
+
+    /// Adds an argument.
+    #[must_use]
+    pub fn arg(mut self, argument: impl AsRef<OsStr>) -> Self {
+        self.arguments.push(argument.as_ref().to_owned());
+        self
+    }
+
+    /// Adds arguments.
+    #[must_use]
+    pub fn args<A: AsRef<OsStr>>(self, arguments: impl IntoIterator<Item = A>) -> Self {
+        arguments.into_iter().fold(self, Launch::arg)
+    }
+
+    /// Sets a variable of the program's environment.
+    #[must_use]
+    pub fn env(mut self, name: impl AsRef<OsStr>, value: impl AsRef<OsStr>) -> Self {
+        self.environment.push((name.as_ref().to_owned(), value.as_ref().to_owned()));
+        self
+    }
+
+    /// Lets the program stop at armed failpoints.
+    #[must_use]
+    pub fn failpoints(self, failpoints: &Failpoints) -> Self {
+        self.env(gpuaas_failpoint::DIRECTORY_VARIABLE, failpoints.folder())
+    }
+
+    /// Runs the program in that network namespace.
+    #[must_use]
+    pub fn in_namespace(mut self, namespace: &NetNs) -> Self {
+        self.namespace = Some(namespace.name().to_owned());
+        self
+    }
+
+    /// Starts it. Its output goes to files in `folder`, which is also its home and its working folder.
+    #[track_caller]
+    pub fn start(&self, folder: &Path) -> Program {
+        static STARTS: AtomicU32 = AtomicU32::new(1);
+        let number = STARTS.fetch_add(1, Ordering::Relaxed);
+        let log = |stream: &str| folder.join(format!("{}-{number}.{stream}.log", self.name));
+        let (stdout, stderr) = (log("stdout"), log("stderr"));
+        let create = |path: &Path| File::create(path).unwrap_or_else(|error| panic!("{}: {error}", path.display()));
+
+        let mut command = self.command();
+        command.env_clear().env("PATH", std::env::var_os("PATH").unwrap_or_default()).env("HOME", folder);
+        command.envs(self.environment.iter().map(|(name, value)| (name, value))).current_dir(folder);
+        command.stdin(Stdio::null()).stdout(create(&stdout)).stderr(create(&stderr));
+        let child = command.spawn().unwrap_or_else(|error| panic!("{} cannot be started: {error}", self.program.display()));
+        Program { name: format!("{} (start {number})", self.name), child, ended: None, stdout, stderr }
+    }
+
+    /// Starts it, waits for its end and returns the status with everything it printed on standard output and standard error.
+    #[track_caller]
+    pub fn run(&self, folder: &Path, timeout: Duration) -> (ExitStatus, String, String) {
+        let mut program = self.start(folder);
+        let status = program.wait(timeout);
+        (status, program.stdout(), program.stderr())
+    }
+
+    /// `ip netns exec` replaces itself by the program, so that the process id is the program's own either way.
+    fn command(&self) -> Command {
+        let mut command = match &self.namespace {
+            None => Command::new(&self.program),
+            Some(namespace) => {
+                let mut command = Command::new("ip");
+                command.args(["netns", "exec", namespace]).arg(&self.program);
+                command
+            }
+        };
+        command.args(&self.arguments);
+        command
+    }
+}
+
+/// A running program. Killed when dropped; if the test has failed by then, the end of its logs is printed.
+#[derive(Debug)]
+pub struct Program {
+    name: String,
+    child: Child,
+    ended: Option<ExitStatus>,
+    stdout: PathBuf,
+    stderr: PathBuf,
+}
+
+impl Program {
+    /// Its process id.
+    pub fn id(&self) -> u32 {
+        self.child.id()
+    }
+
+    /// Everything it has printed on standard output so far.
+    pub fn stdout(&self) -> String {
+        read(&self.stdout)
+    }
+
+    /// Everything it has printed on standard error so far.
+    pub fn stderr(&self) -> String {
+        read(&self.stderr)
+    }
+
+    /// Waits for a line on either output that contains `pattern`, and returns it. Fails at once if the program ends without it.
+    #[track_caller]
+    pub fn wait_for_line(&mut self, pattern: &str, timeout: Duration) -> String {
+        let what = format!("{} prints a line with `{pattern}`", self.name);
+        let line = eventually(timeout, &what, || {
+            // Whether it runs is asked before its output is read: what it printed last must not be missed.
+            let running = self.is_running();
+            let output = [self.stdout(), self.stderr()];
+            // A line counts when it is complete, so that its values are.
+            let complete =
+                output.iter().flat_map(|text| text.split_inclusive('\n')).filter(|line| line.ends_with('\n') || !running);
+            let found = complete.map(str::trim_end).find(|line| line.contains(pattern)).map(str::to_owned);
+            if found.is_none() && !running { Some(None) } else { found.map(Some) }
+        });
+        line.unwrap_or_else(|| panic!("{} ended without printing a line with `{pattern}`", self.name))
+    }
+
+    /// Whether it still runs.
+    pub fn is_running(&mut self) -> bool {
+        if self.ended.is_none() {
+            self.ended = self.child.try_wait().expect("a child can be waited for");
+        }
+        self.ended.is_none()
+    }
+
+    /// Ends it at once, as a power cut does, and waits until it is gone.
+    pub fn sigkill(&mut self) {
+        if self.is_running() {
+            self.signal(Signal::KILL);
+            self.ended = Some(self.child.wait().expect("a child can be waited for"));
+        }
+    }
+
+    /// Asks it to end in good order. Does not wait.
+    pub fn sigterm(&mut self) {
+        if self.is_running() {
+            self.signal(Signal::TERM);
+        }
+    }
+
+    /// Freezes it, so that its connections stay open and nobody answers on them.
+    pub fn pause(&mut self) {
+        if self.is_running() {
+            self.signal(Signal::STOP);
+        }
+    }
+
+    /// Lets it go on after [`Program::pause`].
+    pub fn resume(&mut self) {
+        if self.is_running() {
+            self.signal(Signal::CONT);
+        }
+    }
+
+    /// Waits for its end.
+    #[track_caller]
+    pub fn wait(&mut self, timeout: Duration) -> ExitStatus {
+        let what = format!("{} ends", self.name);
+        eventually(timeout, &what, || if self.is_running() { None } else { self.ended })
+    }
+
+    fn signal(&self, signal: Signal) {
+        // The child is ours and not yet waited for, so that the id cannot belong to anybody else.
+        rustix::process::kill_process(Pid::from_child(&self.child), signal).expect("a child can be signalled");
+    }
+}
+
+impl Drop for Program {
+    fn drop(&mut self) {
+        if std::thread::panicking() {
+            let state = if self.is_running() { "still running".to_owned() } else { format!("{:?}", self.ended) };
+            eprintln!("---- {}: {state}", self.name);
+            for (stream, text) in [("stdout", self.stdout()), ("stderr", self.stderr())] {
+                eprintln!("---- end of its {stream}:\n{}", tail(&text));
+            }
+        }
+        self.sigkill();
+    }
+}
+
+/// The folder with the programs: beside the one with the test programs.
+fn target_folder() -> PathBuf {
+    let test = std::env::current_exe().expect("a test knows its own path");
+    test.parent().and_then(Path::parent).expect("a test program lives in target/<profile>/deps").to_owned()
+}
+
+fn read(path: &Path) -> String {
+    String::from_utf8_lossy(&std::fs::read(path).unwrap_or_default()).into_owned()
+}
+
+fn tail(text: &str) -> &str {
+    let mut start = text.len().saturating_sub(TAIL_BYTES);
+    while !text.is_char_boundary(start) {
+        start += 1;
+    }
+    &text[start..]
+}

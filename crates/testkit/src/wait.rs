@@ -1,0 +1,36 @@
+//! Waiting for a condition, never for a time.
+
+use std::time::{Duration, Instant};
+
+/// How often a condition is looked at.
+const INTERVAL: Duration = Duration::from_millis(20);
+
+/// Looks at `probe` until it has an answer, and panics with `what` if there is none after `timeout`.
+///
+/// Blocks the thread: in an async test whose other half runs in the same process, use [`eventually_async`].
+#[track_caller]
+pub fn eventually<T>(timeout: Duration, what: &str, mut probe: impl FnMut() -> Option<T>) -> T {
+    let started = Instant::now();
+    loop {
+        if let Some(answer) = probe() {
+            return answer;
+        }
+        assert!(started.elapsed() < timeout, "this did not happen within {timeout:?}: {what}");
+        std::thread::sleep(INTERVAL);
+    }
+}
+
+/// Like [`eventually`] for a probe that is a future. The last look may take as long as it needs; it is not cut off.
+pub async fn eventually_async<T, F>(timeout: Duration, what: &str, mut probe: impl FnMut() -> F) -> T
+where
+    F: Future<Output = Option<T>>,
+{
+    let started = Instant::now();
+    loop {
+        if let Some(answer) = probe().await {
+            return answer;
+        }
+        assert!(started.elapsed() < timeout, "this did not happen within {timeout:?}: {what}");
+        tokio::time::sleep(INTERVAL).await;
+    }
+}

@@ -1,0 +1,119 @@
+//! The guard: a small process that ends everything we started, however we end ourselves.
+//!
+//! It waits on a pipe whose other end only we hold. When we finish, fail, or are killed by Ctrl-C, SIGTERM or even SIGKILL, the pipe closes, and the
+//! guard ends the current group of processes, stops PostgreSQL and removes the temporary folder. The ordinary way out is the same way.
+
+use std::io::Write as _;
+use std::os::unix::process::CommandExt as _;
+use std::path::Path;
+use std::process::{Child, ChildStdin, Command, Stdio};
+
+/// `$1` is the folder. Lines on standard input: `group <id>` (0 for none) and `postgres <pid>`.
+///
+/// A group that has ended may leave a stray child behind, so changing to another group ends the one before it as well.
+const SCRIPT: &str = r#"
+folder=$1
+group=0
+postgres=
+end_group() {
+    if [ "$group" -gt 1 ]; then
+        kill -s TERM -- "-$group" 2>/dev/null
+        tries=50
+        while [ "$tries" -gt 0 ] && kill -s 0 -- "-$group" 2>/dev/null; do tries=$((tries - 1)); sleep 0.1; done
+        kill -s KILL -- "-$group" 2>/dev/null
+    fi
+    group=0
+}
+while read -r what id; do
+    case $what in
+        group) end_group; group=$id ;;
+        postgres) postgres=$id ;;
+    esac
+done
+end_group
+if [ -n "$postgres" ]; then
+    kill -s INT "$postgres" 2>/dev/null
+    tries=100
+    # It removes this file as its last act; the process itself stays visible until its parent looks.
+    while [ "$tries" -gt 0 ] && [ -e "$folder/database/postgres/postmaster.pid" ] && kill -s 0 "$postgres" 2>/dev/null; do
+        tries=$((tries - 1))
+        sleep 0.1
+    done
+    kill -s KILL "$postgres" 2>/dev/null
+fi
+rm -rf -- "$folder"
+exit 0
+"#;
+
+/// Ends what we started when it is dropped.
+pub(crate) struct Guard {
+    process: Child,
+    orders: Option<ChildStdin>,
+}
+
+impl Guard {
+    /// Starts the guard over `folder`, which it will remove.
+    pub(crate) fn over(folder: &Path) -> Result<Self, String> {
+        let mut process = Command::new("/bin/sh")
+            .args(["-c", SCRIPT, "guard"])
+            .arg(folder)
+            .stdin(Stdio::piped())
+            .stdout(Stdio::null())
+            .stderr(Stdio::null())
+            // Its own group, so that Ctrl-C reaches us and not the guard.
+            .process_group(0)
+            .spawn()
+            .map_err(|error| format!("/bin/sh cannot be started: {error}"))?;
+        let orders = process.stdin.take();
+        Ok(Self { process, orders })
+    }
+
+    /// Says which process group is running now.
+    pub(crate) fn running(&mut self, group: u32) -> Result<(), String> {
+        self.order("group", group)
+    }
+
+    /// Says that the group is over.
+    pub(crate) fn idle(&mut self) -> Result<(), String> {
+        self.order("group", 0)
+    }
+
+    /// Says which PostgreSQL to stop in the end.
+    pub(crate) fn postgres(&mut self, pid: u32) -> Result<(), String> {
+        self.order("postgres", pid)
+    }
+
+    fn order(&mut self, what: &str, id: u32) -> Result<(), String> {
+        let orders = self.orders.as_mut().ok_or("the guard has ended")?;
+        writeln!(orders, "{what} {id}").map_err(|error| format!("the guard does not listen: {error}"))
+    }
+}
+
+impl Drop for Guard {
+    fn drop(&mut self) {
+        // Closing the pipe is the order to clean up; waiting makes sure that it is done when we say so.
+        self.orders = None;
+        let _ = self.process.wait();
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_guard_ends_the_group_and_removes_the_folder() {
+        let folder = std::env::temp_dir().join(format!("gpuaas-guard-{}", std::process::id()));
+        std::fs::create_dir_all(&folder).expect("create the folder");
+        let mut sleeper = Command::new("sleep").arg("60").process_group(0).spawn().expect("start sleep");
+
+        let mut guard = Guard::over(&folder).expect("start the guard");
+        guard.running(sleeper.id()).expect("tell the guard");
+        // The sleeper must be reaped while the guard waits for its group to vanish.
+        let reaper = std::thread::spawn(move || sleeper.wait().expect("wait for sleep"));
+        drop(guard);
+
+        assert!(!reaper.join().expect("the reaper").success(), "sleep ended by itself");
+        assert!(!folder.exists(), "the folder is still there");
+    }
+}

@@ -1,0 +1,50 @@
+//! `cargo xtask`: the developer commands of gpuaas.
+
+// This program talks to a person at a terminal and its whole purpose is to run other programs.
+#![allow(clippy::print_stdout, reason = "a developer command prints")]
+#![allow(clippy::disallowed_methods, clippy::disallowed_types, reason = "a developer command runs cargo and PostgreSQL")]
+
+mod cargo;
+mod counts;
+mod guard;
+mod postgres;
+mod requirements;
+mod test;
+
+use std::process::ExitCode;
+
+use clap::{Parser, Subcommand};
+
+/// Developer commands of gpuaas.
+#[derive(Parser)]
+#[command(name = "cargo xtask", bin_name = "cargo xtask")]
+struct Arguments {
+    #[command(subcommand)]
+    command: Command,
+}
+
+#[derive(Subcommand)]
+enum Command {
+    /// Build everything, lint it and run all tests, with a private PostgreSQL
+    Test(test::Options),
+    /// Check the rules of the house: dependency directions, licences, bans, sizes, links
+    Tidy,
+    /// Print the task catalogue with its JSON Schemas
+    Schema,
+}
+
+fn main() -> ExitCode {
+    let succeeded = match Arguments::parse().command {
+        Command::Test(options) => test::run(&options),
+        Command::Tidy => cargo::run(&["test", "--package", "xtask", "--test", "tidy"]),
+        Command::Schema => cargo::run(&["run", "--quiet", "--package", "gpuaas-contract", "--example", "catalogue"]),
+    };
+    match succeeded {
+        Ok(true) => ExitCode::SUCCESS,
+        Ok(false) => ExitCode::FAILURE,
+        Err(error) => {
+            eprintln!("error: {error}");
+            ExitCode::FAILURE
+        }
+    }
+}

@@ -1,0 +1,197 @@
+//! `cargo xtask test`: everything that must hold before a change is taken.
+
+use std::io::{BufRead as _, BufReader};
+use std::os::unix::fs::DirBuilderExt as _;
+use std::os::unix::process::CommandExt as _;
+use std::path::PathBuf;
+use std::process::Stdio;
+use std::time::Instant;
+
+use crate::cargo;
+use crate::counts::Counts;
+use crate::guard::Guard;
+use crate::{postgres, requirements};
+
+/// The variable that tells the tests where PostgreSQL is.
+const POSTGRES_VARIABLE: &str = "GPUAAS_TEST_PG_URL";
+
+/// Options of `cargo xtask test`.
+#[derive(clap::Args)]
+pub(crate) struct Options {
+    /// Only run the tests, not rustfmt and clippy
+    #[arg(long)]
+    no_lint: bool,
+    /// Only test this crate (may be given several times)
+    #[arg(short, long = "package", value_name = "CRATE")]
+    packages: Vec<String>,
+    /// Handed to the test programs, for example a part of a test's name
+    #[arg(last = true, value_name = "FILTER")]
+    filter: Vec<String>,
+}
+
+/// One step and how it went.
+struct Step {
+    name: &'static str,
+    succeeded: bool,
+    seconds: u64,
+}
+
+/// Everything that one run knows.
+struct Run {
+    guard: Guard,
+    postgres_url: Option<String>,
+    skipped: Vec<String>,
+    steps: Vec<Step>,
+    counts: Counts,
+}
+
+/// Runs all steps, also after one that failed, and prints a summary. True if everything succeeded.
+pub(crate) fn run(options: &Options) -> Result<bool, String> {
+    let failpoints = cargo::packages_with_failpoints()?;
+    let folder = temporary_folder()?;
+    let mut run =
+        Run { guard: Guard::over(&folder)?, postgres_url: None, skipped: vec![], steps: vec![], counts: Counts::default() };
+    run.prepare(&folder);
+
+    let everywhere = features(&failpoints);
+    let everywhere: Vec<&str> = everywhere.iter().map(String::as_str).collect();
+    if !options.no_lint {
+        run.step("format", &["fmt", "--all", "--check"])?;
+    }
+    // The end-to-end tests start the real programs, so these are built first. With the same targets and features as
+    // the tests, so that nothing is compiled twice.
+    let targets = if options.packages.is_empty() { "--all-targets" } else { "--bins" };
+    run.step("build", &[&["build", "--workspace", targets], everywhere.as_slice()].concat())?;
+    if !options.no_lint {
+        let clippy = [&["clippy", "--workspace", "--all-targets"], everywhere.as_slice(), &["--", "-D", "warnings"]].concat();
+        run.step("clippy", &clippy)?;
+    }
+    run.tests(options, &failpoints)?;
+    Ok(run.summary())
+}
+
+impl Run {
+    /// Installs what is missing and starts PostgreSQL. What does not work is noted, and the rest runs without it.
+    fn prepare(&mut self, folder: &std::path::Path) {
+        let root = requirements::is_root();
+        let given = std::env::var(POSTGRES_VARIABLE).ok();
+        for requirement in requirements::ALL {
+            if let Err(reason) = requirement.ensure(root) {
+                self.skipped.push(format!("{}: {reason}", requirement.needed_for));
+            }
+        }
+        let url = match given {
+            Some(url) => Ok(url),
+            None if postgres::programs().is_none() => return,
+            None => {
+                println!("starting a private PostgreSQL");
+                postgres::start(&folder.join("database"), &mut self.guard)
+            }
+        };
+        match url {
+            Ok(url) => self.postgres_url = Some(url),
+            Err(reason) => self.skipped.push(format!("every test on PostgreSQL: {reason}")),
+        }
+    }
+
+    /// Runs one call of cargo as a step of its own.
+    fn step(&mut self, name: &'static str, arguments: &[&str]) -> Result<(), String> {
+        self.cargo(name, arguments, false)
+    }
+
+    /// Runs the tests and counts them.
+    fn tests(&mut self, options: &Options, failpoints: &[String]) -> Result<(), String> {
+        let mut arguments: Vec<String> = vec!["test".into(), "--no-fail-fast".into()];
+        let of_selected: Vec<String> = if options.packages.is_empty() {
+            arguments.push("--workspace".into());
+            failpoints.to_vec()
+        } else {
+            arguments.extend(options.packages.iter().flat_map(|package| ["--package".to_owned(), package.clone()]));
+            // Cargo refuses features of packages that are not selected.
+            failpoints.iter().filter(|package| options.packages.contains(package)).cloned().collect()
+        };
+        arguments.extend(features(&of_selected));
+        if !options.filter.is_empty() {
+            arguments.push("--".into());
+            arguments.extend(options.filter.iter().cloned());
+        }
+        let arguments: Vec<&str> = arguments.iter().map(String::as_str).collect();
+        self.cargo("test", &arguments, true)
+    }
+
+    fn cargo(&mut self, name: &'static str, arguments: &[&str], count: bool) -> Result<(), String> {
+        println!("==> cargo {}", arguments.join(" "));
+        let started = Instant::now();
+        let mut command = cargo::command(arguments);
+        // A group of its own, so that the guard can end cargo together with everything it started.
+        command.process_group(0).stdin(Stdio::null());
+        command.env_remove("GPUAAS_FAILPOINT_DIR").env_remove(POSTGRES_VARIABLE);
+        if let Some(url) = &self.postgres_url {
+            command.env(POSTGRES_VARIABLE, url);
+        }
+        if count {
+            command.stdout(Stdio::piped());
+        }
+        let mut child = command.spawn().map_err(|error| format!("cargo cannot be started: {error}"))?;
+        self.guard.running(child.id())?;
+        if let Some(output) = child.stdout.take() {
+            let mut lines = BufReader::new(output);
+            let mut line = Vec::new();
+            // Test programs may print anything, so lines are bytes until they are counted.
+            while lines.read_until(b'\n', &mut line).map_err(|error| format!("output of cargo: {error}"))? > 0 {
+                let text = String::from_utf8_lossy(&line);
+                self.counts.add_line(&text);
+                print!("{text}");
+                line.clear();
+            }
+        }
+        let succeeded = child.wait().map_err(|error| format!("waiting for cargo: {error}"))?.success();
+        self.guard.idle()?;
+        self.steps.push(Step { name, succeeded, seconds: started.elapsed().as_secs() });
+        Ok(())
+    }
+
+    /// Prints how it went; the last line is for machines.
+    fn summary(self) -> bool {
+        println!("\n==> summary");
+        for Step { name, succeeded, seconds } in &self.steps {
+            println!("    {name:<8} {} ({seconds} s)", if *succeeded { "ok" } else { "FAILED" });
+        }
+        for skipped in &self.skipped {
+            println!("    skipped  {skipped}");
+        }
+        if self.counts.ignored > 0 {
+            println!("    ignored  {} tests", self.counts.ignored);
+        }
+        // A step that failed without a failing test (a lint, a build, a test program that crashed) counts as one failure,
+        // so that the last line never looks better than the run was.
+        let failed_otherwise =
+            self.steps.iter().filter(|step| !step.succeeded && (step.name != "test" || self.counts.failed == 0));
+        let failed = self.counts.failed + failed_otherwise.count() as u64;
+        let Counts { passed, .. } = self.counts;
+        // Everything is stopped before the last line is printed, so that it really is the last.
+        drop(self.guard);
+        println!("{passed} passed, {failed} failed");
+        failed == 0
+    }
+}
+
+/// Turns the failpoints of these packages on.
+fn features(packages: &[String]) -> Vec<String> {
+    if packages.is_empty() {
+        return vec![];
+    }
+    let list: Vec<String> = packages.iter().map(|package| format!("{package}/failpoints")).collect();
+    vec!["--features".to_owned(), list.join(",")]
+}
+
+/// A new folder that only we can write to. Under `/tmp` because the path of a Unix socket must be short.
+fn temporary_folder() -> Result<PathBuf, String> {
+    let folder = PathBuf::from("/tmp").join(format!("gpuaas-xtask-{}", std::process::id()));
+    let create = |path: &PathBuf, mode| std::fs::DirBuilder::new().mode(mode).create(path);
+    create(&folder, 0o711).map_err(|error| format!("{}: {error}", folder.display()))?;
+    // The part that will belong to whoever runs PostgreSQL.
+    let database = folder.join("database");
+    create(&database, 0o700).map_err(|error| format!("{}: {error}", database.display()))?;
+    Ok(folder)
+}

@@ -1,0 +1,78 @@
+//! The documents are there, and their links lead somewhere.
+
+use crate::expect_none;
+use crate::files::{FILES, exists, root};
+
+#[test]
+fn the_documents_of_the_repository_exist() {
+    let documents = [
+        "README.md",
+        "ARCHITECTURE.md",
+        "CONTRIBUTING.md",
+        "LICENSE",
+        "docs/adding-a-task.md",
+        "docs/threat-model.md",
+        "crates/contract/testdata/README.md",
+        ".ci/run",
+    ];
+    let broken: Vec<String> = documents.into_iter().filter(|path| !exists(path)).map(str::to_owned).collect();
+    expect_none(&broken, "Write these.");
+}
+
+#[test]
+fn links_in_documents_lead_to_files_that_exist() {
+    let mut broken = vec![];
+    for file in FILES.iter().filter(|file| file.path.ends_with(".md")) {
+        let folder = root().join(&file.path).parent().expect("a folder").to_owned();
+        let mut in_code = false;
+        for (number, line) in file.lines() {
+            if line.trim_start().starts_with("```") {
+                in_code = !in_code;
+            }
+            if in_code {
+                continue;
+            }
+            for target in link_targets(line) {
+                let path = target.split('#').next().unwrap_or_default();
+                let elsewhere = target.contains("://") || target.starts_with("mailto:") || path.is_empty();
+                if !elsewhere && !folder.join(path).exists() {
+                    broken.push(format!("{}:{number}: {target}", file.path));
+                }
+            }
+        }
+    }
+    expect_none(&broken, "Correct the link; paths count from the document's own folder.");
+}
+
+#[test]
+fn files_named_in_documents_exist() {
+    // `crates/…`, `docs/…` and `xtask/…` between backquotes are promises about the tree.
+    let mut broken = vec![];
+    for file in FILES.iter().filter(|file| file.path.ends_with(".md")) {
+        for (number, line) in file.lines() {
+            for name in line.split('`').skip(1).step_by(2) {
+                let ours = ["crates/", "docs/", "xtask/", ".ci/"].iter().any(|folder| name.starts_with(folder));
+                let plain = name.chars().all(|c| c.is_ascii_alphanumeric() || matches!(c, '/' | '.' | '_' | '-'));
+                if ours && plain && !exists(name.trim_end_matches('/')) {
+                    broken.push(format!("{}:{number}: {name}", file.path));
+                }
+            }
+        }
+    }
+    expect_none(&broken, "The file was moved or never written; correct the name. (Use <placeholders> in patterns.)");
+}
+
+/// The targets of `[text](target)` in one line.
+fn link_targets(line: &str) -> Vec<&str> {
+    line.match_indices("](")
+        .filter_map(|(at, _)| {
+            let target = &line[at + 2..];
+            target.find(')').map(|end| target[..end].split_whitespace().next().unwrap_or_default())
+        })
+        .collect()
+}
+
+#[test]
+fn link_targets_are_found() {
+    assert_eq!(link_targets("see [a](b.md), [c](d/e.md#f \"title\") and [g](https://h)"), ["b.md", "d/e.md#f", "https://h"]);
+}

@@ -1,0 +1,95 @@
+//! The files of the repository.
+
+use std::path::{Path, PathBuf};
+use std::sync::LazyLock;
+
+/// A text file of the repository.
+pub(crate) struct TextFile {
+    /// Path from the top folder, with `/`.
+    pub(crate) path: String,
+    pub(crate) text: String,
+}
+
+impl TextFile {
+    pub(crate) fn is_rust(&self) -> bool {
+        self.path.ends_with(".rs")
+    }
+
+    /// Under a `tests` folder: only ever compiled for tests.
+    pub(crate) fn is_test(&self) -> bool {
+        self.path.contains("/tests/")
+    }
+
+    /// Numbered lines.
+    pub(crate) fn lines(&self) -> impl Iterator<Item = (usize, &str)> {
+        self.text.lines().enumerate().map(|(index, line)| (index + 1, line))
+    }
+}
+
+/// A crate's manifest.
+pub(crate) struct Manifest {
+    path: String,
+    text: String,
+}
+
+impl Manifest {
+    pub(crate) fn name(&self) -> &str {
+        &self.path
+    }
+
+    pub(crate) fn toml(&self) -> toml::Table {
+        self.text.parse().unwrap_or_else(|error| panic!("{}: {error}", self.path))
+    }
+}
+
+/// Every text file but what git ignores and what is captured or generated data.
+pub(crate) static FILES: LazyLock<Vec<TextFile>> = LazyLock::new(|| {
+    let mut files = vec![];
+    walk(&root(), &mut files);
+    files.sort_by(|a, b| a.path.cmp(&b.path));
+    assert!(files.len() > 20, "the files of the repository were not found");
+    files
+});
+
+/// The top folder.
+pub(crate) fn root() -> PathBuf {
+    // Cargo tells where we are now; the path from build time may be another copy of the repository.
+    let xtask = std::env::var_os("CARGO_MANIFEST_DIR").expect("run this test with cargo");
+    Path::new(&xtask).parent().expect("xtask lives in the top folder").to_owned()
+}
+
+/// Whether there is such a file or folder.
+pub(crate) fn exists(path: &str) -> bool {
+    root().join(path).exists()
+}
+
+/// The manifests of all crates of the workspace.
+pub(crate) fn crate_manifests() -> impl Iterator<Item = Manifest> {
+    let manifests = FILES.iter().filter(|file| file.path.ends_with("/Cargo.toml"));
+    manifests.map(|file| Manifest { path: file.path.clone(), text: file.text.clone() })
+}
+
+/// `deny.toml`, whose lists the tests share.
+pub(crate) fn deny() -> toml::Table {
+    let text = std::fs::read_to_string(root().join("deny.toml")).expect("deny.toml");
+    text.parse().expect("deny.toml is TOML")
+}
+
+fn walk(folder: &Path, files: &mut Vec<TextFile>) {
+    for entry in std::fs::read_dir(folder).expect("a folder of the repository").map(|entry| entry.expect("an entry")) {
+        let path = entry.path();
+        let name = entry.file_name().to_string_lossy().into_owned();
+        let kind = entry.file_type().expect("the type of an entry");
+        if kind.is_dir() {
+            let ours = !name.starts_with('.') || name == ".ci" || name == ".cargo";
+            if ours && name != "target" && name != "testdata" {
+                walk(&path, files);
+            }
+        } else if kind.is_file() && name != "Cargo.lock" {
+            // A file that is not text is none of our business.
+            if let (Ok(relative), Ok(text)) = (path.strip_prefix(root()), std::fs::read_to_string(&path)) {
+                files.push(TextFile { path: relative.to_string_lossy().into_owned(), text });
+            }
+        }
+    }
+}

@@ -1,0 +1,19 @@
+//! The rules of the house, as tests. Each one says what to change when it is broken.
+
+#![allow(clippy::disallowed_methods, clippy::disallowed_types, reason = "asks cargo for its metadata")]
+
+mod catalogue;
+mod dependencies;
+mod documents;
+mod files;
+mod licences;
+mod manifests;
+mod metadata;
+mod rust_code;
+mod sources;
+
+/// Fails with one line per broken rule, and with what to do about them.
+#[track_caller]
+fn expect_none(broken: &[String], remedy: &str) {
+    assert!(broken.is_empty(), "\n\n  {}\n\n{remedy}\n", broken.join("\n  "));
+}

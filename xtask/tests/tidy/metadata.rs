@@ -1,0 +1,136 @@
+//! What `cargo metadata` says about the workspace, for the platform we run on.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::process::Command;
+use std::sync::LazyLock;
+
+use serde_json::Value;
+
+/// One package.
+pub(crate) struct Package {
+    pub(crate) name: String,
+    pub(crate) version: String,
+    pub(crate) licence: Option<String>,
+    pub(crate) in_workspace: bool,
+    /// Names of its direct dependencies on other packages, by kind.
+    pub(crate) normal: BTreeSet<String>,
+    pub(crate) build: BTreeSet<String>,
+    pub(crate) dev: BTreeSet<String>,
+    /// Ids of what it links into a program.
+    linked: Vec<String>,
+}
+
+/// Everything that `cargo metadata` resolves, by package id.
+pub(crate) static TREE: LazyLock<BTreeMap<String, Package>> = LazyLock::new(load);
+
+/// Name and version of everything that is really compiled. `cargo metadata` also lists optional packages that are only mentioned by a
+/// feature (`ring?/alloc`), so cargo's own tree is asked.
+pub(crate) static COMPILED: LazyLock<BTreeSet<(String, String)>> = LazyLock::new(|| {
+    let tree = cargo(&[
+        "tree",
+        "--workspace",
+        "--all-features",
+        "--edges",
+        "normal,build,dev",
+        "--target",
+        &host_platform(),
+        "--prefix",
+        "none",
+        "--format",
+        "{p}",
+    ]);
+    let tree = String::from_utf8(tree).expect("cargo tree is text");
+    let package = |line: &str| {
+        let mut words = line.split_whitespace();
+        Some((words.next()?.to_owned(), words.next()?.strip_prefix('v')?.to_owned()))
+    };
+    let compiled: BTreeSet<_> = tree.lines().filter_map(package).collect();
+    assert!(compiled.len() > 50, "cargo tree was not understood");
+    compiled
+});
+
+impl Package {
+    /// Whether any program or test of ours contains it.
+    pub(crate) fn is_compiled(&self) -> bool {
+        COMPILED.contains(&(self.name.clone(), self.version.clone()))
+    }
+}
+
+/// The package of the workspace with this name, if it exists yet.
+pub(crate) fn member(name: &str) -> Option<&'static Package> {
+    TREE.values().find(|package| package.in_workspace && package.name == name)
+}
+
+/// The packages of the workspace.
+pub(crate) fn members() -> impl Iterator<Item = &'static Package> {
+    TREE.values().filter(|package| package.in_workspace)
+}
+
+/// Names of everything that ends up in a program that links `package`, itself included.
+pub(crate) fn linked_into(package: &Package) -> BTreeSet<&'static str> {
+    let mut open: Vec<&str> = package.linked.iter().map(String::as_str).collect();
+    let mut seen = BTreeSet::new();
+    let mut names = BTreeSet::new();
+    while let Some(id) = open.pop() {
+        let next = &TREE[id];
+        names.insert(next.name.as_str());
+        open.extend(next.linked.iter().map(String::as_str).filter(|id| seen.insert(*id)));
+    }
+    names
+}
+
+fn load() -> BTreeMap<String, Package> {
+    // All features, so that nothing hides behind one.
+    let metadata = cargo(&["metadata", "--format-version", "1", "--all-features", "--filter-platform", &host_platform()]);
+    let metadata: Value = serde_json::from_slice(&metadata).expect("cargo metadata is JSON");
+    let members: BTreeSet<&str> = list(&metadata["workspace_members"]).filter_map(Value::as_str).collect();
+    let described: BTreeMap<&str, &Value> = list(&metadata["packages"]).map(|package| (text(&package["id"]), package)).collect();
+    let names = |dependencies: &[(String, Option<String>)], wanted: Option<&str>| {
+        let of_kind = dependencies.iter().filter(|(_, kind)| kind.as_deref() == wanted);
+        of_kind.map(|(id, _)| text(&described[id.as_str()]["name"]).to_owned()).collect()
+    };
+
+    let package = |node: &Value| {
+        let id = text(&node["id"]);
+        let dependencies: Vec<(String, Option<String>)> = list(&node["deps"])
+            .flat_map(|dependency| {
+                let kinds = list(&dependency["dep_kinds"]).map(|kind| kind["kind"].as_str().map(str::to_owned));
+                kinds.map(|kind| (text(&dependency["pkg"]).to_owned(), kind)).collect::<Vec<_>>()
+            })
+            .collect();
+        let package = Package {
+            name: text(&described[id]["name"]).to_owned(),
+            version: text(&described[id]["version"]).to_owned(),
+            licence: described[id]["license"].as_str().map(str::to_owned),
+            in_workspace: members.contains(id),
+            normal: names(&dependencies, None),
+            build: names(&dependencies, Some("build")),
+            dev: names(&dependencies, Some("dev")),
+            linked: dependencies.iter().filter(|(_, kind)| kind.is_none()).map(|(id, _)| id.clone()).collect(),
+        };
+        (id.to_owned(), package)
+    };
+    list(&metadata["resolve"]["nodes"]).map(package).collect()
+}
+
+fn host_platform() -> String {
+    let rustc = std::env::var_os("RUSTC").unwrap_or_else(|| "rustc".into());
+    let output = Command::new(rustc).arg("-vV").output().expect("rustc can be started");
+    let text = String::from_utf8_lossy(&output.stdout).into_owned();
+    text.lines().find_map(|line| line.strip_prefix("host: ")).expect("rustc names its host").to_owned()
+}
+
+fn cargo(arguments: &[&str]) -> Vec<u8> {
+    let cargo = std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into());
+    let output = Command::new(cargo).args(arguments).current_dir(crate::files::root()).output().expect("cargo can be started");
+    assert!(output.status.success(), "cargo {}: {}", arguments.join(" "), String::from_utf8_lossy(&output.stderr));
+    output.stdout
+}
+
+fn list(value: &Value) -> impl Iterator<Item = &Value> {
+    value.as_array().expect("a list in cargo metadata").iter()
+}
+
+fn text(value: &Value) -> &str {
+    value.as_str().expect("a text in cargo metadata")
+}
