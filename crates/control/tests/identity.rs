@@ -289,3 +289,26 @@ async fn swapped_keys_in_the_database_do_not_open_a_link() {
     let mut link = honest.try_connect(honest.hello(&[])).await.unwrap();
     assert_eq!(link.goodbye().await, "node_record_forged");
 }
+
+#[tokio::test]
+async fn a_receipt_of_an_earlier_epoch_can_still_be_checked_from_the_root_key_alone() {
+    let server = TestServer::sqlite().await;
+    let old = Host::enrolled(&server).await;
+    let mut link = old.connect(&[]).await;
+    let task = server.client().task_create(&ping(&old), None).await.unwrap();
+    let verified = old.verify(&link.offer().await.envelope);
+    assert_eq!(link.receipt(task.id, old.receipt_payload(&verified, 1, None).sign(&old.receipt_key).receipt).await, "");
+    let mut new = Host::new(&server);
+    new.fingerprint = old.fingerprint.clone();
+    let token = server.client().join_token_create(&JoinTokenCreate::default()).await.unwrap().token;
+    assert_eq!(new.enrol(&token).await.status(), 200);
+
+    let evidence = server.client().task_evidence(&task.id.to_string()).await.unwrap();
+    assert_eq!(evidence.receipt_key, old.receipt_key.verifying_key());
+    let record = evidence.node_record.expect("the record of that enrolment");
+    let payload = dsse::open(&record, 64 * 1024, "application/vnd.gpuaas.node-record.v1+json", &evidence.root_key)
+        .expect("signed by the root");
+    let payload: serde_json::Value = serde_json::from_slice(&payload).unwrap();
+    assert_eq!(payload["receipt_key"], serde_json::to_value(&evidence.receipt_key).unwrap());
+    assert_eq!(payload["node_epoch"], 1);
+}

@@ -16,15 +16,15 @@ use tokio_util::sync::CancellationToken;
 use crate::server::{Server, Shared};
 
 /// Every test ends in reasonable time or fails with a reason.
-pub const PATIENCE: Duration = Duration::from_secs(60);
+pub(crate) const PATIENCE: Duration = Duration::from_secs(60);
 
-pub struct Host {
-    pub folder: tempfile::TempDir,
-    pub config: Config,
+pub(crate) struct Host {
+    _folder: tempfile::TempDir,
+    pub(crate) config: Config,
 }
 
 impl Host {
-    pub fn new(server: &Server) -> Self {
+    pub(crate) fn new(server: &Server) -> Self {
         let folder = tempfile::tempdir().expect("folder");
         let policy_file = folder.path().join("policy.toml");
         gpuaas_host::private_file::write_with_mode(&policy_file, gpuaas_agent::policy::EXAMPLE.as_bytes(), 0o644).expect("policy");
@@ -39,10 +39,10 @@ impl Host {
             log_drain_timeout: Duration::from_secs(2),
             ..Config::default()
         };
-        Self { folder, config }
+        Self { _folder: folder, config }
     }
 
-    pub async fn enroll(&self, shared: &Shared) -> Enrolled {
+    pub(crate) async fn enroll(&self, shared: &Shared) -> Enrolled {
         let options = EnrollOptions {
             config: self.config.clone(),
             door: Door::Token(shared.token()),
@@ -52,31 +52,31 @@ impl Host {
         gpuaas_agent::enroll(options, |_| {}, CancellationToken::new()).await.expect("enrolled")
     }
 
-    pub fn start(&self, transport: TransportChoice) -> Agent {
+    pub(crate) fn start(&self, transport: TransportChoice) -> Agent {
         Agent::start(Config { transport, ..self.config.clone() })
     }
 
     /// Lines that a task left in the ping log: the effect, counted from outside.
-    pub fn effects(&self, task_id: TaskId) -> usize {
+    pub(crate) fn effects(&self, task_id: TaskId) -> usize {
         let lines = |name: &str| std::fs::read_to_string(self.config.state_dir.join("host").join(name)).unwrap_or_default();
         let start = format!("{task_id} ");
         [lines("ping.log.1"), lines("ping.log")].iter().flat_map(|text| text.lines()).filter(|line| line.starts_with(&start)).count()
     }
 
-    pub fn state(&self, name: &str) -> PathBuf {
+    pub(crate) fn state(&self, name: &str) -> PathBuf {
         self.config.state_dir.join(name)
     }
 }
 
 /// A running agent.
-pub struct Agent {
+pub(crate) struct Agent {
     shutdown: CancellationToken,
     task: tokio::task::JoinHandle<Result<(), RunError>>,
     transport: watch::Receiver<String>,
 }
 
 impl Agent {
-    pub fn start(config: Config) -> Self {
+    pub(crate) fn start(config: Config) -> Self {
         let shutdown = CancellationToken::new();
         let (sender, transport) = watch::channel(String::new());
         let mut options = RunOptions::new(config);
@@ -99,38 +99,38 @@ impl Agent {
     }
 
     /// Waits until the link is up by this transport.
-    pub async fn connected_by(&self, transport: &str) {
+    pub(crate) async fn connected_by(&self, transport: &str) {
         let mut watched = self.transport.clone();
         let reached = watched.wait_for(|now| now == transport);
         tokio::time::timeout(PATIENCE, reached).await.unwrap_or_else(|_| panic!("never connected by {transport}")).expect("runs");
     }
 
     /// Ends it in good order.
-    pub async fn stop(self) {
+    pub(crate) async fn stop(self) {
         self.shutdown.cancel();
         tokio::time::timeout(PATIENCE, self.task).await.expect("ends").expect("no panic").expect("no error");
     }
 
     /// Ends by itself, with an error.
-    pub async fn fails(self) -> RunError {
+    pub(crate) async fn fails(self) -> RunError {
         tokio::time::timeout(PATIENCE, self.task).await.expect("ends").expect("no panic").expect_err("an error")
     }
 }
 
 /// A server, an enrolled host and nothing running.
-pub async fn enrolled() -> (Server, Host) {
+pub(crate) async fn enrolled() -> (Server, Host) {
     let server = Server::start(Shared::new()).await;
     let host = Host::new(&server);
     host.enroll(&server.shared).await;
     (server, host)
 }
 
-pub fn ping(message: &str) -> Task {
+pub(crate) fn ping(message: &str) -> Task {
     Task::DiagPing(diag_ping::Params { message: message.to_owned(), ..diag_ping::Params::default() })
 }
 
 /// Checks a receipt as the control plane would and returns what it says.
-pub fn believe(shared: &Arc<Shared>, task_id: TaskId, digest: &gpuaas_contract::Digest, bytes: &[u8]) -> receipt::Payload {
+pub(crate) fn believe(shared: &Arc<Shared>, task_id: TaskId, digest: &gpuaas_contract::Digest, bytes: &[u8]) -> receipt::Payload {
     let expectation = receipt::Expectation {
         key: &shared.receipt_key(),
         cluster_id: shared.cluster_id,

@@ -35,7 +35,7 @@ const SIGNER: [u8; 32] = [2; 32];
 
 /// How the stream behaves.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum StreamMode {
+pub(crate) enum StreamMode {
     Works,
     /// Takes the stream and says nothing, like a proxy that buffers.
     NeverWelcomes,
@@ -43,9 +43,9 @@ pub enum StreamMode {
 
 /// A message of the node and how it came.
 #[derive(Clone, Debug)]
-pub struct Heard {
-    pub transport: &'static str,
-    pub message: from_node::Message,
+pub(crate) struct Heard {
+    pub(crate) transport: &'static str,
+    pub(crate) message: from_node::Message,
 }
 
 struct Node {
@@ -60,9 +60,9 @@ struct Session {
     changed: Arc<Notify>,
 }
 
-pub struct Shared {
-    pub cluster_id: ClusterId,
-    pub node_id: NodeId,
+pub(crate) struct Shared {
+    pub(crate) cluster_id: ClusterId,
+    pub(crate) node_id: NodeId,
     ca: rcgen::CertifiedIssuer<'static, rcgen::KeyPair>,
     node: Mutex<Option<Node>>,
     session: Mutex<Option<Session>>,
@@ -70,20 +70,20 @@ pub struct Shared {
     heard_count: watch::Sender<usize>,
     stream_mode: Mutex<StreamMode>,
     /// Life of issued certificates.
-    pub certificate_life: Mutex<(Duration, Duration)>,
-    pub confirm_receipts: AtomicBool,
-    pub confirm_logs: AtomicBool,
-    pub approve: AtomicBool,
-    pub certificates_issued: AtomicU32,
-    pub rejoins: AtomicU32,
+    pub(crate) certificate_life: Mutex<(Duration, Duration)>,
+    pub(crate) confirm_receipts: AtomicBool,
+    pub(crate) confirm_logs: AtomicBool,
+    pub(crate) approve: AtomicBool,
+    pub(crate) certificates_issued: AtomicU32,
+    pub(crate) rejoins: AtomicU32,
     verifier_set: Mutex<Vec<u8>>,
     used_tokens: Mutex<HashSet<String>>,
 }
 
 /// A running server; dropping it closes every connection.
-pub struct Server {
-    pub shared: Arc<Shared>,
-    pub address: SocketAddr,
+pub(crate) struct Server {
+    pub(crate) shared: Arc<Shared>,
+    pub(crate) address: SocketAddr,
     stop: CancellationToken,
 }
 
@@ -102,14 +102,14 @@ fn ca() -> rcgen::CertifiedIssuer<'static, rcgen::KeyPair> {
     rcgen::CertifiedIssuer::self_signed(params, key).expect("ca")
 }
 
-pub fn verifier_set(cluster_id: ClusterId, version: u64, state: KeyState) -> Vec<u8> {
+pub(crate) fn verifier_set(cluster_id: ClusterId, version: u64, state: KeyState) -> Vec<u8> {
     let public_key = SigningKey::from_seed(&SIGNER).verifying_key();
     let keys = vec![Entry { key_id: public_key.id(), public_key, state }];
     Document { cluster_id, version, issued_at: Timestamp(1), keys }.sign(&SigningKey::from_seed(&ROOT))
 }
 
 impl Shared {
-    pub fn new() -> Arc<Self> {
+    pub(crate) fn new() -> Arc<Self> {
         let cluster_id = ClusterId::generate();
         Arc::new(Self {
             cluster_id,
@@ -131,16 +131,16 @@ impl Shared {
         })
     }
 
-    pub fn ca_sha256(&self) -> String {
+    pub(crate) fn ca_sha256(&self) -> String {
         use sha2::Digest as _;
         gpuaas_contract::hex(&sha2::Sha256::digest(self.ca.der()))
     }
 
-    pub fn token(&self) -> String {
+    pub(crate) fn token(&self) -> String {
         format!("gpj_{}.{}", "s".repeat(43), self.ca_sha256())
     }
 
-    pub fn set_stream_mode(&self, mode: StreamMode) {
+    pub(crate) fn set_stream_mode(&self, mode: StreamMode) {
         *self.stream_mode.lock().expect("lock") = mode;
     }
 
@@ -177,16 +177,16 @@ impl Shared {
         }
     }
 
-    pub fn receipt_key(&self) -> VerifyingKey {
+    pub(crate) fn receipt_key(&self) -> VerifyingKey {
         self.node.lock().expect("lock").as_ref().expect("enrolled").receipt_key.clone()
     }
 
-    pub fn epoch(&self) -> u64 {
+    pub(crate) fn epoch(&self) -> u64 {
         self.node.lock().expect("lock").as_ref().expect("enrolled").epoch
     }
 
     /// Signs a task for the node. `change` may spoil the payload.
-    pub fn sign(&self, task: &Task, change: impl FnOnce(&mut Payload)) -> (TaskId, envelope::Signed) {
+    pub(crate) fn sign(&self, task: &Task, change: impl FnOnce(&mut Payload)) -> (TaskId, envelope::Signed) {
         let now = Timestamp::now();
         let mut payload = Payload {
             cluster_id: self.cluster_id,
@@ -207,7 +207,7 @@ impl Shared {
     }
 
     /// Puts a message on its way if a session is open; says whether one was.
-    pub fn tell(&self, message: to_node::Message) -> bool {
+    pub(crate) fn tell(&self, message: to_node::Message) -> bool {
         let mut session = self.session.lock().expect("lock");
         let Some(session) = session.as_mut() else { return false };
         session.queue.push_back(message);
@@ -215,17 +215,17 @@ impl Shared {
         true
     }
 
-    pub fn offer(&self, task_id: TaskId, envelope: &[u8]) -> bool {
+    pub(crate) fn offer(&self, task_id: TaskId, envelope: &[u8]) -> bool {
         self.tell(to_node::Message::Offer(Offer { task_id: task_id.to_string(), envelope: envelope.to_vec() }))
     }
 
     /// What the node said so far.
-    pub fn heard(&self) -> Vec<Heard> {
+    pub(crate) fn heard(&self) -> Vec<Heard> {
         self.heard.lock().expect("lock").clone()
     }
 
     /// Waits until `wanted` finds something in what the node said.
-    pub async fn wait_for<T>(&self, what: &str, wanted: impl Fn(&[Heard]) -> Option<T>) -> T {
+    pub(crate) async fn wait_for<T>(&self, what: &str, wanted: impl Fn(&[Heard]) -> Option<T>) -> T {
         let mut count = self.heard_count.subscribe();
         let found = async {
             loop {
@@ -243,7 +243,7 @@ impl Shared {
     }
 
     /// The first receipt for a task, and the transport that brought it.
-    pub async fn receipt(&self, task_id: TaskId) -> (Vec<u8>, &'static str) {
+    pub(crate) async fn receipt(&self, task_id: TaskId) -> (Vec<u8>, &'static str) {
         let text = task_id.to_string();
         self.wait_for(&format!("a receipt for {text}"), |heard| {
             heard.iter().find_map(|heard| match &heard.message {
@@ -255,7 +255,7 @@ impl Shared {
     }
 
     /// The hello with this number, counted from 1.
-    pub async fn hello(&self, number: usize) -> (Hello, &'static str) {
+    pub(crate) async fn hello(&self, number: usize) -> (Hello, &'static str) {
         self.wait_for(&format!("hello {number}"), |heard| {
             let hellos = heard.iter().filter_map(|heard| match &heard.message {
                 from_node::Message::Hello(hello) => Some((hello.clone(), heard.transport)),
@@ -322,7 +322,7 @@ impl Shared {
     }
 
     /// Ends the session as a lost connection would.
-    pub fn drop_session(&self) {
+    pub(crate) fn drop_session(&self) {
         if let Some(session) = self.session.lock().expect("lock").take() {
             session.changed.notify_waiters();
         }
@@ -339,11 +339,11 @@ fn log_ack(chunk: &LogChunk) -> LogAck {
 }
 
 impl Server {
-    pub async fn start(shared: Arc<Shared>) -> Self {
+    pub(crate) async fn start(shared: Arc<Shared>) -> Self {
         Self::start_at(shared, "127.0.0.1:0".parse().expect("address")).await
     }
 
-    pub async fn start_at(shared: Arc<Shared>, address: SocketAddr) -> Self {
+    pub(crate) async fn start_at(shared: Arc<Shared>, address: SocketAddr) -> Self {
         let listener = tokio::net::TcpListener::bind(address).await.expect("bind");
         let address = listener.local_addr().expect("address");
         let stop = CancellationToken::new();

@@ -82,6 +82,16 @@ impl Cluster {
         self.server.wait_for_line("link ready", PATIENCE);
     }
 
+    /// Another server process on the same database and keys, with these roles, and its own address for REST.
+    pub(crate) fn another_server(&self, roles: &str) -> (Program, String) {
+        let api_port = free_port();
+        let link_listen = format!("127.0.0.1:{}", free_port());
+        let launch = Self::launch(&self.dir, &self.failpoints, self.pg.as_ref(), api_port, &link_listen);
+        let mut program = launch.args(["--roles", roles]).start(self.dir.path());
+        program.wait_for_line("ready", PATIENCE);
+        (program, format!("http://127.0.0.1:{api_port}"))
+    }
+
     pub(crate) fn kill_server(&mut self) {
         self.server.sigkill();
     }

@@ -119,3 +119,23 @@ fn this_very_machine_answers_for_itself() {
     });
     assert!(metrics > 1024 * 1024);
 }
+
+#[test]
+fn roles_in_different_processes_wake_each_other_through_the_database() {
+    let Some(cluster) = Cluster::start(Store::Postgres) else { return };
+    let mut host = AgentHost::enrolled(&cluster, "gpu-1", Carrier::Stream);
+    host.start();
+    let node = host.node_id();
+    cluster.wait_online(&node, true);
+    // The agent's link is with the first process; the CLI talks to the second, which has no link at all.
+    let (_api_only, url) = cluster.another_server("api");
+    let run = ["task", "run", &node, "diag.ping", "--param", "hold_ms=300", "--wait", "--url", &url];
+    let ran = cluster.cli(&[&run[..], &["-o", "json"]].concat());
+    assert_eq!(ran.json()["state"], "succeeded");
+    assert!(ran.stderr.contains("effect"), "phases cross the processes: {}", ran.stderr);
+    // A rotation in one process reaches nodes of the other, and so does a retirement.
+    cluster.json(&["key", "rotate", "--url", &url]);
+    assert_eq!(cluster.json(&["task", "run", &node, "diag.ping", "--wait", "--url", &url])["state"], "succeeded");
+    cluster.json(&["node", "retire", &node, "--url", &url]);
+    cluster.wait_online(&node, false);
+}

@@ -6,6 +6,7 @@ use std::time::Duration;
 use axum::extract::State;
 use axum::http::{HeaderMap, StatusCode};
 use axum::{Extension, Json};
+use base64::Engine as _;
 use gpuaas_api::dto::{self, EnvelopeEvidence, Page, Reason, TaskCreate, TaskEvidence, TaskListQuery, TaskLogs, TaskLogsQuery};
 use gpuaas_api::routes::IDEMPOTENCY_KEY_HEADER;
 use gpuaas_contract::id::TaskId;
@@ -244,7 +245,8 @@ pub(super) async fn evidence(State(control): Shared, Segments(id): Segments<Stri
     let (receipt_key, node_record) = if node.epoch == task.node_epoch {
         (node.receipt_key, Some(node.record))
     } else {
-        (receipt_key_of_epoch(&control, &task).await?, None)
+        let (key, record) = keys_of_epoch(&control, &task).await?;
+        (key, Some(record))
     };
     let envelopes = control.store.envelope_list(task.id).await?;
     let receipt = control.store.receipt_get(task.id).await?.map(|row| row.receipt);
@@ -268,15 +270,18 @@ pub(super) async fn evidence(State(control): Shared, Segments(id): Segments<Stri
     }))
 }
 
-/// The receipt key a node had in an earlier epoch, from the audit row of that enrolment.
-async fn receipt_key_of_epoch(control: &Control, task: &TaskRecord) -> Result<VerifyingKey, Failure> {
+/// The receipt key a node had in an earlier epoch and the signed record of it, from the audit row of that enrolment.
+async fn keys_of_epoch(control: &Control, task: &TaskRecord) -> Result<(VerifyingKey, Vec<u8>), Failure> {
     let filter =
         AuditFilter { target: Some(task.node_id.to_string()), action: Some("node.enrol".to_owned()), ..AuditFilter::default() };
+    let internal = |error: &dyn std::fmt::Display| Failure::Internal(format!("audit row of an enrolment: {error}"));
     for row in control.store.audit_list(0, 1000, &filter).await? {
-        let body: serde_json::Value = serde_json::from_str(&row.body).map_err(|e| Failure::Internal(e.to_string()))?;
+        let body: serde_json::Value = serde_json::from_str(&row.body).map_err(|e| internal(&e))?;
         let detail = &body["detail"];
         if detail["epoch"].as_u64() == Some(task.node_epoch) {
-            return serde_json::from_value(detail["receipt_key"].clone()).map_err(|e| Failure::Internal(e.to_string()));
+            let key = serde_json::from_value(detail["receipt_key"].clone()).map_err(|e| internal(&e))?;
+            let record = base64::engine::general_purpose::STANDARD.decode(detail["record"].as_str().unwrap_or_default());
+            return Ok((key, record.map_err(|e| internal(&e))?));
         }
     }
     Err(Refusal::not_found("receipt_key_unknown", format!("the receipt key of epoch {} is not on record", task.node_epoch))

@@ -7,6 +7,7 @@ use axum::extract::{DefaultBodyLimit, State};
 use axum::http::HeaderMap;
 use axum::routing::{get, post};
 use axum::{Extension, Json, Router};
+use base64::Engine as _;
 use gpuaas_contract::id::{CorrelationId, EnrolmentId, NodeId};
 use gpuaas_contract::link::{
     self, Applicant, EnrolPending, EnrolRequest, EnrolStatus, EnrolWithToken, Grant, Rejoin, RejoinChallenge,
@@ -196,7 +197,11 @@ async fn admit(
     };
     let is_new = known.is_none();
     let (mut node, mut decision) = node::enrol(known, admission, new_id, context);
-    node.record = NodeRecord::seal(&node, control.cluster_id, control.keys.record_key());
+    node.record = NodeRecord::seal(&node, control.cluster_id, control.keys.root());
+    // The node's row forgets the record at the next enrolment; the audit log keeps it, so that old receipts can be checked.
+    for entry in &mut decision.audit {
+        entry.detail["record"] = base64::engine::general_purpose::STANDARD.encode(&node.record).into();
+    }
     for task in open {
         decision = decision.and(task::node_gone(&task, "its node was enrolled again", context));
     }
@@ -328,7 +333,7 @@ async fn rejoin(State(control): Shared, JsonBody(request): JsonBody<Rejoin>) -> 
         let refuse =
             || Refusal::forbidden("rejoin_refused", "the proof does not fit a node of this cluster; enrol the host again");
         let node = control.store.node_get(request.node_id).await?.ok_or_else(refuse)?;
-        if !NodeRecord::matches(&node, control.cluster_id, &control.keys.record_key().verifying_key()).unwrap_or(false) {
+        if !NodeRecord::matches(&node, control.cluster_id, &control.keys.root_key()).unwrap_or(false) {
             return Err(refuse().into());
         }
         let opened = dsse::open(&request.proof, link::MAX_ENROLMENT_BYTES, link::REJOIN_PAYLOAD_TYPE, &node.receipt_key);

@@ -59,7 +59,7 @@ pub(super) async fn node(control: &Control, peer: &Peer) -> Result<Node, Failure
     if certificate.revoked_at.is_some() || certificate.node_id != node.id || certificate.node_epoch != node.epoch {
         return Err(revoked());
     }
-    if !NodeRecord::matches(&node, control.cluster_id, &control.keys.record_key().verifying_key()).unwrap_or(false) {
+    if !NodeRecord::matches(&node, control.cluster_id, &control.keys.root_key()).unwrap_or(false) {
         tracing::error!(node = %node.id, "the node's row does not match its signed record: somebody wrote to the database");
         let message =
             format!("the stored keys of node {} were changed outside the control plane; enrol the machine again", node.id);

@@ -64,7 +64,11 @@ pub enum CaError {
 impl Ca {
     /// Loads the CA of this folder, or makes one at the first start.
     pub fn open(dir: &Path, cluster_id: ClusterId, now: Timestamp) -> Result<Self, CaError> {
-        files::ensure_dir(dir)?;
+        let _lock = files::FolderLock::take(dir)?;
+        Self::open_locked(dir, cluster_id, now)
+    }
+
+    fn open_locked(dir: &Path, cluster_id: ClusterId, now: Timestamp) -> Result<Self, CaError> {
         let (key_path, certificate_path) = (dir.join("ca.key"), dir.join("ca.crt"));
         match (files::read_private(&key_path)?, files::read_private(&certificate_path)?) {
             (Some(key), Some(certificate)) => {
@@ -96,7 +100,7 @@ impl Ca {
                     path: key_path,
                     source,
                 })?;
-                Self::open(dir, cluster_id, now)
+                Self::open_locked(dir, cluster_id, now)
             }
             (None, Some(_)) => Err(CaError::Incomplete),
         }

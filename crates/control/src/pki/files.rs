@@ -61,6 +61,27 @@ pub fn write_private(path: &Path, bytes: &[u8]) -> Result<(), KeyFileError> {
     std::fs::File::open(dir).and_then(|dir| dir.sync_all()).map_err(io("sync the folder of"))
 }
 
+/// Holds the key folder against other server processes, until dropped.
+pub(super) struct FolderLock {
+    _file: std::fs::File,
+}
+
+impl FolderLock {
+    /// Waits until no other process makes or changes keys.
+    pub(super) fn take(dir: &Path) -> Result<Self, KeyFileError> {
+        ensure_dir(dir)?;
+        let path = dir.join(".lock");
+        let opened = std::fs::OpenOptions::new().write(true).create(true).truncate(false).mode(0o600).open(&path);
+        let file = opened.map_err(|source| KeyFileError::Io { action: "open", path: path.clone(), source })?;
+        rustix::fs::flock(&file, rustix::fs::FlockOperation::LockExclusive).map_err(|error| KeyFileError::Io {
+            action: "lock",
+            path,
+            source: error.into(),
+        })?;
+        Ok(Self { _file: file })
+    }
+}
+
 /// Reads a secret file; `None` if it does not exist. A file that others can read is refused.
 pub(super) fn read_private(path: &Path) -> Result<Option<zeroize::Zeroizing<Vec<u8>>>, KeyFileError> {
     use std::io::Read as _;

@@ -19,7 +19,6 @@ pub struct KeyRing {
     dir: PathBuf,
     cluster_id: ClusterId,
     root: SigningKey,
-    record: SigningKey,
     intent: zeroize::Zeroizing<[u8; 32]>,
     current: RwLock<Arc<Current>>,
 }
@@ -51,9 +50,9 @@ pub enum KeyRingError {
 impl KeyRing {
     /// Loads the keys of this folder, or makes them at the first start.
     pub fn open(dir: &Path, cluster_id: ClusterId, now: Timestamp) -> Result<Self, KeyRingError> {
+        let _lock = files::FolderLock::take(dir)?;
         files::ensure_dir(&dir.join("signing"))?;
         let root = load_or_make(&dir.join("root.key"))?;
-        let record = load_or_make(&dir.join("record.key"))?;
         let intent = load_or_make(&dir.join("intent.key"))?.seed();
         let current = match load_current(dir, cluster_id, &root)? {
             Some(current) => current,
@@ -65,7 +64,7 @@ impl KeyRing {
             }
         };
         let current = RwLock::new(Arc::new(current));
-        Ok(Self { dir: dir.to_owned(), cluster_id, root, record, intent, current })
+        Ok(Self { dir: dir.to_owned(), cluster_id, root, intent, current })
     }
 
     fn current(&self) -> Arc<Current> {
@@ -77,9 +76,10 @@ impl KeyRing {
         self.root.verifying_key()
     }
 
-    /// The key that signs node records.
-    pub fn record_key(&self) -> &SigningKey {
-        &self.record
+    /// The root itself. Besides verifier sets it signs the record of a node's keys at enrolment, so that whoever pinned
+    /// the root can check a receipt without asking anybody.
+    pub(crate) fn root(&self) -> &SigningKey {
+        &self.root
     }
 
     /// The current set.
@@ -149,6 +149,9 @@ impl KeyRing {
         now: Timestamp,
         edit: impl FnOnce(&mut Vec<Entry>) -> Result<(), KeyRingError>,
     ) -> Result<KeyId, KeyRingError> {
+        // Another process may have changed the set since we last looked: two truths with one version must not be.
+        let _lock = files::FolderLock::take(&self.dir)?;
+        self.reload()?;
         let mut guard = self.current.write().unwrap_or_else(std::sync::PoisonError::into_inner);
         let mut document = guard.set.document().clone();
         edit(&mut document.keys)?;
