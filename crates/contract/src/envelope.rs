@@ -20,6 +20,8 @@ pub const PAYLOAD_TYPE: &str = "application/vnd.gpuaas.task.v1+json";
 pub const MAX_BYTES: usize = 64 * 1024;
 /// Longest time between signing and the latest start.
 pub const MAX_START_WINDOW: Duration = Duration::from_secs(15 * 60);
+/// Longest time between the latest start and the deadline.
+pub const MAX_RUN: Duration = Duration::from_secs(24 * 3600);
 /// How far the clocks of host and control plane may be apart.
 pub const CLOCK_SKEW: Duration = Duration::from_secs(60);
 
@@ -291,9 +293,10 @@ fn check_audience<K>(payload: &Payload, expect: &Expectation<'_, K>) -> Check<()
 
 fn check_times<K>(payload: &Payload, expect: &Expectation<'_, K>) -> Check<()> {
     let Payload { issued_at, start_by, deadline, .. } = *payload;
-    if start_by < issued_at || start_by > issued_at.plus(MAX_START_WINDOW) || deadline < start_by {
+    let window_fits = issued_at <= start_by && start_by <= issued_at.plus(MAX_START_WINDOW);
+    if !window_fits || deadline < start_by || deadline > start_by.plus(MAX_RUN) {
         let message = format!(
-            "issued {issued_at}, start by {start_by}, deadline {deadline}: the start window must be 0 to 15 minutes and end before the deadline"
+            "issued {issued_at}, start by {start_by}, deadline {deadline}: the start window must be 0 to 15 minutes, and the deadline 0 to 24 hours after its end"
         );
         return Err((RefusalCode::WindowInvalid, message));
     }

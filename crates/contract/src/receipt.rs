@@ -18,6 +18,11 @@ pub const MAX_OUTPUT_BYTES: usize = 640 * 1024;
 /// Longest message inside.
 pub const MAX_MESSAGE: usize = 4096;
 
+/// Longest code, boot id or phase name inside.
+pub const MAX_NAME: usize = 64;
+/// Most phases inside.
+pub const MAX_PHASES: usize = 256;
+
 /// How a task ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, serde::Serialize, serde::Deserialize, schemars::JsonSchema)]
 #[serde(rename_all = "snake_case")]
@@ -190,6 +195,9 @@ pub enum Disbelief {
     /// The output does not fit the kind.
     #[error("receipt's output does not fit the task: {0}")]
     BadOutput(String),
+    /// What it says of itself cannot be.
+    #[error("receipt contradicts itself: {0}")]
+    Inconsistent(&'static str),
 }
 
 impl Disbelief {
@@ -208,6 +216,7 @@ impl Disbelief {
             Self::OtherTask => "receipt_other_task",
             Self::OtherEnvelope => "receipt_other_envelope",
             Self::BadOutput(_) => "receipt_output_invalid",
+            Self::Inconsistent(_) => "receipt_inconsistent",
         }
     }
 }
@@ -238,5 +247,32 @@ pub fn verify(receipt: &[u8], expect: &Expectation<'_>) -> Result<Verified, Disb
         (Some(_), _) => return Err(Disbelief::BadOutput("output without success".to_owned())),
         (None, _) => {}
     }
+    check_consistency(&payload)?;
     Ok(Verified { payload, digest })
+}
+
+fn check_consistency(said: &Payload) -> Result<(), Disbelief> {
+    let output_bytes = said.output.as_ref().map_or(0, |output| output.get().len());
+    let too_long = |name: &str| name.len() > MAX_NAME;
+    let contradictions = [
+        (said.attempt == 0, "attempts count from 1"),
+        (said.sequence == 0, "receipts count from 1"),
+        (
+            (said.sequence == 1) != said.previous_receipt.is_none(),
+            "exactly the first receipt of an epoch has no receipt before it",
+        ),
+        (said.started_at.is_some_and(|started| started > said.finished_at), "it ends before it starts"),
+        (said.outcome == Outcome::Refused && said.started_at.is_some(), "a refused task never starts"),
+        (said.outcome == Outcome::Succeeded && said.started_at.is_none(), "a task that succeeded was started"),
+        ((said.outcome == Outcome::Succeeded) != (said.code == "ok"), "exactly a success has the code `ok`"),
+        (said.code.is_empty() || too_long(&said.code), "the code must have 1 to 64 bytes"),
+        (too_long(&said.boot_id), "the boot id has more than 64 bytes"),
+        (said.message.len() > MAX_MESSAGE, "the message is longer than allowed"),
+        (output_bytes > MAX_OUTPUT_BYTES, "the output is longer than allowed"),
+        (said.phases.len() > MAX_PHASES || said.phases.iter().any(|p| too_long(&p.phase)), "too many or too long phases"),
+    ];
+    match contradictions.into_iter().find(|(holds, _)| *holds) {
+        Some((_, what)) => Err(Disbelief::Inconsistent(what)),
+        None => Ok(()),
+    }
 }

@@ -77,11 +77,11 @@ on_both_stores! {
         let Signed { receipt, digest } = host.receipt_payload(&verified, 1, None).sign(&host.receipt_key);
         assert_eq!(link.receipt(task.id, receipt.clone()).await, "");
         let done = server.client().task(&task.id.to_string()).await.unwrap();
-        assert_eq!((done.state.as_str(), &done.receipt_digest), ("succeeded", &Some(digest)));
+        assert_eq!((done.state.as_str(), &done.receipt_digest), ("succeeded", &Some(digest.clone())));
         assert_eq!(done.output.unwrap()["message"], "hi");
         // The same receipt again is the same truth; another one is not.
         assert_eq!(link.receipt(task.id, receipt).await, "");
-        let mut other = host.receipt_payload(&verified, 2, None);
+        let mut other = host.receipt_payload(&verified, 2, Some(digest));
         other.message = "a second truth".to_owned();
         assert_eq!(link.receipt(task.id, other.sign(&host.receipt_key).receipt).await, "receipt_conflict");
         server.server.unwrap().stop().await;

@@ -346,6 +346,9 @@ fn refused_for_audience_or_time() -> Vec<Case> {
             p.start_by = p.issued_at.plus(MAX_START_WINDOW + MICROSECOND);
             p.deadline = p.start_by;
         }),
+        changed("deadline_too_far", "24 hours and a microsecond after the latest start", Err(WindowInvalid), |p| {
+            p.deadline = p.start_by.plus(gpuaas_contract::envelope::MAX_RUN + std::time::Duration::from_micros(1));
+        }),
         changed("window_turned_round", "start_by before issued_at", Err(WindowInvalid), |p| {
             p.start_by = p.issued_at.minus(MICROSECOND);
         }),

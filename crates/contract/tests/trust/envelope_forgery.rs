@@ -136,6 +136,7 @@ refusals! {
     a_task_from_the_future_is_refused: "early" => TaskEarly;
     a_clock_set_back_does_not_revive_an_old_task: "clock_set_back" => TaskExpired;
     a_window_longer_than_fifteen_minutes_is_refused: "window_too_long" => WindowInvalid;
+    a_deadline_more_than_a_day_away_is_refused: "deadline_too_far" => WindowInvalid;
     a_window_turned_round_is_refused: "window_turned_round" => WindowInvalid;
     a_deadline_before_the_latest_start_is_refused: "deadline_before_start" => WindowInvalid;
     times_at_the_end_of_the_range_are_refused: "end_of_time" => TaskEarly;

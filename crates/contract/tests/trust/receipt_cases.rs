@@ -169,6 +169,7 @@ pub(crate) fn disbelieved() -> Vec<Case> {
     };
     let malformed = "receipt_malformed";
     let output = Some("receipt_output_invalid");
+    let inconsistent = Some("receipt_inconsistent");
     vec![
         {
             let mut case = changed("oversized", "one byte more than 1 MiB", Some("receipt_oversized"), |_| ());
@@ -231,5 +232,21 @@ pub(crate) fn disbelieved() -> Vec<Case> {
         changed("output_with_missing_field", "the output lacks a field", output, |p| {
             p.output = Some(raw(r#"{"message":"hello"}"#))
         }),
+        changed("no_attempt", "attempts count from 1", inconsistent, |p| p.attempt = 0),
+        changed("no_sequence", "receipts count from 1", inconsistent, |p| p.sequence = 0),
+        changed("chain_without_link", "the second receipt names the first", inconsistent, |p| p.sequence = 2),
+        changed("first_with_link", "nothing comes before the first receipt", inconsistent, |p| {
+            p.previous_receipt = Some(Digest::of(b"an earlier receipt"));
+        }),
+        changed("ends_before_start", "time runs backwards", inconsistent, |p| p.finished_at = NOW.minus(SECOND)),
+        changed("refused_but_started", "a refused task never starts", inconsistent, |p| {
+            ended(p, Outcome::Refused, "policy_denied", "the host policy does not allow diag.ping");
+        }),
+        changed("success_without_start", "a task that succeeded was started", inconsistent, |p| p.started_at = None),
+        changed("success_with_a_reason", "a success has the code ok", inconsistent, |p| p.code = "mostly_ok".to_owned()),
+        changed("failure_called_ok", "only a success has the code ok", inconsistent, |p| ended(p, Outcome::Failed, "ok", "")),
+        changed("long_boot_id", "65 bytes", inconsistent, |p| p.boot_id = "b".repeat(65)),
+        changed("long_message", "4097 bytes", inconsistent, |p| p.message = "m".repeat(4097)),
+        changed("many_phases", "257 phases", inconsistent, |p| p.phases = vec![p.phases[0].clone(); 257]),
     ]
 }

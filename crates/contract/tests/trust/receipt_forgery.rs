@@ -86,6 +86,15 @@ disbeliefs! {
     an_output_with_an_unknown_field_is_disbelieved: "output_with_unknown_field" => "receipt_output_invalid";
     an_output_without_success_is_disbelieved: "output_without_success" => "receipt_output_invalid";
     a_success_without_output_is_disbelieved: "success_without_output" => "receipt_output_invalid";
+    a_receipt_without_an_attempt_is_disbelieved: "no_attempt" => "receipt_inconsistent";
+    a_receipt_without_a_number_is_disbelieved: "no_sequence" => "receipt_inconsistent";
+    a_second_receipt_without_its_first_is_disbelieved: "chain_without_link" => "receipt_inconsistent";
+    a_first_receipt_with_a_predecessor_is_disbelieved: "first_with_link" => "receipt_inconsistent";
+    a_receipt_that_ends_before_it_starts_is_disbelieved: "ends_before_start" => "receipt_inconsistent";
+    a_refusal_that_started_is_disbelieved: "refused_but_started" => "receipt_inconsistent";
+    a_success_that_never_started_is_disbelieved: "success_without_start" => "receipt_inconsistent";
+    a_failure_called_ok_is_disbelieved: "failure_called_ok" => "receipt_inconsistent";
+    a_receipt_with_an_endless_message_is_disbelieved: "long_message" => "receipt_inconsistent";
     an_unknown_field_of_a_receipt_is_disbelieved: "unknown_field" => "receipt_unknown_field";
     an_oversized_receipt_is_disbelieved: "oversized" => "receipt_oversized";
     a_receipt_that_is_not_json_is_disbelieved: "not_json" => "receipt_malformed";
