@@ -84,6 +84,15 @@ on_both_stores! {
         let mut other = host.receipt_payload(&verified, 2, Some(digest));
         other.message = "a second truth".to_owned();
         assert_eq!(link.receipt(task.id, other.sign(&host.receipt_key).receipt).await, "receipt_conflict");
+        let metrics = server.metrics().await;
+        for line in [
+            "gpuaas_links{transport=\"stream\"} 1",
+            "gpuaas_tasks_dispatched_total 1",
+            "gpuaas_tasks_ended_total{outcome=\"succeeded\"} 1",
+            "gpuaas_receipts_rejected_total{code=\"receipt_conflict\"} 1",
+        ] {
+            assert!(metrics.contains(line), "`{line}` is not in\n{metrics}");
+        }
         server.server.unwrap().stop().await;
     }
 

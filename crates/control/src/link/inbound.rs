@@ -289,12 +289,14 @@ pub(super) async fn settle_receipt(control: &Control, session: &Session, believe
         let task = own_task(control, session, id).await?;
         let context = gpuaas_domain::decision::Context { correlation_id: task.correlation_id.clone(), ..context.clone() };
         let decision = task::receipt(&task, &head, &verified, &raw, &context)?;
-        Ok((task, decision.unwrap_or_default()))
+        Ok(((task, decision.is_some()), decision.unwrap_or_default()))
     })
     .await;
     gpuaas_failpoint::hit("server.receipt_committed");
     let rejected_code = match settled {
-        Ok(task) => {
+        // Believed before: the node only missed our answer.
+        Ok((_, false)) => String::new(),
+        Ok((task, true)) => {
             let said = verified.payload();
             control.metrics.task_ended(said.outcome, Timestamp::now().since(task.created_at));
             tracing::info!(

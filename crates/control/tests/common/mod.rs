@@ -83,6 +83,19 @@ impl TestServer {
         Client::new(options).unwrap()
     }
 
+    /// What Prometheus would read.
+    pub async fn metrics(&self) -> String {
+        let config =
+            rustls::ClientConfig::builder_with_provider(std::sync::Arc::new(rustls::crypto::aws_lc_rs::default_provider()))
+                .with_safe_default_protocol_versions()
+                .unwrap()
+                .with_root_certificates(rustls::RootCertStore::empty())
+                .with_no_client_auth();
+        let client = reqwest::Client::builder().tls_backend_preconfigured(config).build().unwrap();
+        let answer = client.get(format!("{}/metrics", self.url())).bearer_auth(&self.admin_token).send().await.unwrap();
+        answer.text().await.unwrap()
+    }
+
     pub fn ca_pem(&self) -> PathBuf {
         self.dir.join("keys/ca.crt")
     }
