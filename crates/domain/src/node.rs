@@ -336,6 +336,7 @@ pub fn connected(node: &Node, session: LiveSession, facts: Option<HostFacts>, co
         "agent_instance_id": session.agent_instance_id, "boot_id": session.boot_id,
     });
     let facts = facts.unwrap_or_else(|| node.facts.clone());
+    let held_elsewhere = node.session.as_ref().is_some_and(|older| older.server != session.server);
     let online = Node {
         name: if facts.hostname.is_empty() { node.name.clone() } else { facts.hostname.clone() },
         session: Some(session),
@@ -343,10 +344,12 @@ pub fn connected(node: &Node, session: LiveSession, facts: Option<HostFacts>, co
         facts,
         ..node.clone()
     };
-    Ok(Decision::default()
+    let decision = Decision::default()
         .change(Change::NodeUpdate(Box::new(online)))
         .record(context, "gpuaas.node.online.v1", "node.connect", &id, data)
-        .hint(Hint::NodeWork(node.id)))
+        .hint(Hint::NodeWork(node.id));
+    // Another server process may still hold the link that this one replaces.
+    Ok(if held_elsewhere { decision.hint(Hint::NodeAccess(node.id)) } else { decision })
 }
 
 /// A link ended. Says nothing if the node already has a newer one (fencing).

@@ -365,7 +365,7 @@ fn a_receipt_ends_a_task_whatever_was_believed_before() {
             let after = task_of(&decision);
             assert_eq!(after.state, TaskState::from(outcome), "{state:?}");
             assert_eq!((after.ended_at, after.lease_until), (Some(later(9)), None));
-            assert_eq!((after.code.as_str(), after.message.as_str()), ("some_code", "in words"));
+            assert_eq!((after.code.as_str(), after.message.as_str()), (if outcome == Outcome::Succeeded { "ok" } else { "some_code" }, "in words"));
             assert!(after.receipt_digest.is_some() && after.accepted_at.is_some());
             let receipts = decision.changes.iter().filter(|change| matches!(change, Change::ReceiptInsert { .. })).count();
             assert_eq!(receipts, 1);
@@ -394,6 +394,7 @@ fn a_broken_receipt_chain_is_told_and_stops_nothing() {
         (2, ReceiptHead::default(), false),
         (1, ReceiptHead { sequence: 1, digest: Some(Digest::of(b"r")) }, false),
         (2, ReceiptHead { sequence: 1, digest: Some(Digest::of(b"r")) }, false),
+        (2, ReceiptHead { sequence: 1, digest: Some(Digest::of(b"the receipt before")) }, true),
         (u64::MAX, ReceiptHead::default(), false),
         (1, ReceiptHead { sequence: u64::MAX, digest: None }, false),
     ] {

@@ -40,7 +40,7 @@ fn steps() -> impl Strategy<Value = Vec<Step>> {
         2 => Just(Step::Unknown),
         6 => Just(Step::Tick),
         1 => Just(Step::NodeGone),
-        2 => (prop::sample::select(outcomes.to_vec()), 0u64..3).prop_map(|(outcome, sequence)| Step::Receipt(outcome, sequence)),
+        2 => (prop::sample::select(outcomes.to_vec()), 1u64..4).prop_map(|(outcome, sequence)| Step::Receipt(outcome, sequence)),
     ];
     prop::collection::vec(step, 1..60)
 }

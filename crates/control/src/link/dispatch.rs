@@ -22,6 +22,8 @@ use crate::failure::{Failure, settle};
 
 /// How often a session looks at its own clock: certificate, silence.
 const WATCH: Duration = Duration::from_secs(2);
+/// Between two attempts to write down that a link ended.
+const RETRY: Duration = Duration::from_secs(1);
 /// A poll whose connection broke must be followed by another within this time.
 const ABANDONED: Duration = Duration::from_secs(3);
 
@@ -72,20 +74,24 @@ async fn drive(control: &Arc<Control>, session: &Arc<Session>) {
     }
 }
 
+/// Writes down that the link ended, as soon as the store takes it: nobody else would.
 async fn offline(control: &Control, session: &Session) {
     let why = if session.is_fenced() { "replaced by a newer link" } else { "link closed" };
     let context = Context { now: Timestamp::now(), actor: Actor::System, correlation_id: CorrelationId::generate() };
-    let settled = settle(&control.store, || async {
-        let Some(node) = control.store.node_get(session.node_id).await? else { return Ok(((), Decision::default())) };
-        Ok(((), node::disconnected(&node, session.id, why, &context)))
-    })
-    .await;
-    match settled {
-        Ok(()) => tracing::info!(node = %session.node_id, session = %session.id, why, "link ended"),
-        // The presence sweep will find it: this process no longer holds the session.
-        Err(error) => {
-            tracing::error!(node = %session.node_id, error = %chain(&error), "could not record that the node is offline")
+    loop {
+        let settled = settle(&control.store, || async {
+            let Some(node) = control.store.node_get(session.node_id).await? else { return Ok(((), Decision::default())) };
+            Ok(((), node::disconnected(&node, session.id, why, &context)))
+        })
+        .await;
+        match settled {
+            Ok(()) => return tracing::info!(node = %session.node_id, session = %session.id, why, "link ended"),
+            Err(error) => {
+                tracing::error!(node = %session.node_id, error = %chain(&error), "could not record that the node is offline; trying again");
+            }
         }
+        // At the end of this process other processes, or the next start, find the link dead.
+        tokio::select! { () = tokio::time::sleep(RETRY) => {}, () = control.shutdown.cancelled() => return }
     }
 }
 

@@ -11,11 +11,23 @@ use super::session::Session;
 #[derive(Default)]
 pub struct Hub {
     sessions: Mutex<HashMap<NodeId, Arc<Session>>>,
+    opening: Mutex<HashMap<NodeId, Arc<tokio::sync::Mutex<()>>>>,
 }
 
 impl Hub {
     fn lock(&self) -> MutexGuard<'_, HashMap<NodeId, Arc<Session>>> {
         self.sessions.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Lets one link of a node be opened at a time: the books and this map must agree on which one is the last.
+    pub(crate) async fn open_one(&self, node: NodeId) -> tokio::sync::OwnedMutexGuard<()> {
+        let turn = {
+            let mut opening = self.opening.lock().unwrap_or_else(PoisonError::into_inner);
+            // Whoever has had its turn left its entry behind.
+            opening.retain(|_, turn| Arc::strong_count(turn) > 1);
+            Arc::clone(opening.entry(node).or_default())
+        };
+        turn.lock_owned().await
     }
 
     /// The node's link, if this process holds it.

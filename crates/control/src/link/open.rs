@@ -54,6 +54,7 @@ pub(super) async fn open(
     for notice in hello.notices.iter().take(16) {
         tracing::warn!(node = %node.id, notice = %notice.chars().take(500).collect::<String>(), "the agent reports trouble with its own state");
     }
+    let _turn = control.hub.open_one(node.id).await;
     exclude_second_copy(control, &node, agent_instance_id).await?;
 
     let receipt_head = control.store.receipt_head(node.id, node.epoch).await?;

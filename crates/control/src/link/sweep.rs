@@ -9,6 +9,7 @@ use std::time::Duration;
 use gpuaas_contract::id::{CorrelationId, NodeId};
 use gpuaas_contract::time::Timestamp;
 use gpuaas_domain::decision::{Change, Context};
+use gpuaas_domain::node::Service;
 use gpuaas_domain::{Actor, Decision, Hint, node, task};
 use gpuaas_store::CommitError;
 use tokio::sync::broadcast::error::RecvError;
@@ -125,19 +126,22 @@ fn wake_all(control: &Control) {
 
 /// The node's right to speak changed: its link is closed now if it lost it.
 async fn check_access(control: &Control, node_id: NodeId) -> Result<(), Failure> {
-    refresh_deny_list(control).await?;
     let Some(session) = control.hub.get(node_id) else { return Ok(()) };
     let Some(node) = control.store.node_get(node_id).await? else { return Ok(()) };
-    if node.service == gpuaas_domain::node::Service::Locked {
-        session.close("node_locked", &node.service_reason, 300);
-    } else if node.service == gpuaas_domain::node::Service::Retired {
-        session.close("node_retired", "an operator retired this node", 300);
-    } else if node.epoch != session.node_epoch {
-        session.close("epoch_retired", "this machine was enrolled again", 60);
-    } else if node.session.as_ref().is_some_and(|live| live.id != session.id && live.server != control.server_id) {
-        session.fence();
+    match node.service {
+        Service::Locked => session.close("node_locked", &node.service_reason, 300),
+        Service::Retired => session.close("node_retired", "an operator retired this node", 300),
+        Service::InService | Service::Draining | Service::Quarantined if node.epoch != session.node_epoch => {
+            session.close("epoch_retired", "this machine was enrolled again", 60);
+        }
+        Service::InService | Service::Draining | Service::Quarantined => {
+            if node.session.is_some_and(|live| live.id != session.id && live.server != control.server_id) {
+                session.fence();
+            }
+            return Ok(());
+        }
     }
-    Ok(())
+    refresh_deny_list(control).await
 }
 
 async fn refresh_deny_list(control: &Control) -> Result<(), Failure> {

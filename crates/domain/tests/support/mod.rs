@@ -148,13 +148,13 @@ pub(crate) fn verified_for(
         started_at: (outcome != Outcome::Refused).then(|| later(1)),
         finished_at: later(2),
         outcome,
-        code: "some_code".to_owned(),
+        code: if outcome == Outcome::Succeeded { "ok" } else { "some_code" }.to_owned(),
         message: "in words".to_owned(),
         output,
         phases: Vec::new(),
         cleanup_proof: None,
         sequence,
-        previous_receipt: None,
+        previous_receipt: (sequence > 1).then(|| gpuaas_contract::Digest::of(b"the receipt before")),
     };
     let signed = payload.sign(&receipt_key());
     let expect = receipt::Expectation {
