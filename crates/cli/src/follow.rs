@@ -145,10 +145,11 @@ pub(crate) fn log_text(line: &TaskLogLine) -> String {
 /// Tells about progress on stderr: a spinner for a person, plain lines for a file.
 struct Teller {
     spinner: Option<ProgressBar>,
-    told: std::cell::RefCell<String>,
+    told_state: std::cell::RefCell<String>,
+    told_phase: std::cell::RefCell<String>,
 }
 
-// The state last told is only touched between awaits of one task.
+// What was last told is only touched between awaits of one task.
 impl Teller {
     fn new() -> Self {
         use std::io::IsTerminal as _;
@@ -160,7 +161,7 @@ impl Teller {
             bar.enable_steady_tick(Duration::from_millis(120));
             bar
         });
-        Self { spinner, told: std::cell::RefCell::default() }
+        Self { spinner, told_state: std::cell::RefCell::default(), told_phase: std::cell::RefCell::default() }
     }
 
     fn state(&self, task: &Task) {
@@ -169,7 +170,7 @@ impl Teller {
         } else {
             format!("{} {} on {}: {}", task.id, task.task_type, task.node_name, task.state)
         };
-        if self.told.replace(text.clone()) != text {
+        if self.told_state.replace(text.clone()) != text {
             self.now(&printable(&text));
         }
         if let Some(progress) = task.progress.as_ref().filter(|_| !task.ended()) {
@@ -179,7 +180,7 @@ impl Teller {
 
     fn phase(&self, phase: &str, message: &str) {
         let text = if message.is_empty() { format!("  phase {phase}") } else { format!("  phase {phase}: {message}") };
-        if self.told.replace(text.clone()) != text {
+        if self.told_phase.replace(text.clone()) != text {
             self.now(&printable(&text));
         }
     }
