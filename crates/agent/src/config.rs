@@ -169,10 +169,10 @@ impl Key {
 
     /// The key with this name.
     pub fn parse(name: &str) -> Result<Self, ConfigError> {
-        Self::ALL.into_iter().find(|key| key.name() == name).ok_or_else(|| ConfigError::UnknownKey {
-            key: name.to_owned(),
-            known: Self::ALL.map(Self::name).join(", "),
-        })
+        Self::ALL
+            .into_iter()
+            .find(|key| key.name() == name)
+            .ok_or_else(|| ConfigError::UnknownKey { key: name.to_owned(), known: Self::ALL.map(Self::name).join(", ") })
     }
 }
 
@@ -275,11 +275,7 @@ impl ConfigError {
 
 impl Config {
     /// Reads the file (if it is there) and the variables. `explicit`: the file was named by somebody and must exist.
-    pub fn load(
-        path: &Path,
-        explicit: bool,
-        variables: impl Iterator<Item = (String, String)>,
-    ) -> Result<Loaded, ConfigError> {
+    pub fn load(path: &Path, explicit: bool, variables: impl Iterator<Item = (String, String)>) -> Result<Loaded, ConfigError> {
         let mut loaded = Loaded {
             config: Self::default(),
             path: path.to_owned(),
@@ -397,15 +393,23 @@ impl Loaded {
     }
 }
 
+/// The overriding variables of this process. Others are not looked at: they need not even be text.
+pub fn environment() -> impl Iterator<Item = (String, String)> {
+    std::env::vars_os().filter_map(|(name, value)| {
+        let name = name.into_string().ok().filter(|name| name.starts_with(ENV_PREFIX))?;
+        // A value that is no text cannot be a valid one; the parser says so.
+        Some((name, value.to_string_lossy().into_owned()))
+    })
+}
+
 /// Writes one value into the file, keeping everything else in it, comments too. Nothing is written if anything is wrong.
 pub fn set_in_file(path: &Path, key: Key, text: &str) -> Result<(), ConfigError> {
     let mut check = Config::default();
     check.set(key, text)?;
     let old = if path.exists() { read_file(path)? } else { String::new() };
-    let mut document: toml_edit::DocumentMut = old.parse().map_err(|error: toml_edit::TomlError| ConfigError::Syntax {
-        path: path.to_owned(),
-        detail: error.to_string(),
-    })?;
+    let mut document: toml_edit::DocumentMut = old
+        .parse()
+        .map_err(|error: toml_edit::TomlError| ConfigError::Syntax { path: path.to_owned(), detail: error.to_string() })?;
     let value: toml_edit::Value = match key {
         Key::Server => check.server.iter().map(String::as_str).collect::<toml_edit::Array>().into(),
         Key::MaxTasks => i64::from(check.max_tasks).into(),
@@ -444,17 +448,14 @@ pub fn set_in_file(path: &Path, key: Key, text: &str) -> Result<(), ConfigError>
 
 fn read_file(path: &Path) -> Result<String, ConfigError> {
     let (bytes, _) = private_file::read_trusted(path, MAX_FILE)?;
-    String::from_utf8(bytes)
-        .map_err(|_| ConfigError::Syntax { path: path.to_owned(), detail: "it is not UTF-8 text".to_owned() })
+    String::from_utf8(bytes).map_err(|_| ConfigError::Syntax { path: path.to_owned(), detail: "it is not UTF-8 text".to_owned() })
 }
 
 fn text_of(value: &toml::Value) -> Option<String> {
     match value {
         toml::Value::String(text) => Some(text.clone()),
         toml::Value::Integer(number) => Some(number.to_string()),
-        toml::Value::Array(list) => {
-            list.iter().map(toml::Value::as_str).collect::<Option<Vec<_>>>().map(|texts| texts.join(","))
-        }
+        toml::Value::Array(list) => list.iter().map(toml::Value::as_str).collect::<Option<Vec<_>>>().map(|texts| texts.join(",")),
         toml::Value::Float(_) | toml::Value::Boolean(_) | toml::Value::Datetime(_) | toml::Value::Table(_) => None,
     }
 }
@@ -520,9 +521,9 @@ fn show_duration(duration: Duration) -> String {
     let ms = duration.as_millis();
     match ms {
         0 => "0s".to_owned(),
-        _ if ms % 3_600_000 == 0 => format!("{}h", ms / 3_600_000),
-        _ if ms % 60_000 == 0 => format!("{}m", ms / 60_000),
-        _ if ms % 1000 == 0 => format!("{}s", ms / 1000),
+        _ if ms.is_multiple_of(3_600_000) => format!("{}h", ms / 3_600_000),
+        _ if ms.is_multiple_of(60_000) => format!("{}m", ms / 60_000),
+        _ if ms.is_multiple_of(1000) => format!("{}s", ms / 1000),
         _ => format!("{ms}ms"),
     }
 }

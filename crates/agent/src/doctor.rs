@@ -8,7 +8,7 @@ use gpuaas_contract::envelope::CLOCK_SKEW;
 use gpuaas_contract::time::Timestamp;
 
 use crate::config::{Config, ConfigError, Loaded};
-use crate::identity::{Identity, IdentityError};
+use crate::identity::Identity;
 use crate::journal::Journal;
 use crate::link::dial::{Dialer, Protocol};
 use crate::policy::Policy;
@@ -66,12 +66,11 @@ pub async fn examine(loaded: Result<Loaded, ConfigError>) -> Vec<Finding> {
     findings.push(state_dir(config));
     findings.push(space(config));
     let running = status::read(&config.state_dir).filter(|status| is_alive(status.pid));
-    match Identity::load(&config.state_dir) {
+    match Identity::read(&config.state_dir) {
         Ok(identity) => {
             findings.push(certificate(&identity));
             findings.extend(reachability(config, identity).await);
         }
-        Err(error @ IdentityError::NotEnrolled) => findings.push(finding("identity", Verdict::Fail, chain(&error))),
         Err(error) => findings.push(finding("identity", Verdict::Fail, chain(&error))),
     }
     findings.push(journal(config).await);
@@ -96,7 +95,9 @@ fn policy(config: &Config) -> Finding {
 fn state_dir(config: &Config) -> Finding {
     let path = &config.state_dir;
     match path.metadata() {
-        Err(error) => finding("state folder", Verdict::Fail, format!("{}: {error}; enrol first, or check state_dir", path.display())),
+        Err(error) => {
+            finding("state folder", Verdict::Fail, format!("{}: {error}; enrol first, or check state_dir", path.display()))
+        }
         Ok(meta) if meta.mode() & 0o077 != 0 => finding(
             "state folder",
             Verdict::Warn,
@@ -116,7 +117,11 @@ fn space(config: &Config) -> Finding {
         Ok(space) if space.available_bytes < needed => finding(
             "disk space",
             Verdict::Warn,
-            format!("{} MiB free, journal and log buffer may need {} MiB; free some or lower log_buffer_bytes", space.available_bytes >> 20, needed >> 20),
+            format!(
+                "{} MiB free, journal and log buffer may need {} MiB; free some or lower log_buffer_bytes",
+                space.available_bytes >> 20,
+                needed >> 20
+            ),
         ),
         Ok(space) => finding("disk space", Verdict::Ok, format!("{} MiB free", space.available_bytes >> 20)),
         Err(error) => finding("disk space", Verdict::Warn, error.to_string()),
@@ -127,12 +132,16 @@ fn certificate(identity: &Identity) -> Finding {
     let now = Timestamp::now();
     match identity.validity() {
         Err(error) => finding("certificate", Verdict::Fail, chain(&error)),
-        Ok(validity) if now >= validity.until => {
-            finding("certificate", Verdict::Warn, format!("expired at {}; the agent rejoins by itself when it runs", validity.until))
-        }
-        Ok(validity) if now < validity.from => {
-            finding("certificate", Verdict::Fail, format!("not valid before {}; check this host's clock (it says {now})", validity.from))
-        }
+        Ok(validity) if now >= validity.until => finding(
+            "certificate",
+            Verdict::Warn,
+            format!("expired at {}; the agent rejoins by itself when it runs", validity.until),
+        ),
+        Ok(validity) if now < validity.from => finding(
+            "certificate",
+            Verdict::Fail,
+            format!("not valid before {}; check this host's clock (it says {now})", validity.from),
+        ),
         Ok(validity) if now >= validity.half_life().plus(Duration::from_secs(600)) => finding(
             "certificate",
             Verdict::Warn,
@@ -144,14 +153,13 @@ fn certificate(identity: &Identity) -> Finding {
 
 async fn reachability(config: &Config, identity: Identity) -> Vec<Finding> {
     let servers = if config.server.is_empty() { identity.document.server.clone() } else { config.server.clone() };
-    let tls = match identity
-        .certificate()
-        .map_err(|error| chain(&error))
-        .and_then(|leaf| link::dial::enrolled_config(&identity.ca, Some((leaf, identity.keys.tls_der()))).map_err(|e| chain(&e)))
-    {
-        Ok(tls) => tls,
-        Err(error) => return vec![finding("control plane", Verdict::Fail, error)],
-    };
+    let tls =
+        match identity.certificate().map_err(|error| chain(&error)).and_then(|leaf| {
+            link::dial::enrolled_config(&identity.ca, Some((leaf, identity.keys.tls_der()))).map_err(|e| chain(&e))
+        }) {
+            Ok(tls) => tls,
+            Err(error) => return vec![finding("control plane", Verdict::Fail, error)],
+        };
     let mut findings = Vec::new();
     for server in servers {
         let dialer = Dialer::new(vec![server.clone()], tls.clone(), config.request_timeout);
@@ -184,7 +192,10 @@ async fn journal(config: &Config) -> Finding {
             Ok(summary) => finding(
                 "journal",
                 Verdict::Ok,
-                format!("{} % used, {} tasks unfinished, {} receipts unreported", summary.used_percent, summary.in_flight, summary.unreported),
+                format!(
+                    "{} % used, {} tasks unfinished, {} receipts unreported",
+                    summary.used_percent, summary.in_flight, summary.unreported
+                ),
             ),
             Err(error) => finding("journal", Verdict::Fail, chain(&error)),
         },

@@ -8,7 +8,9 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use gpuaas_contract::id::{ClusterId, EnrolmentId, NodeId};
-use gpuaas_contract::link::{Applicant, ENROL_SECRET_HEADER, EnrolPending, EnrolRequest, EnrolStatus, EnrolWithToken, Grant, route};
+use gpuaas_contract::link::{
+    Applicant, ENROL_SECRET_HEADER, EnrolPending, EnrolRequest, EnrolStatus, EnrolWithToken, Grant, route,
+};
 use gpuaas_contract::time::Timestamp;
 use gpuaas_host::Host;
 use gpuaas_host::fingerprint::NoIdentity;
@@ -101,7 +103,9 @@ pub enum EnrollError {
     #[error("no server address; add --server host:port")]
     NoServer,
     /// The token is not one.
-    #[error("that is not a join token: expected gpj_, a secret, a dot and the CA's fingerprint, as `gpuaas node token create` prints it")]
+    #[error(
+        "that is not a join token: expected gpj_, a secret, a dot and the CA's fingerprint, as `gpuaas node token create` prints it"
+    )]
     BadToken,
     /// The fingerprint is not one.
     #[error("the CA fingerprint must be 64 hex digits, as the control plane prints it")]

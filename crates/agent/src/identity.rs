@@ -78,7 +78,8 @@ impl Keys {
     pub(crate) fn load_or_make(folder: &Path) -> Result<Self, IdentityError> {
         private_file::make_folder(folder)?;
         if !folder.join("tls.key").exists() {
-            let key = rcgen::KeyPair::generate_for(&rcgen::PKCS_ECDSA_P256_SHA256).map_err(|e| IdentityError::Keys(e.to_string()))?;
+            let key =
+                rcgen::KeyPair::generate_for(&rcgen::PKCS_ECDSA_P256_SHA256).map_err(|e| IdentityError::Keys(e.to_string()))?;
             private_file::write(&folder.join("tls.key"), Zeroizing::new(key.serialize_pem()).as_bytes())?;
         }
         if !folder.join("receipt.key").exists() {
@@ -120,6 +121,11 @@ impl Identity {
     /// The identity in `state_dir`. Finishes an enrolment that a crash interrupted at its last step.
     pub(crate) fn load(state_dir: &Path) -> Result<Self, IdentityError> {
         finish_swap(state_dir)?;
+        Self::read(state_dir)
+    }
+
+    /// The identity in `state_dir`, changing nothing.
+    pub(crate) fn read(state_dir: &Path) -> Result<Self, IdentityError> {
         let folder = folder(state_dir);
         if !folder.join("identity.json").exists() {
             return Err(IdentityError::NotEnrolled);
@@ -135,29 +141,22 @@ impl Identity {
         let ca = certificate(&read_text(&path)?).map_err(|detail| IdentityError::Damaged { path, detail })?;
         let path = folder.join("tls.crt");
         let certificate_pem = read_text(&path)?;
-        validity(&certificate_pem).map_err(|detail| IdentityError::Damaged { path, detail })?;
+        let keys = Keys::load(folder)?;
+        check_certificate(&certificate_pem, &keys, document.cluster_id, document.node_id)
+            .map_err(|detail| IdentityError::Damaged { path, detail })?;
         let verifier_set = private_file::read_secret(&folder.join("verifier_set.json"), MAX_FILE)?;
         VerifierSet::open(&verifier_set, &document.root_key, document.cluster_id)?;
-        Ok(Self {
-            keys: Keys::load(folder)?,
-            folder: folder.to_owned(),
-            document,
-            ca,
-            certificate_pem: certificate_pem.to_string(),
-            verifier_set,
-        })
+        Ok(Self { keys, folder: folder.to_owned(), document, ca, certificate_pem: certificate_pem.to_string(), verifier_set })
     }
 
     /// When the certificate began and ends.
     pub(crate) fn validity(&self) -> Result<Validity, IdentityError> {
-        validity(&self.certificate_pem)
-            .map_err(|detail| IdentityError::Damaged { path: self.folder.join("tls.crt"), detail })
+        validity(&self.certificate_pem).map_err(|detail| IdentityError::Damaged { path: self.folder.join("tls.crt"), detail })
     }
 
     /// The chain to present: the leaf.
     pub(crate) fn certificate(&self) -> Result<CertificateDer<'static>, IdentityError> {
-        certificate(&self.certificate_pem)
-            .map_err(|detail| IdentityError::Damaged { path: self.folder.join("tls.crt"), detail })
+        certificate(&self.certificate_pem).map_err(|detail| IdentityError::Damaged { path: self.folder.join("tls.crt"), detail })
     }
 
     /// Takes a fresh certificate, if it is for this node's key and name.

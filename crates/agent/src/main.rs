@@ -136,7 +136,7 @@ fn say(line: impl std::fmt::Display) {
 async fn dispatch(cli: Cli) -> Result<ExitCode, Failure> {
     let path = cli.config.clone().unwrap_or_else(|| PathBuf::from(config::DEFAULT_PATH));
     let explicit = cli.config.is_some();
-    let load = || Config::load(&path, explicit, std::env::vars());
+    let load = || Config::load(&path, explicit, config::environment());
     match cli.command {
         Command::Enroll { server, token, email, ca_sha256, replace } => {
             let loaded = load()?;
@@ -259,7 +259,11 @@ fn notify(states: &[sd_notify::NotifyState<'_>]) {
 async fn show_status(config: &Config) -> Result<ExitCode, Failure> {
     if systemd::is_running() {
         let unit = systemd::status(service::UNIT).await?;
-        say(format_args!("service    {} ({})", unit.active, if unit.enabled.is_empty() { "not installed" } else { &unit.enabled }));
+        say(format_args!(
+            "service    {} ({})",
+            unit.active,
+            if unit.enabled.is_empty() { "not installed" } else { &unit.enabled }
+        ));
     }
     let Some(status) = status::read(&config.state_dir).filter(|status| doctor::is_alive(status.pid)) else {
         say(format_args!("agent      not running (state folder {})", config.state_dir.display()));

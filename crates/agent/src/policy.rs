@@ -79,7 +79,10 @@ impl Policy {
         if state.rules.allowed_tasks.contains(&kind) {
             return Ok(());
         }
-        Err(Denied(format!("the host policy {} does not allow {kind}; only the host's owner can change that", self.path.display())))
+        Err(Denied(format!(
+            "the host policy {} does not allow {kind}; only the host's owner can change that",
+            self.path.display()
+        )))
     }
 
     /// Most tasks of this kind at the same time, if the owner set a limit.
@@ -170,7 +173,12 @@ mod tests {
 
     #[test]
     fn unknown_tasks_and_keys_are_errors() {
-        for text in ["allowed_tasks = [\"shell.exec\"]", "allow_everything = true", "allowed_tasks = 1", "[concurrency]\n\"diag.ping\" = 0"] {
+        for text in [
+            "allowed_tasks = [\"shell.exec\"]",
+            "allow_everything = true",
+            "allowed_tasks = 1",
+            "[concurrency]\n\"diag.ping\" = 0",
+        ] {
             let (_folder, _, policy) = policy(text);
             assert!(matches!(policy, Err(PolicyError::Malformed { .. })), "{text}");
         }

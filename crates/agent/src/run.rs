@@ -184,6 +184,7 @@ pub async fn run(options: RunOptions, shutdown: CancellationToken) -> Result<(),
     };
     let status_writer =
         spawn_status(&config, initial, &pipeline, link_status.subscribe(), credentials.until(), background.clone());
+    let link_state = link_status.subscribe();
     spawn_link_events(Arc::clone(&on_event), link_status.subscribe(), background.clone());
 
     let link_stop = CancellationToken::new();
@@ -228,7 +229,7 @@ pub async fn run(options: RunOptions, shutdown: CancellationToken) -> Result<(),
     on_event(RunEvent::Stopping);
     pipeline.close(config.shutdown_timeout).await;
     let failed = failure.borrow().clone();
-    if failed.is_none() {
+    if failed.is_none() && link_state.borrow().connected {
         report_what_is_left(&pipeline).await;
     }
     link_stop.cancel();
@@ -306,8 +307,11 @@ fn spawn_status(
                 status.unreported = pipeline.unreported();
                 before != *status
             });
-            // A busy agent writes the file a few times a second and not a thousand times.
-            tokio::time::sleep(Duration::from_millis(200)).await;
+            // A busy agent writes the file a few times a second and not a thousand times; the link is worth more haste.
+            tokio::select! {
+                () = tokio::time::sleep(Duration::from_millis(200)) => {}
+                Ok(()) = link.changed() => link.mark_changed(),
+            }
         }
     });
     status::spawn_writer(&config.state_dir, receiver, stop)

@@ -249,7 +249,14 @@ mod tests {
 
     #[test]
     fn the_unit_is_confined_and_watched() {
-        for line in ["Type=notify", "WatchdogSec=30", "Restart=always", "NoNewPrivileges=yes", "ProtectSystem=strict", "ReadWritePaths=/var/lib/gpuaas"] {
+        for line in [
+            "Type=notify",
+            "WatchdogSec=30",
+            "Restart=always",
+            "NoNewPrivileges=yes",
+            "ProtectSystem=strict",
+            "ReadWritePaths=/var/lib/gpuaas",
+        ] {
             assert!(UNIT_TEXT.lines().any(|l| l == line), "{line}");
         }
     }

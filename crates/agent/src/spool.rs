@@ -9,7 +9,7 @@
 
 use std::collections::{BTreeMap, HashMap, VecDeque};
 use std::fs::{File, OpenOptions};
-use std::io::{self, Read as _, Seek as _, SeekFrom, Write as _};
+use std::io::{self, BufReader, Read, Seek as _, SeekFrom, Write as _};
 use std::os::unix::fs::OpenOptionsExt as _;
 use std::path::{Path, PathBuf};
 
@@ -209,15 +209,15 @@ impl Store {
     fn take_in(&mut self, id: u64) -> io::Result<()> {
         let path = self.segment_path(id);
         let mut end = 0;
-        let mut file = File::open(&path)?;
-        while let Some((line, length)) = read_entry(&mut file)? {
+        let mut reader = BufReader::new(File::open(&path)?);
+        while let Some((line, length)) = read_entry(&mut reader)? {
             end += length;
             if let Ok(task_id) = line.task_id.parse::<TaskId>() {
                 let progress = self.state.tasks.entry(task_id).or_default();
                 progress.written = progress.written.max(line.sequence);
             }
         }
-        if end < file.metadata()?.len() {
+        if end < path.metadata()?.len() {
             OpenOptions::new().write(true).open(&path)?.set_len(end)?;
         }
         self.segments.push_back(Segment { id, bytes: end });
@@ -356,8 +356,9 @@ impl Store {
     fn read_batch(&mut self) -> Vec<LogLine> {
         let mut batch = Vec::new();
         let mut bytes = 0;
+        let mut reader = None;
         while batch.len() < BATCH_LINES && bytes < BATCH_BYTES && self.shipped.len() < WINDOW_LINES {
-            let Some((mut line, length)) = self.read_next() else { break };
+            let Some((mut line, length)) = self.read_next(&mut reader) else { break };
             self.read_at.offset += length;
             let Ok(task_id) = line.task_id.parse::<TaskId>() else { continue };
             let progress = self.state.tasks.entry(task_id).or_default();
@@ -373,8 +374,9 @@ impl Store {
         batch
     }
 
-    /// The line at the read cursor; moves the cursor on to the next segment where one ends.
-    fn read_next(&mut self) -> Option<(LogLine, u64)> {
+    /// The line at the read cursor; moves the cursor on to the next segment where one ends. `reader` keeps the segment
+    /// open from line to line.
+    fn read_next(&mut self, reader: &mut Option<(u64, BufReader<File>)>) -> Option<(LogLine, u64)> {
         loop {
             let position = self.segments.iter().position(|s| s.id >= self.read_at.segment)?;
             let segment = &self.segments[position];
@@ -382,10 +384,14 @@ impl Store {
                 self.read_at = Cursor { segment: segment.id, offset: 0 };
             }
             if self.read_at.offset < segment.bytes {
-                let entry = File::open(self.segment_path(segment.id)).and_then(|mut file| {
-                    file.seek(SeekFrom::Start(self.read_at.offset))?;
-                    read_entry(&mut file)
-                });
+                let entry = match reader {
+                    Some((id, file)) if *id == segment.id => read_entry(file),
+                    Some(_) | None => File::open(self.segment_path(segment.id)).and_then(|mut file| {
+                        file.seek(SeekFrom::Start(self.read_at.offset))?;
+                        let (_, file) = reader.insert((segment.id, BufReader::new(file)));
+                        read_entry(file)
+                    }),
+                };
                 match entry {
                     Ok(Some(found)) => return Some(found),
                     Ok(None) | Err(_) => {
@@ -454,7 +460,7 @@ fn encode_entry(line: &LogLine) -> Vec<u8> {
 }
 
 /// The next line and the bytes it takes; `None` at the end or at the first byte that is no line.
-fn read_entry(file: &mut File) -> io::Result<Option<(LogLine, u64)>> {
+fn read_entry(file: &mut impl Read) -> io::Result<Option<(LogLine, u64)>> {
     let mut header = [0_u8; ENTRY_HEADER];
     if !fill(file, &mut header)? {
         return Ok(None);
@@ -472,7 +478,7 @@ fn read_entry(file: &mut File) -> io::Result<Option<(LogLine, u64)>> {
     Ok(line.map(|line| (line, u64::try_from(ENTRY_HEADER + length).unwrap_or(u64::MAX))))
 }
 
-fn fill(file: &mut File, buffer: &mut [u8]) -> io::Result<bool> {
+fn fill(file: &mut impl Read, buffer: &mut [u8]) -> io::Result<bool> {
     match file.read_exact(buffer) {
         Ok(()) => Ok(true),
         Err(error) if error.kind() == io::ErrorKind::UnexpectedEof => Ok(false),

@@ -365,7 +365,10 @@ fn a_receipt_ends_a_task_whatever_was_believed_before() {
             let after = task_of(&decision);
             assert_eq!(after.state, TaskState::from(outcome), "{state:?}");
             assert_eq!((after.ended_at, after.lease_until), (Some(later(9)), None));
-            assert_eq!((after.code.as_str(), after.message.as_str()), (if outcome == Outcome::Succeeded { "ok" } else { "some_code" }, "in words"));
+            assert_eq!(
+                (after.code.as_str(), after.message.as_str()),
+                (if outcome == Outcome::Succeeded { "ok" } else { "some_code" }, "in words")
+            );
             assert!(after.receipt_digest.is_some() && after.accepted_at.is_some());
             let receipts = decision.changes.iter().filter(|change| matches!(change, Change::ReceiptInsert { .. })).count();
             assert_eq!(receipts, 1);

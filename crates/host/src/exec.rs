@@ -139,6 +139,7 @@ impl Exec {
         Ok((status.code(), finished.output))
     }
 
+    #[allow(clippy::disallowed_types, reason = "this is the one place that starts processes")]
     async fn run_any_status(self) -> Result<(ExitStatus, Ended), ExecError> {
         let Self { program, args, deadline, stdout_cap } = self;
         if !program.is_absolute() {
@@ -232,7 +233,9 @@ pub fn printable(bytes: &[u8]) -> String {
 /// A secret as it may appear in a log: its kind can be told by the prefix, its value cannot be guessed.
 pub fn redact(secret: &str) -> String {
     match secret.split_once('_') {
-        Some((prefix, _)) if prefix.len() <= 8 && prefix.bytes().all(|b| b.is_ascii_lowercase()) => format!("{prefix}_[redacted]"),
+        Some((prefix, _)) if prefix.len() <= 8 && prefix.bytes().all(|b| b.is_ascii_lowercase()) => {
+            format!("{prefix}_[redacted]")
+        }
         _ => "[redacted]".to_owned(),
     }
 }

@@ -42,8 +42,7 @@ fn warnings(probe: &Output, root: Option<metrics::Space>) -> Vec<Warning> {
     let has_gpus = !probe.gpus.is_empty();
     let low_memory = probe.memory_available_bytes < probe.memory_bytes / 100 * LOW_MEMORY_PERCENT;
     let low_space = root.is_some_and(|root| root.available_bytes < root.size_bytes / 100 * LOW_SPACE_PERCENT);
-    let undriven: Vec<&str> =
-        probe.gpus.iter().filter(|gpu| gpu.driver.is_empty()).map(|gpu| gpu.pci_address.as_str()).collect();
+    let undriven: Vec<&str> = probe.gpus.iter().filter(|gpu| gpu.driver.is_empty()).map(|gpu| gpu.pci_address.as_str()).collect();
     let checks = [
         (probe.reboot_required, "reboot_required", "the distribution asks for a reboot; drain the node and reboot it".to_owned()),
         (low_memory, "memory_low", format!("less than {LOW_MEMORY_PERCENT} % of memory is available; find what uses it")),

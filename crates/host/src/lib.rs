@@ -100,9 +100,9 @@ impl Host {
         }
     }
 
-    /// Leaves the task's line in the ping log, once. Durable when it returns; says whether it was new.
-    pub fn ping(&self, task_id: TaskId, at: Timestamp, message: &str) -> Result<bool, PingLogError> {
-        self.ping_log().append_once(task_id, at, message)
+    /// Leaves a line of the task in the ping log. Durable when it returns.
+    pub fn ping(&self, task_id: TaskId, at: Timestamp, message: &str) -> Result<(), PingLogError> {
+        self.ping_log().append(task_id, at, message)
     }
 
     /// Whether the task has left its line.

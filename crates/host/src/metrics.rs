@@ -55,14 +55,15 @@ impl Sampler {
 fn cpu_ticks() -> Option<CpuTicks> {
     let total = procfs::KernelStats::current().ok()?.total;
     let idle = total.idle + total.iowait.unwrap_or(0);
-    let busy = total.user + total.nice + total.system + total.irq.unwrap_or(0) + total.softirq.unwrap_or(0) + total.steal.unwrap_or(0);
+    let busy =
+        total.user + total.nice + total.system + total.irq.unwrap_or(0) + total.softirq.unwrap_or(0) + total.steal.unwrap_or(0);
     Some(CpuTicks { busy, all: busy + idle })
 }
 
 fn busy_percent(before: CpuTicks, now: CpuTicks) -> u32 {
     let all = now.all.saturating_sub(before.all);
     let busy = now.busy.saturating_sub(before.busy).min(all);
-    if all == 0 { 0 } else { u32::try_from(busy * 100 / all).unwrap_or(100) }
+    (busy * 100).checked_div(all).map_or(0, |percent| u32::try_from(percent).unwrap_or(100))
 }
 
 fn network_totals() -> (u64, u64) {

@@ -48,7 +48,11 @@ mod tests {
     #[test]
     fn gpus_are_found_by_vendor_and_class_and_nothing_else_is() {
         let sys = tempfile::tempdir().expect("folder");
-        device(sys.path(), "0000:17:00.0", &[("vendor", "0x10de"), ("class", "0x030200"), ("device", "0x2330"), ("numa_node", "1")]);
+        device(
+            sys.path(),
+            "0000:17:00.0",
+            &[("vendor", "0x10de"), ("class", "0x030200"), ("device", "0x2330"), ("numa_node", "1")],
+        );
         device(sys.path(), "0000:45:00.0", &[("vendor", "0x1002"), ("class", "0x120000"), ("device", "0x74a1")]);
         device(sys.path(), "0000:18:00.0", &[("vendor", "0x10de"), ("class", "0x068000"), ("device", "0x22a3")]); // a switch
         device(sys.path(), "0000:00:02.0", &[("vendor", "0x8086"), ("class", "0x030000"), ("device", "0x1234")]);

@@ -1,12 +1,18 @@
-//! The ping log: exactly one line per `diag.ping`, the smallest effect that can be counted from outside.
+//! The ping log: one line per run of a `diag.ping`, the smallest effect that can be counted from outside.
+//!
+//! Appending does not look for an earlier line of the task, so that the log shows it if a task ever ran twice; not
+//! running it twice is the journal's promise, and whoever recovers a task asks [`PingLog::contains`] first.
 //!
 //! A line is appended with one write and fsynced before the call returns. A line that a power cut tore is taken out
-//! before the next append, so that "the log has the task's line" is always yes or no.
+//! before the next append, so that "the log has the task's line" is always yes or no. Nobody else writes to the log
+//! while the agent runs, so the ids in it are read once and then remembered.
 
+use std::collections::HashSet;
 use std::fs::{File, OpenOptions};
 use std::io::{BufRead as _, BufReader, Read as _, Seek as _, SeekFrom, Write as _};
 use std::os::unix::fs::OpenOptionsExt as _;
 use std::path::{Path, PathBuf};
+use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use gpuaas_contract::id::TaskId;
 use gpuaas_contract::time::Timestamp;
@@ -22,6 +28,8 @@ pub struct PingLog {
     path: PathBuf,
     old: PathBuf,
     rotate_at: u64,
+    /// Tasks with a line in either file; `None` until they are read. Also keeps appends apart.
+    known: Mutex<Option<HashSet<TaskId>>>,
 }
 
 /// The ping log could not be read or written.
@@ -37,7 +45,7 @@ pub struct PingLogError {
 impl PingLog {
     /// The log `ping.log` in `folder`.
     pub fn new(folder: &Path) -> Self {
-        Self { path: folder.join("ping.log"), old: folder.join("ping.log.1"), rotate_at: ROTATE_AT }
+        Self { path: folder.join("ping.log"), old: folder.join("ping.log.1"), rotate_at: ROTATE_AT, known: Mutex::new(None) }
     }
 
     /// Where it is, for people and for counting from outside.
@@ -45,56 +53,72 @@ impl PingLog {
         &self.path
     }
 
-    /// Leaves the task's line, unless it is there already. Durable when it returns. Says whether it was new.
-    pub fn append_once(&self, task_id: TaskId, at: Timestamp, message: &str) -> Result<bool, PingLogError> {
-        if self.contains(task_id)? {
-            return Ok(false);
-        }
+    /// Leaves a line of the task. Durable when it returns.
+    pub fn append(&self, task_id: TaskId, at: Timestamp, message: &str) -> Result<(), PingLogError> {
+        let mut guard = self.lock();
         let fail = |what| move |source| PingLogError { what, path: self.path.clone(), source };
         if self.path.metadata().is_ok_and(|meta| meta.len() >= self.rotate_at) {
             std::fs::rename(&self.path, &self.old).map_err(fail("rotate"))?;
+            // The tasks of the file that went are forgotten.
+            *guard = None;
         }
-        let mut file = OpenOptions::new()
-            .read(true)
-            .append(true)
-            .create(true)
-            .mode(0o600)
-            .open(&self.path)
-            .map_err(fail("open"))?;
+        let is_new = !self.path.exists();
+        let opened = OpenOptions::new().read(true).append(true).create(true).mode(0o600).open(&self.path);
+        let mut file = opened.map_err(fail("open"))?;
         cut_torn_line(&mut file).map_err(fail("repair"))?;
         let clean: String = message.chars().filter(|c| !c.is_control()).collect();
         file.write_all(format!("{task_id} {at} {clean}\n").as_bytes()).map_err(fail("write"))?;
         file.sync_all().map_err(fail("fsync"))?;
-        if let Some(folder) = self.path.parent() {
+        if is_new && let Some(folder) = self.path.parent() {
             File::open(folder).and_then(|f| f.sync_all()).map_err(fail("fsync the folder of"))?;
         }
-        Ok(true)
+        self.loaded(&mut guard)?.insert(task_id);
+        Ok(())
     }
 
     /// Whether the task has its line, in the log or in the old one.
     pub fn contains(&self, task_id: TaskId) -> Result<bool, PingLogError> {
-        let start = format!("{task_id} ");
-        for path in [&self.path, &self.old] {
-            let fail = |source| PingLogError { what: "read", path: path.clone(), source };
-            let file = match File::open(path) {
-                Ok(file) => file,
-                Err(error) if error.kind() == std::io::ErrorKind::NotFound => continue,
-                Err(error) => return Err(fail(error)),
-            };
-            let mut reader = BufReader::new(file);
-            let mut line = Vec::new();
-            loop {
-                line.clear();
-                let limit = u64::try_from(MAX_LINE).unwrap_or(u64::MAX);
-                if (&mut reader).take(limit).read_until(b'\n', &mut line).map_err(fail)? == 0 {
-                    break;
-                }
-                if line.ends_with(b"\n") && line.starts_with(start.as_bytes()) {
-                    return Ok(true);
-                }
+        Ok(self.loaded(&mut self.lock())?.contains(&task_id))
+    }
+
+    fn lock(&self) -> MutexGuard<'_, Option<HashSet<TaskId>>> {
+        self.known.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn loaded<'a>(&self, known: &'a mut Option<HashSet<TaskId>>) -> Result<&'a mut HashSet<TaskId>, PingLogError> {
+        if known.is_none() {
+            let mut tasks = HashSet::new();
+            for path in [&self.path, &self.old] {
+                let read = read_tasks(path, &mut tasks);
+                read.map_err(|source| PingLogError { what: "read", path: path.clone(), source })?;
             }
+            *known = Some(tasks);
         }
-        Ok(false)
+        Ok(known.get_or_insert_default())
+    }
+}
+
+/// Adds the task of every complete line.
+fn read_tasks(path: &Path, tasks: &mut HashSet<TaskId>) -> std::io::Result<()> {
+    let file = match File::open(path) {
+        Ok(file) => file,
+        Err(error) if error.kind() == std::io::ErrorKind::NotFound => return Ok(()),
+        Err(error) => return Err(error),
+    };
+    let mut reader = BufReader::new(file);
+    let mut line = Vec::new();
+    loop {
+        line.clear();
+        let limit = u64::try_from(MAX_LINE).unwrap_or(u64::MAX);
+        if (&mut reader).take(limit).read_until(b'\n', &mut line)? == 0 {
+            return Ok(());
+        }
+        let task = std::str::from_utf8(&line).ok().and_then(|text| text.split(' ').next());
+        if line.ends_with(b"\n")
+            && let Some(Ok(task)) = task.map(str::parse)
+        {
+            tasks.insert(task);
+        }
     }
 }
 
@@ -127,15 +151,16 @@ mod tests {
     }
 
     #[test]
-    fn a_task_leaves_one_line_however_often_it_is_asked() {
+    fn a_line_is_found_again_also_by_the_next_process_and_a_second_run_would_show() {
         let folder = tempfile::tempdir().expect("folder");
         let log = PingLog::new(folder.path());
         let task = TaskId::generate();
         assert!(!log.contains(task).expect("reads"));
-        assert!(log.append_once(task, Timestamp(0), "hi").expect("writes"));
-        assert!(!log.append_once(task, Timestamp(0), "hi").expect("writes"));
+        log.append(task, Timestamp(0), "hi\nthere").expect("writes");
+        assert!(log.contains(task).expect("reads") && PingLog::new(folder.path()).contains(task).expect("reads"));
         assert_eq!(lines_of(log.path(), task), 1);
-        assert!(log.contains(task).expect("reads"));
+        log.append(task, Timestamp(0), "hi").expect("writes");
+        assert_eq!(lines_of(log.path(), task), 2);
     }
 
     #[test]
@@ -143,11 +168,12 @@ mod tests {
         let folder = tempfile::tempdir().expect("folder");
         let log = PingLog::new(folder.path());
         let (whole, torn) = (TaskId::generate(), TaskId::generate());
-        log.append_once(whole, Timestamp(0), "whole").expect("writes");
+        log.append(whole, Timestamp(0), "whole").expect("writes");
         let mut file = OpenOptions::new().append(true).open(log.path()).expect("opens");
         write!(file, "{torn} 1970-01").expect("tears");
+        let log = PingLog::new(folder.path());
         assert!(!log.contains(torn).expect("reads"));
-        assert!(log.append_once(torn, Timestamp(0), "again").expect("writes"));
+        log.append(torn, Timestamp(0), "again").expect("writes");
         assert_eq!((lines_of(log.path(), whole), lines_of(log.path(), torn)), (1, 1));
     }
 
@@ -157,7 +183,7 @@ mod tests {
         let log = PingLog { rotate_at: 200, ..PingLog::new(folder.path()) };
         let tasks: Vec<_> = (0..4).map(|_| TaskId::generate()).collect();
         for task in &tasks {
-            log.append_once(*task, Timestamp(0), "a message of some length").expect("writes");
+            log.append(*task, Timestamp(0), "a message of some length").expect("writes");
         }
         assert!(folder.path().join("ping.log.1").exists());
         assert!(log.contains(tasks[2]).expect("reads") && log.contains(tasks[3]).expect("reads"));

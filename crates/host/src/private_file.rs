@@ -94,8 +94,7 @@ pub fn write_with_mode(path: &Path, bytes: &[u8], mode: u32) -> Result<(), Priva
 fn write_temporary(temporary: &Path, bytes: &[u8], mode: u32) -> Result<(), PrivateFileError> {
     // A leftover of a crashed process with the same id would make create_new fail for ever.
     let _ = std::fs::remove_file(temporary);
-    let mut file =
-        OpenOptions::new().write(true).create_new(true).mode(mode).open(temporary).map_err(io("create", temporary))?;
+    let mut file = OpenOptions::new().write(true).create_new(true).mode(mode).open(temporary).map_err(io("create", temporary))?;
     file.write_all(bytes).map_err(io("write", temporary))?;
     // The umask may have taken bits away that the file needs.
     rustix::fs::fchmod(&file, rustix::fs::Mode::from_raw_mode(mode)).map_err(|e| io("chmod", temporary)(e.into()))?;

@@ -1,4 +1,4 @@
-//! `diag.ping`: leaves exactly one line in the host's ping log.
+//! `diag.ping`: leaves one line in the host's ping log. That it is exactly one per task is the journal's doing.
 
 use std::time::Duration;
 

@@ -14,6 +14,9 @@ use super::record::{Location, Record, TaskNote};
 /// stored receipt. Later duplicates are refused as expired.
 const REMEMBERED: Duration = Duration::from_secs(3600);
 
+/// Room that a record without a blob takes at most, roughly.
+const SMALL_RECORD: u64 = 160;
+
 /// State that follows from the records read so far.
 #[derive(Debug, Default)]
 pub(super) struct Index {
@@ -39,7 +42,7 @@ pub(crate) struct Chain {
 #[derive(Clone, Debug)]
 pub(super) enum Entry {
     InFlight(Box<InFlight>),
-    Finished { start_by: Timestamp, sequence: u64, reported: bool, receipt: Location },
+    Finished { start_by: Timestamp, sequence: u64, reported: bool, receipt: Option<Location> },
 }
 
 /// A task that is accepted and not finished.
@@ -98,7 +101,7 @@ impl Index {
                 }
             }
             Record::Finished { task_id, start_by, sequence, receipt_digest } => {
-                let entry = Entry::Finished { start_by: *start_by, sequence: *sequence, reported: false, receipt: at };
+                let entry = Entry::Finished { start_by: *start_by, sequence: *sequence, reported: false, receipt: Some(at) };
                 if let Some(Entry::InFlight(_)) = self.tasks.insert(*task_id, entry) {
                     self.in_flight -= 1;
                 }
@@ -117,6 +120,10 @@ impl Index {
                 *self = Self { node_epoch: *node_epoch, highest_time, fence, ..Self::default() };
             }
             Record::Chain { sequence, receipt_digest } => self.advance_chain(*sequence, receipt_digest),
+            Record::Remembered { task_id, start_by } => {
+                let entry = Entry::Finished { start_by: *start_by, sequence: 0, reported: true, receipt: None };
+                self.tasks.insert(*task_id, entry);
+            }
             Record::Fence { issued_until } => self.fence = self.fence.max(*issued_until),
         }
     }
@@ -164,8 +171,8 @@ impl Index {
     pub(super) fn unreported_after(&self, sequence: u64) -> Option<(u64, TaskId, Location)> {
         let (sequence, task_id) = self.unreported.range(sequence + 1..).next()?;
         match self.tasks.get(task_id) {
-            Some(Entry::Finished { receipt, .. }) => Some((*sequence, *task_id, *receipt)),
-            Some(Entry::InFlight(_)) | None => None,
+            Some(Entry::Finished { receipt: Some(receipt), .. }) => Some((*sequence, *task_id, *receipt)),
+            Some(Entry::Finished { receipt: None, .. } | Entry::InFlight(_)) | None => None,
         }
     }
 
@@ -177,15 +184,26 @@ impl Index {
     pub(super) fn live_bytes(&self, now: Timestamp) -> u64 {
         let of = |entry: &Entry| match entry {
             Entry::InFlight(entry) => entry.records.iter().map(|at| at.length).sum(),
-            Entry::Finished { receipt, .. } if !is_forgettable(entry, now) => receipt.length + 128,
+            Entry::Finished { receipt, .. } if !is_forgettable(entry, now) => receipt.map_or(0, |at| at.length) + SMALL_RECORD,
             Entry::Finished { .. } => 0,
+        };
+        self.tasks.values().map(of).sum()
+    }
+
+    /// Bytes that a compaction at `now` would keep if it forgot the receipts that are reported.
+    pub(super) fn essential_bytes(&self, now: Timestamp) -> u64 {
+        let of = |entry: &Entry| match entry {
+            Entry::InFlight(entry) => entry.records.iter().map(|at| at.length).sum(),
+            Entry::Finished { .. } if is_forgettable(entry, now) => 0,
+            Entry::Finished { reported: true, .. } | Entry::Finished { receipt: None, .. } => SMALL_RECORD,
+            Entry::Finished { receipt: Some(at), .. } => at.length,
         };
         self.tasks.values().map(of).sum()
     }
 
     /// What a compaction at `now` keeps, in file order, with the moment up to which forgotten tasks were startable:
     /// that moment must count as past from now on, or a clock set back could revive one of them.
-    pub(super) fn live(&self, now: Timestamp) -> (Vec<Kept>, Timestamp) {
+    pub(super) fn live(&self, now: Timestamp, keep: Keep) -> (Vec<Kept>, Timestamp) {
         let mut kept = Vec::new();
         let mut past = self.highest_time;
         for (task_id, entry) in &self.tasks {
@@ -194,26 +212,40 @@ impl Index {
                 Entry::Finished { start_by, .. } if is_forgettable(entry, now) => {
                     past = past.max(start_by.plus(CLOCK_SKEW).plus(Duration::from_micros(1)));
                 }
-                Entry::Finished { reported, receipt, .. } => {
-                    kept.push(Kept::Copy(*receipt));
-                    if *reported {
+                Entry::Finished { start_by, reported, receipt, .. } => match (receipt, reported, keep) {
+                    (Some(receipt), false, _) => kept.push(Kept::Copy(*receipt)),
+                    (Some(receipt), true, Keep::Receipts) => {
+                        kept.push(Kept::Copy(*receipt));
                         kept.push(Kept::Reported(*receipt, *task_id));
                     }
-                }
+                    (Some(_), true, Keep::Essentials) | (None, _, _) => kept.push(Kept::Remembered(*task_id, *start_by)),
+                },
             }
         }
         kept.sort_by_key(|kept| match kept {
-            Kept::Copy(at) => (at.offset, 0),
-            Kept::Reported(at, _) => (at.offset, 1),
+            Kept::Remembered(..) => (0, 0),
+            Kept::Copy(at) => (at.offset, 1),
+            Kept::Reported(at, _) => (at.offset, 2),
         });
         (kept, past)
     }
+}
+
+/// How much a compaction keeps.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Keep {
+    /// Receipts of reported tasks too, so that a duplicate gets its receipt again.
+    Receipts,
+    /// Of reported tasks only that they were: a busy node would fill its journal otherwise.
+    Essentials,
 }
 
 /// One thing that survives compaction.
 pub(super) enum Kept {
     /// The record at this place.
     Copy(Location),
+    /// That a task is finished and reported.
+    Remembered(TaskId, Timestamp),
     /// That the receipt at this place is confirmed.
     Reported(Location, TaskId),
 }

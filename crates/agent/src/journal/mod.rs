@@ -24,10 +24,10 @@ use gpuaas_contract::receipt;
 use gpuaas_contract::time::Timestamp;
 use tokio::sync::{mpsc, oneshot};
 
-use index::{Entry, Index};
 pub(crate) use index::Chain;
-pub(crate) use record::{Record, TaskNote};
+use index::{Entry, Index};
 use record::Location;
+pub(crate) use record::{Record, TaskNote};
 
 /// Room kept for every accepted task, so that its receipt and its small records are sure to fit.
 pub(crate) const RESERVED_PER_TASK: u64 = receipt::MAX_BYTES as u64 + 8 * 1024;
@@ -204,13 +204,13 @@ impl Journal {
         tasks
     }
 
-    /// The stored receipt of a finished task. Reads the disk on a blocking thread.
+    /// The stored receipt of a finished task; `None` if it was reported long ago and is no longer kept. Reads the disk on a blocking thread.
     pub(crate) async fn receipt(&self, task_id: TaskId) -> Result<Option<Vec<u8>>, AppendError> {
         let found = {
             let stored = self.shared.lock();
             match stored.index.get(task_id) {
-                Some(Entry::Finished { receipt, .. }) => Some((Arc::clone(&stored.file), *receipt)),
-                Some(Entry::InFlight(_)) | None => None,
+                Some(Entry::Finished { receipt: Some(receipt), .. }) => Some((Arc::clone(&stored.file), *receipt)),
+                Some(Entry::Finished { receipt: None, .. } | Entry::InFlight(_)) | None => None,
             }
         };
         let Some((file, location)) = found else { return Ok(None) };
@@ -296,12 +296,7 @@ fn unfinished(shared: &Shared, path: &Path) -> Result<Vec<Unfinished>, JournalEr
             }
             None => None,
         };
-        found.push(Unfinished {
-            note: entry.note.clone(),
-            envelope,
-            attempt: entry.attempt,
-            started_at: entry.started_at,
-        });
+        found.push(Unfinished { note: entry.note.clone(), envelope, attempt: entry.attempt, started_at: entry.started_at });
     }
     // Ids sort by the time they were made.
     found.sort_unstable_by_key(|task| task.note.task_id);

@@ -25,11 +25,7 @@ pub(super) const MAX_BODY: usize = receipt::MAX_BYTES + MAX_JSON;
 #[serde(tag = "kind", rename_all = "snake_case", deny_unknown_fields)]
 pub(crate) enum Record {
     /// The envelope passed every check and will be run. Blob: the envelope.
-    Accepted {
-        task: TaskNote,
-        issued_at: Timestamp,
-        deadline: Timestamp,
-    },
+    Accepted { task: TaskNote, issued_at: Timestamp, deadline: Timestamp },
     /// Effects may exist from here on.
     Started { task: TaskNote, attempt: u32, at: Timestamp },
     /// A handler reached a phase.
@@ -44,6 +40,8 @@ pub(crate) enum Record {
     EpochReset { node_epoch: u64 },
     /// Last receipt of the chain, when the receipt itself is no longer kept.
     Chain { sequence: u64, receipt_digest: Digest },
+    /// A task that is finished and reported, and whose receipt is no longer kept: duplicates are still known.
+    Remembered { task_id: TaskId, start_by: Timestamp },
     /// Records were lost to damage: unknown tasks signed until then may have run already.
     Fence { issued_until: Timestamp },
 }

@@ -89,8 +89,7 @@ fn a_journal_remembers_what_was_recorded_and_what_is_left_to_do() {
     );
     let (journal, opened) = open(folder.path());
     assert_eq!(opened.notices, [""; 0]);
-    let left: Vec<_> =
-        opened.unfinished.iter().map(|t| (t.note.task_id, t.attempt, t.envelope.clone().expect("kept"))).collect();
+    let left: Vec<_> = opened.unfinished.iter().map(|t| (t.note.task_id, t.attempt, t.envelope.clone().expect("kept"))).collect();
     assert_eq!(left, [(task(1), 0, b"envelope 1".to_vec()), (task(2), 1, b"envelope 2".to_vec())]);
     assert_eq!(journal.lookup(task(3)), Some(Known::Finished));
     assert_eq!(journal.lookup(task(9)), None);
@@ -102,7 +101,10 @@ fn a_journal_remembers_what_was_recorded_and_what_is_left_to_do() {
 #[test]
 fn a_new_epoch_voids_the_tasks_of_the_old_one_and_keeps_the_time() {
     let folder = tempfile::tempdir().expect("folder");
-    append_all(folder.path(), &[(accepted(9), vec![1]), (finished(8, 5), vec![2]), (Record::EpochReset { node_epoch: 2 }, vec![])]);
+    append_all(
+        folder.path(),
+        &[(accepted(9), vec![1]), (finished(8, 5), vec![2]), (Record::EpochReset { node_epoch: 2 }, vec![])],
+    );
     let (journal, opened) = open(folder.path());
     assert!(opened.unfinished.is_empty() && journal.in_hand().is_empty());
     assert_eq!((journal.chain(), journal.highest_time()), (Chain::default(), Timestamp(9)));
@@ -333,6 +335,36 @@ fn a_long_life_never_fills_the_file() {
         assert_eq!(journal.chain().sequence, 60);
     });
     assert_eq!(folder.path().join("journal").metadata().expect("meta").len(), CAPACITY);
+}
+
+#[test]
+fn a_busy_journal_forgets_reported_receipts_before_it_refuses_work_and_still_knows_every_task() {
+    let folder = tempfile::tempdir().expect("folder");
+    let (journal, _) = open(folder.path());
+    let start_by = Timestamp::now().plus(Duration::from_secs(600));
+    let id = |n: u64| {
+        let mut bytes = [0_u8; 16];
+        bytes[..8].copy_from_slice(&n.to_le_bytes());
+        TaskId::from_bytes(bytes)
+    };
+    block(async {
+        for n in 0..60_u64 {
+            let note = TaskNote { task_id: id(n), start_by, ..note(1) };
+            let record = Record::Accepted { task: note, issued_at: Timestamp(1), deadline: start_by };
+            journal.append(record, vec![1; 1000]).await.expect("there is room");
+            let record = Record::Finished { task_id: id(n), start_by, sequence: n + 1, receipt_digest: Digest::of(&[1]) };
+            journal.append(record, vec![2; 400_000]).await.expect("there is room");
+            journal.append(Record::Reported { task_id: id(n) }, Vec::new()).await.expect("there is room");
+        }
+        for n in 0..60 {
+            assert_eq!(journal.lookup(id(n)), Some(Known::Finished), "a duplicate of task {n} would run again");
+        }
+        assert_eq!(journal.receipt(id(0)).await, Ok(None));
+        assert_eq!(journal.receipt(id(59)).await.map(|receipt| receipt.map(|r| r.len())), Ok(Some(400_000)));
+    });
+    let before = view(&journal);
+    drop(journal);
+    assert_eq!(view(&open(folder.path()).0), before);
 }
 
 #[derive(Clone, Debug)]

@@ -11,7 +11,7 @@ use gpuaas_host::private_file;
 use tokio::sync::{mpsc, oneshot};
 
 use super::file::{self, FILE_HEADER, FileHeader, Found};
-use super::index::{Index, Kept};
+use super::index::{Index, Keep, Kept};
 use super::record::{self, Location, Record};
 use super::{AppendError, JournalError, RESERVED_PER_TASK, Shared, Stored, Summary};
 
@@ -87,10 +87,13 @@ pub(super) fn open(path: &Path, wanted: u64, now: Timestamp) -> Result<(Stored, 
     }
     if capacity != wanted {
         // The setting changed. If it does not fit now, the old size goes on serving.
-        match writer.compact(&mut stored, wanted, now) {
+        match writer.compact(&mut Direct(&mut stored), wanted, now) {
             Ok(true) => notices.push(format!("the journal now has {wanted} bytes instead of {capacity}")),
-            Ok(false) => notices.push(format!("journal_bytes = {wanted} is too small for what the journal holds; it keeps {capacity} bytes")),
-            Err(error) => notices.push(format!("the journal could not be resized to {wanted} bytes ({error}); it keeps {capacity} bytes")),
+            Ok(false) => notices
+                .push(format!("journal_bytes = {wanted} is too small for what the journal holds; it keeps {capacity} bytes")),
+            Err(error) => {
+                notices.push(format!("the journal could not be resized to {wanted} bytes ({error}); it keeps {capacity} bytes"))
+            }
         }
     }
     Ok((stored, writer, notices))
@@ -227,6 +230,7 @@ impl Writer {
             | Record::HighestTime { .. }
             | Record::EpochReset { .. }
             | Record::Chain { .. }
+            | Record::Remembered { .. }
             | Record::Fence { .. } => 0,
         };
         drop(stored);
@@ -238,9 +242,7 @@ impl Writer {
         // Compaction moves the end of the file, so it cannot happen behind records that already have their place.
         self.compact_at = 0;
         if group.is_empty() {
-            let mut stored = shared.lock();
-            let compacted = self.compact(&mut stored, self.capacity, Timestamp::now());
-            drop(stored);
+            let compacted = self.compact(&mut &*shared, self.capacity, Timestamp::now());
             if matches!(compacted, Ok(true)) && self.end.saturating_add(length).saturating_add(promised) <= self.capacity {
                 let sequence = self.sequence + 1;
                 let encoded = record::encode(&command.record, &command.blob, sequence).ok_or(AppendError::TooLarge)?;
@@ -256,10 +258,9 @@ impl Writer {
             return;
         }
         let now = Timestamp::now();
-        let mut stored = shared.lock();
-        let live = stored.index.live_bytes(now);
-        if self.end.saturating_sub(live) > self.capacity / 100 * 20
-            && let Err(error) = self.compact(&mut stored, self.capacity, now)
+        let essential = shared.lock().index.essential_bytes(now);
+        if self.end.saturating_sub(essential) > self.capacity / 100 * 20
+            && let Err(error) = self.compact(&mut &*shared, self.capacity, now)
         {
             tracing::warn!(%error, "journal could not be compacted; going on with the one in use");
         }
@@ -268,56 +269,57 @@ impl Writer {
     }
 
     /// Writes what still matters to a new file of `capacity` bytes and swaps it in. `false`: it would not fit.
-    fn compact(&mut self, stored: &mut Stored, capacity: u64, now: Timestamp) -> io::Result<bool> {
-        let (kept, past) = stored.index.live(now);
-        let mut fresh = Fresh::default();
-        let head = [
-            Some(Record::EpochReset { node_epoch: stored.index.node_epoch }),
-            Some(Record::HighestTime { at: past }),
-            (stored.index.fence > Timestamp(0)).then_some(Record::Fence { issued_until: stored.index.fence }),
-            stored.index.chain.digest.clone().map(|receipt_digest| Record::Chain {
-                sequence: stored.index.chain.sequence,
-                receipt_digest,
-            }),
-        ];
-        let room = capacity.saturating_sub(FILE_HEADER);
-        let promised = RESERVED_PER_TASK.saturating_mul(u64::try_from(stored.index.in_flight).unwrap_or(u64::MAX));
-        let estimate = stored.index.live_bytes(now).saturating_add(4096).saturating_add(promised);
-        if estimate > room {
+    ///
+    /// This thread is the only one that changes the journal, so the long part needs no lock.
+    fn compact(&mut self, access: &mut impl Access, capacity: u64, now: Timestamp) -> io::Result<bool> {
+        let room = capacity.saturating_sub(FILE_HEADER + 4096);
+        let Some((head, kept)) = access.with(|stored| plan(&stored.index, room, now)) else {
             return Ok(false);
-        }
+        };
         let path = self.path.with_extension("new");
-        let file = file::create(&path, capacity)?;
-        let result = (|| {
-            for record in head.into_iter().flatten() {
-                fresh.push(&file, self.sequence, &record, &[])?;
+        let built = self.build(&path, capacity, head, kept);
+        let (file, fresh) = match built {
+            Ok(built) => built,
+            Err(error) => {
+                let _ = std::fs::remove_file(&path);
+                return Err(error);
             }
-            for kept in kept {
-                match kept {
-                    Kept::Copy(at) => {
-                        let decoded = file::read(&self.file, at)?;
-                        fresh.push(&file, self.sequence, &decoded.record, &decoded.blob)?;
-                    }
-                    Kept::Reported(_, task_id) => fresh.push(&file, self.sequence, &Record::Reported { task_id }, &[])?,
-                }
-            }
-            file.sync_all()?;
-            std::fs::rename(&path, &self.path)?;
-            let folder = self.path.parent().unwrap_or(Path::new("/"));
-            private_file::sync_folder(folder).map_err(io::Error::other)
-        })();
-        if let Err(error) = result {
-            let _ = std::fs::remove_file(&path);
-            return Err(error);
-        }
+        };
         tracing::info!(before = self.end, after = FILE_HEADER + fresh.length, "journal compacted");
         self.file = Arc::new(file);
         self.capacity = capacity;
         self.end = FILE_HEADER + fresh.length;
         self.sequence += fresh.count;
-        stored.file = Arc::clone(&self.file);
-        stored.index = fresh.index;
+        access.with(|stored| {
+            stored.file = Arc::clone(&self.file);
+            stored.index = fresh.index;
+        });
         Ok(true)
+    }
+
+    fn build(&self, path: &Path, capacity: u64, head: Vec<Record>, kept: Vec<Kept>) -> io::Result<(File, Fresh)> {
+        let mut fresh = Fresh::default();
+        let file = file::create(path, capacity)?;
+        for record in head {
+            fresh.push(&file, self.sequence, &record, &[])?;
+        }
+        for kept in kept {
+            match kept {
+                Kept::Copy(at) => {
+                    let decoded = file::read(&self.file, at)?;
+                    fresh.push(&file, self.sequence, &decoded.record, &decoded.blob)?;
+                }
+                Kept::Reported(_, task_id) => fresh.push(&file, self.sequence, &Record::Reported { task_id }, &[])?,
+                Kept::Remembered(task_id, start_by) => {
+                    fresh.push(&file, self.sequence, &Record::Remembered { task_id, start_by }, &[])?;
+                }
+            }
+        }
+        file.sync_all()?;
+        std::fs::rename(path, &self.path)?;
+        let folder = self.path.parent().unwrap_or(Path::new("/"));
+        private_file::sync_folder(folder).map_err(io::Error::other)?;
+        Ok((file, fresh))
     }
 
     /// Records one thing outside the queue, at open.
@@ -337,6 +339,44 @@ impl Writer {
     }
 }
 
+/// The index, at open still ours alone, later behind its lock.
+trait Access {
+    fn with<T>(&mut self, work: impl FnOnce(&mut Stored) -> T) -> T;
+}
+
+struct Direct<'a>(&'a mut Stored);
+
+impl Access for Direct<'_> {
+    fn with<T>(&mut self, work: impl FnOnce(&mut Stored) -> T) -> T {
+        work(self.0)
+    }
+}
+
+impl Access for &Shared {
+    fn with<T>(&mut self, work: impl FnOnce(&mut Stored) -> T) -> T {
+        work(&mut self.lock())
+    }
+}
+
+/// What goes into the new file; `None` if it would not leave the promised room.
+fn plan(index: &Index, room: u64, now: Timestamp) -> Option<(Vec<Record>, Vec<Kept>)> {
+    let promised = RESERVED_PER_TASK.saturating_mul(u64::try_from(index.in_flight).unwrap_or(u64::MAX));
+    if index.essential_bytes(now).saturating_add(promised) > room {
+        return None;
+    }
+    // Receipts of reported tasks are a courtesy: they stay while they take less than a third of the file.
+    let keep = if index.live_bytes(now).saturating_add(promised) > room / 3 { Keep::Essentials } else { Keep::Receipts };
+    let (kept, past) = index.live(now, keep);
+    let mut head = vec![Record::EpochReset { node_epoch: index.node_epoch }, Record::HighestTime { at: past }];
+    if index.fence > Timestamp(0) {
+        head.push(Record::Fence { issued_until: index.fence });
+    }
+    if let Some(receipt_digest) = index.chain.digest.clone() {
+        head.push(Record::Chain { sequence: index.chain.sequence, receipt_digest });
+    }
+    Some((head, kept))
+}
+
 /// A journal being written by compaction.
 #[derive(Default)]
 struct Fresh {
@@ -354,5 +394,36 @@ impl Fresh {
         self.length += at.length;
         self.count += 1;
         Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::Mutex;
+
+    use gpuaas_contract::id::TaskId;
+
+    use super::*;
+
+    #[test]
+    fn after_a_failed_write_nothing_is_ever_claimed_again() {
+        let folder = tempfile::tempdir().expect("folder");
+        let path = folder.path().join("journal");
+        let (stored, mut writer, _) = open(&path, 8 << 20, Timestamp(1)).expect("opens");
+        let shared = Shared { state: Mutex::new(stored) };
+        let record = |writer: &mut Writer, n: u8| {
+            let (reply, mut answer) = oneshot::channel();
+            let record = Record::Remembered { task_id: TaskId::from_bytes([n; 16]), start_by: Timestamp(1) };
+            writer.serve(&shared, &mut vec![Command { record, blob: Vec::new(), reply }]);
+            answer.try_recv().expect("answered")
+        };
+        record(&mut writer, 1).expect("works");
+        // A descriptor that cannot be written stands in for a disk that cannot.
+        let good = std::mem::replace(&mut writer.file, Arc::new(File::open(&path).expect("opens")));
+        assert!(matches!(record(&mut writer, 2), Err(AppendError::Failed(_))));
+        writer.file = good;
+        assert!(matches!(record(&mut writer, 3), Err(AppendError::Failed(_))), "the disk came back, the trust did not");
+        let known = |n| shared.lock().index.get(TaskId::from_bytes([n; 16])).is_some();
+        assert_eq!([known(1), known(2), known(3)], [true, false, false]);
     }
 }

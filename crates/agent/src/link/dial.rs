@@ -87,12 +87,19 @@ pub enum DialError {
 }
 
 impl DialError {
-    /// Whether TCP and TLS as such work there: then a broken stream is the network's doing.
-    pub(crate) fn is_unreachable(&self) -> bool {
+    /// Whether the other side is there and only will not speak HTTP/2: then long-poll can still work.
+    pub(crate) fn refuses_http2(&self) -> bool {
         match self {
-            Self::NoAddress | Self::Tcp { .. } | Self::Silent { .. } | Self::Tls { .. } => true,
+            Self::Tls { source, .. } => {
+                matches!(tls_error(source), Some(rustls::Error::AlertReceived(rustls::AlertDescription::NoApplicationProtocol)))
+            }
+            Self::NoAddress | Self::Tcp { .. } | Self::Silent { .. } => false,
         }
     }
+}
+
+fn tls_error(error: &std::io::Error) -> Option<&rustls::Error> {
+    error.get_ref().and_then(|inner| inner.downcast_ref())
 }
 
 impl Dialer {
@@ -152,14 +159,16 @@ impl Dialer {
 
 fn hint_for(error: &std::io::Error) -> &'static str {
     use rustls::{AlertDescription, CertificateError, Error};
-    match error.get_ref().and_then(|inner| inner.downcast_ref::<Error>()) {
+    match tls_error(error) {
         Some(Error::InvalidCertificate(
             CertificateError::Expired
             | CertificateError::NotValidYet
             | CertificateError::ExpiredContext { .. }
             | CertificateError::NotValidYetContext { .. },
         )) => "its certificate is not valid at this host's time: check this host's clock",
-        Some(Error::InvalidCertificate(_)) => "its certificate is not from the pinned CA: check the address and the CA fingerprint",
+        Some(Error::InvalidCertificate(_)) => {
+            "its certificate is not from the pinned CA: check the address and the CA fingerprint"
+        }
         Some(Error::AlertReceived(AlertDescription::CertificateExpired)) => {
             "it says that this node's certificate has expired: check this host's clock"
         }

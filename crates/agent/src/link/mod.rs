@@ -259,7 +259,7 @@ async fn stream_when_it_works(core: &Core, dialer: &Dialer, timings: &LinkTiming
 fn blames_the_stream(error: &LinkError) -> bool {
     match error {
         LinkError::NoWelcome(_) | LinkError::Broken(_) => true,
-        LinkError::Dial(error) => !error.is_unreachable(),
+        LinkError::Dial(error) => error.refuses_http2(),
         LinkError::Refused { .. } | LinkError::Goodbye(_) | LinkError::Fenced => false,
     }
 }

@@ -2,13 +2,13 @@
 
 use std::time::Duration;
 
-use gpuaas_contract::id::NodeId;
+use gpuaas_contract::id::{NodeId, TaskId};
 use gpuaas_contract::link::{FromNode, Hello, LogAck, Messages, ReceiptAck, SESSION_HEADER, Welcome, from_node, route, to_node};
 use tokio::sync::mpsc;
 
 use super::conversation::{Conversation, LinkError, QUEUE};
 use super::dial::Dialer;
-use super::http::{Call, Lane};
+use super::http::{Call, HttpError, Lane};
 
 type Heard = mpsc::Sender<Result<to_node::Message, LinkError>>;
 
@@ -109,7 +109,7 @@ async fn speak(session: Session, mut queue: mpsc::Receiver<FromNode>, heard: Hea
 async fn carry(session: &Session, mut queue: mpsc::Receiver<from_node::Message>, heard: &Heard) {
     let mut lane = Lane::new(session.dialer.clone());
     while let Some(message) = queue.recv().await {
-        match post(session, &mut lane, message).await {
+        match post(session, &mut lane, message).await.or_else(passing) {
             Ok(None) => {}
             Ok(Some(answer)) => {
                 // Once nobody listens any more, the answers come again with the next session.
@@ -123,15 +123,25 @@ async fn carry(session: &Session, mut queue: mpsc::Receiver<from_node::Message>,
     }
 }
 
-async fn post(session: &Session, lane: &mut Lane, message: from_node::Message) -> Result<Option<to_node::Message>, LinkError> {
+/// A message that the control plane will not have says nothing about the session: what matters in it comes again with
+/// the next hello, or as a receipt that stays unconfirmed.
+fn passing(error: HttpError) -> Result<Option<to_node::Message>, LinkError> {
+    match error {
+        HttpError::Problem { status: 400 | 404 | 409 | 413 | 422, code, detail } => {
+            tracing::warn!(code, detail, "control plane did not take a message");
+            Ok(None)
+        }
+        error => Err(error.into()),
+    }
+}
+
+async fn post(session: &Session, lane: &mut Lane, message: from_node::Message) -> Result<Option<to_node::Message>, HttpError> {
     let for_task = |template: &str, task_id: &str| session.path(template).replace("{task}", task_id);
     let about_task = |task_id: &str, message: from_node::Message| {
         Call::post_json(for_task(route::TASK_ACK, task_id), &FromNode::from(message), session.timeout)
     };
     let call = match message {
-        from_node::Message::Heartbeat(heartbeat) => {
-            Call::post_json(session.path(route::HEARTBEAT), &heartbeat, session.timeout)
-        }
+        from_node::Message::Heartbeat(heartbeat) => Call::post_json(session.path(route::HEARTBEAT), &heartbeat, session.timeout),
         from_node::Message::Metrics(metrics) => Call::post_json(session.path(route::METRICS), &metrics, session.timeout),
         from_node::Message::Logs(chunk) => {
             let task_id = chunk.lines.first().map(|line| line.task_id.clone()).unwrap_or_default();
@@ -148,7 +158,11 @@ async fn post(session: &Session, lane: &mut Lane, message: from_node::Message) -
         }
         from_node::Message::Ack(ack) => about_task(&ack.task_id.clone(), from_node::Message::Ack(ack)),
         from_node::Message::Progress(progress) => about_task(&progress.task_id.clone(), from_node::Message::Progress(progress)),
-        from_node::Message::Rejection(rejection) => about_task(&rejection.task_id.clone(), from_node::Message::Rejection(rejection)),
+        // What is no task id cannot be part of a path, and nobody could make use of the answer.
+        from_node::Message::Rejection(rejection) if rejection.task_id.parse::<TaskId>().is_err() => return Ok(None),
+        from_node::Message::Rejection(rejection) => {
+            about_task(&rejection.task_id.clone(), from_node::Message::Rejection(rejection))
+        }
         // Hello opened the session, and every request is a sign of life.
         from_node::Message::Hello(_) | from_node::Message::Pong(_) => return Ok(None),
     };

@@ -5,7 +5,8 @@ use std::time::Duration;
 
 use gpuaas_contract::id::{AgentInstanceId, ClusterId, NodeId, TaskId};
 use gpuaas_contract::link::{
-    FromNode, Heartbeat, Hello, LogChunk, LogLine, Metrics, PROTOCOL, Pong, SignedReceipt, VerifierSet, Welcome, from_node, to_node,
+    FromNode, Heartbeat, Hello, LogChunk, LogLine, Metrics, PROTOCOL, Pong, SignedReceipt, VerifierSet, Welcome, from_node,
+    to_node,
 };
 use gpuaas_contract::time::Timestamp;
 use tokio::sync::{mpsc, watch};
@@ -68,7 +69,10 @@ impl Core {
         let offset = welcome.server_time_us.saturating_sub(Timestamp::now().0);
         if offset.unsigned_abs() > 30_000_000 {
             let seconds = offset / 1_000_000;
-            tracing::warn!(seconds, "this host's clock and the control plane's are apart; tasks will be refused beyond 60 s: check NTP");
+            tracing::warn!(
+                seconds,
+                "this host's clock and the control plane's are apart; tasks will be refused beyond 60 s: check NTP"
+            );
         }
         Ok(offset)
     }
@@ -124,7 +128,7 @@ async fn hear(
             Err(error) => return error,
         };
         match message {
-            to_node::Message::Offer(offer) => core.pipeline.offer(offer.task_id, offer.envelope).await,
+            to_node::Message::Offer(offer) => core.pipeline.offer(offer.task_id, offer.envelope),
             to_node::Message::Cancel(cancel) => {
                 if let Some(task_id) = task_id(&cancel.task_id) {
                     core.pipeline.cancel(task_id, &cancel.reason);
@@ -133,7 +137,7 @@ async fn hear(
             to_node::Message::VerifierSet(set) => core.take_verifier_set(set).await,
             to_node::Message::ReceiptAck(ack) => {
                 if let Some(task_id) = task_id(&ack.task_id) {
-                    core.pipeline.reported(task_id, &ack.rejected_code).await;
+                    core.pipeline.reported(task_id, &ack.rejected_code);
                 }
             }
             to_node::Message::LogAck(ack) => core.spool.acknowledge(ack.positions).await,

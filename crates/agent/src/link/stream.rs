@@ -77,8 +77,12 @@ fn refused(status: tonic::Status) -> LinkError {
     let message = status.message();
     let code = message.split([':', ' ']).next().unwrap_or_default();
     let is_code = code.contains('_') && code.bytes().all(|b| b.is_ascii_lowercase() || b.is_ascii_digit() || b == b'_');
-    if is_code {
-        return LinkError::Refused { code: code.to_owned(), message: message.to_owned() };
+    match code {
+        "session_fenced" => return LinkError::Fenced,
+        // The hello was sent and never arrived: that is the network's doing.
+        "hello_timeout" => return LinkError::Broken(message.to_owned()),
+        _ if is_code => return LinkError::Refused { code: code.to_owned(), message: message.to_owned() },
+        _ => {}
     }
     LinkError::Broken(format!("{:?}: {}", status.code(), crate::report::chain(&status)))
 }

@@ -10,6 +10,7 @@ use gpuaas_contract::task::{Output, Task, TaskType};
 use gpuaas_contract::time::Timestamp;
 use serde_json::value::RawValue;
 use tokio::task::JoinHandle;
+use tokio_util::sync::CancellationToken;
 use tracing::Instrument as _;
 
 use super::{Inner, Live};
@@ -95,7 +96,7 @@ async fn execute_claimed(inner: &Arc<Inner>, job: Job, live: &Live) -> Result<()
     inner.acknowledge(note.task_id, TaskPhase::Started);
 
     let entered = Arc::new(Mutex::new(Vec::new()));
-    let stop = tokio_util::sync::CancellationToken::new();
+    let stop = CancellationToken::new();
     let context = Context {
         task_id: note.task_id,
         host: inner.host.clone(),
@@ -119,7 +120,13 @@ async fn execute_claimed(inner: &Arc<Inner>, job: Job, live: &Live) -> Result<()
         }
         .in_current_span(),
     );
-    let Some(result) = supervise(inner, live, handler, &stop, deadline).await else {
+    let bounds = Bounds {
+        until_deadline: deadline.since(Timestamp::now()),
+        task_timeout: inner.limits.task_timeout,
+        log_drain_timeout: inner.limits.log_drain_timeout,
+        abandon: &inner.abandon,
+    };
+    let Some(result) = supervise(&bounds, live, handler, &stop).await else {
         // Abandoned at shutdown: the journal says "started", and the next start recovers it.
         return Ok(());
     };
@@ -137,31 +144,39 @@ enum StopCause {
     Timeout,
 }
 
-/// Waits for the handler within its limits. `None`: the agent shuts down and the handler was dropped.
+/// How long a handler may go on.
+struct Bounds<'a> {
+    until_deadline: Duration,
+    task_timeout: Duration,
+    /// After being told to stop.
+    log_drain_timeout: Duration,
+    /// The agent shuts down and waits no longer.
+    abandon: &'a CancellationToken,
+}
+
+/// Waits for the handler within its bounds. `None`: the agent shuts down and the handler was dropped.
 async fn supervise(
-    inner: &Inner,
+    bounds: &Bounds<'_>,
     live: &Live,
     mut handler: JoinHandle<Result<Output, Failure>>,
-    stop: &tokio_util::sync::CancellationToken,
-    deadline: Timestamp,
+    stop: &CancellationToken,
 ) -> Option<Result<Output, Failure>> {
-    let until_deadline = deadline.since(Timestamp::now());
-    let limit = until_deadline.min(inner.limits.task_timeout);
+    let limit = bounds.until_deadline.min(bounds.task_timeout);
     let cause = tokio::select! {
         biased;
         ended = &mut handler => return Some(joined(ended)),
-        () = inner.abandon.cancelled() => return abandoned(handler).await,
+        () = bounds.abandon.cancelled() => return abandoned(handler).await,
         () = live.cancel.cancelled() => StopCause::Cancelled,
         () = tokio::time::sleep(limit) => {
-            if until_deadline <= inner.limits.task_timeout { StopCause::Deadline } else { StopCause::Timeout }
+            if bounds.until_deadline <= bounds.task_timeout { StopCause::Deadline } else { StopCause::Timeout }
         }
     };
     stop.cancel();
     // It may finish what it is writing; after that it is dropped.
     let drained = tokio::select! {
         biased;
-        drained = tokio::time::timeout(inner.limits.log_drain_timeout, &mut handler) => drained,
-        () = inner.abandon.cancelled() => return abandoned(handler).await,
+        drained = tokio::time::timeout(bounds.log_drain_timeout, &mut handler) => drained,
+        () = bounds.abandon.cancelled() => return abandoned(handler).await,
     };
     let result = match drained {
         Ok(ended) => joined(ended),
@@ -180,7 +195,7 @@ async fn supervise(
     };
     // A success that came in spite of the request is a success.
     Some(result.map_err(|failure| match failure.outcome {
-        Outcome::Cancelled => stopped_because(&cause, live, inner.limits.task_timeout, failure.message),
+        Outcome::Cancelled => stopped_because(&cause, live, bounds.task_timeout, failure.message),
         Outcome::Succeeded | Outcome::Failed | Outcome::Interrupted | Outcome::Refused => failure,
     }))
 }
@@ -267,7 +282,8 @@ pub(super) async fn finish(
             boot_id: inner.boot_id.clone(),
             attempt: attempt.max(1),
             started_at,
-            finished_at: Timestamp::now(),
+            // A clock set back while the task ran must not make the receipt contradict itself.
+            finished_at: Timestamp::now().max(started_at.unwrap_or_default()),
             outcome: ended.outcome,
             code: ended.code.to_owned(),
             message,
@@ -336,5 +352,111 @@ impl Drop for RunSlots<'_> {
             self.inner.running.send_modify(|count| *count -= 1);
         }
         self.inner.kind_freed.notify_waiters();
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use gpuaas_contract::task::package_list;
+
+    use super::*;
+
+    #[tokio::test]
+    async fn a_handler_that_panics_is_a_failure_with_its_own_code() {
+        let handler: JoinHandle<Result<Output, Failure>> = tokio::spawn(async { panic!("boom") });
+        let failure = joined(handler.await).expect_err("a failure");
+        assert_eq!((failure.outcome, failure.code), (Outcome::Failed, "handler_panicked"));
+        assert!(failure.message.contains("boom"));
+    }
+
+    #[test]
+    fn an_output_that_does_not_fit_is_a_failure_and_never_cut() {
+        let package = package_list::Package { name: "x".repeat(1000), version: String::new(), architecture: String::new() };
+        let output = |count| {
+            let packages = vec![package.clone(); count];
+            Output::PackageList(package_list::Output { manager: "dpkg".to_owned(), packages, matched: 1, truncated: false })
+        };
+        assert_eq!(conclude(Ok(output(600))).code, "ok");
+        let ended = conclude(Ok(output(700)));
+        assert_eq!((ended.outcome, ended.code), (Outcome::Failed, "output_too_large"));
+        assert!(ended.output.is_none());
+    }
+
+    fn bounds(abandon: &CancellationToken, drain: Duration) -> Bounds<'_> {
+        let long = Duration::from_secs(3600);
+        Bounds { until_deadline: long, task_timeout: long, log_drain_timeout: drain, abandon }
+    }
+
+    #[tokio::test]
+    async fn a_cancelled_handler_may_finish_what_it_is_writing() {
+        let (abandon, stop, live) = (CancellationToken::new(), CancellationToken::new(), Live::new());
+        let (told, wrote) = (stop.clone(), Arc::new(Mutex::new(false)));
+        let writing = Arc::clone(&wrote);
+        let handler = tokio::spawn(async move {
+            told.cancelled().await;
+            tokio::task::yield_now().await;
+            *writing.lock().expect("lock") = true;
+            Err(Failure::stopped())
+        });
+        live.cancel.cancel();
+        let result = supervise(&bounds(&abandon, Duration::from_secs(60)), &live, handler, &stop).await.expect("ended");
+        assert_eq!(result.expect_err("cancelled").outcome, Outcome::Cancelled);
+        assert!(*wrote.lock().expect("lock"), "it was given the time to write");
+    }
+
+    #[tokio::test]
+    async fn a_cancelled_handler_that_does_not_stop_is_dropped_after_the_drain() {
+        struct Dropped(Arc<Mutex<bool>>);
+        impl Drop for Dropped {
+            fn drop(&mut self) {
+                *self.0.lock().expect("lock") = true;
+            }
+        }
+        let (abandon, stop, live) = (CancellationToken::new(), CancellationToken::new(), Live::new());
+        let dropped = Arc::new(Mutex::new(false));
+        let guard = Dropped(Arc::clone(&dropped));
+        let handler = tokio::spawn(async move {
+            let _guard = guard;
+            std::future::pending().await
+        });
+        live.cancel.cancel();
+        let result = supervise(&bounds(&abandon, Duration::from_millis(50)), &live, handler, &stop).await.expect("ended");
+        let failure = result.expect_err("cancelled");
+        assert!(failure.outcome == Outcome::Cancelled && failure.message.contains("log_drain_timeout"), "{failure:?}");
+        assert!(*dropped.lock().expect("lock"), "nothing of it runs on");
+    }
+
+    #[tokio::test]
+    async fn an_agent_that_shuts_down_leaves_the_task_to_be_recovered() {
+        let (abandon, stop, live) = (CancellationToken::new(), CancellationToken::new(), Live::new());
+        abandon.cancel();
+        let handler = tokio::spawn(std::future::pending());
+        assert!(supervise(&bounds(&abandon, Duration::ZERO), &live, handler, &stop).await.is_none());
+    }
+
+    #[tokio::test]
+    async fn a_success_in_spite_of_a_cancellation_is_a_success() {
+        let (abandon, stop, live) = (CancellationToken::new(), CancellationToken::new(), Live::new());
+        let told = stop.clone();
+        let handler = tokio::spawn(async move {
+            told.cancelled().await;
+            let packages = Vec::new();
+            Ok(Output::PackageList(package_list::Output { manager: "dpkg".to_owned(), packages, matched: 0, truncated: false }))
+        });
+        live.cancel.cancel();
+        assert!(supervise(&bounds(&abandon, Duration::from_secs(60)), &live, handler, &stop).await.expect("ended").is_ok());
+    }
+
+    #[test]
+    fn what_stopped_a_task_decides_how_it_ended() {
+        let live = Live::new();
+        *live.cancel_reason.lock().expect("lock") = "asked".to_owned();
+        let because = |cause| stopped_because(&cause, &live, Duration::from_secs(9), "dropped".to_owned());
+        assert_eq!(because(StopCause::Cancelled).message, "asked; dropped");
+        assert_eq!(
+            (because(StopCause::Deadline).outcome, because(StopCause::Deadline).code),
+            (Outcome::Failed, "deadline_exceeded")
+        );
+        assert!(because(StopCause::Timeout).message.contains("9 s"));
     }
 }

@@ -31,8 +31,8 @@ use execute::{Ended, Job, Mode};
 
 /// Most tasks that are accepted and wait for a place to run.
 const WAITING: usize = 32;
-/// Most offers under examination; more make the link wait.
-const OFFERS: usize = 512;
+/// Most offers under examination. More are dropped unanswered: the control plane offers again what was never accepted.
+const OFFERS: usize = 4096;
 
 /// Everything a pipeline is made of.
 pub(crate) struct Parts {
@@ -176,9 +176,12 @@ impl Pipeline {
         Ok(pipeline)
     }
 
-    /// Takes an offered envelope. Returns soon; waits only when far too many offers are under examination.
-    pub(crate) async fn offer(&self, offered_id: String, envelope: Vec<u8>) {
-        let Ok(permit) = Arc::clone(&self.inner.offers).acquire_owned().await else { return };
+    /// Takes an offered envelope. Never waits: what follows in the link (a cancellation, say) must not wait either.
+    pub(crate) fn offer(&self, offered_id: String, envelope: Vec<u8>) {
+        let Ok(permit) = Arc::clone(&self.inner.offers).try_acquire_owned() else {
+            tracing::warn!(offered_id, "too many offers at once; this one is left for later");
+            return;
+        };
         let inner = Arc::clone(&self.inner);
         self.inner.tracker.spawn(async move {
             inner.examine(offered_id, envelope).await;
@@ -197,22 +200,25 @@ impl Pipeline {
         live.cancel.cancel();
     }
 
-    /// The control plane has the receipt, or will never want it.
-    pub(crate) async fn reported(&self, task_id: TaskId, rejected_code: &str) {
+    /// The control plane has the receipt, or will never want it. Recorded in the background.
+    pub(crate) fn reported(&self, task_id: TaskId, rejected_code: &str) {
         if self.inner.journal.lookup(task_id) != Some(Known::Finished) {
             return;
         }
         if !rejected_code.is_empty() {
-            tracing::error!(%task_id, code = rejected_code, "control plane did not believe a receipt; it is kept out of the way");
+            tracing::error!(%task_id, code = rejected_code, "control plane did not believe a receipt; it will not be sent again");
         }
-        match self.inner.journal.append(Record::Reported { task_id }, Vec::new()).await {
-            Ok(()) => {
-                gpuaas_failpoint::hit("agent.reported");
-                tracing::debug!(%task_id, "receipt is reported");
-                self.inner.receipts.send_modify(|count| *count += 1);
+        let inner = Arc::clone(&self.inner);
+        self.inner.tracker.spawn(async move {
+            match inner.journal.append(Record::Reported { task_id }, Vec::new()).await {
+                Ok(()) => {
+                    gpuaas_failpoint::hit("agent.reported");
+                    tracing::debug!(%task_id, "receipt is reported");
+                    inner.receipts.send_modify(|count| *count += 1);
+                }
+                Err(error) => inner.journal_failed(&error),
             }
-            Err(error) => self.inner.journal_failed(&error),
-        }
+        });
     }
 
     /// The first receipt behind `sequence` that is not confirmed.
@@ -349,7 +355,8 @@ impl Inner {
             return self.refuse(note, RefusalCode::PolicyDenied, denied.0).await;
         }
         if payload.issued_at <= self.journal.fence() {
-            let message = "the journal of this node lost records after this task was signed, so it may have run already; run it again";
+            let message =
+                "the journal of this node lost records after this task was signed, so it may have run already; run it again";
             return self.refuse(note, RefusalCode::TaskExpired, message.to_owned()).await;
         }
         let permit = tokio::select! {
@@ -390,6 +397,8 @@ impl Inner {
     fn spawn(self: &Arc<Self>, job: Job, live: Arc<Live>, permit: Option<OwnedSemaphorePermit>) {
         let inner = Arc::clone(self);
         let span = tracing::info_span!(
+            // Not inside the span of the offer, which says the same.
+            parent: None,
             "task",
             task_id = %job.note.task_id,
             correlation_id = %job.note.correlation_id,
@@ -494,4 +503,3 @@ impl Inner {
         }
     }
 }
-

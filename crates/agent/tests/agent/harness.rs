@@ -27,7 +27,8 @@ impl Host {
     pub(crate) fn new(server: &Server) -> Self {
         let folder = tempfile::tempdir().expect("folder");
         let policy_file = folder.path().join("policy.toml");
-        gpuaas_host::private_file::write_with_mode(&policy_file, gpuaas_agent::policy::EXAMPLE.as_bytes(), 0o644).expect("policy");
+        gpuaas_host::private_file::write_with_mode(&policy_file, gpuaas_agent::policy::EXAMPLE.as_bytes(), 0o644)
+            .expect("policy");
         let config = Config {
             server: vec![server.address.to_string()],
             state_dir: folder.path().join("state"),
@@ -52,6 +53,23 @@ impl Host {
         gpuaas_agent::enroll(options, |_| {}, CancellationToken::new()).await.expect("enrolled")
     }
 
+    /// The same agent as a program of its own needs a file.
+    pub(crate) fn write_config(&self) -> PathBuf {
+        let path = self.config.state_dir.with_file_name("config.toml");
+        let mut text = String::new();
+        for key in gpuaas_agent::config::Key::ALL {
+            let value = self.config.get(key);
+            let is_number = value.parse::<u64>().is_ok();
+            text.push_str(&if is_number {
+                format!("{} = {value}\n", key.name())
+            } else {
+                format!("{} = {value:?}\n", key.name())
+            });
+        }
+        gpuaas_host::private_file::write_with_mode(&path, text.as_bytes(), 0o644).expect("config");
+        path
+    }
+
     pub(crate) fn start(&self, transport: TransportChoice) -> Agent {
         Agent::start(Config { transport, ..self.config.clone() })
     }
@@ -60,7 +78,11 @@ impl Host {
     pub(crate) fn effects(&self, task_id: TaskId) -> usize {
         let lines = |name: &str| std::fs::read_to_string(self.config.state_dir.join("host").join(name)).unwrap_or_default();
         let start = format!("{task_id} ");
-        [lines("ping.log.1"), lines("ping.log")].iter().flat_map(|text| text.lines()).filter(|line| line.starts_with(&start)).count()
+        [lines("ping.log.1"), lines("ping.log")]
+            .iter()
+            .flat_map(|text| text.lines())
+            .filter(|line| line.starts_with(&start))
+            .count()
     }
 
     pub(crate) fn state(&self, name: &str) -> PathBuf {
@@ -114,6 +136,15 @@ impl Agent {
     /// Ends by itself, with an error.
     pub(crate) async fn fails(self) -> RunError {
         tokio::time::timeout(PATIENCE, self.task).await.expect("ends").expect("no panic").expect_err("an error")
+    }
+}
+
+/// Waits until something that nobody announces is true.
+pub(crate) async fn eventually(what: &str, is_true: impl Fn() -> bool) {
+    let deadline = tokio::time::Instant::now() + PATIENCE;
+    while !is_true() {
+        assert!(tokio::time::Instant::now() < deadline, "never: {what}");
+        tokio::time::sleep(Duration::from_millis(10)).await;
     }
 }
 

@@ -9,7 +9,7 @@ use gpuaas_contract::receipt::Outcome;
 use gpuaas_contract::task::{Task, diag_ping, package_list};
 use gpuaas_contract::verifier_set::KeyState;
 
-use crate::harness::{believe, enrolled, ping};
+use crate::harness::{believe, enrolled, eventually, ping};
 use crate::server::{self, Server, StreamMode};
 
 async fn a_task_goes_all_the_way(choice: TransportChoice, transport: &'static str) {
@@ -114,8 +114,8 @@ async fn a_stream_only_agent_never_polls() {
     let (server, host) = enrolled().await;
     server.shared.set_stream_mode(StreamMode::NeverWelcomes);
     let agent = host.start(TransportChoice::Stream);
-    // Long enough for more failures than lead to long-poll, told by the failures themselves.
-    tokio::time::sleep(Duration::from_secs(3)).await;
+    // More failures than lead to long-poll.
+    eventually("six streams", || server.shared.streams.load(Ordering::SeqCst) >= 6).await;
     assert!(server.shared.heard().is_empty());
     server.shared.set_stream_mode(StreamMode::Works);
     agent.connected_by("stream").await;
@@ -134,7 +134,9 @@ async fn work_goes_on_and_is_reported_after_an_outage() {
     let id = task_id.to_string();
     shared
         .wait_for("the start", |heard| {
-            heard.iter().find(|h| matches!(&h.message, from_node::Message::Ack(ack) if ack.task_id == id && ack.phase() == TaskPhase::Started))?;
+            heard.iter().find(
+                |h| matches!(&h.message, from_node::Message::Ack(ack) if ack.task_id == id && ack.phase() == TaskPhase::Started),
+            )?;
             Some(())
         })
         .await;
@@ -144,9 +146,7 @@ async fn work_goes_on_and_is_reported_after_an_outage() {
     assert!(shared.heard().iter().all(|h| !matches!(h.message, from_node::Message::Receipt(_))), "it still ran");
     shared.drop_session();
     // The effect happens while nobody listens.
-    while host.effects(task_id) == 0 {
-        tokio::time::sleep(Duration::from_millis(20)).await;
-    }
+    eventually("the effect", || host.effects(task_id) == 1).await;
     let server = Server::start_at(shared.clone(), address).await;
     let (bytes, _) = shared.receipt(task_id).await;
     assert_eq!(believe(&shared, task_id, &signed.digest, &bytes).outcome, Outcome::Succeeded);
@@ -190,7 +190,9 @@ async fn unconfirmed_receipts_and_lines_are_sent_again_after_a_restart() {
     assert_eq!(again.0, first, "the stored receipt, byte for byte");
     shared
         .wait_for("the lines again", |heard| {
-            heard.iter().find(|h| h.transport == "poll" && matches!(&h.message, from_node::Message::Logs(chunk) if chunk.lines.len() == 10))?;
+            heard.iter().find(|h| {
+                h.transport == "poll" && matches!(&h.message, from_node::Message::Logs(chunk) if chunk.lines.len() == 10)
+            })?;
             Some(())
         })
         .await;
@@ -215,7 +217,9 @@ async fn a_cancelled_task_stops_and_says_so() {
         let id = task_id.to_string();
         shared
             .wait_for("the hold", |heard| {
-                heard.iter().find(|h| matches!(&h.message, from_node::Message::Progress(p) if p.task_id == id && p.phase == "hold"))?;
+                heard
+                    .iter()
+                    .find(|h| matches!(&h.message, from_node::Message::Progress(p) if p.task_id == id && p.phase == "hold"))?;
                 Some(())
             })
             .await;

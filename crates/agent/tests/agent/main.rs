@@ -2,7 +2,9 @@
 
 mod enrolment;
 mod forgery;
+mod full_disk;
 mod harness;
 mod link;
+mod program;
 mod server;
 mod single_execution;

@@ -19,9 +19,9 @@ use gpuaas_contract::id::{ClusterId, CorrelationId, EnrolmentId, NodeId, Session
 use gpuaas_contract::key::{SigningKey, VerifyingKey};
 use gpuaas_contract::link::node_link_server::{NodeLink, NodeLinkServer};
 use gpuaas_contract::link::{
-    Applicant, ENROL_SECRET_HEADER, EnrolPending, EnrolRequest, EnrolStatus, EnrolWithToken, FromNode, Grant, Hello, LogAck, LogChunk,
-    LogPosition, Messages, Offer, REJOIN_PAYLOAD_TYPE, ReceiptAck, Rejoin, RejoinChallenge, RejoinChallengeRequest, RejoinProof, Renew,
-    Renewed, SESSION_HEADER, SERVER_NAME, SignedReceipt, ToNode, Welcome, from_node, route, to_node,
+    Applicant, ENROL_SECRET_HEADER, EnrolPending, EnrolRequest, EnrolStatus, EnrolWithToken, FromNode, Grant, Hello, LogAck,
+    LogChunk, LogPosition, Messages, Offer, REJOIN_PAYLOAD_TYPE, ReceiptAck, Rejoin, RejoinChallenge, RejoinChallengeRequest,
+    RejoinProof, Renew, Renewed, SERVER_NAME, SESSION_HEADER, SignedReceipt, ToNode, Welcome, from_node, route, to_node,
 };
 use gpuaas_contract::task::Task;
 use gpuaas_contract::time::Timestamp;
@@ -76,6 +76,8 @@ pub(crate) struct Shared {
     pub(crate) approve: AtomicBool,
     pub(crate) certificates_issued: AtomicU32,
     pub(crate) rejoins: AtomicU32,
+    /// Streams that were opened, whatever became of them.
+    pub(crate) streams: AtomicU32,
     verifier_set: Mutex<Vec<u8>>,
     used_tokens: Mutex<HashSet<String>>,
 }
@@ -126,6 +128,7 @@ impl Shared {
             approve: AtomicBool::new(false),
             certificates_issued: AtomicU32::new(0),
             rejoins: AtomicU32::new(0),
+            streams: AtomicU32::new(0),
             verifier_set: Mutex::new(verifier_set(cluster_id, 1, KeyState::Active)),
             used_tokens: Mutex::new(HashSet::new()),
         })
@@ -150,9 +153,7 @@ impl Shared {
         request.params.subject_alt_names = vec![rcgen::SanType::URI(uri.try_into().expect("uri"))];
         request.params.extended_key_usages = vec![rcgen::ExtendedKeyUsagePurpose::ClientAuth];
         let (before, after) = *self.certificate_life.lock().expect("lock");
-        let at = |time: Timestamp| {
-            x509_parser::time::ASN1Time::from_timestamp(time.0 / 1_000_000).expect("time").to_datetime()
-        };
+        let at = |time: Timestamp| x509_parser::time::ASN1Time::from_timestamp(time.0 / 1_000_000).expect("time").to_datetime();
         request.params.not_before = at(Timestamp::now().minus(before));
         request.params.not_after = at(Timestamp::now().plus(after));
         self.certificates_issued.fetch_add(1, Ordering::SeqCst);
@@ -247,7 +248,9 @@ impl Shared {
         let text = task_id.to_string();
         self.wait_for(&format!("a receipt for {text}"), |heard| {
             heard.iter().find_map(|heard| match &heard.message {
-                from_node::Message::Receipt(receipt) if receipt.task_id == text => Some((receipt.receipt.clone(), heard.transport)),
+                from_node::Message::Receipt(receipt) if receipt.task_id == text => {
+                    Some((receipt.receipt.clone(), heard.transport))
+                }
                 _ => None,
             })
         })
@@ -257,11 +260,11 @@ impl Shared {
     /// The hello with this number, counted from 1.
     pub(crate) async fn hello(&self, number: usize) -> (Hello, &'static str) {
         self.wait_for(&format!("hello {number}"), |heard| {
-            let hellos = heard.iter().filter_map(|heard| match &heard.message {
+            let mut hellos = heard.iter().filter_map(|heard| match &heard.message {
                 from_node::Message::Hello(hello) => Some((hello.clone(), heard.transport)),
                 _ => None,
             });
-            hellos.skip(number - 1).next()
+            hellos.nth(number - 1)
         })
         .await
     }
@@ -280,7 +283,9 @@ impl Shared {
             from_node::Message::Receipt(receipt) if self.confirm_receipts.load(Ordering::SeqCst) => {
                 Some(to_node::Message::ReceiptAck(ReceiptAck { task_id: receipt.task_id.clone(), rejected_code: String::new() }))
             }
-            from_node::Message::Logs(chunk) if self.confirm_logs.load(Ordering::SeqCst) => Some(to_node::Message::LogAck(log_ack(chunk))),
+            from_node::Message::Logs(chunk) if self.confirm_logs.load(Ordering::SeqCst) => {
+                Some(to_node::Message::LogAck(log_ack(chunk)))
+            }
             _ => None,
         };
         self.record(transport, message);
@@ -361,7 +366,8 @@ impl Server {
                     stream.set_nodelay(true).expect("nodelay");
                     let Ok(stream) = acceptor.accept(stream).await else { return };
                     let has_certificate = stream.get_ref().1.peer_certificates().is_some();
-                    let service = hyper_util::service::TowerToHyperService::new(router.layer(Extension(HasCertificate(has_certificate))));
+                    let service =
+                        hyper_util::service::TowerToHyperService::new(router.layer(Extension(HasCertificate(has_certificate))));
                     let builder = hyper_util::server::conn::auto::Builder::new(hyper_util::rt::TokioExecutor::new());
                     let connection = builder.serve_connection(hyper_util::rt::TokioIo::new(stream), service);
                     tokio::select! {
@@ -426,7 +432,8 @@ fn router(shared: Arc<Shared>) -> Router {
 }
 
 fn problem(status: StatusCode, code: &str, detail: &str) -> Response {
-    let body = serde_json::json!({ "type": "about:blank", "title": code, "status": status.as_u16(), "code": code, "detail": detail });
+    let body =
+        serde_json::json!({ "type": "about:blank", "title": code, "status": status.as_u16(), "code": code, "detail": detail });
     (status, Json(body)).into_response()
 }
 
@@ -470,7 +477,8 @@ async fn rejoin(State(shared): App, Json(request): Json<Rejoin>) -> Response {
     };
     let proof: RejoinProof = serde_json::from_slice(&payload).expect("proof");
     let csr = rcgen::CertificateSigningRequestParams::from_pem(&proof.csr_pem).expect("csr");
-    let same_key = rcgen::PublicKeyData::der_bytes(&csr.public_key) == shared.node.lock().expect("lock").as_ref().expect("node").tls_key;
+    let same_key =
+        rcgen::PublicKeyData::der_bytes(&csr.public_key) == shared.node.lock().expect("lock").as_ref().expect("node").tls_key;
     if proof.challenge != "answer me" || !same_key || proof.node_epoch != shared.epoch() {
         return problem(StatusCode::FORBIDDEN, "rejoin_proof_invalid", "wrong challenge, key or epoch");
     }
@@ -584,6 +592,7 @@ impl NodeLink for Grpc {
         let (sender, receiver) = mpsc::channel(64);
         tokio::spawn(async move {
             let Some(Ok(FromNode { message: Some(from_node::Message::Hello(hello)) })) = incoming.next().await else { return };
+            shared.streams.fetch_add(1, Ordering::SeqCst);
             if *shared.stream_mode.lock().expect("lock") == StreamMode::NeverWelcomes {
                 while incoming.next().await.is_some() {}
                 return;

@@ -92,7 +92,9 @@ async fn a_task_interrupted_by_a_restart_is_recovered_with_one_effect() {
     assert!(shared.offer(task_id, &signed.envelope));
     let id = task_id.to_string();
     let started = |heard: &[crate::server::Heard]| {
-        heard.iter().find(|h| matches!(&h.message, from_node::Message::Ack(a) if a.task_id == id && a.phase() == TaskPhase::Started))?;
+        heard
+            .iter()
+            .find(|h| matches!(&h.message, from_node::Message::Ack(a) if a.task_id == id && a.phase() == TaskPhase::Started))?;
         Some(())
     };
     shared.wait_for("the start", started).await;

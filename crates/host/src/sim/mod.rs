@@ -76,7 +76,8 @@ impl SimHost {
         let path = folder.join("simulated-host.json");
         let state = if path.exists() {
             let bytes = private_file::read_secret(&path, 64 * 1024)?;
-            let state: State = serde_json::from_slice(&bytes).map_err(|source| SimError::Damaged { path: path.clone(), source })?;
+            let state: State =
+                serde_json::from_slice(&bytes).map_err(|source| SimError::Damaged { path: path.clone(), source })?;
             if state.profile != profile {
                 return Err(SimError::OtherProfile { path, found: state.profile });
             }
@@ -99,7 +100,8 @@ impl SimHost {
     pub fn reboot(folder: &Path) -> Result<(), SimError> {
         let path = folder.join("simulated-host.json");
         let bytes = private_file::read_secret(&path, 64 * 1024)?;
-        let mut state: State = serde_json::from_slice(&bytes).map_err(|source| SimError::Damaged { path: path.clone(), source })?;
+        let mut state: State =
+            serde_json::from_slice(&bytes).map_err(|source| SimError::Damaged { path: path.clone(), source })?;
         state.boot_id = random_boot_id()?;
         state.booted_at = Timestamp::now();
         Ok(private_file::write(&path, &serde_json::to_vec_pretty(&state).unwrap_or_default())?)

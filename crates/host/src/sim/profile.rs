@@ -83,7 +83,9 @@ impl Profile {
             ("systemd", "249.11-0ubuntu3.12"),
         ];
         let own: &[(&str, &str)] = match self {
-            Self::H100 => &[("nvidia-driver-535-server", "535.161.08-0ubuntu2.22.04.1"), ("nvidia-fabricmanager-535", "535.161.08-1")],
+            Self::H100 => {
+                &[("nvidia-driver-535-server", "535.161.08-0ubuntu2.22.04.1"), ("nvidia-fabricmanager-535", "535.161.08-1")]
+            }
             Self::Mi300x => &[("amdgpu-dkms", "1:6.3.6.60002-1718217.22.04"), ("rocm-smi-lib", "6.0.2.60002-115~22.04")],
         };
         let package = |(name, version): &(&str, &str)| Package {
@@ -121,8 +123,11 @@ fn disks(hardware_id: &str) -> Vec<DiskFact> {
 }
 
 fn networks(hardware_id: &str) -> Vec<NetworkFact> {
-    let mac = |index: usize| format!("02:{}:{}:{}:{}:{index:02x}", &hardware_id[..2], &hardware_id[2..4], &hardware_id[4..6], &hardware_id[6..8]);
-    let fabric = (0..8).map(|index| NetworkFact { name: format!("ib{index}"), mac: mac(index + 16), up: true, speed_mbit: 400_000 });
+    let mac = |index: usize| {
+        format!("02:{}:{}:{}:{}:{index:02x}", &hardware_id[..2], &hardware_id[2..4], &hardware_id[4..6], &hardware_id[6..8])
+    };
+    let fabric =
+        (0..8).map(|index| NetworkFact { name: format!("ib{index}"), mac: mac(index + 16), up: true, speed_mbit: 400_000 });
     let management = NetworkFact { name: "eno1".to_owned(), mac: mac(0), up: true, speed_mbit: 25_000 };
     [management].into_iter().chain(fabric).collect()
 }
