@@ -32,6 +32,7 @@ fn queries() -> Vec<(String, Vec<Arg>, &'static str)> {
         (task::CANCELLATIONS.to_owned(), vec![node()], "tasks_outstanding"),
         (task::OPEN.to_owned(), vec![node()], "tasks_open_of_node"),
         (task::OPEN_COUNT.to_owned(), vec![node()], "tasks_open_of_node"),
+        (task::OPEN_COUNTS.to_owned(), vec![], "tasks_open_of_node"),
         (task::DUE.to_owned(), vec![Arg::time(Timestamp(5)), limit()], "tasks_due"),
         (task::NODES_WITH_QUEUED.to_owned(), vec![], "tasks_queued"),
         (task::BY_IDEMPOTENCY_KEY.to_owned(), vec![Arg::text("a"), Arg::text("b")], "tasks_idempotency"),

@@ -3,6 +3,7 @@
 //! Ended tasks stay in the table for good. What looks for work uses the partial indexes of the schema, whose conditions
 //! are repeated here word for word: the planners match them by text.
 
+use std::collections::HashMap;
 use std::time::Duration;
 
 use gpuaas_contract::id::{CorrelationId, NodeId, TaskId};
@@ -58,6 +59,7 @@ pub(crate) const OUTSTANDING: &str = "SELECT * FROM tasks WHERE node_id = $1 AND
 pub(crate) const CANCELLATIONS: &str = "SELECT * FROM tasks WHERE node_id = $1 AND ended_at IS NULL \
      AND cancel_requested_at IS NOT NULL AND dispatches > 0 ORDER BY id";
 pub(crate) const OPEN: &str = "SELECT * FROM tasks WHERE node_id = $1 AND ended_at IS NULL ORDER BY id";
+pub(crate) const OPEN_COUNTS: &str = "SELECT node_id AS id, COUNT(*) AS open FROM tasks WHERE ended_at IS NULL GROUP BY node_id";
 pub(crate) const OPEN_COUNT: &str = "SELECT COUNT(*) AS open FROM tasks WHERE node_id = $1 AND ended_at IS NULL";
 pub(crate) const DUE: &str = "SELECT * FROM tasks WHERE due_at IS NOT NULL AND due_at < $1 ORDER BY due_at, id LIMIT $2";
 pub(crate) const NODES_WITH_QUEUED: &str = "SELECT id FROM nodes WHERE EXISTS \
@@ -164,6 +166,15 @@ impl Store {
     pub async fn task_unfinished_count(&self, node: NodeId) -> Result<u64> {
         let read = |row: &dyn Columns| Reader::new(TABLE.name, row).count("open");
         Ok(self.db().fetch_one("count tasks", OPEN_COUNT, vec![Arg::id(node)], read).await?.unwrap_or_default())
+    }
+
+    /// How many tasks have not ended, for every node that has some.
+    pub async fn task_unfinished_counts(&self) -> Result<HashMap<NodeId, u64>> {
+        let read = |row: &dyn Columns| {
+            let row = Reader::new(TABLE.name, row);
+            Ok::<_, StoreError>((row.parsed("id")?, row.count("open")?))
+        };
+        Ok(self.db().fetch("count tasks", OPEN_COUNTS, Vec::new(), read).await?.into_iter().collect())
     }
 
     /// Queued tasks of the node that nobody wants cancelled, oldest first.

@@ -48,22 +48,25 @@ pub(super) async fn list(
         }
     }
     let nodes = page(nodes, limit, |node| node.id.to_string());
-    let mut items = Vec::with_capacity(nodes.items.len());
-    for node in nodes.items {
-        items.push(shown(&control, node).await?);
-    }
+    let open = control.store.task_unfinished_counts().await?;
+    let of = |node: &Node| open.get(&node.id).copied().unwrap_or_default();
+    let items = nodes.items.into_iter().map(|node| shown(&control, of(&node), node)).collect();
     Ok(Json(Page { items, next: nodes.next }))
 }
 
 pub(super) async fn show(State(control): Shared, Segments(name): Segments<String>) -> Result<Json<dto::Node>, Rejected> {
-    let node = node_name::find(&control, &name).await?;
-    Ok(Json(shown(&control, node).await?))
+    one(&control, &name).await
 }
 
-async fn shown(control: &Control, node: Node) -> Result<dto::Node, Failure> {
+async fn one(control: &Control, name: &str) -> Result<Json<dto::Node>, Rejected> {
+    let node = node_name::find(control, name).await?;
     let tasks_open = control.store.task_unfinished_count(node.id).await?;
+    Ok(Json(shown(control, tasks_open, node)))
+}
+
+fn shown(control: &Control, tasks_open: u64, node: Node) -> dto::Node {
     let link = control.hub.get(node.id);
-    Ok(dto::Node {
+    dto::Node {
         id: node.id,
         name: node.name,
         epoch: node.epoch,
@@ -88,7 +91,7 @@ async fn shown(control: &Control, node: Node) -> Result<dto::Node, Failure> {
         enrolled_at: node.enrolled_at,
         created_at: node.created_at,
         tasks_open,
-    })
+    }
 }
 
 macro_rules! operations {
@@ -132,6 +135,5 @@ async fn operate(
         Ok(((), decision))
     })
     .await?;
-    let node = node_name::find(&control, &id.to_string()).await?;
-    Ok(Json(shown(&control, node).await?))
+    one(&control, &id.to_string()).await
 }

@@ -78,6 +78,6 @@ async fn look(control: &Control, id: TaskId, last_version: &mut Option<i64>) -> 
         return Ok((None, ended));
     }
     *last_version = Some(task.version);
-    let event = Event::default().event(EVENT_TASK).json_data(shown(control, task, ended).await?);
+    let event = Event::default().event(EVENT_TASK).json_data(shown(control, task).await?);
     Ok((Some(event.map_err(|e| Failure::Internal(e.to_string()))?), ended))
 }

@@ -1,5 +1,6 @@
 //! Tasks.
 
+use std::collections::HashMap;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -9,7 +10,7 @@ use axum::{Extension, Json};
 use base64::Engine as _;
 use gpuaas_api::dto::{self, EnvelopeEvidence, Page, Reason, TaskCreate, TaskEvidence, TaskListQuery, TaskLogs, TaskLogsQuery};
 use gpuaas_api::routes::IDEMPOTENCY_KEY_HEADER;
-use gpuaas_contract::id::TaskId;
+use gpuaas_contract::id::{NodeId, TaskId};
 use gpuaas_contract::key::VerifyingKey;
 use gpuaas_contract::task::{Task, TaskType};
 use gpuaas_contract::{dsse, receipt};
@@ -83,7 +84,7 @@ pub(super) async fn create(
         tracing::info!(task = %task.id, node = %task.node_id, task_type = %task.task_type, actor = %context.actor, "task created");
     }
     let status = if made { StatusCode::CREATED } else { StatusCode::OK };
-    Ok((status, Json(shown(&control, task, true).await?)))
+    Ok((status, Json(shown(&control, task).await?)))
 }
 
 pub(super) async fn list(
@@ -116,16 +117,25 @@ pub(super) async fn list(
         found.truncate(matching);
     }
     let found = page(found, limit, |task| task.id.to_string());
+    let mut names: HashMap<NodeId, String> = HashMap::new();
     let mut items = Vec::with_capacity(found.items.len());
     for task in found.items {
-        items.push(shown(&control, task, false).await?);
+        let name = match names.get(&task.node_id) {
+            Some(name) => name.clone(),
+            None => {
+                let name = name_of(&control, task.node_id).await?;
+                names.insert(task.node_id, name.clone());
+                name
+            }
+        };
+        items.push(row_shown(&control, task, name));
     }
     Ok(Json(Page { items, next: found.next }))
 }
 
 pub(super) async fn show(State(control): Shared, Segments(id): Segments<String>) -> Result<Json<dto::Task>, Rejected> {
     let task = get(&control, parse_id(&id)?).await?;
-    Ok(Json(shown(&control, task, true).await?))
+    Ok(Json(shown(&control, task).await?))
 }
 
 pub(super) async fn get(control: &Control, id: TaskId) -> Result<TaskRecord, Failure> {
@@ -133,24 +143,33 @@ pub(super) async fn get(control: &Control, id: TaskId) -> Result<TaskRecord, Fai
     Ok(control.store.task_get(id).await?.ok_or_else(unknown)?)
 }
 
-/// A task as callers see it; with `whole`, also what its receipt says.
-pub(super) async fn shown(control: &Control, task: TaskRecord, whole: bool) -> Result<dto::Task, Failure> {
-    let node_name = control.store.node_get(task.node_id).await?.map(|node| node.name).unwrap_or_default();
-    let mut output = None;
-    let mut phases = Vec::new();
-    if whole
-        && task.receipt_digest.is_some()
-        && let Some(row) = control.store.receipt_get(task.id).await?
-    {
+async fn name_of(control: &Control, node: NodeId) -> Result<String, Failure> {
+    Ok(control.store.node_get(node).await?.map(|node| node.name).unwrap_or_default())
+}
+
+/// A task as callers see it, with what its receipt says.
+pub(super) async fn shown(control: &Control, task: TaskRecord) -> Result<dto::Task, Failure> {
+    let name = name_of(control, task.node_id).await?;
+    let receipt = match task.receipt_digest {
+        Some(_) => control.store.receipt_get(task.id).await?,
+        None => None,
+    };
+    let mut shown = row_shown(control, task, name);
+    if let Some(row) = receipt {
         // Verified when it was stored; this is only for show. `gpuaas task verify` checks it again.
         let payload = dsse::payload_unverified(&row.receipt).map_err(|e| Failure::Internal(e.to_string()))?;
         let said: receipt::Payload = serde_json::from_slice(&payload).map_err(|e| Failure::Internal(e.to_string()))?;
-        output =
-            said.output.map(|raw| serde_json::from_str(raw.get())).transpose().map_err(|e| Failure::Internal(e.to_string()))?;
-        phases = said.phases;
+        let output = said.output.map(|raw| serde_json::from_str(raw.get())).transpose();
+        shown.output = output.map_err(|e| Failure::Internal(e.to_string()))?;
+        shown.phases = said.phases;
     }
+    Ok(shown)
+}
+
+/// A task as its row tells it.
+fn row_shown(control: &Control, task: TaskRecord, node_name: String) -> dto::Task {
     let progress = if task.state.ended() { None } else { control.progress.get(task.id) };
-    Ok(dto::Task {
+    dto::Task {
         id: task.id,
         node_id: task.node_id,
         node_name,
@@ -174,9 +193,9 @@ pub(super) async fn shown(control: &Control, task: TaskRecord, whole: bool) -> R
         message: task.message,
         receipt_digest: task.receipt_digest,
         progress,
-        output,
-        phases,
-    })
+        output: None,
+        phases: Vec::new(),
+    }
 }
 
 pub(super) async fn cancel(
@@ -188,7 +207,7 @@ pub(super) async fn cancel(
     let (id, context) = (parse_id(&id)?, caller.context());
     settle(&control.store, || async { Ok(((), task::cancel(&get(&control, id).await?, &reason, &context)?)) }).await?;
     let task = get(&control, id).await?;
-    Ok(Json(shown(&control, task, true).await?))
+    Ok(Json(shown(&control, task).await?))
 }
 
 pub(super) async fn logs(
@@ -266,7 +285,7 @@ pub(super) async fn evidence(State(control): Shared, Segments(id): Segments<Stri
         cluster_id: control.cluster_id,
         root_key: control.keys.root_key(),
         verifier_set: control.keys.set_document().1,
-        task: shown(&control, task, true).await?,
+        task: shown(&control, task).await?,
     }))
 }
 
