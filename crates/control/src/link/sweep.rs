@@ -128,11 +128,11 @@ fn wake_all(control: &Control) {
 async fn check_access(control: &Control, node_id: NodeId) -> Result<(), Failure> {
     let Some(session) = control.hub.get(node_id) else { return Ok(()) };
     let Some(node) = control.store.node_get(node_id).await? else { return Ok(()) };
-    match node.service {
-        Service::Locked => session.close("node_locked", &node.service_reason, 300),
-        Service::Retired => session.close("node_retired", "an operator retired this node", 300),
+    let (code, message, retry) = match node.service {
+        Service::Locked => ("node_locked", node.service_reason.as_str(), 300),
+        Service::Retired => ("node_retired", "an operator retired this node", 300),
         Service::InService | Service::Draining | Service::Quarantined if node.epoch != session.node_epoch => {
-            session.close("epoch_retired", "this machine was enrolled again", 60);
+            ("epoch_retired", "this machine was enrolled again", 60)
         }
         Service::InService | Service::Draining | Service::Quarantined => {
             if node.session.is_some_and(|live| live.id != session.id && live.server != control.server_id) {
@@ -140,7 +140,8 @@ async fn check_access(control: &Control, node_id: NodeId) -> Result<(), Failure>
             }
             return Ok(());
         }
-    }
+    };
+    session.close(code, message, retry);
     refresh_deny_list(control).await
 }
 
