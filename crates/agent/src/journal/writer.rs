@@ -294,6 +294,14 @@ impl Writer {
             stored.file = Arc::clone(&self.file);
             stored.index = fresh.index;
         });
+        // The new file is in use now. If its name is not sure to survive a power cut, nothing may be claimed any more:
+        // the next start would read the old file.
+        let folder = self.path.parent().unwrap_or(Path::new("/"));
+        if let Err(error) = private_file::sync_folder(folder) {
+            tracing::error!(%error, path = %self.path.display(), "journal's folder cannot be synced; nothing more will be recorded");
+            self.failed = Some(error.to_string());
+            return Err(io::Error::other(error));
+        }
         Ok(true)
     }
 
@@ -317,8 +325,6 @@ impl Writer {
         }
         file.sync_all()?;
         std::fs::rename(path, &self.path)?;
-        let folder = self.path.parent().unwrap_or(Path::new("/"));
-        private_file::sync_folder(folder).map_err(io::Error::other)?;
         Ok((file, fresh))
     }
 

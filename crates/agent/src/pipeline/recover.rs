@@ -92,13 +92,8 @@ fn spawn(inner: &Arc<Inner>, job: Job, phase: TaskPhase) {
 /// The task in an envelope that this agent verified before it wrote it to its own journal. Its time may have passed and
 /// its key may have been retired since; what was started must be brought to an end all the same.
 fn recorded(envelope: &[u8]) -> Option<(Payload, Task)> {
-    #[derive(serde::Deserialize)]
-    struct Wire {
-        #[serde(with = "gpuaas_contract::bytes_as_base64")]
-        payload: Vec<u8>,
-    }
-    let wire: Wire = serde_json::from_slice(envelope).ok()?;
-    let payload: Payload = serde_json::from_slice(&wire.payload).ok()?;
+    let payload = gpuaas_contract::dsse::payload_unverified(envelope).ok()?;
+    let payload: Payload = serde_json::from_slice(&payload).ok()?;
     let task = Task::parse(TaskType::parse(&payload.task_type)?, payload.params.get()).ok()?;
     Some((payload, task))
 }
