@@ -306,19 +306,22 @@ impl Inner {
         self.lock_live().remove(&task_id);
     }
 
-    async fn examine(self: Arc<Self>, offered_id: String, bytes: Vec<u8>) {
-        let verified = {
-            let set = self.trust.current();
-            let expectation = Expectation {
-                keys: set.as_ref(),
-                cluster_id: self.cluster_id,
-                node_id: self.node_id,
-                node_epoch: self.node_epoch,
-                now: Timestamp::now(),
-                highest_seen: self.journal.highest_time(),
-            };
-            envelope::verify(&bytes, &expectation)
+    /// Everything that can be checked without the journal and the policy.
+    fn verify(&self, envelope: &[u8]) -> Result<envelope::Verified, Refusal> {
+        let set = self.trust.current();
+        let expectation = Expectation {
+            keys: set.as_ref(),
+            cluster_id: self.cluster_id,
+            node_id: self.node_id,
+            node_epoch: self.node_epoch,
+            now: Timestamp::now(),
+            highest_seen: self.journal.highest_time(),
         };
+        envelope::verify(envelope, &expectation)
+    }
+
+    async fn examine(self: Arc<Self>, offered_id: String, bytes: Vec<u8>) {
+        let verified = self.verify(&bytes);
         match verified {
             Ok(verified) => {
                 let payload = verified.payload();

@@ -2,11 +2,10 @@
 
 use std::sync::Arc;
 
-use gpuaas_contract::envelope::{self, Expectation, Payload};
+use gpuaas_contract::envelope::{self, Payload};
 use gpuaas_contract::link::TaskPhase;
 use gpuaas_contract::receipt::Outcome;
 use gpuaas_contract::task::{Task, TaskType};
-use gpuaas_contract::time::Timestamp;
 
 use super::execute::{self, Ended, Job, Mode};
 use super::{Claim, Inner, Live};
@@ -21,19 +20,7 @@ pub(super) async fn take_up(inner: &Arc<Inner>, task: Unfinished) -> Result<(), 
 
 /// Accepted and never started: it runs if everything that was true at acceptance is still true.
 async fn run_or_refuse(inner: &Arc<Inner>, task: Unfinished) -> Result<(), AppendError> {
-    let verified = {
-        let set = inner.trust.current();
-        let expectation = Expectation {
-            keys: set.as_ref(),
-            cluster_id: inner.cluster_id,
-            node_id: inner.node_id,
-            node_epoch: inner.node_epoch,
-            now: Timestamp::now(),
-            highest_seen: inner.journal.highest_time(),
-        };
-        envelope::verify(task.envelope.as_deref().unwrap_or_default(), &expectation)
-    };
-    let refusal = match verified {
+    let refusal = match inner.verify(task.envelope.as_deref().unwrap_or_default()) {
         Ok(verified) => match inner.policy.check(verified.task().task_type()) {
             Ok(()) => {
                 let job = Job {
