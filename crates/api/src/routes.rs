@@ -58,7 +58,9 @@ pub const AUDIT_EXPORT: &str = "/api/v1/audit/export";
 
 /// `GET` → page of [`crate::dto::SigningKey`], always whole.
 pub const SIGNING_KEYS: &str = "/api/v1/signing-keys";
-/// `POST` (empty body) → page of [`crate::dto::SigningKey`]: a new key signs, the old one goes into grace.
+/// `POST` (empty body) → page of [`crate::dto::SigningKey`]: the next key is made and published, not believed yet.
+pub const SIGNING_KEYS_STAGE: &str = "/api/v1/signing-keys/stage";
+/// `POST` (empty body) → page of [`crate::dto::SigningKey`]: the staged or a new key signs, the old one goes into grace.
 pub const SIGNING_KEYS_ROTATE: &str = "/api/v1/signing-keys/rotate";
 /// `POST` [`crate::dto::Reason`] → page of [`crate::dto::SigningKey`]: the key is never believed again.
 pub const SIGNING_KEY_REVOKE: &str = "/api/v1/signing-keys/{key}/revoke";

@@ -264,14 +264,18 @@ async fn rotated_keys_reach_connected_nodes_before_envelopes_signed_with_them() 
     let server = TestServer::sqlite().await;
     let mut host = Host::enrolled(&server).await;
     let mut link = host.connect(&[]).await;
-    let keys = server.client().signing_keys_rotate().await.unwrap();
-    assert_eq!(keys.items.iter().map(|key| key.state.as_str()).collect::<Vec<_>>(), ["grace", "active"]);
+    let states = |keys: gpuaas_api::dto::Page<gpuaas_api::dto::SigningKey>| -> Vec<String> {
+        keys.items.into_iter().map(|key| key.state).collect()
+    };
+    assert_eq!(states(server.client().signing_keys_stage().await.unwrap()), ["active", "staged"]);
+    assert_eq!(states(server.client().signing_keys_rotate().await.unwrap()), ["grace", "active"]);
     let set = loop {
-        if let Some(to_node::Message::VerifierSet(set)) = link.next().await {
-            break set;
+        match link.next().await {
+            Some(to_node::Message::VerifierSet(set)) if set.version == 3 => break set,
+            Some(_) => {}
+            None => panic!("the stream ended"),
         }
     };
-    assert_eq!(set.version, 2);
     server.client().task_create(&ping(&host), None).await.unwrap();
     let offer = link.offer().await;
     host.grant.as_mut().unwrap().verifier_set = set.document;

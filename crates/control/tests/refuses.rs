@@ -40,6 +40,7 @@ const GUARDED: &[(&str, &str)] = &[
     ("GET", routes::AUDIT),
     ("GET", routes::AUDIT_EXPORT),
     ("GET", routes::SIGNING_KEYS),
+    ("POST", routes::SIGNING_KEYS_STAGE),
     ("POST", routes::SIGNING_KEYS_ROTATE),
     ("POST", routes::SIGNING_KEY_REVOKE),
     ("GET", routes::API_TOKENS),

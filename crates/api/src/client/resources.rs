@@ -149,7 +149,12 @@ impl Client {
         self.get(routes::SIGNING_KEYS, &[]).await
     }
 
-    /// Sign with a new key from now on.
+    /// Publish the next key ahead of its use.
+    pub async fn signing_keys_stage(&self) -> Result<Page<SigningKey>, ClientError> {
+        self.json(self.call(Method::POST, routes::SIGNING_KEYS_STAGE, &[])).await
+    }
+
+    /// Sign with the staged or a new key from now on.
     pub async fn signing_keys_rotate(&self) -> Result<Page<SigningKey>, ClientError> {
         self.json(self.call(Method::POST, routes::SIGNING_KEYS_ROTATE, &[])).await
     }

@@ -14,7 +14,9 @@ use crate::session::Session;
 pub(crate) enum KeyCommand {
     /// List the keys and where each is in its life.
     Ls,
-    /// Sign with a new key from now on; the old one is still believed for what it signed.
+    /// Publish the next key ahead of its use, so that every node knows it before it signs anything.
+    Stage,
+    /// Sign with the staged key (or a new one) from now on; the old one is still believed for what it signed.
     Rotate,
     /// Never believe a key again. Tasks it signed that have not started are refused by the nodes.
     Revoke {
@@ -30,6 +32,7 @@ pub(super) async fn run(session: &Session, command: KeyCommand) -> Result<Exit, 
     let client = session.client()?;
     let keys = match command {
         KeyCommand::Ls => client.signing_keys().await?,
+        KeyCommand::Stage => client.signing_keys_stage().await?,
         KeyCommand::Rotate => client.signing_keys_rotate().await?,
         KeyCommand::Revoke { key, reason } => {
             let key = resolve::signing_key(client, &key).await?;

@@ -34,6 +34,12 @@ pub(super) async fn keys(State(control): Shared) -> Json<Page<dto::SigningKey>> 
     Json(Page::whole(shown.collect()))
 }
 
+pub(super) async fn stage(state: Shared, Extension(caller): Extension<Caller>) -> Result<Json<Page<dto::SigningKey>>, Rejected> {
+    let staged = state.keys.stage(Timestamp::now()).map_err(key_failure)?;
+    key_changed(&state, &caller, "signing_key.stage", &staged, json!({ "staged": staged })).await?;
+    Ok(keys(state).await)
+}
+
 pub(super) async fn rotate(state: Shared, Extension(caller): Extension<Caller>) -> Result<Json<Page<dto::SigningKey>>, Rejected> {
     let active = state.keys.rotate(Timestamp::now()).map_err(key_failure)?;
     key_changed(&state, &caller, "signing_key.rotate", &active, json!({ "active": active })).await?;

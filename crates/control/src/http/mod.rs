@@ -58,6 +58,7 @@ pub fn router(control: &Arc<Control>) -> Router {
         .route(routes::AUDIT, get(audit::list))
         .route(routes::AUDIT_EXPORT, get(audit::export))
         .route(routes::SIGNING_KEYS, get(access::keys))
+        .route(routes::SIGNING_KEYS_STAGE, post(access::stage))
         .route(routes::SIGNING_KEYS_ROTATE, post(access::rotate))
         .route(routes::SIGNING_KEY_REVOKE, post(access::revoke_key))
         .route(routes::API_TOKENS, get(access::tokens).post(access::token_create))

@@ -121,7 +121,25 @@ impl KeyRing {
         mac
     }
 
-    /// A new active key; the one before stays believed (grace), the one before that is retired.
+    /// Publishes a key ahead of its use. If one is staged already, nothing changes.
+    pub fn stage(&self, now: Timestamp) -> Result<KeyId, KeyRingError> {
+        let staged =
+            |set: &VerifierSet| set.document().keys.iter().find(|e| e.state == KeyState::Staged).map(|e| e.key_id.clone());
+        if let Some(id) = staged(&self.current().set) {
+            return Ok(id);
+        }
+        let key = new_signing_key(&self.dir)?;
+        let entry = Entry { key_id: key.verifying_key().id(), public_key: key.verifying_key(), state: KeyState::Staged };
+        let id = entry.key_id.clone();
+        self.change(now, |keys| {
+            keys.push(entry);
+            Ok(())
+        })?;
+        Ok(id)
+    }
+
+    /// The staged key, or else a new one, becomes active; the one before stays believed (grace), the one before that is
+    /// retired.
     pub fn rotate(&self, now: Timestamp) -> Result<KeyId, KeyRingError> {
         self.change(now, |keys| {
             for entry in keys {
@@ -160,12 +178,19 @@ impl KeyRing {
         let still_active = document.keys.iter().find(|e| e.state == KeyState::Active).map(|e| e.key_id.clone());
         let active = match still_active {
             Some(id) => load_signing_key(&self.dir, &id)?.ok_or(KeyRingError::ActiveKeyMissing(id))?,
-            None => {
-                let key = new_signing_key(&self.dir)?;
-                let public_key = key.verifying_key();
-                document.keys.push(Entry { key_id: public_key.id(), public_key, state: KeyState::Active });
-                key
-            }
+            None => match document.keys.iter_mut().find(|e| e.state == KeyState::Staged) {
+                Some(entry) => {
+                    entry.state = KeyState::Active;
+                    load_signing_key(&self.dir, &entry.key_id)?
+                        .ok_or_else(|| KeyRingError::ActiveKeyMissing(entry.key_id.clone()))?
+                }
+                None => {
+                    let key = new_signing_key(&self.dir)?;
+                    let public_key = key.verifying_key();
+                    document.keys.push(Entry { key_id: public_key.id(), public_key, state: KeyState::Active });
+                    key
+                }
+            },
         };
         // Keys that ended long ago need not be told to nodes for ever; an unknown key is refused just the same.
         while document.keys.len() > MAX_KEYS / 2 {
@@ -261,6 +286,18 @@ mod tests {
         assert!(ring.verifier_set().find(&first).is_err() && ring.verifier_set().find(&second).is_ok());
         let again = KeyRing::open(dir.path(), cluster, Timestamp(4)).expect("found");
         assert_eq!((again.set_version(), active(&again)), (3, active(&ring)));
+    }
+
+    #[test]
+    fn a_staged_key_is_published_unbelieved_and_takes_over_at_the_next_rotation() {
+        let dir = gpuaas_testkit::TempDir::new();
+        let ring = KeyRing::open(dir.path(), ClusterId::generate(), Timestamp(1)).expect("made");
+        let staged = ring.stage(Timestamp(2)).expect("stages");
+        assert_eq!(ring.stage(Timestamp(3)).expect("is staged already"), staged);
+        assert!(ring.verifier_set().find(&staged).is_err());
+        assert_eq!(ring.rotate(Timestamp(4)).expect("rotates"), staged);
+        assert!(ring.verifier_set().find(&staged).is_ok());
+        assert_eq!(ring.verifier_set().document().keys.len(), 2);
     }
 
     #[test]
