@@ -88,7 +88,7 @@ impl Cluster {
         let link_listen = format!("127.0.0.1:{}", free_port());
         let launch = Self::launch(&self.dir, &self.failpoints, self.pg.as_ref(), api_port, &link_listen);
         let mut program = launch.args(["--roles", roles]).start(self.dir.path());
-        program.wait_for_line("ready", PATIENCE);
+        program.wait_for_line("REST ready", PATIENCE);
         (program, format!("http://127.0.0.1:{api_port}"))
     }
 
