@@ -23,6 +23,9 @@ const TRUSTED_IDLE: Duration = Duration::from_secs(1);
 const SQLITE_READERS: u32 = 4;
 /// A partner that vanished inside a transaction must not hold the audit head for long.
 const PG_IDLE_IN_TRANSACTION: &str = "15s";
+/// The writer finds every row by its key. Its connection lives as long as the server, and with it the plans of its statements: one
+/// made while a table was still small would read the whole table for ever after (until the next ANALYZE).
+const PG_WRITER_PLANS: [(&str, &str); 3] = [("enable_seqscan", "off"), ("enable_hashjoin", "off"), ("enable_mergejoin", "off")];
 
 /// The database: how to open the one connection that writes, and a pool that reads.
 #[derive(Clone)]
@@ -323,7 +326,7 @@ impl Db {
                         })
                     })
                     .connect_lazy_with(options.clone());
-                Ok(Self::Pg { writer: Arc::new(options), reader })
+                Ok(Self::Pg { writer: Arc::new(options.options(PG_WRITER_PLANS)), reader })
             }
         }
     }

@@ -58,8 +58,9 @@ use db::Db;
 use lock::FileLock;
 use prepare::Prepared;
 
-/// Most rows of one page; a larger limit is taken as this.
-pub const MAX_PAGE: u32 = 1000;
+/// Most rows of one read; a larger limit is taken as this. One more than the largest page of the REST interface, so that a reader
+/// of a full page can still see that there is another one.
+pub const MAX_PAGE: u32 = 1001;
 
 type Result<T> = std::result::Result<T, StoreError>;
 

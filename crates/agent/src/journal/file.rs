@@ -3,6 +3,10 @@
 //! A clean end is zeros. Anything else that is not a valid record is copied to `journal.damaged-<n>` beside the
 //! journal, reported, and taken out: a torn tail is zeroed, damage between records becomes a filler. Every record that
 //! can still be read is kept.
+//!
+//! Layout of the file's own header, little-endian: `magic [u8; 8] | version u32 | crc32 u32 | confirmed end u64 | crc32 u32`.
+//! Everything before the confirmed end was synced before anybody was told of it. So a record that cannot be read there is
+//! lost, and bytes behind it that are no record are a write that was cut off before anybody relied on it.
 
 use std::fs::{File, OpenOptions};
 use std::io::{self, Read as _, Seek as _, SeekFrom, Write as _};
@@ -15,6 +19,10 @@ use super::record::{self, Decoded, FILLER_MAGIC, HEADER, Location, MAGIC};
 pub(super) const FILE_HEADER: u64 = 4096;
 const FILE_MAGIC: &[u8; 8] = b"GPUAASJ\0";
 const FILE_VERSION: u32 = 1;
+/// Where the header notes the end of what is confirmed.
+const CONFIRMED_AT: u64 = 16;
+/// Stands there from the first step of a repair to the last: nothing is confirmed by it.
+pub(super) const REPAIRING: u64 = u64::MAX;
 /// Most copies of damaged stretches kept.
 const MAX_DAMAGED_FILES: u32 = 16;
 const CHUNK: usize = 64 * 1024;
@@ -26,6 +34,8 @@ pub(super) struct Scan {
     pub(super) end: u64,
     /// Sequence of the last record.
     pub(super) last_sequence: u64,
+    /// Everything before this was once synced and relied on; `None` if the note of it is damaged.
+    pub(super) confirmed: Option<u64>,
     /// Sentences about what was repaired.
     pub(super) notices: Vec<String>,
     /// Damage lies before a valid record (and not only at the tail).
@@ -37,11 +47,35 @@ pub(super) fn create(path: &Path, capacity: u64) -> io::Result<File> {
     let file = OpenOptions::new().read(true).write(true).create(true).truncate(true).mode(0o600).open(path)?;
     allocate(&file, capacity)?;
     write_header(&file)?;
+    confirm(&file, FILE_HEADER)?;
     file.sync_all()?;
     Ok(file)
 }
 
-fn allocate(file: &File, capacity: u64) -> io::Result<()> {
+/// Notes that everything before `end` is on disk. Synced together with what follows: an older note only knows less.
+pub(super) fn confirm(file: &File, end: u64) -> io::Result<()> {
+    let mut bytes = [0_u8; 12];
+    bytes[..8].copy_from_slice(&end.to_le_bytes());
+    let checksum = crc32fast::hash(&bytes[..8]);
+    bytes[8..].copy_from_slice(&checksum.to_le_bytes());
+    file.write_all_at(&bytes, CONFIRMED_AT)
+}
+
+/// Where the confirmed records end; `None` if the note of it is damaged.
+pub(super) fn confirmed_end(file: &File) -> io::Result<Option<u64>> {
+    let mut bytes = [0_u8; 12];
+    match file.read_exact_at(&mut bytes, CONFIRMED_AT) {
+        Ok(()) => {}
+        Err(error) if error.kind() == io::ErrorKind::UnexpectedEof => return Ok(None),
+        Err(error) => return Err(error),
+    }
+    let (end, checksum) = bytes.split_at(8);
+    let sound = crc32fast::hash(end) == record::word(checksum, 0);
+    Ok(end.try_into().ok().map(u64::from_le_bytes).filter(|_| sound))
+}
+
+/// Takes space until the file has this many bytes.
+pub(super) fn allocate(file: &File, capacity: u64) -> io::Result<()> {
     match rustix::fs::fallocate(file, rustix::fs::FallocateFlags::empty(), 0, capacity) {
         Ok(()) => Ok(()),
         // A file system without allocation: written zeros take the space as well.
@@ -103,7 +137,7 @@ pub(super) fn repair_header(file: &File) -> io::Result<()> {
 
 /// Reads every record, repairs what is not one, and tells `on` of each record and of each gap, in order.
 pub(super) fn scan(file: &File, path: &Path, capacity: u64, mut on: impl FnMut(Found<'_>)) -> io::Result<Scan> {
-    let mut scan = Scan { end: FILE_HEADER, ..Scan::default() };
+    let mut scan = Scan { end: FILE_HEADER, confirmed: confirmed_end(file)?, ..Scan::default() };
     let mut offset = FILE_HEADER;
     loop {
         if let Some(decoded) = record_at(file, offset, capacity)?.filter(|d| d.sequence > scan.last_sequence) {
@@ -127,6 +161,9 @@ pub(super) fn scan(file: &File, path: &Path, capacity: u64, mut on: impl FnMut(F
         match next {
             Some(next) => {
                 let copy = save_damaged(file, path, offset, next)?;
+                // A repair is complete when its fence is recorded; until then every start completes it.
+                confirm(file, REPAIRING)?;
+                file.sync_data()?;
                 write_filler(file, offset, next - offset)?;
                 scan.damaged_inside = true;
                 scan.notices.push(format!(
@@ -139,8 +176,10 @@ pub(super) fn scan(file: &File, path: &Path, capacity: u64, mut on: impl FnMut(F
                 let end = end_of_dirt(file, offset, capacity)?;
                 let copy = save_damaged(file, path, offset, end)?;
                 zero(file, offset, end)?;
+                let cut_off = scan.confirmed.is_some_and(|confirmed| confirmed <= offset);
+                let why = if cut_off { " (a write was cut off)" } else { "" };
                 scan.notices.push(format!(
-                    "the journal ended in {} bytes that are no record (a write was cut off); they were removed and kept in {copy}",
+                    "the journal ended in {} bytes that are no record{why}; they were removed and kept in {copy}",
                     end - offset
                 ));
                 return Ok(scan);

@@ -108,17 +108,25 @@ impl Index {
                 self.unreported.insert(*sequence, *task_id);
                 self.advance_chain(*sequence, receipt_digest);
             }
-            Record::Reported { task_id } => {
-                if let Some(Entry::Finished { reported, sequence, .. }) = self.tasks.get_mut(task_id) {
+            Record::Reported { task_id } => match self.tasks.get_mut(task_id) {
+                Some(Entry::Finished { reported, sequence, .. }) => {
                     *reported = true;
                     self.unreported.remove(sequence);
                 }
-            }
+                // Its receipt was lost to damage, but it is over: there is nothing to recover.
+                Some(Entry::InFlight(entry)) => {
+                    let start_by = entry.note.start_by;
+                    self.tasks.insert(*task_id, Entry::Finished { start_by, sequence: 0, reported: true, receipt: None });
+                    self.in_flight -= 1;
+                }
+                None => {}
+            },
             Record::HighestTime { at } => self.highest_time = self.highest_time.max(*at),
             Record::EpochReset { node_epoch } => {
                 let (highest_time, fence) = (self.highest_time, self.fence);
                 *self = Self { node_epoch: *node_epoch, highest_time, fence, ..Self::default() };
             }
+            Record::EpochKnown { node_epoch } => self.node_epoch = *node_epoch,
             Record::Chain { sequence, receipt_digest } => self.advance_chain(*sequence, receipt_digest),
             Record::Remembered { task_id, start_by } => {
                 let entry = Entry::Finished { start_by: *start_by, sequence: 0, reported: true, receipt: None };
@@ -148,6 +156,11 @@ impl Index {
                 entry.maybe_started = true;
             }
         }
+    }
+
+    /// Nothing was ever recorded for an enrolment.
+    pub(super) fn is_blank(&self) -> bool {
+        self.node_epoch == 0 && self.tasks.is_empty() && self.chain.sequence == 0
     }
 
     pub(super) fn get(&self, task_id: TaskId) -> Option<&Entry> {

@@ -37,6 +37,8 @@ const QUEUE: usize = 1024;
 /// The journal of one agent.
 #[derive(Debug)]
 pub(crate) struct Journal {
+    /// Opening found damage.
+    damaged: bool,
     shared: Arc<Shared>,
     commands: mpsc::Sender<writer::Command>,
 }
@@ -154,7 +156,7 @@ impl Journal {
     /// Opens or makes the journal in `folder` and starts its writer. Blocks; the caller holds the folder's lock.
     pub(crate) fn open(folder: &Path, capacity: u64, now: Timestamp) -> Result<(Self, Opened), JournalError> {
         let path = folder.join("journal");
-        let (stored, writer, notices) = writer::open(&path, capacity, now)?;
+        let writer::Opening { stored, writer, notices, damaged } = writer::open(&path, capacity, now)?;
         let shared = Arc::new(Shared { state: Mutex::new(stored) });
         let unfinished = unfinished(&shared, &path)?;
         let (commands, queue) = mpsc::channel(QUEUE);
@@ -163,7 +165,7 @@ impl Journal {
             .name("journal".to_owned())
             .spawn(move || writer.run(&for_thread, queue))
             .map_err(|source| JournalError::Io { what: "served by a thread", path, source })?;
-        Ok((Self { shared, commands }, Opened { unfinished, notices }))
+        Ok((Self { damaged, shared, commands }, Opened { unfinished, notices }))
     }
 
     /// Looks at the journal in `folder` without changing it. Blocks; the caller holds the folder's lock.
@@ -244,8 +246,23 @@ impl Journal {
     }
 
     /// The enrolment the journal belongs to; 0 before the first.
-    pub(crate) fn node_epoch(&self) -> u64 {
+    fn node_epoch(&self) -> u64 {
         self.shared.lock().index.node_epoch
+    }
+
+    /// Makes the journal that of this enrolment. Tasks of another one are void: no receipt for them would be believed.
+    /// Says whether what the journal holds still counts.
+    pub(crate) async fn belong_to(&self, node_epoch: u64) -> Result<bool, AppendError> {
+        let known = self.node_epoch();
+        if known == node_epoch {
+            return Ok(true);
+        }
+        // The record of the enrolment may be among those that were lost; that must not cost all the others. If they are of
+        // an older enrolment after all, the control plane does not believe their receipts, and no harm is done.
+        let counts = self.damaged || (known == 0 && !self.shared.lock().index.is_blank());
+        let record = if counts { Record::EpochKnown { node_epoch } } else { Record::EpochReset { node_epoch } };
+        self.append(record, Vec::new()).await?;
+        Ok(counts)
     }
 }
 

@@ -38,6 +38,8 @@ pub(crate) enum Record {
     HighestTime { at: Timestamp },
     /// A new enrolment: the tasks of the old one are void, receipts count from 1 again.
     EpochReset { node_epoch: u64 },
+    /// The enrolment that the records before this one belong to, when the record of it was lost to damage.
+    EpochKnown { node_epoch: u64 },
     /// Last receipt of the chain, when the receipt itself is no longer kept.
     Chain { sequence: u64, receipt_digest: Digest },
     /// A task that is finished and reported, and whose receipt is no longer kept: duplicates are still known.

@@ -116,6 +116,7 @@ fn a_torn_tail_is_removed_kept_aside_and_reported() {
     append_all(folder.path(), &[(accepted(1), vec![7; 100]), (finished(2, 1), vec![8; 100])]);
     let path = folder.path().join("journal");
     let end = used(&path);
+    let pristine = std::fs::read(&path).expect("read");
     let whole = record::encode(&started(1), &[], 3).expect("encodes");
     for cut in [1, 7, 8, 23, 24, whole.len() / 2, whole.len() - 9] {
         let file = std::fs::OpenOptions::new().write(true).open(&path).expect("opens");
@@ -123,17 +124,21 @@ fn a_torn_tail_is_removed_kept_aside_and_reported() {
         let (journal, opened) = open(folder.path());
         assert_eq!(opened.notices.len(), 1, "cut at {cut}: {:?}", opened.notices);
         assert!(opened.notices[0].contains("cut off"), "{:?}", opened.notices);
+        assert_eq!(journal.fence(), Timestamp(0), "nobody relied on what was cut off");
         assert_eq!(journal.lookup(task(2)), Some(Known::Finished));
         // The tail may have been the start of the accepted task, so it counts as started.
         assert_eq!(journal.lookup(task(1)), Some(Known::InFlight(TaskPhase::Started)));
         drop(journal);
         let (_, again) = open(folder.path());
         assert_eq!(again.notices, [""; 0], "the repair is done once");
-        // Put the file back to before the repair.
-        let file = std::fs::OpenOptions::new().write(true).open(&path).expect("opens");
-        file.write_all_at(&vec![0; 4096], end).expect("reset");
+        std::fs::write(&path, &pristine).expect("as before the repair");
     }
     assert!(folder.path().join("journal.damaged-1").exists());
+}
+
+/// Where the records start.
+fn first_record() -> usize {
+    usize::try_from(file::FILE_HEADER).expect("fits")
 }
 
 /// Where the records end.
@@ -173,7 +178,8 @@ fn rot_in_any_record_costs_that_record_only_and_never_a_second_run() {
             rotten[usize::try_from(at.offset + delta).expect("fits")] ^= 0x10;
             std::fs::write(&path, &rotten).expect("written");
             let (journal, opened) = open(folder.path());
-            assert_eq!(opened.notices.len(), 1, "record {index} + {delta}: {:?}", opened.notices);
+            // Of the last one it is also said that it is missing.
+            assert_eq!(opened.notices.len(), 1 + usize::from(index == 4), "record {index} + {delta}: {:?}", opened.notices);
             let known = [1, 2, 3, 4].map(|n| journal.lookup(task(n)));
             let expected = match index {
                 0 => [None, Some(true), Some(false), Some(false)],
@@ -194,9 +200,8 @@ fn rot_in_any_record_costs_that_record_only_and_never_a_second_run() {
             for unfinished in &opened.unfinished {
                 assert!(unfinished.attempt >= 1 || index == 0, "task {:?} would run again", unfinished.note.task_id);
             }
-            if index < 4 {
-                assert!(journal.fence() > Timestamp(0), "unknown old tasks are fenced after damage inside");
-            }
+            // Also if it is the last one: it was confirmed, so it is no write that was cut off.
+            assert!(journal.fence() > Timestamp(0), "unknown old tasks are fenced");
             drop(journal);
             assert_eq!(open(folder.path()).1.notices, [""; 0]);
             for n in 1..=16 {
@@ -204,6 +209,91 @@ fn rot_in_any_record_costs_that_record_only_and_never_a_second_run() {
             }
         }
     }
+}
+
+#[test]
+fn a_journal_that_is_cut_short_anywhere_is_fenced_and_gets_its_size_back() {
+    let folder = tempfile::tempdir().expect("folder");
+    append_all(folder.path(), &[(finished(1, 1), vec![1; 300]), (accepted(2), vec![2; 100]), (finished(3, 2), vec![3; 50])]);
+    let path = folder.path().join("journal");
+    let pristine = std::fs::read(&path).expect("read");
+    let end = used(&path);
+    for cut in [0, 1, 16, 27, 28, 4096].into_iter().chain((4104..end).step_by(56)).chain([end - 1]) {
+        std::fs::write(&path, &pristine[..usize::try_from(cut).expect("fits")]).expect("cut");
+        let (journal, opened) = open(folder.path());
+        assert!(!opened.notices.is_empty(), "cut at {cut} was not noticed");
+        assert_eq!(journal.fence(), Timestamp(1000), "cut at {cut}");
+        assert!(opened.unfinished.iter().all(|task| task.attempt == 1), "cut at {cut}: a task may run twice");
+        assert_eq!(path.metadata().expect("meta").len(), CAPACITY);
+        let before = view(&journal);
+        drop(journal);
+        let (journal, opened) = open(folder.path());
+        assert_eq!((view(&journal), opened.notices), (before, Vec::new()), "cut at {cut}: the repair is done once");
+        for n in 1..=16 {
+            let _ = std::fs::remove_file(folder.path().join(format!("journal.damaged-{n}")));
+        }
+    }
+    // What was never used is not missed.
+    std::fs::write(&path, &pristine[..usize::try_from(end).expect("fits")]).expect("cut");
+    assert_eq!(open(folder.path()).0.fence(), Timestamp(0));
+}
+
+#[test]
+fn a_repair_that_was_cut_off_before_its_fence_is_completed() {
+    let folder = tempfile::tempdir().expect("folder");
+    append_all(folder.path(), &[(accepted(1), vec![1; 100]), (finished(2, 1), vec![2; 100]), (finished(3, 2), vec![3; 50])]);
+    let path = folder.path().join("journal");
+    let mut rotten = std::fs::read(&path).expect("read");
+    let second = first_record() + record::encode(&accepted(1), &[1; 100], 1).expect("encodes").len();
+    rotten[second + 40] ^= 1;
+    std::fs::write(&path, &rotten).expect("rot");
+    // The scan alone repairs the file; the agent is killed before it records anything.
+    let file = std::fs::OpenOptions::new().read(true).write(true).open(&path).expect("opens");
+    assert!(file::scan(&file, &path, CAPACITY, |_| {}).expect("scans").damaged_inside);
+    let (journal, opened) = open(folder.path());
+    assert_eq!((journal.fence(), journal.damaged, opened.notices.len()), (Timestamp(1000), true, 1));
+    assert!(opened.unfinished.iter().all(|task| task.attempt == 1));
+    drop(journal);
+    assert!(!open(folder.path()).0.damaged);
+}
+
+#[test]
+fn a_lost_record_of_the_enrolment_costs_no_other_record() {
+    let folder = tempfile::tempdir().expect("folder");
+    let epoch = |node_epoch| (Record::EpochReset { node_epoch }, Vec::new());
+    for records in [vec![epoch(2)], vec![epoch(1), epoch(2)]] {
+        let _ = std::fs::remove_file(folder.path().join("journal"));
+        let skipped: usize =
+            records[1..].iter().map(|(record, blob)| record::encode(record, blob, 1).expect("encodes").len()).sum();
+        append_all(folder.path(), &records);
+        append_all(folder.path(), &[(finished(1, 1), b"receipt".to_vec()), (accepted(2), vec![2; 100])]);
+        let path = folder.path().join("journal");
+        let mut rotten = std::fs::read(&path).expect("read");
+        rotten[first_record() + skipped + 30] ^= 1;
+        std::fs::write(&path, &rotten).expect("rot");
+        let (journal, opened) = open(folder.path());
+        assert!(block(journal.belong_to(2)).expect("recorded"), "the records still count");
+        assert_eq!((opened.unfinished.len(), journal.unreported_count(), journal.node_epoch()), (1, 1, 2));
+        drop(journal);
+        let (journal, _) = open(folder.path());
+        assert!(block(journal.belong_to(2)).expect("recorded"));
+        assert_eq!(journal.unreported_count(), 1);
+        // A new enrolment voids them all the same.
+        assert!(!block(journal.belong_to(3)).expect("recorded"));
+        assert_eq!(journal.in_hand(), []);
+    }
+}
+
+#[test]
+fn a_task_whose_receipt_was_lost_but_was_reported_is_not_recovered() {
+    let folder = tempfile::tempdir().expect("folder");
+    append_all(
+        folder.path(),
+        &[(accepted(1), vec![1; 100]), (started(1), vec![]), (Record::Reported { task_id: task(1) }, vec![])],
+    );
+    let (journal, opened) = open(folder.path());
+    assert!(opened.unfinished.is_empty() && journal.in_hand().is_empty());
+    assert_eq!(journal.lookup(task(1)), Some(Known::Finished));
 }
 
 #[test]

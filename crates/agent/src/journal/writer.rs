@@ -39,14 +39,25 @@ pub(super) struct Writer {
     failed: Option<String>,
 }
 
+/// An opened journal.
+pub(super) struct Opening {
+    pub(super) stored: Stored,
+    pub(super) writer: Writer,
+    /// Sentences about what was repaired.
+    pub(super) notices: Vec<String>,
+    /// Records were lost.
+    pub(super) damaged: bool,
+}
+
 /// Opens or makes the file, repairs it, and brings it to the wanted size.
-pub(super) fn open(path: &Path, wanted: u64, now: Timestamp) -> Result<(Stored, Writer, Vec<String>), JournalError> {
+pub(super) fn open(path: &Path, wanted: u64, now: Timestamp) -> Result<Opening, JournalError> {
     let wanted = wanted.next_multiple_of(8);
     let fail = |what| move |source| JournalError::Io { what, path: path.to_owned(), source };
     let _ = std::fs::remove_file(path.with_extension("new"));
     let mut notices = Vec::new();
+    let mut lost = false;
     if !path.exists() {
-        make(path, wanted)?;
+        make(path, wanted, FILE_HEADER)?;
     }
     let open_file = || std::fs::OpenOptions::new().read(true).write(true).open(path);
     let mut file = open_file().map_err(fail("opened"))?;
@@ -54,10 +65,10 @@ pub(super) fn open(path: &Path, wanted: u64, now: Timestamp) -> Result<(Stored, 
         FileHeader::Good => {}
         FileHeader::Newer(version) => return Err(JournalError::Newer { path: path.to_owned(), version }),
         FileHeader::Bad => {
-            file = mend_header(path, file, wanted, &mut notices)?;
+            (file, lost) = mend_header(path, file, wanted, &mut notices)?;
         }
     }
-    let capacity = file.metadata().map_err(fail("read"))?.len() / 8 * 8;
+    let mut capacity = file.metadata().map_err(fail("read"))?.len() / 8 * 8;
     let mut index = Index::default();
     let scan = file::scan(&file, path, capacity, |found| match found {
         Found::Record(at, decoded) => index.apply(&decoded.record, at),
@@ -65,6 +76,33 @@ pub(super) fn open(path: &Path, wanted: u64, now: Timestamp) -> Result<(Stored, 
     })
     .map_err(fail("read"))?;
     notices.extend(scan.notices);
+    let missing = match scan.confirmed {
+        Some(confirmed) if confirmed <= scan.end => false,
+        Some(file::REPAIRING) if lost => true,
+        Some(file::REPAIRING) => {
+            notices.push("a repair of the journal had been cut off and was completed".to_owned());
+            true
+        }
+        Some(confirmed) => {
+            let bytes = confirmed - scan.end;
+            notices
+                .push(format!("the last {bytes} bytes of the journal's records are lost; tasks signed before now are not run"));
+            true
+        }
+        None => {
+            notices.push("the journal's note of its end was damaged and has been put right".to_owned());
+            true
+        }
+    };
+    lost |= missing;
+    if lost {
+        index.note_damage();
+        if capacity < wanted {
+            // It was cut short: what is recorded about the repair needs its room.
+            grow(&file, path, wanted)?;
+            capacity = wanted;
+        }
+    }
 
     let file = Arc::new(file);
     let mut writer = Writer {
@@ -77,13 +115,18 @@ pub(super) fn open(path: &Path, wanted: u64, now: Timestamp) -> Result<(Stored, 
         failed: None,
     };
     let mut stored = Stored { file, index };
-    if scan.damaged_inside {
+    let damaged = scan.damaged_inside || lost;
+    if damaged {
         let fence = Record::Fence { issued_until: now.max(stored.index.highest_time) };
         writer.append_now(&mut stored, &fence).map_err(fail("repaired"))?;
     }
     // A start whose record may have been lost is treated as a start: running a task twice is worse than not at all.
     for task in stored.index.doubtful() {
         writer.append_now(&mut stored, &Record::Started { task, attempt: 1, at: now }).map_err(fail("repaired"))?;
+    }
+    if scan.confirmed != Some(writer.end) {
+        // The last step of a repair. What was read and never synced is synced before anybody acts on it.
+        file::confirm(&writer.file, writer.end).map_err(fail("repaired"))?;
     }
     if capacity != wanted {
         // The setting changed. If it does not fit now, the old size goes on serving.
@@ -96,7 +139,7 @@ pub(super) fn open(path: &Path, wanted: u64, now: Timestamp) -> Result<(Stored, 
             }
         }
     }
-    Ok((stored, writer, notices))
+    Ok(Opening { stored, writer, notices, damaged })
 }
 
 /// Reads the file without repairing it.
@@ -105,6 +148,7 @@ pub(super) fn inspect(path: &Path) -> Result<Summary, JournalError> {
     let file = File::open(path).map_err(fail)?;
     let capacity = file.metadata().map_err(fail)?.len() / 8 * 8;
     let sound = matches!(file::read_header(&file).map_err(fail)?, FileHeader::Good);
+    let confirmed = file::confirmed_end(&file).map_err(fail)?;
     let mut index = Index::default();
     let mut damaged = !sound;
     let end = file::walk(&file, capacity, |found| match found {
@@ -112,14 +156,28 @@ pub(super) fn inspect(path: &Path) -> Result<Summary, JournalError> {
         Found::Damage => damaged = true,
     })
     .map_err(fail)?;
+    damaged |= confirmed.is_none_or(|confirmed| confirmed > end);
     let used_percent = end.saturating_mul(100) / capacity.max(1);
     Ok(Summary { damaged, used_percent, in_flight: index.in_flight, unreported: index.unreported_count() })
 }
 
-fn make(path: &Path, capacity: u64) -> Result<(), JournalError> {
+/// Gives a file that was cut short its size back.
+fn grow(file: &File, path: &Path, bytes: u64) -> Result<(), JournalError> {
+    let grown = file::allocate(file, bytes).and_then(|()| file.sync_all());
+    grown.map_err(|source| match source.kind() {
+        io::ErrorKind::StorageFull => JournalError::NoSpace { path: path.to_owned(), bytes },
+        _ => JournalError::Io { what: "repaired", path: path.to_owned(), source },
+    })
+}
+
+fn make(path: &Path, capacity: u64, confirmed: u64) -> Result<(), JournalError> {
     let temporary = path.with_extension("new");
     let made = file::create(&temporary, capacity)
-        .and_then(|_| std::fs::rename(&temporary, path))
+        .and_then(|file| {
+            file::confirm(&file, confirmed)?;
+            file.sync_all()
+        })
+        .and_then(|()| std::fs::rename(&temporary, path))
         .and_then(|()| File::open(path.parent().unwrap_or(Path::new("/")))?.sync_all());
     made.map_err(|source| {
         let _ = std::fs::remove_file(&temporary);
@@ -131,20 +189,22 @@ fn make(path: &Path, capacity: u64) -> Result<(), JournalError> {
     })
 }
 
-/// A journal whose first bytes are damaged still has its records; a file without any is put aside.
-fn mend_header(path: &Path, file: File, wanted: u64, notices: &mut Vec<String>) -> Result<File, JournalError> {
+/// A journal whose first bytes are damaged still has its records; a file without any is put aside. Says whether it was.
+fn mend_header(path: &Path, file: File, wanted: u64, notices: &mut Vec<String>) -> Result<(File, bool), JournalError> {
     let fail = |what| move |source| JournalError::Io { what, path: path.to_owned(), source };
     let capacity = file.metadata().map_err(fail("read"))?.len() / 8 * 8;
     if file::has_records(&file, capacity).map_err(fail("read"))? {
         file::repair_header(&file).map_err(fail("repaired"))?;
         notices.push("the first bytes of the journal were damaged and have been put right".to_owned());
-        return Ok(file);
+        return Ok((file, false));
     }
     let aside = file::free_damaged_name(path).unwrap_or_else(|| path.with_extension("damaged"));
-    std::fs::rename(path, &aside).map_err(fail("put aside"))?;
+    // A second name and not another one, so that at no moment there is no journal: a missing one would count as a new one.
+    std::fs::hard_link(path, &aside).map_err(fail("put aside"))?;
     notices.push(format!("the journal held no readable record; it was put aside as {} and a new one was made", aside.display()));
-    make(path, wanted)?;
-    std::fs::OpenOptions::new().read(true).write(true).open(path).map_err(fail("opened"))
+    make(path, wanted, file::REPAIRING)?;
+    let file = std::fs::OpenOptions::new().read(true).write(true).open(path).map_err(fail("opened"))?;
+    Ok((file, true))
 }
 
 impl Writer {
@@ -198,6 +258,11 @@ impl Writer {
             return;
         }
         self.end += u64::try_from(bytes.len()).unwrap_or(0);
+        // Before anybody is told, so that whatever anybody relies on is known to have been there.
+        if let Err(error) = file::confirm(&self.file, self.end) {
+            tracing::error!(%error, path = %self.path.display(), "journal cannot be written; nothing more will be recorded");
+            self.failed = Some(error.to_string());
+        }
         let mut stored = shared.lock();
         for (command, at) in &admitted {
             stored.index.apply(&command.record, *at);
@@ -229,6 +294,7 @@ impl Writer {
             | Record::Reported { .. }
             | Record::HighestTime { .. }
             | Record::EpochReset { .. }
+            | Record::EpochKnown { .. }
             | Record::Chain { .. }
             | Record::Remembered { .. }
             | Record::Fence { .. } => 0,
@@ -323,6 +389,7 @@ impl Writer {
                 }
             }
         }
+        file::confirm(&file, FILE_HEADER + fresh.length)?;
         file.sync_all()?;
         std::fs::rename(path, &self.path)?;
         Ok((file, fresh))
@@ -415,7 +482,7 @@ mod tests {
     fn after_a_failed_write_nothing_is_ever_claimed_again() {
         let folder = tempfile::tempdir().expect("folder");
         let path = folder.path().join("journal");
-        let (stored, mut writer, _) = open(&path, 8 << 20, Timestamp(1)).expect("opens");
+        let Opening { stored, mut writer, .. } = open(&path, 8 << 20, Timestamp(1)).expect("opens");
         let shared = Shared { state: Mutex::new(stored) };
         let record = |writer: &mut Writer, n: u8| {
             let (reply, mut answer) = oneshot::channel();

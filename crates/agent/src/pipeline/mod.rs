@@ -3,6 +3,8 @@
 //! Every arrow with a promise behind it is durable in the journal before the next one begins. The pipeline talks to
 //! channels and never to a transport, so a broken link changes nothing for a running task.
 
+#[cfg(test)]
+mod authority_tests;
 mod execute;
 mod recover;
 
@@ -136,9 +138,7 @@ impl Pipeline {
         let max_tasks = usize::try_from(limits.max_tasks).unwrap_or(1).max(1);
         let in_flight = (max_tasks + WAITING).min(by_journal.max(max_tasks));
         let mut unfinished = opened.unfinished;
-        if journal.node_epoch() != parts.node_epoch {
-            // Tasks of another enrolment are void: no receipt for them would be believed.
-            journal.append(Record::EpochReset { node_epoch: parts.node_epoch }, Vec::new()).await?;
+        if !journal.belong_to(parts.node_epoch).await? {
             unfinished.clear();
         }
         let inner = Arc::new(Inner {
@@ -353,14 +353,12 @@ impl Inner {
             correlation_id: payload.correlation_id.clone(),
             start_by: payload.start_by,
         };
+        if self.may_have_run(&note, payload.issued_at) {
+            return self.answer_for_lost(note).await;
+        }
         let kind = verified.task().task_type();
         if let Err(denied) = self.policy.check(kind) {
             return self.refuse(note, RefusalCode::PolicyDenied, denied.0).await;
-        }
-        if payload.issued_at <= self.journal.fence() {
-            let message =
-                "the journal of this node lost records after this task was signed, so it may have run already; run it again";
-            return self.refuse(note, RefusalCode::TaskExpired, message.to_owned()).await;
         }
         let permit = tokio::select! {
             biased;
@@ -433,7 +431,29 @@ impl Inner {
             // A late duplicate of a finished task is not a new refusal.
             Claim::Finished => self.resend(note.task_id).await,
             Claim::InHand(phase) => self.answer_duplicate(note.task_id, phase),
+            Claim::New(_) if self.may_have_run(&note, answerable.issued_at) => self.answer_for_lost(note).await,
             Claim::New(_) => self.refuse(note, refusal.code, refusal.message).await,
+        }
+    }
+
+    /// The journal lost records, and what it lost may have been this task's. The envelope may be a new one for an old task, so
+    /// the age of the task counts as well.
+    fn may_have_run(&self, note: &TaskNote, issued_at: Timestamp) -> bool {
+        let fence = self.journal.fence();
+        fence > Timestamp(0) && (issued_at <= fence || made_at(note.task_id) <= fence)
+    }
+
+    /// Answers for a claimed task that may have run: to refuse it would say that it did not.
+    async fn answer_for_lost(&self, note: TaskNote) {
+        tracing::warn!(task_id = %note.task_id, correlation_id = %note.correlation_id, "task may have run before the journal was damaged");
+        let task_id = note.task_id;
+        let message = "the journal of this node was damaged after this task was made, so it may have run already; look at the host before running it again";
+        let ended = Ended { outcome: Outcome::Interrupted, code: "journal_damaged", message: message.to_owned(), output: None };
+        let result = execute::finish(self, &note, 0, None, Vec::new(), ended).await;
+        self.release(task_id);
+        if let Err(error) = result {
+            // Without room for the receipt nothing is said; the next offer of it is answered when there is some.
+            self.journal_failed(&error);
         }
     }
 
@@ -505,4 +525,14 @@ impl Inner {
             AppendError::Full | AppendError::TooLarge => tracing::error!(%error, "a record did not fit into the journal"),
         }
     }
+}
+
+/// When the control plane made the task, as its id tells; long ago if it does not.
+fn made_at(task_id: TaskId) -> Timestamp {
+    let bytes = task_id.as_bytes();
+    if bytes[6] >> 4 != 7 {
+        return Timestamp(0);
+    }
+    let milliseconds = bytes[..6].iter().fold(0_i64, |number, byte| number << 8 | i64::from(*byte));
+    Timestamp(milliseconds.saturating_mul(1000))
 }

@@ -79,7 +79,10 @@ pub fn router(control: &Arc<Control>) -> Router {
         .with_state(Arc::clone(control))
 }
 
-/// How many items a page has, and one more to see whether there is another page.
+// A page is read with one item more to see whether there is another page; the store must not cut that one off.
+const _: () = assert!(gpuaas_store::MAX_PAGE > dto::MAX_PAGE, "the largest page would look like the last one");
+
+/// How many items a page has.
 fn page_limit(asked: Option<u32>) -> Result<u32, crate::failure::Failure> {
     let limit = asked.unwrap_or(dto::DEFAULT_PAGE);
     if (1..=dto::MAX_PAGE).contains(&limit) {

@@ -20,8 +20,11 @@ use super::{POLL_SECONDS, identity};
 use crate::Control;
 use crate::failure::{Failure, settle};
 
-/// How often a session looks at its own clock: certificate, silence.
-const WATCH: Duration = Duration::from_secs(2);
+/// How often a long-poll session looks at its own clock: silence, certificate.
+const WATCH_POLL: Duration = Duration::from_secs(2);
+/// How often a stream does. It is checked with every message, so at least with every heartbeat, and the deny-list closes it by
+/// itself: this only stands behind both, and thousands of idle links must cost nothing.
+const WATCH_STREAM: Duration = Duration::from_secs(30);
 /// Between two attempts to write down that a link ended.
 const RETRY: Duration = Duration::from_secs(1);
 /// A poll whose connection broke must be followed by another within this time.
@@ -35,12 +38,15 @@ pub(super) fn spawn_driver(control: Arc<Control>, session: Arc<Session>) {
         drive(&control, &session).await;
         control.hub.remove(session.node_id, session.id);
         control.metrics.links_closed(session.transport);
-        offline(&control, &session).await;
+        Box::pin(offline(&control, &session)).await;
     });
 }
 
 async fn drive(control: &Arc<Control>, session: &Arc<Session>) {
-    let mut watch = tokio::time::interval(WATCH);
+    let mut watch = tokio::time::interval(match session.transport {
+        Transport::Stream => WATCH_STREAM,
+        Transport::Poll => WATCH_POLL,
+    });
     watch.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
     let mut cancels_sent = HashSet::new();
     loop {
@@ -65,7 +71,8 @@ async fn drive(control: &Arc<Control>, session: &Arc<Session>) {
                 }
             }
             () = session.work.notified() => {
-                if let Err(error) = hand_out(control, session, &mut cancels_sent).await {
+                // Boxed, because its state is large and a link at rest should not hold room for it.
+                if let Err(error) = Box::pin(hand_out(control, session, &mut cancels_sent)).await {
                     close_for(session, &error);
                     return;
                 }

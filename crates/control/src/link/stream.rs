@@ -90,7 +90,8 @@ async fn read(control: Arc<Control>, session: Arc<Session>, mut incoming: Stream
         };
         let handled = match message {
             Ok(Some(message)) => match identity::check_still_good(&control, &session.peer) {
-                Ok(()) => inbound::handle(&control, &session, message).await,
+                // Boxed, because its state is large and a link at rest should not hold room for it.
+                Ok(()) => Box::pin(inbound::handle(&control, &session, message)).await,
                 Err(error) => Err(error),
             },
             Ok(None) => {
