@@ -4,10 +4,12 @@
 #![allow(clippy::print_stdout, reason = "a developer command prints")]
 #![allow(clippy::disallowed_methods, clippy::disallowed_types, reason = "a developer command runs cargo and PostgreSQL")]
 
+mod bench;
 mod cargo;
 mod counts;
 mod guard;
 mod postgres;
+mod prove;
 mod requirements;
 mod test;
 
@@ -27,6 +29,10 @@ struct Arguments {
 enum Command {
     /// Build everything, lint it and run all tests, with a private PostgreSQL
     Test(test::Options),
+    /// Measure gpuaas against its peers; prints a table and writes JSON to target/bench
+    Bench(bench::Options),
+    /// Run the long forms of the fault tests: a million random tasks, fifty killed databases, and so on
+    Prove(prove::Options),
     /// Check the rules of the house: dependency directions, licences, bans, sizes, links
     Tidy,
     /// Print the task catalogue with its JSON Schemas
@@ -36,6 +42,8 @@ enum Command {
 fn main() -> ExitCode {
     let succeeded = match Arguments::parse().command {
         Command::Test(options) => test::run(&options),
+        Command::Bench(options) => bench::run(&options),
+        Command::Prove(options) => prove::run(&options),
         Command::Tidy => cargo::run(&["test", "--package", "xtask", "--test", "tidy"]),
         Command::Schema => cargo::run(&["run", "--quiet", "--package", "gpuaas-contract", "--example", "catalogue"]),
     };

@@ -16,7 +16,7 @@ pub(crate) struct Requirement {
 }
 
 /// Everything that `cargo xtask test` may install.
-pub(crate) const ALL: [Requirement; 2] = [
+pub(crate) const ALL: [Requirement; 3] = [
     Requirement {
         name: "PostgreSQL",
         package: "postgresql",
@@ -28,6 +28,12 @@ pub(crate) const ALL: [Requirement; 2] = [
         package: "iproute2",
         find: || in_path("ip"),
         needed_for: "tests with an agent in another network namespace",
+    },
+    Requirement {
+        name: "strace",
+        package: "strace",
+        find: || in_path("strace"),
+        needed_for: "tests with an agent whose disk fails",
     },
 ];
 

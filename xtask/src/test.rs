@@ -3,7 +3,7 @@
 use std::io::{BufRead as _, BufReader};
 use std::os::unix::fs::DirBuilderExt as _;
 use std::os::unix::process::CommandExt as _;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::process::Stdio;
 use std::time::Instant;
 
@@ -48,7 +48,7 @@ struct Run {
 /// Runs all steps, also after one that failed, and prints a summary. True if everything succeeded.
 pub(crate) fn run(options: &Options) -> Result<bool, String> {
     let failpoints = cargo::packages_with_failpoints()?;
-    let folder = temporary_folder()?;
+    let folder = temporary_folder(Path::new("/tmp"))?;
     let mut run =
         Run { guard: Guard::over(&folder)?, postgres_url: None, skipped: vec![], steps: vec![], counts: Counts::default() };
     run.prepare(&folder);
@@ -72,7 +72,7 @@ pub(crate) fn run(options: &Options) -> Result<bool, String> {
 
 impl Run {
     /// Installs what is missing and starts PostgreSQL. What does not work is noted, and the rest runs without it.
-    fn prepare(&mut self, folder: &std::path::Path) {
+    fn prepare(&mut self, folder: &Path) {
         let root = requirements::is_root();
         let given = std::env::var(POSTGRES_VARIABLE).ok();
         for requirement in requirements::ALL {
@@ -177,7 +177,7 @@ impl Run {
 }
 
 /// Turns the failpoints of these packages on.
-fn features(packages: &[String]) -> Vec<String> {
+pub(crate) fn features(packages: &[String]) -> Vec<String> {
     if packages.is_empty() {
         return vec![];
     }
@@ -185,9 +185,9 @@ fn features(packages: &[String]) -> Vec<String> {
     vec!["--features".to_owned(), list.join(",")]
 }
 
-/// A new folder that only we can write to. Under `/tmp` because the path of a Unix socket must be short.
-fn temporary_folder() -> Result<PathBuf, String> {
-    let folder = PathBuf::from("/tmp").join(format!("gpuaas-xtask-{}", std::process::id()));
+/// A new folder that only we can write to. Under a short path such as `/tmp`, because the path of a Unix socket must be short.
+pub(crate) fn temporary_folder(under: &Path) -> Result<PathBuf, String> {
+    let folder = under.join(format!("gpuaas-xtask-{}", std::process::id()));
     let create = |path: &PathBuf, mode| std::fs::DirBuilder::new().mode(mode).create(path);
     create(&folder, 0o711).map_err(|error| format!("{}: {error}", folder.display()))?;
     // The part that will belong to whoever runs PostgreSQL.

@@ -6,17 +6,23 @@
 #![allow(clippy::disallowed_methods, clippy::disallowed_types, reason = "tests start real programs and wait for them")]
 
 mod database;
+mod disk;
 mod failpoints;
 mod folder;
 mod namespace;
+mod postgres;
 mod program;
+mod proof;
 mod wait;
 
 pub use database::{PG_URL_VARIABLE, PgDatabase, pg_database};
+pub use disk::{Ballast, SmallDisk};
 pub use failpoints::Failpoints;
 pub use folder::TempDir;
 pub use namespace::NetNs;
+pub use postgres::PrivatePostgres;
 pub use program::{Launch, Program};
+pub use proof::{PROVE_COUNT_VARIABLE, PROVE_VARIABLE, proof_count};
 pub use wait::{eventually, eventually_async};
 
 use std::net::{Ipv4Addr, TcpListener};
@@ -42,7 +48,7 @@ pub fn free_port() -> u16 {
 }
 
 /// Says why a test does not run here, so loudly that nobody takes it for a pass.
-fn skip(what: &str, why: &str) {
+pub fn skip(what: &str, why: &str) {
     use std::io::Write as _;
     // Not `eprintln!`: the test harness keeps what a passing test prints that way.
     let _ = writeln!(std::io::stderr(), "\n*** SKIPPED: {what}: {why} ***\n");

@@ -77,6 +77,29 @@ impl Launch {
         self
     }
 
+    /// The same program with a fault in its system calls: `rule` is what `strace --inject` takes, such as
+    /// `fdatasync:error=EIO:when=2`, and only calls on the file `on` count. What was injected is in `log`. `None` (with a loud
+    /// line) without strace.
+    #[must_use]
+    pub fn with_fault(&self, rule: &str, on: &Path, log: &Path) -> Option<Self> {
+        let path = std::env::var_os("PATH").unwrap_or_default();
+        let Some(strace) = std::env::split_paths(&path).map(|folder| folder.join("strace")).find(|file| file.is_file()) else {
+            crate::skip("a test with failing system calls", "strace is not installed; run `cargo xtask test`, which installs it");
+            return None;
+        };
+        assert!(self.namespace.is_none(), "a fault in another network namespace is not supported");
+        let call = rule.split(':').next().unwrap_or_default();
+        // `-D` makes strace the grandchild, so that the process id and the exit code are the program's own.
+        let mut wrapped = Self { program: strace, ..self.clone() };
+        wrapped.arguments = ["-D", "-f", "-qq", "-e", &format!("trace={call}"), "-e", &format!("inject={rule}")]
+            .map(OsString::from)
+            .into_iter()
+            .chain(["-P".into(), on.into(), "-o".into(), log.into(), self.program.clone().into()])
+            .chain(self.arguments.iter().cloned())
+            .collect();
+        Some(wrapped)
+    }
+
     /// Starts it. Its output goes to files in `folder`, which is also its home and its working folder.
     #[track_caller]
     pub fn start(&self, folder: &Path) -> Program {
@@ -176,6 +199,20 @@ impl Program {
         }
     }
 
+    /// Ends it at once together with the processes it started, as if the machine had lost its power.
+    pub fn sigkill_family(&mut self) {
+        if !self.is_running() {
+            return;
+        }
+        // A frozen parent starts nobody new and buries nobody, so that the ids stay those of its children.
+        self.signal(Signal::STOP);
+        for child in children_of(self.id()) {
+            // It may have ended meanwhile; then it is a corpse that nothing happens to.
+            let _ = rustix::process::kill_process(child, Signal::KILL);
+        }
+        self.sigkill();
+    }
+
     /// Asks it to end in good order. Does not wait.
     pub fn sigterm(&mut self) {
         if self.is_running() {
@@ -221,6 +258,22 @@ impl Drop for Program {
         }
         self.sigkill();
     }
+}
+
+/// The processes whose parent is `parent`.
+fn children_of(parent: u32) -> Vec<Pid> {
+    let parent_of = |stat: &str| {
+        // The name in parentheses may hold anything, so what follows is counted from its end.
+        let after_name = &stat[stat.rfind(')')? + 1..];
+        after_name.split_whitespace().nth(1)?.parse::<u32>().ok()
+    };
+    let processes = std::fs::read_dir("/proc").expect("/proc can be read").flatten();
+    let numbers = processes.filter_map(|entry| entry.file_name().to_str()?.parse::<i32>().ok());
+    let children = numbers.filter(|number| {
+        let stat = std::fs::read(format!("/proc/{number}/stat")).unwrap_or_default();
+        parent_of(&String::from_utf8_lossy(&stat)) == Some(parent)
+    });
+    children.filter_map(Pid::from_raw).collect()
 }
 
 /// The folder with the programs: beside the one with the test programs.

@@ -6,7 +6,7 @@ use crate::expect_none;
 use crate::metadata::{TREE, linked_into, member, members};
 
 /// What a package of the workspace may link, among the packages of the workspace. The CLI may link everything but the testkit, for `gpuaas dev`.
-const ALLOWED: [(&str, &[&str]); 11] = [
+const ALLOWED: [(&str, &[&str]); 12] = [
     ("gpuaas-contract", &[]),
     ("gpuaas-failpoint", &[]),
     ("gpuaas-domain", &["gpuaas-contract"]),
@@ -29,6 +29,7 @@ const ALLOWED: [(&str, &[&str]); 11] = [
         ],
     ),
     ("gpuaas-testkit", &["gpuaas-contract", "gpuaas-failpoint"]),
+    ("gpuaas-bench", &["gpuaas-api", "gpuaas-contract", "gpuaas-control", "gpuaas-domain", "gpuaas-store"]),
     ("xtask", &[]),
 ];
 

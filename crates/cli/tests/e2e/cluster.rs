@@ -17,8 +17,10 @@ pub(crate) struct Cluster {
     pub(crate) dir: TempDir,
     pub(crate) failpoints: Failpoints,
     pub(crate) link: String,
-    pg: Option<PgDatabase>,
+    store_url: Option<String>,
+    // After the server, so that the database is dropped after it.
     server: Program,
+    _pg: Option<PgDatabase>,
     api_port: u16,
     link_listen: String,
 }
@@ -55,25 +57,35 @@ impl Cluster {
             Store::Sqlite => None,
             Store::Postgres => Some(pg_database()?),
         };
+        let store_url = pg.as_ref().map(|pg| pg.url().to_owned());
+        Some(Self::start_at(store_url, pg, address))
+    }
+
+    /// With the database at this URL, which is somebody else's to keep.
+    pub(crate) fn start_with(store_url: &str) -> Self {
+        Self::start_at(Some(store_url.to_owned()), None, "127.0.0.1")
+    }
+
+    fn start_at(store_url: Option<String>, pg: Option<PgDatabase>, address: &str) -> Self {
         let dir = TempDir::new();
         let failpoints = Failpoints::new(dir.join("server-failpoints"));
         let (api_port, link_port) = (free_port(), free_port());
         let link_listen = format!("{address}:{link_port}");
-        let server = Self::launch(&dir, &failpoints, pg.as_ref(), api_port, &link_listen).start(dir.path());
-        let mut cluster = Self { dir, failpoints, link: link_listen.clone(), pg, server, api_port, link_listen };
+        let server = Self::launch(&dir, &failpoints, store_url.as_deref(), api_port, &link_listen).start(dir.path());
+        let mut cluster = Self { dir, failpoints, link: link_listen.clone(), store_url, server, _pg: pg, api_port, link_listen };
         cluster.wait_ready();
-        Some(cluster)
+        cluster
     }
 
-    fn launch(dir: &TempDir, failpoints: &Failpoints, pg: Option<&PgDatabase>, api_port: u16, link_listen: &str) -> Launch {
+    fn launch(dir: &TempDir, failpoints: &Failpoints, store_url: Option<&str>, api_port: u16, link_listen: &str) -> Launch {
         let launch = Launch::new("gpuaas")
             .args(["server", "--data-dir"])
             .arg(dir.join("server"))
             .args(["--api-listen", &format!("127.0.0.1:{api_port}"), "--link-listen", link_listen])
             .env("GPUAAS_LOG", "info,gpuaas_control=debug")
             .failpoints(failpoints);
-        match pg {
-            Some(pg) => launch.env("GPUAAS_STORE", pg.url()),
+        match store_url {
+            Some(url) => launch.env("GPUAAS_STORE", url),
             None => launch,
         }
     }
@@ -86,7 +98,7 @@ impl Cluster {
     pub(crate) fn another_server(&self, roles: &str) -> (Program, String) {
         let api_port = free_port();
         let link_listen = format!("127.0.0.1:{}", free_port());
-        let launch = Self::launch(&self.dir, &self.failpoints, self.pg.as_ref(), api_port, &link_listen);
+        let launch = Self::launch(&self.dir, &self.failpoints, self.store_url.as_deref(), api_port, &link_listen);
         let mut program = launch.args(["--roles", roles]).start(self.dir.path());
         program.wait_for_line("REST ready", PATIENCE);
         (program, format!("http://127.0.0.1:{api_port}"))
@@ -103,7 +115,7 @@ impl Cluster {
 
     /// Starts the server again on the same folder and ports.
     pub(crate) fn start_server(&mut self) {
-        let launch = Self::launch(&self.dir, &self.failpoints, self.pg.as_ref(), self.api_port, &self.link_listen);
+        let launch = Self::launch(&self.dir, &self.failpoints, self.store_url.as_deref(), self.api_port, &self.link_listen);
         self.server = launch.start(self.dir.path());
         self.wait_ready();
     }
@@ -212,8 +224,7 @@ impl AgentHost {
     /// A simulated host, enrolled with a join token and not running yet.
     pub(crate) fn enrolled(cluster: &Cluster, name: &str, carrier: Carrier) -> Self {
         let host = Self::new(cluster, name, carrier, Some("h100"), None);
-        let ran = host.agent(&["enroll", "--server", &cluster.link, "--token", &cluster.join_token()]);
-        assert_eq!(ran.code, 0, "{ran:?}");
+        host.enrol(cluster);
         host
     }
 
@@ -247,6 +258,19 @@ impl AgentHost {
         Self { folder, failpoints, namespace: namespace.map(|n| n.name().to_owned()), program: None, launch }
     }
 
+    /// Adds lines to the configuration.
+    pub(crate) fn configure(&self, lines: &str) {
+        let path = self.folder.join("config.toml");
+        let text = std::fs::read_to_string(&path).unwrap();
+        std::fs::write(path, format!("{text}{lines}\n")).unwrap();
+    }
+
+    /// Enrols it with a join token.
+    pub(crate) fn enrol(&self, cluster: &Cluster) {
+        let ran = self.agent(&["enroll", "--server", &cluster.link, "--token", &cluster.join_token()]);
+        assert_eq!(ran.code, 0, "{ran:?}");
+    }
+
     /// Runs a command of the agent.
     pub(crate) fn agent(&self, arguments: &[&str]) -> Ran {
         let (status, stdout, stderr) = self.launch.clone().args(arguments).run(&self.folder, PATIENCE);
@@ -260,6 +284,29 @@ impl AgentHost {
 
     pub(crate) fn start(&mut self) {
         self.program = Some(self.launch.clone().arg("run").start(&self.folder));
+    }
+
+    /// Starts it with a fault in its system calls on a file of its state (see [`Launch::with_fault`]) and returns the log of what
+    /// was injected.
+    pub(crate) fn start_with_fault(&mut self, rule: &str, on: &str) -> Option<PathBuf> {
+        let log = self.folder.join("injected.log");
+        let _ = std::fs::remove_file(&log);
+        self.program =
+            Some(self.launch.clone().arg("run").with_fault(rule, &self.folder.join("state").join(on), &log)?.start(&self.folder));
+        Some(log)
+    }
+
+    /// Whether it runs.
+    pub(crate) fn is_running(&mut self) -> bool {
+        self.program.as_mut().is_some_and(Program::is_running)
+    }
+
+    /// Waits until it ends by itself, which must not look like a success, and returns what it said.
+    pub(crate) fn fails(&mut self) -> String {
+        let mut program = self.program.take().expect("running");
+        let status = program.wait(PATIENCE);
+        assert_eq!(status.code(), Some(1), "{}", program.stderr());
+        program.stderr()
     }
 
     pub(crate) fn kill(&mut self) {
@@ -300,7 +347,9 @@ impl AgentHost {
                 if entry.path().is_dir() {
                     folders.push(entry.path());
                 } else if entry.file_name().to_string_lossy().starts_with("ping.log") {
-                    lines.extend(std::fs::read_to_string(entry.path()).unwrap().lines().map(str::to_owned));
+                    // A line without an end is a mark that was not made; the host takes it out.
+                    let text = std::fs::read_to_string(entry.path()).unwrap();
+                    lines.extend(text.split_inclusive('\n').filter_map(|line| line.strip_suffix('\n')).map(str::to_owned));
                 }
             }
         }

@@ -4,6 +4,7 @@
 use std::collections::{HashMap, VecDeque};
 use std::net::SocketAddr;
 use std::pin::Pin;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
@@ -28,6 +29,8 @@ use tonic::{Request, Response, Status, Streaming};
 
 /// Offers under way to one agent at a time.
 const WINDOW: usize = 64;
+/// Offers that are not answered for this long are not waited for.
+const UNANSWERED: Duration = Duration::from_millis(200);
 
 /// The running double.
 pub(crate) struct LinkDouble {
@@ -45,6 +48,8 @@ struct Shared {
     keys: KeyRing,
     nodes: Mutex<HashMap<NodeId, Node>>,
     changed: Notify,
+    /// Receipts are heard and never confirmed.
+    deaf: AtomicBool,
 }
 
 #[derive(Default)]
@@ -67,7 +72,14 @@ impl LinkDouble {
         let keys = KeyRing::open(dir.path(), cluster_id, now).unwrap();
         let pin = ca.pin();
         let tls = tls(&ca);
-        let shared = Arc::new(Shared { cluster_id, ca, keys, nodes: Mutex::default(), changed: Notify::new() });
+        let shared = Arc::new(Shared {
+            cluster_id,
+            ca,
+            keys,
+            nodes: Mutex::default(),
+            changed: Notify::new(),
+            deaf: AtomicBool::new(false),
+        });
         let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(1).enable_all().build().unwrap();
         let listener = runtime.block_on(tokio::net::TcpListener::bind("127.0.0.1:0")).unwrap();
         let address = listener.local_addr().unwrap();
@@ -78,6 +90,11 @@ impl LinkDouble {
 
     /// A correctly signed ping for this node.
     pub(crate) fn sign_ping(&self, node_id: NodeId) -> (TaskId, Vec<u8>) {
+        self.sign_ping_with(node_id, &serde_json::json!({ "message": "once" }))
+    }
+
+    /// The same with these parameters.
+    pub(crate) fn sign_ping_with(&self, node_id: NodeId, params: &serde_json::Value) -> (TaskId, Vec<u8>) {
         let now = Timestamp::now();
         let task_id = TaskId::generate();
         let payload = Payload {
@@ -86,7 +103,7 @@ impl LinkDouble {
             node_epoch: 1,
             task_id,
             task_type: "diag.ping".to_owned(),
-            params: serde_json::value::to_raw_value(&serde_json::json!({ "message": "once" })).unwrap(),
+            params: serde_json::value::to_raw_value(params).unwrap(),
             allocation_id: None,
             lease_epoch: None,
             issued_at: now,
@@ -116,6 +133,26 @@ impl LinkDouble {
     /// The different receipts of each task.
     pub(crate) fn receipts(&self, node: NodeId) -> HashMap<TaskId, usize> {
         self.shared.node(node, |node| node.receipts.iter().map(|(id, receipts)| (*id, receipts.len())).collect())
+    }
+
+    /// Every receipt that came, per task.
+    pub(crate) fn receipt_bytes(&self, node: NodeId) -> HashMap<TaskId, Vec<Vec<u8>>> {
+        let bytes = |receipts: &HashMap<Vec<u8>, usize>| receipts.keys().cloned().collect();
+        self.shared.node(node, |node| node.receipts.iter().map(|(id, receipts)| (*id, bytes(receipts))).collect())
+    }
+
+    /// Forgets what came from the node and what is under way to it.
+    pub(crate) fn forget(&self, node: NodeId) {
+        self.shared.node(node, |node| {
+            node.receipts.clear();
+            node.pending.clear();
+            node.under_way = 0;
+        });
+    }
+
+    /// From now on receipts are heard but never confirmed (or confirmed again).
+    pub(crate) fn set_deaf(&self, deaf: bool) {
+        self.shared.deaf.store(deaf, Ordering::SeqCst);
     }
 
     pub(crate) fn rejections(&self, node: NodeId) -> Vec<String> {
@@ -201,7 +238,10 @@ impl Shared {
                     |(id, envelope): (TaskId, _)| to_node::Message::Offer(Offer { task_id: id.to_string(), envelope }).into();
                 return offers.into_iter().map(message).collect();
             }
-            changed.await;
+            // A duplicate of a task whose receipt was confirmed and forgotten is not answered; it must not block the others.
+            if tokio::time::timeout(UNANSWERED, changed).await.is_err() {
+                self.node(id, |node| node.under_way = 0);
+            }
         }
     }
 
@@ -305,7 +345,8 @@ impl NodeLink for Service {
             while let Ok(Some(message)) = incoming.message().await {
                 let reply = match message.message {
                     Some(from_node::Message::Receipt(signed)) => {
-                        Some(to_node::Message::ReceiptAck(reader.receipt(id, &signed.task_id, signed.receipt)))
+                        let ack = reader.receipt(id, &signed.task_id, signed.receipt);
+                        (!reader.deaf.load(Ordering::SeqCst)).then_some(to_node::Message::ReceiptAck(ack))
                     }
                     Some(from_node::Message::Logs(chunk)) => Some(to_node::Message::LogAck(log_ack(&chunk))),
                     Some(from_node::Message::Rejection(rejection)) => {

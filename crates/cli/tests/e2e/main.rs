@@ -4,9 +4,14 @@
 
 mod cluster;
 mod crash;
+mod databases;
 mod dev;
+mod disk;
+mod doubled_agent;
 mod hostile;
 mod link_double;
+mod load;
 mod namespaces;
+mod rotten_journal;
 mod single_execution;
 mod tour;

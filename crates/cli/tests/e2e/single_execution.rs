@@ -1,104 +1,44 @@
 //! A task runs at most once per node, whatever is delivered twice, reordered, replayed or restarted.
 
 use std::collections::HashMap;
-use std::path::PathBuf;
 
 use gpuaas_contract::id::{NodeId, TaskId};
-use gpuaas_testkit::{Launch, PATIENCE, Program, TempDir, eventually};
+use gpuaas_testkit::{PATIENCE, TempDir, eventually, proof_count};
 
-use crate::cluster::write_private;
+use crate::doubled_agent::{DoubledAgent, Random};
 use crate::link_double::LinkDouble;
 
-/// Different tasks per agent; each is delivered at least twice.
-const TASKS: usize = 1250;
 /// How often each agent is killed on the way.
 const RESTARTS: usize = 5;
+/// Different tasks that wait for an agent at the same time, so that none is too old when its turn comes.
+const ROUND: usize = 1250;
 
-struct Agent {
-    folder: PathBuf,
-    launch: Launch,
-    node: NodeId,
-    program: Program,
-}
+/// Tasks by node.
+type Signed = HashMap<NodeId, Vec<(TaskId, Vec<u8>)>>;
 
-impl Agent {
-    fn start(double: &LinkDouble, dir: &TempDir, transport: &str) -> Self {
-        let folder = dir.join(transport);
-        std::fs::create_dir(&folder).unwrap();
-        let config = format!(
-            "server = [\"{}\"]\nstate_dir = \"{}\"\npolicy_file = \"{}\"\ntransport = \"{transport}\"\nsimulate = \"h100\"\nlog_level = \"warn\"\n",
-            double.address,
-            folder.join("state").display(),
-            folder.join("policy.toml").display(),
-        );
-        std::fs::write(folder.join("config.toml"), config).unwrap();
-        write_private(&folder.join("policy.toml"), "allowed_tasks = [\"diag.ping\"]\n");
-        let launch = Launch::new("gpuaas-agent").env("GPUAAS_AGENT_CONFIG", folder.join("config.toml"));
-        let token = format!("gpj_double.{}", double.pin);
-        let (status, _, stderr) = launch.clone().args(["enroll", "--token", &token]).run(&folder, PATIENCE);
-        assert!(status.success(), "{stderr}");
-        let identity = std::fs::read_to_string(folder.join("state/identity/identity.json")).unwrap();
-        let node = serde_json::from_str::<serde_json::Value>(&identity).unwrap()["node_id"].as_str().unwrap().parse().unwrap();
-        let program = launch.clone().arg("run").start(&folder);
-        Self { folder, launch, node, program }
-    }
-
-    fn kill_and_restart(&mut self, double: &LinkDouble) {
-        self.program.sigkill();
-        let before = double.sessions(self.node);
-        self.program = self.launch.clone().arg("run").start(&self.folder);
-        eventually(PATIENCE, "the agent is back", || (double.sessions(self.node) > before).then_some(()));
-    }
-
-    /// Marks on the host per task, counted from outside the agent.
-    fn effects(&self) -> HashMap<TaskId, usize> {
-        let mut counts = HashMap::new();
-        for name in ["ping.log.1", "ping.log"] {
-            let text = std::fs::read_to_string(self.folder.join("state/host").join(name)).unwrap_or_default();
-            for line in text.lines() {
-                let id =
-                    line.split(|c: char| !c.is_ascii_alphanumeric() && c != '_').find_map(|word| word.parse::<TaskId>().ok());
-                *counts.entry(id.unwrap_or_else(|| panic!("no task id in `{line}`"))).or_default() += 1;
-            }
-        }
-        counts
-    }
-}
-
-/// A shuffle that is the same in every run.
-fn shuffle<T>(items: &mut [T], seed: u64) {
-    let mut state = seed;
-    for i in (1..items.len()).rev() {
-        state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
-        let j = usize::try_from((state >> 33) % (i as u64 + 1)).unwrap();
-        items.swap(i, j);
-    }
-}
-
-#[test]
-fn five_thousand_deliveries_with_duplicates_and_restarts_have_one_effect_per_task() {
-    let double = LinkDouble::start();
-    let dir = TempDir::new();
-    let mut agents = [Agent::start(&double, &dir, "stream"), Agent::start(&double, &dir, "poll")];
-    let mut tasks: HashMap<NodeId, Vec<(TaskId, Vec<u8>)>> = HashMap::new();
-    for (seed, agent) in agents.iter().enumerate() {
-        let signed: Vec<_> = (0..TASKS).map(|_| double.sign_ping(agent.node)).collect();
-        // Every task twice, in any order: half of all deliveries are duplicates.
-        let mut deliveries: Vec<_> = signed.iter().chain(&signed).cloned().collect();
-        shuffle(&mut deliveries, 7 + seed as u64);
+/// Signs tasks for both agents and delivers each twice, in any order, while the agents are killed again and again. Duplicates of
+/// the round before come among them. Returns what was signed.
+fn round(double: &LinkDouble, agents: &mut [DoubledAgent; 2], before: &Signed, random: &mut Random) -> Signed {
+    let mut tasks = Signed::new();
+    for agent in agents.iter() {
+        let signed: Vec<_> = (0..ROUND).map(|_| double.sign_ping(agent.node)).collect();
+        let late = before.get(&agent.node).into_iter().flat_map(|tasks| tasks.iter().take(ROUND / 10));
+        let mut deliveries: Vec<_> = signed.iter().chain(&signed).chain(late).cloned().collect();
+        random.shuffle(&mut deliveries);
         tasks.insert(agent.node, signed);
         double.deliver(agent.node, deliveries);
     }
+    let waiting: HashMap<NodeId, usize> = agents.iter().map(|agent| (agent.node, double.deliveries(agent.node).1)).collect();
     for restart in 1..=RESTARTS {
-        for agent in &mut agents {
-            let node = agent.node;
+        for agent in agents.iter_mut() {
+            let (node, all) = (agent.node, waiting[&agent.node]);
             eventually(PATIENCE * 4, "a part of the deliveries went out", || {
-                (double.deliveries(node).0 >= restart * 2 * TASKS / (RESTARTS + 2)).then_some(())
+                (double.deliveries(node).1 <= all - restart * all / (RESTARTS + 2)).then_some(())
             });
-            agent.kill_and_restart(&double);
+            agent.kill_and_restart(double);
         }
     }
-    for agent in &agents {
+    for agent in agents.iter() {
         let (node, signed) = (agent.node, &tasks[&agent.node]);
         // What was on the wire when the agent was killed is lost there: everything once more.
         double.deliver(node, signed.iter().cloned());
@@ -107,19 +47,44 @@ fn five_thousand_deliveries_with_duplicates_and_restarts_have_one_effect_per_tas
             (double.deliveries(node).1 == 0 && signed.iter().all(|(id, _)| done.contains_key(id))).then_some(())
         });
     }
+    tasks
+}
+
+fn check(double: &LinkDouble, agent: &DoubledAgent, tasks: &[(TaskId, Vec<u8>)]) {
+    let (effects, receipts) = (agent.effects(), double.receipts(agent.node));
+    for (id, _) in tasks {
+        assert_eq!(effects.get(id), Some(&1), "effects of {id}");
+        assert_eq!(receipts.get(id), Some(&1), "different receipts of {id}");
+    }
+}
+
+#[test]
+fn thousands_of_deliveries_with_duplicates_and_restarts_have_one_effect_per_task() {
+    // Every task is delivered twice before the last redelivery, to each of two agents.
+    let rounds = proof_count(5_000, 100_000).div_ceil(4 * ROUND);
+    let double = LinkDouble::start();
+    let dir = TempDir::new();
+    let mut agents = ["stream", "poll"].map(|transport| DoubledAgent::start(&double, &dir, transport, "log_level = \"warn\""));
+    let mut random = Random(7);
+    let mut before = Signed::new();
+    for number in 1..=rounds {
+        let tasks = round(&double, &mut agents, &before, &mut random);
+        for agent in &agents {
+            check(&double, agent, &tasks[&agent.node]);
+            check(&double, agent, before.get(&agent.node).map_or(&[], Vec::as_slice));
+        }
+        before = tasks;
+        eprintln!("round {number} of {rounds}: {} deliveries", agents.iter().map(|a| double.deliveries(a.node).0).sum::<usize>());
+    }
     let mut delivered = 0;
     for agent in &mut agents {
         agent.program.sigterm();
         assert!(agent.program.wait(PATIENCE).success(), "{}", agent.program.stderr());
+        check(&double, agent, &before[&agent.node]);
         let effects = agent.effects();
-        let receipts = double.receipts(agent.node);
-        for (id, _) in &tasks[&agent.node] {
-            assert_eq!(effects.get(id), Some(&1), "effects of {id}");
-            assert_eq!(receipts.get(id), Some(&1), "different receipts of {id}");
-        }
-        assert_eq!(effects.len(), TASKS);
+        assert!(effects.values().all(|count| *count == 1), "a task left two marks");
         assert_eq!(double.rejections(agent.node), Vec::<String>::new());
         delivered += double.deliveries(agent.node).0;
     }
-    assert!(delivered >= 4 * TASKS, "only {delivered} deliveries");
+    assert!(delivered >= 4 * ROUND * rounds, "only {delivered} deliveries");
 }

@@ -1,0 +1,433 @@
+//! Durable tasks: enqueue + claim + receipt, as the server decides and writes them, against bare SQL and a job queue.
+
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use futures::future::{BoxFuture, try_join_all};
+use gpuaas_contract::Digest;
+use gpuaas_contract::id::{AgentInstanceId, ClusterId, CorrelationId, NodeId, TaskId};
+use gpuaas_contract::key::SigningKey;
+use gpuaas_contract::receipt::{self, Outcome};
+use gpuaas_contract::task::{Task, TaskType, diag_ping};
+use gpuaas_contract::telemetry::HostFacts;
+use gpuaas_contract::time::Timestamp;
+use gpuaas_control::pki::KeyRing;
+use gpuaas_domain::decision::Context;
+use gpuaas_domain::node::{Node, Service};
+use gpuaas_domain::task::{self, DEFAULT_QUEUE_TIME, DEFAULT_TIMEOUT, NewTask, ReceiptHead, TaskState};
+use gpuaas_domain::{Actor, Change, Decision};
+use gpuaas_store::{Store, StoreConfig};
+use sqlx::{AssertSqlSafe, Connection as _, PgConnection};
+
+use crate::child::{self, Companion};
+use crate::measure::{Effort, Goal, Row, Side, count, interleave, number};
+use crate::{Result, Setup};
+
+/// Callers at a time where each waits for its own task, as pgbench's clients do.
+const CALLERS: usize = 8;
+/// Callers at a time where transactions may be shared.
+const MANY_CALLERS: usize = 256;
+
+/// A store with everything that a decision needs, and one node per caller.
+pub(crate) struct Tasks {
+    pub(crate) store: Store,
+    pub(crate) keys: Arc<KeyRing>,
+    pub(crate) cluster: ClusterId,
+    pub(crate) callers: Vec<Caller>,
+    _keys_folder: tempfile::TempDir,
+}
+
+/// One caller and the node it works with.
+pub(crate) struct Caller {
+    pub(crate) node: Node,
+    key: SigningKey,
+    instance: AgentInstanceId,
+    head: ReceiptHead,
+}
+
+impl Tasks {
+    pub(crate) async fn open(config: &StoreConfig, callers: usize) -> Result<Self> {
+        let store = Store::open(config).await?;
+        let cluster = store.cluster_id().await?;
+        let keys_folder = tempfile::tempdir()?;
+        let keys = Arc::new(KeyRing::open(keys_folder.path(), cluster, Timestamp::now())?);
+        let mut made = Vec::with_capacity(callers);
+        for number in 0..callers {
+            let caller = Caller::new(number, NodeId::generate());
+            store.commit(Decision::default().change(Change::NodeInsert(Box::new(caller.node.clone())))).await?;
+            made.push(caller);
+        }
+        Ok(Self { store, keys, cluster, callers: made, _keys_folder: keys_folder })
+    }
+
+    /// How many tasks the store says have succeeded.
+    pub(crate) async fn succeeded(&self) -> Result<u64> {
+        let counts = self.store.task_counts().await?;
+        Ok(counts.into_iter().find(|(state, _)| *state == TaskState::Succeeded).map_or(0, |(_, count)| count))
+    }
+}
+
+impl Caller {
+    fn new(number: usize, id: NodeId) -> Self {
+        let mut seed = [9; 32];
+        seed[..8].copy_from_slice(&u64::try_from(number).unwrap_or(0).to_le_bytes());
+        let key = SigningKey::from_seed(&seed);
+        let now = Timestamp::now();
+        let node = Node {
+            id,
+            version: 0,
+            name: format!("bench-{number}"),
+            fingerprint: Digest::of(id.to_string().as_bytes()).to_string(),
+            epoch: 1,
+            receipt_key: key.verifying_key(),
+            tls_key_digest: Digest::of(b"bench"),
+            record: Vec::new(),
+            service: Service::InService,
+            service_reason: String::new(),
+            session: None,
+            last_seen_at: None,
+            facts: HostFacts::default(),
+            rejoins: 0,
+            created_at: now,
+            enrolled_at: now,
+        };
+        Self { node, key, instance: AgentInstanceId::generate(), head: ReceiptHead::default() }
+    }
+
+    /// Asks for a task.
+    pub(crate) async fn enqueue(&self, store: &Store, keys: &KeyRing) -> Result<TaskId> {
+        let context = context();
+        let task = Task::parse(TaskType::DiagPing, &format!("{{\"message\":\"{}\"}}", "m".repeat(64)))?;
+        let unfinished = store.task_unfinished_count(self.node.id).await?;
+        let new = NewTask {
+            id: TaskId::generate(),
+            task,
+            queue_time: DEFAULT_QUEUE_TIME,
+            timeout: DEFAULT_TIMEOUT,
+            idempotency_key: None,
+        };
+        let (record, decision) =
+            task::create(&self.node, new, unfinished, &context, |task| keys.intent_mac(&task::intent_text(task)))
+                .map_err(|refusal| refusal.message)?;
+        store.commit(decision).await?;
+        Ok(record.id)
+    }
+
+    /// Claims the oldest queued task: finds it, signs its envelope, writes both.
+    pub(crate) async fn claim(&self, store: &Store, keys: &KeyRing, cluster: ClusterId) -> Result<(TaskId, Digest)> {
+        let queued = store.task_queued(self.node.id, 1).await?.pop().ok_or("nothing is queued")?;
+        if !keys.intent_matches(&task::intent_text(&queued), &queued.intent) {
+            return Err("the intent does not match".into());
+        }
+        let context = context();
+        let payload = task::envelope_payload(&queued, &self.node, cluster, context.now).map_err(|refusal| refusal.message)?;
+        let (signed, key_id) = keys.sign(&payload);
+        let decision =
+            task::dispatch(&queued, &self.node, &payload, &signed, key_id, &context).map_err(|refusal| refusal.message)?;
+        store.commit(decision).await?;
+        Ok((queued.id, signed.digest))
+    }
+
+    /// Answers as the node would, and believes the answer as the server would.
+    pub(crate) async fn settle(&mut self, store: &Store, cluster: ClusterId, id: TaskId, digest: Digest) -> Result<()> {
+        let now = Timestamp::now();
+        let output = diag_ping::Output { message: "m".repeat(64), host_time: now, recovered: false };
+        let payload = receipt::Payload {
+            cluster_id: cluster,
+            node_id: self.node.id,
+            node_epoch: self.node.epoch,
+            task_id: id,
+            task_type: TaskType::DiagPing.as_str().to_owned(),
+            task_digest: digest,
+            agent_instance_id: self.instance,
+            boot_id: "bench".to_owned(),
+            attempt: 1,
+            started_at: Some(now),
+            finished_at: now,
+            outcome: Outcome::Succeeded,
+            code: "ok".to_owned(),
+            message: String::new(),
+            output: Some(serde_json::value::to_raw_value(&output)?),
+            phases: Vec::new(),
+            cleanup_proof: None,
+            sequence: self.head.sequence + 1,
+            previous_receipt: self.head.digest.clone(),
+        };
+        let signed = payload.sign(&self.key);
+
+        let envelope_digests: Vec<Digest> = store.envelope_list(id).await?.into_iter().map(|row| row.digest).collect();
+        let expect = receipt::Expectation {
+            key: &self.node.receipt_key,
+            cluster_id: cluster,
+            node_id: self.node.id,
+            node_epoch: self.node.epoch,
+            task_id: id,
+            task_type: TaskType::DiagPing,
+            envelope_digests: &envelope_digests,
+        };
+        let verified = receipt::verify(&signed.receipt, &expect)?;
+        let record = store.task_get(id).await?.ok_or("the task is gone")?;
+        let decision = task::receipt(&record, &self.head, &verified, &signed.receipt, &context())
+            .map_err(|refusal| refusal.message)?
+            .ok_or("the receipt was believed before")?;
+        store.commit(decision).await?;
+        self.head = ReceiptHead { sequence: payload.sequence, digest: Some(signed.digest) };
+        Ok(())
+    }
+}
+
+pub(crate) fn context() -> Context {
+    Context { now: Timestamp::now(), actor: Actor::System, correlation_id: CorrelationId::generate() }
+}
+
+/// Our side of the row.
+struct Ours {
+    name: String,
+    tasks: Tasks,
+}
+
+impl Side for Ours {
+    fn name(&self) -> String {
+        self.name.clone()
+    }
+
+    fn round(&mut self, time: Duration) -> BoxFuture<'_, Result<Vec<f64>>> {
+        Box::pin(async move {
+            let before = self.tasks.succeeded().await?;
+            let Tasks { store, keys, cluster, callers, .. } = &mut self.tasks;
+            let (store, keys, cluster) = (&*store, &**keys, *cluster);
+            let started = Instant::now();
+            let done = try_join_all(callers.iter_mut().map(|caller| async move {
+                let mut done = 0_usize;
+                while started.elapsed() < time {
+                    let asked = caller.enqueue(store, keys).await?;
+                    let (claimed, digest) = caller.claim(store, keys, cluster).await?;
+                    if claimed != asked {
+                        return Result::Err("another task was claimed".into());
+                    }
+                    caller.settle(store, cluster, claimed, digest).await?;
+                    done += 1;
+                }
+                Result::<usize>::Ok(done)
+            }))
+            .await?;
+            let seconds = started.elapsed().as_secs_f64();
+            let done: usize = done.into_iter().sum();
+            let counted = self.tasks.succeeded().await? - before;
+            if counted != u64::try_from(done)? {
+                return Err(format!("{done} tasks were done but the store counts {counted}").into());
+            }
+            Ok(vec![count(done) / seconds])
+        })
+    }
+}
+
+/// pgbench with one of our scripts, on our own schema.
+struct PgBench {
+    name: &'static str,
+    program: PathBuf,
+    script: PathBuf,
+    url: String,
+    home: PathBuf,
+}
+
+impl PgBench {
+    async fn prepare(setup: &Setup, server: &str, name: &'static str, script: &str) -> Result<Self> {
+        let program = child::find_program("pgbench", &setup.postgres_programs).ok_or("pgbench is not installed")?;
+        let url = create_database(server, &script.replace(['-', '.'], "_")).await?;
+        // Opening the store makes the tables.
+        let store = Store::open(&StoreConfig::parse(&url)?).await?;
+        for number in 0..CALLERS {
+            let mut id = [0x01, 0x9b, 0x76, 0xda, 0xa8, 0x00, 0x70, 0x00, 0x80, 0, 0, 0, 0, 0, 0, 0];
+            id[15] = u8::try_from(number)?;
+            let node = Caller::new(number, NodeId::from_bytes(id)).node;
+            store.commit(Decision::default().change(Change::NodeInsert(Box::new(node)))).await?;
+        }
+        store.close().await;
+        let mut connection = PgConnection::connect(&url).await?;
+        for sequence in ["bench_task", "bench_event", "bench_audit"] {
+            sqlx::query(AssertSqlSafe(format!("CREATE SEQUENCE {sequence} CACHE 100"))).execute(&mut connection).await?;
+        }
+        connection.close().await?;
+        Ok(Self { name, program, script: setup.scripts.join(script), url, home: setup.folder.clone() })
+    }
+
+    async fn ended(&self) -> Result<i64> {
+        let mut connection = PgConnection::connect(&self.url).await?;
+        let ended =
+            sqlx::query_scalar("SELECT COUNT(*) FROM tasks WHERE ended_at IS NOT NULL").fetch_one(&mut connection).await?;
+        connection.close().await?;
+        Ok(ended)
+    }
+}
+
+impl Side for PgBench {
+    fn name(&self) -> String {
+        self.name.to_owned()
+    }
+
+    fn round(&mut self, time: Duration) -> BoxFuture<'_, Result<Vec<f64>>> {
+        Box::pin(async move {
+            let before = self.ended().await?;
+            let mut command = child::command(&self.program, &self.home);
+            let clients = CALLERS.to_string();
+            command.args(["-n", "-c", &clients, "-j", "2", "-M", "prepared", "-T", &time.as_secs().max(1).to_string()]);
+            command.arg("-f").arg(&self.script).arg(&self.url);
+            let said = child::output_of(command, "pgbench").await?;
+            let field = |start: &str| {
+                let line = said.lines().find_map(|line| line.strip_prefix(start));
+                line.and_then(|rest| rest.split_whitespace().next()?.split('/').next()?.parse::<f64>().ok())
+                    .ok_or_else(|| format!("pgbench does not say `{start}`: {said}"))
+            };
+            let done = field("number of transactions actually processed: ")?;
+            #[allow(clippy::cast_precision_loss, reason = "far below 2^53")]
+            let counted = (self.ended().await? - before) as f64;
+            if (done - counted).abs() > 0.5 {
+                return Err(format!("pgbench did {done} tasks but {counted} ended").into());
+            }
+            Ok(vec![field("tps = ")?])
+        })
+    }
+}
+
+/// graphile-worker in one of its two ways.
+struct Graphile {
+    name: &'static str,
+    mode: &'static str,
+    in_flight: usize,
+    worker: Companion,
+}
+
+impl Graphile {
+    async fn prepare(setup: &Setup, server: &str, name: &'static str, mode: &'static str, in_flight: usize) -> Result<Self> {
+        let url = create_database(server, &format!("graphile_{mode}")).await?;
+        Ok(Self { name, mode, in_flight, worker: start_graphile(setup, &url, &format!("graphile {mode}")).await? })
+    }
+}
+
+/// Starts the script and waits until it is ready.
+pub(crate) async fn start_graphile(setup: &Setup, url: &str, name: &str) -> Result<Companion> {
+    let modules = setup.node_modules()?;
+    let node = child::find_program("node", &[]).ok_or("node is not installed")?;
+    let mut command = child::command(node, &setup.folder);
+    command.arg(setup.scripts.join("graphile-worker.mjs")).arg(modules).arg(url);
+    let mut worker = Companion::start(name, command, &setup.folder)?;
+    worker.hear().await?;
+    Ok(worker)
+}
+
+impl Side for Graphile {
+    fn name(&self) -> String {
+        self.name.to_owned()
+    }
+
+    fn round(&mut self, time: Duration) -> BoxFuture<'_, Result<Vec<f64>>> {
+        Box::pin(async move {
+            let request = serde_json::json!({
+                "do": "throughput", "mode": self.mode, "ms": u64::try_from(time.as_millis())?, "in_flight": self.in_flight,
+            });
+            let answer = self.worker.ask(&request.to_string()).await?;
+            Ok(vec![answer["per_second"].as_f64().ok_or("graphile-worker gave no rate")?])
+        })
+    }
+}
+
+/// A fresh database on the server.
+pub(crate) async fn create_database(server: &str, name: &str) -> Result<String> {
+    let name = format!("bench_{}", name.replace(' ', "_"));
+    let mut connection = PgConnection::connect(server).await?;
+    sqlx::query(AssertSqlSafe(format!("DROP DATABASE IF EXISTS {name}"))).execute(&mut connection).await?;
+    sqlx::query(AssertSqlSafe(format!("CREATE DATABASE {name}"))).execute(&mut connection).await?;
+    connection.close().await?;
+    let (before, _) = server.rsplit_once('/').ok_or("the address of PostgreSQL has no database")?;
+    Ok(format!("{before}/{name}"))
+}
+
+/// A side that could not even be prepared: it fails in its first round, and its rows say why.
+struct Absent {
+    name: &'static str,
+    why: String,
+}
+
+impl Side for Absent {
+    fn name(&self) -> String {
+        self.name.to_owned()
+    }
+
+    fn round(&mut self, _: Duration) -> BoxFuture<'_, Result<Vec<f64>>> {
+        Box::pin(async { Err(self.why.clone().into()) })
+    }
+}
+
+/// The side, or one that says why there is none.
+pub(crate) fn or_absent<S: Side + 'static>(name: &'static str, side: Result<S>) -> Box<dyn Side> {
+    match side {
+        Ok(side) => Box::new(side),
+        Err(error) => Box::new(Absent { name, why: error.to_string() }),
+    }
+}
+
+async fn ours(config: &StoreConfig, callers: usize, name: &str) -> Result<Ours> {
+    Ok(Ours { name: name.to_owned(), tasks: Tasks::open(config, callers).await? })
+}
+
+/// Our side without a peer.
+pub(crate) async fn alone(store: &str, callers: usize, rounds: usize) -> Result<()> {
+    let mut ours = ours(&StoreConfig::parse(store)?, callers, "gpuaas").await?;
+    for _ in 0..rounds {
+        let rate = ours.round(Duration::from_secs(1)).await?;
+        println!("{} tasks/s", number(rate.first().copied().unwrap_or_default()));
+    }
+    ours.tasks.store.close().await;
+    Ok(())
+}
+
+async fn on_postgres(setup: &Setup, server: &str, medium: &str, effort: Effort) -> Result<Vec<Row>> {
+    let few = StoreConfig::parse(&create_database(server, "ours_few").await?)?;
+    let many = StoreConfig::parse(&create_database(server, "ours_many").await?)?;
+    let mut sides: Vec<Box<dyn Side>> = vec![
+        or_absent("gpuaas, 8 callers", ours(&few, CALLERS, "gpuaas, 8 callers").await),
+        or_absent("pgbench -c8, same rows", PgBench::prepare(setup, server, "pgbench -c8, same rows", "pgbench-rows.sql").await),
+        or_absent(
+            "pgbench -c8, queue only",
+            PgBench::prepare(setup, server, "pgbench -c8, queue only", "pgbench-queue.sql").await,
+        ),
+        or_absent("graphile unbatched", Graphile::prepare(setup, server, "graphile unbatched", "unbatched", CALLERS).await),
+        or_absent("gpuaas, 256 callers", ours(&many, MANY_CALLERS, "gpuaas, 256 callers").await),
+        or_absent("graphile batched", Graphile::prepare(setup, server, "graphile batched", "batched", 1000).await),
+    ];
+    // SQLite has no server to be compared with; its peer is the usual way to do this on the same disk.
+    let sqlite = tempfile::tempdir_in(&setup.disk)?;
+    if medium == "disk" {
+        let config = StoreConfig::Sqlite { path: sqlite.path().join("bench.db") };
+        sides.push(or_absent("gpuaas on SQLite", ours(&config, CALLERS, "gpuaas on SQLite, 8 callers").await));
+    }
+    let measured = interleave(&mut sides, effort).await;
+    let path = |callers: usize| format!("durable task, PostgreSQL on {medium}, {callers} callers");
+    let (few, many) = (path(CALLERS), path(MANY_CALLERS));
+    let mut rows = vec![
+        measured.row(&few, "1/s", 0, 1, 0, Goal::AtLeast(1.0)),
+        measured.row(&few, "1/s", 0, 2, 0, Goal::AtLeast(1.0)),
+        measured.row(&few, "1/s", 0, 3, 0, Goal::AtLeast(1.0)),
+        measured.row(&many, "1/s", 4, 1, 0, Goal::AtLeast(1.0)),
+        measured.row(&many, "1/s", 4, 2, 0, Goal::AtLeast(1.0)),
+        measured.row(&many, "1/s", 4, 5, 0, Goal::AtLeast(1.0)),
+    ];
+    if medium == "disk" {
+        rows.push(measured.row("durable task, SQLite on disk, 8 callers", "1/s", 6, 1, 0, Goal::AtLeast(1.0)));
+    }
+    Ok(rows)
+}
+
+pub(crate) async fn run(setup: &Setup, effort: Effort) -> Result<Vec<Row>> {
+    let mut rows = Vec::new();
+    for (server, medium) in [(&setup.postgres_disk, "disk"), (&setup.postgres_tmpfs, "tmpfs")] {
+        let path = format!("durable task, PostgreSQL on {medium}");
+        match server {
+            Some(server) => rows.extend(on_postgres(setup, server, medium, effort).await?),
+            None => rows.push(Row::skipped(&path, "pgbench, graphile", Goal::AtLeast(1.0), "there is no PostgreSQL")),
+        }
+    }
+    Ok(rows)
+}

@@ -1,0 +1,9 @@
+//! What is measured, one file per path.
+
+pub(crate) mod durable;
+pub(crate) mod footprint;
+pub(crate) mod growth;
+pub(crate) mod latency;
+pub(crate) mod link;
+pub(crate) mod scale;
+pub(crate) mod signing;

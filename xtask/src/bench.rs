@@ -1,0 +1,145 @@
+//! `cargo xtask bench`: gets the peers, builds for release, and lets `gpuaas-bench` measure.
+//!
+//! A peer that cannot be had is no error: its rows say SKIP.
+
+mod peers;
+
+use std::path::{Path, PathBuf};
+use std::process::Stdio;
+
+use crate::guard::Guard;
+use crate::test::temporary_folder;
+use crate::{cargo, postgres, requirements};
+
+/// Options of `cargo xtask bench`.
+#[derive(clap::Args)]
+pub(crate) struct Options {
+    /// Rounds of a second and small numbers: a first impression in some minutes
+    #[arg(long)]
+    quick: bool,
+    /// Only the groups with this in their name: signing, durable, link, latency, scale, footprint, growth (may be given several times)
+    #[arg(long, value_name = "GROUP")]
+    only: Vec<String>,
+    /// Use the programs as they were built the last time
+    #[arg(long)]
+    no_build: bool,
+    /// Install nothing; peers that are not there are skipped
+    #[arg(long)]
+    offline: bool,
+}
+
+impl Options {
+    fn wants(&self, groups: &[&str]) -> bool {
+        self.only.is_empty() || self.only.iter().any(|part| groups.iter().any(|group| group.contains(part.as_str())))
+    }
+}
+
+/// Prepares everything and runs the measurements. True unless they could not be made at all: slow is not a failure.
+pub(crate) fn run(options: &Options) -> Result<bool, String> {
+    let target = cargo::workspace().join("target");
+    let folder = target.join("bench");
+    std::fs::create_dir_all(folder.join("logs")).map_err(|error| format!("{}: {error}", folder.display()))?;
+    if !options.no_build {
+        build(options)?;
+    }
+    peers::ensure(options, &folder);
+
+    let disk_folder = temporary_folder(&disk())?;
+    let mut disk_guard = Guard::over(&disk_folder)?;
+    let on_disk = start_postgres(options, &disk_folder, &mut disk_guard);
+    let memory = Path::new("/dev/shm");
+    let memory_guarded = if memory.is_dir() && on_disk.is_some() {
+        let folder = temporary_folder(memory)?;
+        let mut guard = Guard::over(&folder)?;
+        start_postgres(options, &folder, &mut guard).map(|url| (url, guard))
+    } else {
+        None
+    };
+
+    let scratch = disk_folder.join("scratch");
+    std::fs::create_dir(&scratch).map_err(|error| format!("{}: {error}", scratch.display()))?;
+    let mut command = std::process::Command::new(target.join("release/gpuaas-bench"));
+    command.arg("run").arg("--folder").arg(folder.join("logs")).arg("--disk").arg(&scratch);
+    command.arg("--scripts").arg(cargo::workspace().join("bench")).arg("--peers").arg(&folder);
+    command.arg("--output").arg(&folder).arg("--programs").arg(target.join("release"));
+    command.arg("--dist").arg(target.join("dist"));
+    if let Some(programs) = postgres::programs() {
+        command.arg("--postgres-programs").arg(programs);
+    }
+    if let Some(url) = &on_disk {
+        command.args(["--postgres-disk", url]);
+    }
+    if let Some((url, _)) = &memory_guarded {
+        command.args(["--postgres-tmpfs", url]);
+    }
+    if options.quick {
+        command.arg("--quick");
+    }
+    for group in &options.only {
+        command.args(["--only", group]);
+    }
+    let succeeded = watched(command, &mut disk_guard)?;
+    drop(memory_guarded);
+    drop(disk_guard);
+    Ok(succeeded)
+}
+
+/// Runs it in a group of its own, which the guard ends together with everything it started.
+fn watched(mut command: std::process::Command, guard: &mut Guard) -> Result<bool, String> {
+    use std::os::unix::process::CommandExt as _;
+    let mut child = command
+        .process_group(0)
+        .stdin(Stdio::null())
+        .spawn()
+        .map_err(|error| format!("gpuaas-bench cannot be started: {error}"))?;
+    guard.running(child.id())?;
+    let succeeded = child.wait().map_err(|error| format!("waiting for gpuaas-bench: {error}"))?.success();
+    guard.idle()?;
+    Ok(succeeded)
+}
+
+fn build(options: &Options) -> Result<(), String> {
+    let mut builds: Vec<&[&str]> =
+        vec![&["build", "--release", "--package", "gpuaas-bench", "--package", "gpuaas", "--package", "gpuaas-agent"]];
+    if options.wants(&["footprint"]) {
+        builds.push(&["build", "--profile", "dist", "--package", "gpuaas-agent"]);
+    }
+    for build in builds {
+        println!("==> cargo {}", build.join(" "));
+        if !cargo::run(build)? {
+            return Err("the build failed".to_owned());
+        }
+    }
+    Ok(())
+}
+
+fn start_postgres(options: &Options, folder: &Path, guard: &mut Guard) -> Option<String> {
+    if !options.wants(&["durable", "latency", "growth", "scale"]) {
+        return None;
+    }
+    let requirement = requirements::ALL.iter().find(|requirement| requirement.name == "PostgreSQL")?;
+    let root = requirements::is_root() && !options.offline;
+    let started = requirement.ensure(root).and_then(|()| postgres::start(&folder.join("database"), guard));
+    match started {
+        Ok(url) => Some(url),
+        Err(reason) => {
+            println!("without PostgreSQL: {reason}");
+            None
+        }
+    }
+}
+
+/// A folder on a disk, not in memory, that everybody may enter and whose path is short enough for sockets.
+fn disk() -> PathBuf {
+    let mounts = std::fs::read_to_string("/proc/mounts").unwrap_or_default();
+    let in_memory = |folder: &Path| {
+        let of_folder = mounts.lines().filter_map(|line| {
+            let mut fields = line.split(' ').skip(1);
+            let (point, kind) = (fields.next()?, fields.next()?);
+            folder.starts_with(point).then_some((point.len(), matches!(kind, "tmpfs" | "ramfs")))
+        });
+        of_folder.max().is_some_and(|(_, in_memory)| in_memory)
+    };
+    let choices = ["/tmp", "/var/tmp"].map(PathBuf::from);
+    choices.iter().find(|folder| folder.is_dir() && !in_memory(folder)).unwrap_or(&choices[0]).clone()
+}
