@@ -6,9 +6,6 @@ use std::process::{Command, Stdio};
 use super::Options;
 use crate::requirements::in_path;
 
-/// The groups that need it, its name, whether it is there, and how to get it.
-type Peer = (&'static [&'static str], &'static str, fn(&Path) -> bool, fn(&Path) -> Result<(), String>);
-
 /// Something to compare with.
 struct Peer {
     /// Where it comes from and what it is called there.

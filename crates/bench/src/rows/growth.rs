@@ -8,7 +8,7 @@ use gpuaas_store::StoreConfig;
 use sqlx::{AssertSqlSafe, Connection as _, PgConnection};
 
 use crate::cluster::{Cluster, resident_memory};
-use crate::measure::{Goal, Row, count, log_log_slope, number, percentile};
+use crate::measure::{Goal, Interval, Row, count, log_log_slope, number, percentile};
 use crate::rows::durable::{Caller, Tasks, create_database};
 use crate::rows::footprint::only_node;
 use crate::rows::latency::{ask_for_ping, start_agent};
@@ -17,8 +17,10 @@ use crate::{Result, Setup};
 
 /// Slopes up to this are noise: over two powers of ten it is a quarter more.
 const FLAT: Goal = Goal::AtMost(0.05);
-/// Claims per point.
-const CLAIMS: usize = 300;
+/// Batches per point: each gives a slope of its own, and their interval says how sure it is.
+const BATCHES: usize = 6;
+/// Operations per batch.
+const BATCH: usize = 50;
 
 /// A store of either engine.
 struct Place {
@@ -39,27 +41,41 @@ async fn places(setup: &Setup, what: &str) -> Result<Vec<Place>> {
     Ok(places)
 }
 
-fn slope_row(path: &str, points: &[(f64, f64)], unit: &str, goal: Goal) -> Row {
-    let told = points.iter().map(|(x, y)| format!("{} → {} {unit}", number(*x), number(*y))).collect::<Vec<_>>().join(", ");
-    match log_log_slope(points) {
-        Some(slope) => Row::alone(path, "slope", slope, goal, told),
-        None => Row::skipped(path, "", goal, "too few points"),
-    }
+/// One point: how much there is, and what every batch measured there.
+type Point = (f64, Vec<f64>);
+
+fn slope_row(path: &str, points: &[Point], unit: &str, goal: Goal) -> Row {
+    let batches = points.iter().map(|(_, values)| values.len()).min().unwrap_or(0);
+    let of_batch = |batch: usize| points.iter().map(|(x, values)| (*x, values[batch])).collect::<Vec<_>>();
+    let slopes: Vec<f64> = (0..batches).filter_map(|batch| log_log_slope(&of_batch(batch))).collect();
+    let Some(slope) = Interval::of(slopes) else { return Row::skipped(path, "", goal, "too few points") };
+    let told = points.iter().map(|(x, values)| {
+        let middle = Interval::of(values.clone()).map_or(f64::NAN, |values| values.median);
+        format!("{} → {} {unit}", number(*x), number(middle))
+    });
+    let between =
+        if slope.pairs > 1 { format!("between {} and {}; ", number(slope.low), number(slope.high)) } else { String::new() };
+    let note = format!("{between}{}", told.collect::<Vec<_>>().join(", "));
+    Row { verdict: slope.verdict(goal), ..Row::alone(path, "slope", slope.median, goal, note) }
 }
 
-/// The median time of a claim, in microseconds. Every claimed task is finished, so that the queue keeps its depth.
-async fn claim_time(tasks: &mut Tasks) -> Result<f64> {
+/// The median time of a claim in every batch, in microseconds. Every claimed task is finished, so that the queue keeps its depth.
+async fn claim_times(tasks: &mut Tasks) -> Result<Vec<f64>> {
     let Tasks { store, keys, cluster, callers, .. } = tasks;
     let caller: &mut Caller = callers.first_mut().ok_or("no caller")?;
-    let mut times = Vec::with_capacity(CLAIMS);
-    for _ in 0..CLAIMS {
-        caller.enqueue(store, keys).await?;
-        let at = Instant::now();
-        let (id, digest) = caller.claim(store, keys, *cluster).await?;
-        times.push(at.elapsed().as_secs_f64() * 1e6);
-        caller.settle(store, *cluster, id, digest).await?;
+    let mut medians = Vec::with_capacity(BATCHES);
+    for _ in 0..BATCHES {
+        let mut times = Vec::with_capacity(BATCH);
+        for _ in 0..BATCH {
+            caller.enqueue(store, keys).await?;
+            let at = Instant::now();
+            let (id, digest) = caller.claim(store, keys, *cluster).await?;
+            times.push(at.elapsed().as_secs_f64() * 1e6);
+            caller.settle(store, *cluster, id, digest).await?;
+        }
+        medians.push(percentile(&mut times, 0.5));
     }
-    Ok(percentile(&mut times, 0.5))
+    Ok(medians)
 }
 
 /// Puts finished tasks beside the others, as a busy cluster has them by the million.
@@ -103,7 +119,7 @@ async fn over_finished_tasks(setup: &Setup) -> Result<Vec<Row>> {
         for size in sizes {
             add_finished(&place.config, &node, there, *size).await?;
             there = *size;
-            points.push((count(*size), claim_time(&mut tasks).await?));
+            points.push((count(*size), claim_times(&mut tasks).await?));
         }
         tasks.store.close().await;
         rows.push(slope_row(&format!("claim over finished tasks, {}", place.name), &points, "µs", FLAT));
@@ -124,15 +140,20 @@ async fn over_queue_depth(setup: &Setup) -> Result<Vec<Row>> {
                 try_join_all((0..chunk).map(|_| caller.enqueue(&tasks.store, &tasks.keys))).await?;
                 there += chunk;
             }
-            let mut times = Vec::new();
-            for _ in 0..CLAIMS / 3 {
-                let at = Instant::now();
-                caller.enqueue(&tasks.store, &tasks.keys).await?;
-                times.push(at.elapsed().as_secs_f64() * 1e6);
-                there += 1;
+            let mut medians = Vec::with_capacity(BATCHES);
+            for _ in 0..BATCHES {
+                let mut times = Vec::with_capacity(BATCH / 5);
+                // Few, because each of them makes the queue deeper.
+                for _ in 0..BATCH / 5 {
+                    let at = Instant::now();
+                    caller.enqueue(&tasks.store, &tasks.keys).await?;
+                    times.push(at.elapsed().as_secs_f64() * 1e6);
+                    there += 1;
+                }
+                medians.push(percentile(&mut times, 0.5));
             }
-            enqueues.push((count(*depth), percentile(&mut times, 0.5)));
-            claims.push((count(*depth), claim_time(&mut tasks).await?));
+            enqueues.push((count(*depth), medians));
+            claims.push((count(*depth), claim_times(&mut tasks).await?));
         }
         tasks.store.close().await;
         rows.push(slope_row(&format!("claim over queue depth, {}", place.name), &claims, "µs", FLAT));
@@ -194,7 +215,7 @@ async fn memory_over_tasks(setup: &Setup) -> Result<Vec<Row>> {
             done += chunk;
         }
         tokio::time::sleep(Duration::from_secs(1)).await;
-        points.push((count(*step), resident_memory(agent.id()?)? / 1024.0 / 1024.0));
+        points.push((count(*step), vec![resident_memory(agent.id()?)? / 1024.0 / 1024.0]));
     }
     agent.stop().await?;
     cluster.server.stop().await?;
