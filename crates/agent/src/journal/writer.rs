@@ -1,5 +1,6 @@
 //! The journal's only writer: grouped appends, compaction, and the promise that a receipt always fits.
 
+use std::collections::VecDeque;
 use std::fs::File;
 use std::io;
 use std::os::unix::fs::FileExt as _;
@@ -222,13 +223,26 @@ impl Writer {
         }
     }
 
-    /// Records a group with one sync, then tells everybody.
+    /// Records what waits, in its order, with as few syncs as possible.
     fn serve(&mut self, shared: &Shared, group: &mut Vec<Command>) {
-        let mut admitted = Vec::with_capacity(group.len());
+        let mut waiting: VecDeque<Command> = group.drain(..).collect();
+        while !waiting.is_empty() {
+            self.serve_together(shared, &mut waiting);
+        }
+    }
+
+    /// Records what can be recorded with one sync, then tells everybody in it.
+    fn serve_together(&mut self, shared: &Shared, waiting: &mut VecDeque<Command>) {
+        let mut admitted = Vec::with_capacity(waiting.len());
         let mut bytes = Vec::new();
         let mut newly_in_flight = 0;
-        for command in group.drain(..) {
+        while let Some(command) = waiting.pop_front() {
             match self.admit(shared, &command, newly_in_flight, &bytes) {
+                // Perhaps compaction makes room, which cannot happen behind records that already have their place.
+                Err(AppendError::Full) if !bytes.is_empty() => {
+                    waiting.push_front(command);
+                    break;
+                }
                 Ok((encoded, sequence)) => {
                     if matches!(command.record, Record::Accepted { .. }) {
                         newly_in_flight += 1;
@@ -305,7 +319,6 @@ impl Writer {
         if used.saturating_add(length).saturating_add(promised) <= self.capacity {
             return Ok((encoded, sequence));
         }
-        // Compaction moves the end of the file, so it cannot happen behind records that already have their place.
         self.compact_at = 0;
         if group.is_empty() {
             let compacted = self.compact(&mut &*shared, self.capacity, Timestamp::now());
@@ -474,9 +487,45 @@ impl Fresh {
 mod tests {
     use std::sync::Mutex;
 
-    use gpuaas_contract::id::TaskId;
+    use gpuaas_contract::Digest;
+    use gpuaas_contract::id::{CorrelationId, TaskId};
 
+    use super::super::TaskNote;
     use super::*;
+
+    #[test]
+    fn a_burst_is_not_refused_while_compaction_could_make_room() {
+        let folder = tempfile::tempdir().expect("folder");
+        let Opening { stored, mut writer, .. } = open(&folder.path().join("journal"), 8 << 20, Timestamp(1)).expect("opens");
+        let shared = Shared { state: Mutex::new(stored) };
+        let id = |n: u8| TaskId::from_bytes([n; 16]);
+        let start_by = Timestamp::now();
+        let mut serve = |records: Vec<(Record, Vec<u8>)>| {
+            let (mut commands, mut answers) = (Vec::new(), Vec::new());
+            for (record, blob) in records {
+                let (reply, answer) = oneshot::channel();
+                commands.push(Command { record, blob, reply });
+                answers.push(answer);
+            }
+            writer.serve(&shared, &mut commands);
+            answers.into_iter().all(|mut answer| answer.try_recv().expect("answered").is_ok())
+        };
+        // Four megabytes that nobody needs any more.
+        for n in 0..4 {
+            let digest = Digest::of(&[n]);
+            let finished = Record::Finished { task_id: id(n), start_by, sequence: u64::from(n) + 1, receipt_digest: digest };
+            assert!(serve(vec![(finished, vec![1; 1_000_000]), (Record::Reported { task_id: id(n) }, vec![])]));
+        }
+        // Five tasks at once fit only without them.
+        let accepted = |n: u8| {
+            let digest = Digest::of(&[n]);
+            let correlation_id = CorrelationId::generate();
+            let task = TaskNote { task_id: id(n), task_type: "diag.ping".to_owned(), digest, correlation_id, start_by };
+            (Record::Accepted { task, issued_at: Timestamp(1), deadline: start_by }, vec![1; 1000])
+        };
+        assert!(serve((10..15).map(accepted).collect()), "a task was refused");
+        assert_eq!(shared.lock().index.in_flight, 5);
+    }
 
     #[test]
     fn after_a_failed_write_nothing_is_ever_claimed_again() {
