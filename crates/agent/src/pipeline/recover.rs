@@ -73,7 +73,9 @@ fn spawn(inner: &Arc<Inner>, job: Job, phase: TaskPhase) {
         }
     };
     live.set_phase(phase);
-    inner.spawn(job, live, None);
+    // It has room in the journal promised to it, so it counts among those that do.
+    let permit = Arc::clone(&inner.in_flight).try_acquire_owned().ok();
+    inner.spawn(job, live, permit);
 }
 
 /// The task in an envelope that this agent verified before it wrote it to its own journal. Its time may have passed and
