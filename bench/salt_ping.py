@@ -25,7 +25,7 @@ def ping():
     return taken if list(answers.values()) == [True] * minions else None
 
 
-deadline = time.monotonic() + 100
+deadline = time.monotonic() + 300
 while client is None or ping() is None:
     if time.monotonic() > deadline:
         print(json.dumps({"error": "the minions do not answer"}), flush=True)

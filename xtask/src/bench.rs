@@ -17,9 +17,12 @@ pub(crate) struct Options {
     /// Rounds of a second and small numbers: a first impression in some minutes
     #[arg(long)]
     quick: bool,
-    /// Only the groups with this in their name: signing, durable, link, latency, scale, footprint, growth (may be given several times)
-    #[arg(long, value_name = "GROUP")]
-    only: Vec<String>,
+    /// Only what has one of these in its name: see --list
+    #[arg(value_name = "ROW")]
+    rows: Vec<String>,
+    /// Print what can be measured
+    #[arg(long)]
+    list: bool,
     /// Use the programs as they were built the last time
     #[arg(long)]
     no_build: bool,
@@ -29,8 +32,9 @@ pub(crate) struct Options {
 }
 
 impl Options {
-    fn wants(&self, groups: &[&str]) -> bool {
-        self.only.is_empty() || self.only.iter().any(|part| groups.iter().any(|group| group.contains(part.as_str())))
+    /// Whether one of these is wanted. `gpuaas-bench` has the list of them all.
+    fn wants(&self, names: &[&str]) -> bool {
+        self.rows.is_empty() || self.rows.iter().any(|part| names.iter().any(|name| name.contains(part.as_str())))
     }
 }
 
@@ -41,6 +45,10 @@ pub(crate) fn run(options: &Options) -> Result<bool, String> {
     std::fs::create_dir_all(folder.join("logs")).map_err(|error| format!("{}: {error}", folder.display()))?;
     if !options.no_build {
         build(options)?;
+    }
+    let program = target.join("release/gpuaas-bench");
+    if !listed(&program, options)? || options.list {
+        return Ok(options.list);
     }
     peers::ensure(options, &folder);
 
@@ -58,7 +66,7 @@ pub(crate) fn run(options: &Options) -> Result<bool, String> {
 
     let scratch = disk_folder.join("scratch");
     std::fs::create_dir(&scratch).map_err(|error| format!("{}: {error}", scratch.display()))?;
-    let mut command = std::process::Command::new(target.join("release/gpuaas-bench"));
+    let mut command = std::process::Command::new(program);
     command.arg("run").arg("--folder").arg(folder.join("logs")).arg("--disk").arg(&scratch);
     command.arg("--scripts").arg(cargo::workspace().join("bench")).arg("--peers").arg(&folder);
     command.arg("--output").arg(&folder).arg("--programs").arg(target.join("release"));
@@ -75,13 +83,18 @@ pub(crate) fn run(options: &Options) -> Result<bool, String> {
     if options.quick {
         command.arg("--quick");
     }
-    for group in &options.only {
-        command.args(["--only", group]);
-    }
+    command.args(&options.rows);
     let succeeded = watched(command, &mut disk_guard)?;
     drop(memory_guarded);
     drop(disk_guard);
     Ok(succeeded)
+}
+
+/// Prints what will be measured. False if a name fits nothing, and then it was said.
+fn listed(program: &Path, options: &Options) -> Result<bool, String> {
+    let mut command = std::process::Command::new(program);
+    let status = command.arg("list").args(&options.rows).status();
+    Ok(status.map_err(|error| format!("{} cannot be started: {error}", program.display()))?.success())
 }
 
 /// Runs it in a group of its own, which the guard ends together with everything it started.
@@ -113,8 +126,21 @@ fn build(options: &Options) -> Result<(), String> {
     Ok(())
 }
 
+/// The rows that want a PostgreSQL.
+const STORED: [&str; 9] = [
+    "durable",
+    "latency",
+    "fan-out",
+    "growth-finished",
+    "growth-depth",
+    "growth-idle",
+    "growth-agents",
+    "growth-dead",
+    "growth-waiters",
+];
+
 fn start_postgres(options: &Options, folder: &Path, guard: &mut Guard) -> Option<String> {
-    if !options.wants(&["durable", "latency", "growth", "scale"]) {
+    if !options.wants(&STORED) {
         return None;
     }
     let requirement = requirements::ALL.iter().find(|requirement| requirement.name == "PostgreSQL")?;

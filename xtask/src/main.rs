@@ -7,10 +7,12 @@
 mod bench;
 mod cargo;
 mod counts;
+mod fuzz;
 mod guard;
 mod postgres;
 mod prove;
 mod requirements;
+mod sim;
 mod test;
 
 use std::process::ExitCode;
@@ -33,6 +35,10 @@ enum Command {
     Bench(bench::Options),
     /// Run the long forms of the fault tests: a million random tasks, fifty killed databases, and so on
     Prove(prove::Options),
+    /// Run the fuzz targets under libFuzzer with a nightly compiler, ten minutes each
+    Fuzz(fuzz::Options),
+    /// Run the simulated cluster under faults: thousands of seeds, or one of them again
+    Sim(sim::Options),
     /// Check the rules of the house: dependency directions, licences, bans, sizes, links
     Tidy,
     /// Print the task catalogue with its JSON Schemas
@@ -44,6 +50,8 @@ fn main() -> ExitCode {
         Command::Test(options) => test::run(&options),
         Command::Bench(options) => bench::run(&options),
         Command::Prove(options) => prove::run(&options),
+        Command::Fuzz(options) => fuzz::run(&options),
+        Command::Sim(options) => sim::run(&options),
         Command::Tidy => cargo::run(&["test", "--package", "xtask", "--test", "tidy"]),
         Command::Schema => cargo::run(&["run", "--quiet", "--package", "gpuaas-contract", "--example", "catalogue"]),
     };

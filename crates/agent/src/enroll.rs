@@ -217,7 +217,7 @@ pub async fn enroll(
 
 async fn applicant(host: &Host, keys: &Keys) -> Result<Applicant, EnrollError> {
     let for_facts = host.clone();
-    let mut facts = tokio::task::spawn_blocking(move || for_facts.facts()).await?;
+    let mut facts = gpuaas_world::blocking(move || for_facts.facts()).await?;
     facts.agent_version = crate::VERSION.to_owned();
     Ok(Applicant {
         fingerprint: host.fingerprint()?,
@@ -279,6 +279,7 @@ impl Waiting<'_> {
                 }
             }
             tokio::select! {
+                biased;
                 () = stop.cancelled() => return Err(EnrollError::Stopped),
                 () = tokio::time::sleep(POLL_EVERY) => {}
             }

@@ -25,6 +25,8 @@ mod trust;
 pub use enroll::{Door, EnrollError, EnrollOptions, EnrollProgress, Enrolled, enroll};
 pub use identity::IdentityError;
 pub use journal::JournalError;
+#[doc(hidden)]
+pub use journal::door as journal_door;
 pub use link::LinkTimings;
 pub use link::dial::{DialError, TlsSetupError};
 pub use link::http::HttpError;

@@ -200,6 +200,7 @@ fn shutdown_on_signal() -> Result<CancellationToken, Failure> {
     let fired = token.clone();
     tokio::spawn(async move {
         tokio::select! {
+            biased;
             _ = terminate.recv() => {}
             _ = interrupt.recv() => {}
         }

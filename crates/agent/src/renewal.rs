@@ -15,6 +15,11 @@ use crate::identity::{Identity, IdentityError, Validity};
 use crate::link::dial::{self, Dialer, TlsSetupError};
 use crate::link::http::{Call, HttpError, Lane};
 
+/// Longest wait while the control plane cannot be reached.
+const SLOWEST: Duration = Duration::from_secs(60);
+/// Longest wait while this host's clock is wrong.
+const SLOWEST_CLOCK: Duration = Duration::from_secs(600);
+
 /// The identity and the connector that shows it.
 #[derive(Debug)]
 pub(crate) struct Credentials {
@@ -37,6 +42,16 @@ pub enum RenewalError {
     /// TLS could not be set up with it.
     #[error(transparent)]
     Tls(#[from] TlsSetupError),
+    /// The fresh certificate is not valid at this host's time.
+    #[error("the new certificate is valid from {from} until {until}, but this host's clock says {now}: check NTP")]
+    Clock {
+        /// Its first moment.
+        from: Timestamp,
+        /// Its last moment.
+        until: Timestamp,
+        /// This host's clock.
+        now: Timestamp,
+    },
     /// Saving ended badly.
     #[error("saving the certificate failed")]
     Thread(#[from] tokio::task::JoinError),
@@ -83,11 +98,13 @@ impl Credentials {
                 Ok(()) => pause = every,
                 Err(error) => {
                     tracing::warn!(error = crate::report::chain(&error), "certificate was not replaced; trying again");
-                    // Slower while it fails, but never slower than ten minutes.
-                    pause = (pause * 2).min(Duration::from_secs(600));
+                    // A wrong clock is not mended by asking often; an unreachable control plane should be found soon.
+                    let slowest = if matches!(error, RenewalError::Clock { .. }) { SLOWEST_CLOCK } else { SLOWEST };
+                    pause = (pause * 2).min(slowest);
                 }
             }
             tokio::select! {
+                biased;
                 () = stop.cancelled() => return,
                 () = tokio::time::sleep(pause) => {}
             }
@@ -97,7 +114,8 @@ impl Credentials {
     /// Renews or rejoins if it is time to.
     pub(crate) async fn look(self: &Arc<Self>, now: Timestamp) -> Result<(), RenewalError> {
         let validity = self.validity()?;
-        if now >= validity.until {
+        // A certificate of the future comes from a control plane whose clock was wrong: nobody else would take it.
+        if now >= validity.until || now < validity.from {
             self.rejoin().await
         } else if now >= validity.half_life() {
             self.renew().await
@@ -121,7 +139,7 @@ impl Credentials {
 
     /// Proves possession of both old keys over a connection without a certificate, which would no longer be taken.
     async fn rejoin(self: &Arc<Self>) -> Result<(), RenewalError> {
-        tracing::warn!("this node's certificate has expired; rejoining with its keys");
+        tracing::warn!("this node's certificate is not valid now; rejoining with its keys");
         let (document, csr_pem, ca) = {
             let identity = self.lock();
             (identity.document.clone(), identity.keys.signing_request()?, identity.ca.clone())
@@ -145,13 +163,14 @@ impl Credentials {
         let fresh: FreshCertificate = lane.call_json(&call).await?;
         self.take(fresh.certificate_pem).await?;
         tracing::info!(until = %*self.until.borrow(), "rejoined with a new certificate");
-        Ok(())
+        let (Validity { from, until }, now) = (self.validity()?, Timestamp::now());
+        if now < from || now >= until { Err(RenewalError::Clock { from, until, now }) } else { Ok(()) }
     }
 
     /// Checks, saves and uses a fresh certificate; connections made from now on show it.
     async fn take(self: &Arc<Self>, certificate_pem: String) -> Result<(), RenewalError> {
         let this = Arc::clone(self);
-        let taken = tokio::task::spawn_blocking(move || {
+        let taken = gpuaas_world::blocking(move || {
             let mut identity = this.lock();
             identity.renew(certificate_pem)?;
             let config = dial::enrolled_config(&identity.ca, Some((identity.certificate()?, identity.keys.tls_der())))?;

@@ -119,7 +119,7 @@ pub async fn run(options: RunOptions, shutdown: CancellationToken) -> Result<(),
     let RunOptions { config, link: timings, on_event } = options;
     let on_event: Arc<dyn Fn(RunEvent) + Send + Sync> = Arc::from(on_event);
     let for_opening = config.clone();
-    let state = tokio::task::spawn_blocking(move || open_state(&for_opening)).await??;
+    let state = gpuaas_world::blocking(move || open_state(&for_opening)).await??;
     let OpenedState { _lock, policy, identity, journal, opened, spool, host } = state;
     for notice in &opened.notices {
         tracing::warn!(notice, "local state was repaired");
@@ -223,6 +223,7 @@ pub async fn run(options: RunOptions, shutdown: CancellationToken) -> Result<(),
 
     let mut failure = pipeline.failure();
     tokio::select! {
+        biased;
         () = shutdown.cancelled() => {}
         _ = failure.wait_for(Option::is_some) => {}
     }
@@ -267,6 +268,7 @@ fn spawn_link_events(
     tokio::spawn(async move {
         loop {
             tokio::select! {
+                biased;
                 () = stop.cancelled() => return,
                 changed = link.changed() => if changed.is_err() { return },
             }
@@ -292,6 +294,7 @@ fn spawn_status(
     tokio::spawn(async move {
         loop {
             tokio::select! {
+                biased;
                 () = collecting.cancelled() => return,
                 Ok(()) = link.changed() => {}
                 Ok(()) = until.changed() => {}
@@ -309,6 +312,7 @@ fn spawn_status(
             });
             // A busy agent writes the file a few times a second and not a thousand times; the link is worth more haste.
             tokio::select! {
+                biased;
                 () = tokio::time::sleep(Duration::from_millis(200)) => {}
                 Ok(()) = link.changed() => link.mark_changed(),
             }

@@ -26,6 +26,7 @@ impl Telemetry {
         tokio::spawn(async move {
             loop {
                 tokio::select! {
+                    biased;
                     () = stop.cancelled() => return,
                     () = tokio::time::sleep(FACTS_EVERY) => {}
                 }
@@ -49,14 +50,14 @@ impl Telemetry {
     /// One sample of metrics as JSON; `None` if the host could not be read.
     pub(crate) async fn sample(&self) -> Option<String> {
         let host = self.host.clone();
-        let metrics = tokio::task::spawn_blocking(move || host.metrics()).await.ok()?;
+        let metrics = gpuaas_world::blocking(move || host.metrics()).await.ok()?;
         serde_json::to_string(&metrics).ok().filter(|json| json.len() <= MAX_BYTES)
     }
 }
 
 async fn facts_json(host: &Host) -> Option<String> {
     let host = host.clone();
-    let mut facts = tokio::task::spawn_blocking(move || host.facts()).await.ok()?;
+    let mut facts = gpuaas_world::blocking(move || host.facts()).await.ok()?;
     facts.agent_version = crate::VERSION.to_owned();
     let json = serde_json::to_string(&facts).ok()?;
     if json.len() <= MAX_BYTES {

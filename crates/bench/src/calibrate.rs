@@ -8,7 +8,8 @@ use serde::Serialize;
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 
 use crate::Result;
-use crate::measure::{count, number, percentile};
+use crate::measure::{count, number};
+use crate::times::{TimeUnit, Times};
 
 /// Speed of the parts that everything here is made of.
 #[derive(Clone, Debug, Serialize)]
@@ -60,14 +61,14 @@ fn fsync(folder: &Path) -> Result<(f64, f64)> {
     let mut file = tempfile::tempfile_in(folder)?;
     let block = [0x5a; 4096];
     let started = Instant::now();
-    let mut times = Vec::new();
+    let mut times = Times::new()?;
     while started.elapsed() < Duration::from_secs(2) && times.len() < 5000 {
         let at = Instant::now();
         file.write_all(&block)?;
         file.sync_data()?;
-        times.push(at.elapsed().as_secs_f64() * 1e6);
+        times.record(at.elapsed())?;
     }
-    Ok((percentile(&mut times, 0.5), percentile(&mut times, 0.99)))
+    Ok((times.quantile(0.5, TimeUnit::Microseconds), times.quantile(0.99, TimeUnit::Microseconds)))
 }
 
 async fn tcp_round_trip() -> Result<f64> {
@@ -85,17 +86,17 @@ async fn tcp_round_trip() -> Result<f64> {
     let mut stream = tokio::net::TcpStream::connect(address).await?;
     stream.set_nodelay(true)?;
     let mut word = [7; 64];
-    let mut times = Vec::new();
+    let mut times = Times::new()?;
     let started = Instant::now();
     while started.elapsed() < Duration::from_millis(500) {
         let at = Instant::now();
         stream.write_all(&word).await?;
         stream.read_exact(&mut word).await?;
-        times.push(at.elapsed().as_secs_f64() * 1e6);
+        times.record(at.elapsed())?;
     }
     drop(stream);
     echo.await??;
-    Ok(percentile(&mut times, 0.5))
+    Ok(times.quantile(0.5, TimeUnit::Microseconds))
 }
 
 /// How often per second `work` can be done; it must say that it worked.

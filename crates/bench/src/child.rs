@@ -51,9 +51,14 @@ impl Companion {
 
     /// The next line it says.
     pub(crate) async fn hear(&mut self) -> Result<serde_json::Value> {
-        let line = tokio::time::timeout(PATIENCE, self.output.next_line())
+        self.hear_within(PATIENCE).await
+    }
+
+    /// The next line it says, if it comes in time.
+    pub(crate) async fn hear_within(&mut self, patience: Duration) -> Result<serde_json::Value> {
+        let line = tokio::time::timeout(patience, self.output.next_line())
             .await
-            .map_err(|_| format!("{} did not answer within {} s", self.name, PATIENCE.as_secs()))??;
+            .map_err(|_| format!("{} did not answer within {} s", self.name, patience.as_secs()))??;
         let line = line.ok_or_else(|| format!("{} ended; its log is kept beside the results", self.name))?;
         Ok(serde_json::from_str(&line).map_err(|error| format!("{} said `{line}`: {error}", self.name))?)
     }
@@ -155,6 +160,23 @@ pub(crate) fn find_program(name: &str, folders: &[PathBuf]) -> Option<PathBuf> {
     let path = std::env::var_os("PATH").unwrap_or_default();
     let all = folders.iter().cloned().chain(std::env::split_paths(&path)).chain([PathBuf::from("/usr/sbin")]);
     all.map(|folder| folder.join(name)).find(|file| file.is_file())
+}
+
+/// Lets us and everything we start have as many files as the machine allows: thousands of connections are one each.
+pub(crate) fn raise_descriptor_limit() -> Result<()> {
+    let mut limit = rustix::process::getrlimit(rustix::process::Resource::Nofile);
+    limit.current = limit.maximum;
+    Ok(rustix::process::setrlimit(rustix::process::Resource::Nofile, limit)?)
+}
+
+/// Says no if there cannot be this many connections on each side.
+pub(crate) fn check_descriptor_limit(connections: usize) -> Result<()> {
+    // Databases, logs, pipes and the API's own connections.
+    let wanted = u64::try_from(connections)? + 1000;
+    match rustix::process::getrlimit(rustix::process::Resource::Nofile).current {
+        Some(limit) if limit < wanted => Err(format!("this needs {wanted} file descriptors; `ulimit -Hn` allows {limit}").into()),
+        _ => Ok(()),
+    }
 }
 
 /// A port that nobody listens on, below the range that outgoing connections take theirs from.

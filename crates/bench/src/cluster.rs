@@ -2,7 +2,7 @@
 
 use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
-use std::sync::Arc;
+use std::sync::{Arc, Mutex, PoisonError};
 
 use base64::Engine as _;
 use futures::{StreamExt as _, TryStreamExt as _};
@@ -10,7 +10,7 @@ use gpuaas_api::{Client, ClientOptions};
 use gpuaas_contract::id::AgentInstanceId;
 use gpuaas_contract::key::SigningKey;
 use gpuaas_contract::link::node_link_client::NodeLinkClient;
-use gpuaas_contract::link::{self, Applicant, EnrolWithToken, FromNode, Grant, Hello, ToNode, from_node, to_node};
+use gpuaas_contract::link::{self, Applicant, EnrolWithToken, FromNode, Grant, Hello, Offer, ToNode, from_node, to_node};
 use gpuaas_contract::telemetry::HostFacts;
 use hyper_util::rt::TokioIo;
 use rustls::pki_types::{CertificateDer, PrivateKeyDer, ServerName, pem::PemObject as _};
@@ -19,6 +19,9 @@ use tokio_rustls::TlsConnector;
 use tonic::Streaming;
 
 use crate::child::{self, Server};
+use crate::links::{Freezable, Freezer};
+use crate::report::progress;
+use crate::worker::{Answer, Worker};
 use crate::{Result, Setup};
 
 /// Hosts that enrol at the same time.
@@ -28,6 +31,7 @@ const ENROL_TOGETHER: usize = 16;
 pub(crate) struct Cluster {
     pub(crate) server: Server,
     pub(crate) client: Client,
+    api_port: u16,
     pub(crate) link: SocketAddr,
     /// Keys, token and, on SQLite, the database.
     pub(crate) data: PathBuf,
@@ -38,10 +42,21 @@ pub(crate) struct Cluster {
 impl Cluster {
     /// Starts `gpuaas server` as a user would, on this store or on SQLite.
     pub(crate) async fn start(setup: &Setup, name: &str, store: Option<&str>) -> Result<Self> {
+        let ports = (child::free_port()?, child::free_port()?);
+        Self::start_on(setup, name, store, ports).await
+    }
+
+    /// Stops the server and starts it again, with the same nodes and none of the memory of how they came to be.
+    pub(crate) async fn restart(self, setup: &Setup, name: &str, store: Option<&str>) -> Result<Self> {
+        let ports = (self.api_port, self.link.port());
+        self.server.stop().await?;
+        Self::start_on(setup, name, store, ports).await
+    }
+
+    async fn start_on(setup: &Setup, name: &str, store: Option<&str>, (api_port, link_port): (u16, u16)) -> Result<Self> {
         let folder = setup.disk.join(name);
         std::fs::create_dir_all(&folder)?;
         let data = folder.join("server");
-        let (api_port, link_port) = (child::free_port()?, child::free_port()?);
         let mut command = child::command(setup.programs.join("gpuaas"), &folder);
         command.arg("server").arg("--data-dir").arg(&data);
         command.args(["--api-listen", &format!("127.0.0.1:{api_port}"), "--link-listen", &format!("127.0.0.1:{link_port}")]);
@@ -52,7 +67,7 @@ impl Cluster {
         let mut options = ClientOptions::new(format!("http://127.0.0.1:{api_port}"));
         options.token = Some(std::fs::read_to_string(data.join("admin-token"))?);
         let client = Client::new(options)?;
-        Ok(Self { server, client, link: SocketAddr::from(([127, 0, 0, 1], link_port)), data, folder })
+        Ok(Self { server, client, api_port, link: SocketAddr::from(([127, 0, 0, 1], link_port)), data, folder })
     }
 
     pub(crate) fn ca_pem(&self) -> Result<String> {
@@ -61,6 +76,9 @@ impl Cluster {
 
     /// Enrols this many hosts through the token door.
     pub(crate) async fn enrol(&self, hosts: usize) -> Result<Vec<Host>> {
+        if hosts > 100 {
+            progress(format_args!("enrolling {hosts} hosts"));
+        }
         let ca_pem = Arc::new(self.ca_pem()?);
         let http = reqwest::Client::builder()
             .tls_backend_preconfigured(client_tls(&ca_pem, None)?)
@@ -75,10 +93,11 @@ impl Cluster {
                 let tls_key = rcgen::KeyPair::generate()?;
                 let mut seed = [3; 32];
                 seed[..8].copy_from_slice(&u64::try_from(number)?.to_le_bytes());
+                let key = SigningKey::from_seed(&seed);
                 let applicant = Applicant {
                     fingerprint: format!("bench-machine-{number:08}"),
                     csr_pem: rcgen::CertificateParams::default().serialize_request(&tls_key)?.pem()?,
-                    receipt_key: SigningKey::from_seed(&seed).verifying_key(),
+                    receipt_key: key.verifying_key(),
                     facts: HostFacts { hostname: format!("bench-{number}"), ..HostFacts::default() },
                 };
                 let answer = http.post(url).json(&EnrolWithToken { token, applicant }).send().await?;
@@ -88,7 +107,9 @@ impl Cluster {
                 let grant: Grant = answer.json().await?;
                 let tls_key = tls_key.serialize_der();
                 let tls = client_tls(&ca_pem, Some((&grant.certificate_pem, tls_key.clone())))?;
-                Result::<Host>::Ok(Host { grant, instance: AgentInstanceId::generate(), tls: Arc::new(tls), tls_key })
+                let instance = AgentInstanceId::generate();
+                let worker = Mutex::new(Worker::new(&grant, key, instance)?);
+                Result::<Host>::Ok(Host { grant, instance, tls: Arc::new(tls), tls_key, worker })
             }
         });
         futures::stream::iter(enrolling).buffer_unordered(ENROL_TOGETHER).try_collect().await
@@ -124,6 +145,7 @@ pub(crate) struct Host {
     pub(crate) tls: Arc<rustls::ClientConfig>,
     /// Private half of its TLS key, PKCS #8.
     pub(crate) tls_key: Vec<u8>,
+    worker: Mutex<Worker>,
 }
 
 /// An open stream.
@@ -131,19 +153,27 @@ pub(crate) struct Link {
     pub(crate) say: mpsc::Sender<FromNode>,
     pub(crate) answers: Streaming<ToNode>,
     pub(crate) heartbeat_seconds: u32,
+    pub(crate) freezer: Freezer,
 }
 
 impl Host {
+    /// Does the task of an offer.
+    pub(crate) fn answer(&self, offer: &Offer) -> Result<Answer> {
+        self.worker.lock().unwrap_or_else(PoisonError::into_inner).answer(&self.grant, offer)
+    }
+
     /// Opens the stream to whoever listens there, and takes the welcome.
     pub(crate) async fn connect(&self, address: SocketAddr) -> Result<Link> {
         let connector = TlsConnector::from(Arc::clone(&self.tls));
+        let freezer = Freezer::default();
+        let of_stream = freezer.clone();
         let dial = tower::service_fn(move |_: http::Uri| {
-            let connector = connector.clone();
+            let (connector, freezer) = (connector.clone(), of_stream.clone());
             async move {
                 let tcp = tokio::net::TcpStream::connect(address).await?;
                 tcp.set_nodelay(true)?;
                 let name = ServerName::try_from(link::SERVER_NAME).map_err(std::io::Error::other)?;
-                connector.connect(name, tcp).await.map(TokioIo::new)
+                connector.connect(name, Freezable::new(tcp, freezer)).await.map(TokioIo::new)
             }
         });
         let endpoint = tonic::transport::Endpoint::from_static("http://gpuaas-link.internal");
@@ -154,13 +184,13 @@ impl Host {
         let mut answers = NodeLinkClient::new(channel).connect(words).await?.into_inner();
         match answers.message().await?.and_then(|answer| answer.message) {
             Some(to_node::Message::Welcome(welcome)) => {
-                Ok(Link { say, answers, heartbeat_seconds: welcome.heartbeat_seconds.max(1) })
+                Ok(Link { say, answers, heartbeat_seconds: welcome.heartbeat_seconds.max(1), freezer })
             }
             other => Err(format!("no welcome but {other:?}").into()),
         }
     }
 
-    fn hello(&self) -> Hello {
+    pub(crate) fn hello(&self) -> Hello {
         Hello {
             protocol: link::PROTOCOL,
             agent_version: "bench".to_owned(),
@@ -172,6 +202,7 @@ impl Host {
             facts_json: String::new(),
             capacity: 4,
             notices: Vec::new(),
+            journal_fence_us: 0,
         }
     }
 }

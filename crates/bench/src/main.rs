@@ -10,11 +10,15 @@ mod bare_link;
 mod calibrate;
 mod child;
 mod cluster;
+mod links;
 mod measure;
 mod nats;
+mod poller;
 mod report;
 mod rows;
 mod salt;
+mod times;
+mod worker;
 
 use std::net::SocketAddr;
 use std::path::PathBuf;
@@ -33,6 +37,11 @@ pub(crate) type Result<T, E = Box<dyn std::error::Error + Send + Sync>> = std::r
 enum Part {
     /// Measure
     Run(Box<Setup>),
+    /// Print what can be measured, or what has one of these in its name
+    List {
+        /// Parts of names
+        rows: Vec<String>,
+    },
     /// Only our side of the durable tasks, round after round, to look at with a profiler
     Tasks {
         /// `sqlite:PATH` or `postgres://…`, an empty database
@@ -70,9 +79,9 @@ pub(crate) struct Setup {
     /// A few rounds of a second instead of many longer ones
     #[arg(long)]
     quick: bool,
-    /// Only rows whose group has this in its name (may be given several times)
-    #[arg(long = "only", value_name = "GROUP")]
-    only: Vec<String>,
+    /// Only what has one of these in its name
+    #[arg(value_name = "ROW")]
+    rows: Vec<String>,
     /// Folder for the file with the results, which is named after the time
     #[arg(long)]
     output: PathBuf,
@@ -119,9 +128,57 @@ impl Setup {
     fn effort(&self) -> Effort {
         if self.quick { Effort { rounds: 7, round_ms: 1000 } } else { Effort { rounds: 9, round_ms: 4000 } }
     }
+}
 
-    fn wants(&self, group: &str) -> bool {
-        self.only.is_empty() || self.only.iter().any(|part| group.contains(part.as_str()))
+/// What can be measured, in this order: the name that selects it, and what it is.
+const ROWS: [(&str, &str); 15] = [
+    ("durable", "tasks/s in the store, against pgbench and graphile-worker"),
+    ("signing", "sign and verify a task, against the bare signature"),
+    ("link", "round trip over the link, against bare tonic and NATS"),
+    ("latency", "API call until the handler runs, against graphile-worker and Salt"),
+    ("fan-out", "the same for 8 agents at once, against Salt with 8 minions"),
+    ("connected-1000", "memory, idle CPU and reconnecting of 1,000 agents, against bare tonic"),
+    ("connected-5000", "the same for 5,000 agents"),
+    ("footprint", "the agent's memory and size, against prometheus-node-exporter"),
+    ("growth-finished", "claims over finished tasks, up to a million"),
+    ("growth-depth", "claims and enqueues over queue depth"),
+    ("growth-idle", "database queries of idle agents"),
+    ("growth-memory", "the agent's memory over 10,000 tasks"),
+    ("growth-agents", "tasks/s at a fixed rate over connected agents, up to 5,000"),
+    ("growth-dead", "time to notice a dead node over connected agents, up to 5,000"),
+    ("growth-waiters", "CPU per task over waiting long-polls"),
+];
+
+/// What has one of these parts in its name, or everything. A part that fits nothing is a slip of the pen.
+fn chosen(parts: &[String]) -> Result<Vec<(&'static str, &'static str)>> {
+    if let Some(part) = parts.iter().find(|part| !ROWS.iter().any(|(name, _)| name.contains(part.as_str()))) {
+        return Err(format!("nothing has `{part}` in its name; there are {}", ROWS.map(|(name, _)| name).join(", ")).into());
+    }
+    let wanted = |name: &str| parts.is_empty() || parts.iter().any(|part| name.contains(part.as_str()));
+    Ok(ROWS.into_iter().filter(|(name, _)| wanted(name)).collect())
+}
+
+async fn measure(name: &str, setup: &Setup, effort: Effort) -> Result<Vec<Row>> {
+    match name {
+        "durable" => rows::durable::run(setup, effort).await,
+        "signing" => rows::signing::run(effort).await,
+        "link" => rows::link::run(setup, effort).await,
+        "latency" => rows::latency::one_host(setup, effort).await,
+        "fan-out" => rows::latency::many_hosts(setup, effort).await,
+        "connected-1000" => rows::scale::run(setup, effort, 1000).await,
+        "connected-5000" if setup.quick && !setup.rows.iter().any(|row| row == name) => {
+            Err("5,000 agents take minutes: only without --quick, or by its name".into())
+        }
+        "connected-5000" => rows::scale::run(setup, effort, 5000).await,
+        "footprint" => rows::footprint::run(setup).await,
+        "growth-finished" => rows::growth::books::over_finished_tasks(setup).await,
+        "growth-depth" => rows::growth::books::over_queue_depth(setup).await,
+        "growth-idle" => rows::growth::idle::run(setup).await,
+        "growth-memory" => rows::growth::memory::run(setup).await,
+        "growth-agents" => rows::growth::agents::run(setup, effort).await,
+        "growth-dead" => rows::growth::dead::run(setup).await,
+        "growth-waiters" => rows::growth::waiters::run(setup).await,
+        other => Err(format!("{other} is not measured anywhere").into()),
     }
 }
 
@@ -132,6 +189,10 @@ fn main() -> Result<()> {
     runtime.block_on(async {
         match Part::parse() {
             Part::Run(setup) => run(&setup).await,
+            Part::List { rows } => {
+                chosen(&rows)?.iter().for_each(|(name, what)| println!("{name:<16} {what}"));
+                Ok(())
+            }
             Part::Tasks { store, callers, rounds } => rows::durable::alone(&store, callers, rounds).await,
             Part::BareLink { keys, cluster } => bare_link::serve(&keys, &cluster).await,
             Part::NatsResponder { address, identity, ca } => nats::respond(address, &identity, &ca).await,
@@ -140,43 +201,53 @@ fn main() -> Result<()> {
 }
 
 async fn run(setup: &Setup) -> Result<()> {
+    let names = chosen(&setup.rows)?;
+    child::raise_descriptor_limit()?;
     let started_at = Timestamp::now();
-    let effort = setup.effort();
+    let file = started_at.rfc3339();
+    let file = file.split('.').next().unwrap_or("results").replace(':', "-");
+    let file = setup.output.join(format!("{file}Z.json"));
+    report::progress("calibration");
     let calibration = calibrate::calibrate(&setup.disk).await?;
     println!("{calibration}");
+    let mut report = Report {
+        started_at,
+        mode: if setup.quick { "quick" } else { "full" },
+        effort: setup.effort(),
+        machine: Machine::look(),
+        calibration,
+        rows: Vec::new(),
+        seconds: Vec::new(),
+    };
     report::print_head();
-    let mut all: Vec<Row> = Vec::new();
-    let mut add = |group: &str, rows: Result<Vec<Row>>| {
-        let rows = rows.unwrap_or_else(|error| vec![Row::skipped(group, "", Goal::Open, error)]);
+    for (name, what) in names {
+        report::progress(format_args!("{name}: {what}"));
+        let started = std::time::Instant::now();
+        let rows = measure(name, setup, report.effort).await;
+        let rows = rows.unwrap_or_else(|error| vec![Row::skipped(name, "", Goal::Open, error)]);
         for row in rows {
             report::print_row(&row);
-            all.push(row);
+            report.rows.push(Row { name: name.to_owned(), ..row });
         }
-    };
-    if setup.wants("durable") {
-        add("durable", rows::durable::run(setup, effort).await);
+        report.seconds.push((name, started.elapsed().as_secs()));
+        report::write(&report, &file)?;
     }
-    if setup.wants("signing") {
-        add("signing", rows::signing::run(effort).await);
+    report::print_end(&report, &file);
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn parts_of_names_choose_rows_and_a_slip_of_the_pen_is_told() {
+        let names = |parts: &[&str]| {
+            let parts: Vec<String> = parts.iter().map(|part| (*part).to_owned()).collect();
+            chosen(&parts).map(|rows| rows.len()).map_err(|error| error.to_string())
+        };
+        assert_eq!(names(&[]), Ok(ROWS.len()));
+        assert_eq!(names(&["connected", "link"]), Ok(3));
+        assert!(names(&["link", "lnk"]).is_err_and(|error| error.contains("`lnk`")));
     }
-    if setup.wants("link") {
-        add("link", rows::link::run(setup, effort).await);
-    }
-    if setup.wants("latency") {
-        add("latency", rows::latency::run(setup, effort).await);
-    }
-    if setup.wants("scale") {
-        add("scale", rows::scale::run(setup, effort).await);
-    }
-    if setup.wants("footprint") {
-        add("footprint", rows::footprint::run(setup).await);
-    }
-    if setup.wants("growth") {
-        add("growth", rows::growth::run(setup).await);
-    }
-    let mode = if setup.quick { "quick" } else { "full" };
-    let report = Report { started_at, mode, effort, machine: Machine::look(), calibration, rows: all };
-    let name = started_at.rfc3339();
-    let name = name.split('.').next().unwrap_or("results").replace(':', "-");
-    report::finish(&report, &setup.output.join(format!("{name}Z.json")))
 }

@@ -11,13 +11,44 @@ use futures::future::BoxFuture;
 use serde::Serialize;
 
 use crate::Result;
+use crate::report::progress;
+use crate::times::{Distribution, TimeUnit, Times};
 
 /// One side of a comparison.
 pub(crate) trait Side: Send {
     /// What to call it.
     fn name(&self) -> String;
-    /// Works for about this long and says what it measured: one number per metric.
-    fn round(&mut self, time: Duration) -> BoxFuture<'_, Result<Vec<f64>>>;
+    /// Works for about this long and says what it measured.
+    fn round(&mut self, time: Duration) -> BoxFuture<'_, Result<Round>>;
+}
+
+/// What one side measured in one round: rates or sizes, latencies, or both. All sides of a comparison list the same things.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct Round {
+    pub(crate) values: Vec<f64>,
+    pub(crate) times: Vec<Times>,
+}
+
+impl Round {
+    /// One number.
+    pub(crate) fn value(value: f64) -> Self {
+        Self { values: vec![value], times: Vec::new() }
+    }
+
+    /// Some distributions.
+    pub(crate) fn times(times: Vec<Times>) -> Self {
+        Self { values: Vec::new(), times }
+    }
+}
+
+/// A quantile of one of the latencies of a round.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Quantile {
+    /// Which of them.
+    pub(crate) metric: usize,
+    /// 0.5 for the median.
+    pub(crate) share: f64,
+    pub(crate) unit: TimeUnit,
 }
 
 /// How many rounds, and how long.
@@ -32,17 +63,15 @@ pub(crate) struct Effort {
 /// What all sides measured, or why a side stopped.
 pub(crate) struct Measured {
     /// Per side, its name and what it measured.
-    sides: Vec<(String, Result<Rounds, String>)>,
+    sides: Vec<(String, Result<Vec<Round>, String>)>,
 }
-
-/// Per counted round, per metric.
-type Rounds = Vec<Vec<f64>>;
 
 /// Runs all sides against each other.
 pub(crate) async fn interleave(sides: &mut [Box<dyn Side>], effort: Effort) -> Measured {
     let time = Duration::from_millis(effort.round_ms);
-    let mut results: Vec<Result<Vec<Vec<f64>>, String>> = sides.iter().map(|_| Ok(Vec::new())).collect();
+    let mut results: Vec<Result<Vec<Round>, String>> = sides.iter().map(|_| Ok(Vec::new())).collect();
     for round in 0..effort.rounds {
+        progress(format_args!("round {} of {}{}", round + 1, effort.rounds, if round == 0 { ", which is dropped" } else { "" }));
         let mut order: Vec<usize> = (0..sides.len()).collect();
         if round % 2 == 1 {
             order.reverse();
@@ -50,9 +79,12 @@ pub(crate) async fn interleave(sides: &mut [Box<dyn Side>], effort: Effort) -> M
         for index in order {
             let Ok(rounds) = &mut results[index] else { continue };
             match sides[index].round(time).await {
-                Ok(metrics) if round > 0 => rounds.push(metrics),
+                Ok(measured) if round > 0 => rounds.push(measured),
                 Ok(_) => {}
-                Err(error) => results[index] = Err(error.to_string()),
+                Err(error) => {
+                    progress(format_args!("{} is out: {error}", sides[index].name()));
+                    results[index] = Err(error.to_string());
+                }
             }
         }
     }
@@ -170,14 +202,6 @@ fn median(sorted: &[f64]) -> Option<f64> {
     Some(if sorted.len().is_multiple_of(2) { f64::midpoint(sorted[middle - 1], upper) } else { upper })
 }
 
-/// The value below which this share (0 to 1) of all values lies. Sorts them.
-pub(crate) fn percentile(values: &mut [f64], share: f64) -> f64 {
-    values.sort_by(f64::total_cmp);
-    #[allow(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "a position in a list of bounded length")]
-    let position = (count(values.len().saturating_sub(1)) * share).round() as usize;
-    values.get(position).copied().unwrap_or(f64::NAN)
-}
-
 /// A count as a number to calculate with.
 #[allow(clippy::cast_precision_loss, reason = "counts here are far below 2^53")]
 pub(crate) fn count(count: usize) -> f64 {
@@ -198,6 +222,8 @@ pub(crate) fn log_log_slope(points: &[(f64, f64)]) -> Option<f64> {
 /// One line of the table.
 #[derive(Clone, Debug, Serialize)]
 pub(crate) struct Row {
+    /// The name that selects it, together with its neighbours.
+    pub(crate) name: String,
     /// What is measured.
     pub(crate) path: String,
     /// Unit of both values.
@@ -216,12 +242,25 @@ pub(crate) struct Row {
     pub(crate) verdict: Verdict,
     /// What else there is to know, such as why it was skipped.
     pub(crate) note: String,
+    /// Ours and the peer's of every counted round.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub(crate) rounds: Vec<(f64, f64)>,
+    /// How much there was and what was measured there, for rows about growth.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub(crate) points: Vec<(f64, f64)>,
+    /// Latencies of ours over all counted rounds.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(crate) our_times: Option<Distribution>,
+    /// Latencies of the peer's.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(crate) their_times: Option<Distribution>,
 }
 
 impl Row {
     /// A line without a comparison.
     pub(crate) fn skipped(path: &str, peer: &str, goal: Goal, why: impl std::fmt::Display) -> Self {
         Self {
+            name: String::new(),
             path: path.to_owned(),
             unit: "",
             ours: None,
@@ -231,67 +270,92 @@ impl Row {
             goal,
             verdict: Verdict::Skip,
             note: why.to_string(),
+            rounds: Vec::new(),
+            points: Vec::new(),
+            our_times: None,
+            their_times: None,
         }
     }
 
-    /// A line from one value of each side, such as the size of a file.
-    pub(crate) fn single(path: &str, unit: &'static str, ours: f64, peer: &str, theirs: f64, goal: Goal) -> Self {
-        let ratio = Interval::of(vec![ours / theirs]);
+    /// A line from ours and the peer's of every round, or from one value of each, such as the size of a file.
+    pub(crate) fn compared(path: &str, unit: &'static str, peer: &str, rounds: Vec<(f64, f64)>, goal: Goal) -> Self {
+        let ratio = Interval::of(rounds.iter().map(|(ours, theirs)| ours / theirs).collect());
+        let median =
+            |side: fn(&(f64, f64)) -> f64| Interval::of(rounds.iter().map(side).collect()).map(|interval| interval.median);
         Self {
-            path: path.to_owned(),
             unit,
-            ours: Some(ours),
-            peer: peer.to_owned(),
-            theirs: Some(theirs),
+            ours: median(|pair| pair.0),
+            theirs: median(|pair| pair.1),
             ratio,
-            goal,
             verdict: ratio.map_or(Verdict::Skip, |ratio| ratio.verdict(goal)),
-            note: String::new(),
+            rounds,
+            ..Self::skipped(path, peer, goal, "")
         }
     }
 
     /// A number of ours that has no peer. The verdict is about the number itself.
     pub(crate) fn alone(path: &str, unit: &'static str, ours: f64, goal: Goal, note: String) -> Self {
         let value = Interval { median: ours, low: ours, high: ours, pairs: 1 };
-        Self {
-            path: path.to_owned(),
-            unit,
-            ours: Some(ours),
-            peer: String::new(),
-            theirs: None,
-            ratio: None,
-            goal,
-            verdict: value.verdict(goal),
-            note,
-        }
+        Self { unit, ours: Some(ours), verdict: value.verdict(goal), ..Self::skipped(path, "", goal, note) }
     }
 }
 
+/// The rounds of ours and of the peer, and the peer's name.
+type Pair<'a> = (&'a [Round], &'a [Round], &'a str);
+
 impl Measured {
-    /// Compares metric `metric` of side `ours` with that of side `peer`.
-    pub(crate) fn row(&self, path: &str, unit: &'static str, ours: usize, peer: usize, metric: usize, goal: Goal) -> Row {
+    /// The rounds of two sides, or the line that says why there is none.
+    fn pair(&self, path: &str, ours: usize, peer: usize, goal: Goal) -> Result<Pair<'_>, Box<Row>> {
         let (our_name, our_rounds) = &self.sides[ours];
         let (peer_name, peer_rounds) = &self.sides[peer];
-        let (our_rounds, peer_rounds) = match (our_rounds, peer_rounds) {
-            (Ok(ours), Ok(peers)) => (ours, peers),
-            (Err(why), _) => return Row::skipped(path, peer_name, goal, format!("{our_name} failed: {why}")),
-            (_, Err(why)) => return Row::skipped(path, peer_name, goal, format!("{peer_name} failed: {why}")),
-        };
-        let of = |rounds: &[Vec<f64>]| -> Vec<f64> { rounds.iter().filter_map(|round| round.get(metric).copied()).collect() };
-        let (ours, theirs) = (of(our_rounds), of(peer_rounds));
-        let ratio = Interval::of(ours.iter().zip(&theirs).map(|(ours, theirs)| ours / theirs).collect());
-        Row {
-            path: path.to_owned(),
-            unit,
-            ours: Interval::of(ours).map(|interval| interval.median),
-            peer: peer_name.clone(),
-            theirs: Interval::of(theirs).map(|interval| interval.median),
-            ratio,
-            goal,
-            verdict: ratio.map_or(Verdict::Skip, |ratio| ratio.verdict(goal)),
-            note: String::new(),
+        let failed = |name: &str, why: &str| Box::new(Row::skipped(path, peer_name, goal, format!("{name} failed: {why}")));
+        match (our_rounds, peer_rounds) {
+            (Ok(ours), Ok(peers)) => Ok((ours, peers, peer_name)),
+            (Err(why), _) => Err(failed(our_name, why)),
+            (_, Err(why)) => Err(failed(peer_name, why)),
         }
     }
+
+    /// Compares value `metric` of side `ours` with that of side `peer`.
+    pub(crate) fn row(&self, path: &str, unit: &'static str, ours: usize, peer: usize, metric: usize, goal: Goal) -> Row {
+        let (ours, theirs, peer) = match self.pair(path, ours, peer, goal) {
+            Ok(pair) => pair,
+            Err(skipped) => return *skipped,
+        };
+        let of = |round: &Round| round.values.get(metric).copied().unwrap_or(f64::NAN);
+        Row::compared(path, unit, peer, ours.iter().map(of).zip(theirs.iter().map(of)).collect(), goal)
+    }
+
+    /// Compares a quantile of the latencies of side `ours` with that of side `peer`.
+    pub(crate) fn time_row(&self, path: &str, ours: usize, peer: usize, quantile: Quantile, goal: Goal) -> Row {
+        let (ours, theirs, peer) = match self.pair(path, ours, peer, goal) {
+            Ok(pair) => pair,
+            Err(skipped) => return *skipped,
+        };
+        let Quantile { metric, share, unit } = quantile;
+        let of = |round: &Round| round.times.get(metric).map_or(f64::NAN, |times| times.quantile(share, unit));
+        let all = |rounds: &[Round]| Some(together(rounds, metric)?.distribution(unit));
+        Row {
+            our_times: all(ours),
+            their_times: all(theirs),
+            ..Row::compared(path, unit.as_str(), peer, ours.iter().map(of).zip(theirs.iter().map(of)).collect(), goal)
+        }
+    }
+
+    /// A quantile of the latencies of one side, for information.
+    pub(crate) fn own_time_row(&self, path: &str, side: usize, quantile: Quantile) -> Row {
+        let row = self.time_row(path, side, side, quantile, Goal::Open);
+        Row { peer: String::new(), theirs: None, ratio: None, their_times: None, rounds: Vec::new(), ..row }
+    }
+}
+
+/// The latencies of all rounds.
+fn together(rounds: &[Round], metric: usize) -> Option<Times> {
+    let mut all = rounds.iter().filter_map(|round| round.times.get(metric));
+    let mut merged = all.next()?.clone();
+    // Histograms that grow by themselves take whatever fits into another.
+    all.try_for_each(|times| merged.merge(times)).ok()?;
+    Some(merged)
 }
 
 /// A number with about three significant digits.
@@ -335,12 +399,6 @@ mod tests {
         assert_eq!(log_log_slope(&[(10.0, 5.0)]), None);
     }
 
-    #[test]
-    fn percentiles_are_values_of_the_list() {
-        let mut values: Vec<f64> = (0..=100_u32).rev().map(f64::from).collect();
-        assert_eq!((percentile(&mut values, 0.5), percentile(&mut values, 0.99)), (50.0, 99.0));
-    }
-
     /// A side whose numbers are known.
     struct Fixed(&'static str, Vec<Result<Vec<f64>, String>>);
 
@@ -349,9 +407,9 @@ mod tests {
             self.0.to_owned()
         }
 
-        fn round(&mut self, _: Duration) -> BoxFuture<'_, Result<Vec<f64>>> {
+        fn round(&mut self, _: Duration) -> BoxFuture<'_, Result<Round>> {
             let next = self.1.remove(0);
-            Box::pin(async move { Ok(next?) })
+            Box::pin(async move { Ok(Round { values: next?, times: Vec::new() }) })
         }
     }
 

@@ -5,8 +5,9 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use rustls::pki_types::ServerName;
-use tokio::io::{AsyncBufReadExt as _, AsyncReadExt as _, AsyncWriteExt as _, BufStream};
+use tokio::io::{AsyncBufReadExt as _, AsyncReadExt as _, AsyncWriteExt as _, BufReader, ReadHalf, WriteHalf};
 use tokio::net::TcpStream;
+use tokio::sync::Mutex;
 use tokio_rustls::TlsConnector;
 use tokio_rustls::client::TlsStream;
 
@@ -37,10 +38,21 @@ pub(crate) async fn start(setup: &Setup, certificate: &Path, key: &Path, ca: &Pa
     Ok((server, SocketAddr::from(([127, 0, 0, 1], port))))
 }
 
-/// One connection.
+/// One connection. Its halves can be used side by side.
 pub(crate) struct Nats {
-    stream: BufStream<TlsStream<TcpStream>>,
+    writer: Writer,
+    reader: Reader,
+}
+
+/// The half that speaks; there may be several.
+#[derive(Clone)]
+pub(crate) struct Writer(Arc<Mutex<WriteHalf<TlsStream<TcpStream>>>>);
+
+/// The half that hears. It answers pings by itself.
+pub(crate) struct Reader {
+    stream: BufReader<ReadHalf<TlsStream<TcpStream>>>,
     line: String,
+    answers: Writer,
 }
 
 /// A message that arrived.
@@ -56,20 +68,28 @@ impl Nats {
         let tcp = TcpStream::connect(address).await?;
         tcp.set_nodelay(true)?;
         let name = ServerName::try_from(gpuaas_contract::link::SERVER_NAME)?;
-        let stream = BufStream::new(TlsConnector::from(Arc::new(tls)).connect(name, tcp).await?);
-        let mut nats = Self { stream, line: String::new() };
-        nats.read_line("INFO").await?;
-        nats.write(b"CONNECT {\"verbose\":false,\"pedantic\":false,\"tls_required\":true,\"lang\":\"rust\",\"version\":\"1\"}\r\nPING\r\n")
+        let (hearing, speaking) = tokio::io::split(TlsConnector::from(Arc::new(tls)).connect(name, tcp).await?);
+        let writer = Writer(Arc::new(Mutex::new(speaking)));
+        let mut reader = Reader { stream: BufReader::new(hearing), line: String::new(), answers: writer.clone() };
+        reader.read_line("INFO").await?;
+        writer
+            .write(b"CONNECT {\"verbose\":false,\"pedantic\":false,\"tls_required\":true,\"lang\":\"rust\",\"version\":\"1\"}\r\nPING\r\n")
             .await?;
-        nats.read_line("PONG").await?;
-        Ok(nats)
+        reader.read_line("PONG").await?;
+        Ok(Self { writer, reader })
     }
 
     pub(crate) async fn subscribe(&mut self, subject: &str) -> Result<()> {
-        self.write(format!("SUB {subject} 1\r\nPING\r\n").as_bytes()).await?;
-        self.read_line("PONG").await
+        self.writer.write(format!("SUB {subject} 1\r\nPING\r\n").as_bytes()).await?;
+        self.reader.read_line("PONG").await
     }
 
+    pub(crate) fn halves(&mut self) -> (Writer, &mut Reader) {
+        (self.writer.clone(), &mut self.reader)
+    }
+}
+
+impl Writer {
     pub(crate) async fn publish(&mut self, subject: &str, reply: Option<&str>, body: &[u8]) -> Result<()> {
         let reply = reply.map_or_else(String::new, |reply| format!("{reply} "));
         let mut bytes = format!("PUB {subject} {reply}{}\r\n", body.len()).into_bytes();
@@ -78,12 +98,20 @@ impl Nats {
         self.write(&bytes).await
     }
 
+    async fn write(&self, bytes: &[u8]) -> Result<()> {
+        let mut stream = self.0.lock().await;
+        stream.write_all(bytes).await?;
+        Ok(stream.flush().await?)
+    }
+}
+
+impl Reader {
     /// The next message; answers pings on the way.
     pub(crate) async fn next(&mut self) -> Result<Message> {
         loop {
             self.read_any().await?;
             if self.line.starts_with("PING") {
-                self.write(b"PONG\r\n").await?;
+                self.answers.write(b"PONG\r\n").await?;
             } else if let Some(head) = self.line.strip_prefix("MSG ") {
                 // MSG <subject> <sid> [reply] <bytes>
                 let words: Vec<&str> = head.split_whitespace().collect();
@@ -100,11 +128,6 @@ impl Nats {
                 return Err(self.line.trim().into());
             }
         }
-    }
-
-    async fn write(&mut self, bytes: &[u8]) -> Result<()> {
-        self.stream.write_all(bytes).await?;
-        Ok(self.stream.flush().await?)
     }
 
     async fn read_any(&mut self) -> Result<()> {
@@ -128,7 +151,7 @@ impl Nats {
     }
 }
 
-/// Answers every request with a short text until the process ends; says when it is ready.
+/// Answers every request with a short text, which begins as the request does, until the process ends; says when it is ready.
 pub(crate) async fn respond(address: SocketAddr, identity: &Path, ca: &Path) -> Result<()> {
     let read = |path: PathBuf| std::fs::read_to_string(path);
     let tls = crate::cluster::client_tls_from_pem(
@@ -139,11 +162,13 @@ pub(crate) async fn respond(address: SocketAddr, identity: &Path, ca: &Path) -> 
     let mut nats = Nats::connect(address, &tls).await?;
     nats.subscribe("bench.echo").await?;
     println!("{}", serde_json::json!({ "ready": true }));
-    let answer = [b'a'; 48];
+    let (mut writer, reader) = nats.halves();
+    let mut answer = [b'a'; 48];
     loop {
-        let message = nats.next().await?;
-        if let Some(reply) = message.reply {
-            nats.publish(&reply, None, &answer).await?;
+        let message = reader.next().await?;
+        if let (Some(reply), Some(number)) = (message.reply, message.body.first_chunk::<8>()) {
+            answer[..8].copy_from_slice(number);
+            writer.publish(&reply, None, &answer).await?;
         }
     }
 }

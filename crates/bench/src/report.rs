@@ -1,6 +1,8 @@
 //! The table for people and the file for machines.
 
 use std::path::Path;
+use std::sync::LazyLock;
+use std::time::Instant;
 
 use gpuaas_contract::time::Timestamp;
 use serde::Serialize;
@@ -18,6 +20,16 @@ pub(crate) struct Report {
     pub(crate) machine: Machine,
     pub(crate) calibration: Calibration,
     pub(crate) rows: Vec<Row>,
+    /// How long each name took, in seconds.
+    pub(crate) seconds: Vec<(&'static str, u64)>,
+}
+
+static STARTED: LazyLock<Instant> = LazyLock::new(Instant::now);
+
+/// Says on standard error what happens now, so that nobody takes a long run for a dead one.
+pub(crate) fn progress(what: impl std::fmt::Display) {
+    let seconds = STARTED.elapsed().as_secs();
+    eprintln!("  [{:02}:{:02}] {what}", seconds / 60, seconds % 60);
 }
 
 /// What it ran on.
@@ -70,16 +82,19 @@ pub(crate) fn print_row(row: &Row) {
     }
 }
 
-/// Prints how many goals are met, and writes the file.
-pub(crate) fn finish(report: &Report, file: &Path) -> Result<()> {
-    let with = |verdict| report.rows.iter().filter(|row| row.verdict == verdict).count();
-    let (met, missed) = (with(Verdict::Met), with(Verdict::Missed));
-    let (inconclusive, skipped) = (with(Verdict::Inconclusive), with(Verdict::Skip));
+/// Writes the file. Done after every step, so that a run that is ended early leaves what it found.
+pub(crate) fn write(report: &Report, file: &Path) -> Result<()> {
     if let Some(folder) = file.parent() {
         std::fs::create_dir_all(folder)?;
     }
-    std::fs::write(file, serde_json::to_vec_pretty(report)?)?;
+    Ok(std::fs::write(file, serde_json::to_vec_pretty(report)?)?)
+}
+
+/// Prints how many goals are met, and where the file is.
+pub(crate) fn print_end(report: &Report, file: &Path) {
+    let with = |verdict| report.rows.iter().filter(|row| row.verdict == verdict).count();
+    let (met, missed) = (with(Verdict::Met), with(Verdict::Missed));
+    let (inconclusive, skipped) = (with(Verdict::Inconclusive), with(Verdict::Skip));
     println!("\nwritten to {}", file.display());
     println!("{met} met, {missed} missed, {inconclusive} inconclusive, {skipped} skipped");
-    Ok(())
 }

@@ -6,8 +6,12 @@ use std::time::Duration;
 use futures::future::BoxFuture;
 
 use crate::child::{self, Companion, Server};
-use crate::measure::{Side, percentile};
+use crate::measure::{Round, Side};
+use crate::times::Times;
 use crate::{Result, Setup};
+
+/// How long minions may take to make keys, be accepted and answer. The script itself gives up a little earlier and says why.
+const START: Duration = Duration::from_secs(320);
 
 /// A running Salt; everything ends with it.
 pub(crate) struct Salt {
@@ -50,7 +54,7 @@ impl Salt {
         let mut command = child::command(programs.join("python"), &folder);
         command.arg(setup.scripts.join("salt_ping.py")).arg(&folder).arg(minions.to_string());
         let mut client = Companion::start(&format!("salt client {minions}"), command, &setup.folder)?;
-        let ready = client.hear().await?;
+        let ready = client.hear_within(START).await?;
         if let Some(error) = ready["error"].as_str() {
             return Err(error.into());
         }
@@ -63,21 +67,15 @@ impl Side for Salt {
         self.name.to_owned()
     }
 
-    fn round(&mut self, time: Duration) -> BoxFuture<'_, Result<Vec<f64>>> {
+    fn round(&mut self, time: Duration) -> BoxFuture<'_, Result<Round>> {
         Box::pin(async move {
             let answer = self.client.ask(&time.as_millis().to_string()).await?;
             if let Some(error) = answer["error"].as_str() {
                 return Err(error.into());
             }
-            let mut times = numbers(&answer["us"])?;
-            let p50 = percentile(&mut times, 0.5) / 1000.0;
+            let times = Times::from_microseconds(&answer["us"])?;
             // Salt shows one time only: call to answer.
-            Ok(vec![p50, p50])
+            Ok(Round::times(vec![times.clone(), times]))
         })
     }
-}
-
-/// A list of numbers.
-pub(crate) fn numbers(list: &serde_json::Value) -> Result<Vec<f64>> {
-    Ok(list.as_array().ok_or("no list of numbers")?.iter().filter_map(serde_json::Value::as_f64).collect())
 }

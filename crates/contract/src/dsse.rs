@@ -68,7 +68,7 @@ pub trait KeyLookup {
 /// A single trusted key.
 impl KeyLookup for VerifyingKey {
     fn find(&self, id: &KeyId) -> Result<&VerifyingKey, OpenError> {
-        if self.id() == *id { Ok(self) } else { Err(OpenError::UnknownKey(id.clone())) }
+        if self.is_named(id) { Ok(self) } else { Err(OpenError::UnknownKey(id.clone())) }
     }
 }
 
@@ -83,7 +83,7 @@ pub fn pre_authentication_encoding(payload_type: &str, payload: &[u8]) -> Vec<u8
 /// Signs `payload` as a document of `payload_type`.
 pub fn seal(payload_type: &str, payload: Vec<u8>, key: &SigningKey) -> Vec<u8> {
     let sig = key.sign(&pre_authentication_encoding(payload_type, &payload)).to_vec();
-    let signatures = vec![WireSignature { keyid: key.verifying_key().id(), sig }];
+    let signatures = vec![WireSignature { keyid: key.id(), sig }];
     let wire = Wire { payload_type: payload_type.to_owned(), payload, signatures };
     // A struct of strings always serialises.
     serde_json::to_vec(&wire).unwrap_or_default()

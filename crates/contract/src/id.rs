@@ -26,7 +26,7 @@ macro_rules! ids {
 
             /// A new id; sorts after the ones made before it.
             pub fn generate() -> Self {
-                Self(uuid::Uuid::now_v7())
+                Self(fresh())
             }
 
             /// The id with exactly these bytes, for vectors and tests.
@@ -112,6 +112,15 @@ ids! {
 }
 
 /// Only the canonical form is taken, so that one id has one text and one row.
+/// A new UUIDv7.
+fn fresh() -> uuid::Uuid {
+    #[cfg(feature = "simulation")]
+    if let Some(simulated) = crate::simulation::uuid() {
+        return simulated;
+    }
+    uuid::Uuid::now_v7()
+}
+
 fn parse(prefix: &str, text: &str) -> Option<uuid::Uuid> {
     let hex = text.strip_prefix(prefix)?;
     let canonical = hex.len() == 32 && hex.bytes().all(|b| b.is_ascii_digit() || (b'a'..=b'f').contains(&b));
@@ -129,7 +138,7 @@ impl CorrelationId {
 
     /// A new one.
     pub fn generate() -> Self {
-        Self(format!("corr_{}", uuid::Uuid::now_v7().simple()))
+        Self(format!("corr_{}", fresh().simple()))
     }
 
     /// The text itself.

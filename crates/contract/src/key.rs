@@ -7,10 +7,17 @@ use ed25519_dalek::Signer as _;
 
 /// Public half of a key; knows its own id.
 #[derive(Clone, PartialEq, Eq)]
-pub struct VerifyingKey(ed25519_dalek::VerifyingKey);
+pub struct VerifyingKey {
+    key: ed25519_dalek::VerifyingKey,
+    /// Follows from the key. Kept, because every signature names it.
+    id: KeyId,
+}
 
 /// Private half; wiped from memory on drop.
-pub struct SigningKey(ed25519_dalek::SigningKey);
+pub struct SigningKey {
+    key: ed25519_dalek::SigningKey,
+    public: VerifyingKey,
+}
 
 /// Name of a key: `key_` and the first 16 bytes of the SHA-256 of its public half, in hex.
 #[derive(Clone, PartialEq, Eq, Hash, PartialOrd, Ord, Debug, serde::Serialize, serde::Deserialize)]
@@ -44,47 +51,63 @@ pub struct BadKey;
 impl SigningKey {
     /// The key with this seed.
     pub fn from_seed(seed: &[u8; 32]) -> Self {
-        Self(ed25519_dalek::SigningKey::from_bytes(seed))
+        let key = ed25519_dalek::SigningKey::from_bytes(seed);
+        Self { public: VerifyingKey::new(key.verifying_key()), key }
     }
 
     /// The seed, to be written to a file only its owner can read.
     pub fn seed(&self) -> zeroize::Zeroizing<[u8; 32]> {
-        zeroize::Zeroizing::new(self.0.to_bytes())
+        zeroize::Zeroizing::new(self.key.to_bytes())
     }
 
     /// Its public half.
     pub fn verifying_key(&self) -> VerifyingKey {
-        VerifyingKey(self.0.verifying_key())
-    }
-
-    /// Signature over exactly these bytes.
-    pub fn sign(&self, bytes: &[u8]) -> [u8; 64] {
-        self.0.sign(bytes).to_bytes()
-    }
-}
-
-impl VerifyingKey {
-    /// The key with these 32 bytes. Weak (small-order) keys are refused.
-    pub fn from_bytes(bytes: &[u8]) -> Result<Self, BadKey> {
-        let bytes: &[u8; 32] = bytes.try_into().map_err(|_| BadKey)?;
-        let key = ed25519_dalek::VerifyingKey::from_bytes(bytes).map_err(|_| BadKey)?;
-        if key.is_weak() { Err(BadKey) } else { Ok(Self(key)) }
-    }
-
-    /// The 32 bytes.
-    pub fn as_bytes(&self) -> &[u8; 32] {
-        self.0.as_bytes()
+        self.public.clone()
     }
 
     /// The key's name.
     pub fn id(&self) -> KeyId {
+        self.public.id()
+    }
+
+    /// Signature over exactly these bytes.
+    pub fn sign(&self, bytes: &[u8]) -> [u8; 64] {
+        self.key.sign(bytes).to_bytes()
+    }
+}
+
+impl VerifyingKey {
+    fn new(key: ed25519_dalek::VerifyingKey) -> Self {
         use sha2::Digest as _;
-        KeyId(format!("key_{}", crate::hex(&sha2::Sha256::digest(self.0.as_bytes())[..16])))
+        let id = KeyId(format!("key_{}", crate::hex(&sha2::Sha256::digest(key.as_bytes())[..16])));
+        Self { key, id }
+    }
+
+    /// The key with these 32 bytes. Weak (small-order) keys are refused.
+    pub fn from_bytes(bytes: &[u8]) -> Result<Self, BadKey> {
+        let bytes: &[u8; 32] = bytes.try_into().map_err(|_| BadKey)?;
+        let key = ed25519_dalek::VerifyingKey::from_bytes(bytes).map_err(|_| BadKey)?;
+        if key.is_weak() { Err(BadKey) } else { Ok(Self::new(key)) }
+    }
+
+    /// The 32 bytes.
+    pub fn as_bytes(&self) -> &[u8; 32] {
+        self.key.as_bytes()
+    }
+
+    /// The key's name.
+    pub fn id(&self) -> KeyId {
+        self.id.clone()
+    }
+
+    /// Whether this is the key's name.
+    pub fn is_named(&self, id: &KeyId) -> bool {
+        self.id == *id
     }
 
     /// Whether `signature` is this key's over exactly `bytes` (strict: no malleability, no weak points).
     pub fn verifies(&self, bytes: &[u8], signature: &[u8]) -> bool {
-        ed25519_dalek::Signature::from_slice(signature).is_ok_and(|s| self.0.verify_strict(bytes, &s).is_ok())
+        ed25519_dalek::Signature::from_slice(signature).is_ok_and(|s| self.key.verify_strict(bytes, &s).is_ok())
     }
 }
 
@@ -96,7 +119,7 @@ impl std::fmt::Debug for VerifyingKey {
 
 impl std::fmt::Debug for SigningKey {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        write!(f, "SigningKey({})", self.verifying_key().id())
+        write!(f, "SigningKey({})", self.id())
     }
 }
 

@@ -11,6 +11,8 @@ pub mod key;
 pub mod link;
 pub mod receipt;
 pub mod schema;
+#[cfg(feature = "simulation")]
+pub mod simulation;
 pub mod task;
 pub mod telemetry;
 pub mod time;
@@ -25,7 +27,10 @@ impl Digest {
     /// Digest of `bytes`.
     pub fn of(bytes: &[u8]) -> Self {
         use sha2::Digest as _;
-        Self(format!("sha256:{}", hex(&sha2::Sha256::digest(bytes))))
+        let mut text = String::with_capacity(71);
+        text.push_str("sha256:");
+        text.push_str(&hex(&sha2::Sha256::digest(bytes)));
+        Self(text)
     }
 
     /// The text form, `sha256:` and 64 hex digits.
@@ -69,11 +74,13 @@ impl From<Digest> for String {
 
 /// Lower-case hex of `bytes`.
 pub fn hex(bytes: &[u8]) -> String {
-    use std::fmt::Write as _;
-    bytes.iter().fold(String::with_capacity(bytes.len() * 2), |mut text, byte| {
-        let _ = write!(text, "{byte:02x}");
-        text
-    })
+    const DIGITS: [char; 16] = ['0', '1', '2', '3', '4', '5', '6', '7', '8', '9', 'a', 'b', 'c', 'd', 'e', 'f'];
+    let mut text = String::with_capacity(bytes.len() * 2);
+    for byte in bytes {
+        text.push(DIGITS[usize::from(byte >> 4)]);
+        text.push(DIGITS[usize::from(byte & 15)]);
+    }
+    text
 }
 
 /// Serde helper: bytes as standard, padded, strict base64.

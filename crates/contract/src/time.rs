@@ -13,6 +13,10 @@ impl Timestamp {
     /// The system clock's idea of now. The only place in the product that asks; pure code takes `now` as an argument.
     #[allow(clippy::disallowed_methods, reason = "this is the one place that may")]
     pub fn now() -> Self {
+        #[cfg(feature = "simulation")]
+        if let Some(simulated) = crate::simulation::now() {
+            return simulated;
+        }
         let since = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH).unwrap_or_default();
         Self(micros(since))
     }

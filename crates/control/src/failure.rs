@@ -49,8 +49,18 @@ where
     A: Fn() -> F,
     F: Future<Output = Result<(T, Decision), Failure>>,
 {
+    settle_knowing(store, (), |_| attempt()).await
+}
+
+/// The same for a caller that has just loaded the state: the first attempt gets it and need not load it again.
+pub(crate) async fn settle_knowing<K, T, A, F>(store: &Store, known: K, attempt: A) -> Result<T, Failure>
+where
+    A: Fn(Option<K>) -> F,
+    F: Future<Output = Result<(T, Decision), Failure>>,
+{
+    let mut known = Some(known);
     for _ in 0..MAX_ATTEMPTS {
-        let (value, decision) = attempt().await?;
+        let (value, decision) = attempt(known.take()).await?;
         if decision.is_empty() {
             return Ok(value);
         }

@@ -13,6 +13,8 @@ pub mod pki;
 pub mod roles;
 mod start;
 
+use std::sync::Arc;
+
 use gpuaas_contract::id::{ClusterId, ServerId};
 use gpuaas_store::Store;
 use tokio_util::sync::CancellationToken;
@@ -26,7 +28,7 @@ pub struct Control {
     store: Store,
     cluster_id: ClusterId,
     server_id: ServerId,
-    ca: pki::Ca,
+    ca: Arc<pki::Ca>,
     keys: pki::KeyRing,
     hub: link::Hub,
     denied: link::DenyList,

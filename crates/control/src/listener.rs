@@ -5,10 +5,10 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use axum::Router;
+use gpuaas_world::net::{TcpListener, TcpStream};
 use hyper_util::rt::{TokioExecutor, TokioIo, TokioTimer};
 use hyper_util::server::conn::auto;
 use rustls::pki_types::CertificateDer;
-use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::Semaphore;
 use tokio_rustls::TlsAcceptor;
 use tokio_util::sync::CancellationToken;
@@ -17,8 +17,11 @@ use tower::ServiceExt as _;
 
 /// Most connections at the same time.
 const MAX_CONNECTIONS: usize = 20_000;
-/// A handshake or a request head that takes longer is not worth waiting for.
+/// A handshake that takes longer is not worth waiting for.
 const HANDSHAKE_TIMEOUT: Duration = Duration::from_secs(10);
+/// A kept connection may be without a request for this long: longer than the heartbeats of an agent on long-poll are apart, or
+/// every other heartbeat would find its connection closed.
+const IDLE_TIMEOUT: Duration = Duration::from_secs(45);
 /// Half-open connections are found within interval plus timeout.
 const KEEP_ALIVE_INTERVAL: Duration = Duration::from_secs(10);
 const KEEP_ALIVE_TIMEOUT: Duration = Duration::from_secs(10);
@@ -39,12 +42,14 @@ pub async fn serve(listener: TcpListener, tls: Option<TlsAcceptor>, router: Rout
     let connections = TaskTracker::new();
     loop {
         let permit = tokio::select! {
-            permit = Arc::clone(&permits).acquire_owned() => permit,
+            biased;
             () = shutdown.cancelled() => break,
+            permit = Arc::clone(&permits).acquire_owned() => permit,
         };
         let accepted = tokio::select! {
-            accepted = listener.accept() => accepted,
+            biased;
             () = shutdown.cancelled() => break,
+            accepted = listener.accept() => accepted,
         };
         match accepted {
             Ok((stream, address)) => {
@@ -101,7 +106,7 @@ where
         router.clone().oneshot(request)
     });
     let mut builder = auto::Builder::new(TokioExecutor::new());
-    builder.http1().timer(TokioTimer::new()).header_read_timeout(HANDSHAKE_TIMEOUT).max_buf_size(64 * 1024);
+    builder.http1().timer(TokioTimer::new()).header_read_timeout(IDLE_TIMEOUT).max_buf_size(64 * 1024);
     builder
         .http2()
         .timer(TokioTimer::new())
@@ -112,6 +117,7 @@ where
     let connection = builder.serve_connection_with_upgrades(io, service);
     tokio::pin!(connection);
     let result = tokio::select! {
+        biased;
         result = connection.as_mut() => result,
         () = shutdown.cancelled() => {
             connection.as_mut().graceful_shutdown();

@@ -13,8 +13,8 @@ use gpuaas_domain::access::{ApiToken, Role as TokenRole};
 use gpuaas_domain::decision::{Change, Context};
 use gpuaas_domain::{Actor, Decision};
 use gpuaas_store::{Store, StoreConfig, StoreError};
+use gpuaas_world::net::TcpListener;
 use rustls::pki_types::{CertificateDer, PrivateKeyDer, pem::PemObject as _};
-use tokio::net::TcpListener;
 use tokio_rustls::TlsAcceptor;
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
@@ -146,7 +146,7 @@ pub async fn start(config: ServerConfig) -> Result<Server, StartError> {
         store,
         cluster_id,
         server_id: ServerId::generate(),
-        ca,
+        ca: Arc::new(ca),
         keys,
         hub: link::Hub::default(),
         denied: link::DenyList::default(),
@@ -223,10 +223,11 @@ async fn ensure_admin_token(store: &Store, file: &Path) -> Result<(), StartError
     Ok(())
 }
 
-fn api_tls(tls: &ApiTls, ca: &pki::Ca) -> Result<Option<TlsAcceptor>, StartError> {
-    let (chain, key) = match tls {
+fn api_tls(tls: &ApiTls, ca: &Arc<pki::Ca>) -> Result<Option<TlsAcceptor>, StartError> {
+    let provider = Arc::new(rustls::crypto::aws_lc_rs::default_provider());
+    let certificate: Arc<dyn rustls::server::ResolvesServerCert> = match tls {
         ApiTls::Off => return Ok(None),
-        ApiTls::BuiltIn(names) => ca.issue_server(names, Timestamp::now())?,
+        ApiTls::BuiltIn(names) => Arc::new(pki::ServingCertificate::new(Arc::clone(ca), names.clone())?),
         ApiTls::Files { certificate, key } => {
             let bad = |path: &Path| {
                 let path = path.to_owned();
@@ -234,17 +235,18 @@ fn api_tls(tls: &ApiTls, ca: &pki::Ca) -> Result<Option<TlsAcceptor>, StartError
             };
             let chain = CertificateDer::pem_file_iter(certificate).map_err(bad(certificate))?;
             let chain = chain.collect::<Result<Vec<_>, _>>().map_err(bad(certificate))?;
-            (chain, PrivateKeyDer::from_pem_file(key).map_err(bad(key))?)
+            let private = PrivateKeyDer::from_pem_file(key).map_err(bad(key))?;
+            let unfit = |error: rustls::Error| StartError::ApiCertificate { path: key.clone(), detail: error.to_string() };
+            let certified = rustls::sign::CertifiedKey::from_der(chain, private, &provider).map_err(unfit)?;
+            Arc::new(rustls::sign::SingleCertAndKey::from(certified))
         }
     };
     let bad = |error: rustls::Error| StartError::ApiCertificate { path: PathBuf::from("api"), detail: error.to_string() };
-    let provider = Arc::new(rustls::crypto::aws_lc_rs::default_provider());
     let mut config = rustls::ServerConfig::builder_with_provider(provider)
         .with_safe_default_protocol_versions()
         .map_err(bad)?
         .with_no_client_auth()
-        .with_single_cert(chain, key)
-        .map_err(bad)?;
+        .with_cert_resolver(certificate);
     config.alpn_protocols = vec![b"h2".to_vec(), b"http/1.1".to_vec()];
     Ok(Some(TlsAcceptor::from(Arc::new(config))))
 }

@@ -1,7 +1,8 @@
 //! Tasks: queued → dispatched (lease) → accepted → started → ended.
 //!
-//! A task ends by the node's receipt. The control plane itself ends a task only where it can prove that no node will
-//! ever run it: cancelled before it was sent, or never accepted before its last envelope lapsed.
+//! A task ends by the node's receipt. The control plane itself says that a task did not run only where it can prove that no node
+//! ever will: it was never sent, or the node has said since that it does not have it. What was sent to a node that is never heard
+//! of again ends as lost: it may have run.
 
 use std::time::Duration;
 
@@ -56,7 +57,7 @@ pub enum TaskState {
     Refused,
     /// No node accepted it in time.
     Expired,
-    /// Its node was retired, enrolled again or lost its journal before a receipt came.
+    /// It may have run: its node was retired, enrolled again, lost its journal or fell silent before a receipt came.
     Lost,
 }
 
@@ -396,8 +397,8 @@ pub fn cancel(task: &TaskRecord, reason: &str, context: &Context) -> Result<Deci
         let message = format!("task {} has ended already ({})", task.id, task.state.as_str());
         return Err(Refusal::conflict("task_ended", message));
     }
-    if task.state == TaskState::Queued && task.dispatches == 0 {
-        // No envelope exists: nothing can run.
+    if task.state == TaskState::Queued && task.envelope_start_by.is_none() {
+        // No envelope is out there: nothing can run.
         return Ok(end(task, TaskState::Cancelled, "cancelled_before_dispatch", reason, context));
     }
     let id = task.id.to_string();
@@ -417,8 +418,19 @@ pub fn cancel(task: &TaskRecord, reason: &str, context: &Context) -> Result<Deci
 
 /// The node, on (re)connecting, does not know a task it was sent: it goes back to the queue, or is lost if the node had
 /// said before that it had it.
-pub fn unknown_to_node(task: &TaskRecord, context: &Context) -> Decision {
+///
+/// A node takes nothing of an older link once it has said hello, so from here on no envelope is out there. That does not hold for
+/// tasks made before `fence`: the node's journal was damaged, and may have forgotten them.
+pub fn unknown_to_node(task: &TaskRecord, fence: Timestamp, context: &Context) -> Decision {
+    let surely_not = task.created_at > fence.plus(CLOCK_SKEW) || fence <= Timestamp(0);
     match task.state {
+        TaskState::Queued | TaskState::Dispatched if task.cancel_requested_at.is_some() && surely_not => {
+            end(task, TaskState::Cancelled, "cancelled_unaccepted", &task.message, context)
+        }
+        TaskState::Queued | TaskState::Dispatched if task.envelope_start_by.is_some() && surely_not => {
+            let recalled = TaskRecord { envelope_start_by: None, ..task.clone() };
+            requeue(&recalled, "not in the node's journal", context)
+        }
         TaskState::Dispatched => requeue(task, "not in the node's journal", context),
         TaskState::Accepted | TaskState::Started => {
             let message = "the node no longer knows this task: its journal was lost";
@@ -439,16 +451,22 @@ pub fn unknown_to_node(task: &TaskRecord, context: &Context) -> Decision {
 pub fn tick(task: &TaskRecord, context: &Context) -> Decision {
     let now = context.now;
     let envelope_dead = task.envelope_start_by.is_none_or(|start_by| now > start_by.plus(CLOCK_SKEW + CLOCK_SKEW));
+    // An envelope that is still out there: the node may have taken it, and its word may have been lost.
+    let no_word = || {
+        let message = "the task was sent to its node, which has not been heard of since: it may have run; look at the node before \
+                       you run it again";
+        end(task, TaskState::Lost, "no_word", message, context)
+    };
     match task.state {
-        TaskState::Queued | TaskState::Dispatched if task.cancel_requested_at.is_some() => {
-            // An envelope is out there; only when it can no longer start anywhere is the task surely cancelled.
-            if envelope_dead {
-                end(task, TaskState::Cancelled, "cancelled_unaccepted", &task.message, context)
-            } else {
-                Decision::default()
-            }
-        }
+        TaskState::Queued | TaskState::Dispatched if task.cancel_requested_at.is_some() => match task.envelope_start_by {
+            None => end(task, TaskState::Cancelled, "cancelled_unaccepted", &task.message, context),
+            Some(_) if envelope_dead => no_word(),
+            Some(_) => Decision::default(),
+        },
         TaskState::Queued | TaskState::Dispatched if now > task.queue_until && envelope_dead => {
+            if task.envelope_start_by.is_some() {
+                return no_word();
+            }
             let message = "no node accepted the task in time; check `gpuaas node show` and run it again";
             end(task, TaskState::Expired, "queue_time_over", message, context)
         }
@@ -484,7 +502,7 @@ pub fn node_gone(task: &TaskRecord, why: &str, context: &Context) -> Decision {
     if task.state.ended() {
         return Decision::default();
     }
-    if task.state == TaskState::Queued && task.dispatches == 0 {
+    if task.state == TaskState::Queued && task.envelope_start_by.is_none() {
         return end(task, TaskState::Cancelled, "node_gone", why, context);
     }
     end(task, TaskState::Lost, "node_gone", why, context)

@@ -21,6 +21,9 @@ fn create(node: &Node, new: NewTask, unfinished: u64) -> Result<(TaskRecord, Dec
     task::create(node, new, unfinished, &context(), |task| format!("mac of {}", task.id))
 }
 
+/// The node's journal was never damaged.
+const NO_FENCE: gpuaas_contract::time::Timestamp = gpuaas_contract::time::Timestamp(0);
+
 /// When the last envelope of a task can no longer start anywhere.
 fn envelope_dead(task: &TaskRecord) -> gpuaas_contract::time::Timestamp {
     task.envelope_start_by.expect("was sent").plus(CLOCK_SKEW + CLOCK_SKEW)
@@ -236,11 +239,11 @@ fn cancelling_in_every_state() {
 #[test]
 fn what_the_node_does_not_know_goes_back_or_is_lost() {
     for state in TaskState::ALL {
-        let decision = task::unknown_to_node(&in_state(state), &at(later(5)));
+        let decision = task::unknown_to_node(&in_state(state), NO_FENCE, &at(later(5)));
         match state {
             TaskState::Dispatched => {
                 let after = task_of(&decision);
-                assert_eq!((after.state, after.lease_until), (TaskState::Queued, None));
+                assert_eq!((after.state, after.lease_until, after.envelope_start_by), (TaskState::Queued, None, None));
                 assert_recorded(&decision, "gpuaas.task.requeued.v1", "task.requeue");
             }
             TaskState::Accepted | TaskState::Started => {
@@ -259,7 +262,20 @@ fn what_the_node_does_not_know_goes_back_or_is_lost() {
         }
     }
     let cancelled = task_of(&task::cancel(&dispatched(), "stop", &context()).expect("noted"));
-    assert!(task::unknown_to_node(&cancelled, &context()).is_empty(), "what shall be cancelled is not sent again");
+    let after = task_of(&task::unknown_to_node(&cancelled, NO_FENCE, &context()));
+    assert_eq!((after.state, after.code.as_str()), (TaskState::Cancelled, "cancelled_unaccepted"), "the node has spoken");
+}
+
+#[test]
+fn a_node_whose_journal_was_damaged_proves_nothing_about_older_tasks() {
+    let fence = later(100);
+    let after = task_of(&task::unknown_to_node(&dispatched(), fence, &at(later(101))));
+    assert_eq!((after.state, after.envelope_start_by), (TaskState::Queued, dispatched().envelope_start_by));
+    let cancelled = task_of(&task::cancel(&dispatched(), "stop", &context()).expect("noted"));
+    assert!(task::unknown_to_node(&cancelled, fence, &at(later(101))).is_empty(), "it may have run");
+    // A task that was surely made after the damage.
+    let young = TaskRecord { created_at: later(200), ..dispatched() };
+    assert_eq!(task_of(&task::unknown_to_node(&young, fence, &at(later(201)))).envelope_start_by, None);
 }
 
 #[test]
@@ -269,10 +285,15 @@ fn time_alone_changes_only_what_no_node_has() {
         let before = in_state(state);
         let decision = task::tick(&before, &long_after);
         match state {
-            TaskState::Queued | TaskState::Dispatched => {
+            TaskState::Queued => {
                 let after = task_of(&decision);
-                assert_eq!((after.state, after.code.as_str()), (TaskState::Expired, "queue_time_over"), "{state:?}");
+                assert_eq!((after.state, after.code.as_str()), (TaskState::Expired, "queue_time_over"));
                 assert_recorded(&decision, "gpuaas.task.expired.v1", "task.expire");
+            }
+            TaskState::Dispatched => {
+                let after = task_of(&decision);
+                assert_eq!((after.state, after.code.as_str()), (TaskState::Lost, "no_word"), "the node may have run it");
+                assert_recorded(&decision, "gpuaas.task.lost.v1", "task.lose");
             }
             TaskState::Accepted
             | TaskState::Started
@@ -308,13 +329,19 @@ fn a_task_with_an_envelope_out_there_ends_only_when_that_is_dead() {
     let requeued = task_of(&task::tick(&sent, &at(later(31))));
     let dead = envelope_dead(&requeued);
     assert!(task::tick(&requeued, &at(dead)).is_empty(), "a node may still start it");
-    assert_eq!(task_of(&task::tick(&requeued, &at(dead.plus(Duration::from_micros(1))))).state, TaskState::Expired);
+    assert_eq!(task_of(&task::tick(&requeued, &at(dead.plus(Duration::from_micros(1))))).state, TaskState::Lost);
+    // Unless the node has said since that it does not have it.
+    let recalled = task_of(&task::unknown_to_node(&requeued, NO_FENCE, &at(later(40))));
+    assert_eq!(task_of(&task::tick(&recalled, &at(later(41)))).state, TaskState::Expired);
 
     let cancelled = task_of(&task::cancel(&dispatched(), "stop", &context()).expect("noted"));
     assert!(task::tick(&cancelled, &at(envelope_dead(&cancelled))).is_empty());
     let after = task_of(&task::tick(&cancelled, &at(envelope_dead(&cancelled).plus(Duration::from_micros(1)))));
-    assert_eq!((after.state, after.code.as_str()), (TaskState::Cancelled, "cancelled_unaccepted"));
-    assert_eq!(after.message, "stop");
+    assert_eq!(
+        (after.state, after.code.as_str()),
+        (TaskState::Lost, "no_word"),
+        "the node may have accepted it, and its word was lost"
+    );
 }
 
 #[test]

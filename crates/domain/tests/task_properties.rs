@@ -67,7 +67,7 @@ impl World {
             Step::Accepted => Some(task::acknowledged(&self.task, false, &context)),
             Step::Started => Some(task::acknowledged(&self.task, true, &context)),
             Step::Cancel => task::cancel(&self.task, "stop", &context).ok(),
-            Step::Unknown => Some(task::unknown_to_node(&self.task, &context)),
+            Step::Unknown => Some(task::unknown_to_node(&self.task, gpuaas_contract::time::Timestamp(0), &context)),
             Step::Tick => Some(task::tick(&self.task, &context)),
             Step::NodeGone => Some(task::node_gone(&self.task, "retired", &context)),
             Step::Receipt(outcome, sequence) => {
@@ -167,7 +167,7 @@ proptest! {
 
 #[test]
 fn an_open_task_always_ends_if_time_passes_and_no_node_has_it() {
-    for state in [TaskState::Queued, TaskState::Dispatched] {
+    for (state, end) in [(TaskState::Queued, TaskState::Expired), (TaskState::Dispatched, TaskState::Lost)] {
         let mut task = support::in_state(state);
         let mut seen: HashSet<(TaskId, &str)> = HashSet::new();
         while let Some(due) = task::due_at(&task) {
@@ -175,6 +175,6 @@ fn an_open_task_always_ends_if_time_passes_and_no_node_has_it() {
             task = support::task_of(&decision);
             assert!(seen.insert((task.id, task.state.as_str())), "it goes round in circles");
         }
-        assert_eq!(task.state, TaskState::Expired);
+        assert_eq!(task.state, end);
     }
 }

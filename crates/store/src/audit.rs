@@ -27,8 +27,6 @@ pub(crate) const TABLE: Table = Table {
 pub(crate) const HEAD: &str = "SELECT seq, hash FROM audit_head WHERE id = 1";
 /// Reads the end of the chain on PostgreSQL and keeps others from appending until the commit.
 pub(crate) const HEAD_LOCK_PG: &str = "SELECT seq, hash FROM audit_head WHERE id = 1 FOR UPDATE";
-/// Moves the end of the chain.
-pub(crate) const HEAD_MOVE: &str = "UPDATE audit_head SET seq = $1, hash = $2 WHERE id = 1";
 
 pub(crate) fn to_row(entry: &AuditRow) -> Row {
     let AuditRow { seq, at, actor, action, target, correlation_id, body, prev_hash, hash } = entry;

@@ -1,9 +1,12 @@
 //! The only writer.
 //!
-//! Decisions queue up while a transaction is being made durable; the next transaction takes all that wait. A decision
-//! whose rows have other versions than it expects is left out before anything is written, so it leaves nothing behind
-//! and takes nobody down. What only shows while writing (a key that exists already) undoes the transaction; the
-//! group is then halved until the culprit stands alone.
+//! Decisions queue up while a transaction is being made durable; the next transaction takes all that wait.
+//!
+//! A group is first written with a single statement that fails as a whole unless every row has the version its decision
+//! expects and the audit chain ends where we left it. That is one round trip. If it fails, the group is written with care: a
+//! decision whose rows have other versions than it expects is left out before anything is written, so it leaves nothing
+//! behind and takes nobody down. What only shows while writing (a key that exists already) undoes the transaction; the group
+//! is then halved until the culprit stands alone.
 
 use std::collections::{HashMap, HashSet, VecDeque};
 use std::time::Duration;
@@ -14,11 +17,11 @@ use gpuaas_domain::audit_chain::Head;
 use sqlx::error::ErrorKind;
 use tokio::sync::{broadcast, mpsc, oneshot};
 
-use crate::db::{Arg, Db, WriteConnection, WriteTransaction, timed_out};
+use crate::db::{Arg, Db, Reader, WriteConnection, WriteTransaction, timed_out};
 use crate::error::{CommitError, StoreError};
-use crate::prepare::{Aggregate, Prepared, Record, chain};
-use crate::table::{Current, Row};
-use crate::{audit, certificate, hints, outbox, server, task};
+use crate::prepare::{Aggregate, Prepared, Write};
+use crate::script::{Script, distinct};
+use crate::{audit, certificate};
 
 /// Decisions that may wait for the writer; committing waits when there are more.
 pub(crate) const QUEUE: usize = 1024;
@@ -28,6 +31,9 @@ const MAX_GROUP: usize = 512;
 const MAX_GROUP_BYTES: usize = 8 * 1024 * 1024;
 /// How often a group is tried again when the database asks for that (deadlock, lost connection before anything ran).
 const MAX_ATTEMPTS: u32 = 4;
+
+/// Rows whose version is remembered before we start over.
+const MAX_VERSIONS: usize = 16 * 1024;
 
 /// Longest time for one transaction on PostgreSQL.
 const PG_TIMEOUT: Duration = Duration::from_secs(60);
@@ -48,16 +54,52 @@ pub(crate) struct Job {
 
 /// The writer's own state.
 pub(crate) struct Committer {
-    pub(crate) db: Db,
-    pub(crate) process: ServerId,
-    pub(crate) hints: broadcast::Sender<Hint>,
-    pub(crate) connection: Option<WriteConnection>,
+    db: Db,
+    process: ServerId,
+    hints: broadcast::Sender<Hint>,
+    connection: Option<WriteConnection>,
+    chain: Chain,
+    /// Versions of the rows that this process has written over last. Versions only grow, so whoever has decided on an older one
+    /// can be told without asking the database, which would cost the whole group its single statement.
+    versions: HashMap<String, i64>,
+}
+
+/// What we know of the audit chain without looking.
+#[derive(Default)]
+struct Chain {
+    /// Where it ended when we looked last.
+    end: Option<Head>,
+    /// Somebody else has appended since. Then there is no point in hoping that nobody does.
+    shared: bool,
+}
+
+/// How to write a group.
+enum Way {
+    /// With one statement if it can be; with care if that fails.
+    AtOnce,
+    /// Looking at every row before anything is written.
+    WithCare,
+    /// With care, after a single statement of which nobody knows whether it was executed. It would have left the chain with
+    /// this end.
+    InDoubt(Head),
+}
+
+impl Way {
+    /// The same without hoping for the best.
+    fn careful(self) -> Self {
+        match self {
+            Self::AtOnce | Self::WithCare => Self::WithCare,
+            Self::InDoubt(end) => Self::InDoubt(end),
+        }
+    }
 }
 
 /// Why a group was not written.
 enum Failure {
     /// The transaction never began: the connection was dead.
     NotBegun(StoreError),
+    /// The connection broke after a single statement was sent that would have left the chain with this end.
+    InDoubt(Head, StoreError),
     /// The database asks to try again.
     TryAgain(StoreError),
     /// One of the decisions collides with a row that exists.
@@ -69,6 +111,10 @@ enum Failure {
 }
 
 impl Committer {
+    pub(crate) fn new(db: Db, process: ServerId, hints: broadcast::Sender<Hint>) -> Self {
+        Self { db, process, hints, connection: None, chain: Chain::default(), versions: HashMap::new() }
+    }
+
     /// Writes until everybody who could ask is gone or the store is closed.
     pub(crate) async fn run(mut self, mut queue: mpsc::Receiver<Message>) {
         let mut waiting: VecDeque<Job> = VecDeque::new();
@@ -100,12 +146,12 @@ impl Committer {
 
     /// Writes a group, in as few transactions as possible, and answers everybody in it.
     async fn write(&mut self, group: Vec<Job>) {
-        let mut groups = vec![(group, 1)];
-        while let Some((mut group, attempt)) = groups.pop() {
+        let mut groups = vec![(self.without_outdated(group), 1, Way::AtOnce)];
+        while let Some((mut group, attempt, way)) = groups.pop() {
             if group.is_empty() {
                 continue;
             }
-            let failure = match self.try_write(&group).await {
+            let failure = match self.try_write(&group, &way).await {
                 Ok(written) => {
                     self.answer(group, &written);
                     continue;
@@ -114,17 +160,26 @@ impl Committer {
             };
             let error = match failure {
                 Failure::NotBegun(_) | Failure::TryAgain(_) if attempt < MAX_ATTEMPTS => {
-                    groups.push((group, attempt + 1));
+                    groups.push((group, attempt + 1, way.careful()));
+                    continue;
+                }
+                // Whatever became of it, it can be found out: the chain has its hash or can never get it.
+                Failure::InDoubt(end, _) if attempt < MAX_ATTEMPTS => {
+                    groups.push((group, attempt + 1, Way::InDoubt(end)));
                     continue;
                 }
                 Failure::Collision | Failure::Unwritable(_) if group.len() > 1 => {
                     let second = group.split_off(group.len() / 2);
-                    groups.push((second, 1));
-                    groups.push((group, 1));
+                    groups.push((second, 1, Way::WithCare));
+                    groups.push((group, 1, Way::WithCare));
                     continue;
                 }
                 Failure::Collision => CommitError::Conflict,
-                Failure::NotBegun(error) | Failure::TryAgain(error) | Failure::Unwritable(error) | Failure::Whole(error) => {
+                Failure::NotBegun(error)
+                | Failure::TryAgain(error)
+                | Failure::InDoubt(_, error)
+                | Failure::Unwritable(error)
+                | Failure::Whole(error) => {
                     tracing::error!(error = &error as &dyn std::error::Error, decisions = group.len(), "commit failed");
                     CommitError::Store(error)
                 }
@@ -136,15 +191,28 @@ impl Committer {
         }
     }
 
-    async fn try_write(&mut self, group: &[Job]) -> Result<Vec<bool>, Failure> {
+    /// Tells those that conflict with what we wrote ourselves.
+    fn without_outdated(&self, group: Vec<Job>) -> Vec<Job> {
+        let outdated = |write: &Write| write.over.is_some_and(|over| self.versions.get(&write.id).is_some_and(|now| over < *now));
+        let (late, group): (Vec<_>, Vec<_>) = group.into_iter().partition(|job| job.prepared.writes.iter().any(outdated));
+        for job in late {
+            let _ = job.reply.send(Err(CommitError::Conflict));
+        }
+        group
+    }
+
+    async fn try_write(&mut self, group: &[Job], way: &Way) -> Result<Vec<bool>, Failure> {
         let mut connection = match self.connection.take() {
             Some(connection) => connection,
-            None => self.db.connect().await.map_err(StoreError::doing("accept a connection")).map_err(Failure::NotBegun)?,
+            None => {
+                let connecting = gpuaas_world::answer(self.db.connect());
+                connecting.await.map_err(StoreError::doing("accept a connection")).map_err(Failure::NotBegun)?
+            }
         };
         let group: Vec<&Prepared> = group.iter().map(|job| &job.prepared).collect();
-        let writing = write_group(&mut connection, self.process, &group);
+        let writing = self.chain.write(&mut connection, self.process, &group, way);
         let result = match &self.db {
-            Db::Sqlite { .. } => writing.await,
+            Db::Sqlite { .. } => gpuaas_world::recorded(writing).await,
             // A partner that stopped answering must not stop us for good. The outcome is unknown then.
             Db::Pg { .. } => match tokio::time::timeout(PG_TIMEOUT, writing).await {
                 Ok(result) => result,
@@ -156,18 +224,25 @@ impl Committer {
                 self.connection = Some(connection);
             }
             // In doubt a new connection: this one may be dead, or in the middle of something.
-            Err(Failure::NotBegun(_) | Failure::Whole(_)) => drop(connection),
+            Err(Failure::NotBegun(_) | Failure::InDoubt(..) | Failure::Whole(_)) => drop(connection),
         }
         result
     }
 
     /// Tells everybody, and wakes whom the written decisions want to wake.
-    fn answer(&self, group: Vec<Job>, written: &[bool]) {
+    fn answer(&mut self, group: Vec<Job>, written: &[bool]) {
         let done = || group.iter().zip(written).filter(|(_, written)| **written).map(|(job, _)| &job.prepared);
         for hint in distinct(done().flat_map(|prepared| &prepared.hints)) {
             // No receiver is no harm.
             let _ = self.hints.send(hint.clone());
         }
+        if self.versions.len() > MAX_VERSIONS {
+            self.versions.clear();
+        }
+        let overwritten = done()
+            .flat_map(|prepared| &prepared.writes)
+            .filter_map(|write| Some((write.id.clone(), write.over?.saturating_add(1))));
+        self.versions.extend(overwritten);
         for (job, written) in group.into_iter().zip(written) {
             let _ = job.reply.send(if *written { Ok(()) } else { Err(CommitError::Conflict) });
         }
@@ -197,163 +272,176 @@ fn next_group(waiting: &mut VecDeque<Job>) -> Vec<Job> {
     group
 }
 
-/// One transaction. Returns, per decision, whether it was written; the others conflict.
-async fn write_group(connection: &mut WriteConnection, process: ServerId, group: &[&Prepared]) -> Result<Vec<bool>, Failure> {
-    let begun = connection.begin().await;
-    let mut tx = begun.map_err(StoreError::doing("begin a transaction")).map_err(Failure::NotBegun)?;
-    match fill(&mut tx, process, group).await {
-        Ok(written) if written.contains(&true) => {
-            tx.commit().await.map_err(StoreError::doing("commit")).map_err(Failure::Whole)?;
-            Ok(written)
+impl Chain {
+    /// One transaction. Returns, per decision, whether it was written; the others conflict.
+    async fn write(
+        &mut self,
+        connection: &mut WriteConnection,
+        process: ServerId,
+        group: &[&Prepared],
+        way: &Way,
+    ) -> Result<Vec<bool>, Failure> {
+        if let Way::AtOnce = way
+            && self.write_at_once(connection, process, group).await?
+        {
+            return Ok(vec![true; group.len()]);
         }
-        Ok(written) => {
-            tx.rollback().await.map_err(StoreError::doing("roll back")).map_err(Failure::Whole)?;
-            Ok(written)
-        }
-        Err(error) => {
-            let failure = classified(error);
-            if !matches!(failure, Failure::Whole(_)) {
-                tx.rollback().await.map_err(StoreError::doing("roll back")).map_err(Failure::Whole)?;
+        let begun = connection.begin().await;
+        let mut tx = begun.map_err(StoreError::doing("begin a transaction")).map_err(Failure::NotBegun)?;
+        match self.fill(&mut tx, process, group, way).await {
+            Ok(Filled::Changed(written, end)) => {
+                tx.commit().await.map_err(StoreError::doing("commit")).map_err(Failure::Whole)?;
+                self.end = end.or(self.end.take());
+                Ok(written)
             }
-            Err(failure)
+            Ok(Filled::Unchanged(written)) => {
+                tx.rollback().await.map_err(StoreError::doing("roll back")).map_err(Failure::Whole)?;
+                Ok(written)
+            }
+            Err(error) => {
+                let failure = classified(error);
+                if !matches!(failure, Failure::Whole(_)) {
+                    tx.rollback().await.map_err(StoreError::doing("roll back")).map_err(Failure::Whole)?;
+                }
+                Err(failure)
+            }
         }
     }
+
+    /// Tries the single statement. False if it cannot be used or was refused: nothing is written then, and looking at the rows
+    /// will tell why.
+    async fn write_at_once(
+        &mut self,
+        connection: &mut WriteConnection,
+        process: ServerId,
+        group: &[&Prepared],
+    ) -> Result<bool, Failure> {
+        let Some(before) = self.end.clone().filter(|_| !self.shared) else { return Ok(false) };
+        // Revoking has to see the certificates that the same group writes, and a single statement sees only what was there before.
+        if group.iter().any(|prepared| !prepared.revocations.is_empty()) {
+            return Ok(false);
+        }
+        let Ok(script) = Script::new(process, group, Some(before)) else { return Ok(false) };
+        // Without a row in the chain there would be no telling whether it was executed, should the connection break.
+        let Some(end) = script.end().cloned() else { return Ok(false) };
+        let written = match connection {
+            WriteConnection::Pg(pg) => match script.on_postgres() {
+                Ok(query) => query.execute(pg).await.map(drop),
+                Err(_) => return Ok(false),
+            },
+            WriteConnection::Sqlite(sqlite) => match script.on_sqlite(true) {
+                Ok(query) => {
+                    let written = query.execute(&mut *sqlite).await.map(drop);
+                    if written.is_err() {
+                        // Fails if the error has ended the transaction already. If it is still open for another reason, the next
+                        // one cannot begin, and a new connection is made.
+                        let _ = sqlx::raw_sql("ROLLBACK").execute(sqlite).await;
+                    }
+                    written
+                }
+                Err(_) => return Ok(false),
+            },
+        };
+        match written {
+            Ok(()) => {
+                self.end = Some(end);
+                Ok(true)
+            }
+            Err(error) if error.as_database_error().is_some() => Ok(false),
+            Err(error) => Err(Failure::InDoubt(end, StoreError::doing("write a group")(error))),
+        }
+    }
+
+    /// Everything between BEGIN and COMMIT.
+    async fn fill(
+        &mut self,
+        tx: &mut WriteTransaction<'_>,
+        process: ServerId,
+        group: &[&Prepared],
+        way: &Way,
+    ) -> Result<Filled, StoreError> {
+        let versions = lock(tx, group).await?;
+        // From here on other processes wait for us.
+        let appends = group.iter().any(|prepared| !prepared.events.is_empty() || !prepared.audit.is_empty());
+        let head = if appends { Some(self.lock_head(tx).await?) } else { None };
+        if let Way::InDoubt(end) = way
+            && has_entry(tx, end).await?
+        {
+            return Ok(Filled::Unchanged(vec![true; group.len()]));
+        }
+        let written: Vec<bool> = group.iter().map(|prepared| versions_match(prepared, &versions)).collect();
+        let accepted: Vec<&Prepared> = group.iter().zip(&written).filter(|(_, ok)| **ok).map(|(prepared, _)| *prepared).collect();
+        if accepted.is_empty() {
+            return Ok(Filled::Unchanged(written));
+        }
+        let script = Script::new(process, &accepted, head)?;
+        let doing = StoreError::doing("write a group");
+        match tx {
+            WriteTransaction::Pg(pg) => {
+                let row = script.on_postgres()?.fetch_one(&mut **pg).await.map_err(&doing)?;
+                let changed = Reader::new("audit_head", &row).int("changed")?;
+                if changed != script.updates() {
+                    let what = format!("{changed} of {} rows could be written although all were locked", script.updates());
+                    return Err(StoreError::Corrupt { table: "audit_head", column: "seq", what });
+                }
+            }
+            WriteTransaction::Sqlite(sqlite) => {
+                script.on_sqlite(false)?.execute(&mut **sqlite).await.map_err(&doing)?;
+            }
+        }
+        // After the new certificates: one that was issued by a decision of the same group is revoked as well.
+        for revocation in accepted.iter().flat_map(|prepared| &prepared.revocations) {
+            let revoked = tx.execute(certificate::REVOKE, revocation.clone()).await;
+            revoked.map_err(StoreError::doing("revoke certificates"))?;
+        }
+        Ok(Filled::Changed(written, script.end().cloned()))
+    }
+
+    /// Where the chain ends, and nobody else moves it until we commit.
+    async fn lock_head(&mut self, tx: &mut WriteTransaction<'_>) -> Result<Head, StoreError> {
+        let sql = match tx {
+            WriteTransaction::Sqlite(_) => audit::HEAD,
+            WriteTransaction::Pg(_) => audit::HEAD_LOCK_PG,
+        };
+        let head = tx.fetch("lock the audit log", sql, Vec::new(), audit::head_from_row).await?;
+        let head: Head = head.into_iter().next().ok_or_else(audit::head_missing)?;
+        self.shared = self.end.as_ref().is_some_and(|end| *end != head);
+        self.end = Some(head.clone());
+        Ok(head)
+    }
 }
 
-/// Everything between BEGIN and COMMIT.
-async fn fill(tx: &mut WriteTransaction<'_>, process: ServerId, group: &[&Prepared]) -> Result<Vec<bool>, StoreError> {
-    let current = lock(tx, group).await?;
-    let written: Vec<bool> = group.iter().map(|prepared| versions_match(prepared, &current)).collect();
-    let accepted: Vec<&Prepared> = group.iter().zip(&written).filter(|(_, ok)| **ok).map(|(prepared, _)| *prepared).collect();
-    if accepted.is_empty() {
-        return Ok(written);
-    }
-    write_servers(tx, &accepted).await?;
-    for aggregate in Aggregate::ALL {
-        write_aggregate(tx, aggregate, &accepted).await?;
-    }
-    for record in Record::ALL {
-        let rows = accepted.iter().flat_map(|prepared| &prepared.records).filter(|(kind, _)| *kind == record);
-        let rows: Vec<Row> = rows.map(|(_, row)| row.clone()).collect();
-        record.table().insert(tx, rows, record.on_conflict()).await.map_err(StoreError::doing("write records"))?;
-    }
-    // After the new certificates: one that was issued by a decision of the same group is revoked as well.
-    for revocation in accepted.iter().flat_map(|prepared| &prepared.revocations) {
-        let revoked = tx.execute(certificate::REVOKE, revocation.clone()).await;
-        revoked.map_err(StoreError::doing("revoke certificates"))?;
-    }
-    // From here on other processes wait for us: what follows is only appended.
-    append(tx, &accepted).await?;
-    count_tasks(tx, &accepted, &current).await?;
-    notify(tx, process, &accepted).await?;
-    Ok(written)
+/// What became of a group inside its transaction.
+enum Filled {
+    /// There is something to commit. Per decision, whether it is part of it; and the new end of the chain.
+    Changed(Vec<bool>, Option<Head>),
+    /// There is not.
+    Unchanged(Vec<bool>),
 }
 
-/// Locks every row that the group writes over.
-async fn lock(tx: &mut WriteTransaction<'_>, group: &[&Prepared]) -> Result<HashMap<String, Current>, StoreError> {
-    let mut current = HashMap::new();
+/// Locks every row that the group writes over, and tells their versions.
+async fn lock(tx: &mut WriteTransaction<'_>, group: &[&Prepared]) -> Result<HashMap<String, i64>, StoreError> {
+    let mut versions = HashMap::new();
     for aggregate in Aggregate::ALL {
         let writes = group.iter().flat_map(|prepared| &prepared.writes);
         let ids = writes.filter(|write| write.aggregate == aggregate && write.over.is_some()).map(|write| write.id.clone());
-        current.extend(aggregate.table().lock(tx, ids.collect(), aggregate.state_column()).await?);
+        versions.extend(aggregate.table().lock(tx, ids.collect()).await?);
     }
-    Ok(current)
+    Ok(versions)
 }
 
-fn versions_match(prepared: &Prepared, current: &HashMap<String, Current>) -> bool {
+fn versions_match(prepared: &Prepared, versions: &HashMap<String, i64>) -> bool {
     prepared.writes.iter().all(|write| match write.over {
-        Some(version) => current.get(&write.id).is_some_and(|row| row.version == version),
+        Some(version) => versions.get(&write.id) == Some(&version),
         None => true,
     })
 }
 
-async fn write_servers(tx: &mut WriteTransaction<'_>, accepted: &[&Prepared]) -> Result<(), StoreError> {
-    let mut seen = HashMap::new();
-    for (server, at) in accepted.iter().flat_map(|prepared| &prepared.servers) {
-        let latest = seen.entry(*server).or_insert(*at);
-        *latest = (*latest).max(*at);
-    }
-    let rows = server::to_rows(&seen);
-    server::TABLE.insert(tx, rows, server::ON_CONFLICT).await.map_err(StoreError::doing("note that a server is alive"))
-}
-
-async fn write_aggregate(tx: &mut WriteTransaction<'_>, aggregate: Aggregate, accepted: &[&Prepared]) -> Result<(), StoreError> {
-    let writes = accepted.iter().flat_map(|prepared| &prepared.writes).filter(|write| write.aggregate == aggregate);
-    let (inserts, updates): (Vec<_>, Vec<_>) = writes.partition(|write| write.over.is_none());
-    let table = aggregate.table();
-    let rows = inserts.into_iter().map(|write| write.row.clone()).collect();
-    table.insert(tx, rows, "").await.map_err(StoreError::doing("insert rows"))?;
-    let rows: Vec<Row> = updates.into_iter().map(|write| write.row.clone()).collect();
-    let wanted = u64::try_from(rows.len()).unwrap_or(u64::MAX);
-    let changed = table.update(tx, rows).await.map_err(StoreError::doing("update rows"))?;
-    if changed == wanted {
-        Ok(())
-    } else {
-        let what = format!("{changed} of {wanted} rows could be written although all were locked");
-        Err(StoreError::Corrupt { table: table.name, column: "version", what })
-    }
-}
-
-/// Outbox and audit. Both are appended under the lock of the audit head, so that their order is the order of commits.
-async fn append(tx: &mut WriteTransaction<'_>, accepted: &[&Prepared]) -> Result<(), StoreError> {
-    let events: Vec<Row> = accepted.iter().flat_map(|prepared| prepared.events.iter().cloned()).collect();
-    let entries: Vec<_> = accepted.iter().flat_map(|prepared| &prepared.audit).collect();
-    if events.is_empty() && entries.is_empty() {
-        return Ok(());
-    }
-    let sql = match tx {
-        WriteTransaction::Sqlite(_) => audit::HEAD,
-        WriteTransaction::Pg(_) => audit::HEAD_LOCK_PG,
-    };
-    let head = tx.fetch("lock the audit log", sql, Vec::new(), audit::head_from_row).await?;
-    let head: Head = head.into_iter().next().ok_or_else(audit::head_missing)?;
-    outbox::TABLE.insert(tx, events, "").await.map_err(StoreError::doing("write the outbox"))?;
-    let (head, rows) = chain(head, entries)?;
-    if rows.is_empty() {
-        return Ok(());
-    }
-    let doing = StoreError::doing("write the audit log");
-    audit::TABLE.insert(tx, rows.iter().map(audit::to_row).collect(), "").await.map_err(&doing)?;
-    tx.execute(audit::HEAD_MOVE, vec![Arg::count(head.seq), Arg::text(head.hash)]).await.map_err(&doing)?;
-    Ok(())
-}
-
-/// Keeps the number of tasks per state.
-async fn count_tasks(
-    tx: &mut WriteTransaction<'_>,
-    accepted: &[&Prepared],
-    current: &HashMap<String, Current>,
-) -> Result<(), StoreError> {
-    let mut change: HashMap<&str, i64> = HashMap::new();
-    let writes = accepted.iter().flat_map(|prepared| &prepared.writes).filter(|write| write.aggregate == Aggregate::Task);
-    for write in writes {
-        *change.entry(write.state).or_default() += 1;
-        if write.over.is_some()
-            && let Some(before) = current.get(&write.id)
-        {
-            *change.entry(before.state.as_str()).or_default() -= 1;
-        }
-    }
-    let mut change: Vec<_> = change.into_iter().filter(|(_, by)| *by != 0).collect();
-    change.sort_unstable();
-    let rows = change.into_iter().map(|(state, by)| vec![Arg::text(state), Arg::Int(Some(by))]).collect();
-    task::COUNT_TABLE.insert(tx, rows, task::COUNT_ON_CONFLICT).await.map_err(StoreError::doing("count tasks"))
-}
-
-/// Other processes hear of the commit when it is done, and only then.
-async fn notify(tx: &mut WriteTransaction<'_>, process: ServerId, accepted: &[&Prepared]) -> Result<(), StoreError> {
-    let WriteTransaction::Pg(pg) = tx else { return Ok(()) };
-    let payloads = hints::payloads(process, distinct(accepted.iter().flat_map(|prepared| &prepared.hints)));
-    if payloads.is_empty() {
-        return Ok(());
-    }
-    let sent = sqlx::query(hints::NOTIFY).bind(payloads).execute(&mut **pg).await;
-    sent.map(drop).map_err(StoreError::doing("notify other servers"))
-}
-
-fn distinct<'a>(hints: impl Iterator<Item = &'a Hint>) -> Vec<&'a Hint> {
-    let mut seen = HashSet::new();
-    hints.filter(|hint| seen.insert(*hint)).collect()
+/// Whether the chain has this entry.
+async fn has_entry(tx: &mut WriteTransaction<'_>, entry: &Head) -> Result<bool, StoreError> {
+    let sql = "SELECT seq, hash FROM audit WHERE seq = $1";
+    let found = tx.fetch("read the audit log", sql, vec![Arg::count(entry.seq)], audit::head_from_row).await?;
+    Ok(found.first() == Some(entry))
 }
 
 fn classified(error: StoreError) -> Failure {
@@ -383,6 +471,9 @@ fn classified(error: StoreError) -> Failure {
         }
     }
 }
+
+#[cfg(test)]
+mod at_once_tests;
 
 #[cfg(test)]
 mod tests {
@@ -436,7 +527,7 @@ mod tests {
         let store = database.open().await;
         let known = crate::support::stored_node(&store).await;
         let (hints, mut heard) = broadcast::channel(1000);
-        let mut committer = Committer { db: store.db().clone(), process: ServerId::generate(), hints, connection: None };
+        let mut committer = Committer::new(store.db().clone(), ServerId::generate(), hints);
         let cluster = store.cluster_id().await.expect("reads");
         let tasks: Vec<_> = (0..64).map(|_| task(&known)).collect();
         let jobs = tasks.iter().enumerate().map(|(n, task)| {

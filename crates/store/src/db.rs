@@ -4,9 +4,9 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use serde::de::DeserializeOwned;
-use sqlx::postgres::{PgConnectOptions, PgConnection, PgPoolOptions, PgRow};
-use sqlx::sqlite::{SqliteConnectOptions, SqliteConnection, SqliteJournalMode, SqlitePoolOptions, SqliteRow, SqliteSynchronous};
-use sqlx::{ConnectOptions as _, Connection as _, PgPool, Postgres, Row as _, SqlSafeStr, Sqlite, SqlitePool, Transaction};
+use sqlx::postgres::{PgConnectOptions, PgConnection, PgRow};
+use sqlx::sqlite::{SqliteConnectOptions, SqliteConnection, SqliteJournalMode, SqliteRow, SqliteSynchronous};
+use sqlx::{ConnectOptions as _, Connection as _, Postgres, Row as _, SqlSafeStr, Sqlite, Transaction};
 
 use gpuaas_contract::Digest;
 use gpuaas_contract::key::VerifyingKey;
@@ -14,24 +14,34 @@ use gpuaas_contract::time::Timestamp;
 
 use crate::config::StoreConfig;
 use crate::error::StoreError;
+use crate::readers::{ACQUIRE_TIMEOUT, Readers};
 
-/// Longest wait for a free connection to read with.
-const ACQUIRE_TIMEOUT: Duration = Duration::from_secs(10);
-/// How long a connection to PostgreSQL may be idle before it is tried out again.
-const TRUSTED_IDLE: Duration = Duration::from_secs(1);
 /// Connections that read a SQLite file at the same time.
 const SQLITE_READERS: u32 = 4;
+/// Pages in the write-ahead log before they are moved into the database file. Busy pages are written once per checkpoint, and a
+/// checkpoint holds the writer up with syncs of its own, so seldom is better; 32 MiB are read again in a moment after a crash.
+const SQLITE_CHECKPOINT_PAGES: &str = "8192";
+/// Memory for pages that the writer needs again and again, in KiB (that is what the minus says).
+const SQLITE_WRITER_CACHE: &str = "-32768";
 /// A partner that vanished inside a transaction must not hold the audit head for long.
 const PG_IDLE_IN_TRANSACTION: &str = "15s";
 /// The writer finds every row by its key. Its connection lives as long as the server, and with it the plans of its statements: one
-/// made while a table was still small would read the whole table for ever after (until the next ANALYZE).
-const PG_WRITER_PLANS: [(&str, &str); 3] = [("enable_seqscan", "off"), ("enable_hashjoin", "off"), ("enable_mergejoin", "off")];
+/// made while a table was still small would read the whole table for ever after (until the next ANALYZE). Its statements are
+/// large and their plan never depends on the values, so planning them every time would cost more than running them, and so would
+/// compiling them.
+const PG_WRITER_PLANS: [(&str, &str); 5] = [
+    ("enable_seqscan", "off"),
+    ("enable_hashjoin", "off"),
+    ("enable_mergejoin", "off"),
+    ("plan_cache_mode", "force_generic_plan"),
+    ("jit", "off"),
+];
 
-/// The database: how to open the one connection that writes, and a pool that reads.
+/// The database: how to open the one connection that writes, and those that read.
 #[derive(Clone)]
 pub(crate) enum Db {
-    Sqlite { writer: Arc<SqliteConnectOptions>, reader: SqlitePool },
-    Pg { writer: Arc<PgConnectOptions>, reader: PgPool },
+    Sqlite { writer: Arc<SqliteConnectOptions>, reader: Arc<Readers<SqliteConnection>> },
+    Pg { writer: Arc<PgConnectOptions>, reader: Arc<Readers<PgConnection>> },
 }
 
 /// The connection that writes. Held by the committer alone.
@@ -294,15 +304,13 @@ impl Db {
                     .synchronous(SqliteSynchronous::Full)
                     .statement_cache_capacity(256)
                     .disable_statement_logging();
-                let reader = SqlitePoolOptions::new()
-                    .max_connections(SQLITE_READERS)
-                    .acquire_timeout(ACQUIRE_TIMEOUT)
-                    .idle_timeout(None)
-                    .max_lifetime(None)
-                    .test_before_acquire(false)
-                    .connect_lazy_with(options.clone().pragma("query_only", "ON"));
-                let writer = Arc::new(options.journal_mode(SqliteJournalMode::Wal));
-                Ok(Self::Sqlite { writer, reader })
+                let reader = Readers::new(options.clone().pragma("query_only", "ON"), SQLITE_READERS, false);
+                let writer = options
+                    .journal_mode(SqliteJournalMode::Wal)
+                    .pragma("wal_autocheckpoint", SQLITE_CHECKPOINT_PAGES)
+                    .pragma("cache_size", SQLITE_WRITER_CACHE);
+                let writer = Arc::new(writer);
+                Ok(Self::Sqlite { writer, reader: Arc::new(reader) })
             }
             StoreConfig::Postgres { url, max_connections } => {
                 let options = url.parse::<PgConnectOptions>().map_err(StoreError::doing("read its address"))?;
@@ -312,21 +320,8 @@ impl Db {
                     .statement_cache_capacity(256)
                     .disable_statement_logging();
                 // One connection is the committer's and one listens.
-                let reader = PgPoolOptions::new()
-                    .max_connections(max_connections.saturating_sub(2).max(1))
-                    .acquire_timeout(ACQUIRE_TIMEOUT)
-                    // A connection that was used a moment ago is not asked whether it lives: that is a round trip.
-                    .test_before_acquire(false)
-                    .before_acquire(|connection, meta| {
-                        Box::pin(async move {
-                            if meta.idle_for > TRUSTED_IDLE {
-                                connection.ping().await?;
-                            }
-                            Ok(true)
-                        })
-                    })
-                    .connect_lazy_with(options.clone());
-                Ok(Self::Pg { writer: Arc::new(options.options(PG_WRITER_PLANS)), reader })
+                let reader = Readers::new(options.clone(), max_connections.saturating_sub(2).max(1), true);
+                Ok(Self::Pg { writer: Arc::new(options.options(PG_WRITER_PLANS)), reader: Arc::new(reader) })
             }
         }
     }
@@ -352,11 +347,19 @@ impl Db {
     ) -> Result<Vec<T>, StoreError> {
         match self {
             Self::Sqlite { reader, .. } => {
-                let rows = bound!(Sqlite, sql, args).fetch_all(reader).await.map_err(StoreError::doing(doing))?;
-                rows.iter().map(|row| read(row)).collect()
+                let rows = gpuaas_world::answer(async {
+                    let mut reading = reader.acquire().await?;
+                    let rows = bound!(Sqlite, sql, args).fetch_all(&mut reading.connection).await?;
+                    reading.done();
+                    Ok::<_, sqlx::Error>(rows)
+                });
+                rows.await.map_err(StoreError::doing(doing))?.iter().map(|row| read(row)).collect()
             }
             Self::Pg { reader, .. } => {
-                let rows = bound!(Postgres, sql, args).fetch_all(reader).await.map_err(StoreError::doing(doing))?;
+                let mut reading = reader.acquire().await.map_err(StoreError::doing(doing))?;
+                let rows = bound!(Postgres, sql, args).fetch_all(&mut reading.connection).await;
+                let rows = rows.map_err(StoreError::doing(doing))?;
+                reading.done();
                 rows.iter().map(|row| read(row)).collect()
             }
         }
@@ -373,7 +376,7 @@ impl Db {
         Ok(self.fetch(doing, sql, args, read).await?.pop())
     }
 
-    /// Closes the pool that reads.
+    /// Closes what reads.
     pub(crate) async fn close(&self) {
         match self {
             Self::Sqlite { reader, .. } => reader.close().await,

@@ -2,14 +2,17 @@
 //!
 //! Hints may be lost. Whoever waits for one also polls slowly.
 
+use std::sync::Arc;
+
 use gpuaas_contract::id::ServerId;
 use gpuaas_domain::Hint;
-use sqlx::PgPool;
 use sqlx::postgres::{PgConnectOptions, PgListener, PgPoolOptions};
+use sqlx::{AssertSqlSafe, PgConnection};
 use tokio::sync::{broadcast, mpsc};
 use tokio::task::JoinHandle;
 
 use crate::error::StoreError;
+use crate::readers::Readers;
 
 /// Hints that a receiver may be behind before it loses the oldest.
 pub(crate) const BROADCAST_CAPACITY: usize = 8192;
@@ -20,8 +23,11 @@ const MAX_PAYLOAD: usize = 7900;
 /// Longest text of a progress hint that is sent to other processes.
 const MAX_PROGRESS_TEXT: usize = 1000;
 const CHANNEL: &str = "gpuaas_hint";
-/// Sends payloads, inside a transaction or not.
-pub(crate) const NOTIFY: &str = "SELECT pg_notify('gpuaas_hint', payload)::text FROM UNNEST($1::text[]) AS payload";
+
+/// A query that sends the payloads in this array; inside a transaction, when it commits.
+pub(crate) fn notify(payloads: &str) -> String {
+    format!("SELECT count(pg_notify('{CHANNEL}', payload)::text) FROM UNNEST({payloads}) AS payload")
+}
 
 /// What travels between processes.
 #[derive(serde::Serialize, serde::Deserialize)]
@@ -95,14 +101,20 @@ pub(crate) async fn spawn_listener(
     }))
 }
 
+async fn send(readers: &Readers<PgConnection>, payloads: Vec<String>) -> Result<(), sqlx::Error> {
+    let mut reading = readers.acquire().await?;
+    sqlx::query(AssertSqlSafe(notify("$1::text[]"))).bind(payloads).execute(&mut reading.connection).await?;
+    reading.done();
+    Ok(())
+}
+
 /// Starts to send hints that belong to no commit to other processes.
-pub(crate) fn spawn_notifier(pool: PgPool, process: ServerId) -> (mpsc::Sender<Hint>, JoinHandle<()>) {
+pub(crate) fn spawn_notifier(readers: Arc<Readers<PgConnection>>, process: ServerId) -> (mpsc::Sender<Hint>, JoinHandle<()>) {
     let (sender, mut receiver) = mpsc::channel(NOTIFY_QUEUE);
     let task = tokio::spawn(async move {
         let mut hints: Vec<Hint> = Vec::new();
         while receiver.recv_many(&mut hints, NOTIFY_QUEUE).await > 0 {
-            let query = sqlx::query(NOTIFY).bind(payloads(process, &hints));
-            if let Err(error) = query.execute(&pool).await {
+            if let Err(error) = send(&readers, payloads(process, &hints)).await {
                 tracing::debug!(%error, "hints were not sent to other servers");
             }
             hints.clear();

@@ -23,7 +23,9 @@ mod outbox;
 #[cfg(test)]
 mod plans;
 mod prepare;
+mod readers;
 mod receipt;
+mod script;
 mod server;
 #[cfg(test)]
 #[path = "../tests/support/mod.rs"]
@@ -99,7 +101,7 @@ impl Store {
             StoreConfig::Postgres { .. } => None,
         };
         let db = Db::open(config)?;
-        let cluster = migrate::migrate(&db).await?;
+        let cluster = gpuaas_world::answer(migrate::migrate(&db)).await?;
         // Names this opening of the store among the processes that share a database.
         let process = ServerId::generate();
         let (hints, _) = broadcast::channel(hints::BROADCAST_CAPACITY);
@@ -107,12 +109,12 @@ impl Store {
             Db::Sqlite { .. } => (None, Vec::new()),
             Db::Pg { writer, reader } => {
                 let listener = hints::spawn_listener(writer, process, hints.clone()).await?;
-                let (notify, notifier) = hints::spawn_notifier(reader.clone(), process);
+                let (notify, notifier) = hints::spawn_notifier(Arc::clone(reader), process);
                 (Some(notify), vec![listener, notifier])
             }
         };
         let (queue, jobs) = mpsc::channel(commit::QUEUE);
-        let committer = Committer { db: db.clone(), process, hints: hints.clone(), connection: None };
+        let committer = Committer::new(db.clone(), process, hints.clone());
         let held = lock.clone();
         let committer = tokio::spawn(async move {
             committer.run(jobs).await;
@@ -164,6 +166,9 @@ impl Store {
             for hint in prepared.hints {
                 self.hint(hint);
             }
+            return Ok(());
+        }
+        if gpuaas_world::broken("store.commit") {
             return Ok(());
         }
         let (reply, answer) = oneshot::channel();

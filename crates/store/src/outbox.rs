@@ -5,12 +5,22 @@ use gpuaas_contract::time::Timestamp;
 use gpuaas_domain::Event;
 
 use crate::db::{Arg, Columns, Reader, Select};
-use crate::table::Kind::{Int, Text};
+use crate::table::Kind::{Int, IntOfDatabase, Text};
 use crate::table::{Row, Table};
 use crate::{Result, Store};
 
-pub(crate) const TABLE: Table =
-    Table { name: "outbox", columns: &[("id", Text), ("subject", Text), ("kind", Text), ("body", Text), ("created_at", Int)] };
+pub(crate) const TABLE: Table = Table {
+    name: "outbox",
+    columns: &[
+        ("position", IntOfDatabase),
+        ("id", Text),
+        ("subject", Text),
+        ("kind", Text),
+        ("body", Text),
+        ("created_at", Int),
+        ("published_at", IntOfDatabase),
+    ],
+};
 
 /// One event.
 #[derive(Clone, Debug, PartialEq, Eq)]

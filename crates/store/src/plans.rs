@@ -55,12 +55,14 @@ async fn explain(db: &Db, sql: &str, args: Vec<Arg>) -> String {
     let lines = match db {
         Db::Sqlite { reader, .. } => {
             let query = crate::db::bound!(sqlx::Sqlite, AssertSqlSafe(format!("EXPLAIN QUERY PLAN {sql}")), args);
-            let rows = query.fetch_all(reader).await.expect("explains");
+            let mut reading = reader.acquire().await.expect("connects");
+            let rows = query.fetch_all(&mut reading.connection).await.expect("explains");
             rows.iter().map(|row| row.get::<String, _>("detail")).collect::<Vec<_>>()
         }
         Db::Pg { reader, .. } => {
             let query = crate::db::bound!(sqlx::Postgres, AssertSqlSafe(format!("EXPLAIN {sql}")), args);
-            let rows = query.fetch_all(reader).await.expect("explains");
+            let mut reading = reader.acquire().await.expect("connects");
+            let rows = query.fetch_all(&mut reading.connection).await.expect("explains");
             rows.iter().map(|row| row.get::<String, _>(0)).collect::<Vec<_>>()
         }
     };
@@ -89,8 +91,10 @@ async fn fill(store: &Store, node: NodeId) {
         }
         Db::Pg { reader, .. } => {
             let sql = format!("INSERT INTO tasks ({COLUMNS}) SELECT {} FROM generate_series(1, 20000) AS n", values("n::text"));
-            sqlx::query(AssertSqlSafe(sql)).bind(node.to_string()).execute(reader).await.expect("fills");
-            sqlx::query("ANALYZE").execute(reader).await.expect("analyses");
+            let mut reading = reader.acquire().await.expect("connects");
+            let filling = sqlx::query(AssertSqlSafe(sql)).bind(node.to_string());
+            filling.execute(&mut reading.connection).await.expect("fills");
+            sqlx::query("ANALYZE").execute(&mut reading.connection).await.expect("analyses");
         }
     }
 }

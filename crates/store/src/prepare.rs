@@ -33,14 +33,6 @@ impl Aggregate {
             Self::Task => &task::TABLE,
         }
     }
-
-    /// What to read along when a row is locked.
-    pub(crate) const fn state_column(self) -> &'static str {
-        match self {
-            Self::Task => "state",
-            Self::Node | Self::JoinToken | Self::Enrolment | Self::ApiToken => "''",
-        }
-    }
 }
 
 /// Tables whose rows are only ever added. In the order in which they are written.

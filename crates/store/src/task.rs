@@ -6,6 +6,7 @@
 use std::collections::HashMap;
 use std::time::Duration;
 
+use gpuaas_contract::Digest;
 use gpuaas_contract::id::{CorrelationId, NodeId, TaskId};
 use gpuaas_contract::task::TaskType;
 use gpuaas_contract::time::Timestamp;
@@ -48,9 +49,7 @@ pub(crate) const TABLE: Table = Table {
     ],
 };
 
-/// How many tasks are in each state.
-pub(crate) const COUNT_TABLE: Table = Table { name: "task_count", columns: &[("state", Text), ("count", Int)] };
-/// Adds to a count.
+/// Adds to the number of tasks in a state.
 pub(crate) const COUNT_ON_CONFLICT: &str = "ON CONFLICT (state) DO UPDATE SET count = task_count.count + excluded.count";
 
 pub(crate) const QUEUED: &str =
@@ -66,6 +65,9 @@ pub(crate) const NODES_WITH_QUEUED: &str = "SELECT id FROM nodes WHERE EXISTS \
      (SELECT 1 FROM tasks WHERE tasks.node_id = nodes.id AND tasks.state = 'queued') ORDER BY id";
 pub(crate) const BY_IDEMPOTENCY_KEY: &str =
     "SELECT * FROM tasks WHERE requested_by = $1 AND idempotency_key IS NOT NULL AND idempotency_key = $2";
+
+const WITH_ENVELOPES: &str = "SELECT tasks.*, \
+     (SELECT string_agg(digest, ',') FROM envelopes WHERE task_id = tasks.id) AS envelope_digests FROM tasks WHERE id = $1";
 
 pub(crate) fn to_row(task: &TaskRecord) -> Row {
     let TaskRecord { id, version, node_id, node_epoch, task_type, params, state, requested_by, correlation_id, .. } = task;
@@ -151,6 +153,19 @@ impl Store {
         self.db().fetch_one("read a task", sql, vec![Arg::id(id)], from_row).await
     }
 
+    /// The task with this id and the digests of all envelopes that were signed for it.
+    pub async fn task_with_envelopes(&self, id: TaskId) -> Result<Option<(TaskRecord, Vec<Digest>)>> {
+        let read = |row: &dyn Columns| {
+            let digests = Reader::new(TABLE.name, row).opt_text("envelope_digests")?.unwrap_or_default();
+            let digests = digests.split(',').filter(|digest| !digest.is_empty()).map(|digest| {
+                let corrupt = |what| StoreError::Corrupt { table: "envelopes", column: "digest", what };
+                Digest::try_from(digest.to_owned()).map_err(|error| corrupt(error.to_string()))
+            });
+            Ok::<_, StoreError>((from_row(row)?, digests.collect::<Result<_>>()?))
+        };
+        self.db().fetch_one("read a task", WITH_ENVELOPES, vec![Arg::id(id)], read).await
+    }
+
     /// Tasks, newest first, that were asked for before `before` (the last one of the page before).
     pub async fn task_list(&self, filter: &TaskFilter, before: Option<TaskId>, limit: u32) -> Result<Vec<TaskRecord>> {
         task_list_query(filter, before, limit).fetch(self.db(), "list tasks", from_row).await
@@ -214,7 +229,7 @@ impl Store {
     pub async fn task_counts(&self) -> Result<Vec<(TaskState, u64)>> {
         let sql = "SELECT state, count FROM task_count";
         let counted = self.db().fetch("count tasks", sql, Vec::new(), |row| {
-            let row = Reader::new(COUNT_TABLE.name, row);
+            let row = Reader::new("task_count", row);
             Ok::<(TaskState, u64), StoreError>((row.named("state", TaskState::parse)?, row.count("count")?))
         });
         let counted = counted.await?;

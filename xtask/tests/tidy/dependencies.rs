@@ -6,15 +6,16 @@ use crate::expect_none;
 use crate::metadata::{TREE, linked_into, member, members};
 
 /// What a package of the workspace may link, among the packages of the workspace. The CLI may link everything but the testkit, for `gpuaas dev`.
-const ALLOWED: [(&str, &[&str]); 12] = [
+const ALLOWED: [(&str, &[&str]); 15] = [
     ("gpuaas-contract", &[]),
     ("gpuaas-failpoint", &[]),
+    ("gpuaas-world", &["gpuaas-contract"]),
     ("gpuaas-domain", &["gpuaas-contract"]),
     ("gpuaas-api", &["gpuaas-contract"]),
     ("gpuaas-host", &["gpuaas-contract"]),
-    ("gpuaas-store", &["gpuaas-contract", "gpuaas-domain"]),
-    ("gpuaas-agent", &["gpuaas-contract", "gpuaas-failpoint", "gpuaas-host"]),
-    ("gpuaas-control", &["gpuaas-api", "gpuaas-contract", "gpuaas-domain", "gpuaas-failpoint", "gpuaas-store"]),
+    ("gpuaas-store", &["gpuaas-contract", "gpuaas-domain", "gpuaas-world"]),
+    ("gpuaas-agent", &["gpuaas-contract", "gpuaas-failpoint", "gpuaas-host", "gpuaas-world"]),
+    ("gpuaas-control", &["gpuaas-api", "gpuaas-contract", "gpuaas-domain", "gpuaas-failpoint", "gpuaas-store", "gpuaas-world"]),
     (
         "gpuaas",
         &[
@@ -26,10 +27,25 @@ const ALLOWED: [(&str, &[&str]); 12] = [
             "gpuaas-failpoint",
             "gpuaas-host",
             "gpuaas-store",
+            "gpuaas-world",
         ],
     ),
     ("gpuaas-testkit", &["gpuaas-contract", "gpuaas-failpoint"]),
     ("gpuaas-bench", &["gpuaas-api", "gpuaas-contract", "gpuaas-control", "gpuaas-domain", "gpuaas-store"]),
+    ("gpuaas-fuzz", &["gpuaas-agent", "gpuaas-contract", "gpuaas-control"]),
+    (
+        "gpuaas-sim",
+        &[
+            "gpuaas-agent",
+            "gpuaas-api",
+            "gpuaas-contract",
+            "gpuaas-control",
+            "gpuaas-domain",
+            "gpuaas-host",
+            "gpuaas-store",
+            "gpuaas-world",
+        ],
+    ),
     ("xtask", &[]),
 ];
 

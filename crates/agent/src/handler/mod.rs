@@ -129,6 +129,6 @@ pub(crate) async fn recover(task: Task, context: &Context) -> Result<Output, Fai
 /// Runs a quick blocking call of the host on a blocking thread.
 async fn on_host<T: Send + 'static>(context: &Context, call: impl FnOnce(&Host) -> T + Send + 'static) -> Result<T, Failure> {
     let host = context.host.clone();
-    let result = tokio::task::spawn_blocking(move || call(&host)).await;
+    let result = gpuaas_world::blocking(move || call(&host)).await;
     result.map_err(|error| Failure::failed("handler_panicked", error.to_string()))
 }

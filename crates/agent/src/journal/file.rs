@@ -148,7 +148,7 @@ pub(super) fn scan(file: &File, path: &Path, capacity: u64, mut on: impl FnMut(F
             scan.end = offset;
             continue;
         }
-        if let Some(length) = filler_at(file, offset, capacity)? {
+        if let Some(length) = filler_at(file, offset, capacity, scan.last_sequence)? {
             offset += length;
             scan.end = offset;
             continue;
@@ -197,7 +197,7 @@ pub(super) fn walk(file: &File, capacity: u64, mut on: impl FnMut(Found<'_>)) ->
             on(Found::Record(at, &decoded));
             last = decoded.sequence;
             offset += at.length;
-        } else if let Some(length) = filler_at(file, offset, capacity)? {
+        } else if let Some(length) = filler_at(file, offset, capacity, last)? {
             offset += length;
         } else if let Some(dirty) = first_non_zero(file, offset, capacity)? {
             on(Found::Damage);
@@ -258,8 +258,9 @@ fn read_within(file: &File, buffer: &mut [u8], offset: u64, capacity: u64) -> io
     }
 }
 
-/// Length of the filler at `offset`: it counts only if it ends where a record or another filler starts.
-fn filler_at(file: &File, offset: u64, capacity: u64) -> io::Result<Option<u64>> {
+/// Length of the filler at `offset`: it counts only if it ends where a record or another filler starts, and hides no record
+/// that would come next. A filler has no checksum, and a rotten length must not skip what can be read.
+fn filler_at(file: &File, offset: u64, capacity: u64, last: u64) -> io::Result<Option<u64>> {
     let mut bytes = [0_u8; 8];
     if !read_within(file, &mut bytes, offset, capacity)? || record::word(&bytes, 0) != FILLER_MAGIC {
         return Ok(None);
@@ -271,7 +272,8 @@ fn filler_at(file: &File, offset: u64, capacity: u64) -> io::Result<Option<u64>>
     let mut next = [0_u8; 4];
     let follows = read_within(file, &mut next, offset + length, capacity)?;
     let known = [MAGIC, FILLER_MAGIC].contains(&record::word(&next, 0));
-    Ok((follows && known).then_some(length))
+    let fits = follows && known && next_record(file, offset + 8, offset + length, last)?.is_none();
+    Ok(fits.then_some(length))
 }
 
 fn write_filler(file: &File, offset: u64, length: u64) -> io::Result<()> {

@@ -1,6 +1,7 @@
 //! What the journal knows, in memory: small, without receipts or envelopes, which stay in the file.
 
 use std::collections::{BTreeMap, HashMap};
+use std::ops::Bound;
 use std::time::Duration;
 
 use gpuaas_contract::Digest;
@@ -67,15 +68,18 @@ impl Index {
         match record {
             Record::Accepted { task, issued_at, .. } => {
                 self.highest_time = self.highest_time.max(*issued_at);
-                let entry = InFlight {
-                    note: task.clone(),
-                    envelope: Some(at),
-                    attempt: 0,
-                    maybe_started: false,
-                    started_at: None,
-                    records: vec![at],
-                };
-                self.insert_in_flight(entry);
+                // Whatever is known of a task already says more than that it was accepted.
+                if !self.tasks.contains_key(&task.task_id) {
+                    let entry = InFlight {
+                        note: task.clone(),
+                        envelope: Some(at),
+                        attempt: 0,
+                        maybe_started: false,
+                        started_at: None,
+                        records: vec![at],
+                    };
+                    self.put(task.task_id, Entry::InFlight(Box::new(entry)));
+                }
             }
             Record::Started { task, attempt, at: started } => {
                 let lost_accept = || InFlight {
@@ -87,7 +91,7 @@ impl Index {
                     records: Vec::new(),
                 };
                 if !self.tasks.contains_key(&task.task_id) {
-                    self.insert_in_flight(lost_accept());
+                    self.put(task.task_id, Entry::InFlight(Box::new(lost_accept())));
                 }
                 if let Some(Entry::InFlight(entry)) = self.tasks.get_mut(&task.task_id) {
                     entry.attempt = *attempt;
@@ -102,22 +106,19 @@ impl Index {
             }
             Record::Finished { task_id, start_by, sequence, receipt_digest } => {
                 let entry = Entry::Finished { start_by: *start_by, sequence: *sequence, reported: false, receipt: Some(at) };
-                if let Some(Entry::InFlight(_)) = self.tasks.insert(*task_id, entry) {
-                    self.in_flight -= 1;
-                }
-                self.unreported.insert(*sequence, *task_id);
+                self.put(*task_id, entry);
                 self.advance_chain(*sequence, receipt_digest);
             }
             Record::Reported { task_id } => match self.tasks.get_mut(task_id) {
                 Some(Entry::Finished { reported, sequence, .. }) => {
                     *reported = true;
-                    self.unreported.remove(sequence);
+                    let sequence = *sequence;
+                    self.confirm(sequence, *task_id);
                 }
                 // Its receipt was lost to damage, but it is over: there is nothing to recover.
                 Some(Entry::InFlight(entry)) => {
                     let start_by = entry.note.start_by;
-                    self.tasks.insert(*task_id, Entry::Finished { start_by, sequence: 0, reported: true, receipt: None });
-                    self.in_flight -= 1;
+                    self.put(*task_id, Entry::Finished { start_by, sequence: 0, reported: true, receipt: None });
                 }
                 None => {}
             },
@@ -129,17 +130,33 @@ impl Index {
             Record::EpochKnown { node_epoch } => self.node_epoch = *node_epoch,
             Record::Chain { sequence, receipt_digest } => self.advance_chain(*sequence, receipt_digest),
             Record::Remembered { task_id, start_by } => {
-                let entry = Entry::Finished { start_by: *start_by, sequence: 0, reported: true, receipt: None };
-                self.tasks.insert(*task_id, entry);
+                self.put(*task_id, Entry::Finished { start_by: *start_by, sequence: 0, reported: true, receipt: None });
             }
             Record::Fence { issued_until } => self.fence = self.fence.max(*issued_until),
         }
     }
 
-    fn insert_in_flight(&mut self, entry: InFlight) {
-        let replaced = self.tasks.insert(entry.note.task_id, Entry::InFlight(Box::new(entry)));
-        if !matches!(replaced, Some(Entry::InFlight(_))) {
-            self.in_flight += 1;
+    /// Replaces what is known of a task; the counts follow, whatever came before.
+    fn put(&mut self, task_id: TaskId, entry: Entry) {
+        match self.tasks.remove(&task_id) {
+            Some(Entry::InFlight(_)) => self.in_flight -= 1,
+            Some(Entry::Finished { sequence, .. }) => self.confirm(sequence, task_id),
+            None => {}
+        }
+        match &entry {
+            Entry::InFlight(_) => self.in_flight += 1,
+            Entry::Finished { reported: false, sequence, .. } => {
+                self.unreported.insert(*sequence, task_id);
+            }
+            Entry::Finished { reported: true, .. } => {}
+        }
+        self.tasks.insert(task_id, entry);
+    }
+
+    /// The receipt with this number is not to be sent any more, if it is still this task's.
+    fn confirm(&mut self, sequence: u64, task_id: TaskId) {
+        if self.unreported.get(&sequence) == Some(&task_id) {
+            self.unreported.remove(&sequence);
         }
     }
 
@@ -182,7 +199,7 @@ impl Index {
 
     /// The first unconfirmed receipt with a sequence above `sequence`.
     pub(super) fn unreported_after(&self, sequence: u64) -> Option<(u64, TaskId, Location)> {
-        let (sequence, task_id) = self.unreported.range(sequence + 1..).next()?;
+        let (sequence, task_id) = self.unreported.range((Bound::Excluded(sequence), Bound::Unbounded)).next()?;
         match self.tasks.get(task_id) {
             Some(Entry::Finished { receipt: Some(receipt), .. }) => Some((*sequence, *task_id, *receipt)),
             Some(Entry::Finished { receipt: None, .. } | Entry::InFlight(_)) | None => None,

@@ -9,6 +9,8 @@
 //! one `fdatasync`. If a write or a sync fails, nothing is recorded any more and no success is claimed: the agent ends,
 //! and the next start reads what is really there.
 
+#[doc(hidden)]
+pub mod door;
 mod file;
 mod index;
 mod record;
@@ -161,10 +163,11 @@ impl Journal {
         let unfinished = unfinished(&shared, &path)?;
         let (commands, queue) = mpsc::channel(QUEUE);
         let for_thread = Arc::clone(&shared);
-        std::thread::Builder::new()
-            .name("journal".to_owned())
-            .spawn(move || writer.run(&for_thread, queue))
-            .map_err(|source| JournalError::Io { what: "served by a thread", path, source })?;
+        gpuaas_world::spawn_thread("journal", move || writer.run(&for_thread, queue)).map_err(|source| JournalError::Io {
+            what: "served by a thread",
+            path,
+            source,
+        })?;
         Ok((Self { damaged, shared, commands }, Opened { unfinished, notices }))
     }
 
@@ -284,7 +287,7 @@ pub(crate) struct Pending(oneshot::Receiver<Result<(), AppendError>>);
 impl Pending {
     /// Returns when the record is on disk.
     pub(crate) async fn wait(self) -> Result<(), AppendError> {
-        self.0.await.unwrap_or_else(|_| Err(ended()))
+        gpuaas_world::recorded(self.0).await.unwrap_or_else(|_| Err(ended()))
     }
 }
 
@@ -293,7 +296,7 @@ fn ended() -> AppendError {
 }
 
 async fn read_blob(file: Arc<File>, location: Location) -> Result<Vec<u8>, AppendError> {
-    let read = tokio::task::spawn_blocking(move || file::read(&file, location)).await;
+    let read = gpuaas_world::blocking(move || file::read(&file, location)).await;
     match read {
         Ok(Ok(decoded)) => Ok(decoded.blob),
         Ok(Err(error)) => Err(AppendError::Failed(error.to_string())),

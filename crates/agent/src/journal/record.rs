@@ -17,6 +17,8 @@ pub(super) const FILLER_MAGIC: u32 = 0x4a46_494c;
 pub(super) const HEADER: usize = 24;
 /// Room for the JSON part of any record.
 const MAX_JSON: usize = 8 * 1024;
+/// Highest number of a record. Nobody gets there by counting; a number above it is damage, and must not stop the counting.
+const MAX_SEQUENCE: u64 = u64::MAX / 2;
 /// Longest body.
 pub(super) const MAX_BODY: usize = receipt::MAX_BYTES + MAX_JSON;
 
@@ -117,7 +119,7 @@ pub(super) fn decode(bytes: &[u8]) -> Option<Decoded> {
         return None;
     }
     let json_length = usize::try_from(word(bytes, 12)).ok()?;
-    let sequence = u64::from_le_bytes(bytes[16..24].try_into().ok()?);
+    let sequence = Some(u64::from_le_bytes(bytes[16..24].try_into().ok()?)).filter(|sequence| *sequence <= MAX_SEQUENCE)?;
     let (json, blob) = bytes[HEADER..].split_at_checked(json_length)?;
     let record = serde_json::from_slice(json).ok()?;
     Some(Decoded { sequence, record, blob: blob.to_vec(), length: padded(body) })

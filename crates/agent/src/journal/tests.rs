@@ -218,7 +218,8 @@ fn a_journal_that_is_cut_short_anywhere_is_fenced_and_gets_its_size_back() {
     let path = folder.path().join("journal");
     let pristine = std::fs::read(&path).expect("read");
     let end = used(&path);
-    for cut in [0, 1, 16, 27, 28, 4096].into_iter().chain((4104..end).step_by(56)).chain([end - 1]) {
+    for cut in [0, 1, 16, 27, 28, 4096].into_iter().chain((4104..end).step_by(56)).chain((4101..end).step_by(31)).chain([end - 1])
+    {
         std::fs::write(&path, &pristine[..usize::try_from(cut).expect("fits")]).expect("cut");
         let (journal, opened) = open(folder.path());
         assert!(!opened.notices.is_empty(), "cut at {cut} was not noticed");
@@ -255,6 +256,107 @@ fn a_repair_that_was_cut_off_before_its_fence_is_completed() {
     assert!(opened.unfinished.iter().all(|task| task.attempt == 1));
     drop(journal);
     assert!(!open(folder.path()).0.damaged);
+}
+
+/// The lengths of these records in the file.
+fn lengths(records: &[(Record, Vec<u8>)]) -> Vec<usize> {
+    records.iter().map(|(record, blob)| record::encode(record, blob, 1).expect("encodes").len()).collect()
+}
+
+#[test]
+fn a_repair_that_ends_where_the_journal_ended_before_is_done_once() {
+    let folder = tempfile::tempdir().expect("folder");
+    // The last record is as long as the fence that the repair writes in its place.
+    let records: Vec<_> = [1, 2, 1000].map(|at| (Record::Fence { issued_until: Timestamp(at) }, Vec::new())).into();
+    append_all(folder.path(), &records);
+    let path = folder.path().join("journal");
+    let (mut rotten, end) = (std::fs::read(&path).expect("read"), used(&path));
+    let lengths = lengths(&records);
+    rotten[first_record() + 30] ^= 1;
+    rotten[first_record() + lengths[0] + lengths[1] + 30] ^= 1;
+    std::fs::write(&path, &rotten).expect("rot");
+    assert!(open(folder.path()).0.damaged);
+    assert_eq!(used(&path), end);
+    let (journal, opened) = open(folder.path());
+    assert_eq!((journal.damaged, opened.notices), (false, Vec::new()), "the repair is done once");
+}
+
+#[test]
+fn a_journal_that_is_full_to_the_last_byte_can_still_be_repaired() {
+    let folder = tempfile::tempdir().expect("folder");
+    let path = folder.path().join("journal");
+    let finished = (1..=8).map(|n| (finished(n, n.into()), vec![n; 100]));
+    let records: Vec<_> = [(accepted(9), vec![9; 100])].into_iter().chain(finished).collect();
+    let lengths = lengths(&records);
+    let full = u64::try_from(first_record() + lengths.iter().sum::<usize>()).expect("fits");
+    let file = file::create(&path, full).expect("made");
+    let mut at = file::FILE_HEADER;
+    for ((record, blob), sequence) in records.iter().zip(1..) {
+        let bytes = record::encode(record, blob, sequence).expect("encodes");
+        file.write_all_at(&bytes, at).expect("written");
+        at += u64::try_from(bytes.len()).expect("fits");
+    }
+    file::confirm(&file, full).expect("written");
+    let second = u64::try_from(first_record() + lengths[0]).expect("fits");
+    file.write_all_at(b"rot", second + 40).expect("rot");
+    let (journal, opened) = Journal::open(folder.path(), full, Timestamp(1000)).expect("opens although there is no room");
+    assert_eq!((journal.fence(), journal.unreported_count()), (Timestamp(1000), 7));
+    assert_eq!(opened.unfinished.iter().map(|task| task.attempt).collect::<Vec<_>>(), [1], "a task may run twice");
+    let before = view(&journal);
+    drop(journal);
+    let (journal, _) = Journal::open(folder.path(), full, Timestamp(1000)).expect("opens");
+    assert_eq!((view(&journal), journal.damaged), (before.clone(), false));
+    drop(journal);
+    // With room, it gets its usual size again.
+    assert_eq!(view(&open(folder.path()).0), before);
+    assert_eq!(path.metadata().expect("meta").len(), CAPACITY);
+}
+
+#[test]
+fn rot_in_the_length_of_a_filler_costs_no_record() {
+    let folder = tempfile::tempdir().expect("folder");
+    let records: Vec<_> = (1..=5).map(|n| (finished(n, n.into()), vec![n; 100])).collect();
+    append_all(folder.path(), &records);
+    let path = folder.path().join("journal");
+    let lengths = lengths(&records);
+    let second = first_record() + lengths[0];
+    let mut bytes = std::fs::read(&path).expect("read");
+    bytes[second + 40] ^= 1;
+    std::fs::write(&path, &bytes).expect("rot");
+    assert!(open(folder.path()).0.damaged);
+    // The filler over the second record now claims the third and the fourth as well.
+    let mut bytes = std::fs::read(&path).expect("read");
+    let claimed = u32::try_from(lengths[1..4].iter().sum::<usize>()).expect("fits");
+    assert_eq!(record::word(&bytes, second + 4), u32::try_from(lengths[1]).expect("fits"));
+    bytes[second + 4..second + 8].copy_from_slice(&claimed.to_le_bytes());
+    std::fs::write(&path, &bytes).expect("rot");
+    let (journal, opened) = open(folder.path());
+    assert_eq!([1, 2, 3, 4, 5].map(|n| journal.lookup(task(n)).is_some()), [true, false, true, true, true]);
+    assert!(!opened.notices.is_empty(), "the rot was not noticed");
+}
+
+#[test]
+fn the_counts_hold_whatever_follows_whatever() {
+    let at = Location { offset: 0, length: 8 };
+    let index = |records: &[Record]| {
+        let mut index = Index::default();
+        records.iter().for_each(|record| index.apply(record, at));
+        index
+    };
+    let remembered = Record::Remembered { task_id: task(1), start_by: Timestamp(1) };
+    assert_eq!(index(&[accepted(1), remembered]).in_flight, 0);
+    assert_eq!(index(&[accepted(1), started(1), accepted(1)]).doubtful(), [], "it stays started");
+    let again = index(&[finished(1, 1), accepted(1), finished(2, 2)]);
+    assert_eq!((again.in_flight, again.unreported_count()), (0, 2), "what is over stays over");
+    assert_eq!(again.unreported_after(1).map(|found| found.1), Some(task(2)));
+    let moved = index(&[finished(1, 1), finished(1, 3)]);
+    assert_eq!((moved.unreported_count(), moved.unreported_after(0).map(|found| found.0)), (1, Some(3)));
+    assert_eq!(index(&[finished(1, u64::MAX)]).unreported_after(u64::MAX), None);
+}
+
+#[test]
+fn a_record_with_an_impossible_number_is_damage() {
+    assert!(record::decode(&record::encode(&started(1), &[], u64::MAX).expect("encodes")).is_none());
 }
 
 #[test]

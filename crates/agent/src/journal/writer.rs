@@ -100,7 +100,7 @@ pub(super) fn open(path: &Path, wanted: u64, now: Timestamp) -> Result<Opening, 
         index.note_damage();
         if capacity < wanted {
             // It was cut short: what is recorded about the repair needs its room.
-            grow(&file, path, wanted)?;
+            grow(&file, path, capacity, wanted)?;
             capacity = wanted;
         }
     }
@@ -117,15 +117,17 @@ pub(super) fn open(path: &Path, wanted: u64, now: Timestamp) -> Result<Opening, 
     };
     let mut stored = Stored { file, index };
     let damaged = scan.damaged_inside || lost;
+    let mut repairs = Vec::new();
     if damaged {
-        let fence = Record::Fence { issued_until: now.max(stored.index.highest_time) };
-        writer.append_now(&mut stored, &fence).map_err(fail("repaired"))?;
+        repairs.push(Record::Fence { issued_until: now.max(stored.index.highest_time) });
     }
     // A start whose record may have been lost is treated as a start: running a task twice is worse than not at all.
-    for task in stored.index.doubtful() {
-        writer.append_now(&mut stored, &Record::Started { task, attempt: 1, at: now }).map_err(fail("repaired"))?;
-    }
-    if scan.confirmed != Some(writer.end) {
+    let started = |task| Record::Started { task, attempt: 1, at: now };
+    repairs.extend(stored.index.doubtful().into_iter().map(started));
+    writer.repair(&mut stored, &repairs)?;
+    capacity = writer.capacity;
+    // The scan may have written another note than the one it read.
+    if scan.damaged_inside || scan.confirmed != Some(writer.end) {
         // The last step of a repair. What was read and never synced is synced before anybody acts on it.
         file::confirm(&writer.file, writer.end).map_err(fail("repaired"))?;
     }
@@ -162,9 +164,10 @@ pub(super) fn inspect(path: &Path) -> Result<Summary, JournalError> {
     Ok(Summary { damaged, used_percent, in_flight: index.in_flight, unreported: index.unreported_count() })
 }
 
-/// Gives a file that was cut short its size back.
-fn grow(file: &File, path: &Path, bytes: u64) -> Result<(), JournalError> {
-    let grown = file::allocate(file, bytes).and_then(|()| file.sync_all());
+/// Gives a file that was cut short its size back. Behind `whole` there is at most a part of eight bytes, which nothing looked
+/// at: in the middle of the file it would be dirt.
+fn grow(file: &File, path: &Path, whole: u64, bytes: u64) -> Result<(), JournalError> {
+    let grown = file.set_len(whole).and_then(|()| file::allocate(file, bytes)).and_then(|()| file.sync_all());
     grown.map_err(|source| match source.kind() {
         io::ErrorKind::StorageFull => JournalError::NoSpace { path: path.to_owned(), bytes },
         _ => JournalError::Io { what: "repaired", path: path.to_owned(), source },
@@ -224,7 +227,7 @@ impl Writer {
     }
 
     /// Records what waits, in its order, with as few syncs as possible.
-    fn serve(&mut self, shared: &Shared, group: &mut Vec<Command>) {
+    pub(super) fn serve(&mut self, shared: &Shared, group: &mut Vec<Command>) {
         let mut waiting: VecDeque<Command> = group.drain(..).collect();
         while !waiting.is_empty() {
             self.serve_together(shared, &mut waiting);
@@ -262,7 +265,10 @@ impl Writer {
         if admitted.is_empty() {
             return;
         }
-        let written = self.file.write_all_at(&bytes, self.end).and_then(|()| self.file.sync_data());
+        let written = match gpuaas_world::broken("agent.journal") {
+            true => Ok(()),
+            false => self.file.write_all_at(&bytes, self.end).and_then(|()| self.file.sync_data()),
+        };
         if let Err(error) = written {
             tracing::error!(%error, path = %self.path.display(), "journal cannot be written; nothing more will be recorded");
             self.failed = Some(error.to_string());
@@ -408,21 +414,39 @@ impl Writer {
         Ok((file, fresh))
     }
 
-    /// Records one thing outside the queue, at open.
-    fn append_now(&mut self, stored: &mut Stored, record: &Record) -> io::Result<()> {
-        let sequence = self.sequence + 1;
-        let encoded = record::encode(record, &[], sequence).ok_or_else(|| io::Error::other("the record is too large"))?;
-        let length = u64::try_from(encoded.len()).unwrap_or(u64::MAX);
-        if self.end + length > self.capacity {
-            return Err(io::ErrorKind::StorageFull.into());
+    /// Records outside the queue, at open, what a repair has to say. A journal may be full to the last byte when it is
+    /// damaged, and must open all the same: then the file gets longer, until compaction makes it short again.
+    fn repair(&mut self, stored: &mut Stored, records: &[Record]) -> Result<(), JournalError> {
+        let fail = |path: &Path| {
+            let path = path.to_owned();
+            move |source| JournalError::Io { what: "repaired", path, source }
+        };
+        let mut bytes = Vec::new();
+        for (record, sequence) in records.iter().zip(self.sequence + 1..) {
+            let too_large = || fail(&self.path)(io::Error::other("the record is too large"));
+            let encoded = record::encode(record, &[], sequence).ok_or_else(too_large)?;
+            let at = Location { offset: self.end + length_of(&bytes), length: length_of(&encoded) };
+            stored.index.apply(record, at);
+            bytes.extend_from_slice(&encoded);
         }
-        self.file.write_all_at(&encoded, self.end)?;
-        self.file.sync_data()?;
-        stored.index.apply(record, Location { offset: self.end, length });
-        self.sequence = sequence;
-        self.end += length;
+        if bytes.is_empty() {
+            return Ok(());
+        }
+        let end = self.end + length_of(&bytes);
+        if end > self.capacity {
+            let capacity = end.next_multiple_of(4096);
+            grow(&self.file, &self.path, self.capacity, capacity)?;
+            self.capacity = capacity;
+        }
+        self.file.write_all_at(&bytes, self.end).and_then(|()| self.file.sync_data()).map_err(fail(&self.path))?;
+        self.sequence += records.len() as u64;
+        self.end = end;
         Ok(())
     }
+}
+
+fn length_of(bytes: &[u8]) -> u64 {
+    u64::try_from(bytes.len()).unwrap_or(u64::MAX)
 }
 
 /// The index, at open still ours alone, later behind its lock.

@@ -8,13 +8,13 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use gpuaas_contract::link::SERVER_NAME;
+use gpuaas_world::net::TcpStream;
 use rustls::ClientConfig;
 use rustls::client::danger::{HandshakeSignatureValid, ServerCertVerified, ServerCertVerifier};
 use rustls::client::{Resumption, WebPkiServerVerifier};
 use rustls::crypto::CryptoProvider;
 use rustls_pki_types::{CertificateDer, PrivateKeyDer, ServerName, UnixTime};
 use sha2::Digest as _;
-use tokio::net::TcpStream;
 use tokio_rustls::client::TlsStream;
 
 /// What is spoken inside.
@@ -198,7 +198,7 @@ pub(crate) fn enrolled_config(
 ) -> Result<Arc<ClientConfig>, TlsSetupError> {
     let mut roots = rustls::RootCertStore::empty();
     roots.add(ca.clone()).map_err(TlsSetupError)?;
-    let builder = ClientConfig::builder_with_provider(provider())
+    let builder = ClientConfig::builder_with_details(provider(), gpuaas_world::certificate_clock())
         .with_protocol_versions(&[&rustls::version::TLS13])
         .map_err(TlsSetupError)?
         .with_root_certificates(roots);
@@ -212,7 +212,7 @@ pub(crate) fn enrolled_config(
 /// For first contact: only the CA's fingerprint is known, the CA itself is in the chain the server presents.
 pub(crate) fn pinned_config(pin: [u8; 32]) -> Result<Arc<ClientConfig>, TlsSetupError> {
     let provider = provider();
-    let config = ClientConfig::builder_with_provider(Arc::clone(&provider))
+    let config = ClientConfig::builder_with_details(Arc::clone(&provider), gpuaas_world::certificate_clock())
         .with_protocol_versions(&[&rustls::version::TLS13])
         .map_err(TlsSetupError)?
         .dangerous()

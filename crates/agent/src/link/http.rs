@@ -115,7 +115,22 @@ impl Lane {
         serde_json::from_slice(&answer.body).map_err(|error| HttpError::Malformed(error.to_string()))
     }
 
+    /// One exchange. The server may have closed a kept connection at the very moment it was used again; everything that is sent
+    /// here may be sent twice, so a new connection gets another try.
     async fn exchange(&mut self, call: &Call) -> Result<Answer, HttpError> {
+        if let Some(mut kept) = self.connection.take()
+            && kept.ready().await.is_ok()
+        {
+            match self.exchange_over(kept, call).await {
+                Err(HttpError::Broken(reason)) => tracing::debug!(reason, "a kept connection broke; trying a new one"),
+                answer => return answer,
+            }
+        }
+        let fresh = self.connect().await?;
+        self.exchange_over(fresh, call).await
+    }
+
+    async fn exchange_over(&mut self, mut connection: SendRequest<Full<Bytes>>, call: &Call) -> Result<Answer, HttpError> {
         let mut request = Request::builder()
             .method(&call.method)
             .uri(&call.path)
@@ -126,7 +141,6 @@ impl Lane {
             let value = http::HeaderValue::try_from(value).map_err(|error| HttpError::Malformed(error.to_string()))?;
             request.headers_mut().insert(*name, value);
         }
-        let mut connection = self.take_connection().await?;
         let response = connection.send_request(request).await.map_err(broken)?;
         let status = response.status();
         let body = Limited::new(response.into_body(), MAX_MESSAGE_BYTES).collect().await;
@@ -135,13 +149,7 @@ impl Lane {
         if status.is_success() { Ok(Answer { body }) } else { Err(problem(status, &body)) }
     }
 
-    /// The kept connection, or a new one if it was closed meanwhile.
-    async fn take_connection(&mut self) -> Result<SendRequest<Full<Bytes>>, HttpError> {
-        if let Some(mut connection) = self.connection.take()
-            && connection.ready().await.is_ok()
-        {
-            return Ok(connection);
-        }
+    async fn connect(&self) -> Result<SendRequest<Full<Bytes>>, HttpError> {
         let stream = self.dialer.dial(Protocol::Http1).await?;
         let (sender, connection) = http1::handshake(TokioIo::new(stream)).await.map_err(broken)?;
         tokio::spawn(async move {

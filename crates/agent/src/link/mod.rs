@@ -20,6 +20,7 @@ use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 
 use crate::config::TransportChoice;
+use crate::pipeline::Round;
 use crate::status::LinkStatus;
 use conversation::{Conversation, LinkError};
 use dial::Dialer;
@@ -94,7 +95,7 @@ enum SessionEnd {
     Shutdown,
     Error(LinkError),
     /// Long-poll gave way to this stream.
-    Upgrade(Box<Conversation>),
+    Upgrade(Box<(Conversation, Round)>),
 }
 
 impl Supervisor {
@@ -106,18 +107,19 @@ impl Supervisor {
         };
         let mut attempt: u32 = 0;
         let mut stream_failures: u32 = 0;
-        let mut upgraded: Option<Box<Conversation>> = None;
+        let mut upgraded: Option<Box<(Conversation, Round)>> = None;
         while !shutdown.is_cancelled() {
             let opened = match upgraded.take() {
                 Some(conversation) => Ok(*conversation),
                 None => tokio::select! {
+                    biased;
                     () = shutdown.cancelled() => break,
                     opened = self.open(transport) => opened,
                 },
             };
             let began = Instant::now();
             let error = match opened {
-                Ok(conversation) => match self.serve(conversation, transport, &shutdown).await {
+                Ok((conversation, round)) => match self.serve(conversation, round, transport, &shutdown).await {
                     SessionEnd::Shutdown => break,
                     SessionEnd::Upgrade(conversation) => {
                         tracing::info!("streams work again; leaving long-poll");
@@ -146,6 +148,7 @@ impl Supervisor {
             attempt = attempt.saturating_add(1);
             self.note_down(&error, wait);
             tokio::select! {
+                biased;
                 () = shutdown.cancelled() => break,
                 () = self.discard_volatile(wait) => {}
             }
@@ -156,15 +159,22 @@ impl Supervisor {
         });
     }
 
-    async fn open(&self, transport: Transport) -> Result<Conversation, LinkError> {
-        let hello = self.core.hello();
-        match transport {
+    async fn open(&self, transport: Transport) -> Result<(Conversation, Round), LinkError> {
+        let (hello, round) = self.core.hello();
+        let opened = match transport {
             Transport::Stream => stream::open(&self.dialer, hello, self.timings.welcome_within).await,
             Transport::Poll => poll::open(&self.dialer, self.core.node_id, &hello, self.request_timeout).await,
-        }
+        };
+        opened.map(|conversation| (conversation, round))
     }
 
-    async fn serve(&mut self, conversation: Conversation, transport: Transport, shutdown: &CancellationToken) -> SessionEnd {
+    async fn serve(
+        &mut self,
+        conversation: Conversation,
+        round: Round,
+        transport: Transport,
+        shutdown: &CancellationToken,
+    ) -> SessionEnd {
         let clock_offset_us = match self.core.greet(&conversation.welcome).await {
             Ok(offset) => offset,
             Err(error) => return SessionEnd::Error(error),
@@ -186,11 +196,12 @@ impl Supervisor {
         let ended = {
             let end = async {
                 tokio::select! {
+                    biased;
                     () = shutdown.cancelled() => {}
                     better = stream_when_it_works(core, dialer, timings), if may_upgrade => upgrade = Some(better),
                 }
             };
-            session::run(core, conversation, volatile, end).await
+            session::run(core, conversation, round, volatile, end).await
         };
         match (ended, upgrade) {
             (_, Some(better)) => SessionEnd::Upgrade(Box::new(better)),
@@ -235,6 +246,7 @@ impl Supervisor {
         let deadline = Instant::now() + wait;
         loop {
             tokio::select! {
+                biased;
                 () = tokio::time::sleep_until(deadline) => return,
                 message = self.volatile.recv() => if message.is_none() {
                     return tokio::time::sleep_until(deadline).await;
@@ -245,11 +257,12 @@ impl Supervisor {
 }
 
 /// Tries the stream now and then until it works.
-async fn stream_when_it_works(core: &Core, dialer: &Dialer, timings: &LinkTimings) -> Conversation {
+async fn stream_when_it_works(core: &Core, dialer: &Dialer, timings: &LinkTimings) -> (Conversation, Round) {
     loop {
         tokio::time::sleep(timings.stream_retry).await;
-        match stream::open(dialer, core.hello(), timings.welcome_within).await {
-            Ok(conversation) => return conversation,
+        let (hello, round) = core.hello();
+        match stream::open(dialer, hello, timings.welcome_within).await {
+            Ok(conversation) => return (conversation, round),
             Err(error) => tracing::debug!(error = crate::report::chain(&error), "streams still fail"),
         }
     }
@@ -285,7 +298,7 @@ fn full_jitter(base: Duration, cap: Duration, attempt: u32) -> Duration {
     let micros = u64::try_from(ceiling.as_micros()).unwrap_or(u64::MAX);
     let mut random = [0_u8; 8];
     // Without random numbers the full wait is still a wait.
-    if getrandom::fill(&mut random).is_err() || micros == 0 {
+    if !gpuaas_world::random(&mut random) || micros == 0 {
         return ceiling;
     }
     Duration::from_micros(u64::from_le_bytes(random) % micros)

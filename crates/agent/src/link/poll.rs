@@ -55,6 +55,7 @@ async fn listen(session: Session, wait_route: &'static str, hold: Duration, hear
     loop {
         // The session may end while the request is held open.
         let answer = tokio::select! {
+            biased;
             answer = lane.call_json::<Messages>(&call) => answer,
             () = heard.closed() => return,
         };

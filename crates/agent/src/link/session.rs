@@ -13,7 +13,7 @@ use tokio::sync::{mpsc, watch};
 use tokio::time::Instant;
 
 use super::conversation::{Conversation, LinkError};
-use crate::pipeline::Pipeline;
+use crate::pipeline::{Pipeline, Round};
 use crate::spool::Spool;
 use crate::telemetry::Telemetry;
 use crate::trust::Trust;
@@ -41,20 +41,23 @@ pub(crate) struct Core {
 }
 
 impl Core {
-    /// The first message: who speaks and what is in hand. Also the facts it carried.
-    pub(super) fn hello(&self) -> Hello {
-        Hello {
+    /// The first message of a new link: who speaks and what is in hand. Offers of older links are not taken any more.
+    pub(super) fn hello(&self) -> (Hello, Round) {
+        let (tasks, round) = self.pipeline.begin_round();
+        let hello = Hello {
             protocol: PROTOCOL,
             agent_version: crate::VERSION.to_owned(),
             agent_instance_id: self.instance_id.to_string(),
             boot_id: self.boot_id.clone(),
             node_epoch: self.node_epoch,
             verifier_set_version: self.trust.current().version(),
-            tasks: self.pipeline.in_hand(),
+            tasks,
             facts_json: self.telemetry.facts().borrow().clone(),
             capacity: self.capacity,
             notices: self.notices.clone(),
-        }
+            journal_fence_us: self.pipeline.fence().0,
+        };
+        (hello, round)
     }
 
     /// Checks the welcome and takes the verifier set it brings. Returns the control plane's clock minus ours.
@@ -79,7 +82,7 @@ impl Core {
 
     async fn take_verifier_set(&self, set: VerifierSet) {
         let trust = Arc::clone(&self.trust);
-        let taken = tokio::task::spawn_blocking(move || trust.offer(&set.document)).await;
+        let taken = gpuaas_world::blocking(move || trust.offer(&set.document)).await;
         match taken {
             Ok(Ok(_)) => {}
             Ok(Err(error)) => {
@@ -94,6 +97,7 @@ impl Core {
 pub(super) async fn run(
     core: &Core,
     conversation: Conversation,
+    round: Round,
     volatile: &mut mpsc::Receiver<from_node::Message>,
     end: impl Future<Output = ()>,
 ) -> Option<LinkError> {
@@ -102,7 +106,7 @@ pub(super) async fn run(
     let (pong, mut pongs) = mpsc::channel(8);
     let ended = {
         let speak = speak(core, &welcome, &outgoing, volatile, &mut pongs);
-        let hear = hear(core, &mut incoming, &pong);
+        let hear = hear(core, round, &mut incoming, &pong);
         tokio::select! {
             biased;
             () = end => None,
@@ -119,6 +123,7 @@ pub(super) async fn run(
 
 async fn hear(
     core: &Core,
+    round: Round,
     incoming: &mut mpsc::Receiver<Result<to_node::Message, LinkError>>,
     pong: &mpsc::Sender<u64>,
 ) -> LinkError {
@@ -128,7 +133,7 @@ async fn hear(
             Err(error) => return error,
         };
         match message {
-            to_node::Message::Offer(offer) => core.pipeline.offer(offer.task_id, offer.envelope),
+            to_node::Message::Offer(offer) => core.pipeline.offer(round, offer.task_id, offer.envelope),
             to_node::Message::Cancel(cancel) => {
                 if let Some(task_id) = task_id(&cancel.task_id) {
                     core.pipeline.cancel(task_id, &cancel.reason);
@@ -206,6 +211,11 @@ async fn speak(
                 continue;
             }
         };
+        for _ in 1..gpuaas_world::delivery().copies {
+            if !send(outgoing, message.clone()).await {
+                return closed();
+            }
+        }
         if !send(outgoing, message).await {
             return closed();
         }
@@ -268,6 +278,7 @@ impl Receipts {
                 return SignedReceipt { task_id: unreported.task_id.to_string(), receipt };
             }
             tokio::select! {
+                biased;
                 changed = self.changes.changed() => if changed.is_err() { std::future::pending::<()>().await },
                 () = tokio::time::sleep_until(self.oldest_since + RESEND_AFTER), if self.oldest != 0 => {
                     tracing::warn!(sequence = self.oldest, "receipt was not confirmed for a minute; sending it again");

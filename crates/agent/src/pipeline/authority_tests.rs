@@ -22,7 +22,7 @@ use gpuaas_host::{Host, Profile, SimHost};
 use serde_json::{Value, json};
 use tokio::sync::mpsc;
 
-use super::{Limits, Parts, Pipeline};
+use super::{Limits, Parts, Pipeline, Round};
 use crate::journal::Journal;
 use crate::policy::Policy;
 use crate::spool::Spool;
@@ -382,6 +382,7 @@ struct Bench {
     world: World,
     folder: tempfile::TempDir,
     pipeline: Pipeline,
+    round: Round,
     said: mpsc::Receiver<Message>,
     sequence: u64,
     marks: usize,
@@ -425,7 +426,7 @@ impl Bench {
             },
         };
         let pipeline = Pipeline::start(parts, opened).await.expect("starts");
-        (Self { world, folder, pipeline, said, sequence: 0, marks: 0 }, allowed)
+        (Self { world, folder, round: pipeline.begin_round().1, pipeline, said, sequence: 0, marks: 0 }, allowed)
     }
 
     /// Everything that was offered has been answered and everything that runs has ended.
@@ -441,7 +442,7 @@ impl Bench {
             // The name on the wrapping is not signed and must not matter.
             let offered = if random.below(8) == 0 { TaskId::generate() } else { case.task_id };
             for _ in 0..1 + usize::from(random.below(10) == 0) {
-                self.pipeline.offer(offered.to_string(), case.envelope.clone());
+                self.pipeline.offer(self.round, offered.to_string(), case.envelope.clone());
             }
         }
         self.settle().await;

@@ -8,7 +8,8 @@ mod authority_tests;
 mod execute;
 mod recover;
 
-use std::collections::HashMap;
+use std::collections::{BTreeMap, HashMap};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
@@ -63,6 +64,10 @@ pub(crate) struct Limits {
     pub(crate) log_drain_timeout: Duration,
 }
 
+/// One link's worth of offers: those of an older link are not taken once a newer one has said what is in hand.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Round(u64);
+
 /// Runs tasks. Cheap to clone.
 #[derive(Clone)]
 pub(crate) struct Pipeline {
@@ -85,6 +90,8 @@ struct Inner {
     limits: Limits,
     /// Tasks between claim and the end of their finish.
     live: Mutex<HashMap<TaskId, Arc<Live>>>,
+    /// The round whose offers are taken; changes only under the lock of `live`.
+    round: AtomicU64,
     /// End of the chain, including receipts on their way to the disk.
     chain: Mutex<Chain>,
     offers: Arc<Semaphore>,
@@ -106,13 +113,20 @@ struct Inner {
 /// A task that this process has in hand.
 struct Live {
     phase: Mutex<Option<TaskPhase>>,
+    /// Its acceptance is on its way to the disk.
+    recording: AtomicBool,
     cancel: CancellationToken,
     cancel_reason: Mutex<String>,
 }
 
 impl Live {
     fn new() -> Arc<Self> {
-        Arc::new(Self { phase: Mutex::new(None), cancel: CancellationToken::new(), cancel_reason: Mutex::new(String::new()) })
+        Arc::new(Self {
+            phase: Mutex::new(None),
+            recording: AtomicBool::new(false),
+            cancel: CancellationToken::new(),
+            cancel_reason: Mutex::new(String::new()),
+        })
     }
 
     fn set_phase(&self, phase: TaskPhase) {
@@ -157,6 +171,7 @@ impl Pipeline {
             limits: parts.limits,
             journal: Arc::new(parts.journal),
             live: Mutex::new(HashMap::new()),
+            round: AtomicU64::new(0),
             offers: Arc::new(Semaphore::new(OFFERS)),
             in_flight: Arc::new(Semaphore::new(in_flight)),
             run_slots: Arc::new(Semaphore::new(max_tasks)),
@@ -177,14 +192,14 @@ impl Pipeline {
     }
 
     /// Takes an offered envelope. Never waits: what follows in the link (a cancellation, say) must not wait either.
-    pub(crate) fn offer(&self, offered_id: String, envelope: Vec<u8>) {
+    pub(crate) fn offer(&self, round: Round, offered_id: String, envelope: Vec<u8>) {
         let Ok(permit) = Arc::clone(&self.inner.offers).try_acquire_owned() else {
             tracing::warn!(offered_id, "too many offers at once; this one is left for later");
             return;
         };
         let inner = Arc::clone(&self.inner);
         self.inner.tracker.spawn(async move {
-            inner.examine(offered_id, envelope).await;
+            inner.examine(round, offered_id, envelope).await;
             drop(permit);
         });
     }
@@ -258,10 +273,22 @@ impl Pipeline {
         self.inner.failed.subscribe()
     }
 
-    /// What the hello says is in hand.
-    pub(crate) fn in_hand(&self) -> Vec<TaskInHand> {
-        let in_hand = self.inner.journal.in_hand();
-        in_hand.into_iter().map(|(id, phase)| TaskInHand { task_id: id.to_string(), phase: phase.into() }).collect()
+    /// What the hello of a new link says is in hand. Nothing that an older link offered is accepted from here on, so what is not
+    /// listed will not run unless it is offered again: the control plane relies on that.
+    pub(crate) fn begin_round(&self) -> (Vec<TaskInHand>, Round) {
+        let live = self.inner.lock_live();
+        let round = self.inner.round.fetch_add(1, Ordering::AcqRel) + 1;
+        let mut in_hand: BTreeMap<TaskId, TaskPhase> = self.inner.journal.in_hand().into_iter().collect();
+        for (id, _) in live.iter().filter(|(_, live)| live.recording.load(Ordering::Acquire)) {
+            in_hand.entry(*id).or_insert(TaskPhase::Accepted);
+        }
+        let listed = in_hand.into_iter().map(|(id, phase)| TaskInHand { task_id: id.to_string(), phase: phase.into() });
+        (listed.collect(), Round(round))
+    }
+
+    /// Tasks made before this may have been forgotten by a damaged journal.
+    pub(crate) fn fence(&self) -> Timestamp {
+        self.inner.journal.fence()
     }
 
     /// Number of receipts that are not confirmed.
@@ -288,6 +315,9 @@ impl Inner {
 
     fn claim(&self, task_id: TaskId) -> Claim {
         let mut live = self.lock_live();
+        if gpuaas_world::broken("agent.duplicates") {
+            return Claim::New(Live::new());
+        }
         if let Some(live) = live.get(&task_id) {
             return Claim::InHand(*live.phase.lock().unwrap_or_else(PoisonError::into_inner));
         }
@@ -300,6 +330,14 @@ impl Inner {
                 Claim::New(entry)
             }
         }
+    }
+
+    /// Whether the round still counts; if so, the next hello lists the task.
+    fn begin_recording(&self, round: Round, live: &Live) -> bool {
+        let _held = self.lock_live();
+        let counts = Round(self.round.load(Ordering::Acquire)) == round || gpuaas_world::broken("agent.rounds");
+        live.recording.store(counts, Ordering::Release);
+        counts
     }
 
     fn release(&self, task_id: TaskId) {
@@ -320,7 +358,7 @@ impl Inner {
         envelope::verify(envelope, &expectation)
     }
 
-    async fn examine(self: Arc<Self>, offered_id: String, bytes: Vec<u8>) {
+    async fn examine(self: Arc<Self>, round: Round, offered_id: String, bytes: Vec<u8>) {
         let verified = self.verify(&bytes);
         match verified {
             Ok(verified) => {
@@ -331,14 +369,14 @@ impl Inner {
                     correlation_id = %payload.correlation_id,
                     task_type = %payload.task_type
                 );
-                self.admit(verified, bytes).instrument(span).await;
+                self.admit(round, verified, bytes).instrument(span).await;
             }
             Err(refusal) => self.refuse_offer(offered_id, refusal).await,
         }
     }
 
     /// An authentic task of ours, still in time: duplicate, denied, or taken.
-    async fn admit(self: Arc<Self>, verified: envelope::Verified, bytes: Vec<u8>) {
+    async fn admit(self: Arc<Self>, round: Round, verified: envelope::Verified, bytes: Vec<u8>) {
         let payload = verified.payload();
         let task_id = payload.task_id;
         let live = match self.claim(task_id) {
@@ -367,6 +405,10 @@ impl Inner {
         };
         let Ok(permit) = permit else { return self.release(task_id) };
         gpuaas_failpoint::hit("agent.before_accept");
+        if !self.begin_recording(round, &live) {
+            tracing::info!("task was offered by a link that is gone; the control plane will offer it again");
+            return self.release(task_id);
+        }
         let record = Record::Accepted { task: note.clone(), issued_at: payload.issued_at, deadline: payload.deadline };
         match self.journal.append(record, bytes).await {
             Ok(()) => {}

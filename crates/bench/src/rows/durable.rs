@@ -21,7 +21,7 @@ use gpuaas_store::{Store, StoreConfig};
 use sqlx::{AssertSqlSafe, Connection as _, PgConnection};
 
 use crate::child::{self, Companion};
-use crate::measure::{Effort, Goal, Row, Side, count, interleave, number};
+use crate::measure::{Effort, Goal, Round, Row, Side, count, interleave, number};
 use crate::{Result, Setup};
 
 /// Callers at a time where each waits for its own task, as pgbench's clients do.
@@ -156,7 +156,7 @@ impl Caller {
         };
         let signed = payload.sign(&self.key);
 
-        let envelope_digests: Vec<Digest> = store.envelope_list(id).await?.into_iter().map(|row| row.digest).collect();
+        let (record, envelope_digests) = store.task_with_envelopes(id).await?.ok_or("the task is gone")?;
         let expect = receipt::Expectation {
             key: &self.node.receipt_key,
             cluster_id: cluster,
@@ -167,7 +167,6 @@ impl Caller {
             envelope_digests: &envelope_digests,
         };
         let verified = receipt::verify(&signed.receipt, &expect)?;
-        let record = store.task_get(id).await?.ok_or("the task is gone")?;
         let decision = task::receipt(&record, &self.head, &verified, &signed.receipt, &context())
             .map_err(|refusal| refusal.message)?
             .ok_or("the receipt was believed before")?;
@@ -192,7 +191,7 @@ impl Side for Ours {
         self.name.clone()
     }
 
-    fn round(&mut self, time: Duration) -> BoxFuture<'_, Result<Vec<f64>>> {
+    fn round(&mut self, time: Duration) -> BoxFuture<'_, Result<Round>> {
         Box::pin(async move {
             let before = self.tasks.succeeded().await?;
             let Tasks { store, keys, cluster, callers, .. } = &mut self.tasks;
@@ -218,7 +217,7 @@ impl Side for Ours {
             if counted != u64::try_from(done)? {
                 return Err(format!("{done} tasks were done but the store counts {counted}").into());
             }
-            Ok(vec![count(done) / seconds])
+            Ok(Round::value(count(done) / seconds))
         })
     }
 }
@@ -267,7 +266,7 @@ impl Side for PgBench {
         self.name.to_owned()
     }
 
-    fn round(&mut self, time: Duration) -> BoxFuture<'_, Result<Vec<f64>>> {
+    fn round(&mut self, time: Duration) -> BoxFuture<'_, Result<Round>> {
         Box::pin(async move {
             let before = self.ended().await?;
             let mut command = child::command(&self.program, &self.home);
@@ -286,7 +285,7 @@ impl Side for PgBench {
             if (done - counted).abs() > 0.5 {
                 return Err(format!("pgbench did {done} tasks but {counted} ended").into());
             }
-            Ok(vec![field("tps = ")?])
+            Ok(Round::value(field("tps = ")?))
         })
     }
 }
@@ -322,13 +321,13 @@ impl Side for Graphile {
         self.name.to_owned()
     }
 
-    fn round(&mut self, time: Duration) -> BoxFuture<'_, Result<Vec<f64>>> {
+    fn round(&mut self, time: Duration) -> BoxFuture<'_, Result<Round>> {
         Box::pin(async move {
             let request = serde_json::json!({
                 "do": "throughput", "mode": self.mode, "ms": u64::try_from(time.as_millis())?, "in_flight": self.in_flight,
             });
             let answer = self.worker.ask(&request.to_string()).await?;
-            Ok(vec![answer["per_second"].as_f64().ok_or("graphile-worker gave no rate")?])
+            Ok(Round::value(answer["per_second"].as_f64().ok_or("graphile-worker gave no rate")?))
         })
     }
 }
@@ -355,7 +354,7 @@ impl Side for Absent {
         self.name.to_owned()
     }
 
-    fn round(&mut self, _: Duration) -> BoxFuture<'_, Result<Vec<f64>>> {
+    fn round(&mut self, _: Duration) -> BoxFuture<'_, Result<Round>> {
         Box::pin(async { Err(self.why.clone().into()) })
     }
 }
@@ -377,7 +376,7 @@ pub(crate) async fn alone(store: &str, callers: usize, rounds: usize) -> Result<
     let mut ours = ours(&StoreConfig::parse(store)?, callers, "gpuaas").await?;
     for _ in 0..rounds {
         let rate = ours.round(Duration::from_secs(1)).await?;
-        println!("{} tasks/s", number(rate.first().copied().unwrap_or_default()));
+        println!("{} tasks/s", number(rate.values.first().copied().unwrap_or_default()));
     }
     ours.tasks.store.close().await;
     Ok(())

@@ -74,7 +74,7 @@ pub(crate) async fn run(setup: &Setup) -> Result<Vec<Row>> {
     };
     let theirs = their_memory(setup, &program).await? / MIB;
     Ok(vec![
-        Row::single(memory_path, "MiB RSS", ours, PEER, theirs, memory_goal),
-        Row::single(size_path, "MiB", our_size, PEER, size(&program)?, size_goal),
+        Row::compared(memory_path, "MiB RSS", PEER, vec![(ours, theirs)], memory_goal),
+        Row::compared(size_path, "MiB", PEER, vec![(our_size, size(&program)?)], size_goal),
     ])
 }

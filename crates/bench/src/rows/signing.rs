@@ -11,7 +11,7 @@ use gpuaas_contract::time::Timestamp;
 use gpuaas_contract::{dsse, envelope};
 
 use crate::Result;
-use crate::measure::{Effort, Goal, Row, Side, count, interleave};
+use crate::measure::{Effort, Goal, Round, Row, Side, count, interleave};
 
 const SEED: [u8; 32] = [42; 32];
 
@@ -46,7 +46,7 @@ impl Side for Signing {
         self.name.to_owned()
     }
 
-    fn round(&mut self, time: Duration) -> BoxFuture<'_, Result<Vec<f64>>> {
+    fn round(&mut self, time: Duration) -> BoxFuture<'_, Result<Round>> {
         let started = Instant::now();
         let mut done = 0;
         while started.elapsed() < time {
@@ -56,7 +56,7 @@ impl Side for Signing {
             done += 1;
         }
         let rate = count(done) / started.elapsed().as_secs_f64();
-        Box::pin(async move { Ok(vec![rate]) })
+        Box::pin(async move { Ok(Round::value(rate)) })
     }
 }
 
@@ -108,6 +108,6 @@ fn bare_aws_lc() -> Result<Signing> {
 pub(crate) async fn run(effort: Effort) -> Result<Vec<Row>> {
     let path = "sign + verify one task, one core";
     let mut sides: Vec<Box<dyn Side>> = vec![Box::new(whole_envelope()?), Box::new(bare_dalek()?), Box::new(bare_aws_lc()?)];
-    let measured = interleave(&mut sides, Effort { round_ms: effort.round_ms / 2, ..effort }).await;
+    let measured = interleave(&mut sides, effort).await;
     Ok([1, 2].map(|peer| measured.row(path, "1/s", 0, peer, 0, Goal::AtLeast(0.9))).into())
 }

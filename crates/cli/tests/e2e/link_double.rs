@@ -81,7 +81,8 @@ impl LinkDouble {
             deaf: AtomicBool::new(false),
         });
         let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(1).enable_all().build().unwrap();
-        let listener = runtime.block_on(tokio::net::TcpListener::bind("127.0.0.1:0")).unwrap();
+        let listener =
+            runtime.block_on(gpuaas_world::net::TcpListener::bind(std::net::SocketAddr::from(([127, 0, 0, 1], 0)))).unwrap();
         let address = listener.local_addr().unwrap();
         let shutdown = CancellationToken::new();
         runtime.spawn(listener::serve(listener, Some(tls), router(&shared), shutdown.clone()));

@@ -38,7 +38,7 @@ impl ProgressBoard {
         let tracker = control.background.clone();
         tracker.spawn(async move {
             loop {
-                let hint = tokio::select! { hint = hints.recv() => hint, () = control.shutdown.cancelled() => return };
+                let hint = tokio::select! { biased; () = control.shutdown.cancelled() => return, hint = hints.recv() => hint };
                 match hint {
                     Ok(Hint::Progress { task_id, phase, message, at }) => {
                         control.progress.put(task_id, TaskProgress { phase, message, at })

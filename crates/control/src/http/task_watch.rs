@@ -50,8 +50,9 @@ pub(super) async fn watch(
             }
             loop {
                 let hint = tokio::select! {
-                    hint = tokio::time::timeout(SLOW_POLL, hints.recv()) => hint,
+                    biased;
                     () = control.shutdown.cancelled() => return,
+                    hint = tokio::time::timeout(SLOW_POLL, hints.recv()) => hint,
                 };
                 match hint {
                     Ok(Ok(Hint::Task(task))) if task == id => break,

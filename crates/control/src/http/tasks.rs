@@ -14,6 +14,7 @@ use gpuaas_contract::id::{NodeId, TaskId};
 use gpuaas_contract::key::VerifyingKey;
 use gpuaas_contract::task::{Task, TaskType};
 use gpuaas_contract::{dsse, receipt};
+use gpuaas_domain::node::Node;
 use gpuaas_domain::task::{self, DEFAULT_QUEUE_TIME, DEFAULT_TIMEOUT, NewTask, TaskRecord, TaskState};
 use gpuaas_domain::{Hint, Refusal};
 use gpuaas_store::{AuditFilter, TaskFilter};
@@ -22,7 +23,7 @@ use super::caller::Caller;
 use super::problem::{JsonBody, Params, Rejected, Segments};
 use super::{node_name, page, page_limit, parse_id, parse_opt};
 use crate::Control;
-use crate::failure::{Failure, settle};
+use crate::failure::{Failure, settle, settle_knowing};
 
 type Shared = State<Arc<Control>>;
 
@@ -50,10 +51,11 @@ pub(super) async fn create(
             Some(text.to_owned())
         }
     };
-    let node_id = node_name::find(&control, &wanted.node).await?.id;
+    let known = node_and_load(&control, &wanted.node).await?;
+    let (node_id, node_name) = (known.0.id, known.0.name.clone());
     let context = caller.context();
     let id = TaskId::generate();
-    let (made, task) = settle(&control.store, || async {
+    let (made, task) = settle_knowing(&control.store, known, async |known| {
         if let Some(key) = &idempotency_key
             && let Some(earlier) = control.store.task_by_idempotency_key(&context.actor.to_string(), key).await?
         {
@@ -65,8 +67,10 @@ pub(super) async fn create(
             let message = format!("this idempotency key was used for {} with other content; choose a new key", earlier.id);
             return Err(Refusal::conflict("idempotency_key_reused", message).into());
         }
-        let node = node_name::find(&control, &node_id.to_string()).await?;
-        let unfinished = control.store.task_unfinished_count(node.id).await?;
+        let (node, unfinished) = match known {
+            Some(known) => known,
+            None => node_and_load(&control, &node_id.to_string()).await?,
+        };
         let new = NewTask {
             id,
             task: parsed.clone(),
@@ -84,7 +88,22 @@ pub(super) async fn create(
         tracing::info!(task = %task.id, node = %task.node_id, task_type = %task.task_type, actor = %context.actor, "task created");
     }
     let status = if made { StatusCode::CREATED } else { StatusCode::OK };
-    Ok((status, Json(shown(&control, task).await?)))
+    Ok((status, Json(with_receipt(&control, task, node_name).await?)))
+}
+
+/// The node that somebody names, and how many of its tasks have not ended.
+async fn node_and_load(control: &Control, name: &str) -> Result<(Node, u64), Failure> {
+    match name.parse::<NodeId>() {
+        Ok(id) => {
+            let load = async { Ok::<_, Failure>(control.store.task_unfinished_count(id).await?) };
+            tokio::try_join!(node_name::find(control, name), load)
+        }
+        Err(_) => {
+            let node = node_name::find(control, name).await?;
+            let load = control.store.task_unfinished_count(node.id).await?;
+            Ok((node, load))
+        }
+    }
 }
 
 pub(super) async fn list(
@@ -150,11 +169,15 @@ async fn name_of(control: &Control, node: NodeId) -> Result<String, Failure> {
 /// A task as callers see it, with what its receipt says.
 pub(super) async fn shown(control: &Control, task: TaskRecord) -> Result<dto::Task, Failure> {
     let name = name_of(control, task.node_id).await?;
+    with_receipt(control, task, name).await
+}
+
+async fn with_receipt(control: &Control, task: TaskRecord, node_name: String) -> Result<dto::Task, Failure> {
     let receipt = match task.receipt_digest {
         Some(_) => control.store.receipt_get(task.id).await?,
         None => None,
     };
-    let mut shown = row_shown(control, task, name);
+    let mut shown = row_shown(control, task, node_name);
     if let Some(row) = receipt {
         // Verified when it was stored; this is only for show. `gpuaas task verify` checks it again.
         let payload = dsse::payload_unverified(&row.receipt).map_err(|e| Failure::Internal(e.to_string()))?;
@@ -235,7 +258,7 @@ pub(super) async fn logs(
             return Ok(Json(TaskLogs { lines, next_after, at_end, complete: at_end && ended }));
         }
         let changed = tokio::time::timeout_at(deadline, wait_for(&mut hints, id));
-        let changed = tokio::select! { changed = changed => changed.is_ok(), () = control.shutdown.cancelled() => false };
+        let changed = tokio::select! { biased; () = control.shutdown.cancelled() => false, changed = changed => changed.is_ok() };
         if !changed {
             return Ok(Json(TaskLogs { lines: Vec::new(), next_after: after, at_end: true, complete: false }));
         }

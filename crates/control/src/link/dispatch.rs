@@ -51,6 +51,7 @@ async fn drive(control: &Arc<Control>, session: &Arc<Session>) {
     let mut cancels_sent = HashSet::new();
     loop {
         tokio::select! {
+            biased;
             () = session.ended() => return,
             () = control.shutdown.cancelled() => {
                 session.close("server_shutdown", "the server is restarting", 0);
@@ -98,38 +99,29 @@ async fn offline(control: &Control, session: &Session) {
             }
         }
         // At the end of this process other processes, or the next start, find the link dead.
-        tokio::select! { () = tokio::time::sleep(RETRY) => {}, () = control.shutdown.cancelled() => return }
+        tokio::select! { biased; () = control.shutdown.cancelled() => return, () = tokio::time::sleep(RETRY) => {} }
     }
 }
 
 async fn hand_out(control: &Arc<Control>, session: &Arc<Session>, cancels_sent: &mut HashSet<TaskId>) -> Result<(), Failure> {
     let (version, document) = control.keys.set_document();
     session.tell_verifier_set(version, &document);
-    for cancelled in control.store.task_cancellations(session.node_id).await? {
-        if cancels_sent.insert(cancelled.id) {
-            session
-                .tell(to_node::Message::Cancel(Cancel { task_id: cancelled.id.to_string(), reason: cancelled.message.clone() }));
-        }
-    }
-    loop {
-        let Some(node) = control.store.node_get(session.node_id).await? else { return Ok(()) };
-        if !node.service.takes_work() || session.is_closed() {
-            return Ok(());
-        }
-        let mut room = session.window.saturating_sub(session.in_flight().len());
-        if room == 0 {
-            // Leases may have lapsed meanwhile: count again from the books.
-            let outstanding = control.store.task_outstanding(session.node_id).await?;
-            *session.in_flight() = outstanding.iter().filter(|t| t.state != task::TaskState::Queued).map(|t| t.id).collect();
-            room = session.window.saturating_sub(session.in_flight().len());
-            if room == 0 {
-                return Ok(());
+    let node_id = session.node_id;
+    let cancellations = async {
+        for cancelled in control.store.task_cancellations(node_id).await? {
+            if cancels_sent.insert(cancelled.id) {
+                let reason = cancelled.message.clone();
+                session.tell(to_node::Message::Cancel(Cancel { task_id: cancelled.id.to_string(), reason }));
             }
         }
-        let queued = control.store.task_queued(session.node_id, u32::try_from(room).unwrap_or(u32::MAX)).await?;
-        if queued.is_empty() {
-            return Ok(());
-        }
+        Ok::<_, Failure>(())
+    };
+    // Nothing here depends on the other, so all of it is asked for at once.
+    let ((), first) = tokio::try_join!(cancellations, node_and_queue(control, session))?;
+    let mut next = first;
+    while let Some((node, queued, room)) = next {
+        // Less than there was room for is all there was. What is queued from here on wakes us again.
+        let more = queued.len() >= room;
         // Committed side by side, so that they share a transaction.
         let offers = join_all(queued.iter().map(|queued| claim(control, &node, queued))).await;
         let mut sent = 0;
@@ -141,10 +133,31 @@ async fn hand_out(control: &Arc<Control>, session: &Arc<Session>, cancels_sent: 
                 sent += 1;
             }
         }
-        if sent == 0 {
+        if sent == 0 || !more {
             return Ok(());
         }
+        next = node_and_queue(control, session).await?;
     }
+    Ok(())
+}
+
+/// The node, what is queued for it, and how many tasks it has room for. `None` if nothing may or can be handed out.
+async fn node_and_queue(control: &Control, session: &Session) -> Result<Option<(Node, Vec<TaskRecord>, usize)>, Failure> {
+    let (store, node_id) = (&control.store, session.node_id);
+    let mut room = session.window.saturating_sub(session.in_flight().len());
+    if room == 0 {
+        // Leases may have lapsed meanwhile: count again from the books.
+        let outstanding = store.task_outstanding(node_id).await?;
+        *session.in_flight() = outstanding.iter().filter(|t| t.state != task::TaskState::Queued).map(|t| t.id).collect();
+        room = session.window.saturating_sub(session.in_flight().len());
+        if room == 0 {
+            return Ok(None);
+        }
+    }
+    let most = u32::try_from(room).unwrap_or(u32::MAX);
+    let (node, queued) = tokio::try_join!(store.node_get(node_id), store.task_queued(node_id, most))?;
+    let Some(node) = node.filter(|node| node.service.takes_work() && !session.is_closed()) else { return Ok(None) };
+    Ok((!queued.is_empty()).then_some((node, queued, room)))
 }
 
 /// Signs an envelope for a queued task and moves it to dispatched; `None` if it must not (or need not) go out.

@@ -18,7 +18,7 @@ use gpuaas_domain::{Decision, Hint, Refusal, node};
 use super::open::session_context;
 use super::session::Session;
 use crate::Control;
-use crate::failure::{Failure, settle};
+use crate::failure::{Failure, settle, settle_knowing};
 
 /// Most lines in one chunk.
 const MAX_LINES: usize = 4096;
@@ -230,8 +230,8 @@ pub(super) async fn logs(control: &Control, session: &Session, chunk: LogChunk) 
 pub(super) enum Believed {
     /// Verified; must be committed before it is acknowledged.
     Receipt {
-        /// The task it answers.
-        task_id: TaskId,
+        /// The task it answers, as it was when the receipt came.
+        task: Box<task::TaskRecord>,
         /// What the node says.
         verified: Box<receipt::Verified>,
         /// DSSE bytes.
@@ -251,11 +251,10 @@ pub(super) async fn believe(control: &Control, session: &Session, task: &str, ra
         Ok(Believed::Rejected(ReceiptAck { task_id: task.to_owned(), rejected_code: code.to_owned() }))
     };
     let Ok(id) = task.parse::<TaskId>() else { return reject("receipt_malformed") };
-    let record = match control.store.task_get(id).await? {
-        Some(record) if record.node_id == session.node_id => record,
+    let (record, envelope_digests) = match control.store.task_with_envelopes(id).await? {
+        Some((record, digests)) if record.node_id == session.node_id => (record, digests),
         Some(_) | None => return reject("receipt_task_unknown"),
     };
-    let envelope_digests: Vec<_> = control.store.envelope_list(id).await?.into_iter().map(|row| row.digest).collect();
     let expect = receipt::Expectation {
         key: &session.receipt_key,
         cluster_id: control.cluster_id,
@@ -274,19 +273,26 @@ pub(super) async fn believe(control: &Control, session: &Session, task: &str, ra
     if verified.payload().sequence > head.sequence {
         *head = ReceiptHead { sequence: verified.payload().sequence, digest: Some(verified.digest().clone()) };
     }
-    Ok(Believed::Receipt { task_id: id, verified: Box::new(verified), raw, head: before })
+    Ok(Believed::Receipt { task: Box::new(record), verified: Box::new(verified), raw, head: before })
 }
 
 /// Commits a verified receipt; only then is it acknowledged.
 pub(super) async fn settle_receipt(control: &Control, session: &Session, believed: Believed) -> Result<ReceiptAck, Failure> {
-    let (id, verified, raw, head) = match believed {
+    let (known, verified, raw, head) = match believed {
         Believed::Rejected(ack) => return Ok(ack),
-        Believed::Receipt { task_id, verified, raw, head } => (task_id, verified, raw, head),
+        Believed::Receipt { task, verified, raw, head } => (*task, verified, raw, head),
     };
+    let id = known.id;
     gpuaas_failpoint::hit("server.before_receipt_commit");
+    if gpuaas_world::broken("control.receipt_before_ack") {
+        return Ok(ReceiptAck { task_id: id.to_string(), rejected_code: String::new() });
+    }
     let context = session_context(session, Timestamp::now());
-    let settled = settle(&control.store, || async {
-        let task = own_task(control, session, id).await?;
+    let settled = settle_knowing(&control.store, known, async |known| {
+        let task = match known {
+            Some(known) => known,
+            None => own_task(control, session, id).await?,
+        };
         let context = gpuaas_domain::decision::Context { correlation_id: task.correlation_id.clone(), ..context.clone() };
         let decision = task::receipt(&task, &head, &verified, &raw, &context)?;
         Ok(((task, decision.is_some()), decision.unwrap_or_default()))

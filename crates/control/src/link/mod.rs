@@ -20,7 +20,7 @@ use axum::Router;
 use tokio_rustls::TlsAcceptor;
 
 use crate::Control;
-use crate::pki::CaError;
+use crate::pki::{CaError, ServingCertificate};
 
 pub use hub::Hub;
 pub use inbound::chain;
@@ -48,13 +48,12 @@ pub fn tls_acceptor(control: &Control) -> Result<TlsAcceptor, CaError> {
         .allow_unauthenticated()
         .build()
         .map_err(|e| internal(&e))?;
-    let (chain, key) = control.ca.issue_server(&[], gpuaas_contract::time::Timestamp::now())?;
-    let mut config = rustls::ServerConfig::builder_with_provider(provider)
+    let certificate = ServingCertificate::new(Arc::clone(&control.ca), Vec::new())?;
+    let mut config = rustls::ServerConfig::builder_with_details(provider, gpuaas_world::certificate_clock())
         .with_protocol_versions(&[&rustls::version::TLS13])
         .map_err(|e| internal(&e))?
         .with_client_cert_verifier(verifier)
-        .with_single_cert(chain, key)
-        .map_err(|e| internal(&e))?;
+        .with_cert_resolver(Arc::new(certificate));
     config.alpn_protocols = vec![b"h2".to_vec(), b"http/1.1".to_vec()];
     Ok(TlsAcceptor::from(Arc::new(config)))
 }

@@ -168,6 +168,7 @@ async fn reconcile(control: &Control, session: &Session, hello: &Hello) -> Resul
         in_hand.insert(id, entry.phase());
     }
     let context = session_context(session, Timestamp::now());
+    let fence = Timestamp(hello.journal_fence_us);
     for listed in control.store.task_outstanding(session.node_id).await? {
         let id = listed.id;
         settle(&control.store, || async {
@@ -175,7 +176,7 @@ async fn reconcile(control: &Control, session: &Session, hello: &Hello) -> Resul
             let decision = match in_hand.get(&id) {
                 Some(TaskPhase::Accepted) => task::acknowledged(&task, false, &context),
                 Some(TaskPhase::Started | TaskPhase::Finished) => task::acknowledged(&task, true, &context),
-                Some(TaskPhase::Unspecified) | None => task::unknown_to_node(&task, &context),
+                Some(TaskPhase::Unspecified) | None => task::unknown_to_node(&task, fence, &context),
             };
             Ok(((), decision))
         })

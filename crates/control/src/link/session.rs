@@ -141,7 +141,18 @@ impl Session {
 
     /// Queues an offer.
     pub fn offer(&self, offer: gpuaas_contract::link::Offer) {
-        lock(&self.queues).offers.push_back(to_node::Message::Offer(offer).into());
+        let delivery = gpuaas_world::delivery();
+        let message: ToNode = to_node::Message::Offer(offer).into();
+        let mut queues = lock(&self.queues);
+        for _ in 1..delivery.copies {
+            queues.offers.push_back(message.clone());
+        }
+        if delivery.overtakes {
+            queues.offers.push_front(message)
+        } else {
+            queues.offers.push_back(message)
+        }
+        drop(queues);
         self.offers_ready.notify_one();
     }
 
@@ -161,7 +172,7 @@ impl Session {
                     return Some(message);
                 }
             }
-            tokio::select! { () = control => {}, () = offers => {} }
+            tokio::select! { biased; () = control => {}, () = offers => {} }
         }
     }
 

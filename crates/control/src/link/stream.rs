@@ -85,8 +85,9 @@ impl Drop for EndWithStream {
 async fn read(control: Arc<Control>, session: Arc<Session>, mut incoming: Streaming<FromNode>) {
     loop {
         let message = tokio::select! {
-            message = incoming.message() => message,
+            biased;
             () = session.ended() => return,
+            message = incoming.message() => message,
         };
         let handled = match message {
             Ok(Some(message)) => match identity::check_still_good(&control, &session.peer) {

@@ -85,7 +85,7 @@ where
         let mut ticks = tokio::time::interval(period);
         ticks.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
         loop {
-            tokio::select! { _ = ticks.tick() => {}, () = control.shutdown.cancelled() => return }
+            tokio::select! { biased; () = control.shutdown.cancelled() => return, _ = ticks.tick() => {} }
             if let Err(error) = work(Arc::clone(&control)).await {
                 tracing::error!(what, error = %chain(&error), "sweep failed; trying again");
             }
@@ -99,7 +99,7 @@ fn spawn_hints(control: Arc<Control>) {
     let tracker = control.background.clone();
     tracker.spawn(async move {
         loop {
-            let hint = tokio::select! { hint = hints.recv() => hint, () = control.shutdown.cancelled() => return };
+            let hint = tokio::select! { biased; () = control.shutdown.cancelled() => return, hint = hints.recv() => hint };
             match hint {
                 Ok(Hint::NodeWork(node)) => control.hub.wake(node),
                 Ok(Hint::NodeAccess(node)) => {

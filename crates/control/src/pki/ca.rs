@@ -21,7 +21,7 @@ pub(super) const NODE_LIFE: Duration = Duration::from_secs(24 * 3600);
 /// Certificates start a little in the past, for hosts whose clock is a little behind.
 const BACKDATE: Duration = Duration::from_secs(120);
 const CA_LIFE: Duration = Duration::from_secs(10 * 365 * 24 * 3600);
-const SERVER_LIFE: Duration = Duration::from_secs(90 * 24 * 3600);
+pub(super) const SERVER_LIFE: Duration = Duration::from_secs(90 * 24 * 3600);
 /// Longest request that is parsed.
 const MAX_CSR: usize = 16 * 1024;
 

@@ -8,12 +8,14 @@ mod files;
 mod keyring;
 mod peer;
 mod record;
+mod serving;
 
 pub use ca::{Ca, CaError, Issued};
 pub use files::{KeyFileError, write_private};
 pub use keyring::{KeyRing, KeyRingError};
 pub use peer::{BadPeer, Peer, peer_of};
 pub use record::NodeRecord;
+pub use serving::ServingCertificate;
 
 /// Fills a fixed array with randomness from the kernel.
 pub fn random<const N: usize>() -> [u8; N] {

@@ -163,6 +163,7 @@ impl Host {
             facts_json: String::new(),
             capacity: 4,
             notices: Vec::new(),
+            journal_fence_us: 0,
         }
     }
 

@@ -1,0 +1,63 @@
+//! The host policy: it allows what its text lists, and nothing else is a policy.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use gpuaas_agent::policy::{Policy, PolicyError};
+use gpuaas_contract::task::TaskType;
+
+/// True if the text is a policy that allows something.
+pub fn agent_policy(data: &[u8]) -> bool {
+    let folder = tempfile::tempdir().expect("a temporary folder");
+    let path = folder.path().join("policy.toml");
+    let load = |bytes: &[u8]| {
+        std::fs::write(&path, bytes).expect("written");
+        Policy::load(&path)
+    };
+    let meant = std::str::from_utf8(data).ok().and_then(meaning);
+    let policy = match load(data) {
+        Ok(policy) => policy,
+        Err(error) => {
+            assert!(matches!(error, PolicyError::Malformed { .. }), "{error}");
+            assert_eq!(meant, None, "a good policy is refused");
+            return false;
+        }
+    };
+    let (allowed, limits) = meant.expect("what is no policy was taken for one");
+    assert_eq!(policy.allowed().into_iter().collect::<BTreeSet<_>>(), allowed);
+    for kind in TaskType::ALL {
+        assert_eq!(policy.check(kind).is_ok(), allowed.contains(&kind), "{kind}");
+        assert_eq!(policy.concurrency(kind), limits.get(&kind).copied(), "{kind}");
+        // An escape in the text can spell a name in other letters; without one, the name itself must be there.
+        let text = String::from_utf8_lossy(data);
+        assert!(!allowed.contains(&kind) || text.contains('\\') || text.contains(kind.as_str()), "{kind} is not in the text");
+    }
+    // With a key that no policy has, it is none.
+    let unknown = [b"not_a_key = 1\n", data].concat();
+    assert!(matches!(load(&unknown), Err(PolicyError::Malformed { .. })));
+    // The policy in use has noticed: whatever it allowed, it allows nothing now.
+    assert_eq!(policy.allowed(), []);
+    assert!(TaskType::ALL.into_iter().all(|kind| policy.check(kind).is_err()));
+    !allowed.is_empty()
+}
+
+/// What the text says, read without the agent; `None` if it is no policy.
+fn meaning(text: &str) -> Option<(BTreeSet<TaskType>, BTreeMap<TaskType, u32>)> {
+    let table: toml::Table = text.parse().ok()?;
+    if table.keys().any(|key| key != "allowed_tasks" && key != "concurrency") {
+        return None;
+    }
+    let mut allowed = BTreeSet::new();
+    if let Some(list) = table.get("allowed_tasks") {
+        for name in list.as_array()? {
+            allowed.insert(TaskType::parse(name.as_str()?)?);
+        }
+    }
+    let mut limits = BTreeMap::new();
+    if let Some(table) = table.get("concurrency") {
+        for (name, limit) in table.as_table()? {
+            let limit = u32::try_from(limit.as_integer()?).ok().filter(|limit| *limit > 0)?;
+            limits.insert(TaskType::parse(name)?, limit);
+        }
+    }
+    Some((allowed, limits))
+}

@@ -1,0 +1,208 @@
+//! Receipts: nothing ends a task but what its node signed about exactly that order.
+
+use std::sync::LazyLock;
+
+use gpuaas_contract::Digest;
+use gpuaas_contract::dsse;
+use gpuaas_contract::id::{ClusterId, NodeId, TaskId};
+use gpuaas_contract::key::VerifyingKey;
+use gpuaas_contract::receipt::{
+    Disbelief, Expectation, MAX_BYTES, MAX_MESSAGE, MAX_NAME, MAX_OUTPUT_BYTES, MAX_PHASES, Outcome, PAYLOAD_TYPE, Payload,
+    PhaseTiming, Verified, verify,
+};
+use gpuaas_contract::task::{Output, TaskType};
+use gpuaas_contract::time::Timestamp;
+
+use crate::document::{Kind, WAYS};
+use crate::fixture::{CLUSTER, EPOCH, INSTANCE, KEYS, NODE, NOW, TASK};
+use crate::input::Input;
+
+static KEY: LazyLock<VerifyingKey> = LazyLock::new(|| KEYS.node.verifying_key());
+
+/// The envelope of the golden vectors, and one that was signed before it.
+static ENVELOPES: LazyLock<[Digest; 2]> = LazyLock::new(|| {
+    let golden = "sha256:0c53106eec7a3e906b7b708364bb5195b9496aedb6cedf101dcdacd5e30f1672".to_owned();
+    [Digest::of(b"an earlier envelope"), Digest::try_from(golden).expect("a digest")]
+});
+
+/// What the control plane knows of the task.
+pub(crate) fn expectation(task_type: TaskType) -> Expectation<'static> {
+    Expectation {
+        key: &KEY,
+        cluster_id: CLUSTER,
+        node_id: NODE,
+        node_epoch: EPOCH,
+        task_id: TASK,
+        task_type,
+        envelope_digests: ENVELOPES.as_slice(),
+    }
+}
+
+/// A receipt that is believed, whatever its output.
+pub(crate) fn success(task_type: TaskType, output: Box<serde_json::value::RawValue>) -> Payload {
+    Payload {
+        cluster_id: CLUSTER,
+        node_id: NODE,
+        node_epoch: EPOCH,
+        task_id: TASK,
+        task_type: task_type.as_str().to_owned(),
+        task_digest: ENVELOPES[0].clone(),
+        agent_instance_id: INSTANCE,
+        boot_id: "boot".to_owned(),
+        attempt: 1,
+        started_at: Some(NOW),
+        finished_at: NOW,
+        outcome: Outcome::Succeeded,
+        code: "ok".to_owned(),
+        message: String::new(),
+        output: Some(output),
+        phases: Vec::new(),
+        cleanup_proof: None,
+        sequence: 1,
+        previous_receipt: None,
+    }
+}
+
+/// True if the receipt was believed.
+pub fn receipt(data: &[u8]) -> bool {
+    let mut input = Input::new(data);
+    let kind = Kind {
+        payload_type: PAYLOAD_TYPE,
+        limit: MAX_BYTES,
+        trusted: &*KEY,
+        signers: &[&KEYS.node],
+        others: &[&KEYS.root, &KEYS.active, &KEYS.stranger],
+    };
+    let way = input.byte() % (WAYS + 1);
+    let task_type = input.choose(TaskType::ALL);
+    if way == WAYS {
+        return structured(&mut input, task_type);
+    }
+    let document = kind.make(way, &mut input);
+    check(&document, &expectation(task_type))
+}
+
+fn check(document: &[u8], expect: &Expectation<'_>) -> bool {
+    match verify(document, expect) {
+        Ok(verified) => {
+            check_believed(document, expect, &verified);
+            true
+        }
+        Err(disbelief) => {
+            assert!(!disbelief.code().is_empty());
+            false
+        }
+    }
+}
+
+fn check_believed(document: &[u8], expect: &Expectation<'_>, verified: &Verified) {
+    let bytes = dsse::payload_unverified(document).expect("it was opened");
+    assert_eq!(*verified.digest(), Digest::of(&bytes), "the chain would break here");
+    let said = verified.payload();
+    assert_eq!((said.cluster_id, said.node_id, said.node_epoch, said.task_id), (CLUSTER, NODE, EPOCH, TASK));
+    assert_eq!(said.task_type, expect.task_type.as_str());
+    assert!(ENVELOPES.contains(&said.task_digest));
+    assert_eq!(contradiction(said), None, "believed: {said:?}");
+
+    // Signing what was read gives the same receipt again, and from then on the same bytes.
+    let again = said.sign(&KEYS.node);
+    match verify(&again.receipt, expect) {
+        Ok(reread) => {
+            assert_eq!(*reread.digest(), again.digest);
+            assert_eq!(reread.payload().sign(&KEYS.node), again);
+        }
+        // Numbers and texts may have a longer spelling than the node chose.
+        Err(Disbelief::Open(dsse::OpenError::Oversized { size, limit })) => assert!(size > limit),
+        Err(disbelief) => panic!("what was believed is not believed again: {disbelief}"),
+    }
+
+    // The same receipt is worth nothing for any other task.
+    let stranger = KEYS.stranger.verifying_key();
+    let other_digest = [Digest::of(b"another envelope")];
+    let other_kind = TaskType::ALL.into_iter().find(|kind| *kind != expect.task_type).expect("there are several");
+    let elsewhere = [
+        (Expectation { key: &stranger, ..*expect }, "receipt_key_unknown"),
+        (Expectation { cluster_id: ClusterId::from_bytes([9; 16]), ..*expect }, "receipt_other_cluster"),
+        (Expectation { node_id: NodeId::from_bytes([9; 16]), ..*expect }, "receipt_other_node"),
+        (Expectation { node_epoch: EPOCH - 1, ..*expect }, "receipt_other_epoch"),
+        (Expectation { task_id: TaskId::from_bytes([9; 16]), ..*expect }, "receipt_other_task"),
+        (Expectation { task_type: other_kind, ..*expect }, "receipt_other_task"),
+        (Expectation { envelope_digests: &other_digest, ..*expect }, "receipt_other_envelope"),
+    ];
+    for (expect, code) in elsewhere {
+        assert_eq!(verify(document, &expect).expect_err("believed").code(), code);
+    }
+}
+
+/// The rules of a receipt in words of their own.
+fn contradiction(said: &Payload) -> Option<&'static str> {
+    let succeeded = said.outcome == Outcome::Succeeded;
+    let output_fits = match (&said.output, TaskType::parse(&said.task_type)) {
+        (Some(output), Some(kind)) => Output::parse(kind, output.get()).is_ok() && output.get().len() <= MAX_OUTPUT_BYTES,
+        (Some(_), None) => false,
+        (None, _) => true,
+    };
+    let rules = [
+        (succeeded == said.output.is_some(), "a success has an output and nothing else does"),
+        (output_fits, "the output is one of its kind"),
+        (succeeded == (said.code == "ok"), "exactly a success is ok"),
+        (!succeeded || said.started_at.is_some(), "what succeeded was started"),
+        (said.outcome != Outcome::Refused || said.started_at.is_none(), "what was refused never started"),
+        (said.started_at.is_none_or(|started| started <= said.finished_at), "first the start, then the end"),
+        (said.attempt > 0 && said.sequence > 0, "counted from one"),
+        ((said.sequence == 1) == said.previous_receipt.is_none(), "the first receipt and no other has none before it"),
+        ((1..=MAX_NAME).contains(&said.code.len()) && said.boot_id.len() <= MAX_NAME, "names are short"),
+        (said.message.len() <= MAX_MESSAGE, "messages are short"),
+        (said.phases.len() <= MAX_PHASES, "phases are few"),
+        (said.phases.iter().all(|phase| phase.phase.len() <= MAX_NAME), "names of phases are short"),
+    ];
+    rules.into_iter().find(|(holds, _)| !holds).map(|(_, rule)| rule)
+}
+
+/// A receipt of which every field is chosen, so that the answer is known.
+fn structured(input: &mut Input<'_>, task_type: TaskType) -> bool {
+    let names = ["", "ok", "failed", "boot", "a name of exactly sixty-four bytes, which is the longest there is"];
+    let long = "x".repeat(MAX_NAME + 1);
+    let name = |input: &mut Input<'_>| {
+        let name = input.choose([names[0], names[1], names[2], names[3], names[4], long.as_str()]);
+        name.to_owned()
+    };
+    let outcomes = [Outcome::Succeeded, Outcome::Failed, Outcome::Cancelled, Outcome::Interrupted, Outcome::Refused];
+    let outcome = input.choose(outcomes);
+    let code = if input.byte().is_multiple_of(4) {
+        name(input)
+    } else {
+        if outcome == Outcome::Succeeded { "ok" } else { "why" }.to_owned()
+    };
+    let boot_id = name(input);
+    let flags = input.byte();
+    let set = |bit: u8| flags & (1 << bit) != 0;
+    let finished_at = Timestamp(NOW.0.saturating_add(i64::from(input.i32()) << (input.byte() % 32)));
+    let phase = PhaseTiming { phase: name(input), milliseconds: input.u64() };
+    let phases = input.choose([0, 1, 2, MAX_PHASES, MAX_PHASES + 1]);
+    let message = input.choose([0, 1, MAX_MESSAGE, MAX_MESSAGE + 1]);
+    let (attempt, sequence) = (u32::from(input.byte() % 3), u64::from(input.byte() % 3));
+    let text = input.rest();
+    let Ok(output) = serde_json::from_slice::<Box<serde_json::value::RawValue>>(text) else { return false };
+    let payload = Payload {
+        boot_id,
+        attempt,
+        started_at: set(0).then_some(NOW),
+        finished_at,
+        outcome,
+        code,
+        message: "x".repeat(message),
+        output: set(1).then_some(output),
+        phases: vec![phase; phases],
+        cleanup_proof: set(2).then(|| serde_json::value::RawValue::NULL.to_owned()),
+        sequence,
+        previous_receipt: set(3).then(|| Digest::of(b"the one before")),
+        ..success(task_type, serde_json::value::RawValue::NULL.to_owned())
+    };
+    let signed = payload.sign(&KEYS.node);
+    let believed = check(&signed.receipt, &expectation(task_type));
+    if signed.receipt.len() <= MAX_BYTES {
+        assert_eq!(believed, contradiction(&payload).is_none(), "{payload:?}");
+    }
+    believed
+}

@@ -1,0 +1,86 @@
+//! Parameters and outputs of every kind of task.
+
+use gpuaas_contract::envelope;
+use gpuaas_contract::receipt::{self, Disbelief};
+use gpuaas_contract::task::{BadParams, Output, Task, TaskType, diag_ping, package_list};
+use serde_json::value::RawValue;
+
+use crate::fixture::KEYS;
+use crate::input::Input;
+use crate::receipt::{expectation, success};
+
+/// Parameters: the first byte says of which kind. True if they were taken.
+pub fn task_params(data: &[u8]) -> bool {
+    let mut input = Input::new(data);
+    let kind = input.choose(TaskType::ALL);
+    let Ok(text) = std::str::from_utf8(input.rest()) else { return false };
+    let task = match Task::parse(kind, text) {
+        Ok(task) => task,
+        Err(BadParams::UnknownField { task_type, detail } | BadParams::Invalid { task_type, detail }) => {
+            assert_eq!(task_type, kind);
+            assert!(!detail.is_empty());
+            return false;
+        }
+    };
+    assert_eq!(task.task_type(), kind);
+    within_limits(&task);
+    let json = task.params_json();
+    assert_eq!(Task::parse(kind, json.get()).as_ref(), Ok(&task), "written and read again it is another task");
+    assert_eq!(Task::parse(kind, json.get()).map(|again| again.params_json().get().to_owned()), Ok(json.get().to_owned()));
+    assert!(json.get().len() < envelope::MAX_BYTES / 2, "the largest parameters must fit into an envelope");
+
+    // Nothing can be slipped in beside what a kind has.
+    let mut fields: serde_json::Map<String, serde_json::Value> =
+        serde_json::from_str(json.get()).expect("parameters are an object");
+    fields.insert("not_a_field".to_owned(), 1.into());
+    let more = serde_json::Value::Object(fields).to_string();
+    assert!(matches!(Task::parse(kind, &more), Err(BadParams::UnknownField { .. })), "{more}");
+    true
+}
+
+fn within_limits(task: &Task) {
+    match task {
+        Task::DiagPing(params) => {
+            assert!(params.message.len() <= diag_ping::MAX_MESSAGE && !params.message.contains(char::is_control));
+            assert!(params.hold_ms <= diag_ping::MAX_HOLD_MS && params.log_lines <= diag_ping::MAX_LOG_LINES);
+        }
+        Task::DiagHealthProbe(_) => {}
+        Task::PackageList(params) => {
+            assert!((1..=package_list::MAX_LIMIT).contains(&params.limit));
+            assert!(params.name_contains.len() <= package_list::MAX_FILTER);
+        }
+    }
+}
+
+/// An output: the first byte says of which kind. True if it was taken.
+pub fn task_output(data: &[u8]) -> bool {
+    let mut input = Input::new(data);
+    let kind = input.choose(TaskType::ALL);
+    let Ok(text) = std::str::from_utf8(input.rest()) else { return false };
+    let Ok(output) = Output::parse(kind, text) else {
+        // Not even when a node signs it.
+        if let Ok(raw) = serde_json::from_str::<Box<RawValue>>(text) {
+            let signed = success(kind, raw).sign(&KEYS.node).receipt;
+            let disbelief = receipt::verify(&signed, &expectation(kind)).expect_err("believed");
+            assert!(matches!(disbelief, Disbelief::BadOutput(_) | Disbelief::Open(_)), "{disbelief}");
+        }
+        return false;
+    };
+    let matches_kind = match &output {
+        Output::DiagPing(_) => TaskType::DiagPing,
+        Output::DiagHealthProbe(_) => TaskType::DiagHealthProbe,
+        Output::PackageList(_) => TaskType::PackageList,
+    };
+    assert_eq!(matches_kind, kind);
+    let json = serde_json::to_string(&output).expect("an output serialises");
+    let again = Output::parse(kind, &json).expect("written and read again it is still an output");
+    assert_eq!(again, output);
+    assert_eq!(serde_json::to_string(&again).expect("an output serialises"), json);
+
+    // The control plane believes it in a receipt, byte for byte as the node wrote it.
+    let raw: Box<RawValue> = serde_json::from_str(text).expect("it was parsed");
+    let signed = success(kind, raw.clone()).sign(&KEYS.node).receipt;
+    let verified = receipt::verify(&signed, &expectation(kind)).expect("a good output is believed");
+    assert_eq!(verified.payload().output.as_ref().map(|output| output.get()), Some(raw.get()));
+    true
+}

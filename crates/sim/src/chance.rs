@@ -1,0 +1,42 @@
+//! Choices that follow from a seed.
+
+use std::time::Duration;
+
+use gpuaas_world::simulation::next_random;
+
+/// A source of choices.
+#[derive(Clone, Debug)]
+pub(crate) struct Chance(u64);
+
+impl Chance {
+    pub(crate) fn new(seed: u64) -> Self {
+        // Neighbouring seeds must not make neighbouring choices.
+        let mut state = seed ^ 0x6770_7561_6173;
+        next_random(&mut state);
+        Self(state)
+    }
+
+    pub(crate) fn number(&mut self) -> u64 {
+        next_random(&mut self.0)
+    }
+
+    /// From `0` to below `limit`.
+    pub(crate) fn below(&mut self, limit: usize) -> usize {
+        let limit = u64::try_from(limit.max(1)).unwrap_or(u64::MAX);
+        usize::try_from(self.number() % limit).unwrap_or(0)
+    }
+
+    pub(crate) fn percent(&mut self, percent: usize) -> bool {
+        self.below(100) < percent
+    }
+
+    pub(crate) fn pick<T: Copy>(&mut self, from: &[T]) -> T {
+        from[self.below(from.len())]
+    }
+
+    /// Between two moments, in milliseconds.
+    pub(crate) fn between(&mut self, low: Duration, high: Duration) -> Duration {
+        let span = u64::try_from(high.saturating_sub(low).as_millis()).unwrap_or(u64::MAX).max(1);
+        low + Duration::from_millis(self.number() % span)
+    }
+}

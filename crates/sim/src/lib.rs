@@ -1,0 +1,48 @@
+//! A whole cluster in a deterministic simulation.
+//!
+//! One run is one seed: the real control plane on SQLite and three real agents with their journals, over a simulated
+//! network, simulated clocks and chance that follows from the seed. For a minute or two of simulated time links are cut or go
+//! silent, programs crash, disks and links are slow, clocks are wrong, certificates expire, keys and nodes are revoked, messages
+//! come twice and out of order. After every step the books are compared with what the hosts really did. Then everything is
+//! mended, and everything must come to its end.
+
+mod books;
+mod chance;
+mod cluster;
+mod operator;
+mod plan;
+
+use std::fmt;
+
+pub use cluster::run;
+
+/// How a run went that kept every promise.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Report {
+    /// The seed.
+    pub seed: u64,
+    /// Everything that changed, in order.
+    pub history: Vec<String>,
+    /// Tasks that were asked for.
+    pub tasks: usize,
+    /// Effects on hosts.
+    pub effects: usize,
+}
+
+/// A run that did not keep a promise.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Violation {
+    /// The seed: the same seed breaks the same promise in the same way.
+    pub seed: u64,
+    /// What was broken; begins with the promise's name.
+    pub what: String,
+    /// When, in simulated seconds, and what had happened.
+    pub account: String,
+}
+
+impl fmt::Display for Violation {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        writeln!(f, "seed {}: {}", self.seed, self.what)?;
+        write!(f, "{}", self.account)
+    }
+}

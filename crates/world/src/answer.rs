@@ -1,0 +1,79 @@
+//! Waiting for what happens on another thread.
+
+use tokio::task::JoinHandle;
+
+/// Waits for an answer that comes from another thread: a database, a journal.
+///
+/// In a simulation it must come before the simulated time goes on, or the outcome would depend on how busy the machine is.
+#[cfg(not(feature = "simulation"))]
+#[inline(always)]
+pub fn answer<F: Future>(future: F) -> F {
+    future
+}
+
+/// Waits for an answer that comes from another thread: a database, a journal.
+///
+/// In a simulation it must come before the simulated time goes on, or the outcome would depend on how busy the machine is.
+#[cfg(feature = "simulation")]
+pub async fn answer<F: Future>(future: F) -> F::Output {
+    match crate::simulation::here() {
+        None => future.await,
+        Some(place) => {
+            place.host.disk_delay().await;
+            let output = crate::simulation::wait(future);
+            place.host.disk_delay().await;
+            output
+        }
+    }
+}
+
+/// The same for what leaves something durable behind, which a simulation looks at afterwards.
+#[cfg(not(feature = "simulation"))]
+#[inline(always)]
+pub fn recorded<F: Future>(future: F) -> F {
+    future
+}
+
+/// The same for what leaves something durable behind, which a simulation looks at afterwards.
+#[cfg(feature = "simulation")]
+pub async fn recorded<F: Future>(future: F) -> F::Output {
+    let place = crate::simulation::here();
+    let output = answer(async {
+        let output = future.await;
+        if let Some(place) = &place {
+            place.host.note_activity();
+        }
+        output
+    });
+    output.await
+}
+
+/// Runs what may block for a while beside the asynchronous tasks. In a simulation it takes no time.
+pub fn blocking<F, T>(work: F) -> JoinHandle<T>
+where
+    F: FnOnce() -> T + Send + 'static,
+    T: Send + 'static,
+{
+    #[cfg(feature = "simulation")]
+    if let Some(place) = crate::simulation::here() {
+        return tokio::spawn(async move {
+            let output = work();
+            place.host.note_activity();
+            output
+        });
+    }
+    tokio::task::spawn_blocking(work)
+}
+
+/// Starts a thread of its own. It lives in the same world as whoever starts it.
+pub fn spawn_thread(name: &str, work: impl FnOnce() + Send + 'static) -> std::io::Result<()> {
+    #[cfg(feature = "simulation")]
+    let work = {
+        let here = tokio::runtime::Handle::try_current().ok().filter(|_| crate::simulation::here().is_some());
+        move || {
+            let _entered = here.as_ref().map(tokio::runtime::Handle::enter);
+            work();
+        }
+    };
+    std::thread::Builder::new().name(name.to_owned()).spawn(work).map(drop)
+}

@@ -1,0 +1,235 @@
+//! `cargo xtask fuzz`: runs the fuzz targets under libFuzzer and keeps their corpora small.
+//!
+//! The bodies of the targets are in `crates/fuzz`; an ordinary test replays the committed corpora there, so that only finding
+//! new inputs needs a nightly compiler.
+
+mod log;
+
+use std::os::unix::process::CommandExt as _;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
+use std::time::Instant;
+
+use crate::guard::Guard;
+use crate::test::temporary_folder;
+use crate::{cargo, requirements};
+
+/// Most memory of a target, in MiB, with what the sanitizer keeps for itself.
+const MEMORY: u32 = 1024;
+/// Most memory of one allocation, in MiB: no input may make us take much more than its own size.
+const ALLOCATION: u32 = 64;
+/// Longest time for one input, in seconds.
+const SECONDS: u32 = 5;
+
+/// Options of `cargo xtask fuzz`.
+#[derive(clap::Args)]
+pub(crate) struct Options {
+    /// Which targets; all of them unless given
+    targets: Vec<String>,
+    /// How long to run each of them
+    #[arg(long, default_value_t = 10)]
+    minutes: u64,
+    /// How many processes for a target
+    #[arg(long, default_value_t = 1)]
+    jobs: u32,
+}
+
+/// How a target went.
+struct Outcome {
+    target: String,
+    seconds: u64,
+    figures: log::Figures,
+    corpus: (usize, u64),
+    findings: Vec<PathBuf>,
+}
+
+/// Runs the targets one after the other and prints what they found. True if that is nothing.
+pub(crate) fn run(options: &Options) -> Result<bool, String> {
+    let all = targets()?;
+    if let Some(unknown) = options.targets.iter().find(|target| !all.contains(target)) {
+        return Err(format!("there is no target `{unknown}`; there are: {}", all.join(", ")));
+    }
+    ensure_nightly()?;
+    ensure_cargo_fuzz()?;
+    let folder = cargo::workspace().join("fuzz/target");
+    let seeds = folder.join("seeds");
+    println!("==> writing the seeds");
+    let path = seeds.display().to_string();
+    if !cargo::run(&["run", "--quiet", "--package", "gpuaas-fuzz", "--example", "seeds", "--", &path])? {
+        return Err("the seeds could not be written".to_owned());
+    }
+    println!("==> building the targets");
+    if !nightly(&["fuzz", "build"]).status().map_err(cannot_start)?.success() {
+        return Err("the targets could not be built".to_owned());
+    }
+
+    // The targets write files for every input; in memory they are fast, and do not wear a disk out.
+    let memory = Path::new("/dev/shm");
+    let scratch = temporary_folder(if memory.is_dir() { memory } else { Path::new("/tmp") })?;
+    let mut guard = Guard::over(&scratch)?;
+    let chosen = if options.targets.is_empty() { &all } else { &options.targets };
+    let mut outcomes = Vec::new();
+    for target in chosen {
+        println!("==> {target}");
+        let outcome = fuzz(target, options, &folder, &scratch, &mut guard)?;
+        for artefact in &outcome.findings {
+            println!("    FOUND {}", artefact.display());
+            println!("    replay it: cargo +nightly fuzz run {target} {}", artefact.display());
+            println!("    make it smaller: cargo +nightly fuzz tmin {target} {}", artefact.display());
+            println!("    once it is mended, keep it: mv {} fuzz/regressions/{target}/", artefact.display());
+        }
+        outcomes.push(outcome);
+    }
+    drop(guard);
+    Ok(summary(&outcomes))
+}
+
+/// Runs one target and brings its committed corpus up to date.
+fn fuzz(target: &str, options: &Options, folder: &Path, scratch: &Path, guard: &mut Guard) -> Result<Outcome, String> {
+    let io = |path: &Path| {
+        let path = path.display().to_string();
+        move |error: std::io::Error| format!("{path}: {error}")
+    };
+    let corpus = cargo::workspace().join("fuzz/corpus").join(target);
+    let artefacts = cargo::workspace().join("fuzz/artifacts").join(target);
+    let (found, seeds) = (folder.join("found").join(target), folder.join("seeds").join(target));
+    let fresh = folder.join("fresh").join(target);
+    for path in [&corpus, &artefacts, &found, &seeds] {
+        std::fs::create_dir_all(path).map_err(io(path))?;
+    }
+    let known = files(&artefacts);
+    let log_file = folder.join(format!("{target}.log"));
+    let inputs = [&found, &corpus, &seeds].map(|path| path.display().to_string());
+    let limits = [
+        format!("-max_total_time={}", options.minutes * 60),
+        format!("-rss_limit_mb={MEMORY}"),
+        format!("-malloc_limit_mb={ALLOCATION}"),
+        format!("-timeout={SECONDS}"),
+        format!("-max_len={}", longest_input(target)),
+        "-print_final_stats=1".to_owned(),
+    ];
+    let jobs = options.jobs.to_string();
+    let mut arguments = vec!["fuzz", "run", "--jobs", &jobs, target];
+    arguments.extend(inputs.iter().map(String::as_str));
+    arguments.push("--");
+    arguments.extend(limits.iter().map(String::as_str));
+    let started = Instant::now();
+    let succeeded = watched(nightly(&arguments), &log_file, scratch, guard)?;
+    let seconds = started.elapsed().as_secs();
+    let text = String::from_utf8_lossy(&std::fs::read(&log_file).map_err(io(&log_file))?).into_owned();
+    let findings: Vec<PathBuf> = files(&artefacts).into_iter().filter(|path| !known.contains(path)).collect();
+    if !succeeded && findings.is_empty() {
+        return Err(format!("{target} could not be run; see {}", log_file.display()));
+    }
+
+    // As few inputs as reach every edge that any input reaches.
+    let _ = std::fs::remove_dir_all(&fresh);
+    std::fs::create_dir_all(&fresh).map_err(io(&fresh))?;
+    let fresh_path = fresh.display().to_string();
+    let mut arguments = vec!["fuzz", "run", target, &fresh_path];
+    arguments.extend(inputs.iter().map(String::as_str));
+    arguments.extend(["--", "-set_cover_merge=1", "-use_counters=0", &limits[1], &limits[2], &limits[3], &limits[4]]);
+    if watched(nightly(&arguments), &folder.join(format!("{target}.merge.log")), scratch, guard)? && !files(&fresh).is_empty() {
+        std::fs::remove_dir_all(&corpus).map_err(io(&corpus))?;
+        std::fs::rename(&fresh, &corpus).map_err(io(&corpus))?;
+    } else {
+        println!("    the corpus could not be minimised; it stays as it was");
+    }
+    let kept = files(&corpus);
+    let bytes = kept.iter().filter_map(|path| path.metadata().ok()).map(|meta| meta.len()).sum();
+    let figures = log::figures(&text);
+    Ok(Outcome { target: target.to_owned(), seconds, figures, corpus: (kept.len(), bytes), findings })
+}
+
+/// Longer inputs only make the fuzzer slow: what depends on length is built by the targets themselves.
+fn longest_input(target: &str) -> u32 {
+    match target {
+        // A journal starts with a header of 4 KiB.
+        "agent_journal" => 6144,
+        _ => 4096,
+    }
+}
+
+/// Runs it in a group of its own, which the guard ends, with its output in a file.
+fn watched(mut command: Command, log: &Path, scratch: &Path, guard: &mut Guard) -> Result<bool, String> {
+    let file = std::fs::File::create(log).map_err(|error| format!("{}: {error}", log.display()))?;
+    let also = file.try_clone().map_err(|error| format!("{}: {error}", log.display()))?;
+    command.process_group(0).stdin(Stdio::null()).stdout(file).stderr(also).env("TMPDIR", scratch);
+    let mut child = command.spawn().map_err(cannot_start)?;
+    guard.running(child.id())?;
+    let succeeded = child.wait().map_err(|error| format!("waiting for cargo: {error}"))?.success();
+    guard.idle()?;
+    Ok(succeeded)
+}
+
+fn summary(outcomes: &[Outcome]) -> bool {
+    println!("\n==> summary");
+    let head = ["target", "minutes", "executions", "edges", "memory", "slowest", "corpus", "findings"];
+    let [target, minutes, executions, edges, memory, slowest, corpus, findings] = head;
+    println!("    {target:<14} {minutes:>7} {executions:>11} {edges:>6} {memory:>8} {slowest:>7} {corpus:>20} {findings:>8}");
+    for outcome in outcomes {
+        let log::Figures { executions, edges, peak_mib, slowest_seconds } = outcome.figures;
+        let minutes = format!("{}:{:02}", outcome.seconds / 60, outcome.seconds % 60);
+        let corpus = format!("{} files, {} KiB", outcome.corpus.0, outcome.corpus.1.div_ceil(1024));
+        let (memory, slowest) = (format!("{peak_mib} MiB"), format!("{slowest_seconds} s"));
+        let findings = outcome.findings.len();
+        println!(
+            "    {:<14} {minutes:>7} {executions:>11} {edges:>6} {memory:>8} {slowest:>7} {corpus:>20} {findings:>8}",
+            outcome.target
+        );
+    }
+    outcomes.iter().all(|outcome| outcome.findings.is_empty())
+}
+
+/// The targets, by the names of their shims.
+fn targets() -> Result<Vec<String>, String> {
+    let names = files(&cargo::workspace().join("fuzz/fuzz_targets")).into_iter();
+    let names: Vec<String> = names.filter_map(|path| Some(path.file_stem()?.to_string_lossy().into_owned())).collect();
+    if names.is_empty() { Err("there are no targets in fuzz/fuzz_targets".to_owned()) } else { Ok(names) }
+}
+
+/// The files of a folder by name; none if it cannot be read.
+fn files(folder: &Path) -> Vec<PathBuf> {
+    let entries = std::fs::read_dir(folder).into_iter().flatten();
+    let mut files: Vec<PathBuf> = entries.filter_map(|entry| Some(entry.ok()?.path())).filter(|path| path.is_file()).collect();
+    files.sort();
+    files
+}
+
+/// Cargo of the nightly toolchain. Through rustup, because the cargo that runs us knows no other toolchain.
+fn nightly(arguments: &[&str]) -> Command {
+    let mut command = Command::new("rustup");
+    command.args(["run", "nightly", "cargo"]).args(arguments).current_dir(cargo::workspace());
+    // What our own cargo says about itself is not true for another one.
+    for variable in ["CARGO", "RUSTC", "RUSTUP_TOOLCHAIN", "CARGO_MANIFEST_DIR"] {
+        command.env_remove(variable);
+    }
+    command
+}
+
+fn ensure_nightly() -> Result<(), String> {
+    if requirements::in_path("rustup").is_none() {
+        return Err("fuzzing needs a nightly compiler, and there is no rustup to find one with (https://rustup.rs)".to_owned());
+    }
+    let found = nightly(&["--version"]).stdout(Stdio::null()).stderr(Stdio::null()).status().map_err(cannot_start)?;
+    if found.success() {
+        return Ok(());
+    }
+    Err("fuzzing needs a nightly compiler; install one with: rustup toolchain install nightly --profile minimal".to_owned())
+}
+
+fn ensure_cargo_fuzz() -> Result<(), String> {
+    let found = nightly(&["fuzz", "--version"]).stdout(Stdio::null()).stderr(Stdio::null()).status().map_err(cannot_start)?;
+    if found.success() {
+        return Ok(());
+    }
+    println!("==> cargo install cargo-fuzz --locked");
+    if cargo::run(&["install", "cargo-fuzz", "--locked"])? {
+        return Ok(());
+    }
+    Err("cargo-fuzz could not be installed (is there a network?); install it with: cargo install cargo-fuzz --locked".to_owned())
+}
+
+fn cannot_start(error: std::io::Error) -> String {
+    format!("rustup cannot be started: {error}")
+}
