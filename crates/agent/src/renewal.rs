@@ -8,7 +8,7 @@ use std::time::Duration;
 use gpuaas_contract::dsse;
 use gpuaas_contract::link::{REJOIN_PAYLOAD_TYPE, Rejoin, RejoinChallenge, RejoinChallengeRequest, RejoinProof, Renew, route};
 use gpuaas_contract::time::Timestamp;
-use tokio::sync::watch;
+use tokio::sync::{Notify, watch};
 use tokio_util::sync::CancellationToken;
 
 use crate::identity::{Identity, IdentityError, Validity};
@@ -26,6 +26,7 @@ pub(crate) struct Credentials {
     identity: Mutex<Identity>,
     dialer: Dialer,
     until: watch::Sender<Timestamp>,
+    nudged: Notify,
     addresses: Vec<String>,
     timeout: Duration,
 }
@@ -69,7 +70,14 @@ impl Credentials {
         let until = identity.validity()?.until;
         let config = dial::enrolled_config(&identity.ca, Some((identity.certificate()?, identity.keys.tls_der())))?;
         let dialer = Dialer::new(addresses.clone(), config, timeout);
-        Ok(Arc::new(Self { identity: Mutex::new(identity), dialer, until: watch::Sender::new(until), addresses, timeout }))
+        Ok(Arc::new(Self {
+            identity: Mutex::new(identity),
+            dialer,
+            until: watch::Sender::new(until),
+            nudged: Notify::new(),
+            addresses,
+            timeout,
+        }))
     }
 
     /// The connector that shows the certificate in use.
@@ -90,6 +98,15 @@ impl Credentials {
         self.lock().validity()
     }
 
+    /// The link failed. If that is the certificate's doing, looks after it at once and says so.
+    pub(crate) fn blamed(&self) -> bool {
+        let expired = Timestamp::now() >= *self.until.borrow();
+        if expired {
+            self.nudged.notify_one();
+        }
+        expired
+    }
+
     /// Watches the certificate until `stop`.
     pub(crate) async fn keep_alive(self: Arc<Self>, stop: CancellationToken, every: Duration) {
         let mut pause = every;
@@ -106,6 +123,7 @@ impl Credentials {
             tokio::select! {
                 biased;
                 () = stop.cancelled() => return,
+                () = self.nudged.notified() => {}
                 () = tokio::time::sleep(pause) => {}
             }
         }

@@ -304,7 +304,7 @@ fn any(input: &mut Input<'_>) -> Vec<Written> {
 fn damage(path: &Path, input: &mut Input<'_>) {
     let mut bytes = std::fs::read(path).expect("read");
     let used = used(&bytes);
-    let heads = heads(&bytes, used);
+    let heads = heads(path);
     for _ in 0..input.byte() % 6 {
         let kind = input.byte() % 10;
         let (place, length) = (usize::from(input.u16()), usize::from(input.u16()));
@@ -376,8 +376,11 @@ fn used(bytes: &[u8]) -> usize {
     0
 }
 
-/// Where records and fillers start, by their first four bytes.
-fn heads(bytes: &[u8], used: usize) -> Vec<usize> {
-    let starts = (HEADER..used).step_by(8);
-    starts.filter(|at| bytes.get(*at..at + 4).is_some_and(|magic| magic == b"CERJ" || magic == b"LIFJ")).collect()
+/// Where something starts: every record, and whatever follows one, which may be a filler.
+fn heads(path: &Path) -> Vec<usize> {
+    let edges = places_of(path).into_iter().flat_map(|place| [place.offset, place.offset + place.length]);
+    let mut heads: Vec<usize> = edges.map(|edge| usize::try_from(edge).expect("fits")).chain([HEADER]).collect();
+    heads.sort_unstable();
+    heads.dedup();
+    heads
 }

@@ -6,8 +6,8 @@
 #![allow(clippy::print_stdout, reason = "the account of a run is for people")]
 
 use std::ops::Range;
-use std::sync::Mutex;
 use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use gpuaas_sim::{Violation, run};
 
@@ -23,6 +23,10 @@ fn seeds() -> Range<u64> {
     }
 }
 
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
 /// Runs the seeds on every core; stops at the first that breaks a promise.
 fn first_violation(seeds: Range<u64>, broken: &[&str]) -> Option<Violation> {
     let next = AtomicU64::new(seeds.start);
@@ -33,14 +37,14 @@ fn first_violation(seeds: Range<u64>, broken: &[&str]) -> Option<Violation> {
             scope.spawn(|| {
                 loop {
                     let seed = next.fetch_add(1, Ordering::Relaxed);
-                    if seed >= seeds.end || found.lock().unwrap().is_some() {
+                    if seed >= seeds.end || lock(&found).is_some() {
                         return;
                     }
-                    if seed % 1_000 == 0 && seed > seeds.start {
+                    if seed.is_multiple_of(1_000) && seed > seeds.start {
                         println!("{} of {} seeds", seed - seeds.start, seeds.end - seeds.start);
                     }
                     if let Err(violation) = run(seed, broken) {
-                        let mut found = found.lock().unwrap();
+                        let mut found = lock(&found);
                         // The lowest of those that were found at the same time.
                         if found.as_ref().is_none_or(|other| violation.seed < other.seed) {
                             *found = Some(violation);
@@ -50,7 +54,7 @@ fn first_violation(seeds: Range<u64>, broken: &[&str]) -> Option<Violation> {
             });
         }
     });
-    found.into_inner().unwrap()
+    found.into_inner().unwrap_or_else(PoisonError::into_inner)
 }
 
 #[test]

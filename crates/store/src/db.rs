@@ -18,11 +18,6 @@ use crate::readers::{ACQUIRE_TIMEOUT, Readers};
 
 /// Connections that read a SQLite file at the same time.
 const SQLITE_READERS: u32 = 4;
-/// Pages in the write-ahead log before they are moved into the database file. Busy pages are written once per checkpoint, and a
-/// checkpoint holds the writer up with syncs of its own, so seldom is better; 32 MiB are read again in a moment after a crash.
-const SQLITE_CHECKPOINT_PAGES: &str = "8192";
-/// Memory for pages that the writer needs again and again, in KiB (that is what the minus says).
-const SQLITE_WRITER_CACHE: &str = "-32768";
 /// A partner that vanished inside a transaction must not hold the audit head for long.
 const PG_IDLE_IN_TRANSACTION: &str = "15s";
 /// The writer finds every row by its key. Its connection lives as long as the server, and with it the plans of its statements: one
@@ -305,11 +300,7 @@ impl Db {
                     .statement_cache_capacity(256)
                     .disable_statement_logging();
                 let reader = Readers::new(options.clone().pragma("query_only", "ON"), SQLITE_READERS, false);
-                let writer = options
-                    .journal_mode(SqliteJournalMode::Wal)
-                    .pragma("wal_autocheckpoint", SQLITE_CHECKPOINT_PAGES)
-                    .pragma("cache_size", SQLITE_WRITER_CACHE);
-                let writer = Arc::new(writer);
+                let writer = Arc::new(options.journal_mode(SqliteJournalMode::Wal));
                 Ok(Self::Sqlite { writer, reader: Arc::new(reader) })
             }
             StoreConfig::Postgres { url, max_connections } => {

@@ -148,7 +148,7 @@ pub(super) fn scan(file: &File, path: &Path, capacity: u64, mut on: impl FnMut(F
             scan.end = offset;
             continue;
         }
-        if let Some(length) = filler_at(file, offset, capacity, scan.last_sequence)? {
+        if let Some(length) = filler_at(file, offset, capacity)? {
             offset += length;
             scan.end = offset;
             continue;
@@ -197,7 +197,7 @@ pub(super) fn walk(file: &File, capacity: u64, mut on: impl FnMut(Found<'_>)) ->
             on(Found::Record(at, &decoded));
             last = decoded.sequence;
             offset += at.length;
-        } else if let Some(length) = filler_at(file, offset, capacity, last)? {
+        } else if let Some(length) = filler_at(file, offset, capacity)? {
             offset += length;
         } else if let Some(dirty) = first_non_zero(file, offset, capacity)? {
             on(Found::Damage);
@@ -258,28 +258,36 @@ fn read_within(file: &File, buffer: &mut [u8], offset: u64, capacity: u64) -> io
     }
 }
 
-/// Length of the filler at `offset`: it counts only if it ends where a record or another filler starts, and hides no record
-/// that would come next. A filler has no checksum, and a rotten length must not skip what can be read.
-fn filler_at(file: &File, offset: u64, capacity: u64, last: u64) -> io::Result<Option<u64>> {
+/// Length of the filler at `offset`: it counts only if it ends where a record or another filler starts.
+fn filler_at(file: &File, offset: u64, capacity: u64) -> io::Result<Option<u64>> {
     let mut bytes = [0_u8; 8];
-    if !read_within(file, &mut bytes, offset, capacity)? || record::word(&bytes, 0) != FILLER_MAGIC {
+    if !read_within(file, &mut bytes, offset, capacity)? {
         return Ok(None);
     }
-    let length = u64::from(record::word(&bytes, 4));
-    if length == 0 || !length.is_multiple_of(8) {
-        return Ok(None);
-    }
-    let mut next = [0_u8; 4];
+    let Some(length) = filler_length(&bytes) else { return Ok(None) };
+    let mut next = [0_u8; 8];
     let follows = read_within(file, &mut next, offset + length, capacity)?;
-    let known = [MAGIC, FILLER_MAGIC].contains(&record::word(&next, 0));
-    let fits = follows && known && next_record(file, offset + 8, offset + length, last)?.is_none();
-    Ok(fits.then_some(length))
+    let known = record::word(&next, 0) == MAGIC || filler_length(&next).is_some();
+    Ok((follows && known).then_some(length))
+}
+
+/// The length in these bytes, if they start a filler. A rotten length must not skip records that can be read, or hide that
+/// they cannot.
+fn filler_length(bytes: &[u8; 8]) -> Option<u64> {
+    let length = record::word(bytes, 4);
+    let sound = length > 0 && length.is_multiple_of(8) && record::word(bytes, 0) == filler_magic(length);
+    sound.then_some(length.into())
+}
+
+/// There is room for eight bytes only, so the length's checksum is part of the magic.
+fn filler_magic(length: u32) -> u32 {
+    FILLER_MAGIC ^ crc32fast::hash(&length.to_le_bytes())
 }
 
 fn write_filler(file: &File, offset: u64, length: u64) -> io::Result<()> {
-    let mut bytes = [0_u8; 8];
-    bytes[..4].copy_from_slice(&FILLER_MAGIC.to_le_bytes());
     let length = u32::try_from(length).map_err(|_| io::Error::other("the damaged stretch is longer than 4 GiB"))?;
+    let mut bytes = [0_u8; 8];
+    bytes[..4].copy_from_slice(&filler_magic(length).to_le_bytes());
     bytes[4..].copy_from_slice(&length.to_le_bytes());
     file.write_all_at(&bytes, offset)?;
     file.sync_data()

@@ -11,7 +11,7 @@ use gpuaas_contract::{envelope, receipt};
 
 /// Starts every record.
 pub(super) const MAGIC: u32 = 0x4a52_4543;
-/// Starts a stretch that was damaged and is skipped: `magic u32 | stretch length u32`.
+/// Starts a stretch that was damaged and is skipped: `magic xor crc32 of the length u32 | stretch length u32`.
 pub(super) const FILLER_MAGIC: u32 = 0x4a46_494c;
 /// Bytes before the body.
 pub(super) const HEADER: usize = 24;

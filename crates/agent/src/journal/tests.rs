@@ -329,10 +329,14 @@ fn rot_in_the_length_of_a_filler_costs_no_record() {
     let claimed = u32::try_from(lengths[1..4].iter().sum::<usize>()).expect("fits");
     assert_eq!(record::word(&bytes, second + 4), u32::try_from(lengths[1]).expect("fits"));
     bytes[second + 4..second + 8].copy_from_slice(&claimed.to_le_bytes());
-    std::fs::write(&path, &bytes).expect("rot");
-    let (journal, opened) = open(folder.path());
-    assert_eq!([1, 2, 3, 4, 5].map(|n| journal.lookup(task(n)).is_some()), [true, false, true, true, true]);
-    assert!(!opened.notices.is_empty(), "the rot was not noticed");
+    // Alone, and together with rot in one of the records that it would hide.
+    for third_rots in [false, true] {
+        bytes[second + lengths[1] + 40] ^= u8::from(third_rots);
+        std::fs::write(&path, &bytes).expect("rot");
+        let (journal, opened) = open(folder.path());
+        assert_eq!([1, 2, 3, 4, 5].map(|n| journal.lookup(task(n)).is_some()), [true, false, !third_rots, true, true]);
+        assert!(journal.damaged && !opened.notices.is_empty(), "the rot was not noticed");
+    }
 }
 
 #[test]

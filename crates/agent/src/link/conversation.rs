@@ -42,6 +42,17 @@ impl Conversation {
     }
 }
 
+impl LinkError {
+    /// Whether a newer link of this node took over.
+    pub(super) fn is_replaced(&self) -> bool {
+        match self {
+            Self::Fenced => true,
+            Self::Goodbye(goodbye) => goodbye.code == "session_replaced",
+            Self::Dial(_) | Self::NoWelcome(_) | Self::Broken(_) | Self::Refused { .. } => false,
+        }
+    }
+}
+
 /// Why there is no session, or no longer.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum LinkError {

@@ -11,6 +11,9 @@ mod poll;
 mod session;
 mod stream;
 
+use std::pin::pin;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use gpuaas_contract::link::from_node;
@@ -21,6 +24,7 @@ use tokio_util::sync::CancellationToken;
 
 use crate::config::TransportChoice;
 use crate::pipeline::Round;
+use crate::renewal::Credentials;
 use crate::status::LinkStatus;
 use conversation::{Conversation, LinkError};
 use dial::Dialer;
@@ -82,6 +86,7 @@ impl Transport {
 pub(crate) struct Supervisor {
     pub(crate) core: Core,
     pub(crate) dialer: Dialer,
+    pub(crate) credentials: Arc<Credentials>,
     pub(crate) choice: TransportChoice,
     pub(crate) timings: LinkTimings,
     pub(crate) request_timeout: Duration,
@@ -133,7 +138,14 @@ impl Supervisor {
             };
             if began.elapsed() >= self.timings.stable_after {
                 (attempt, stream_failures) = (0, 0);
-            } else if transport == Transport::Stream && blames_the_stream(&error) {
+            }
+            // Without a valid certificate nothing works; that says nothing about streams.
+            let certificate = self.credentials.blamed();
+            if transport == Transport::Stream
+                && began.elapsed() < self.timings.stable_after
+                && !certificate
+                && blames_the_stream(&error)
+            {
                 stream_failures += 1;
             }
             if self.choice == TransportChoice::Auto
@@ -193,16 +205,22 @@ impl Supervisor {
         let Self { core, dialer, timings, volatile, choice, .. } = self;
         let may_upgrade = *choice == TransportChoice::Auto && transport == Transport::Poll;
         let mut upgrade = None;
+        let trying = AtomicBool::new(false);
+        let mut better = pin!(stream_when_it_works(core, dialer, timings, &trying));
         let ended = {
             let end = async {
                 tokio::select! {
                     biased;
                     () = shutdown.cancelled() => {}
-                    better = stream_when_it_works(core, dialer, timings), if may_upgrade => upgrade = Some(better),
+                    better = better.as_mut(), if may_upgrade => upgrade = Some(better),
                 }
             };
             session::run(core, conversation, round, volatile, end).await
         };
+        // The control plane may let the new stream take over before its welcome is here.
+        if upgrade.is_none() && trying.load(Ordering::Relaxed) && ended.as_ref().is_some_and(LinkError::is_replaced) {
+            upgrade = tokio::time::timeout(timings.welcome_within, better).await.ok();
+        }
         match (ended, upgrade) {
             (_, Some(better)) => SessionEnd::Upgrade(Box::new(better)),
             (Some(error), None) => SessionEnd::Error(error),
@@ -257,11 +275,14 @@ impl Supervisor {
 }
 
 /// Tries the stream now and then until it works.
-async fn stream_when_it_works(core: &Core, dialer: &Dialer, timings: &LinkTimings) -> (Conversation, Round) {
+async fn stream_when_it_works(core: &Core, dialer: &Dialer, timings: &LinkTimings, trying: &AtomicBool) -> (Conversation, Round) {
     loop {
         tokio::time::sleep(timings.stream_retry).await;
         let (hello, round) = core.hello();
-        match stream::open(dialer, hello, timings.welcome_within).await {
+        trying.store(true, Ordering::Relaxed);
+        let opened = stream::open(dialer, hello, timings.welcome_within).await;
+        trying.store(false, Ordering::Relaxed);
+        match opened {
             Ok(conversation) => return (conversation, round),
             Err(error) => tracing::debug!(error = crate::report::chain(&error), "streams still fail"),
         }
