@@ -73,7 +73,6 @@ struct Run {
     operator: Arc<Operator>,
     books: Option<Books>,
     tasks: Vec<Asked>,
-    cancels: Vec<usize>,
     retirements: Vec<(usize, usize)>,
     /// Rotations whose old key is to be revoked, and revocations with their key.
     rotations: Vec<usize>,
@@ -145,7 +144,6 @@ impl Run {
             operator,
             books: None,
             tasks: Vec::new(),
-            cancels: Vec::new(),
             retirements: Vec::new(),
             rotations: Vec::new(),
             revocations: Vec::new(),
@@ -168,10 +166,10 @@ impl Run {
         }
         for (at, event) in &plan.events {
             self.step_until(*at)?;
-            self.happen(*event)?;
+            self.happen(*event);
         }
         self.step_until(plan.chaos_ends.max(self.sim.elapsed()))?;
-        self.mend(plan)?;
+        self.mend(plan);
         self.step_until(self.sim.elapsed() + SETTLES_WITHIN)?;
         self.leapt += LAST_LEAP;
         self.set_clocks();
@@ -269,7 +267,7 @@ impl Run {
         self.ask(&path, json!({ "reason": "the simulation wants it" }))
     }
 
-    fn happen(&mut self, event: Event) -> Result<(), Broken> {
+    fn happen(&mut self, event: Event) {
         let at = self.sim.elapsed();
         if let Some(books) = &mut self.books {
             books.note(at, format_args!("{event:?}"));
@@ -295,8 +293,7 @@ impl Run {
                 let known: Vec<&String> = self.tasks.iter().filter_map(|task| task.id.as_ref()).collect();
                 if !known.is_empty() {
                     let path = routes::fill(routes::TASK_CANCEL, &[known[number % known.len()]]).unwrap_or_default();
-                    let wish = self.ask(&path, json!({ "reason": "changed my mind" }));
-                    self.cancels.push(wish);
+                    self.ask(&path, json!({ "reason": "changed my mind" }));
                 }
             }
             Event::Drain { node } => drop(self.node_wish(routes::NODE_DRAIN, node)),
@@ -340,7 +337,6 @@ impl Run {
                 }
             }
         }
-        Ok(())
     }
 
     fn host(&self, who: Who) -> &Host {
@@ -378,7 +374,7 @@ impl Run {
     }
 
     /// No more faults.
-    fn mend(&mut self, plan: &Plan) -> Result<(), Broken> {
+    fn mend(&mut self, plan: &Plan) {
         for node in 0..NODES {
             self.sim.release(SERVER, node_name(node));
             self.sim.repair(SERVER, node_name(node));
@@ -396,7 +392,6 @@ impl Run {
                 self.node_wish(routes::NODE_UNDRAIN, node);
             }
         }
-        Ok(())
     }
 }
 
