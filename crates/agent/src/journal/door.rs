@@ -137,7 +137,7 @@ pub fn open(folder: &Path, capacity: u64, now: Timestamp, append: Vec<Written>) 
     for (json, blob) in append {
         let Ok(record) = serde_json::from_value::<Record>(json) else { continue };
         let (reply, answer) = oneshot::channel();
-        commands.push(writer::Command { record, blob, reply });
+        commands.push(writer::Command { record, blob, also: None, reply });
         answers.push_back(answer);
     }
     if !commands.is_empty() {

@@ -181,6 +181,11 @@ impl Journal {
         self.reserve().await?.append(record, blob).wait().await
     }
 
+    /// Records that a task is accepted and, if it starts at once, that it has started: with one sync instead of two.
+    pub(crate) async fn accept(&self, accepted: Record, envelope: Vec<u8>, started: Option<Record>) -> Result<(), AppendError> {
+        self.reserve().await?.append_both(accepted, envelope, started).wait().await
+    }
+
     /// A place in the writer's queue, for callers that must fix the order of their records under a lock.
     pub(crate) async fn reserve(&self) -> Result<Slot<'_>, AppendError> {
         self.commands.reserve().await.map(Slot).map_err(|_| ended())
@@ -276,7 +281,14 @@ impl Slot<'_> {
     /// Queues the record; what is queued earlier is recorded earlier.
     pub(crate) fn append(self, record: Record, blob: Vec<u8>) -> Pending {
         let (reply, answer) = oneshot::channel();
-        self.0.send(writer::Command { record, blob, reply });
+        self.0.send(writer::Command { record, blob, also: None, reply });
+        Pending(answer)
+    }
+
+    /// Queues two records that are recorded together or not at all; the second is a small one of the same task.
+    fn append_both(self, record: Record, blob: Vec<u8>, also: Option<Record>) -> Pending {
+        let (reply, answer) = oneshot::channel();
+        self.0.send(writer::Command { record, blob, also, reply });
         Pending(answer)
     }
 }

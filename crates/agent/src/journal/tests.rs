@@ -99,6 +99,24 @@ fn a_journal_remembers_what_was_recorded_and_what_is_left_to_do() {
 }
 
 #[test]
+fn a_task_that_starts_at_once_is_accepted_and_started_together_or_not_at_all() {
+    let folder = tempfile::tempdir().expect("folder");
+    let (journal, _) = open(folder.path());
+    block(journal.accept(accepted(1), b"envelope 1".to_vec(), Some(started(1)))).expect("recorded");
+    block(journal.accept(accepted(2), b"envelope 2".to_vec(), None)).expect("recorded");
+    let too_large = vec![0; usize::try_from(CAPACITY).expect("fits")];
+    block(journal.accept(accepted(3), too_large, Some(started(3)))).expect_err("there is no room");
+    assert_eq!(journal.lookup(task(1)), Some(Known::InFlight(TaskPhase::Started)));
+    assert_eq!(journal.lookup(task(3)), None, "a start without an acceptance");
+    let before = view(&journal);
+    drop(journal);
+    let (journal, opened) = open(folder.path());
+    assert_eq!((view(&journal), opened.notices), (before, vec![]));
+    let left: Vec<_> = opened.unfinished.iter().map(|t| (t.note.task_id, t.attempt, t.envelope.clone().expect("kept"))).collect();
+    assert_eq!(left, [(task(1), 1, b"envelope 1".to_vec()), (task(2), 0, b"envelope 2".to_vec())]);
+}
+
+#[test]
 fn a_new_epoch_voids_the_tasks_of_the_old_one_and_keeps_the_time() {
     let folder = tempfile::tempdir().expect("folder");
     append_all(

@@ -24,6 +24,8 @@ const GROUP: usize = 256;
 pub(super) struct Command {
     pub(super) record: Record,
     pub(super) blob: Vec<u8>,
+    /// What is recorded together with it, or not at all.
+    pub(super) also: Option<Record>,
     pub(super) reply: oneshot::Sender<Result<(), AppendError>>,
 }
 
@@ -246,15 +248,22 @@ impl Writer {
                     waiting.push_front(command);
                     break;
                 }
-                Ok((encoded, sequence)) => {
+                Ok((mut encoded, mut sequence)) => {
+                    // A small record of a task has its room from the task's promise.
+                    let alone = u64::try_from(encoded.len()).unwrap_or(u64::MAX);
+                    if let Some(also) = command.also.as_ref().and_then(|also| record::encode(also, &[], sequence + 1)) {
+                        encoded.extend_from_slice(&also);
+                        sequence += 1;
+                    }
                     if matches!(command.record, Record::Accepted { .. }) {
                         newly_in_flight += 1;
                     }
-                    let length = u64::try_from(encoded.len()).unwrap_or(u64::MAX);
+                    let behind = u64::try_from(encoded.len()).unwrap_or(u64::MAX) - alone;
                     let offset = self.end + u64::try_from(bytes.len()).unwrap_or(u64::MAX);
                     self.sequence = sequence;
                     bytes.extend_from_slice(&encoded);
-                    admitted.push((command, Location { offset, length }));
+                    let at = Location { offset, length: alone };
+                    admitted.push((command, at, Location { offset: offset + alone, length: behind }));
                 }
                 Err(error) => {
                     // The caller may have gone away; then nobody needs the answer.
@@ -272,7 +281,7 @@ impl Writer {
         if let Err(error) = written {
             tracing::error!(%error, path = %self.path.display(), "journal cannot be written; nothing more will be recorded");
             self.failed = Some(error.to_string());
-            for (command, _) in admitted {
+            for (command, ..) in admitted {
                 let _ = command.reply.send(Err(AppendError::Failed(error.to_string())));
             }
             return;
@@ -284,11 +293,14 @@ impl Writer {
             self.failed = Some(error.to_string());
         }
         let mut stored = shared.lock();
-        for (command, at) in &admitted {
+        for (command, at, behind) in &admitted {
             stored.index.apply(&command.record, *at);
+            if let Some(also) = &command.also {
+                stored.index.apply(also, *behind);
+            }
         }
         drop(stored);
-        for (command, _) in admitted {
+        for (command, ..) in admitted {
             let _ = command.reply.send(Ok(()));
         }
         self.compact_if_worthwhile(shared);
@@ -528,7 +540,7 @@ mod tests {
             let (mut commands, mut answers) = (Vec::new(), Vec::new());
             for (record, blob) in records {
                 let (reply, answer) = oneshot::channel();
-                commands.push(Command { record, blob, reply });
+                commands.push(Command { record, blob, also: None, reply });
                 answers.push(answer);
             }
             writer.serve(&shared, &mut commands);
@@ -560,7 +572,7 @@ mod tests {
         let record = |writer: &mut Writer, n: u8| {
             let (reply, mut answer) = oneshot::channel();
             let record = Record::Remembered { task_id: TaskId::from_bytes([n; 16]), start_by: Timestamp(1) };
-            writer.serve(&shared, &mut vec![Command { record, blob: Vec::new(), reply }]);
+            writer.serve(&shared, &mut vec![Command { record, blob: Vec::new(), also: None, reply }]);
             answer.try_recv().expect("answered")
         };
         record(&mut writer, 1).expect("works");

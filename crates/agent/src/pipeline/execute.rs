@@ -27,6 +27,8 @@ pub(super) struct Job {
     /// First start, if there was one.
     pub(super) started_at: Option<Timestamp>,
     pub(super) mode: Mode,
+    /// It was started together with its acceptance, on these slots.
+    pub(super) begun: Option<(RunSlots, Timestamp)>,
 }
 
 /// Whether it starts or goes on.
@@ -60,36 +62,16 @@ pub(super) async fn execute(inner: Arc<Inner>, job: Job, live: Arc<Live>) {
 }
 
 async fn execute_claimed(inner: &Arc<Inner>, job: Job, live: &Live) -> Result<(), AppendError> {
-    let Job { note, task, deadline, attempt, started_at, mode } = job;
+    let Job { note, task, deadline, attempt, started_at, mode, begun } = job;
     let kind = task.task_type();
-    // A recovered task has effects behind it: it cannot be cancelled unseen.
-    let cancelled_early = async {
-        match mode {
-            Mode::Fresh => live.cancel.cancelled().await,
-            Mode::Recover => std::future::pending().await,
-        }
-    };
-    let slots = tokio::select! {
-        biased;
-        () = inner.closing.cancelled() => return Ok(()),
-        () = cancelled_early => {
-            let ended = Ended { outcome: Outcome::Cancelled, code: "cancelled", message: reason_of(live), output: None };
-            return finish(inner, &note, attempt, None, Vec::new(), ended).await;
-        }
-        slots = RunSlots::take(inner, kind) => slots,
-    };
-    if mode == Mode::Fresh {
-        let now = Timestamp::now().max(inner.journal.highest_time());
-        if now > note.start_by.plus(CLOCK_SKEW) {
-            let message = format!("the task waited past its latest start {}; run it again", note.start_by);
-            let code = RefusalCode::TaskExpired.as_str();
-            let ended = Ended { outcome: Outcome::Refused, code, message, output: None };
-            return finish(inner, &note, attempt, None, Vec::new(), ended).await;
-        }
-    }
     let attempt = attempt + 1;
-    let now = Timestamp::now();
-    inner.journal.append(Record::Started { task: note.clone(), attempt, at: now }, Vec::new()).await?;
+    let (slots, now) = match begun {
+        Some(begun) => begun,
+        None => match start(inner, &note, kind, attempt, mode, live).await? {
+            Some(started) => started,
+            None => return Ok(()),
+        },
+    };
     gpuaas_failpoint::hit("agent.started");
     tracing::info!(attempt, recovering = (mode == Mode::Recover), "task started");
     live.set_phase(TaskPhase::Started);
@@ -135,6 +117,45 @@ async fn execute_claimed(inner: &Arc<Inner>, job: Job, live: &Live) -> Result<()
     let ended = conclude(result);
     drop(slots);
     finish(inner, &note, attempt, Some(started_at.unwrap_or(now)), timings, ended).await
+}
+
+/// Waits for a place to run and records the start. `None`: it did not start, and whatever there is to say is recorded.
+async fn start(
+    inner: &Arc<Inner>,
+    note: &TaskNote,
+    kind: TaskType,
+    attempt: u32,
+    mode: Mode,
+    live: &Live,
+) -> Result<Option<(RunSlots, Timestamp)>, AppendError> {
+    // A recovered task has effects behind it: it cannot be cancelled unseen.
+    let cancelled_early = async {
+        match mode {
+            Mode::Fresh => live.cancel.cancelled().await,
+            Mode::Recover => std::future::pending().await,
+        }
+    };
+    let slots = tokio::select! {
+        biased;
+        () = inner.closing.cancelled() => return Ok(None),
+        () = cancelled_early => {
+            let ended = Ended { outcome: Outcome::Cancelled, code: "cancelled", message: reason_of(live), output: None };
+            return finish(inner, note, attempt - 1, None, Vec::new(), ended).await.map(|()| None);
+        }
+        slots = RunSlots::take(inner, kind) => slots,
+    };
+    if mode == Mode::Fresh {
+        let now = Timestamp::now().max(inner.journal.highest_time());
+        if now > note.start_by.plus(CLOCK_SKEW) {
+            let message = format!("the task waited past its latest start {}; run it again", note.start_by);
+            let code = RefusalCode::TaskExpired.as_str();
+            let ended = Ended { outcome: Outcome::Refused, code, message, output: None };
+            return finish(inner, note, attempt - 1, None, Vec::new(), ended).await.map(|()| None);
+        }
+    }
+    let now = Timestamp::now();
+    inner.journal.append(Record::Started { task: note.clone(), attempt, at: now }, Vec::new()).await?;
+    Ok(Some((slots, now)))
 }
 
 /// Why a handler is told to stop.
@@ -312,43 +333,61 @@ pub(super) async fn finish(
 }
 
 /// A place to run: one of the agent's, and one of the kind's if the host's owner limits it.
-struct RunSlots<'a> {
-    inner: &'a Inner,
+pub(super) struct RunSlots {
+    inner: Arc<Inner>,
     kind: TaskType,
-    _permit: Option<tokio::sync::OwnedSemaphorePermit>,
+    permit: Option<tokio::sync::OwnedSemaphorePermit>,
 }
 
-impl<'a> RunSlots<'a> {
-    async fn take(inner: &'a Inner, kind: TaskType) -> Self {
+impl RunSlots {
+    /// Waits for a place.
+    async fn take(inner: &Arc<Inner>, kind: TaskType) -> Self {
         // The kind first, so that tasks of a limited kind do not hold places that others could use.
-        loop {
+        let slots = loop {
             let freed = inner.kind_freed.notified();
             tokio::pin!(freed);
             freed.as_mut().enable();
-            {
-                let mut counts = inner.kind_slots.lock().unwrap_or_else(PoisonError::into_inner);
-                let count = counts.entry(kind).or_default();
-                if inner.policy.concurrency(kind).is_none_or(|limit| *count < limit) {
-                    *count += 1;
-                    break;
-                }
+            if let Some(slots) = Self::of_kind(inner, kind) {
+                break slots;
             }
             freed.await;
-        }
-        let mut slots = Self { inner, kind, _permit: None };
+        };
         // Closed never: the semaphore lives as long as the pipeline.
-        slots._permit = Arc::clone(&inner.run_slots).acquire_owned().await.ok();
-        inner.running.send_modify(|count| *count += 1);
-        slots
+        let permit = Arc::clone(&inner.run_slots).acquire_owned().await.ok();
+        slots.with(permit)
+    }
+
+    /// A place that is free now.
+    pub(super) fn take_free(inner: &Arc<Inner>, kind: TaskType) -> Option<Self> {
+        let slots = Self::of_kind(inner, kind)?;
+        let permit = Arc::clone(&inner.run_slots).try_acquire_owned().ok()?;
+        Some(slots.with(Some(permit)))
+    }
+
+    /// One of the kind's places only.
+    fn of_kind(inner: &Arc<Inner>, kind: TaskType) -> Option<Self> {
+        let mut counts = inner.kind_slots.lock().unwrap_or_else(PoisonError::into_inner);
+        let count = counts.entry(kind).or_default();
+        let free = inner.policy.concurrency(kind).is_none_or(|limit| *count < limit);
+        free.then(|| {
+            *count += 1;
+            Self { inner: Arc::clone(inner), kind, permit: None }
+        })
+    }
+
+    fn with(mut self, permit: Option<tokio::sync::OwnedSemaphorePermit>) -> Self {
+        self.permit = permit;
+        self.inner.running.send_modify(|count| *count += 1);
+        self
     }
 }
 
-impl Drop for RunSlots<'_> {
+impl Drop for RunSlots {
     fn drop(&mut self) {
         if let Some(count) = self.inner.kind_slots.lock().unwrap_or_else(PoisonError::into_inner).get_mut(&self.kind) {
             *count -= 1;
         }
-        if self._permit.is_some() {
+        if self.permit.is_some() {
             self.inner.running.send_modify(|count| *count -= 1);
         }
         self.inner.kind_freed.notify_waiters();

@@ -30,7 +30,7 @@ use crate::journal::{AppendError, Chain, Journal, Known, Opened, RESERVED_PER_TA
 use crate::policy::Policy;
 use crate::spool::Spool;
 use crate::trust::Trust;
-use execute::{Ended, Job, Mode};
+use execute::{Ended, Job, Mode, RunSlots};
 
 /// Most tasks that are accepted and wait for a place to run.
 const WAITING: usize = 32;
@@ -410,7 +410,12 @@ impl Inner {
             return self.release(task_id);
         }
         let record = Record::Accepted { task: note.clone(), issued_at: payload.issued_at, deadline: payload.deadline };
-        match self.journal.append(record, bytes).await {
+        // If there is a place to run, acceptance and start are one record's worth of waiting.
+        let free =
+            if live.cancel.is_cancelled() || self.closing.is_cancelled() { None } else { RunSlots::take_free(&self, kind) };
+        let begun = free.map(|slots| (slots, Timestamp::now()));
+        let started = begun.as_ref().map(|(_, at)| Record::Started { task: note.clone(), attempt: 1, at: *at });
+        match self.journal.accept(record, bytes, started).await {
             Ok(()) => {}
             Err(AppendError::Full | AppendError::TooLarge) => {
                 self.release(task_id);
@@ -424,8 +429,10 @@ impl Inner {
         }
         gpuaas_failpoint::hit("agent.accepted");
         tracing::info!("task accepted");
-        live.set_phase(TaskPhase::Accepted);
-        self.acknowledge(task_id, TaskPhase::Accepted);
+        if begun.is_none() {
+            live.set_phase(TaskPhase::Accepted);
+            self.acknowledge(task_id, TaskPhase::Accepted);
+        }
         let job = Job {
             note,
             task: verified.task().clone(),
@@ -433,6 +440,7 @@ impl Inner {
             attempt: 0,
             started_at: None,
             mode: Mode::Fresh,
+            begun,
         };
         self.spawn(job, live, Some(permit));
     }

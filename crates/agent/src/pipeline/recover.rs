@@ -30,6 +30,7 @@ async fn run_or_refuse(inner: &Arc<Inner>, task: Unfinished) -> Result<(), Appen
                     attempt: 0,
                     started_at: None,
                     mode: Mode::Fresh,
+                    begun: None,
                 };
                 spawn(inner, job, TaskPhase::Accepted);
                 return Ok(());
@@ -57,6 +58,7 @@ async fn recover(inner: &Arc<Inner>, task: Unfinished) -> Result<(), AppendError
         attempt: task.attempt,
         started_at: task.started_at,
         mode: Mode::Recover,
+        begun: None,
     };
     spawn(inner, job, TaskPhase::Started);
     Ok(())
