@@ -8,7 +8,6 @@ mod log;
 use std::os::unix::process::CommandExt as _;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
-use std::time::Instant;
 
 use crate::guard::Guard;
 use crate::test::temporary_folder;
@@ -37,7 +36,6 @@ pub(crate) struct Options {
 /// How a target went.
 struct Outcome {
     target: String,
-    seconds: u64,
     figures: log::Figures,
     corpus: (usize, u64),
     findings: Vec<PathBuf>,
@@ -59,24 +57,27 @@ pub(crate) fn run(options: &Options) -> Result<bool, String> {
         return Err("the seeds could not be written".to_owned());
     }
     println!("==> building the targets");
-    if !nightly(&["fuzz", "build"]).status().map_err(cannot_start)?.success() {
-        return Err("the targets could not be built".to_owned());
+    let chosen = if options.targets.is_empty() { &all } else { &options.targets };
+    for target in chosen {
+        if !nightly(&["fuzz", "build", target]).status().map_err(cannot_start)?.success() {
+            return Err(format!("the target {target} could not be built"));
+        }
     }
 
     // The targets write files for every input; in memory they are fast, and do not wear a disk out.
     let memory = Path::new("/dev/shm");
     let scratch = temporary_folder(if memory.is_dir() { memory } else { Path::new("/tmp") })?;
     let mut guard = Guard::over(&scratch)?;
-    let chosen = if options.targets.is_empty() { &all } else { &options.targets };
     let mut outcomes = Vec::new();
     for target in chosen {
         println!("==> {target}");
         let outcome = fuzz(target, options, &folder, &scratch, &mut guard)?;
         for artefact in &outcome.findings {
-            println!("    FOUND {}", artefact.display());
-            println!("    replay it: cargo +nightly fuzz run {target} {}", artefact.display());
-            println!("    make it smaller: cargo +nightly fuzz tmin {target} {}", artefact.display());
-            println!("    once it is mended, keep it: mv {} fuzz/regressions/{target}/", artefact.display());
+            let artefact = artefact.strip_prefix(cargo::workspace()).unwrap_or(artefact).display();
+            println!("    FOUND {artefact}");
+            println!("    replay it: cargo +nightly fuzz run {target} {artefact}");
+            println!("    make it smaller: cargo +nightly fuzz tmin {target} {artefact}");
+            println!("    once it is mended, keep it: mv {artefact} fuzz/regressions/{target}/");
         }
         outcomes.push(outcome);
     }
@@ -113,9 +114,7 @@ fn fuzz(target: &str, options: &Options, folder: &Path, scratch: &Path, guard: &
     arguments.extend(inputs.iter().map(String::as_str));
     arguments.push("--");
     arguments.extend(limits.iter().map(String::as_str));
-    let started = Instant::now();
     let succeeded = watched(nightly(&arguments), &log_file, scratch, guard)?;
-    let seconds = started.elapsed().as_secs();
     let text = String::from_utf8_lossy(&std::fs::read(&log_file).map_err(io(&log_file))?).into_owned();
     let findings: Vec<PathBuf> = files(&artefacts).into_iter().filter(|path| !known.contains(path)).collect();
     if !succeeded && findings.is_empty() {
@@ -138,7 +137,7 @@ fn fuzz(target: &str, options: &Options, folder: &Path, scratch: &Path, guard: &
     let kept = files(&corpus);
     let bytes = kept.iter().filter_map(|path| path.metadata().ok()).map(|meta| meta.len()).sum();
     let figures = log::figures(&text);
-    Ok(Outcome { target: target.to_owned(), seconds, figures, corpus: (kept.len(), bytes), findings })
+    Ok(Outcome { target: target.to_owned(), figures, corpus: (kept.len(), bytes), findings })
 }
 
 /// Longer inputs only make the fuzzer slow: what depends on length is built by the targets themselves.
@@ -168,8 +167,8 @@ fn summary(outcomes: &[Outcome]) -> bool {
     let [target, minutes, executions, edges, memory, slowest, corpus, findings] = head;
     println!("    {target:<14} {minutes:>7} {executions:>11} {edges:>6} {memory:>8} {slowest:>7} {corpus:>20} {findings:>8}");
     for outcome in outcomes {
-        let log::Figures { executions, edges, peak_mib, slowest_seconds } = outcome.figures;
-        let minutes = format!("{}:{:02}", outcome.seconds / 60, outcome.seconds % 60);
+        let log::Figures { seconds, executions, edges, peak_mib, slowest_seconds } = outcome.figures;
+        let minutes = format!("{}:{:02}", seconds / 60, seconds % 60);
         let corpus = format!("{} files, {} KiB", outcome.corpus.0, outcome.corpus.1.div_ceil(1024));
         let (memory, slowest) = (format!("{peak_mib} MiB"), format!("{slowest_seconds} s"));
         let findings = outcome.findings.len();
