@@ -335,7 +335,7 @@ impl Inner {
     /// Whether the round still counts; if so, the next hello lists the task.
     fn begin_recording(&self, round: Round, live: &Live) -> bool {
         let _held = self.lock_live();
-        let counts = Round(self.round.load(Ordering::Acquire)) == round || gpuaas_world::broken("agent.rounds");
+        let counts = Round(self.round.load(Ordering::Acquire)) == round;
         live.recording.store(counts, Ordering::Release);
         counts
     }
