@@ -49,6 +49,9 @@ enum Part {
         /// Callers at a time
         #[arg(long, default_value_t = 256)]
         callers: usize,
+        /// As if their nodes were away when they are asked for.
+        #[arg(long)]
+        queue: bool,
         /// Rounds of a second
         #[arg(long, default_value_t = 10)]
         rounds: usize,
@@ -193,7 +196,10 @@ fn main() -> Result<()> {
                 chosen(&rows)?.iter().for_each(|(name, what)| println!("{name:<16} {what}"));
                 Ok(())
             }
-            Part::Tasks { store, callers, rounds } => rows::durable::alone(&store, callers, rounds).await,
+            Part::Tasks { store, callers, queue, rounds } => {
+                let way = if queue { rows::durable::Way::Queue } else { rows::durable::Way::Direct };
+                rows::durable::alone(&store, callers, way, rounds).await
+            }
             Part::BareLink { keys, cluster } => bare_link::serve(&keys, &cluster).await,
             Part::NatsResponder { address, identity, ca } => nats::respond(address, &identity, &ca).await,
         }

@@ -207,6 +207,47 @@ pub fn create(
     context: &Context,
     intent: impl FnOnce(&TaskRecord) -> String,
 ) -> Result<(TaskRecord, Decision), Refusal> {
+    let task = wanted(node, new, unfinished, context, intent)?;
+    let decision = queued(&task, Change::TaskInsert(Box::new(task.clone())), context).hint(Hint::NodeWork(node.id));
+    Ok((task, decision))
+}
+
+/// Asks for a task on a node whose link is open and has room, and sends it out, all in one decision: the same rows, events and
+/// audit as [`create`] and [`dispatch`], in one commit instead of two. The envelope must be sent only after that commit.
+pub fn create_sent(
+    node: &Node,
+    new: NewTask,
+    unfinished: u64,
+    context: &Context,
+    intent: impl FnOnce(&TaskRecord) -> String,
+    sign: impl FnOnce(&TaskRecord) -> Result<Outgoing, Refusal>,
+) -> Result<(TaskRecord, Outgoing, Decision), Refusal> {
+    let task = wanted(node, new, unfinished, context, intent)?;
+    let outgoing = sign(&task)?;
+    // Two steps are recorded, so the row has the version of two.
+    let sent = TaskRecord { version: task.version + 1, ..dispatched(&task, node, &outgoing.payload, context)? };
+    let decision = queued(&task, Change::TaskInsert(Box::new(sent.clone())), context).and(signed_out(&sent, &outgoing, context));
+    Ok((sent, outgoing, decision))
+}
+
+/// An envelope that was signed and not sent yet.
+#[derive(Clone, Debug)]
+pub struct Outgoing {
+    /// What was signed.
+    pub payload: envelope::Payload,
+    /// With its signature.
+    pub signed: envelope::Signed,
+    /// By which key.
+    pub key_id: gpuaas_contract::key::KeyId,
+}
+
+fn wanted(
+    node: &Node,
+    new: NewTask,
+    unfinished: u64,
+    context: &Context,
+    intent: impl FnOnce(&TaskRecord) -> String,
+) -> Result<TaskRecord, Refusal> {
     if !node.service.takes_work() {
         let why = if node.service_reason.is_empty() { String::new() } else { format!(" ({})", node.service_reason) };
         let message = format!("node {} is {}{why} and takes no new work", node.id, node.service.as_str());
@@ -254,14 +295,17 @@ pub fn create(
         receipt_digest: None,
     };
     task.intent = intent(&task);
+    Ok(task)
+}
+
+fn queued(task: &TaskRecord, insert: Change, context: &Context) -> Decision {
     let id = task.id.to_string();
-    let data = json!({ "task_id": id, "node_id": node.id, "task_type": task.task_type, "params": new.task.params_json() });
-    let decision = Decision::default()
-        .change(Change::TaskInsert(Box::new(task.clone())))
+    let params = serde_json::value::RawValue::from_string(task.params.clone()).ok();
+    let data = json!({ "task_id": id, "node_id": task.node_id, "task_type": task.task_type, "params": params });
+    Decision::default()
+        .change(insert)
         .record(context, "gpuaas.task.queued.v1", "task.create", &id, data)
-        .hint(Hint::NodeWork(node.id))
-        .hint(Hint::Task(task.id));
-    Ok((task, decision))
+        .hint(Hint::Task(task.id))
 }
 
 /// The text whose MAC is [`TaskRecord::intent`]: everything that decides what will run where, and for how long the
@@ -305,38 +349,46 @@ pub fn envelope_payload(
 pub fn dispatch(
     task: &TaskRecord,
     node: &Node,
-    payload: &envelope::Payload,
-    signed: &envelope::Signed,
-    key_id: gpuaas_contract::key::KeyId,
+    outgoing: &Outgoing,
     context: &Context,
-) -> Result<Decision, Refusal> {
+) -> Result<(TaskRecord, Decision), Refusal> {
+    let sent = dispatched(task, node, &outgoing.payload, context)?;
+    let decision =
+        Decision::default().change(Change::TaskUpdate(Box::new(sent.clone()))).and(signed_out(&sent, outgoing, context));
+    Ok((sent, decision))
+}
+
+/// The row of a queued task once it is sent.
+fn dispatched(task: &TaskRecord, node: &Node, payload: &envelope::Payload, context: &Context) -> Result<TaskRecord, Refusal> {
     if task.state != TaskState::Queued || task.cancel_requested_at.is_some() {
         return Err(not_now(task));
     }
     if !node.service.takes_work() || node.epoch != task.node_epoch || context.now > task.queue_until {
         return Err(not_now(task));
     }
-    let id = task.id.to_string();
-    let dispatches = task.dispatches + 1;
-    let next = TaskRecord {
+    Ok(TaskRecord {
         state: TaskState::Dispatched,
-        dispatches,
+        dispatches: task.dispatches + 1,
         lease_until: Some(context.now.plus(LEASE)),
         envelope_start_by: Some(payload.start_by.max(task.envelope_start_by.unwrap_or_default())),
         ..task.clone()
-    };
-    let data = json!({ "task_id": id, "node_id": node.id, "dispatch": dispatches, "envelope": signed.digest });
-    Ok(Decision::default()
-        .change(Change::TaskUpdate(Box::new(next)))
+    })
+}
+
+fn signed_out(sent: &TaskRecord, outgoing: &Outgoing, context: &Context) -> Decision {
+    let id = sent.id.to_string();
+    let Outgoing { signed, key_id, .. } = outgoing;
+    let data = json!({ "task_id": id, "node_id": sent.node_id, "dispatch": sent.dispatches, "envelope": signed.digest });
+    Decision::default()
         .change(Change::EnvelopeInsert {
-            task_id: task.id,
+            task_id: sent.id,
             digest: signed.digest.clone(),
             envelope: signed.envelope.clone(),
-            key_id,
+            key_id: key_id.clone(),
             signed_at: context.now,
         })
         .record(context, "gpuaas.task.dispatched.v1", "task.dispatch", &id, data)
-        .hint(Hint::Task(task.id)))
+        .hint(Hint::Task(sent.id))
 }
 
 /// The node says that it has the task in its journal, or that it runs. Late and repeated words change nothing.
@@ -571,8 +623,7 @@ pub fn receipt(
             received_at: context.now,
         })
         .record(context, kind, "task.receipt", &id, data)
-        .hint(Hint::Task(task.id))
-        .hint(Hint::NodeWork(said.node_id));
+        .hint(Hint::Task(task.id));
     Ok(Some(decision))
 }
 

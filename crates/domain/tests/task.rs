@@ -13,8 +13,8 @@ use gpuaas_domain::task::{
 };
 use gpuaas_domain::{Change, Decision, Hint, RefusalKind};
 use support::{
-    CLUSTER, NOW, assert_recorded, at, believed, code, context, dispatched, in_state, later, new_task, node, queued, task_key,
-    task_of, try_dispatch, verified,
+    CLUSTER, NOW, assert_recorded, at, believed, code, context, dispatched, in_state, later, new_task, node, outgoing, queued,
+    task_key, task_of, try_dispatch, verified,
 };
 
 fn create(node: &Node, new: NewTask, unfinished: u64) -> Result<(TaskRecord, Decision), gpuaas_domain::Refusal> {
@@ -49,7 +49,29 @@ fn a_task_is_queued_with_its_intent_and_wakes_its_node() {
     assert_eq!((made.intent.as_str(), made.requested_by), (format!("mac of {}", new.id).as_str(), context().actor.to_string()));
     assert_eq!(made.queue_until, NOW.plus(new.queue_time));
     assert_recorded(&decision, "gpuaas.task.queued.v1", "task.create");
-    assert_eq!(decision.hints, [Hint::NodeWork(made.node_id), Hint::Task(made.id)]);
+    assert_eq!(decision.hints, [Hint::Task(made.id), Hint::NodeWork(made.node_id)]);
+}
+
+#[test]
+fn a_task_for_a_waiting_node_is_written_as_sent_with_everything_that_both_steps_record() {
+    let sign = |task: &TaskRecord| outgoing(task, &node(), NOW);
+    let made = task::create_sent(&node(), new_task(), 0, &context(), |_| "mac".to_owned(), sign).expect("created");
+    let (sent, out, decision) = made;
+    let (task, created) =
+        task::create(&node(), NewTask { id: sent.id, ..new_task() }, 0, &context(), |_| "mac".to_owned()).expect("created");
+    let (_, dispatched) = task::dispatch(&task, &node(), &out, &context()).expect("sent");
+    assert_eq!(sent, TaskRecord { version: 1, ..task_of(&dispatched) });
+    assert_eq!(decision.changes, [vec![Change::TaskInsert(Box::new(sent.clone()))], dispatched.changes[1..].to_vec()].concat());
+    let kinds = |decision: &Decision| decision.events.iter().map(|event| event.kind).collect::<Vec<_>>();
+    let actions = |decision: &Decision| decision.audit.iter().map(|row| (row.action, row.detail.clone())).collect::<Vec<_>>();
+    assert_eq!(kinds(&decision), [kinds(&created), kinds(&dispatched)].concat());
+    assert_eq!(actions(&decision), [actions(&created), actions(&dispatched)].concat());
+    assert!(!decision.hints.contains(&Hint::NodeWork(sent.node_id)), "there is nothing left to look for");
+
+    let draining = Node { service: Service::Draining, ..node() };
+    let refused =
+        task::create_sent(&draining, new_task(), 0, &context(), |_| "mac".to_owned(), |task| outgoing(task, &draining, NOW));
+    assert_eq!(refused.expect_err("takes no work").code, "node_takes_no_work");
 }
 
 #[test]

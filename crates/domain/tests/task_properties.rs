@@ -11,7 +11,7 @@ use gpuaas_domain::node::{Node, Service};
 use gpuaas_domain::task::{self, ReceiptHead, TaskRecord, TaskState};
 use gpuaas_domain::{Change, Decision};
 use proptest::prelude::*;
-use support::{CLUSTER, NOW, at, node, queued, task_key, verified_for};
+use support::{NOW, at, node, outgoing, queued, verified_for};
 
 /// Everything that can happen to a task.
 #[derive(Clone, Debug)]
@@ -60,9 +60,7 @@ impl World {
             Step::Wait(_) => None,
             Step::Dispatch { service, epoch } => {
                 let node = Node { service: *service, epoch: *epoch, ..node() };
-                let payload = task::envelope_payload(&self.task, &node, CLUSTER, self.now).ok()?;
-                let signed = payload.sign(&task_key());
-                task::dispatch(&self.task, &node, &payload, &signed, task_key().verifying_key().id(), &context).ok()
+                Some(task::dispatch(&self.task, &node, &outgoing(&self.task, &node, self.now).ok()?, &context).ok()?.1)
             }
             Step::Accepted => Some(task::acknowledged(&self.task, false, &context)),
             Step::Started => Some(task::acknowledged(&self.task, true, &context)),

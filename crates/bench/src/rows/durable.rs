@@ -15,7 +15,7 @@ use gpuaas_contract::time::Timestamp;
 use gpuaas_control::pki::KeyRing;
 use gpuaas_domain::decision::Context;
 use gpuaas_domain::node::{Node, Service};
-use gpuaas_domain::task::{self, DEFAULT_QUEUE_TIME, DEFAULT_TIMEOUT, NewTask, ReceiptHead, TaskState};
+use gpuaas_domain::task::{self, DEFAULT_QUEUE_TIME, DEFAULT_TIMEOUT, NewTask, ReceiptHead, TaskRecord, TaskState};
 use gpuaas_domain::{Actor, Change, Decision};
 use gpuaas_store::{Store, StoreConfig};
 use sqlx::{AssertSqlSafe, Connection as _, PgConnection};
@@ -95,42 +95,44 @@ impl Caller {
         Self { node, key, instance: AgentInstanceId::generate(), head: ReceiptHead::default() }
     }
 
-    /// Asks for a task.
+    /// Asks for a task whose node is away: it is queued.
     pub(crate) async fn enqueue(&self, store: &Store, keys: &KeyRing) -> Result<TaskId> {
-        let context = context();
-        let task = Task::parse(TaskType::DiagPing, &format!("{{\"message\":\"{}\"}}", "m".repeat(64)))?;
         let unfinished = store.task_unfinished_count(self.node.id).await?;
-        let new = NewTask {
-            id: TaskId::generate(),
-            task,
-            queue_time: DEFAULT_QUEUE_TIME,
-            timeout: DEFAULT_TIMEOUT,
-            idempotency_key: None,
-        };
+        let intent = |task: &TaskRecord| keys.intent_mac(&task::intent_text(task));
         let (record, decision) =
-            task::create(&self.node, new, unfinished, &context, |task| keys.intent_mac(&task::intent_text(task)))
-                .map_err(|refusal| refusal.message)?;
+            task::create(&self.node, ping()?, unfinished, &context(), intent).map_err(|refusal| refusal.message)?;
         store.commit(decision).await?;
         Ok(record.id)
     }
 
+    /// Asks for a task whose node is connected: it is queued and claimed in one commit.
+    async fn enqueue_and_claim(&self, store: &Store, keys: &KeyRing) -> Result<(TaskRecord, Digest)> {
+        let node = store.node_get(self.node.id).await?.ok_or("the node is gone")?;
+        let intent = |task: &TaskRecord| keys.intent_mac(&task::intent_text(task));
+        let context = context();
+        let sign = |task: &TaskRecord| keys.outgoing(task, &node, context.now);
+        let (record, outgoing, decision) =
+            task::create_sent(&node, ping()?, 0, &context, intent, sign).map_err(|refusal| refusal.message)?;
+        store.commit(decision).await?;
+        Ok((record, outgoing.signed.digest))
+    }
+
     /// Claims the oldest queued task: finds it, signs its envelope, writes both.
-    pub(crate) async fn claim(&self, store: &Store, keys: &KeyRing, cluster: ClusterId) -> Result<(TaskId, Digest)> {
+    pub(crate) async fn claim(&self, store: &Store, keys: &KeyRing) -> Result<(TaskRecord, Digest)> {
         let queued = store.task_queued(self.node.id, 1).await?.pop().ok_or("nothing is queued")?;
         if !keys.intent_matches(&task::intent_text(&queued), &queued.intent) {
             return Err("the intent does not match".into());
         }
         let context = context();
-        let payload = task::envelope_payload(&queued, &self.node, cluster, context.now).map_err(|refusal| refusal.message)?;
-        let (signed, key_id) = keys.sign(&payload);
-        let decision =
-            task::dispatch(&queued, &self.node, &payload, &signed, key_id, &context).map_err(|refusal| refusal.message)?;
+        let outgoing = keys.outgoing(&queued, &self.node, context.now).map_err(|refusal| refusal.message)?;
+        let (sent, decision) = task::dispatch(&queued, &self.node, &outgoing, &context).map_err(|refusal| refusal.message)?;
         store.commit(decision).await?;
-        Ok((queued.id, signed.digest))
+        Ok((TaskRecord { version: sent.version + 1, ..sent }, outgoing.signed.digest))
     }
 
     /// Answers as the node would, and believes the answer as the server would.
-    pub(crate) async fn settle(&mut self, store: &Store, cluster: ClusterId, id: TaskId, digest: Digest) -> Result<()> {
+    pub(crate) async fn settle(&mut self, store: &Store, cluster: ClusterId, sent: &TaskRecord, digest: Digest) -> Result<()> {
+        let id = sent.id;
         let now = Timestamp::now();
         let output = diag_ping::Output { message: "m".repeat(64), host_time: now, recovered: false };
         let payload = receipt::Payload {
@@ -139,7 +141,7 @@ impl Caller {
             node_epoch: self.node.epoch,
             task_id: id,
             task_type: TaskType::DiagPing.as_str().to_owned(),
-            task_digest: digest,
+            task_digest: digest.clone(),
             agent_instance_id: self.instance,
             boot_id: "bench".to_owned(),
             attempt: 1,
@@ -156,7 +158,6 @@ impl Caller {
         };
         let signed = payload.sign(&self.key);
 
-        let (record, envelope_digests) = store.task_with_envelopes(id).await?.ok_or("the task is gone")?;
         let expect = receipt::Expectation {
             key: &self.node.receipt_key,
             cluster_id: cluster,
@@ -164,16 +165,22 @@ impl Caller {
             node_epoch: self.node.epoch,
             task_id: id,
             task_type: TaskType::DiagPing,
-            envelope_digests: &envelope_digests,
+            envelope_digests: &[digest],
         };
         let verified = receipt::verify(&signed.receipt, &expect)?;
-        let decision = task::receipt(&record, &self.head, &verified, &signed.receipt, &context())
+        let decision = task::receipt(sent, &self.head, &verified, &signed.receipt, &context())
             .map_err(|refusal| refusal.message)?
             .ok_or("the receipt was believed before")?;
         store.commit(decision).await?;
         self.head = ReceiptHead { sequence: payload.sequence, digest: Some(signed.digest) };
         Ok(())
     }
+}
+
+fn ping() -> Result<NewTask> {
+    let task = Task::parse(TaskType::DiagPing, &format!("{{\"message\":\"{}\"}}", "m".repeat(64)))?;
+    let (queue_time, timeout) = (DEFAULT_QUEUE_TIME, DEFAULT_TIMEOUT);
+    Ok(NewTask { id: TaskId::generate(), task, queue_time, timeout, idempotency_key: None })
 }
 
 pub(crate) fn context() -> Context {
@@ -184,6 +191,25 @@ pub(crate) fn context() -> Context {
 struct Ours {
     name: String,
     tasks: Tasks,
+    way: Way,
+}
+
+/// How a task gets to its node.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Way {
+    /// The node is connected and waits for nothing else: queued and claimed in one commit.
+    Direct,
+    /// The node was away or busy: queued, and claimed later.
+    Queue,
+}
+
+impl Way {
+    const fn as_str(self) -> &'static str {
+        match self {
+            Self::Direct => "node connected",
+            Self::Queue => "through the queue",
+        }
+    }
 }
 
 impl Side for Ours {
@@ -195,17 +221,23 @@ impl Side for Ours {
         Box::pin(async move {
             let before = self.tasks.succeeded().await?;
             let Tasks { store, keys, cluster, callers, .. } = &mut self.tasks;
-            let (store, keys, cluster) = (&*store, &**keys, *cluster);
+            let (store, keys, cluster, way) = (&*store, &**keys, *cluster, self.way);
             let started = Instant::now();
             let done = try_join_all(callers.iter_mut().map(|caller| async move {
                 let mut done = 0_usize;
                 while started.elapsed() < time {
-                    let asked = caller.enqueue(store, keys).await?;
-                    let (claimed, digest) = caller.claim(store, keys, cluster).await?;
-                    if claimed != asked {
-                        return Result::Err("another task was claimed".into());
-                    }
-                    caller.settle(store, cluster, claimed, digest).await?;
+                    let (claimed, digest) = match way {
+                        Way::Direct => caller.enqueue_and_claim(store, keys).await?,
+                        Way::Queue => {
+                            let asked = caller.enqueue(store, keys).await?;
+                            let claimed = caller.claim(store, keys).await?;
+                            if claimed.0.id != asked {
+                                return Result::Err("another task was claimed".into());
+                            }
+                            claimed
+                        }
+                    };
+                    caller.settle(store, cluster, &claimed, digest).await?;
                     done += 1;
                 }
                 Result::<usize>::Ok(done)
@@ -367,13 +399,13 @@ pub(crate) fn or_absent<S: Side + 'static>(name: &'static str, side: Result<S>) 
     }
 }
 
-async fn ours(config: &StoreConfig, callers: usize, name: &str) -> Result<Ours> {
-    Ok(Ours { name: name.to_owned(), tasks: Tasks::open(config, callers).await? })
+async fn ours(config: &StoreConfig, callers: usize, way: Way, name: &str) -> Result<Ours> {
+    Ok(Ours { name: name.to_owned(), tasks: Tasks::open(config, callers).await?, way })
 }
 
 /// Our side without a peer.
-pub(crate) async fn alone(store: &str, callers: usize, rounds: usize) -> Result<()> {
-    let mut ours = ours(&StoreConfig::parse(store)?, callers, "gpuaas").await?;
+pub(crate) async fn alone(store: &str, callers: usize, way: Way, rounds: usize) -> Result<()> {
+    let mut ours = ours(&StoreConfig::parse(store)?, callers, way, "gpuaas").await?;
     for _ in 0..rounds {
         let rate = ours.round(Duration::from_secs(1)).await?;
         println!("{} tasks/s", number(rate.values.first().copied().unwrap_or_default()));
@@ -383,40 +415,50 @@ pub(crate) async fn alone(store: &str, callers: usize, rounds: usize) -> Result<
 }
 
 async fn on_postgres(setup: &Setup, server: &str, medium: &str, effort: Effort) -> Result<Vec<Row>> {
-    let few = StoreConfig::parse(&create_database(server, "ours_few").await?)?;
-    let many = StoreConfig::parse(&create_database(server, "ours_many").await?)?;
     let mut sides: Vec<Box<dyn Side>> = vec![
-        or_absent("gpuaas, 8 callers", ours(&few, CALLERS, "gpuaas, 8 callers").await),
         or_absent("pgbench -c8, same rows", PgBench::prepare(setup, server, "pgbench -c8, same rows", "pgbench-rows.sql").await),
         or_absent(
             "pgbench -c8, queue only",
             PgBench::prepare(setup, server, "pgbench -c8, queue only", "pgbench-queue.sql").await,
         ),
         or_absent("graphile unbatched", Graphile::prepare(setup, server, "graphile unbatched", "unbatched", CALLERS).await),
-        or_absent("gpuaas, 256 callers", ours(&many, MANY_CALLERS, "gpuaas, 256 callers").await),
         or_absent("graphile batched", Graphile::prepare(setup, server, "graphile batched", "batched", 1000).await),
     ];
+    let (same_rows, queue_only, unbatched, batched) = (0, 1, 2, 3);
+    // What is measured, and against whom.
+    let mut plan: Vec<(usize, String, Vec<usize>)> = Vec::new();
+    for (number, (callers, way, against)) in [
+        (CALLERS, Way::Direct, vec![same_rows, queue_only, unbatched]),
+        (CALLERS, Way::Queue, vec![same_rows, unbatched]),
+        (MANY_CALLERS, Way::Direct, vec![same_rows, queue_only, batched]),
+        (MANY_CALLERS, Way::Queue, vec![same_rows, batched]),
+    ]
+    .into_iter()
+    .enumerate()
+    {
+        let name = format!("durable task, PostgreSQL on {medium}, {callers} callers, {}", way.as_str());
+        plan.push((sides.len(), name, against));
+        let config = StoreConfig::parse(&create_database(server, &format!("ours_{number}")).await?)?;
+        sides.push(or_absent("gpuaas", ours(&config, callers, way, "gpuaas").await));
+    }
     // SQLite has no server to be compared with; its peer is the usual way to do this on the same disk.
-    let sqlite = tempfile::tempdir_in(&setup.disk)?;
+    let folders = [tempfile::tempdir_in(&setup.disk)?, tempfile::tempdir_in(&setup.disk)?];
     if medium == "disk" {
-        let config = StoreConfig::Sqlite { path: sqlite.path().join("bench.db") };
-        sides.push(or_absent("gpuaas on SQLite", ours(&config, CALLERS, "gpuaas on SQLite, 8 callers").await));
+        for (folder, way) in folders.iter().zip([Way::Direct, Way::Queue]) {
+            let config = StoreConfig::Sqlite { path: folder.path().join("bench.db") };
+            plan.push((
+                sides.len(),
+                format!("durable task, SQLite on disk, {CALLERS} callers, {}", way.as_str()),
+                vec![same_rows],
+            ));
+            sides.push(or_absent("gpuaas on SQLite", ours(&config, CALLERS, way, "gpuaas on SQLite").await));
+        }
     }
     let measured = interleave(&mut sides, effort).await;
-    let path = |callers: usize| format!("durable task, PostgreSQL on {medium}, {callers} callers");
-    let (few, many) = (path(CALLERS), path(MANY_CALLERS));
-    let mut rows = vec![
-        measured.row(&few, "1/s", 0, 1, 0, Goal::AtLeast(1.0)),
-        measured.row(&few, "1/s", 0, 2, 0, Goal::AtLeast(1.0)),
-        measured.row(&few, "1/s", 0, 3, 0, Goal::AtLeast(1.0)),
-        measured.row(&many, "1/s", 4, 1, 0, Goal::AtLeast(1.0)),
-        measured.row(&many, "1/s", 4, 2, 0, Goal::AtLeast(1.0)),
-        measured.row(&many, "1/s", 4, 5, 0, Goal::AtLeast(1.0)),
-    ];
-    if medium == "disk" {
-        rows.push(measured.row("durable task, SQLite on disk, 8 callers", "1/s", 6, 1, 0, Goal::AtLeast(1.0)));
-    }
-    Ok(rows)
+    let row = |(side, name, against): &(usize, String, Vec<usize>)| -> Vec<Row> {
+        against.iter().map(|peer| measured.row(name, "1/s", *side, *peer, 0, Goal::AtLeast(1.0))).collect()
+    };
+    Ok(plan.iter().flat_map(row).collect())
 }
 
 pub(crate) async fn run(setup: &Setup, effort: Effort) -> Result<Vec<Row>> {

@@ -13,7 +13,9 @@ use gpuaas_api::routes::IDEMPOTENCY_KEY_HEADER;
 use gpuaas_contract::id::{NodeId, TaskId};
 use gpuaas_contract::key::VerifyingKey;
 use gpuaas_contract::task::{Task, TaskType};
+use gpuaas_contract::time::Timestamp;
 use gpuaas_contract::{dsse, receipt};
+use gpuaas_domain::decision::Context;
 use gpuaas_domain::node::Node;
 use gpuaas_domain::task::{self, DEFAULT_QUEUE_TIME, DEFAULT_TIMEOUT, NewTask, TaskRecord, TaskState};
 use gpuaas_domain::{Hint, Refusal};
@@ -51,26 +53,49 @@ pub(super) async fn create(
             Some(text.to_owned())
         }
     };
-    let known = node_and_load(&control, &wanted.node).await?;
-    let (node_id, node_name) = (known.0.id, known.0.name.clone());
-    let context = caller.context();
+    let node = node_name::find(&control, &wanted.node).await?;
+    let node_name = node.name.clone();
+    let asked = Asked { wanted, task: parsed, idempotency_key, context: caller.context() };
+    // On its own, because a caller that hangs up must not leave a task that is in the books and never sent.
+    let (tracker, owned) = (&control.background, Arc::clone(&control));
+    let making = tracker.spawn(async move { make(&owned, node, asked).await });
+    let (made, task) = making.await.map_err(|error| Failure::Internal(format!("creating the task failed: {error}")))??;
+    let status = if made { StatusCode::CREATED } else { StatusCode::OK };
+    Ok((status, Json(with_receipt(&control, task, node_name).await?)))
+}
+
+/// What a caller asks for.
+struct Asked {
+    wanted: TaskCreate,
+    task: Task,
+    idempotency_key: Option<String>,
+    context: Context,
+}
+
+/// Writes a task down, and sends it right away if the node's link has room. Also says whether the task is new.
+async fn make(control: &Control, node: Node, asked: Asked) -> Result<(bool, TaskRecord), Failure> {
+    let Asked { wanted, task: parsed, idempotency_key, context } = asked;
+    let (node_id, task_type) = (node.id, parsed.task_type());
     let id = TaskId::generate();
-    let (made, task) = settle_knowing(&control.store, known, async |known| {
+    let place = control.hub.place(&node, id);
+    let (made, task, signed) = settle_knowing(&control.store, node, async |known| {
         if let Some(key) = &idempotency_key
             && let Some(earlier) = control.store.task_by_idempotency_key(&context.actor.to_string(), key).await?
         {
             let same =
                 earlier.node_id == node_id && earlier.task_type == task_type && earlier.params == parsed.params_json().get();
             if same {
-                return Ok(((false, earlier), Default::default()));
+                return Ok(((false, earlier, None), Default::default()));
             }
             let message = format!("this idempotency key was used for {} with other content; choose a new key", earlier.id);
             return Err(Refusal::conflict("idempotency_key_reused", message).into());
         }
-        let (node, unfinished) = match known {
-            Some(known) => known,
-            None => node_and_load(&control, &node_id.to_string()).await?,
+        let node = match known {
+            Some(node) => node,
+            None => node_name::find(control, &node_id.to_string()).await?,
         };
+        // Where there is a place nothing waits, and the link has fewer tasks than a node may.
+        let unfinished = if place.is_some() { 0 } else { control.store.task_unfinished_count(node_id).await? };
         let new = NewTask {
             id,
             task: parsed.clone(),
@@ -79,31 +104,30 @@ pub(super) async fn create(
             idempotency_key: idempotency_key.clone(),
         };
         let intent = |task: &TaskRecord| control.keys.intent_mac(&task::intent_text(task));
+        if place.is_some() {
+            let sign = |task: &TaskRecord| control.keys.outgoing(task, &node, context.now);
+            let (task, outgoing, decision) = task::create_sent(&node, new, unfinished, &context, intent, sign)?;
+            return Ok(((true, task, Some(outgoing.signed)), decision));
+        }
         let (task, decision) = task::create(&node, new, unfinished, &context, intent)?;
-        Ok(((true, task), decision))
+        Ok(((true, task, None), decision))
     })
     .await?;
     gpuaas_failpoint::hit("server.enqueued");
+    if let (Some(place), Some(signed)) = (place, signed) {
+        gpuaas_failpoint::hit("server.claimed");
+        let (version, document) = control.keys.set_document();
+        place.session().tell_verifier_set(version, &document);
+        place.send(task.clone(), signed);
+        control.metrics.task_dispatched(Timestamp::now().since(task.created_at));
+    }
     if made {
-        tracing::info!(task = %task.id, node = %task.node_id, task_type = %task.task_type, actor = %context.actor, "task created");
+        tracing::info!(
+            task = %task.id, node = %task.node_id, task_type = %task.task_type, actor = %context.actor, state = task.state.as_str(),
+            "task created"
+        );
     }
-    let status = if made { StatusCode::CREATED } else { StatusCode::OK };
-    Ok((status, Json(with_receipt(&control, task, node_name).await?)))
-}
-
-/// The node that somebody names, and how many of its tasks have not ended.
-async fn node_and_load(control: &Control, name: &str) -> Result<(Node, u64), Failure> {
-    match name.parse::<NodeId>() {
-        Ok(id) => {
-            let load = async { Ok::<_, Failure>(control.store.task_unfinished_count(id).await?) };
-            tokio::try_join!(node_name::find(control, name), load)
-        }
-        Err(_) => {
-            let node = node_name::find(control, name).await?;
-            let load = control.store.task_unfinished_count(node.id).await?;
-            Ok((node, load))
-        }
-    }
+    Ok((made, task))
 }
 
 pub(super) async fn list(

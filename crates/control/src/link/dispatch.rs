@@ -5,6 +5,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use futures::future::join_all;
+use gpuaas_contract::envelope::Signed;
 use gpuaas_contract::id::{CorrelationId, TaskId};
 use gpuaas_contract::link::{Cancel, Offer, to_node};
 use gpuaas_contract::time::Timestamp;
@@ -15,7 +16,7 @@ use gpuaas_domain::{Actor, Decision};
 use gpuaas_store::CommitError;
 
 use super::inbound::{chain, close_for};
-use super::session::Session;
+use super::session::{Sent, Session};
 use super::{POLL_SECONDS, identity};
 use crate::Control;
 use crate::failure::{Failure, settle};
@@ -34,7 +35,7 @@ const ABANDONED: Duration = Duration::from_secs(3);
 pub(super) fn spawn_driver(control: Arc<Control>, session: Arc<Session>) {
     let tracker = control.background.clone();
     tracker.spawn(async move {
-        session.work.notify_one();
+        session.wake();
         drive(&control, &session).await;
         control.hub.remove(session.node_id, session.id);
         control.metrics.links_closed(session.transport);
@@ -104,6 +105,8 @@ async fn offline(control: &Control, session: &Session) {
 }
 
 async fn hand_out(control: &Arc<Control>, session: &Arc<Session>, cancels_sent: &mut HashSet<TaskId>) -> Result<(), Failure> {
+    // Whatever is queued while we look wakes us again.
+    session.set_caught_up(false);
     let (version, document) = control.keys.set_document();
     session.tell_verifier_set(version, &document);
     let node_id = session.node_id;
@@ -128,13 +131,17 @@ async fn hand_out(control: &Arc<Control>, session: &Arc<Session>, cancels_sent: 
         for offer in offers {
             if let Some(offer) = offer? {
                 gpuaas_failpoint::hit("server.claimed");
-                session.in_flight().insert(offer.0);
-                session.offer(offer.1);
+                let (record, envelope) = offer;
+                let task_id = record.id;
+                // Of a task that went out before, more than this envelope counts.
+                let remembered = (record.dispatches == 1).then_some(Sent { record, envelope: envelope.digest });
+                session.has_sent(task_id, remembered);
+                session.offer(Offer { task_id: task_id.to_string(), envelope: envelope.envelope });
                 sent += 1;
             }
         }
         if sent == 0 || !more {
-            return Ok(());
+            break;
         }
         next = node_and_queue(control, session).await?;
     }
@@ -144,24 +151,25 @@ async fn hand_out(control: &Arc<Control>, session: &Arc<Session>, cancels_sent: 
 /// The node, what is queued for it, and how many tasks it has room for. `None` if nothing may or can be handed out.
 async fn node_and_queue(control: &Control, session: &Session) -> Result<Option<(Node, Vec<TaskRecord>, usize)>, Failure> {
     let (store, node_id) = (&control.store, session.node_id);
-    let mut room = session.window.saturating_sub(session.in_flight().len());
+    let mut room = session.room();
     if room == 0 {
         // Leases may have lapsed meanwhile: count again from the books.
         let outstanding = store.task_outstanding(node_id).await?;
-        *session.in_flight() = outstanding.iter().filter(|t| t.state != task::TaskState::Queued).map(|t| t.id).collect();
-        room = session.window.saturating_sub(session.in_flight().len());
+        session.set_in_flight(outstanding.iter().filter(|t| t.state != task::TaskState::Queued).map(|t| t.id));
+        room = session.room();
         if room == 0 {
             return Ok(None);
         }
     }
     let most = u32::try_from(room).unwrap_or(u32::MAX);
     let (node, queued) = tokio::try_join!(store.node_get(node_id), store.task_queued(node_id, most))?;
+    session.set_caught_up(queued.len() < room);
     let Some(node) = node.filter(|node| node.service.takes_work() && !session.is_closed()) else { return Ok(None) };
     Ok((!queued.is_empty()).then_some((node, queued, room)))
 }
 
 /// Signs an envelope for a queued task and moves it to dispatched; `None` if it must not (or need not) go out.
-async fn claim(control: &Control, node: &Node, queued: &TaskRecord) -> Result<Option<(TaskId, Offer)>, Failure> {
+async fn claim(control: &Control, node: &Node, queued: &TaskRecord) -> Result<Option<(TaskRecord, Signed)>, Failure> {
     let now = Timestamp::now();
     let context = Context { now, actor: Actor::System, correlation_id: queued.correlation_id.clone() };
     let settle_as = async |decision: Decision| match control.store.commit(decision).await {
@@ -180,14 +188,13 @@ async fn claim(control: &Control, node: &Node, queued: &TaskRecord) -> Result<Op
         let decision = task::tick(queued, &context);
         return if decision.is_empty() { Ok(None) } else { settle_as(decision).await };
     }
-    let payload = task::envelope_payload(queued, node, control.cluster_id, now)?;
-    let (signed, key_id) = control.keys.sign(&payload);
-    let Ok(decision) = task::dispatch(queued, node, &payload, &signed, key_id, &context) else { return Ok(None) };
+    let outgoing = control.keys.outgoing(queued, node, now)?;
+    let Ok((sent, decision)) = task::dispatch(queued, node, &outgoing, &context) else { return Ok(None) };
     match control.store.commit(decision).await {
         Ok(()) => {
             tracing::info!(task = %queued.id, node = %node.id, correlation_id = %queued.correlation_id, "task dispatched");
             control.metrics.task_dispatched(now.since(queued.created_at));
-            Ok(Some((queued.id, Offer { task_id: queued.id.to_string(), envelope: signed.envelope })))
+            Ok(Some((TaskRecord { version: sent.version + 1, ..sent }, outgoing.signed)))
         }
         Err(CommitError::Conflict) => Ok(None),
         Err(CommitError::Store(error)) => Err(error.into()),

@@ -3,9 +3,10 @@
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-use gpuaas_contract::id::{NodeId, SessionId};
+use gpuaas_contract::id::{NodeId, SessionId, TaskId};
+use gpuaas_domain::node::Node;
 
-use super::session::Session;
+use super::session::{Place, Session};
 
 /// Every link this process holds.
 #[derive(Default)]
@@ -59,7 +60,12 @@ impl Hub {
     /// There may be work for a node: its driver looks.
     pub fn wake(&self, node: NodeId) {
         if let Some(session) = self.get(node) {
-            session.work.notify_one();
+            session.wake();
         }
+    }
+
+    /// Room for one task on the open link of a node, if this process holds that link and nothing waits for the node already.
+    pub fn place(&self, node: &Node, task: TaskId) -> Option<Place> {
+        self.get(node.id).filter(|session| session.node_epoch == node.epoch).and_then(|session| Place::take(session, task))
     }
 }

@@ -12,7 +12,7 @@ use gpuaas_contract::receipt;
 use gpuaas_contract::telemetry::{self, HostFacts, HostMetrics};
 use gpuaas_contract::time::Timestamp;
 use gpuaas_domain::decision::{Change, TaskLogLine};
-use gpuaas_domain::task::{self, ReceiptHead};
+use gpuaas_domain::task::{self, ReceiptHead, TaskRecord};
 use gpuaas_domain::{Decision, Hint, Refusal, node};
 
 use super::open::session_context;
@@ -153,12 +153,25 @@ pub(super) async fn acknowledge(control: &Control, session: &Session, ack: &Ack)
         }
     };
     let context = session_context(session, Timestamp::now());
-    settle(&control.store, || async {
-        let task = own_task(control, session, id).await?;
+    let known = session.sent(id).map(|sent| sent.record.clone());
+    let next = settle_knowing(&control.store, known, async |known| {
+        let task = match known.flatten() {
+            Some(known) => known,
+            None => own_task(control, session, id).await?,
+        };
         let context = gpuaas_domain::decision::Context { correlation_id: task.correlation_id.clone(), ..context.clone() };
-        Ok(((), task::acknowledged(&task, started, &context)))
+        let decision = task::acknowledged(&task, started, &context);
+        let next = decision.changes.iter().find_map(|change| match change {
+            Change::TaskUpdate(next) => Some(TaskRecord { version: next.version + 1, ..(**next).clone() }),
+            _ => None,
+        });
+        Ok((next, decision))
     })
-    .await
+    .await?;
+    if let Some(next) = next {
+        session.has_gone_on(next);
+    }
+    Ok(())
 }
 
 /// A running task went into another phase: shown to whoever watches.
@@ -251,9 +264,12 @@ pub(super) async fn believe(control: &Control, session: &Session, task: &str, ra
         Ok(Believed::Rejected(ReceiptAck { task_id: task.to_owned(), rejected_code: code.to_owned() }))
     };
     let Ok(id) = task.parse::<TaskId>() else { return reject("receipt_malformed") };
-    let (record, envelope_digests) = match control.store.task_with_envelopes(id).await? {
-        Some((record, digests)) if record.node_id == session.node_id => (record, digests),
-        Some(_) | None => return reject("receipt_task_unknown"),
+    let (record, envelope_digests) = match session.sent(id) {
+        Some(sent) => (sent.record.clone(), vec![sent.envelope.clone()]),
+        None => match control.store.task_with_envelopes(id).await? {
+            Some((record, digests)) if record.node_id == session.node_id => (record, digests),
+            Some(_) | None => return reject("receipt_task_unknown"),
+        },
     };
     let expect = receipt::Expectation {
         key: &session.receipt_key,
@@ -317,8 +333,7 @@ pub(super) async fn settle_receipt(control: &Control, session: &Session, believe
         }
         Err(other) => return Err(other),
     };
-    session.in_flight().remove(&id);
-    session.work.notify_one();
+    session.has_ended(id);
     Ok(ReceiptAck { task_id: id.to_string(), rejected_code })
 }
 

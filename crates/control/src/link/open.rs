@@ -182,7 +182,7 @@ async fn reconcile(control: &Control, session: &Session, hello: &Hello) -> Resul
         })
         .await?;
         if in_hand.contains_key(&id) && listed.state != TaskState::Queued {
-            session.in_flight().insert(id);
+            session.has_sent(id, None);
         }
     }
     Ok(())

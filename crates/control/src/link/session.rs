@@ -1,17 +1,19 @@
 //! One life of a link, whatever carries it.
 
-use std::collections::{HashMap, HashSet, VecDeque};
+use std::collections::{HashMap, VecDeque};
 use std::sync::atomic::{AtomicBool, AtomicI64, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
+use gpuaas_contract::Digest;
+use gpuaas_contract::envelope::Signed;
 use gpuaas_contract::id::{AgentInstanceId, NodeId, SessionId, TaskId};
 use gpuaas_contract::key::VerifyingKey;
-use gpuaas_contract::link::{Goodbye, ToNode, to_node};
+use gpuaas_contract::link::{Goodbye, Offer, ToNode, to_node};
 use gpuaas_contract::telemetry::HostMetrics;
 use gpuaas_contract::time::Timestamp;
 use gpuaas_domain::node::Transport;
-use gpuaas_domain::task::ReceiptHead;
+use gpuaas_domain::task::{ReceiptHead, TaskRecord};
 use tokio::sync::{Notify, Semaphore};
 use tokio_util::sync::CancellationToken;
 
@@ -52,7 +54,7 @@ pub struct Session {
     queues: Mutex<Queues>,
     control_ready: Notify,
     offers_ready: Notify,
-    in_flight: Mutex<HashSet<TaskId>>,
+    in_flight: Mutex<HashMap<TaskId, Option<Arc<Sent>>>>,
     tasks_of_node: Mutex<HashMap<TaskId, bool>>,
     metrics: Mutex<Option<HostMetrics>>,
     set_version: AtomicU64,
@@ -61,6 +63,7 @@ pub struct Session {
     polls_seen: AtomicU64,
     abandoned_at: AtomicI64,
     fenced: AtomicBool,
+    caught_up: AtomicBool,
 }
 
 #[derive(Default)]
@@ -120,6 +123,7 @@ impl Session {
             polls_seen: AtomicU64::new(0),
             abandoned_at: AtomicI64::new(0),
             fenced: AtomicBool::new(false),
+            caught_up: AtomicBool::new(false),
         }
     }
 
@@ -140,7 +144,7 @@ impl Session {
     }
 
     /// Queues an offer.
-    pub fn offer(&self, offer: gpuaas_contract::link::Offer) {
+    pub fn offer(&self, offer: Offer) {
         let delivery = gpuaas_world::delivery();
         let message: ToNode = to_node::Message::Offer(offer).into();
         let mut queues = lock(&self.queues);
@@ -273,9 +277,55 @@ impl Session {
         }
     }
 
-    /// Tasks offered and not ended.
-    pub fn in_flight(&self) -> MutexGuard<'_, HashSet<TaskId>> {
-        lock(&self.in_flight)
+    /// There may be work for the node: its driver looks.
+    pub fn wake(&self) {
+        self.caught_up.store(false, Ordering::Release);
+        self.work.notify_one();
+    }
+
+    /// Whether nothing waits for the node but what it has.
+    pub fn set_caught_up(&self, caught_up: bool) {
+        self.caught_up.store(caught_up, Ordering::Release);
+    }
+
+    /// How many more tasks may be sent.
+    pub fn room(&self) -> usize {
+        self.window.saturating_sub(lock(&self.in_flight).len())
+    }
+
+    /// The tasks that were sent and have not ended, as the books have them.
+    pub fn set_in_flight(&self, tasks: impl Iterator<Item = TaskId>) {
+        let mut in_flight = lock(&self.in_flight);
+        let mut before = std::mem::take(&mut *in_flight);
+        in_flight.extend(tasks.map(|task| (task, before.remove(&task).flatten())));
+    }
+
+    /// A task is at the node, or on its way.
+    pub fn has_sent(&self, task: TaskId, sent: Option<Sent>) {
+        lock(&self.in_flight).insert(task, sent.map(Arc::new));
+    }
+
+    /// What was written down last of a task that this link sent, if it is remembered. Others may have written since: whoever
+    /// decides on it finds out by its version.
+    pub fn sent(&self, task: TaskId) -> Option<Arc<Sent>> {
+        lock(&self.in_flight).get(&task).cloned().flatten()
+    }
+
+    /// The task went on.
+    pub fn has_gone_on(&self, record: TaskRecord) {
+        if let Some(Some(sent)) = lock(&self.in_flight).get_mut(&record.id)
+            && sent.record.version < record.version
+        {
+            *sent = Arc::new(Sent { record, envelope: sent.envelope.clone() });
+        }
+    }
+
+    /// A task no longer needs its place. Whatever waits for one is looked for.
+    pub fn has_ended(&self, task: TaskId) {
+        lock(&self.in_flight).remove(&task);
+        if !self.caught_up.load(Ordering::Acquire) {
+            self.work.notify_one();
+        }
     }
 
     /// Remembers whether a task belongs to this node, so that a flood of log lines costs one look-up per task.
@@ -291,6 +341,59 @@ impl Session {
     /// Keeps a sample.
     pub fn set_metrics(&self, sample: HostMetrics) {
         *lock(&self.metrics) = Some(sample);
+    }
+}
+
+/// A task that went out with the first envelope that was signed for it: with what the node answers, nothing has to be read again.
+#[derive(Clone, Debug)]
+pub struct Sent {
+    /// Its row.
+    pub record: TaskRecord,
+    /// Digest of its only envelope.
+    pub envelope: Digest,
+}
+
+/// Room for one task on an open link, kept while the task is written down.
+///
+/// Whoever asks for a task on a node that waits for nothing else need not queue it, wake the driver and have it read again. Where
+/// something waits there is no such place: the queue goes first.
+pub struct Place {
+    session: Arc<Session>,
+    task: TaskId,
+    used: bool,
+}
+
+impl Place {
+    pub(super) fn take(session: Arc<Session>, task: TaskId) -> Option<Self> {
+        {
+            let mut in_flight = lock(&session.in_flight);
+            let free = in_flight.len() < session.window && session.caught_up.load(Ordering::Acquire);
+            if session.is_closed() || !free {
+                return None;
+            }
+            in_flight.insert(task, None);
+        }
+        Some(Self { session, task, used: false })
+    }
+
+    /// Sends the task, which must be in the books by now. If the link has ended meanwhile, the task goes out again after its lease.
+    pub fn send(mut self, record: TaskRecord, signed: Signed) {
+        self.used = true;
+        self.session.has_sent(self.task, Some(Sent { record, envelope: signed.digest }));
+        self.session.offer(Offer { task_id: self.task.to_string(), envelope: signed.envelope });
+    }
+
+    /// The link it is on.
+    pub fn session(&self) -> &Session {
+        &self.session
+    }
+}
+
+impl Drop for Place {
+    fn drop(&mut self) {
+        if !self.used {
+            self.session.has_ended(self.task);
+        }
     }
 }
 

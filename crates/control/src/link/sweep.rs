@@ -120,7 +120,7 @@ fn spawn_hints(control: Arc<Control>) {
 
 fn wake_all(control: &Control) {
     for session in control.hub.all() {
-        session.work.notify_one();
+        session.wake();
     }
 }
 

@@ -10,6 +10,9 @@ use gpuaas_contract::id::ClusterId;
 use gpuaas_contract::key::{KeyId, SigningKey, VerifyingKey};
 use gpuaas_contract::time::Timestamp;
 use gpuaas_contract::verifier_set::{Document, Entry, KeyState, MAX_KEYS, SetError, VerifierSet};
+use gpuaas_domain::Refusal;
+use gpuaas_domain::node::Node;
+use gpuaas_domain::task::{self, Outgoing, TaskRecord};
 use hmac::{KeyInit as _, Mac as _};
 
 use super::files::{self, KeyFileError};
@@ -96,6 +99,13 @@ impl KeyRing {
     pub fn set_document(&self) -> (u64, Vec<u8>) {
         let current = self.current();
         (current.set.version(), current.document.clone())
+    }
+
+    /// Signs the envelope of a task for its node with the active key.
+    pub fn outgoing(&self, task: &TaskRecord, node: &Node, now: Timestamp) -> Result<Outgoing, Refusal> {
+        let payload = task::envelope_payload(task, node, self.cluster_id, now)?;
+        let (signed, key_id) = self.sign(&payload);
+        Ok(Outgoing { payload, signed, key_id })
     }
 
     /// Signs an envelope with the active key.

@@ -13,7 +13,7 @@ use gpuaas_contract::telemetry::HostFacts;
 use gpuaas_contract::time::Timestamp;
 use gpuaas_domain::decision::Context;
 use gpuaas_domain::node::{LiveSession, Node, Service, Transport};
-use gpuaas_domain::task::{self, DEFAULT_QUEUE_TIME, DEFAULT_TIMEOUT, NewTask, ReceiptHead, TaskRecord, TaskState};
+use gpuaas_domain::task::{self, DEFAULT_QUEUE_TIME, DEFAULT_TIMEOUT, NewTask, Outgoing, ReceiptHead, TaskRecord, TaskState};
 use gpuaas_domain::{Actor, Change, Decision, Refusal, Role};
 
 pub(crate) const NOW: Timestamp = Timestamp(1_800_000_000_000_000);
@@ -90,11 +90,16 @@ pub(crate) fn queued() -> TaskRecord {
     task
 }
 
-/// Signs an envelope for a queued task and sends it out.
-pub(crate) fn try_dispatch(task: &TaskRecord, node: &Node, now: Timestamp) -> Result<Decision, Refusal> {
+/// Signs an envelope for a queued task.
+pub(crate) fn outgoing(task: &TaskRecord, node: &Node, now: Timestamp) -> Result<Outgoing, Refusal> {
     let payload = task::envelope_payload(task, node, CLUSTER, now)?;
     let signed = payload.sign(&task_key());
-    task::dispatch(task, node, &payload, &signed, task_key().verifying_key().id(), &at(now))
+    Ok(Outgoing { payload, signed, key_id: task_key().verifying_key().id() })
+}
+
+/// Signs an envelope for a queued task and sends it out.
+pub(crate) fn try_dispatch(task: &TaskRecord, node: &Node, now: Timestamp) -> Result<Decision, Refusal> {
+    Ok(task::dispatch(task, node, &outgoing(task, node, now)?, &at(now))?.1)
 }
 
 pub(crate) fn dispatched() -> TaskRecord {

@@ -47,9 +47,9 @@ async fn claim_times(tasks: &mut Tasks) -> Result<Vec<f64>> {
         for _ in 0..BATCH {
             caller.enqueue(store, keys).await?;
             let at = Instant::now();
-            let (id, digest) = caller.claim(store, keys, *cluster).await?;
+            let (claimed, digest) = caller.claim(store, keys).await?;
             times.record(at.elapsed())?;
-            caller.settle(store, *cluster, id, digest).await?;
+            caller.settle(store, *cluster, &claimed, digest).await?;
         }
         medians.push(times.quantile(0.5, TimeUnit::Microseconds));
     }
