@@ -344,10 +344,13 @@ pub fn connected(node: &Node, session: LiveSession, facts: Option<HostFacts>, co
         facts,
         ..node.clone()
     };
-    let decision = Decision::default()
-        .change(Change::NodeUpdate(Box::new(online)))
-        .record(context, "gpuaas.node.online.v1", "node.connect", &id, data)
-        .hint(Hint::NodeWork(node.id));
+    let decision = Decision::default().change(Change::NodeUpdate(Box::new(online))).record(
+        context,
+        "gpuaas.node.online.v1",
+        "node.connect",
+        &id,
+        data,
+    );
     // Another server process may still hold the link that this one replaces.
     Ok(if held_elsewhere { decision.hint(Hint::NodeAccess(node.id)) } else { decision })
 }

@@ -169,7 +169,7 @@ fn a_link_comes_up_only_for_a_node_that_may_connect() {
                 let after = node_of(&decision);
                 assert_eq!((after.session, after.last_seen_at, after.name), (Some(live), Some(NOW), before.name));
                 assert_recorded(&decision, "gpuaas.node.online.v1", "node.connect");
-                assert_eq!(decision.hints, [Hint::NodeWork(before.id)]);
+                assert_eq!(decision.hints, [], "the link looks for work by itself");
             }
             Service::Locked => assert_eq!(code(result), "node_locked"),
             Service::Retired => assert_eq!(code(result), "node_retired"),

@@ -35,7 +35,6 @@ const ABANDONED: Duration = Duration::from_secs(3);
 pub(super) fn spawn_driver(control: Arc<Control>, session: Arc<Session>) {
     let tracker = control.background.clone();
     tracker.spawn(async move {
-        session.wake();
         drive(&control, &session).await;
         control.hub.remove(session.node_id, session.id);
         control.metrics.links_closed(session.transport);

@@ -46,8 +46,9 @@ pub(super) async fn node(control: &Control, peer: &Peer) -> Result<Node, Failure
         message: "this certificate no longer counts; enrol the host again with a new join token".to_owned(),
     };
     // A certificate of our CA that the store does not know was not made by this control plane's books: no.
-    let certificate = control.store.certificate_get(&peer.serial).await?.ok_or_else(revoked)?;
-    let node = control.store.node_get(peer.node_id).await?.ok_or_else(revoked)?;
+    let (certificate, node) =
+        tokio::try_join!(control.store.certificate_get(&peer.serial), control.store.node_get(peer.node_id))?;
+    let (certificate, node) = certificate.zip(node).ok_or_else(revoked)?;
     match node.service {
         Service::Locked => {
             let message = format!("node {} is locked: {}; enrol the machine again", node.id, node.service_reason);

@@ -16,7 +16,7 @@ use gpuaas_domain::{Actor, Refusal};
 use super::session::{Opening, Session};
 use super::{HEARTBEAT_SECONDS, POLL_SECONDS, dispatch, identity};
 use crate::Control;
-use crate::failure::{Failure, settle};
+use crate::failure::{Failure, settle, settle_knowing};
 use crate::pki::Peer;
 
 /// How long the older of two links has to show that it is alive.
@@ -57,7 +57,6 @@ pub(super) async fn open(
     let _turn = control.hub.open_one(node.id).await;
     exclude_second_copy(control, &node, agent_instance_id).await?;
 
-    let receipt_head = control.store.receipt_head(node.id, node.epoch).await?;
     let (set_version, set_document) = control.keys.set_document();
     let now = Timestamp::now();
     let opening = Opening {
@@ -68,16 +67,15 @@ pub(super) async fn open(
         transport,
         capacity: hello.capacity,
         set_version,
-        receipt_head,
     };
     let session = Arc::new(Session::new(opening, now));
     let context = session_context(&session, now);
-    settle(&control.store, || async {
-        let node = control
-            .store
-            .node_get(session.node_id)
-            .await?
-            .ok_or_else(|| Refusal::forbidden("node_retired", "the node is gone"))?;
+    settle_knowing(&control.store, node, async |known| {
+        let gone = || Refusal::forbidden("node_retired", "the node is gone");
+        let node = match known {
+            Some(node) => node,
+            None => control.store.node_get(session.node_id).await?.ok_or_else(gone)?,
+        };
         let live = LiveSession {
             id: session.id,
             agent_instance_id,
@@ -169,7 +167,19 @@ async fn reconcile(control: &Control, session: &Session, hello: &Hello) -> Resul
     }
     let context = session_context(session, Timestamp::now());
     let fence = Timestamp(hello.journal_fence_us);
-    for listed in control.store.task_outstanding(session.node_id).await? {
+    // From here on, whatever is queued wakes the session.
+    session.set_caught_up(true);
+    let store = &control.store;
+    let (outstanding, waiting, head) = tokio::try_join!(
+        store.task_outstanding(session.node_id),
+        store.task_queued(session.node_id, 1),
+        store.receipt_head(session.node_id, session.node_epoch)
+    )?;
+    *session.receipt_head.lock().await = head;
+    if !waiting.is_empty() || !outstanding.is_empty() {
+        session.wake();
+    }
+    for listed in outstanding {
         let id = listed.id;
         settle(&control.store, || async {
             let Some(task) = control.store.task_get(id).await? else { return Ok(((), Default::default())) };

@@ -89,8 +89,6 @@ pub struct Opening {
     pub capacity: u32,
     /// Version of the verifier set the node will have after the welcome.
     pub set_version: u64,
-    /// The last receipt of the node.
-    pub receipt_head: ReceiptHead,
 }
 
 impl Session {
@@ -109,7 +107,7 @@ impl Session {
             work: Notify::new(),
             pong: Notify::new(),
             commits: Arc::new(Semaphore::new(MAX_COMMITS)),
-            receipt_head: tokio::sync::Mutex::new(opening.receipt_head),
+            receipt_head: tokio::sync::Mutex::default(),
             closed: CancellationToken::new(),
             queues: Mutex::default(),
             control_ready: Notify::new(),
