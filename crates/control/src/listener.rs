@@ -84,11 +84,12 @@ async fn connection(
     // Without this, small messages wait for the other side's delayed acknowledgement.
     let _ = stream.set_nodelay(true);
     match tls {
-        None => http(TokioIo::new(stream), ClientCertificate(None), address, router, shutdown).await,
+        None => Box::pin(http(TokioIo::new(stream), ClientCertificate(None), address, router, shutdown)).await,
         Some(acceptor) => match tokio::time::timeout(HANDSHAKE_TIMEOUT, acceptor.accept(stream)).await {
             Ok(Ok(stream)) => {
                 let leaf = stream.get_ref().1.peer_certificates().and_then(|chain| chain.first()).cloned();
-                http(TokioIo::new(stream), ClientCertificate(leaf.map(Arc::new)), address, router, shutdown).await;
+                // Boxed, so that a link does not hold the room of its handshake for the rest of its life.
+                Box::pin(http(TokioIo::new(stream), ClientCertificate(leaf.map(Arc::new)), address, router, shutdown)).await;
             }
             Ok(Err(error)) => tracing::debug!(%address, %error, "TLS handshake failed"),
             Err(_) => tracing::debug!(%address, "TLS handshake timed out"),
