@@ -136,7 +136,7 @@ fn read(path: &Path) -> Result<(Stamp, Rules), PolicyError> {
 pub const EXAMPLE: &str = "\
 # What this host's owner allows the control plane to run here. Everything else is denied.
 # This file must belong to root and be writable by nobody else; the agent reads changes by itself.
-allowed_tasks = [\"diag.ping\", \"diag.health_probe\", \"package.list\"]
+allowed_tasks = [\"diag.ping\", \"diag.health_probe\", \"package.list\", \"slice.topology_discover\"]
 
 # Most tasks of one kind at the same time (optional).
 # [concurrency]
@@ -187,7 +187,7 @@ mod tests {
     #[test]
     fn the_example_allows_exactly_the_harmless_catalogue() {
         let (_folder, _, policy) = policy(EXAMPLE);
-        assert_eq!(policy.expect("loads").allowed(), [TaskType::DiagPing, TaskType::DiagHealthProbe, TaskType::PackageList]);
+        assert_eq!(policy.expect("loads").allowed(), TaskType::ALL);
     }
 
     #[test]

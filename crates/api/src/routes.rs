@@ -19,6 +19,22 @@ pub const NODE_UNQUARANTINE: &str = "/api/v1/nodes/{node}/unquarantine";
 /// `POST` [`crate::dto::Reason`] → [`crate::dto::Node`]: end.
 pub const NODE_RETIRE: &str = "/api/v1/nodes/{node}/retire";
 
+/// `GET` → [`crate::dto::Topology`]: what the node found on itself last, and its slots.
+pub const NODE_TOPOLOGY: &str = "/api/v1/nodes/{node}/topology";
+/// `POST` [`crate::dto::TopologyApprove`] → page of [`crate::dto::Slot`], always whole: the approved slots.
+pub const NODE_TOPOLOGY_APPROVE: &str = "/api/v1/nodes/{node}/topology/approve";
+
+/// `GET` [`crate::dto::SlotListQuery`] → page of [`crate::dto::Slot`].
+pub const SLOTS: &str = "/api/v1/slots";
+/// `GET` → [`crate::dto::Slot`].
+pub const SLOT: &str = "/api/v1/slots/{slot}";
+/// `POST` [`crate::dto::Reason`] → [`crate::dto::Slot`]: hold it back; the rest of the node goes on.
+pub const SLOT_QUARANTINE: &str = "/api/v1/slots/{slot}/quarantine";
+/// `POST` [`crate::dto::Reason`] → [`crate::dto::Slot`]: let it go again.
+pub const SLOT_UNQUARANTINE: &str = "/api/v1/slots/{slot}/unquarantine";
+/// `POST` [`crate::dto::Reason`] → [`crate::dto::Slot`]: no longer a slot, until it is approved again.
+pub const SLOT_WITHDRAW: &str = "/api/v1/slots/{slot}/withdraw";
+
 /// `GET` [`crate::dto::EnrolmentListQuery`] → page of [`crate::dto::Enrolment`].
 pub const ENROLMENTS: &str = "/api/v1/enrolments";
 /// `GET` → [`crate::dto::Enrolment`].

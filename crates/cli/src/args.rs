@@ -4,7 +4,7 @@ use std::path::PathBuf;
 
 use clap::{Args, Parser, Subcommand};
 
-use crate::commands::{api_token, audit, cluster, key, node, task};
+use crate::commands::{api_token, audit, cluster, key, node, slot, task};
 use crate::exit;
 use crate::output::Format;
 
@@ -68,6 +68,9 @@ pub(crate) enum Command {
     /// Nodes: list, look, enrol, take out of service.
     #[command(subcommand)]
     Node(node::NodeCommand),
+    /// Slots: list, look, hold back, end.
+    #[command(subcommand)]
+    Slot(slot::SlotCommand),
     /// Tasks: run, follow, cancel, verify.
     #[command(subcommand)]
     Task(task::TaskCommand),

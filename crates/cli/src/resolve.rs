@@ -1,8 +1,8 @@
 //! From what people type to an id: a whole id, a unique beginning of one, or a unique name.
 
 use gpuaas_api::Client;
-use gpuaas_api::dto::{Enrolment, EnrolmentListQuery, Node, NodeListQuery, PageQuery, TaskListQuery};
-use gpuaas_contract::id::{ApiTokenId, EnrolmentId, JoinTokenId, NodeId, TaskId};
+use gpuaas_api::dto::{Enrolment, EnrolmentListQuery, Node, NodeListQuery, PageQuery, SlotListQuery, TaskListQuery};
+use gpuaas_contract::id::{ApiTokenId, EnrolmentId, JoinTokenId, NodeId, SlotId, TaskId};
 
 use crate::exit::Exit;
 use crate::failure::Failure;
@@ -33,6 +33,7 @@ pub(crate) struct Kind {
 
 const NODE: Kind = Kind { word: "node", prefix: NodeId::PREFIX, list: "gpuaas node ls" };
 const TASK: Kind = Kind { word: "task", prefix: TaskId::PREFIX, list: "gpuaas task ls" };
+const SLOT: Kind = Kind { word: "slot", prefix: SlotId::PREFIX, list: "gpuaas slot ls" };
 const ENROLMENT: Kind = Kind { word: "enrolment request", prefix: EnrolmentId::PREFIX, list: "gpuaas node requests" };
 const JOIN_TOKEN: Kind = Kind { word: "join token", prefix: JoinTokenId::PREFIX, list: "gpuaas node token ls" };
 const API_TOKEN: Kind = Kind { word: "API token", prefix: ApiTokenId::PREFIX, list: "gpuaas token ls" };
@@ -83,7 +84,7 @@ fn suggestion(kind: Kind, wanted: &str, candidates: &[Candidate]) -> String {
 
 /// Refuses an id of another kind with a word, instead of "not found".
 fn not_of_another_kind(kind: Kind, wanted: &str) -> Result<(), Failure> {
-    let other = [NODE, TASK, ENROLMENT, JOIN_TOKEN, API_TOKEN]
+    let other = [NODE, TASK, SLOT, ENROLMENT, JOIN_TOKEN, API_TOKEN]
         .into_iter()
         .find(|other| other.prefix != kind.prefix && wanted.starts_with(other.prefix) && wanted.len() == other.prefix.len() + 32);
     match other {
@@ -138,6 +139,22 @@ pub(crate) async fn task(client: &Client, wanted: &str) -> Result<String, Failur
         .map(|task| Candidate { id: task.id.to_string(), name: format!("{} on {}", task.task_type, task.node_name) })
         .collect();
     pick(TASK, wanted, &candidates)
+}
+
+/// A slot's id.
+pub(crate) async fn slot(client: &Client, wanted: &str) -> Result<String, Failure> {
+    if wanted.parse::<SlotId>().is_ok() {
+        return Ok(wanted.to_owned());
+    }
+    not_of_another_kind(SLOT, wanted)?;
+    let fetch = async |after, limit| client.slots(&SlotListQuery { after, limit: Some(limit), ..SlotListQuery::default() }).await;
+    let candidates: Vec<_> = pages::collect(MAX_ITEMS, fetch)
+        .await?
+        .items
+        .into_iter()
+        .map(|slot| Candidate { id: slot.id.to_string(), name: format!("{}/{}", slot.node_name, slot.spec.slot_index) })
+        .collect();
+    pick(SLOT, wanted, &candidates)
 }
 
 /// An enrolment's id, from those that wait if it is not a whole id.

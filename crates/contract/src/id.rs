@@ -99,6 +99,8 @@ ids! {
     JoinTokenId, "join token", "join_";
     /// What a tenant leases.
     AllocationId, "allocation", "alloc_";
+    /// A GPU with its drive and fabric function, the unit of slicing.
+    SlotId, "slot", "slot_";
     /// One life of a link.
     SessionId, "session", "sess_";
     /// One start of an agent process.

@@ -13,6 +13,7 @@ pub mod receipt;
 pub mod schema;
 #[cfg(feature = "simulation")]
 pub mod simulation;
+pub mod slice;
 pub mod task;
 pub mod telemetry;
 pub mod time;

@@ -1,6 +1,6 @@
 //! JSON Schema of every task's parameters and output, generated from the types.
 
-use crate::task::{TaskType, diag_health_probe, diag_ping, package_list};
+use crate::task::{TaskType, diag_health_probe, diag_ping, package_list, slice_topology_discover};
 
 /// Schemas of one kind of task.
 #[derive(Clone, Debug, serde::Serialize)]
@@ -24,6 +24,9 @@ pub fn of(task_type: TaskType) -> TaskSchema {
         TaskType::DiagPing => (schema_for!(diag_ping::Params), schema_for!(diag_ping::Output)),
         TaskType::DiagHealthProbe => (schema_for!(diag_health_probe::Params), schema_for!(diag_health_probe::Output)),
         TaskType::PackageList => (schema_for!(package_list::Params), schema_for!(package_list::Output)),
+        TaskType::SliceTopologyDiscover => {
+            (schema_for!(slice_topology_discover::Params), schema_for!(slice_topology_discover::Output))
+        }
     };
     TaskSchema { task_type, summary: task_type.summary(), changes_host: task_type.changes_host(), params, output }
 }

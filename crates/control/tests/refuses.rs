@@ -22,6 +22,13 @@ const GUARDED: &[(&str, &str)] = &[
     ("POST", routes::NODE_QUARANTINE),
     ("POST", routes::NODE_UNQUARANTINE),
     ("POST", routes::NODE_RETIRE),
+    ("GET", routes::NODE_TOPOLOGY),
+    ("POST", routes::NODE_TOPOLOGY_APPROVE),
+    ("GET", routes::SLOTS),
+    ("GET", routes::SLOT),
+    ("POST", routes::SLOT_QUARANTINE),
+    ("POST", routes::SLOT_UNQUARANTINE),
+    ("POST", routes::SLOT_WITHDRAW),
     ("GET", routes::ENROLMENTS),
     ("GET", routes::ENROLMENT),
     ("POST", routes::ENROLMENT_APPROVE),
@@ -57,6 +64,7 @@ fn path_of(route: &str) -> String {
         .replace("{node}", &NodeId::generate().to_string())
         .replace("{task}", &TaskId::generate().to_string())
         .replace("{enrolment}", "enrol_0")
+        .replace("{slot}", "slot_0")
         .replace("{token}", "t")
         .replace("{key}", "k")
 }

@@ -8,6 +8,7 @@ use gpuaas_contract::time::Timestamp;
 use crate::access::{Actor, ApiToken};
 use crate::enrolment::{Enrolment, JoinToken};
 use crate::node::{Certificate, Node};
+use crate::slot::Slot;
 use crate::task::TaskRecord;
 
 /// One indivisible change of the world, with its events, its audit rows and its wake-ups.
@@ -53,6 +54,10 @@ pub enum Change {
         /// From when on.
         at: Timestamp,
     },
+    /// A new slot.
+    SlotInsert(Box<Slot>),
+    /// A changed slot.
+    SlotUpdate(Box<Slot>),
     /// A new task.
     TaskInsert(Box<TaskRecord>),
     /// A task that went on.

@@ -106,6 +106,12 @@ fn all_params() -> Vec<Vec<u8>> {
                 r#"{"limit":0}"#,
                 r#"{"name_contains":"0123456789012345678901234567890123456789012345678901234567890123456"}"#,
             ],
+            TaskType::SliceTopologyDiscover => &[
+                r#"{}"#,
+                r#"{"ovs_bridge":"br-slices","private_subnet":"10.77.0.0/24","vcpu_count":12,"memory_mib":65536}"#,
+                r#"{"ovs_bridge":"--help"}"#,
+                r#"{"private_subnet":"10.77.0.1/33","vcpu_count":0}"#,
+            ],
         };
         seeds.extend(texts.iter().map(|text| [&[byte], text.as_bytes()].concat()));
     }
@@ -144,6 +150,20 @@ fn all_outputs() -> Vec<(u8, String)> {
             TaskType::PackageList => &[
                 r#"{"manager":"dpkg","packages":[{"name":"bash","version":"5.2-1","architecture":"amd64"}],"matched":2,"truncated":true}"#,
                 r#"{"manager":"rpm","packages":[],"matched":-1,"truncated":false}"#,
+            ],
+            TaskType::SliceTopologyDiscover => &[
+                r#"{"approval_required":true,"simulated":false,"prerequisites":{"kvm_available":true,"iommu_group_count":2,
+                "iommu_kernel_args":["iommu=pt"],"cpu_virtualization":{"vmx":true,"svm":false},"loaded_modules":["vfio_pci"],
+                "required_commands":[{"name":"virsh","path":null}],"slice_network":{"ovs_bridge":"br","bridge_exists":false,"nat":true,
+                "ip_forwarding":true,"ipoib":[{"name":"ib0","up":true,"netplan":false}]},"reboot_required":false,"memory_mib":1,
+                "cpu_threads":2},"gpu_devices":[{"pci_address":"0000:17:00.0","vendor_id":"10de","device_id":"2330","driver":"",
+                "iommu_group":7,"iommu_group_members":["0000:17:00.1"],"numa_node":-1}],"fabric_devices":[],"nvme_devices":[],
+                "candidate_slots":[{"slot_index":0,"pci_address":"0000:17:00.0","companions":[],"fabric_device":null,
+                "nvme_device":"/dev/disk/by-id/x","nvme_serial":"s","numa_node":0,"vcpu_count":12,"memory_mib":65536,
+                "mac_address":"02:00:00:00:00:00","private_ip":"10.77.0.2","schedulable":false,
+                "blockers":[{"code":"cpu_short","message":"m"}]}],
+                "candidate_summary":{"slots":1,"schedulable":0,"blockers":[]}}"#,
+                r#"{"approval_required":true}"#,
             ],
         };
         seeds.extend(texts.iter().map(|text| (byte, (*text).to_owned())));

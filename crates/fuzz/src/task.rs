@@ -2,7 +2,7 @@
 
 use gpuaas_contract::envelope;
 use gpuaas_contract::receipt::{self, Disbelief};
-use gpuaas_contract::task::{BadParams, Output, Task, TaskType, diag_ping, package_list};
+use gpuaas_contract::task::{BadParams, Output, Task, TaskType, diag_ping, package_list, slice_topology_discover};
 use serde_json::value::RawValue;
 
 use crate::fixture::KEYS;
@@ -49,6 +49,13 @@ fn within_limits(task: &Task) {
             assert!((1..=package_list::MAX_LIMIT).contains(&params.limit));
             assert!(params.name_contains.len() <= package_list::MAX_FILTER);
         }
+        Task::SliceTopologyDiscover(params) => {
+            assert!((1..=slice_topology_discover::MAX_VCPUS).contains(&params.vcpu_count));
+            assert!((512..=slice_topology_discover::MAX_MEMORY_MIB).contains(&params.memory_mib));
+            let bridge = params.ovs_bridge.as_str();
+            assert!(!bridge.starts_with('-') && !bridge.contains('/') && (1..=15).contains(&bridge.len()), "{bridge}");
+            assert!(params.private_subnet.parts().0.is_private(), "{}", params.private_subnet);
+        }
     }
 }
 
@@ -70,6 +77,7 @@ pub fn task_output(data: &[u8]) -> bool {
         Output::DiagPing(_) => TaskType::DiagPing,
         Output::DiagHealthProbe(_) => TaskType::DiagHealthProbe,
         Output::PackageList(_) => TaskType::PackageList,
+        Output::SliceTopologyDiscover(_) => TaskType::SliceTopologyDiscover,
     };
     assert_eq!(matches_kind, kind);
     let json = serde_json::to_string(&output).expect("an output serialises");

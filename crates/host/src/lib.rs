@@ -8,10 +8,13 @@ pub mod exec;
 mod facts;
 pub mod fingerprint;
 mod health;
+pub mod image_format;
 pub mod kernel;
 mod metrics;
 pub mod network;
+pub mod nft;
 pub mod nvml;
+pub mod ovs;
 pub mod packages;
 pub mod pci;
 pub mod ping_log;
@@ -19,11 +22,14 @@ pub mod private_file;
 pub mod sim;
 mod sysfs;
 pub mod systemd;
+pub mod topology;
 
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, OnceLock};
 
 use gpuaas_contract::id::TaskId;
+use gpuaas_contract::slice::InterfaceName;
+use gpuaas_contract::task::slice_topology_discover::SliceNetwork;
 use gpuaas_contract::task::{diag_health_probe, package_list};
 use gpuaas_contract::telemetry::{HostFacts, HostMetrics};
 use gpuaas_contract::time::Timestamp;
@@ -120,6 +126,23 @@ impl Host {
         match self {
             Self::Real(real) => health::probe(real.nvml()),
             Self::Sim(sim) => sim.health(),
+        }
+    }
+
+    /// What is on the host's buses and what it needs for guests. Blocks for milliseconds.
+    pub fn inventory(&self) -> Result<topology::Inventory, fingerprint::NoIdentity> {
+        let machine = self.fingerprint()?;
+        Ok(match self {
+            Self::Real(_) => topology::read(machine),
+            Self::Sim(sim) => sim.inventory(machine),
+        })
+    }
+
+    /// The guests' network, with this bridge.
+    pub async fn slice_network(&self, bridge: &InterfaceName) -> SliceNetwork {
+        match self {
+            Self::Real(_) => topology::read_network(bridge).await,
+            Self::Sim(sim) => sim.slice_network(bridge),
         }
     }
 

@@ -16,6 +16,16 @@ pub(crate) fn text(path: impl AsRef<Path>) -> String {
     text.trim().to_owned()
 }
 
+/// The text of a file that lists things, up to a megabyte; empty if it is missing or unreadable.
+pub(crate) fn long_text(path: impl AsRef<Path>) -> String {
+    let mut bytes = Vec::new();
+    let read = std::fs::File::open(path).and_then(|file| file.take(16 * MAX_ATTRIBUTE).read_to_end(&mut bytes));
+    if read.is_err() {
+        return String::new();
+    }
+    String::from_utf8_lossy(&bytes).into_owned()
+}
+
 /// The number in an attribute, if there is one.
 pub(crate) fn number<N: std::str::FromStr>(path: impl AsRef<Path>) -> Option<N> {
     text(path).parse().ok()
@@ -32,6 +42,12 @@ pub(crate) fn entries(folder: impl AsRef<Path>) -> Vec<PathBuf> {
 /// The last part of a path as text.
 pub(crate) fn name(path: &Path) -> String {
     path.file_name().unwrap_or_default().to_string_lossy().into_owned()
+}
+
+/// Where something really is in the kernel's tree of devices; empty if it is gone.
+#[allow(clippy::disallowed_methods, reason = "only to learn what a device hangs off: nothing is opened by the answer")]
+pub(crate) fn real_path(path: impl AsRef<Path>) -> PathBuf {
+    std::fs::canonicalize(path).unwrap_or_default()
 }
 
 /// The last part of what a link points at; empty if it is no link.

@@ -20,11 +20,10 @@ use crate::readers::{ACQUIRE_TIMEOUT, Readers};
 const SQLITE_READERS: u32 = 4;
 /// A partner that vanished inside a transaction must not hold the audit head for long.
 const PG_IDLE_IN_TRANSACTION: &str = "15s";
-/// The writer finds every row by its key. Its connection lives as long as the server, and with it the plans of its statements: one
-/// made while a table was still small would read the whole table for ever after (until the next ANALYZE). Its statements are
-/// large and their plan never depends on the values, so planning them every time would cost more than running them, and so would
-/// compiling them.
-const PG_WRITER_PLANS: [(&str, &str); 5] = [
+/// Every row that is written is found by its key, and every query has its index. Connections live as long as the server, and with them
+/// the plans of their statements: one made while a table was still small would read the whole table for ever after (until the
+/// next ANALYZE). Plans never depend on the values, so planning every time would cost more than running most of them, and so would compiling them.
+const PG_PLANS: [(&str, &str); 5] = [
     ("enable_seqscan", "off"),
     ("enable_hashjoin", "off"),
     ("enable_mergejoin", "off"),
@@ -308,11 +307,12 @@ impl Db {
                 let options = options
                     .application_name("gpuaas")
                     .options([("idle_in_transaction_session_timeout", PG_IDLE_IN_TRANSACTION)])
+                    .options(PG_PLANS)
                     .statement_cache_capacity(256)
                     .disable_statement_logging();
                 // One connection is the committer's and one listens.
                 let reader = Readers::new(options.clone(), max_connections.saturating_sub(2).max(1), true);
-                Ok(Self::Pg { writer: Arc::new(options.options(PG_WRITER_PLANS)), reader: Arc::new(reader) })
+                Ok(Self::Pg { writer: Arc::new(options), reader: Arc::new(reader) })
             }
         }
     }

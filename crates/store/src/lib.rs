@@ -27,6 +27,7 @@ mod readers;
 mod receipt;
 mod script;
 mod server;
+mod slot;
 #[cfg(test)]
 #[path = "../tests/support/mod.rs"]
 mod support;
@@ -37,9 +38,10 @@ mod task;
 #[cfg(test)]
 extern crate self as gpuaas_store;
 
-use std::sync::{Arc, Mutex, PoisonError};
+use std::collections::HashMap;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-use gpuaas_contract::id::{ClusterId, ServerId};
+use gpuaas_contract::id::{ClusterId, NodeId, ServerId};
 use gpuaas_domain::{Decision, Hint};
 use tokio::sync::{broadcast, mpsc, oneshot};
 use tokio::task::JoinHandle;
@@ -53,6 +55,7 @@ pub use log::{MAX_LINE_BYTES, MAX_LINES_PER_TASK};
 pub use node::{NodeCounts, NodeFilter};
 pub use outbox::OutboxRow;
 pub use receipt::ReceiptRow;
+pub use slot::SlotFilter;
 pub use task::TaskFilter;
 
 use commit::{Committer, Job, Message};
@@ -82,6 +85,8 @@ struct Inner {
     committer: Mutex<Option<JoinHandle<()>>>,
     helpers: Vec<JoinHandle<()>>,
     lock: Mutex<Option<Arc<FileLock>>>,
+    /// Unfinished tasks of nodes when they were counted last, and how many were asked for since.
+    counted: Mutex<HashMap<NodeId, (u64, u32)>>,
 }
 
 impl Drop for Inner {
@@ -121,14 +126,27 @@ impl Store {
             // Not before the last write: another server may open the file from here on.
             drop(held);
         });
-        let inner =
-            Inner { db, cluster, queue, hints, notify, committer: Mutex::new(Some(committer)), helpers, lock: Mutex::new(lock) };
+        let inner = Inner {
+            db,
+            cluster,
+            queue,
+            hints,
+            notify,
+            committer: Mutex::new(Some(committer)),
+            helpers,
+            lock: Mutex::new(lock),
+            counted: Mutex::default(),
+        };
         Ok(Self { inner: Arc::new(inner) })
     }
 
     /// The id of this installation, made when its database was made.
     pub async fn cluster_id(&self) -> Result<ClusterId> {
         Ok(self.inner.cluster)
+    }
+
+    fn counted(&self) -> MutexGuard<'_, HashMap<NodeId, (u64, u32)>> {
+        self.inner.counted.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Whether reading works now and the writer runs.

@@ -13,11 +13,18 @@ struct Migration {
     postgres: &'static str,
 }
 
-const MIGRATIONS: &[Migration] = &[Migration {
-    version: 1,
-    sqlite: include_str!("../migrations/sqlite/0001_initial.sql"),
-    postgres: include_str!("../migrations/postgres/0001_initial.sql"),
-}];
+const MIGRATIONS: &[Migration] = &[
+    Migration {
+        version: 1,
+        sqlite: include_str!("../migrations/sqlite/0001_initial.sql"),
+        postgres: include_str!("../migrations/postgres/0001_initial.sql"),
+    },
+    Migration {
+        version: 2,
+        sqlite: include_str!("../migrations/sqlite/0002_slots.sql"),
+        postgres: include_str!("../migrations/postgres/0002_slots.sql"),
+    },
+];
 
 /// Any number that nobody else locks in our database.
 const PG_LOCK: &str = "SELECT pg_advisory_xact_lock(7305808869231650401)";

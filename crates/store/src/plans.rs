@@ -11,7 +11,7 @@ use crate::task::{TaskFilter, task_list_query};
 use crate::{Store, receipt, task};
 
 /// Indexes whose size does not grow with the number of ended tasks, or that find single rows.
-const FLAT: [&str; 8] = [
+const FLAT: [&str; 9] = [
     "tasks_queued",
     "tasks_outstanding",
     "tasks_open_of_node",
@@ -20,6 +20,7 @@ const FLAT: [&str; 8] = [
     "tasks_idempotency",
     "tasks_of_request",
     "tasks_ended",
+    "tasks_proposals",
 ];
 
 /// A query: its text, its arguments and the index it must use.
@@ -36,6 +37,7 @@ fn queries() -> Vec<(String, Vec<Arg>, &'static str)> {
         (task::DUE.to_owned(), vec![Arg::time(Timestamp(5)), limit()], "tasks_due"),
         (task::NODES_WITH_QUEUED.to_owned(), vec![], "tasks_queued"),
         (task::BY_IDEMPOTENCY_KEY.to_owned(), vec![Arg::text("a"), Arg::text("b")], "tasks_idempotency"),
+        (task::NEWEST_PROPOSAL.to_owned(), vec![node()], "tasks_proposals"),
         (receipt::HEAD.to_owned(), vec![node(), Arg::count(1)], "receipts_of_node"),
     ];
     let mut list = |filter: TaskFilter, index| {

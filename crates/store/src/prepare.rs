@@ -9,7 +9,7 @@ use gpuaas_domain::{Change, Decision, Hint};
 use crate::db::Arg;
 use crate::error::StoreError;
 use crate::table::{Row, Table};
-use crate::{api_token, certificate, enrolment, envelope, join_token, log, node, receipt, task};
+use crate::{api_token, certificate, enrolment, envelope, join_token, log, node, receipt, slot, task};
 
 /// Tables whose rows have a version. In the order in which they are locked and written.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -19,10 +19,11 @@ pub(crate) enum Aggregate {
     Enrolment,
     ApiToken,
     Task,
+    Slot,
 }
 
 impl Aggregate {
-    pub(crate) const ALL: [Self; 5] = [Self::Node, Self::JoinToken, Self::Enrolment, Self::ApiToken, Self::Task];
+    pub(crate) const ALL: [Self; 6] = [Self::Node, Self::JoinToken, Self::Enrolment, Self::ApiToken, Self::Task, Self::Slot];
 
     pub(crate) const fn table(self) -> &'static Table {
         match self {
@@ -31,6 +32,7 @@ impl Aggregate {
             Self::Enrolment => &enrolment::TABLE,
             Self::ApiToken => &api_token::TABLE,
             Self::Task => &task::TABLE,
+            Self::Slot => &slot::TABLE,
         }
     }
 }
@@ -103,7 +105,7 @@ impl Prepared {
     }
 
     fn add(&mut self, change: Change) -> Result<(), StoreError> {
-        use Aggregate::{ApiToken, Enrolment, JoinToken, Node, Task};
+        use Aggregate::{ApiToken, Enrolment, JoinToken, Node, Slot, Task};
         match change {
             Change::NodeInsert(node) => self.write(Node, &node.id, None, "", node::to_row(&node)?),
             Change::NodeUpdate(node) => self.write(Node, &node.id, Some(node.version), "", node::to_row(&node)?),
@@ -115,6 +117,8 @@ impl Prepared {
             }
             Change::ApiTokenInsert(token) => self.write(ApiToken, &token.id, None, "", api_token::to_row(&token)),
             Change::ApiTokenUpdate(token) => self.write(ApiToken, &token.id, Some(token.version), "", api_token::to_row(&token)),
+            Change::SlotInsert(slot) => self.write(Slot, &slot.id, None, "", slot::to_row(&slot)?),
+            Change::SlotUpdate(slot) => self.write(Slot, &slot.id, Some(slot.version), "", slot::to_row(&slot)?),
             Change::TaskInsert(task) => self.write(Task, &task.id, None, task.state.as_str(), task::to_row(&task)),
             Change::TaskUpdate(task) => {
                 self.write(Task, &task.id, Some(task.version), task.state.as_str(), task::to_row(&task));

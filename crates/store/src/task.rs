@@ -49,6 +49,11 @@ pub(crate) const TABLE: Table = Table {
     ],
 };
 
+/// After how many tasks of a node its unfinished ones are counted again.
+const RECOUNT: u32 = 64;
+/// Nodes whose count is remembered before we start over.
+const MAX_COUNTED: usize = 4096;
+
 /// Adds to the number of tasks in a state.
 pub(crate) const COUNT_ON_CONFLICT: &str = "ON CONFLICT (state) DO UPDATE SET count = task_count.count + excluded.count";
 
@@ -65,6 +70,9 @@ pub(crate) const NODES_WITH_QUEUED: &str = "SELECT id FROM nodes WHERE EXISTS \
      (SELECT 1 FROM tasks WHERE tasks.node_id = nodes.id AND tasks.state = 'queued') ORDER BY id";
 pub(crate) const BY_IDEMPOTENCY_KEY: &str =
     "SELECT * FROM tasks WHERE requested_by = $1 AND idempotency_key IS NOT NULL AND idempotency_key = $2";
+
+pub(crate) const NEWEST_PROPOSAL: &str = "SELECT * FROM tasks WHERE node_id = $1 AND task_type = 'slice.topology_discover' \
+     AND state = 'succeeded' ORDER BY id DESC LIMIT 1";
 
 const WITH_ENVELOPES: &str = "SELECT tasks.*, \
      (SELECT string_agg(digest, ',') FROM envelopes WHERE task_id = tasks.id) AS envelope_digests FROM tasks WHERE id = $1";
@@ -166,6 +174,11 @@ impl Store {
         self.db().fetch_one("read a task", WITH_ENVELOPES, vec![Arg::id(id)], read).await
     }
 
+    /// The node's newest successful look at itself.
+    pub async fn task_newest_proposal(&self, node: NodeId) -> Result<Option<TaskRecord>> {
+        self.db().fetch_one("read a task", NEWEST_PROPOSAL, vec![Arg::id(node)], from_row).await
+    }
+
     /// Tasks, newest first, that were asked for before `before` (the last one of the page before).
     pub async fn task_list(&self, filter: &TaskFilter, before: Option<TaskId>, limit: u32) -> Result<Vec<TaskRecord>> {
         task_list_query(filter, before, limit).fetch(self.db(), "list tasks", from_row).await
@@ -181,6 +194,31 @@ impl Store {
     pub async fn task_unfinished_count(&self, node: NodeId) -> Result<u64> {
         let read = |row: &dyn Columns| Reader::new(TABLE.name, row).count("open");
         Ok(self.db().fetch_one("count tasks", OPEN_COUNT, vec![Arg::id(node)], read).await?.unwrap_or_default())
+    }
+
+    /// Whether the node has room for one more task below `limit`, and if not, how many have not ended.
+    ///
+    /// Counting reads an entry per task, so that asking for a task would take the longer the more of them wait. So they are counted
+    /// anew after every [`RECOUNT`] questions; in between, every question counts as a task that was made. Before a no, they
+    /// are counted. Several processes together may exceed the limit by what each of them adds between two counts.
+    pub async fn task_unfinished_below(&self, node: NodeId, limit: u64) -> Result<std::result::Result<(), u64>> {
+        {
+            let mut known = self.counted();
+            if let Some((count, questions)) = known.get_mut(&node)
+                && *questions < RECOUNT
+                && count.saturating_add(u64::from(*questions)) < limit
+            {
+                *questions += 1;
+                return Ok(Ok(()));
+            }
+        }
+        let count = self.task_unfinished_count(node).await?;
+        let mut known = self.counted();
+        if known.len() >= MAX_COUNTED {
+            known.clear();
+        }
+        known.insert(node, (count, 1));
+        Ok(if count < limit { Ok(()) } else { Err(count) })
     }
 
     /// How many tasks have not ended, for every node that has some.

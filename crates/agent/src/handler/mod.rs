@@ -6,6 +6,7 @@
 mod diag_health_probe;
 mod diag_ping;
 mod package_list;
+mod slice_topology_discover;
 
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Instant;
@@ -112,6 +113,9 @@ pub(crate) async fn run(task: Task, context: &Context) -> Result<Output, Failure
         Task::DiagPing(params) => diag_ping::run(&params, context).await.map(Output::DiagPing),
         Task::DiagHealthProbe(_) => diag_health_probe::run(context).await.map(Output::DiagHealthProbe),
         Task::PackageList(params) => package_list::run(&params, context).await.map(Output::PackageList),
+        Task::SliceTopologyDiscover(params) => {
+            slice_topology_discover::run(&params, context).await.map(Output::SliceTopologyDiscover)
+        }
     }
 }
 
@@ -120,7 +124,7 @@ pub(crate) async fn recover(task: Task, context: &Context) -> Result<Output, Fai
     match task {
         Task::DiagPing(params) => diag_ping::recover(&params, context).await.map(Output::DiagPing),
         // Nothing to clean up, and an old answer would be of no use: the asker decides whether to ask again.
-        Task::DiagHealthProbe(_) | Task::PackageList(_) => {
+        Task::DiagHealthProbe(_) | Task::PackageList(_) | Task::SliceTopologyDiscover(_) => {
             Err(Failure::interrupted("agent_restarted", "the agent was restarted while the task ran; run it again"))
         }
     }

@@ -143,6 +143,7 @@ fn params(random: &mut Random, kind: TaskType, message: &str) -> Value {
         TaskType::DiagPing => json!({ "message": message, "log_lines": random.below(3) }),
         TaskType::DiagHealthProbe => json!({}),
         TaskType::PackageList => json!({ "name_contains": *random.of(&["", "lib", "x"]), "limit": 1 + random.below(3) }),
+        TaskType::SliceTopologyDiscover => json!({ "vcpu_count": 1 + random.below(64), "ovs_bridge": "br-slices" }),
     }
 }
 
@@ -159,6 +160,14 @@ fn invalid_params(random: &mut Random, kind: TaskType) -> Value {
             ])
             .clone(),
         TaskType::DiagHealthProbe => random.of(&[json!([1]), json!(null), json!("all")]).clone(),
+        TaskType::SliceTopologyDiscover => random
+            .of(&[
+                json!({ "vcpu_count": 0 }),
+                json!({ "ovs_bridge": "--help" }),
+                json!({ "private_subnet": "0.0.0.0/0" }),
+                json!({ "memory_mib": -1 }),
+            ])
+            .clone(),
         TaskType::PackageList => random
             .of(&[
                 json!({ "limit": 0 }),
@@ -239,7 +248,9 @@ impl World {
             Spoil::ParamsOfAnother => {
                 payload["params"] = match kind {
                     TaskType::DiagPing => json!({ "limit": 1 }),
-                    TaskType::DiagHealthProbe | TaskType::PackageList => json!({ "message": "ping" }),
+                    TaskType::DiagHealthProbe | TaskType::PackageList | TaskType::SliceTopologyDiscover => {
+                        json!({ "message": "ping" })
+                    }
                 };
             }
             Spoil::ParamUnknown => payload["params"]["command"] = json!("/bin/true"),
@@ -453,14 +464,14 @@ impl Bench {
             .collect();
         let spoil_of = |id: &TaskId| cases.iter().find(|case| case.task_id == *id).map(|case| (case.spoil, case.kind));
 
-        // Handlers tell the phase they enter before they touch the host.
-        let mut entered: BTreeMap<TaskId, usize> = BTreeMap::new();
+        // Handlers tell the phase they enter before they touch the host, and enter each phase once.
+        let mut entered: BTreeMap<(TaskId, String), usize> = BTreeMap::new();
         while let Ok(message) = self.said.try_recv() {
             if let Message::Progress(progress) = message {
-                *entered.entry(progress.task_id.parse().expect("an id")).or_default() += 1;
+                *entered.entry((progress.task_id.parse().expect("an id"), progress.phase)).or_default() += 1;
             }
         }
-        for (id, times) in &entered {
+        for ((id, _), times) in &entered {
             assert!(may.contains_key(id), "{context}: {id} {:?} reached a handler; allowed are {allowed:?}", spoil_of(id));
             assert_eq!(*times, 1, "{context}: {id} ran {times} times");
         }
@@ -491,7 +502,7 @@ impl Bench {
         // Not only nothing else, but all of it: a pipeline that refuses everything would prove nothing.
         let may: BTreeSet<TaskId> = may.into_keys().collect();
         assert_eq!(succeeded, may, "{context}");
-        assert_eq!(entered.into_keys().collect::<BTreeSet<_>>(), may, "{context}");
+        assert_eq!(entered.into_keys().map(|(id, _)| id).collect::<BTreeSet<_>>(), may, "{context}");
     }
 }
 

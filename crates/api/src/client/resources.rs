@@ -8,8 +8,8 @@ use reqwest::header::HeaderValue;
 use super::{Call, Client, ClientError, to_bytes};
 use crate::dto::{
     ApiToken, ApiTokenCreate, ApiTokenCreated, AuditQuery, AuditRow, ClusterInfo, Enrolment, EnrolmentListQuery, JoinToken,
-    JoinTokenCreate, JoinTokenCreated, Node, NodeListQuery, Page, PageQuery, Reason, SigningKey, Task, TaskCreate, TaskEvidence,
-    TaskListQuery, TaskLogs, TaskLogsQuery, TaskTypeInfo,
+    JoinTokenCreate, JoinTokenCreated, Node, NodeListQuery, Page, PageQuery, Reason, SigningKey, Slot, SlotListQuery, Task,
+    TaskCreate, TaskEvidence, TaskListQuery, TaskLogs, TaskLogsQuery, TaskTypeInfo, Topology, TopologyApprove,
 };
 use crate::routes;
 
@@ -55,6 +55,41 @@ impl Client {
     /// End a node.
     pub async fn node_retire(&self, node: &str, reason: &Reason) -> Result<Node, ClientError> {
         self.post(routes::NODE_RETIRE, &[node], reason).await
+    }
+
+    /// What a node found on itself last, and its slots.
+    pub async fn node_topology(&self, node: &str) -> Result<Topology, ClientError> {
+        self.get(routes::NODE_TOPOLOGY, &[node]).await
+    }
+
+    /// Make slots of what a node found.
+    pub async fn node_topology_approve(&self, node: &str, approve: &TopologyApprove) -> Result<Page<Slot>, ClientError> {
+        self.post(routes::NODE_TOPOLOGY_APPROVE, &[node], approve).await
+    }
+
+    /// One page of slots.
+    pub async fn slots(&self, query: &SlotListQuery) -> Result<Page<Slot>, ClientError> {
+        self.list(routes::SLOTS, &[], query).await
+    }
+
+    /// One slot.
+    pub async fn slot(&self, slot: &str) -> Result<Slot, ClientError> {
+        self.get(routes::SLOT, &[slot]).await
+    }
+
+    /// Hold a slot back.
+    pub async fn slot_quarantine(&self, slot: &str, reason: &Reason) -> Result<Slot, ClientError> {
+        self.post(routes::SLOT_QUARANTINE, &[slot], reason).await
+    }
+
+    /// Let a slot go again.
+    pub async fn slot_unquarantine(&self, slot: &str, reason: &Reason) -> Result<Slot, ClientError> {
+        self.post(routes::SLOT_UNQUARANTINE, &[slot], reason).await
+    }
+
+    /// End a slot.
+    pub async fn slot_withdraw(&self, slot: &str, reason: &Reason) -> Result<Slot, ClientError> {
+        self.post(routes::SLOT_WITHDRAW, &[slot], reason).await
     }
 
     /// One page of enrolment requests.

@@ -9,6 +9,7 @@ mod cluster;
 mod enrolment;
 mod node;
 mod problem;
+mod slot;
 mod task;
 
 pub use access::{ApiToken, ApiTokenCreate, ApiTokenCreated, SigningKey};
@@ -17,6 +18,7 @@ pub use cluster::{ClusterInfo, TaskTypeInfo};
 pub use enrolment::{Enrolment, EnrolmentListQuery, JoinToken, JoinTokenCreate, JoinTokenCreated};
 pub use node::{Node, NodeListQuery, NodeSession};
 pub use problem::{PROBLEM_CONTENT_TYPE, Problem};
+pub use slot::{Slot, SlotListQuery, Topology, TopologyApprove, TopologyProposal};
 pub use task::{
     EnvelopeEvidence, Task, TaskCreate, TaskEvidence, TaskListQuery, TaskLogLine, TaskLogs, TaskLogsQuery, TaskProgress,
 };

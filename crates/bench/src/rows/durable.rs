@@ -15,7 +15,9 @@ use gpuaas_contract::time::Timestamp;
 use gpuaas_control::pki::KeyRing;
 use gpuaas_domain::decision::Context;
 use gpuaas_domain::node::{Node, Service};
-use gpuaas_domain::task::{self, DEFAULT_QUEUE_TIME, DEFAULT_TIMEOUT, NewTask, ReceiptHead, TaskRecord, TaskState};
+use gpuaas_domain::task::{
+    self, DEFAULT_QUEUE_TIME, DEFAULT_TIMEOUT, MAX_UNFINISHED_PER_NODE, NewTask, ReceiptHead, TaskRecord, TaskState,
+};
 use gpuaas_domain::{Actor, Change, Decision};
 use gpuaas_store::{Store, StoreConfig};
 use sqlx::{AssertSqlSafe, Connection as _, PgConnection};
@@ -97,7 +99,8 @@ impl Caller {
 
     /// Asks for a task whose node is away: it is queued.
     pub(crate) async fn enqueue(&self, store: &Store, keys: &KeyRing) -> Result<TaskId> {
-        let unfinished = store.task_unfinished_count(self.node.id).await?;
+        let room = store.task_unfinished_below(self.node.id, MAX_UNFINISHED_PER_NODE).await?;
+        let unfinished = room.err().unwrap_or(0);
         let intent = |task: &TaskRecord| keys.intent_mac(&task::intent_text(task));
         let (record, decision) =
             task::create(&self.node, ping()?, unfinished, &context(), intent).map_err(|refusal| refusal.message)?;

@@ -55,10 +55,13 @@ async fn memory_of(hosts: &Arc<Vec<Host>>, address: SocketAddr, process: u32) ->
 /// the machine does hits both.
 async fn rest(processes: [u32; 2], agents: usize, effort: Effort) -> Result<Vec<(f64, f64)>> {
     let mut windows = Vec::new();
+    // A window is a whole interval of heartbeats: all agents came at about the same time, so in a shorter one the beats of one server
+    // fall into it and those of the other do not.
+    let beat = Duration::from_secs(gpuaas_control::link::HEARTBEAT_SECONDS.into());
     for _ in 1..effort.rounds {
         let before = [processor_time(processes[0])?, processor_time(processes[1])?];
         let started = Instant::now();
-        tokio::time::sleep(Duration::from_millis(effort.round_ms)).await;
+        tokio::time::sleep(beat).await;
         let seconds = started.elapsed().as_secs_f64();
         let share = |process: usize| -> Result<f64> {
             Ok((processor_time(processes[process])? - before[process]) / seconds / count(agents) * 1e6)

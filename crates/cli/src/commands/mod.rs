@@ -7,9 +7,11 @@ pub(crate) mod enrolment;
 pub(crate) mod join_token;
 pub(crate) mod key;
 pub(crate) mod node;
+pub(crate) mod slot;
 pub(crate) mod task;
 mod task_run;
 mod task_verify;
+pub(crate) mod topology;
 
 use gpuaas_contract::time::Timestamp;
 
@@ -25,6 +27,7 @@ pub(crate) async fn run(session: &Session, command: Command) -> Result<Exit, Fai
         Command::Dev(args) => crate::dev::run(session, args).await,
         Command::Server(args) => crate::server::run(args).await,
         Command::Node(command) => node::run(session, command).await,
+        Command::Slot(command) => slot::run(session, command).await,
         Command::Task(command) => task::run(session, command).await,
         Command::Audit(command) => audit::run(session, command).await,
         Command::Key(command) => key::run(session, command).await,

@@ -5,7 +5,7 @@ use gpuaas_api::dto::{Node, Reason};
 use gpuaas_contract::telemetry::HostFacts;
 use gpuaas_contract::time::Timestamp;
 
-use super::{age, enrolment, join_token, moment};
+use super::{age, enrolment, join_token, moment, topology};
 use crate::exit::Exit;
 use crate::failure::Failure;
 use crate::output::{Details, Table, View, text};
@@ -58,6 +58,9 @@ pub(crate) enum NodeCommand {
     Unquarantine(Operation),
     /// End a node: its certificates no longer count, its open tasks are lost. Only enrolling it again brings it back.
     Retire(Operation),
+    /// What of a node could become slots: look, approve.
+    #[command(subcommand)]
+    Topology(topology::TopologyCommand),
     /// Join tokens: each enrols one host.
     #[command(subcommand)]
     Token(join_token::JoinTokenCommand),
@@ -80,6 +83,7 @@ pub(super) async fn run(session: &Session, command: NodeCommand) -> Result<Exit,
         NodeCommand::Requests { all } => return enrolment::list(session, all).await,
         NodeCommand::Approve { request, reason } => return enrolment::decide(session, &request, true, reason).await,
         NodeCommand::Reject { request, reason } => return enrolment::decide(session, &request, false, reason).await,
+        NodeCommand::Topology(command) => return topology::run(session, command).await,
         NodeCommand::Token(command) => return join_token::run(session, command).await,
         NodeCommand::Drain(operation) => (operation, Kind::Drain),
         NodeCommand::Undrain(operation) => (operation, Kind::Undrain),

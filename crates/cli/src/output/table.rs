@@ -13,6 +13,8 @@ pub(crate) enum View {
     Table(Table),
     /// One thing.
     Details(Details),
+    /// One thing and its parts.
+    DetailsAndTable(Details, Table),
     /// Nothing to see; a hint on stderr says what to do.
     Nothing,
 }
@@ -22,6 +24,7 @@ impl View {
         match self {
             Self::Table(table) => table.render(colour),
             Self::Details(details) => details.render(),
+            Self::DetailsAndTable(details, table) => format!("{}\n{}", details.render(), table.render(colour)),
             Self::Nothing => String::new(),
         }
     }
@@ -70,10 +73,10 @@ impl Table {
 
 fn colour_of(word: &str) -> Option<Color> {
     match word {
-        "succeeded" | "in_service" | "stream" | "poll" | "active" | "passed" | "approved" | "enrolled" | "open" => {
+        "succeeded" | "available" | "in_service" | "stream" | "poll" | "active" | "passed" | "approved" | "enrolled" | "open" => {
             Some(Color::Green)
         }
-        "failed" | "refused" | "interrupted" | "lost" | "expired" | "locked" | "revoked" | "rejected" | "offline" => {
+        "failed" | "refused" | "interrupted" | "lost" | "expired" | "locked" | "revoked" | "rejected" | "offline" | "blocked" => {
             Some(Color::Red)
         }
         "draining" | "quarantined" | "cancelled" | "grace" | "pending" | "note" | "started" => Some(Color::Yellow),

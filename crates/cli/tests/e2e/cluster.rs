@@ -248,7 +248,10 @@ impl AgentHost {
             simulate.unwrap_or("none"),
         );
         std::fs::write(folder.join("config.toml"), config).unwrap();
-        write_private(&folder.join("policy.toml"), "allowed_tasks = [\"diag.ping\", \"diag.health_probe\", \"package.list\"]\n");
+        write_private(
+            &folder.join("policy.toml"),
+            "allowed_tasks = [\"diag.ping\", \"diag.health_probe\", \"package.list\", \"slice.topology_discover\"]\n",
+        );
         let failpoints = Failpoints::new(folder.join("failpoints"));
         let mut launch =
             Launch::new("gpuaas-agent").env("GPUAAS_AGENT_CONFIG", folder.join("config.toml")).failpoints(&failpoints);

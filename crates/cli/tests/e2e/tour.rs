@@ -42,6 +42,19 @@ fn tour(store: Store, carrier: Carrier) {
     let packages = cluster.json(&["task", "run", &node, "package.list", "--param", "limit=3", "--wait"]);
     assert_eq!(packages["output"]["packages"].as_array().unwrap().len(), 3);
 
+    // The node looks at itself, and an operator makes slots of what it found.
+    let seen = cluster.json(&["node", "topology", "discover", &node]);
+    assert_eq!(seen["proposal"]["found"]["candidate_summary"]["schedulable"].as_u64(), Some(8));
+    assert!(seen["slots"].as_array().unwrap().is_empty(), "looking makes no slots");
+    let some = cluster.json(&["node", "topology", "approve", &node, "--slot", "3", "--slot", "0"]);
+    assert_eq!(some.as_array().unwrap().len(), 2);
+    assert_eq!(cluster.json(&["node", "topology", "approve", &node]).as_array().unwrap().len(), 8);
+    let place = format!("{}/3", shown["name"].as_str().unwrap());
+    let held = cluster.json(&["slot", "quarantine", &place, "--reason", "fan is loud"]);
+    assert_eq!((held["state"].as_str(), held["spec"]["slot_index"].as_u64()), (Some("quarantined"), Some(3)));
+    let table = cluster.cli(&["node", "topology", "show", &node, "-o", "table"]);
+    assert!(table.stdout.contains("quarantined") && table.stdout.contains("8 of 8 slots"), "{}", table.stdout);
+
     // A running task is cancelled, and nothing was done.
     let held = cluster.ping(&node, &["--param", "hold_ms=60000"]);
     cluster.wait_state(&held, "started");

@@ -6,6 +6,7 @@
 pub mod diag_health_probe;
 pub mod diag_ping;
 pub mod package_list;
+pub mod slice_topology_discover;
 
 use serde_json::value::RawValue;
 
@@ -18,6 +19,8 @@ pub enum Task {
     DiagHealthProbe(diag_health_probe::Params),
     /// `package.list`: list installed packages.
     PackageList(package_list::Params),
+    /// `slice.topology_discover`: report what of the host could become slots.
+    SliceTopologyDiscover(slice_topology_discover::Params),
 }
 
 /// The kind of a task, without its parameters.
@@ -29,6 +32,8 @@ pub enum TaskType {
     DiagHealthProbe,
     /// `package.list`
     PackageList,
+    /// `slice.topology_discover`
+    SliceTopologyDiscover,
 }
 
 /// What a successful task answers.
@@ -41,6 +46,8 @@ pub enum Output {
     DiagHealthProbe(diag_health_probe::Output),
     /// Answer to `package.list`.
     PackageList(package_list::Output),
+    /// Answer to `slice.topology_discover`.
+    SliceTopologyDiscover(slice_topology_discover::Output),
 }
 
 /// Why parameters were not taken.
@@ -66,7 +73,7 @@ pub enum BadParams {
 
 impl TaskType {
     /// Every kind there is, in the order of the catalogue.
-    pub const ALL: [Self; 3] = [Self::DiagPing, Self::DiagHealthProbe, Self::PackageList];
+    pub const ALL: [Self; 4] = [Self::DiagPing, Self::DiagHealthProbe, Self::PackageList, Self::SliceTopologyDiscover];
 
     /// Name on the wire, in policies and in the CLI.
     pub const fn as_str(self) -> &'static str {
@@ -74,6 +81,7 @@ impl TaskType {
             Self::DiagPing => "diag.ping",
             Self::DiagHealthProbe => "diag.health_probe",
             Self::PackageList => "package.list",
+            Self::SliceTopologyDiscover => "slice.topology_discover",
         }
     }
 
@@ -83,6 +91,7 @@ impl TaskType {
             Self::DiagPing => "Leave one line in the host's ping log and answer: proves the whole path.",
             Self::DiagHealthProbe => "Report kernel, memory, disks, KVM, VFIO, IOMMU and GPUs of the host.",
             Self::PackageList => "List the packages installed on the host (dpkg or rpm).",
+            Self::SliceTopologyDiscover => "Report GPUs, drives, fabric and what of them could become slots. Changes nothing.",
         }
     }
 
@@ -90,7 +99,7 @@ impl TaskType {
     pub const fn changes_host(self) -> bool {
         match self {
             Self::DiagPing => true,
-            Self::DiagHealthProbe | Self::PackageList => false,
+            Self::DiagHealthProbe | Self::PackageList | Self::SliceTopologyDiscover => false,
         }
     }
 
@@ -126,6 +135,7 @@ impl Task {
             Self::DiagPing(_) => TaskType::DiagPing,
             Self::DiagHealthProbe(_) => TaskType::DiagHealthProbe,
             Self::PackageList(_) => TaskType::PackageList,
+            Self::SliceTopologyDiscover(_) => TaskType::SliceTopologyDiscover,
         }
     }
 
@@ -135,6 +145,9 @@ impl Task {
             TaskType::DiagPing => params_of(task_type, params, diag_ping::Params::check).map(Self::DiagPing),
             TaskType::DiagHealthProbe => params_of(task_type, params, |_| Ok(())).map(Self::DiagHealthProbe),
             TaskType::PackageList => params_of(task_type, params, package_list::Params::check).map(Self::PackageList),
+            TaskType::SliceTopologyDiscover => {
+                params_of(task_type, params, slice_topology_discover::Params::check).map(Self::SliceTopologyDiscover)
+            }
         }
     }
 
@@ -144,6 +157,7 @@ impl Task {
             Self::DiagPing(params) => serde_json::value::to_raw_value(params),
             Self::DiagHealthProbe(params) => serde_json::value::to_raw_value(params),
             Self::PackageList(params) => serde_json::value::to_raw_value(params),
+            Self::SliceTopologyDiscover(params) => serde_json::value::to_raw_value(params),
         };
         // Plain structs of strings and numbers always serialise.
         raw.unwrap_or_else(|_| RawValue::NULL.to_owned())
@@ -157,6 +171,7 @@ impl Output {
             TaskType::DiagPing => serde_json::from_str(output).map(Self::DiagPing),
             TaskType::DiagHealthProbe => serde_json::from_str(output).map(Self::DiagHealthProbe),
             TaskType::PackageList => serde_json::from_str(output).map(Self::PackageList),
+            TaskType::SliceTopologyDiscover => serde_json::from_str(output).map(Self::SliceTopologyDiscover),
         }
     }
 }

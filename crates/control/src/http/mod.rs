@@ -11,6 +11,7 @@ mod node_name;
 mod nodes;
 pub mod problem;
 mod progress;
+mod slots;
 mod system;
 mod task_watch;
 mod tasks;
@@ -43,6 +44,13 @@ pub fn router(control: &Arc<Control>) -> Router {
         .route(routes::NODE_QUARANTINE, post(nodes::quarantine))
         .route(routes::NODE_UNQUARANTINE, post(nodes::unquarantine))
         .route(routes::NODE_RETIRE, post(nodes::retire))
+        .route(routes::NODE_TOPOLOGY, get(slots::topology))
+        .route(routes::NODE_TOPOLOGY_APPROVE, post(slots::approve))
+        .route(routes::SLOTS, get(slots::list))
+        .route(routes::SLOT, get(slots::show))
+        .route(routes::SLOT_QUARANTINE, post(slots::quarantine))
+        .route(routes::SLOT_UNQUARANTINE, post(slots::unquarantine))
+        .route(routes::SLOT_WITHDRAW, post(slots::withdraw))
         .route(routes::ENROLMENTS, get(enrolments::list))
         .route(routes::ENROLMENT, get(enrolments::show))
         .route(routes::ENROLMENT_APPROVE, post(enrolments::approve))

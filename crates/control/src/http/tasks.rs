@@ -17,7 +17,7 @@ use gpuaas_contract::time::Timestamp;
 use gpuaas_contract::{dsse, receipt};
 use gpuaas_domain::decision::Context;
 use gpuaas_domain::node::Node;
-use gpuaas_domain::task::{self, DEFAULT_QUEUE_TIME, DEFAULT_TIMEOUT, NewTask, TaskRecord, TaskState};
+use gpuaas_domain::task::{self, DEFAULT_QUEUE_TIME, DEFAULT_TIMEOUT, MAX_UNFINISHED_PER_NODE, NewTask, TaskRecord, TaskState};
 use gpuaas_domain::{Hint, Refusal};
 use gpuaas_store::{AuditFilter, TaskFilter};
 
@@ -95,7 +95,11 @@ async fn make(control: &Control, node: Node, asked: Asked) -> Result<(bool, Task
             None => node_name::find(control, &node_id.to_string()).await?,
         };
         // Where there is a place nothing waits, and the link has fewer tasks than a node may.
-        let unfinished = if place.is_some() { 0 } else { control.store.task_unfinished_count(node_id).await? };
+        let room = match place {
+            Some(_) => Ok(()),
+            None => control.store.task_unfinished_below(node_id, MAX_UNFINISHED_PER_NODE).await?,
+        };
+        let unfinished = room.err().unwrap_or(0);
         let new = NewTask {
             id,
             task: parsed.clone(),

@@ -27,6 +27,18 @@ const MAX_LINE: usize = 16 * 1024;
 /// Tasks whose owner a session remembers before it starts over.
 const MAX_REMEMBERED: usize = 10_000;
 
+/// Whether a message was all said by arriving: a node at rest sends nothing else, and thousands of them must cost nothing.
+pub(super) fn is_sign_of_life(session: &Session, message: &FromNode) -> bool {
+    match &message.message {
+        None => true,
+        Some(from_node::Message::Heartbeat(beat)) if beat.facts_json.is_empty() => {
+            session.heard(Timestamp::now());
+            true
+        }
+        Some(_) => false,
+    }
+}
+
 /// Handles one message of a stream. Answers go into the session's queue.
 ///
 /// Messages about tasks are committed concurrently: a late or early word about a task changes nothing that a receipt

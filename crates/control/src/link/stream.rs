@@ -91,6 +91,7 @@ async fn read(control: Arc<Control>, session: Arc<Session>, mut incoming: Stream
         };
         let handled = match message {
             Ok(Some(message)) => match identity::check_still_good(&control, &session.peer) {
+                Ok(()) if inbound::is_sign_of_life(&session, &message) => Ok(()),
                 // Boxed, because its state is large and a link at rest should not hold room for it.
                 Ok(()) => Box::pin(inbound::handle(&control, &session, message)).await,
                 Err(error) => Err(error),

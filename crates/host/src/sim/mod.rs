@@ -4,16 +4,20 @@
 //! says `simulated: true` wherever a real host would say what it is.
 
 mod profile;
+mod topology;
 
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use gpuaas_contract::Digest;
+use gpuaas_contract::slice::InterfaceName;
+use gpuaas_contract::task::slice_topology_discover::SliceNetwork;
 use gpuaas_contract::task::{diag_health_probe, package_list};
 use gpuaas_contract::telemetry::{GpuMetrics, HostFacts, HostMetrics};
 use gpuaas_contract::time::Timestamp;
 
 use crate::ping_log::PingLog;
+use crate::topology::Inventory;
 use crate::{packages, private_file};
 pub use profile::Profile;
 
@@ -167,13 +171,21 @@ impl SimHost {
             memory_bytes: facts.memory_bytes,
             memory_available_bytes: facts.memory_bytes - metrics.memory_used_bytes,
             kvm: true,
-            vfio_modules: ["vfio", "vfio_iommu_type1", "vfio_pci", "vfio_pci_core"].map(str::to_owned).into(),
-            iommu_groups: 212,
+            vfio_modules: topology::VFIO_MODULES.map(str::to_owned).into(),
+            iommu_groups: topology::IOMMU_GROUPS,
             reboot_required: false,
             gpus: facts.gpus,
             disks: facts.disks,
             warnings: Vec::new(),
         }
+    }
+
+    pub(crate) fn inventory(&self, machine: String) -> Inventory {
+        topology::inventory(self.inner.profile, &self.facts(), machine)
+    }
+
+    pub(crate) fn slice_network(&self, bridge: &InterfaceName) -> SliceNetwork {
+        topology::network(&self.facts(), bridge)
     }
 
     pub(crate) fn packages(&self, params: &package_list::Params) -> package_list::Output {
@@ -227,6 +239,33 @@ mod tests {
             assert!(one.health().simulated);
             assert_eq!(one.metrics().gpus.len(), 8);
             assert!(!one.packages(&package_list::Params::default()).packages.is_empty());
+        }
+    }
+
+    #[test]
+    fn every_gpu_of_a_simulated_host_is_a_slot_with_its_own_drive_and_fabric_function() {
+        for profile in [Profile::H100, Profile::Mi300x] {
+            let folder = tempfile::tempdir().expect("folder");
+            let host = crate::Host::Sim(SimHost::open(folder.path(), profile, "a").expect("opens"));
+            let params = gpuaas_contract::task::slice_topology_discover::Params::default();
+            let crate::Host::Sim(sim) = &host else { unreachable!("just made") };
+            let inventory = host.inventory().expect("known");
+            let output = crate::topology::discover(&inventory, sim.slice_network(&params.ovs_bridge), &params);
+            assert_eq!((output.candidate_summary.slots, output.candidate_summary.schedulable), (8, 8), "{output:?}");
+            assert!(output.simulated && output.approval_required);
+            for slot in &output.candidate_slots {
+                // What belongs together hangs off one switch: the next bus is the drive's, the one after that the fabric's.
+                let bus = |address: &str| u8::from_str_radix(&address[5..7], 16).expect("a bus");
+                let gpu = bus(slot.pci_address.as_str());
+                let drive =
+                    inventory.namespaces.iter().find(|drive| Some(&drive.serial) == slot.nvme_serial.as_ref()).expect("known");
+                assert_eq!(drive.path.last().map(|last| bus(last)), Some(gpu + 1));
+                assert_eq!(slot.fabric_device.as_ref().map(|function| bus(function.as_str())), Some(gpu + 2));
+            }
+            assert_eq!(
+                output,
+                crate::topology::discover(&host.inventory().expect("known"), sim.slice_network(&params.ovs_bridge), &params)
+            );
         }
     }
 

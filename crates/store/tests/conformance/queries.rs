@@ -58,6 +58,13 @@ async fn queries_for_work_find_exactly_the_work(database: &Database) {
     assert_eq!(store.task_unfinished_count(busy.id).await.expect("counts"), u64::try_from(open.len()).expect("fits"));
     assert_eq!(store.nodes_with_queued_tasks().await.expect("reads"), [busy.id]);
     assert_eq!(store.task_unfinished_count(idle.id).await.expect("counts"), 0);
+    let count = u64::try_from(open.len()).expect("fits");
+    assert_eq!(store.task_unfinished_below(busy.id, count).await.expect("counts"), Err(count));
+    assert_eq!(store.task_unfinished_below(busy.id, count + 1).await.expect("counts"), Ok(()));
+    // Every question counts as a task; before a no they are counted, and nobody made one.
+    for _ in 0..200 {
+        assert_eq!(store.task_unfinished_below(busy.id, count + 1).await.expect("counts"), Ok(()));
+    }
     assert!(store.task_queued(idle.id, 10).await.expect("reads").is_empty());
 }
 

@@ -2,16 +2,18 @@
 
 use gpuaas_contract::id::{CorrelationId, NodeId};
 use gpuaas_contract::key::KeyId;
+use gpuaas_contract::slice::SlotSpec;
 use gpuaas_domain::Change;
 use gpuaas_domain::audit_chain::{self, Head};
 use gpuaas_domain::decision::TaskLogLine;
 use gpuaas_domain::enrolment::{Enrolment, EnrolmentState, JoinToken};
 use gpuaas_domain::node::{Node, Service};
+use gpuaas_domain::slot::{Slot, SlotState};
 use gpuaas_domain::task::{ReceiptHead, TaskRecord, TaskState};
-use gpuaas_store::CommitError;
+use gpuaas_store::{CommitError, SlotFilter};
 
 use crate::support::{
-    Database, NOW, api_token, certificate, changes, digest, enrolment, join_token, later, node, recorded, stored_node,
+    Database, NOW, api_token, certificate, changes, digest, enrolment, join_token, later, node, recorded, slot, stored_node,
     stored_task, task,
 };
 use crate::{line, whole_audit};
@@ -22,6 +24,7 @@ crate::on_both_engines! {
     every_field_of_a_join_token_comes_back
     every_field_of_an_api_token_comes_back
     every_field_of_a_task_comes_back
+    every_field_of_a_slot_comes_back
     envelopes_and_receipts_come_back_as_they_were
     certificates_are_revoked_up_to_an_epoch
     log_lines_come_back_once_and_are_capped
@@ -107,6 +110,45 @@ async fn every_field_of_a_join_token_comes_back(database: &Database) {
     let ids = |tokens: Vec<JoinToken>| tokens.iter().map(|token| token.id).collect::<Vec<_>>();
     assert_eq!(ids(store.join_token_list(None, 10).await.expect("lists")), [token.id, second.id]);
     assert_eq!(ids(store.join_token_list(Some(token.id), 10).await.expect("lists")), [second.id]);
+}
+
+async fn every_field_of_a_slot_comes_back(database: &Database) {
+    let store = database.open().await;
+    let node = stored_node(&store).await;
+    let task = stored_task(&store, &node).await;
+    let slot = slot(&node, &task, 3);
+    store.commit(changes([Change::SlotInsert(Box::new(slot.clone()))])).await.expect("commits");
+    assert_eq!(store.slot_get(slot.id).await.expect("reads").as_ref(), Some(&slot));
+    let other_task = stored_task(&store, &node).await;
+    let changed = Slot {
+        state: SlotState::Withdrawn,
+        reason: "gone".to_owned(),
+        spec: SlotSpec { slot_index: 5, fabric_device: None, nvme_serial: "x".to_owned(), ..slot.spec.clone() },
+        proposed_by: other_task.id,
+        approved_by: "other".to_owned(),
+        approved_at: later(7),
+        created_at: later(8),
+        seal: "other".to_owned(),
+        ..slot.clone()
+    };
+    store.commit(changes([Change::SlotUpdate(Box::new(changed.clone()))])).await.expect("commits");
+    assert_eq!(store.slot_get(slot.id).await.expect("reads"), Some(Slot { version: 1, ..changed }));
+    let stale = store.commit(changes([Change::SlotUpdate(Box::new(slot.clone()))])).await;
+    assert!(matches!(stale, Err(CommitError::Conflict)), "{stale:?}");
+
+    let (second, third) = (self::slot(&node, &task, 0), self::slot(&node, &task, 3));
+    for slot in [&second, &third] {
+        store.commit(changes([Change::SlotInsert(Box::new(slot.clone()))])).await.expect("commits");
+    }
+    let twice = store.commit(changes([Change::SlotInsert(Box::new(self::slot(&node, &task, 0)))])).await;
+    assert!(matches!(twice, Err(CommitError::Conflict)), "a node has one slot of an index: {twice:?}");
+    let ids = |slots: Vec<Slot>| slots.iter().map(|slot| slot.id).collect::<Vec<_>>();
+    assert_eq!(ids(store.slot_of_node(node.id).await.expect("lists")), [second.id, third.id, slot.id], "by index");
+    assert_eq!(ids(store.slot_of_node(NodeId::generate()).await.expect("lists")), []);
+    let available = SlotFilter { node: Some(node.id), state: Some(SlotState::Available) };
+    assert_eq!(ids(store.slot_list(&available, None, 10).await.expect("lists")), [second.id, third.id]);
+    assert_eq!(ids(store.slot_list(&available, Some(second.id), 10).await.expect("lists")), [third.id]);
+    assert_eq!(ids(store.slot_list(&SlotFilter::default(), None, 1).await.expect("lists")), [slot.id]);
 }
 
 async fn every_field_of_an_api_token_comes_back(database: &Database) {

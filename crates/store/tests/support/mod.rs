@@ -7,9 +7,10 @@ use std::time::Duration;
 
 use gpuaas_contract::Digest;
 use gpuaas_contract::id::{
-    AgentInstanceId, ApiTokenId, CorrelationId, EnrolmentId, JoinTokenId, NodeId, ServerId, SessionId, TaskId,
+    AgentInstanceId, ApiTokenId, CorrelationId, EnrolmentId, JoinTokenId, NodeId, ServerId, SessionId, SlotId, TaskId,
 };
 use gpuaas_contract::key::SigningKey;
+use gpuaas_contract::slice::SlotSpec;
 use gpuaas_contract::task::TaskType;
 use gpuaas_contract::telemetry::{DiskFact, GpuFact, HostFacts, NetworkFact};
 use gpuaas_contract::time::Timestamp;
@@ -17,6 +18,7 @@ use gpuaas_domain::access::{ApiToken, Role};
 use gpuaas_domain::decision::Context;
 use gpuaas_domain::enrolment::{Enrolment, EnrolmentState, JoinToken};
 use gpuaas_domain::node::{Certificate, LiveSession, Node, Service, Transport};
+use gpuaas_domain::slot::{Slot, SlotState};
 use gpuaas_domain::task::{TaskRecord, TaskState};
 use gpuaas_domain::{Actor, Change, Decision};
 use gpuaas_store::{Store, StoreConfig};
@@ -269,4 +271,34 @@ pub(crate) async fn stored_task(store: &Store, node: &Node) -> TaskRecord {
     let task = task(node);
     store.commit(changes([Change::TaskInsert(Box::new(task.clone()))])).await.expect("the task is written");
     task
+}
+
+/// A slot of the node with something in every field.
+pub(crate) fn slot(node: &Node, proposal: &TaskRecord, slot_index: u32) -> Slot {
+    let address = |text: &str| text.parse().expect("an address");
+    Slot {
+        id: SlotId::generate(),
+        version: 0,
+        node_id: node.id,
+        spec: SlotSpec {
+            slot_index,
+            pci_address: address("0000:17:00.0"),
+            companions: vec![address("0000:17:00.1")],
+            fabric_device: Some(address("0000:18:00.1")),
+            nvme_device: "/dev/disk/by-id/nvme-S1".to_owned(),
+            nvme_serial: "S1".to_owned(),
+            numa_node: -1,
+            vcpu_count: 12,
+            memory_mib: 65_536,
+            mac_address: "02:00:00:00:00:01".to_owned(),
+            private_ip: std::net::Ipv4Addr::new(10, 77, 0, 2),
+        },
+        state: SlotState::Available,
+        reason: "because".to_owned(),
+        proposed_by: proposal.id,
+        approved_by: "somebody".to_owned(),
+        approved_at: later(1),
+        created_at: later(2),
+        seal: "seal".to_owned(),
+    }
 }

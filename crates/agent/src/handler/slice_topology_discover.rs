@@ -1,0 +1,20 @@
+//! `slice.topology_discover`: reads the host and says what of it could become slots. It changes nothing.
+
+use gpuaas_contract::task::slice_topology_discover::{Output, Params};
+use gpuaas_host::topology;
+
+use super::{Context, Failure, on_host};
+
+pub(super) async fn run(params: &Params, context: &Context) -> Result<Output, Failure> {
+    context.phases.enter("inventory", "reading the PCI bus, drives and kernel").await;
+    let inventory = on_host(context, |host| host.inventory()).await?;
+    let inventory = inventory.map_err(|error| Failure::failed("machine_unknown", crate::report::chain(&error)))?;
+    context.phases.enter("network", "asking Open vSwitch and the packet filter").await;
+    let network = tokio::select! {
+        biased;
+        // Dropping the calls kills the programs that were asked.
+        () = context.stop.cancelled() => return Err(Failure::stopped()),
+        network = context.host.slice_network(&params.ovs_bridge) => network,
+    };
+    Ok(topology::discover(&inventory, network, params))
+}

@@ -1,0 +1,124 @@
+//! `gpuaas slot`.
+
+use clap::Subcommand;
+use gpuaas_api::dto::{Reason, Slot, SlotListQuery};
+
+use super::moment;
+use crate::exit::Exit;
+use crate::failure::Failure;
+use crate::output::{Details, Table, View, text};
+use crate::pages::{self, MAX_ITEMS};
+use crate::resolve;
+use crate::session::Session;
+
+/// Slots. A slot is named by its id, a unique beginning of it, or its place: NODE-NAME/INDEX.
+#[derive(Debug, Subcommand)]
+pub(crate) enum SlotCommand {
+    /// List slots.
+    Ls {
+        /// Only those of this node.
+        #[arg(long)]
+        node: Option<String>,
+        /// Only those in this state: available, quarantined, withdrawn.
+        #[arg(long)]
+        state: Option<String>,
+    },
+    /// Show one slot: its devices and who approved them.
+    Show {
+        /// The slot.
+        slot: String,
+    },
+    /// Hold a slot back because something is wrong with it; the rest of its node goes on.
+    Quarantine(Operation),
+    /// Let a quarantined slot go again.
+    Unquarantine(Operation),
+    /// End a slot; approving it again (`gpuaas node topology approve`) brings it back.
+    Withdraw(Operation),
+}
+
+/// A slot and a reason.
+#[derive(Debug, clap::Args)]
+pub(crate) struct Operation {
+    /// The slot.
+    slot: String,
+    /// Why; shown with the slot and kept in the audit log.
+    #[arg(long, default_value = "")]
+    reason: String,
+}
+
+pub(super) async fn run(session: &Session, command: SlotCommand) -> Result<Exit, Failure> {
+    let client = session.client()?;
+    let shown = match command {
+        SlotCommand::Ls { node, state } => {
+            let node = match node {
+                Some(node) => Some(resolve::node(client, &node).await?),
+                None => None,
+            };
+            let fetch = async |after, limit| {
+                client.slots(&SlotListQuery { node: node.clone(), state: state.clone(), after, limit: Some(limit) }).await
+            };
+            let slots = pages::collect(MAX_ITEMS, fetch).await?.items;
+            session.output.print(&slots, |slots: &Vec<Slot>| table(slots))?;
+            if slots.is_empty() {
+                session.output.hint("there are no such slots; `gpuaas node topology discover` shows what could become some");
+            }
+            return Ok(Exit::Done);
+        }
+        SlotCommand::Show { slot } => client.slot(&resolve::slot(client, &slot).await?).await?,
+        SlotCommand::Quarantine(Operation { slot, reason }) => {
+            client.slot_quarantine(&resolve::slot(client, &slot).await?, &Reason { reason }).await?
+        }
+        SlotCommand::Unquarantine(Operation { slot, reason }) => {
+            client.slot_unquarantine(&resolve::slot(client, &slot).await?, &Reason { reason }).await?
+        }
+        SlotCommand::Withdraw(Operation { slot, reason }) => {
+            client.slot_withdraw(&resolve::slot(client, &slot).await?, &Reason { reason }).await?
+        }
+    };
+    session.output.print(&shown, |slot| View::Details(details(slot)))?;
+    Ok(Exit::Done)
+}
+
+fn details(slot: &Slot) -> Details {
+    let spec = &slot.spec;
+    let companions: Vec<&str> = spec.companions.iter().map(|function| function.as_str()).collect();
+    Details::default()
+        .field("id", slot.id)
+        .field("node", format!("{} ({})", slot.node_id, slot.node_name))
+        .field("index", spec.slot_index)
+        .field("state", &slot.state)
+        .field("reason", &slot.reason)
+        .field("GPU", &spec.pci_address)
+        .field("goes along", companions.join(", "))
+        .maybe("fabric", spec.fabric_device.as_ref())
+        .field("drive", format!("{} ({})", spec.nvme_serial, spec.nvme_device))
+        .field("NUMA node", spec.numa_node)
+        .field("size", format!("{} vCPUs, {} MiB", spec.vcpu_count, spec.memory_mib))
+        .field("address", format!("{} ({})", spec.private_ip, spec.mac_address))
+        .field("proposed by", slot.proposed_by)
+        .field("approved by", &slot.approved_by)
+        .field("approved", moment(slot.approved_at))
+        .field("first approved", moment(slot.created_at))
+}
+
+pub(super) fn table(slots: &[Slot]) -> View {
+    if slots.is_empty() {
+        return View::Nothing;
+    }
+    let ids = text::short_ids(&slots.iter().map(|slot| slot.id.to_string()).collect::<Vec<_>>());
+    let mut table = Table::new(["ID", "NODE", "SLOT", "STATE", "GPU", "DRIVE", "FABRIC", "ADDRESS", "REASON"]);
+    for (slot, id) in slots.iter().zip(ids) {
+        table.row([
+            id,
+            slot.node_name.clone(),
+            slot.spec.slot_index.to_string(),
+            slot.state.clone(),
+            slot.spec.pci_address.to_string(),
+            slot.spec.nvme_serial.clone(),
+            slot.spec.fabric_device.as_ref().map_or_else(|| "none".to_owned(), ToString::to_string),
+            slot.spec.private_ip.to_string(),
+            slot.reason.clone(),
+        ]);
+    }
+    View::Table(table)
+}

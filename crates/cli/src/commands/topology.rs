@@ -1,0 +1,156 @@
+//! `gpuaas node topology`: what a node found on itself, and the approval that makes slots of it.
+
+use std::time::Duration;
+
+use clap::Subcommand;
+use gpuaas_api::dto::{Slot, TaskCreate, Topology, TopologyApprove};
+use gpuaas_contract::task::TaskType;
+use gpuaas_contract::task::slice_topology_discover::CandidateSlot;
+
+use super::{moment, slot};
+use crate::exit::{self, Exit};
+use crate::failure::Failure;
+use crate::follow::{self, Waited};
+use crate::output::{Details, Table, View};
+use crate::session::Session;
+use crate::{params, resolve};
+
+/// How long a node may take to look at itself.
+const PATIENCE: Duration = Duration::from_secs(120);
+
+/// What could become slots, and what did.
+#[derive(Debug, Subcommand)]
+pub(crate) enum TopologyCommand {
+    /// Let a node look at itself (`slice.topology_discover`), and show what it found. Changes nothing on it.
+    Discover {
+        /// The node.
+        node: String,
+        /// One parameter of the task, such as vcpu_count=16; may be given several times.
+        #[arg(short, long = "param", value_name = "NAME=VALUE")]
+        param: Vec<String>,
+    },
+    /// Show what a node found on itself last: its candidate slots and what stands in their way.
+    Show {
+        /// The node.
+        node: String,
+    },
+    /// Make slots of what a node found: all that can be used, or those named.
+    Approve {
+        /// The node.
+        node: String,
+        /// Index of a slot; may be given several times [default: all that can be used].
+        #[arg(long = "slot", value_name = "INDEX")]
+        slots: Vec<u32>,
+        /// The discovery you have seen; refused if the node has looked again since [default: the newest].
+        #[arg(long, value_name = "TASK")]
+        task: Option<String>,
+    },
+}
+
+pub(super) async fn run(session: &Session, command: TopologyCommand) -> Result<Exit, Failure> {
+    let client = session.client()?;
+    match command {
+        TopologyCommand::Discover { node, param } => {
+            let kind = TaskType::SliceTopologyDiscover.as_str();
+            let node = resolve::node(client, &node).await?;
+            let create = TaskCreate {
+                node: node.clone(),
+                task_type: kind.to_owned(),
+                params: params::collect(kind, None, &param)?,
+                queue_seconds: Some(PATIENCE.as_secs()),
+                timeout_seconds: Some(PATIENCE.as_secs()),
+            };
+            let task = client.task_create(&create, None).await?;
+            match follow::wait(client, &task.id.to_string(), false, None).await? {
+                Waited::Ended(task) if task.state == "succeeded" => show(session, &node).await,
+                Waited::Ended(task) => {
+                    session.output.print(&task, |task| View::Details(super::task::details(task)))?;
+                    Ok(exit::of_task(&task.state))
+                }
+                Waited::GaveUp => Ok(Exit::Timeout),
+            }
+        }
+        TopologyCommand::Show { node } => show(session, &resolve::node(client, &node).await?).await,
+        TopologyCommand::Approve { node, slots, task } => {
+            let node = resolve::node(client, &node).await?;
+            let task_id = match task {
+                Some(task) => resolve::task(client, &task).await?.parse().map_err(|_| unknown(&node))?,
+                None => client.node_topology(&node).await?.proposal.ok_or_else(|| unknown(&node))?.task_id,
+            };
+            let approve = TopologyApprove { task_id, slots: (!slots.is_empty()).then_some(slots) };
+            let slots = client.node_topology_approve(&node, &approve).await?.items;
+            session.output.print(&slots, |slots: &Vec<Slot>| slot::table(slots))?;
+            Ok(Exit::Done)
+        }
+    }
+}
+
+fn unknown(node: &str) -> Failure {
+    let message = format!("{node} has not looked at itself yet, so there is nothing to approve");
+    Failure::new(Exit::NotFound, "no_proposal", message).hint(format!("`gpuaas node topology discover {node}` lets it look"))
+}
+
+async fn show(session: &Session, node: &str) -> Result<Exit, Failure> {
+    let topology = session.client()?.node_topology(node).await?;
+    session.output.print(&topology, view)?;
+    match &topology.proposal {
+        None => {
+            session.output.hint(&format!("the node has not looked at itself yet; `gpuaas node topology discover {node}` lets it"))
+        }
+        Some(proposal) => {
+            let new = proposal
+                .found
+                .candidate_slots
+                .iter()
+                .filter(|candidate| candidate.schedulable && state_of(&topology, candidate) == "proposed");
+            if new.count() > 0 {
+                session.output.hint(&format!("`gpuaas node topology approve {node}` makes slots of what can be used"));
+            }
+        }
+    }
+    Ok(Exit::Done)
+}
+
+fn view(topology: &Topology) -> View {
+    let Some(proposal) = &topology.proposal else { return View::Nothing };
+    let found = &proposal.found;
+    let blockers = found.candidate_summary.blockers.iter().map(|blocker| format!("{}: {}", blocker.code, blocker.message));
+    let own = found.candidate_slots.iter().flat_map(|slot| {
+        slot.blockers.iter().map(move |blocker| format!("slot {}: {}: {}", slot.slot_index, blocker.code, blocker.message))
+    });
+    let reasons: Vec<String> = blockers.chain(own).collect();
+    let details = Details::default()
+        .field("node", topology.node_id)
+        .field("found", moment(proposal.found_at))
+        .field("by", proposal.task_id)
+        .field("simulated", if found.simulated { "yes: nothing on it is real hardware" } else { "" })
+        .field("can be used", format!("{} of {} slots", found.candidate_summary.schedulable, found.candidate_summary.slots))
+        .field("in the way", reasons.join("\n"));
+    let mut table = Table::new(["SLOT", "STATE", "GPU", "NUMA", "DRIVE", "FABRIC", "ADDRESS", "VCPUS", "MEMORY"]);
+    for candidate in &found.candidate_slots {
+        table.row([
+            candidate.slot_index.to_string(),
+            state_of(topology, candidate),
+            candidate.pci_address.to_string(),
+            candidate.numa_node.to_string(),
+            candidate.nvme_serial.clone().unwrap_or_else(|| "none".to_owned()),
+            candidate.fabric_device.as_ref().map_or_else(|| "none".to_owned(), ToString::to_string),
+            candidate.private_ip.map_or_else(|| "none".to_owned(), |ip| ip.to_string()),
+            candidate.vcpu_count.to_string(),
+            format!("{} MiB", candidate.memory_mib),
+        ]);
+    }
+    View::DetailsAndTable(details, table)
+}
+
+/// Where a candidate stands: its slot's state, or whether it could become one.
+fn state_of(topology: &Topology, candidate: &CandidateSlot) -> String {
+    let slot = topology.slots.iter().find(|slot| slot.spec.slot_index == candidate.slot_index);
+    match slot {
+        Some(slot) if slot.state != "withdrawn" && Some(&slot.spec) != candidate.spec().as_ref() => {
+            format!("{}, changed", slot.state)
+        }
+        Some(slot) if slot.state != "withdrawn" => slot.state.clone(),
+        Some(_) | None => if candidate.schedulable { "proposed" } else { "blocked" }.to_owned(),
+    }
+}

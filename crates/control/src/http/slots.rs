@@ -1,0 +1,199 @@
+//! Slots, and the approval that makes them.
+
+use std::collections::{BTreeSet, HashMap};
+use std::sync::Arc;
+
+use axum::extract::State;
+use axum::{Extension, Json};
+use gpuaas_api::dto::{self, Page, Reason, SlotListQuery, Topology, TopologyApprove, TopologyProposal};
+use gpuaas_contract::id::{NodeId, SlotId};
+use gpuaas_contract::task::{Output, TaskType, slice_topology_discover};
+use gpuaas_contract::{dsse, receipt};
+use gpuaas_domain::Refusal;
+use gpuaas_domain::slot::{self, Operation, Slot, SlotState};
+use gpuaas_domain::task::TaskRecord;
+use gpuaas_store::SlotFilter;
+
+use super::caller::Caller;
+use super::problem::{JsonBody, Params, Rejected, Segments};
+use super::{node_name, page, page_limit, parse_id, parse_opt};
+use crate::Control;
+use crate::failure::{Failure, settle};
+
+type Shared = State<Arc<Control>>;
+
+pub(super) async fn list(
+    State(control): Shared,
+    Params(query): Params<SlotListQuery>,
+) -> Result<Json<Page<dto::Slot>>, Rejected> {
+    let limit = page_limit(query.limit)?;
+    let state = query.state.as_deref().map(|name| {
+        let known = SlotState::ALL.map(SlotState::as_str).join(", ");
+        let message = format!("there is no slot state `{name}`; choose from {known}");
+        SlotState::parse(name).ok_or(Failure::BadInput { code: "state_invalid", message })
+    });
+    let node = match &query.node {
+        Some(name) => Some(node_name::find(&control, name).await?.id),
+        None => None,
+    };
+    let filter = SlotFilter { node, state: state.transpose()? };
+    let found = control.store.slot_list(&filter, parse_opt(query.after.as_deref())?, limit.saturating_add(1)).await?;
+    let found = page(found, limit, |slot| slot.id.to_string());
+    Ok(Json(Page { items: shown_all(&control, found.items).await?, next: found.next }))
+}
+
+pub(super) async fn show(State(control): Shared, Segments(id): Segments<String>) -> Result<Json<dto::Slot>, Rejected> {
+    one(&control, parse_id(&id)?).await
+}
+
+async fn one(control: &Control, id: SlotId) -> Result<Json<dto::Slot>, Rejected> {
+    let slot = get(control, id).await?;
+    let name = control.store.node_get(slot.node_id).await?.map(|node| node.name).unwrap_or_default();
+    Ok(Json(shown(slot, name)))
+}
+
+async fn get(control: &Control, id: SlotId) -> Result<Slot, Failure> {
+    let unknown = || Refusal::not_found("slot_unknown", format!("there is no slot {id}; `gpuaas slot ls` lists them"));
+    Ok(control.store.slot_get(id).await?.ok_or_else(unknown)?)
+}
+
+async fn shown_all(control: &Control, slots: Vec<Slot>) -> Result<Vec<dto::Slot>, Failure> {
+    let mut names: HashMap<NodeId, String> = HashMap::new();
+    let mut items = Vec::with_capacity(slots.len());
+    for slot in slots {
+        let name = match names.get(&slot.node_id) {
+            Some(name) => name.clone(),
+            None => {
+                let name = control.store.node_get(slot.node_id).await?.map(|node| node.name).unwrap_or_default();
+                names.insert(slot.node_id, name.clone());
+                name
+            }
+        };
+        items.push(shown(slot, name));
+    }
+    Ok(items)
+}
+
+fn shown(slot: Slot, node_name: String) -> dto::Slot {
+    dto::Slot {
+        id: slot.id,
+        node_id: slot.node_id,
+        node_name,
+        spec: slot.spec,
+        state: slot.state.as_str().to_owned(),
+        reason: slot.reason,
+        proposed_by: slot.proposed_by,
+        approved_by: slot.approved_by,
+        approved_at: slot.approved_at,
+        created_at: slot.created_at,
+    }
+}
+
+pub(super) async fn topology(State(control): Shared, Segments(name): Segments<String>) -> Result<Json<Topology>, Rejected> {
+    let node = node_name::find(&control, &name).await?;
+    let (newest, slots) = tokio::try_join!(control.store.task_newest_proposal(node.id), control.store.slot_of_node(node.id))
+        .map_err(Failure::from)?;
+    let proposal = match newest {
+        None => None,
+        Some(task) => Some(TopologyProposal {
+            task_id: task.id,
+            found_at: task.ended_at.unwrap_or_default(),
+            found: found_by(&control, &task).await?,
+        }),
+    };
+    let slots = slots.into_iter().map(|slot| shown(slot, node.name.clone())).collect();
+    Ok(Json(Topology { node_id: node.id, proposal, slots }))
+}
+
+/// What a node's receipt says that it found. The receipt was verified when it was stored; this reads what it said.
+async fn found_by(control: &Control, task: &TaskRecord) -> Result<slice_topology_discover::Output, Failure> {
+    let broken = |what: String| Failure::Internal(format!("the receipt of {}: {what}", task.id));
+    let row = control.store.receipt_get(task.id).await?.ok_or_else(|| broken("it is gone".to_owned()))?;
+    let payload = dsse::payload_unverified(&row.receipt).map_err(|error| broken(error.to_string()))?;
+    let said: receipt::Payload = serde_json::from_slice(&payload).map_err(|error| broken(error.to_string()))?;
+    let output = said.output.ok_or_else(|| broken("it has no output".to_owned()))?;
+    match Output::parse(TaskType::SliceTopologyDiscover, output.get()) {
+        Ok(Output::SliceTopologyDiscover(found)) => Ok(found),
+        Ok(_) => Err(broken("it is of another kind".to_owned())),
+        Err(error) => Err(broken(error.to_string())),
+    }
+}
+
+pub(super) async fn approve(
+    State(control): Shared,
+    Extension(caller): Extension<Caller>,
+    Segments(name): Segments<String>,
+    JsonBody(approve): JsonBody<TopologyApprove>,
+) -> Result<Json<Page<dto::Slot>>, Rejected> {
+    let node_id = node_name::find(&control, &name).await?.id;
+    let context = caller.context();
+    let wanted: Option<BTreeSet<u32>> = approve.slots.map(|slots| slots.into_iter().collect());
+    let slots = settle(&control.store, || async {
+        let node = node_name::find(&control, &node_id.to_string()).await?;
+        let newest = control.store.task_newest_proposal(node_id).await?;
+        let Some(task) = newest.filter(|task| task.id == approve.task_id) else {
+            let message =
+                format!("{} is not the newest look of this node at itself; see `gpuaas node topology show`", approve.task_id);
+            return Err(Refusal::conflict("proposal_outdated", message).into());
+        };
+        let found = found_by(&control, &task).await?;
+        let existing = control.store.slot_of_node(node_id).await?;
+        for slot in &existing {
+            check_seal(&control, slot)?;
+        }
+        let seal = |slot: &Slot| control.keys.intent_mac(&slot::seal_text(slot));
+        let (slots, decision) =
+            slot::approve(&node, (&task, &found), wanted.as_ref(), &existing, SlotId::generate, seal, &context)?;
+        Ok((slots, decision))
+    })
+    .await?;
+    tracing::info!(node = %node_id, slots = slots.len(), actor = %context.actor, "slots approved");
+    Ok(Json(Page { items: shown_all(&control, slots).await?, next: None }))
+}
+
+/// A slot that the control plane did not write itself is not touched.
+fn check_seal(control: &Control, slot: &Slot) -> Result<(), Failure> {
+    if control.keys.intent_matches(&slot::seal_text(slot), &slot.seal) {
+        return Ok(());
+    }
+    tracing::error!(slot = %slot.id, "a slot row was not written by the control plane: somebody wrote to the database");
+    let message = format!("the row of slot {} was changed outside the control plane; restore it from a backup", slot.id);
+    Err(Refusal::forbidden("slot_forged", message).into())
+}
+
+macro_rules! operations {
+    ($($name:ident => $operation:expr;)*) => {$(
+        pub(super) async fn $name(
+            shared: Shared,
+            caller: Extension<Caller>,
+            segments: Segments<String>,
+            body: JsonBody<Reason>,
+        ) -> Result<Json<dto::Slot>, Rejected> {
+            operate(shared, caller, segments, body, $operation).await
+        }
+    )*};
+}
+
+operations! {
+    quarantine => Operation::Quarantine;
+    unquarantine => Operation::Unquarantine;
+    withdraw => Operation::Withdraw;
+}
+
+async fn operate(
+    State(control): Shared,
+    Extension(caller): Extension<Caller>,
+    Segments(id): Segments<String>,
+    JsonBody(Reason { reason }): JsonBody<Reason>,
+    operation: Operation,
+) -> Result<Json<dto::Slot>, Rejected> {
+    let id = parse_id(&id)?;
+    let context = caller.context();
+    settle(&control.store, || async {
+        let slot = get(&control, id).await?;
+        check_seal(&control, &slot)?;
+        Ok(((), slot::operate(&slot, operation, &reason, &context)?))
+    })
+    .await?;
+    one(&control, id).await
+}

@@ -1,0 +1,199 @@
+//! From what a node finds on itself to slots, against a real server by a scripted node.
+
+#![allow(clippy::unwrap_used, reason = "tests")]
+
+mod common;
+
+use common::TestServer;
+use common::node::{Host, Link};
+use gpuaas_api::ClientError;
+use gpuaas_api::dto::{Reason, Slot, SlotListQuery, Task, TaskCreate, TopologyApprove};
+use gpuaas_contract::Digest;
+use gpuaas_contract::id::TaskId;
+use gpuaas_contract::receipt::Signed;
+use gpuaas_contract::slice::Blocker;
+use gpuaas_contract::task::slice_topology_discover::{CandidateSlot, Output, Prerequisites, Summary};
+use serde_json::json;
+
+/// A host that answers `slice.topology_discover`.
+struct Looking {
+    host: Host,
+    link: Link,
+    sequence: u64,
+    previous: Option<Digest>,
+}
+
+impl Looking {
+    async fn new(server: &TestServer) -> Self {
+        let host = Host::enrolled(server).await;
+        let link = host.connect(&[]).await;
+        Self { host, link, sequence: 0, previous: None }
+    }
+
+    fn node(&self) -> String {
+        self.host.node_id().to_string()
+    }
+
+    /// Looks at itself and finds these slots.
+    async fn finds(&mut self, server: &TestServer, slots: Vec<CandidateSlot>) -> TaskId {
+        let create = TaskCreate {
+            node: self.node(),
+            task_type: "slice.topology_discover".to_owned(),
+            params: json!({}),
+            queue_seconds: None,
+            timeout_seconds: None,
+        };
+        let task: Task = server.client().task_create(&create, None).await.unwrap();
+        let offer = self.link.offer().await;
+        let verified = self.host.verify(&offer.envelope);
+        self.sequence += 1;
+        let mut payload = self.host.receipt_payload(&verified, self.sequence, self.previous.take());
+        payload.output = Some(serde_json::value::to_raw_value(&found(slots)).unwrap());
+        let Signed { receipt, digest } = payload.sign(&self.host.receipt_key);
+        assert_eq!(self.link.receipt(task.id, receipt).await, "");
+        self.previous = Some(digest);
+        task.id
+    }
+}
+
+fn candidate(slot_index: u32) -> CandidateSlot {
+    CandidateSlot {
+        slot_index,
+        pci_address: format!("0000:{slot_index:02x}:00.0").parse().unwrap(),
+        companions: Vec::new(),
+        fabric_device: None,
+        nvme_device: Some(format!("/dev/disk/by-id/nvme-S{slot_index}")),
+        nvme_serial: Some(format!("S{slot_index}")),
+        numa_node: 0,
+        vcpu_count: 12,
+        memory_mib: 65_536,
+        mac_address: format!("02:00:00:00:00:{slot_index:02x}"),
+        private_ip: Some(std::net::Ipv4Addr::new(10, 77, 0, u8::try_from(slot_index).unwrap() + 2)),
+        schedulable: true,
+        blockers: Vec::new(),
+    }
+}
+
+fn found(slots: Vec<CandidateSlot>) -> Output {
+    Output {
+        approval_required: true,
+        simulated: false,
+        prerequisites: Prerequisites::default(),
+        gpu_devices: Vec::new(),
+        fabric_devices: Vec::new(),
+        nvme_devices: Vec::new(),
+        candidate_summary: Summary { slots: u32::try_from(slots.len()).unwrap(), schedulable: 0, blockers: Vec::new() },
+        candidate_slots: slots,
+    }
+}
+
+fn refused<T: std::fmt::Debug>(result: Result<T, ClientError>) -> String {
+    let error = result.expect_err("refused");
+    error.problem().unwrap_or_else(|| panic!("not refused: {error:?}")).code.clone()
+}
+
+async fn the_life_of_slots(server: TestServer) {
+    let client = server.client();
+    let mut looking = Looking::new(&server).await;
+    let node = looking.node();
+    let empty = client.node_topology(&node).await.unwrap();
+    assert!(empty.proposal.is_none() && empty.slots.is_empty());
+
+    let blocked =
+        CandidateSlot { schedulable: false, blockers: vec![Blocker::new("nvme_missing", "add drives")], ..candidate(2) };
+    let first = looking.finds(&server, vec![candidate(0), candidate(1), blocked]).await;
+    let seen = client.node_topology(&node).await.unwrap();
+    assert_eq!(seen.proposal.as_ref().map(|proposal| proposal.task_id), Some(first));
+    assert!(seen.slots.is_empty(), "looking makes no slots");
+    assert!(client.slots(&SlotListQuery::default()).await.unwrap().items.is_empty());
+
+    let approve = |task_id, slots| TopologyApprove { task_id, slots };
+    assert_eq!(refused(client.node_topology_approve(&node, &approve(first, Some(vec![2]))).await), "slot_not_schedulable");
+    let made = client.node_topology_approve(&node, &approve(first, None)).await.unwrap().items;
+    assert_eq!(
+        made.iter().map(|slot| (slot.spec.slot_index, slot.state.as_str())).collect::<Vec<_>>(),
+        [(0, "available"), (1, "available")]
+    );
+    let again = client.node_topology_approve(&node, &approve(first, None)).await.unwrap().items;
+    assert_eq!(again, made, "approving twice is approving once");
+
+    // The node looks again: what the operator has seen before no longer counts.
+    let second = looking.finds(&server, vec![candidate(0), candidate(1), candidate(2)]).await;
+    assert_eq!(refused(client.node_topology_approve(&node, &approve(first, None)).await), "proposal_outdated");
+    let all = client.node_topology_approve(&node, &approve(second, None)).await.unwrap().items;
+    assert_eq!(all.len(), 3);
+
+    let id = all[1].id.to_string();
+    let reason = Reason { reason: "fan is loud".to_owned() };
+    let held = client.slot_quarantine(&id, &reason).await.unwrap();
+    assert_eq!((held.state.as_str(), held.reason.as_str()), ("quarantined", "fan is loud"));
+    let listed =
+        |state: &str| SlotListQuery { node: Some(node.clone()), state: Some(state.to_owned()), ..SlotListQuery::default() };
+    let ids = |slots: Vec<Slot>| slots.into_iter().map(|slot| slot.id).collect::<Vec<_>>();
+    assert_eq!(ids(client.slots(&listed("quarantined")).await.unwrap().items), [all[1].id]);
+    assert_eq!(ids(client.slots(&listed("available")).await.unwrap().items), [all[0].id, all[2].id]);
+    assert_eq!(refused(client.slots(&listed("nonsense")).await), "state_invalid");
+    assert_eq!(client.slot_unquarantine(&id, &Reason::default()).await.unwrap().state, "available");
+    assert_eq!(client.slot_withdraw(&id, &reason).await.unwrap().state, "withdrawn");
+    assert_eq!(refused(client.slot_quarantine(&id, &reason).await), "slot_withdrawn");
+    assert_eq!(client.slot(&id).await.unwrap().node_name, "test-host");
+    assert_eq!(refused(client.slot("slot_0123").await), "id_invalid");
+    assert_eq!(refused(client.slot(&gpuaas_contract::id::SlotId::generate().to_string()).await), "slot_unknown");
+
+    let actions: Vec<String> = audit_of(&server, &id).await;
+    assert_eq!(actions, ["slot.approve", "slot.quarantine", "slot.unquarantine", "slot.withdraw"]);
+}
+
+/// Somebody with the database's password gives a slot another drive.
+async fn a_forged_slot_is_not_touched(server: TestServer) {
+    let client = server.client();
+    let mut looking = Looking::new(&server).await;
+    let task_id = looking.finds(&server, vec![candidate(0)]).await;
+    let approve = TopologyApprove { task_id, slots: None };
+    let slot = client.node_topology_approve(&looking.node(), &approve).await.unwrap().items.remove(0);
+    let query = "UPDATE slots SET spec = REPLACE(spec, 'S0', 'S9') WHERE id = $1";
+    match &server.pg {
+        None => {
+            let path = format!("sqlite:{}", server.dir.join("test.db").display());
+            let pool = sqlx::SqlitePool::connect(&path).await.unwrap();
+            assert_eq!(sqlx::query(query).bind(slot.id.to_string()).execute(&pool).await.unwrap().rows_affected(), 1);
+            pool.close().await;
+        }
+        Some(pg) => {
+            let pool = sqlx::PgPool::connect(pg.url()).await.unwrap();
+            assert_eq!(sqlx::query(query).bind(slot.id.to_string()).execute(&pool).await.unwrap().rows_affected(), 1);
+            pool.close().await;
+        }
+    }
+    assert_eq!(refused(client.slot_quarantine(&slot.id.to_string(), &Reason::default()).await), "slot_forged");
+    assert_eq!(refused(client.node_topology_approve(&looking.node(), &approve).await), "slot_forged");
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_slot_that_somebody_wrote_into_the_database_is_not_touched_on_sqlite() {
+    a_forged_slot_is_not_touched(TestServer::sqlite().await).await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_slot_that_somebody_wrote_into_the_database_is_not_touched_on_postgres() {
+    if let Some(server) = TestServer::postgres().await {
+        a_forged_slot_is_not_touched(server).await;
+    }
+}
+
+async fn audit_of(server: &TestServer, target: &str) -> Vec<String> {
+    let query = gpuaas_api::dto::AuditQuery { target: Some(target.to_owned()), ..Default::default() };
+    server.client().audit(&query).await.unwrap().items.into_iter().map(|row| row.action).collect()
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn looking_proposes_and_an_operator_makes_slots_on_sqlite() {
+    the_life_of_slots(TestServer::sqlite().await).await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn looking_proposes_and_an_operator_makes_slots_on_postgres() {
+    if let Some(server) = TestServer::postgres().await {
+        the_life_of_slots(server).await;
+    }
+}

@@ -1,0 +1,206 @@
+//! Slots: what operators can make of what nodes find.
+
+mod support;
+
+use std::collections::BTreeSet;
+
+use gpuaas_contract::id::SlotId;
+use gpuaas_contract::slice::Blocker;
+use gpuaas_contract::task::TaskType;
+use gpuaas_contract::task::slice_topology_discover::{CandidateSlot, Output, Prerequisites, Summary};
+use gpuaas_domain::slot::{self, Operation, PROPOSAL_LIFE, Slot, SlotState};
+use gpuaas_domain::task::{TaskRecord, TaskState};
+use gpuaas_domain::{Change, Decision, Refusal};
+use support::{NOW, assert_recorded, at, code, context, node, queued};
+
+fn candidate(slot_index: u32) -> CandidateSlot {
+    CandidateSlot {
+        slot_index,
+        pci_address: format!("0000:{slot_index:02x}:00.0").parse().expect("an address"),
+        companions: vec![format!("0000:{slot_index:02x}:00.1").parse().expect("an address")],
+        fabric_device: Some(format!("0000:{slot_index:02x}:01.1").parse().expect("an address")),
+        nvme_device: Some(format!("/dev/disk/by-id/nvme-S{slot_index}")),
+        nvme_serial: Some(format!("S{slot_index}")),
+        numa_node: 0,
+        vcpu_count: 12,
+        memory_mib: 65_536,
+        mac_address: format!("02:00:00:00:00:{slot_index:02x}"),
+        private_ip: Some(std::net::Ipv4Addr::new(10, 77, 0, u8::try_from(slot_index).unwrap_or(0) + 2)),
+        schedulable: true,
+        blockers: Vec::new(),
+    }
+}
+
+fn found(slots: Vec<CandidateSlot>) -> Output {
+    let count = |count: usize| u32::try_from(count).unwrap_or(0);
+    Output {
+        approval_required: true,
+        simulated: false,
+        prerequisites: Prerequisites::default(),
+        gpu_devices: Vec::new(),
+        fabric_devices: Vec::new(),
+        nvme_devices: Vec::new(),
+        candidate_summary: Summary {
+            slots: count(slots.len()),
+            schedulable: count(slots.iter().filter(|slot| slot.schedulable).count()),
+            blockers: Vec::new(),
+        },
+        candidate_slots: slots,
+    }
+}
+
+/// The task whose receipt said so.
+fn proposal() -> TaskRecord {
+    TaskRecord { task_type: TaskType::SliceTopologyDiscover, state: TaskState::Succeeded, ended_at: Some(NOW), ..queued() }
+}
+
+fn try_approve(
+    task: &TaskRecord,
+    found: &Output,
+    wanted: Option<&[u32]>,
+    existing: &[Slot],
+) -> Result<(Vec<Slot>, Decision), Refusal> {
+    let wanted: Option<BTreeSet<u32>> = wanted.map(|wanted| wanted.iter().copied().collect());
+    let seal = |slot: &Slot| format!("seal of {}", slot.spec.pci_address);
+    slot::approve(&node(), (task, found), wanted.as_ref(), existing, SlotId::generate, seal, &context())
+}
+
+fn approve(found: &Output, wanted: Option<&[u32]>, existing: &[Slot]) -> Result<(Vec<Slot>, Decision), Refusal> {
+    try_approve(&proposal(), found, wanted, existing)
+}
+
+#[test]
+fn approval_makes_slots_of_what_can_be_used_and_of_nothing_else() {
+    let blocked =
+        CandidateSlot { schedulable: false, blockers: vec![Blocker::new("nvme_missing", "add drives")], ..candidate(1) };
+    let found = found(vec![candidate(0), blocked, candidate(2)]);
+    let (slots, decision) = approve(&found, None, &[]).expect("approved");
+    assert_eq!(slots.iter().map(|slot| slot.spec.slot_index).collect::<Vec<_>>(), [0, 2]);
+    assert!(slots.iter().all(|slot| slot.state == SlotState::Available && slot.approved_by == context().actor.to_string()));
+    assert_eq!(slots[0].seal, "seal of 0000:00:00.0");
+    let inserted = slots.iter().map(|slot| Change::SlotInsert(Box::new(slot.clone()))).collect::<Vec<_>>();
+    assert_eq!(decision.changes, inserted);
+    assert_eq!(decision.audit.iter().map(|row| row.action).collect::<Vec<_>>(), ["slot.approve"; 2]);
+    assert_eq!(decision.events.iter().map(|event| event.kind).collect::<Vec<_>>(), ["gpuaas.slot.approved.v1"; 2]);
+
+    let refusal = approve(&found, Some(&[1]), &[]).expect_err("blocked");
+    assert!(refusal.code == "slot_not_schedulable" && refusal.message.contains("add drives"), "{refusal}");
+    assert_eq!(code(approve(&found, Some(&[7]), &[])), "slot_unknown");
+    assert_eq!(code(approve(&found, Some(&[]), &[])), "nothing_to_approve");
+    assert_eq!(code(approve(&self::found(Vec::new()), None, &[])), "nothing_to_approve");
+}
+
+#[test]
+fn only_a_fresh_look_of_this_very_node_can_be_approved() {
+    let found = found(vec![candidate(0)]);
+    let refused = |task: TaskRecord| code(try_approve(&task, &found, None, &[]));
+    assert_eq!(refused(TaskRecord { task_type: TaskType::DiagPing, ..proposal() }), "not_a_proposal");
+    assert_eq!(refused(TaskRecord { state: TaskState::Failed, ..proposal() }), "not_a_proposal");
+    assert_eq!(refused(TaskRecord { node_id: gpuaas_contract::id::NodeId::generate(), ..proposal() }), "not_a_proposal");
+    assert_eq!(refused(TaskRecord { node_epoch: node().epoch + 1, ..proposal() }), "proposal_outdated");
+    let seal = |_: &Slot| String::new();
+    let late = at(NOW.plus(PROPOSAL_LIFE).plus(std::time::Duration::from_micros(1)));
+    let result = slot::approve(&node(), (&proposal(), &found), None, &[], SlotId::generate, seal, &late);
+    assert_eq!(code(result), "proposal_outdated");
+}
+
+#[test]
+fn approving_again_changes_nothing_and_new_hardware_changes_the_same_slot() {
+    let first = found(vec![candidate(0), candidate(1)]);
+    let (slots, _) = approve(&first, None, &[]).expect("approved");
+    let (again, decision) = approve(&first, None, &slots).expect("approved");
+    assert!(decision.is_empty() && again == slots);
+
+    let replaced = CandidateSlot { nvme_serial: Some("NEW".to_owned()), ..candidate(1) };
+    let (after, decision) = approve(&found(vec![candidate(0), replaced]), None, &slots).expect("approved");
+    assert_eq!((after[1].id, after[1].spec.nvme_serial.as_str()), (slots[1].id, "NEW"));
+    assert_eq!(decision.changes, [Change::SlotUpdate(Box::new(after[1].clone()))]);
+    assert_recorded(&decision, "gpuaas.slot.approved.v1", "slot.approve");
+}
+
+#[test]
+fn two_slots_never_share_a_device_but_may_swap_theirs_together() {
+    let (slots, _) = approve(&found(vec![candidate(0), candidate(1)]), None, &[]).expect("approved");
+    let with_drive = |index, drive: &str| CandidateSlot { nvme_serial: Some(drive.to_owned()), ..candidate(index) };
+    let swapped = found(vec![with_drive(0, "S1"), with_drive(1, "S0")]);
+    let refusal = approve(&swapped, Some(&[0]), &slots).expect_err("shares a drive");
+    assert!(refusal.code == "slot_collides" && refusal.message.contains("S1"), "{refusal}");
+    assert_eq!(approve(&swapped, None, &slots).expect("both at once").0.len(), 2);
+    for shared in [
+        CandidateSlot { companions: vec!["0000:00:00.0".parse().expect("an address")], ..candidate(2) },
+        CandidateSlot { fabric_device: Some("0000:01:01.1".parse().expect("an address")), ..candidate(2) },
+        CandidateSlot { mac_address: "02:00:00:00:00:01".to_owned(), ..candidate(2) },
+        CandidateSlot { private_ip: candidate(0).private_ip, ..candidate(2) },
+    ] {
+        assert_eq!(code(approve(&found(vec![shared]), None, &slots)), "slot_collides");
+    }
+}
+
+#[test]
+fn a_quarantined_slot_is_left_alone_and_a_withdrawn_one_can_come_back() {
+    let found = found(vec![candidate(0)]);
+    let (slots, _) = approve(&found, None, &[]).expect("approved");
+    let in_state = |state| vec![Slot { state, reason: "smells".to_owned(), ..slots[0].clone() }];
+    assert_eq!(code(approve(&found, None, &in_state(SlotState::Quarantined))), "slot_quarantined");
+    let (back, _) = approve(&found, None, &in_state(SlotState::Withdrawn)).expect("approved");
+    assert_eq!((back[0].id, back[0].state, back[0].reason.as_str()), (slots[0].id, SlotState::Available, ""));
+}
+
+#[test]
+fn every_operation_in_every_state_has_one_answer_and_saying_it_twice_changes_nothing() {
+    let (slots, _) = approve(&found(vec![candidate(0)]), None, &[]).expect("approved");
+    for state in SlotState::ALL {
+        for operation in [Operation::Quarantine, Operation::Unquarantine, Operation::Withdraw] {
+            let before = Slot { state, ..slots[0].clone() };
+            let result = slot::operate(&before, operation, "because", &context());
+            let expected = match (operation, state) {
+                (Operation::Quarantine | Operation::Unquarantine, SlotState::Withdrawn) => {
+                    assert_eq!(code(result), "slot_withdrawn");
+                    continue;
+                }
+                (Operation::Quarantine, SlotState::Available | SlotState::Quarantined) => SlotState::Quarantined,
+                (Operation::Unquarantine, SlotState::Available | SlotState::Quarantined) => SlotState::Available,
+                (Operation::Withdraw, SlotState::Available | SlotState::Quarantined | SlotState::Withdrawn) => {
+                    SlotState::Withdrawn
+                }
+            };
+            let decision = result.expect("may");
+            let Some(Change::SlotUpdate(after)) = decision.changes.first() else {
+                assert!(decision.is_empty() && expected == state, "{operation:?} in {state:?}");
+                continue;
+            };
+            assert_eq!(after.state, expected);
+            assert_eq!(after.seal, before.seal, "what it consists of is untouched");
+            assert!(slot::operate(after, operation, "because", &context()).expect("may").is_empty());
+        }
+    }
+    let long = "x".repeat(501);
+    assert_eq!(code(slot::operate(&slots[0], Operation::Quarantine, &long, &context())), "reason_too_long");
+}
+
+#[test]
+fn the_seal_covers_every_device_and_who_approved_it() {
+    let (slots, _) = approve(&found(vec![candidate(0)]), None, &[]).expect("approved");
+    let slot = &slots[0];
+    let text = slot::seal_text(slot);
+    let spec = |change: fn(&mut gpuaas_contract::slice::SlotSpec)| {
+        let mut changed = slot.clone();
+        change(&mut changed.spec);
+        changed
+    };
+    for changed in [
+        spec(|spec| spec.nvme_serial.push('x')),
+        spec(|spec| spec.nvme_device.push('x')),
+        spec(|spec| spec.companions.clear()),
+        spec(|spec| spec.fabric_device = None),
+        spec(|spec| spec.memory_mib += 1),
+        spec(|spec| spec.mac_address.push('x')),
+        Slot { node_id: gpuaas_contract::id::NodeId::generate(), ..slot.clone() },
+        Slot { approved_by: "somebody".to_owned(), ..slot.clone() },
+        Slot { id: SlotId::generate(), ..slot.clone() },
+    ] {
+        assert_ne!(slot::seal_text(&changed), text);
+    }
+    let moved = Slot { state: SlotState::Quarantined, reason: "x".to_owned(), version: 9, ..slot.clone() };
+    assert_eq!(slot::seal_text(&moved), text, "an operator may hold it back without approving it again");
+}

@@ -1,0 +1,128 @@
+//! Why a host cannot have guests: a code each, and a sentence that says what to do.
+
+use gpuaas_contract::slice::Blocker;
+use gpuaas_contract::task::slice_topology_discover::{Params, Prerequisites};
+
+/// Modules without which no device reaches a guest.
+const VFIO: [&str; 2] = ["vfio_pci", "vfio_iommu_type1"];
+
+/// What stands in the way of every slot of the host.
+pub(super) fn of_host(host: &Prerequisites, params: &Params) -> Vec<Blocker> {
+    let network = &host.slice_network;
+    let missing_modules: Vec<&str> =
+        VFIO.into_iter().filter(|module| !host.loaded_modules.iter().any(|loaded| loaded == module)).collect();
+    let missing_commands: Vec<&str> =
+        host.required_commands.iter().filter(|command| command.path.is_none()).map(|command| command.name.as_str()).collect();
+    let down: Vec<&str> = network.ipoib.iter().filter(|one| !one.up).map(|one| one.name.as_str()).collect();
+    let unplanned: Vec<&str> = network.ipoib.iter().filter(|one| !one.netplan).map(|one| one.name.as_str()).collect();
+    let cpu = host.cpu_virtualization;
+    let bridge = &params.ovs_bridge;
+    let checks = [
+        (
+            !cpu.vmx && !cpu.svm,
+            "cpu_virtualization_off",
+            "the processor offers neither vmx nor svm; enable virtualisation in the firmware".to_owned(),
+        ),
+        (!host.kvm_available, "kvm_missing", "/dev/kvm is missing; load kvm_intel or kvm_amd".to_owned()),
+        (
+            host.iommu_group_count == 0,
+            "iommu_off",
+            "there are no IOMMU groups; enable VT-d or AMD-Vi in the firmware and boot with intel_iommu=on or amd_iommu=on"
+                .to_owned(),
+        ),
+        (
+            !missing_modules.is_empty(),
+            "vfio_modules_missing",
+            format!("load the modules {} and list them in /etc/modules", missing_modules.join(", ")),
+        ),
+        (!missing_commands.is_empty(), "commands_missing", format!("install the programs {}", missing_commands.join(", "))),
+        (
+            !network.bridge_exists,
+            "bridge_missing",
+            format!("Open vSwitch has no bridge {bridge}; add it with `ovs-vsctl add-br {bridge}`"),
+        ),
+        (
+            !network.ip_forwarding,
+            "ip_forwarding_off",
+            "the kernel does not forward packets; set net.ipv4.ip_forward=1".to_owned(),
+        ),
+        (
+            !network.nat,
+            "nat_missing",
+            format!("no rule hides guests behind the host's address; masquerade {}", params.private_subnet),
+        ),
+        (
+            !down.is_empty(),
+            "ipoib_down",
+            format!("the InfiniBand interfaces {} are down; check cables and subnet manager", down.join(", ")),
+        ),
+        (
+            !unplanned.is_empty(),
+            "ipoib_not_configured",
+            format!("no netplan file mentions {}: they will not come up after a reboot", unplanned.join(", ")),
+        ),
+        (host.reboot_required, "reboot_required", "the distribution asks for a reboot; do it before there are guests".to_owned()),
+    ];
+    checks.into_iter().filter(|(applies, ..)| *applies).map(|(_, code, message)| Blocker::new(code, message)).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use gpuaas_contract::task::slice_topology_discover::{CpuVirtualization, Ipoib, RequiredCommand, SliceNetwork};
+
+    use super::*;
+
+    fn good() -> Prerequisites {
+        Prerequisites {
+            kvm_available: true,
+            iommu_group_count: 200,
+            iommu_kernel_args: vec!["intel_iommu=on".to_owned()],
+            cpu_virtualization: CpuVirtualization { vmx: true, svm: false },
+            loaded_modules: VFIO.map(str::to_owned).into(),
+            required_commands: vec![RequiredCommand { name: "virsh".to_owned(), path: Some("/usr/bin/virsh".to_owned()) }],
+            slice_network: SliceNetwork { bridge_exists: true, nat: true, ip_forwarding: true, ..SliceNetwork::default() },
+            reboot_required: false,
+            memory_mib: 1 << 20,
+            cpu_threads: 128,
+        }
+    }
+
+    fn codes(host: &Prerequisites) -> Vec<String> {
+        of_host(host, &Params::default()).into_iter().map(|blocker| blocker.code).collect()
+    }
+
+    #[test]
+    fn each_reason_has_its_own_code_and_a_good_host_has_none() {
+        assert_eq!(codes(&good()), [""; 0]);
+        let network = |change: fn(&mut SliceNetwork)| {
+            let mut host = good();
+            change(&mut host.slice_network);
+            host
+        };
+        let ipoib = |up, netplan| vec![Ipoib { name: "ib0".to_owned(), up, netplan }];
+        for (host, code) in [
+            (Prerequisites { cpu_virtualization: CpuVirtualization::default(), ..good() }, "cpu_virtualization_off"),
+            (Prerequisites { kvm_available: false, ..good() }, "kvm_missing"),
+            (Prerequisites { iommu_group_count: 0, ..good() }, "iommu_off"),
+            (Prerequisites { loaded_modules: vec!["vfio_pci".to_owned()], ..good() }, "vfio_modules_missing"),
+            (
+                Prerequisites { required_commands: vec![RequiredCommand { name: "virsh".to_owned(), path: None }], ..good() },
+                "commands_missing",
+            ),
+            (network(|network| network.bridge_exists = false), "bridge_missing"),
+            (network(|network| network.ip_forwarding = false), "ip_forwarding_off"),
+            (network(|network| network.nat = false), "nat_missing"),
+            (
+                Prerequisites { slice_network: SliceNetwork { ipoib: ipoib(false, true), ..good().slice_network }, ..good() },
+                "ipoib_down",
+            ),
+            (
+                Prerequisites { slice_network: SliceNetwork { ipoib: ipoib(true, false), ..good().slice_network }, ..good() },
+                "ipoib_not_configured",
+            ),
+            (Prerequisites { reboot_required: true, ..good() }, "reboot_required"),
+        ] {
+            assert_eq!(codes(&host), [code]);
+        }
+    }
+}
