@@ -2,6 +2,35 @@
 
 use std::net::Ipv4Addr;
 
+/// Documents have the text of such a value, and a text that is none is an error.
+macro_rules! written_as_text {
+    ($name:ident) => {
+        impl TryFrom<String> for $name {
+            type Error = BadName;
+
+            fn try_from(text: String) -> Result<Self, BadName> {
+                text.parse()
+            }
+        }
+
+        impl From<$name> for String {
+            fn from(value: $name) -> Self {
+                value.to_string()
+            }
+        }
+    };
+}
+
+macro_rules! shown_as_it_is {
+    ($name:ident) => {
+        impl std::fmt::Display for $name {
+            fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+                f.write_str(&self.0)
+            }
+        }
+    };
+}
+
 /// A function on the PCI bus, `0000:17:00.0`.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, serde::Serialize, serde::Deserialize, schemars::JsonSchema)]
 #[serde(try_from = "String", into = "String")]
@@ -40,25 +69,8 @@ impl std::str::FromStr for PciAddress {
     }
 }
 
-impl TryFrom<String> for PciAddress {
-    type Error = BadName;
-
-    fn try_from(text: String) -> Result<Self, BadName> {
-        text.parse()
-    }
-}
-
-impl From<PciAddress> for String {
-    fn from(address: PciAddress) -> Self {
-        address.0
-    }
-}
-
-impl std::fmt::Display for PciAddress {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.write_str(&self.0)
-    }
-}
+written_as_text!(PciAddress);
+shown_as_it_is!(PciAddress);
 
 /// The name of a network interface or bridge, as the kernel allows it and nothing that a program could take for an option.
 #[derive(Clone, Debug, PartialEq, Eq, serde::Serialize, serde::Deserialize, schemars::JsonSchema)]
@@ -93,25 +105,8 @@ impl std::str::FromStr for InterfaceName {
     }
 }
 
-impl TryFrom<String> for InterfaceName {
-    type Error = BadName;
-
-    fn try_from(text: String) -> Result<Self, BadName> {
-        text.parse()
-    }
-}
-
-impl From<InterfaceName> for String {
-    fn from(name: InterfaceName) -> Self {
-        name.0
-    }
-}
-
-impl std::fmt::Display for InterfaceName {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.write_str(&self.0)
-    }
-}
+written_as_text!(InterfaceName);
+shown_as_it_is!(InterfaceName);
 
 /// The IPv4 network of the guests on one host, `10.77.0.0/24`. The first address is the host's, the next ones belong to the slots.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, serde::Serialize, serde::Deserialize, schemars::JsonSchema)]
@@ -163,19 +158,7 @@ impl std::str::FromStr for Subnet {
     }
 }
 
-impl TryFrom<String> for Subnet {
-    type Error = BadName;
-
-    fn try_from(text: String) -> Result<Self, BadName> {
-        text.parse()
-    }
-}
-
-impl From<Subnet> for String {
-    fn from(subnet: Subnet) -> Self {
-        subnet.to_string()
-    }
-}
+written_as_text!(Subnet);
 
 impl std::fmt::Display for Subnet {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {

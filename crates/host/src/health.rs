@@ -5,7 +5,7 @@ use std::path::Path;
 use gpuaas_contract::task::diag_health_probe::{Output, Warning};
 use procfs::Current as _;
 
-use crate::{block, facts, kernel, metrics, nvml};
+use crate::{block, fabric, facts, kernel, metrics, nvml};
 
 /// Below this share of free space on the root file system there is a warning.
 const LOW_SPACE_PERCENT: u64 = 5;
@@ -29,6 +29,7 @@ pub(crate) fn probe(nvml: &nvml::Library) -> Output {
         iommu_groups: kernel::iommu_groups(sys),
         reboot_required: kernel::reboot_required(),
         gpus: facts::gpus(nvml),
+        fabric: fabric::links(sys),
         disks: block::disks(sys),
         warnings: Vec::new(),
     };
@@ -43,6 +44,7 @@ fn warnings(probe: &Output, root: Option<metrics::Space>) -> Vec<Warning> {
     let low_memory = probe.memory_available_bytes < probe.memory_bytes / 100 * LOW_MEMORY_PERCENT;
     let low_space = root.is_some_and(|root| root.available_bytes < root.size_bytes / 100 * LOW_SPACE_PERCENT);
     let undriven: Vec<&str> = probe.gpus.iter().filter(|gpu| gpu.driver.is_empty()).map(|gpu| gpu.pci_address.as_str()).collect();
+    let down: Vec<&str> = probe.fabric.iter().filter(|link| !link.up).map(|link| link.name.as_str()).collect();
     let checks = [
         (probe.reboot_required, "reboot_required", "the distribution asks for a reboot; drain the node and reboot it".to_owned()),
         (low_memory, "memory_low", format!("less than {LOW_MEMORY_PERCENT} % of memory is available; find what uses it")),
@@ -52,6 +54,11 @@ fn warnings(probe: &Output, root: Option<metrics::Space>) -> Vec<Warning> {
             has_gpus && probe.iommu_groups == 0,
             "iommu_off",
             "there are no IOMMU groups, so no GPU can be passed to a guest; boot with intel_iommu=on or amd_iommu=on".to_owned(),
+        ),
+        (
+            !down.is_empty(),
+            "fabric_link_down",
+            format!("the fabric links {} are not up; check cables and switches", down.join(", ")),
         ),
         (!undriven.is_empty(), "gpu_without_driver", format!("no driver is bound to {}", undriven.join(", "))),
     ];
@@ -64,6 +71,7 @@ fn warnings(probe: &Output, root: Option<metrics::Space>) -> Vec<Warning> {
 
 #[cfg(test)]
 mod tests {
+    use gpuaas_contract::task::diag_health_probe::FabricLink;
     use gpuaas_contract::telemetry::GpuFact;
 
     use super::*;
@@ -86,6 +94,7 @@ mod tests {
             iommu_groups: 3,
             reboot_required: false,
             gpus: vec![GpuFact { driver: "nvidia".to_owned(), ..GpuFact::default() }],
+            fabric: Vec::new(),
             disks: Vec::new(),
             warnings: Vec::new(),
         }
@@ -99,6 +108,15 @@ mod tests {
         assert_eq!(codes(&Output { kvm: false, ..good() }, None), ["kvm_missing"]);
         assert_eq!(codes(&Output { iommu_groups: 0, ..good() }, None), ["iommu_off"]);
         assert_eq!(codes(&Output { gpus: vec![GpuFact::default()], ..good() }, None), ["gpu_without_driver"]);
+        let link = |up| FabricLink {
+            pci_address: String::new(),
+            name: "mlx5_0/1".to_owned(),
+            up,
+            state: String::new(),
+            rate: String::new(),
+        };
+        assert_eq!(codes(&Output { fabric: vec![link(true)], ..good() }, None), [""; 0]);
+        assert_eq!(codes(&Output { fabric: vec![link(true), link(false)], ..good() }, None), ["fabric_link_down"]);
         let full = metrics::Space { size_bytes: 1000, free_bytes: 20, available_bytes: 20 };
         assert_eq!(codes(&good(), Some(full)), ["root_space_low"]);
     }

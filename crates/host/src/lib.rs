@@ -5,6 +5,7 @@
 
 pub mod block;
 pub mod exec;
+pub mod fabric;
 mod facts;
 pub mod fingerprint;
 mod health;

@@ -35,10 +35,28 @@ pub struct Output {
     pub reboot_required: bool,
     /// GPUs found.
     pub gpus: Vec<GpuFact>,
+    /// Links of the fabric adapters.
+    pub fabric: Vec<FabricLink>,
     /// Block devices found.
     pub disks: Vec<DiskFact>,
     /// What an operator should look at.
     pub warnings: Vec<Warning>,
+}
+
+/// One link of a fabric adapter.
+#[derive(Clone, Debug, PartialEq, Eq, serde::Serialize, serde::Deserialize, schemars::JsonSchema)]
+#[serde(deny_unknown_fields)]
+pub struct FabricLink {
+    /// The adapter.
+    pub pci_address: String,
+    /// InfiniBand device and port, such as `mlx5_0/1`, or a network interface.
+    pub name: String,
+    /// It can be used.
+    pub up: bool,
+    /// As the kernel calls it, such as `active` or `down`.
+    pub state: String,
+    /// Its rate as far as it is known, such as `400 Gb/sec (4X NDR)`.
+    pub rate: String,
 }
 
 /// One thing to look at.

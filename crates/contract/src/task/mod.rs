@@ -89,7 +89,7 @@ impl TaskType {
     pub const fn summary(self) -> &'static str {
         match self {
             Self::DiagPing => "Leave one line in the host's ping log and answer: proves the whole path.",
-            Self::DiagHealthProbe => "Report kernel, memory, disks, KVM, VFIO, IOMMU and GPUs of the host.",
+            Self::DiagHealthProbe => "Report kernel, memory, disks, KVM, VFIO, IOMMU, GPUs and fabric links of the host.",
             Self::PackageList => "List the packages installed on the host (dpkg or rpm).",
             Self::SliceTopologyDiscover => "Report GPUs, drives, fabric and what of them could become slots. Changes nothing.",
         }

@@ -3,6 +3,20 @@
 //! Everything but the two health checks needs a bearer token. Reading needs any role, changing needs `admin`; that rule
 //! is one layer over all routes ([`caller`]), so that a new route is closed until somebody opens it.
 
+/// Handlers of what an operator can do with one thing, for a reason: each calls the file's own `operate`.
+macro_rules! operations {
+    ($shown:ty; $($name:ident => $operation:expr;)*) => {$(
+        pub(super) async fn $name(
+            shared: Shared,
+            caller: Extension<Caller>,
+            segments: Segments<String>,
+            body: JsonBody<Reason>,
+        ) -> Result<Json<$shown>, Rejected> {
+            operate(shared, caller, segments, body, $operation).await
+        }
+    )*};
+}
+
 mod access;
 mod audit;
 mod caller;

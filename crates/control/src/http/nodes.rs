@@ -94,20 +94,7 @@ fn shown(control: &Control, tasks_open: u64, node: Node) -> dto::Node {
     }
 }
 
-macro_rules! operations {
-    ($($name:ident => $operation:expr;)*) => {$(
-        pub(super) async fn $name(
-            shared: Shared,
-            caller: Extension<Caller>,
-            segments: Segments<String>,
-            body: JsonBody<Reason>,
-        ) -> Result<Json<dto::Node>, Rejected> {
-            operate(shared, caller, segments, body, $operation).await
-        }
-    )*};
-}
-
-operations! {
+operations! { dto::Node;
     drain => Operation::Drain;
     undrain => Operation::Undrain;
     quarantine => Operation::Quarantine;

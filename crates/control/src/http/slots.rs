@@ -161,20 +161,7 @@ fn check_seal(control: &Control, slot: &Slot) -> Result<(), Failure> {
     Err(Refusal::forbidden("slot_forged", message).into())
 }
 
-macro_rules! operations {
-    ($($name:ident => $operation:expr;)*) => {$(
-        pub(super) async fn $name(
-            shared: Shared,
-            caller: Extension<Caller>,
-            segments: Segments<String>,
-            body: JsonBody<Reason>,
-        ) -> Result<Json<dto::Slot>, Rejected> {
-            operate(shared, caller, segments, body, $operation).await
-        }
-    )*};
-}
-
-operations! {
+operations! { dto::Slot;
     quarantine => Operation::Quarantine;
     unquarantine => Operation::Unquarantine;
     withdraw => Operation::Withdraw;

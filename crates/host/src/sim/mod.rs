@@ -162,6 +162,7 @@ impl SimHost {
     pub(crate) fn health(&self) -> diag_health_probe::Output {
         let facts = self.facts();
         let metrics = self.metrics();
+        let fabric = topology::links(&facts);
         diag_health_probe::Output {
             healthy: true,
             simulated: true,
@@ -174,6 +175,7 @@ impl SimHost {
             vfio_modules: topology::VFIO_MODULES.map(str::to_owned).into(),
             iommu_groups: topology::IOMMU_GROUPS,
             reboot_required: false,
+            fabric,
             gpus: facts.gpus,
             disks: facts.disks,
             warnings: Vec::new(),

@@ -2,6 +2,7 @@
 //! one virtual function.
 
 use gpuaas_contract::slice::{InterfaceName, PciAddress};
+use gpuaas_contract::task::diag_health_probe::FabricLink;
 use gpuaas_contract::task::slice_topology_discover::{CpuVirtualization, Ipoib, Prerequisites, RequiredCommand, SliceNetwork};
 use gpuaas_contract::telemetry::HostFacts;
 
@@ -103,6 +104,27 @@ pub(super) fn network(facts: &HostFacts, bridge: &InterfaceName) -> SliceNetwork
         ip_forwarding: true,
         ipoib: ipoib.map(|interface| Ipoib { name: interface.name.clone(), up: interface.up, netplan: true }).collect(),
     }
+}
+
+/// Every InfiniBand interface is a link of the adapter behind its GPU's switch.
+pub(super) fn links(facts: &HostFacts) -> Vec<FabricLink> {
+    let interfaces = facts.networks.iter().filter(|interface| interface.name.starts_with("ib"));
+    let adapter = |gpu: &str| {
+        gpu.get(5..7).and_then(|bus| u8::from_str_radix(bus, 16).ok()).map(|bus| format!("0000:{:02x}:00.0", bus + 2))
+    };
+    facts
+        .gpus
+        .iter()
+        .zip(interfaces)
+        .zip(0..)
+        .map(|((gpu, interface), index)| FabricLink {
+            pci_address: adapter(&gpu.pci_address).unwrap_or_default(),
+            name: format!("mlx5_{index}/1"),
+            up: interface.up,
+            state: if interface.up { "active" } else { "down" }.to_owned(),
+            rate: "400 Gb/sec (4X NDR)".to_owned(),
+        })
+        .collect()
 }
 
 fn function(place: Place<'_>, [vendor_id, device_id, class]: [&str; 3], driver: &str) -> PciFunction {
