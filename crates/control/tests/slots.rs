@@ -167,6 +167,30 @@ async fn a_forged_slot_is_not_touched(server: TestServer) {
     }
     assert_eq!(refused(client.slot_quarantine(&slot.id.to_string(), &Reason::default()).await), "slot_forged");
     assert_eq!(refused(client.node_topology_approve(&looking.node(), &approve).await), "slot_forged");
+
+    // The same with what the node said that it found: its signature must hold.
+    let forged = String::from_utf8(receipt_of(&server, task_id).await).unwrap();
+    let other = |c: char| if c == 'A' { 'B' } else { 'A' };
+    let at = forged.find("\"payload\":\"").unwrap() + 100;
+    let swapped: String = forged.chars().enumerate().map(|(n, c)| if n == at { other(c) } else { c }).collect();
+    let query = "UPDATE receipts SET receipt = $1 WHERE task_id = $2";
+    match &server.pg {
+        None => {
+            let path = format!("sqlite:{}", server.dir.join("test.db").display());
+            let pool = sqlx::SqlitePool::connect(&path).await.unwrap();
+            let done = sqlx::query(query).bind(swapped.into_bytes()).bind(task_id.to_string()).execute(&pool).await.unwrap();
+            assert_eq!(done.rows_affected(), 1);
+            pool.close().await;
+        }
+        Some(pg) => {
+            let pool = sqlx::PgPool::connect(pg.url()).await.unwrap();
+            let done = sqlx::query(query).bind(swapped.into_bytes()).bind(task_id.to_string()).execute(&pool).await.unwrap();
+            assert_eq!(done.rows_affected(), 1);
+            pool.close().await;
+        }
+    }
+    assert_eq!(refused(client.node_topology_approve(&looking.node(), &approve).await), "receipt_forged");
+    assert_eq!(refused(client.node_topology(&looking.node()).await), "receipt_forged");
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -179,6 +203,10 @@ async fn a_slot_that_somebody_wrote_into_the_database_is_not_touched_on_postgres
     if let Some(server) = TestServer::postgres().await {
         a_forged_slot_is_not_touched(server).await;
     }
+}
+
+async fn receipt_of(server: &TestServer, task: TaskId) -> Vec<u8> {
+    server.client().task_evidence(&task.to_string()).await.unwrap().receipt.unwrap()
 }
 
 async fn audit_of(server: &TestServer, target: &str) -> Vec<String> {

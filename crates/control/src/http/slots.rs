@@ -7,9 +7,10 @@ use axum::extract::State;
 use axum::{Extension, Json};
 use gpuaas_api::dto::{self, Page, Reason, SlotListQuery, Topology, TopologyApprove, TopologyProposal};
 use gpuaas_contract::id::{NodeId, SlotId};
+use gpuaas_contract::receipt;
 use gpuaas_contract::task::{Output, TaskType, slice_topology_discover};
-use gpuaas_contract::{dsse, receipt};
 use gpuaas_domain::Refusal;
+use gpuaas_domain::node::Node;
 use gpuaas_domain::slot::{self, Operation, Slot, SlotState};
 use gpuaas_domain::task::TaskRecord;
 use gpuaas_store::SlotFilter;
@@ -19,6 +20,7 @@ use super::problem::{JsonBody, Params, Rejected, Segments};
 use super::{node_name, page, page_limit, parse_id, parse_opt};
 use crate::Control;
 use crate::failure::{Failure, settle};
+use crate::pki::NodeRecord;
 
 type Shared = State<Arc<Control>>;
 
@@ -93,29 +95,46 @@ pub(super) async fn topology(State(control): Shared, Segments(name): Segments<St
     let node = node_name::find(&control, &name).await?;
     let (newest, slots) = tokio::try_join!(control.store.task_newest_proposal(node.id), control.store.slot_of_node(node.id))
         .map_err(Failure::from)?;
-    let proposal = match newest {
+    // What an earlier enrolment of the machine found no longer counts.
+    let proposal = match newest.filter(|task| task.node_epoch == node.epoch) {
         None => None,
         Some(task) => Some(TopologyProposal {
             task_id: task.id,
             found_at: task.ended_at.unwrap_or_default(),
-            found: found_by(&control, &task).await?,
+            found: found_by(&control, &node, &task).await?,
         }),
     };
     let slots = slots.into_iter().map(|slot| shown(slot, node.name.clone())).collect();
     Ok(Json(Topology { node_id: node.id, proposal, slots }))
 }
 
-/// What a node's receipt says that it found. The receipt was verified when it was stored; this reads what it said.
-async fn found_by(control: &Control, task: &TaskRecord) -> Result<slice_topology_discover::Output, Failure> {
-    let broken = |what: String| Failure::Internal(format!("the receipt of {}: {what}", task.id));
-    let row = control.store.receipt_get(task.id).await?.ok_or_else(|| broken("it is gone".to_owned()))?;
-    let payload = dsse::payload_unverified(&row.receipt).map_err(|error| broken(error.to_string()))?;
-    let said: receipt::Payload = serde_json::from_slice(&payload).map_err(|error| broken(error.to_string()))?;
-    let output = said.output.ok_or_else(|| broken("it has no output".to_owned()))?;
+/// What a node's receipt says that it found. It decides which devices become slots, so it is not taken from the database's word: the
+/// node's keys must match their signed record, and the receipt must be signed with them.
+async fn found_by(control: &Control, node: &Node, task: &TaskRecord) -> Result<slice_topology_discover::Output, Failure> {
+    let forged = |what: &str| {
+        tracing::error!(node = %node.id, task = %task.id, what, "a stored receipt is not believed: somebody wrote to the database");
+        let message = format!("the stored receipt of {} is not the node's word ({what}); let the node look again", task.id);
+        Failure::from(Refusal::forbidden("receipt_forged", message))
+    };
+    if !NodeRecord::matches(node, control.cluster_id, &control.keys.root_key()).unwrap_or(false) {
+        return Err(forged("the node's keys were changed"));
+    }
+    let row = control.store.receipt_get(task.id).await?.ok_or_else(|| forged("it is gone"))?;
+    let (_, envelope_digests) = control.store.task_with_envelopes(task.id).await?.ok_or_else(|| forged("its task is gone"))?;
+    let expect = receipt::Expectation {
+        key: &node.receipt_key,
+        cluster_id: control.cluster_id,
+        node_id: node.id,
+        node_epoch: task.node_epoch,
+        task_id: task.id,
+        task_type: task.task_type,
+        envelope_digests: &envelope_digests,
+    };
+    let verified = receipt::verify(&row.receipt, &expect).map_err(|disbelief| forged(disbelief.code()))?;
+    let output = verified.payload().output.as_deref().ok_or_else(|| forged("it has no output"))?;
     match Output::parse(TaskType::SliceTopologyDiscover, output.get()) {
         Ok(Output::SliceTopologyDiscover(found)) => Ok(found),
-        Ok(_) => Err(broken("it is of another kind".to_owned())),
-        Err(error) => Err(broken(error.to_string())),
+        Ok(_) | Err(_) => Err(forged("its output is of another kind")),
     }
 }
 
@@ -131,12 +150,12 @@ pub(super) async fn approve(
     let slots = settle(&control.store, || async {
         let node = node_name::find(&control, &node_id.to_string()).await?;
         let newest = control.store.task_newest_proposal(node_id).await?;
-        let Some(task) = newest.filter(|task| task.id == approve.task_id) else {
+        let Some(task) = newest.filter(|task| task.id == approve.task_id && task.node_epoch == node.epoch) else {
             let message =
                 format!("{} is not the newest look of this node at itself; see `gpuaas node topology show`", approve.task_id);
             return Err(Refusal::conflict("proposal_outdated", message).into());
         };
-        let found = found_by(&control, &task).await?;
+        let found = found_by(&control, &node, &task).await?;
         let existing = control.store.slot_of_node(node_id).await?;
         for slot in &existing {
             check_seal(&control, slot)?;
