@@ -3,10 +3,12 @@
 //! Every value goes through [`Config::set`], whether it comes from the file, from the environment or from
 //! `config set`, so that a key means the same everywhere. Unknown keys are errors.
 
+use std::net::{IpAddr, SocketAddr};
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use gpuaas_host::Profile;
+use gpuaas_host::guests::Layout;
 use gpuaas_host::private_file::{self, PrivateFileError};
 
 /// Where the file is unless told otherwise.
@@ -60,6 +62,24 @@ pub struct Config {
     pub journal_bytes: u64,
     /// What is logged: `error`, `warn`, `info`, `debug` or `trace`.
     pub log_level: String,
+    /// A folder per guest: seed, keys, console.
+    pub slices_dir: PathBuf,
+    /// Where images of guests are kept, by digest.
+    pub images_dir: PathBuf,
+    /// Folders with images that the host's owner put there.
+    pub image_folders: Vec<PathBuf>,
+    /// Most bytes of kept images.
+    pub image_cache_bytes: u64,
+    /// The folder that dnsmasq was given as `--dhcp-hostsdir`.
+    pub dhcp_hosts_dir: PathBuf,
+    /// Dnsmasq's process id.
+    pub dnsmasq_pid_file: PathBuf,
+    /// Most bytes of one guest's console.
+    pub console_bytes: u64,
+    /// Guests' memory comes from huge pages.
+    pub huge_pages: bool,
+    /// Where guests send their metrics: the host's address in the guests' network.
+    pub guest_telemetry_listen: Option<SocketAddr>,
     /// Simulate a host instead of using this one.
     pub simulate: Option<Profile>,
 }
@@ -81,6 +101,15 @@ impl Default for Config {
             log_buffer_bytes: 64 * 1024 * 1024,
             journal_bytes: 64 * 1024 * 1024,
             log_level: "info".to_owned(),
+            slices_dir: PathBuf::from("/var/lib/gpuaas/slices"),
+            images_dir: PathBuf::from("/var/lib/gpuaas/slice-images"),
+            image_folders: vec![PathBuf::from("/var/lib/libvirt/images")],
+            image_cache_bytes: 200 * 1024 * 1024 * 1024,
+            dhcp_hosts_dir: PathBuf::from("/var/lib/gpuaas/dhcp-hosts"),
+            dnsmasq_pid_file: PathBuf::from("/run/gpuaas/dnsmasq.pid"),
+            console_bytes: 4 * 1024 * 1024,
+            huge_pages: false,
+            guest_telemetry_listen: None,
             simulate: None,
         }
     }
@@ -117,13 +146,31 @@ pub enum Key {
     JournalBytes,
     /// `log_level`
     LogLevel,
+    /// `slices_dir`
+    SlicesDir,
+    /// `images_dir`
+    ImagesDir,
+    /// `image_folders`
+    ImageFolders,
+    /// `image_cache_bytes`
+    ImageCacheBytes,
+    /// `dhcp_hosts_dir`
+    DhcpHostsDir,
+    /// `dnsmasq_pid_file`
+    DnsmasqPidFile,
+    /// `console_bytes`
+    ConsoleBytes,
+    /// `huge_pages`
+    HugePages,
+    /// `guest_telemetry_listen`
+    GuestTelemetryListen,
     /// `simulate`
     Simulate,
 }
 
 impl Key {
     /// Every key, in the order they are shown.
-    pub const ALL: [Self; 15] = [
+    pub const ALL: [Self; 24] = [
         Self::Server,
         Self::StateDir,
         Self::PolicyFile,
@@ -138,6 +185,15 @@ impl Key {
         Self::LogBufferBytes,
         Self::JournalBytes,
         Self::LogLevel,
+        Self::SlicesDir,
+        Self::ImagesDir,
+        Self::ImageFolders,
+        Self::ImageCacheBytes,
+        Self::DhcpHostsDir,
+        Self::DnsmasqPidFile,
+        Self::ConsoleBytes,
+        Self::HugePages,
+        Self::GuestTelemetryListen,
         Self::Simulate,
     ];
 
@@ -158,6 +214,15 @@ impl Key {
             Self::LogBufferBytes => "log_buffer_bytes",
             Self::JournalBytes => "journal_bytes",
             Self::LogLevel => "log_level",
+            Self::SlicesDir => "slices_dir",
+            Self::ImagesDir => "images_dir",
+            Self::ImageFolders => "image_folders",
+            Self::ImageCacheBytes => "image_cache_bytes",
+            Self::DhcpHostsDir => "dhcp_hosts_dir",
+            Self::DnsmasqPidFile => "dnsmasq_pid_file",
+            Self::ConsoleBytes => "console_bytes",
+            Self::HugePages => "huge_pages",
+            Self::GuestTelemetryListen => "guest_telemetry_listen",
             Self::Simulate => "simulate",
         }
     }
@@ -274,6 +339,21 @@ impl ConfigError {
 }
 
 impl Config {
+    /// Where everything about guests is.
+    pub fn guest_layout(&self) -> Layout {
+        Layout {
+            leases: self.state_dir.join("leases"),
+            instances: self.slices_dir.clone(),
+            images: self.images_dir.clone(),
+            image_folders: self.image_folders.clone(),
+            image_cache_bytes: self.image_cache_bytes,
+            dhcp_hosts: self.dhcp_hosts_dir.clone(),
+            dnsmasq_pid: self.dnsmasq_pid_file.clone(),
+            console_bytes: self.console_bytes,
+            huge_pages: self.huge_pages,
+        }
+    }
+
     /// Reads the file (if it is there) and the variables. `explicit`: the file was named by somebody and must exist.
     pub fn load(path: &Path, explicit: bool, variables: impl Iterator<Item = (String, String)>) -> Result<Loaded, ConfigError> {
         let mut loaded = Loaded {
@@ -327,6 +407,29 @@ impl Config {
                 }
                 self.log_level = text.to_owned();
             }
+            Key::SlicesDir => self.slices_dir = parse_path(text).map_err(bad)?,
+            Key::ImagesDir => self.images_dir = parse_path(text).map_err(bad)?,
+            Key::ImageFolders => {
+                let folders = text.split(',').map(str::trim).filter(|folder| !folder.is_empty());
+                self.image_folders = folders.map(parse_path).collect::<Result<_, _>>().map_err(bad)?;
+            }
+            Key::ImageCacheBytes => self.image_cache_bytes = parse_number(text, 1 << 30, 1 << 50).map_err(bad)?,
+            Key::DhcpHostsDir => self.dhcp_hosts_dir = parse_path(text).map_err(bad)?,
+            Key::DnsmasqPidFile => self.dnsmasq_pid_file = parse_path(text).map_err(bad)?,
+            Key::ConsoleBytes => self.console_bytes = parse_number(text, 64 << 10, 1 << 30).map_err(bad)?,
+            Key::HugePages => {
+                self.huge_pages = match text {
+                    "yes" | "true" => true,
+                    "no" | "false" => false,
+                    _ => return Err(bad("choose yes or no".to_owned())),
+                }
+            }
+            Key::GuestTelemetryListen => {
+                self.guest_telemetry_listen = match text {
+                    "none" => None,
+                    address => Some(parse_guest_address(address).map_err(bad)?),
+                }
+            }
             Key::Simulate => {
                 self.simulate = match text {
                     "none" => None,
@@ -361,6 +464,17 @@ impl Config {
             Key::LogBufferBytes => self.log_buffer_bytes.to_string(),
             Key::JournalBytes => self.journal_bytes.to_string(),
             Key::LogLevel => self.log_level.clone(),
+            Key::SlicesDir => self.slices_dir.display().to_string(),
+            Key::ImagesDir => self.images_dir.display().to_string(),
+            Key::ImageFolders => {
+                self.image_folders.iter().map(|folder| folder.display().to_string()).collect::<Vec<_>>().join(",")
+            }
+            Key::ImageCacheBytes => self.image_cache_bytes.to_string(),
+            Key::DhcpHostsDir => self.dhcp_hosts_dir.display().to_string(),
+            Key::DnsmasqPidFile => self.dnsmasq_pid_file.display().to_string(),
+            Key::ConsoleBytes => self.console_bytes.to_string(),
+            Key::HugePages => if self.huge_pages { "yes" } else { "no" }.to_owned(),
+            Key::GuestTelemetryListen => self.guest_telemetry_listen.map_or("none".to_owned(), |address| address.to_string()),
             Key::Simulate => self.simulate.map_or("none", Profile::as_str).to_owned(),
         }
     }
@@ -415,7 +529,18 @@ pub fn set_in_file(path: &Path, key: Key, text: &str) -> Result<(), ConfigError>
         Key::MaxTasks => i64::from(check.max_tasks).into(),
         Key::LogBufferBytes => i64::try_from(check.log_buffer_bytes).unwrap_or(i64::MAX).into(),
         Key::JournalBytes => i64::try_from(check.journal_bytes).unwrap_or(i64::MAX).into(),
-        Key::StateDir
+        Key::ImageCacheBytes => i64::try_from(check.image_cache_bytes).unwrap_or(i64::MAX).into(),
+        Key::ConsoleBytes => i64::try_from(check.console_bytes).unwrap_or(i64::MAX).into(),
+        Key::ImageFolders => {
+            check.image_folders.iter().map(|folder| folder.display().to_string()).collect::<toml_edit::Array>().into()
+        }
+        Key::SlicesDir
+        | Key::ImagesDir
+        | Key::DhcpHostsDir
+        | Key::DnsmasqPidFile
+        | Key::HugePages
+        | Key::GuestTelemetryListen
+        | Key::StateDir
         | Key::PolicyFile
         | Key::HeartbeatInterval
         | Key::MetricsInterval
@@ -491,6 +616,21 @@ fn parse_server(text: &str) -> Result<String, String> {
 fn parse_path(text: &str) -> Result<PathBuf, String> {
     let path = PathBuf::from(text);
     if path.is_absolute() { Ok(path) } else { Err("write an absolute path".to_owned()) }
+}
+
+/// Guests reach it, so it must be an address of theirs and never one of the world.
+fn parse_guest_address(text: &str) -> Result<SocketAddr, String> {
+    let address: SocketAddr =
+        text.parse().map_err(|_| "write the host's address in the guests' network, like 10.77.0.1:9110, or none".to_owned())?;
+    let ours = match address.ip() {
+        IpAddr::V4(ip) => ip.is_private() || ip.is_loopback(),
+        IpAddr::V6(_) => false,
+    };
+    if ours && address.port() != 0 {
+        Ok(address)
+    } else {
+        Err("choose a private IPv4 address of this host and a port".to_owned())
+    }
 }
 
 fn parse_between(text: &str, min_seconds: u64, max_seconds: u64) -> Result<Duration, String> {

@@ -4,8 +4,10 @@
 //! process, so that several agents can run in one (as `gpuaas dev` and the tests do).
 
 pub mod config;
+pub mod device;
 pub mod doctor;
 mod enroll;
+mod guests;
 mod handler;
 mod identity;
 mod journal;
@@ -47,7 +49,7 @@ pub(crate) fn open_host(
     match config.simulate {
         None => {
             gpuaas_host::private_file::make_folder(&folder)?;
-            Ok(gpuaas_host::Host::Real(gpuaas_host::RealHost::new(&folder)))
+            Ok(gpuaas_host::Host::Real(gpuaas_host::RealHost::new(&folder, config.guest_layout())))
         }
         Some(profile) => {
             let hostname = simulated_hostname.map_or_else(|| format!("sim-{profile}"), str::to_owned);

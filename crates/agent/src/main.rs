@@ -8,7 +8,7 @@ use clap::{Parser, Subcommand};
 use gpuaas_agent::config::{self, Config, Key, Loaded};
 use gpuaas_agent::doctor::{self, Verdict};
 use gpuaas_agent::report::chain;
-use gpuaas_agent::{Door, EnrollOptions, EnrollProgress, RunEvent, RunOptions, service, status};
+use gpuaas_agent::{Door, EnrollOptions, EnrollProgress, RunEvent, RunOptions, device, service, status};
 use gpuaas_host::systemd;
 use tokio_util::sync::CancellationToken;
 
@@ -88,6 +88,36 @@ enum Command {
     },
     /// Look for problems and say what to do about them.
     Doctor,
+    /// Look at this host's devices, and bind, give back or reset one by hand.
+    Device {
+        #[command(subcommand)]
+        command: DeviceCommand,
+    },
+    /// What of this host could become slots, and what stands in the way, as JSON. Changes nothing.
+    Topology,
+}
+
+#[derive(Subcommand)]
+enum DeviceCommand {
+    /// GPUs, fabric functions and drives with their drivers and IOMMU groups.
+    Ls,
+    /// Bind a function to vfio-pci, so that guests can have it.
+    Bind {
+        /// Its address, such as 0000:17:00.0.
+        address: String,
+    },
+    /// Give a function back to the host's own driver.
+    GiveBack {
+        /// Its address.
+        address: String,
+    },
+    /// Reset a function.
+    Reset {
+        /// Its address.
+        address: String,
+    },
+    /// Compare the host with its leases once and put right what has drifted; the running agent does this by itself.
+    Reconcile,
 }
 
 #[derive(Subcommand)]
@@ -174,6 +204,22 @@ async fn dispatch(cli: Cli) -> Result<ExitCode, Failure> {
             }
             let failed = findings.iter().any(|finding| finding.verdict == Verdict::Fail);
             Ok(if failed { ExitCode::from(FAILED) } else { ExitCode::SUCCESS })
+        }
+        Command::Device { command } => {
+            let config = load()?.config;
+            start_logging("warn", cli.json_logs);
+            let lines = match command {
+                DeviceCommand::Ls => device::list(&config)?,
+                DeviceCommand::Bind { address } => vec![device::act(&config, &address, device::Action::Bind).await?],
+                DeviceCommand::GiveBack { address } => vec![device::act(&config, &address, device::Action::GiveBack).await?],
+                DeviceCommand::Reset { address } => vec![device::act(&config, &address, device::Action::Reset).await?],
+                DeviceCommand::Reconcile => device::reconcile(&config).await?,
+            };
+            print_all(lines)
+        }
+        Command::Topology => {
+            say(serde_json::to_string_pretty(&device::topology(&load()?.config).await?)?);
+            Ok(ExitCode::SUCCESS)
         }
     }
 }

@@ -4,11 +4,13 @@
 //! writable by anybody else; the folders above it neither. It is read at start, checked again before every task, read
 //! again when it changed, and while it is unsafe or broken everything is denied.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::path::{Path, PathBuf};
 use std::sync::Mutex;
+use std::time::Duration;
 
-use gpuaas_contract::task::TaskType;
+use gpuaas_contract::task::{Task, TaskType};
+use gpuaas_contract::time::Timestamp;
 use gpuaas_host::private_file::{self, PrivateFileError, Stamp};
 
 /// Most bytes of a policy file.
@@ -24,6 +26,87 @@ struct Rules {
     /// Most tasks of a kind at the same time; the agent's own limit holds for the others.
     #[serde(default)]
     concurrency: BTreeMap<TaskType, u32>,
+    /// What guests may have.
+    #[serde(default)]
+    slices: SliceRules,
+}
+
+/// What the owner lets guests have. Every list is empty unless written, and an empty list allows nothing; `"*"` in a list allows all.
+#[derive(Clone, Debug, Default, PartialEq, Eq, serde::Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub(crate) struct SliceRules {
+    /// Functions on the bus that may go to guests.
+    pci_addresses: Vec<String>,
+    /// Drives that may be written and wiped.
+    nvme_serials: Vec<String>,
+    /// Beginnings of URLs that images may come from; `file` allows images of the host's own folders.
+    image_sources: Vec<String>,
+    /// Guests without the processor's help: `never`, `fallback` where `/dev/kvm` does not work, or `always`.
+    pub(crate) emulation: Emulation,
+    /// The agent may install what guests need.
+    pub(crate) install_packages: bool,
+    /// Most tasks per hour that end a guest or wipe a drive.
+    destroys_per_hour: Option<u32>,
+    /// Drives that become slots without a GPU, by stable path.
+    pub(crate) drives_without_gpu: Vec<String>,
+}
+
+/// When a guest may be emulated.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, serde::Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub(crate) enum Emulation {
+    /// Never.
+    #[default]
+    Never,
+    /// Where the processor does not help.
+    Fallback,
+    /// Always, even if it would.
+    Always,
+}
+
+/// Tasks per hour that end a guest unless the owner says otherwise: every guest of a large host once, and again.
+const DESTROYS_PER_HOUR: u32 = 32;
+
+impl SliceRules {
+    /// Beginnings of URLs that images may come from.
+    pub(crate) fn image_sources(&self) -> &[String] {
+        &self.image_sources
+    }
+
+    /// Whether everything that the task would touch is allowed.
+    fn check(&self, task: &Task) -> Result<(), String> {
+        for slot in task.slots() {
+            for function in slot.spec.functions() {
+                allow(&self.pci_addresses, function.as_str(), "pci_addresses")?;
+            }
+            allow(&self.nvme_serials, &slot.spec.nvme_serial, "nvme_serials")?;
+        }
+        if let Task::SliceVmProvision(params) = task {
+            if let Some(url) = &params.image_url {
+                let known = self.image_sources.iter().any(|source| source == "*" || is_below(url, source));
+                if !known {
+                    return Err(format!("image_sources does not allow {url}"));
+                }
+            }
+            if params.image_path.is_some() {
+                allow(&self.image_sources, "file", "image_sources")?;
+            }
+        }
+        Ok(())
+    }
+}
+
+fn allow(list: &[String], wanted: &str, name: &str) -> Result<(), String> {
+    if list.iter().any(|entry| entry == "*" || entry == wanted) {
+        return Ok(());
+    }
+    Err(format!("{name} does not list {wanted}"))
+}
+
+/// Whether a URL begins with this one, and not in the middle of a name: `https://a.example` must not allow `https://a.example.evil`.
+pub(crate) fn is_below(url: &str, source: &str) -> bool {
+    !source.is_empty()
+        && url.strip_prefix(source).is_some_and(|rest| source.ends_with('/') || rest.is_empty() || rest.starts_with(['/', '?']))
 }
 
 /// The policy file and what it said last.
@@ -39,6 +122,8 @@ struct State {
     rules: Rules,
     /// Why everything is denied, if it is.
     unsafe_because: Option<String>,
+    /// When guests were ended or drives wiped, within the last hour.
+    destroys: VecDeque<Timestamp>,
 }
 
 /// The policy cannot be used.
@@ -66,7 +151,10 @@ impl Policy {
     /// Reads the file. The agent does not start without one that can be trusted.
     pub fn load(path: &Path) -> Result<Self, PolicyError> {
         let (stamp, rules) = read(path)?;
-        Ok(Self { path: path.to_owned(), state: Mutex::new(State { stamp, rules, unsafe_because: None }) })
+        Ok(Self {
+            path: path.to_owned(),
+            state: Mutex::new(State { stamp, rules, unsafe_because: None, destroys: VecDeque::new() }),
+        })
     }
 
     /// Whether a task of this kind may run now.
@@ -83,6 +171,34 @@ impl Policy {
             "the host policy {} does not allow {kind}; only the host's owner can change that",
             self.path.display()
         )))
+    }
+
+    /// Whether this task may run now with what it names. One that ends a guest counts against the owner's limit per hour.
+    pub fn check_task(&self, task: &Task) -> Result<(), Denied> {
+        let kind = task.task_type();
+        self.check(kind)?;
+        let mut state = self.current();
+        let denied = |why: String| {
+            Denied(format!("the host policy {}: {why}; only the host's owner can change that", self.path.display()))
+        };
+        state.rules.slices.check(task).map_err(denied)?;
+        if kind == TaskType::SliceVmRelease {
+            let limit = state.rules.slices.destroys_per_hour.unwrap_or(DESTROYS_PER_HOUR);
+            let now = Timestamp::now();
+            while state.destroys.front().is_some_and(|at| now.since(*at) > Duration::from_secs(3600)) {
+                state.destroys.pop_front();
+            }
+            if state.destroys.len() >= usize::try_from(limit).unwrap_or(usize::MAX) {
+                return Err(denied(format!("destroys_per_hour is {limit} and that many guests were ended within the last hour")));
+            }
+            state.destroys.push_back(now);
+        }
+        Ok(())
+    }
+
+    /// What guests may have.
+    pub(crate) fn slices(&self) -> SliceRules {
+        self.current().rules.slices.clone()
     }
 
     /// Most tasks of this kind at the same time, if the owner set a limit.
@@ -103,7 +219,7 @@ impl Policy {
             Ok(_) => match read(&self.path) {
                 Ok((stamp, rules)) => {
                     tracing::info!(path = %self.path.display(), "host policy was changed; using the new one");
-                    *state = State { stamp, rules, unsafe_because: None };
+                    (state.stamp, state.rules, state.unsafe_because) = (stamp, rules, None);
                 }
                 Err(error) => distrust(&mut state, &error),
             },
@@ -141,6 +257,17 @@ allowed_tasks = [\"diag.ping\", \"diag.health_probe\", \"package.list\", \"slice
 # Most tasks of one kind at the same time (optional).
 # [concurrency]
 # \"package.list\" = 1
+
+# Guests. Add \"slice.vm_provision\", \"slice.vm_release\", \"slice.vm_power\" and \"slice.console_read\" to allowed_tasks, and say what
+# they may use. An empty list allows nothing; \"*\" in a list allows everything.
+# [slices]
+# pci_addresses = [\"0000:17:00.0\"]                     # GPUs, their other functions and fabric functions
+# nvme_serials = [\"S64HNE0R123456\"]                    # drives that may be written and wiped
+# image_sources = [\"https://images.example.com/\"]      # \"file\" allows images in the host's own folders
+# emulation = \"never\"                                  # or \"fallback\", \"always\": guests without KVM, for labs
+# install_packages = false                             # let the agent install what guests need
+# destroys_per_hour = 32                               # most guests that may be ended per hour
+# drives_without_gpu = [\"/dev/disk/by-id/nvme-X\"]      # drives that become slots without a GPU
 ";
 
 #[cfg(test)]
@@ -187,7 +314,8 @@ mod tests {
     #[test]
     fn the_example_allows_exactly_the_harmless_catalogue() {
         let (_folder, _, policy) = policy(EXAMPLE);
-        assert_eq!(policy.expect("loads").allowed(), TaskType::ALL);
+        let harmless: Vec<TaskType> = TaskType::ALL.into_iter().filter(|kind| !kind.needs_lease()).collect();
+        assert_eq!(policy.expect("loads").allowed(), harmless);
     }
 
     #[test]

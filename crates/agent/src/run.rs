@@ -10,6 +10,7 @@ use tokio::sync::{mpsc, watch};
 use tokio_util::sync::CancellationToken;
 
 use crate::config::Config;
+use crate::guests::Guests;
 use crate::identity::{self, Identity, IdentityError};
 use crate::journal::{Journal, JournalError};
 use crate::link::{Core, LinkTimings, Supervisor};
@@ -138,7 +139,10 @@ pub async fn run(options: RunOptions, shutdown: CancellationToken) -> Result<(),
     // Parts end in order: telemetry and renewal with `background`, the link after the pipeline has ended.
     let background = CancellationToken::new();
     let _background_guard = background.clone().drop_guard();
-    let telemetry = Telemetry::start(host.clone(), background.clone()).await;
+    let guests = Guests::new(config.guest_telemetry_listen);
+    guests.register_all(&host).await;
+    tokio::spawn(guests.clone().serve(background.clone()));
+    let telemetry = Telemetry::start(host.clone(), guests.clone(), background.clone()).await;
     let instance_id = AgentInstanceId::generate();
     let boot_id = host.boot_id();
     let (outbound, volatile) = mpsc::channel(VOLATILE);
@@ -155,6 +159,7 @@ pub async fn run(options: RunOptions, shutdown: CancellationToken) -> Result<(),
         journal,
         policy,
         host,
+        guests: guests.clone(),
         spool: spool.clone(),
         outbound,
         limits: Limits {
@@ -164,7 +169,11 @@ pub async fn run(options: RunOptions, shutdown: CancellationToken) -> Result<(),
             log_drain_timeout: config.log_drain_timeout,
         },
     };
+    let for_guests = parts.host.clone();
     let pipeline = Pipeline::start(parts, opened).await.map_err(|error| RunError::JournalFailed(error.to_string()))?;
+
+    // After the tasks of the last life have claimed their slots.
+    tokio::spawn(guests.keep_in_line(for_guests, boot_id.clone(), background.clone()));
 
     let link_status = watch::Sender::new(LinkStatus { since: Timestamp::now(), ..LinkStatus::default() });
     let initial = AgentStatus {

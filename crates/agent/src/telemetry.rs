@@ -7,6 +7,8 @@ use gpuaas_host::Host;
 use tokio::sync::watch;
 use tokio_util::sync::CancellationToken;
 
+use crate::guests::Guests;
+
 /// Facts are read this often; they change when somebody changes hardware, cables or packages.
 const FACTS_EVERY: Duration = Duration::from_secs(60);
 
@@ -14,12 +16,13 @@ const FACTS_EVERY: Duration = Duration::from_secs(60);
 #[derive(Clone, Debug)]
 pub(crate) struct Telemetry {
     host: Host,
+    guests: Guests,
     facts: watch::Receiver<String>,
 }
 
 impl Telemetry {
     /// Reads the facts once and keeps them up to date until `stop`.
-    pub(crate) async fn start(host: Host, stop: CancellationToken) -> Self {
+    pub(crate) async fn start(host: Host, guests: Guests, stop: CancellationToken) -> Self {
         let first = facts_json(&host).await.unwrap_or_default();
         let (sender, facts) = watch::channel(first);
         let for_task = host.clone();
@@ -39,7 +42,7 @@ impl Telemetry {
                 }
             }
         });
-        Self { host, facts }
+        Self { host, guests, facts }
     }
 
     /// Facts as JSON, now and later.
@@ -50,7 +53,8 @@ impl Telemetry {
     /// One sample of metrics as JSON; `None` if the host could not be read.
     pub(crate) async fn sample(&self) -> Option<String> {
         let host = self.host.clone();
-        let metrics = gpuaas_world::blocking(move || host.metrics()).await.ok()?;
+        let mut metrics = gpuaas_world::blocking(move || host.metrics()).await.ok()?;
+        metrics.guests = self.guests.metrics(&self.host).await;
         serde_json::to_string(&metrics).ok().filter(|json| json.len() <= MAX_BYTES)
     }
 }

@@ -35,6 +35,22 @@ pub const SLOT_UNQUARANTINE: &str = "/api/v1/slots/{slot}/unquarantine";
 /// `POST` [`crate::dto::Reason`] → [`crate::dto::Slot`]: no longer a slot, until it is approved again.
 pub const SLOT_WITHDRAW: &str = "/api/v1/slots/{slot}/withdraw";
 
+/// `POST` [`crate::dto::Reason`] → 201 [`crate::dto::SliceOrder`]: clean up what is left of a slice on it and on the slots that belong to
+/// it, whoever the host thinks has them. Frees nothing without a complete proof.
+pub const SLOT_FORCE_CLEANUP: &str = "/api/v1/slots/{slot}/force-cleanup";
+
+/// `GET` [`crate::dto::SliceListQuery`] → page of [`crate::dto::Slice`]; `POST` [`crate::dto::SliceCreate`] → 201
+/// [`crate::dto::SliceOrder`] (200 if [`IDEMPOTENCY_KEY_HEADER`] found it made already).
+pub const SLICES: &str = "/api/v1/slices";
+/// `GET` → [`crate::dto::Slice`], also of one that was released.
+pub const SLICE: &str = "/api/v1/slices/{slice}";
+/// `POST` [`crate::dto::SliceRelease`] → 201 [`crate::dto::SliceOrder`]: end the guest, clean up, give the slots back.
+pub const SLICE_RELEASE: &str = "/api/v1/slices/{slice}/release";
+/// `POST` [`crate::dto::SlicePower`] → 201 [`crate::dto::SliceOrder`]: stop, start or reboot the guest.
+pub const SLICE_POWER: &str = "/api/v1/slices/{slice}/power";
+/// `POST` [`crate::dto::SliceConsole`] → 201 [`crate::dto::SliceOrder`]: read the guest's serial console into the task's log.
+pub const SLICE_CONSOLE: &str = "/api/v1/slices/{slice}/console";
+
 /// `GET` [`crate::dto::EnrolmentListQuery`] → page of [`crate::dto::Enrolment`].
 pub const ENROLMENTS: &str = "/api/v1/enrolments";
 /// `GET` → [`crate::dto::Enrolment`].
@@ -94,7 +110,8 @@ pub const READYZ: &str = "/readyz";
 /// `GET` → Prometheus text.
 pub const METRICS: &str = "/metrics";
 
-/// Header of `POST` [`TASKS`]: the same key with the same body makes one task; with another body it is a conflict.
+/// Header of `POST` [`TASKS`] and of every `POST` that makes a task of a slice: the same key with the same body makes one task; with
+/// another body it is a conflict.
 pub const IDEMPOTENCY_KEY_HEADER: &str = "idempotency-key";
 /// Header both ways: follows a request into every log line.
 pub const CORRELATION_ID_HEADER: &str = "x-correlation-id";

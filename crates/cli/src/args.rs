@@ -4,7 +4,7 @@ use std::path::PathBuf;
 
 use clap::{Args, Parser, Subcommand};
 
-use crate::commands::{api_token, audit, cluster, key, node, slot, task};
+use crate::commands::{api_token, audit, cluster, key, node, slice, slot, task};
 use crate::exit;
 use crate::output::Format;
 
@@ -68,9 +68,12 @@ pub(crate) enum Command {
     /// Nodes: list, look, enrol, take out of service.
     #[command(subcommand)]
     Node(node::NodeCommand),
-    /// Slots: list, look, hold back, end.
+    /// Slots: list, look, hold back, clean up, end.
     #[command(subcommand)]
     Slot(slot::SlotCommand),
+    /// Slices, guests on slots: make, look, stop, start, release.
+    #[command(subcommand)]
+    Slice(slice::SliceCommand),
     /// Tasks: run, follow, cancel, verify.
     #[command(subcommand)]
     Task(task::TaskCommand),

@@ -30,7 +30,9 @@ const HOSTS: [(&str, Profile); 2] = [("sim-h100", Profile::H100), ("sim-mi300x",
 const ONLINE_WITHIN: Duration = Duration::from_secs(30);
 /// What the owner of a simulated host allows.
 const POLICY: &str = "# What the control plane may ask of this simulated host.\n\
-     allowed_tasks = [\"diag.ping\", \"diag.health_probe\", \"package.list\", \"slice.topology_discover\"]\n";
+     allowed_tasks = [\"diag.ping\", \"diag.health_probe\", \"package.list\", \"slice.topology_discover\", \"slice.vm_provision\", \
+     \"slice.vm_release\", \"slice.vm_power\", \"slice.console_read\"]\n\n\
+     [slices]\npci_addresses = [\"*\"]\nnvme_serials = [\"*\"]\nimage_sources = [\"*\"]\n";
 
 /// Options of `gpuaas dev`.
 #[derive(Debug, Args)]

@@ -1,8 +1,10 @@
 //! From what people type to an id: a whole id, a unique beginning of one, or a unique name.
 
 use gpuaas_api::Client;
-use gpuaas_api::dto::{Enrolment, EnrolmentListQuery, Node, NodeListQuery, PageQuery, SlotListQuery, TaskListQuery};
-use gpuaas_contract::id::{ApiTokenId, EnrolmentId, JoinTokenId, NodeId, SlotId, TaskId};
+use gpuaas_api::dto::{
+    Enrolment, EnrolmentListQuery, Node, NodeListQuery, PageQuery, SliceListQuery, SlotListQuery, TaskListQuery,
+};
+use gpuaas_contract::id::{AllocationId, ApiTokenId, EnrolmentId, JoinTokenId, NodeId, SlotId, TaskId};
 
 use crate::exit::Exit;
 use crate::failure::Failure;
@@ -34,6 +36,7 @@ pub(crate) struct Kind {
 const NODE: Kind = Kind { word: "node", prefix: NodeId::PREFIX, list: "gpuaas node ls" };
 const TASK: Kind = Kind { word: "task", prefix: TaskId::PREFIX, list: "gpuaas task ls" };
 const SLOT: Kind = Kind { word: "slot", prefix: SlotId::PREFIX, list: "gpuaas slot ls" };
+const SLICE: Kind = Kind { word: "slice", prefix: AllocationId::PREFIX, list: "gpuaas slice ls" };
 const ENROLMENT: Kind = Kind { word: "enrolment request", prefix: EnrolmentId::PREFIX, list: "gpuaas node requests" };
 const JOIN_TOKEN: Kind = Kind { word: "join token", prefix: JoinTokenId::PREFIX, list: "gpuaas node token ls" };
 const API_TOKEN: Kind = Kind { word: "API token", prefix: ApiTokenId::PREFIX, list: "gpuaas token ls" };
@@ -84,7 +87,7 @@ fn suggestion(kind: Kind, wanted: &str, candidates: &[Candidate]) -> String {
 
 /// Refuses an id of another kind with a word, instead of "not found".
 fn not_of_another_kind(kind: Kind, wanted: &str) -> Result<(), Failure> {
-    let other = [NODE, TASK, SLOT, ENROLMENT, JOIN_TOKEN, API_TOKEN]
+    let other = [NODE, TASK, SLOT, SLICE, ENROLMENT, JOIN_TOKEN, API_TOKEN]
         .into_iter()
         .find(|other| other.prefix != kind.prefix && wanted.starts_with(other.prefix) && wanted.len() == other.prefix.len() + 32);
     match other {
@@ -155,6 +158,23 @@ pub(crate) async fn slot(client: &Client, wanted: &str) -> Result<String, Failur
         .map(|slot| Candidate { id: slot.id.to_string(), name: format!("{}/{}", slot.node_name, slot.spec.slot_index) })
         .collect();
     pick(SLOT, wanted, &candidates)
+}
+
+/// A slice's id, from those that have slots if it is not a whole id.
+pub(crate) async fn slice(client: &Client, wanted: &str) -> Result<String, Failure> {
+    if wanted.parse::<AllocationId>().is_ok() {
+        return Ok(wanted.to_owned());
+    }
+    not_of_another_kind(SLICE, wanted)?;
+    let fetch =
+        async |after, limit| client.slices(&SliceListQuery { after, limit: Some(limit), ..SliceListQuery::default() }).await;
+    let candidates: Vec<_> = pages::collect(MAX_ITEMS, fetch)
+        .await?
+        .items
+        .into_iter()
+        .map(|slice| Candidate { id: slice.allocation_id.to_string(), name: slice.vm_name })
+        .collect();
+    pick(SLICE, wanted, &candidates)
 }
 
 /// An enrolment's id, from those that wait if it is not a whole id.

@@ -175,6 +175,8 @@ pub enum RefusalCode {
     TaskTypeUnknown,
     /// The params break a limit.
     ParamsInvalid,
+    /// The envelope names another allocation or lease than the params.
+    LeaseMismatch,
     /// Meant for another cluster.
     ClusterMismatch,
     /// Meant for another node.
@@ -207,6 +209,7 @@ impl RefusalCode {
             Self::TaskUnknownField => "task_unknown_field",
             Self::TaskTypeUnknown => "task_type_unknown",
             Self::ParamsInvalid => "params_invalid",
+            Self::LeaseMismatch => "lease_mismatch",
             Self::ClusterMismatch => "cluster_mismatch",
             Self::NodeMismatch => "node_mismatch",
             Self::EpochMismatch => "epoch_mismatch",
@@ -265,13 +268,20 @@ fn parse_task(payload: &Payload) -> Check<Task> {
             format!("task type `{}` is not compiled into this agent (it has {known}); update the agent", payload.task_type);
         (RefusalCode::TaskTypeUnknown, message)
     })?;
-    Task::parse(kind, payload.params.get()).map_err(|error| {
+    let task = Task::parse(kind, payload.params.get()).map_err(|error| {
         let code = match error {
             BadParams::UnknownField { .. } => RefusalCode::TaskUnknownField,
             BadParams::Invalid { .. } => RefusalCode::ParamsInvalid,
         };
         (code, error.to_string())
-    })
+    })?;
+    let named = payload.allocation_id.zip(payload.lease_epoch);
+    let held = task.holder().map(|holder| (holder.allocation_id, holder.lease_epoch));
+    if held.is_some() && named != held {
+        let message = "the allocation and lease of the envelope are not those of its params".to_owned();
+        return Err((RefusalCode::LeaseMismatch, message));
+    }
+    Ok(task)
 }
 
 fn check_audience<K>(payload: &Payload, expect: &Expectation<'_, K>) -> Check<()> {

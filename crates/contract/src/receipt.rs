@@ -3,6 +3,7 @@
 use serde_json::value::RawValue;
 
 use crate::Digest;
+use crate::cleanup::CleanupProof;
 use crate::dsse::{self, OpenError};
 use crate::id::{AgentInstanceId, ClusterId, NodeId, TaskId};
 use crate::key::{SigningKey, VerifyingKey};
@@ -151,6 +152,7 @@ pub struct Expectation<'a> {
 pub struct Verified {
     payload: Payload,
     digest: Digest,
+    proof: Option<CleanupProof>,
 }
 
 impl Verified {
@@ -162,6 +164,11 @@ impl Verified {
     /// Digest of the signed payload.
     pub fn digest(&self) -> &Digest {
         &self.digest
+    }
+
+    /// What the node proves to be clean, if the task is one that cleans up.
+    pub fn cleanup_proof(&self) -> Option<&CleanupProof> {
+        self.proof.as_ref()
     }
 }
 
@@ -195,6 +202,9 @@ pub enum Disbelief {
     /// The output does not fit the kind.
     #[error("receipt's output does not fit the task: {0}")]
     BadOutput(String),
+    /// The proof of cleanup is missing or none.
+    #[error("receipt's proof of cleanup is not accepted: {0}")]
+    BadProof(String),
     /// What it says of itself cannot be.
     #[error("receipt contradicts itself: {0}")]
     Inconsistent(&'static str),
@@ -216,6 +226,7 @@ impl Disbelief {
             Self::OtherTask => "receipt_other_task",
             Self::OtherEnvelope => "receipt_other_envelope",
             Self::BadOutput(_) => "receipt_output_invalid",
+            Self::BadProof(_) => "receipt_proof_invalid",
             Self::Inconsistent(_) => "receipt_inconsistent",
         }
     }
@@ -247,8 +258,27 @@ pub fn verify(receipt: &[u8], expect: &Expectation<'_>) -> Result<Verified, Disb
         (Some(_), _) => return Err(Disbelief::BadOutput("output without success".to_owned())),
         (None, _) => {}
     }
+    let proof = parse_proof(&payload, expect.task_type)?;
     check_consistency(&payload)?;
-    Ok(Verified { payload, digest })
+    Ok(Verified { payload, digest, proof })
+}
+
+/// A proof of cleanup comes only from tasks that clean up, and a release that succeeded has one.
+fn parse_proof(said: &Payload, kind: TaskType) -> Result<Option<CleanupProof>, Disbelief> {
+    let Some(raw) = &said.cleanup_proof else {
+        return if kind == TaskType::SliceVmRelease && said.outcome == Outcome::Succeeded {
+            Err(Disbelief::BadProof("a release without a proof".to_owned()))
+        } else {
+            Ok(None)
+        };
+    };
+    if !kind.may_prove_cleanup() {
+        return Err(Disbelief::BadProof(format!("{kind} owes none")));
+    }
+    if raw.get().len() > CleanupProof::MAX_BYTES {
+        return Err(Disbelief::BadProof("it is longer than allowed".to_owned()));
+    }
+    serde_json::from_str(raw.get()).map(Some).map_err(|error| Disbelief::BadProof(error.to_string()))
 }
 
 fn check_consistency(said: &Payload) -> Result<(), Disbelief> {

@@ -1,6 +1,9 @@
 //! JSON Schema of every task's parameters and output, generated from the types.
 
-use crate::task::{TaskType, diag_health_probe, diag_ping, package_list, slice_topology_discover};
+use crate::task::{
+    TaskType, diag_health_probe, diag_ping, package_list, slice_console_read, slice_topology_discover, slice_vm_power,
+    slice_vm_provision, slice_vm_release,
+};
 
 /// Schemas of one kind of task.
 #[derive(Clone, Debug, serde::Serialize)]
@@ -27,6 +30,10 @@ pub fn of(task_type: TaskType) -> TaskSchema {
         TaskType::SliceTopologyDiscover => {
             (schema_for!(slice_topology_discover::Params), schema_for!(slice_topology_discover::Output))
         }
+        TaskType::SliceVmProvision => (schema_for!(slice_vm_provision::Params), schema_for!(slice_vm_provision::Output)),
+        TaskType::SliceVmRelease => (schema_for!(slice_vm_release::Params), schema_for!(slice_vm_release::Output)),
+        TaskType::SliceVmPower => (schema_for!(slice_vm_power::Params), schema_for!(slice_vm_power::Output)),
+        TaskType::SliceConsoleRead => (schema_for!(slice_console_read::Params), schema_for!(slice_console_read::Output)),
     };
     TaskSchema { task_type, summary: task_type.summary(), changes_host: task_type.changes_host(), params, output }
 }

@@ -2,6 +2,8 @@
 
 use std::net::Ipv4Addr;
 
+use crate::id::{AllocationId, SlotId};
+
 /// Documents have the text of such a value, and a text that is none is an error.
 macro_rules! written_as_text {
     ($name:ident) => {
@@ -73,7 +75,7 @@ written_as_text!(PciAddress);
 shown_as_it_is!(PciAddress);
 
 /// The name of a network interface or bridge, as the kernel allows it and nothing that a program could take for an option.
-#[derive(Clone, Debug, PartialEq, Eq, serde::Serialize, serde::Deserialize, schemars::JsonSchema)]
+#[derive(Clone, Debug, PartialEq, Eq, Hash, serde::Serialize, serde::Deserialize, schemars::JsonSchema)]
 #[serde(try_from = "String", into = "String")]
 #[schemars(with = "String")]
 pub struct InterfaceName(String);
@@ -172,8 +174,8 @@ impl std::fmt::Display for Subnet {
 pub struct SlotSpec {
     /// Its place among the host's GPUs, by address.
     pub slot_index: u32,
-    /// The GPU.
-    pub pci_address: PciAddress,
+    /// The GPU; a slot without one exists only where the host's owner asked for it.
+    pub pci_address: Option<PciAddress>,
     /// The GPU's other functions, which go along.
     pub companions: Vec<PciAddress>,
     /// The fabric function, if the host has a fabric.
@@ -195,13 +197,17 @@ pub struct SlotSpec {
 }
 
 impl SlotSpec {
+    /// Most functions of one slot.
+    pub const MAX_COMPANIONS: usize = 7;
+
+    /// Everything on the bus that goes to the guest.
+    pub fn functions(&self) -> impl Iterator<Item = &PciAddress> {
+        self.pci_address.iter().chain(&self.companions).chain(&self.fabric_device)
+    }
+
     /// Whether two slots would fight over a device or an address.
     pub fn collides_with(&self, other: &Self) -> Option<String> {
-        let functions = |spec: &Self| -> Vec<PciAddress> {
-            [&spec.pci_address].into_iter().chain(&spec.companions).chain(&spec.fabric_device).cloned().collect()
-        };
-        let theirs = functions(other);
-        if let Some(shared) = functions(self).into_iter().find(|function| theirs.contains(function)) {
+        if let Some(shared) = self.functions().find(|function| other.functions().any(|theirs| theirs == *function)) {
             return Some(shared.to_string());
         }
         if self.nvme_serial == other.nvme_serial {
@@ -209,7 +215,198 @@ impl SlotSpec {
         }
         (self.mac_address == other.mac_address || self.private_ip == other.private_ip).then(|| self.private_ip.to_string())
     }
+
+    /// Whether its texts and numbers are what they should be, whoever wrote them.
+    pub fn check(&self) -> Result<(), String> {
+        let slot = self.slot_index;
+        let path = self.nvme_device.strip_prefix(DRIVE_FOLDER).unwrap_or_default();
+        let checks = [
+            (self.companions.len() > Self::MAX_COMPANIONS, "companions: at most 7 functions go along".to_owned()),
+            (
+                path.is_empty() || path.len() > 200 || path.starts_with('.') || !path.bytes().all(is_plain),
+                format!("nvme_device must be a plain name under {DRIVE_FOLDER}"),
+            ),
+            (
+                self.nvme_serial.is_empty() || self.nvme_serial.len() > 64 || !self.nvme_serial.bytes().all(is_plain_or_space),
+                "nvme_serial must have 1 to 64 plain characters".to_owned(),
+            ),
+            (!is_mac(&self.mac_address), "mac_address must be written like 02:00:5e:10:00:01".to_owned()),
+            (!(-1..=1023).contains(&self.numa_node), "numa_node must be -1 to 1023".to_owned()),
+            (!(1..=MAX_VCPUS).contains(&self.vcpu_count), format!("vcpu_count must be 1 to {MAX_VCPUS}")),
+            (!(512..=MAX_MEMORY_MIB).contains(&self.memory_mib), format!("memory_mib must be 512 to {MAX_MEMORY_MIB}")),
+            (!self.private_ip.is_private(), "private_ip must be a private address".to_owned()),
+        ];
+        match checks.into_iter().find(|(broken, _)| *broken) {
+            Some((_, what)) => Err(format!("slot {slot}: {what}")),
+            None => Ok(()),
+        }
+    }
 }
+
+/// Where stable paths of drives are.
+pub const DRIVE_FOLDER: &str = "/dev/disk/by-id/";
+/// Most vCPUs of a slot.
+pub const MAX_VCPUS: u32 = 1_024;
+/// Most memory of a slot.
+pub const MAX_MEMORY_MIB: u64 = 16 * 1024 * 1024;
+/// Most slots of one slice.
+pub const MAX_SLOTS: usize = 16;
+
+fn is_plain(byte: u8) -> bool {
+    byte.is_ascii_alphanumeric() || matches!(byte, b'-' | b'_' | b'.' | b':' | b'+' | b'#' | b'=' | b'@')
+}
+
+fn is_plain_or_space(byte: u8) -> bool {
+    is_plain(byte) || byte == b' ' || byte == b'/'
+}
+
+fn is_mac(text: &str) -> bool {
+    let pair = |part: &str| part.len() == 2 && part.bytes().all(|b| matches!(b, b'0'..=b'9' | b'a'..=b'f'));
+    let parts: Vec<&str> = text.split(':').collect();
+    // The lowest bit of the first byte would make it an address of many.
+    let single = parts.first().and_then(|first| u8::from_str_radix(first, 16).ok()).is_some_and(|first| first & 1 == 0);
+    parts.len() == 6 && single && parts.iter().all(|part| pair(part))
+}
+
+/// A slot in the hands of an allocation.
+#[derive(Clone, Debug, PartialEq, Eq, serde::Serialize, serde::Deserialize, schemars::JsonSchema)]
+#[serde(deny_unknown_fields)]
+pub struct LeasedSlot {
+    /// The slot.
+    #[schemars(with = "String")]
+    pub slot_id: SlotId,
+    /// What it consists of.
+    pub spec: SlotSpec,
+}
+
+impl LeasedSlot {
+    /// Whether these can be the slots of one slice: some, not too many, none twice, nothing shared, every text plain.
+    pub fn check_all(slots: &[Self]) -> Result<(), String> {
+        if slots.is_empty() || slots.len() > MAX_SLOTS {
+            return Err(format!("slots: {} are given; choose 1 to {MAX_SLOTS}", slots.len()));
+        }
+        for (place, slot) in slots.iter().enumerate() {
+            slot.spec.check()?;
+            for other in slots.iter().take(place) {
+                if other.slot_id == slot.slot_id {
+                    return Err(format!("slots: {} is given twice", slot.slot_id));
+                }
+                if let Some(what) = other.spec.collides_with(&slot.spec) {
+                    return Err(format!("slots: {} and {} share {what}", other.slot_id, slot.slot_id));
+                }
+            }
+        }
+        Ok(())
+    }
+}
+
+/// Whose a slice is. The number grows with every lease of a slot, so that an order for an earlier one can be told.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Holder {
+    /// The allocation.
+    pub allocation_id: AllocationId,
+    /// Its fencing number.
+    pub lease_epoch: u64,
+}
+
+/// Shortest and longest time a guest may be given to shut down; other wishes are brought into these bounds.
+pub const GRACE_SECONDS: std::ops::RangeInclusive<u32> = 30..=900;
+
+/// How long a guest may take to shut down.
+pub fn grace(seconds: u32) -> std::time::Duration {
+    std::time::Duration::from_secs(seconds.clamp(*GRACE_SECONDS.start(), *GRACE_SECONDS.end()).into())
+}
+
+macro_rules! plain_names {
+    ($($(#[$doc:meta])* $name:ident, $max:literal, $what:literal, $first:expr, $rest:expr;)*) => {$(
+        $(#[$doc])*
+        #[derive(Clone, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, serde::Serialize, serde::Deserialize, schemars::JsonSchema)]
+        #[serde(try_from = "String", into = "String")]
+        #[schemars(with = "String")]
+        pub struct $name(String);
+
+        impl $name {
+            /// The name.
+            pub fn as_str(&self) -> &str {
+                &self.0
+            }
+        }
+
+        impl std::str::FromStr for $name {
+            type Err = BadName;
+
+            fn from_str(text: &str) -> Result<Self, BadName> {
+                let first: fn(u8) -> bool = $first;
+                let rest: fn(u8) -> bool = $rest;
+                let good = text.len() <= $max && text.bytes().all(rest) && text.bytes().next().is_some_and(first) && !text.ends_with('-');
+                if good { Ok(Self(text.to_owned())) } else { Err(BadName { what: $what, text: shown(text) }) }
+            }
+        }
+
+        written_as_text!($name);
+        shown_as_it_is!($name);
+    )*};
+}
+
+plain_names! {
+    /// The name a guest gives itself: one label of a host name.
+    VmName, 63, "a host name: 1 to 63 lower-case letters, digits and dashes, beginning with a letter",
+        |b| b.is_ascii_lowercase(), |b| b.is_ascii_lowercase() || b.is_ascii_digit() || b == b'-';
+    /// A user inside a guest.
+    UserName, 32, "a user name: 1 to 32 lower-case letters, digits, dashes and underscores, beginning with a letter",
+        |b| b.is_ascii_lowercase(), |b| b.is_ascii_lowercase() || b.is_ascii_digit() || matches!(b, b'-' | b'_');
+}
+
+/// A public SSH key: its kind and its bytes. Options and comments of the line that it came from are gone.
+#[derive(Clone, Debug, PartialEq, Eq, serde::Serialize, serde::Deserialize, schemars::JsonSchema)]
+#[serde(try_from = "String", into = "String")]
+#[schemars(with = "String")]
+pub struct SshPublicKey(String);
+
+impl SshPublicKey {
+    /// Kinds that are taken. DSA and small RSA keys are not.
+    const KINDS: [&str; 6] = [
+        "ssh-ed25519",
+        "ecdsa-sha2-nistp256",
+        "ecdsa-sha2-nistp384",
+        "ecdsa-sha2-nistp521",
+        "ssh-rsa",
+        "sk-ssh-ed25519@openssh.com",
+    ];
+    /// Longest line.
+    const MAX: usize = 4096;
+
+    /// As it stands in an `authorized_keys` file.
+    pub fn as_str(&self) -> &str {
+        &self.0
+    }
+}
+
+impl std::str::FromStr for SshPublicKey {
+    type Err = BadName;
+
+    fn from_str(text: &str) -> Result<Self, BadName> {
+        use base64::Engine as _;
+        let bad = || BadName { what: "a public SSH key like `ssh-ed25519 AAAA…` without options", text: shown(text) };
+        if text.len() > Self::MAX || text.contains(['\n', '\r', '\0']) {
+            return Err(bad());
+        }
+        let mut words = text.split_ascii_whitespace();
+        let (kind, body) = (words.next().ok_or_else(bad)?, words.next().ok_or_else(bad)?);
+        let bytes = base64::engine::general_purpose::STANDARD.decode(body).map_err(|_| bad())?;
+        // The bytes begin with the kind again: a length and a text.
+        let named = bytes.get(4..).and_then(|rest| rest.get(..kind.len())) == Some(kind.as_bytes())
+            && bytes.get(..4) == Some(&u32::try_from(kind.len()).unwrap_or(0).to_be_bytes());
+        let long_enough = kind != "ssh-rsa" || bytes.len() >= 250;
+        if !Self::KINDS.contains(&kind) || !named || !long_enough {
+            return Err(bad());
+        }
+        Ok(Self(format!("{kind} {body}")))
+    }
+}
+
+written_as_text!(SshPublicKey);
+shown_as_it_is!(SshPublicKey);
 
 /// A text that is not what it should be.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]

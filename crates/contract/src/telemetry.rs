@@ -1,5 +1,7 @@
 //! What a host says about itself. Never an authority: only shown, and used to warn.
 
+use crate::id::AllocationId;
+use crate::task::slice_vm_provision::TelemetrySource;
 use crate::time::Timestamp;
 
 /// Most bytes of one telemetry document on the link.
@@ -113,6 +115,74 @@ pub struct HostMetrics {
     pub agent_rss_bytes: u64,
     /// One entry per GPU that answers.
     pub gpus: Vec<GpuMetrics>,
+    /// One entry per guest.
+    pub guests: Vec<GuestMetrics>,
+}
+
+/// A sample of one guest.
+#[derive(Clone, Debug, PartialEq, serde::Serialize, serde::Deserialize, schemars::JsonSchema)]
+#[serde(default)]
+pub struct GuestMetrics {
+    /// Whose it is.
+    pub allocation_id: Option<AllocationId>,
+    /// The hypervisor says that it runs.
+    pub running: bool,
+    /// Where the rest comes from.
+    pub source: TelemetrySource,
+    /// Why not from the guest; empty if it does.
+    pub reason: String,
+    /// When it came.
+    pub at: Timestamp,
+    /// What the guest says of itself; zeros if it does not.
+    pub report: GuestReport,
+}
+
+impl Default for GuestMetrics {
+    fn default() -> Self {
+        Self {
+            allocation_id: None,
+            running: false,
+            source: TelemetrySource::Unavailable,
+            reason: String::new(),
+            at: Timestamp::default(),
+            report: GuestReport::default(),
+        }
+    }
+}
+
+/// What a guest says of itself. A tenant wrote it: it is shown, and nothing is decided by it.
+#[derive(Clone, Debug, Default, PartialEq, serde::Serialize, serde::Deserialize, schemars::JsonSchema)]
+#[serde(default)]
+pub struct GuestReport {
+    /// One-minute load average times 100.
+    pub load_percent: u64,
+    /// Memory in use.
+    pub memory_used_bytes: u64,
+    /// All memory.
+    pub memory_bytes: u64,
+    /// Space used on its root file system.
+    pub disk_used_bytes: u64,
+    /// Size of its root file system.
+    pub disk_size_bytes: u64,
+    /// Its GPUs.
+    pub gpus: Vec<GpuMetrics>,
+}
+
+impl GuestReport {
+    /// Most GPUs in a report.
+    const MAX_GPUS: usize = 16;
+    /// Longest address in a report.
+    const MAX_ADDRESS: usize = 32;
+
+    /// A report, if it is one and within its bounds.
+    pub fn parse(bytes: &[u8]) -> Option<Self> {
+        let report: Self = serde_json::from_slice(bytes).ok()?;
+        let plain = |gpu: &GpuMetrics| {
+            gpu.pci_address.len() <= Self::MAX_ADDRESS
+                && gpu.pci_address.bytes().all(|b| b.is_ascii_hexdigit() || b == b':' || b == b'.')
+        };
+        (report.gpus.len() <= Self::MAX_GPUS && report.gpus.iter().all(plain)).then_some(report)
+    }
 }
 
 /// A sample of one GPU.

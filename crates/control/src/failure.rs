@@ -1,7 +1,10 @@
 //! What can go wrong while serving somebody, and the loop that loads, decides and commits.
 
 use gpuaas_domain::{Decision, Refusal};
-use gpuaas_store::{CommitError, Store, StoreError};
+use gpuaas_store::{CommitError, StoreError};
+
+use crate::Control;
+use crate::leases;
 
 /// Why a request was not served.
 #[derive(Debug, thiserror::Error)]
@@ -44,16 +47,16 @@ const MAX_ATTEMPTS: u32 = 16;
 
 /// Loads, decides and commits until it sticks: `attempt` loads the state and decides on it; if another writer changed
 /// that state meanwhile, it is called again. An empty decision is not written at all.
-pub(crate) async fn settle<T, A, F>(store: &Store, attempt: A) -> Result<T, Failure>
+pub(crate) async fn settle<T, A, F>(control: &Control, attempt: A) -> Result<T, Failure>
 where
     A: Fn() -> F,
     F: Future<Output = Result<(T, Decision), Failure>>,
 {
-    settle_knowing(store, (), |_| attempt()).await
+    settle_knowing(control, (), |_| attempt()).await
 }
 
 /// The same for a caller that has just loaded the state: the first attempt gets it and need not load it again.
-pub(crate) async fn settle_knowing<K, T, A, F>(store: &Store, known: K, attempt: A) -> Result<T, Failure>
+pub(crate) async fn settle_knowing<K, T, A, F>(control: &Control, known: K, attempt: A) -> Result<T, Failure>
 where
     A: Fn(Option<K>) -> F,
     F: Future<Output = Result<(T, Decision), Failure>>,
@@ -64,7 +67,7 @@ where
         if decision.is_empty() {
             return Ok(value);
         }
-        match store.commit(decision).await {
+        match leases::commit(control, decision).await {
             Ok(()) => return Ok(value),
             Err(CommitError::Conflict) => tokio::task::yield_now().await,
             Err(CommitError::Store(error)) => return Err(error.into()),

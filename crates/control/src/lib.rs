@@ -6,6 +6,7 @@
 
 mod failure;
 pub mod http;
+mod leases;
 pub mod link;
 pub mod listener;
 mod metrics;

@@ -12,14 +12,14 @@ use gpuaas_contract::time::Timestamp;
 use gpuaas_domain::access::{ApiToken, Role as TokenRole};
 use gpuaas_domain::decision::{Change, Context};
 use gpuaas_domain::{Actor, Decision};
-use gpuaas_store::{Store, StoreConfig, StoreError};
+use gpuaas_store::{CommitError, Store, StoreConfig, StoreError};
 use gpuaas_world::net::TcpListener;
 use rustls::pki_types::{CertificateDer, PrivateKeyDer, pem::PemObject as _};
 use tokio_rustls::TlsAcceptor;
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 
-use crate::failure::{Failure, settle};
+use crate::failure::Failure;
 use crate::roles::Role;
 use crate::{Control, http, link, listener, metrics, pki};
 
@@ -219,8 +219,11 @@ async fn ensure_admin_token(store: &Store, file: &Path) -> Result<(), StartError
         &id,
         data,
     );
-    settle(store, || async { Ok(((), decision.clone())) }).await?;
-    Ok(())
+    match store.commit(decision).await {
+        Ok(()) => Ok(()),
+        Err(CommitError::Conflict) => Err(Failure::Contended.into()),
+        Err(CommitError::Store(error)) => Err(Failure::from(error).into()),
+    }
 }
 
 fn api_tls(tls: &ApiTls, ca: &Arc<pki::Ca>) -> Result<Option<TlsAcceptor>, StartError> {

@@ -29,6 +29,13 @@ const GUARDED: &[(&str, &str)] = &[
     ("POST", routes::SLOT_QUARANTINE),
     ("POST", routes::SLOT_UNQUARANTINE),
     ("POST", routes::SLOT_WITHDRAW),
+    ("POST", routes::SLOT_FORCE_CLEANUP),
+    ("GET", routes::SLICES),
+    ("POST", routes::SLICES),
+    ("GET", routes::SLICE),
+    ("POST", routes::SLICE_RELEASE),
+    ("POST", routes::SLICE_POWER),
+    ("POST", routes::SLICE_CONSOLE),
     ("GET", routes::ENROLMENTS),
     ("GET", routes::ENROLMENT),
     ("POST", routes::ENROLMENT_APPROVE),
@@ -65,6 +72,7 @@ fn path_of(route: &str) -> String {
         .replace("{task}", &TaskId::generate().to_string())
         .replace("{enrolment}", "enrol_0")
         .replace("{slot}", "slot_0")
+        .replace("{slice}", "alloc_0")
         .replace("{token}", "t")
         .replace("{key}", "k")
 }

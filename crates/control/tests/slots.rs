@@ -5,92 +5,11 @@
 mod common;
 
 use common::TestServer;
-use common::node::{Host, Link};
-use gpuaas_api::ClientError;
-use gpuaas_api::dto::{Reason, Slot, SlotListQuery, Task, TaskCreate, TopologyApprove};
-use gpuaas_contract::Digest;
+use common::looking::{Looking, candidate, refused, write_to_database};
+use gpuaas_api::dto::{Reason, Slot, SlotListQuery, TopologyApprove};
 use gpuaas_contract::id::TaskId;
-use gpuaas_contract::receipt::Signed;
 use gpuaas_contract::slice::Blocker;
-use gpuaas_contract::task::slice_topology_discover::{CandidateSlot, Output, Prerequisites, Summary};
-use serde_json::json;
-
-/// A host that answers `slice.topology_discover`.
-struct Looking {
-    host: Host,
-    link: Link,
-    sequence: u64,
-    previous: Option<Digest>,
-}
-
-impl Looking {
-    async fn new(server: &TestServer) -> Self {
-        let host = Host::enrolled(server).await;
-        let link = host.connect(&[]).await;
-        Self { host, link, sequence: 0, previous: None }
-    }
-
-    fn node(&self) -> String {
-        self.host.node_id().to_string()
-    }
-
-    /// Looks at itself and finds these slots.
-    async fn finds(&mut self, server: &TestServer, slots: Vec<CandidateSlot>) -> TaskId {
-        let create = TaskCreate {
-            node: self.node(),
-            task_type: "slice.topology_discover".to_owned(),
-            params: json!({}),
-            queue_seconds: None,
-            timeout_seconds: None,
-        };
-        let task: Task = server.client().task_create(&create, None).await.unwrap();
-        let offer = self.link.offer().await;
-        let verified = self.host.verify(&offer.envelope);
-        self.sequence += 1;
-        let mut payload = self.host.receipt_payload(&verified, self.sequence, self.previous.take());
-        payload.output = Some(serde_json::value::to_raw_value(&found(slots)).unwrap());
-        let Signed { receipt, digest } = payload.sign(&self.host.receipt_key);
-        assert_eq!(self.link.receipt(task.id, receipt).await, "");
-        self.previous = Some(digest);
-        task.id
-    }
-}
-
-fn candidate(slot_index: u32) -> CandidateSlot {
-    CandidateSlot {
-        slot_index,
-        pci_address: format!("0000:{slot_index:02x}:00.0").parse().unwrap(),
-        companions: Vec::new(),
-        fabric_device: None,
-        nvme_device: Some(format!("/dev/disk/by-id/nvme-S{slot_index}")),
-        nvme_serial: Some(format!("S{slot_index}")),
-        numa_node: 0,
-        vcpu_count: 12,
-        memory_mib: 65_536,
-        mac_address: format!("02:00:00:00:00:{slot_index:02x}"),
-        private_ip: Some(std::net::Ipv4Addr::new(10, 77, 0, u8::try_from(slot_index).unwrap() + 2)),
-        schedulable: true,
-        blockers: Vec::new(),
-    }
-}
-
-fn found(slots: Vec<CandidateSlot>) -> Output {
-    Output {
-        approval_required: true,
-        simulated: false,
-        prerequisites: Prerequisites::default(),
-        gpu_devices: Vec::new(),
-        fabric_devices: Vec::new(),
-        nvme_devices: Vec::new(),
-        candidate_summary: Summary { slots: u32::try_from(slots.len()).unwrap(), schedulable: 0, blockers: Vec::new() },
-        candidate_slots: slots,
-    }
-}
-
-fn refused<T: std::fmt::Debug>(result: Result<T, ClientError>) -> String {
-    let error = result.expect_err("refused");
-    error.problem().unwrap_or_else(|| panic!("not refused: {error:?}")).code.clone()
-}
+use gpuaas_contract::task::slice_topology_discover::CandidateSlot;
 
 async fn the_life_of_slots(server: TestServer) {
     let client = server.client();
@@ -151,20 +70,7 @@ async fn a_forged_slot_is_not_touched(server: TestServer) {
     let task_id = looking.finds(&server, vec![candidate(0)]).await;
     let approve = TopologyApprove { task_id, slots: None };
     let slot = client.node_topology_approve(&looking.node(), &approve).await.unwrap().items.remove(0);
-    let query = "UPDATE slots SET spec = REPLACE(spec, 'S0', 'S9') WHERE id = $1";
-    match &server.pg {
-        None => {
-            let path = format!("sqlite:{}", server.dir.join("test.db").display());
-            let pool = sqlx::SqlitePool::connect(&path).await.unwrap();
-            assert_eq!(sqlx::query(query).bind(slot.id.to_string()).execute(&pool).await.unwrap().rows_affected(), 1);
-            pool.close().await;
-        }
-        Some(pg) => {
-            let pool = sqlx::PgPool::connect(pg.url()).await.unwrap();
-            assert_eq!(sqlx::query(query).bind(slot.id.to_string()).execute(&pool).await.unwrap().rows_affected(), 1);
-            pool.close().await;
-        }
-    }
+    write_to_database(&server, "UPDATE slots SET spec = REPLACE(spec, 'S0', 'S9') WHERE id = $1", &slot.id.to_string()).await;
     assert_eq!(refused(client.slot_quarantine(&slot.id.to_string(), &Reason::default()).await), "slot_forged");
     assert_eq!(refused(client.node_topology_approve(&looking.node(), &approve).await), "slot_forged");
 

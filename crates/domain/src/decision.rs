@@ -8,6 +8,7 @@ use gpuaas_contract::time::Timestamp;
 use crate::access::{Actor, ApiToken};
 use crate::enrolment::{Enrolment, JoinToken};
 use crate::node::{Certificate, Node};
+use crate::slice::Ending;
 use crate::slot::Slot;
 use crate::task::TaskRecord;
 
@@ -22,6 +23,9 @@ pub struct Decision {
     pub audit: Vec<AuditEntry>,
     /// Whom to wake after the commit. Losing one delays work by one slow poll and loses nothing.
     pub hints: Vec<Hint>,
+    /// Tasks that decide about slots and end with this decision. What that means for the slots ([`crate::slice::settle`]) must take
+    /// their place before the decision is written: the store refuses it otherwise, so that nobody can forget a slot.
+    pub endings: Vec<Ending>,
 }
 
 /// One row to write.
@@ -241,6 +245,13 @@ impl Decision {
         self.events.extend(other.events);
         self.audit.extend(other.audit);
         self.hints.extend(other.hints);
+        self.endings.extend(other.endings);
+        self
+    }
+
+    /// Adds the end of a task that decides about slots.
+    pub(crate) fn ending(mut self, ending: Ending) -> Self {
+        self.endings.push(ending);
         self
     }
 

@@ -10,6 +10,7 @@ pub mod decision;
 pub mod enrolment;
 pub mod node;
 pub mod refusal;
+pub mod slice;
 pub mod slot;
 pub mod task;
 

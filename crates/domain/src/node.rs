@@ -3,6 +3,7 @@
 use gpuaas_contract::Digest;
 use gpuaas_contract::id::{AgentInstanceId, NodeId, ServerId, SessionId};
 use gpuaas_contract::key::VerifyingKey;
+use gpuaas_contract::task::TaskType;
 use gpuaas_contract::telemetry::HostFacts;
 use gpuaas_contract::time::Timestamp;
 use serde_json::json;
@@ -55,6 +56,19 @@ impl Service {
     /// Whether new tasks may be created for it and queued ones handed out.
     pub const fn takes_work(self) -> bool {
         matches!(self, Self::InService)
+    }
+
+    /// Whether a task of this kind may be created for it and handed out. A node in maintenance, or one that is held back, still serves
+    /// the slices that are on it: they must be able to leave.
+    pub const fn takes(self, kind: TaskType) -> bool {
+        match kind {
+            TaskType::SliceVmRelease | TaskType::SliceVmPower | TaskType::SliceConsoleRead => self.may_connect(),
+            TaskType::DiagPing
+            | TaskType::DiagHealthProbe
+            | TaskType::PackageList
+            | TaskType::SliceTopologyDiscover
+            | TaskType::SliceVmProvision => self.takes_work(),
+        }
     }
 
     /// Whether its certificates may open a link at all.

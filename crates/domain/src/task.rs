@@ -17,6 +17,7 @@ use serde_json::json;
 use crate::decision::{Change, Context, Decision, Hint};
 use crate::node::Node;
 use crate::refusal::Refusal;
+use crate::slice::{Ending, How};
 
 /// How long an offered task may stay unaccepted before it is offered again.
 pub const LEASE: Duration = Duration::from_secs(30);
@@ -30,6 +31,8 @@ pub const MAX_QUEUE_TIME: Duration = Duration::from_secs(24 * 3600);
 pub const DEFAULT_TIMEOUT: Duration = Duration::from_secs(5 * 60);
 /// Longest run a caller may ask for.
 pub const MAX_TIMEOUT: Duration = Duration::from_secs(24 * 3600);
+/// Most bytes of a task's parameters: with the rest of the envelope and its signature they must fit into one.
+pub const MAX_PARAMS: usize = envelope::MAX_BYTES / 4 * 3 - 2 * 1024;
 /// Most tasks that may be unfinished for one node.
 pub const MAX_UNFINISHED_PER_NODE: u64 = 10_000;
 
@@ -248,7 +251,7 @@ fn wanted(
     context: &Context,
     intent: impl FnOnce(&TaskRecord) -> String,
 ) -> Result<TaskRecord, Refusal> {
-    if !node.service.takes_work() {
+    if !node.service.takes(new.task.task_type()) {
         let why = if node.service_reason.is_empty() { String::new() } else { format!(" ({})", node.service_reason) };
         let message = format!("node {} is {}{why} and takes no new work", node.id, node.service.as_str());
         return Err(Refusal::conflict("node_takes_no_work", message));
@@ -268,13 +271,18 @@ fn wanted(
             format!("node {} has {MAX_UNFINISHED_PER_NODE} unfinished tasks; wait for some to end or cancel them", node.id);
         return Err(Refusal::conflict("node_queue_full", message));
     }
+    let params = new.task.params_json().get().to_owned();
+    if params.len() > MAX_PARAMS {
+        let message = format!("the parameters have {} bytes; at most {MAX_PARAMS} fit into an order", params.len());
+        return Err(Refusal::invalid("params_too_large", message));
+    }
     let mut task = TaskRecord {
         id: new.id,
         version: 0,
         node_id: node.id,
         node_epoch: node.epoch,
         task_type: new.task.task_type(),
-        params: new.task.params_json().get().to_owned(),
+        params,
         state: TaskState::Queued,
         requested_by: context.actor.to_string(),
         correlation_id: context.correlation_id.clone(),
@@ -326,8 +334,14 @@ pub fn envelope_payload(
     cluster_id: gpuaas_contract::id::ClusterId,
     now: Timestamp,
 ) -> Result<envelope::Payload, Refusal> {
-    let params = serde_json::value::RawValue::from_string(task.params.clone())
-        .map_err(|_| Refusal::conflict("task_params_corrupt", format!("the stored params of {} are not JSON", task.id)))?;
+    let corrupt =
+        || Refusal::conflict("task_params_corrupt", format!("the stored params of {} are not what they should be", task.id));
+    let params = serde_json::value::RawValue::from_string(task.params.clone()).map_err(|_| corrupt())?;
+    let holder = if task.task_type.needs_lease() {
+        Some(Task::parse(task.task_type, &task.params).ok().and_then(|task| task.holder()).ok_or_else(corrupt)?)
+    } else {
+        None
+    };
     let start_by = now.plus(START_WINDOW.min(MAX_START_WINDOW)).min(task.queue_until).max(now);
     Ok(envelope::Payload {
         cluster_id,
@@ -336,8 +350,8 @@ pub fn envelope_payload(
         task_id: task.id,
         task_type: task.task_type.as_str().to_owned(),
         params,
-        allocation_id: None,
-        lease_epoch: None,
+        allocation_id: holder.map(|holder| holder.allocation_id),
+        lease_epoch: holder.map(|holder| holder.lease_epoch),
         issued_at: now,
         start_by,
         deadline: start_by.plus(task.timeout),
@@ -363,7 +377,7 @@ fn dispatched(task: &TaskRecord, node: &Node, payload: &envelope::Payload, conte
     if task.state != TaskState::Queued || task.cancel_requested_at.is_some() {
         return Err(not_now(task));
     }
-    if !node.service.takes_work() || node.epoch != task.node_epoch || context.now > task.queue_until {
+    if !node.service.takes(task.task_type) || node.epoch != task.node_epoch || context.now > task.queue_until {
         return Err(not_now(task));
     }
     Ok(TaskRecord {
@@ -563,7 +577,12 @@ pub fn node_gone(task: &TaskRecord, why: &str, context: &Context) -> Decision {
 /// A row that the control plane did not write itself is never signed.
 pub fn intent_forged(task: &TaskRecord, context: &Context) -> Decision {
     let message = "this row was not written by the control plane; nothing was signed";
-    end(task, TaskState::Cancelled, "intent_forged", message, context)
+    let mut decision = end(task, TaskState::Cancelled, "intent_forged", message, context);
+    // Nor is it believed what it says of having been sent before.
+    for ending in &mut decision.endings {
+        ending.how = How::MayHaveRan;
+    }
+    decision
 }
 
 /// The node's verified word. Ends the task, also one that was given up as expired or lost.
@@ -611,7 +630,7 @@ pub fn receipt(
         Outcome::Refused => "gpuaas.task.refused.v1",
     };
     let decision = Decision::default()
-        .change(Change::TaskUpdate(Box::new(next)))
+        .change(Change::TaskUpdate(Box::new(next.clone())))
         .change(Change::ReceiptInsert {
             task_id: task.id,
             node_id: said.node_id,
@@ -624,7 +643,9 @@ pub fn receipt(
         })
         .record(context, kind, "task.receipt", &id, data)
         .hint(Hint::Task(task.id));
-    Ok(Some(decision))
+    let how =
+        How::Receipt { outcome: said.outcome, started: said.started_at.is_some(), proof: verified.cleanup_proof().cloned() };
+    Ok(Some(with_ending(decision, next, how)))
 }
 
 fn requeue(task: &TaskRecord, why: &str, context: &Context) -> Decision {
@@ -656,9 +677,10 @@ fn end(task: &TaskRecord, state: TaskState, code: &str, message: &str, context: 
         message: message.to_owned(),
         ..task.clone()
     };
-    let (kind, action) = match state {
-        TaskState::Cancelled => ("gpuaas.task.cancelled.v1", "task.cancelled"),
-        TaskState::Expired => ("gpuaas.task.expired.v1", "task.expire"),
+    // Only what surely never runs ends without a receipt as cancelled or expired.
+    let (kind, action, how) = match state {
+        TaskState::Cancelled => ("gpuaas.task.cancelled.v1", "task.cancelled", How::NeverRan),
+        TaskState::Expired => ("gpuaas.task.expired.v1", "task.expire", How::NeverRan),
         TaskState::Queued
         | TaskState::Dispatched
         | TaskState::Accepted
@@ -667,12 +689,18 @@ fn end(task: &TaskRecord, state: TaskState, code: &str, message: &str, context: 
         | TaskState::Failed
         | TaskState::Interrupted
         | TaskState::Refused
-        | TaskState::Lost => ("gpuaas.task.lost.v1", "task.lose"),
+        | TaskState::Lost => ("gpuaas.task.lost.v1", "task.lose", How::MayHaveRan),
     };
-    Decision::default()
-        .change(Change::TaskUpdate(Box::new(next)))
+    let decision = Decision::default()
+        .change(Change::TaskUpdate(Box::new(next.clone())))
         .record(context, kind, action, &id, json!({ "task_id": id, "node_id": task.node_id, "code": code }))
-        .hint(Hint::Task(task.id))
+        .hint(Hint::Task(task.id));
+    with_ending(decision, next, how)
+}
+
+/// Every end of a task passes here: if it decides about slots, so does the decision.
+fn with_ending(decision: Decision, task: TaskRecord, how: How) -> Decision {
+    if task.task_type.may_prove_cleanup() { decision.ending(Ending { task, how }) } else { decision }
 }
 
 fn not_now(task: &TaskRecord) -> Refusal {

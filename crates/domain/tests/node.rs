@@ -54,6 +54,18 @@ fn only_a_node_in_service_takes_work_and_no_locked_or_retired_one_connects() {
 }
 
 #[test]
+fn a_node_that_takes_no_work_still_lets_its_slices_go() {
+    use gpuaas_contract::task::TaskType;
+    for service in Service::ALL {
+        for kind in TaskType::ALL {
+            let serves = matches!(kind, TaskType::SliceVmRelease | TaskType::SliceVmPower | TaskType::SliceConsoleRead);
+            let expected = if serves { service.may_connect() } else { service.takes_work() };
+            assert_eq!(service.takes(kind), expected, "{kind} on a node that is {}", service.as_str());
+        }
+    }
+}
+
+#[test]
 fn a_new_machine_becomes_a_new_node_in_its_first_epoch() {
     let id = NodeId::generate();
     let (new, decision) = node::enrol(None, admission(), id, &context());

@@ -4,7 +4,7 @@ mod support;
 
 use std::collections::BTreeSet;
 
-use gpuaas_contract::id::SlotId;
+use gpuaas_contract::id::{AllocationId, SlotId};
 use gpuaas_contract::slice::Blocker;
 use gpuaas_contract::task::TaskType;
 use gpuaas_contract::task::slice_topology_discover::{CandidateSlot, Output, Prerequisites, Summary};
@@ -16,7 +16,7 @@ use support::{NOW, assert_recorded, at, code, context, node, queued};
 fn candidate(slot_index: u32) -> CandidateSlot {
     CandidateSlot {
         slot_index,
-        pci_address: format!("0000:{slot_index:02x}:00.0").parse().expect("an address"),
+        pci_address: Some(format!("0000:{slot_index:02x}:00.0").parse().expect("an address")),
         companions: vec![format!("0000:{slot_index:02x}:00.1").parse().expect("an address")],
         fabric_device: Some(format!("0000:{slot_index:02x}:01.1").parse().expect("an address")),
         nvme_device: Some(format!("/dev/disk/by-id/nvme-S{slot_index}")),
@@ -61,8 +61,7 @@ fn try_approve(
     existing: &[Slot],
 ) -> Result<(Vec<Slot>, Decision), Refusal> {
     let wanted: Option<BTreeSet<u32>> = wanted.map(|wanted| wanted.iter().copied().collect());
-    let seal = |slot: &Slot| format!("seal of {}", slot.spec.pci_address);
-    slot::approve(&node(), (task, found), wanted.as_ref(), existing, SlotId::generate, seal, &context())
+    slot::approve(&node(), (task, found), wanted.as_ref(), existing, SlotId::generate, slot::seal_text, &context())
 }
 
 fn approve(found: &Output, wanted: Option<&[u32]>, existing: &[Slot]) -> Result<(Vec<Slot>, Decision), Refusal> {
@@ -77,7 +76,7 @@ fn approval_makes_slots_of_what_can_be_used_and_of_nothing_else() {
     let (slots, decision) = approve(&found, None, &[]).expect("approved");
     assert_eq!(slots.iter().map(|slot| slot.spec.slot_index).collect::<Vec<_>>(), [0, 2]);
     assert!(slots.iter().all(|slot| slot.state == SlotState::Available && slot.approved_by == context().actor.to_string()));
-    assert_eq!(slots[0].seal, "seal of 0000:00:00.0");
+    assert_eq!(slots[0].seal, slot::seal_text(&slots[0]));
     let inserted = slots.iter().map(|slot| Change::SlotInsert(Box::new(slot.clone()))).collect::<Vec<_>>();
     assert_eq!(decision.changes, inserted);
     assert_eq!(decision.audit.iter().map(|row| row.action).collect::<Vec<_>>(), ["slot.approve"; 2]);
@@ -98,7 +97,7 @@ fn only_a_fresh_look_of_this_very_node_can_be_approved() {
     assert_eq!(refused(TaskRecord { state: TaskState::Failed, ..proposal() }), "not_a_proposal");
     assert_eq!(refused(TaskRecord { node_id: gpuaas_contract::id::NodeId::generate(), ..proposal() }), "not_a_proposal");
     assert_eq!(refused(TaskRecord { node_epoch: node().epoch + 1, ..proposal() }), "proposal_outdated");
-    let seal = |_: &Slot| String::new();
+    let seal = slot::seal_text;
     let late = at(NOW.plus(PROPOSAL_LIFE).plus(std::time::Duration::from_micros(1)));
     let result = slot::approve(&node(), (&proposal(), &found), None, &[], SlotId::generate, seal, &late);
     assert_eq!(code(result), "proposal_outdated");
@@ -136,50 +135,110 @@ fn two_slots_never_share_a_device_but_may_swap_theirs_together() {
     }
 }
 
+/// A slot as it is in this state.
+fn in_state(slot: &Slot, state: SlotState) -> Slot {
+    let quarantine = (state == SlotState::Quarantined).then(|| "smells".to_owned());
+    let allocation_id = (!state.is_clean()).then(AllocationId::generate);
+    Slot { state, reason: "smells".to_owned(), quarantine, allocation_id, lease_epoch: 4, ..slot.clone() }
+}
+
 #[test]
 fn a_quarantined_slot_is_left_alone_and_a_withdrawn_one_can_come_back() {
     let found = found(vec![candidate(0)]);
     let (slots, _) = approve(&found, None, &[]).expect("approved");
-    let in_state = |state| vec![Slot { state, reason: "smells".to_owned(), ..slots[0].clone() }];
-    assert_eq!(code(approve(&found, None, &in_state(SlotState::Quarantined))), "slot_quarantined");
-    let (back, _) = approve(&found, None, &in_state(SlotState::Withdrawn)).expect("approved");
+    let as_it_is = |state| vec![in_state(&slots[0], state)];
+    assert_eq!(code(approve(&found, None, &as_it_is(SlotState::Quarantined))), "slot_quarantined");
+    let (back, _) = approve(&found, None, &as_it_is(SlotState::Withdrawn)).expect("approved");
     assert_eq!((back[0].id, back[0].state, back[0].reason.as_str()), (slots[0].id, SlotState::Available, ""));
+    assert_eq!(back[0].lease_epoch, 4, "the fencing number never goes back");
+}
+
+#[test]
+fn approval_never_touches_a_slot_that_is_in_use_or_dirty() {
+    let (slots, _) = approve(&found(vec![candidate(0), candidate(1)]), None, &[]).expect("approved");
+    let replaced = CandidateSlot { nvme_serial: Some("NEW".to_owned()), ..candidate(0) };
+    for state in [SlotState::Leased, SlotState::Releasing, SlotState::CleanupBlocked, SlotState::NeedsWipe] {
+        let busy = in_state(&slots[0], state);
+        let existing = vec![busy.clone(), slots[1].clone()];
+        // Those that are named must be as they are; those that are not named stay as they are.
+        assert_eq!(code(approve(&found(vec![replaced.clone()]), Some(&[0]), &existing)), "slot_in_use");
+        let (after, decision) = approve(&found(vec![replaced.clone(), candidate(1)]), None, &existing).expect("approved");
+        assert!(decision.is_empty(), "{state:?}");
+        assert_eq!(after, existing);
+        let (after, decision) = approve(&found(vec![candidate(0)]), Some(&[0]), &existing).expect("nothing changes");
+        assert!(decision.is_empty() && after == [busy.clone()]);
+        // Its devices go to nobody else, also when it is approved together with others.
+        let swapped = CandidateSlot { nvme_serial: Some("S0".to_owned()), ..candidate(1) };
+        assert_eq!(code(approve(&found(vec![replaced.clone(), swapped]), None, &existing)), "slot_collides");
+    }
 }
 
 #[test]
 fn every_operation_in_every_state_has_one_answer_and_saying_it_twice_changes_nothing() {
     let (slots, _) = approve(&found(vec![candidate(0)]), None, &[]).expect("approved");
+    let operate = |slot: &Slot, operation| slot::operate(slot, operation, "because", slot::seal_text, &context());
     for state in SlotState::ALL {
         for operation in [Operation::Quarantine, Operation::Unquarantine, Operation::Withdraw] {
-            let before = Slot { state, ..slots[0].clone() };
-            let result = slot::operate(&before, operation, "because", &context());
-            let expected = match (operation, state) {
+            let before = in_state(&slots[0], state);
+            let result = operate(&before, operation);
+            let (expected, held) = match (operation, state) {
                 (Operation::Quarantine | Operation::Unquarantine, SlotState::Withdrawn) => {
                     assert_eq!(code(result), "slot_withdrawn");
                     continue;
                 }
-                (Operation::Quarantine, SlotState::Available | SlotState::Quarantined) => SlotState::Quarantined,
-                (Operation::Unquarantine, SlotState::Available | SlotState::Quarantined) => SlotState::Available,
-                (Operation::Withdraw, SlotState::Available | SlotState::Quarantined | SlotState::Withdrawn) => {
-                    SlotState::Withdrawn
+                (
+                    Operation::Withdraw,
+                    SlotState::Leased | SlotState::Releasing | SlotState::CleanupBlocked | SlotState::NeedsWipe,
+                ) => {
+                    assert_eq!(code(result), "slot_in_use");
+                    continue;
                 }
+                (Operation::Quarantine, SlotState::Available | SlotState::Quarantined) => (SlotState::Quarantined, true),
+                (Operation::Unquarantine, SlotState::Available | SlotState::Quarantined) => (SlotState::Available, false),
+                (Operation::Withdraw, SlotState::Available | SlotState::Quarantined | SlotState::Withdrawn) => {
+                    (SlotState::Withdrawn, false)
+                }
+                // It stays with its tenant, or as dirty as it is.
+                (
+                    Operation::Quarantine,
+                    SlotState::Leased | SlotState::Releasing | SlotState::CleanupBlocked | SlotState::NeedsWipe,
+                ) => (state, true),
+                (
+                    Operation::Unquarantine,
+                    SlotState::Leased | SlotState::Releasing | SlotState::CleanupBlocked | SlotState::NeedsWipe,
+                ) => (state, false),
             };
             let decision = result.expect("may");
             let Some(Change::SlotUpdate(after)) = decision.changes.first() else {
                 assert!(decision.is_empty() && expected == state, "{operation:?} in {state:?}");
                 continue;
             };
-            assert_eq!(after.state, expected);
-            assert_eq!(after.seal, before.seal, "what it consists of is untouched");
-            assert!(slot::operate(after, operation, "because", &context()).expect("may").is_empty());
+            assert_eq!((after.state, after.quarantine.is_some()), (expected, held), "{operation:?} in {state:?}");
+            assert_eq!((after.allocation_id, after.lease_epoch), (before.allocation_id, before.lease_epoch));
+            assert_eq!(after.seal, slot::seal_text(after), "sealed again");
+            assert!(operate(after, operation).expect("may").is_empty());
         }
     }
     let long = "x".repeat(501);
-    assert_eq!(code(slot::operate(&slots[0], Operation::Quarantine, &long, &context())), "reason_too_long");
+    let result = slot::operate(&slots[0], Operation::Quarantine, &long, slot::seal_text, &context());
+    assert_eq!(code(result), "reason_too_long");
 }
 
 #[test]
-fn the_seal_covers_every_device_and_who_approved_it() {
+fn a_leased_slot_can_be_held_back_and_let_go_and_stays_with_its_tenant() {
+    let (slots, _) = approve(&found(vec![candidate(0)]), None, &[]).expect("approved");
+    let leased = Slot { reason: String::new(), ..in_state(&slots[0], SlotState::Leased) };
+    let held = slot::operate(&leased, Operation::Quarantine, "loud", slot::seal_text, &context()).expect("may");
+    assert_recorded(&held, "gpuaas.slot.quarantined.v1", "slot.quarantine");
+    let Some(Change::SlotUpdate(held)) = held.changes.first() else { panic!("{held:?}") };
+    assert_eq!((held.state, held.quarantine.as_deref(), held.reason.as_str()), (SlotState::Leased, Some("loud"), ""));
+    let go = slot::operate(held, Operation::Unquarantine, "", slot::seal_text, &context()).expect("may");
+    let Some(Change::SlotUpdate(go)) = go.changes.first() else { panic!("{go:?}") };
+    assert_eq!(**go, Slot { seal: slot::seal_text(&leased), ..leased });
+}
+
+#[test]
+fn the_seal_covers_every_device_who_approved_it_and_who_has_it() {
     let (slots, _) = approve(&found(vec![candidate(0)]), None, &[]).expect("approved");
     let slot = &slots[0];
     let text = slot::seal_text(slot);
@@ -198,9 +257,16 @@ fn the_seal_covers_every_device_and_who_approved_it() {
         Slot { node_id: gpuaas_contract::id::NodeId::generate(), ..slot.clone() },
         Slot { approved_by: "somebody".to_owned(), ..slot.clone() },
         Slot { id: SlotId::generate(), ..slot.clone() },
+        Slot { state: SlotState::NeedsWipe, ..slot.clone() },
+        Slot { allocation_id: Some(AllocationId::generate()), ..slot.clone() },
+        Slot { lease_epoch: 1, ..slot.clone() },
+        Slot { lease_task: Some(proposal().id), ..slot.clone() },
+        Slot { quarantine: Some(String::new()), ..slot.clone() },
+        Slot { drive_used: true, ..slot.clone() },
+        Slot { devices_used: true, ..slot.clone() },
     ] {
         assert_ne!(slot::seal_text(&changed), text);
     }
-    let moved = Slot { state: SlotState::Quarantined, reason: "x".to_owned(), version: 9, ..slot.clone() };
-    assert_eq!(slot::seal_text(&moved), text, "an operator may hold it back without approving it again");
+    let told = Slot { reason: "x".to_owned(), version: 9, ..slot.clone() };
+    assert_eq!(slot::seal_text(&told), text, "words and the version decide nothing");
 }

@@ -101,6 +101,23 @@ fn what_cannot_be_asked_for_is_refused_with_its_code() {
 }
 
 #[test]
+fn an_order_always_fits_into_an_envelope_or_is_refused() {
+    let longest = serde_json::value::RawValue::from_string(format!("\"{}\"", "x".repeat(task::MAX_PARAMS - 2))).expect("JSON");
+    let payload = task::envelope_payload(&queued(), &node(), CLUSTER, NOW).expect("payload");
+    let payload = gpuaas_contract::envelope::Payload {
+        params: longest,
+        allocation_id: Some(gpuaas_contract::id::AllocationId::generate()),
+        lease_epoch: Some(u64::MAX),
+        correlation_id: "x".repeat(128).try_into().unwrap_or(payload.correlation_id),
+        ..payload
+    };
+    assert!(payload.sign(&task_key()).envelope.len() <= gpuaas_contract::envelope::MAX_BYTES);
+    let ping = gpuaas_contract::task::diag_ping::Params { message: "x".repeat(task::MAX_PARAMS), ..Default::default() };
+    let new = NewTask { task: gpuaas_contract::task::Task::DiagPing(ping), ..new_task() };
+    assert_eq!(code(create(&node(), new, 0)), "params_too_large");
+}
+
+#[test]
 fn the_intent_covers_everything_that_decides_what_runs_where() {
     let task = queued();
     let text = task::intent_text(&task);

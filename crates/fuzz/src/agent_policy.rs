@@ -43,8 +43,11 @@ pub fn agent_policy(data: &[u8]) -> bool {
 /// What the text says, read without the agent; `None` if it is no policy.
 fn meaning(text: &str) -> Option<(BTreeSet<TaskType>, BTreeMap<TaskType, u32>)> {
     let table: toml::Table = text.parse().ok()?;
-    if table.keys().any(|key| key != "allowed_tasks" && key != "concurrency") {
+    if table.keys().any(|key| !["allowed_tasks", "concurrency", "slices"].contains(&key.as_str())) {
         return None;
+    }
+    if let Some(slices) = table.get("slices") {
+        slices.as_table()?.iter().all(|(name, value)| is_slice_rule(name, value)).then_some(())?;
     }
     let mut allowed = BTreeSet::new();
     if let Some(list) = table.get("allowed_tasks") {
@@ -60,4 +63,16 @@ fn meaning(text: &str) -> Option<(BTreeSet<TaskType>, BTreeMap<TaskType, u32>)> 
         }
     }
     Some((allowed, limits))
+}
+
+fn is_slice_rule(name: &str, value: &toml::Value) -> bool {
+    match name {
+        "pci_addresses" | "nvme_serials" | "image_sources" | "drives_without_gpu" => {
+            value.as_array().is_some_and(|list| list.iter().all(toml::Value::is_str))
+        }
+        "emulation" => value.as_str().is_some_and(|when| ["never", "fallback", "always"].contains(&when)),
+        "install_packages" => value.is_bool(),
+        "destroys_per_hour" => value.as_integer().is_some_and(|limit| u32::try_from(limit).is_ok()),
+        _ => false,
+    }
 }

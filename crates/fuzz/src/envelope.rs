@@ -6,6 +6,7 @@ use gpuaas_contract::envelope::{
     CLOCK_SKEW, Expectation, MAX_BYTES, MAX_RUN, MAX_START_WINDOW, PAYLOAD_TYPE, Payload, Refusal, RefusalCode, Verified, verify,
 };
 use gpuaas_contract::id::{AllocationId, ClusterId, CorrelationId, NodeId};
+use gpuaas_contract::slice::Holder;
 use gpuaas_contract::task::{Task, TaskType};
 use gpuaas_contract::time::Timestamp;
 use gpuaas_contract::verifier_set::VerifierSet;
@@ -89,6 +90,7 @@ fn check_refused(document: &[u8], refusal: &Refusal) {
         | RefusalCode::TaskUnknownField
         | RefusalCode::TaskTypeUnknown
         | RefusalCode::ParamsInvalid
+        | RefusalCode::LeaseMismatch
         | RefusalCode::ClusterMismatch
         | RefusalCode::NodeMismatch
         | RefusalCode::EpochMismatch
@@ -141,6 +143,9 @@ fn structured(input: &mut Input<'_>) -> bool {
     let kind = input.choose(TaskType::ALL);
     let text = input.rest();
     let Ok(params) = serde_json::from_slice::<Box<serde_json::value::RawValue>>(text) else { return false };
+    let holder = Task::parse(kind, params.get()).ok().and_then(|task| task.holder());
+    let stranger = Holder { allocation_id: AllocationId::from_bytes([4; 16]), lease_epoch: u64::MAX };
+    let named = if wrong(4) { Some(stranger) } else { holder };
     let payload = Payload {
         cluster_id: if wrong(0) { ClusterId::from_bytes([9; 16]) } else { CLUSTER },
         node_id: if wrong(1) { NodeId::from_bytes([9; 16]) } else { NODE },
@@ -148,8 +153,8 @@ fn structured(input: &mut Input<'_>) -> bool {
         task_id: TASK,
         task_type: if wrong(3) { format!("{kind}x") } else { kind.as_str().to_owned() },
         params,
-        allocation_id: wrong(4).then(|| AllocationId::from_bytes([4; 16])),
-        lease_epoch: wrong(4).then_some(u64::MAX),
+        allocation_id: named.map(|holder| holder.allocation_id),
+        lease_epoch: named.map(|holder| holder.lease_epoch),
         issued_at,
         start_by,
         deadline,
@@ -159,7 +164,7 @@ fn structured(input: &mut Input<'_>) -> bool {
     let expect = expectation(highest_seen);
     let taken = check(&signed.envelope, &expect);
     if signed.envelope.len() <= MAX_BYTES {
-        let good_task = !wrong(3) && Task::parse(kind, payload.params.get()).is_ok();
+        let good_task = !wrong(3) && Task::parse(kind, payload.params.get()).is_ok() && (holder.is_none() || holder == named);
         let good = good_task && flags & 0b111 == 0 && time_refusal(&payload, NOW, highest_seen).is_none();
         assert_eq!(taken, good, "{payload:?}");
     }

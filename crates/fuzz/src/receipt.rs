@@ -3,8 +3,9 @@
 use std::sync::LazyLock;
 
 use gpuaas_contract::Digest;
+use gpuaas_contract::cleanup::CleanupProof;
 use gpuaas_contract::dsse;
-use gpuaas_contract::id::{ClusterId, NodeId, TaskId};
+use gpuaas_contract::id::{AllocationId, ClusterId, NodeId, TaskId};
 use gpuaas_contract::key::VerifyingKey;
 use gpuaas_contract::receipt::{
     Disbelief, Expectation, MAX_BYTES, MAX_MESSAGE, MAX_NAME, MAX_OUTPUT_BYTES, MAX_PHASES, Outcome, PAYLOAD_TYPE, Payload,
@@ -57,10 +58,16 @@ pub(crate) fn success(task_type: TaskType, output: Box<serde_json::value::RawVal
         message: String::new(),
         output: Some(output),
         phases: Vec::new(),
-        cleanup_proof: None,
+        cleanup_proof: (task_type == TaskType::SliceVmRelease).then(proof),
         sequence: 1,
         previous_receipt: None,
     }
+}
+
+/// A proof of cleanup that proves nothing.
+fn proof() -> Box<serde_json::value::RawValue> {
+    let proof = CleanupProof::nothing(AllocationId::from_bytes([7; 16]), 1, &[]);
+    serde_json::value::to_raw_value(&proof).expect("a proof serialises")
 }
 
 /// True if the receipt was believed.
@@ -142,7 +149,18 @@ fn contradiction(said: &Payload) -> Option<&'static str> {
         (Some(_), None) => false,
         (None, _) => true,
     };
+    let kind = TaskType::parse(&said.task_type);
+    // A null is the same as nothing.
+    let proof_fits = match said.cleanup_proof.as_ref().filter(|proof| proof.get() != "null") {
+        Some(proof) => {
+            kind.is_some_and(TaskType::may_prove_cleanup)
+                && proof.get().len() <= CleanupProof::MAX_BYTES
+                && serde_json::from_str::<CleanupProof>(proof.get()).is_ok()
+        }
+        None => kind != Some(TaskType::SliceVmRelease) || !succeeded,
+    };
     let rules = [
+        (proof_fits, "who cleans up proves it, and nobody else"),
         (succeeded == said.output.is_some(), "a success has an output and nothing else does"),
         (output_fits, "the output is one of its kind"),
         (succeeded == (said.code == "ok"), "exactly a success is ok"),
@@ -194,7 +212,7 @@ fn structured(input: &mut Input<'_>, task_type: TaskType) -> bool {
         message: "x".repeat(message),
         output: set(1).then_some(output),
         phases: vec![phase; phases],
-        cleanup_proof: set(2).then(|| serde_json::value::RawValue::NULL.to_owned()),
+        cleanup_proof: set(2).then(proof),
         sequence,
         previous_receipt: set(3).then(|| Digest::of(b"the one before")),
         ..success(task_type, serde_json::value::RawValue::NULL.to_owned())

@@ -84,6 +84,17 @@ fn documents(vectors: &str, middle: &[u8]) -> Vec<Vec<u8>> {
     seeds
 }
 
+/// A slot in the hands of an allocation.
+macro_rules! leased_slot {
+    () => {
+        concat!(
+            r#"{"slot_id":"slot_0198f0000000700080000000000000bb","spec":{"slot_index":0,"pci_address":"0000:17:00.0","#,
+            r#""companions":["0000:17:00.1"],"fabric_device":null,"nvme_device":"/dev/disk/by-id/nvme-x","nvme_serial":"S 1","#,
+            r#""numa_node":-1,"vcpu_count":12,"memory_mib":65536,"mac_address":"02:00:00:00:00:01","private_ip":"10.77.0.2"}}"#
+        )
+    };
+}
+
 fn kind_bytes() -> impl Iterator<Item = (u8, TaskType)> {
     (0..).zip(TaskType::ALL)
 }
@@ -111,6 +122,35 @@ fn all_params() -> Vec<Vec<u8>> {
                 r#"{"ovs_bridge":"br-slices","private_subnet":"10.77.0.0/24","vcpu_count":12,"memory_mib":65536}"#,
                 r#"{"ovs_bridge":"--help"}"#,
                 r#"{"private_subnet":"10.77.0.1/33","vcpu_count":0}"#,
+            ],
+            TaskType::SliceVmProvision => &[
+                concat!(
+                    r#"{"allocation_id":"alloc_0198f0000000700080000000000000aa","lease_epoch":1,"vm_name":"a","image_path":"debian/12.qcow2","#,
+                    r#""image_url":"https://images.example/a.qcow2?x=1","image_sha256":"#,
+                    r#""sha256:e3b0c44298fc1c149afbf4c8996fb92427ae41e4649b934ca495991b7852b855","image_format":"raw","image_trusted":true,"#,
+                    r#""driver_strategy":"cloud-init","default_username":"u","ssh_public_keys":["ssh-ed25519 AAAAC3NzaC1lZDI1NTE5AAAAIA== c"],"#,
+                    r#""slots":["#,
+                    leased_slot!(),
+                    r#"],"ovs_bridge":"br","graceful_timeout_seconds":30,"graphics":false}"#
+                ),
+                r#"{"vm_name":"<a/>"}"#,
+            ],
+            TaskType::SliceVmRelease => &[
+                concat!(
+                    r#"{"allocation_id":"alloc_0198f0000000700080000000000000aa","lease_epoch":1,"slots":["#,
+                    leased_slot!(),
+                    r#"],"wipe":false,"take_over":true}"#
+                ),
+                r#"{"lease_epoch":0}"#,
+            ],
+            TaskType::SliceVmPower => &[concat!(
+                r#"{"allocation_id":"alloc_0198f0000000700080000000000000aa","lease_epoch":1,"slots":["#,
+                leased_slot!(),
+                r#"],"action":"reboot"}"#
+            )],
+            TaskType::SliceConsoleRead => &[
+                r#"{"allocation_id":"alloc_0198f0000000700080000000000000aa","lease_epoch":1,"tail_bytes":1,"follow_seconds":3600}"#,
+                r#"{"tail_bytes":99999999}"#,
             ],
         };
         seeds.extend(texts.iter().map(|text| [&[byte], text.as_bytes()].concat()));
@@ -166,6 +206,24 @@ fn all_outputs() -> Vec<(u8, String)> {
                 "candidate_summary":{"slots":1,"schedulable":0,"blockers":[]}}"#,
                 r#"{"approval_required":true}"#,
             ],
+            TaskType::SliceVmProvision => &[concat!(
+                r#"{"allocation_id":"alloc_0198f0000000700080000000000000aa","vm_name":"a","default_user":"u","private_ip":"10.77.0.2","#,
+                r#""ssh_port":22,"slot_count":1,"acceleration":"kvm","image_sha256":"#,
+                r#""sha256:e3b0c44298fc1c149afbf4c8996fb92427ae41e4649b934ca495991b7852b855","image_was_cached":false,"host_key":"k","#,
+                r#""terminal_key":"t","readiness":{"ssh":true,"marker":true,"attempts":3},"performance":{"measured":false,"reason":"r","#,
+                r#""cpus":0,"memory_mib":0,"gpus":0,"boot_ms":0,"disk_write_mib_per_s":0},"telemetry":{"source":"unavailable","reason":"x"},"#,
+                r#""timings":{"readiness_ms":1},"raw_vnc":false,"console_model":"gateway_required","recovered":false}"#
+            )],
+            TaskType::SliceVmRelease => &[
+                r#"{"allocation_id":"alloc_0198f0000000700080000000000000aa","already_gone":false,"hard_stopped":true,"wiped":true,
+                "blockers":[{"code":"c","message":"m"}],"timings":{"cleanup_ms":5}}"#,
+            ],
+            TaskType::SliceVmPower => &[
+                r#"{"allocation_id":"alloc_0198f0000000700080000000000000aa","running":true,"unchanged":false,"hard_stopped":false}"#,
+            ],
+            TaskType::SliceConsoleRead => {
+                &[r#"{"allocation_id":"alloc_0198f0000000700080000000000000aa","lines":7,"truncated":true}"#]
+            }
         };
         seeds.extend(texts.iter().map(|text| (byte, (*text).to_owned())));
     }
@@ -260,7 +318,14 @@ simulate = "none"
     for (number, key) in (0..).zip(Key::ALL) {
         let value: &[u8] = match key {
             Key::Server => b"a.example:1,https://b/",
-            Key::StateDir | Key::PolicyFile => b"/srv/x",
+            Key::StateDir | Key::PolicyFile | Key::SlicesDir | Key::ImagesDir | Key::DhcpHostsDir | Key::DnsmasqPidFile => {
+                b"/srv/x"
+            }
+            Key::ImageFolders => b"/srv/x,/srv/y",
+            Key::ImageCacheBytes => b"2147483648",
+            Key::ConsoleBytes => b"65536",
+            Key::HugePages => b"yes",
+            Key::GuestTelemetryListen => b"10.77.0.1:9110",
             Key::HeartbeatInterval | Key::MetricsInterval | Key::RequestTimeout | Key::TaskTimeout => b"90s",
             Key::ShutdownTimeout | Key::LogDrainTimeout => b"2500ms",
             Key::Transport => b"poll",
@@ -284,6 +349,7 @@ fn policies() -> Vec<Vec<u8>> {
         "allowed_tasks = [\"diag.ping\"]\n[concurrency]\n\"diag.ping\" = 2\n",
         "allowed_tasks = [\"\\u0064iag.ping\", 'package.list']\nconcurrency = { \"package.list\" = 1 }\n",
         "concurrency.\"diag.ping\" = 0",
+        "[slices]\npci_addresses = [\"*\"]\nimage_sources = [\"https://a/\"]\nemulation = \"fallback\"\ndestroys_per_hour = 3\n",
         "allowed_tasks = [\"shell.exec\"]",
         "allow_everything = true",
         "[[allowed_tasks]]\n",

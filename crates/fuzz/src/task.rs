@@ -2,7 +2,8 @@
 
 use gpuaas_contract::envelope;
 use gpuaas_contract::receipt::{self, Disbelief};
-use gpuaas_contract::task::{BadParams, Output, Task, TaskType, diag_ping, package_list, slice_topology_discover};
+use gpuaas_contract::slice::{LeasedSlot, MAX_MEMORY_MIB, MAX_SLOTS, MAX_VCPUS};
+use gpuaas_contract::task::{BadParams, Output, Task, TaskType, diag_ping, package_list, slice_console_read, slice_vm_provision};
 use serde_json::value::RawValue;
 
 use crate::fixture::KEYS;
@@ -50,13 +51,61 @@ fn within_limits(task: &Task) {
             assert!(params.name_contains.len() <= package_list::MAX_FILTER);
         }
         Task::SliceTopologyDiscover(params) => {
-            assert!((1..=slice_topology_discover::MAX_VCPUS).contains(&params.vcpu_count));
-            assert!((512..=slice_topology_discover::MAX_MEMORY_MIB).contains(&params.memory_mib));
+            assert!((1..=MAX_VCPUS).contains(&params.vcpu_count));
+            assert!((512..=MAX_MEMORY_MIB).contains(&params.memory_mib));
             let bridge = params.ovs_bridge.as_str();
             assert!(!bridge.starts_with('-') && !bridge.contains('/') && (1..=15).contains(&bridge.len()), "{bridge}");
             assert!(params.private_subnet.parts().0.is_private(), "{}", params.private_subnet);
         }
+        Task::SliceVmProvision(params) => {
+            slots_within_limits(&params.slots);
+            harmless(params.vm_name.as_str());
+            harmless(params.default_username.as_str());
+            assert!(params.image_path.is_some() || params.image_url.is_some());
+            if let Some(path) = &params.image_path {
+                assert!(path.split('/').all(|part| !part.is_empty() && part != ".." && part != "."), "{path}");
+                harmless(path);
+            }
+            if let Some(url) = &params.image_url {
+                assert!(url.len() <= slice_vm_provision::MAX_URL && (url.starts_with("https://") || url.starts_with("http://")));
+                harmless(url);
+            }
+            for key in &params.ssh_public_keys {
+                assert_eq!(key.as_str().split(' ').count(), 2, "{key}");
+                harmless(key.as_str());
+            }
+        }
+        Task::SliceVmRelease(params) => slots_within_limits(&params.slots),
+        Task::SliceVmPower(params) => slots_within_limits(&params.slots),
+        Task::SliceConsoleRead(params) => {
+            assert!(params.tail_bytes <= slice_console_read::MAX_BYTES);
+            assert!(params.follow_seconds <= slice_console_read::MAX_FOLLOW_SECONDS);
+        }
     }
+}
+
+fn slots_within_limits(slots: &[LeasedSlot]) {
+    assert!((1..=MAX_SLOTS).contains(&slots.len()));
+    for (place, slot) in slots.iter().enumerate() {
+        assert!(
+            slots
+                .iter()
+                .skip(place + 1)
+                .all(|other| other.slot_id != slot.slot_id && other.spec.collides_with(&slot.spec).is_none())
+        );
+        let drive = slot.spec.nvme_device.strip_prefix("/dev/disk/by-id/").expect("a stable path");
+        assert!(!drive.contains('/') && drive != ".." && drive != ".", "{drive}");
+        for text in [&slot.spec.nvme_device, &slot.spec.nvme_serial, &slot.spec.mac_address] {
+            harmless(text);
+        }
+        assert!((1..=MAX_VCPUS).contains(&slot.spec.vcpu_count) && (512..=MAX_MEMORY_MIB).contains(&slot.spec.memory_mib));
+    }
+}
+
+/// Nothing in it means anything to XML, YAML, a shell or a terminal.
+fn harmless(text: &str) {
+    let bad = |c: char| c.is_control() || matches!(c, '<' | '>' | '"' | '\'' | '\\' | '`' | '\n');
+    assert!(!text.is_empty() && !text.starts_with('-') && !text.contains(bad) && text.is_ascii(), "{text:?}");
 }
 
 /// An output: the first byte says of which kind. True if it was taken.
@@ -78,6 +127,10 @@ pub fn task_output(data: &[u8]) -> bool {
         Output::DiagHealthProbe(_) => TaskType::DiagHealthProbe,
         Output::PackageList(_) => TaskType::PackageList,
         Output::SliceTopologyDiscover(_) => TaskType::SliceTopologyDiscover,
+        Output::SliceVmProvision(_) => TaskType::SliceVmProvision,
+        Output::SliceVmRelease(_) => TaskType::SliceVmRelease,
+        Output::SliceVmPower(_) => TaskType::SliceVmPower,
+        Output::SliceConsoleRead(_) => TaskType::SliceConsoleRead,
     };
     assert_eq!(matches_kind, kind);
     let json = serde_json::to_string(&output).expect("an output serialises");

@@ -1,9 +1,13 @@
 //! Block devices, from sysfs: whole disks, without loop, RAM and device-mapper devices; and NVMe namespaces with who uses them.
+//!
+//! In labs, a loop device may stand for a drive if the host's owner names it.
 
 use std::path::Path;
 
 use gpuaas_contract::telemetry::DiskFact;
+use sha2::{Digest as _, Sha256};
 
+use crate::guests::MachinePaths;
 use crate::{pci, sysfs};
 
 /// Kernel names of devices that are not hardware.
@@ -32,6 +36,51 @@ pub(crate) fn is_disk(name: &str) -> bool {
 
 fn serial(device: &Path) -> String {
     ["device/serial", "serial"].iter().map(|file| sysfs::text(device.join(file))).find(|s| !s.is_empty()).unwrap_or_default()
+}
+
+/// What a drive is known by, given its folder in sysfs: its serial number, or for a loop device the file that it shows. Empty if it has
+/// neither.
+pub(crate) fn identity(device: &Path) -> String {
+    let serial = serial(device);
+    if serial.is_empty() { loop_identity(device).unwrap_or_default() } else { serial }
+}
+
+/// A loop device has no serial number, and its own number changes; the file behind it does not.
+fn loop_identity(device: &Path) -> Option<String> {
+    let backing = sysfs::text(device.join("loop/backing_file"));
+    if backing.is_empty() {
+        return None;
+    }
+    let digest = Sha256::digest(backing.as_bytes());
+    Some(digest.iter().take(8).fold("loop-".to_owned(), |text, byte| format!("{text}{byte:02x}")))
+}
+
+/// A drive that the host's owner names by its stable path though it is no NVMe namespace. `None` if there is no such drive.
+pub fn extra_drive(machine: &MachinePaths, stable_path: &str) -> Option<Namespace> {
+    let link = stable_path.strip_prefix("/dev/disk/by-id/").filter(|name| !name.contains('/'))?;
+    let name = sysfs::link_name(machine.dev.join("disk/by-id").join(link));
+    // A partition is not in this folder, so it is never taken for a drive.
+    let device = machine.sys.join("block").join(&name);
+    if name.is_empty() || !device.exists() {
+        return None;
+    }
+    Some(Namespace {
+        stable_path: Some(stable_path.to_owned()),
+        serial: identity(&device),
+        model: sysfs::text(device.join("device/model")),
+        size_bytes: sysfs::number::<u64>(device.join("size")).unwrap_or(0).saturating_mul(512),
+        path: Vec::new(),
+        numa_node: -1,
+        used_by: used_by(&machine.proc_root, &device),
+        name,
+    })
+}
+
+/// What the host itself uses a drive for, given its folder in sysfs.
+pub(crate) fn used_by(proc_root: &Path, device: &Path) -> Vec<String> {
+    let mounts = sysfs::long_text(proc_root.join("self/mountinfo"));
+    let swaps = sysfs::long_text(proc_root.join("swaps"));
+    users(device, &sysfs::name(device), &mounts, &swaps)
 }
 
 /// An NVMe namespace.
@@ -82,7 +131,7 @@ pub fn namespaces(sys: &Path, proc_root: &Path, dev: &Path) -> Vec<Namespace> {
 }
 
 /// `nvme0n1`, and not `nvme0c0n1`, which is one way to a namespace that has several.
-fn is_namespace(name: &str) -> bool {
+pub(crate) fn is_namespace(name: &str) -> bool {
     let digits = |text: &str| !text.is_empty() && text.bytes().all(|b| b.is_ascii_digit());
     name.strip_prefix("nvme")
         .and_then(|rest| rest.split_once('n'))
@@ -205,6 +254,32 @@ mod tests {
         assert_eq!(free.used_by, [""; 0]);
         assert_eq!(system.used_by, ["mounted at /", "swap"]);
         assert_eq!(raid.used_by, ["part of md0"]);
+    }
+
+    #[test]
+    fn a_named_loop_device_is_a_drive_known_by_its_file() {
+        let root = machine();
+        let at = |path: &str| root.path().join(path);
+        std::fs::create_dir_all(at("sys/block/loop3/loop")).expect("folder");
+        std::fs::create_dir_all(at("sys/block/loop3/loop3p1")).expect("folder");
+        for (file, text) in [("loop/backing_file", "/srv/lab/drive.raw"), ("size", "8388608"), ("dev", "7:3")] {
+            std::fs::write(at("sys/block/loop3").join(file), format!("{text}\n")).expect("written");
+        }
+        for (link, target) in [("loop-lab", "../../loop3"), ("loop-part", "../../loop3p1"), ("loop-gone", "../../loop9")] {
+            symlink(target, at("dev/disk/by-id").join(link)).expect("link");
+        }
+        let paths = MachinePaths { sys: at("sys"), proc_root: at("proc"), dev: at("dev") };
+        let drive = extra_drive(&paths, "/dev/disk/by-id/loop-lab").expect("found");
+        // The first 16 digits of `printf %s /srv/lab/drive.raw | sha256sum`.
+        assert_eq!((drive.name.as_str(), drive.serial.as_str()), ("loop3", "loop-903923d6e1e2ff3a"));
+        assert_eq!((drive.size_bytes, drive.numa_node), (4 << 30, -1));
+        assert!(drive.path.is_empty() && drive.used_by.is_empty());
+        for not in ["loop-part", "loop-gone", "missing", "", "../../loop3"] {
+            assert_eq!(extra_drive(&paths, &format!("/dev/disk/by-id/{not}")), None, "{not}");
+        }
+        assert_eq!(extra_drive(&paths, "/dev/loop3"), None, "not a stable path");
+        let nvme = extra_drive(&paths, "/dev/disk/by-id/nvme-SAMSUNG_S64H2").expect("found");
+        assert_eq!((nvme.serial.as_str(), nvme.used_by.as_slice()), ("S64H2", ["part of md0".to_owned()].as_slice()));
     }
 
     #[test]

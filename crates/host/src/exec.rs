@@ -3,14 +3,18 @@
 //! A program is named by its absolute path and gets an argument vector, a cleared environment, no standard input, a
 //! deadline and caps on what it may print. It runs in a process group of its own, and the whole group is killed when
 //! the call is dropped, times out or prints too much. There is no shell anywhere.
+//!
+//! Programs that work for hours run [watched](Exec::run_watched): they may go on for as long as they say something.
 
 use std::ffi::{OsStr, OsString};
+use std::fs::File;
 use std::path::{Path, PathBuf};
 use std::process::{ExitStatus, Stdio};
 use std::time::Duration;
 
 use rustix::process::{Pid, Signal};
 use tokio::io::{AsyncRead, AsyncReadExt as _};
+use tokio_util::sync::CancellationToken;
 
 /// The only search path a child sees; our own calls never search.
 const CHILD_PATH: &str = "/usr/sbin:/usr/bin:/sbin:/bin";
@@ -18,12 +22,16 @@ const CHILD_PATH: &str = "/usr/sbin:/usr/bin:/sbin:/bin";
 const STDERR_CAP: usize = 16 * 1024;
 /// How much of standard error goes into an error's text.
 const STDERR_IN_MESSAGE: usize = 400;
+/// How long we look for children of a killed program. They end at once, unless a drive keeps them.
+const GROUP_PATIENCE: Duration = Duration::from_secs(10);
 
 /// One call of one program.
 #[derive(Debug)]
 pub struct Exec {
     program: PathBuf,
     args: Vec<OsString>,
+    env: Vec<(&'static str, &'static str)>,
+    held: Option<File>,
     deadline: Duration,
     stdout_cap: usize,
 }
@@ -72,6 +80,20 @@ pub enum ExecError {
         /// How long it had.
         seconds: u64,
     },
+    /// It said nothing for longer than it may; it and its children were killed.
+    #[error("{program} said nothing for {seconds} s and was killed", program = .program.display())]
+    Stalled {
+        /// The program.
+        program: PathBuf,
+        /// How long it may be silent.
+        seconds: u64,
+    },
+    /// It was told to stop: it and its children were killed and have ended.
+    #[error("{program} was stopped", program = .program.display())]
+    Stopped {
+        /// The program.
+        program: PathBuf,
+    },
     /// It printed more than it may; it and its children were killed.
     #[error("{program} printed more than {cap} bytes and was killed", program = .program.display())]
     TooMuchOutput {
@@ -98,6 +120,8 @@ impl Exec {
         Self {
             program: program.as_ref().to_owned(),
             args: Vec::new(),
+            env: Vec::new(),
+            held: None,
             deadline: Duration::from_secs(30),
             stdout_cap: 1024 * 1024,
         }
@@ -110,7 +134,21 @@ impl Exec {
         self
     }
 
-    /// Longest run; 30 s unless told.
+    /// Adds one variable to the environment, which is empty but for a search path and the language.
+    #[must_use]
+    pub fn env(mut self, name: &'static str, value: &'static str) -> Self {
+        self.env.push((name, value));
+        self
+    }
+
+    /// Gives the program this open file as its standard input. A lock on it lives as long as the program, even if we die first.
+    #[must_use]
+    pub fn holding(mut self, file: File) -> Self {
+        self.held = Some(file);
+        self
+    }
+
+    /// Longest run, or longest silence of a watched program; 30 s unless told.
     #[must_use]
     pub fn deadline(mut self, deadline: Duration) -> Self {
         self.deadline = deadline;
@@ -139,20 +177,60 @@ impl Exec {
         Ok((status.code(), finished.output))
     }
 
+    /// Runs a program that takes long: what it prints is handed on as it comes and not kept, and it may run for as long as it is never
+    /// silent for longer than the deadline. When `stop` fires, it and its children are killed, and this returns only when they have
+    /// ended: nothing of it writes any more.
+    pub async fn run_watched(
+        self,
+        on_text: &(dyn Fn(&[u8]) + Send + Sync),
+        stop: &CancellationToken,
+    ) -> Result<Finished, ExecError> {
+        let silence = self.deadline;
+        if stop.is_cancelled() {
+            return Err(ExecError::Stopped { program: self.program });
+        }
+        let Running { program, mut child, group } = self.start()?;
+        let (stdout, stderr) = (child.stdout.take(), child.stderr.take());
+        let watch = async {
+            let stderr = async { read_head(stderr).await.map_err(Cut::Io) };
+            let ((), stderr) = tokio::try_join!(hand_on(stdout, silence, on_text), stderr)?;
+            match tokio::time::timeout(silence, child.wait()).await {
+                Ok(status) => Ok((status.map_err(Cut::Io)?, stderr)),
+                Err(_) => Err(Cut::Stalled),
+            }
+        };
+        let end = tokio::select! {
+            biased;
+            () = stop.cancelled() => Err(Cut::Stopped),
+            end = watch => end,
+        };
+        let cut = match end {
+            Ok((status, stderr)) if status.success() => return Ok(Finished { stdout: Vec::new(), stderr }),
+            Ok((status, stderr)) => return Err(ExecError::Failed { program, status, stderr: printable(&stderr) }),
+            Err(cut) => cut,
+        };
+        group.end(&mut child).await;
+        Err(match cut {
+            Cut::Stopped => ExecError::Stopped { program },
+            Cut::Stalled => ExecError::Stalled { program, seconds: silence.as_secs() },
+            Cut::Io(source) => ExecError::Io { program, source },
+        })
+    }
+
     #[allow(clippy::disallowed_types, reason = "this is the one place that starts processes")]
-    async fn run_any_status(self) -> Result<(ExitStatus, Ended), ExecError> {
-        let Self { program, args, deadline, stdout_cap } = self;
+    fn start(self) -> Result<Running, ExecError> {
+        let Self { program, args, env, held, .. } = self;
         if !program.is_absolute() {
             return Err(ExecError::NotAbsolute { program });
         }
-        let started = std::time::Instant::now();
-        let mut child = tokio::process::Command::new(&program)
+        let child = tokio::process::Command::new(&program)
             .args(&args)
             .env_clear()
             .env("LC_ALL", "C")
             .env("PATH", CHILD_PATH)
+            .envs(env)
             .current_dir("/")
-            .stdin(Stdio::null())
+            .stdin(held.map_or_else(Stdio::null, Stdio::from))
             .stdout(Stdio::piped())
             .stderr(Stdio::piped())
             .process_group(0)
@@ -160,7 +238,13 @@ impl Exec {
             .spawn()
             .map_err(|source| ExecError::Start { program: program.clone(), source })?;
         let group = GroupGuard(child.id().and_then(|id| i32::try_from(id).ok()).and_then(Pid::from_raw));
+        Ok(Running { program, child, group })
+    }
 
+    async fn run_any_status(self) -> Result<(ExitStatus, Ended), ExecError> {
+        let (deadline, stdout_cap) = (self.deadline, self.stdout_cap);
+        let started = std::time::Instant::now();
+        let Running { program, mut child, group } = self.start()?;
         let (stdout, stderr) = (child.stdout.take(), child.stderr.take());
         let work = async {
             let (stdout, stderr, status) = tokio::join!(read_capped(stdout, stdout_cap), read_head(stderr), child.wait());
@@ -183,6 +267,20 @@ impl Exec {
     }
 }
 
+/// A program that has been started.
+struct Running {
+    program: PathBuf,
+    child: tokio::process::Child,
+    group: GroupGuard,
+}
+
+/// Why a watched program is killed.
+enum Cut {
+    Stopped,
+    Stalled,
+    Io(std::io::Error),
+}
+
 struct Ended {
     program: PathBuf,
     output: Finished,
@@ -190,6 +288,23 @@ struct Ended {
 
 /// Kills the whole process group when dropped, so that no grandchild outlives the call.
 struct GroupGuard(Option<Pid>);
+
+impl GroupGuard {
+    /// Kills the group and waits until it is gone.
+    async fn end(mut self, child: &mut tokio::process::Child) {
+        let Some(group) = self.0.take() else { return };
+        let _ = rustix::process::kill_process_group(group, Signal::KILL);
+        // However long that takes: a program that hangs in a drive can still write to it.
+        let _ = child.wait().await;
+        let gone = async {
+            // Nobody tells us of grandchildren, so this asks. A zombie that nobody reaps counts as there, hence the limit.
+            while rustix::process::test_kill_process_group(group).is_ok() {
+                tokio::time::sleep(Duration::from_millis(5)).await;
+            }
+        };
+        let _ = tokio::time::timeout(GROUP_PATIENCE, gone).await;
+    }
+}
 
 impl Drop for GroupGuard {
     fn drop(&mut self) {
@@ -207,6 +322,24 @@ async fn read_capped(pipe: Option<impl AsyncRead + Unpin>, cap: usize) -> std::i
     let limit = u64::try_from(cap).unwrap_or(u64::MAX).saturating_add(1);
     (&mut pipe).take(limit).read_to_end(&mut bytes).await?;
     Ok((bytes.len() <= cap).then_some(bytes))
+}
+
+/// Hands on what comes through `pipe`, until its end or until nothing has come for too long.
+async fn hand_on(
+    pipe: Option<impl AsyncRead + Unpin>,
+    silence: Duration,
+    on_text: &(dyn Fn(&[u8]) + Send + Sync),
+) -> Result<(), Cut> {
+    let Some(mut pipe) = pipe else { return Ok(()) };
+    let mut chunk = [0_u8; 4096];
+    loop {
+        match tokio::time::timeout(silence, pipe.read(&mut chunk)).await {
+            Err(_) => return Err(Cut::Stalled),
+            Ok(Err(error)) => return Err(Cut::Io(error)),
+            Ok(Ok(0)) => return Ok(()),
+            Ok(Ok(count)) => on_text(&chunk[..count]),
+        }
+    }
 }
 
 /// The first part of `pipe`; the rest is read and thrown away.
@@ -279,13 +412,8 @@ mod tests {
         let error = shell(&script).deadline(Duration::from_millis(500)).run().await.expect_err("too long");
         assert!(matches!(error, ExecError::Deadline { .. }), "{error}");
         let pid: i32 = std::fs::read_to_string(pid_file).expect("written").trim().parse().expect("number");
-        let gone = || match std::fs::read_to_string(format!("/proc/{pid}/stat")) {
-            Err(_) => true,
-            // A killed orphan may stay a zombie where nobody reaps.
-            Ok(stat) => stat.rsplit(')').next().is_some_and(|rest| rest.trim_start().starts_with('Z')),
-        };
         tokio::time::timeout(Duration::from_secs(10), async {
-            while !gone() {
+            while !gone(pid) {
                 tokio::task::yield_now().await;
             }
         })
@@ -305,6 +433,75 @@ mod tests {
         assert!(error.contains("/bin/sh") && error.contains("no such thing") && error.contains('3'), "{error}");
         let (code, _) = shell("exit 4").run_with_code().await.expect("runs");
         assert_eq!(code, Some(4));
+    }
+
+    /// Whether a process has ended. A killed orphan may stay a zombie where nobody reaps.
+    fn gone(pid: i32) -> bool {
+        match std::fs::read_to_string(format!("/proc/{pid}/stat")) {
+            Err(_) => true,
+            Ok(stat) => stat.rsplit(')').next().is_some_and(|rest| rest.trim_start().starts_with('Z')),
+        }
+    }
+
+    #[tokio::test]
+    async fn a_watched_program_is_heard_while_it_runs_and_outlives_its_deadline_by_talking() {
+        let heard = std::sync::Mutex::new(Vec::new());
+        let on_text = |text: &[u8]| heard.lock().expect("heard").extend_from_slice(text);
+        let exec = shell("for n in 1 2 3 4; do echo $n; sleep 0.4; done; echo oops >&2").deadline(Duration::from_secs(1));
+        let finished = exec.run_watched(&on_text, &CancellationToken::new()).await.expect("ends well");
+        assert_eq!(heard.lock().expect("heard").as_slice(), b"1\n2\n3\n4\n");
+        assert_eq!((finished.stdout.as_slice(), finished.stderr.as_slice()), (&b""[..], &b"oops\n"[..]));
+        let silent = shell("echo 1; exec sleep 600").deadline(Duration::from_millis(300));
+        let error = silent.run_watched(&|_| {}, &CancellationToken::new()).await.expect_err("silent");
+        assert!(matches!(error, ExecError::Stalled { .. }), "{error}");
+        let error = shell("echo no >&2; exit 3").run_watched(&|_| {}, &CancellationToken::new()).await.expect_err("fails");
+        assert!(matches!(&error, ExecError::Failed { stderr, .. } if stderr == "no"), "{error}");
+    }
+
+    #[tokio::test]
+    async fn a_watched_program_that_is_stopped_has_ended_with_its_children_when_the_call_returns() {
+        let (stop, heard) = (CancellationToken::new(), std::sync::Mutex::new(String::new()));
+        // The child says who it is; then it is stopped.
+        let on_text = |text: &[u8]| {
+            let mut heard = heard.lock().expect("heard");
+            heard.push_str(&String::from_utf8_lossy(text));
+            if heard.ends_with('\n') {
+                stop.cancel();
+            }
+        };
+        let error = shell("sleep 600 & echo $$ $!; wait").run_watched(&on_text, &stop).await.expect_err("stopped");
+        assert!(matches!(error, ExecError::Stopped { .. }), "{error}");
+        let heard = heard.lock().expect("heard").clone();
+        let pids: Vec<i32> = heard.split_whitespace().map(|pid| pid.parse().expect("number")).collect();
+        assert_eq!(pids.len(), 2, "{heard}");
+        assert!(pids.into_iter().all(gone), "everything has ended before the call returned");
+        let error = shell("exit 0").run_watched(&|_| {}, &stop).await.expect_err("stopped before it began");
+        assert!(matches!(error, ExecError::Stopped { .. }), "{error}");
+    }
+
+    #[tokio::test]
+    async fn a_lock_on_a_held_file_lives_as_long_as_the_child() {
+        use rustix::fs::{FlockOperation, flock};
+        let folder = tempfile::tempdir().expect("folder");
+        let path = folder.path().join("lock");
+        let open = || File::options().create(true).truncate(false).write(true).read(true).open(&path).expect("opened");
+        let (locked, other) = (open(), open());
+        flock(&locked, FlockOperation::NonBlockingLockExclusive).expect("locked");
+        let stop = CancellationToken::new();
+        // Nothing of ours has the file while the child runs.
+        let on_text = |_: &[u8]| {
+            flock(&other, FlockOperation::NonBlockingLockExclusive).expect_err("the child holds it");
+            stop.cancel();
+        };
+        let exec = shell("echo here; exec sleep 600").holding(locked);
+        exec.run_watched(&on_text, &stop).await.expect_err("stopped");
+        flock(&other, FlockOperation::NonBlockingLockExclusive).expect("free");
+    }
+
+    #[tokio::test]
+    async fn a_variable_reaches_the_child_and_no_other() {
+        let output = shell("echo $ONE$HOME").env("ONE", "1").run().await.expect("runs").stdout;
+        assert_eq!(output, b"1\n");
     }
 
     #[test]

@@ -31,6 +31,7 @@ pub(crate) fn probe(nvml: &nvml::Library) -> Output {
         gpus: facts::gpus(nvml),
         fabric: fabric::links(sys),
         disks: block::disks(sys),
+        drift: Vec::new(),
         warnings: Vec::new(),
     };
     output.warnings = warnings(&output, metrics::space(Path::new("/")).ok());
@@ -96,6 +97,7 @@ mod tests {
             gpus: vec![GpuFact { driver: "nvidia".to_owned(), ..GpuFact::default() }],
             fabric: Vec::new(),
             disks: Vec::new(),
+            drift: Vec::new(),
             warnings: Vec::new(),
         }
     }

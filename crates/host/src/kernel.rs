@@ -1,8 +1,13 @@
 //! What the kernel says about itself: boot, modules, IOMMU, KVM, uptime.
 
 use std::path::Path;
+use std::time::Duration;
 
-use crate::sysfs;
+use crate::exec::{Exec, first_installed};
+use crate::guests::FreeMemory;
+use crate::{HostError, sysfs};
+
+const MODPROBE: &[&str] = &["/sbin/modprobe", "/usr/sbin/modprobe"];
 
 /// Changes with every reboot.
 pub fn boot_id(proc_root: &Path) -> String {
@@ -53,6 +58,48 @@ fn parse_load(text: &str) -> u64 {
     whole.saturating_mul(100).saturating_add(hundredths)
 }
 
+/// Loads the modules that give functions to guests, if they are not there.
+pub(crate) async fn load_vfio() -> Result<(), HostError> {
+    load_vfio_with(Path::new("/sys"), MODPROBE).await
+}
+
+async fn load_vfio_with(sys: &Path, modprobe: &[&str]) -> Result<(), HostError> {
+    const MISSING: &str = "vfio_missing";
+    let module = sys.join("module/vfio_pci");
+    if module.exists() {
+        return Ok(());
+    }
+    let Some(program) = first_installed(modprobe) else {
+        return Err(HostError::new(MISSING, "vfio-pci is not loaded and there is no modprobe; install kmod"));
+    };
+    let loaded = Exec::new(program).arg("vfio-pci").deadline(Duration::from_secs(60)).run().await;
+    loaded.map_err(|error| HostError::because(MISSING, "vfio-pci cannot be loaded; check the kernel and its modules", &error))?;
+    if !module.exists() {
+        return Err(HostError::new(MISSING, "modprobe says that vfio-pci is loaded, but the kernel does not have it"));
+    }
+    Ok(())
+}
+
+/// Memory that guests could have now. Blocks for a moment.
+pub(crate) fn memory_free() -> Result<FreeMemory, HostError> {
+    let text = sysfs::text("/proc/meminfo");
+    parse_meminfo(&text).ok_or_else(|| HostError::new("memory_unknown", "the kernel does not say how much memory is free"))
+}
+
+/// Huge pages that are promised to somebody count as free in this file until they are touched, so they are taken off.
+fn parse_meminfo(text: &str) -> Option<FreeMemory> {
+    let field = |name: &str| -> Option<u64> {
+        let value = text.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix(':'))?;
+        value.split_whitespace().next()?.parse().ok()
+    };
+    let (free, promised) = (field("HugePages_Free").unwrap_or(0), field("HugePages_Rsvd").unwrap_or(0));
+    let page_kib = field("Hugepagesize").unwrap_or(0);
+    Some(FreeMemory {
+        available_mib: field("MemAvailable")? / 1024,
+        huge_pages_mib: free.saturating_sub(promised).saturating_mul(page_kib) / 1024,
+    })
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -62,6 +109,26 @@ mod tests {
         for (text, percent) in [("0.52 0.58 0.59 1/467 1", 52), ("12.5", 1250), ("3", 300), ("", 0)] {
             assert_eq!(parse_load(text), percent, "{text}");
         }
+    }
+
+    #[tokio::test]
+    async fn vfio_is_loaded_once_and_its_absence_is_told() {
+        let sys = tempfile::tempdir().expect("folder");
+        for (modprobe, says) in [("/nowhere", "install kmod"), ("/bin/false", "ended with"), ("/bin/true", "does not have it")] {
+            let error = load_vfio_with(sys.path(), &[modprobe]).await.expect_err("missing");
+            assert!(error.code == "vfio_missing" && error.message.contains(says), "{error}");
+        }
+        std::fs::create_dir_all(sys.path().join("module/vfio_pci")).expect("folder");
+        assert_eq!(load_vfio_with(sys.path(), &["/nowhere"]).await, Ok(()), "nothing is run if it is there");
+    }
+
+    #[test]
+    fn free_memory_is_what_nobody_was_promised() {
+        let free = parse_meminfo(include_str!("../testdata/meminfo-huge-pages")).expect("parses");
+        assert_eq!(free, FreeMemory { available_mib: 21_978, huge_pages_mib: (1024 - 24) * 2 });
+        assert_eq!(parse_meminfo("MemAvailable: 2048 kB\n"), Some(FreeMemory { available_mib: 2, huge_pages_mib: 0 }));
+        assert_eq!(parse_meminfo("MemTotal: 2048 kB\n"), None);
+        assert!(memory_free().expect("this machine says").available_mib > 0);
     }
 
     #[test]

@@ -3,27 +3,44 @@
 //!
 //! Calls that read `/proc`, `/sys` or the ping log block for a short time; the agent makes them on blocking threads.
 
+mod beneath;
 pub mod block;
+pub mod cloud_init;
+mod console;
+mod dnsmasq;
+mod domain_xml;
+mod drive;
+mod error;
 pub mod exec;
 pub mod fabric;
 mod facts;
 pub mod fingerprint;
+pub mod guests;
 mod health;
-pub mod image_format;
+pub mod image;
+mod instance;
 pub mod kernel;
+mod lease;
+mod libvirt;
 mod metrics;
 pub mod network;
 pub mod nft;
+mod nvme;
 pub mod nvml;
+pub mod openssh_key;
 pub mod ovs;
 pub mod packages;
 pub mod pci;
 pub mod ping_log;
 pub mod private_file;
+mod qemu_img;
 pub mod sim;
+mod ssh;
 mod sysfs;
 pub mod systemd;
 pub mod topology;
+mod vfio;
+mod xml;
 
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, OnceLock};
@@ -35,6 +52,7 @@ use gpuaas_contract::task::{diag_health_probe, package_list};
 use gpuaas_contract::telemetry::{HostFacts, HostMetrics};
 use gpuaas_contract::time::Timestamp;
 
+pub use error::HostError;
 pub use metrics::{Space, space};
 use ping_log::{PingLog, PingLogError};
 pub use sim::{Profile, SimError, SimHost};
@@ -60,13 +78,28 @@ struct Real {
     // Loading takes a moment and most commands of the agent never need it.
     nvml: OnceLock<nvml::Library>,
     ping_log: PingLog,
+    layout: guests::Layout,
+    images: image::Images,
 }
 
 impl RealHost {
-    /// This machine, with its ping log in `state_dir`.
-    pub fn new(state_dir: &Path) -> Self {
-        let inner = Real { sampler: metrics::Sampler::default(), nvml: OnceLock::new(), ping_log: PingLog::new(state_dir) };
-        Self { inner: Arc::new(inner) }
+    /// This machine, with its ping log in `state_dir` and its guests where `layout` says.
+    pub fn new(state_dir: &Path, layout: guests::Layout) -> Self {
+        let images = image::Images::new(&layout);
+        let (sampler, ping_log) = (metrics::Sampler::default(), PingLog::new(state_dir));
+        Self { inner: Arc::new(Real { sampler, nvml: OnceLock::new(), ping_log, layout, images }) }
+    }
+
+    pub(crate) fn layout(&self) -> &guests::Layout {
+        &self.inner.layout
+    }
+
+    pub(crate) fn images(&self) -> &image::Images {
+        &self.inner.images
+    }
+
+    pub(crate) fn machine_paths(&self) -> guests::MachinePaths {
+        guests::MachinePaths::default()
     }
 
     fn nvml(&self) -> &nvml::Library {
@@ -137,6 +170,18 @@ impl Host {
             Self::Real(_) => topology::read(machine),
             Self::Sim(sim) => sim.inventory(machine),
         })
+    }
+
+    /// Drives by their stable paths, whatever they are; those that are not there are left out. Blocks for milliseconds.
+    pub fn drives_at(&self, stable_paths: &[String]) -> Vec<block::Namespace> {
+        match self {
+            Self::Real(real) => {
+                let machine = real.machine_paths();
+                stable_paths.iter().filter_map(|path| block::extra_drive(&machine, path)).collect()
+            }
+            // A simulated host has all it needs.
+            Self::Sim(_) => Vec::new(),
+        }
     }
 
     /// The guests' network, with this bridge.

@@ -41,6 +41,7 @@ impl Sampler {
             root_size_bytes,
             agent_rss_bytes: own_rss(),
             gpus: nvml.metrics(),
+            guests: Vec::new(),
         }
     }
 

@@ -5,10 +5,15 @@ use std::time::Duration;
 
 use gpuaas_contract::task::package_list::{MAX_LIMIT, Output, Package, Params};
 
+use crate::HostError;
 use crate::exec::{Exec, ExecError, first_installed};
 
 const DPKG_QUERY: &[&str] = &["/usr/bin/dpkg-query"];
 const RPM: &[&str] = &["/usr/bin/rpm", "/bin/rpm"];
+const APT_GET: &[&str] = &["/usr/bin/apt-get"];
+const NOT_INSTALLED: &str = "packages_not_installed";
+/// Killing an installation leaves the package manager in need of repair, so it gets long.
+const INSTALL_DEADLINE: Duration = Duration::from_secs(30 * 60);
 const DPKG_FORMAT: &str = "${db:Status-Abbrev}\\t${Package}\\t${Version}\\t${Architecture}\\n";
 const RPM_FORMAT: &str = "%{NAME}\\t%|EPOCH?{%{EPOCH}:}|%{VERSION}-%{RELEASE}\\t%{ARCH}\\n";
 /// A host with every package of a distribution prints about 5 MiB.
@@ -118,6 +123,36 @@ pub fn select(manager: &str, packages: Vec<Package>, params: &Params) -> Output 
     }
 }
 
+/// Installs Debian packages without recommended ones.
+pub(crate) async fn install(names: &[&'static str]) -> Result<(), HostError> {
+    install_with(APT_GET, names).await
+}
+
+async fn install_with(apt_get: &[&str], names: &[&'static str]) -> Result<(), HostError> {
+    if names.is_empty() {
+        return Ok(());
+    }
+    let list = names.join(", ");
+    let Some(program) = first_installed(apt_get) else {
+        let message = format!("there is no apt-get on this host; install by hand: {list}");
+        return Err(HostError::new(NOT_INSTALLED, message));
+    };
+    let what = format!("cannot install {list}; try `apt-get update` and install them by hand");
+    let installed = installation(program, names).run().await;
+    installed.map(drop).map_err(|error| HostError::because(NOT_INSTALLED, &what, &error))
+}
+
+fn installation(program: PathBuf, names: &[&'static str]) -> Exec {
+    // Another installation may be going on, as nightly upgrades do.
+    let fixed = ["-y", "--no-install-recommends", "-o", "DPkg::Lock::Timeout=300", "install"];
+    let exec = fixed.iter().chain(names).fold(Exec::new(program), |exec, arg| exec.arg(arg));
+    exec.env("DEBIAN_FRONTEND", "noninteractive")
+        // Ubuntu would restart services after an installation, ours and the hypervisor among them.
+        .env("NEEDRESTART_SUSPEND", "1")
+        .deadline(INSTALL_DEADLINE)
+        .stdout_cap(STDOUT_CAP)
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -157,6 +192,24 @@ mod tests {
         let output = select("dpkg", all, &Params::default());
         assert!(output.truncated);
         assert!(serde_json::to_vec(&output).expect("json").len() < gpuaas_contract::receipt::MAX_OUTPUT_BYTES);
+    }
+
+    #[tokio::test]
+    async fn an_installation_that_fails_names_the_packages() {
+        assert_eq!(install_with(&["/nowhere"], &[]).await, Ok(()), "nothing to do");
+        for apt_get in ["/nowhere", "/bin/false"] {
+            let error = install_with(&[apt_get], &["qemu-utils", "ovmf"]).await.expect_err("fails");
+            assert!(error.code == "packages_not_installed" && error.message.contains("qemu-utils, ovmf"), "{error}");
+        }
+        assert_eq!(install_with(&["/bin/true"], &["qemu-utils"]).await, Ok(()));
+    }
+
+    #[tokio::test]
+    async fn apt_gets_the_packages_and_asks_nobody() {
+        let told = installation("/bin/echo".into(), &["ovmf", "swtpm"]).run().await.expect("runs").stdout;
+        assert_eq!(told, b"-y --no-install-recommends -o DPkg::Lock::Timeout=300 install ovmf swtpm\n");
+        let exec = format!("{:?}", installation("/bin/echo".into(), &["ovmf"]));
+        assert!(exec.contains(r#"("DEBIAN_FRONTEND", "noninteractive")"#), "{exec}");
     }
 
     #[tokio::test]

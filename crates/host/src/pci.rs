@@ -49,6 +49,11 @@ impl PciFunction {
         self.vendor_id == FABRIC_VENDOR && self.class.starts_with("02")
     }
 
+    /// The controller of an NVMe drive.
+    pub fn is_drive(&self) -> bool {
+        self.class == "010802"
+    }
+
     /// A bridge: it may be in any group, for it does nothing by itself.
     pub fn is_bridge(&self) -> bool {
         self.class.starts_with("0604")

@@ -24,6 +24,11 @@ const MIGRATIONS: &[Migration] = &[
         sqlite: include_str!("../migrations/sqlite/0002_slots.sql"),
         postgres: include_str!("../migrations/postgres/0002_slots.sql"),
     },
+    Migration {
+        version: 3,
+        sqlite: include_str!("../migrations/sqlite/0003_leases.sql"),
+        postgres: include_str!("../migrations/postgres/0003_leases.sql"),
+    },
 ];
 
 /// Any number that nobody else locks in our database.

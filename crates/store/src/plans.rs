@@ -11,7 +11,7 @@ use crate::task::{TaskFilter, task_list_query};
 use crate::{Store, receipt, task};
 
 /// Indexes whose size does not grow with the number of ended tasks, or that find single rows.
-const FLAT: [&str; 9] = [
+const FLAT: [&str; 10] = [
     "tasks_queued",
     "tasks_outstanding",
     "tasks_open_of_node",
@@ -21,6 +21,7 @@ const FLAT: [&str; 9] = [
     "tasks_of_request",
     "tasks_ended",
     "tasks_proposals",
+    "tasks_of_allocation",
 ];
 
 /// A query: its text, its arguments and the index it must use.
@@ -38,6 +39,8 @@ fn queries() -> Vec<(String, Vec<Arg>, &'static str)> {
         (task::NODES_WITH_QUEUED.to_owned(), vec![], "tasks_queued"),
         (task::BY_IDEMPOTENCY_KEY.to_owned(), vec![Arg::text("a"), Arg::text("b")], "tasks_idempotency"),
         (task::NEWEST_PROPOSAL.to_owned(), vec![node()], "tasks_proposals"),
+        (task::OF_ALLOCATION.to_owned(), vec![Arg::text("a"), limit()], "tasks_of_allocation"),
+        (task::FIRST_OF_ALLOCATION.to_owned(), vec![Arg::text("a")], "tasks_of_allocation"),
         (receipt::HEAD.to_owned(), vec![node(), Arg::count(1)], "receipts_of_node"),
     ];
     let mut list = |filter: TaskFilter, index| {

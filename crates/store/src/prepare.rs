@@ -92,7 +92,11 @@ pub(crate) struct Prepared {
 impl Prepared {
     /// Takes a decision apart.
     pub(crate) fn new(decision: Decision, cluster: ClusterId) -> Result<Self, StoreError> {
-        let Decision { changes, events, audit, hints } = decision;
+        let Decision { changes, events, audit, hints, endings } = decision;
+        if let Some(ending) = endings.first() {
+            let what = format!("{} ends in it, and it does not say what becomes of its slots", ending.task.id);
+            return Err(StoreError::BadDecision { what });
+        }
         let mut prepared = Self { hints, ..Self::default() };
         for change in changes {
             prepared.add(change)?;

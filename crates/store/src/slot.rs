@@ -1,6 +1,6 @@
 //! Slots.
 
-use gpuaas_contract::id::{NodeId, SlotId};
+use gpuaas_contract::id::{AllocationId, NodeId, SlotId, TaskId};
 use gpuaas_domain::slot::{Slot, SlotState};
 
 use crate::db::{Arg, Columns, Reader, Select};
@@ -23,8 +23,18 @@ pub(crate) const TABLE: Table = Table {
         ("approved_at", Int),
         ("created_at", Int),
         ("seal", Text),
+        ("quarantine", Text),
+        ("allocation_id", Text),
+        ("lease_epoch", Int),
+        ("lease_task", Text),
+        ("drive_used", Int),
+        ("devices_used", Int),
     ],
 };
+
+pub(crate) const OF_ALLOCATION: &str =
+    "SELECT * FROM slots WHERE allocation_id IS NOT NULL AND allocation_id = $1 ORDER BY slot_index";
+pub(crate) const OF_TASK: &str = "SELECT * FROM slots WHERE lease_task IS NOT NULL AND lease_task = $1 ORDER BY slot_index";
 
 /// Which slots to list.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -36,7 +46,8 @@ pub struct SlotFilter {
 }
 
 pub(crate) fn to_row(slot: &Slot) -> Result<Row> {
-    let Slot { id, version, node_id, spec, state, reason, proposed_by, approved_by, approved_at, created_at, seal } = slot;
+    let Slot { id, version, node_id, spec, state, reason, proposed_by, approved_by, approved_at, created_at, seal, .. } = slot;
+    let Slot { quarantine, allocation_id, lease_epoch, lease_task, drive_used, devices_used, .. } = slot;
     Ok(vec![
         Arg::id(id),
         Arg::Int(Some(*version)),
@@ -50,6 +61,12 @@ pub(crate) fn to_row(slot: &Slot) -> Result<Row> {
         Arg::time(*approved_at),
         Arg::time(*created_at),
         Arg::text(seal),
+        quarantine.as_ref().map_or(Arg::Text(None), Arg::text),
+        Arg::opt_id(allocation_id.as_ref()),
+        Arg::count(*lease_epoch),
+        Arg::opt_id(lease_task.as_ref()),
+        Arg::count(u64::from(*drive_used)),
+        Arg::count(u64::from(*devices_used)),
     ])
 }
 
@@ -62,6 +79,12 @@ fn from_row(row: &dyn Columns) -> Result<Slot> {
         spec: row.json("spec")?,
         state: row.named("state", SlotState::parse)?,
         reason: row.text("reason")?,
+        quarantine: row.opt_text("quarantine")?,
+        allocation_id: row.opt_parsed("allocation_id")?,
+        lease_epoch: row.count("lease_epoch")?,
+        lease_task: row.opt_parsed("lease_task")?,
+        drive_used: row.int("drive_used")? != 0,
+        devices_used: row.int("devices_used")? != 0,
         proposed_by: row.parsed("proposed_by")?,
         approved_by: row.text("approved_by")?,
         approved_at: row.time("approved_at")?,
@@ -81,6 +104,33 @@ impl Store {
     pub async fn slot_of_node(&self, node: NodeId) -> Result<Vec<Slot>> {
         let sql = "SELECT * FROM slots WHERE node_id = $1 ORDER BY slot_index";
         self.db().fetch("list slots", sql, vec![Arg::id(node)], from_row).await
+    }
+
+    /// The slots that an allocation has, or on which its remains are, by index.
+    pub async fn slot_of_allocation(&self, allocation: AllocationId) -> Result<Vec<Slot>> {
+        self.db().fetch("list slots", OF_ALLOCATION, vec![Arg::id(allocation)], from_row).await
+    }
+
+    /// The slots about which a task decides, by index.
+    pub async fn slot_of_task(&self, task: TaskId) -> Result<Vec<Slot>> {
+        self.db().fetch("list slots", OF_TASK, vec![Arg::id(task)], from_row).await
+    }
+
+    /// Allocations that have slots as `filter` says, the oldest first, after `after`.
+    pub async fn allocation_list(
+        &self,
+        filter: &SlotFilter,
+        after: Option<AllocationId>,
+        limit: u32,
+    ) -> Result<Vec<AllocationId>> {
+        let read = |row: &dyn Columns| Reader::new(TABLE.name, row).parsed("allocation_id");
+        Select::new("SELECT DISTINCT allocation_id FROM slots WHERE allocation_id IS NOT NULL")
+            .and_if("node_id =", filter.node.map(Arg::id))
+            .and_if("state =", filter.state.map(|state| Arg::text(state.as_str())))
+            .and_if("allocation_id >", after.map(Arg::id))
+            .page("allocation_id", limit)
+            .fetch(self.db(), "list slices", read)
+            .await
     }
 
     /// Slots in the order in which they were made, after `after`.

@@ -7,8 +7,8 @@ use std::collections::HashMap;
 use std::time::Duration;
 
 use gpuaas_contract::Digest;
-use gpuaas_contract::id::{CorrelationId, NodeId, TaskId};
-use gpuaas_contract::task::TaskType;
+use gpuaas_contract::id::{AllocationId, CorrelationId, NodeId, TaskId};
+use gpuaas_contract::task::{Task, TaskType};
 use gpuaas_contract::time::Timestamp;
 use gpuaas_domain::task::{TaskRecord, TaskState, due_at};
 
@@ -46,6 +46,7 @@ pub(crate) const TABLE: Table = Table {
         ("message", Text),
         ("receipt_digest", Text),
         ("due_at", Int),
+        ("allocation_id", Text),
     ],
 };
 
@@ -73,6 +74,11 @@ pub(crate) const BY_IDEMPOTENCY_KEY: &str =
 
 pub(crate) const NEWEST_PROPOSAL: &str = "SELECT * FROM tasks WHERE node_id = $1 AND task_type = 'slice.topology_discover' \
      AND state = 'succeeded' ORDER BY id DESC LIMIT 1";
+
+pub(crate) const OF_ALLOCATION: &str = "SELECT * FROM tasks WHERE allocation_id IS NOT NULL AND allocation_id = $1 \
+     ORDER BY id DESC LIMIT $2";
+pub(crate) const FIRST_OF_ALLOCATION: &str = "SELECT * FROM tasks WHERE allocation_id IS NOT NULL AND allocation_id = $1 \
+     ORDER BY id LIMIT 1";
 
 const WITH_ENVELOPES: &str = "SELECT tasks.*, \
      (SELECT string_agg(digest, ',') FROM envelopes WHERE task_id = tasks.id) AS envelope_digests FROM tasks WHERE id = $1";
@@ -108,7 +114,16 @@ pub(crate) fn to_row(task: &TaskRecord) -> Row {
         Arg::text(message),
         Arg::opt_id(receipt_digest.as_ref()),
         Arg::opt_time(due_at(task)),
+        Arg::opt_id(allocation_of(task)),
     ]
+}
+
+/// The allocation on whose slots a task acts: a column of its own, so that an allocation's tasks can be found.
+fn allocation_of(task: &TaskRecord) -> Option<AllocationId> {
+    if !task.task_type.needs_lease() {
+        return None;
+    }
+    Some(Task::parse(task.task_type, &task.params).ok()?.holder()?.allocation_id)
 }
 
 pub(crate) fn from_row(row: &dyn Columns) -> Result<TaskRecord> {
@@ -177,6 +192,17 @@ impl Store {
     /// The node's newest successful look at itself.
     pub async fn task_newest_proposal(&self, node: NodeId) -> Result<Option<TaskRecord>> {
         self.db().fetch_one("read a task", NEWEST_PROPOSAL, vec![Arg::id(node)], from_row).await
+    }
+
+    /// Tasks that act on the slots of an allocation, newest first.
+    pub async fn task_of_allocation(&self, allocation: AllocationId, limit: u32) -> Result<Vec<TaskRecord>> {
+        let args = vec![Arg::id(allocation), Arg::count(u64::from(limit.min(crate::MAX_PAGE)))];
+        self.db().fetch("list tasks", OF_ALLOCATION, args, from_row).await
+    }
+
+    /// The first of them: what the allocation was made with.
+    pub async fn task_first_of_allocation(&self, allocation: AllocationId) -> Result<Option<TaskRecord>> {
+        self.db().fetch_one("read a task", FIRST_OF_ALLOCATION, vec![Arg::id(allocation)], from_row).await
     }
 
     /// Tasks, newest first, that were asked for before `before` (the last one of the page before).

@@ -6,21 +6,28 @@
 mod diag_health_probe;
 mod diag_ping;
 mod package_list;
+mod slice_console_read;
 mod slice_topology_discover;
+mod slice_vm_power;
+mod slice_vm_provision;
+mod slice_vm_release;
 
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Instant;
 
+use gpuaas_contract::cleanup::CleanupProof;
 use gpuaas_contract::id::TaskId;
 use gpuaas_contract::link::{Progress, from_node};
 use gpuaas_contract::receipt::{Outcome, PhaseTiming};
 use gpuaas_contract::task::{Output, Task};
 use gpuaas_contract::time::Timestamp;
-use gpuaas_host::Host;
+use gpuaas_host::{Host, HostError};
 use tokio::sync::mpsc;
 use tokio_util::sync::CancellationToken;
 
+use crate::guests::Guests;
 use crate::journal::{Journal, Record};
+use crate::policy::SliceRules;
 use crate::spool::Spool;
 
 /// What a handler may use.
@@ -34,6 +41,14 @@ pub(crate) struct Context {
     pub(crate) phases: Phases,
     /// The host's owner still allows this kind of task. Matters to `recover`: what was started before may not act now.
     pub(crate) still_allowed: bool,
+    /// Which start of the task this is.
+    pub(crate) attempt: u32,
+    /// Which boot of the host.
+    pub(crate) boot_id: String,
+    /// What the host's owner lets guests have.
+    pub(crate) rules: SliceRules,
+    /// The guests of this host, whoever works on them.
+    pub(crate) guests: Guests,
 }
 
 /// The task's log.
@@ -72,6 +87,13 @@ impl Phases {
         // Nobody may be listening, and the receipt will tell it all.
         let _ = self.outbound.try_send(from_node::Message::Progress(progress));
     }
+
+    /// Says how far the phase is. Only for those who listen; nothing is kept.
+    pub(crate) fn tell(&self, phase: &'static str, message: String) {
+        let at_us = Timestamp::now().0;
+        let progress = Progress { task_id: self.task_id.to_string(), phase: phase.to_owned(), message, at_us };
+        let _ = self.outbound.try_send(from_node::Message::Progress(progress));
+    }
 }
 
 /// Durations of the phases entered so far, the last one until now.
@@ -90,41 +112,71 @@ pub(crate) struct Failure {
     pub(crate) outcome: Outcome,
     pub(crate) code: &'static str,
     pub(crate) message: String,
+    /// What is proven to be clean all the same, from tasks that undo what they began.
+    pub(crate) proof: Option<Box<CleanupProof>>,
+}
+
+/// How a task ended when it did succeed.
+#[derive(Clone, Debug, PartialEq)]
+pub(crate) struct Success {
+    pub(crate) output: Output,
+    pub(crate) proof: Option<Box<CleanupProof>>,
+}
+
+impl From<Output> for Success {
+    fn from(output: Output) -> Self {
+        Self { output, proof: None }
+    }
+}
+
+impl From<HostError> for Failure {
+    fn from(error: HostError) -> Self {
+        Self::failed(error.code, error.message)
+    }
 }
 
 impl Failure {
     pub(crate) fn failed(code: &'static str, message: String) -> Self {
-        Self { outcome: Outcome::Failed, code, message }
+        Self { outcome: Outcome::Failed, code, message, proof: None }
     }
 
     /// The handler noticed that it was told to stop.
     pub(crate) fn stopped() -> Self {
-        Self { outcome: Outcome::Cancelled, code: "cancelled", message: String::new() }
+        Self { outcome: Outcome::Cancelled, code: "cancelled", message: String::new(), proof: None }
     }
 
     pub(crate) fn interrupted(code: &'static str, message: &str) -> Self {
-        Self { outcome: Outcome::Interrupted, code, message: message.to_owned() }
+        Self { outcome: Outcome::Interrupted, code, message: message.to_owned(), proof: None }
     }
 }
 
 /// Does the work.
-pub(crate) async fn run(task: Task, context: &Context) -> Result<Output, Failure> {
-    match task {
-        Task::DiagPing(params) => diag_ping::run(&params, context).await.map(Output::DiagPing),
-        Task::DiagHealthProbe(_) => diag_health_probe::run(context).await.map(Output::DiagHealthProbe),
-        Task::PackageList(params) => package_list::run(&params, context).await.map(Output::PackageList),
+pub(crate) async fn run(task: Task, context: &Context) -> Result<Success, Failure> {
+    let output = match task {
+        Task::DiagPing(params) => diag_ping::run(&params, context).await.map(Output::DiagPing)?,
+        Task::DiagHealthProbe(_) => diag_health_probe::run(context).await.map(Output::DiagHealthProbe)?,
+        Task::PackageList(params) => package_list::run(&params, context).await.map(Output::PackageList)?,
         Task::SliceTopologyDiscover(params) => {
-            slice_topology_discover::run(&params, context).await.map(Output::SliceTopologyDiscover)
+            slice_topology_discover::run(&params, context).await.map(Output::SliceTopologyDiscover)?
         }
-    }
+        Task::SliceVmProvision(params) => return slice_vm_provision::run(&params, context).await,
+        Task::SliceVmRelease(params) => return slice_vm_release::run(&params, context).await,
+        Task::SliceVmPower(params) => slice_vm_power::run(&params, context).await.map(Output::SliceVmPower)?,
+        Task::SliceConsoleRead(params) => slice_console_read::run(&params, context).await.map(Output::SliceConsoleRead)?,
+    };
+    Ok(output.into())
 }
 
 /// Brings a task to its end that had started before the agent was restarted.
-pub(crate) async fn recover(task: Task, context: &Context) -> Result<Output, Failure> {
+pub(crate) async fn recover(task: Task, context: &Context) -> Result<Success, Failure> {
     match task {
-        Task::DiagPing(params) => diag_ping::recover(&params, context).await.map(Output::DiagPing),
+        Task::DiagPing(params) => Ok(diag_ping::recover(&params, context).await.map(Output::DiagPing)?.into()),
+        Task::SliceVmProvision(params) => slice_vm_provision::recover(&params, context).await,
+        // Everything that a release does can be done again, and must be: what it began cannot be left.
+        Task::SliceVmRelease(params) => slice_vm_release::run(&params, context).await,
+        Task::SliceVmPower(params) => Ok(slice_vm_power::recover(&params, context).await.map(Output::SliceVmPower)?.into()),
         // Nothing to clean up, and an old answer would be of no use: the asker decides whether to ask again.
-        Task::DiagHealthProbe(_) | Task::PackageList(_) | Task::SliceTopologyDiscover(_) => {
+        Task::DiagHealthProbe(_) | Task::PackageList(_) | Task::SliceTopologyDiscover(_) | Task::SliceConsoleRead(_) => {
             Err(Failure::interrupted("agent_restarted", "the agent was restarted while the task ran; run it again"))
         }
     }

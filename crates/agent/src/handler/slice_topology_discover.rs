@@ -4,11 +4,15 @@ use gpuaas_contract::task::slice_topology_discover::{Output, Params};
 use gpuaas_host::topology;
 
 use super::{Context, Failure, on_host};
+use crate::policy::Emulation;
 
 pub(super) async fn run(params: &Params, context: &Context) -> Result<Output, Failure> {
     context.phases.enter("inventory", "reading the PCI bus, drives and kernel").await;
     let inventory = on_host(context, |host| host.inventory()).await?;
-    let inventory = inventory.map_err(|error| Failure::failed("machine_unknown", crate::report::chain(&error)))?;
+    let mut inventory = inventory.map_err(|error| Failure::failed("machine_unknown", crate::report::chain(&error)))?;
+    let wanted = context.rules.drives_without_gpu.clone();
+    inventory.drives_without_gpu = on_host(context, move |host| host.drives_at(&wanted)).await?;
+    inventory.emulation = context.rules.emulation != Emulation::Never;
     context.phases.enter("network", "asking Open vSwitch and the packet filter").await;
     let network = tokio::select! {
         biased;

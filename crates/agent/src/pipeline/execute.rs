@@ -6,7 +6,7 @@ use std::time::Duration;
 use gpuaas_contract::envelope::{CLOCK_SKEW, RefusalCode};
 use gpuaas_contract::link::TaskPhase;
 use gpuaas_contract::receipt::{self, Outcome, PhaseTiming};
-use gpuaas_contract::task::{Output, Task, TaskType};
+use gpuaas_contract::task::{Task, TaskType};
 use gpuaas_contract::time::Timestamp;
 use serde_json::value::RawValue;
 use tokio::task::JoinHandle;
@@ -14,7 +14,7 @@ use tokio_util::sync::CancellationToken;
 use tracing::Instrument as _;
 
 use super::{Inner, Live};
-use crate::handler::{self, Context, Failure, Log, Phases};
+use crate::handler::{self, Context, Failure, Log, Phases, Success};
 use crate::journal::{AppendError, Chain, Record, TaskNote};
 
 /// A task to be run or recovered.
@@ -44,11 +44,18 @@ pub(super) struct Ended {
     pub(super) code: &'static str,
     pub(super) message: String,
     pub(super) output: Option<Box<RawValue>>,
+    pub(super) proof: Option<Box<RawValue>>,
 }
 
 impl Ended {
+    /// Without output and without proof.
+    pub(super) fn plainly(outcome: Outcome, code: &'static str, message: String) -> Self {
+        Self { outcome, code, message, output: None, proof: None }
+    }
+
     fn from(failure: Failure) -> Self {
-        Self { outcome: failure.outcome, code: failure.code, message: failure.message, output: None }
+        let proof = failure.proof.as_deref().and_then(|proof| serde_json::value::to_raw_value(proof).ok());
+        Self { proof, ..Self::plainly(failure.outcome, failure.code, failure.message) }
     }
 }
 
@@ -92,6 +99,10 @@ async fn execute_claimed(inner: &Arc<Inner>, job: Job, live: &Live) -> Result<()
             timings: Arc::clone(&entered),
         },
         still_allowed: inner.policy.check(kind).is_ok(),
+        attempt,
+        boot_id: inner.boot_id.clone(),
+        rules: inner.policy.slices(),
+        guests: inner.guests.clone(),
     };
     let handler = tokio::spawn(
         async move {
@@ -105,7 +116,8 @@ async fn execute_claimed(inner: &Arc<Inner>, job: Job, live: &Live) -> Result<()
     let bounds = Bounds {
         until_deadline: deadline.since(Timestamp::now()),
         task_timeout: inner.limits.task_timeout,
-        log_drain_timeout: inner.limits.log_drain_timeout,
+        // What undoes its own effects is never dropped in the middle of that.
+        log_drain_timeout: if kind.may_prove_cleanup() { Duration::MAX } else { inner.limits.log_drain_timeout },
         abandon: &inner.abandon,
     };
     let Some(result) = supervise(&bounds, live, handler, &stop).await else {
@@ -139,7 +151,7 @@ async fn start(
         biased;
         () = inner.closing.cancelled() => return Ok(None),
         () = cancelled_early => {
-            let ended = Ended { outcome: Outcome::Cancelled, code: "cancelled", message: reason_of(live), output: None };
+            let ended = Ended::plainly(Outcome::Cancelled, "cancelled", reason_of(live));
             return finish(inner, note, attempt - 1, None, Vec::new(), ended).await.map(|()| None);
         }
         slots = RunSlots::take(inner, kind) => slots,
@@ -149,7 +161,7 @@ async fn start(
         if now > note.start_by.plus(CLOCK_SKEW) {
             let message = format!("the task waited past its latest start {}; run it again", note.start_by);
             let code = RefusalCode::TaskExpired.as_str();
-            let ended = Ended { outcome: Outcome::Refused, code, message, output: None };
+            let ended = Ended::plainly(Outcome::Refused, code, message);
             return finish(inner, note, attempt - 1, None, Vec::new(), ended).await.map(|()| None);
         }
     }
@@ -179,9 +191,9 @@ struct Bounds<'a> {
 async fn supervise(
     bounds: &Bounds<'_>,
     live: &Live,
-    mut handler: JoinHandle<Result<Output, Failure>>,
+    mut handler: JoinHandle<Result<Success, Failure>>,
     stop: &CancellationToken,
-) -> Option<Result<Output, Failure>> {
+) -> Option<Result<Success, Failure>> {
     let limit = bounds.until_deadline.min(bounds.task_timeout);
     let cause = tokio::select! {
         biased;
@@ -216,7 +228,10 @@ async fn supervise(
     };
     // A success that came in spite of the request is a success.
     Some(result.map_err(|failure| match failure.outcome {
-        Outcome::Cancelled => stopped_because(&cause, live, bounds.task_timeout, failure.message),
+        Outcome::Cancelled => {
+            let proof = failure.proof;
+            Failure { proof, ..stopped_because(&cause, live, bounds.task_timeout, failure.message) }
+        }
         Outcome::Succeeded | Outcome::Failed | Outcome::Interrupted | Outcome::Refused => failure,
     }))
 }
@@ -233,13 +248,13 @@ fn stopped_because(cause: &StopCause, live: &Live, task_timeout: Duration, detai
     }
 }
 
-async fn abandoned(handler: JoinHandle<Result<Output, Failure>>) -> Option<Result<Output, Failure>> {
+async fn abandoned(handler: JoinHandle<Result<Success, Failure>>) -> Option<Result<Success, Failure>> {
     handler.abort();
     let _ = handler.await;
     None
 }
 
-fn joined(ended: Result<Result<Output, Failure>, tokio::task::JoinError>) -> Result<Output, Failure> {
+fn joined(ended: Result<Result<Success, Failure>, tokio::task::JoinError>) -> Result<Success, Failure> {
     ended.unwrap_or_else(|error| {
         let message = match error.try_into_panic() {
             Ok(panic) => panic
@@ -257,14 +272,15 @@ fn reason_of(live: &Live) -> String {
     live.cancel_reason.lock().unwrap_or_else(PoisonError::into_inner).clone()
 }
 
-fn conclude(result: Result<Output, Failure>) -> Ended {
-    let output = match result {
-        Ok(output) => output,
+fn conclude(result: Result<Success, Failure>) -> Ended {
+    let Success { output, proof } = match result {
+        Ok(success) => success,
         Err(failure) => return Ended::from(failure),
     };
     match serde_json::value::to_raw_value(&output) {
         Ok(raw) if raw.get().len() <= receipt::MAX_OUTPUT_BYTES => {
-            Ended { outcome: Outcome::Succeeded, code: "ok", message: String::new(), output: Some(raw) }
+            let proof = proof.as_deref().and_then(|proof| serde_json::value::to_raw_value(proof).ok());
+            Ended { output: Some(raw), proof, ..Ended::plainly(Outcome::Succeeded, "ok", String::new()) }
         }
         Ok(raw) => {
             let message = format!("the output has {} bytes; at most {} fit", raw.get().len(), receipt::MAX_OUTPUT_BYTES);
@@ -310,7 +326,7 @@ pub(super) async fn finish(
             message,
             output: ended.output,
             phases,
-            cleanup_proof: None,
+            cleanup_proof: ended.proof,
             sequence: chain.sequence + 1,
             previous_receipt: chain.digest.clone(),
         };
@@ -353,14 +369,14 @@ impl RunSlots {
             freed.await;
         };
         // Closed never: the semaphore lives as long as the pipeline.
-        let permit = Arc::clone(&inner.run_slots).acquire_owned().await.ok();
+        let permit = Arc::clone(inner.places_for(kind)).acquire_owned().await.ok();
         slots.with(permit)
     }
 
     /// A place that is free now.
     pub(super) fn take_free(inner: &Arc<Inner>, kind: TaskType) -> Option<Self> {
         let slots = Self::of_kind(inner, kind)?;
-        let permit = Arc::clone(&inner.run_slots).try_acquire_owned().ok()?;
+        let permit = Arc::clone(inner.places_for(kind)).try_acquire_owned().ok()?;
         Some(slots.with(Some(permit)))
     }
 
@@ -396,13 +412,13 @@ impl Drop for RunSlots {
 
 #[cfg(test)]
 mod tests {
-    use gpuaas_contract::task::package_list;
+    use gpuaas_contract::task::{Output, package_list};
 
     use super::*;
 
     #[tokio::test]
     async fn a_handler_that_panics_is_a_failure_with_its_own_code() {
-        let handler: JoinHandle<Result<Output, Failure>> = tokio::spawn(async { panic!("boom") });
+        let handler: JoinHandle<Result<Success, Failure>> = tokio::spawn(async { panic!("boom") });
         let failure = joined(handler.await).expect_err("a failure");
         assert_eq!((failure.outcome, failure.code), (Outcome::Failed, "handler_panicked"));
         assert!(failure.message.contains("boom"));
@@ -413,7 +429,8 @@ mod tests {
         let package = package_list::Package { name: "x".repeat(1000), version: String::new(), architecture: String::new() };
         let output = |count| {
             let packages = vec![package.clone(); count];
-            Output::PackageList(package_list::Output { manager: "dpkg".to_owned(), packages, matched: 1, truncated: false })
+            let output = package_list::Output { manager: "dpkg".to_owned(), packages, matched: 1, truncated: false };
+            Success::from(Output::PackageList(output))
         };
         assert_eq!(conclude(Ok(output(600))).code, "ok");
         let ended = conclude(Ok(output(700)));
@@ -480,7 +497,8 @@ mod tests {
         let handler = tokio::spawn(async move {
             told.cancelled().await;
             let packages = Vec::new();
-            Ok(Output::PackageList(package_list::Output { manager: "dpkg".to_owned(), packages, matched: 0, truncated: false }))
+            let output = package_list::Output { manager: "dpkg".to_owned(), packages, matched: 0, truncated: false };
+            Ok(Output::PackageList(output).into())
         });
         live.cancel.cancel();
         assert!(supervise(&bounds(&abandon, Duration::from_secs(60)), &live, handler, &stop).await.expect("ended").is_ok());

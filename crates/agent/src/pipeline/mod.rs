@@ -26,6 +26,7 @@ use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 use tracing::Instrument as _;
 
+use crate::guests::Guests;
 use crate::journal::{AppendError, Chain, Journal, Known, Opened, RESERVED_PER_TASK, Record, TaskNote, Unreported};
 use crate::policy::Policy;
 use crate::spool::Spool;
@@ -36,6 +37,8 @@ use execute::{Ended, Job, Mode, RunSlots};
 const WAITING: usize = 32;
 /// Most offers under examination. More are dropped unanswered: the control plane offers again what was never accepted.
 const OFFERS: usize = 4096;
+/// Most tasks that only watch.
+const WATCHERS: usize = 32;
 
 /// Everything a pipeline is made of.
 pub(crate) struct Parts {
@@ -49,6 +52,7 @@ pub(crate) struct Parts {
     pub(crate) journal: Journal,
     pub(crate) policy: Policy,
     pub(crate) host: Host,
+    pub(crate) guests: Guests,
     pub(crate) spool: Spool,
     /// Acks, progress and rejections; lost without harm while no link is up.
     pub(crate) outbound: mpsc::Sender<from_node::Message>,
@@ -85,6 +89,7 @@ struct Inner {
     journal: Arc<Journal>,
     policy: Policy,
     host: Host,
+    guests: Guests,
     spool: Spool,
     outbound: mpsc::Sender<from_node::Message>,
     limits: Limits,
@@ -97,6 +102,8 @@ struct Inner {
     offers: Arc<Semaphore>,
     in_flight: Arc<Semaphore>,
     run_slots: Arc<Semaphore>,
+    /// Places for tasks that only watch: an hour at a console must not keep a guest from being made.
+    watch_slots: Arc<Semaphore>,
     kind_slots: Mutex<HashMap<TaskType, u32>>,
     kind_freed: tokio::sync::Notify,
     receipts: watch::Sender<u64>,
@@ -166,6 +173,7 @@ impl Pipeline {
             trust: parts.trust,
             policy: parts.policy,
             host: parts.host,
+            guests: parts.guests,
             spool: parts.spool,
             outbound: parts.outbound,
             limits: parts.limits,
@@ -175,6 +183,7 @@ impl Pipeline {
             offers: Arc::new(Semaphore::new(OFFERS)),
             in_flight: Arc::new(Semaphore::new(in_flight)),
             run_slots: Arc::new(Semaphore::new(max_tasks)),
+            watch_slots: Arc::new(Semaphore::new(WATCHERS)),
             kind_slots: Mutex::new(HashMap::new()),
             kind_freed: tokio::sync::Notify::new(),
             receipts: watch::Sender::new(0),
@@ -309,6 +318,10 @@ impl Pipeline {
 }
 
 impl Inner {
+    fn places_for(&self, kind: TaskType) -> &Arc<Semaphore> {
+        if kind == TaskType::SliceConsoleRead { &self.watch_slots } else { &self.run_slots }
+    }
+
     fn lock_live(&self) -> MutexGuard<'_, HashMap<TaskId, Arc<Live>>> {
         self.live.lock().unwrap_or_else(PoisonError::into_inner)
     }
@@ -395,7 +408,7 @@ impl Inner {
             return self.answer_for_lost(note).await;
         }
         let kind = verified.task().task_type();
-        if let Err(denied) = self.policy.check(kind) {
+        if let Err(denied) = self.policy.check_task(verified.task()) {
             return self.refuse(note, RefusalCode::PolicyDenied, denied.0).await;
         }
         let permit = tokio::select! {
@@ -498,7 +511,7 @@ impl Inner {
         tracing::warn!(task_id = %note.task_id, correlation_id = %note.correlation_id, "task may have run before the journal was damaged");
         let task_id = note.task_id;
         let message = "the journal of this node was damaged after this task was made, so it may have run already; look at the host before running it again";
-        let ended = Ended { outcome: Outcome::Interrupted, code: "journal_damaged", message: message.to_owned(), output: None };
+        let ended = Ended::plainly(Outcome::Interrupted, "journal_damaged", message.to_owned());
         let result = execute::finish(self, &note, 0, None, Vec::new(), ended).await;
         self.release(task_id);
         if let Err(error) = result {
@@ -517,7 +530,7 @@ impl Inner {
             "task refused"
         );
         let task_id = note.task_id;
-        let ended = Ended { outcome: Outcome::Refused, code: code.as_str(), message: message.clone(), output: None };
+        let ended = Ended::plainly(Outcome::Refused, code.as_str(), message.clone());
         let result = execute::finish(self, &note, 0, None, Vec::new(), ended).await;
         self.release(task_id);
         match result {

@@ -21,7 +21,7 @@ pub(super) async fn take_up(inner: &Arc<Inner>, task: Unfinished) -> Result<(), 
 /// Accepted and never started: it runs if everything that was true at acceptance is still true.
 async fn run_or_refuse(inner: &Arc<Inner>, task: Unfinished) -> Result<(), AppendError> {
     let refusal = match inner.verify(task.envelope.as_deref().unwrap_or_default()) {
-        Ok(verified) => match inner.policy.check(verified.task().task_type()) {
+        Ok(verified) => match inner.policy.check_task(verified.task()) {
             Ok(()) => {
                 let job = Job {
                     note: task.note,
@@ -40,7 +40,7 @@ async fn run_or_refuse(inner: &Arc<Inner>, task: Unfinished) -> Result<(), Appen
         Err(refusal) => (refusal.code.as_str(), refusal.message),
     };
     let (code, message) = refusal;
-    let ended = Ended { outcome: Outcome::Refused, code, message, output: None };
+    let ended = Ended::plainly(Outcome::Refused, code, message);
     execute::finish(inner, &task.note, 0, None, Vec::new(), ended).await
 }
 
@@ -48,7 +48,7 @@ async fn run_or_refuse(inner: &Arc<Inner>, task: Unfinished) -> Result<(), Appen
 async fn recover(inner: &Arc<Inner>, task: Unfinished) -> Result<(), AppendError> {
     let Some((payload, parsed)) = task.envelope.as_deref().and_then(recorded) else {
         let message = "the journal lost the record of what this task was; look at the host before running it again";
-        let ended = Ended { outcome: Outcome::Interrupted, code: "journal_damaged", message: message.to_owned(), output: None };
+        let ended = Ended::plainly(Outcome::Interrupted, "journal_damaged", message.to_owned());
         return execute::finish(inner, &task.note, task.attempt, task.started_at, Vec::new(), ended).await;
     };
     let job = Job {

@@ -8,8 +8,9 @@ use reqwest::header::HeaderValue;
 use super::{Call, Client, ClientError, to_bytes};
 use crate::dto::{
     ApiToken, ApiTokenCreate, ApiTokenCreated, AuditQuery, AuditRow, ClusterInfo, Enrolment, EnrolmentListQuery, JoinToken,
-    JoinTokenCreate, JoinTokenCreated, Node, NodeListQuery, Page, PageQuery, Reason, SigningKey, Slot, SlotListQuery, Task,
-    TaskCreate, TaskEvidence, TaskListQuery, TaskLogs, TaskLogsQuery, TaskTypeInfo, Topology, TopologyApprove,
+    JoinTokenCreate, JoinTokenCreated, Node, NodeListQuery, Page, PageQuery, Reason, SigningKey, Slice, SliceConsole,
+    SliceCreate, SliceListQuery, SliceOrder, SlicePower, SliceRelease, Slot, SlotListQuery, Task, TaskCreate, TaskEvidence,
+    TaskListQuery, TaskLogs, TaskLogsQuery, TaskTypeInfo, Topology, TopologyApprove,
 };
 use crate::routes;
 
@@ -92,6 +93,56 @@ impl Client {
         self.post(routes::SLOT_WITHDRAW, &[slot], reason).await
     }
 
+    /// Clean up what is left of a slice on a slot.
+    pub async fn slot_force_cleanup(
+        &self,
+        slot: &str,
+        reason: &Reason,
+        idempotency_key: Option<&str>,
+    ) -> Result<SliceOrder, ClientError> {
+        self.post_once(routes::SLOT_FORCE_CLEANUP, &[slot], reason, idempotency_key).await
+    }
+
+    /// One page of slices.
+    pub async fn slices(&self, query: &SliceListQuery) -> Result<Page<Slice>, ClientError> {
+        self.list(routes::SLICES, &[], query).await
+    }
+
+    /// One slice.
+    pub async fn slice(&self, slice: &str) -> Result<Slice, ClientError> {
+        self.get(routes::SLICE, &[slice]).await
+    }
+
+    /// Make a slice. With an idempotency key, asking twice makes one, here and below.
+    pub async fn slice_create(&self, create: &SliceCreate, idempotency_key: Option<&str>) -> Result<SliceOrder, ClientError> {
+        self.post_once(routes::SLICES, &[], create, idempotency_key).await
+    }
+
+    /// Give a slice back.
+    pub async fn slice_release(
+        &self,
+        slice: &str,
+        release: &SliceRelease,
+        idempotency_key: Option<&str>,
+    ) -> Result<SliceOrder, ClientError> {
+        self.post_once(routes::SLICE_RELEASE, &[slice], release, idempotency_key).await
+    }
+
+    /// Stop, start or reboot a guest.
+    pub async fn slice_power(
+        &self,
+        slice: &str,
+        power: &SlicePower,
+        idempotency_key: Option<&str>,
+    ) -> Result<SliceOrder, ClientError> {
+        self.post_once(routes::SLICE_POWER, &[slice], power, idempotency_key).await
+    }
+
+    /// Read a guest's serial console into the task's log.
+    pub async fn slice_console(&self, slice: &str, console: &SliceConsole) -> Result<SliceOrder, ClientError> {
+        self.post(routes::SLICE_CONSOLE, &[slice], console).await
+    }
+
     /// One page of enrolment requests.
     pub async fn enrolments(&self, query: &EnrolmentListQuery) -> Result<Page<Enrolment>, ClientError> {
         self.list(routes::ENROLMENTS, &[], query).await
@@ -134,10 +185,21 @@ impl Client {
 
     /// Ask for a task. With an idempotency key, asking twice makes one task.
     pub async fn task_create(&self, create: &TaskCreate, idempotency_key: Option<&str>) -> Result<Task, ClientError> {
-        let mut call = Call { body: Some(to_bytes(create)?), ..self.call(Method::POST, routes::TASKS, &[]) };
+        self.post_once(routes::TASKS, &[], create, idempotency_key).await
+    }
+
+    /// A request that makes one thing, however often it is sent with the same key.
+    async fn post_once<T: serde::de::DeserializeOwned>(
+        &self,
+        route: &str,
+        segments: &[&str],
+        body: &impl serde::Serialize,
+        idempotency_key: Option<&str>,
+    ) -> Result<T, ClientError> {
+        let mut call = Call { body: Some(to_bytes(body)?), ..self.call(Method::POST, route, segments) };
         if let Some(key) = idempotency_key {
             let value = HeaderValue::from_str(key)
-                .map_err(|_| ClientError::BadName { value: key.to_owned(), route: routes::TASKS.to_owned() })?;
+                .map_err(|_| ClientError::BadName { value: key.to_owned(), route: route.to_owned() })?;
             call.headers.insert(routes::IDEMPOTENCY_KEY_HEADER, value);
         }
         self.json(call).await

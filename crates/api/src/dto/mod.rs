@@ -9,6 +9,7 @@ mod cluster;
 mod enrolment;
 mod node;
 mod problem;
+mod slice;
 mod slot;
 mod task;
 
@@ -18,6 +19,10 @@ pub use cluster::{ClusterInfo, TaskTypeInfo};
 pub use enrolment::{Enrolment, EnrolmentListQuery, JoinToken, JoinTokenCreate, JoinTokenCreated};
 pub use node::{Node, NodeListQuery, NodeSession};
 pub use problem::{PROBLEM_CONTENT_TYPE, Problem};
+pub use slice::{
+    DEFAULT_BRIDGE, DEFAULT_USERNAME, Slice, SliceConsole, SliceCreate, SliceImage, SliceListQuery, SliceOrder, SlicePower,
+    SliceRelease, SlotName,
+};
 pub use slot::{Slot, SlotListQuery, Topology, TopologyApprove, TopologyProposal};
 pub use task::{
     EnvelopeEvidence, Task, TaskCreate, TaskEvidence, TaskListQuery, TaskLogLine, TaskLogs, TaskLogsQuery, TaskProgress,

@@ -1,6 +1,6 @@
 //! Slots, and what nodes propose.
 
-use gpuaas_contract::id::{NodeId, SlotId, TaskId};
+use gpuaas_contract::id::{AllocationId, NodeId, SlotId, TaskId};
 use gpuaas_contract::slice::SlotSpec;
 use gpuaas_contract::task::slice_topology_discover;
 use gpuaas_contract::time::Timestamp;
@@ -16,10 +16,22 @@ pub struct Slot {
     pub node_name: String,
     /// What it consists of.
     pub spec: SlotSpec,
-    /// `available`, `quarantined` or `withdrawn`.
+    /// `available`, `leased`, `releasing`, `cleanup_blocked`, `needs_wipe`, `quarantined` or `withdrawn`.
     pub state: String,
     /// Why, in words; empty while available.
     pub reason: String,
+    /// Why an operator holds it back, if one does. One that is in use stays with its slice and is quarantined once it is clean.
+    #[serde(default)]
+    pub quarantine: Option<String>,
+    /// The slice that has it, or whose remains are on it.
+    #[serde(default)]
+    pub allocation_id: Option<AllocationId>,
+    /// The highest fencing number that was ever given out for it.
+    #[serde(default)]
+    pub lease_epoch: u64,
+    /// The last task that was to make a guest on it, or to clean it up.
+    #[serde(default)]
+    pub lease_task: Option<TaskId>,
     /// The task whose receipt proposed it.
     pub proposed_by: TaskId,
     /// Who approved that.

@@ -7,6 +7,8 @@ pub(crate) mod enrolment;
 pub(crate) mod join_token;
 pub(crate) mod key;
 pub(crate) mod node;
+pub(crate) mod slice;
+mod slice_create;
 pub(crate) mod slot;
 pub(crate) mod task;
 mod task_run;
@@ -28,6 +30,7 @@ pub(crate) async fn run(session: &Session, command: Command) -> Result<Exit, Fai
         Command::Server(args) => crate::server::run(args).await,
         Command::Node(command) => node::run(session, command).await,
         Command::Slot(command) => slot::run(session, command).await,
+        Command::Slice(command) => slice::run(session, command).await,
         Command::Task(command) => task::run(session, command).await,
         Command::Audit(command) => audit::run(session, command).await,
         Command::Key(command) => key::run(session, command).await,

@@ -19,7 +19,7 @@ pub(crate) enum SlotCommand {
         /// Only those of this node.
         #[arg(long)]
         node: Option<String>,
-        /// Only those in this state: available, quarantined, withdrawn.
+        /// Only those in this state: available, leased, releasing, cleanup_blocked, needs_wipe, quarantined, withdrawn.
         #[arg(long)]
         state: Option<String>,
     },
@@ -32,6 +32,19 @@ pub(crate) enum SlotCommand {
     Quarantine(Operation),
     /// Let a quarantined slot go again.
     Unquarantine(Operation),
+    /// Clean up what is left of a slice on a slot that is blocked, whoever the host thinks has it, and wait for the proof.
+    ///
+    /// The slots of one guest are cleaned up together, and their drives wiped. A slot is free again only if the host proves that
+    /// nothing is left; otherwise it stays blocked and says why.
+    ForceCleanup {
+        /// The slot.
+        slot: String,
+        /// Why; kept in the audit log.
+        #[arg(long, default_value = "")]
+        reason: String,
+        #[command(flatten)]
+        wait: super::slice::WaitArgs,
+    },
     /// End a slot; approving it again (`gpuaas node topology approve`) brings it back.
     Withdraw(Operation),
 }
@@ -65,6 +78,9 @@ pub(super) async fn run(session: &Session, command: SlotCommand) -> Result<Exit,
             return Ok(Exit::Done);
         }
         SlotCommand::Show { slot } => client.slot(&resolve::slot(client, &slot).await?).await?,
+        SlotCommand::ForceCleanup { slot, reason, wait } => {
+            return super::slice::force_cleanup(session, &slot, reason, &wait).await;
+        }
         SlotCommand::Quarantine(Operation { slot, reason }) => {
             client.slot_quarantine(&resolve::slot(client, &slot).await?, &Reason { reason }).await?
         }
@@ -88,7 +104,10 @@ fn details(slot: &Slot) -> Details {
         .field("index", spec.slot_index)
         .field("state", &slot.state)
         .field("reason", &slot.reason)
-        .field("GPU", &spec.pci_address)
+        .maybe("held back", slot.quarantine.as_ref().map(|reason| if reason.is_empty() { "yes" } else { reason }))
+        .maybe("slice", slot.allocation_id)
+        .maybe("last task", slot.lease_task)
+        .field("GPU", gpu(slot))
         .field("goes along", companions.join(", "))
         .maybe("fabric", spec.fabric_device.as_ref())
         .field("drive", format!("{} ({})", spec.nvme_serial, spec.nvme_device))
@@ -101,21 +120,36 @@ fn details(slot: &Slot) -> Details {
         .field("first approved", moment(slot.created_at))
 }
 
+/// Its state, and whether it is held back once it is clean.
+pub(super) fn state(slot: &Slot) -> String {
+    let held = slot.quarantine.is_some() && slot.state != "quarantined";
+    if held { format!("{}, quarantined", slot.state) } else { slot.state.clone() }
+}
+
+pub(super) fn gpu(slot: &Slot) -> String {
+    slot.spec.pci_address.as_ref().map_or_else(|| "none".to_owned(), ToString::to_string)
+}
+
+pub(super) fn fabric(slot: &Slot) -> String {
+    slot.spec.fabric_device.as_ref().map_or_else(|| "none".to_owned(), ToString::to_string)
+}
+
 pub(super) fn table(slots: &[Slot]) -> View {
     if slots.is_empty() {
         return View::Nothing;
     }
     let ids = text::short_ids(&slots.iter().map(|slot| slot.id.to_string()).collect::<Vec<_>>());
-    let mut table = Table::new(["ID", "NODE", "SLOT", "STATE", "GPU", "DRIVE", "FABRIC", "ADDRESS", "REASON"]);
+    let mut table = Table::new(["ID", "NODE", "SLOT", "STATE", "SLICE", "GPU", "DRIVE", "FABRIC", "ADDRESS", "REASON"]);
     for (slot, id) in slots.iter().zip(ids) {
         table.row([
             id,
             slot.node_name.clone(),
             slot.spec.slot_index.to_string(),
-            slot.state.clone(),
-            slot.spec.pci_address.to_string(),
+            state(slot),
+            slot.allocation_id.map_or_else(String::new, |id| id.to_string()),
+            gpu(slot),
             slot.spec.nvme_serial.clone(),
-            slot.spec.fabric_device.as_ref().map_or_else(|| "none".to_owned(), ToString::to_string),
+            fabric(slot),
             slot.spec.private_ip.to_string(),
             slot.reason.clone(),
         ]);

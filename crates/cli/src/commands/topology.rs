@@ -131,7 +131,7 @@ fn view(topology: &Topology) -> View {
         table.row([
             candidate.slot_index.to_string(),
             state_of(topology, candidate),
-            candidate.pci_address.to_string(),
+            candidate.pci_address.as_ref().map_or_else(|| "none".to_owned(), ToString::to_string),
             candidate.numa_node.to_string(),
             candidate.nvme_serial.clone().unwrap_or_else(|| "none".to_owned()),
             candidate.fabric_device.as_ref().map_or_else(|| "none".to_owned(), ToString::to_string),

@@ -6,4 +6,5 @@ mod lists;
 mod program;
 mod run;
 mod server;
+mod slices;
 mod verify;

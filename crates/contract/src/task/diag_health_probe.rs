@@ -1,6 +1,7 @@
 //! `diag.health_probe`: the state of the host, read only.
 
 use crate::telemetry::{DiskFact, GpuFact};
+use crate::time::Timestamp;
 
 /// Nothing to choose.
 #[derive(Clone, Debug, Default, PartialEq, Eq, serde::Serialize, serde::Deserialize, schemars::JsonSchema)]
@@ -39,8 +40,27 @@ pub struct Output {
     pub fabric: Vec<FabricLink>,
     /// Block devices found.
     pub disks: Vec<DiskFact>,
+    /// Where the host was found to differ from what its leases say, now or within the last hour.
+    #[serde(default)]
+    pub drift: Vec<Drift>,
     /// What an operator should look at.
     pub warnings: Vec<Warning>,
+}
+
+/// A difference between leases, hypervisor and bus.
+#[derive(Clone, Debug, PartialEq, Eq, serde::Serialize, serde::Deserialize, schemars::JsonSchema)]
+#[serde(deny_unknown_fields)]
+pub struct Drift {
+    /// Stable code.
+    pub code: String,
+    /// A function, or an allocation.
+    pub subject: String,
+    /// What differs, and what was done.
+    pub message: String,
+    /// It was put right.
+    pub repaired: bool,
+    /// When it was found.
+    pub at: Timestamp,
 }
 
 /// One link of a fabric adapter.

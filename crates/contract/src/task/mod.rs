@@ -6,9 +6,15 @@
 pub mod diag_health_probe;
 pub mod diag_ping;
 pub mod package_list;
+pub mod slice_console_read;
 pub mod slice_topology_discover;
+pub mod slice_vm_power;
+pub mod slice_vm_provision;
+pub mod slice_vm_release;
 
 use serde_json::value::RawValue;
+
+use crate::slice::{Holder, LeasedSlot};
 
 /// Everything that can be asked of a node, with its parameters.
 #[derive(Clone, Debug, PartialEq)]
@@ -21,6 +27,14 @@ pub enum Task {
     PackageList(package_list::Params),
     /// `slice.topology_discover`: report what of the host could become slots.
     SliceTopologyDiscover(slice_topology_discover::Params),
+    /// `slice.vm_provision`: put a guest on leased slots.
+    SliceVmProvision(slice_vm_provision::Params),
+    /// `slice.vm_release`: end a guest and prove that nothing is left.
+    SliceVmRelease(slice_vm_release::Params),
+    /// `slice.vm_power`: stop, start or reboot a guest.
+    SliceVmPower(slice_vm_power::Params),
+    /// `slice.console_read`: read a guest's serial console.
+    SliceConsoleRead(slice_console_read::Params),
 }
 
 /// The kind of a task, without its parameters.
@@ -34,6 +48,14 @@ pub enum TaskType {
     PackageList,
     /// `slice.topology_discover`
     SliceTopologyDiscover,
+    /// `slice.vm_provision`
+    SliceVmProvision,
+    /// `slice.vm_release`
+    SliceVmRelease,
+    /// `slice.vm_power`
+    SliceVmPower,
+    /// `slice.console_read`
+    SliceConsoleRead,
 }
 
 /// What a successful task answers.
@@ -48,6 +70,14 @@ pub enum Output {
     PackageList(package_list::Output),
     /// Answer to `slice.topology_discover`.
     SliceTopologyDiscover(slice_topology_discover::Output),
+    /// Answer to `slice.vm_provision`.
+    SliceVmProvision(slice_vm_provision::Output),
+    /// Answer to `slice.vm_release`.
+    SliceVmRelease(slice_vm_release::Output),
+    /// Answer to `slice.vm_power`.
+    SliceVmPower(slice_vm_power::Output),
+    /// Answer to `slice.console_read`.
+    SliceConsoleRead(slice_console_read::Output),
 }
 
 /// Why parameters were not taken.
@@ -73,7 +103,16 @@ pub enum BadParams {
 
 impl TaskType {
     /// Every kind there is, in the order of the catalogue.
-    pub const ALL: [Self; 4] = [Self::DiagPing, Self::DiagHealthProbe, Self::PackageList, Self::SliceTopologyDiscover];
+    pub const ALL: [Self; 8] = [
+        Self::DiagPing,
+        Self::DiagHealthProbe,
+        Self::PackageList,
+        Self::SliceTopologyDiscover,
+        Self::SliceVmProvision,
+        Self::SliceVmRelease,
+        Self::SliceVmPower,
+        Self::SliceConsoleRead,
+    ];
 
     /// Name on the wire, in policies and in the CLI.
     pub const fn as_str(self) -> &'static str {
@@ -82,6 +121,10 @@ impl TaskType {
             Self::DiagHealthProbe => "diag.health_probe",
             Self::PackageList => "package.list",
             Self::SliceTopologyDiscover => "slice.topology_discover",
+            Self::SliceVmProvision => "slice.vm_provision",
+            Self::SliceVmRelease => "slice.vm_release",
+            Self::SliceVmPower => "slice.vm_power",
+            Self::SliceConsoleRead => "slice.console_read",
         }
     }
 
@@ -92,15 +135,31 @@ impl TaskType {
             Self::DiagHealthProbe => "Report kernel, memory, disks, KVM, VFIO, IOMMU, GPUs and fabric links of the host.",
             Self::PackageList => "List the packages installed on the host (dpkg or rpm).",
             Self::SliceTopologyDiscover => "Report GPUs, drives, fabric and what of them could become slots. Changes nothing.",
+            Self::SliceVmProvision => {
+                "Put a guest on leased slots: image, cloud-init, devices, network; undone completely if it fails."
+            }
+            Self::SliceVmRelease => "End a guest, reset its devices, wipe its drives and prove it.",
+            Self::SliceVmPower => "Stop, start or reboot a guest; it keeps its disk and address.",
+            Self::SliceConsoleRead => "Read a guest's serial console into the task's log, and follow it. Changes nothing.",
         }
     }
 
     /// Whether running it changes anything on the host.
     pub const fn changes_host(self) -> bool {
         match self {
-            Self::DiagPing => true,
-            Self::DiagHealthProbe | Self::PackageList | Self::SliceTopologyDiscover => false,
+            Self::DiagPing | Self::SliceVmProvision | Self::SliceVmRelease | Self::SliceVmPower => true,
+            Self::DiagHealthProbe | Self::PackageList | Self::SliceTopologyDiscover | Self::SliceConsoleRead => false,
         }
+    }
+
+    /// Whether it acts on the slots of an allocation: then it is made by the control plane out of its own books, never by hand.
+    pub const fn needs_lease(self) -> bool {
+        matches!(self, Self::SliceVmProvision | Self::SliceVmRelease | Self::SliceVmPower | Self::SliceConsoleRead)
+    }
+
+    /// Whether its receipt may carry a proof of cleanup.
+    pub const fn may_prove_cleanup(self) -> bool {
+        matches!(self, Self::SliceVmProvision | Self::SliceVmRelease)
     }
 
     /// The kind with this name.
@@ -136,6 +195,35 @@ impl Task {
             Self::DiagHealthProbe(_) => TaskType::DiagHealthProbe,
             Self::PackageList(_) => TaskType::PackageList,
             Self::SliceTopologyDiscover(_) => TaskType::SliceTopologyDiscover,
+            Self::SliceVmProvision(_) => TaskType::SliceVmProvision,
+            Self::SliceVmRelease(_) => TaskType::SliceVmRelease,
+            Self::SliceVmPower(_) => TaskType::SliceVmPower,
+            Self::SliceConsoleRead(_) => TaskType::SliceConsoleRead,
+        }
+    }
+
+    /// The allocation on whose slots it acts, if it does. The envelope must name the same.
+    pub fn holder(&self) -> Option<Holder> {
+        match self {
+            Self::DiagPing(_) | Self::DiagHealthProbe(_) | Self::PackageList(_) | Self::SliceTopologyDiscover(_) => None,
+            Self::SliceVmProvision(params) => Some(params.holder()),
+            Self::SliceVmRelease(params) => Some(params.holder()),
+            Self::SliceVmPower(params) => Some(params.holder()),
+            Self::SliceConsoleRead(params) => Some(params.holder()),
+        }
+    }
+
+    /// The slots it acts on.
+    pub fn slots(&self) -> &[LeasedSlot] {
+        match self {
+            Self::DiagPing(_)
+            | Self::DiagHealthProbe(_)
+            | Self::PackageList(_)
+            | Self::SliceTopologyDiscover(_)
+            | Self::SliceConsoleRead(_) => &[],
+            Self::SliceVmProvision(params) => &params.slots,
+            Self::SliceVmRelease(params) => &params.slots,
+            Self::SliceVmPower(params) => &params.slots,
         }
     }
 
@@ -148,6 +236,14 @@ impl Task {
             TaskType::SliceTopologyDiscover => {
                 params_of(task_type, params, slice_topology_discover::Params::check).map(Self::SliceTopologyDiscover)
             }
+            TaskType::SliceVmProvision => {
+                params_of(task_type, params, slice_vm_provision::Params::check).map(Self::SliceVmProvision)
+            }
+            TaskType::SliceVmRelease => params_of(task_type, params, slice_vm_release::Params::check).map(Self::SliceVmRelease),
+            TaskType::SliceVmPower => params_of(task_type, params, slice_vm_power::Params::check).map(Self::SliceVmPower),
+            TaskType::SliceConsoleRead => {
+                params_of(task_type, params, slice_console_read::Params::check).map(Self::SliceConsoleRead)
+            }
         }
     }
 
@@ -158,6 +254,10 @@ impl Task {
             Self::DiagHealthProbe(params) => serde_json::value::to_raw_value(params),
             Self::PackageList(params) => serde_json::value::to_raw_value(params),
             Self::SliceTopologyDiscover(params) => serde_json::value::to_raw_value(params),
+            Self::SliceVmProvision(params) => serde_json::value::to_raw_value(params),
+            Self::SliceVmRelease(params) => serde_json::value::to_raw_value(params),
+            Self::SliceVmPower(params) => serde_json::value::to_raw_value(params),
+            Self::SliceConsoleRead(params) => serde_json::value::to_raw_value(params),
         };
         // Plain structs of strings and numbers always serialise.
         raw.unwrap_or_else(|_| RawValue::NULL.to_owned())
@@ -172,6 +272,10 @@ impl Output {
             TaskType::DiagHealthProbe => serde_json::from_str(output).map(Self::DiagHealthProbe),
             TaskType::PackageList => serde_json::from_str(output).map(Self::PackageList),
             TaskType::SliceTopologyDiscover => serde_json::from_str(output).map(Self::SliceTopologyDiscover),
+            TaskType::SliceVmProvision => serde_json::from_str(output).map(Self::SliceVmProvision),
+            TaskType::SliceVmRelease => serde_json::from_str(output).map(Self::SliceVmRelease),
+            TaskType::SliceVmPower => serde_json::from_str(output).map(Self::SliceVmPower),
+            TaskType::SliceConsoleRead => serde_json::from_str(output).map(Self::SliceConsoleRead),
         }
     }
 }

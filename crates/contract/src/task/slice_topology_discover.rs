@@ -3,16 +3,12 @@
 
 use std::net::Ipv4Addr;
 
-use crate::slice::{Blocker, InterfaceName, PciAddress, SlotSpec, Subnet};
+use crate::slice::{Blocker, InterfaceName, MAX_MEMORY_MIB, MAX_VCPUS, PciAddress, SlotSpec, Subnet};
 
 /// vCPUs of a slot unless told otherwise.
 pub const DEFAULT_VCPUS: u32 = 12;
 /// Memory of a slot unless told otherwise.
 pub const DEFAULT_MEMORY_MIB: u64 = 65_536;
-/// Most vCPUs of a slot.
-pub const MAX_VCPUS: u32 = 1_024;
-/// Most memory of a slot.
-pub const MAX_MEMORY_MIB: u64 = 16 * 1024 * 1024;
 /// Most devices of a kind in the answer.
 pub const MAX_DEVICES: usize = 256;
 
@@ -221,7 +217,7 @@ pub struct CandidateSlot {
     /// Its place among this host's GPUs, by address.
     pub slot_index: u32,
     /// The GPU.
-    pub pci_address: PciAddress,
+    pub pci_address: Option<PciAddress>,
     /// Everything else of the GPU's IOMMU group that goes along: its own other functions.
     pub companions: Vec<PciAddress>,
     /// The fabric function, if this host has any.

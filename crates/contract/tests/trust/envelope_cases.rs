@@ -64,6 +64,16 @@ pub(crate) fn node_state() -> NodeState {
     NodeState { cluster_id: CLUSTER, node_id: NODE, node_epoch: EPOCH, now_us: NOW, highest_seen_us: NOW.minus(60 * SECOND) }
 }
 
+/// A look at a guest's console under lease 2, in an envelope that names this lease, or none.
+fn console(lease_epoch: Option<u64>) -> impl FnOnce(&mut Payload) {
+    move |payload| {
+        let allocation = AllocationId::from_bytes(uuid_v7(0x41));
+        payload.task_type = "slice.console_read".to_owned();
+        payload.params = raw(&format!(r#"{{"allocation_id":"{allocation}","lease_epoch":2}}"#));
+        (payload.allocation_id, payload.lease_epoch) = (lease_epoch.map(|_| allocation), lease_epoch);
+    }
+}
+
 /// A ping for this node, signed one second ago, to be started within five minutes.
 pub(crate) fn ping() -> Payload {
     let issued_at = NOW.minus(SECOND);
@@ -266,7 +276,7 @@ fn refused_before_the_signature() -> Vec<Case> {
 }
 
 fn refused_by_the_parser() -> Vec<Case> {
-    use RefusalCode::{ParamsInvalid, TaskMalformed, TaskTypeUnknown, TaskUnknownField};
+    use RefusalCode::{LeaseMismatch, ParamsInvalid, TaskMalformed, TaskTypeUnknown, TaskUnknownField};
     let with = |from: &str, to: &str| {
         let changed = ping_text().replacen(from, to, 1);
         assert_ne!(changed, ping_text(), "`{from}` is not in the payload");
@@ -311,6 +321,13 @@ fn refused_by_the_parser() -> Vec<Case> {
             "a parameter that the task does not have",
             Err(TaskUnknownField),
             params(r#"{"shell":"id"}"#),
+        ),
+        changed("lease_missing", "a task on slots whose envelope names no lease", Err(LeaseMismatch), console(None)),
+        changed(
+            "lease_of_another_number",
+            "the envelope names a later lease than the params",
+            Err(LeaseMismatch),
+            console(Some(3)),
         ),
         changed("unknown_type", "a task that is not in the catalogue", Err(TaskTypeUnknown), |p| {
             p.task_type = "shell.exec".to_owned();

@@ -85,6 +85,7 @@ fn every_code_of_the_verifier_has_a_case() {
         RefusalCode::TaskUnknownField,
         RefusalCode::TaskTypeUnknown,
         RefusalCode::ParamsInvalid,
+        RefusalCode::LeaseMismatch,
         RefusalCode::ClusterMismatch,
         RefusalCode::NodeMismatch,
         RefusalCode::EpochMismatch,
@@ -107,6 +108,7 @@ fn every_code_of_the_verifier_has_a_case() {
             | RefusalCode::TaskUnknownField
             | RefusalCode::TaskTypeUnknown
             | RefusalCode::ParamsInvalid
+            | RefusalCode::LeaseMismatch
             | RefusalCode::ClusterMismatch
             | RefusalCode::NodeMismatch
             | RefusalCode::EpochMismatch
@@ -132,6 +134,8 @@ refusals! {
     a_task_of_another_cluster_is_refused: "other_cluster" => ClusterMismatch;
     a_task_for_an_old_epoch_is_refused: "old_epoch" => EpochMismatch;
     a_task_for_a_later_epoch_is_refused: "later_epoch" => EpochMismatch;
+    a_task_on_slots_without_a_lease_is_refused: "lease_missing" => LeaseMismatch;
+    a_task_of_another_lease_is_refused: "lease_of_another_number" => LeaseMismatch;
     an_expired_task_is_refused: "expired" => TaskExpired;
     a_task_from_the_future_is_refused: "early" => TaskEarly;
     a_clock_set_back_does_not_revive_an_old_task: "clock_set_back" => TaskExpired;

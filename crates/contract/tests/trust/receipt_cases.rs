@@ -219,6 +219,9 @@ pub(crate) fn disbelieved() -> Vec<Case> {
             p.task_digest = Digest::of(b"another order");
         }),
         changed("success_without_output", "a success owes its output", output, |p| p.output = None),
+        changed("proof_from_a_ping", "only tasks that clean up prove cleanup", Some("receipt_proof_invalid"), |p| {
+            p.cleanup_proof = Some(raw("{}"));
+        }),
         changed("output_without_success", "only a success has output", output, |p| {
             p.outcome = Outcome::Failed;
             p.code = "ping_log_unwritable".to_owned();

@@ -85,6 +85,7 @@ disbeliefs! {
     an_output_that_does_not_fit_is_disbelieved: "output_of_another_type" => "receipt_output_invalid";
     an_output_with_an_unknown_field_is_disbelieved: "output_with_unknown_field" => "receipt_output_invalid";
     an_output_without_success_is_disbelieved: "output_without_success" => "receipt_output_invalid";
+    a_proof_from_a_task_that_owes_none_is_disbelieved: "proof_from_a_ping" => "receipt_proof_invalid";
     a_success_without_output_is_disbelieved: "success_without_output" => "receipt_output_invalid";
     a_receipt_without_an_attempt_is_disbelieved: "no_attempt" => "receipt_inconsistent";
     a_receipt_without_a_number_is_disbelieved: "no_sequence" => "receipt_inconsistent";

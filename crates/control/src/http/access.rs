@@ -68,7 +68,7 @@ async fn key_changed(
     data: serde_json::Value,
 ) -> Result<(), Failure> {
     let decision = Decision::default().record(&caller.context(), "gpuaas.signing_key.changed.v1", action, key.as_str(), data);
-    settle(&control.store, || async { Ok(((), decision.clone())) }).await?;
+    settle(control, || async { Ok(((), decision.clone())) }).await?;
     let (version, document) = control.keys.set_document();
     for session in control.hub.all() {
         session.tell_verifier_set(version, &document);
@@ -125,7 +125,7 @@ pub(super) async fn token_create(
         &id,
         data,
     );
-    settle(&control.store, || async { Ok(((), decision.clone())) }).await?;
+    settle(&control, || async { Ok(((), decision.clone())) }).await?;
     Ok((StatusCode::CREATED, Json(ApiTokenCreated { api_token: shown(token), token: secret })))
 }
 
@@ -137,7 +137,7 @@ pub(super) async fn token_revoke(
     let id: ApiTokenId = parse_id(&id)?;
     let context = caller.context();
     let unknown = || Refusal::not_found("api_token_unknown", format!("there is no API token {id}; `gpuaas token ls` lists them"));
-    let token = settle(&control.store, || async {
+    let token = settle(&control, || async {
         let token = control.store.api_token_get(id).await?.ok_or_else(unknown)?;
         if token.revoked_at.is_some() {
             return Ok((token, Decision::default()));

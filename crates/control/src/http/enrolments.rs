@@ -73,7 +73,7 @@ pub(super) async fn approve(
     JsonBody(Reason { reason: _ }): JsonBody<Reason>,
 ) -> Result<Json<dto::Enrolment>, Rejected> {
     let (id, context) = (parse_id(&id)?, caller.context());
-    settle(&control.store, || async { Ok(((), enrolment::approve(&get(&control, id).await?, &context)?)) }).await?;
+    settle(&control, || async { Ok(((), enrolment::approve(&get(&control, id).await?, &context)?)) }).await?;
     Ok(Json(shown(get(&control, id).await?)))
 }
 
@@ -84,7 +84,7 @@ pub(super) async fn reject(
     JsonBody(Reason { reason }): JsonBody<Reason>,
 ) -> Result<Json<dto::Enrolment>, Rejected> {
     let (id, context) = (parse_id(&id)?, caller.context());
-    settle(&control.store, || async { Ok(((), enrolment::reject(&get(&control, id).await?, &reason, &context)?)) }).await?;
+    settle(&control, || async { Ok(((), enrolment::reject(&get(&control, id).await?, &reason, &context)?)) }).await?;
     Ok(Json(shown(get(&control, id).await?)))
 }
 
@@ -107,7 +107,7 @@ pub(super) async fn token_create(
     let (id, secret) = (JoinTokenId::generate(), secret_text("gpj_"));
     let life = wanted.life_seconds.map_or(TOKEN_LIFE, Duration::from_secs);
     let decision = enrolment::token_create(id, Digest::of(secret.as_bytes()), &wanted.note, life, &context)?;
-    settle(&control.store, || async { Ok(((), decision.clone())) }).await?;
+    settle(&control, || async { Ok(((), decision.clone())) }).await?;
     let token = format!("{secret}.{}", control.ca.pin());
     let enroll_command = format!("gpuaas-agent enroll --server {} --token {token}", control.link_address);
     let join_token = token_shown(token_get(&control, id).await?);
@@ -120,7 +120,7 @@ pub(super) async fn token_revoke(
     Segments(id): Segments<String>,
 ) -> Result<Json<dto::JoinToken>, Rejected> {
     let (id, context) = (parse_id(&id)?, caller.context());
-    settle(&control.store, || async { Ok(((), enrolment::token_revoke(&token_get(&control, id).await?, &context)?)) }).await?;
+    settle(&control, || async { Ok(((), enrolment::token_revoke(&token_get(&control, id).await?, &context)?)) }).await?;
     Ok(Json(token_shown(token_get(&control, id).await?)))
 }
 

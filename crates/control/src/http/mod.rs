@@ -25,8 +25,10 @@ mod node_name;
 mod nodes;
 pub mod problem;
 mod progress;
+mod slices;
 mod slots;
 mod system;
+mod task_make;
 mod task_watch;
 mod tasks;
 
@@ -65,6 +67,12 @@ pub fn router(control: &Arc<Control>) -> Router {
         .route(routes::SLOT_QUARANTINE, post(slots::quarantine))
         .route(routes::SLOT_UNQUARANTINE, post(slots::unquarantine))
         .route(routes::SLOT_WITHDRAW, post(slots::withdraw))
+        .route(routes::SLOT_FORCE_CLEANUP, post(slices::force_cleanup))
+        .route(routes::SLICES, get(slices::list).post(slices::create))
+        .route(routes::SLICE, get(slices::show))
+        .route(routes::SLICE_RELEASE, post(slices::release))
+        .route(routes::SLICE_POWER, post(slices::power))
+        .route(routes::SLICE_CONSOLE, post(slices::console))
         .route(routes::ENROLMENTS, get(enrolments::list))
         .route(routes::ENROLMENT, get(enrolments::show))
         .route(routes::ENROLMENT_APPROVE, post(enrolments::approve))

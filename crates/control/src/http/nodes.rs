@@ -111,7 +111,7 @@ async fn operate(
 ) -> Result<Json<dto::Node>, Rejected> {
     let id = node_name::find(&control, &name).await?.id;
     let context = caller.context();
-    settle(&control.store, || async {
+    settle(&control, || async {
         let node = node_name::find(&control, &id.to_string()).await?;
         let mut decision = node::operate(&node, operation, &reason, &context)?;
         if operation == Operation::Retire && !decision.is_empty() {

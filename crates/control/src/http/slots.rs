@@ -20,6 +20,7 @@ use super::problem::{JsonBody, Params, Rejected, Segments};
 use super::{node_name, page, page_limit, parse_id, parse_opt};
 use crate::Control;
 use crate::failure::{Failure, settle};
+use crate::leases::{check_seal, seal};
 use crate::pki::NodeRecord;
 
 type Shared = State<Arc<Control>>;
@@ -54,12 +55,12 @@ async fn one(control: &Control, id: SlotId) -> Result<Json<dto::Slot>, Rejected>
     Ok(Json(shown(slot, name)))
 }
 
-async fn get(control: &Control, id: SlotId) -> Result<Slot, Failure> {
+pub(super) async fn get(control: &Control, id: SlotId) -> Result<Slot, Failure> {
     let unknown = || Refusal::not_found("slot_unknown", format!("there is no slot {id}; `gpuaas slot ls` lists them"));
     Ok(control.store.slot_get(id).await?.ok_or_else(unknown)?)
 }
 
-async fn shown_all(control: &Control, slots: Vec<Slot>) -> Result<Vec<dto::Slot>, Failure> {
+pub(super) async fn shown_all(control: &Control, slots: Vec<Slot>) -> Result<Vec<dto::Slot>, Failure> {
     let mut names: HashMap<NodeId, String> = HashMap::new();
     let mut items = Vec::with_capacity(slots.len());
     for slot in slots {
@@ -76,7 +77,7 @@ async fn shown_all(control: &Control, slots: Vec<Slot>) -> Result<Vec<dto::Slot>
     Ok(items)
 }
 
-fn shown(slot: Slot, node_name: String) -> dto::Slot {
+pub(super) fn shown(slot: Slot, node_name: String) -> dto::Slot {
     dto::Slot {
         id: slot.id,
         node_id: slot.node_id,
@@ -84,6 +85,10 @@ fn shown(slot: Slot, node_name: String) -> dto::Slot {
         spec: slot.spec,
         state: slot.state.as_str().to_owned(),
         reason: slot.reason,
+        quarantine: slot.quarantine,
+        allocation_id: slot.allocation_id,
+        lease_epoch: slot.lease_epoch,
+        lease_task: slot.lease_task,
         proposed_by: slot.proposed_by,
         approved_by: slot.approved_by,
         approved_at: slot.approved_at,
@@ -147,7 +152,7 @@ pub(super) async fn approve(
     let node_id = node_name::find(&control, &name).await?.id;
     let context = caller.context();
     let wanted: Option<BTreeSet<u32>> = approve.slots.map(|slots| slots.into_iter().collect());
-    let slots = settle(&control.store, || async {
+    let slots = settle(&control, || async {
         let node = node_name::find(&control, &node_id.to_string()).await?;
         let newest = control.store.task_newest_proposal(node_id).await?;
         let Some(task) = newest.filter(|task| task.id == approve.task_id && task.node_epoch == node.epoch) else {
@@ -160,24 +165,14 @@ pub(super) async fn approve(
         for slot in &existing {
             check_seal(&control, slot)?;
         }
-        let seal = |slot: &Slot| control.keys.intent_mac(&slot::seal_text(slot));
+        let proposal = (&task, &found);
         let (slots, decision) =
-            slot::approve(&node, (&task, &found), wanted.as_ref(), &existing, SlotId::generate, seal, &context)?;
+            slot::approve(&node, proposal, wanted.as_ref(), &existing, SlotId::generate, seal(&control), &context)?;
         Ok((slots, decision))
     })
     .await?;
     tracing::info!(node = %node_id, slots = slots.len(), actor = %context.actor, "slots approved");
     Ok(Json(Page { items: shown_all(&control, slots).await?, next: None }))
-}
-
-/// A slot that the control plane did not write itself is not touched.
-fn check_seal(control: &Control, slot: &Slot) -> Result<(), Failure> {
-    if control.keys.intent_matches(&slot::seal_text(slot), &slot.seal) {
-        return Ok(());
-    }
-    tracing::error!(slot = %slot.id, "a slot row was not written by the control plane: somebody wrote to the database");
-    let message = format!("the row of slot {} was changed outside the control plane; restore it from a backup", slot.id);
-    Err(Refusal::forbidden("slot_forged", message).into())
 }
 
 operations! { dto::Slot;
@@ -195,10 +190,10 @@ async fn operate(
 ) -> Result<Json<dto::Slot>, Rejected> {
     let id = parse_id(&id)?;
     let context = caller.context();
-    settle(&control.store, || async {
+    settle(&control, || async {
         let slot = get(&control, id).await?;
         check_seal(&control, &slot)?;
-        Ok(((), slot::operate(&slot, operation, &reason, &context)?))
+        Ok(((), slot::operate(&slot, operation, &reason, seal(&control), &context)?))
     })
     .await?;
     one(&control, id).await

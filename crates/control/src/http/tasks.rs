@@ -9,23 +9,20 @@ use axum::http::{HeaderMap, StatusCode};
 use axum::{Extension, Json};
 use base64::Engine as _;
 use gpuaas_api::dto::{self, EnvelopeEvidence, Page, Reason, TaskCreate, TaskEvidence, TaskListQuery, TaskLogs, TaskLogsQuery};
-use gpuaas_api::routes::IDEMPOTENCY_KEY_HEADER;
 use gpuaas_contract::id::{NodeId, TaskId};
 use gpuaas_contract::key::VerifyingKey;
 use gpuaas_contract::task::{Task, TaskType};
-use gpuaas_contract::time::Timestamp;
 use gpuaas_contract::{dsse, receipt};
-use gpuaas_domain::decision::Context;
-use gpuaas_domain::node::Node;
-use gpuaas_domain::task::{self, DEFAULT_QUEUE_TIME, DEFAULT_TIMEOUT, MAX_UNFINISHED_PER_NODE, NewTask, TaskRecord, TaskState};
-use gpuaas_domain::{Hint, Refusal};
+use gpuaas_domain::task::{self, TaskRecord, TaskState};
+use gpuaas_domain::{Hint, Refusal, slice};
 use gpuaas_store::{AuditFilter, TaskFilter};
 
 use super::caller::Caller;
 use super::problem::{JsonBody, Params, Rejected, Segments};
+use super::task_make::{self, Asked, Wish};
 use super::{node_name, page, page_limit, parse_id, parse_opt};
 use crate::Control;
-use crate::failure::{Failure, settle, settle_knowing};
+use crate::failure::{Failure, settle};
 
 type Shared = State<Arc<Control>>;
 
@@ -42,96 +39,22 @@ pub(super) async fn create(
         let known = TaskType::ALL.map(TaskType::as_str).join(", ");
         Refusal::invalid("task_type_unknown", format!("there is no task type `{}`; choose from {known}", wanted.task_type))
     })?;
+    slice::check_by_hand(task_type)?;
     let parsed = Task::parse(task_type, &wanted.params.to_string())
         .map_err(|error| Refusal::invalid("params_invalid", error.to_string()))?;
-    let idempotency_key = match headers.get(IDEMPOTENCY_KEY_HEADER) {
-        None => None,
-        Some(value) => {
-            let text = value
-                .to_str()
-                .map_err(|_| Refusal::invalid("idempotency_key_invalid", "the idempotency key must be plain text"))?;
-            Some(text.to_owned())
-        }
-    };
+    let idempotency_key = task_make::idempotency_key(&headers)?;
     let node = node_name::find(&control, &wanted.node).await?;
     let node_name = node.name.clone();
-    let asked = Asked { wanted, task: parsed, idempotency_key, context: caller.context() };
-    // On its own, because a caller that hangs up must not leave a task that is in the books and never sent.
-    let (tracker, owned) = (&control.background, Arc::clone(&control));
-    let making = tracker.spawn(async move { make(&owned, node, asked).await });
-    let (made, task) = making.await.map_err(|error| Failure::Internal(format!("creating the task failed: {error}")))??;
+    let asked = Asked {
+        wish: Wish::Plain(parsed),
+        queue_time: wanted.queue_seconds.map(Duration::from_secs),
+        timeout: wanted.timeout_seconds.map(Duration::from_secs),
+        idempotency_key,
+        context: caller.context(),
+    };
+    let (made, task) = task_make::make(&control, node, asked).await?;
     let status = if made { StatusCode::CREATED } else { StatusCode::OK };
     Ok((status, Json(with_receipt(&control, task, node_name).await?)))
-}
-
-/// What a caller asks for.
-struct Asked {
-    wanted: TaskCreate,
-    task: Task,
-    idempotency_key: Option<String>,
-    context: Context,
-}
-
-/// Writes a task down, and sends it right away if the node's link has room. Also says whether the task is new.
-async fn make(control: &Control, node: Node, asked: Asked) -> Result<(bool, TaskRecord), Failure> {
-    let Asked { wanted, task: parsed, idempotency_key, context } = asked;
-    let (node_id, task_type) = (node.id, parsed.task_type());
-    let id = TaskId::generate();
-    let place = control.hub.place(&node, id);
-    let (made, task, signed) = settle_knowing(&control.store, node, async |known| {
-        if let Some(key) = &idempotency_key
-            && let Some(earlier) = control.store.task_by_idempotency_key(&context.actor.to_string(), key).await?
-        {
-            let same =
-                earlier.node_id == node_id && earlier.task_type == task_type && earlier.params == parsed.params_json().get();
-            if same {
-                return Ok(((false, earlier, None), Default::default()));
-            }
-            let message = format!("this idempotency key was used for {} with other content; choose a new key", earlier.id);
-            return Err(Refusal::conflict("idempotency_key_reused", message).into());
-        }
-        let node = match known {
-            Some(node) => node,
-            None => node_name::find(control, &node_id.to_string()).await?,
-        };
-        // Where there is a place nothing waits, and the link has fewer tasks than a node may.
-        let room = match place {
-            Some(_) => Ok(()),
-            None => control.store.task_unfinished_below(node_id, MAX_UNFINISHED_PER_NODE).await?,
-        };
-        let unfinished = room.err().unwrap_or(0);
-        let new = NewTask {
-            id,
-            task: parsed.clone(),
-            queue_time: wanted.queue_seconds.map_or(DEFAULT_QUEUE_TIME, Duration::from_secs),
-            timeout: wanted.timeout_seconds.map_or(DEFAULT_TIMEOUT, Duration::from_secs),
-            idempotency_key: idempotency_key.clone(),
-        };
-        let intent = |task: &TaskRecord| control.keys.intent_mac(&task::intent_text(task));
-        if place.is_some() {
-            let sign = |task: &TaskRecord| control.keys.outgoing(task, &node, context.now);
-            let (task, outgoing, decision) = task::create_sent(&node, new, unfinished, &context, intent, sign)?;
-            return Ok(((true, task, Some(outgoing.signed)), decision));
-        }
-        let (task, decision) = task::create(&node, new, unfinished, &context, intent)?;
-        Ok(((true, task, None), decision))
-    })
-    .await?;
-    gpuaas_failpoint::hit("server.enqueued");
-    if let (Some(place), Some(signed)) = (place, signed) {
-        gpuaas_failpoint::hit("server.claimed");
-        let (version, document) = control.keys.set_document();
-        place.session().tell_verifier_set(version, &document);
-        place.send(task.clone(), signed);
-        control.metrics.task_dispatched(Timestamp::now().since(task.created_at));
-    }
-    if made {
-        tracing::info!(
-            task = %task.id, node = %task.node_id, task_type = %task.task_type, actor = %context.actor, state = task.state.as_str(),
-            "task created"
-        );
-    }
-    Ok((made, task))
 }
 
 pub(super) async fn list(
@@ -218,7 +141,7 @@ async fn with_receipt(control: &Control, task: TaskRecord, node_name: String) ->
 }
 
 /// A task as its row tells it.
-fn row_shown(control: &Control, task: TaskRecord, node_name: String) -> dto::Task {
+pub(super) fn row_shown(control: &Control, task: TaskRecord, node_name: String) -> dto::Task {
     let progress = if task.state.ended() { None } else { control.progress.get(task.id) };
     dto::Task {
         id: task.id,
@@ -256,7 +179,7 @@ pub(super) async fn cancel(
     JsonBody(Reason { reason }): JsonBody<Reason>,
 ) -> Result<Json<dto::Task>, Rejected> {
     let (id, context) = (parse_id(&id)?, caller.context());
-    settle(&control.store, || async { Ok(((), task::cancel(&get(&control, id).await?, &reason, &context)?)) }).await?;
+    settle(&control, || async { Ok(((), task::cancel(&get(&control, id).await?, &reason, &context)?)) }).await?;
     let task = get(&control, id).await?;
     Ok(Json(shown(&control, task).await?))
 }

@@ -20,6 +20,7 @@ use super::session::{Sent, Session};
 use super::{POLL_SECONDS, identity};
 use crate::Control;
 use crate::failure::{Failure, settle};
+use crate::leases;
 
 /// How often a long-poll session looks at its own clock: silence, certificate.
 const WATCH_POLL: Duration = Duration::from_secs(2);
@@ -87,7 +88,7 @@ async fn offline(control: &Control, session: &Session) {
     let why = if session.is_fenced() { "replaced by a newer link" } else { "link closed" };
     let context = Context { now: Timestamp::now(), actor: Actor::System, correlation_id: CorrelationId::generate() };
     loop {
-        let settled = settle(&control.store, || async {
+        let settled = settle(control, || async {
             let Some(node) = control.store.node_get(session.node_id).await? else { return Ok(((), Decision::default())) };
             Ok(((), node::disconnected(&node, session.id, why, &context)))
         })
@@ -161,9 +162,15 @@ async fn node_and_queue(control: &Control, session: &Session) -> Result<Option<(
         }
     }
     let most = u32::try_from(room).unwrap_or(u32::MAX);
-    let (node, queued) = tokio::try_join!(store.node_get(node_id), store.task_queued(node_id, most))?;
+    let (node, mut queued) = tokio::try_join!(store.node_get(node_id), store.task_queued(node_id, most))?;
     session.set_caught_up(queued.len() < room);
-    let Some(node) = node.filter(|node| node.service.takes_work() && !session.is_closed()) else { return Ok(None) };
+    let Some(node) = node.filter(|node| node.service.may_connect() && !session.is_closed()) else { return Ok(None) };
+    if !node.service.takes_work() {
+        // What serves the slices on it may stand behind much that waits.
+        queued = store.task_queued(node_id, gpuaas_store::MAX_PAGE).await?;
+        queued.retain(|task| node.service.takes(task.task_type));
+        queued.truncate(room);
+    }
     Ok((!queued.is_empty()).then_some((node, queued, room)))
 }
 
@@ -171,7 +178,7 @@ async fn node_and_queue(control: &Control, session: &Session) -> Result<Option<(
 async fn claim(control: &Control, node: &Node, queued: &TaskRecord) -> Result<Option<(TaskRecord, Signed)>, Failure> {
     let now = Timestamp::now();
     let context = Context { now, actor: Actor::System, correlation_id: queued.correlation_id.clone() };
-    let settle_as = async |decision: Decision| match control.store.commit(decision).await {
+    let settle_as = async |decision: Decision| match leases::commit(control, decision).await {
         // Somebody else moved it on: then it is theirs.
         Ok(()) | Err(CommitError::Conflict) => Ok(None),
         Err(CommitError::Store(error)) => Err(Failure::from(error)),
@@ -189,7 +196,7 @@ async fn claim(control: &Control, node: &Node, queued: &TaskRecord) -> Result<Op
     }
     let outgoing = control.keys.outgoing(queued, node, now)?;
     let Ok((sent, decision)) = task::dispatch(queued, node, &outgoing, &context) else { return Ok(None) };
-    match control.store.commit(decision).await {
+    match leases::commit(control, decision).await {
         Ok(()) => {
             tracing::info!(task = %queued.id, node = %node.id, correlation_id = %queued.correlation_id, "task dispatched");
             control.metrics.task_dispatched(now.since(queued.created_at));

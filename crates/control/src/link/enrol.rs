@@ -62,7 +62,7 @@ async fn with_token(
 ) -> Answer<Grant> {
     let context = context(&request.applicant.facts.hostname, from);
     let secret = Digest::of(request.token.as_bytes());
-    let grant = settle(&control.store, || async {
+    let grant = settle(&control, || async {
         let unknown =
             || Refusal::forbidden("join_token_unknown", "this join token is not known here; ask an operator for a new one");
         let token = control.store.join_token_by_secret(&secret).await?.ok_or_else(unknown)?;
@@ -109,7 +109,7 @@ async fn request(
         created_at: context.now,
         expires_at: context.now.plus(REQUEST_LIFE),
     };
-    settle(&control.store, || async {
+    settle(&control, || async {
         let waiting = control.store.enrolment_waiting(context.now).await?;
         Ok(((), enrolment::request(enrolment.clone(), waiting, &context)?))
     })
@@ -125,7 +125,7 @@ async fn poll(
     headers: HeaderMap,
 ) -> Answer<EnrolStatus> {
     let given = headers.get(link::ENROL_SECRET_HEADER).map(|value| Digest::of(value.as_bytes()));
-    let status = settle(&control.store, || async {
+    let status = settle(&control, || async {
         let enrolment = control.store.enrolment_get(id).await?;
         // Whoever does not have the secret does not even learn whether the request exists.
         let Some(enrolment) = enrolment.filter(|found| given.as_ref() == Some(&found.poll_secret_digest)) else {
@@ -277,7 +277,7 @@ async fn renew(
 ) -> Answer<Renewed> {
     let peer = identity::peer(&control, &cert, Some(path))?;
     let context = Context { now: Timestamp::now(), actor: Actor::Node(peer.node_id), correlation_id: CorrelationId::generate() };
-    let pem = settle(&control.store, || async {
+    let pem = settle(&control, || async {
         let node = identity::node(&control, &peer).await?;
         check_same_key(&node, &request.csr_pem)?;
         let issued = issue(&control, &node, &request.csr_pem, context.now)?;
@@ -328,7 +328,7 @@ fn check_challenge(control: &Control, node_id: NodeId, challenge: &str, now: Tim
 async fn rejoin(State(control): Shared, JsonBody(request): JsonBody<Rejoin>) -> Answer<Renewed> {
     let context =
         Context { now: Timestamp::now(), actor: Actor::Node(request.node_id), correlation_id: CorrelationId::generate() };
-    let pem = settle(&control.store, || async {
+    let pem = settle(&control, || async {
         // One answer for every way in which the proof can be wrong: strangers learn nothing about nodes.
         let refuse =
             || Refusal::forbidden("rejoin_refused", "the proof does not fit a node of this cluster; enrol the host again");

@@ -133,7 +133,7 @@ pub(super) async fn heartbeat(control: &Control, session: &Session, beat: Heartb
     }
     let facts: HostFacts = telemetry_document(&beat.facts_json)?;
     let context = session_context(session, Timestamp::now());
-    settle(&control.store, || async {
+    settle(control, || async {
         let Some(node) = control.store.node_get(session.node_id).await? else { return Ok(((), Decision::default())) };
         Ok(((), node::facts_changed(&node, facts.clone(), &context)))
     })
@@ -166,7 +166,7 @@ pub(super) async fn acknowledge(control: &Control, session: &Session, ack: &Ack)
     };
     let context = session_context(session, Timestamp::now());
     let known = session.sent(id).map(|sent| sent.record.clone());
-    let next = settle_knowing(&control.store, known, async |known| {
+    let next = settle_knowing(control, known, async |known| {
         let task = match known.flatten() {
             Some(known) => known,
             None => own_task(control, session, id).await?,
@@ -246,7 +246,7 @@ pub(super) async fn logs(control: &Control, session: &Session, chunk: LogChunk) 
         for id in touched {
             decision = decision.hint(Hint::Task(id));
         }
-        settle(&control.store, || async { Ok(((), decision.clone())) }).await?;
+        settle(control, || async { Ok(((), decision.clone())) }).await?;
     }
     Ok(LogAck { positions: positions.into_iter().map(|(task_id, sequence)| LogPosition { task_id, sequence }).collect() })
 }
@@ -316,7 +316,7 @@ pub(super) async fn settle_receipt(control: &Control, session: &Session, believe
         return Ok(ReceiptAck { task_id: id.to_string(), rejected_code: String::new() });
     }
     let context = session_context(session, Timestamp::now());
-    let settled = settle_knowing(&control.store, known, async |known| {
+    let settled = settle_knowing(control, known, async |known| {
         let task = match known {
             Some(known) => known,
             None => own_task(control, session, id).await?,

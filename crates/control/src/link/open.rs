@@ -70,7 +70,7 @@ pub(super) async fn open(
     };
     let session = Arc::new(Session::new(opening, now));
     let context = session_context(&session, now);
-    settle_knowing(&control.store, node, async |known| {
+    settle_knowing(control, node, async |known| {
         let gone = || Refusal::forbidden("node_retired", "the node is gone");
         let node = match known {
             Some(node) => node,
@@ -146,7 +146,7 @@ async fn exclude_second_copy(control: &Arc<Control>, node: &Node, instance: Agen
 
 async fn lock(control: &Control, node: &Node) -> Result<(), Failure> {
     let context = Context { now: Timestamp::now(), actor: Actor::System, correlation_id: CorrelationId::generate() };
-    settle(&control.store, || async {
+    settle(control, || async {
         let node =
             control.store.node_get(node.id).await?.ok_or_else(|| Refusal::not_found("node_unknown", "the node is gone"))?;
         let mut decision = node::lock(&node, &context);
@@ -181,7 +181,7 @@ async fn reconcile(control: &Control, session: &Session, hello: &Hello) -> Resul
     }
     for listed in outstanding {
         let id = listed.id;
-        settle(&control.store, || async {
+        settle(control, || async {
             let Some(task) = control.store.task_get(id).await? else { return Ok(((), Default::default())) };
             let decision = match in_hand.get(&id) {
                 Some(TaskPhase::Accepted) => task::acknowledged(&task, false, &context),

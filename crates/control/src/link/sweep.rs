@@ -17,6 +17,7 @@ use tokio::sync::broadcast::error::RecvError;
 use super::inbound::chain;
 use crate::Control;
 use crate::failure::{Failure, settle};
+use crate::leases;
 
 /// Leases, waiting times.
 const DUE_EVERY: Duration = Duration::from_secs(1);
@@ -164,7 +165,7 @@ async fn due(control: &Control) -> Result<(), Failure> {
         if decision.is_empty() {
             continue;
         }
-        match control.store.commit(decision).await {
+        match leases::commit(control, decision).await {
             // Whoever was faster moved it on; the next sweep looks again.
             Ok(()) | Err(CommitError::Conflict) => {}
             Err(CommitError::Store(error)) => return Err(error.into()),
@@ -175,7 +176,7 @@ async fn due(control: &Control) -> Result<(), Failure> {
 
 async fn presence(control: &Control) -> Result<(), Failure> {
     let seen = Change::ServerSeen { server: control.server_id, at: Timestamp::now() };
-    settle(&control.store, || async { Ok(((), Decision::default().change(seen.clone()))) }).await
+    settle(control, || async { Ok(((), Decision::default().change(seen.clone()))) }).await
 }
 
 /// Takes nodes offline whose link was held by a process that no longer lives.
@@ -187,7 +188,7 @@ async fn bury_dead_links(control: &Control) -> Result<(), Failure> {
     for found in dead {
         let Some(session) = found.session.as_ref().map(|live| live.id) else { continue };
         let context = Context { now, actor: Actor::System, correlation_id: CorrelationId::generate() };
-        settle(&control.store, || async {
+        settle(control, || async {
             let Some(node) = control.store.node_get(found.id).await? else { return Ok(((), Decision::default())) };
             Ok(((), node::disconnected(&node, session, "the server that held the link is gone", &context)))
         })
@@ -204,7 +205,7 @@ pub async fn bury_all_links(control: &Control) -> Result<(), Failure> {
             continue;
         };
         let context = Context { now: Timestamp::now(), actor: Actor::System, correlation_id: CorrelationId::generate() };
-        settle(&control.store, || async {
+        settle(control, || async {
             let Some(node) = control.store.node_get(found.id).await? else { return Ok(((), Decision::default())) };
             Ok(((), node::disconnected(&node, live, "the server was restarted", &context)))
         })

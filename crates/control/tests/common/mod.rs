@@ -8,6 +8,7 @@
     reason = "shared by several test programs, each of which uses a part"
 )]
 
+pub mod looking;
 pub mod node;
 
 use std::path::PathBuf;

@@ -1,6 +1,8 @@
 //! A small world for decisions: a node, its keys, and a clock that stands.
 #![allow(dead_code, reason = "every test file uses its own part")]
 
+pub(crate) mod slices;
+
 use std::time::Duration;
 
 use gpuaas_contract::Digest;
@@ -140,6 +142,25 @@ pub(crate) fn verified_for(
 ) -> (receipt::Verified, Vec<u8>) {
     let output = r#"{"message":"hello","host_time":1,"recovered":false}"#.to_owned();
     let output = (outcome == Outcome::Succeeded).then(|| serde_json::value::RawValue::from_string(output).expect("JSON"));
+    let said = Said { outcome, started: outcome != Outcome::Refused, output, proof: None };
+    receipt_for(task, order, said, sequence)
+}
+
+/// What a node says.
+pub(crate) struct Said {
+    pub(crate) outcome: Outcome,
+    pub(crate) started: bool,
+    pub(crate) output: Option<Box<serde_json::value::RawValue>>,
+    pub(crate) proof: Option<gpuaas_contract::cleanup::CleanupProof>,
+}
+
+pub(crate) fn receipt_for(
+    task: &TaskRecord,
+    order: &envelope::Signed,
+    said: Said,
+    sequence: u64,
+) -> (receipt::Verified, Vec<u8>) {
+    let Said { outcome, started, output, proof } = said;
     let payload = receipt::Payload {
         cluster_id: CLUSTER,
         node_id: task.node_id,
@@ -150,14 +171,14 @@ pub(crate) fn verified_for(
         agent_instance_id: AgentInstanceId::from_bytes([5; 16]),
         boot_id: "boot".to_owned(),
         attempt: 1,
-        started_at: (outcome != Outcome::Refused).then(|| later(1)),
+        started_at: started.then(|| later(1)),
         finished_at: later(2),
         outcome,
         code: if outcome == Outcome::Succeeded { "ok" } else { "some_code" }.to_owned(),
         message: "in words".to_owned(),
         output,
         phases: Vec::new(),
-        cleanup_proof: None,
+        cleanup_proof: proof.map(|proof| serde_json::value::to_raw_value(&proof).expect("JSON")),
         sequence,
         previous_receipt: (sequence > 1).then(|| gpuaas_contract::Digest::of(b"the receipt before")),
     };

@@ -1,8 +1,19 @@
 //! The simulated host: a believable 8-GPU server in a folder, for `gpuaas dev`, demos and tests.
 //!
-//! It is stateful (boot id, identity, packages and ping log live in its folder and survive a restart of the agent) and
-//! says `simulated: true` wherever a real host would say what it is.
+//! It is stateful (boot id, identity, packages, ping log, devices and guests live in its folder and survive a restart of the agent) and
+//! says `simulated: true` wherever a real host would say what it is. Every operation on it can be told to fail (`faults.rs`), and what
+//! must never happen on a real host is written down when it does ([`SimHost::violations`]).
 
+mod console;
+mod devices;
+mod domains;
+mod faults;
+mod guests;
+mod knobs;
+mod machine;
+mod operation;
+#[cfg(test)]
+mod operation_tests;
 mod profile;
 mod topology;
 
@@ -10,15 +21,23 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use gpuaas_contract::Digest;
+use gpuaas_contract::cleanup::RESTING_DRIVER;
 use gpuaas_contract::slice::InterfaceName;
 use gpuaas_contract::task::slice_topology_discover::SliceNetwork;
 use gpuaas_contract::task::{diag_health_probe, package_list};
 use gpuaas_contract::telemetry::{GpuMetrics, HostFacts, HostMetrics};
 use gpuaas_contract::time::Timestamp;
 
+use crate::guests::Layout;
 use crate::ping_log::PingLog;
 use crate::topology::Inventory;
 use crate::{packages, private_file};
+use faults::Books;
+pub use faults::{Call, Fault, FaultKind, Target, When};
+pub use knobs::Leftovers;
+pub use machine::Content;
+use machine::Machine;
+pub use operation::Operation;
 pub use profile::Profile;
 
 /// A simulated host. Cheap to clone.
@@ -32,9 +51,13 @@ struct Inner {
     profile: Profile,
     state: State,
     ping_log: PingLog,
+    layout: Layout,
+    /// What never changes: what is on the bus, as a fresh host has it.
+    hardware: Inventory,
+    books: Books,
 }
 
-/// What survives in the folder.
+/// What survives in the folder and says who the host is.
 #[derive(Clone, Debug, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
 #[serde(deny_unknown_fields)]
 struct State {
@@ -45,12 +68,32 @@ struct State {
     booted_at: Timestamp,
 }
 
+impl State {
+    /// The facts of a fresh host.
+    fn facts(&self) -> HostFacts {
+        self.profile.facts(&self.hostname, &self.hardware_id)
+    }
+
+    fn hardware(&self) -> Inventory {
+        topology::inventory(self.profile, &self.facts(), String::new())
+    }
+}
+
 /// The folder could not be used.
 #[derive(Debug, thiserror::Error)]
 pub enum SimError {
     /// Reading or writing failed.
     #[error("the simulated host's folder cannot be used")]
     File(#[from] private_file::PrivateFileError),
+    /// The machine's state could not be written.
+    #[error("{path} cannot be written", path = .path.display())]
+    State {
+        /// The file.
+        path: PathBuf,
+        /// What the system said.
+        #[source]
+        source: std::io::Error,
+    },
     /// The state file is not one of ours.
     #[error("{path} is damaged; remove it to get a new simulated host", path = .path.display())]
     Damaged {
@@ -97,10 +140,24 @@ impl SimHost {
             private_file::write(&path, &serde_json::to_vec_pretty(&state).unwrap_or_default())?;
             state
         };
-        Ok(Self { inner: Arc::new(Inner { profile, state, ping_log: PingLog::new(folder) }) })
+        let layout = Layout {
+            leases: folder.join("leases"),
+            instances: folder.join("slices"),
+            images: folder.join("slice-images"),
+            image_folders: Vec::new(),
+            image_cache_bytes: 1 << 30,
+            dhcp_hosts: folder.join("dhcp-hosts"),
+            dnsmasq_pid: folder.join("dnsmasq.pid"),
+            console_bytes: 1 << 20,
+            huge_pages: false,
+        };
+        let hardware = state.hardware();
+        let books = Books::new(folder, Machine::load(folder, &hardware)?);
+        Ok(Self { inner: Arc::new(Inner { profile, state, ping_log: PingLog::new(folder), layout, hardware, books }) })
     }
 
-    /// Gives the host in `folder` a new boot id, as a reboot would. For tests: open it again afterwards.
+    /// Does to the host in `folder` what a reboot does: a new boot id, guests that are off, functions with the host's own drivers.
+    /// For tests: open it again afterwards.
     pub fn reboot(folder: &Path) -> Result<(), SimError> {
         let path = folder.join("simulated-host.json");
         let bytes = private_file::read_secret(&path, 64 * 1024)?;
@@ -108,7 +165,24 @@ impl SimHost {
             serde_json::from_slice(&bytes).map_err(|source| SimError::Damaged { path: path.clone(), source })?;
         state.boot_id = random_boot_id()?;
         state.booted_at = Timestamp::now();
+        Machine::reboot(folder, &state.hardware())?;
         Ok(private_file::write(&path, &serde_json::to_vec_pretty(&state).unwrap_or_default())?)
+    }
+
+    pub(crate) fn layout(&self) -> &Layout {
+        &self.inner.layout
+    }
+
+    fn profile(&self) -> Profile {
+        self.inner.profile
+    }
+
+    fn hardware(&self) -> &Inventory {
+        &self.inner.hardware
+    }
+
+    fn books(&self) -> &Books {
+        &self.inner.books
     }
 
     pub(crate) fn ping_log(&self) -> &PingLog {
@@ -124,16 +198,25 @@ impl SimHost {
     }
 
     pub(crate) fn facts(&self) -> HostFacts {
-        self.inner.profile.facts(&self.inner.state.hostname, &self.inner.state.hardware_id)
+        let mut facts = self.inner.state.facts();
+        self.books().look(|machine| {
+            for gpu in &mut facts.gpus {
+                machine.driver(&gpu.pci_address).clone_into(&mut gpu.driver);
+            }
+        });
+        facts
     }
 
     pub(crate) fn metrics(&self) -> HostMetrics {
         let now = Timestamp::now();
         let seconds = now.since(self.inner.state.booted_at).as_secs();
         let facts = self.facts();
+        let guests_mib = self.books().look(Machine::guests_memory_mib);
         // Slow waves with a phase of their own per GPU: numbers that move without a generator that must be stored.
         let wave = |phase: u64, period: u64| triangle(seconds.wrapping_add(phase * 37), period);
-        let gpus = facts.gpus.iter().zip(0_u64..).map(|(gpu, index)| {
+        // What was given away is not the host's to measure.
+        let own = facts.gpus.iter().zip(0_u64..).filter(|(gpu, _)| gpu.driver != RESTING_DRIVER);
+        let gpus = own.map(|(gpu, index)| {
             let busy = 20 + wave(index, 240) * 7 / 10;
             GpuMetrics {
                 pci_address: gpu.pci_address.clone(),
@@ -147,7 +230,9 @@ impl SimHost {
             at: now,
             cpu_percent: u32::try_from(5 + wave(1, 90) / 4).unwrap_or(0),
             load_percent: 100 + wave(2, 120) * 20,
-            memory_used_bytes: facts.memory_bytes / 1000 * (80 + wave(3, 900)),
+            memory_used_bytes: (facts.memory_bytes / 1000 * (80 + wave(3, 900)))
+                .saturating_add(guests_mib << 20)
+                .min(facts.memory_bytes / 100 * 99),
             network_received_bytes: seconds * 125_000_000,
             network_sent_bytes: seconds * 80_000_000,
             disk_read_bytes: seconds * 20_000_000,
@@ -156,6 +241,7 @@ impl SimHost {
             root_size_bytes: 894 << 30,
             agent_rss_bytes: 0,
             gpus: gpus.collect(),
+            guests: Vec::new(),
         }
     }
 
@@ -163,6 +249,8 @@ impl SimHost {
         let facts = self.facts();
         let metrics = self.metrics();
         let fabric = topology::links(&facts);
+        let loaded = |name: &&str| self.books().look(|machine| machine.modules.contains(*name));
+        let vfio_modules = topology::VFIO_MODULES.into_iter().filter(loaded).map(str::to_owned).collect();
         diag_health_probe::Output {
             healthy: true,
             simulated: true,
@@ -172,18 +260,21 @@ impl SimHost {
             memory_bytes: facts.memory_bytes,
             memory_available_bytes: facts.memory_bytes - metrics.memory_used_bytes,
             kvm: true,
-            vfio_modules: topology::VFIO_MODULES.map(str::to_owned).into(),
+            vfio_modules,
             iommu_groups: topology::IOMMU_GROUPS,
             reboot_required: false,
             fabric,
             gpus: facts.gpus,
             disks: facts.disks,
+            drift: Vec::new(),
             warnings: Vec::new(),
         }
     }
 
     pub(crate) fn inventory(&self, machine: String) -> Inventory {
-        topology::inventory(self.inner.profile, &self.facts(), machine)
+        let mut inventory = Inventory { machine, ..self.hardware().clone() };
+        self.books().look(|machine| machine.overlay(&mut inventory));
+        inventory
     }
 
     pub(crate) fn slice_network(&self, bridge: &InterfaceName) -> SliceNetwork {
@@ -191,7 +282,13 @@ impl SimHost {
     }
 
     pub(crate) fn packages(&self, params: &package_list::Params) -> package_list::Output {
-        packages::select("simulated", self.inner.profile.packages(), params)
+        let mut all = self.inner.profile.packages();
+        self.books().look(|machine| {
+            let later = machine.packages.iter().filter(|name| !all.iter().any(|known| known.name == **name));
+            let later: Vec<_> = later.map(|name| profile::package(name, "1.0-simulated")).collect();
+            all.extend(later);
+        });
+        packages::select("simulated", all, params)
     }
 }
 
@@ -258,7 +355,7 @@ mod tests {
             for slot in &output.candidate_slots {
                 // What belongs together hangs off one switch: the next bus is the drive's, the one after that the fabric's.
                 let bus = |address: &str| u8::from_str_radix(&address[5..7], 16).expect("a bus");
-                let gpu = bus(slot.pci_address.as_str());
+                let gpu = bus(slot.pci_address.as_ref().expect("a GPU").as_str());
                 let drive =
                     inventory.namespaces.iter().find(|drive| Some(&drive.serial) == slot.nvme_serial.as_ref()).expect("known");
                 assert_eq!(drive.path.last().map(|last| bus(last)), Some(gpu + 1));

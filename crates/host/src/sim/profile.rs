@@ -88,13 +88,12 @@ impl Profile {
             }
             Self::Mi300x => &[("amdgpu-dkms", "1:6.3.6.60002-1718217.22.04"), ("rocm-smi-lib", "6.0.2.60002-115~22.04")],
         };
-        let package = |(name, version): &(&str, &str)| Package {
-            name: (*name).to_owned(),
-            version: (*version).to_owned(),
-            architecture: "amd64".to_owned(),
-        };
-        common.iter().chain(own).map(package).collect()
+        common.iter().chain(own).map(|(name, version)| package(name, version)).collect()
     }
+}
+
+pub(super) fn package(name: &str, version: &str) -> Package {
+    Package { name: name.to_owned(), version: version.to_owned(), architecture: "amd64".to_owned() }
 }
 
 impl std::fmt::Display for Profile {

@@ -77,6 +77,8 @@ pub(super) fn inventory(profile: Profile, facts: &HostFacts, machine: String) ->
         machine,
         functions,
         namespaces,
+        drives_without_gpu: Vec::new(),
+        emulation: false,
         prerequisites: Prerequisites {
             kvm_available: true,
             iommu_group_count: IOMMU_GROUPS,

@@ -3,11 +3,31 @@
 use gpuaas_contract::slice::Blocker;
 use gpuaas_contract::task::slice_topology_discover::{Params, Prerequisites};
 
+use super::Inventory;
+use crate::pci::PciFunction;
+
 /// Modules without which no device reaches a guest.
 const VFIO: [&str; 2] = ["vfio_pci", "vfio_iommu_type1"];
 
+/// What the slots of this host need of it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Needs {
+    /// The processor's help.
+    kvm: bool,
+    /// Devices that go to guests.
+    passthrough: bool,
+}
+
+impl Needs {
+    /// Slots without a GPU need no IOMMU, and where the owner allows emulation they need no KVM.
+    pub(super) fn of(inventory: &Inventory) -> Self {
+        let only_drives = !inventory.drives_without_gpu.is_empty() && !inventory.functions.iter().any(PciFunction::is_gpu);
+        Self { kvm: !inventory.emulation, passthrough: !only_drives }
+    }
+}
+
 /// What stands in the way of every slot of the host.
-pub(super) fn of_host(host: &Prerequisites, params: &Params) -> Vec<Blocker> {
+pub(super) fn of_host(host: &Prerequisites, params: &Params, needs: Needs) -> Vec<Blocker> {
     let network = &host.slice_network;
     let missing_modules: Vec<&str> =
         VFIO.into_iter().filter(|module| !host.loaded_modules.iter().any(|loaded| loaded == module)).collect();
@@ -19,19 +39,19 @@ pub(super) fn of_host(host: &Prerequisites, params: &Params) -> Vec<Blocker> {
     let bridge = &params.ovs_bridge;
     let checks = [
         (
-            !cpu.vmx && !cpu.svm,
+            needs.kvm && !cpu.vmx && !cpu.svm,
             "cpu_virtualization_off",
             "the processor offers neither vmx nor svm; enable virtualisation in the firmware".to_owned(),
         ),
-        (!host.kvm_available, "kvm_missing", "/dev/kvm is missing; load kvm_intel or kvm_amd".to_owned()),
+        (needs.kvm && !host.kvm_available, "kvm_missing", "/dev/kvm is missing; load kvm_intel or kvm_amd".to_owned()),
         (
-            host.iommu_group_count == 0,
+            needs.passthrough && host.iommu_group_count == 0,
             "iommu_off",
             "there are no IOMMU groups; enable VT-d or AMD-Vi in the firmware and boot with intel_iommu=on or amd_iommu=on"
                 .to_owned(),
         ),
         (
-            !missing_modules.is_empty(),
+            needs.passthrough && !missing_modules.is_empty(),
             "vfio_modules_missing",
             format!("load the modules {} and list them in /etc/modules", missing_modules.join(", ")),
         ),
@@ -88,7 +108,11 @@ mod tests {
     }
 
     fn codes(host: &Prerequisites) -> Vec<String> {
-        of_host(host, &Params::default()).into_iter().map(|blocker| blocker.code).collect()
+        codes_with(host, Needs { kvm: true, passthrough: true })
+    }
+
+    fn codes_with(host: &Prerequisites, needs: Needs) -> Vec<String> {
+        of_host(host, &Params::default(), needs).into_iter().map(|blocker| blocker.code).collect()
     }
 
     #[test]
@@ -124,5 +148,20 @@ mod tests {
         ] {
             assert_eq!(codes(&host), [code]);
         }
+    }
+
+    #[test]
+    fn slots_without_a_gpu_need_no_iommu_and_emulated_ones_no_kvm() {
+        let bare = Prerequisites {
+            cpu_virtualization: CpuVirtualization::default(),
+            kvm_available: false,
+            iommu_group_count: 0,
+            loaded_modules: Vec::new(),
+            ..good()
+        };
+        let codes = |kvm, passthrough| codes_with(&bare, Needs { kvm, passthrough });
+        assert_eq!(codes(false, false), [""; 0]);
+        assert_eq!(codes(true, false), ["cpu_virtualization_off", "kvm_missing"]);
+        assert_eq!(codes(false, true), ["iommu_off", "vfio_modules_missing"]);
     }
 }

@@ -34,72 +34,112 @@ pub(super) fn slots(inventory: &Inventory, params: &Params) -> Vec<CandidateSlot
 
     let memory = inventory.prerequisites.memory_mib.saturating_sub(HOST_MEMORY_MIB);
     let threads = inventory.prerequisites.cpu_threads.saturating_sub(HOST_THREADS);
-    gpus.iter()
-        .zip(0_u32..)
-        .map(|(gpu, slot_index)| {
-            let drive = drive_of.get(&gpu.address).copied();
-            let function = function_of.get(&gpu.address).copied();
-            let private_ip = params.private_subnet.address(slot_index);
-            let (companions, strangers) = group_of(inventory, gpu);
-            let place = u64::from(slot_index) + 1;
-            let checks = [
-                (
-                    gpu.iommu_group.is_none(),
-                    "iommu_group_missing",
-                    format!("{} is in no IOMMU group and cannot be given to a guest", gpu.address),
+    let with_gpu = gpus.iter().zip(0_u32..).map(|(gpu, slot_index)| {
+        let drive = drive_of.get(&gpu.address).copied();
+        let function = function_of.get(&gpu.address).copied();
+        let private_ip = params.private_subnet.address(slot_index);
+        let (companions, strangers) = group_of(inventory, gpu);
+        let place = u64::from(slot_index) + 1;
+        let checks = [
+            (
+                gpu.iommu_group.is_none(),
+                "iommu_group_missing",
+                format!("{} is in no IOMMU group and cannot be given to a guest", gpu.address),
+            ),
+            (
+                !strangers.is_empty(),
+                "iommu_group_shared",
+                format!(
+                    "{} shares its IOMMU group with {}; move the card to another slot of the board",
+                    gpu.address,
+                    strangers.join(", ")
                 ),
-                (
-                    !strangers.is_empty(),
-                    "iommu_group_shared",
-                    format!(
-                        "{} shares its IOMMU group with {}; move the card to another slot of the board",
-                        gpu.address,
-                        strangers.join(", ")
-                    ),
-                ),
-                (drive.is_none(), "nvme_missing", why_no_drive(inventory)),
-                (
-                    has_fabric && function.is_none(),
-                    "fabric_function_missing",
-                    "no virtual function of the fabric adapters is free; make some with sriov_numvfs".to_owned(),
-                ),
-                (
-                    place.saturating_mul(params.memory_mib) > memory,
-                    "memory_short",
-                    format!("{place} slots of {} MiB do not fit into the host's memory", params.memory_mib),
-                ),
-                (
-                    place.saturating_mul(params.vcpu_count.into()) > threads.into(),
-                    "cpu_short",
-                    format!("{place} slots of {} vCPUs are more than the host's processors", params.vcpu_count),
-                ),
-                (
-                    private_ip.is_none(),
-                    "address_missing",
-                    format!("{} has no address left for slot {slot_index}", params.private_subnet),
-                ),
-            ];
-            CandidateSlot {
-                slot_index,
-                pci_address: gpu.address.clone(),
-                companions,
-                fabric_device: function.map(|function| function.address.clone()),
-                nvme_device: drive.and_then(|drive| drive.stable_path.clone()),
-                nvme_serial: drive.map(|drive| drive.serial.clone()),
-                numa_node: gpu.numa_node,
-                vcpu_count: params.vcpu_count,
-                memory_mib: params.memory_mib,
-                mac_address: mac_address(&inventory.machine, &gpu.address),
-                private_ip,
-                schedulable: false,
-                blockers: checks
-                    .into_iter()
-                    .filter(|(applies, ..)| *applies)
-                    .map(|(_, code, message)| Blocker::new(code, message))
-                    .collect(),
-            }
-        })
-        .collect()
+            ),
+            (drive.is_none(), "nvme_missing", why_no_drive(inventory)),
+            (
+                has_fabric && function.is_none(),
+                "fabric_function_missing",
+                "no virtual function of the fabric adapters is free; make some with sriov_numvfs".to_owned(),
+            ),
+            (
+                place.saturating_mul(params.memory_mib) > memory,
+                "memory_short",
+                format!("{place} slots of {} MiB do not fit into the host's memory", params.memory_mib),
+            ),
+            (
+                place.saturating_mul(params.vcpu_count.into()) > threads.into(),
+                "cpu_short",
+                format!("{place} slots of {} vCPUs are more than the host's processors", params.vcpu_count),
+            ),
+            (
+                private_ip.is_none(),
+                "address_missing",
+                format!("{} has no address left for slot {slot_index}", params.private_subnet),
+            ),
+        ];
+        CandidateSlot {
+            slot_index,
+            pci_address: Some(gpu.address.clone()),
+            companions,
+            fabric_device: function.map(|function| function.address.clone()),
+            nvme_device: drive.and_then(|drive| drive.stable_path.clone()),
+            nvme_serial: drive.map(|drive| drive.serial.clone()),
+            numa_node: gpu.numa_node,
+            vcpu_count: params.vcpu_count,
+            memory_mib: params.memory_mib,
+            mac_address: mac_address(&inventory.machine, gpu.address.as_str()),
+            private_ip,
+            schedulable: false,
+            blockers: checks
+                .into_iter()
+                .filter(|(applies, ..)| *applies)
+                .map(|(_, code, message)| Blocker::new(code, message))
+                .collect(),
+        }
+    });
+    with_gpu.chain(slots_without_gpu(inventory, params, gpus.len())).collect()
+}
+
+/// The drives that the host's owner wants as slots without a GPU, numbered behind those with one.
+fn slots_without_gpu(inventory: &Inventory, params: &Params, first: usize) -> Vec<CandidateSlot> {
+    let memory = inventory.prerequisites.memory_mib;
+    let places = (u32::try_from(first).unwrap_or(u32::MAX)..).zip(inventory.drives_without_gpu.iter().take(MAX_DEVICES));
+    let slot = |(slot_index, drive): (u32, &Namespace)| {
+        let private_ip = params.private_subnet.address(slot_index);
+        let checks = [
+            (!is_free(drive), "drive_in_use", format!("drive {} is used by the host or has no name of its own", drive.name)),
+            (
+                params.memory_mib > memory,
+                "memory_short",
+                format!("a slot of {} MiB does not fit into the host's memory", params.memory_mib),
+            ),
+            (
+                private_ip.is_none(),
+                "address_missing",
+                format!("{} has no address left for slot {slot_index}", params.private_subnet),
+            ),
+        ];
+        CandidateSlot {
+            slot_index,
+            pci_address: None,
+            companions: Vec::new(),
+            fabric_device: None,
+            nvme_device: drive.stable_path.clone(),
+            nvme_serial: Some(drive.serial.clone()),
+            numa_node: drive.numa_node,
+            vcpu_count: params.vcpu_count,
+            memory_mib: params.memory_mib,
+            mac_address: mac_address(&inventory.machine, &drive.serial),
+            private_ip,
+            schedulable: false,
+            blockers: checks
+                .into_iter()
+                .filter(|(applies, ..)| *applies)
+                .map(|(_, code, message)| Blocker::new(code, message))
+                .collect(),
+        }
+    };
+    places.map(slot).collect()
 }
 
 /// Nobody uses it, and it can be told from every other drive after a reboot.
@@ -169,9 +209,9 @@ where
     given
 }
 
-/// A hardware address of our own making (the second bit of the first byte says so): the same for this GPU of this machine, always.
-fn mac_address(machine: &str, gpu: &PciAddress) -> String {
-    let digest = Digest::of(format!("gpuaas-slot-mac-v1\n{machine}\n{gpu}").as_bytes()).to_string();
+/// A hardware address of our own making (the second bit of the first byte says so): the same for this device of this machine, always.
+fn mac_address(machine: &str, device: &str) -> String {
+    let digest = Digest::of(format!("gpuaas-slot-mac-v1\n{machine}\n{device}").as_bytes()).to_string();
     let hex = digest.rsplit(':').next().unwrap_or_default();
     let mut mac = "02".to_owned();
     for byte in hex.as_bytes().chunks(2).take(5) {
@@ -223,7 +263,7 @@ mod tests {
 
     fn host(functions: Vec<PciFunction>, namespaces: Vec<Namespace>) -> Inventory {
         let prerequisites = Prerequisites { memory_mib: 1 << 20, cpu_threads: 256, ..Prerequisites::default() };
-        Inventory { simulated: false, machine: "m".to_owned(), functions, namespaces, prerequisites }
+        Inventory { machine: "m".to_owned(), functions, namespaces, prerequisites, ..Inventory::default() }
     }
 
     fn codes(slot: &CandidateSlot) -> Vec<&str> {
@@ -332,5 +372,18 @@ mod tests {
             let free = inventory.namespaces.iter().filter(|drive| is_free(drive)).count();
             prop_assert_eq!(given, free.min(expected.len()), "a free drive is given as long as a GPU wants one");
         }
+    }
+
+    #[test]
+    fn a_drive_that_the_owner_wants_is_a_slot_without_a_gpu_behind_those_with_one() {
+        let mut inventory = host(Vec::new(), Vec::new());
+        inventory.drives_without_gpu = vec![drive(0, -1, &[]), drive(1, -1, &[])];
+        inventory.drives_without_gpu[1].used_by = vec!["mounted at /".to_owned()];
+        let found = slots(&inventory, &Params { memory_mib: 1024, ..Params::default() });
+        let [free, used] = found.as_slice() else { panic!("{found:?}") };
+        assert_eq!((free.slot_index, &free.pci_address, free.nvme_serial.as_deref()), (0, &None, Some("S0")));
+        assert!(free.blockers.is_empty() && free.spec().is_some(), "{free:?}");
+        assert_eq!(used.blockers[0].code, "drive_in_use");
+        assert_ne!(free.mac_address, used.mac_address);
     }
 }

@@ -47,6 +47,10 @@ pub struct Inventory {
     pub functions: Vec<PciFunction>,
     /// Every NVMe namespace.
     pub namespaces: Vec<Namespace>,
+    /// Drives that the host's owner wants as slots without a GPU.
+    pub drives_without_gpu: Vec<Namespace>,
+    /// The host's owner allows guests without the processor's help.
+    pub emulation: bool,
     /// Everything but the network of the guests.
     pub prerequisites: Prerequisites,
 }
@@ -68,6 +72,8 @@ pub(crate) fn read(machine: String) -> Inventory {
         machine,
         functions: pci::functions(sys),
         namespaces: block::namespaces(sys, proc_root, dev),
+        drives_without_gpu: Vec::new(),
+        emulation: false,
         prerequisites: Prerequisites {
             kvm_available: kernel::kvm(),
             iommu_group_count: kernel::iommu_groups(sys),
@@ -147,7 +153,7 @@ fn mentions(plan: &str, interface: &str) -> bool {
 /// The conclusions: the same inventory and parameters give the same answer, to the byte.
 pub fn discover(inventory: &Inventory, network: SliceNetwork, params: &Params) -> Output {
     let prerequisites = Prerequisites { slice_network: network, ..inventory.prerequisites.clone() };
-    let host_blockers = blockers::of_host(&prerequisites, params);
+    let host_blockers = blockers::of_host(&prerequisites, params, blockers::Needs::of(inventory));
     let mut slots = candidates::slots(inventory, params);
     for slot in &mut slots {
         slot.schedulable = host_blockers.is_empty() && slot.blockers.is_empty();

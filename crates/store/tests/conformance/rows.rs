@@ -1,6 +1,6 @@
 //! Every field of every row comes back as it was written.
 
-use gpuaas_contract::id::{CorrelationId, NodeId};
+use gpuaas_contract::id::{AllocationId, CorrelationId, NodeId};
 use gpuaas_contract::key::KeyId;
 use gpuaas_contract::slice::SlotSpec;
 use gpuaas_domain::Change;
@@ -8,13 +8,14 @@ use gpuaas_domain::audit_chain::{self, Head};
 use gpuaas_domain::decision::TaskLogLine;
 use gpuaas_domain::enrolment::{Enrolment, EnrolmentState, JoinToken};
 use gpuaas_domain::node::{Node, Service};
+use gpuaas_domain::slice::{Ending, How};
 use gpuaas_domain::slot::{Slot, SlotState};
 use gpuaas_domain::task::{ReceiptHead, TaskRecord, TaskState};
 use gpuaas_store::{CommitError, SlotFilter};
 
 use crate::support::{
-    Database, NOW, api_token, certificate, changes, digest, enrolment, join_token, later, node, recorded, slot, stored_node,
-    stored_task, task,
+    Database, NOW, api_token, certificate, changes, console_read, digest, enrolment, join_token, later, node, recorded, slot,
+    stored_node, stored_task, task,
 };
 use crate::{line, whole_audit};
 
@@ -25,6 +26,8 @@ crate::on_both_engines! {
     every_field_of_an_api_token_comes_back
     every_field_of_a_task_comes_back
     every_field_of_a_slot_comes_back
+    slots_and_tasks_are_found_by_their_allocation
+    a_decision_that_forgets_the_slots_of_a_task_is_not_written
     envelopes_and_receipts_come_back_as_they_were
     certificates_are_revoked_up_to_an_epoch
     log_lines_come_back_once_and_are_capped
@@ -129,6 +132,12 @@ async fn every_field_of_a_slot_comes_back(database: &Database) {
         approved_at: later(7),
         created_at: later(8),
         seal: "other".to_owned(),
+        quarantine: None,
+        allocation_id: Some(AllocationId::generate()),
+        lease_epoch: 8,
+        lease_task: Some(other_task.id),
+        drive_used: false,
+        devices_used: true,
         ..slot.clone()
     };
     store.commit(changes([Change::SlotUpdate(Box::new(changed.clone()))])).await.expect("commits");
@@ -149,6 +158,65 @@ async fn every_field_of_a_slot_comes_back(database: &Database) {
     assert_eq!(ids(store.slot_list(&available, None, 10).await.expect("lists")), [second.id, third.id]);
     assert_eq!(ids(store.slot_list(&available, Some(second.id), 10).await.expect("lists")), [third.id]);
     assert_eq!(ids(store.slot_list(&SlotFilter::default(), None, 1).await.expect("lists")), [slot.id]);
+}
+
+async fn slots_and_tasks_are_found_by_their_allocation(database: &Database) {
+    let store = database.open().await;
+    let (node, other) = (stored_node(&store).await, stored_node(&store).await);
+    let proposal = stored_task(&store, &node).await;
+    let (first, second) = (AllocationId::generate(), AllocationId::generate());
+    let order = console_read(&node, first);
+    let later_order = console_read(&node, first);
+    for task in [&order, &later_order, &console_read(&node, second)] {
+        store.commit(changes([Change::TaskInsert(Box::new(task.clone()))])).await.expect("commits");
+    }
+    let of = |node: &Node, index, state, allocation_id, lease_task| Slot {
+        state,
+        allocation_id,
+        lease_task,
+        ..slot(node, &proposal, index)
+    };
+    let a = of(&node, 4, SlotState::Leased, Some(first), Some(order.id));
+    let b = of(&node, 2, SlotState::CleanupBlocked, Some(first), Some(order.id));
+    let c = of(&other, 0, SlotState::Leased, Some(second), None);
+    let d = of(&node, 1, SlotState::Available, None, Some(order.id));
+    for slot in [&a, &b, &c, &d] {
+        store.commit(changes([Change::SlotInsert(Box::new(slot.clone()))])).await.expect("commits");
+    }
+    assert_eq!(store.slot_of_allocation(first).await.expect("lists"), [b.clone(), a.clone()], "by index");
+    assert_eq!(store.slot_of_allocation(AllocationId::generate()).await.expect("lists"), []);
+    assert_eq!(store.slot_of_task(order.id).await.expect("lists"), [d, b, a]);
+    assert_eq!(store.slot_of_task(later_order.id).await.expect("lists"), []);
+
+    let list =
+        async |node, state, after, limit| store.allocation_list(&SlotFilter { node, state }, after, limit).await.expect("lists");
+    assert_eq!(list(None, None, None, 10).await, [first, second], "each once, in their order");
+    assert_eq!(list(None, None, Some(first), 10).await, [second]);
+    assert_eq!(list(None, None, None, 1).await, [first]);
+    assert_eq!(list(Some(other.id), None, None, 10).await, [second]);
+    assert_eq!(list(None, Some(SlotState::CleanupBlocked), None, 10).await, [first]);
+    assert_eq!(list(None, Some(SlotState::NeedsWipe), None, 10).await, []);
+
+    let ids = |tasks: Vec<TaskRecord>| tasks.iter().map(|task| task.id).collect::<Vec<_>>();
+    assert_eq!(ids(store.task_of_allocation(first, 10).await.expect("lists")), [later_order.id, order.id], "newest first");
+    assert_eq!(ids(store.task_of_allocation(first, 1).await.expect("lists")), [later_order.id]);
+    assert_eq!(store.task_first_of_allocation(first).await.expect("reads").map(|task| task.id), Some(order.id));
+    assert_eq!(store.task_first_of_allocation(AllocationId::generate()).await.expect("reads"), None);
+}
+
+/// Whoever ends such a task must say what becomes of its slots.
+async fn a_decision_that_forgets_the_slots_of_a_task_is_not_written(database: &Database) {
+    let store = database.open().await;
+    let node = stored_node(&store).await;
+    let task = stored_task(&store, &node).await;
+    let ending = Ending { task: task.clone(), how: How::MayHaveRan };
+    let mut decision = changes([Change::TaskUpdate(Box::new(TaskRecord { code: "x".to_owned(), ..task.clone() }))]);
+    decision.endings.push(ending);
+    let refused = store.commit(decision.clone()).await;
+    assert!(matches!(refused, Err(CommitError::Store(_))), "{refused:?}");
+    assert_eq!(store.task_get(task.id).await.expect("reads").as_ref(), Some(&task));
+    decision.endings.clear();
+    store.commit(decision).await.expect("commits");
 }
 
 async fn every_field_of_an_api_token_comes_back(database: &Database) {

@@ -7,7 +7,8 @@ use std::time::Duration;
 
 use gpuaas_contract::Digest;
 use gpuaas_contract::id::{
-    AgentInstanceId, ApiTokenId, CorrelationId, EnrolmentId, JoinTokenId, NodeId, ServerId, SessionId, SlotId, TaskId,
+    AgentInstanceId, AllocationId, ApiTokenId, CorrelationId, EnrolmentId, JoinTokenId, NodeId, ServerId, SessionId, SlotId,
+    TaskId,
 };
 use gpuaas_contract::key::SigningKey;
 use gpuaas_contract::slice::SlotSpec;
@@ -273,6 +274,12 @@ pub(crate) async fn stored_task(store: &Store, node: &Node) -> TaskRecord {
     task
 }
 
+/// A task that acts on the slots of an allocation.
+pub(crate) fn console_read(node: &Node, allocation: AllocationId) -> TaskRecord {
+    let params = format!(r#"{{"allocation_id":"{allocation}","lease_epoch":1}}"#);
+    TaskRecord { task_type: TaskType::SliceConsoleRead, params, idempotency_key: None, ..task(node) }
+}
+
 /// A slot of the node with something in every field.
 pub(crate) fn slot(node: &Node, proposal: &TaskRecord, slot_index: u32) -> Slot {
     let address = |text: &str| text.parse().expect("an address");
@@ -282,7 +289,7 @@ pub(crate) fn slot(node: &Node, proposal: &TaskRecord, slot_index: u32) -> Slot 
         node_id: node.id,
         spec: SlotSpec {
             slot_index,
-            pci_address: address("0000:17:00.0"),
+            pci_address: Some(address("0000:17:00.0")),
             companions: vec![address("0000:17:00.1")],
             fabric_device: Some(address("0000:18:00.1")),
             nvme_device: "/dev/disk/by-id/nvme-S1".to_owned(),
@@ -295,6 +302,12 @@ pub(crate) fn slot(node: &Node, proposal: &TaskRecord, slot_index: u32) -> Slot 
         },
         state: SlotState::Available,
         reason: "because".to_owned(),
+        quarantine: Some("held".to_owned()),
+        allocation_id: None,
+        lease_epoch: 7,
+        lease_task: None,
+        drive_used: true,
+        devices_used: false,
         proposed_by: proposal.id,
         approved_by: "somebody".to_owned(),
         approved_at: later(1),

@@ -1,102 +1,24 @@
-//! Slots: made by an operator's approval of what a node found on itself, and never by the node.
+//! The approval that makes slots of what a node found on itself.
 
 use std::collections::BTreeSet;
 use std::time::Duration;
 
-use gpuaas_contract::id::{NodeId, SlotId, TaskId};
-use gpuaas_contract::slice::SlotSpec;
+use gpuaas_contract::id::SlotId;
 use gpuaas_contract::task::TaskType;
 use gpuaas_contract::task::slice_topology_discover::{CandidateSlot, Output};
-use gpuaas_contract::time::Timestamp;
 use serde_json::json;
 
+use super::{Slot, SlotState, in_use};
 use crate::decision::{Change, Context, Decision};
-use crate::node::{MAX_REASON, Node};
+use crate::node::Node;
 use crate::refusal::Refusal;
 use crate::task::{TaskRecord, TaskState};
 
 /// How old a proposal may be when it is approved: hardware that was changed since must be looked at again.
 pub const PROPOSAL_LIFE: Duration = Duration::from_secs(24 * 3600);
 
-/// Where a slot stands.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, serde::Serialize, serde::Deserialize)]
-#[serde(rename_all = "snake_case")]
-pub enum SlotState {
-    /// Clean and free.
-    Available,
-    /// Held back by an operator; the rest of the node goes on.
-    Quarantined,
-    /// No longer a slot. Approving it again brings it back.
-    Withdrawn,
-}
-
-impl SlotState {
-    /// Every state.
-    pub const ALL: [Self; 3] = [Self::Available, Self::Quarantined, Self::Withdrawn];
-
-    /// Name on the wire and in the store.
-    pub const fn as_str(self) -> &'static str {
-        match self {
-            Self::Available => "available",
-            Self::Quarantined => "quarantined",
-            Self::Withdrawn => "withdrawn",
-        }
-    }
-
-    /// The state with this name.
-    pub fn parse(name: &str) -> Option<Self> {
-        Self::ALL.into_iter().find(|state| state.as_str() == name)
-    }
-}
-
-/// A GPU with its drive and fabric function.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Slot {
-    /// Its id.
-    pub id: SlotId,
-    /// Row version.
-    pub version: i64,
-    /// The node it is on.
-    pub node_id: NodeId,
-    /// What it consists of.
-    pub spec: SlotSpec,
-    /// Where it stands.
-    pub state: SlotState,
-    /// Why, in words; empty while available.
-    pub reason: String,
-    /// The task whose receipt proposed it.
-    pub proposed_by: TaskId,
-    /// Who approved that.
-    pub approved_by: String,
-    /// When.
-    pub approved_at: Timestamp,
-    /// First approval.
-    pub created_at: Timestamp,
-    /// Proof that the control plane itself wrote what this slot consists of (see [`seal_text`]); checked before it is used.
-    pub seal: String,
-}
-
-/// The text whose MAC is [`Slot::seal`]: which devices of which node, and who approved them. A row that somebody wrote into the
-/// database, or changed there, does not match and is never used.
-pub fn seal_text(slot: &Slot) -> String {
-    let Slot { id, node_id, spec, proposed_by, approved_by, approved_at, .. } = slot;
-    let spec = serde_json::to_string(spec).unwrap_or_default();
-    format!("gpuaas-slot-v1\n{id}\n{node_id}\n{proposed_by}\n{approved_by}\n{}\n{spec}", approved_at.0)
-}
-
-/// What an operator may do with one slot.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Operation {
-    /// Hold it back.
-    Quarantine,
-    /// Let it go again.
-    Unquarantine,
-    /// End it.
-    Withdraw,
-}
-
 /// Turns what a node found into slots: those with the wanted indexes, or all that could be used. Returns the slots that are wanted,
-/// as they are afterwards.
+/// as they are afterwards. A slot that somebody has, or that is not clean, keeps its devices.
 ///
 /// `existing` are all slots of the node, `new_id` makes ids for new ones, `seal` computes [`Slot::seal`].
 pub fn approve(
@@ -121,13 +43,23 @@ pub fn approve(
     let mut slots = Vec::new();
     let mut decision = Decision::default();
     let chosen = chosen(found, wanted)?;
+    let of_index = |index: u32| existing.iter().find(|slot| slot.spec.slot_index == index);
+    // Those that are approved together get new devices together.
+    let stays = |slot: &&Slot| {
+        let chosen = chosen.iter().any(|chosen| chosen.slot_index == slot.spec.slot_index);
+        slot.state != SlotState::Withdrawn && !(chosen && slot.state.is_clean())
+    };
     for candidate in &chosen {
+        let before = of_index(candidate.slot_index);
+        // What is in use looks different to the node than what is free; that changes nothing about it.
+        if let Some(slot) = before.filter(|slot| !slot.state.is_clean()) {
+            if wanted.is_some() && candidate.spec().as_ref() != Some(&slot.spec) {
+                return Err(in_use(slot));
+            }
+            slots.push(slot.clone());
+            continue;
+        }
         let spec = candidate.spec().filter(|_| candidate.schedulable).ok_or_else(|| not_schedulable(found, candidate))?;
-        let before = existing.iter().find(|slot| slot.spec.slot_index == spec.slot_index);
-        // Those that are approved together get new devices together.
-        let stays = |slot: &&Slot| {
-            slot.state != SlotState::Withdrawn && chosen.iter().all(|chosen| chosen.slot_index != slot.spec.slot_index)
-        };
         let others = existing.iter().filter(stays);
         if let Some((other, what)) = others.filter_map(|other| Some((other, other.spec.collides_with(&spec)?))).next() {
             let message = format!(
@@ -145,10 +77,10 @@ pub fn approve(
                 slots.push(slot.clone());
                 continue;
             }
-            Some(slot) => (slot.id, slot.version, slot.created_at),
-            None => (new_id(), 0, context.now),
+            Some(slot) => (slot.id, slot.version, slot.created_at, slot.lease_epoch),
+            None => (new_id(), 0, context.now, 0),
         };
-        let (id, version, created_at) = known;
+        let (id, version, created_at, lease_epoch) = known;
         let mut slot = Slot {
             id,
             version,
@@ -156,6 +88,12 @@ pub fn approve(
             spec,
             state: SlotState::Available,
             reason: String::new(),
+            quarantine: None,
+            allocation_id: None,
+            lease_epoch,
+            lease_task: None,
+            drive_used: false,
+            devices_used: false,
             proposed_by: task.id,
             approved_by: context.actor.to_string(),
             approved_at: context.now,
@@ -203,35 +141,4 @@ fn not_schedulable(found: &Output, candidate: &CandidateSlot) -> Refusal {
         found.candidate_summary.blockers.iter().chain(&candidate.blockers).map(|blocker| blocker.message.as_str()).collect();
     let message = format!("slot {} cannot be used: {}", candidate.slot_index, reasons.join("; "));
     Refusal::conflict("slot_not_schedulable", message)
-}
-
-/// An operator's word about one slot. Saying it twice changes nothing.
-pub fn operate(slot: &Slot, operation: Operation, reason: &str, context: &Context) -> Result<Decision, Refusal> {
-    if reason.len() > MAX_REASON {
-        return Err(Refusal::invalid("reason_too_long", format!("the reason may have at most {MAX_REASON} bytes")));
-    }
-    let (next, kind, action) = match (operation, slot.state) {
-        (Operation::Quarantine, SlotState::Available | SlotState::Quarantined) => {
-            (SlotState::Quarantined, "gpuaas.slot.quarantined.v1", "slot.quarantine")
-        }
-        (Operation::Unquarantine, SlotState::Quarantined | SlotState::Available) => {
-            (SlotState::Available, "gpuaas.slot.unquarantined.v1", "slot.unquarantine")
-        }
-        (Operation::Withdraw, SlotState::Available | SlotState::Quarantined | SlotState::Withdrawn) => {
-            (SlotState::Withdrawn, "gpuaas.slot.withdrawn.v1", "slot.withdraw")
-        }
-        (Operation::Quarantine | Operation::Unquarantine, SlotState::Withdrawn) => {
-            let message = format!("slot {} was withdrawn; approve it again first", slot.id);
-            return Err(Refusal::conflict("slot_withdrawn", message));
-        }
-    };
-    let reason = if next == SlotState::Available { "" } else { reason };
-    if next == slot.state && (reason.is_empty() || reason == slot.reason) {
-        return Ok(Decision::default());
-    }
-    let id = slot.id.to_string();
-    let data =
-        json!({ "slot_id": id, "node_id": slot.node_id, "from": slot.state.as_str(), "to": next.as_str(), "reason": reason });
-    let changed = Slot { state: next, reason: reason.to_owned(), ..slot.clone() };
-    Ok(Decision::default().change(Change::SlotUpdate(Box::new(changed))).record(context, kind, action, &id, data))
 }

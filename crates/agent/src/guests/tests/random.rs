@@ -1,0 +1,230 @@
+//! Random lives of eight slots: provisions, releases, cancellations, restarts, reboots, devices that break and are mended. Whatever
+//! the order, a slot serves one allocation, no device is touched outside a lease, and no slot is given on without proof.
+
+use std::collections::BTreeMap;
+
+use gpuaas_contract::id::{AllocationId, TaskId};
+use gpuaas_contract::receipt::Outcome;
+use gpuaas_contract::slice::LeasedSlot;
+use gpuaas_contract::task::slice_vm_power::Action;
+use gpuaas_contract::task::{Task, TaskType};
+use proptest::prelude::*;
+
+use super::rig::{Rig, power, provision, release};
+
+#[derive(Clone, Debug)]
+enum Step {
+    Provision { slots: Vec<usize> },
+    Release { guest: usize, wipe: bool },
+    Power { guest: usize, action: u8 },
+    Cancel { task: usize },
+    Settle,
+    Restart,
+    Reboot,
+    BreakDrive { slot: usize },
+    MendDrives,
+    BreakReset { slot: usize },
+    Unbind { slot: usize },
+    Reconcile,
+}
+
+fn step() -> impl Strategy<Value = Step> {
+    let slot = 0..8_usize;
+    prop_oneof![
+        6 => proptest::collection::btree_set(slot.clone(), 1..4).prop_map(|slots| Step::Provision { slots: slots.into_iter().collect() }),
+        5 => (any::<usize>(), prop::bool::weighted(0.8)).prop_map(|(guest, wipe)| Step::Release { guest, wipe }),
+        2 => (any::<usize>(), 0..3_u8).prop_map(|(guest, action)| Step::Power { guest, action }),
+        2 => any::<usize>().prop_map(|task| Step::Cancel { task }),
+        4 => Just(Step::Settle),
+        2 => Just(Step::Restart),
+        1 => Just(Step::Reboot),
+        1 => slot.clone().prop_map(|slot| Step::BreakDrive { slot }),
+        2 => Just(Step::MendDrives),
+        1 => slot.clone().prop_map(|slot| Step::BreakReset { slot }),
+        1 => slot.prop_map(|slot| Step::Unbind { slot }),
+        1 => Just(Step::Reconcile),
+    ]
+}
+
+/// What a control plane would know.
+struct Books {
+    rig: Rig,
+    epoch: u64,
+    /// Whose each slot is. Only a proof takes an entry away.
+    holders: BTreeMap<usize, (AllocationId, u64)>,
+    guests: Vec<(AllocationId, u64, Vec<usize>)>,
+    open: Vec<(TaskId, TaskType, AllocationId, Vec<usize>)>,
+    /// The newest task that works on a slot: only its word counts.
+    newest: BTreeMap<usize, TaskId>,
+}
+
+impl Books {
+    fn slots(&self, indexes: &[usize]) -> Vec<LeasedSlot> {
+        self.rig.slots(indexes)
+    }
+
+    fn give(&mut self, task: &Task, allocation: AllocationId, slots: Vec<usize>) {
+        let id = self.rig.give(task);
+        if task.task_type().may_prove_cleanup() {
+            self.newest.extend(slots.iter().map(|slot| (*slot, id)));
+        }
+        self.open.push((id, task.task_type(), allocation, slots));
+    }
+
+    async fn settle(&mut self) {
+        for (id, kind, allocation, slots) in std::mem::take(&mut self.open) {
+            let ended = self.rig.receipt(id, kind).await;
+            if !kind.may_prove_cleanup() || (kind == TaskType::SliceVmProvision && ended.outcome == Outcome::Succeeded) {
+                continue;
+            }
+            for index in slots {
+                let slot = &self.rig.slots(&[index])[0];
+                let proven = ended
+                    .proof
+                    .as_ref()
+                    .is_some_and(|proof| proof.common_blockers().is_empty() && proof.slot_blockers(slot, true).is_empty());
+                let ours = self.holders.get(&index).is_some_and(|(holder, _)| *holder == allocation)
+                    && self.newest.get(&index) == Some(&id);
+                if proven && ours {
+                    self.holders.remove(&index);
+                    let serial = &slot.spec.nvme_serial;
+                    assert_eq!(
+                        self.rig.life.sim.drive_contents(serial),
+                        [],
+                        "slot {index} was freed with something on its drive"
+                    );
+                }
+            }
+        }
+        self.guests.retain(|(allocation, ..)| self.holders.values().any(|(holder, _)| holder == allocation));
+    }
+
+    async fn take(&mut self, step: Step) {
+        match step {
+            Step::Provision { slots } => {
+                if slots.iter().any(|slot| self.holders.contains_key(slot)) {
+                    return;
+                }
+                self.epoch += 1;
+                let allocation = AllocationId::generate();
+                for slot in &slots {
+                    self.holders.insert(*slot, (allocation, self.epoch));
+                }
+                self.guests.push((allocation, self.epoch, slots.clone()));
+                let task = provision(allocation, self.epoch, self.slots(&slots));
+                self.give(&task, allocation, slots);
+            }
+            Step::Release { guest, wipe } => {
+                let Some((allocation, epoch, slots)) = pick(&self.guests, guest).cloned() else { return };
+                let params = release(allocation, epoch, self.slots(&slots));
+                let params = gpuaas_contract::task::slice_vm_release::Params { wipe, ..params };
+                self.give(&Task::SliceVmRelease(params), allocation, slots);
+            }
+            Step::Power { guest, action } => {
+                let Some((allocation, epoch, slots)) = pick(&self.guests, guest).cloned() else { return };
+                let action = [Action::Stop, Action::Start, Action::Reboot][usize::from(action)];
+                let task = power(allocation, epoch, self.slots(&slots), action);
+                self.give(&task, allocation, slots);
+            }
+            Step::Cancel { task } => {
+                if let Some((id, ..)) = pick(&self.open, task) {
+                    self.rig.life.pipeline.cancel(*id, "at random");
+                }
+            }
+            Step::Settle => self.settle().await,
+            Step::Restart => {
+                self.rig.kill().await;
+                self.rig.revive().await;
+                self.give_again().await;
+            }
+            Step::Reboot => {
+                self.rig.reboot().await;
+                self.give_again().await;
+            }
+            Step::BreakDrive { slot } => {
+                self.rig.life.sim.fail_drive(&self.slots(&[slot])[0].spec.nvme_serial).expect("set");
+            }
+            Step::BreakReset { slot } => {
+                if let Some(gpu) = &self.slots(&[slot])[0].spec.pci_address {
+                    self.rig.life.sim.fail_reset(gpu).expect("set");
+                }
+            }
+            Step::MendDrives => self.mend(),
+            Step::Unbind { slot } => {
+                if let Some(gpu) = &self.slots(&[slot])[0].spec.pci_address {
+                    // In a guest's hands the kernel does not let it go.
+                    let _ = self.rig.life.sim.unbind_outside(gpu);
+                }
+            }
+            Step::Reconcile => {
+                let host = self.rig.host();
+                self.rig.life.guests.reconcile(&host, &host.boot_id()).await;
+            }
+        }
+        assert_eq!(self.rig.life.sim.violations(), [""; 0]);
+    }
+
+    fn mend(&self) {
+        for slot in self.slots(&[0, 1, 2, 3, 4, 5, 6, 7]) {
+            self.rig.life.sim.repair_drive(&slot.spec.nvme_serial).expect("set");
+            if let Some(gpu) = &slot.spec.pci_address {
+                self.rig.life.sim.repair_reset(gpu).expect("set");
+            }
+        }
+    }
+
+    /// An offer that was never accepted is gone with the agent; the control plane would offer it again. Here it is forgotten: it never ran.
+    async fn give_again(&mut self) {
+        let known = self.rig.life.pipeline.begin_round();
+        self.rig.life.use_round(known.1);
+        let in_hand: Vec<String> = known.0.into_iter().map(|task| task.task_id).collect();
+        let mut kept = Vec::new();
+        for (id, kind, allocation, slots) in std::mem::take(&mut self.open) {
+            if in_hand.contains(&id.to_string()) || self.rig.is_finished(id).await {
+                kept.push((id, kind, allocation, slots));
+                continue;
+            }
+            if kind == TaskType::SliceVmProvision && slots.iter().all(|slot| self.newest.get(slot) == Some(&id)) {
+                self.holders.retain(|_, (holder, _)| *holder != allocation);
+                self.guests.retain(|(guest, ..)| *guest != allocation);
+            }
+        }
+        self.open = kept;
+    }
+}
+
+fn pick<T>(items: &[T], number: usize) -> Option<&T> {
+    if items.is_empty() { None } else { items.get(number % items.len()) }
+}
+
+fn cases() -> u32 {
+    std::env::var("GPUAAS_GUEST_CASES").ok().and_then(|cases| cases.parse().ok()).unwrap_or(48)
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig { cases: cases(), failure_persistence: None, ..ProptestConfig::default() })]
+
+    #[test]
+    fn no_order_of_events_leases_a_slot_twice_or_frees_it_without_proof(steps in proptest::collection::vec(step(), 1..40)) {
+        let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build().expect("a runtime");
+        runtime.block_on(async {
+            let rig = Rig::with_journal(64 << 20).await;
+            let mut books = Books { rig, epoch: 0, holders: BTreeMap::new(), guests: Vec::new(), open: Vec::new(), newest: BTreeMap::new() };
+            for step in steps {
+                books.take(step).await;
+            }
+            // In the end everything can be cleaned up.
+            books.settle().await;
+            books.mend();
+            for (allocation, epoch, slots) in books.guests.clone() {
+                let task = Task::SliceVmRelease(release(allocation, epoch, books.slots(&slots)));
+                books.give(&task, allocation, slots);
+            }
+            books.settle().await;
+            assert!(books.holders.is_empty(), "{:?}", books.holders);
+            let left = books.rig.life.sim.leftovers();
+            assert!(left.is_empty(), "{left:?}");
+            assert_eq!(books.rig.life.sim.violations(), [""; 0]);
+        });
+    }
+}

@@ -1,0 +1,303 @@
+//! A host with its agent, without a network: tasks are signed here, and receipts are verified here.
+
+use std::path::Path;
+use std::sync::Arc;
+use std::time::Duration;
+
+use gpuaas_contract::Digest;
+use gpuaas_contract::cleanup::CleanupProof;
+use gpuaas_contract::envelope;
+use gpuaas_contract::id::{AgentInstanceId, AllocationId, ClusterId, CorrelationId, NodeId, SlotId, TaskId};
+use gpuaas_contract::key::SigningKey;
+use gpuaas_contract::link::from_node::Message;
+use gpuaas_contract::receipt::{self, Outcome};
+use gpuaas_contract::slice::LeasedSlot;
+use gpuaas_contract::task::slice_vm_provision::{DriverStrategy, ImageFormat};
+use gpuaas_contract::task::{Task, TaskType, slice_topology_discover, slice_vm_power, slice_vm_provision, slice_vm_release};
+use gpuaas_contract::time::Timestamp;
+use gpuaas_contract::verifier_set::{Document, Entry, KeyState};
+use gpuaas_host::{Host, Profile, SimHost, topology};
+use tokio::sync::mpsc;
+
+use crate::guests::Guests;
+use crate::journal::Journal;
+use crate::pipeline::{Limits, Parts, Pipeline, Round};
+use crate::policy::Policy;
+use crate::spool::Spool;
+use crate::trust::Trust;
+
+const EPOCH: u64 = 3;
+
+/// Everything is allowed.
+pub(super) const PERMISSIVE: &str = r#"
+allowed_tasks = ["diag.health_probe", "slice.topology_discover", "slice.vm_provision", "slice.vm_release", "slice.vm_power", "slice.console_read"]
+[slices]
+pci_addresses = ["*"]
+nvme_serials = ["*"]
+image_sources = ["https://images.example/"]
+destroys_per_hour = 1000000
+"#;
+
+/// The machine, which outlives the agents on it.
+pub(super) struct Rig {
+    pub(super) folder: tempfile::TempDir,
+    cluster_id: ClusterId,
+    node_id: NodeId,
+    signer: SigningKey,
+    receipt_key: SigningKey,
+    slots: Vec<LeasedSlot>,
+    journal_bytes: u64,
+    pub(super) life: Life,
+}
+
+/// One life of the agent.
+pub(super) struct Life {
+    pub(super) pipeline: Pipeline,
+    pub(super) sim: SimHost,
+    pub(super) guests: Guests,
+    round: Round,
+    _said: mpsc::Receiver<Message>,
+}
+
+impl Life {
+    pub(super) fn use_round(&mut self, round: Round) {
+        self.round = round;
+    }
+}
+
+/// How a task ended.
+#[derive(Debug)]
+pub(super) struct Ended {
+    pub(super) outcome: Outcome,
+    pub(super) code: String,
+    pub(super) message: String,
+    pub(super) proof: Option<CleanupProof>,
+    pub(super) output: Option<serde_json::Value>,
+    pub(super) phases: Vec<String>,
+}
+
+impl Rig {
+    /// A fresh machine with a running agent, for one task at a time.
+    pub(super) async fn new() -> Self {
+        Self::with_journal(4 << 20).await
+    }
+
+    /// The same with more room for tasks at the same time.
+    pub(super) async fn with_journal(journal_bytes: u64) -> Self {
+        // In memory where that is possible: what is proven here has nothing to do with the speed of a disk.
+        let memory = Path::new("/dev/shm");
+        let folder = if memory.is_dir() { tempfile::tempdir_in(memory) } else { tempfile::tempdir() }.expect("folder");
+        let policy = folder.path().join("policy.toml");
+        gpuaas_host::private_file::write(&policy, PERMISSIVE.as_bytes()).expect("policy");
+        let (cluster_id, node_id) = (ClusterId::generate(), NodeId::generate());
+        let life = start(folder.path(), cluster_id, node_id, journal_bytes).await;
+        life.sim.slow_boot(0).expect("set");
+        let host = Host::Sim(life.sim.clone());
+        let params = slice_topology_discover::Params::default();
+        let network = host.slice_network(&params.ovs_bridge).await;
+        let found = topology::discover(&host.inventory().expect("known"), network, &params);
+        let slots = found.candidate_slots.iter().map(|candidate| {
+            let mut id = [7; 16];
+            id[15] = u8::try_from(candidate.slot_index).expect("small");
+            LeasedSlot { slot_id: SlotId::from_bytes(id), spec: candidate.spec().expect("complete") }
+        });
+        let slots = slots.collect();
+        Self { folder, cluster_id, node_id, signer: signer(), receipt_key: receipt_key(), slots, journal_bytes, life }
+    }
+
+    /// The slots with these indexes.
+    pub(super) fn slots(&self, indexes: &[usize]) -> Vec<LeasedSlot> {
+        indexes.iter().map(|index| self.slots[*index].clone()).collect()
+    }
+
+    pub(super) fn host(&self) -> Host {
+        Host::Sim(self.life.sim.clone())
+    }
+
+    /// The agent dies where it is, without a word.
+    pub(super) async fn kill(&self) {
+        self.life.pipeline.close(Duration::ZERO).await;
+    }
+
+    /// A new life of the agent on the same machine.
+    pub(super) async fn revive(&mut self) {
+        self.life = start(self.folder.path(), self.cluster_id, self.node_id, self.journal_bytes).await;
+    }
+
+    /// The machine goes down and comes up again.
+    pub(super) async fn reboot(&mut self) {
+        self.kill().await;
+        SimHost::reboot(&self.folder.path().join("host")).expect("reboots");
+        self.revive().await;
+    }
+
+    /// Signs a task and gives it to the agent.
+    pub(super) fn give(&self, task: &Task) -> TaskId {
+        let (task_id, bytes) = self.sign(task, task.holder());
+        self.life.pipeline.offer(self.life.round, task_id.to_string(), bytes);
+        task_id
+    }
+
+    /// Signs a task for whomever.
+    pub(super) fn sign(&self, task: &Task, holder: Option<gpuaas_contract::slice::Holder>) -> (TaskId, Vec<u8>) {
+        let (task_id, now) = (TaskId::generate(), Timestamp::now());
+        let payload = envelope::Payload {
+            cluster_id: self.cluster_id,
+            node_id: self.node_id,
+            node_epoch: EPOCH,
+            task_id,
+            task_type: task.task_type().as_str().to_owned(),
+            params: task.params_json(),
+            allocation_id: holder.map(|holder| holder.allocation_id),
+            lease_epoch: holder.map(|holder| holder.lease_epoch),
+            issued_at: now,
+            start_by: now.plus(Duration::from_secs(300)),
+            deadline: now.plus(Duration::from_secs(7200)),
+            correlation_id: CorrelationId::generate(),
+        };
+        (task_id, payload.sign(&self.signer).envelope)
+    }
+
+    pub(super) fn offer(&self, task_id: TaskId, envelope: Vec<u8>) {
+        self.life.pipeline.offer(self.life.round, task_id.to_string(), envelope);
+    }
+
+    /// Waits for the receipt of a task and confirms it.
+    pub(super) async fn receipt(&self, task_id: TaskId, kind: TaskType) -> Ended {
+        let mut changes = self.life.pipeline.receipt_changes();
+        loop {
+            let mut sequence = 0;
+            while let Some((unreported, bytes)) = self.life.pipeline.next_receipt(sequence).await {
+                if unreported.task_id == task_id {
+                    self.life.pipeline.reported(task_id, "");
+                    return self.read(task_id, kind, &bytes);
+                }
+                sequence = unreported.sequence;
+            }
+            changes.changed().await.expect("the pipeline lives");
+        }
+    }
+
+    fn read(&self, task_id: TaskId, kind: TaskType, bytes: &[u8]) -> Ended {
+        let said: receipt::Payload =
+            serde_json::from_slice(&gpuaas_contract::dsse::payload_unverified(bytes).expect("signed")).expect("a receipt");
+        let key = self.receipt_key.verifying_key();
+        let expect = receipt::Expectation {
+            key: &key,
+            cluster_id: self.cluster_id,
+            node_id: self.node_id,
+            node_epoch: EPOCH,
+            task_id,
+            task_type: kind,
+            envelope_digests: &[said.task_digest],
+        };
+        let verified = receipt::verify(bytes, &expect).expect("the control plane believes it");
+        let payload = verified.payload();
+        Ended {
+            outcome: payload.outcome,
+            code: payload.code.clone(),
+            message: payload.message.clone(),
+            proof: verified.cleanup_proof().cloned(),
+            output: payload.output.as_ref().map(|output| serde_json::from_str(output.get()).expect("JSON")),
+            phases: payload.phases.iter().map(|phase| phase.phase.clone()).collect(),
+        }
+    }
+
+    /// Whether the receipt of a task waits to be fetched.
+    pub(super) async fn is_finished(&self, task_id: TaskId) -> bool {
+        let mut sequence = 0;
+        while let Some((unreported, _)) = self.life.pipeline.next_receipt(sequence).await {
+            if unreported.task_id == task_id {
+                return true;
+            }
+            sequence = unreported.sequence;
+        }
+        false
+    }
+
+    /// Gives a task and waits for its end.
+    pub(super) async fn run(&self, task: &Task) -> Ended {
+        let task_id = self.give(task);
+        self.receipt(task_id, task.task_type()).await
+    }
+}
+
+fn signer() -> SigningKey {
+    SigningKey::from_seed(&[11; 32])
+}
+
+fn receipt_key() -> SigningKey {
+    SigningKey::from_seed(&[12; 32])
+}
+
+async fn start(folder: &Path, cluster_id: ClusterId, node_id: NodeId, journal_bytes: u64) -> Life {
+    let root = SigningKey::from_seed(&[13; 32]);
+    let public_key = signer().verifying_key();
+    let entry = Entry { key_id: public_key.id(), public_key, state: KeyState::Active };
+    let document = Document { cluster_id, version: 1, issued_at: Timestamp(1), keys: vec![entry] };
+    let trust = Trust::new(&folder.join("set"), &document.sign(&root), root.verifying_key(), cluster_id).expect("trusted");
+    let (journal, opened) = Journal::open(folder, journal_bytes, Timestamp::now()).expect("journal");
+    let sim = SimHost::open(&folder.join("host"), Profile::H100, "guests").expect("host");
+    let host = Host::Sim(sim.clone());
+    let guests = Guests::new(None);
+    let (outbound, said) = mpsc::channel(1 << 10);
+    let parts = Parts {
+        cluster_id,
+        node_id,
+        node_epoch: EPOCH,
+        receipt_key: receipt_key(),
+        instance_id: AgentInstanceId::generate(),
+        boot_id: host.boot_id(),
+        trust: Arc::new(trust),
+        journal,
+        policy: Policy::load(&folder.join("policy.toml")).expect("policy"),
+        host,
+        guests: guests.clone(),
+        spool: Spool::open(&folder.join("logs"), 8 << 20).expect("spool"),
+        outbound,
+        limits: Limits {
+            max_tasks: 8,
+            journal_bytes,
+            task_timeout: Duration::from_secs(3600),
+            log_drain_timeout: Duration::from_secs(5),
+        },
+    };
+    let pipeline = Pipeline::start(parts, opened).await.expect("starts");
+    Life { round: pipeline.begin_round().1, pipeline, sim, guests, _said: said }
+}
+
+/// A guest on these slots.
+pub(super) fn provision(allocation_id: AllocationId, lease_epoch: u64, slots: Vec<LeasedSlot>) -> Task {
+    Task::SliceVmProvision(slice_vm_provision::Params {
+        allocation_id,
+        lease_epoch,
+        vm_name: "guest-1".parse().expect("a name"),
+        image_path: None,
+        image_url: Some("https://images.example/debian.qcow2".to_owned()),
+        image_sha256: Digest::of(b"debian"),
+        image_format: ImageFormat::Qcow2,
+        image_trusted: false,
+        driver_strategy: DriverStrategy::None,
+        default_username: "debian".parse().expect("a name"),
+        ssh_public_keys: Vec::new(),
+        slots,
+        ovs_bridge: "br-slices".parse().expect("a name"),
+        graceful_timeout_seconds: 30,
+        graphics: false,
+    })
+}
+
+/// The end of it.
+pub(super) fn release(allocation_id: AllocationId, lease_epoch: u64, slots: Vec<LeasedSlot>) -> slice_vm_release::Params {
+    slice_vm_release::Params { allocation_id, lease_epoch, slots, graceful_timeout_seconds: 30, wipe: true, take_over: false }
+}
+
+/// Stop, start or reboot.
+pub(super) fn power(
+    allocation_id: AllocationId,
+    lease_epoch: u64,
+    slots: Vec<LeasedSlot>,
+    action: slice_vm_power::Action,
+) -> Task {
+    Task::SliceVmPower(slice_vm_power::Params { allocation_id, lease_epoch, slots, action, graceful_timeout_seconds: 30 })
+}

@@ -1,0 +1,88 @@
+//! `slice.vm_power`: stops, starts or reboots a guest. Its lease says whether it is meant to run, so a crash in between is made good.
+
+use gpuaas_contract::slice::{Holder, grace};
+use gpuaas_contract::task::slice_vm_power::{Action, Output, Params};
+use gpuaas_host::guests::{DomainState, Lease, Power};
+
+use super::{Context, Failure};
+use crate::guests::cleanup::bind;
+
+pub(super) async fn run(params: &Params, context: &Context) -> Result<Output, Failure> {
+    let _claim = context.guests.claim(&params.slots).await;
+    let leases = held(context, params.holder(), params.slots.len()).await?;
+    let before = context.host.domain_state(params.allocation_id).await?;
+    if before == DomainState::Absent {
+        return Err(Failure::failed("guest_missing", "the hypervisor knows no guest of this allocation".to_owned()));
+    }
+    let (wanted, stop) = match params.action {
+        Action::Stop => (Power::Off, before == DomainState::Running),
+        Action::Start => (Power::On, false),
+        Action::Reboot => (Power::On, before == DomainState::Running),
+    };
+    if context.stop.is_cancelled() {
+        return Err(Failure::stopped());
+    }
+    note(context, &leases, wanted).await?;
+    let hard_stopped = if stop { stop_guest(params, context).await? } else { false };
+    let running = wanted == Power::On;
+    if running && (stop || before == DomainState::Off) {
+        context.phases.enter("start", "starting the guest").await;
+        for function in leases.iter().flat_map(|lease| lease.spec.functions()) {
+            bind(&context.host, function).await?;
+        }
+        context.host.domain_start(params.allocation_id).await?;
+    }
+    let unchanged = !stop && (before == DomainState::Running) == running;
+    Ok(Output { allocation_id: params.allocation_id, running, unchanged, hard_stopped })
+}
+
+/// After a restart of the agent: the guest is brought to what the task wanted. A reboot that may have happened is not done again.
+pub(super) async fn recover(params: &Params, context: &Context) -> Result<Output, Failure> {
+    if !context.still_allowed {
+        return Err(Failure::interrupted("policy_denied", "the host policy does not allow this task any more"));
+    }
+    let action = match params.action {
+        Action::Stop => Action::Stop,
+        Action::Start | Action::Reboot => Action::Start,
+    };
+    run(&Params { action, ..params.clone() }, context).await
+}
+
+/// The leases of the holder: all its slots, or it does not hold them.
+async fn held(context: &Context, holder: Holder, slots: usize) -> Result<Vec<Lease>, Failure> {
+    let leases: Vec<Lease> = context.host.leases().await?.into_iter().filter(|lease| lease.holder() == holder).collect();
+    if leases.len() == slots {
+        return Ok(leases);
+    }
+    let message = format!(
+        "the host holds {} of {slots} slots for {} with number {}",
+        leases.len(),
+        holder.allocation_id,
+        holder.lease_epoch
+    );
+    Err(Failure::failed("lease_missing", message))
+}
+
+async fn note(context: &Context, leases: &[Lease], power: Power) -> Result<(), Failure> {
+    for lease in leases {
+        let lease = Lease { power, boot_id: context.boot_id.clone(), ..lease.clone() };
+        context.host.lease_note(&lease).await?;
+    }
+    Ok(())
+}
+
+async fn stop_guest(params: &Params, context: &Context) -> Result<bool, Failure> {
+    context.phases.enter("stop", "asking the guest to shut down").await;
+    context.host.domain_shutdown(params.allocation_id).await?;
+    let state = tokio::select! {
+        biased;
+        () = context.stop.cancelled() => DomainState::Running,
+        state = context.host.domain_wait_off(params.allocation_id, grace(params.graceful_timeout_seconds)) => state?,
+    };
+    let hard = state == DomainState::Running;
+    if hard {
+        context.log.line("the guest did not shut down in time and is stopped".to_owned()).await;
+        context.host.domain_destroy(params.allocation_id).await?;
+    }
+    Ok(hard)
+}

@@ -1,0 +1,293 @@
+//! `slice.vm_provision`: a guest on leased slots, in 17 phases that are listed here in their order.
+//!
+//! Every phase can be run again: after a restart of the agent the task goes on by running them all, and each finds what it did before. There
+//! is one undo for all of them (`guests/cleanup.rs`), which asks the leases what may have been touched and not the journal what was done:
+//! so it is the same whether a phase failed, the task was cancelled, or the agent was killed between two lines.
+
+mod guest;
+mod host;
+mod image;
+mod seed;
+
+use std::collections::BTreeMap;
+use std::time::Instant;
+
+use gpuaas_contract::receipt::Outcome;
+use gpuaas_contract::task::Output as AnyOutput;
+use gpuaas_contract::task::slice_vm_provision::{
+    Acceleration, GuestTelemetry, Output, PHASES, Params, Performance, Readiness, TelemetrySource,
+};
+use gpuaas_contract::time::Timestamp;
+use gpuaas_host::guests::{DomainState, InstanceFile, Point, Power};
+use gpuaas_host::{Host, HostError};
+
+use super::{Context, Failure, Success};
+use crate::guests::cleanup::Cleanup;
+
+/// Starts of one task before it is given up: a crash that repeats is no accident.
+const MAX_ATTEMPTS: u32 = 3;
+
+/// The phases.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+enum Phase {
+    LeaseAcquire,
+    HostDependencies,
+    HostPassthroughCheck,
+    VfioBindCheck,
+    ImageStatDownload,
+    ImageDigestVerify,
+    CloudInitDir,
+    TerminalKey,
+    GuestTelemetryRegister,
+    CloudInitSeedFiles,
+    CloudLocalds,
+    RuntimeValidate,
+    DhcpReservation,
+    ImageWriteConvert,
+    VirtInstall,
+    Readiness,
+    PerformanceProbe,
+}
+
+impl Phase {
+    /// All of them, in order.
+    const ALL: [Self; 17] = [
+        Self::LeaseAcquire,
+        Self::HostDependencies,
+        Self::HostPassthroughCheck,
+        Self::VfioBindCheck,
+        Self::ImageStatDownload,
+        Self::ImageDigestVerify,
+        Self::CloudInitDir,
+        Self::TerminalKey,
+        Self::GuestTelemetryRegister,
+        Self::CloudInitSeedFiles,
+        Self::CloudLocalds,
+        Self::RuntimeValidate,
+        Self::DhcpReservation,
+        Self::ImageWriteConvert,
+        Self::VirtInstall,
+        Self::Readiness,
+        Self::PerformanceProbe,
+    ];
+
+    /// Its name in receipts.
+    fn name(self) -> &'static str {
+        PHASES[self as usize]
+    }
+
+    /// For those who wait.
+    const fn says(self) -> &'static str {
+        match self {
+            Self::LeaseAcquire => "taking the slots",
+            Self::HostDependencies => "looking for the programs that guests need",
+            Self::HostPassthroughCheck => "checking KVM, IOMMU and VFIO",
+            Self::VfioBindCheck => "binding the devices to vfio-pci",
+            Self::ImageStatDownload => "fetching the image",
+            Self::ImageDigestVerify => "checking the image",
+            Self::CloudInitDir => "making the guest's folder",
+            Self::TerminalKey => "making the guest's keys",
+            Self::GuestTelemetryRegister => "registering the guest's telemetry",
+            Self::CloudInitSeedFiles => "writing the seed",
+            Self::CloudLocalds => "making the seed disk",
+            Self::RuntimeValidate => "checking drive, bridge and memory",
+            Self::DhcpReservation => "reserving the address",
+            Self::ImageWriteConvert => "writing the image to the drive",
+            Self::VirtInstall => "starting the guest",
+            Self::Readiness => "waiting for the guest",
+            Self::PerformanceProbe => "asking the guest what it sees",
+        }
+    }
+
+    async fn run(self, work: &mut Work<'_>) -> Result<(), Failure> {
+        match self {
+            Self::LeaseAcquire => host::lease_acquire(work).await,
+            Self::HostDependencies => host::host_dependencies(work).await,
+            Self::HostPassthroughCheck => host::host_passthrough_check(work).await,
+            Self::VfioBindCheck => host::vfio_bind_check(work).await,
+            Self::ImageStatDownload => image::image_stat_download(work).await,
+            Self::ImageDigestVerify => image::image_digest_verify(work).await,
+            Self::CloudInitDir => seed::cloud_init_dir(work).await,
+            Self::TerminalKey => seed::terminal_key(work).await,
+            Self::GuestTelemetryRegister => seed::guest_telemetry_register(work).await,
+            Self::CloudInitSeedFiles => seed::cloud_init_seed_files(work).await,
+            Self::CloudLocalds => seed::cloud_localds(work).await,
+            Self::RuntimeValidate => host::runtime_validate(work).await,
+            Self::DhcpReservation => guest::dhcp_reservation(work).await,
+            Self::ImageWriteConvert => image::image_write_convert(work).await,
+            Self::VirtInstall => guest::virt_install(work).await,
+            Self::Readiness => guest::readiness(work).await,
+            Self::PerformanceProbe => guest::performance_probe(work).await,
+        }
+    }
+}
+
+/// What the phases know and find out.
+struct Work<'a> {
+    params: &'a Params,
+    context: &'a Context,
+    recovered: bool,
+    acceleration: Acceleration,
+    image_was_cached: bool,
+    /// Size of the disk in the image.
+    disk_bytes: u64,
+    readiness: Readiness,
+    performance: Performance,
+    timings: BTreeMap<String, u64>,
+}
+
+impl Work<'_> {
+    fn host(&self) -> &Host {
+        &self.context.host
+    }
+
+    /// Waits for something that may take long, unless the task is told to stop.
+    async fn unless_stopped<T>(&self, long: impl Future<Output = Result<T, HostError>>) -> Result<T, Failure> {
+        tokio::select! {
+            biased;
+            () = self.context.stop.cancelled() => Err(Failure::stopped()),
+            result = long => Ok(result?),
+        }
+    }
+
+    async fn run_from(&mut self, first: Phase) -> Result<(), Failure> {
+        for phase in Phase::ALL.into_iter().filter(|phase| *phase >= first) {
+            if self.context.stop.is_cancelled() {
+                return Err(Failure::stopped());
+            }
+            let begun = Instant::now();
+            self.host().checkpoint(phase.name(), Point::Begin).await?;
+            self.context.phases.enter(phase.name(), phase.says()).await;
+            self.host().checkpoint(phase.name(), Point::Journaled).await?;
+            phase.run(self).await?;
+            let milliseconds = u64::try_from(begun.elapsed().as_millis()).unwrap_or(u64::MAX);
+            self.timings.insert(format!("{}_ms", phase.name()), milliseconds);
+            self.host().checkpoint(phase.name(), Point::Done).await?;
+        }
+        Ok(())
+    }
+
+    /// Where to begin: a guest that runs already only has to become ready.
+    async fn first_phase(&self) -> Result<Phase, Failure> {
+        if !self.recovered {
+            return Ok(Phase::LeaseAcquire);
+        }
+        let leases = self.host().leases().await?;
+        let mine = leases.iter().filter(|lease| lease.holder() == self.params.holder() && lease.power == Power::On).count();
+        let runs =
+            mine == self.params.slots.len() && self.host().domain_state(self.params.allocation_id).await? == DomainState::Running;
+        Ok(if runs { Phase::Readiness } else { Phase::LeaseAcquire })
+    }
+
+    async fn output(&self) -> Result<Output, Failure> {
+        let params = self.params;
+        let text = |bytes: Option<Vec<u8>>| String::from_utf8_lossy(&bytes.unwrap_or_default()).trim().to_owned();
+        let read = |file| self.host().instance_read(params.allocation_id, file);
+        Ok(Output {
+            allocation_id: params.allocation_id,
+            vm_name: params.vm_name.clone(),
+            default_user: params.default_username.clone(),
+            private_ip: params.private_ip().unwrap_or(std::net::Ipv4Addr::UNSPECIFIED),
+            ssh_port: 22,
+            slot_count: u32::try_from(params.slots.len()).unwrap_or(u32::MAX),
+            acceleration: self.acceleration,
+            image_sha256: params.image_sha256.clone(),
+            image_was_cached: self.image_was_cached,
+            host_key: text(read(InstanceFile::HostKeyPublic).await?),
+            terminal_key: text(read(InstanceFile::TerminalKeyPublic).await?),
+            readiness: self.readiness.clone(),
+            performance: self.performance.clone(),
+            telemetry: self.telemetry(),
+            timings: self.timings.clone(),
+            raw_vnc: false,
+            console_model: "gateway_required".to_owned(),
+            recovered: self.recovered,
+        })
+    }
+
+    fn telemetry(&self) -> GuestTelemetry {
+        let (source, reason) = match self.context.guests.endpoint() {
+            None => (TelemetrySource::HostLocalProbe, "this host has no guest_telemetry_listen"),
+            Some(_) if self.context.guests.has_reported(self.params.allocation_id) => (TelemetrySource::SliceGuest, ""),
+            Some(_) => (TelemetrySource::HostLocalProbe, "the guest has not reported yet"),
+        };
+        GuestTelemetry { source, reason: reason.to_owned() }
+    }
+}
+
+pub(super) async fn run(params: &Params, context: &Context) -> Result<Success, Failure> {
+    go(params, context, false).await
+}
+
+/// After a restart of the agent: goes on if there is time and nobody has changed their mind, and cleans up otherwise.
+pub(super) async fn recover(params: &Params, context: &Context) -> Result<Success, Failure> {
+    let reason = if !context.still_allowed {
+        Some(("policy_denied", "the host policy does not allow this task any more"))
+    } else if Timestamp::now() > context.deadline {
+        Some(("deadline_exceeded", "the agent came back after the task's deadline"))
+    } else if context.attempt > MAX_ATTEMPTS {
+        Some(("agent_restarted", "the agent was restarted again and again while the task ran"))
+    } else {
+        None
+    };
+    let Some((code, message)) = reason else { return go(params, context, true).await };
+    let _claim = context.guests.claim(&params.slots).await;
+    Err(undo(params, context, Failure::interrupted(code, message)).await)
+}
+
+async fn go(params: &Params, context: &Context, recovered: bool) -> Result<Success, Failure> {
+    let _claim = context.guests.claim(&params.slots).await;
+    // Another guest's image must not push this one out between fetching and writing.
+    let _image = context.host.image_hold(&params.image_sha256);
+    let mut work = Work {
+        params,
+        context,
+        recovered,
+        acceleration: Acceleration::Kvm,
+        image_was_cached: recovered,
+        disk_bytes: 0,
+        readiness: Readiness { ssh: false, marker: false, attempts: 0 },
+        performance: Performance::default(),
+        timings: BTreeMap::new(),
+    };
+    let done = async {
+        work.acceleration = host::acceleration(&work).await?;
+        let first = work.first_phase().await?;
+        work.run_from(first).await?;
+        work.output().await
+    };
+    match done.await {
+        Ok(output) => Ok(AnyOutput::SliceVmProvision(output).into()),
+        Err(failure) => Err(undo(params, context, failure).await),
+    }
+}
+
+/// Makes everything gone that the task may have made, and adds the proof to why it failed.
+async fn undo(params: &Params, context: &Context, why: Failure) -> Failure {
+    tracing::warn!(code = why.code, message = why.message, "provisioning did not succeed; undoing it");
+    context.phases.enter("cleanup", "undoing what was done").await;
+    let holder = params.holder();
+    let cleanup = Cleanup {
+        host: &context.host,
+        phases: &context.phases,
+        guests: &context.guests,
+        holder,
+        slots: &params.slots,
+        wipe: true,
+        take_over: false,
+    };
+    let (proof, troubles) = cleanup.run().await;
+    let ours = |lease: &gpuaas_host::guests::Lease| lease.holder() == holder;
+    // Only what is certain counts: a list that cannot be read may hold anything.
+    let still_held = context.host.leases().await.map_or(true, |leases| leases.iter().any(ours));
+    let failure = if still_held {
+        let blockers = proof.blockers(&params.slots, true);
+        let reasons = troubles.iter().map(|trouble| trouble.message.as_str()).chain(blockers.iter().map(|b| b.message.as_str()));
+        let message = format!("{} ({}); not cleaned up: {}", why.message, why.code, reasons.collect::<Vec<_>>().join("; "));
+        let outcome = if why.outcome == Outcome::Interrupted { Outcome::Interrupted } else { Outcome::Failed };
+        Failure { outcome, ..Failure::failed("cleanup_blocked", message) }
+    } else {
+        why
+    };
+    Failure { proof: Some(Box::new(proof)), ..failure }
+}

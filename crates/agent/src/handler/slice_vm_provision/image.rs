@@ -1,0 +1,47 @@
+//! The image: fetched, checked whatever anybody vouches for, and written to the drive of the first slot.
+
+use gpuaas_host::guests::{DriveMark, DriveRef, ImageWanted};
+
+use super::host::note;
+use super::{Failure, Work};
+use crate::guests::cleanup::{Teller, ensure_absent};
+
+pub(super) async fn image_stat_download(work: &mut Work<'_>) -> Result<(), Failure> {
+    let params = work.params;
+    let wanted = ImageWanted {
+        sha256: params.image_sha256.clone(),
+        path: params.image_path.clone(),
+        url: params.image_url.clone(),
+        allowed_prefixes: work.context.rules.image_sources().to_vec(),
+    };
+    let teller = Teller::new(&work.context.phases, "image_stat_download", "fetching the image".to_owned());
+    let tell = |done, all| teller.tell(done, all);
+    // Told to stop, only the waiting stops: the image goes on coming for the next guest.
+    let stored = work.unless_stopped(work.host().image_fetch(&wanted, &tell)).await?;
+    work.image_was_cached = stored.was_cached;
+    Ok(())
+}
+
+pub(super) async fn image_digest_verify(work: &mut Work<'_>) -> Result<(), Failure> {
+    let params = work.params;
+    work.disk_bytes = work.unless_stopped(work.host().image_verify(&params.image_sha256, params.image_format)).await?;
+    Ok(())
+}
+
+pub(super) async fn image_write_convert(work: &mut Work<'_>) -> Result<(), Failure> {
+    let params = work.params;
+    let Some(first) = params.slots.first() else {
+        return Err(Failure::failed("params_invalid", "there is no slot".to_owned()));
+    };
+    // A guest of an earlier life of this task may still be about to start.
+    ensure_absent(work.host(), params.allocation_id).await?;
+    note(work, |lease| lease.drive = DriveMark::Dirty).await?;
+    let teller = Teller::new(&work.context.phases, "image_write_convert", "writing the image to the drive".to_owned());
+    let tell = |done, all| teller.tell(done, all);
+    let image = (&params.image_sha256, params.image_format);
+    let written = work.host().drive_write_image(&DriveRef::of(&first.spec), image, &tell, &work.context.stop).await;
+    if work.context.stop.is_cancelled() {
+        return Err(Failure::stopped());
+    }
+    Ok(written?)
+}

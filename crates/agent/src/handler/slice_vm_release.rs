@@ -1,0 +1,139 @@
+//! `slice.vm_release`: ends a guest and proves that nothing of it is left. What is already gone is released, too.
+
+use std::collections::BTreeMap;
+use std::time::Instant;
+
+use gpuaas_contract::cleanup::NOT_WIPED;
+use gpuaas_contract::slice::grace;
+use gpuaas_contract::task::Output as AnyOutput;
+use gpuaas_contract::task::slice_vm_release::{Output, Params};
+use gpuaas_contract::time::Timestamp;
+use gpuaas_host::guests::{DomainState, DriveMark, GuestMark, Lease, Point, Power};
+
+use super::{Context, Failure, Success};
+use crate::guests::cleanup::Cleanup;
+
+pub(super) async fn run(params: &Params, context: &Context) -> Result<Success, Failure> {
+    let _claim = context.guests.claim(&params.slots).await;
+    let mut timings = BTreeMap::new();
+
+    let begun = begin("lease", context, "holding the slots").await?;
+    let known = hold(params, context).await?;
+    end(&mut timings, "lease", context, begun).await?;
+
+    let begun = begin("shutdown", context, "asking the guest to shut down").await?;
+    let stopped = stop_guest(params, context).await?;
+    end(&mut timings, "shutdown", context, begun).await?;
+
+    let begun = begin("cleanup", context, "resetting devices and wiping drives").await?;
+    let cleanup = Cleanup {
+        host: &context.host,
+        phases: &context.phases,
+        guests: &context.guests,
+        holder: params.holder(),
+        slots: &params.slots,
+        wipe: params.wipe,
+        take_over: params.take_over,
+    };
+    let (proof, troubles) = cleanup.run().await;
+    let blockers = proof.blockers(&params.slots, true);
+    let only_unwiped = blockers.iter().all(|blocker| !params.wipe && blocker.code == NOT_WIPED);
+    if !only_unwiped || !troubles.is_empty() {
+        let reasons = troubles.iter().map(|trouble| trouble.message.as_str()).chain(blockers.iter().map(|b| b.message.as_str()));
+        let message = reasons.collect::<Vec<_>>().join("; ");
+        return Err(Failure { proof: Some(Box::new(proof)), ..Failure::failed("cleanup_blocked", message) });
+    }
+    // Whatever happens now: what is proven stays proven.
+    let proof = Some(Box::new(proof));
+    end(&mut timings, "cleanup", context, begun).await.map_err(|failure| Failure { proof: proof.clone(), ..failure })?;
+    let output = Output {
+        allocation_id: params.allocation_id,
+        already_gone: !known && stopped.was_absent,
+        hard_stopped: stopped.hard,
+        wiped: params.wipe,
+        blockers,
+        timings,
+    };
+    Ok(Success { output: AnyOutput::SliceVmRelease(output), proof })
+}
+
+async fn begin(step: &'static str, context: &Context, message: &str) -> Result<Instant, Failure> {
+    context.host.checkpoint(step, Point::Begin).await?;
+    context.phases.enter(step, message).await;
+    context.host.checkpoint(step, Point::Journaled).await?;
+    Ok(Instant::now())
+}
+
+async fn end(timings: &mut BTreeMap<String, u64>, step: &'static str, context: &Context, begun: Instant) -> Result<(), Failure> {
+    timings.insert(format!("{step}_ms"), u64::try_from(begun.elapsed().as_millis()).unwrap_or(u64::MAX));
+    context.host.checkpoint(step, Point::Done).await?;
+    Ok(())
+}
+
+/// Nobody else may take the slots while they are cleaned. Those without a lease are taken: nothing is known of what is on them, so
+/// everything counts as touched. Returns whether any was held before.
+async fn hold(params: &Params, context: &Context) -> Result<bool, Failure> {
+    let leases = context.host.leases().await?;
+    let mut known = false;
+    for slot in &params.slots {
+        let holder = params.holder();
+        match leases.iter().find(|lease| lease.slot_id == slot.slot_id) {
+            Some(lease) if lease.holder() == holder => known = true,
+            Some(lease) if params.take_over && lease.lease_epoch < holder.lease_epoch => known = true,
+            Some(lease) => {
+                let message = format!("{} is held by {} with number {}", slot.slot_id, lease.allocation_id, lease.lease_epoch);
+                return Err(Failure::failed("slot_leased", message));
+            }
+            None => {
+                let lease = Lease {
+                    slot_id: slot.slot_id,
+                    allocation_id: holder.allocation_id,
+                    lease_epoch: holder.lease_epoch,
+                    task_id: context.task_id,
+                    spec: slot.spec.clone(),
+                    vm_name: String::new(),
+                    taken_at: Timestamp::now(),
+                    boot_id: context.boot_id.clone(),
+                    drive: DriveMark::Dirty,
+                    guest: GuestMark::Given,
+                    power: Power::Off,
+                };
+                context.host.lease_take(&lease, true).await?;
+            }
+        }
+    }
+    Ok(known)
+}
+
+struct Stopped {
+    was_absent: bool,
+    hard: bool,
+}
+
+/// Gives the guest its time to shut down. What is left of it is ended by the cleanup.
+async fn stop_guest(params: &Params, context: &Context) -> Result<Stopped, Failure> {
+    // It is not to be started again, whatever happens from here on.
+    for mut lease in context.host.leases().await?.into_iter().filter(|lease| lease.holder() == params.holder()) {
+        if lease.power != Power::Off {
+            lease.power = Power::Off;
+            context.host.lease_note(&lease).await?;
+        }
+    }
+    let state = context.host.domain_state(params.allocation_id).await?;
+    if state != DomainState::Running {
+        return Ok(Stopped { was_absent: state == DomainState::Absent, hard: false });
+    }
+    context.host.domain_shutdown(params.allocation_id).await?;
+    let state = tokio::select! {
+        biased;
+        // Told to hurry: the guest has no more time.
+        () = context.stop.cancelled() => DomainState::Running,
+        state = context.host.domain_wait_off(params.allocation_id, grace(params.graceful_timeout_seconds)) => state?,
+    };
+    let hard = state == DomainState::Running;
+    if hard {
+        context.log.line("the guest did not shut down in time and is stopped".to_owned()).await;
+        context.host.domain_destroy(params.allocation_id).await?;
+    }
+    Ok(Stopped { was_absent: false, hard })
+}

@@ -1,0 +1,343 @@
+//! `gpuaas slice`.
+
+use std::io::{IsTerminal as _, Read as _, Write as _};
+
+use clap::Subcommand;
+use futures::StreamExt as _;
+use gpuaas_api::dto::{Reason, Slice, SliceConsole, SliceListQuery, SliceOrder, SlicePower, SliceRelease};
+use gpuaas_contract::task::slice_console_read::{MAX_BYTES, MAX_FOLLOW_SECONDS};
+use gpuaas_contract::task::slice_vm_power::Action;
+
+use super::slice_create::{self, CreateArgs};
+use super::{age, moment};
+use crate::exit::{self, Exit};
+use crate::failure::Failure;
+use crate::follow::{self, Waited};
+use crate::output::{Details, Table, View, text};
+use crate::pages::{self, MAX_ITEMS};
+use crate::resolve;
+use crate::session::Session;
+
+/// Slices: guests on slots. A slice is named by its id, a unique beginning of it, or the guest's name if no other slice has the same.
+#[derive(Debug, Subcommand)]
+pub(crate) enum SliceCommand {
+    /// Make a guest on free slots of a node, and wait until it is there.
+    ///
+    /// Live phases are on stderr. On success the guest's address and the command to get in are printed; the exit code is the
+    /// outcome, as with `gpuaas task run --wait`. If it fails, everything is undone and the slots are free again, or
+    /// `gpuaas slice show` says what stands in the way.
+    ///
+    /// Examples:
+    ///   gpuaas slice create rack-1 --slot 0 --name trainer --image-path ubuntu-24.04.img --image-sha256 9f86d0… --ssh-key ~/.ssh/id_ed25519.pub
+    ///   gpuaas slice create rack-1 --slot 0 --slot 1 --name big --image-url https://images.example.com/u.img --image-sha256 9f86d0… --driver cloud-init
+    #[command(verbatim_doc_comment)]
+    Create(Box<CreateArgs>),
+    /// List slices.
+    Ls {
+        /// Only those on this node.
+        #[arg(long)]
+        node: Option<String>,
+        /// Only those with a slot in this state: leased, releasing, needs_wipe, cleanup_blocked.
+        #[arg(long)]
+        state: Option<String>,
+    },
+    /// Show one slice: its guest, its slots and its last tasks.
+    Show {
+        /// The slice.
+        slice: String,
+    },
+    /// End a guest, wipe its drives and give its slots back. Asks first on a terminal.
+    Release {
+        /// The slice.
+        slice: String,
+        /// Leave the drives as they are. The slots wait for a wipe and nobody gets them.
+        #[arg(long)]
+        no_wipe: bool,
+        /// Do not ask.
+        #[arg(short, long)]
+        yes: bool,
+        #[command(flatten)]
+        wait: WaitArgs,
+    },
+    /// Shut a guest down, and stop it if it does not. It keeps its slots, its disk and its address.
+    Stop(PowerArgs),
+    /// Start a guest that was stopped.
+    Start(PowerArgs),
+    /// Stop a guest and start it again.
+    Reboot(PowerArgs),
+    /// Print what a guest wrote to its serial console.
+    Console {
+        /// The slice.
+        slice: String,
+        /// Go on with what comes, for up to an hour or until Ctrl-C.
+        #[arg(short, long)]
+        follow: bool,
+        /// How much of the past.
+        #[arg(long, value_name = "BYTES", default_value_t = 65_536, value_parser = clap::value_parser!(u32).range(0..=i64::from(MAX_BYTES)))]
+        tail: u32,
+    },
+}
+
+/// A slice, and whether to wait.
+#[derive(Debug, clap::Args)]
+pub(crate) struct PowerArgs {
+    /// The slice.
+    slice: String,
+    #[command(flatten)]
+    wait: WaitArgs,
+}
+
+/// Whether to wait.
+#[derive(Debug, clap::Args)]
+pub(crate) struct WaitArgs {
+    /// Return as soon as it is asked for.
+    #[arg(long)]
+    pub(super) no_wait: bool,
+    /// Running the same command again with the same key finds the same task instead of making another.
+    #[arg(long, value_name = "KEY")]
+    pub(super) idempotency_key: Option<String>,
+}
+
+pub(super) async fn run(session: &Session, command: SliceCommand) -> Result<Exit, Failure> {
+    match command {
+        SliceCommand::Create(args) => slice_create::run(session, *args).await,
+        SliceCommand::Ls { node, state } => list(session, node, state).await,
+        SliceCommand::Show { slice } => {
+            let client = session.client()?;
+            let slice = client.slice(&resolve::slice(client, &slice).await?).await?;
+            session.output.print(&slice, view)?;
+            advise(session, &slice);
+            Ok(Exit::Done)
+        }
+        SliceCommand::Release { slice, no_wipe, yes, wait } => release(session, &slice, !no_wipe, yes, &wait).await,
+        SliceCommand::Stop(args) => power(session, args, Action::Stop).await,
+        SliceCommand::Start(args) => power(session, args, Action::Start).await,
+        SliceCommand::Reboot(args) => power(session, args, Action::Reboot).await,
+        SliceCommand::Console { slice, follow, tail } => console(session, &slice, follow, tail).await,
+    }
+}
+
+async fn list(session: &Session, node: Option<String>, state: Option<String>) -> Result<Exit, Failure> {
+    let client = session.client()?;
+    let node = match node {
+        Some(node) => Some(resolve::node(client, &node).await?),
+        None => None,
+    };
+    let filtered = node.is_some() || state.is_some();
+    let fetch = async |after, limit| {
+        client.slices(&SliceListQuery { node: node.clone(), state: state.clone(), after, limit: Some(limit) }).await
+    };
+    let slices = pages::collect(MAX_ITEMS, fetch).await?.items;
+    session.output.print(&slices, |slices: &Vec<Slice>| table(slices))?;
+    if slices.is_empty() {
+        session.output.hint(if filtered {
+            "there are no such slices; `gpuaas slice ls` lists all"
+        } else {
+            "there are no slices yet; `gpuaas slot ls --state available` lists free slots, `gpuaas slice create` uses them"
+        });
+    }
+    Ok(Exit::Done)
+}
+
+async fn release(session: &Session, slice: &str, wipe: bool, yes: bool, wait: &WaitArgs) -> Result<Exit, Failure> {
+    let client = session.client()?;
+    let id = resolve::slice(client, slice).await?;
+    if !yes && std::io::stdin().is_terminal() && std::io::stderr().is_terminal() {
+        let slice = client.slice(&id).await?;
+        let drives = if wipe { "its drives are wiped" } else { "its drives are NOT wiped, so nobody gets its slots" };
+        let name = if slice.vm_name.is_empty() { &id } else { &slice.vm_name };
+        let question = format!("End {name} on {} ({} slots)? The guest goes and {drives}.", slice.node_name, slice.slots.len());
+        if !confirmed(&text::printable(&question))? {
+            let failure = Failure::new(Exit::Refused, "not_confirmed", "nothing was done");
+            return Err(failure.hint("answer `y`, or give --yes"));
+        }
+    }
+    let release = SliceRelease { wipe, graceful_timeout_seconds: None };
+    let order = client.slice_release(&id, &release, wait.idempotency_key.as_deref()).await?;
+    finish(session, order, wait.no_wait).await
+}
+
+/// Asks a person. Only a yes is a yes.
+fn confirmed(question: &str) -> Result<bool, Failure> {
+    let failed = |error: std::io::Error| Failure::internal(format!("cannot ask: {error}"));
+    let mut stderr = std::io::stderr().lock();
+    write!(stderr, "{question} [y/N] ").and_then(|()| stderr.flush()).map_err(failed)?;
+    let mut answer = Vec::new();
+    // Byte by byte up to the end of the line: whatever follows is not ours.
+    for byte in std::io::stdin().lock().take(64).bytes() {
+        match byte.map_err(failed)? {
+            b'\n' => break,
+            byte => answer.push(byte),
+        }
+    }
+    let answer = String::from_utf8_lossy(&answer).trim().to_lowercase();
+    Ok(answer == "y" || answer == "yes")
+}
+
+async fn power(session: &Session, args: PowerArgs, action: Action) -> Result<Exit, Failure> {
+    let client = session.client()?;
+    let id = resolve::slice(client, &args.slice).await?;
+    let power = SlicePower { action, graceful_timeout_seconds: None };
+    let order = client.slice_power(&id, &power, args.wait.idempotency_key.as_deref()).await?;
+    finish(session, order, args.wait.no_wait).await
+}
+
+/// What is left on a slot shall go.
+pub(super) async fn force_cleanup(session: &Session, slot: &str, reason: String, wait: &WaitArgs) -> Result<Exit, Failure> {
+    let client = session.client()?;
+    let id = resolve::slot(client, slot).await?;
+    let order = client.slot_force_cleanup(&id, &Reason { reason }, wait.idempotency_key.as_deref()).await?;
+    finish(session, order, wait.no_wait).await
+}
+
+/// Waits for what was asked for, unless told otherwise, and shows what came of it.
+pub(super) async fn finish(session: &Session, order: SliceOrder, no_wait: bool) -> Result<Exit, Failure> {
+    let client = session.client()?;
+    let (slice, task) = (order.allocation_id.to_string(), order.task.id.to_string());
+    if no_wait {
+        session.output.print(&order, |order| View::Details(order_details(order)))?;
+        session.output.hint(&format!("`gpuaas slice show {slice}` shows how it goes"));
+        return Ok(Exit::Done);
+    }
+    let waited = follow::wait(client, &task, false, None).await?;
+    let ended = match waited {
+        Waited::Ended(task) => *task,
+        Waited::GaveUp => client.task(&task).await?,
+    };
+    let now = client.slice(&slice).await?;
+    let order = SliceOrder { task: ended, slots: now.slots.clone(), ..order };
+    session.output.print(&order, |order| View::Details(order_details(order)))?;
+    if !order.task.ended() {
+        session.output.hint(&format!("it goes on; `gpuaas slice show {slice}` shows how, `gpuaas task cancel {task}` stops it"));
+        return Ok(Exit::Timeout);
+    }
+    advise(session, &now);
+    Ok(exit::of_task(&order.task.state))
+}
+
+fn order_details(order: &SliceOrder) -> Details {
+    let task = &order.task;
+    let output = |name: &str| task.output.as_ref().and_then(|output| output.get(name)).and_then(|value| value.as_str());
+    let address = output("private_ip");
+    let ssh = address.zip(output("default_user")).map(|(address, user)| format!("ssh {user}@{address}"));
+    let slots: Vec<String> = order.slots.iter().map(|slot| format!("{} ({})", slot.spec.slot_index, slot.state)).collect();
+    Details::default()
+        .field("slice", order.allocation_id)
+        .maybe("name", output("vm_name"))
+        .field("node", &task.node_name)
+        .field("slots", if slots.is_empty() { "none: they were given back".to_owned() } else { slots.join(", ") })
+        .maybe("address", address)
+        .maybe("get in", ssh)
+        .field("task", format!("{} ({})", task.id, task.task_type))
+        .field("state", &task.state)
+        .field("code", &task.code)
+        .field("message", &task.message)
+}
+
+/// What to do next with a slice in this state.
+fn advise(session: &Session, slice: &Slice) {
+    let blocked = slice.slots.iter().find(|slot| slot.state == "cleanup_blocked");
+    if let Some(slot) = blocked {
+        let place = format!("{}/{}", slot.node_name, slot.spec.slot_index);
+        session.output.hint(&format!("slot {place} is not proven to be clean: {}", slot.reason));
+        session.output.hint(&format!(
+            "mend that on the host, then `gpuaas slice release {}` tries again; `gpuaas slot force-cleanup {place}` takes it over",
+            slice.allocation_id
+        ));
+    } else if slice.state == "needs_wipe" {
+        session.output.hint(&format!("its drives wait for a wipe: `gpuaas slice release {}` wipes them", slice.allocation_id));
+    }
+}
+
+async fn console(session: &Session, slice: &str, follow: bool, tail: u32) -> Result<Exit, Failure> {
+    let client = session.client()?;
+    let id = resolve::slice(client, slice).await?;
+    let wanted = SliceConsole { tail_bytes: Some(tail), follow_seconds: Some(if follow { MAX_FOLLOW_SECONDS } else { 0 }) };
+    let task = client.slice_console(&id, &wanted).await?.task.id.to_string();
+    let mut lines = std::pin::pin!(follow::logs(client, &task, 0, true));
+    let mut interrupted = std::pin::pin!(tokio::signal::ctrl_c());
+    loop {
+        let line = tokio::select! { biased; _ = &mut interrupted => break, line = lines.next() => line };
+        let Some(line) = line else { break };
+        session.output.print_item(&line?, |line| {
+            let text = text::printable(&line.text);
+            if line.stream == "agent" { format!("agent | {text}") } else { text }
+        })?;
+    }
+    let ended = client.task(&task).await?;
+    if !ended.ended() {
+        // Nobody reads on: the node need not either.
+        client.task_cancel(&task, &Reason { reason: "no longer read".to_owned() }).await?;
+        return Ok(Exit::Done);
+    }
+    if ended.state != "succeeded" {
+        let message = if ended.message.is_empty() { &ended.code } else { &ended.message };
+        let failure = Failure::new(exit::of_task(&ended.state), &ended.code, format!("the console was not read: {message}"));
+        return Err(failure.hint(format!("`gpuaas task show {task}` shows more")));
+    }
+    Ok(Exit::Done)
+}
+
+fn ssh(slice: &Slice) -> Option<String> {
+    let address = slice.private_ip.filter(|_| slice.state == "leased")?;
+    Some(format!("ssh {}@{address}", slice.default_username))
+}
+
+fn view(slice: &Slice) -> View {
+    let tasks: Vec<String> = slice
+        .tasks
+        .iter()
+        .map(|task| {
+            let phase = task.progress.as_ref().map_or(String::new(), |progress| format!(", {}", progress.phase));
+            let code = if task.code.is_empty() || task.code == "ok" { String::new() } else { format!(" ({})", task.code) };
+            format!("{} {} {}{phase}{code}", task.id, task.task_type, task.state)
+        })
+        .collect();
+    let details = Details::default()
+        .field("id", slice.allocation_id)
+        .field("name", &slice.vm_name)
+        .field("node", format!("{} ({})", slice.node_id, slice.node_name))
+        .field("state", &slice.state)
+        .maybe("address", slice.private_ip)
+        .maybe("get in", ssh(slice))
+        .maybe("asked for", slice.created_at.map(moment))
+        .field("tasks", tasks.join("\n"));
+    if slice.slots.is_empty() {
+        return View::Details(details);
+    }
+    let mut table = Table::new(["SLOT", "STATE", "GPU", "DRIVE", "FABRIC", "REASON"]);
+    for slot in &slice.slots {
+        table.row([
+            slot.spec.slot_index.to_string(),
+            super::slot::state(slot),
+            super::slot::gpu(slot),
+            slot.spec.nvme_serial.clone(),
+            super::slot::fabric(slot),
+            slot.reason.clone(),
+        ]);
+    }
+    View::DetailsAndTable(details, table)
+}
+
+fn table(slices: &[Slice]) -> View {
+    if slices.is_empty() {
+        return View::Nothing;
+    }
+    let ids = text::short_ids(&slices.iter().map(|slice| slice.allocation_id.to_string()).collect::<Vec<_>>());
+    let mut table = Table::new(["ID", "NAME", "NODE", "SLOTS", "STATE", "ADDRESS", "LAST TASK", "AGE"]);
+    for (slice, id) in slices.iter().zip(ids) {
+        let slots: Vec<String> = slice.slots.iter().map(|slot| slot.spec.slot_index.to_string()).collect();
+        let last = slice.tasks.first().map_or(String::new(), |task| format!("{} {}", task.task_type, task.state));
+        table.row([
+            id,
+            slice.vm_name.clone(),
+            slice.node_name.clone(),
+            slots.join(","),
+            slice.state.clone(),
+            slice.private_ip.map_or_else(|| "none".to_owned(), |ip| ip.to_string()),
+            last,
+            age(slice.created_at),
+        ]);
+    }
+    View::Table(table)
+}

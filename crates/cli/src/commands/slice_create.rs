@@ -1,0 +1,165 @@
+//! `gpuaas slice create`.
+
+use std::path::{Path, PathBuf};
+
+use gpuaas_api::dto::{DEFAULT_BRIDGE, DEFAULT_USERNAME, SliceCreate, SliceImage, SlotName};
+use gpuaas_contract::Digest;
+use gpuaas_contract::slice::{InterfaceName, SshPublicKey, UserName, VmName};
+use gpuaas_contract::task::slice_vm_provision::{DriverStrategy, ImageFormat};
+
+use super::slice::{self, WaitArgs};
+use crate::exit::Exit;
+use crate::failure::Failure;
+use crate::session::Session;
+use crate::{files, resolve};
+
+/// Largest file of keys.
+const MAX_KEY_FILE: u64 = 256 * 1024;
+
+/// What to make, and where.
+#[derive(Debug, clap::Args)]
+pub(crate) struct CreateArgs {
+    /// The node: its id, a unique beginning of it, or its name.
+    node: String,
+    /// Index of a free slot; may be given several times.
+    #[arg(long = "slot", value_name = "INDEX", required = true)]
+    slots: Vec<u32>,
+    /// The name the guest gives itself: lower-case letters, digits and dashes.
+    #[arg(long)]
+    name: VmName,
+    /// Where the image comes from if the host does not have it; the host's policy must allow it.
+    #[arg(long, value_name = "URL", required_unless_present = "image_path")]
+    image_url: Option<String>,
+    /// An image in the host's image folder, as a path below it.
+    #[arg(long, value_name = "PATH")]
+    image_path: Option<String>,
+    /// SHA-256 of the image. Always checked.
+    #[arg(long, value_name = "HEX", value_parser = digest)]
+    image_sha256: Digest,
+    /// What the image is.
+    #[arg(long, value_name = "FORMAT", value_enum, default_value_t = Format::Qcow2)]
+    image_format: Format,
+    /// File with public SSH keys, one per line, that let the user in; may be given several times.
+    #[arg(long = "ssh-key", value_name = "FILE")]
+    ssh_keys: Vec<PathBuf>,
+    /// The user inside the guest.
+    #[arg(long, default_value = DEFAULT_USERNAME)]
+    user: UserName,
+    /// How the GPU's driver gets into the guest.
+    #[arg(long, value_enum, default_value_t = Driver::None)]
+    driver: Driver,
+    /// The host's Open vSwitch bridge of the guests.
+    #[arg(long, default_value = DEFAULT_BRIDGE)]
+    bridge: InterfaceName,
+    /// Give the guest a virtual screen.
+    #[arg(long)]
+    graphics: bool,
+    #[command(flatten)]
+    wait: WaitArgs,
+}
+
+/// What an image is.
+#[derive(Clone, Copy, Debug, clap::ValueEnum)]
+enum Format {
+    /// qcow2.
+    Qcow2,
+    /// The bytes of a disk.
+    Raw,
+}
+
+/// How the GPU's driver gets into a guest.
+#[derive(Clone, Copy, Debug, clap::ValueEnum)]
+enum Driver {
+    /// Installed at the first boot.
+    CloudInit,
+    /// The image has it.
+    Preinstalled,
+    /// Not at all: the tenant sees to it.
+    None,
+}
+
+fn digest(text: &str) -> Result<Digest, String> {
+    let hex = text.strip_prefix("sha256:").unwrap_or(text).to_lowercase();
+    format!("sha256:{hex}").try_into().map_err(|_| "expected the 64 hex digits that `sha256sum` prints".to_owned())
+}
+
+pub(super) async fn run(session: &Session, args: CreateArgs) -> Result<Exit, Failure> {
+    let mut ssh_public_keys = Vec::new();
+    for file in &args.ssh_keys {
+        ssh_public_keys.extend(keys(file, &files::read(file, MAX_KEY_FILE)?)?);
+    }
+    let client = session.client()?;
+    let create = SliceCreate {
+        node: resolve::node(client, &args.node).await?,
+        slots: args.slots.into_iter().map(SlotName::Index).collect(),
+        vm_name: args.name,
+        image: SliceImage {
+            path: args.image_path,
+            url: args.image_url,
+            sha256: args.image_sha256,
+            format: match args.image_format {
+                Format::Qcow2 => ImageFormat::Qcow2,
+                Format::Raw => ImageFormat::Raw,
+            },
+            trusted: false,
+        },
+        default_username: args.user,
+        ssh_public_keys,
+        driver_strategy: match args.driver {
+            Driver::CloudInit => DriverStrategy::CloudInit,
+            Driver::Preinstalled => DriverStrategy::Preinstalled,
+            Driver::None => DriverStrategy::None,
+        },
+        ovs_bridge: args.bridge,
+        graphics: args.graphics,
+        graceful_timeout_seconds: None,
+    };
+    if create.ssh_public_keys.is_empty() {
+        session.output.warn("no --ssh-key is given: nobody can get into the guest by SSH");
+    }
+    let order = client.slice_create(&create, args.wait.idempotency_key.as_deref()).await?;
+    slice::finish(session, order, args.wait.no_wait).await
+}
+
+/// The keys of a file, a line each; comments are left out.
+fn keys(path: &Path, bytes: &[u8]) -> Result<Vec<SshPublicKey>, Failure> {
+    let name = path.display();
+    let text = String::from_utf8_lossy(bytes);
+    if text.contains("PRIVATE KEY-----") {
+        let message = format!("{name} is a private key, which stays where it is");
+        return Err(Failure::usage("private_key_given", message).hint(format!("give the public one: {name}.pub")));
+    }
+    let lines = text.lines().map(str::trim).filter(|line| !line.is_empty() && !line.starts_with('#'));
+    let keys: Vec<SshPublicKey> = lines
+        .map(|line| line.parse().map_err(|error| Failure::usage("ssh_key_invalid", format!("{name}: {error}"))))
+        .collect::<Result<_, _>>()?;
+    if keys.is_empty() {
+        return Err(Failure::usage("ssh_key_missing", format!("{name} has no key in it")));
+    }
+    Ok(keys)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const KEY: &str = "ssh-ed25519 AAAAC3NzaC1lZDI1NTE5AAAAIJwBQ0Rk5yyC9bmCK1Kf9gvvNQWYF3rPzqeQFZ0sWsWq";
+
+    #[test]
+    fn keys_are_read_line_by_line_and_private_ones_are_left_alone() {
+        let file = format!("# mine\n\n{KEY} me@here\n  {KEY}\n");
+        let read = keys(Path::new("k"), file.as_bytes()).expect("keys");
+        assert_eq!(read.iter().map(SshPublicKey::as_str).collect::<Vec<_>>(), [KEY, KEY], "without comments");
+        let refused = |text: &str| keys(Path::new("k"), text.as_bytes()).expect_err("no key").code;
+        assert_eq!(refused("-----BEGIN OPENSSH PRIVATE KEY-----\nb3Bl\n"), "private_key_given");
+        assert_eq!(refused("# nothing\n"), "ssh_key_missing");
+        assert_eq!(refused("ssh-dss AAAA"), "ssh_key_invalid");
+    }
+
+    #[test]
+    fn a_digest_may_be_written_as_sha256sum_does() {
+        let hex = "AB".repeat(32);
+        assert_eq!(digest(&hex).expect("a digest"), digest(&format!("sha256:{}", hex.to_lowercase())).expect("a digest"));
+        assert!(digest("abc").is_err());
+    }
+}

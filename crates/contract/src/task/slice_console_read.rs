@@ -1,0 +1,60 @@
+//! `slice.console_read`: what a guest wrote to its serial console. The lines go into the task's log, live while the task runs.
+
+use crate::id::AllocationId;
+use crate::slice::Holder;
+
+/// Most bytes of the past in one answer.
+pub const MAX_BYTES: u32 = 1024 * 1024;
+/// Longest time to follow.
+pub const MAX_FOLLOW_SECONDS: u32 = 3600;
+
+/// What to read.
+#[derive(Clone, Debug, PartialEq, Eq, serde::Serialize, serde::Deserialize, schemars::JsonSchema)]
+#[serde(deny_unknown_fields)]
+pub struct Params {
+    /// The allocation; the same as in the envelope.
+    pub allocation_id: AllocationId,
+    /// Its fencing number; the same as in the envelope.
+    pub lease_epoch: u64,
+    /// How much of the past.
+    #[serde(default = "default_bytes")]
+    #[schemars(range(max = MAX_BYTES))]
+    pub tail_bytes: u32,
+    /// How long to go on with what comes.
+    #[serde(default)]
+    #[schemars(range(max = MAX_FOLLOW_SECONDS))]
+    pub follow_seconds: u32,
+}
+
+fn default_bytes() -> u32 {
+    64 * 1024
+}
+
+impl Params {
+    /// Whose it is.
+    pub fn holder(&self) -> Holder {
+        Holder { allocation_id: self.allocation_id, lease_epoch: self.lease_epoch }
+    }
+
+    pub(super) fn check(&self) -> Result<(), String> {
+        if self.tail_bytes > MAX_BYTES {
+            return Err(format!("tail_bytes is {}; at most {MAX_BYTES} is allowed", self.tail_bytes));
+        }
+        if self.follow_seconds > MAX_FOLLOW_SECONDS {
+            return Err(format!("follow_seconds is {}; at most {MAX_FOLLOW_SECONDS} is allowed", self.follow_seconds));
+        }
+        Ok(())
+    }
+}
+
+/// What was read.
+#[derive(Clone, Debug, PartialEq, Eq, serde::Serialize, serde::Deserialize, schemars::JsonSchema)]
+#[serde(deny_unknown_fields)]
+pub struct Output {
+    /// The allocation.
+    pub allocation_id: AllocationId,
+    /// Lines that went into the log.
+    pub lines: u64,
+    /// The host has forgotten what came before.
+    pub truncated: bool,
+}

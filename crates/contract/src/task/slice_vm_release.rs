@@ -1,0 +1,64 @@
+//! `slice.vm_release`: the guest gone, its devices reset, its drive wiped, the leases dropped last, and the proof of it.
+
+use std::collections::BTreeMap;
+
+use super::slice_vm_provision::default_grace;
+use crate::id::AllocationId;
+use crate::slice::{Blocker, Holder, LeasedSlot};
+
+/// What to give back.
+#[derive(Clone, Debug, PartialEq, Eq, serde::Serialize, serde::Deserialize, schemars::JsonSchema)]
+#[serde(deny_unknown_fields)]
+pub struct Params {
+    /// The allocation; the same as in the envelope.
+    pub allocation_id: AllocationId,
+    /// Its fencing number; the same as in the envelope.
+    pub lease_epoch: u64,
+    /// The slots.
+    pub slots: Vec<LeasedSlot>,
+    /// How long the guest may take to shut down, brought into 30 to 900 s.
+    #[serde(default = "default_grace")]
+    pub graceful_timeout_seconds: u32,
+    /// Wipe the drives. Without it the slots wait for a wipe.
+    #[serde(default = "yes")]
+    pub wipe: bool,
+    /// Clean up whatever an earlier allocation left on these slots: its lease has a lower number than this one.
+    #[serde(default)]
+    pub take_over: bool,
+}
+
+fn yes() -> bool {
+    true
+}
+
+impl Params {
+    /// Whose it is.
+    pub fn holder(&self) -> Holder {
+        Holder { allocation_id: self.allocation_id, lease_epoch: self.lease_epoch }
+    }
+
+    pub(super) fn check(&self) -> Result<(), String> {
+        if self.lease_epoch == 0 {
+            return Err("lease_epoch counts from 1".to_owned());
+        }
+        LeasedSlot::check_all(&self.slots)
+    }
+}
+
+/// What happened.
+#[derive(Clone, Debug, PartialEq, Eq, serde::Serialize, serde::Deserialize, schemars::JsonSchema)]
+#[serde(deny_unknown_fields)]
+pub struct Output {
+    /// The allocation.
+    pub allocation_id: AllocationId,
+    /// There was nothing left to release.
+    pub already_gone: bool,
+    /// The guest did not shut down in time and was stopped.
+    pub hard_stopped: bool,
+    /// The drives were wiped.
+    pub wiped: bool,
+    /// What keeps the slots from being used again: at most that their drives wait for a wipe.
+    pub blockers: Vec<Blocker>,
+    /// `<step>_ms`.
+    pub timings: BTreeMap<String, u64>,
+}

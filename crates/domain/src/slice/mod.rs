@@ -1,0 +1,383 @@
+//! Slices: guests on slots. What is asked for becomes a task and changes of the slots, in one decision; what the task's end means for
+//! the slots is in [`settle`].
+//!
+//! Every order names its allocation and a fencing number, the slots' `lease_epoch`. The number grows whenever slots get another holder or
+//! an operator takes them over, so that the node can tell a late order of an earlier one.
+
+mod settle;
+
+use std::time::Duration;
+
+use gpuaas_contract::Digest;
+use gpuaas_contract::id::{AllocationId, SlotId, TaskId};
+use gpuaas_contract::slice::{Holder, InterfaceName, LeasedSlot, MAX_SLOTS, SshPublicKey, UserName, VmName};
+use gpuaas_contract::task::slice_vm_power::Action;
+use gpuaas_contract::task::slice_vm_provision::{DriverStrategy, ImageFormat};
+use gpuaas_contract::task::{Task, TaskType, slice_console_read, slice_vm_power, slice_vm_provision, slice_vm_release};
+use serde_json::json;
+
+pub use settle::{Ending, How, settle};
+
+use crate::decision::{Context, Decision};
+use crate::node::{MAX_REASON, Node};
+use crate::refusal::Refusal;
+use crate::slot::{Slot, SlotState, Step, in_use, moved};
+use crate::task::{TaskRecord, TaskState};
+
+/// How long making a guest may take: a large image over a slow line, and a driver that is built at the first boot.
+pub const PROVISION_TIMEOUT: Duration = Duration::from_secs(2 * 3600);
+/// How long a release may take: a drive that can only be wiped by writing it all.
+pub const RELEASE_TIMEOUT: Duration = Duration::from_secs(6 * 3600);
+/// How long stopping and starting may take.
+pub const POWER_TIMEOUT: Duration = Duration::from_secs(1800);
+/// What reading a console takes besides the time it is followed.
+const CONSOLE_EXTRA: Duration = Duration::from_secs(120);
+
+/// A wanted guest.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct NewSlice {
+    /// The name it gives itself.
+    pub vm_name: VmName,
+    /// A file in the host's image folder.
+    pub image_path: Option<String>,
+    /// Where the image comes from otherwise.
+    pub image_url: Option<String>,
+    /// Digest of the image.
+    pub image_sha256: Digest,
+    /// What it is said to be.
+    pub image_format: ImageFormat,
+    /// The operator vouches for it.
+    pub image_trusted: bool,
+    /// How the GPU's driver gets into it.
+    pub driver_strategy: DriverStrategy,
+    /// Its user.
+    pub default_username: UserName,
+    /// That user's keys.
+    pub ssh_public_keys: Vec<SshPublicKey>,
+    /// The bridge it is on.
+    pub ovs_bridge: InterfaceName,
+    /// How long it may take to shut down.
+    pub graceful_timeout_seconds: u32,
+    /// A virtual screen.
+    pub graphics: bool,
+}
+
+impl NewSlice {
+    fn params(&self, holder: Holder, slots: Vec<LeasedSlot>) -> slice_vm_provision::Params {
+        let wish = self.clone();
+        slice_vm_provision::Params {
+            allocation_id: holder.allocation_id,
+            lease_epoch: holder.lease_epoch,
+            vm_name: wish.vm_name,
+            image_path: wish.image_path,
+            image_url: wish.image_url,
+            image_sha256: wish.image_sha256,
+            image_format: wish.image_format,
+            image_trusted: wish.image_trusted,
+            driver_strategy: wish.driver_strategy,
+            default_username: wish.default_username,
+            ssh_public_keys: wish.ssh_public_keys,
+            slots,
+            ovs_bridge: wish.ovs_bridge,
+            graceful_timeout_seconds: wish.graceful_timeout_seconds,
+            graphics: wish.graphics,
+        }
+    }
+
+    /// Whether an earlier order asked for the same guest on the same slots.
+    pub fn is_that_of(&self, earlier: &slice_vm_provision::Params, slots: &[SlotId]) -> bool {
+        let sorted = |mut ids: Vec<SlotId>| {
+            ids.sort_unstable();
+            ids
+        };
+        let theirs = earlier.slots.iter().map(|slot| slot.slot_id).collect();
+        sorted(theirs) == sorted(slots.to_vec()) && self.params(earlier.holder(), earlier.slots.clone()) == *earlier
+    }
+}
+
+/// Slots that go together, and the tasks whose ends decide about them.
+#[derive(Clone, Copy, Debug)]
+pub struct Held<'a> {
+    /// The slots of one allocation.
+    pub slots: &'a [Slot],
+    /// Their [`Slot::lease_task`]s.
+    pub tasks: &'a [TaskRecord],
+}
+
+impl<'a> Held<'a> {
+    /// The allocation and its number, if all slots agree on them.
+    fn holder(&self) -> Result<Holder, Refusal> {
+        let nobody = || Refusal::not_found("slice_unknown", "no slot belongs to this slice; `gpuaas slice ls` lists slices");
+        let first = self.slots.first().ok_or_else(nobody)?;
+        let allocation_id = first.allocation_id.ok_or_else(nobody)?;
+        let same = |slot: &Slot| {
+            (slot.node_id, slot.allocation_id, slot.lease_epoch) == (first.node_id, Some(allocation_id), first.lease_epoch)
+        };
+        if self.slots.iter().all(same) {
+            return Ok(Holder { allocation_id, lease_epoch: first.lease_epoch });
+        }
+        let message = "the slots of this slice are not under one lease; clean each of them up with `gpuaas slot force-cleanup`";
+        Err(Refusal::conflict("leases_differ", message))
+    }
+
+    fn task_of(&self, slot: &Slot) -> Option<&'a TaskRecord> {
+        self.tasks.iter().find(|task| Some(task.id) == slot.lease_task)
+    }
+
+    /// Nothing that decides about the slots is under way.
+    fn check_idle(&self) -> Result<(), Refusal> {
+        let open = self.slots.iter().filter_map(|slot| self.task_of(slot)).find(|task| !task.state.ended());
+        let Some(task) = open else { return Ok(()) };
+        let message = format!("{} ({}) is {}; wait for its end or cancel it", task.id, task.task_type, task.state.as_str());
+        Err(Refusal::conflict("slice_busy", message))
+    }
+}
+
+/// A task to make, and what becomes of its slots in the same commit.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Order {
+    /// The task.
+    pub task: Task,
+    /// The slots as they are afterwards.
+    pub slots: Vec<Slot>,
+    /// What is written besides the task.
+    pub decision: Decision,
+}
+
+impl Order {
+    /// How long its task may run.
+    pub fn timeout(&self) -> Duration {
+        match &self.task {
+            Task::SliceVmProvision(_) => PROVISION_TIMEOUT,
+            Task::SliceVmRelease(_) => RELEASE_TIMEOUT,
+            Task::SliceVmPower(_) => POWER_TIMEOUT,
+            Task::SliceConsoleRead(params) => CONSOLE_EXTRA + Duration::from_secs(params.follow_seconds.into()),
+            Task::DiagPing(_) | Task::DiagHealthProbe(_) | Task::PackageList(_) | Task::SliceTopologyDiscover(_) => {
+                crate::task::DEFAULT_TIMEOUT
+            }
+        }
+    }
+}
+
+/// Refuses to make a task by hand that acts on slots: it comes out of the books only, together with what becomes of the slots.
+pub fn check_by_hand(kind: TaskType) -> Result<(), Refusal> {
+    let instead = match kind {
+        TaskType::DiagPing | TaskType::DiagHealthProbe | TaskType::PackageList | TaskType::SliceTopologyDiscover => return Ok(()),
+        TaskType::SliceVmProvision => "gpuaas slice create",
+        TaskType::SliceVmRelease => "gpuaas slice release",
+        TaskType::SliceVmPower => "gpuaas slice stop`, `start` or `reboot",
+        TaskType::SliceConsoleRead => "gpuaas slice console",
+    };
+    let message = format!("{kind} acts on the slots of a slice and is not run by hand; use `{instead}`");
+    Err(Refusal::invalid("task_needs_lease", message))
+}
+
+/// A guest on free slots of one node: they are leased under a new number, and the node is told to make it.
+///
+/// `ids` are those of the new allocation and of its task.
+pub fn provision(
+    node: &Node,
+    slots: &[Slot],
+    wish: &NewSlice,
+    ids: (AllocationId, TaskId),
+    seal: impl Fn(&Slot) -> String,
+    context: &Context,
+) -> Result<Order, Refusal> {
+    let (allocation_id, task_id) = ids;
+    if slots.is_empty() || slots.len() > MAX_SLOTS {
+        let message = format!("a slice has 1 to {MAX_SLOTS} slots; {} are given", slots.len());
+        return Err(Refusal::invalid("slots_invalid", message));
+    }
+    for slot in slots {
+        if slot.node_id != node.id {
+            let message = format!("slot {} is on another node; all slots of a slice are on one", slot.id);
+            return Err(Refusal::invalid("slot_of_another_node", message));
+        }
+        if slot.state != SlotState::Available || slot.quarantine.is_some() || slot.allocation_id.is_some() {
+            return Err(not_available(slot));
+        }
+    }
+    let lease_epoch = next_epoch(slots)?;
+    let mut slots = slots.to_vec();
+    slots.sort_by_key(|slot| slot.spec.slot_index);
+    let leased = slots.iter().map(Slot::leased).collect();
+    let task = checked(Task::SliceVmProvision(wish.params(Holder { allocation_id, lease_epoch }, leased)))?;
+    let next = |slot: &Slot| Slot {
+        state: SlotState::Leased,
+        allocation_id: Some(allocation_id),
+        lease_epoch,
+        lease_task: Some(task_id),
+        reason: String::new(),
+        drive_used: false,
+        devices_used: false,
+        ..slot.clone()
+    };
+    Ok(ordered(task, &slots, next, &Step::LEASED, json!({ "task_id": task_id }), &seal, context))
+}
+
+/// Gives the slots of an allocation back: the guest goes, its devices are reset and its drives wiped, and the node proves it.
+pub fn release(
+    held: Held<'_>,
+    wipe: bool,
+    graceful_timeout_seconds: u32,
+    task_id: TaskId,
+    seal: impl Fn(&Slot) -> String,
+    context: &Context,
+) -> Result<Order, Refusal> {
+    let Holder { allocation_id, lease_epoch } = held.holder()?;
+    held.check_idle()?;
+    if let Some(slot) = held.slots.iter().find(|slot| slot.state.is_clean()) {
+        return Err(clean_already(slot));
+    }
+    let task = checked(Task::SliceVmRelease(slice_vm_release::Params {
+        allocation_id,
+        lease_epoch,
+        slots: in_order(held.slots),
+        graceful_timeout_seconds,
+        wipe,
+        take_over: false,
+    }))?;
+    let next =
+        |slot: &Slot| Slot { state: SlotState::Releasing, lease_task: Some(task_id), reason: String::new(), ..slot.clone() };
+    Ok(ordered(task, held.slots, next, &Step::RELEASING, json!({ "task_id": task_id, "wipe": wipe }), &seal, context))
+}
+
+/// An operator's word that what is left of an allocation shall go, whoever the node thinks has the slots: a release under a new number
+/// that takes over every earlier lease and wipes the drives. It frees nothing by itself; only the node's complete proof does.
+///
+/// `held` are all slots that belong together with the one that was named: the guest is one, so they are cleaned up together.
+/// `ids` are an allocation for slots that have none, and the task.
+pub fn force_cleanup(
+    held: Held<'_>,
+    reason: &str,
+    ids: (AllocationId, TaskId),
+    seal: impl Fn(&Slot) -> String,
+    context: &Context,
+) -> Result<Order, Refusal> {
+    let (new_allocation, task_id) = ids;
+    if reason.len() > MAX_REASON {
+        return Err(Refusal::invalid("reason_too_long", format!("the reason may have at most {MAX_REASON} bytes")));
+    }
+    let Some(first) = held.slots.first() else {
+        return Err(Refusal::not_found("slot_unknown", "there is no such slot; `gpuaas slot ls` lists them"));
+    };
+    held.check_idle()?;
+    for slot in held.slots {
+        match slot.state {
+            SlotState::CleanupBlocked | SlotState::NeedsWipe => {}
+            SlotState::Leased | SlotState::Releasing => {
+                if held.task_of(slot).is_some_and(|task| task.state == TaskState::Succeeded) {
+                    return Err(in_use(slot));
+                }
+            }
+            SlotState::Available | SlotState::Quarantined | SlotState::Withdrawn => return Err(clean_already(slot)),
+        }
+    }
+    let allocation_id = first.allocation_id.unwrap_or(new_allocation);
+    let lease_epoch = next_epoch(held.slots)?;
+    let task = checked(Task::SliceVmRelease(slice_vm_release::Params {
+        allocation_id,
+        lease_epoch,
+        slots: in_order(held.slots),
+        graceful_timeout_seconds: 0,
+        wipe: true,
+        take_over: true,
+    }))?;
+    let next = |slot: &Slot| Slot {
+        state: SlotState::Releasing,
+        allocation_id: Some(allocation_id),
+        lease_epoch,
+        lease_task: Some(task_id),
+        reason: String::new(),
+        ..slot.clone()
+    };
+    let more = json!({ "task_id": task_id, "reason": reason });
+    Ok(ordered(task, held.slots, next, &Step::TAKEN_OVER, more, &seal, context))
+}
+
+/// Stops, starts or reboots a guest that is there.
+pub fn power(held: Held<'_>, action: Action, graceful_timeout_seconds: u32) -> Result<Order, Refusal> {
+    let Holder { allocation_id, lease_epoch } = held.holder()?;
+    held.check_idle()?;
+    let ready = |slot: &Slot| {
+        let made = held.task_of(slot).is_some_and(|task| task.state == TaskState::Succeeded);
+        slot.state == SlotState::Leased && made
+    };
+    if let Some(slot) = held.slots.iter().find(|slot| !ready(slot)) {
+        let message =
+            format!("slot {} of this slice is {}; there is no guest to {}", slot.id, slot.state.as_str(), action.as_str());
+        return Err(Refusal::conflict("slice_not_running", message));
+    }
+    let task = checked(Task::SliceVmPower(slice_vm_power::Params {
+        allocation_id,
+        lease_epoch,
+        slots: in_order(held.slots),
+        action,
+        graceful_timeout_seconds,
+    }))?;
+    Ok(Order { task, slots: held.slots.to_vec(), decision: Decision::default() })
+}
+
+/// Reads a guest's serial console, also while it is being made or given back.
+pub fn console(held: Held<'_>, tail_bytes: u32, follow_seconds: u32) -> Result<Order, Refusal> {
+    let Holder { allocation_id, lease_epoch } = held.holder()?;
+    let params = slice_console_read::Params { allocation_id, lease_epoch, tail_bytes, follow_seconds };
+    let task = checked(Task::SliceConsoleRead(params))?;
+    Ok(Order { task, slots: held.slots.to_vec(), decision: Decision::default() })
+}
+
+/// The node would refuse what does not parse; the caller is told now.
+fn checked(task: Task) -> Result<Task, Refusal> {
+    match Task::parse(task.task_type(), task.params_json().get()) {
+        Ok(_) => Ok(task),
+        Err(error) => Err(Refusal::invalid("params_invalid", error.to_string())),
+    }
+}
+
+fn ordered(
+    task: Task,
+    slots: &[Slot],
+    next: impl Fn(&Slot) -> Slot,
+    step: &Step,
+    more: serde_json::Value,
+    seal: &impl Fn(&Slot) -> String,
+    context: &Context,
+) -> Order {
+    let mut order = Order { task, slots: Vec::new(), decision: Decision::default() };
+    for slot in slots {
+        let (after, decision) = moved(slot, next(slot), step, more.clone(), seal, context);
+        order.slots.push(after);
+        order.decision = order.decision.and(decision);
+    }
+    order
+}
+
+fn in_order(slots: &[Slot]) -> Vec<LeasedSlot> {
+    let mut slots: Vec<&Slot> = slots.iter().collect();
+    slots.sort_by_key(|slot| slot.spec.slot_index);
+    slots.into_iter().map(Slot::leased).collect()
+}
+
+/// A number higher than any that was given out for these slots.
+fn next_epoch(slots: &[Slot]) -> Result<u64, Refusal> {
+    let highest = slots.iter().map(|slot| slot.lease_epoch).max().unwrap_or(0);
+    // The stores keep numbers with a sign.
+    let next = highest.checked_add(1).filter(|next| i64::try_from(*next).is_ok());
+    next.ok_or_else(|| Refusal::conflict("lease_epochs_used_up", "the slots' lease numbers are used up"))
+}
+
+fn not_available(slot: &Slot) -> Refusal {
+    let why = if slot.reason.is_empty() { String::new() } else { format!(" ({})", slot.reason) };
+    let message = format!(
+        "slot {} ({}) is {}{why}; `gpuaas slot ls --state available` lists free ones",
+        slot.spec.slot_index,
+        slot.id,
+        slot.state.as_str()
+    );
+    Refusal::conflict("slot_not_available", message)
+}
+
+fn clean_already(slot: &Slot) -> Refusal {
+    let message = format!("slot {} ({}) is {}; there is nothing to clean up", slot.spec.slot_index, slot.id, slot.state.as_str());
+    Refusal::conflict("slot_clean", message)
+}

@@ -1,0 +1,198 @@
+//! What the end of a task means for the slots it worked on.
+
+use gpuaas_contract::cleanup::{CleanupProof, NOT_WIPED, Reset, SlotProof, WipeMethod, WipeStatus};
+use gpuaas_contract::receipt::Outcome;
+use gpuaas_contract::slice::{Blocker, Holder};
+use gpuaas_contract::task::{Task, TaskType};
+use serde_json::json;
+
+use crate::decision::{Context, Decision};
+use crate::slot::{Slot, SlotState, Step, freed, moved};
+use crate::task::TaskRecord;
+
+/// Longest reason that is kept of a slot.
+const MAX_REASON: usize = 1000;
+
+/// A task that decides about slots, at its end.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Ending {
+    /// The task, as it is written.
+    pub task: TaskRecord,
+    /// How it ended.
+    pub how: How,
+}
+
+/// What is known of whether and how a task ran.
+#[derive(Clone, Debug, PartialEq)]
+pub enum How {
+    /// No node has it or will ever have it.
+    NeverRan,
+    /// A node may have run it, or run it still.
+    MayHaveRan,
+    /// The node says how.
+    Receipt {
+        /// How it ended.
+        outcome: Outcome,
+        /// Whether it was ever started.
+        started: bool,
+        /// What it proves to be clean.
+        proof: Option<CleanupProof>,
+    },
+}
+
+/// Where a slot goes.
+enum Next {
+    /// To its tenant.
+    Leased,
+    /// Back into the pool.
+    Free,
+    /// It waits for a wipe.
+    NeedsWipe(String),
+    /// Nobody may have it.
+    Blocked(String),
+}
+
+/// What the end of a task means for its slots: those whose [`Slot::lease_task`] it is. Others have gone on without it, under another task
+/// or another number, and nothing that comes late from it touches them.
+///
+/// `genuine` says whether the control plane itself made the task's row; of another nothing is believed.
+pub fn settle(slots: &[Slot], ending: &Ending, genuine: bool, seal: impl Fn(&Slot) -> String, context: &Context) -> Decision {
+    let task = &ending.task;
+    let mut decision = Decision::default();
+    for slot in slots.iter().filter(|slot| slot.lease_task == Some(task.id) && slot.node_id == task.node_id) {
+        let Some((next, step)) = settled(slot, ending, genuine) else { continue };
+        if next == *slot {
+            continue;
+        }
+        let more = json!({ "task_id": task.id, "outcome": task.state.as_str(), "reason": next.reason });
+        decision = decision.and(moved(slot, next, &step, more, &seal, context).1);
+    }
+    decision
+}
+
+fn settled(slot: &Slot, ending: &Ending, genuine: bool) -> Option<(Slot, Step)> {
+    let slot = &match slot.state {
+        SlotState::Leased | SlotState::Releasing | SlotState::CleanupBlocked | SlotState::NeedsWipe => slot.clone(),
+        // The books said that it never ran, and the slot is free since. If the node says otherwise after all, the slot is no longer free.
+        SlotState::Available | SlotState::Quarantined => contradicted(slot, ending)?,
+        SlotState::Withdrawn => return None,
+    };
+    let proof = ending.how.proof_of(slot);
+    let next =
+        if genuine { next(slot, ending, proof.as_ref()) } else { Next::Blocked("the row of its task was changed".to_owned()) };
+    let known = match (genuine, &proof) {
+        (true, Some(Ok((_, proof)))) => learned(slot, proof),
+        (_, _) => slot.clone(),
+    };
+    let with = |state, reason: &str| Slot { state, reason: clipped(reason), ..known.clone() };
+    Some(match next {
+        Next::Free => (freed(slot), Step::FREED),
+        Next::Leased => (Slot { drive_used: true, devices_used: true, ..with(SlotState::Leased, "") }, Step::IN_USE),
+        Next::NeedsWipe(reason) => (with(SlotState::NeedsWipe, &reason), Step::NEEDS_WIPE),
+        Next::Blocked(reason) => (with(SlotState::CleanupBlocked, &reason), Step::BLOCKED),
+    })
+}
+
+/// A free slot as it was under the lease of this task, if it has not been given away since and the node says that the task ran.
+fn contradicted(slot: &Slot, ending: &Ending) -> Option<Slot> {
+    let Holder { allocation_id, lease_epoch } = Task::parse(ending.task.task_type, &ending.task.params).ok()?.holder()?;
+    if ending.task.task_type != TaskType::SliceVmProvision || lease_epoch != slot.lease_epoch {
+        return None;
+    }
+    let leased = Slot { allocation_id: Some(allocation_id), ..slot.clone() };
+    match next(&leased, ending, ending.how.proof_of(&leased).as_ref()) {
+        Next::Free => None,
+        Next::Leased | Next::NeedsWipe(_) | Next::Blocked(_) => Some(leased),
+    }
+}
+
+/// A proof that speaks of this slot under its own lease, or why there is none.
+type Spoken<'a> = Result<(&'a CleanupProof, &'a SlotProof), String>;
+
+impl How {
+    /// What the receipt proves of a slot, if there is a receipt.
+    fn proof_of(&self, slot: &Slot) -> Option<Spoken<'_>> {
+        let Self::Receipt { proof, .. } = self else { return None };
+        let Some(proof) = proof else { return Some(Err("the node gave no proof of cleanup".to_owned())) };
+        if Some(proof.allocation_id) != slot.allocation_id || proof.lease_epoch != slot.lease_epoch {
+            return Some(Err("the node's proof of cleanup speaks of another lease".to_owned()));
+        }
+        let of_slot: Vec<&SlotProof> = proof.slots.iter().filter(|of| of.slot_id == slot.id).collect();
+        Some(match of_slot.as_slice() {
+            [one] => Ok((proof, one)),
+            [] => Err(format!("the node's proof of cleanup does not speak of {}", slot.id)),
+            _ => Err(format!("the node's proof of cleanup speaks of {} more than once", slot.id)),
+        })
+    }
+}
+
+fn next(slot: &Slot, ending: &Ending, proof: Option<&Spoken<'_>>) -> Next {
+    let Ending { task, how } = ending;
+    let provision = task.task_type == TaskType::SliceVmProvision;
+    let outcome = match how {
+        // It was clean before, and nothing happened since.
+        How::NeverRan if provision => return Next::Free,
+        How::NeverRan => return Next::Blocked(format!("the release did not run: {}", because(task))),
+        How::MayHaveRan => return Next::Blocked(format!("{} was lost: {}", task.task_type, because(task))),
+        How::Receipt { outcome: Outcome::Refused, .. } if provision => return Next::Free,
+        How::Receipt { outcome: Outcome::Cancelled, started: false, .. } if provision => return Next::Free,
+        How::Receipt { outcome: Outcome::Succeeded, .. } if provision => return Next::Leased,
+        How::Receipt { outcome, .. } => *outcome,
+    };
+    let blockers = match proof {
+        Some(Ok((proof, of_slot))) => blockers(slot, proof, of_slot),
+        Some(Err(why)) => return Next::Blocked(format!("{why}; {}", because(task))),
+        None => return Next::Blocked(because(task)),
+    };
+    let reason = blockers.iter().map(|blocker| blocker.message.as_str()).collect::<Vec<_>>().join("; ");
+    if blockers.is_empty() {
+        Next::Free
+    } else if !provision && outcome == Outcome::Succeeded && blockers.iter().all(|blocker| blocker.code == NOT_WIPED) {
+        Next::NeedsWipe(reason)
+    } else {
+        Next::Blocked(reason)
+    }
+}
+
+/// What is not proven, or cannot be as the node says.
+fn blockers(slot: &Slot, proof: &CleanupProof, of_slot: &SlotProof) -> Vec<Blocker> {
+    let mut blockers = proof.common_blockers();
+    blockers.extend(proof.slot_blockers(&slot.leased(), true));
+    if slot.drive_used && of_slot.drive.method == WipeMethod::Untouched {
+        let message = format!("drive {} was in use, and the node says that it was not", slot.spec.nvme_serial);
+        blockers.push(Blocker::new("drive_not_clean", message));
+    }
+    let not_reset = of_slot.functions.iter().find(|function| function.reset == Reset::NotNeeded);
+    if let Some(function) = not_reset.filter(|_| slot.devices_used) {
+        let message = format!("{} was in a guest's hands, and the node says that it was not", function.address);
+        blockers.push(Blocker::new("function_not_reset", message));
+    }
+    blockers
+}
+
+/// The slot with what its node has said of it, for the next proof.
+fn learned(slot: &Slot, proof: &SlotProof) -> Slot {
+    let wiped =
+        proof.drive.serial == slot.spec.nvme_serial && proof.drive.is_clean() && proof.drive.method != WipeMethod::Untouched;
+    let skipped = proof.drive.status == WipeStatus::Skipped;
+    let reset = |address| {
+        let companion = slot.spec.companions.contains(address);
+        proof
+            .functions
+            .iter()
+            .any(|of| of.address == *address && (of.reset == Reset::Done || (companion && of.reset == Reset::WithDevice)))
+    };
+    Slot {
+        drive_used: !wiped && (slot.drive_used || skipped),
+        devices_used: slot.devices_used && !slot.spec.functions().all(reset),
+        ..slot.clone()
+    }
+}
+
+fn because(task: &TaskRecord) -> String {
+    if task.message.is_empty() { task.code.clone() } else { format!("{} ({})", task.message, task.code) }
+}
+
+fn clipped(text: &str) -> String {
+    if text.chars().count() <= MAX_REASON { text.to_owned() } else { text.chars().take(MAX_REASON).chain(['…']).collect() }
+}

@@ -1,0 +1,267 @@
+//! Slots: made by an operator's approval of what a node found on itself, and never by the node.
+//!
+//! A slot is in one of three conditions. It is clean (available, quarantined or withdrawn) and belongs to nobody; or an allocation has it
+//! (leased, releasing); or it is dirty (`cleanup_blocked`, `needs_wipe`). It becomes clean again only by a node's complete proof, or
+//! where the control plane can prove that nothing ever ran on it: see [`crate::slice::settle`].
+
+mod approve;
+
+use gpuaas_contract::id::{AllocationId, NodeId, SlotId, TaskId};
+use gpuaas_contract::slice::{LeasedSlot, SlotSpec};
+use gpuaas_contract::time::Timestamp;
+use serde_json::json;
+
+pub use approve::{PROPOSAL_LIFE, approve};
+
+use crate::decision::{Change, Context, Decision};
+use crate::node::MAX_REASON;
+use crate::refusal::Refusal;
+
+/// Where a slot stands.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, serde::Serialize, serde::Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum SlotState {
+    /// Clean and free.
+    Available,
+    /// In the hands of an allocation.
+    Leased,
+    /// An allocation is giving it back.
+    Releasing,
+    /// Something of an allocation may be left on it.
+    CleanupBlocked,
+    /// Nothing of an allocation is left on it but the content of its drive.
+    NeedsWipe,
+    /// Clean, and held back by an operator; the rest of the node goes on.
+    Quarantined,
+    /// No longer a slot. Approving it again brings it back.
+    Withdrawn,
+}
+
+impl SlotState {
+    /// Every state.
+    pub const ALL: [Self; 7] = [
+        Self::Available,
+        Self::Leased,
+        Self::Releasing,
+        Self::CleanupBlocked,
+        Self::NeedsWipe,
+        Self::Quarantined,
+        Self::Withdrawn,
+    ];
+
+    /// Name on the wire and in the store.
+    pub const fn as_str(self) -> &'static str {
+        match self {
+            Self::Available => "available",
+            Self::Leased => "leased",
+            Self::Releasing => "releasing",
+            Self::CleanupBlocked => "cleanup_blocked",
+            Self::NeedsWipe => "needs_wipe",
+            Self::Quarantined => "quarantined",
+            Self::Withdrawn => "withdrawn",
+        }
+    }
+
+    /// The state with this name.
+    pub fn parse(name: &str) -> Option<Self> {
+        Self::ALL.into_iter().find(|state| state.as_str() == name)
+    }
+
+    /// Whether nothing of any allocation is on it.
+    pub const fn is_clean(self) -> bool {
+        match self {
+            Self::Available | Self::Quarantined | Self::Withdrawn => true,
+            Self::Leased | Self::Releasing | Self::CleanupBlocked | Self::NeedsWipe => false,
+        }
+    }
+}
+
+/// A GPU with its drive and fabric function.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Slot {
+    /// Its id.
+    pub id: SlotId,
+    /// Row version.
+    pub version: i64,
+    /// The node it is on.
+    pub node_id: NodeId,
+    /// What it consists of.
+    pub spec: SlotSpec,
+    /// Where it stands.
+    pub state: SlotState,
+    /// Why, in words; empty while available.
+    pub reason: String,
+    /// Set while an operator holds it back, with the reason. A slot that is in use stays with its tenant and is held back once it is clean.
+    pub quarantine: Option<String>,
+    /// The allocation that has it, or whose remains are on it. Set exactly while the slot is not clean.
+    pub allocation_id: Option<AllocationId>,
+    /// The highest fencing number that was ever given out for it. Never goes back.
+    pub lease_epoch: u64,
+    /// The last task that was to make it or clean it: whose end decides about it.
+    pub lease_task: Option<TaskId>,
+    /// It is known that its drive was written: no node may say that it was not.
+    pub drive_used: bool,
+    /// It is known that its functions were in a guest's hands: no node may say that they were not.
+    pub devices_used: bool,
+    /// The task whose receipt proposed it.
+    pub proposed_by: TaskId,
+    /// Who approved that.
+    pub approved_by: String,
+    /// When.
+    pub approved_at: Timestamp,
+    /// First approval.
+    pub created_at: Timestamp,
+    /// Proof that the control plane itself wrote this row (see [`seal_text`]); checked before it is used.
+    pub seal: String,
+}
+
+impl Slot {
+    /// What a node is told of it.
+    pub fn leased(&self) -> LeasedSlot {
+        LeasedSlot { slot_id: self.id, spec: self.spec.clone() }
+    }
+}
+
+/// The text whose MAC is [`Slot::seal`]: which devices of which node, who approved them, who has them and what is known to be on them. A
+/// row that somebody wrote into the database, or changed there, does not match and is never used.
+pub fn seal_text(slot: &Slot) -> String {
+    let Slot { id, node_id, spec, proposed_by, approved_by, approved_at, .. } = slot;
+    let Slot { state, allocation_id, lease_epoch, lease_task, drive_used, devices_used, quarantine, .. } = slot;
+    let (spec, state, held) = (serde_json::to_string(spec).unwrap_or_default(), state.as_str(), quarantine.is_some());
+    let allocation = allocation_id.map_or_else(|| "-".to_owned(), |id| id.to_string());
+    let task = lease_task.map_or_else(|| "-".to_owned(), |id| id.to_string());
+    format!(
+        "gpuaas-slot-v2\n{id}\n{node_id}\n{proposed_by}\n{approved_by}\n{}\n{state}\n{held}\n{allocation}\n{lease_epoch}\n{task}\n\
+         {drive_used}\n{devices_used}\n{spec}",
+        approved_at.0
+    )
+}
+
+/// What an operator may do with one slot.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Operation {
+    /// Hold it back.
+    Quarantine,
+    /// Let it go again.
+    Unquarantine,
+    /// End it.
+    Withdraw,
+}
+
+/// An operator's word about one slot. Saying it twice changes nothing. `seal` computes [`Slot::seal`].
+pub fn operate(
+    slot: &Slot,
+    operation: Operation,
+    reason: &str,
+    seal: impl Fn(&Slot) -> String,
+    context: &Context,
+) -> Result<Decision, Refusal> {
+    if reason.len() > MAX_REASON {
+        return Err(Refusal::invalid("reason_too_long", format!("the reason may have at most {MAX_REASON} bytes")));
+    }
+    let said = |known: &str| reason.is_empty() || reason == known;
+    let (next, step) = match (operation, slot.state) {
+        (Operation::Quarantine | Operation::Unquarantine, SlotState::Withdrawn) => {
+            let message = format!("slot {} was withdrawn; approve it again first", slot.id);
+            return Err(Refusal::conflict("slot_withdrawn", message));
+        }
+        (Operation::Quarantine, _) if slot.quarantine.as_deref().is_some_and(said) => return Ok(Decision::default()),
+        (Operation::Quarantine, _) => (held(slot, Some(reason)), Step::QUARANTINED),
+        (Operation::Unquarantine, _) if slot.quarantine.is_none() => return Ok(Decision::default()),
+        (Operation::Unquarantine, _) => (held(slot, None), Step::UNQUARANTINED),
+        (Operation::Withdraw, SlotState::Withdrawn) if said(&slot.reason) => return Ok(Decision::default()),
+        (Operation::Withdraw, SlotState::Available | SlotState::Quarantined | SlotState::Withdrawn) => {
+            let gone = Slot { state: SlotState::Withdrawn, reason: reason.to_owned(), quarantine: None, ..slot.clone() };
+            (gone, Step::WITHDRAWN)
+        }
+        (Operation::Withdraw, SlotState::Leased | SlotState::Releasing | SlotState::CleanupBlocked | SlotState::NeedsWipe) => {
+            return Err(in_use(slot));
+        }
+    };
+    Ok(moved(slot, next, &step, json!({ "reason": reason }), &seal, context).1)
+}
+
+/// The slot with or without an operator's hold. One that is clean changes its state with it, any other goes on as it is.
+fn held(slot: &Slot, reason: Option<&str>) -> Slot {
+    let slot = Slot { quarantine: reason.map(str::to_owned), ..slot.clone() };
+    match slot.state {
+        SlotState::Available | SlotState::Quarantined => freed(&slot),
+        SlotState::Leased | SlotState::Releasing | SlotState::CleanupBlocked | SlotState::NeedsWipe | SlotState::Withdrawn => {
+            slot
+        }
+    }
+}
+
+/// The slot once it is clean: nobody's, and free unless an operator holds it back.
+pub(crate) fn freed(slot: &Slot) -> Slot {
+    let state = if slot.quarantine.is_some() { SlotState::Quarantined } else { SlotState::Available };
+    Slot {
+        state,
+        reason: slot.quarantine.clone().unwrap_or_default(),
+        allocation_id: None,
+        drive_used: false,
+        devices_used: false,
+        ..slot.clone()
+    }
+}
+
+/// Somebody has it, or its remains are on it.
+pub(crate) fn in_use(slot: &Slot) -> Refusal {
+    let todo = match slot.state {
+        SlotState::Leased | SlotState::Releasing => "release its slice first",
+        SlotState::CleanupBlocked | SlotState::NeedsWipe => "it must be cleaned up first: `gpuaas slot force-cleanup`",
+        SlotState::Available | SlotState::Quarantined | SlotState::Withdrawn => "it is clean",
+    };
+    let message = format!("slot {} ({}) is {}; {todo}", slot.spec.slot_index, slot.id, slot.state.as_str());
+    Refusal::conflict("slot_in_use", message)
+}
+
+/// How a step in a slot's life is recorded.
+pub(crate) struct Step {
+    kind: &'static str,
+    action: &'static str,
+}
+
+impl Step {
+    const QUARANTINED: Self = Self { kind: "gpuaas.slot.quarantined.v1", action: "slot.quarantine" };
+    const UNQUARANTINED: Self = Self { kind: "gpuaas.slot.unquarantined.v1", action: "slot.unquarantine" };
+    const WITHDRAWN: Self = Self { kind: "gpuaas.slot.withdrawn.v1", action: "slot.withdraw" };
+    pub(crate) const LEASED: Self = Self { kind: "gpuaas.slot.leased.v1", action: "slot.lease" };
+    pub(crate) const IN_USE: Self = Self { kind: "gpuaas.slot.in_use.v1", action: "slot.use" };
+    pub(crate) const RELEASING: Self = Self { kind: "gpuaas.slot.releasing.v1", action: "slot.release" };
+    pub(crate) const TAKEN_OVER: Self = Self { kind: "gpuaas.slot.taken_over.v1", action: "slot.force_cleanup" };
+    pub(crate) const FREED: Self = Self { kind: "gpuaas.slot.freed.v1", action: "slot.free" };
+    pub(crate) const NEEDS_WIPE: Self = Self { kind: "gpuaas.slot.needs_wipe.v1", action: "slot.needs_wipe" };
+    pub(crate) const BLOCKED: Self = Self { kind: "gpuaas.slot.cleanup_blocked.v1", action: "slot.block" };
+}
+
+/// A step in a slot's life: sealed, written and recorded. `more` is added to what is recorded.
+pub(crate) fn moved(
+    before: &Slot,
+    after: Slot,
+    step: &Step,
+    more: serde_json::Value,
+    seal: &impl Fn(&Slot) -> String,
+    context: &Context,
+) -> (Slot, Decision) {
+    let mut after = after;
+    after.seal = seal(&after);
+    let id = after.id.to_string();
+    // Of one that became clean, whose it was.
+    let allocation_id = after.allocation_id.or(before.allocation_id);
+    let mut data = json!({
+        "slot_id": id, "node_id": after.node_id, "from": before.state.as_str(), "to": after.state.as_str(),
+        "quarantined": after.quarantine.is_some(), "allocation_id": allocation_id, "lease_epoch": after.lease_epoch,
+    });
+    if let (Some(data), serde_json::Value::Object(more)) = (data.as_object_mut(), more) {
+        data.extend(more);
+    }
+    let decision = Decision::default().change(Change::SlotUpdate(Box::new(after.clone()))).record(
+        context,
+        step.kind,
+        step.action,
+        &id,
+        data,
+    );
+    (after, decision)
+}

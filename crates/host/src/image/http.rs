@@ -1,0 +1,232 @@
+//! One request for an image, over HTTP/1.1.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use bytes::Bytes;
+use http::header;
+use http_body_util::Empty;
+use hyper::body::Incoming;
+use hyper_util::rt::TokioIo;
+use rustls_pki_types::ServerName;
+use tokio::io::{AsyncRead, AsyncWrite};
+use tokio::net::TcpStream;
+use tokio_util::task::AbortOnDropHandle;
+
+use super::store::Store;
+use super::url::Url;
+use super::{blocking, tls};
+use crate::HostError;
+
+pub(super) const UNREACHABLE: &str = "image_unreachable";
+const REFUSED: &str = "image_redirect_refused";
+/// How often a server may send on.
+const MAX_REDIRECTS: usize = 5;
+/// How long a server may take to accept a connection.
+const CONNECT_TIMEOUT: Duration = Duration::from_secs(10);
+
+/// Why there is no answer, or no more of it.
+#[derive(Clone, Debug)]
+pub(super) struct Failure {
+    /// What is said if it stays so.
+    pub(super) error: HostError,
+    /// What might help.
+    pub(super) remedy: Remedy,
+}
+
+/// What to do about a failure.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Remedy {
+    /// Ask again for what is missing.
+    Again,
+    /// Ask again for everything: what is there does not fit what the server has.
+    Anew,
+    /// Nothing.
+    Never,
+}
+
+impl Failure {
+    pub(super) fn again(error: HostError) -> Self {
+        Self { error, remedy: Remedy::Again }
+    }
+
+    pub(super) fn anew(error: HostError) -> Self {
+        Self { error, remedy: Remedy::Anew }
+    }
+}
+
+impl From<HostError> for Failure {
+    fn from(error: HostError) -> Self {
+        Self { error, remedy: Remedy::Never }
+    }
+}
+
+/// What is asked for.
+#[derive(Clone, Debug)]
+pub(super) struct Wish<'a> {
+    pub(super) url: &'a Url,
+    /// Where a server may send on to.
+    pub(super) allowed: &'a [String],
+    /// What is there already.
+    pub(super) from: u64,
+    /// The version of the file that this is from.
+    pub(super) etag: Option<&'a str>,
+}
+
+/// What a server answered, with the connection over which the rest of it comes.
+#[derive(Debug)]
+pub(super) struct Answer {
+    pub(super) response: http::Response<Incoming>,
+    /// Who answered.
+    pub(super) url: Url,
+    _connection: AbortOnDropHandle<()>,
+}
+
+/// Asks. The trusted certificates are read when the first server wants to be trusted.
+#[derive(Debug)]
+pub(super) struct Client {
+    store: Arc<Store>,
+    tls: Option<Arc<rustls::ClientConfig>>,
+}
+
+impl Client {
+    pub(super) fn new(store: &Arc<Store>) -> Self {
+        Self { store: Arc::clone(store), tls: None }
+    }
+
+    /// Asks, and follows where the server sends on to.
+    pub(super) async fn get(&mut self, wish: &Wish<'_>) -> Result<Answer, Failure> {
+        let mut url = wish.url.clone();
+        for _ in 0..=MAX_REDIRECTS {
+            let answer = self.ask(&url, wish).await?;
+            if !is_redirect(answer.response.status()) {
+                return Ok(answer);
+            }
+            let location = answer.response.headers().get(header::LOCATION).and_then(|value| value.to_str().ok());
+            let refused = |target: &str, why: &str| {
+                Failure::from(HostError::new(
+                    REFUSED,
+                    format!("{} sends on to {target}, which is not followed: {why}", url.shown()),
+                ))
+            };
+            let location = location.ok_or_else(|| refused("nowhere", "it does not say where to"))?;
+            let target = url.follow(location).map_err(|why| refused("another place", why))?;
+            if !target.is_allowed(wish.allowed) {
+                return Err(refused(&target.shown(), "image_sources in the host's policy does not allow it"));
+            }
+            url = target;
+        }
+        Err(HostError::new(REFUSED, format!("{} sends on more than {MAX_REDIRECTS} times", wish.url.shown())).into())
+    }
+
+    async fn ask(&mut self, url: &Url, wish: &Wish<'_>) -> Result<Answer, Failure> {
+        let place = format!("{}:{}", url.host(), url.port());
+        let stream = match tokio::time::timeout(CONNECT_TIMEOUT, TcpStream::connect((url.host(), url.port()))).await {
+            Ok(connected) => connected,
+            Err(_) => Err(std::io::ErrorKind::TimedOut.into()),
+        };
+        let unreachable = |error: &std::io::Error| {
+            let what = format!("cannot connect to {place}; check the address, the name service and the firewall");
+            Failure::again(HostError::because(UNREACHABLE, &what, error))
+        };
+        let stream = stream.map_err(|error| unreachable(&error))?;
+        stream.set_nodelay(true).map_err(|error| unreachable(&error))?;
+        if !url.is_https() {
+            return self.send(stream, url, wish).await;
+        }
+        let name = ServerName::try_from(url.host().to_owned()).map_err(|error| {
+            HostError::because(UNREACHABLE, &format!("{place} cannot be the name of an https server"), &error)
+        })?;
+        let connector = tokio_rustls::TlsConnector::from(self.tls().await?);
+        let stream = match tokio::time::timeout(CONNECT_TIMEOUT, connector.connect(name, stream)).await {
+            Ok(Ok(stream)) => stream,
+            Ok(Err(error)) => return Err(tls_failed(&place, &error)),
+            Err(_) => return Err(Failure::again(silent(url, CONNECT_TIMEOUT))),
+        };
+        self.send(stream, url, wish).await
+    }
+
+    async fn send<S>(&self, stream: S, url: &Url, wish: &Wish<'_>) -> Result<Answer, Failure>
+    where
+        S: AsyncRead + AsyncWrite + Send + Unpin + 'static,
+    {
+        let request = request(url, wish)?;
+        let broken = |error: &hyper::Error| Failure::again(broken(url, error));
+        let (mut sender, connection) =
+            hyper::client::conn::http1::handshake(TokioIo::new(stream)).await.map_err(|error| broken(&error))?;
+        let connection = tokio::spawn(async move {
+            // What goes wrong is told to the one who reads the answer.
+            let _ = connection.await;
+        });
+        let connection = AbortOnDropHandle::new(connection);
+        let stall = self.store.settings.stall;
+        match tokio::time::timeout(stall, sender.send_request(request)).await {
+            Ok(Ok(response)) => Ok(Answer { response, url: url.clone(), _connection: connection }),
+            Ok(Err(error)) => Err(broken(&error)),
+            Err(_) => Err(Failure::again(silent(url, stall))),
+        }
+    }
+
+    async fn tls(&mut self) -> Result<Arc<rustls::ClientConfig>, HostError> {
+        if let Some(config) = &self.tls {
+            return Ok(Arc::clone(config));
+        }
+        let store = Arc::clone(&self.store);
+        let config = blocking(move |_| tls::config(&store.settings.ca_bundles)).await?;
+        self.tls = Some(Arc::clone(&config));
+        Ok(config)
+    }
+}
+
+fn request(url: &Url, wish: &Wish<'_>) -> Result<http::Request<Empty<Bytes>>, HostError> {
+    let mut request = http::Request::get(url.path())
+        .header(header::HOST, url.authority())
+        .header(header::USER_AGENT, concat!("gpuaas-agent/", env!("CARGO_PKG_VERSION")))
+        .header(header::ACCEPT, "*/*")
+        // The digest is of the file as it is.
+        .header(header::ACCEPT_ENCODING, "identity");
+    if wish.from > 0 {
+        request = request.header(header::RANGE, format!("bytes={}-", wish.from));
+        if let Some(etag) = wish.etag {
+            request = request.header(header::IF_RANGE, etag);
+        }
+    }
+    request.body(Empty::new()).map_err(|error| HostError::because(UNREACHABLE, "cannot ask for the image", &error))
+}
+
+fn is_redirect(status: http::StatusCode) -> bool {
+    matches!(status.as_u16(), 301 | 302 | 303 | 307 | 308)
+}
+
+fn tls_failed(place: &str, error: &std::io::Error) -> Failure {
+    use rustls::{CertificateError, Error};
+    let said = error.get_ref().and_then(|inner| inner.downcast_ref::<Error>());
+    let (hint, remedy) = match said {
+        Some(Error::InvalidCertificate(
+            CertificateError::Expired
+            | CertificateError::NotValidYet
+            | CertificateError::ExpiredContext { .. }
+            | CertificateError::NotValidYetContext { .. },
+        )) => ("its certificate is not valid at this host's time: check this host's clock", Remedy::Never),
+        Some(Error::InvalidCertificate(_)) => (
+            "its certificate is not one that this host trusts: check the address, or add its CA with update-ca-certificates",
+            Remedy::Never,
+        ),
+        Some(_) => ("is that an https server?", Remedy::Never),
+        None => ("the connection broke", Remedy::Again),
+    };
+    let what = format!("{place} answered, but no trusted connection came about; {hint}");
+    Failure { error: HostError::because(UNREACHABLE, &what, error), remedy }
+}
+
+/// The connection ended before the answer did.
+pub(super) fn broken(url: &Url, error: &hyper::Error) -> HostError {
+    let what = format!("the connection to {} broke; check the server and the network", url.shown());
+    HostError::because(UNREACHABLE, &what, error)
+}
+
+/// Nothing came for too long.
+pub(super) fn silent(url: &Url, patience: Duration) -> HostError {
+    let message = format!("{} sent nothing for {} s; check the server and the network", url.shown(), patience.as_secs_f32());
+    HostError::new("image_stalled", message)
+}

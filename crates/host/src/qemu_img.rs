@@ -1,0 +1,169 @@
+//! `qemu-img`, for one thing: writing an image to a drive.
+//!
+//! The format of the source is always given, never guessed, and the source has been looked at by [`crate::image::format`] before. The drive
+//! is handed over open: the program gets it as its standard input and opens it again through that, so it writes to the very device that was
+//! checked, whatever becomes of the names in `/dev` meanwhile; and the lock on the drive lives as long as the program.
+
+use std::fs::File;
+use std::io::Read as _;
+use std::os::unix::fs::OpenOptionsExt as _;
+use std::path::Path;
+use std::sync::Mutex;
+use std::time::Duration;
+
+use gpuaas_contract::task::slice_vm_provision::ImageFormat;
+use tokio_util::sync::CancellationToken;
+
+use crate::HostError;
+use crate::exec::{Exec, ExecError};
+use crate::guests::Progress;
+use crate::image::format::{self, Declared, HEAD_BYTES, Image};
+
+const QEMU_IMG: &str = "/usr/bin/qemu-img";
+/// The drive, as the program sees it.
+const HELD: &str = "/proc/self/fd/0";
+/// It speaks at every percent. A percent of the largest image takes a minute on the slowest drive that anybody would rent out.
+const SILENCE: Duration = Duration::from_secs(15 * 60);
+
+/// Size of the disk in an image, which must be what it is said to be.
+pub(crate) fn disk_bytes(source: &Path, format: ImageFormat) -> Result<u64, HostError> {
+    let unreadable = |error: std::io::Error| {
+        HostError::because("image_missing", &format!("cannot read the stored image {}", source.display()), &error)
+    };
+    let file = File::open(source).map_err(unreadable)?;
+    let bytes = file.metadata().map_err(unreadable)?.len();
+    let mut head = Vec::new();
+    file.take(HEAD_BYTES as u64).read_to_end(&mut head).map_err(unreadable)?;
+    let declared = match format {
+        ImageFormat::Qcow2 => Declared::Qcow2,
+        ImageFormat::Raw => Declared::Raw,
+    };
+    match format::inspect(&head, declared) {
+        Ok(Image::Qcow2 { virtual_bytes }) => Ok(virtual_bytes),
+        Ok(Image::Raw) => Ok(bytes),
+        Err(refused) => Err(HostError::new(refused.code(), refused.to_string())),
+    }
+}
+
+/// Writes the image to the drive from its first byte on. `drive` is open for writing and locked. When `stop` fires, nothing of this writes
+/// any more by the time it returns. What the drive holds behind the image's end stays.
+pub(crate) async fn convert(
+    source: &Path,
+    format: ImageFormat,
+    drive: File,
+    progress: Progress<'_>,
+    stop: &CancellationToken,
+) -> Result<(), HostError> {
+    let total = disk_bytes(source, format)?;
+    let format = match format {
+        ImageFormat::Qcow2 => "qcow2",
+        ImageFormat::Raw => "raw",
+    };
+    let cache = source_cache(source);
+    let fixed = ["convert", "-f", format, "-O", "raw", "-n", "-t", "none", "-T", cache, "-W", "-m", "16", "-p", "--"];
+    let exec = fixed.iter().fold(Exec::new(QEMU_IMG), |exec, arg| exec.arg(arg)).arg(source).arg(HELD);
+    let meter = Mutex::new(Meter::default());
+    let on_text = |text: &[u8]| {
+        let Ok(mut meter) = meter.lock() else { return };
+        if let Some(hundredths) = meter.hear(text) {
+            let done = u128::from(total) * u128::from(hundredths) / 10_000;
+            progress(u64::try_from(done).unwrap_or(total).min(total), total);
+        }
+    };
+    match exec.holding(drive).deadline(SILENCE).run_watched(&on_text, stop).await {
+        Ok(_) => Ok(()),
+        Err(error @ ExecError::Stopped { .. }) => Err(HostError::because("cancelled", "writing the image was stopped", &error)),
+        Err(error) => Err(HostError::because("image_not_written", "the image could not be written to the drive", &error)),
+    }
+}
+
+/// An image is read once, so the page cache is only in the way; but not every file system can do without.
+fn source_cache(source: &Path) -> &'static str {
+    let direct = i32::try_from(rustix::fs::OFlags::DIRECT.bits()).unwrap_or(0);
+    match File::options().read(true).custom_flags(direct).open(source) {
+        Ok(_) => "none",
+        Err(_) => "writeback",
+    }
+}
+
+/// Follows what `qemu-img -p` prints: `    (12.34/100%)`, a carriage return, and so on.
+#[derive(Debug, Default)]
+struct Meter {
+    /// The beginning of a number whose end has not come yet.
+    rest: Vec<u8>,
+}
+
+impl Meter {
+    /// Takes what was printed and returns how far it is now, in hundredths of a percent, if it said so.
+    fn hear(&mut self, text: &[u8]) -> Option<u64> {
+        let mut last = None;
+        for byte in text {
+            match byte {
+                b'\r' | b'\n' => {
+                    last = parse_progress(&self.rest).or(last);
+                    self.rest.clear();
+                }
+                // Longer than anything that it prints: not what we know.
+                _ if self.rest.len() >= 64 => self.rest.clear(),
+                _ => self.rest.push(*byte),
+            }
+        }
+        last
+    }
+}
+
+fn parse_progress(line: &[u8]) -> Option<u64> {
+    let text = std::str::from_utf8(line).ok()?.trim();
+    let (percent, fraction) = text.strip_prefix('(')?.strip_suffix("/100%)")?.split_once('.')?;
+    if fraction.len() != 2 {
+        return None;
+    }
+    let (percent, fraction) = (percent.parse::<u64>().ok()?, fraction.parse::<u64>().ok()?);
+    (percent <= 100).then_some((percent * 100 + fraction).min(10_000))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn progress_is_read_from_what_qemu_img_prints_however_it_is_cut() {
+        let printed = include_bytes!("../testdata/qemu-img-convert-progress");
+        for size in [1, 7, 16, 4096] {
+            let mut meter = Meter::default();
+            let heard: Vec<u64> = printed.chunks(size).filter_map(|chunk| meter.hear(chunk)).collect();
+            assert!(heard.is_sorted() && heard.last() == Some(&10_000), "{size}: {heard:?}");
+            assert!(size > 16 || heard.len() > 50, "{size}: {heard:?}");
+        }
+    }
+
+    #[test]
+    fn other_text_is_no_progress() {
+        for (line, wanted) in [
+            ("    (12.34/100%)", Some(1234)),
+            ("(0.00/100%)", Some(0)),
+            ("(100.00/100%)", Some(10_000)),
+            ("(101.00/100%)", None),
+            ("(-1.00/100%)", None),
+            ("(1.5/100%)", None),
+            ("(nan/100%)", None),
+            ("qemu-img: error", None),
+            ("", None),
+        ] {
+            assert_eq!(parse_progress(line.as_bytes()), wanted, "{line}");
+        }
+        let mut meter = Meter::default();
+        assert_eq!(meter.hear(&[b'x'; 100_000]), None);
+        assert!(meter.rest.len() <= 64, "bounded");
+    }
+
+    #[test]
+    fn an_image_has_the_size_of_its_disk_and_is_what_it_is_said_to_be() {
+        let folder = tempfile::tempdir().expect("folder");
+        let raw = folder.path().join("image.raw");
+        std::fs::write(&raw, vec![0_u8; 3 * 512]).expect("written");
+        assert_eq!(disk_bytes(&raw, ImageFormat::Raw), Ok(3 * 512));
+        assert_eq!(disk_bytes(&raw, ImageFormat::Qcow2).expect_err("no qcow2").code, "image_mislabelled");
+        assert_eq!(disk_bytes(&folder.path().join("no"), ImageFormat::Raw).expect_err("missing").code, "image_missing");
+    }
+}

@@ -1,0 +1,174 @@
+//! What tests and demos may ask of a simulated host and do to it, past its operations.
+
+use gpuaas_contract::Digest;
+use gpuaas_contract::id::AllocationId;
+use gpuaas_contract::slice::PciAddress;
+
+use super::SimHost;
+use super::machine::{Content, Drive, Machine};
+use crate::{HostError, lease};
+
+/// What is left of guests. Empty when the host is as clean as a fresh one; functions may rest on `vfio-pci`.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Leftovers {
+    /// Leases, or why they cannot be read.
+    pub leases: Vec<String>,
+    /// Guests that the hypervisor knows.
+    pub domains: Vec<String>,
+    /// Reserved addresses.
+    pub reservations: Vec<String>,
+    /// Folders of guests, and whatever else is beside them.
+    pub instances: Vec<String>,
+    /// Functions that were not reset after a guest had them.
+    pub functions: Vec<String>,
+    /// Drives that are not empty.
+    pub drives: Vec<String>,
+}
+
+impl Leftovers {
+    /// Whether nothing is left.
+    pub fn is_empty(&self) -> bool {
+        *self == Self::default()
+    }
+}
+
+fn drive<'a>(machine: &'a mut Machine, serial: &str) -> Result<&'a mut Drive, HostError> {
+    machine.drives.get_mut(serial).ok_or_else(|| HostError::new("drive_missing", format!("there is no drive {serial}")))
+}
+
+impl SimHost {
+    /// What must never happen on a host, and did: devices shared, touched outside a lease, or given on with something left in them.
+    pub fn violations(&self) -> Vec<String> {
+        self.books().look(|machine| machine.violations.clone())
+    }
+
+    /// What is left of guests. Reads the folders of leases and guests.
+    pub fn leftovers(&self) -> Leftovers {
+        let leases = match lease::list(&self.layout().leases) {
+            Ok(leases) => leases.iter().map(|lease| format!("{} of {}", lease.slot_id, lease.allocation_id)).collect(),
+            Err(error) => vec![error.to_string()],
+        };
+        let entries = std::fs::read_dir(&self.layout().instances).into_iter().flatten().flatten();
+        let instances = entries.map(|entry| entry.file_name().to_string_lossy().into_owned()).collect();
+        self.books().look(|machine| {
+            let functions = machine
+                .functions
+                .iter()
+                .filter_map(|(address, function)| function.tainted_by.map(|guest| format!("{address} after {guest}")));
+            let drives = machine.drives.iter().filter(|(_, drive)| !drive.contents.is_empty());
+            Leftovers {
+                leases,
+                domains: machine.domains.keys().map(ToString::to_string).collect(),
+                reservations: machine.reservations.keys().map(ToString::to_string).collect(),
+                instances,
+                functions: functions.collect(),
+                drives: drives.map(|(serial, drive)| format!("{serial}: {:?}", drive.contents)).collect(),
+            }
+        })
+    }
+
+    /// What is on a drive; nothing if there is no such drive.
+    pub fn drive_contents(&self, serial: &str) -> Vec<Content> {
+        self.books().look(|machine| machine.drives.get(serial).map(|drive| drive.contents.clone()).unwrap_or_default())
+    }
+
+    /// How often a function was reset.
+    pub fn resets(&self, address: &PciAddress) -> u64 {
+        self.books().look(|machine| machine.functions.get(address).map_or(0, |function| function.resets))
+    }
+
+    /// How often a guest was started.
+    pub fn boots(&self, allocation_id: AllocationId) -> u64 {
+        self.books().look(|machine| machine.domains.get(&allocation_id).map_or(0, |domain| domain.boots))
+    }
+
+    /// Mounts a drive, or takes it off.
+    pub fn set_mounted(&self, serial: &str, path: Option<&str>) -> Result<(), HostError> {
+        self.books().change(|machine| {
+            drive(machine, serial)?.mounted_at = path.map(str::to_owned);
+            Ok(())
+        })
+    }
+
+    /// From now on wiping this drive is in vain.
+    pub fn fail_drive(&self, serial: &str) -> Result<(), HostError> {
+        self.books().change(|machine| {
+            drive(machine, serial)?.failing = true;
+            Ok(())
+        })
+    }
+
+    /// The drive is as good as new.
+    pub fn repair_drive(&self, serial: &str) -> Result<(), HostError> {
+        self.books().change(|machine| {
+            drive(machine, serial)?.failing = false;
+            Ok(())
+        })
+    }
+
+    /// From now on resetting this function is in vain.
+    pub fn fail_reset(&self, address: &PciAddress) -> Result<(), HostError> {
+        self.books().change(|machine| {
+            machine.function(address)?.reset_fails = true;
+            Ok(())
+        })
+    }
+
+    /// The function can be reset again.
+    pub fn repair_reset(&self, address: &PciAddress) -> Result<(), HostError> {
+        self.books().change(|machine| {
+            machine.function(address)?.reset_fails = false;
+            Ok(())
+        })
+    }
+
+    /// Somebody from outside takes a function off `vfio-pci`.
+    pub fn unbind_outside(&self, address: &PciAddress) -> Result<(), HostError> {
+        self.books().change(|machine| {
+            let function = machine.function(address)?;
+            function.driver_override = None;
+            function.driver.clone_from(&function.own_driver);
+            Ok(())
+        })
+    }
+
+    /// This guest does not listen when it is asked to shut down.
+    pub fn stubborn(&self, allocation_id: AllocationId) -> Result<(), HostError> {
+        self.books().change(|machine| {
+            machine.stubborn.insert(allocation_id);
+            Ok(())
+        })
+    }
+
+    /// After a start, guests are asked so many times in vain.
+    pub fn slow_boot(&self, asks: u32) -> Result<(), HostError> {
+        self.books().change(|machine| {
+            machine.silent_asks = asks;
+            Ok(())
+        })
+    }
+
+    /// Whatever is stored under this digest does not have it.
+    pub fn spoil_image(&self, sha256: &Digest) -> Result<(), HostError> {
+        self.books().change(|machine| {
+            machine.wrong_images.insert(sha256.clone());
+            Ok(())
+        })
+    }
+
+    /// A program that guests need is not installed until its package is.
+    pub fn remove_command(&self, name: &str) -> Result<(), HostError> {
+        self.books().change(|machine| {
+            machine.missing_commands.insert(name.to_owned());
+            Ok(())
+        })
+    }
+
+    /// Whether the modules of VFIO are loaded at every boot. They are not, unless this says so.
+    pub fn vfio_at_boot(&self, yes: bool) -> Result<(), HostError> {
+        self.books().change(|machine| {
+            machine.vfio_at_boot = yes;
+            Ok(())
+        })
+    }
+}

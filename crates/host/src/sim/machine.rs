@@ -1,0 +1,288 @@
+//! What is on the simulated machine and changes: one file in its folder, written whenever an operation changed it.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::io::Write as _;
+use std::net::Ipv4Addr;
+use std::os::unix::fs::OpenOptionsExt as _;
+use std::path::Path;
+
+use gpuaas_contract::Digest;
+use gpuaas_contract::cleanup::RESTING_DRIVER;
+use gpuaas_contract::id::AllocationId;
+use gpuaas_contract::slice::{PciAddress, SlotSpec};
+
+use super::{SimError, topology};
+use crate::guests::DomainSpec;
+use crate::private_file;
+use crate::topology::Inventory;
+
+/// The file.
+const FILE: &str = "machine.json";
+/// Largest file that is believed: some thousand times what a machine full of guests needs.
+const FILE_LIMIT: u64 = 16 * 1024 * 1024;
+/// Most violations that are kept; the first ones say what went wrong.
+const MOST_VIOLATIONS: usize = 1_000;
+
+/// What is on the machine and changes.
+#[derive(Clone, Debug, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
+#[serde(deny_unknown_fields)]
+pub(crate) struct Machine {
+    /// Functions on the bus.
+    pub(super) functions: BTreeMap<PciAddress, Function>,
+    /// Drives, by serial.
+    pub(super) drives: BTreeMap<String, Drive>,
+    /// What the hypervisor knows.
+    pub(super) domains: BTreeMap<AllocationId, Domain>,
+    /// Addresses of guests.
+    pub(super) reservations: BTreeMap<AllocationId, Reserved>,
+    /// The store of images.
+    pub(super) images: BTreeSet<Digest>,
+    /// Images whose bytes are not what their digest says.
+    pub(super) wrong_images: BTreeSet<Digest>,
+    /// Packages that were installed later.
+    pub(super) packages: BTreeSet<String>,
+    /// Programs that are not installed.
+    pub(super) missing_commands: BTreeSet<String>,
+    /// Loaded modules.
+    pub(super) modules: BTreeSet<String>,
+    /// The modules of VFIO are loaded at every boot.
+    pub(super) vfio_at_boot: bool,
+    /// Guests that do not listen when they are asked to shut down.
+    pub(super) stubborn: BTreeSet<AllocationId>,
+    /// How often a guest is asked in vain after a start.
+    pub(super) silent_asks: u32,
+    /// What must never happen, and did.
+    pub(super) violations: Vec<String>,
+}
+
+/// One function.
+#[derive(Clone, Debug, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
+#[serde(deny_unknown_fields)]
+pub(super) struct Function {
+    /// The driver that the host chooses.
+    pub(super) own_driver: String,
+    /// The driver that has it; empty if none.
+    pub(super) driver: String,
+    /// The driver that somebody chose.
+    pub(super) driver_override: Option<String>,
+    /// How often it was reset.
+    pub(super) resets: u64,
+    /// The guest that had it since.
+    pub(super) tainted_by: Option<AllocationId>,
+    /// A reset is in vain.
+    pub(super) reset_fails: bool,
+}
+
+/// One drive.
+#[derive(Clone, Debug, Default, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
+#[serde(deny_unknown_fields)]
+pub(super) struct Drive {
+    /// What is on it. Writing an image leaves what lies behind it.
+    pub(super) contents: Vec<Content>,
+    /// Where the host has mounted it.
+    pub(super) mounted_at: Option<String>,
+    /// A wipe is in vain.
+    pub(super) failing: bool,
+}
+
+/// Something on a drive.
+#[derive(Clone, Debug, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Content {
+    /// An image.
+    Image(Digest),
+    /// What a guest wrote.
+    Guest(AllocationId),
+}
+
+/// A reserved address.
+#[derive(Clone, Debug, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
+#[serde(deny_unknown_fields)]
+pub(super) struct Reserved {
+    pub(super) mac_address: String,
+    pub(super) private_ip: Ipv4Addr,
+}
+
+/// A guest.
+#[derive(Clone, Debug, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
+#[serde(deny_unknown_fields)]
+pub(super) struct Domain {
+    pub(super) vm_name: String,
+    pub(super) lease_epoch: u64,
+    pub(super) slots: Vec<SlotSpec>,
+    pub(super) kvm: bool,
+    pub(super) running: bool,
+    /// How often it was started.
+    pub(super) boots: u64,
+    /// The host's boot in which that was last.
+    pub(super) boot_id: String,
+    /// How often it was asked since.
+    pub(super) asks: u32,
+}
+
+impl Domain {
+    pub(super) fn new(spec: &DomainSpec) -> Self {
+        Self {
+            vm_name: spec.vm_name.to_string(),
+            lease_epoch: spec.lease_epoch,
+            slots: spec.slots.clone(),
+            kvm: spec.kvm,
+            running: false,
+            boots: 0,
+            boot_id: String::new(),
+            asks: 0,
+        }
+    }
+
+    /// Whether it is made of the same things.
+    pub(super) fn is(&self, other: &Self) -> bool {
+        (&self.vm_name, self.lease_epoch, &self.slots, self.kvm) == (&other.vm_name, other.lease_epoch, &other.slots, other.kvm)
+    }
+
+    pub(super) fn functions(&self) -> impl Iterator<Item = &PciAddress> {
+        self.slots.iter().flat_map(SlotSpec::functions)
+    }
+
+    pub(super) fn memory_mib(&self) -> u64 {
+        self.slots.iter().map(|slot| slot.memory_mib).fold(0, u64::saturating_add)
+    }
+}
+
+impl Machine {
+    /// The machine as it leaves the factory.
+    fn fresh(hardware: &Inventory) -> Self {
+        let function = |driver: &str| Function {
+            own_driver: driver.to_owned(),
+            driver: driver.to_owned(),
+            driver_override: None,
+            resets: 0,
+            tainted_by: None,
+            reset_fails: false,
+        };
+        let functions = hardware.functions.iter().map(|found| (found.address.clone(), function(&found.driver)));
+        Self {
+            functions: functions.collect(),
+            drives: hardware.namespaces.iter().map(|drive| (drive.serial.clone(), Drive::default())).collect(),
+            domains: BTreeMap::new(),
+            reservations: BTreeMap::new(),
+            images: BTreeSet::new(),
+            wrong_images: BTreeSet::new(),
+            packages: BTreeSet::new(),
+            missing_commands: BTreeSet::new(),
+            modules: hardware.prerequisites.loaded_modules.iter().cloned().collect(),
+            vfio_at_boot: false,
+            stubborn: BTreeSet::new(),
+            silent_asks: 1,
+            violations: Vec::new(),
+        }
+    }
+
+    /// The machine in this folder, or a fresh one.
+    pub(super) fn load(folder: &Path, hardware: &Inventory) -> Result<Self, SimError> {
+        let path = folder.join(FILE);
+        if !path.exists() {
+            return Ok(Self::fresh(hardware));
+        }
+        let bytes = private_file::read_secret(&path, FILE_LIMIT)?;
+        serde_json::from_slice(&bytes).map_err(|source| SimError::Damaged { path, source })
+    }
+
+    /// Writes the file: the old one or the new one stays, whenever the process dies. Without fsync, because only processes die here and
+    /// an operation of the simulated host must cost next to nothing.
+    pub(super) fn save(&self, folder: &Path) -> std::io::Result<()> {
+        let bytes = serde_json::to_vec(self).map_err(std::io::Error::other)?;
+        let temporary = folder.join(format!(".{FILE}.{}.tmp", std::process::id()));
+        let mut file = std::fs::OpenOptions::new().write(true).create(true).truncate(true).mode(0o600).open(&temporary)?;
+        file.write_all(&bytes)?;
+        std::fs::rename(&temporary, folder.join(FILE))
+    }
+
+    /// What a reboot does to the machine in this folder.
+    pub(super) fn reboot(folder: &Path, hardware: &Inventory) -> Result<(), SimError> {
+        let mut machine = Self::load(folder, hardware)?;
+        for domain in machine.domains.values_mut() {
+            domain.running = false;
+        }
+        // What a guest left in a function can outlive a warm reboot, so the taint stays.
+        for function in machine.functions.values_mut() {
+            function.driver_override = None;
+            function.driver.clone_from(&function.own_driver);
+        }
+        if !machine.vfio_at_boot {
+            machine.modules.retain(|module| !topology::VFIO_MODULES.contains(&module.as_str()));
+        }
+        machine.save(folder).map_err(|source| SimError::State { path: folder.join(FILE), source })
+    }
+
+    /// Loads the modules of VFIO.
+    pub(super) fn load_vfio(&mut self) {
+        self.modules.extend(topology::VFIO_MODULES.map(str::to_owned));
+    }
+
+    /// Remembers what must never happen: once, however often it does.
+    pub(super) fn violation(&mut self, what: String) {
+        if self.violations.len() < MOST_VIOLATIONS && !self.violations.contains(&what) {
+            tracing::error!(violation = what, "the simulated host was misused");
+            self.violations.push(what);
+        }
+    }
+
+    fn running(&self) -> impl Iterator<Item = (&AllocationId, &Domain)> {
+        self.domains.iter().filter(|(_, domain)| domain.running)
+    }
+
+    /// The running guest that has a function.
+    pub(super) fn user_of_function(&self, address: &PciAddress) -> Option<AllocationId> {
+        self.running().find(|(_, domain)| domain.functions().any(|own| own == address)).map(|(id, _)| *id)
+    }
+
+    /// The running guest that has a drive.
+    pub(super) fn user_of_drive(&self, serial: &str) -> Option<AllocationId> {
+        self.running().find(|(_, domain)| domain.slots.iter().any(|slot| slot.nvme_serial == serial)).map(|(id, _)| *id)
+    }
+
+    /// Another running guest with which this one would share something, and what.
+    pub(super) fn rival(&self, id: AllocationId, domain: &Domain) -> Option<(AllocationId, String)> {
+        let shared = |other: &Domain| {
+            let pairs = domain.slots.iter().flat_map(|slot| other.slots.iter().map(move |theirs| (slot, theirs)));
+            pairs.into_iter().find_map(|(slot, theirs)| slot.collides_with(theirs))
+        };
+        self.running().filter(|(other, _)| **other != id).find_map(|(other, theirs)| Some((*other, shared(theirs)?)))
+    }
+
+    /// Memory of all running guests.
+    pub(super) fn guests_memory_mib(&self) -> u64 {
+        self.running().map(|(_, domain)| domain.memory_mib()).fold(0, u64::saturating_add)
+    }
+
+    /// The driver of a function; empty if none.
+    pub(super) fn driver(&self, address: &str) -> &str {
+        let found = self.functions.iter().find(|(known, _)| known.as_str() == address);
+        found.map_or("", |(_, function)| &function.driver)
+    }
+
+    /// Whether a function rests on `vfio-pci`.
+    pub(super) fn is_resting(&self, address: &PciAddress) -> bool {
+        self.functions.get(address).is_some_and(|function| function.driver == RESTING_DRIVER)
+    }
+
+    /// Puts what changes over what does not.
+    pub(super) fn overlay(&self, hardware: &mut Inventory) {
+        for function in &mut hardware.functions {
+            if let Some(known) = self.functions.get(&function.address) {
+                function.driver.clone_from(&known.driver);
+            }
+        }
+        for namespace in &mut hardware.namespaces {
+            let mounted = self.drives.get(&namespace.serial).and_then(|drive| drive.mounted_at.as_ref());
+            namespace.used_by.extend(mounted.map(|path| format!("mounted at {path}")));
+        }
+        let prerequisites = &mut hardware.prerequisites;
+        prerequisites.loaded_modules.retain(|module| self.modules.contains(module));
+        for command in &mut prerequisites.required_commands {
+            if self.missing_commands.contains(&command.name) {
+                command.path = None;
+            }
+        }
+    }
+}
