@@ -9,6 +9,7 @@ mod cargo;
 mod counts;
 mod fuzz;
 mod guard;
+mod lab;
 mod postgres;
 mod prove;
 mod requirements;
@@ -39,6 +40,8 @@ enum Command {
     Fuzz(fuzz::Options),
     /// Run the simulated cluster under faults: thousands of seeds, or one of them again
     Sim(sim::Options),
+    /// Try the real thing on this machine: libvirt, QEMU, Open vSwitch and VFIO, under emulation
+    Lab(lab::Options),
     /// Check the rules of the house: dependency directions, licences, bans, sizes, links
     Tidy,
     /// Print the task catalogue with its JSON Schemas
@@ -52,6 +55,7 @@ fn main() -> ExitCode {
         Command::Prove(options) => prove::run(&options),
         Command::Fuzz(options) => fuzz::run(&options),
         Command::Sim(options) => sim::run(&options),
+        Command::Lab(options) => lab::run(&options),
         Command::Tidy => cargo::run(&["test", "--package", "xtask", "--test", "tidy"]),
         Command::Schema => cargo::run(&["run", "--quiet", "--package", "gpuaas-contract", "--example", "catalogue"]),
     };

@@ -31,6 +31,8 @@ enum Proof {
     Databases,
     /// The agent's disk is full, and its system calls fail at 40 places: never a false success
     Disk,
+    /// 5,000 random lives of eight slots, with cancellations, restarts, reboots and broken devices: no slot twice, none without proof
+    Guests,
     /// The agent's journal truncated 400 times and damaged 600 times: nothing runs twice
     Journal,
     /// 100,000 deliveries, half of them duplicates, over both transports: one effect per task
@@ -38,7 +40,7 @@ enum Proof {
 }
 
 impl Proof {
-    const ALL: [Self; 5] = [Self::Authority, Self::Databases, Self::Disk, Self::Journal, Self::SingleExecution];
+    const ALL: [Self; 6] = [Self::Authority, Self::Databases, Self::Disk, Self::Guests, Self::Journal, Self::SingleExecution];
 
     /// The package, the target in it, and the part of the tests' names.
     fn tests(self) -> (&'static str, &'static [&'static str], &'static str) {
@@ -47,6 +49,7 @@ impl Proof {
             Self::Authority => ("gpuaas-agent", &["--lib"], "authority_tests::"),
             Self::Databases => ("gpuaas", E2E, "databases::"),
             Self::Disk => ("gpuaas", E2E, "disk::"),
+            Self::Guests => ("gpuaas-agent", &["--lib"], "guests::tests::random::"),
             Self::Journal => ("gpuaas", E2E, "rotten_journal::"),
             Self::SingleExecution => ("gpuaas", E2E, "single_execution::"),
         }

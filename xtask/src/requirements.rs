@@ -8,9 +8,9 @@ pub(crate) struct Requirement {
     /// Its name for people.
     pub(crate) name: &'static str,
     /// The Debian package that has it.
-    package: &'static str,
+    pub(crate) package: &'static str,
     /// Finds it.
-    find: fn() -> Option<PathBuf>,
+    pub(crate) find: fn() -> Option<PathBuf>,
     /// What is not tested without it.
     pub(crate) needed_for: &'static str,
 }
@@ -61,7 +61,8 @@ impl Requirement {
     }
 }
 
-fn apt_get(arguments: &[&str]) -> bool {
+/// Calls `apt-get`, whose questions nobody is there to answer; true if it succeeded.
+pub(crate) fn apt_get(arguments: &[&str]) -> bool {
     let status = Command::new("apt-get").args(["-q"]).args(arguments).env("DEBIAN_FRONTEND", "noninteractive").status();
     status.is_ok_and(|status| status.success())
 }

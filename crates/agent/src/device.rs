@@ -18,7 +18,7 @@ pub enum DeviceError {
     #[error(transparent)]
     Address(#[from] BadName),
     /// The host did not do it.
-    #[error(transparent)]
+    #[error("{} ({})", .0.message, .0.code)]
     Host(#[from] HostError),
     /// The simulated host cannot be used.
     #[error(transparent)]
@@ -29,6 +29,16 @@ pub enum DeviceError {
     /// The policy cannot be used.
     #[error(transparent)]
     Policy(#[from] PolicyError),
+    /// The host itself uses it.
+    #[error("{address} is the controller of drive {drive}, which the host uses ({users}); free it first")]
+    InUse {
+        /// The function.
+        address: PciAddress,
+        /// The drive.
+        drive: String,
+        /// What for.
+        users: String,
+    },
     /// A guest may have it.
     #[error("{address} belongs to slot {slot}, which {allocation} holds; release that first")]
     Leased {
@@ -96,6 +106,12 @@ pub async fn act(config: &Config, address: &str, action: Action) -> Result<Strin
     if let Some(lease) = leases.iter().find(|lease| lease.spec.functions().any(|function| *function == address)) {
         let (slot, allocation) = (lease.slot_id.to_string(), lease.allocation_id.to_string());
         return Err(DeviceError::Leased { address, slot, allocation });
+    }
+    let mine = |drive: &&gpuaas_host::block::Namespace| drive.path.last().is_some_and(|last| last == address.as_str());
+    if action == Action::Bind
+        && let Some(drive) = host.inventory()?.namespaces.iter().filter(mine).find(|drive| !drive.used_by.is_empty())
+    {
+        return Err(DeviceError::InUse { address, drive: drive.name.clone(), users: drive.used_by.join(", ") });
     }
     let done = match action {
         Action::Bind => {

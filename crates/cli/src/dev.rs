@@ -204,6 +204,8 @@ fn block(url: &str, token: &str, data_dir: &Path, ephemeral: bool) -> String {
     let program = program_name();
     let kept = if ephemeral { "removed at the end".to_owned() } else { data_dir.display().to_string() };
     let hosts = HOSTS.map(|(name, _)| name).join(", ");
+    // A simulated host has every image; only its digest must be one.
+    let digest = "e3b0c44298fc1c149afbf4c8996fb92427ae41e4649b934ca495991b7852b855";
     format!(
         "\n\
          gpuaas is running.\n\
@@ -219,6 +221,9 @@ fn block(url: &str, token: &str, data_dir: &Path, ephemeral: bool) -> String {
          \x20 {program} node ls\n\
          \x20 {program} task run sim-h100 diag.health_probe --wait\n\
          \x20 {program} task run sim-mi300x diag.ping --param message=hello --wait\n\
+         \x20 {program} node topology discover sim-h100 && {program} node topology approve sim-h100\n\
+         \x20 {program} slice create sim-h100 --slot 0 --name first --image-url https://images.example.com/any.img --image-sha256 {digest}\n\
+         \x20 {program} slice release first\n\
          \n\
          Ctrl-C stops it.\n"
     )

@@ -24,7 +24,9 @@ pub(crate) fn take(folder: &Path, lease: &Lease, again: bool) -> Result<(), Host
     let books = Books::make(folder)?;
     let name = file_name(lease.slot_id);
     if let Some(present) = books.lease(&name)? {
-        return if present.holder() == lease.holder() { Ok(()) } else { Err(taken(&present)) };
+        // Another task of the same holder is somebody else, too: it would begin anew on a slot that is in use.
+        let same = present.holder() == lease.holder() && present.task_id == lease.task_id && present.spec == lease.spec;
+        return if same { Ok(()) } else { Err(taken(&present)) };
     }
     let fences = books.folder.make_inner(FENCES, FOLDER_MODE).map_err(|error| failed(&error))?;
     fences.forget_temporaries().map_err(|error| failed(&error))?;

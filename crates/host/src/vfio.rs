@@ -47,24 +47,28 @@ pub(crate) fn bind(sys: &Path, address: &PciAddress) -> Result<(), HostError> {
 
 fn bind_with(sys: &Path, address: &PciAddress, put: Put<'_>) -> Result<(), HostError> {
     let device = function(sys, address)?;
-    if driver(&device) == RESTING_DRIVER {
+    let before = driver(&device);
+    if before == RESTING_DRIVER {
         return Ok(());
     }
     let steps = || -> Result<(), String> {
         let said = |what: &str, error: std::io::Error| format!("{what}: {error}");
         put(&device.join("driver_override"), RESTING_DRIVER).map_err(|e| said("driver_override", e))?;
-        if !driver(&device).is_empty() {
+        if !before.is_empty() {
             put(&device.join("driver/unbind"), address.as_str()).map_err(|e| said("unbind", e))?;
         }
         put(&sys.join("bus/pci/drivers_probe"), address.as_str()).map_err(|e| said("drivers_probe", e))
     };
     let said = steps().err();
-    let now = driver(&device);
-    if now == RESTING_DRIVER {
+    if driver(&device) == RESTING_DRIVER {
         return Ok(());
     }
-    // Left pinned, the function would have no driver after the next boot either.
+    // Left pinned, the function would never have a driver again. What it had, it gets back; one that had none is offered to nobody.
     let _ = put(&device.join("driver_override"), "\n");
+    if !before.is_empty() && driver(&device).is_empty() {
+        let _ = put(&sys.join("bus/pci/drivers_probe"), address.as_str());
+    }
+    let now = driver(&device);
     let now = if now.is_empty() { "no driver has it" } else { &now };
     let said = said.unwrap_or_else(|| "the kernel did not say why; look at its log".to_owned());
     Err(HostError::new("function_not_bound", format!("{address} did not go to {RESTING_DRIVER} ({said}); now: {now}")))
@@ -284,6 +288,25 @@ mod tests {
         std::fs::remove_file(sys.path().join("bus/pci/drivers_probe")).expect("removed");
         let error = bind(sys.path(), &address(GPU)).expect_err("not bound");
         assert!(error.message.contains("drivers_probe: No such file"), "{error}");
+    }
+
+    /// As the kernel does with a bridge: the driver for guests does not want it, and whoever asked is not told.
+    #[test]
+    fn what_the_driver_for_guests_does_not_want_is_given_back_to_the_driver_that_had_it() {
+        for (before, after) in [("pcieport", "pcieport"), ("", "no driver has it")] {
+            let (sys, written) = (bus(before), Mutex::new(Vec::new()));
+            let willing = kernel(sys.path(), "pcieport", &written);
+            let pinned = sys.path().join("bus/pci/devices").join(GPU).join("driver_override");
+            let unwilling = |path: &Path, text: &str| {
+                let refused = sysfs::name(path) == "drivers_probe" && sysfs::text(&pinned) == RESTING_DRIVER;
+                if refused { Ok(()) } else { willing(path, text) }
+            };
+            let error = bind_with(sys.path(), &address(GPU), &unwilling).expect_err("not bound");
+            assert_eq!(error.code, "function_not_bound");
+            assert!(error.message.ends_with(&format!("now: {after}")), "{error}");
+            assert_eq!(state(sys.path(), &address(GPU)).expect("state").driver, before);
+            assert_eq!(sysfs::text(&pinned), "");
+        }
     }
 
     #[test]

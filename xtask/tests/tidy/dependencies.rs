@@ -31,7 +31,7 @@ const ALLOWED: [(&str, &[&str]); 15] = [
         ],
     ),
     ("gpuaas-testkit", &["gpuaas-contract", "gpuaas-failpoint"]),
-    ("gpuaas-bench", &["gpuaas-api", "gpuaas-contract", "gpuaas-control", "gpuaas-domain", "gpuaas-store"]),
+    ("gpuaas-bench", &["gpuaas-api", "gpuaas-contract", "gpuaas-control", "gpuaas-domain", "gpuaas-host", "gpuaas-store"]),
     ("gpuaas-fuzz", &["gpuaas-agent", "gpuaas-contract", "gpuaas-control"]),
     (
         "gpuaas-sim",

@@ -8,7 +8,7 @@ use std::collections::BTreeSet;
 use std::time::Duration;
 
 use gpuaas_contract::cleanup::{CleanupProof, DriveProof, FunctionProof, NOT_WIPED, RESTING_DRIVER, Reset};
-use gpuaas_contract::id::AllocationId;
+use gpuaas_contract::id::{AllocationId, TaskId};
 use gpuaas_contract::slice::{Blocker, Holder, LeasedSlot, PciAddress};
 use gpuaas_host::guests::{DomainState, DriveMark, DriveRef, GuestMark, Lease};
 use gpuaas_host::{Host, HostError};
@@ -32,6 +32,8 @@ pub(crate) struct Cleanup<'a> {
     pub(crate) wipe: bool,
     /// Also what an earlier holder left on these slots.
     pub(crate) take_over: bool,
+    /// Only what this task took: what another task of the same allocation made is not touched.
+    pub(crate) only_of: Option<TaskId>,
 }
 
 impl Cleanup<'_> {
@@ -61,6 +63,14 @@ impl Cleanup<'_> {
             Ok(leases) => leases,
             Err(error) => return (proof, vec![error]),
         };
+        let anothers = |lease: &&Lease| {
+            lease.allocation_id == self.holder.allocation_id && self.only_of.is_some_and(|task| task != lease.task_id)
+        };
+        if let Some(lease) = leases.iter().find(anothers) {
+            let message =
+                format!("{} is held for the same allocation by {}; that one is left alone", lease.slot_id, lease.task_id);
+            return (proof, vec![HostError::new("slot_leased", message)]);
+        }
         let leases: Vec<Lease> = leases.into_iter().filter(|lease| self.is_ours(lease)).collect();
         let mut allocations: BTreeSet<AllocationId> = leases.iter().map(|lease| lease.allocation_id).collect();
         allocations.insert(self.holder.allocation_id);

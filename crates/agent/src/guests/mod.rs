@@ -8,6 +8,7 @@ mod tests;
 
 use std::collections::HashSet;
 use std::net::SocketAddr;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 
 use gpuaas_contract::id::SlotId;
@@ -25,6 +26,8 @@ pub(crate) struct Guests {
 
 #[derive(Debug)]
 struct Inner {
+    /// There may be guests, or slots that have had one. Most hosts never have, and need not look every few seconds.
+    may_have_guests: AtomicBool,
     /// Slots that a task works on.
     busy: Mutex<HashSet<SlotId>>,
     freed: Notify,
@@ -39,7 +42,8 @@ impl Guests {
     /// No guests yet; `endpoint` is where they will send their metrics.
     pub(crate) fn new(endpoint: Option<SocketAddr>) -> Self {
         let (busy, freed) = (Mutex::default(), Notify::new());
-        let inner = Inner { busy, freed, endpoint, telemetry: Mutex::default(), drift: Mutex::default() };
+        let may_have_guests = AtomicBool::new(true);
+        let inner = Inner { may_have_guests, busy, freed, endpoint, telemetry: Mutex::default(), drift: Mutex::default() };
         Self { inner: Arc::new(inner) }
     }
 
@@ -69,6 +73,7 @@ impl Guests {
             return None;
         }
         busy.extend(slots);
+        self.inner.may_have_guests.store(true, Ordering::Release);
         Some(Claim { inner: Arc::clone(&self.inner), slots: slots.to_vec() })
     }
 }
@@ -87,6 +92,8 @@ impl Drop for Claim {
             busy.remove(slot);
         }
         drop(busy);
+        // Whoever looked while the slots were claimed may have looked too early.
+        self.inner.may_have_guests.store(true, Ordering::Release);
         self.inner.freed.notify_waiters();
     }
 }

@@ -5,6 +5,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::PoisonError;
+use std::sync::atomic::Ordering;
 use std::time::Duration;
 
 use gpuaas_contract::cleanup::RESTING_DRIVER;
@@ -67,11 +68,19 @@ impl Guests {
     }
 
     async fn compare(&self, host: &Host, boot_id: &str, found: &mut Vec<Drift>) -> Result<(), HostError> {
-        let (leases, fences) = (host.leases().await?, host.fences().await?);
-        if leases.is_empty() && fences.is_empty() {
-            // Never had a guest: there may be no hypervisor to ask.
+        if !self.inner.may_have_guests.swap(false, Ordering::AcqRel) {
             return Ok(());
         }
+        let (leases, fences) = match (host.leases().await, host.fences().await) {
+            (Ok(leases), Ok(fences)) if leases.is_empty() && fences.is_empty() => {
+                // Never had a guest: there may be no hypervisor to ask. The first task on a slot changes that.
+                return Ok(());
+            }
+            (leases, fences) => {
+                self.inner.may_have_guests.store(true, Ordering::Release);
+                (leases?, fences?)
+            }
+        };
         for fence in &fences {
             self.keep_functions(host, fence, found).await;
         }

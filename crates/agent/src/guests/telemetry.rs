@@ -6,6 +6,7 @@
 use std::collections::HashMap;
 use std::convert::Infallible;
 use std::net::SocketAddr;
+use std::sync::atomic::Ordering;
 use std::sync::{Arc, PoisonError};
 use std::time::{Duration, Instant};
 
@@ -89,7 +90,7 @@ impl Guests {
     /// The metrics of every guest, from the best source there is.
     pub(crate) async fn metrics(&self, host: &Host) -> Vec<GuestMetrics> {
         // Without guests there may be no hypervisor to ask.
-        if host.leases().await.map_or(true, |leases| leases.is_empty()) {
+        if !self.inner.may_have_guests.load(Ordering::Acquire) || host.leases().await.map_or(true, |leases| leases.is_empty()) {
             return Vec::new();
         }
         let Ok(domains) = host.domains().await else { return Vec::new() };

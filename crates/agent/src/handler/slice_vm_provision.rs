@@ -275,9 +275,10 @@ async fn undo(params: &Params, context: &Context, why: Failure) -> Failure {
         slots: &params.slots,
         wipe: true,
         take_over: false,
+        only_of: Some(context.task_id),
     };
     let (proof, troubles) = cleanup.run().await;
-    let ours = |lease: &gpuaas_host::guests::Lease| lease.holder() == holder;
+    let ours = |lease: &gpuaas_host::guests::Lease| lease.holder() == holder && lease.task_id == context.task_id;
     // Only what is certain counts: a list that cannot be read may hold anything.
     let still_held = context.host.leases().await.map_or(true, |leases| leases.iter().any(ours));
     let failure = if still_held {

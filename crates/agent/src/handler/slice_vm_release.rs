@@ -34,6 +34,7 @@ pub(super) async fn run(params: &Params, context: &Context) -> Result<Success, F
         slots: &params.slots,
         wipe: params.wipe,
         take_over: params.take_over,
+        only_of: None,
     };
     let (proof, troubles) = cleanup.run().await;
     let blockers = proof.blockers(&params.slots, true);
@@ -78,6 +79,11 @@ async fn hold(params: &Params, context: &Context) -> Result<bool, Failure> {
     for slot in &params.slots {
         let holder = params.holder();
         match leases.iter().find(|lease| lease.slot_id == slot.slot_id) {
+            // What is cleaned is what is leased, and never what an order makes of it.
+            Some(lease) if lease.spec != slot.spec => {
+                let message = format!("{} consists of other devices than this task says; approve it again", slot.slot_id);
+                return Err(Failure::failed("slot_differs", message));
+            }
             Some(lease) if lease.holder() == holder => known = true,
             Some(lease) if params.take_over && lease.lease_epoch < holder.lease_epoch => known = true,
             Some(lease) => {

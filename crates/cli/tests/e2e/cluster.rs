@@ -250,7 +250,9 @@ impl AgentHost {
         std::fs::write(folder.join("config.toml"), config).unwrap();
         write_private(
             &folder.join("policy.toml"),
-            "allowed_tasks = [\"diag.ping\", \"diag.health_probe\", \"package.list\", \"slice.topology_discover\"]\n",
+            "allowed_tasks = [\"diag.ping\", \"diag.health_probe\", \"package.list\", \"slice.topology_discover\", \"slice.vm_provision\", \
+             \"slice.vm_release\", \"slice.vm_power\", \"slice.console_read\"]\n\
+             [slices]\npci_addresses = [\"*\"]\nnvme_serials = [\"*\"]\nimage_sources = [\"https://images.example/\"]\n",
         );
         let failpoints = Failpoints::new(folder.join("failpoints"));
         let mut launch =

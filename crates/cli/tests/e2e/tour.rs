@@ -55,6 +55,29 @@ fn tour(store: Store, carrier: Carrier) {
     let table = cluster.cli(&["node", "topology", "show", &node, "-o", "table"]);
     assert!(table.stdout.contains("quarantined") && table.stdout.contains("8 of 8 slots"), "{}", table.stdout);
 
+    // A guest on two of them, and everything is given back.
+    let digest = "e3b0c44298fc1c149afbf4c8996fb92427ae41e4649b934ca495991b7852b855";
+    let image = ["--image-url", "https://images.example/a.qcow2", "--image-sha256", digest];
+    let create = |slot: &'static str, name: &'static str| {
+        let arguments = ["slice", "create", &node, "--slot", slot, "--slot", "5", "--name", name];
+        cluster.cli(&[&arguments[..], &image, &["-o", "json"]].concat())
+    };
+    let refused = create("3", "held");
+    assert!(refused.code != 0 && refused.stderr.contains("quarantined"), "{refused:?}");
+    let made = create("4", "guest");
+    assert_eq!(made.code, 0, "{made:?}");
+    let states = || {
+        let slots = cluster.json(&["slot", "ls", "--node", &node]);
+        let state = |slot: &serde_json::Value| (slot["spec"]["slot_index"].as_u64(), slot["state"].as_str().map(str::to_owned));
+        slots.as_array().unwrap().iter().map(state).collect::<std::collections::BTreeMap<_, _>>()
+    };
+    assert_eq!(states()[&Some(4)].as_deref(), Some("leased"));
+    assert!(cluster.cli(&["slice", "console", "guest"]).stdout.contains("login"));
+    assert_eq!(cluster.cli(&["slice", "reboot", "guest"]).code, 0);
+    let gone = cluster.cli(&["slice", "release", "guest", "--yes"]);
+    assert_eq!(gone.code, 0, "{gone:?}");
+    assert_eq!((states()[&Some(4)].as_deref(), states()[&Some(5)].as_deref()), (Some("available"), Some("available")));
+
     // A running task is cancelled, and nothing was done.
     let held = cluster.ping(&node, &["--param", "hold_ms=60000"]);
     cluster.wait_state(&held, "started");

@@ -51,7 +51,7 @@ impl Host {
     }
 
     /// Takes a slot: exclusive, durable, and never with a number that is older than one the slot has seen. Taking it again for the same
-    /// holder changes nothing. `again` also takes, for cleaning up, a number that the holder has given back.
+    /// task changes nothing. `again` also takes, for cleaning up, a number that the holder has given back.
     pub async fn lease_take(&self, lease: &Lease, again: bool) -> Result<(), HostError> {
         let (folder, lease) = (self.layout().leases.clone(), lease.clone());
         let subject = lease.slot_id.to_string();

@@ -10,15 +10,14 @@ use crate::guests::{FreeMemory, ImageStored, ImageWanted, InstanceFile, Reservat
 use crate::{HostError, instance};
 
 /// The programs that packages bring.
-const PROGRAMS: [(&str, &str); 8] = [
+const PROGRAMS: [(&str, &str); 7] = [
     ("cloud-image-utils", "cloud-localds"),
     ("dnsmasq-base", "dnsmasq"),
     ("libvirt-clients", "virsh"),
     ("nftables", "nft"),
     ("openvswitch-switch", "ovs-vsctl"),
     ("qemu-utils", "qemu-img"),
-    ("util-linux", "findmnt"),
-    ("virtinst", "virt-install"),
+    ("openssh-client", "ssh"),
 ];
 /// What the host needs for itself.
 const HOST_MEMORY_MIB: u64 = 6 * 1024;

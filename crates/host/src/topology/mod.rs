@@ -19,15 +19,14 @@ use crate::pci::{self, PciFunction};
 use crate::{kernel, nft, ovs, sysfs};
 
 /// Programs that the slice tasks run, and where distributions put them.
-const COMMANDS: [(&str, &[&str]); 8] = [
+const COMMANDS: [(&str, &[&str]); 7] = [
     ("cloud-localds", &["/usr/bin/cloud-localds"]),
     ("dnsmasq", &["/usr/sbin/dnsmasq"]),
-    ("findmnt", &["/usr/bin/findmnt", "/bin/findmnt"]),
     ("nft", &["/usr/sbin/nft", "/sbin/nft"]),
     ("ovs-vsctl", &["/usr/bin/ovs-vsctl"]),
     ("qemu-img", &["/usr/bin/qemu-img"]),
+    ("ssh", &["/usr/bin/ssh"]),
     ("virsh", &["/usr/bin/virsh"]),
-    ("virt-install", &["/usr/bin/virt-install"]),
 ];
 /// Modules that guests with devices of their own need.
 const MODULES: [&str; 5] = ["kvm", "kvm_amd", "kvm_intel", "openvswitch", "tun"];

@@ -139,6 +139,7 @@ async fn matrix(scene: Scene, kinds: &[FaultKind]) -> BTreeSet<String> {
             }
         }
     }
+    println!("{scene:?}: {operations} operations, {} cells", operations as usize * WHENS.len() * kinds.len());
     points
 }
 

@@ -75,6 +75,16 @@ async fn a_slot_of_another_allocation_is_not_touched_by_anybody_else() {
     let renamed = vec![LeasedSlot { spec: slots[0].spec.clone(), ..rig.slots(&[3])[0].clone() }];
     let ended = rig.run(&provision(thief, 7, renamed)).await;
     assert_eq!(ended.code, "device_leased", "{ended:?}");
+    // Not even the owner's own lease lets another task begin anew, or reach for other devices.
+    let again = rig.run(&provision(owner, 5, slots.clone())).await;
+    assert_eq!(again.code, "slot_leased", "{again:?}");
+    let mut altered = slots.clone();
+    altered[0].spec.nvme_serial = rig.slots(&[6])[0].spec.nvme_serial.clone();
+    altered[0].spec.nvme_device = rig.slots(&[6])[0].spec.nvme_device.clone();
+    let ended = rig.run(&Task::SliceVmRelease(release(owner, 5, altered))).await;
+    assert_eq!(ended.code, "slot_differs", "{ended:?}");
+    assert_eq!(rig.life.sim.boots(owner), 1, "the guest was left alone");
+    assert_eq!(rig.life.sim.drive_contents(&slots[0].spec.nvme_serial), before);
     let gone = rig.run(&Task::SliceVmRelease(release(owner, 5, slots))).await;
     assert_eq!(gone.outcome, Outcome::Succeeded, "{gone:?}");
     untouched(&rig);

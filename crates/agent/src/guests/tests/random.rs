@@ -197,8 +197,11 @@ fn pick<T>(items: &[T], number: usize) -> Option<&T> {
     if items.is_empty() { None } else { items.get(number % items.len()) }
 }
 
+/// `cargo xtask prove guests` does many more.
 fn cases() -> u32 {
-    std::env::var("GPUAAS_GUEST_CASES").ok().and_then(|cases| cases.parse().ok()).unwrap_or(48)
+    let long = std::env::var("GPUAAS_PROVE").is_ok_and(|form| form == "long");
+    let wanted = std::env::var("GPUAAS_PROVE_COUNT").ok().map(|count| count.parse().expect("GPUAAS_PROVE_COUNT is a number"));
+    if long { wanted.unwrap_or(5_000) } else { 48 }
 }
 
 proptest! {

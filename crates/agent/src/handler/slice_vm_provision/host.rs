@@ -16,15 +16,14 @@ use crate::policy::Emulation;
 const OVERHEAD_MIB: u64 = 512;
 
 /// Which Debian package brings which program.
-const PACKAGES: [(&str, &str); 8] = [
+const PACKAGES: [(&str, &str); 7] = [
     ("cloud-localds", "cloud-image-utils"),
     ("dnsmasq", "dnsmasq-base"),
-    ("findmnt", "util-linux"),
     ("nft", "nftables"),
     ("ovs-vsctl", "openvswitch-switch"),
     ("qemu-img", "qemu-utils"),
+    ("ssh", "openssh-client"),
     ("virsh", "libvirt-clients"),
-    ("virt-install", "virtinst"),
 ];
 
 pub(super) async fn lease_acquire(work: &mut Work<'_>) -> Result<(), Failure> {

@@ -1,0 +1,55 @@
+//! `cargo xtask lab`: the real thing on one machine. What simulated hosts stand in for elsewhere is real here: libvirt, QEMU, Open vSwitch,
+//! DHCP, cloud-init, VFIO.
+//!
+//! Only the hardware is emulated, because a developer's machine and CI have no GPU, no spare NVMe drive and often no KVM.
+
+mod cleanup;
+mod cluster;
+mod daemon;
+mod drive;
+mod guest_image;
+mod image_server;
+mod initrd;
+mod kernel;
+mod libvirt;
+mod machine;
+mod network;
+mod program;
+mod requirements;
+mod slice;
+mod vfio;
+mod vfio_host;
+
+use std::path::PathBuf;
+
+use crate::cargo;
+
+/// Options of `cargo xtask lab`.
+#[derive(clap::Args)]
+pub(crate) struct Options {
+    #[command(subcommand)]
+    lab: Lab,
+}
+
+#[derive(clap::Subcommand)]
+enum Lab {
+    /// A guest on this machine by a signed task through the real server and agent, with a loop device as its drive
+    Slice(slice::Options),
+    /// An emulated host with an IOMMU, in which devices change hands between their drivers and vfio-pci
+    Vfio,
+}
+
+/// Runs a lab. True if everything in it went as it should.
+pub(crate) fn run(options: &Options) -> Result<bool, String> {
+    match &options.lab {
+        Lab::Slice(options) => slice::run(options),
+        Lab::Vfio => vfio::run(),
+    }
+}
+
+/// Where what takes long to make is kept between runs.
+fn cache() -> Result<PathBuf, String> {
+    let folder = cargo::workspace().join("target/lab");
+    std::fs::create_dir_all(&folder).map_err(|error| format!("{}: {error}", folder.display()))?;
+    Ok(folder)
+}

@@ -1,0 +1,82 @@
+//! What the labs need beside Rust.
+
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+use super::program;
+use crate::requirements::{Requirement, apt_get, in_path, is_root};
+
+const SLICE: &str = "the lab of slices";
+const VFIO: &str = "the lab of VFIO";
+const BOTH: &str = "every lab";
+
+/// What a slice host and its guest's image are made of.
+pub(super) const FOR_SLICE: [Requirement; 13] = [
+    QEMU,
+    Requirement { name: "qemu-img", package: "qemu-utils", find: || in_path("qemu-img"), needed_for: SLICE },
+    // Its file of settings stands for the user that QEMU runs as, which the same package makes.
+    Requirement {
+        name: "libvirtd",
+        package: "libvirt-daemon-system",
+        find: || in_path("libvirtd").and(file("/etc/libvirt/qemu.conf")),
+        needed_for: SLICE,
+    },
+    Requirement { name: "virsh", package: "libvirt-clients", find: || in_path("virsh"), needed_for: SLICE },
+    Requirement { name: "Open vSwitch", package: "openvswitch-switch", find: || in_path("ovs-vswitchd"), needed_for: SLICE },
+    Requirement { name: "cloud-localds", package: "cloud-image-utils", find: || in_path("cloud-localds"), needed_for: SLICE },
+    Requirement { name: "dnsmasq", package: "dnsmasq-base", find: || in_path("dnsmasq"), needed_for: SLICE },
+    Requirement { name: "nft", package: "nftables", find: || in_path("nft"), needed_for: SLICE },
+    Requirement { name: "ip (iproute2)", package: "iproute2", find: || in_path("ip"), needed_for: SLICE },
+    Requirement { name: "ssh", package: "openssh-client", find: || in_path("ssh"), needed_for: SLICE },
+    Requirement { name: "mmdebstrap", package: "mmdebstrap", find: || in_path("mmdebstrap"), needed_for: SLICE },
+    Requirement { name: "sfdisk", package: "fdisk", find: || in_path("sfdisk"), needed_for: SLICE },
+    Requirement {
+        name: "GRUB for a BIOS",
+        // It brings the program that puts its files together.
+        package: "grub-pc-bin",
+        find: || in_path("grub-mkimage").and(file("/usr/lib/grub/i386-pc/boot.img")),
+        needed_for: SLICE,
+    },
+];
+
+/// What an emulated host with an IOMMU is made of.
+pub(super) const FOR_VFIO: [Requirement; 4] = [
+    QEMU,
+    Requirement { name: "busybox", package: "busybox-static", find: || in_path("busybox"), needed_for: VFIO },
+    Requirement { name: "depmod", package: "kmod", find: || in_path("depmod"), needed_for: VFIO },
+    Requirement { name: "dpkg-deb", package: "dpkg", find: || in_path("dpkg-deb"), needed_for: VFIO },
+];
+
+const QEMU: Requirement =
+    Requirement { name: "QEMU", package: "qemu-system-x86", find: || in_path("qemu-system-x86_64"), needed_for: BOTH };
+
+/// Makes sure of all of them. A lab without one of its parts proves nothing, so the first that is missing ends it.
+pub(super) fn ensure(requirements: &[Requirement]) -> Result<(), String> {
+    let root = is_root();
+    if root && (QEMU.find)().is_none() {
+        give_way_to_qemu();
+    }
+    requirements.iter().try_for_each(|requirement| requirement.ensure(root))
+}
+
+fn file(path: &str) -> Option<PathBuf> {
+    let path = Path::new(path);
+    path.is_file().then(|| path.to_owned())
+}
+
+/// A `qemu-utils` of another release breaks QEMU, and apt takes no older package unless it is told to: so it is told.
+///
+/// Whatever fails here fails again, with a better message, when QEMU is installed.
+fn give_way_to_qemu() {
+    let policy = || program::run(Command::new("apt-cache").args(["policy", "qemu-system-x86"]));
+    let candidate = || policy().ok()?.lines().find_map(|line| line.trim().strip_prefix("Candidate: ").map(str::to_owned));
+    let utils = || program::run(Command::new("dpkg-query").args(["--show", "--showformat=${Version}", "qemu-utils"])).ok();
+    let Some(installed) = utils().filter(|version| !version.is_empty()) else { return };
+    // A machine whose lists were never fetched knows no candidate.
+    let Some(candidate) = candidate().or_else(|| apt_get(&["update"]).then(candidate).flatten()) else { return };
+    if installed != candidate {
+        println!("replacing qemu-utils {installed} by {candidate}, the release that QEMU comes from");
+        let package = format!("qemu-utils={candidate}");
+        apt_get(&["install", "--yes", "--no-install-recommends", "--allow-downgrades", &package]);
+    }
+}

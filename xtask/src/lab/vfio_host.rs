@@ -1,0 +1,149 @@
+//! An emulated host with an IOMMU, two NVMe drives and a graphics card of AMD's, for what a developer's machine cannot do: give devices away.
+//!
+//! Its root file system is in memory: busybox, the modules of VFIO, and what the lab adds. It runs one script and is switched off.
+
+use std::io::{BufRead as _, BufReader};
+use std::ops::ControlFlow;
+use std::path::Path;
+use std::process::{Child, Command, Stdio};
+use std::sync::mpsc::{Receiver, RecvTimeoutError, sync_channel};
+use std::time::{Duration, Instant};
+
+use super::cleanup::Cleanup;
+use super::initrd::Initrd;
+use super::kernel::Kernel;
+use super::program::text;
+use crate::requirements::in_path;
+
+/// In the order they are wanted; what they need comes along. The driver of NVMe is part of this kernel.
+const MODULES: [&str; 2] = ["vfio-pci", "vfio_iommu_type1"];
+const MEMORY_MIB: u32 = 1024;
+/// What it says to be, as firmware does. The agent tells machines apart by this.
+const MACHINE: &str = "67707561-6173-4c61-8000-766669000001";
+/// Its timer is not checked: on a busy machine it ticks too late for that, and the kernel would take it for broken and stop.
+const KERNEL_ARGUMENTS: &str = "console=ttyS0 loglevel=4 intel_iommu=on no_timer_check panic=-1";
+const NO_STATUS: &str = "the host did not say how its script ended";
+/// How the last line of a run starts. The status of the script follows.
+const ENDED: &str = "lab: the script ended with ";
+
+/// Its drives, by their serial numbers.
+pub(super) const DRIVES: [&str; 2] = ["LAB0", "LAB1"];
+/// How large they are.
+const DRIVE_SIZE: u64 = 64 * 1024 * 1024;
+
+/// The first and only process. Messages of the kernel that are not errors stay out of the way.
+const INIT: &str = r#"#!/bin/sh
+/bin/busybox --install -s /bin
+export PATH=/bin
+mount -t proc none /proc
+mount -t sysfs none /sys
+mount -t devtmpfs none /dev
+mount -t tmpfs none /run
+mount -t tmpfs none /tmp
+while read -r module; do insmod "$module" || echo "lab: cannot load $module"; done < /lab/modules
+sh /lab/script
+echo "lab: the script ended with $?"
+poweroff -f
+"#;
+
+/// An emulated host that is running. Dropping it switches it off, and so does the end of this process.
+pub(super) struct VfioHost {
+    process: Child,
+    lines: Receiver<String>,
+    _cleanup: Cleanup,
+}
+
+impl VfioHost {
+    /// Boots a host that runs `script` with busybox. `initrd` has what the script needs beside that; drives are made in `folder`.
+    pub(super) fn boot(kernel: &Kernel, mut initrd: Initrd, script: &str, folder: &Path) -> Result<Self, String> {
+        let busybox = in_path("busybox").ok_or("busybox is not installed")?;
+        initrd.program(&busybox, "/bin/busybox")?;
+        initrd.link("/bin/sh", "busybox");
+        ["/proc", "/sys", "/dev", "/run", "/tmp"].into_iter().for_each(|at| initrd.folder(at));
+        initrd.script("/init", INIT);
+        initrd.file("/lab/script", script);
+        let modules = kernel.add_modules(&MODULES, &mut initrd)?;
+        initrd.file("/lab/modules", modules.join("\n") + "\n");
+        let archive = folder.join("initrd");
+        initrd.write(&archive)?;
+
+        let mut qemu = Command::new("qemu-system-x86_64");
+        qemu.args(arguments(kernel, &archive, folder)?);
+        qemu.stdin(Stdio::null()).stdout(Stdio::piped());
+        let mut cleanup = Cleanup::start()?;
+        let mut process = qemu.spawn().map_err(|error| format!("QEMU cannot be started: {error}"))?;
+        cleanup.end(&process)?;
+        let console = process.stdout.take().ok_or("QEMU has no console")?;
+        // A full channel makes the host wait, which does it no harm.
+        let (sender, lines) = sync_channel(1024);
+        std::thread::spawn(move || {
+            let mut console = BufReader::new(console);
+            let mut line = Vec::new();
+            // Whatever is on a console; it need not be text.
+            while console.read_until(b'\n', &mut line).is_ok_and(|count| count > 0) {
+                if sender.send(String::from_utf8_lossy(&line).trim_end().to_owned()).is_err() {
+                    break;
+                }
+                line.clear();
+            }
+        });
+        Ok(Self { process, lines, _cleanup: cleanup })
+    }
+
+    /// Hands every line of the console to `each` until the script has ended, and returns its status. Breaking off is fine.
+    pub(super) fn follow(
+        &mut self,
+        deadline: Duration,
+        mut each: impl FnMut(&str) -> ControlFlow<()>,
+    ) -> Result<Option<i32>, String> {
+        let until = Instant::now() + deadline;
+        loop {
+            let line = match self.lines.recv_timeout(until.saturating_duration_since(Instant::now())) {
+                Ok(line) => line,
+                Err(RecvTimeoutError::Timeout) => return Err(format!("the host was not done after {} s", deadline.as_secs())),
+                Err(RecvTimeoutError::Disconnected) => return Err(NO_STATUS.to_owned()),
+            };
+            if let Some(status) = line.strip_prefix(ENDED) {
+                return status.parse().map(Some).map_err(|_| NO_STATUS.to_owned());
+            }
+            if each(&line).is_break() {
+                return Ok(None);
+            }
+        }
+    }
+}
+
+impl Drop for VfioHost {
+    fn drop(&mut self) {
+        // It has nothing to lose.
+        let _ = self.process.kill();
+        let _ = self.process.wait();
+    }
+}
+
+/// A machine whose devices each sit behind a port of their own, so that each is in an IOMMU group of its own, as GPUs in a server are.
+fn arguments(kernel: &Kernel, archive: &Path, folder: &Path) -> Result<Vec<String>, String> {
+    let mut words: Vec<String> =
+        ["-machine", "q35,kernel-irqchip=split", "-accel", "tcg", "-cpu", "max", "-smp", "2"].map(str::to_owned).into();
+    words.extend(["-m".to_owned(), MEMORY_MIB.to_string()]);
+    words.extend(["-nodefaults", "-display", "none", "-no-reboot", "-serial", "stdio"].map(str::to_owned));
+    words.extend(["-uuid", MACHINE].map(str::to_owned));
+    words.extend(["-kernel", text(&kernel.image)?, "-initrd", text(archive)?].map(str::to_owned));
+    words.extend(["-append", KERNEL_ARGUMENTS].map(str::to_owned));
+    let mut device = |device: String| words.extend(["-device".to_owned(), device]);
+    device("intel-iommu,intremap=on,caching-mode=on".to_owned());
+    for port in 0..=DRIVES.len() {
+        device(format!("pcie-root-port,id=port{port},chassis={port}"));
+    }
+    for (port, serial) in DRIVES.iter().enumerate() {
+        device(format!("nvme,bus=port{port},serial={serial},drive={serial}"));
+    }
+    device(format!("ati-vga,bus=port{}", DRIVES.len()));
+    for serial in DRIVES {
+        let path = folder.join(format!("{serial}.raw"));
+        let file = std::fs::File::create(&path).map_err(|error| format!("{}: {error}", path.display()))?;
+        file.set_len(DRIVE_SIZE).map_err(|error| format!("{}: {error}", path.display()))?;
+        words.extend(["-drive".to_owned(), format!("if=none,id={serial},format=raw,cache=unsafe,file={}", text(&path)?)]);
+    }
+    Ok(words)
+}
