@@ -3,6 +3,7 @@
 use gpuaas_contract::cleanup::{NOT_WIPED, WipeMethod};
 use gpuaas_contract::id::AllocationId;
 use gpuaas_contract::receipt::Outcome;
+use gpuaas_contract::slice::LeasedSlot;
 use gpuaas_contract::task::slice_vm_power::Action;
 use gpuaas_contract::task::slice_vm_provision::PHASES;
 use gpuaas_contract::task::{Task, TaskType, slice_console_read};
@@ -217,6 +218,102 @@ async fn a_function_that_somebody_took_away_is_bound_again_and_reported() {
     // A function that this host never served is nobody's business.
     let strange = rig.slots(&[7])[0].spec.pci_address.clone().expect("a GPU");
     assert_ne!(host.function_state(&strange).await.expect("known").driver, "vfio-pci");
+}
+
+/// What of a host can be seen from outside, without the numbers that are new each time.
+async fn picture(rig: &Rig, allocation: AllocationId, slots: &[LeasedSlot]) -> String {
+    let host = rig.host();
+    let leases: Vec<_> = host.leases().await.expect("readable").iter().map(|l| (l.slot_id, l.drive, l.guest, l.power)).collect();
+    let folder = rig.folder.path().join(format!("host/slices/{allocation}"));
+    let mut files: Vec<_> = std::fs::read_dir(folder)
+        .into_iter()
+        .flatten()
+        .flatten()
+        .map(|entry| entry.file_name().into_string().expect("text"))
+        .collect();
+    files.sort();
+    let mut drivers = Vec::new();
+    for address in slots.iter().flat_map(|slot| slot.spec.functions()) {
+        drivers.push(host.function_state(address).await.expect("known").driver);
+    }
+    // Contents name the allocation, which differs between two runs.
+    let contents: Vec<_> = slots.iter().map(|slot| rig.life.sim.drive_contents(&slot.spec.nvme_serial).len()).collect();
+    let state = host.domain_state(allocation).await.expect("known");
+    let reserved = host.reservations().await.expect("known").len();
+    format!("{leases:?} {state:?} {reserved} {files:?} {drivers:?} {contents:?}")
+}
+
+#[tokio::test]
+async fn every_phase_run_twice_leaves_the_same_host_and_so_does_every_undo() {
+    let reference = {
+        let rig = Rig::new().await;
+        let (allocation, slots) = (AllocationId::generate(), rig.slots(&[0, 5]));
+        rig.run(&provision(allocation, 1, slots.clone())).await;
+        picture(&rig, allocation, &slots).await
+    };
+    for phase in PHASES {
+        let mut rig = Rig::new().await;
+        let (allocation, slots) = (AllocationId::generate(), rig.slots(&[0, 5]));
+        // Killed when the phase has done its work: after the restart it is run again, with all that come before it.
+        let at = Target::Checkpoint { phase, point: gpuaas_host::guests::Point::Done };
+        rig.life.sim.arm(Fault { at, when: When::After, kind: FaultKind::Kill, times: 1 });
+        let task_id = rig.give(&provision(allocation, 1, slots.clone()));
+        rig.life.sim.killed().await;
+        rig.kill().await;
+        rig.revive().await;
+        let ended = rig.receipt(task_id, TaskType::SliceVmProvision).await;
+        assert_eq!(ended.outcome, Outcome::Succeeded, "{phase}: {ended:?}");
+        assert_eq!(picture(&rig, allocation, &slots).await, reference, "{phase}");
+        assert_eq!(rig.life.sim.boots(allocation), 1, "{phase}: a guest that runs is left alone");
+
+        let undo = Task::SliceVmRelease(release(allocation, 1, slots.clone()));
+        let mut after = Vec::new();
+        for _ in 0..2 {
+            let ended = rig.run(&undo).await;
+            assert_eq!(ended.proof.expect("a proof").blockers(&slots, true), [], "{phase}");
+            after.push(picture(&rig, allocation, &slots).await);
+            assert!(rig.life.sim.leftovers().is_empty(), "{phase}");
+        }
+        assert_eq!(after[0], after[1], "{phase}");
+        assert_eq!(rig.life.sim.violations(), [""; 0], "{phase}");
+    }
+}
+
+#[tokio::test]
+async fn a_guest_that_does_not_fit_is_refused_before_anything_is_written() {
+    let rig = Rig::new().await;
+    let mut slots = rig.slots(&[0]);
+    slots[0].spec.memory_mib = 8 * 1024 * 1024;
+    let ended = rig.run(&provision(AllocationId::generate(), 1, slots.clone())).await;
+    assert_eq!((ended.outcome, ended.code.as_str()), (Outcome::Failed, "memory_short"), "{ended:?}");
+    let proof = ended.proof.expect("a proof");
+    assert_eq!(proof.slots[0].drive.method, WipeMethod::Untouched);
+    assert_eq!(proof.blockers(&slots, true), []);
+    assert!(rig.life.sim.leftovers().is_empty());
+}
+
+#[tokio::test]
+async fn a_console_is_followed_while_the_guest_writes() {
+    let rig = Rig::new().await;
+    let (allocation, slots) = (AllocationId::generate(), rig.slots(&[4]));
+    rig.run(&provision(allocation, 1, slots)).await;
+    let params = slice_console_read::Params { allocation_id: allocation, lease_epoch: 1, tail_bytes: 0, follow_seconds: 3600 };
+    let task_id = rig.give(&Task::SliceConsoleRead(params));
+    while !rig.life.sim.calls().iter().any(|call| call.operation == Operation::ConsoleRead) {
+        tokio::task::yield_now().await;
+    }
+    let console = rig.folder.path().join(format!("host/slices/{allocation}/console.log"));
+    let mut file = std::fs::OpenOptions::new().append(true).open(console).expect("a console");
+    std::io::Write::write_all(&mut file, b"one\ntwo\nthree").expect("written");
+    let reads = || rig.life.sim.calls().iter().filter(|call| call.operation == Operation::ConsoleRead).count();
+    let before = reads();
+    while reads() < before + 2 {
+        tokio::time::sleep(std::time::Duration::from_millis(20)).await;
+    }
+    rig.life.pipeline.cancel(task_id, "seen enough");
+    let ended = rig.receipt(task_id, TaskType::SliceConsoleRead).await;
+    assert_eq!(ended.outcome, Outcome::Succeeded, "{ended:?}");
+    assert_eq!(ended.output.expect("an output")["lines"], 3);
 }
 
 #[tokio::test]
