@@ -10,6 +10,7 @@ mod bare_link;
 mod calibrate;
 mod child;
 mod cluster;
+mod drive;
 mod links;
 mod measure;
 mod nats;
@@ -134,7 +135,7 @@ impl Setup {
 }
 
 /// What can be measured, in this order: the name that selects it, and what it is.
-const ROWS: [(&str, &str); 15] = [
+const ROWS: [(&str, &str); 18] = [
     ("durable", "tasks/s in the store, against pgbench and graphile-worker"),
     ("signing", "sign and verify a task, against the bare signature"),
     ("link", "round trip over the link, against bare tonic and NATS"),
@@ -143,6 +144,9 @@ const ROWS: [(&str, &str); 15] = [
     ("connected-1000", "memory, idle CPU and reconnecting of 1,000 agents, against bare tonic"),
     ("connected-5000", "the same for 5,000 agents"),
     ("footprint", "the agent's memory and size, against prometheus-node-exporter"),
+    ("slice-overhead", "the agent's own time over the phases of a guest, on a simulated host"),
+    ("slice-image-write", "an image onto a drive, against qemu-img alone"),
+    ("slice-wipe", "a proven wipe of a drive, against dd"),
     ("growth-finished", "claims over finished tasks, up to a million"),
     ("growth-depth", "claims and enqueues over queue depth"),
     ("growth-idle", "database queries of idle agents"),
@@ -174,6 +178,9 @@ async fn measure(name: &str, setup: &Setup, effort: Effort) -> Result<Vec<Row>> 
         }
         "connected-5000" => rows::scale::run(setup, effort, 5000).await,
         "footprint" => rows::footprint::run(setup).await,
+        "slice-overhead" => rows::slice::overhead(setup, effort).await,
+        "slice-image-write" => rows::slice::image_write(setup, effort).await,
+        "slice-wipe" => rows::slice::wipe(setup, effort).await,
         "growth-finished" => rows::growth::books::over_finished_tasks(setup).await,
         "growth-depth" => rows::growth::books::over_queue_depth(setup).await,
         "growth-idle" => rows::growth::idle::run(setup).await,
@@ -193,7 +200,7 @@ fn main() -> Result<()> {
         match Part::parse() {
             Part::Run(setup) => run(&setup).await,
             Part::List { rows } => {
-                chosen(&rows)?.iter().for_each(|(name, what)| println!("{name:<16} {what}"));
+                chosen(&rows)?.iter().for_each(|(name, what)| println!("{name:<18} {what}"));
                 Ok(())
             }
             Part::Tasks { store, callers, queue, rounds } => {

@@ -342,10 +342,15 @@ impl Measured {
         }
     }
 
-    /// A quantile of the latencies of one side, for information.
-    pub(crate) fn own_time_row(&self, path: &str, side: usize, quantile: Quantile) -> Row {
+    /// A quantile of the latencies of one side, which has no peer. The verdict is about the number itself.
+    pub(crate) fn own_time_row(&self, path: &str, side: usize, quantile: Quantile, goal: Goal) -> Row {
         let row = self.time_row(path, side, side, quantile, Goal::Open);
-        Row { peer: String::new(), theirs: None, ratio: None, their_times: None, rounds: Vec::new(), ..row }
+        let mut row = Row { peer: String::new(), theirs: None, ratio: None, their_times: None, goal, ..row };
+        if let Some(range) = Interval::of(row.rounds.drain(..).map(|(ours, _)| ours).collect()) {
+            row.verdict = range.verdict(goal);
+            row.note = format!("between {} and {} {}", number(range.low), number(range.high), row.unit);
+        }
+        row
     }
 }
 
@@ -397,6 +402,22 @@ mod tests {
         let linear = log_log_slope(&[(10.0, 5.0), (100.0, 50.0), (1000.0, 500.0)]).expect("a slope");
         assert!(flat.abs() < 1e-9 && (linear - 1.0).abs() < 1e-9, "{flat} {linear}");
         assert_eq!(log_log_slope(&[(10.0, 5.0)]), None);
+    }
+
+    #[test]
+    fn a_number_without_a_peer_is_judged_over_its_rounds() {
+        let round = |milliseconds: u64| {
+            let mut times = Times::new().expect("times");
+            times.record(Duration::from_millis(milliseconds)).expect("recorded");
+            Round::times(vec![times])
+        };
+        let sides = vec![("ours".to_owned(), Ok([40, 41, 42].map(round).into())), ("gone".to_owned(), Err("no disk".to_owned()))];
+        let measured = Measured { sides };
+        let p50 = Quantile { metric: 0, share: 0.5, unit: TimeUnit::Milliseconds };
+        let verdict = |goal| measured.own_time_row("path", 0, p50, Goal::AtMost(goal)).verdict;
+        assert_eq!([50.0, 41.0, 30.0].map(verdict), [Verdict::Met, Verdict::Inconclusive, Verdict::Missed]);
+        let gone = measured.own_time_row("path", 1, p50, Goal::AtMost(50.0));
+        assert!(gone.verdict == Verdict::Skip && gone.note.contains("no disk"), "{}", gone.note);
     }
 
     /// A side whose numbers are known.

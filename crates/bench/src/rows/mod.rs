@@ -7,3 +7,4 @@ pub(crate) mod latency;
 pub(crate) mod link;
 pub(crate) mod scale;
 pub(crate) mod signing;
+pub(crate) mod slice;

@@ -139,7 +139,7 @@ async fn matrix(scene: Scene, kinds: &[FaultKind]) -> BTreeSet<String> {
             }
         }
     }
-    println!("{scene:?}: {operations} operations, {} cells", operations as usize * WHENS.len() * kinds.len());
+    println!("{scene:?}: {operations} operations, {} cells", operations * (WHENS.len() * kinds.len()) as u64);
     points
 }
 
