@@ -4,7 +4,7 @@ use std::io::{IsTerminal as _, Read as _, Write as _};
 
 use clap::Subcommand;
 use futures::StreamExt as _;
-use gpuaas_api::dto::{Reason, Slice, SliceConsole, SliceListQuery, SliceOrder, SlicePower, SliceRelease};
+use gpuaas_api::dto::{Reason, Slice, SliceConsole, SliceListQuery, SliceOrder, SlicePower, SliceRelease, TaskLogLine};
 use gpuaas_contract::task::slice_console_read::{MAX_BYTES, MAX_FOLLOW_SECONDS};
 use gpuaas_contract::task::slice_vm_power::Action;
 
@@ -17,6 +17,9 @@ use crate::output::{Details, Table, View, text};
 use crate::pages::{self, MAX_ITEMS};
 use crate::resolve;
 use crate::session::Session;
+
+/// How long lines of a console may take that the receipt has overtaken.
+const LATE_LINES: std::time::Duration = std::time::Duration::from_secs(10);
 
 /// Slices: guests on slots. A slice is named by its id, a unique beginning of it, or the guest's name if no other slice has the same.
 #[derive(Debug, Subcommand)]
@@ -256,15 +259,25 @@ async fn console(session: &Session, slice: &str, follow: bool, tail: u32) -> Res
     let task = client.slice_console(&id, &wanted).await?.task.id.to_string();
     let mut lines = std::pin::pin!(follow::logs(client, &task, 0, true));
     let mut interrupted = std::pin::pin!(tokio::signal::ctrl_c());
+    let (mut printed, mut last) = (0, 0);
     loop {
         let line = tokio::select! { biased; _ = &mut interrupted => break, line = lines.next() => line };
-        let Some(line) = line else { break };
-        session.output.print_item(&line?, |line| {
-            let text = text::printable(&line.text);
-            if line.stream == "agent" { format!("agent | {text}") } else { text }
-        })?;
+        let Some(line) = line.transpose()? else { break };
+        print_console(session, &line)?;
+        (printed, last) = (printed + 1 + line.dropped, line.sequence);
     }
     let ended = client.task(&task).await?;
+    // The receipt says how many lines there are. Some may still be on their way: they travel beside it, not before it.
+    let all = ended.output.as_ref().and_then(|output| output["lines"].as_u64()).unwrap_or(0);
+    let until = tokio::time::Instant::now() + LATE_LINES;
+    while printed < all && tokio::time::Instant::now() < until {
+        let mut late = std::pin::pin!(follow::logs(client, &task, last, false));
+        while let Some(line) = late.next().await.transpose()? {
+            print_console(session, &line)?;
+            (printed, last) = (printed + 1 + line.dropped, line.sequence);
+        }
+        tokio::time::sleep(std::time::Duration::from_millis(100)).await;
+    }
     if !ended.ended() {
         // Nobody reads on: the node need not either.
         client.task_cancel(&task, &Reason { reason: "no longer read".to_owned() }).await?;
@@ -276,6 +289,13 @@ async fn console(session: &Session, slice: &str, follow: bool, tail: u32) -> Res
         return Err(failure.hint(format!("`gpuaas task show {task}` shows more")));
     }
     Ok(Exit::Done)
+}
+
+fn print_console(session: &Session, line: &TaskLogLine) -> Result<(), Failure> {
+    session.output.print_item(line, |line| {
+        let text = text::printable(&line.text);
+        if line.stream == "agent" { format!("agent | {text}") } else { text }
+    })
 }
 
 fn ssh(slice: &Slice) -> Option<String> {

@@ -19,7 +19,7 @@ use crate::nvme::{Erasure, Nvme};
 /// How much is given back to the drive at once. Between two pieces the work can be stopped.
 const DISCARD_PIECE: u64 = 1 << 30;
 /// How much is written at once: more than any drive needs to be at its fastest.
-const ZERO_PIECE: usize = 8 << 20;
+const ZERO_PIECE: usize = 4 << 20;
 /// Two, so that the drive has the next piece before it is done with one.
 const ZERO_WRITERS: usize = 2;
 
