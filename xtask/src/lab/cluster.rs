@@ -210,7 +210,7 @@ fn free_port() -> Result<u16, String> {
 }
 
 impl Cluster {
-    /// Registers nothing with the cleanup itself: the daemons did.
+    /// A key pair of the tenant's: the private half and the public one.
     pub(super) fn public_key(&self, cleanup: &mut Cleanup) -> Result<(PathBuf, PathBuf), String> {
         let key = self.folder.join("tenant_ed25519");
         run(Command::new("ssh-keygen").args(["-q", "-t", "ed25519", "-N", "", "-f"]).arg(&key))?;

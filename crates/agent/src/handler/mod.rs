@@ -16,11 +16,13 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Instant;
 
 use gpuaas_contract::cleanup::CleanupProof;
-use gpuaas_contract::id::TaskId;
+use gpuaas_contract::id::{AllocationId, TaskId};
 use gpuaas_contract::link::{Progress, from_node};
 use gpuaas_contract::receipt::{Outcome, PhaseTiming};
+use gpuaas_contract::slice::grace;
 use gpuaas_contract::task::{Output, Task};
 use gpuaas_contract::time::Timestamp;
+use gpuaas_host::guests::DomainState;
 use gpuaas_host::{Host, HostError};
 use tokio::sync::mpsc;
 use tokio_util::sync::CancellationToken;
@@ -180,6 +182,22 @@ pub(crate) async fn recover(task: Task, context: &Context) -> Result<Success, Fa
             Err(Failure::interrupted("agent_restarted", "the agent was restarted while the task ran; run it again"))
         }
     }
+}
+
+/// Asks a guest to shut down and takes its power away if it does not in time, or if the task is told to hurry. True if it came to that.
+async fn shut_down(context: &Context, allocation_id: AllocationId, seconds: u32) -> Result<bool, Failure> {
+    context.host.domain_shutdown(allocation_id).await?;
+    let state = tokio::select! {
+        biased;
+        () = context.stop.cancelled() => DomainState::Running,
+        state = context.host.domain_wait_off(allocation_id, grace(seconds)) => state?,
+    };
+    let hard = state == DomainState::Running;
+    if hard {
+        context.log.line("the guest did not shut down in time and is stopped".to_owned()).await;
+        context.host.domain_destroy(allocation_id).await?;
+    }
+    Ok(hard)
 }
 
 /// Runs a quick blocking call of the host on a blocking thread.

@@ -1,10 +1,10 @@
 //! `slice.vm_power`: stops, starts or reboots a guest. Its lease says whether it is meant to run, so a crash in between is made good.
 
-use gpuaas_contract::slice::{Holder, grace};
+use gpuaas_contract::slice::Holder;
 use gpuaas_contract::task::slice_vm_power::{Action, Output, Params};
 use gpuaas_host::guests::{DomainState, Lease, Power};
 
-use super::{Context, Failure};
+use super::{Context, Failure, shut_down};
 use crate::guests::cleanup::bind;
 
 pub(super) async fn run(params: &Params, context: &Context) -> Result<Output, Failure> {
@@ -23,7 +23,12 @@ pub(super) async fn run(params: &Params, context: &Context) -> Result<Output, Fa
         return Err(Failure::stopped());
     }
     note(context, &leases, wanted).await?;
-    let hard_stopped = if stop { stop_guest(params, context).await? } else { false };
+    let hard_stopped = if stop {
+        context.phases.enter("stop", "asking the guest to shut down").await;
+        shut_down(context, params.allocation_id, params.graceful_timeout_seconds).await?
+    } else {
+        false
+    };
     let running = wanted == Power::On;
     if running && (stop || before == DomainState::Off) {
         context.phases.enter("start", "starting the guest").await;
@@ -69,20 +74,4 @@ async fn note(context: &Context, leases: &[Lease], power: Power) -> Result<(), F
         context.host.lease_note(&lease).await?;
     }
     Ok(())
-}
-
-async fn stop_guest(params: &Params, context: &Context) -> Result<bool, Failure> {
-    context.phases.enter("stop", "asking the guest to shut down").await;
-    context.host.domain_shutdown(params.allocation_id).await?;
-    let state = tokio::select! {
-        biased;
-        () = context.stop.cancelled() => DomainState::Running,
-        state = context.host.domain_wait_off(params.allocation_id, grace(params.graceful_timeout_seconds)) => state?,
-    };
-    let hard = state == DomainState::Running;
-    if hard {
-        context.log.line("the guest did not shut down in time and is stopped".to_owned()).await;
-        context.host.domain_destroy(params.allocation_id).await?;
-    }
-    Ok(hard)
 }

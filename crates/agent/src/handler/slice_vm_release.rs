@@ -4,13 +4,12 @@ use std::collections::BTreeMap;
 use std::time::Instant;
 
 use gpuaas_contract::cleanup::NOT_WIPED;
-use gpuaas_contract::slice::grace;
 use gpuaas_contract::task::Output as AnyOutput;
 use gpuaas_contract::task::slice_vm_release::{Output, Params};
 use gpuaas_contract::time::Timestamp;
 use gpuaas_host::guests::{DomainState, DriveMark, GuestMark, Lease, Point, Power};
 
-use super::{Context, Failure, Success};
+use super::{Context, Failure, Success, shut_down};
 use crate::guests::cleanup::Cleanup;
 
 pub(super) async fn run(params: &Params, context: &Context) -> Result<Success, Failure> {
@@ -129,17 +128,6 @@ async fn stop_guest(params: &Params, context: &Context) -> Result<Stopped, Failu
     if state != DomainState::Running {
         return Ok(Stopped { was_absent: state == DomainState::Absent, hard: false });
     }
-    context.host.domain_shutdown(params.allocation_id).await?;
-    let state = tokio::select! {
-        biased;
-        // Told to hurry: the guest has no more time.
-        () = context.stop.cancelled() => DomainState::Running,
-        state = context.host.domain_wait_off(params.allocation_id, grace(params.graceful_timeout_seconds)) => state?,
-    };
-    let hard = state == DomainState::Running;
-    if hard {
-        context.log.line("the guest did not shut down in time and is stopped".to_owned()).await;
-        context.host.domain_destroy(params.allocation_id).await?;
-    }
+    let hard = shut_down(context, params.allocation_id, params.graceful_timeout_seconds).await?;
     Ok(Stopped { was_absent: false, hard })
 }

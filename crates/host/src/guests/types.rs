@@ -234,11 +234,6 @@ impl InstanceFile {
             Self::Console => "console.log",
         }
     }
-
-    /// Whether the hypervisor must be able to read it.
-    pub const fn for_hypervisor(self) -> bool {
-        matches!(self, Self::Seed | Self::Console)
-    }
 }
 
 /// An address that belongs to a guest.
