@@ -1,20 +1,22 @@
 //! The guard: a small process that ends everything we started, however we end ourselves.
 //!
 //! It waits on a pipe whose other end only we hold. When we finish, fail, or are killed by Ctrl-C, SIGTERM or even SIGKILL, the pipe closes, and the
-//! guard ends the current group of processes, stops PostgreSQL and removes the temporary folder. The ordinary way out is the same way.
+//! guard ends the current group of processes, stops the private servers and removes the temporary folder. The ordinary way out is the same way.
 
 use std::io::Write as _;
 use std::os::unix::process::CommandExt as _;
 use std::path::Path;
 use std::process::{Child, ChildStdin, Command, Stdio};
 
-/// `$1` is the folder. Lines on standard input: `group <id>` (0 for none) and `postgres <pid>`.
+/// `$1` is the folder. Lines on standard input: `group <id>`, `nats <pid>`, `redis <pid>` (0 for none) and `postgres <pid>`.
 ///
 /// A group that has ended may leave a stray child behind, so changing to another group ends the one before it as well.
 const SCRIPT: &str = r#"
 folder=$1
 group=0
 postgres=
+nats=0
+redis=0
 end_group() {
     if [ "$group" -gt 1 ]; then
         kill -s TERM -- "-$group" 2>/dev/null
@@ -28,9 +30,15 @@ while read -r what id; do
     case $what in
         group) end_group; group=$id ;;
         postgres) postgres=$id ;;
+        nats) nats=$id ;;
+        redis) redis=$id ;;
     esac
 done
 end_group
+# Their data goes with the folder, so there is nothing to end in good order.
+for server in "$nats" "$redis"; do
+    if [ "$server" -gt 1 ]; then kill -s KILL "$server" 2>/dev/null; fi
+done
 if [ -n "$postgres" ]; then
     kill -s INT "$postgres" 2>/dev/null
     tries=100
@@ -83,6 +91,16 @@ impl Guard {
         self.order("postgres", pid)
     }
 
+    /// Says which NATS to stop in the end; 0 for none.
+    pub(crate) fn nats(&mut self, pid: u32) -> Result<(), String> {
+        self.order("nats", pid)
+    }
+
+    /// Says which Redis to stop in the end; 0 for none.
+    pub(crate) fn redis(&mut self, pid: u32) -> Result<(), String> {
+        self.order("redis", pid)
+    }
+
     fn order(&mut self, what: &str, id: u32) -> Result<(), String> {
         let orders = self.orders.as_mut().ok_or("the guard has ended")?;
         writeln!(orders, "{what} {id}").map_err(|error| format!("the guard does not listen: {error}"))
@@ -115,5 +133,24 @@ mod tests {
 
         assert!(!reaper.join().expect("the reaper").success(), "sleep ended by itself");
         assert!(!folder.exists(), "the folder is still there");
+    }
+
+    #[test]
+    fn a_guard_stops_the_servers_it_was_told_about_last() {
+        let folder = std::env::temp_dir().join(format!("gpuaas-guard-servers-{}", std::process::id()));
+        std::fs::create_dir_all(&folder).expect("create the folder");
+        let sleeper = || Command::new("sleep").arg("60").process_group(0).spawn().expect("start sleep");
+        let (mut nats, mut redis, mut forgotten) = (sleeper(), sleeper(), sleeper());
+
+        let mut guard = Guard::over(&folder).expect("start the guard");
+        guard.nats(forgotten.id()).expect("tell the guard");
+        guard.nats(nats.id()).expect("tell the guard");
+        guard.redis(redis.id()).expect("tell the guard");
+        drop(guard);
+
+        assert!(!nats.wait().expect("wait for sleep").success(), "it ended by itself");
+        assert!(!redis.wait().expect("wait for sleep").success(), "it ended by itself");
+        assert!(forgotten.try_wait().expect("look at sleep").is_none(), "it was none of the guard's business any more");
+        forgotten.kill().and_then(|()| forgotten.wait()).expect("end sleep");
     }
 }

@@ -7,11 +7,14 @@
 mod bench;
 mod cargo;
 mod counts;
+mod daemon;
 mod fuzz;
 mod guard;
 mod lab;
+mod nats;
 mod postgres;
 mod prove;
+mod redis;
 mod requirements;
 mod sim;
 mod test;
@@ -30,7 +33,7 @@ struct Arguments {
 
 #[derive(Subcommand)]
 enum Command {
-    /// Build everything, lint it and run all tests, with a private PostgreSQL
+    /// Build everything, lint it and run all tests, with a private PostgreSQL, NATS and Redis
     Test(test::Options),
     /// Measure gpuaas against its peers; prints a table and writes JSON to target/bench
     Bench(bench::Options),

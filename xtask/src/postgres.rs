@@ -89,7 +89,7 @@ fn detach(command: &mut Command) {
 }
 
 /// A port that nobody listens on, below the range that outgoing connections take theirs from.
-fn free_port() -> Result<u16, String> {
+pub(crate) fn free_port() -> Result<u16, String> {
     let offset = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH).map_or(0, |now| now.subsec_nanos() % 10_000);
     let first = 20_000 + u16::try_from(offset).unwrap_or(0);
     let free = |port: &u16| TcpListener::bind(("127.0.0.1", *port)).is_ok();

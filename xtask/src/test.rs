@@ -1,5 +1,6 @@
 //! `cargo xtask test`: everything that must hold before a change is taken.
 
+use std::ffi::OsString;
 use std::io::{BufRead as _, BufReader};
 use std::os::unix::fs::DirBuilderExt as _;
 use std::os::unix::process::CommandExt as _;
@@ -10,10 +11,47 @@ use std::time::Instant;
 use crate::cargo;
 use crate::counts::Counts;
 use crate::guard::Guard;
-use crate::{postgres, requirements};
+use crate::{nats, postgres, redis, requirements};
 
-/// The variable that tells the tests where PostgreSQL is.
-const POSTGRES_VARIABLE: &str = "GPUAAS_TEST_PG_URL";
+/// A server that tests need and that runs as long as they do.
+struct Server {
+    name: &'static str,
+    /// The variable that tells the tests where it is. Where it is set already, that one is used.
+    url_variable: &'static str,
+    /// The variable that tells tests which kill their own what to start.
+    program_variable: Option<&'static str>,
+    find: fn() -> Option<PathBuf>,
+    /// Its folder under the temporary one.
+    folder: &'static str,
+    start: fn(&Path, &mut Guard) -> Result<String, String>,
+}
+
+const SERVERS: [Server; 3] = [
+    Server {
+        name: "PostgreSQL",
+        url_variable: "GPUAAS_TEST_PG_URL",
+        program_variable: None,
+        find: postgres::programs,
+        folder: "database",
+        start: postgres::start,
+    },
+    Server {
+        name: "NATS",
+        url_variable: "GPUAAS_TEST_NATS_URL",
+        program_variable: Some(nats::PROGRAM_VARIABLE),
+        find: nats::program,
+        folder: "nats",
+        start: nats::start,
+    },
+    Server {
+        name: "Redis",
+        url_variable: "GPUAAS_TEST_REDIS_URL",
+        program_variable: Some(redis::PROGRAM_VARIABLE),
+        find: redis::program,
+        folder: "redis",
+        start: redis::start,
+    },
+];
 
 /// Options of `cargo xtask test`.
 #[derive(clap::Args)]
@@ -39,7 +77,8 @@ struct Step {
 /// Everything that one run knows.
 struct Run {
     guard: Guard,
-    postgres_url: Option<String>,
+    /// What the tests are told about the servers.
+    environment: Vec<(&'static str, OsString)>,
     skipped: Vec<String>,
     steps: Vec<Step>,
     counts: Counts,
@@ -50,7 +89,7 @@ pub(crate) fn run(options: &Options) -> Result<bool, String> {
     let failpoints = cargo::packages_with_failpoints()?;
     let folder = temporary_folder(Path::new("/tmp"))?;
     let mut run =
-        Run { guard: Guard::over(&folder)?, postgres_url: None, skipped: vec![], steps: vec![], counts: Counts::default() };
+        Run { guard: Guard::over(&folder)?, environment: vec![], skipped: vec![], steps: vec![], counts: Counts::default() };
     run.prepare(&folder);
 
     let everywhere = features(&failpoints);
@@ -71,26 +110,32 @@ pub(crate) fn run(options: &Options) -> Result<bool, String> {
 }
 
 impl Run {
-    /// Installs what is missing and starts PostgreSQL. What does not work is noted, and the rest runs without it.
+    /// Installs what is missing and starts the servers. What does not work is noted, and the rest runs without it.
     fn prepare(&mut self, folder: &Path) {
         let root = requirements::is_root();
-        let given = std::env::var(POSTGRES_VARIABLE).ok();
         for requirement in requirements::ALL {
             if let Err(reason) = requirement.ensure(root) {
                 self.skipped.push(format!("{}: {reason}", requirement.needed_for));
             }
         }
-        let url = match given {
-            Some(url) => Ok(url),
-            None if postgres::programs().is_none() => return,
-            None => {
-                println!("starting a private PostgreSQL");
-                postgres::start(&folder.join("database"), &mut self.guard)
+        for Server { name, url_variable, program_variable, find, folder: part, start } in SERVERS {
+            let program = find();
+            if let (Some(variable), Some(program)) = (program_variable, &program) {
+                self.environment.push((variable, program.into()));
             }
-        };
-        match url {
-            Ok(url) => self.postgres_url = Some(url),
-            Err(reason) => self.skipped.push(format!("every test on PostgreSQL: {reason}")),
+            let url = match std::env::var_os(url_variable) {
+                Some(url) => Ok(url),
+                // It was said already why it is not there.
+                None if program.is_none() => continue,
+                None => {
+                    println!("starting a private {name}");
+                    start(&folder.join(part), &mut self.guard).map(OsString::from)
+                }
+            };
+            match url {
+                Ok(url) => self.environment.push((url_variable, url)),
+                Err(reason) => self.skipped.push(format!("every test on {name}: {reason}")),
+            }
         }
     }
 
@@ -125,10 +170,13 @@ impl Run {
         let mut command = cargo::command(arguments);
         // A group of its own, so that the guard can end cargo together with everything it started.
         command.process_group(0).stdin(Stdio::null());
-        command.env_remove("GPUAAS_FAILPOINT_DIR").env_remove(POSTGRES_VARIABLE);
-        if let Some(url) = &self.postgres_url {
-            command.env(POSTGRES_VARIABLE, url);
+        command.env_remove("GPUAAS_FAILPOINT_DIR");
+        for Server { url_variable, program_variable, .. } in SERVERS {
+            for variable in std::iter::once(url_variable).chain(program_variable) {
+                command.env_remove(variable);
+            }
         }
+        command.envs(self.environment.iter().map(|(variable, value)| (variable, value)));
         if count {
             command.stdout(Stdio::piped());
         }

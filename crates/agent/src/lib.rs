@@ -22,6 +22,7 @@ mod spool;
 mod state;
 pub mod status;
 mod telemetry;
+mod tenant;
 mod trust;
 
 pub use enroll::{Door, EnrollError, EnrollOptions, EnrollProgress, Enrolled, enroll};

@@ -4,6 +4,8 @@
 //! writable by anybody else; the folders above it neither. It is read at start, checked again before every task, read
 //! again when it changed, and while it is unsafe or broken everything is denied.
 
+mod bare_metal;
+
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::path::{Path, PathBuf};
 use std::sync::Mutex;
@@ -12,6 +14,8 @@ use std::time::Duration;
 use gpuaas_contract::task::{Task, TaskType};
 use gpuaas_contract::time::Timestamp;
 use gpuaas_host::private_file::{self, PrivateFileError, Stamp};
+
+use bare_metal::BareMetalRules;
 
 /// Most bytes of a policy file.
 const MAX_FILE: u64 = 256 * 1024;
@@ -29,6 +33,9 @@ struct Rules {
     /// What guests may have.
     #[serde(default)]
     slices: SliceRules,
+    /// Whom tenants of the whole host may be. Without it they are nobody.
+    #[serde(default)]
+    bare_metal: Option<BareMetalRules>,
 }
 
 /// What the owner lets guests have. Every list is empty unless written, and an empty list allows nothing; `"*"` in a list allows all.
@@ -182,6 +189,7 @@ impl Policy {
             Denied(format!("the host policy {}: {why}; only the host's owner can change that", self.path.display()))
         };
         state.rules.slices.check(task).map_err(denied)?;
+        bare_metal::check(state.rules.bare_metal.as_ref(), task).map_err(denied)?;
         if kind == TaskType::SliceVmRelease {
             let limit = state.rules.slices.destroys_per_hour.unwrap_or(DESTROYS_PER_HOUR);
             let now = Timestamp::now();
@@ -194,6 +202,11 @@ impl Policy {
             state.destroys.push_back(now);
         }
         Ok(())
+    }
+
+    /// Whether what was begun may go on: the kind of task is still allowed, and so is the user that it is about.
+    pub(crate) fn still_allows(&self, task: &Task) -> bool {
+        self.check(task.task_type()).is_ok() && bare_metal::check(self.current().rules.bare_metal.as_ref(), task).is_ok()
     }
 
     /// What guests may have.
@@ -268,6 +281,12 @@ allowed_tasks = [\"diag.ping\", \"diag.health_probe\", \"package.list\", \"slice
 # install_packages = false                             # let the agent install what guests need
 # destroys_per_hour = 32                               # most guests that may be ended per hour
 # drives_without_gpu = [\"/dev/disk/by-id/nvme-X\"]      # drives that become slots without a GPU
+
+# Tenants of the whole host. Add \"allocation.provision_user\" and \"allocation.deprovision_user\" to allowed_tasks, and say who they may
+# be. Without this section there are none.
+# [bare_metal]
+# usernames = [\"tenant-*\"]                             # `*` stands for any letters
+# allow_sudo = false                                   # a tenant who may become root can leave anything behind
 ";
 
 #[cfg(test)]

@@ -135,9 +135,10 @@ impl Setup {
 }
 
 /// What can be measured, in this order: the name that selects it, and what it is.
-const ROWS: [(&str, &str); 18] = [
+const ROWS: [(&str, &str); 19] = [
     ("durable", "tasks/s in the store, against pgbench and graphile-worker"),
     ("signing", "sign and verify a task, against the bare signature"),
+    ("placement", "slots for an allocation among 10,000 nodes, or why there are none"),
     ("link", "round trip over the link, against bare tonic and NATS"),
     ("latency", "API call until the handler runs, against graphile-worker and Salt"),
     ("fan-out", "the same for 8 agents at once, against Salt with 8 minions"),
@@ -169,6 +170,7 @@ async fn measure(name: &str, setup: &Setup, effort: Effort) -> Result<Vec<Row>> 
     match name {
         "durable" => rows::durable::run(setup, effort).await,
         "signing" => rows::signing::run(effort).await,
+        "placement" => rows::placement::run(effort).await,
         "link" => rows::link::run(setup, effort).await,
         "latency" => rows::latency::one_host(setup, effort).await,
         "fan-out" => rows::latency::many_hosts(setup, effort).await,

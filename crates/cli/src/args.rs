@@ -4,11 +4,14 @@ use std::path::PathBuf;
 
 use clap::{Args, Parser, Subcommand};
 
-use crate::commands::{api_token, audit, cluster, key, node, slice, slot, task};
+use crate::commands::{
+    alloc, api_key, api_token, audit, capacity, cluster, events, image, login, machine, maintenance, member, node, org, profile,
+    project, quota, service_account, signing_key, sku, slice, slot, ssh_key, task, user, webhook,
+};
 use crate::exit;
 use crate::output::Format;
 
-/// Turns a rack of GPU servers into a cloud: the command for operators.
+/// Turns a rack of GPU servers into a cloud: the command for tenants and operators.
 #[derive(Debug, Parser)]
 #[command(name = "gpuaas", version, propagate_version = true, max_term_width = 110, after_help = exit::HELP)]
 pub(crate) struct Cli {
@@ -39,6 +42,15 @@ pub(crate) struct Global {
     /// Config file [env: GPUAAS_CONFIG] [default: ~/.config/gpuaas/config.toml].
     #[arg(long, global = true, value_name = "FILE", help_heading = "Global options")]
     pub(crate) config: Option<PathBuf>,
+    /// The project, such as `acme/training` or its id [env: GPUAAS_PROJECT] [default: the only one you can see].
+    #[arg(long, global = true, value_name = "PROJECT", help_heading = "Global options")]
+    pub(crate) project: Option<String>,
+    /// Profile: a section of the config file with its own sign-in [env: GPUAAS_PROFILE] [default: what `profile use` chose].
+    #[arg(long, global = true, value_name = "NAME", help_heading = "Global options")]
+    pub(crate) profile: Option<String>,
+    /// The server's own socket, for whoever sits at its machine and has no token [env: GPUAAS_SOCKET].
+    #[arg(long, global = true, value_name = "PATH", help_heading = "Global options")]
+    pub(crate) socket: Option<PathBuf>,
     /// Name this request in every log it passes, up to the agent's [env: GPUAAS_CORRELATION_ID].
     #[arg(long, global = true, value_name = "ID", help_heading = "Global options")]
     pub(crate) correlation_id: Option<String>,
@@ -59,12 +71,69 @@ impl std::fmt::Debug for Global {
 pub(crate) enum Command {
     /// A whole cluster in one process, on simulated hosts: to try gpuaas and to develop against it.
     ///
-    /// Prints the address, a token and three commands to try. Everything is kept for the next start, unless --ephemeral.
+    /// Prints the address, a token and commands to try. Everything is kept for the next start, unless --ephemeral.
     Dev(crate::dev::DevArgs),
     /// The control plane.
     ///
     /// One process does everything by default; several share a PostgreSQL database and the key folder with --roles.
     Server(crate::server::ServerArgs),
+    /// Sign in, with the browser on this machine or with a code on another one.
+    Login(login::LoginArgs),
+    /// End the sign-in of this profile.
+    Logout,
+    /// Show who you are and which roles you have.
+    Whoami,
+    /// Profiles: one per server or user.
+    #[command(subcommand)]
+    Profile(profile::ProfileCommand),
+    /// Users: people whom the server signs in itself, and those who came from elsewhere.
+    #[command(subcommand)]
+    User(user::UserCommand),
+    /// What can be leased: products, their prices and how many there are now.
+    Catalog,
+    /// Allocations, what you lease: make, look, sign in, stop, start, release.
+    #[command(subcommand)]
+    Alloc(alloc::AllocCommand),
+    /// SSH keys of a project, by name.
+    #[command(subcommand)]
+    SshKey(ssh_key::SshKeyCommand),
+    /// Images that guests are made from.
+    #[command(subcommand)]
+    Image(image::ImageCommand),
+    /// Hear what happens in a project, or with --platform on the whole platform.
+    Events(events::EventsArgs),
+    /// Webhooks: addresses that are told what happens in a project.
+    #[command(subcommand)]
+    Webhook(webhook::WebhookCommand),
+    /// Organisations: make, look, change.
+    #[command(subcommand)]
+    Org(org::OrgCommand),
+    /// Projects: make, look, change, delete.
+    #[command(subcommand)]
+    Project(project::ProjectCommand),
+    /// Members: who has which role in a project, an organisation or on the platform.
+    #[command(subcommand)]
+    Member(member::MemberCommand),
+    /// Service accounts: programs that act for a project.
+    #[command(subcommand)]
+    ServiceAccount(service_account::ServiceAccountCommand),
+    /// API keys of service accounts.
+    #[command(subcommand)]
+    Key(api_key::KeyCommand),
+    /// Quotas: how much a project or an organisation may have at once.
+    #[command(subcommand)]
+    Quota(quota::QuotaCommand),
+    /// Products of the catalogue, for operators.
+    #[command(subcommand)]
+    Sku(sku::SkuCommand),
+    /// What there is, what of it works and what of that is free, for operators.
+    Capacity(capacity::CapacityArgs),
+    /// Whole machines on offer, for operators.
+    #[command(subcommand)]
+    Machine(machine::MachineCommand),
+    /// Maintenance windows: announce, list, cancel.
+    #[command(subcommand)]
+    Maintenance(maintenance::MaintenanceCommand),
     /// Nodes: list, look, enrol, take out of service.
     #[command(subcommand)]
     Node(node::NodeCommand),
@@ -82,7 +151,7 @@ pub(crate) enum Command {
     Audit(audit::AuditCommand),
     /// The keys that sign tasks.
     #[command(subcommand)]
-    Key(key::KeyCommand),
+    SigningKey(signing_key::SigningKeyCommand),
     /// API tokens.
     #[command(subcommand)]
     Token(api_token::TokenCommand),

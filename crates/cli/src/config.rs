@@ -1,5 +1,6 @@
 //! Where the server is and how to speak to it: flags, then environment, then the config file, then defaults.
 
+use std::collections::BTreeMap;
 use std::io::Read as _;
 use std::os::unix::fs::PermissionsExt as _;
 use std::path::{Path, PathBuf};
@@ -9,6 +10,7 @@ use gpuaas_contract::id::CorrelationId;
 
 use crate::args::Global;
 use crate::failure::Failure;
+use crate::sign_ins::{self, SignIn, SignIns};
 
 /// Where `gpuaas dev` and `gpuaas server` listen unless told otherwise.
 pub(crate) const DEFAULT_URL: &str = "http://127.0.0.1:8080";
@@ -23,12 +25,51 @@ struct ConfigFile {
     token: Option<String>,
     token_file: Option<PathBuf>,
     ca_file: Option<PathBuf>,
+    project: Option<String>,
+    #[serde(default)]
+    profiles: BTreeMap<String, Section>,
+}
+
+/// `[profiles.NAME]`: the same keys for another server or another user.
+#[derive(Debug, Default, PartialEq, Eq, serde::Deserialize)]
+#[serde(deny_unknown_fields)]
+struct Section {
+    url: Option<String>,
+    token: Option<String>,
+    token_file: Option<PathBuf>,
+    ca_file: Option<PathBuf>,
+    project: Option<String>,
+}
+
+impl ConfigFile {
+    /// What counts for this profile: the keys of its section, or those outside of all sections.
+    fn of_profile(mut self, profile: &str) -> (Self, bool) {
+        match self.profiles.remove(profile) {
+            Some(Section { url, token, token_file, ca_file, project }) => {
+                (Self { url, token, token_file, ca_file, project, profiles: BTreeMap::new() }, true)
+            }
+            None if profile == sign_ins::DEFAULT_PROFILE => (self, true),
+            None => (Self::default(), false),
+        }
+    }
 }
 
 /// The options for a client, and what the user should be warned about.
 #[derive(Debug)]
 pub(crate) struct Resolved {
     pub(crate) options: ClientOptions,
+    /// The project to work in, as the user wrote it.
+    pub(crate) project: Option<String>,
+    /// Which profile this is.
+    pub(crate) profile: String,
+    /// The profiles that the config file has sections for.
+    pub(crate) configured: Vec<String>,
+    /// Whether the config file has this profile.
+    pub(crate) is_configured: bool,
+    /// Where sign-ins are kept, if there is a home for them.
+    pub(crate) sign_ins: Option<SignIns>,
+    /// The kept sign-in of the profile; it counts if no token is given otherwise.
+    pub(crate) kept: Option<SignIn>,
     pub(crate) warnings: Vec<String>,
 }
 
@@ -36,15 +77,35 @@ pub(crate) struct Resolved {
 pub(crate) fn resolve(global: &Global, env: impl Fn(&str) -> Option<String>) -> Result<Resolved, Failure> {
     let env = |name: &str| env(name).filter(|value| !value.is_empty());
     let mut warnings = Vec::new();
+    let sign_ins = SignIns::find(env);
+    let profile =
+        global.profile.clone().or_else(|| env("GPUAAS_PROFILE")).or_else(|| sign_ins.as_ref().and_then(SignIns::chosen));
+    let profile = profile.unwrap_or_else(|| sign_ins::DEFAULT_PROFILE.to_owned());
+    sign_ins::checked(&profile)?;
+    let kept = sign_ins.as_ref().map(|sign_ins| sign_ins.read(&profile)).transpose()?.flatten();
     let (file, folder) = config_file(global, &env, &mut warnings)?;
+    let configured = file.profiles.keys().cloned().collect();
+    let (file, is_configured) = file.of_profile(&profile);
+    let unix_socket = global.socket.clone().or_else(|| env("GPUAAS_SOCKET").map(PathBuf::from));
     // A relative path in the config file is relative to the config file, wherever the command is run.
     let beside = |path: PathBuf| folder.join(path);
 
-    let url = global.url.clone().or_else(|| env("GPUAAS_URL")).or(file.url).unwrap_or_else(|| DEFAULT_URL.to_owned());
+    let kept_url = kept.as_ref().map(|kept| kept.url.clone());
+    let url = match &unix_socket {
+        // Only names the host: the socket leads to one server.
+        Some(_) => "http://localhost".to_owned(),
+        None => {
+            let url = global.url.clone().or_else(|| env("GPUAAS_URL")).or(file.url).or(kept_url);
+            url.unwrap_or_else(|| DEFAULT_URL.to_owned())
+        }
+    };
     let token = if let Some(token) = &global.token {
         Some(token.clone())
     } else if let Some(path) = &global.token_file {
         Some(token_from(path, &mut warnings)?)
+    } else if unix_socket.is_some() {
+        // Whoever sits at the server needs none, and one that happens to be around may be the reason to be there.
+        None
     } else if let Some(token) = env("GPUAAS_TOKEN") {
         Some(token)
     } else if let Some(path) = env("GPUAAS_TOKEN_FILE") {
@@ -57,6 +118,7 @@ pub(crate) fn resolve(global: &Global, env: impl Fn(&str) -> Option<String>) -> 
         None
     };
     let ca_file = global.ca_file.clone().or_else(|| env("GPUAAS_CA_FILE").map(PathBuf::from)).or(file.ca_file.map(beside));
+    let ca_file = ca_file.or_else(|| kept.as_ref().filter(|kept| kept.url == url).and_then(|kept| kept.ca_file.clone()));
     let correlation_id = match global.correlation_id.clone().or_else(|| env("GPUAAS_CORRELATION_ID")) {
         Some(text) => {
             Some(CorrelationId::try_from(text).map_err(|error| Failure::usage("correlation_id_invalid", error.to_string()))?)
@@ -64,12 +126,14 @@ pub(crate) fn resolve(global: &Global, env: impl Fn(&str) -> Option<String>) -> 
         None => None,
     };
 
+    let project = global.project.clone().or_else(|| env("GPUAAS_PROJECT")).or(file.project);
     let mut options = ClientOptions::new(url);
     options.token = token;
+    options.unix_socket = unix_socket;
     options.ca_file = ca_file;
     options.correlation_id = correlation_id;
     options.user_agent = concat!("gpuaas/", env!("CARGO_PKG_VERSION")).to_owned();
-    Ok(Resolved { options, warnings })
+    Ok(Resolved { options, project, profile, configured, is_configured, sign_ins, kept, warnings })
 }
 
 fn config_file(
@@ -99,9 +163,10 @@ fn config_file(
         let place = error.span().map(|span| text[..span.start.min(text.len())].matches('\n').count() + 1);
         let place = place.map_or(String::new(), |line| format!(" line {line}"));
         Failure::usage("config_invalid", format!("config file {}{place}: {}", path.display(), error.message()))
-            .hint("the keys are url, token_file, ca_file and token")
+            .hint("the keys are url, token_file, ca_file, token, project and [profiles.NAME]")
     })?;
-    if file.token.is_some() && mode & 0o077 != 0 {
+    let holds_token = file.token.is_some() || file.profiles.values().any(|section| section.token.is_some());
+    if holds_token && mode & 0o077 != 0 {
         warnings.push(format!("{0} holds a token and others can read it; run `chmod 600 {0}`", path.display()));
     }
     Ok((file, path.parent().map(Path::to_owned).unwrap_or_default()))

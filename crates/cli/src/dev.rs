@@ -12,6 +12,7 @@ use gpuaas_agent::config::Config as AgentConfig;
 use gpuaas_agent::{Door, EnrollOptions, RunEvent, RunOptions};
 use gpuaas_api::dto::JoinTokenCreate;
 use gpuaas_api::{Client, ClientOptions};
+use gpuaas_control::identity::IdentityConfig;
 use gpuaas_control::{ApiTls, Server, ServerConfig, roles};
 use gpuaas_host::Profile;
 use gpuaas_store::StoreConfig;
@@ -19,6 +20,7 @@ use tokio::sync::mpsc;
 use tokio::task::JoinSet;
 use tokio_util::sync::CancellationToken;
 
+use crate::dev_demo;
 use crate::exit::Exit;
 use crate::failure::Failure;
 use crate::server::{LogFormat, init_log, make_private_dir, start_failure, until_stopped};
@@ -31,8 +33,10 @@ const ONLINE_WITHIN: Duration = Duration::from_secs(30);
 /// What the owner of a simulated host allows.
 const POLICY: &str = "# What the control plane may ask of this simulated host.\n\
      allowed_tasks = [\"diag.ping\", \"diag.health_probe\", \"package.list\", \"slice.topology_discover\", \"slice.vm_provision\", \
-     \"slice.vm_release\", \"slice.vm_power\", \"slice.console_read\"]\n\n\
-     [slices]\npci_addresses = [\"*\"]\nnvme_serials = [\"*\"]\nimage_sources = [\"*\"]\n";
+     \"slice.vm_release\", \"slice.vm_power\", \"slice.console_read\", \"allocation.provision_user\", \
+     \"allocation.deprovision_user\"]\n\n\
+     [slices]\npci_addresses = [\"*\"]\nnvme_serials = [\"*\"]\nimage_sources = [\"*\"]\n\n\
+     [bare_metal]\nusernames = [\"*\"]\nallow_sudo = true\n";
 
 /// Options of `gpuaas dev`.
 #[derive(Debug, Args)]
@@ -82,6 +86,10 @@ pub(crate) async fn run(session: &Session, args: DevArgs) -> Result<Exit, Failur
         api_tls: ApiTls::Off,
         link_listen: loopback(args.link_port),
         link_advertise: None,
+        identity: IdentityConfig { built_in: true, ..IdentityConfig::default() },
+        policies: Vec::new(),
+        engines: Default::default(),
+        webhooks_to_private: true,
     };
     let server = gpuaas_control::start(config).await.map_err(|error| start_failure(&error).hint(PORTS_HINT))?;
     let result = with_hosts(session, &server, &data_dir, args.ephemeral).await;
@@ -147,6 +155,16 @@ async fn with_hosts(session: &Session, server: &Server, data_dir: &Path, ephemer
         }
         Some(ended) = agents.join_next() => return Err(agent_ended(ended)),
     }
+    let hosts = HOSTS.map(|(name, _)| name);
+    tokio::select! {
+        furnished = dev_demo::furnish(&client, &hosts) => {
+            if let Err(failure) = furnished {
+                let message = format!("the demonstration is not complete and is tried again at the next start: {}", failure.message);
+                session.output.warn(&message);
+            }
+        }
+        Some(ended) = agents.join_next() => return Err(agent_ended(ended)),
+    }
     session.output.raw(block(&url, token.trim(), data_dir, ephemeral).as_bytes())?;
 
     let result = tokio::select! {
@@ -204,8 +222,7 @@ fn block(url: &str, token: &str, data_dir: &Path, ephemeral: bool) -> String {
     let program = program_name();
     let kept = if ephemeral { "removed at the end".to_owned() } else { data_dir.display().to_string() };
     let hosts = HOSTS.map(|(name, _)| name).join(", ");
-    // A simulated host has every image; only its digest must be one.
-    let digest = "e3b0c44298fc1c149afbf4c8996fb92427ae41e4649b934ca495991b7852b855";
+    let project = dev_demo::FULL_NAME;
     format!(
         "\n\
          gpuaas is running.\n\
@@ -214,16 +231,22 @@ fn block(url: &str, token: &str, data_dir: &Path, ephemeral: bool) -> String {
          \x20 Token  {token}\n\
          \x20 Hosts  {hosts} (simulated: 8 GPUs each, no real hardware is touched)\n\
          \x20 Data   {kept}\n\
+         \x20 Tenant {project} (`project = \"{project}\"` in the config file chooses it for good)\n\
          \n\
          Try this in another terminal:\n\
          \n\
-         \x20 export GPUAAS_URL={url} GPUAAS_TOKEN={token}\n\
+         \x20 export GPUAAS_URL={url} GPUAAS_TOKEN={token} GPUAAS_PROJECT={project}\n\
+         \x20 {program} catalog\n\
+         \x20 {program} alloc create first --sku h100-1x --image ubuntu\n\
+         \x20 {program} alloc ls\n\
+         \x20 {program} alloc release first\n\
+         \n\
+         And what operators see:\n\
+         \n\
+         \x20 {program} capacity\n\
          \x20 {program} node ls\n\
          \x20 {program} task run sim-h100 diag.health_probe --wait\n\
          \x20 {program} task run sim-mi300x diag.ping --param message=hello --wait\n\
-         \x20 {program} node topology discover sim-h100 && {program} node topology approve sim-h100\n\
-         \x20 {program} slice create sim-h100 --slot 0 --name first --image-url https://images.example.com/any.img --image-sha256 {digest}\n\
-         \x20 {program} slice release first\n\
          \n\
          Ctrl-C stops it.\n"
     )

@@ -95,9 +95,10 @@ fn hint_of(error: &ClientError, kind: ErrorKind) -> Option<String> {
     match (kind, error.problem().map(|problem| problem.status)) {
         // The server's own sentence says what to do.
         (ErrorKind::Unauthorised, Some(403)) => None,
-        (ErrorKind::Unauthorised, _) => {
-            Some("give a token with --token-file, GPUAAS_TOKEN or `token_file` in the config file".to_owned())
-        }
+        (ErrorKind::Unauthorised, _) => Some(
+            "sign in with `gpuaas login`, or give a token with --token-file, GPUAAS_TOKEN or `token_file` in the config file"
+                .to_owned(),
+        ),
         (ErrorKind::Unreachable, _) => {
             Some("start one with `gpuaas dev`, or name the right address with --url or GPUAAS_URL".to_owned())
         }

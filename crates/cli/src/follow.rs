@@ -1,13 +1,14 @@
-//! Waiting for a task: live phases and log lines on stderr, until it has ended.
+//! Waiting for a task or an allocation: live phases and log lines on stderr, until it has ended.
 
 use std::time::Duration;
 
 use futures::{Stream, StreamExt as _};
-use gpuaas_api::client::WatchEvent;
-use gpuaas_api::dto::{Task, TaskLogLine, TaskLogsQuery};
+use gpuaas_api::client::{AllocationWatchEvent, WatchEvent, WatchUntil};
+use gpuaas_api::dto::{Allocation, Task, TaskLogLine, TaskLogsQuery};
 use gpuaas_api::{Client, ClientError};
 use indicatif::{ProgressBar, ProgressStyle};
 
+use crate::commands::alloc_view::{is_worked_on, state};
 use crate::failure::Failure;
 use crate::output::text::printable;
 
@@ -36,16 +37,56 @@ pub(crate) async fn wait(client: &Client, task: &str, with_logs: bool, limit: Op
             None => std::future::pending().await,
         }
     };
-    let interrupted = async {
-        if tokio::signal::ctrl_c().await.is_err() {
-            // Without a handler, the signal ends the program by itself.
-            std::future::pending::<()>().await;
-        }
-    };
     let result = tokio::select! {
         result = until_ended(client, task, with_logs, &teller) => result.map(Waited::Ended),
         () = deadline => Ok(Waited::GaveUp),
-        () = interrupted => Ok(Waited::GaveUp),
+        () = interrupted() => Ok(Waited::GaveUp),
+    };
+    teller.finish();
+    result
+}
+
+async fn interrupted() {
+    if tokio::signal::ctrl_c().await.is_err() {
+        // Without a handler, the signal ends the program by itself.
+        std::future::pending::<()>().await;
+    }
+}
+
+/// How waiting for an allocation ended.
+pub(crate) enum WaitedFor {
+    /// It is what was waited for.
+    Done(Box<Allocation>),
+    /// The user ended the wait; the allocation goes on.
+    GaveUp,
+}
+
+/// Waits until an allocation is what `is_done` waits for, telling about it on stderr.
+pub(crate) async fn allocation(
+    client: &Client,
+    allocation: &str,
+    is_done: impl Fn(&Allocation) -> bool,
+) -> Result<WaitedFor, Failure> {
+    let teller = Teller::new();
+    let until_done = async {
+        let mut watch = client.allocation_watch(allocation, WatchUntil::Over).boxed();
+        while let Some(event) = watch.next().await {
+            match event? {
+                AllocationWatchEvent::Allocation(now) => {
+                    teller.allocation(&now);
+                    if is_done(&now) {
+                        return Ok(now);
+                    }
+                }
+                AllocationWatchEvent::Progress(progress) => teller.phase(&progress.phase, &progress.message),
+                AllocationWatchEvent::Reconnecting => teller.line("lost the server; trying again"),
+            }
+        }
+        Err(Failure::internal("the server ended the watch before the allocation was there"))
+    };
+    let result = tokio::select! {
+        result = until_done => result.map(WaitedFor::Done),
+        () = interrupted() => Ok(WaitedFor::GaveUp),
     };
     teller.finish();
     result
@@ -175,6 +216,22 @@ impl Teller {
         }
         if let Some(progress) = task.progress.as_ref().filter(|_| !task.ended()) {
             self.phase(&progress.phase, &progress.message);
+        }
+    }
+
+    fn allocation(&self, allocation: &Allocation) {
+        let doing = match allocation.power_wish.as_deref() {
+            Some(wish) => format!("told to {wish}"),
+            None if allocation.state == "active" && allocation.release_requested => "to be released".to_owned(),
+            None => state(allocation),
+        };
+        let why = allocation.reason.as_ref().map_or(String::new(), |reason| format!(": {reason}"));
+        let text = format!("{} ({}): {doing}{why}", allocation.name, allocation.sku);
+        if self.told_state.replace(text.clone()) != text {
+            self.now(&printable(&text));
+        }
+        if let Some(phase) = allocation.phase.as_ref().filter(|_| is_worked_on(allocation)) {
+            self.phase(&phase.phase, &phase.message);
         }
     }
 

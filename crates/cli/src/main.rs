@@ -7,6 +7,7 @@ mod args;
 mod commands;
 mod config;
 mod dev;
+mod dev_demo;
 mod evidence;
 mod exit;
 mod failure;
@@ -15,10 +16,14 @@ mod follow;
 mod output;
 mod pages;
 mod params;
+mod price;
 mod resolve;
 mod server;
 mod session;
+mod sign_ins;
 mod span;
+mod tenants;
+mod when;
 
 use clap::Parser as _;
 

@@ -11,7 +11,7 @@ use crate::failure::Failure;
 use crate::pages::{self, MAX_ITEMS};
 
 /// Most candidates shown when a name is ambiguous.
-const MAX_CANDIDATES: usize = 10;
+pub(crate) const MAX_CANDIDATES: usize = 10;
 
 /// Something that can be named.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -40,7 +40,7 @@ const SLICE: Kind = Kind { word: "slice", prefix: AllocationId::PREFIX, list: "g
 const ENROLMENT: Kind = Kind { word: "enrolment request", prefix: EnrolmentId::PREFIX, list: "gpuaas node requests" };
 const JOIN_TOKEN: Kind = Kind { word: "join token", prefix: JoinTokenId::PREFIX, list: "gpuaas node token ls" };
 const API_TOKEN: Kind = Kind { word: "API token", prefix: ApiTokenId::PREFIX, list: "gpuaas token ls" };
-const SIGNING_KEY: Kind = Kind { word: "signing key", prefix: "key_", list: "gpuaas key ls" };
+const SIGNING_KEY: Kind = Kind { word: "signing key", prefix: "key_", list: "gpuaas signing-key ls" };
 
 /// The one candidate that `wanted` names.
 pub(crate) fn pick(kind: Kind, wanted: &str, candidates: &[Candidate]) -> Result<String, Failure> {
@@ -86,7 +86,7 @@ fn suggestion(kind: Kind, wanted: &str, candidates: &[Candidate]) -> String {
 }
 
 /// Refuses an id of another kind with a word, instead of "not found".
-fn not_of_another_kind(kind: Kind, wanted: &str) -> Result<(), Failure> {
+pub(crate) fn not_of_another_kind(kind: Kind, wanted: &str) -> Result<(), Failure> {
     let other = [NODE, TASK, SLOT, SLICE, ENROLMENT, JOIN_TOKEN, API_TOKEN]
         .into_iter()
         .find(|other| other.prefix != kind.prefix && wanted.starts_with(other.prefix) && wanted.len() == other.prefix.len() + 32);

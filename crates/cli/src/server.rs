@@ -4,7 +4,11 @@ use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
 
 use clap::{Args, ValueEnum};
+use gpuaas_control::identity::{ExternalIssuer, IdentityConfig};
 use gpuaas_control::{ApiTls, Server, ServerConfig, StartError, roles};
+use gpuaas_engines::EnginesConfig;
+use gpuaas_engines::bus::NatsConfig;
+use gpuaas_engines::redis::RedisConfig;
 use gpuaas_store::StoreConfig;
 use tracing_subscriber::EnvFilter;
 
@@ -23,7 +27,7 @@ pub(crate) struct ServerArgs {
     /// Most connections to PostgreSQL.
     #[arg(long, value_name = "N", default_value_t = 16)]
     store_connections: u32,
-    /// What this process does: `all`, or some of `api`, `link`, separated by commas.
+    /// What this process does: `all`, or some of `api`, `link`, `provisioning`, `outbox`, `notify`, `webhook`, separated by commas.
     #[arg(long, value_name = "ROLES", default_value = "all")]
     roles: String,
     /// Where REST listens. Plain HTTP is only allowed on a loopback address.
@@ -47,6 +51,30 @@ pub(crate) struct ServerArgs {
     /// What hosts are told to connect to, `host:port` [default: the address above].
     #[arg(long, env = "GPUAAS_LINK_ADVERTISE", value_name = "ADDRESS")]
     link_advertise: Option<String>,
+    /// Where people reach REST, as in `https://gpuaas.example.com`: the name of the built-in issuer [default: the address of --api-listen].
+    #[arg(long, env = "GPUAAS_PUBLIC_URL", value_name = "URL")]
+    public_url: Option<String>,
+    /// Another OIDC issuer whose tokens are taken, and the audience they must have: `https://issuer.example.com=AUDIENCE`; repeatable.
+    #[arg(long = "issuer", value_name = "URL=AUDIENCE")]
+    issuers: Vec<String>,
+    /// PEM authorities for --issuer, instead of the system's.
+    #[arg(long, value_name = "FILE")]
+    issuer_ca: Option<PathBuf>,
+    /// Nobody signs in with a password of this server.
+    #[arg(long)]
+    no_built_in_issuer: bool,
+    /// NATS JetStream for events, as in `nats://host:4222` [default: events stay in this process and its database].
+    #[arg(long, env = "GPUAAS_NATS_URL", value_name = "URL", hide_env_values = true)]
+    nats_url: Option<String>,
+    /// Redis for notifications, rate limits and single-use tokens, as in `redis://host:6379` [default: in this process].
+    #[arg(long, env = "GPUAAS_REDIS_URL", value_name = "URL", hide_env_values = true)]
+    redis_url: Option<String>,
+    /// Webhooks may go to private addresses and over plain HTTP: for sites whose tenants live in their own network.
+    #[arg(long)]
+    webhooks_to_private: bool,
+    /// Folder with Cedar files (`*.cedar`) that forbid more than the built-in policies do.
+    #[arg(long, env = "GPUAAS_POLICY_DIR", value_name = "DIR")]
+    policy_dir: Option<PathBuf>,
     /// Form of the log on stderr.
     #[arg(long, value_enum, default_value_t)]
     log_format: LogFormat,
@@ -87,6 +115,32 @@ pub(crate) async fn run(args: ServerArgs) -> Result<Exit, Failure> {
     Ok(Exit::Done)
 }
 
+/// `URL=AUDIENCE`.
+fn issuer(text: &str) -> Result<ExternalIssuer, Failure> {
+    let bad =
+        || Failure::usage("issuer_invalid", format!("`{text}` is not URL=AUDIENCE, as in https://issuer.example.com=gpuaas"));
+    let (issuer, audience) =
+        text.rsplit_once('=').filter(|(issuer, audience)| !issuer.is_empty() && !audience.is_empty()).ok_or_else(bad)?;
+    Ok(ExternalIssuer { issuer: issuer.to_owned(), audience: audience.to_owned() })
+}
+
+/// The Cedar files of a folder, by name. That they can be used is checked when the server starts.
+fn policies(folder: &Path) -> Result<Vec<(String, String)>, Failure> {
+    let bad = |path: &Path, error: &std::io::Error| {
+        Failure::usage("policies_unreadable", format!("cannot read {}: {error}", path.display()))
+    };
+    let mut files = Vec::new();
+    for entry in std::fs::read_dir(folder).map_err(|error| bad(folder, &error))? {
+        let path = entry.map_err(|error| bad(folder, &error))?.path();
+        if path.extension().is_some_and(|extension| extension == "cedar") {
+            let text = std::fs::read_to_string(&path).map_err(|error| bad(&path, &error))?;
+            files.push((path.file_name().unwrap_or_default().to_string_lossy().into_owned(), text));
+        }
+    }
+    files.sort();
+    Ok(files)
+}
+
 fn config(args: ServerArgs) -> Result<ServerConfig, Failure> {
     let store = match &args.store {
         None => StoreConfig::Sqlite { path: args.data_dir.join("gpuaas.db") },
@@ -115,6 +169,18 @@ fn config(args: ServerArgs) -> Result<ServerConfig, Failure> {
         api_tls,
         link_listen: args.link_listen,
         link_advertise: args.link_advertise,
+        identity: IdentityConfig {
+            public_url: args.public_url,
+            built_in: !args.no_built_in_issuer,
+            issuers: args.issuers.iter().map(|text| issuer(text)).collect::<Result<_, _>>()?,
+            ca_file: args.issuer_ca,
+        },
+        engines: EnginesConfig { nats: args.nats_url.map(NatsConfig::new), redis: args.redis_url.map(RedisConfig::new) },
+        webhooks_to_private: args.webhooks_to_private,
+        policies: match &args.policy_dir {
+            Some(folder) => policies(folder)?,
+            None => Vec::new(),
+        },
     })
 }
 

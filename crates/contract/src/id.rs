@@ -111,6 +111,30 @@ ids! {
     EventId, "event", "evt_";
     /// An API token (the secret itself is never stored).
     ApiTokenId, "API token", "apitok_";
+    /// A company, a university, a team: what owns projects.
+    OrgId, "organisation", "org_";
+    /// What owns allocations, inside an organisation.
+    ProjectId, "project", "proj_";
+    /// A person who signs in.
+    UserId, "user", "user_";
+    /// A program that acts for a project, by API tokens.
+    ServiceAccountId, "service account", "sa_";
+    /// One role of one user or service account.
+    MembershipId, "membership", "member_";
+    /// One sign-in of one user, and all tokens that came out of it.
+    GrantId, "grant", "grant_";
+    /// A priced product of the catalogue.
+    SkuId, "SKU", "sku_";
+    /// What guests are made from.
+    ImageId, "image", "img_";
+    /// A stored SSH key of a project.
+    SshKeyId, "SSH key", "sshkey_";
+    /// An address that is told what happens in a project.
+    WebhookId, "webhook", "hook_";
+    /// One event on its way to one webhook.
+    DeliveryId, "delivery", "dlv_";
+    /// A time in which operators work on nodes.
+    MaintenanceId, "maintenance window", "maint_";
 }
 
 /// Only the canonical form is taken, so that one id has one text and one row.

@@ -1,8 +1,8 @@
 //! JSON Schema of every task's parameters and output, generated from the types.
 
 use crate::task::{
-    TaskType, diag_health_probe, diag_ping, package_list, slice_console_read, slice_topology_discover, slice_vm_power,
-    slice_vm_provision, slice_vm_release,
+    TaskType, allocation_deprovision_user, allocation_provision_user, diag_health_probe, diag_ping, package_list,
+    slice_console_read, slice_topology_discover, slice_vm_power, slice_vm_provision, slice_vm_release,
 };
 
 /// Schemas of one kind of task.
@@ -34,6 +34,12 @@ pub fn of(task_type: TaskType) -> TaskSchema {
         TaskType::SliceVmRelease => (schema_for!(slice_vm_release::Params), schema_for!(slice_vm_release::Output)),
         TaskType::SliceVmPower => (schema_for!(slice_vm_power::Params), schema_for!(slice_vm_power::Output)),
         TaskType::SliceConsoleRead => (schema_for!(slice_console_read::Params), schema_for!(slice_console_read::Output)),
+        TaskType::AllocationProvisionUser => {
+            (schema_for!(allocation_provision_user::Params), schema_for!(allocation_provision_user::Output))
+        }
+        TaskType::AllocationDeprovisionUser => {
+            (schema_for!(allocation_deprovision_user::Params), schema_for!(allocation_deprovision_user::Output))
+        }
     };
     TaskSchema { task_type, summary: task_type.summary(), changes_host: task_type.changes_host(), params, output }
 }

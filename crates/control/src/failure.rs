@@ -3,8 +3,8 @@
 use gpuaas_domain::{Decision, Refusal};
 use gpuaas_store::{CommitError, StoreError};
 
-use crate::Control;
-use crate::leases;
+use crate::http::idempotency;
+use crate::{Control, leases};
 
 /// Why a request was not served.
 #[derive(Debug, thiserror::Error)]
@@ -15,6 +15,22 @@ pub enum Failure {
     /// The caller did not prove who it is.
     #[error("{message}")]
     Unauthenticated {
+        /// Stable code.
+        code: &'static str,
+        /// What to do.
+        message: String,
+    },
+    /// Something that we rely on does not answer.
+    #[error("{message}")]
+    Unavailable {
+        /// Stable code.
+        code: &'static str,
+        /// What to do.
+        message: String,
+    },
+    /// What was asked for is not as the caller thinks it is.
+    #[error("{message}")]
+    Precondition {
         /// Stable code.
         code: &'static str,
         /// What to do.
@@ -67,8 +83,12 @@ where
         if decision.is_empty() {
             return Ok(value);
         }
+        let (decision, claimed) = idempotency::claim(decision);
         match leases::commit(control, decision).await {
-            Ok(()) => return Ok(value),
+            Ok(()) => {
+                idempotency::written(claimed);
+                return Ok(value);
+            }
             Err(CommitError::Conflict) => tokio::task::yield_now().await,
             Err(CommitError::Store(error)) => return Err(error.into()),
         }

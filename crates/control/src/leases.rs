@@ -1,14 +1,20 @@
-//! Slots in the hands of tasks: their seals, and what becomes of them when a task ends.
+//! Slots and machines in the hands of tasks: their seals, and what becomes of them when a task ends.
 
+use std::collections::BTreeSet;
+
+use gpuaas_contract::id::NodeId;
+use gpuaas_contract::task::TaskType;
 use gpuaas_contract::time::Timestamp;
 use gpuaas_domain::decision::Context;
-use gpuaas_domain::slice;
-use gpuaas_domain::slot::{self, Slot};
-use gpuaas_domain::{Actor, Decision, Refusal, task};
+use gpuaas_domain::machine::{self, Machine};
+use gpuaas_domain::resource::Kind;
+use gpuaas_domain::slice::{self, Ending};
+use gpuaas_domain::slot::{self, Slot, SlotState};
+use gpuaas_domain::{Actor, Change, Decision, Hint, Refusal, task};
 use gpuaas_store::{CommitError, StoreError};
 
-use crate::Control;
 use crate::failure::Failure;
+use crate::{Control, books};
 
 /// Computes seals of slots.
 pub(crate) fn seal(control: &Control) -> impl Fn(&Slot) -> String {
@@ -32,30 +38,80 @@ pub(crate) fn check_seal(control: &Control, slot: &Slot) -> Result<(), Failure> 
     Err(Refusal::forbidden("slot_forged", message).into())
 }
 
-/// Writes a decision, with what it means for the slots of every task that ends in it. Everything that the control plane writes goes
-/// through here; the store takes no decision that leaves a slot behind.
+/// Writes a decision, with what it means for the slots and machines of every task that ends in it, and with the seals of its resources.
+/// Everything that the control plane writes goes through here; the store takes no decision that leaves a slot behind.
 pub(crate) async fn commit(control: &Control, decision: Decision) -> Result<(), CommitError> {
-    let decision = if decision.endings.is_empty() { decision } else { settled(control, decision).await? };
+    let mut decision = if decision.endings.is_empty() { decision } else { settled(control, decision).await? };
+    for change in &mut decision.changes {
+        match change {
+            Change::ResourceInsert(document) => document.seal = books::seal(&control.keys, document, document.version),
+            // The store counts the version up with the write.
+            Change::ResourceUpdate(document) => document.seal = books::seal(&control.keys, document, document.version + 1),
+            _ => {}
+        }
+    }
+    let changed = fleet_changes(&decision);
+    decision.hints.extend(changed.into_iter().map(Hint::Fleet));
     control.store.commit(decision).await
+}
+
+/// The nodes of which placement has to make itself a new picture.
+fn fleet_changes(decision: &Decision) -> BTreeSet<Option<NodeId>> {
+    let of_change = |change: &Change| match change {
+        Change::NodeInsert(node) | Change::NodeUpdate(node) => Some(Some(node.id)),
+        Change::SlotInsert(slot) | Change::SlotUpdate(slot) => Some(Some(slot.node_id)),
+        Change::ResourceInsert(document) | Change::ResourceUpdate(document) => match document.kind {
+            Kind::Machine => document.read::<Machine>().ok().map(|machine| Some(machine.node_id)),
+            Kind::Maintenance => Some(None),
+            _ => None,
+        },
+        _ => None,
+    };
+    decision.changes.iter().filter_map(of_change).collect()
 }
 
 async fn settled(control: &Control, mut decision: Decision) -> Result<Decision, StoreError> {
     for ending in std::mem::take(&mut decision.endings) {
         let task = &ending.task;
-        let mut slots = control.store.slot_of_task(task.id).await?;
-        // One that somebody changed stays as it is, which nobody can use; the receipt counts all the same.
-        slots.retain(|slot| is_sealed(control, slot));
         let genuine = control.keys.intent_matches(&task::intent_text(task), &task.intent);
         if !genuine {
             tracing::error!(task = %task.id, "a task row was not written by the control plane: nothing is believed of its slots");
         }
         let now = task.ended_at.unwrap_or_else(Timestamp::now);
         let context = Context { now, actor: Actor::System, correlation_id: task.correlation_id.clone() };
-        let of_slots = slice::settle(&slots, &ending, genuine, seal(control), &context);
-        for event in &of_slots.events {
-            tracing::info!(task = %task.id, slot = %event.subject, kind = event.kind, to = %event.data["to"], "slot settled");
+        let settled = match task.task_type {
+            TaskType::AllocationProvisionUser | TaskType::AllocationDeprovisionUser => {
+                machine_settled(control, &ending, genuine, &context).await?
+            }
+            TaskType::DiagPing
+            | TaskType::DiagHealthProbe
+            | TaskType::PackageList
+            | TaskType::SliceTopologyDiscover
+            | TaskType::SliceVmProvision
+            | TaskType::SliceVmRelease
+            | TaskType::SliceVmPower
+            | TaskType::SliceConsoleRead => slots_settled(control, &ending, genuine, &context).await?,
+        };
+        for event in &settled.events {
+            tracing::info!(task = %task.id, subject = %event.subject, kind = event.kind, "lease settled");
         }
-        decision = decision.and(of_slots);
+        decision = decision.and(settled);
     }
     Ok(decision)
+}
+
+async fn slots_settled(control: &Control, ending: &Ending, genuine: bool, context: &Context) -> Result<Decision, StoreError> {
+    let mut slots = control.store.slot_of_task(ending.task.id).await?;
+    // One that somebody changed stays as it is, which nobody can use; the receipt counts all the same.
+    slots.retain(|slot| is_sealed(control, slot));
+    let settled = slice::settle(&slots, ending, genuine, seal(control), context);
+    let freed = |change: &Change| matches!(change, Change::SlotUpdate(slot) if slot.state == SlotState::Available);
+    Ok(if settled.changes.iter().any(freed) { settled.hint(Hint::Capacity) } else { settled })
+}
+
+async fn machine_settled(control: &Control, ending: &Ending, genuine: bool, context: &Context) -> Result<Decision, StoreError> {
+    let document = control.store.resource_by_lookup(Kind::Machine, &ending.task.id.to_string()).await?;
+    // One that somebody changed stays as it is, which nobody can use; the receipt counts all the same.
+    let machine = document.and_then(|document| books::open::<Machine>(control, &document).ok());
+    Ok(machine.map(|machine| machine::settle(&machine, ending, genuine, context)).unwrap_or_default())
 }

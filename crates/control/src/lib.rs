@@ -4,19 +4,26 @@
 //! ends it in good order. `http` is the operators' side, `link` the agents', `pki` everything secret. State lives in the
 //! store; what is in memory (open links, the deny-list, the last progress of a task) can be lost at any moment.
 
+mod books;
+mod events;
 mod failure;
 pub mod http;
+pub mod identity;
 mod leases;
 pub mod link;
 pub mod listener;
+mod local_socket;
 mod metrics;
 pub mod pki;
+mod rights;
 pub mod roles;
 mod start;
+pub mod workflow;
 
 use std::sync::Arc;
 
 use gpuaas_contract::id::{ClusterId, ServerId};
+use gpuaas_engines::Engines;
 use gpuaas_store::Store;
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
@@ -34,6 +41,12 @@ pub struct Control {
     hub: link::Hub,
     denied: link::DenyList,
     progress: http::ProgressBoard,
+    fleet: workflow::FleetView,
+    rights: rights::Rights,
+    identity: identity::Identity,
+    engines: Engines,
+    /// Webhooks may go to addresses of private networks.
+    webhooks_to_private: bool,
     metrics: metrics::Metrics,
     /// Where agents are told to connect to.
     link_address: String,

@@ -22,6 +22,7 @@ pub(crate) struct Metrics {
     receipts_rejected: Family<CodeLabel, Counter>,
     envelopes_rejected: Counter,
     requests: Family<StatusLabel, Counter>,
+    events: Counter,
 }
 
 #[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
@@ -58,6 +59,7 @@ impl Metrics {
             receipts_rejected: Family::default(),
             envelopes_rejected: Counter::default(),
             requests: Family::default(),
+            events: Counter::default(),
             registry: Registry::default(),
         };
         registry.register("links", "Open links of agents to this process", metrics.links.clone());
@@ -72,6 +74,7 @@ impl Metrics {
             metrics.envelopes_rejected.clone(),
         );
         registry.register("api_requests", "Answers of the REST interface, by status", metrics.requests.clone());
+        registry.register("events_published", "Events of the outbox that the bus has stored", metrics.events.clone());
         Self { registry, ..metrics }
     }
 
@@ -103,6 +106,10 @@ impl Metrics {
 
     pub(crate) fn request(&self, status: u16) {
         self.requests.get_or_create(&StatusLabel { status }).inc();
+    }
+
+    pub(crate) fn events_published(&self, count: usize) {
+        self.events.inc_by(u64::try_from(count).unwrap_or(u64::MAX));
     }
 
     /// The text that Prometheus reads.

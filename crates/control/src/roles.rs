@@ -9,24 +9,36 @@ pub enum Role {
     Api,
     /// Agents: enrolment, stream, long-poll, dispatch.
     Link,
+    /// Runs of allocations.
+    Provisioning,
+    /// The relay of the outbox to the event bus.
+    Outbox,
+    /// Notifications for browsers, over Redis.
+    Notify,
+    /// Deliveries to webhooks.
+    Webhook,
 }
 
 impl Role {
     /// Every role.
-    pub const ALL: [Self; 2] = [Self::Api, Self::Link];
+    pub const ALL: [Self; 6] = [Self::Api, Self::Link, Self::Provisioning, Self::Outbox, Self::Notify, Self::Webhook];
 
     /// Name on the command line.
     pub const fn as_str(self) -> &'static str {
         match self {
             Self::Api => "api",
             Self::Link => "link",
+            Self::Provisioning => "provisioning",
+            Self::Outbox => "outbox",
+            Self::Notify => "notify",
+            Self::Webhook => "webhook",
         }
     }
 }
 
 /// A list of roles that cannot be used.
 #[derive(Debug, thiserror::Error)]
-#[error("unknown role `{0}`; choose from api, link (or all)")]
+#[error("unknown role `{0}`; choose from api, link, provisioning, outbox, notify, webhook (or all)")]
 pub struct BadRoles(String);
 
 /// Parses `api,link` or `all`.
@@ -50,7 +62,7 @@ mod tests {
     #[test]
     fn roles_are_named_alone_together_or_all() {
         assert_eq!(parse("all").expect("all"), Role::ALL.into());
-        assert_eq!(parse("link, api").expect("both"), Role::ALL.into());
+        assert_eq!(parse("link, api").expect("both"), [Role::Api, Role::Link].into());
         assert_eq!(parse("api").expect("one"), [Role::Api].into());
         assert!(parse("").is_err() && parse("api,cook").is_err());
     }

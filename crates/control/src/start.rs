@@ -9,10 +9,11 @@ use std::time::Duration;
 use gpuaas_contract::Digest;
 use gpuaas_contract::id::{ApiTokenId, CorrelationId, ServerId};
 use gpuaas_contract::time::Timestamp;
-use gpuaas_domain::access::{ApiToken, Role as TokenRole};
+use gpuaas_domain::access::{ApiToken, Policies, Role as TokenRole};
 use gpuaas_domain::decision::{Change, Context};
 use gpuaas_domain::{Actor, Decision};
-use gpuaas_store::{CommitError, Store, StoreConfig, StoreError};
+use gpuaas_engines::{Engines, EnginesConfig, EnginesError};
+use gpuaas_store::{ApiTokenFilter, CommitError, Store, StoreConfig, StoreError};
 use gpuaas_world::net::TcpListener;
 use rustls::pki_types::{CertificateDer, PrivateKeyDer, pem::PemObject as _};
 use tokio_rustls::TlsAcceptor;
@@ -20,8 +21,10 @@ use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 
 use crate::failure::Failure;
+use crate::identity::{self, Identity, IdentityConfig, IdentityError};
+use crate::local_socket::LocalSocket;
 use crate::roles::Role;
-use crate::{Control, http, link, listener, metrics, pki};
+use crate::{Control, events, http, link, listener, metrics, pki, rights, workflow};
 
 /// How the REST listener is protected.
 #[derive(Clone, Debug)]
@@ -56,6 +59,14 @@ pub struct ServerConfig {
     pub link_listen: SocketAddr,
     /// What hosts are told to connect to, if not the listening address: `host:port`.
     pub link_advertise: Option<String>,
+    /// Whose tokens are taken.
+    pub identity: IdentityConfig,
+    /// NATS and Redis, where there are some.
+    pub engines: EnginesConfig,
+    /// Webhooks may go to addresses of private networks, and over plain HTTP.
+    pub webhooks_to_private: bool,
+    /// Rules of the operator that forbid more: names and texts of Cedar files.
+    pub policies: Vec<(String, String)>,
 }
 
 /// Why the server did not start.
@@ -97,6 +108,15 @@ pub enum StartError {
         /// What is wrong.
         detail: String,
     },
+    /// Whose tokens are taken.
+    #[error("signing in cannot be set up")]
+    Identity(#[from] IdentityError),
+    /// NATS or Redis.
+    #[error("an engine cannot be used")]
+    Engines(#[from] EnginesError),
+    /// The operator's rules.
+    #[error("the policies cannot be used")]
+    Policies(#[from] gpuaas_domain::access::BadPolicies),
     /// The first look at the store.
     #[error("the first look at the store failed")]
     First(#[from] Failure),
@@ -114,6 +134,8 @@ pub struct Server {
     pub ca_pin: String,
     /// File with the admin token.
     pub admin_token_file: PathBuf,
+    /// Socket for whoever sits at this machine, if this process has it.
+    pub admin_socket: Option<PathBuf>,
     control: Arc<Control>,
     listeners: TaskTracker,
 }
@@ -142,6 +164,10 @@ pub async fn start(config: ServerConfig) -> Result<Server, StartError> {
         StoreConfig::Sqlite { .. } => "sqlite",
         StoreConfig::Postgres { .. } => "postgres",
     };
+    let scheme = if matches!(config.api_tls, ApiTls::Off) { "http" } else { "https" };
+    let url = format!("{scheme}://{}", api_address.unwrap_or(config.api_listen));
+    let identity = Identity::open(&config.identity, &keys_dir, &url)?;
+    let policies = Policies::with_extra(&config.policies)?;
     let control = Arc::new(Control {
         store,
         cluster_id,
@@ -151,6 +177,11 @@ pub async fn start(config: ServerConfig) -> Result<Server, StartError> {
         hub: link::Hub::default(),
         denied: link::DenyList::default(),
         progress: http::ProgressBoard::default(),
+        fleet: workflow::FleetView::default(),
+        rights: rights::Rights::new(policies),
+        identity,
+        engines: Engines::from_config(&config.engines).await?,
+        webhooks_to_private: config.webhooks_to_private,
         metrics: metrics::Metrics::new(),
         link_address: advertised,
         store_kind,
@@ -167,16 +198,60 @@ pub async fn start(config: ServerConfig) -> Result<Server, StartError> {
         let tls = link::tls_acceptor(&control)?;
         listeners.spawn(listener::serve(listener, Some(tls), link::router(&control), control.shutdown.clone()));
     }
-    let mut api_url = None;
+    if config.roles.contains(&Role::Api) || config.roles.contains(&Role::Provisioning) {
+        workflow::FleetView::spawn(&control);
+    }
+    if config.roles.contains(&Role::Provisioning) {
+        workflow::spawn(&control);
+    }
+    // Without Redis every process that serves browsers has to listen for itself.
+    let serves = config.roles.contains(&Role::Api) && config.engines.redis.is_none();
+    if serves || (config.roles.contains(&Role::Notify) && config.engines.redis.is_some()) {
+        events::notify::spawn(&control);
+    }
+    if config.roles.contains(&Role::Outbox) {
+        events::relay::spawn(&control);
+    }
+    if config.roles.contains(&Role::Webhook) {
+        events::webhooks::spawn(&control);
+    }
+    let (mut api_url, mut admin_socket) = (None, None);
     if let Some(listener) = api_listener {
         let tls = api_tls(&config.api_tls, &control.ca)?;
         let scheme = if tls.is_some() { "https" } else { "http" };
         api_url = api_address.map(|address| format!("{scheme}://{address}"));
         http::ProgressBoard::spawn(&control);
+        rights::Rights::spawn(&control);
+        identity::spawn_sweep(&control);
+        admin_socket = open_admin_socket(&config.data_dir, &control, &listeners).await;
         listeners.spawn(listener::serve(listener, tls, http::router(&control), control.shutdown.clone()));
     }
     let ca_pin = control.ca.pin();
-    Ok(Server { api_address, api_url, link_address, ca_pin, admin_token_file, control, listeners })
+    Ok(Server { api_address, api_url, link_address, ca_pin, admin_token_file, admin_socket, control, listeners })
+}
+
+/// Opens the door for whoever sits at this machine. A server without it serves everybody else all the same.
+async fn open_admin_socket(data_dir: &Path, control: &Arc<Control>, listeners: &TaskTracker) -> Option<PathBuf> {
+    // A simulated host has no files of its own.
+    if gpuaas_world::is_simulated() {
+        return None;
+    }
+    let path = data_dir.join("admin.sock");
+    match LocalSocket::open(&path).await {
+        Ok(Some(socket)) => {
+            let opened = socket.path().to_owned();
+            listeners.spawn(socket.serve(http::router(control), control.shutdown.clone()));
+            Some(opened)
+        }
+        Ok(None) => {
+            tracing::warn!(path = %path.display(), "another server has the local socket");
+            None
+        }
+        Err(error) => {
+            tracing::error!(path = %path.display(), %error, "the local socket cannot be opened; is the path longer than 100 bytes?");
+            None
+        }
+    }
 }
 
 async fn bind(
@@ -193,8 +268,8 @@ async fn bind(
 
 /// Makes the first admin token, if there is none that counts. Its text goes into a file only the owner can read.
 async fn ensure_admin_token(store: &Store, file: &Path) -> Result<(), StartError> {
-    let tokens = store.api_token_list(None, 1000).await?;
-    if tokens.iter().any(|token| token.role == TokenRole::Admin && token.revoked_at.is_none()) {
+    let tokens = store.api_token_list(&ApiTokenFilter::default(), None, 1000).await?;
+    if tokens.iter().any(|token| token.role == Some(TokenRole::Admin) && token.counts(Timestamp::now())) {
         return Ok(());
     }
     let secret = pki::secret_text("gpt_");
@@ -205,9 +280,13 @@ async fn ensure_admin_token(store: &Store, file: &Path) -> Result<(), StartError
         id: ApiTokenId::generate(),
         version: 0,
         name: "first admin".to_owned(),
-        role: TokenRole::Admin,
+        role: Some(TokenRole::Admin),
+        service_account: None,
+        project: None,
+        scopes: None,
         secret_digest: Digest::of(secret.as_bytes()),
         created_at: context.now,
+        expires_at: None,
         revoked_at: None,
     };
     let id = token.id.to_string();

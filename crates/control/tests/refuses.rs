@@ -106,7 +106,10 @@ fn reqwest_plain() -> reqwest::Client {
 async fn no_endpoint_answers_without_a_token_that_counts() {
     let server = TestServer::sqlite().await;
     let client = server.client();
-    let revoked = client.api_token_create(&ApiTokenCreate { name: "gone".to_owned(), role: "admin".to_owned() }).await.unwrap();
+    let revoked = client
+        .api_token_create(&ApiTokenCreate { name: "gone".to_owned(), role: "admin".to_owned(), life_seconds: None })
+        .await
+        .unwrap();
     client.api_token_revoke(&revoked.api_token.id.to_string()).await.unwrap();
     for (method, route) in GUARDED {
         assert_eq!(call(&server, method, route, None).await, (401, "token_required".to_owned()), "{method} {route}");
@@ -127,10 +130,11 @@ async fn no_endpoint_answers_without_a_token_that_counts() {
 }
 
 #[tokio::test]
-async fn a_viewer_reads_and_changes_nothing() {
+async fn support_reads_and_changes_nothing() {
     let server = TestServer::sqlite().await;
-    let viewer =
-        server.client().api_token_create(&ApiTokenCreate { name: "eyes".to_owned(), role: "viewer".to_owned() }).await.unwrap();
+    // The old name of the role is still taken.
+    let wanted = ApiTokenCreate { name: "eyes".to_owned(), role: "viewer".to_owned(), ..ApiTokenCreate::default() };
+    let viewer = server.client().api_token_create(&wanted).await.unwrap();
     for (method, route) in GUARDED {
         let (status, code) = call(&server, method, route, Some(&viewer.token)).await;
         if *method == "GET" {
@@ -141,7 +145,7 @@ async fn a_viewer_reads_and_changes_nothing() {
         }
     }
     let refused = server.client_with(Some(&viewer.token)).node_retire("x", &Reason::default()).await.unwrap_err();
-    assert!(refused.to_string().contains("viewer"), "{refused}");
+    assert!(refused.to_string().contains("needs the role operator"), "{refused}");
 }
 
 #[test]

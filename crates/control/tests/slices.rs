@@ -4,6 +4,7 @@
 
 mod common;
 
+use common::answers::{ended, proof, succeeded};
 use common::looking::{Looking, refused, write_to_database};
 use common::{PATIENCE, TestServer};
 use gpuaas_api::dto::{
@@ -11,13 +12,9 @@ use gpuaas_api::dto::{
     TaskCreate,
 };
 use gpuaas_contract::Digest;
-use gpuaas_contract::cleanup::{
-    CleanupProof, DriveProof, FunctionProof, RESTING_DRIVER, Reset, SlotProof, WipeMethod, WipeStatus,
-};
-use gpuaas_contract::envelope::Verified;
+use gpuaas_contract::cleanup::DriveProof;
 use gpuaas_contract::id::AllocationId;
-use gpuaas_contract::receipt::{Outcome, Payload};
-use gpuaas_contract::slice::LeasedSlot;
+use gpuaas_contract::receipt::Outcome;
 use gpuaas_contract::task::slice_vm_power::Action;
 use gpuaas_contract::task::{self, TaskType};
 use gpuaas_testkit::eventually_async;
@@ -68,83 +65,6 @@ fn create(node: &Looking, slots: &[u32]) -> SliceCreate {
 }
 
 const WIPED: SliceRelease = SliceRelease { wipe: true, graceful_timeout_seconds: None };
-
-/// A proof in which nothing is missing.
-fn proof(task: &Verified) -> CleanupProof {
-    let holder = task.task().holder().unwrap();
-    let slot = |slot: &LeasedSlot| SlotProof {
-        slot_id: slot.slot_id,
-        functions: slot
-            .spec
-            .functions()
-            .map(|address| FunctionProof {
-                address: address.clone(),
-                reset: Reset::Done,
-                driver: RESTING_DRIVER.to_owned(),
-                iommu_group: Some(1),
-                group_members: vec![address.clone()],
-            })
-            .collect(),
-        drive: DriveProof {
-            serial: slot.spec.nvme_serial.clone(),
-            method: WipeMethod::CryptoErase,
-            status: WipeStatus::Verified,
-            bytes: 1 << 40,
-            canaries_written: 8,
-            canaries_gone: 8,
-            samples_clean: 64,
-            samples: 64,
-        },
-        lease_absent: true,
-    };
-    CleanupProof {
-        allocation_id: holder.allocation_id,
-        lease_epoch: holder.lease_epoch,
-        domain_absent: true,
-        reservation_absent: true,
-        instance_absent: true,
-        telemetry_absent: true,
-        slots: task.task().slots().iter().map(slot).collect(),
-    }
-}
-
-/// What the node answers if all went well.
-fn output(task: &Verified) -> serde_json::Value {
-    match task.task() {
-        task::Task::SliceVmProvision(params) => json!({
-            "allocation_id": params.allocation_id, "vm_name": params.vm_name, "default_user": params.default_username,
-            "private_ip": params.private_ip(), "ssh_port": 22, "slot_count": params.slots.len(), "acceleration": "kvm",
-            "image_sha256": params.image_sha256, "image_was_cached": false, "host_key": "", "terminal_key": "",
-            "readiness": { "ssh": true, "marker": true, "attempts": 1 },
-            "performance": { "measured": false, "reason": "", "cpus": 0, "memory_mib": 0, "gpus": 0, "boot_ms": 0, "disk_write_mib_per_s": 0 },
-            "telemetry": { "source": "slice_guest", "reason": "" },
-            "timings": {}, "raw_vnc": false, "console_model": "gateway_required", "recovered": false,
-        }),
-        task::Task::SliceVmRelease(params) => json!({
-            "allocation_id": params.allocation_id, "already_gone": false, "hard_stopped": false, "wiped": params.wipe,
-            "blockers": [], "timings": {},
-        }),
-        task::Task::SliceVmPower(params) => {
-            json!({ "allocation_id": params.allocation_id, "running": true, "unchanged": false, "hard_stopped": false })
-        }
-        task::Task::SliceConsoleRead(params) => json!({ "allocation_id": params.allocation_id, "lines": 0, "truncated": false }),
-        other => panic!("not a task of slices: {other:?}"),
-    }
-}
-
-fn succeeded(payload: &mut Payload, task: &Verified, proof: Option<&CleanupProof>) {
-    payload.output = Some(serde_json::value::to_raw_value(&output(task)).unwrap());
-    payload.cleanup_proof = proof.map(|proof| serde_json::value::to_raw_value(proof).unwrap());
-}
-
-fn ended(payload: &mut Payload, outcome: Outcome, proof: Option<&CleanupProof>) {
-    (payload.outcome, payload.code, payload.message) = (outcome, "some_code".to_owned(), "in words".to_owned());
-    payload.output = None;
-    payload.cleanup_proof = proof.map(|proof| serde_json::value::to_raw_value(proof).unwrap());
-    if outcome == Outcome::Refused {
-        payload.started_at = None;
-    }
-}
 
 /// A guest that runs on these slots.
 async fn running(server: &TestServer, node: &mut Looking, slots: &[u32]) -> SliceOrder {

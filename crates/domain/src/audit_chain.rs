@@ -91,7 +91,10 @@ pub struct NotJson {
 pub fn append(head: &Head, entry: &AuditEntry) -> Result<AuditRow, NotJson> {
     let seq = head.seq + 1;
     let AuditEntry { at, actor, action, target, correlation_id, detail } = entry;
-    let body = Body { seq, at: *at, actor, action, target, correlation_id: correlation_id.as_str(), detail };
+    // Whether objects are sorted by themselves depends on what else is linked into the program; the text must not.
+    let mut detail = detail.clone();
+    detail.sort_all_objects();
+    let body = Body { seq, at: *at, actor, action, target, correlation_id: correlation_id.as_str(), detail: &detail };
     let body = serde_json::to_string(&body).map_err(|source| NotJson { target: target.clone(), source })?;
     Ok(AuditRow {
         seq,

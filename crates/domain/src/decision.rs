@@ -1,13 +1,14 @@
 //! What a decision consists of. `store::commit` writes all of it in one transaction, or none.
 
 use gpuaas_contract::Digest;
-use gpuaas_contract::id::{CorrelationId, EventId, NodeId, ServerId, TaskId};
+use gpuaas_contract::id::{AllocationId, CorrelationId, EventId, NodeId, ServerId, TaskId};
 use gpuaas_contract::key::KeyId;
 use gpuaas_contract::time::Timestamp;
 
 use crate::access::{Actor, ApiToken};
 use crate::enrolment::{Enrolment, JoinToken};
 use crate::node::{Certificate, Node};
+use crate::resource::{Document, Resource};
 use crate::slice::Ending;
 use crate::slot::Slot;
 use crate::task::TaskRecord;
@@ -102,6 +103,15 @@ pub enum Change {
     ApiTokenInsert(ApiToken),
     /// A revoked API token.
     ApiTokenUpdate(ApiToken),
+    /// A new resource.
+    ResourceInsert(Box<Document>),
+    /// A changed resource.
+    ResourceUpdate(Box<Document>),
+    /// Resources whose time to be kept is over are forgotten: codes, answered keys, deliveries. No event, no audit row.
+    ResourcesForget {
+        /// Those that expired before this.
+        before: Timestamp,
+    },
     /// A server process is alive. Presence only: no event, no audit row.
     ServerSeen {
         /// The process.
@@ -174,6 +184,16 @@ pub enum Hint {
     NodeAccess(NodeId),
     /// Somebody may be waiting for this task.
     Task(TaskId),
+    /// The run of this allocation can go on, or somebody may be waiting for it.
+    Allocation(AllocationId),
+    /// Something became free: whoever waits for a place may look again.
+    Capacity,
+    /// What can be placed on this node changed; on any node, if none is named.
+    Fleet(Option<NodeId>),
+    /// There are events in the outbox that were not published yet.
+    Outbox,
+    /// Somebody's rights changed: what is remembered of them is read anew.
+    Rights,
     /// A running task went into another phase. Never stored: only shown to whoever is watching.
     Progress {
         /// The task.
@@ -231,6 +251,16 @@ impl Decision {
     pub fn change(mut self, change: Change) -> Self {
         self.changes.push(change);
         self
+    }
+
+    /// Adds a new resource.
+    pub fn insert(self, resource: &impl Resource) -> Self {
+        self.change(Change::ResourceInsert(Box::new(Document::of(resource))))
+    }
+
+    /// Adds a changed resource.
+    pub fn update(self, resource: &impl Resource) -> Self {
+        self.change(Change::ResourceUpdate(Box::new(Document::of(resource))))
     }
 
     /// Adds a wake-up.

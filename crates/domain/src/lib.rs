@@ -5,14 +5,25 @@
 //! be tested by calling it.
 
 pub mod access;
+pub mod allocation;
 pub mod audit_chain;
+pub mod catalog;
 pub mod decision;
 pub mod enrolment;
+pub mod idempotency;
+pub mod machine;
+pub mod maintenance;
+pub mod names;
 pub mod node;
+pub mod people;
+pub mod placement;
+pub mod quota;
 pub mod refusal;
+pub mod resource;
 pub mod slice;
 pub mod slot;
 pub mod task;
+pub mod webhook;
 
 pub use access::{Actor, Role};
 pub use decision::{AuditEntry, Change, Decision, Event, Hint};

@@ -59,15 +59,19 @@ impl Service {
     }
 
     /// Whether a task of this kind may be created for it and handed out. A node in maintenance, or one that is held back, still serves
-    /// the slices that are on it: they must be able to leave.
+    /// the slices and tenants that are on it: they must be able to leave.
     pub const fn takes(self, kind: TaskType) -> bool {
         match kind {
-            TaskType::SliceVmRelease | TaskType::SliceVmPower | TaskType::SliceConsoleRead => self.may_connect(),
+            TaskType::SliceVmRelease
+            | TaskType::SliceVmPower
+            | TaskType::SliceConsoleRead
+            | TaskType::AllocationDeprovisionUser => self.may_connect(),
             TaskType::DiagPing
             | TaskType::DiagHealthProbe
             | TaskType::PackageList
             | TaskType::SliceTopologyDiscover
-            | TaskType::SliceVmProvision => self.takes_work(),
+            | TaskType::SliceVmProvision
+            | TaskType::AllocationProvisionUser => self.takes_work(),
         }
     }
 

@@ -698,9 +698,22 @@ fn end(task: &TaskRecord, state: TaskState, code: &str, message: &str, context: 
     with_ending(decision, next, how)
 }
 
-/// Every end of a task passes here: if it decides about slots, so does the decision.
+/// Every end of a task passes here: if it decides about slots or a machine, so does the decision, and the run that waits for it is woken.
 fn with_ending(decision: Decision, task: TaskRecord, how: How) -> Decision {
-    if task.task_type.may_prove_cleanup() { decision.ending(Ending { task, how }) } else { decision }
+    if !task.task_type.needs_lease() {
+        return decision;
+    }
+    let holder = Task::parse(task.task_type, &task.params).ok().and_then(|task| task.holder());
+    let decision = match holder {
+        Some(holder) => decision.hint(Hint::Allocation(holder.allocation_id)),
+        None => decision,
+    };
+    if decides_lease(task.task_type) { decision.ending(Ending { task, how }) } else { decision }
+}
+
+/// Whether the end of such a task decides what becomes of slots or of a machine.
+const fn decides_lease(kind: TaskType) -> bool {
+    kind.may_prove_cleanup() || matches!(kind, TaskType::AllocationProvisionUser | TaskType::AllocationDeprovisionUser)
 }
 
 fn not_now(task: &TaskRecord) -> Refusal {

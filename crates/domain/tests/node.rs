@@ -58,7 +58,13 @@ fn a_node_that_takes_no_work_still_lets_its_slices_go() {
     use gpuaas_contract::task::TaskType;
     for service in Service::ALL {
         for kind in TaskType::ALL {
-            let serves = matches!(kind, TaskType::SliceVmRelease | TaskType::SliceVmPower | TaskType::SliceConsoleRead);
+            let serves = matches!(
+                kind,
+                TaskType::SliceVmRelease
+                    | TaskType::SliceVmPower
+                    | TaskType::SliceConsoleRead
+                    | TaskType::AllocationDeprovisionUser
+            );
             let expected = if serves { service.may_connect() } else { service.takes_work() };
             assert_eq!(service.takes(kind), expected, "{kind} on a node that is {}", service.as_str());
         }

@@ -43,11 +43,14 @@ pub fn agent_policy(data: &[u8]) -> bool {
 /// What the text says, read without the agent; `None` if it is no policy.
 fn meaning(text: &str) -> Option<(BTreeSet<TaskType>, BTreeMap<TaskType, u32>)> {
     let table: toml::Table = text.parse().ok()?;
-    if table.keys().any(|key| !["allowed_tasks", "concurrency", "slices"].contains(&key.as_str())) {
+    if table.keys().any(|key| !["allowed_tasks", "concurrency", "slices", "bare_metal"].contains(&key.as_str())) {
         return None;
     }
     if let Some(slices) = table.get("slices") {
         slices.as_table()?.iter().all(|(name, value)| is_slice_rule(name, value)).then_some(())?;
+    }
+    if let Some(rules) = table.get("bare_metal") {
+        rules.as_table()?.iter().all(|(name, value)| is_bare_metal_rule(name, value)).then_some(())?;
     }
     let mut allowed = BTreeSet::new();
     if let Some(list) = table.get("allowed_tasks") {
@@ -63,6 +66,18 @@ fn meaning(text: &str) -> Option<(BTreeSet<TaskType>, BTreeMap<TaskType, u32>)> 
         }
     }
     Some((allowed, limits))
+}
+
+fn is_bare_metal_rule(name: &str, value: &toml::Value) -> bool {
+    let is_pattern = |text: &str| {
+        let plain = |b: u8| b.is_ascii_lowercase() || b.is_ascii_digit() || matches!(b, b'-' | b'_' | b'*');
+        (1..=64).contains(&text.len()) && text.bytes().all(plain)
+    };
+    match name {
+        "usernames" => value.as_array().is_some_and(|list| list.iter().all(|entry| entry.as_str().is_some_and(is_pattern))),
+        "allow_sudo" => value.is_bool(),
+        _ => false,
+    }
 }
 
 fn is_slice_rule(name: &str, value: &toml::Value) -> bool {

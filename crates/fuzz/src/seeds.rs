@@ -152,6 +152,18 @@ fn all_params() -> Vec<Vec<u8>> {
                 r#"{"allocation_id":"alloc_0198f0000000700080000000000000aa","lease_epoch":1,"tail_bytes":1,"follow_seconds":3600}"#,
                 r#"{"tail_bytes":99999999}"#,
             ],
+            TaskType::AllocationProvisionUser => &[
+                concat!(
+                    r#"{"allocation_id":"alloc_0198f0000000700080000000000000aa","lease_epoch":1,"username":"tenant-1","ssh_public_keys":"#,
+                    r#"["ssh-ed25519 AAAAC3NzaC1lZDI1NTE5AAAAIAcHBwcHBwcHBwcHBwcHBwcHBwcHBwcHBwcHBwcHBwcH c"],"sudo":true}"#
+                ),
+                r#"{"username":"root"}"#,
+                r#"{"ssh_public_keys":["command=\"x\" ssh-ed25519 AAAA"]}"#,
+            ],
+            TaskType::AllocationDeprovisionUser => &[
+                r#"{"allocation_id":"alloc_0198f0000000700080000000000000aa","lease_epoch":1,"username":"tenant-1","take_over":true}"#,
+                r#"{"username":"-rf"}"#,
+            ],
         };
         seeds.extend(texts.iter().map(|text| [&[byte], text.as_bytes()].concat()));
     }
@@ -224,6 +236,12 @@ fn all_outputs() -> Vec<(u8, String)> {
             TaskType::SliceConsoleRead => {
                 &[r#"{"allocation_id":"alloc_0198f0000000700080000000000000aa","lines":7,"truncated":true}"#]
             }
+            TaskType::AllocationProvisionUser => {
+                &[r#"{"username":"tenant-1","uid":20000,"home":"/srv/tenant-1","keys":1,"created":true}"#]
+            }
+            TaskType::AllocationDeprovisionUser => &[
+                r#"{"username":"tenant-1","existed":true,"sessions_ended":1,"processes_ended":2,"files_removed":3,"home_removed":true}"#,
+            ],
         };
         seeds.extend(texts.iter().map(|text| (byte, (*text).to_owned())));
     }

@@ -81,6 +81,19 @@ fn within_limits(task: &Task) {
             assert!(params.tail_bytes <= slice_console_read::MAX_BYTES);
             assert!(params.follow_seconds <= slice_console_read::MAX_FOLLOW_SECONDS);
         }
+        Task::AllocationProvisionUser(params) => {
+            harmless(params.username.as_str());
+            assert!(params.username.as_str() != "root" && params.lease_epoch > 0);
+            assert!((1..=slice_vm_provision::MAX_KEYS).contains(&params.ssh_public_keys.len()));
+            for key in &params.ssh_public_keys {
+                assert_eq!(key.as_str().split(' ').count(), 2, "{key}");
+                harmless(key.as_str());
+            }
+        }
+        Task::AllocationDeprovisionUser(params) => {
+            harmless(params.username.as_str());
+            assert!(params.username.as_str() != "root" && params.lease_epoch > 0);
+        }
     }
 }
 
@@ -131,6 +144,8 @@ pub fn task_output(data: &[u8]) -> bool {
         Output::SliceVmRelease(_) => TaskType::SliceVmRelease,
         Output::SliceVmPower(_) => TaskType::SliceVmPower,
         Output::SliceConsoleRead(_) => TaskType::SliceConsoleRead,
+        Output::AllocationProvisionUser(_) => TaskType::AllocationProvisionUser,
+        Output::AllocationDeprovisionUser(_) => TaskType::AllocationDeprovisionUser,
     };
     assert_eq!(matches_kind, kind);
     let json = serde_json::to_string(&output).expect("an output serialises");

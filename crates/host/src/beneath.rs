@@ -4,7 +4,7 @@
 use std::ffi::{CStr, CString, OsStr};
 use std::fs::File;
 use std::io::{Read as _, Write as _};
-use std::os::fd::{AsFd as _, OwnedFd};
+use std::os::fd::{AsFd as _, BorrowedFd, OwnedFd};
 use std::os::unix::ffi::OsStrExt as _;
 use std::os::unix::fs::{DirBuilderExt as _, MetadataExt as _};
 use std::path::{Path, PathBuf};
@@ -108,6 +108,14 @@ impl Folder {
         Ok(inner)
     }
 
+    /// The same, given to this owner. Whoever it belonged to before.
+    pub(crate) fn make_inner_of(&self, name: &str, mode: u32, owner: Owner) -> Result<Self> {
+        let inner = self.make_inner(name, mode)?;
+        rustix::fs::fchown(&inner.fd, Some(owner.user()), Some(owner.group()))
+            .map_err(|errno| failed("chown", &inner.path, errno))?;
+        Ok(inner)
+    }
+
     fn allow(&self, mode: u32) -> Result<()> {
         rustix::fs::fchmod(&self.fd, Mode::from_raw_mode(mode)).map_err(|errno| failed("chmod", &self.path, errno))
     }
@@ -165,10 +173,26 @@ impl Folder {
 
     /// Writes a file: the old content or the new one, never half of it, and durable when it returns.
     pub(crate) fn write(&self, name: &str, bytes: &[u8], mode: u32) -> Result<()> {
-        let temporary = self.write_temporary(name, bytes, mode)?;
-        let renamed = rustix::fs::renameat(&self.fd, &temporary, &self.fd, name);
+        let temporary = self.write_temporary(name, bytes, mode, None)?;
+        self.publish(&temporary, name)
+    }
+
+    /// The same for a file that belongs to somebody.
+    pub(crate) fn write_of(&self, name: &str, bytes: &[u8], mode: u32, owner: Owner) -> Result<()> {
+        let temporary = self.write_temporary(name, bytes, mode, Some(owner))?;
+        self.publish(&temporary, name)
+    }
+
+    /// Writes a file under a name that nobody looks for, to be looked at before it is [published](Self::publish).
+    pub(crate) fn stage(&self, name: &str, bytes: &[u8], mode: u32) -> Result<String> {
+        self.write_temporary(name, bytes, mode, None)
+    }
+
+    /// Gives a staged file its name. If that fails, it is gone.
+    pub(crate) fn publish(&self, temporary: &str, name: &str) -> Result<()> {
+        let renamed = rustix::fs::renameat(&self.fd, temporary, &self.fd, name);
         if let Err(errno) = renamed {
-            self.forget(&temporary);
+            self.forget(temporary);
             return Err(failed("rename onto", &self.path.join(name), errno));
         }
         self.sync()
@@ -176,7 +200,7 @@ impl Folder {
 
     /// Writes a file that must not be there yet. False if it is: of several who try, one writes.
     pub(crate) fn write_new(&self, name: &str, bytes: &[u8], mode: u32) -> Result<bool> {
-        let temporary = self.write_temporary(name, bytes, mode)?;
+        let temporary = self.write_temporary(name, bytes, mode, None)?;
         // Not by a link: a crash between linking and unlinking would leave a file with two names.
         let published = rustix::fs::renameat_with(&self.fd, &temporary, &self.fd, name, RenameFlags::NOREPLACE);
         let Err(errno) = published else { return self.sync().map(|()| true) };
@@ -185,7 +209,7 @@ impl Folder {
     }
 
     /// A name with a leading dot, which list-makers (dnsmasq among them) leave alone.
-    fn write_temporary(&self, name: &str, bytes: &[u8], mode: u32) -> Result<String> {
+    fn write_temporary(&self, name: &str, bytes: &[u8], mode: u32, owner: Option<Owner>) -> Result<String> {
         let mut random = [0_u8; 8];
         getrandom::fill(&mut random).map_err(|error| self.io("choose a name for", name, std::io::Error::other(error)))?;
         let temporary = format!(".{name}.{}.tmp", gpuaas_contract::hex(&random));
@@ -195,6 +219,10 @@ impl Folder {
         let written = file
             .write_all(bytes)
             .and_then(|()| Ok(rustix::fs::fchmod(&file, Mode::from_raw_mode(mode))?))
+            .and_then(|()| match owner {
+                Some(owner) => Ok(rustix::fs::fchown(&file, Some(owner.user()), Some(owner.group()))?),
+                None => Ok(()),
+            })
             .and_then(|()| file.sync_all());
         if let Err(source) = written {
             self.forget(&temporary);
@@ -204,7 +232,7 @@ impl Folder {
     }
 
     /// Takes a temporary file away, if it can be.
-    fn forget(&self, temporary: &str) {
+    pub(crate) fn forget(&self, temporary: &str) {
         let _ = rustix::fs::unlinkat(&self.fd, temporary, AtFlags::empty());
     }
 
@@ -309,6 +337,20 @@ impl Folder {
             .is_ok_and(|stat| FileType::from_raw_mode(stat.st_mode) == FileType::Directory)
     }
 
+    /// Whether there is an entry of this name, whatever it is.
+    pub(crate) fn has(&self, name: &str) -> Result<bool> {
+        match rustix::fs::statat(&self.fd, name, AtFlags::SYMLINK_NOFOLLOW) {
+            Ok(_) => Ok(true),
+            Err(Errno::NOENT) => Ok(false),
+            Err(errno) => Err(failed("stat", &self.path.join(name), errno)),
+        }
+    }
+
+    /// The folder itself.
+    pub(crate) fn as_fd(&self) -> BorrowedFd<'_> {
+        self.fd.as_fd()
+    }
+
     /// Makes what was made, renamed or removed here durable.
     pub(crate) fn sync(&self) -> Result<()> {
         rustix::fs::fsync(&self.fd).map_err(|errno| failed("fsync", &self.path, errno))
@@ -328,6 +370,25 @@ impl Folder {
 
     fn io(&self, what: &'static str, name: &str, source: std::io::Error) -> BeneathError {
         BeneathError::Io { what, path: self.path.join(name), source }
+    }
+}
+
+/// Whose a file is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Owner {
+    /// The user.
+    pub(crate) uid: u32,
+    /// The group.
+    pub(crate) gid: u32,
+}
+
+impl Owner {
+    fn user(self) -> rustix::fs::Uid {
+        rustix::fs::Uid::from_raw(self.uid)
+    }
+
+    fn group(self) -> rustix::fs::Gid {
+        rustix::fs::Gid::from_raw(self.gid)
     }
 }
 

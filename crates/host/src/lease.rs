@@ -1,6 +1,9 @@
-//! Leases of slots: one exclusive file per slot, and a fence that outlives it.
+//! Leases of slots: one exclusive file per slot, and a fence that outlives it. The whole machine has a lease of the same kind
+//! ([`machine`]), and either the machine is leased or slots of it are.
 //!
 //! Everything happens under a lock of the folder, so that two who want the same device through different slots cannot both find it free.
+
+pub(crate) mod machine;
 
 use std::path::Path;
 
@@ -10,6 +13,7 @@ use gpuaas_contract::slice::Holder;
 use crate::HostError;
 use crate::beneath::{BeneathError, Folder, Locked};
 use crate::guests::{Fence, Lease};
+use crate::users::MachineLease;
 
 /// Where fences are, inside the folder of the leases.
 const FENCES: &str = "fences";
@@ -28,10 +32,14 @@ pub(crate) fn take(folder: &Path, lease: &Lease, again: bool) -> Result<(), Host
         let same = present.holder() == lease.holder() && present.task_id == lease.task_id && present.spec == lease.spec;
         return if same { Ok(()) } else { Err(taken(&present)) };
     }
-    let fences = books.folder.make_inner(FENCES, FOLDER_MODE).map_err(|error| failed(&error))?;
-    fences.forget_temporaries().map_err(|error| failed(&error))?;
+    if let Some(machine) = books.machine()? {
+        let (slot, whose) = (lease.slot_id, machine.allocation_id);
+        let message = format!("the whole machine is leased to {whose} for the user {}, so {slot} is not free", machine.username);
+        return Err(HostError::new("machine_leased", message));
+    }
+    let fences = books.fences()?;
     let mut over = false;
-    if let Some(fence) = read::<Fence>(&fences, &name, |fence| fence.slot_id)? {
+    if let Some(fence) = read::<Fence>(&fences, &name, fence_name)? {
         let (slot, seen, wanted) = (lease.slot_id, fence.lease_epoch, lease.lease_epoch);
         let same = seen == wanted && fence.allocation_id == lease.allocation_id && (again || !fence.over);
         over = same && fence.over;
@@ -89,8 +97,8 @@ pub(crate) fn drop_lease(folder: &Path, slot_id: SlotId, holder: Holder) -> Resu
         None => Ok(()),
         Some(_) => {
             // The fence comes first here, too: a crash in between leaves a lease that nothing can be begun under.
-            let fences = books.folder.make_inner(FENCES, FOLDER_MODE).map_err(|error| failed(&error))?;
-            if let Some(fence) = read::<Fence>(&fences, &name, |fence| fence.slot_id)?.filter(|fence| !fence.over) {
+            let fences = books.fences()?;
+            if let Some(fence) = read::<Fence>(&fences, &name, fence_name)?.filter(|fence| !fence.over) {
                 write(&fences, &name, &Fence { over: true, ..fence })?;
             }
             books.folder.remove_file(&name).map_err(|error| failed(&error))
@@ -107,7 +115,7 @@ pub(crate) fn list(folder: &Path) -> Result<Vec<Lease>, HostError> {
 pub(crate) fn fences(folder: &Path) -> Result<Vec<Fence>, HostError> {
     let Some(books) = Books::open(folder)? else { return Ok(Vec::new()) };
     match books.folder.inner(FENCES).map_err(|error| failed(&error))? {
-        Some(fences) => read_all(&fences, |fence: &Fence| fence.slot_id),
+        Some(fences) => read_all(&fences, fence_name),
         None => Ok(Vec::new()),
     }
 }
@@ -134,17 +142,35 @@ impl Books {
         Ok(Self { folder, _lock: lock })
     }
 
+    fn fences(&self) -> Result<Folder, HostError> {
+        let fences = self.folder.make_inner(FENCES, FOLDER_MODE).map_err(|error| failed(&error))?;
+        fences.forget_temporaries().map_err(|error| failed(&error))?;
+        Ok(fences)
+    }
+
     fn lease(&self, name: &str) -> Result<Option<Lease>, HostError> {
-        read(&self.folder, name, |lease: &Lease| lease.slot_id)
+        read(&self.folder, name, lease_name)
     }
 
     fn leases(&self) -> Result<Vec<Lease>, HostError> {
-        read_all(&self.folder, |lease: &Lease| lease.slot_id)
+        read_all(&self.folder, lease_name)
+    }
+
+    fn machine(&self) -> Result<Option<MachineLease>, HostError> {
+        read(&self.folder, machine::FILE, |_| machine::FILE.to_owned())
     }
 }
 
 fn file_name(slot_id: SlotId) -> String {
     format!("{slot_id}{SUFFIX}")
+}
+
+fn lease_name(lease: &Lease) -> String {
+    file_name(lease.slot_id)
+}
+
+fn fence_name(fence: &Fence) -> String {
+    file_name(fence.slot_id)
 }
 
 fn taken(present: &Lease) -> HostError {
@@ -179,7 +205,7 @@ fn write<T: serde::Serialize>(folder: &Folder, name: &str, value: &T) -> Result<
 fn read<T: serde::de::DeserializeOwned>(
     folder: &Folder,
     name: &str,
-    slot: impl Fn(&T) -> SlotId,
+    own_name: impl Fn(&T) -> String,
 ) -> Result<Option<T>, HostError> {
     let path = folder.path().join(name);
     let damaged = |why: String| {
@@ -194,17 +220,21 @@ fn read<T: serde::de::DeserializeOwned>(
         Err(error) => return Err(damaged(error.to_string())),
     };
     let value: T = serde_json::from_slice(&bytes).map_err(|error| damaged(error.to_string()))?;
-    let said = slot(&value);
+    let said = own_name(&value);
     // A copy under another name would be believed for the wrong slot.
-    if file_name(said) == name { Ok(Some(value)) } else { Err(damaged(format!("it says that it is about {said}"))) }
+    if said == name { Ok(Some(value)) } else { Err(damaged(format!("it says that it is {said}"))) }
 }
 
-fn read_all<T: serde::de::DeserializeOwned>(folder: &Folder, slot: impl Fn(&T) -> SlotId + Copy) -> Result<Vec<T>, HostError> {
+/// Everything about slots in a folder.
+fn read_all<T: serde::de::DeserializeOwned>(
+    folder: &Folder,
+    own_name: impl Fn(&T) -> String + Copy,
+) -> Result<Vec<T>, HostError> {
     let mut all = Vec::new();
     for name in folder.names().map_err(|error| failed(&error))? {
         // Unfinished writes begin with a dot.
-        if name.ends_with(SUFFIX) && !name.starts_with('.') {
-            all.extend(read(folder, &name, slot)?);
+        if name.ends_with(SUFFIX) && !name.starts_with('.') && name != machine::FILE {
+            all.extend(read(folder, &name, own_name)?);
         }
     }
     Ok(all)

@@ -5,6 +5,7 @@
 
 mod beneath;
 pub mod block;
+mod browser;
 pub mod cloud_init;
 mod console;
 mod dnsmasq;
@@ -39,6 +40,7 @@ mod ssh;
 mod sysfs;
 pub mod systemd;
 pub mod topology;
+pub mod users;
 mod vfio;
 mod xml;
 
@@ -52,6 +54,7 @@ use gpuaas_contract::task::{diag_health_probe, package_list};
 use gpuaas_contract::telemetry::{HostFacts, HostMetrics};
 use gpuaas_contract::time::Timestamp;
 
+pub use browser::open_browser;
 pub use error::HostError;
 pub use metrics::{Space, space};
 use ping_log::{PingLog, PingLogError};

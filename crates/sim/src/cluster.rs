@@ -410,6 +410,10 @@ async fn serve(host: Arc<Host>, operator: Arc<Operator>, data_dir: PathBuf) -> t
         api_tls: ApiTls::Off,
         link_listen: SocketAddr::from(([0, 0, 0, 0], 8443)),
         link_advertise: Some(format!("{SERVER}:8443")),
+        identity: gpuaas_control::identity::IdentityConfig::default(),
+        policies: Vec::new(),
+        engines: Default::default(),
+        webhooks_to_private: false,
     };
     let server = gpuaas_control::start(config).await.map_err(|error| format!("the server does not start: {error:?}"))?;
     let token = std::fs::read_to_string(&server.admin_token_file)?;

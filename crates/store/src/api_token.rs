@@ -1,8 +1,8 @@
-//! API tokens.
+//! API tokens: of those who run the platform, and keys of service accounts.
 
 use gpuaas_contract::Digest;
-use gpuaas_contract::id::ApiTokenId;
-use gpuaas_domain::access::{ApiToken, Role};
+use gpuaas_contract::id::{ApiTokenId, ProjectId, ServiceAccountId};
+use gpuaas_domain::access::{ApiToken, PlatformRole};
 
 use crate::db::{Arg, Columns, Reader, Select};
 use crate::table::Kind::{Int, Text};
@@ -19,20 +19,38 @@ pub(crate) const TABLE: Table = Table {
         ("secret_digest", Text),
         ("created_at", Int),
         ("revoked_at", Int),
+        ("service_account", Text),
+        ("project", Text),
+        ("scopes", Text),
+        ("expires_at", Int),
     ],
 };
 
-pub(crate) fn to_row(token: &ApiToken) -> Row {
-    let ApiToken { id, version, name, role, secret_digest, created_at, revoked_at } = token;
-    vec![
+/// Which tokens to list.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct ApiTokenFilter {
+    /// Only keys of this service account.
+    pub service_account: Option<ServiceAccountId>,
+    /// Only keys of service accounts of this project.
+    pub project: Option<ProjectId>,
+}
+
+pub(crate) fn to_row(token: &ApiToken) -> Result<Row> {
+    let ApiToken { id, version, name, role, service_account, project, scopes, secret_digest, .. } = token;
+    let ApiToken { created_at, expires_at, revoked_at, .. } = token;
+    Ok(vec![
         Arg::id(id),
         Arg::Int(Some(*version)),
         Arg::text(name),
-        Arg::text(role.as_str()),
+        Arg::opt_id(role.map(PlatformRole::as_str)),
         Arg::id(secret_digest),
         Arg::time(*created_at),
         Arg::opt_time(*revoked_at),
-    ]
+        Arg::opt_id(*service_account),
+        Arg::opt_id(*project),
+        scopes.as_ref().map_or(Ok(Arg::Text(None)), Arg::json)?,
+        Arg::opt_time(*expires_at),
+    ])
 }
 
 fn from_row(row: &dyn Columns) -> Result<ApiToken> {
@@ -41,9 +59,13 @@ fn from_row(row: &dyn Columns) -> Result<ApiToken> {
         id: row.parsed("id")?,
         version: row.int("version")?,
         name: row.text("name")?,
-        role: row.named("role", Role::parse)?,
+        role: row.opt_named("role", PlatformRole::parse)?,
+        service_account: row.opt_parsed("service_account")?,
+        project: row.opt_parsed("project")?,
+        scopes: row.opt_json("scopes")?,
         secret_digest: row.digest("secret_digest")?,
         created_at: row.time("created_at")?,
+        expires_at: row.opt_time("expires_at")?,
         revoked_at: row.opt_time("revoked_at")?,
     })
 }
@@ -62,11 +84,24 @@ impl Store {
     }
 
     /// Tokens in the order in which they were made, after `after`.
-    pub async fn api_token_list(&self, after: Option<ApiTokenId>, limit: u32) -> Result<Vec<ApiToken>> {
-        Select::new("SELECT * FROM api_tokens WHERE TRUE")
-            .and_if("id >", after.map(Arg::id))
-            .page("id", limit)
-            .fetch(self.db(), "list API tokens", from_row)
-            .await
+    pub async fn api_token_list(&self, filter: &ApiTokenFilter, after: Option<ApiTokenId>, limit: u32) -> Result<Vec<ApiToken>> {
+        api_token_list_query(filter, after, limit).fetch(self.db(), "list API tokens", from_row).await
     }
+}
+
+pub(crate) fn api_token_list_query(filter: &ApiTokenFilter, after: Option<ApiTokenId>, limit: u32) -> Select {
+    let ApiTokenFilter { service_account, project } = filter;
+    let mut select = Select::new("SELECT * FROM api_tokens WHERE TRUE");
+    // Said although the value implies it: only then can the planners use the indexes with this condition.
+    if service_account.is_some() {
+        select = select.push(" AND service_account IS NOT NULL");
+    }
+    if project.is_some() {
+        select = select.push(" AND project IS NOT NULL");
+    }
+    select
+        .and_if("service_account =", service_account.map(Arg::id))
+        .and_if("project =", project.map(Arg::id))
+        .and_if("id >", after.map(Arg::id))
+        .page("id", limit)
 }

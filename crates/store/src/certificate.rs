@@ -1,9 +1,11 @@
 //! Certificates that were issued to nodes.
 
+use gpuaas_contract::id::NodeId;
 use gpuaas_contract::time::Timestamp;
 use gpuaas_domain::node::Certificate;
 
 use crate::db::{Arg, Columns, Reader};
+use crate::prepare::Afterwards;
 use crate::table::Kind::{Int, Text};
 use crate::table::{Row, Table};
 use crate::{Result, Store};
@@ -20,8 +22,7 @@ pub(crate) const TABLE: Table = Table {
     ],
 };
 
-pub(crate) const REVOKE: &str =
-    "UPDATE certificates SET revoked_at = $3 WHERE node_id = $1 AND node_epoch <= $2 AND revoked_at IS NULL";
+const REVOKE: &str = "UPDATE certificates SET revoked_at = $3 WHERE node_id = $1 AND node_epoch <= $2 AND revoked_at IS NULL";
 
 pub(crate) fn to_row(certificate: &Certificate) -> Row {
     let Certificate { serial, node_id, node_epoch, not_before, not_after, revoked_at } = certificate;
@@ -33,6 +34,12 @@ pub(crate) fn to_row(certificate: &Certificate) -> Row {
         Arg::time(*not_after),
         Arg::opt_time(*revoked_at),
     ]
+}
+
+/// Certificates of the node up to this epoch no longer count from `at` on.
+pub(crate) fn revoke(node_id: NodeId, up_to_epoch: u64, at: Timestamp) -> Afterwards {
+    let args = vec![Arg::id(node_id), Arg::count(up_to_epoch), Arg::time(at)];
+    Afterwards { doing: "revoke certificates", sqlite: REVOKE, postgres: REVOKE, args, touched: None }
 }
 
 fn from_row(row: &dyn Columns) -> Result<Certificate> {

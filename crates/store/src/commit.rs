@@ -9,6 +9,7 @@
 //! is then halved until the culprit stands alone.
 
 use std::collections::{HashMap, HashSet, VecDeque};
+use std::sync::atomic::Ordering;
 use std::time::Duration;
 
 use gpuaas_contract::id::ServerId;
@@ -17,11 +18,11 @@ use gpuaas_domain::audit_chain::Head;
 use sqlx::error::ErrorKind;
 use tokio::sync::{broadcast, mpsc, oneshot};
 
+use crate::audit;
 use crate::db::{Arg, Db, Reader, WriteConnection, WriteTransaction, timed_out};
 use crate::error::{CommitError, StoreError};
-use crate::prepare::{Aggregate, Prepared, Write};
+use crate::prepare::{Afterwards, Aggregate, Prepared, Write};
 use crate::script::{Script, distinct};
-use crate::{audit, certificate};
 
 /// Decisions that may wait for the writer; committing waits when there are more.
 pub(crate) const QUEUE: usize = 1024;
@@ -241,6 +242,7 @@ impl Committer {
         }
         let overwritten = done()
             .flat_map(|prepared| &prepared.writes)
+            .filter(|write| write.aggregate.stays())
             .filter_map(|write| Some((write.id.clone(), write.over?.saturating_add(1))));
         self.versions.extend(overwritten);
         for (job, written) in group.into_iter().zip(written) {
@@ -317,8 +319,8 @@ impl Chain {
         group: &[&Prepared],
     ) -> Result<bool, Failure> {
         let Some(before) = self.end.clone().filter(|_| !self.shared) else { return Ok(false) };
-        // Revoking has to see the certificates that the same group writes, and a single statement sees only what was there before.
-        if group.iter().any(|prepared| !prepared.revocations.is_empty()) {
+        // What runs afterwards has to see what the same group writes, and a single statement sees only what was there before.
+        if group.iter().any(|prepared| !prepared.afterwards.is_empty()) {
             return Ok(false);
         }
         let Ok(script) = Script::new(process, group, Some(before)) else { return Ok(false) };
@@ -389,10 +391,16 @@ impl Chain {
                 script.on_sqlite(false)?.execute(&mut **sqlite).await.map_err(&doing)?;
             }
         }
-        // After the new certificates: one that was issued by a decision of the same group is revoked as well.
-        for revocation in accepted.iter().flat_map(|prepared| &prepared.revocations) {
-            let revoked = tx.execute(certificate::REVOKE, revocation.clone()).await;
-            revoked.map_err(StoreError::doing("revoke certificates"))?;
+        // After the rows: a certificate that was issued by a decision of the same group is revoked as well.
+        for Afterwards { doing, sqlite, postgres, args, touched } in accepted.iter().flat_map(|prepared| &prepared.afterwards) {
+            let sql = match tx {
+                WriteTransaction::Sqlite(_) => *sqlite,
+                WriteTransaction::Pg(_) => *postgres,
+            };
+            let count = tx.execute(sql, args.clone()).await.map_err(StoreError::doing(doing))?;
+            if let Some(touched) = touched {
+                touched.store(count, Ordering::Relaxed);
+            }
         }
         Ok(Filled::Changed(written, script.end().cloned()))
     }
@@ -565,10 +573,15 @@ mod tests {
             }
         }
         let mut hinted = Vec::new();
+        let mut events = 0;
         while let Ok(hint) = heard.try_recv() {
-            hinted.push(hint);
+            match hint {
+                Hint::Outbox => events += 1,
+                other => hinted.push(other),
+            }
         }
         assert_eq!(hinted, written, "exactly the written ones wake somebody");
+        assert!((1..=written.len()).contains(&events), "whoever publishes events is woken, once per transaction");
         let rows = store.audit_list(0, 1000, &crate::AuditFilter::default()).await.expect("lists");
         assert_eq!(rows.len(), 61);
         gpuaas_domain::audit_chain::verify(&Head::genesis(), &rows).expect("the chain is whole");

@@ -18,8 +18,13 @@ use crate::readers::{ACQUIRE_TIMEOUT, Readers};
 
 /// Connections that read a SQLite file at the same time.
 const SQLITE_READERS: u32 = 4;
-/// A partner that vanished inside a transaction must not hold the audit head for long.
+/// A partner that vanished inside a transaction must not hold the audit head for long. Longer than [`crate::RELAY_DEADLINE`]: a relay
+/// that waits for its broker is alive.
 const PG_IDLE_IN_TRANSACTION: &str = "15s";
+/// Lanes of the outbox that a process publishes at the same time, unless it may only have few connections.
+const PG_RELAYS: u32 = 2;
+/// Fewest connections for which there are that many.
+const PG_MANY_CONNECTIONS: u32 = 8;
 /// Every row that is written is found by its key, and every query has its index. Connections live as long as the server, and with them
 /// the plans of their statements: one made while a table was still small would read the whole table for ever after (until the
 /// next ANALYZE). Plans never depend on the values, so planning every time would cost more than running most of them, and so would compiling them.
@@ -34,8 +39,16 @@ const PG_PLANS: [(&str, &str); 5] = [
 /// The database: how to open the one connection that writes, and those that read.
 #[derive(Clone)]
 pub(crate) enum Db {
-    Sqlite { writer: Arc<SqliteConnectOptions>, reader: Arc<Readers<SqliteConnection>> },
-    Pg { writer: Arc<PgConnectOptions>, reader: Arc<Readers<PgConnection>> },
+    Sqlite {
+        writer: Arc<SqliteConnectOptions>,
+        reader: Arc<Readers<SqliteConnection>>,
+    },
+    /// Relays have connections of their own: a slow broker must not keep anybody from reading.
+    Pg {
+        writer: Arc<PgConnectOptions>,
+        reader: Arc<Readers<PgConnection>>,
+        relay: Arc<Readers<PgConnection>>,
+    },
 }
 
 /// The connection that writes. Held by the committer alone.
@@ -93,6 +106,11 @@ impl Arg {
     /// Bytes.
     pub(crate) fn bytes(bytes: &[u8]) -> Self {
         Self::Bytes(Some(bytes.to_vec()))
+    }
+
+    /// Texts as one argument, a JSON list; without NUL, like every text.
+    pub(crate) fn list<T: AsRef<str>>(texts: &[T]) -> Result<Self, StoreError> {
+        Self::json(&texts.iter().map(|text| text.as_ref().replace('\0', "\u{fffd}")).collect::<Vec<_>>())
     }
 
     /// A document as JSON text.
@@ -200,6 +218,14 @@ impl<'r> Reader<'r> {
         parse(&name).ok_or_else(|| self.corrupt(column, format!("`{name}` is not known")))
     }
 
+    /// The same, if there is one.
+    pub(crate) fn opt_named<T>(&self, column: &'static str, parse: impl Fn(&str) -> Option<T>) -> Result<Option<T>, StoreError> {
+        match self.opt_text(column)? {
+            Some(_) => self.named(column, parse).map(Some),
+            None => Ok(None),
+        }
+    }
+
     pub(crate) fn digest(&self, column: &'static str) -> Result<Digest, StoreError> {
         self.parsed(column)
     }
@@ -211,6 +237,20 @@ impl<'r> Reader<'r> {
     pub(crate) fn json<T: DeserializeOwned>(&self, column: &'static str) -> Result<T, StoreError> {
         serde_json::from_str(&self.text(column)?).map_err(|error| self.corrupt(column, error.to_string()))
     }
+
+    pub(crate) fn opt_json<T: DeserializeOwned>(&self, column: &'static str) -> Result<Option<T>, StoreError> {
+        match self.opt_text(column)? {
+            Some(_) => self.json(column).map(Some),
+            None => Ok(None),
+        }
+    }
+}
+
+/// The two engines, where they want different words.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Engine {
+    Sqlite,
+    Pg,
 }
 
 /// A query put together from fixed pieces; values only ever travel as arguments.
@@ -223,6 +263,11 @@ impl Select {
     /// Starts with a text that ends in a condition, such as `… WHERE TRUE`.
     pub(crate) fn new(sql: &'static str) -> Self {
         Self { sql: sql.to_owned(), args: Vec::new() }
+    }
+
+    /// The same with a text that has arguments already.
+    pub(crate) fn with(sql: &'static str, args: Vec<Arg>) -> Self {
+        Self { sql: sql.to_owned(), args }
     }
 
     /// Adds fixed text.
@@ -244,6 +289,21 @@ impl Select {
             Some(arg) => self.and(condition, arg),
             None => self,
         }
+    }
+
+    /// Adds ` AND ` and a condition of several pieces, with an argument between each two of them.
+    pub(crate) fn and_between(mut self, pieces: &[&'static str], args: Vec<Arg>) -> Self {
+        debug_assert!(pieces.len() == args.len() + 1, "an argument between each two pieces of {pieces:?}");
+        self.sql.push_str(" AND ");
+        let mut args = args.into_iter();
+        for piece in pieces {
+            self.sql.push_str(piece);
+            if let Some(arg) = args.next() {
+                self.args.push(arg);
+                self.sql.push_str(&format!("${}", self.args.len()));
+            }
+        }
+        self
     }
 
     /// Adds the order and the limit.
@@ -310,10 +370,20 @@ impl Db {
                     .options(PG_PLANS)
                     .statement_cache_capacity(256)
                     .disable_statement_logging();
+                let relays = if *max_connections < PG_MANY_CONNECTIONS { 1 } else { PG_RELAYS };
+                let relay = Readers::new(options.clone(), relays, true);
                 // One connection is the committer's and one listens.
-                let reader = Readers::new(options.clone(), max_connections.saturating_sub(2).max(1), true);
-                Ok(Self::Pg { writer: Arc::new(options), reader: Arc::new(reader) })
+                let reader = Readers::new(options.clone(), max_connections.saturating_sub(2 + relays).max(1), true);
+                Ok(Self::Pg { writer: Arc::new(options), reader: Arc::new(reader), relay: Arc::new(relay) })
             }
+        }
+    }
+
+    /// Which of the two it is.
+    pub(crate) fn engine(&self) -> Engine {
+        match self {
+            Self::Sqlite { .. } => Engine::Sqlite,
+            Self::Pg { .. } => Engine::Pg,
         }
     }
 
@@ -371,7 +441,10 @@ impl Db {
     pub(crate) async fn close(&self) {
         match self {
             Self::Sqlite { reader, .. } => reader.close().await,
-            Self::Pg { reader, .. } => reader.close().await,
+            Self::Pg { reader, relay, .. } => {
+                reader.close().await;
+                relay.close().await;
+            }
         }
     }
 }

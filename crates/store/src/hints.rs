@@ -64,7 +64,14 @@ fn shortened(hint: &Hint) -> Hint {
         Hint::Progress { task_id, phase, message, at } => {
             Hint::Progress { task_id: *task_id, phase: cut(phase), message: cut(message), at: *at }
         }
-        Hint::NodeWork(_) | Hint::NodeAccess(_) | Hint::Task(_) => hint.clone(),
+        Hint::NodeWork(_)
+        | Hint::NodeAccess(_)
+        | Hint::Task(_)
+        | Hint::Allocation(_)
+        | Hint::Fleet(_)
+        | Hint::Capacity
+        | Hint::Outbox
+        | Hint::Rights => hint.clone(),
     }
 }
 

@@ -25,6 +25,8 @@ mod plans;
 mod prepare;
 mod readers;
 mod receipt;
+mod relay;
+mod resource;
 mod script;
 mod server;
 mod slot;
@@ -46,6 +48,7 @@ use gpuaas_domain::{Decision, Hint};
 use tokio::sync::{broadcast, mpsc, oneshot};
 use tokio::task::JoinHandle;
 
+pub use api_token::ApiTokenFilter;
 pub use audit::AuditFilter;
 pub use config::{DEFAULT_PG_CONNECTIONS, StoreConfig};
 pub use envelope::EnvelopeRow;
@@ -53,8 +56,10 @@ pub use error::{CommitError, StoreError};
 pub use gpuaas_domain::audit_chain::{AuditRow, Head as AuditHead};
 pub use log::{MAX_LINE_BYTES, MAX_LINES_PER_TASK};
 pub use node::{NodeCounts, NodeFilter};
-pub use outbox::OutboxRow;
+pub use outbox::{OUTBOX_LANES, OutboxRow};
 pub use receipt::ReceiptRow;
+pub use relay::{MAX_WAITING, RELAY_DEADLINE, RelayResult};
+pub use resource::ResourceFilter;
 pub use slot::SlotFilter;
 pub use task::TaskFilter;
 
@@ -87,6 +92,8 @@ struct Inner {
     lock: Mutex<Option<Arc<FileLock>>>,
     /// Unfinished tasks of nodes when they were counted last, and how many were asked for since.
     counted: Mutex<HashMap<NodeId, (u64, u32)>>,
+    /// Held by whoever publishes a lane of the outbox on SQLite.
+    lanes: Vec<tokio::sync::Mutex<()>>,
 }
 
 impl Drop for Inner {
@@ -112,7 +119,7 @@ impl Store {
         let (hints, _) = broadcast::channel(hints::BROADCAST_CAPACITY);
         let (notify, helpers) = match &db {
             Db::Sqlite { .. } => (None, Vec::new()),
-            Db::Pg { writer, reader } => {
+            Db::Pg { writer, reader, .. } => {
                 let listener = hints::spawn_listener(writer, process, hints.clone()).await?;
                 let (notify, notifier) = hints::spawn_notifier(Arc::clone(reader), process);
                 (Some(notify), vec![listener, notifier])
@@ -136,6 +143,7 @@ impl Store {
             helpers,
             lock: Mutex::new(lock),
             counted: Mutex::default(),
+            lanes: (0..OUTBOX_LANES).map(|_| tokio::sync::Mutex::default()).collect(),
         };
         Ok(Self { inner: Arc::new(inner) })
     }
@@ -189,6 +197,11 @@ impl Store {
         if gpuaas_world::broken("store.commit") {
             return Ok(());
         }
+        self.write(prepared).await
+    }
+
+    /// Hands it to the writer and waits until it is durable.
+    async fn write(&self, prepared: Prepared) -> std::result::Result<(), CommitError> {
         let (reply, answer) = oneshot::channel();
         let message = Message::Commit(Job { prepared, reply });
         self.inner.queue.send(message).await.map_err(|_| StoreError::Closed)?;

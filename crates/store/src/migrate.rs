@@ -29,6 +29,11 @@ const MIGRATIONS: &[Migration] = &[
         sqlite: include_str!("../migrations/sqlite/0003_leases.sql"),
         postgres: include_str!("../migrations/postgres/0003_leases.sql"),
     },
+    Migration {
+        version: 4,
+        sqlite: include_str!("../migrations/sqlite/0004_resources.sql"),
+        postgres: include_str!("../migrations/postgres/0004_resources.sql"),
+    },
 ];
 
 /// Any number that nobody else locks in our database.

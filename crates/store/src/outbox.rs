@@ -1,6 +1,6 @@
 //! The outbox: everything that happened, as CloudEvents, in the order in which it was committed.
 
-use gpuaas_contract::id::{ClusterId, EventId};
+use gpuaas_contract::id::{ClusterId, EventId, ProjectId};
 use gpuaas_contract::time::Timestamp;
 use gpuaas_domain::Event;
 
@@ -19,8 +19,13 @@ pub(crate) const TABLE: Table = Table {
         ("body", Text),
         ("created_at", Int),
         ("published_at", IntOfDatabase),
+        ("lane", Int),
+        ("project", Text),
     ],
 };
+
+/// How many events can be published at the same time, those of one subject always in their order.
+pub const OUTBOX_LANES: u32 = 16;
 
 /// One event.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -68,10 +73,19 @@ pub(crate) fn to_row(event: &Event, cluster: ClusterId) -> Result<Row> {
         correlationid: correlation_id.as_str(),
         data,
     };
-    Ok(vec![Arg::id(id), Arg::text(subject), Arg::text(*kind), Arg::json(&body)?, Arg::time(*at)])
+    let lane = Arg::count(u64::from(lane_of(subject)));
+    let project = data.get("project_id").and_then(serde_json::Value::as_str).map_or(Arg::Text(None), Arg::text);
+    Ok(vec![Arg::id(id), Arg::text(subject), Arg::text(*kind), Arg::json(&body)?, Arg::time(*at), lane, project])
 }
 
-fn from_row(row: &dyn Columns) -> Result<OutboxRow> {
+/// The lane of a subject: its FNV-1a hash (32 bits), modulo the number of lanes. Never changes: an event of a subject that comes into
+/// another lane than the one before it could overtake it. The schema computes the same for events from before there were lanes.
+fn lane_of(subject: &str) -> u32 {
+    let hash = subject.bytes().fold(0x811c_9dc5_u32, |hash, byte| (hash ^ u32::from(byte)).wrapping_mul(0x0100_0193));
+    hash % OUTBOX_LANES
+}
+
+pub(crate) fn from_row(row: &dyn Columns) -> Result<OutboxRow> {
     let row = Reader::new(TABLE.name, row);
     Ok(OutboxRow {
         position: row.int("position")?,
@@ -86,7 +100,7 @@ fn from_row(row: &dyn Columns) -> Result<OutboxRow> {
 
 impl Store {
     /// Events after position `after`. What is not listed yet always comes with a higher position: a reader that keeps
-    /// the last position it saw misses nothing.
+    /// the last position it saw misses nothing, unless it comes later than [`Store::outbox_forget`].
     pub async fn outbox_list(&self, after: i64, limit: u32) -> Result<Vec<OutboxRow>> {
         Select::new("SELECT * FROM outbox WHERE TRUE")
             .and("position >", Arg::Int(Some(after)))
@@ -94,4 +108,35 @@ impl Store {
             .fetch(self.db(), "read the outbox", from_row)
             .await
     }
+
+    /// Events of one subject after position `after`.
+    pub async fn outbox_of_subject(&self, subject: &str, after: i64, limit: u32) -> Result<Vec<OutboxRow>> {
+        of_subject_query(subject, after, limit).fetch(self.db(), "read the outbox", from_row).await
+    }
+
+    /// Events that concern one project after position `after`, with the same promise as [`Store::outbox_list`].
+    pub async fn outbox_of_project(&self, project: ProjectId, after: i64, limit: u32) -> Result<Vec<OutboxRow>> {
+        of_project_query(project, after, limit).fetch(self.db(), "read the outbox", from_row).await
+    }
+
+    /// The position of the last event; 0 if there is none.
+    pub async fn outbox_end(&self) -> Result<i64> {
+        let sql = "SELECT COALESCE(MAX(position), 0) AS position FROM outbox";
+        let read = |row: &dyn Columns| Reader::new(TABLE.name, row).int("position");
+        Ok(self.db().fetch_one("read the outbox", sql, Vec::new(), read).await?.unwrap_or(0))
+    }
+}
+
+pub(crate) fn of_subject_query(subject: &str, after: i64, limit: u32) -> Select {
+    Select::new("SELECT * FROM outbox WHERE TRUE")
+        .and("subject =", Arg::text(subject))
+        .and("position >", Arg::Int(Some(after)))
+        .page("position", limit)
+}
+
+pub(crate) fn of_project_query(project: ProjectId, after: i64, limit: u32) -> Select {
+    Select::new("SELECT * FROM outbox WHERE project IS NOT NULL")
+        .and("project =", Arg::id(project))
+        .and("position >", Arg::Int(Some(after)))
+        .page("position", limit)
 }

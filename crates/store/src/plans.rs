@@ -1,14 +1,17 @@
-//! The queries that look for work use their indexes, on both engines, next to many ended tasks.
+//! The queries that look for work use their indexes, on both engines, next to many rows that they do not look for.
 
-use gpuaas_contract::id::NodeId;
+use gpuaas_contract::id::{NodeId, ProjectId, ServiceAccountId};
 use gpuaas_contract::time::Timestamp;
+use gpuaas_domain::resource::Kind;
 use gpuaas_domain::task::TaskState;
 use sqlx::{AssertSqlSafe, Row as _};
 
-use crate::db::{Arg, Db};
+use crate::api_token::{ApiTokenFilter, api_token_list_query};
+use crate::db::{Arg, Db, Engine};
+use crate::resource::ResourceFilter;
 use crate::support::{Database, stored_node, stored_task};
 use crate::task::{TaskFilter, task_list_query};
-use crate::{Store, receipt, task};
+use crate::{Store, outbox, receipt, relay, resource, task};
 
 /// Indexes whose size does not grow with the number of ended tasks, or that find single rows.
 const FLAT: [&str; 10] = [
@@ -64,10 +67,23 @@ async fn explain(db: &Db, sql: &str, args: Vec<Arg>) -> String {
             let rows = query.fetch_all(&mut reading.connection).await.expect("explains");
             rows.iter().map(|row| row.get::<String, _>("detail")).collect::<Vec<_>>()
         }
+        // As a statement of the store is planned: without a look at its values.
         Db::Pg { reader, .. } => {
-            let query = crate::db::bound!(sqlx::Postgres, AssertSqlSafe(format!("EXPLAIN {sql}")), args);
+            let types: Vec<&str> = args
+                .iter()
+                .map(|arg| match arg {
+                    Arg::Text(_) => "text",
+                    Arg::Int(_) => "bigint",
+                    Arg::Bytes(_) => "bytea",
+                })
+                .collect();
+            let list = |items: Vec<&str>| if items.is_empty() { String::new() } else { format!("({})", items.join(", ")) };
+            let nulls = list(vec!["NULL"; types.len()]);
             let mut reading = reader.acquire().await.expect("connects");
-            let rows = query.fetch_all(&mut reading.connection).await.expect("explains");
+            let prepare = format!("PREPARE explained {} AS {sql}", list(types));
+            sqlx::raw_sql(AssertSqlSafe(prepare)).execute(&mut reading.connection).await.expect("prepares");
+            let explain = sqlx::raw_sql(AssertSqlSafe(format!("EXPLAIN EXECUTE explained {nulls}")));
+            let rows = explain.fetch_all(&mut reading.connection).await.expect("explains");
             rows.iter().map(|row| row.get::<String, _>(0)).collect::<Vec<_>>()
         }
     };
@@ -126,6 +142,149 @@ async fn check(database: &Database) {
                 assert!(index == "receipts_of_node" || words.iter().any(|word| FLAT.contains(word)), "{sql}\n{plan}")
             }
         }
+    }
+}
+
+/// Fills the tables of resources, events and API tokens behind the store's back: mostly what is over.
+async fn fill_others(store: &Store) {
+    let resources = |n: &str| {
+        format!(
+            "INSERT INTO resources (id, version, kind, parent, name, lookup, owner, state, due_at, expires_at, body, seal) \
+             SELECT 'alloc_' || {n}, 0, CASE n % 20 WHEN 0 THEN 'machine' ELSE 'allocation' END, 'proj_' || (n % 100), 'name_' || {n}, \
+             'lookup_' || {n}, 'node_' || (n % 200), CASE WHEN n % 1000 < 3 THEN 'active' ELSE 'released' END, \
+             CASE WHEN n % 2000 < 3 THEN n END, CASE WHEN n % 3 = 0 THEN n END, '{{}}', ''"
+        )
+    };
+    let events = |n: &str| {
+        format!(
+            "INSERT INTO outbox (id, subject, kind, body, created_at, published_at, lane, project) \
+             SELECT 'evt_' || {n}, 'subject_' || (n % 300), 'x', '{{}}', n, CASE WHEN n % 500 > 0 THEN n END, n % 16, \
+             CASE WHEN n % 4 = 0 THEN 'proj_' || (n % 300) END"
+        )
+    };
+    let tokens = |n: &str| {
+        format!(
+            "INSERT INTO api_tokens (id, version, name, secret_digest, created_at, service_account, project) \
+             SELECT 'apitok_' || {n}, 0, 'x', {n}, 1, 'sa_' || (n % 500), 'proj_' || (n % 300)"
+        )
+    };
+    match store.db() {
+        Db::Sqlite { writer, .. } => {
+            let pool = sqlx::SqlitePool::connect_with((**writer).clone()).await.expect("opens");
+            let numbers =
+                "FROM (WITH RECURSIVE n (n) AS (SELECT 1 UNION ALL SELECT n + 1 FROM n WHERE n < 20000) SELECT n FROM n)";
+            for insert in [resources("n"), events("n"), tokens("CAST(n AS TEXT)")] {
+                let filling = sqlx::query(AssertSqlSafe(format!("{insert} {numbers}")));
+                filling.execute(&pool).await.expect("fills");
+            }
+            sqlx::query("ANALYZE").execute(&pool).await.expect("analyses");
+            pool.close().await;
+        }
+        Db::Pg { reader, .. } => {
+            let mut reading = reader.acquire().await.expect("connects");
+            for insert in [resources("n::text"), events("n::text"), tokens("n::text")] {
+                let filling = sqlx::query(AssertSqlSafe(format!("{insert} FROM generate_series(1, 20000) AS n")));
+                filling.execute(&mut reading.connection).await.expect("fills");
+            }
+            sqlx::query("ANALYZE").execute(&mut reading.connection).await.expect("analyses");
+        }
+    }
+}
+
+/// Either finds single rows.
+const ID: &[&str] = &["resources_pkey", "sqlite_autoindex_resources_1", "resources_of_kind"];
+
+/// Queries about resources, events and API tokens, and the indexes each may use.
+fn other_queries(engine: Engine) -> Vec<(String, Vec<Arg>, &'static [&'static str])> {
+    let kind = || Arg::text(Kind::Allocation.as_str());
+    let text = |text: &str| text.to_owned();
+    let (time, limit) = (|| Arg::time(Timestamp(5)), || Arg::Int(Some(10)));
+    let mut queries: Vec<(String, Vec<Arg>, &'static [&'static str])> = vec![
+        (text(resource::GET), vec![kind(), Arg::text("a")], ID),
+        (text(resource::BY_NAME), vec![kind(), Arg::text("a"), Arg::text("b")], &["resources_by_name"]),
+        (text(resource::BY_LOOKUP), vec![kind(), Arg::text("a")], &["resources_by_lookup"]),
+        (text(resource::DUE), vec![kind(), time(), limit()], &["resources_due"]),
+        (text(relay::UNPUBLISHED), vec![Arg::count(3), limit()], &["outbox_unpublished"]),
+        (text(relay::WAITING), vec![limit()], &["outbox_unpublished"]),
+        (text(relay::OLDEST), vec![], &["outbox_unpublished"]),
+    ];
+    let forget = |[sqlite, postgres]: [&str; 2]| match engine {
+        Engine::Sqlite => text(sqlite),
+        Engine::Pg => text(postgres),
+    };
+    queries.push((forget([resource::FORGET, resource::FORGET_PG]), vec![time()], &["resources_expiring"]));
+    queries.push((forget([relay::FORGET, relay::FORGET_PG]), vec![time()], &["outbox_published"]));
+    queries.push((
+        forget([relay::MARK, relay::MARK_PG]),
+        vec![time(), Arg::text("[]")],
+        &["outbox_id_key", "sqlite_autoindex_outbox_1"],
+    ));
+    let many = resource::many_query(engine, Kind::Allocation, &[text("a")]).expect("a query").into_parts();
+    queries.push((many.0, many.1, ID));
+    let mut list = |filter: ResourceFilter, indexes: &'static [&'static str]| {
+        for newest_first in [false, true] {
+            for after in [None, Some("alloc_5")] {
+                let query = resource::list_query(engine, Kind::Allocation, &filter, after, newest_first, 10);
+                let (sql, args) = query.expect("a query").into_parts();
+                queries.push((sql, args, indexes));
+            }
+        }
+    };
+    let none = ResourceFilter::default;
+    list(none(), &["resources_of_kind"]);
+    list(ResourceFilter { parent: Some(text("a")), ..none() }, &["resources_of_parent"]);
+    list(ResourceFilter { parents: Some(vec![text("a"), text("b")]), ..none() }, &["resources_of_parent"]);
+    list(ResourceFilter { owner: Some(text("a")), ..none() }, &["resources_of_owner"]);
+    list(ResourceFilter { states: vec!["active"], ..none() }, &["resources_by_state"]);
+    list(ResourceFilter { states: vec!["active", "queued"], ..none() }, &["resources_by_state"]);
+    let little = &["resources_of_parent", "resources_of_owner"];
+    list(ResourceFilter { parent: Some(text("a")), states: vec!["released"], ..none() }, little);
+    list(ResourceFilter { owner: Some(text("a")), states: vec!["active", "released"], ..none() }, little);
+    list(ResourceFilter { parent: Some(text("a")), tags: vec![(text("a"), text("b"))], ..none() }, little);
+    let tokens = [
+        (
+            ApiTokenFilter { service_account: Some(ServiceAccountId::generate()), project: None },
+            &["api_tokens_of_service_account"],
+        ),
+        (ApiTokenFilter { service_account: None, project: Some(ProjectId::generate()) }, &["api_tokens_of_project"]),
+    ];
+    let of_subject = outbox::of_subject_query("x", 5, 10).into_parts();
+    queries.push((of_subject.0, of_subject.1, &["outbox_of_subject"]));
+    let of_project = outbox::of_project_query(ProjectId::generate(), 5, 10).into_parts();
+    queries.push((of_project.0, of_project.1, &["outbox_of_project"]));
+    for (filter, index) in tokens {
+        let (sql, args) = api_token_list_query(&filter, None, 10).into_parts();
+        queries.push((sql, args, index));
+    }
+    queries
+}
+
+async fn check_others(database: &Database) {
+    let store = database.open().await;
+    fill_others(&store).await;
+    for (sql, args, indexes) in other_queries(store.db().engine()) {
+        let plan = explain(store.db(), &sql, args).await;
+        let words: Vec<&str> = plan.split(|c: char| !c.is_ascii_alphanumeric() && c != '_').collect();
+        assert!(indexes.iter().any(|index| words.contains(index)), "{sql}\n{plan}");
+        for table in ["resources", "outbox", "api_tokens"] {
+            let scan = [format!("Seq Scan on {table} "), format!("SCAN {table}\n")];
+            assert!(!scan.iter().any(|scan| format!("{plan}\n").contains(scan)), "{sql}\n{plan}");
+        }
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn sqlite_finds_resources_and_events_by_their_indexes() {
+    let database = Database::sqlite();
+    check_others(&database).await;
+    database.remove().await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn postgres_finds_resources_and_events_by_their_indexes() {
+    if let Some(database) = Database::postgres("postgres_finds_resources_and_events_by_their_indexes").await {
+        check_others(&database).await;
+        database.remove().await;
     }
 }
 

@@ -1,5 +1,8 @@
 //! A decision as rows. Done by whoever commits, in parallel, so that the one writer only writes.
 
+use std::sync::Arc;
+use std::sync::atomic::AtomicU64;
+
 use gpuaas_contract::id::{ClusterId, ServerId};
 use gpuaas_contract::time::Timestamp;
 use gpuaas_domain::audit_chain::AuditRow;
@@ -9,7 +12,7 @@ use gpuaas_domain::{Change, Decision, Hint};
 use crate::db::Arg;
 use crate::error::StoreError;
 use crate::table::{Row, Table};
-use crate::{api_token, certificate, enrolment, envelope, join_token, log, node, receipt, slot, task};
+use crate::{api_token, certificate, enrolment, envelope, join_token, log, node, receipt, resource, slot, task};
 
 /// Tables whose rows have a version. In the order in which they are locked and written.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -20,10 +23,12 @@ pub(crate) enum Aggregate {
     ApiToken,
     Task,
     Slot,
+    Resource,
 }
 
 impl Aggregate {
-    pub(crate) const ALL: [Self; 6] = [Self::Node, Self::JoinToken, Self::Enrolment, Self::ApiToken, Self::Task, Self::Slot];
+    pub(crate) const ALL: [Self; 7] =
+        [Self::Node, Self::JoinToken, Self::Enrolment, Self::ApiToken, Self::Task, Self::Slot, Self::Resource];
 
     pub(crate) const fn table(self) -> &'static Table {
         match self {
@@ -33,6 +38,16 @@ impl Aggregate {
             Self::ApiToken => &api_token::TABLE,
             Self::Task => &task::TABLE,
             Self::Slot => &slot::TABLE,
+            Self::Resource => &resource::TABLE,
+        }
+    }
+
+    /// Whether its rows stay for good. Of those that may be forgotten, another one may come under the same id and count its versions
+    /// from the start again.
+    pub(crate) const fn stays(self) -> bool {
+        match self {
+            Self::Node | Self::JoinToken | Self::Enrolment | Self::ApiToken | Self::Task | Self::Slot => true,
+            Self::Resource => false,
         }
     }
 }
@@ -77,12 +92,23 @@ pub(crate) struct Write {
     pub(crate) row: Row,
 }
 
+/// A statement that runs after the rows of the whole group are written, because it has to see them.
+pub(crate) struct Afterwards {
+    pub(crate) doing: &'static str,
+    /// The words of each engine.
+    pub(crate) sqlite: &'static str,
+    pub(crate) postgres: &'static str,
+    pub(crate) args: Row,
+    /// Where to say how many rows it touched, for whoever wants to know.
+    pub(crate) touched: Option<Arc<AtomicU64>>,
+}
+
 /// A decision, ready to be written.
 #[derive(Default)]
 pub(crate) struct Prepared {
     pub(crate) writes: Vec<Write>,
     pub(crate) records: Vec<(Record, Row)>,
-    pub(crate) revocations: Vec<Row>,
+    pub(crate) afterwards: Vec<Afterwards>,
     pub(crate) servers: Vec<(ServerId, Timestamp)>,
     pub(crate) events: Vec<Row>,
     pub(crate) audit: Vec<AuditEntry>,
@@ -103,13 +129,17 @@ impl Prepared {
         }
         prepared.events =
             events.iter().map(|event| crate::outbox::to_row(event, cluster)).collect::<Result<Vec<_>, StoreError>>()?;
+        if !prepared.events.is_empty() {
+            // Here, so that nobody has to remember it.
+            prepared.hints.push(Hint::Outbox);
+        }
         prepared.audit = audit.into_iter().map(without_nul).collect();
         prepared.check_each_row_once()?;
         Ok(prepared)
     }
 
     fn add(&mut self, change: Change) -> Result<(), StoreError> {
-        use Aggregate::{ApiToken, Enrolment, JoinToken, Node, Slot, Task};
+        use Aggregate::{ApiToken, Enrolment, JoinToken, Node, Resource, Slot, Task};
         match change {
             Change::NodeInsert(node) => self.write(Node, &node.id, None, "", node::to_row(&node)?),
             Change::NodeUpdate(node) => self.write(Node, &node.id, Some(node.version), "", node::to_row(&node)?),
@@ -119,19 +149,24 @@ impl Prepared {
             Change::JoinTokenUpdate(token) => {
                 self.write(JoinToken, &token.id, Some(token.version), "", join_token::to_row(&token));
             }
-            Change::ApiTokenInsert(token) => self.write(ApiToken, &token.id, None, "", api_token::to_row(&token)),
-            Change::ApiTokenUpdate(token) => self.write(ApiToken, &token.id, Some(token.version), "", api_token::to_row(&token)),
+            Change::ApiTokenInsert(token) => self.write(ApiToken, &token.id, None, "", api_token::to_row(&token)?),
+            Change::ApiTokenUpdate(token) => self.write(ApiToken, &token.id, Some(token.version), "", api_token::to_row(&token)?),
             Change::SlotInsert(slot) => self.write(Slot, &slot.id, None, "", slot::to_row(&slot)?),
             Change::SlotUpdate(slot) => self.write(Slot, &slot.id, Some(slot.version), "", slot::to_row(&slot)?),
             Change::TaskInsert(task) => self.write(Task, &task.id, None, task.state.as_str(), task::to_row(&task)),
             Change::TaskUpdate(task) => {
                 self.write(Task, &task.id, Some(task.version), task.state.as_str(), task::to_row(&task));
             }
+            Change::ResourceInsert(document) => self.write(Resource, &document.id, None, "", resource::to_row(&document)?),
+            Change::ResourceUpdate(document) => {
+                self.write(Resource, &document.id, Some(document.version), "", resource::to_row(&document)?);
+            }
+            Change::ResourcesForget { before } => self.afterwards.push(resource::forget(before)),
             Change::CertificateInsert(certificate) => {
                 self.records.push((Record::Certificate, certificate::to_row(&certificate)));
             }
             Change::CertificatesRevoke { node_id, up_to_epoch, at } => {
-                self.revocations.push(vec![Arg::id(node_id), Arg::count(up_to_epoch), Arg::time(at)]);
+                self.afterwards.push(certificate::revoke(node_id, up_to_epoch, at));
             }
             Change::EnvelopeInsert { task_id, digest, envelope, key_id, signed_at } => {
                 let row =
@@ -188,10 +223,10 @@ impl Prepared {
 
     /// Whether there is nothing to write.
     pub(crate) fn is_empty(&self) -> bool {
-        let Self { writes, records, revocations, servers, events, audit, hints: _ } = self;
+        let Self { writes, records, afterwards, servers, events, audit, hints: _ } = self;
         writes.is_empty()
             && records.is_empty()
-            && revocations.is_empty()
+            && afterwards.is_empty()
             && servers.is_empty()
             && events.is_empty()
             && audit.is_empty()

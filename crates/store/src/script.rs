@@ -29,7 +29,7 @@ use crate::{audit, hints, outbox, server, task};
 type PgQuery = sqlx::query::Query<'static, Postgres, PgArguments>;
 type SqliteQuery = sqlx::query::Query<'static, Sqlite, SqliteArguments>;
 
-/// Everything that a group writes, except revocations.
+/// Everything that a group writes, except what runs afterwards.
 pub(crate) struct Script<'a> {
     servers: Vec<Row>,
     /// Inserts and updates per table, in the order in which they are written.
@@ -118,6 +118,8 @@ impl<'a> Script<'a> {
         for (aggregate, inserts, updates) in &self.aggregates {
             let table = aggregate.table();
             if !updates.is_empty() {
+                // PostgreSQL runs the parts that others ask about first, so updates before inserts: a new row may take the name that
+                // another one gives up in the same decision.
                 let part = pg.update(table, updates)?;
                 let count = format!("(SELECT count(*) FROM {part})");
                 // The head is locked after these rows are.
@@ -200,12 +202,13 @@ impl<'a> Script<'a> {
             lite.insert(&server::TABLE, &self.servers.iter().collect::<Vec<_>>(), server::ON_CONFLICT)?;
         }
         for (aggregate, inserts, updates) in &self.aggregates {
-            if !inserts.is_empty() {
-                lite.insert(aggregate.table(), inserts, "")?;
-            }
+            // Updates first: a new row may take the name that another one gives up in the same decision.
             if !updates.is_empty() {
                 lite.update(aggregate.table(), updates)?;
                 lite.guard(length(updates))?;
+            }
+            if !inserts.is_empty() {
+                lite.insert(aggregate.table(), inserts, "")?;
             }
         }
         for (record, rows) in &self.records {

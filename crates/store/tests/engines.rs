@@ -55,10 +55,10 @@ async fn hints_reach_other_processes_on_postgres_once() {
     };
     one.hint(progress("half"));
     other.hint(progress("done"));
-    let expected = [Hint::Task(new.id), Hint::NodeWork(node.id)];
+    let expected = [Hint::Task(new.id), Hint::NodeWork(node.id), Hint::Outbox];
     for receiver in [&mut at_one, &mut at_other] {
         let mut came = Vec::new();
-        for _ in 0..4 {
+        for _ in 0..5 {
             came.push(receiver.recv().await.expect("comes"));
         }
         // Those of a commit come in its order. What has no commit comes whenever it does; each exactly once, the refused one never.

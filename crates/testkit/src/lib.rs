@@ -10,9 +10,12 @@ mod disk;
 mod failpoints;
 mod folder;
 mod namespace;
+mod nats_server;
 mod postgres;
 mod program;
 mod proof;
+mod redis_server;
+mod tcp_proxy;
 mod wait;
 
 pub use database::{PG_URL_VARIABLE, PgDatabase, pg_database};
@@ -20,9 +23,12 @@ pub use disk::{Ballast, SmallDisk};
 pub use failpoints::Failpoints;
 pub use folder::TempDir;
 pub use namespace::NetNs;
+pub use nats_server::{NATS_SERVER_VARIABLE, NATS_URL_VARIABLE, NatsServer, nats_url, unique_name};
 pub use postgres::PrivatePostgres;
 pub use program::{Launch, Program};
 pub use proof::{PROVE_COUNT_VARIABLE, PROVE_VARIABLE, proof_count};
+pub use redis_server::{REDIS_SERVER_VARIABLE, REDIS_URL_VARIABLE, RedisServer, redis_url};
+pub use tcp_proxy::TcpProxy;
 pub use wait::{eventually, eventually_async};
 
 use std::net::{Ipv4Addr, TcpListener};

@@ -276,6 +276,28 @@ fn children_of(parent: u32) -> Vec<Pid> {
     children.filter_map(Pid::from_raw).collect()
 }
 
+/// A server that tests need and that is not ours: where the variable says, where `cargo xtask test` puts what it gets from the wheel,
+/// in the search path, or where pip puts it for one user.
+pub(crate) fn find(variable: &str, name: &str, wheel: &str) -> Option<PathBuf> {
+    if let Some(path) = std::env::var_os(variable).filter(|path| !path.is_empty()) {
+        return Some(path.into());
+    }
+    let installed = target_folder().parent().map(|target| target.join("tools").join(wheel).join("bin"));
+    let path = std::env::var_os("PATH").unwrap_or_default();
+    let of_user = std::env::var_os("HOME").map(|home| Path::new(&home).join(".local/bin"));
+    let mut folders = installed.into_iter().chain(std::env::split_paths(&path)).chain(of_user);
+    folders.find_map(|folder| Some(folder.join(name)).filter(|file| file.is_file()))
+}
+
+/// The value of a variable that `cargo xtask test` sets, or a loud line that it did not.
+pub(crate) fn from_environment(variable: &str, what: &str, server: &str) -> Option<String> {
+    let value = std::env::var(variable).ok().filter(|value| !value.is_empty());
+    if value.is_none() {
+        crate::skip(what, &format!("{variable} is not set; run `cargo xtask test`, which starts a private {server}"));
+    }
+    value
+}
+
 /// The folder with the programs: beside the one with the test programs.
 fn target_folder() -> PathBuf {
     let test = std::env::current_exe().expect("a test knows its own path");

@@ -1,10 +1,11 @@
 //! The helpers do what the tests that lean on them believe.
 
-use std::net::TcpListener;
+use std::io::{Read as _, Write as _};
+use std::net::{TcpListener, TcpStream};
 use std::path::Path;
 use std::time::Duration;
 
-use gpuaas_testkit::{Failpoints, Launch, NetNs, PATIENCE, TempDir, eventually, free_port, pg_database};
+use gpuaas_testkit::{Failpoints, Launch, NetNs, PATIENCE, TcpProxy, TempDir, eventually, free_port, pg_database};
 use sqlx::Connection as _;
 
 fn shell(script: &str) -> Launch {
@@ -121,4 +122,29 @@ fn a_program_in_a_namespace_reaches_the_host_until_the_cable_is_cut() {
     let name = namespace.name().to_owned();
     drop(namespace);
     assert!(!Path::new("/run/netns").join(name).exists(), "the namespace is still there");
+}
+
+#[test]
+fn a_proxy_carries_both_ways_until_answers_are_lost_and_works_again_after_a_reset() {
+    let listener = TcpListener::bind(("127.0.0.1", 0)).expect("listen");
+    let port = listener.local_addr().expect("an address").port();
+    std::thread::spawn(move || {
+        for stream in listener.incoming().map(|stream| stream.expect("a client")) {
+            std::thread::spawn(move || std::io::copy(&mut &stream, &mut &stream));
+        }
+    });
+    let proxy = TcpProxy::start(port);
+    let echo = |mut stream: &TcpStream| {
+        let mut answer = [0; 5];
+        stream.write_all(b"hello")?;
+        stream.read_exact(&mut answer).map(|()| answer)
+    };
+    let stream = TcpStream::connect(proxy.address()).expect("connect");
+    assert_eq!(echo(&stream).expect("an answer"), *b"hello");
+    proxy.lose_answers();
+    (&stream).write_all(b"hello").expect("sent");
+    eventually(PATIENCE, "the answer is lost", || (proxy.lost_bytes() == 5).then_some(()));
+    proxy.reset();
+    assert!(echo(&stream).is_err(), "the old connection was cut");
+    assert_eq!(echo(&TcpStream::connect(proxy.address()).expect("connect")).expect("an answer"), *b"hello");
 }

@@ -4,6 +4,7 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 
 use super::program;
+use crate::requirements::Package::Debian;
 use crate::requirements::{Requirement, apt_get, in_path, is_root};
 
 const SLICE: &str = "the lab of slices";
@@ -13,27 +14,37 @@ const BOTH: &str = "every lab";
 /// What a slice host and its guest's image are made of.
 pub(super) const FOR_SLICE: [Requirement; 13] = [
     QEMU,
-    Requirement { name: "qemu-img", package: "qemu-utils", find: || in_path("qemu-img"), needed_for: SLICE },
+    Requirement { name: "qemu-img", package: Debian("qemu-utils"), find: || in_path("qemu-img"), needed_for: SLICE },
     // Its file of settings stands for the user that QEMU runs as, which the same package makes.
     Requirement {
         name: "libvirtd",
-        package: "libvirt-daemon-system",
+        package: Debian("libvirt-daemon-system"),
         find: || in_path("libvirtd").and(file("/etc/libvirt/qemu.conf")),
         needed_for: SLICE,
     },
-    Requirement { name: "virsh", package: "libvirt-clients", find: || in_path("virsh"), needed_for: SLICE },
-    Requirement { name: "Open vSwitch", package: "openvswitch-switch", find: || in_path("ovs-vswitchd"), needed_for: SLICE },
-    Requirement { name: "cloud-localds", package: "cloud-image-utils", find: || in_path("cloud-localds"), needed_for: SLICE },
-    Requirement { name: "dnsmasq", package: "dnsmasq-base", find: || in_path("dnsmasq"), needed_for: SLICE },
-    Requirement { name: "nft", package: "nftables", find: || in_path("nft"), needed_for: SLICE },
-    Requirement { name: "ip (iproute2)", package: "iproute2", find: || in_path("ip"), needed_for: SLICE },
-    Requirement { name: "ssh", package: "openssh-client", find: || in_path("ssh"), needed_for: SLICE },
-    Requirement { name: "mmdebstrap", package: "mmdebstrap", find: || in_path("mmdebstrap"), needed_for: SLICE },
-    Requirement { name: "sfdisk", package: "fdisk", find: || in_path("sfdisk"), needed_for: SLICE },
+    Requirement { name: "virsh", package: Debian("libvirt-clients"), find: || in_path("virsh"), needed_for: SLICE },
+    Requirement {
+        name: "Open vSwitch",
+        package: Debian("openvswitch-switch"),
+        find: || in_path("ovs-vswitchd"),
+        needed_for: SLICE,
+    },
+    Requirement {
+        name: "cloud-localds",
+        package: Debian("cloud-image-utils"),
+        find: || in_path("cloud-localds"),
+        needed_for: SLICE,
+    },
+    Requirement { name: "dnsmasq", package: Debian("dnsmasq-base"), find: || in_path("dnsmasq"), needed_for: SLICE },
+    Requirement { name: "nft", package: Debian("nftables"), find: || in_path("nft"), needed_for: SLICE },
+    Requirement { name: "ip (iproute2)", package: Debian("iproute2"), find: || in_path("ip"), needed_for: SLICE },
+    Requirement { name: "ssh", package: Debian("openssh-client"), find: || in_path("ssh"), needed_for: SLICE },
+    Requirement { name: "mmdebstrap", package: Debian("mmdebstrap"), find: || in_path("mmdebstrap"), needed_for: SLICE },
+    Requirement { name: "sfdisk", package: Debian("fdisk"), find: || in_path("sfdisk"), needed_for: SLICE },
     Requirement {
         name: "GRUB for a BIOS",
         // It brings the program that puts its files together.
-        package: "grub-pc-bin",
+        package: Debian("grub-pc-bin"),
         find: || in_path("grub-mkimage").and(file("/usr/lib/grub/i386-pc/boot.img")),
         needed_for: SLICE,
     },
@@ -42,13 +53,13 @@ pub(super) const FOR_SLICE: [Requirement; 13] = [
 /// What an emulated host with an IOMMU is made of.
 pub(super) const FOR_VFIO: [Requirement; 4] = [
     QEMU,
-    Requirement { name: "busybox", package: "busybox-static", find: || in_path("busybox"), needed_for: VFIO },
-    Requirement { name: "depmod", package: "kmod", find: || in_path("depmod"), needed_for: VFIO },
-    Requirement { name: "dpkg-deb", package: "dpkg", find: || in_path("dpkg-deb"), needed_for: VFIO },
+    Requirement { name: "busybox", package: Debian("busybox-static"), find: || in_path("busybox"), needed_for: VFIO },
+    Requirement { name: "depmod", package: Debian("kmod"), find: || in_path("depmod"), needed_for: VFIO },
+    Requirement { name: "dpkg-deb", package: Debian("dpkg"), find: || in_path("dpkg-deb"), needed_for: VFIO },
 ];
 
 const QEMU: Requirement =
-    Requirement { name: "QEMU", package: "qemu-system-x86", find: || in_path("qemu-system-x86_64"), needed_for: BOTH };
+    Requirement { name: "QEMU", package: Debian("qemu-system-x86"), find: || in_path("qemu-system-x86_64"), needed_for: BOTH };
 
 /// Makes sure of all of them. A lab without one of its parts proves nothing, so the first that is missing ends it.
 pub(super) fn ensure(requirements: &[Requirement]) -> Result<(), String> {

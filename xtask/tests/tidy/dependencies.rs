@@ -6,16 +6,30 @@ use crate::expect_none;
 use crate::metadata::{TREE, linked_into, member, members};
 
 /// What a package of the workspace may link, among the packages of the workspace. The CLI may link everything but the testkit, for `gpuaas dev`.
-const ALLOWED: [(&str, &[&str]); 15] = [
+const ALLOWED: [(&str, &[&str]); 17] = [
     ("gpuaas-contract", &[]),
     ("gpuaas-failpoint", &[]),
     ("gpuaas-world", &["gpuaas-contract"]),
     ("gpuaas-domain", &["gpuaas-contract"]),
     ("gpuaas-api", &["gpuaas-contract"]),
     ("gpuaas-host", &["gpuaas-contract"]),
+    ("gpuaas-identity", &["gpuaas-contract"]),
+    ("gpuaas-engines", &["gpuaas-contract"]),
     ("gpuaas-store", &["gpuaas-contract", "gpuaas-domain", "gpuaas-world"]),
     ("gpuaas-agent", &["gpuaas-contract", "gpuaas-failpoint", "gpuaas-host", "gpuaas-world"]),
-    ("gpuaas-control", &["gpuaas-api", "gpuaas-contract", "gpuaas-domain", "gpuaas-failpoint", "gpuaas-store", "gpuaas-world"]),
+    (
+        "gpuaas-control",
+        &[
+            "gpuaas-api",
+            "gpuaas-contract",
+            "gpuaas-domain",
+            "gpuaas-engines",
+            "gpuaas-failpoint",
+            "gpuaas-identity",
+            "gpuaas-store",
+            "gpuaas-world",
+        ],
+    ),
     (
         "gpuaas",
         &[
@@ -24,8 +38,10 @@ const ALLOWED: [(&str, &[&str]); 15] = [
             "gpuaas-contract",
             "gpuaas-control",
             "gpuaas-domain",
+            "gpuaas-engines",
             "gpuaas-failpoint",
             "gpuaas-host",
+            "gpuaas-identity",
             "gpuaas-store",
             "gpuaas-world",
         ],

@@ -31,6 +31,8 @@ struct Inner {
     /// Slots that a task works on.
     busy: Mutex<HashSet<SlotId>>,
     freed: Notify,
+    /// Held by whoever works on the user of the tenant who has the whole machine.
+    machine: Arc<tokio::sync::Mutex<()>>,
     /// Where guests send their metrics.
     endpoint: Option<SocketAddr>,
     telemetry: Mutex<telemetry::Registry>,
@@ -43,13 +45,19 @@ impl Guests {
     pub(crate) fn new(endpoint: Option<SocketAddr>) -> Self {
         let (busy, freed) = (Mutex::default(), Notify::new());
         let may_have_guests = AtomicBool::new(true);
-        let inner = Inner { may_have_guests, busy, freed, endpoint, telemetry: Mutex::default(), drift: Mutex::default() };
+        let (machine, telemetry, drift) = (Arc::default(), Mutex::default(), Mutex::default());
+        let inner = Inner { may_have_guests, busy, freed, machine, endpoint, telemetry, drift };
         Self { inner: Arc::new(inner) }
     }
 
     /// Where guests send their metrics, if the host's owner has set it up.
     pub(crate) fn endpoint(&self) -> Option<SocketAddr> {
         self.inner.endpoint
+    }
+
+    /// Waits until nobody works on the machine as a whole, and keeps others away until the claim is dropped.
+    pub(crate) async fn claim_machine(&self) -> tokio::sync::OwnedMutexGuard<()> {
+        Arc::clone(&self.inner.machine).lock_owned().await
     }
 
     /// Waits until nobody works on any of these slots, and keeps others away until the claim is dropped.

@@ -3,6 +3,8 @@
 //! `run` does the work; `recover` is called after a restart for a task that had started, and either brings it to its end
 //! or says that it was interrupted. Both get only what they need: the host, the log, progress and a way to be stopped.
 
+mod allocation_deprovision_user;
+mod allocation_provision_user;
 mod diag_health_probe;
 mod diag_ping;
 mod package_list;
@@ -165,6 +167,12 @@ pub(crate) async fn run(task: Task, context: &Context) -> Result<Success, Failur
         Task::SliceVmRelease(params) => return slice_vm_release::run(&params, context).await,
         Task::SliceVmPower(params) => slice_vm_power::run(&params, context).await.map(Output::SliceVmPower)?,
         Task::SliceConsoleRead(params) => slice_console_read::run(&params, context).await.map(Output::SliceConsoleRead)?,
+        Task::AllocationProvisionUser(params) => {
+            allocation_provision_user::run(&params, context).await.map(Output::AllocationProvisionUser)?
+        }
+        Task::AllocationDeprovisionUser(params) => {
+            allocation_deprovision_user::run(&params, context).await.map(Output::AllocationDeprovisionUser)?
+        }
     };
     Ok(output.into())
 }
@@ -177,6 +185,13 @@ pub(crate) async fn recover(task: Task, context: &Context) -> Result<Success, Fa
         // Everything that a release does can be done again, and must be: what it began cannot be left.
         Task::SliceVmRelease(params) => slice_vm_release::run(&params, context).await,
         Task::SliceVmPower(params) => Ok(slice_vm_power::recover(&params, context).await.map(Output::SliceVmPower)?.into()),
+        Task::AllocationProvisionUser(params) => {
+            Ok(allocation_provision_user::recover(&params, context).await.map(Output::AllocationProvisionUser)?.into())
+        }
+        // The same holds for the end of a user.
+        Task::AllocationDeprovisionUser(params) => {
+            Ok(allocation_deprovision_user::run(&params, context).await.map(Output::AllocationDeprovisionUser)?.into())
+        }
         // Nothing to clean up, and an old answer would be of no use: the asker decides whether to ask again.
         Task::DiagHealthProbe(_) | Task::PackageList(_) | Task::SliceTopologyDiscover(_) | Task::SliceConsoleRead(_) => {
             Err(Failure::interrupted("agent_restarted", "the agent was restarted while the task ran; run it again"))

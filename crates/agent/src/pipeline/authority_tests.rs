@@ -138,7 +138,7 @@ struct Case {
     envelope: Vec<u8>,
 }
 
-/// Kinds whose effects this test can tell. Those that act on slots have tests of their own.
+/// Kinds whose effects this test can tell. Those that act on slots or on the whole host have tests of their own.
 fn kinds() -> Vec<TaskType> {
     TaskType::ALL.into_iter().filter(|kind| !kind.needs_lease()).collect()
 }
@@ -147,9 +147,12 @@ const NOT_HERE: &str = "kinds() leaves them out";
 
 fn params(random: &mut Random, kind: TaskType, message: &str) -> Value {
     match kind {
-        TaskType::SliceVmProvision | TaskType::SliceVmRelease | TaskType::SliceVmPower | TaskType::SliceConsoleRead => {
-            unreachable!("{NOT_HERE}")
-        }
+        TaskType::SliceVmProvision
+        | TaskType::SliceVmRelease
+        | TaskType::SliceVmPower
+        | TaskType::SliceConsoleRead
+        | TaskType::AllocationProvisionUser
+        | TaskType::AllocationDeprovisionUser => unreachable!("{NOT_HERE}"),
         TaskType::DiagPing => json!({ "message": message, "log_lines": random.below(3) }),
         TaskType::DiagHealthProbe => json!({}),
         TaskType::PackageList => json!({ "name_contains": *random.of(&["", "lib", "x"]), "limit": 1 + random.below(3) }),
@@ -159,9 +162,12 @@ fn params(random: &mut Random, kind: TaskType, message: &str) -> Value {
 
 fn invalid_params(random: &mut Random, kind: TaskType) -> Value {
     match kind {
-        TaskType::SliceVmProvision | TaskType::SliceVmRelease | TaskType::SliceVmPower | TaskType::SliceConsoleRead => {
-            unreachable!("{NOT_HERE}")
-        }
+        TaskType::SliceVmProvision
+        | TaskType::SliceVmRelease
+        | TaskType::SliceVmPower
+        | TaskType::SliceConsoleRead
+        | TaskType::AllocationProvisionUser
+        | TaskType::AllocationDeprovisionUser => unreachable!("{NOT_HERE}"),
         TaskType::DiagPing => random
             .of(&[
                 json!({ "message": "m".repeat(257) }),

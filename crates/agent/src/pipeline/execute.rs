@@ -98,7 +98,7 @@ async fn execute_claimed(inner: &Arc<Inner>, job: Job, live: &Live) -> Result<()
             journal: Arc::clone(&inner.journal),
             timings: Arc::clone(&entered),
         },
-        still_allowed: inner.policy.check(kind).is_ok(),
+        still_allowed: inner.policy.still_allows(&task),
         attempt,
         boot_id: inner.boot_id.clone(),
         rules: inner.policy.slices(),
@@ -117,7 +117,7 @@ async fn execute_claimed(inner: &Arc<Inner>, job: Job, live: &Live) -> Result<()
         until_deadline: deadline.since(Timestamp::now()),
         task_timeout: inner.limits.task_timeout,
         // What undoes its own effects is never dropped in the middle of that.
-        log_drain_timeout: if kind.may_prove_cleanup() { Duration::MAX } else { inner.limits.log_drain_timeout },
+        log_drain_timeout: if kind.undoes_itself() { Duration::MAX } else { inner.limits.log_drain_timeout },
         abandon: &inner.abandon,
     };
     let Some(result) = supervise(&bounds, live, handler, &stop).await else {

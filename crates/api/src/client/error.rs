@@ -3,7 +3,10 @@
 use std::path::PathBuf;
 use std::time::Duration;
 
+use reqwest::header::HeaderMap;
+
 use crate::dto::Problem;
+use crate::routes;
 
 /// Why a request has no answer, or a bad one.
 #[derive(Debug, thiserror::Error)]
@@ -99,6 +102,14 @@ pub enum ClientError {
         /// The server's explanation.
         problem: Box<Problem>,
     },
+    /// The caller asks too often. The same request is welcome after a while.
+    #[error("{}; try again in {} seconds", detail_of(problem).trim_end_matches('.'), retry_after.as_secs())]
+    RateLimited {
+        /// How long to wait.
+        retry_after: Duration,
+        /// The server's explanation.
+        problem: Box<Problem>,
+    },
     /// Something answered that does not speak this interface.
     #[error("{url} answered with status {status} and no explanation; is that a gpuaas server of this version?")]
     Unexpected {
@@ -155,6 +166,7 @@ impl ClientError {
             Self::Unreachable { .. } | Self::Untrusted { .. } | Self::Broken { .. } => ErrorKind::Unreachable,
             Self::Timeout { .. } => ErrorKind::Timeout,
             Self::Refused { status, .. } | Self::Unexpected { status, .. } => kind_of_status(*status),
+            Self::RateLimited { .. } => ErrorKind::Conflict,
             Self::Tls { .. }
             | Self::Setup { .. }
             | Self::Unserialisable { .. }
@@ -166,7 +178,7 @@ impl ClientError {
     /// The server's explanation, if there is one.
     pub fn problem(&self) -> Option<&Problem> {
         match self {
-            Self::Refused { problem, .. } => Some(problem),
+            Self::Refused { problem, .. } | Self::RateLimited { problem, .. } => Some(problem),
             Self::BadUrl { .. }
             | Self::BadToken
             | Self::CaFile { .. }
@@ -184,10 +196,91 @@ impl ClientError {
         }
     }
 
+    /// Stable code, for programs: the server's where it says one.
+    pub fn code(&self) -> &str {
+        match self {
+            Self::Refused { problem, .. } | Self::RateLimited { problem, .. } => &problem.code,
+            Self::BadUrl { .. } => "bad_url",
+            Self::BadToken => "bad_token",
+            Self::CaFile { .. } => "bad_ca_file",
+            Self::Tls { .. } => "tls_setup",
+            Self::Setup { .. } => "http_setup",
+            Self::BadName { .. } => "bad_name",
+            Self::Unserialisable { .. } => "bad_document",
+            Self::Unreachable { .. } => "server_unreachable",
+            Self::Untrusted { .. } => "server_untrusted",
+            Self::Timeout { .. } => "timeout",
+            Self::Broken { .. } => "connection_broken",
+            Self::Unexpected { .. } => "unexpected_answer",
+            Self::TooLarge { .. } => "answer_too_large",
+            Self::Malformed { .. } => "answer_malformed",
+        }
+    }
+
+    /// What to do about a refusal, beside what the server's own sentence says.
+    pub fn advice(&self) -> Option<&'static str> {
+        let status = match self {
+            Self::Refused { status, .. } => *status,
+            Self::RateLimited { .. } => 429,
+            // These say themselves what to do.
+            Self::BadUrl { .. }
+            | Self::BadToken
+            | Self::CaFile { .. }
+            | Self::Tls { .. }
+            | Self::Setup { .. }
+            | Self::BadName { .. }
+            | Self::Unserialisable { .. }
+            | Self::Unreachable { .. }
+            | Self::Untrusted { .. }
+            | Self::Timeout { .. }
+            | Self::Broken { .. }
+            | Self::Unexpected { .. }
+            | Self::TooLarge { .. }
+            | Self::Malformed { .. } => return None,
+        };
+        match status {
+            401 => Some("sign in, or give a token that still counts"),
+            403 => Some("ask somebody who may to do it, or to give you the role it takes"),
+            404 => Some("check the name and the project; what you may not see looks like what is not there"),
+            412 => Some("somebody has changed it since you looked; look again, then change it"),
+            429 => Some("wait as long as the server says, then ask again"),
+            503 => Some("the server is starting, stopping or too busy; ask again in a moment"),
+            _ => None,
+        }
+    }
+
+    /// How long the server asks to wait before the same request, if it does.
+    pub fn retry_after(&self) -> Option<Duration> {
+        match self {
+            Self::RateLimited { retry_after, .. } => Some(*retry_after),
+            Self::BadUrl { .. }
+            | Self::BadToken
+            | Self::CaFile { .. }
+            | Self::Tls { .. }
+            | Self::Setup { .. }
+            | Self::BadName { .. }
+            | Self::Unserialisable { .. }
+            | Self::Unreachable { .. }
+            | Self::Untrusted { .. }
+            | Self::Timeout { .. }
+            | Self::Broken { .. }
+            | Self::Refused { .. }
+            | Self::Unexpected { .. }
+            | Self::TooLarge { .. }
+            | Self::Malformed { .. } => None,
+        }
+    }
+
+    pub(super) fn rate_limited(retry_after: Duration, problem: Option<Problem>) -> Self {
+        // Something between client and server may limit as well, without our words.
+        let ours = || Problem::new(429, "Too Many Requests", "rate_limited", "too many requests in a short time");
+        Self::RateLimited { retry_after, problem: Box::new(problem.unwrap_or_else(ours)) }
+    }
+
     /// Whether the same request may well succeed a little later.
     pub fn is_transient(&self) -> bool {
         match self {
-            Self::Unreachable { .. } | Self::Timeout { .. } | Self::Broken { .. } => true,
+            Self::Unreachable { .. } | Self::Timeout { .. } | Self::Broken { .. } | Self::RateLimited { .. } => true,
             Self::Refused { status, .. } | Self::Unexpected { status, .. } => matches!(status, 429 | 502 | 503 | 504),
             Self::BadUrl { .. }
             | Self::BadToken
@@ -201,6 +294,15 @@ impl ClientError {
             | Self::Malformed { .. } => false,
         }
     }
+}
+
+/// The longest wait that is believed.
+const MAX_RETRY_AFTER: Duration = Duration::from_secs(24 * 3600);
+
+/// How long the server asks to wait. Only seconds are read: a date would need its clock.
+pub(super) fn retry_after(headers: &HeaderMap) -> Option<Duration> {
+    let seconds = headers.get(routes::RETRY_AFTER_HEADER)?.to_str().ok()?.trim().parse().ok()?;
+    Some(Duration::from_secs(seconds).min(MAX_RETRY_AFTER))
 }
 
 fn kind_of_status(status: u16) -> ErrorKind {

@@ -4,7 +4,8 @@ use std::time::Duration;
 
 use reqwest::{Method, Response};
 
-use super::{Call, Client, ClientError};
+use super::{Call, Client, ClientError, to_value};
+use crate::dto::AuditExportQuery;
 use crate::routes;
 
 /// Most bytes of one line.
@@ -15,7 +16,13 @@ const MAX_SILENCE: Duration = Duration::from_secs(60);
 impl Client {
     /// Starts to read the whole audit chain.
     pub async fn audit_export(&self) -> Result<AuditExport, ClientError> {
-        let call = Call { timeout: None, ..self.call(Method::GET, routes::AUDIT_EXPORT, &[]) };
+        self.audit_export_part(&AuditExportQuery::default()).await
+    }
+
+    /// Starts to read a part of the audit chain.
+    pub async fn audit_export_part(&self, query: &AuditExportQuery) -> Result<AuditExport, ClientError> {
+        let query = to_value(query)?;
+        let call = Call { query, timeout: None, ..self.call(Method::GET, routes::AUDIT_EXPORT, &[]) };
         let response = tokio::time::timeout(self.timeout, self.send(call))
             .await
             .map_err(|_| ClientError::Timeout { url: self.url().to_owned(), after: self.timeout })??;

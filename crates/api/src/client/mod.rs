@@ -3,10 +3,14 @@
 //! Answers have a size limit, requests have a time limit, redirects are not followed (a token must not travel to a place
 //! that its owner did not name), and every error is a sentence that says what to do.
 
+mod allocations;
 mod error;
 mod export;
-mod resources;
+mod operators;
+mod platform;
 mod sse;
+mod stream;
+mod tenants;
 mod tls;
 mod watch;
 
@@ -22,7 +26,8 @@ use crate::routes;
 
 pub use error::{ClientError, ErrorKind};
 pub use export::AuditExport;
-pub use watch::WatchEvent;
+pub use tls::config as tls_config;
+pub use watch::{AllocationWatchEvent, HeardEvent, WatchEvent, WatchUntil};
 
 /// Most bytes of one JSON answer.
 pub const MAX_RESPONSE_BYTES: usize = 32 * 1024 * 1024;
@@ -44,6 +49,8 @@ pub struct ClientOptions {
     pub correlation_id: Option<CorrelationId>,
     /// How the client names itself.
     pub user_agent: String,
+    /// Socket of a server on this machine, to be used instead of the network. The address only names the host then.
+    pub unix_socket: Option<PathBuf>,
     /// How long a request may take from first to last byte; streams are exempt and watched for silence instead.
     pub timeout: Duration,
 }
@@ -57,6 +64,7 @@ impl ClientOptions {
             ca_file: None,
             correlation_id: None,
             user_agent: concat!("gpuaas-api/", env!("CARGO_PKG_VERSION")).to_owned(),
+            unix_socket: None,
             timeout: Duration::from_secs(30),
         }
     }
@@ -89,6 +97,17 @@ struct Call<'a> {
     timeout: Option<Duration>,
 }
 
+impl Call<'_> {
+    fn set_header(&mut self, name: &'static str, value: Option<&str>) -> Result<(), ClientError> {
+        if let Some(text) = value {
+            let value = HeaderValue::from_str(text)
+                .map_err(|_| ClientError::BadName { value: text.escape_default().to_string(), route: self.route.to_owned() })?;
+            self.headers.insert(name, value);
+        }
+        Ok(())
+    }
+}
+
 impl Client {
     /// A client for these options. Nothing is sent yet.
     pub fn new(options: ClientOptions) -> Result<Self, ClientError> {
@@ -103,15 +122,17 @@ impl Client {
             let value = HeaderValue::from_str(id.as_str()).map_err(|_| ClientError::BadToken)?;
             headers.insert(routes::CORRELATION_ID_HEADER, value);
         }
-        let http = reqwest::Client::builder()
+        let mut builder = reqwest::Client::builder()
             .tls_backend_preconfigured(tls::config(base.scheme() == "https", options.ca_file.as_deref())?)
             .user_agent(options.user_agent)
             .default_headers(headers)
             .redirect(reqwest::redirect::Policy::none())
             .connect_timeout(CONNECT_TIMEOUT)
-            .tcp_nodelay(true)
-            .build()
-            .map_err(|source| ClientError::Setup { source })?;
+            .tcp_nodelay(true);
+        if let Some(path) = options.unix_socket {
+            builder = builder.unix_socket(path);
+        }
+        let http = builder.build().map_err(|source| ClientError::Setup { source })?;
         Ok(Self { http, base, timeout: options.timeout })
     }
 
@@ -163,8 +184,46 @@ impl Client {
         self.json(Call { body, ..self.call(Method::POST, route, segments) }).await
     }
 
+    /// A request that makes one thing, however often it is sent with the same key.
+    async fn post_once<T: serde::de::DeserializeOwned>(
+        &self,
+        route: &str,
+        segments: &[&str],
+        body: &impl serde::Serialize,
+        idempotency_key: Option<&str>,
+    ) -> Result<T, ClientError> {
+        let mut call = Call { body: Some(to_bytes(body)?), ..self.call(Method::POST, route, segments) };
+        call.set_header(routes::IDEMPOTENCY_KEY_HEADER, idempotency_key)?;
+        self.json(call).await
+    }
+
+    /// A change of a document, only if it is still of the version that the caller has seen.
+    async fn change<T: serde::de::DeserializeOwned>(
+        &self,
+        method: Method,
+        (route, segments): (&str, &[&str]),
+        body: &impl serde::Serialize,
+        if_match: Option<&str>,
+    ) -> Result<T, ClientError> {
+        let mut call = Call { body: Some(to_bytes(body)?), ..self.call(method, route, segments) };
+        call.set_header(routes::IF_MATCH_HEADER, if_match)?;
+        self.json(call).await
+    }
+
     async fn delete<T: serde::de::DeserializeOwned>(&self, route: &str, segments: &[&str]) -> Result<T, ClientError> {
-        self.json(self.call(Method::DELETE, route, segments)).await
+        self.delete_if(route, segments, None).await
+    }
+
+    /// The end of a thing, only if it is still of the version that the caller has seen.
+    async fn delete_if<T: serde::de::DeserializeOwned>(
+        &self,
+        route: &str,
+        segments: &[&str],
+        if_match: Option<&str>,
+    ) -> Result<T, ClientError> {
+        let mut call = self.call(Method::DELETE, route, segments);
+        call.set_header(routes::IF_MATCH_HEADER, if_match)?;
+        self.json(call).await
     }
 
     /// Sends a call and reads its whole JSON answer.
@@ -182,6 +241,7 @@ impl Client {
         let mut url = self.base.clone();
         url.set_path(&format!("{}{path}", self.base.path().trim_end_matches('/')));
         append_query(&mut url, &call.query);
+        let says_what_it_accepts = call.headers.contains_key(ACCEPT);
         let mut request = self.http.request(call.method, url).headers(call.headers);
         if let Some(timeout) = call.timeout {
             request = request.timeout(timeout);
@@ -189,7 +249,7 @@ impl Client {
         if let Some(body) = call.body {
             request = request.header(reqwest::header::CONTENT_TYPE, "application/json").body(body);
         }
-        if call.route != routes::TASK_WATCH {
+        if !says_what_it_accepts {
             request = request.header(ACCEPT, "application/json, application/problem+json, application/x-ndjson, text/plain");
         }
         let response = request.send().await.map_err(|source| self.transport_error(source))?;
@@ -201,11 +261,13 @@ impl Client {
 
     async fn refusal(&self, response: Response) -> ClientError {
         let (status, url) = (response.status().as_u16(), response.url().to_string());
+        let retry_after = error::retry_after(response.headers());
         // The status is worth more than the reason why its explanation could not be read.
         let bytes = self.read_capped(response, MAX_PROBLEM_BYTES).await.unwrap_or_default();
-        match serde_json::from_slice::<Problem>(&bytes) {
-            Ok(problem) => ClientError::Refused { status, problem: Box::new(problem) },
-            Err(_) => {
+        match (serde_json::from_slice::<Problem>(&bytes), retry_after) {
+            (problem, Some(retry_after)) if status == 429 => ClientError::rate_limited(retry_after, problem.ok()),
+            (Ok(problem), _) => ClientError::Refused { status, problem: Box::new(problem) },
+            (Err(_), _) => {
                 let excerpt: String = String::from_utf8_lossy(&bytes).chars().filter(|c| !c.is_control()).take(200).collect();
                 ClientError::Unexpected { url, status, excerpt }
             }

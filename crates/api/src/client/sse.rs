@@ -23,9 +23,17 @@ pub(super) struct Parser {
     after_carriage_return: bool,
     name: String,
     data: Option<String>,
+    /// The id of the event that is being read, and of the last one that was complete.
+    id: Option<String>,
+    last_id: Option<String>,
 }
 
 impl Parser {
+    /// The newest id, also of an event without data: where to go on with another connection.
+    pub(super) fn last_id(&self) -> Option<&str> {
+        self.last_id.as_deref()
+    }
+
     /// Takes bytes and returns the events they complete.
     pub(super) fn push(&mut self, bytes: &[u8]) -> Result<Vec<Event>, Oversized> {
         let mut events = Vec::new();
@@ -52,6 +60,9 @@ impl Parser {
         let line = String::from_utf8_lossy(&line);
         if line.is_empty() {
             let name = std::mem::take(&mut self.name);
+            if let Some(id) = self.id.take() {
+                self.last_id = Some(id);
+            }
             return self.data.take().map(|data| Event { name, data });
         }
         let (field, value) = line.split_once(':').unwrap_or((&line, ""));
@@ -65,7 +76,8 @@ impl Parser {
                 }
                 None => self.data = Some(value.to_owned()),
             },
-            // Comments (an empty field name), ids and retry times carry nothing for us.
+            "id" => self.id = Some(value.to_owned()),
+            // Comments (an empty field name) and retry times carry nothing for us.
             _ => {}
         }
         None
@@ -90,6 +102,19 @@ mod tests {
             events.extend(parser.push(&text.as_bytes()[cut..]).expect("fits"));
             assert_eq!(events, expected, "cut at {cut}");
         }
+    }
+
+    #[test]
+    fn an_id_counts_once_its_event_is_complete() {
+        let mut parser = Parser::default();
+        let mut read = |text: &str| {
+            let events = parser.push(text.as_bytes()).expect("fits").len();
+            (events, parser.last_id().map(str::to_owned))
+        };
+        assert_eq!(read("id: 6\n\n"), (0, Some("6".to_owned())), "an event without data only says where the stream starts");
+        assert_eq!(read("id: 7\ndata: x\n"), (0, Some("6".to_owned())));
+        assert_eq!(read("\n"), (1, Some("7".to_owned())));
+        assert_eq!(read("data: y\n\n"), (1, Some("7".to_owned())));
     }
 
     #[test]

@@ -14,7 +14,7 @@ const MAX_CA_FILE_BYTES: u64 = 1024 * 1024;
 
 /// The configuration. Without `needed`, none of the system's certificates are read: a machine without any can speak
 /// plain HTTP.
-pub(super) fn config(needed: bool, ca_file: Option<&Path>) -> Result<ClientConfig, ClientError> {
+pub fn config(needed: bool, ca_file: Option<&Path>) -> Result<ClientConfig, ClientError> {
     let provider = Arc::new(rustls::crypto::aws_lc_rs::default_provider());
     let builder = ClientConfig::builder_with_provider(Arc::clone(&provider))
         .with_safe_default_protocol_versions()

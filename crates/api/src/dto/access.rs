@@ -1,6 +1,6 @@
 //! API tokens and signing keys.
 
-use gpuaas_contract::id::ApiTokenId;
+use gpuaas_contract::id::{ApiTokenId, ProjectId, ServiceAccountId};
 use gpuaas_contract::key::{KeyId, VerifyingKey};
 use gpuaas_contract::time::Timestamp;
 
@@ -11,23 +11,40 @@ pub struct ApiToken {
     pub id: ApiTokenId,
     /// What people call it.
     pub name: String,
-    /// `admin` (everything) or `viewer` (reads everything, changes nothing).
-    pub role: String,
+    /// Its own role on the platform: `admin` (everything), `operator` (runs the platform) or `support` (reads everything, changes nothing).
+    /// Null for a key of a service account, which may what the account may.
+    #[serde(default)]
+    pub role: Option<String>,
+    /// The project, if it is a key of a service account.
+    #[serde(default)]
+    pub project: Option<ProjectId>,
+    /// The service account, if it is a key of one.
+    #[serde(default)]
+    pub service_account: Option<ServiceAccountId>,
+    /// What it is limited to, such as `allocation.*` or `*.read`; null for no such limit.
+    #[serde(default)]
+    pub scopes: Option<Vec<String>>,
     /// When it was made.
     pub created_at: Timestamp,
+    /// When it stops to count by itself.
+    #[serde(default)]
+    pub expires_at: Option<Timestamp>,
     /// When it stopped to count.
     #[serde(default)]
     pub revoked_at: Option<Timestamp>,
 }
 
 /// An API token to make.
-#[derive(Clone, Debug, PartialEq, Eq, serde::Serialize, serde::Deserialize, schemars::JsonSchema)]
+#[derive(Clone, Debug, Default, PartialEq, Eq, serde::Serialize, serde::Deserialize, schemars::JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub struct ApiTokenCreate {
     /// What people call it.
     pub name: String,
-    /// `admin` or `viewer`.
+    /// `admin`, `operator` or `support`; `viewer`, the old name of `support`, is still taken.
     pub role: String,
+    /// How long it is good for; until it is revoked unless given.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub life_seconds: Option<u64>,
 }
 
 /// A new API token. The only answer that ever holds its secret.

@@ -42,3 +42,15 @@ pub struct AuditQuery {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub newest: Option<bool>,
 }
+
+/// Which part of the audit chain to export; the whole chain unless given.
+#[derive(Clone, Debug, Default, PartialEq, Eq, serde::Serialize, serde::Deserialize, schemars::JsonSchema)]
+#[serde(deny_unknown_fields)]
+pub struct AuditExportQuery {
+    /// Only rows after this position.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub after: Option<u64>,
+    /// Most rows.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub limit: Option<u64>,
+}

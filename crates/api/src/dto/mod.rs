@@ -4,29 +4,64 @@
 //! server says. Documents that a client sends refuse unknown fields; documents that a server sends may grow.
 
 mod access;
+mod allocation;
+mod allocation_requests;
 mod audit;
+mod capacity;
+mod catalog;
 mod cluster;
 mod enrolment;
+mod event;
+mod identity;
+mod image;
+mod maintenance;
+mod member;
 mod node;
+mod organisation;
 mod problem;
+mod project;
+mod quota;
+mod service_account;
 mod slice;
 mod slot;
+mod ssh_key;
 mod task;
+mod user;
+mod webhook;
 
 pub use access::{ApiToken, ApiTokenCreate, ApiTokenCreated, SigningKey};
-pub use audit::{AuditQuery, AuditRow};
+pub use allocation::{Allocation, AllocationMaintenance, AllocationPhase, AllocationPlan, NodeReasons};
+pub use allocation_requests::{
+    AllocationChange, AllocationCreate, AllocationExtend, AllocationListQuery, AllocationRetry, AllocationSearchQuery,
+    AllocationWatchQuery, BadTags, Tags,
+};
+pub use audit::{AuditExportQuery, AuditQuery, AuditRow};
+pub use capacity::{Capacity, CapacityRow, Machine, MachineListQuery, NodeCapacity, SkuCapacity};
+pub use catalog::{CatalogItem, Product, ProductKind, Sku, SkuChange, SkuCreate};
 pub use cluster::{ClusterInfo, TaskTypeInfo};
 pub use enrolment::{Enrolment, EnrolmentListQuery, JoinToken, JoinTokenCreate, JoinTokenCreated};
+pub use event::{CloudEvent, EventRow, EventsQuery};
+pub use identity::{WhoAmI, WhoAmIMembership};
+pub use image::{Image, ImageCreate, ImageListQuery};
+pub use maintenance::{DrainAllocation, DrainPreview, MaintenanceCreate, MaintenanceListQuery, MaintenanceWindow};
+pub use member::{Member, MemberAdd, MemberChange};
 pub use node::{Node, NodeListQuery, NodeSession};
+pub use organisation::{Organisation, OrganisationChange, OrganisationCreate, OrganisationListQuery};
 pub use problem::{PROBLEM_CONTENT_TYPE, Problem};
+pub use project::{Project, ProjectChange, ProjectCreate, ProjectListQuery};
+pub use quota::{Limits, Quota, QuotaLimits, QuotaUsed};
+pub use service_account::{ApiKey, ApiKeyCreate, ApiKeyCreated, ServiceAccount, ServiceAccountCreate};
 pub use slice::{
     DEFAULT_BRIDGE, DEFAULT_USERNAME, Slice, SliceConsole, SliceCreate, SliceImage, SliceListQuery, SliceOrder, SlicePower,
     SliceRelease, SlotName,
 };
 pub use slot::{Slot, SlotListQuery, Topology, TopologyApprove, TopologyProposal};
+pub use ssh_key::{SshKey, SshKeyCreate};
 pub use task::{
     EnvelopeEvidence, Task, TaskCreate, TaskEvidence, TaskListQuery, TaskLogLine, TaskLogs, TaskLogsQuery, TaskProgress,
 };
+pub use user::{User, UserCreate, UserCreated, UserListQuery, UserPassword, UserPasswordSet};
+pub use webhook::{Delivery, DeliveryListQuery, Webhook, WebhookChange, WebhookChanged, WebhookCreate, WebhookCreated};
 
 /// Items of one page unless the caller says otherwise.
 pub const DEFAULT_PAGE: u32 = 100;
@@ -35,6 +70,7 @@ pub const MAX_PAGE: u32 = 1000;
 
 /// One page of a list.
 #[derive(Clone, Debug, PartialEq, serde::Serialize, serde::Deserialize, schemars::JsonSchema)]
+#[schemars(rename = "{T}Page")]
 pub struct Page<T> {
     /// The items, in the order of the list.
     pub items: Vec<T>,
@@ -70,3 +106,8 @@ pub struct Reason {
     #[serde(default)]
     pub reason: String,
 }
+
+/// Body of an operation that needs nothing said.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, serde::Serialize, serde::Deserialize, schemars::JsonSchema)]
+#[serde(deny_unknown_fields)]
+pub struct Empty {}

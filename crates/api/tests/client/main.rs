@@ -3,4 +3,5 @@
 mod answers;
 mod server;
 mod streams;
+mod tenants;
 mod tls;

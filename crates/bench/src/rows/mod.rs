@@ -5,6 +5,7 @@ pub(crate) mod footprint;
 pub(crate) mod growth;
 pub(crate) mod latency;
 pub(crate) mod link;
+pub(crate) mod placement;
 pub(crate) mod scale;
 pub(crate) mod signing;
 pub(crate) mod slice;

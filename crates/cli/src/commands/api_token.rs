@@ -16,13 +16,16 @@ use crate::session::Session;
 pub(crate) enum TokenCommand {
     /// Make an API token. Its secret is shown once.
     ///
-    /// For example: gpuaas token create dashboards --role viewer
+    /// For example: gpuaas token create dashboards --role support
     Create {
         /// What to call it.
         name: String,
         /// What it may do.
-        #[arg(long, value_enum, default_value_t = Role::Viewer)]
+        #[arg(long, value_enum, default_value_t = Role::Support)]
         role: Role,
+        /// How long it counts, such as `90d`; until it is revoked unless given.
+        #[arg(long, value_name = "TIME", value_parser = crate::span::parse)]
+        life: Option<std::time::Duration>,
     },
     /// List API tokens.
     Ls,
@@ -39,15 +42,19 @@ pub(crate) enum TokenCommand {
 pub(crate) enum Role {
     /// Everything.
     Admin,
+    /// Run the platform.
+    Operator,
     /// Read everything, change nothing.
-    Viewer,
+    #[value(alias = "viewer")]
+    Support,
 }
 
 impl Role {
     const fn as_str(self) -> &'static str {
         match self {
             Self::Admin => "admin",
-            Self::Viewer => "viewer",
+            Self::Operator => "operator",
+            Self::Support => "support",
         }
     }
 }
@@ -55,8 +62,9 @@ impl Role {
 pub(super) async fn run(session: &Session, command: TokenCommand) -> Result<Exit, Failure> {
     let client = session.client()?;
     match command {
-        TokenCommand::Create { name, role } => {
-            let create = ApiTokenCreate { name, role: role.as_str().to_owned() };
+        TokenCommand::Create { name, role, life } => {
+            let life_seconds = life.map(|life| life.as_secs());
+            let create = ApiTokenCreate { name, role: role.as_str().to_owned(), life_seconds };
             let created = client.api_token_create(&create).await?;
             session
                 .output
@@ -78,16 +86,22 @@ pub(super) async fn run(session: &Session, command: TokenCommand) -> Result<Exit
 }
 
 fn state(token: &ApiToken) -> &'static str {
-    if token.revoked_at.is_some() { "revoked" } else { "active" }
+    let over = token.expires_at.is_some_and(|end| end <= gpuaas_contract::time::Timestamp::now());
+    match (token.revoked_at, over) {
+        (Some(_), _) => "revoked",
+        (None, true) => "expired",
+        (None, false) => "active",
+    }
 }
 
 fn details(token: &ApiToken) -> Details {
     Details::default()
         .field("id", token.id)
         .field("name", &token.name)
-        .field("role", &token.role)
+        .maybe("role", token.role.as_deref())
         .field("state", state(token))
         .field("created", moment(token.created_at))
+        .maybe("expires", token.expires_at.map(moment))
         .maybe("revoked", token.revoked_at.map(moment))
 }
 
@@ -95,7 +109,13 @@ fn table(tokens: &[ApiToken]) -> View {
     let ids = text::short_ids(&tokens.iter().map(|token| token.id.to_string()).collect::<Vec<_>>());
     let mut table = Table::new(["ID", "NAME", "ROLE", "STATE", "AGE"]);
     for (token, id) in tokens.iter().zip(ids) {
-        table.row([id, token.name.clone(), token.role.clone(), state(token).to_owned(), age(Some(token.created_at))]);
+        table.row([
+            id,
+            token.name.clone(),
+            token.role.clone().unwrap_or_else(|| "key".to_owned()),
+            state(token).to_owned(),
+            age(Some(token.created_at)),
+        ]);
     }
     View::Table(table)
 }

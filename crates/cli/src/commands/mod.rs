@@ -1,19 +1,45 @@
 //! A file per resource: its subcommands, and how its documents look to a person.
 
+pub(crate) mod alloc;
+mod alloc_create;
+mod alloc_events;
+mod alloc_list;
+mod alloc_ssh;
+pub(crate) mod alloc_view;
+pub(crate) mod api_key;
 pub(crate) mod api_token;
 pub(crate) mod audit;
+pub(crate) mod capacity;
+pub(crate) mod catalog;
 pub(crate) mod cluster;
+mod confirm;
 pub(crate) mod enrolment;
+pub(crate) mod events;
+pub(crate) mod image;
 pub(crate) mod join_token;
-pub(crate) mod key;
+pub(crate) mod login;
+pub(crate) mod machine;
+pub(crate) mod maintenance;
+pub(crate) mod member;
 pub(crate) mod node;
+mod node_drain;
+pub(crate) mod org;
+pub(crate) mod profile;
+pub(crate) mod project;
+pub(crate) mod quota;
+pub(crate) mod service_account;
+pub(crate) mod signing_key;
+pub(crate) mod sku;
 pub(crate) mod slice;
 mod slice_create;
 pub(crate) mod slot;
+pub(crate) mod ssh_key;
 pub(crate) mod task;
 mod task_run;
 mod task_verify;
 pub(crate) mod topology;
+pub(crate) mod user;
+pub(crate) mod webhook;
 
 use gpuaas_contract::time::Timestamp;
 
@@ -28,12 +54,33 @@ pub(crate) async fn run(session: &Session, command: Command) -> Result<Exit, Fai
     match command {
         Command::Dev(args) => crate::dev::run(session, args).await,
         Command::Server(args) => crate::server::run(args).await,
+        Command::Login(args) => login::run(session, args).await,
+        Command::Logout => login::sign_out(session).await,
+        Command::Whoami => login::whoami(session).await,
+        Command::Profile(command) => profile::run(session, &command),
+        Command::User(command) => user::run(session, command).await,
         Command::Node(command) => node::run(session, command).await,
         Command::Slot(command) => slot::run(session, command).await,
         Command::Slice(command) => slice::run(session, command).await,
         Command::Task(command) => task::run(session, command).await,
         Command::Audit(command) => audit::run(session, command).await,
-        Command::Key(command) => key::run(session, command).await,
+        Command::Catalog => catalog::run(session).await,
+        Command::Alloc(command) => alloc::run(session, command).await,
+        Command::SshKey(command) => ssh_key::run(session, command).await,
+        Command::Image(command) => image::run(session, command).await,
+        Command::Events(args) => events::run(session, args).await,
+        Command::Webhook(command) => webhook::run(session, command).await,
+        Command::Org(command) => org::run(session, command).await,
+        Command::Project(command) => project::run(session, command).await,
+        Command::Member(command) => member::run(session, command).await,
+        Command::ServiceAccount(command) => service_account::run(session, command).await,
+        Command::Key(command) => api_key::run(session, command).await,
+        Command::Quota(command) => quota::run(session, command).await,
+        Command::Sku(command) => sku::run(session, command).await,
+        Command::Capacity(args) => capacity::run(session, args).await,
+        Command::Machine(command) => machine::run(session, command).await,
+        Command::Maintenance(command) => maintenance::run(session, command).await,
+        Command::SigningKey(command) => signing_key::run(session, command).await,
         Command::Token(command) => api_token::run(session, command).await,
         Command::Cluster(command) => cluster::run(session, command).await,
         Command::Completions { shell } => completions(session, shell),

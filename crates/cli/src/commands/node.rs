@@ -5,7 +5,7 @@ use gpuaas_api::dto::{Node, Reason};
 use gpuaas_contract::telemetry::HostFacts;
 use gpuaas_contract::time::Timestamp;
 
-use super::{age, enrolment, join_token, moment, topology};
+use super::{age, enrolment, join_token, moment, node_drain, topology};
 use crate::exit::Exit;
 use crate::failure::Failure;
 use crate::output::{Details, Table, View, text};
@@ -48,8 +48,17 @@ pub(crate) enum NodeCommand {
         #[arg(long, default_value = "")]
         reason: String,
     },
-    /// Maintenance on: no new work, running tasks finish.
-    Drain(Operation),
+    /// Maintenance on: no new work, running tasks finish. Shows what is in the way and asks first on a terminal.
+    Drain {
+        #[command(flatten)]
+        operation: Operation,
+        /// Only show what is in the way before the node is empty. Changes nothing.
+        #[arg(long)]
+        preview: bool,
+        /// Do not ask.
+        #[arg(short, long)]
+        yes: bool,
+    },
     /// Maintenance off.
     Undrain(Operation),
     /// Hold a node back because something is wrong with it: no new work.
@@ -85,7 +94,14 @@ pub(super) async fn run(session: &Session, command: NodeCommand) -> Result<Exit,
         NodeCommand::Reject { request, reason } => return enrolment::decide(session, &request, false, reason).await,
         NodeCommand::Topology(command) => return topology::run(session, command).await,
         NodeCommand::Token(command) => return join_token::run(session, command).await,
-        NodeCommand::Drain(operation) => (operation, Kind::Drain),
+        NodeCommand::Drain { operation, preview, yes } => {
+            let node = resolve::node(session.client()?, &operation.node).await?;
+            if preview {
+                return node_drain::preview(session, &node).await;
+            }
+            node_drain::confirmed(session, &node, yes).await?;
+            (Operation { node, ..operation }, Kind::Drain)
+        }
         NodeCommand::Undrain(operation) => (operation, Kind::Undrain),
         NodeCommand::Quarantine(operation) => (operation, Kind::Quarantine),
         NodeCommand::Unquarantine(operation) => (operation, Kind::Unquarantine),

@@ -1,15 +1,14 @@
 //! `gpuaas slice`.
 
-use std::io::{IsTerminal as _, Read as _, Write as _};
-
 use clap::Subcommand;
 use futures::StreamExt as _;
+use gpuaas_api::client::ErrorKind;
 use gpuaas_api::dto::{Reason, Slice, SliceConsole, SliceListQuery, SliceOrder, SlicePower, SliceRelease, TaskLogLine};
 use gpuaas_contract::task::slice_console_read::{MAX_BYTES, MAX_FOLLOW_SECONDS};
 use gpuaas_contract::task::slice_vm_power::Action;
 
 use super::slice_create::{self, CreateArgs};
-use super::{age, moment};
+use super::{age, confirm, moment};
 use crate::exit::{self, Exit};
 use crate::failure::Failure;
 use crate::follow::{self, Waited};
@@ -145,36 +144,16 @@ async fn list(session: &Session, node: Option<String>, state: Option<String>) ->
 async fn release(session: &Session, slice: &str, wipe: bool, yes: bool, wait: &WaitArgs) -> Result<Exit, Failure> {
     let client = session.client()?;
     let id = resolve::slice(client, slice).await?;
-    if !yes && std::io::stdin().is_terminal() && std::io::stderr().is_terminal() {
+    if !yes && confirm::somebody_is_there() {
         let slice = client.slice(&id).await?;
         let drives = if wipe { "its drives are wiped" } else { "its drives are NOT wiped, so nobody gets its slots" };
         let name = if slice.vm_name.is_empty() { &id } else { &slice.vm_name };
         let question = format!("End {name} on {} ({} slots)? The guest goes and {drives}.", slice.node_name, slice.slots.len());
-        if !confirmed(&text::printable(&question))? {
-            let failure = Failure::new(Exit::Refused, "not_confirmed", "nothing was done");
-            return Err(failure.hint("answer `y`, or give --yes"));
-        }
+        confirm::ask(&question)?;
     }
     let release = SliceRelease { wipe, graceful_timeout_seconds: None };
     let order = client.slice_release(&id, &release, wait.idempotency_key.as_deref()).await?;
     finish(session, order, wait.no_wait).await
-}
-
-/// Asks a person. Only a yes is a yes.
-fn confirmed(question: &str) -> Result<bool, Failure> {
-    let failed = |error: std::io::Error| Failure::internal(format!("cannot ask: {error}"));
-    let mut stderr = std::io::stderr().lock();
-    write!(stderr, "{question} [y/N] ").and_then(|()| stderr.flush()).map_err(failed)?;
-    let mut answer = Vec::new();
-    // Byte by byte up to the end of the line: whatever follows is not ours.
-    for byte in std::io::stdin().lock().take(64).bytes() {
-        match byte.map_err(failed)? {
-            b'\n' => break,
-            byte => answer.push(byte),
-        }
-    }
-    let answer = String::from_utf8_lossy(&answer).trim().to_lowercase();
-    Ok(answer == "y" || answer == "yes")
 }
 
 async fn power(session: &Session, args: PowerArgs, action: Action) -> Result<Exit, Failure> {
@@ -257,30 +236,38 @@ async fn console(session: &Session, slice: &str, follow: bool, tail: u32) -> Res
     let id = resolve::slice(client, slice).await?;
     let wanted = SliceConsole { tail_bytes: Some(tail), follow_seconds: Some(if follow { MAX_FOLLOW_SECONDS } else { 0 }) };
     let task = client.slice_console(&id, &wanted).await?.task.id.to_string();
-    let mut lines = std::pin::pin!(follow::logs(client, &task, 0, true));
+    print_console(session, &task).await
+}
+
+/// Prints the lines of a task that reads a console, until it has ended or Ctrl-C.
+pub(super) async fn print_console(session: &Session, task: &str) -> Result<Exit, Failure> {
+    let client = session.client()?;
+    let mut lines = std::pin::pin!(follow::logs(client, task, 0, true));
     let mut interrupted = std::pin::pin!(tokio::signal::ctrl_c());
     let (mut printed, mut last) = (0, 0);
     loop {
         let line = tokio::select! { biased; _ = &mut interrupted => break, line = lines.next() => line };
         let Some(line) = line.transpose()? else { break };
-        print_console(session, &line)?;
+        print_console_line(session, &line)?;
         (printed, last) = (printed + 1 + line.dropped, line.sequence);
     }
-    let ended = client.task(&task).await?;
+    let ended = client.task(task).await?;
     // The receipt says how many lines there are. Some may still be on their way: they travel beside it, not before it.
     let all = ended.output.as_ref().and_then(|output| output["lines"].as_u64()).unwrap_or(0);
     let until = tokio::time::Instant::now() + LATE_LINES;
     while printed < all && tokio::time::Instant::now() < until {
-        let mut late = std::pin::pin!(follow::logs(client, &task, last, false));
+        let mut late = std::pin::pin!(follow::logs(client, task, last, false));
         while let Some(line) = late.next().await.transpose()? {
-            print_console(session, &line)?;
+            print_console_line(session, &line)?;
             (printed, last) = (printed + 1 + line.dropped, line.sequence);
         }
         tokio::time::sleep(std::time::Duration::from_millis(100)).await;
     }
     if !ended.ended() {
         // Nobody reads on: the node need not either.
-        client.task_cancel(&task, &Reason { reason: "no longer read".to_owned() }).await?;
+        let cancelled = client.task_cancel(task, &Reason { reason: "no longer read".to_owned() }).await;
+        // Whoever may read a console may not stop every task; then the reading ends by itself.
+        cancelled.map(drop).or_else(|error| if error.kind() == ErrorKind::Unauthorised { Ok(()) } else { Err(error) })?;
         return Ok(Exit::Done);
     }
     if ended.state != "succeeded" {
@@ -291,7 +278,7 @@ async fn console(session: &Session, slice: &str, follow: bool, tail: u32) -> Res
     Ok(Exit::Done)
 }
 
-fn print_console(session: &Session, line: &TaskLogLine) -> Result<(), Failure> {
+fn print_console_line(session: &Session, line: &TaskLogLine) -> Result<(), Failure> {
     session.output.print_item(line, |line| {
         let text = text::printable(&line.text);
         if line.stream == "agent" { format!("agent | {text}") } else { text }

@@ -14,7 +14,7 @@ use crate::session::Session;
 use crate::{files, resolve};
 
 /// Largest file of keys.
-const MAX_KEY_FILE: u64 = 256 * 1024;
+pub(super) const MAX_KEY_FILE: u64 = 256 * 1024;
 
 /// What to make, and where.
 #[derive(Debug, clap::Args)]
@@ -60,7 +60,7 @@ pub(crate) struct CreateArgs {
 
 /// What an image is.
 #[derive(Clone, Copy, Debug, clap::ValueEnum)]
-enum Format {
+pub(super) enum Format {
     /// qcow2.
     Qcow2,
     /// The bytes of a disk.
@@ -69,7 +69,7 @@ enum Format {
 
 /// How the GPU's driver gets into a guest.
 #[derive(Clone, Copy, Debug, clap::ValueEnum)]
-enum Driver {
+pub(super) enum Driver {
     /// Installed at the first boot.
     CloudInit,
     /// The image has it.
@@ -78,7 +78,26 @@ enum Driver {
     None,
 }
 
-fn digest(text: &str) -> Result<Digest, String> {
+impl From<Format> for ImageFormat {
+    fn from(format: Format) -> Self {
+        match format {
+            Format::Qcow2 => Self::Qcow2,
+            Format::Raw => Self::Raw,
+        }
+    }
+}
+
+impl From<Driver> for DriverStrategy {
+    fn from(driver: Driver) -> Self {
+        match driver {
+            Driver::CloudInit => Self::CloudInit,
+            Driver::Preinstalled => Self::Preinstalled,
+            Driver::None => Self::None,
+        }
+    }
+}
+
+pub(super) fn digest(text: &str) -> Result<Digest, String> {
     let hex = text.strip_prefix("sha256:").unwrap_or(text).to_lowercase();
     format!("sha256:{hex}").try_into().map_err(|_| "expected the 64 hex digits that `sha256sum` prints".to_owned())
 }
@@ -97,19 +116,12 @@ pub(super) async fn run(session: &Session, args: CreateArgs) -> Result<Exit, Fai
             path: args.image_path,
             url: args.image_url,
             sha256: args.image_sha256,
-            format: match args.image_format {
-                Format::Qcow2 => ImageFormat::Qcow2,
-                Format::Raw => ImageFormat::Raw,
-            },
+            format: args.image_format.into(),
             trusted: false,
         },
         default_username: args.user,
         ssh_public_keys,
-        driver_strategy: match args.driver {
-            Driver::CloudInit => DriverStrategy::CloudInit,
-            Driver::Preinstalled => DriverStrategy::Preinstalled,
-            Driver::None => DriverStrategy::None,
-        },
+        driver_strategy: args.driver.into(),
         ovs_bridge: args.bridge,
         graphics: args.graphics,
         graceful_timeout_seconds: None,
@@ -122,7 +134,7 @@ pub(super) async fn run(session: &Session, args: CreateArgs) -> Result<Exit, Fai
 }
 
 /// The keys of a file, a line each; comments are left out.
-fn keys(path: &Path, bytes: &[u8]) -> Result<Vec<SshPublicKey>, Failure> {
+pub(super) fn keys(path: &Path, bytes: &[u8]) -> Result<Vec<SshPublicKey>, Failure> {
     let name = path.display();
     let text = String::from_utf8_lossy(bytes);
     if text.contains("PRIVATE KEY-----") {

@@ -77,8 +77,12 @@ async fn revoking_a_token_signs_in_with_ones_own() {
     let token = ApiToken {
         id: gpuaas_contract::id::ApiTokenId::from_bytes([7; 16]),
         name: "dashboards".to_owned(),
-        role: "viewer".to_owned(),
+        role: Some("support".to_owned()),
+        project: None,
+        service_account: None,
+        scopes: None,
         created_at: gpuaas_contract::time::Timestamp(1),
+        expires_at: None,
         revoked_at: None,
     };
     let revoked = ApiToken { revoked_at: Some(gpuaas_contract::time::Timestamp(2)), ..token.clone() };

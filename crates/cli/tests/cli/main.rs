@@ -1,10 +1,13 @@
 //! The program itself, as a process, against a real HTTP server.
 
+mod allocations;
 mod audit;
 mod errors;
 mod lists;
 mod program;
 mod run;
 mod server;
+mod sign_in;
 mod slices;
+mod tenants;
 mod verify;

@@ -119,7 +119,7 @@ fn the_cli_says_what_to_do_next() {
     let empty = cluster.cli(&["node", "ls", "-o", "json"]);
     assert_eq!((empty.code, empty.any_json()["items"].as_array().map_or(0, Vec::len)), (0, 0));
     for command in
-        [&["node", "ls"][..], &["task", "ls"], &["audit", "ls"], &["key", "ls"], &["token", "ls"], &["cluster", "info"]]
+        [&["node", "ls"][..], &["task", "ls"], &["audit", "ls"], &["signing-key", "ls"], &["token", "ls"], &["cluster", "info"]]
     {
         for format in ["table", "json", "yaml"] {
             let ran = cluster.cli(&[command, &["-o", format]].concat());

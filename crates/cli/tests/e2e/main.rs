@@ -2,6 +2,8 @@
 
 #![allow(clippy::unwrap_used, reason = "tests")]
 
+mod allocation_crash;
+mod allocations;
 mod cluster;
 mod crash;
 mod databases;

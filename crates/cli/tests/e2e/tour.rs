@@ -104,7 +104,7 @@ fn tour(store: Store, carrier: Carrier) {
     cluster.json(&["node", "undrain", &node]);
 
     // Keys are rotated under way; tasks go on.
-    cluster.json(&["key", "rotate"]);
+    cluster.json(&["signing-key", "rotate"]);
     assert_eq!(cluster.json(&["task", "run", &node, "diag.ping", "--wait"])["state"], "succeeded");
 
     host.stop();
@@ -170,7 +170,7 @@ fn roles_in_different_processes_wake_each_other_through_the_database() {
     assert_eq!(ran.json()["state"], "succeeded");
     assert!(ran.stderr.contains("effect"), "phases cross the processes: {}", ran.stderr);
     // A rotation in one process reaches nodes of the other, and so does a retirement.
-    cluster.json(&["key", "rotate", "--url", &url]);
+    cluster.json(&["signing-key", "rotate", "--url", &url]);
     assert_eq!(cluster.json(&["task", "run", &node, "diag.ping", "--wait", "--url", &url])["state"], "succeeded");
     cluster.json(&["node", "retire", &node, "--url", &url]);
     cluster.wait_online(&node, false);

@@ -3,6 +3,8 @@
 //! A task that is not a variant of [`Task`] does not exist: the control plane cannot ask for it and the agent cannot
 //! run it. Every variant has a handler in the agent. See `docs/adding-a-task.md`.
 
+pub mod allocation_deprovision_user;
+pub mod allocation_provision_user;
 pub mod diag_health_probe;
 pub mod diag_ping;
 pub mod package_list;
@@ -35,6 +37,10 @@ pub enum Task {
     SliceVmPower(slice_vm_power::Params),
     /// `slice.console_read`: read a guest's serial console.
     SliceConsoleRead(slice_console_read::Params),
+    /// `allocation.provision_user`: give a tenant who leases the whole host a user on it.
+    AllocationProvisionUser(allocation_provision_user::Params),
+    /// `allocation.deprovision_user`: end that user and prove that nothing of it is left.
+    AllocationDeprovisionUser(allocation_deprovision_user::Params),
 }
 
 /// The kind of a task, without its parameters.
@@ -56,6 +62,10 @@ pub enum TaskType {
     SliceVmPower,
     /// `slice.console_read`
     SliceConsoleRead,
+    /// `allocation.provision_user`
+    AllocationProvisionUser,
+    /// `allocation.deprovision_user`
+    AllocationDeprovisionUser,
 }
 
 /// What a successful task answers.
@@ -78,6 +88,10 @@ pub enum Output {
     SliceVmPower(slice_vm_power::Output),
     /// Answer to `slice.console_read`.
     SliceConsoleRead(slice_console_read::Output),
+    /// Answer to `allocation.provision_user`.
+    AllocationProvisionUser(allocation_provision_user::Output),
+    /// Answer to `allocation.deprovision_user`.
+    AllocationDeprovisionUser(allocation_deprovision_user::Output),
 }
 
 /// Why parameters were not taken.
@@ -103,7 +117,7 @@ pub enum BadParams {
 
 impl TaskType {
     /// Every kind there is, in the order of the catalogue.
-    pub const ALL: [Self; 8] = [
+    pub const ALL: [Self; 10] = [
         Self::DiagPing,
         Self::DiagHealthProbe,
         Self::PackageList,
@@ -112,6 +126,8 @@ impl TaskType {
         Self::SliceVmRelease,
         Self::SliceVmPower,
         Self::SliceConsoleRead,
+        Self::AllocationProvisionUser,
+        Self::AllocationDeprovisionUser,
     ];
 
     /// Name on the wire, in policies and in the CLI.
@@ -125,6 +141,8 @@ impl TaskType {
             Self::SliceVmRelease => "slice.vm_release",
             Self::SliceVmPower => "slice.vm_power",
             Self::SliceConsoleRead => "slice.console_read",
+            Self::AllocationProvisionUser => "allocation.provision_user",
+            Self::AllocationDeprovisionUser => "allocation.deprovision_user",
         }
     }
 
@@ -141,20 +159,55 @@ impl TaskType {
             Self::SliceVmRelease => "End a guest, reset its devices, wipe its drives and prove it.",
             Self::SliceVmPower => "Stop, start or reboot a guest; it keeps its disk and address.",
             Self::SliceConsoleRead => "Read a guest's serial console into the task's log, and follow it. Changes nothing.",
+            Self::AllocationProvisionUser => {
+                "Give a tenant who leases the whole host a user on it, with keys; undone completely if it fails."
+            }
+            Self::AllocationDeprovisionUser => {
+                "End a tenant's user with its processes and files, and prove that nothing is left."
+            }
         }
     }
 
     /// Whether running it changes anything on the host.
     pub const fn changes_host(self) -> bool {
         match self {
-            Self::DiagPing | Self::SliceVmProvision | Self::SliceVmRelease | Self::SliceVmPower => true,
+            Self::DiagPing
+            | Self::SliceVmProvision
+            | Self::SliceVmRelease
+            | Self::SliceVmPower
+            | Self::AllocationProvisionUser
+            | Self::AllocationDeprovisionUser => true,
             Self::DiagHealthProbe | Self::PackageList | Self::SliceTopologyDiscover | Self::SliceConsoleRead => false,
         }
     }
 
-    /// Whether it acts on the slots of an allocation: then it is made by the control plane out of its own books, never by hand.
+    /// Whether it acts on what an allocation holds, slots or the whole host: then it is made by the control plane out of its own books,
+    /// never by hand.
     pub const fn needs_lease(self) -> bool {
-        matches!(self, Self::SliceVmProvision | Self::SliceVmRelease | Self::SliceVmPower | Self::SliceConsoleRead)
+        match self {
+            Self::SliceVmProvision
+            | Self::SliceVmRelease
+            | Self::SliceVmPower
+            | Self::SliceConsoleRead
+            | Self::AllocationProvisionUser
+            | Self::AllocationDeprovisionUser => true,
+            Self::DiagPing | Self::DiagHealthProbe | Self::PackageList | Self::SliceTopologyDiscover => false,
+        }
+    }
+
+    /// Whether it undoes what it began when it fails or is told to stop: then it must be let go on until it has.
+    pub const fn undoes_itself(self) -> bool {
+        match self {
+            Self::SliceVmProvision | Self::SliceVmRelease | Self::AllocationProvisionUser | Self::AllocationDeprovisionUser => {
+                true
+            }
+            Self::DiagPing
+            | Self::DiagHealthProbe
+            | Self::PackageList
+            | Self::SliceTopologyDiscover
+            | Self::SliceVmPower
+            | Self::SliceConsoleRead => false,
+        }
     }
 
     /// Whether its receipt may carry a proof of cleanup.
@@ -199,10 +252,12 @@ impl Task {
             Self::SliceVmRelease(_) => TaskType::SliceVmRelease,
             Self::SliceVmPower(_) => TaskType::SliceVmPower,
             Self::SliceConsoleRead(_) => TaskType::SliceConsoleRead,
+            Self::AllocationProvisionUser(_) => TaskType::AllocationProvisionUser,
+            Self::AllocationDeprovisionUser(_) => TaskType::AllocationDeprovisionUser,
         }
     }
 
-    /// The allocation on whose slots it acts, if it does. The envelope must name the same.
+    /// The allocation on whose slots or host it acts, if it does. The envelope must name the same.
     pub fn holder(&self) -> Option<Holder> {
         match self {
             Self::DiagPing(_) | Self::DiagHealthProbe(_) | Self::PackageList(_) | Self::SliceTopologyDiscover(_) => None,
@@ -210,6 +265,8 @@ impl Task {
             Self::SliceVmRelease(params) => Some(params.holder()),
             Self::SliceVmPower(params) => Some(params.holder()),
             Self::SliceConsoleRead(params) => Some(params.holder()),
+            Self::AllocationProvisionUser(params) => Some(params.holder()),
+            Self::AllocationDeprovisionUser(params) => Some(params.holder()),
         }
     }
 
@@ -220,7 +277,9 @@ impl Task {
             | Self::DiagHealthProbe(_)
             | Self::PackageList(_)
             | Self::SliceTopologyDiscover(_)
-            | Self::SliceConsoleRead(_) => &[],
+            | Self::SliceConsoleRead(_)
+            | Self::AllocationProvisionUser(_)
+            | Self::AllocationDeprovisionUser(_) => &[],
             Self::SliceVmProvision(params) => &params.slots,
             Self::SliceVmRelease(params) => &params.slots,
             Self::SliceVmPower(params) => &params.slots,
@@ -244,6 +303,12 @@ impl Task {
             TaskType::SliceConsoleRead => {
                 params_of(task_type, params, slice_console_read::Params::check).map(Self::SliceConsoleRead)
             }
+            TaskType::AllocationProvisionUser => {
+                params_of(task_type, params, allocation_provision_user::Params::check).map(Self::AllocationProvisionUser)
+            }
+            TaskType::AllocationDeprovisionUser => {
+                params_of(task_type, params, allocation_deprovision_user::Params::check).map(Self::AllocationDeprovisionUser)
+            }
         }
     }
 
@@ -258,6 +323,8 @@ impl Task {
             Self::SliceVmRelease(params) => serde_json::value::to_raw_value(params),
             Self::SliceVmPower(params) => serde_json::value::to_raw_value(params),
             Self::SliceConsoleRead(params) => serde_json::value::to_raw_value(params),
+            Self::AllocationProvisionUser(params) => serde_json::value::to_raw_value(params),
+            Self::AllocationDeprovisionUser(params) => serde_json::value::to_raw_value(params),
         };
         // Plain structs of strings and numbers always serialise.
         raw.unwrap_or_else(|_| RawValue::NULL.to_owned())
@@ -276,6 +343,8 @@ impl Output {
             TaskType::SliceVmRelease => serde_json::from_str(output).map(Self::SliceVmRelease),
             TaskType::SliceVmPower => serde_json::from_str(output).map(Self::SliceVmPower),
             TaskType::SliceConsoleRead => serde_json::from_str(output).map(Self::SliceConsoleRead),
+            TaskType::AllocationProvisionUser => serde_json::from_str(output).map(Self::AllocationProvisionUser),
+            TaskType::AllocationDeprovisionUser => serde_json::from_str(output).map(Self::AllocationDeprovisionUser),
         }
     }
 }

@@ -13,9 +13,11 @@ use gpuaas_contract::time::Timestamp;
 use gpuaas_domain::access::ApiToken;
 use gpuaas_domain::decision::Change;
 use gpuaas_domain::{Decision, Refusal, Role};
+use gpuaas_store::ApiTokenFilter;
 use serde_json::json;
 
 use super::caller::Caller;
+use super::idempotency::NotKept;
 use super::problem::{JsonBody, Params, Rejected, Segments};
 use super::{page, page_limit, parse_id, parse_opt};
 use crate::Control;
@@ -90,7 +92,8 @@ pub(super) async fn tokens(
     Params(query): Params<PageQuery>,
 ) -> Result<Json<Page<dto::ApiToken>>, Rejected> {
     let limit = page_limit(query.limit)?;
-    let found = control.store.api_token_list(parse_opt(query.after.as_deref())?, limit.saturating_add(1)).await?;
+    let after = parse_opt(query.after.as_deref())?;
+    let found = control.store.api_token_list(&ApiTokenFilter::default(), after, limit.saturating_add(1)).await?;
     let found = page(found, limit, |token| token.id.to_string());
     Ok(Json(Page { items: found.items.into_iter().map(shown).collect(), next: found.next }))
 }
@@ -99,21 +102,30 @@ pub(super) async fn token_create(
     State(control): Shared,
     Extension(caller): Extension<Caller>,
     JsonBody(wanted): JsonBody<ApiTokenCreate>,
-) -> Result<(StatusCode, Json<ApiTokenCreated>), Rejected> {
-    let role = Role::parse(&wanted.role)
-        .ok_or_else(|| Refusal::invalid("role_unknown", format!("there is no role `{}`; choose admin or viewer", wanted.role)))?;
+) -> Result<(StatusCode, Extension<NotKept>, Json<ApiTokenCreated>), Rejected> {
+    let role = Role::parse(&wanted.role).ok_or_else(|| {
+        Refusal::invalid("role_unknown", format!("there is no role `{}`; choose admin, operator or support", wanted.role))
+    })?;
     if wanted.name.is_empty() || wanted.name.len() > 100 || wanted.name.chars().any(char::is_control) {
         return Err(Refusal::invalid("name_invalid", "the name needs 1 to 100 printable bytes").into());
     }
     let context = caller.context();
+    let life = wanted.life_seconds.map(std::time::Duration::from_secs);
+    if life.is_some_and(|life| life.is_zero()) {
+        return Err(Refusal::invalid("life_invalid", "a token lives at least a second").into());
+    }
     let secret = secret_text("gpt_");
     let token = ApiToken {
         id: ApiTokenId::generate(),
         version: 0,
         name: wanted.name,
-        role,
+        role: Some(role),
+        service_account: None,
+        project: None,
+        scopes: None,
         secret_digest: Digest::of(secret.as_bytes()),
         created_at: context.now,
+        expires_at: life.map(|life| context.now.plus(life)),
         revoked_at: None,
     };
     let id = token.id.to_string();
@@ -126,7 +138,7 @@ pub(super) async fn token_create(
         data,
     );
     settle(&control, || async { Ok(((), decision.clone())) }).await?;
-    Ok((StatusCode::CREATED, Json(ApiTokenCreated { api_token: shown(token), token: secret })))
+    Ok((StatusCode::CREATED, Extension(NotKept), Json(ApiTokenCreated { api_token: shown(token), token: secret })))
 }
 
 pub(super) async fn token_revoke(
@@ -160,8 +172,12 @@ fn shown(token: ApiToken) -> dto::ApiToken {
     dto::ApiToken {
         id: token.id,
         name: token.name,
-        role: token.role.as_str().to_owned(),
+        role: token.role.map(|role| role.as_str().to_owned()),
+        project: token.project,
+        service_account: token.service_account,
+        scopes: token.scopes.map(Into::into),
         created_at: token.created_at,
+        expires_at: token.expires_at,
         revoked_at: token.revoked_at,
     }
 }

@@ -2,8 +2,8 @@
 
 use std::sync::Arc;
 
-use axum::extract::{Request, State};
-use axum::http::{HeaderValue, Method, header};
+use axum::extract::{MatchedPath, Request, State};
+use axum::http::{HeaderValue, header};
 use axum::middleware::Next;
 use axum::response::{IntoResponse as _, Response};
 use gpuaas_api::dto::Problem;
@@ -11,19 +11,25 @@ use gpuaas_api::routes::CORRELATION_ID_HEADER;
 use gpuaas_contract::Digest;
 use gpuaas_contract::id::CorrelationId;
 use gpuaas_contract::time::Timestamp;
+use gpuaas_domain::Actor;
+use gpuaas_domain::access::{Principal, Scope};
 use gpuaas_domain::decision::Context;
-use gpuaas_domain::{Actor, Refusal, Role};
 use tracing::Instrument as _;
 
+use super::guard;
 use super::problem::Rejected;
-use crate::Control;
 use crate::failure::Failure;
+use crate::{Control, rights};
 
 /// The authenticated caller of a request, as handlers get it.
 #[derive(Clone)]
 pub(super) struct Caller {
     /// Who.
     pub actor: Actor,
+    /// With which roles.
+    pub principal: Arc<Principal>,
+    /// What the request is about.
+    pub scope: Scope,
     /// The request's id.
     pub correlation_id: CorrelationId,
 }
@@ -34,6 +40,28 @@ impl Caller {
         Context { now: Timestamp::now(), actor: self.actor.clone(), correlation_id: self.correlation_id.clone() }
     }
 }
+
+/// How a request was let in, for those that stay: whoever listens for hours may lose the right to meanwhile.
+#[derive(Clone)]
+pub(super) struct Standing {
+    header: Option<String>,
+    local: bool,
+    method: axum::http::Method,
+    template: String,
+    path: String,
+}
+
+impl Standing {
+    /// Whether it would be let in again now. Not while that cannot be found out.
+    pub(super) async fn holds(&self, control: &Control) -> bool {
+        let Ok((_, principal)) = authenticate(control, self.header.as_deref(), self.local).await else { return false };
+        guard::decide(control, &principal, &self.method, &self.template, &self.path).await.is_ok()
+    }
+}
+
+/// Marks requests that came in over the server's own socket, by somebody who could read its keys anyway.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Local;
 
 /// Gives every request a correlation id, logs its end and completes problem documents.
 pub(super) async fn correlate(State(control): State<Arc<Control>>, mut request: Request, next: Next) -> Response {
@@ -56,49 +84,55 @@ pub(super) async fn correlate(State(control): State<Arc<Control>>, mut request: 
     response
 }
 
-/// Lets a request pass only with a token that counts: any role to read, `admin` to change.
+/// Lets a request pass only if its caller is known and may do what it asks for.
 pub(super) async fn authorise(State(control): State<Arc<Control>>, mut request: Request, next: Next) -> Response {
     // Only what is needed goes along: a body cannot be shared across threads.
     let header = request.headers().get(header::AUTHORIZATION).and_then(|value| value.to_str().ok()).map(str::to_owned);
-    let reads = matches!(*request.method(), Method::GET | Method::HEAD);
+    let local = request.extensions().get::<Local>().is_some();
     let correlation_id = request.extensions().get::<CorrelationId>().cloned().unwrap_or_else(CorrelationId::generate);
-    match authenticate(&control, header.as_deref(), reads, correlation_id).await {
+    let template = request.extensions().get::<MatchedPath>().map(|path| path.as_str().to_owned());
+    let (method, path) = (request.method().clone(), request.uri().path().to_owned());
+    let decided = async {
+        let (actor, principal) = authenticate(&control, header.as_deref(), local).await?;
+        // What is no route is answered by the router, to those who are known.
+        let scope = match &template {
+            Some(template) => guard::decide(&control, &principal, &method, template, &path).await?,
+            None => Scope::Platform,
+        };
+        Ok::<_, Failure>(Caller { actor, principal, scope, correlation_id })
+    };
+    match decided.await {
         Ok(caller) => {
             request.extensions_mut().insert(caller);
+            let template = template.unwrap_or_default();
+            request.extensions_mut().insert(Standing { header, local, method, template, path });
             next.run(request).await
         }
         Err(failure) => Rejected(failure).into_response(),
     }
 }
 
-async fn authenticate(
-    control: &Control,
-    header: Option<&str>,
-    reads: bool,
-    correlation_id: CorrelationId,
-) -> Result<Caller, Failure> {
-    let missing = || Failure::Unauthenticated {
-        code: "token_required",
-        message: "this needs a token: set GPUAAS_TOKEN, or send `Authorization: Bearer …`".to_owned(),
-    };
-    let secret = header.and_then(|text| text.strip_prefix("Bearer ")).ok_or_else(missing)?;
-    let unknown = || Failure::Unauthenticated {
-        code: "token_invalid",
-        message:
-            "this token is not known or was revoked; the first admin token is in the server's data folder, file `admin-token`"
-                .to_owned(),
-    };
-    let token = control.store.api_token_by_secret(&Digest::of(secret.as_bytes())).await?.ok_or_else(unknown)?;
-    if token.revoked_at.is_some() {
-        return Err(unknown());
-    }
-    match token.role {
-        Role::Admin => {}
-        Role::Viewer if reads => {}
-        Role::Viewer => {
-            let message = "a viewer may read but not change anything; use a token with the role `admin`";
-            return Err(Refusal::forbidden("role_forbidden", message).into());
+async fn authenticate(control: &Control, header: Option<&str>, local: bool) -> Result<(Actor, Arc<Principal>), Failure> {
+    let Some(header) = header else {
+        if local {
+            return Ok((Actor::LocalAdmin, Arc::new(Principal::local_admin())));
         }
+        let message = "this needs a token: sign in with `gpuaas login`, set GPUAAS_TOKEN, or send `Authorization: Bearer …`";
+        return Err(Failure::Unauthenticated { code: "token_required", message: message.to_owned() });
+    };
+    let unknown = || {
+        Failure::Unauthenticated {
+        code: "token_invalid",
+        message: "this token is not known, has expired or was revoked; sign in with `gpuaas login`, or use another one. The first admin \
+                  token is in the server's data folder, file `admin-token`"
+            .to_owned(),
     }
-    Ok(Caller { actor: Actor::Token { id: token.id, role: token.role }, correlation_id })
+    };
+    let secret = header.strip_prefix("Bearer ").map(str::trim).filter(|secret| !secret.is_empty()).ok_or_else(unknown)?;
+    // A token of an issuer has three parts; ours have none.
+    if secret.contains('.') {
+        return control.identity.caller(control, secret).await;
+    }
+    let token = control.store.api_token_by_secret(&Digest::of(secret.as_bytes())).await?.ok_or_else(unknown)?;
+    rights::of_token(control, &token).await?.ok_or_else(unknown)
 }

@@ -14,6 +14,7 @@ use gpuaas_domain::Refusal;
 use gpuaas_domain::enrolment::{self, Enrolment, EnrolmentState, JoinToken, TOKEN_LIFE};
 
 use super::caller::Caller;
+use super::idempotency::NotKept;
 use super::problem::{JsonBody, Params, Rejected, Segments};
 use super::{page, page_limit, parse_id, parse_opt};
 use crate::Control;
@@ -102,7 +103,7 @@ pub(super) async fn token_create(
     State(control): Shared,
     Extension(caller): Extension<Caller>,
     JsonBody(wanted): JsonBody<JoinTokenCreate>,
-) -> Result<(StatusCode, Json<JoinTokenCreated>), Rejected> {
+) -> Result<(StatusCode, Extension<NotKept>, Json<JoinTokenCreated>), Rejected> {
     let context = caller.context();
     let (id, secret) = (JoinTokenId::generate(), secret_text("gpj_"));
     let life = wanted.life_seconds.map_or(TOKEN_LIFE, Duration::from_secs);
@@ -111,7 +112,7 @@ pub(super) async fn token_create(
     let token = format!("{secret}.{}", control.ca.pin());
     let enroll_command = format!("gpuaas-agent enroll --server {} --token {token}", control.link_address);
     let join_token = token_shown(token_get(&control, id).await?);
-    Ok((StatusCode::CREATED, Json(JoinTokenCreated { join_token, token, enroll_command })))
+    Ok((StatusCode::CREATED, Extension(NotKept), Json(JoinTokenCreated { join_token, token, enroll_command })))
 }
 
 pub(super) async fn token_revoke(

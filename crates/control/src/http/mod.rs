@@ -1,7 +1,7 @@
 //! The operators' side: REST under `/api/v1`, health and metrics.
 //!
-//! Everything but the two health checks needs a bearer token. Reading needs any role, changing needs `admin`; that rule
-//! is one layer over all routes ([`caller`]), so that a new route is closed until somebody opens it.
+//! Everything but the health checks and the reference needs a caller who is known ([`caller`]). What they may do is decided in one layer
+//! over all routes ([`guard`]), so that a new route is closed until somebody says what it takes.
 
 /// Handlers of what an operator can do with one thing, for a reason: each calls the file's own `operate`.
 macro_rules! operations {
@@ -18,29 +18,49 @@ macro_rules! operations {
 }
 
 mod access;
+mod allocation_shown;
+mod allocation_watch;
+mod allocations;
 mod audit;
 mod caller;
+mod catalog;
 mod enrolments;
+mod events;
+mod fleet;
+mod guard;
+pub(crate) mod idempotency;
+mod images;
+mod limits;
+mod members;
 mod node_name;
 mod nodes;
+mod organisations;
 pub mod problem;
 mod progress;
+mod projects;
+mod quotas;
+mod service_accounts;
 mod slices;
 mod slots;
+mod ssh_keys;
 mod system;
 mod task_make;
 mod task_watch;
 mod tasks;
+mod users;
+mod webhooks;
+mod whoami;
 
 use std::sync::Arc;
 
 use axum::extract::DefaultBodyLimit;
 use axum::http::StatusCode;
-use axum::routing::{delete, get, post};
+use axum::routing::{delete, get, patch, post};
 use axum::{Router, middleware};
 use gpuaas_api::{dto, routes};
 
-use crate::Control;
+use crate::{Control, identity};
+pub(crate) use caller::Local;
 use problem::problem;
 pub use progress::ProgressBoard;
 
@@ -91,6 +111,7 @@ pub fn router(control: &Arc<Control>) -> Router {
         .route(routes::SIGNING_KEYS_STAGE, post(access::stage))
         .route(routes::SIGNING_KEYS_ROTATE, post(access::rotate))
         .route(routes::SIGNING_KEY_REVOKE, post(access::revoke_key))
+        .merge(tenants())
         .route(routes::API_TOKENS, get(access::tokens).post(access::token_create))
         .route(routes::API_TOKEN, delete(access::token_revoke))
         .method_not_allowed_fallback(|| async {
@@ -99,14 +120,119 @@ pub fn router(control: &Arc<Control>) -> Router {
         .fallback(|| async {
             problem(StatusCode::NOT_FOUND, "route_unknown", "there is nothing at this path; see the API documentation")
         })
+        .layer(middleware::from_fn_with_state(Arc::clone(control), idempotency::once))
+        .layer(middleware::from_fn_with_state(Arc::clone(control), limits::limit))
         .layer(middleware::from_fn_with_state(Arc::clone(control), caller::authorise));
     Router::new()
         .route(routes::HEALTHZ, get(system::healthz))
         .route(routes::READYZ, get(system::readyz))
+        .route(routes::OPENAPI, get(system::openapi))
+        .route(routes::REFERENCE, get(system::reference))
+        .merge(identity::router(control))
         .merge(guarded)
         .layer(DefaultBodyLimit::max(MAX_BODY))
         .layer(middleware::from_fn_with_state(Arc::clone(control), caller::correlate))
         .with_state(Arc::clone(control))
+}
+
+/// A document with its `ETag`.
+struct Tagged<T>(String, T);
+
+impl<T: serde::Serialize> axum::response::IntoResponse for Tagged<T> {
+    fn into_response(self) -> axum::response::Response {
+        ([(axum::http::header::ETAG, self.0)], axum::Json(self.1)).into_response()
+    }
+}
+
+/// Names one version of a row.
+fn etag_of(version: i64) -> String {
+    format!("\"{version}\"")
+}
+
+/// Refuses to change something that is not, or no longer, as the caller has seen it. Without `If-Match` the caller does not care.
+fn if_match(headers: &axum::http::HeaderMap, now: &str) -> Result<(), crate::failure::Failure> {
+    let Some(wanted) = headers.get(axum::http::header::IF_MATCH) else { return Ok(()) };
+    let text = wanted.to_str().unwrap_or_default();
+    if text.split(',').map(str::trim).any(|tag| tag == "*" || tag == now) {
+        return Ok(());
+    }
+    let message = format!("somebody has changed it since you read it (it is {now} now, not {text}); read it again");
+    Err(crate::failure::Failure::Precondition { code: "changed_meanwhile", message })
+}
+
+/// Refuses a name that another one has.
+async fn free_name<R: gpuaas_domain::resource::Resource>(
+    control: &Control,
+    parent: &str,
+    name: &str,
+) -> Result<(), crate::failure::Failure> {
+    if control.store.resource_by_name(R::KIND, parent, name).await?.is_none() {
+        return Ok(());
+    }
+    let what = R::KIND.as_str().replace('_', " ");
+    let message = format!("there is a {what} named `{name}` already; choose another name");
+    Err(gpuaas_domain::Refusal::conflict("name_taken", message).into())
+}
+
+/// What tenants use, and what operators do for them.
+fn tenants() -> Router<Arc<Control>> {
+    Router::new()
+        .route(routes::WHOAMI, get(whoami::show))
+        .route(routes::USERS, get(users::list).post(users::create))
+        .route(routes::USER_DEACTIVATE, post(users::deactivate))
+        .route(routes::USER_PASSWORD, post(users::set_password))
+        .route(routes::ORGANISATIONS, get(organisations::list).post(organisations::create))
+        .route(routes::ORGANISATION, get(organisations::show).patch(organisations::change))
+        .route(routes::ORGANISATION_MEMBERS, get(members::list).post(members::add))
+        .route(routes::ORGANISATION_MEMBER, patch(members::change).delete(members::remove))
+        .route(routes::ORGANISATION_PROJECTS, get(projects::list_of).post(projects::create))
+        .route(routes::ORGANISATION_QUOTA, get(quotas::of_organisation).put(quotas::set_of_organisation))
+        .route(routes::PROJECTS, get(projects::list))
+        .route(routes::PROJECT, get(projects::show).patch(projects::change).delete(projects::delete))
+        .route(routes::PROJECT_MEMBERS, get(members::list).post(members::add))
+        .route(routes::PROJECT_MEMBER, patch(members::change).delete(members::remove))
+        .route(routes::PROJECT_QUOTA, get(quotas::of_project).put(quotas::set_of_project))
+        .route(routes::PLATFORM_MEMBERS, get(members::list).post(members::add))
+        .route(routes::PLATFORM_MEMBER, patch(members::change).delete(members::remove))
+        .route(routes::SERVICE_ACCOUNTS, get(service_accounts::list).post(service_accounts::create))
+        .route(routes::SERVICE_ACCOUNT, delete(service_accounts::delete))
+        .route(routes::API_KEYS, get(service_accounts::keys).post(service_accounts::key_create))
+        .route(routes::API_KEY, delete(service_accounts::key_revoke))
+        .route(routes::SSH_KEYS, get(ssh_keys::list).post(ssh_keys::create))
+        .route(routes::SSH_KEY, delete(ssh_keys::delete))
+        .route(routes::IMAGES, get(images::list).post(images::create))
+        .route(routes::IMAGE, delete(images::delete))
+        .route(routes::PROJECT_IMAGES, get(images::list).post(images::create))
+        .route(routes::PROJECT_IMAGE, delete(images::delete))
+        .route(routes::CATALOG, get(catalog::offers))
+        .route(routes::SKUS, get(catalog::list).post(catalog::create))
+        .route(routes::SKU, patch(catalog::change))
+        .route(routes::PROJECT_ALLOCATIONS, get(allocations::list).post(allocations::create))
+        .route(routes::ALLOCATIONS, get(allocations::search))
+        .route(routes::ALLOCATION, get(allocations::show).patch(allocations::change))
+        .route(routes::ALLOCATION_STOP, post(allocations::stop))
+        .route(routes::ALLOCATION_START, post(allocations::start))
+        .route(routes::ALLOCATION_REBOOT, post(allocations::reboot))
+        .route(routes::ALLOCATION_EXTEND, post(allocations::extend))
+        .route(routes::ALLOCATION_RELEASE, post(allocations::release))
+        .route(routes::ALLOCATION_RETRY, post(allocations::retry))
+        .route(routes::ALLOCATION_CONSOLE, post(allocations::console))
+        .route(routes::ALLOCATION_EVENTS, get(allocation_watch::history))
+        .route(routes::ALLOCATION_WATCH, get(allocation_watch::watch))
+        .route(routes::PROJECT_EVENTS, get(events::of_project))
+        .route(routes::PROJECT_EVENTS_WS, get(events::socket))
+        .route(routes::EVENTS, get(events::of_everything))
+        .route(routes::WEBHOOKS, get(webhooks::list).post(webhooks::create))
+        .route(routes::WEBHOOK, get(webhooks::show).patch(webhooks::change).delete(webhooks::delete))
+        .route(routes::WEBHOOK_DELIVERIES, get(webhooks::deliveries))
+        .route(routes::DELIVERY_REPLAY, post(webhooks::replay))
+        .route(routes::MAINTENANCE_WINDOWS, get(fleet::windows).post(fleet::announce))
+        .route(routes::MAINTENANCE_WINDOW, delete(fleet::cancel))
+        .route(routes::NODE_DRAIN_PREVIEW, get(fleet::drain_preview))
+        .route(routes::CAPACITY, get(fleet::capacity))
+        .route(routes::MACHINES, get(fleet::machines))
+        .route(routes::NODE_MACHINE_OFFER, post(fleet::offer))
+        .route(routes::NODE_MACHINE_WITHDRAW, post(fleet::withdraw))
 }
 
 // A page is read with one item more to see whether there is another page; the store must not cut that one off.

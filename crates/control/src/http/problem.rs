@@ -34,6 +34,8 @@ impl IntoResponse for Rejected {
                 };
                 (status, refusal.code, refusal.message.clone())
             }
+            Failure::Unavailable { code, message } => (StatusCode::SERVICE_UNAVAILABLE, *code, message.clone()),
+            Failure::Precondition { code, message } => (StatusCode::PRECONDITION_FAILED, *code, message.clone()),
             Failure::Unauthenticated { code, message } => (StatusCode::UNAUTHORIZED, *code, message.clone()),
             Failure::BadInput { code: code @ "body_too_large", message } => {
                 (StatusCode::PAYLOAD_TOO_LARGE, *code, message.clone())

@@ -43,7 +43,17 @@ impl ProgressBoard {
                     Ok(Hint::Progress { task_id, phase, message, at }) => {
                         control.progress.put(task_id, TaskProgress { phase, message, at })
                     }
-                    Ok(Hint::NodeWork(_) | Hint::NodeAccess(_) | Hint::Task(_)) | Err(RecvError::Lagged(_)) => {}
+                    Ok(
+                        Hint::NodeWork(_)
+                        | Hint::NodeAccess(_)
+                        | Hint::Task(_)
+                        | Hint::Allocation(_)
+                        | Hint::Capacity
+                        | Hint::Fleet(_)
+                        | Hint::Outbox
+                        | Hint::Rights,
+                    )
+                    | Err(RecvError::Lagged(_)) => {}
                     Err(RecvError::Closed) => return,
                 }
             }

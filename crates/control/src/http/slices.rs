@@ -230,6 +230,20 @@ pub(super) async fn console(
     ask_of(&control, &caller, &headers, allocation, SliceWish::Console { allocation, tail_bytes, follow_seconds }).await
 }
 
+/// Reads the console of the guest of an allocation.
+pub(super) async fn console_of(
+    control: &Arc<Control>,
+    caller: &Caller,
+    headers: &HeaderMap,
+    allocation: AllocationId,
+    wanted: &SliceConsole,
+) -> Result<(StatusCode, SliceOrder), Rejected> {
+    let (tail_bytes, follow_seconds) = (wanted.tail_bytes.unwrap_or(TAIL_BYTES), wanted.follow_seconds.unwrap_or(0));
+    let wish = SliceWish::Console { allocation, tail_bytes, follow_seconds };
+    let (status, Json(order)) = ask_of(control, caller, headers, allocation, wish).await?;
+    Ok((status, order))
+}
+
 pub(super) async fn force_cleanup(
     State(control): Shared,
     Extension(caller): Extension<Caller>,

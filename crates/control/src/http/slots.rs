@@ -9,19 +9,20 @@ use gpuaas_api::dto::{self, Page, Reason, SlotListQuery, Topology, TopologyAppro
 use gpuaas_contract::id::{NodeId, SlotId};
 use gpuaas_contract::receipt;
 use gpuaas_contract::task::{Output, TaskType, slice_topology_discover};
-use gpuaas_domain::Refusal;
+use gpuaas_domain::machine::{Machine, MachineState, machine_id};
 use gpuaas_domain::node::Node;
 use gpuaas_domain::slot::{self, Operation, Slot, SlotState};
 use gpuaas_domain::task::TaskRecord;
+use gpuaas_domain::{Change, Refusal};
 use gpuaas_store::SlotFilter;
 
 use super::caller::Caller;
 use super::problem::{JsonBody, Params, Rejected, Segments};
 use super::{node_name, page, page_limit, parse_id, parse_opt};
-use crate::Control;
 use crate::failure::{Failure, settle};
 use crate::leases::{check_seal, seal};
 use crate::pki::NodeRecord;
+use crate::{Control, books};
 
 type Shared = State<Arc<Control>>;
 
@@ -165,9 +166,20 @@ pub(super) async fn approve(
         for slot in &existing {
             check_seal(&control, slot)?;
         }
+        let machine = books::get::<Machine>(&control, machine_id(node_id)).await?;
+        if machine.is_some_and(|machine| machine.state != MachineState::Withdrawn) {
+            let message = format!(
+                "node {} is offered as a whole; take that back first (`gpuaas machine withdraw`): a host is sliced or leased as a whole, \
+                 never both",
+                node.name
+            );
+            return Err(Refusal::conflict("machine_offered", message).into());
+        }
         let proposal = (&task, &found);
         let (slots, decision) =
             slot::approve(&node, proposal, wanted.as_ref(), &existing, SlotId::generate, seal(&control), &context)?;
+        // The node is written as well, unchanged, as it is when it is offered as a whole: of the two at the same moment, one loses.
+        let decision = if decision.is_empty() { decision } else { decision.change(Change::NodeUpdate(Box::new(node))) };
         Ok((slots, decision))
     })
     .await?;

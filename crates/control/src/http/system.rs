@@ -29,6 +29,27 @@ pub(super) async fn task_types() -> Json<Page<TaskTypeInfo>> {
     Json(Page::whole(gpuaas_contract::schema::catalogue().into_iter().map(TaskTypeInfo::from).collect()))
 }
 
+/// What the interface offers, for programs. Open: it tells nothing about this installation.
+pub(super) async fn openapi() -> Response {
+    static TEXT: std::sync::LazyLock<String> = std::sync::LazyLock::new(|| gpuaas_api::openapi::document().to_string());
+    ([(header::CONTENT_TYPE, "application/json")], TEXT.as_str()).into_response()
+}
+
+/// The same for people. Nothing from elsewhere is loaded.
+pub(super) async fn reference() -> Response {
+    let policy = format!(
+        "default-src 'none'; style-src '{}'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'",
+        gpuaas_api::reference::style_source()
+    );
+    let headers = [
+        (header::CONTENT_TYPE, "text/html; charset=utf-8".to_owned()),
+        (header::CONTENT_SECURITY_POLICY, policy),
+        (header::X_CONTENT_TYPE_OPTIONS, "nosniff".to_owned()),
+        (header::REFERRER_POLICY, "no-referrer".to_owned()),
+    ];
+    (headers, gpuaas_api::reference::page()).into_response()
+}
+
 pub(super) async fn healthz() -> &'static str {
     "ok\n"
 }

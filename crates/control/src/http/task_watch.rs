@@ -61,7 +61,17 @@ pub(super) async fn watch(
                             yield Ok(event);
                         }
                     }
-                    Ok(Ok(Hint::Task(_) | Hint::Progress { .. } | Hint::NodeWork(_) | Hint::NodeAccess(_))) => {}
+                    Ok(Ok(
+                        Hint::Task(_)
+                        | Hint::Progress { .. }
+                        | Hint::NodeWork(_)
+                        | Hint::NodeAccess(_)
+                        | Hint::Allocation(_)
+                        | Hint::Capacity
+                        | Hint::Fleet(_)
+                        | Hint::Outbox
+                        | Hint::Rights,
+                    )) => {}
                     Ok(Err(RecvError::Lagged(_))) | Err(_) => break,
                     Ok(Err(RecvError::Closed)) => return,
                 }

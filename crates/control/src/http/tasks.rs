@@ -222,7 +222,17 @@ async fn wait_for(hints: &mut tokio::sync::broadcast::Receiver<Hint>, id: TaskId
     loop {
         match hints.recv().await {
             Ok(Hint::Task(task)) if task == id => return,
-            Ok(Hint::Task(_) | Hint::Progress { .. } | Hint::NodeWork(_) | Hint::NodeAccess(_)) => {}
+            Ok(
+                Hint::Task(_)
+                | Hint::Progress { .. }
+                | Hint::NodeWork(_)
+                | Hint::NodeAccess(_)
+                | Hint::Allocation(_)
+                | Hint::Capacity
+                | Hint::Fleet(_)
+                | Hint::Outbox
+                | Hint::Rights,
+            ) => {}
             Err(RecvError::Lagged(_) | RecvError::Closed) => return,
         }
     }

@@ -108,9 +108,11 @@ pub(super) fn close_for(session: &Session, error: &Failure) {
         Failure::Unauthenticated { code, message } | Failure::BadInput { code, message } => session.close(code, message, 5),
         Failure::Refused(refusal) => session.close(refusal.code, &refusal.message, 5),
         Failure::Fenced => session.fence(),
-        Failure::Store(_) | Failure::Contended | Failure::Internal(_) => {
-            session.close("server_error", "the server could not store it", 1)
-        }
+        Failure::Store(_)
+        | Failure::Contended
+        | Failure::Internal(_)
+        | Failure::Unavailable { .. }
+        | Failure::Precondition { .. } => session.close("server_error", "the server could not store it", 1),
     }
 }
 

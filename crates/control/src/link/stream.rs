@@ -119,7 +119,11 @@ fn status(error: &Failure) -> Status {
         Failure::Unauthenticated { code, message } => Status::unauthenticated(format!("{code}: {message}")),
         Failure::BadInput { code, message } => Status::invalid_argument(format!("{code}: {message}")),
         Failure::Fenced => Status::aborted("session_fenced: say hello again"),
-        Failure::Store(_) | Failure::Contended | Failure::Internal(_) => {
+        Failure::Store(_)
+        | Failure::Contended
+        | Failure::Internal(_)
+        | Failure::Unavailable { .. }
+        | Failure::Precondition { .. } => {
             tracing::error!(error = %inbound::chain(error), "link not opened");
             Status::unavailable("server_error: try again")
         }

@@ -108,7 +108,15 @@ fn spawn_hints(control: Arc<Control>) {
                         tracing::error!(%node, error = %chain(&error), "could not check a node's access");
                     }
                 }
-                Ok(Hint::Task(_) | Hint::Progress { .. }) => {}
+                Ok(
+                    Hint::Task(_)
+                    | Hint::Progress { .. }
+                    | Hint::Allocation(_)
+                    | Hint::Capacity
+                    | Hint::Fleet(_)
+                    | Hint::Outbox
+                    | Hint::Rights,
+                ) => {}
                 Err(RecvError::Lagged(missed)) => {
                     tracing::warn!(missed, "wake-ups were lost; waking every link");
                     wake_all(&control);

@@ -83,7 +83,7 @@ impl FolderLock {
 }
 
 /// Reads a secret file; `None` if it does not exist. A file that others can read is refused.
-pub(super) fn read_private(path: &Path) -> Result<Option<zeroize::Zeroizing<Vec<u8>>>, KeyFileError> {
+pub(crate) fn read_private(path: &Path) -> Result<Option<zeroize::Zeroizing<Vec<u8>>>, KeyFileError> {
     use std::io::Read as _;
     let io = |source| KeyFileError::Io { action: "read", path: path.to_owned(), source };
     let file = match std::fs::File::open(path) {

@@ -46,7 +46,7 @@ pub enum KeyRingError {
     #[error("the active signing key {0} is missing; restore its file from a backup or revoke it")]
     ActiveKeyMissing(KeyId),
     /// No such key.
-    #[error("there is no signing key {0}; `gpuaas key ls` lists them")]
+    #[error("there is no signing key {0}; `gpuaas signing-key ls` lists them")]
     Unknown(KeyId),
 }
 

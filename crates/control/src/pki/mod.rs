@@ -11,6 +11,7 @@ mod record;
 mod serving;
 
 pub use ca::{Ca, CaError, Issued};
+pub(crate) use files::read_private;
 pub use files::{KeyFileError, write_private};
 pub use keyring::{KeyRing, KeyRingError};
 pub use peer::{BadPeer, Peer, peer_of};

@@ -8,6 +8,7 @@
     reason = "shared by several test programs, each of which uses a part"
 )]
 
+pub mod answers;
 pub mod looking;
 pub mod node;
 
@@ -52,6 +53,10 @@ impl TestServer {
             api_tls: ApiTls::Off,
             link_listen: "127.0.0.1:0".parse().unwrap(),
             link_advertise: None,
+            identity: gpuaas_control::identity::IdentityConfig { built_in: true, ..Default::default() },
+            policies: Vec::new(),
+            engines: Default::default(),
+            webhooks_to_private: true,
         }
     }
 
@@ -62,8 +67,12 @@ impl TestServer {
     }
 
     pub async fn restart(&mut self) {
-        self.server.take().unwrap().stop().await;
-        self.server = Some(start(Self::config(&self.dir, self.pg.as_ref())).await.unwrap());
+        let before = self.server.take().unwrap();
+        let (api, link) = (before.api_address.unwrap(), before.link_address.unwrap());
+        before.stop().await;
+        // Where it was: nodes and clients find it again.
+        let config = ServerConfig { api_listen: api, link_listen: link, ..Self::config(&self.dir, self.pg.as_ref()) };
+        self.server = Some(start(config).await.unwrap());
     }
 
     pub fn server(&self) -> &Server {

@@ -30,6 +30,10 @@ pub const PROVISION_TIMEOUT: Duration = Duration::from_secs(2 * 3600);
 pub const RELEASE_TIMEOUT: Duration = Duration::from_secs(6 * 3600);
 /// How long stopping and starting may take.
 pub const POWER_TIMEOUT: Duration = Duration::from_secs(1800);
+/// How long making a tenant's user may take: before it, the host's disks are looked through for files of its future number.
+pub const PROVISION_USER_TIMEOUT: Duration = Duration::from_secs(15 * 60);
+/// How long ending a tenant's user may take: the host's disks are looked through for its files, twice.
+pub const DEPROVISION_USER_TIMEOUT: Duration = Duration::from_secs(3600);
 /// What reading a console takes besides the time it is followed.
 const CONSOLE_EXTRA: Duration = Duration::from_secs(120);
 
@@ -152,6 +156,8 @@ impl Order {
             Task::SliceVmRelease(_) => RELEASE_TIMEOUT,
             Task::SliceVmPower(_) => POWER_TIMEOUT,
             Task::SliceConsoleRead(params) => CONSOLE_EXTRA + Duration::from_secs(params.follow_seconds.into()),
+            Task::AllocationProvisionUser(_) => PROVISION_USER_TIMEOUT,
+            Task::AllocationDeprovisionUser(_) => DEPROVISION_USER_TIMEOUT,
             Task::DiagPing(_) | Task::DiagHealthProbe(_) | Task::PackageList(_) | Task::SliceTopologyDiscover(_) => {
                 crate::task::DEFAULT_TIMEOUT
             }
@@ -167,8 +173,10 @@ pub fn check_by_hand(kind: TaskType) -> Result<(), Refusal> {
         TaskType::SliceVmRelease => "gpuaas slice release",
         TaskType::SliceVmPower => "gpuaas slice stop`, `start` or `reboot",
         TaskType::SliceConsoleRead => "gpuaas slice console",
+        TaskType::AllocationProvisionUser => "gpuaas alloc create",
+        TaskType::AllocationDeprovisionUser => "gpuaas alloc release",
     };
-    let message = format!("{kind} acts on the slots of a slice and is not run by hand; use `{instead}`");
+    let message = format!("{kind} acts on what an allocation holds and is not run by hand; use `{instead}`");
     Err(Refusal::invalid("task_needs_lease", message))
 }
 

@@ -142,16 +142,28 @@ pub(crate) fn verified_for(
 ) -> (receipt::Verified, Vec<u8>) {
     let output = r#"{"message":"hello","host_time":1,"recovered":false}"#.to_owned();
     let output = (outcome == Outcome::Succeeded).then(|| serde_json::value::RawValue::from_string(output).expect("JSON"));
-    let said = Said { outcome, started: outcome != Outcome::Refused, output, proof: None };
+    let said = Said { output, ..Said::plainly(outcome) };
     receipt_for(task, order, said, sequence)
 }
 
 /// What a node says.
+#[derive(Clone)]
 pub(crate) struct Said {
     pub(crate) outcome: Outcome,
     pub(crate) started: bool,
     pub(crate) output: Option<Box<serde_json::value::RawValue>>,
     pub(crate) proof: Option<gpuaas_contract::cleanup::CleanupProof>,
+    /// Stable code, unless it succeeded.
+    pub(crate) code: &'static str,
+    pub(crate) message: String,
+}
+
+impl Said {
+    /// This and no more.
+    pub(crate) fn plainly(outcome: Outcome) -> Self {
+        let message = "in words".to_owned();
+        Self { outcome, started: outcome != Outcome::Refused, output: None, proof: None, code: "some_code", message }
+    }
 }
 
 pub(crate) fn receipt_for(
@@ -160,7 +172,7 @@ pub(crate) fn receipt_for(
     said: Said,
     sequence: u64,
 ) -> (receipt::Verified, Vec<u8>) {
-    let Said { outcome, started, output, proof } = said;
+    let Said { outcome, started, output, proof, code, message } = said;
     let payload = receipt::Payload {
         cluster_id: CLUSTER,
         node_id: task.node_id,
@@ -174,8 +186,8 @@ pub(crate) fn receipt_for(
         started_at: started.then(|| later(1)),
         finished_at: later(2),
         outcome,
-        code: if outcome == Outcome::Succeeded { "ok" } else { "some_code" }.to_owned(),
-        message: "in words".to_owned(),
+        code: if outcome == Outcome::Succeeded { "ok" } else { code }.to_owned(),
+        message,
         output,
         phases: Vec::new(),
         cleanup_proof: proof.map(|proof| serde_json::value::to_raw_value(&proof).expect("JSON")),

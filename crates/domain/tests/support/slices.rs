@@ -11,7 +11,10 @@ use gpuaas_contract::slice::{LeasedSlot, SlotSpec};
 use gpuaas_contract::task::slice_vm_provision::{
     Acceleration, DriverStrategy, GuestTelemetry, ImageFormat, Performance, Readiness, TelemetrySource,
 };
-use gpuaas_contract::task::{Output, Task, TaskType, slice_console_read, slice_vm_power, slice_vm_provision, slice_vm_release};
+use gpuaas_contract::task::{
+    Output, Task, TaskType, allocation_deprovision_user, allocation_provision_user, slice_console_read, slice_vm_power,
+    slice_vm_provision, slice_vm_release,
+};
 use gpuaas_contract::time::Timestamp;
 use gpuaas_contract::{Digest, envelope};
 use gpuaas_domain::slice::{self, Held, NewSlice, Order};
@@ -157,7 +160,22 @@ pub(crate) fn output(task: &Task) -> Output {
             lines: 0,
             truncated: false,
         }),
-        other => panic!("not a task of slices: {other:?}"),
+        Task::AllocationProvisionUser(params) => Output::AllocationProvisionUser(allocation_provision_user::Output {
+            username: params.username.clone(),
+            uid: 70_000,
+            home: format!("/srv/{}", params.username),
+            keys: u32::try_from(params.ssh_public_keys.len()).expect("few"),
+            created: true,
+        }),
+        Task::AllocationDeprovisionUser(params) => Output::AllocationDeprovisionUser(allocation_deprovision_user::Output {
+            username: params.username.clone(),
+            existed: true,
+            sessions_ended: 0,
+            processes_ended: 0,
+            files_removed: 1,
+            home_removed: true,
+        }),
+        other => panic!("not a task of allocations: {other:?}"),
     }
 }
 
@@ -297,7 +315,7 @@ impl World {
     pub(crate) fn receipt_said(&mut self, id: TaskId, outcome: Outcome, proof: Option<CleanupProof>, started: bool) -> Decision {
         let (task, order) = (self.task(id).clone(), self.order(id));
         let output = (outcome == Outcome::Succeeded).then(|| serde_json::value::to_raw_value(&output(&order)).expect("JSON"));
-        let said = Said { outcome, started, output, proof };
+        let said = Said { started, output, proof, ..Said::plainly(outcome) };
         let (verified, raw) = receipt_for(&task, &self.envelopes[&id], said, 1);
         let decision = task::receipt(&task, &ReceiptHead::default(), &verified, &raw, &at(self.now));
         self.commit(decision.expect("taken").expect("news"))

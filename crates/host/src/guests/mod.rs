@@ -26,7 +26,9 @@ use crate::{
 pub type Progress<'a> = &'a (dyn Fn(u64, u64) + Send + Sync);
 
 /// Runs a call that blocks on a thread of its own.
-async fn blocking<T: Send + 'static>(call: impl FnOnce() -> Result<T, HostError> + Send + 'static) -> Result<T, HostError> {
+pub(crate) async fn blocking<T: Send + 'static>(
+    call: impl FnOnce() -> Result<T, HostError> + Send + 'static,
+) -> Result<T, HostError> {
     match tokio::task::spawn_blocking(call).await {
         Ok(result) => result,
         Err(error) => Err(HostError::because("host_error", "a thread of the agent ended", &error)),
@@ -385,7 +387,7 @@ impl Host {
     }
 
     /// Work on files of our own: the same code on both hosts, and the simulated one can be told to fail at it.
-    async fn files<T: Send + 'static>(
+    pub(crate) async fn files<T: Send + 'static>(
         &self,
         operation: Operation,
         subject: String,

@@ -8,7 +8,7 @@ use super::SimHost;
 use super::machine::{Content, Drive, Machine};
 use crate::{HostError, lease};
 
-/// What is left of guests. Empty when the host is as clean as a fresh one; functions may rest on `vfio-pci`.
+/// What is left of guests and tenants. Empty when the host is as clean as a fresh one; functions may rest on `vfio-pci`.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Leftovers {
     /// Leases, or why they cannot be read.
@@ -23,6 +23,8 @@ pub struct Leftovers {
     pub functions: Vec<String>,
     /// Drives that are not empty.
     pub drives: Vec<String>,
+    /// Tenants' users and what is theirs.
+    pub users: Vec<String>,
 }
 
 impl Leftovers {
@@ -44,10 +46,14 @@ impl SimHost {
 
     /// What is left of guests. Reads the folders of leases and guests.
     pub fn leftovers(&self) -> Leftovers {
-        let leases = match lease::list(&self.layout().leases) {
+        let mut leases = match lease::list(&self.layout().leases) {
             Ok(leases) => leases.iter().map(|lease| format!("{} of {}", lease.slot_id, lease.allocation_id)).collect(),
             Err(error) => vec![error.to_string()],
         };
+        match lease::machine::find(&self.layout().leases) {
+            Ok(lease) => leases.extend(lease.map(|lease| format!("the machine of {}", lease.allocation_id))),
+            Err(error) => leases.push(error.to_string()),
+        }
         let entries = std::fs::read_dir(&self.layout().instances).into_iter().flatten().flatten();
         let instances = entries.map(|entry| entry.file_name().to_string_lossy().into_owned()).collect();
         self.books().look(|machine| {
@@ -63,6 +69,7 @@ impl SimHost {
                 instances,
                 functions: functions.collect(),
                 drives: drives.map(|(serial, drive)| format!("{serial}: {:?}", drive.contents)).collect(),
+                users: machine.users.tenants(),
             }
         })
     }

@@ -11,6 +11,7 @@ use gpuaas_contract::cleanup::RESTING_DRIVER;
 use gpuaas_contract::id::AllocationId;
 use gpuaas_contract::slice::{PciAddress, SlotSpec};
 
+use super::users::Users;
 use super::{SimError, topology};
 use crate::guests::DomainSpec;
 use crate::private_file;
@@ -51,6 +52,9 @@ pub(crate) struct Machine {
     pub(super) stubborn: BTreeSet<AllocationId>,
     /// How often a guest is asked in vain after a start.
     pub(super) silent_asks: u32,
+    /// Users and what is theirs.
+    #[serde(default)]
+    pub(super) users: Users,
     /// What must never happen, and did.
     pub(super) violations: Vec<String>,
 }
@@ -173,6 +177,7 @@ impl Machine {
             vfio_at_boot: false,
             stubborn: BTreeSet::new(),
             silent_asks: 1,
+            users: Users::default(),
             violations: Vec::new(),
         }
     }
@@ -203,6 +208,7 @@ impl Machine {
         for domain in machine.domains.values_mut() {
             domain.running = false;
         }
+        machine.users.reboot();
         // What a guest left in a function can outlive a warm reboot, so the taint stays.
         for function in machine.functions.values_mut() {
             function.driver_override = None;

@@ -16,6 +16,7 @@ mod operation;
 mod operation_tests;
 mod profile;
 mod topology;
+mod users;
 
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -39,6 +40,7 @@ pub use machine::Content;
 use machine::Machine;
 pub use operation::Operation;
 pub use profile::Profile;
+pub use users::SimUser;
 
 /// A simulated host. Cheap to clone.
 #[derive(Clone, Debug)]

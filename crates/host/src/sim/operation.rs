@@ -79,4 +79,40 @@ pub enum Operation {
     ConsoleRead,
     /// A console is kept within its budget.
     ConsoleTrim,
+    /// The machine is taken.
+    MachineLeaseTake,
+    /// The machine is taken from an earlier holder.
+    MachineLeaseTakeOver,
+    /// What became of the machine is written down.
+    MachineLeaseNote,
+    /// The machine is given back.
+    MachineLeaseDrop,
+    /// The machine's lease is looked at.
+    MachineLease,
+    /// What the machine remembers of its last lease is looked at.
+    MachineFence,
+    /// A user is looked for.
+    UserFind,
+    /// The user of a number is looked for.
+    UserOfNumber,
+    /// A number for a new user is chosen.
+    UserNumber,
+    /// A user is made.
+    UserCreate,
+    /// The keys of a user are written.
+    UserKeys,
+    /// The right of a user to become root is given or taken.
+    UserSudo,
+    /// A user cannot log in any more.
+    UserClose,
+    /// What would start on behalf of a user is ended.
+    UserJobsEnd,
+    /// Sessions and processes of a user are ended.
+    UserProcessesEnd,
+    /// Files of a user are removed.
+    UserFilesRemove,
+    /// A user is forgotten.
+    UserRemove,
+    /// What is left of a user is looked for.
+    UserLeftovers,
 }

@@ -3,12 +3,14 @@
 use gpuaas_contract::id::{AgentInstanceId, NodeId};
 use gpuaas_domain::decision::TaskLogLine;
 use gpuaas_domain::node::Node;
+use gpuaas_domain::resource::{Document, Kind};
 use gpuaas_domain::task::{TaskRecord, TaskState};
 use gpuaas_domain::{Change, Decision};
 
 use super::*;
 use crate::support::{
-    Database, NOW, api_token, certificate, changes, digest, enrolment, join_token, node, recorded, stored_node, stored_task, task,
+    Database, NOW, api_token, certificate, changes, digest, document, enrolment, join_token, node, recorded, stored_node,
+    stored_task, task,
 };
 use crate::{AuditFilter, Store};
 
@@ -92,6 +94,7 @@ fn everything(known: &Node, running: &TaskRecord) -> Vec<Decision> {
         recorded("known", [Change::NodeUpdate(Box::new(Node { name: "renamed".to_owned(), ..known.clone() }))]),
         recorded("tokens", [Change::JoinTokenInsert(join_token()), Change::ApiTokenInsert(api_token())]),
         recorded("wish", [Change::EnrolmentInsert(Box::new(enrolment()))]),
+        recorded("resource", [Change::ResourceInsert(Box::new(document(Kind::Sku, "sku_1")))]),
         recorded("task", [Change::TaskInsert(Box::new(waiting))]).hint(Hint::NodeWork(known.id)),
         recorded(
             "running",
@@ -126,6 +129,12 @@ async fn refuses_as_a_whole(database: &Database) {
     let store = writer.store.clone();
     let known = stored_node(&store).await;
     let running = stored_task(&store, &known).await;
+    let named = |id: &str| {
+        let mut named = document(Kind::Sku, id);
+        named.keys.name = Some("h100".to_owned());
+        named
+    };
+    store.commit(changes([Change::ResourceInsert(Box::new(named("sku_1")))])).await.expect("commits");
     let before = (writer.entries().await, store.task_counts().await.expect("counts"));
     let other = task(&known);
     let good = || recorded("good", [Change::TaskInsert(Box::new(other.clone()))]);
@@ -133,6 +142,8 @@ async fn refuses_as_a_whole(database: &Database) {
         recorded("stale", [Change::TaskUpdate(Box::new(TaskRecord { version: 3, ..running.clone() }))]),
         recorded("unknown", [Change::NodeUpdate(Box::new(Node { id: NodeId::generate(), ..known.clone() }))]),
         recorded("exists", [Change::NodeInsert(Box::new(known.clone()))]),
+        recorded("name is taken", [Change::ResourceInsert(Box::new(named("sku_2")))]),
+        recorded("stale", [Change::ResourceUpdate(Box::new(Document { version: 3, ..named("sku_1") }))]),
         recorded("of nobody", [Change::TaskInsert(Box::new(task(&node())))]),
     ];
     for bad in bad {

@@ -2,6 +2,8 @@
 
 mod commits;
 mod queries;
+mod relay;
+mod resources;
 mod rows;
 #[path = "../support/mod.rs"]
 mod support;

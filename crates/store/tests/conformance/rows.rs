@@ -1,9 +1,10 @@
 //! Every field of every row comes back as it was written.
 
-use gpuaas_contract::id::{AllocationId, CorrelationId, NodeId};
+use gpuaas_contract::id::{AllocationId, CorrelationId, NodeId, ProjectId, ServiceAccountId};
 use gpuaas_contract::key::KeyId;
 use gpuaas_contract::slice::SlotSpec;
 use gpuaas_domain::Change;
+use gpuaas_domain::access::{ApiToken, KeyScopes};
 use gpuaas_domain::audit_chain::{self, Head};
 use gpuaas_domain::decision::TaskLogLine;
 use gpuaas_domain::enrolment::{Enrolment, EnrolmentState, JoinToken};
@@ -11,7 +12,7 @@ use gpuaas_domain::node::{Node, Service};
 use gpuaas_domain::slice::{Ending, How};
 use gpuaas_domain::slot::{Slot, SlotState};
 use gpuaas_domain::task::{ReceiptHead, TaskRecord, TaskState};
-use gpuaas_store::{CommitError, SlotFilter};
+use gpuaas_store::{ApiTokenFilter, CommitError, SlotFilter};
 
 use crate::support::{
     Database, NOW, api_token, certificate, changes, console_read, digest, enrolment, join_token, later, node, recorded, slot,
@@ -24,6 +25,7 @@ crate::on_both_engines! {
     every_field_of_an_enrolment_comes_back
     every_field_of_a_join_token_comes_back
     every_field_of_an_api_token_comes_back
+    api_tokens_are_listed_by_service_account_and_project
     every_field_of_a_task_comes_back
     every_field_of_a_slot_comes_back
     slots_and_tasks_are_found_by_their_allocation
@@ -225,16 +227,44 @@ async fn every_field_of_an_api_token_comes_back(database: &Database) {
     store.commit(changes([Change::ApiTokenInsert(token.clone())])).await.expect("commits");
     assert_eq!(store.api_token_get(token.id).await.expect("reads").as_ref(), Some(&token));
     assert_eq!(store.api_token_by_secret(&token.secret_digest).await.expect("reads").as_ref(), Some(&token));
-    let revoked = gpuaas_domain::access::ApiToken {
+    let scopes = KeyScopes::parse(["allocation.*", "*.read"]).expect("scopes");
+    let revoked = ApiToken {
         revoked_at: Some(later(1)),
-        role: gpuaas_domain::Role::Admin,
+        expires_at: Some(later(2)),
+        role: None,
+        service_account: Some(ServiceAccountId::generate()),
+        project: Some(ProjectId::generate()),
+        scopes: Some(scopes),
         name: "renamed".to_owned(),
         ..token.clone()
     };
     store.commit(changes([Change::ApiTokenUpdate(revoked.clone())])).await.expect("commits");
-    let read = store.api_token_list(None, 10).await.expect("lists");
-    assert_eq!(read, [gpuaas_domain::access::ApiToken { version: 1, ..revoked }]);
-    assert!(store.api_token_list(Some(token.id), 10).await.expect("lists").is_empty());
+    let all = ApiTokenFilter::default();
+    assert_eq!(store.api_token_list(&all, None, 10).await.expect("lists"), [ApiToken { version: 1, ..revoked }]);
+    assert!(store.api_token_list(&all, Some(token.id), 10).await.expect("lists").is_empty());
+}
+
+async fn api_tokens_are_listed_by_service_account_and_project(database: &Database) {
+    let store = database.open().await;
+    let (one, other) = (ServiceAccountId::generate(), ServiceAccountId::generate());
+    let project = ProjectId::generate();
+    let key = |account, project| ApiToken { role: None, service_account: Some(account), project: Some(project), ..api_token() };
+    let (a, b, c) = (key(one, project), key(other, project), key(one, project));
+    let elsewhere = key(ServiceAccountId::generate(), ProjectId::generate());
+    let tokens = [&a, &b, &c, &elsewhere, &api_token()].map(|token| Change::ApiTokenInsert(token.clone()));
+    store.commit(changes(tokens)).await.expect("commits");
+    let list = async |service_account, project, after, limit| {
+        let filter = ApiTokenFilter { service_account, project };
+        let found = store.api_token_list(&filter, after, limit).await.expect("lists");
+        found.iter().map(|token| token.id).collect::<Vec<_>>()
+    };
+    assert_eq!(list(Some(one), None, None, 10).await, [a.id, c.id]);
+    assert_eq!(list(Some(one), None, Some(a.id), 10).await, [c.id]);
+    assert_eq!(list(None, Some(project), None, 10).await, [a.id, b.id, c.id]);
+    assert_eq!(list(None, Some(project), None, 2).await, [a.id, b.id]);
+    assert_eq!(list(Some(other), Some(project), None, 10).await, [b.id]);
+    assert_eq!(list(Some(other), elsewhere.project, None, 10).await, []);
+    assert_eq!(list(None, None, None, 10).await.len(), 5);
 }
 
 async fn every_field_of_a_task_comes_back(database: &Database) {

@@ -15,10 +15,11 @@ use gpuaas_contract::slice::SlotSpec;
 use gpuaas_contract::task::TaskType;
 use gpuaas_contract::telemetry::{DiskFact, GpuFact, HostFacts, NetworkFact};
 use gpuaas_contract::time::Timestamp;
-use gpuaas_domain::access::{ApiToken, Role};
+use gpuaas_domain::access::{ApiToken, PlatformRole};
 use gpuaas_domain::decision::Context;
 use gpuaas_domain::enrolment::{Enrolment, EnrolmentState, JoinToken};
 use gpuaas_domain::node::{Certificate, LiveSession, Node, Service, Transport};
+use gpuaas_domain::resource::{Document, Keys, Kind};
 use gpuaas_domain::slot::{Slot, SlotState};
 use gpuaas_domain::task::{TaskRecord, TaskState};
 use gpuaas_domain::{Actor, Change, Decision};
@@ -242,11 +243,22 @@ pub(crate) fn api_token() -> ApiToken {
         id,
         version: 0,
         name: "ci".to_owned(),
-        role: Role::Viewer,
+        role: Some(PlatformRole::Support),
+        service_account: None,
+        project: None,
+        scopes: None,
         secret_digest: digest(&id.to_string()),
         created_at: NOW,
+        expires_at: None,
         revoked_at: None,
     }
+}
+
+/// A resource of this kind with nothing but an id.
+pub(crate) fn document(kind: Kind, id: &str) -> Document {
+    let keys = Keys { state: "active", ..Keys::default() };
+    let body = serde_json::json!({ "id": id }).to_string();
+    Document { kind, id: id.to_owned(), version: 0, keys, body, seal: format!("seal of {id}") }
 }
 
 /// A decision of changes alone.

@@ -30,12 +30,15 @@ const EPOCH: u64 = 3;
 
 /// Everything is allowed.
 pub(super) const PERMISSIVE: &str = r#"
-allowed_tasks = ["diag.health_probe", "slice.topology_discover", "slice.vm_provision", "slice.vm_release", "slice.vm_power", "slice.console_read"]
+allowed_tasks = ["allocation.provision_user", "allocation.deprovision_user", "diag.health_probe", "slice.topology_discover", "slice.vm_provision", "slice.vm_release", "slice.vm_power", "slice.console_read"]
 [slices]
 pci_addresses = ["*"]
 nvme_serials = ["*"]
 image_sources = ["https://images.example/"]
 destroys_per_hour = 1000000
+[bare_metal]
+usernames = ["tenant-*"]
+allow_sudo = true
 "#;
 
 /// The machine, which outlives the agents on it.
@@ -103,6 +106,29 @@ impl Rig {
         });
         let slots = slots.collect();
         Self { folder, cluster_id, node_id, signer: signer(), receipt_key: receipt_key(), slots, journal_bytes, life }
+    }
+
+    /// The same agent on this very machine instead of a simulated one, with everything of its own in a temporary folder.
+    pub(super) async fn on_this_machine(policy: &str) -> Self {
+        let mut rig = Self::new().await;
+        rig.kill().await;
+        let folder = rig.folder.path();
+        gpuaas_host::private_file::write(&folder.join("policy.toml"), policy.as_bytes()).expect("policy");
+        let inside = |name: &str| folder.join("this-machine").join(name);
+        let layout = gpuaas_host::guests::Layout {
+            leases: inside("leases"),
+            instances: inside("instances"),
+            images: inside("images"),
+            image_folders: Vec::new(),
+            image_cache_bytes: 1,
+            dhcp_hosts: inside("dhcp-hosts"),
+            dnsmasq_pid: inside("dnsmasq.pid"),
+            console_bytes: 1,
+            huge_pages: false,
+        };
+        let host = Host::Real(gpuaas_host::RealHost::new(folder, layout));
+        rig.life = start_on(folder, rig.cluster_id, rig.node_id, rig.journal_bytes, (host, rig.life.sim.clone())).await;
+        rig
     }
 
     /// The slots with these indexes.
@@ -231,14 +257,23 @@ fn receipt_key() -> SigningKey {
 }
 
 async fn start(folder: &Path, cluster_id: ClusterId, node_id: NodeId, journal_bytes: u64) -> Life {
+    let sim = SimHost::open(&folder.join("host"), Profile::H100, "guests").expect("host");
+    start_on(folder, cluster_id, node_id, journal_bytes, (Host::Sim(sim.clone()), sim)).await
+}
+
+async fn start_on(
+    folder: &Path,
+    cluster_id: ClusterId,
+    node_id: NodeId,
+    journal_bytes: u64,
+    (host, sim): (Host, SimHost),
+) -> Life {
     let root = SigningKey::from_seed(&[13; 32]);
     let public_key = signer().verifying_key();
     let entry = Entry { key_id: public_key.id(), public_key, state: KeyState::Active };
     let document = Document { cluster_id, version: 1, issued_at: Timestamp(1), keys: vec![entry] };
     let trust = Trust::new(&folder.join("set"), &document.sign(&root), root.verifying_key(), cluster_id).expect("trusted");
     let (journal, opened) = Journal::open(folder, journal_bytes, Timestamp::now()).expect("journal");
-    let sim = SimHost::open(&folder.join("host"), Profile::H100, "guests").expect("host");
-    let host = Host::Sim(sim.clone());
     let guests = Guests::new(None);
     let (outbound, said) = mpsc::channel(1 << 10);
     let parts = Parts {

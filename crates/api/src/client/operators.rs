@@ -1,14 +1,14 @@
-//! One method per endpoint.
+//! One method per endpoint: those of operators.
 
 use std::time::Duration;
 
 use reqwest::Method;
-use reqwest::header::HeaderValue;
 
-use super::{Call, Client, ClientError, to_bytes};
+use super::{Call, Client, ClientError};
 use crate::dto::{
-    ApiToken, ApiTokenCreate, ApiTokenCreated, AuditQuery, AuditRow, ClusterInfo, Enrolment, EnrolmentListQuery, JoinToken,
-    JoinTokenCreate, JoinTokenCreated, Node, NodeListQuery, Page, PageQuery, Reason, SigningKey, Slice, SliceConsole,
+    ApiToken, ApiTokenCreate, ApiTokenCreated, AuditQuery, AuditRow, Capacity, ClusterInfo, DrainPreview, Empty, Enrolment,
+    EnrolmentListQuery, JoinToken, JoinTokenCreate, JoinTokenCreated, Machine, MachineListQuery, MaintenanceCreate,
+    MaintenanceListQuery, MaintenanceWindow, Node, NodeListQuery, Page, PageQuery, Reason, SigningKey, Slice, SliceConsole,
     SliceCreate, SliceListQuery, SliceOrder, SlicePower, SliceRelease, Slot, SlotListQuery, Task, TaskCreate, TaskEvidence,
     TaskListQuery, TaskLogs, TaskLogsQuery, TaskTypeInfo, Topology, TopologyApprove,
 };
@@ -188,23 +188,6 @@ impl Client {
         self.post_once(routes::TASKS, &[], create, idempotency_key).await
     }
 
-    /// A request that makes one thing, however often it is sent with the same key.
-    async fn post_once<T: serde::de::DeserializeOwned>(
-        &self,
-        route: &str,
-        segments: &[&str],
-        body: &impl serde::Serialize,
-        idempotency_key: Option<&str>,
-    ) -> Result<T, ClientError> {
-        let mut call = Call { body: Some(to_bytes(body)?), ..self.call(Method::POST, route, segments) };
-        if let Some(key) = idempotency_key {
-            let value = HeaderValue::from_str(key)
-                .map_err(|_| ClientError::BadName { value: key.to_owned(), route: route.to_owned() })?;
-            call.headers.insert(routes::IDEMPOTENCY_KEY_HEADER, value);
-        }
-        self.json(call).await
-    }
-
     /// One task.
     pub async fn task(&self, task: &str) -> Result<Task, ClientError> {
         self.get(routes::TASK, &[task]).await
@@ -274,5 +257,49 @@ impl Client {
     /// Take an API token back.
     pub async fn api_token_revoke(&self, token: &str) -> Result<ApiToken, ClientError> {
         self.delete(routes::API_TOKEN, &[token]).await
+    }
+
+    /// What there is, what of it works and what of that is free.
+    pub async fn capacity(&self) -> Result<Capacity, ClientError> {
+        self.get(routes::CAPACITY, &[]).await
+    }
+
+    /// What is in the way before a node is empty.
+    pub async fn node_drain_preview(&self, node: &str) -> Result<DrainPreview, ClientError> {
+        self.get(routes::NODE_DRAIN_PREVIEW, &[node]).await
+    }
+
+    /// One page of the nodes that are offered as a whole.
+    pub async fn machines(&self, query: &MachineListQuery) -> Result<Page<Machine>, ClientError> {
+        self.list(routes::MACHINES, &[], query).await
+    }
+
+    /// Offer a node for lease as a whole.
+    pub async fn node_machine_offer(&self, node: &str) -> Result<Machine, ClientError> {
+        self.post(routes::NODE_MACHINE_OFFER, &[node], &Empty {}).await
+    }
+
+    /// Take the offer of a whole node back.
+    pub async fn node_machine_withdraw(&self, node: &str, reason: &Reason) -> Result<Machine, ClientError> {
+        self.post(routes::NODE_MACHINE_WITHDRAW, &[node], reason).await
+    }
+
+    /// One page of announced maintenance.
+    pub async fn maintenance_windows(&self, query: &MaintenanceListQuery) -> Result<Page<MaintenanceWindow>, ClientError> {
+        self.list(routes::MAINTENANCE_WINDOWS, &[], query).await
+    }
+
+    /// Announce maintenance.
+    pub async fn maintenance_announce(
+        &self,
+        create: &MaintenanceCreate,
+        idempotency_key: Option<&str>,
+    ) -> Result<MaintenanceWindow, ClientError> {
+        self.post_once(routes::MAINTENANCE_WINDOWS, &[], create, idempotency_key).await
+    }
+
+    /// Cancel announced maintenance.
+    pub async fn maintenance_cancel(&self, maintenance: &str) -> Result<MaintenanceWindow, ClientError> {
+        self.delete(routes::MAINTENANCE_WINDOW, &[maintenance]).await
     }
 }

@@ -1,4 +1,4 @@
-//! `gpuaas key`: the keys that sign tasks.
+//! `gpuaas signing-key`: the keys that sign tasks.
 
 use clap::Subcommand;
 use gpuaas_api::dto::{Page, Reason, SigningKey};
@@ -11,7 +11,7 @@ use crate::session::Session;
 
 /// The keys that sign tasks.
 #[derive(Debug, Subcommand)]
-pub(crate) enum KeyCommand {
+pub(crate) enum SigningKeyCommand {
     /// List the keys and where each is in its life.
     Ls,
     /// Publish the next key ahead of its use, so that every node knows it before it signs anything.
@@ -28,13 +28,13 @@ pub(crate) enum KeyCommand {
     },
 }
 
-pub(super) async fn run(session: &Session, command: KeyCommand) -> Result<Exit, Failure> {
+pub(super) async fn run(session: &Session, command: SigningKeyCommand) -> Result<Exit, Failure> {
     let client = session.client()?;
     let keys = match command {
-        KeyCommand::Ls => client.signing_keys().await?,
-        KeyCommand::Stage => client.signing_keys_stage().await?,
-        KeyCommand::Rotate => client.signing_keys_rotate().await?,
-        KeyCommand::Revoke { key, reason } => {
+        SigningKeyCommand::Ls => client.signing_keys().await?,
+        SigningKeyCommand::Stage => client.signing_keys_stage().await?,
+        SigningKeyCommand::Rotate => client.signing_keys_rotate().await?,
+        SigningKeyCommand::Revoke { key, reason } => {
             let key = resolve::signing_key(client, &key).await?;
             client.signing_key_revoke(&key, &Reason { reason }).await?
         }

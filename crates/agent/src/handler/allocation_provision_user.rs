@@ -1,0 +1,140 @@
+//! `allocation.provision_user`: a user for the tenant who leases the whole host.
+//!
+//! Every step can be run again: after a restart of the agent the task goes on by running them all, and each finds what it did before. If it
+//! fails, the user that it made is ended by the same way as on release (`tenant.rs`). A user that an earlier task of the allocation made
+//! stays: then only the keys were to be replaced, and they are either the old or the new ones.
+
+use gpuaas_contract::receipt::Outcome;
+use gpuaas_contract::task::allocation_provision_user::{Output, Params};
+use gpuaas_contract::time::Timestamp;
+use gpuaas_host::HostError;
+use gpuaas_host::users::{MachineLease, NewUser, SystemUser, Traces};
+use tokio_util::sync::CancellationToken;
+
+use super::{Context, Failure};
+use crate::tenant::{Departure, NOT_GONE, Steps, check_name, told};
+
+/// Starts of one task before it is given up: a crash that repeats is no accident.
+const MAX_ATTEMPTS: u32 = 3;
+
+pub(super) async fn run(params: &Params, context: &Context) -> Result<Output, Failure> {
+    let _machine = context.guests.claim_machine().await;
+    match make(params, context).await {
+        Ok(output) => Ok(output),
+        Err(failure) => Err(undo(params, context, failure).await),
+    }
+}
+
+/// After a restart of the agent: goes on if there is time and nobody has changed their mind, and undoes it otherwise.
+pub(super) async fn recover(params: &Params, context: &Context) -> Result<Output, Failure> {
+    let reason = if !context.still_allowed {
+        Some(("policy_denied", "the host policy does not allow this task any more"))
+    } else if Timestamp::now() > context.deadline {
+        Some(("deadline_exceeded", "the agent came back after the task's deadline"))
+    } else if context.attempt > MAX_ATTEMPTS {
+        Some(("agent_restarted", "the agent was restarted again and again while the task ran"))
+    } else {
+        None
+    };
+    let Some((code, message)) = reason else { return run(params, context).await };
+    let _machine = context.guests.claim_machine().await;
+    Err(undo(params, context, Failure::interrupted(code, message)).await)
+}
+
+async fn make(params: &Params, context: &Context) -> Result<Output, Failure> {
+    let host = &context.host;
+    let steps = Steps { host, phases: &context.phases, stop: &context.stop };
+    let lease = steps.run("lease", "taking the whole machine", hold(params, context)).await?;
+    let number = number(&steps, lease);
+    let lease = steps.run("number", "choosing a number that nothing on this host belongs to", number).await?;
+    let Some(uid) = lease.uid else {
+        return Err(Failure::failed("lease_lost", "the lease of the machine has lost the user's number".to_owned()));
+    };
+    let wanted = NewUser { name: params.username.clone(), allocation_id: params.allocation_id, uid };
+    let user: SystemUser = steps.run("account", "making the user", host.user_create(&wanted)).await?;
+    let keys = steps.run("keys", "writing the keys", host.user_keys(&user, &params.ssh_public_keys)).await?;
+    let sudo = host.user_sudo(&params.username, params.sudo);
+    steps.run("sudo", "saying whether the user may become root", sudo).await?;
+    let created = lease.task_id == context.task_id && !lease.adopted;
+    Ok(Output { username: params.username.clone(), uid, home: user.home, keys, created })
+}
+
+/// Takes the machine for the user, if the name is free or the user is the allocation's own.
+async fn hold(params: &Params, context: &Context) -> Result<MachineLease, HostError> {
+    let (host, name) = (&context.host, &params.username);
+    let user = host.user_find(name).await?;
+    let present = host.machine_lease().await?;
+    let held = present.is_some_and(|lease| lease.holder() == params.holder() && lease.username == *name);
+    match &user {
+        Some(user) if user.allocation() == Some(params.allocation_id) => {}
+        Some(user) => {
+            let message = format!("there is a user {name} already, with number {}; choose another name", user.uid);
+            return Err(HostError::new("user_exists", message));
+        }
+        // What is there of the name was made under this lease.
+        None if held => {}
+        None => {
+            let traces = Traces { name: name.clone(), uid: None };
+            let left = host.user_leftovers(&traces, &|_, _| {}, &context.stop).await?;
+            if !left.is_empty() {
+                let message = format!("this host has something of that name already ({}); choose another name", told(&left));
+                return Err(HostError::new("user_exists", message));
+            }
+        }
+    }
+    let lease = MachineLease {
+        allocation_id: params.allocation_id,
+        lease_epoch: params.lease_epoch,
+        task_id: context.task_id,
+        username: name.clone(),
+        user_of: params.allocation_id,
+        uid: user.as_ref().map(|user| user.uid),
+        adopted: user.is_some(),
+        leaving: false,
+        taken_at: Timestamp::now(),
+    };
+    host.machine_lease_take(&lease, false).await?;
+    let lost = || HostError::new("lease_lost", "the lease of the machine is gone, although it was just taken");
+    let lease = host.machine_lease().await?.ok_or_else(lost)?;
+    check_name(&lease, name)?;
+    Ok(lease)
+}
+
+/// The user's number: chosen once, and written down before anything is made with it.
+async fn number(steps: &Steps<'_>, lease: MachineLease) -> Result<MachineLease, HostError> {
+    if lease.uid.is_some() {
+        return Ok(lease);
+    }
+    let last = steps.host.machine_fence().await?.and_then(|fence| fence.last_uid);
+    let uid = steps.host.user_number(last, &|seen, _| steps.tell("number", seen), steps.stop).await?;
+    let lease = MachineLease { uid: Some(uid), ..lease };
+    steps.host.machine_lease_note(&lease).await?;
+    Ok(lease)
+}
+
+/// Ends the user that this task made, and adds what is left to why it failed.
+async fn undo(params: &Params, context: &Context, why: Failure) -> Failure {
+    let host = &context.host;
+    let not_undone = |left: String| {
+        let message = format!("{} ({}); not undone: {left}", why.message, why.code);
+        let outcome = if why.outcome == Outcome::Interrupted { Outcome::Interrupted } else { Outcome::Failed };
+        Failure { outcome, ..Failure::failed(NOT_GONE, message) }
+    };
+    let lease = match host.machine_lease().await {
+        Ok(Some(lease)) => lease,
+        Ok(None) => return why,
+        // It may be this task's.
+        Err(error) => return not_undone(error.message),
+    };
+    let made_here = lease.holder() == params.holder() && lease.task_id == context.task_id && !lease.adopted;
+    if !made_here {
+        return why;
+    }
+    tracing::warn!(code = why.code, message = why.message, "making a user did not succeed; undoing it");
+    // Whoever stopped the task wants it undone.
+    let departure = Departure { host, phases: &context.phases, stop: &CancellationToken::new(), lease };
+    match departure.run().await {
+        Ok(_) => why,
+        Err(failure) => not_undone(failure.message),
+    }
+}

@@ -1,0 +1,194 @@
+//! The end of a tenant's user: the same for a release, for a provision that failed and for one that a crash cut off.
+//!
+//! It never asks what was done before. It looks at the lease of the machine, which says which user may have been made with which number,
+//! makes everything gone that could be there, and looks whether it is. The lease goes last, and only if nothing is left.
+
+use gpuaas_contract::id::AllocationId;
+use gpuaas_contract::slice::UserName;
+use gpuaas_host::guests::Point;
+use gpuaas_host::users::{MachineLease, SystemUser};
+use gpuaas_host::{Host, HostError};
+use tokio_util::sync::CancellationToken;
+
+use crate::handler::{Failure, Phases};
+
+/// The code of everything that is left.
+pub(crate) const NOT_GONE: &str = "user_not_gone";
+/// How often everything is tried.
+const PASSES: u32 = 2;
+/// Most traces that a message lists, and most letters of each: it must fit into a receipt.
+const MOST_TOLD: usize = 12;
+const MOST_LETTERS: usize = 240;
+
+/// Whom to end.
+pub(crate) struct Departure<'a> {
+    pub(crate) host: &'a Host,
+    pub(crate) phases: &'a Phases,
+    /// Fired if it shall stop before the next effect; the lease then stays.
+    pub(crate) stop: &'a CancellationToken,
+    pub(crate) lease: MachineLease,
+}
+
+/// What there was.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) struct Gone {
+    pub(crate) sessions: u32,
+    pub(crate) processes: u32,
+    pub(crate) files: u64,
+    pub(crate) home: bool,
+}
+
+/// A step of a task on a user: not begun if the task is told to stop, and a point at which a simulated host can be told to fail.
+pub(crate) struct Steps<'a> {
+    pub(crate) host: &'a Host,
+    pub(crate) phases: &'a Phases,
+    pub(crate) stop: &'a CancellationToken,
+}
+
+impl Steps<'_> {
+    pub(crate) async fn run<T>(
+        &self,
+        step: &'static str,
+        says: &str,
+        work: impl Future<Output = Result<T, HostError>>,
+    ) -> Result<T, Failure> {
+        if self.stop.is_cancelled() {
+            return Err(Failure::stopped());
+        }
+        self.host.checkpoint(step, Point::Begin).await?;
+        self.phases.enter(step, says).await;
+        self.host.checkpoint(step, Point::Journaled).await?;
+        let value = match work.await {
+            Ok(value) => value,
+            // A search through the host's files stops in its middle, too.
+            Err(_) if self.stop.is_cancelled() => return Err(Failure::stopped()),
+            Err(error) => return Err(error.into()),
+        };
+        self.host.checkpoint(step, Point::Done).await?;
+        Ok(value)
+    }
+
+    /// Says how many files were looked at.
+    pub(crate) fn tell(&self, step: &'static str, seen: u64) {
+        self.phases.tell(step, format!("looked at {seen} files"));
+    }
+}
+
+impl Departure<'_> {
+    /// Ends the user, proves it, and gives the machine back.
+    pub(crate) async fn run(mut self) -> Result<Gone, Failure> {
+        let mut gone = Gone::default();
+        let mut left = Vec::new();
+        for pass in 1..=PASSES {
+            left = match self.pass(&mut gone).await {
+                Ok(left) => left,
+                Err(failure) if self.stop.is_cancelled() => return Err(failure),
+                Err(failure) => vec![format!("{} ({})", failure.message, failure.code)],
+            };
+            if left.is_empty() {
+                return Ok(gone);
+            }
+            tracing::warn!(pass, user = %self.lease.username, left = told(&left), "not everything of a tenant is gone");
+        }
+        let message = format!("the user {} is not gone, so the machine stays leased; left: {}", self.lease.username, told(&left));
+        Err(Failure::failed(NOT_GONE, message))
+    }
+
+    /// Does everything once, and says what is left of the user.
+    async fn pass(&mut self, gone: &mut Gone) -> Result<Vec<String>, Failure> {
+        let steps = Steps { host: self.host, phases: self.phases, stop: self.stop };
+        let host = self.host;
+        steps.run("identify", "looking at who the user is", identify_and_mark(host, &mut self.lease)).await?;
+        let (lease, traces) = (&self.lease, self.lease.traces());
+        if let Some(uid) = traces.uid {
+            let close = async {
+                host.user_sudo(&traces.name, false).await?;
+                host.user_close(&traces.name).await
+            };
+            steps.run("close", "keeping the user out", close).await?;
+            let end = async {
+                host.user_jobs_end(&traces).await?;
+                host.user_processes_end(uid).await
+            };
+            let ended = steps.run("processes", "ending sessions, processes and jobs of the user", end).await?;
+            gone.sessions = gone.sessions.saturating_add(ended.sessions);
+            gone.processes = gone.processes.saturating_add(ended.processes);
+            let tell = |seen, _| steps.tell("files", seen);
+            let remove = host.user_files_remove(&traces, &tell, self.stop);
+            let removed = steps.run("files", "removing the home and every file of the user", remove).await?;
+            gone.files = gone.files.saturating_add(removed.files);
+            gone.home |= removed.home;
+            steps.run("account", "removing the user", host.user_remove(&traces)).await?;
+        }
+        let tell = |seen, _| steps.tell("proof", seen);
+        let look = host.user_leftovers(&traces, &tell, self.stop);
+        let left = steps.run("proof", "looking for anything that is left of the user", look).await?;
+        if left.is_empty() {
+            // From here on it is over, whatever is told: nothing is left that could be stopped.
+            host.machine_lease_drop(lease.holder()).await?;
+        }
+        Ok(left)
+    }
+}
+
+/// Proves that the user that is there, if any, is the one of the lease, and writes down that it is leaving.
+async fn identify_and_mark(host: &Host, lease: &mut MachineLease) -> Result<(), HostError> {
+    if let Some(user) = host.user_find(&lease.username).await? {
+        check_identity(&user, lease.user_of)?;
+        match lease.uid {
+            Some(uid) if uid == user.uid => {}
+            // The number is written down before a user is made with it; this one was made when there was no lease.
+            None => lease.uid = Some(user.uid),
+            Some(uid) => return Err(differs(&format!("the user {} has number {}", user.name, user.uid), uid)),
+        }
+    } else if let Some(uid) = lease.uid
+        && let Some(other) = host.user_of_number(uid).await?
+    {
+        // The number is somebody else's by now, and so is everything that belongs to it.
+        return Err(differs(&format!("{other} has number {uid}"), uid));
+    }
+    lease.leaving = true;
+    host.machine_lease_note(lease).await
+}
+
+fn differs(what: &str, uid: u32) -> HostError {
+    let message = format!("{what}, and the tenant's user was made with {uid}; somebody changed it, so look before you go on");
+    HostError::new("user_differs", message)
+}
+
+/// Whether a user was made for this allocation.
+pub(crate) fn check_identity(user: &SystemUser, user_of: AllocationId) -> Result<(), HostError> {
+    match user.allocation() {
+        Some(allocation) if allocation == user_of => Ok(()),
+        Some(allocation) => {
+            let message = format!("the user {} belongs to {allocation} and not to {user_of}; nothing was done to it", user.name);
+            Err(HostError::new("user_of_another_allocation", message))
+        }
+        None => {
+            let message = format!(
+                "the user {} with number {} was made by nobody's allocation; nothing was done to it",
+                user.name, user.uid
+            );
+            Err(HostError::new("user_not_ours", message))
+        }
+    }
+}
+
+/// A list that fits into a receipt.
+pub(crate) fn told(left: &[String]) -> String {
+    let short = |text: &String| text.chars().take(MOST_LETTERS).collect::<String>();
+    let mut listed = left.iter().take(MOST_TOLD).map(short).collect::<Vec<_>>().join("; ");
+    if left.len() > MOST_TOLD {
+        listed.push_str(&format!("; and {} more", left.len() - MOST_TOLD));
+    }
+    listed
+}
+
+/// The lease is for somebody else.
+pub(crate) fn check_name(lease: &MachineLease, name: &UserName) -> Result<(), HostError> {
+    if lease.username == *name {
+        return Ok(());
+    }
+    let message = format!("the machine is leased for the user {}, not for {name}; name that one", lease.username);
+    Err(HostError::new("user_differs", message))
+}

@@ -1,0 +1,216 @@
+//! Allocations: what a tenant leases.
+
+use std::collections::BTreeMap;
+use std::net::Ipv4Addr;
+
+use gpuaas_contract::id::{AllocationId, ImageId, NodeId, OrgId, ProjectId, SkuId, SlotId, TaskId};
+use gpuaas_contract::time::Timestamp;
+
+use super::Product;
+
+/// What a tenant leases, from the request to the last trace.
+#[derive(Clone, Debug, PartialEq, Eq, serde::Serialize, serde::Deserialize, schemars::JsonSchema)]
+pub struct Allocation {
+    /// Its id, the same for life.
+    pub id: AllocationId,
+    /// Whose it is.
+    pub organisation_id: OrgId,
+    /// The project within.
+    pub project_id: ProjectId,
+    /// What people call it; also the guest's own name.
+    pub name: String,
+    /// More words of the tenant.
+    #[serde(default)]
+    pub tags: BTreeMap<String, String>,
+    /// `requested`, `placing`, `provisioning`, `active`, `releasing`, `released`, `failed` or `release_blocked`.
+    pub state: String,
+    /// What happens next: `place`, `await_provision`, `serve`, `await_power`, `release`, `await_release` or `done`.
+    pub step: String,
+    /// The product's id.
+    pub sku_id: SkuId,
+    /// The product's name when this was asked for.
+    pub sku: String,
+    /// What is leased.
+    pub product: Product,
+    /// The GPU; null for slots without one.
+    #[serde(default)]
+    pub gpu_model: Option<String>,
+    /// The agreed price, in millionths of the currency unit.
+    pub price_per_hour: i64,
+    /// What the guest is made from; null for a whole host.
+    #[serde(default)]
+    pub image_id: Option<ImageId>,
+    /// That image's name when this was asked for.
+    #[serde(default)]
+    pub image: Option<String>,
+    /// The user to sign in as.
+    pub username: String,
+    /// The node it is on, or was on last. Only shown to those who run the platform.
+    #[serde(default)]
+    pub node_id: Option<NodeId>,
+    /// That node's name. Only shown to those who run the platform.
+    #[serde(default)]
+    pub node_name: Option<String>,
+    /// How many slots it has.
+    pub slots: u32,
+    /// The guest's address in its own network, once it is known.
+    #[serde(default)]
+    pub private_ip: Option<Ipv4Addr>,
+    /// Where to sign in, once it is known.
+    #[serde(default)]
+    pub ssh_host: Option<String>,
+    /// The port of that.
+    #[serde(default)]
+    pub ssh_port: Option<u16>,
+    /// Whether its guest was stopped by its tenant.
+    pub stopped: bool,
+    /// What its tenant wants of its power and is not done yet: `start`, `stop` or `reboot`.
+    #[serde(default)]
+    pub power_wish: Option<String>,
+    /// Whether somebody wants it back, or its lease is over.
+    pub release_requested: bool,
+    /// How many hosts were tried.
+    pub attempts: u32,
+    /// What went wrong last, as a stable code.
+    #[serde(default)]
+    pub code: Option<String>,
+    /// The same in words, with what the tenant can do about it.
+    #[serde(default)]
+    pub reason: Option<String>,
+    /// The same with everything the hosts said. Only shown to those who run the platform.
+    #[serde(default)]
+    pub detail: Option<String>,
+    /// The last task that was ordered for it.
+    #[serde(default)]
+    pub task: Option<TaskId>,
+    /// The phase that task is in, while it runs.
+    #[serde(default)]
+    pub phase: Option<AllocationPhase>,
+    /// Who asked for it.
+    pub requested_by: String,
+    /// When it was asked for.
+    pub created_at: Timestamp,
+    /// Until when it waits for a place.
+    #[serde(default)]
+    pub place_until: Option<Timestamp>,
+    /// When the tenant first had it.
+    #[serde(default)]
+    pub active_at: Option<Timestamp>,
+    /// The end of the lease; null goes on until it is released.
+    #[serde(default)]
+    pub expires_at: Option<Timestamp>,
+    /// When it was over.
+    #[serde(default)]
+    pub ended_at: Option<Timestamp>,
+    /// Announced maintenance that disturbs it.
+    #[serde(default)]
+    pub maintenance: Vec<AllocationMaintenance>,
+    /// Names this version of it, for `If-Match`.
+    #[serde(default)]
+    pub etag: String,
+}
+
+impl Allocation {
+    /// Whether nothing is held and nothing more happens by itself.
+    pub fn over(&self) -> bool {
+        matches!(self.state.as_str(), "released" | "failed")
+    }
+
+    /// Whether nothing happens until somebody says something: what a watch with `until=settled` waits for.
+    pub fn settled(&self) -> bool {
+        self.over() || matches!(self.state.as_str(), "active" | "release_blocked")
+    }
+}
+
+/// What the host of an allocation is doing.
+#[derive(Clone, Debug, PartialEq, Eq, serde::Serialize, serde::Deserialize, schemars::JsonSchema)]
+pub struct AllocationPhase {
+    /// The phase.
+    pub phase: String,
+    /// One line for people; may be empty.
+    pub message: String,
+}
+
+/// Announced work that disturbs an allocation.
+#[derive(Clone, Debug, PartialEq, Eq, serde::Serialize, serde::Deserialize, schemars::JsonSchema)]
+pub struct AllocationMaintenance {
+    /// Why, in words.
+    pub summary: String,
+    /// From.
+    pub starts_at: Timestamp,
+    /// To.
+    pub ends_at: Timestamp,
+}
+
+/// What would come of a request now. Nothing is held: the same request may end differently a moment later.
+#[derive(Clone, Debug, PartialEq, Eq, serde::Serialize, serde::Deserialize, schemars::JsonSchema)]
+pub struct AllocationPlan {
+    /// The product's name.
+    pub sku: String,
+    /// Its price, in millionths of the currency unit.
+    pub price_per_hour: i64,
+    /// Whether there is a place for it, and the quotas leave room.
+    pub fits: bool,
+    /// Stable code of why not.
+    #[serde(default)]
+    pub code: Option<String>,
+    /// Why not, in words.
+    #[serde(default)]
+    pub reason: Option<String>,
+    /// Whether all its slots are near the same memory.
+    #[serde(default)]
+    pub same_numa: Option<bool>,
+    /// What should be known about the place, such as announced maintenance.
+    #[serde(default)]
+    pub note: Option<String>,
+    /// The node it would be on. Only shown to those who run the platform.
+    #[serde(default)]
+    pub node_name: Option<String>,
+    /// The slots it would get. Only shown to those who run the platform.
+    #[serde(default)]
+    pub slots: Option<Vec<SlotId>>,
+    /// Why each node was not taken. Only shown to those who run the platform.
+    #[serde(default)]
+    pub reasons_by_node: Option<Vec<NodeReasons>>,
+}
+
+/// Why a node was not taken.
+#[derive(Clone, Debug, PartialEq, Eq, serde::Serialize, serde::Deserialize, schemars::JsonSchema)]
+pub struct NodeReasons {
+    /// The node.
+    pub node_id: NodeId,
+    /// Its name.
+    pub node_name: String,
+    /// At least one reason, in words.
+    pub reasons: Vec<String>,
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_is_over_is_settled_and_an_unknown_state_is_neither() {
+        let mut allocation: Allocation = serde_json::from_value(serde_json::json!({
+            "id": AllocationId::generate(), "organisation_id": OrgId::generate(), "project_id": ProjectId::generate(),
+            "name": "a", "state": "requested", "step": "place", "sku_id": SkuId::generate(), "sku": "h100",
+            "product": { "kind": "slice", "slots": 1 }, "price_per_hour": 1, "username": "ubuntu", "slots": 0, "stopped": false,
+            "release_requested": false, "attempts": 0, "requested_by": "local-admin", "created_at": 1,
+        }))
+        .expect("what an older server says is enough");
+        for (state, over, settled) in [
+            ("requested", false, false),
+            ("placing", false, false),
+            ("provisioning", false, false),
+            ("active", false, true),
+            ("releasing", false, false),
+            ("released", true, true),
+            ("failed", true, true),
+            ("release_blocked", false, true),
+            ("something_new", false, false),
+        ] {
+            allocation.state = state.to_owned();
+            assert_eq!((allocation.over(), allocation.settled()), (over, settled), "{state}");
+        }
+    }
+}

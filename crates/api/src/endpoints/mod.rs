@@ -1,0 +1,311 @@
+//! The table of everything the interface offers: who may use it, what it takes and what it answers.
+//!
+//! The server asks it which action a request needs and refuses whatever is not in it; the OpenAPI document and the reference for people
+//! are made from it. [`crate::routes::HEALTHZ`], [`crate::routes::READYZ`], [`crate::routes::OPENAPI`] and [`crate::routes::REFERENCE`] are
+//! open to everybody and therefore not in it.
+
+mod table;
+
+use std::collections::HashMap;
+use std::sync::LazyLock;
+
+use schemars::{JsonSchema, Schema, SchemaGenerator};
+
+pub use table::ENDPOINTS;
+
+/// A method of HTTP that the interface uses.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub enum Method {
+    /// Looks.
+    Get,
+    /// Makes something, or does something with it.
+    Post,
+    /// Sets something as a whole.
+    Put,
+    /// Changes parts of something.
+    Patch,
+    /// Ends something.
+    Delete,
+}
+
+impl Method {
+    /// Every method.
+    pub const ALL: [Self; 5] = [Self::Get, Self::Post, Self::Put, Self::Patch, Self::Delete];
+
+    /// Name on the wire.
+    pub const fn as_str(self) -> &'static str {
+        match self {
+            Self::Get => "GET",
+            Self::Post => "POST",
+            Self::Put => "PUT",
+            Self::Patch => "PATCH",
+            Self::Delete => "DELETE",
+        }
+    }
+
+    /// The method with this name. `HEAD` is a `GET` whose answer is not sent.
+    pub fn parse(name: &str) -> Option<Self> {
+        let name = if name == "HEAD" { "GET" } else { name };
+        Self::ALL.into_iter().find(|method| method.as_str() == name)
+    }
+}
+
+impl std::fmt::Display for Method {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str(self.as_str())
+    }
+}
+
+/// What an action is about, and so which segment of the path tells it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum About {
+    /// The platform itself; no segment.
+    Platform,
+    /// The organisation in `{organisation}`.
+    Organisation,
+    /// The project in `{project}`.
+    Project,
+    /// The project of the allocation in `{allocation}`.
+    Allocation,
+    /// The project of the webhook in `{webhook}`.
+    Webhook,
+    /// The project of the webhook of the delivery in `{delivery}`.
+    Delivery,
+}
+
+impl About {
+    /// The segment of the path, without its braces.
+    pub const fn segment(self) -> Option<&'static str> {
+        match self {
+            Self::Platform => None,
+            Self::Organisation => Some("organisation"),
+            Self::Project => Some("project"),
+            Self::Allocation => Some("allocation"),
+            Self::Webhook => Some("webhook"),
+            Self::Delivery => Some("delivery"),
+        }
+    }
+}
+
+/// How an answer arrives.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum StreamKind {
+    /// Not as a stream: one JSON document.
+    Document,
+    /// `text/event-stream`, with the document in each event of the first name.
+    Sse(&'static [&'static str]),
+    /// WebSocket, with the document in each text message.
+    WebSocket,
+    /// `application/x-ndjson`, with the document in each line.
+    JsonLines,
+    /// Plain text in the format of Prometheus.
+    Metrics,
+}
+
+/// Makes the schema of a document; what it refers to goes into the generator's definitions.
+pub type SchemaOf = fn(&mut SchemaGenerator) -> Schema;
+
+/// One method of one path.
+#[derive(Clone, Copy, Debug)]
+pub struct Endpoint {
+    /// The kind of thing it is about, for people.
+    pub resource: &'static str,
+    /// Unique name, that of the client's method.
+    pub name: &'static str,
+    /// The method.
+    pub method: Method,
+    /// The path, in the syntax of the server's router.
+    pub path: &'static str,
+    /// The action a caller needs.
+    pub action: &'static str,
+    /// What that action is about.
+    pub about: About,
+    /// One sentence for people.
+    pub summary: &'static str,
+    /// Schema of the query, an object.
+    pub query: Option<SchemaOf>,
+    /// Schema of the body.
+    pub body: Option<SchemaOf>,
+    /// Schema of the answer, or of each document of a stream.
+    pub answer: Option<SchemaOf>,
+    /// Schema of an answer with status 200 where [`Endpoint::status`] is 201: it was made before, or was only asked about.
+    pub not_made: Option<SchemaOf>,
+    /// Status of success.
+    pub status: u16,
+    /// How the answer arrives.
+    pub stream: StreamKind,
+    /// Whether the answer has an `ETag` and, if it changes something, the request may have an `If-Match`.
+    pub versioned: bool,
+}
+
+/// A document by reference.
+fn document<T: JsonSchema>(generator: &mut SchemaGenerator) -> Schema {
+    generator.subschema_for::<T>()
+}
+
+/// A document in place: the fields of a query are listed one by one.
+fn fields<T: JsonSchema>(generator: &mut SchemaGenerator) -> Schema {
+    T::json_schema(generator)
+}
+
+impl Endpoint {
+    const fn new(
+        resource: &'static str,
+        (name, method, path): (&'static str, Method, &'static str),
+        (action, about): (&'static str, About),
+        summary: &'static str,
+    ) -> Self {
+        Self {
+            resource,
+            name,
+            method,
+            path,
+            action,
+            about,
+            summary,
+            query: None,
+            body: None,
+            answer: None,
+            not_made: None,
+            status: 200,
+            stream: StreamKind::Document,
+            versioned: false,
+        }
+    }
+
+    const fn query<T: JsonSchema>(self) -> Self {
+        Self { query: Some(fields::<T>), ..self }
+    }
+
+    const fn body<T: JsonSchema>(self) -> Self {
+        Self { body: Some(document::<T>), ..self }
+    }
+
+    const fn answer<T: JsonSchema>(self) -> Self {
+        Self { answer: Some(document::<T>), ..self }
+    }
+
+    /// Success makes something.
+    const fn makes<T: JsonSchema>(self) -> Self {
+        Self { answer: Some(document::<T>), status: 201, ..self }
+    }
+
+    const fn or_finds<T: JsonSchema>(self) -> Self {
+        Self { not_made: Some(document::<T>), ..self }
+    }
+
+    const fn stream(self, stream: StreamKind) -> Self {
+        let status = if matches!(stream, StreamKind::WebSocket) { 101 } else { self.status };
+        Self { stream, status, ..self }
+    }
+
+    const fn versioned(self) -> Self {
+        Self { versioned: true, ..self }
+    }
+
+    /// Names of the segments of the path, without their braces.
+    pub fn segments(&self) -> impl Iterator<Item = &'static str> {
+        self.path.split('/').filter_map(|segment| segment.strip_prefix('{')?.strip_suffix('}'))
+    }
+}
+
+/// The endpoint of a request, by the name of its method and the path of the route that matched. What is not found must be refused.
+pub fn find(method: &str, matched_path: &str) -> Option<&'static Endpoint> {
+    static BY_PATH: LazyLock<HashMap<(Method, &'static str), &'static Endpoint>> =
+        LazyLock::new(|| ENDPOINTS.iter().map(|endpoint| ((endpoint.method, endpoint.path), endpoint)).collect());
+    BY_PATH.get(&(Method::parse(method)?, matched_path)).copied()
+}
+
+#[cfg(test)]
+mod tests {
+    use std::collections::{BTreeMap, BTreeSet};
+
+    use super::*;
+
+    /// Every path of `routes.rs`, with the methods that its comment names.
+    fn documented() -> BTreeMap<&'static str, BTreeSet<Method>> {
+        let mut routes = BTreeMap::new();
+        let mut methods = BTreeSet::new();
+        for line in include_str!("../routes.rs").lines() {
+            if let Some(comment) = line.strip_prefix("///") {
+                methods.extend(Method::ALL.into_iter().filter(|method| comment.contains(&format!("`{}`", method.as_str()))));
+                continue;
+            }
+            let path = line.strip_prefix("pub const ").and_then(|rest| rest.split('"').nth(1));
+            let methods = std::mem::take(&mut methods);
+            if let Some(path) = path.filter(|path| path.starts_with("/api/v1") || *path == crate::routes::METRICS) {
+                routes.insert(path, methods);
+            }
+        }
+        routes
+    }
+
+    #[test]
+    fn every_route_is_in_the_table_with_every_method_its_comment_names() {
+        let mut offered: BTreeMap<&str, BTreeSet<Method>> = BTreeMap::new();
+        for endpoint in ENDPOINTS {
+            assert!(offered.entry(endpoint.path).or_default().insert(endpoint.method), "{} is there twice", endpoint.name);
+        }
+        assert!(offered.len() > 90, "the routes were not found");
+        assert_eq!(offered, documented());
+    }
+
+    #[test]
+    fn an_endpoint_is_found_by_method_and_path_and_nothing_else_is() {
+        for endpoint in ENDPOINTS {
+            let found = find(endpoint.method.as_str(), endpoint.path).expect("in the table");
+            assert_eq!(found.name, endpoint.name);
+        }
+        assert_eq!(find("HEAD", crate::routes::NODES).map(|endpoint| endpoint.name), Some("nodes"));
+        assert!(find("DELETE", crate::routes::NODES).is_none());
+        assert!(find("TRACE", crate::routes::NODES).is_none());
+        assert!(find("get", crate::routes::NODES).is_none());
+        assert!(find("GET", crate::routes::HEALTHZ).is_none());
+        assert!(find("GET", "/api/v1/nodes/x").is_none());
+    }
+
+    #[test]
+    fn the_path_has_the_segment_that_the_action_is_about() {
+        for endpoint in ENDPOINTS {
+            let expected = endpoint.about.segment();
+            assert!(expected.is_none_or(|wanted| endpoint.segments().any(|segment| segment == wanted)), "{}", endpoint.name);
+            // What belongs to somebody is never asked for as if it were the platform's.
+            let theirs = ["organisation", "project", "allocation", "webhook", "delivery"];
+            let owned = endpoint.segments().find(|segment| theirs.contains(segment));
+            assert_eq!(owned, expected, "{}", endpoint.name);
+        }
+    }
+
+    #[test]
+    fn what_only_looks_needs_an_action_that_only_looks() {
+        for endpoint in ENDPOINTS {
+            let reads = endpoint.action.ends_with(".read") || endpoint.action.ends_with(".list");
+            assert_eq!(reads, endpoint.method == Method::Get, "{}", endpoint.name);
+        }
+    }
+
+    #[test]
+    fn names_are_unique_and_summaries_are_sentences() {
+        let names: BTreeSet<&str> = ENDPOINTS.iter().map(|endpoint| endpoint.name).collect();
+        assert_eq!(names.len(), ENDPOINTS.len());
+        for Endpoint { name, summary, answer, body, method, .. } in ENDPOINTS {
+            assert!(summary.ends_with('.') && summary.starts_with(char::is_uppercase), "{name}: {summary}");
+            assert!(answer.is_some() || *name == "metrics", "{name} answers nothing");
+            let bodiless = ["signing_keys_stage", "signing_keys_rotate"].contains(name);
+            let wants = matches!(method, Method::Post | Method::Put | Method::Patch);
+            assert_eq!(body.is_some(), wants && !bodiless, "{name}");
+        }
+    }
+
+    #[test]
+    fn only_known_actions_are_needed() {
+        let known = "self.read catalog.read platform.read platform.operate platform.admin audit.read catalog.manage capacity.read \
+            maintenance.manage organisation.list organisation.create organisation.read organisation.manage quota.read quota.set \
+            project.list project.create project.read project.manage member.read member.manage key.read key.manage ssh_key.read \
+            ssh_key.manage image.read image.manage allocation.read allocation.create allocation.operate allocation.console event.read \
+            webhook.read webhook.manage";
+        let known: BTreeSet<&str> = known.split_whitespace().collect();
+        let used: BTreeSet<&str> = ENDPOINTS.iter().map(|endpoint| endpoint.action).collect();
+        assert_eq!(used, known);
+    }
+}

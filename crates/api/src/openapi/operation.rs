@@ -1,0 +1,199 @@
+//! One operation of the document.
+
+use gpuaas_contract::id::{
+    AllocationId, ApiTokenId, DeliveryId, EnrolmentId, ImageId, JoinTokenId, MaintenanceId, MembershipId, OrgId, ProjectId,
+    ServiceAccountId, SlotId, SshKeyId, TaskId, UserId, WebhookId,
+};
+use schemars::SchemaGenerator;
+use serde_json::{Map, Value, json};
+
+use super::components::TROUBLES;
+use crate::dto::TaskProgress;
+use crate::endpoints::{Endpoint, Method, SchemaOf, StreamKind};
+use crate::routes;
+
+/// The operation of an endpoint. Schemas it refers to are left in the generator.
+pub(super) fn of(endpoint: &Endpoint, generator: &mut SchemaGenerator) -> Value {
+    let mut operation = json!({
+        "operationId": endpoint.name,
+        "summary": endpoint.summary,
+        "description": format!("Needs the action `{}`.", endpoint.action),
+        "tags": [endpoint.resource],
+        "parameters": parameters(endpoint, generator),
+        "responses": responses(endpoint, generator),
+        "x-gpuaas-action": endpoint.action,
+    });
+    if let Some(body) = endpoint.body {
+        operation["requestBody"] =
+            json!({ "required": true, "content": { "application/json": { "schema": schema(body, generator) } } });
+    }
+    operation
+}
+
+fn schema(of: SchemaOf, generator: &mut SchemaGenerator) -> Value {
+    of(generator).into()
+}
+
+fn parameters(endpoint: &Endpoint, generator: &mut SchemaGenerator) -> Vec<Value> {
+    let mut parameters: Vec<Value> = endpoint.segments().map(|name| path_parameter(endpoint, name)).collect();
+    if let Some(query) = endpoint.query {
+        parameters.extend(query_parameters(&schema(query, generator)));
+    }
+    let mut shared = vec!["CorrelationId"];
+    if endpoint.method == Method::Post {
+        shared.push("IdempotencyKey");
+    }
+    if endpoint.versioned && endpoint.method != Method::Get {
+        shared.push("IfMatch");
+    }
+    if endpoint.stream == StreamKind::Sse(&[routes::EVENT_CLOUD_EVENT]) {
+        shared.push("LastEventId");
+    }
+    parameters.extend(shared.into_iter().map(|name| json!({ "$ref": format!("#/components/parameters/{name}") })));
+    parameters
+}
+
+fn path_parameter(endpoint: &Endpoint, name: &str) -> Value {
+    let (pattern, description) = segment(endpoint.path, name);
+    json!({
+        "name": name, "in": "path", "required": true, "description": description,
+        "schema": { "type": "string", "pattern": pattern },
+    })
+}
+
+/// What a segment of a path looks like.
+fn segment(path: &str, name: &str) -> (String, &'static str) {
+    let id = |prefix: &str, description| (format!("^{prefix}[0-9a-f]{{32}}$"), description);
+    match name {
+        "organisation" => id(OrgId::PREFIX, "The organisation's id."),
+        "project" => id(ProjectId::PREFIX, "The project's id."),
+        "allocation" => id(AllocationId::PREFIX, "The allocation's id."),
+        "slice" => id(AllocationId::PREFIX, "The slice's id, which is that of its allocation."),
+        "member" => id(MembershipId::PREFIX, "The membership's id."),
+        "service_account" => id(ServiceAccountId::PREFIX, "The service account's id."),
+        "ssh_key" => id(SshKeyId::PREFIX, "The SSH key's id."),
+        "image" => id(ImageId::PREFIX, "The image's id."),
+        "webhook" => id(WebhookId::PREFIX, "The webhook's id."),
+        "delivery" => id(DeliveryId::PREFIX, "The delivery's id."),
+        "maintenance" => id(MaintenanceId::PREFIX, "The window's id."),
+        "user" => id(UserId::PREFIX, "The user's id."),
+        "slot" => id(SlotId::PREFIX, "The slot's id."),
+        "task" => id(TaskId::PREFIX, "The task's id."),
+        "enrolment" => id(EnrolmentId::PREFIX, "The request's id."),
+        "key" if path != routes::SIGNING_KEY_REVOKE => id(ApiTokenId::PREFIX, "The key's id."),
+        "token" if path == routes::JOIN_TOKEN => id(JoinTokenId::PREFIX, "The join token's id."),
+        "token" => id(ApiTokenId::PREFIX, "The token's id."),
+        "node" => ("^[^/]{1,255}$".to_owned(), "The node's id, or its name if no other node has the same."),
+        "sku" => ("^[a-z0-9_-]{1,80}$".to_owned(), "The product's id or name."),
+        _ => ("^[^/]{1,255}$".to_owned(), "Its name."),
+    }
+}
+
+fn query_parameters(query: &Value) -> impl Iterator<Item = Value> {
+    let required: Vec<&str> = query["required"].as_array().into_iter().flatten().filter_map(Value::as_str).collect();
+    let fields = query["properties"].as_object().into_iter().flatten();
+    fields.map(move |(name, field)| {
+        let mut schema = field.clone();
+        let mut description = Value::Null;
+        if let Some(schema) = schema.as_object_mut() {
+            description = schema.remove("description").unwrap_or_default();
+            schema.remove("default");
+            if let Some(kind) = schema.get_mut("type") {
+                *kind = without_null(kind);
+            }
+        }
+        json!({ "name": name, "in": "query", "required": required.contains(&name.as_str()), "description": description, "schema": schema })
+    })
+}
+
+/// A parameter is there or not; there is no way to write null into a query.
+fn without_null(kind: &Value) -> Value {
+    let kinds: Vec<&Value> = kind.as_array().into_iter().flatten().filter(|kind| *kind != "null").collect();
+    match kinds.as_slice() {
+        [] => kind.clone(),
+        [one] => (*one).clone(),
+        several => json!(several),
+    }
+}
+
+fn responses(endpoint: &Endpoint, generator: &mut SchemaGenerator) -> Value {
+    let mut responses = Map::new();
+    responses.insert(endpoint.status.to_string(), success(endpoint, generator));
+    if let Some(not_made) = endpoint.not_made {
+        let description = "Nothing was made: it was made before under the same key, or it was a dry run.";
+        let content = json!({ "application/json": { "schema": schema(not_made, generator) } });
+        responses
+            .insert("200".to_owned(), json!({ "description": description, "headers": headers(endpoint), "content": content }));
+    }
+    for trouble in TROUBLES.iter().filter(|trouble| may_answer(endpoint, trouble.status)) {
+        responses.insert(trouble.status.to_string(), json!({ "$ref": format!("#/components/responses/{}", trouble.name) }));
+    }
+    Value::Object(responses)
+}
+
+fn may_answer(endpoint: &Endpoint, status: u16) -> bool {
+    let changes = endpoint.method != Method::Get;
+    match status {
+        400 => endpoint.segments().next().is_some() || endpoint.query.is_some() || endpoint.body.is_some(),
+        404 => endpoint.segments().next().is_some() || endpoint.body.is_some(),
+        409 => changes,
+        412 => changes && endpoint.versioned,
+        422 => endpoint.body.is_some(),
+        _ => true,
+    }
+}
+
+fn success(endpoint: &Endpoint, generator: &mut SchemaGenerator) -> Value {
+    let document = endpoint.answer.map(|answer| schema(answer, generator));
+    let (description, content) = match endpoint.stream {
+        StreamKind::Document => {
+            let description = if endpoint.status == 201 { "It was made." } else { "Done." };
+            (description, document.map(|schema| json!({ "application/json": { "schema": schema } })))
+        }
+        StreamKind::JsonLines => {
+            ("One document per line.", document.map(|schema| json!({ "application/x-ndjson": { "schema": schema } })))
+        }
+        StreamKind::Metrics => {
+            ("The text format of Prometheus.", Some(json!({ "text/plain": { "schema": { "type": "string" } } })))
+        }
+        StreamKind::WebSocket => ("The connection becomes a WebSocket; every text message is a document.", None),
+        StreamKind::Sse(names) => {
+            let mut events = Map::new();
+            for name in names {
+                let progress = *name == routes::EVENT_PROGRESS;
+                let schema = if progress {
+                    generator.subschema_for::<TaskProgress>().into()
+                } else {
+                    document.clone().unwrap_or_default()
+                };
+                events.insert((*name).to_owned(), schema);
+            }
+            let content = json!({ "text/event-stream": { "schema": { "type": "string" }, "x-gpuaas-events": events } });
+            ("Server-sent events; `x-gpuaas-events` has the document of each kind.", Some(content))
+        }
+    };
+    let mut success = json!({ "description": description, "headers": headers(endpoint) });
+    if let Some(content) = content {
+        success["content"] = content;
+    }
+    if endpoint.stream == StreamKind::WebSocket {
+        success["x-gpuaas-message"] = endpoint.answer.map(|answer| schema(answer, generator)).unwrap_or_default();
+    }
+    success
+}
+
+fn headers(endpoint: &Endpoint) -> Value {
+    let reference = |name: &str| json!({ "$ref": format!("#/components/headers/{name}") });
+    let mut headers = json!({
+        "X-Correlation-Id": reference("CorrelationId"),
+        "RateLimit": reference("RateLimit"),
+        "RateLimit-Policy": reference("RateLimitPolicy"),
+    });
+    if endpoint.versioned {
+        headers["ETag"] = reference("ETag");
+    }
+    if endpoint.method == Method::Post {
+        headers["Idempotency-Replayed"] = reference("IdempotencyReplayed");
+    }
+    headers
+}

@@ -1,0 +1,374 @@
+//! What a change of the interface takes from those who use it.
+//!
+//! Requests may be asked for less and answers may say more; anything the other way round breaks somebody.
+
+use std::collections::BTreeSet;
+
+use serde_json::Value;
+
+/// Which way a document goes.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Way {
+    /// From the client: everything that was taken before must still be taken.
+    Request,
+    /// From the server: nothing may come that could not come before, and what always came must still come.
+    Answer,
+}
+
+/// Everything that breaks clients of `before`, in words.
+pub(crate) fn breaking_changes(before: &Value, now: &Value) -> Vec<String> {
+    let mut compare = Compare { before, now, found: Vec::new(), open: Vec::new() };
+    for (path, methods) in fields(&before["paths"]) {
+        for (method, operation) in fields(methods) {
+            let place = format!("{} {path}", method.to_uppercase());
+            match now["paths"].get(path).and_then(|methods| methods.get(method)) {
+                Some(after) => compare.operation(&place, operation, after),
+                None => compare.found.push(format!("{place}: removed")),
+            }
+        }
+    }
+    compare.found
+}
+
+struct Compare<'d> {
+    before: &'d Value,
+    now: &'d Value,
+    found: Vec<String>,
+    /// Pairs of references that are being compared: documents may contain themselves.
+    open: Vec<(&'d str, &'d str)>,
+}
+
+fn fields(value: &Value) -> impl Iterator<Item = (&String, &Value)> {
+    value.as_object().into_iter().flatten()
+}
+
+fn items(value: &Value) -> impl Iterator<Item = &Value> {
+    value.as_array().into_iter().flatten()
+}
+
+fn resolve<'d>(document: &'d Value, value: &'d Value) -> &'d Value {
+    match value["$ref"].as_str() {
+        Some(reference) => document.pointer(reference.trim_start_matches('#')).unwrap_or(&Value::Null),
+        None => value,
+    }
+}
+
+impl<'d> Compare<'d> {
+    fn say(&mut self, place: &str, what: &str) {
+        self.found.push(format!("{place}: {what}"));
+    }
+
+    fn operation(&mut self, place: &str, before: &'d Value, now: &'d Value) {
+        self.parameters(place, &before["parameters"], &now["parameters"]);
+        let (body_before, body_now) = (&before["requestBody"], &now["requestBody"]);
+        match (body_before.is_null(), body_now.is_null()) {
+            (true, true) => {}
+            (true, false) if body_now["required"] == true => self.say(place, "a body is newly required"),
+            (true, false) => {}
+            (false, true) => self.say(place, "the body was removed"),
+            (false, false) => self.contents(&format!("{place} body"), body_before, body_now, Way::Request),
+        }
+        for (status, response) in fields(&before["responses"]).filter(|(status, _)| status.starts_with(['1', '2'])) {
+            match now["responses"].get(status) {
+                Some(after) => self.contents(&format!("{place} {status}"), response, after, Way::Answer),
+                None => self.say(place, &format!("answer {status} was removed")),
+            }
+        }
+        for (status, _) in fields(&now["responses"]).filter(|(status, _)| status.starts_with(['1', '2'])) {
+            if before["responses"].get(status).is_none() {
+                self.say(place, &format!("answer {status} is new, and clients do not expect it"));
+            }
+        }
+    }
+
+    fn parameters(&mut self, place: &str, before: &'d Value, now: &'d Value) {
+        let after: Vec<&Value> = items(now).map(|parameter| resolve(self.now, parameter)).collect();
+        let known: Vec<&Value> = items(before).map(|parameter| resolve(self.before, parameter)).collect();
+        let same = |left: &Value, right: &Value| left["name"] == right["name"] && left["in"] == right["in"];
+        for old in &known {
+            let name = old["name"].as_str().unwrap_or_default();
+            match after.iter().find(|new| same(old, new)) {
+                Some(new) => self.schema(&format!("{place} parameter {name}"), &old["schema"], &new["schema"], Way::Request),
+                None => self.say(place, &format!("parameter {name} was removed")),
+            }
+        }
+        for new in after.iter().filter(|new| new["required"] == true) {
+            if !known.iter().any(|old| same(old, new) && old["required"] == true) {
+                self.say(place, &format!("parameter {} is newly required", new["name"].as_str().unwrap_or_default()));
+            }
+        }
+    }
+
+    fn contents(&mut self, place: &str, before: &'d Value, now: &'d Value, way: Way) {
+        for (kind, content) in fields(&before["content"]) {
+            let Some(after) = now["content"].get(kind) else {
+                self.say(place, &format!("{kind} was removed"));
+                continue;
+            };
+            self.schema(place, &content["schema"], &after["schema"], way);
+            for (event, schema) in fields(&content["x-gpuaas-events"]) {
+                match after["x-gpuaas-events"].get(event) {
+                    Some(after) => self.schema(&format!("{place} event {event}"), schema, after, way),
+                    None => self.say(place, &format!("event {event} was removed")),
+                }
+            }
+        }
+        self.schema(&format!("{place} message"), &before["x-gpuaas-message"], &now["x-gpuaas-message"], way);
+    }
+
+    fn schema(&mut self, place: &str, before: &'d Value, now: &'d Value, way: Way) {
+        if let (Some(left), Some(right)) = (before["$ref"].as_str(), now["$ref"].as_str()) {
+            if self.open.contains(&(left, right)) {
+                return;
+            }
+            self.open.push((left, right));
+            self.resolved(place, resolve(self.before, before), resolve(self.now, now), way);
+            self.open.pop();
+        } else {
+            self.resolved(place, resolve(self.before, before), resolve(self.now, now), way);
+        }
+    }
+
+    fn resolved(&mut self, place: &str, before: &'d Value, now: &'d Value, way: Way) {
+        let (old, new) = (alternatives(before), alternatives(now));
+        if old.len() > 1 || new.len() > 1 {
+            return self.alternatives(place, &old, &new, way);
+        }
+        // Read from the side that may say less to the side that may say more.
+        let (narrow, wide) = match way {
+            Way::Request => (before, now),
+            Way::Answer => (now, before),
+        };
+        if !is_within(&kinds(narrow), &kinds(wide)) {
+            return self.say(place, &format!("the type changed from {} to {}", before["type"], now["type"]));
+        }
+        if before["format"] != now["format"] {
+            self.say(place, &format!("the format changed from {} to {}", before["format"], now["format"]));
+        }
+        let values = |schema: &Value| -> Option<BTreeSet<String>> {
+            let one = schema.get("const").map(|value| BTreeSet::from([value.to_string()]));
+            one.or_else(|| schema["enum"].as_array().map(|values| values.iter().map(ToString::to_string).collect()))
+        };
+        match (values(narrow), values(wide)) {
+            (_, None) => {}
+            (Some(narrow), Some(wide)) if narrow.is_subset(&wide) => {}
+            (Some(_) | None, Some(_)) => self.say(place, "the possible values changed"),
+        }
+        if way == Way::Request {
+            self.limits(place, before, now);
+        }
+        self.properties(place, before, now, way);
+        if !before["items"].is_null() && !now["items"].is_null() {
+            self.schema(&format!("{place}[]"), &before["items"], &now["items"], way);
+        }
+        if before["additionalProperties"].is_object() && now["additionalProperties"].is_object() {
+            self.schema(&format!("{place}{{}}"), &before["additionalProperties"], &now["additionalProperties"], way);
+        }
+    }
+
+    /// What a request may hold must not shrink.
+    fn limits(&mut self, place: &str, before: &Value, now: &Value) {
+        if !now["pattern"].is_null() && now["pattern"] != before["pattern"] {
+            self.say(place, &format!("the pattern changed to {}", now["pattern"]));
+        }
+        for (name, larger_is_stricter) in [
+            ("minimum", true),
+            ("minLength", true),
+            ("minItems", true),
+            ("maximum", false),
+            ("maxLength", false),
+            ("maxItems", false),
+        ] {
+            let Some(limit) = now[name].as_f64() else { continue };
+            let stricter = before[name].as_f64().is_none_or(|old| if larger_is_stricter { limit > old } else { limit < old });
+            if stricter {
+                self.say(place, &format!("{name} is stricter: {limit}"));
+            }
+        }
+    }
+
+    fn properties(&mut self, place: &str, before: &'d Value, now: &'d Value, way: Way) {
+        let required =
+            |schema: &'d Value| -> BTreeSet<&'d str> { items(&schema["required"]).filter_map(Value::as_str).collect() };
+        let (was, is) = (required(before), required(now));
+        for (name, old) in fields(&before["properties"]) {
+            match now["properties"].get(name) {
+                Some(new) => self.schema(&format!("{place}.{name}"), old, new, way),
+                None => self.say(&format!("{place}.{name}"), "the field was removed"),
+            }
+        }
+        let closed = |schema: &Value| schema["additionalProperties"] == false;
+        match way {
+            Way::Request => {
+                for name in is.difference(&was) {
+                    self.say(&format!("{place}.{name}"), "the field is newly required");
+                }
+                if closed(now) && !closed(before) {
+                    self.say(place, "unknown fields are newly refused");
+                }
+            }
+            Way::Answer => {
+                for name in was.difference(&is).filter(|name| now["properties"].get(**name).is_some()) {
+                    self.say(&format!("{place}.{name}"), "the field may be absent now");
+                }
+            }
+        }
+    }
+
+    /// Each alternative of the narrow side must fit one of the wide side.
+    fn alternatives(&mut self, place: &str, old: &[&'d Value], new: &[&'d Value], way: Way) {
+        let fits = |compare: &Self, before: &'d Value, now: &'d Value| {
+            let mut trial = Compare { before: compare.before, now: compare.now, found: Vec::new(), open: compare.open.clone() };
+            trial.schema(place, before, now, way);
+            trial.found
+        };
+        let real = |alternatives: &[&'d Value]| -> Vec<&'d Value> {
+            alternatives.iter().copied().filter(|schema| schema["type"] != "null").collect()
+        };
+        let nullable = |alternatives: &[&'d Value]| alternatives.iter().any(|schema| schema["type"] == "null");
+        // The usual case, something or null, is told in detail.
+        if let ([before], [now]) = (real(old).as_slice(), real(new).as_slice()) {
+            let problem = match way {
+                Way::Request => nullable(old) && !nullable(new),
+                Way::Answer => !nullable(old) && nullable(new),
+            };
+            if problem {
+                self.say(place, if way == Way::Request { "null is no longer taken" } else { "it may be null now" });
+            }
+            let found = fits(self, before, now);
+            self.found.extend(found);
+            return;
+        }
+        let lost = match way {
+            Way::Request => old.iter().any(|before| !new.iter().any(|now| fits(self, before, now).is_empty())),
+            Way::Answer => new.iter().any(|now| !old.iter().any(|before| fits(self, before, now).is_empty())),
+        };
+        if lost {
+            self.say(place, "the possible forms changed");
+        }
+    }
+}
+
+/// The forms a value can have; one if it has only one.
+fn alternatives(schema: &Value) -> Vec<&Value> {
+    let several = schema["anyOf"].as_array().or_else(|| schema["oneOf"].as_array());
+    several.map_or_else(|| vec![schema], |several| several.iter().collect())
+}
+
+/// The JSON types a value can have; none for every type.
+fn kinds(schema: &Value) -> BTreeSet<&str> {
+    match &schema["type"] {
+        Value::String(kind) => BTreeSet::from([kind.as_str()]),
+        other => items(other).filter_map(Value::as_str).collect(),
+    }
+}
+
+fn is_within(narrow: &BTreeSet<&str>, wide: &BTreeSet<&str>) -> bool {
+    let has = |kind: &&str| wide.contains(kind) || (*kind == "integer" && wide.contains("number"));
+    wide.is_empty() || (!narrow.is_empty() && narrow.iter().all(has))
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+
+    fn document() -> Value {
+        json!({
+            "paths": { "/things": {
+                "get": {
+                    "parameters": [{ "name": "limit", "in": "query", "required": false, "schema": { "type": "integer", "maximum": 9 } }],
+                    "responses": { "200": { "content": { "application/json": { "schema": { "$ref": "#/schemas/Thing" } } } } },
+                },
+                "post": {
+                    "requestBody": { "required": true, "content": { "application/json": { "schema": { "$ref": "#/schemas/Wish" } } } },
+                    "responses": { "201": { "content": { "application/json": { "schema": { "$ref": "#/schemas/Thing" } } } } },
+                },
+            } },
+            "schemas": {
+                "Thing": {
+                    "type": "object", "required": ["id"],
+                    "properties": {
+                        "id": { "type": "string" }, "note": { "type": ["string", "null"] },
+                        "parts": { "type": "array", "items": { "$ref": "#/schemas/Thing" } },
+                        "owner": { "anyOf": [{ "$ref": "#/schemas/Thing" }, { "type": "null" }] },
+                    },
+                },
+                "Wish": {
+                    "type": "object", "required": ["name"], "additionalProperties": false,
+                    "properties": { "name": { "type": "string" }, "kind": { "type": "string", "enum": ["a", "b"] } },
+                },
+            },
+        })
+    }
+
+    /// What breaks if the value at `pointer` becomes another one.
+    fn after(pointer: &str, value: Value) -> Vec<String> {
+        let mut now = document();
+        let (parent, name) = pointer.rsplit_once('/').expect("a pointer");
+        let (parent, name) = (now.pointer_mut(parent).expect("there"), name.replace("~1", "/"));
+        match (parent, value) {
+            (Value::Object(fields), Value::Null) => drop(fields.remove(&name)),
+            (Value::Array(items), value) => items[name.parse::<usize>().expect("a number")] = value,
+            (parent, value) => parent[name] = value,
+        }
+        breaking_changes(&document(), &now)
+    }
+
+    #[test]
+    fn what_takes_something_away_is_found() {
+        let thing = "/schemas/Thing";
+        let wish = "/schemas/Wish";
+        for (pointer, value) in [
+            ("/paths/~1things".to_owned(), Value::Null),
+            ("/paths/~1things/post".to_owned(), Value::Null),
+            ("/paths/~1things/post/responses".to_owned(), json!({ "202": {} })),
+            ("/paths/~1things/get/parameters".to_owned(), json!([])),
+            ("/paths/~1things/get/parameters/0/required".to_owned(), json!(true)),
+            ("/paths/~1things/get/parameters/0/schema".to_owned(), json!({ "type": "string" })),
+            ("/paths/~1things/get/parameters/0/schema/maximum".to_owned(), json!(8)),
+            ("/paths/~1things/get/requestBody".to_owned(), json!({ "required": true })),
+            (format!("{thing}/properties/note"), Value::Null),
+            (format!("{thing}/properties/id/type"), json!("integer")),
+            (format!("{thing}/properties/id/type"), json!(["string", "null"])),
+            (format!("{thing}/properties/owner/anyOf"), json!([{ "type": "string" }, { "type": "null" }])),
+            (format!("{thing}/required"), json!([])),
+            (format!("{wish}/properties/kind"), Value::Null),
+            (format!("{wish}/properties/kind/enum"), json!(["a"])),
+            (format!("{wish}/properties/name/pattern"), json!("^x$")),
+            (format!("{wish}/required"), json!(["name", "kind"])),
+        ] {
+            assert!(!after(&pointer, value.clone()).is_empty(), "{pointer} = {value}");
+        }
+    }
+
+    #[test]
+    fn what_only_adds_something_breaks_nobody() {
+        let thing = "/schemas/Thing";
+        let wish = "/schemas/Wish";
+        for (pointer, value) in [
+            ("/paths/~1more".to_owned(), json!({ "get": {} })),
+            ("/paths/~1things/get/responses/404".to_owned(), json!({})),
+            ("/paths/~1things/get/parameters/0/schema".to_owned(), json!({ "type": "number", "maximum": 10 })),
+            (format!("{thing}/properties/colour"), json!({ "type": "string" })),
+            (format!("{thing}/required"), json!(["id", "note"])),
+            (format!("{thing}/properties/note/type"), json!("string")),
+            (format!("{thing}/description"), json!("A thing.")),
+            (format!("{wish}/properties/colour"), json!({ "type": "string" })),
+            (format!("{wish}/properties/kind/enum"), json!(["a", "b", "c"])),
+            (format!("{wish}/properties/name/type"), json!(["string", "null"])),
+            (format!("{wish}/required"), json!([])),
+        ] {
+            let found = after(&pointer, value.clone());
+            assert!(found.is_empty(), "{pointer} = {value}: {found:?}");
+        }
+    }
+
+    #[test]
+    fn a_finding_says_where_it_is() {
+        let found = after("/schemas/Thing/properties/note", Value::Null);
+        assert!(found.contains(&"GET /things 200.note: the field was removed".to_owned()), "{found:?}");
+        assert!(found.contains(&"POST /things 201.note: the field was removed".to_owned()), "{found:?}");
+    }
+}

@@ -1,0 +1,68 @@
+//! The OpenAPI document in `docs/` is the one that the program offers, and never takes back what clients rely on.
+//!
+//! After a change of the interface, `UPDATE_OPENAPI=1 cargo test -p gpuaas-api --test openapi` writes it anew. It refuses to if that would
+//! break clients; `UPDATE_OPENAPI=breaking` does it all the same.
+
+mod breaking;
+
+use std::path::PathBuf;
+
+use serde_json::Value;
+
+use crate::breaking::breaking_changes;
+
+/// Breaking changes that were decided on, as the test names them. May only shrink: an entry that no longer names one is an error.
+const ALLOWED: [&str; 0] = [];
+
+fn path() -> PathBuf {
+    PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("../../docs/openapi.json")
+}
+
+/// The document that is checked in; null before there is one.
+fn checked_in() -> Value {
+    match std::fs::read(path()) {
+        Ok(bytes) => serde_json::from_slice(&bytes).expect("docs/openapi.json is JSON"),
+        Err(error) if error.kind() == std::io::ErrorKind::NotFound => Value::Null,
+        Err(error) => panic!("docs/openapi.json cannot be read: {error}"),
+    }
+}
+
+/// What clients of the checked-in document could no longer rely on, without what was decided on.
+fn broken(before: &Value, now: &Value) -> Vec<String> {
+    breaking_changes(before, now).into_iter().filter(|change| !ALLOWED.contains(&change.as_str())).collect()
+}
+
+#[test]
+fn the_document_in_docs_is_the_one_that_the_program_offers() {
+    let (before, now) = (checked_in(), gpuaas_api::openapi::document());
+    if before == now {
+        return;
+    }
+    let update = std::env::var("UPDATE_OPENAPI").unwrap_or_default();
+    assert!(
+        matches!(update.as_str(), "1" | "breaking"),
+        "the interface has changed: write the document with `UPDATE_OPENAPI=1 cargo test -p gpuaas-api --test openapi`, and look at the diff"
+    );
+    let broken = broken(&before, &now);
+    assert!(
+        broken.is_empty() || update == "breaking",
+        "not written, because clients would break:\n{}\nIf that is decided, use UPDATE_OPENAPI=breaking.",
+        broken.join("\n")
+    );
+    // Whoever reads meanwhile sees the old document or the new one.
+    let draft = path().with_extension("json.new");
+    let text = serde_json::to_string_pretty(&now).expect("JSON") + "\n";
+    std::fs::write(&draft, text).and_then(|()| std::fs::rename(&draft, path())).expect("docs/openapi.json can be written");
+}
+
+#[test]
+fn nothing_that_clients_rely_on_is_taken_back() {
+    let found = breaking_changes(&checked_in(), &gpuaas_api::openapi::document());
+    let stale: Vec<&str> = ALLOWED.into_iter().filter(|allowed| !found.iter().any(|change| change == allowed)).collect();
+    assert!(stale.is_empty(), "no longer needed in ALLOWED: {stale:?}");
+    if std::env::var("UPDATE_OPENAPI").as_deref() == Ok("breaking") {
+        return;
+    }
+    let broken: Vec<String> = found.into_iter().filter(|change| !ALLOWED.contains(&change.as_str())).collect();
+    assert!(broken.is_empty(), "clients of docs/openapi.json would break:\n{}", broken.join("\n"));
+}

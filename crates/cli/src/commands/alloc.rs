@@ -1,0 +1,273 @@
+//! `gpuaas alloc`.
+
+use std::time::Duration;
+
+use clap::Subcommand;
+use gpuaas_api::dto::{Allocation, AllocationChange, AllocationExtend, AllocationRetry, Reason, SliceConsole};
+use gpuaas_contract::slice::VmName;
+use gpuaas_contract::task::slice_console_read::{MAX_BYTES, MAX_FOLLOW_SECONDS};
+
+use super::alloc_create::{self, CreateArgs};
+use super::alloc_list::{self, ListArgs};
+use super::alloc_view::{advise, show};
+use super::{alloc_events, alloc_ssh, confirm, slice};
+use crate::exit::Exit;
+use crate::failure::Failure;
+use crate::follow::{self, WaitedFor};
+use crate::session::Session;
+use crate::{span, tenants};
+
+/// Allocations: what you lease. One is named by its id, a unique beginning of it, or its name in the project.
+#[derive(Debug, Subcommand)]
+pub(crate) enum AllocCommand {
+    /// Lease something and wait until you can sign in.
+    ///
+    /// Live phases are on stderr, the way in is printed at the end. Ctrl-C ends the waiting, not the work.
+    ///
+    /// Examples:
+    ///   gpuaas alloc create trainer --sku h100-1x --image ubuntu
+    ///   gpuaas alloc create big --sku h100-8x --image ubuntu --ssh-key laptop --lease 8h --queue 10m --tag team=ml
+    #[command(verbatim_doc_comment)]
+    Create(Box<CreateArgs>),
+    /// List allocations that are not over.
+    Ls(ListArgs),
+    /// Show one allocation: where it stands, how to sign in, what it costs.
+    Show(Named),
+    /// Shut a guest down. It keeps its place, its disk and its address, and its price.
+    Stop(Power),
+    /// Start a guest that was stopped.
+    Start(Power),
+    /// Stop a guest and start it again.
+    Reboot(Power),
+    /// Move the end of a lease.
+    Extend {
+        /// The allocation.
+        allocation: String,
+        /// This much later than it ends now, such as `2h`.
+        #[arg(long, value_name = "TIME", value_parser = span::parse, required_unless_present = "forever", conflicts_with = "forever")]
+        by: Option<Duration>,
+        /// No end: until it is released.
+        #[arg(long)]
+        forever: bool,
+        /// Running the same command again with the same key moves it once.
+        #[arg(long, value_name = "KEY")]
+        idempotency_key: Option<String>,
+    },
+    /// Give an allocation back. Its disks are wiped. Asks first on a terminal.
+    Release {
+        /// The allocation.
+        allocation: String,
+        /// Why; kept in its history.
+        #[arg(long, default_value = "")]
+        reason: String,
+        /// Do not ask.
+        #[arg(short, long)]
+        yes: bool,
+        /// Return as soon as it is asked for.
+        #[arg(long)]
+        no_wait: bool,
+    },
+    /// Try again what failed, or a release that is blocked.
+    Retry {
+        /// The allocation.
+        allocation: String,
+        /// How long it may wait for a place, such as `10m`.
+        #[arg(long, value_name = "TIME", value_parser = span::parse)]
+        queue: Option<Duration>,
+        /// Return as soon as it is asked for.
+        #[arg(long)]
+        no_wait: bool,
+    },
+    /// Print what happened to an allocation.
+    Events {
+        /// The allocation.
+        allocation: String,
+        /// Go on with what comes, until it is over or Ctrl-C.
+        #[arg(short, long)]
+        follow: bool,
+    },
+    /// Print what a guest wrote to its serial console.
+    Console {
+        /// The allocation.
+        allocation: String,
+        /// Go on with what comes, for up to an hour or until Ctrl-C.
+        #[arg(short, long)]
+        follow: bool,
+        /// How much of the past.
+        #[arg(long, value_name = "BYTES", default_value_t = 65_536, value_parser = clap::value_parser!(u32).range(0..=i64::from(MAX_BYTES)))]
+        tail: u32,
+    },
+    /// Print an OpenSSH `Host` block, so that `ssh NAME` gets you in.
+    SshConfig {
+        /// The allocation.
+        allocation: String,
+        /// Keep it in ~/.ssh/gpuaas_config instead of printing it.
+        #[arg(long)]
+        write: bool,
+    },
+    /// Give an allocation another name. Its guest keeps the name it gave itself.
+    Rename {
+        /// The allocation.
+        allocation: String,
+        /// The new name: lower-case letters, digits and dashes.
+        name: VmName,
+    },
+    /// Change an allocation's tags: those given are set, all others stay.
+    Tag {
+        /// The allocation.
+        allocation: String,
+        /// Tags to set.
+        #[arg(value_name = "KEY=VALUE", value_parser = alloc_create::tag, required_unless_present = "remove")]
+        tags: Vec<(String, String)>,
+        /// A tag to remove; may be given several times.
+        #[arg(long, value_name = "KEY")]
+        remove: Vec<String>,
+    },
+}
+
+/// An allocation.
+#[derive(Debug, clap::Args)]
+pub(crate) struct Named {
+    /// The allocation.
+    allocation: String,
+}
+
+/// An allocation, and whether to wait.
+#[derive(Debug, clap::Args)]
+pub(crate) struct Power {
+    /// The allocation.
+    allocation: String,
+    /// Return as soon as it is asked for.
+    #[arg(long)]
+    no_wait: bool,
+}
+
+pub(super) async fn run(session: &Session, command: AllocCommand) -> Result<Exit, Failure> {
+    let client = session.client()?;
+    match command {
+        AllocCommand::Create(args) => alloc_create::run(session, *args).await,
+        AllocCommand::Ls(args) => alloc_list::run(session, args).await,
+        AllocCommand::Show(Named { allocation }) => {
+            let shown = client.allocation(&tenants::allocation(session, &allocation).await?).await?;
+            show(session, &shown)?;
+            advise(session, &shown);
+            Ok(Exit::Done)
+        }
+        AllocCommand::Stop(Power { allocation, no_wait }) => {
+            let id = tenants::allocation(session, &allocation).await?;
+            powered(session, client.allocation_stop(&id).await?, no_wait).await
+        }
+        AllocCommand::Start(Power { allocation, no_wait }) => {
+            let id = tenants::allocation(session, &allocation).await?;
+            powered(session, client.allocation_start(&id).await?, no_wait).await
+        }
+        AllocCommand::Reboot(Power { allocation, no_wait }) => {
+            let id = tenants::allocation(session, &allocation).await?;
+            powered(session, client.allocation_reboot(&id).await?, no_wait).await
+        }
+        AllocCommand::Extend { allocation, by, forever, idempotency_key } => {
+            let id = tenants::allocation(session, &allocation).await?;
+            let extend = AllocationExtend { by_seconds: by.map(|by| by.as_secs()), forever };
+            let extended = client.allocation_extend(&id, &extend, idempotency_key.as_deref()).await?;
+            show(session, &extended)?;
+            Ok(Exit::Done)
+        }
+        AllocCommand::Release { allocation, reason, yes, no_wait } => release(session, &allocation, reason, yes, no_wait).await,
+        AllocCommand::Retry { allocation, queue, no_wait } => {
+            let id = tenants::allocation(session, &allocation).await?;
+            let retry = AllocationRetry { wait_seconds: queue.map(|queue| queue.as_secs()) };
+            let asked = client.allocation_retry(&id, &retry).await?;
+            // A release that is blocked stays so until its host is asked again: only another version of it is an answer.
+            let (blocked, seen) = (asked.state == "release_blocked", asked.etag.clone());
+            let is_done = move |now: &Allocation| {
+                now.over() || if blocked { now.state == "release_blocked" && now.etag != seen } else { now.settled() }
+            };
+            let is_good = move |now: &Allocation| if blocked { now.over() } else { now.state == "active" };
+            finish(session, asked, no_wait, is_done, is_good).await
+        }
+        AllocCommand::Events { allocation, follow } => {
+            alloc_events::run(session, &tenants::allocation(session, &allocation).await?, follow).await
+        }
+        AllocCommand::Console { allocation, follow, tail } => {
+            let id = tenants::allocation(session, &allocation).await?;
+            let follow_seconds = Some(if follow { MAX_FOLLOW_SECONDS } else { 0 });
+            let task = client.allocation_console(&id, &SliceConsole { tail_bytes: Some(tail), follow_seconds }, None).await?;
+            slice::print_console(session, &task.id.to_string()).await
+        }
+        AllocCommand::SshConfig { allocation, write } => {
+            alloc_ssh::run(session, &client.allocation(&tenants::allocation(session, &allocation).await?).await?, write)
+        }
+        AllocCommand::Rename { allocation, name } => {
+            let change = AllocationChange { name: Some(name), tags: None };
+            changed(session, &tenants::allocation(session, &allocation).await?, &change, None).await
+        }
+        AllocCommand::Tag { allocation, tags, remove } => {
+            let id = tenants::allocation(session, &allocation).await?;
+            let now = client.allocation(&id).await?;
+            let mut wanted = now.tags;
+            wanted.extend(tags);
+            for key in remove {
+                if wanted.remove(&key).is_none() {
+                    return Err(Failure::new(Exit::NotFound, "tag_unknown", format!("it has no tag `{key}`")));
+                }
+            }
+            // On what was seen only: somebody else's tag is not lost.
+            changed(session, &id, &AllocationChange { name: None, tags: Some(wanted) }, Some(&now.etag)).await
+        }
+    }
+}
+
+async fn changed(session: &Session, id: &str, change: &AllocationChange, if_match: Option<&str>) -> Result<Exit, Failure> {
+    let if_match = if_match.filter(|etag| !etag.is_empty());
+    show(session, &session.client()?.allocation_change(id, change, if_match).await?)?;
+    Ok(Exit::Done)
+}
+
+async fn release(session: &Session, allocation: &str, reason: String, yes: bool, no_wait: bool) -> Result<Exit, Failure> {
+    let client = session.client()?;
+    let id = tenants::allocation(session, allocation).await?;
+    if !yes && confirm::somebody_is_there() {
+        let now = client.allocation(&id).await?;
+        confirm::ask(&format!("Release {} ({}, {})? Everything on its disks is lost.", now.name, now.sku, now.state))?;
+    }
+    let asked = client.allocation_release(&id, &Reason { reason }).await?;
+    finish(session, asked, no_wait, |now| now.over() || now.state == "release_blocked", Allocation::over).await
+}
+
+/// Waits until the host did what was asked of its power.
+async fn powered(session: &Session, asked: Allocation, no_wait: bool) -> Result<Exit, Failure> {
+    let is_done = |now: &Allocation| (now.power_wish.is_none() && now.step != "await_power") || now.state != "active";
+    // What went well leaves nothing to say; what did not leaves its code.
+    let was_asked = asked.power_wish.is_some();
+    finish(session, asked, no_wait, is_done, |now| now.state == "active" && !(was_asked && now.code.is_some())).await
+}
+
+/// Waits until it is done, unless told otherwise, and shows what came of it.
+pub(super) async fn finish(
+    session: &Session,
+    asked: Allocation,
+    no_wait: bool,
+    is_done: impl Fn(&Allocation) -> bool,
+    is_good: impl Fn(&Allocation) -> bool,
+) -> Result<Exit, Failure> {
+    let id = asked.id.to_string();
+    if no_wait {
+        show(session, &asked)?;
+        session.output.hint(&format!("`gpuaas alloc show {}` shows how it goes", asked.name));
+        return Ok(Exit::Done);
+    }
+    let now = match follow::allocation(session.client()?, &id, &is_done).await? {
+        WaitedFor::Done(now) => *now,
+        WaitedFor::GaveUp => {
+            let now = session.client()?.allocation(&id).await?;
+            show(session, &now)?;
+            session
+                .output
+                .hint(&format!("it goes on; `gpuaas alloc show {0}` shows how, `gpuaas alloc release {0}` ends it", now.name));
+            return Ok(Exit::Timeout);
+        }
+    };
+    show(session, &now)?;
+    advise(session, &now);
+    Ok(if is_good(&now) { Exit::Done } else { Exit::Failed })
+}

@@ -1,0 +1,200 @@
+//! `gpuaas alloc create`.
+
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use gpuaas_api::dto::{Allocation, AllocationCreate, AllocationPlan};
+use gpuaas_contract::slice::{InterfaceName, SshPublicKey, UserName, VmName};
+
+use super::alloc;
+use super::slice_create::{MAX_KEY_FILE, keys};
+use crate::exit::Exit;
+use crate::failure::Failure;
+use crate::output::{Details, Table, View};
+use crate::session::Session;
+use crate::{files, price, span, tenants};
+
+/// What to lease.
+#[derive(Debug, clap::Args)]
+pub(crate) struct CreateArgs {
+    /// What to call it; also the name the guest gives itself: lower-case letters, digits and dashes.
+    name: VmName,
+    /// The product; `gpuaas catalog` lists them.
+    #[arg(long)]
+    sku: String,
+    /// The image the guest is made from; `gpuaas image ls` lists them. Not for a whole machine.
+    #[arg(long)]
+    image: Option<String>,
+    /// Who may sign in: a stored key by name, a file (a value with `/` or `.` in it) or `-` for stdin; may be given several times
+    /// [default: ~/.ssh/id_ed25519.pub or id_rsa.pub].
+    #[arg(long = "ssh-key", value_name = "KEY")]
+    ssh_keys: Vec<String>,
+    /// The user who is made; that of the image unless given.
+    #[arg(long)]
+    user: Option<UserName>,
+    /// A tag; may be given several times.
+    #[arg(long = "tag", value_name = "KEY=VALUE", value_parser = tag)]
+    tags: Vec<(String, String)>,
+    /// How long the lease is, such as `8h`; until it is released unless given.
+    #[arg(long, value_name = "TIME", value_parser = span::parse)]
+    lease: Option<Duration>,
+    /// How long it may wait for a place, such as `10m`; it fails at once if nothing is free unless given.
+    #[arg(long, value_name = "TIME", value_parser = span::parse)]
+    queue: Option<Duration>,
+    /// Take the host with the most room instead of the tightest fit.
+    #[arg(long)]
+    spread: bool,
+    /// On a whole machine: let the user become root, if its owner allows it.
+    #[arg(long)]
+    sudo: bool,
+    /// The bridge the guest is on; the platform's default unless given.
+    #[arg(long)]
+    bridge: Option<InterfaceName>,
+    /// Only say what would come of it: whether it fits, its price, and for operators its place.
+    #[arg(long)]
+    dry_run: bool,
+    /// Return as soon as it is asked for.
+    #[arg(long, conflicts_with = "watch")]
+    no_wait: bool,
+    /// Go on telling what happens after it is active, until it is over or Ctrl-C.
+    #[arg(long)]
+    watch: bool,
+    /// Running the same command again with the same key finds the same allocation instead of making another.
+    #[arg(long, value_name = "KEY")]
+    idempotency_key: Option<String>,
+}
+
+/// Reads `key=value`.
+pub(super) fn tag(text: &str) -> Result<(String, String), String> {
+    let (key, value) = text.split_once('=').ok_or("expected KEY=VALUE")?;
+    if key.is_empty() {
+        return Err("expected KEY=VALUE".to_owned());
+    }
+    Ok((key.to_owned(), value.to_owned()))
+}
+
+pub(super) async fn run(session: &Session, args: CreateArgs) -> Result<Exit, Failure> {
+    let (ssh_keys, ssh_public_keys) = who_may_sign_in(session, &args.ssh_keys)?;
+    let client = session.client()?;
+    let project = tenants::project(session).await?.id.to_string();
+    let create = AllocationCreate {
+        name: args.name,
+        sku: args.sku,
+        image: args.image,
+        ssh_keys,
+        ssh_public_keys,
+        username: args.user,
+        tags: args.tags.into_iter().collect(),
+        lease_seconds: args.lease.map(|lease| lease.as_secs()),
+        wait_seconds: args.queue.map(|queue| queue.as_secs()),
+        spread: args.spread,
+        sudo: args.sudo,
+        ovs_bridge: args.bridge,
+        graceful_timeout_seconds: None,
+        dry_run: args.dry_run,
+    };
+    if args.dry_run {
+        let plan = client.allocation_plan(&project, &create).await?;
+        session.output.print(&plan, plan_view)?;
+        return Ok(if plan.fits { Exit::Done } else { Exit::Refused });
+    }
+    let asked = client.allocation_create(&project, &create, args.idempotency_key.as_deref()).await?;
+    let id = asked.id.to_string();
+    let is_there = |now: &Allocation| now.state == "active" && !now.release_requested;
+    let is_done = |now: &Allocation| is_there(now) || now.over() || now.state == "release_blocked";
+    let exit = alloc::finish(session, asked, args.no_wait, is_done, is_there).await?;
+    if !args.watch || exit != Exit::Done {
+        return Ok(exit);
+    }
+    let now = client.allocation(&id).await?;
+    alloc::finish(session, now, false, Allocation::over, |now| now.state == "released").await
+}
+
+/// Names of stored keys, and keys from files.
+fn who_may_sign_in(session: &Session, wanted: &[String]) -> Result<(Vec<String>, Vec<SshPublicKey>), Failure> {
+    if wanted.is_empty() {
+        let (path, found) = default_key()?;
+        session.output.hint(&format!("{} may sign in; --ssh-key names another key", path.display()));
+        return Ok((Vec::new(), found));
+    }
+    let (mut names, mut found) = (Vec::new(), Vec::new());
+    for value in wanted {
+        match file_of(value) {
+            Some(path) => found.extend(keys(&path, &files::read(&path, MAX_KEY_FILE)?)?),
+            None => names.push(value.clone()),
+        }
+    }
+    Ok((names, found))
+}
+
+/// Stored keys have no `/` and no `.` in their names, so whatever has is a file.
+fn file_of(value: &str) -> Option<PathBuf> {
+    if value == "-" {
+        return Some(PathBuf::from("-"));
+    }
+    // Shells do not always open `~`: not after `--ssh-key=`.
+    if let (Some(rest), Some(home)) = (value.strip_prefix("~/"), home()) {
+        return Some(home.join(rest));
+    }
+    (value.contains('/') || value.contains('.')).then(|| PathBuf::from(value))
+}
+
+pub(super) fn home() -> Option<PathBuf> {
+    std::env::var_os("HOME").filter(|home| !home.is_empty()).map(PathBuf::from)
+}
+
+/// The caller's own key, where OpenSSH keeps it.
+fn default_key() -> Result<(PathBuf, Vec<SshPublicKey>), Failure> {
+    let folder = home().map(|home| home.join(".ssh"));
+    let found = ["id_ed25519.pub", "id_rsa.pub"].iter().filter_map(|name| Some(folder.as_deref()?.join(name)));
+    let Some(path) = found.into_iter().find(|path: &PathBuf| path.is_file()) else {
+        return Err(Failure::usage("ssh_key_needed", "somebody must be able to sign in, and you have no key in ~/.ssh")
+            .hint("make one with `ssh-keygen -t ed25519`, or name one with --ssh-key: a stored key, a file or `-`"));
+    };
+    let bytes = files::read(Path::new(&path), MAX_KEY_FILE)?;
+    let found = keys(&path, &bytes)?;
+    Ok((path, found))
+}
+
+fn plan_view(plan: &AllocationPlan) -> View {
+    let slots = plan.slots.as_ref().map(|slots| slots.iter().map(ToString::to_string).collect::<Vec<_>>().join("\n"));
+    let near = plan.same_numa.map(|same| if same { "yes" } else { "no: its slots are near different memory" });
+    let details = Details::default()
+        .field("product", &plan.sku)
+        .field("price", price::per_hour(plan.price_per_hour))
+        .field("fits", if plan.fits { "yes" } else { "no" })
+        .maybe("reason", plan.reason.as_deref())
+        .maybe("code", plan.code.as_deref())
+        .maybe("node", plan.node_name.as_deref())
+        .maybe("slots", slots)
+        .maybe("same memory", near)
+        .maybe("note", plan.note.as_deref());
+    let reasons = plan.reasons_by_node.as_deref().unwrap_or_default();
+    if reasons.is_empty() {
+        return View::Details(details);
+    }
+    let mut table = Table::new(["NODE", "NOT TAKEN BECAUSE"]);
+    for node in reasons {
+        table.row([node.node_name.clone(), node.reasons.join("; ")]);
+    }
+    View::DetailsAndTable(details, table)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_value_is_a_file_only_if_no_stored_key_could_have_its_name() {
+        for (value, is_file) in [("-", true), ("./laptop", true), ("id_rsa.pub", true), ("/k", true), ("laptop", false)] {
+            assert_eq!(file_of(value).is_some(), is_file, "{value}");
+        }
+    }
+
+    #[test]
+    fn a_tag_has_a_key_and_may_have_an_empty_value() {
+        assert_eq!(tag("team=ml=x"), Ok(("team".to_owned(), "ml=x".to_owned())));
+        assert_eq!(tag("team="), Ok(("team".to_owned(), String::new())));
+        assert!(tag("team").is_err() && tag("=x").is_err());
+    }
+}

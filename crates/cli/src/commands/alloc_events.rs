@@ -1,0 +1,73 @@
+//! `gpuaas alloc events`: the history of an allocation, and what comes.
+
+use futures::StreamExt as _;
+use gpuaas_api::Client;
+use gpuaas_api::client::HeardEvent;
+use gpuaas_api::dto::{EventRow, EventsQuery, PageQuery};
+
+use super::events::{facts, short_kind};
+use crate::exit::Exit;
+use crate::failure::Failure;
+use crate::output::text::printable;
+use crate::pages::{self, MAX_ITEMS};
+use crate::session::Session;
+
+/// What every event of an allocation says, and its reader knows.
+const KNOWN: [&str; 7] = ["allocation_id", "project_id", "organisation_id", "name", "from", "to", "step"];
+
+pub(super) async fn run(session: &Session, id: &str, follow: bool) -> Result<Exit, Failure> {
+    let client = session.client()?;
+    if !follow {
+        for row in after(client, id, None).await? {
+            print(session, &row)?;
+        }
+        return Ok(Exit::Done);
+    }
+    let project = client.allocation(id).await?.project_id.to_string();
+    let query = EventsQuery { after: None, kinds: Some("allocation".to_owned()) };
+    let mut heard = client.project_events(&project, &query).boxed();
+    let mut interrupted = std::pin::pin!(tokio::signal::ctrl_c());
+    let mut position = None;
+    loop {
+        // Asked before it is read: what happens in between is in the next read.
+        let is_over = client.allocation(id).await?.over();
+        for row in after(client, id, position).await? {
+            position = Some(row.position);
+            print(session, &row)?;
+        }
+        if is_over {
+            return Ok(Exit::Done);
+        }
+        // The event only says that there is something to read.
+        loop {
+            let event = tokio::select! {
+                biased;
+                _ = &mut interrupted => return Ok(Exit::Done),
+                event = heard.next() => event,
+                () = tokio::time::sleep(std::time::Duration::from_secs(10)) => break,
+            };
+            match event.transpose()? {
+                Some(HeardEvent::Event(event)) if event.subject != id => {}
+                Some(HeardEvent::Event(_) | HeardEvent::Reconnecting) => break,
+                None => return Ok(Exit::Done),
+            }
+        }
+    }
+}
+
+/// The rows after this position.
+async fn after(client: &Client, id: &str, position: Option<i64>) -> Result<Vec<EventRow>, Failure> {
+    let start = position.map(|position| position.to_string());
+    let fetch = async |after: Option<String>, limit| {
+        let after = after.or_else(|| start.clone());
+        client.allocation_events(id, &PageQuery { after, limit: Some(limit) }).await
+    };
+    Ok(pages::collect(MAX_ITEMS, fetch).await?.items)
+}
+
+fn print(session: &Session, row: &EventRow) -> Result<(), Failure> {
+    session.output.print_item(row, |row| {
+        let line = format!("{} {} {}", row.at, short_kind(&row.kind), facts(&row.data, &KNOWN));
+        printable(line.trim_end())
+    })
+}

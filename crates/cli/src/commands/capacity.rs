@@ -1,0 +1,65 @@
+//! `gpuaas capacity`: what there is, what of it works and what of that is free.
+
+use gpuaas_api::dto::{Capacity, CapacityRow};
+
+use crate::exit::Exit;
+use crate::failure::Failure;
+use crate::output::{Table, View};
+use crate::session::Session;
+
+/// How much to show.
+#[derive(Debug, clap::Args)]
+pub(crate) struct CapacityArgs {
+    /// A row per node instead of per model.
+    #[arg(long)]
+    nodes: bool,
+}
+
+pub(super) async fn run(session: &Session, args: CapacityArgs) -> Result<Exit, Failure> {
+    let capacity = session.client()?.capacity().await?;
+    session.output.print(&capacity, |capacity| if args.nodes { by_node(capacity) } else { by_model(capacity) })?;
+    if capacity.models.is_empty() {
+        session.output.hint("there are no slots yet; `gpuaas node topology discover NODE` and `approve` make some");
+    } else if !args.nodes {
+        for sku in &capacity.skus {
+            session.output.hint(&format!("{} × {} could be leased now", sku.available, sku.sku));
+        }
+    }
+    Ok(Exit::Done)
+}
+
+fn by_model(capacity: &Capacity) -> View {
+    if capacity.models.is_empty() {
+        return View::Nothing;
+    }
+    let mut table = Table::new(["MODEL", "NAME", "NODES", "SLOTS", "HEALTHY", "UNHEALTHY", "ALLOCATED", "FREE", "LARGEST FREE"]);
+    for row in &capacity.models {
+        let [slots, healthy, unhealthy, allocated, free, largest] = numbers(row);
+        let nodes = row.nodes.to_string();
+        table.row([row.model.clone(), row.name.clone(), nodes, slots, healthy, unhealthy, allocated, free, largest]);
+    }
+    View::Table(table)
+}
+
+fn by_node(capacity: &Capacity) -> View {
+    if capacity.nodes.is_empty() {
+        return View::Nothing;
+    }
+    let mut table = Table::new(["NODE", "MODEL", "SLOTS", "HEALTHY", "UNHEALTHY", "ALLOCATED", "FREE"]);
+    for node in &capacity.nodes {
+        for row in &node.rows {
+            let [slots, healthy, unhealthy, allocated, free, _] = numbers(row);
+            table.row([node.node_name.clone(), row.model.clone(), slots, healthy, unhealthy, allocated, free]);
+        }
+        if node.rows.is_empty() {
+            let none = || "0".to_owned();
+            table.row([node.node_name.clone(), String::new(), none(), none(), none(), none(), none()]);
+        }
+    }
+    View::Table(table)
+}
+
+fn numbers(row: &CapacityRow) -> [String; 6] {
+    [row.delivered, row.healthy, row.unhealthy, row.allocated, row.free, row.largest_free_on_one_node]
+        .map(|number| number.to_string())
+}

@@ -1,0 +1,113 @@
+//! `gpuaas events`: what happens in a project or on the platform, as it happens.
+
+use std::time::Duration;
+
+use futures::StreamExt as _;
+use gpuaas_api::client::HeardEvent;
+use gpuaas_api::dto::{CloudEvent, EventsQuery};
+
+use crate::exit::Exit;
+use crate::failure::Failure;
+use crate::output::text::printable;
+use crate::session::Session;
+use crate::tenants;
+
+/// Without --follow, the stream counts as read to its end after so much silence.
+const SILENCE: Duration = Duration::from_secs(2);
+
+/// Where it happened, which the subject and the listener's project say already.
+const PLACES: [&str; 3] = ["allocation_id", "project_id", "organisation_id"];
+
+/// What to hear.
+#[derive(Debug, clap::Args)]
+pub(crate) struct EventsArgs {
+    /// Go on with what comes, until Ctrl-C. Without it, what is kept is printed.
+    #[arg(short, long)]
+    follow: bool,
+    /// Everything on the whole platform, for operators.
+    #[arg(long)]
+    platform: bool,
+    /// Only after this position; 0 for everything that is kept [default: 0, and with --follow from now on].
+    #[arg(long, value_name = "POSITION")]
+    after: Option<i64>,
+    /// Only this kind, such as `allocation` or `allocation.active`; may be given several times.
+    #[arg(long = "kind", value_name = "KIND")]
+    kinds: Vec<String>,
+}
+
+pub(super) async fn run(session: &Session, args: EventsArgs) -> Result<Exit, Failure> {
+    let client = session.client()?;
+    let after = args.after.or((!args.follow).then_some(0));
+    let query = EventsQuery { after, kinds: (!args.kinds.is_empty()).then(|| args.kinds.join(",")) };
+    let mut heard = if args.platform {
+        client.events(&query).boxed()
+    } else {
+        client.project_events(&tenants::project(session).await?.id.to_string(), &query).boxed()
+    };
+    let mut interrupted = std::pin::pin!(tokio::signal::ctrl_c());
+    let mut nothing_yet = true;
+    loop {
+        let silence = async { if args.follow { std::future::pending().await } else { tokio::time::sleep(SILENCE).await } };
+        let event = tokio::select! {
+            biased;
+            _ = &mut interrupted => return Ok(Exit::Done),
+            event = heard.next() => event,
+            () = silence => None,
+        };
+        match event.transpose()? {
+            Some(HeardEvent::Event(event)) => {
+                nothing_yet = false;
+                session.output.print_item(event.as_ref(), line)?;
+            }
+            Some(HeardEvent::Reconnecting) => session.output.hint("lost the server; trying again"),
+            None => break,
+        }
+    }
+    if nothing_yet {
+        session.output.hint("nothing has happened that is kept; --follow waits for what comes");
+    }
+    Ok(Exit::Done)
+}
+
+fn line(event: &CloudEvent) -> String {
+    let line = format!("{} {} {} {}", event.time, short_kind(&event.kind), event.subject, facts(&event.data, &PLACES));
+    printable(line.trim_end())
+}
+
+/// Such as `allocation.active` for `gpuaas.allocation.active.v1`.
+pub(super) fn short_kind(kind: &str) -> &str {
+    let kind = kind.strip_prefix("gpuaas.").unwrap_or(kind);
+    match kind.rsplit_once(".v") {
+        Some((short, version)) if !version.is_empty() && version.bytes().all(|byte| byte.is_ascii_digit()) => short,
+        Some(_) | None => kind,
+    }
+}
+
+/// What an event says in single words, as `name=value`, without what is known already.
+pub(super) fn facts(data: &serde_json::Value, known: &[&str]) -> String {
+    let fields = data.as_object().into_iter().flatten().filter(|(name, _)| !known.contains(&name.as_str()));
+    let words = fields.filter_map(|(name, value)| match value {
+        serde_json::Value::String(text) if text.is_empty() => None,
+        serde_json::Value::String(text) => Some(format!("{name}={text}")),
+        serde_json::Value::Number(_) | serde_json::Value::Bool(_) => Some(format!("{name}={value}")),
+        serde_json::Value::Null | serde_json::Value::Array(_) | serde_json::Value::Object(_) => None,
+    });
+    words.collect::<Vec<_>>().join(" ")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn kinds_are_shown_without_what_all_of_them_have() {
+        assert_eq!(short_kind("gpuaas.allocation.active.v1"), "allocation.active");
+        assert_eq!(short_kind("other.vast"), "other.vast");
+    }
+
+    #[test]
+    fn facts_leave_out_what_is_known_and_what_is_no_single_word() {
+        let data = serde_json::json!({ "name": "a", "code": "no_capacity", "n": 3, "list": [1], "empty": "", "none": null });
+        assert_eq!(facts(&data, &["name"]), "code=no_capacity n=3");
+    }
+}

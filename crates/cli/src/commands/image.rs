@@ -1,0 +1,156 @@
+//! `gpuaas image`: what guests are made from.
+
+use clap::Subcommand;
+use gpuaas_api::dto::{Image, ImageCreate};
+use gpuaas_contract::Digest;
+use gpuaas_contract::slice::UserName;
+
+use super::slice_create::{Driver, Format, digest};
+use super::{age, moment};
+use crate::exit::Exit;
+use crate::failure::Failure;
+use crate::output::{Details, Table, View, text};
+use crate::session::Session;
+use crate::tenants;
+
+/// Images: the platform's are for everybody, an organisation's for all its projects.
+#[derive(Debug, Subcommand)]
+pub(crate) enum ImageCommand {
+    /// Make an image of your organisation, or with --platform one for everybody.
+    ///
+    /// For example: gpuaas image create ubuntu --from https://images.example.com/u.img --sha256 9f86d0… --platform
+    Create(Box<CreateArgs>),
+    /// List the images that can be used.
+    Ls {
+        /// Only the platform's.
+        #[arg(long)]
+        platform: bool,
+    },
+    /// Delete an image. Guests made from it go on.
+    Delete {
+        /// The image: its name, its id or a unique beginning of it.
+        image: String,
+        /// One of the platform.
+        #[arg(long)]
+        platform: bool,
+    },
+}
+
+/// What to make.
+#[derive(Debug, clap::Args)]
+pub(crate) struct CreateArgs {
+    /// What people type: lower-case letters, digits and single dashes.
+    name: String,
+    /// Where hosts fetch it.
+    #[arg(long, value_name = "URL", required_unless_present = "path")]
+    from: Option<String>,
+    /// A file in the hosts' image folder, as a path below it; only for images of the platform.
+    #[arg(long, conflicts_with = "from", requires = "platform")]
+    path: Option<String>,
+    /// SHA-256 of the file. Always checked by hosts.
+    #[arg(long, value_name = "HEX", value_parser = digest)]
+    sha256: Digest,
+    /// What the file is.
+    #[arg(long, value_enum, default_value_t = Format::Qcow2)]
+    format: Format,
+    /// How the GPU's driver gets into it.
+    #[arg(long, value_enum, default_value_t = Driver::None)]
+    driver: Driver,
+    /// The user it is made for; `ubuntu` unless given.
+    #[arg(long)]
+    user: Option<UserName>,
+    /// In words.
+    #[arg(long, default_value = "")]
+    description: String,
+    /// For everybody instead of your organisation; for operators.
+    #[arg(long)]
+    platform: bool,
+}
+
+pub(super) async fn run(session: &Session, command: ImageCommand) -> Result<Exit, Failure> {
+    let client = session.client()?;
+    let image = match command {
+        ImageCommand::Create(args) => create(session, *args).await?,
+        ImageCommand::Ls { platform } => {
+            let project = if platform { None } else { Some(tenants::project(session).await?.id.to_string()) };
+            let images = tenants::images(client, project.as_deref()).await?;
+            session.output.print(&images, |images: &Vec<Image>| table(images))?;
+            if images.is_empty() {
+                session.output.hint("there are no images yet; `gpuaas image create` makes one");
+            }
+            return Ok(Exit::Done);
+        }
+        ImageCommand::Delete { image, platform } => {
+            if platform {
+                let image = tenants::image(client, None, &image).await?;
+                client.image_delete(&image.id.to_string()).await?
+            } else {
+                let project = tenants::project(session).await?.id.to_string();
+                let image = tenants::image(client, Some(&project), &image).await?;
+                client.project_image_delete(&project, &image.id.to_string()).await?
+            }
+        }
+    };
+    session.output.print(&image, |image| View::Details(details(image)))?;
+    Ok(Exit::Done)
+}
+
+async fn create(session: &Session, args: CreateArgs) -> Result<Image, Failure> {
+    let client = session.client()?;
+    let create = ImageCreate {
+        name: args.name,
+        description: args.description,
+        url: args.from,
+        path: args.path,
+        sha256: args.sha256,
+        format: args.format.into(),
+        driver_strategy: args.driver.into(),
+        default_username: args.user,
+    };
+    if args.platform {
+        return Ok(client.image_create(&create, None).await?);
+    }
+    Ok(client.project_image_create(&tenants::project(session).await?.id.to_string(), &create, None).await?)
+}
+
+fn owner(image: &Image) -> &'static str {
+    if image.organisation_id.is_some() { "organisation" } else { "platform" }
+}
+
+fn details(image: &Image) -> Details {
+    Details::default()
+        .field("id", image.id)
+        .field("name", &image.name)
+        .field("description", &image.description)
+        .field("owner", owner(image))
+        .maybe("from", image.url.as_deref())
+        .maybe("path", image.path.as_deref())
+        .field("digest", &image.sha256)
+        .field("format", &image.format)
+        .field("driver", &image.driver_strategy)
+        .field("user", &image.default_username)
+        .field("made by", &image.created_by)
+        .field("made", moment(image.created_at))
+        .maybe("deleted", image.deleted_at.map(moment))
+}
+
+fn table(images: &[Image]) -> View {
+    if images.is_empty() {
+        return View::Nothing;
+    }
+    let ids = text::short_ids(&images.iter().map(|image| image.id.to_string()).collect::<Vec<_>>());
+    let mut table = Table::new(["ID", "NAME", "OWNER", "FORMAT", "DRIVER", "USER", "AGE", "DESCRIPTION"]);
+    for (image, id) in images.iter().zip(ids) {
+        table.row([
+            id,
+            image.name.clone(),
+            owner(image).to_owned(),
+            image.format.clone(),
+            image.driver_strategy.clone(),
+            image.default_username.clone(),
+            age(Some(image.created_at)),
+            image.description.clone(),
+        ]);
+    }
+    View::Table(table)
+}

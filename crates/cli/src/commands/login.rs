@@ -1,0 +1,207 @@
+//! `gpuaas login`, `gpuaas logout` and `gpuaas whoami`.
+
+use std::io::IsTerminal as _;
+use std::path::Path;
+use std::time::Duration;
+
+use clap::Args;
+use gpuaas_api::Client;
+use gpuaas_api::dto::WhoAmI;
+use gpuaas_contract::time::Timestamp;
+use gpuaas_identity::browser_client::{self, BrowserLogin, ClientSettings, DeviceLogin, Provider, Tokens};
+use indicatif::{ProgressBar, ProgressStyle};
+
+use super::moment;
+use crate::exit::Exit;
+use crate::failure::Failure;
+use crate::output::{Details, Table, View};
+use crate::session::Session;
+use crate::sign_ins::{SignIn, SignIns, issuer_http};
+
+/// Options of `gpuaas login`.
+#[derive(Debug, Args)]
+pub(crate) struct LoginArgs {
+    /// Show a code to type into a browser on another machine, instead of opening one here.
+    #[arg(long)]
+    device: bool,
+    /// Who signs you in [default: the server itself].
+    #[arg(long, value_name = "URL")]
+    issuer: Option<String>,
+    /// The name of this program at the issuer.
+    #[arg(long, value_name = "ID", default_value = "gpuaas-cli")]
+    client_id: String,
+    /// What to ask the issuer for.
+    #[arg(long, value_name = "SCOPES", default_value = "openid profile email offline_access")]
+    scope: String,
+    /// Only print the address; do not open a browser.
+    #[arg(long)]
+    no_browser: bool,
+}
+
+/// Signs in and keeps the sign-in for the commands to come.
+pub(super) async fn run(session: &Session, args: LoginArgs) -> Result<Exit, Failure> {
+    let resolved = session.resolved()?;
+    for warning in &resolved.warnings {
+        session.output.warn(warning);
+    }
+    let homeless = || Failure::usage("no_home", "neither HOME nor XDG_STATE_HOME is set, so a sign-in cannot be kept");
+    let sign_ins = resolved.sign_ins.ok_or_else(homeless)?;
+    let mut options = resolved.options;
+    if options.unix_socket.take().is_some() {
+        return Err(Failure::usage("socket_needs_no_login", "over the server's own socket nobody signs in; leave --socket away"));
+    }
+    let url = options.url.trim_end_matches('/').to_owned();
+    let issuer = args.issuer.as_deref().unwrap_or(&url).to_owned();
+    let http = issuer_http(&issuer, options.ca_file.as_deref())?;
+    let provider = Provider::discover(&http, &issuer).await?;
+    let client = ClientSettings { client_id: args.client_id, scope: args.scope };
+    let tokens = if args.device {
+        with_code(session, &http, &provider, &client).await?
+    } else {
+        with_browser(session, &http, &provider, &client, !args.no_browser).await?
+    };
+    let sign_in = SignIn {
+        url: url.clone(),
+        ca_file: options.ca_file.as_deref().map(absolute),
+        issuer,
+        client_id: client.client_id,
+        scope: client.scope,
+        token: String::new(),
+        refresh_token: None,
+        ends_at: Timestamp::now(),
+    };
+    let sign_in = sign_in.with(&tokens, Timestamp::now());
+    let has_other_token = options.token.replace(sign_in.token.clone()).is_some();
+    // Kept only if the server takes it.
+    let who = Client::new(options)?.whoami().await?;
+    sign_ins.write(&resolved.profile, &sign_in)?;
+    session.output.hint(&format!("signed in to {url}, profile `{}`", resolved.profile));
+    if has_other_token {
+        let text = "a token from a flag, the environment or the config file is still used instead of this sign-in; remove it";
+        session.output.warn(text);
+    }
+    show(session, &who)
+}
+
+fn absolute(path: &Path) -> std::path::PathBuf {
+    std::path::absolute(path).unwrap_or_else(|_| path.to_owned())
+}
+
+async fn with_browser(
+    session: &Session,
+    http: &browser_client::HttpClient,
+    provider: &Provider,
+    client: &ClientSettings,
+    may_open: bool,
+) -> Result<Tokens, Failure> {
+    let login = BrowserLogin::start(provider, client).await?;
+    let is_open = may_open && gpuaas_host::open_browser(login.url());
+    let what =
+        if is_open { "your browser opens; if it does not, open this in it:" } else { "open this in a browser on this machine:" };
+    session.output.hint(what);
+    session.output.hint(&format!("  {}", login.url()));
+    let spinner = spinner("waiting for you to sign in in the browser (Ctrl-C gives up)");
+    let tokens = login.finish(http).await;
+    spinner.finish_and_clear();
+    Ok(tokens?)
+}
+
+async fn with_code(
+    session: &Session,
+    http: &browser_client::HttpClient,
+    provider: &Provider,
+    client: &ClientSettings,
+) -> Result<Tokens, Failure> {
+    let login = DeviceLogin::start(http, provider, client, Timestamp::now()).await?;
+    session.output.hint(&format!("open {} in any browser and type the code", login.verification_uri()));
+    session.output.hint(&format!("  {}", login.user_code()));
+    let spinner = spinner("waiting for somebody to approve the code (Ctrl-C gives up)");
+    let tokens = login.finish(http).await;
+    spinner.finish_and_clear();
+    Ok(tokens?)
+}
+
+/// Says that we wait, to a person only.
+fn spinner(text: &'static str) -> ProgressBar {
+    if !std::io::stderr().is_terminal() {
+        return ProgressBar::hidden();
+    }
+    let bar = ProgressBar::new_spinner().with_message(text);
+    if let Ok(style) = ProgressStyle::with_template("{spinner} {elapsed:>4} {wide_msg}") {
+        bar.set_style(style);
+    }
+    bar.enable_steady_tick(Duration::from_millis(120));
+    bar
+}
+
+/// Ends the sign-in, here and at the issuer.
+pub(super) async fn sign_out(session: &Session) -> Result<Exit, Failure> {
+    let resolved = session.resolved();
+    // A sign-in that cannot be used is forgotten all the same.
+    let (sign_ins, profile, kept) = match resolved {
+        Ok(resolved) => (resolved.sign_ins, resolved.profile, resolved.kept),
+        Err(failure) if failure.code == "sign_in_unusable" => {
+            let sign_ins = SignIns::find(|name| std::env::var(name).ok());
+            let profile = session.profile_wish().or_else(|| sign_ins.as_ref().and_then(SignIns::chosen));
+            (sign_ins, profile.unwrap_or_else(|| crate::sign_ins::DEFAULT_PROFILE.to_owned()), None)
+        }
+        Err(failure) => return Err(failure),
+    };
+    if let Some(kept) = &kept
+        && let Err(failure) = revoke(kept).await
+    {
+        let text = format!("the issuer was not told ({}); what was stolen before stays good until it ends", failure.message);
+        session.output.warn(&text);
+    }
+    let was_there = sign_ins.map(|sign_ins| sign_ins.remove(&profile)).transpose()?.unwrap_or_default();
+    session.output.hint(&if was_there {
+        format!("signed out, profile `{profile}`")
+    } else {
+        format!("profile `{profile}` was not signed in")
+    });
+    Ok(Exit::Done)
+}
+
+async fn revoke(kept: &SignIn) -> Result<(), Failure> {
+    let http = issuer_http(&kept.issuer, kept.ca_file.as_deref())?;
+    let provider = Provider::discover(&http, &kept.issuer).await?;
+    let token = kept.refresh_token.as_deref().unwrap_or(&kept.token);
+    Ok(browser_client::revoke(&http, &provider, &kept.client(), token).await?)
+}
+
+/// Shows who the caller is.
+pub(super) async fn whoami(session: &Session) -> Result<Exit, Failure> {
+    let who = session.client()?.whoami().await?;
+    show(session, &who)
+}
+
+fn show(session: &Session, who: &WhoAmI) -> Result<Exit, Failure> {
+    session.output.print(who, |who| {
+        let details = Details::default()
+            .field("kind", who.kind.replace('_', " "))
+            .field("id", &who.id)
+            .field("name", &who.name)
+            .maybe("e-mail", who.email.as_ref())
+            .maybe("role on the platform", who.platform_role.as_ref());
+        if who.memberships.is_empty() {
+            return View::Details(details);
+        }
+        let mut table = Table::new(["PLACE", "NAME", "ROLE"]);
+        for membership in &who.memberships {
+            table.row([membership.at.clone(), membership.place_name.clone(), membership.role.clone()]);
+        }
+        View::DetailsAndTable(details, table)
+    })?;
+    if !who.invited && session.output.is_table() {
+        session.output.hint("nobody has given you a role yet; ask an owner or an administrator for an invitation");
+    }
+    Ok(Exit::Done)
+}
+
+/// Until when a sign-in is good, for people.
+pub(super) fn good_until(kept: &SignIn) -> String {
+    match kept.refresh_token {
+        Some(_) => "renewed by itself".to_owned(),
+        None => moment(kept.ends_at),
+    }
+}

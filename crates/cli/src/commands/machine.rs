@@ -1,0 +1,86 @@
+//! `gpuaas machine`: nodes that are leased as a whole, for operators.
+
+use clap::Subcommand;
+use gpuaas_api::dto::{Machine, MachineListQuery, Reason};
+
+use super::{age, moment};
+use crate::exit::Exit;
+use crate::failure::Failure;
+use crate::output::{Details, Table, View};
+use crate::pages::{self, MAX_ITEMS};
+use crate::resolve;
+use crate::session::Session;
+
+/// Whole machines on offer.
+#[derive(Debug, Subcommand)]
+pub(crate) enum MachineCommand {
+    /// Offer a node for lease as a whole. It must have no slots: a host is sliced or leased as a whole, never both.
+    Offer {
+        /// The node.
+        node: String,
+    },
+    /// Take the offer of a whole node back.
+    Withdraw {
+        /// The node.
+        node: String,
+        /// Why; kept in the audit log.
+        #[arg(long, default_value = "")]
+        reason: String,
+    },
+    /// List machines.
+    Ls {
+        /// Only those in this state: available, leased, releasing, cleanup_blocked, withdrawn.
+        #[arg(long)]
+        state: Option<String>,
+    },
+}
+
+pub(super) async fn run(session: &Session, command: MachineCommand) -> Result<Exit, Failure> {
+    let client = session.client()?;
+    let machine = match command {
+        MachineCommand::Offer { node } => client.node_machine_offer(&resolve::node(client, &node).await?).await?,
+        MachineCommand::Withdraw { node, reason } => {
+            client.node_machine_withdraw(&resolve::node(client, &node).await?, &Reason { reason }).await?
+        }
+        MachineCommand::Ls { state } => {
+            let fetch =
+                async |after, limit| client.machines(&MachineListQuery { state: state.clone(), after, limit: Some(limit) }).await;
+            let machines = pages::collect(MAX_ITEMS, fetch).await?.items;
+            session.output.print(&machines, |machines: &Vec<Machine>| table(machines))?;
+            if machines.is_empty() {
+                session.output.hint("no node is offered as a whole; `gpuaas machine offer NODE` offers one");
+            }
+            return Ok(Exit::Done);
+        }
+    };
+    session.output.print(&machine, |machine| {
+        View::Details(
+            Details::default()
+                .field("node", format!("{} ({})", machine.node_id, machine.node_name))
+                .field("state", &machine.state)
+                .field("reason", &machine.reason)
+                .maybe("allocation", machine.allocation_id)
+                .maybe("task", machine.lease_task)
+                .field("offered by", &machine.offered_by)
+                .field("offered", moment(machine.offered_at)),
+        )
+    })?;
+    Ok(Exit::Done)
+}
+
+fn table(machines: &[Machine]) -> View {
+    if machines.is_empty() {
+        return View::Nothing;
+    }
+    let mut table = Table::new(["NODE", "STATE", "ALLOCATION", "OFFERED", "REASON"]);
+    for machine in machines {
+        table.row([
+            machine.node_name.clone(),
+            machine.state.clone(),
+            machine.allocation_id.map_or(String::new(), |id| id.to_string()),
+            age(Some(machine.offered_at)),
+            machine.reason.clone(),
+        ]);
+    }
+    View::Table(table)
+}

@@ -1,0 +1,118 @@
+//! `gpuaas maintenance`: work on nodes, announced to those who have something there.
+
+use clap::Subcommand;
+use gpuaas_api::dto::{MaintenanceCreate, MaintenanceListQuery, MaintenanceWindow};
+use gpuaas_contract::time::Timestamp;
+
+use super::alloc_view::ends;
+use super::moment;
+use crate::exit::Exit;
+use crate::failure::Failure;
+use crate::output::{Details, Table, View, text};
+use crate::pages::{self, MAX_ITEMS};
+use crate::session::Session;
+use crate::{resolve, span, tenants, when};
+
+/// Maintenance windows.
+#[derive(Debug, Subcommand)]
+pub(crate) enum MaintenanceCommand {
+    /// Announce work on nodes. Tenants who have something there see it and hear of it.
+    ///
+    /// For example: gpuaas maintenance announce rack-1 rack-2 --from +24h --for 2h --summary "new fans"
+    Announce {
+        /// The nodes.
+        #[arg(value_name = "NODE", required = true)]
+        nodes: Vec<String>,
+        /// Why, in words that tenants read.
+        #[arg(long)]
+        summary: String,
+        /// When it starts: `+24h` from now, or UTC such as 2027-03-01T08:00Z.
+        #[arg(long, value_name = "WHEN", value_parser = when::parse)]
+        from: Timestamp,
+        /// How long it takes, such as `2h`.
+        #[arg(long = "for", value_name = "TIME", value_parser = span::parse)]
+        how_long: std::time::Duration,
+    },
+    /// List windows that are announced or running.
+    Ls {
+        /// Only those of this node.
+        #[arg(long)]
+        node: Option<String>,
+        /// Those that are over or cancelled, too.
+        #[arg(short, long)]
+        all: bool,
+    },
+    /// Cancel a window.
+    Cancel {
+        /// The window: its id or a unique beginning of it.
+        window: String,
+    },
+}
+
+pub(super) async fn run(session: &Session, command: MaintenanceCommand) -> Result<Exit, Failure> {
+    let client = session.client()?;
+    let window = match command {
+        MaintenanceCommand::Announce { nodes, summary, from, how_long } => {
+            let mut ids = Vec::with_capacity(nodes.len());
+            for node in &nodes {
+                ids.push(resolve::node(client, node).await?);
+            }
+            let create = MaintenanceCreate { summary, nodes: ids, starts_at: from, ends_at: from.plus(how_long) };
+            let made = client.maintenance_announce(&create, None).await?;
+            session.output.hint("`gpuaas node drain NODE --preview` shows what is in the way");
+            made
+        }
+        MaintenanceCommand::Ls { node, all } => {
+            let node = match node {
+                Some(node) => Some(resolve::node(client, &node).await?),
+                None => None,
+            };
+            let fetch = async |after, limit| {
+                let query = MaintenanceListQuery { node: node.clone(), all: Some(all), after, limit: Some(limit) };
+                client.maintenance_windows(&query).await
+            };
+            let windows = pages::collect(MAX_ITEMS, fetch).await?.items;
+            session.output.print(&windows, |windows: &Vec<MaintenanceWindow>| table(windows))?;
+            if windows.is_empty() {
+                session.output.hint("no maintenance is announced; `gpuaas maintenance announce` announces it");
+            }
+            return Ok(Exit::Done);
+        }
+        MaintenanceCommand::Cancel { window } => client.maintenance_cancel(&tenants::maintenance(client, &window).await?).await?,
+    };
+    session.output.print(&window, |window| {
+        let nodes: Vec<String> = window.nodes.iter().map(ToString::to_string).collect();
+        View::Details(
+            Details::default()
+                .field("id", window.id)
+                .field("summary", &window.summary)
+                .field("state", &window.state)
+                .field("from", moment(window.starts_at))
+                .field("to", moment(window.ends_at))
+                .field("nodes", nodes.join("\n"))
+                .field("announced by", &window.created_by)
+                .field("announced", moment(window.created_at))
+                .maybe("cancelled", window.cancelled_at.map(moment)),
+        )
+    })?;
+    Ok(Exit::Done)
+}
+
+fn table(windows: &[MaintenanceWindow]) -> View {
+    if windows.is_empty() {
+        return View::Nothing;
+    }
+    let ids = text::short_ids(&windows.iter().map(|window| window.id.to_string()).collect::<Vec<_>>());
+    let mut table = Table::new(["ID", "STATE", "STARTS", "ENDS", "NODES", "SUMMARY"]);
+    for (window, id) in windows.iter().zip(ids) {
+        table.row([
+            id,
+            window.state.clone(),
+            ends(Some(window.starts_at)),
+            ends(Some(window.ends_at)),
+            window.nodes.len().to_string(),
+            window.summary.clone(),
+        ]);
+    }
+    View::Table(table)
+}

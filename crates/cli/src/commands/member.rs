@@ -1,0 +1,183 @@
+//! `gpuaas member`: who has which role in a project, an organisation or on the platform.
+
+use clap::Subcommand;
+use gpuaas_api::dto::{Member, MemberAdd, MemberChange, PageQuery};
+
+use super::{age, moment};
+use crate::exit::Exit;
+use crate::failure::Failure;
+use crate::output::{Details, Table, View, text};
+use crate::pages::{self, MAX_ITEMS};
+use crate::session::Session;
+use crate::tenants;
+
+/// Members of the project (`--project`), or of an organisation, or of the platform. One is named by address, name, or id.
+#[derive(Debug, Subcommand)]
+pub(crate) enum MemberCommand {
+    /// Give somebody a role. Who is not known yet is invited and has it with their first sign-in.
+    ///
+    /// For example: gpuaas member add ada@example.com --role owner --org acme
+    Add {
+        /// A person's address, or with --service-account the name of one.
+        who: String,
+        /// The role: `owner`, `member` or `viewer`; on the platform `admin`, `operator` or `support`.
+        #[arg(long)]
+        role: String,
+        /// WHO is a service account of the project.
+        #[arg(long)]
+        service_account: bool,
+        #[command(flatten)]
+        place: PlaceArgs,
+    },
+    /// List members.
+    Ls {
+        #[command(flatten)]
+        place: PlaceArgs,
+    },
+    /// Give somebody another role.
+    Role {
+        /// The member.
+        member: String,
+        /// The role: `owner`, `member` or `viewer`; on the platform `admin`, `operator` or `support`.
+        role: String,
+        #[command(flatten)]
+        place: PlaceArgs,
+    },
+    /// Take somebody's role away.
+    Remove {
+        /// The member.
+        member: String,
+        #[command(flatten)]
+        place: PlaceArgs,
+    },
+}
+
+/// Where, if it is not the project.
+#[derive(Debug, clap::Args)]
+pub(crate) struct PlaceArgs {
+    /// Of this organisation instead of the project.
+    #[arg(long, value_name = "ORG")]
+    org: Option<String>,
+    /// Of the platform instead of a project.
+    #[arg(long, conflicts_with = "org")]
+    platform: bool,
+}
+
+/// Where somebody has a role.
+enum Place {
+    Platform,
+    Organisation(String),
+    Project(String),
+}
+
+impl PlaceArgs {
+    async fn place(&self, session: &Session) -> Result<Place, Failure> {
+        Ok(match (&self.org, self.platform) {
+            (Some(org), _) => Place::Organisation(tenants::organisation(session.client()?, org).await?.id.to_string()),
+            (None, true) => Place::Platform,
+            (None, false) => Place::Project(tenants::project(session).await?.id.to_string()),
+        })
+    }
+}
+
+pub(super) async fn run(session: &Session, command: MemberCommand) -> Result<Exit, Failure> {
+    let client = session.client()?;
+    let member = match command {
+        MemberCommand::Add { who, role, service_account, place } => {
+            let place = place.place(session).await?;
+            let add = if service_account {
+                let project = tenants::project(session).await?.id.to_string();
+                let account = tenants::service_account(client, &project, &who).await?.id;
+                MemberAdd { email: None, service_account_id: Some(account), role }
+            } else {
+                MemberAdd { email: Some(who), service_account_id: None, role }
+            };
+            match &place {
+                Place::Platform => client.platform_member_add(&add, None).await?,
+                Place::Organisation(organisation) => client.organisation_member_add(organisation, &add, None).await?,
+                Place::Project(project) => client.project_member_add(project, &add, None).await?,
+            }
+        }
+        MemberCommand::Ls { place } => {
+            let members = members(session, &place.place(session).await?).await?;
+            session.output.print(&members, |members: &Vec<Member>| table(members))?;
+            if members.is_empty() {
+                session.output.hint("nobody has a role here; `gpuaas member add EMAIL --role owner` gives one");
+            }
+            return Ok(Exit::Done);
+        }
+        MemberCommand::Role { member, role, place } => {
+            let place = place.place(session).await?;
+            let seen = tenants::member(members(session, &place).await?, &member)?;
+            let (id, change) = (seen.id.to_string(), MemberChange { role });
+            match &place {
+                Place::Platform => client.platform_member_change(&id, &change, etag(&seen)).await?,
+                Place::Organisation(organisation) => {
+                    client.organisation_member_change(organisation, &id, &change, etag(&seen)).await?
+                }
+                Place::Project(project) => client.project_member_change(project, &id, &change, etag(&seen)).await?,
+            }
+        }
+        MemberCommand::Remove { member, place } => {
+            let place = place.place(session).await?;
+            let seen = tenants::member(members(session, &place).await?, &member)?;
+            let id = seen.id.to_string();
+            match &place {
+                Place::Platform => client.platform_member_remove(&id, etag(&seen)).await?,
+                Place::Organisation(organisation) => client.organisation_member_remove(organisation, &id, etag(&seen)).await?,
+                Place::Project(project) => client.project_member_remove(project, &id, etag(&seen)).await?,
+            }
+        }
+    };
+    session.output.print(&member, |member| View::Details(details(member)))?;
+    if member.state == "invited" {
+        session.output.hint("they have the role with their first sign-in");
+    }
+    Ok(Exit::Done)
+}
+
+fn etag(member: &Member) -> Option<&str> {
+    Some(member.etag.as_str()).filter(|etag| !etag.is_empty())
+}
+
+async fn members(session: &Session, place: &Place) -> Result<Vec<Member>, Failure> {
+    let client = session.client()?;
+    let fetch = async |after, limit| {
+        let query = PageQuery { after, limit: Some(limit) };
+        match place {
+            Place::Platform => client.platform_members(&query).await,
+            Place::Organisation(organisation) => client.organisation_members(organisation, &query).await,
+            Place::Project(project) => client.project_members(project, &query).await,
+        }
+    };
+    Ok(pages::collect(MAX_ITEMS, fetch).await?.items)
+}
+
+fn details(member: &Member) -> Details {
+    Details::default()
+        .field("id", member.id)
+        .field("kind", &member.kind)
+        .field("name", &member.name)
+        .maybe("address", member.email.as_deref())
+        .maybe("service account", member.service_account_id)
+        .field("at", &member.at)
+        .field("role", &member.role)
+        .field("state", &member.state)
+        .field("given by", &member.invited_by)
+        .field("since", moment(member.created_at))
+        .maybe("removed", member.removed_at.map(moment))
+}
+
+fn table(members: &[Member]) -> View {
+    if members.is_empty() {
+        return View::Nothing;
+    }
+    let ids = text::short_ids(&members.iter().map(|member| member.id.to_string()).collect::<Vec<_>>());
+    let mut table = Table::new(["ID", "WHO", "KIND", "ROLE", "STATE", "AGE"]);
+    for (member, id) in members.iter().zip(ids) {
+        let who = member.email.clone().filter(|email| !email.is_empty()).unwrap_or_else(|| member.name.clone());
+        let age = age(Some(member.created_at));
+        table.row([id, who, member.kind.clone(), member.role.clone(), member.state.clone(), age]);
+    }
+    View::Table(table)
+}

@@ -1,0 +1,69 @@
+//! `gpuaas node drain`: what is in the way is seen before anything happens.
+
+use gpuaas_api::dto::DrainPreview;
+
+use super::alloc_view::ends;
+use super::confirm;
+use crate::exit::Exit;
+use crate::failure::Failure;
+use crate::output::{Details, Table, View, text};
+use crate::session::Session;
+
+/// Shows what is in the way before a node is empty.
+pub(super) async fn preview(session: &Session, node: &str) -> Result<Exit, Failure> {
+    let preview = session.client()?.node_drain_preview(node).await?;
+    session.output.print(&preview, view)?;
+    if preview.allocations.is_empty() {
+        session.output.hint("nothing is in the way");
+    }
+    Ok(Exit::Done)
+}
+
+/// Shows a person what is in the way and asks, unless told not to.
+pub(super) async fn confirmed(session: &Session, node: &str, yes: bool) -> Result<(), Failure> {
+    if yes || !confirm::somebody_is_there() {
+        return Ok(());
+    }
+    let preview = session.client()?.node_drain_preview(node).await?;
+    for allocation in &preview.allocations {
+        let end = if allocation.expires_at.is_some() { ends(allocation.expires_at) } else { "no end".to_owned() };
+        session.output.hint(&format!(
+            "  {} of {} ({}): {end}; {}",
+            allocation.name, allocation.organisation, allocation.state, allocation.why
+        ));
+    }
+    if !preview.note.is_empty() {
+        session.output.hint(&preview.note);
+    }
+    let question = format!(
+        "Drain {}? {} allocations stay on it until they end, {} free slots are taken out of service at once.",
+        preview.node_name,
+        preview.allocations.len(),
+        preview.slots_free
+    );
+    confirm::ask(&question)
+}
+
+fn view(preview: &DrainPreview) -> View {
+    let details = Details::default()
+        .field("node", format!("{} ({})", preview.node_id, preview.node_name))
+        .field("free slots", preview.slots_free)
+        .field("in the way", preview.allocations.len())
+        .field("note", &preview.note);
+    if preview.allocations.is_empty() {
+        return View::Details(details);
+    }
+    let ids = text::short_ids(&preview.allocations.iter().map(|allocation| allocation.id.to_string()).collect::<Vec<_>>());
+    let mut table = Table::new(["ALLOCATION", "NAME", "ORGANISATION", "STATE", "ENDS", "WHY"]);
+    for (allocation, id) in preview.allocations.iter().zip(ids) {
+        table.row([
+            id,
+            allocation.name.clone(),
+            allocation.organisation.clone(),
+            allocation.state.clone(),
+            ends(allocation.expires_at),
+            allocation.why.clone(),
+        ]);
+    }
+    View::DetailsAndTable(details, table)
+}

@@ -1,0 +1,96 @@
+//! `gpuaas profile`: one per server or user.
+
+use clap::Subcommand;
+
+use super::login::good_until;
+use crate::exit::Exit;
+use crate::failure::Failure;
+use crate::output::{Table, View};
+use crate::session::Session;
+use crate::sign_ins::DEFAULT_PROFILE;
+
+/// Profiles. They are sections `[profiles.NAME]` of the config file, or come into being with `gpuaas login --profile NAME`.
+#[derive(Debug, Subcommand)]
+pub(crate) enum ProfileCommand {
+    /// List profiles.
+    Ls,
+    /// Use a profile for the commands to come.
+    Use {
+        /// Its name; `default` for the keys outside of all sections.
+        name: String,
+    },
+    /// Forget the sign-in of a profile, without telling the issuer.
+    Rm {
+        /// Its name.
+        name: String,
+    },
+}
+
+/// One profile, for programs.
+#[derive(serde::Serialize)]
+struct Shown {
+    name: String,
+    chosen: bool,
+    configured: bool,
+    signed_in: bool,
+    url: Option<String>,
+    issuer: Option<String>,
+    good_until: Option<String>,
+}
+
+pub(super) fn run(session: &Session, command: &ProfileCommand) -> Result<Exit, Failure> {
+    let resolved = session.resolved()?;
+    let homeless = || Failure::usage("no_home", "neither HOME nor XDG_STATE_HOME is set, so there are no profiles");
+    let sign_ins = resolved.sign_ins.ok_or_else(homeless)?;
+    match command {
+        ProfileCommand::Ls => {
+            let mut names = sign_ins.profiles();
+            names.extend(resolved.configured.iter().cloned());
+            names.extend([DEFAULT_PROFILE.to_owned(), resolved.profile.clone()]);
+            names.sort();
+            names.dedup();
+            let mut shown = Vec::with_capacity(names.len());
+            for name in names {
+                // One that cannot be read is shown as not signed in; using it says why.
+                let kept = sign_ins.read(&name).ok().flatten();
+                shown.push(Shown {
+                    chosen: name == resolved.profile,
+                    configured: name == DEFAULT_PROFILE || resolved.configured.contains(&name),
+                    signed_in: kept.is_some(),
+                    url: kept.as_ref().map(|kept| kept.url.clone()),
+                    issuer: kept.as_ref().map(|kept| kept.issuer.clone()),
+                    good_until: kept.as_ref().map(good_until),
+                    name,
+                });
+            }
+            session.output.print(&shown, |shown| {
+                let mut table = Table::new(["PROFILE", "CHOSEN", "SIGNED IN TO", "GOOD UNTIL"]);
+                for profile in shown {
+                    let chosen = if profile.chosen { "yes" } else { "" };
+                    let (url, until) = (profile.url.clone().unwrap_or_default(), profile.good_until.clone().unwrap_or_default());
+                    table.row([profile.name.clone(), chosen.to_owned(), url, until]);
+                }
+                View::Table(table)
+            })?;
+        }
+        ProfileCommand::Use { name } => {
+            let is_known = name == DEFAULT_PROFILE || resolved.configured.contains(name) || sign_ins.read(name)?.is_some();
+            if !is_known {
+                let failure = Failure::new(Exit::NotFound, "profile_unknown", format!("there is no profile `{name}`"));
+                return Err(failure.hint(format!("make it with `gpuaas login --profile {name}`")));
+            }
+            sign_ins.choose(name)?;
+            session.output.hint(&format!("profile `{name}` is used from now on"));
+        }
+        ProfileCommand::Rm { name } => {
+            if !sign_ins.remove(name)? {
+                return Err(Failure::new(Exit::NotFound, "profile_unknown", format!("profile `{name}` is not signed in")));
+            }
+            if sign_ins.chosen().as_deref() == Some(name) {
+                sign_ins.choose(DEFAULT_PROFILE)?;
+            }
+            session.output.hint(&format!("profile `{name}` is forgotten; a section of the config file stays"));
+        }
+    }
+    Ok(Exit::Done)
+}

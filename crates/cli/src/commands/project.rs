@@ -1,0 +1,140 @@
+//! `gpuaas project`.
+
+use clap::Subcommand;
+use gpuaas_api::dto::{Project, ProjectChange, ProjectCreate, ProjectListQuery};
+
+use super::quota::LimitArgs;
+use super::{age, confirm, moment};
+use crate::exit::Exit;
+use crate::failure::Failure;
+use crate::output::{Details, Table, View, text};
+use crate::pages::{self, MAX_ITEMS};
+use crate::session::Session;
+use crate::tenants::{self, full_name};
+
+/// Projects, which own what is leased. One is named by `organisation/name`, its name if it is unique, or its id.
+#[derive(Debug, Subcommand)]
+pub(crate) enum ProjectCommand {
+    /// Make a project.
+    ///
+    /// For example: gpuaas project create acme/training --slots 16
+    Create {
+        /// Its organisation and what people type: `organisation/name`, lower-case letters, digits and single dashes.
+        #[arg(value_name = "ORG/NAME")]
+        new_name: String,
+        /// In words.
+        #[arg(long, default_value = "")]
+        description: String,
+        /// Address of who owns it; they may sign in later.
+        #[arg(long, value_name = "EMAIL")]
+        owner: Option<String>,
+        #[command(flatten)]
+        limits: LimitArgs,
+    },
+    /// List the projects you can see.
+    Ls {
+        /// Only those of this organisation.
+        #[arg(long)]
+        org: Option<String>,
+    },
+    /// Show a project.
+    Show {
+        /// The project [default: the one you work in].
+        #[arg(value_name = "PROJECT")]
+        which: Option<String>,
+    },
+    /// Change a project.
+    Change {
+        /// The project.
+        #[arg(value_name = "PROJECT")]
+        which: String,
+        /// Other words.
+        #[arg(long)]
+        description: String,
+    },
+    /// Delete a project that has no allocations any more. Asks first on a terminal.
+    Delete {
+        /// The project.
+        #[arg(value_name = "PROJECT")]
+        which: String,
+        /// Do not ask.
+        #[arg(short, long)]
+        yes: bool,
+    },
+}
+
+pub(super) async fn run(session: &Session, command: ProjectCommand) -> Result<Exit, Failure> {
+    let client = session.client()?;
+    let project = match command {
+        ProjectCommand::Create { new_name, description, owner, limits } => {
+            let Some((organisation, name)) = new_name.split_once('/') else {
+                let message = format!("`{new_name}` does not say in which organisation");
+                return Err(Failure::usage("organisation_needed", message).hint(format!("write ORGANISATION/{new_name}")));
+            };
+            let organisation = tenants::organisation(client, organisation).await?.id.to_string();
+            let create = ProjectCreate { name: name.to_owned(), description, limits: limits.limits(), owner_email: owner };
+            client.project_create(&organisation, &create, None).await?
+        }
+        ProjectCommand::Ls { org } => return list(session, org).await,
+        ProjectCommand::Show { which: Some(which) } => tenants::project_named(client, &which).await?,
+        ProjectCommand::Show { which: None } => tenants::project(session).await?,
+        ProjectCommand::Change { which, description } => {
+            let seen = tenants::project_named(client, &which).await?;
+            let change = ProjectChange { description: Some(description) };
+            client.project_change(&seen.id.to_string(), &change, etag(&seen)).await?
+        }
+        ProjectCommand::Delete { which, yes } => {
+            let seen = tenants::project_named(client, &which).await?;
+            if !yes && confirm::somebody_is_there() {
+                let question = format!("Delete project {}? Its keys, images and webhooks no longer count.", full_name(&seen));
+                confirm::ask(&question)?;
+            }
+            client.project_delete(&seen.id.to_string(), etag(&seen)).await?
+        }
+    };
+    session.output.print(&project, |project| View::Details(details(project)))?;
+    Ok(Exit::Done)
+}
+
+fn etag(project: &Project) -> Option<&str> {
+    Some(project.etag.as_str()).filter(|etag| !etag.is_empty())
+}
+
+async fn list(session: &Session, org: Option<String>) -> Result<Exit, Failure> {
+    let client = session.client()?;
+    let organisation = match org {
+        Some(org) => Some(tenants::organisation(client, &org).await?.id.to_string()),
+        None => None,
+    };
+    let fetch = async |after, limit| {
+        client.projects(&ProjectListQuery { organisation: organisation.clone(), name: None, after, limit: Some(limit) }).await
+    };
+    let projects = pages::collect(MAX_ITEMS, fetch).await?.items;
+    session.output.print(&projects, |projects: &Vec<Project>| table(projects))?;
+    if projects.is_empty() {
+        session.output.hint("there is no project that you can see; `gpuaas project create ORG/NAME` makes one");
+    }
+    Ok(Exit::Done)
+}
+
+fn details(project: &Project) -> Details {
+    Details::default()
+        .field("id", project.id)
+        .field("name", full_name(project))
+        .field("description", &project.description)
+        .field("state", &project.state)
+        .field("created", moment(project.created_at))
+        .maybe("deleted", project.deleted_at.map(moment))
+}
+
+fn table(projects: &[Project]) -> View {
+    if projects.is_empty() {
+        return View::Nothing;
+    }
+    let ids = text::short_ids(&projects.iter().map(|project| project.id.to_string()).collect::<Vec<_>>());
+    let mut table = Table::new(["ID", "PROJECT", "AGE", "DESCRIPTION"]);
+    for (project, id) in projects.iter().zip(ids) {
+        table.row([id, full_name(project), age(Some(project.created_at)), project.description.clone()]);
+    }
+    View::Table(table)
+}

@@ -1,0 +1,136 @@
+//! `gpuaas user`.
+
+use clap::Subcommand;
+use gpuaas_api::Client;
+use gpuaas_api::dto::{Reason, User, UserCreate, UserListQuery, UserPassword};
+
+use super::{age, moment};
+use crate::exit::Exit;
+use crate::failure::Failure;
+use crate::files;
+use crate::output::{Details, Table, View};
+use crate::pages::{self, MAX_ITEMS};
+use crate::session::Session;
+
+/// Most bytes of a file with a password.
+const MAX_PASSWORD_FILE: u64 = 4 * 1024;
+
+/// Users. One is named by address or id.
+#[derive(Debug, Subcommand)]
+pub(crate) enum UserCommand {
+    /// List the people who have signed in, or can.
+    Ls {
+        /// Only those with this address.
+        #[arg(long)]
+        email: Option<String>,
+    },
+    /// Make a user whom the server signs in itself. They may nothing until they get a role (`gpuaas member add`).
+    Create {
+        /// Their address.
+        email: String,
+        /// What people call them.
+        #[arg(long, default_value = "")]
+        name: String,
+        /// File with the password, `-` for stdin; one is made up and shown once unless given.
+        #[arg(long, value_name = "FILE")]
+        password_file: Option<std::path::PathBuf>,
+    },
+    /// Set a user's password. Ends all their sign-ins.
+    SetPassword {
+        /// The user.
+        user: String,
+        /// File with the password, `-` for stdin; one is made up and shown once unless given.
+        #[arg(long, value_name = "FILE")]
+        password_file: Option<std::path::PathBuf>,
+    },
+    /// Keep a user from signing in from now on. Tokens that others took end within 10 minutes.
+    Deactivate {
+        /// The user.
+        user: String,
+    },
+}
+
+pub(super) async fn run(session: &Session, command: UserCommand) -> Result<Exit, Failure> {
+    let client = session.client()?;
+    match command {
+        UserCommand::Ls { email } => {
+            let users = pages::collect(MAX_ITEMS, async |after, limit| {
+                let query = UserListQuery { email: email.clone(), state: None, after, limit: Some(limit) };
+                client.users(&query).await
+            });
+            let users = users.await?.items;
+            session.output.print(&users, |users| {
+                let mut table = Table::new(["ID", "E-MAIL", "NAME", "ISSUER", "STATE", "AGE"]);
+                for user in users {
+                    let issuer = if user.local { "built-in".to_owned() } else { user.issuer.clone() };
+                    let age = age(Some(user.created_at));
+                    table.row([user.id.to_string(), user.email.clone(), user.name.clone(), issuer, user.state.clone(), age]);
+                }
+                View::Table(table)
+            })?;
+        }
+        UserCommand::Create { email, name, password_file } => {
+            let password = password_file.as_deref().map(password_from).transpose()?;
+            let made = client.user_create(&UserCreate { email, name, password }, None).await?;
+            session
+                .output
+                .print(&made, |made| View::Details(details(&made.user).maybe("password", made.one_time_password.as_ref())))?;
+            session.output.hint("they may nothing yet; give them a role with `gpuaas member add`");
+        }
+        UserCommand::SetPassword { user, password_file } => {
+            let id = find(client, &user).await?.id.to_string();
+            let password = password_file.as_deref().map(password_from).transpose()?;
+            let set = client.user_password_set(&id, &UserPassword { password }).await?;
+            session
+                .output
+                .print(&set, |set| View::Details(details(&set.user).maybe("password", set.one_time_password.as_ref())))?;
+        }
+        UserCommand::Deactivate { user } => {
+            let id = find(client, &user).await?.id.to_string();
+            let gone = client.user_deactivate(&id, &Reason::default()).await?;
+            session.output.print(&gone, |gone| View::Details(details(gone)))?;
+        }
+    }
+    Ok(Exit::Done)
+}
+
+/// The user with this id or this address.
+async fn find(client: &Client, user: &str) -> Result<User, Failure> {
+    let by_email = user.contains('@');
+    let query = UserListQuery { email: by_email.then(|| user.to_owned()), ..UserListQuery::default() };
+    let unknown =
+        || Failure::new(Exit::NotFound, "user_unknown", format!("there is no user `{user}`")).hint("`gpuaas user ls` lists them");
+    if !by_email {
+        let users = pages::collect(MAX_ITEMS, async |after, limit| {
+            let query = UserListQuery { after, limit: Some(limit), ..UserListQuery::default() };
+            client.users(&query).await
+        });
+        return users.await?.items.into_iter().find(|known| known.id.to_string() == user).ok_or_else(unknown);
+    }
+    let mut found = client.users(&query).await?.items;
+    match (found.pop(), found.is_empty()) {
+        (Some(user), true) => Ok(user),
+        (Some(_), false) => {
+            let failure = Failure::usage("user_ambiguous", format!("several issuers know `{user}`"));
+            Err(failure.hint("name the user by the id in `gpuaas user ls`"))
+        }
+        (None, _) => Err(unknown()),
+    }
+}
+
+fn password_from(path: &std::path::Path) -> Result<String, Failure> {
+    let bytes = files::read(path, MAX_PASSWORD_FILE)?;
+    let text = String::from_utf8(bytes).map_err(|_| Failure::usage("password_invalid", "the password is not UTF-8"))?;
+    Ok(text.trim_end_matches(['\r', '\n']).to_owned())
+}
+
+fn details(user: &User) -> Details {
+    Details::default()
+        .field("id", user.id)
+        .field("e-mail", &user.email)
+        .field("name", &user.name)
+        .field("issuer", &user.issuer)
+        .field("state", &user.state)
+        .field("created", moment(user.created_at))
+        .maybe("deactivated", user.deactivated_at.map(moment))
+}

@@ -1,0 +1,152 @@
+//! What a newcomer finds in `gpuaas dev`: an organisation with a project, products, an image, and slots on the simulated hosts.
+//!
+//! Everything goes through the API, as an operator would do it. The project comes last: once it is there nothing is made again, so that
+//! what the user deletes or changes stays as they left it.
+
+use std::time::Duration;
+
+use futures::StreamExt as _;
+use gpuaas_api::Client;
+use gpuaas_api::client::WatchEvent;
+use gpuaas_api::dto::{
+    ImageCreate, Limits, OrganisationCreate, OrganisationListQuery, ProductKind, ProjectCreate, ProjectListQuery, SkuCreate,
+    TaskCreate, TopologyApprove,
+};
+use gpuaas_contract::Digest;
+use gpuaas_contract::task::TaskType;
+use gpuaas_contract::task::slice_vm_provision::{DriverStrategy, ImageFormat};
+
+use crate::exit::Exit;
+use crate::failure::Failure;
+use crate::tenants;
+
+/// The organisation.
+const ORGANISATION: &str = "demo";
+/// Its project.
+const PROJECT: &str = "default";
+/// The project as it is typed.
+pub(crate) const FULL_NAME: &str = "demo/default";
+/// The image.
+const IMAGE: &str = "ubuntu";
+/// How long a simulated host may take to look at itself.
+const PATIENCE: Duration = Duration::from_secs(60);
+
+/// Products: name, GPU as `vendor:device`, slots, price in millionths.
+const PRODUCTS: [(&str, &str, u32, i64); 3] =
+    [("h100-1x", "10de:2330", 1, 2_500_000), ("h100-8x", "10de:2330", 8, 19_200_000), ("mi300x-1x", "1002:74a1", 1, 3_100_000)];
+
+/// Makes whatever is missing, on the first start only.
+pub(crate) async fn furnish(client: &Client, hosts: &[&str]) -> Result<(), Failure> {
+    let query = OrganisationListQuery { name: Some(ORGANISATION.to_owned()), ..OrganisationListQuery::default() };
+    let organisation = client.organisations(&query).await?.items.into_iter().find(|found| found.name == ORGANISATION);
+    if let Some(organisation) = &organisation {
+        let query = ProjectListQuery {
+            organisation: Some(organisation.id.to_string()),
+            name: Some(PROJECT.to_owned()),
+            ..ProjectListQuery::default()
+        };
+        if client.projects(&query).await?.items.iter().any(|project| project.name == PROJECT) {
+            return Ok(());
+        }
+    }
+    products(client).await?;
+    image(client).await?;
+    for host in hosts {
+        slots(client, host).await?;
+    }
+    let organisation = match organisation {
+        Some(organisation) => organisation,
+        None => {
+            let create = OrganisationCreate {
+                name: ORGANISATION.to_owned(),
+                description: "Made by gpuaas dev".to_owned(),
+                ..OrganisationCreate::default()
+            };
+            client.organisation_create(&create, None).await?
+        }
+    };
+    let create = ProjectCreate {
+        name: PROJECT.to_owned(),
+        description: "Made by gpuaas dev".to_owned(),
+        limits: Limits::default(),
+        owner_email: None,
+    };
+    client.project_create(&organisation.id.to_string(), &create, None).await?;
+    Ok(())
+}
+
+async fn products(client: &Client) -> Result<(), Failure> {
+    let known = tenants::skus(client).await?;
+    for (name, gpu, slots, price_per_hour) in PRODUCTS {
+        if known.iter().any(|sku| sku.name == name) {
+            continue;
+        }
+        let create = SkuCreate {
+            name: name.to_owned(),
+            description: "simulated".to_owned(),
+            kind: ProductKind::Slice,
+            slots: Some(slots),
+            gpu_model: Some(gpu.to_owned()),
+            min_vcpus: 0,
+            min_memory_mib: 0,
+            price_per_hour,
+        };
+        client.sku_create(&create, None).await?;
+    }
+    Ok(())
+}
+
+async fn image(client: &Client) -> Result<(), Failure> {
+    if tenants::images(client, None).await?.iter().any(|image| image.name == IMAGE) {
+        return Ok(());
+    }
+    // A simulated host has every image; only its digest must be one.
+    let create = ImageCreate {
+        name: IMAGE.to_owned(),
+        description: "simulated".to_owned(),
+        url: Some("https://images.example.com/any.img".to_owned()),
+        path: None,
+        sha256: Digest::of(b""),
+        format: ImageFormat::Qcow2,
+        driver_strategy: DriverStrategy::None,
+        default_username: None,
+    };
+    client.image_create(&create, None).await?;
+    Ok(())
+}
+
+/// Lets a host look at itself and approves all of it.
+async fn slots(client: &Client, host: &str) -> Result<(), Failure> {
+    let node = client.node(host).await?.id.to_string();
+    if !client.node_topology(&node).await?.slots.is_empty() {
+        return Ok(());
+    }
+    let create = TaskCreate {
+        node: node.clone(),
+        task_type: TaskType::SliceTopologyDiscover.as_str().to_owned(),
+        params: serde_json::json!({}),
+        queue_seconds: Some(PATIENCE.as_secs()),
+        timeout_seconds: Some(PATIENCE.as_secs()),
+    };
+    let task = client.task_create(&create, None).await?;
+    let ended = tokio::time::timeout(PATIENCE, until_ended(client, &task.id.to_string())).await;
+    let late = |_| Failure::new(Exit::Timeout, "discovery_late", format!("{host} has not looked at itself in time"));
+    let state = ended.map_err(late)??;
+    if state != "succeeded" {
+        return Err(Failure::new(Exit::Failed, "discovery_failed", format!("{host} could not look at itself: {state}")));
+    }
+    client.node_topology_approve(&node, &TopologyApprove { task_id: task.id, slots: None }).await?;
+    Ok(())
+}
+
+async fn until_ended(client: &Client, task: &str) -> Result<String, Failure> {
+    let mut watch = client.task_watch(task).boxed();
+    while let Some(event) = watch.next().await {
+        if let WatchEvent::Task(task) = event?
+            && task.ended()
+        {
+            return Ok(task.state);
+        }
+    }
+    Err(Failure::internal("the server ended the watch before the task ended"))
+}

@@ -1,0 +1,247 @@
+//! Which project is meant, and what belongs to projects and organisations: from what people type to what there is.
+
+use gpuaas_api::Client;
+use gpuaas_api::dto::{
+    Allocation, AllocationListQuery, Image, ImageListQuery, MaintenanceListQuery, Member, Organisation, OrganisationListQuery,
+    PageQuery, Project, ProjectListQuery, ServiceAccount, Sku, SshKey, Webhook,
+};
+use gpuaas_contract::id::{
+    AllocationId, ImageId, MaintenanceId, MembershipId, OrgId, ProjectId, ServiceAccountId, SkuId, SshKeyId, WebhookId,
+};
+
+use crate::exit::Exit;
+use crate::failure::Failure;
+use crate::pages::{self, MAX_ITEMS};
+use crate::resolve::{Candidate, Kind, MAX_CANDIDATES, not_of_another_kind, pick};
+use crate::session::Session;
+
+const ORGANISATION: Kind = Kind { word: "organisation", prefix: OrgId::PREFIX, list: "gpuaas org ls" };
+const PROJECT: Kind = Kind { word: "project", prefix: ProjectId::PREFIX, list: "gpuaas project ls" };
+const ALLOCATION: Kind = Kind { word: "allocation", prefix: AllocationId::PREFIX, list: "gpuaas alloc ls --all" };
+const IMAGE: Kind = Kind { word: "image", prefix: ImageId::PREFIX, list: "gpuaas image ls" };
+const SSH_KEY: Kind = Kind { word: "SSH key", prefix: SshKeyId::PREFIX, list: "gpuaas ssh-key ls" };
+const SERVICE_ACCOUNT: Kind =
+    Kind { word: "service account", prefix: ServiceAccountId::PREFIX, list: "gpuaas service-account ls" };
+const API_KEY: Kind = Kind { word: "API key", prefix: "apitok_", list: "gpuaas key ls" };
+const WEBHOOK: Kind = Kind { word: "webhook", prefix: WebhookId::PREFIX, list: "gpuaas webhook ls" };
+const SKU: Kind = Kind { word: "product", prefix: SkuId::PREFIX, list: "gpuaas sku ls" };
+const MEMBER: Kind = Kind { word: "member", prefix: MembershipId::PREFIX, list: "gpuaas member ls" };
+const MAINTENANCE: Kind = Kind { word: "maintenance window", prefix: MaintenanceId::PREFIX, list: "gpuaas maintenance ls" };
+
+/// How a project is chosen, for people.
+const HOW_TO_CHOOSE: &str = "--project, GPUAAS_PROJECT or `project` in the config file";
+
+/// `organisation/project`, the name that fits one project only.
+pub(crate) fn full_name(project: &Project) -> String {
+    format!("{}/{}", project.organisation_name, project.name)
+}
+
+/// The project to work in: the one that was asked for, or else the only one the caller can see.
+pub(crate) async fn project(session: &Session) -> Result<Project, Failure> {
+    let client = session.client()?;
+    if let Some(wish) = session.project_wish()? {
+        return project_named(client, wish).await;
+    }
+    let limit = u32::try_from(MAX_CANDIDATES + 1).ok();
+    let page = client.projects(&ProjectListQuery { limit, ..ProjectListQuery::default() }).await?;
+    let names: Vec<String> = page.items.iter().take(MAX_CANDIDATES).map(full_name).collect();
+    let more = page.items.len() > names.len() || page.next.is_some();
+    let mut seen = page.items;
+    match (seen.len(), more) {
+        (0, _) => Err(Failure::new(Exit::NotFound, "project_missing", "there is no project that you can see")
+            .hint("ask an owner of your organisation for a role; operators make one with `gpuaas org create` and `gpuaas project create`")),
+        (1, false) => Ok(seen.remove(0)),
+        _ => {
+            let more = if more { ", …" } else { "" };
+            Err(Failure::usage("project_needed", "you can see several projects; which one is meant?")
+                .hint(format!("choose with {HOW_TO_CHOOSE}: {}{more}", names.join(", "))))
+        }
+    }
+}
+
+/// The project with this id, beginning of an id, name, or `organisation/name`.
+pub(crate) async fn project_named(client: &Client, wanted: &str) -> Result<Project, Failure> {
+    if wanted.parse::<ProjectId>().is_ok() {
+        return Ok(client.project(wanted).await?);
+    }
+    not_of_another_kind(PROJECT, wanted)?;
+    let (organisation, name) = match wanted.split_once('/') {
+        Some((organisation, name)) => (Some(organisation.to_owned()), name),
+        None => (None, wanted),
+    };
+    let by_id = wanted.starts_with(ProjectId::PREFIX);
+    let fetch = async |after, limit| {
+        let name = (!by_id).then(|| name.to_owned());
+        client.projects(&ProjectListQuery { organisation: organisation.clone(), name, after, limit: Some(limit) }).await
+    };
+    let mut found = pages::collect(MAX_ITEMS, fetch).await?.items;
+    // What is shown of an ambiguous name is what can be typed.
+    let same: Vec<&Project> = found.iter().filter(|project| project.name == name).collect();
+    if same.len() > 1 {
+        let names: Vec<String> = same.iter().take(MAX_CANDIDATES).map(|project| full_name(project)).collect();
+        let message = format!("`{wanted}` is the name of {} projects", same.len());
+        return Err(Failure::usage("ambiguous", message).hint(format!("choose one: {}", names.join(", "))));
+    }
+    let candidates = found.iter().map(|project| Candidate { id: project.id.to_string(), name: project.name.clone() });
+    let id = pick(PROJECT, name, &candidates.collect::<Vec<_>>())?;
+    let at = found.iter().position(|project| project.id.to_string() == id);
+    at.map(|at| found.swap_remove(at)).ok_or_else(|| Failure::internal("a project that was found is gone"))
+}
+
+/// The organisation with this id, beginning of an id, or name.
+pub(crate) async fn organisation(client: &Client, wanted: &str) -> Result<Organisation, Failure> {
+    if wanted.parse::<OrgId>().is_ok() {
+        return Ok(client.organisation(wanted).await?);
+    }
+    not_of_another_kind(ORGANISATION, wanted)?;
+    let by_id = wanted.starts_with(OrgId::PREFIX);
+    let fetch = async |after, limit| {
+        let name = (!by_id).then(|| wanted.to_owned());
+        client.organisations(&OrganisationListQuery { name, after, limit: Some(limit) }).await
+    };
+    let found = pages::collect(MAX_ITEMS, fetch).await?.items;
+    one(ORGANISATION, wanted, found, |organisation| (organisation.id.to_string(), organisation.name.clone()))
+}
+
+/// An allocation's id. A name means the one that is not over, if there is one.
+pub(crate) async fn allocation(session: &Session, wanted: &str) -> Result<String, Failure> {
+    if wanted.parse::<AllocationId>().is_ok() {
+        return Ok(wanted.to_owned());
+    }
+    not_of_another_kind(ALLOCATION, wanted)?;
+    let client = session.client()?;
+    let project = project(session).await?.id.to_string();
+    let by_id = wanted.starts_with(AllocationId::PREFIX);
+    let fetch = async |after, limit| {
+        let name = (!by_id).then(|| wanted.to_owned());
+        let query =
+            AllocationListQuery { name, newest_first: Some(true), after, limit: Some(limit), ..AllocationListQuery::default() };
+        client.project_allocations(&project, &query).await
+    };
+    let found = pages::collect(MAX_ITEMS, fetch).await?.items;
+    let open: Vec<&Allocation> = found.iter().filter(|allocation| allocation.name == wanted && !allocation.over()).collect();
+    if let [one] = open.as_slice() {
+        return Ok(one.id.to_string());
+    }
+    let candidates = found.iter().map(|allocation| Candidate { id: allocation.id.to_string(), name: allocation.name.clone() });
+    pick(ALLOCATION, wanted, &candidates.collect::<Vec<_>>())
+}
+
+/// The one of a list that `wanted` names.
+fn one<T>(kind: Kind, wanted: &str, mut found: Vec<T>, named: impl Fn(&T) -> (String, String)) -> Result<T, Failure> {
+    let candidates: Vec<Candidate> = found.iter().map(&named).map(|(id, name)| Candidate { id, name }).collect();
+    let id = pick(kind, wanted, &candidates)?;
+    let at = candidates.iter().position(|candidate| candidate.id == id);
+    at.map(|at| found.swap_remove(at)).ok_or_else(|| Failure::internal(format!("a {} that was found is gone", kind.word)))
+}
+
+/// Every image a project can use, or without a project those of the platform.
+pub(crate) async fn images(client: &Client, project: Option<&str>) -> Result<Vec<Image>, Failure> {
+    let fetch = async |after, limit| {
+        let query = ImageListQuery { name: None, after, limit: Some(limit) };
+        match project {
+            Some(project) => client.project_images(project, &query).await,
+            None => client.images(&query).await,
+        }
+    };
+    Ok(pages::collect(MAX_ITEMS, fetch).await?.items)
+}
+
+/// The image that is meant. A name means the organisation's own image before the platform's.
+pub(crate) async fn image(client: &Client, project: Option<&str>, wanted: &str) -> Result<Image, Failure> {
+    not_of_another_kind(IMAGE, wanted)?;
+    let mut found = images(client, project).await?;
+    if found.iter().any(|image| image.name == wanted && image.organisation_id.is_some()) {
+        found.retain(|image| image.organisation_id.is_some());
+    }
+    one(IMAGE, wanted, found, |image| (image.id.to_string(), image.name.clone()))
+}
+
+/// Every SSH key of a project.
+pub(crate) async fn ssh_keys(client: &Client, project: &str) -> Result<Vec<SshKey>, Failure> {
+    let fetch = async |after, limit| client.ssh_keys(project, &PageQuery { after, limit: Some(limit) }).await;
+    Ok(pages::collect(MAX_ITEMS, fetch).await?.items)
+}
+
+/// The SSH key that is meant.
+pub(crate) async fn ssh_key(client: &Client, project: &str, wanted: &str) -> Result<SshKey, Failure> {
+    not_of_another_kind(SSH_KEY, wanted)?;
+    one(SSH_KEY, wanted, ssh_keys(client, project).await?, |key| (key.id.to_string(), key.name.clone()))
+}
+
+/// Every service account of a project.
+pub(crate) async fn service_accounts(client: &Client, project: &str) -> Result<Vec<ServiceAccount>, Failure> {
+    let fetch = async |after, limit| client.service_accounts(project, &PageQuery { after, limit: Some(limit) }).await;
+    Ok(pages::collect(MAX_ITEMS, fetch).await?.items)
+}
+
+/// The service account that is meant.
+pub(crate) async fn service_account(client: &Client, project: &str, wanted: &str) -> Result<ServiceAccount, Failure> {
+    not_of_another_kind(SERVICE_ACCOUNT, wanted)?;
+    let found = service_accounts(client, project).await?;
+    one(SERVICE_ACCOUNT, wanted, found, |account| (account.id.to_string(), account.name.clone()))
+}
+
+/// The API key of a service account that is meant. A name means one that still counts.
+pub(crate) async fn api_key(client: &Client, project: &str, account: &str, wanted: &str) -> Result<String, Failure> {
+    not_of_another_kind(API_KEY, wanted)?;
+    let fetch = async |after, limit| client.api_keys(project, account, &PageQuery { after, limit: Some(limit) }).await;
+    let mut found = pages::collect(MAX_ITEMS, fetch).await?.items;
+    found.retain(|key| key.revoked_at.is_none() || key.id.to_string() == wanted);
+    one(API_KEY, wanted, found, |key| (key.id.to_string(), key.name.clone())).map(|key| key.id.to_string())
+}
+
+/// Every webhook of a project.
+pub(crate) async fn webhooks(client: &Client, project: &str) -> Result<Vec<Webhook>, Failure> {
+    let fetch = async |after, limit| client.webhooks(project, &PageQuery { after, limit: Some(limit) }).await;
+    Ok(pages::collect(MAX_ITEMS, fetch).await?.items)
+}
+
+/// A webhook's id, from a beginning of it or its address if it is not a whole id.
+pub(crate) async fn webhook(session: &Session, wanted: &str) -> Result<String, Failure> {
+    if wanted.parse::<WebhookId>().is_ok() {
+        return Ok(wanted.to_owned());
+    }
+    not_of_another_kind(WEBHOOK, wanted)?;
+    let project = project(session).await?.id.to_string();
+    let found = webhooks(session.client()?, &project).await?;
+    one(WEBHOOK, wanted, found, |webhook| (webhook.id.to_string(), webhook.url.clone())).map(|webhook| webhook.id.to_string())
+}
+
+/// Every product, those that are no longer on offer, too.
+pub(crate) async fn skus(client: &Client) -> Result<Vec<Sku>, Failure> {
+    let fetch = async |after, limit| client.skus(&PageQuery { after, limit: Some(limit) }).await;
+    Ok(pages::collect(MAX_ITEMS, fetch).await?.items)
+}
+
+/// The product that is meant. A name means one that is on offer, if there is one.
+pub(crate) async fn sku(client: &Client, wanted: &str) -> Result<Sku, Failure> {
+    not_of_another_kind(SKU, wanted)?;
+    let mut found = skus(client).await?;
+    if found.iter().any(|sku| sku.name == wanted && sku.retired_at.is_none()) {
+        found.retain(|sku| sku.retired_at.is_none());
+    }
+    one(SKU, wanted, found, |sku| (sku.id.to_string(), sku.name.clone()))
+}
+
+/// The one of these members that is meant: by id, a beginning of it, address or name.
+pub(crate) fn member(members: Vec<Member>, wanted: &str) -> Result<Member, Failure> {
+    let live = members.into_iter().filter(|member| member.removed_at.is_none()).collect();
+    one(MEMBER, wanted, live, |member| {
+        let called = member.email.clone().filter(|email| !email.is_empty()).unwrap_or_else(|| member.name.clone());
+        (member.id.to_string(), called)
+    })
+}
+
+/// A maintenance window's id.
+pub(crate) async fn maintenance(client: &Client, wanted: &str) -> Result<String, Failure> {
+    if wanted.parse::<MaintenanceId>().is_ok() {
+        return Ok(wanted.to_owned());
+    }
+    not_of_another_kind(MAINTENANCE, wanted)?;
+    let fetch = async |after, limit| {
+        client.maintenance_windows(&MaintenanceListQuery { after, limit: Some(limit), ..MaintenanceListQuery::default() }).await
+    };
+    let found = pages::collect(MAX_ITEMS, fetch).await?.items;
+    one(MAINTENANCE, wanted, found, |window| (window.id.to_string(), window.summary.clone())).map(|window| window.id.to_string())
+}

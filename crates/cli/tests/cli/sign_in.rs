@@ -1,0 +1,168 @@
+//! `gpuaas login` and what comes after it, against a real control plane, with a scripted browser.
+
+use std::process::Stdio;
+
+use gpuaas_api::dto::UserCreate;
+use gpuaas_api::{Client, ClientOptions};
+use gpuaas_control::{ApiTls, Server, ServerConfig, roles};
+use gpuaas_identity::browser_client::{self, HttpClient};
+use gpuaas_store::StoreConfig;
+use tokio::io::{AsyncBufReadExt as _, BufReader};
+
+use crate::program::gpuaas_with;
+
+const EMAIL: &str = "ada@example.org";
+const PASSWORD: &str = "seven green lanterns";
+
+/// A server with one user, and a home for the program.
+struct Place {
+    server: Option<Server>,
+    folder: tempfile::TempDir,
+    url: String,
+}
+
+impl Place {
+    async fn new() -> Self {
+        let folder = tempfile::tempdir().expect("a folder");
+        let data_dir = folder.path().join("server");
+        std::fs::create_dir(&data_dir).expect("made");
+        let identity = gpuaas_control::identity::IdentityConfig { built_in: true, ..Default::default() };
+        let config = ServerConfig {
+            store: StoreConfig::Sqlite { path: data_dir.join("test.db") },
+            roles: roles::parse("api").expect("a role"),
+            api_listen: "127.0.0.1:0".parse().expect("an address"),
+            api_tls: ApiTls::Off,
+            link_listen: "127.0.0.1:0".parse().expect("an address"),
+            link_advertise: None,
+            identity,
+            engines: Default::default(),
+            webhooks_to_private: false,
+            policies: Vec::new(),
+            data_dir,
+        };
+        let server = gpuaas_control::start(config).await.expect("it starts");
+        let url = server.api_url.clone().expect("REST");
+        let mut options = ClientOptions::new(&url);
+        options.token = Some(std::fs::read_to_string(&server.admin_token_file).expect("a token"));
+        let wanted = UserCreate { email: EMAIL.to_owned(), name: "Ada".to_owned(), password: Some(PASSWORD.to_owned()) };
+        Client::new(options).expect("a client").user_create(&wanted, None).await.expect("made");
+        Self { server: Some(server), folder, url }
+    }
+
+    fn home(&self) -> String {
+        self.folder.path().display().to_string()
+    }
+
+    fn kept(&self) -> std::path::PathBuf {
+        self.folder.path().join(".local/state/gpuaas/tokens/default.json")
+    }
+
+    fn read_kept(&self) -> serde_json::Value {
+        serde_json::from_slice(&std::fs::read(self.kept()).expect("kept")).expect("JSON")
+    }
+
+    async fn stop(mut self) {
+        self.server.take().expect("running").stop().await;
+    }
+}
+
+fn http() -> HttpClient {
+    browser_client::http_client(gpuaas_api::tls_config(false, None).expect("TLS"), true).expect("a client")
+}
+
+fn encoded(text: &str) -> String {
+    text.bytes().map(|b| if b.is_ascii_alphanumeric() { char::from(b).to_string() } else { format!("%{b:02X}") }).collect()
+}
+
+/// Opens the address, types address and password, and follows the answer, as a browser would.
+async fn signs_in(url: &str, server: &str) {
+    let http = http();
+    let page = http.get(url).send().await.expect("a page");
+    let cookie = page.headers()["set-cookie"].to_str().expect("text").split(';').next().expect("a cookie").to_owned();
+    let html = page.text().await.expect("text");
+    let mut body = format!("email={}&password={}", encoded(EMAIL), encoded(PASSWORD));
+    for input in html.split("<input type=\"hidden\" name=\"").skip(1) {
+        let (name, rest) = input.split_once("\" value=\"").expect("a field");
+        let value = rest.split_once('"').expect("a value").0.replace("&amp;", "&");
+        body.push_str(&format!("&{name}={}", encoded(&value)));
+    }
+    let post = http.post(format!("{server}/oauth/authorize")).header("cookie", cookie);
+    let answer = post.header("content-type", "application/x-www-form-urlencoded").body(body).send().await.expect("an answer");
+    let location = answer.headers()["location"].to_str().expect("text").to_owned();
+    assert!(http.get(location).send().await.expect("the program answers").status().is_success());
+}
+
+#[expect(clippy::disallowed_types, reason = "a test of the program starts the program")]
+async fn logs_in(place: &Place) {
+    let mut program = tokio::process::Command::new(env!("CARGO_BIN_EXE_gpuaas"))
+        .args(["login", "--no-browser", "--url", &place.url])
+        .env_clear()
+        .env("HOME", place.home())
+        .stdin(Stdio::null())
+        .stdout(Stdio::piped())
+        .stderr(Stdio::piped())
+        .kill_on_drop(true)
+        .spawn()
+        .expect("the program starts");
+    let mut lines = BufReader::new(program.stderr.take().expect("stderr")).lines();
+    let url = loop {
+        let line = lines.next_line().await.expect("readable").expect("it says where to sign in");
+        if line.trim().starts_with("http") {
+            break line.trim().to_owned();
+        }
+    };
+    signs_in(&url, &place.url).await;
+    let output = program.wait_with_output().await.expect("it ends");
+    let stdout = String::from_utf8(output.stdout).expect("text");
+    assert!(output.status.success() && stdout.contains(EMAIL), "{stdout}");
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_sign_in_is_kept_renewed_once_and_ended() {
+    use std::os::unix::fs::PermissionsExt as _;
+    let place = Place::new().await;
+    let home = place.home();
+    let env = [("HOME", home.as_str())];
+    logs_in(&place).await;
+    assert_eq!(std::fs::metadata(place.kept()).expect("kept").permissions().mode() & 0o777, 0o600);
+    let who = gpuaas_with(&["whoami", "-o", "json"], &env).await;
+    assert_eq!((who.code, who.json()["email"].as_str()), (0, Some(EMAIL)), "{who:?}");
+    let profiles = gpuaas_with(&["profile", "ls", "-o", "json"], &env).await.json();
+    assert_eq!((profiles[0]["name"].as_str(), profiles[0]["signed_in"].as_bool()), (Some("default"), Some(true)));
+
+    // Two commands at once find the token ended: one of them renews it, and both go on.
+    let mut kept = place.read_kept();
+    kept["ends_at"] = serde_json::json!(0);
+    std::fs::write(place.kept(), kept.to_string()).expect("written");
+    let both = tokio::join!(gpuaas_with(&["whoami"], &env), gpuaas_with(&["whoami"], &env));
+    assert_eq!((both.0.code, both.1.code), (0, 0), "{both:?}");
+    assert_ne!(place.read_kept()["refresh_token"], kept["refresh_token"]);
+
+    // The used refresh token is no good any more, and the program says what to do.
+    let renewed = place.read_kept();
+    std::fs::write(place.kept(), kept.to_string()).expect("written");
+    let refused = gpuaas_with(&["whoami"], &env).await;
+    assert!(refused.code == 5 && refused.stderr.contains("gpuaas login"), "{refused:?}");
+    std::fs::write(place.kept(), renewed.to_string()).expect("written");
+    std::fs::set_permissions(place.kept(), std::fs::Permissions::from_mode(0o644)).expect("set");
+    assert_eq!(gpuaas_with(&["whoami"], &env).await.code, 2, "a file that others can read is not used");
+
+    assert_eq!(gpuaas_with(&["logout"], &env).await.code, 0);
+    assert!(!place.kept().exists());
+    let after = gpuaas_with(&["whoami", "--url", &place.url], &env).await;
+    assert_eq!(after.code, 5, "{after:?}");
+    place.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn the_servers_own_socket_needs_no_token_and_ignores_those_around() {
+    let place = Place::new().await;
+    let socket = place.folder.path().join("server/admin.sock").display().to_string();
+    let home = place.home();
+    let env = [("HOME", home.as_str()), ("GPUAAS_TOKEN", "gpt_wrong"), ("GPUAAS_URL", "http://127.0.0.1:1")];
+    let who = gpuaas_with(&["--socket", &socket, "whoami", "-o", "json"], &env).await;
+    assert_eq!((who.code, who.json()["kind"].as_str()), (0, Some("local_admin")), "{who:?}");
+    let users = gpuaas_with(&["--socket", &socket, "user", "ls"], &env).await;
+    assert!(users.code == 0 && users.stdout.contains(EMAIL), "{users:?}");
+    place.stop().await;
+}

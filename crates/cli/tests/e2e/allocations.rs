@@ -1,0 +1,143 @@
+//! From a tenant's wish to a guest they can sign in to, and back to nothing: on slots, and on a whole machine.
+
+use crate::cluster::{AgentHost, Carrier, Cluster, Ran, Store, write_private};
+use gpuaas_testkit::{Launch, PATIENCE, TempDir, free_port};
+use serde_json::Value;
+
+const KEY: &str = "ssh-ed25519 AAAAC3NzaC1lZDI1NTE5AAAAIJwBQ0Rk5yyC9bmCK1Kf9gvvNQWYF3rPzqeQFZ0sWsWq";
+const DIGEST: &str = "e3b0c44298fc1c149afbf4c8996fb92427ae41e4649b934ca495991b7852b855";
+
+/// A simulated host that lets tenants in, online.
+fn host(cluster: &Cluster, name: &str) -> (AgentHost, String) {
+    let mut host = AgentHost::new(cluster, name, Carrier::Stream, Some("h100"), None);
+    write_private(
+        &host.folder.join("policy.toml"),
+        "allowed_tasks = [\"diag.ping\", \"slice.topology_discover\", \"slice.vm_provision\", \"slice.vm_release\", \
+         \"slice.vm_power\", \"slice.console_read\", \"allocation.provision_user\", \"allocation.deprovision_user\"]\n\
+         [slices]\npci_addresses = [\"*\"]\nnvme_serials = [\"*\"]\nimage_sources = [\"https://images.example/\"]\n\
+         [bare_metal]\nusernames = [\"*\"]\nallow_sudo = true\n",
+    );
+    host.enrol(cluster);
+    host.start();
+    let node = host.node_id();
+    cluster.wait_online(&node, true);
+    (host, node)
+}
+
+/// A tenant with a key of their own.
+fn tenant(cluster: &Cluster) -> String {
+    cluster.json(&["org", "create", "acme"]);
+    cluster.json(&["project", "create", "acme/training"]);
+    let key = cluster.dir.join("id.pub");
+    std::fs::write(&key, KEY).unwrap();
+    let key = key.display().to_string();
+    cluster.json(&["ssh-key", "add", "laptop", &key]);
+    key
+}
+
+fn kinds(ran: &Ran) -> Vec<String> {
+    let kind = |line: &str| serde_json::from_str::<Value>(line).unwrap()["kind"].as_str().unwrap().to_owned();
+    ran.stdout.lines().map(kind).collect()
+}
+
+#[test]
+fn a_guest_is_leased_stopped_started_read_and_released() {
+    let Some(cluster) = Cluster::start(Store::Sqlite) else { return };
+    let (mut host, node) = host(&cluster, "gpu-1");
+    let key = tenant(&cluster);
+    cluster.json(&["node", "topology", "discover", &node]);
+    assert_eq!(cluster.json(&["node", "topology", "approve", &node]).as_array().unwrap().len(), 8);
+    cluster.json(&["sku", "create", "h100-2x", "--slots", "2", "--gpu", "10de:2330", "--price", "5"]);
+    cluster.json(&["image", "create", "ubuntu", "--from", "https://images.example/u.img", "--sha256", DIGEST, "--platform"]);
+    let offer = cluster.json(&["catalog"]);
+    assert_eq!((offer[0]["name"].as_str(), offer[0]["available"].as_u64()), (Some("h100-2x"), Some(4)));
+
+    let create =
+        ["alloc", "create", "trainer", "--sku", "h100-2x", "--image", "ubuntu", "--ssh-key", "laptop", "--ssh-key", &key];
+    let plan = cluster.json(&[&create[..], &["--dry-run"]].concat());
+    assert_eq!((plan["fits"].as_bool(), plan["slots"].as_array().map(Vec::len)), (Some(true), Some(2)), "{plan}");
+    let made = cluster.cli(&[&create[..], &["--tag", "team=ml", "--lease", "8h", "-o", "json"]].concat());
+    assert_eq!(made.json()["state"], "active", "{made:?}");
+    assert!(made.stderr.contains("provisioning") && made.stderr.contains("phase"), "{made:?}");
+    let shown = cluster.cli(&["alloc", "show", "trainer"]);
+    assert!(shown.stdout.contains("ssh ubuntu@") && shown.stdout.contains("5.00/h"), "{shown:?}");
+    assert_eq!(cluster.json(&["catalog"])[0]["available"].as_u64(), Some(3));
+    assert_eq!(cluster.json(&["alloc", "ls", "--tag", "team=ml"]).as_array().unwrap().len(), 1);
+    let preview = cluster.json(&["node", "drain", &node, "--preview"]);
+    assert_eq!(preview["allocations"][0]["name"], "trainer", "{preview}");
+
+    assert_eq!(cluster.json(&["alloc", "stop", "trainer"])["stopped"], true);
+    assert_eq!(cluster.json(&["alloc", "start", "trainer"])["stopped"], false);
+    let console = cluster.cli(&["alloc", "console", "trainer"]);
+    assert!(console.stdout.contains("login"), "{console:?}");
+    let before = cluster.json(&["alloc", "show", "trainer"])["expires_at"].as_i64().unwrap();
+    let after = cluster.json(&["alloc", "extend", "trainer", "--by", "1h"])["expires_at"].as_i64().unwrap();
+    assert_eq!(after - before, 3_600_000_000);
+
+    assert_eq!(cluster.json(&["alloc", "release", "trainer", "--yes"])["state"], "released");
+    let history = kinds(&cluster.cli(&["alloc", "events", "trainer", "-o", "json"]));
+    for kind in ["requested", "active", "stopped", "started", "extended", "released"] {
+        assert!(history.contains(&format!("gpuaas.allocation.{kind}.v1")), "{kind} is not in {history:?}");
+    }
+    assert_eq!(cluster.json(&["catalog"])[0]["available"].as_u64(), Some(4));
+    assert!(cluster.json(&["alloc", "ls"]).as_array().unwrap().is_empty());
+    host.stop();
+    cluster.verify_audit();
+}
+
+#[test]
+fn a_whole_machine_is_offered_leased_and_given_back() {
+    let Some(cluster) = Cluster::start(Store::Sqlite) else { return };
+    let (mut host, node) = host(&cluster, "metal-1");
+    let key = tenant(&cluster);
+    assert_eq!(cluster.json(&["machine", "offer", &node])["state"], "available");
+    cluster.json(&["sku", "create", "h100-metal", "--bare-metal", "--gpu", "10de:2330", "--price", "20"]);
+    let create = ["alloc", "create", "metal", "--sku", "h100-metal", "--ssh-key", &key, "--user", "ada", "--sudo"];
+    assert_eq!(cluster.json(&create)["state"], "active");
+    assert_eq!(cluster.json(&["machine", "ls"])[0]["state"], "leased");
+    assert_ne!(cluster.cli(&["alloc", "stop", "metal"]).code, 0, "a whole machine is not stopped from here");
+    assert_eq!(cluster.json(&["alloc", "release", "metal", "--yes"])["state"], "released");
+    assert_eq!(cluster.json(&["machine", "ls"])[0]["state"], "available");
+    assert_eq!(cluster.json(&["machine", "withdraw", &node])["state"], "withdrawn");
+    host.stop();
+    cluster.verify_audit();
+}
+
+#[test]
+fn a_newcomer_leases_something_with_the_printed_commands() {
+    let dir = TempDir::new();
+    let (api, link, data) = (free_port().to_string(), free_port().to_string(), dir.join("data").display().to_string());
+    std::fs::create_dir(dir.join(".ssh")).unwrap();
+    std::fs::write(dir.join(".ssh/id_ed25519.pub"), KEY).unwrap();
+    let launch = || Launch::new("gpuaas").args(["dev", "--api-port", &api, "--link-port", &link, "--data-dir", &data]);
+    let shell = |exports: &str, command: &str| {
+        let script = format!("{exports}\n{command}");
+        let (status, stdout, stderr) =
+            Launch::at("/bin/sh").arg("-c").arg(script).env("HOME", dir.path()).run(dir.path(), PATIENCE * 2);
+        assert!(status.success(), "`{command}` failed: {stderr}");
+        stdout
+    };
+    let mut program = launch().start(dir.path());
+    program.wait_for_line("Ctrl-C", PATIENCE);
+    let block = program.stdout();
+    let lines: Vec<&str> = block.lines().map(str::trim).collect();
+    let exports = *lines.iter().find(|line| line.starts_with("export ")).unwrap();
+    let commands: Vec<&str> =
+        lines.iter().copied().filter(|line| line.contains(" alloc ") || line.ends_with(" catalog")).collect();
+    assert_eq!(commands.len(), 4, "{block}");
+    for command in &commands {
+        shell(exports, command);
+    }
+    let gpuaas = commands[0].split_whitespace().next().unwrap();
+    let everything = |what: &str| shell(exports, &format!("{gpuaas} {what} -o json"));
+    let before: Vec<String> = ["sku ls", "image ls", "org ls", "project ls", "slot ls", "task ls"].map(everything).into();
+    program.sigterm();
+    assert!(program.wait(PATIENCE).success(), "{}", program.stderr());
+
+    let mut program = launch().start(dir.path());
+    program.wait_for_line("Ctrl-C", PATIENCE);
+    let after: Vec<String> = ["sku ls", "image ls", "org ls", "project ls", "slot ls", "task ls"].map(everything).into();
+    assert_eq!(before, after, "a second start changes nothing");
+    program.sigterm();
+    assert!(program.wait(PATIENCE).success());
+}

@@ -1,0 +1,93 @@
+//! `allocation.deprovision_user`: the user of a tenant who leased the whole host gone, with everything that was its own.
+//!
+//! A success is the proof: the user is not in the user database, no process runs as it, no file on the host's own file systems belongs
+//! to it, and its home, its keys, its sudo rule and everything that would have started on its behalf are gone.
+
+use super::allocation_provision_user::check_order;
+use crate::id::AllocationId;
+use crate::slice::{Holder, UserName};
+
+/// The user to end.
+#[derive(Clone, Debug, PartialEq, Eq, serde::Serialize, serde::Deserialize, schemars::JsonSchema)]
+#[serde(deny_unknown_fields)]
+pub struct Params {
+    /// The allocation; the same as in the envelope.
+    pub allocation_id: AllocationId,
+    /// Its fencing number; the same as in the envelope.
+    pub lease_epoch: u64,
+    /// The user's name.
+    pub username: UserName,
+    /// End this user even if an earlier allocation left it: that one's lease has a lower number than this one. A user whom no allocation
+    /// of this product made is never touched.
+    #[serde(default)]
+    pub take_over: bool,
+}
+
+impl Params {
+    /// Whose it is.
+    pub fn holder(&self) -> Holder {
+        Holder { allocation_id: self.allocation_id, lease_epoch: self.lease_epoch }
+    }
+
+    pub(super) fn check(&self) -> Result<(), String> {
+        check_order(self.lease_epoch, &self.username)
+    }
+}
+
+/// What there was, and is no more. If the agent was restarted in between, the numbers are those since then.
+#[derive(Clone, Debug, PartialEq, Eq, serde::Serialize, serde::Deserialize, schemars::JsonSchema)]
+#[serde(deny_unknown_fields)]
+pub struct Output {
+    /// The user.
+    pub username: UserName,
+    /// There was something to end: the user, or a lease of the host for it.
+    pub existed: bool,
+    /// Its sessions that were ended.
+    pub sessions_ended: u32,
+    /// Its processes that were ended.
+    pub processes_ended: u32,
+    /// Its files and folders that were removed, those in its home included.
+    pub files_removed: u64,
+    /// It had a home, which was removed.
+    pub home_removed: bool,
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+    use crate::task::{BadParams, Output as AnyOutput, Task, TaskType};
+
+    #[test]
+    fn parameters_outside_their_limits_are_refused_with_the_name_of_the_field() {
+        let params = json!({ "allocation_id": AllocationId::generate(), "lease_epoch": 3, "username": "tenant-1" });
+        let parse = |params: &serde_json::Value| Task::parse(TaskType::AllocationDeprovisionUser, &params.to_string());
+        let task = parse(&params).expect("taken");
+        assert_eq!(task.holder().map(|holder| holder.lease_epoch), Some(3));
+        assert!(matches!(task, Task::AllocationDeprovisionUser(params) if !params.take_over));
+        for (field, value) in [("lease_epoch", json!(0)), ("username", json!("root"))] {
+            let mut params = params.clone();
+            params[field] = value;
+            assert!(parse(&params).expect_err("refused").to_string().contains(field), "{field}");
+        }
+        let mut unknown = params;
+        unknown["force"] = json!(true);
+        assert!(matches!(parse(&unknown), Err(BadParams::UnknownField { .. })));
+    }
+
+    #[test]
+    fn an_answer_reads_back_as_it_was_given() {
+        let output = Output {
+            username: "tenant-1".parse().expect("a name"),
+            existed: true,
+            sessions_ended: 1,
+            processes_ended: 2,
+            files_removed: u64::MAX,
+            home_removed: true,
+        };
+        let json = serde_json::to_string(&output).expect("JSON");
+        let read = AnyOutput::parse(TaskType::AllocationDeprovisionUser, &json).expect("an answer");
+        assert_eq!(read, AnyOutput::AllocationDeprovisionUser(output));
+    }
+}

@@ -1,0 +1,211 @@
+//! `allocation.provision_user`: a user of the operating system for a tenant who leases the whole host.
+
+use super::slice_vm_provision::{MAX_KEY_BYTES, MAX_KEYS};
+use crate::id::AllocationId;
+use crate::slice::{Holder, SshPublicKey, UserName};
+
+/// Names that are never a tenant's: those of groups that give rights to whoever is in them, because a user has a group of its own name.
+pub const RESERVED: [&str; 20] = [
+    "adm",
+    "admin",
+    "bin",
+    "daemon",
+    "disk",
+    "docker",
+    "gpuaas",
+    "incus",
+    "incus-admin",
+    "kmem",
+    "kvm",
+    "libvirt",
+    "lxd",
+    "nobody",
+    "root",
+    "shadow",
+    "staff",
+    "sudo",
+    "sys",
+    "wheel",
+];
+
+/// The user to make.
+#[derive(Clone, Debug, PartialEq, Eq, serde::Serialize, serde::Deserialize, schemars::JsonSchema)]
+#[serde(deny_unknown_fields)]
+pub struct Params {
+    /// The allocation; the same as in the envelope.
+    pub allocation_id: AllocationId,
+    /// Its fencing number; the same as in the envelope.
+    pub lease_epoch: u64,
+    /// The user's name. The host's policy must allow it.
+    pub username: UserName,
+    /// Keys that let the user in, and nothing else does: it has no password.
+    #[schemars(length(min = 1, max = MAX_KEYS))]
+    pub ssh_public_keys: Vec<SshPublicKey>,
+    /// The user may become root. The host's policy must allow it, and nobody can prove what root left behind.
+    #[serde(default)]
+    pub sudo: bool,
+}
+
+impl Params {
+    /// Whose it is.
+    pub fn holder(&self) -> Holder {
+        Holder { allocation_id: self.allocation_id, lease_epoch: self.lease_epoch }
+    }
+
+    pub(super) fn check(&self) -> Result<(), String> {
+        check_order(self.lease_epoch, &self.username)?;
+        if self.ssh_public_keys.is_empty() || self.ssh_public_keys.len() > MAX_KEYS {
+            return Err(format!("ssh_public_keys: {} are given; choose 1 to {MAX_KEYS}", self.ssh_public_keys.len()));
+        }
+        if self.ssh_public_keys.iter().map(|key| key.as_str().len()).sum::<usize>() > MAX_KEY_BYTES {
+            return Err(format!(
+                "ssh_public_keys: more than {MAX_KEY_BYTES} bytes together; use fewer or shorter ones (ed25519)"
+            ));
+        }
+        Ok(())
+    }
+}
+
+/// What holds for the end of a user as well.
+pub(super) fn check_order(lease_epoch: u64, username: &UserName) -> Result<(), String> {
+    if lease_epoch == 0 {
+        return Err("lease_epoch counts from 1".to_owned());
+    }
+    if RESERVED.contains(&username.as_str()) {
+        return Err(format!("username: `{username}` is a name of the system; choose another"));
+    }
+    Ok(())
+}
+
+/// What was made.
+#[derive(Clone, Debug, PartialEq, Eq, serde::Serialize, serde::Deserialize, schemars::JsonSchema)]
+#[serde(deny_unknown_fields)]
+pub struct Output {
+    /// The user.
+    pub username: UserName,
+    /// Its number. No user of this host had it shortly before, and nothing on its disks belonged to it.
+    pub uid: u32,
+    /// Its home.
+    pub home: String,
+    /// How many different keys let it in.
+    pub keys: u32,
+    /// This task made it; otherwise an earlier one of the same allocation did, and this one replaced the keys.
+    pub created: bool,
+}
+
+#[cfg(test)]
+mod tests {
+    use base64::Engine as _;
+    use serde_json::{Value, json};
+
+    use super::*;
+    use crate::task::{BadParams, Task, TaskType};
+
+    fn key(number: u8) -> String {
+        let mut bytes = b"\0\0\0\x0bssh-ed25519\0\0\0\x20".to_vec();
+        bytes.extend([number; 32]);
+        format!("ssh-ed25519 {}", base64::engine::general_purpose::STANDARD.encode(bytes))
+    }
+
+    fn params(change: impl FnOnce(&mut Value)) -> Result<Task, BadParams> {
+        let mut params = json!({
+            "allocation_id": AllocationId::generate(),
+            "lease_epoch": 1,
+            "username": "tenant-1",
+            "ssh_public_keys": [key(1)],
+            "sudo": false,
+        });
+        change(&mut params);
+        Task::parse(TaskType::AllocationProvisionUser, &params.to_string())
+    }
+
+    #[test]
+    fn parameters_within_their_limits_are_taken_and_name_their_holder() {
+        let task = params(|params| params["ssh_public_keys"] = (0..32).map(key).collect()).expect("taken");
+        assert_eq!(task.holder().map(|holder| holder.lease_epoch), Some(1));
+        assert!(task.slots().is_empty() && task.task_type().needs_lease() && task.task_type().undoes_itself());
+        assert!(!task.task_type().may_prove_cleanup(), "its proof is its success");
+        let without_sudo = params(|params| drop(params.as_object_mut().expect("an object").remove("sudo")));
+        assert!(matches!(without_sudo, Ok(Task::AllocationProvisionUser(params)) if !params.sudo));
+    }
+
+    #[test]
+    fn parameters_outside_their_limits_are_refused_with_the_name_of_the_field() {
+        let long_key = |number: u8| {
+            let mut bytes = b"\0\0\0\x07ssh-rsa".to_vec();
+            bytes.extend([number; 1000]);
+            format!("ssh-rsa {}", base64::engine::general_purpose::STANDARD.encode(bytes))
+        };
+        for (field, value) in [
+            ("lease_epoch", json!(0)),
+            ("ssh_public_keys", json!([])),
+            ("ssh_public_keys", (0..33).map(key).collect()),
+            ("ssh_public_keys", (0..32).map(long_key).collect()),
+            ("username", json!("root")),
+            ("username", json!("sudo")),
+        ] {
+            let error = params(|params| params[field] = value.clone()).expect_err("refused").to_string();
+            assert!(error.contains(field), "{field} {value}: {error}");
+        }
+        assert!(matches!(params(|params| params["shell"] = json!("/bin/sh")), Err(BadParams::UnknownField { .. })));
+    }
+
+    #[test]
+    fn a_hostile_name_is_no_name() {
+        for name in [
+            "",
+            "-rf",
+            "--root",
+            "a b",
+            "a:b",
+            "a,b",
+            "a/b",
+            "../etc",
+            "a\nb",
+            "a\0",
+            "A",
+            "1000",
+            "0",
+            "a.b",
+            "é",
+            "a$",
+            "a%",
+            "#1",
+            "%wheel",
+            "a-",
+            "abcdefghijklmnopqrstuvwxyz0123456",
+        ] {
+            let refused = params(|params| params["username"] = json!(name));
+            assert!(matches!(refused, Err(BadParams::Invalid { .. })), "{name:?}");
+        }
+    }
+
+    #[test]
+    fn nothing_but_kind_and_bytes_of_a_key_goes_on() {
+        let good = key(7);
+        let Ok(Task::AllocationProvisionUser(taken)) =
+            params(|params| params["ssh_public_keys"] = json!([format!("  {good}   jane@example from=\"*\"")]))
+        else {
+            panic!("a comment is no harm")
+        };
+        assert_eq!(taken.ssh_public_keys[0].as_str(), good, "the comment is gone, whatever it says");
+        for hostile in [
+            format!("command=\"/bin/sh\" {good}"),
+            format!("from=\"10.0.0.1\" {good}"),
+            format!("no-pty,command=\"x\" {good}"),
+            format!("cert-authority {good}"),
+            format!("restrict,{good}"),
+            format!("{good}\ncommand=\"x\" {good}"),
+            format!("{good}\r{good}"),
+            format!("{good}\0"),
+            format!("#{good}"),
+            good.replace("ssh-ed25519 ", "ssh-ed25519\u{a0}"),
+            good.replace("ssh-ed25519", "ssh-dss"),
+            good.replace("ssh-ed25519", "ssh-rsa"),
+            format!("ssh-ed25519 command=\"x\" {good}"),
+        ] {
+            let refused = params(|params| params["ssh_public_keys"] = json!([hostile]));
+            assert!(matches!(refused, Err(BadParams::Invalid { .. })), "{hostile:?}");
+        }
+    }
+}

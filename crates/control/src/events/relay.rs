@@ -1,0 +1,149 @@
+//! The relay: takes events out of the outbox, lane by lane, publishes them to the bus and marks those that are surely stored there.
+//!
+//! It keeps nothing in memory. Killed between publishing and marking, it publishes again; consumers dedupe by the event's id.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use bytes::Bytes;
+use futures::StreamExt as _;
+use gpuaas_contract::time::Timestamp;
+use gpuaas_engines::bus::Envelope;
+use gpuaas_store::{OUTBOX_LANES, OutboxRow};
+
+use super::more;
+use crate::Control;
+use crate::failure::Failure;
+
+/// Events of one batch.
+const BATCH: u32 = 256;
+/// Lanes that are published at the same time: the store has two connections for it.
+const AT_ONCE: usize = 2;
+/// Stands behind the hints, and finds what another relay has left.
+const SLOW_LOOK: Duration = Duration::from_secs(5);
+/// After something failed.
+const RETRY: Duration = Duration::from_secs(1);
+/// How long published events are kept: the history of allocations is read from them.
+const KEPT: Duration = Duration::from_secs(90 * 24 * 3600);
+/// How often old ones are looked for.
+const FORGET_EVERY: Duration = Duration::from_secs(3600);
+
+/// Starts the relay.
+pub(crate) fn spawn(control: &Arc<Control>) {
+    let owned = Arc::clone(control);
+    control.background.spawn(async move {
+        let control = owned;
+        // Heard before the first look, so that nothing falls between the two.
+        let mut hints = control.store.hints();
+        let mut away = false;
+        // The first time at once: a server that is restarted often has to forget, too.
+        let mut forget = tokio::time::Instant::now();
+        loop {
+            let pause = match publish_all(&control).await {
+                Ok(Outcome::Done) => {
+                    if std::mem::take(&mut away) {
+                        tracing::info!("the event bus is back; everything that waited is published");
+                    }
+                    SLOW_LOOK
+                }
+                Ok(Outcome::BusAway(reason)) => {
+                    if !std::mem::replace(&mut away, true) {
+                        tracing::warn!(reason, "events wait in the outbox until the bus takes them");
+                    }
+                    RETRY
+                }
+                Err(error) => {
+                    tracing::warn!(error = %crate::link::chain(&error), "the outbox cannot be read; trying again");
+                    RETRY
+                }
+            };
+            if tokio::time::Instant::now() >= forget {
+                forget = tokio::time::Instant::now() + FORGET_EVERY;
+                forget_old(&control).await;
+            }
+            if away {
+                // Hints would only make it try faster than it helps.
+                tokio::select! { () = control.shutdown.cancelled() => return, () = tokio::time::sleep(pause) => {} }
+            } else if !more(&control, &mut hints, pause).await {
+                return;
+            }
+        }
+    });
+}
+
+enum Outcome {
+    Done,
+    BusAway(String),
+}
+
+/// Publishes until nothing waits.
+async fn publish_all(control: &Control) -> Result<Outcome, Failure> {
+    loop {
+        let waiting = control.store.outbox_lanes_waiting().await?;
+        if waiting.is_empty() {
+            return Ok(Outcome::Done);
+        }
+        let lanes = waiting.into_iter().map(|(lane, _)| lane).filter(|lane| *lane < OUTBOX_LANES);
+        let results: Vec<_> =
+            futures::stream::iter(lanes.map(|lane| publish_lane(control, lane))).buffer_unordered(AT_ONCE).collect().await;
+        let mut moved = false;
+        for result in results {
+            match result? {
+                Ok(published) => moved |= published > 0,
+                Err(reason) => return Ok(Outcome::BusAway(reason)),
+            }
+        }
+        if !moved {
+            // Others have the lanes; what they leave is found by the slow look.
+            return Ok(Outcome::Done);
+        }
+    }
+}
+
+/// Publishes a batch of a lane. The inner error is the bus's.
+async fn publish_lane(control: &Control, lane: u32) -> Result<Result<usize, String>, Failure> {
+    let mut refused = None;
+    let relayed = control
+        .store
+        .outbox_relay(lane, BATCH, async |rows| {
+            gpuaas_failpoint::hit("relay.claimed");
+            let batch: Vec<Envelope> = rows.into_iter().map(envelope).collect();
+            let stored = match control.engines.bus.publish(&batch).await {
+                Ok(published) => {
+                    refused = published.failure.map(|error| error.to_string());
+                    published.stored
+                }
+                Err(error) => {
+                    refused = Some(error.to_string());
+                    Vec::new()
+                }
+            };
+            gpuaas_failpoint::hit("relay.published");
+            stored
+        })
+        .await?;
+    gpuaas_failpoint::hit("relay.marked");
+    control.metrics.events_published(relayed.published);
+    Ok(match refused {
+        Some(reason) if relayed.found > relayed.published => Err(reason),
+        Some(_) | None => Ok(relayed.published),
+    })
+}
+
+fn envelope(row: OutboxRow) -> Envelope {
+    Envelope { id: row.id, subject: row.subject, kind: row.kind, body: Bytes::from(row.body) }
+}
+
+async fn forget_old(control: &Control) {
+    let before = Timestamp::now().minus(KEPT);
+    loop {
+        match control.store.outbox_forget(before).await {
+            Ok(0) => return,
+            Ok(_) => {}
+            Err(error) => {
+                tracing::warn!(%error, "old events are forgotten later");
+                return;
+            }
+        }
+    }
+}

@@ -1,0 +1,131 @@
+//! An allocation as callers see it: tenants see what is theirs, those who run the platform also where it is.
+
+use std::collections::HashMap;
+
+use gpuaas_api::dto;
+use gpuaas_contract::id::NodeId;
+use gpuaas_domain::allocation::{Allocation, AllocationState, Step};
+use gpuaas_domain::catalog::Product;
+
+use super::caller::Caller;
+use crate::Control;
+use crate::failure::Failure;
+
+/// Who looks.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Eyes {
+    /// Somebody who runs the platform.
+    Platform,
+    /// A tenant.
+    Tenant,
+}
+
+impl Eyes {
+    pub(super) fn of(caller: &Caller) -> Self {
+        if caller.principal.platform.is_some() { Self::Platform } else { Self::Tenant }
+    }
+
+    pub(super) fn platform(self) -> bool {
+        self == Self::Platform
+    }
+}
+
+/// Names one version of an allocation.
+pub(super) fn etag(allocation: &Allocation) -> String {
+    format!("\"{}\"", allocation.version)
+}
+
+pub(super) async fn shown(control: &Control, eyes: Eyes, allocation: Allocation) -> Result<dto::Allocation, Failure> {
+    let mut shown = shown_all(control, eyes, vec![allocation]).await?;
+    shown.pop().ok_or_else(|| Failure::Internal("an allocation to show was lost".to_owned()))
+}
+
+pub(super) async fn shown_all(
+    control: &Control,
+    eyes: Eyes,
+    allocations: Vec<Allocation>,
+) -> Result<Vec<dto::Allocation>, Failure> {
+    let mut names: HashMap<NodeId, String> = HashMap::new();
+    let mut items = Vec::with_capacity(allocations.len());
+    for allocation in allocations {
+        if eyes.platform()
+            && let Some(node) = allocation.node_id
+            && !names.contains_key(&node)
+        {
+            let name = control.store.node_get(node).await?.map(|node| node.name).unwrap_or_default();
+            names.insert(node, name);
+        }
+        items.push(one(control, eyes, allocation, &names).await?);
+    }
+    Ok(items)
+}
+
+async fn one(
+    control: &Control,
+    eyes: Eyes,
+    allocation: Allocation,
+    names: &HashMap<NodeId, String>,
+) -> Result<dto::Allocation, Failure> {
+    let node = allocation.node_id.filter(|_| eyes.platform());
+    let held = !allocation.state.over();
+    let private_ip = match (allocation.terms.product, allocation.slots.first()) {
+        (Product::Slice { .. }, Some(slot)) if held => control.store.slot_get(*slot).await?.map(|slot| slot.spec.private_ip),
+        (Product::Slice { .. } | Product::BareMetal, _) => None,
+    };
+    let maintenance = match allocation.node_id.filter(|_| held) {
+        Some(node) => control.fleet.windows_of(control, node).await?,
+        None => Vec::new(),
+    };
+    let works = matches!(allocation.step, Step::AwaitProvision | Step::AwaitPower | Step::AwaitRelease);
+    let phase = allocation.task_id.filter(|_| works).and_then(|task| control.progress.get(task));
+    let terms = &allocation.terms;
+    let trouble = allocation.trouble.as_ref();
+    let address = matches!(allocation.state, AllocationState::Active).then_some(private_ip).flatten();
+    Ok(dto::Allocation {
+        id: allocation.id,
+        organisation_id: allocation.organisation_id,
+        project_id: allocation.project_id,
+        name: allocation.name.to_string(),
+        tags: allocation.tags.clone(),
+        state: allocation.state.as_str().to_owned(),
+        step: allocation.step.as_str().to_owned(),
+        sku_id: terms.sku_id,
+        sku: terms.sku_name.clone(),
+        product: super::catalog::product_shown(terms.product),
+        gpu_model: terms.gpu_model.clone(),
+        price_per_hour: terms.price_per_hour,
+        image_id: terms.image.as_ref().map(|image| image.image_id),
+        image: terms.image.as_ref().map(|image| image.name.clone()),
+        username: terms.username.to_string(),
+        node_id: node,
+        node_name: node.and_then(|node| names.get(&node).cloned()),
+        slots: u32::try_from(allocation.slots.len()).unwrap_or(u32::MAX),
+        private_ip,
+        ssh_host: address.map(|address| address.to_string()),
+        ssh_port: address.map(|_| 22),
+        stopped: allocation.stopped,
+        power_wish: allocation.power_wish.map(|action| action.as_str().to_owned()),
+        release_requested: allocation.release_wish.is_some(),
+        attempts: allocation.attempts,
+        code: trouble.map(|trouble| trouble.code.clone()),
+        reason: trouble.map(|trouble| trouble.reason.clone()),
+        detail: trouble.filter(|_| eyes.platform()).map(|trouble| trouble.detail.clone()),
+        task: allocation.task_id,
+        phase: phase.map(|phase| dto::AllocationPhase { phase: phase.phase, message: phase.message }),
+        requested_by: allocation.requested_by.clone(),
+        created_at: allocation.created_at,
+        place_until: Some(allocation.place_until),
+        active_at: allocation.active_at,
+        expires_at: allocation.expires_at,
+        ended_at: allocation.ended_at,
+        maintenance: maintenance
+            .into_iter()
+            .map(|window| dto::AllocationMaintenance {
+                summary: window.summary,
+                starts_at: window.starts_at,
+                ends_at: window.ends_at,
+            })
+            .collect(),
+        etag: etag(&allocation),
+    })
+}

@@ -1,0 +1,127 @@
+//! Watching an allocation live, as server-sent events, and its history.
+
+use std::convert::Infallible;
+use std::sync::Arc;
+use std::time::Duration;
+
+use axum::extract::State;
+use axum::response::sse::{Event, KeepAlive, Sse};
+use axum::{Extension, Json};
+use futures::Stream;
+use gpuaas_api::dto::{self, AllocationWatchQuery, EventRow, Page, PageQuery, TaskProgress};
+use gpuaas_api::routes::{EVENT_ALLOCATION, EVENT_PROGRESS};
+use gpuaas_contract::id::AllocationId;
+use gpuaas_domain::Hint;
+use tokio::sync::broadcast::error::RecvError;
+
+use super::allocation_shown::{Eyes, shown};
+use super::allocations::get;
+use super::caller::Caller;
+use super::problem::{Params, Rejected, Segments};
+use super::{page, page_limit, parse_id};
+use crate::Control;
+use crate::failure::Failure;
+
+/// Stands behind the wake-ups.
+const SLOW_POLL: Duration = Duration::from_secs(10);
+
+pub(super) async fn watch(
+    State(control): State<Arc<Control>>,
+    Extension(caller): Extension<Caller>,
+    Segments(id): Segments<String>,
+    Params(query): Params<AllocationWatchQuery>,
+) -> Result<Sse<impl Stream<Item = Result<Event, Infallible>>>, Rejected> {
+    let settled = match query.until.as_deref() {
+        None | Some("over") => false,
+        Some("settled") => true,
+        Some(other) => {
+            let message = format!("until is `{other}`; choose over or settled");
+            return Err(Failure::BadInput { code: "until_invalid", message }.into());
+        }
+    };
+    // Subscribed before the first look, so that no change falls between the two.
+    let mut hints = control.store.hints();
+    let (allocation, eyes) = (get(&control, &id).await?.id, Eyes::of(&caller));
+    let events = async_stream::stream! {
+        let mut last = None;
+        loop {
+            let seen = match look(&control, eyes, allocation).await {
+                Ok(seen) => seen,
+                // The client comes back and sees the truth then.
+                Err(error) => {
+                    tracing::warn!(%allocation, error = %crate::link::chain(&error), "watch ended");
+                    return;
+                }
+            };
+            let (task, over) = (seen.task, if settled { seen.settled() } else { seen.over() });
+            if last.as_ref() != Some(&seen) {
+                if let Ok(event) = Event::default().event(EVENT_ALLOCATION).json_data(&seen) {
+                    yield Ok(event);
+                }
+                last = Some(seen);
+            }
+            if over {
+                return;
+            }
+            loop {
+                let hint = tokio::select! {
+                    biased;
+                    () = control.shutdown.cancelled() => return,
+                    hint = tokio::time::timeout(SLOW_POLL, hints.recv()) => hint,
+                };
+                match hint {
+                    Ok(Ok(Hint::Allocation(changed))) if changed == allocation => break,
+                    Ok(Ok(Hint::Progress { task_id, phase, message, at })) if Some(task_id) == task => {
+                        if let Ok(event) = Event::default().event(EVENT_PROGRESS).json_data(TaskProgress { phase, message, at }) {
+                            yield Ok(event);
+                        }
+                    }
+                    Ok(Ok(
+                        Hint::Allocation(_)
+                        | Hint::Progress { .. }
+                        | Hint::Task(_)
+                        | Hint::NodeWork(_)
+                        | Hint::NodeAccess(_)
+                        | Hint::Capacity
+                        | Hint::Fleet(_)
+                        | Hint::Outbox
+                        | Hint::Rights,
+                    )) => {}
+                    Ok(Err(RecvError::Lagged(_))) | Err(_) => break,
+                    Ok(Err(RecvError::Closed)) => return,
+                }
+            }
+        }
+    };
+    Ok(Sse::new(events).keep_alive(KeepAlive::new().interval(Duration::from_secs(10))))
+}
+
+async fn look(control: &Control, eyes: Eyes, id: AllocationId) -> Result<dto::Allocation, Failure> {
+    shown(control, eyes, get(control, &id.to_string()).await?).await
+}
+
+/// What happened to an allocation, from the outbox: the oldest first.
+pub(super) async fn history(
+    State(control): State<Arc<Control>>,
+    Segments(id): Segments<String>,
+    Params(query): Params<PageQuery>,
+) -> Result<Json<Page<EventRow>>, Rejected> {
+    let id: AllocationId = parse_id(&id)?;
+    let limit = page_limit(query.limit)?;
+    let after = match query.after.as_deref() {
+        Some(text) => text.parse().map_err(|_| Failure::BadInput {
+            code: "cursor_invalid",
+            message: "`after` is not a cursor of this list; give the `next` of the page before".to_owned(),
+        })?,
+        None => 0,
+    };
+    let found = control.store.outbox_of_subject(&id.to_string(), after, limit.saturating_add(1)).await?;
+    let found = page(found, limit, |row| row.position.to_string());
+    let items = found.items.into_iter().map(event_shown).collect::<Result<Vec<_>, _>>()?;
+    Ok(Json(Page { items, next: found.next }))
+}
+
+fn event_shown(row: gpuaas_store::OutboxRow) -> Result<EventRow, Failure> {
+    let event: serde_json::Value = serde_json::from_str(&row.body).map_err(|error| Failure::Internal(error.to_string()))?;
+    Ok(EventRow { id: row.id, position: row.position, kind: row.kind, at: row.created_at, data: event["data"].clone() })
+}

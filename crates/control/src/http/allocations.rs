@@ -1,0 +1,455 @@
+//! Allocations: what tenants ask for is written down here; their runs do the rest.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use axum::extract::State;
+use axum::http::{HeaderMap, StatusCode, header};
+use axum::response::{IntoResponse as _, Response};
+use axum::{Extension, Json};
+use gpuaas_api::dto::{
+    self, AllocationChange, AllocationCreate, AllocationExtend, AllocationListQuery, AllocationPlan, AllocationRetry,
+    AllocationSearchQuery, Page, Reason, SliceConsole,
+};
+use gpuaas_contract::Digest;
+use gpuaas_contract::id::{AllocationId, ProjectId};
+use gpuaas_contract::slice::InterfaceName;
+use gpuaas_contract::task::slice_vm_power::Action as Power;
+use gpuaas_domain::allocation::commands::{self, Request};
+use gpuaas_domain::allocation::{Allocation, AllocationState, request_lookup};
+use gpuaas_domain::catalog::{Image, Sku, SshKey};
+use gpuaas_domain::people::Project;
+use gpuaas_domain::quota::{Quota, quota_id};
+use gpuaas_domain::{Decision, Refusal};
+use gpuaas_store::ResourceFilter;
+
+use super::allocation_shown::{Eyes, etag, shown, shown_all};
+use super::caller::Caller;
+use super::problem::{JsonBody, Params, Rejected, Segments};
+use super::{if_match, node_name, page_limit, parse_id, projects, task_make};
+use crate::failure::{Failure, settle};
+use crate::workflow::wish_of;
+use crate::{Control, books};
+
+type Shared = State<Arc<Control>>;
+
+/// How long a guest may take to shut down unless told otherwise.
+const GRACE: u32 = 120;
+
+pub(super) async fn create(
+    State(control): Shared,
+    Extension(caller): Extension<Caller>,
+    headers: HeaderMap,
+    Segments(project): Segments<String>,
+    JsonBody(wanted): JsonBody<AllocationCreate>,
+) -> Result<Response, Rejected> {
+    let project = projects::get(&control, &project).await?;
+    let idempotency_key = task_make::idempotency_key(&headers)?;
+    let actor = caller.actor.to_string();
+    let digest = digest_of(project.id, &wanted)?;
+    if let Some(key) = idempotency_key.as_deref().filter(|_| !wanted.dry_run)
+        && let Some(earlier) = books::by_lookup::<Allocation>(&control, &request_lookup(&actor, key)).await?
+    {
+        return answer_again(&control, &caller, earlier, &digest).await;
+    }
+    let dry_run = wanted.dry_run;
+    let request = looked_up(&control, &project, wanted, idempotency_key, digest.clone()).await?;
+    let plan = planned(&control, &caller, &project, &request).await?;
+    if dry_run {
+        return Ok(Json(plan).into_response());
+    }
+    // Who does not want to wait is told now, and nothing is left behind.
+    if !plan.fits && plan.code.as_deref() == Some("no_capacity") && request.wait.is_zero() {
+        return Err(Refusal::conflict("no_capacity", plan.reason.unwrap_or_default()).into());
+    }
+    let (id, context) = (AllocationId::generate(), caller.context());
+    let made = settle(&control, || async {
+        // Another request with the same key may have been faster.
+        if let Some(key) = &request.idempotency_key
+            && let Some(earlier) = books::by_lookup::<Allocation>(&control, &request_lookup(&actor, key)).await?
+        {
+            return Ok((earlier, Decision::default()));
+        }
+        let quotas = quotas_of(&control, &project).await?;
+        Ok(commands::request(id, &project, &quotas, &request, &context)?)
+    })
+    .await?;
+    if made.id != id {
+        return answer_again(&control, &caller, made, &digest).await;
+    }
+    tracing::info!(allocation = %id, project = %project.id, sku = %made.terms.sku_name, actor, "allocation requested");
+    Ok((StatusCode::CREATED, with_etag(shown(&control, Eyes::of(&caller), made).await?)).into_response())
+}
+
+/// What was made with the same key, if the same was asked for.
+async fn answer_again(control: &Control, caller: &Caller, earlier: Allocation, digest: &Digest) -> Result<Response, Rejected> {
+    if earlier.request_digest != *digest {
+        let message = format!("this idempotency key was used for {} with other content; choose a new key", earlier.id);
+        return Err(Refusal::conflict("idempotency_key_reused", message).into());
+    }
+    Ok(with_etag(shown(control, Eyes::of(caller), earlier).await?).into_response())
+}
+
+fn digest_of(project: ProjectId, wanted: &AllocationCreate) -> Result<Digest, Failure> {
+    let text = serde_json::to_string(wanted).map_err(|error| Failure::Internal(error.to_string()))?;
+    Ok(Digest::of(format!("{project}\n{text}").as_bytes()))
+}
+
+async fn quotas_of(control: &Control, project: &Project) -> Result<Vec<Quota>, Failure> {
+    let mut quotas = Vec::with_capacity(2);
+    for id in [quota_id(&project.id), quota_id(&project.organisation_id)] {
+        let missing = || Failure::Internal(format!("{id} is not in the books"));
+        quotas.push(books::get::<Quota>(control, &id).await?.ok_or_else(missing)?);
+    }
+    Ok(quotas)
+}
+
+/// What was asked for by name, as it is in the catalogue now.
+async fn looked_up(
+    control: &Control,
+    project: &Project,
+    wanted: AllocationCreate,
+    idempotency_key: Option<String>,
+    digest: Digest,
+) -> Result<Request, Failure> {
+    let sku = match wanted.sku.parse::<gpuaas_contract::id::SkuId>() {
+        Ok(id) => books::get::<Sku>(control, id).await?,
+        Err(_) => books::by_name::<Sku>(control, "", &wanted.sku).await?,
+    };
+    let sku = sku.ok_or_else(|| {
+        Refusal::not_found("sku_unknown", format!("there is no product `{}`; `gpuaas catalog` lists them", wanted.sku))
+    })?;
+    let image = match &wanted.image {
+        Some(name) => Some(image_named(control, project, name).await?),
+        None => None,
+    };
+    let mut ssh_public_keys = wanted.ssh_public_keys;
+    for name in &wanted.ssh_keys {
+        let key = match name.parse::<gpuaas_contract::id::SshKeyId>() {
+            Ok(id) => books::get::<SshKey>(control, id).await?,
+            Err(_) => books::by_name::<SshKey>(control, &project.id.to_string(), name).await?,
+        };
+        let mine = key.filter(|key| key.project_id == project.id && key.deleted_at.is_none());
+        let unknown = || {
+            let message = format!("the project has no SSH key `{name}`; `gpuaas ssh-key ls` lists them");
+            Refusal::not_found("ssh_key_unknown", message)
+        };
+        let key = mine.ok_or_else(unknown)?.public_key;
+        if !ssh_public_keys.contains(&key) {
+            ssh_public_keys.push(key);
+        }
+    }
+    let default_bridge =
+        || dto::DEFAULT_BRIDGE.parse::<InterfaceName>().map_err(|_| Failure::Internal("the default bridge".to_owned()));
+    Ok(Request {
+        name: wanted.name,
+        tags: wanted.tags,
+        sku,
+        image,
+        username: wanted.username,
+        ssh_public_keys,
+        sudo: wanted.sudo,
+        ovs_bridge: match wanted.ovs_bridge {
+            Some(bridge) => bridge,
+            None => default_bridge()?,
+        },
+        graceful_timeout_seconds: wanted.graceful_timeout_seconds.unwrap_or(GRACE),
+        spread: wanted.spread,
+        lease: wanted.lease_seconds.map(Duration::from_secs),
+        wait: Duration::from_secs(wanted.wait_seconds.unwrap_or(0)),
+        idempotency_key,
+        digest,
+    })
+}
+
+async fn image_named(control: &Control, project: &Project, name: &str) -> Result<Image, Failure> {
+    let found = match name.parse::<gpuaas_contract::id::ImageId>() {
+        Ok(id) => books::get::<Image>(control, id).await?,
+        // The organisation's own come before the platform's.
+        Err(_) => match books::by_name::<Image>(control, &project.organisation_id.to_string(), name).await? {
+            Some(image) => Some(image),
+            None => books::by_name::<Image>(control, "", name).await?,
+        },
+    };
+    let unknown = || Refusal::not_found("image_unknown", format!("there is no image `{name}`; `gpuaas image ls` lists them"));
+    Ok(found.filter(|image| image.is_for(project.organisation_id)).ok_or_else(unknown)?)
+}
+
+/// What would come of a request now.
+async fn planned(control: &Control, caller: &Caller, project: &Project, request: &Request) -> Result<AllocationPlan, Failure> {
+    let quotas = quotas_of(control, project).await?;
+    let mut plan = AllocationPlan {
+        sku: request.sku.name.clone(),
+        price_per_hour: request.sku.price_per_hour,
+        fits: true,
+        code: None,
+        reason: None,
+        same_numa: None,
+        note: None,
+        node_name: None,
+        slots: None,
+        reasons_by_node: None,
+    };
+    let (allocation, _) = match commands::request(AllocationId::generate(), project, &quotas, request, &caller.context()) {
+        Ok(made) => made,
+        Err(refusal) if refusal.code == "quota_exceeded" => {
+            plan.fits = false;
+            plan.code = Some(refusal.code.to_owned());
+            plan.reason = Some(refusal.message);
+            return Ok(plan);
+        }
+        Err(refusal) => return Err(refusal.into()),
+    };
+    let eyes = Eyes::of(caller);
+    let wish = wish_of(&allocation.terms, &[], allocation.expires_at);
+    match control.fleet.place(control, &wish).await? {
+        Ok(place) => {
+            plan.same_numa = Some(place.same_numa);
+            plan.note = place.note;
+            plan.node_name = eyes.platform().then_some(place.node_name);
+            plan.slots = eyes.platform().then_some(place.slots);
+        }
+        Err(no_fit) => {
+            plan.fits = false;
+            plan.code = Some("no_capacity".to_owned());
+            plan.reason = Some(no_fit.for_tenants());
+            let of_node = |node: &gpuaas_domain::placement::NodeReason| dto::NodeReasons {
+                node_id: node.node_id,
+                node_name: node.name.clone(),
+                reasons: node.reasons.iter().map(ToString::to_string).collect(),
+            };
+            plan.reasons_by_node = eyes.platform().then(|| no_fit.nodes.iter().map(of_node).collect());
+        }
+    }
+    Ok(plan)
+}
+
+pub(super) fn with_etag(allocation: dto::Allocation) -> impl axum::response::IntoResponse {
+    ([(header::ETAG, allocation.etag.clone())], Json(allocation))
+}
+
+pub(super) async fn get(control: &Control, id: &str) -> Result<Allocation, Failure> {
+    let id: AllocationId = parse_id(id)?;
+    let unknown =
+        || Refusal::not_found("allocation_unknown", format!("there is no allocation {id}; `gpuaas alloc ls` lists yours"));
+    Ok(books::get::<Allocation>(control, id).await?.ok_or_else(unknown)?)
+}
+
+/// The names of the states that a query asks for.
+fn states(asked: Option<&str>) -> Result<Vec<&'static str>, Failure> {
+    let Some(name) = asked else { return Ok(Vec::new()) };
+    if name == "open" {
+        return Ok(AllocationState::ALL.into_iter().filter(|state| !state.over()).map(AllocationState::as_str).collect());
+    }
+    let known = AllocationState::ALL.map(AllocationState::as_str).join(", ");
+    let message = format!("there is no state `{name}`; choose from open, {known}");
+    let state = AllocationState::parse(name).ok_or(Failure::BadInput { code: "state_invalid", message })?;
+    Ok(vec![state.as_str()])
+}
+
+fn tags(asked: Option<&str>) -> Result<Vec<(String, String)>, Failure> {
+    let Some(text) = asked else { return Ok(Vec::new()) };
+    let tags: dto::Tags =
+        text.parse().map_err(|error: dto::BadTags| Failure::BadInput { code: "tags_invalid", message: error.to_string() })?;
+    Ok(tags.0.into_iter().collect())
+}
+
+pub(super) async fn list(
+    State(control): Shared,
+    Extension(caller): Extension<Caller>,
+    Segments(project): Segments<String>,
+    Params(query): Params<AllocationListQuery>,
+) -> Result<Json<Page<dto::Allocation>>, Rejected> {
+    let project = projects::get(&control, &project).await?;
+    let filter = ResourceFilter {
+        parent: Some(project.id.to_string()),
+        states: states(query.state.as_deref())?,
+        tags: tags(query.tags.as_deref())?,
+        name_contains: query.name,
+        ..ResourceFilter::default()
+    };
+    let newest_first = query.newest_first.unwrap_or(false);
+    page_of(&control, &caller, &filter, query.after.as_deref(), newest_first, query.limit).await
+}
+
+pub(super) async fn search(
+    State(control): Shared,
+    Extension(caller): Extension<Caller>,
+    Params(query): Params<AllocationSearchQuery>,
+) -> Result<Json<Page<dto::Allocation>>, Rejected> {
+    let owner = match &query.node {
+        Some(name) => Some(node_name::find(&control, name).await?.id.to_string()),
+        None => None,
+    };
+    let parents = match &query.organisation {
+        Some(name) => {
+            let organisation = super::organisations::named(&control, name).await?;
+            let filter = ResourceFilter { parent: Some(organisation.id.to_string()), ..ResourceFilter::default() };
+            let projects: Vec<Project> = books::all(&control, &filter).await?;
+            Some(projects.into_iter().map(|project| project.id.to_string()).collect())
+        }
+        None => None,
+    };
+    let parent = query.project.as_deref().map(parse_id::<ProjectId>).transpose()?.map(|id| id.to_string());
+    let filter = ResourceFilter {
+        parent,
+        parents,
+        owner,
+        states: states(query.state.as_deref())?,
+        tags: tags(query.tags.as_deref())?,
+        name_contains: query.name,
+    };
+    let newest_first = query.newest_first.unwrap_or(false);
+    page_of(&control, &caller, &filter, query.after.as_deref(), newest_first, query.limit).await
+}
+
+async fn page_of(
+    control: &Control,
+    caller: &Caller,
+    filter: &ResourceFilter,
+    after: Option<&str>,
+    newest_first: bool,
+    limit: Option<u32>,
+) -> Result<Json<Page<dto::Allocation>>, Rejected> {
+    let limit = page_limit(limit)?;
+    if let Some(after) = after {
+        parse_id::<AllocationId>(after)?;
+    }
+    let found: Vec<Allocation> = books::list(control, filter, after, newest_first, limit.saturating_add(1)).await?;
+    let found = super::page(found, limit, |allocation| allocation.id.to_string());
+    Ok(Json(Page { items: shown_all(control, Eyes::of(caller), found.items).await?, next: found.next }))
+}
+
+pub(super) async fn show(
+    State(control): Shared,
+    Extension(caller): Extension<Caller>,
+    Segments(id): Segments<String>,
+) -> Result<Response, Rejected> {
+    let allocation = get(&control, &id).await?;
+    Ok(with_etag(shown(&control, Eyes::of(&caller), allocation).await?).into_response())
+}
+
+/// Decides on an allocation until it sticks, and shows what became of it.
+async fn decide(
+    control: &Control,
+    caller: &Caller,
+    id: &str,
+    decide: impl Fn(&Allocation, &[Quota], &gpuaas_domain::decision::Context) -> Result<(Allocation, Decision), Failure>,
+) -> Result<Response, Rejected> {
+    let context = caller.context();
+    let next = settle(control, || async {
+        let allocation = get(control, id).await?;
+        let mut quotas = Vec::with_capacity(2);
+        for id in [quota_id(&allocation.project_id), quota_id(&allocation.organisation_id)] {
+            quotas.extend(books::get::<Quota>(control, id).await?);
+        }
+        decide(&allocation, &quotas, &context)
+    })
+    .await?;
+    // Its row has been written over since, or nothing was to be written.
+    let now = books::get::<Allocation>(control, next.id).await?.unwrap_or(next);
+    Ok(with_etag(shown(control, Eyes::of(caller), now).await?).into_response())
+}
+
+pub(super) async fn change(
+    State(control): Shared,
+    Extension(caller): Extension<Caller>,
+    headers: HeaderMap,
+    Segments(id): Segments<String>,
+    JsonBody(change): JsonBody<AllocationChange>,
+) -> Result<Response, Rejected> {
+    decide(&control, &caller, &id, |allocation, _, context| {
+        if_match(&headers, &etag(allocation))?;
+        Ok(commands::describe(allocation, change.name.clone(), change.tags.clone(), context)?)
+    })
+    .await
+}
+
+async fn power(control: &Control, caller: &Caller, id: &str, action: Power) -> Result<Response, Rejected> {
+    decide(control, caller, id, |allocation, _, context| Ok(commands::power(allocation, action, context)?)).await
+}
+
+pub(super) async fn stop(
+    State(control): Shared,
+    Extension(caller): Extension<Caller>,
+    Segments(id): Segments<String>,
+) -> Result<Response, Rejected> {
+    power(&control, &caller, &id, Power::Stop).await
+}
+
+pub(super) async fn start(
+    State(control): Shared,
+    Extension(caller): Extension<Caller>,
+    Segments(id): Segments<String>,
+) -> Result<Response, Rejected> {
+    power(&control, &caller, &id, Power::Start).await
+}
+
+pub(super) async fn reboot(
+    State(control): Shared,
+    Extension(caller): Extension<Caller>,
+    Segments(id): Segments<String>,
+) -> Result<Response, Rejected> {
+    power(&control, &caller, &id, Power::Reboot).await
+}
+
+pub(super) async fn extend(
+    State(control): Shared,
+    Extension(caller): Extension<Caller>,
+    Segments(id): Segments<String>,
+    JsonBody(extend): JsonBody<AllocationExtend>,
+) -> Result<Response, Rejected> {
+    let by = match (extend.by_seconds, extend.forever) {
+        (Some(seconds), false) => Some(Duration::from_secs(seconds)),
+        (None, true) => None,
+        (Some(_), true) | (None, false) => {
+            let message = "give either by_seconds or forever".to_owned();
+            return Err(Failure::BadInput { code: "extension_invalid", message }.into());
+        }
+    };
+    decide(&control, &caller, &id, |allocation, _, context| Ok(commands::extend(allocation, by, context)?)).await
+}
+
+pub(super) async fn release(
+    State(control): Shared,
+    Extension(caller): Extension<Caller>,
+    Segments(id): Segments<String>,
+    JsonBody(Reason { reason }): JsonBody<Reason>,
+) -> Result<Response, Rejected> {
+    decide(&control, &caller, &id, |allocation, _, context| Ok(commands::release(allocation, &reason, context)?)).await
+}
+
+pub(super) async fn retry(
+    State(control): Shared,
+    Extension(caller): Extension<Caller>,
+    Segments(id): Segments<String>,
+    JsonBody(AllocationRetry { wait_seconds }): JsonBody<AllocationRetry>,
+) -> Result<Response, Rejected> {
+    let wait = Duration::from_secs(wait_seconds.unwrap_or(0));
+    let operator = Eyes::of(&caller).platform();
+    // What is over comes back to life only in a project that lives.
+    let allocation = get(&control, &id).await?;
+    if allocation.state.over() {
+        projects::get(&control, &allocation.project_id.to_string()).await?;
+    }
+    decide(&control, &caller, &id, |allocation, quotas, context| {
+        if allocation.state == AllocationState::ReleaseBlocked && !operator {
+            let message = "the operators are cleaning up what is left of it; there is nothing for you to do";
+            return Err(Refusal::forbidden("operators_only", message).into());
+        }
+        Ok(commands::retry(allocation, quotas, wait, context)?)
+    })
+    .await
+}
+
+pub(super) async fn console(
+    State(control): Shared,
+    Extension(caller): Extension<Caller>,
+    headers: HeaderMap,
+    Segments(id): Segments<String>,
+    JsonBody(console): JsonBody<SliceConsole>,
+) -> Result<Response, Rejected> {
+    let allocation = get(&control, &id).await?;
+    let (status, order) = super::slices::console_of(&control, &caller, &headers, allocation.id, &console).await?;
+    Ok((status, Json(order.task)).into_response())
+}

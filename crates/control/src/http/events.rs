@@ -1,0 +1,238 @@
+//! What happens in a project, live: as server-sent events and over a WebSocket.
+//!
+//! A listener starts with what the outbox holds after its cursor and goes on with what the fan-out brings; what was missed in between is
+//! read from the outbox. Every event carries its position, so that who comes back says where they were.
+
+use std::convert::Infallible;
+use std::sync::Arc;
+use std::time::Duration;
+
+use axum::Extension;
+use axum::extract::ws::{Message, WebSocket, WebSocketUpgrade};
+use axum::extract::{FromRequestParts as _, State};
+use axum::http::{HeaderMap, Request};
+use axum::response::sse::{Event, KeepAlive, Sse};
+use axum::response::{IntoResponse as _, Response};
+use futures::{Stream, StreamExt as _};
+use gpuaas_api::dto::EventsQuery;
+use gpuaas_api::routes::{EVENT_CLOUD_EVENT, LAST_EVENT_ID_HEADER};
+use gpuaas_contract::id::ProjectId;
+use gpuaas_domain::webhook::{MAX_KINDS, wants};
+use gpuaas_engines::fanout::{Listener, Notice};
+use gpuaas_store::{OutboxRow, StoreError};
+use tokio::time::Instant;
+
+use super::caller::Standing;
+use super::problem::{Params, Rejected, Segments};
+use super::projects;
+use crate::Control;
+use crate::events::notify::{ALL, channel_of, unpacked};
+use crate::failure::Failure;
+
+type Shared = State<Arc<Control>>;
+
+/// Events read at once.
+const BATCH: u32 = 200;
+/// Stands behind the fan-out: events that were too large for it, or lost. As often, it is asked whether the listener may still listen.
+const SLOW_LOOK: Duration = Duration::from_secs(10);
+/// How often something is said when nothing happens.
+const KEEP_ALIVE: Duration = Duration::from_secs(10);
+/// Longest time for a message to a listener that does not read.
+const SEND_TIMEOUT: Duration = Duration::from_secs(30);
+/// Largest message from a listener; none is expected.
+const MAX_SAID: usize = 4096;
+
+/// What a listener wants to hear.
+#[derive(Clone)]
+struct Wanted {
+    project: Option<ProjectId>,
+    kinds: Vec<String>,
+    after: Option<i64>,
+}
+
+impl Wanted {
+    fn new(project: Option<ProjectId>, query: &EventsQuery, headers: &HeaderMap) -> Result<Self, Failure> {
+        let last = headers.get(LAST_EVENT_ID_HEADER).map(|value| {
+            let bad = || Failure::BadInput {
+                code: "cursor_invalid",
+                message: "Last-Event-ID is not the id of an event here".to_owned(),
+            };
+            value.to_str().ok().and_then(|text| text.parse::<i64>().ok()).ok_or_else(bad)
+        });
+        let kinds = query.kinds.as_deref().unwrap_or_default().split(',').map(str::trim).filter(|kind| !kind.is_empty());
+        let kinds: Vec<String> = kinds.map(str::to_owned).collect();
+        if kinds.len() > MAX_KINDS {
+            return Err(Failure::BadInput { code: "kinds_invalid", message: format!("at most {MAX_KINDS} kinds of events") });
+        }
+        Ok(Self { project, kinds, after: last.transpose()?.or(query.after) })
+    }
+}
+
+pub(super) async fn of_project(
+    State(control): Shared,
+    Extension(standing): Extension<Standing>,
+    Segments(project): Segments<String>,
+    Params(query): Params<EventsQuery>,
+    headers: HeaderMap,
+) -> Result<Response, Rejected> {
+    let project = projects::get(&control, &project).await?;
+    sse(control, standing, Wanted::new(Some(project.id), &query, &headers)?).await
+}
+
+pub(super) async fn of_everything(
+    State(control): Shared,
+    Extension(standing): Extension<Standing>,
+    Params(query): Params<EventsQuery>,
+    headers: HeaderMap,
+) -> Result<Response, Rejected> {
+    sse(control, standing, Wanted::new(None, &query, &headers)?).await
+}
+
+async fn sse(control: Arc<Control>, standing: Standing, wanted: Wanted) -> Result<Response, Rejected> {
+    let listening = Listening::open(control, standing, wanted).await?;
+    // Tells where the stream starts, without saying that anything happened: who is cut off before the first event misses nothing.
+    let start = Event::default().id(listening.position.to_string());
+    let events = listening
+        .heard()
+        .map(|(position, document)| Event::default().event(EVENT_CLOUD_EVENT).id(position.to_string()).data(document));
+    let events = futures::stream::iter([start]).chain(events).map(Ok::<_, Infallible>);
+    Ok(Sse::new(events).keep_alive(KeepAlive::new().interval(KEEP_ALIVE)).into_response())
+}
+
+pub(super) async fn socket(
+    State(control): Shared,
+    Extension(standing): Extension<Standing>,
+    Segments(project): Segments<String>,
+    Params(query): Params<EventsQuery>,
+    request: Request<axum::body::Body>,
+) -> Result<Response, Rejected> {
+    let project = projects::get(&control, &project).await?;
+    let (mut parts, _) = request.into_parts();
+    let wanted = Wanted::new(Some(project.id), &query, &parts.headers)?;
+    let upgrade = WebSocketUpgrade::from_request_parts(&mut parts, &()).await.map_err(|rejection| Failure::BadInput {
+        code: "websocket_expected",
+        message: format!("this path speaks WebSocket only: {rejection}"),
+    })?;
+    let listening = Listening::open(control, standing, wanted).await?;
+    Ok(upgrade.max_message_size(MAX_SAID).on_upgrade(move |socket| serve(listening, socket)))
+}
+
+/// Sends events until the other side leaves. What it says is not listened to, but for its leaving.
+async fn serve(listening: Listening, mut socket: WebSocket) {
+    let shutdown = listening.control.shutdown.clone();
+    let mut events = std::pin::pin!(listening.heard());
+    let mut pings = tokio::time::interval(KEEP_ALIVE);
+    loop {
+        let message = tokio::select! {
+            biased;
+            () = shutdown.cancelled() => break,
+            said = socket.recv() => match said {
+                Some(Ok(Message::Close(_)) | Err(_)) | None => return,
+                Some(Ok(_)) => continue,
+            },
+            event = events.next() => match event {
+                Some((position, document)) => Message::Text(with_position(position, &document).into()),
+                None => break,
+            },
+            // Whoever vanished without a word is noticed by this.
+            _ = pings.tick() => Message::Ping(axum::body::Bytes::new()),
+        };
+        // Who does not read is let go, and comes back for the rest.
+        if !matches!(tokio::time::timeout(SEND_TIMEOUT, socket.send(message)).await, Ok(Ok(()))) {
+            return;
+        }
+    }
+    // Whoever is there is told; whoever is not, cannot be.
+    let _ = tokio::time::timeout(SEND_TIMEOUT, socket.send(Message::Close(None))).await;
+}
+
+/// The event with its position as the CloudEvents extension `sequence`: a WebSocket has no other place for it.
+fn with_position(position: i64, document: &str) -> String {
+    match document.strip_prefix('{') {
+        Some(rest) => format!("{{\"sequence\":\"{position}\",{rest}"),
+        None => document.to_owned(),
+    }
+}
+
+/// A listener that hears everything from its position on.
+struct Listening {
+    control: Arc<Control>,
+    standing: Standing,
+    wanted: Wanted,
+    notices: Listener,
+    /// The last event that was heard, or passed over.
+    position: i64,
+}
+
+impl Listening {
+    /// Starts to listen. What happens after this has returned is heard.
+    async fn open(control: Arc<Control>, standing: Standing, wanted: Wanted) -> Result<Self, Failure> {
+        let channel = wanted.project.map_or_else(|| ALL.to_owned(), |project| channel_of(&project.to_string()));
+        // Before the first look, so that nothing falls between the two.
+        let notices = control.engines.fanout.subscribe(&[&channel]).await;
+        let notices = notices.map_err(|error| Failure::Internal(format!("events cannot be listened to: {error}")))?;
+        let position = match wanted.after {
+            Some(after) => after,
+            None => control.store.outbox_end().await?,
+        };
+        Ok(Self { control, standing, wanted, notices, position })
+    }
+
+    /// Events with their positions. Ends when the server stops, when it cannot go on or when the listener may not hear more: who may,
+    /// comes back.
+    fn heard(mut self) -> impl Stream<Item = (i64, String)> + Send {
+        async_stream::stream! {
+            let mut look = self.wanted.after.is_some();
+            let mut checked = Instant::now();
+            loop {
+                while look {
+                    let Ok(rows) = self.read().await else { return };
+                    look = rows.len() == BATCH as usize;
+                    for row in rows {
+                        self.position = row.position;
+                        if wants(&self.wanted.kinds, &row.kind) {
+                            yield (row.position, row.body);
+                        }
+                    }
+                }
+                let notice = tokio::select! {
+                    biased;
+                    () = self.control.shutdown.cancelled() => return,
+                    notice = tokio::time::timeout(SLOW_LOOK, self.notices.next()) => notice,
+                };
+                look = match notice {
+                    // What came over the fan-out tells that there is something; the outbox tells what, in its order and without gaps.
+                    Ok(Some(Notice::Message { body, .. })) => unpacked(&body).is_none_or(|(at, _)| at > self.position),
+                    Ok(Some(Notice::Gap)) | Err(_) => true,
+                    Ok(None) => return,
+                };
+                if checked.elapsed() >= SLOW_LOOK {
+                    if !self.standing.holds(&self.control).await {
+                        return;
+                    }
+                    checked = Instant::now();
+                }
+            }
+        }
+    }
+
+    async fn read(&self) -> Result<Vec<OutboxRow>, StoreError> {
+        let store = &self.control.store;
+        match self.wanted.project {
+            Some(project) => store.outbox_of_project(project, self.position, BATCH).await,
+            None => store.outbox_list(self.position, BATCH).await,
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_document_stays_a_cloud_event_with_its_position() {
+        let text = with_position(7, r#"{"specversion":"1.0","id":"x"}"#);
+        let event: serde_json::Value = serde_json::from_str(&text).expect("JSON");
+        assert_eq!(event, serde_json::json!({ "sequence": "7", "specversion": "1.0", "id": "x" }));
+    }
+}

@@ -1,0 +1,143 @@
+//! May this caller do that? Decided before a handler runs, for every route, by the table of endpoints and the policies.
+//!
+//! A route that is not in the table is refused: a new one is closed until somebody says what it takes. What a request is about is read
+//! from the books, never from what the caller says; who cannot see it is told that there is no such thing.
+
+use axum::http::Method;
+use gpuaas_api::endpoints::{self, About};
+use gpuaas_api::routes;
+use gpuaas_contract::id::{AllocationId, DeliveryId, OrgId, ProjectId, TaskId, WebhookId};
+use gpuaas_contract::task::{Task, TaskType};
+use gpuaas_domain::Refusal;
+use gpuaas_domain::access::{Action, Principal, Scope, Verdict};
+use gpuaas_domain::allocation::Allocation;
+use gpuaas_domain::people::{Organisation, Project};
+use gpuaas_domain::webhook::{Delivery, Webhook};
+
+use super::parse_id;
+use crate::failure::Failure;
+use crate::{Control, books};
+
+/// Decides about a request to the route `template` at `path`. Returns what it is about.
+pub(super) async fn decide(
+    control: &Control,
+    principal: &Principal,
+    method: &Method,
+    template: &str,
+    path: &str,
+) -> Result<Scope, Failure> {
+    let Some(endpoint) = endpoints::find(method.as_str(), template) else {
+        let message = "this route is not open to anybody; it is missing in the table of endpoints";
+        return Err(Refusal::forbidden("route_closed", message).into());
+    };
+    let Some(action) = Action::parse(endpoint.action) else {
+        return Err(Failure::Internal(format!("{template} asks for the unknown action {}", endpoint.action)));
+    };
+    let scope = match scope_of(control, endpoint.about, template, path).await? {
+        Ok(scope) => scope,
+        // Whether something is unknown or not to be seen must look the same.
+        Err(unknown) => return Err(unknown.into()),
+    };
+    match control.rights.policies.may(principal, action, &scope) {
+        Verdict::Allowed => Ok(scope),
+        Verdict::Denied { .. } if may_read_console(control, principal, template, path).await? => Ok(scope),
+        Verdict::Denied { why } if principal.can_see(&scope) || scope == Scope::Platform => {
+            Err(Refusal::forbidden("forbidden", why).into())
+        }
+        Verdict::Denied { .. } => Err(unknown(endpoint.about, template, path).into()),
+    }
+}
+
+/// Tasks are the platform's business, but for one kind: the task that reads the console of a tenant's guest is how that tenant sees it.
+async fn may_read_console(control: &Control, principal: &Principal, template: &str, path: &str) -> Result<bool, Failure> {
+    if ![routes::TASK, routes::TASK_LOGS, routes::TASK_WATCH, routes::TASK_CANCEL].contains(&template) {
+        return Ok(false);
+    }
+    let Ok(id) = segment(template, path, "{task}").parse::<TaskId>() else { return Ok(false) };
+    let task = control.store.task_get(id).await?.filter(|task| task.task_type == TaskType::SliceConsoleRead);
+    let params = task.and_then(|task| Task::parse(task.task_type, &task.params).ok());
+    let Some(holder) = params.and_then(|task| task.holder()) else { return Ok(false) };
+    let Some(of) = books::get::<Allocation>(control, holder.allocation_id).await? else { return Ok(false) };
+    let scope = Scope::Project { organisation: of.organisation_id, project: of.project_id };
+    Ok(control.rights.policies.may(principal, Action::AllocationConsole, &scope).is_allowed())
+}
+
+async fn scope_of(control: &Control, about: About, template: &str, path: &str) -> Result<Result<Scope, Refusal>, Failure> {
+    let of_project = async |id: ProjectId| -> Result<Option<Scope>, Failure> {
+        let project = books::get::<Project>(control, id).await?;
+        let live = project.filter(|project| project.deleted_at.is_none());
+        Ok(live.map(|project| Scope::Project { organisation: project.organisation_id, project: project.id }))
+    };
+    let found = match about {
+        About::Platform => Some(Scope::Platform),
+        About::Organisation => {
+            let id: OrgId = parse_id(segment(template, path, "{organisation}"))?;
+            books::get::<Organisation>(control, id).await?.map(|organisation| Scope::Organisation(organisation.id))
+        }
+        About::Project => of_project(parse_id(segment(template, path, "{project}"))?).await?,
+        About::Allocation => {
+            let id: AllocationId = parse_id(segment(template, path, "{allocation}"))?;
+            let allocation = books::get::<Allocation>(control, id).await?;
+            allocation.map(|of| Scope::Project { organisation: of.organisation_id, project: of.project_id })
+        }
+        About::Webhook => {
+            let id: WebhookId = parse_id(segment(template, path, "{webhook}"))?;
+            match books::get::<Webhook>(control, id).await?.filter(|webhook| webhook.deleted_at.is_none()) {
+                Some(webhook) => of_project(webhook.project_id).await?,
+                None => None,
+            }
+        }
+        About::Delivery => {
+            let id: DeliveryId = parse_id(segment(template, path, "{delivery}"))?;
+            let webhook = match books::get::<Delivery>(control, id).await? {
+                Some(delivery) => books::get::<Webhook>(control, delivery.webhook_id).await?,
+                None => None,
+            };
+            match webhook {
+                Some(webhook) => of_project(webhook.project_id).await?,
+                None => None,
+            }
+        }
+    };
+    Ok(found.ok_or_else(|| unknown(about, template, path)))
+}
+
+fn unknown(about: About, template: &str, path: &str) -> Refusal {
+    let (code, what, name) = match about {
+        About::Platform => ("route_unknown", "route", ""),
+        About::Organisation => ("organisation_unknown", "organisation", "{organisation}"),
+        About::Project => ("project_unknown", "project", "{project}"),
+        About::Allocation => ("allocation_unknown", "allocation", "{allocation}"),
+        About::Webhook => ("webhook_unknown", "webhook", "{webhook}"),
+        About::Delivery => ("delivery_unknown", "delivery", "{delivery}"),
+    };
+    let id = segment(template, path, name);
+    Refusal::not_found(code, format!("there is no {what} {id} that you can see"))
+}
+
+/// The segment of the path where the route has `name`.
+fn segment<'p>(template: &str, path: &'p str, name: &str) -> &'p str {
+    let place = template.split('/').position(|segment| segment == name);
+    place.and_then(|place| path.split('/').nth(place)).unwrap_or_default()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_segment_is_found_by_its_place() {
+        let template = "/api/v1/projects/{project}/members/{member}";
+        assert_eq!(segment(template, "/api/v1/projects/p1/members/m2", "{project}"), "p1");
+        assert_eq!(segment(template, "/api/v1/projects/p1/members/m2", "{member}"), "m2");
+        assert_eq!(segment(template, "/api/v1/projects/p1/members/m2", "{node}"), "");
+    }
+
+    #[test]
+    fn every_endpoint_asks_for_an_action_that_applies_to_what_it_is_about() {
+        for endpoint in endpoints::ENDPOINTS {
+            let action = Action::parse(endpoint.action);
+            assert!(action.is_some(), "{} {} asks for {}", endpoint.method, endpoint.path, endpoint.action);
+        }
+    }
+}

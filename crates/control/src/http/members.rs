@@ -1,0 +1,194 @@
+//! Members of the platform, of organisations and of projects: the same in three places.
+
+use std::sync::Arc;
+
+use axum::extract::State;
+use axum::http::{HeaderMap, StatusCode};
+use axum::{Extension, Json};
+use gpuaas_api::dto::{self, MemberAdd, MemberChange, Page, PageQuery};
+use gpuaas_contract::id::MembershipId;
+use gpuaas_domain::Refusal;
+use gpuaas_domain::access::{MemberRole, Membership, Place, Scope, Who};
+use gpuaas_domain::names::checked_email;
+use gpuaas_domain::people::{self, ServiceAccount, User};
+use gpuaas_domain::resource::Resource as _;
+use gpuaas_store::ResourceFilter;
+
+use super::caller::Caller;
+use super::problem::{JsonBody, Params, Rejected, Segments};
+use super::{Tagged, etag_of, if_match, page, page_limit, parse_id};
+use crate::failure::{Failure, settle};
+use crate::{Control, books};
+
+type Shared = State<Arc<Control>>;
+
+/// The place whose members a request is about: the guard has read it from the path.
+fn place(caller: &Caller) -> Place {
+    match caller.scope {
+        Scope::Platform => Place::Platform,
+        Scope::Organisation(id) => Place::Organisation(id),
+        Scope::Project { project, .. } => Place::Project(project),
+    }
+}
+
+/// The person with this address: a user who has proved to have it, or whoever will.
+pub(super) async fn by_email(control: &Control, email: &str) -> Result<Who, Failure> {
+    let email = checked_email(email)?;
+    let filter = ResourceFilter { owner: Some(email.clone()), states: vec!["active"], ..ResourceFilter::default() };
+    let users: Vec<User> = books::all(control, &filter).await?;
+    let mut proven = users.into_iter().filter(|user| user.email_verified);
+    // Two issuers may both know the address; then whoever signs in next is meant, as with nobody.
+    Ok(match (proven.next(), proven.next()) {
+        (Some(user), None) => Who::User(user.id),
+        (Some(_), Some(_)) | (None, _) => Who::Invited(email),
+    })
+}
+
+fn role(name: &str) -> Result<MemberRole, Failure> {
+    let message = "choose owner, member or viewer in organisations and projects, admin, operator or support on the platform";
+    Ok(MemberRole::parse(name)
+        .ok_or_else(|| Refusal::invalid("role_unknown", format!("there is no role `{name}`; {message}")))?)
+}
+
+async fn of_place(control: &Control, at: Place) -> Result<Vec<Membership>, Failure> {
+    let filter = ResourceFilter { parent: Some(at.to_string()), states: vec!["active", "invited"], ..ResourceFilter::default() };
+    books::all(control, &filter).await
+}
+
+/// The membership with this id, if it is in that place.
+async fn get(control: &Control, at: Place, id: &str) -> Result<Membership, Failure> {
+    let id: MembershipId = parse_id(id)?;
+    let unknown = || Refusal::not_found("member_unknown", format!("there is no member {id} here; `gpuaas member ls` lists them"));
+    let found = books::get::<Membership>(control, id).await?.filter(|found| found.at == at && found.removed_at.is_none());
+    Ok(found.ok_or_else(unknown)?)
+}
+
+pub(super) async fn list(
+    State(control): Shared,
+    Extension(caller): Extension<Caller>,
+    Params(query): Params<PageQuery>,
+) -> Result<Json<Page<dto::Member>>, Rejected> {
+    let limit = page_limit(query.limit)?;
+    if let Some(after) = &query.after {
+        parse_id::<MembershipId>(after)?;
+    }
+    let filter = ResourceFilter {
+        parent: Some(place(&caller).to_string()),
+        states: vec!["active", "invited"],
+        ..ResourceFilter::default()
+    };
+    let found = books::list(&control, &filter, query.after.as_deref(), false, limit.saturating_add(1)).await?;
+    let found = page(found, limit, |member: &Membership| member.id.to_string());
+    let mut items = Vec::with_capacity(found.items.len());
+    for member in found.items {
+        items.push(shown(&control, member).await?);
+    }
+    Ok(Json(Page { items, next: found.next }))
+}
+
+pub(super) async fn add(
+    State(control): Shared,
+    Extension(caller): Extension<Caller>,
+    JsonBody(wanted): JsonBody<MemberAdd>,
+) -> Result<(StatusCode, Tagged<dto::Member>), Rejected> {
+    let (at, role, context) = (place(&caller), role(&wanted.role)?, caller.context());
+    let id = MembershipId::generate();
+    let made = settle(&control, || async {
+        let who = match (&wanted.email, wanted.service_account_id) {
+            (Some(email), None) => by_email(&control, email).await?,
+            (None, Some(account)) => account_of(&control, at, account).await?,
+            (Some(_), Some(_)) | (None, None) => {
+                let message = "give either the e-mail address of a person or a service account";
+                return Err(Refusal::invalid("member_invalid", message).into());
+            }
+        };
+        if of_place(&control, at).await?.iter().any(|present| present.who == who) {
+            let message = "they are a member already; change their role instead";
+            return Err(Refusal::conflict("member_exists", message).into());
+        }
+        Ok(people::invite(id, who, at, role, &context)?)
+    })
+    .await?;
+    let tag = etag_of(made.version());
+    Ok((StatusCode::CREATED, Tagged(tag, shown(&control, made).await?)))
+}
+
+/// A service account acts in its own project only.
+async fn account_of(control: &Control, at: Place, id: gpuaas_contract::id::ServiceAccountId) -> Result<Who, Failure> {
+    let account = books::get::<ServiceAccount>(control, id).await?.filter(|account| account.deleted_at.is_none());
+    match account {
+        Some(account) if at == Place::Project(account.project_id) => Ok(Who::ServiceAccount(id)),
+        Some(_) | None => {
+            let message =
+                format!("there is no service account {id} in this project; one can be a member of its own project only");
+            Err(Refusal::not_found("service_account_unknown", message).into())
+        }
+    }
+}
+
+pub(super) async fn change(
+    State(control): Shared,
+    Extension(caller): Extension<Caller>,
+    headers: HeaderMap,
+    Segments(segments): Segments<std::collections::BTreeMap<String, String>>,
+    JsonBody(MemberChange { role: wanted }): JsonBody<MemberChange>,
+) -> Result<Tagged<dto::Member>, Rejected> {
+    let (at, role, context) = (place(&caller), role(&wanted)?, caller.context());
+    let id = segments.get("member").cloned().unwrap_or_default();
+    settle(&control, || async {
+        let member = get(&control, at, &id).await?;
+        if_match(&headers, &etag_of(member.version))?;
+        Ok(people::change_role(&member, role, &of_place(&control, at).await?, &context)?)
+    })
+    .await?;
+    let member = get(&control, at, &id).await?;
+    let tag = etag_of(member.version);
+    Ok(Tagged(tag, shown(&control, member).await?))
+}
+
+pub(super) async fn remove(
+    State(control): Shared,
+    Extension(caller): Extension<Caller>,
+    headers: HeaderMap,
+    Segments(segments): Segments<std::collections::BTreeMap<String, String>>,
+) -> Result<Json<dto::Member>, Rejected> {
+    let (at, context) = (place(&caller), caller.context());
+    let id = segments.get("member").cloned().unwrap_or_default();
+    let gone = settle(&control, || async {
+        let member = get(&control, at, &id).await?;
+        if_match(&headers, &etag_of(member.version))?;
+        Ok(people::leave(&member, &of_place(&control, at).await?, &context)?)
+    })
+    .await?;
+    Ok(Json(shown(&control, gone).await?))
+}
+
+async fn shown(control: &Control, member: Membership) -> Result<dto::Member, Failure> {
+    let (kind, user_id, service_account_id, email, name) = match &member.who {
+        Who::User(id) => {
+            let user = books::get::<User>(control, id).await?;
+            let (email, name) = user.map(|user| (user.email, user.name)).unwrap_or_default();
+            ("user", Some(*id), None, Some(email), name)
+        }
+        Who::ServiceAccount(id) => {
+            let account = books::get::<ServiceAccount>(control, id).await?;
+            ("service_account", None, Some(*id), None, account.map(|account| account.name).unwrap_or_default())
+        }
+        Who::Invited(email) => ("invited", None, None, Some(email.clone()), String::new()),
+    };
+    Ok(dto::Member {
+        id: member.id,
+        kind: kind.to_owned(),
+        user_id,
+        service_account_id,
+        email,
+        name,
+        at: member.at.to_string(),
+        role: member.role.as_str().to_owned(),
+        state: member.keys().state.to_owned(),
+        etag: etag_of(member.version),
+        invited_by: member.invited_by,
+        created_at: member.created_at,
+        removed_at: member.removed_at,
+    })
+}

@@ -1,0 +1,129 @@
+//! Organisations.
+
+use std::collections::BTreeSet;
+use std::sync::Arc;
+
+use axum::extract::State;
+use axum::http::{HeaderMap, StatusCode};
+use axum::{Extension, Json};
+use gpuaas_api::dto::{self, OrganisationChange, OrganisationCreate, OrganisationListQuery, Page};
+use gpuaas_contract::id::{MembershipId, OrgId};
+use gpuaas_domain::Refusal;
+use gpuaas_domain::access::{MemberRole, Place, ProjectRole};
+use gpuaas_domain::people::{self, Organisation, Project};
+use gpuaas_store::ResourceFilter;
+
+use super::caller::Caller;
+use super::problem::{JsonBody, Params, Rejected, Segments};
+use super::{Tagged, etag_of, free_name, if_match, page, page_limit, parse_id, quotas};
+use crate::failure::{Failure, settle};
+use crate::{Control, books};
+
+type Shared = State<Arc<Control>>;
+
+pub(super) async fn get(control: &Control, id: &str) -> Result<Organisation, Failure> {
+    let id: OrgId = parse_id(id)?;
+    Ok(books::get::<Organisation>(control, id).await?.ok_or_else(|| unknown(&id.to_string()))?)
+}
+
+/// The organisation with this id or name.
+pub(super) async fn named(control: &Control, name: &str) -> Result<Organisation, Failure> {
+    let found = match name.parse::<OrgId>() {
+        Ok(id) => books::get::<Organisation>(control, id).await?,
+        Err(_) => books::by_name::<Organisation>(control, "", name).await?,
+    };
+    Ok(found.ok_or_else(|| unknown(name))?)
+}
+
+fn unknown(name: &str) -> Refusal {
+    Refusal::not_found("organisation_unknown", format!("there is no organisation {name}; `gpuaas org ls` lists yours"))
+}
+
+/// Those that the caller sees: all of them on the platform, else those in which they have a role, or a role in a project.
+pub(super) async fn list(
+    State(control): Shared,
+    Extension(caller): Extension<Caller>,
+    Params(query): Params<OrganisationListQuery>,
+) -> Result<Json<Page<dto::Organisation>>, Rejected> {
+    let limit = page_limit(query.limit)?;
+    if let Some(after) = &query.after {
+        parse_id::<OrgId>(after)?;
+    }
+    let found = if caller.principal.platform.is_some() {
+        let filter = ResourceFilter { name_contains: query.name, ..ResourceFilter::default() };
+        books::list(&control, &filter, query.after.as_deref(), false, limit.saturating_add(1)).await?
+    } else {
+        let mut ids = BTreeSet::new();
+        for (place, _) in &caller.principal.memberships {
+            match place {
+                Place::Organisation(id) => drop(ids.insert(*id)),
+                Place::Project(id) => {
+                    ids.extend(books::get::<Project>(&control, id).await?.map(|project| project.organisation_id));
+                }
+                Place::Platform => {}
+            }
+        }
+        let mut found: Vec<Organisation> = Vec::new();
+        for id in ids.into_iter().filter(|id| query.after.as_deref().is_none_or(|after| id.to_string().as_str() > after)) {
+            found.extend(books::get::<Organisation>(&control, id).await?);
+        }
+        found.retain(|organisation| query.name.as_deref().is_none_or(|name| organisation.name.contains(name)));
+        found
+    };
+    let found = page(found, limit, |organisation| organisation.id.to_string());
+    Ok(Json(Page { items: found.items.into_iter().map(shown).collect(), next: found.next }))
+}
+
+pub(super) async fn create(
+    State(control): Shared,
+    Extension(caller): Extension<Caller>,
+    JsonBody(wanted): JsonBody<OrganisationCreate>,
+) -> Result<(StatusCode, Tagged<dto::Organisation>), Rejected> {
+    let (id, owner, context) = (OrgId::generate(), MembershipId::generate(), caller.context());
+    let made = settle(&control, || async {
+        free_name::<Organisation>(&control, "", &wanted.name).await?;
+        let limits = quotas::limits(&wanted.limits);
+        let (made, mut decision) = people::create_organisation(id, &wanted.name, &wanted.description, limits, &context)?;
+        if let Some(email) = &wanted.owner_email {
+            let who = super::members::by_email(&control, email).await?;
+            let role = MemberRole::Project(ProjectRole::Owner);
+            decision = decision.and(people::invite(owner, who, Place::Organisation(id), role, &context)?.1);
+        }
+        Ok((made, decision))
+    })
+    .await?;
+    Ok((StatusCode::CREATED, Tagged(etag_of(made.version), shown(made))))
+}
+
+pub(super) async fn show(State(control): Shared, Segments(id): Segments<String>) -> Result<Tagged<dto::Organisation>, Rejected> {
+    let organisation = get(&control, &id).await?;
+    Ok(Tagged(etag_of(organisation.version), shown(organisation)))
+}
+
+pub(super) async fn change(
+    State(control): Shared,
+    Extension(caller): Extension<Caller>,
+    headers: HeaderMap,
+    Segments(id): Segments<String>,
+    JsonBody(change): JsonBody<OrganisationChange>,
+) -> Result<Tagged<dto::Organisation>, Rejected> {
+    let context = caller.context();
+    settle(&control, || async {
+        let organisation = get(&control, &id).await?;
+        if_match(&headers, &etag_of(organisation.version))?;
+        let description = change.description.as_deref().unwrap_or(&organisation.description);
+        Ok(people::describe_organisation(&organisation, description, &context)?)
+    })
+    .await?;
+    show(State(control), Segments(id)).await
+}
+
+fn shown(organisation: Organisation) -> dto::Organisation {
+    dto::Organisation {
+        id: organisation.id,
+        etag: etag_of(organisation.version),
+        name: organisation.name,
+        description: organisation.description,
+        created_at: organisation.created_at,
+    }
+}

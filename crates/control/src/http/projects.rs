@@ -1,0 +1,197 @@
+//! Projects.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::sync::Arc;
+
+use axum::extract::State;
+use axum::http::{HeaderMap, StatusCode};
+use axum::{Extension, Json};
+use gpuaas_api::dto::{self, Page, PageQuery, ProjectChange, ProjectCreate, ProjectListQuery};
+use gpuaas_contract::id::{MembershipId, OrgId, ProjectId};
+use gpuaas_domain::Refusal;
+use gpuaas_domain::access::{MemberRole, Place, ProjectRole};
+use gpuaas_domain::people::{self, Organisation, Project};
+use gpuaas_domain::quota::{Quota, quota_id};
+use gpuaas_store::ResourceFilter;
+
+use super::caller::Caller;
+use super::problem::{JsonBody, Params, Rejected, Segments};
+use super::{Tagged, etag_of, free_name, if_match, organisations, page, page_limit, parse_id, quotas};
+use crate::failure::{Failure, settle};
+use crate::{Control, books};
+
+type Shared = State<Arc<Control>>;
+
+pub(super) async fn get(control: &Control, id: &str) -> Result<Project, Failure> {
+    let id: ProjectId = parse_id(id)?;
+    let unknown = || Refusal::not_found("project_unknown", format!("there is no project {id}; `gpuaas project ls` lists yours"));
+    let project = books::get::<Project>(control, id).await?.ok_or_else(unknown)?;
+    project.check_live()?;
+    Ok(project)
+}
+
+/// Those that the caller sees.
+pub(super) async fn list(
+    State(control): Shared,
+    Extension(caller): Extension<Caller>,
+    Params(query): Params<ProjectListQuery>,
+) -> Result<Json<Page<dto::Project>>, Rejected> {
+    let limit = page_limit(query.limit)?;
+    if let Some(after) = &query.after {
+        parse_id::<ProjectId>(after)?;
+    }
+    let organisation = match &query.organisation {
+        Some(name) => Some(organisations::named(&control, name).await?.id),
+        None => None,
+    };
+    let found = if caller.principal.platform.is_some() {
+        let filter = ResourceFilter {
+            parent: organisation.map(|id| id.to_string()),
+            states: vec!["active"],
+            name_contains: query.name,
+            ..ResourceFilter::default()
+        };
+        books::list(&control, &filter, query.after.as_deref(), false, limit.saturating_add(1)).await?
+    } else {
+        let mut found = seen_by(&control, &caller).await?;
+        found.retain(|project| {
+            organisation.is_none_or(|id| project.organisation_id == id)
+                && query.name.as_deref().is_none_or(|name| project.name.contains(name))
+                && query.after.as_deref().is_none_or(|after| project.id.to_string().as_str() > after)
+        });
+        found
+    };
+    let found = page(found, limit, |project| project.id.to_string());
+    Ok(Json(Page { items: shown_all(&control, found.items).await?, next: found.next }))
+}
+
+/// The projects in which a tenant has a role, by id.
+async fn seen_by(control: &Control, caller: &Caller) -> Result<Vec<Project>, Failure> {
+    let mut found: BTreeMap<ProjectId, Project> = BTreeMap::new();
+    for (place, _) in &caller.principal.memberships {
+        match place {
+            Place::Platform => {}
+            Place::Project(id) => found.extend(books::get::<Project>(control, id).await?.map(|project| (project.id, project))),
+            Place::Organisation(id) => {
+                let filter = ResourceFilter { parent: Some(id.to_string()), states: vec!["active"], ..ResourceFilter::default() };
+                found.extend(books::all::<Project>(control, &filter).await?.into_iter().map(|project| (project.id, project)));
+            }
+        }
+    }
+    Ok(found.into_values().filter(|project| project.deleted_at.is_none()).collect())
+}
+
+pub(super) async fn list_of(
+    State(control): Shared,
+    Segments(organisation): Segments<String>,
+    Params(query): Params<PageQuery>,
+) -> Result<Json<Page<dto::Project>>, Rejected> {
+    let organisation = organisations::get(&control, &organisation).await?;
+    let limit = page_limit(query.limit)?;
+    if let Some(after) = &query.after {
+        parse_id::<ProjectId>(after)?;
+    }
+    let filter =
+        ResourceFilter { parent: Some(organisation.id.to_string()), states: vec!["active"], ..ResourceFilter::default() };
+    let found = books::list(&control, &filter, query.after.as_deref(), false, limit.saturating_add(1)).await?;
+    let found = page(found, limit, |project: &Project| project.id.to_string());
+    Ok(Json(Page { items: shown_all(&control, found.items).await?, next: found.next }))
+}
+
+pub(super) async fn create(
+    State(control): Shared,
+    Extension(caller): Extension<Caller>,
+    Segments(organisation): Segments<String>,
+    JsonBody(wanted): JsonBody<ProjectCreate>,
+) -> Result<(StatusCode, Tagged<dto::Project>), Rejected> {
+    let (id, owner, context) = (ProjectId::generate(), MembershipId::generate(), caller.context());
+    let organisation = organisations::get(&control, &organisation).await?;
+    let made = settle(&control, || async {
+        free_name::<Project>(&control, &organisation.id.to_string(), &wanted.name).await?;
+        let limits = quotas::limits(&wanted.limits);
+        let (made, mut decision) =
+            people::create_project(id, &organisation, &wanted.name, &wanted.description, limits, &context)?;
+        if let Some(email) = &wanted.owner_email {
+            let who = super::members::by_email(&control, email).await?;
+            let role = MemberRole::Project(ProjectRole::Owner);
+            decision = decision.and(people::invite(owner, who, Place::Project(id), role, &context)?.1);
+        }
+        Ok((made, decision))
+    })
+    .await?;
+    Ok((StatusCode::CREATED, Tagged(etag_of(made.version), shown(made, organisation.name))))
+}
+
+pub(super) async fn show(State(control): Shared, Segments(id): Segments<String>) -> Result<Tagged<dto::Project>, Rejected> {
+    let project = get(&control, &id).await?;
+    let tag = etag_of(project.version);
+    Ok(Tagged(tag, shown_one(&control, project).await?))
+}
+
+pub(super) async fn change(
+    State(control): Shared,
+    Extension(caller): Extension<Caller>,
+    headers: HeaderMap,
+    Segments(id): Segments<String>,
+    JsonBody(change): JsonBody<ProjectChange>,
+) -> Result<Tagged<dto::Project>, Rejected> {
+    let context = caller.context();
+    settle(&control, || async {
+        let project = get(&control, &id).await?;
+        if_match(&headers, &etag_of(project.version))?;
+        let description = change.description.as_deref().unwrap_or(&project.description);
+        Ok(people::describe_project(&project, description, &context)?)
+    })
+    .await?;
+    show(State(control), Segments(id)).await
+}
+
+pub(super) async fn delete(
+    State(control): Shared,
+    Extension(caller): Extension<Caller>,
+    headers: HeaderMap,
+    Segments(id): Segments<String>,
+) -> Result<Json<dto::Project>, Rejected> {
+    let context = caller.context();
+    let gone = settle(&control, || async {
+        let project = get(&control, &id).await?;
+        if_match(&headers, &etag_of(project.version))?;
+        let missing = || Failure::Internal(format!("project {} has no quota in the books", project.id));
+        let quota = books::get::<Quota>(&control, quota_id(&project.id)).await?.ok_or_else(missing)?;
+        Ok(people::delete_project(&project, &quota, &context)?)
+    })
+    .await?;
+    Ok(Json(shown_one(&control, gone).await?))
+}
+
+async fn shown_one(control: &Control, project: Project) -> Result<dto::Project, Failure> {
+    let organisation = books::get::<Organisation>(control, project.organisation_id).await?;
+    Ok(shown(project, organisation.map(|organisation| organisation.name).unwrap_or_default()))
+}
+
+async fn shown_all(control: &Control, projects: Vec<Project>) -> Result<Vec<dto::Project>, Failure> {
+    let ids: BTreeSet<OrgId> = projects.iter().map(|project| project.organisation_id).collect();
+    let mut names = BTreeMap::new();
+    for id in ids {
+        names.insert(id, books::get::<Organisation>(control, id).await?.map(|of| of.name).unwrap_or_default());
+    }
+    let named = |project: Project| {
+        let name = names.get(&project.organisation_id).cloned().unwrap_or_default();
+        shown(project, name)
+    };
+    Ok(projects.into_iter().map(named).collect())
+}
+
+fn shown(project: Project, organisation_name: String) -> dto::Project {
+    dto::Project {
+        id: project.id,
+        organisation_id: project.organisation_id,
+        organisation_name,
+        etag: etag_of(project.version),
+        state: if project.deleted_at.is_some() { "deleted" } else { "active" }.to_owned(),
+        name: project.name,
+        description: project.description,
+        created_at: project.created_at,
+        deleted_at: project.deleted_at,
+    }
+}

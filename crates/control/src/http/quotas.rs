@@ -1,0 +1,96 @@
+//! Quotas of organisations and projects.
+
+use std::sync::Arc;
+
+use axum::Extension;
+use axum::extract::State;
+use axum::http::HeaderMap;
+use gpuaas_api::dto;
+use gpuaas_domain::quota::{self, Limits, Quota, quota_id};
+
+use super::caller::Caller;
+use super::problem::{JsonBody, Rejected, Segments};
+use super::{Tagged, etag_of, if_match, organisations, projects};
+use crate::failure::{Failure, settle};
+use crate::{Control, books};
+
+type Shared = State<Arc<Control>>;
+
+pub(super) fn limits(limits: &dto::Limits) -> Limits {
+    Limits { allocations: limits.allocations, slots: limits.slots, machines: limits.machines }
+}
+
+pub(super) async fn of_organisation(
+    State(control): Shared,
+    Segments(id): Segments<String>,
+) -> Result<Tagged<dto::Quota>, Rejected> {
+    let organisation = organisations::get(&control, &id).await?;
+    read(&control, quota_id(&organisation.id)).await
+}
+
+pub(super) async fn of_project(State(control): Shared, Segments(id): Segments<String>) -> Result<Tagged<dto::Quota>, Rejected> {
+    let project = projects::get(&control, &id).await?;
+    read(&control, quota_id(&project.id)).await
+}
+
+pub(super) async fn set_of_organisation(
+    State(control): Shared,
+    Extension(caller): Extension<Caller>,
+    headers: HeaderMap,
+    Segments(id): Segments<String>,
+    JsonBody(wanted): JsonBody<dto::Limits>,
+) -> Result<Tagged<dto::Quota>, Rejected> {
+    let organisation = organisations::get(&control, &id).await?;
+    set(&control, &caller, &headers, quota_id(&organisation.id), &wanted).await
+}
+
+pub(super) async fn set_of_project(
+    State(control): Shared,
+    Extension(caller): Extension<Caller>,
+    headers: HeaderMap,
+    Segments(id): Segments<String>,
+    JsonBody(wanted): JsonBody<dto::Limits>,
+) -> Result<Tagged<dto::Quota>, Rejected> {
+    let project = projects::get(&control, &id).await?;
+    set(&control, &caller, &headers, quota_id(&project.id), &wanted).await
+}
+
+async fn get(control: &Control, id: &str) -> Result<Quota, Failure> {
+    books::get::<Quota>(control, id).await?.ok_or_else(|| Failure::Internal(format!("{id} is not in the books")))
+}
+
+async fn read(control: &Control, id: String) -> Result<Tagged<dto::Quota>, Rejected> {
+    let quota = get(control, &id).await?;
+    Ok(Tagged(etag_of(quota.version), shown(&quota)))
+}
+
+async fn set(
+    control: &Control,
+    caller: &Caller,
+    headers: &HeaderMap,
+    id: String,
+    wanted: &dto::Limits,
+) -> Result<Tagged<dto::Quota>, Rejected> {
+    let context = caller.context();
+    settle(control, || async {
+        let quota = get(control, &id).await?;
+        if_match(headers, &etag_of(quota.version))?;
+        Ok(quota::set_limits(&quota, limits(wanted), &context))
+    })
+    .await?;
+    read(control, id).await
+}
+
+fn shown(quota: &Quota) -> dto::Quota {
+    dto::Quota {
+        organisation_id: quota.organisation_id,
+        project_id: quota.project_id,
+        limits: dto::QuotaLimits {
+            allocations: quota.limits.allocations,
+            slots: quota.limits.slots,
+            machines: quota.limits.machines,
+        },
+        used: dto::QuotaUsed { allocations: quota.used.allocations, slots: quota.used.slots, machines: quota.used.machines },
+        etag: etag_of(quota.version),
+    }
+}

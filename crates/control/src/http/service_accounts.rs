@@ -1,0 +1,229 @@
+//! Service accounts and their API keys.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+use std::time::Duration;
+
+use axum::extract::State;
+use axum::http::StatusCode;
+use axum::{Extension, Json};
+use gpuaas_api::dto::{self, ApiKeyCreate, ApiKeyCreated, Page, PageQuery, ServiceAccountCreate};
+use gpuaas_contract::Digest;
+use gpuaas_contract::id::{ApiTokenId, MembershipId, ServiceAccountId};
+use gpuaas_contract::time::Timestamp;
+use gpuaas_domain::access::{ApiToken, KeyScopes, MemberRole, Place, Who};
+use gpuaas_domain::decision::Change;
+use gpuaas_domain::names::checked_text;
+use gpuaas_domain::people::{self, ServiceAccount};
+use gpuaas_domain::{Decision, Refusal};
+use gpuaas_store::{ApiTokenFilter, ResourceFilter};
+use serde_json::json;
+
+use super::caller::Caller;
+use super::idempotency::NotKept;
+use super::problem::{JsonBody, Params, Rejected, Segments};
+use super::{free_name, page, page_limit, parse_id, parse_opt, projects};
+use crate::failure::{Failure, settle};
+use crate::pki::secret_text;
+use crate::{Control, books};
+
+type Shared = State<Arc<Control>>;
+type Path = Segments<BTreeMap<String, String>>;
+
+/// Longest life of a key.
+const MAX_LIFE: Duration = Duration::from_secs(366 * 24 * 3600);
+
+fn segment<'a>(path: &'a BTreeMap<String, String>, name: &str) -> &'a str {
+    path.get(name).map(String::as_str).unwrap_or_default()
+}
+
+/// The account in the path, if it is one of the project in the path.
+async fn get(control: &Control, path: &BTreeMap<String, String>) -> Result<ServiceAccount, Failure> {
+    let project = projects::get(control, segment(path, "project")).await?;
+    let id: ServiceAccountId = parse_id(segment(path, "service_account"))?;
+    let unknown = || {
+        let message = format!("there is no service account {id} in this project; `gpuaas service-account ls` lists them");
+        Refusal::not_found("service_account_unknown", message)
+    };
+    let found = books::get::<ServiceAccount>(control, id).await?;
+    let found = found.filter(|account| account.project_id == project.id && account.deleted_at.is_none());
+    Ok(found.ok_or_else(unknown)?)
+}
+
+pub(super) async fn list(
+    State(control): Shared,
+    Segments(project): Segments<String>,
+    Params(query): Params<PageQuery>,
+) -> Result<Json<Page<dto::ServiceAccount>>, Rejected> {
+    let project = projects::get(&control, &project).await?;
+    let limit = page_limit(query.limit)?;
+    if let Some(after) = &query.after {
+        parse_id::<ServiceAccountId>(after)?;
+    }
+    let filter = ResourceFilter { parent: Some(project.id.to_string()), states: vec!["active"], ..ResourceFilter::default() };
+    let found = books::list(&control, &filter, query.after.as_deref(), false, limit.saturating_add(1)).await?;
+    let found = page(found, limit, |account: &ServiceAccount| account.id.to_string());
+    Ok(Json(Page { items: found.items.into_iter().map(shown).collect(), next: found.next }))
+}
+
+pub(super) async fn create(
+    State(control): Shared,
+    Extension(caller): Extension<Caller>,
+    Segments(project): Segments<String>,
+    JsonBody(wanted): JsonBody<ServiceAccountCreate>,
+) -> Result<(StatusCode, Json<dto::ServiceAccount>), Rejected> {
+    let project = projects::get(&control, &project).await?;
+    let (id, membership, context) = (ServiceAccountId::generate(), MembershipId::generate(), caller.context());
+    let role = match wanted.role.as_deref() {
+        Some(name) => Some(MemberRole::parse(name).ok_or_else(|| {
+            Refusal::invalid("role_unknown", format!("there is no role `{name}`; choose owner, member or viewer"))
+        })?),
+        None => None,
+    };
+    let made = settle(&control, || async {
+        free_name::<ServiceAccount>(&control, &project.id.to_string(), &wanted.name).await?;
+        let (made, mut decision) = people::create_service_account(id, &project, &wanted.name, &wanted.description, &context)?;
+        if let Some(role) = role {
+            let (who, at) = (Who::ServiceAccount(id), Place::Project(project.id));
+            decision = decision.and(people::invite(membership, who, at, role, &context)?.1);
+        }
+        Ok((made, decision))
+    })
+    .await?;
+    Ok((StatusCode::CREATED, Json(shown(made))))
+}
+
+pub(super) async fn delete(
+    State(control): Shared,
+    Extension(caller): Extension<Caller>,
+    Segments(path): Path,
+) -> Result<Json<dto::ServiceAccount>, Rejected> {
+    let context = caller.context();
+    let gone = settle(&control, || async {
+        let account = get(&control, &path).await?;
+        Ok(people::delete_service_account(&account, &context))
+    })
+    .await?;
+    Ok(Json(shown(gone)))
+}
+
+pub(super) async fn keys(
+    State(control): Shared,
+    Segments(path): Path,
+    Params(query): Params<PageQuery>,
+) -> Result<Json<Page<dto::ApiKey>>, Rejected> {
+    let account = get(&control, &path).await?;
+    let limit = page_limit(query.limit)?;
+    let filter = ApiTokenFilter { service_account: Some(account.id), ..ApiTokenFilter::default() };
+    let after = parse_opt(query.after.as_deref())?;
+    let found = control.store.api_token_list(&filter, after, limit.saturating_add(1)).await?;
+    let found = page(found, limit, |key| key.id.to_string());
+    Ok(Json(Page { items: found.items.into_iter().map(|key| key_shown(key, &account)).collect(), next: found.next }))
+}
+
+pub(super) async fn key_create(
+    State(control): Shared,
+    Extension(caller): Extension<Caller>,
+    Segments(path): Path,
+    JsonBody(wanted): JsonBody<ApiKeyCreate>,
+) -> Result<(StatusCode, Extension<NotKept>, Json<ApiKeyCreated>), Rejected> {
+    let account = get(&control, &path).await?;
+    let context = caller.context();
+    let scopes = wanted.scopes.map(KeyScopes::parse).transpose().map_err(Refusal::from)?;
+    let life = wanted.life_seconds.map(Duration::from_secs);
+    if life.is_some_and(|life| life.is_zero() || life > MAX_LIFE) {
+        return Err(Refusal::invalid("life_invalid", "a key lives 1 second to 366 days").into());
+    }
+    let name = checked_text(&wanted.name, "the name of a key")?;
+    if name.is_empty() {
+        return Err(Refusal::invalid("name_invalid", "give the key a name").into());
+    }
+    let secret = secret_text("gpk_");
+    let key = ApiToken {
+        id: ApiTokenId::generate(),
+        version: 0,
+        name,
+        role: None,
+        service_account: Some(account.id),
+        project: Some(account.project_id),
+        scopes,
+        secret_digest: Digest::of(secret.as_bytes()),
+        created_at: context.now,
+        expires_at: life.map(|life| context.now.plus(life)),
+        revoked_at: None,
+    };
+    let id = key.id.to_string();
+    let data = json!({
+        "api_token_id": id, "service_account_id": account.id, "project_id": account.project_id, "name": key.name,
+        "expires_at": key.expires_at, "scopes": key.scopes.as_ref().map(KeyScopes::patterns),
+    });
+    let decision = Decision::default().change(Change::ApiTokenInsert(key.clone())).record(
+        &context,
+        "gpuaas.api_key.created.v1",
+        "api_key.create",
+        &id,
+        data,
+    );
+    settle(&control, || async { Ok(((), decision.clone())) }).await?;
+    Ok((StatusCode::CREATED, Extension(NotKept), Json(ApiKeyCreated { key: key_shown(key, &account), secret })))
+}
+
+pub(super) async fn key_revoke(
+    State(control): Shared,
+    Extension(caller): Extension<Caller>,
+    Segments(path): Path,
+) -> Result<Json<dto::ApiKey>, Rejected> {
+    let account = get(&control, &path).await?;
+    let id: ApiTokenId = parse_id(segment(&path, "key"))?;
+    let context = caller.context();
+    let unknown = || Refusal::not_found("key_unknown", format!("the service account has no key {id}"));
+    let key = settle(&control, || async {
+        let key = control.store.api_token_get(id).await?.filter(|key| key.service_account == Some(account.id));
+        let key = key.ok_or_else(unknown)?;
+        if key.revoked_at.is_some() {
+            return Ok((key, Decision::default()));
+        }
+        let revoked = ApiToken { revoked_at: Some(context.now), ..key };
+        let data = json!({ "api_token_id": id, "service_account_id": account.id, "project_id": account.project_id });
+        let decision = Decision::default().change(Change::ApiTokenUpdate(revoked.clone())).record(
+            &context,
+            "gpuaas.api_key.revoked.v1",
+            "api_key.revoke",
+            &id.to_string(),
+            data,
+        );
+        Ok((revoked, decision))
+    })
+    .await?;
+    Ok(Json(key_shown(key, &account)))
+}
+
+fn shown(account: ServiceAccount) -> dto::ServiceAccount {
+    dto::ServiceAccount {
+        id: account.id,
+        project_id: account.project_id,
+        name: account.name,
+        description: account.description,
+        created_at: account.created_at,
+        deleted_at: account.deleted_at,
+    }
+}
+
+fn key_shown(key: ApiToken, account: &ServiceAccount) -> dto::ApiKey {
+    let state = match (key.revoked_at, key.counts(Timestamp::now())) {
+        (Some(_), _) => "revoked",
+        (None, true) => "active",
+        (None, false) => "expired",
+    };
+    dto::ApiKey {
+        id: key.id,
+        service_account_id: account.id,
+        project_id: account.project_id,
+        name: key.name,
+        scopes: key.scopes.as_ref().map(KeyScopes::patterns),
+        state: state.to_owned(),
+        created_at: key.created_at,
+        expires_at: key.expires_at,
+        revoked_at: key.revoked_at,
+    }
+}

@@ -1,0 +1,89 @@
+//! SSH keys of projects.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+
+use axum::extract::State;
+use axum::http::StatusCode;
+use axum::{Extension, Json};
+use gpuaas_api::dto::{self, Page, PageQuery, SshKeyCreate};
+use gpuaas_contract::id::SshKeyId;
+use gpuaas_domain::Refusal;
+use gpuaas_domain::catalog::{self, SshKey};
+use gpuaas_domain::resource::Kind;
+use gpuaas_store::ResourceFilter;
+
+use super::caller::Caller;
+use super::problem::{JsonBody, Params, Rejected, Segments};
+use super::{free_name, page, page_limit, parse_id, projects};
+use crate::failure::settle;
+use crate::{Control, books};
+
+type Shared = State<Arc<Control>>;
+
+fn of_project(project: &gpuaas_domain::people::Project) -> ResourceFilter {
+    ResourceFilter { parent: Some(project.id.to_string()), states: vec!["active"], ..ResourceFilter::default() }
+}
+
+pub(super) async fn list(
+    State(control): Shared,
+    Segments(project): Segments<String>,
+    Params(query): Params<PageQuery>,
+) -> Result<Json<Page<dto::SshKey>>, Rejected> {
+    let project = projects::get(&control, &project).await?;
+    let limit = page_limit(query.limit)?;
+    if let Some(after) = &query.after {
+        parse_id::<SshKeyId>(after)?;
+    }
+    let filter = of_project(&project);
+    let found = books::list(&control, &filter, query.after.as_deref(), false, limit.saturating_add(1)).await?;
+    let found = page(found, limit, |key: &SshKey| key.id.to_string());
+    Ok(Json(Page { items: found.items.into_iter().map(shown).collect(), next: found.next }))
+}
+
+pub(super) async fn create(
+    State(control): Shared,
+    Extension(caller): Extension<Caller>,
+    Segments(project): Segments<String>,
+    JsonBody(wanted): JsonBody<SshKeyCreate>,
+) -> Result<(StatusCode, Json<dto::SshKey>), Rejected> {
+    let project = projects::get(&control, &project).await?;
+    let (id, context) = (SshKeyId::generate(), caller.context());
+    let made = settle(&control, || async {
+        free_name::<SshKey>(&control, &project.id.to_string(), &wanted.name).await?;
+        let present = control.store.resource_count(Kind::SshKey, &of_project(&project)).await?;
+        Ok(catalog::add_ssh_key(id, &project, &wanted.name, wanted.public_key.clone(), present, &context)?)
+    })
+    .await?;
+    Ok((StatusCode::CREATED, Json(shown(made))))
+}
+
+pub(super) async fn delete(
+    State(control): Shared,
+    Extension(caller): Extension<Caller>,
+    Segments(path): Segments<BTreeMap<String, String>>,
+) -> Result<Json<dto::SshKey>, Rejected> {
+    let project = projects::get(&control, path.get("project").map(String::as_str).unwrap_or_default()).await?;
+    let id: SshKeyId = parse_id(path.get("ssh_key").map(String::as_str).unwrap_or_default())?;
+    let context = caller.context();
+    let unknown =
+        || Refusal::not_found("ssh_key_unknown", format!("the project has no SSH key {id}; `gpuaas ssh-key ls` lists them"));
+    let gone = settle(&control, || async {
+        let key = books::get::<SshKey>(&control, id).await?.filter(|key| key.project_id == project.id);
+        Ok(catalog::delete_ssh_key(&key.ok_or_else(unknown)?, &context))
+    })
+    .await?;
+    Ok(Json(shown(gone)))
+}
+
+fn shown(key: SshKey) -> dto::SshKey {
+    dto::SshKey {
+        id: key.id,
+        project_id: key.project_id,
+        name: key.name,
+        public_key: key.public_key.to_string(),
+        created_by: key.created_by,
+        created_at: key.created_at,
+        deleted_at: key.deleted_at,
+    }
+}

@@ -1,0 +1,152 @@
+//! People, and those among them whom the built-in issuer signs in.
+
+use std::sync::Arc;
+
+use axum::extract::State;
+use axum::http::StatusCode;
+use axum::{Extension, Json};
+use gpuaas_api::dto::{self, Page, Reason, UserCreate, UserCreated, UserListQuery, UserPassword, UserPasswordSet};
+use gpuaas_contract::id::UserId;
+use gpuaas_domain::Refusal;
+use gpuaas_domain::names::checked_email;
+use gpuaas_domain::people::{self, User};
+use gpuaas_domain::resource::Resource as _;
+use gpuaas_identity::user_code::UserCode;
+use gpuaas_store::ResourceFilter;
+use zeroize::Zeroizing;
+
+use super::caller::Caller;
+use super::idempotency::NotKept;
+use super::problem::{JsonBody, Params, Rejected, Segments};
+use super::{page, page_limit, parse_id};
+use crate::failure::{Failure, settle};
+use crate::identity::{self, BuiltIn};
+use crate::{Control, books};
+
+type Shared = State<Arc<Control>>;
+
+fn built_in(control: &Control) -> Result<&BuiltIn, Failure> {
+    let off = "nobody signs in with a password of this server (`--no-built-in-issuer`); make the user at your own issuer";
+    Ok(control.identity.built_in.as_ref().ok_or_else(|| Refusal::conflict("built_in_issuer_off", off))?)
+}
+
+async fn get(control: &Control, id: &str) -> Result<User, Failure> {
+    let id: UserId = parse_id(id)?;
+    let unknown = || Refusal::not_found("user_unknown", format!("there is no user {id}; `gpuaas user ls` lists them"));
+    Ok(books::get::<User>(control, id).await?.ok_or_else(unknown)?)
+}
+
+/// The password to set, and the one to tell because it was made up.
+fn chosen(given: Option<String>) -> (Zeroizing<String>, Option<String>) {
+    match given {
+        Some(password) => (Zeroizing::new(password), None),
+        None => {
+            // Two codes of eight letters: about 69 bits, and nobody mistakes one letter for another.
+            let made_up = format!("{}-{}", UserCode::generate(), UserCode::generate());
+            (Zeroizing::new(made_up.clone()), Some(made_up))
+        }
+    }
+}
+
+pub(super) async fn list(
+    State(control): Shared,
+    Params(query): Params<UserListQuery>,
+) -> Result<Json<Page<dto::User>>, Rejected> {
+    let limit = page_limit(query.limit)?;
+    if let Some(after) = &query.after {
+        parse_id::<UserId>(after)?;
+    }
+    let states = match query.state.as_deref() {
+        None => Vec::new(),
+        Some("active") => vec!["active"],
+        Some("deactivated") => vec!["deactivated"],
+        Some(_) => return Err(Refusal::invalid("state_unknown", "`state` is `active` or `deactivated`").into()),
+    };
+    let owner = query.email.as_deref().map(checked_email).transpose()?;
+    let filter = ResourceFilter { owner, states, ..ResourceFilter::default() };
+    let found = books::list(&control, &filter, query.after.as_deref(), false, limit.saturating_add(1)).await?;
+    let found = page(found, limit, |user: &User| user.id.to_string());
+    Ok(Json(Page { items: found.items.into_iter().map(|user| shown(&control, user)).collect(), next: found.next }))
+}
+
+pub(super) async fn create(
+    State(control): Shared,
+    Extension(caller): Extension<Caller>,
+    JsonBody(wanted): JsonBody<UserCreate>,
+) -> Result<(StatusCode, Extension<NotKept>, Json<UserCreated>), Rejected> {
+    let built_in = built_in(&control)?;
+    let (id, context) = (UserId::generate(), caller.context());
+    let email = checked_email(&wanted.email)?;
+    let (password, one_time_password) = chosen(wanted.password);
+    let hash = built_in.hashing.hash(password).await?;
+    let made = settle(&control, || async {
+        if books::by_lookup::<User>(&control, &people::user_lookup(&built_in.issuer, &email)).await?.is_some() {
+            let message = format!("there is a user with the address {email} already; `gpuaas user ls` lists them");
+            return Err(Refusal::conflict("user_exists", message).into());
+        }
+        let hash = Some(hash.clone());
+        Ok(people::create_local_user(id, &built_in.issuer, &email, &wanted.name, hash, &context)?)
+    })
+    .await?;
+    Ok((StatusCode::CREATED, Extension(NotKept), Json(UserCreated { user: shown(&control, made), one_time_password })))
+}
+
+/// Nobody is signed out by this: refresh tokens are refused from now on, and access tokens, which every request is checked against the
+/// user with, are refused at once. A token that another service took for good ends within ten minutes.
+pub(super) async fn deactivate(
+    State(control): Shared,
+    Extension(caller): Extension<Caller>,
+    Segments(id): Segments<String>,
+    JsonBody(Reason { .. }): JsonBody<Reason>,
+) -> Result<Json<dto::User>, Rejected> {
+    let context = caller.context();
+    let gone = settle(&control, || async {
+        let user = get(&control, &id).await?;
+        Ok(people::deactivate(&user, &context))
+    })
+    .await?;
+    Ok(Json(shown(&control, gone)))
+}
+
+/// Another password ends every sign-in that the old one began.
+pub(super) async fn set_password(
+    State(control): Shared,
+    Extension(caller): Extension<Caller>,
+    Segments(id): Segments<String>,
+    JsonBody(wanted): JsonBody<UserPassword>,
+) -> Result<(Extension<NotKept>, Json<UserPasswordSet>), Rejected> {
+    let built_in = built_in(&control)?;
+    let context = caller.context();
+    let local = |user: User| {
+        if user.issuer == built_in.issuer {
+            return Ok(user);
+        }
+        let message = format!("{} signs this user in; the password is set there", user.issuer);
+        Err(Failure::from(Refusal::conflict("user_not_local", message)))
+    };
+    local(get(&control, &id).await?)?;
+    let (password, one_time_password) = chosen(wanted.password);
+    let hash = built_in.hashing.hash(password).await?;
+    let user = settle(&control, || async {
+        let user = local(get(&control, &id).await?)?;
+        let (user, decision) = people::set_password(&user, hash.clone(), &context);
+        let ended = identity::end_all(&control, user.id, "password_set", &context).await?;
+        Ok((user, decision.and(ended)))
+    })
+    .await?;
+    Ok((Extension(NotKept), Json(UserPasswordSet { user: shown(&control, user), one_time_password })))
+}
+
+fn shown(control: &Control, user: User) -> dto::User {
+    dto::User {
+        id: user.id,
+        state: user.keys().state.to_owned(),
+        local: control.identity.built_in.as_ref().is_some_and(|built_in| built_in.issuer == user.issuer),
+        email: user.email,
+        email_verified: user.email_verified,
+        name: user.name,
+        issuer: user.issuer,
+        created_at: user.created_at,
+        deactivated_at: user.deactivated_at,
+    }
+}

@@ -1,0 +1,228 @@
+//! Webhooks of projects, and their deliveries.
+
+use std::sync::Arc;
+
+use axum::extract::State;
+use axum::http::{HeaderMap, StatusCode};
+use axum::{Extension, Json};
+use gpuaas_api::dto::{self, DeliveryListQuery, Page, PageQuery, WebhookChange, WebhookChanged, WebhookCreate, WebhookCreated};
+use gpuaas_contract::id::{DeliveryId, WebhookId};
+use gpuaas_domain::Refusal;
+use gpuaas_domain::resource::Kind;
+use gpuaas_domain::webhook::{self, Delivery, Webhook};
+use gpuaas_engines::webhook::check_target;
+use gpuaas_store::ResourceFilter;
+
+use super::caller::Caller;
+use super::idempotency::NotKept;
+use super::problem::{JsonBody, Params, Rejected, Segments};
+use super::{Tagged, etag_of, if_match, page, page_limit, parse_id, projects};
+use crate::events::webhooks::secret_of;
+use crate::failure::{Failure, settle};
+use crate::{Control, books};
+
+type Shared = State<Arc<Control>>;
+
+fn live(project: &str) -> ResourceFilter {
+    ResourceFilter { parent: Some(project.to_owned()), states: vec!["active", "disabled"], ..ResourceFilter::default() }
+}
+
+async fn get(control: &Control, id: &str) -> Result<Webhook, Failure> {
+    let id: WebhookId = parse_id(id)?;
+    let unknown = || Refusal::not_found("webhook_unknown", format!("there is no webhook {id}; `gpuaas webhook ls` lists them"));
+    let found = books::get::<Webhook>(control, id).await?.filter(|webhook| webhook.deleted_at.is_none());
+    Ok(found.ok_or_else(unknown)?)
+}
+
+/// What an address may be, as far as it can be told without looking its name up: that is done at every delivery.
+fn check_url(control: &Control, url: &str) -> Result<(), Failure> {
+    // A name stands for some public address here.
+    match check_target(url, &[std::net::IpAddr::from([1, 1, 1, 1])], control.webhooks_to_private) {
+        Ok(_) => Ok(()),
+        Err(error) => Err(Refusal::invalid("url_invalid", error.to_string()).into()),
+    }
+}
+
+pub(super) async fn list(
+    State(control): Shared,
+    Segments(project): Segments<String>,
+    Params(query): Params<PageQuery>,
+) -> Result<Json<Page<dto::Webhook>>, Rejected> {
+    let project = projects::get(&control, &project).await?;
+    let limit = page_limit(query.limit)?;
+    if let Some(after) = &query.after {
+        parse_id::<WebhookId>(after)?;
+    }
+    let filter = live(&project.id.to_string());
+    let found = books::list(&control, &filter, query.after.as_deref(), false, limit.saturating_add(1)).await?;
+    let found = page(found, limit, |webhook: &Webhook| webhook.id.to_string());
+    Ok(Json(Page { items: found.items.into_iter().map(shown).collect(), next: found.next }))
+}
+
+pub(super) async fn create(
+    State(control): Shared,
+    Extension(caller): Extension<Caller>,
+    Segments(project): Segments<String>,
+    JsonBody(wanted): JsonBody<WebhookCreate>,
+) -> Result<(StatusCode, Extension<NotKept>, Json<WebhookCreated>), Rejected> {
+    let project = projects::get(&control, &project).await?;
+    check_url(&control, &wanted.url)?;
+    let context = caller.context();
+    let webhook = Webhook {
+        id: WebhookId::generate(),
+        version: 0,
+        project_id: project.id,
+        url: wanted.url,
+        description: wanted.description,
+        kinds: wanted.kinds,
+        generation: 1,
+        rotated_at: None,
+        failed: 0,
+        disabled: None,
+        created_at: context.now,
+        deleted_at: None,
+    };
+    let made = settle(&control, || async {
+        let present = control.store.resource_count(Kind::Webhook, &live(&project.id.to_string())).await?;
+        Ok(webhook::create(webhook.clone(), &project, present, &context)?)
+    })
+    .await?;
+    let secret = secret_of(&control, &made, made.generation)?.expose().to_string();
+    Ok((StatusCode::CREATED, Extension(NotKept), Json(WebhookCreated { webhook: shown(made), secret })))
+}
+
+pub(super) async fn show(State(control): Shared, Segments(id): Segments<String>) -> Result<Tagged<dto::Webhook>, Rejected> {
+    let webhook = get(&control, &id).await?;
+    Ok(Tagged(etag_of(webhook.version), shown(webhook)))
+}
+
+pub(super) async fn change(
+    State(control): Shared,
+    Extension(caller): Extension<Caller>,
+    headers: HeaderMap,
+    Segments(id): Segments<String>,
+    JsonBody(wanted): JsonBody<WebhookChange>,
+) -> Result<Tagged<WebhookChanged>, Rejected> {
+    if let Some(url) = &wanted.url {
+        check_url(&control, url)?;
+    }
+    let context = caller.context();
+    settle(&control, || async {
+        let before = get(&control, &id).await?;
+        if_match(&headers, &etag_of(before.version))?;
+        let disabled = match wanted.enabled {
+            Some(true) => None,
+            Some(false) => Some(before.disabled.clone().unwrap_or_else(|| "turned off by its owner".to_owned())),
+            None => before.disabled.clone(),
+        };
+        let after = Webhook {
+            url: wanted.url.clone().unwrap_or_else(|| before.url.clone()),
+            description: wanted.description.clone().unwrap_or_else(|| before.description.clone()),
+            kinds: wanted.kinds.clone().unwrap_or_else(|| before.kinds.clone()),
+            generation: before.generation.saturating_add(u32::from(wanted.rotate_secret)),
+            rotated_at: if wanted.rotate_secret { Some(context.now) } else { before.rotated_at },
+            failed: if disabled.is_none() && before.disabled.is_some() { 0 } else { before.failed },
+            disabled,
+            ..before.clone()
+        };
+        Ok(webhook::change(&before, after, &context)?)
+    })
+    .await?;
+    let now = get(&control, &id).await?;
+    let secret = match wanted.rotate_secret {
+        true => Some(secret_of(&control, &now, now.generation)?.expose().to_string()),
+        false => None,
+    };
+    Ok(Tagged(etag_of(now.version), WebhookChanged { webhook: shown(now), secret }))
+}
+
+pub(super) async fn delete(
+    State(control): Shared,
+    Extension(caller): Extension<Caller>,
+    headers: HeaderMap,
+    Segments(id): Segments<String>,
+) -> Result<Json<dto::Webhook>, Rejected> {
+    let context = caller.context();
+    let gone = settle(&control, || async {
+        let before = get(&control, &id).await?;
+        if_match(&headers, &etag_of(before.version))?;
+        let after = Webhook { deleted_at: Some(context.now), ..before.clone() };
+        Ok(webhook::change(&before, after, &context)?)
+    })
+    .await?;
+    Ok(Json(shown(gone)))
+}
+
+pub(super) async fn deliveries(
+    State(control): Shared,
+    Segments(id): Segments<String>,
+    Params(query): Params<DeliveryListQuery>,
+) -> Result<Json<Page<dto::Delivery>>, Rejected> {
+    let webhook = get(&control, &id).await?;
+    let limit = page_limit(query.limit)?;
+    if let Some(after) = &query.after {
+        parse_id::<DeliveryId>(after)?;
+    }
+    let states = match query.state.as_deref() {
+        None => Vec::new(),
+        Some("pending") => vec!["pending"],
+        Some("delivered") => vec!["delivered"],
+        Some("failed") => vec!["failed"],
+        Some(other) => {
+            let message = format!("there is no state `{other}`; choose pending, delivered or failed");
+            return Err(Failure::BadInput { code: "state_invalid", message }.into());
+        }
+    };
+    let filter = ResourceFilter { parent: Some(webhook.id.to_string()), states, ..ResourceFilter::default() };
+    let found = books::list(&control, &filter, query.after.as_deref(), true, limit.saturating_add(1)).await?;
+    let found = page(found, limit, |delivery: &Delivery| delivery.id.to_string());
+    Ok(Json(Page { items: found.items.into_iter().map(delivery_shown).collect(), next: found.next }))
+}
+
+pub(super) async fn replay(
+    State(control): Shared,
+    Extension(caller): Extension<Caller>,
+    Segments(id): Segments<String>,
+) -> Result<Json<dto::Delivery>, Rejected> {
+    let id: DeliveryId = parse_id(&id)?;
+    let context = caller.context();
+    let unknown = || Refusal::not_found("delivery_unknown", format!("there is no delivery {id}; they are kept for a week"));
+    let next = settle(&control, || async {
+        let delivery = books::get::<Delivery>(&control, id).await?.ok_or_else(unknown)?;
+        Ok(webhook::replay(&delivery, &context))
+    })
+    .await?;
+    Ok(Json(delivery_shown(next)))
+}
+
+fn shown(webhook: Webhook) -> dto::Webhook {
+    dto::Webhook {
+        id: webhook.id,
+        project_id: webhook.project_id,
+        etag: etag_of(webhook.version),
+        enabled: webhook.disabled.is_none(),
+        url: webhook.url,
+        description: webhook.description,
+        kinds: webhook.kinds,
+        disabled_reason: webhook.disabled,
+        failed: webhook.failed,
+        created_at: webhook.created_at,
+        deleted_at: webhook.deleted_at,
+    }
+}
+
+fn delivery_shown(delivery: Delivery) -> dto::Delivery {
+    dto::Delivery {
+        id: delivery.id,
+        webhook_id: delivery.webhook_id,
+        event_id: delivery.event_id,
+        kind: delivery.kind,
+        state: delivery.state.as_str().to_owned(),
+        attempts: delivery.attempts,
+        last: delivery.last,
+        due_at: delivery.due_at,
+        created_at: delivery.created_at,
+        delivered_at: delivery.delivered_at,
+        expires_at: delivery.expires_at,
+    }
+}

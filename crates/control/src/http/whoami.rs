@@ -1,0 +1,80 @@
+//! Who the caller is.
+
+use std::sync::Arc;
+
+use axum::extract::State;
+use axum::{Extension, Json};
+use gpuaas_api::dto::{WhoAmI, WhoAmIMembership};
+use gpuaas_domain::access::{Membership, Place, PrincipalId, Who};
+use gpuaas_domain::people::{Organisation, Project, ServiceAccount, User};
+use gpuaas_store::ResourceFilter;
+
+use super::caller::Caller;
+use super::problem::Rejected;
+use crate::failure::Failure;
+use crate::{Control, books};
+
+pub(super) async fn show(
+    State(control): State<Arc<Control>>,
+    Extension(caller): Extension<Caller>,
+) -> Result<Json<WhoAmI>, Rejected> {
+    let who = caller.principal.who;
+    let (kind, name, email, owner) = match who {
+        PrincipalId::User(id) => {
+            let user = books::get::<User>(&control, id).await?;
+            let (email, name) = user.map(|user| (user.email, user.name)).unwrap_or_default();
+            ("user", name, Some(email).filter(|email| !email.is_empty()), Some(Who::User(id)))
+        }
+        PrincipalId::ServiceAccount(id) => {
+            let account = books::get::<ServiceAccount>(&control, id).await?;
+            let name = account.map(|account| account.name).unwrap_or_default();
+            ("service_account", name, None, Some(Who::ServiceAccount(id)))
+        }
+        PrincipalId::Token(id) => {
+            let token = control.store.api_token_get(id).await?;
+            ("token", token.map(|token| token.name).unwrap_or_default(), None, None)
+        }
+        PrincipalId::LocalAdmin => ("local_admin", "local admin".to_owned(), None, None),
+    };
+    let rows: Vec<Membership> = match owner {
+        Some(owner) => {
+            let filter = ResourceFilter { owner: Some(owner.to_string()), ..ResourceFilter::default() };
+            books::all(&control, &filter).await?
+        }
+        None => Vec::new(),
+    };
+    let mut memberships = Vec::with_capacity(rows.len());
+    for row in rows.into_iter().filter(|row| row.removed_at.is_none()) {
+        memberships.push(membership(&control, row).await?);
+    }
+    Ok(Json(WhoAmI {
+        kind: kind.to_owned(),
+        id: who.to_string(),
+        name,
+        email,
+        platform_role: caller.principal.platform.map(|role| role.as_str().to_owned()),
+        invited: caller.principal.platform.is_some() || !caller.principal.memberships.is_empty(),
+        memberships,
+    }))
+}
+
+async fn membership(control: &Control, row: Membership) -> Result<WhoAmIMembership, Failure> {
+    let (place_name, organisation_id) = match row.at {
+        Place::Platform => ("platform".to_owned(), None),
+        Place::Organisation(id) => {
+            let organisation = books::get::<Organisation>(control, id).await?;
+            (organisation.map(|organisation| organisation.name).unwrap_or_default(), Some(id))
+        }
+        Place::Project(id) => match books::get::<Project>(control, id).await? {
+            Some(project) => (project.name, Some(project.organisation_id)),
+            None => (String::new(), None),
+        },
+    };
+    Ok(WhoAmIMembership {
+        membership_id: row.id,
+        at: row.at.to_string(),
+        place_name,
+        organisation_id,
+        role: row.role.as_str().to_owned(),
+    })
+}

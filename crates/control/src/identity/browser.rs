@@ -1,0 +1,396 @@
+//! The pages on which people sign in. One page asks for address and password and means consent; a device has two more.
+//!
+//! A form counts only if it comes from a page of ours in the same browser: its token must be the one in a cookie, and what the browser
+//! says about where the form comes from must fit. There is no session: who has signed in to decide about a device proves it with the
+//! token of the form, which is made anew at that moment.
+
+use std::sync::Arc;
+
+use axum::Extension;
+use axum::extract::{RawQuery, State};
+use axum::http::{HeaderMap, HeaderName, HeaderValue, StatusCode, header};
+use axum::response::{IntoResponse as _, Response};
+use bytes::Bytes;
+use gpuaas_contract::id::{CorrelationId, GrantId};
+use gpuaas_contract::time::Timestamp;
+use gpuaas_domain::decision::Context;
+use gpuaas_domain::people::SignIn;
+use gpuaas_domain::{Actor, Decision};
+use gpuaas_identity::form::Form;
+use gpuaas_identity::oauth::{AuthorizationCode, AuthorizationRefusal, AuthorizationRequest, DeviceGrant, DeviceState};
+use gpuaas_identity::pages::{self, Page};
+use gpuaas_identity::secrets::{Secret, SecretKind, same};
+use gpuaas_identity::user_code::UserCode;
+use serde_json::json;
+use zeroize::Zeroizing;
+
+use super::endpoints::{AUTHORIZE, DEVICE, form_text, issuer};
+use super::rows::SignedIn;
+use super::{BuiltIn, grants, passwords, rows};
+use crate::failure::{Failure, settle};
+use crate::{Control, books};
+
+type Shared = State<Arc<Control>>;
+
+/// One sentence for everybody who does not get in, so that nobody learns which part was wrong.
+const WRONG: &str = "This address and this password do not belong together. After several tries you have to wait a while.";
+/// One sentence for every code that cannot be decided about.
+const NO_SUCH_CODE: &str = "This code is not waiting for anybody. Look at your terminal, or start again there.";
+
+/// An answer of these pages: a page, or what broke.
+struct Shown(Response);
+
+impl From<Failure> for Shown {
+    fn from(failure: Failure) -> Self {
+        let (status, title, text, code) = match &failure {
+            Failure::Unavailable { code, message } => (StatusCode::SERVICE_UNAVAILABLE, "Not now", message.as_str(), *code),
+            Failure::Store(_) | Failure::Contended => {
+                (StatusCode::SERVICE_UNAVAILABLE, "Not now", "The server is not ready. Try again shortly.", "store_unavailable")
+            }
+            Failure::Refused(_)
+            | Failure::Unauthenticated { .. }
+            | Failure::Precondition { .. }
+            | Failure::BadInput { .. }
+            | Failure::Fenced
+            | Failure::Internal(_) => {
+                let text = "Something is broken on the server; its log has the details.";
+                (StatusCode::INTERNAL_SERVER_ERROR, "Something broke", text, "internal")
+            }
+        };
+        tracing::error!(error = %crate::link::chain(&failure), "a sign-in page failed");
+        Self(shown(status, pages::error(title, text, code)))
+    }
+}
+
+fn answer(result: Result<Response, Shown>) -> Response {
+    result.unwrap_or_else(|Shown(response)| response)
+}
+
+fn shown(status: StatusCode, page: Page) -> Response {
+    let mut response = (status, page.html).into_response();
+    for (name, value) in pages::HEADERS {
+        response.headers_mut().insert(HeaderName::from_static(name), HeaderValue::from_static(value));
+    }
+    // Without a policy the page is not shown at all.
+    match HeaderValue::from_str(&page.content_security_policy) {
+        Ok(policy) => {
+            response.headers_mut().insert(header::CONTENT_SECURITY_POLICY, policy);
+            response
+        }
+        Err(_) => StatusCode::INTERNAL_SERVER_ERROR.into_response(),
+    }
+}
+
+/// A page with a form, and the cookie that its token is compared with.
+fn with_form(built_in: &BuiltIn, status: StatusCode, page: Page, csrf: &Secret) -> Response {
+    let mut response = shown(status, page);
+    let secure = if is_https(built_in) { "; Secure" } else { "" };
+    let cookie = format!("{}={}; Path=/; HttpOnly; SameSite=Strict{secure}", cookie_name(built_in), csrf.expose());
+    if let Ok(mut value) = HeaderValue::from_str(&cookie) {
+        value.set_sensitive(true);
+        response.headers_mut().insert(header::SET_COOKIE, value);
+    }
+    response
+}
+
+fn refused(code: &str, text: &str) -> Shown {
+    Shown(shown(StatusCode::BAD_REQUEST, pages::error("This does not work", text, code)))
+}
+
+fn redirect(location: &str) -> Response {
+    let mut response = StatusCode::SEE_OTHER.into_response();
+    match HeaderValue::from_str(location) {
+        Ok(mut value) => {
+            value.set_sensitive(true);
+            response.headers_mut().insert(header::LOCATION, value);
+        }
+        Err(_) => return StatusCode::INTERNAL_SERVER_ERROR.into_response(),
+    }
+    response.headers_mut().insert(header::CACHE_CONTROL, HeaderValue::from_static("no-store"));
+    response.headers_mut().insert(header::REFERRER_POLICY, HeaderValue::from_static("no-referrer"));
+    response
+}
+
+fn is_https(built_in: &BuiltIn) -> bool {
+    built_in.issuer.starts_with("https://")
+}
+
+/// With the prefix, browsers let nobody but this host set the cookie; they take it over https only.
+fn cookie_name(built_in: &BuiltIn) -> &'static str {
+    if is_https(built_in) { "__Host-gpuaas-form" } else { "gpuaas-form" }
+}
+
+/// The token in the browser's cookie. Two cookies of that name are none: one of them is somebody else's.
+fn cookie(built_in: &BuiltIn, headers: &HeaderMap) -> Option<Secret> {
+    let name = cookie_name(built_in);
+    let cookies = headers.get_all(header::COOKIE).iter().filter_map(|value| value.to_str().ok()).flat_map(|line| line.split(';'));
+    let mut found = cookies.filter_map(|pair| pair.trim().split_once('=')).filter(|(key, _)| *key == name);
+    match (found.next(), found.next()) {
+        (Some((_, value)), None) => Secret::parse(SecretKind::CsrfToken, value).ok(),
+        (Some(_), Some(_)) | (None, _) => None,
+    }
+}
+
+/// The token for the forms of this browser: the one it has, so that two windows do not disturb each other.
+fn csrf_for(built_in: &BuiltIn, headers: &HeaderMap) -> Secret {
+    cookie(built_in, headers).unwrap_or_else(|| Secret::generate(SecretKind::CsrfToken))
+}
+
+/// Reads a form that a page of ours sent, from the same browser. Returns its text, its fields and its token.
+fn posted<'a>(built_in: &BuiltIn, headers: &HeaderMap, body: &'a Bytes) -> Result<(&'a str, Form, Secret), Shown> {
+    let text = form_text(headers, body).map_err(|failure| refused("form_invalid", &failure.description))?;
+    let form = Form::parse(text).map_err(|error| refused("form_invalid", &error.to_string()))?;
+    let forged = || {
+        let text = "This form does not come from the page it should come from. Go back, load the page again and allow cookies.";
+        Shown(shown(StatusCode::FORBIDDEN, pages::error("This does not work", text, "form_forged")))
+    };
+    if !is_from_here(built_in, headers) {
+        return Err(forged());
+    }
+    let csrf = cookie(built_in, headers).ok_or_else(forged)?;
+    if !form.get(pages::CSRF_FIELD).is_some_and(|field| same(field, csrf.expose())) {
+        return Err(forged());
+    }
+    Ok((text, form, csrf))
+}
+
+/// What the browser says about where a form comes from. Our pages send no referrer, so their origin is `null`: then the browser must
+/// say otherwise that it comes from here. What says nothing at all is no browser.
+fn is_from_here(built_in: &BuiltIn, headers: &HeaderMap) -> bool {
+    let site = headers.get("sec-fetch-site").map(|value| value.to_str().unwrap_or("?"));
+    let origin = headers.get(header::ORIGIN).map(|value| value.to_str().unwrap_or("?"));
+    let own = built_in.issuer.splitn(4, '/').take(3).collect::<Vec<_>>().join("/");
+    match (origin, site) {
+        (_, Some(site)) if site != "same-origin" => false,
+        (Some("null"), site) => site.is_some(),
+        (Some(origin), _) => origin.eq_ignore_ascii_case(&own),
+        (None, _) => true,
+    }
+}
+
+/// A path of ours as the browser must name it: the issuer may be below a path of its host.
+fn action(built_in: &BuiltIn, path: &str) -> String {
+    let below = built_in.issuer.splitn(4, '/').nth(3).map(|below| format!("/{below}")).unwrap_or_default();
+    format!("{below}{path}")
+}
+
+fn sign_in_page(
+    built_in: &BuiltIn,
+    request: &AuthorizationRequest,
+    csrf: &Secret,
+    email: &str,
+    problem: Option<&str>,
+) -> Response {
+    let page = pages::sign_in(&pages::SignIn {
+        action: &action(built_in, AUTHORIZE),
+        client_title: request.client.title(),
+        fields: &request.fields(),
+        csrf: csrf.expose(),
+        email,
+        problem,
+        form_action_source: Some(&request.form_action_source()),
+    });
+    with_form(built_in, status_of(problem), page, csrf)
+}
+
+fn status_of(problem: Option<&str>) -> StatusCode {
+    if problem.is_some() { StatusCode::FORBIDDEN } else { StatusCode::OK }
+}
+
+fn refusal(refusal: AuthorizationRefusal) -> Response {
+    match refusal {
+        AuthorizationRefusal::Shown(failure) => refused(failure.error.as_str(), &failure.description).0,
+        AuthorizationRefusal::Redirected { location, .. } => redirect(&location),
+    }
+}
+
+pub(super) async fn authorize(State(control): Shared, RawQuery(query): RawQuery, headers: HeaderMap) -> Response {
+    answer((|| {
+        let built_in = issuer(&control)?;
+        let query = query.unwrap_or_default();
+        Ok(match AuthorizationRequest::parse(&query, &built_in.clients, &built_in.issuer) {
+            Ok(request) => sign_in_page(built_in, &request, &csrf_for(built_in, &headers), "", None),
+            Err(reason) => refusal(reason),
+        })
+    })())
+}
+
+pub(super) async fn sign_in(
+    State(control): Shared,
+    Extension(correlation_id): Extension<CorrelationId>,
+    headers: HeaderMap,
+    body: Bytes,
+) -> Response {
+    answer(signed_in(&control, &correlation_id, &headers, &body).await)
+}
+
+async fn signed_in(
+    control: &Control,
+    correlation_id: &CorrelationId,
+    headers: &HeaderMap,
+    body: &Bytes,
+) -> Result<Response, Shown> {
+    let built_in = issuer(control)?;
+    let (text, form, csrf) = posted(built_in, headers, body)?;
+    let request = match AuthorizationRequest::parse(text, &built_in.clients, &built_in.issuer) {
+        Ok(request) => request,
+        Err(reason) => return Ok(refusal(reason)),
+    };
+    let email = form.get("email").unwrap_or_default();
+    let password = Zeroizing::new(form.get("password").unwrap_or_default().to_owned());
+    let Some(user) = passwords::check(control, built_in, email, password, correlation_id).await? else {
+        return Ok(sign_in_page(built_in, &request, &csrf, email, Some(WRONG)));
+    };
+    let (code, secret) = AuthorizationCode::issue(&request, user.id, GrantId::generate(), Timestamp::now());
+    // Not told to anybody yet: a sign-in begins when the code is redeemed.
+    let decision = Decision::default().insert(&rows::of_code(&code, 0)?);
+    settle(control, || async { Ok(((), decision.clone())) }).await?;
+    Ok(redirect(&request.granted(&secret, &built_in.issuer)))
+}
+
+fn entry_page(built_in: &BuiltIn, csrf: &Secret, user_code: &str, problem: Option<&str>) -> Response {
+    let page =
+        pages::device_entry(&pages::DeviceEntry { action: &action(built_in, DEVICE), csrf: csrf.expose(), user_code, problem });
+    with_form(built_in, status_of(problem), page, csrf)
+}
+
+fn device_sign_in_page(built_in: &BuiltIn, device: &DeviceGrant, csrf: &Secret, email: &str, problem: Option<&str>) -> Response {
+    let page = pages::sign_in(&pages::SignIn {
+        action: &action(built_in, DEVICE),
+        client_title: device.client.title(),
+        fields: &[("user_code", device.user_code.to_string())],
+        csrf: csrf.expose(),
+        email,
+        problem,
+        form_action_source: None,
+    });
+    with_form(built_in, status_of(problem), page, csrf)
+}
+
+pub(super) async fn device(State(control): Shared, RawQuery(query): RawQuery, headers: HeaderMap) -> Response {
+    answer((|| {
+        let built_in = issuer(&control)?;
+        let form = Form::parse(&query.unwrap_or_default()).unwrap_or_default();
+        // Only what can be a code is shown again.
+        let code = form.get("user_code").and_then(|code| code.parse::<UserCode>().ok());
+        let code = code.map(|code| code.to_string()).unwrap_or_default();
+        Ok(entry_page(built_in, &csrf_for(built_in, &headers), &code, None))
+    })())
+}
+
+pub(super) async fn device_step(
+    State(control): Shared,
+    Extension(correlation_id): Extension<CorrelationId>,
+    headers: HeaderMap,
+    body: Bytes,
+) -> Response {
+    answer(device_stepped(&control, &correlation_id, &headers, &body).await)
+}
+
+async fn device_stepped(
+    control: &Control,
+    correlation_id: &CorrelationId,
+    headers: &HeaderMap,
+    body: &Bytes,
+) -> Result<Response, Shown> {
+    let built_in = issuer(control)?;
+    let (_, form, csrf) = posted(built_in, headers, body)?;
+    let typed = form.get("user_code").unwrap_or_default();
+    let code: UserCode = match typed.parse() {
+        Ok(code) => code,
+        Err(error) => return Ok(entry_page(built_in, &csrf, "", Some(&format!("{error}.")))),
+    };
+    let Some((device, ..)) = waiting(control, code).await? else {
+        return Ok(entry_page(built_in, &csrf, "", Some(NO_SUCH_CODE)));
+    };
+    match (form.get(pages::DECISION_FIELD), form.get("email"), form.get("password")) {
+        (Some(decision), _, _) => {
+            let is_yes = match decision {
+                "approve" => true,
+                "deny" => false,
+                _ => return Err(refused("form_invalid", "Go back and choose one of the two buttons.")),
+            };
+            decide(control, built_in, code, is_yes, &csrf, correlation_id).await
+        }
+        (None, Some(email), Some(password)) => {
+            let password = Zeroizing::new(password.to_owned());
+            let Some(user) = passwords::check(control, built_in, email, password, correlation_id).await? else {
+                return Ok(device_sign_in_page(built_in, &device, &csrf, email, Some(WRONG)));
+            };
+            // A new token: the old one was there before anybody had signed in.
+            let csrf = Secret::generate(SecretKind::CsrfToken);
+            let signed_in = SignedIn { user: user.id, browser: csrf.digest() };
+            let is_bound = settle(control, || async {
+                let Some((device, _, row)) = waiting(control, code).await? else { return Ok((false, Decision::default())) };
+                Ok((true, Decision::default().update(&rows::of_device(&device, Some(signed_in.clone()), row.version)?)))
+            })
+            .await?;
+            if !is_bound {
+                return Ok(entry_page(built_in, &csrf, "", Some(NO_SUCH_CODE)));
+            }
+            let page = pages::device_confirm(&pages::DeviceConfirm {
+                action: &action(built_in, DEVICE),
+                csrf: csrf.expose(),
+                user_code: &code.to_string(),
+                client_title: device.client.title(),
+                email: &user.email,
+            });
+            Ok(with_form(built_in, StatusCode::OK, page, &csrf))
+        }
+        (None, email, _) => Ok(device_sign_in_page(built_in, &device, &csrf, email.unwrap_or_default(), None)),
+    }
+}
+
+/// The device that waits with this code, who has signed in for it, and its row.
+async fn waiting(control: &Control, code: UserCode) -> Result<Option<(DeviceGrant, Option<SignedIn>, SignIn)>, Failure> {
+    let Some(row) = books::by_lookup::<SignIn>(control, &code.to_string()).await? else { return Ok(None) };
+    let (device, signed_in) = rows::device(&row)?;
+    let is_waiting = device.state == DeviceState::Pending && Timestamp::now() < device.expires_at;
+    Ok(is_waiting.then_some((device, signed_in, row)))
+}
+
+/// What became of a decision.
+enum Decided {
+    Done,
+    NotWaiting,
+    SignInFirst(Box<DeviceGrant>),
+}
+
+async fn decide(
+    control: &Control,
+    built_in: &BuiltIn,
+    code: UserCode,
+    is_yes: bool,
+    csrf: &Secret,
+    correlation_id: &CorrelationId,
+) -> Result<Response, Shown> {
+    let browser = csrf.digest();
+    let decided = settle(control, || async {
+        let nothing = |decided| Ok((decided, Decision::default()));
+        let now = Timestamp::now();
+        let Some((device, signed_in, row)) = waiting(control, code).await? else { return nothing(Decided::NotWaiting) };
+        let Some(by) = signed_in.filter(|signed_in| signed_in.browser == browser) else {
+            return nothing(Decided::SignInFirst(Box::new(device)));
+        };
+        let Some(user) = grants::active(control, by.user).await? else {
+            return nothing(Decided::SignInFirst(Box::new(device)));
+        };
+        let next = if is_yes { device.approve(user.id, now) } else { device.deny(now) };
+        let Ok(next) = next else { return nothing(Decided::NotWaiting) };
+        let (kind, action) =
+            if is_yes { ("gpuaas.sign_in.approved.v1", "sign_in.approve") } else { ("gpuaas.sign_in.denied.v1", "sign_in.deny") };
+        let context = Context { now, actor: Actor::User(user.id), correlation_id: correlation_id.clone() };
+        let data = json!({ "grant_id": next.grant, "user_id": user.id, "client": next.client });
+        let decision = Decision::default().update(&rows::of_device(&next, Some(by), row.version)?);
+        Ok((Decided::Done, decision.record(&context, kind, action, &next.grant.to_string(), data)))
+    })
+    .await?;
+    Ok(match decided {
+        Decided::Done if is_yes => {
+            shown(StatusCode::OK, pages::done("Signed in", "You can close this window and go back to the terminal."))
+        }
+        Decided::Done => shown(StatusCode::OK, pages::done("Denied", "The device gets nothing. You can close this window.")),
+        Decided::NotWaiting => entry_page(built_in, csrf, "", Some(NO_SUCH_CODE)),
+        Decided::SignInFirst(device) => device_sign_in_page(built_in, &device, csrf, "", Some("Sign in first.")),
+    })
+}

@@ -1,0 +1,175 @@
+//! Who signs in: tokens of the built-in issuer and of any others that are configured, and the endpoints of the built-in one.
+//!
+//! `gpuaas_identity` decides, here it is written: [`endpoints`] are for programs, [`browser`] is for people, [`grants`] for what becomes
+//! of codes and tokens, [`rows`] for how they are kept.
+
+mod browser;
+mod endpoints;
+mod grants;
+mod passwords;
+mod rows;
+
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::time::Duration;
+
+use gpuaas_contract::id::GrantId;
+use gpuaas_contract::time::Timestamp;
+use gpuaas_domain::access::Principal;
+use gpuaas_domain::decision::Change;
+use gpuaas_domain::people::Said;
+use gpuaas_domain::{Actor, Decision};
+use gpuaas_identity::oauth::Clients;
+use gpuaas_identity::signing::{self, SigningError, SigningKey, SigningKeys};
+use gpuaas_identity::verifier::{BadIssuers, HttpOptions, IssuerConfig, Source, Verifier};
+
+use crate::failure::Failure;
+use crate::{Control, leases, pki, rights};
+
+pub(crate) use endpoints::router;
+pub(crate) use grants::end_all;
+
+/// What the `aud` of tokens of the built-in issuer contains.
+pub const AUDIENCE: &str = "gpuaas";
+
+/// An issuer that is not ours.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct ExternalIssuer {
+    /// Its exact name, as in the `iss` of its tokens.
+    pub issuer: String,
+    /// What the `aud` of its tokens must contain.
+    pub audience: String,
+}
+
+/// Whose tokens are taken.
+#[derive(Clone, Debug, Default)]
+pub struct IdentityConfig {
+    /// Where people reach this server: the name of the built-in issuer. The address of REST unless given.
+    pub public_url: Option<String>,
+    /// People may sign in with a password of ours.
+    pub built_in: bool,
+    /// Other issuers.
+    pub issuers: Vec<ExternalIssuer>,
+    /// Authorities for other issuers, if not the system's.
+    pub ca_file: Option<PathBuf>,
+}
+
+/// Why tokens cannot be handled.
+#[derive(Debug, thiserror::Error)]
+pub enum IdentityError {
+    /// The list of issuers.
+    #[error("the issuers cannot be used")]
+    Issuers(#[from] BadIssuers),
+    /// The key of the built-in issuer.
+    #[error("the key of the built-in issuer cannot be used")]
+    Key(#[from] SigningError),
+    /// Its file.
+    #[error("the key file of the built-in issuer cannot be used")]
+    File(#[from] pki::KeyFileError),
+    /// TLS towards other issuers.
+    #[error("TLS for other issuers cannot be set up: {0}")]
+    Tls(String),
+}
+
+/// Verifies tokens, and makes those of the built-in issuer.
+pub struct Identity {
+    verifier: Verifier,
+    /// The built-in issuer, if it is on.
+    pub(crate) built_in: Option<BuiltIn>,
+}
+
+/// The built-in issuer's name and keys.
+pub struct BuiltIn {
+    /// Its name: where people reach this server, without a slash at the end.
+    pub issuer: String,
+    /// What signs its tokens.
+    pub keys: Arc<SigningKeys>,
+    /// The programs that may sign people in.
+    clients: Clients,
+    /// Computes passwords.
+    pub(crate) hashing: passwords::Hashing,
+}
+
+impl Identity {
+    /// Opens the key of the built-in issuer, making it if it is missing. `url` is where REST listens.
+    pub(crate) fn open(config: &IdentityConfig, keys_dir: &std::path::Path, url: &str) -> Result<Self, IdentityError> {
+        let mut issuers = Vec::new();
+        let built_in = if config.built_in {
+            let file = keys_dir.join("issuer.pem");
+            let key = match pki::read_private(&file)? {
+                Some(pem) => SigningKey::from_pem(&String::from_utf8_lossy(&pem))?,
+                None => {
+                    let pem = signing::generate()?;
+                    pki::write_private(&file, pem.expose().as_bytes())?;
+                    SigningKey::from_pem(pem.expose())?
+                }
+            };
+            let keys = Arc::new(SigningKeys::new(key, [])?);
+            let issuer = config.public_url.as_deref().unwrap_or(url).trim_end_matches('/').to_owned();
+            let shared = Arc::clone(&keys);
+            issuers.push(IssuerConfig {
+                issuer: issuer.clone(),
+                audience: AUDIENCE.to_owned(),
+                jwks: Source::Local(Arc::new(move || shared.jwk_set())),
+            });
+            Some(BuiltIn { issuer, keys, clients: Clients::default(), hashing: passwords::Hashing::default() })
+        } else {
+            None
+        };
+        let outside = !config.issuers.is_empty();
+        for ExternalIssuer { issuer, audience } in &config.issuers {
+            issuers.push(IssuerConfig { issuer: issuer.clone(), audience: audience.clone(), jwks: Source::Discovery });
+        }
+        let tls =
+            gpuaas_api::tls_config(outside, config.ca_file.as_deref()).map_err(|error| IdentityError::Tls(error.to_string()))?;
+        Ok(Self { verifier: Verifier::new(issuers, HttpOptions::new(tls))?, built_in })
+    }
+
+    /// Who carries this token, with their roles.
+    pub(crate) async fn caller(&self, control: &Control, token: &str) -> Result<(Actor, Arc<Principal>), Failure> {
+        let claims = self.verifier.verify(token, Timestamp::now()).await.map_err(|error| {
+            if error.is_outage() {
+                tracing::error!(error = %crate::link::chain(&error), "an issuer is away");
+                return Failure::Unavailable { code: "issuer_unavailable", message: error.to_string() };
+            }
+            Failure::Unauthenticated { code: error.code(), message: error.to_string() }
+        })?;
+        let said = Said {
+            issuer: claims.issuer,
+            subject: claims.subject,
+            email: claims.email,
+            email_verified: claims.email_verified,
+            name: claims.name,
+        };
+        rights::of_person(control, &said).await
+    }
+
+    /// The sign-in that a good access token of the built-in issuer came out of.
+    async fn sign_in_of(&self, token: &str) -> Option<GrantId> {
+        let claims = self.verifier.verify(token, Timestamp::now()).await.ok()?;
+        let is_ours = self.built_in.as_ref().is_some_and(|built_in| built_in.issuer == claims.issuer);
+        claims.session.filter(|_| is_ours)?.parse().ok()
+    }
+}
+
+/// How often rows whose time is over are forgotten.
+const SWEEP_EVERY: Duration = Duration::from_secs(60);
+
+/// Forgets codes, tokens and whatever else is kept for a while only. That it is late changes nothing: all of it carries its own end.
+pub(crate) fn spawn_sweep(control: &Arc<Control>) {
+    let tracker = control.background.clone();
+    let control = Arc::clone(control);
+    tracker.spawn(async move {
+        loop {
+            tokio::select! {
+                biased;
+                () = control.shutdown.cancelled() => return,
+                () = tokio::time::sleep(SWEEP_EVERY) => {}
+            }
+            let forget = Decision::default().change(Change::ResourcesForget { before: Timestamp::now() });
+            if let Err(error) = leases::commit(&control, forget).await {
+                tracing::warn!(%error, "what is over could not be forgotten; the next sweep tries again");
+            }
+        }
+    });
+}

@@ -1,0 +1,174 @@
+//! Who calls, and which roles they have: read from the books, remembered for a moment.
+//!
+//! What is remembered is forgotten with every change of anybody's rights, in every server process: by a hint, and after [`KEPT`] should
+//! the hint be lost.
+
+use std::collections::HashMap;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+
+use gpuaas_contract::id::{CorrelationId, UserId};
+use gpuaas_contract::time::Timestamp;
+use gpuaas_domain::access::{ApiToken, Membership, Policies, Principal, PrincipalId, Who};
+use gpuaas_domain::decision::Context;
+use gpuaas_domain::people::{self, Said, ServiceAccount, User};
+use gpuaas_domain::{Actor, Hint};
+use gpuaas_store::ResourceFilter;
+use tokio::sync::broadcast::error::RecvError;
+
+use crate::failure::{Failure, settle};
+use crate::{Control, books};
+
+/// How long rights are remembered if no hint says that they changed.
+const KEPT: Duration = Duration::from_secs(30);
+/// Callers that are remembered before we start over.
+const MAX_REMEMBERED: usize = 10_000;
+
+/// The policies, and who is known to have which roles.
+pub(crate) struct Rights {
+    /// What roles may do.
+    pub(crate) policies: Policies,
+    known: Mutex<HashMap<PrincipalId, (Timestamp, Arc<Principal>)>>,
+    /// People whose token was looked at: by issuer and subject.
+    people: Mutex<HashMap<String, (Timestamp, Said, UserId)>>,
+}
+
+impl Rights {
+    /// With these policies.
+    pub(crate) fn new(policies: Policies) -> Self {
+        Self { policies, known: Mutex::default(), people: Mutex::default() }
+    }
+
+    /// Forgets everything when anybody's rights change.
+    pub(crate) fn spawn(control: &Arc<Control>) {
+        let mut hints = control.store.hints();
+        let control = Arc::clone(control);
+        let tracker = control.background.clone();
+        tracker.spawn(async move {
+            loop {
+                let hint = tokio::select! { biased; () = control.shutdown.cancelled() => return, hint = hints.recv() => hint };
+                match hint {
+                    Ok(Hint::Rights) | Err(RecvError::Lagged(_)) => control.rights.forget(),
+                    Ok(
+                        Hint::NodeWork(_)
+                        | Hint::NodeAccess(_)
+                        | Hint::Task(_)
+                        | Hint::Allocation(_)
+                        | Hint::Capacity
+                        | Hint::Fleet(_)
+                        | Hint::Outbox
+                        | Hint::Progress { .. },
+                    ) => {}
+                    Err(RecvError::Closed) => return,
+                }
+            }
+        });
+    }
+
+    fn forget(&self) {
+        lock(&self.known).clear();
+        lock(&self.people).clear();
+    }
+}
+
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+fn remember<K: std::hash::Hash + Eq, V>(map: &Mutex<HashMap<K, V>>, key: K, value: V) {
+    let mut map = lock(map);
+    if map.len() >= MAX_REMEMBERED {
+        map.clear();
+    }
+    map.insert(key, value);
+}
+
+/// Who carries this token, with their roles. `None` if it does not count.
+pub(crate) async fn of_token(control: &Control, token: &ApiToken) -> Result<Option<(Actor, Arc<Principal>)>, Failure> {
+    if !token.counts(Timestamp::now()) {
+        return Ok(None);
+    }
+    match (token.role, token.service_account) {
+        (Some(role), None) => {
+            let who = PrincipalId::Token(token.id);
+            let principal = Principal { platform: Some(role), scopes: token.scopes.clone(), ..Principal::nobody(who) };
+            Ok(Some((Actor::Token { id: token.id, role }, Arc::new(principal))))
+        }
+        (None, Some(id)) => {
+            let account = books::get::<ServiceAccount>(control, id).await?;
+            if account.is_none_or(|account| account.deleted_at.is_some()) {
+                return Ok(None);
+            }
+            let roles = remembered(control, PrincipalId::ServiceAccount(id)).await?;
+            let principal = Principal { scopes: token.scopes.clone(), ..(*roles).clone() };
+            Ok(Some((Actor::ServiceAccount { id, key: token.id }, Arc::new(principal))))
+        }
+        // A row that says both or neither was not written by us.
+        (Some(_), Some(_)) | (None, None) => Ok(None),
+    }
+}
+
+/// Whom an issuer means, with their roles. At their first sign-in they are written down; they may nothing until they are invited.
+pub(crate) async fn of_person(control: &Control, said: &Said) -> Result<(Actor, Arc<Principal>), Failure> {
+    let id = known_person(control, said).await?;
+    Ok((Actor::User(id), remembered(control, PrincipalId::User(id)).await?))
+}
+
+async fn known_person(control: &Control, said: &Said) -> Result<UserId, Failure> {
+    let lookup = people::user_lookup(&said.issuer, &said.subject);
+    let now = Timestamp::now();
+    if let Some((at, known, id)) = lock(&control.rights.people).get(&lookup)
+        && now.since(*at) < KEPT
+        && known == said
+    {
+        return Ok(*id);
+    }
+    let user = settle(control, || async {
+        let known = books::by_lookup::<User>(control, &lookup).await?;
+        let id = known.as_ref().map_or_else(UserId::generate, |user| user.id);
+        let context = Context { now, actor: Actor::User(id), correlation_id: CorrelationId::generate() };
+        Ok(people::signed_in(known.as_ref(), id, said, &context)?)
+    })
+    .await?;
+    accept_invitations(control, &user).await?;
+    remember(&control.rights.people, lookup, (now, said.clone(), user.id));
+    Ok(user.id)
+}
+
+/// Invitations to the address of somebody become their roles.
+async fn accept_invitations(control: &Control, user: &User) -> Result<(), Failure> {
+    let [_, invited] = people::members_of_user(user);
+    let Some(invited) = invited else { return Ok(()) };
+    settle(control, || async {
+        let invitations = of_owner(control, &invited).await?;
+        if invitations.is_empty() {
+            return Ok(((), gpuaas_domain::Decision::default()));
+        }
+        let present = of_owner(control, &Who::User(user.id).to_string()).await?;
+        let context = Context { now: Timestamp::now(), actor: Actor::User(user.id), correlation_id: CorrelationId::generate() };
+        Ok(((), people::accept_invitations(user, &invitations, &present, &context)))
+    })
+    .await
+}
+
+async fn of_owner(control: &Control, owner: &str) -> Result<Vec<Membership>, Failure> {
+    let filter = ResourceFilter { owner: Some(owner.to_owned()), ..ResourceFilter::default() };
+    books::all(control, &filter).await
+}
+
+async fn remembered(control: &Control, who: PrincipalId) -> Result<Arc<Principal>, Failure> {
+    let now = Timestamp::now();
+    if let Some((at, principal)) = lock(&control.rights.known).get(&who)
+        && now.since(*at) < KEPT
+    {
+        return Ok(Arc::clone(principal));
+    }
+    let owner = match who {
+        PrincipalId::User(id) => Who::User(id).to_string(),
+        PrincipalId::ServiceAccount(id) => Who::ServiceAccount(id).to_string(),
+        PrincipalId::Token(_) | PrincipalId::LocalAdmin => return Ok(Arc::new(Principal::nobody(who))),
+    };
+    let principal = Arc::new(Principal::with_memberships(who, &of_owner(control, &owner).await?));
+    remember(&control.rights.known, who, (now, Arc::clone(&principal)));
+    Ok(principal)
+}

@@ -1,0 +1,199 @@
+//! The picture of the fleet that placement looks at. It is made from the rows when it is first needed and kept up to date by hints; it
+//! authorises nothing, and whoever finds it behind the rows has the node looked at again.
+
+use std::collections::{BTreeSet, HashSet};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use gpuaas_contract::id::NodeId;
+use gpuaas_contract::time::Timestamp;
+use gpuaas_domain::Hint;
+use gpuaas_domain::allocation::Terms;
+use gpuaas_domain::catalog::Product;
+use gpuaas_domain::machine::{Machine, MachineState, machine_id};
+use gpuaas_domain::maintenance::Window;
+use gpuaas_domain::node::Node;
+use gpuaas_domain::placement::{Candidate, Fleet, MachineOffer, MachineUse, NoFit, Placement, Policy, SlotCount, What, Wish};
+use gpuaas_store::{NodeFilter, ResourceFilter};
+use tokio::sync::broadcast::error::RecvError;
+
+use crate::failure::Failure;
+use crate::{Control, books};
+
+/// Nodes read at once when the whole picture is made.
+const PAGE: u32 = 500;
+
+/// The picture, and what of it is known to be old.
+#[derive(Default)]
+pub struct FleetView {
+    inner: Mutex<View>,
+    /// One reader of rows at a time: the others wait for what it finds.
+    reading: tokio::sync::Mutex<()>,
+}
+
+struct View {
+    fleet: Fleet,
+    windows: Vec<Window>,
+    /// The whole picture is to be made anew.
+    all: bool,
+    dirty: HashSet<NodeId>,
+}
+
+impl Default for View {
+    fn default() -> Self {
+        Self { fleet: Fleet::new(), windows: Vec::new(), all: true, dirty: HashSet::new() }
+    }
+}
+
+/// What an allocation with these terms asks of the fleet.
+pub(crate) fn wish_of(terms: &Terms, avoid: &[NodeId], end: Option<Timestamp>) -> Wish {
+    let what = match terms.product {
+        Product::Slice { slots } => {
+            // What is not a number of slots was refused when the product was made.
+            let one = SlotCount::new(1).unwrap_or_else(|_| unreachable!("a slice can have one slot"));
+            What::Slots {
+                count: usize::try_from(slots).ok().and_then(|slots| SlotCount::new(slots).ok()).unwrap_or(one),
+                gpu_model: terms.gpu_model.clone(),
+                min_vcpus_per_slot: terms.min_vcpus,
+                min_memory_mib_per_slot: terms.min_memory_mib,
+            }
+        }
+        Product::BareMetal => What::Machine { gpu_model: terms.gpu_model.clone(), gpus: None },
+    };
+    Wish {
+        what,
+        policy: if terms.spread { Policy::Spread } else { Policy::Pack },
+        only_nodes: None,
+        avoid_nodes: avoid.iter().copied().collect::<BTreeSet<_>>(),
+        must_end_by: end,
+    }
+}
+
+impl FleetView {
+    /// Keeps the picture's notes of what is old up to date.
+    pub(crate) fn spawn(control: &Arc<Control>) {
+        let mut hints = control.store.hints();
+        let control = Arc::clone(control);
+        let tracker = control.background.clone();
+        tracker.spawn(async move {
+            loop {
+                let hint = tokio::select! { biased; () = control.shutdown.cancelled() => return, hint = hints.recv() => hint };
+                match hint {
+                    Ok(Hint::Fleet(Some(node))) => drop(control.fleet.lock().dirty.insert(node)),
+                    Ok(Hint::Fleet(None)) | Err(RecvError::Lagged(_)) => control.fleet.lock().all = true,
+                    Ok(
+                        Hint::NodeWork(_)
+                        | Hint::NodeAccess(_)
+                        | Hint::Task(_)
+                        | Hint::Allocation(_)
+                        | Hint::Capacity
+                        | Hint::Outbox
+                        | Hint::Rights
+                        | Hint::Progress { .. },
+                    ) => {}
+                    Err(RecvError::Closed) => return,
+                }
+            }
+        });
+    }
+
+    fn lock(&self) -> MutexGuard<'_, View> {
+        self.inner.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// A place for a wish, as far as the picture shows.
+    pub(crate) async fn place(&self, control: &Control, wish: &Wish) -> Result<Result<Placement, NoFit>, Failure> {
+        self.refresh(control).await?;
+        Ok(self.lock().fleet.place(wish, Timestamp::now()))
+    }
+
+    /// Asks the picture something, after it was brought up to date.
+    pub(crate) async fn ask<T>(&self, control: &Control, question: impl FnOnce(&Fleet) -> T) -> Result<T, Failure> {
+        self.refresh(control).await?;
+        Ok(question(&self.lock().fleet))
+    }
+
+    /// Announced maintenance that concerns a node, soonest first.
+    pub(crate) async fn windows_of(&self, control: &Control, node: NodeId) -> Result<Vec<Window>, Failure> {
+        self.refresh(control).await?;
+        let now = Timestamp::now();
+        let view = self.lock();
+        Ok(view.windows.iter().filter(|window| window.counts(now) && window.nodes.contains(&node)).cloned().collect())
+    }
+
+    /// What was found on a node was not there: it is read again.
+    pub(crate) async fn look_at(&self, control: &Control, node: NodeId) -> Result<(), Failure> {
+        self.lock().dirty.insert(node);
+        self.refresh(control).await
+    }
+
+    async fn refresh(&self, control: &Control) -> Result<(), Failure> {
+        let old = |view: &View| view.all || !view.dirty.is_empty();
+        if !old(&self.lock()) {
+            return Ok(());
+        }
+        let _reading = self.reading.lock().await;
+        // Taken before the rows are read: what changes while they are read is old again.
+        let (all, dirty) = {
+            let mut view = self.lock();
+            (std::mem::take(&mut view.all), std::mem::take(&mut view.dirty))
+        };
+        let read = if all { self.read_all(control).await } else { self.read_some(control, &dirty).await };
+        if read.is_err() {
+            let mut view = self.lock();
+            view.all |= all;
+            view.dirty.extend(dirty);
+        }
+        read
+    }
+
+    async fn read_all(&self, control: &Control) -> Result<(), Failure> {
+        let announced = ResourceFilter { states: vec!["announced"], ..ResourceFilter::default() };
+        let now = Timestamp::now();
+        let mut windows: Vec<Window> = books::all(control, &announced).await?;
+        windows.retain(|window| window.counts(now));
+        windows.sort_by_key(|window| window.starts_at);
+        let mut fleet = Fleet::new();
+        let mut after = None;
+        loop {
+            let nodes = control.store.node_list(&NodeFilter::default(), after, PAGE).await?;
+            for node in &nodes {
+                fleet.upsert(candidate(control, node, &windows).await?);
+            }
+            match nodes.last() {
+                Some(last) if nodes.len() == PAGE as usize => after = Some(last.id),
+                Some(_) | None => break,
+            }
+        }
+        let mut view = self.lock();
+        view.fleet = fleet;
+        view.windows = windows;
+        Ok(())
+    }
+
+    async fn read_some(&self, control: &Control, dirty: &HashSet<NodeId>) -> Result<(), Failure> {
+        let windows = self.lock().windows.clone();
+        for id in dirty {
+            match control.store.node_get(*id).await? {
+                Some(node) => {
+                    let candidate = candidate(control, &node, &windows).await?;
+                    self.lock().fleet.upsert(candidate);
+                }
+                None => self.lock().fleet.remove(*id),
+            }
+        }
+        Ok(())
+    }
+}
+
+async fn candidate(control: &Control, node: &Node, windows: &[Window]) -> Result<Candidate, Failure> {
+    let slots = control.store.slot_of_node(node.id).await?;
+    let machine = books::get::<Machine>(control, machine_id(node.id)).await.unwrap_or(None);
+    let offer = machine.and_then(|machine| match machine.state {
+        MachineState::Available => Some(MachineUse::Free),
+        MachineState::Leased | MachineState::Releasing => Some(MachineUse::Leased),
+        MachineState::CleanupBlocked => Some(MachineUse::Dirty),
+        MachineState::Withdrawn => None,
+    });
+    let maintenance = windows.iter().find(|window| window.nodes.contains(&node.id)).map(|window| window.starts_at);
+    Ok(Candidate::new(node, &slots, offer.map(|state| MachineOffer { state }), maintenance))
+}

@@ -1,0 +1,126 @@
+//! What a step is decided on, read from the store.
+
+use std::collections::BTreeSet;
+
+use gpuaas_contract::id::TaskId;
+use gpuaas_domain::allocation::{Allocation, Chosen, Step, World};
+use gpuaas_domain::catalog::Product;
+use gpuaas_domain::machine::{Machine, machine_id};
+use gpuaas_domain::placement::{NoFit, Placement};
+use gpuaas_domain::quota::{Quota, quota_id};
+use gpuaas_domain::slot::Slot;
+use gpuaas_domain::task::TaskRecord;
+
+use super::fleet::wish_of;
+use crate::failure::Failure;
+use crate::leases::check_seal;
+use crate::{Control, books};
+
+/// How often a place is looked for anew because what was found was not there any more.
+const MAX_LOOKS: u32 = 4;
+
+pub(super) async fn load(control: &Control, run: &Allocation) -> Result<World, Failure> {
+    let slots = control.store.slot_of_allocation(run.id).await?;
+    for slot in &slots {
+        check_seal(control, slot)?;
+    }
+    let machine = match (run.terms.product, run.node_id) {
+        (Product::BareMetal, Some(node)) => books::get::<Machine>(control, machine_id(node)).await?,
+        (Product::BareMetal, None) | (Product::Slice { .. }, _) => None,
+    };
+    // One that went on to somebody else is no longer this run's.
+    let machine = machine.filter(|machine| machine.allocation_id == Some(run.id));
+    let node_id = slots.first().map(|slot| slot.node_id).or(run.node_id);
+    let node = match node_id {
+        Some(id) => control.store.node_get(id).await?,
+        None => None,
+    };
+    let task = match run.task_id {
+        Some(id) => control.store.task_get(id).await?,
+        None => None,
+    };
+    let lease_tasks = lease_tasks(control, &slots, machine.as_ref(), task.as_ref()).await?;
+    let free = slots.is_empty() && machine.is_none();
+    let place = match run.step {
+        Step::Place if free && run.release_wish.is_none() => Some(look(control, run).await?),
+        Step::Place | Step::AwaitProvision | Step::Serve | Step::AwaitPower | Step::Release | Step::AwaitRelease | Step::Done => {
+            None
+        }
+    };
+    Ok(World { node, slots, lease_tasks, machine, task, place, quotas: quotas(control, run).await? })
+}
+
+/// The quotas that an allocation counts against.
+async fn quotas(control: &Control, run: &Allocation) -> Result<Vec<Quota>, Failure> {
+    let mut quotas = Vec::with_capacity(2);
+    for id in [quota_id(&run.project_id), quota_id(&run.organisation_id)] {
+        quotas.extend(books::get::<Quota>(control, id).await?);
+    }
+    Ok(quotas)
+}
+
+async fn lease_tasks(
+    control: &Control,
+    slots: &[Slot],
+    machine: Option<&Machine>,
+    known: Option<&TaskRecord>,
+) -> Result<Vec<TaskRecord>, Failure> {
+    let of_slots = slots.iter().filter_map(|slot| slot.lease_task);
+    let ids: BTreeSet<TaskId> = of_slots.chain(machine.and_then(|machine| machine.lease_task)).collect();
+    let mut tasks = Vec::with_capacity(ids.len());
+    for id in ids {
+        match known.filter(|task| task.id == id) {
+            Some(task) => tasks.push(task.clone()),
+            None => tasks.extend(control.store.task_get(id).await?),
+        }
+    }
+    Ok(tasks)
+}
+
+/// A place, with the rows it consists of. The picture it is chosen from may be behind the rows: then the picture of that node is made
+/// anew and another place is looked for.
+async fn look(control: &Control, run: &Allocation) -> Result<Result<Chosen, NoFit>, Failure> {
+    let wish = wish_of(&run.terms, &run.avoid, run.expires_at);
+    let mut found = control.fleet.place(control, &wish).await?;
+    for _ in 0..MAX_LOOKS {
+        let placement = match found {
+            Ok(placement) => placement,
+            Err(no_fit) => return Ok(Err(no_fit)),
+        };
+        if let Some(chosen) = rows_of(control, run, &placement).await? {
+            return Ok(Ok(chosen));
+        }
+        control.fleet.look_at(control, placement.node_id).await?;
+        found = control.fleet.place(control, &wish).await?;
+    }
+    found.map(|_| ()).map_or_else(|no_fit| Ok(Err(no_fit)), |()| Err(Failure::Contended))
+}
+
+/// The rows of a place, if they still are what was found.
+async fn rows_of(control: &Control, run: &Allocation, placement: &Placement) -> Result<Option<Chosen>, Failure> {
+    let Some(node) = control.store.node_get(placement.node_id).await? else { return Ok(None) };
+    if !node.service.takes_work() {
+        return Ok(None);
+    }
+    match run.terms.product {
+        Product::Slice { .. } => {
+            let mut slots = control.store.slot_of_node(node.id).await?;
+            slots.retain(|slot| placement.slots.contains(&slot.id));
+            for slot in &slots {
+                check_seal(control, slot)?;
+            }
+            let free = |slot: &Slot| {
+                slot.state == gpuaas_domain::slot::SlotState::Available
+                    && slot.quarantine.is_none()
+                    && slot.allocation_id.is_none()
+            };
+            let good = slots.len() == placement.slots.len() && slots.iter().all(free);
+            Ok(good.then_some(Chosen { node, slots, machine: None }))
+        }
+        Product::BareMetal => {
+            let machine = books::get::<Machine>(control, machine_id(node.id)).await?;
+            let free = |machine: &Machine| machine.state == gpuaas_domain::machine::MachineState::Available;
+            Ok(machine.filter(free).map(|machine| Chosen { node, slots: Vec::new(), machine: Some(machine) }))
+        }
+    }
+}

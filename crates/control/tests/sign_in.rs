@@ -1,0 +1,527 @@
+//! Signing in with the built-in issuer, end to end: a scripted browser, a scripted client, a real server.
+
+#![allow(clippy::unwrap_used, reason = "tests")]
+
+mod common;
+
+use std::collections::BTreeMap;
+
+use common::TestServer;
+use common::looking::refused;
+use gpuaas_api::dto::{
+    AuditQuery, MemberAdd, OrganisationCreate, OrganisationListQuery, Reason, User, UserCreate, UserListQuery, UserPassword,
+};
+use gpuaas_api::{Client, ClientOptions};
+use gpuaas_identity::pkce::CodeVerifier;
+use gpuaas_testkit::eventually_async;
+use reqwest::{StatusCode, Url};
+use serde_json::Value;
+
+/// Runs the scenario on both stores.
+macro_rules! on_both_stores {
+    ($(async fn $name:ident($server:ident: TestServer) $body:block)*) => {$(
+        mod $name {
+            use super::*;
+
+            async fn scenario($server: TestServer) $body
+
+            #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+            async fn sqlite() {
+                scenario(TestServer::sqlite().await).await;
+            }
+
+            #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+            async fn postgres() {
+                if let Some(server) = TestServer::postgres().await {
+                    scenario(server).await;
+                }
+            }
+        }
+    )*};
+}
+
+const EMAIL: &str = "ada@example.org";
+const PASSWORD: &str = "seven green lanterns";
+const CALLBACK: &str = "http://127.0.0.1:4711/callback";
+const SCOPE: &str = "openid profile email offline_access";
+
+fn http() -> reqwest::Client {
+    let config = rustls::ClientConfig::builder_with_provider(std::sync::Arc::new(rustls::crypto::aws_lc_rs::default_provider()))
+        .with_safe_default_protocol_versions()
+        .unwrap()
+        .with_root_certificates(rustls::RootCertStore::empty())
+        .with_no_client_auth();
+    let builder = reqwest::Client::builder().tls_backend_preconfigured(config).redirect(reqwest::redirect::Policy::none());
+    builder.no_proxy().build().unwrap()
+}
+
+fn encoded(fields: &[(&str, &str)]) -> String {
+    Url::parse_with_params("http://x/", fields).unwrap().query().unwrap().to_owned()
+}
+
+/// What came back.
+struct Answer {
+    status: StatusCode,
+    location: Option<String>,
+    html: String,
+}
+
+impl Answer {
+    /// The hidden fields of the form on the page.
+    fn hidden(&self) -> BTreeMap<String, String> {
+        let inputs = self.html.split("<input type=\"hidden\" name=\"").skip(1);
+        let field = |input: &str| {
+            let (name, rest) = input.split_once("\" value=\"").unwrap();
+            (name.to_owned(), rest.split_once('"').unwrap().0.replace("&amp;", "&"))
+        };
+        inputs.map(field).collect()
+    }
+
+    /// A parameter of where the browser was sent.
+    fn sent(&self, name: &str) -> Option<String> {
+        let url = Url::parse(self.location.as_ref()?).unwrap();
+        assert!(url.as_str().starts_with(CALLBACK), "{url}");
+        url.query_pairs().find(|(key, _)| key == name).map(|(_, value)| value.into_owned())
+    }
+}
+
+/// A browser: it keeps a cookie and sends forms.
+struct Browser {
+    http: reqwest::Client,
+    base: String,
+    cookie: Option<String>,
+    headers: Vec<(&'static str, String)>,
+}
+
+impl Browser {
+    fn new(server: &TestServer) -> Self {
+        let headers = vec![("origin", "null".to_owned()), ("sec-fetch-site", "same-origin".to_owned())];
+        Self { http: http(), base: server.url(), cookie: None, headers }
+    }
+
+    async fn finish(&mut self, mut request: reqwest::RequestBuilder) -> Answer {
+        if let Some(cookie) = &self.cookie {
+            request = request.header("cookie", cookie);
+        }
+        let response = request.send().await.unwrap();
+        if let Some(cookie) = response.headers().get("set-cookie") {
+            let text = cookie.to_str().unwrap();
+            assert!(text.contains("HttpOnly") && text.contains("SameSite=Strict"), "{text}");
+            self.cookie = Some(text.split(';').next().unwrap().to_owned());
+        }
+        let status = response.status();
+        let location = response.headers().get("location").map(|value| value.to_str().unwrap().to_owned());
+        if location.is_none() {
+            let policy = response.headers()["content-security-policy"].to_str().unwrap();
+            assert!(policy.starts_with("default-src 'none'") && policy.contains("frame-ancestors 'none'"), "{policy}");
+            assert_eq!(response.headers()["x-frame-options"], "DENY");
+            assert_eq!(response.headers()["referrer-policy"], "no-referrer");
+        }
+        assert_eq!(response.headers()["cache-control"], "no-store");
+        Answer { status, location, html: response.text().await.unwrap() }
+    }
+
+    async fn get(&mut self, path: &str) -> Answer {
+        let request = self.http.get(format!("{}{path}", self.base));
+        self.finish(request).await
+    }
+
+    async fn post(&mut self, path: &str, fields: &[(&str, &str)]) -> Answer {
+        let mut request = self.http.post(format!("{}{path}", self.base)).body(encoded(fields));
+        request = request.header("content-type", "application/x-www-form-urlencoded");
+        for (name, value) in &self.headers {
+            request = request.header(*name, value);
+        }
+        self.finish(request).await
+    }
+
+    /// Opens the sign-in page for this verifier.
+    async fn open(&mut self, verifier: &CodeVerifier) -> Answer {
+        self.get(&authorize(verifier, CALLBACK)).await
+    }
+
+    /// Types address and password into the page's form.
+    async fn types(&mut self, page: &Answer, path: &str, email: &str, password: &str) -> Answer {
+        let hidden = page.hidden();
+        let mut fields: Vec<(&str, &str)> = hidden.iter().map(|(name, value)| (name.as_str(), value.as_str())).collect();
+        fields.extend([("email", email), ("password", password)]);
+        self.post(path, &fields).await
+    }
+
+    /// Signs in and returns the code that the client would get.
+    async fn code(&mut self, verifier: &CodeVerifier) -> String {
+        let page = self.open(verifier).await;
+        assert_eq!(page.status, StatusCode::OK);
+        let sent = self.types(&page, "/oauth/authorize", EMAIL, PASSWORD).await;
+        assert_eq!(sent.status, StatusCode::SEE_OTHER, "{}", sent.html);
+        assert_eq!(sent.sent("state").as_deref(), Some("s-1"));
+        assert_eq!(sent.sent("iss"), Some(self.base.clone()));
+        sent.sent("code").unwrap()
+    }
+}
+
+fn authorize(verifier: &CodeVerifier, redirect_uri: &str) -> String {
+    let query = encoded(&[
+        ("response_type", "code"),
+        ("client_id", "gpuaas-cli"),
+        ("redirect_uri", redirect_uri),
+        ("scope", SCOPE),
+        ("state", "s-1"),
+        ("nonce", "n-1"),
+        ("code_challenge", verifier.challenge().as_str()),
+        ("code_challenge_method", "S256"),
+    ]);
+    format!("/oauth/authorize?{query}")
+}
+
+async fn call(server: &TestServer, path: &str, fields: &[(&str, &str)]) -> Result<Value, String> {
+    let mut fields = fields.to_vec();
+    fields.push(("client_id", "gpuaas-cli"));
+    let request = http().post(format!("{}{path}", server.url())).header("content-type", "application/x-www-form-urlencoded");
+    let response = request.body(encoded(&fields)).send().await.unwrap();
+    assert_eq!(response.headers()["cache-control"], "no-store");
+    let is_good = response.status().is_success();
+    let body: Value = response.json().await.unwrap();
+    if is_good { Ok(body) } else { Err(body["error"].as_str().unwrap().to_owned()) }
+}
+
+async fn redeem(server: &TestServer, code: &str, verifier: &CodeVerifier) -> Result<Value, String> {
+    let fields =
+        [("grant_type", "authorization_code"), ("code", code), ("redirect_uri", CALLBACK), ("code_verifier", verifier.expose())];
+    call(server, "/oauth/token", &fields).await
+}
+
+async fn refresh(server: &TestServer, token: &str) -> Result<Value, String> {
+    call(server, "/oauth/token", &[("grant_type", "refresh_token"), ("refresh_token", token)]).await
+}
+
+async fn poll(server: &TestServer, device_code: &str) -> Result<Value, String> {
+    let grant = "urn:ietf:params:oauth:grant-type:device_code";
+    call(server, "/oauth/token", &[("grant_type", grant), ("device_code", device_code)]).await
+}
+
+fn text(document: &Value, name: &str) -> String {
+    document[name].as_str().unwrap_or_else(|| panic!("no {name} in {document}")).to_owned()
+}
+
+async fn ada(server: &TestServer) -> User {
+    let wanted = UserCreate { email: EMAIL.to_owned(), name: "Ada".to_owned(), password: Some(PASSWORD.to_owned()) };
+    server.client().user_create(&wanted, None).await.unwrap().user
+}
+
+/// Ada, signed in.
+async fn tokens(server: &TestServer) -> Value {
+    let verifier = CodeVerifier::generate();
+    let code = Browser::new(server).code(&verifier).await;
+    redeem(server, &code, &verifier).await.unwrap()
+}
+
+fn as_bearer(server: &TestServer, tokens: &Value) -> Client {
+    server.client_with(Some(&text(tokens, "access_token")))
+}
+
+async fn start_device(server: &TestServer) -> (String, String) {
+    let started = call(server, "/oauth/device_authorization", &[("scope", SCOPE)]).await.unwrap();
+    assert_eq!(text(&started, "verification_uri"), format!("{}/device", server.url()));
+    (text(&started, "device_code"), text(&started, "user_code"))
+}
+
+/// Types a device's code, signs in, and returns the page with the question.
+async fn asked(browser: &mut Browser, user_code: &str) -> Answer {
+    let entry = browser.get(&format!("/device?user_code={user_code}")).await;
+    assert!(entry.html.contains(user_code));
+    let csrf = entry.hidden()["csrf"].clone();
+    let page = browser.post("/device", &[("user_code", &user_code.to_lowercase()), ("csrf", &csrf)]).await;
+    assert_eq!((page.status, page.hidden()["user_code"].as_str()), (StatusCode::OK, user_code));
+    let question = browser.types(&page, "/device", EMAIL, PASSWORD).await;
+    assert!(question.status == StatusCode::OK && question.html.contains("Approve") && question.html.contains(EMAIL));
+    assert_ne!(question.hidden()["csrf"], csrf, "the token is new once somebody has signed in");
+    question
+}
+
+async fn decides(browser: &mut Browser, question: &Answer, decision: &str) -> Answer {
+    let hidden = question.hidden();
+    let fields = [("user_code", hidden["user_code"].as_str()), ("csrf", &hidden["csrf"]), ("decision", decision)];
+    browser.post("/device", &fields).await
+}
+
+on_both_stores! {
+    async fn somebody_signs_in_with_a_browser_and_sees_nothing_but_themselves_until_invited(server: TestServer) {
+        let made = ada(&server).await;
+        assert!(made.local && made.state == "active" && made.issuer == server.url());
+        let tokens = tokens(&server).await;
+        assert_eq!((text(&tokens, "token_type").as_str(), tokens["expires_in"].as_u64()), ("Bearer", Some(600)));
+        assert!(tokens["id_token"].is_string());
+        let client = as_bearer(&server, &tokens);
+        let who = client.whoami().await.unwrap();
+        assert_eq!((who.kind.as_str(), who.id, who.email.as_deref()), ("user", format!("user:{}", made.id), Some(EMAIL)));
+        assert!(!who.invited && who.memberships.is_empty());
+        assert_eq!(refused(client.organisations(&OrganisationListQuery::default()).await), "forbidden");
+        assert_eq!(refused(client.nodes(&Default::default()).await), "forbidden");
+        let info = http().get(format!("{}/oauth/userinfo", server.url())).bearer_auth(text(&tokens, "access_token"));
+        let info: Value = info.send().await.unwrap().json().await.unwrap();
+        assert_eq!((text(&info, "sub").as_str(), info["email_verified"].as_bool()), (EMAIL, Some(true)));
+        // An ID token is for the client, not for us.
+        let wrong = server.client_with(Some(&text(&tokens, "id_token")));
+        assert_eq!(refused(wrong.whoami().await), "token_audience");
+
+        let wanted = OrganisationCreate { name: "lab".to_owned(), ..Default::default() };
+        let organisation = server.client().organisation_create(&wanted, None).await.unwrap();
+        let invite = MemberAdd { email: Some(EMAIL.to_owned()), service_account_id: None, role: "viewer".to_owned() };
+        server.client().organisation_member_add(&organisation.id.to_string(), &invite, None).await.unwrap();
+        assert!(client.whoami().await.unwrap().invited, "the role counts from the next request on");
+        assert_eq!(client.organisations(&OrganisationListQuery::default()).await.unwrap().items.len(), 1);
+    }
+
+    async fn a_code_is_for_the_client_that_asked_and_a_second_use_ends_the_sign_in(server: TestServer) {
+        ada(&server).await;
+        let verifier = CodeVerifier::generate();
+        let code = Browser::new(&server).code(&verifier).await;
+        assert_eq!(redeem(&server, &code, &CodeVerifier::generate()).await.unwrap_err(), "invalid_grant");
+        let tokens = redeem(&server, &code, &verifier).await.unwrap();
+        assert_eq!(redeem(&server, &code, &verifier).await.unwrap_err(), "invalid_grant");
+        assert_eq!(refresh(&server, &text(&tokens, "refresh_token")).await.unwrap_err(), "invalid_grant");
+        let audit = server.client().audit(&AuditQuery::default()).await.unwrap().items;
+        let revoked = audit.iter().find(|row| row.action == "sign_in.revoke").expect("an audit row");
+        assert!(revoked.body.contains("code_used_twice"), "{}", revoked.body);
+        let written = serde_json::to_string(&audit).unwrap();
+        for secret in [code.as_str(), PASSWORD, &text(&tokens, "refresh_token"), "argon2"] {
+            assert!(!written.contains(secret), "a secret is in the audit log");
+        }
+    }
+
+    async fn two_who_redeem_one_code_at_once_get_one_sign_in_at_most(server: TestServer) {
+        ada(&server).await;
+        let verifier = CodeVerifier::generate();
+        let code = Browser::new(&server).code(&verifier).await;
+        let attempts = futures::future::join_all((0..8).map(|_| redeem(&server, &code, &verifier))).await;
+        let given: Vec<&Value> = attempts.iter().filter_map(|attempt| attempt.as_ref().ok()).collect();
+        assert_eq!(given.len(), 1);
+        assert_eq!(refresh(&server, &text(given[0], "refresh_token")).await.unwrap_err(), "invalid_grant");
+    }
+
+    async fn a_refresh_token_is_used_once_and_the_second_use_ends_all_of_them(server: TestServer) {
+        ada(&server).await;
+        let first = tokens(&server).await;
+        let second = refresh(&server, &text(&first, "refresh_token")).await.unwrap();
+        assert!(as_bearer(&server, &second).whoami().await.is_ok());
+        let third = refresh(&server, &text(&second, "refresh_token")).await.unwrap();
+        assert_eq!(refresh(&server, &text(&first, "refresh_token")).await.unwrap_err(), "invalid_grant");
+        assert_eq!(refresh(&server, &text(&third, "refresh_token")).await.unwrap_err(), "invalid_grant");
+        // Another sign-in of the same person is none of its business.
+        let other = tokens(&server).await;
+        assert!(refresh(&server, &text(&other, "refresh_token")).await.is_ok());
+    }
+
+    async fn signing_out_ends_the_sign_in_and_says_the_same_about_what_is_unknown(server: TestServer) {
+        ada(&server).await;
+        for kind in ["refresh_token", "access_token"] {
+            let tokens = tokens(&server).await;
+            call(&server, "/oauth/revoke", &[("token", &text(&tokens, kind))]).await.unwrap();
+            assert_eq!(refresh(&server, &text(&tokens, "refresh_token")).await.unwrap_err(), "invalid_grant", "{kind}");
+        }
+        call(&server, "/oauth/revoke", &[("token", "gpr_unknown")]).await.unwrap();
+        assert_eq!(call(&server, "/oauth/revoke", &[]).await.unwrap_err(), "invalid_request");
+    }
+
+    async fn a_device_is_connected_by_whoever_has_signed_in_in_that_browser(server: TestServer) {
+        ada(&server).await;
+        let (device_code, user_code) = start_device(&server).await;
+        assert_eq!(poll(&server, &device_code).await.unwrap_err(), "authorization_pending");
+        assert_eq!(poll(&server, &device_code).await.unwrap_err(), "slow_down");
+        let mut browser = Browser::new(&server);
+        let question = asked(&mut browser, &user_code).await;
+        // Another browser knows the code as well, but nobody has signed in there.
+        let mut other = Browser::new(&server);
+        let entry = other.get("/device").await;
+        let fields = [("user_code", user_code.as_str()), ("csrf", &entry.hidden()["csrf"]), ("decision", "approve")];
+        let refused = other.post("/device", &fields).await;
+        assert!(refused.status == StatusCode::FORBIDDEN && refused.html.contains("Sign in first"));
+        let not_yet = poll(&server, &device_code).await.unwrap_err();
+        assert!(["slow_down", "authorization_pending"].contains(&not_yet.as_str()), "{not_yet}");
+
+        let done = decides(&mut browser, &question, "approve").await;
+        assert!(done.status == StatusCode::OK && done.html.contains("Signed in"));
+        let tokens = poll(&server, &device_code).await.unwrap();
+        assert_eq!(as_bearer(&server, &tokens).whoami().await.unwrap().email.as_deref(), Some(EMAIL));
+        // The code is used up for both sides, and a second use of the device code ends the sign-in.
+        assert_eq!(decides(&mut browser, &question, "approve").await.status, StatusCode::FORBIDDEN);
+        assert_eq!(poll(&server, &device_code).await.unwrap_err(), "invalid_grant");
+        assert_eq!(refresh(&server, &text(&tokens, "refresh_token")).await.unwrap_err(), "invalid_grant");
+    }
+
+    async fn a_device_that_is_denied_or_unknown_gets_nothing(server: TestServer) {
+        ada(&server).await;
+        let (device_code, user_code) = start_device(&server).await;
+        let mut browser = Browser::new(&server);
+        let question = asked(&mut browser, &user_code).await;
+        assert!(decides(&mut browser, &question, "deny").await.html.contains("Denied"));
+        assert_eq!(poll(&server, &device_code).await.unwrap_err(), "access_denied");
+        let unknown = format!("gpd_{}", "A".repeat(43));
+        assert_eq!(poll(&server, &unknown).await.unwrap_err(), "invalid_grant");
+        let csrf = browser.get("/device").await.hidden()["csrf"].clone();
+        for code in ["BCDF-GHJK", "nonsense", ""] {
+            let page = browser.post("/device", &[("user_code", code), ("csrf", &csrf)]).await;
+            assert!(page.status == StatusCode::FORBIDDEN && page.html.contains("role=\"alert\""), "{code}");
+        }
+    }
+
+    async fn wrong_passwords_have_to_wait_and_unknown_people_get_the_same_answer(server: TestServer) {
+        ada(&server).await;
+        let mut browser = Browser::new(&server);
+        let verifier = CodeVerifier::generate();
+        let page = browser.open(&verifier).await;
+        let unknown = browser.types(&page, "/oauth/authorize", "nobody@example.org", PASSWORD).await;
+        let wrong = browser.types(&page, "/oauth/authorize", EMAIL, "wrong wrong wrong").await;
+        let shape = |answer: &Answer, email: &str| answer.html.replace(email, "EMAIL");
+        assert_eq!(shape(&unknown, "nobody@example.org"), shape(&wrong, EMAIL));
+        assert_eq!((unknown.status, wrong.status), (StatusCode::FORBIDDEN, StatusCode::FORBIDDEN));
+        // Tries while one has to wait are not counted; after the seventh that is, one has to wait for four seconds.
+        let page = &page;
+        let types = |password: &'static str| {
+            let mut again = Browser { cookie: browser.cookie.clone(), ..Browser::new(&server) };
+            async move { again.types(page, "/oauth/authorize", EMAIL, password).await }
+        };
+        eventually_async(common::PATIENCE, "seven tries", || async {
+            types("wrong wrong wrong").await;
+            let audit = server.client().audit(&AuditQuery::default()).await.unwrap().items;
+            (audit.iter().filter(|row| row.action == "user.sign_in_failed").count() >= 7).then_some(())
+        })
+        .await;
+        let locked = types(PASSWORD).await;
+        assert_eq!((locked.status, shape(&locked, EMAIL)), (StatusCode::FORBIDDEN, shape(&wrong, EMAIL)));
+        eventually_async(common::PATIENCE, "the lock ends", || async {
+            (types(PASSWORD).await.status == StatusCode::SEE_OTHER).then_some(())
+        })
+        .await;
+    }
+
+    async fn forms_count_only_from_our_own_pages(server: TestServer) {
+        ada(&server).await;
+        let verifier = CodeVerifier::generate();
+        let page = Browser::new(&server).open(&verifier).await;
+        // Without the cookie, with another browser's cookie, and without the field.
+        let mut stranger = Browser::new(&server);
+        assert_eq!(stranger.types(&page, "/oauth/authorize", EMAIL, PASSWORD).await.status, StatusCode::FORBIDDEN);
+        let own = stranger.open(&verifier).await;
+        assert_eq!(stranger.types(&page, "/oauth/authorize", EMAIL, PASSWORD).await.status, StatusCode::FORBIDDEN);
+        let mut bare = own.hidden();
+        bare.remove("csrf");
+        let mut fields: Vec<(&str, &str)> = bare.iter().map(|(name, value)| (name.as_str(), value.as_str())).collect();
+        fields.extend([("email", EMAIL), ("password", PASSWORD)]);
+        let refused = stranger.post("/oauth/authorize", &fields).await;
+        assert!(refused.status == StatusCode::FORBIDDEN && refused.html.contains("form_forged"));
+        for headers in [
+            vec![("sec-fetch-site", "cross-site".to_owned())],
+            vec![("sec-fetch-site", "same-site".to_owned())],
+            vec![("origin", "https://evil.example".to_owned())],
+            vec![("origin", "null".to_owned())],
+        ] {
+            stranger.headers = headers.clone();
+            let refused = stranger.types(&own, "/oauth/authorize", EMAIL, PASSWORD).await;
+            assert_eq!(refused.status, StatusCode::FORBIDDEN, "{headers:?}");
+        }
+        stranger.headers = vec![("origin", server.url())];
+        assert_eq!(stranger.types(&own, "/oauth/authorize", EMAIL, PASSWORD).await.status, StatusCode::SEE_OTHER);
+    }
+
+    async fn answers_go_to_loopback_addresses_only_and_refusals_that_may_go_there_do(server: TestServer) {
+        let mut browser = Browser::new(&server);
+        let verifier = CodeVerifier::generate();
+        for elsewhere in ["https://evil.example/callback", "http://localhost:1/callback", "http://127.0.0.1:1/other"] {
+            let shown = browser.get(&authorize(&verifier, elsewhere)).await;
+            assert_eq!((shown.status, shown.location), (StatusCode::BAD_REQUEST, None), "{elsewhere}");
+        }
+        let plain = authorize(&verifier, CALLBACK).replace("S256", "plain");
+        let sent = browser.get(&plain).await;
+        assert_eq!(sent.sent("error").as_deref(), Some("invalid_request"));
+    }
+
+    async fn who_is_deactivated_gets_no_token_and_whose_password_is_set_signs_in_again(server: TestServer) {
+        let user = ada(&server).await;
+        let id = user.id.to_string();
+        let before = tokens(&server).await;
+        let set = server.client().user_password_set(&id, &UserPassword { password: None }).await.unwrap();
+        let made_up = set.one_time_password.expect("a password was made up");
+        assert_eq!(refresh(&server, &text(&before, "refresh_token")).await.unwrap_err(), "invalid_grant");
+        let short = UserPassword { password: Some("short".to_owned()) };
+        assert_eq!(refused(server.client().user_password_set(&id, &short).await), "password_too_short");
+        let mut browser = Browser::new(&server);
+        let verifier = CodeVerifier::generate();
+        let page = browser.open(&verifier).await;
+        assert_eq!(browser.types(&page, "/oauth/authorize", EMAIL, PASSWORD).await.status, StatusCode::FORBIDDEN);
+        let sent = browser.types(&page, "/oauth/authorize", EMAIL, &made_up).await;
+        let unused = sent.sent("code").unwrap();
+        let sent = browser.types(&page, "/oauth/authorize", EMAIL, &made_up).await;
+        let tokens = redeem(&server, &sent.sent("code").unwrap(), &verifier).await.unwrap();
+
+        assert_eq!(server.client().user_deactivate(&id, &Reason::default()).await.unwrap().state, "deactivated");
+        assert_eq!(redeem(&server, &unused, &verifier).await.unwrap_err(), "invalid_grant");
+        assert_eq!(refresh(&server, &text(&tokens, "refresh_token")).await.unwrap_err(), "invalid_grant");
+        assert_eq!(browser.types(&page, "/oauth/authorize", EMAIL, &made_up).await.status, StatusCode::FORBIDDEN);
+        let client = as_bearer(&server, &tokens);
+        eventually_async(common::PATIENCE, "the access token is refused", || async {
+            client.whoami().await.err().filter(|error| error.problem().is_some_and(|problem| problem.code == "user_deactivated"))
+        })
+        .await;
+        let query = UserListQuery { state: Some("deactivated".to_owned()), ..UserListQuery::default() };
+        assert_eq!(server.client().users(&query).await.unwrap().items.len(), 1);
+    }
+
+    async fn users_are_made_once_by_administrators(server: TestServer) {
+        ada(&server).await;
+        let again = UserCreate { email: EMAIL.to_uppercase(), name: String::new(), password: None };
+        assert_eq!(refused(server.client().user_create(&again, None).await), "user_exists");
+        let other = UserCreate { email: "eve@example.org".to_owned(), name: String::new(), password: None };
+        let made = server.client().user_create(&other, Some("k")).await.unwrap();
+        let lost = server.client().user_create(&other, Some("k")).await;
+        assert_eq!(refused(lost), "idempotency_answer_lost", "a password is told once");
+        assert!(made.one_time_password.is_some_and(|password| password.len() >= 16));
+        let client = as_bearer(&server, &tokens(&server).await);
+        let third = UserCreate { email: "mallory@example.org".to_owned(), ..UserCreate::default() };
+        assert_eq!(refused(client.user_create(&third, None).await), "forbidden");
+        let found = UserListQuery { email: Some(EMAIL.to_owned()), ..UserListQuery::default() };
+        assert_eq!(server.client().users(&found).await.unwrap().items.len(), 1);
+    }
+
+    async fn whoever_sits_at_the_server_needs_no_token(server: TestServer) {
+        use std::os::unix::fs::{FileTypeExt as _, PermissionsExt as _};
+        let mut server = server;
+        let path = server.server().admin_socket.clone().expect("a socket");
+        let found = std::fs::symlink_metadata(&path).unwrap();
+        assert!(found.file_type().is_socket() && found.permissions().mode() & 0o777 == 0o600);
+        let options = ClientOptions { unix_socket: Some(path.clone()), ..ClientOptions::new("http://localhost") };
+        let local = Client::new(options).unwrap();
+        let who = local.whoami().await.unwrap();
+        assert_eq!((who.kind.as_str(), who.platform_role.as_deref()), ("local_admin", Some("admin")));
+        // A token that is given is what counts, and the same address over the network knows nobody.
+        let with_token = ClientOptions {
+            unix_socket: Some(path.clone()),
+            token: Some("gpt_wrong".to_owned()),
+            ..ClientOptions::new("http://localhost")
+        };
+        assert_eq!(refused(Client::new(with_token).unwrap().whoami().await), "token_invalid");
+        assert_eq!(refused(server.client_with(None).whoami().await), "token_required");
+        // A stopped server leaves nothing behind; one that died leaves a socket that is replaced.
+        server.server.take().unwrap().stop().await;
+        assert!(std::fs::symlink_metadata(&path).is_err());
+        drop(std::os::unix::net::UnixListener::bind(&path).unwrap());
+        let config = TestServer::config(&server.dir, server.pg.as_ref());
+        server.server = Some(gpuaas_control::start(config).await.unwrap());
+        assert_eq!(local.whoami().await.unwrap().kind, "local_admin");
+    }
+
+    async fn discovery_and_keys_are_what_clients_need(server: TestServer) {
+        let get = async |path: &str| -> Value {
+            http().get(format!("{}{path}", server.url())).send().await.unwrap().json().await.unwrap()
+        };
+        let found = get("/.well-known/openid-configuration").await;
+        assert_eq!(text(&found, "issuer"), server.url());
+        for name in ["authorization_endpoint", "token_endpoint", "jwks_uri", "revocation_endpoint", "device_authorization_endpoint"] {
+            assert!(text(&found, name).starts_with(&server.url()), "{name}");
+        }
+        let keys = get("/oauth/jwks.json").await;
+        assert_eq!((keys["keys"][0]["kty"].as_str(), keys["keys"][0]["crv"].as_str()), (Some("EC"), Some("P-256")));
+        assert!(keys["keys"][0].get("d").is_none());
+    }
+}

@@ -1,0 +1,195 @@
+//! Who asks, with everything that decides about the answer.
+
+use gpuaas_contract::id::{ApiTokenId, ServiceAccountId, UserId};
+
+use super::action::Scope;
+use super::key_scopes::KeyScopes;
+use super::membership::{BadName, MemberRole, Membership, Place, Who};
+use super::role::{PlatformRole, ProjectRole};
+
+/// Who asks. In text as in the audit log: `user:user_…`, `sa:sa_…`, `token:apitok_…` or `local-admin`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum PrincipalId {
+    /// A person who signed in.
+    User(UserId),
+    /// A program that acts for a project.
+    ServiceAccount(ServiceAccountId),
+    /// The bearer of an API token with a role of its own.
+    Token(ApiTokenId),
+    /// Whoever sits at the server itself.
+    LocalAdmin,
+}
+
+impl std::fmt::Display for PrincipalId {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        match self {
+            Self::User(id) => write!(f, "user:{id}"),
+            Self::ServiceAccount(id) => write!(f, "sa:{id}"),
+            Self::Token(id) => write!(f, "token:{id}"),
+            Self::LocalAdmin => f.write_str("local-admin"),
+        }
+    }
+}
+
+impl std::str::FromStr for PrincipalId {
+    type Err = BadName;
+
+    fn from_str(text: &str) -> Result<Self, BadName> {
+        let read = match text.split_once(':') {
+            Some(("user", id)) => id.parse().ok().map(Self::User),
+            Some(("sa", id)) => id.parse().ok().map(Self::ServiceAccount),
+            Some(("token", id)) => id.parse().ok().map(Self::Token),
+            Some(_) => None,
+            None => (text == "local-admin").then_some(Self::LocalAdmin),
+        };
+        read.ok_or(BadName("a caller"))
+    }
+}
+
+/// Who asks, and the roles they hold.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Principal {
+    /// Who.
+    pub who: PrincipalId,
+    /// Their role on the platform.
+    pub platform: Option<PlatformRole>,
+    /// Their roles in organisations and projects. One on the platform counts for nothing here.
+    pub memberships: Vec<(Place, ProjectRole)>,
+    /// What the API key they use is limited to; `None` for no such limit.
+    pub scopes: Option<KeyScopes>,
+}
+
+/// A role as the policies name it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Held {
+    Platform(PlatformRole),
+    Project(ProjectRole),
+    /// There is a role somewhere, here or elsewhere.
+    Known,
+}
+
+impl Principal {
+    /// Somebody without any role.
+    pub fn nobody(who: PrincipalId) -> Self {
+        Self { who, platform: None, memberships: Vec::new(), scopes: None }
+    }
+
+    /// Whoever sits at the server itself: may everything.
+    pub fn local_admin() -> Self {
+        Self { platform: Some(PlatformRole::Admin), ..Self::nobody(PrincipalId::LocalAdmin) }
+    }
+
+    /// Somebody with the roles among `rows` that are theirs. Rows of others, invitations, roles that were taken away and roles in the wrong
+    /// place count for nothing.
+    pub fn with_memberships(who: PrincipalId, rows: &[Membership]) -> Self {
+        let mut principal = Self::nobody(who);
+        let holder = match who {
+            PrincipalId::User(id) => Some(Who::User(id)),
+            PrincipalId::ServiceAccount(id) => Some(Who::ServiceAccount(id)),
+            PrincipalId::Token(_) | PrincipalId::LocalAdmin => None,
+        };
+        let theirs = |row: &&Membership| Some(&row.who) == holder.as_ref();
+        for row in rows.iter().filter(theirs).filter(|row| row.removed_at.is_none() && row.role.fits(row.at)) {
+            match row.role {
+                MemberRole::Platform(role) if principal.platform.is_none_or(|held| role.includes(held)) => {
+                    principal.platform = Some(role);
+                }
+                MemberRole::Platform(_) => {}
+                MemberRole::Project(role) => principal.memberships.push((row.at, role)),
+            }
+        }
+        principal
+    }
+
+    /// Whether they hold any role there. Who does not is told that there is no such thing, so that nobody learns what others have.
+    pub fn can_see(&self, scope: &Scope) -> bool {
+        self.platform.is_some() || self.project_roles(scope).next().is_some()
+    }
+
+    /// The roles in organisations and projects that count for `scope`.
+    fn project_roles(&self, scope: &Scope) -> impl Iterator<Item = ProjectRole> {
+        let (organisation, project) = match *scope {
+            Scope::Platform => (None, None),
+            Scope::Organisation(organisation) => (Some(organisation), None),
+            Scope::Project { organisation, project } => (Some(organisation), Some(project)),
+        };
+        let counts = move |place: Place| match place {
+            Place::Platform => false,
+            Place::Organisation(held) => organisation == Some(held),
+            Place::Project(held) => project == Some(held),
+        };
+        self.memberships.iter().filter(move |(place, _)| counts(*place)).map(|(_, role)| *role)
+    }
+
+    /// Every role that counts for `scope`, with those it includes.
+    pub(super) fn roles_at(&self, scope: &Scope) -> Vec<Held> {
+        let mut roles = Vec::with_capacity(7);
+        if self.platform.is_some() || self.memberships.iter().any(|(place, _)| *place != Place::Platform) {
+            roles.push(Held::Known);
+        }
+        if let Some(held) = self.platform {
+            roles.extend(PlatformRole::ALL.into_iter().filter(|role| held.includes(*role)).map(Held::Platform));
+        }
+        let held: Vec<ProjectRole> = self.project_roles(scope).collect();
+        let counts = |role: &ProjectRole| held.iter().any(|held| held.includes(*role));
+        roles.extend(ProjectRole::ALL.into_iter().filter(counts).map(Held::Project));
+        roles
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use gpuaas_contract::id::{MembershipId, OrgId, ProjectId};
+    use gpuaas_contract::time::Timestamp;
+
+    use super::*;
+
+    #[test]
+    fn a_caller_reads_back_as_itself_and_nothing_else_does() {
+        let ids = [
+            PrincipalId::User(UserId::generate()),
+            PrincipalId::ServiceAccount(ServiceAccountId::generate()),
+            PrincipalId::Token(ApiTokenId::generate()),
+            PrincipalId::LocalAdmin,
+        ];
+        for id in ids {
+            assert_eq!(id.to_string().parse(), Ok(id));
+        }
+        for bad in ["", "user", "user:", "user:ann", "node:node_1", "local-admin:"] {
+            assert!(bad.parse::<PrincipalId>().is_err(), "{bad}");
+        }
+    }
+
+    #[test]
+    fn only_live_rows_of_the_holder_count() {
+        let (ann, bob) = (UserId::generate(), UserId::generate());
+        let at = Place::Project(ProjectId::generate());
+        let row = |who, at, role| Membership {
+            id: MembershipId::generate(),
+            version: 1,
+            who,
+            at,
+            role,
+            invited_by: "system".to_owned(),
+            created_at: Timestamp(1),
+            removed_at: None,
+        };
+        let member = MemberRole::Project(ProjectRole::Member);
+        let admin = MemberRole::Platform(PlatformRole::Admin);
+        let rows = [
+            row(Who::User(ann), at, member),
+            row(Who::User(bob), Place::Platform, admin),
+            row(Who::Invited("ann@example.com".to_owned()), Place::Platform, admin),
+            // Both in the wrong place, as only a broken row can be.
+            row(Who::User(ann), Place::Organisation(OrgId::generate()), admin),
+            row(Who::User(ann), Place::Platform, MemberRole::Project(ProjectRole::Owner)),
+            Membership { removed_at: Some(Timestamp(2)), ..row(Who::User(ann), Place::Platform, admin) },
+            row(Who::User(ann), Place::Platform, MemberRole::Platform(PlatformRole::Operator)),
+            row(Who::User(ann), Place::Platform, MemberRole::Platform(PlatformRole::Support)),
+        ];
+        let principal = Principal::with_memberships(PrincipalId::User(ann), &rows);
+        assert_eq!(principal.platform, Some(PlatformRole::Operator));
+        assert_eq!(principal.memberships, [(at, ProjectRole::Member)]);
+        assert_eq!(Principal::with_memberships(PrincipalId::LocalAdmin, &rows), Principal::nobody(PrincipalId::LocalAdmin));
+    }
+}

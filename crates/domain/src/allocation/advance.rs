@@ -1,0 +1,614 @@
+//! One step of a run.
+
+use gpuaas_contract::id::{NodeId, SlotId, TaskId};
+use gpuaas_contract::task::Task;
+use gpuaas_contract::task::slice_vm_power::Action;
+use gpuaas_contract::time::Timestamp;
+use serde_json::json;
+use std::time::Duration;
+
+use super::{Allocation, AllocationState, MAX_ATTEMPTS, MAX_RELEASES, SLOW_POLL, Step, Trouble, words};
+use crate::catalog::Product;
+use crate::decision::{Context, Decision, Hint};
+use crate::machine::{self, Machine, MachineState, Tenant};
+use crate::node::Node;
+use crate::placement::NoFit;
+use crate::quota::Quota;
+use crate::refusal::{Refusal, RefusalKind};
+use crate::slice::{self, Held, NewSlice};
+use crate::slot::{Slot, SlotState};
+use crate::task::{self, DEFAULT_QUEUE_TIME, NewTask, TaskRecord, TaskState};
+
+/// How soon a place is looked for again if nothing becomes free meanwhile.
+const PLACE_AGAIN: Duration = Duration::from_secs(60);
+/// How soon a place is looked for again if another one was faster.
+const LOOK_AGAIN: Duration = Duration::from_secs(1);
+/// How long to wait before a release is tried again, after the first and after the second. The third is the last: see [`MAX_RELEASES`].
+const RELEASE_AGAIN: [Duration; MAX_RELEASES as usize - 1] = [Duration::from_secs(10), Duration::from_secs(60)];
+
+/// A place that was found, with the rows it consists of as they are now.
+#[derive(Clone, Debug)]
+pub struct Chosen {
+    /// The node.
+    pub node: Node,
+    /// Its slots, for a slice.
+    pub slots: Vec<Slot>,
+    /// The machine, for bare metal.
+    pub machine: Option<Machine>,
+}
+
+/// What a step is decided on.
+#[derive(Clone, Debug)]
+pub struct World {
+    /// The node the allocation is on.
+    pub node: Option<Node>,
+    /// The slots that are in its hands, or on which its remains are.
+    pub slots: Vec<Slot>,
+    /// Their [`Slot::lease_task`]s, or that of the machine.
+    pub lease_tasks: Vec<TaskRecord>,
+    /// The machine that is in its hands.
+    pub machine: Option<Machine>,
+    /// [`Allocation::task_id`].
+    pub task: Option<TaskRecord>,
+    /// A place for it; only looked for at [`Step::Place`].
+    pub place: Option<Result<Chosen, NoFit>>,
+    /// The quotas of its project and its organisation.
+    pub quotas: Vec<Quota>,
+}
+
+impl World {
+    /// Whether anything of the allocation is anywhere.
+    fn is_held(&self) -> bool {
+        !self.slots.is_empty() || self.machine.as_ref().is_some_and(|machine| !machine.state.is_clean())
+    }
+}
+
+/// What only the holder of the control plane's keys can make.
+pub struct Tools<'a> {
+    /// Computes [`Slot::seal`].
+    pub seal: &'a dyn Fn(&Slot) -> String,
+    /// Computes [`TaskRecord::intent`].
+    pub intent: &'a dyn Fn(&TaskRecord) -> String,
+}
+
+/// When a run is to be advanced again.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Next {
+    /// At once.
+    Now,
+    /// At this time, or when it is woken.
+    At(Timestamp),
+    /// Never: the run is over.
+    Done,
+}
+
+/// A step that was decided.
+#[derive(Clone, Debug)]
+pub struct Advance {
+    /// The allocation as it is afterwards.
+    pub allocation: Allocation,
+    /// What is written; empty if there was nothing to do yet.
+    pub decision: Decision,
+    /// When to come again.
+    pub next: Next,
+}
+
+/// Decides the next step of a run. Calling it again before anything happened changes nothing.
+pub fn advance(allocation: &Allocation, world: &World, tools: &Tools<'_>, context: &Context) -> Advance {
+    let run = Run { now: allocation, world, tools, context };
+    match allocation.step {
+        Step::Place => run.place(),
+        Step::AwaitProvision => run.await_provision(),
+        Step::Serve => run.serve(),
+        Step::AwaitPower => run.await_power(),
+        Step::Release => run.release(),
+        Step::AwaitRelease => run.await_release(),
+        Step::Done => run.wait_until(None),
+    }
+}
+
+struct Run<'a> {
+    now: &'a Allocation,
+    world: &'a World,
+    tools: &'a Tools<'a>,
+    context: &'a Context,
+}
+
+impl Run<'_> {
+    fn place(&self) -> Advance {
+        // A place was leased before and the commit that said so came to nothing else: never two places for one allocation.
+        if self.world.is_held() {
+            return self.begin_release(self.now.clone());
+        }
+        if self.now.release_wish.is_some() {
+            return self.finish(self.now.clone(), AllocationState::Released);
+        }
+        if self.now.expires_at.is_some_and(|end| end <= self.context.now) {
+            let reason = "its lease was over before there was a place for it; ask for a new one";
+            let trouble = self.trouble("lease_over", reason, reason);
+            return self.finish(Allocation { trouble: Some(trouble), ..self.now.clone() }, AllocationState::Failed);
+        }
+        let chosen = match &self.world.place {
+            Some(Ok(chosen)) => chosen,
+            Some(Err(no_fit)) => return self.no_place(no_fit),
+            None => return self.wait_until(Some(self.context.now.plus(SLOW_POLL))),
+        };
+        let task_id = TaskId::generate();
+        match self.lease(chosen, task_id) {
+            Ok((decision, slots)) => {
+                let next = Allocation {
+                    state: AllocationState::Provisioning,
+                    step: Step::AwaitProvision,
+                    node_id: Some(chosen.node.id),
+                    slots,
+                    task_id: Some(task_id),
+                    attempts: self.now.attempts.saturating_add(1),
+                    due_at: Some(self.context.now.plus(SLOW_POLL)),
+                    ..self.now.clone()
+                };
+                let more = json!({ "node_id": chosen.node.id, "task_id": task_id, "attempt": next.attempts });
+                self.moved(next, decision, "gpuaas.allocation.provisioning.v1", more)
+            }
+            // Somebody else was faster, or the node was taken out of service meanwhile: another place is looked for.
+            Err(refusal) if refusal.kind == RefusalKind::Conflict => self.wait_until(Some(self.context.now.plus(LOOK_AGAIN))),
+            // What was agreed cannot be ordered at all.
+            Err(refusal) => {
+                let trouble = self.trouble(refusal.code, &refusal.message, &refusal.message);
+                self.finish(Allocation { trouble: Some(trouble), ..self.now.clone() }, AllocationState::Failed)
+            }
+        }
+    }
+
+    fn no_place(&self, no_fit: &NoFit) -> Advance {
+        let lines = no_fit.for_operators().join("; ");
+        let trouble = match self.now.trouble.as_ref().filter(|_| self.now.attempts > 0) {
+            // What a host said is why it is not there yet; that there is no other host only says why it stays so.
+            Some(earlier) => {
+                self.trouble(&earlier.code, &earlier.reason, &format!("{}; no other place: {lines}", earlier.detail))
+            }
+            None => self.trouble("no_capacity", &no_fit.for_tenants(), &lines),
+        };
+        if self.context.now >= self.now.place_until {
+            return self.finish(Allocation { trouble: Some(trouble), ..self.now.clone() }, AllocationState::Failed);
+        }
+        let again = self.context.now.plus(PLACE_AGAIN).min(self.now.place_until);
+        let known = self.now.trouble.as_ref().is_some_and(|known| known.code == trouble.code && known.reason == trouble.reason);
+        if self.now.state == AllocationState::Placing && known {
+            return self.wait_until(Some(again));
+        }
+        let next =
+            Allocation { state: AllocationState::Placing, trouble: Some(trouble), due_at: Some(again), ..self.now.clone() };
+        let more = json!({ "until": self.now.place_until });
+        self.moved(next, Decision::default(), "gpuaas.allocation.placing.v1", more)
+    }
+
+    /// Leases the place and orders the work.
+    fn lease(&self, chosen: &Chosen, task_id: TaskId) -> Result<(Decision, Vec<SlotId>), Refusal> {
+        let ids = (self.now.id, task_id);
+        let terms = &self.now.terms;
+        let (task, timeout, leased, slots) = match (terms.product, &terms.image, &chosen.machine) {
+            (Product::Slice { .. }, Some(image), _) => {
+                let guest = NewSlice {
+                    vm_name: self.now.name.clone(),
+                    image_path: image.path.clone(),
+                    image_url: image.url.clone(),
+                    image_sha256: image.sha256.clone(),
+                    image_format: image.format,
+                    image_trusted: image.trusted,
+                    driver_strategy: image.driver_strategy,
+                    default_username: terms.username.clone(),
+                    ssh_public_keys: terms.ssh_public_keys.clone(),
+                    ovs_bridge: terms.ovs_bridge.clone(),
+                    graceful_timeout_seconds: terms.graceful_timeout_seconds,
+                    graphics: false,
+                };
+                let order = slice::provision(&chosen.node, &chosen.slots, &guest, ids, self.tools.seal, self.context)?;
+                let timeout = order.timeout();
+                let slots = order.slots.iter().map(|slot| slot.id).collect();
+                (order.task, timeout, order.decision, slots)
+            }
+            (Product::Slice { .. }, None, _) => {
+                return Err(Refusal::invalid("image_missing", "a slice needs an image"));
+            }
+            (Product::BareMetal, _, Some(machine)) => {
+                let tenant =
+                    Tenant { username: terms.username.clone(), ssh_public_keys: terms.ssh_public_keys.clone(), sudo: terms.sudo };
+                let (task, leased) = machine::provision(machine, &tenant, ids, self.context)?;
+                (task, machine::PROVISION_TIMEOUT, leased, Vec::new())
+            }
+            (Product::BareMetal, _, None) => {
+                return Err(Refusal::conflict("machine_not_available", "the node is not offered as a whole"));
+            }
+        };
+        Ok((self.order(&chosen.node, task, task_id, timeout)?.and(leased), slots))
+    }
+
+    /// A task of this run, in the queue of its node.
+    fn order(&self, node: &Node, task: Task, id: TaskId, timeout: Duration) -> Result<Decision, Refusal> {
+        let new = NewTask { id, task, queue_time: DEFAULT_QUEUE_TIME, timeout, idempotency_key: None };
+        // How many tasks wait for a node is bounded by what it can hold: a slot has one holder, and a holder one run.
+        let (_, decision) = task::create(node, new, 0, self.context, self.tools.intent)?;
+        Ok(decision)
+    }
+
+    fn await_provision(&self) -> Advance {
+        let Some(task) = &self.world.task else { return self.begin_release(self.now.clone()) };
+        if !task.state.ended() {
+            return self.wait_for(task);
+        }
+        let made = task.state == TaskState::Succeeded && self.is_in_hand();
+        if made && self.now.release_wish.is_some() {
+            return self.begin_release(self.now.clone());
+        }
+        if made {
+            let next = Allocation {
+                state: AllocationState::Active,
+                step: Step::Serve,
+                active_at: self.now.active_at.or(Some(self.context.now)),
+                stopped: false,
+                trouble: None,
+                due_at: self.now.expires_at,
+                ..self.now.clone()
+            };
+            let more = json!({ "node_id": next.node_id, "expires_at": next.expires_at });
+            return self.moved(next, Decision::default(), "gpuaas.allocation.active.v1", more);
+        }
+        let trouble = if task.state == TaskState::Succeeded {
+            self.taken_away()
+        } else {
+            self.trouble(&task.code, &words::of_task(task), &self.detail_of(task))
+        };
+        let avoid = self.now.node_id.into_iter().chain(self.now.avoid.iter().copied());
+        let mut unique: Vec<NodeId> = Vec::new();
+        for node in avoid {
+            if !unique.contains(&node) {
+                unique.push(node);
+            }
+        }
+        let next = Allocation { trouble: Some(trouble), avoid: unique, ..self.now.clone() };
+        if self.world.is_held() { self.begin_release(next) } else { self.after_cleanup(next) }
+    }
+
+    /// Everything it was given is there, and it is the holder.
+    fn is_in_hand(&self) -> bool {
+        match self.now.terms.product {
+            Product::Slice { .. } => {
+                self.world.slots.len() == self.now.slots.len()
+                    && self.world.slots.iter().all(|slot| slot.state == SlotState::Leased)
+            }
+            Product::BareMetal => self.world.machine.as_ref().is_some_and(|machine| machine.state == MachineState::Leased),
+        }
+    }
+
+    fn serve(&self) -> Advance {
+        if !self.is_in_hand() {
+            // It is no longer of use, whether or not the operator's cleanup works out.
+            return self.begin_release(Allocation { trouble: Some(self.taken_away()), ..self.now.clone() });
+        }
+        if self.now.release_wish.is_some() {
+            return self.begin_release(self.now.clone());
+        }
+        if let Some(end) = self.now.expires_at.filter(|end| *end <= self.context.now) {
+            let wish = super::ReleaseWish { by: "system".to_owned(), at: end, reason: "the lease is over".to_owned() };
+            return self.begin_release(Allocation { release_wish: Some(wish), ..self.now.clone() });
+        }
+        match self.now.power_wish {
+            Some(action) => self.power(action),
+            None => self.wait_until(self.now.expires_at),
+        }
+    }
+
+    fn power(&self, action: Action) -> Advance {
+        let forget = |trouble| Allocation { power_wish: None, trouble, due_at: self.now.expires_at, ..self.now.clone() };
+        let Some(node) = &self.world.node else { return self.wait_until(Some(self.context.now.plus(SLOW_POLL))) };
+        let held = Held { slots: &self.world.slots, tasks: &self.world.lease_tasks };
+        let ordered = slice::power(held, action, self.now.terms.graceful_timeout_seconds).and_then(|order| {
+            let id = TaskId::generate();
+            let timeout = order.timeout();
+            Ok((id, self.order(node, order.task, id, timeout)?.and(order.decision)))
+        });
+        match ordered {
+            Ok((task_id, decision)) => {
+                let next = Allocation {
+                    step: Step::AwaitPower,
+                    task_id: Some(task_id),
+                    due_at: Some(self.context.now.plus(SLOW_POLL)),
+                    ..self.now.clone()
+                };
+                let more = json!({ "task_id": task_id, "action": action.as_str() });
+                self.moved(next, decision, "gpuaas.allocation.power_ordered.v1", more)
+            }
+            Err(refusal) => {
+                let reason = format!("it could not be told to {}", action.as_str());
+                let next = forget(Some(self.trouble(refusal.code, &reason, &refusal.message)));
+                self.moved(next, Decision::default(), "gpuaas.allocation.power_failed.v1", json!({ "code": refusal.code }))
+            }
+        }
+    }
+
+    fn await_power(&self) -> Advance {
+        let ended = match &self.world.task {
+            Some(task) if !task.state.ended() => return self.wait_for(task),
+            Some(task) => Some(task),
+            None => None,
+        };
+        let action = self.now.power_wish;
+        let back = Allocation { step: Step::Serve, power_wish: None, due_at: self.now.expires_at, ..self.now.clone() };
+        match (ended, action) {
+            (Some(task), Some(action)) if task.state == TaskState::Succeeded => {
+                let next = Allocation { stopped: action == Action::Stop, trouble: None, ..back };
+                let kind = match action {
+                    Action::Stop => "gpuaas.allocation.stopped.v1",
+                    Action::Start => "gpuaas.allocation.started.v1",
+                    Action::Reboot => "gpuaas.allocation.rebooted.v1",
+                };
+                self.moved(next, Decision::default(), kind, json!({ "task_id": task.id }))
+            }
+            (task, _) => {
+                let (code, reason, detail) = match task {
+                    Some(task) => (task.code.as_str(), words::of_task(task), self.detail_of(task)),
+                    None => (
+                        "task_unknown",
+                        "the host did not answer".to_owned(),
+                        "the task of this step is not in the books".to_owned(),
+                    ),
+                };
+                let next = Allocation { trouble: Some(self.trouble(code, &reason, &detail)), ..back };
+                self.moved(next, Decision::default(), "gpuaas.allocation.power_failed.v1", json!({ "code": code }))
+            }
+        }
+    }
+
+    /// On to giving back what is held.
+    fn begin_release(&self, allocation: Allocation) -> Advance {
+        if !self.world.is_held() {
+            return self.after_cleanup(allocation);
+        }
+        let next = Allocation {
+            state: AllocationState::Releasing,
+            step: Step::Release,
+            power_wish: None,
+            due_at: Some(self.context.now),
+            ..allocation
+        };
+        let reason = next.release_wish.as_ref().map(|wish| wish.reason.clone());
+        let mut advance = self.moved(next, Decision::default(), "gpuaas.allocation.releasing.v1", json!({ "reason": reason }));
+        advance.next = Next::Now;
+        advance
+    }
+
+    fn release(&self) -> Advance {
+        if !self.world.is_held() {
+            return self.after_cleanup(self.now.clone());
+        }
+        // Whoever works on it now must be done first; what makes it is told to stop.
+        if let Some(task) = self.world.lease_tasks.iter().find(|task| !task.state.ended()) {
+            return self.wait_for(task);
+        }
+        // An operator looks at it; their word or a clean slot goes on with it.
+        if self.now.state == AllocationState::ReleaseBlocked && self.now.releases >= MAX_RELEASES {
+            return self.wait_until(None);
+        }
+        if self.now.due_at.is_some_and(|due| due > self.context.now) && self.now.releases > 0 {
+            return self.wait_until(self.now.due_at);
+        }
+        let Some(node) = &self.world.node else { return self.blocked("node_unknown", "its node is not in the books") };
+        let task_id = TaskId::generate();
+        match self.order_release(node, task_id) {
+            Ok(decision) => {
+                let next = Allocation {
+                    state: AllocationState::Releasing,
+                    step: Step::AwaitRelease,
+                    task_id: Some(task_id),
+                    releases: self.now.releases.saturating_add(1),
+                    due_at: Some(self.context.now.plus(SLOW_POLL)),
+                    ..self.now.clone()
+                };
+                let more = json!({ "task_id": task_id, "try": next.releases });
+                self.moved(next, decision, "gpuaas.allocation.release_ordered.v1", more)
+            }
+            Err(refusal) => self.blocked(refusal.code, &refusal.message),
+        }
+    }
+
+    fn order_release(&self, node: &Node, task_id: TaskId) -> Result<Decision, Refusal> {
+        let terms = &self.now.terms;
+        let (task, timeout, changes) = match (terms.product, &self.world.machine) {
+            (Product::Slice { .. }, _) => {
+                let held = Held { slots: &self.world.slots, tasks: &self.world.lease_tasks };
+                let grace = terms.graceful_timeout_seconds;
+                let order = slice::release(held, true, grace, task_id, self.tools.seal, self.context)?;
+                let timeout = order.timeout();
+                (order.task, timeout, order.decision)
+            }
+            (Product::BareMetal, Some(machine)) => {
+                let last = self.world.lease_tasks.first();
+                let (task, changes) = machine::release(machine, last, &terms.username, false, task_id, self.context)?;
+                (task, machine::RELEASE_TIMEOUT, changes)
+            }
+            (Product::BareMetal, None) => {
+                return Err(Refusal::conflict("machine_unknown", "its machine is not in the books"));
+            }
+        };
+        Ok(self.order(node, task, task_id, timeout)?.and(changes))
+    }
+
+    fn await_release(&self) -> Advance {
+        if let Some(task) = self.world.task.as_ref().filter(|task| !task.state.ended()) {
+            return self.wait_for(task);
+        }
+        if !self.world.is_held() {
+            return self.after_cleanup(self.now.clone());
+        }
+        let (code, detail) = match &self.world.task {
+            Some(task) => (task.code.clone(), self.detail_of(task)),
+            None => ("task_unknown".to_owned(), "the task of this step is not in the books".to_owned()),
+        };
+        if self.now.releases >= MAX_RELEASES {
+            return self.blocked(&code, &detail);
+        }
+        let index = usize::try_from(self.now.releases.saturating_sub(1)).unwrap_or(usize::MAX).min(RELEASE_AGAIN.len() - 1);
+        let again = self.context.now.plus(RELEASE_AGAIN[index]);
+        let trouble = self.trouble(&code, "giving it back takes longer than usual", &detail);
+        let next = Allocation { step: Step::Release, due_at: Some(again), trouble: Some(trouble), ..self.now.clone() };
+        let mut advance = self.moved(
+            next,
+            Decision::default(),
+            "gpuaas.allocation.release_failed.v1",
+            json!({ "code": code, "again_at": again }),
+        );
+        advance.next = Next::At(again);
+        advance
+    }
+
+    /// An operator has to look. The tenant has nothing of it any more, and nothing to do.
+    fn blocked(&self, code: &str, detail: &str) -> Advance {
+        let reason = "it is no longer yours; the operators are cleaning up what is left";
+        let next = Allocation {
+            state: AllocationState::ReleaseBlocked,
+            step: Step::Release,
+            releases: MAX_RELEASES.max(self.now.releases),
+            // Its tenant is told that it is over: once it is clean, no other host is tried.
+            attempts: MAX_ATTEMPTS.max(self.now.attempts),
+            trouble: Some(self.trouble(code, reason, detail)),
+            due_at: None,
+            ..self.now.clone()
+        };
+        let same = |known: &Trouble| {
+            Some((known.code.as_str(), known.detail.as_str()))
+                == next.trouble.as_ref().map(|t| (t.code.as_str(), t.detail.as_str()))
+        };
+        let waits = self.now.state == AllocationState::ReleaseBlocked && self.now.releases >= MAX_RELEASES;
+        if waits && self.now.trouble.as_ref().is_some_and(same) {
+            return self.wait_until(None);
+        }
+        self.moved(next, Decision::default(), "gpuaas.allocation.release_blocked.v1", json!({ "code": code }))
+    }
+
+    /// Nothing is held any more: what was wanted decides how it goes on.
+    fn after_cleanup(&self, allocation: Allocation) -> Advance {
+        if allocation.release_wish.is_some() {
+            return self.finish(allocation, AllocationState::Released);
+        }
+        if allocation.attempts >= MAX_ATTEMPTS || allocation.active_at.is_some() {
+            return self.finish(allocation, AllocationState::Failed);
+        }
+        let next = Allocation {
+            state: AllocationState::Placing,
+            step: Step::Place,
+            node_id: None,
+            slots: Vec::new(),
+            releases: 0,
+            due_at: Some(self.context.now),
+            ..allocation
+        };
+        let code = next.trouble.as_ref().map(|trouble| trouble.code.clone());
+        let mut advance = self.moved(next, Decision::default(), "gpuaas.allocation.placing.v1", json!({ "after": code }));
+        advance.next = Next::Now;
+        advance
+    }
+
+    /// The end: the quota gets back what it gave.
+    fn finish(&self, allocation: Allocation, state: AllocationState) -> Advance {
+        let used = allocation.terms.product.used();
+        let mut decision = Decision::default();
+        for quota in &self.world.quotas {
+            decision = decision.update(&quota.give_back(used));
+        }
+        let next = Allocation {
+            state,
+            step: Step::Done,
+            power_wish: None,
+            ended_at: Some(self.context.now),
+            due_at: None,
+            trouble: if state == AllocationState::Released { None } else { allocation.trouble.clone() },
+            ..allocation
+        };
+        let kind = match state {
+            AllocationState::Released => "gpuaas.allocation.released.v1",
+            AllocationState::Requested
+            | AllocationState::Placing
+            | AllocationState::Provisioning
+            | AllocationState::Active
+            | AllocationState::Releasing
+            | AllocationState::Failed
+            | AllocationState::ReleaseBlocked => "gpuaas.allocation.failed.v1",
+        };
+        let code = next.trouble.as_ref().map(|trouble| trouble.code.clone());
+        let mut advance = self.moved(next, decision, kind, json!({ "code": code }));
+        advance.next = Next::Done;
+        advance
+    }
+
+    /// The task is not done. One that nobody wants the result of is told to stop.
+    fn wait_for(&self, task: &TaskRecord) -> Advance {
+        let mut advance = self.wait_until(Some(self.context.now.plus(SLOW_POLL)));
+        let makes = matches!(self.now.step, Step::AwaitProvision | Step::Release);
+        let unwanted = self.now.release_wish.is_some()
+            && makes
+            && !matches!(
+                task.task_type,
+                gpuaas_contract::task::TaskType::SliceVmRelease | gpuaas_contract::task::TaskType::AllocationDeprovisionUser
+            );
+        if unwanted && task.cancel_requested_at.is_none() {
+            // One that ended meanwhile is looked at again with the next wake-up.
+            if let Ok(cancelled) = task::cancel(task, "the allocation is given back", self.context) {
+                advance.decision = cancelled;
+            }
+        }
+        advance
+    }
+
+    /// Nothing to do before then.
+    fn wait_until(&self, at: Option<Timestamp>) -> Advance {
+        let over = self.now.step == Step::Done;
+        let next = match at {
+            _ if over => Next::Done,
+            Some(at) => Next::At(at),
+            // Only a wake-up goes on; a lost one costs a while.
+            None => Next::At(self.context.now.plus(SLOW_POLL * 20)),
+        };
+        Advance { allocation: self.now.clone(), decision: Decision::default(), next }
+    }
+
+    fn moved(&self, next: Allocation, with: Decision, kind: &'static str, more: serde_json::Value) -> Advance {
+        let id = next.id.to_string();
+        let mut data = json!({
+            "allocation_id": id, "project_id": next.project_id, "organisation_id": next.organisation_id, "name": next.name,
+            "from": self.now.state.as_str(), "to": next.state.as_str(), "step": next.step.as_str(),
+            "reason": next.trouble.as_ref().map(|trouble| trouble.reason.clone()),
+        });
+        if let (Some(data), serde_json::Value::Object(more)) = (data.as_object_mut(), more) {
+            data.extend(more);
+        }
+        let decision = with.update(&next).hint(Hint::Allocation(next.id));
+        let decision = decision.record(self.context, kind, "allocation.advance", &id, data);
+        let due = next.due_at.unwrap_or_else(|| self.context.now.plus(SLOW_POLL));
+        let next_at = if next.step == Step::Done { Next::Done } else { Next::At(due) };
+        Advance { allocation: next, decision, next: next_at }
+    }
+
+    fn trouble(&self, code: &str, reason: &str, detail: &str) -> Trouble {
+        let cut = |text: &str| text.chars().take(2000).collect();
+        Trouble { code: code.to_owned(), reason: cut(reason), detail: cut(detail), at: self.context.now }
+    }
+
+    fn taken_away(&self) -> Trouble {
+        let detail = "its slots or its machine were released by an operator";
+        self.trouble("taken_away", "the machine was taken away by an operator", detail)
+    }
+
+    fn detail_of(&self, task: &TaskRecord) -> String {
+        let node = self.world.node.as_ref().map_or_else(|| task.node_id.to_string(), |node| node.name.clone());
+        let slots = self.world.slots.iter().filter(|slot| !slot.reason.is_empty());
+        let slots: Vec<String> =
+            slots.map(|slot| format!("slot {} is {}: {}", slot.spec.slot_index, slot.state.as_str(), slot.reason)).collect();
+        let mut text =
+            format!("{} ({}) on {node} is {}: {} ({})", task.id, task.task_type, task.state.as_str(), task.message, task.code);
+        for slot in slots {
+            text.push_str("; ");
+            text.push_str(&slot);
+        }
+        text
+    }
+}

@@ -1,0 +1,384 @@
+//! What tenants and operators say about an allocation. It is written down; the run does the rest.
+
+use std::collections::BTreeMap;
+use std::time::Duration;
+
+use gpuaas_contract::Digest;
+use gpuaas_contract::id::AllocationId;
+use gpuaas_contract::slice::{InterfaceName, SshPublicKey, UserName, VmName};
+use gpuaas_contract::task::slice_vm_power::Action;
+use gpuaas_contract::time::Timestamp;
+use serde_json::json;
+
+use super::{Allocation, AllocationState, ImageTerms, MAX_LEASE, MAX_RELEASES, MAX_WAIT, ReleaseWish, Step, Terms};
+use crate::catalog::{Image, Product, Sku};
+use crate::decision::{Context, Decision, Hint};
+use crate::names::checked_tags;
+use crate::node::MAX_REASON;
+use crate::people::Project;
+use crate::quota::Quota;
+use crate::refusal::Refusal;
+
+/// Most keys of one allocation.
+pub const MAX_SSH_KEYS: usize = 32;
+
+/// What a tenant asks for, looked up already.
+#[derive(Clone, Debug)]
+pub struct Request {
+    /// What people call it.
+    pub name: VmName,
+    /// More words.
+    pub tags: BTreeMap<String, String>,
+    /// The product.
+    pub sku: Sku,
+    /// What the guest is made from.
+    pub image: Option<Image>,
+    /// The user who is made.
+    pub username: Option<UserName>,
+    /// Their keys.
+    pub ssh_public_keys: Vec<SshPublicKey>,
+    /// On bare metal, whether they may become root.
+    pub sudo: bool,
+    /// The bridge the guest is on.
+    pub ovs_bridge: InterfaceName,
+    /// How long the guest may take to shut down.
+    pub graceful_timeout_seconds: u32,
+    /// Spread over nodes instead of packing.
+    pub spread: bool,
+    /// How long the lease is; none goes on until it is released.
+    pub lease: Option<Duration>,
+    /// How long it may wait for a place.
+    pub wait: Duration,
+    /// The caller's own key against asking twice.
+    pub idempotency_key: Option<String>,
+    /// Digest of what was asked for.
+    pub digest: Digest,
+}
+
+/// The user on a whole host unless told otherwise: its own for every allocation, so that no name is ever two tenants' on one host.
+fn default_username(id: AllocationId) -> Result<UserName, Refusal> {
+    let hex = id.to_string();
+    // The end of an id is chance, its beginning time.
+    let tail = &hex[hex.len() - 12..];
+    format!("tenant-{tail}").parse().map_err(|_| Refusal::invalid("username_invalid", "give a user name"))
+}
+
+impl Request {
+    fn terms(&self, project: &Project, id: AllocationId) -> Result<Terms, Refusal> {
+        let Self { sku, image, .. } = self;
+        if sku.retired_at.is_some() {
+            let message = format!("{} is no longer on offer; `gpuaas catalog` lists what is", sku.name);
+            return Err(Refusal::conflict("sku_retired", message));
+        }
+        if self.ssh_public_keys.is_empty() || self.ssh_public_keys.len() > MAX_SSH_KEYS {
+            let message = format!("give 1 to {MAX_SSH_KEYS} SSH keys: without one nobody could sign in");
+            return Err(Refusal::invalid("ssh_keys_invalid", message));
+        }
+        let image = match (sku.product, image) {
+            (Product::Slice { .. }, None) => {
+                return Err(Refusal::invalid("image_required", "a slice needs an image; `gpuaas image ls` lists them"));
+            }
+            (Product::BareMetal, Some(_)) => {
+                let message = "a whole host comes with its own system; leave the image out";
+                return Err(Refusal::invalid("image_not_allowed", message));
+            }
+            (Product::BareMetal, None) => None,
+            (Product::Slice { .. }, Some(image)) if !image.is_for(project.organisation_id) => {
+                let message = format!("there is no image {}; `gpuaas image ls` lists them", image.id);
+                return Err(Refusal::not_found("image_unknown", message));
+            }
+            (Product::Slice { .. }, Some(image)) => Some(image),
+        };
+        let username = match (&self.username, image) {
+            (Some(name), _) => name.clone(),
+            (None, Some(image)) => image.default_username.clone(),
+            (None, None) => default_username(id)?,
+        };
+        Ok(Terms {
+            sku_id: sku.id,
+            sku_name: sku.name.clone(),
+            product: sku.product,
+            gpu_model: sku.gpu_model.clone(),
+            min_vcpus: sku.min_vcpus,
+            min_memory_mib: sku.min_memory_mib,
+            price_per_hour: sku.price_per_hour,
+            image: image.map(|image| ImageTerms {
+                image_id: image.id,
+                name: image.name.clone(),
+                url: image.url.clone(),
+                path: image.path.clone(),
+                sha256: image.sha256.clone(),
+                format: image.format,
+                // Only the platform's own images are vouched for.
+                trusted: image.organisation_id.is_none(),
+                driver_strategy: image.driver_strategy,
+            }),
+            username,
+            ssh_public_keys: self.ssh_public_keys.clone(),
+            sudo: self.sudo,
+            ovs_bridge: self.ovs_bridge.clone(),
+            graceful_timeout_seconds: self.graceful_timeout_seconds,
+            spread: self.spread,
+        })
+    }
+}
+
+/// A new allocation, counted against the quotas of its project and its organisation.
+pub fn request(
+    id: AllocationId,
+    project: &Project,
+    quotas: &[Quota],
+    request: &Request,
+    context: &Context,
+) -> Result<(Allocation, Decision), Refusal> {
+    project.check_live()?;
+    checked_tags(&request.tags)?;
+    check_key(request.idempotency_key.as_deref())?;
+    if request.wait > MAX_WAIT {
+        return Err(Refusal::invalid(
+            "wait_invalid",
+            format!("it may wait at most {} days for a place", MAX_WAIT.as_secs() / 86_400),
+        ));
+    }
+    let expires_at = request.lease.map(|lease| lease_end(context.now, lease)).transpose()?;
+    let terms = request.terms(project, id)?;
+    let used = terms.product.used();
+    let mut decision = Decision::default();
+    for quota in quotas {
+        decision = decision.update(&quota.take(used)?);
+    }
+    let allocation = Allocation {
+        id,
+        version: 0,
+        organisation_id: project.organisation_id,
+        project_id: project.id,
+        name: request.name.clone(),
+        tags: request.tags.clone(),
+        terms,
+        state: AllocationState::Requested,
+        step: Step::Place,
+        node_id: None,
+        slots: Vec::new(),
+        task_id: None,
+        stopped: false,
+        power_wish: None,
+        release_wish: None,
+        attempts: 0,
+        releases: 0,
+        avoid: Vec::new(),
+        trouble: None,
+        requested_by: context.actor.to_string(),
+        idempotency_key: request.idempotency_key.clone(),
+        request_digest: request.digest.clone(),
+        correlation_id: context.correlation_id.clone(),
+        created_at: context.now,
+        place_until: context.now.plus(request.wait),
+        active_at: None,
+        expires_at,
+        ended_at: None,
+        due_at: Some(context.now),
+    };
+    let data = json!({
+        "allocation_id": id, "project_id": project.id, "organisation_id": project.organisation_id, "name": allocation.name,
+        "sku": allocation.terms.sku_name, "price_per_hour": allocation.terms.price_per_hour, "to": "requested",
+    });
+    let decision = decision.insert(&allocation).hint(Hint::Allocation(id));
+    let decision = decision.record(context, "gpuaas.allocation.requested.v1", "allocation.request", &id.to_string(), data);
+    Ok((allocation, decision))
+}
+
+fn check_key(key: Option<&str>) -> Result<(), Refusal> {
+    if key.is_some_and(|key| key.is_empty() || key.len() > 128 || key.chars().any(char::is_control)) {
+        return Err(Refusal::invalid("idempotency_key_invalid", "an idempotency key has 1 to 128 printable bytes"));
+    }
+    Ok(())
+}
+
+fn lease_end(from: Timestamp, lease: Duration) -> Result<Timestamp, Refusal> {
+    if lease < Duration::from_secs(60) || lease > MAX_LEASE {
+        return Err(Refusal::invalid("lease_invalid", "a lease is 1 minute to 366 days long"));
+    }
+    Ok(from.plus(lease))
+}
+
+/// Gives it back. Saying it twice changes nothing; what was given back stays given back.
+pub fn release(allocation: &Allocation, reason: &str, context: &Context) -> Result<(Allocation, Decision), Refusal> {
+    if reason.len() > MAX_REASON {
+        return Err(Refusal::invalid("reason_too_long", format!("the reason may have at most {MAX_REASON} bytes")));
+    }
+    if allocation.state.over() || allocation.release_wish.is_some() {
+        return Ok((allocation.clone(), Decision::default()));
+    }
+    let wish = ReleaseWish { by: context.actor.to_string(), at: context.now, reason: reason.to_owned() };
+    // One that waits for an operator goes on waiting: there is nothing more to be done for its tenant.
+    let waits = allocation.state == AllocationState::ReleaseBlocked;
+    let due_at = if waits { allocation.due_at } else { Some(context.now) };
+    let next = Allocation { release_wish: Some(wish), due_at, ..allocation.clone() };
+    Ok(said(next, "gpuaas.allocation.release_requested.v1", "allocation.release", json!({ "reason": reason }), context))
+}
+
+/// Stops, starts or reboots it.
+pub fn power(allocation: &Allocation, action: Action, context: &Context) -> Result<(Allocation, Decision), Refusal> {
+    if allocation.terms.product == Product::BareMetal {
+        let message = "a whole host is not stopped or started from here; use its own `reboot`";
+        return Err(Refusal::invalid("power_not_supported", message));
+    }
+    if allocation.state != AllocationState::Active || allocation.release_wish.is_some() {
+        return Err(not_active(allocation));
+    }
+    if allocation.power_wish == Some(action) {
+        return Ok((allocation.clone(), Decision::default()));
+    }
+    if let Some(earlier) = allocation.power_wish {
+        let message = format!("it is being told to {}; wait for that first", earlier.as_str());
+        return Err(Refusal::conflict("allocation_busy", message));
+    }
+    match (action, allocation.stopped) {
+        (Action::Stop, true) | (Action::Start, false) => return Ok((allocation.clone(), Decision::default())),
+        (Action::Reboot, true) => {
+            return Err(Refusal::conflict("allocation_stopped", "it is stopped; start it with `gpuaas alloc start`"));
+        }
+        (Action::Stop, false) | (Action::Start, true) | (Action::Reboot, false) => {}
+    }
+    let next = Allocation { power_wish: Some(action), due_at: Some(context.now), ..allocation.clone() };
+    Ok(said(next, "gpuaas.allocation.power_requested.v1", "allocation.power", json!({ "action": action.as_str() }), context))
+}
+
+/// Moves the end of the lease: by so much from where it is, or to no end at all.
+pub fn extend(allocation: &Allocation, by: Option<Duration>, context: &Context) -> Result<(Allocation, Decision), Refusal> {
+    if !allocation.is_wanted() {
+        return Err(not_active(allocation));
+    }
+    let expires_at = match by {
+        None => None,
+        Some(by) => {
+            let from = allocation.expires_at.unwrap_or(context.now).max(context.now);
+            let end = lease_end(from, by)?;
+            if end > context.now.plus(MAX_LEASE) {
+                return Err(Refusal::invalid("lease_invalid", "a lease ends at most 366 days from now"));
+            }
+            Some(end)
+        }
+    };
+    if expires_at == allocation.expires_at {
+        return Ok((allocation.clone(), Decision::default()));
+    }
+    // What else is wanted of it is due now, and stays so.
+    let rests = allocation.step == Step::Serve && allocation.power_wish.is_none();
+    let due_at = if rests { expires_at } else { allocation.due_at };
+    let next = Allocation { expires_at, due_at, ..allocation.clone() };
+    Ok(said(next, "gpuaas.allocation.extended.v1", "allocation.extend", json!({ "expires_at": expires_at }), context))
+}
+
+/// Tries again what failed: an allocation that is over from the beginning, one whose release is blocked from its release.
+pub fn retry(
+    allocation: &Allocation,
+    quotas: &[Quota],
+    wait: Duration,
+    context: &Context,
+) -> Result<(Allocation, Decision), Refusal> {
+    match allocation.state {
+        AllocationState::Failed => {}
+        AllocationState::ReleaseBlocked => {
+            if allocation.releases == 0 {
+                return Ok((allocation.clone(), Decision::default()));
+            }
+            let next = Allocation { releases: 0, due_at: Some(context.now), ..allocation.clone() };
+            return Ok(said(
+                next,
+                "gpuaas.allocation.retried.v1",
+                "allocation.retry",
+                json!({ "releases": MAX_RELEASES }),
+                context,
+            ));
+        }
+        AllocationState::Requested
+        | AllocationState::Placing
+        | AllocationState::Provisioning
+        | AllocationState::Active
+        | AllocationState::Releasing
+        | AllocationState::Released => {
+            let message = format!("it is {}; only what failed can be tried again", allocation.state.as_str());
+            return Err(Refusal::conflict("nothing_to_retry", message));
+        }
+    }
+    if wait > MAX_WAIT {
+        return Err(Refusal::invalid(
+            "wait_invalid",
+            format!("it may wait at most {} days for a place", MAX_WAIT.as_secs() / 86_400),
+        ));
+    }
+    if allocation.expires_at.is_some_and(|end| end <= context.now) {
+        return Err(Refusal::conflict("lease_over", "its lease is over; ask for a new one"));
+    }
+    let used = allocation.terms.product.used();
+    let mut decision = Decision::default();
+    for quota in quotas {
+        decision = decision.update(&quota.take(used)?);
+    }
+    let next = Allocation {
+        state: AllocationState::Requested,
+        step: Step::Place,
+        node_id: None,
+        slots: Vec::new(),
+        task_id: None,
+        stopped: false,
+        attempts: 0,
+        releases: 0,
+        avoid: Vec::new(),
+        active_at: None,
+        ended_at: None,
+        place_until: context.now.plus(wait),
+        due_at: Some(context.now),
+        ..allocation.clone()
+    };
+    let (next, said) = said(next, "gpuaas.allocation.retried.v1", "allocation.retry", json!({}), context);
+    Ok((next, decision.and(said)))
+}
+
+/// Another name or other tags. The guest keeps the name it gave itself.
+pub fn describe(
+    allocation: &Allocation,
+    name: Option<VmName>,
+    tags: Option<BTreeMap<String, String>>,
+    context: &Context,
+) -> Result<(Allocation, Decision), Refusal> {
+    let next = Allocation {
+        name: name.unwrap_or_else(|| allocation.name.clone()),
+        tags: tags.unwrap_or_else(|| allocation.tags.clone()),
+        ..allocation.clone()
+    };
+    checked_tags(&next.tags)?;
+    if next == *allocation {
+        return Ok((next, Decision::default()));
+    }
+    let more = json!({ "tags": next.tags });
+    Ok(said(next, "gpuaas.allocation.described.v1", "allocation.describe", more, context))
+}
+
+fn not_active(allocation: &Allocation) -> Refusal {
+    let state = match &allocation.release_wish {
+        Some(_) if !allocation.state.over() => "being given back".to_owned(),
+        Some(_) | None => allocation.state.as_str().to_owned(),
+    };
+    Refusal::conflict("allocation_not_active", format!("it is {state}; this needs one that is active"))
+}
+
+fn said(
+    next: Allocation,
+    kind: &'static str,
+    action: &'static str,
+    more: serde_json::Value,
+    context: &Context,
+) -> (Allocation, Decision) {
+    let id = next.id.to_string();
+    let mut data = json!({
+        "allocation_id": id, "project_id": next.project_id, "organisation_id": next.organisation_id, "name": next.name,
+        "to": next.state.as_str(),
+    });
+    if let (Some(data), serde_json::Value::Object(more)) = (data.as_object_mut(), more) {
+        data.extend(more);
+    }
+    let decision = Decision::default().update(&next).hint(Hint::Allocation(next.id));
+    (next, decision.record(context, kind, action, &id, data))
+}

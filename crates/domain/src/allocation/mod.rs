@@ -1,0 +1,312 @@
+//! Allocations: what a tenant leases, from the request to the last trace.
+//!
+//! ```text
+//! requested ─ placing ─ provisioning ─ active ─ releasing ─ released
+//!                │            │                     │
+//!                └─ failed ◄──┴────── (cleaned up) ─┴─ release_blocked
+//! ```
+//!
+//! A tenant's word ([`commands`]) only writes down what is wanted. Everything that happens after it is [`advance`]: one step at a time,
+//! decided on the allocation's own row and what it holds, and committed together with the leases and tasks it makes. Whoever drives a
+//! run may call it as often as they like; a step that was done before changes nothing.
+
+mod advance;
+pub mod commands;
+mod words;
+
+use std::collections::BTreeMap;
+use std::time::Duration;
+
+use gpuaas_contract::Digest;
+use gpuaas_contract::id::{AllocationId, CorrelationId, ImageId, NodeId, OrgId, ProjectId, SkuId, SlotId, TaskId};
+use gpuaas_contract::slice::{InterfaceName, SshPublicKey, UserName, VmName};
+use gpuaas_contract::task::slice_vm_power::Action;
+use gpuaas_contract::task::slice_vm_provision::{DriverStrategy, ImageFormat};
+use gpuaas_contract::time::Timestamp;
+
+pub use advance::{Advance, Chosen, Next, Tools, World, advance};
+
+use crate::catalog::Product;
+use crate::resource::{Keys, resource};
+
+/// How often another host is tried before an allocation fails.
+pub const MAX_ATTEMPTS: u32 = 3;
+/// How often a release is tried before an operator has to look.
+pub const MAX_RELEASES: u32 = 3;
+/// Longest time an allocation may wait for a place.
+pub const MAX_WAIT: Duration = Duration::from_secs(7 * 24 * 3600);
+/// Longest lease, and longest extension at once.
+pub const MAX_LEASE: Duration = Duration::from_secs(366 * 24 * 3600);
+/// How soon a run looks again if nothing wakes it. Only the answer to a lost wake-up.
+pub const SLOW_POLL: Duration = Duration::from_secs(30);
+
+/// Where an allocation stands.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, serde::Serialize, serde::Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum AllocationState {
+    /// Asked for.
+    Requested,
+    /// Waits for a place.
+    Placing,
+    /// A host is making it.
+    Provisioning,
+    /// The tenant has it.
+    Active,
+    /// A host is cleaning up.
+    Releasing,
+    /// Given back, with proof that nothing is left.
+    Released,
+    /// Over without ever, or no longer, being of use; nothing is held.
+    Failed,
+    /// It is over for the tenant, but a host could not prove that nothing is left; an operator has to look.
+    ReleaseBlocked,
+}
+
+impl AllocationState {
+    /// Every state.
+    pub const ALL: [Self; 8] = [
+        Self::Requested,
+        Self::Placing,
+        Self::Provisioning,
+        Self::Active,
+        Self::Releasing,
+        Self::Released,
+        Self::Failed,
+        Self::ReleaseBlocked,
+    ];
+
+    /// Name on the wire and in the store.
+    pub const fn as_str(self) -> &'static str {
+        match self {
+            Self::Requested => "requested",
+            Self::Placing => "placing",
+            Self::Provisioning => "provisioning",
+            Self::Active => "active",
+            Self::Releasing => "releasing",
+            Self::Released => "released",
+            Self::Failed => "failed",
+            Self::ReleaseBlocked => "release_blocked",
+        }
+    }
+
+    /// The state with this name.
+    pub fn parse(name: &str) -> Option<Self> {
+        Self::ALL.into_iter().find(|state| state.as_str() == name)
+    }
+
+    /// Whether nothing is held and nothing more happens by itself.
+    pub const fn over(self) -> bool {
+        matches!(self, Self::Released | Self::Failed)
+    }
+}
+
+/// What a run does next; the name of a step is the name of its activity.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, serde::Serialize, serde::Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Step {
+    /// Find a place, lease it and order the work, in one commit.
+    Place,
+    /// Wait for the host to have made it.
+    AwaitProvision,
+    /// The tenant has it: wait for their next word, or for the end of the lease.
+    Serve,
+    /// Wait for the host to have stopped, started or rebooted it.
+    AwaitPower,
+    /// Order the cleanup.
+    Release,
+    /// Wait for the host's proof.
+    AwaitRelease,
+    /// Nothing more.
+    Done,
+}
+
+impl Step {
+    /// Every step.
+    pub const ALL: [Self; 7] =
+        [Self::Place, Self::AwaitProvision, Self::Serve, Self::AwaitPower, Self::Release, Self::AwaitRelease, Self::Done];
+
+    /// Its name.
+    pub const fn as_str(self) -> &'static str {
+        match self {
+            Self::Place => "place",
+            Self::AwaitProvision => "await_provision",
+            Self::Serve => "serve",
+            Self::AwaitPower => "await_power",
+            Self::Release => "release",
+            Self::AwaitRelease => "await_release",
+            Self::Done => "done",
+        }
+    }
+
+    /// The step with this name.
+    pub fn parse(name: &str) -> Option<Self> {
+        Self::ALL.into_iter().find(|step| step.as_str() == name)
+    }
+}
+
+/// The product, image and settings as they were when the allocation was asked for: what changes later in the catalogue changes nothing.
+#[derive(Clone, Debug, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
+pub struct Terms {
+    /// The product.
+    pub sku_id: SkuId,
+    /// Its name then.
+    pub sku_name: String,
+    /// What is leased.
+    pub product: Product,
+    /// The GPU.
+    pub gpu_model: Option<String>,
+    /// vCPUs of each slot at least.
+    pub min_vcpus: u32,
+    /// Memory of each slot at least.
+    pub min_memory_mib: u64,
+    /// Price, in millionths of the currency unit.
+    pub price_per_hour: i64,
+    /// What the guest is made from; none for bare metal.
+    pub image: Option<ImageTerms>,
+    /// The user who is made.
+    pub username: UserName,
+    /// Their keys.
+    pub ssh_public_keys: Vec<SshPublicKey>,
+    /// On bare metal, whether they may become root.
+    pub sudo: bool,
+    /// The bridge the guest is on.
+    pub ovs_bridge: InterfaceName,
+    /// How long the guest may take to shut down.
+    pub graceful_timeout_seconds: u32,
+    /// Spread over nodes instead of packing.
+    pub spread: bool,
+}
+
+/// The image as it was then.
+#[derive(Clone, Debug, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
+pub struct ImageTerms {
+    /// The image.
+    pub image_id: ImageId,
+    /// Its name then.
+    pub name: String,
+    /// Where hosts fetch it.
+    pub url: Option<String>,
+    /// A file in the hosts' image folder.
+    pub path: Option<String>,
+    /// Its digest.
+    pub sha256: Digest,
+    /// What it is said to be.
+    pub format: ImageFormat,
+    /// The platform vouches for it.
+    pub trusted: bool,
+    /// How the GPU's driver gets into it.
+    pub driver_strategy: DriverStrategy,
+}
+
+/// Why an allocation is to be given back.
+#[derive(Clone, Debug, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
+pub struct ReleaseWish {
+    /// Who wants it: an actor, or `system` at the end of the lease.
+    pub by: String,
+    /// Since when.
+    pub at: Timestamp,
+    /// In words; may be empty.
+    pub reason: String,
+}
+
+/// What went wrong last.
+#[derive(Clone, Debug, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
+pub struct Trouble {
+    /// Stable code.
+    pub code: String,
+    /// For the tenant: says nothing about hosts and other tenants.
+    pub reason: String,
+    /// For operators: which task of which node said what.
+    pub detail: String,
+    /// When.
+    pub at: Timestamp,
+}
+
+/// What a tenant leases.
+#[derive(Clone, Debug, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
+pub struct Allocation {
+    /// Its id, the same for life.
+    pub id: AllocationId,
+    /// Row version.
+    #[serde(skip)]
+    pub version: i64,
+    /// Whose it is.
+    pub organisation_id: OrgId,
+    /// The project within.
+    pub project_id: ProjectId,
+    /// What people call it; also the guest's own name.
+    pub name: VmName,
+    /// More words of the tenant.
+    pub tags: BTreeMap<String, String>,
+    /// What was agreed.
+    pub terms: Terms,
+    /// Where it stands.
+    pub state: AllocationState,
+    /// What its run does next.
+    pub step: Step,
+    /// The node it is on, or was on last.
+    pub node_id: Option<NodeId>,
+    /// The slots it has, or had last.
+    pub slots: Vec<SlotId>,
+    /// The last task of its run.
+    pub task_id: Option<TaskId>,
+    /// Whether its guest was stopped by its tenant.
+    pub stopped: bool,
+    /// What its tenant wants of its power and was not ordered yet.
+    pub power_wish: Option<Action>,
+    /// Why it is to be given back, once it is.
+    pub release_wish: Option<ReleaseWish>,
+    /// How many hosts were tried.
+    pub attempts: u32,
+    /// How many releases were ordered since somebody last asked for one.
+    pub releases: u32,
+    /// Nodes that could not make it.
+    pub avoid: Vec<NodeId>,
+    /// What went wrong last.
+    pub trouble: Option<Trouble>,
+    /// Who asked for it.
+    pub requested_by: String,
+    /// The caller's own key against asking twice.
+    pub idempotency_key: Option<String>,
+    /// Digest of what was asked for with that key.
+    pub request_digest: Digest,
+    /// Follows the request.
+    pub correlation_id: CorrelationId,
+    /// When it was asked for.
+    pub created_at: Timestamp,
+    /// Until when it waits for a place.
+    pub place_until: Timestamp,
+    /// When the tenant first had it.
+    pub active_at: Option<Timestamp>,
+    /// The end of the lease; none goes on until it is released.
+    pub expires_at: Option<Timestamp>,
+    /// When it was over.
+    pub ended_at: Option<Timestamp>,
+    /// When its run looks again if nothing wakes it.
+    pub due_at: Option<Timestamp>,
+}
+
+resource!(Allocation, Allocation);
+
+/// How an allocation is found by the key of whoever asked for it.
+pub fn request_lookup(requested_by: &str, idempotency_key: &str) -> String {
+    format!("{requested_by}\n{idempotency_key}")
+}
+
+impl Allocation {
+    fn found_by(&self) -> Keys {
+        Keys {
+            parent: self.project_id.to_string(),
+            lookup: self.idempotency_key.as_ref().map(|key| request_lookup(&self.requested_by, key)),
+            owner: self.node_id.map(|node| node.to_string()),
+            state: self.state.as_str(),
+            due_at: self.due_at,
+            ..Keys::default()
+        }
+    }
+
+    /// Whether its tenant is still to get something out of it: it is not over and nobody wants it back.
+    pub fn is_wanted(&self) -> bool {
+        self.release_wish.is_none() && !self.state.over() && self.state != AllocationState::ReleaseBlocked
+    }
+}

@@ -1,0 +1,168 @@
+//! SKUs: products with a price.
+
+use gpuaas_contract::id::SkuId;
+use gpuaas_contract::slice::MAX_SLOTS;
+use gpuaas_contract::time::Timestamp;
+use serde_json::json;
+
+use crate::decision::{Context, Decision};
+use crate::names::{checked_handle, checked_text};
+use crate::quota::Used;
+use crate::refusal::Refusal;
+use crate::resource::{Keys, resource};
+
+/// What is leased.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
+#[serde(tag = "kind", rename_all = "snake_case", deny_unknown_fields)]
+pub enum Product {
+    /// A guest on this many slots of one node.
+    Slice {
+        /// 1 to 16.
+        slots: u32,
+    },
+    /// A whole host, with a user of its own on it.
+    BareMetal,
+}
+
+impl Product {
+    /// Name on the wire.
+    pub const fn as_str(self) -> &'static str {
+        match self {
+            Self::Slice { .. } => "slice",
+            Self::BareMetal => "bare_metal",
+        }
+    }
+
+    /// How many slots it takes.
+    pub const fn slots(self) -> u32 {
+        match self {
+            Self::Slice { slots } => slots,
+            Self::BareMetal => 0,
+        }
+    }
+
+    /// What one of it takes of a quota.
+    pub const fn used(self) -> Used {
+        match self {
+            Self::Slice { slots } => Used { allocations: 1, slots, machines: 0 },
+            Self::BareMetal => Used { allocations: 1, slots: 0, machines: 1 },
+        }
+    }
+}
+
+/// A product of the catalogue.
+#[derive(Clone, Debug, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
+pub struct Sku {
+    /// Its id.
+    pub id: SkuId,
+    /// Row version.
+    #[serde(skip)]
+    pub version: i64,
+    /// What people type; no other product on offer has it.
+    pub name: String,
+    /// In words.
+    pub description: String,
+    /// What is leased.
+    pub product: Product,
+    /// The GPU, as hosts name it or as `vendor:device`; none for slots without one.
+    pub gpu_model: Option<String>,
+    /// vCPUs of each slot at least.
+    pub min_vcpus: u32,
+    /// Memory of each slot at least.
+    pub min_memory_mib: u64,
+    /// Price, in millionths of the currency unit.
+    pub price_per_hour: i64,
+    /// When it was made.
+    pub created_at: Timestamp,
+    /// Set when it is no longer on offer. What was leased goes on at its price.
+    pub retired_at: Option<Timestamp>,
+}
+
+resource!(Sku, Sku);
+
+impl Sku {
+    fn found_by(&self) -> Keys {
+        let live = self.retired_at.is_none();
+        Keys { name: live.then(|| self.name.clone()), state: if live { "active" } else { "retired" }, ..Keys::default() }
+    }
+
+    fn check(&self) -> Result<(), Refusal> {
+        if let Product::Slice { slots } = self.product
+            && !(1..=u32::try_from(MAX_SLOTS).unwrap_or(u32::MAX)).contains(&slots)
+        {
+            return Err(Refusal::invalid("sku_invalid", format!("a slice has 1 to {MAX_SLOTS} slots")));
+        }
+        if !(0..=1_000_000_000_000).contains(&self.price_per_hour) {
+            return Err(Refusal::invalid(
+                "sku_invalid",
+                "the price per hour is 0 to 1,000,000, in millionths of the currency unit",
+            ));
+        }
+        if self.gpu_model.as_ref().is_some_and(|model| model.is_empty() || checked_text(model, "the GPU model").is_err()) {
+            return Err(Refusal::invalid(
+                "sku_invalid",
+                "the GPU model has 1 to 200 bytes on one line; leave it out for slots without a GPU",
+            ));
+        }
+        Ok(())
+    }
+}
+
+/// A new product. `sku` has its wanted content; id, version and times are set here.
+pub fn create_sku(id: SkuId, sku: Sku, context: &Context) -> Result<(Sku, Decision), Refusal> {
+    let sku = Sku {
+        id,
+        version: 0,
+        name: checked_handle(&sku.name, "a product")?,
+        description: checked_text(&sku.description, "the description")?,
+        created_at: context.now,
+        retired_at: None,
+        ..sku
+    };
+    sku.check()?;
+    let decision = Decision::default().insert(&sku);
+    Ok((sku.clone(), recorded(decision, &sku, "gpuaas.sku.created.v1", "sku.create", context)))
+}
+
+/// What can be changed of a product that may be leased already: its words, its price for what comes, and whether it is on offer.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct SkuChange {
+    /// Other words.
+    pub description: Option<String>,
+    /// Another price, for allocations that are made from now on.
+    pub price_per_hour: Option<i64>,
+    /// No longer on offer, or on offer again.
+    pub retired: Option<bool>,
+}
+
+/// Changes a product. Saying the same again changes nothing.
+pub fn change_sku(sku: &Sku, change: &SkuChange, context: &Context) -> Result<(Sku, Decision), Refusal> {
+    let next = Sku {
+        description: match &change.description {
+            Some(text) => checked_text(text, "the description")?,
+            None => sku.description.clone(),
+        },
+        price_per_hour: change.price_per_hour.unwrap_or(sku.price_per_hour),
+        retired_at: match change.retired {
+            Some(true) => Some(sku.retired_at.unwrap_or(context.now)),
+            Some(false) => None,
+            None => sku.retired_at,
+        },
+        ..sku.clone()
+    };
+    next.check()?;
+    if next == *sku {
+        return Ok((next, Decision::default()));
+    }
+    let decision = Decision::default().update(&next);
+    Ok((next.clone(), recorded(decision, &next, "gpuaas.sku.changed.v1", "sku.change", context)))
+}
+
+fn recorded(decision: Decision, sku: &Sku, kind: &'static str, action: &'static str, context: &Context) -> Decision {
+    let id = sku.id.to_string();
+    let data = json!({
+        "sku_id": id, "name": sku.name, "product": sku.product, "gpu_model": sku.gpu_model,
+        "price_per_hour": sku.price_per_hour, "retired": sku.retired_at.is_some(),
+    });
+    decision.record(context, kind, action, &id, data)
+}

@@ -1,0 +1,317 @@
+//! Machines: whole hosts that an operator offers for lease. The counterpart of slots for bare metal, with the same rule: one holder at a
+//! time, and another one only after the node has said that nothing of the last one is left.
+
+use std::time::Duration;
+
+use gpuaas_contract::id::{AllocationId, NodeId, TaskId};
+use gpuaas_contract::receipt::Outcome;
+use gpuaas_contract::slice::{SshPublicKey, UserName};
+use gpuaas_contract::task::{Task, TaskType, allocation_deprovision_user, allocation_provision_user};
+use gpuaas_contract::time::Timestamp;
+use serde_json::json;
+
+use crate::decision::{Change, Context, Decision, Hint};
+use crate::node::Node;
+use crate::refusal::Refusal;
+use crate::resource::{Keys, resource};
+use crate::slice::{Ending, How};
+use crate::slot::{Slot, SlotState};
+use crate::task::{TaskRecord, TaskState};
+
+/// How long making a user may take.
+pub const PROVISION_TIMEOUT: Duration = Duration::from_secs(15 * 60);
+/// How long removing a user may take, with everything they left on large disks.
+pub const RELEASE_TIMEOUT: Duration = Duration::from_secs(3600);
+
+/// Where a machine stands.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, serde::Serialize, serde::Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum MachineState {
+    /// Clean and free.
+    Available,
+    /// In the hands of an allocation.
+    Leased,
+    /// An allocation is giving it back.
+    Releasing,
+    /// Something of an allocation may be left on it.
+    CleanupBlocked,
+    /// No longer offered.
+    Withdrawn,
+}
+
+impl MachineState {
+    /// Name on the wire and in the store.
+    pub const fn as_str(self) -> &'static str {
+        match self {
+            Self::Available => "available",
+            Self::Leased => "leased",
+            Self::Releasing => "releasing",
+            Self::CleanupBlocked => "cleanup_blocked",
+            Self::Withdrawn => "withdrawn",
+        }
+    }
+
+    /// Whether nothing of any allocation is on it.
+    pub const fn is_clean(self) -> bool {
+        match self {
+            Self::Available | Self::Withdrawn => true,
+            Self::Leased | Self::Releasing | Self::CleanupBlocked => false,
+        }
+    }
+}
+
+/// A whole host on offer.
+#[derive(Clone, Debug, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
+pub struct Machine {
+    /// `machine:` and the id of its node.
+    pub id: String,
+    /// Row version.
+    #[serde(skip)]
+    pub version: i64,
+    /// The node.
+    pub node_id: NodeId,
+    /// Where it stands.
+    pub state: MachineState,
+    /// Why, in words; empty while available.
+    pub reason: String,
+    /// The allocation that has it, or whose remains are on it. Set exactly while it is not clean.
+    pub allocation_id: Option<AllocationId>,
+    /// The highest fencing number that was ever given out for it. Never goes back.
+    pub lease_epoch: u64,
+    /// The last task that was to make or remove a user: whose end decides about it.
+    pub lease_task: Option<TaskId>,
+    /// Who offered it.
+    pub offered_by: String,
+    /// When.
+    pub offered_at: Timestamp,
+}
+
+resource!(Machine, Machine);
+
+/// Id of the machine of a node.
+pub fn machine_id(node: NodeId) -> String {
+    format!("machine:{node}")
+}
+
+impl Machine {
+    fn found_by(&self) -> Keys {
+        Keys {
+            lookup: self.lease_task.map(|task| task.to_string()),
+            owner: self.allocation_id.map(|allocation| allocation.to_string()),
+            state: self.state.as_str(),
+            ..Keys::default()
+        }
+    }
+}
+
+/// An operator offers a whole host. `slots` are those of the node: a host is sliced or leased as a whole, never both.
+pub fn offer(node: &Node, slots: &[Slot], known: Option<&Machine>, context: &Context) -> Result<(Machine, Decision), Refusal> {
+    if let Some(slot) = slots.iter().find(|slot| slot.state != SlotState::Withdrawn) {
+        let message = format!(
+            "node {} has slots (slot {} is {}); withdraw all of them first: a host is sliced or leased as a whole, never both",
+            node.name,
+            slot.spec.slot_index,
+            slot.state.as_str()
+        );
+        return Err(Refusal::conflict("node_is_sliced", message));
+    }
+    let next = match known {
+        Some(machine) if machine.state != MachineState::Withdrawn => return Ok((machine.clone(), Decision::default())),
+        Some(machine) => Machine {
+            state: MachineState::Available,
+            reason: String::new(),
+            offered_by: context.actor.to_string(),
+            offered_at: context.now,
+            ..machine.clone()
+        },
+        None => Machine {
+            id: machine_id(node.id),
+            version: 0,
+            node_id: node.id,
+            state: MachineState::Available,
+            reason: String::new(),
+            allocation_id: None,
+            lease_epoch: 0,
+            lease_task: None,
+            offered_by: context.actor.to_string(),
+            offered_at: context.now,
+        },
+    };
+    let decision = if known.is_some() { Decision::default().update(&next) } else { Decision::default().insert(&next) };
+    // The node is written as well, unchanged, as it is when slots are approved: of the two at the same moment, one loses.
+    let decision = decision.change(Change::NodeUpdate(Box::new(node.clone())));
+    let decision = recorded(decision.hint(Hint::Capacity), &next, "gpuaas.machine.offered.v1", "machine.offer", "", context);
+    Ok((next, decision))
+}
+
+/// An operator takes an offer back. What somebody has stays theirs until they give it back; then it is asked for again.
+pub fn withdraw(machine: &Machine, reason: &str, context: &Context) -> Result<(Machine, Decision), Refusal> {
+    match machine.state {
+        MachineState::Withdrawn => return Ok((machine.clone(), Decision::default())),
+        MachineState::Available => {}
+        MachineState::Leased | MachineState::Releasing | MachineState::CleanupBlocked => {
+            let message = format!("the machine is {}; release its allocation first", machine.state.as_str());
+            return Err(Refusal::conflict("machine_in_use", message));
+        }
+    }
+    let next = Machine { state: MachineState::Withdrawn, reason: reason.to_owned(), ..machine.clone() };
+    let decision = Decision::default().update(&next);
+    let decision = recorded(decision, &next, "gpuaas.machine.withdrawn.v1", "machine.withdraw", reason, context);
+    Ok((next, decision))
+}
+
+/// Who gets onto a machine.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Tenant {
+    /// The user that is made.
+    pub username: UserName,
+    /// Their keys.
+    pub ssh_public_keys: Vec<SshPublicKey>,
+    /// Whether they may become root. The host's owner decides as well.
+    pub sudo: bool,
+}
+
+/// A user on a free machine: it is leased under a new number, and the node is told to make the user.
+pub fn provision(
+    machine: &Machine,
+    tenant: &Tenant,
+    ids: (AllocationId, TaskId),
+    context: &Context,
+) -> Result<(Task, Decision), Refusal> {
+    let (allocation_id, task_id) = ids;
+    if machine.state != MachineState::Available {
+        let message = format!("the machine of {} is {}", machine.node_id, machine.state.as_str());
+        return Err(Refusal::conflict("machine_not_available", message));
+    }
+    let lease_epoch = next_epoch(machine)?;
+    let task = checked(Task::AllocationProvisionUser(allocation_provision_user::Params {
+        allocation_id,
+        lease_epoch,
+        username: tenant.username.clone(),
+        ssh_public_keys: tenant.ssh_public_keys.clone(),
+        sudo: tenant.sudo,
+    }))?;
+    let next = Machine {
+        state: MachineState::Leased,
+        allocation_id: Some(allocation_id),
+        lease_epoch,
+        lease_task: Some(task_id),
+        reason: String::new(),
+        ..machine.clone()
+    };
+    let decision = Decision::default().update(&next);
+    Ok((task, recorded(decision, &next, "gpuaas.machine.leased.v1", "machine.lease", "", context)))
+}
+
+/// Gives a machine back: the user goes, with everything they have. With `take_over`, an operator's word that what is left of the
+/// allocation shall go under a new number, whoever the node thinks has the machine.
+pub fn release(
+    machine: &Machine,
+    last: Option<&TaskRecord>,
+    username: &UserName,
+    take_over: bool,
+    task_id: TaskId,
+    context: &Context,
+) -> Result<(Task, Decision), Refusal> {
+    let Some(allocation_id) = machine.allocation_id else {
+        return Err(Refusal::conflict("machine_clean", "nobody has the machine; there is nothing to clean up"));
+    };
+    if let Some(task) = last.filter(|task| !task.state.ended()) {
+        let message = format!("{} ({}) is {}; wait for its end or cancel it", task.id, task.task_type, task.state.as_str());
+        return Err(Refusal::conflict("machine_busy", message));
+    }
+    let made = last.is_some_and(|task| task.state == TaskState::Succeeded);
+    if take_over && made && machine.state == MachineState::Leased {
+        let message = "a tenant has the machine; release its allocation instead";
+        return Err(Refusal::conflict("machine_in_use", message));
+    }
+    let lease_epoch = if take_over { next_epoch(machine)? } else { machine.lease_epoch };
+    let task = checked(Task::AllocationDeprovisionUser(allocation_deprovision_user::Params {
+        allocation_id,
+        lease_epoch,
+        username: username.clone(),
+        take_over,
+    }))?;
+    let next = Machine {
+        state: MachineState::Releasing,
+        lease_epoch,
+        lease_task: Some(task_id),
+        reason: String::new(),
+        ..machine.clone()
+    };
+    let decision = Decision::default().update(&next);
+    Ok((task, recorded(decision, &next, "gpuaas.machine.releasing.v1", "machine.release", "", context)))
+}
+
+/// What the end of a task means for the machine: that whose [`Machine::lease_task`] it is. `genuine` says whether the control plane itself
+/// made the task's row; of another nothing is believed.
+pub fn settle(machine: &Machine, ending: &Ending, genuine: bool, context: &Context) -> Decision {
+    let Ending { task, how } = ending;
+    if machine.lease_task != Some(task.id) || machine.node_id != task.node_id || machine.allocation_id.is_none() {
+        return Decision::default();
+    }
+    let provision = task.task_type == TaskType::AllocationProvisionUser;
+    let because = if task.message.is_empty() { task.code.clone() } else { format!("{} ({})", task.message, task.code) };
+    let clean = match how {
+        _ if !genuine => Err(format!("the row of {} was changed outside the control plane", task.id)),
+        How::NeverRan if provision => Ok(true),
+        How::NeverRan => Err(format!("the release did not run: {because}")),
+        How::MayHaveRan => Err(format!("{} was lost: {because}", task.task_type)),
+        How::Receipt { outcome: Outcome::Succeeded, .. } => Ok(!provision),
+        How::Receipt { outcome: Outcome::Refused, .. } | How::Receipt { outcome: Outcome::Cancelled, started: false, .. }
+            if provision =>
+        {
+            Ok(true)
+        }
+        How::Receipt { .. } => Err(because),
+    };
+    let (next, kind, action) = match clean {
+        Ok(true) => {
+            let free = Machine { state: MachineState::Available, allocation_id: None, reason: String::new(), ..machine.clone() };
+            (free, "gpuaas.machine.freed.v1", "machine.free")
+        }
+        Ok(false) => {
+            let used = Machine { state: MachineState::Leased, reason: String::new(), ..machine.clone() };
+            (used, "gpuaas.machine.in_use.v1", "machine.use")
+        }
+        Err(reason) => {
+            let reason: String = reason.chars().take(1000).collect();
+            let blocked = Machine { state: MachineState::CleanupBlocked, reason, ..machine.clone() };
+            (blocked, "gpuaas.machine.cleanup_blocked.v1", "machine.block")
+        }
+    };
+    if next == *machine {
+        return Decision::default();
+    }
+    let hinted = Decision::default().update(&next);
+    let hinted = if next.state == MachineState::Available { hinted.hint(Hint::Capacity) } else { hinted };
+    let reason = next.reason.clone();
+    recorded(hinted, &next, kind, action, &reason, context)
+}
+
+fn next_epoch(machine: &Machine) -> Result<u64, Refusal> {
+    let next = machine.lease_epoch.checked_add(1).filter(|next| i64::try_from(*next).is_ok());
+    next.ok_or_else(|| Refusal::conflict("lease_epochs_used_up", "the machine's lease numbers are used up"))
+}
+
+fn checked(task: Task) -> Result<Task, Refusal> {
+    match Task::parse(task.task_type(), task.params_json().get()) {
+        Ok(_) => Ok(task),
+        Err(error) => Err(Refusal::invalid("params_invalid", error.to_string())),
+    }
+}
+
+fn recorded(
+    decision: Decision,
+    machine: &Machine,
+    kind: &'static str,
+    action: &'static str,
+    reason: &str,
+    context: &Context,
+) -> Decision {
+    let data = json!({
+        "node_id": machine.node_id, "state": machine.state.as_str(), "allocation_id": machine.allocation_id,
+        "lease_epoch": machine.lease_epoch, "task_id": machine.lease_task, "reason": reason,
+    });
+    decision.record(context, kind, action, &machine.id, data)
+}

@@ -1,0 +1,16 @@
+//! Organisations, projects, and who belongs to them.
+
+mod member;
+mod sign_in;
+mod tenant;
+mod user;
+
+pub use member::{accept_invitations, change_role, invite, leave, members_of_user, user_of};
+pub use sign_in::{SignIn, SignInKind};
+pub use tenant::{
+    Organisation, Project, ServiceAccount, create_organisation, create_project, create_service_account, delete_project,
+    delete_service_account, describe_organisation, describe_project,
+};
+pub use user::{
+    Said, User, create_local_user, deactivate, lookup as user_lookup, right_password, set_password, signed_in, wrong_password,
+};

@@ -1,0 +1,183 @@
+//! What there is, what of it works and what of that is free: for operators.
+
+use std::collections::BTreeMap;
+use std::fmt;
+use std::sync::Arc;
+
+use gpuaas_contract::id::NodeId;
+
+use super::candidate::{Candidate, Gpu, MachineUse, Model, SlotView};
+use super::fleet::Fleet;
+use crate::node::Service;
+use crate::slot::SlotState;
+
+/// What is in a slot.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub enum SlotModel {
+    /// A GPU, as `vendor:device`, or by its name where the node says no more. It can be asked for by this.
+    Gpu(Arc<str>),
+    /// A GPU of which its node says nothing.
+    UnknownGpu,
+    /// No GPU.
+    NoGpu,
+}
+
+impl fmt::Display for SlotModel {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Gpu(model) => f.write_str(model),
+            Self::UnknownGpu => f.write_str("unknown GPU"),
+            Self::NoGpu => f.write_str("no GPU"),
+        }
+    }
+}
+
+/// The slots of one model. `delivered` = `healthy` + `unhealthy`, and `healthy` = `allocated` + `free`.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct CapacityRow {
+    /// What is in them.
+    pub model: SlotModel,
+    /// What its nodes call it; empty if none does.
+    pub name: Arc<str>,
+    /// Nodes with such slots.
+    pub nodes: usize,
+    /// Approved slots of nodes that are not retired.
+    pub delivered: usize,
+    /// Slots that serve somebody or could at once.
+    pub healthy: usize,
+    /// All others: dirty, held back, or on a node that is offline, quarantined or locked; and the free ones of a node in maintenance.
+    pub unhealthy: usize,
+    /// In the hands of an allocation, or on a machine that is leased as a whole.
+    pub allocated: usize,
+    /// Can be given out now.
+    pub free: usize,
+    /// The most that one allocation could get.
+    pub largest_free_on_one_node: usize,
+}
+
+/// The slots of one node.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct NodeCapacity {
+    /// The node.
+    pub node_id: NodeId,
+    /// Its host name.
+    pub name: String,
+    /// A row per model.
+    pub rows: Vec<CapacityRow>,
+}
+
+/// What a slot does for the cloud.
+enum Standing {
+    Allocated,
+    Free,
+    Unhealthy,
+}
+
+impl CapacityRow {
+    fn none(model: SlotModel) -> Self {
+        Self {
+            model,
+            name: "".into(),
+            nodes: 0,
+            delivered: 0,
+            healthy: 0,
+            unhealthy: 0,
+            allocated: 0,
+            free: 0,
+            largest_free_on_one_node: 0,
+        }
+    }
+
+    fn count(&mut self, standing: &Standing) {
+        self.delivered += 1;
+        match standing {
+            Standing::Allocated => self.allocated += 1,
+            Standing::Free => self.free += 1,
+            Standing::Unhealthy => self.unhealthy += 1,
+        }
+        self.healthy = self.allocated + self.free;
+        self.largest_free_on_one_node = self.free;
+    }
+
+    /// Nodes can differ in what they call the same model: the first name in the alphabet is shown.
+    fn call(&mut self, name: &Arc<str>) {
+        if !name.is_empty() && (self.name.is_empty() || *name < self.name) {
+            self.name = Arc::clone(name);
+        }
+    }
+
+    fn add(&mut self, node: &Self) {
+        self.call(&node.name);
+        self.nodes += node.nodes;
+        self.delivered += node.delivered;
+        self.healthy += node.healthy;
+        self.unhealthy += node.unhealthy;
+        self.allocated += node.allocated;
+        self.free += node.free;
+        self.largest_free_on_one_node = self.largest_free_on_one_node.max(node.free);
+    }
+}
+
+impl Fleet {
+    /// All slots, a row per model.
+    pub fn capacity(&self) -> Vec<CapacityRow> {
+        let mut rows: BTreeMap<SlotModel, CapacityRow> = BTreeMap::new();
+        for row in self.candidates().flat_map(rows_of) {
+            rows.entry(row.model.clone()).or_insert_with(|| CapacityRow::none(row.model.clone())).add(&row);
+        }
+        rows.into_values().collect()
+    }
+
+    /// The same per node, by id. Retired nodes are no capacity.
+    pub fn capacity_by_node(&self) -> Vec<NodeCapacity> {
+        let counted = self.candidates().filter(|candidate| candidate.service != Service::Retired);
+        let of = |candidate: &Candidate| NodeCapacity {
+            node_id: candidate.node_id,
+            name: candidate.name.clone(),
+            rows: rows_of(candidate).collect(),
+        };
+        counted.map(of).collect()
+    }
+}
+
+fn rows_of(candidate: &Candidate) -> impl Iterator<Item = CapacityRow> {
+    let mut rows: BTreeMap<SlotModel, CapacityRow> = BTreeMap::new();
+    let counted: &[SlotView] = if candidate.service == Service::Retired { &[] } else { &candidate.slots };
+    for slot in counted {
+        let known = candidate.model(slot);
+        let model = match (slot.gpu, known.and_then(Model::key)) {
+            (Gpu::None, _) => SlotModel::NoGpu,
+            (Gpu::Unknown | Gpu::Known(_), None) => SlotModel::UnknownGpu,
+            (Gpu::Unknown | Gpu::Known(_), Some(key)) => SlotModel::Gpu(key),
+        };
+        let row = rows.entry(model.clone()).or_insert_with(|| CapacityRow { nodes: 1, ..CapacityRow::none(model) });
+        row.count(&standing(candidate, slot));
+        if let Some(model) = known {
+            row.call(&model.name);
+        }
+    }
+    rows.into_values()
+}
+
+fn standing(candidate: &Candidate, slot: &SlotView) -> Standing {
+    let may_connect = candidate.online && candidate.service != Service::Quarantined && candidate.service.may_connect();
+    let machine = match candidate.machine {
+        None | Some(MachineUse::Free | MachineUse::HeldBack) => None,
+        Some(MachineUse::Leased) => Some(Standing::Allocated),
+        Some(MachineUse::Dirty) => Some(Standing::Unhealthy),
+    };
+    match (machine, slot.state) {
+        _ if !may_connect => Standing::Unhealthy,
+        (Some(standing), _) => standing,
+        (None, SlotState::Leased | SlotState::Releasing) => Standing::Allocated,
+        (None, SlotState::Available) if slot.is_free() && candidate.service.takes_work() => Standing::Free,
+        (
+            None,
+            SlotState::Available
+            | SlotState::CleanupBlocked
+            | SlotState::NeedsWipe
+            | SlotState::Quarantined
+            | SlotState::Withdrawn,
+        ) => Standing::Unhealthy,
+    }
+}

@@ -1,0 +1,258 @@
+//! The fleet: all candidates, and shelves on which they stand in the order in which they are tried.
+//!
+//! There is a shelf for everything that can be asked for: every name of every model, slots without a GPU, and all slots. A node stands on it
+//! with the number of its free slots. The best node is then most often among the first, and a lease or a release moves one node.
+
+use std::collections::BTreeMap;
+
+use gpuaas_contract::id::NodeId;
+use gpuaas_contract::time::Timestamp;
+
+use super::candidate::{Ask, Candidate, Offer, SlotView, Wanted};
+use super::near;
+use super::no_fit::NoFit;
+use super::{Placement, Policy, What, Wish};
+
+const FIRST_NODE: NodeId = NodeId::from_bytes([0; 16]);
+const LAST_NODE: NodeId = NodeId::from_bytes([255; 16]);
+
+/// The nodes and their slots as placement sees them. Not the truth, only a picture of it: see the module.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Fleet {
+    nodes: BTreeMap<NodeId, Candidate>,
+    shelves: BTreeMap<Wanted, Shelf>,
+}
+
+/// Where a node stands under a policy, the best first: whether it would be broken up, how well it fits, its id.
+type Place = (bool, usize, NodeId);
+
+/// How good a node is for a wish, the best first.
+type Rank = (Disturbed, bool, usize, Split, NodeId);
+/// Maintenance is announced in its time.
+type Disturbed = bool;
+/// Its slots would be on several NUMA nodes.
+type Split = bool;
+
+/// The nodes that have something for those who want the same.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+struct Shelf {
+    /// Free slots, for [`Policy::Pack`].
+    packed: BTreeMap<Place, Offer>,
+    /// The same, for [`Policy::Spread`].
+    spread: BTreeMap<Place, Offer>,
+    /// Whole machines by the number of their GPUs, with their next announced maintenance.
+    machines: BTreeMap<(usize, NodeId), Option<Timestamp>>,
+}
+
+impl Shelf {
+    fn is_empty(&self) -> bool {
+        self.packed.is_empty() && self.machines.is_empty()
+    }
+
+    /// Nodes with at least this many free slots, in the order of the policy.
+    fn with_free(&self, count: usize, policy: Policy) -> impl Iterator<Item = (&Place, &Offer)> {
+        let (shelf, ranges) = match policy {
+            Policy::Pack => {
+                let from = |untouched| (untouched, count, FIRST_NODE)..=(untouched, usize::MAX, LAST_NODE);
+                (&self.packed, [Some(from(false)), Some(from(true))])
+            }
+            Policy::Spread => (&self.spread, [Some((false, 0, FIRST_NODE)..=(false, fit(policy, count), LAST_NODE)), None]),
+        };
+        ranges.into_iter().flatten().flat_map(|range| shelf.range(range))
+    }
+}
+
+/// How well a node with this many free slots fits: less is better.
+const fn fit(policy: Policy, free: usize) -> usize {
+    match policy {
+        Policy::Pack => free,
+        Policy::Spread => usize::MAX - free,
+    }
+}
+
+/// Where an offer stands. Only packing cares whether a node is broken up.
+const fn place_of(policy: Policy, offer: &Offer, node: NodeId) -> Place {
+    let untouched = match policy {
+        Policy::Pack => offer.untouched,
+        Policy::Spread => false,
+    };
+    (untouched, fit(policy, offer.free), node)
+}
+
+impl Fleet {
+    /// A fleet without nodes.
+    pub fn new() -> Self {
+        Self::default()
+    }
+
+    /// How many nodes it has.
+    pub fn len(&self) -> usize {
+        self.nodes.len()
+    }
+
+    /// Whether it has none.
+    pub fn is_empty(&self) -> bool {
+        self.nodes.is_empty()
+    }
+
+    /// Puts in what is now known of a node, in place of what was known before.
+    pub fn upsert(&mut self, candidate: Candidate) {
+        self.remove(candidate.node_id);
+        let node = candidate.node_id;
+        for (wanted, offer) in candidate.slot_offers() {
+            let shelf = self.shelves.entry(wanted).or_default();
+            shelf.packed.insert(place_of(Policy::Pack, &offer, node), offer);
+            shelf.spread.insert(place_of(Policy::Spread, &offer, node), offer);
+        }
+        for (wanted, gpus) in candidate.machine_offers() {
+            self.shelves.entry(wanted).or_default().machines.insert((gpus, node), candidate.maintenance);
+        }
+        self.nodes.insert(node, candidate);
+    }
+
+    /// Forgets a node.
+    pub fn remove(&mut self, node: NodeId) {
+        let Some(candidate) = self.nodes.remove(&node) else { return };
+        for (wanted, offer) in candidate.slot_offers() {
+            self.on_shelf(&wanted, |shelf| {
+                shelf.packed.remove(&place_of(Policy::Pack, &offer, node));
+                shelf.spread.remove(&place_of(Policy::Spread, &offer, node));
+            });
+        }
+        for (wanted, gpus) in candidate.machine_offers() {
+            self.on_shelf(&wanted, |shelf| {
+                shelf.machines.remove(&(gpus, node));
+            });
+        }
+    }
+
+    /// Takes something off a shelf, and the shelf away if it is empty then: a model that is gone leaves nothing behind.
+    fn on_shelf(&mut self, wanted: &Wanted, take: impl FnOnce(&mut Shelf)) {
+        let Some(shelf) = self.shelves.get_mut(wanted) else { return };
+        take(shelf);
+        if shelf.is_empty() {
+            self.shelves.remove(wanted);
+        }
+    }
+
+    /// All nodes, by id.
+    pub(super) fn candidates(&self) -> impl Iterator<Item = &Candidate> {
+        self.nodes.values()
+    }
+
+    /// Where an allocation goes, or why nowhere.
+    pub fn place(&self, wish: &Wish, now: Timestamp) -> Result<Placement, NoFit> {
+        let until = wish.disturbed_until(now);
+        let found = match &wish.what {
+            What::Slots { count, gpu_model, min_vcpus_per_slot, min_memory_mib_per_slot } => {
+                let ask = Ask::new(*count, gpu_model.as_ref(), *min_vcpus_per_slot, *min_memory_mib_per_slot);
+                self.place_slots(ask, wish, until)
+            }
+            What::Machine { gpu_model, gpus } => self.place_machine(&Wanted::of(gpu_model.as_ref()), *gpus, wish, until),
+        };
+        found.ok_or_else(|| NoFit::explain(self.candidates(), wish))
+    }
+
+    /// How many such wishes could be met now, one after the other.
+    pub fn how_many(&self, wish: &Wish) -> usize {
+        match &wish.what {
+            What::Slots { count, gpu_model, min_vcpus_per_slot, min_memory_mib_per_slot } => {
+                let ask = Ask::new(*count, gpu_model.as_ref(), *min_vcpus_per_slot, *min_memory_mib_per_slot);
+                let shelf = self.shelves.get(&ask.wanted);
+                let nodes =
+                    shelf.into_iter().flat_map(|shelf| shelf.with_free(ask.count, Policy::Pack).map(|((_, _, node), _)| *node));
+                let allowed = nodes.filter(|node| wish.allows(*node)).filter_map(|node| self.nodes.get(&node));
+                allowed.map(|candidate| candidate.fitting(&ask).count() / ask.count).sum()
+            }
+            What::Machine { gpu_model, gpus } => {
+                let shelf = self.shelves.get(&Wanted::of(gpu_model.as_ref()));
+                let machines = shelf.into_iter().flat_map(|shelf| shelf.machines.keys());
+                machines
+                    .filter(|(has, node)| gpus.is_none_or(|gpus| usize::try_from(gpus) == Ok(*has)) && wish.allows(*node))
+                    .count()
+            }
+        }
+    }
+
+    fn place_slots(&self, ask: Ask, wish: &Wish, until: Timestamp) -> Option<Placement> {
+        // A GPU is not spent on whoever did not ask for one while there are slots without.
+        let frugal = (ask.wanted == Wanted::Any).then(|| Ask { wanted: Wanted::WithoutGpu, ..ask.clone() });
+        let asks = frugal.into_iter().chain([ask]);
+        let found = asks.filter_map(|ask| Some((self.best_node(&ask, wish, until)?, ask)));
+        // Of those that are equally disturbed, the first.
+        let ((_, node), ask) = found.min_by_key(|((disturbed, _), _)| *disturbed)?;
+        let candidate = self.nodes.get(&node)?;
+        Some(placement(candidate, &near::choose(candidate.fitting(&ask), ask.count), until))
+    }
+
+    /// The node whose slots are best for this. It looks into a node only where its place on the shelf cannot decide.
+    fn best_node(&self, ask: &Ask, wish: &Wish, until: Timestamp) -> Option<(Disturbed, NodeId)> {
+        let shelf = self.shelves.get(&ask.wanted)?;
+        let has_minimum = ask.min_vcpus > 0 || ask.min_memory_mib > 0;
+        let mut best: Option<Rank> = None;
+        for (&(untouched, by_place, node), offer) in shelf.with_free(ask.count, wish.policy) {
+            // Neither this one nor any after it can be better than this.
+            let bound = match wish.policy {
+                Policy::Pack if has_minimum => (false, untouched, fit(Policy::Pack, ask.count), false, FIRST_NODE),
+                Policy::Pack | Policy::Spread => (false, untouched, by_place, false, node),
+            };
+            if best.is_some_and(|best| best <= bound) {
+                break;
+            }
+            let disturbed = offer.maintenance.is_some_and(|starts| starts < until);
+            let all_are_large_enough = ask.min_vcpus <= offer.least_vcpus && ask.min_memory_mib <= offer.least_memory_mib;
+            // A node fits tighter than its place says if some of its free slots are too small.
+            let at_best = match wish.policy {
+                Policy::Pack if !all_are_large_enough => fit(Policy::Pack, ask.count),
+                Policy::Pack | Policy::Spread => by_place,
+            };
+            let hope = (disturbed, untouched, at_best, false, node);
+            if best.is_some_and(|best| best <= hope) || !wish.allows(node) {
+                continue;
+            }
+            if all_are_large_enough && ask.count == 1 {
+                best = Some(hope);
+                continue;
+            }
+            let Some(candidate) = self.nodes.get(&node) else { continue };
+            let free = candidate.fitting(ask).count();
+            if free >= ask.count {
+                let split = !near::fits_on_one_numa_node(candidate.fitting(ask), ask.count);
+                let rank = (disturbed, untouched, fit(wish.policy, free), split, node);
+                best = Some(best.map_or(rank, |best| best.min(rank)));
+            }
+        }
+        best.map(|(disturbed, _, _, _, node)| (disturbed, node))
+    }
+
+    /// The machine with the fewest GPUs that will do: the others stay for those who need them.
+    fn place_machine(&self, wanted: &Wanted, gpus: Option<u32>, wish: &Wish, until: Timestamp) -> Option<Placement> {
+        let shelf = self.shelves.get(wanted)?;
+        let (least, most) = match gpus.map(usize::try_from) {
+            None => (0, usize::MAX),
+            Some(gpus) => (gpus.ok()?, gpus.ok()?),
+        };
+        let range = (least, FIRST_NODE)..=(most, LAST_NODE);
+        let machines = || shelf.machines.range(range.clone()).filter(|((_, node), _)| wish.allows(*node));
+        let undisturbed = machines().find(|(_, maintenance)| maintenance.is_none_or(|starts| starts >= until));
+        let ((_, node), _) = undisturbed.or_else(|| machines().next())?;
+        let candidate = self.nodes.get(node)?;
+        Some(placement(candidate, &candidate.slots.iter().collect::<Vec<_>>(), until))
+    }
+}
+
+fn placement(candidate: &Candidate, slots: &[&SlotView], until: Timestamp) -> Placement {
+    let maintenance_at = candidate.maintenance.filter(|starts| *starts < until);
+    let note = maintenance_at
+        .map(|starts| format!("maintenance is announced from {starts}, and nothing else was free; save work before that"));
+    let numa: Vec<i32> = slots.iter().map(|slot| slot.numa).collect();
+    Placement {
+        node_id: candidate.node_id,
+        node_name: candidate.name.clone(),
+        slots: slots.iter().map(|slot| slot.id).collect(),
+        same_numa: numa.windows(2).all(|pair| pair[0] == pair[1]),
+        numa,
+        maintenance_at,
+        note,
+    }
+}

@@ -1,0 +1,281 @@
+//! Webhooks: addresses that are told what happens in a project, and the events on their way to them.
+
+use std::time::Duration;
+
+use gpuaas_contract::id::{DeliveryId, EventId, ProjectId, WebhookId};
+use gpuaas_contract::time::Timestamp;
+use serde_json::json;
+
+use crate::decision::{Context, Decision};
+use crate::names::checked_text;
+use crate::people::Project;
+use crate::refusal::Refusal;
+use crate::resource::{Keys, resource};
+
+/// Most webhooks of one project.
+pub const MAX_WEBHOOKS: u64 = 20;
+/// How long a delivery can be looked at and replayed.
+pub const KEPT: Duration = Duration::from_secs(7 * 24 * 3600);
+/// How long deliveries are signed with the secret before the last one, too.
+pub const ROTATION: Duration = Duration::from_secs(24 * 3600);
+/// Most kinds that somebody can choose.
+pub const MAX_KINDS: usize = 50;
+/// Failed deliveries in a row after which a webhook is turned off.
+pub const MAX_FAILED: u32 = 50;
+
+/// An address that is told.
+#[derive(Clone, Debug, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
+pub struct Webhook {
+    /// Its id.
+    pub id: WebhookId,
+    /// Row version.
+    #[serde(skip)]
+    pub version: i64,
+    /// Whose events it is told.
+    pub project_id: ProjectId,
+    /// Where it is.
+    pub url: String,
+    /// In words.
+    pub description: String,
+    /// Kinds of events it is told, such as `allocation.active`; empty for all.
+    pub kinds: Vec<String>,
+    /// Which of its secrets signs its deliveries. They are derived from a key of the control plane; none is ever stored.
+    pub generation: u32,
+    /// When the last secret took the place of the one before.
+    pub rotated_at: Option<Timestamp>,
+    /// Deliveries that failed in a row.
+    pub failed: u32,
+    /// Why it is off; none while it is on.
+    pub disabled: Option<String>,
+    /// When it was made.
+    pub created_at: Timestamp,
+    /// Set when it is over.
+    pub deleted_at: Option<Timestamp>,
+}
+
+resource!(Webhook, Webhook);
+
+impl Webhook {
+    fn found_by(&self) -> Keys {
+        let state = match (&self.deleted_at, &self.disabled) {
+            (Some(_), _) => "deleted",
+            (None, Some(_)) => "disabled",
+            (None, None) => "active",
+        };
+        Keys { parent: self.project_id.to_string(), state, ..Keys::default() }
+    }
+
+    /// The generations of the secrets that sign now, the newest first.
+    pub fn signing(&self, now: Timestamp) -> Vec<u32> {
+        let overlaps = self.rotated_at.is_some_and(|at| now.since(at) < ROTATION);
+        let before = self.generation.checked_sub(1).filter(|before| overlaps && *before > 0);
+        [Some(self.generation), before].into_iter().flatten().collect()
+    }
+
+    /// Whether it wants to hear of this kind of event, given by its CloudEvents type.
+    pub fn wants(&self, kind: &str) -> bool {
+        self.deleted_at.is_none() && self.disabled.is_none() && wants(&self.kinds, kind)
+    }
+}
+
+/// Whether these kinds include the one with this CloudEvents type. None stands for all; `allocation` for all that start with it.
+pub fn wants(kinds: &[String], kind: &str) -> bool {
+    let short = short_kind(kind);
+    let includes =
+        |wanted: &String| short.strip_prefix(wanted.as_str()).is_some_and(|rest| rest.is_empty() || rest.starts_with('.'));
+    kinds.is_empty() || kinds.iter().any(includes)
+}
+
+/// `gpuaas.allocation.active.v1` → `allocation.active`.
+pub fn short_kind(kind: &str) -> &str {
+    let kind = kind.strip_prefix("gpuaas.").unwrap_or(kind);
+    match kind.rsplit_once(".v") {
+        Some((short, version)) if !version.is_empty() && version.bytes().all(|byte| byte.is_ascii_digit()) => short,
+        Some(_) | None => kind,
+    }
+}
+
+/// Where a delivery stands.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum DeliveryState {
+    /// Waits for its next try.
+    Pending,
+    /// The address has taken it.
+    Delivered,
+    /// Given up.
+    Failed,
+}
+
+impl DeliveryState {
+    /// Name on the wire and in the store.
+    pub const fn as_str(self) -> &'static str {
+        match self {
+            Self::Pending => "pending",
+            Self::Delivered => "delivered",
+            Self::Failed => "failed",
+        }
+    }
+}
+
+/// One event on its way to one webhook.
+#[derive(Clone, Debug, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
+pub struct Delivery {
+    /// Its id.
+    pub id: DeliveryId,
+    /// Row version.
+    #[serde(skip)]
+    pub version: i64,
+    /// Where it goes.
+    pub webhook_id: WebhookId,
+    /// The event.
+    pub event_id: EventId,
+    /// Its CloudEvents type.
+    pub kind: String,
+    /// The whole event, JSON.
+    pub body: String,
+    /// Where it stands.
+    pub state: DeliveryState,
+    /// How often it was tried.
+    pub attempts: u32,
+    /// What came of the last try.
+    pub last: String,
+    /// When it is tried next.
+    pub due_at: Option<Timestamp>,
+    /// When it was made.
+    pub created_at: Timestamp,
+    /// When the address took it.
+    pub delivered_at: Option<Timestamp>,
+    /// From when on it may be forgotten.
+    pub expires_at: Timestamp,
+}
+
+resource!(Delivery, Delivery);
+
+impl Delivery {
+    fn found_by(&self) -> Keys {
+        Keys {
+            parent: self.webhook_id.to_string(),
+            // An event that arrives twice is one delivery.
+            lookup: Some(format!("{}\n{}", self.webhook_id, self.event_id)),
+            state: self.state.as_str(),
+            due_at: self.due_at,
+            expires_at: Some(self.expires_at),
+            ..Keys::default()
+        }
+    }
+}
+
+/// How far a reader of the outbox has come. It is written in the commit of what the reader made of the events, so that nothing is made
+/// twice and nothing is missed, whoever else reads.
+#[derive(Clone, Debug, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
+pub struct Cursor {
+    /// `cursor:` and the reader's name.
+    pub id: String,
+    /// Row version.
+    #[serde(skip)]
+    pub version: i64,
+    /// The last position it has seen.
+    pub position: i64,
+}
+
+resource!(Cursor, Cursor);
+
+impl Cursor {
+    fn found_by(&self) -> Keys {
+        Keys { state: "active", ..Keys::default() }
+    }
+}
+
+/// A new webhook. `present` is how many the project has.
+pub fn create(webhook: Webhook, project: &Project, present: u64, context: &Context) -> Result<(Webhook, Decision), Refusal> {
+    project.check_live()?;
+    if present >= MAX_WEBHOOKS {
+        return Err(Refusal::conflict(
+            "too_many_webhooks",
+            format!("a project has at most {MAX_WEBHOOKS} webhooks; delete some first"),
+        ));
+    }
+    check(&webhook)?;
+    let id = webhook.id.to_string();
+    let data = json!({ "webhook_id": id, "project_id": project.id, "url": webhook.url, "kinds": webhook.kinds });
+    let decision = Decision::default().insert(&webhook);
+    Ok((webhook, decision.record(context, "gpuaas.webhook.created.v1", "webhook.create", &id, data)))
+}
+
+/// A webhook as its owner wants it now. Saying the same again changes nothing.
+pub fn change(before: &Webhook, after: Webhook, context: &Context) -> Result<(Webhook, Decision), Refusal> {
+    check(&after)?;
+    if after == *before {
+        return Ok((after, Decision::default()));
+    }
+    let id = after.id.to_string();
+    let data = json!({
+        "webhook_id": id, "project_id": after.project_id, "url": after.url, "kinds": after.kinds,
+        "disabled": after.disabled, "deleted": after.deleted_at.is_some(), "secret_rotated": after.generation != before.generation,
+    });
+    let decision = Decision::default().update(&after);
+    Ok((after, decision.record(context, "gpuaas.webhook.changed.v1", "webhook.change", &id, data)))
+}
+
+fn check(webhook: &Webhook) -> Result<(), Refusal> {
+    checked_text(&webhook.description, "the description")?;
+    let kind = |kind: &String| {
+        (1..=100).contains(&kind.len()) && kind.bytes().all(|byte| byte.is_ascii_lowercase() || matches!(byte, b'.' | b'_'))
+    };
+    if webhook.kinds.len() > MAX_KINDS || !webhook.kinds.iter().all(kind) {
+        let message =
+            format!("at most {MAX_KINDS} kinds of events, each like `allocation.active` or `allocation` for all of its kind");
+        return Err(Refusal::invalid("kinds_invalid", message));
+    }
+    let plain = webhook.url.len() <= 2000 && webhook.url.bytes().all(|byte| byte.is_ascii_graphic());
+    if !plain || !(webhook.url.starts_with("https://") || webhook.url.starts_with("http://")) {
+        return Err(Refusal::invalid("url_invalid", "the URL must start with https:// and have at most 2000 plain characters"));
+    }
+    Ok(())
+}
+
+/// A webhook that we turn off ourselves, because nobody takes what it is told.
+pub fn turn_off(webhook: &Webhook, failed: u32, reason: String, context: &Context) -> Decision {
+    let id = webhook.id.to_string();
+    let data =
+        json!({ "webhook_id": id, "project_id": webhook.project_id, "url": webhook.url, "failed": failed, "reason": reason });
+    let off = Webhook { failed, disabled: Some(reason), ..webhook.clone() };
+    Decision::default().update(&off).record(context, "gpuaas.webhook.disabled.v1", "webhook.disable", &id, data)
+}
+
+/// Another try of a delivery, whatever came of it before.
+pub fn replay(delivery: &Delivery, context: &Context) -> (Delivery, Decision) {
+    let next = Delivery {
+        state: DeliveryState::Pending,
+        attempts: 0,
+        due_at: Some(context.now),
+        expires_at: context.now.plus(KEPT),
+        ..delivery.clone()
+    };
+    let id = next.id.to_string();
+    let data = json!({ "delivery_id": id, "webhook_id": next.webhook_id, "event_id": next.event_id });
+    let decision = Decision::default().update(&next);
+    (next, decision.record(context, "gpuaas.delivery.replayed.v1", "delivery.replay", &id, data))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_kind_stands_for_itself_and_for_all_below_it() {
+        let wanted = |kinds: &[&str]| {
+            wants(&kinds.iter().map(|kind| (*kind).to_owned()).collect::<Vec<_>>(), "gpuaas.allocation.active.v1")
+        };
+        assert!(wanted(&[]) && wanted(&["allocation"]) && wanted(&["node", "allocation.active"]));
+        assert!(!wanted(&["node"]) && !wanted(&["alloc"]) && !wanted(&["allocation.active.now"]) && !wanted(&["allocation.act"]));
+    }
+
+    #[test]
+    fn kinds_are_short_for_people() {
+        assert_eq!(short_kind("gpuaas.allocation.active.v1"), "allocation.active");
+        assert_eq!(short_kind("gpuaas.allocation.vast"), "allocation.vast");
+        assert_eq!(short_kind("other.v12"), "other");
+    }
+}

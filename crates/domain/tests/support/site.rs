@@ -1,0 +1,270 @@
+//! A site: an organisation with projects, products, hosts, and people who ask for things.
+#![allow(dead_code, reason = "every test file uses its own part")]
+
+use std::collections::BTreeMap;
+use std::time::Duration;
+
+use gpuaas_contract::Digest;
+use gpuaas_contract::id::{AllocationId, ImageId, NodeId, OrgId, ProjectId, SkuId, SlotId};
+use gpuaas_contract::task::slice_vm_power::Action;
+use gpuaas_contract::task::slice_vm_provision::{DriverStrategy, ImageFormat};
+use gpuaas_contract::telemetry::GpuFact;
+use gpuaas_domain::allocation::Allocation;
+use gpuaas_domain::allocation::commands::{self, Request};
+use gpuaas_domain::catalog::{Image, Product, Sku};
+use gpuaas_domain::decision::Context;
+use gpuaas_domain::machine;
+use gpuaas_domain::node::Node;
+use gpuaas_domain::quota::{Limits, Quota, Used};
+use gpuaas_domain::{Decision, Refusal, people};
+
+use crate::books::{Books, seal};
+use crate::support::{NOW, at, node, session, slices};
+
+/// A key that lets somebody in.
+const KEY: &str = "ssh-ed25519 AAAAC3NzaC1lZDI1NTE5AAAAIAABAgMEBQYHCAkKCwwNDg8QERITFBUWFxgZGhscHR4f";
+
+pub(crate) const ORGANISATIONS: u8 = 2;
+/// Of each organisation.
+pub(crate) const PROJECTS: u8 = 2;
+
+pub(crate) fn organisation(number: u8) -> OrgId {
+    OrgId::from_bytes([number; 16])
+}
+
+pub(crate) fn project(organisation: u8, number: u8) -> ProjectId {
+    ProjectId::from_bytes([organisation * 16 + number; 16])
+}
+
+pub(crate) fn node_id(number: u8) -> NodeId {
+    NodeId::from_bytes([number; 16])
+}
+
+pub(crate) fn slot_id(number: u8, index: u32) -> SlotId {
+    let mut bytes = [number; 16];
+    bytes[0] = u8::try_from(index).expect("few");
+    SlotId::from_bytes(bytes)
+}
+
+/// Names, serial numbers and addresses of a host that are none of its tenants' business.
+pub(crate) fn secrets_of(number: u8) -> [String; 4] {
+    [node_name(number), format!("SN{number}X"), format!("10.{number}."), node_id(number).to_string()]
+}
+
+fn node_name(number: u8) -> String {
+    format!("rack-{number}.site.example")
+}
+
+fn image() -> Image {
+    Image {
+        id: ImageId::from_bytes([1; 16]),
+        version: 0,
+        organisation_id: None,
+        name: "ubuntu".to_owned(),
+        description: String::new(),
+        url: None,
+        path: Some("ubuntu.qcow2".to_owned()),
+        sha256: Digest::of(b"image"),
+        format: ImageFormat::Qcow2,
+        driver_strategy: DriverStrategy::None,
+        default_username: "ubuntu".parse().expect("a name"),
+        created_by: "somebody".to_owned(),
+        created_at: NOW,
+        deleted_at: None,
+    }
+}
+
+fn sku(product: Product) -> Sku {
+    Sku {
+        id: SkuId::from_bytes([1; 16]),
+        version: 0,
+        name: "h100".to_owned(),
+        description: String::new(),
+        product,
+        gpu_model: match product {
+            Product::Slice { .. } => Some("10de:2330".to_owned()),
+            Product::BareMetal => None,
+        },
+        min_vcpus: 0,
+        min_memory_mib: 0,
+        price_per_hour: 2_500_000,
+        created_at: NOW,
+        retired_at: None,
+    }
+}
+
+/// Somebody who wants it now, without an end.
+pub(crate) fn wanted(product: Product) -> Request {
+    Request {
+        name: "train-1".parse().expect("a name"),
+        tags: BTreeMap::new(),
+        sku: sku(product),
+        image: match product {
+            Product::Slice { .. } => Some(image()),
+            Product::BareMetal => None,
+        },
+        username: None,
+        ssh_public_keys: vec![KEY.parse().expect("a key")],
+        sudo: false,
+        ovs_bridge: "br-slices".parse().expect("a name"),
+        graceful_timeout_seconds: 60,
+        spread: false,
+        lease: None,
+        wait: Duration::ZERO,
+        idempotency_key: None,
+        digest: Digest::of(b"request"),
+    }
+}
+
+pub(crate) fn slice(slots: u32) -> Request {
+    wanted(Product::Slice { slots })
+}
+
+pub(crate) fn bare_metal() -> Request {
+    wanted(Product::BareMetal)
+}
+
+impl Books {
+    /// Organisations and projects without limits, and no hosts.
+    pub(crate) fn empty_site() -> Self {
+        let mut books = Self::default();
+        books.now = NOW;
+        for number in 1..=ORGANISATIONS {
+            let (id, name) = (organisation(number), format!("org-{number}"));
+            let made = people::create_organisation(id, &name, "", Limits::default(), &at(NOW)).expect("made");
+            books.commit(made.1).expect("new");
+            for of in 0..PROJECTS {
+                let (id, name) = (project(number, of), format!("project-{of}"));
+                let made = people::create_project(id, &made.0, &name, "", Limits::default(), &at(NOW)).expect("made");
+                books.commit(made.1).expect("new");
+            }
+        }
+        books
+    }
+
+    /// Hosts 1, 2, … that are sliced into so many slots each.
+    pub(crate) fn sliced(hosts: &[u32]) -> Self {
+        let mut books = Self::empty_site();
+        for (number, slots) in (1..).zip(hosts) {
+            books.add_sliced(number, *slots);
+        }
+        books
+    }
+
+    /// Hosts 1, 2, … that are leased as a whole.
+    pub(crate) fn whole(hosts: u8) -> Self {
+        let mut books = Self::empty_site();
+        (1..=hosts).for_each(|number| books.add_whole(number));
+        books
+    }
+
+    pub(crate) fn add_whole(&mut self, number: u8) {
+        self.add_node(number, 0);
+        self.offer(node_id(number)).expect("not sliced");
+    }
+
+    fn add_node(&mut self, number: u8, gpus: u32) {
+        let mut node = Node { id: node_id(number), name: node_name(number), session: Some(session()), ..node() };
+        node.facts.hostname.clone_from(&node.name);
+        node.facts.gpus = (0..gpus).map(gpu).collect();
+        self.nodes.insert(node.id, node);
+        self.look_at(node_id(number));
+    }
+
+    pub(crate) fn add_sliced(&mut self, number: u8, slots: u32) {
+        self.add_node(number, slots);
+        for index in 0..slots {
+            let mut slot = slices::slot(index);
+            (slot.id, slot.node_id) = (slot_id(number, index), node_id(number));
+            slot.spec.nvme_serial = format!("SN{number}X{index}");
+            slot.spec.nvme_device = format!("/dev/disk/by-id/nvme-SN{number}X{index}");
+            slot.spec.private_ip = std::net::Ipv4Addr::new(10, number, 0, u8::try_from(index).expect("few") + 2);
+            slot.seal = seal(&slot);
+            self.slots.insert(slot.id, slot);
+        }
+        self.look_at(node_id(number));
+    }
+
+    /// An operator offers a whole host.
+    pub(crate) fn offer(&mut self, node: NodeId) -> Result<(), Refusal> {
+        let slots: Vec<_> = self.slots.values().filter(|slot| slot.node_id == node).cloned().collect();
+        let (_, decision) = machine::offer(&self.nodes[&node], &slots, self.machines.get(&node), &at(self.now))?;
+        self.commit(decision).expect("nobody else writes");
+        Ok(())
+    }
+
+    /// A tenant asks, in the first project of the first organisation.
+    pub(crate) fn request(&mut self, request: &Request) -> Result<AllocationId, Refusal> {
+        self.request_in((1, 0), request)
+    }
+
+    pub(crate) fn request_in(&mut self, (organisation, number): (u8, u8), request: &Request) -> Result<AllocationId, Refusal> {
+        let mut bytes = [0; 16];
+        bytes[8..].copy_from_slice(&u64::try_from(self.allocations.len() + 1).expect("few").to_be_bytes());
+        let id = AllocationId::from_bytes(bytes);
+        let project = &self.projects[&project(organisation, number)];
+        let quotas = self.quotas_of(project.id, project.organisation_id);
+        let (_, decision) = commands::request(id, project, &quotas, request, &at(self.now))?;
+        self.commit(decision).expect("nobody else writes");
+        Ok(id)
+    }
+
+    /// Somebody's word about an allocation.
+    pub(crate) fn say(
+        &mut self,
+        id: AllocationId,
+        say: impl FnOnce(&Allocation, &Context) -> Result<(Allocation, Decision), Refusal>,
+    ) -> Result<(), Refusal> {
+        let (next, decision) = say(&self.allocations[&id], &at(self.now))?;
+        if decision.is_empty() {
+            assert_eq!(next, self.allocations[&id], "nothing is written, so nothing has changed");
+        }
+        self.commit(decision).expect("nobody else writes");
+        Ok(())
+    }
+
+    pub(crate) fn release(&mut self, id: AllocationId) {
+        self.say(id, |run, context| commands::release(run, "done with it", context)).expect("anybody may leave");
+    }
+
+    pub(crate) fn power(&mut self, id: AllocationId, action: Action) -> Result<(), Refusal> {
+        self.say(id, |run, context| commands::power(run, action, context))
+    }
+
+    pub(crate) fn extend(&mut self, id: AllocationId, by: Option<Duration>) -> Result<(), Refusal> {
+        self.say(id, |run, context| commands::extend(run, by, context))
+    }
+
+    pub(crate) fn retry(&mut self, id: AllocationId, wait: Duration) -> Result<(), Refusal> {
+        let run = &self.allocations[&id];
+        let quotas = self.quotas_of(run.project_id, run.organisation_id);
+        self.say(id, |run, context| commands::retry(run, &quotas, wait, context))
+    }
+
+    pub(crate) fn quota(&self, of: &impl std::fmt::Display) -> &Quota {
+        &self.quotas[&gpuaas_domain::quota::quota_id(of)]
+    }
+
+    /// What the first project has, by its quota.
+    pub(crate) fn used(&self) -> Used {
+        self.quota(&project(1, 0)).used
+    }
+
+    pub(crate) fn wait(&mut self, seconds: u64) {
+        self.now = self.now.plus(Duration::from_secs(seconds));
+        if !self.windows.is_empty() {
+            // Some of them may be over.
+            self.look_at_all();
+        }
+    }
+}
+
+fn gpu(index: u32) -> GpuFact {
+    GpuFact {
+        pci_address: format!("0000:{index:02x}:00.0"),
+        vendor_id: "10de".to_owned(),
+        device_id: "2330".to_owned(),
+        name: "NVIDIA H100 80GB HBM3".to_owned(),
+        ..GpuFact::default()
+    }
+}

@@ -1,0 +1,602 @@
+//! A storm: tenants, operators, hosts, time and several drivers at once, as chance has it.
+#![allow(dead_code, reason = "every test file uses its own part")]
+
+use std::time::Duration;
+
+use gpuaas_contract::id::{AllocationId, MaintenanceId, NodeId, SlotId, TaskId};
+use gpuaas_contract::task::slice_vm_power::Action as Power;
+use gpuaas_domain::allocation::AllocationState;
+use gpuaas_domain::allocation::commands::{self, Request};
+use gpuaas_domain::catalog::Product;
+use gpuaas_domain::machine::{self, MachineState};
+use gpuaas_domain::maintenance::{self, Window};
+use gpuaas_domain::node::{Node, Operation, Service};
+use gpuaas_domain::quota::{self, Limits};
+use gpuaas_domain::slot::{self, SlotState};
+use gpuaas_domain::task::TaskState;
+use gpuaas_domain::{Decision, allocation};
+
+use crate::books::{Books, Conflict, seal};
+use crate::hosts::End;
+use crate::rules::Watch;
+use crate::site::{ORGANISATIONS, PROJECTS, node_id, wanted};
+use crate::support::at;
+use crate::truth::Truth;
+
+/// Slots of the hosts that are sliced; two more are leased as a whole.
+const SLICED: [u32; 3] = [4, 2, 3];
+const WHOLE: [u8; 2] = [4, 5];
+/// How orders end on hosts as they are.
+pub(crate) const ENDS: [End; 12] = [
+    End::Succeeded,
+    End::Succeeded,
+    End::Succeeded,
+    End::NotWiped,
+    End::FailedClean,
+    End::FailedDirty,
+    End::FailedDirty,
+    End::Interrupted,
+    End::CancelledClean,
+    End::CancelledDirty,
+    End::Refused,
+    End::CancelledUnstarted,
+];
+/// How they end on hosts that are broken.
+pub(crate) const BAD_ENDS: [End; 4] = [End::FailedDirty, End::Interrupted, End::CancelledDirty, End::NotWiped];
+/// States of what is not over.
+const GOING: [AllocationState; 6] = [
+    AllocationState::Requested,
+    AllocationState::Placing,
+    AllocationState::Provisioning,
+    AllocationState::Active,
+    AllocationState::Releasing,
+    AllocationState::ReleaseBlocked,
+];
+/// Rounds in which everything must have come to rest after the storm.
+const CALM_ROUNDS: usize = 60;
+
+/// A generator of chance that gives the same for the same seed, everywhere.
+pub(crate) struct Chance(u64);
+
+impl Chance {
+    pub(crate) fn new(seed: u64) -> Self {
+        Self(seed)
+    }
+
+    fn next(&mut self) -> u64 {
+        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
+        let mut mixed = self.0;
+        mixed = (mixed ^ (mixed >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+        mixed = (mixed ^ (mixed >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+        mixed ^ (mixed >> 31)
+    }
+
+    pub(crate) fn below(&mut self, limit: usize) -> usize {
+        usize::try_from(self.next() % u64::try_from(limit.max(1)).expect("small")).expect("small")
+    }
+
+    fn pick<T: Copy>(&mut self, from: &[T]) -> T {
+        from[self.below(from.len())]
+    }
+}
+
+/// Who decides something and commits it later, when the books may have gone on.
+#[derive(Clone, Copy, Debug)]
+pub(crate) enum Slow {
+    Driver,
+    Tenant,
+    Retry,
+    Quarantine,
+    Withdraw,
+    Limits,
+}
+
+/// What can happen. Numbers choose among what is there, the newest first.
+#[derive(Clone, Debug)]
+pub(crate) enum Action {
+    /// So many slots, or a whole host.
+    Request {
+        tenant: (u8, u8),
+        slots: Option<u32>,
+        wait: u64,
+        lease: Option<u64>,
+        spread: bool,
+    },
+    Release(usize),
+    Power(usize, Power),
+    Extend(usize, Option<u64>),
+    Retry(usize, u64),
+    Describe(usize, u64),
+    Node(usize, Operation),
+    /// A node that was held back takes work again.
+    Restore(usize),
+    Enrol(usize),
+    Slot(usize, slot::Operation),
+    /// A slot that was held back is let go.
+    RestoreSlot(usize),
+    Offer(usize),
+    Withdraw(usize),
+    ForceSlot(usize),
+    ForceMachine(usize),
+    Limits(usize, Limits),
+    Announce(usize, u64),
+    CancelWindow(usize),
+    Connect(usize),
+    Disconnect(usize),
+    Dispatch(usize),
+    Take(usize),
+    Finish(usize, End),
+    Deliver(usize),
+    /// A host is sent what it is to do, does it and says so, as far as its link allows.
+    Work(usize, End),
+    /// All hosts do so; this many do it well and the next one not.
+    WorkAll(usize, End),
+    /// A host is sent what it is to do and begins, and is not heard of any more.
+    Vanish(usize),
+    Wait(u64),
+    Advance(usize),
+    AdvanceAll,
+    Decide(usize, Slow),
+    Commit(usize),
+}
+
+impl Action {
+    fn request(chance: &mut Chance) -> Self {
+        let tenant = (1 + chance.below(ORGANISATIONS.into()), chance.below(PROJECTS.into()));
+        Self::Request {
+            tenant: (u8::try_from(tenant.0).expect("few"), u8::try_from(tenant.1).expect("few")),
+            slots: chance.pick(&[Some(1), Some(1), Some(2), Some(3), Some(4), None, None]),
+            wait: chance.pick(&[0, 300, 3600]),
+            lease: chance.pick(&[None, None, Some(600), Some(7200)]),
+            spread: chance.below(2) == 0,
+        }
+    }
+
+    /// How a storm begins: with some tenants who have what they asked for, and some who wait.
+    pub(crate) fn opening(chance: &mut Chance) -> Vec<Self> {
+        let mut actions: Vec<Self> = (0..chance.below(8)).map(|_| Self::request(chance)).collect();
+        actions.extend([Self::AdvanceAll, Self::WorkAll(chance.below(64), End::Succeeded), Self::AdvanceAll]);
+        actions
+    }
+
+    /// Anything; orders end in one of these ways.
+    pub(crate) fn any(chance: &mut Chance, ends: &[End]) -> Self {
+        let n = chance.below(64);
+        match chance.below(100) {
+            0..7 => Self::request(chance),
+            7..11 => Self::Release(n),
+            11..16 => Self::Power(n, chance.pick(&[Power::Stop, Power::Start, Power::Reboot])),
+            16 => Self::Extend(n, chance.pick(&[None, Some(60), Some(3600)])),
+            17..20 => Self::Retry(n, chance.pick(&[0, 3600])),
+            20 => Self::Describe(n, chance.next() % 3),
+            21..23 => Self::Node(n, chance.pick(&[Operation::Drain, Operation::Quarantine, Operation::Drain, Operation::Retire])),
+            23..26 => Self::Restore(n),
+            26 => Self::Enrol(n),
+            27 => {
+                Self::Slot(n, chance.pick(&[slot::Operation::Quarantine, slot::Operation::Quarantine, slot::Operation::Withdraw]))
+            }
+            28 => Self::RestoreSlot(n),
+            29 => Self::Offer(n),
+            30 => Self::Withdraw(n),
+            31..34 => Self::ForceSlot(n),
+            34 => Self::ForceMachine(n),
+            35 => {
+                let some = |chance: &mut Chance| chance.pick(&[None, None, Some(0), Some(2), Some(5)]);
+                Self::Limits(n, Limits { allocations: some(chance), slots: some(chance), machines: some(chance) })
+            }
+            36 => Self::Announce(n, chance.pick(&[60, 3600])),
+            37 => Self::CancelWindow(n),
+            38..42 => Self::Connect(n),
+            42 => Self::Disconnect(n),
+            43..46 => Self::Dispatch(n),
+            46..49 => Self::Take(n),
+            49..54 => Self::Finish(n, chance.pick(ends)),
+            54..58 => Self::Deliver(n),
+            58..66 => Self::Work(n, chance.pick(ends)),
+            66..70 => Self::WorkAll(n, chance.pick(ends)),
+            70..72 => Self::Vanish(n),
+            72..78 => Self::Wait(chance.pick(&[1, 11, 61, 61, 800, 800])),
+            78..86 => Self::Advance(n),
+            86..94 => Self::AdvanceAll,
+            94..97 => {
+                let others = [Slow::Tenant, Slow::Retry, Slow::Quarantine, Slow::Withdraw, Slow::Limits];
+                Self::Decide(n, if chance.below(2) == 0 { Slow::Driver } else { chance.pick(&others) })
+            }
+            _ => Self::Commit(n),
+        }
+    }
+}
+
+/// The whole scene.
+pub(crate) struct Storm {
+    pub(crate) books: Books,
+    truth: Truth,
+    watch: Watch,
+    /// What was decided and not committed yet.
+    decided: Vec<Decision>,
+    /// How often that came too late.
+    pub(crate) conflicts: usize,
+}
+
+impl Storm {
+    pub(crate) fn new() -> Self {
+        let mut books = Books::sliced(&SLICED);
+        WHOLE.into_iter().for_each(|number| books.add_whole(number));
+        Self { books, truth: Truth::default(), watch: Watch::default(), decided: Vec::new(), conflicts: 0 }
+    }
+
+    pub(crate) fn check(&mut self) {
+        self.watch.check(&self.books);
+        self.truth.check(&self.books);
+    }
+
+    fn slot(&self, number: usize) -> SlotId {
+        nth(self.books.slots.keys().copied(), number).expect("there are slots")
+    }
+
+    /// Most words are about what is in one of these states; a few about anything.
+    fn run(&self, number: usize, states: &[AllocationState]) -> Option<AllocationId> {
+        let all = self.books.allocations.values().rev();
+        let meant = |run: &&allocation::Allocation| number % 8 == 7 || states.contains(&run.state);
+        nth(all.filter(meant).map(|run| run.id), number)
+    }
+
+    pub(crate) fn take(&mut self, action: &Action) {
+        match action {
+            Action::Request { tenant, slots, wait, lease, spread } => {
+                let product = slots.map_or(Product::BareMetal, |slots| Product::Slice { slots });
+                let lease = lease.map(Duration::from_secs);
+                let request = Request { wait: Duration::from_secs(*wait), lease, spread: *spread, ..wanted(product) };
+                drop(self.books.request_in(*tenant, &request));
+            }
+            Action::Release(_) | Action::Power(..) | Action::Extend(..) | Action::Retry(..) | Action::Describe(..) => {
+                self.tenant(action);
+            }
+            Action::Node(..)
+            | Action::Restore(_)
+            | Action::Enrol(_)
+            | Action::Slot(..)
+            | Action::RestoreSlot(_)
+            | Action::Offer(_)
+            | Action::Withdraw(_)
+            | Action::ForceSlot(_)
+            | Action::ForceMachine(_)
+            | Action::Limits(..)
+            | Action::Announce(..)
+            | Action::CancelWindow(_) => self.operator(action),
+            Action::Connect(_)
+            | Action::Disconnect(_)
+            | Action::Dispatch(_)
+            | Action::Take(_)
+            | Action::Finish(..)
+            | Action::Deliver(_)
+            | Action::Work(..)
+            | Action::WorkAll(..)
+            | Action::Vanish(_) => self.host(action),
+            Action::Wait(seconds) => {
+                self.books.wait(*seconds);
+                self.books.tick();
+            }
+            Action::Advance(number) => {
+                if let Some(id) = self.run(*number, &GOING) {
+                    self.books.advance(id);
+                }
+            }
+            Action::AdvanceAll => {
+                let going = self.books.allocations.values().filter(|run| !run.state.over());
+                for id in going.map(|run| run.id).collect::<Vec<_>>() {
+                    self.books.advance(id);
+                    self.check();
+                }
+            }
+            Action::Decide(number, who) => {
+                let decision = self.decide(*number, *who).filter(|decision| !decision.is_empty());
+                self.decided.extend(decision);
+            }
+            Action::Commit(number) => {
+                if !self.decided.is_empty() {
+                    let decision = self.decided.remove(number % self.decided.len());
+                    self.conflicts += usize::from(self.books.commit(decision) == Err(Conflict));
+                }
+            }
+        }
+    }
+
+    fn tenant(&mut self, action: &Action) {
+        let (number, states): (usize, &[AllocationState]) = match action {
+            Action::Release(number) | Action::Extend(number, _) | Action::Describe(number, _) => (*number, &GOING),
+            Action::Power(number, _) => (*number, &[AllocationState::Active]),
+            Action::Retry(number, _) => (*number, &[AllocationState::Failed, AllocationState::ReleaseBlocked]),
+            other => panic!("no tenant's word: {other:?}"),
+        };
+        let Some(id) = self.run(number, states) else { return };
+        let books = &mut self.books;
+        match action {
+            Action::Power(_, action) => drop(books.power(id, *action)),
+            Action::Extend(_, by) => drop(books.extend(id, by.map(Duration::from_secs))),
+            Action::Retry(_, wait) => drop(books.retry(id, Duration::from_secs(*wait))),
+            Action::Describe(_, name) => {
+                let name = Some(format!("name-{name}").parse().expect("a name"));
+                drop(books.say(id, |run, context| commands::describe(run, name, None, context)));
+            }
+            _ => books.release(id),
+        }
+    }
+
+    fn operator(&mut self, action: &Action) {
+        match action {
+            Action::Node(number, operation) => drop(self.books.operate(any_node(*number), *operation)),
+            Action::Enrol(number) => {
+                let retired = |node: &&Node| node.service == Service::Retired;
+                let found = nth(self.books.nodes.values().filter(retired).map(|node| node.id), *number);
+                if let Some(node) = found {
+                    self.truth.enrol(&mut self.books, node);
+                }
+            }
+            Action::Restore(number) => {
+                let held = |node: &&Node| matches!(node.service, Service::Draining | Service::Quarantined);
+                if let Some(node) = nth(self.books.nodes.values().filter(held), *number) {
+                    let drained = node.service == Service::Draining;
+                    let operation = if drained { Operation::Undrain } else { Operation::Unquarantine };
+                    self.books.operate(node.id, operation).expect("it is held back");
+                }
+            }
+            Action::RestoreSlot(number) => {
+                let held = self.books.slots.values().filter(|slot| slot.quarantine.is_some()).map(|slot| slot.id);
+                if let Some(slot) = nth(held, *number) {
+                    self.books.operate_slot(slot, slot::Operation::Unquarantine).expect("it is held back");
+                }
+            }
+            Action::Slot(number, operation) => drop(self.books.operate_slot(self.slot(*number), *operation)),
+            Action::Offer(number) => drop(self.books.offer(any_node(*number))),
+            Action::Withdraw(number) => {
+                if let Some(decision) = self.withdrawn(*number) {
+                    self.books.commit(decision).expect("nobody else writes");
+                }
+            }
+            Action::ForceSlot(number) => {
+                let dirty = self.books.slots.values().filter(|slot| number % 8 == 7 || is_dirty(slot.state)).map(|slot| slot.id);
+                if let Some(slot) = nth(dirty, *number) {
+                    drop(self.books.force_cleanup(slot));
+                }
+            }
+            Action::ForceMachine(number) => {
+                if let Some(node) = nth(self.books.machines.keys().copied(), *number) {
+                    drop(self.books.force_machine(node));
+                }
+            }
+            Action::Limits(number, limits) => {
+                let decision = self.limited(*number, *limits);
+                self.books.commit(decision).expect("nobody else writes");
+            }
+            Action::Announce(number, after) => self.announce(any_node(*number), *after),
+            Action::CancelWindow(number) => {
+                if let Some(window) = nth(self.books.windows.values().cloned(), *number) {
+                    let (_, decision) = maintenance::cancel(&window, &[], &at(self.books.now));
+                    self.books.commit(decision).expect("nobody else writes");
+                }
+            }
+            other => panic!("no operator's word: {other:?}"),
+        }
+    }
+
+    fn withdrawn(&self, number: usize) -> Option<Decision> {
+        let machine = nth(self.books.machines.values(), number)?;
+        machine::withdraw(machine, "sold", &at(self.books.now)).ok().map(|(_, decision)| decision)
+    }
+
+    fn limited(&self, number: usize, limits: Limits) -> Decision {
+        let quota = nth(self.books.quotas.values(), number).expect("everybody has one");
+        quota::set_limits(quota, limits, &at(self.books.now)).1
+    }
+
+    fn announce(&mut self, node: NodeId, after: u64) {
+        let now = self.books.now;
+        let mut bytes = [0; 16];
+        bytes[8..].copy_from_slice(&u64::try_from(self.books.windows.len()).expect("few").to_be_bytes());
+        let window = Window {
+            id: MaintenanceId::from_bytes(bytes),
+            version: 0,
+            summary: "new power supplies".to_owned(),
+            nodes: vec![node],
+            starts_at: now.plus(Duration::from_secs(after)),
+            ends_at: now.plus(Duration::from_secs(after + 3600)),
+            created_by: "somebody".to_owned(),
+            created_at: now,
+            cancelled_at: None,
+        };
+        let affected: Vec<_> = self.books.allocations.values().filter(|run| run.node_id == Some(node)).cloned().collect();
+        let (_, decision) = maintenance::announce(window, &affected, &at(now)).expect("a good window");
+        self.books.commit(decision).expect("nobody else writes");
+    }
+
+    fn host(&mut self, action: &Action) {
+        let (books, truth) = (&mut self.books, &mut self.truth);
+        match action {
+            Action::Connect(number) => {
+                let away = books.nodes.values().filter(|node| node.session.is_none()).map(|node| node.id);
+                if let Some(node) = nth(away, *number) {
+                    truth.connect(books, node);
+                }
+            }
+            Action::Disconnect(number) => books.disconnect(any_node(*number)),
+            Action::Dispatch(number) => {
+                let queued = books.open_tasks().into_iter().filter(|id| books.tasks[id].state == TaskState::Queued).rev();
+                if let Some(id) = nth(queued, *number) {
+                    truth.dispatch(books, id);
+                }
+            }
+            Action::Take(number) => {
+                if let Some(id) = nth(truth.takable(books).into_iter().rev(), *number) {
+                    truth.take(books, id);
+                }
+            }
+            Action::Finish(number, end) => {
+                if let Some(id) = nth(truth.running(books).into_iter().rev(), *number) {
+                    truth.finish(books, id, *end);
+                }
+            }
+            Action::Deliver(number) => {
+                if let Some(id) = nth(truth.deliverable(books).into_iter().rev(), *number) {
+                    truth.deliver(books, id);
+                }
+            }
+            Action::Work(number, end) => {
+                if let Some(id) = nth(books.open_tasks().into_iter(), *number) {
+                    self.work(id, *end);
+                }
+            }
+            Action::WorkAll(number, end) => {
+                for (place, id) in books.open_tasks().into_iter().enumerate() {
+                    let well = place % (number % 8 + 1) != number % 8;
+                    self.work(id, if well { End::Succeeded } else { *end });
+                    self.check();
+                }
+            }
+            Action::Vanish(number) => {
+                let queued = books.open_tasks().into_iter().filter(|id| books.tasks[id].state == TaskState::Queued);
+                if let Some(id) = nth(queued, *number)
+                    && truth.dispatch(books, id)
+                {
+                    books.disconnect(books.tasks[&id].node_id);
+                    truth.take(books, id);
+                }
+            }
+            other => panic!("no host does this: {other:?}"),
+        }
+    }
+
+    /// Brings a task to an end as far as its host can.
+    fn work(&mut self, id: TaskId, end: End) {
+        let (books, truth) = (&mut self.books, &mut self.truth);
+        if books.tasks[&id].state == TaskState::Queued {
+            truth.dispatch(books, id);
+        }
+        if truth.takable(books).contains(&id) {
+            if matches!(end, End::Refused | End::CancelledUnstarted) {
+                truth.refuse(id, end);
+            } else {
+                truth.take(books, id);
+            }
+        }
+        if truth.running(books).contains(&id) {
+            truth.finish(books, id, end);
+        }
+        if truth.deliverable(books).contains(&id) {
+            truth.deliver(books, id);
+        }
+    }
+
+    /// A decision on the books as they are now.
+    fn decide(&self, number: usize, who: Slow) -> Option<Decision> {
+        let context = at(self.books.now);
+        let states: &[AllocationState] = if matches!(who, Slow::Retry) { &[AllocationState::Failed] } else { &GOING };
+        let id = self.run(number, states);
+        Some(match who {
+            Slow::Driver => self.books.decide(id?).decision,
+            Slow::Tenant => commands::release(&self.books.allocations[&id?], "late", &context).ok()?.1,
+            Slow::Retry => {
+                let run = &self.books.allocations[&id?];
+                let quotas = self.books.quotas_of(run.project_id, run.organisation_id);
+                commands::retry(run, &quotas, Duration::ZERO, &context).ok()?.1
+            }
+            Slow::Quarantine => {
+                let slot = &self.books.slots[&self.slot(number)];
+                slot::operate(slot, slot::Operation::Quarantine, "", seal, &context).ok()?
+            }
+            Slow::Withdraw => self.withdrawn(number)?,
+            Slow::Limits => self.limited(number, Limits { slots: Some(3), ..Limits::default() }),
+        })
+    }
+
+    /// The storm is over: hosts answer properly, operators clean up what is blocked, and everybody leaves.
+    pub(crate) fn calm(&mut self) {
+        for decision in std::mem::take(&mut self.decided) {
+            self.conflicts += usize::from(self.books.commit(decision) == Err(Conflict));
+            self.check();
+        }
+        for _ in 0..CALM_ROUNDS {
+            self.hosts_come_back();
+            for id in self.books.allocations.keys().copied().collect::<Vec<_>>() {
+                self.books.release(id);
+                self.books.advance(id);
+                self.check();
+            }
+            // In the end: whatever was running is over.
+            for id in self.truth.running(&self.books) {
+                self.truth.finish(&self.books, id, End::Succeeded);
+            }
+            for id in self.truth.deliverable(&self.books) {
+                self.truth.deliver(&mut self.books, id);
+            }
+            self.books.open_tasks().into_iter().for_each(|id| self.work(id, End::Succeeded));
+            self.check();
+            self.operators_clean_up();
+            if self.is_calm() {
+                assert_eq!(self.books.picture, self.books.fleet(), "the picture is what the rows say");
+                return;
+            }
+            self.books.wait(120);
+            self.books.tick();
+            self.check();
+        }
+        let left: Vec<_> = self.books.allocations.values().filter(|run| !run.state.over()).collect();
+        panic!(
+            "it does not become calm: {left:#?}, slots {:?}",
+            self.books.slots.values().map(|slot| slot.state).collect::<Vec<_>>()
+        );
+    }
+
+    fn hosts_come_back(&mut self) {
+        for node in self.books.nodes.keys().copied().collect::<Vec<_>>() {
+            if self.books.nodes[&node].service == Service::Retired {
+                self.truth.enrol(&mut self.books, node);
+            }
+            if self.books.nodes[&node].session.is_none() {
+                assert!(self.truth.connect(&mut self.books, node), "whoever is not retired may come back");
+            }
+        }
+        self.check();
+    }
+
+    fn operators_clean_up(&mut self) {
+        for slot in self.books.slots.values().filter(|slot| is_dirty(slot.state)).map(|slot| slot.id).collect::<Vec<_>>() {
+            // Those that belong together go together: the second one finds it under way.
+            drop(self.books.force_cleanup(slot));
+        }
+        let blocked = self.books.machines.values().filter(|machine| machine.state == MachineState::CleanupBlocked);
+        for node in blocked.map(|machine| machine.node_id).collect::<Vec<_>>() {
+            drop(self.books.force_machine(node));
+        }
+        // What is blocked and still whole, because its node was away, is released by the run itself.
+        let blocked = self.books.allocations.values().filter(|run| run.state == AllocationState::ReleaseBlocked);
+        for id in blocked.map(|run| run.id).collect::<Vec<_>>() {
+            if self.books.open_tasks_of(id).is_empty() {
+                self.books.retry(id, Duration::ZERO).expect("an operator may");
+            }
+        }
+        self.check();
+    }
+
+    fn is_calm(&self) -> bool {
+        let over = self.books.allocations.values().all(|run| run.state.over());
+        let slots = self.books.slots.values().all(|slot| slot.state.is_clean());
+        let machines = self.books.machines.values().all(|machine| machine.state.is_clean());
+        over && slots && machines && self.truth.is_clean() && self.books.open_tasks().is_empty()
+    }
+}
+
+fn is_dirty(state: SlotState) -> bool {
+    matches!(state, SlotState::CleanupBlocked | SlotState::NeedsWipe)
+}
+
+fn any_node(number: usize) -> NodeId {
+    let hosts = SLICED.len() + WHOLE.len();
+    node_id(u8::try_from(number % hosts).expect("few") + 1)
+}
+
+/// Counted around, so that every number means something where there is anything.
+fn nth<T>(among: impl Iterator<Item = T>, number: usize) -> Option<T> {
+    let mut among: Vec<T> = among.collect();
+    if among.is_empty() { None } else { Some(among.swap_remove(number % among.len())) }
+}

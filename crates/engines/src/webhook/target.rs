@@ -1,0 +1,389 @@
+//! Where a webhook may go. A tenant chooses the address and the control plane dials it, from inside the operator's network: without
+//! these checks a webhook is a way to reach what only the control plane can (server-side request forgery).
+
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
+
+use url::{Host, Url};
+
+/// Longest URL that is looked at.
+pub const MAX_URL_BYTES: usize = 2048;
+
+/// Most addresses of one name.
+const MAX_ADDRESSES: usize = 64;
+
+/// Addresses at which clouds tell a machine its credentials. Not all of them are private or link-local.
+const METADATA: [IpAddr; 5] = [
+    IpAddr::V4(Ipv4Addr::new(169, 254, 169, 254)),
+    IpAddr::V4(Ipv4Addr::new(100, 100, 100, 200)),
+    IpAddr::V4(Ipv4Addr::new(192, 0, 0, 192)),
+    IpAddr::V4(Ipv4Addr::new(168, 63, 129, 16)),
+    IpAddr::V6(Ipv6Addr::new(0xfd00, 0x0ec2, 0, 0, 0, 0, 0, 0x0254)),
+];
+
+/// Names that mean this machine or a cloud's own services, whatever they resolve to.
+const FORBIDDEN_NAMES: [&str; 3] = ["localhost", "internal", "local"];
+
+/// What is wrong with an address.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum RefusedAddress {
+    /// This machine.
+    #[error("loopback")]
+    Loopback,
+    /// The cable this machine hangs on.
+    #[error("link-local")]
+    LinkLocal,
+    /// A private network, also one of a carrier.
+    #[error("private")]
+    Private,
+    /// A private network of IPv6.
+    #[error("unique-local")]
+    UniqueLocal,
+    /// Many machines at once.
+    #[error("multicast")]
+    Multicast,
+    /// No address at all.
+    #[error("unspecified")]
+    Unspecified,
+    /// IPv4 in the clothes of IPv6, which routers and filters may read in another way than we do.
+    #[error("an IPv4 address inside of an IPv6 address")]
+    Embedded,
+    /// Where a cloud tells a machine its credentials.
+    #[error("a cloud's metadata service")]
+    Metadata,
+    /// Reserved, for documentation, for measurements, or not in use.
+    #[error("reserved")]
+    Reserved,
+}
+
+/// Why a webhook may not go there.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum TargetError {
+    /// The URL cannot be read.
+    #[error("the webhook's URL cannot be read; write it as https://host/path")]
+    Unreadable,
+    /// The URL is too long.
+    #[error("the webhook's URL is longer than {MAX_URL_BYTES} bytes; use a shorter one")]
+    TooLong,
+    /// Not HTTPS.
+    #[error("the webhook's URL must start with https://")]
+    NotHttps,
+    /// Credentials or a fragment, which have no meaning here.
+    #[error("the webhook's URL must not have a user name, a password or a fragment; the signature says who we are")]
+    Decorated,
+    /// A name that means this machine or its neighbours.
+    #[error("the webhook's host `{0}` is a name of an internal network; use a public name")]
+    Name(String),
+    /// The name has no address.
+    #[error("the webhook's host has no address; check its DNS records")]
+    NoAddress,
+    /// The name has more addresses than anybody needs.
+    #[error("the webhook's host has more than {MAX_ADDRESSES} addresses; use fewer DNS records")]
+    TooManyAddresses,
+    /// One of its addresses may not be dialled.
+    #[error("the webhook's host has the address {address}, which is {why}; use a public address")]
+    Address {
+        /// The address.
+        address: IpAddr,
+        /// What is wrong with it.
+        why: RefusedAddress,
+    },
+}
+
+impl TargetError {
+    /// A stable code for problem documents.
+    pub fn code(&self) -> &'static str {
+        match self {
+            Self::Unreadable | Self::TooLong | Self::Decorated => "webhook_url_invalid",
+            Self::NotHttps => "webhook_url_not_https",
+            Self::Name(_) | Self::Address { .. } => "webhook_target_forbidden",
+            Self::NoAddress | Self::TooManyAddresses => "webhook_host_unresolvable",
+        }
+    }
+}
+
+/// A place that a webhook may go to.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Target {
+    /// The URL as it is to be requested.
+    pub url: Url,
+    /// The only addresses that may be dialled. Resolving the name again would give an attacker's DNS a second chance to answer.
+    pub addresses: Vec<IpAddr>,
+}
+
+/// Checks where a webhook is to go, at every attempt and not only when it is set up. Redirects must not be followed.
+///
+/// `resolved` is what the host's name resolves to right now; one bad address among good ones refuses them all. `allow_private` is for
+/// operators whose tenants live in their own network: it takes `http`, loopback and private networks, but never link-local addresses, metadata services
+/// and multicast.
+pub fn check_target(url: &str, resolved: &[IpAddr], allow_private: bool) -> Result<Target, TargetError> {
+    if url.len() > MAX_URL_BYTES {
+        return Err(TargetError::TooLong);
+    }
+    let url = Url::parse(url).map_err(|_| TargetError::Unreadable)?;
+    match url.scheme() {
+        "https" => {}
+        "http" if allow_private => {}
+        _ => return Err(TargetError::NotHttps),
+    }
+    if !url.username().is_empty() || url.password().is_some() || url.fragment().is_some() {
+        return Err(TargetError::Decorated);
+    }
+    let addresses = match url.host().ok_or(TargetError::Unreadable)? {
+        // An address in the URL is what will be dialled, whatever the caller resolved.
+        Host::Ipv4(address) => vec![IpAddr::V4(address)],
+        Host::Ipv6(address) => vec![IpAddr::V6(address)],
+        Host::Domain(name) => {
+            if !allow_private && is_internal_name(name) {
+                return Err(TargetError::Name(name.to_owned()));
+            }
+            resolved.to_vec()
+        }
+    };
+    if addresses.is_empty() {
+        return Err(TargetError::NoAddress);
+    }
+    if addresses.len() > MAX_ADDRESSES {
+        return Err(TargetError::TooManyAddresses);
+    }
+    for &address in &addresses {
+        match refusal(address) {
+            None => {}
+            Some(RefusedAddress::Loopback | RefusedAddress::Private | RefusedAddress::UniqueLocal) if allow_private => {}
+            Some(why) => return Err(TargetError::Address { address, why }),
+        }
+    }
+    Ok(Target { url, addresses })
+}
+
+fn is_internal_name(name: &str) -> bool {
+    let name = name.trim_end_matches('.');
+    // A name without a dot is searched for in the domains of the machine that dials.
+    !name.contains('.') || FORBIDDEN_NAMES.iter().any(|forbidden| name.rsplit('.').next() == Some(forbidden))
+}
+
+fn refusal(address: IpAddr) -> Option<RefusedAddress> {
+    if METADATA.contains(&address) {
+        return Some(RefusedAddress::Metadata);
+    }
+    match address {
+        IpAddr::V4(address) => refusal_v4(address),
+        IpAddr::V6(address) => refusal_v6(address),
+    }
+}
+
+fn refusal_v4(address: Ipv4Addr) -> Option<RefusedAddress> {
+    let [a, b, c, _] = address.octets();
+    if address.is_unspecified() {
+        Some(RefusedAddress::Unspecified)
+    } else if address.is_loopback() {
+        Some(RefusedAddress::Loopback)
+    } else if address.is_link_local() {
+        Some(RefusedAddress::LinkLocal)
+    } else if address.is_private() || (a == 100 && (64..128).contains(&b)) {
+        Some(RefusedAddress::Private)
+    } else if address.is_multicast() {
+        Some(RefusedAddress::Multicast)
+    } else if a == 0
+        || a >= 240
+        || address.is_documentation()
+        || (a, b, c) == (192, 0, 0)
+        || (a, b, c) == (192, 88, 99)
+        || (a == 198 && (b == 18 || b == 19))
+    {
+        Some(RefusedAddress::Reserved)
+    } else {
+        None
+    }
+}
+
+fn refusal_v6(address: Ipv6Addr) -> Option<RefusedAddress> {
+    let segments = address.segments();
+    if address.is_unspecified() {
+        Some(RefusedAddress::Unspecified)
+    } else if address.is_loopback() {
+        Some(RefusedAddress::Loopback)
+    } else if address.is_multicast() {
+        Some(RefusedAddress::Multicast)
+    } else if (segments[0] & 0xffc0) == 0xfe80 {
+        Some(RefusedAddress::LinkLocal)
+    } else if (segments[0] & 0xfe00) == 0xfc00 || (segments[0] & 0xffc0) == 0xfec0 {
+        Some(RefusedAddress::UniqueLocal)
+    } else if is_embedded_v4(segments) {
+        Some(RefusedAddress::Embedded)
+    } else if (segments[0] & 0xe000) != 0x2000
+        // Documentation, and the block of special purposes (benchmarks, ORCHID).
+        || (segments[0] == 0x2001 && (segments[1] == 0x0db8 || segments[1] < 0x0200))
+        || (segments[0] == 0x3fff && segments[1] < 0x1000)
+    {
+        // Only 2000::/3 is handed out to anybody. Whatever else there may be one day is refused until somebody looks.
+        Some(RefusedAddress::Reserved)
+    } else {
+        None
+    }
+}
+
+/// Mapped and compatible addresses, NAT64, 6to4 and Teredo.
+fn is_embedded_v4(segments: [u16; 8]) -> bool {
+    let first_five_are_zero = segments[..5].iter().all(|segment| *segment == 0);
+    (first_five_are_zero && (segments[5] == 0xffff || segments[5] == 0))
+        || (segments[..4].iter().all(|segment| *segment == 0) && segments[4] == 0xffff)
+        || (segments[0] == 0x0064 && segments[1] == 0xff9b)
+        || segments[0] == 0x2002
+        || (segments[0] == 0x2001 && segments[1] == 0)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const PUBLIC: IpAddr = IpAddr::V4(Ipv4Addr::new(93, 184, 216, 34));
+
+    fn address(text: &str) -> IpAddr {
+        text.parse().expect("an address")
+    }
+
+    fn refused(text: &str, allow_private: bool) -> Option<RefusedAddress> {
+        match check_target("https://hooks.example.com/x", &[PUBLIC, address(text)], allow_private) {
+            Ok(_) => None,
+            Err(TargetError::Address { address: found, why }) => {
+                assert_eq!(found, address(text));
+                Some(why)
+            }
+            Err(other) => panic!("{text}: {other}"),
+        }
+    }
+
+    #[test]
+    fn public_addresses_are_taken_and_pinned() {
+        let resolved = [PUBLIC, address("2606:2800:220:1:248:1893:25c8:1946")];
+        let target = check_target("https://hooks.example.com:8443/x?y=1", &resolved, false).expect("a public target");
+        assert_eq!(target.addresses, resolved);
+        assert_eq!(target.url.as_str(), "https://hooks.example.com:8443/x?y=1");
+        for public in
+            ["1.1.1.1", "100.63.255.255", "100.128.0.1", "172.15.0.1", "172.32.0.1", "2a00:1450:4001::1", "3fff:1000::1"]
+        {
+            assert_eq!(refused(public, false), None, "{public}");
+        }
+    }
+
+    #[test]
+    fn one_bad_address_among_good_ones_refuses_a_target() {
+        use RefusedAddress::{Embedded, LinkLocal, Loopback, Metadata, Multicast, Private, Reserved, UniqueLocal, Unspecified};
+        for (text, why) in [
+            ("127.0.0.1", Loopback),
+            ("127.255.255.254", Loopback),
+            ("::1", Loopback),
+            ("0.0.0.0", Unspecified),
+            ("::", Unspecified),
+            ("0.1.2.3", Reserved),
+            ("10.0.0.1", Private),
+            ("172.16.0.1", Private),
+            ("172.31.255.255", Private),
+            ("192.168.1.1", Private),
+            ("100.64.0.1", Private),
+            ("100.127.255.255", Private),
+            ("169.254.0.1", LinkLocal),
+            ("fe80::1", LinkLocal),
+            ("febf::1", LinkLocal),
+            ("169.254.169.254", Metadata),
+            ("100.100.100.200", Metadata),
+            ("168.63.129.16", Metadata),
+            ("192.0.0.192", Metadata),
+            ("fd00:ec2::254", Metadata),
+            ("fc00::1", UniqueLocal),
+            ("fdff::1", UniqueLocal),
+            ("fec0::1", UniqueLocal),
+            ("224.0.0.1", Multicast),
+            ("239.255.255.255", Multicast),
+            ("ff02::1", Multicast),
+            ("::ffff:93.184.216.34", Embedded),
+            ("::ffff:127.0.0.1", Embedded),
+            ("::ffff:0:127.0.0.1", Embedded),
+            ("::127.0.0.1", Embedded),
+            ("64:ff9b::7f00:1", Embedded),
+            ("64:ff9b:1::7f00:1", Embedded),
+            ("2002:7f00:1::", Embedded),
+            ("2001::1", Embedded),
+            ("192.0.2.1", Reserved),
+            ("198.51.100.1", Reserved),
+            ("203.0.113.1", Reserved),
+            ("198.18.0.1", Reserved),
+            ("192.88.99.1", Reserved),
+            ("240.0.0.1", Reserved),
+            ("255.255.255.255", Reserved),
+            ("2001:db8::1", Reserved),
+            ("2001:2::1", Reserved),
+            ("100::1", Reserved),
+            ("4000::1", Reserved),
+        ] {
+            assert_eq!(refused(text, false), Some(why), "{text}");
+        }
+    }
+
+    #[test]
+    fn operators_may_open_their_private_network_but_never_what_gives_credentials_away() {
+        for text in ["127.0.0.1", "10.1.2.3", "192.168.1.1", "::1", "fd12::1"] {
+            assert_eq!(refused(text, true), None, "{text}");
+        }
+        for text in [
+            "169.254.169.254",
+            "169.254.1.1",
+            "fe80::1",
+            "fd00:ec2::254",
+            "168.63.129.16",
+            "224.0.0.1",
+            "0.0.0.0",
+            "::ffff:10.0.0.1",
+        ] {
+            assert!(refused(text, true).is_some(), "{text}");
+        }
+        assert!(check_target("http://hooks.example.com/", &[PUBLIC], true).is_ok());
+        assert!(check_target("http://localhost:9000/", &[address("127.0.0.1")], true).is_ok());
+    }
+
+    #[test]
+    fn an_address_in_the_url_is_checked_however_it_is_written() {
+        for url in [
+            "https://127.0.0.1/",
+            "https://127.1/",
+            "https://2130706433/",
+            "https://0x7f.0.0.1/",
+            "https://0177.0.0.1/",
+            "https://[::1]/",
+            "https://[::ffff:127.0.0.1]/",
+            "https://①②⑦.0.0.1/",
+        ] {
+            let outcome = check_target(url, &[PUBLIC], false);
+            assert!(matches!(outcome, Err(TargetError::Address { .. })), "{url}: {outcome:?}");
+        }
+        let target = check_target("https://93.184.216.34/", &[], false).expect("an address needs no DNS");
+        assert_eq!(target.addresses, [PUBLIC]);
+    }
+
+    #[test]
+    fn names_of_internal_networks_are_refused_whatever_they_resolve_to() {
+        for host in
+            ["localhost", "LOCALHOST", "localhost.", "a.localhost", "metadata.google.internal", "printer.local", "intranet"]
+        {
+            let outcome = check_target(&format!("https://{host}/"), &[PUBLIC], false);
+            assert!(matches!(outcome, Err(TargetError::Name(_))), "{host}: {outcome:?}");
+        }
+        assert!(check_target("https://internal.example.com/", &[PUBLIC], false).is_ok());
+    }
+
+    #[test]
+    fn urls_that_are_not_plain_https_are_refused() {
+        let error = |url: &str| check_target(url, &[PUBLIC], false).expect_err(url);
+        assert_eq!(error("http://hooks.example.com/"), TargetError::NotHttps);
+        assert_eq!(error("file:///etc/passwd"), TargetError::NotHttps);
+        assert_eq!(error("gopher://hooks.example.com/"), TargetError::NotHttps);
+        assert_eq!(error("hooks.example.com"), TargetError::Unreadable);
+        assert_eq!(error("https://"), TargetError::Unreadable);
+        assert_eq!(error("https://user@hooks.example.com/"), TargetError::Decorated);
+        assert_eq!(error("https://hooks.example.com@127.0.0.1/"), TargetError::Decorated);
+        assert_eq!(error("https://hooks.example.com/#x"), TargetError::Decorated);
+        assert_eq!(error(&format!("https://hooks.example.com/{}", "x".repeat(MAX_URL_BYTES))), TargetError::TooLong);
+        assert_eq!(check_target("https://hooks.example.com/", &[], false), Err(TargetError::NoAddress));
+        assert_eq!(check_target("https://hooks.example.com/", &[PUBLIC; 65], false), Err(TargetError::TooManyAddresses));
+    }
+}

@@ -1,0 +1,23 @@
+//! Who somebody is: OIDC tokens of any issuer, and the core of the built-in issuer. No store, no pages of the API.
+//!
+//! [`verifier`] is the door for everybody who gets a bearer token: issuer, audience, time, key and signature in one call.
+//! [`signing`], [`oauth`], [`password`] and [`pages`] are what the built-in issuer is made of; they decide and write nothing, so
+//! that the control plane can put each decision into its own transaction. [`browser_client`] is the other side of it, for
+//! `gpuaas login`, and works with any issuer.
+
+pub mod browser_client;
+mod fetch;
+pub mod form;
+mod jwk;
+mod jwks;
+pub mod oauth;
+pub mod pages;
+pub mod password;
+pub mod pkce;
+pub mod secrets;
+pub mod signing;
+mod token;
+pub mod user_code;
+pub mod verifier;
+
+pub use jwk::{Jwk, JwkSet};

@@ -1,0 +1,172 @@
+//! Passwords of the built-in issuer: argon2id, with its parameters in the stored text.
+//!
+//! Every function here but [`needs_rehash`] and [`check`] works for tens of milliseconds and takes 19 MiB. Callers run them on a
+//! blocking thread, and few at a time.
+
+use argon2::{Algorithm, Argon2, Params, PasswordHash, PasswordHasher as _, PasswordVerifier as _, Version};
+
+/// Fewest characters of a new password.
+pub const MIN_CHARS: usize = 12;
+/// Most bytes of a password.
+pub const MAX_BYTES: usize = 1024;
+/// Memory of one hash, in KiB.
+const MEMORY_KIB: u32 = 19 * 1024;
+/// Passes over that memory.
+const PASSES: u32 = 2;
+/// Lanes of one hash.
+const LANES: u32 = 1;
+/// Stored texts that ask for more than this are not computed: whoever can write a row must not be able to exhaust the server.
+const MAX_MEMORY_KIB: u32 = 128 * 1024;
+/// Most passes that are computed.
+const MAX_PASSES: u32 = 16;
+/// Most lanes that are computed.
+const MAX_LANES: u32 = 8;
+/// Most bytes of a stored text.
+const MAX_STORED_BYTES: usize = 512;
+
+/// What is verified against for users that do not exist. Nobody has a password for it, and its answer is not looked at.
+const NOBODY: &str = "$argon2id$v=19$m=19456,t=2,p=1$Z3B1YWFzLW5vYm9keS0wMQ$AAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAA";
+
+/// Why a password is not taken or could not be hashed.
+#[derive(Debug, PartialEq, Eq, thiserror::Error)]
+pub enum PasswordError {
+    /// Too short to withstand guessing.
+    #[error("the password must have at least {MIN_CHARS} characters; several words in a row are easy to keep in mind")]
+    TooShort,
+    /// Longer than anybody types.
+    #[error("the password must have at most {MAX_BYTES} bytes")]
+    TooLong,
+    /// The library refused. Its reason is about parameters, never about the password.
+    #[error("the password could not be hashed: {reason}; try again, and tell the operator if it happens again")]
+    Hash {
+        /// What the library says.
+        reason: String,
+    },
+}
+
+impl PasswordError {
+    /// Stable code.
+    pub fn code(&self) -> &'static str {
+        match self {
+            Self::TooShort => "password_too_short",
+            Self::TooLong => "password_too_long",
+            Self::Hash { .. } => "password_not_hashed",
+        }
+    }
+}
+
+/// Whether a new password is taken.
+pub fn check(password: &str) -> Result<(), PasswordError> {
+    if password.len() > MAX_BYTES {
+        Err(PasswordError::TooLong)
+    } else if password.chars().count() < MIN_CHARS {
+        Err(PasswordError::TooShort)
+    } else {
+        Ok(())
+    }
+}
+
+/// Hashes a new password with a fresh salt. The result is what is stored.
+pub fn hash(password: &str) -> Result<String, PasswordError> {
+    check(password)?;
+    let failed = |reason: String| PasswordError::Hash { reason };
+    let hashed = hasher().map_err(failed)?.hash_password(password.as_bytes()).map_err(|error| failed(error.to_string()))?;
+    Ok(hashed.to_string())
+}
+
+/// Whether `password` is the one behind `stored`. A stored text that cannot be read matches nothing.
+pub fn verify(password: &str, stored: &str) -> bool {
+    let Some((hash, _)) = readable(stored) else {
+        tracing::warn!("a stored password cannot be read; the user has to get a new one");
+        verify_nobody(password);
+        return false;
+    };
+    // Refused before the work: how long the typed text is, is no secret.
+    let matches = |hasher: Argon2<'_>| hasher.verify_password(password.as_bytes(), &hash).is_ok();
+    password.len() <= MAX_BYTES && hasher().is_ok_and(matches)
+}
+
+/// Does the work of [`verify`] for a user that does not exist, so that the time of the answer does not tell.
+pub fn verify_nobody(password: &str) {
+    if password.len() > MAX_BYTES {
+        return;
+    }
+    if let (Ok(hasher), Ok(hash)) = (hasher(), PasswordHash::new(NOBODY)) {
+        std::hint::black_box(hasher.verify_password(password.as_bytes(), &hash).is_ok());
+    }
+}
+
+/// Whether `stored` was made with other parameters than those of today. Hash again at the next successful sign-in.
+pub fn needs_rehash(stored: &str) -> bool {
+    let Some((hash, params)) = readable(stored) else { return true };
+    let today = (params.m_cost(), params.t_cost(), params.p_cost()) == (MEMORY_KIB, PASSES, LANES);
+    let id = hash.algorithm.as_str() == "argon2id" && hash.version == Some(Version::V0x13.into());
+    !(today && id)
+}
+
+fn hasher() -> Result<Argon2<'static>, String> {
+    let params = Params::new(MEMORY_KIB, PASSES, LANES, None).map_err(|error| error.to_string())?;
+    Ok(Argon2::new(Algorithm::Argon2id, Version::V0x13, params))
+}
+
+/// A stored text within the limits of what is computed.
+fn readable(stored: &str) -> Option<(PasswordHash, Params)> {
+    if stored.len() > MAX_STORED_BYTES {
+        return None;
+    }
+    let hash = PasswordHash::new(stored).ok()?;
+    let params = Params::try_from(&hash).ok()?;
+    let affordable = params.m_cost() <= MAX_MEMORY_KIB && params.t_cost() <= MAX_PASSES && params.p_cost() <= MAX_LANES;
+    affordable.then_some((hash, params))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn only_the_right_password_verifies() {
+        let stored = hash("correct horse battery").expect("a hash");
+        assert!(stored.starts_with("$argon2id$v=19$m=19456,t=2,p=1$"), "{stored}");
+        assert!(verify("correct horse battery", &stored));
+        assert!(!verify("correct horse batterY", &stored));
+        assert!(!verify("", &stored));
+        assert!(!needs_rehash(&stored));
+    }
+
+    #[test]
+    fn the_same_password_never_gives_the_same_text() {
+        assert_ne!(hash("correct horse battery").expect("a hash"), hash("correct horse battery").expect("a hash"));
+    }
+
+    #[test]
+    fn short_and_endless_passwords_are_refused() {
+        assert_eq!(check("elevenchars"), Err(PasswordError::TooShort));
+        assert_eq!(check("twelve chars"), Ok(()));
+        // Characters count, not bytes.
+        assert_eq!(check("ääääääääää"), Err(PasswordError::TooShort));
+        assert_eq!(check(&"x".repeat(1025)), Err(PasswordError::TooLong));
+        assert!(!verify(&"x".repeat(1025), NOBODY));
+    }
+
+    #[test]
+    fn other_parameters_ask_for_a_new_hash() {
+        for stored in [
+            NOBODY.replace("m=19456", "m=12288"),
+            NOBODY.replace("t=2", "t=3"),
+            NOBODY.replace("argon2id", "argon2i"),
+            "not a hash".to_owned(),
+        ] {
+            assert!(needs_rehash(&stored), "{stored}");
+        }
+        assert!(!needs_rehash(NOBODY));
+    }
+
+    #[test]
+    fn a_stored_text_cannot_ask_for_all_memory() {
+        for stored in [NOBODY.replace("m=19456", "m=4000000"), NOBODY.replace("t=2", "t=1000000")] {
+            assert!(readable(&stored).is_none(), "{stored}");
+            assert!(!verify("correct horse battery", &stored));
+        }
+    }
+}
