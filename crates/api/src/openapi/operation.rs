@@ -37,7 +37,10 @@ fn schema(of: SchemaOf, generator: &mut SchemaGenerator) -> Value {
 fn parameters(endpoint: &Endpoint, generator: &mut SchemaGenerator) -> Vec<Value> {
     let mut parameters: Vec<Value> = endpoint.segments().map(|name| path_parameter(endpoint, name)).collect();
     if let Some(query) = endpoint.query {
-        parameters.extend(query_parameters(&schema(query, generator)));
+        // In one order, however the fields of documents are kept: by name.
+        let mut fields: Vec<Value> = query_parameters(&schema(query, generator)).collect();
+        fields.sort_by(|one, other| one["name"].as_str().cmp(&other["name"].as_str()));
+        parameters.extend(fields);
     }
     let mut shared = vec!["CorrelationId"];
     if endpoint.method == Method::Post {

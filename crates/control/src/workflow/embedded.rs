@@ -8,9 +8,8 @@ use std::time::Duration;
 use gpuaas_contract::id::AllocationId;
 use gpuaas_contract::time::Timestamp;
 use gpuaas_domain::Hint;
-use gpuaas_domain::allocation::Next;
+use gpuaas_domain::allocation::{Next, Step};
 use gpuaas_domain::resource::Kind;
-use gpuaas_store::ResourceFilter;
 use tokio::sync::broadcast::error::RecvError;
 use tokio::task::JoinSet;
 
@@ -48,6 +47,8 @@ struct Driver {
     /// When runs want to be looked at.
     timers: BTreeSet<(Timestamp, AllocationId)>,
     timer_of: HashMap<AllocationId, Timestamp>,
+    /// Runs that wait for a place: whatever becomes free may be theirs.
+    placing: BTreeSet<AllocationId>,
     /// How often a run failed in a row.
     failures: HashMap<AllocationId, u32>,
     tasks: JoinSet<(AllocationId, Result<Option<Advanced>, Failure>)>,
@@ -62,6 +63,7 @@ impl Driver {
             running: HashMap::new(),
             timers: BTreeSet::new(),
             timer_of: HashMap::new(),
+            placing: BTreeSet::new(),
             failures: HashMap::new(),
             tasks: JoinSet::new(),
         }
@@ -88,7 +90,7 @@ impl Driver {
                     }
                 },
                 hint = hints.recv() => match hint {
-                    Ok(hint) => self.hear(&hint).await,
+                    Ok(hint) => self.hear(&hint),
                     Err(RecvError::Lagged(_)) => self.look().await,
                     Err(RecvError::Closed) => break,
                 },
@@ -128,6 +130,11 @@ impl Driver {
 
     fn advanced(&mut self, id: AllocationId, result: Result<Option<Advanced>, Failure>) {
         let woken = self.running.remove(&id).unwrap_or(false);
+        match &result {
+            Ok(Some(Advanced { step: Step::Place, next: Next::At(_) })) => drop(self.placing.insert(id)),
+            Ok(_) => drop(self.placing.remove(&id)),
+            Err(_) => {}
+        }
         let next = match result {
             Ok(Some(Advanced { next, .. })) => {
                 self.failures.remove(&id);
@@ -169,23 +176,24 @@ impl Driver {
         }
     }
 
-    async fn hear(&mut self, hint: &Hint) {
+    fn hear(&mut self, hint: &Hint) {
         match hint {
             Hint::Allocation(id) => self.wake(*id),
-            Hint::Capacity => {
-                let waiting = ResourceFilter { states: vec!["requested", "placing"], ..ResourceFilter::default() };
-                match self.control.store.resource_list(Kind::Allocation, &waiting, None, false, BATCH).await {
-                    Ok(found) => found.iter().filter_map(|found| found.id.parse().ok()).for_each(|id| self.wake(id)),
-                    Err(error) => tracing::warn!(%error, "cannot look who waits for a place; the slow look will"),
-                }
+            Hint::Fleet(node) => {
+                // Noted here as well: the picture's own listener may hear of it later than the run that is woken.
+                self.control.fleet.note(*node);
+                self.wake_placing();
             }
-            Hint::NodeWork(_)
-            | Hint::NodeAccess(_)
-            | Hint::Task(_)
-            | Hint::Fleet(_)
-            | Hint::Outbox
-            | Hint::Rights
-            | Hint::Progress { .. } => {}
+            Hint::Capacity => self.wake_placing(),
+            Hint::NodeWork(_) | Hint::NodeAccess(_) | Hint::Task(_) | Hint::Outbox | Hint::Rights | Hint::Progress { .. } => {}
+        }
+    }
+
+    /// Wakes some of those who wait for a place, the oldest first; the others follow as these go on or wait again.
+    fn wake_placing(&mut self) {
+        let oldest: Vec<AllocationId> = self.placing.iter().take(AT_ONCE * 4).copied().collect();
+        for id in oldest {
+            self.wake(id);
         }
     }
 

@@ -78,8 +78,8 @@ impl FleetView {
             loop {
                 let hint = tokio::select! { biased; () = control.shutdown.cancelled() => return, hint = hints.recv() => hint };
                 match hint {
-                    Ok(Hint::Fleet(Some(node))) => drop(control.fleet.lock().dirty.insert(node)),
-                    Ok(Hint::Fleet(None)) | Err(RecvError::Lagged(_)) => control.fleet.lock().all = true,
+                    Ok(Hint::Fleet(node)) => control.fleet.note(node),
+                    Err(RecvError::Lagged(_)) => control.fleet.note(None),
                     Ok(
                         Hint::NodeWork(_)
                         | Hint::NodeAccess(_)
@@ -94,6 +94,15 @@ impl FleetView {
                 }
             }
         });
+    }
+
+    /// What is known of this node is old; of every node, if none is named.
+    pub(crate) fn note(&self, node: Option<NodeId>) {
+        let mut view = self.lock();
+        match node {
+            Some(node) => drop(view.dirty.insert(node)),
+            None => view.all = true,
+        }
     }
 
     fn lock(&self) -> MutexGuard<'_, View> {
