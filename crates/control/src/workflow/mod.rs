@@ -34,10 +34,11 @@ pub struct Advanced {
 
 /// Advances the run of an allocation by one step. `None` if there is no such allocation.
 pub async fn advance(control: &Control, id: AllocationId) -> Result<Option<Advanced>, Failure> {
-    settle(control, || async {
-        let Some(run) = crate::books::get::<Allocation>(control, id).await? else { return Ok((None, Decision::default())) };
+    let (advanced, wrote) = settle(control, || async {
+        let nothing = |advanced| Ok(((advanced, false), Decision::default()));
+        let Some(run) = crate::books::get::<Allocation>(control, id).await? else { return nothing(None) };
         if run.step == Step::Done {
-            return Ok((Some(Advanced { step: run.step, next: Next::Done }), Decision::default()));
+            return nothing(Some(Advanced { step: run.step, next: Next::Done }));
         }
         let world = world::load(control, &run).await?;
         let seal = seal(control);
@@ -51,17 +52,17 @@ pub async fn advance(control: &Control, id: AllocationId) -> Result<Option<Advan
                 "allocation went on"
             );
         }
-        if !advanced.decision.is_empty() {
+        let writes = !advanced.decision.is_empty();
+        if writes {
             gpuaas_failpoint::hit(decided(run.step));
         }
-        Ok((Some(Advanced { step: run.step, next: advanced.next }), advanced.decision))
+        Ok(((Some(Advanced { step: run.step, next: advanced.next }), writes), advanced.decision))
     })
-    .await
-    .inspect(|advanced| {
-        if let Some(Advanced { step, .. }) = advanced {
-            gpuaas_failpoint::hit(committed(*step));
-        }
-    })
+    .await?;
+    if let Some(Advanced { step, .. }) = advanced.filter(|_| wrote) {
+        gpuaas_failpoint::hit(committed(step));
+    }
+    Ok(advanced)
 }
 
 /// Where a crash test stops the server before a step is written.
