@@ -23,10 +23,10 @@ pub(crate) fn run(arguments: &[&str]) -> Result<bool, String> {
     Ok(status.success())
 }
 
-/// The packages of the workspace that have a `failpoints` feature, by name.
+/// What the tests turn on wherever it is, as `package/feature`: places to crash at, and what a quick build leaves out.
 ///
 /// The crash tests need it in every program, and turning it on everywhere in every step means that nothing is compiled twice.
-pub(crate) fn packages_with_failpoints() -> Result<Vec<String>, String> {
+pub(crate) fn test_features() -> Result<Vec<String>, String> {
     let output = command(&["metadata", "--no-deps", "--format-version", "1"])
         .output()
         .map_err(|error| format!("cargo metadata cannot be started: {error}"))?;
@@ -36,6 +36,16 @@ pub(crate) fn packages_with_failpoints() -> Result<Vec<String>, String> {
     let metadata: serde_json::Value =
         serde_json::from_slice(&output.stdout).map_err(|error| format!("cargo metadata is not JSON: {error}"))?;
     let packages = metadata["packages"].as_array().ok_or("cargo metadata lists no packages")?;
-    let with_feature = packages.iter().filter(|package| package["features"].get("failpoints").is_some());
-    Ok(with_feature.filter_map(|package| package["name"].as_str()).map(str::to_owned).collect())
+    let of_package = |package: &serde_json::Value| {
+        let name = package["name"].as_str().unwrap_or_default().to_owned();
+        let has = ["failpoints", "temporal"].into_iter().filter(|feature| package["features"].get(feature).is_some());
+        has.map(|feature| format!("{name}/{feature}")).collect::<Vec<_>>()
+    };
+    Ok(packages.iter().flat_map(of_package).collect())
+}
+
+/// The features of one package among those.
+pub(crate) fn of_package(features: &[String], package: &str) -> Vec<String> {
+    let of_it = |feature: &&String| feature.split_once('/').is_some_and(|(name, _)| name == package);
+    features.iter().filter(of_it).cloned().collect()
 }

@@ -8,7 +8,7 @@ use std::os::unix::process::CommandExt as _;
 use std::path::Path;
 use std::process::{Child, ChildStdin, Command, Stdio};
 
-/// `$1` is the folder. Lines on standard input: `group <id>`, `nats <pid>`, `redis <pid>` (0 for none) and `postgres <pid>`.
+/// `$1` is the folder. Lines on standard input: `group <id>`, `nats <pid>`, `redis <pid>`, `temporal <pid>`, `gpuaas <pid>` (0 for none) and `postgres <pid>`.
 ///
 /// A group that has ended may leave a stray child behind, so changing to another group ends the one before it as well.
 const SCRIPT: &str = r#"
@@ -17,6 +17,8 @@ group=0
 postgres=
 nats=0
 redis=0
+temporal=0
+gpuaas=0
 end_group() {
     if [ "$group" -gt 1 ]; then
         kill -s TERM -- "-$group" 2>/dev/null
@@ -32,11 +34,13 @@ while read -r what id; do
         postgres) postgres=$id ;;
         nats) nats=$id ;;
         redis) redis=$id ;;
+        temporal) temporal=$id ;;
+        gpuaas) gpuaas=$id ;;
     esac
 done
 end_group
 # Their data goes with the folder, so there is nothing to end in good order.
-for server in "$nats" "$redis"; do
+for server in "$gpuaas" "$temporal" "$nats" "$redis"; do
     if [ "$server" -gt 1 ]; then kill -s KILL "$server" 2>/dev/null; fi
 done
 if [ -n "$postgres" ]; then
@@ -49,7 +53,8 @@ if [ -n "$postgres" ]; then
     done
     kill -s KILL "$postgres" 2>/dev/null
 fi
-rm -rf -- "$folder"
+# Whoever was killed a moment ago may still have been making a file.
+rm -rf -- "$folder" || { sleep 0.5; rm -rf -- "$folder"; }
 exit 0
 "#;
 
@@ -101,6 +106,16 @@ impl Guard {
         self.order("redis", pid)
     }
 
+    /// Says which Temporal to stop in the end; 0 for none.
+    pub(crate) fn temporal(&mut self, pid: u32) -> Result<(), String> {
+        self.order("temporal", pid)
+    }
+
+    /// Says which `gpuaas dev` to stop in the end; 0 for none.
+    pub(crate) fn gpuaas(&mut self, pid: u32) -> Result<(), String> {
+        self.order("gpuaas", pid)
+    }
+
     fn order(&mut self, what: &str, id: u32) -> Result<(), String> {
         let orders = self.orders.as_mut().ok_or("the guard has ended")?;
         writeln!(orders, "{what} {id}").map_err(|error| format!("the guard does not listen: {error}"))
@@ -140,16 +155,18 @@ mod tests {
         let folder = std::env::temp_dir().join(format!("gpuaas-guard-servers-{}", std::process::id()));
         std::fs::create_dir_all(&folder).expect("create the folder");
         let sleeper = || Command::new("sleep").arg("60").process_group(0).spawn().expect("start sleep");
-        let (mut nats, mut redis, mut forgotten) = (sleeper(), sleeper(), sleeper());
+        let (mut nats, mut redis, mut gpuaas, mut forgotten) = (sleeper(), sleeper(), sleeper(), sleeper());
 
         let mut guard = Guard::over(&folder).expect("start the guard");
         guard.nats(forgotten.id()).expect("tell the guard");
         guard.nats(nats.id()).expect("tell the guard");
         guard.redis(redis.id()).expect("tell the guard");
+        guard.gpuaas(gpuaas.id()).expect("tell the guard");
         drop(guard);
 
         assert!(!nats.wait().expect("wait for sleep").success(), "it ended by itself");
         assert!(!redis.wait().expect("wait for sleep").success(), "it ended by itself");
+        assert!(!gpuaas.wait().expect("wait for sleep").success(), "it ended by itself");
         assert!(forgotten.try_wait().expect("look at sleep").is_none(), "it was none of the guard's business any more");
         forgotten.kill().and_then(|()| forgotten.wait()).expect("end sleep");
     }

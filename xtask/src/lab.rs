@@ -7,6 +7,7 @@ mod cleanup;
 mod cluster;
 mod daemon;
 mod drive;
+mod guest;
 mod guest_image;
 mod image_server;
 mod initrd;
@@ -17,6 +18,7 @@ mod network;
 mod program;
 mod requirements;
 mod slice;
+mod tenant;
 mod vfio;
 mod vfio_host;
 
@@ -33,7 +35,7 @@ pub(crate) struct Options {
 
 #[derive(clap::Subcommand)]
 enum Lab {
-    /// A guest on this machine by a signed task through the real server and agent, with a loop device as its drive
+    /// A tenant leases a guest on this machine, through the real server and agent, with a loop device as its drive
     Slice(slice::Options),
     /// An emulated host with an IOMMU, in which devices change hands between their drivers and vfio-pci
     Vfio,

@@ -16,7 +16,10 @@ mod postgres;
 mod prove;
 mod redis;
 mod requirements;
+mod schema_check;
+mod servers;
 mod sim;
+mod temporal;
 mod test;
 
 use std::process::ExitCode;
@@ -33,7 +36,7 @@ struct Arguments {
 
 #[derive(Subcommand)]
 enum Command {
-    /// Build everything, lint it and run all tests, with a private PostgreSQL, NATS and Redis
+    /// Build everything, lint it and run all tests, with a private PostgreSQL, NATS, Redis and Temporal
     Test(test::Options),
     /// Measure gpuaas against its peers; prints a table and writes JSON to target/bench
     Bench(bench::Options),
@@ -45,6 +48,8 @@ enum Command {
     Sim(sim::Options),
     /// Try the real thing on this machine: libvirt, QEMU, Open vSwitch and VFIO, under emulation
     Lab(lab::Options),
+    /// Ask a real server about every operation of its OpenAPI document, and compare its answers with the document
+    SchemaCheck(schema_check::Options),
     /// Check the rules of the house: dependency directions, licences, bans, sizes, links
     Tidy,
     /// Print the task catalogue with its JSON Schemas
@@ -59,6 +64,7 @@ fn main() -> ExitCode {
         Command::Fuzz(options) => fuzz::run(&options),
         Command::Sim(options) => sim::run(&options),
         Command::Lab(options) => lab::run(&options),
+        Command::SchemaCheck(options) => schema_check::run(&options),
         Command::Tidy => cargo::run(&["test", "--package", "xtask", "--test", "tidy"]),
         Command::Schema => cargo::run(&["run", "--quiet", "--package", "gpuaas-contract", "--example", "catalogue"]),
     };

@@ -6,7 +6,8 @@ use std::process::Stdio;
 use std::time::{Duration, Instant};
 
 use crate::guard::Guard;
-use crate::{cargo, requirements, test};
+use crate::servers::Servers;
+use crate::{cargo, test};
 
 /// Options of `cargo xtask prove`.
 #[derive(clap::Args)]
@@ -22,35 +23,71 @@ pub(crate) struct Options {
     minutes: u64,
 }
 
+/// The target of the tests that start the real programs.
+const E2E: &[&str] = &["--test", "e2e"];
+
 /// A promise and the test that tries to break it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
 enum Proof {
+    /// 10,000 random storms over allocations, with broken hosts, lost tasks and late receipts: no place twice, none lost, all come to an end
+    Allocations,
     /// A million random tasks on random host policies: no effect outside compiled ∩ policy ∩ task
     Authority,
     /// PostgreSQL, and the server on SQLite, killed 50 times under load: nothing promised is lost, nothing is stuck
     Databases,
     /// The agent's disk is full, and its system calls fail at 40 places: never a false success
     Disk,
+    /// NATS killed 50 times while events are published, and its acknowledgements lost: each event stored once and in order
+    Events,
     /// 5,000 random lives of eight slots, with cancellations, restarts, reboots and broken devices: no slot twice, none without proof
     Guests,
     /// The agent's journal truncated 400 times and damaged 600 times: nothing runs twice
     Journal,
+    /// The relay of events killed 200 times, NATS taken away, its answers lost: all that was committed is in the stream once and in order
+    Relay,
     /// 100,000 deliveries, half of them duplicates, over both transports: one effect per task
     SingleExecution,
 }
 
 impl Proof {
-    const ALL: [Self; 6] = [Self::Authority, Self::Databases, Self::Disk, Self::Guests, Self::Journal, Self::SingleExecution];
+    const ALL: [Self; 9] = [
+        Self::Allocations,
+        Self::Authority,
+        Self::Databases,
+        Self::Disk,
+        Self::Events,
+        Self::Guests,
+        Self::Journal,
+        Self::Relay,
+        Self::SingleExecution,
+    ];
 
-    /// The package, the target in it, and the part of the tests' names.
-    fn tests(self) -> (&'static str, &'static [&'static str], &'static str) {
-        const E2E: &[&str] = &["--test", "e2e"];
+    /// The servers without which its tests would only say that they were skipped.
+    fn needs(self) -> &'static [&'static str] {
         match self {
+            Self::Events => &["NATS"],
+            Self::Relay => &["PostgreSQL", "NATS"],
+            Self::Databases => &["PostgreSQL"],
+            Self::Allocations | Self::Authority | Self::Disk | Self::Guests | Self::Journal | Self::SingleExecution => &[],
+        }
+    }
+
+    /// Whether its tests run the programs themselves.
+    fn is_end_to_end(self) -> bool {
+        self.tests().1 == E2E
+    }
+
+    /// The package, the target in it, and the part of the tests' names; all of the target where that is empty.
+    fn tests(self) -> (&'static str, &'static [&'static str], &'static str) {
+        match self {
+            Self::Allocations => ("gpuaas-domain", &["--test", "allocation_model"], ""),
             Self::Authority => ("gpuaas-agent", &["--lib"], "authority_tests::"),
             Self::Databases => ("gpuaas", E2E, "databases::"),
             Self::Disk => ("gpuaas", E2E, "disk::"),
+            Self::Events => ("gpuaas-engines", &["--test", "engines"], "nats_faults::"),
             Self::Guests => ("gpuaas-agent", &["--lib"], "guests::tests::random::"),
             Self::Journal => ("gpuaas", E2E, "rotten_journal::"),
+            Self::Relay => ("gpuaas-control", &["--test", "relay"], ""),
             Self::SingleExecution => ("gpuaas", E2E, "single_execution::"),
         }
     }
@@ -61,32 +98,39 @@ pub(crate) fn run(options: &Options) -> Result<bool, String> {
     if options.count.is_some() && options.proofs.len() != 1 {
         return Err("--count means something else for every proof: name the one it is for".to_owned());
     }
-    let root = requirements::is_root();
-    for requirement in requirements::ALL {
-        if let Err(reason) = requirement.ensure(root) {
-            println!("not everything will be proven ({}): {reason}", requirement.needed_for);
-        }
-    }
-    let failpoints = cargo::packages_with_failpoints()?;
-    let features = test::features(&failpoints);
+    let all = cargo::test_features()?;
+    let features = test::features(&all);
     let features: Vec<&str> = features.iter().map(String::as_str).collect();
-    let mut guard = Guard::over(&test::temporary_folder(Path::new("/tmp"))?)?;
+    let folder = test::temporary_folder(Path::new("/tmp"))?;
+    let mut guard = Guard::over(&folder)?;
+    let servers = Servers::start(&folder, &mut guard);
+    for missing in servers.missing() {
+        println!("not everything will be proven ({missing})");
+    }
     let until = Instant::now() + Duration::from_secs(60 * options.minutes);
-    // The tests start the real programs.
-    if !step(&mut guard, &[&["build", "--workspace", "--bins"], features.as_slice()].concat(), None, until)? {
+    let proofs = if options.proofs.is_empty() { &Proof::ALL[..] } else { &options.proofs };
+    // The end-to-end tests start the real programs.
+    let build = [&["build", "--workspace", "--bins"], features.as_slice()].concat();
+    if proofs.iter().any(|proof| proof.is_end_to_end()) && !step(&mut guard, &build, &servers, None, until)? {
         return Err("the programs cannot be built".to_owned());
     }
-    let proofs = if options.proofs.is_empty() { &Proof::ALL[..] } else { &options.proofs };
     let mut results = Vec::new();
     for proof in proofs {
+        let started = Instant::now();
+        if let Some(server) = proof.needs().iter().find(|server| !servers.has(server)) {
+            println!("{proof:?} cannot be proven without {server}");
+            results.push((proof, false, 0));
+            continue;
+        }
         let (package, target, filter) = proof.tests();
-        let feature = format!("{package}/failpoints");
-        let mut arguments = vec!["test", "--package", package, "--features", &feature];
+        let features = test::features(&cargo::of_package(&all, package));
+        let mut arguments = vec!["test", "--package", package];
+        arguments.extend(features.iter().map(String::as_str));
         arguments.extend(target);
         // One at a time: each of them keeps the machine busy by itself.
-        arguments.extend(["--", "--nocapture", "--test-threads=1", filter]);
-        let started = Instant::now();
-        let holds = step(&mut guard, &arguments, Some(options.count), until)?;
+        arguments.extend(["--", "--nocapture", "--test-threads=1"]);
+        arguments.extend(Some(filter).filter(|filter| !filter.is_empty()));
+        let holds = step(&mut guard, &arguments, &servers, Some(options.count), until)?;
         results.push((proof, holds, started.elapsed().as_secs()));
     }
     drop(guard);
@@ -98,11 +142,18 @@ pub(crate) fn run(options: &Options) -> Result<bool, String> {
 }
 
 /// Runs cargo until it ends or the time is over. `count` is there for the long form of a test.
-fn step(guard: &mut Guard, arguments: &[&str], count: Option<Option<u32>>, until: Instant) -> Result<bool, String> {
+fn step(
+    guard: &mut Guard,
+    arguments: &[&str],
+    servers: &Servers,
+    count: Option<Option<u32>>,
+    until: Instant,
+) -> Result<bool, String> {
     println!("==> cargo {}", arguments.join(" "));
     let mut command = cargo::command(arguments);
     // A group of its own, so that the guard can end cargo together with everything it started.
     command.process_group(0).stdin(Stdio::null()).env_remove("GPUAAS_FAILPOINT_DIR");
+    servers.tell(&mut command);
     if let Some(count) = count {
         command.env("GPUAAS_PROVE", "long");
         match count {

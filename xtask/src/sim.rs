@@ -25,7 +25,7 @@ pub(crate) struct Options {
 /// Runs the seeds. True if every promise was kept.
 pub(crate) fn run(options: &Options) -> Result<bool, String> {
     // The same features as everywhere else, so that nothing is compiled twice.
-    let features = test::features(&cargo::packages_with_failpoints()?);
+    let features = test::features(&cargo::test_features()?);
     let features: Vec<&str> = features.iter().map(String::as_str).collect();
     let test = ["test", "--workspace", "--test", "seeds"];
     let arguments = [&test[..], &features, &["--", "--nocapture", "every_seed_keeps_every_promise"]].concat();

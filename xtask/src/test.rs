@@ -1,6 +1,5 @@
 //! `cargo xtask test`: everything that must hold before a change is taken.
 
-use std::ffi::OsString;
 use std::io::{BufRead as _, BufReader};
 use std::os::unix::fs::DirBuilderExt as _;
 use std::os::unix::process::CommandExt as _;
@@ -11,47 +10,8 @@ use std::time::Instant;
 use crate::cargo;
 use crate::counts::Counts;
 use crate::guard::Guard;
-use crate::{nats, postgres, redis, requirements};
-
-/// A server that tests need and that runs as long as they do.
-struct Server {
-    name: &'static str,
-    /// The variable that tells the tests where it is. Where it is set already, that one is used.
-    url_variable: &'static str,
-    /// The variable that tells tests which kill their own what to start.
-    program_variable: Option<&'static str>,
-    find: fn() -> Option<PathBuf>,
-    /// Its folder under the temporary one.
-    folder: &'static str,
-    start: fn(&Path, &mut Guard) -> Result<String, String>,
-}
-
-const SERVERS: [Server; 3] = [
-    Server {
-        name: "PostgreSQL",
-        url_variable: "GPUAAS_TEST_PG_URL",
-        program_variable: None,
-        find: postgres::programs,
-        folder: "database",
-        start: postgres::start,
-    },
-    Server {
-        name: "NATS",
-        url_variable: "GPUAAS_TEST_NATS_URL",
-        program_variable: Some(nats::PROGRAM_VARIABLE),
-        find: nats::program,
-        folder: "nats",
-        start: nats::start,
-    },
-    Server {
-        name: "Redis",
-        url_variable: "GPUAAS_TEST_REDIS_URL",
-        program_variable: Some(redis::PROGRAM_VARIABLE),
-        find: redis::program,
-        folder: "redis",
-        start: redis::start,
-    },
-];
+use crate::schema_check;
+use crate::servers::Servers;
 
 /// Options of `cargo xtask test`.
 #[derive(clap::Args)]
@@ -77,22 +37,20 @@ struct Step {
 /// Everything that one run knows.
 struct Run {
     guard: Guard,
-    /// What the tests are told about the servers.
-    environment: Vec<(&'static str, OsString)>,
-    skipped: Vec<String>,
+    servers: Servers,
     steps: Vec<Step>,
     counts: Counts,
 }
 
 /// Runs all steps, also after one that failed, and prints a summary. True if everything succeeded.
 pub(crate) fn run(options: &Options) -> Result<bool, String> {
-    let failpoints = cargo::packages_with_failpoints()?;
+    let all = cargo::test_features()?;
     let folder = temporary_folder(Path::new("/tmp"))?;
-    let mut run =
-        Run { guard: Guard::over(&folder)?, environment: vec![], skipped: vec![], steps: vec![], counts: Counts::default() };
-    run.prepare(&folder);
+    let mut guard = Guard::over(&folder)?;
+    let servers = Servers::start(&folder, &mut guard);
+    let mut run = Run { guard, servers, steps: vec![], counts: Counts::default() };
 
-    let everywhere = features(&failpoints);
+    let everywhere = features(&all);
     let everywhere: Vec<&str> = everywhere.iter().map(String::as_str).collect();
     if !options.no_lint {
         run.step("format", &["fmt", "--all", "--check"])?;
@@ -105,55 +63,29 @@ pub(crate) fn run(options: &Options) -> Result<bool, String> {
         let clippy = [&["clippy", "--workspace", "--all-targets"], everywhere.as_slice(), &["--", "-D", "warnings"]].concat();
         run.step("clippy", &clippy)?;
     }
-    run.tests(options, &failpoints)?;
+    run.tests(options, &all)?;
+    if options.packages.is_empty() && options.filter.is_empty() {
+        run.schema_check(&folder);
+    }
     Ok(run.summary())
 }
 
 impl Run {
-    /// Installs what is missing and starts the servers. What does not work is noted, and the rest runs without it.
-    fn prepare(&mut self, folder: &Path) {
-        let root = requirements::is_root();
-        for requirement in requirements::ALL {
-            if let Err(reason) = requirement.ensure(root) {
-                self.skipped.push(format!("{}: {reason}", requirement.needed_for));
-            }
-        }
-        for Server { name, url_variable, program_variable, find, folder: part, start } in SERVERS {
-            let program = find();
-            if let (Some(variable), Some(program)) = (program_variable, &program) {
-                self.environment.push((variable, program.into()));
-            }
-            let url = match std::env::var_os(url_variable) {
-                Some(url) => Ok(url),
-                // It was said already why it is not there.
-                None if program.is_none() => continue,
-                None => {
-                    println!("starting a private {name}");
-                    start(&folder.join(part), &mut self.guard).map(OsString::from)
-                }
-            };
-            match url {
-                Ok(url) => self.environment.push((url_variable, url)),
-                Err(reason) => self.skipped.push(format!("every test on {name}: {reason}")),
-            }
-        }
-    }
-
     /// Runs one call of cargo as a step of its own.
     fn step(&mut self, name: &'static str, arguments: &[&str]) -> Result<(), String> {
         self.cargo(name, arguments, false)
     }
 
     /// Runs the tests and counts them.
-    fn tests(&mut self, options: &Options, failpoints: &[String]) -> Result<(), String> {
+    fn tests(&mut self, options: &Options, all: &[String]) -> Result<(), String> {
         let mut arguments: Vec<String> = vec!["test".into(), "--no-fail-fast".into()];
         let of_selected: Vec<String> = if options.packages.is_empty() {
             arguments.push("--workspace".into());
-            failpoints.to_vec()
+            all.to_vec()
         } else {
             arguments.extend(options.packages.iter().flat_map(|package| ["--package".to_owned(), package.clone()]));
             // Cargo refuses features of packages that are not selected.
-            failpoints.iter().filter(|package| options.packages.contains(package)).cloned().collect()
+            options.packages.iter().flat_map(|package| cargo::of_package(all, package)).collect()
         };
         arguments.extend(features(&of_selected));
         if !options.filter.is_empty() {
@@ -164,6 +96,20 @@ impl Run {
         self.cargo("test", &arguments, true)
     }
 
+    /// Asks the server that was built whether its document is true. Without schemathesis it was said already that nobody does.
+    fn schema_check(&mut self, folder: &Path) {
+        if schema_check::program().is_none() {
+            return;
+        }
+        println!("==> schema-check");
+        let started = Instant::now();
+        let holds = schema_check::check(folder, &mut self.guard, &schema_check::SHORT);
+        if let Err(reason) = &holds {
+            println!("    FAILED: {reason}");
+        }
+        self.steps.push(Step { name: "schema", succeeded: holds == Ok(true), seconds: started.elapsed().as_secs() });
+    }
+
     fn cargo(&mut self, name: &'static str, arguments: &[&str], count: bool) -> Result<(), String> {
         println!("==> cargo {}", arguments.join(" "));
         let started = Instant::now();
@@ -171,12 +117,7 @@ impl Run {
         // A group of its own, so that the guard can end cargo together with everything it started.
         command.process_group(0).stdin(Stdio::null());
         command.env_remove("GPUAAS_FAILPOINT_DIR");
-        for Server { url_variable, program_variable, .. } in SERVERS {
-            for variable in std::iter::once(url_variable).chain(program_variable) {
-                command.env_remove(variable);
-            }
-        }
-        command.envs(self.environment.iter().map(|(variable, value)| (variable, value)));
+        self.servers.tell(&mut command);
         if count {
             command.stdout(Stdio::piped());
         }
@@ -205,7 +146,7 @@ impl Run {
         for Step { name, succeeded, seconds } in &self.steps {
             println!("    {name:<8} {} ({seconds} s)", if *succeeded { "ok" } else { "FAILED" });
         }
-        for skipped in &self.skipped {
+        for skipped in self.servers.missing() {
             println!("    skipped  {skipped}");
         }
         if self.counts.ignored > 0 {
@@ -224,13 +165,12 @@ impl Run {
     }
 }
 
-/// Turns the failpoints of these packages on.
-pub(crate) fn features(packages: &[String]) -> Vec<String> {
-    if packages.is_empty() {
+/// Turns these features on.
+pub(crate) fn features(features: &[String]) -> Vec<String> {
+    if features.is_empty() {
         return vec![];
     }
-    let list: Vec<String> = packages.iter().map(|package| format!("{package}/failpoints")).collect();
-    vec!["--features".to_owned(), list.join(",")]
+    vec!["--features".to_owned(), features.join(",")]
 }
 
 /// A new folder that only we can write to. Under a short path such as `/tmp`, because the path of a Unix socket must be short.

@@ -196,7 +196,8 @@ pub const ALLOCATION_EXTEND: &str = "/api/v1/allocations/{allocation}/extend";
 pub const ALLOCATION_RELEASE: &str = "/api/v1/allocations/{allocation}/release";
 /// `POST` [`crate::dto::AllocationRetry`] → [`crate::dto::Allocation`]: try again what failed.
 pub const ALLOCATION_RETRY: &str = "/api/v1/allocations/{allocation}/retry";
-/// `POST` [`crate::dto::SliceConsole`] → 201 [`crate::dto::Task`]: read its guest's serial console into the task's log.
+/// `POST` [`crate::dto::SliceConsole`] → 201 [`crate::dto::Task`] (200 if [`IDEMPOTENCY_KEY_HEADER`] found it made already): read its guest's
+/// serial console into the task's log.
 pub const ALLOCATION_CONSOLE: &str = "/api/v1/allocations/{allocation}/console";
 /// `GET` [`crate::dto::PageQuery`] → page of [`crate::dto::EventRow`], the oldest first: its history.
 pub const ALLOCATION_EVENTS: &str = "/api/v1/allocations/{allocation}/events";

@@ -89,6 +89,7 @@ pub(crate) async fn run(session: &Session, args: DevArgs) -> Result<Exit, Failur
         identity: IdentityConfig { built_in: true, ..IdentityConfig::default() },
         policies: Vec::new(),
         engines: Default::default(),
+        driver: std::sync::Arc::new(gpuaas_control::workflow::Embedded),
         webhooks_to_private: true,
     };
     let server = gpuaas_control::start(config).await.map_err(|error| start_failure(&error).hint(PORTS_HINT))?;

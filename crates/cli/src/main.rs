@@ -8,6 +8,7 @@ mod commands;
 mod config;
 mod dev;
 mod dev_demo;
+mod engine_args;
 mod evidence;
 mod exit;
 mod failure;

@@ -6,12 +6,10 @@ use std::path::{Path, PathBuf};
 use clap::{Args, ValueEnum};
 use gpuaas_control::identity::{ExternalIssuer, IdentityConfig};
 use gpuaas_control::{ApiTls, Server, ServerConfig, StartError, roles};
-use gpuaas_engines::EnginesConfig;
-use gpuaas_engines::bus::NatsConfig;
-use gpuaas_engines::redis::RedisConfig;
 use gpuaas_store::StoreConfig;
 use tracing_subscriber::EnvFilter;
 
+use crate::engine_args::EngineArgs;
 use crate::exit::Exit;
 use crate::failure::Failure;
 
@@ -63,12 +61,8 @@ pub(crate) struct ServerArgs {
     /// Nobody signs in with a password of this server.
     #[arg(long)]
     no_built_in_issuer: bool,
-    /// NATS JetStream for events, as in `nats://host:4222` [default: events stay in this process and its database].
-    #[arg(long, env = "GPUAAS_NATS_URL", value_name = "URL", hide_env_values = true)]
-    nats_url: Option<String>,
-    /// Redis for notifications, rate limits and single-use tokens, as in `redis://host:6379` [default: in this process].
-    #[arg(long, env = "GPUAAS_REDIS_URL", value_name = "URL", hide_env_values = true)]
-    redis_url: Option<String>,
+    #[command(flatten)]
+    engines: EngineArgs,
     /// Webhooks may go to private addresses and over plain HTTP: for sites whose tenants live in their own network.
     #[arg(long)]
     webhooks_to_private: bool,
@@ -106,7 +100,7 @@ pub(crate) enum LogFormat {
 /// Runs until SIGINT or SIGTERM.
 pub(crate) async fn run(args: ServerArgs) -> Result<Exit, Failure> {
     init_log(&args.log, args.log_format)?;
-    let server = gpuaas_control::start(config(args)?).await.map_err(|error| start_failure(&error))?;
+    let server = gpuaas_control::start(config(args).await?).await.map_err(|error| start_failure(&error))?;
     announce(&server);
     until_stopped().await?;
     tracing::info!("stopping");
@@ -141,7 +135,8 @@ fn policies(folder: &Path) -> Result<Vec<(String, String)>, Failure> {
     Ok(files)
 }
 
-fn config(args: ServerArgs) -> Result<ServerConfig, Failure> {
+async fn config(args: ServerArgs) -> Result<ServerConfig, Failure> {
+    let driver = args.engines.driver().await?;
     let store = match &args.store {
         None => StoreConfig::Sqlite { path: args.data_dir.join("gpuaas.db") },
         Some(url) => match StoreConfig::parse(url).map_err(|error| Failure::usage("store_invalid", error.to_string()))? {
@@ -175,7 +170,8 @@ fn config(args: ServerArgs) -> Result<ServerConfig, Failure> {
             issuers: args.issuers.iter().map(|text| issuer(text)).collect::<Result<_, _>>()?,
             ca_file: args.issuer_ca,
         },
-        engines: EnginesConfig { nats: args.nats_url.map(NatsConfig::new), redis: args.redis_url.map(RedisConfig::new) },
+        engines: args.engines.engines(),
+        driver,
         webhooks_to_private: args.webhooks_to_private,
         policies: match &args.policy_dir {
             Some(folder) => policies(folder)?,

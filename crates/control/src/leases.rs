@@ -9,7 +9,7 @@ use gpuaas_domain::decision::Context;
 use gpuaas_domain::machine::{self, Machine};
 use gpuaas_domain::resource::Kind;
 use gpuaas_domain::slice::{self, Ending};
-use gpuaas_domain::slot::{self, Slot, SlotState};
+use gpuaas_domain::slot::{self, Slot};
 use gpuaas_domain::{Actor, Change, Decision, Hint, Refusal, task};
 use gpuaas_store::{CommitError, StoreError};
 
@@ -104,9 +104,7 @@ async fn slots_settled(control: &Control, ending: &Ending, genuine: bool, contex
     let mut slots = control.store.slot_of_task(ending.task.id).await?;
     // One that somebody changed stays as it is, which nobody can use; the receipt counts all the same.
     slots.retain(|slot| is_sealed(control, slot));
-    let settled = slice::settle(&slots, ending, genuine, seal(control), context);
-    let freed = |change: &Change| matches!(change, Change::SlotUpdate(slot) if slot.state == SlotState::Available);
-    Ok(if settled.changes.iter().any(freed) { settled.hint(Hint::Capacity) } else { settled })
+    Ok(slice::settle(&slots, ending, genuine, seal(control), context))
 }
 
 async fn machine_settled(control: &Control, ending: &Ending, genuine: bool, context: &Context) -> Result<Decision, StoreError> {

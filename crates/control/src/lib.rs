@@ -42,6 +42,7 @@ pub struct Control {
     denied: link::DenyList,
     progress: http::ProgressBoard,
     fleet: workflow::FleetView,
+    placing: workflow::Placing,
     rights: rights::Rights,
     identity: identity::Identity,
     engines: Engines,
@@ -53,4 +54,16 @@ pub struct Control {
     store_kind: &'static str,
     shutdown: CancellationToken,
     background: TaskTracker,
+}
+
+impl Control {
+    /// Says when this server stops.
+    pub fn stopping(&self) -> &CancellationToken {
+        &self.shutdown
+    }
+
+    /// What runs beside requests; a server that stops waits for it.
+    pub fn background(&self) -> &TaskTracker {
+        &self.background
+    }
 }

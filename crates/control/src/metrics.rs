@@ -1,5 +1,6 @@
 //! Counters for Prometheus.
 
+use std::sync::atomic::AtomicU64;
 use std::time::Duration;
 
 use gpuaas_contract::receipt::Outcome;
@@ -23,6 +24,8 @@ pub(crate) struct Metrics {
     envelopes_rejected: Counter,
     requests: Family<StatusLabel, Counter>,
     events: Counter,
+    events_waiting: Gauge<f64, AtomicU64>,
+    steps: Family<StepLabel, Counter>,
 }
 
 #[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
@@ -45,6 +48,11 @@ struct StatusLabel {
     status: u16,
 }
 
+#[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
+struct StepLabel {
+    step: &'static str,
+}
+
 impl Metrics {
     /// All at zero.
     pub(crate) fn new() -> Self {
@@ -60,6 +68,8 @@ impl Metrics {
             envelopes_rejected: Counter::default(),
             requests: Family::default(),
             events: Counter::default(),
+            events_waiting: Gauge::default(),
+            steps: Family::default(),
             registry: Registry::default(),
         };
         registry.register("links", "Open links of agents to this process", metrics.links.clone());
@@ -75,6 +85,12 @@ impl Metrics {
         );
         registry.register("api_requests", "Answers of the REST interface, by status", metrics.requests.clone());
         registry.register("events_published", "Events of the outbox that the bus has stored", metrics.events.clone());
+        registry.register(
+            "events_waiting_seconds",
+            "How long the oldest event has waited in the outbox; 0 if none waits",
+            metrics.events_waiting.clone(),
+        );
+        registry.register("run_steps", "Steps of allocations' runs that were written, by step", metrics.steps.clone());
         Self { registry, ..metrics }
     }
 
@@ -110,6 +126,15 @@ impl Metrics {
 
     pub(crate) fn events_published(&self, count: usize) {
         self.events.inc_by(u64::try_from(count).unwrap_or(u64::MAX));
+    }
+
+    /// How long the oldest event has waited, as of now.
+    pub(crate) fn events_wait(&self, waited: Duration) {
+        self.events_waiting.set(waited.as_secs_f64());
+    }
+
+    pub(crate) fn step_written(&self, step: &'static str) {
+        self.steps.get_or_create(&StepLabel { step }).inc();
     }
 
     /// The text that Prometheus reads.

@@ -54,7 +54,6 @@ impl Rights {
                         | Hint::NodeAccess(_)
                         | Hint::Task(_)
                         | Hint::Allocation(_)
-                        | Hint::Capacity
                         | Hint::Fleet(_)
                         | Hint::Outbox
                         | Hint::Progress { .. },
@@ -137,8 +136,7 @@ async fn known_person(control: &Control, said: &Said) -> Result<UserId, Failure>
 
 /// Invitations to the address of somebody become their roles.
 async fn accept_invitations(control: &Control, user: &User) -> Result<(), Failure> {
-    let [_, invited] = people::members_of_user(user);
-    let Some(invited) = invited else { return Ok(()) };
+    let Some(invited) = people::invitations_of(user) else { return Ok(()) };
     settle(control, || async {
         let invitations = of_owner(control, &invited).await?;
         if invitations.is_empty() {

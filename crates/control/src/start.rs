@@ -63,6 +63,8 @@ pub struct ServerConfig {
     pub identity: IdentityConfig,
     /// NATS and Redis, where there are some.
     pub engines: EnginesConfig,
+    /// Who drives runs.
+    pub driver: Arc<dyn workflow::Driver>,
     /// Webhooks may go to addresses of private networks, and over plain HTTP.
     pub webhooks_to_private: bool,
     /// Rules of the operator that forbid more: names and texts of Cedar files.
@@ -178,6 +180,7 @@ pub async fn start(config: ServerConfig) -> Result<Server, StartError> {
         denied: link::DenyList::default(),
         progress: http::ProgressBoard::default(),
         fleet: workflow::FleetView::default(),
+        placing: workflow::Placing::default(),
         rights: rights::Rights::new(policies),
         identity,
         engines: Engines::from_config(&config.engines).await?,
@@ -202,7 +205,7 @@ pub async fn start(config: ServerConfig) -> Result<Server, StartError> {
         workflow::FleetView::spawn(&control);
     }
     if config.roles.contains(&Role::Provisioning) {
-        workflow::spawn(&control);
+        workflow::spawn(&control, Arc::clone(&config.driver));
     }
     // Without Redis every process that serves browsers has to listen for itself.
     let serves = config.roles.contains(&Role::Api) && config.engines.redis.is_none();

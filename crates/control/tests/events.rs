@@ -20,29 +20,6 @@ use gpuaas_engines::redis::RedisConfig;
 use gpuaas_testkit::{TempDir, pg_database, redis_url};
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 
-/// Runs the scenario on both stores.
-macro_rules! on_both_stores {
-    ($(async fn $name:ident($server:ident: TestServer) $body:block)*) => {$(
-        mod $name {
-            use super::*;
-
-            async fn scenario($server: TestServer) $body
-
-            #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-            async fn sqlite() {
-                scenario(TestServer::sqlite().await).await;
-            }
-
-            #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-            async fn postgres() {
-                if let Some(server) = TestServer::postgres().await {
-                    scenario(server).await;
-                }
-            }
-        }
-    )*};
-}
-
 async fn project(client: &Client, name: &str) -> String {
     let wanted =
         OrganisationCreate { name: name.to_owned(), description: String::new(), limits: Limits::default(), owner_email: None };
@@ -167,7 +144,7 @@ impl Socket {
     }
 }
 
-on_both_stores! {
+common::on_both_stores! {
     async fn a_listener_hears_its_own_project_in_order_and_nothing_else(server: TestServer) {
         let client = server.client();
         let (own, other) = (project(&client, "own").await, project(&client, "other").await);

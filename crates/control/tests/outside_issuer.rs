@@ -18,13 +18,14 @@ use tokio::io::{AsyncBufReadExt as _, BufReader};
 
 const EMAIL: &str = "grace@example.org";
 
-/// Where `npm ci` has put the packages of `tests/oidc-provider`.
+/// Where `cargo xtask test` has put the packages of `tests/oidc-provider`.
 fn packages() -> Option<PathBuf> {
-    let target = std::env::var_os("CARGO_TARGET_DIR").map(PathBuf::from);
-    let target = target.unwrap_or_else(|| Path::new(env!("CARGO_MANIFEST_DIR")).join("../../target"));
-    let folder = target.join("tools/oidc-provider");
+    let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../target/tools/oidc-provider");
     folder.join("node_modules/oidc-provider").is_dir().then_some(folder)
 }
+
+/// What is not tested without an issuer of another make.
+const WHAT: &str = "tokens of an issuer that is not ours";
 
 /// An issuer of another make. Ends with the test.
 struct Outside {
@@ -37,9 +38,7 @@ impl Outside {
     #[expect(clippy::disallowed_types, reason = "the issuer of another make is a program")]
     async fn start() -> Option<Self> {
         let Some(packages) = packages() else {
-            eprintln!(
-                "SKIPPED: oidc-provider is not in target/tools; `npm ci` of crates/control/tests/oidc-provider puts it there"
-            );
+            gpuaas_testkit::skip(WHAT, "oidc-provider is not in target/tools; `cargo xtask test` puts it there");
             return None;
         };
         let script = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/oidc-provider/issuer.mjs");
@@ -52,7 +51,7 @@ impl Outside {
             .kill_on_drop(true)
             .spawn();
         let Ok(mut program) = started else {
-            eprintln!("SKIPPED: node is not installed");
+            gpuaas_testkit::skip(WHAT, "node is not installed; `cargo xtask test` installs it as root");
             return None;
         };
         let mut lines = BufReader::new(program.stdout.take().unwrap()).lines();

@@ -171,7 +171,8 @@ impl World {
         let name = "a_relay_runs_until_it_is_killed";
         let launch = Launch::at(std::env::current_exe().unwrap()).args(["--exact", name, "--nocapture"]).failpoints(failpoints);
         let launch = launch.env(FOLDER, self.dir.path()).env(DATABASE, self.pg.url()).env(NATS, nats).env(STREAM, &self.name);
-        launch.start(self.dir.path())
+        // Whoever is killed cannot remove a folder of their own; in here it goes with everything else.
+        launch.env("TMPDIR", self.dir.path()).start(self.dir.path())
     }
 }
 

@@ -226,16 +226,6 @@ async fn ask(http: &reqwest::Client, server: &TestServer, endpoint: &Endpoint, p
     }
 }
 
-fn http() -> reqwest::Client {
-    let provider = std::sync::Arc::new(rustls::crypto::aws_lc_rs::default_provider());
-    let tls = rustls::ClientConfig::builder_with_provider(provider)
-        .with_safe_default_protocol_versions()
-        .unwrap()
-        .with_root_certificates(rustls::RootCertStore::empty())
-        .with_no_client_auth();
-    reqwest::Client::builder().tls_backend_preconfigured(tls).build().unwrap()
-}
-
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn every_endpoint_asks_the_policies_the_right_question() {
     let server = TestServer::sqlite().await;
@@ -250,7 +240,7 @@ async fn every_endpoint_asks_the_policies_the_right_question() {
     }
     callers.push(account(&server, &own, None).await);
     let policies = Policies::embedded().unwrap();
-    let http = http();
+    let http = common::plain_http();
     let mut wrong = Vec::new();
     let mut asked = 0;
     for endpoint in ENDPOINTS {
@@ -285,7 +275,7 @@ async fn nothing_but_the_open_routes_answers_a_stranger() {
     let server = TestServer::sqlite().await;
     catalogue(&server).await;
     let tenant = Tenant::new(&server, "own").await;
-    let http = http();
+    let http = common::plain_http();
     for endpoint in ENDPOINTS {
         for token in [None, Some("gpt_wrong"), Some("a.b.c"), Some("")] {
             let told = ask(&http, &server, endpoint, &path(endpoint, &tenant), token).await;

@@ -17,43 +17,10 @@ use gpuaas_testkit::eventually_async;
 use reqwest::{StatusCode, Url};
 use serde_json::Value;
 
-/// Runs the scenario on both stores.
-macro_rules! on_both_stores {
-    ($(async fn $name:ident($server:ident: TestServer) $body:block)*) => {$(
-        mod $name {
-            use super::*;
-
-            async fn scenario($server: TestServer) $body
-
-            #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-            async fn sqlite() {
-                scenario(TestServer::sqlite().await).await;
-            }
-
-            #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-            async fn postgres() {
-                if let Some(server) = TestServer::postgres().await {
-                    scenario(server).await;
-                }
-            }
-        }
-    )*};
-}
-
 const EMAIL: &str = "ada@example.org";
 const PASSWORD: &str = "seven green lanterns";
 const CALLBACK: &str = "http://127.0.0.1:4711/callback";
 const SCOPE: &str = "openid profile email offline_access";
-
-fn http() -> reqwest::Client {
-    let config = rustls::ClientConfig::builder_with_provider(std::sync::Arc::new(rustls::crypto::aws_lc_rs::default_provider()))
-        .with_safe_default_protocol_versions()
-        .unwrap()
-        .with_root_certificates(rustls::RootCertStore::empty())
-        .with_no_client_auth();
-    let builder = reqwest::Client::builder().tls_backend_preconfigured(config).redirect(reqwest::redirect::Policy::none());
-    builder.no_proxy().build().unwrap()
-}
 
 fn encoded(fields: &[(&str, &str)]) -> String {
     Url::parse_with_params("http://x/", fields).unwrap().query().unwrap().to_owned()
@@ -96,7 +63,7 @@ struct Browser {
 impl Browser {
     fn new(server: &TestServer) -> Self {
         let headers = vec![("origin", "null".to_owned()), ("sec-fetch-site", "same-origin".to_owned())];
-        Self { http: http(), base: server.url(), cookie: None, headers }
+        Self { http: common::plain_http(), base: server.url(), cookie: None, headers }
     }
 
     async fn finish(&mut self, mut request: reqwest::RequestBuilder) -> Answer {
@@ -177,7 +144,8 @@ fn authorize(verifier: &CodeVerifier, redirect_uri: &str) -> String {
 async fn call(server: &TestServer, path: &str, fields: &[(&str, &str)]) -> Result<Value, String> {
     let mut fields = fields.to_vec();
     fields.push(("client_id", "gpuaas-cli"));
-    let request = http().post(format!("{}{path}", server.url())).header("content-type", "application/x-www-form-urlencoded");
+    let request =
+        common::plain_http().post(format!("{}{path}", server.url())).header("content-type", "application/x-www-form-urlencoded");
     let response = request.body(encoded(&fields)).send().await.unwrap();
     assert_eq!(response.headers()["cache-control"], "no-store");
     let is_good = response.status().is_success();
@@ -245,7 +213,7 @@ async fn decides(browser: &mut Browser, question: &Answer, decision: &str) -> An
     browser.post("/device", &fields).await
 }
 
-on_both_stores! {
+common::on_both_stores! {
     async fn somebody_signs_in_with_a_browser_and_sees_nothing_but_themselves_until_invited(server: TestServer) {
         let made = ada(&server).await;
         assert!(made.local && made.state == "active" && made.issuer == server.url());
@@ -258,7 +226,7 @@ on_both_stores! {
         assert!(!who.invited && who.memberships.is_empty());
         assert_eq!(refused(client.organisations(&OrganisationListQuery::default()).await), "forbidden");
         assert_eq!(refused(client.nodes(&Default::default()).await), "forbidden");
-        let info = http().get(format!("{}/oauth/userinfo", server.url())).bearer_auth(text(&tokens, "access_token"));
+        let info = common::plain_http().get(format!("{}/oauth/userinfo", server.url())).bearer_auth(text(&tokens, "access_token"));
         let info: Value = info.send().await.unwrap().json().await.unwrap();
         assert_eq!((text(&info, "sub").as_str(), info["email_verified"].as_bool()), (EMAIL, Some(true)));
         // An ID token is for the client, not for us.
@@ -513,7 +481,7 @@ on_both_stores! {
 
     async fn discovery_and_keys_are_what_clients_need(server: TestServer) {
         let get = async |path: &str| -> Value {
-            http().get(format!("{}{path}", server.url())).send().await.unwrap().json().await.unwrap()
+            common::plain_http().get(format!("{}{path}", server.url())).send().await.unwrap().json().await.unwrap()
         };
         let found = get("/.well-known/openid-configuration").await;
         assert_eq!(text(&found, "issuer"), server.url());

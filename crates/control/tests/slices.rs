@@ -20,29 +20,6 @@ use gpuaas_contract::task::{self, TaskType};
 use gpuaas_testkit::eventually_async;
 use serde_json::json;
 
-/// Runs the scenario on both stores.
-macro_rules! on_both_stores {
-    ($(async fn $name:ident($server:ident: TestServer) $body:block)*) => {$(
-        mod $name {
-            use super::*;
-
-            async fn scenario($server: TestServer) $body
-
-            #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-            async fn sqlite() {
-                scenario(TestServer::sqlite().await).await;
-            }
-
-            #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-            async fn postgres() {
-                if let Some(server) = TestServer::postgres().await {
-                    scenario(server).await;
-                }
-            }
-        }
-    )*};
-}
-
 fn create(node: &Looking, slots: &[u32]) -> SliceCreate {
     SliceCreate {
         node: node.node(),
@@ -78,7 +55,7 @@ async fn state(server: &TestServer, slot: &Slot) -> String {
     server.client().slot(&slot.id.to_string()).await.unwrap().state
 }
 
-on_both_stores! {
+common::on_both_stores! {
     async fn a_guest_is_made_used_and_released_and_its_slots_serve_the_next_one(server: TestServer) {
         let client = server.client();
         let (mut node, slots) = Looking::with_slots(&server, 3).await;

@@ -15,29 +15,6 @@ use gpuaas_contract::receipt::{Outcome, Signed};
 use gpuaas_testkit::eventually_async;
 use serde_json::json;
 
-/// Runs the scenario on both stores.
-macro_rules! on_both_stores {
-    ($(async fn $name:ident($server:ident: TestServer) $body:block)*) => {$(
-        mod $name {
-            use super::*;
-
-            async fn scenario($server: TestServer) $body
-
-            #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-            async fn sqlite() {
-                scenario(TestServer::sqlite().await).await;
-            }
-
-            #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-            async fn postgres() {
-                if let Some(server) = TestServer::postgres().await {
-                    scenario(server).await;
-                }
-            }
-        }
-    )*};
-}
-
 async fn run_ping(server: &TestServer, host: &Host) -> Task {
     server.client().task_create(&ping(host), None).await.unwrap()
 }
@@ -61,7 +38,7 @@ async fn state_becomes(server: &TestServer, id: TaskId, wanted: &str) -> Task {
     .await
 }
 
-on_both_stores! {
+common::on_both_stores! {
     async fn queued_work_reaches_a_connected_node_by_wake_up_and_ends_with_its_receipt(server: TestServer) {
         let host = Host::enrolled(&server).await;
         let mut link = host.connect(&[]).await;

@@ -28,29 +28,6 @@ use gpuaas_engines::webhook::{Headers, Secret, VerifyError, verify};
 use gpuaas_testkit::{TempDir, eventually_async};
 use tokio::sync::watch;
 
-/// Runs the scenario on both stores.
-macro_rules! on_both_stores {
-    ($(async fn $name:ident($server:ident: TestServer) $body:block)*) => {$(
-        mod $name {
-            use super::*;
-
-            async fn scenario($server: TestServer) $body
-
-            #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-            async fn sqlite() {
-                scenario(TestServer::sqlite().await).await;
-            }
-
-            #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-            async fn postgres() {
-                if let Some(server) = TestServer::postgres().await {
-                    scenario(server).await;
-                }
-            }
-        }
-    )*};
-}
-
 /// One request that came in.
 #[derive(Clone)]
 struct Got {
@@ -175,7 +152,7 @@ async fn delivery(client: &Client, webhook: &str, wanted: impl Fn(&Delivery) -> 
     .await
 }
 
-on_both_stores! {
+common::on_both_stores! {
     async fn every_event_of_the_project_arrives_once_and_signed(server: TestServer) {
         const EVENTS: usize = 100;
         let (client, receiver) = (server.client(), Receiver::start().await);

@@ -186,8 +186,6 @@ pub enum Hint {
     Task(TaskId),
     /// The run of this allocation can go on, or somebody may be waiting for it.
     Allocation(AllocationId),
-    /// Something became free: whoever waits for a place may look again.
-    Capacity,
     /// What can be placed on this node changed; on any node, if none is named.
     Fleet(Option<NodeId>),
     /// There are events in the outbox that were not published yet.

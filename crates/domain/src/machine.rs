@@ -10,7 +10,7 @@ use gpuaas_contract::task::{Task, TaskType, allocation_deprovision_user, allocat
 use gpuaas_contract::time::Timestamp;
 use serde_json::json;
 
-use crate::decision::{Change, Context, Decision, Hint};
+use crate::decision::{Change, Context, Decision};
 use crate::node::Node;
 use crate::refusal::Refusal;
 use crate::resource::{Keys, resource};
@@ -140,7 +140,7 @@ pub fn offer(node: &Node, slots: &[Slot], known: Option<&Machine>, context: &Con
     let decision = if known.is_some() { Decision::default().update(&next) } else { Decision::default().insert(&next) };
     // The node is written as well, unchanged, as it is when slots are approved: of the two at the same moment, one loses.
     let decision = decision.change(Change::NodeUpdate(Box::new(node.clone())));
-    let decision = recorded(decision.hint(Hint::Capacity), &next, "gpuaas.machine.offered.v1", "machine.offer", "", context);
+    let decision = recorded(decision, &next, "gpuaas.machine.offered.v1", "machine.offer", "", context);
     Ok((next, decision))
 }
 
@@ -283,10 +283,8 @@ pub fn settle(machine: &Machine, ending: &Ending, genuine: bool, context: &Conte
     if next == *machine {
         return Decision::default();
     }
-    let hinted = Decision::default().update(&next);
-    let hinted = if next.state == MachineState::Available { hinted.hint(Hint::Capacity) } else { hinted };
     let reason = next.reason.clone();
-    recorded(hinted, &next, kind, action, &reason, context)
+    recorded(Decision::default().update(&next), &next, kind, action, &reason, context)
 }
 
 fn next_epoch(machine: &Machine) -> Result<u64, Refusal> {

@@ -245,7 +245,7 @@ pub fn turn_off(webhook: &Webhook, failed: u32, reason: String, context: &Contex
 }
 
 /// Another try of a delivery, whatever came of it before.
-pub fn replay(delivery: &Delivery, context: &Context) -> (Delivery, Decision) {
+pub fn replay(delivery: &Delivery, of: ProjectId, context: &Context) -> (Delivery, Decision) {
     let next = Delivery {
         state: DeliveryState::Pending,
         attempts: 0,
@@ -254,7 +254,7 @@ pub fn replay(delivery: &Delivery, context: &Context) -> (Delivery, Decision) {
         ..delivery.clone()
     };
     let id = next.id.to_string();
-    let data = json!({ "delivery_id": id, "webhook_id": next.webhook_id, "event_id": next.event_id });
+    let data = json!({ "delivery_id": id, "project_id": of, "webhook_id": next.webhook_id, "event_id": next.event_id });
     let decision = Decision::default().update(&next);
     (next, decision.record(context, "gpuaas.delivery.replayed.v1", "delivery.replay", &id, data))
 }

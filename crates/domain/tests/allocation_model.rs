@@ -1,6 +1,6 @@
 //! Random storms over allocations, held against what is really on the hosts and what must always hold of the books.
 //!
-//! `GPUAAS_MODEL_SEQUENCES` is how many storms there are (the long form is 10,000), `GPUAAS_MODEL_SEED` plays a single one again.
+//! `cargo xtask prove allocations` plays many more storms than an ordinary run; `GPUAAS_MODEL_SEED` plays a single one again.
 
 mod support;
 
@@ -26,6 +26,8 @@ use hosts::End;
 use storm::{Action, BAD_ENDS, Chance, ENDS, Storm};
 
 const SEQUENCES: u64 = 300;
+/// How many storms there are in the long form.
+const LONG_SEQUENCES: u64 = 10_000;
 const ACTIONS: usize = 60;
 
 /// What many storms have to bring about.
@@ -107,6 +109,12 @@ fn number(name: &str) -> Option<u64> {
     Some(value.parse().unwrap_or_else(|_| panic!("{name} must be a number, not `{value}`")))
 }
 
+/// How many storms there are, in the form that is asked for.
+fn sequences() -> u64 {
+    let long = std::env::var("GPUAAS_PROVE").is_ok_and(|form| form == "long");
+    if long { number("GPUAAS_PROVE_COUNT").unwrap_or(LONG_SEQUENCES) } else { SEQUENCES }
+}
+
 /// What happened in many storms.
 #[derive(Default)]
 struct Seen {
@@ -131,7 +139,7 @@ fn whatever_happens_nothing_has_two_holders_and_everything_comes_to_an_end() {
         play(seed);
         return;
     }
-    let sequences = number("GPUAAS_MODEL_SEQUENCES").unwrap_or(SEQUENCES);
+    let sequences = sequences();
     let threads = std::thread::available_parallelism().map_or(1, usize::from);
     let seen: Vec<Seen> = std::thread::scope(|scope| {
         let firsts = 0..u64::try_from(threads).expect("few");
@@ -145,4 +153,5 @@ fn whatever_happens_nothing_has_two_holders_and_everything_comes_to_an_end() {
         assert_eq!(missing, Vec::<&str>::new(), "never happened");
         assert!(seen.iter().any(|seen| seen.conflicts > 0), "nobody was ever too late");
     }
+    eprintln!("{sequences} storms, {} commits too late", seen.iter().map(|seen| seen.conflicts).sum::<usize>());
 }

@@ -178,7 +178,7 @@ impl Run {
             return Err(format!("recovery: the operator has no answer about task {open} after everything was mended"));
         }
         match &mut self.books {
-            Some(books) => books.check_end(),
+            Some(books) => books.check_end(Duration::from_micros(self.leapt.unsigned_abs())),
             None => Ok(()),
         }
     }
@@ -413,6 +413,7 @@ async fn serve(host: Arc<Host>, operator: Arc<Operator>, data_dir: PathBuf) -> t
         identity: gpuaas_control::identity::IdentityConfig::default(),
         policies: Vec::new(),
         engines: Default::default(),
+        driver: std::sync::Arc::new(gpuaas_control::workflow::Embedded),
         webhooks_to_private: false,
     };
     let server = gpuaas_control::start(config).await.map_err(|error| format!("the server does not start: {error:?}"))?;

@@ -69,7 +69,6 @@ fn shortened(hint: &Hint) -> Hint {
         | Hint::Task(_)
         | Hint::Allocation(_)
         | Hint::Fleet(_)
-        | Hint::Capacity
         | Hint::Outbox
         | Hint::Rights => hint.clone(),
     }

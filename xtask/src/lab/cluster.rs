@@ -17,7 +17,30 @@ use crate::cargo;
 /// Where guests send their metrics.
 const TELEMETRY_PORT: u16 = 9110;
 /// Nothing here takes longer than a guest that boots under emulation on a busy machine.
-const PATIENCE: Duration = Duration::from_secs(900);
+pub(super) const PATIENCE: Duration = Duration::from_secs(900);
+
+/// Variables of whoever runs the lab that would say otherwise than it does.
+const NOT_OURS: [&str; 6] =
+    ["GPUAAS_TOKEN", "GPUAAS_PROJECT", "GPUAAS_PROFILE", "GPUAAS_SOCKET", "GPUAAS_CONFIG", "GPUAAS_CORRELATION_ID"];
+
+/// Who gives a command, and with whose rights.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Caller {
+    /// Who runs the platform.
+    Operator,
+    /// A member of a project, who sees nothing else.
+    Tenant,
+}
+
+impl Caller {
+    /// For people.
+    pub(super) fn name(self) -> &'static str {
+        match self {
+            Self::Operator => "an operator",
+            Self::Tenant => "a tenant",
+        }
+    }
+}
 
 /// A server with one node: this machine.
 pub(super) struct Cluster {
@@ -30,9 +53,8 @@ pub(super) struct Cluster {
 }
 
 impl Cluster {
-    /// Builds the programs, starts the server, enrols this machine and starts its agent.
-    pub(super) fn start(machine: &mut Machine, images: &Path, image_source: &str) -> Result<Self, String> {
-        let programs = build()?;
+    /// Starts the server, enrols this machine and starts its agent.
+    pub(super) fn start(programs: PathBuf, machine: &mut Machine, images: &Path, image_source: &str) -> Result<Self, String> {
         let folder = machine.folder.join("cluster");
         std::fs::create_dir(&folder).map_err(|error| format!("{}: {error}", folder.display()))?;
         let (api_port, link_port) = (free_port()?, free_port()?);
@@ -46,12 +68,12 @@ impl Cluster {
         let mut cluster =
             Self { folder, programs, api: format!("http://127.0.0.1:{api_port}"), agent: None, node: String::new() };
         cluster.write_agent_files(machine, images, image_source, link_port)?;
-        let join = cluster.json(&["node", "token", "create"])?;
+        let join = cluster.json(Caller::Operator, &["node", "token", "create"])?;
         let join = join["token"].as_str().ok_or("there is no join token")?.to_owned();
         let mut enrol = cluster.agent_command();
         run(enrol.arg("enroll").env("GPUAAS_JOIN_TOKEN", join))?;
         cluster.start_agent(machine)?;
-        let nodes = cluster.json(&["node", "ls"])?;
+        let nodes = cluster.json(Caller::Operator, &["node", "ls"])?;
         let name = nodes[0]["name"].as_str().or(nodes["items"][0]["name"].as_str());
         cluster.node = name.ok_or_else(|| format!("no node: {nodes}"))?.to_owned();
         Ok(cluster)
@@ -94,7 +116,7 @@ impl Cluster {
         let mut command = self.agent_command();
         self.agent = Some(Daemon::start("gpuaas-agent", command.arg("run"), &machine.folder, &mut machine.cleanup)?);
         wait_until("the node comes online", Duration::from_secs(60), || {
-            self.json(&["node", "ls"]).is_ok_and(|nodes| nodes.to_string().contains("\"online\":true"))
+            self.json(Caller::Operator, &["node", "ls"]).is_ok_and(|nodes| nodes.to_string().contains("\"online\":true"))
         })
     }
 
@@ -103,48 +125,51 @@ impl Cluster {
         self.agent.take().ok_or("there is no agent")?.kill()
     }
 
-    /// Runs a command of the operator's and returns what it printed. Its words to people go to the terminal.
-    pub(super) fn cli(&self, arguments: &[&str]) -> Result<String, String> {
+    /// Where the token of a caller is kept.
+    pub(super) fn token_file(&self, caller: Caller) -> PathBuf {
+        self.folder.join(match caller {
+            Caller::Operator => "server/admin-token",
+            Caller::Tenant => "tenant-token",
+        })
+    }
+
+    /// A command of this caller's, to be run.
+    pub(super) fn command(&self, caller: Caller, arguments: &[&str]) -> Command {
         let mut command = Command::new(self.programs.join("gpuaas"));
-        command.args(arguments).env("GPUAAS_URL", &self.api).env("GPUAAS_TOKEN_FILE", self.folder.join("server/admin-token"));
-        run(&mut command)
+        command.args(arguments).env("GPUAAS_URL", &self.api).env("GPUAAS_TOKEN_FILE", self.token_file(caller));
+        for variable in NOT_OURS {
+            command.env_remove(variable);
+        }
+        command
+    }
+
+    /// Runs a command and returns what it printed.
+    pub(super) fn cli(&self, caller: Caller, arguments: &[&str]) -> Result<String, String> {
+        run(&mut self.command(caller, arguments))
     }
 
     /// The same as a document.
-    pub(super) fn json(&self, arguments: &[&str]) -> Result<Value, String> {
-        let mut all = arguments.to_vec();
-        all.extend(["-o", "json"]);
-        let printed = self.cli(&all)?;
+    pub(super) fn json(&self, caller: Caller, arguments: &[&str]) -> Result<Value, String> {
+        let printed = self.cli(caller, &[arguments, &["-o", "json"]].concat())?;
         serde_json::from_str(&printed).map_err(|error| format!("gpuaas {}: {error}: {printed}", arguments.join(" ")))
     }
 
     /// Lets the node look at itself and makes its drive a slot.
     pub(super) fn approve(&self) -> Result<(), String> {
         let params = [format!("ovs_bridge={BRIDGE}"), "private_subnet=10.77.99.0/24".to_owned()];
-        self.cli(&[
-            "node",
-            "topology",
-            "discover",
-            &self.node,
-            "-p",
-            &params[0],
-            "-p",
-            &params[1],
-            "-p",
-            "vcpu_count=2",
-            "-p",
-            "memory_mib=1024",
-        ])?;
-        let approved = self.cli(&["node", "topology", "approve", &self.node]);
+        let mut discover = vec!["node", "topology", "discover", &self.node];
+        discover.extend(["-p", &params[0], "-p", &params[1], "-p", "vcpu_count=2", "-p", "memory_mib=1024"]);
+        self.cli(Caller::Operator, &discover)?;
+        let approved = self.cli(Caller::Operator, &["node", "topology", "approve", &self.node]);
         approved.map(|_| ()).map_err(|error| {
-            let found = self.cli(&["node", "topology", "show", &self.node]).unwrap_or_default();
+            let found = self.cli(Caller::Operator, &["node", "topology", "show", &self.node]).unwrap_or_default();
             format!("{error}\n{found}")
         })
     }
 
     /// The task as it is now.
     pub(super) fn task(&self, id: &str) -> Result<Value, String> {
-        self.json(&["task", "show", id])
+        self.json(Caller::Operator, &["task", "show", id])
     }
 
     /// Waits until the task is in this phase, or beyond it.
@@ -168,7 +193,7 @@ impl Cluster {
         if last["state"] == "succeeded" {
             return Ok(last);
         }
-        let logs = self.cli(&["task", "logs", id]).unwrap_or_default();
+        let logs = self.cli(Caller::Operator, &["task", "logs", id]).unwrap_or_default();
         Err(format!("{id}: {} {} {}\n{logs}", last["state"], last["code"], last["message"]))
     }
 
@@ -192,13 +217,15 @@ impl Cluster {
     }
 }
 
-/// The programs as the tests build them, so that nothing is compiled twice.
-fn build() -> Result<PathBuf, String> {
-    let features = crate::test::features(&cargo::packages_with_failpoints()?);
-    let mut arguments = vec!["build", "--quiet", "--workspace", "--exclude", "xtask"];
-    arguments.extend(features.iter().map(String::as_str));
-    if !cargo::run(&arguments)? {
-        return Err("the programs do not build".to_owned());
+/// The folder with the programs. They are built as the tests build them, so that nothing is compiled twice.
+pub(super) fn programs(build: bool) -> Result<PathBuf, String> {
+    if build {
+        let features = crate::test::features(&cargo::test_features()?);
+        let mut arguments = vec!["build", "--quiet", "--workspace", "--exclude", "xtask"];
+        arguments.extend(features.iter().map(String::as_str));
+        if !cargo::run(&arguments)? {
+            return Err("the programs do not build".to_owned());
+        }
     }
     let target = std::env::var_os("CARGO_TARGET_DIR").map_or_else(|| cargo::workspace().join("target"), PathBuf::from);
     Ok(cargo::workspace().join(target).join("debug"))
@@ -211,7 +238,7 @@ fn free_port() -> Result<u16, String> {
 
 impl Cluster {
     /// A key pair of the tenant's: the private half and the public one.
-    pub(super) fn public_key(&self, cleanup: &mut Cleanup) -> Result<(PathBuf, PathBuf), String> {
+    pub(super) fn key_pair(&self, cleanup: &mut Cleanup) -> Result<(PathBuf, PathBuf), String> {
         let key = self.folder.join("tenant_ed25519");
         run(Command::new("ssh-keygen").args(["-q", "-t", "ed25519", "-N", "", "-f"]).arg(&key))?;
         cleanup.remove(&key)?;

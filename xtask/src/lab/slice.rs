@@ -1,13 +1,16 @@
-//! `cargo xtask lab slice`: a signed task through the real server and agent, a real guest, SSH into it, and the proof that nothing is left.
+//! `cargo xtask lab slice`: a tenant's lease, or an operator's order, through the real server and agent to a real guest; SSH into it; and the
+//! proof that nothing is left.
 
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::time::{Duration, Instant};
 
-use super::cluster::Cluster;
+use super::cluster::{Caller, Cluster};
+use super::guest::Guest;
 use super::machine::Machine;
-use super::program::{run as run_program, wait_until};
-use super::{cache, guest_image, image_server, network, requirements};
+use super::program::{read, run as run_program, text, wait_until, write};
+use super::tenant::{self, Wanted};
+use super::{cache, cluster, guest_image, image_server, network, requirements};
 
 /// Options of `cargo xtask lab slice`.
 #[derive(clap::Args)]
@@ -15,25 +18,34 @@ pub(super) struct Options {
     /// One guest, and one kill of the agent: what CI runs
     #[arg(long)]
     short: bool,
+    /// Take the programs as they were built last
+    #[arg(long)]
+    no_build: bool,
     /// Keep the machine as it is until Enter is pressed, to look around in it
     #[arg(long)]
     hold: bool,
 }
 
-/// Phases that take long enough to be killed in the middle.
-const LONG_PHASES: [&str; 3] = ["image_stat_download", "image_write_convert", "readiness"];
+/// Who asks for a guest, and the phase in the middle of which its agent is killed: one that takes long enough for that.
+const GUESTS: [(Caller, &str); 3] = [
+    (Caller::Tenant, "image_stat_download"),
+    (Caller::Operator, "image_write_convert"),
+    // The short form is this one alone.
+    (Caller::Tenant, "readiness"),
+];
 const USER: &str = "tenant";
 
 /// Runs the lab. True if everything in it went as it should.
 pub(super) fn run(options: &Options) -> Result<bool, String> {
     requirements::ensure(&requirements::FOR_SLICE)?;
+    let programs = cluster::programs(!options.no_build)?;
     let image = guest_image::ensure(&cache()?)?;
     step("starting the slice host");
     let mut machine = Machine::start()?;
     let source = image_server::start(&image)?;
     let folder = image.parent().ok_or("the image has no folder")?.to_owned();
     step("starting server and agent");
-    let mut cluster = Cluster::start(&mut machine, &folder, &source)?;
+    let mut cluster = Cluster::start(programs, &mut machine, &folder, &source)?;
     cluster.approve()?;
     let result = guests(&mut machine, &mut cluster, &image, &source, options);
     if result.is_err() {
@@ -52,81 +64,66 @@ pub(super) fn run(options: &Options) -> Result<bool, String> {
 
 fn guests(machine: &mut Machine, cluster: &mut Cluster, image: &Path, source: &str, options: &Options) -> Result<(), String> {
     let digest = guest_image::sha256(image)?;
-    let (key, public) = cluster.public_key(&mut machine.cleanup)?;
-    let public = super::program::text(&public)?.to_owned();
+    let (key, public_key) = cluster.key_pair(&mut machine.cleanup)?;
     let url = format!("{source}debian.qcow2");
-    let phases: &[&str] = if options.short { &["readiness"] } else { &LONG_PHASES };
-    for (number, phase) in phases.iter().enumerate() {
-        let name = format!("guest-{number}");
-        step(&format!("a guest whose agent is killed in {phase}"));
-        let arguments = [
-            "slice",
-            "create",
-            &cluster.node,
-            "--slot",
-            "0",
-            "--name",
-            &name,
-            "--image-url",
-            &url,
-            "--image-sha256",
-            &digest,
-            "--ssh-key",
-            &public,
-            "--user",
-            USER,
-            "--bridge",
-            network::BRIDGE,
-            "--no-wait",
-        ];
+    let wanted = Wanted { url: &url, digest: &digest, user: USER, public_key: &public_key };
+    step("a product, an image, and a tenant with a quota");
+    tenant::welcome(cluster, &wanted)?;
+    let last = GUESTS.len() - 1;
+    let asked = if options.short { &GUESTS[last..] } else { &GUESTS };
+    for (number, (caller, phase)) in asked.iter().enumerate() {
+        step(&format!("a guest for {}, whose agent is killed in {phase}", caller.name()));
         let begun = Instant::now();
-        let order = cluster.json(&arguments)?;
-        let task = order["task"]["id"].as_str().ok_or_else(|| format!("no task: {order}"))?.to_owned();
-        let allocation = order["allocation_id"].as_str().ok_or_else(|| format!("no allocation: {order}"))?.to_owned();
-        cluster.wait_for_phase(&task, phase)?;
+        let mut guest = Guest::ask(*caller, &format!("guest-{number}"), &wanted, cluster, &mut machine.cleanup)?;
+        cluster.wait_for_phase(&guest.task, phase)?;
         cluster.kill_agent()?;
         println!("    killed after {} s", begun.elapsed().as_secs());
         cluster.start_agent(machine)?;
-        let made = cluster.wait_for_success(&task)?;
-        let address = made["output"]["private_ip"].as_str().ok_or("no address")?.to_owned();
-        println!("    ready after {} s at {address}, recovered: {}", begun.elapsed().as_secs(), made["output"]["recovered"]);
+        let made = cluster.wait_for_success(&guest.task)?;
+        println!("    ready after {} s, recovered: {}", begun.elapsed().as_secs(), made["output"]["recovered"]);
         if made["output"]["recovered"] != true {
             return Err("the task did not go on after the kill".to_owned());
         }
-        let ssh = Ssh { key: &key, address: &address, folder: cluster.folder() };
+        let ssh = Ssh { key: &key, folder: cluster.folder() };
+        write(&ssh.config(), guest.way_in(&made, &wanted, cluster)?)?;
         let canary = write_canary(machine, &ssh, number)?;
-        let console = cluster.cli(&["slice", "console", &allocation])?;
-        expect(console.lines().count() > 10, "the console has the guest's boot")?;
-        if !options.short && number == 0 {
-            power(cluster, &ssh, &allocation)?;
+        expect(guest.console(cluster)?.lines().count() > 10, "the console has the guest's boot")?;
+        let first_of_all = !options.short && number == 0;
+        if first_of_all {
+            power(cluster, &ssh, &guest)?;
             telemetry(cluster)?;
         }
-        release(machine, cluster, &allocation, &canary, !options.short && number == 0)?;
+        release(machine, cluster, &guest, &canary, first_of_all)?;
     }
     Ok(())
 }
 
-/// The tenant's way in.
+/// The way in, as OpenSSH was told.
 struct Ssh<'a> {
     key: &'a Path,
-    address: &'a str,
     folder: &'a Path,
 }
 
 impl Ssh<'_> {
+    /// Says where the guest is. Its only host is the guest.
+    fn config(&self) -> PathBuf {
+        self.folder.join("ssh_config")
+    }
+
     fn run(&self, command: &str) -> Result<String, String> {
+        let config = read(&self.config())?;
+        let config = String::from_utf8_lossy(&config);
+        let host = config.lines().find_map(|line| line.strip_prefix("Host ")).ok_or("the way in names no host")?;
         let known = self.folder.join("known_hosts");
         let mut ssh = Command::new("ssh");
-        ssh.args(["-F", "/dev/null", "-o", "BatchMode=yes", "-o", "StrictHostKeyChecking=accept-new", "-o", "ConnectTimeout=10"]);
-        ssh.arg("-o").arg(format!("UserKnownHostsFile={}", super::program::text(&known)?)).arg("-i").arg(self.key);
-        run_program(ssh.args(["-l", USER, self.address, "--", command]))
+        ssh.arg("-F").arg(self.config()).args(["-o", "BatchMode=yes", "-o", "ConnectTimeout=10"]);
+        ssh.arg("-o").arg(format!("UserKnownHostsFile={}", text(&known)?)).arg("-i").arg(self.key);
+        run_program(ssh.args([host, "--", command]))
     }
 }
 
 /// The tenant writes something, and it is really on the drive.
 fn write_canary(machine: &Machine, ssh: &Ssh<'_>, number: usize) -> Result<String, String> {
-    // A host key is new with every guest, and the address is the same.
-    let _ = std::fs::remove_file(ssh.folder.join("known_hosts"));
     let canary = format!("canary-of-tenant-{number}-{}", std::process::id());
     let devices =
         ssh.run("ls /sys/bus/usb/devices 2>/dev/null | wc -l; ls /sys/class/sound /sys/class/drm 2>/dev/null | wc -l; nproc")?;
@@ -139,12 +136,12 @@ fn write_canary(machine: &Machine, ssh: &Ssh<'_>, number: usize) -> Result<Strin
     Ok(canary)
 }
 
-fn power(cluster: &Cluster, ssh: &Ssh<'_>, allocation: &str) -> Result<(), String> {
+fn power(cluster: &Cluster, ssh: &Ssh<'_>, guest: &Guest) -> Result<(), String> {
     step("stop, start, reboot: the guest keeps everything");
     let boot = |ssh: &Ssh<'_>| ssh.run("cat /proc/sys/kernel/random/boot_id; head -1 ~/canary");
     let before = boot(ssh)?;
     for action in ["stop", "start", "reboot"] {
-        cluster.cli(&["slice", action, allocation])?;
+        guest.power(action, cluster)?;
     }
     wait_until("the guest answers again", Duration::from_secs(600), || boot(ssh).is_ok())?;
     let after = boot(ssh)?;
@@ -154,15 +151,15 @@ fn power(cluster: &Cluster, ssh: &Ssh<'_>, allocation: &str) -> Result<(), Strin
 
 fn telemetry(cluster: &Cluster) -> Result<(), String> {
     let reported = || {
-        cluster.json(&["node", "show", &cluster.node]).is_ok_and(|node| node.to_string().contains("\"source\":\"slice_guest\""))
+        let node = cluster.json(Caller::Operator, &["node", "show", &cluster.node]);
+        node.is_ok_and(|node| node.to_string().contains("\"source\":\"slice_guest\""))
     };
     wait_until("the guest's own metrics arrive", Duration::from_secs(180), reported)
 }
 
-fn release(machine: &mut Machine, cluster: &mut Cluster, allocation: &str, canary: &str, kill: bool) -> Result<(), String> {
+fn release(machine: &mut Machine, cluster: &mut Cluster, guest: &Guest, canary: &str, kill: bool) -> Result<(), String> {
     step("releasing it");
-    let order = cluster.json(&["slice", "release", allocation, "--yes", "--no-wait"])?;
-    let task = order["task"]["id"].as_str().ok_or_else(|| format!("no task: {order}"))?.to_owned();
+    let task = guest.release(cluster)?;
     if kill {
         cluster.wait_for_phase(&task, "shutdown")?;
         cluster.kill_agent()?;
@@ -171,11 +168,14 @@ fn release(machine: &mut Machine, cluster: &mut Cluster, allocation: &str, canar
     }
     let ended = cluster.wait_for_success(&task)?;
     println!("    {}", ended["output"]);
-    let slots = cluster.json(&["slot", "ls"])?;
+    guest.expect_over(cluster)?;
+    let slots = cluster.json(Caller::Operator, &["slot", "ls"])?;
     expect(slots.to_string().contains("\"state\":\"available\""), "the slot is free again, with proof")?;
     expect(!on_drive(machine, canary)?, "the canary is gone from the drive")?;
     let guests = run_program(Command::new("virsh").args(["--quiet", "list", "--all", "--name"]))?;
     expect(!guests.contains("gpuaas-"), "the hypervisor knows no guest")?;
+    let ports = run_program(Command::new("ovs-vsctl").args(["--timeout=20", "list-ports", network::BRIDGE]))?;
+    expect(ports.trim().is_empty(), "the bridge has no port of a guest")?;
     let empty = |folder: &Path| std::fs::read_dir(folder).is_ok_and(|mut entries| entries.next().is_none());
     expect(empty(&machine.instances), "no guest has a folder")?;
     expect(empty(&machine.dhcp.reservations), "no address is reserved")?;
@@ -193,7 +193,8 @@ fn on_drive(machine: &Machine, what: &str) -> Result<bool, String> {
     }
 }
 
-fn expect(so: bool, what: &str) -> Result<(), String> {
+/// Says that something is so, or fails.
+pub(super) fn expect(so: bool, what: &str) -> Result<(), String> {
     if !so {
         return Err(format!("not so: {what}"));
     }

@@ -204,7 +204,7 @@ pub(super) fn run() -> Result<bool, String> {
 
 /// The agent as the tests build it: nothing is compiled twice, and no other program takes its place while tests run.
 fn build_agent() -> Result<PathBuf, String> {
-    let features = crate::test::features(&cargo::packages_with_failpoints()?);
+    let features = crate::test::features(&cargo::test_features()?);
     let mut arguments = vec!["build", "--quiet", "--workspace", "--bin", "gpuaas-agent"];
     arguments.extend(features.iter().map(String::as_str));
     if !cargo::run(&arguments)? {

@@ -98,7 +98,7 @@ pub enum StreamKind {
     WebSocket,
     /// `application/x-ndjson`, with the document in each line.
     JsonLines,
-    /// Plain text in the format of Prometheus.
+    /// Plain text in the format of OpenMetrics, which Prometheus reads.
     Metrics,
 }
 
@@ -214,6 +214,11 @@ pub fn find(method: &str, matched_path: &str) -> Option<&'static Endpoint> {
     static BY_PATH: LazyLock<HashMap<(Method, &'static str), &'static Endpoint>> =
         LazyLock::new(|| ENDPOINTS.iter().map(|endpoint| ((endpoint.method, endpoint.path), endpoint)).collect());
     BY_PATH.get(&(Method::parse(method)?, matched_path)).copied()
+}
+
+/// The methods that a path has. Empty if no endpoint is there.
+pub fn methods(matched_path: &str) -> impl Iterator<Item = Method> {
+    ENDPOINTS.iter().filter(move |endpoint| endpoint.path == matched_path).map(|endpoint| endpoint.method)
 }
 
 #[cfg(test)]

@@ -178,7 +178,7 @@ endpoints! {
         body<AllocationRetry> answer<Allocation>;
     allocation_console: Post ALLOCATION_CONSOLE, "allocation.console" of Allocation,
         "Reads a guest's serial console into the log of the task it answers with.",
-        body<SliceConsole> makes<Task>;
+        body<SliceConsole> makes<Task> or_finds<Task>;
     allocation_events: Get ALLOCATION_EVENTS, "allocation.read" of Allocation,
         "Shows the history of an allocation, the oldest first.",
         query<PageQuery> answer<Page<EventRow>>;

@@ -20,7 +20,7 @@ pub(super) struct Trouble {
 }
 
 /// Every error that operations name.
-pub(super) const TROUBLES: [Trouble; 9] = [
+pub(super) const TROUBLES: [Trouble; 10] = [
     Trouble {
         status: 400,
         name: "BadRequest",
@@ -47,6 +47,7 @@ pub(super) const TROUBLES: [Trouble; 9] = [
         name: "PreconditionFailed",
         description: "Somebody has changed it since. Read it again, then change it.",
     },
+    Trouble { status: 413, name: "TooLarge", description: "The body is larger than the server takes." },
     Trouble {
         status: 422,
         name: "Unprocessable",

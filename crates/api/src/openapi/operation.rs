@@ -128,20 +128,28 @@ fn responses(endpoint: &Endpoint, generator: &mut SchemaGenerator) -> Value {
         responses
             .insert("200".to_owned(), json!({ "description": description, "headers": headers(endpoint), "content": content }));
     }
-    for trouble in TROUBLES.iter().filter(|trouble| may_answer(endpoint, trouble.status)) {
+    let looks_for = endpoint.query.is_some_and(|query| looks_for_something(&schema(query, generator)));
+    for trouble in TROUBLES.iter().filter(|trouble| may_answer(endpoint, looks_for, trouble.status)) {
         responses.insert(trouble.status.to_string(), json!({ "$ref": format!("#/components/responses/{}", trouble.name) }));
     }
     Value::Object(responses)
 }
 
-fn may_answer(endpoint: &Endpoint, status: u16) -> bool {
+/// Whether a query names something that must be there: a list of what a node has is no empty list if there is no such node.
+fn looks_for_something(query: &Value) -> bool {
+    ["node", "organisation", "project"].iter().any(|name| query["properties"].get(name).is_some())
+}
+
+fn may_answer(endpoint: &Endpoint, looks_for_something: bool, status: u16) -> bool {
     let changes = endpoint.method != Method::Get;
     match status {
         400 => endpoint.segments().next().is_some() || endpoint.query.is_some() || endpoint.body.is_some(),
-        404 => endpoint.segments().next().is_some() || endpoint.body.is_some(),
+        404 => endpoint.segments().next().is_some() || endpoint.body.is_some() || looks_for_something,
         409 => changes,
         412 => changes && endpoint.versioned,
-        422 => endpoint.body.is_some(),
+        413 => endpoint.body.is_some(),
+        // A `POST` without a body may still have an idempotency key that is none.
+        422 => endpoint.body.is_some() || endpoint.method == Method::Post,
         _ => true,
     }
 }
@@ -156,9 +164,10 @@ fn success(endpoint: &Endpoint, generator: &mut SchemaGenerator) -> Value {
         StreamKind::JsonLines => {
             ("One document per line.", document.map(|schema| json!({ "application/x-ndjson": { "schema": schema } })))
         }
-        StreamKind::Metrics => {
-            ("The text format of Prometheus.", Some(json!({ "text/plain": { "schema": { "type": "string" } } })))
-        }
+        StreamKind::Metrics => (
+            "The text format of OpenMetrics.",
+            Some(json!({ "application/openmetrics-text": { "schema": { "type": "string" } } })),
+        ),
         StreamKind::WebSocket => ("The connection becomes a WebSocket; every text message is a document.", None),
         StreamKind::Sse(names) => {
             let mut events = Map::new();
@@ -199,4 +208,31 @@ fn headers(endpoint: &Endpoint) -> Value {
         headers["Idempotency-Replayed"] = reference("IdempotencyReplayed");
     }
     headers
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::endpoints;
+
+    fn statuses(method: Method, path: &str) -> Vec<String> {
+        let endpoint = endpoints::find(method.as_str(), path).expect("in the table");
+        let operation = of(endpoint, &mut SchemaGenerator::default());
+        operation["responses"].as_object().expect("answers").keys().cloned().collect()
+    }
+
+    #[test]
+    fn a_list_of_what_something_has_may_not_find_that_something() {
+        let may_not_find = |path| statuses(Method::Get, path).contains(&"404".to_owned());
+        assert!(may_not_find(routes::SLOTS) && may_not_find(routes::PROJECTS));
+        assert!(!may_not_find(routes::CATALOG) && !may_not_find(routes::NODES));
+    }
+
+    #[test]
+    fn whatever_takes_an_idempotency_key_may_refuse_it() {
+        for endpoint in endpoints::ENDPOINTS.iter().filter(|endpoint| endpoint.method == Method::Post) {
+            let statuses = statuses(Method::Post, endpoint.path);
+            assert!(["409", "422"].iter().all(|status| statuses.iter().any(|found| found == status)), "{}", endpoint.name);
+        }
+    }
 }

@@ -36,6 +36,7 @@ impl Place {
             link_advertise: None,
             identity,
             engines: Default::default(),
+            driver: std::sync::Arc::new(gpuaas_control::workflow::Embedded),
             webhooks_to_private: false,
             policies: Vec::new(),
             data_dir,

@@ -11,7 +11,7 @@ use gpuaas_api::{Client, ClientOptions};
 use gpuaas_contract::Digest;
 use gpuaas_testkit::{PATIENCE, eventually};
 
-use crate::cluster::{AgentHost, Carrier, Cluster, Store};
+use crate::cluster::{AgentHost, Beside, Carrier, Cluster, Store};
 
 /// Every step that writes something, before and after the write.
 const STEPS: [&str; 12] = [
@@ -134,8 +134,8 @@ fn restarted_at(cluster: &mut Cluster, step: &str) {
     cluster.start_server();
 }
 
-fn killed_at_every_step(store: Store) {
-    let Some(mut cluster) = Cluster::start(store) else { return };
+fn killed_at_every_step(store: Store, beside: &[Beside]) {
+    let Some(mut cluster) = Cluster::start_beside(store, beside) else { return };
     let mut host = AgentHost::enrolled(&cluster, "gpu-1", Carrier::Stream);
     let node = host.node_id();
     host.start();
@@ -192,10 +192,17 @@ fn nothing_is_left(tenant: &Tenant<'_>, step: &str) {
 
 #[test]
 fn the_server_is_killed_at_every_step_of_a_run_on_sqlite() {
-    killed_at_every_step(Store::Sqlite);
+    killed_at_every_step(Store::Sqlite, &[]);
 }
 
 #[test]
 fn the_server_is_killed_at_every_step_of_a_run_on_postgres() {
-    killed_at_every_step(Store::Postgres);
+    killed_at_every_step(Store::Postgres, &[]);
+}
+
+/// The worker dies with the server: Temporal has to notice that nobody answers, and to have every step taken again.
+#[test]
+#[cfg(feature = "temporal")]
+fn the_worker_is_killed_at_every_step_of_a_run_on_temporal() {
+    killed_at_every_step(Store::Postgres, &[Beside::Temporal]);
 }

@@ -1,6 +1,6 @@
 //! From a tenant's wish to a guest they can sign in to, and back to nothing: on slots, and on a whole machine.
 
-use crate::cluster::{AgentHost, Carrier, Cluster, Ran, Store, write_private};
+use crate::cluster::{AgentHost, Beside, Carrier, Cluster, Ran, Store, write_private};
 use gpuaas_testkit::{Launch, PATIENCE, TempDir, free_port};
 use serde_json::Value;
 
@@ -42,7 +42,34 @@ fn kinds(ran: &Ran) -> Vec<String> {
 
 #[test]
 fn a_guest_is_leased_stopped_started_read_and_released() {
-    let Some(cluster) = Cluster::start(Store::Sqlite) else { return };
+    whole_life_of_a_guest(Store::Sqlite, &[]);
+}
+
+/// The engines of a site, all of them real.
+#[test]
+fn the_same_on_postgres_with_nats_and_redis() {
+    whole_life_of_a_guest(Store::Postgres, &[Beside::Nats, Beside::Redis]);
+}
+
+#[test]
+#[cfg(feature = "temporal")]
+fn the_same_on_postgres_with_nats_redis_and_temporal() {
+    whole_life_of_a_guest(Store::Postgres, &[Beside::Nats, Beside::Redis, Beside::Temporal]);
+}
+
+#[test]
+#[cfg(feature = "temporal")]
+fn the_same_on_sqlite_with_nats_redis_and_temporal() {
+    whole_life_of_a_guest(Store::Sqlite, &[Beside::Nats, Beside::Redis, Beside::Temporal]);
+}
+
+#[test]
+fn the_same_on_sqlite_with_nats_and_redis() {
+    whole_life_of_a_guest(Store::Sqlite, &[Beside::Nats, Beside::Redis]);
+}
+
+fn whole_life_of_a_guest(store: Store, beside: &[Beside]) {
+    let Some(cluster) = Cluster::start_beside(store, beside) else { return };
     let (mut host, node) = host(&cluster, "gpu-1");
     let key = tenant(&cluster);
     cluster.json(&["node", "topology", "discover", &node]);

@@ -12,12 +12,50 @@ pub(crate) enum Store {
     Postgres,
 }
 
+/// Another server that ours works with.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Beside {
+    Nats,
+    Redis,
+    Temporal,
+}
+
+impl Beside {
+    /// What our server is told about it: a part of it that no other test uses.
+    fn environment(self) -> Option<Vec<(&'static str, String)>> {
+        let (url, told, own) = match self {
+            Self::Nats => ("GPUAAS_TEST_NATS_URL", "GPUAAS_NATS_URL", "GPUAAS_NATS_STREAM"),
+            Self::Redis => ("GPUAAS_TEST_REDIS_URL", "GPUAAS_REDIS_URL", ""),
+            Self::Temporal => ("GPUAAS_TEST_TEMPORAL_URL", "GPUAAS_TEMPORAL_URL", "GPUAAS_TEMPORAL_QUEUE"),
+        };
+        let Some(address) = std::env::var(url).ok().filter(|address| !address.is_empty()) else {
+            gpuaas_testkit::skip(
+                &format!("a test with {self:?}"),
+                &format!("{url} is not set; run `cargo xtask test`, which starts one"),
+            );
+            return None;
+        };
+        let mut told = vec![(told, address)];
+        if !own.is_empty() {
+            told.push((own, format!("test-{}-{}", std::process::id(), free_port())));
+        }
+        if self == Self::Temporal {
+            told.push(("GPUAAS_WORKFLOW", "temporal".to_owned()));
+            // A server that was killed has not answered; Temporal shall not wait for it for long.
+            told.push(("GPUAAS_TEMPORAL_STEP_TIMEOUT", "2".to_owned()));
+        }
+        Some(told)
+    }
+}
+
 /// A server and its folder.
 pub(crate) struct Cluster {
     pub(crate) dir: TempDir,
     pub(crate) failpoints: Failpoints,
     pub(crate) link: String,
     store_url: Option<String>,
+    /// What the server is told beside it.
+    environment: Vec<(&'static str, String)>,
     // After the server, so that the database is dropped after it.
     server: Program,
     _pg: Option<PgDatabase>,
@@ -53,41 +91,72 @@ impl Cluster {
 
     /// Agents reach it at this address.
     pub(crate) fn start_on(store: Store, address: &str) -> Option<Self> {
+        Self::start_in(store, address, Vec::new())
+    }
+
+    /// With other servers beside it. `None` (with a loud line) where one of them is missing.
+    pub(crate) fn start_beside(store: Store, beside: &[Beside]) -> Option<Self> {
+        let environment: Option<Vec<_>> = beside.iter().map(|beside| beside.environment()).collect();
+        Self::start_in(store, "127.0.0.1", environment?.concat())
+    }
+
+    fn start_in(store: Store, address: &str, environment: Vec<(&'static str, String)>) -> Option<Self> {
         let pg = match store {
             Store::Sqlite => None,
             Store::Postgres => Some(pg_database()?),
         };
         let store_url = pg.as_ref().map(|pg| pg.url().to_owned());
-        Some(Self::start_at(store_url, pg, address))
+        Some(Self::start_at(store_url, pg, address, environment))
     }
 
     /// With the database at this URL, which is somebody else's to keep.
     pub(crate) fn start_with(store_url: &str) -> Self {
-        Self::start_at(Some(store_url.to_owned()), None, "127.0.0.1")
+        Self::start_at(Some(store_url.to_owned()), None, "127.0.0.1", Vec::new())
     }
 
-    fn start_at(store_url: Option<String>, pg: Option<PgDatabase>, address: &str) -> Self {
+    fn start_at(
+        store_url: Option<String>,
+        pg: Option<PgDatabase>,
+        address: &str,
+        environment: Vec<(&'static str, String)>,
+    ) -> Self {
         let dir = TempDir::new();
         let failpoints = Failpoints::new(dir.join("server-failpoints"));
         let (api_port, link_port) = (free_port(), free_port());
         let link_listen = format!("{address}:{link_port}");
-        let server = Self::launch(&dir, &failpoints, store_url.as_deref(), api_port, &link_listen).start(dir.path());
-        let mut cluster = Self { dir, failpoints, link: link_listen.clone(), store_url, server, _pg: pg, api_port, link_listen };
+        let launch = Self::launch(&dir, &failpoints, store_url.as_deref(), &environment, api_port, &link_listen);
+        let server = launch.start(dir.path());
+        let link = link_listen.clone();
+        let mut cluster = Self { dir, failpoints, link, store_url, environment, server, _pg: pg, api_port, link_listen };
         cluster.wait_ready();
         cluster
     }
 
-    fn launch(dir: &TempDir, failpoints: &Failpoints, store_url: Option<&str>, api_port: u16, link_listen: &str) -> Launch {
-        let launch = Launch::new("gpuaas")
+    fn launch(
+        dir: &TempDir,
+        failpoints: &Failpoints,
+        store_url: Option<&str>,
+        environment: &[(&'static str, String)],
+        api_port: u16,
+        link_listen: &str,
+    ) -> Launch {
+        let mut launch = Launch::new("gpuaas")
             .args(["server", "--data-dir"])
             .arg(dir.join("server"))
             .args(["--api-listen", &format!("127.0.0.1:{api_port}"), "--link-listen", link_listen])
             .env("GPUAAS_LOG", "info,gpuaas_control=debug")
             .failpoints(failpoints);
+        for (name, value) in environment {
+            launch = launch.env(name, value);
+        }
         match store_url {
             Some(url) => launch.env("GPUAAS_STORE", url),
             None => launch,
         }
+    }
+
+    fn relaunch(&self, api_port: u16, link_listen: &str) -> Launch {
+        Self::launch(&self.dir, &self.failpoints, self.store_url.as_deref(), &self.environment, api_port, link_listen)
     }
 
     fn wait_ready(&mut self) {
@@ -98,7 +167,7 @@ impl Cluster {
     pub(crate) fn another_server(&self, roles: &str) -> (Program, String) {
         let api_port = free_port();
         let link_listen = format!("127.0.0.1:{}", free_port());
-        let launch = Self::launch(&self.dir, &self.failpoints, self.store_url.as_deref(), api_port, &link_listen);
+        let launch = self.relaunch(api_port, &link_listen);
         let mut program = launch.args(["--roles", roles]).start(self.dir.path());
         program.wait_for_line("REST ready", PATIENCE);
         (program, format!("http://127.0.0.1:{api_port}"))
@@ -115,7 +184,7 @@ impl Cluster {
 
     /// Starts the server again on the same folder and ports.
     pub(crate) fn start_server(&mut self) {
-        let launch = Self::launch(&self.dir, &self.failpoints, self.store_url.as_deref(), self.api_port, &self.link_listen);
+        let launch = self.relaunch(self.api_port, &self.link_listen);
         self.server = launch.start(self.dir.path());
         self.wait_ready();
     }

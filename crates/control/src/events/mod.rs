@@ -29,7 +29,6 @@ async fn more(control: &Control, hints: &mut broadcast::Receiver<Hint>, at_most:
                     | Hint::NodeAccess(_)
                     | Hint::Task(_)
                     | Hint::Allocation(_)
-                    | Hint::Capacity
                     | Hint::Fleet(_)
                     | Hint::Rights
                     | Hint::Progress { .. },

@@ -1,4 +1,4 @@
-//! The relay: takes events out of the outbox, lane by lane, publishes them to the bus and marks those that are surely stored there.
+//! The relay: takes events out of the outbox, some lanes at a time, publishes them to the bus and marks those that are surely stored there.
 //!
 //! It keeps nothing in memory. Killed between publishing and marking, it publishes again; consumers dedupe by the event's id.
 
@@ -6,7 +6,6 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use bytes::Bytes;
-use futures::StreamExt as _;
 use gpuaas_contract::time::Timestamp;
 use gpuaas_engines::bus::Envelope;
 use gpuaas_store::{OUTBOX_LANES, OutboxRow};
@@ -15,10 +14,13 @@ use super::more;
 use crate::Control;
 use crate::failure::Failure;
 
-/// Events of one batch.
-const BATCH: u32 = 256;
-/// Lanes that are published at the same time: the store has two connections for it.
-const AT_ONCE: usize = 2;
+/// Events of one batch, at most.
+const BATCH: u32 = 512;
+/// Shares of the lanes that are published at the same time: while one is on its way, another is read or marked. The store has two
+/// connections for it.
+const SHARES: usize = 2;
+/// Batches of a share before it is asked again which lanes have something.
+const BATCHES: usize = 16;
 /// Stands behind the hints, and finds what another relay has left.
 const SLOW_LOOK: Duration = Duration::from_secs(5);
 /// After something failed.
@@ -83,11 +85,14 @@ async fn publish_all(control: &Control) -> Result<Outcome, Failure> {
         if waiting.is_empty() {
             return Ok(Outcome::Done);
         }
+        // In turn, so that each share has events from everywhere in the outbox.
+        let mut shares: [Vec<u32>; SHARES] = Default::default();
         let lanes = waiting.into_iter().map(|(lane, _)| lane).filter(|lane| *lane < OUTBOX_LANES);
-        let results: Vec<_> =
-            futures::stream::iter(lanes.map(|lane| publish_lane(control, lane))).buffer_unordered(AT_ONCE).collect().await;
+        for (lane, share) in lanes.zip((0..SHARES).cycle()) {
+            shares[share].push(lane);
+        }
         let mut moved = false;
-        for result in results {
+        for result in futures::future::join_all(shares.iter().map(|lanes| publish_share(control, lanes))).await {
             match result? {
                 Ok(published) => moved |= published > 0,
                 Err(reason) => return Ok(Outcome::BusAway(reason)),
@@ -100,12 +105,26 @@ async fn publish_all(control: &Control) -> Result<Outcome, Failure> {
     }
 }
 
-/// Publishes a batch of a lane. The inner error is the bus's.
-async fn publish_lane(control: &Control, lane: u32) -> Result<Result<usize, String>, Failure> {
+/// Publishes batches of these lanes, as long as there are some. The inner error is the bus's.
+async fn publish_share(control: &Control, lanes: &[u32]) -> Result<Result<usize, String>, Failure> {
+    let mut published = 0;
+    for _ in 0..BATCHES {
+        match publish_batch(control, lanes).await? {
+            Ok(0) => break,
+            Ok(more) => published += more,
+            Err(reason) => return Ok(Err(reason)),
+        }
+    }
+    Ok(Ok(published))
+}
+
+/// Publishes a batch of these lanes. The inner error is the bus's.
+async fn publish_batch(control: &Control, lanes: &[u32]) -> Result<Result<usize, String>, Failure> {
     let mut refused = None;
+    let each = BATCH / u32::try_from(lanes.len()).unwrap_or(BATCH).clamp(1, BATCH);
     let relayed = control
         .store
-        .outbox_relay(lane, BATCH, async |rows| {
+        .outbox_relay(lanes, each, async |rows| {
             gpuaas_failpoint::hit("relay.claimed");
             let batch: Vec<Envelope> = rows.into_iter().map(envelope).collect();
             let stored = match control.engines.bus.publish(&batch).await {

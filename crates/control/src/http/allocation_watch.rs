@@ -82,7 +82,6 @@ pub(super) async fn watch(
                         | Hint::Task(_)
                         | Hint::NodeWork(_)
                         | Hint::NodeAccess(_)
-                        | Hint::Capacity
                         | Hint::Fleet(_)
                         | Hint::Outbox
                         | Hint::Rights,

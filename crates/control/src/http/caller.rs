@@ -3,10 +3,11 @@
 use std::sync::Arc;
 
 use axum::extract::{MatchedPath, Request, State};
-use axum::http::{HeaderValue, header};
+use axum::http::{HeaderValue, StatusCode, header};
 use axum::middleware::Next;
 use axum::response::{IntoResponse as _, Response};
 use gpuaas_api::dto::Problem;
+use gpuaas_api::endpoints;
 use gpuaas_api::routes::CORRELATION_ID_HEADER;
 use gpuaas_contract::Digest;
 use gpuaas_contract::id::CorrelationId;
@@ -17,7 +18,7 @@ use gpuaas_domain::decision::Context;
 use tracing::Instrument as _;
 
 use super::guard;
-use super::problem::Rejected;
+use super::problem::{Rejected, problem};
 use crate::failure::Failure;
 use crate::{Control, rights};
 
@@ -108,8 +109,21 @@ pub(super) async fn authorise(State(control): State<Arc<Control>>, mut request: 
             request.extensions_mut().insert(Standing { header, local, method, template, path });
             next.run(request).await
         }
+        Err(Failure::Refused(refused)) if refused.code == guard::CLOSED => {
+            template.as_deref().and_then(other_methods).unwrap_or_else(|| Rejected(refused.into()).into_response())
+        }
         Err(failure) => Rejected(failure).into_response(),
     }
+}
+
+/// What a path answers to a method that it does not have. `None` if it has none at all.
+fn other_methods(template: &str) -> Option<Response> {
+    let methods: Vec<&str> = endpoints::methods(template).map(endpoints::Method::as_str).collect();
+    let allow = HeaderValue::from_str(&methods.join(", ")).ok().filter(|_| !methods.is_empty())?;
+    let detail = format!("this path exists, but not for this method; it has {}", methods.join(", "));
+    let mut response = problem(StatusCode::METHOD_NOT_ALLOWED, "method_not_allowed", detail);
+    response.headers_mut().insert(header::ALLOW, allow);
+    Some(response)
 }
 
 async fn authenticate(control: &Control, header: Option<&str>, local: bool) -> Result<(Actor, Arc<Principal>), Failure> {

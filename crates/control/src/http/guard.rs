@@ -18,6 +18,9 @@ use super::parse_id;
 use crate::failure::Failure;
 use crate::{Control, books};
 
+/// The code of the refusal for a route that is not in the table.
+pub(super) const CLOSED: &str = "route_closed";
+
 /// Decides about a request to the route `template` at `path`. Returns what it is about.
 pub(super) async fn decide(
     control: &Control,
@@ -28,7 +31,7 @@ pub(super) async fn decide(
 ) -> Result<Scope, Failure> {
     let Some(endpoint) = endpoints::find(method.as_str(), template) else {
         let message = "this route is not open to anybody; it is missing in the table of endpoints";
-        return Err(Refusal::forbidden("route_closed", message).into());
+        return Err(Refusal::forbidden(CLOSED, message).into());
     };
     let Some(action) = Action::parse(endpoint.action) else {
         return Err(Failure::Internal(format!("{template} asks for the unknown action {}", endpoint.action)));

@@ -66,13 +66,17 @@ fn has_its_own(template: &str) -> bool {
 
 /// Answers a request that was answered before, and remembers the answer of one that was not.
 pub(super) async fn once(State(control): State<Arc<Control>>, request: Request, next: Next) -> Response {
+    // Elsewhere the header means nothing, whatever is in it.
+    if *request.method() != Method::POST {
+        return next.run(request).await;
+    }
     let template = request.extensions().get::<axum::extract::MatchedPath>().map(|path| path.as_str().to_owned());
     let key = match task_make::idempotency_key(request.headers()) {
         Ok(key) => key,
         Err(failure) => return Rejected(failure).into_response(),
     };
     let (Some(key), Some(caller)) = (key, request.extensions().get::<Caller>().cloned()) else { return next.run(request).await };
-    if *request.method() != Method::POST || template.is_none_or(|template| has_its_own(&template)) {
+    if template.is_none_or(|template| has_its_own(&template)) {
         return next.run(request).await;
     }
     if key.is_empty() || key.len() > 128 {

@@ -114,9 +114,6 @@ pub fn router(control: &Arc<Control>) -> Router {
         .merge(tenants())
         .route(routes::API_TOKENS, get(access::tokens).post(access::token_create))
         .route(routes::API_TOKEN, delete(access::token_revoke))
-        .method_not_allowed_fallback(|| async {
-            problem(StatusCode::METHOD_NOT_ALLOWED, "method_not_allowed", "this path exists, but not for this method")
-        })
         .fallback(|| async {
             problem(StatusCode::NOT_FOUND, "route_unknown", "there is nothing at this path; see the API documentation")
         })

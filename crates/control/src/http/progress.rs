@@ -48,7 +48,6 @@ impl ProgressBoard {
                         | Hint::NodeAccess(_)
                         | Hint::Task(_)
                         | Hint::Allocation(_)
-                        | Hint::Capacity
                         | Hint::Fleet(_)
                         | Hint::Outbox
                         | Hint::Rights,

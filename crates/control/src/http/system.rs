@@ -1,6 +1,7 @@
 //! The cluster as a whole, health and metrics.
 
 use std::sync::Arc;
+use std::time::Duration;
 
 use axum::Json;
 use axum::extract::State;
@@ -68,6 +69,10 @@ pub(super) async fn readyz(State(control): State<Arc<Control>>) -> Response {
 }
 
 pub(super) async fn metrics(State(control): State<Arc<Control>>) -> Response {
+    // Without the store the other numbers are all the more interesting.
+    if let Ok(oldest) = control.store.outbox_lag().await {
+        control.metrics.events_wait(oldest.map_or(Duration::ZERO, |oldest| Timestamp::now().since(oldest)));
+    }
     let content_type = [(header::CONTENT_TYPE, "application/openmetrics-text; version=1.0.0; charset=utf-8")];
     (content_type, control.metrics.text()).into_response()
 }

@@ -67,7 +67,6 @@ pub(super) async fn watch(
                         | Hint::NodeWork(_)
                         | Hint::NodeAccess(_)
                         | Hint::Allocation(_)
-                        | Hint::Capacity
                         | Hint::Fleet(_)
                         | Hint::Outbox
                         | Hint::Rights,

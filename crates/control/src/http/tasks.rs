@@ -228,7 +228,6 @@ async fn wait_for(hints: &mut tokio::sync::broadcast::Receiver<Hint>, id: TaskId
                 | Hint::NodeWork(_)
                 | Hint::NodeAccess(_)
                 | Hint::Allocation(_)
-                | Hint::Capacity
                 | Hint::Fleet(_)
                 | Hint::Outbox
                 | Hint::Rights,

@@ -60,9 +60,13 @@ pub(super) async fn list(
         None => Vec::new(),
         Some("active") => vec!["active"],
         Some("deactivated") => vec!["deactivated"],
-        Some(_) => return Err(Refusal::invalid("state_unknown", "`state` is `active` or `deactivated`").into()),
+        Some(other) => {
+            let message = format!("there is no state `{other}`; choose active or deactivated");
+            return Err(Failure::BadInput { code: "state_invalid", message }.into());
+        }
     };
-    let owner = query.email.as_deref().map(checked_email).transpose()?;
+    let bad = |refusal: Refusal| Failure::BadInput { code: refusal.code, message: refusal.message };
+    let owner = query.email.as_deref().map(checked_email).transpose().map_err(bad)?;
     let filter = ResourceFilter { owner, states, ..ResourceFilter::default() };
     let found = books::list(&control, &filter, query.after.as_deref(), false, limit.saturating_add(1)).await?;
     let found = page(found, limit, |user: &User| user.id.to_string());

@@ -189,7 +189,8 @@ pub(super) async fn replay(
     let unknown = || Refusal::not_found("delivery_unknown", format!("there is no delivery {id}; they are kept for a week"));
     let next = settle(&control, || async {
         let delivery = books::get::<Delivery>(&control, id).await?.ok_or_else(unknown)?;
-        Ok(webhook::replay(&delivery, &context))
+        let of = books::get::<Webhook>(&control, delivery.webhook_id).await?.ok_or_else(unknown)?;
+        Ok(webhook::replay(&delivery, of.project_id, &context))
     })
     .await?;
     Ok(Json(delivery_shown(next)))

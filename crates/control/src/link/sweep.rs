@@ -109,13 +109,7 @@ fn spawn_hints(control: Arc<Control>) {
                     }
                 }
                 Ok(
-                    Hint::Task(_)
-                    | Hint::Progress { .. }
-                    | Hint::Allocation(_)
-                    | Hint::Capacity
-                    | Hint::Fleet(_)
-                    | Hint::Outbox
-                    | Hint::Rights,
+                    Hint::Task(_) | Hint::Progress { .. } | Hint::Allocation(_) | Hint::Fleet(_) | Hint::Outbox | Hint::Rights,
                 ) => {}
                 Err(RecvError::Lagged(missed)) => {
                     tracing::warn!(missed, "wake-ups were lost; waking every link");

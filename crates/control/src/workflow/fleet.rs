@@ -85,7 +85,6 @@ impl FleetView {
                         | Hint::NodeAccess(_)
                         | Hint::Task(_)
                         | Hint::Allocation(_)
-                        | Hint::Capacity
                         | Hint::Outbox
                         | Hint::Rights
                         | Hint::Progress { .. },
@@ -136,9 +135,14 @@ impl FleetView {
     }
 
     async fn refresh(&self, control: &Control) -> Result<(), Failure> {
-        let old = |view: &View| view.all || !view.dirty.is_empty();
-        if !old(&self.lock()) {
-            return Ok(());
+        {
+            let mut view = self.lock();
+            let now = Timestamp::now();
+            // Maintenance that is over does not say so.
+            view.all |= view.windows.iter().any(|window| !window.counts(now));
+            if !view.all && view.dirty.is_empty() {
+                return Ok(());
+            }
         }
         let _reading = self.reading.lock().await;
         // Taken before the rows are read: what changes while they are read is old again.

@@ -1,12 +1,17 @@
 //! Runs: every allocation that is not over is advanced until it is.
 //!
 //! What a step means is decided by [`gpuaas_domain::allocation::advance`]; here it is given what it is decided on, and its decision is
-//! committed. A driver only sees to it that [`advance`] is called again when it may have something to do. Calling it too often, or from
-//! several processes at once, does no harm: a step is committed over the version of the allocation it was decided on.
+//! committed. A [`Driver`] only sees to it that [`advance`] is called again when it may have something to do. Calling it too often, or
+//! from several processes at once, does no harm: a step is committed over the version of the allocation it was decided on.
 
-mod embedded;
 mod fleet;
+mod placing;
+mod waker;
 mod world;
+
+use std::fmt::Debug;
+use std::pin::Pin;
+use std::sync::Arc;
 
 use gpuaas_contract::id::AllocationId;
 use gpuaas_contract::time::Timestamp;
@@ -19,26 +24,77 @@ use crate::Control;
 use crate::failure::{Failure, settle};
 use crate::leases::seal;
 
-pub(crate) use embedded::spawn;
 pub use fleet::FleetView;
 pub(crate) use fleet::wish_of;
+pub(crate) use placing::Placing;
+
+/// Something that is under way.
+pub type Pending<'a, T> = Pin<Box<dyn Future<Output = T> + Send + 'a>>;
+
+/// Who remembers runs and their times. The store remembers them as well, so that one driver can take over from another.
+pub trait Driver: Debug + Send + Sync {
+    /// Starts what it needs. Called once, when the server is ready.
+    fn start(&self, control: &Arc<Control>);
+
+    /// Something may have changed for this run: it is to be advanced soon.
+    fn wake<'a>(&'a self, control: &'a Arc<Control>, id: AllocationId) -> Pending<'a, Result<Woken, Failure>>;
+}
+
+/// What came of a wake-up.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Woken {
+    /// The run was advanced and wants to be woken again then.
+    Advanced(Next),
+    /// Another one has it now and remembers its times.
+    HandedOver,
+}
+
+/// The driver without another server: runs are advanced by the process that woke them.
+#[derive(Clone, Copy, Debug)]
+pub struct Embedded;
+
+impl Driver for Embedded {
+    fn start(&self, _: &Arc<Control>) {}
+
+    fn wake<'a>(&'a self, control: &'a Arc<Control>, id: AllocationId) -> Pending<'a, Result<Woken, Failure>> {
+        Box::pin(async move {
+            let advanced = advance(control, id, None).await?;
+            Ok(Woken::Advanced(advanced.map_or(Next::Done, |advanced| advanced.next)))
+        })
+    }
+}
+
+/// Starts to drive runs.
+pub(crate) fn spawn(control: &Arc<Control>, driver: Arc<dyn Driver>) {
+    driver.start(control);
+    waker::spawn(control, driver);
+}
 
 /// What came of one call.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Advanced {
-    /// The step that was taken.
+    /// The step that the run is at now.
     pub step: Step,
     /// When to come again.
     pub next: Next,
 }
 
-/// Advances the run of an allocation by one step. `None` if there is no such allocation.
-pub async fn advance(control: &Control, id: AllocationId) -> Result<Option<Advanced>, Failure> {
+/// The step that a run is at. `None` if there is no such allocation.
+pub async fn step_of(control: &Control, id: AllocationId) -> Result<Option<Step>, Failure> {
+    Ok(crate::books::get::<Allocation>(control, id).await?.map(|run| run.step))
+}
+
+/// Advances the run of an allocation by one step, but only if it is `at` this one, where one is given. `None` if there is no such
+/// allocation.
+pub async fn advance(control: &Control, id: AllocationId, at: Option<Step>) -> Result<Option<Advanced>, Failure> {
     let (advanced, wrote) = settle(control, || async {
-        let nothing = |advanced| Ok(((advanced, false), Decision::default()));
+        let nothing = |advanced| Ok(((advanced, None), Decision::default()));
         let Some(run) = crate::books::get::<Allocation>(control, id).await? else { return nothing(None) };
         if run.step == Step::Done {
             return nothing(Some(Advanced { step: run.step, next: Next::Done }));
+        }
+        if at.is_some_and(|at| at != run.step) {
+            return nothing(Some(Advanced { step: run.step, next: Next::Now }));
         }
         let world = world::load(control, &run).await?;
         let seal = seal(control);
@@ -56,12 +112,15 @@ pub async fn advance(control: &Control, id: AllocationId) -> Result<Option<Advan
         if writes {
             gpuaas_failpoint::hit(decided(run.step));
         }
-        Ok(((Some(Advanced { step: run.step, next: advanced.next }), writes), advanced.decision))
+        let came = Advanced { step: advanced.allocation.step, next: advanced.next };
+        Ok(((Some(came), writes.then_some(run.step)), advanced.decision))
     })
     .await?;
-    if let Some(Advanced { step, .. }) = advanced.filter(|_| wrote) {
+    if let Some(step) = wrote {
+        control.metrics.step_written(step.as_str());
         gpuaas_failpoint::hit(committed(step));
     }
+    control.placing.note(id, advanced);
     Ok(advanced)
 }
 

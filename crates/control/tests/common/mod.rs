@@ -5,21 +5,62 @@
     clippy::unwrap_used,
     missing_docs,
     unreachable_pub,
+    unused_imports,
+    unused_macros,
     reason = "shared by several test programs, each of which uses a part"
 )]
 
 pub mod answers;
+pub mod lifecycle;
 pub mod looking;
 pub mod node;
 
 use std::path::PathBuf;
+use std::sync::Arc;
 
 use gpuaas_api::{Client, ClientOptions};
+use gpuaas_control::workflow::{Driver, Embedded};
 use gpuaas_control::{ApiTls, Server, ServerConfig, roles, start};
 use gpuaas_store::StoreConfig;
 use gpuaas_testkit::{PgDatabase, TempDir, pg_database};
 
 pub const PATIENCE: std::time::Duration = std::time::Duration::from_secs(30);
+
+/// Runs each scenario on both stores.
+macro_rules! on_both_stores {
+    ($(async fn $name:ident($server:ident: TestServer) $body:block)*) => {$(
+        mod $name {
+            use super::*;
+
+            async fn scenario($server: TestServer) $body
+
+            #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+            async fn sqlite() {
+                scenario(TestServer::sqlite().await).await;
+            }
+
+            #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+            async fn postgres() {
+                if let Some(server) = TestServer::postgres().await {
+                    scenario(server).await;
+                }
+            }
+        }
+    )*};
+}
+
+pub(crate) use on_both_stores;
+
+/// A client for the interface that trusts no certificate and follows nobody.
+pub fn plain_http() -> reqwest::Client {
+    let config = rustls::ClientConfig::builder_with_provider(std::sync::Arc::new(rustls::crypto::aws_lc_rs::default_provider()))
+        .with_safe_default_protocol_versions()
+        .unwrap()
+        .with_root_certificates(rustls::RootCertStore::empty())
+        .with_no_client_auth();
+    let builder = reqwest::Client::builder().tls_backend_preconfigured(config).redirect(reqwest::redirect::Policy::none());
+    builder.no_proxy().build().unwrap()
+}
 
 /// A server with everything it needs, gone when dropped.
 pub struct TestServer {
@@ -27,17 +68,18 @@ pub struct TestServer {
     pub dir: TempDir,
     pub pg: Option<PgDatabase>,
     pub admin_token: String,
+    driver: Arc<dyn Driver>,
 }
 
 impl TestServer {
     pub async fn sqlite() -> Self {
-        Self::launch(TempDir::new(), None).await
+        Self::driven_by(Arc::new(Embedded), None).await
     }
 
     /// `None` (with a loud line) where there is no PostgreSQL.
     pub async fn postgres() -> Option<Self> {
         let pg = tokio::task::spawn_blocking(pg_database).await.unwrap()?;
-        Some(Self::launch(TempDir::new(), Some(pg)).await)
+        Some(Self::driven_by(Arc::new(Embedded), Some(pg)).await)
     }
 
     pub fn config(dir: &TempDir, pg: Option<&PgDatabase>) -> ServerConfig {
@@ -56,14 +98,17 @@ impl TestServer {
             identity: gpuaas_control::identity::IdentityConfig { built_in: true, ..Default::default() },
             policies: Vec::new(),
             engines: Default::default(),
+            driver: Arc::new(Embedded),
             webhooks_to_private: true,
         }
     }
 
-    async fn launch(dir: TempDir, pg: Option<PgDatabase>) -> Self {
-        let server = start(Self::config(&dir, pg.as_ref())).await.unwrap_or_else(|e| panic!("server does not start: {e:?}"));
+    pub async fn driven_by(driver: Arc<dyn Driver>, pg: Option<PgDatabase>) -> Self {
+        let dir = TempDir::new();
+        let config = ServerConfig { driver: Arc::clone(&driver), ..Self::config(&dir, pg.as_ref()) };
+        let server = start(config).await.unwrap_or_else(|e| panic!("server does not start: {e:?}"));
         let admin_token = std::fs::read_to_string(&server.admin_token_file).unwrap();
-        Self { server: Some(server), dir, pg, admin_token }
+        Self { server: Some(server), dir, pg, admin_token, driver }
     }
 
     pub async fn restart(&mut self) {
@@ -71,7 +116,8 @@ impl TestServer {
         let (api, link) = (before.api_address.unwrap(), before.link_address.unwrap());
         before.stop().await;
         // Where it was: nodes and clients find it again.
-        let config = ServerConfig { api_listen: api, link_listen: link, ..Self::config(&self.dir, self.pg.as_ref()) };
+        let driver = Arc::clone(&self.driver);
+        let config = ServerConfig { api_listen: api, link_listen: link, driver, ..Self::config(&self.dir, self.pg.as_ref()) };
         self.server = Some(start(config).await.unwrap());
     }
 
@@ -95,14 +141,7 @@ impl TestServer {
 
     /// What Prometheus would read.
     pub async fn metrics(&self) -> String {
-        let config =
-            rustls::ClientConfig::builder_with_provider(std::sync::Arc::new(rustls::crypto::aws_lc_rs::default_provider()))
-                .with_safe_default_protocol_versions()
-                .unwrap()
-                .with_root_certificates(rustls::RootCertStore::empty())
-                .with_no_client_auth();
-        let client = reqwest::Client::builder().tls_backend_preconfigured(config).build().unwrap();
-        let answer = client.get(format!("{}/metrics", self.url())).bearer_auth(&self.admin_token).send().await.unwrap();
+        let answer = plain_http().get(format!("{}/metrics", self.url())).bearer_auth(&self.admin_token).send().await.unwrap();
         answer.text().await.unwrap()
     }
 

@@ -1,6 +1,6 @@
 //! Who has which role where: invited, changed, removed.
 
-use gpuaas_contract::id::{MembershipId, UserId};
+use gpuaas_contract::id::MembershipId;
 use serde_json::json;
 
 use crate::access::{MemberRole, Membership, Place, ProjectRole, Who};
@@ -30,10 +30,9 @@ impl Membership {
     }
 }
 
-/// How the memberships of somebody are found: the `owner` of their rows.
-pub fn members_of_user(user: &User) -> [Option<String>; 2] {
-    let invited = user.email_verified.then(|| Who::Invited(user.email.clone()).to_string());
-    [Some(Who::User(user.id).to_string()), invited]
+/// How invitations to somebody are found: the `owner` of their rows. Only an address that was proved to be theirs counts.
+pub fn invitations_of(user: &User) -> Option<String> {
+    user.email_verified.then(|| Who::Invited(user.email.clone()).to_string())
 }
 
 /// Gives somebody a role. Who is not known yet is invited by their address and gets the role with their first sign-in.
@@ -142,12 +141,4 @@ fn recorded(
         "membership_id": id, "who": membership.who.to_string(), "at": membership.at.to_string(), "role": membership.role.as_str(),
     });
     decision.record(context, kind, action, &id, data)
-}
-
-/// The user behind a membership, if it is one.
-pub fn user_of(membership: &Membership) -> Option<UserId> {
-    match membership.who {
-        Who::User(user) => Some(user),
-        Who::ServiceAccount(_) | Who::Invited(_) => None,
-    }
 }

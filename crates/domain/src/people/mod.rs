@@ -5,7 +5,7 @@ mod sign_in;
 mod tenant;
 mod user;
 
-pub use member::{accept_invitations, change_role, invite, leave, members_of_user, user_of};
+pub use member::{accept_invitations, change_role, invitations_of, invite, leave};
 pub use sign_in::{SignIn, SignInKind};
 pub use tenant::{
     Organisation, Project, ServiceAccount, create_organisation, create_project, create_service_account, delete_project,

@@ -19,6 +19,7 @@ use serde_json::json;
 pub use settle::{Ending, How, settle};
 
 use crate::decision::{Context, Decision};
+use crate::machine;
 use crate::node::{MAX_REASON, Node};
 use crate::refusal::Refusal;
 use crate::slot::{Slot, SlotState, Step, in_use, moved};
@@ -30,10 +31,6 @@ pub const PROVISION_TIMEOUT: Duration = Duration::from_secs(2 * 3600);
 pub const RELEASE_TIMEOUT: Duration = Duration::from_secs(6 * 3600);
 /// How long stopping and starting may take.
 pub const POWER_TIMEOUT: Duration = Duration::from_secs(1800);
-/// How long making a tenant's user may take: before it, the host's disks are looked through for files of its future number.
-pub const PROVISION_USER_TIMEOUT: Duration = Duration::from_secs(15 * 60);
-/// How long ending a tenant's user may take: the host's disks are looked through for its files, twice.
-pub const DEPROVISION_USER_TIMEOUT: Duration = Duration::from_secs(3600);
 /// What reading a console takes besides the time it is followed.
 const CONSOLE_EXTRA: Duration = Duration::from_secs(120);
 
@@ -156,8 +153,8 @@ impl Order {
             Task::SliceVmRelease(_) => RELEASE_TIMEOUT,
             Task::SliceVmPower(_) => POWER_TIMEOUT,
             Task::SliceConsoleRead(params) => CONSOLE_EXTRA + Duration::from_secs(params.follow_seconds.into()),
-            Task::AllocationProvisionUser(_) => PROVISION_USER_TIMEOUT,
-            Task::AllocationDeprovisionUser(_) => DEPROVISION_USER_TIMEOUT,
+            Task::AllocationProvisionUser(_) => machine::PROVISION_TIMEOUT,
+            Task::AllocationDeprovisionUser(_) => machine::RELEASE_TIMEOUT,
             Task::DiagPing(_) | Task::DiagHealthProbe(_) | Task::PackageList(_) | Task::SliceTopologyDiscover(_) => {
                 crate::task::DEFAULT_TIMEOUT
             }

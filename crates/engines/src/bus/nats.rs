@@ -214,37 +214,36 @@ impl Nats {
         if !self.is_connected() {
             return Err(self.away("no connection"));
         }
-        let chains = by_aggregate(batch).into_iter().map(|chain| self.publish_chain(batch, chain, disconnects.clone()));
+        let stored: Vec<AtomicBool> = batch.iter().map(|_| AtomicBool::new(false)).collect();
+        let chains = by_aggregate(batch).into_iter().map(|chain| self.publish_chain(batch, chain, &stored));
         let mut outcomes = futures::stream::iter(chains).buffer_unordered(IN_FLIGHT);
-        let (mut stored, mut failure) = (vec![false; batch.len()], None);
-        while let Some((done, error)) = outcomes.next().await {
-            done.into_iter().for_each(|index| stored[index] = true);
-            failure = failure.or(error);
-        }
-        Ok((stored, failure))
-    }
-
-    /// Publishes the events of one aggregate one after the other, until one fails. Returns the places of those that are stored.
-    async fn publish_chain(
-        &self,
-        batch: &[Envelope],
-        chain: Vec<usize>,
-        mut disconnects: watch::Receiver<u64>,
-    ) -> (Vec<usize>, Option<BusError>) {
-        let mut done = Vec::with_capacity(chain.len());
-        for index in chain {
-            let outcome = tokio::select! {
+        let mut failure = None;
+        loop {
+            tokio::select! {
                 biased;
-                outcome = self.publish_one(&batch[index]) => outcome,
-                // The answer is lost with the connection; waiting for it until the timeout would only keep the relay.
-                _ = disconnects.changed() => Err(self.away("the connection broke")),
-            };
-            match outcome {
-                Ok(()) => done.push(index),
-                Err(error) => return (done, Some(error)),
+                outcome = outcomes.next() => match outcome {
+                    Some(Ok(())) => {}
+                    Some(Err(error)) => failure = failure.or(Some(error)),
+                    None => break,
+                },
+                // The answers are lost with the connection; waiting for them until the timeout would only keep the relay.
+                _ = disconnects.changed() => {
+                    failure = failure.or_else(|| Some(self.away("the connection broke")));
+                    break;
+                }
             }
         }
-        (done, None)
+        drop(outcomes);
+        Ok((stored.into_iter().map(AtomicBool::into_inner).collect(), failure))
+    }
+
+    /// Publishes the events of one aggregate one after the other, until one fails, and notes those that are stored.
+    async fn publish_chain(&self, batch: &[Envelope], chain: Vec<usize>, stored: &[AtomicBool]) -> Result<(), BusError> {
+        for index in chain {
+            self.publish_one(&batch[index]).await?;
+            stored[index].store(true, Ordering::Relaxed);
+        }
+        Ok(())
     }
 
     async fn publish_one(&self, envelope: &Envelope) -> Result<(), BusError> {

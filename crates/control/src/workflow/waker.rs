@@ -1,5 +1,6 @@
-//! The embedded driver: it keeps the time of every run in memory, hears of changes by hints, and has a slow look at the store behind
-//! both. What it forgets when the process dies is in the rows: `due_at` of each allocation says when its run wants to be looked at.
+//! Wakes runs: hears of changes by hints, keeps the time of runs in memory, and has a slow look at the store behind both. What it
+//! forgets when the process dies is in the rows: `due_at` of each allocation says when its run wants to be looked at. What comes of a
+//! wake-up is the [`Driver`]'s business.
 
 use std::collections::{BTreeSet, HashMap, VecDeque};
 use std::sync::Arc;
@@ -8,12 +9,12 @@ use std::time::Duration;
 use gpuaas_contract::id::AllocationId;
 use gpuaas_contract::time::Timestamp;
 use gpuaas_domain::Hint;
-use gpuaas_domain::allocation::{Next, Step};
+use gpuaas_domain::allocation::Next;
 use gpuaas_domain::resource::Kind;
 use tokio::sync::broadcast::error::RecvError;
 use tokio::task::JoinSet;
 
-use super::{Advanced, advance};
+use super::{Driver, Woken};
 use crate::Control;
 use crate::failure::Failure;
 
@@ -30,46 +31,45 @@ const FIRST_RETRY: Duration = Duration::from_millis(500);
 /// At most.
 const LAST_RETRY: Duration = Duration::from_secs(60);
 
-/// Starts to advance runs.
-pub(crate) fn spawn(control: &Arc<Control>) {
-    let owned = Arc::clone(control);
-    control.background.spawn(async move { Driver::new(owned).drive().await });
+/// Starts to wake runs.
+pub(super) fn spawn(control: &Arc<Control>, driver: Arc<dyn Driver>) {
+    let waker = Waker::new(Arc::clone(control), driver);
+    control.background.spawn(waker.keep_going());
 }
 
-struct Driver {
+struct Waker {
     control: Arc<Control>,
-    /// Runs that can be advanced now.
+    driver: Arc<dyn Driver>,
+    /// Runs to be woken now.
     ready: VecDeque<AllocationId>,
     /// The same, to find them.
     waiting: std::collections::HashSet<AllocationId>,
-    /// Runs that are being advanced, and whether they were woken meanwhile.
+    /// Runs that are being woken, and whether there was a reason to wake them again meanwhile.
     running: HashMap<AllocationId, bool>,
     /// When runs want to be looked at.
     timers: BTreeSet<(Timestamp, AllocationId)>,
     timer_of: HashMap<AllocationId, Timestamp>,
-    /// Runs that wait for a place: whatever becomes free may be theirs.
-    placing: BTreeSet<AllocationId>,
     /// How often a run failed in a row.
     failures: HashMap<AllocationId, u32>,
-    tasks: JoinSet<(AllocationId, Result<Option<Advanced>, Failure>)>,
+    tasks: JoinSet<(AllocationId, Result<Woken, Failure>)>,
 }
 
-impl Driver {
-    fn new(control: Arc<Control>) -> Self {
+impl Waker {
+    fn new(control: Arc<Control>, driver: Arc<dyn Driver>) -> Self {
         Self {
             control,
+            driver,
             ready: VecDeque::new(),
             waiting: std::collections::HashSet::new(),
             running: HashMap::new(),
             timers: BTreeSet::new(),
             timer_of: HashMap::new(),
-            placing: BTreeSet::new(),
             failures: HashMap::new(),
             tasks: JoinSet::new(),
         }
     }
 
-    async fn drive(mut self) {
+    async fn keep_going(mut self) {
         let control = Arc::clone(&self.control);
         // Heard before the first look, so that nothing falls between the two.
         let mut hints = control.store.hints();
@@ -108,8 +108,8 @@ impl Driver {
             let Some(id) = self.ready.pop_front() else { return };
             self.waiting.remove(&id);
             self.running.insert(id, false);
-            let control = Arc::clone(&self.control);
-            self.tasks.spawn(async move { (id, advance(&control, id).await) });
+            let (control, driver) = (Arc::clone(&self.control), Arc::clone(&self.driver));
+            self.tasks.spawn(async move { (id, driver.wake(&control, id).await) });
         }
     }
 
@@ -128,19 +128,12 @@ impl Driver {
         }
     }
 
-    fn advanced(&mut self, id: AllocationId, result: Result<Option<Advanced>, Failure>) {
+    fn advanced(&mut self, id: AllocationId, result: Result<Woken, Failure>) {
         let woken = self.running.remove(&id).unwrap_or(false);
-        match &result {
-            Ok(Some(Advanced { step: Step::Place, next: Next::At(_) })) => drop(self.placing.insert(id)),
-            Ok(_) => drop(self.placing.remove(&id)),
-            Err(_) => {}
-        }
         let next = match result {
-            Ok(Some(Advanced { next, .. })) => {
-                self.failures.remove(&id);
-                next
-            }
-            Ok(None) => Next::Done,
+            Ok(Woken::HandedOver) if woken => Next::Now,
+            Ok(Woken::HandedOver) => Next::Done,
+            Ok(Woken::Advanced(next)) => next,
             Err(error) => {
                 let failures = self.failures.entry(id).or_insert(0);
                 *failures = failures.saturating_add(1);
@@ -150,8 +143,9 @@ impl Driver {
                 return self.remember(id, Timestamp::now().plus(wait));
             }
         };
+        self.failures.remove(&id);
         match next {
-            Next::Done => drop(self.failures.remove(&id)),
+            Next::Done => {}
             Next::Now => self.wake(id),
             Next::At(_) if woken => self.wake(id),
             Next::At(at) => self.remember(id, at),
@@ -184,15 +178,13 @@ impl Driver {
                 self.control.fleet.note(*node);
                 self.wake_placing();
             }
-            Hint::Capacity => self.wake_placing(),
             Hint::NodeWork(_) | Hint::NodeAccess(_) | Hint::Task(_) | Hint::Outbox | Hint::Rights | Hint::Progress { .. } => {}
         }
     }
 
     /// Wakes some of those who wait for a place, the oldest first; the others follow as these go on or wait again.
     fn wake_placing(&mut self) {
-        let oldest: Vec<AllocationId> = self.placing.iter().take(AT_ONCE * 4).copied().collect();
-        for id in oldest {
+        for id in self.control.placing.oldest(AT_ONCE * 4) {
             self.wake(id);
         }
     }

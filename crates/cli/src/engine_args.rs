@@ -1,0 +1,144 @@
+//! Options of `gpuaas server` that name other servers: NATS, Redis and Temporal. Without them everything is in this process.
+
+use std::path::PathBuf;
+use std::sync::Arc;
+
+use clap::{Args, ValueEnum};
+use gpuaas_control::workflow::{Driver, Embedded};
+use gpuaas_engines::EnginesConfig;
+use gpuaas_engines::bus::NatsConfig;
+use gpuaas_engines::redis::RedisConfig;
+
+use crate::failure::Failure;
+
+/// NATS, Redis and Temporal.
+#[derive(Debug, Args)]
+pub(crate) struct EngineArgs {
+    /// NATS JetStream for events, as in `nats://host:4222` [default: events stay in this process and its database].
+    #[arg(long, env = "GPUAAS_NATS_URL", value_name = "URL", hide_env_values = true)]
+    nats_url: Option<String>,
+    /// Credentials file for NATS, as `nsc` writes them.
+    #[arg(long, value_name = "FILE", requires = "nats_url")]
+    nats_credentials: Option<PathBuf>,
+    /// PEM authorities for NATS, instead of the system's.
+    #[arg(long, value_name = "FILE", requires = "nats_url")]
+    nats_ca: Option<PathBuf>,
+    /// Stream for events. Clusters that share a NATS need one each; subjects begin with its name in small letters.
+    #[arg(long, env = "GPUAAS_NATS_STREAM", value_name = "NAME", default_value = "GPUAAS")]
+    nats_stream: String,
+    /// How many NATS servers keep a copy of the events.
+    #[arg(long, value_name = "N", default_value_t = 1, value_parser = clap::value_parser!(u8).range(1..=5))]
+    nats_replicas: u8,
+    /// Redis for notifications, rate limits and single-use tokens, as in `redis://host:6379` [default: in this process].
+    #[arg(long, env = "GPUAAS_REDIS_URL", value_name = "URL", hide_env_values = true)]
+    redis_url: Option<String>,
+    /// PEM authorities for Redis, instead of the system's.
+    #[arg(long, value_name = "FILE", requires = "redis_url")]
+    redis_ca: Option<PathBuf>,
+    /// Who remembers the runs of allocations.
+    #[arg(long, env = "GPUAAS_WORKFLOW", value_enum, default_value_t)]
+    workflow: Workflow,
+    /// Temporal's frontend; `https://` for TLS.
+    #[arg(long, env = "GPUAAS_TEMPORAL_URL", value_name = "URL", default_value = "http://127.0.0.1:7233")]
+    temporal_url: String,
+    /// Temporal's namespace. It must exist.
+    #[arg(long, env = "GPUAAS_TEMPORAL_NAMESPACE", value_name = "NAME", default_value = "default")]
+    temporal_namespace: String,
+    /// Queue of Temporal that the servers of this cluster share. Clusters that share a namespace need one each.
+    #[arg(long, env = "GPUAAS_TEMPORAL_QUEUE", value_name = "NAME", default_value = "gpuaas")]
+    temporal_queue: String,
+    /// PEM authorities for Temporal, instead of the system's.
+    #[arg(long, value_name = "FILE")]
+    temporal_ca: Option<PathBuf>,
+    /// PEM certificate of this server for a Temporal that asks for one.
+    #[arg(long, value_name = "FILE", requires = "temporal_key")]
+    temporal_cert: Option<PathBuf>,
+    /// PEM key for --temporal-cert.
+    #[arg(long, value_name = "FILE", requires = "temporal_cert")]
+    temporal_key: Option<PathBuf>,
+    /// File with a key that Temporal knows this server by.
+    #[arg(long, value_name = "FILE")]
+    temporal_api_key_file: Option<PathBuf>,
+    /// Seconds that one try of a step may take before Temporal has it tried again.
+    #[arg(long, env = "GPUAAS_TEMPORAL_STEP_TIMEOUT", value_name = "SECONDS", default_value_t = 10, value_parser = clap::value_parser!(u64).range(1..=600))]
+    temporal_step_timeout: u64,
+}
+
+/// Who remembers the runs of allocations.
+#[derive(Clone, Copy, Debug, Default, ValueEnum)]
+enum Workflow {
+    /// This server and its database.
+    #[default]
+    Embedded,
+    /// A Temporal server.
+    Temporal,
+}
+
+impl EngineArgs {
+    /// NATS and Redis.
+    pub(crate) fn engines(&self) -> EnginesConfig {
+        let nats = self.nats_url.clone().map(|url| NatsConfig {
+            credentials_file: self.nats_credentials.clone(),
+            ca_file: self.nats_ca.clone(),
+            stream: self.nats_stream.clone(),
+            prefix: self.nats_stream.to_ascii_lowercase(),
+            replicas: usize::from(self.nats_replicas),
+            ..NatsConfig::new(url)
+        });
+        let redis = self.redis_url.clone().map(|url| RedisConfig { ca_file: self.redis_ca.clone(), ..RedisConfig::new(url) });
+        EnginesConfig { nats, redis }
+    }
+
+    /// Connects to whoever drives runs.
+    pub(crate) async fn driver(&self) -> Result<Arc<dyn Driver>, Failure> {
+        match self.workflow {
+            Workflow::Embedded => Ok(Arc::new(Embedded)),
+            Workflow::Temporal => self.temporal().await,
+        }
+    }
+
+    #[cfg(feature = "temporal")]
+    async fn temporal(&self) -> Result<Arc<dyn Driver>, Failure> {
+        use crate::exit::Exit;
+        let url = self
+            .temporal_url
+            .parse()
+            .ok()
+            .filter(|url: &gpuaas_temporal::Url| matches!(url.scheme(), "http" | "https") && url.has_host());
+        let url = url.ok_or_else(|| {
+            let message = format!("`{}` is no address of Temporal; write it as http://host:7233", self.temporal_url);
+            Failure::usage("temporal_url_invalid", message)
+        })?;
+        let identity = match (&self.temporal_cert, &self.temporal_key) {
+            (Some(certificate), Some(key)) => Some((read(certificate)?, read(key)?)),
+            _ => None,
+        };
+        let api_key = self.temporal_api_key_file.as_deref().map(read).transpose()?;
+        let api_key = api_key.map(|key| String::from_utf8_lossy(&key).trim().to_owned());
+        let config = gpuaas_temporal::TemporalConfig {
+            namespace: self.temporal_namespace.clone(),
+            task_queue: self.temporal_queue.clone(),
+            authorities: self.temporal_ca.as_deref().map(read).transpose()?,
+            identity,
+            api_key,
+            step_timeout: std::time::Duration::from_secs(self.temporal_step_timeout),
+            ..gpuaas_temporal::TemporalConfig::new(url)
+        };
+        match gpuaas_temporal::Temporal::connect(config).await {
+            Ok(temporal) => Ok(Arc::new(temporal)),
+            Err(error) => Err(Failure::new(Exit::Unreachable, "temporal", error.to_string())),
+        }
+    }
+
+    #[cfg(not(feature = "temporal"))]
+    #[allow(clippy::unused_async, reason = "the one with Temporal connects")]
+    async fn temporal(&self) -> Result<Arc<dyn Driver>, Failure> {
+        let message = "this program was built without Temporal";
+        Err(Failure::usage("temporal_missing", message).hint("build it with `--features temporal`, or use `--workflow embedded`"))
+    }
+}
+
+#[cfg(feature = "temporal")]
+fn read(path: &std::path::Path) -> Result<Vec<u8>, Failure> {
+    std::fs::read(path).map_err(|error| Failure::usage("file_unreadable", format!("cannot read {}: {error}", path.display())))
+}

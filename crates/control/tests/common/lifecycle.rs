@@ -1,0 +1,293 @@
+//! The life of allocations, from a tenant's request to the last trace, against a real server by scripted nodes. It is the same whoever
+//! drives the runs.
+
+use std::collections::BTreeMap;
+
+use gpuaas_api::dto::{
+    Allocation, AllocationCreate, ImageCreate, Limits, OrganisationCreate, PageQuery, ProductKind, ProjectCreate, Reason,
+    SkuCreate, TaskListQuery,
+};
+use gpuaas_contract::Digest;
+use gpuaas_contract::receipt::Outcome;
+use gpuaas_contract::task::TaskType;
+use gpuaas_testkit::eventually_async;
+
+use super::TestServer;
+use super::answers::{ended, proof, succeeded};
+use super::looking::{Looking, refused};
+
+/// A project with a catalogue.
+pub struct Shop {
+    pub project: String,
+}
+
+impl Shop {
+    pub async fn open(server: &TestServer) -> Self {
+        let client = server.client();
+        let wanted = OrganisationCreate {
+            name: "lab".to_owned(),
+            description: String::new(),
+            limits: Limits::default(),
+            owner_email: None,
+        };
+        let organisation = client.organisation_create(&wanted, None).await.unwrap();
+        let limits = Limits { allocations: Some(3), slots: Some(4), machines: Some(1) };
+        let wanted = ProjectCreate { name: "vision".to_owned(), description: String::new(), limits, owner_email: None };
+        let project = client.project_create(&organisation.id.to_string(), &wanted, None).await.unwrap();
+        for (name, kind, slots) in
+            [("one", ProductKind::Slice, Some(1)), ("two", ProductKind::Slice, Some(2)), ("host", ProductKind::BareMetal, None)]
+        {
+            let sku = SkuCreate {
+                name: name.to_owned(),
+                description: String::new(),
+                kind,
+                slots,
+                gpu_model: None,
+                min_vcpus: 0,
+                min_memory_mib: 0,
+                price_per_hour: 2_500_000,
+            };
+            client.sku_create(&sku, None).await.unwrap();
+        }
+        let image = ImageCreate {
+            name: "ubuntu".to_owned(),
+            description: String::new(),
+            url: Some("https://images.example.com/ubuntu.img".to_owned()),
+            path: None,
+            sha256: Digest::of(b"image"),
+            format: Default::default(),
+            driver_strategy: Default::default(),
+            default_username: None,
+        };
+        client.image_create(&image, None).await.unwrap();
+        Self { project: project.id.to_string() }
+    }
+
+    pub fn wants(&self, name: &str, sku: &str) -> AllocationCreate {
+        AllocationCreate {
+            name: name.parse().unwrap(),
+            sku: sku.to_owned(),
+            image: (sku != "host").then(|| "ubuntu".to_owned()),
+            ssh_keys: Vec::new(),
+            ssh_public_keys: vec![
+                "ssh-ed25519 AAAAC3NzaC1lZDI1NTE5AAAAIHKEEv6ijKqyQ2vQ6nA1WbKOL3vVv1YxmgG1bbbLW2uV".parse().unwrap(),
+            ],
+            username: None,
+            tags: BTreeMap::from([("team".to_owned(), "a".to_owned())]),
+            lease_seconds: None,
+            wait_seconds: None,
+            spread: false,
+            sudo: false,
+            ovs_bridge: None,
+            graceful_timeout_seconds: None,
+            dry_run: false,
+        }
+    }
+}
+
+pub async fn until(server: &TestServer, allocation: &Allocation, state: &str) -> Allocation {
+    let client = server.client();
+    let id = allocation.id.to_string();
+    eventually_async(super::PATIENCE, state, || async {
+        let now = client.allocation(&id).await.unwrap();
+        (now.state == state).then_some(now)
+    })
+    .await
+}
+
+pub async fn a_slice_is_asked_for_made_and_given_back(server: TestServer) {
+    let (mut node, _) = Looking::with_slots(&server, 2).await;
+    let shop = Shop::open(&server).await;
+    let client = server.client();
+    let plan = client.allocation_plan(&shop.project, &shop.wants("a", "two")).await.unwrap();
+    assert!(plan.fits && plan.price_per_hour == 2_500_000 && plan.slots.unwrap().len() == 2);
+
+    let made = client.allocation_create(&shop.project, &shop.wants("a", "two"), Some("k")).await.unwrap();
+    let again = client.allocation_create(&shop.project, &shop.wants("a", "two"), Some("k")).await.unwrap();
+    assert_eq!(made.id, again.id, "asked twice, made once");
+    assert_eq!(
+        refused(client.allocation_create(&shop.project, &shop.wants("b", "two"), Some("k")).await),
+        "idempotency_key_reused"
+    );
+    let task = node.next().await;
+    assert_eq!(task.task().task_type(), TaskType::SliceVmProvision);
+    assert_eq!(task.payload().allocation_id, Some(made.id));
+    assert_eq!(refused(client.allocation_create(&shop.project, &shop.wants("c", "one"), None).await), "no_capacity");
+    assert_eq!(node.answers(&task, |payload| succeeded(payload, &task, None)).await, "");
+    let active = until(&server, &made, "active").await;
+    assert!(active.active_at.is_some() && active.slots == 2 && active.private_ip.is_some() && active.reason.is_none());
+    assert_eq!(client.project_quota(&shop.project).await.unwrap().used.slots, 2);
+
+    client.allocation_release(&made.id.to_string(), &Reason::default()).await.unwrap();
+    let task = node.next().await;
+    assert_eq!(task.task().task_type(), TaskType::SliceVmRelease);
+    let clean = proof(&task);
+    assert_eq!(node.answers(&task, |payload| succeeded(payload, &task, Some(&clean))).await, "");
+    let released = until(&server, &made, "released").await;
+    assert!(released.ended_at.is_some() && released.code.is_none());
+    assert_eq!(client.project_quota(&shop.project).await.unwrap().used.slots, 0);
+    let history = client.allocation_events(&made.id.to_string(), &PageQuery::default()).await.unwrap().items;
+    let kinds: Vec<&str> = history.iter().map(|event| event.kind.as_str()).collect();
+    let steps = ["requested", "provisioning", "active", "release_requested", "releasing", "release_ordered", "released"];
+    assert_eq!(kinds, steps.map(|step| format!("gpuaas.allocation.{step}.v1")));
+}
+
+pub async fn a_whole_host_is_leased_and_given_back(server: TestServer) {
+    let mut node = Looking::new(&server).await;
+    let shop = Shop::open(&server).await;
+    let client = server.client();
+    assert_eq!(refused(client.allocation_create(&shop.project, &shop.wants("a", "host"), None).await), "no_capacity");
+    client.node_machine_offer(&node.node()).await.unwrap();
+    let made = client.allocation_create(&shop.project, &shop.wants("a", "host"), None).await.unwrap();
+    let task = node.next().await;
+    assert_eq!(task.task().task_type(), TaskType::AllocationProvisionUser);
+    assert_eq!(node.answers(&task, |payload| succeeded(payload, &task, None)).await, "");
+    until(&server, &made, "active").await;
+    client.allocation_release(&made.id.to_string(), &Reason::default()).await.unwrap();
+    let task = node.next().await;
+    assert_eq!(task.task().task_type(), TaskType::AllocationDeprovisionUser);
+    assert_eq!(node.answers(&task, |payload| succeeded(payload, &task, None)).await, "");
+    until(&server, &made, "released").await;
+    let again = client.allocation_create(&shop.project, &shop.wants("b", "host"), None).await.unwrap();
+    assert_ne!(again.id, made.id, "the machine serves the next one");
+}
+
+pub async fn a_host_that_fails_cleanly_is_followed_by_another(server: TestServer) {
+    let (mut first, _) = Looking::with_slots(&server, 1).await;
+    let (mut second, _) = Looking::with_slots(&server, 1).await;
+    let shop = Shop::open(&server).await;
+    let client = server.client();
+    let made = client.allocation_create(&shop.project, &shop.wants("a", "one"), None).await.unwrap();
+    let provisioning = until(&server, &made, "provisioning").await;
+    let on_first = provisioning.node_id == Some(first.host.node_id());
+    let (one, other) = if on_first { (&mut first, &mut second) } else { (&mut second, &mut first) };
+    let task = one.next().await;
+    let clean = proof(&task);
+    assert_eq!(one.answers(&task, |payload| ended(payload, Outcome::Failed, Some(&clean))).await, "");
+    let task = other.next().await;
+    assert_eq!(other.answers(&task, |payload| succeeded(payload, &task, None)).await, "");
+    let active = until(&server, &made, "active").await;
+    assert_eq!((active.attempts, active.reason), (2, None));
+}
+
+pub async fn a_server_that_was_restarted_goes_on_with_every_run(server: TestServer) {
+    let mut server = server;
+    let (mut node, _) = Looking::with_slots(&server, 1).await;
+    let shop = Shop::open(&server).await;
+    let made = server.client().allocation_create(&shop.project, &shop.wants("a", "one"), None).await.unwrap();
+    let task = node.next().await;
+    server.restart().await;
+    node.reconnects(&[]).await;
+    let offered_again = node.next().await;
+    assert_eq!(offered_again.payload().task_id, task.payload().task_id);
+    let task = offered_again;
+    assert_eq!(node.answers(&task, |payload| succeeded(payload, &task, None)).await, "");
+    until(&server, &made, "active").await;
+}
+
+/// How a task may end badly.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Bad {
+    /// It failed, and nothing of it is left.
+    Clean,
+    /// It failed, and who knows.
+    Dirty,
+    /// The host did not want it.
+    Refused,
+    /// The host was interrupted.
+    Interrupted,
+}
+
+/// Answers what the host is asked, the first task of the kind `bad_at` badly, until the allocation is as wanted.
+pub async fn serves(
+    node: &mut Looking,
+    server: &TestServer,
+    allocation: &Allocation,
+    bad_at: Option<(TaskType, Bad)>,
+    done: impl Fn(&Allocation) -> bool,
+) -> Allocation {
+    let (client, id) = (server.client(), allocation.id.to_string());
+    let mut bad_at = bad_at;
+    let wait = eventually_async(super::PATIENCE * 2, "it is as wanted", || async {
+        let now = client.allocation(&id).await.unwrap();
+        done(&now).then_some(now)
+    });
+    let mut wait = std::pin::pin!(wait);
+    loop {
+        let task = tokio::select! {
+            now = &mut wait => return now,
+            task = node.next() => task,
+        };
+        let kind = task.task().task_type();
+        let clean = (kind == TaskType::SliceVmRelease || bad_at == Some((kind, Bad::Clean))).then(|| proof(&task));
+        let said = match bad_at.filter(|(bad, _)| *bad == kind) {
+            None => node.answers(&task, |payload| succeeded(payload, &task, clean.as_ref())).await,
+            Some((_, how)) => {
+                bad_at = None;
+                let (outcome, clean) = match how {
+                    Bad::Clean => (Outcome::Failed, clean.as_ref()),
+                    Bad::Dirty => (Outcome::Failed, None),
+                    Bad::Refused => (Outcome::Refused, None),
+                    Bad::Interrupted => (Outcome::Interrupted, None),
+                };
+                node.answers(&task, |payload| ended(payload, outcome, clean)).await
+            }
+        };
+        assert_eq!(said, "", "{kind:?} {bad_at:?}");
+    }
+}
+
+/// Each step of a run fails once, in every way a host can fail: the end is always a defined one, with a reason, and nothing is left.
+pub async fn a_step_that_fails_leads_to_a_defined_end(server: TestServer) {
+    let (mut node, slots) = Looking::with_slots(&server, 2).await;
+    let shop = Shop::open(&server).await;
+    let client = server.client();
+    let steps = [TaskType::SliceVmProvision, TaskType::SliceVmPower, TaskType::SliceVmRelease];
+    for kind in steps {
+        for how in [Bad::Clean, Bad::Dirty, Bad::Refused, Bad::Interrupted] {
+            // Power leaves nothing that could be proved gone. A release that failed is tried again after ten seconds: one is enough here.
+            let told_already = kind == TaskType::SliceVmPower && how == Bad::Clean;
+            if told_already || (kind == TaskType::SliceVmRelease && how != Bad::Interrupted) {
+                continue;
+            }
+            let what = format!("{kind:?} {how:?}");
+            let made = client.allocation_create(&shop.project, &shop.wants("a", "two"), None).await.unwrap();
+            let id = made.id.to_string();
+            let bad = Some((kind, how));
+            let over = |now: &Allocation| ["active", "failed", "released", "release_blocked"].contains(&now.state.as_str());
+            let now = serves(&mut node, &server, &made, bad, over).await;
+            if now.state == "active" {
+                client.allocation_stop(&id).await.unwrap();
+                let now = serves(&mut node, &server, &made, bad, |now| now.power_wish.is_none()).await;
+                assert_eq!(now.stopped, kind != TaskType::SliceVmPower, "{what}: {now:?}");
+                client.allocation_release(&id, &Reason::default()).await.unwrap();
+                let now = serves(&mut node, &server, &made, bad, |now| over(now) && now.state != "active").await;
+                assert_eq!(now.state, "released", "{what}: {now:?}");
+            } else {
+                assert!(now.state == "failed" && now.reason.is_some() && now.code.is_some(), "{what}: {now:?}");
+            }
+            for slot in &slots {
+                let slot = client.slot(&slot.id.to_string()).await.unwrap();
+                assert_eq!((slot.state.as_str(), slot.allocation_id), ("available", None), "{what}");
+            }
+            assert_eq!(client.project_quota(&shop.project).await.unwrap().used, Default::default(), "{what}");
+            let open = TaskListQuery { state: Some("open".to_owned()), ..TaskListQuery::default() };
+            assert!(client.tasks(&open).await.unwrap().items.is_empty(), "{what}: a task is left");
+        }
+    }
+}
+
+/// Makes tests of every scenario with another macro.
+macro_rules! lifecycle {
+    ($tests:ident) => {
+        $tests! {
+            a_slice_is_asked_for_made_and_given_back,
+            a_whole_host_is_leased_and_given_back,
+            a_host_that_fails_cleanly_is_followed_by_another,
+            a_server_that_was_restarted_goes_on_with_every_run,
+            a_step_that_fails_leads_to_a_defined_end
+        }
+    };
+}
+
+pub(crate) use lifecycle;

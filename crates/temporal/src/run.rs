@@ -1,0 +1,119 @@
+//! The workflow: calls the step that is next, until there is none.
+//!
+//! Workflow code is replayed from its history after a restart, so it must decide the same way every time: it asks no clock but the
+//! workflow's, and waits for nothing but timers, signals and activities. A change of the commands it gives would break runs that are under
+//! way; `tests/replay.rs` plays recorded ones.
+
+#![allow(missing_docs, reason = "the macros make items without a word")]
+
+use std::time::Duration;
+
+use gpuaas_domain::allocation::Step;
+use serde::{Deserialize, Serialize};
+use temporalio_common::RetryPolicy;
+use temporalio_macros::{workflow, workflow_methods};
+use temporalio_sdk::{
+    ActivityOptions, ApplicationFailure, CancellableFuture as _, ContinueAsNewOptions, SyncWorkflowContext, WorkflowContext,
+    WorkflowContextView, WorkflowResult,
+};
+
+use crate::steps::{Came, Steps, When};
+
+/// Steps of one execution. Then it goes on as a new one, so that no history grows without end.
+const STEPS_OF_ONE: u32 = 200;
+/// After a step failed, it is tried again this much later, twice as long every time.
+const FIRST_RETRY: Duration = Duration::from_millis(500);
+/// At most.
+const LAST_RETRY: Duration = Duration::from_secs(60);
+
+/// What a run begins with.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Begin {
+    /// The allocation.
+    pub allocation: String,
+    /// The step it is at.
+    pub step: String,
+    /// How long one try of a step may take.
+    pub step_timeout_ms: u64,
+}
+
+/// The run of one allocation.
+#[workflow]
+pub struct AllocationRun {
+    begin: Begin,
+    /// How often it was woken.
+    woken: u64,
+}
+
+#[workflow_methods]
+impl AllocationRun {
+    #[init]
+    fn new(_ctx: &WorkflowContextView, begin: Begin) -> Self {
+        Self { begin, woken: 0 }
+    }
+
+    /// Advances the run until it is over. Returns the step it ended at.
+    #[run(name = "allocation")]
+    pub async fn run(ctx: &mut WorkflowContext<Self>) -> WorkflowResult<String> {
+        let begin = ctx.state(|run| run.begin.clone());
+        let mut step = begin.step.clone();
+        for _ in 0..STEPS_OF_ONE {
+            // What comes after this may not be seen by the step, so it is a reason to look again.
+            let heard = ctx.state(|run| run.woken);
+            let Came { step: now, next } = take(ctx, &begin, &step).await?;
+            step = now;
+            match next {
+                When::Over => return Ok(step),
+                When::Now => {}
+                When::At { unix_ms } => {
+                    let wait = Duration::from_millis(unix_ms.saturating_sub(now_ms(ctx)?));
+                    if !wait.is_zero() {
+                        let mut timer = std::pin::pin!(ctx.timer(wait));
+                        let woken = temporalio_sdk::workflows::select! {
+                            _ = timer.as_mut() => false,
+                            _ = ctx.wait_condition(move |run: &Self| run.woken != heard) => true,
+                        };
+                        if woken {
+                            timer.cancel();
+                        }
+                    }
+                }
+            }
+        }
+        ctx.continue_as_new(Begin { step, ..begin }, ContinueAsNewOptions::default())?;
+        unreachable!("it goes on elsewhere")
+    }
+
+    /// Something may have changed for this run.
+    #[signal]
+    pub fn wake(&mut self, _ctx: &mut SyncWorkflowContext<Self>) {
+        self.woken += 1;
+    }
+}
+
+/// Milliseconds since 1970, by the workflow's clock.
+fn now_ms(ctx: &WorkflowContext<AllocationRun>) -> Result<u64, ApplicationFailure> {
+    let now = ctx.workflow_time().ok_or_else(|| ApplicationFailure::new("the workflow has no time"))?;
+    let since = now.duration_since(std::time::UNIX_EPOCH).unwrap_or_default();
+    Ok(u64::try_from(since.as_millis()).unwrap_or(u64::MAX))
+}
+
+/// Takes one step. Temporal shows it under the step's name.
+async fn take(ctx: &WorkflowContext<AllocationRun>, begin: &Begin, step: &str) -> WorkflowResult<Came> {
+    let timeout = Duration::from_millis(begin.step_timeout_ms);
+    let retry = RetryPolicy::builder().initial_interval(FIRST_RETRY).maximum_interval(LAST_RETRY).build();
+    let options = ActivityOptions::with_start_to_close_timeout(timeout).retry_policy(retry).build();
+    let id = begin.allocation.clone();
+    let came = match Step::parse(step) {
+        Some(Step::Place) => ctx.execute_activity(Steps::place, id, options).await,
+        Some(Step::AwaitProvision) => ctx.execute_activity(Steps::await_provision, id, options).await,
+        Some(Step::Serve) => ctx.execute_activity(Steps::serve, id, options).await,
+        Some(Step::AwaitPower) => ctx.execute_activity(Steps::await_power, id, options).await,
+        Some(Step::Release) => ctx.execute_activity(Steps::release, id, options).await,
+        Some(Step::AwaitRelease) => ctx.execute_activity(Steps::await_release, id, options).await,
+        Some(Step::Done) => return Ok(Came { step: step.to_owned(), next: When::Over }),
+        // A newer server made it. The run ends here, and is started again from the store until a server knows it.
+        None => return Err(ApplicationFailure::new(format!("this server does not know the step `{step}`")).into()),
+    };
+    Ok(came?)
+}

@@ -1,0 +1,33 @@
+//! The Temporal that tests run against.
+
+#![allow(missing_docs, unreachable_pub, clippy::unwrap_used, reason = "shared by test programs")]
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU32, Ordering};
+use std::time::Duration;
+
+use gpuaas_temporal::{Temporal, TemporalConfig, Url};
+
+/// The variable with the URL of a Temporal. `cargo xtask test` sets it.
+const URL_VARIABLE: &str = "GPUAAS_TEST_TEMPORAL_URL";
+
+/// Where it is, or a loud line.
+pub fn url() -> Option<Url> {
+    let url = std::env::var(URL_VARIABLE).ok().filter(|url| !url.is_empty());
+    if url.is_none() {
+        let why = format!("{URL_VARIABLE} is not set; run `cargo xtask test`, which starts a private Temporal");
+        gpuaas_testkit::skip("a test on Temporal", &why);
+    }
+    url.map(|url| url.parse().unwrap())
+}
+
+/// One with a queue of its own.
+pub async fn connect() -> Option<Arc<Temporal>> {
+    static NUMBER: AtomicU32 = AtomicU32::new(1);
+    let config = TemporalConfig {
+        task_queue: format!("test-{}-{}", std::process::id(), NUMBER.fetch_add(1, Ordering::Relaxed)),
+        step_timeout: Duration::from_secs(5),
+        ..TemporalConfig::new(url()?)
+    };
+    Some(Arc::new(Temporal::connect(config).await.unwrap()))
+}

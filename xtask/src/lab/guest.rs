@@ -1,0 +1,151 @@
+//! A guest of the lab and what is said to it: by an operator with `gpuaas slice`, or by a tenant with `gpuaas alloc`.
+
+use std::os::unix::process::CommandExt as _;
+use std::process::{Child, Stdio};
+use std::time::Duration;
+
+use serde_json::Value;
+
+use super::cleanup::Cleanup;
+use super::cluster::{Caller, Cluster, PATIENCE};
+use super::network::BRIDGE;
+use super::program::{text, wait_until};
+use super::slice::expect;
+use super::tenant::{self, Wanted};
+
+/// A place is found at once, or never.
+const PLACING: Duration = Duration::from_secs(60);
+
+/// A guest that was asked for.
+pub(super) struct Guest {
+    caller: Caller,
+    /// The allocation's id.
+    pub(super) allocation: String,
+    /// The task that makes it.
+    pub(super) task: String,
+    /// The tenant's command, which goes on until they can sign in.
+    waiting: Option<Child>,
+}
+
+impl Guest {
+    /// Asks for one and returns as soon as its task is known.
+    pub(super) fn ask(
+        caller: Caller,
+        name: &str,
+        wanted: &Wanted<'_>,
+        cluster: &Cluster,
+        cleanup: &mut Cleanup,
+    ) -> Result<Self, String> {
+        match caller {
+            Caller::Operator => {
+                let Wanted { url, digest, user, public_key } = wanted;
+                let mut order = vec!["slice", "create", &cluster.node, "--slot", "0", "--name", name, "--image-url", url];
+                order.extend(["--image-sha256", digest, "--ssh-key", text(public_key)?, "--user", user]);
+                order.extend(["--bridge", BRIDGE, "--no-wait"]);
+                let order = cluster.json(caller, &order)?;
+                let (task, allocation) = (word(&order["task"]["id"], &order)?, word(&order["allocation_id"], &order)?);
+                Ok(Self { caller, allocation, task, waiting: None })
+            }
+            Caller::Tenant => {
+                let mut command = tenant::lease(cluster, name);
+                // In its own group, so that Ctrl-C leaves the order of stopping to the cleanup.
+                command.process_group(0).stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());
+                let mut waiting = command.spawn().map_err(|error| format!("gpuaas cannot be started: {error}"))?;
+                cleanup.end(&waiting)?;
+                let mut leased = Value::Null;
+                wait_until("the allocation gets a place", PLACING, || {
+                    leased = cluster.json(caller, &["alloc", "show", name]).unwrap_or_default();
+                    leased["task"].is_string() || waiting.try_wait().is_ok_and(|ended| ended.is_some())
+                })?;
+                if !leased["task"].is_string() {
+                    return Err(ended(waiting)?.1);
+                }
+                let (task, allocation) = (word(&leased["task"], &leased)?, word(&leased["id"], &leased)?);
+                Ok(Self { caller, allocation, task, waiting: Some(waiting) })
+            }
+        }
+    }
+
+    /// What whoever asked for it is told once it is there, as a `Host` block for OpenSSH.
+    pub(super) fn way_in(&mut self, made: &Value, wanted: &Wanted<'_>, cluster: &Cluster) -> Result<String, String> {
+        let Some(mut waiting) = self.waiting.take() else {
+            let address = word(&made["output"]["private_ip"], made)?;
+            // Addresses are used again.
+            let (user, alias) = (wanted.user, &self.allocation);
+            return Ok(format!(
+                "Host {alias}\n    HostName {address}\n    User {user}\n    HostKeyAlias {alias}\n    StrictHostKeyChecking accept-new\n"
+            ));
+        };
+        wait_until("the tenant's command ends", PATIENCE, || waiting.try_wait().is_ok_and(|ended| ended.is_some()))?;
+        let (printed, said) = ended(waiting)?;
+        let leased: Value = serde_json::from_str(&printed).map_err(|error| format!("gpuaas alloc create: {error}: {said}"))?;
+        if leased["state"] != "active" {
+            return Err(format!("the allocation is {}: {} {}", leased["state"], leased["code"], leased["reason"]));
+        }
+        expect(said.contains("phase readiness"), "the tenant was told how it goes, and that it is active")?;
+        tenant::expect_leased(cluster)?;
+        cluster.cli(self.caller, &["alloc", "ssh-config", &self.allocation])
+    }
+
+    /// What it wrote to its console.
+    pub(super) fn console(&self, cluster: &Cluster) -> Result<String, String> {
+        cluster.cli(self.caller, &[self.noun(), "console", &self.allocation])
+    }
+
+    /// Stops, starts or reboots it and waits for that.
+    pub(super) fn power(&self, action: &str, cluster: &Cluster) -> Result<(), String> {
+        cluster.cli(self.caller, &[self.noun(), action, &self.allocation]).map(|_| ())
+    }
+
+    /// Asks for its end and returns the task that ends it.
+    pub(super) fn release(&self, cluster: &Cluster) -> Result<String, String> {
+        let order = cluster.json(self.caller, &[self.noun(), "release", &self.allocation, "--yes", "--no-wait"])?;
+        match self.caller {
+            Caller::Operator => word(&order["task"]["id"], &order),
+            Caller::Tenant => {
+                let mut leased = Value::Null;
+                wait_until("the release is ordered", PLACING, || {
+                    leased = self.leased(cluster).unwrap_or_default();
+                    leased["step"] == "await_release" || leased["ended_at"].is_number()
+                })?;
+                word(&leased["task"], &leased)
+            }
+        }
+    }
+
+    /// Once the task that ends it has succeeded: the books say so, too.
+    pub(super) fn expect_over(&self, cluster: &Cluster) -> Result<(), String> {
+        match self.caller {
+            Caller::Operator => Ok(()),
+            Caller::Tenant => {
+                let is_over = || self.leased(cluster).is_ok_and(|leased| leased["state"] == "released");
+                wait_until("the allocation is released", PLACING, is_over)?;
+                tenant::expect_free(cluster)?;
+                tenant::expect_history(cluster, &self.allocation)
+            }
+        }
+    }
+
+    fn leased(&self, cluster: &Cluster) -> Result<Value, String> {
+        cluster.json(self.caller, &["alloc", "show", &self.allocation])
+    }
+
+    fn noun(&self) -> &'static str {
+        match self.caller {
+            Caller::Operator => "slice",
+            Caller::Tenant => "alloc",
+        }
+    }
+}
+
+/// What a command that has ended printed, and what it said to people. It must have succeeded.
+fn ended(command: Child) -> Result<(String, String), String> {
+    let output = command.wait_with_output().map_err(|error| format!("waiting for gpuaas: {error}"))?;
+    let [printed, said] = [output.stdout, output.stderr].map(|bytes| String::from_utf8_lossy(&bytes).into_owned());
+    if output.status.success() { Ok((printed, said)) } else { Err(format!("gpuaas ended with {}: {said}", output.status)) }
+}
+
+/// A text that a document must have.
+fn word(value: &Value, document: &Value) -> Result<String, String> {
+    value.as_str().map(str::to_owned).ok_or_else(|| format!("something is missing in {document}"))
+}

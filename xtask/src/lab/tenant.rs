@@ -1,0 +1,98 @@
+//! The tenant of the lab: what an operator makes for them first, and what they see of their project.
+
+use std::os::unix::fs::OpenOptionsExt as _;
+use std::path::Path;
+
+use serde_json::Value;
+
+use super::cluster::{Caller, Cluster};
+use super::network::BRIDGE;
+use super::program::{run, text};
+use super::slice::expect;
+
+const ORGANISATION: &str = "acme";
+const PROJECT: &str = "acme/training";
+/// The service account that is the tenant. People need a browser to sign in; what they may do afterwards is the same.
+const ACCOUNT: &str = "lab";
+const PRODUCT: &str = "lab-1x";
+const IMAGE: &str = "debian";
+const KEY: &str = "laptop";
+
+/// What guests are made from, and who may sign in to them.
+pub(super) struct Wanted<'a> {
+    /// Where hosts fetch the image.
+    pub(super) url: &'a str,
+    /// Its SHA-256, in hexadecimal.
+    pub(super) digest: &'a str,
+    /// The user in the guest.
+    pub(super) user: &'a str,
+    /// The file with the public key of whoever signs in.
+    pub(super) public_key: &'a Path,
+}
+
+/// An operator makes a product, an image and a project with a quota of one slot. The tenant gets a key of their own and uses it from then on.
+pub(super) fn welcome(cluster: &Cluster, wanted: &Wanted<'_>) -> Result<(), String> {
+    let Wanted { url, digest, user, public_key } = wanted;
+    for order in [
+        &["sku", "create", PRODUCT, "--slots", "1", "--min-vcpus", "2", "--min-memory-mib", "1024", "--price", "2.50"][..],
+        &["image", "create", IMAGE, "--from", url, "--sha256", digest, "--user", user, "--platform"],
+        &["org", "create", ORGANISATION, "--slots", "1"],
+        &["project", "create", PROJECT, "--slots", "1", "--machines", "0"],
+        &["service-account", "create", ACCOUNT, "--role", "member", "--project", PROJECT],
+    ] {
+        cluster.json(Caller::Operator, order)?;
+    }
+    let key = cluster.json(Caller::Operator, &["key", "create", ACCOUNT, "--life", "1d", "--project", PROJECT])?;
+    let secret = key["secret"].as_str().ok_or("the key has no secret")?;
+    let path = cluster.token_file(Caller::Tenant);
+    // A token that others can read is refused.
+    let file = std::fs::OpenOptions::new().write(true).create_new(true).mode(0o600).open(&path);
+    file.and_then(|mut file| std::io::Write::write_all(&mut file, secret.as_bytes()))
+        .map_err(|error| format!("{}: {error}", path.display()))?;
+    cluster.json(Caller::Tenant, &["ssh-key", "add", KEY, text(public_key)?])?;
+    expect_free(cluster)
+}
+
+/// The tenant's command for a guest. It runs until they can sign in.
+pub(super) fn lease(cluster: &Cluster, name: &str) -> std::process::Command {
+    let order = ["alloc", "create", name, "--sku", PRODUCT, "--image", IMAGE, "--ssh-key", KEY, "--bridge", BRIDGE, "-o", "json"];
+    cluster.command(Caller::Tenant, &order)
+}
+
+/// The tenant has the only slot, and everybody can see that there is no other.
+pub(super) fn expect_leased(cluster: &Cluster) -> Result<(), String> {
+    expect(used_slots(cluster)? == Some(1), "the quota counts the slot")?;
+    expect(available(cluster)? == Some(0), "the catalogue has none left")?;
+    let another = ["alloc", "create", "another", "--sku", PRODUCT, "--image", IMAGE, "--ssh-key", KEY, "--dry-run", "-o", "json"];
+    let plan = cluster.command(Caller::Tenant, &another).output().map_err(|error| format!("gpuaas: {error}"))?;
+    let plan: Value = serde_json::from_slice(&plan.stdout).map_err(|error| format!("the plan of another guest: {error}"))?;
+    expect(plan["fits"] == false, "another guest would not fit")
+}
+
+/// The tenant has nothing, and the slot can be leased.
+pub(super) fn expect_free(cluster: &Cluster) -> Result<(), String> {
+    expect(used_slots(cluster)? == Some(0), "the quota counts nothing")?;
+    expect(available(cluster)? == Some(1), "the catalogue has one to lease")
+}
+
+/// Everything that must have happened to an allocation that is over, as its tenant can read it.
+pub(super) fn expect_history(cluster: &Cluster, allocation: &str) -> Result<(), String> {
+    let printed = run(&mut cluster.command(Caller::Tenant, &["alloc", "events", allocation, "-o", "json"]))?;
+    for kind in ["requested", "provisioning", "active", "releasing", "released"] {
+        if !printed.contains(&format!("\"gpuaas.allocation.{kind}.v1\"")) {
+            return Err(format!("not so: its history has `{kind}`:\n{printed}"));
+        }
+    }
+    println!("    its history is complete");
+    Ok(())
+}
+
+fn used_slots(cluster: &Cluster) -> Result<Option<u64>, String> {
+    Ok(cluster.json(Caller::Tenant, &["quota", "show"])?["used"]["slots"].as_u64())
+}
+
+fn available(cluster: &Cluster) -> Result<Option<u64>, String> {
+    let catalogue = cluster.json(Caller::Tenant, &["catalog"])?;
+    let offers = catalogue.as_array().into_iter().flatten();
+    Ok(offers.filter(|offer| offer["name"] == PRODUCT).find_map(|offer| offer["available"].as_u64()))
+}

@@ -1,0 +1,117 @@
+//! The private PostgreSQL, NATS, Redis and Temporal that tests run against: started once, told to every call of cargo, stopped by the guard.
+
+use std::ffi::OsString;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+use crate::guard::Guard;
+use crate::{nats, postgres, redis, requirements, temporal};
+
+/// A server that tests need and that runs as long as they do.
+struct Server {
+    name: &'static str,
+    /// The variable that tells the tests where it is. Where it is set already, that one is used.
+    url_variable: &'static str,
+    /// The variable that tells tests which kill their own what to start.
+    program_variable: Option<&'static str>,
+    find: fn() -> Option<PathBuf>,
+    /// Its folder under the temporary one.
+    folder: &'static str,
+    start: fn(&Path, &mut Guard) -> Result<String, String>,
+}
+
+const SERVERS: [Server; 4] = [
+    Server {
+        name: "PostgreSQL",
+        url_variable: "GPUAAS_TEST_PG_URL",
+        program_variable: None,
+        find: postgres::programs,
+        folder: "database",
+        start: postgres::start,
+    },
+    Server {
+        name: "NATS",
+        url_variable: "GPUAAS_TEST_NATS_URL",
+        program_variable: Some(nats::PROGRAM_VARIABLE),
+        find: nats::program,
+        folder: "nats",
+        start: nats::start,
+    },
+    Server {
+        name: "Redis",
+        url_variable: "GPUAAS_TEST_REDIS_URL",
+        program_variable: Some(redis::PROGRAM_VARIABLE),
+        find: redis::program,
+        folder: "redis",
+        start: redis::start,
+    },
+    Server {
+        name: "Temporal",
+        url_variable: "GPUAAS_TEST_TEMPORAL_URL",
+        program_variable: Some(temporal::PROGRAM_VARIABLE),
+        find: temporal::program,
+        folder: "temporal",
+        start: temporal::start,
+    },
+];
+
+/// The servers that run, and what could not be had.
+pub(crate) struct Servers {
+    /// What the tests are told about them.
+    environment: Vec<(&'static str, OsString)>,
+    missing: Vec<String>,
+}
+
+impl Servers {
+    /// Installs what is missing and starts the servers under `folder`. What does not work is noted, and the rest runs without it.
+    pub(crate) fn start(folder: &Path, guard: &mut Guard) -> Self {
+        let mut servers = Self { environment: vec![], missing: vec![] };
+        let root = requirements::is_root();
+        for requirement in requirements::ALL {
+            if let Err(reason) = requirement.ensure(root) {
+                servers.missing.push(format!("{}: {reason}", requirement.needed_for));
+            }
+        }
+        for Server { name, url_variable, program_variable, find, folder: part, start } in SERVERS {
+            let program = find();
+            if let (Some(variable), Some(program)) = (program_variable, &program) {
+                servers.environment.push((variable, program.into()));
+            }
+            let url = match std::env::var_os(url_variable) {
+                Some(url) => Ok(url),
+                // It was said already why it is not there.
+                None if program.is_none() => continue,
+                None => {
+                    println!("starting a private {name}");
+                    start(&folder.join(part), guard).map(OsString::from)
+                }
+            };
+            match url {
+                Ok(url) => servers.environment.push((url_variable, url)),
+                Err(reason) => servers.missing.push(format!("every test on {name}: {reason}")),
+            }
+        }
+        servers
+    }
+
+    /// Tells a program where they are, and nothing about those that are not there.
+    pub(crate) fn tell(&self, command: &mut Command) {
+        for Server { url_variable, program_variable, .. } in SERVERS {
+            for variable in std::iter::once(url_variable).chain(program_variable) {
+                command.env_remove(variable);
+            }
+        }
+        command.envs(self.environment.iter().map(|(variable, value)| (variable, value)));
+    }
+
+    /// Whether the server of this name runs.
+    pub(crate) fn has(&self, name: &str) -> bool {
+        let is_told = |server: &Server| self.environment.iter().any(|(variable, _)| *variable == server.url_variable);
+        SERVERS.iter().any(|server| server.name == name && is_told(server))
+    }
+
+    /// What is not tested, and why.
+    pub(crate) fn missing(&self) -> &[String] {
+        &self.missing
+    }
+}
