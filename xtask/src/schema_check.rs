@@ -62,7 +62,7 @@ pub(crate) struct Extent {
 const ALL_PHASES: &str = "examples,coverage,fuzzing,stateful";
 
 /// What `cargo xtask test` asks. Takes about a minute.
-pub(crate) const SHORT: Extent = Extent { examples: 3, thorough: false, within: Duration::from_secs(300) };
+pub(crate) const SHORT: Extent = Extent { examples: 2, thorough: false, within: Duration::from_secs(300) };
 
 /// Runs the long form. True if the document is true.
 pub(crate) fn run(options: &Options) -> Result<bool, String> {
@@ -97,10 +97,11 @@ pub(crate) fn check(folder: &Path, guard: &mut Guard, extent: &Extent) -> Result
     // What covers the document finds most, and takes longest.
     let (few, most) = if extent.thorough { (ALL_PHASES, ALL_PHASES) } else { ("fuzzing", "coverage") };
     let round = |caller, keys, part, phases, successes| Round { caller, keys, part, phases, successes };
+    // That the keys open something is shown before the endings, which may take the keys away.
     let rounds = [
         round("nobody", &[][..], Part::Everything, few, None),
         round("tenant", &tenant, Part::Main, few, Some(15)),
-        round("tenant", &tenant, Part::Endings, few, Some(1)),
+        round("tenant", &tenant, Part::Endings, few, Some(0)),
         round("administrator", &admin, Part::Main, most, Some(60)),
     ];
     let mut holds = true;
@@ -109,7 +110,7 @@ pub(crate) fn check(folder: &Path, guard: &mut Guard, extent: &Extent) -> Result
     }
     // Made now, so that nobody has seen its id when tokens are revoked.
     let admin = [subject.another_administrator()?];
-    holds &= round("administrator", &admin, Part::Endings, few, Some(3)).run(&subject, guard, extent.examples, until)?;
+    holds &= round("administrator", &admin, Part::Endings, few, Some(0)).run(&subject, guard, extent.examples, until)?;
     Ok(holds)
 }
 

@@ -15,7 +15,7 @@ use crate::Control;
 use crate::failure::Failure;
 
 /// Events of one batch, at most.
-const BATCH: u32 = 512;
+const BATCH: u32 = 1000;
 /// Shares of the lanes that are published at the same time: while one is on its way, another is read or marked. The store has two
 /// connections for it.
 const SHARES: usize = 2;

@@ -1,6 +1,7 @@
 //! Publishing the outbox: what is published is marked, in order, and nothing else is.
 
 use std::collections::HashMap;
+use std::slice::from_ref;
 use std::sync::Arc;
 
 use gpuaas_contract::id::{EventId, ProjectId};
@@ -38,7 +39,7 @@ async fn drain(store: &Store, limit: u32) -> HashMap<u32, Vec<OutboxRow>> {
     for lane in 0..OUTBOX_LANES {
         loop {
             let seen = lanes.entry(lane).or_default();
-            let result = store.outbox_relay(&[lane], limit, async |rows| {
+            let result = store.outbox_relay(from_ref(&lane), limit, async |rows| {
                 let ids = all(&rows);
                 seen.extend(rows);
                 ids
@@ -97,10 +98,10 @@ async fn only_what_is_said_to_be_published_is_marked(database: &Database) {
         lanes.iter().find(|(_, waiting)| *waiting == 5).expect("the subjects are in different lanes").0
     };
     // It fails as a whole.
-    let result = store.outbox_relay(&[lane], 10, async |_| Vec::new()).await.expect("relays");
+    let result = store.outbox_relay(from_ref(&lane), 10, async |_| Vec::new()).await.expect("relays");
     assert_eq!(result, RelayResult { found: 5, published: 0 });
     // It fails after two, and says one twice, one that it was not given and one that there is not.
-    let result = store.outbox_relay(&[lane], 4, async |rows| {
+    let result = store.outbox_relay(from_ref(&lane), 4, async |rows| {
         assert_eq!(rows.len(), 4);
         vec![rows[0].id, rows[1].id, rows[0].id, foreign, EventId::generate()]
     });
@@ -108,7 +109,7 @@ async fn only_what_is_said_to_be_published_is_marked(database: &Database) {
     let published: Vec<bool> =
         store.outbox_list(0, 10).await.expect("lists").iter().map(|row| row.published_at.is_some()).collect();
     assert_eq!(published, [true, true, false, false, false, false]);
-    let result = store.outbox_relay(&[lane], 10, async |left| {
+    let result = store.outbox_relay(from_ref(&lane), 10, async |left| {
         assert_eq!(all(&left), all(&rows[2..5]));
         all(&left)
     });
@@ -124,7 +125,7 @@ async fn a_relay_that_ends_early_leaves_everything(database: &Database) {
         let store = store.clone();
         async move {
             store
-                .outbox_relay(&[lane], 10, async move |_| {
+                .outbox_relay(from_ref(&lane), 10, async move |_| {
                     let _ = begun.send(());
                     std::future::pending().await
                 })
@@ -136,7 +137,7 @@ async fn a_relay_that_ends_early_leaves_everything(database: &Database) {
     assert!(relay.await.expect_err("aborted").is_cancelled());
     // The lane is free again: at once here, as soon as the connection is gone on PostgreSQL.
     let result = loop {
-        let result = store.outbox_relay(&[lane], 10, async |rows| all(&rows)).await.expect("relays");
+        let result = store.outbox_relay(from_ref(&lane), 10, async |rows| all(&rows)).await.expect("relays");
         if result.found > 0 {
             break result;
         }
@@ -152,7 +153,7 @@ async fn several_lanes_are_relayed_together_but_for_those_that_others_have(datab
     let waiting = store.outbox_lanes_waiting().await.expect("counts");
     let lanes: Vec<u32> = (0..OUTBOX_LANES).collect();
     let taken = waiting[0];
-    let outer = store.outbox_relay(&[taken.0], 1000, async |held| {
+    let outer = store.outbox_relay(from_ref(&taken.0), 1000, async |held| {
         let others = store.outbox_relay(&lanes, 3, async |rows| {
             assert!(rows.is_sorted_by(|one, other| one.position < other.position), "the oldest first");
             assert!(held.iter().all(|one| !rows.contains(one)), "somebody else has these");
@@ -190,17 +191,17 @@ async fn a_lane_has_one_relay_at_a_time(database: &Database) {
         store.commit(recorded(&format!("subject {n}"), [])).await.expect("commits");
     }
     let lane = busy_lane(&store).await;
-    let first = store.outbox_relay(&[lane], 1000, async |rows| {
-        let taken = other.outbox_relay(&[lane], 1000, async |_| panic!("the lane is taken")).await.expect("relays");
+    let first = store.outbox_relay(from_ref(&lane), 1000, async |rows| {
+        let taken = other.outbox_relay(from_ref(&lane), 1000, async |_| panic!("the lane is taken")).await.expect("relays");
         assert_eq!(taken, RelayResult::default());
         // Other lanes are free, and so is committing.
         let free = (0..OUTBOX_LANES).find(|free| *free != lane).expect("there are several");
-        other.outbox_relay(&[free], 1000, async |rows| all(&rows)).await.expect("relays");
+        other.outbox_relay(from_ref(&free), 1000, async |rows| all(&rows)).await.expect("relays");
         other.commit(recorded("subject 0", [])).await.expect("commits");
         all(&rows)
     });
     assert!(first.await.expect("relays").published > 0);
-    let again = other.outbox_relay(&[lane], 1000, async |rows| all(&rows)).await.expect("relays");
+    let again = other.outbox_relay(from_ref(&lane), 1000, async |rows| all(&rows)).await.expect("relays");
     assert!(again.found <= 1, "only what came since is left");
     // Any number of relays over the same lanes: each event once.
     for n in 0..200 {
@@ -213,7 +214,7 @@ async fn a_lane_has_one_relay_at_a_time(database: &Database) {
         let (store, seen) = (store.clone(), Arc::clone(&seen));
         relays.push(tokio::spawn(async move {
             while let Some((lane, _)) = store.outbox_lanes_waiting().await.expect("counts").first().copied() {
-                let result = store.outbox_relay(&[lane], 3, async |rows| {
+                let result = store.outbox_relay(from_ref(&lane), 3, async |rows| {
                     seen.lock().await.extend(all(&rows));
                     tokio::task::yield_now().await;
                     all(&rows)
@@ -260,7 +261,7 @@ async fn events_of_a_subject_go_out_in_order_while_others_commit(database: &Data
         relays.push(tokio::spawn(async move {
             while seen.lock().await.len() < SUBJECTS * EACH {
                 for lane in 0..OUTBOX_LANES {
-                    let result = store.outbox_relay(&[lane], 5, async |rows| {
+                    let result = store.outbox_relay(from_ref(&lane), 5, async |rows| {
                         for row in &rows {
                             let body: serde_json::Value = serde_json::from_str(&row.body).expect("JSON");
                             seen.lock().await.push((row.subject.clone(), body["data"]["n"].as_u64().expect("a number")));
@@ -303,7 +304,7 @@ async fn what_waits_is_counted_and_its_age_is_known(database: &Database) {
     let waiting = store.outbox_lanes_waiting().await.expect("counts");
     assert_eq!(waiting.iter().map(|(_, waiting)| waiting).sum::<u64>(), 21);
     assert!(waiting.is_sorted() && waiting.iter().all(|(lane, waiting)| *lane < OUTBOX_LANES && *waiting > 0));
-    let first = store.outbox_relay(&[lane], 1, async |rows| all(&rows)).await.expect("relays");
+    let first = store.outbox_relay(from_ref(&lane), 1, async |rows| all(&rows)).await.expect("relays");
     assert_eq!(first, RelayResult { found: 1, published: 1 });
     let lag = store.outbox_lag().await.expect("reads").expect("others wait");
     assert!(lag >= later(60));
