@@ -332,7 +332,8 @@ async fn with_redis_a_listener_on_one_server_hears_what_another_did() {
     let (one, two) = (client_of(everything.api_url.as_ref().unwrap()), client_of(only_api.api_url.as_ref().unwrap()));
     let own = project(&one, "own").await;
     let dir_of_ear = TempDir::new();
-    let server = TestServer { server: Some(only_api), dir: dir_of_ear, pg: None, admin_token: token.clone() };
+    let driver = std::sync::Arc::new(gpuaas_control::workflow::Embedded);
+    let server = TestServer { server: Some(only_api), dir: dir_of_ear, pg: None, admin_token: token.clone(), driver };
     let mut ear = Ear::open(&server, &token, &format!("/api/v1/projects/{own}/events"), None).await;
     for round in 0..10 {
         happens(if round % 2 == 0 { &one } else { &two }, &own, &format!("{round}")).await;

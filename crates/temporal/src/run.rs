@@ -66,7 +66,8 @@ impl AllocationRun {
                 When::Over => return Ok(step),
                 When::Now => {}
                 When::At { unix_ms } => {
-                    let wait = Duration::from_millis(unix_ms.saturating_sub(now_ms(ctx)?));
+                    let now = now_ms(ctx).ok_or_else(|| ApplicationFailure::new("the workflow has no time"))?;
+                    let wait = Duration::from_millis(unix_ms.saturating_sub(now));
                     if !wait.is_zero() {
                         let mut timer = std::pin::pin!(ctx.timer(wait));
                         let woken = temporalio_sdk::workflows::select! {
@@ -92,10 +93,9 @@ impl AllocationRun {
 }
 
 /// Milliseconds since 1970, by the workflow's clock.
-fn now_ms(ctx: &WorkflowContext<AllocationRun>) -> Result<u64, ApplicationFailure> {
-    let now = ctx.workflow_time().ok_or_else(|| ApplicationFailure::new("the workflow has no time"))?;
-    let since = now.duration_since(std::time::UNIX_EPOCH).unwrap_or_default();
-    Ok(u64::try_from(since.as_millis()).unwrap_or(u64::MAX))
+fn now_ms(ctx: &WorkflowContext<AllocationRun>) -> Option<u64> {
+    let since = ctx.workflow_time()?.duration_since(std::time::UNIX_EPOCH).unwrap_or_default();
+    u64::try_from(since.as_millis()).ok()
 }
 
 /// Takes one step. Temporal shows it under the step's name.

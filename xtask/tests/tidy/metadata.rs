@@ -101,7 +101,7 @@ fn load() -> BTreeMap<String, Package> {
         let package = Package {
             name: text(&described[id]["name"]).to_owned(),
             version: text(&described[id]["version"]).to_owned(),
-            licence: described[id]["license"].as_str().map(str::to_owned).or_else(|| licence_of_file(&described[id])),
+            licence: described[id]["license"].as_str().map(str::to_owned).or_else(|| licence_of_file(described[id])),
             in_workspace: members.contains(id),
             normal: names(&dependencies, None),
             build: names(&dependencies, Some("build")),

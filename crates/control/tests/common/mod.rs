@@ -68,7 +68,7 @@ pub struct TestServer {
     pub dir: TempDir,
     pub pg: Option<PgDatabase>,
     pub admin_token: String,
-    driver: Arc<dyn Driver>,
+    pub driver: Arc<dyn Driver>,
 }
 
 impl TestServer {
