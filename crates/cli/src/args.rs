@@ -76,7 +76,7 @@ pub(crate) enum Command {
     /// The control plane.
     ///
     /// One process does everything by default; several share a PostgreSQL database and the key folder with --roles.
-    Server(crate::server::ServerArgs),
+    Server(Box<crate::server::ServerArgs>),
     /// Sign in, with the browser on this machine or with a code on another one.
     Login(login::LoginArgs),
     /// End the sign-in of this profile.

@@ -53,7 +53,7 @@ use crate::session::Session;
 pub(crate) async fn run(session: &Session, command: Command) -> Result<Exit, Failure> {
     match command {
         Command::Dev(args) => crate::dev::run(session, args).await,
-        Command::Server(args) => crate::server::run(args).await,
+        Command::Server(args) => crate::server::run(*args).await,
         Command::Login(args) => login::run(session, args).await,
         Command::Logout => login::sign_out(session).await,
         Command::Whoami => login::whoami(session).await,
