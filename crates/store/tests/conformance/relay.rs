@@ -54,6 +54,14 @@ async fn drain(store: &Store, limit: u32) -> HashMap<u32, Vec<OutboxRow>> {
     lanes
 }
 
+/// Another process where there can be one.
+async fn another(database: &Database, store: &Store) -> Store {
+    match &database.config {
+        StoreConfig::Sqlite { .. } => store.clone(),
+        StoreConfig::Postgres { .. } => database.open().await,
+    }
+}
+
 /// The lane that has events.
 async fn busy_lane(store: &Store) -> u32 {
     store.outbox_lanes_waiting().await.expect("counts").first().expect("one has some").0
@@ -147,6 +155,7 @@ async fn a_relay_that_ends_early_leaves_everything(database: &Database) {
 
 async fn several_lanes_are_relayed_together_but_for_those_that_others_have(database: &Database) {
     let store = database.open().await;
+    let other = another(database, &store).await;
     for n in 0..200 {
         store.commit(recorded(&format!("subject {}", n % 100), [])).await.expect("commits");
     }
@@ -154,7 +163,7 @@ async fn several_lanes_are_relayed_together_but_for_those_that_others_have(datab
     let lanes: Vec<u32> = (0..OUTBOX_LANES).collect();
     let taken = waiting[0];
     let outer = store.outbox_relay(from_ref(&taken.0), 1000, async |held| {
-        let others = store.outbox_relay(&lanes, 3, async |rows| {
+        let others = other.outbox_relay(&lanes, 3, async |rows| {
             assert!(rows.is_sorted_by(|one, other| one.position < other.position), "the oldest first");
             assert!(held.iter().all(|one| !rows.contains(one)), "somebody else has these");
             all(&rows)
@@ -182,11 +191,7 @@ async fn several_lanes_are_relayed_together_but_for_those_that_others_have(datab
 
 async fn a_lane_has_one_relay_at_a_time(database: &Database) {
     let store = database.open().await;
-    // Another process where there can be one.
-    let other = match &database.config {
-        StoreConfig::Sqlite { .. } => store.clone(),
-        StoreConfig::Postgres { .. } => database.open().await,
-    };
+    let other = another(database, &store).await;
     for n in 0..50 {
         store.commit(recorded(&format!("subject {n}"), [])).await.expect("commits");
     }
