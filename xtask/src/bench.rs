@@ -127,8 +127,11 @@ fn build(options: &Options) -> Result<(), String> {
 }
 
 /// The rows that want a PostgreSQL.
-const STORED: [&str; 9] = [
+const STORED: [&str; 12] = [
     "durable",
+    "allocations",
+    "api-reads",
+    "relay",
     "latency",
     "fan-out",
     "growth-finished",

@@ -70,6 +70,11 @@ impl Cluster {
         Ok(Self { server, client, api_port, link: SocketAddr::from(([127, 0, 0, 1], link_port)), data, folder })
     }
 
+    /// Where REST is.
+    pub(crate) fn api_url(&self) -> String {
+        format!("http://127.0.0.1:{}", self.api_port)
+    }
+
     pub(crate) fn ca_pem(&self) -> Result<String> {
         Ok(std::fs::read_to_string(self.data.join("keys/ca.crt"))?)
     }

@@ -6,6 +6,8 @@
 #![allow(clippy::print_stdout, reason = "a developer command prints")]
 #![allow(clippy::disallowed_methods, clippy::disallowed_types, reason = "it starts the peers it compares with")]
 
+mod answers;
+mod bare_http;
 mod bare_link;
 mod calibrate;
 mod child;
@@ -18,6 +20,7 @@ mod poller;
 mod report;
 mod rows;
 mod salt;
+mod site;
 mod times;
 mod worker;
 
@@ -64,6 +67,12 @@ enum Part {
         keys: PathBuf,
         /// The CA's cluster
         cluster: String,
+    },
+    /// Serve files over plain HTTP, with nothing behind them
+    #[command(hide = true)]
+    BareHttp {
+        /// Folder with the files
+        folder: PathBuf,
     },
     /// Answer requests over NATS
     #[command(hide = true)]
@@ -135,10 +144,13 @@ impl Setup {
 }
 
 /// What can be measured, in this order: the name that selects it, and what it is.
-const ROWS: [(&str, &str); 19] = [
+const ROWS: [(&str, &str); 22] = [
     ("durable", "tasks/s in the store, against pgbench and graphile-worker"),
     ("signing", "sign and verify a task, against the bare signature"),
     ("placement", "slots for an allocation among 10,000 nodes, or why there are none"),
+    ("allocations", "allocations/s from the request until active and until released, 1,000 nodes, against bare tasks"),
+    ("api-reads", "reading allocations and nodes over the API, 1,000 nodes and 5,000 allocations, against bare axum"),
+    ("relay", "events/s from the outbox into JetStream, against a bare publisher"),
     ("link", "round trip over the link, against bare tonic and NATS"),
     ("latency", "API call until the handler runs, against graphile-worker and Salt"),
     ("fan-out", "the same for 8 agents at once, against Salt with 8 minions"),
@@ -171,6 +183,9 @@ async fn measure(name: &str, setup: &Setup, effort: Effort) -> Result<Vec<Row>> 
         "durable" => rows::durable::run(setup, effort).await,
         "signing" => rows::signing::run(effort).await,
         "placement" => rows::placement::run(effort).await,
+        "allocations" => rows::allocations::run(setup, effort).await,
+        "api-reads" => rows::reads::run(setup, effort).await,
+        "relay" => rows::relay::run(setup, effort).await,
         "link" => rows::link::run(setup, effort).await,
         "latency" => rows::latency::one_host(setup, effort).await,
         "fan-out" => rows::latency::many_hosts(setup, effort).await,
@@ -210,6 +225,7 @@ fn main() -> Result<()> {
                 rows::durable::alone(&store, callers, way, rounds).await
             }
             Part::BareLink { keys, cluster } => bare_link::serve(&keys, &cluster).await,
+            Part::BareHttp { folder } => bare_http::serve(&folder).await,
             Part::NatsResponder { address, identity, ca } => nats::respond(address, &identity, &ca).await,
         }
     })

@@ -1,4 +1,4 @@
-//! A very small NATS client: enough for request and reply over mutual TLS.
+//! NATS servers to compare with, and a very small client: enough for request and reply over mutual TLS.
 
 use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
@@ -36,6 +36,16 @@ pub(crate) async fn start(setup: &Setup, certificate: &Path, key: &Path, ca: &Pa
     command.arg("-c").arg(&config);
     let server = Server::start("nats-server", command, &setup.folder, "Server is ready").await?;
     Ok((server, SocketAddr::from(([127, 0, 0, 1], port))))
+}
+
+/// Starts a server with JetStream, which keeps its streams in files. Plain, as the control plane of one machine would have it.
+pub(crate) async fn start_jetstream(setup: &Setup) -> Result<(Server, String)> {
+    let program = child::find_program("nats-server", &[setup.peers.join("py/bin")]).ok_or("nats-server is not installed")?;
+    let port = child::free_port()?;
+    let mut command = child::command(program, &setup.disk);
+    command.args(["-js", "-a", "127.0.0.1", "-p", &port.to_string(), "-sd"]).arg(setup.disk.join("jetstream"));
+    let server = Server::start("jetstream", command, &setup.folder, "Server is ready").await?;
+    Ok((server, format!("nats://127.0.0.1:{port}")))
 }
 
 /// One connection. Its halves can be used side by side.

@@ -10,11 +10,11 @@ use gpuaas_contract::id::{AgentInstanceId, TaskId};
 use gpuaas_contract::key::SigningKey;
 use gpuaas_contract::link::{Ack, Grant, Offer, SignedReceipt, TaskPhase, from_node};
 use gpuaas_contract::receipt::{self, Outcome};
-use gpuaas_contract::task::{Task, diag_ping};
 use gpuaas_contract::time::Timestamp;
 use gpuaas_contract::verifier_set::VerifierSet;
 
 use crate::Result;
+use crate::answers::{self, Answered};
 
 /// What a node needs to do its tasks. Outlives its links, because receipts form a chain.
 pub(crate) struct Worker {
@@ -67,9 +67,8 @@ impl Worker {
             highest_seen: now,
         };
         let verified = envelope::verify(&offer.envelope, &expect)?;
-        let Task::DiagPing(params) = verified.task() else { return Err("only pings are asked for here".into()) };
+        let Answered { output, proof } = answers::to(verified.task(), now)?;
         let order = verified.payload();
-        let output = diag_ping::Output { message: params.message.clone(), host_time: now, recovered: false };
         let payload = receipt::Payload {
             cluster_id: order.cluster_id,
             node_id: order.node_id,
@@ -87,7 +86,7 @@ impl Worker {
             message: String::new(),
             output: Some(serde_json::value::to_raw_value(&output)?),
             phases: Vec::new(),
-            cleanup_proof: None,
+            cleanup_proof: proof.map(|proof| serde_json::value::to_raw_value(&proof)).transpose()?,
             sequence: self.sequence + 1,
             previous_receipt: self.previous.clone(),
         };

