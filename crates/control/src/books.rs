@@ -1,6 +1,8 @@
 //! Reading resources: every row is checked for the control plane's own seal before anything is decided on it.
 
+use gpuaas_contract::id::{OrgId, ProjectId};
 use gpuaas_domain::Refusal;
+use gpuaas_domain::quota::{Quota, quota_id};
 use gpuaas_domain::resource::{Document, Resource, seal_text};
 use gpuaas_store::ResourceFilter;
 
@@ -33,6 +35,16 @@ fn open_opt<R: Resource>(control: &Control, document: Option<Document>) -> Resul
 /// The resource with this id.
 pub(crate) async fn get<R: Resource>(control: &Control, id: impl std::fmt::Display) -> Result<Option<R>, Failure> {
     open_opt(control, control.store.resource_get(R::KIND, &id.to_string()).await?)
+}
+
+/// Those of these resources that there are. One row that is not ours is a refusal, as it is when it is read alone.
+pub(crate) async fn many<R: Resource>(control: &Control, ids: &[String]) -> Result<Vec<R>, Failure> {
+    control.store.resource_many(R::KIND, ids).await?.iter().map(|document| open(control, document)).collect()
+}
+
+/// The quotas that what a project has counts against: its own and that of its organisation.
+pub(crate) async fn quotas(control: &Control, project: ProjectId, organisation: OrgId) -> Result<Vec<Quota>, Failure> {
+    many(control, &[quota_id(&project), quota_id(&organisation)].map(|id| id.to_string())).await
 }
 
 /// The resource with this name within what it belongs to.

@@ -61,6 +61,10 @@ pub enum Failure {
 /// How often a decision is made anew because another writer was faster.
 const MAX_ATTEMPTS: u32 = 16;
 
+/// Where those wait who change what many others change, once one of them was faster: there they have their turn one after the other.
+#[derive(Debug, Default)]
+pub(crate) struct Line(tokio::sync::Mutex<()>);
+
 /// Loads, decides and commits until it sticks: `attempt` loads the state and decides on it; if another writer changed
 /// that state meanwhile, it is called again. An empty decision is not written at all.
 pub(crate) async fn settle<T, A, F>(control: &Control, attempt: A) -> Result<T, Failure>
@@ -68,7 +72,7 @@ where
     A: Fn() -> F,
     F: Future<Output = Result<(T, Decision), Failure>>,
 {
-    settle_knowing(control, (), |_| attempt()).await
+    settle_with(control, (), None, |_| attempt()).await
 }
 
 /// The same for a caller that has just loaded the state: the first attempt gets it and need not load it again.
@@ -77,7 +81,25 @@ where
     A: Fn(Option<K>) -> F,
     F: Future<Output = Result<(T, Decision), Failure>>,
 {
-    let mut known = Some(known);
+    settle_with(control, known, None, attempt).await
+}
+
+/// The same for decisions about allocations, all of which count against the quota of an organisation. `attempt` must not wait for
+/// others who may be in line.
+pub(crate) async fn settle_counted<T, A, F>(control: &Control, attempt: A) -> Result<T, Failure>
+where
+    A: Fn() -> F,
+    F: Future<Output = Result<(T, Decision), Failure>>,
+{
+    settle_with(control, (), Some(&control.counted), |_| attempt()).await
+}
+
+async fn settle_with<K, T, A, F>(control: &Control, known: K, line: Option<&Line>, attempt: A) -> Result<T, Failure>
+where
+    A: Fn(Option<K>) -> F,
+    F: Future<Output = Result<(T, Decision), Failure>>,
+{
+    let (mut known, mut turn) = (Some(known), None);
     for _ in 0..MAX_ATTEMPTS {
         let (value, decision) = attempt(known.take()).await?;
         if decision.is_empty() {
@@ -89,8 +111,15 @@ where
                 idempotency::written(claimed);
                 return Ok(value);
             }
-            Err(CommitError::Conflict) => tokio::task::yield_now().await,
+            Err(CommitError::Conflict) => {}
             Err(CommitError::Store(error)) => return Err(error.into()),
+        }
+        control.metrics.decision_overtaken();
+        // Whatever it keeps from others is theirs while this one waits.
+        drop(value);
+        match line {
+            Some(Line(line)) if turn.is_none() => turn = Some(line.lock().await),
+            Some(_) | None => tokio::task::yield_now().await,
         }
     }
     Err(Failure::Contended)

@@ -43,6 +43,7 @@ pub struct Control {
     progress: http::ProgressBoard,
     fleet: workflow::FleetView,
     placing: workflow::Placing,
+    counted: failure::Line,
     rights: rights::Rights,
     identity: identity::Identity,
     engines: Engines,

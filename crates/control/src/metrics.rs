@@ -26,6 +26,7 @@ pub(crate) struct Metrics {
     events: Counter,
     events_waiting: Gauge<f64, AtomicU64>,
     steps: Family<StepLabel, Counter>,
+    overtaken: Counter,
 }
 
 #[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
@@ -70,6 +71,7 @@ impl Metrics {
             events: Counter::default(),
             events_waiting: Gauge::default(),
             steps: Family::default(),
+            overtaken: Counter::default(),
             registry: Registry::default(),
         };
         registry.register("links", "Open links of agents to this process", metrics.links.clone());
@@ -91,6 +93,11 @@ impl Metrics {
             metrics.events_waiting.clone(),
         );
         registry.register("run_steps", "Steps of allocations' runs that were written, by step", metrics.steps.clone());
+        registry.register(
+            "decisions_overtaken",
+            "Decisions that were made anew because another writer was faster",
+            metrics.overtaken.clone(),
+        );
         Self { registry, ..metrics }
     }
 
@@ -135,6 +142,10 @@ impl Metrics {
 
     pub(crate) fn step_written(&self, step: &'static str) {
         self.steps.get_or_create(&StepLabel { step }).inc();
+    }
+
+    pub(crate) fn decision_overtaken(&self) {
+        self.overtaken.inc();
     }
 
     /// The text that Prometheus reads.

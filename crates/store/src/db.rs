@@ -306,6 +306,16 @@ impl Select {
         self
     }
 
+    /// Only rows with one of these ids, by id.
+    pub(crate) fn of_ids<I: std::fmt::Display>(self, engine: Engine, ids: &[I]) -> Result<Self, StoreError> {
+        let any = match engine {
+            Engine::Sqlite => ["id IN (SELECT value FROM json_each(", ")) ORDER BY id"],
+            Engine::Pg => ["id = ANY(ARRAY(SELECT json_array_elements_text(", "::json))) ORDER BY id"],
+        };
+        let ids: Vec<String> = ids.iter().map(I::to_string).collect();
+        Ok(self.and_between(&any, vec![Arg::list(&ids)?]))
+    }
+
     /// Adds the order and the limit.
     pub(crate) fn page(mut self, order: &'static str, limit: u32) -> Self {
         self.args.push(Arg::Int(Some(i64::from(limit.min(crate::MAX_PAGE)))));

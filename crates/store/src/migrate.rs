@@ -34,6 +34,11 @@ const MIGRATIONS: &[Migration] = &[
         sqlite: include_str!("../migrations/sqlite/0004_resources.sql"),
         postgres: include_str!("../migrations/postgres/0004_resources.sql"),
     },
+    Migration {
+        version: 5,
+        sqlite: include_str!("../migrations/sqlite/0005_outbox_waiting.sql"),
+        postgres: include_str!("../migrations/postgres/0005_outbox_waiting.sql"),
+    },
 ];
 
 /// Any number that nobody else locks in our database.

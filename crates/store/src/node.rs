@@ -1,5 +1,7 @@
 //! Nodes.
 
+use std::collections::HashMap;
+
 use gpuaas_contract::id::NodeId;
 use gpuaas_contract::time::Timestamp;
 use gpuaas_domain::node::{LiveSession, Node, Service, Transport};
@@ -8,7 +10,7 @@ use crate::db::{Arg, Columns, Reader, Select};
 use crate::error::StoreError;
 use crate::table::Kind::{Bytes, Int, Text};
 use crate::table::{Row, Table};
-use crate::{Result, Store};
+use crate::{MAX_PAGE, Result, Store};
 
 pub(crate) const TABLE: Table = Table {
     name: "nodes",
@@ -122,6 +124,20 @@ impl Store {
     pub async fn node_get(&self, id: NodeId) -> Result<Option<Node>> {
         let sql = "SELECT * FROM nodes WHERE id = $1";
         self.db().fetch_one("read a node", sql, vec![Arg::id(id)], from_row).await
+    }
+
+    /// The names of those of these nodes that there are.
+    pub async fn node_names(&self, ids: &[NodeId]) -> Result<HashMap<NodeId, String>> {
+        let read = |row: &dyn Columns| {
+            let row = Reader::new(TABLE.name, row);
+            Ok::<(NodeId, String), StoreError>((row.parsed("id")?, row.text("name")?))
+        };
+        let mut names = HashMap::with_capacity(ids.len());
+        for ids in ids.chunks(usize::try_from(MAX_PAGE).unwrap_or(usize::MAX)) {
+            let query = Select::new("SELECT id, name FROM nodes WHERE TRUE").of_ids(self.db().engine(), ids)?;
+            names.extend(query.fetch(self.db(), "read the names of nodes", read).await?);
+        }
+        Ok(names)
     }
 
     /// The node that this machine is.

@@ -18,7 +18,6 @@ pub(crate) const TABLE: Table = Table {
         ("kind", Text),
         ("body", Text),
         ("created_at", Int),
-        ("published_at", IntOfDatabase),
         ("lane", Int),
         ("project", Text),
     ],
@@ -42,8 +41,6 @@ pub struct OutboxRow {
     pub body: String,
     /// When it happened.
     pub created_at: Timestamp,
-    /// When it was handed to the broker.
-    pub published_at: Option<Timestamp>,
 }
 
 /// What consumers read.
@@ -80,7 +77,7 @@ pub(crate) fn to_row(event: &Event, cluster: ClusterId) -> Result<Row> {
 
 /// The lane of a subject: its FNV-1a hash (32 bits), modulo the number of lanes. Never changes: an event of a subject that comes into
 /// another lane than the one before it could overtake it. The schema computes the same for events from before there were lanes.
-fn lane_of(subject: &str) -> u32 {
+pub(crate) fn lane_of(subject: &str) -> u32 {
     let hash = subject.bytes().fold(0x811c_9dc5_u32, |hash, byte| (hash ^ u32::from(byte)).wrapping_mul(0x0100_0193));
     hash % OUTBOX_LANES
 }
@@ -94,7 +91,6 @@ pub(crate) fn from_row(row: &dyn Columns) -> Result<OutboxRow> {
         kind: row.text("kind")?,
         body: row.text("body")?,
         created_at: row.time("created_at")?,
-        published_at: row.opt_time("published_at")?,
     })
 }
 

@@ -157,11 +157,12 @@ async fn fill_others(store: &Store) {
     };
     let events = |n: &str| {
         format!(
-            "INSERT INTO outbox (id, subject, kind, body, created_at, published_at, lane, project) \
-             SELECT 'evt_' || {n}, 'subject_' || (n % 300), 'x', '{{}}', n, CASE WHEN n % 500 > 0 THEN n END, n % 16, \
+            "INSERT INTO outbox (id, subject, kind, body, created_at, lane, project) \
+             SELECT 'evt_' || {n}, 'subject_' || (n % 300), 'x', '{{}}', n, n % 16, \
              CASE WHEN n % 4 = 0 THEN 'proj_' || (n % 300) END"
         )
     };
+    let waiting = |_: &str| "INSERT INTO outbox_waiting (lane, position) SELECT n % 16, n".to_owned();
     let tokens = |n: &str| {
         format!(
             "INSERT INTO api_tokens (id, version, name, secret_digest, created_at, service_account, project) \
@@ -173,7 +174,7 @@ async fn fill_others(store: &Store) {
             let pool = sqlx::SqlitePool::connect_with((**writer).clone()).await.expect("opens");
             let numbers =
                 "FROM (WITH RECURSIVE n (n) AS (SELECT 1 UNION ALL SELECT n + 1 FROM n WHERE n < 20000) SELECT n FROM n)";
-            for insert in [resources("n"), events("n"), tokens("CAST(n AS TEXT)")] {
+            for insert in [resources("n"), events("n"), waiting("n"), tokens("CAST(n AS TEXT)")] {
                 let filling = sqlx::query(AssertSqlSafe(format!("{insert} {numbers}")));
                 filling.execute(&pool).await.expect("fills");
             }
@@ -182,7 +183,7 @@ async fn fill_others(store: &Store) {
         }
         Db::Pg { reader, .. } => {
             let mut reading = reader.acquire().await.expect("connects");
-            for insert in [resources("n::text"), events("n::text"), tokens("n::text")] {
+            for insert in [resources("n::text"), events("n::text"), waiting("n"), tokens("n::text")] {
                 let filling = sqlx::query(AssertSqlSafe(format!("{insert} FROM generate_series(1, 20000) AS n")));
                 filling.execute(&mut reading.connection).await.expect("fills");
             }
@@ -194,6 +195,9 @@ async fn fill_others(store: &Store) {
 /// Either finds single rows.
 const ID: &[&str] = &["resources_pkey", "sqlite_autoindex_resources_1", "resources_of_kind"];
 
+/// SQLite names the key of such a table only so.
+const WAITS: &[&str] = &["outbox_waiting_pkey", "PRIMARY"];
+
 /// Queries about resources, events and API tokens, and the indexes each may use.
 fn other_queries(engine: Engine) -> Vec<(String, Vec<Arg>, &'static [&'static str])> {
     let kind = || Arg::text(Kind::Allocation.as_str());
@@ -204,26 +208,17 @@ fn other_queries(engine: Engine) -> Vec<(String, Vec<Arg>, &'static [&'static st
         (text(resource::BY_NAME), vec![kind(), Arg::text("a"), Arg::text("b")], &["resources_by_name"]),
         (text(resource::BY_LOOKUP), vec![kind(), Arg::text("a")], &["resources_by_lookup"]),
         (text(resource::DUE), vec![kind(), time(), limit()], &["resources_due"]),
-        (text(relay::WAITING), vec![limit()], &["outbox_unpublished"]),
-        (text(relay::OLDEST), vec![], &["outbox_unpublished"]),
+        (text(relay::WAITING), vec![limit()], WAITS),
+        (text(relay::OLDEST), vec![], WAITS),
     ];
     let forget = |[sqlite, postgres]: [&str; 2]| match engine {
         Engine::Sqlite => text(sqlite),
         Engine::Pg => text(postgres),
     };
     queries.push((forget([resource::FORGET, resource::FORGET_PG]), vec![time()], &["resources_expiring"]));
-    queries.push((forget([relay::FORGET, relay::FORGET_PG]), vec![time()], &["outbox_published"]));
-    queries.push((
-        forget([relay::MARK, relay::MARK_PG]),
-        vec![time(), Arg::text("[]")],
-        // SQLite names the key that is the row's number only so.
-        &["outbox_pkey", "PRIMARY"],
-    ));
-    queries.push((
-        forget([relay::UNPUBLISHED, relay::UNPUBLISHED_PG]),
-        vec![Arg::text("[3, 5]"), limit()],
-        &["outbox_unpublished"],
-    ));
+    queries.push((forget([relay::FORGET, relay::FORGET_PG]), vec![time()], WAITS));
+    queries.push((forget([relay::MARK, relay::MARK_PG]), vec![Arg::text("[]")], WAITS));
+    queries.push((forget([relay::UNPUBLISHED, relay::UNPUBLISHED_PG]), vec![Arg::text("[3, 5]"), limit()], WAITS));
     let many = resource::many_query(engine, Kind::Allocation, &[text("a")]).expect("a query").into_parts();
     queries.push((many.0, many.1, ID));
     let mut list = |filter: ResourceFilter, indexes: &'static [&'static str]| {
@@ -271,7 +266,7 @@ async fn check_others(database: &Database) {
         let plan = explain(store.db(), &sql, args).await;
         let words: Vec<&str> = plan.split(|c: char| !c.is_ascii_alphanumeric() && c != '_').collect();
         assert!(indexes.iter().any(|index| words.contains(index)), "{sql}\n{plan}");
-        for table in ["resources", "outbox", "api_tokens"] {
+        for table in ["resources", "outbox", "outbox_waiting", "api_tokens"] {
             let scan = [format!("Seq Scan on {table} "), format!("SCAN {table}\n")];
             assert!(!scan.iter().any(|scan| format!("{plan}\n").contains(scan)), "{sql}\n{plan}");
         }

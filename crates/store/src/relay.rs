@@ -1,8 +1,8 @@
 //! Publishing the outbox: which events wait, handing them to whoever publishes, and forgetting what was published.
 //!
-//! An event is marked after it was published, so a crash in between publishes it again: consumers dedupe by its id. Whoever publishes a
+//! An event waits until it was published, so a crash in between publishes it again: consumers dedupe by its id. Whoever publishes a
 //! lane has it alone, among all processes, so the events of a subject go out in their order. Several lanes are taken together: events
-//! that lie beside each other in the outbox lie in different lanes, and marking neighbours costs a fraction of marking rows far apart.
+//! that lie beside each other in the outbox lie in different lanes, and reading neighbours costs a fraction of reading rows far apart.
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -15,7 +15,7 @@ use sqlx::{Connection as _, PgConnection};
 
 use crate::db::{Arg, Columns, Db, Reader, WriteTransaction};
 use crate::error::{CommitError, StoreError};
-use crate::outbox::{OutboxRow, TABLE, from_row};
+use crate::outbox::{OutboxRow, TABLE, from_row, lane_of};
 use crate::prepare::{Afterwards, Prepared};
 use crate::readers::Readers;
 use crate::{MAX_PAGE, Result, Store};
@@ -27,30 +27,32 @@ pub const MAX_WAITING: u64 = 1000;
 
 /// The oldest of each lane.
 pub(crate) const UNPUBLISHED: &str = "SELECT outbox.* FROM json_each($1) AS lanes JOIN outbox ON outbox.position IN \
-     (SELECT position FROM outbox AS waiting WHERE waiting.lane = lanes.value AND waiting.published_at IS NULL \
-     ORDER BY position LIMIT $2) ORDER BY outbox.position";
-pub(crate) const UNPUBLISHED_PG: &str = "SELECT waiting.* \
+     (SELECT position FROM outbox_waiting AS waiting WHERE waiting.lane = lanes.value ORDER BY position LIMIT $2) \
+     ORDER BY outbox.position";
+pub(crate) const UNPUBLISHED_PG: &str = "SELECT outbox.* \
      FROM (SELECT json_array_elements_text($1::json)::bigint AS lane) AS lanes CROSS JOIN LATERAL \
-     (SELECT * FROM outbox WHERE outbox.lane = lanes.lane AND published_at IS NULL ORDER BY position LIMIT $2) AS waiting \
-     ORDER BY waiting.position";
-pub(crate) const WAITING: &str = "SELECT lane, (SELECT COUNT(*) FROM (SELECT 1 FROM outbox \
-     WHERE outbox.lane = outbox_lanes.lane AND published_at IS NULL LIMIT $1) AS events) AS waiting FROM outbox_lanes ORDER BY lane";
+     (SELECT position FROM outbox_waiting WHERE outbox_waiting.lane = lanes.lane ORDER BY position LIMIT $2) AS waiting \
+     JOIN outbox ON outbox.position = waiting.position ORDER BY outbox.position";
+pub(crate) const WAITING: &str = "SELECT lane, (SELECT COUNT(*) FROM (SELECT 1 FROM outbox_waiting \
+     WHERE outbox_waiting.lane = outbox_lanes.lane LIMIT $1) AS events) AS waiting FROM outbox_lanes ORDER BY lane";
 /// The first of each lane is its oldest.
-pub(crate) const OLDEST: &str = "SELECT MIN(at) AS oldest FROM (SELECT (SELECT created_at FROM outbox \
-     WHERE outbox.lane = outbox_lanes.lane AND published_at IS NULL ORDER BY position LIMIT 1) AS at FROM outbox_lanes) AS firsts";
+pub(crate) const OLDEST: &str = "SELECT MIN(created_at) AS oldest FROM outbox WHERE position IN (SELECT (SELECT position \
+     FROM outbox_waiting WHERE outbox_waiting.lane = outbox_lanes.lane ORDER BY position LIMIT 1) FROM outbox_lanes)";
 const TAKE_LANES_PG: &str = "SELECT lane FROM outbox_lanes \
      WHERE lane = ANY(ARRAY(SELECT json_array_elements_text($1::json)::bigint)) ORDER BY lane FOR UPDATE SKIP LOCKED";
-/// Not `published_at IS NULL`: there is an index of everything that waits, and both engines would rather go through all of it than look
-/// for the few rows that are named.
-pub(crate) const MARK: &str = "UPDATE outbox SET published_at = $1 WHERE COALESCE(published_at, 0) = 0 \
-     AND position IN (SELECT value FROM json_each($2))";
-pub(crate) const MARK_PG: &str = "UPDATE outbox SET published_at = $1 WHERE COALESCE(published_at, 0) = 0 \
-     AND position = ANY(ARRAY(SELECT json_array_elements_text($2::json)::bigint))";
-/// At most a thousand at a time: nobody who commits shall wait for long.
-pub(crate) const FORGET: &str = "DELETE FROM outbox WHERE position IN (SELECT position FROM outbox \
-     WHERE published_at IS NOT NULL AND published_at < $1 ORDER BY published_at LIMIT 1000)";
-pub(crate) const FORGET_PG: &str = "DELETE FROM outbox WHERE position = ANY(ARRAY(SELECT position FROM outbox \
-     WHERE published_at IS NOT NULL AND published_at < $1 ORDER BY published_at LIMIT 1000 FOR UPDATE SKIP LOCKED))";
+pub(crate) const MARK: &str = "DELETE FROM outbox_waiting WHERE (lane, position) IN \
+     (SELECT value ->> 0, value ->> 1 FROM json_each($1))";
+pub(crate) const MARK_PG: &str = "DELETE FROM outbox_waiting USING \
+     (SELECT (pair ->> 0)::bigint AS lane, (pair ->> 1)::bigint AS position FROM json_array_elements($1::json) AS pair) AS published \
+     WHERE outbox_waiting.lane = published.lane AND outbox_waiting.position = published.position";
+/// At most a thousand at a time: nobody who commits shall wait for long. Only the first thousand are looked at, since the oldest events
+/// come first: one that still waits after all that time keeps its place among them. (That `position > 0`, as all are, is for the planner.)
+pub(crate) const FORGET: &str = "DELETE FROM outbox WHERE position IN (SELECT position FROM \
+     (SELECT position, created_at, lane FROM outbox WHERE position > 0 ORDER BY position LIMIT 1000) AS oldest WHERE created_at < $1 AND NOT EXISTS \
+     (SELECT 1 FROM outbox_waiting AS waiting WHERE waiting.lane = oldest.lane AND waiting.position = oldest.position))";
+pub(crate) const FORGET_PG: &str = "DELETE FROM outbox WHERE position = ANY(ARRAY(SELECT position FROM \
+     (SELECT position, created_at, lane FROM outbox WHERE position > 0 ORDER BY position LIMIT 1000) AS oldest WHERE created_at < $1 AND NOT EXISTS \
+     (SELECT 1 FROM outbox_waiting AS waiting WHERE waiting.lane = oldest.lane AND waiting.position = oldest.position)))";
 
 /// What one call of [`Store::outbox_relay`] did.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -95,7 +97,7 @@ impl Store {
         Ok(self.db().fetch_one("look for unpublished events", OLDEST, Vec::new(), read).await?.flatten())
     }
 
-    /// Removes events that were published before `before`, at most a thousand. Returns how many: call it again while there are some.
+    /// Removes published events that happened before `before`, at most a thousand. Returns how many: call it again while there are some.
     pub async fn outbox_forget(&self, before: Timestamp) -> std::result::Result<u64, CommitError> {
         let touched = Arc::new(AtomicU64::new(0));
         self.write(Prepared {
@@ -128,7 +130,7 @@ impl Store {
         let found = rows.len();
         let published = published_of(rows, RELAY_DEADLINE, publish).await;
         if !published.is_empty() {
-            let args = vec![Arg::time(Timestamp::now()), Arg::json(&published)?];
+            let args = vec![Arg::json(&published)?];
             let mark = Afterwards { doing: "mark published events", sqlite: MARK, postgres: MARK_PG, args, touched: None };
             match self.write(Prepared { afterwards: vec![mark], ..Prepared::default() }).await {
                 Ok(()) => {}
@@ -165,7 +167,7 @@ async fn relay_among_others(
         if published.is_empty() {
             tx.rollback().await.map_err(StoreError::doing(DOING))?;
         } else {
-            let args = vec![Arg::time(Timestamp::now()), Arg::json(&published)?];
+            let args = vec![Arg::json(&published)?];
             tx.execute(MARK_PG, args).await.map_err(StoreError::doing(DOING))?;
             tx.commit().await.map_err(StoreError::doing(DOING))?;
         }
@@ -179,16 +181,17 @@ fn unpublished_args(lanes: &[u32], each: u32) -> Result<Vec<Arg>> {
     Ok(vec![Arg::json(&lanes)?, Arg::count(u64::from(each.min(MAX_PAGE)))])
 }
 
-/// Positions of those of the rows that are surely published.
+/// Lanes and positions of those of the rows that are surely published.
 async fn published_of(
     rows: Vec<OutboxRow>,
     deadline: Duration,
     publish: impl AsyncFnOnce(Vec<OutboxRow>) -> Vec<EventId>,
-) -> Vec<i64> {
+) -> Vec<(u32, i64)> {
     if rows.is_empty() {
         return Vec::new();
     }
-    let mut found: HashMap<EventId, i64> = rows.iter().map(|row| (row.id, row.position)).collect();
+    let mut found: HashMap<EventId, (u32, i64)> =
+        rows.iter().map(|row| (row.id, (lane_of(&row.subject), row.position))).collect();
     match tokio::time::timeout(deadline, publish(rows)).await {
         // Each once, and only what was handed out.
         Ok(published) => published.iter().filter_map(|id| found.remove(id)).collect(),
@@ -212,7 +215,6 @@ mod tests {
             kind: "gpuaas.test.happened.v1".to_owned(),
             body: "{}".to_owned(),
             created_at: Timestamp(1),
-            published_at: None,
         };
         let published = published_of(vec![row(1), row(2)], Duration::ZERO, async |_| std::future::pending().await);
         assert!(published.await.is_empty());

@@ -226,12 +226,7 @@ pub(crate) fn count_query(engine: Engine, kind: Kind, filter: &ResourceFilter) -
 }
 
 pub(crate) fn many_query(engine: Engine, kind: Kind, ids: &[String]) -> Result<Select> {
-    let any = match engine {
-        Engine::Sqlite => ["id IN (SELECT value FROM json_each(", ")) ORDER BY id"],
-        Engine::Pg => ["id = ANY(ARRAY(SELECT json_array_elements_text(", "::json))) ORDER BY id"],
-    };
-    let select = Select::new("SELECT * FROM resources WHERE TRUE").and("kind =", kind_arg(kind));
-    Ok(select.and_between(&any, vec![Arg::list(ids)?]))
+    Select::new("SELECT * FROM resources WHERE TRUE").and("kind =", kind_arg(kind)).of_ids(engine, ids)
 }
 
 /// Each once: a text that is there twice would be listed twice.

@@ -149,7 +149,8 @@ impl<'a> Script<'a> {
             write!(answer, ", 1 / (SELECT count(*) FROM {head}) AS moved").map_err(text_error)?;
         }
         if !self.events.is_empty() {
-            pg.insert(&outbox::TABLE, &self.events, &locked, "")?;
+            let events = pg.insert(&outbox::TABLE, &self.events, &locked, "RETURNING lane, position")?;
+            pg.part(&format!("INSERT INTO outbox_waiting (lane, position) SELECT lane, position FROM {events}"))?;
         }
         if !self.audit.is_empty() {
             pg.insert(&audit::TABLE, &self.audit.iter().collect::<Vec<_>>(), &locked, "")?;
@@ -224,6 +225,11 @@ impl<'a> Script<'a> {
         }
         if !self.events.is_empty() {
             lite.insert(&outbox::TABLE, &self.events, "")?;
+            // Nobody else writes, so their positions follow each other.
+            lite.add(
+                "INSERT INTO outbox_waiting (lane, position) SELECT lane, position FROM outbox \
+                 WHERE position > last_insert_rowid() - changes()",
+            );
         }
         if !self.audit.is_empty() {
             lite.insert(&audit::TABLE, &self.audit.iter().collect::<Vec<_>>(), "")?;
@@ -276,10 +282,11 @@ impl Pg {
         Ok(format!("UNNEST(${}::{}[])", self.args.len(), table.name))
     }
 
-    fn insert(&mut self, table: &'static Table, rows: &[&Row], condition: &str, on_conflict: &str) -> Result<(), StoreError> {
+    /// Adds rows; returns the name of the part.
+    fn insert(&mut self, table: &'static Table, rows: &[&Row], condition: &str, ending: &str) -> Result<String, StoreError> {
         let rows = self.unnest(table, rows)?;
         let (name, names) = (table.name, table.names());
-        self.part(&format!("INSERT INTO {name} ({names}) SELECT {names} FROM {rows} {condition} {on_conflict}")).map(drop)
+        self.part(&format!("INSERT INTO {name} ({names}) SELECT {names} FROM {rows} {condition} {ending}"))
     }
 
     /// Writes rows over their old versions. The first column is the id, the second the version they were loaded with.

@@ -6,7 +6,7 @@ use gpuaas_domain::slot::{Slot, SlotState};
 use crate::db::{Arg, Columns, Reader, Select};
 use crate::table::Kind::{Int, Text};
 use crate::table::{Row, Table};
-use crate::{Result, Store};
+use crate::{MAX_PAGE, Result, Store};
 
 pub(crate) const TABLE: Table = Table {
     name: "slots",
@@ -98,6 +98,16 @@ impl Store {
     pub async fn slot_get(&self, id: SlotId) -> Result<Option<Slot>> {
         let sql = "SELECT * FROM slots WHERE id = $1";
         self.db().fetch_one("read a slot", sql, vec![Arg::id(id)], from_row).await
+    }
+
+    /// Those of these slots that there are.
+    pub async fn slot_many(&self, ids: &[SlotId]) -> Result<Vec<Slot>> {
+        let mut found = Vec::new();
+        for ids in ids.chunks(usize::try_from(MAX_PAGE).unwrap_or(usize::MAX)) {
+            let query = Select::new("SELECT * FROM slots WHERE TRUE").of_ids(self.db().engine(), ids)?;
+            found.extend(query.fetch(self.db(), "read slots", from_row).await?);
+        }
+        Ok(found)
     }
 
     /// Every slot of a node, by index.

@@ -19,7 +19,8 @@ use futures::stream::FuturesUnordered;
 use gpuaas_contract::id::{AllocationId, EventId, NodeId, OrgId, ProjectId, SkuId, TaskId};
 use gpuaas_contract::time::Timestamp;
 use gpuaas_domain::Decision;
-use gpuaas_store::{OutboxRow, Store, StoreConfig};
+use gpuaas_store::{MAX_WAITING, OutboxRow, Store, StoreConfig};
+use sqlx::{Connection as _, PgConnection, SqliteConnection};
 
 use crate::child::{self, Server};
 use crate::measure::{Effort, Goal, Round, Row, Side, count, interleave};
@@ -80,18 +81,40 @@ impl Relay {
         *self.events.lock().unwrap_or_else(PoisonError::into_inner) = rows;
         Ok(())
     }
+}
 
-    /// When the last of the events was marked.
-    async fn marked(&self, events: usize) -> Result<Timestamp> {
-        let store = Store::open(&StoreConfig::parse(&self.store)?).await?;
-        let first = self.events.lock().unwrap_or_else(PoisonError::into_inner).first().map_or(0, |row| row.position);
-        let rows = rows_after(&store, first - 1).await?;
-        store.close().await;
-        let marked: Vec<Timestamp> = rows.iter().take(events).filter_map(|row| row.published_at).collect();
-        if marked.len() != events {
-            return Err(format!("{} of {events} events are marked as published", marked.len()).into());
+/// A look at the books of a running server, past its store: whoever opens that has it alone on SQLite.
+enum Look {
+    Sqlite(SqliteConnection),
+    Pg(PgConnection),
+}
+
+impl Look {
+    async fn at(store: &str) -> Result<Self> {
+        Ok(match store.strip_prefix("sqlite:") {
+            Some(_) => Self::Sqlite(SqliteConnection::connect(store).await?),
+            None => Self::Pg(PgConnection::connect(store).await?),
+        })
+    }
+
+    /// Waits until all is marked, and says when.
+    async fn marked(&mut self) -> Result<Timestamp> {
+        const ONE: &str = "SELECT COUNT(*) FROM (SELECT 1 FROM outbox_waiting LIMIT 1) AS waiting";
+        let deadline = tokio::time::Instant::now() + PATIENCE;
+        loop {
+            let waiting: i64 = match self {
+                Self::Sqlite(connection) => sqlx::query_scalar(ONE).fetch_one(connection).await?,
+                Self::Pg(connection) => sqlx::query_scalar(ONE).fetch_one(connection).await?,
+            };
+            let now = Timestamp::now();
+            if waiting == 0 {
+                return Ok(now);
+            }
+            if tokio::time::Instant::now() > deadline {
+                return Err("events are not marked after two minutes".into());
+            }
+            tokio::time::sleep(Duration::from_millis(1)).await;
         }
-        Ok(marked.into_iter().max().ok_or("no events")?)
     }
 }
 
@@ -113,7 +136,9 @@ pub(crate) async fn fill_store(store: &str, events: usize) -> Result<Vec<OutboxR
     }
     let end = store.outbox_end().await?;
     let rows = rows_after(&store, end - i64::try_from(events)?).await?;
-    if rows.len() != events || rows.iter().any(|row| row.published_at.is_some()) {
+    let waiting: u64 = store.outbox_lanes_waiting().await?.into_iter().map(|(_, waiting)| waiting).sum();
+    // A lane is counted up to a limit.
+    if rows.len() != events || waiting < u64::try_from(events)?.min(MAX_WAITING) {
         return Err("the outbox does not hold what was put into it".into());
     }
     store.close().await;
@@ -170,8 +195,8 @@ async fn first_of(mut stream: Stream, events: usize) -> Result<Timestamp> {
         if tokio::time::Instant::now() > deadline {
             return Err(format!("{there} of {events} events are in the stream after two minutes").into());
         }
-        // Rarely enough to cost nothing.
-        tokio::time::sleep(Duration::from_millis(25)).await;
+        // Rarely enough to cost little, often enough to see the end.
+        tokio::time::sleep(Duration::from_millis(5)).await;
     }
 }
 
@@ -193,11 +218,12 @@ impl Side for Relay {
             if let Ok(stream) = self.context.get_stream(STREAM).await {
                 stream.purge().await?;
             }
+            let mut look = Look::at(&self.store).await?;
             let server = Server::start(&self.name, self.command(), &self.logs, "").await?;
             let first = first_of(made(&self.context, STREAM).await?, events).await?;
-            // It ends in good order: what was published is marked.
+            let last = look.marked().await?;
+            drop(look);
             server.stop().await?;
-            let last = self.marked(events).await?;
             Ok(Round::value(count(events) / last.since(first).as_secs_f64()))
         })
     }

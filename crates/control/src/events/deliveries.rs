@@ -19,7 +19,7 @@ use tokio::sync::Notify;
 use tokio::task::{Id, JoinSet};
 use tokio::time::Instant;
 
-use super::more;
+use super::News;
 use super::webhooks::secrets_of;
 use crate::failure::settle;
 use crate::{Control, books};
@@ -47,7 +47,7 @@ const MAX_LAST: usize = 200;
 
 /// Sends what is due until the server stops. `made` tells that there is something new.
 pub(super) async fn deliver(control: &Arc<Control>, made: &Notify) {
-    let mut hints = control.store.hints();
+    let mut news = News::of(control);
     let mut under_way = UnderWay::default();
     loop {
         under_way.forget_ended();
@@ -69,7 +69,7 @@ pub(super) async fn deliver(control: &Arc<Control>, made: &Notify) {
             () = control.shutdown.cancelled() => break,
             () = under_way.one_ends(), if !under_way.of.is_empty() => {}
             () = made.notified() => {}
-            going_on = more(control, &mut hints, SLOW_LOOK) => if !going_on { break },
+            going_on = news.more(control, SLOW_LOOK) => if !going_on { break },
         }
     }
     under_way.end(control).await;

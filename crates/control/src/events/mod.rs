@@ -10,19 +10,43 @@ use std::time::Duration;
 
 use gpuaas_domain::Hint;
 use tokio::sync::broadcast;
-use tokio::sync::broadcast::error::RecvError;
+use tokio::sync::broadcast::error::{RecvError, TryRecvError};
+use tokio::time::Instant;
 
 use crate::Control;
 
-/// Waits until there may be new events, at most so long. False when the server stops.
-async fn more(control: &Control, hints: &mut broadcast::Receiver<Hint>, at_most: Duration) -> bool {
-    let deadline = tokio::time::Instant::now() + at_most;
-    loop {
+/// How long after a look the next one is made, at the earliest. Where much happens there is something new all the time: then it is found
+/// together. What happens after a quiet moment is found at once.
+const GATHER: Duration = Duration::from_millis(20);
+
+/// Says when there may be new events.
+struct News(broadcast::Receiver<Hint>);
+
+impl News {
+    /// Of everything that happens from now on.
+    fn of(control: &Control) -> Self {
+        Self(control.store.hints())
+    }
+
+    /// Waits, for somebody who has just looked, until there may be something new; at most so long. False when the server stops.
+    async fn more(&mut self, control: &Control, at_most: Duration) -> bool {
+        let looked = Instant::now();
         tokio::select! {
             biased;
             () = control.shutdown.cancelled() => return false,
-            () = tokio::time::sleep_until(deadline) => return true,
-            hint = hints.recv() => match hint {
+            () = tokio::time::sleep_until(looked + at_most) => return true,
+            going_on = self.heard() => if !going_on { return false },
+        }
+        tokio::time::sleep_until(looked + GATHER).await;
+        // The same look finds what was heard of meanwhile.
+        while matches!(self.0.try_recv(), Ok(_) | Err(TryRecvError::Lagged(_))) {}
+        true
+    }
+
+    /// Waits until something was heard. False when nothing will be.
+    async fn heard(&mut self) -> bool {
+        loop {
+            match self.0.recv().await {
                 Ok(Hint::Outbox) | Err(RecvError::Lagged(_)) => return true,
                 Ok(
                     Hint::NodeWork(_)
@@ -34,7 +58,7 @@ async fn more(control: &Control, hints: &mut broadcast::Receiver<Hint>, at_most:
                     | Hint::Progress { .. },
                 ) => {}
                 Err(RecvError::Closed) => return false,
-            },
+            }
         }
     }
 }

@@ -9,7 +9,7 @@ use std::time::Duration;
 use bytes::Bytes;
 use gpuaas_store::OutboxRow;
 
-use super::more;
+use super::News;
 use crate::Control;
 
 /// Events read at once.
@@ -46,14 +46,14 @@ pub(crate) fn spawn(control: &Arc<Control>) {
     let owned = Arc::clone(control);
     control.background.spawn(async move {
         let control = owned;
-        let mut hints = control.store.hints();
+        let mut news = News::of(&control);
         // What happened before is read by those who ask for it.
         let mut position = loop {
             match control.store.outbox_end().await {
                 Ok(end) => break end,
                 Err(error) => {
                     tracing::warn!(%error, "the end of the outbox cannot be read; trying again");
-                    if !more(&control, &mut hints, SLOW_LOOK).await {
+                    if !news.more(&control, SLOW_LOOK).await {
                         return;
                     }
                 }
@@ -61,20 +61,19 @@ pub(crate) fn spawn(control: &Arc<Control>) {
         };
         loop {
             match control.store.outbox_list(position, BATCH).await {
-                Ok(rows) if rows.is_empty() => {
-                    if !more(&control, &mut hints, SLOW_LOOK).await {
-                        return;
-                    }
-                }
                 Ok(rows) => {
                     for row in &rows {
                         tell(&control, row).await;
                         position = row.position;
                     }
+                    let all = rows.len() < usize::try_from(BATCH).unwrap_or(usize::MAX);
+                    if all && !news.more(&control, SLOW_LOOK).await {
+                        return;
+                    }
                 }
                 Err(error) => {
                     tracing::warn!(%error, "the outbox cannot be read; trying again");
-                    if !more(&control, &mut hints, SLOW_LOOK).await {
+                    if !news.more(&control, SLOW_LOOK).await {
                         return;
                     }
                 }

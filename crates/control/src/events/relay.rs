@@ -10,7 +10,7 @@ use gpuaas_contract::time::Timestamp;
 use gpuaas_engines::bus::Envelope;
 use gpuaas_store::{OUTBOX_LANES, OutboxRow};
 
-use super::more;
+use super::News;
 use crate::Control;
 use crate::failure::Failure;
 
@@ -19,6 +19,8 @@ const BATCH: u32 = 1000;
 /// Shares of the lanes that are published at the same time: while one is on its way, another is read or marked. The store has two
 /// connections for it.
 const SHARES: usize = 2;
+/// So many are not worth sharing.
+const FEW: u32 = 200;
 /// Batches of a share before it is asked again which lanes have something.
 const BATCHES: usize = 16;
 /// Stands behind the hints, and finds what another relay has left.
@@ -36,7 +38,7 @@ pub(crate) fn spawn(control: &Arc<Control>) {
     control.background.spawn(async move {
         let control = owned;
         // Heard before the first look, so that nothing falls between the two.
-        let mut hints = control.store.hints();
+        let mut news = News::of(&control);
         let mut away = false;
         // The first time at once: a server that is restarted often has to forget, too.
         let mut forget = tokio::time::Instant::now();
@@ -66,7 +68,7 @@ pub(crate) fn spawn(control: &Arc<Control>) {
             if away {
                 // Hints would only make it try faster than it helps.
                 tokio::select! { () = control.shutdown.cancelled() => return, () = tokio::time::sleep(pause) => {} }
-            } else if !more(&control, &mut hints, pause).await {
+            } else if !news.more(&control, pause).await {
                 return;
             }
         }
@@ -85,10 +87,12 @@ async fn publish_all(control: &Control) -> Result<Outcome, Failure> {
         if waiting.is_empty() {
             return Ok(Outcome::Done);
         }
-        // In turn, so that each share has events from everywhere in the outbox.
-        let mut shares: [Vec<u32>; SHARES] = Default::default();
+        // Few events are one batch.
+        let few = waiting.iter().map(|(_, events)| events).sum::<u64>() <= u64::from(FEW);
+        let mut shares: Vec<Vec<u32>> = vec![Vec::new(); if few { 1 } else { SHARES }];
         let lanes = waiting.into_iter().map(|(lane, _)| lane).filter(|lane| *lane < OUTBOX_LANES);
-        for (lane, share) in lanes.zip((0..SHARES).cycle()) {
+        // In turn, so that each share has events from everywhere in the outbox.
+        for (lane, share) in lanes.zip((0..shares.len()).cycle()) {
             shares[share].push(lane);
         }
         let mut moved = false;
@@ -107,21 +111,26 @@ async fn publish_all(control: &Control) -> Result<Outcome, Failure> {
 
 /// Publishes batches of these lanes, as long as there are some. The inner error is the bus's.
 async fn publish_share(control: &Control, lanes: &[u32]) -> Result<Result<usize, String>, Failure> {
+    let each = BATCH / u32::try_from(lanes.len()).unwrap_or(BATCH).clamp(1, BATCH);
     let mut published = 0;
     for _ in 0..BATCHES {
-        match publish_batch(control, lanes).await? {
-            Ok(0) => break,
-            Ok(more) => published += more,
+        match publish_batch(control, lanes, each).await? {
+            Ok(now) => {
+                published += now;
+                // No lane can have had more than it gave.
+                if now < usize::try_from(each).unwrap_or(usize::MAX) {
+                    break;
+                }
+            }
             Err(reason) => return Ok(Err(reason)),
         }
     }
     Ok(Ok(published))
 }
 
-/// Publishes a batch of these lanes. The inner error is the bus's.
-async fn publish_batch(control: &Control, lanes: &[u32]) -> Result<Result<usize, String>, Failure> {
+/// Publishes a batch of these lanes, with so many events of each at most. The inner error is the bus's.
+async fn publish_batch(control: &Control, lanes: &[u32], each: u32) -> Result<Result<usize, String>, Failure> {
     let mut refused = None;
-    let each = BATCH / u32::try_from(lanes.len()).unwrap_or(BATCH).clamp(1, BATCH);
     let relayed = control
         .store
         .outbox_relay(lanes, each, async |rows| {

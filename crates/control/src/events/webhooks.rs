@@ -15,7 +15,7 @@ use gpuaas_store::{OutboxRow, ResourceFilter};
 use tokio::sync::Notify;
 
 use super::notify::project_of;
-use super::{deliveries, more};
+use super::{News, deliveries};
 use crate::failure::{Failure, settle};
 use crate::{Control, books};
 
@@ -52,7 +52,7 @@ pub(crate) fn spawn(control: &Arc<Control>) {
 }
 
 async fn dispatch(control: &Control, made: &Notify) {
-    let mut hints = control.store.hints();
+    let mut news = News::of(control);
     loop {
         match dispatch_batch(control).await {
             Ok(batch) => {
@@ -65,7 +65,7 @@ async fn dispatch(control: &Control, made: &Notify) {
             }
             Err(error) => tracing::warn!(error = %crate::link::chain(&error), "webhooks wait for their events"),
         }
-        if !more(control, &mut hints, SLOW_LOOK).await {
+        if !news.more(control, SLOW_LOOK).await {
             return;
         }
     }

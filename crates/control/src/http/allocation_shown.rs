@@ -1,9 +1,10 @@
 //! An allocation as callers see it: tenants see what is theirs, those who run the platform also where it is.
 
-use std::collections::HashMap;
+use std::collections::{BTreeSet, HashMap};
+use std::net::Ipv4Addr;
 
 use gpuaas_api::dto;
-use gpuaas_contract::id::NodeId;
+use gpuaas_contract::id::{NodeId, SlotId};
 use gpuaas_domain::allocation::{Allocation, AllocationState, Step};
 use gpuaas_domain::catalog::Product;
 
@@ -45,33 +46,40 @@ pub(super) async fn shown_all(
     eyes: Eyes,
     allocations: Vec<Allocation>,
 ) -> Result<Vec<dto::Allocation>, Failure> {
-    let mut names: HashMap<NodeId, String> = HashMap::new();
+    let nodes: BTreeSet<NodeId> = allocations.iter().filter_map(|one| one.node_id).filter(|_| eyes.platform()).collect();
+    let slots: Vec<SlotId> = allocations.iter().filter_map(first_slot).collect();
+    let known = Known {
+        names: if nodes.is_empty() { HashMap::new() } else { control.store.node_names(&Vec::from_iter(nodes)).await? },
+        addresses: match slots.is_empty() {
+            true => HashMap::new(),
+            false => control.store.slot_many(&slots).await?.into_iter().map(|slot| (slot.id, slot.spec.private_ip)).collect(),
+        },
+    };
     let mut items = Vec::with_capacity(allocations.len());
     for allocation in allocations {
-        if eyes.platform()
-            && let Some(node) = allocation.node_id
-            && !names.contains_key(&node)
-        {
-            let name = control.store.node_get(node).await?.map(|node| node.name).unwrap_or_default();
-            names.insert(node, name);
-        }
-        items.push(one(control, eyes, allocation, &names).await?);
+        items.push(one(control, eyes, allocation, &known).await?);
     }
     Ok(items)
 }
 
-async fn one(
-    control: &Control,
-    eyes: Eyes,
-    allocation: Allocation,
-    names: &HashMap<NodeId, String>,
-) -> Result<dto::Allocation, Failure> {
+/// What was read for all of a page at once.
+struct Known {
+    names: HashMap<NodeId, String>,
+    addresses: HashMap<SlotId, Ipv4Addr>,
+}
+
+/// The slot by whose address a guest is reached, as long as it has it.
+fn first_slot(allocation: &Allocation) -> Option<SlotId> {
+    match allocation.terms.product {
+        Product::Slice { .. } => allocation.slots.first().copied().filter(|_| !allocation.state.over()),
+        Product::BareMetal => None,
+    }
+}
+
+async fn one(control: &Control, eyes: Eyes, allocation: Allocation, known: &Known) -> Result<dto::Allocation, Failure> {
     let node = allocation.node_id.filter(|_| eyes.platform());
     let held = !allocation.state.over();
-    let private_ip = match (allocation.terms.product, allocation.slots.first()) {
-        (Product::Slice { .. }, Some(slot)) if held => control.store.slot_get(*slot).await?.map(|slot| slot.spec.private_ip),
-        (Product::Slice { .. } | Product::BareMetal, _) => None,
-    };
+    let private_ip = first_slot(&allocation).and_then(|slot| known.addresses.get(&slot).copied());
     let maintenance = match allocation.node_id.filter(|_| held) {
         Some(node) => control.fleet.windows_of(control, node).await?,
         None => Vec::new(),
@@ -98,7 +106,7 @@ async fn one(
         image: terms.image.as_ref().map(|image| image.name.clone()),
         username: terms.username.to_string(),
         node_id: node,
-        node_name: node.and_then(|node| names.get(&node).cloned()),
+        node_name: node.and_then(|node| known.names.get(&node).cloned()),
         slots: u32::try_from(allocation.slots.len()).unwrap_or(u32::MAX),
         private_ip,
         ssh_host: address.map(|address| address.to_string()),

@@ -19,7 +19,7 @@ use gpuaas_domain::allocation::commands::{self, Request};
 use gpuaas_domain::allocation::{Allocation, AllocationState, request_lookup};
 use gpuaas_domain::catalog::{Image, Sku, SshKey};
 use gpuaas_domain::people::Project;
-use gpuaas_domain::quota::{Quota, quota_id};
+use gpuaas_domain::quota::Quota;
 use gpuaas_domain::{Decision, Refusal};
 use gpuaas_store::ResourceFilter;
 
@@ -27,7 +27,7 @@ use super::allocation_shown::{Eyes, etag, shown, shown_all};
 use super::caller::Caller;
 use super::problem::{JsonBody, Params, Rejected, Segments};
 use super::{if_match, node_name, page_limit, parse_id, projects, task_make};
-use crate::failure::{Failure, settle};
+use crate::failure::{Failure, settle_counted};
 use crate::workflow::wish_of;
 use crate::{Control, books};
 
@@ -63,7 +63,7 @@ pub(super) async fn create(
         return Err(Refusal::conflict("no_capacity", plan.reason.unwrap_or_default()).into());
     }
     let (id, context) = (AllocationId::generate(), caller.context());
-    let made = settle(&control, || async {
+    let made = settle_counted(&control, || async {
         // Another request with the same key may have been faster.
         if let Some(key) = &request.idempotency_key
             && let Some(earlier) = books::by_lookup::<Allocation>(&control, &request_lookup(&actor, key)).await?
@@ -96,12 +96,9 @@ fn digest_of(project: ProjectId, wanted: &AllocationCreate) -> Result<Digest, Fa
 }
 
 async fn quotas_of(control: &Control, project: &Project) -> Result<Vec<Quota>, Failure> {
-    let mut quotas = Vec::with_capacity(2);
-    for id in [quota_id(&project.id), quota_id(&project.organisation_id)] {
-        let missing = || Failure::Internal(format!("{id} is not in the books"));
-        quotas.push(books::get::<Quota>(control, &id).await?.ok_or_else(missing)?);
-    }
-    Ok(quotas)
+    let quotas = books::quotas(control, project.id, project.organisation_id).await?;
+    let missing = || Failure::Internal(format!("a quota of {} is not in the books", project.id));
+    (quotas.len() == 2).then_some(quotas).ok_or_else(missing)
 }
 
 /// What was asked for by name, as it is in the catalogue now.
@@ -337,12 +334,9 @@ async fn decide(
     decide: impl Fn(&Allocation, &[Quota], &gpuaas_domain::decision::Context) -> Result<(Allocation, Decision), Failure>,
 ) -> Result<Response, Rejected> {
     let context = caller.context();
-    let next = settle(control, || async {
+    let next = settle_counted(control, || async {
         let allocation = get(control, id).await?;
-        let mut quotas = Vec::with_capacity(2);
-        for id in [quota_id(&allocation.project_id), quota_id(&allocation.organisation_id)] {
-            quotas.extend(books::get::<Quota>(control, id).await?);
-        }
+        let quotas = books::quotas(control, allocation.project_id, allocation.organisation_id).await?;
         decide(&allocation, &quotas, &context)
     })
     .await?;

@@ -1,7 +1,7 @@
 //! The picture of the fleet that placement looks at. It is made from the rows when it is first needed and kept up to date by hints; it
 //! authorises nothing, and whoever finds it behind the rows has the node looked at again.
 
-use std::collections::{BTreeSet, HashSet};
+use std::collections::{BTreeMap, BTreeSet, HashSet};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use gpuaas_contract::id::NodeId;
@@ -28,6 +28,8 @@ pub struct FleetView {
     inner: Mutex<View>,
     /// One reader of rows at a time: the others wait for what it finds.
     reading: tokio::sync::Mutex<()>,
+    /// A place is no longer held.
+    given_up: tokio::sync::Notify,
 }
 
 struct View {
@@ -36,11 +38,52 @@ struct View {
     /// The whole picture is to be made anew.
     all: bool,
     dirty: HashSet<NodeId>,
+    /// What was chosen and is about to be written, in the order in which it was chosen.
+    held: BTreeMap<u64, (What, Placement)>,
+    /// The number of the next one.
+    next_held: u64,
 }
 
 impl Default for View {
     fn default() -> Self {
-        Self { fleet: Fleet::new(), windows: Vec::new(), all: true, dirty: HashSet::new() }
+        let (windows, dirty, held) = Default::default();
+        Self { fleet: Fleet::new(), windows, all: true, dirty, held, next_held: 0 }
+    }
+}
+
+impl View {
+    /// Whether all of it is to be made anew.
+    fn is_old(&self, now: Timestamp) -> bool {
+        // Maintenance that is over does not say so.
+        self.all || self.windows.iter().any(|window| !window.counts(now))
+    }
+
+    /// Puts in what the rows say of a node. What is held there stays so.
+    fn upsert(&mut self, candidate: Candidate) {
+        let node = candidate.node_id();
+        self.fleet.upsert(candidate);
+        for (what, place) in self.held.values().filter(|(_, place)| place.node_id == node) {
+            self.fleet.take(what, place);
+        }
+    }
+}
+
+/// A place that somebody has chosen. Until it is written, or until it turns out that it cannot be, others are shown that it is taken:
+/// else all who look at the same time would find the same best place, and all but one in vain.
+pub(crate) struct Held<'a> {
+    view: &'a FleetView,
+    number: u64,
+}
+
+impl Drop for Held<'_> {
+    fn drop(&mut self) {
+        let mut view = self.view.lock();
+        if let Some((_, place)) = view.held.remove(&self.number) {
+            // The rows say what became of it.
+            view.dirty.insert(place.node_id);
+        }
+        drop(view);
+        self.view.given_up.notify_waiters();
     }
 }
 
@@ -114,6 +157,35 @@ impl FleetView {
         Ok(self.lock().fleet.place(wish, Timestamp::now()))
     }
 
+    /// A place for a wish, which is held for the caller.
+    pub(super) async fn hold(&self, control: &Control, wish: &Wish) -> Result<Result<(Placement, Held<'_>), NoFit>, Failure> {
+        let mut first_after = None;
+        loop {
+            let given_up = self.given_up.notified();
+            self.refresh(control).await?;
+            {
+                let mut view = self.lock();
+                match view.fleet.place(wish, Timestamp::now()) {
+                    Ok(place) => {
+                        let number = view.next_held;
+                        view.next_held += 1;
+                        view.fleet.take(&wish.what, &place);
+                        view.held.insert(number, (wish.what.clone(), place.clone()));
+                        return Ok(Ok((place, Held { view: self, number })));
+                    }
+                    // Those who have a place now may not get it. Not those who come later, or it could take forever.
+                    Err(no_fit) => {
+                        let end = *first_after.get_or_insert(view.next_held);
+                        if view.held.range(..end).next().is_none() {
+                            return Ok(Err(no_fit));
+                        }
+                    }
+                }
+            }
+            given_up.await;
+        }
+    }
+
     /// Asks the picture something, after it was brought up to date.
     pub(crate) async fn ask<T>(&self, control: &Control, question: impl FnOnce(&Fleet) -> T) -> Result<T, Failure> {
         self.refresh(control).await?;
@@ -122,24 +194,19 @@ impl FleetView {
 
     /// Announced maintenance that concerns a node, soonest first.
     pub(crate) async fn windows_of(&self, control: &Control, node: NodeId) -> Result<Vec<Window>, Failure> {
-        self.refresh(control).await?;
         let now = Timestamp::now();
+        // They are read with the whole picture; news of single nodes do not concern them.
+        if self.lock().is_old(now) {
+            self.refresh(control).await?;
+        }
         let view = self.lock();
         Ok(view.windows.iter().filter(|window| window.counts(now) && window.nodes.contains(&node)).cloned().collect())
-    }
-
-    /// What was found on a node was not there: it is read again.
-    pub(crate) async fn look_at(&self, control: &Control, node: NodeId) -> Result<(), Failure> {
-        self.lock().dirty.insert(node);
-        self.refresh(control).await
     }
 
     async fn refresh(&self, control: &Control) -> Result<(), Failure> {
         {
             let mut view = self.lock();
-            let now = Timestamp::now();
-            // Maintenance that is over does not say so.
-            view.all |= view.windows.iter().any(|window| !window.counts(now));
+            view.all |= view.is_old(Timestamp::now());
             if !view.all && view.dirty.is_empty() {
                 return Ok(());
             }
@@ -178,6 +245,8 @@ impl FleetView {
             }
         }
         let mut view = self.lock();
+        let View { held, .. } = &*view;
+        held.values().for_each(|(what, place)| fleet.take(what, place));
         view.fleet = fleet;
         view.windows = windows;
         Ok(())
@@ -189,7 +258,7 @@ impl FleetView {
             match control.store.node_get(*id).await? {
                 Some(node) => {
                     let candidate = candidate(control, &node, &windows).await?;
-                    self.lock().fleet.upsert(candidate);
+                    self.lock().upsert(candidate);
                 }
                 None => self.lock().fleet.remove(*id),
             }
@@ -200,7 +269,11 @@ impl FleetView {
 
 async fn candidate(control: &Control, node: &Node, windows: &[Window]) -> Result<Candidate, Failure> {
     let slots = control.store.slot_of_node(node.id).await?;
-    let machine = books::get::<Machine>(control, machine_id(node.id)).await.unwrap_or(None);
+    let machine = match books::get::<Machine>(control, machine_id(node.id)).await {
+        // A row that is not ours is no offer, and must not keep the others from being seen.
+        Err(Failure::Refused(_)) => None,
+        read => read?,
+    };
     let offer = machine.and_then(|machine| match machine.state {
         MachineState::Available => Some(MachineUse::Free),
         MachineState::Leased | MachineState::Releasing => Some(MachineUse::Leased),

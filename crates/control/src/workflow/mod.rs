@@ -15,14 +15,14 @@ use std::sync::Arc;
 
 use gpuaas_contract::id::AllocationId;
 use gpuaas_contract::time::Timestamp;
-use gpuaas_domain::allocation::{self, Allocation, Next, Step, Tools};
+use gpuaas_domain::allocation::{self, Advance, Allocation, Next, Step, Tools, World};
 use gpuaas_domain::decision::Context;
 use gpuaas_domain::task::{self, TaskRecord};
 use gpuaas_domain::{Actor, Decision};
 
-use crate::Control;
-use crate::failure::{Failure, settle};
+use crate::failure::{Failure, settle_counted};
 use crate::leases::seal;
+use crate::{Control, books};
 
 pub use fleet::FleetView;
 pub(crate) use fleet::wish_of;
@@ -81,27 +81,30 @@ pub struct Advanced {
 
 /// The step that a run is at. `None` if there is no such allocation.
 pub async fn step_of(control: &Control, id: AllocationId) -> Result<Option<Step>, Failure> {
-    Ok(crate::books::get::<Allocation>(control, id).await?.map(|run| run.step))
+    Ok(books::get::<Allocation>(control, id).await?.map(|run| run.step))
 }
 
 /// Advances the run of an allocation by one step, but only if it is `at` this one, where one is given. `None` if there is no such
 /// allocation.
 pub async fn advance(control: &Control, id: AllocationId, at: Option<Step>) -> Result<Option<Advanced>, Failure> {
-    let (advanced, wrote) = settle(control, || async {
-        let nothing = |advanced| Ok(((advanced, None), Decision::default()));
-        let Some(run) = crate::books::get::<Allocation>(control, id).await? else { return nothing(None) };
+    // What is held for it is held until the decision is written.
+    let (advanced, wrote, _held) = settle_counted(control, || async {
+        let nothing = |advanced| Ok(((advanced, None, None), Decision::default()));
+        let Some(run) = books::get::<Allocation>(control, id).await? else { return nothing(None) };
         if run.step == Step::Done {
             return nothing(Some(Advanced { step: run.step, next: Next::Done }));
         }
         if at.is_some_and(|at| at != run.step) {
             return nothing(Some(Advanced { step: run.step, next: Next::Now }));
         }
-        let world = world::load(control, &run).await?;
-        let seal = seal(control);
-        let intent = |task: &TaskRecord| control.keys.intent_mac(&task::intent_text(task));
-        let tools = Tools { seal: &seal, intent: &intent };
+        let (mut world, held) = world::load(control, &run).await?;
         let context = context_of(&run);
-        let advanced = allocation::advance(&run, &world, &tools, &context);
+        let mut advanced = decide(control, &run, &world, &context);
+        if advanced.allocation.state.over() {
+            // The same decision, with what is given back.
+            world.quotas = books::quotas(control, run.project_id, run.organisation_id).await?;
+            advanced = decide(control, &run, &world, &context);
+        }
         if advanced.allocation.state != run.state {
             tracing::info!(
                 allocation = %id, from = run.state.as_str(), to = advanced.allocation.state.as_str(), step = run.step.as_str(),
@@ -113,7 +116,7 @@ pub async fn advance(control: &Control, id: AllocationId, at: Option<Step>) -> R
             gpuaas_failpoint::hit(decided(run.step));
         }
         let came = Advanced { step: advanced.allocation.step, next: advanced.next };
-        Ok(((Some(came), writes.then_some(run.step)), advanced.decision))
+        Ok(((Some(came), writes.then_some(run.step), held), advanced.decision))
     })
     .await?;
     if let Some(step) = wrote {
@@ -122,6 +125,12 @@ pub async fn advance(control: &Control, id: AllocationId, at: Option<Step>) -> R
     }
     control.placing.note(id, advanced);
     Ok(advanced)
+}
+
+fn decide(control: &Control, run: &Allocation, world: &World, context: &Context) -> Advance {
+    let seal = seal(control);
+    let intent = |task: &TaskRecord| control.keys.intent_mac(&task::intent_text(task));
+    allocation::advance(run, world, &Tools { seal: &seal, intent: &intent }, context)
 }
 
 /// Where a crash test stops the server before a step is written.

@@ -7,11 +7,10 @@ use gpuaas_domain::allocation::{Allocation, Chosen, Step, World};
 use gpuaas_domain::catalog::Product;
 use gpuaas_domain::machine::{Machine, machine_id};
 use gpuaas_domain::placement::{NoFit, Placement};
-use gpuaas_domain::quota::{Quota, quota_id};
 use gpuaas_domain::slot::Slot;
 use gpuaas_domain::task::TaskRecord;
 
-use super::fleet::wish_of;
+use super::fleet::{Held, wish_of};
 use crate::failure::Failure;
 use crate::leases::check_seal;
 use crate::{Control, books};
@@ -19,7 +18,8 @@ use crate::{Control, books};
 /// How often a place is looked for anew because what was found was not there any more.
 const MAX_LOOKS: u32 = 4;
 
-pub(super) async fn load(control: &Control, run: &Allocation) -> Result<World, Failure> {
+/// What a step is decided on, but for the quotas, which only the end of a run needs; and the place that was chosen for it, which is held until the decision is written.
+pub(super) async fn load<'a>(control: &'a Control, run: &Allocation) -> Result<(World, Option<Held<'a>>), Failure> {
     let slots = control.store.slot_of_allocation(run.id).await?;
     for slot in &slots {
         check_seal(control, slot)?;
@@ -41,22 +41,18 @@ pub(super) async fn load(control: &Control, run: &Allocation) -> Result<World, F
     };
     let lease_tasks = lease_tasks(control, &slots, machine.as_ref(), task.as_ref()).await?;
     let free = slots.is_empty() && machine.is_none();
-    let place = match run.step {
+    let found = match run.step {
         Step::Place if free && run.release_wish.is_none() => Some(look(control, run).await?),
         Step::Place | Step::AwaitProvision | Step::Serve | Step::AwaitPower | Step::Release | Step::AwaitRelease | Step::Done => {
             None
         }
     };
-    Ok(World { node, slots, lease_tasks, machine, task, place, quotas: quotas(control, run).await? })
-}
-
-/// The quotas that an allocation counts against.
-async fn quotas(control: &Control, run: &Allocation) -> Result<Vec<Quota>, Failure> {
-    let mut quotas = Vec::with_capacity(2);
-    for id in [quota_id(&run.project_id), quota_id(&run.organisation_id)] {
-        quotas.extend(books::get::<Quota>(control, id).await?);
-    }
-    Ok(quotas)
+    let (place, held) = match found {
+        Some(Ok((chosen, held))) => (Some(Ok(chosen)), Some(held)),
+        Some(Err(no_fit)) => (Some(Err(no_fit)), None),
+        None => (None, None),
+    };
+    Ok((World { node, slots, lease_tasks, machine, task, place, quotas: Vec::new() }, held))
 }
 
 async fn lease_tasks(
@@ -79,21 +75,18 @@ async fn lease_tasks(
 
 /// A place, with the rows it consists of. The picture it is chosen from may be behind the rows: then the picture of that node is made
 /// anew and another place is looked for.
-async fn look(control: &Control, run: &Allocation) -> Result<Result<Chosen, NoFit>, Failure> {
+async fn look<'a>(control: &'a Control, run: &Allocation) -> Result<Result<(Chosen, Held<'a>), NoFit>, Failure> {
     let wish = wish_of(&run.terms, &run.avoid, run.expires_at);
-    let mut found = control.fleet.place(control, &wish).await?;
-    for _ in 0..MAX_LOOKS {
-        let placement = match found {
-            Ok(placement) => placement,
+    for _ in 0..=MAX_LOOKS {
+        let (place, held) = match control.fleet.hold(control, &wish).await? {
+            Ok(found) => found,
             Err(no_fit) => return Ok(Err(no_fit)),
         };
-        if let Some(chosen) = rows_of(control, run, &placement).await? {
-            return Ok(Ok(chosen));
+        if let Some(chosen) = rows_of(control, run, &place).await? {
+            return Ok(Ok((chosen, held)));
         }
-        control.fleet.look_at(control, placement.node_id).await?;
-        found = control.fleet.place(control, &wish).await?;
     }
-    found.map(|_| ()).map_or_else(|no_fit| Ok(Err(no_fit)), |()| Err(Failure::Contended))
+    Err(Failure::Contended)
 }
 
 /// The rows of a place, if they still are what was found.

@@ -52,7 +52,7 @@ pub struct World {
     pub task: Option<TaskRecord>,
     /// A place for it; only looked for at [`Step::Place`].
     pub place: Option<Result<Chosen, NoFit>>,
-    /// The quotas of its project and its organisation.
+    /// The quotas of its project and its organisation. Nothing but its end is written to them.
     pub quotas: Vec<Quota>,
 }
 

@@ -8,7 +8,7 @@ use gpuaas_contract::slice::PciAddress;
 use gpuaas_contract::telemetry::GpuFact;
 use gpuaas_contract::time::Timestamp;
 
-use super::SlotCount;
+use super::{SlotCount, What};
 use crate::node::{Node, Service};
 use crate::slot::{Slot, SlotState};
 
@@ -259,6 +259,18 @@ impl Candidate {
     /// The node.
     pub fn node_id(&self) -> NodeId {
         self.node_id
+    }
+
+    /// Shows what was chosen for somebody as taken.
+    pub(super) fn take(&mut self, what: &What, slots: &[SlotId]) {
+        match what {
+            What::Slots { .. } => {
+                let chosen = self.slots.iter_mut().filter(|slot| slots.contains(&slot.id) && slot.is_free());
+                chosen.for_each(|slot| slot.state = SlotState::Leased);
+            }
+            What::Machine { .. } if self.machine == Some(MachineUse::Free) => self.machine = Some(MachineUse::Leased),
+            What::Machine { .. } => {}
+        }
     }
 
     /// Whether new slots may be given out on it.

@@ -126,6 +126,14 @@ impl Fleet {
         }
     }
 
+    /// Shows a place as taken, since somebody is about to have it. What is put in for its node later says what became of it.
+    pub fn take(&mut self, what: &What, place: &Placement) {
+        if let Some(mut candidate) = self.nodes.get(&place.node_id).cloned() {
+            candidate.take(what, &place.slots);
+            self.upsert(candidate);
+        }
+    }
+
     /// Takes something off a shelf, and the shelf away if it is empty then: a model that is gone leaves nothing behind.
     fn on_shelf(&mut self, wanted: &Wanted, take: impl FnOnce(&mut Shelf)) {
         let Some(shelf) = self.shelves.get_mut(wanted) else { return };
