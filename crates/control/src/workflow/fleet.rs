@@ -32,12 +32,21 @@ pub struct FleetView {
     given_up: tokio::sync::Notify,
 }
 
+/// How much of the picture.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Extent {
+    Nodes,
+    All,
+}
+
 struct View {
     fleet: Fleet,
     windows: Vec<Window>,
     /// The whole picture is to be made anew.
     all: bool,
     dirty: HashSet<NodeId>,
+    /// Somebody is reading what was known to be old.
+    being_read: Option<Extent>,
     /// What was chosen and is about to be written, in the order in which it was chosen.
     held: BTreeMap<u64, (What, Placement)>,
     /// The number of the next one.
@@ -47,7 +56,7 @@ struct View {
 impl Default for View {
     fn default() -> Self {
         let (windows, dirty, held) = Default::default();
-        Self { fleet: Fleet::new(), windows, all: true, dirty, held, next_held: 0 }
+        Self { fleet: Fleet::new(), windows, all: true, dirty, being_read: None, held, next_held: 0 }
     }
 }
 
@@ -64,6 +73,35 @@ impl View {
         self.fleet.upsert(candidate);
         for (what, place) in self.held.values().filter(|(_, place)| place.node_id == node) {
             self.fleet.take(what, place);
+        }
+    }
+}
+
+/// Rows are being read. Whoever asks meanwhile waits for them: without them the picture may be one of nothing at all. If they are not read
+/// to the end, as when nobody waits for the answer any more, what was to be read is still old.
+struct Reading<'a> {
+    view: &'a FleetView,
+    all: bool,
+    dirty: HashSet<NodeId>,
+    done: bool,
+}
+
+impl<'a> Reading<'a> {
+    /// What is old is taken before the rows are read: what changes while they are read is old again.
+    fn begin(view: &'a FleetView) -> Self {
+        let mut now = view.lock();
+        now.being_read = Some(if now.all { Extent::All } else { Extent::Nodes });
+        Self { view, all: std::mem::take(&mut now.all), dirty: std::mem::take(&mut now.dirty), done: false }
+    }
+}
+
+impl Drop for Reading<'_> {
+    fn drop(&mut self) {
+        let mut view = self.view.lock();
+        view.being_read = None;
+        if !self.done {
+            view.all |= self.all;
+            view.dirty.extend(self.dirty.drain());
         }
     }
 }
@@ -196,7 +234,11 @@ impl FleetView {
     pub(crate) async fn windows_of(&self, control: &Control, node: NodeId) -> Result<Vec<Window>, Failure> {
         let now = Timestamp::now();
         // They are read with the whole picture; news of single nodes do not concern them.
-        if self.lock().is_old(now) {
+        let known = {
+            let view = self.lock();
+            !view.is_old(now) && view.being_read != Some(Extent::All)
+        };
+        if !known {
             self.refresh(control).await?;
         }
         let view = self.lock();
@@ -207,23 +249,19 @@ impl FleetView {
         {
             let mut view = self.lock();
             view.all |= view.is_old(Timestamp::now());
-            if !view.all && view.dirty.is_empty() {
+            if !view.all && view.dirty.is_empty() && view.being_read.is_none() {
                 return Ok(());
             }
         }
-        let _reading = self.reading.lock().await;
-        // Taken before the rows are read: what changes while they are read is old again.
-        let (all, dirty) = {
-            let mut view = self.lock();
-            (std::mem::take(&mut view.all), std::mem::take(&mut view.dirty))
-        };
-        let read = if all { self.read_all(control).await } else { self.read_some(control, &dirty).await };
-        if read.is_err() {
-            let mut view = self.lock();
-            view.all |= all;
-            view.dirty.extend(dirty);
+        let _one_at_a_time = self.reading.lock().await;
+        let mut reading = Reading::begin(self);
+        if reading.all {
+            self.read_all(control).await?;
+        } else {
+            self.read_some(control, &reading.dirty).await?;
         }
-        read
+        reading.done = true;
+        Ok(())
     }
 
     async fn read_all(&self, control: &Control) -> Result<(), Failure> {

@@ -1,7 +1,7 @@
 //! The life of allocations, from a tenant's request to the last trace, against a real server by scripted nodes. It is the same whoever
 //! drives the runs.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 use gpuaas_api::dto::{
     Allocation, AllocationCreate, ImageCreate, Limits, OrganisationCreate, PageQuery, ProductKind, ProjectCreate, Reason,
@@ -277,6 +277,46 @@ pub async fn a_step_that_fails_leads_to_a_defined_end(server: TestServer) {
     }
 }
 
+/// All look for a place at the same time, and there is one for each: nobody is told that there is none, and no slot is anybody else's.
+pub async fn who_ask_at_the_same_time_find_different_places(server: TestServer) {
+    let (mut node, slots) = Looking::with_slots(&server, 3).await;
+    let shop = Shop::open(&server).await;
+    let client = server.client();
+    let wanted = ["a", "b", "c"].map(|name| shop.wants(name, "one"));
+    let made = futures::future::try_join_all(wanted.iter().map(|wanted| client.allocation_create(&shop.project, wanted, None)));
+    let made = made.await.unwrap();
+    let tasks = [node.next().await, node.next().await, node.next().await];
+    for task in &tasks {
+        assert_eq!(task.task().task_type(), TaskType::SliceVmProvision);
+        assert_eq!(node.answers(task, |payload| succeeded(payload, task, None)).await, "");
+    }
+    for one in &made {
+        let active = until(&server, one, "active").await;
+        assert_eq!((active.attempts, active.slots), (1, 1));
+    }
+    let mut holders = BTreeSet::new();
+    for slot in &slots {
+        holders.extend(client.slot(&slot.id.to_string()).await.unwrap().allocation_id);
+    }
+    assert_eq!(holders, made.iter().map(|one| one.id).collect(), "each has one slot");
+    assert_eq!(client.project_quota(&shop.project).await.unwrap().used.slots, 3);
+    // They end at the same time, too: all of them change the same counters.
+    futures::future::try_join_all(
+        made.iter().map(|one| async { client.allocation_release(&one.id.to_string(), &Reason::default()).await }),
+    )
+    .await
+    .unwrap();
+    let tasks = [node.next().await, node.next().await, node.next().await];
+    for task in &tasks {
+        let clean = proof(task);
+        assert_eq!(node.answers(task, |payload| succeeded(payload, task, Some(&clean))).await, "");
+    }
+    for one in &made {
+        until(&server, one, "released").await;
+    }
+    assert_eq!(client.project_quota(&shop.project).await.unwrap().used, Default::default());
+}
+
 /// Makes tests of every scenario with another macro.
 macro_rules! lifecycle {
     ($tests:ident) => {
@@ -285,7 +325,8 @@ macro_rules! lifecycle {
             a_whole_host_is_leased_and_given_back,
             a_host_that_fails_cleanly_is_followed_by_another,
             a_server_that_was_restarted_goes_on_with_every_run,
-            a_step_that_fails_leads_to_a_defined_end
+            a_step_that_fails_leads_to_a_defined_end,
+            who_ask_at_the_same_time_find_different_places
         }
     };
 }

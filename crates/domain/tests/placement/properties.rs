@@ -285,6 +285,20 @@ proptest! {
     }
 
     #[test]
+    fn what_is_taken_is_not_found_again_until_the_rows_say_otherwise(hosts in hosts(), wish in wish()) {
+        let before = fleet(&hosts);
+        let (mut taken, mut places) = (before.clone(), Vec::new());
+        while let Ok(place) = taken.place(&wish, NOW) {
+            taken.take(&wish.what, &place);
+            places.push(place);
+            prop_assert!(places.len() <= before.how_many(&wish), "{:?}", places);
+        }
+        prop_assert_eq!(places.len(), before.how_many(&wish), "everything that fits was found once");
+        hosts.iter().for_each(|host| taken.upsert(host.candidate()));
+        prop_assert_eq!(taken, before);
+    }
+
+    #[test]
     fn capacity_adds_up(hosts in hosts()) {
         let fleet = fleet(&hosts);
         let (rows, nodes) = (fleet.capacity(), fleet.capacity_by_node());
