@@ -1,5 +1,6 @@
 //! What can go wrong while serving somebody, and the loop that loads, decides and commits.
 
+use gpuaas_contract::id::OrgId;
 use gpuaas_domain::{Decision, Refusal};
 use gpuaas_store::{CommitError, StoreError};
 
@@ -61,9 +62,27 @@ pub enum Failure {
 /// How often a decision is made anew because another writer was faster.
 const MAX_ATTEMPTS: u32 = 16;
 
-/// Where those wait who change what many others change, once one of them was faster: there they have their turn one after the other.
-#[derive(Debug, Default)]
-pub(crate) struct Line(tokio::sync::Mutex<()>);
+/// How many lines there are. Organisations with the same one wait for each other, which only costs time.
+const LINES: u8 = 64;
+
+/// Where those wait who change the counters of an organisation, once another one was faster: there they have their turn one after the
+/// other. Each organisation has its line, so that one with much to do does not hold up the others.
+#[derive(Debug)]
+pub(crate) struct Lines(Vec<tokio::sync::Mutex<()>>);
+
+impl Default for Lines {
+    fn default() -> Self {
+        Self((0..LINES).map(|_| tokio::sync::Mutex::new(())).collect())
+    }
+}
+
+impl Lines {
+    async fn turn(&self, organisation: OrgId) -> Option<tokio::sync::MutexGuard<'_, ()>> {
+        // The last of its bytes are by chance.
+        let chance = organisation.as_bytes().last()?;
+        Some(self.0.get(usize::from(chance % LINES))?.lock().await)
+    }
+}
 
 /// Loads, decides and commits until it sticks: `attempt` loads the state and decides on it; if another writer changed
 /// that state meanwhile, it is called again. An empty decision is not written at all.
@@ -72,7 +91,7 @@ where
     A: Fn() -> F,
     F: Future<Output = Result<(T, Decision), Failure>>,
 {
-    settle_with(control, (), None, |_| attempt()).await
+    settle_with(control, (), |_| None, |_| attempt()).await
 }
 
 /// The same for a caller that has just loaded the state: the first attempt gets it and need not load it again.
@@ -81,20 +100,29 @@ where
     A: Fn(Option<K>) -> F,
     F: Future<Output = Result<(T, Decision), Failure>>,
 {
-    settle_with(control, known, None, attempt).await
+    settle_with(control, known, |_| None, attempt).await
 }
 
 /// The same for decisions about allocations, all of which count against the quota of an organisation. `attempt` must not wait for
 /// others who may be in line.
-pub(crate) async fn settle_counted<T, A, F>(control: &Control, attempt: A) -> Result<T, Failure>
+pub(crate) async fn settle_counted<T, A, F>(
+    control: &Control,
+    organisation: impl Fn(&T) -> Option<OrgId>,
+    attempt: A,
+) -> Result<T, Failure>
 where
     A: Fn() -> F,
     F: Future<Output = Result<(T, Decision), Failure>>,
 {
-    settle_with(control, (), Some(&control.counted), |_| attempt()).await
+    settle_with(control, (), organisation, |_| attempt()).await
 }
 
-async fn settle_with<K, T, A, F>(control: &Control, known: K, line: Option<&Line>, attempt: A) -> Result<T, Failure>
+async fn settle_with<K, T, A, F>(
+    control: &Control,
+    known: K,
+    organisation: impl Fn(&T) -> Option<OrgId>,
+    attempt: A,
+) -> Result<T, Failure>
 where
     A: Fn(Option<K>) -> F,
     F: Future<Output = Result<(T, Decision), Failure>>,
@@ -115,10 +143,11 @@ where
             Err(CommitError::Store(error)) => return Err(error.into()),
         }
         control.metrics.decision_overtaken();
+        let organisation = organisation(&value);
         // Whatever it keeps from others is theirs while this one waits.
         drop(value);
-        match line {
-            Some(Line(line)) if turn.is_none() => turn = Some(line.lock().await),
+        match organisation {
+            Some(organisation) if turn.is_none() => turn = control.lines.turn(organisation).await,
             Some(_) | None => tokio::task::yield_now().await,
         }
     }

@@ -43,7 +43,7 @@ pub struct Control {
     progress: http::ProgressBoard,
     fleet: workflow::FleetView,
     placing: workflow::Placing,
-    counted: failure::Line,
+    lines: failure::Lines,
     rights: rights::Rights,
     identity: identity::Identity,
     engines: Engines,

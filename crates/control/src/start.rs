@@ -181,7 +181,7 @@ pub async fn start(config: ServerConfig) -> Result<Server, StartError> {
         progress: http::ProgressBoard::default(),
         fleet: workflow::FleetView::default(),
         placing: workflow::Placing::default(),
-        counted: crate::failure::Line::default(),
+        lines: crate::failure::Lines::default(),
         rights: rights::Rights::new(policies),
         identity,
         engines: Engines::from_config(&config.engines).await?,

@@ -63,16 +63,20 @@ pub(super) async fn create(
         return Err(Refusal::conflict("no_capacity", plan.reason.unwrap_or_default()).into());
     }
     let (id, context) = (AllocationId::generate(), caller.context());
-    let made = settle_counted(&control, || async {
-        // Another request with the same key may have been faster.
-        if let Some(key) = &request.idempotency_key
-            && let Some(earlier) = books::by_lookup::<Allocation>(&control, &request_lookup(&actor, key)).await?
-        {
-            return Ok((earlier, Decision::default()));
-        }
-        let quotas = quotas_of(&control, &project).await?;
-        Ok(commands::request(id, &project, &quotas, &request, &context)?)
-    })
+    let made = settle_counted(
+        &control,
+        |made: &Allocation| Some(made.organisation_id),
+        || async {
+            // Another request with the same key may have been faster.
+            if let Some(key) = &request.idempotency_key
+                && let Some(earlier) = books::by_lookup::<Allocation>(&control, &request_lookup(&actor, key)).await?
+            {
+                return Ok((earlier, Decision::default()));
+            }
+            let quotas = quotas_of(&control, &project).await?;
+            Ok(commands::request(id, &project, &quotas, &request, &context)?)
+        },
+    )
     .await?;
     if made.id != id {
         return answer_again(&control, &caller, made, &digest).await;
@@ -334,11 +338,15 @@ async fn decide(
     decide: impl Fn(&Allocation, &[Quota], &gpuaas_domain::decision::Context) -> Result<(Allocation, Decision), Failure>,
 ) -> Result<Response, Rejected> {
     let context = caller.context();
-    let next = settle_counted(control, || async {
-        let allocation = get(control, id).await?;
-        let quotas = books::quotas(control, allocation.project_id, allocation.organisation_id).await?;
-        decide(&allocation, &quotas, &context)
-    })
+    let next = settle_counted(
+        control,
+        |next: &Allocation| Some(next.organisation_id),
+        || async {
+            let allocation = get(control, id).await?;
+            let quotas = books::quotas(control, allocation.project_id, allocation.organisation_id).await?;
+            decide(&allocation, &quotas, &context)
+        },
+    )
     .await?;
     // Its row has been written over since, or nothing was to be written.
     let now = books::get::<Allocation>(control, next.id).await?.unwrap_or(next);

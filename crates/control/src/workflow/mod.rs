@@ -13,7 +13,7 @@ use std::fmt::Debug;
 use std::pin::Pin;
 use std::sync::Arc;
 
-use gpuaas_contract::id::AllocationId;
+use gpuaas_contract::id::{AllocationId, OrgId};
 use gpuaas_contract::time::Timestamp;
 use gpuaas_domain::allocation::{self, Advance, Allocation, Next, Step, Tools, World};
 use gpuaas_domain::decision::Context;
@@ -88,8 +88,9 @@ pub async fn step_of(control: &Control, id: AllocationId) -> Result<Option<Step>
 /// allocation.
 pub async fn advance(control: &Control, id: AllocationId, at: Option<Step>) -> Result<Option<Advanced>, Failure> {
     // What is held for it is held until the decision is written.
-    let (advanced, wrote, _held) = settle_counted(control, || async {
-        let nothing = |advanced| Ok(((advanced, None, None), Decision::default()));
+    let of = |(_, _, _, organisation): &(_, _, _, Option<OrgId>)| *organisation;
+    let (advanced, wrote, _held, _) = settle_counted(control, of, || async {
+        let nothing = |advanced| Ok(((advanced, None, None, None), Decision::default()));
         let Some(run) = books::get::<Allocation>(control, id).await? else { return nothing(None) };
         if run.step == Step::Done {
             return nothing(Some(Advanced { step: run.step, next: Next::Done }));
@@ -116,7 +117,7 @@ pub async fn advance(control: &Control, id: AllocationId, at: Option<Step>) -> R
             gpuaas_failpoint::hit(decided(run.step));
         }
         let came = Advanced { step: advanced.allocation.step, next: advanced.next };
-        Ok(((Some(came), writes.then_some(run.step), held), advanced.decision))
+        Ok(((Some(came), writes.then_some(run.step), held, Some(run.organisation_id)), advanced.decision))
     })
     .await?;
     if let Some(step) = wrote {
