@@ -11,6 +11,7 @@ use gpuaas_contract::link::Grant;
 use gpuaas_contract::time::Timestamp;
 use gpuaas_contract::verifier_set::{SetError, VerifierSet};
 use gpuaas_host::private_file::{self, PrivateFileError};
+use gpuaas_world::secret::Locked;
 use rustls_pki_types::pem::PemObject as _;
 use rustls_pki_types::{CertificateDer, PrivateKeyDer};
 use zeroize::Zeroizing;
@@ -44,7 +45,7 @@ pub(crate) struct Identity {
 /// The two private keys of an enrolment.
 #[derive(Debug)]
 pub(crate) struct Keys {
-    pub(crate) receipt: SigningKey,
+    pub(crate) receipt: Locked<SigningKey>,
     pub(crate) tls: rcgen::KeyPair,
 }
 
@@ -98,7 +99,7 @@ impl Keys {
         let path = folder.join("receipt.key");
         let hex = read_text(&path)?;
         let seed = seed_from_hex(hex.trim()).ok_or_else(|| damaged(&path, "expected 64 hex digits"))?;
-        Ok(Self { receipt: SigningKey::from_seed(&seed), tls })
+        Ok(Self { receipt: Locked::new(SigningKey::from_seed(&seed)), tls })
     }
 
     /// A request for a certificate over the TLS key.

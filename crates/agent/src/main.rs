@@ -137,6 +137,10 @@ type Failure = Box<dyn std::error::Error + Send + Sync>;
 
 fn main() -> ExitCode {
     let cli = Cli::parse();
+    // This process holds the node's keys, and sees secrets of guests.
+    if let Err(error) = gpuaas_world::process::forbid_memory_dumps() {
+        return complain(&error);
+    }
     // The first one to install a provider wins; there is no other in this program.
     let _ = rustls::crypto::aws_lc_rs::default_provider().install_default();
     let runtime = match tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build() {

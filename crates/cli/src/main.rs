@@ -29,6 +29,13 @@ mod when;
 use clap::Parser as _;
 
 fn main() -> std::process::ExitCode {
+    // The server holds the cluster's keys, and clients hold tokens: neither belongs in a core dump.
+    if let Err(error) = gpuaas_world::process::forbid_memory_dumps() {
+        eprintln!(
+            "gpuaas: cannot turn core dumps off for this process ({error}); a seccomp filter or sandbox must allow prctl and setrlimit"
+        );
+        return std::process::ExitCode::FAILURE;
+    }
     // A second installation fails; there is none before the first line of main.
     let _ = rustls::crypto::aws_lc_rs::default_provider().install_default();
     let cli = args::Cli::parse();

@@ -6,6 +6,8 @@
 
 mod answer;
 pub mod net;
+pub mod process;
+pub mod secret;
 #[cfg(feature = "simulation")]
 pub mod simulation;
 

@@ -21,6 +21,7 @@ use gpuaas_contract::receipt::Outcome;
 use gpuaas_contract::task::TaskType;
 use gpuaas_contract::time::Timestamp;
 use gpuaas_host::Host;
+use gpuaas_world::secret::Locked;
 use tokio::sync::{OwnedSemaphorePermit, Semaphore, mpsc, watch};
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
@@ -82,7 +83,7 @@ struct Inner {
     cluster_id: ClusterId,
     node_id: NodeId,
     node_epoch: u64,
-    receipt_key: SigningKey,
+    receipt_key: Locked<SigningKey>,
     instance_id: AgentInstanceId,
     boot_id: String,
     trust: Arc<Trust>,
@@ -167,7 +168,7 @@ impl Pipeline {
             cluster_id: parts.cluster_id,
             node_id: parts.node_id,
             node_epoch: parts.node_epoch,
-            receipt_key: parts.receipt_key,
+            receipt_key: Locked::new(parts.receipt_key),
             instance_id: parts.instance_id,
             boot_id: parts.boot_id,
             trust: parts.trust,

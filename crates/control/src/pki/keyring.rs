@@ -13,6 +13,7 @@ use gpuaas_contract::verifier_set::{Document, Entry, KeyState, MAX_KEYS, SetErro
 use gpuaas_domain::Refusal;
 use gpuaas_domain::node::Node;
 use gpuaas_domain::task::{self, Outgoing, TaskRecord};
+use gpuaas_world::secret::Locked;
 use hmac::{KeyInit as _, Mac as _};
 
 use super::files::{self, KeyFileError};
@@ -21,14 +22,14 @@ use super::files::{self, KeyFileError};
 pub struct KeyRing {
     dir: PathBuf,
     cluster_id: ClusterId,
-    root: SigningKey,
-    intent: zeroize::Zeroizing<[u8; 32]>,
+    root: Locked<SigningKey>,
+    intent: Locked<zeroize::Zeroizing<[u8; 32]>>,
     current: RwLock<Arc<Current>>,
 }
 
 /// What is in force now.
 struct Current {
-    active: SigningKey,
+    active: Locked<SigningKey>,
     set: VerifierSet,
     document: Vec<u8>,
 }
@@ -56,7 +57,7 @@ impl KeyRing {
         let _lock = files::FolderLock::take(dir)?;
         files::ensure_dir(&dir.join("signing"))?;
         let root = load_or_make(&dir.join("root.key"))?;
-        let intent = load_or_make(&dir.join("intent.key"))?.seed();
+        let intent = Locked::new(load_or_make(&dir.join("intent.key"))?.seed());
         let current = match load_current(dir, cluster_id, &root)? {
             Some(current) => current,
             None => {
@@ -229,7 +230,7 @@ impl KeyRing {
     }
 }
 
-fn publish(dir: &Path, root: &SigningKey, document: Document, active: SigningKey) -> Result<Current, KeyRingError> {
+fn publish(dir: &Path, root: &SigningKey, document: Document, active: Locked<SigningKey>) -> Result<Current, KeyRingError> {
     let bytes = document.sign(root);
     let set = VerifierSet::open(&bytes, &root.verifying_key(), document.cluster_id)?;
     files::write_private(&dir.join("verifier_set.json"), &bytes)?;
@@ -250,31 +251,43 @@ fn signing_path(dir: &Path, id: &KeyId) -> PathBuf {
     dir.join("signing").join(format!("{id}.key"))
 }
 
-fn new_signing_key(dir: &Path) -> Result<SigningKey, KeyRingError> {
-    let key = SigningKey::from_seed(&super::random::<32>());
-    files::write_private(&signing_path(dir, &key.verifying_key().id()), STANDARD.encode(key.seed()).as_bytes())?;
+fn new_signing_key(dir: &Path) -> Result<Locked<SigningKey>, KeyRingError> {
+    let key = random_key();
+    write(&signing_path(dir, &key.verifying_key().id()), &key)?;
     Ok(key)
 }
 
-fn load_signing_key(dir: &Path, id: &KeyId) -> Result<Option<SigningKey>, KeyFileError> {
+fn random_key() -> Locked<SigningKey> {
+    Locked::new(SigningKey::from_seed(&zeroize::Zeroizing::new(super::random::<32>())))
+}
+
+fn write(path: &Path, key: &SigningKey) -> Result<(), KeyFileError> {
+    files::write_private(path, zeroize::Zeroizing::new(STANDARD.encode(key.seed())).as_bytes())
+}
+
+fn load_signing_key(dir: &Path, id: &KeyId) -> Result<Option<Locked<SigningKey>>, KeyFileError> {
     load(&signing_path(dir, id))
 }
 
-fn load_or_make(path: &Path) -> Result<SigningKey, KeyFileError> {
+fn load_or_make(path: &Path) -> Result<Locked<SigningKey>, KeyFileError> {
     if let Some(key) = load(path)? {
         return Ok(key);
     }
-    let key = SigningKey::from_seed(&super::random::<32>());
-    files::write_private(path, STANDARD.encode(key.seed()).as_bytes())?;
+    let key = random_key();
+    write(path, &key)?;
     Ok(key)
 }
 
-fn load(path: &Path) -> Result<Option<SigningKey>, KeyFileError> {
+fn load(path: &Path) -> Result<Option<Locked<SigningKey>>, KeyFileError> {
     let Some(text) = files::read_private(path)? else { return Ok(None) };
-    let seed = STANDARD.decode(text.trim_ascii()).ok().and_then(|bytes| <[u8; 32]>::try_from(bytes).ok());
-    match seed {
-        Some(seed) => Ok(Some(SigningKey::from_seed(&seed))),
-        None => Err(KeyFileError::Damaged { path: path.to_owned(), detail: "expected 32 bytes in base64".to_owned() }),
+    // Into memory that is wiped: a vector of the decoder's own would leave the seed behind. With room for what the decoder expects.
+    let mut decoded = zeroize::Zeroizing::new([0; 48]);
+    let length = STANDARD.decode_slice(text.trim_ascii(), decoded.as_mut_slice());
+    match (length, decoded.first_chunk::<32>()) {
+        (Ok(32), Some(seed)) => Ok(Some(Locked::new(SigningKey::from_seed(seed)))),
+        (Ok(_) | Err(_), _) => {
+            Err(KeyFileError::Damaged { path: path.to_owned(), detail: "expected 32 bytes in base64".to_owned() })
+        }
     }
 }
 
