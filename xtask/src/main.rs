@@ -4,6 +4,7 @@
 #![allow(clippy::print_stdout, reason = "a developer command prints")]
 #![allow(clippy::disallowed_methods, clippy::disallowed_types, reason = "a developer command runs cargo and PostgreSQL")]
 
+mod attack;
 mod bench;
 mod cargo;
 mod counts;
@@ -42,6 +43,8 @@ enum Command {
     Bench(bench::Options),
     /// Run the long forms of the fault tests: a million random tasks, fifty killed databases, and so on
     Prove(prove::Options),
+    /// Attack real processes as strangers would, with somebody at work beside it: sockets, memory, sign-in, enrollment
+    Attack(attack::Options),
     /// Run the fuzz targets under libFuzzer with a nightly compiler, ten minutes each
     Fuzz(fuzz::Options),
     /// Run the simulated cluster under faults: thousands of seeds, or one of them again
@@ -61,6 +64,7 @@ fn main() -> ExitCode {
         Command::Test(options) => test::run(&options),
         Command::Bench(options) => bench::run(&options),
         Command::Prove(options) => prove::run(&options),
+        Command::Attack(options) => attack::run(&options),
         Command::Fuzz(options) => fuzz::run(&options),
         Command::Sim(options) => sim::run(&options),
         Command::Lab(options) => lab::run(&options),

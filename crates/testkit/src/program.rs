@@ -100,6 +100,21 @@ impl Launch {
         Some(wrapped)
     }
 
+    /// The same program with other limits of the system: what `prlimit` takes, such as `--nofile=1024`.
+    #[must_use]
+    pub fn with_limits(&self, limits: &[&str]) -> Self {
+        assert!(self.namespace.is_none(), "limits in another network namespace are not supported");
+        // It replaces itself by the program, so that the process id is the program's own.
+        let mut wrapped = Self { program: "/usr/bin/prlimit".into(), ..self.clone() };
+        wrapped.arguments = limits
+            .iter()
+            .map(OsString::from)
+            .chain(["--".into(), self.program.clone().into()])
+            .chain(self.arguments.iter().cloned())
+            .collect();
+        wrapped
+    }
+
     /// Starts it. Its output goes to files in `folder`, which is also its home and its working folder.
     #[track_caller]
     pub fn start(&self, folder: &Path) -> Program {
@@ -197,6 +212,15 @@ impl Program {
             self.signal(Signal::KILL);
             self.ended = Some(self.child.wait().expect("a child can be waited for"));
         }
+    }
+
+    /// Lets it crash as after an access to memory that is not its own, and waits until it is gone.
+    #[track_caller]
+    pub fn crash(&mut self, timeout: Duration) -> ExitStatus {
+        if self.is_running() {
+            self.signal(Signal::SEGV);
+        }
+        self.wait(timeout)
     }
 
     /// Ends it at once together with the processes it started, as if the machine had lost its power.

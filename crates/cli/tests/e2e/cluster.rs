@@ -61,6 +61,8 @@ pub(crate) struct Cluster {
     _pg: Option<PgDatabase>,
     api_port: u16,
     link_listen: String,
+    /// Descriptors that the server may have, if not as many as this test.
+    open_files: Option<u32>,
 }
 
 /// What a run of the CLI gave.
@@ -106,12 +108,17 @@ impl Cluster {
             Store::Postgres => Some(pg_database()?),
         };
         let store_url = pg.as_ref().map(|pg| pg.url().to_owned());
-        Some(Self::start_at(store_url, pg, address, environment))
+        Some(Self::start_at(store_url, pg, address, environment, None))
     }
 
     /// With the database at this URL, which is somebody else's to keep.
     pub(crate) fn start_with(store_url: &str) -> Self {
-        Self::start_at(Some(store_url.to_owned()), None, "127.0.0.1", Vec::new())
+        Self::start_at(Some(store_url.to_owned()), None, "127.0.0.1", Vec::new(), None)
+    }
+
+    /// On SQLite, with a server that may have this many descriptors.
+    pub(crate) fn start_with_open_files(open_files: u32) -> Self {
+        Self::start_at(None, None, "127.0.0.1", Vec::new(), Some(open_files))
     }
 
     fn start_at(
@@ -119,15 +126,17 @@ impl Cluster {
         pg: Option<PgDatabase>,
         address: &str,
         environment: Vec<(&'static str, String)>,
+        open_files: Option<u32>,
     ) -> Self {
         let dir = TempDir::new();
         let failpoints = Failpoints::new(dir.join("server-failpoints"));
         let (api_port, link_port) = (free_port(), free_port());
         let link_listen = format!("{address}:{link_port}");
         let launch = Self::launch(&dir, &failpoints, store_url.as_deref(), &environment, api_port, &link_listen);
-        let server = launch.start(dir.path());
+        let server = limited(launch, open_files).start(dir.path());
         let link = link_listen.clone();
-        let mut cluster = Self { dir, failpoints, link, store_url, environment, server, _pg: pg, api_port, link_listen };
+        let mut cluster =
+            Self { dir, failpoints, link, store_url, environment, server, _pg: pg, api_port, link_listen, open_files };
         cluster.wait_ready();
         cluster
     }
@@ -185,8 +194,13 @@ impl Cluster {
     /// Starts the server again on the same folder and ports.
     pub(crate) fn start_server(&mut self) {
         let launch = self.relaunch(self.api_port, &self.link_listen);
-        self.server = launch.start(self.dir.path());
+        self.server = limited(launch, self.open_files).start(self.dir.path());
         self.wait_ready();
+    }
+
+    /// The server's process.
+    pub(crate) fn server_id(&self) -> u32 {
+        self.server.id()
     }
 
     pub(crate) fn server_log(&self) -> String {
@@ -259,6 +273,13 @@ impl Cluster {
     pub(crate) fn verify_audit(&self) {
         let ran = self.cli(&["audit", "verify", "-o", "json"]);
         assert_eq!(ran.code, 0, "{ran:?}");
+    }
+}
+
+fn limited(launch: Launch, open_files: Option<u32>) -> Launch {
+    match open_files {
+        Some(files) => launch.with_limits(&[&format!("--nofile={files}:{files}")]),
+        None => launch,
     }
 }
 

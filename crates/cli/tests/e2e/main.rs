@@ -4,6 +4,7 @@
 
 mod allocation_crash;
 mod allocations;
+mod attack;
 mod cluster;
 mod crash;
 mod databases;

@@ -1,0 +1,56 @@
+//! Attacks by strangers on real processes with ordinary limits, each with a legitimate user at work beside it.
+//!
+//! An attack here has four parts: a server with 1,024 descriptors and a node; a [`Bystander`] who keeps working; the attack itself; and what
+//! must hold: the bystander is served all the time, the server's memory stays within its budget, and what the attack took is given back.
+//! `cargo xtask attack` runs the long forms.
+
+mod bystander;
+mod http;
+mod keys;
+mod memory;
+mod sockets;
+mod strangers;
+mod target;
+
+use std::time::Duration;
+
+use bystander::{Bystander, Served};
+use target::Target;
+
+/// What the server's memory may grow to: everything it needs at rest and every budget used up.
+const MEMORY_BUDGET_KIB: u64 = 512 * 1024;
+/// How long the bystander may wait for anything in the long form, when nothing else keeps the machine busy.
+const PATIENCE_ALONE: Duration = Duration::from_secs(2);
+/// The same in the short form, which runs beside other tests.
+const PATIENCE_BESIDE_TESTS: Duration = Duration::from_secs(15);
+
+/// Whether this is the long form.
+fn is_long() -> bool {
+    gpuaas_testkit::proof_count(0, 1) > 0
+}
+
+/// Runs `attack` on the target while somebody works beside it, then checks what must hold and prints the figures.
+#[allow(clippy::print_stdout, reason = "`cargo xtask attack` prints the figures")]
+fn withstand(name: &str, target: &mut Target, attack: impl FnOnce(&Target) -> String) {
+    let before = target.usage();
+    let bystander = Bystander::start(target);
+    let what = attack(target);
+    let during = target.usage();
+    let served = bystander.finish();
+    let recovered = target.wait_recovered(&before);
+    println!(
+        "attack {name}: {what}; bystander {served}; memory {} MiB before, {} MiB at its peak, {} MiB after; descriptors {} before, {} under attack; recovered in {:.1} s",
+        before.resident_kib / 1024,
+        during.peak_kib / 1024,
+        target.usage().resident_kib / 1024,
+        before.descriptors,
+        during.descriptors,
+        recovered.as_secs_f64(),
+    );
+    let Served { requests, failures, slowest, .. } = &served;
+    assert!(*requests > 0, "{name}: the bystander did nothing");
+    assert!(failures.is_empty(), "{name}: the bystander was refused: {failures:?}");
+    let patience = if is_long() { PATIENCE_ALONE } else { PATIENCE_BESIDE_TESTS };
+    assert!(*slowest <= patience, "{name}: the bystander waited {slowest:?}; at most {patience:?} is allowed");
+    assert!(during.peak_kib <= MEMORY_BUDGET_KIB, "{name}: the server took {} KiB of memory", during.peak_kib);
+}

@@ -1,0 +1,92 @@
+//! What is attacked: a server with ordinary limits, and a node that is online.
+
+use std::net::SocketAddr;
+use std::path::PathBuf;
+use std::time::{Duration, Instant};
+
+use gpuaas_testkit::eventually;
+
+use crate::cluster::{AgentHost, Carrier, Cluster};
+
+/// Descriptors that an ordinary login or service has.
+const OPEN_FILES: u32 = 1024;
+/// What an attack took must be free again this long after its end.
+const RECOVERY: Duration = Duration::from_secs(10);
+/// The same in the short form, which runs beside other tests.
+const RECOVERY_BESIDE_TESTS: Duration = Duration::from_secs(40);
+/// Connections of the store's pool, logs and the like may come and go.
+const OTHER_DESCRIPTORS: usize = 24;
+
+/// A server and a node.
+pub(super) struct Target {
+    pub(super) cluster: Cluster,
+    pub(super) node: String,
+    pub(super) token: String,
+    _host: AgentHost,
+}
+
+/// What the server's process uses.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Usage {
+    pub(super) resident_kib: u64,
+    pub(super) peak_kib: u64,
+    pub(super) descriptors: usize,
+}
+
+impl Target {
+    pub(super) fn start() -> Self {
+        // The attacker needs more descriptors than the attacked.
+        let limit = rustix::process::getrlimit(rustix::process::Resource::Nofile);
+        rustix::process::setrlimit(
+            rustix::process::Resource::Nofile,
+            rustix::process::Rlimit { current: limit.maximum, maximum: limit.maximum },
+        )
+        .expect("a process may raise its own soft limit");
+        let cluster = Cluster::start_with_open_files(OPEN_FILES);
+        let token = std::fs::read_to_string(cluster.admin_token_file()).unwrap();
+        let mut host = AgentHost::enrolled(&cluster, "gpu-1", Carrier::Stream);
+        let node = host.node_id();
+        host.start();
+        cluster.wait_online(&node, true);
+        Self { cluster, node, token, _host: host }
+    }
+
+    /// Where REST listens.
+    pub(super) fn api(&self) -> SocketAddr {
+        self.cluster.url().trim_start_matches("http://").parse().expect("an address")
+    }
+
+    /// Where agents connect.
+    pub(super) fn link(&self) -> SocketAddr {
+        self.cluster.link.parse().expect("an address")
+    }
+
+    /// The socket for whoever sits at the server.
+    pub(super) fn local_socket(&self) -> PathBuf {
+        self.cluster.dir.join("server/admin.sock")
+    }
+
+    /// What the server uses now.
+    pub(super) fn usage(&self) -> Usage {
+        let id = self.cluster.server_id();
+        let status = std::fs::read_to_string(format!("/proc/{id}/status")).expect("the server runs");
+        let kib = |name: &str| {
+            let line = status.lines().find_map(|line| line.strip_prefix(name)).unwrap_or_default();
+            line.split_whitespace().find_map(|word| word.parse().ok()).unwrap_or(0)
+        };
+        let descriptors = std::fs::read_dir(format!("/proc/{id}/fd")).map_or(0, Iterator::count);
+        Usage { resident_kib: kib("VmRSS:"), peak_kib: kib("VmHWM:"), descriptors }
+    }
+
+    /// Waits until the server holds no more descriptors than before, and its node is online. Returns how long that took.
+    pub(super) fn wait_recovered(&self, before: &Usage) -> Duration {
+        let started = Instant::now();
+        let patience = if super::is_long() { RECOVERY } else { RECOVERY_BESIDE_TESTS };
+        eventually(patience, "the server gives back what the attack took", || {
+            (self.usage().descriptors <= before.descriptors + OTHER_DESCRIPTORS).then_some(())
+        });
+        let took = started.elapsed();
+        self.cluster.wait_online(&self.node, true);
+        took
+    }
+}

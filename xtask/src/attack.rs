@@ -1,0 +1,76 @@
+//! `cargo xtask attack`: strangers attack real processes while somebody works beside them. The short forms are part of `cargo xtask test`.
+
+use std::io::{BufRead as _, BufReader};
+use std::os::unix::process::CommandExt as _;
+use std::path::Path;
+use std::process::Stdio;
+
+use crate::guard::Guard;
+use crate::servers::Servers;
+use crate::{cargo, test};
+
+/// Options of `cargo xtask attack`.
+#[derive(clap::Args)]
+pub(crate) struct Options {
+    /// Only attacks with one of these in their name, such as `sockets` or `http2`; all of them unless given
+    #[arg(value_name = "NAME")]
+    names: Vec<String>,
+    /// The short forms, as `cargo xtask test` runs them
+    #[arg(long)]
+    short: bool,
+}
+
+/// Builds the programs, attacks them one by one and prints the figures. True if everything held.
+pub(crate) fn run(options: &Options) -> Result<bool, String> {
+    let all = cargo::test_features()?;
+    let features = test::features(&all);
+    let features: Vec<&str> = features.iter().map(String::as_str).collect();
+    if !cargo::run(&[&["build", "--workspace", "--bins"], features.as_slice()].concat())? {
+        return Err("the programs cannot be built".to_owned());
+    }
+    let folder = test::temporary_folder(Path::new("/tmp"))?;
+    let mut guard = Guard::over(&folder)?;
+    let servers = Servers::start(&folder, &mut guard);
+    let of_package = test::features(&cargo::of_package(&all, "gpuaas"));
+    let mut arguments = vec!["test", "--package", "gpuaas", "--test", "e2e"];
+    arguments.extend(of_package.iter().map(String::as_str));
+    // One at a time: the figures are those of the attacked server alone.
+    arguments.extend(["--", "--nocapture", "--test-threads=1"]);
+    let filters: Vec<String> = match options.names.is_empty() {
+        true => vec!["attack::".to_owned()],
+        false => options.names.clone(),
+    };
+    arguments.extend(filters.iter().map(String::as_str));
+    if !options.names.is_empty() {
+        println!("(tests of other parts with such a name run as well)");
+    }
+    let mut command = cargo::command(&arguments);
+    command.process_group(0).stdin(Stdio::null()).stdout(Stdio::piped()).env_remove("GPUAAS_FAILPOINT_DIR");
+    servers.tell(&mut command);
+    if !options.short {
+        command.env("GPUAAS_PROVE", "long").env_remove("GPUAAS_PROVE_COUNT");
+    }
+    let mut child = command.spawn().map_err(|error| format!("cargo cannot be started: {error}"))?;
+    guard.running(child.id())?;
+    let mut figures = Vec::new();
+    if let Some(output) = child.stdout.take() {
+        for line in BufReader::new(output).split(b'\n') {
+            let line = line.map_err(|error| format!("output of cargo: {error}"))?;
+            let line = String::from_utf8_lossy(&line).into_owned();
+            // The test harness writes the name of a test without an end of line before it.
+            if let Some(at) = line.find("attack ").filter(|_| line.contains("; bystander ")) {
+                figures.push(line[at..].to_owned());
+            }
+            println!("{line}");
+        }
+    }
+    let held = child.wait().map_err(|error| format!("waiting for cargo: {error}"))?.success();
+    guard.idle()?;
+    drop(guard);
+    println!("\n==> summary");
+    for line in &figures {
+        println!("    {line}");
+    }
+    println!("    {}", if held { "everything held" } else { "FAILED: see above" });
+    Ok(held)
+}
