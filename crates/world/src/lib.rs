@@ -5,9 +5,11 @@
 //! everything else still gets the plain thing. The agent, the store and the control plane are the same code in both worlds.
 
 mod answer;
+pub mod file_limit;
 pub mod net;
 pub mod process;
 pub mod secret;
+pub mod places;
 #[cfg(feature = "simulation")]
 pub mod simulation;
 

@@ -1,0 +1,415 @@
+//! Places for connections: how many there may be, how many of one address, and who has to leave when a newcomer needs one.
+//!
+//! A connection that has proved nothing costs its owner nothing, so holding one must not keep anybody else out. When all places are
+//! taken, the newcomer gets the place of the connection that has shown the least, and among equals of the oldest. Connections that
+//! serve a known caller are never ended for somebody else.
+
+use std::collections::{BTreeSet, HashMap};
+use std::net::{IpAddr, Ipv6Addr};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use tokio::sync::Notify;
+
+/// How many connections may wait for their end before the next one is accepted.
+const MAX_LEAVING: usize = 16;
+/// How many connections of known callers are looked at for one that does nothing.
+const MAX_LOOKS: usize = 64;
+
+/// How many places there are.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct PlaceLimits {
+    /// In all.
+    pub total: usize,
+    /// For one address (an IPv6 network of 64 bits counts as one).
+    pub per_address: usize,
+}
+
+/// What a connection has shown so far. Those with less leave first.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Stage {
+    /// It has not sent a byte.
+    Silent,
+    /// It has sent bytes, but no whole request.
+    Started,
+    /// Its requests are answered and it waits.
+    Idle,
+    /// It has an open request of somebody unknown, whose body has not come yet.
+    Receiving,
+    /// It has an open request of somebody unknown, who waits for the answer.
+    Serving,
+    /// Its caller is known.
+    Known,
+}
+
+/// Why there was no place.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum NoPlace {
+    /// The address has all of its places, and each is in use by a known caller.
+    Address,
+    /// All places are in use by known callers.
+    Total,
+}
+
+/// One address, as far as places are concerned.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct AddressKey(IpAddr);
+
+impl From<IpAddr> for AddressKey {
+    fn from(address: IpAddr) -> Self {
+        match address.to_canonical() {
+            IpAddr::V6(address) => {
+                let [a, b, c, d, ..] = address.segments();
+                Self(IpAddr::V6(Ipv6Addr::new(a, b, c, d, 0, 0, 0, 0)))
+            }
+            v4 @ IpAddr::V4(_) => Self(v4),
+        }
+    }
+}
+
+/// The places of one listener. Cheap to clone.
+#[derive(Clone, Debug)]
+pub struct Places {
+    shared: Arc<Shared>,
+}
+
+#[derive(Debug)]
+struct Shared {
+    limits: PlaceLimits,
+    inner: Mutex<Inner>,
+    /// A connection that had to leave has left.
+    left: Notify,
+}
+
+#[derive(Debug, Default)]
+struct Inner {
+    next: u64,
+    entries: HashMap<u64, Taken>,
+    order: BTreeSet<(Stage, u64)>,
+    addresses: HashMap<AddressKey, BTreeSet<(Stage, u64)>>,
+    /// Connections that were told to leave and are still there. They are in none of the above.
+    leaving: usize,
+}
+
+#[derive(Clone, Debug)]
+struct Taken {
+    entry: Arc<Entry>,
+    stage: Stage,
+    address: Option<AddressKey>,
+}
+
+#[derive(Debug)]
+struct Entry {
+    number: u64,
+    open: AtomicUsize,
+    /// Spares connections of known callers the lock: they are the ones with much to do.
+    is_known: AtomicBool,
+    told_to_leave: Notify,
+}
+
+impl Inner {
+    fn insert(&mut self, taken: Taken) {
+        let number = taken.entry.number;
+        self.order.insert((taken.stage, number));
+        if let Some(address) = taken.address {
+            self.addresses.entry(address).or_default().insert((taken.stage, number));
+        }
+        self.entries.insert(number, taken);
+    }
+
+    fn remove(&mut self, number: u64) -> Option<Taken> {
+        let taken = self.entries.remove(&number)?;
+        self.order.remove(&(taken.stage, number));
+        if let Some(address) = taken.address
+            && let Some(of_address) = self.addresses.get_mut(&address)
+        {
+            of_address.remove(&(taken.stage, number));
+            if of_address.is_empty() {
+                self.addresses.remove(&address);
+            }
+        }
+        Some(taken)
+    }
+
+    /// The connection that has to leave first, of one address or of all.
+    fn first_to_leave(&self, address: Option<AddressKey>, at_most: Stage) -> Option<u64> {
+        let order = match address {
+            Some(address) => self.addresses.get(&address)?,
+            None => &self.order,
+        };
+        let (stage, number) = *order.first()?;
+        match stage {
+            stage if stage > at_most => None,
+            Stage::Silent | Stage::Started | Stage::Idle | Stage::Receiving | Stage::Serving => Some(number),
+            Stage::Known => {
+                let mut known = order.iter().take(MAX_LOOKS).map(|(_, number)| *number);
+                known.find(|number| self.entries.get(number).is_some_and(|taken| taken.entry.open.load(Ordering::Acquire) == 0))
+            }
+        }
+    }
+
+    fn send_away(&mut self, number: u64) {
+        if let Some(taken) = self.remove(number) {
+            self.leaving += 1;
+            taken.entry.told_to_leave.notify_one();
+        }
+    }
+}
+
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+impl Places {
+    /// All free.
+    pub fn new(limits: PlaceLimits) -> Self {
+        Self { shared: Arc::new(Shared { limits, inner: Mutex::default(), left: Notify::new() }) }
+    }
+
+    /// A place for a new connection, if need be that of another one. Without an address, only the total counts.
+    pub fn admit(&self, address: Option<IpAddr>) -> Result<Place, NoPlace> {
+        let mut inner = lock(&self.shared.inner);
+        let address = address.map(AddressKey::from);
+        let of_address = address.and_then(|address| inner.addresses.get(&address)).map_or(0, BTreeSet::len);
+        if of_address >= self.shared.limits.per_address {
+            let first = inner.first_to_leave(address, Stage::Known).ok_or(NoPlace::Address)?;
+            inner.send_away(first);
+        }
+        if inner.entries.len() >= self.shared.limits.total {
+            let first = inner.first_to_leave(None, Stage::Known).ok_or(NoPlace::Total)?;
+            inner.send_away(first);
+        }
+        let number = inner.next;
+        inner.next += 1;
+        let entry =
+            Arc::new(Entry { number, open: AtomicUsize::new(0), is_known: AtomicBool::new(false), told_to_leave: Notify::new() });
+        inner.insert(Taken { entry: Arc::clone(&entry), stage: Stage::Silent, address });
+        drop(inner);
+        Ok(Place { handle: PlaceHandle { shared: Arc::clone(&self.shared), entry } })
+    }
+
+    /// Ends the connection that has shown the least, if its caller is unknown. Says whether there was one.
+    pub fn shed(&self) -> bool {
+        let mut inner = lock(&self.shared.inner);
+        let first = inner.first_to_leave(None, Stage::Serving);
+        first.inspect(|first| inner.send_away(*first)).is_some()
+    }
+
+    /// Waits until those that were told to leave are gone, but for a few: each of them still holds a descriptor.
+    pub async fn settled(&self) {
+        while lock(&self.shared.inner).leaving > MAX_LEAVING {
+            self.shared.left.notified().await;
+        }
+    }
+
+    /// How many places are taken.
+    pub fn taken(&self) -> usize {
+        lock(&self.shared.inner).entries.len()
+    }
+
+    /// How many places this address has taken.
+    pub fn taken_by(&self, address: IpAddr) -> usize {
+        lock(&self.shared.inner).addresses.get(&address.into()).map_or(0, BTreeSet::len)
+    }
+}
+
+/// A place that is taken; free again when dropped. Keep it beside the socket.
+#[derive(Debug)]
+pub struct Place {
+    handle: PlaceHandle,
+}
+
+impl Place {
+    /// For whoever knows what happens on the connection.
+    pub fn handle(&self) -> PlaceHandle {
+        self.handle.clone()
+    }
+}
+
+impl Drop for Place {
+    fn drop(&mut self) {
+        let PlaceHandle { shared, entry } = &self.handle;
+        let mut inner = lock(&shared.inner);
+        if inner.remove(entry.number).is_none() {
+            inner.leaving = inner.leaving.saturating_sub(1);
+            drop(inner);
+            shared.left.notify_one();
+        }
+    }
+}
+
+/// Says what a connection has shown, and hears when it has to leave.
+#[derive(Clone, Debug)]
+pub struct PlaceHandle {
+    shared: Arc<Shared>,
+    entry: Arc<Entry>,
+}
+
+impl PlaceHandle {
+    /// The connection has shown more, or is idle again. A known caller stays known.
+    pub fn reached(&self, stage: Stage) {
+        if !self.entry.is_known.load(Ordering::Acquire) {
+            if stage == Stage::Known {
+                self.entry.is_known.store(true, Ordering::Release);
+            }
+            self.change(|taken| {
+                if taken.stage != Stage::Known {
+                    taken.stage = stage;
+                }
+            });
+        }
+    }
+
+    /// From now on the connection counts for the total only: whoever is behind it has proved who they are.
+    pub fn leave_address(&self) {
+        self.change(|taken| taken.address = None);
+    }
+
+    fn change(&self, change: impl FnOnce(&mut Taken)) {
+        let mut inner = lock(&self.shared.inner);
+        // Whoever has to leave is not counted any more.
+        if let Some(mut taken) = inner.remove(self.entry.number) {
+            change(&mut taken);
+            inner.insert(taken);
+        }
+    }
+
+    /// A request has begun.
+    pub fn opened(&self) {
+        self.entry.open.fetch_add(1, Ordering::AcqRel);
+    }
+
+    /// A request has ended.
+    pub fn closed(&self) {
+        self.entry.open.fetch_sub(1, Ordering::AcqRel);
+    }
+
+    /// Resolves when the connection has to leave.
+    pub async fn told_to_leave(&self) {
+        self.entry.told_to_leave.notified().await;
+    }
+
+    /// Ends the oldest connection that still sends a request, if it is older than this one. Says whether there was one.
+    pub fn shed_older(&self) -> bool {
+        let mut inner = lock(&self.shared.inner);
+        let oldest = inner.order.range((Stage::Receiving, 0)..(Stage::Receiving, self.entry.number)).next();
+        oldest.map(|(_, number)| *number).inspect(|oldest| inner.send_away(*oldest)).is_some()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::net::Ipv4Addr;
+
+    use super::*;
+
+    const ONE: IpAddr = IpAddr::V4(Ipv4Addr::new(192, 0, 2, 1));
+    const OTHER: IpAddr = IpAddr::V4(Ipv4Addr::new(192, 0, 2, 2));
+
+    fn places(total: usize, per_address: usize) -> Places {
+        Places::new(PlaceLimits { total, per_address })
+    }
+
+    /// Whether the connection was told to leave.
+    fn must_leave(place: &Place) -> bool {
+        let handle = place.handle();
+        let future = std::pin::pin!(handle.told_to_leave());
+        let mut context = std::task::Context::from_waker(std::task::Waker::noop());
+        future.poll(&mut context).is_ready()
+    }
+
+    #[test]
+    fn a_newcomer_gets_the_place_of_the_oldest_that_has_shown_the_least() {
+        let places = places(3, 3);
+        let [busy, silent, newer] = [(); 3].map(|()| places.admit(Some(ONE)).expect("a place"));
+        busy.handle().reached(Stage::Serving);
+        let newcomer = places.admit(Some(ONE)).expect("a place");
+        assert!(must_leave(&silent) && !must_leave(&busy) && !must_leave(&newer) && !must_leave(&newcomer));
+        assert_eq!(places.taken(), 3, "the one that leaves is not counted any more");
+    }
+
+    #[test]
+    fn one_address_takes_places_from_itself_and_not_from_others() {
+        let places = places(10, 2);
+        let other = places.admit(Some(OTHER)).expect("a place");
+        let mut own: Vec<Place> = (0..2).map(|_| places.admit(Some(ONE)).expect("a place")).collect();
+        for _ in 0..100 {
+            own.push(places.admit(Some(ONE)).expect("a place"));
+        }
+        assert_eq!((places.taken(), places.taken_by(ONE), places.taken_by(OTHER)), (3, 2, 1));
+        assert!(!must_leave(&other));
+        assert_eq!(own.iter().filter(|place| !must_leave(place)).count(), 2);
+    }
+
+    #[test]
+    fn addresses_of_one_ipv6_network_share_their_places() {
+        let places = places(10, 2);
+        let of = |text: &str| places.admit(Some(text.parse().expect("an address"))).expect("a place");
+        let _held = [of("2001:db8::1"), of("2001:db8::2"), of("2001:db8::ffff:3"), of("2001:db8:0:1::1")];
+        assert_eq!(places.taken_by("2001:db8::9".parse().expect("an address")), 2);
+        assert_eq!(places.taken(), 3);
+        let mapped = of("::ffff:192.0.2.1");
+        assert_eq!(places.taken_by(ONE), 1);
+        drop(mapped);
+        assert_eq!(places.taken_by(ONE), 0);
+    }
+
+    #[test]
+    fn an_open_request_of_a_known_caller_is_never_ended_for_somebody_else() {
+        let places = places(2, 2);
+        let held: Vec<Place> = (0..2).map(|_| places.admit(Some(ONE)).expect("a place")).collect();
+        for place in &held {
+            place.handle().opened();
+            place.handle().reached(Stage::Known);
+        }
+        assert_eq!(places.admit(Some(ONE)).expect_err("full"), NoPlace::Address);
+        assert_eq!(places.admit(Some(OTHER)).expect_err("full"), NoPlace::Total);
+        assert!(!places.shed());
+        held[1].handle().closed();
+        places.admit(Some(OTHER)).expect("the place of the one that does nothing");
+        assert!(must_leave(&held[1]) && !must_leave(&held[0]));
+    }
+
+    #[test]
+    fn whoever_has_proved_who_they_are_does_not_count_for_the_address() {
+        let places = places(10, 1);
+        let agents: Vec<Place> = (0..5)
+            .map(|_| {
+                let place = places.admit(Some(ONE)).expect("a place");
+                place.handle().opened();
+                place.handle().reached(Stage::Known);
+                place.handle().leave_address();
+                place
+            })
+            .collect();
+        assert!(agents.iter().all(|agent| !must_leave(agent)));
+        assert_eq!((places.taken(), places.taken_by(ONE)), (5, 0));
+    }
+
+    #[test]
+    fn the_oldest_unfinished_request_of_a_stranger_makes_room_for_a_newer_one() {
+        let places = places(10, 10);
+        let [known, whole, first, second, third] = [(); 5].map(|()| places.admit(Some(ONE)).expect("a place"));
+        known.handle().reached(Stage::Known);
+        whole.handle().reached(Stage::Serving);
+        for unfinished in [&first, &second, &third] {
+            unfinished.handle().reached(Stage::Receiving);
+        }
+        assert!(second.handle().shed_older());
+        assert!(must_leave(&first));
+        assert!(!second.handle().shed_older(), "only newer ones are left");
+        assert!([known, whole, second, third].iter().all(|place| !must_leave(place)));
+    }
+
+    #[tokio::test]
+    async fn accepting_waits_for_those_who_have_to_leave() {
+        let places = places(1, 1);
+        let mut held: Vec<Place> = (0..=MAX_LEAVING + 1).map(|_| places.admit(Some(ONE)).expect("a place")).collect();
+        let settled = places.settled();
+        tokio::pin!(settled);
+        let mut context = std::task::Context::from_waker(std::task::Waker::noop());
+        assert!(settled.as_mut().poll(&mut context).is_pending());
+        held.remove(0);
+        settled.await;
+    }
+}
