@@ -3,11 +3,12 @@
 //! Whatever else knocks at the port — a favicon, a page that guesses ports, a connection that says nothing — is answered or let
 //! go and changes nothing. Only whoever knows the state can end the wait, with a code or with a refusal.
 
+use std::collections::VecDeque;
 use std::time::Duration;
 
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 use tokio::net::{TcpListener, TcpStream};
-use tokio::task::JoinSet;
+use tokio::task::{AbortHandle, JoinSet};
 use zeroize::Zeroizing;
 
 use super::{LoginError, Refusal};
@@ -24,6 +25,9 @@ const CONNECTION_TIMEOUT: Duration = Duration::from_secs(10);
 /// Most connections at a time. Browsers open some that they do not use.
 const MAX_CONNECTIONS: usize = 16;
 
+/// After an accept that failed.
+const ACCEPT_AGAIN: Duration = Duration::from_millis(50);
+
 /// What the right request looks like.
 pub(super) struct Expected {
     pub(super) port: u16,
@@ -37,14 +41,24 @@ type Outcome = Result<Zeroizing<String>, LoginError>;
 pub(super) async fn wait(listener: TcpListener, expected: Expected) -> Outcome {
     let expected = std::sync::Arc::new(expected);
     let mut connections: JoinSet<Option<Outcome>> = JoinSet::new();
+    let mut oldest_first: VecDeque<AbortHandle> = VecDeque::new();
     loop {
         tokio::select! {
-            accepted = listener.accept(), if connections.len() < MAX_CONNECTIONS => {
-                let (stream, _) = accepted.map_err(LoginError::Listen)?;
+            accepted = listener.accept() => {
+                // The caller's limit of time ends a wait in which nothing can be accepted.
+                let Ok((stream, _)) = accepted else {
+                    tokio::time::sleep(ACCEPT_AGAIN).await;
+                    continue;
+                };
+                oldest_first.retain(|connection| !connection.is_finished());
+                // Connections that say nothing must not keep the browser out.
+                if oldest_first.len() >= MAX_CONNECTIONS && let Some(oldest) = oldest_first.pop_front() {
+                    oldest.abort();
+                }
                 let expected = std::sync::Arc::clone(&expected);
-                connections.spawn(async move {
+                oldest_first.push_back(connections.spawn(async move {
                     tokio::time::timeout(CONNECTION_TIMEOUT, serve(stream, &expected)).await.unwrap_or_default()
-                });
+                }));
             }
             Some(ended) = connections.join_next() => {
                 if let Ok(Some(outcome)) = ended {
@@ -172,6 +186,23 @@ mod tests {
         let (status, outcome) = ask("GET /callback?code=c&state=right&iss=https%3A%2F%2Fcloud.example HTTP/1.1");
         assert_eq!(status, "200 OK");
         assert_eq!(outcome.expect("an outcome").expect("a code").as_str(), "c");
+    }
+
+    #[tokio::test]
+    async fn connections_that_say_nothing_do_not_keep_the_browser_out() {
+        let listener = TcpListener::bind("127.0.0.1:0").await.expect("a port");
+        let address = listener.local_addr().expect("an address");
+        let waiting = tokio::spawn(wait(listener, Expected { port: address.port(), ..expected() }));
+        let mut silent = Vec::new();
+        for _ in 0..4 * MAX_CONNECTIONS {
+            silent.push(TcpStream::connect(address).await.expect("connects"));
+        }
+        let mut browser = TcpStream::connect(address).await.expect("connects");
+        let request = format!("GET /callback?code=c&state=right HTTP/1.1\r\nHost: {address}\r\n\r\n");
+        browser.write_all(request.as_bytes()).await.expect("sent");
+        let code = waiting.await.expect("ends").expect("a code");
+        assert_eq!(code.as_str(), "c");
+        drop(silent);
     }
 
     #[test]
