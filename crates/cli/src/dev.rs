@@ -23,7 +23,7 @@ use tokio_util::sync::CancellationToken;
 use crate::dev_demo;
 use crate::exit::Exit;
 use crate::failure::Failure;
-use crate::server::{LogFormat, init_log, make_private_dir, start_failure, until_stopped};
+use crate::server::{LogFormat, MAX_FILES, init_log, make_private_dir, start_failure, until_stopped};
 use crate::session::Session;
 
 /// The simulated hosts, by name.
@@ -61,6 +61,7 @@ pub(crate) struct DevArgs {
 /// Runs until SIGINT or SIGTERM.
 pub(crate) async fn run(session: &Session, args: DevArgs) -> Result<Exit, Failure> {
     init_log(&args.log, LogFormat::Text)?;
+    gpuaas_world::file_limit::raise(MAX_FILES);
     // Dropped at the end of this function, after everything that writes into it has stopped.
     let temporary = if args.ephemeral {
         Some(tempfile::tempdir().map_err(|error| Failure::internal(format!("cannot make a temporary folder: {error}")))?)
@@ -91,6 +92,8 @@ pub(crate) async fn run(session: &Session, args: DevArgs) -> Result<Exit, Failur
         engines: Default::default(),
         driver: std::sync::Arc::new(gpuaas_control::workflow::Embedded),
         webhooks_to_private: true,
+        trusted_proxies: Vec::new(),
+        limits: None,
     };
     let server = gpuaas_control::start(config).await.map_err(|error| start_failure(&error).hint(PORTS_HINT))?;
     let result = with_hosts(session, &server, &data_dir, args.ephemeral).await;

@@ -5,6 +5,7 @@ use std::path::{Path, PathBuf};
 
 use clap::{Args, ValueEnum};
 use gpuaas_control::identity::{ExternalIssuer, IdentityConfig};
+use gpuaas_control::listener::TrustedProxy;
 use gpuaas_control::{ApiTls, Server, ServerConfig, StartError, roles};
 use gpuaas_store::StoreConfig;
 use tracing_subscriber::EnvFilter;
@@ -43,6 +44,9 @@ pub(crate) struct ServerArgs {
     /// PEM key for --api-cert.
     #[arg(long, value_name = "FILE", requires = "api_cert")]
     api_key: Option<PathBuf>,
+    /// A proxy in front of REST whose X-Forwarded-For is believed, as an address or a network such as `192.0.2.0/24`; repeatable.
+    #[arg(long = "trusted-proxy", env = "GPUAAS_TRUSTED_PROXIES", value_name = "CIDR", value_delimiter = ',')]
+    trusted_proxies: Vec<TrustedProxy>,
     /// Where agents connect (TLS 1.3 with client certificates, always).
     #[arg(long, env = "GPUAAS_LINK_LISTEN", value_name = "ADDRESS", default_value = "0.0.0.0:8443")]
     link_listen: SocketAddr,
@@ -97,9 +101,14 @@ pub(crate) enum LogFormat {
     Json,
 }
 
+/// The file limit is raised to what the system allows, but not above this: more connections than this are not accepted anyway.
+pub(crate) const MAX_FILES: u64 = 65_536;
+
 /// Runs until SIGINT or SIGTERM.
 pub(crate) async fn run(args: ServerArgs) -> Result<Exit, Failure> {
     init_log(&args.log, args.log_format)?;
+    let files = gpuaas_world::file_limit::raise(MAX_FILES);
+    tracing::info!(files, "file limit");
     let server = gpuaas_control::start(config(args).await?).await.map_err(|error| start_failure(&error))?;
     announce(&server);
     until_stopped().await?;
@@ -173,6 +182,8 @@ async fn config(args: ServerArgs) -> Result<ServerConfig, Failure> {
         engines: args.engines.engines(),
         driver,
         webhooks_to_private: args.webhooks_to_private,
+        trusted_proxies: args.trusted_proxies,
+        limits: None,
         policies: match &args.policy_dir {
             Some(folder) => policies(folder)?,
             None => Vec::new(),

@@ -50,6 +50,7 @@ pub struct Control {
     /// Webhooks may go to addresses of private networks.
     webhooks_to_private: bool,
     metrics: metrics::Metrics,
+    streams: http::Streams,
     /// Where agents are told to connect to.
     link_address: String,
     store_kind: &'static str,

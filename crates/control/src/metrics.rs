@@ -12,6 +12,8 @@ use prometheus_client::metrics::gauge::Gauge;
 use prometheus_client::metrics::histogram::{Histogram, exponential_buckets};
 use prometheus_client::registry::Registry;
 
+use crate::listener::ConnectionCounts;
+
 /// Every number this process counts.
 pub(crate) struct Metrics {
     registry: Registry,
@@ -27,6 +29,7 @@ pub(crate) struct Metrics {
     events_waiting: Gauge<f64, AtomicU64>,
     steps: Family<StepLabel, Counter>,
     overtaken: Counter,
+    connections: ConnectionCounts,
 }
 
 #[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
@@ -72,6 +75,7 @@ impl Metrics {
             events_waiting: Gauge::default(),
             steps: Family::default(),
             overtaken: Counter::default(),
+            connections: ConnectionCounts::default(),
             registry: Registry::default(),
         };
         registry.register("links", "Open links of agents to this process", metrics.links.clone());
@@ -98,7 +102,13 @@ impl Metrics {
             "Decisions that were made anew because another writer was faster",
             metrics.overtaken.clone(),
         );
+        metrics.connections.register(&mut registry);
         Self { registry, ..metrics }
+    }
+
+    /// What listeners count.
+    pub(crate) fn connections(&self) -> &ConnectionCounts {
+        &self.connections
     }
 
     pub(crate) fn links_opened(&self, transport: Transport) {

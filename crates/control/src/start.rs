@@ -22,6 +22,7 @@ use tokio_util::task::TaskTracker;
 
 use crate::failure::Failure;
 use crate::identity::{self, Identity, IdentityConfig, IdentityError};
+use crate::listener::{ListenerKind, ListenerLimits, ListenerOptions, ServerLimits, TrustedProxies, TrustedProxy};
 use crate::local_socket::LocalSocket;
 use crate::roles::Role;
 use crate::{Control, events, http, link, listener, metrics, pki, rights, workflow};
@@ -69,6 +70,10 @@ pub struct ServerConfig {
     pub webhooks_to_private: bool,
     /// Rules of the operator that forbid more: names and texts of Cedar files.
     pub policies: Vec<(String, String)>,
+    /// Proxies in front of REST that are believed about whom they speak for.
+    pub trusted_proxies: Vec<TrustedProxy>,
+    /// What clients get; derived from the file limit of this process unless given.
+    pub limits: Option<ServerLimits>,
 }
 
 /// Why the server did not start.
@@ -170,6 +175,11 @@ pub async fn start(config: ServerConfig) -> Result<Server, StartError> {
     let url = format!("{scheme}://{}", api_address.unwrap_or(config.api_listen));
     let identity = Identity::open(&config.identity, &keys_dir, &url)?;
     let policies = Policies::with_extra(&config.policies)?;
+    let (has_api, has_link) = (config.roles.contains(&Role::Api), config.roles.contains(&Role::Link));
+    let limits = config
+        .limits
+        .clone()
+        .unwrap_or_else(|| ServerLimits::for_descriptors(gpuaas_world::file_limit::current_limit(), has_api, has_link));
     let control = Arc::new(Control {
         store,
         cluster_id,
@@ -187,12 +197,19 @@ pub async fn start(config: ServerConfig) -> Result<Server, StartError> {
         engines: Engines::from_config(&config.engines).await?,
         webhooks_to_private: config.webhooks_to_private,
         metrics: metrics::Metrics::new(),
+        streams: http::Streams::new(&limits),
         link_address: advertised,
         store_kind,
         shutdown: CancellationToken::new(),
         background: TaskTracker::new(),
     });
 
+    let proxies = TrustedProxies::new(&config.trusted_proxies);
+    let options = |kind: ListenerKind, limits: &ListenerLimits| ListenerOptions {
+        proxies: proxies.clone(),
+        counts: control.metrics.connections().clone(),
+        ..ListenerOptions::new(kind, limits.clone())
+    };
     let listeners = TaskTracker::new();
     if let Some(listener) = link_listener {
         if store_kind == "sqlite" {
@@ -200,7 +217,8 @@ pub async fn start(config: ServerConfig) -> Result<Server, StartError> {
         }
         link::spawn_sweepers(&control).await?;
         let tls = link::tls_acceptor(&control)?;
-        listeners.spawn(listener::serve(listener, Some(tls), link::router(&control), control.shutdown.clone()));
+        let options = options(ListenerKind::Link, &limits.link);
+        listeners.spawn(listener::serve(listener, Some(tls), link::router(&control), options, control.shutdown.clone()));
     }
     if config.roles.contains(&Role::Api) || config.roles.contains(&Role::Provisioning) {
         workflow::FleetView::spawn(&control);
@@ -227,15 +245,22 @@ pub async fn start(config: ServerConfig) -> Result<Server, StartError> {
         http::ProgressBoard::spawn(&control);
         rights::Rights::spawn(&control);
         identity::spawn_sweep(&control);
-        admin_socket = open_admin_socket(&config.data_dir, &control, &listeners).await;
-        listeners.spawn(listener::serve(listener, tls, http::router(&control), control.shutdown.clone()));
+        let local = options(ListenerKind::Local, &limits.local);
+        admin_socket = open_admin_socket(&config.data_dir, &control, local, &listeners).await;
+        let options = options(ListenerKind::Api, &limits.api);
+        listeners.spawn(listener::serve(listener, tls, http::router(&control), options, control.shutdown.clone()));
     }
     let ca_pin = control.ca.pin();
     Ok(Server { api_address, api_url, link_address, ca_pin, admin_token_file, admin_socket, control, listeners })
 }
 
 /// Opens the door for whoever sits at this machine. A server without it serves everybody else all the same.
-async fn open_admin_socket(data_dir: &Path, control: &Arc<Control>, listeners: &TaskTracker) -> Option<PathBuf> {
+async fn open_admin_socket(
+    data_dir: &Path,
+    control: &Arc<Control>,
+    options: ListenerOptions,
+    listeners: &TaskTracker,
+) -> Option<PathBuf> {
     // A simulated host has no files of its own.
     if gpuaas_world::is_simulated() {
         return None;
@@ -244,7 +269,7 @@ async fn open_admin_socket(data_dir: &Path, control: &Arc<Control>, listeners: &
     match LocalSocket::open(&path).await {
         Ok(Some(socket)) => {
             let opened = socket.path().to_owned();
-            listeners.spawn(socket.serve(http::router(control), control.shutdown.clone()));
+            listeners.spawn(listener::serve_any(socket, None, http::router(control), options, control.shutdown.clone()));
             Some(opened)
         }
         Ok(None) => {

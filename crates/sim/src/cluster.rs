@@ -414,6 +414,8 @@ async fn serve(host: Arc<Host>, operator: Arc<Operator>, data_dir: PathBuf) -> t
         policies: Vec::new(),
         engines: Default::default(),
         driver: std::sync::Arc::new(gpuaas_control::workflow::Embedded),
+        trusted_proxies: Vec::new(),
+        limits: None,
         webhooks_to_private: false,
     };
     let server = gpuaas_control::start(config).await.map_err(|error| format!("the server does not start: {error:?}"))?;

@@ -30,6 +30,8 @@ impl Place {
         let config = ServerConfig {
             store: StoreConfig::Sqlite { path: data_dir.join("test.db") },
             roles: roles::parse("api").expect("a role"),
+            trusted_proxies: Vec::new(),
+            limits: None,
             api_listen: "127.0.0.1:0".parse().expect("an address"),
             api_tls: ApiTls::Off,
             link_listen: "127.0.0.1:0".parse().expect("an address"),

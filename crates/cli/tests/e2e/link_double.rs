@@ -85,7 +85,8 @@ impl LinkDouble {
             runtime.block_on(gpuaas_world::net::TcpListener::bind(std::net::SocketAddr::from(([127, 0, 0, 1], 0)))).unwrap();
         let address = listener.local_addr().unwrap();
         let shutdown = CancellationToken::new();
-        runtime.spawn(listener::serve(listener, Some(tls), router(&shared), shutdown.clone()));
+        let options = listener::ListenerOptions::new(listener::ListenerKind::Link, listener::ListenerLimits::link(1000));
+        runtime.spawn(listener::serve(listener, Some(tls), router(&shared), options, shutdown.clone()));
         Self { address, pin, shared, shutdown, _runtime: runtime, _dir: dir }
     }
 

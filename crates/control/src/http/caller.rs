@@ -20,6 +20,7 @@ use tracing::Instrument as _;
 use super::guard;
 use super::problem::{Rejected, problem};
 use crate::failure::Failure;
+use crate::listener::KnownCaller;
 use crate::{Control, rights};
 
 /// The authenticated caller of a request, as handlers get it.
@@ -104,6 +105,9 @@ pub(super) async fn authorise(State(control): State<Arc<Control>>, mut request: 
     };
     match decided.await {
         Ok(caller) => {
+            if let Some(known) = request.extensions().get::<KnownCaller>() {
+                known.mark();
+            }
             request.extensions_mut().insert(caller);
             let template = template.unwrap_or_default();
             request.extensions_mut().insert(Standing { header, local, method, template, path });

@@ -25,6 +25,7 @@ use tokio::time::Instant;
 use super::caller::Standing;
 use super::problem::{Params, Rejected, Segments};
 use super::projects;
+use super::streams::StreamPlace;
 use crate::Control;
 use crate::events::notify::{ALL, channel_of, unpacked};
 use crate::failure::Failure;
@@ -41,6 +42,11 @@ const KEEP_ALIVE: Duration = Duration::from_secs(10);
 const SEND_TIMEOUT: Duration = Duration::from_secs(30);
 /// Largest message from a listener; none is expected.
 const MAX_SAID: usize = 4096;
+
+/// Most bytes that wait for a listener that does not read. An event is smaller.
+const MAX_UNSENT: usize = 1024 * 1024;
+/// A listener that has not said anything for this long, not even an answer to a ping, is gone.
+const HEARD_WITHIN: Duration = Duration::from_secs(30);
 
 /// What a listener wants to hear.
 #[derive(Clone)]
@@ -103,6 +109,7 @@ pub(super) async fn socket(
     State(control): Shared,
     Extension(standing): Extension<Standing>,
     Segments(project): Segments<String>,
+    Extension(place): Extension<StreamPlace>,
     Params(query): Params<EventsQuery>,
     request: Request<axum::body::Body>,
 ) -> Result<Response, Rejected> {
@@ -114,7 +121,12 @@ pub(super) async fn socket(
         message: format!("this path speaks WebSocket only: {rejection}"),
     })?;
     let listening = Listening::open(control, standing, wanted).await?;
-    Ok(upgrade.max_message_size(MAX_SAID).on_upgrade(move |socket| serve(listening, socket)))
+    let upgrade = upgrade.max_message_size(MAX_SAID).max_frame_size(MAX_SAID);
+    let upgrade = upgrade.write_buffer_size(0).max_write_buffer_size(MAX_UNSENT);
+    Ok(upgrade.on_upgrade(move |socket| async move {
+        serve(listening, socket).await;
+        drop(place);
+    }))
 }
 
 /// Sends events until the other side leaves. What it says is not listened to, but for its leaving.
@@ -122,13 +134,17 @@ async fn serve(listening: Listening, mut socket: WebSocket) {
     let shutdown = listening.control.shutdown.clone();
     let mut events = std::pin::pin!(listening.heard());
     let mut pings = tokio::time::interval(KEEP_ALIVE);
+    let mut heard = Instant::now();
     loop {
         let message = tokio::select! {
             biased;
             () = shutdown.cancelled() => break,
-            said = socket.recv() => match said {
-                Some(Ok(Message::Close(_)) | Err(_)) | None => return,
-                Some(Ok(_)) => continue,
+            said = tokio::time::timeout_at(heard + HEARD_WITHIN, socket.recv()) => match said {
+                Ok(Some(Ok(Message::Close(_)) | Err(_)) | None) | Err(_) => return,
+                Ok(Some(Ok(_))) => {
+                    heard = Instant::now();
+                    continue;
+                }
             },
             event = events.next() => match event {
                 Some((position, document)) => Message::Text(with_position(position, &document).into()),

@@ -43,6 +43,7 @@ mod service_accounts;
 mod slices;
 mod slots;
 mod ssh_keys;
+mod streams;
 mod system;
 mod task_make;
 mod task_watch;
@@ -63,9 +64,13 @@ use crate::{Control, identity};
 pub(crate) use caller::Local;
 use problem::problem;
 pub use progress::ProgressBoard;
+pub(crate) use streams::Streams;
 
 /// Largest body of a request.
 const MAX_BODY: usize = 256 * 1024;
+
+/// Largest form of somebody who is not known yet.
+const MAX_FORM: usize = 16 * 1024;
 
 /// Everything operators may call.
 pub fn router(control: &Arc<Control>) -> Router {
@@ -118,6 +123,7 @@ pub fn router(control: &Arc<Control>) -> Router {
             problem(StatusCode::NOT_FOUND, "route_unknown", "there is nothing at this path; see the API documentation")
         })
         .layer(middleware::from_fn_with_state(Arc::clone(control), idempotency::once))
+        .layer(middleware::from_fn_with_state(Arc::clone(control), streams::limit))
         .layer(middleware::from_fn_with_state(Arc::clone(control), limits::limit))
         .layer(middleware::from_fn_with_state(Arc::clone(control), caller::authorise));
     Router::new()
@@ -125,11 +131,20 @@ pub fn router(control: &Arc<Control>) -> Router {
         .route(routes::READYZ, get(system::readyz))
         .route(routes::OPENAPI, get(system::openapi))
         .route(routes::REFERENCE, get(system::reference))
-        .merge(identity::router(control))
+        // Anybody may send these, and nobody needs more than a form.
+        .merge(identity::router(control).layer(DefaultBodyLimit::max(MAX_FORM)).layer(middleware::map_response(form_too_large)))
         .merge(guarded)
         .layer(DefaultBodyLimit::max(MAX_BODY))
         .layer(middleware::from_fn_with_state(Arc::clone(control), caller::correlate))
         .with_state(Arc::clone(control))
+}
+
+/// A form that was not read to its end, in our own words.
+async fn form_too_large(response: axum::response::Response) -> axum::response::Response {
+    if response.status() != StatusCode::PAYLOAD_TOO_LARGE {
+        return response;
+    }
+    problem(StatusCode::PAYLOAD_TOO_LARGE, "body_too_large", format!("a form has at most {MAX_FORM} bytes"))
 }
 
 /// A document with its `ETag`.

@@ -33,15 +33,20 @@ type Answer<T> = Result<Json<T>, Rejected>;
 /// How long a rejoin challenge may be answered.
 const CHALLENGE_LIFE: Duration = Duration::from_secs(60);
 
+/// Largest request for a challenge: it names a node.
+const MAX_CHALLENGE_REQUEST: usize = 1024;
+/// Largest request of a host that is a node already: a certificate request, and a proof around it.
+const MAX_REQUEST: usize = 16 * 1024;
+
 /// The routes of the doors.
 pub(super) fn router(control: Arc<Control>) -> Router {
     Router::new()
         .route(route::ENROL_WITH_TOKEN, post(with_token))
         .route(route::ENROL_REQUEST, post(request))
         .route(route::ENROL_POLL, get(poll))
-        .route(route::REJOIN_CHALLENGE, post(rejoin_challenge))
-        .route(route::REJOIN, post(rejoin))
-        .route(route::RENEW, post(renew))
+        .route(route::REJOIN_CHALLENGE, post(rejoin_challenge).layer(DefaultBodyLimit::max(MAX_CHALLENGE_REQUEST)))
+        .route(route::REJOIN, post(rejoin).layer(DefaultBodyLimit::max(MAX_REQUEST)))
+        .route(route::RENEW, post(renew).layer(DefaultBodyLimit::max(MAX_REQUEST)))
         .layer(DefaultBodyLimit::max(link::MAX_ENROLMENT_BYTES))
         .with_state(control)
 }

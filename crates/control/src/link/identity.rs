@@ -1,5 +1,10 @@
 //! From a client certificate to a node that may speak.
 
+use std::sync::Arc;
+
+use axum::extract::{Request, State};
+use axum::middleware::Next;
+use axum::response::{IntoResponse as _, Response};
 use gpuaas_contract::id::NodeId;
 use gpuaas_contract::time::Timestamp;
 use gpuaas_domain::Refusal;
@@ -7,6 +12,7 @@ use gpuaas_domain::node::{Node, Service};
 
 use crate::Control;
 use crate::failure::Failure;
+use crate::http::problem::Rejected;
 use crate::listener::ClientCertificate;
 use crate::pki::{NodeRecord, Peer, peer_of};
 
@@ -24,6 +30,15 @@ pub(super) fn peer(control: &Control, certificate: &ClientCertificate, path: Opt
     }
     check_still_good(control, &peer)?;
     Ok(peer)
+}
+
+/// Lets only nodes pass, before anything of the request's body is read: theirs may be large.
+pub(super) async fn required(State(control): State<Arc<Control>>, request: Request, next: Next) -> Response {
+    let certificate = request.extensions().get::<ClientCertificate>().cloned().unwrap_or(ClientCertificate(None));
+    match peer(&control, &certificate, None) {
+        Ok(_) => next.run(request).await,
+        Err(failure) => Rejected(failure).into_response(),
+    }
 }
 
 /// What is checked on every message: neither expired nor on the deny-list.

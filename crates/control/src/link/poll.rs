@@ -6,7 +6,7 @@ use std::time::Duration;
 use axum::extract::{DefaultBodyLimit, State};
 use axum::http::HeaderMap;
 use axum::routing::{get, post};
-use axum::{Extension, Json, Router};
+use axum::{Extension, Json, Router, middleware};
 use bytes::Bytes;
 use gpuaas_contract::id::{NodeId, SessionId};
 use gpuaas_contract::link::{
@@ -39,6 +39,7 @@ pub(super) fn router(control: Arc<Control>) -> Router {
         .route(route::TASK_RESULT, post(task_result))
         .route(route::BYE, post(bye))
         .layer(DefaultBodyLimit::max(link::MAX_MESSAGE_BYTES))
+        .layer(middleware::from_fn_with_state(Arc::clone(&control), identity::required))
         .with_state(control)
 }
 

@@ -1,131 +1,344 @@
-//! Accepting connections: one loop for plain and TLS listeners, HTTP/1.1 and HTTP/2, bounded in every direction.
+//! Accepting connections: one loop for every listener of the server, HTTP/1.1 and HTTP/2, plain, TLS and local, bounded in every direction.
+//!
+//! A connection takes a place ([`gpuaas_world::places`]) and has a deadline for whatever it does next ([`state`]): the first byte, the TLS
+//! handshake, the first request, the next request, taking its answer. Bodies have a deadline and are counted ([`budget`]).
 
+mod budget;
+mod counts;
+mod limits;
+mod proxies;
+mod request;
+mod state;
+mod watched_io;
+
+use std::io;
 use std::net::SocketAddr;
 use std::sync::Arc;
 use std::time::Duration;
 
 use axum::Router;
 use gpuaas_world::net::{TcpListener, TcpStream};
+use gpuaas_world::places::{NoPlace, Place, Places, Stage};
 use hyper_util::rt::{TokioExecutor, TokioIo, TokioTimer};
 use hyper_util::server::conn::auto;
 use rustls::pki_types::CertificateDer;
-use tokio::sync::Semaphore;
+use tokio::io::{AsyncRead, AsyncWrite};
+use tokio::time::Instant;
 use tokio_rustls::TlsAcceptor;
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
-use tower::ServiceExt as _;
 
-/// Most connections at the same time.
-const MAX_CONNECTIONS: usize = 20_000;
-/// A handshake that takes longer is not worth waiting for.
-const HANDSHAKE_TIMEOUT: Duration = Duration::from_secs(10);
-/// A kept connection may be without a request for this long: longer than the heartbeats of an agent on long-poll are apart, or
-/// every other heartbeat would find its connection closed.
-const IDLE_TIMEOUT: Duration = Duration::from_secs(45);
-/// Half-open connections are found within interval plus timeout.
+use budget::ByteBudget;
+use state::{ConnectionState, Verdict};
+use watched_io::WatchedIo;
+
+pub use budget::KnownCaller;
+pub use counts::{ConnectionCounts, ListenerKind, Reason};
+pub use limits::{ListenerLimits, ServerLimits};
+pub use proxies::{BadProxy, TrustedProxies, TrustedProxy};
+pub use watched_io::MIN_TAKEN;
+
+/// Half-open HTTP/2 connections are found within interval plus timeout.
 const KEEP_ALIVE_INTERVAL: Duration = Duration::from_secs(10);
 const KEEP_ALIVE_TIMEOUT: Duration = Duration::from_secs(10);
-/// How long open requests may take to end when the server stops.
-const DRAIN_TIMEOUT: Duration = Duration::from_secs(10);
+/// Most bytes of a request's head, and of what is read at once.
+const MAX_HEAD: usize = 64 * 1024;
+const MAX_HEADER_LIST: u32 = 16 * 1024;
+/// HTTP/2 streams that the client gave up and nobody has looked at yet.
+const MAX_PENDING_RESETS: usize = 20;
+/// HTTP/2 streams that we gave up because of errors of the client.
+const MAX_ERROR_RESETS: usize = 64;
+/// After an accept that failed.
+const ACCEPT_AGAIN: Duration = Duration::from_millis(20);
+/// Between two lines in the log about accepts that fail.
+const TELL_AGAIN: Duration = Duration::from_secs(10);
 
 /// Certificate the client showed, if any; put into every request by the listener.
 #[derive(Clone)]
 pub struct ClientCertificate(pub Option<Arc<CertificateDer<'static>>>);
 
-/// Where the client comes from; put into every request by the listener.
+/// Where the client comes from, also behind trusted proxies; put into every request by the listener.
 #[derive(Clone, Copy)]
 pub struct ClientAddress(pub SocketAddr);
 
+/// How a listener serves.
+#[derive(Clone, Debug)]
+pub struct ListenerOptions {
+    /// Which one it is.
+    pub kind: ListenerKind,
+    /// What its clients get.
+    pub limits: ListenerLimits,
+    /// Proxies of the operator.
+    pub proxies: TrustedProxies,
+    /// Counts what happens.
+    pub counts: ConnectionCounts,
+}
+
+impl ListenerOptions {
+    /// Without proxies.
+    pub fn new(kind: ListenerKind, limits: ListenerLimits) -> Self {
+        Self { kind, limits, proxies: TrustedProxies::default(), counts: ConnectionCounts::default() }
+    }
+}
+
+/// What connections come from.
+pub(crate) trait Accept: Send + Sync + 'static {
+    /// A connection.
+    type Stream: AsyncRead + AsyncWrite + Unpin + Send + 'static;
+
+    /// The next connection and where it comes from, or nothing if that one may not come in.
+    fn accept(&self) -> impl Future<Output = io::Result<Option<(Self::Stream, Option<SocketAddr>)>>> + Send;
+}
+
+impl Accept for TcpListener {
+    type Stream = TcpStream;
+
+    async fn accept(&self) -> io::Result<Option<(TcpStream, Option<SocketAddr>)>> {
+        let (stream, address) = TcpListener::accept(self).await?;
+        // Without this, small messages wait for the other side's delayed acknowledgement.
+        let _ = stream.set_nodelay(true);
+        Ok(Some((stream, Some(address))))
+    }
+}
+
+/// What the connections of a listener share.
+struct Serving {
+    options: ListenerOptions,
+    tls: Option<TlsAcceptor>,
+    router: Router,
+    budget: Arc<ByteBudget>,
+    shutdown: CancellationToken,
+}
+
+impl Serving {
+    fn cut(&self, reason: Reason) {
+        self.options.counts.cut(self.options.kind, reason);
+    }
+}
+
+/// Counts a connection as long as its socket is open.
+struct OpenConnection(ConnectionCounts, ListenerKind);
+
+impl OpenConnection {
+    fn new(serving: &Serving) -> Self {
+        serving.options.counts.opened(serving.options.kind);
+        Self(serving.options.counts.clone(), serving.options.kind)
+    }
+}
+
+impl Drop for OpenConnection {
+    fn drop(&mut self) {
+        self.0.closed(self.1);
+    }
+}
+
 /// Serves `router` until `shutdown`, then lets open requests end.
-pub async fn serve(listener: TcpListener, tls: Option<TlsAcceptor>, router: Router, shutdown: CancellationToken) {
-    let permits = Arc::new(Semaphore::new(MAX_CONNECTIONS));
+pub async fn serve(
+    listener: TcpListener,
+    tls: Option<TlsAcceptor>,
+    router: Router,
+    options: ListenerOptions,
+    shutdown: CancellationToken,
+) {
+    serve_any(listener, tls, router, options, shutdown).await;
+}
+
+/// The same for any kind of connection.
+pub(crate) async fn serve_any<L: Accept>(
+    listener: L,
+    tls: Option<TlsAcceptor>,
+    router: Router,
+    options: ListenerOptions,
+    shutdown: CancellationToken,
+) {
+    let places = Places::new(options.limits.places);
+    let budget = Arc::new(ByteBudget::new(&options.limits));
+    let serving = Arc::new(Serving { options, tls, router, budget, shutdown: shutdown.clone() });
     let connections = TaskTracker::new();
+    let mut told: Option<Instant> = None;
     loop {
-        let permit = tokio::select! {
-            biased;
-            () = shutdown.cancelled() => break,
-            permit = Arc::clone(&permits).acquire_owned() => permit,
-        };
         let accepted = tokio::select! {
             biased;
             () = shutdown.cancelled() => break,
-            accepted = listener.accept() => accepted,
+            accepted = async {
+                places.settled().await;
+                listener.accept().await
+            } => accepted,
         };
         match accepted {
-            Ok((stream, address)) => {
-                let (tls, router, shutdown) = (tls.clone(), router.clone(), shutdown.clone());
-                connections.spawn(async move {
-                    let _permit = permit;
-                    connection(stream, address, tls, router, shutdown).await;
-                });
-            }
+            Ok(Some((stream, address))) => match place_for(&places, address, &serving) {
+                Ok(place) => {
+                    connections.spawn(connection(stream, address, place, Arc::clone(&serving)));
+                }
+                Err(reason) => serving.cut(reason),
+            },
+            Ok(None) => {}
             Err(error) => {
-                // Out of descriptors or a connection that died in the backlog: neither is a reason to stop, but an
-                // immediate retry would spin.
-                tracing::warn!(%error, "accept failed");
-                tokio::time::sleep(Duration::from_millis(50)).await;
+                // Out of descriptors or a connection that died in the backlog: neither is a reason to stop, but an immediate
+                // retry would spin.
+                let is_out = is_out_of_descriptors(&error);
+                if is_out {
+                    serving.cut(Reason::Descriptors);
+                    places.shed();
+                }
+                if told.is_none_or(|told| told.elapsed() >= TELL_AGAIN) {
+                    tracing::warn!(%error, listener = serving.options.kind.as_str(), "accept failed; is the file limit too low?");
+                    told = Some(Instant::now());
+                }
+                tokio::select! {
+                    biased;
+                    () = shutdown.cancelled() => break,
+                    () = tokio::time::sleep(ACCEPT_AGAIN) => {}
+                }
             }
         }
     }
     drop(listener);
     connections.close();
-    if tokio::time::timeout(DRAIN_TIMEOUT, connections.wait()).await.is_err() {
+    // Each connection ends by itself within the time for draining.
+    if tokio::time::timeout(serving.options.limits.drain + Duration::from_secs(1), connections.wait()).await.is_err() {
         tracing::warn!(open = connections.len(), "connections still open at the end of the shutdown");
     }
 }
 
-async fn connection(
-    stream: TcpStream,
-    address: SocketAddr,
-    tls: Option<TlsAcceptor>,
-    router: Router,
-    shutdown: CancellationToken,
-) {
-    // Without this, small messages wait for the other side's delayed acknowledgement.
-    let _ = stream.set_nodelay(true);
-    match tls {
-        None => Box::pin(http(TokioIo::new(stream), ClientCertificate(None), address, router, shutdown)).await,
-        Some(acceptor) => match tokio::time::timeout(HANDSHAKE_TIMEOUT, acceptor.accept(stream)).await {
-            Ok(Ok(stream)) => {
-                let leaf = stream.get_ref().1.peer_certificates().and_then(|chain| chain.first()).cloned();
-                // Boxed, so that a link does not hold the room of its handshake for the rest of its life.
-                Box::pin(http(TokioIo::new(stream), ClientCertificate(leaf.map(Arc::new)), address, router, shutdown)).await;
+fn place_for(places: &Places, address: Option<SocketAddr>, serving: &Serving) -> Result<Place, Reason> {
+    // Behind a proxy are many.
+    let counted = address.map(|address| address.ip()).filter(|ip| !serving.options.proxies.contains(*ip));
+    places.admit(counted).map_err(|no_place| match no_place {
+        NoPlace::Address => Reason::Address,
+        NoPlace::Total => Reason::Full,
+    })
+}
+
+fn is_out_of_descriptors(error: &io::Error) -> bool {
+    use rustix::io::Errno;
+    let out = [Errno::MFILE, Errno::NFILE, Errno::NOBUFS, Errno::NOMEM];
+    Errno::from_io_error(error).is_some_and(|errno| out.contains(&errno))
+}
+
+async fn connection<S>(stream: S, address: Option<SocketAddr>, place: Place, serving: Arc<Serving>)
+where
+    S: AsyncRead + AsyncWrite + Unpin + Send + 'static,
+{
+    let state = ConnectionState::new(place.handle());
+    let io = WatchedIo::new(stream, Arc::clone(&state), place, OpenConnection::new(&serving));
+    let Some(tls) = &serving.tls else {
+        return Box::pin(http(TokioIo::new(io), ClientCertificate(None), address, state, Arc::clone(&serving))).await;
+    };
+    match handshake(tls, io, &state, &serving).await {
+        Some(Ok(stream)) => {
+            let leaf = stream.get_ref().1.peer_certificates().and_then(|chain| chain.first()).cloned();
+            if leaf.is_some() {
+                // Thousands of agents may come from one address, and each has proved which node it is.
+                state.place.reached(Stage::Known);
+                state.place.leave_address();
             }
-            Ok(Err(error)) => tracing::debug!(%address, %error, "TLS handshake failed"),
-            Err(_) => tracing::debug!(%address, "TLS handshake timed out"),
-        },
+            let certificate = ClientCertificate(leaf.map(Arc::new));
+            // Boxed, so that a link does not hold the room of its handshake for the rest of its life.
+            Box::pin(http(TokioIo::new(stream), certificate, address, state, Arc::clone(&serving))).await;
+        }
+        Some(Err(error)) => tracing::debug!(?address, %error, "TLS handshake failed"),
+        None => tracing::debug!(?address, "TLS handshake timed out"),
     }
 }
 
-async fn http<I>(io: I, certificate: ClientCertificate, address: SocketAddr, router: Router, shutdown: CancellationToken)
+async fn handshake<S>(
+    tls: &TlsAcceptor,
+    io: WatchedIo<S>,
+    state: &ConnectionState,
+    serving: &Serving,
+) -> Option<io::Result<tokio_rustls::server::TlsStream<WatchedIo<S>>>>
 where
+    S: AsyncRead + AsyncWrite + Unpin + Send + 'static,
+{
+    let mut accepting = std::pin::pin!(tls.accept(io));
+    loop {
+        let due = match state.judge_handshake(Instant::now(), &serving.options.limits) {
+            Verdict::Wait(due) => due,
+            Verdict::Cut(reason) => {
+                serving.cut(reason);
+                return None;
+            }
+            Verdict::Close => return None,
+        };
+        tokio::select! {
+            biased;
+            accepted = accepting.as_mut() => return Some(accepted),
+            () = state.place.told_to_leave() => {
+                serving.cut(Reason::Shed);
+                return None;
+            }
+            () = serving.shutdown.cancelled() => return None,
+            () = tokio::time::sleep_until(due) => {}
+        }
+    }
+}
+
+async fn http<I>(
+    io: I,
+    certificate: ClientCertificate,
+    address: Option<SocketAddr>,
+    state: Arc<ConnectionState>,
+    serving: Arc<Serving>,
+) where
     I: hyper::rt::Read + hyper::rt::Write + Unpin + Send + 'static,
 {
-    let service = hyper::service::service_fn(move |mut request: http::Request<hyper::body::Incoming>| {
-        request.extensions_mut().insert(certificate.clone());
-        request.extensions_mut().insert(ClientAddress(address));
-        router.clone().oneshot(request)
-    });
+    let context = request::Context { certificate, address, state: Arc::clone(&state), serving: Arc::clone(&serving) };
+    let service = hyper::service::service_fn(move |request| request::serve(context.clone(), request));
+    let limits = &serving.options.limits;
     let mut builder = auto::Builder::new(TokioExecutor::new());
-    builder.http1().timer(TokioTimer::new()).header_read_timeout(IDLE_TIMEOUT).max_buf_size(64 * 1024);
+    // The time of a head is watched below, from the very first byte: the detection of the version has no clock of its own.
+    builder.http1().timer(TokioTimer::new()).header_read_timeout(None).max_buf_size(MAX_HEAD);
     builder
         .http2()
         .timer(TokioTimer::new())
         .keep_alive_interval(KEEP_ALIVE_INTERVAL)
         .keep_alive_timeout(KEEP_ALIVE_TIMEOUT)
-        .max_concurrent_streams(128)
-        .max_header_list_size(32 * 1024);
-    let connection = builder.serve_connection_with_upgrades(io, service);
-    tokio::pin!(connection);
-    let result = tokio::select! {
-        biased;
-        result = connection.as_mut() => result,
-        () = shutdown.cancelled() => {
-            connection.as_mut().graceful_shutdown();
-            connection.as_mut().await
+        .max_concurrent_streams(limits.h2_streams)
+        .initial_stream_window_size(limits.h2_stream_window)
+        .initial_connection_window_size(limits.h2_connection_window)
+        .max_send_buf_size(limits.h2_send_buffer)
+        .max_pending_accept_reset_streams(MAX_PENDING_RESETS)
+        .max_local_error_reset_streams(MAX_ERROR_RESETS)
+        .max_header_list_size(MAX_HEADER_LIST);
+    let mut connection = std::pin::pin!(builder.serve_connection_with_upgrades(io, service));
+    let began = Instant::now();
+    let mut closes_at: Option<Instant> = None;
+    let mut alarm = std::pin::pin!(tokio::time::sleep_until(began));
+    let result = loop {
+        let verdict = match closes_at {
+            Some(at) if Instant::now() >= at => break Ok(()),
+            Some(at) => Verdict::Wait(at),
+            None => state.judge(began, Instant::now(), limits),
+        };
+        match verdict {
+            Verdict::Wait(due) => alarm.as_mut().reset(due),
+            Verdict::Cut(reason) => {
+                serving.cut(reason);
+                break Ok(());
+            }
+            Verdict::Close => {
+                serving.cut(Reason::Idle);
+                connection.as_mut().graceful_shutdown();
+                closes_at = Some(Instant::now() + limits.drain);
+                continue;
+            }
+        }
+        tokio::select! {
+            biased;
+            result = connection.as_mut() => break result,
+            () = state.place.told_to_leave() => {
+                serving.cut(Reason::Shed);
+                break Ok(());
+            }
+            () = serving.shutdown.cancelled(), if closes_at.is_none() => {
+                connection.as_mut().graceful_shutdown();
+                closes_at = Some(Instant::now() + limits.drain);
+            }
+            () = alarm.as_mut() => {}
         }
     };
     if let Err(error) = result {
-        tracing::debug!(%address, %error, "connection ended with an error");
+        tracing::debug!(?address, %error, "connection ended with an error");
     }
 }

@@ -100,7 +100,20 @@ impl TestServer {
             engines: Default::default(),
             driver: Arc::new(Embedded),
             webhooks_to_private: true,
+            trusted_proxies: Vec::new(),
+            limits: None,
         }
+    }
+
+    /// A server on SQLite whose configuration is a little different.
+    pub async fn configured(change: impl FnOnce(&mut ServerConfig)) -> Self {
+        let dir = TempDir::new();
+        let mut config = Self::config(&dir, None);
+        change(&mut config);
+        let driver = Arc::clone(&config.driver);
+        let server = start(config).await.unwrap_or_else(|e| panic!("server does not start: {e:?}"));
+        let admin_token = std::fs::read_to_string(&server.admin_token_file).unwrap();
+        Self { server: Some(server), dir, pg: None, admin_token, driver }
     }
 
     pub async fn driven_by(driver: Arc<dyn Driver>, pg: Option<PgDatabase>) -> Self {
