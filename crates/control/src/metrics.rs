@@ -30,6 +30,8 @@ pub(crate) struct Metrics {
     steps: Family<StepLabel, Counter>,
     overtaken: Counter,
     connections: ConnectionCounts,
+    rights_lost: Counter,
+    refusals: Family<ReasonLabel, Counter>,
 }
 
 #[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
@@ -50,6 +52,11 @@ struct CodeLabel {
 #[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
 struct StatusLabel {
     status: u16,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
+struct ReasonLabel {
+    reason: &'static str,
 }
 
 #[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
@@ -76,6 +83,8 @@ impl Metrics {
             steps: Family::default(),
             overtaken: Counter::default(),
             connections: ConnectionCounts::default(),
+            rights_lost: Counter::default(),
+            refusals: Family::default(),
             registry: Registry::default(),
         };
         registry.register("links", "Open links of agents to this process", metrics.links.clone());
@@ -103,6 +112,12 @@ impl Metrics {
             metrics.overtaken.clone(),
         );
         metrics.connections.register(&mut registry);
+        registry.register(
+            "rights_lost",
+            "Open requests and streams that ended because their caller lost the right to them",
+            metrics.rights_lost.clone(),
+        );
+        registry.register("refusals", "Requests refused because a budget or a cap is used up, by reason", metrics.refusals.clone());
         Self { registry, ..metrics }
     }
 
@@ -156,6 +171,15 @@ impl Metrics {
 
     pub(crate) fn decision_overtaken(&self) {
         self.overtaken.inc();
+    }
+
+    pub(crate) fn right_lost(&self) {
+        self.rights_lost.inc();
+    }
+
+    /// A budget or a cap is used up. `reason` is the stable code of the refusal.
+    pub(crate) fn refused(&self, reason: &'static str) {
+        self.refusals.get_or_create(&ReasonLabel { reason }).inc();
     }
 
     /// The text that Prometheus reads.

@@ -7,7 +7,7 @@ use std::collections::HashMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
-use gpuaas_contract::id::{CorrelationId, UserId};
+use gpuaas_contract::id::{CorrelationId, GrantId, UserId};
 use gpuaas_contract::time::Timestamp;
 use gpuaas_domain::access::{ApiToken, Membership, Policies, Principal, PrincipalId, Who};
 use gpuaas_domain::decision::Context;
@@ -15,12 +15,13 @@ use gpuaas_domain::people::{self, Said, ServiceAccount, User};
 use gpuaas_domain::{Actor, Hint};
 use gpuaas_store::ResourceFilter;
 use tokio::sync::broadcast::error::RecvError;
+use tokio::sync::watch;
 
 use crate::failure::{Failure, settle};
-use crate::{Control, books};
+use crate::{Control, books, identity};
 
 /// How long rights are remembered if no hint says that they changed.
-const KEPT: Duration = Duration::from_secs(30);
+const KEPT: Duration = Duration::from_secs(3);
 /// Callers that are remembered before we start over.
 const MAX_REMEMBERED: usize = 10_000;
 
@@ -31,12 +32,22 @@ pub(crate) struct Rights {
     known: Mutex<HashMap<PrincipalId, (Timestamp, Arc<Principal>)>>,
     /// People whose token was looked at: by issuer and subject.
     people: Mutex<HashMap<String, (Timestamp, Said, UserId)>>,
+    /// Sign-ins whose tokens were looked at, and whether they count.
+    sign_ins: Mutex<HashMap<GrantId, (Timestamp, bool)>>,
+    /// Tells open requests that somebody's rights changed.
+    changed: watch::Sender<()>,
 }
 
 impl Rights {
     /// With these policies.
     pub(crate) fn new(policies: Policies) -> Self {
-        Self { policies, known: Mutex::default(), people: Mutex::default() }
+        Self {
+            policies,
+            known: Mutex::default(),
+            people: Mutex::default(),
+            sign_ins: Mutex::default(),
+            changed: watch::Sender::new(()),
+        }
     }
 
     /// Forgets everything when anybody's rights change.
@@ -67,6 +78,13 @@ impl Rights {
     fn forget(&self) {
         lock(&self.known).clear();
         lock(&self.people).clear();
+        lock(&self.sign_ins).clear();
+        self.changed.send_replace(());
+    }
+
+    /// Wakes whoever holds a request open when anybody's rights change.
+    pub(crate) fn changes(&self) -> watch::Receiver<()> {
+        self.changed.subscribe()
     }
 }
 
@@ -105,6 +123,19 @@ pub(crate) async fn of_token(control: &Control, token: &ApiToken) -> Result<Opti
         // A row that says both or neither was not written by us.
         (Some(_), Some(_)) | (None, None) => Ok(None),
     }
+}
+
+/// Whether tokens of this sign-in of the built-in issuer still count.
+pub(crate) async fn sign_in_counts(control: &Control, id: GrantId) -> Result<bool, Failure> {
+    let now = Timestamp::now();
+    if let Some((at, counts)) = lock(&control.rights.sign_ins).get(&id)
+        && now.since(*at) < KEPT
+    {
+        return Ok(*counts);
+    }
+    let counts = identity::is_live(control, id).await?;
+    remember(&control.rights.sign_ins, id, (now, counts));
+    Ok(counts)
 }
 
 /// Whom an issuer means, with their roles. At their first sign-in they are written down; they may nothing until they are invited.

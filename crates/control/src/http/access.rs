@@ -12,7 +12,7 @@ use gpuaas_contract::key::KeyId;
 use gpuaas_contract::time::Timestamp;
 use gpuaas_domain::access::ApiToken;
 use gpuaas_domain::decision::Change;
-use gpuaas_domain::{Decision, Refusal, Role};
+use gpuaas_domain::{Decision, Hint, Refusal, Role};
 use gpuaas_store::ApiTokenFilter;
 use serde_json::json;
 
@@ -155,7 +155,7 @@ pub(super) async fn token_revoke(
             return Ok((token, Decision::default()));
         }
         let revoked = ApiToken { revoked_at: Some(context.now), ..token };
-        let decision = Decision::default().change(Change::ApiTokenUpdate(revoked.clone())).record(
+        let decision = Decision::default().change(Change::ApiTokenUpdate(revoked.clone())).hint(Hint::Rights).record(
             &context,
             "gpuaas.api_token.revoked.v1",
             "api_token.revoke",

@@ -18,6 +18,7 @@ use gpuaas_domain::decision::Context;
 use tracing::Instrument as _;
 
 use super::guard;
+use super::standing::Standing;
 use super::problem::{Rejected, problem};
 use crate::failure::Failure;
 use crate::listener::KnownCaller;
@@ -40,24 +41,6 @@ impl Caller {
     /// The context of a decision made for this caller.
     pub(super) fn context(&self) -> Context {
         Context { now: Timestamp::now(), actor: self.actor.clone(), correlation_id: self.correlation_id.clone() }
-    }
-}
-
-/// How a request was let in, for those that stay: whoever listens for hours may lose the right to meanwhile.
-#[derive(Clone)]
-pub(super) struct Standing {
-    header: Option<String>,
-    local: bool,
-    method: axum::http::Method,
-    template: String,
-    path: String,
-}
-
-impl Standing {
-    /// Whether it would be let in again now. Not while that cannot be found out.
-    pub(super) async fn holds(&self, control: &Control) -> bool {
-        let Ok((_, principal)) = authenticate(control, self.header.as_deref(), self.local).await else { return false };
-        guard::decide(control, &principal, &self.method, &self.template, &self.path).await.is_ok()
     }
 }
 
@@ -110,8 +93,9 @@ pub(super) async fn authorise(State(control): State<Arc<Control>>, mut request: 
             }
             request.extensions_mut().insert(caller);
             let template = template.unwrap_or_default();
-            request.extensions_mut().insert(Standing { header, local, method, template, path });
-            next.run(request).await
+            let standing = Standing { control, header, local, method, template, path };
+            request.extensions_mut().insert(standing.clone());
+            standing.run(next.run(request)).await
         }
         Err(Failure::Refused(refused)) if refused.code == guard::CLOSED => {
             template.as_deref().and_then(other_methods).unwrap_or_else(|| Rejected(refused.into()).into_response())
@@ -130,7 +114,8 @@ fn other_methods(template: &str) -> Option<Response> {
     Some(response)
 }
 
-async fn authenticate(control: &Control, header: Option<&str>, local: bool) -> Result<(Actor, Arc<Principal>), Failure> {
+/// Who sends this `Authorization` header, with their roles.
+pub(super) async fn authenticate(control: &Control, header: Option<&str>, local: bool) -> Result<(Actor, Arc<Principal>), Failure> {
     let Some(header) = header else {
         if local {
             return Ok((Actor::LocalAdmin, Arc::new(Principal::local_admin())));

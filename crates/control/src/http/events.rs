@@ -21,10 +21,11 @@ use gpuaas_domain::webhook::{MAX_KINDS, wants};
 use gpuaas_engines::fanout::{Listener, Notice};
 use gpuaas_store::{OutboxRow, StoreError};
 use tokio::time::Instant;
+use tokio_util::sync::CancellationToken;
 
-use super::caller::Standing;
 use super::problem::{Params, Rejected, Segments};
 use super::projects;
+use super::standing::Standing;
 use super::streams::StreamPlace;
 use crate::Control;
 use crate::events::notify::{ALL, channel_of, unpacked};
@@ -34,7 +35,7 @@ type Shared = State<Arc<Control>>;
 
 /// Events read at once.
 const BATCH: u32 = 200;
-/// Stands behind the fan-out: events that were too large for it, or lost. As often, it is asked whether the listener may still listen.
+/// Stands behind the fan-out: events that were too large for it, or lost.
 const SLOW_LOOK: Duration = Duration::from_secs(10);
 /// How often something is said when nothing happens.
 const KEEP_ALIVE: Duration = Duration::from_secs(10);
@@ -76,26 +77,24 @@ impl Wanted {
 
 pub(super) async fn of_project(
     State(control): Shared,
-    Extension(standing): Extension<Standing>,
     Segments(project): Segments<String>,
     Params(query): Params<EventsQuery>,
     headers: HeaderMap,
 ) -> Result<Response, Rejected> {
     let project = projects::get(&control, &project).await?;
-    sse(control, standing, Wanted::new(Some(project.id), &query, &headers)?).await
+    sse(control, Wanted::new(Some(project.id), &query, &headers)?).await
 }
 
 pub(super) async fn of_everything(
     State(control): Shared,
-    Extension(standing): Extension<Standing>,
     Params(query): Params<EventsQuery>,
     headers: HeaderMap,
 ) -> Result<Response, Rejected> {
-    sse(control, standing, Wanted::new(None, &query, &headers)?).await
+    sse(control, Wanted::new(None, &query, &headers)?).await
 }
 
-async fn sse(control: Arc<Control>, standing: Standing, wanted: Wanted) -> Result<Response, Rejected> {
-    let listening = Listening::open(control, standing, wanted).await?;
+async fn sse(control: Arc<Control>, wanted: Wanted) -> Result<Response, Rejected> {
+    let listening = Listening::open(control, wanted).await?;
     // Tells where the stream starts, without saying that anything happened: who is cut off before the first event misses nothing.
     let start = Event::default().id(listening.position.to_string());
     let events = listening
@@ -120,17 +119,17 @@ pub(super) async fn socket(
         code: "websocket_expected",
         message: format!("this path speaks WebSocket only: {rejection}"),
     })?;
-    let listening = Listening::open(control, standing, wanted).await?;
+    let listening = Listening::open(control, wanted).await?;
     let upgrade = upgrade.max_message_size(MAX_SAID).max_frame_size(MAX_SAID);
     let upgrade = upgrade.write_buffer_size(0).max_write_buffer_size(MAX_UNSENT);
-    Ok(upgrade.on_upgrade(move |socket| async move {
-        serve(listening, socket).await;
+    Ok(standing.upgrade(upgrade, move |socket, ended| async move {
+        serve(listening, socket, ended).await;
         drop(place);
     }))
 }
 
-/// Sends events until the other side leaves. What it says is not listened to, but for its leaving.
-async fn serve(listening: Listening, mut socket: WebSocket) {
+/// Sends events until the other side leaves or may not hear more. What it says is not listened to, but for its leaving.
+async fn serve(listening: Listening, mut socket: WebSocket, ended: CancellationToken) {
     let shutdown = listening.control.shutdown.clone();
     let mut events = std::pin::pin!(listening.heard());
     let mut pings = tokio::time::interval(KEEP_ALIVE);
@@ -139,6 +138,7 @@ async fn serve(listening: Listening, mut socket: WebSocket) {
         let message = tokio::select! {
             biased;
             () = shutdown.cancelled() => break,
+            () = ended.cancelled() => break,
             said = tokio::time::timeout_at(heard + HEARD_WITHIN, socket.recv()) => match said {
                 Ok(Some(Ok(Message::Close(_)) | Err(_)) | None) | Err(_) => return,
                 Ok(Some(Ok(_))) => {
@@ -173,7 +173,6 @@ fn with_position(position: i64, document: &str) -> String {
 /// A listener that hears everything from its position on.
 struct Listening {
     control: Arc<Control>,
-    standing: Standing,
     wanted: Wanted,
     notices: Listener,
     /// The last event that was heard, or passed over.
@@ -182,7 +181,7 @@ struct Listening {
 
 impl Listening {
     /// Starts to listen. What happens after this has returned is heard.
-    async fn open(control: Arc<Control>, standing: Standing, wanted: Wanted) -> Result<Self, Failure> {
+    async fn open(control: Arc<Control>, wanted: Wanted) -> Result<Self, Failure> {
         let channel = wanted.project.map_or_else(|| ALL.to_owned(), |project| channel_of(&project.to_string()));
         // Before the first look, so that nothing falls between the two.
         let notices = control.engines.fanout.subscribe(&[&channel]).await;
@@ -191,15 +190,14 @@ impl Listening {
             Some(after) => after,
             None => control.store.outbox_end().await?,
         };
-        Ok(Self { control, standing, wanted, notices, position })
+        Ok(Self { control, wanted, notices, position })
     }
 
-    /// Events with their positions. Ends when the server stops, when it cannot go on or when the listener may not hear more: who may,
-    /// comes back.
+    /// Events with their positions. Ends when the server stops or when it cannot go on: listeners come
+    /// back.
     fn heard(mut self) -> impl Stream<Item = (i64, String)> + Send {
         async_stream::stream! {
             let mut look = self.wanted.after.is_some();
-            let mut checked = Instant::now();
             loop {
                 while look {
                     let Ok(rows) = self.read().await else { return };
@@ -222,12 +220,6 @@ impl Listening {
                     Ok(Some(Notice::Gap)) | Err(_) => true,
                     Ok(None) => return,
                 };
-                if checked.elapsed() >= SLOW_LOOK {
-                    if !self.standing.holds(&self.control).await {
-                        return;
-                    }
-                    checked = Instant::now();
-                }
             }
         }
     }

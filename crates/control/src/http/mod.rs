@@ -44,6 +44,7 @@ mod slices;
 mod slots;
 mod ssh_keys;
 mod streams;
+mod standing;
 mod system;
 mod task_make;
 mod task_watch;

@@ -15,7 +15,7 @@ use gpuaas_domain::access::{ApiToken, KeyScopes, MemberRole, Place, Who};
 use gpuaas_domain::decision::Change;
 use gpuaas_domain::names::checked_text;
 use gpuaas_domain::people::{self, ServiceAccount};
-use gpuaas_domain::{Decision, Refusal};
+use gpuaas_domain::{Decision, Hint, Refusal};
 use gpuaas_store::{ApiTokenFilter, ResourceFilter};
 use serde_json::json;
 
@@ -185,7 +185,7 @@ pub(super) async fn key_revoke(
         }
         let revoked = ApiToken { revoked_at: Some(context.now), ..key };
         let data = json!({ "api_token_id": id, "service_account_id": account.id, "project_id": account.project_id });
-        let decision = Decision::default().change(Change::ApiTokenUpdate(revoked.clone())).record(
+        let decision = Decision::default().change(Change::ApiTokenUpdate(revoked.clone())).hint(Hint::Rights).record(
             &context,
             "gpuaas.api_key.revoked.v1",
             "api_key.revoke",

@@ -4,7 +4,7 @@ use gpuaas_contract::id::{CorrelationId, GrantId, UserId};
 use gpuaas_contract::time::Timestamp;
 use gpuaas_domain::decision::Context;
 use gpuaas_domain::people::{SignIn, SignInKind, User};
-use gpuaas_domain::{Actor, Decision};
+use gpuaas_domain::{Actor, Decision, Hint};
 use gpuaas_identity::oauth::{
     ClientId, CodeOutcome, DevicePoll, OauthError, OauthFailure, Refresh, RefreshOutcome, Scope, Scopes, TokenRequest,
 };
@@ -163,6 +163,11 @@ async fn live(control: &Control, id: GrantId) -> Result<Option<(Grant, i64)>, Fa
     Ok(whole.revoked_at.is_none().then_some((whole, row.version)))
 }
 
+/// Whether a sign-in was made here and was not ended.
+pub(crate) async fn is_live(control: &Control, id: GrantId) -> Result<bool, Failure> {
+    Ok(live(control, id).await?.is_some())
+}
+
 /// Ends a sign-in with everything that came out of it. Nothing to write if that was done before.
 async fn revoked(
     control: &Control,
@@ -180,7 +185,7 @@ async fn revoked(
 fn end(whole: &Grant, version: i64, reason: &'static str, context: &Context) -> Result<Decision, Failure> {
     let ended = Grant { revoked_at: Some(context.now), ..whole.clone() };
     let data = json!({ "grant_id": whole.id, "user_id": whole.user, "reason": reason });
-    let decision = Decision::default().update(&rows::of_grant(&ended, version)?);
+    let decision = Decision::default().update(&rows::of_grant(&ended, version)?).hint(Hint::Rights);
     Ok(decision.record(context, "gpuaas.sign_in.revoked.v1", "sign_in.revoke", &whole.id.to_string(), data))
 }
 

@@ -27,7 +27,7 @@ use crate::failure::Failure;
 use crate::{Control, leases, pki, rights};
 
 pub(crate) use endpoints::router;
-pub(crate) use grants::end_all;
+pub(crate) use grants::{end_all, is_live};
 
 /// What the `aud` of tokens of the built-in issuer contains.
 pub const AUDIENCE: &str = "gpuaas";
@@ -134,6 +134,17 @@ impl Identity {
             }
             Failure::Unauthenticated { code: error.code(), message: error.to_string() }
         })?;
+        if self.built_in.as_ref().is_some_and(|built_in| built_in.issuer == claims.issuer) {
+            let grant = claims.session.as_deref().and_then(|session| session.parse::<GrantId>().ok());
+            let counts = match grant {
+                Some(grant) => rights::sign_in_counts(control, grant).await?,
+                None => false,
+            };
+            if !counts {
+                let message = "this sign-in was ended; sign in again with `gpuaas login`".to_owned();
+                return Err(Failure::Unauthenticated { code: "sign_in_ended", message });
+            }
+        }
         let said = Said {
             issuer: claims.issuer,
             subject: claims.subject,

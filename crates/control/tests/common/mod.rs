@@ -11,6 +11,7 @@
 )]
 
 pub mod answers;
+pub mod browser;
 pub mod lifecycle;
 pub mod looking;
 pub mod node;
@@ -53,13 +54,18 @@ pub(crate) use on_both_stores;
 
 /// A client for the interface that trusts no certificate and follows nobody.
 pub fn plain_http() -> reqwest::Client {
+    plain_http_from(None)
+}
+
+/// The same, from this address.
+pub fn plain_http_from(address: Option<std::net::IpAddr>) -> reqwest::Client {
     let config = rustls::ClientConfig::builder_with_provider(std::sync::Arc::new(rustls::crypto::aws_lc_rs::default_provider()))
         .with_safe_default_protocol_versions()
         .unwrap()
         .with_root_certificates(rustls::RootCertStore::empty())
         .with_no_client_auth();
     let builder = reqwest::Client::builder().tls_backend_preconfigured(config).redirect(reqwest::redirect::Policy::none());
-    builder.no_proxy().build().unwrap()
+    builder.no_proxy().local_address(address).build().unwrap()
 }
 
 /// A server with everything it needs, gone when dropped.

@@ -202,7 +202,7 @@ pub fn delete_project(project: &Project, quota: &Quota, context: &Context) -> Re
     let next = Project { deleted_at: Some(context.now), ..project.clone() };
     let id = next.id.to_string();
     // The quota is written as well, unchanged: an allocation that is asked for at the same moment changes it, and one of the two loses.
-    let decision = Decision::default().update(&next).update(quota);
+    let decision = Decision::default().update(&next).update(quota).hint(crate::Hint::Rights);
     let data = json!({ "project_id": id, "name": next.name });
     Ok((next, decision.record(context, "gpuaas.project.deleted.v1", "project.delete", &id, data)))
 }
