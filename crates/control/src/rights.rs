@@ -9,7 +9,7 @@ use std::time::Duration;
 
 use gpuaas_contract::id::{CorrelationId, GrantId, UserId};
 use gpuaas_contract::time::Timestamp;
-use gpuaas_domain::access::{ApiToken, Membership, Policies, Principal, PrincipalId, Who};
+use gpuaas_domain::access::{ApiToken, MAX_KEY_CHAIN, Membership, Place, Policies, Principal, PrincipalId, Who};
 use gpuaas_domain::decision::Context;
 use gpuaas_domain::people::{self, Said, ServiceAccount, User};
 use gpuaas_domain::{Actor, Hint};
@@ -102,13 +102,13 @@ fn remember<K: std::hash::Hash + Eq, V>(map: &Mutex<HashMap<K, V>>, key: K, valu
 
 /// Who carries this token, with their roles. `None` if it does not count.
 pub(crate) async fn of_token(control: &Control, token: &ApiToken) -> Result<Option<(Actor, Arc<Principal>)>, Failure> {
-    if !token.counts(Timestamp::now()) {
+    if !token.counts(Timestamp::now()) || !ancestors_count(control, token).await? {
         return Ok(None);
     }
     match (token.role, token.service_account) {
         (Some(role), None) => {
             let who = PrincipalId::Token(token.id);
-            let principal = Principal { platform: Some(role), scopes: token.scopes.clone(), ..Principal::nobody(who) };
+            let principal = Principal { platform: Some(role), ..limited(Principal::nobody(who), token) };
             Ok(Some((Actor::Token { id: token.id, role }, Arc::new(principal))))
         }
         (None, Some(id)) => {
@@ -117,12 +117,36 @@ pub(crate) async fn of_token(control: &Control, token: &ApiToken) -> Result<Opti
                 return Ok(None);
             }
             let roles = remembered(control, PrincipalId::ServiceAccount(id)).await?;
-            let principal = Principal { scopes: token.scopes.clone(), ..(*roles).clone() };
+            let mut principal = limited((*roles).clone(), token);
+            // A key acts in the project it was made for, whatever its account may elsewhere.
+            principal.memberships.retain(|(place, _)| token.project.is_some_and(|own| *place == Place::Project(own)));
+            principal.platform = None;
             Ok(Some((Actor::ServiceAccount { id, key: token.id }, Arc::new(principal))))
         }
         // A row that says both or neither was not written by us.
         (Some(_), Some(_)) | (None, None) => Ok(None),
     }
+}
+
+/// The holder of a key, with the limits of the key.
+fn limited(holder: Principal, token: &ApiToken) -> Principal {
+    Principal { scopes: token.scopes.clone(), expires_at: token.expires_at, ..holder }
+}
+
+/// Whether every key counts with which this one was made, one after the other.
+async fn ancestors_count(control: &Control, token: &ApiToken) -> Result<bool, Failure> {
+    let (mut above, now) = (token.parent, Timestamp::now());
+    for _ in 0..MAX_KEY_CHAIN {
+        let Some(id) = above else { return Ok(true) };
+        let Some(key) = control.store.api_token_get(id).await?.filter(|key| key.counts(now)) else { return Ok(false) };
+        if let Some(account) = key.service_account
+            && books::get::<ServiceAccount>(control, account).await?.is_none_or(|account| account.deleted_at.is_some())
+        {
+            return Ok(false);
+        }
+        above = key.parent;
+    }
+    Ok(above.is_none())
 }
 
 /// Whether tokens of this sign-in of the built-in issuer still count.

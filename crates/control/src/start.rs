@@ -312,6 +312,7 @@ async fn ensure_admin_token(store: &Store, file: &Path) -> Result<(), StartError
         role: Some(TokenRole::Admin),
         service_account: None,
         project: None,
+        parent: None,
         scopes: None,
         secret_digest: Digest::of(secret.as_bytes()),
         created_at: context.now,

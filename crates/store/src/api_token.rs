@@ -23,6 +23,7 @@ pub(crate) const TABLE: Table = Table {
         ("project", Text),
         ("scopes", Text),
         ("expires_at", Int),
+        ("parent", Text),
     ],
 };
 
@@ -37,7 +38,7 @@ pub struct ApiTokenFilter {
 
 pub(crate) fn to_row(token: &ApiToken) -> Result<Row> {
     let ApiToken { id, version, name, role, service_account, project, scopes, secret_digest, .. } = token;
-    let ApiToken { created_at, expires_at, revoked_at, .. } = token;
+    let ApiToken { created_at, expires_at, revoked_at, parent, .. } = token;
     Ok(vec![
         Arg::id(id),
         Arg::Int(Some(*version)),
@@ -50,6 +51,7 @@ pub(crate) fn to_row(token: &ApiToken) -> Result<Row> {
         Arg::opt_id(*project),
         scopes.as_ref().map_or(Ok(Arg::Text(None)), Arg::json)?,
         Arg::opt_time(*expires_at),
+        Arg::opt_id(*parent),
     ])
 }
 
@@ -62,6 +64,7 @@ fn from_row(row: &dyn Columns) -> Result<ApiToken> {
         role: row.opt_named("role", PlatformRole::parse)?,
         service_account: row.opt_parsed("service_account")?,
         project: row.opt_parsed("project")?,
+        parent: row.opt_parsed("parent")?,
         scopes: row.opt_json("scopes")?,
         secret_digest: row.digest("secret_digest")?,
         created_at: row.time("created_at")?,

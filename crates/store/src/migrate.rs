@@ -39,6 +39,11 @@ const MIGRATIONS: &[Migration] = &[
         sqlite: include_str!("../migrations/sqlite/0005_outbox_waiting.sql"),
         postgres: include_str!("../migrations/postgres/0005_outbox_waiting.sql"),
     },
+    Migration {
+        version: 6,
+        sqlite: include_str!("../migrations/sqlite/0006_key_parents.sql"),
+        postgres: include_str!("../migrations/postgres/0006_key_parents.sql"),
+    },
 ];
 
 /// Any number that nobody else locks in our database.

@@ -21,6 +21,9 @@ pub struct ApiToken {
     /// The service account, if it is a key of one.
     #[serde(default)]
     pub service_account: Option<ServiceAccountId>,
+    /// The token or key it was made with, if it was not made by a person. It counts only as long as that one does.
+    #[serde(default)]
+    pub parent_id: Option<ApiTokenId>,
     /// What it is limited to, such as `allocation.*` or `*.read`; null for no such limit.
     #[serde(default)]
     pub scopes: Option<Vec<String>>,

@@ -46,6 +46,9 @@ pub struct ApiKey {
     pub project_id: ProjectId,
     /// What people call it.
     pub name: String,
+    /// The key it was made with, if it was not made by a person. It counts only as long as that one does.
+    #[serde(default)]
+    pub parent_id: Option<ApiTokenId>,
     /// What it is limited to, such as `allocation.*` or `*.read`; null for no limit but what the account may.
     #[serde(default)]
     pub scopes: Option<Vec<String>>,

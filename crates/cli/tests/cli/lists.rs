@@ -80,6 +80,7 @@ async fn revoking_a_token_signs_in_with_ones_own() {
         role: Some("support".to_owned()),
         project: None,
         service_account: None,
+        parent_id: None,
         scopes: None,
         created_at: gpuaas_contract::time::Timestamp(1),
         expires_at: None,

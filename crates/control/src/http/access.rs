@@ -10,7 +10,7 @@ use gpuaas_contract::Digest;
 use gpuaas_contract::id::ApiTokenId;
 use gpuaas_contract::key::KeyId;
 use gpuaas_contract::time::Timestamp;
-use gpuaas_domain::access::ApiToken;
+use gpuaas_domain::access::{ApiToken, KeyLimits, MemberRole, Place};
 use gpuaas_domain::decision::Change;
 use gpuaas_domain::{Decision, Hint, Refusal, Role};
 use gpuaas_store::ApiTokenFilter;
@@ -19,7 +19,7 @@ use serde_json::json;
 use super::caller::Caller;
 use super::idempotency::NotKept;
 use super::problem::{JsonBody, Params, Rejected, Segments};
-use super::{page, page_limit, parse_id, parse_opt};
+use super::{mint, page, page_limit, parse_id, parse_opt};
 use crate::Control;
 use crate::failure::{Failure, settle};
 use crate::pki::{KeyRingError, secret_text};
@@ -114,6 +114,9 @@ pub(super) async fn token_create(
     if life.is_some_and(|life| life.is_zero()) {
         return Err(Refusal::invalid("life_invalid", "a token lives at least a second").into());
     }
+    mint::role_of_new_account(&control, &caller, Place::Platform, MemberRole::Platform(role))?;
+    let wanted_limits = KeyLimits { scopes: None, expires_at: life.map(|life| context.now.plus(life)) };
+    let (KeyLimits { scopes, expires_at }, parent) = mint::key(&control, &caller, wanted_limits).await?;
     let secret = secret_text("gpt_");
     let token = ApiToken {
         id: ApiTokenId::generate(),
@@ -122,14 +125,15 @@ pub(super) async fn token_create(
         role: Some(role),
         service_account: None,
         project: None,
-        scopes: None,
+        parent,
+        scopes,
         secret_digest: Digest::of(secret.as_bytes()),
         created_at: context.now,
-        expires_at: life.map(|life| context.now.plus(life)),
+        expires_at,
         revoked_at: None,
     };
     let id = token.id.to_string();
-    let data = json!({ "api_token_id": id, "role": role.as_str(), "name": token.name });
+    let data = json!({ "api_token_id": id, "role": role.as_str(), "name": token.name, "parent_id": token.parent });
     let decision = Decision::default().change(Change::ApiTokenInsert(token.clone())).record(
         &context,
         "gpuaas.api_token.created.v1",
@@ -175,6 +179,7 @@ fn shown(token: ApiToken) -> dto::ApiToken {
         role: token.role.map(|role| role.as_str().to_owned()),
         project: token.project,
         service_account: token.service_account,
+        parent_id: token.parent,
         scopes: token.scopes.map(Into::into),
         created_at: token.created_at,
         expires_at: token.expires_at,

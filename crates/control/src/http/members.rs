@@ -16,7 +16,7 @@ use gpuaas_store::ResourceFilter;
 
 use super::caller::Caller;
 use super::problem::{JsonBody, Params, Rejected, Segments};
-use super::{Tagged, etag_of, if_match, page, page_limit, parse_id};
+use super::{etag_of, if_match, mint, page, page_limit, parse_id, Tagged};
 use crate::failure::{Failure, settle};
 use crate::{Control, books};
 
@@ -106,6 +106,7 @@ pub(super) async fn add(
             let message = "they are a member already; change their role instead";
             return Err(Refusal::conflict("member_exists", message).into());
         }
+        mint::role(&control, &caller, at, role)?;
         Ok(people::invite(id, who, at, role, &context)?)
     })
     .await?;
@@ -138,6 +139,9 @@ pub(super) async fn change(
     settle(&control, || async {
         let member = get(&control, at, &id).await?;
         if_match(&headers, &etag_of(member.version))?;
+        if !member.role.includes(role) {
+            mint::role(&control, &caller, at, role)?;
+        }
         Ok(people::change_role(&member, role, &of_place(&control, at).await?, &context)?)
     })
     .await?;

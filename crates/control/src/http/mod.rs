@@ -32,6 +32,7 @@ pub(crate) mod idempotency;
 mod images;
 mod limits;
 mod members;
+mod mint;
 mod node_name;
 mod nodes;
 mod organisations;

@@ -87,6 +87,7 @@ pub(super) async fn create(
         if let Some(email) = &wanted.owner_email {
             let who = super::members::by_email(&control, email).await?;
             let role = MemberRole::Project(ProjectRole::Owner);
+            super::mint::role(&control, &caller, Place::Organisation(id), role)?;
             decision = decision.and(people::invite(owner, who, Place::Organisation(id), role, &context)?.1);
         }
         Ok((made, decision))

@@ -114,6 +114,7 @@ pub(super) async fn create(
         if let Some(email) = &wanted.owner_email {
             let who = super::members::by_email(&control, email).await?;
             let role = MemberRole::Project(ProjectRole::Owner);
+            super::mint::role(&control, &caller, Place::Project(id), role)?;
             decision = decision.and(people::invite(owner, who, Place::Project(id), role, &context)?.1);
         }
         Ok((made, decision))

@@ -11,7 +11,7 @@ use gpuaas_api::dto::{self, ApiKeyCreate, ApiKeyCreated, Page, PageQuery, Servic
 use gpuaas_contract::Digest;
 use gpuaas_contract::id::{ApiTokenId, MembershipId, ServiceAccountId};
 use gpuaas_contract::time::Timestamp;
-use gpuaas_domain::access::{ApiToken, KeyScopes, MemberRole, Place, Who};
+use gpuaas_domain::access::{ApiToken, KeyLimits, KeyScopes, MemberRole, Place, Who};
 use gpuaas_domain::decision::Change;
 use gpuaas_domain::names::checked_text;
 use gpuaas_domain::people::{self, ServiceAccount};
@@ -22,7 +22,7 @@ use serde_json::json;
 use super::caller::Caller;
 use super::idempotency::NotKept;
 use super::problem::{JsonBody, Params, Rejected, Segments};
-use super::{free_name, page, page_limit, parse_id, parse_opt, projects};
+use super::{free_name, mint, page, page_limit, parse_id, parse_opt, projects};
 use crate::failure::{Failure, settle};
 use crate::pki::secret_text;
 use crate::{Control, books};
@@ -85,6 +85,7 @@ pub(super) async fn create(
         let (made, mut decision) = people::create_service_account(id, &project, &wanted.name, &wanted.description, &context)?;
         if let Some(role) = role {
             let (who, at) = (Who::ServiceAccount(id), Place::Project(project.id));
+            mint::role_of_new_account(&control, &caller, at, role)?;
             decision = decision.and(people::invite(membership, who, at, role, &context)?.1);
         }
         Ok((made, decision))
@@ -138,6 +139,8 @@ pub(super) async fn key_create(
     if name.is_empty() {
         return Err(Refusal::invalid("name_invalid", "give the key a name").into());
     }
+    let wanted = KeyLimits { scopes, expires_at: life.map(|life| context.now.plus(life)) };
+    let (KeyLimits { scopes, expires_at }, parent) = mint::key(&control, &caller, wanted).await?;
     let secret = secret_text("gpk_");
     let key = ApiToken {
         id: ApiTokenId::generate(),
@@ -146,16 +149,17 @@ pub(super) async fn key_create(
         role: None,
         service_account: Some(account.id),
         project: Some(account.project_id),
+        parent,
         scopes,
         secret_digest: Digest::of(secret.as_bytes()),
         created_at: context.now,
-        expires_at: life.map(|life| context.now.plus(life)),
+        expires_at,
         revoked_at: None,
     };
     let id = key.id.to_string();
     let data = json!({
         "api_token_id": id, "service_account_id": account.id, "project_id": account.project_id, "name": key.name,
-        "expires_at": key.expires_at, "scopes": key.scopes.as_ref().map(KeyScopes::patterns),
+        "parent_id": key.parent, "expires_at": key.expires_at, "scopes": key.scopes.as_ref().map(KeyScopes::patterns),
     });
     let decision = Decision::default().change(Change::ApiTokenInsert(key.clone())).record(
         &context,
@@ -220,6 +224,7 @@ fn key_shown(key: ApiToken, account: &ServiceAccount) -> dto::ApiKey {
         service_account_id: account.id,
         project_id: account.project_id,
         name: key.name,
+        parent_id: key.parent,
         scopes: key.scopes.as_ref().map(KeyScopes::patterns),
         state: state.to_owned(),
         created_at: key.created_at,

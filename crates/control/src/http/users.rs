@@ -7,7 +7,7 @@ use axum::http::StatusCode;
 use axum::{Extension, Json};
 use gpuaas_api::dto::{self, Page, Reason, UserCreate, UserCreated, UserListQuery, UserPassword, UserPasswordSet};
 use gpuaas_contract::id::UserId;
-use gpuaas_domain::Refusal;
+use gpuaas_domain::{Refusal, access};
 use gpuaas_domain::names::checked_email;
 use gpuaas_domain::people::{self, User};
 use gpuaas_domain::resource::Resource as _;
@@ -80,6 +80,7 @@ pub(super) async fn create(
 ) -> Result<(StatusCode, Extension<NotKept>, Json<UserCreated>), Rejected> {
     let built_in = built_in(&control)?;
     let (id, context) = (UserId::generate(), caller.context());
+    access::check_password_life(&caller.principal)?;
     let email = checked_email(&wanted.email)?;
     let (password, one_time_password) = chosen(wanted.password);
     let hash = built_in.hashing.hash(password).await?;
@@ -128,6 +129,7 @@ pub(super) async fn set_password(
         let message = format!("{} signs this user in; the password is set there", user.issuer);
         Err(Failure::from(Refusal::conflict("user_not_local", message)))
     };
+    access::check_password_life(&caller.principal)?;
     local(get(&control, &id).await?)?;
     let (password, one_time_password) = chosen(wanted.password);
     let hash = built_in.hashing.hash(password).await?;

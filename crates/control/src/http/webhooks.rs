@@ -8,6 +8,7 @@ use axum::{Extension, Json};
 use gpuaas_api::dto::{self, DeliveryListQuery, Page, PageQuery, WebhookChange, WebhookChanged, WebhookCreate, WebhookCreated};
 use gpuaas_contract::id::{DeliveryId, WebhookId};
 use gpuaas_domain::Refusal;
+use gpuaas_domain::access::{Action, Verdict};
 use gpuaas_domain::resource::Kind;
 use gpuaas_domain::webhook::{self, Delivery, Webhook};
 use gpuaas_engines::webhook::check_target;
@@ -43,6 +44,17 @@ fn check_url(control: &Control, url: &str) -> Result<(), Failure> {
     }
 }
 
+/// Events go where a webhook says: whoever may not read them cannot have them sent.
+fn check_reads(control: &Control, caller: &Caller) -> Result<(), Failure> {
+    match control.rights.policies.may(&caller.principal, Action::EventRead, &caller.scope) {
+        Verdict::Allowed => Ok(()),
+        Verdict::Denied { why } => {
+            let message = format!("a webhook is sent events, and you may not read them: {why}");
+            Err(Refusal::forbidden("webhook_exceeds_own", message).into())
+        }
+    }
+}
+
 pub(super) async fn list(
     State(control): Shared,
     Segments(project): Segments<String>,
@@ -67,6 +79,7 @@ pub(super) async fn create(
 ) -> Result<(StatusCode, Extension<NotKept>, Json<WebhookCreated>), Rejected> {
     let project = projects::get(&control, &project).await?;
     check_url(&control, &wanted.url)?;
+    check_reads(&control, &caller)?;
     let context = caller.context();
     let webhook = Webhook {
         id: WebhookId::generate(),
@@ -105,6 +118,9 @@ pub(super) async fn change(
 ) -> Result<Tagged<WebhookChanged>, Rejected> {
     if let Some(url) = &wanted.url {
         check_url(&control, url)?;
+    }
+    if wanted.url.is_some() || wanted.kinds.is_some() {
+        check_reads(&control, &caller)?;
     }
     let context = caller.context();
     settle(&control, || async {

@@ -74,6 +74,18 @@ impl Pattern {
         found.ok_or_else(|| BadKeyScopes::Unknown(text.to_owned()))
     }
 
+    fn within(self, wider: Self) -> bool {
+        match (self, wider) {
+            (_, Self::Everything) => true,
+            (Self::One(action), wider) => wider.matches(action),
+            (Self::Group(own), Self::Group(other)) => own == other,
+            (Self::Reads, Self::Reads) => true,
+            (Self::Everything, Self::Reads | Self::Group(_) | Self::One(_))
+            | (Self::Group(_), Self::Reads | Self::One(_))
+            | (Self::Reads, Self::Group(_) | Self::One(_)) => false,
+        }
+    }
+
     fn matches(self, action: Action) -> bool {
         match self {
             Self::Everything => true,
@@ -114,6 +126,12 @@ impl KeyScopes {
     /// Whether the key may be used for this, if its holder may.
     pub fn allow(&self, action: Action) -> bool {
         self.0.iter().any(|pattern| pattern.matches(action))
+    }
+
+    /// Whether everything these name is named by `other` as well. By the patterns and not by the actions of today: an action that a
+    /// later version adds must not make the difference.
+    pub fn within(&self, other: &Self) -> bool {
+        self.0.iter().all(|pattern| other.0.iter().any(|wider| pattern.within(*wider)))
     }
 
     /// The patterns, as they were given.

@@ -119,6 +119,15 @@ impl MemberRole {
         platform.chain(ProjectRole::ALL.into_iter().map(Self::Project)).find(|role| role.as_str() == name)
     }
 
+    /// Whether somebody with this role has `other` as well.
+    pub const fn includes(self, other: Self) -> bool {
+        match (self, other) {
+            (Self::Platform(own), Self::Platform(other)) => own.includes(other),
+            (Self::Project(own), Self::Project(other)) => own.includes(other),
+            (Self::Platform(_), Self::Project(_)) | (Self::Project(_), Self::Platform(_)) => false,
+        }
+    }
+
     /// Whether this role can be held there.
     pub const fn fits(self, at: Place) -> bool {
         match (self, at) {

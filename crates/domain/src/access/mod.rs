@@ -7,6 +7,7 @@
 mod action;
 mod key_scopes;
 mod membership;
+mod mint;
 mod policies;
 mod principal;
 mod role;
@@ -18,6 +19,7 @@ use gpuaas_contract::time::Timestamp;
 
 pub use action::{Action, Scope, ScopeKind};
 pub use key_scopes::{BadKeyScopes, KeyScopes, MAX_PATTERNS};
+pub use mint::{KeyLimits, MAX_KEY_CHAIN, check_password_life, check_role, check_role_life};
 pub use membership::{BadName, MemberRole, Membership, Place, Who};
 pub use policies::{Policies, Verdict};
 pub use principal::{Principal, PrincipalId};
@@ -53,6 +55,17 @@ pub enum Actor {
     System,
 }
 
+impl Actor {
+    /// The API key or token they use.
+    pub const fn key(&self) -> Option<ApiTokenId> {
+        match self {
+            Self::ServiceAccount { key, .. } => Some(*key),
+            Self::Token { id, .. } => Some(*id),
+            Self::User(_) | Self::LocalAdmin | Self::Node(_) | Self::Applicant(_) | Self::System => None,
+        }
+    }
+}
+
 impl std::fmt::Display for Actor {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         match self {
@@ -82,6 +95,8 @@ pub struct ApiToken {
     pub service_account: Option<ServiceAccountId>,
     /// The project of that service account.
     pub project: Option<ProjectId>,
+    /// The key it was made with; it counts only as long as that one does. `None` if a person made it.
+    pub parent: Option<ApiTokenId>,
     /// What it is limited to, of all that its role allows; `None` for no such limit.
     pub scopes: Option<KeyScopes>,
     /// SHA-256 of the secret.

@@ -52,6 +52,8 @@ enum Needs {
 pub struct Policies {
     schema: Schema,
     rules: PolicySet,
+    /// Those that are part of the program.
+    embedded: PolicySet,
     authorizer: Authorizer,
     words: Words,
     /// For each action and kind of scope the least that the rules of the program ask for.
@@ -74,7 +76,7 @@ impl Policies {
     pub fn with_extra<N: AsRef<str>, T: AsRef<str>>(extra: &[(N, T)]) -> Result<Self, BadPolicies> {
         let Rules { schema, embedded, all } = Rules::load(extra)?;
         let words = Words::new(&schema)?;
-        let mut policies = Self { schema, rules: embedded, authorizer: Authorizer::new(), words, needs: HashMap::new() };
+        let mut policies = Self { schema, rules: embedded.clone(), embedded, authorizer: Authorizer::new(), words, needs: HashMap::new() };
         policies.needs = policies.least_roles();
         policies.rules = all;
         Ok(policies)
@@ -91,7 +93,7 @@ impl Policies {
         }
         let key_allows = principal.scopes.as_ref().is_none_or(|scopes| scopes.allow(action));
         let broken = |what: &dyn fmt::Display| denied(format!("the rules could not be applied ({what}); ask an administrator"));
-        let response = match self.ask(principal.who, &principal.roles_at(scope), action, scope, key_allows) {
+        let response = match self.ask(&self.rules, principal.who, &principal.roles_at(scope), action, scope, key_allows) {
             Ok(response) => response,
             Err(error) => return broken(&error),
         };
@@ -110,6 +112,16 @@ impl Policies {
                 None => denied(self.missing(action, scope.kind())),
             },
         }
+    }
+
+    /// Whether the roles and the key scopes of `principal` allow it, by the rules of the program alone: a rule that an operator added says
+    /// whom it means, and is asked when they act.
+    pub(super) fn roles_allow(&self, principal: &Principal, action: Action, scope: &Scope) -> bool {
+        let key_allows = principal.scopes.as_ref().is_none_or(|scopes| scopes.allow(action));
+        let response = self.ask(&self.embedded, principal.who, &principal.roles_at(scope), action, scope, key_allows);
+        response.is_ok_and(|response| {
+            response.decision() == Decision::Allow && response.diagnostics().errors().next().is_none()
+        })
     }
 
     /// What somebody lacks whom no rule permits it.
@@ -150,7 +162,7 @@ impl Policies {
             (Needs::Platform(role), roles.collect::<Vec<_>>())
         });
         let enough = |(_, roles): &(Needs, Vec<Held>)| {
-            let response = self.ask(PrincipalId::LocalAdmin, roles, action, &scope, true);
+            let response = self.ask(&self.rules, PrincipalId::LocalAdmin, roles, action, &scope, true);
             response.is_ok_and(|response| response.decision() == Decision::Allow)
         };
         let known = std::iter::once((Needs::Known, vec![Held::Known]));
@@ -160,6 +172,7 @@ impl Policies {
     /// One question to Cedar.
     fn ask(
         &self,
+        rules: &PolicySet,
         who: PrincipalId,
         roles: &[Held],
         action: Action,
@@ -177,7 +190,7 @@ impl Policies {
         let entities = Entities::from_entities(entities, None)?;
         let context = if key_allows { &words.key_allows } else { &words.key_forbids };
         let request = Request::new(caller, action.uid(), resource, context.clone(), Some(&self.schema))?;
-        Ok(self.authorizer.is_authorized(&request, &self.rules, &entities))
+        Ok(self.authorizer.is_authorized(&request, rules, &entities))
     }
 }
 

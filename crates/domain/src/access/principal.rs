@@ -1,6 +1,7 @@
 //! Who asks, with everything that decides about the answer.
 
 use gpuaas_contract::id::{ApiTokenId, ServiceAccountId, UserId};
+use gpuaas_contract::time::Timestamp;
 
 use super::action::Scope;
 use super::key_scopes::KeyScopes;
@@ -57,6 +58,8 @@ pub struct Principal {
     pub memberships: Vec<(Place, ProjectRole)>,
     /// What the API key they use is limited to; `None` for no such limit.
     pub scopes: Option<KeyScopes>,
+    /// When the API key they use ends; `None` for one without an end, and for people.
+    pub expires_at: Option<Timestamp>,
 }
 
 /// A role as the policies name it.
@@ -71,7 +74,7 @@ pub(super) enum Held {
 impl Principal {
     /// Somebody without any role.
     pub fn nobody(who: PrincipalId) -> Self {
-        Self { who, platform: None, memberships: Vec::new(), scopes: None }
+        Self { who, platform: None, memberships: Vec::new(), scopes: None, expires_at: None }
     }
 
     /// Whoever sits at the server itself: may everything.
@@ -140,7 +143,6 @@ impl Principal {
 #[cfg(test)]
 mod tests {
     use gpuaas_contract::id::{MembershipId, OrgId, ProjectId};
-    use gpuaas_contract::time::Timestamp;
 
     use super::*;
 

@@ -391,7 +391,7 @@ async fn what_was_there_before_lanes_and_service_accounts_is_carried_over(databa
     for subject in SUBJECTS {
         store.commit(recorded(subject, [])).await.expect("commits");
     }
-    let token = api_token();
+    let token = ApiToken { parent: None, ..api_token() };
     store.commit(changes([Change::ApiTokenInsert(token.clone())])).await.expect("commits");
     store.close().await;
     // Back to the schema before: what it had of events.
@@ -411,6 +411,7 @@ async fn what_was_there_before_lanes_and_service_accounts_is_carried_over(databa
         "ALTER TABLE api_tokens DROP COLUMN project",
         "ALTER TABLE api_tokens DROP COLUMN scopes",
         "ALTER TABLE api_tokens DROP COLUMN expires_at",
+        "ALTER TABLE api_tokens DROP COLUMN parent",
         "UPDATE api_tokens SET role = 'viewer'",
         "DELETE FROM schema_version WHERE version >= 4",
     ];

@@ -246,6 +246,7 @@ pub(crate) fn api_token() -> ApiToken {
         role: Some(PlatformRole::Support),
         service_account: None,
         project: None,
+        parent: Some(ApiTokenId::generate()),
         scopes: None,
         secret_digest: digest(&id.to_string()),
         created_at: NOW,

@@ -1,0 +1,50 @@
+//! What a caller may hand on with the API key it uses: the rules are in `gpuaas_domain::access`, here they meet the rows.
+
+use gpuaas_contract::id::{ApiTokenId, OrgId};
+use gpuaas_domain::Refusal;
+use gpuaas_domain::access::{self, KeyLimits, MAX_KEY_CHAIN, MemberRole, Place};
+
+use super::caller::Caller;
+use crate::Control;
+use crate::failure::Failure;
+
+/// The limits of a new key that the caller wants, and the key it is made with.
+pub(super) async fn key(
+    control: &Control,
+    caller: &Caller,
+    wanted: KeyLimits,
+) -> Result<(KeyLimits, Option<ApiTokenId>), Failure> {
+    let limits = KeyLimits::of(&caller.principal).child(wanted)?;
+    let parent = caller.actor.key();
+    let (mut above, mut length) = (parent, 1_usize);
+    while let Some(id) = above {
+        length = length.saturating_add(1);
+        if length > MAX_KEY_CHAIN {
+            let message = format!(
+                "at most {MAX_KEY_CHAIN} keys can be made with one another in a row; make it with an earlier key, or sign in as a person"
+            );
+            return Err(Refusal::conflict("key_chain_too_long", message).into());
+        }
+        above = control.store.api_token_get(id).await?.and_then(|key| key.parent);
+    }
+    Ok((limits, parent))
+}
+
+/// Refuses to make a service account with a role that the caller's key may not give.
+pub(super) fn role_of_new_account(control: &Control, caller: &Caller, at: Place, role: MemberRole) -> Result<(), Failure> {
+    Ok(access::check_role(&control.rights.policies, &caller.principal, at, organisation(caller), role)?)
+}
+
+/// Refuses to give somebody a role that the caller's key may not give.
+pub(super) fn role(control: &Control, caller: &Caller, at: Place, role: MemberRole) -> Result<(), Failure> {
+    role_of_new_account(control, caller, at, role)?;
+    Ok(access::check_role_life(&caller.principal)?)
+}
+
+/// The organisation that the request is about, or in.
+fn organisation(caller: &Caller) -> Option<OrgId> {
+    match caller.scope {
+        access::Scope::Platform => None,
+        access::Scope::Organisation(organisation) | access::Scope::Project { organisation, .. } => Some(organisation),
+    }
+}

@@ -1,0 +1,248 @@
+//! What one credential may hand on: never more than it is itself.
+//!
+//! Whoever holds an API key can make others with it, create service accounts and give roles. None of that may do more, or last longer,
+//! than the key it was made with. People who signed in, and whoever sits at the server, are bounded by the policies alone.
+
+use gpuaas_contract::id::{OrgId, ProjectId, ServiceAccountId};
+use gpuaas_contract::time::Timestamp;
+
+use super::action::{Action, Scope};
+use super::key_scopes::KeyScopes;
+use super::membership::{MemberRole, Place};
+use super::policies::Policies;
+use super::principal::{Principal, PrincipalId};
+use crate::refusal::Refusal;
+
+/// Longest chain of keys of which each was made with the one before. Every request with the last one asks whether all of them count.
+pub const MAX_KEY_CHAIN: usize = 4;
+
+/// What bounds an API key, beside the roles of its holder.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct KeyLimits {
+    /// The actions it is good for; `None` for no such limit.
+    pub scopes: Option<KeyScopes>,
+    /// When it ends; `None` for never.
+    pub expires_at: Option<Timestamp>,
+}
+
+impl KeyLimits {
+    /// The limits of what the caller uses. A person's sign-in has none: the person signs in again.
+    pub fn of(caller: &Principal) -> Self {
+        match caller.who {
+            PrincipalId::ServiceAccount(_) | PrincipalId::Token(_) => {
+                Self { scopes: caller.scopes.clone(), expires_at: caller.expires_at }
+            }
+            PrincipalId::User(_) | PrincipalId::LocalAdmin => Self::default(),
+        }
+    }
+
+    /// Whether a key with the limits `other` can do no more and lasts no longer.
+    pub fn contain(&self, other: &Self) -> bool {
+        self.contain_scopes(other) && self.contain_life(other)
+    }
+
+    fn contain_scopes(&self, other: &Self) -> bool {
+        match (&self.scopes, &other.scopes) {
+            (None, _) => true,
+            (Some(_), None) => false,
+            (Some(own), Some(theirs)) => theirs.within(own),
+        }
+    }
+
+    fn contain_life(&self, other: &Self) -> bool {
+        match (self.expires_at, other.expires_at) {
+            (None, _) => true,
+            (Some(_), None) => false,
+            (Some(own), Some(theirs)) => theirs <= own,
+        }
+    }
+
+    /// The limits of a key that is made with this one. What is left out is inherited; what would be wider is refused.
+    pub fn child(&self, wanted: Self) -> Result<Self, Refusal> {
+        let child = Self {
+            scopes: wanted.scopes.or_else(|| self.scopes.clone()),
+            expires_at: wanted.expires_at.or(self.expires_at),
+        };
+        if !self.contain_scopes(&child) {
+            let message = "a key cannot be given scopes that the key you use does not have; name fewer scopes, leave them out to \
+                           inherit yours, or sign in as a person";
+            return Err(Refusal::forbidden("key_scopes_exceed_own", message));
+        }
+        if !self.contain_life(&child) {
+            let message = "a key cannot outlive the key it is made with; choose an earlier end, leave it out to inherit yours, or \
+                           sign in as a person";
+            return Err(Refusal::forbidden("key_life_exceeds_own", message));
+        }
+        Ok(child)
+    }
+}
+
+/// Refuses to give a role with a key that may not itself do all that the role allows, in the place where it is given.
+/// `organisation` is that of the project, if it is given in one.
+pub fn check_role(
+    policies: &Policies,
+    caller: &Principal,
+    at: Place,
+    organisation: Option<OrgId>,
+    role: MemberRole,
+) -> Result<(), Refusal> {
+    match caller.who {
+        PrincipalId::User(_) | PrincipalId::LocalAdmin => return Ok(()),
+        PrincipalId::ServiceAccount(_) | PrincipalId::Token(_) => {}
+    }
+    let mut given = Principal::nobody(PrincipalId::ServiceAccount(ServiceAccountId::from_bytes([0; 16])));
+    match role {
+        MemberRole::Platform(role) => given.platform = Some(role),
+        MemberRole::Project(role) => given.memberships.push((at, role)),
+    }
+    let any_project = ProjectId::from_bytes([0; 16]);
+    let any_organisation = organisation.unwrap_or(OrgId::from_bytes([0; 16]));
+    let scopes = match at {
+        Place::Platform => vec![
+            Scope::Platform,
+            Scope::Organisation(any_organisation),
+            Scope::Project { organisation: any_organisation, project: any_project },
+        ],
+        Place::Organisation(organisation) => {
+            vec![Scope::Organisation(organisation), Scope::Project { organisation, project: any_project }]
+        }
+        Place::Project(project) => vec![Scope::Project { organisation: any_organisation, project }],
+    };
+    for scope in &scopes {
+        let applicable = Action::ALL.iter().copied().filter(|action| action.applies_to(scope.kind()));
+        for action in applicable {
+            if policies.roles_allow(&given, action, scope) && !policies.roles_allow(caller, action, scope) {
+                let message = format!(
+                    "the role {} allows {action}, which the key you use does not; give a lesser role, use a wider key, or sign in as a \
+                     person",
+                    role.as_str()
+                );
+                return Err(Refusal::forbidden("role_exceeds_own", message));
+            }
+        }
+    }
+    Ok(())
+}
+
+/// Refuses to give a role to somebody who can use it without a key of the caller's making, if the key in use has an end: a role has none.
+pub fn check_role_life(caller: &Principal) -> Result<(), Refusal> {
+    match KeyLimits::of(caller).expires_at {
+        None => Ok(()),
+        Some(_) => {
+            let message = "a role has no end, but the key you use has one; sign in as a person, or use a key without an end";
+            Err(Refusal::forbidden("role_outlives_key", message))
+        }
+    }
+}
+
+/// Refuses to set a person's password with a key that has an end: the password has none.
+pub fn check_password_life(caller: &Principal) -> Result<(), Refusal> {
+    match KeyLimits::of(caller).expires_at {
+        None => Ok(()),
+        Some(_) => {
+            let message = "a password has no end, but the token you use has one; sign in as a person, or use a token without an end";
+            Err(Refusal::forbidden("password_outlives_key", message))
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+    use crate::access::{PlatformRole, ProjectRole};
+
+    fn patterns() -> Vec<String> {
+        let mut all: Vec<String> = vec!["*".to_owned(), "*.read".to_owned()];
+        for action in Action::ALL {
+            all.push(action.to_string());
+            all.push(format!("{}.*", action.group()));
+        }
+        all
+    }
+
+    fn scopes() -> impl Strategy<Value = Option<KeyScopes>> {
+        let some = proptest::collection::vec(proptest::sample::select(patterns()), 1..5);
+        proptest::option::weighted(0.7, some.prop_map(|patterns| KeyScopes::parse(patterns).expect("patterns")))
+    }
+
+    fn limits() -> impl Strategy<Value = KeyLimits> {
+        (scopes(), proptest::option::of(0_i64..1000))
+            .prop_map(|(scopes, end)| KeyLimits { scopes, expires_at: end.map(Timestamp) })
+    }
+
+    fn allows(limits: &KeyLimits, action: Action) -> bool {
+        limits.scopes.as_ref().is_none_or(|scopes| scopes.allow(action))
+    }
+
+    proptest! {
+        #![proptest_config(ProptestConfig::with_cases(2000))]
+
+        #[test]
+        fn no_chain_of_keys_ends_in_one_that_may_more_or_lasts_longer(root in limits(), wanted in proptest::collection::vec(limits(), 1..6)) {
+            let mut chain = vec![root];
+            for wanted in wanted {
+                let parent = chain.last().expect("the root").clone();
+                match parent.child(wanted.clone()) {
+                    Ok(child) => chain.push(child),
+                    Err(refusal) => {
+                        prop_assert!(["key_scopes_exceed_own", "key_life_exceeds_own"].contains(&refusal.code));
+                        prop_assert!(!parent.contain(&wanted), "what fits was refused");
+                    }
+                }
+            }
+            for (place, child) in chain.iter().enumerate() {
+                for ancestor in &chain[..place] {
+                    prop_assert!(ancestor.contain(child));
+                    for action in Action::ALL.iter().copied() {
+                        prop_assert!(!allows(child, action) || allows(ancestor, action), "{action}");
+                    }
+                    if let Some(end) = ancestor.expires_at {
+                        prop_assert!(child.expires_at.is_some_and(|theirs| theirs <= end));
+                    }
+                }
+            }
+        }
+
+        #[test]
+        fn a_key_gives_no_role_that_allows_more_than_the_key(scopes in scopes(), held in 0_usize..3, given in 0_usize..3, in_organisation: bool) {
+            let policies = Policies::embedded().expect("our own rules");
+            let (organisation, project) = (OrgId::from_bytes([7; 16]), ProjectId::from_bytes([8; 16]));
+            let place = if in_organisation { Place::Organisation(organisation) } else { Place::Project(project) };
+            let mut caller = Principal::nobody(PrincipalId::ServiceAccount(ServiceAccountId::from_bytes([9; 16])));
+            caller.memberships.push((place, ProjectRole::ALL[held]));
+            caller.scopes = scopes;
+            let role = ProjectRole::ALL[given];
+            let at = Place::Project(project);
+            if check_role(&policies, &caller, at, Some(organisation), MemberRole::Project(role)).is_ok() {
+                let mut holder = Principal::nobody(PrincipalId::ServiceAccount(ServiceAccountId::from_bytes([1; 16])));
+                holder.memberships.push((at, role));
+                let scope = Scope::Project { organisation, project };
+                for action in Action::ALL.iter().copied().filter(|action| action.applies_to(scope.kind())) {
+                    let theirs = policies.may(&holder, action, &scope).is_allowed();
+                    prop_assert!(!theirs || policies.may(&caller, action, &scope).is_allowed(), "{action}");
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn people_are_bounded_by_the_policies_alone_and_a_platform_token_by_its_role() {
+        let policies = Policies::embedded().expect("our own rules");
+        let person = Principal::nobody(PrincipalId::User(gpuaas_contract::id::UserId::generate()));
+        let owner = MemberRole::Project(ProjectRole::Owner);
+        let at = Place::Project(ProjectId::generate());
+        assert_eq!(check_role(&policies, &person, at, Some(OrgId::generate()), owner), Ok(()));
+        assert_eq!(check_role_life(&Principal { expires_at: Some(Timestamp(1)), ..person }), Ok(()));
+        let mut token = Principal::nobody(PrincipalId::Token(gpuaas_contract::id::ApiTokenId::generate()));
+        token.platform = Some(PlatformRole::Operator);
+        let admin = MemberRole::Platform(PlatformRole::Admin);
+        let code = |refused: Result<(), Refusal>| refused.expect_err("refused").code;
+        assert_eq!(code(check_role(&policies, &token, Place::Platform, None, admin)), "role_exceeds_own");
+        token.platform = Some(PlatformRole::Admin);
+        assert_eq!(check_role(&policies, &token, Place::Platform, None, admin), Ok(()));
+        token.expires_at = Some(Timestamp(1));
+        assert_eq!(code(check_role_life(&token)), "role_outlives_key");
+    }
+}
