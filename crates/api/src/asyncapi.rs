@@ -57,6 +57,7 @@ event_kinds! {
     "api_token.revoked": "An API token of the platform counts no more.";
     "delivery.replayed": "Somebody wants a delivery to a webhook to be sent again.";
     "enrolment.approved": "An operator let a host in.";
+    "enrolment.displaced": "A host that waited had to make room, because the queue was full and its address had most places.";
     "enrolment.rejected": "An operator turned a host away.";
     "enrolment.requested": "A host wants to be let in.";
     "image.created": "There is a new image.";

@@ -29,6 +29,16 @@ pub enum Failure {
         /// What to do.
         message: String,
     },
+    /// There was too much of it; later it may work.
+    #[error("{message}")]
+    TooMany {
+        /// Stable code.
+        code: &'static str,
+        /// What to do.
+        message: String,
+        /// When to try again.
+        retry_after: std::time::Duration,
+    },
     /// What was asked for is not as the caller thinks it is.
     #[error("{message}")]
     Precondition {

@@ -5,6 +5,7 @@
 //! store; what is in memory (open links, the deny-list, the last progress of a task) can be lost at any moment.
 
 mod books;
+mod budgets;
 mod events;
 mod failure;
 pub mod http;

@@ -117,7 +117,11 @@ impl Metrics {
             "Open requests and streams that ended because their caller lost the right to them",
             metrics.rights_lost.clone(),
         );
-        registry.register("refusals", "Requests refused because a budget or a cap is used up, by reason", metrics.refusals.clone());
+        registry.register(
+            "refusals",
+            "Requests refused because a budget or a cap is used up, by reason",
+            metrics.refusals.clone(),
+        );
         Self { registry, ..metrics }
     }
 

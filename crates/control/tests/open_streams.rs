@@ -2,13 +2,14 @@
 
 #![allow(clippy::unwrap_used, reason = "tests")]
 
+mod browser;
 mod common;
 
 use std::collections::BTreeSet;
 use std::time::Duration;
 
+use browser::{EMAIL, ada, text, tokens};
 use common::answers::succeeded;
-use common::browser::{EMAIL, ada, text, tokens};
 use common::lifecycle::{Shop, until};
 use common::looking::Looking;
 use common::{TestServer, plain_http};
@@ -68,7 +69,6 @@ impl Place {
     fn long_request(&self) -> String {
         format!("/api/v1/tasks/{}/logs?follow=true", self.console.id)
     }
-
 
     /// A service account of the project: its id, its key and the secret.
     async fn account(&self, name: &str, life_seconds: Option<u64>) -> (String, String, String) {
@@ -164,7 +164,7 @@ common::on_both_stores! {
         place.server.client().project_member_add(&project, &invite, None).await.unwrap();
         let signed_in = text(&tokens(&place.server).await, "access_token");
         place.all_end("a sign-in that was ended", &signed_in, &paths, async |server| {
-            common::browser::call(server, "/oauth/revoke", &[("token", &signed_in)]).await.unwrap();
+            browser::call(server, "/oauth/revoke", &[("token", &signed_in)]).await.unwrap();
         }).await;
         let signed_in = text(&tokens(&place.server).await, "access_token");
         place.all_end("a deactivated user", &signed_in, &paths, async |server| {

@@ -18,6 +18,8 @@ pub const TOKEN_LIFE: Duration = Duration::from_secs(15 * 60);
 pub const REQUEST_LIFE: Duration = Duration::from_secs(24 * 3600);
 /// Most requests that may wait at the same time: strangers can knock, not fill the store.
 pub const MAX_WAITING: u64 = 1000;
+/// Most requests of one address that may wait at the same time: a rack behind one address fits, and twenty of them fill the queue.
+pub const MAX_WAITING_PER_ADDRESS: u64 = 50;
 
 /// A single-use token, as stored: only the hash of its secret.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -94,6 +96,8 @@ pub struct Enrolment {
     pub poll_secret_digest: Digest,
     /// The operator's words, if rejected.
     pub reason: String,
+    /// Where the host asked from: an IPv4 address, or the /64 of an IPv6 address.
+    pub address: String,
     /// The node it became.
     pub node_id: Option<NodeId>,
     /// When the host asked.
@@ -170,27 +174,70 @@ pub fn token_use(token: &JoinToken, node_id: NodeId, context: &Context) -> Resul
     Ok(Change::JoinTokenUpdate(JoinToken { used: Some((context.now, node_id)), ..token.clone() }))
 }
 
-/// A host asks to be enrolled.
-pub fn request(enrolment: Enrolment, waiting: u64, context: &Context) -> Result<Decision, Refusal> {
+/// The queue of those who wait, as a new request meets it.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct Queue {
+    /// How many wait.
+    pub waiting: u64,
+    /// How many of them came from the same address.
+    pub from_address: u64,
+    /// The same host with the same keys from the same address, if it waits already.
+    pub same: Option<Enrolment>,
+    /// If the queue is full, the oldest request of the address with most of them, and how many it has.
+    pub displaceable: Option<(Enrolment, u64)>,
+}
+
+/// A host asks to be enrolled. Asking again is the same request: it keeps its place, and the new secret is the one that counts. When the
+/// queue is full, the oldest request of the address that has most makes room. Returns the request that waits now.
+pub fn request(enrolment: Enrolment, queue: &Queue, context: &Context) -> Result<(Enrolment, Decision), Refusal> {
     let email = &enrolment.email;
     let plausible =
         (3..=254).contains(&email.len()) && email.contains('@') && !email.chars().any(|c| c.is_control() || c.is_whitespace());
     if !plausible {
         return Err(Refusal::invalid("email_invalid", "give the e-mail address of the person who asks"));
     }
-    if waiting >= MAX_WAITING {
-        let message = format!("{MAX_WAITING} requests are waiting already; an operator must decide on some first");
-        return Err(Refusal::conflict("too_many_enrolments", message));
+    let record = |decision: Decision, enrolment: &Enrolment| {
+        let id = enrolment.id.to_string();
+        let data = json!({ "enrolment_id": id, "email": enrolment.email, "hostname": enrolment.facts.hostname });
+        decision.record(context, "gpuaas.enrolment.requested.v1", "enrolment.request", &id, data)
+    };
+    if let Some(same) = &queue.same {
+        // What an operator may be looking at stays as it is.
+        let Enrolment { poll_secret_digest, expires_at, .. } = enrolment;
+        let again = Enrolment { poll_secret_digest, expires_at, ..same.clone() };
+        let decision = Decision::default().change(Change::EnrolmentUpdate(Box::new(again.clone())));
+        return Ok((again.clone(), record(decision, &again)));
     }
+    if queue.from_address >= MAX_WAITING_PER_ADDRESS {
+        let message = format!(
+            "{MAX_WAITING_PER_ADDRESS} requests from this address are waiting already; an operator must decide on some first, or enroll \
+             with a join token"
+        );
+        return Err(Refusal::exhausted("too_many_enrolments_from_address", message));
+    }
+    let mut decision = Decision::default();
+    if queue.waiting >= MAX_WAITING {
+        match &queue.displaceable {
+            Some((oldest, held)) if *held > queue.from_address.saturating_add(1) => {
+                decision = decision.and(displace(oldest, context));
+            }
+            Some(_) | None => {
+                let message = format!("{MAX_WAITING} requests are waiting already; an operator must decide on some first");
+                return Err(Refusal::exhausted("too_many_enrolments", message));
+            }
+        }
+    }
+    let decision = decision.change(Change::EnrolmentInsert(Box::new(enrolment.clone())));
+    Ok((enrolment.clone(), record(decision, &enrolment)))
+}
+
+/// A request lapses before its time; the host asks again by itself.
+fn displace(enrolment: &Enrolment, context: &Context) -> Decision {
+    let lapsed = Enrolment { expires_at: Timestamp(context.now.0.saturating_sub(1)), ..enrolment.clone() };
     let id = enrolment.id.to_string();
-    let data = json!({ "enrolment_id": id, "email": email, "hostname": enrolment.facts.hostname });
-    Ok(Decision::default().change(Change::EnrolmentInsert(Box::new(enrolment))).record(
-        context,
-        "gpuaas.enrolment.requested.v1",
-        "enrolment.request",
-        &id,
-        data,
-    ))
+    let data = json!({ "enrolment_id": id, "address": enrolment.address });
+    let decision = Decision::default().change(Change::EnrolmentUpdate(Box::new(lapsed)));
+    decision.record(context, "gpuaas.enrolment.displaced.v1", "enrolment.displace", &id, data)
 }
 
 /// An operator says yes.

@@ -11,6 +11,8 @@ pub enum RefusalKind {
     Forbidden,
     /// There is no such thing.
     NotFound,
+    /// Too much of it is in use; later it may work.
+    Exhausted,
 }
 
 /// Why something was not done, with a stable code and a sentence that says what to do next.
@@ -39,6 +41,11 @@ impl Refusal {
     /// The caller may not.
     pub fn forbidden(code: &'static str, message: impl Into<String>) -> Self {
         Self { kind: RefusalKind::Forbidden, code, message: message.into() }
+    }
+
+    /// Too much of it is in use.
+    pub fn exhausted(code: &'static str, message: impl Into<String>) -> Self {
+        Self { kind: RefusalKind::Exhausted, code, message: message.into() }
     }
 
     /// There is no such thing.

@@ -7,7 +7,9 @@ use std::time::Duration;
 use gpuaas_contract::Digest;
 use gpuaas_contract::id::{EnrolmentId, JoinTokenId, NodeId};
 use gpuaas_contract::telemetry::HostFacts;
-use gpuaas_domain::enrolment::{self, Enrolment, EnrolmentState, JoinToken, MAX_WAITING, TOKEN_LIFE};
+use gpuaas_domain::enrolment::{
+    self, Enrolment, EnrolmentState, JoinToken, MAX_WAITING, MAX_WAITING_PER_ADDRESS, Queue, TOKEN_LIFE,
+};
 use gpuaas_domain::node::MAX_REASON;
 use gpuaas_domain::{Change, Decision, RefusalKind};
 use support::{NOW, assert_recorded, at, code, context, later, receipt_key};
@@ -40,6 +42,7 @@ fn wish(state: EnrolmentState) -> Enrolment {
         facts: HostFacts::default(),
         poll_secret_digest: Digest::of(b"poll"),
         reason: String::new(),
+        address: "192.0.2.1".to_owned(),
         node_id: None,
         created_at: NOW,
         expires_at: later(86_400),
@@ -95,13 +98,54 @@ fn a_join_token_is_taken_back_unless_it_was_used() {
 #[test]
 fn a_host_may_ask_with_an_email_while_there_is_room() {
     let asked = wish(EnrolmentState::Pending);
-    let decision = enrolment::request(asked.clone(), MAX_WAITING - 1, &context()).expect("taken");
+    let queue = |waiting: u64, from_address: u64| Queue { waiting, from_address, ..Queue::default() };
+    let (_, decision) = enrolment::request(asked.clone(), &queue(MAX_WAITING - 1, 0), &context()).expect("taken");
     assert_eq!(decision.changes, [Change::EnrolmentInsert(Box::new(asked.clone()))]);
     assert_recorded(&decision, "gpuaas.enrolment.requested.v1", "enrolment.request");
-    assert_eq!(code(enrolment::request(asked.clone(), MAX_WAITING, &context())), "too_many_enrolments");
+    assert_eq!(code(enrolment::request(asked.clone(), &queue(MAX_WAITING, 0), &context())), "too_many_enrolments");
+    let full = queue(MAX_WAITING_PER_ADDRESS, MAX_WAITING_PER_ADDRESS);
+    assert_eq!(code(enrolment::request(asked.clone(), &full, &context())), "too_many_enrolments_from_address");
     for email in ["", "@", "nobody", "a b@c.d", "a@b\n.c", &format!("{}@x", "a".repeat(254))] {
         let asked = Enrolment { email: email.to_owned(), ..asked.clone() };
-        assert_eq!(code(enrolment::request(asked, 0, &context())), "email_invalid", "{email:?}");
+        assert_eq!(code(enrolment::request(asked, &Queue::default(), &context())), "email_invalid", "{email:?}");
+    }
+}
+
+#[test]
+fn a_host_that_asks_again_keeps_its_place_even_in_a_full_queue() {
+    let first = wish(EnrolmentState::Pending);
+    let again = Enrolment {
+        id: EnrolmentId::from_bytes([2; 16]),
+        version: 0,
+        email: "other@example.org".to_owned(),
+        poll_secret_digest: Digest::of(b"another"),
+        expires_at: later(90_000),
+        ..first.clone()
+    };
+    let queue =
+        Queue { waiting: MAX_WAITING, from_address: MAX_WAITING_PER_ADDRESS, same: Some(first.clone()), displaceable: None };
+    let (waits, decision) = enrolment::request(again.clone(), &queue, &context()).expect("taken");
+    let wanted = Enrolment { poll_secret_digest: again.poll_secret_digest, expires_at: again.expires_at, ..first };
+    assert_eq!((decision.changes, waits), (vec![Change::EnrolmentUpdate(Box::new(wanted.clone()))], wanted));
+}
+
+#[test]
+fn a_full_queue_makes_room_at_the_cost_of_the_address_with_most() {
+    let oldest = wish(EnrolmentState::Pending);
+    let asked = Enrolment { id: EnrolmentId::from_bytes([2; 16]), version: 0, address: "192.0.2.9".to_owned(), ..oldest.clone() };
+    let queue = |held: u64, from_address: u64| Queue {
+        waiting: MAX_WAITING,
+        from_address,
+        same: None,
+        displaceable: Some((oldest.clone(), held)),
+    };
+    let (_, decision) = enrolment::request(asked.clone(), &queue(2, 0), &context()).expect("taken");
+    let [Change::EnrolmentUpdate(lapsed), Change::EnrolmentInsert(_)] = &decision.changes[..] else { panic!("{decision:?}") };
+    assert!(lapsed.id == oldest.id && lapsed.expires_at < NOW && lapsed.state == EnrolmentState::Pending);
+    assert_eq!(decision.events[0].kind, "gpuaas.enrolment.displaced.v1");
+    for (held, from_address) in [(1, 0), (3, 2), (3, 3)] {
+        let refused = enrolment::request(asked.clone(), &queue(held, from_address), &context());
+        assert_eq!(code(refused), "too_many_enrolments", "{held} {from_address}: nobody would have less");
     }
 }
 

@@ -25,12 +25,13 @@ pub(crate) const TABLE: Table = Table {
         ("node_id", Text),
         ("created_at", Int),
         ("expires_at", Int),
+        ("address", Text),
     ],
 };
 
 pub(crate) fn to_row(enrolment: &Enrolment) -> Result<Row> {
     let Enrolment { id, version, state, email, fingerprint, csr_pem, receipt_key, facts, .. } = enrolment;
-    let Enrolment { poll_secret_digest, reason, node_id, created_at, expires_at, .. } = enrolment;
+    let Enrolment { poll_secret_digest, reason, node_id, created_at, expires_at, address, .. } = enrolment;
     Ok(vec![
         Arg::id(id),
         Arg::Int(Some(*version)),
@@ -45,6 +46,7 @@ pub(crate) fn to_row(enrolment: &Enrolment) -> Result<Row> {
         Arg::opt_id(*node_id),
         Arg::time(*created_at),
         Arg::time(*expires_at),
+        Arg::text(address),
     ])
 }
 
@@ -61,6 +63,7 @@ fn from_row(row: &dyn Columns) -> Result<Enrolment> {
         facts: row.json("facts")?,
         poll_secret_digest: row.digest("poll_secret_digest")?,
         reason: row.text("reason")?,
+        address: row.text("address")?,
         node_id: row.opt_parsed("node_id")?,
         created_at: row.time("created_at")?,
         expires_at: row.time("expires_at")?,
@@ -94,6 +97,22 @@ impl Store {
         let sql = "SELECT COUNT(*) AS waiting FROM enrolments WHERE state = 'pending' AND expires_at >= $1";
         let read = |row: &dyn Columns| Reader::new(TABLE.name, row).count("waiting");
         Ok(self.db().fetch_one("count enrolments", sql, vec![Arg::time(now)], read).await?.unwrap_or_default())
+    }
+
+    /// How many enrolments of this address wait for an operator at `now`.
+    pub async fn enrolment_waiting_from(&self, address: &str, now: Timestamp) -> Result<u64> {
+        let sql = "SELECT COUNT(*) AS waiting FROM enrolments WHERE state = 'pending' AND expires_at >= $1 AND address = $2";
+        let read = |row: &dyn Columns| Reader::new(TABLE.name, row).count("waiting");
+        let values = vec![Arg::time(now), Arg::text(address)];
+        Ok(self.db().fetch_one("count enrolments", sql, values, read).await?.unwrap_or_default())
+    }
+
+    /// The oldest enrolment that waits at `now` of the address with most of them.
+    pub async fn enrolment_displaceable(&self, now: Timestamp) -> Result<Option<Enrolment>> {
+        let sql = "SELECT * FROM enrolments WHERE state = 'pending' AND expires_at >= $1 AND address = \
+                   (SELECT address FROM enrolments WHERE state = 'pending' AND expires_at >= $1 \
+                    GROUP BY address ORDER BY COUNT(*) DESC, address LIMIT 1) ORDER BY id LIMIT 1";
+        self.db().fetch_one("read an enrolment", sql, vec![Arg::time(now)], from_row).await
     }
 
     /// The newest enrolment of this machine that is undecided, or approved and not fetched, and has not lapsed at `now`.

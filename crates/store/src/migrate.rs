@@ -41,8 +41,8 @@ const MIGRATIONS: &[Migration] = &[
     },
     Migration {
         version: 6,
-        sqlite: include_str!("../migrations/sqlite/0006_key_parents.sql"),
-        postgres: include_str!("../migrations/postgres/0006_key_parents.sql"),
+        sqlite: include_str!("../migrations/sqlite/0006_strangers.sql"),
+        postgres: include_str!("../migrations/postgres/0006_strangers.sql"),
     },
 ];
 

@@ -21,6 +21,9 @@ pub struct Enrolment {
     pub receipt_key: VerifyingKey,
     /// What the host says about itself.
     pub facts: HostFacts,
+    /// Where the host asked from: an IPv4 address, or the /64 of an IPv6 address.
+    #[serde(default)]
+    pub address: String,
     /// The operator's words, if rejected.
     pub reason: String,
     /// The node it became.

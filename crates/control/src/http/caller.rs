@@ -18,8 +18,8 @@ use gpuaas_domain::decision::Context;
 use tracing::Instrument as _;
 
 use super::guard;
-use super::standing::Standing;
 use super::problem::{Rejected, problem};
+use super::standing::Standing;
 use crate::failure::Failure;
 use crate::listener::KnownCaller;
 use crate::{Control, rights};
@@ -115,7 +115,11 @@ fn other_methods(template: &str) -> Option<Response> {
 }
 
 /// Who sends this `Authorization` header, with their roles.
-pub(super) async fn authenticate(control: &Control, header: Option<&str>, local: bool) -> Result<(Actor, Arc<Principal>), Failure> {
+pub(super) async fn authenticate(
+    control: &Control,
+    header: Option<&str>,
+    local: bool,
+) -> Result<(Actor, Arc<Principal>), Failure> {
     let Some(header) = header else {
         if local {
             return Ok((Actor::LocalAdmin, Arc::new(Principal::local_admin())));

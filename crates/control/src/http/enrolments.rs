@@ -60,6 +60,7 @@ fn shown(enrolment: Enrolment) -> dto::Enrolment {
         fingerprint: enrolment.fingerprint,
         receipt_key: enrolment.receipt_key,
         facts: enrolment.facts,
+        address: enrolment.address,
         reason: enrolment.reason,
         node_id: enrolment.node_id,
         created_at: enrolment.created_at,

@@ -16,7 +16,7 @@ use gpuaas_store::ResourceFilter;
 
 use super::caller::Caller;
 use super::problem::{JsonBody, Params, Rejected, Segments};
-use super::{etag_of, if_match, mint, page, page_limit, parse_id, Tagged};
+use super::{Tagged, etag_of, if_match, mint, page, page_limit, parse_id};
 use crate::failure::{Failure, settle};
 use crate::{Control, books};
 

@@ -12,6 +12,9 @@ use serde::de::DeserializeOwned;
 use crate::failure::Failure;
 use crate::link::chain;
 
+/// When to ask again for something of which too much is in use.
+const EXHAUSTED_FOR: std::time::Duration = std::time::Duration::from_secs(60);
+
 /// A failure on its way out.
 #[derive(Debug)]
 pub struct Rejected(pub Failure);
@@ -25,16 +28,27 @@ impl<E: Into<Failure>> From<E> for Rejected {
 impl IntoResponse for Rejected {
     fn into_response(self) -> Response {
         let (status, code, detail) = match &self.0 {
+            Failure::Refused(refusal) if refusal.kind == RefusalKind::Exhausted => {
+                let mut response = problem(StatusCode::TOO_MANY_REQUESTS, refusal.code, refusal.message.clone());
+                response.headers_mut().insert(header::RETRY_AFTER, retry_after_value(EXHAUSTED_FOR));
+                return response;
+            }
             Failure::Refused(refusal) => {
                 let status = match refusal.kind {
                     RefusalKind::Invalid => StatusCode::UNPROCESSABLE_ENTITY,
                     RefusalKind::Conflict => StatusCode::CONFLICT,
                     RefusalKind::Forbidden => StatusCode::FORBIDDEN,
                     RefusalKind::NotFound => StatusCode::NOT_FOUND,
+                    RefusalKind::Exhausted => StatusCode::TOO_MANY_REQUESTS,
                 };
                 (status, refusal.code, refusal.message.clone())
             }
             Failure::Unavailable { code, message } => (StatusCode::SERVICE_UNAVAILABLE, *code, message.clone()),
+            Failure::TooMany { code, message, retry_after } => {
+                let mut response = problem(StatusCode::TOO_MANY_REQUESTS, code, message.clone());
+                response.headers_mut().insert(header::RETRY_AFTER, retry_after_value(*retry_after));
+                return response;
+            }
             Failure::Precondition { code, message } => (StatusCode::PRECONDITION_FAILED, *code, message.clone()),
             Failure::Unauthenticated { code, message } => (StatusCode::UNAUTHORIZED, *code, message.clone()),
             Failure::BadInput { code: code @ "body_too_large", message } => {
@@ -58,6 +72,11 @@ impl IntoResponse for Rejected {
         };
         problem(status, code, detail)
     }
+}
+
+/// When to try again, in whole seconds.
+pub(crate) fn retry_after_value(wait: std::time::Duration) -> HeaderValue {
+    HeaderValue::from(wait.as_secs().saturating_add(u64::from(wait.subsec_nanos() > 0)).max(1))
 }
 
 /// A problem document as a response.

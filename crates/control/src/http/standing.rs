@@ -175,7 +175,9 @@ impl Standing {
 /// Whether a failed check says nothing about the right.
 fn is_unknown(failure: &Failure) -> bool {
     match failure {
-        Failure::Unavailable { .. } | Failure::Store(_) | Failure::Contended | Failure::Internal(_) => true,
+        Failure::Unavailable { .. } | Failure::TooMany { .. } | Failure::Store(_) | Failure::Contended | Failure::Internal(_) => {
+            true
+        }
         Failure::Refused(_)
         | Failure::Unauthenticated { .. }
         | Failure::Precondition { .. }

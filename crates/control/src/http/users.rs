@@ -7,10 +7,10 @@ use axum::http::StatusCode;
 use axum::{Extension, Json};
 use gpuaas_api::dto::{self, Page, Reason, UserCreate, UserCreated, UserListQuery, UserPassword, UserPasswordSet};
 use gpuaas_contract::id::UserId;
-use gpuaas_domain::{Refusal, access};
 use gpuaas_domain::names::checked_email;
 use gpuaas_domain::people::{self, User};
 use gpuaas_domain::resource::Resource as _;
+use gpuaas_domain::{Refusal, access};
 use gpuaas_identity::user_code::UserCode;
 use gpuaas_store::ResourceFilter;
 use zeroize::Zeroizing;
@@ -83,7 +83,7 @@ pub(super) async fn create(
     access::check_password_life(&caller.principal)?;
     let email = checked_email(&wanted.email)?;
     let (password, one_time_password) = chosen(wanted.password);
-    let hash = built_in.hashing.hash(password).await?;
+    let hash = built_in.hashing.hash(&control, password).await?;
     let made = settle(&control, || async {
         if books::by_lookup::<User>(&control, &people::user_lookup(&built_in.issuer, &email)).await?.is_some() {
             let message = format!("there is a user with the address {email} already; `gpuaas user ls` lists them");
@@ -132,7 +132,7 @@ pub(super) async fn set_password(
     access::check_password_life(&caller.principal)?;
     local(get(&control, &id).await?)?;
     let (password, one_time_password) = chosen(wanted.password);
-    let hash = built_in.hashing.hash(password).await?;
+    let hash = built_in.hashing.hash(&control, password).await?;
     let user = settle(&control, || async {
         let user = local(get(&control, &id).await?)?;
         let (user, decision) = people::set_password(&user, hash.clone(), &context);

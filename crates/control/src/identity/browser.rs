@@ -25,9 +25,14 @@ use serde_json::json;
 use zeroize::Zeroizing;
 
 use super::endpoints::{AUTHORIZE, DEVICE, form_text, issuer};
+use super::known_browser::KnownBrowser;
+use super::passwords::Attempt;
 use super::rows::SignedIn;
 use super::{BuiltIn, grants, passwords, rows};
+use crate::budgets::{AddressRange, USER_CODE_GUESSES};
 use crate::failure::{Failure, settle};
+use crate::http::problem::retry_after_value;
+use crate::listener::ClientAddress;
 use crate::{Control, books};
 
 type Shared = State<Arc<Control>>;
@@ -44,6 +49,12 @@ impl From<Failure> for Shown {
     fn from(failure: Failure) -> Self {
         let (status, title, text, code) = match &failure {
             Failure::Unavailable { code, message } => (StatusCode::SERVICE_UNAVAILABLE, "Not now", message.as_str(), *code),
+            Failure::TooMany { code, message, retry_after } => {
+                let page = pages::error("Too many tries", &sentence(message), code);
+                let mut response = shown(StatusCode::TOO_MANY_REQUESTS, page);
+                response.headers_mut().insert(header::RETRY_AFTER, retry_after_value(*retry_after));
+                return Self(response);
+            }
             Failure::Store(_) | Failure::Contended => {
                 (StatusCode::SERVICE_UNAVAILABLE, "Not now", "The server is not ready. Try again shortly.", "store_unavailable")
             }
@@ -60,6 +71,13 @@ impl From<Failure> for Shown {
         tracing::error!(error = %crate::link::chain(&failure), "a sign-in page failed");
         Self(shown(status, pages::error(title, text, code)))
     }
+}
+
+/// A message as a sentence of its own.
+fn sentence(message: &str) -> String {
+    let mut letters = message.chars();
+    let first = letters.next().map(|letter| letter.to_uppercase().to_string()).unwrap_or_default();
+    format!("{first}{}.", letters.as_str())
 }
 
 fn answer(result: Result<Response, Shown>) -> Response {
@@ -218,15 +236,18 @@ pub(super) async fn authorize(State(control): Shared, RawQuery(query): RawQuery,
 pub(super) async fn sign_in(
     State(control): Shared,
     Extension(correlation_id): Extension<CorrelationId>,
+    from: Option<Extension<ClientAddress>>,
     headers: HeaderMap,
     body: Bytes,
 ) -> Response {
-    answer(signed_in(&control, &correlation_id, &headers, &body).await)
+    let from = AddressRange::of(from.map(|Extension(from)| from));
+    answer(signed_in(&control, &correlation_id, &from, &headers, &body).await)
 }
 
 async fn signed_in(
-    control: &Control,
+    control: &Arc<Control>,
     correlation_id: &CorrelationId,
+    from: &AddressRange,
     headers: &HeaderMap,
     body: &Bytes,
 ) -> Result<Response, Shown> {
@@ -238,14 +259,18 @@ async fn signed_in(
     };
     let email = form.get("email").unwrap_or_default();
     let password = Zeroizing::new(form.get("password").unwrap_or_default().to_owned());
-    let Some(user) = passwords::check(control, built_in, email, password, correlation_id).await? else {
+    let account = passwords::account_key(email);
+    let browser = KnownBrowser::read(control, built_in, headers, &account);
+    let attempt = Attempt { email, typed: password, from, browser, correlation_id };
+    let Some(user) = passwords::check(control, built_in, attempt).await? else {
         return Ok(sign_in_page(built_in, &request, &csrf, email, Some(WRONG)));
     };
     let (code, secret) = AuthorizationCode::issue(&request, user.id, GrantId::generate(), Timestamp::now());
     // Not told to anybody yet: a sign-in begins when the code is redeemed.
     let decision = Decision::default().insert(&rows::of_code(&code, 0)?);
     settle(control, || async { Ok(((), decision.clone())) }).await?;
-    Ok(redirect(&request.granted(&secret, &built_in.issuer)))
+    let sent = redirect(&request.granted(&secret, &built_in.issuer));
+    Ok(KnownBrowser::write(control, built_in, &account, sent))
 }
 
 fn entry_page(built_in: &BuiltIn, csrf: &Secret, user_code: &str, problem: Option<&str>) -> Response {
@@ -281,15 +306,18 @@ pub(super) async fn device(State(control): Shared, RawQuery(query): RawQuery, he
 pub(super) async fn device_step(
     State(control): Shared,
     Extension(correlation_id): Extension<CorrelationId>,
+    from: Option<Extension<ClientAddress>>,
     headers: HeaderMap,
     body: Bytes,
 ) -> Response {
-    answer(device_stepped(&control, &correlation_id, &headers, &body).await)
+    let from = AddressRange::of(from.map(|Extension(from)| from));
+    answer(device_stepped(&control, &correlation_id, &from, &headers, &body).await)
 }
 
 async fn device_stepped(
-    control: &Control,
+    control: &Arc<Control>,
     correlation_id: &CorrelationId,
+    from: &AddressRange,
     headers: &HeaderMap,
     body: &Bytes,
 ) -> Result<Response, Shown> {
@@ -300,7 +328,10 @@ async fn device_stepped(
         Ok(code) => code,
         Err(error) => return Ok(entry_page(built_in, &csrf, "", Some(&format!("{error}.")))),
     };
+    let is_known = from.is_known(control).await;
+    USER_CODE_GUESSES.look(control, from, is_known).await?;
     let Some((device, ..)) = waiting(control, code).await? else {
+        USER_CODE_GUESSES.spend(control, from, is_known).await?;
         return Ok(entry_page(built_in, &csrf, "", Some(NO_SUCH_CODE)));
     };
     match (form.get(pages::DECISION_FIELD), form.get("email"), form.get("password")) {
@@ -314,7 +345,10 @@ async fn device_stepped(
         }
         (None, Some(email), Some(password)) => {
             let password = Zeroizing::new(password.to_owned());
-            let Some(user) = passwords::check(control, built_in, email, password, correlation_id).await? else {
+            let account = passwords::account_key(email);
+            let browser = KnownBrowser::read(control, built_in, headers, &account);
+            let attempt = Attempt { email, typed: password, from, browser, correlation_id };
+            let Some(user) = passwords::check(control, built_in, attempt).await? else {
                 return Ok(device_sign_in_page(built_in, &device, &csrf, email, Some(WRONG)));
             };
             // A new token: the old one was there before anybody had signed in.
@@ -335,7 +369,8 @@ async fn device_stepped(
                 client_title: device.client.title(),
                 email: &user.email,
             });
-            Ok(with_form(built_in, StatusCode::OK, page, &csrf))
+            let question = with_form(built_in, StatusCode::OK, page, &csrf);
+            Ok(KnownBrowser::write(control, built_in, &account, question))
         }
         (None, email, _) => Ok(device_sign_in_page(built_in, &device, &csrf, email.unwrap_or_default(), None)),
     }

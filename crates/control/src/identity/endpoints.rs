@@ -24,8 +24,10 @@ use serde_json::json;
 
 use super::grants::{self, Granted};
 use super::{AUDIENCE, BuiltIn, browser, rows};
+use crate::budgets::{AddressRange, DEVICE_CODES, TOKEN_REQUESTS};
 use crate::failure::{Failure, settle};
-use crate::http::problem::Rejected;
+use crate::http::problem::{Rejected, retry_after_value};
+use crate::listener::ClientAddress;
 use crate::{Control, books, pki};
 
 /// Where OpenID Connect looks first.
@@ -116,9 +118,15 @@ fn refused(failure: &OauthFailure) -> Response {
 
 /// A failure in the words of OAuth. What broke is in the log, not in the answer.
 fn broken(failure: &Failure) -> Response {
+    if let Failure::TooMany { code, message, retry_after } = failure {
+        let body = json!({ "error": OauthError::SlowDown, "error_description": message, "code": code });
+        let mut response = private(StatusCode::TOO_MANY_REQUESTS, &body);
+        response.headers_mut().insert(header::RETRY_AFTER, retry_after_value(*retry_after));
+        return response;
+    }
     tracing::error!(error = %crate::link::chain(failure), "a request to the built-in issuer failed");
     let (error, text) = match failure {
-        Failure::Store(_) | Failure::Contended | Failure::Unavailable { .. } => {
+        Failure::Store(_) | Failure::Contended | Failure::Unavailable { .. } | Failure::TooMany { .. } => {
             (OauthError::TemporarilyUnavailable, "the server is not ready for this; try again shortly")
         }
         Failure::Refused(_)
@@ -142,6 +150,7 @@ pub(super) fn form_text<'a>(headers: &HeaderMap, body: &'a Bytes) -> Result<&'a 
 async fn token(
     State(control): Shared,
     Extension(correlation_id): Extension<CorrelationId>,
+    from: Option<Extension<ClientAddress>>,
     headers: HeaderMap,
     body: Bytes,
 ) -> Response {
@@ -150,6 +159,8 @@ async fn token(
         Err(failure) => return refused(&failure),
     };
     let given = async {
+        let from = AddressRange::of(from.map(|Extension(from)| from));
+        TOKEN_REQUESTS.spend(&control, &from, from.is_known(&control).await).await?;
         let granted = grants::redeem(&control, &request, &correlation_id).await?;
         match granted {
             Ok(granted) => Ok(Ok(tokens(issuer(&control)?, &granted, Timestamp::now())?)),
@@ -225,13 +236,20 @@ fn seconds(at: Timestamp) -> i64 {
     at.0.div_euclid(1_000_000)
 }
 
-async fn device_authorization(State(control): Shared, headers: HeaderMap, body: Bytes) -> Response {
+async fn device_authorization(
+    State(control): Shared,
+    from: Option<Extension<ClientAddress>>,
+    headers: HeaderMap,
+    body: Bytes,
+) -> Response {
     let request = match form_text(&headers, &body).and_then(DeviceAuthorizationRequest::parse) {
         Ok(request) => request,
         Err(failure) => return refused(&failure),
     };
     let made = async {
         let built_in = issuer(&control)?;
+        let from = AddressRange::of(from.map(|Extension(from)| from));
+        DEVICE_CODES.spend(&control, &from, from.is_known(&control).await).await?;
         // A code that somebody has already is a conflict, and another one is made.
         let (device, secret) = settle(&control, || async {
             let (device, secret) = DeviceGrant::issue(&request, Timestamp::now());

@@ -6,8 +6,10 @@
 mod browser;
 mod endpoints;
 mod grants;
+mod known_browser;
 mod passwords;
 mod rows;
+mod turns;
 
 use std::path::PathBuf;
 use std::sync::Arc;

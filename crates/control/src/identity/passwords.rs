@@ -1,48 +1,55 @@
 //! Checking passwords: slow on purpose, few at a time, and the same answer for everybody who does not get in.
+//!
+//! Wrong passwords are counted by what was typed, whether anybody has that address or not: for the account and where they come from, for
+//! the account over all strangers, and for where they come from over all accounts. The owner of an account who comes with a browser or from
+//! an address in which they signed in before is counted apart, so that no stranger can lock them out.
 
+use std::sync::Arc;
 use std::time::Duration;
 
+use gpuaas_contract::Digest;
 use gpuaas_contract::id::CorrelationId;
 use gpuaas_contract::time::Timestamp;
 use gpuaas_domain::decision::Context;
 use gpuaas_domain::names::checked_email;
 use gpuaas_domain::people::{self, User};
 use gpuaas_domain::{Actor, Decision, Refusal};
+use gpuaas_engines::limits::Rule;
 use gpuaas_identity::password;
-use tokio::sync::{Semaphore, SemaphorePermit};
 use zeroize::Zeroizing;
 
 use super::BuiltIn;
+use super::known_browser::KnownBrowser;
+use super::turns::{Busy, Turn, Turns};
+use crate::budgets::{self, AddressRange, WRONG_PASSWORDS};
 use crate::failure::{Failure, settle};
 use crate::{Control, books};
 
-/// Most passwords that are computed at a time: each takes a core and 19 MiB.
-const AT_A_TIME: usize = 2;
-/// How long somebody waits for their turn.
-const PATIENCE: Duration = Duration::from_secs(10);
+/// Wrong passwords for one account from one address.
+const HERE: Rule = Rule { per: Duration::from_secs(900), burst: 5 };
+/// Wrong passwords for one account from everywhere that the account is not known to be.
+const STRANGERS: Rule = Rule { per: Duration::from_secs(3600), burst: 50 };
+/// Wrong passwords for one account from a browser or an address in which it signed in before.
+const FAMILIAR: Rule = Rule { per: Duration::from_secs(900), burst: 10 };
+/// When to try again if too many sign in at the same time.
+const BUSY_FOR: Duration = Duration::from_secs(2);
 
-/// The few who may compute at a time.
-pub(crate) struct Hashing(Semaphore);
-
-impl Default for Hashing {
-    fn default() -> Self {
-        Self(Semaphore::new(AT_A_TIME))
-    }
-}
+/// Computes passwords, a few at a time.
+#[derive(Default)]
+pub(crate) struct Hashing(Arc<Turns>);
 
 impl Hashing {
-    async fn turn(&self) -> Result<SemaphorePermit<'_>, Failure> {
-        let busy = || {
-            let message = "too many people sign in right now; try again in a moment".to_owned();
-            Failure::Unavailable { code: "sign_in_busy", message }
-        };
-        tokio::time::timeout(PATIENCE, self.0.acquire()).await.map_err(|_| busy())?.map_err(|_| busy())
+    async fn turn(&self, control: &Control, address: &str, is_known: bool) -> Result<Turn, Failure> {
+        self.0.turn(address, is_known).await.map_err(|Busy| {
+            let message = "too many people sign in right now; try again in a moment";
+            budgets::too_many(control, "sign_in_busy", message, BUSY_FOR)
+        })
     }
 
-    /// Hashes a new password.
-    pub(crate) async fn hash(&self, password: Zeroizing<String>) -> Result<String, Failure> {
+    /// Hashes a new password, for an administrator.
+    pub(crate) async fn hash(&self, control: &Control, password: Zeroizing<String>) -> Result<String, Failure> {
         password::check(&password).map_err(|error| Refusal::invalid(error.code(), error.to_string()))?;
-        let _turn = self.turn().await?;
+        let _turn = self.turn(control, "administrators", true).await?;
         let hashed = blocking(move || password::hash(&password)).await?;
         hashed.map_err(|error| Failure::Internal(error.to_string()))
     }
@@ -53,46 +60,132 @@ async fn blocking<T: Send + 'static>(work: impl FnOnce() -> T + Send + 'static) 
     ended.map_err(|_| Failure::Internal("the computation of a password ended without a result".to_owned()))
 }
 
-/// The user with this address and this password. `None`, after the same time, for everybody else: unknown, deactivated, locked for a
-/// while, or with another password.
-pub(super) async fn check(
-    control: &Control,
-    built_in: &BuiltIn,
-    email: &str,
-    typed: Zeroizing<String>,
-    correlation_id: &CorrelationId,
-) -> Result<Option<User>, Failure> {
-    // Read after the turn has come: nobody tries more passwords than the lock allows by sending them all at once.
-    let _turn = built_in.hashing.turn().await?;
-    let now = Timestamp::now();
-    let user = match checked_email(email) {
+/// What stands for an account in counters and cookies, whether there is one or not.
+pub(super) fn account_key(email: &str) -> String {
+    let email = checked_email(email).unwrap_or_else(|_| email.trim().to_lowercase());
+    Digest::of(email.as_bytes()).to_string()
+}
+
+/// Somebody who types an address and a password.
+pub(super) struct Attempt<'a> {
+    /// The address.
+    pub(super) email: &'a str,
+    /// The password.
+    pub(super) typed: Zeroizing<String>,
+    /// Where they come from.
+    pub(super) from: &'a AddressRange,
+    /// The browser, if the account signed in with it before.
+    pub(super) browser: Option<KnownBrowser>,
+    /// Follows the request.
+    pub(super) correlation_id: &'a CorrelationId,
+}
+
+/// The counters of an attempt.
+struct Throttle<'a> {
+    from: &'a AddressRange,
+    is_familiar: bool,
+    counters: Vec<(String, Rule)>,
+}
+
+impl<'a> Throttle<'a> {
+    async fn of(control: &Control, attempt: &Attempt<'a>, account: &str) -> Self {
+        let from = attempt.from;
+        let familiar = match &attempt.browser {
+            Some(browser) => Some(browser.id.clone()),
+            None => from.is_known_for(control, account).await.then(|| from.to_string()),
+        };
+        let counters = match &familiar {
+            Some(place) => vec![(format!("password:{account}:familiar:{place}"), FAMILIAR)],
+            None => vec![(format!("password:{account}:{from}"), HERE), (format!("password:{account}:strangers"), STRANGERS)],
+        };
+        Self { from, is_familiar: familiar.is_some(), counters }
+    }
+
+    /// Refuses before anything is computed.
+    async fn look(&self, control: &Control) -> Result<(), Failure> {
+        for (key, rule) in &self.counters {
+            if let Some(wait) = budgets::empty(control, key, *rule).await {
+                let message = "too many wrong passwords; wait, or sign in from where you did before";
+                return Err(budgets::too_many(control, "sign_in_throttled", message, wait));
+            }
+        }
+        if self.is_familiar { Ok(()) } else { WRONG_PASSWORDS.look(control, self.from, false).await }
+    }
+
+    /// A wrong password.
+    async fn spend(&self, control: &Control) {
+        for (key, rule) in &self.counters {
+            control.engines.limits.check(key, *rule, 1).await;
+        }
+        if !self.is_familiar {
+            // Whether there was anything left is seen by the next one.
+            let _ = WRONG_PASSWORDS.spend(control, self.from, false).await;
+        }
+    }
+}
+
+/// The user with this address and this password. `None`, after the same work, for everybody else: unknown, deactivated, or with another
+/// password.
+pub(super) async fn check(control: &Arc<Control>, built_in: &BuiltIn, attempt: Attempt<'_>) -> Result<Option<User>, Failure> {
+    let account = account_key(attempt.email);
+    let throttle = Throttle::of(control, &attempt, &account).await;
+    throttle.look(control).await?;
+    let is_known = throttle.is_familiar || attempt.from.is_known(control).await;
+    let _turn = built_in.hashing.turn(control, &attempt.from.to_string(), is_known).await?;
+    // Others of the same account may have been wrong while this one waited.
+    throttle.look(control).await?;
+    let user = match checked_email(attempt.email) {
         Ok(email) => books::by_lookup::<User>(control, &people::user_lookup(&built_in.issuer, &email)).await?,
         Err(_) => None,
     };
-    let user = user.filter(|user| user.deactivated_at.is_none() && !is_locked(user, now));
-    let Some((user, stored)) = user.and_then(|user| user.password_hash.clone().map(|stored| (user, stored))) else {
-        blocking(move || password::verify_nobody(&typed)).await?;
+    let user = user.filter(|user| user.deactivated_at.is_none());
+    let (known, stored) = match user.and_then(|user| user.password_hash.clone().map(|stored| (user, stored))) {
+        Some((user, stored)) => (Some(user), Some(stored)),
+        None => (None, None),
+    };
+    let typed = attempt.typed;
+    let is_right = blocking(move || match &stored {
+        Some(stored) => password::verify(&typed, stored),
+        None => {
+            password::verify_nobody(&typed);
+            false
+        }
+    })
+    .await?;
+    let Some(user) = known.filter(|_| is_right) else {
+        throttle.spend(control).await;
+        record_failure(control, &account, attempt.email, built_in, attempt.correlation_id);
         return Ok(None);
     };
-    let is_right = blocking(move || password::verify(&typed, &stored)).await?;
-    let context = Context { now, actor: Actor::User(user.id), correlation_id: correlation_id.clone() };
-    settle(control, || async {
+    let context = Context { now: Timestamp::now(), actor: Actor::User(user.id), correlation_id: attempt.correlation_id.clone() };
+    let user = settle(control, || async {
         let Some(user) = books::get::<User>(control, user.id).await?.filter(|user| user.deactivated_at.is_none()) else {
             return Ok((None, Decision::default()));
         };
-        // Somebody else, in another process perhaps, has tried too often meanwhile.
-        if is_locked(&user, now) {
-            return Ok((None, Decision::default()));
-        }
-        if !is_right {
-            return Ok((None, people::wrong_password(&user, &context)));
-        }
         let decision = people::right_password(&user, &context);
         Ok((Some(user), decision))
     })
-    .await
+    .await?;
+    if user.is_some() {
+        attempt.from.remember(control, &account).await;
+    }
+    Ok(user)
 }
 
-fn is_locked(user: &User, now: Timestamp) -> bool {
-    user.locked_until.is_some_and(|until| now < until)
+/// Writes down that a password was wrong, if the account exists. Nobody waits for it: the time it takes would tell that there is one.
+fn record_failure(control: &Arc<Control>, account: &str, email: &str, built_in: &BuiltIn, correlation_id: &CorrelationId) {
+    let Ok(email) = checked_email(email) else { return };
+    let (lookup, correlation_id) = (people::user_lookup(&built_in.issuer, &email), correlation_id.clone());
+    let (shared, account) = (Arc::clone(control), account.to_owned());
+    control.background.spawn(async move {
+        let written = settle(&shared, || async {
+            let Some(user) = books::by_lookup::<User>(&shared, &lookup).await? else { return Ok(((), Decision::default())) };
+            let context = Context { now: Timestamp::now(), actor: Actor::User(user.id), correlation_id: correlation_id.clone() };
+            Ok(((), people::wrong_password(&user, &context)))
+        })
+        .await;
+        if let Err(error) = written {
+            tracing::warn!(account, error = %crate::link::chain(&error), "a wrong password could not be written down");
+        }
+    });
 }

@@ -138,7 +138,8 @@ pub(super) fn of_device(device: &DeviceGrant, signed_in: Option<SignedIn>, versi
         grant: Some(device.grant),
         user,
         body: written(&body)?,
-        expires_at: device.expires_at.plus(REMEMBERED),
+        // One that nobody decided about gives no tokens whose second use would have to be noticed.
+        expires_at: if matches!(decided, Decided::Pending) { device.expires_at } else { device.expires_at.plus(REMEMBERED) },
     })
 }
 

@@ -16,12 +16,13 @@ use gpuaas_contract::link::{
 use gpuaas_contract::time::Timestamp;
 use gpuaas_contract::{Digest, dsse};
 use gpuaas_domain::decision::{Change, Context, Decision};
-use gpuaas_domain::enrolment::{self, Enrolment, EnrolmentState, REQUEST_LIFE};
+use gpuaas_domain::enrolment::{self, Enrolment, EnrolmentState, Queue, REQUEST_LIFE};
 use gpuaas_domain::node::{self, Admission, Node};
-use gpuaas_domain::{Actor, Refusal, task};
+use gpuaas_domain::{Actor, Refusal, RefusalKind, task};
 
 use super::identity;
 use crate::Control;
+use crate::budgets::{AddressRange, ENROLMENT_REQUESTS};
 use crate::failure::{Failure, settle};
 use crate::http::problem::{JsonBody, Rejected, Segments};
 use crate::listener::{ClientAddress, ClientCertificate};
@@ -98,6 +99,8 @@ async fn request(
 ) -> Answer<EnrolPending> {
     let context = context(&request.applicant.facts.hostname, from);
     check_applicant(&request.applicant)?;
+    let range = AddressRange::of(Some(from));
+    ENROLMENT_REQUESTS.spend(&control, &range, false).await?;
     let poll_secret = secret_text("gpe_");
     let enrolment = Enrolment {
         id: EnrolmentId::generate(),
@@ -110,17 +113,58 @@ async fn request(
         facts: request.applicant.facts,
         poll_secret_digest: Digest::of(poll_secret.as_bytes()),
         reason: String::new(),
+        address: range.to_string(),
         node_id: None,
         created_at: context.now,
         expires_at: context.now.plus(REQUEST_LIFE),
     };
-    settle(&control, || async {
-        let waiting = control.store.enrolment_waiting(context.now).await?;
-        Ok(((), enrolment::request(enrolment.clone(), waiting, &context)?))
+    let enrolment = settle(&control, || async {
+        let queue = queue_for(&control, &enrolment, context.now).await?;
+        Ok(enrolment::request(enrolment.clone(), &queue, &context)?)
     })
-    .await?;
+    .await
+    .inspect_err(|failure| count_refusal(&control, failure))?;
     tracing::info!(enrolment = %enrolment.id, email = %enrolment.email, "a host asks to be enrolled");
     Ok(Json(EnrolPending { enrolment_id: enrolment.id, poll_secret, expires_at: enrolment.expires_at }))
+}
+
+/// The queue of requests, as this one meets it.
+async fn queue_for(control: &Control, enrolment: &Enrolment, now: Timestamp) -> Result<Queue, Failure> {
+    let store = &control.store;
+    let earlier = store.enrolment_open_by_fingerprint(&enrolment.fingerprint, now).await?;
+    let same = earlier.filter(|earlier| earlier.state == EnrolmentState::Pending && earlier.address == enrolment.address);
+    // Whoever replaces a request must hold the very keys it was made for.
+    let same = match same {
+        Some(earlier)
+            if earlier.receipt_key == enrolment.receipt_key
+                && request_key(&earlier.csr_pem)? == request_key(&enrolment.csr_pem)? =>
+        {
+            Some(earlier)
+        }
+        Some(_) | None => None,
+    };
+    let waiting = store.enrolment_waiting(now).await?;
+    let displaceable = match waiting >= enrolment::MAX_WAITING {
+        true => store.enrolment_displaceable(now).await?,
+        false => None,
+    };
+    let displaceable = match displaceable {
+        Some(oldest) => {
+            let held = store.enrolment_waiting_from(&oldest.address, now).await?;
+            Some((oldest, held))
+        }
+        None => None,
+    };
+    let from_address = store.enrolment_waiting_from(&enrolment.address, now).await?;
+    Ok(Queue { waiting, from_address, same, displaceable })
+}
+
+fn count_refusal(control: &Control, failure: &Failure) {
+    if let Failure::Refused(refusal) = failure
+        && refusal.kind == RefusalKind::Exhausted
+    {
+        control.metrics.refused(refusal.code);
+    }
 }
 
 async fn poll(

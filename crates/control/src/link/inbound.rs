@@ -110,6 +110,7 @@ pub(super) fn close_for(session: &Session, error: &Failure) {
         Failure::Fenced => session.fence(),
         Failure::Store(_)
         | Failure::Contended
+        | Failure::TooMany { .. }
         | Failure::Internal(_)
         | Failure::Unavailable { .. }
         | Failure::Precondition { .. } => session.close("server_error", "the server could not store it", 1),

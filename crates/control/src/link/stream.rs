@@ -121,6 +121,7 @@ fn status(error: &Failure) -> Status {
         Failure::Fenced => Status::aborted("session_fenced: say hello again"),
         Failure::Store(_)
         | Failure::Contended
+        | Failure::TooMany { .. }
         | Failure::Internal(_)
         | Failure::Unavailable { .. }
         | Failure::Precondition { .. } => {

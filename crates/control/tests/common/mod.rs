@@ -11,7 +11,6 @@
 )]
 
 pub mod answers;
-pub mod browser;
 pub mod lifecycle;
 pub mod looking;
 pub mod node;

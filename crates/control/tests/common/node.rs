@@ -123,6 +123,12 @@ impl Host {
             .unwrap()
     }
 
+    /// HTTP without a client certificate, from this address. All of 127.0.0.0/8 is this machine.
+    pub fn anonymous_from(&self, address: [u8; 4]) -> reqwest::Client {
+        let builder = reqwest::Client::builder().tls_backend_preconfigured(self.tls(false)).resolve(link::SERVER_NAME, self.link);
+        builder.local_address(std::net::IpAddr::from(address)).build().unwrap()
+    }
+
     /// HTTP without a client certificate.
     pub fn anonymous(&self) -> reqwest::Client {
         self.http(false)

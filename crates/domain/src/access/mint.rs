@@ -59,10 +59,8 @@ impl KeyLimits {
 
     /// The limits of a key that is made with this one. What is left out is inherited; what would be wider is refused.
     pub fn child(&self, wanted: Self) -> Result<Self, Refusal> {
-        let child = Self {
-            scopes: wanted.scopes.or_else(|| self.scopes.clone()),
-            expires_at: wanted.expires_at.or(self.expires_at),
-        };
+        let child =
+            Self { scopes: wanted.scopes.or_else(|| self.scopes.clone()), expires_at: wanted.expires_at.or(self.expires_at) };
         if !self.contain_scopes(&child) {
             let message = "a key cannot be given scopes that the key you use does not have; name fewer scopes, leave them out to \
                            inherit yours, or sign in as a person";
@@ -140,7 +138,8 @@ pub fn check_password_life(caller: &Principal) -> Result<(), Refusal> {
     match KeyLimits::of(caller).expires_at {
         None => Ok(()),
         Some(_) => {
-            let message = "a password has no end, but the token you use has one; sign in as a person, or use a token without an end";
+            let message =
+                "a password has no end, but the token you use has one; sign in as a person, or use a token without an end";
             Err(Refusal::forbidden("password_outlives_key", message))
         }
     }

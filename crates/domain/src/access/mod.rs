@@ -19,8 +19,8 @@ use gpuaas_contract::time::Timestamp;
 
 pub use action::{Action, Scope, ScopeKind};
 pub use key_scopes::{BadKeyScopes, KeyScopes, MAX_PATTERNS};
-pub use mint::{KeyLimits, MAX_KEY_CHAIN, check_password_life, check_role, check_role_life};
 pub use membership::{BadName, MemberRole, Membership, Place, Who};
+pub use mint::{KeyLimits, MAX_KEY_CHAIN, check_password_life, check_role, check_role_life};
 pub use policies::{Policies, Verdict};
 pub use principal::{Principal, PrincipalId};
 pub use role::{PlatformRole, ProjectRole, Role};

@@ -76,7 +76,8 @@ impl Policies {
     pub fn with_extra<N: AsRef<str>, T: AsRef<str>>(extra: &[(N, T)]) -> Result<Self, BadPolicies> {
         let Rules { schema, embedded, all } = Rules::load(extra)?;
         let words = Words::new(&schema)?;
-        let mut policies = Self { schema, rules: embedded.clone(), embedded, authorizer: Authorizer::new(), words, needs: HashMap::new() };
+        let mut policies =
+            Self { schema, rules: embedded.clone(), embedded, authorizer: Authorizer::new(), words, needs: HashMap::new() };
         policies.needs = policies.least_roles();
         policies.rules = all;
         Ok(policies)
@@ -119,9 +120,7 @@ impl Policies {
     pub(super) fn roles_allow(&self, principal: &Principal, action: Action, scope: &Scope) -> bool {
         let key_allows = principal.scopes.as_ref().is_none_or(|scopes| scopes.allow(action));
         let response = self.ask(&self.embedded, principal.who, &principal.roles_at(scope), action, scope, key_allows);
-        response.is_ok_and(|response| {
-            response.decision() == Decision::Allow && response.diagnostics().errors().next().is_none()
-        })
+        response.is_ok_and(|response| response.decision() == Decision::Allow && response.diagnostics().errors().next().is_none())
     }
 
     /// What somebody lacks whom no rule permits it.

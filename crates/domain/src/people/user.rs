@@ -32,9 +32,6 @@ pub struct User {
     /// Wrong passwords since the last right one.
     #[serde(default)]
     pub failed_sign_ins: u32,
-    /// No password is tried before this.
-    #[serde(default)]
-    pub locked_until: Option<Timestamp>,
     /// First sign-in.
     pub created_at: Timestamp,
     /// Set when they may no longer sign in.
@@ -113,7 +110,6 @@ pub fn signed_in(known: Option<&User>, id: UserId, said: &Said, context: &Contex
         name: name.unwrap_or_default(),
         password_hash: None,
         failed_sign_ins: 0,
-        locked_until: None,
         created_at: context.now,
         deactivated_at: None,
     };
@@ -141,7 +137,6 @@ pub fn create_local_user(
         name: checked_text(name, "the name")?,
         password_hash,
         failed_sign_ins: 0,
-        locked_until: None,
         created_at: context.now,
         deactivated_at: None,
     };
@@ -156,25 +151,17 @@ fn made(user: &User, context: &Context) -> Decision {
 
 /// Another password. The hash is neither in the event nor in the audit row.
 pub fn set_password(user: &User, password_hash: String, context: &Context) -> (User, Decision) {
-    let next = User { password_hash: Some(password_hash), failed_sign_ins: 0, locked_until: None, ..user.clone() };
+    let next = User { password_hash: Some(password_hash), failed_sign_ins: 0, ..user.clone() };
     let id = next.id.to_string();
     let decision = Decision::default().update(&next);
     (next, decision.record(context, "gpuaas.user.password_set.v1", "user.set_password", &id, json!({ "user_id": id })))
 }
 
-/// Wrong passwords that are forgiven before the next one has to wait.
-const FREE_TRIES: u32 = 5;
-/// Longest wait after a wrong password.
-const LONGEST_LOCK: std::time::Duration = std::time::Duration::from_secs(15 * 60);
-
-/// A wrong password: from the sixth on, the next has to wait, twice as long every time.
+/// A wrong password. Who has to wait before the next one is decided by where they come from, not by the account: whoever knows an address
+/// could keep its owner out otherwise.
 pub fn wrong_password(user: &User, context: &Context) -> Decision {
     let failed = user.failed_sign_ins.saturating_add(1);
-    let wait = match failed.checked_sub(FREE_TRIES) {
-        None | Some(0) => None,
-        Some(over) => Some(LONGEST_LOCK.min(std::time::Duration::from_secs(1 << over.min(10)))),
-    };
-    let next = User { failed_sign_ins: failed, locked_until: wait.map(|wait| context.now.plus(wait)), ..user.clone() };
+    let next = User { failed_sign_ins: failed, ..user.clone() };
     let id = next.id.to_string();
     let data = json!({ "user_id": id, "failed_sign_ins": failed });
     Decision::default().update(&next).record(context, "gpuaas.user.sign_in_failed.v1", "user.sign_in_failed", &id, data)
@@ -185,7 +172,7 @@ pub fn right_password(user: &User, context: &Context) -> Decision {
     if user.failed_sign_ins == 0 {
         return Decision::default();
     }
-    let next = User { failed_sign_ins: 0, locked_until: None, ..user.clone() };
+    let next = User { failed_sign_ins: 0, ..user.clone() };
     let id = next.id.to_string();
     let data = json!({ "user_id": id });
     Decision::default().update(&next).record(context, "gpuaas.user.signed_in.v1", "user.sign_in", &id, data)

@@ -6,7 +6,7 @@ use std::sync::Arc;
 
 use gpuaas_contract::id::{EventId, ProjectId};
 use gpuaas_contract::time::Timestamp;
-use gpuaas_domain::access::PlatformRole;
+use gpuaas_domain::access::{ApiToken, PlatformRole};
 use gpuaas_domain::decision::Context;
 use gpuaas_domain::{Change, Event, Hint};
 use gpuaas_store::{MAX_WAITING, OUTBOX_LANES, OutboxRow, RelayResult, Store, StoreConfig};
@@ -412,6 +412,7 @@ async fn what_was_there_before_lanes_and_service_accounts_is_carried_over(databa
         "ALTER TABLE api_tokens DROP COLUMN scopes",
         "ALTER TABLE api_tokens DROP COLUMN expires_at",
         "ALTER TABLE api_tokens DROP COLUMN parent",
+        "ALTER TABLE enrolments DROP COLUMN address",
         "UPDATE api_tokens SET role = 'viewer'",
         "DELETE FROM schema_version WHERE version >= 4",
     ];

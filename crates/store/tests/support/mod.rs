@@ -231,6 +231,7 @@ pub(crate) fn enrolment() -> Enrolment {
         facts: facts(),
         poll_secret_digest: digest("poll"),
         reason: "none".to_owned(),
+        address: "192.0.2.1".to_owned(),
         node_id: None,
         created_at: NOW,
         expires_at: later(86_400),

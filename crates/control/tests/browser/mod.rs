@@ -1,5 +1,13 @@
 //! A scripted browser and a scripted client that sign in with the built-in issuer.
 
+#![allow(
+    dead_code,
+    clippy::unwrap_used,
+    missing_docs,
+    unreachable_pub,
+    reason = "shared by several test programs, each of which uses a part"
+)]
+
 use std::collections::BTreeMap;
 
 use gpuaas_api::Client;
@@ -8,7 +16,7 @@ use gpuaas_identity::pkce::CodeVerifier;
 use reqwest::{StatusCode, Url};
 use serde_json::Value;
 
-use super::TestServer;
+use crate::common::TestServer;
 
 pub const EMAIL: &str = "ada@example.org";
 pub const PASSWORD: &str = "seven green lanterns";
@@ -23,6 +31,8 @@ pub fn encoded(fields: &[(&str, &str)]) -> String {
 pub struct Answer {
     pub status: StatusCode,
     pub location: Option<String>,
+    /// Seconds to wait before the next try.
+    pub retry_after: Option<u64>,
     pub html: String,
 }
 
@@ -49,31 +59,35 @@ impl Answer {
 pub struct Browser {
     pub http: reqwest::Client,
     pub base: String,
-    pub cookie: Option<String>,
+    /// By name.
+    pub cookies: BTreeMap<String, String>,
     pub headers: Vec<(&'static str, String)>,
 }
 
 impl Browser {
     pub fn new(server: &TestServer) -> Self {
         let headers = vec![("origin", "null".to_owned()), ("sec-fetch-site", "same-origin".to_owned())];
-        Self { http: super::plain_http(), base: server.url(), cookie: None, headers }
+        Self { http: crate::common::plain_http(), base: server.url(), cookies: BTreeMap::new(), headers }
     }
 
     /// A browser on a machine with this address. All of 127.0.0.0/8 is this machine, so that a test can have many addresses.
     pub fn at(server: &TestServer, address: [u8; 4]) -> Self {
-        Self { http: super::plain_http_from(Some(address.into())), ..Self::new(server) }
+        Self { http: crate::common::plain_http_from(Some(address.into())), ..Self::new(server) }
     }
 
     pub async fn finish(&mut self, mut request: reqwest::RequestBuilder) -> Answer {
-        if let Some(cookie) = &self.cookie {
-            request = request.header("cookie", cookie);
+        if !self.cookies.is_empty() {
+            let pairs: Vec<String> = self.cookies.iter().map(|(name, value)| format!("{name}={value}")).collect();
+            request = request.header("cookie", pairs.join("; "));
         }
         let response = request.send().await.unwrap();
-        if let Some(cookie) = response.headers().get("set-cookie") {
+        for cookie in response.headers().get_all("set-cookie") {
             let text = cookie.to_str().unwrap();
             assert!(text.contains("HttpOnly") && text.contains("SameSite=Strict"), "{text}");
-            self.cookie = Some(text.split(';').next().unwrap().to_owned());
+            let (name, value) = text.split(';').next().unwrap().split_once('=').unwrap();
+            self.cookies.insert(name.to_owned(), value.to_owned());
         }
+        let retry_after = response.headers().get("retry-after").map(|value| value.to_str().unwrap().parse().unwrap());
         let status = response.status();
         let location = response.headers().get("location").map(|value| value.to_str().unwrap().to_owned());
         if location.is_none() {
@@ -83,7 +97,7 @@ impl Browser {
             assert_eq!(response.headers()["referrer-policy"], "no-referrer");
         }
         assert_eq!(response.headers()["cache-control"], "no-store");
-        Answer { status, location, html: response.text().await.unwrap() }
+        Answer { status, location, retry_after, html: response.text().await.unwrap() }
     }
 
     pub async fn get(&mut self, path: &str) -> Answer {
@@ -111,6 +125,12 @@ impl Browser {
         let mut fields: Vec<(&str, &str)> = hidden.iter().map(|(name, value)| (name.as_str(), value.as_str())).collect();
         fields.extend([("email", email), ("password", password)]);
         self.post(path, &fields).await
+    }
+
+    /// Opens the page and types address and password.
+    pub async fn tries(&mut self, email: &str, password: &str) -> Answer {
+        let page = self.open(&CodeVerifier::generate()).await;
+        self.types(&page, "/oauth/authorize", email, password).await
     }
 
     /// Signs in and returns the code that the client would get.
@@ -142,8 +162,9 @@ pub fn authorize(verifier: &CodeVerifier, redirect_uri: &str) -> String {
 pub async fn call(server: &TestServer, path: &str, fields: &[(&str, &str)]) -> Result<Value, String> {
     let mut fields = fields.to_vec();
     fields.push(("client_id", "gpuaas-cli"));
-    let request =
-        super::plain_http().post(format!("{}{path}", server.url())).header("content-type", "application/x-www-form-urlencoded");
+    let request = crate::common::plain_http()
+        .post(format!("{}{path}", server.url()))
+        .header("content-type", "application/x-www-form-urlencoded");
     let response = request.body(encoded(&fields)).send().await.unwrap();
     assert_eq!(response.headers()["cache-control"], "no-store");
     let is_good = response.status().is_success();
