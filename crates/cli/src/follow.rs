@@ -207,9 +207,9 @@ impl Teller {
 
     fn state(&self, task: &Task) {
         let text = if task.cancel_requested_at.is_some() && !task.ended() {
-            format!("{} {} on {}: cancelling", task.id, task.task_type, task.node_name)
+            format!("{} {}{}: cancelling", task.id, task.task_type, task.on_node())
         } else {
-            format!("{} {} on {}: {}", task.id, task.task_type, task.node_name, task.state)
+            format!("{} {}{}: {}", task.id, task.task_type, task.on_node(), task.state)
         };
         if self.told_state.replace(text.clone()) != text {
             self.now(&printable(&text));

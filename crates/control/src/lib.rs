@@ -4,6 +4,7 @@
 //! ends it in good order. `http` is the operators' side, `link` the agents', `pki` everything secret. State lives in the
 //! store; what is in memory (open links, the deny-list, the last progress of a task) can be lost at any moment.
 
+mod audience;
 mod books;
 mod budgets;
 mod events;

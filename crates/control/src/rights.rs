@@ -12,7 +12,8 @@ use gpuaas_contract::time::Timestamp;
 use gpuaas_domain::access::{ApiToken, MAX_KEY_CHAIN, Membership, Place, Policies, Principal, PrincipalId, Who};
 use gpuaas_domain::decision::Context;
 use gpuaas_domain::people::{self, Said, ServiceAccount, User};
-use gpuaas_domain::{Actor, Hint};
+use gpuaas_domain::resource::Kind;
+use gpuaas_domain::{Actor, Hint, caps};
 use gpuaas_store::ResourceFilter;
 use tokio::sync::broadcast::error::RecvError;
 use tokio::sync::watch;
@@ -179,6 +180,10 @@ async fn known_person(control: &Control, said: &Said) -> Result<UserId, Failure>
     }
     let user = settle(control, || async {
         let known = books::by_lookup::<User>(control, &lookup).await?;
+        if known.is_none() {
+            let present = control.store.resource_count(Kind::User, &ResourceFilter::default()).await?;
+            caps::USERS.check(present).inspect_err(|refusal| control.metrics.refused(refusal.code))?;
+        }
         let id = known.as_ref().map_or_else(UserId::generate, |user| user.id);
         let context = Context { now, actor: Actor::User(id), correlation_id: CorrelationId::generate() };
         Ok(people::signed_in(known.as_ref(), id, said, &context)?)

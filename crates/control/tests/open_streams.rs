@@ -18,6 +18,7 @@ use gpuaas_api::dto::{
 };
 use gpuaas_api::endpoints::{ENDPOINTS, Method, StreamKind};
 use gpuaas_api::routes;
+use gpuaas_testkit::eventually_async;
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 use tokio::task::JoinHandle;
 
@@ -156,8 +157,13 @@ common::on_both_stores! {
         }).await;
 
         // Nobody says a word about a key whose time is over: the check that needs no wake-up finds it.
-        let (_, _, secret) = place.account("expired", Some(4)).await;
-        place.all_end("an expired key", &secret, &paths, async |_| {}).await;
+        let (_, _, secret) = place.account("expired", Some(8)).await;
+        place
+            .all_end("an expired key", &secret, &paths, async |server| {
+                let client = server.client_with(Some(&secret));
+                eventually_async(common::PATIENCE, "the key is refused", || async { client.whoami().await.err() }).await;
+            })
+            .await;
 
         let ada = ada(&place.server).await;
         let invite = MemberAdd { email: Some(EMAIL.to_owned()), service_account_id: None, role: "member".to_owned() };

@@ -2,6 +2,7 @@
 
 use gpuaas_contract::Digest;
 use gpuaas_contract::id::{ApiTokenId, ProjectId, ServiceAccountId};
+use gpuaas_contract::time::Timestamp;
 use gpuaas_domain::access::{ApiToken, PlatformRole};
 
 use crate::db::{Arg, Columns, Reader, Select};
@@ -26,6 +27,11 @@ pub(crate) const TABLE: Table = Table {
         ("parent", Text),
     ],
 };
+
+const COUNT_OF_ACCOUNT: &str = "SELECT COUNT(*) AS found FROM api_tokens WHERE revoked_at IS NULL \
+     AND (expires_at IS NULL OR expires_at > $1) AND service_account IS NOT NULL AND service_account = $2";
+const COUNT_OF_PLATFORM: &str = "SELECT COUNT(*) AS found FROM api_tokens WHERE revoked_at IS NULL \
+     AND (expires_at IS NULL OR expires_at > $1) AND service_account IS NULL";
 
 /// Which tokens to list.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -84,6 +90,20 @@ impl Store {
     pub async fn api_token_by_secret(&self, secret: &Digest) -> Result<Option<ApiToken>> {
         let sql = "SELECT * FROM api_tokens WHERE secret_digest = $1";
         self.db().fetch_one("read an API token", sql, vec![Arg::id(secret)], from_row).await
+    }
+
+    /// How many tokens count at `now`: the keys of the service account that the filter names, else the tokens of the platform.
+    pub async fn api_token_count(&self, filter: &ApiTokenFilter, now: Timestamp) -> Result<u64> {
+        let sql = match filter.service_account {
+            Some(_) => COUNT_OF_ACCOUNT,
+            None => COUNT_OF_PLATFORM,
+        };
+        let read = |row: &dyn Columns| Reader::new(TABLE.name, row).count("found");
+        let values = match filter.service_account {
+            Some(account) => vec![Arg::time(now), Arg::id(account)],
+            None => vec![Arg::time(now)],
+        };
+        Ok(self.db().fetch_one("count API tokens", sql, values, read).await?.unwrap_or_default())
     }
 
     /// Tokens in the order in which they were made, after `after`.

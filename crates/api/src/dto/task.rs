@@ -11,11 +11,11 @@ use gpuaas_contract::time::Timestamp;
 pub struct Task {
     /// Its id.
     pub id: TaskId,
-    /// The node that shall run it.
+    /// The node that shall run it. All zeros for tenants, who are not told where their machines are.
     pub node_id: NodeId,
-    /// That node's name.
+    /// That node's name. Empty for tenants.
     pub node_name: String,
-    /// The node's epoch when it was asked for.
+    /// The node's epoch when it was asked for. 0 for tenants.
     pub node_epoch: u64,
     /// Its kind.
     pub task_type: String,
@@ -74,6 +74,11 @@ pub struct Task {
 }
 
 impl Task {
+    /// Where it runs, as the end of a sentence; nothing if that is not told.
+    pub fn on_node(&self) -> String {
+        if self.node_name.is_empty() { String::new() } else { format!(" on {}", self.node_name) }
+    }
+
     /// Whether nothing more will happen.
     pub fn ended(&self) -> bool {
         self.ended_at.is_some()

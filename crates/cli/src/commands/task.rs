@@ -177,7 +177,7 @@ pub(super) fn details(task: &Task) -> Details {
     Details::default()
         .field("id", task.id)
         .field("type", &task.task_type)
-        .field("node", format!("{} ({})", task.node_name, task.node_id))
+        .maybe("node", (!task.node_name.is_empty()).then(|| format!("{} ({})", task.node_name, task.node_id)))
         .field("state", &task.state)
         .field("code", &task.code)
         .field("message", &task.message)

@@ -14,7 +14,7 @@ use gpuaas_domain::decision::Context;
 use gpuaas_domain::resource::Kind;
 use gpuaas_domain::webhook::{Delivery, DeliveryState, MAX_FAILED, Webhook, turn_off};
 use gpuaas_domain::{Actor, Decision};
-use gpuaas_engines::webhook::{check_target, retry_after, sign};
+use gpuaas_engines::webhook::{TargetError, check_target, retry_after, sign};
 use tokio::sync::Notify;
 use tokio::task::{Id, JoinSet};
 use tokio::time::Instant;
@@ -283,7 +283,8 @@ async fn try_to_send(control: &Control, webhook: &Webhook, delivery: &Delivery) 
     let host = url.host_str().unwrap_or_default().trim_matches(['[', ']']).to_owned();
     let port = url.port_or_known_default().unwrap_or(443);
     let resolved = resolve(&host, port).await?;
-    let target = check_target(&webhook.url, &resolved, control.webhooks_to_private).map_err(|error| useless(&error))?;
+    let target =
+        check_target(&webhook.url, &resolved, control.webhooks_to_private).map_err(|error| refused_target(&host, &error))?;
     let addresses: Vec<SocketAddr> = target.addresses.iter().map(|address| SocketAddr::new(*address, port)).collect();
     let now = Timestamp::now();
     let secrets = secrets_of(control, webhook, now).map_err(not_taken)?;
@@ -315,8 +316,32 @@ async fn try_to_send(control: &Control, webhook: &Webhook, delivery: &Delivery) 
 async fn resolve(host: &str, port: u16) -> Result<Vec<IpAddr>, Tried> {
     match tokio::time::timeout(RESOLVE_TIMEOUT, tokio::net::lookup_host((host, port))).await {
         Ok(Ok(found)) => Ok(found.map(|address| address.ip()).collect()),
-        Ok(Err(error)) => Err(not_taken(format!("the name {host} cannot be resolved: {error}"))),
-        Err(_) => Err(not_taken(format!("the name {host} cannot be resolved in time"))),
+        Ok(Err(error)) => {
+            tracing::debug!(host, %error, "the host of a webhook cannot be resolved");
+            Err(no_address(host))
+        }
+        Err(_) => {
+            tracing::debug!(host, "the host of a webhook cannot be resolved in time");
+            Err(no_address(host))
+        }
+    }
+}
+
+/// What the owner of a webhook is told about every name that leads nowhere: one that does not exist, one that the resolver does not
+/// answer, and one with an address that may not be dialled. Anything else would tell a tenant which internal names there are.
+fn no_address(host: &str) -> Tried {
+    not_taken(format!("the name {host} has no address that webhooks are sent to; check its public DNS records"))
+}
+
+fn refused_target(host: &str, error: &TargetError) -> Tried {
+    match error {
+        TargetError::Name(_) | TargetError::NoAddress | TargetError::TooManyAddresses | TargetError::Address { .. } => {
+            tracing::debug!(host, %error, "the host of a webhook may not be dialled");
+            no_address(host)
+        }
+        TargetError::Unreadable | TargetError::TooLong | TargetError::NotHttps | TargetError::Decorated => {
+            Tried::Useless(error.to_string())
+        }
     }
 }
 
@@ -429,6 +454,18 @@ mod tests {
         let context = Context { now: NOW, actor: Actor::System, correlation_id: CorrelationId::generate() };
         let decision = ended(&delivery(&off, 1), Some(&off), &Tried::Useless("off".to_owned()), &context, 0.5);
         assert_eq!((decision.changes.len(), decision.events.len()), (1, 0));
+    }
+
+    #[tokio::test]
+    async fn a_name_that_is_internal_is_told_like_one_that_does_not_exist() {
+        let nowhere = resolve("no-such-name.invalid", 443).await.expect_err("it does not exist");
+        let url = "https://no-such-name.invalid/";
+        for address in ["10.1.2.3", "127.0.0.1", "169.254.169.254", "fd00::1"] {
+            let error = check_target(url, &[address.parse().expect("an address")], false).expect_err("refused");
+            assert_eq!(refused_target("no-such-name.invalid", &error), nowhere, "{address}");
+        }
+        let error = check_target(url, &[], false).expect_err("refused");
+        assert_eq!(refused_target("no-such-name.invalid", &error), nowhere);
     }
 
     #[test]

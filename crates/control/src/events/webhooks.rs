@@ -16,6 +16,7 @@ use tokio::sync::Notify;
 
 use super::notify::project_of;
 use super::{News, deliveries};
+use crate::audience::Audience;
 use crate::failure::{Failure, settle};
 use crate::{Control, books};
 
@@ -105,7 +106,9 @@ async fn dispatch_batch(control: &Control) -> Result<Batch, Failure> {
             // What happened before there was the webhook is not for it.
             let wanting = |webhook: &&Webhook| webhook.wants(&row.kind) && row.created_at >= webhook.created_at;
             for webhook in webhooks.get(&project).into_iter().flatten().filter(wanting) {
-                decision = decision.insert(&delivery(webhook, row));
+                // A webhook is a tenant's, whoever made it.
+                let Some(body) = Audience::Tenant.event(row.body.clone()) else { continue };
+                decision = decision.insert(&delivery(webhook, row, body));
             }
         }
         let more = rows.len() == BATCH as usize || rows.last().is_some_and(|last| last.position > end);
@@ -134,7 +137,7 @@ async fn of_project(control: &Control, project: &str) -> Result<Vec<Webhook>, Fa
     books::all(control, &filter).await
 }
 
-fn delivery(webhook: &Webhook, row: &OutboxRow) -> Delivery {
+fn delivery(webhook: &Webhook, row: &OutboxRow, body: String) -> Delivery {
     let now = Timestamp::now();
     Delivery {
         id: DeliveryId::generate(),
@@ -142,7 +145,7 @@ fn delivery(webhook: &Webhook, row: &OutboxRow) -> Delivery {
         webhook_id: webhook.id,
         event_id: row.id,
         kind: row.kind.clone(),
-        body: row.body.clone(),
+        body,
         state: DeliveryState::Pending,
         attempts: 0,
         last: String::new(),

@@ -12,14 +12,14 @@ use gpuaas_contract::key::KeyId;
 use gpuaas_contract::time::Timestamp;
 use gpuaas_domain::access::{ApiToken, KeyLimits, MemberRole, Place};
 use gpuaas_domain::decision::Change;
-use gpuaas_domain::{Decision, Hint, Refusal, Role};
+use gpuaas_domain::{Decision, Hint, Refusal, Role, caps};
 use gpuaas_store::ApiTokenFilter;
 use serde_json::json;
 
 use super::caller::Caller;
 use super::idempotency::NotKept;
 use super::problem::{JsonBody, Params, Rejected, Segments};
-use super::{mint, page, page_limit, parse_id, parse_opt};
+use super::{check_cap, counting_tokens, mint, page, page_limit, parse_id, parse_opt};
 use crate::Control;
 use crate::failure::{Failure, settle};
 use crate::pki::{KeyRingError, secret_text};
@@ -141,7 +141,11 @@ pub(super) async fn token_create(
         &id,
         data,
     );
-    settle(&control, || async { Ok(((), decision.clone())) }).await?;
+    settle(&control, || async {
+        check_cap(&control, caps::PLATFORM_TOKENS, counting_tokens(&control, &ApiTokenFilter::default(), context.now).await?)?;
+        Ok(((), decision.clone()))
+    })
+    .await?;
     Ok((StatusCode::CREATED, Extension(NotKept), Json(ApiTokenCreated { api_token: shown(token), token: secret })))
 }
 

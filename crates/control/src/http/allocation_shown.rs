@@ -8,45 +8,26 @@ use gpuaas_contract::id::{NodeId, SlotId};
 use gpuaas_domain::allocation::{Allocation, AllocationState, Step};
 use gpuaas_domain::catalog::Product;
 
-use super::caller::Caller;
 use crate::Control;
+use crate::audience::Audience;
 use crate::failure::Failure;
-
-/// Who looks.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Eyes {
-    /// Somebody who runs the platform.
-    Platform,
-    /// A tenant.
-    Tenant,
-}
-
-impl Eyes {
-    pub(super) fn of(caller: &Caller) -> Self {
-        if caller.principal.platform.is_some() { Self::Platform } else { Self::Tenant }
-    }
-
-    pub(super) fn platform(self) -> bool {
-        self == Self::Platform
-    }
-}
 
 /// Names one version of an allocation.
 pub(super) fn etag(allocation: &Allocation) -> String {
     format!("\"{}\"", allocation.version)
 }
 
-pub(super) async fn shown(control: &Control, eyes: Eyes, allocation: Allocation) -> Result<dto::Allocation, Failure> {
+pub(super) async fn shown(control: &Control, eyes: Audience, allocation: Allocation) -> Result<dto::Allocation, Failure> {
     let mut shown = shown_all(control, eyes, vec![allocation]).await?;
     shown.pop().ok_or_else(|| Failure::Internal("an allocation to show was lost".to_owned()))
 }
 
 pub(super) async fn shown_all(
     control: &Control,
-    eyes: Eyes,
+    eyes: Audience,
     allocations: Vec<Allocation>,
 ) -> Result<Vec<dto::Allocation>, Failure> {
-    let nodes: BTreeSet<NodeId> = allocations.iter().filter_map(|one| one.node_id).filter(|_| eyes.platform()).collect();
+    let nodes: BTreeSet<NodeId> = allocations.iter().filter_map(|one| one.node_id).filter(|_| eyes.is_platform()).collect();
     let slots: Vec<SlotId> = allocations.iter().filter_map(first_slot).collect();
     let known = Known {
         names: if nodes.is_empty() { HashMap::new() } else { control.store.node_names(&Vec::from_iter(nodes)).await? },
@@ -76,8 +57,8 @@ fn first_slot(allocation: &Allocation) -> Option<SlotId> {
     }
 }
 
-async fn one(control: &Control, eyes: Eyes, allocation: Allocation, known: &Known) -> Result<dto::Allocation, Failure> {
-    let node = allocation.node_id.filter(|_| eyes.platform());
+async fn one(control: &Control, eyes: Audience, allocation: Allocation, known: &Known) -> Result<dto::Allocation, Failure> {
+    let node = allocation.node_id.filter(|_| eyes.is_platform());
     let held = !allocation.state.over();
     let private_ip = first_slot(&allocation).and_then(|slot| known.addresses.get(&slot).copied());
     let maintenance = match allocation.node_id.filter(|_| held) {
@@ -117,9 +98,12 @@ async fn one(control: &Control, eyes: Eyes, allocation: Allocation, known: &Know
         attempts: allocation.attempts,
         code: trouble.map(|trouble| trouble.code.clone()),
         reason: trouble.map(|trouble| trouble.reason.clone()),
-        detail: trouble.filter(|_| eyes.platform()).map(|trouble| trouble.detail.clone()),
+        detail: trouble.filter(|_| eyes.is_platform()).map(|trouble| trouble.detail.clone()),
         task: allocation.task_id,
-        phase: phase.map(|phase| dto::AllocationPhase { phase: phase.phase, message: phase.message }),
+        phase: phase.map(|phase| {
+            let phase = eyes.progress(phase);
+            dto::AllocationPhase { phase: phase.phase, message: phase.message }
+        }),
         requested_by: allocation.requested_by.clone(),
         created_at: allocation.created_at,
         place_until: Some(allocation.place_until),

@@ -14,12 +14,13 @@ use gpuaas_contract::id::AllocationId;
 use gpuaas_domain::Hint;
 use tokio::sync::broadcast::error::RecvError;
 
-use super::allocation_shown::{Eyes, shown};
+use super::allocation_shown::shown;
 use super::allocations::get;
 use super::caller::Caller;
 use super::problem::{Params, Rejected, Segments};
 use super::{page, page_limit, parse_id};
 use crate::Control;
+use crate::audience::Audience;
 use crate::failure::Failure;
 
 /// Stands behind the wake-ups.
@@ -41,7 +42,7 @@ pub(super) async fn watch(
     };
     // Subscribed before the first look, so that no change falls between the two.
     let mut hints = control.store.hints();
-    let (allocation, eyes) = (get(&control, &id).await?.id, Eyes::of(&caller));
+    let (allocation, eyes) = (get(&control, &id).await?.id, Audience::of(&caller.principal));
     let events = async_stream::stream! {
         let mut last = None;
         loop {
@@ -72,7 +73,7 @@ pub(super) async fn watch(
                 match hint {
                     Ok(Ok(Hint::Allocation(changed))) if changed == allocation => break,
                     Ok(Ok(Hint::Progress { task_id, phase, message, at })) if Some(task_id) == task => {
-                        if let Ok(event) = Event::default().event(EVENT_PROGRESS).json_data(TaskProgress { phase, message, at }) {
+                        if let Ok(event) = Event::default().event(EVENT_PROGRESS).json_data(eyes.progress(TaskProgress { phase, message, at })) {
                             yield Ok(event);
                         }
                     }
@@ -95,17 +96,18 @@ pub(super) async fn watch(
     Ok(Sse::new(events).keep_alive(KeepAlive::new().interval(Duration::from_secs(10))))
 }
 
-async fn look(control: &Control, eyes: Eyes, id: AllocationId) -> Result<dto::Allocation, Failure> {
+async fn look(control: &Control, eyes: Audience, id: AllocationId) -> Result<dto::Allocation, Failure> {
     shown(control, eyes, get(control, &id.to_string()).await?).await
 }
 
 /// What happened to an allocation, from the outbox: the oldest first.
 pub(super) async fn history(
     State(control): State<Arc<Control>>,
+    Extension(caller): Extension<Caller>,
     Segments(id): Segments<String>,
     Params(query): Params<PageQuery>,
 ) -> Result<Json<Page<EventRow>>, Rejected> {
-    let id: AllocationId = parse_id(&id)?;
+    let (id, audience): (AllocationId, _) = (parse_id(&id)?, Audience::of(&caller.principal));
     let limit = page_limit(query.limit)?;
     let after = match query.after.as_deref() {
         Some(text) => text.parse().map_err(|_| Failure::BadInput {
@@ -116,11 +118,12 @@ pub(super) async fn history(
     };
     let found = control.store.outbox_of_subject(&id.to_string(), after, limit.saturating_add(1)).await?;
     let found = page(found, limit, |row| row.position.to_string());
-    let items = found.items.into_iter().map(event_shown).collect::<Result<Vec<_>, _>>()?;
+    let items = found.items.into_iter().map(|row| event_shown(audience, row)).collect::<Result<Vec<_>, _>>()?;
     Ok(Json(Page { items, next: found.next }))
 }
 
-fn event_shown(row: gpuaas_store::OutboxRow) -> Result<EventRow, Failure> {
+fn event_shown(audience: Audience, row: gpuaas_store::OutboxRow) -> Result<EventRow, Failure> {
     let event: serde_json::Value = serde_json::from_str(&row.body).map_err(|error| Failure::Internal(error.to_string()))?;
-    Ok(EventRow { id: row.id, position: row.position, kind: row.kind, at: row.created_at, data: event["data"].clone() })
+    let data = audience.event_data(event["data"].clone());
+    Ok(EventRow { id: row.id, position: row.position, kind: row.kind, at: row.created_at, data })
 }

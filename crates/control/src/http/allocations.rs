@@ -23,10 +23,11 @@ use gpuaas_domain::quota::Quota;
 use gpuaas_domain::{Decision, Refusal};
 use gpuaas_store::ResourceFilter;
 
-use super::allocation_shown::{Eyes, etag, shown, shown_all};
+use super::allocation_shown::{etag, shown, shown_all};
 use super::caller::Caller;
 use super::problem::{JsonBody, Params, Rejected, Segments};
 use super::{if_match, node_name, page_limit, parse_id, projects, task_make};
+use crate::audience::Audience;
 use crate::failure::{Failure, settle_counted};
 use crate::workflow::wish_of;
 use crate::{Control, books};
@@ -82,7 +83,7 @@ pub(super) async fn create(
         return answer_again(&control, &caller, made, &digest).await;
     }
     tracing::info!(allocation = %id, project = %project.id, sku = %made.terms.sku_name, actor, "allocation requested");
-    Ok((StatusCode::CREATED, with_etag(shown(&control, Eyes::of(&caller), made).await?)).into_response())
+    Ok((StatusCode::CREATED, with_etag(shown(&control, Audience::of(&caller.principal), made).await?)).into_response())
 }
 
 /// What was made with the same key, if the same was asked for.
@@ -91,7 +92,7 @@ async fn answer_again(control: &Control, caller: &Caller, earlier: Allocation, d
         let message = format!("this idempotency key was used for {} with other content; choose a new key", earlier.id);
         return Err(Refusal::conflict("idempotency_key_reused", message).into());
     }
-    Ok(with_etag(shown(control, Eyes::of(caller), earlier).await?).into_response())
+    Ok(with_etag(shown(control, Audience::of(&caller.principal), earlier).await?).into_response())
 }
 
 fn digest_of(project: ProjectId, wanted: &AllocationCreate) -> Result<Digest, Failure> {
@@ -201,14 +202,14 @@ async fn planned(control: &Control, caller: &Caller, project: &Project, request:
         }
         Err(refusal) => return Err(refusal.into()),
     };
-    let eyes = Eyes::of(caller);
+    let eyes = Audience::of(&caller.principal);
     let wish = wish_of(&allocation.terms, &[], allocation.expires_at);
     match control.fleet.place(control, &wish).await? {
         Ok(place) => {
             plan.same_numa = Some(place.same_numa);
             plan.note = place.note;
-            plan.node_name = eyes.platform().then_some(place.node_name);
-            plan.slots = eyes.platform().then_some(place.slots);
+            plan.node_name = eyes.is_platform().then_some(place.node_name);
+            plan.slots = eyes.is_platform().then_some(place.slots);
         }
         Err(no_fit) => {
             plan.fits = false;
@@ -219,7 +220,7 @@ async fn planned(control: &Control, caller: &Caller, project: &Project, request:
                 node_name: node.name.clone(),
                 reasons: node.reasons.iter().map(ToString::to_string).collect(),
             };
-            plan.reasons_by_node = eyes.platform().then(|| no_fit.nodes.iter().map(of_node).collect());
+            plan.reasons_by_node = eyes.is_platform().then(|| no_fit.nodes.iter().map(of_node).collect());
         }
     }
     Ok(plan)
@@ -318,7 +319,7 @@ async fn page_of(
     }
     let found: Vec<Allocation> = books::list(control, filter, after, newest_first, limit.saturating_add(1)).await?;
     let found = super::page(found, limit, |allocation| allocation.id.to_string());
-    Ok(Json(Page { items: shown_all(control, Eyes::of(caller), found.items).await?, next: found.next }))
+    Ok(Json(Page { items: shown_all(control, Audience::of(&caller.principal), found.items).await?, next: found.next }))
 }
 
 pub(super) async fn show(
@@ -327,7 +328,7 @@ pub(super) async fn show(
     Segments(id): Segments<String>,
 ) -> Result<Response, Rejected> {
     let allocation = get(&control, &id).await?;
-    Ok(with_etag(shown(&control, Eyes::of(&caller), allocation).await?).into_response())
+    Ok(with_etag(shown(&control, Audience::of(&caller.principal), allocation).await?).into_response())
 }
 
 /// Decides on an allocation until it sticks, and shows what became of it.
@@ -350,7 +351,7 @@ async fn decide(
     .await?;
     // Its row has been written over since, or nothing was to be written.
     let now = books::get::<Allocation>(control, next.id).await?.unwrap_or(next);
-    Ok(with_etag(shown(control, Eyes::of(caller), now).await?).into_response())
+    Ok(with_etag(shown(control, Audience::of(&caller.principal), now).await?).into_response())
 }
 
 pub(super) async fn change(
@@ -428,7 +429,7 @@ pub(super) async fn retry(
     JsonBody(AllocationRetry { wait_seconds }): JsonBody<AllocationRetry>,
 ) -> Result<Response, Rejected> {
     let wait = Duration::from_secs(wait_seconds.unwrap_or(0));
-    let operator = Eyes::of(&caller).platform();
+    let operator = Audience::of(&caller.principal).is_platform();
     // What is over comes back to life only in a project that lives.
     let allocation = get(&control, &id).await?;
     if allocation.state.over() {
@@ -452,6 +453,19 @@ pub(super) async fn console(
     JsonBody(console): JsonBody<SliceConsole>,
 ) -> Result<Response, Rejected> {
     let allocation = get(&control, &id).await?;
-    let (status, order) = super::slices::console_of(&control, &caller, &headers, allocation.id, &console).await?;
-    Ok((status, Json(order.task)).into_response())
+    let audience = Audience::of(&caller.principal);
+    let made = super::slices::console_of(&control, &caller, &headers, allocation.id, &console).await;
+    let (status, order) = made.map_err(|rejected| without_node(audience, rejected))?;
+    Ok((status, Json(audience.task(order.task))).into_response())
+}
+
+/// A refusal because of the state of the node, without its name for tenants.
+fn without_node(audience: Audience, Rejected(failure): Rejected) -> Rejected {
+    match failure {
+        Failure::Refused(refusal) if !audience.is_platform() && refusal.code.starts_with("node_") => {
+            let message = "the machine of this allocation cannot do this now; try again later, or ask an operator".to_owned();
+            Rejected(Refusal { message, ..refusal }.into())
+        }
+        other => Rejected(other),
+    }
 }

@@ -23,11 +23,13 @@ use gpuaas_store::{OutboxRow, StoreError};
 use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 
+use super::caller::Caller;
 use super::problem::{Params, Rejected, Segments};
 use super::projects;
 use super::standing::Standing;
 use super::streams::StreamPlace;
 use crate::Control;
+use crate::audience::Audience;
 use crate::events::notify::{ALL, channel_of, unpacked};
 use crate::failure::Failure;
 
@@ -53,12 +55,13 @@ const HEARD_WITHIN: Duration = Duration::from_secs(30);
 #[derive(Clone)]
 struct Wanted {
     project: Option<ProjectId>,
+    audience: Audience,
     kinds: Vec<String>,
     after: Option<i64>,
 }
 
 impl Wanted {
-    fn new(project: Option<ProjectId>, query: &EventsQuery, headers: &HeaderMap) -> Result<Self, Failure> {
+    fn new(project: Option<ProjectId>, caller: &Caller, query: &EventsQuery, headers: &HeaderMap) -> Result<Self, Failure> {
         let last = headers.get(LAST_EVENT_ID_HEADER).map(|value| {
             let bad = || Failure::BadInput {
                 code: "cursor_invalid",
@@ -71,26 +74,28 @@ impl Wanted {
         if kinds.len() > MAX_KINDS {
             return Err(Failure::BadInput { code: "kinds_invalid", message: format!("at most {MAX_KINDS} kinds of events") });
         }
-        Ok(Self { project, kinds, after: last.transpose()?.or(query.after) })
+        Ok(Self { project, audience: Audience::of(&caller.principal), kinds, after: last.transpose()?.or(query.after) })
     }
 }
 
 pub(super) async fn of_project(
     State(control): Shared,
+    Extension(caller): Extension<Caller>,
     Segments(project): Segments<String>,
     Params(query): Params<EventsQuery>,
     headers: HeaderMap,
 ) -> Result<Response, Rejected> {
     let project = projects::get(&control, &project).await?;
-    sse(control, Wanted::new(Some(project.id), &query, &headers)?).await
+    sse(control, Wanted::new(Some(project.id), &caller, &query, &headers)?).await
 }
 
 pub(super) async fn of_everything(
     State(control): Shared,
+    Extension(caller): Extension<Caller>,
     Params(query): Params<EventsQuery>,
     headers: HeaderMap,
 ) -> Result<Response, Rejected> {
-    sse(control, Wanted::new(None, &query, &headers)?).await
+    sse(control, Wanted::new(None, &caller, &query, &headers)?).await
 }
 
 async fn sse(control: Arc<Control>, wanted: Wanted) -> Result<Response, Rejected> {
@@ -107,6 +112,7 @@ async fn sse(control: Arc<Control>, wanted: Wanted) -> Result<Response, Rejected
 pub(super) async fn socket(
     State(control): Shared,
     Extension(standing): Extension<Standing>,
+    Extension(caller): Extension<Caller>,
     Segments(project): Segments<String>,
     Extension(place): Extension<StreamPlace>,
     Params(query): Params<EventsQuery>,
@@ -114,7 +120,7 @@ pub(super) async fn socket(
 ) -> Result<Response, Rejected> {
     let project = projects::get(&control, &project).await?;
     let (mut parts, _) = request.into_parts();
-    let wanted = Wanted::new(Some(project.id), &query, &parts.headers)?;
+    let wanted = Wanted::new(Some(project.id), &caller, &query, &parts.headers)?;
     let upgrade = WebSocketUpgrade::from_request_parts(&mut parts, &()).await.map_err(|rejection| Failure::BadInput {
         code: "websocket_expected",
         message: format!("this path speaks WebSocket only: {rejection}"),
@@ -204,8 +210,10 @@ impl Listening {
                     look = rows.len() == BATCH as usize;
                     for row in rows {
                         self.position = row.position;
-                        if wants(&self.wanted.kinds, &row.kind) {
-                            yield (row.position, row.body);
+                        if wants(&self.wanted.kinds, &row.kind)
+                            && let Some(document) = self.wanted.audience.event(row.body)
+                        {
+                            yield (row.position, document);
                         }
                     }
                 }

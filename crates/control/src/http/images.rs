@@ -8,9 +8,10 @@ use axum::http::StatusCode;
 use axum::{Extension, Json};
 use gpuaas_api::dto::{self, ImageCreate, ImageListQuery, Page};
 use gpuaas_contract::id::{ImageId, OrgId};
-use gpuaas_domain::Refusal;
 use gpuaas_domain::access::Scope;
 use gpuaas_domain::catalog::{self, Image, NewImage};
+use gpuaas_domain::resource::Kind;
+use gpuaas_domain::{Refusal, caps};
 use gpuaas_store::ResourceFilter;
 
 use super::caller::Caller;
@@ -74,6 +75,7 @@ pub(super) async fn create(
     };
     let made = settle(&control, || async {
         free_name::<Image>(&control, &parent(owner), &new.name).await?;
+        super::check_cap(&control, caps::IMAGES, super::live_count(&control, Kind::Image, &parent(owner)).await?)?;
         Ok(catalog::create_image(id, owner, new.clone(), &context)?)
     })
     .await?;

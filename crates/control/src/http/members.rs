@@ -7,16 +7,17 @@ use axum::http::{HeaderMap, StatusCode};
 use axum::{Extension, Json};
 use gpuaas_api::dto::{self, MemberAdd, MemberChange, Page, PageQuery};
 use gpuaas_contract::id::MembershipId;
-use gpuaas_domain::Refusal;
 use gpuaas_domain::access::{MemberRole, Membership, Place, Scope, Who};
 use gpuaas_domain::names::checked_email;
 use gpuaas_domain::people::{self, ServiceAccount, User};
 use gpuaas_domain::resource::Resource as _;
+use gpuaas_domain::{Refusal, caps};
 use gpuaas_store::ResourceFilter;
 
 use super::caller::Caller;
 use super::problem::{JsonBody, Params, Rejected, Segments};
 use super::{Tagged, etag_of, if_match, mint, page, page_limit, parse_id};
+use crate::audience::Audience;
 use crate::failure::{Failure, settle};
 use crate::{Control, books};
 
@@ -93,6 +94,7 @@ pub(super) async fn add(
 ) -> Result<(StatusCode, Tagged<dto::Member>), Rejected> {
     let (at, role, context) = (place(&caller), role(&wanted.role)?, caller.context());
     let id = MembershipId::generate();
+    mint::role(&control, &caller, at, role)?;
     let made = settle(&control, || async {
         let who = match (&wanted.email, wanted.service_account_id) {
             (Some(email), None) => by_email(&control, email).await?,
@@ -102,16 +104,34 @@ pub(super) async fn add(
                 return Err(Refusal::invalid("member_invalid", message).into());
             }
         };
-        if of_place(&control, at).await?.iter().any(|present| present.who == who) {
+        let present = of_place(&control, at).await?;
+        if present.iter().any(|present| present.who == who) {
             let message = "they are a member already; change their role instead";
             return Err(Refusal::conflict("member_exists", message).into());
         }
-        mint::role(&control, &caller, at, role)?;
+        let who = match (who, &wanted.email) {
+            // Whether an address has an account, and the name of its owner, is not told to whoever types it: they become a member when
+            // they next come, as somebody does who has no account yet.
+            (Who::User(_), Some(email)) if !Audience::of(&caller.principal).is_platform() => Who::Invited(checked_email(email)?),
+            (who, _) => who,
+        };
+        if present.iter().any(|present| present.who == who) {
+            return Err(Refusal::conflict("member_exists", "they are invited already; change their role instead").into());
+        }
+        check_caps(&control, &present, &who)?;
         Ok(people::invite(id, who, at, role, &context)?)
     })
     .await?;
     let tag = etag_of(made.version());
     Ok((StatusCode::CREATED, Tagged(tag, shown(&control, made).await?)))
+}
+
+/// Refuses one more member than there may be.
+fn check_caps(control: &Control, present: &[Membership], who: &Who) -> Result<(), Failure> {
+    let is_invited = |who: &Who| matches!(who, Who::Invited(_));
+    let cap = if is_invited(who) { caps::INVITATIONS } else { caps::MEMBERS };
+    let count = present.iter().filter(|present| is_invited(&present.who) == is_invited(who)).count();
+    super::check_cap(control, cap, u64::try_from(count).unwrap_or(u64::MAX))
 }
 
 /// A service account acts in its own project only.

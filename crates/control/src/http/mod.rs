@@ -174,6 +174,35 @@ fn if_match(headers: &axum::http::HeaderMap, now: &str) -> Result<(), crate::fai
     Err(crate::failure::Failure::Precondition { code: "changed_meanwhile", message })
 }
 
+/// Refuses one more of something of which there are `present`.
+fn check_cap(control: &Control, cap: gpuaas_domain::caps::Cap, present: u64) -> Result<(), crate::failure::Failure> {
+    cap.check(present).inspect_err(|refusal| control.metrics.refused(refusal.code))?;
+    Ok(())
+}
+
+/// How many resources of a kind belong to `parent` and are not over.
+async fn live_count(
+    control: &Control,
+    kind: gpuaas_domain::resource::Kind,
+    parent: &str,
+) -> Result<u64, crate::failure::Failure> {
+    let filter = gpuaas_store::ResourceFilter {
+        parent: Some(parent.to_owned()),
+        states: vec!["active"],
+        ..gpuaas_store::ResourceFilter::default()
+    };
+    Ok(control.store.resource_count(kind, &filter).await?)
+}
+
+/// How many of these tokens count; those of the platform, if the filter names no service account.
+async fn counting_tokens(
+    control: &Control,
+    filter: &gpuaas_store::ApiTokenFilter,
+    now: gpuaas_contract::time::Timestamp,
+) -> Result<u64, crate::failure::Failure> {
+    Ok(control.store.api_token_count(filter, now).await?)
+}
+
 /// Refuses a name that another one has.
 async fn free_name<R: gpuaas_domain::resource::Resource>(
     control: &Control,

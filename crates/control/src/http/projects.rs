@@ -8,10 +8,11 @@ use axum::http::{HeaderMap, StatusCode};
 use axum::{Extension, Json};
 use gpuaas_api::dto::{self, Page, PageQuery, ProjectChange, ProjectCreate, ProjectListQuery};
 use gpuaas_contract::id::{MembershipId, OrgId, ProjectId};
-use gpuaas_domain::Refusal;
 use gpuaas_domain::access::{MemberRole, Place, ProjectRole};
 use gpuaas_domain::people::{self, Organisation, Project};
 use gpuaas_domain::quota::{Quota, quota_id};
+use gpuaas_domain::resource::Kind;
+use gpuaas_domain::{Refusal, caps};
 use gpuaas_store::ResourceFilter;
 
 use super::caller::Caller;
@@ -108,6 +109,8 @@ pub(super) async fn create(
     let organisation = organisations::get(&control, &organisation).await?;
     let made = settle(&control, || async {
         free_name::<Project>(&control, &organisation.id.to_string(), &wanted.name).await?;
+        let present = super::live_count(&control, Kind::Project, &organisation.id.to_string()).await?;
+        super::check_cap(&control, caps::PROJECTS, present)?;
         let limits = quotas::limits(&wanted.limits);
         let (made, mut decision) =
             people::create_project(id, &organisation, &wanted.name, &wanted.description, limits, &context)?;

@@ -15,14 +15,15 @@ use gpuaas_domain::access::{ApiToken, KeyLimits, KeyScopes, MemberRole, Place, W
 use gpuaas_domain::decision::Change;
 use gpuaas_domain::names::checked_text;
 use gpuaas_domain::people::{self, ServiceAccount};
-use gpuaas_domain::{Decision, Hint, Refusal};
+use gpuaas_domain::resource::Kind;
+use gpuaas_domain::{Decision, Hint, Refusal, caps};
 use gpuaas_store::{ApiTokenFilter, ResourceFilter};
 use serde_json::json;
 
 use super::caller::Caller;
 use super::idempotency::NotKept;
 use super::problem::{JsonBody, Params, Rejected, Segments};
-use super::{free_name, mint, page, page_limit, parse_id, parse_opt, projects};
+use super::{check_cap, counting_tokens, free_name, live_count, mint, page, page_limit, parse_id, parse_opt, projects};
 use crate::failure::{Failure, settle};
 use crate::pki::secret_text;
 use crate::{Control, books};
@@ -82,6 +83,8 @@ pub(super) async fn create(
     };
     let made = settle(&control, || async {
         free_name::<ServiceAccount>(&control, &project.id.to_string(), &wanted.name).await?;
+        let present = live_count(&control, Kind::ServiceAccount, &project.id.to_string()).await?;
+        check_cap(&control, caps::SERVICE_ACCOUNTS, present)?;
         let (made, mut decision) = people::create_service_account(id, &project, &wanted.name, &wanted.description, &context)?;
         if let Some(role) = role {
             let (who, at) = (Who::ServiceAccount(id), Place::Project(project.id));
@@ -168,7 +171,12 @@ pub(super) async fn key_create(
         &id,
         data,
     );
-    settle(&control, || async { Ok(((), decision.clone())) }).await?;
+    settle(&control, || async {
+        let filter = ApiTokenFilter { service_account: Some(account.id), ..ApiTokenFilter::default() };
+        check_cap(&control, caps::API_KEYS, counting_tokens(&control, &filter, context.now).await?)?;
+        Ok(((), decision.clone()))
+    })
+    .await?;
     Ok((StatusCode::CREATED, Extension(NotKept), Json(ApiKeyCreated { key: key_shown(key, &account), secret })))
 }
 

@@ -4,6 +4,7 @@ use std::convert::Infallible;
 use std::sync::Arc;
 use std::time::Duration;
 
+use axum::Extension;
 use axum::extract::State;
 use axum::response::sse::{Event, KeepAlive, Sse};
 use futures::Stream;
@@ -13,10 +14,12 @@ use gpuaas_contract::id::TaskId;
 use gpuaas_domain::Hint;
 use tokio::sync::broadcast::error::RecvError;
 
+use super::caller::Caller;
 use super::parse_id;
 use super::problem::{Rejected, Segments};
 use super::tasks::{get, shown};
 use crate::Control;
+use crate::audience::Audience;
 use crate::failure::Failure;
 
 /// Stands behind the wake-ups.
@@ -24,16 +27,17 @@ const SLOW_POLL: Duration = Duration::from_secs(10);
 
 pub(super) async fn watch(
     State(control): State<Arc<Control>>,
+    Extension(caller): Extension<Caller>,
     Segments(id): Segments<String>,
 ) -> Result<Sse<impl Stream<Item = Result<Event, Infallible>>>, Rejected> {
-    let id: TaskId = parse_id(&id)?;
+    let (id, audience): (TaskId, _) = (parse_id(&id)?, Audience::of(&caller.principal));
     // Subscribed before the first look, so that no change falls between the two.
     let mut hints = control.store.hints();
     get(&control, id).await?;
     let events = async_stream::stream! {
         let mut last_version = None;
         loop {
-            match look(&control, id, &mut last_version).await {
+            match look(&control, audience, id, &mut last_version).await {
                 Ok((event, ended)) => {
                     if let Some(event) = event {
                         yield Ok(event);
@@ -57,7 +61,7 @@ pub(super) async fn watch(
                 match hint {
                     Ok(Ok(Hint::Task(task))) if task == id => break,
                     Ok(Ok(Hint::Progress { task_id, phase, message, at })) if task_id == id => {
-                        if let Ok(event) = Event::default().event(EVENT_PROGRESS).json_data(TaskProgress { phase, message, at }) {
+                        if let Ok(event) = Event::default().event(EVENT_PROGRESS).json_data(audience.progress(TaskProgress { phase, message, at })) {
                             yield Ok(event);
                         }
                     }
@@ -81,13 +85,18 @@ pub(super) async fn watch(
 }
 
 /// The task as an event, if it changed since the last look.
-async fn look(control: &Control, id: TaskId, last_version: &mut Option<i64>) -> Result<(Option<Event>, bool), Failure> {
+async fn look(
+    control: &Control,
+    audience: Audience,
+    id: TaskId,
+    last_version: &mut Option<i64>,
+) -> Result<(Option<Event>, bool), Failure> {
     let task = get(control, id).await?;
     let ended = task.state.ended();
     if *last_version == Some(task.version) {
         return Ok((None, ended));
     }
     *last_version = Some(task.version);
-    let event = Event::default().event(EVENT_TASK).json_data(shown(control, task).await?);
+    let event = Event::default().event(EVENT_TASK).json_data(audience.task(shown(control, task).await?));
     Ok((Some(event.map_err(|e| Failure::Internal(e.to_string()))?), ended))
 }

@@ -22,6 +22,7 @@ use super::problem::{JsonBody, Params, Rejected, Segments};
 use super::task_make::{self, Asked, Wish};
 use super::{node_name, page, page_limit, parse_id, parse_opt};
 use crate::Control;
+use crate::audience::Audience;
 use crate::failure::{Failure, settle};
 
 type Shared = State<Arc<Control>>;
@@ -103,9 +104,13 @@ pub(super) async fn list(
     Ok(Json(Page { items, next: found.next }))
 }
 
-pub(super) async fn show(State(control): Shared, Segments(id): Segments<String>) -> Result<Json<dto::Task>, Rejected> {
+pub(super) async fn show(
+    State(control): Shared,
+    Extension(caller): Extension<Caller>,
+    Segments(id): Segments<String>,
+) -> Result<Json<dto::Task>, Rejected> {
     let task = get(&control, parse_id(&id)?).await?;
-    Ok(Json(shown(&control, task).await?))
+    Ok(Json(Audience::of(&caller.principal).task(shown(&control, task).await?)))
 }
 
 pub(super) async fn get(control: &Control, id: TaskId) -> Result<TaskRecord, Failure> {
@@ -181,11 +186,12 @@ pub(super) async fn cancel(
     let (id, context) = (parse_id(&id)?, caller.context());
     settle(&control, || async { Ok(((), task::cancel(&get(&control, id).await?, &reason, &context)?)) }).await?;
     let task = get(&control, id).await?;
-    Ok(Json(shown(&control, task).await?))
+    Ok(Json(Audience::of(&caller.principal).task(shown(&control, task).await?)))
 }
 
 pub(super) async fn logs(
     State(control): Shared,
+    Extension(caller): Extension<Caller>,
     Segments(id): Segments<String>,
     Params(query): Params<TaskLogsQuery>,
 ) -> Result<Json<TaskLogs>, Rejected> {
@@ -204,8 +210,9 @@ pub(super) async fn logs(
         if !lines.is_empty() || ended || !follow || control.shutdown.is_cancelled() {
             let at_end = lines.len() <= usize::try_from(limit).unwrap_or(usize::MAX);
             lines.truncate(usize::try_from(limit).unwrap_or(usize::MAX));
-            let lines: Vec<_> = lines.into_iter().map(line_shown).collect();
             let next_after = lines.last().map_or(after, |line| line.sequence);
+            let audience = Audience::of(&caller.principal);
+            let lines = lines.into_iter().filter(|line| audience.sees_stream(&line.stream)).map(line_shown).collect();
             return Ok(Json(TaskLogs { lines, next_after, at_end, complete: at_end && ended }));
         }
         let changed = tokio::time::timeout_at(deadline, wait_for(&mut hints, id));

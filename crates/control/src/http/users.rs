@@ -9,8 +9,8 @@ use gpuaas_api::dto::{self, Page, Reason, UserCreate, UserCreated, UserListQuery
 use gpuaas_contract::id::UserId;
 use gpuaas_domain::names::checked_email;
 use gpuaas_domain::people::{self, User};
-use gpuaas_domain::resource::Resource as _;
-use gpuaas_domain::{Refusal, access};
+use gpuaas_domain::resource::{Kind, Resource as _};
+use gpuaas_domain::{Refusal, access, caps};
 use gpuaas_identity::user_code::UserCode;
 use gpuaas_store::ResourceFilter;
 use zeroize::Zeroizing;
@@ -89,6 +89,8 @@ pub(super) async fn create(
             let message = format!("there is a user with the address {email} already; `gpuaas user ls` lists them");
             return Err(Refusal::conflict("user_exists", message).into());
         }
+        let present = control.store.resource_count(Kind::User, &ResourceFilter::default()).await?;
+        super::check_cap(&control, caps::USERS, present)?;
         let hash = Some(hash.clone());
         Ok(people::create_local_user(id, &built_in.issuer, &email, &wanted.name, hash, &context)?)
     })
