@@ -7,9 +7,9 @@
 mod answer;
 pub mod file_limit;
 pub mod net;
+pub mod places;
 pub mod process;
 pub mod secret;
-pub mod places;
 #[cfg(feature = "simulation")]
 pub mod simulation;
 

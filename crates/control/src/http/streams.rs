@@ -138,9 +138,9 @@ mod tests {
         let streams = Streams::new(&limits);
         let first = streams.open("a").expect("a stream");
         let again = streams.open("a").expect("a stream");
-        assert_eq!(streams.open("a").err().expect("too many").0, "too_many_streams");
+        assert_eq!(streams.open("a").expect_err("too many").0, "too_many_streams");
         let other = streams.open("b").expect("a stream");
-        assert_eq!(streams.open("c").err().expect("too many").0, "too_many_streams_in_all");
+        assert_eq!(streams.open("c").expect_err("too many").0, "too_many_streams_in_all");
         let copy = first.clone();
         drop(first);
         assert!(streams.open("a").is_err(), "the stream goes on in its copy");
