@@ -185,6 +185,8 @@ async fn dispatch(cli: Cli) -> Result<ExitCode, Failure> {
         Command::Run => {
             let loaded = load()?;
             start_logging(&loaded.config.log_level, cli.json_logs);
+            // As in the unit that `install` writes, whoever starts the agent.
+            gpuaas_world::file_limit::raise(65_536);
             run(loaded.config).await
         }
         Command::Install { root } => {

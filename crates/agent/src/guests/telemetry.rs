@@ -6,8 +6,8 @@
 use std::collections::HashMap;
 use std::convert::Infallible;
 use std::net::SocketAddr;
+use std::sync::PoisonError;
 use std::sync::atomic::Ordering;
-use std::sync::{Arc, PoisonError};
 use std::time::{Duration, Instant};
 
 use bytes::Bytes;
@@ -18,12 +18,12 @@ use gpuaas_contract::telemetry::{GuestMetrics, GuestReport};
 use gpuaas_contract::time::Timestamp;
 use gpuaas_host::Host;
 use gpuaas_host::guests::{DomainState, InstanceFile};
+use gpuaas_world::places::{PlaceHandle, PlaceLimits, Places, Stage};
 use http::{Method, Request, Response, StatusCode};
 use http_body_util::{BodyExt as _, Empty, Limited};
 use hyper::body::Incoming;
 use hyper_util::rt::{TokioIo, TokioTimer};
 use tokio::net::{TcpListener, TcpStream};
-use tokio::sync::Semaphore;
 use tokio_util::sync::CancellationToken;
 
 use super::Guests;
@@ -32,10 +32,21 @@ use super::Guests;
 const PATH: &str = "/internal/v1/guest-telemetry";
 /// Most bytes of one report.
 const MAX_BODY: usize = 16 * 1024;
-/// Most connections of all guests together.
-const CONNECTIONS: usize = 64;
-/// Longest life of a connection.
-const PATIENCE: Duration = Duration::from_secs(10);
+/// Most connections of all guests together, and of one address: a guest needs one for a moment.
+const PLACES: PlaceLimits = PlaceLimits { total: 64, per_address: 4 };
+/// Most reports of one guest that are read at the same time, from whatever addresses it sends them.
+const READ_AT_ONCE: usize = 2;
+/// After an accept that failed.
+const ACCEPT_AGAIN: Duration = Duration::from_millis(50);
+/// How long a guest may take.
+#[derive(Clone, Copy, Debug)]
+struct Patience {
+    /// From the connection to the end of the request's head.
+    head: Duration,
+    /// From the connection to its end.
+    whole: Duration,
+}
+const PATIENCE: Patience = Patience { head: Duration::from_secs(3), whole: Duration::from_secs(10) };
 /// A report counts this long.
 const FRESH: Duration = Duration::from_secs(60);
 /// Shortest time between two reports of a guest.
@@ -47,6 +58,8 @@ const LISTEN_AGAIN: Duration = Duration::from_secs(10);
 #[derive(Debug, Default)]
 pub(super) struct Registry {
     tokens: HashMap<Digest, AllocationId>,
+    /// How many reports of a guest are being read.
+    reading: HashMap<AllocationId, usize>,
     reports: HashMap<AllocationId, (Instant, Timestamp, GuestReport)>,
 }
 
@@ -131,31 +144,34 @@ impl Guests {
         self.inner.telemetry.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Takes a report. The status says what came of it.
-    fn take(&self, token: &str, body: &[u8]) -> StatusCode {
+    /// Begins to read a report: only of a guest that is known, and only a few of one guest at once.
+    fn begin(&self, token: &str) -> Result<Reading, StatusCode> {
         let mut registry = self.registry();
-        let Some(allocation_id) = registry.tokens.get(&Digest::of(token.as_bytes())).copied() else {
-            return StatusCode::UNAUTHORIZED;
-        };
+        let known = registry.tokens.get(&Digest::of(token.as_bytes())).copied();
+        let allocation_id = known.ok_or(StatusCode::UNAUTHORIZED)?;
         if registry.reports.get(&allocation_id).is_some_and(|(at, ..)| at.elapsed() < NOT_BEFORE) {
-            return StatusCode::TOO_MANY_REQUESTS;
+            return Err(StatusCode::TOO_MANY_REQUESTS);
         }
-        let Some(report) = GuestReport::parse(body) else { return StatusCode::BAD_REQUEST };
-        registry.reports.insert(allocation_id, (Instant::now(), Timestamp::now(), report));
-        StatusCode::NO_CONTENT
+        let reading = registry.reading.entry(allocation_id).or_default();
+        if *reading >= READ_AT_ONCE {
+            return Err(StatusCode::TOO_MANY_REQUESTS);
+        }
+        *reading += 1;
+        drop(registry);
+        Ok(Reading { guests: self.clone(), allocation_id })
     }
 
     /// Listens for guests until `stop`.
     pub(crate) async fn serve(self, stop: CancellationToken) {
         let Some(address) = self.endpoint() else { return };
-        let places = Arc::new(Semaphore::new(CONNECTIONS));
+        let places = Places::new(PLACES);
         let mut told = false;
         while !stop.is_cancelled() {
             match listen(address).await {
                 Ok(listener) => {
                     tracing::info!(%address, "listening for guests' metrics");
                     told = false;
-                    self.accept(listener, &places, &stop).await;
+                    self.accept(listener, &places, PATIENCE, &stop).await;
                 }
                 Err(error) if !told => {
                     tracing::warn!(%address, %error, "cannot listen for guests' metrics; trying again until the address is there");
@@ -171,54 +187,116 @@ impl Guests {
         }
     }
 
-    async fn accept(&self, listener: TcpListener, places: &Arc<Semaphore>, stop: &CancellationToken) {
+    async fn accept(&self, listener: TcpListener, places: &Places, patience: Patience, stop: &CancellationToken) {
         loop {
             let accepted = tokio::select! {
                 biased;
                 () = stop.cancelled() => return,
-                accepted = listener.accept() => accepted,
+                accepted = async {
+                    places.settled().await;
+                    listener.accept().await
+                } => accepted,
             };
-            let Ok((stream, _)) = accepted else { return };
-            // A guest that floods is one of many: whoever comes too much is turned away at once.
-            let Ok(place) = Arc::clone(places).try_acquire_owned() else { continue };
+            let (stream, from) = match accepted {
+                Ok(accepted) => accepted,
+                // Out of descriptors, or a guest that left before its turn. The address is still there: nothing to listen for anew.
+                Err(error) => {
+                    tracing::debug!(%error, "accepting a guest failed");
+                    places.shed();
+                    tokio::time::sleep(ACCEPT_AGAIN).await;
+                    continue;
+                }
+            };
+            // A guest that floods takes places from itself; whoever has shown the least leaves first.
+            let Ok(place) = places.admit(Some(from.ip())) else { continue };
             let guests = self.clone();
             tokio::spawn(async move {
-                let _place = place;
-                let _ = tokio::time::timeout(PATIENCE, guests.converse(stream)).await;
+                let handle = place.handle();
+                tokio::select! {
+                    biased;
+                    () = handle.told_to_leave() => {}
+                    _ = tokio::time::timeout(patience.whole, guests.converse(stream, &handle, patience)) => {}
+                }
+                drop(place);
             });
         }
     }
 
-    async fn converse(self, stream: TcpStream) {
+    async fn converse(self, stream: TcpStream, place: &PlaceHandle, patience: Patience) {
+        let place = place.clone();
         let service = hyper::service::service_fn(move |request| {
-            let guests = self.clone();
-            async move { Ok::<_, Infallible>(guests.answer(request).await) }
+            let (guests, place) = (self.clone(), place.clone());
+            async move { Ok::<_, Infallible>(guests.answer(request, &place).await) }
         });
         let mut server = hyper::server::conn::http1::Builder::new();
-        server.timer(TokioTimer::new()).header_read_timeout(PATIENCE).max_buf_size(16 * 1024).keep_alive(false);
+        server.timer(TokioTimer::new()).header_read_timeout(patience.head).max_buf_size(16 * 1024).keep_alive(false);
         let _ = server.serve_connection(TokioIo::new(stream), service).await;
     }
 
-    async fn answer(&self, request: Request<Incoming>) -> Response<Empty<Bytes>> {
+    async fn answer(&self, request: Request<Incoming>, place: &PlaceHandle) -> Response<Empty<Bytes>> {
         let mut response = Response::new(Empty::new());
-        *response.status_mut() = self.status_of(request).await;
+        *response.status_mut() = self.status_of(request, place).await.unwrap_or_else(|status| status);
         response
     }
 
-    async fn status_of(&self, request: Request<Incoming>) -> StatusCode {
+    async fn status_of(&self, request: Request<Incoming>, place: &PlaceHandle) -> Result<StatusCode, StatusCode> {
+        place.reached(Stage::Serving);
+        // Two of these mean that somebody may have read the other one.
+        for name in [http::header::HOST, http::header::AUTHORIZATION] {
+            if request.headers().get_all(name).iter().nth(1).is_some() {
+                return Err(StatusCode::BAD_REQUEST);
+            }
+        }
         if request.uri().path() != PATH {
-            return StatusCode::NOT_FOUND;
+            return Err(StatusCode::NOT_FOUND);
         }
         if request.method() != Method::POST {
-            return StatusCode::METHOD_NOT_ALLOWED;
+            return Err(StatusCode::METHOD_NOT_ALLOWED);
         }
         let token = request.headers().get(http::header::AUTHORIZATION).and_then(|value| value.to_str().ok());
-        let Some(token) = token.and_then(|value| value.strip_prefix("Bearer ")).map(str::to_owned) else {
-            return StatusCode::UNAUTHORIZED;
-        };
+        let token = token.and_then(|value| value.strip_prefix("Bearer ")).ok_or(StatusCode::UNAUTHORIZED)?;
+        // Before the body: a stranger's is not read at all.
+        let reading = self.begin(token)?;
+        place.opened();
+        place.reached(Stage::Known);
         match Limited::new(request.into_body(), MAX_BODY).collect().await {
-            Ok(body) => self.take(&token, &body.to_bytes()),
-            Err(_) => StatusCode::PAYLOAD_TOO_LARGE,
+            Ok(body) => Ok(reading.take(&body.to_bytes())),
+            Err(_) => Err(StatusCode::PAYLOAD_TOO_LARGE),
+        }
+    }
+}
+
+/// A report that is being read.
+struct Reading {
+    guests: Guests,
+    allocation_id: AllocationId,
+}
+
+impl Reading {
+    /// Takes the report. The status says what came of it.
+    fn take(self, body: &[u8]) -> StatusCode {
+        let mut registry = self.guests.registry();
+        // The guest may be gone by now.
+        if !registry.tokens.values().any(|known| *known == self.allocation_id) {
+            return StatusCode::UNAUTHORIZED;
+        }
+        if registry.reports.get(&self.allocation_id).is_some_and(|(at, ..)| at.elapsed() < NOT_BEFORE) {
+            return StatusCode::TOO_MANY_REQUESTS;
+        }
+        let Some(report) = GuestReport::parse(body) else { return StatusCode::BAD_REQUEST };
+        registry.reports.insert(self.allocation_id, (Instant::now(), Timestamp::now(), report));
+        StatusCode::NO_CONTENT
+    }
+}
+
+impl Drop for Reading {
+    fn drop(&mut self) {
+        let mut registry = self.guests.registry();
+        if let Some(reading) = registry.reading.get_mut(&self.allocation_id) {
+            *reading = reading.saturating_sub(1);
+            if *reading == 0 {
+                registry.reading.remove(&self.allocation_id);
+            }
         }
     }
 }
@@ -232,6 +310,97 @@ mod tests {
     use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 
     use super::*;
+
+    /// Patience that a test can use up.
+    const SHORT: Patience = Patience { head: Duration::from_millis(200), whole: Duration::from_millis(600) };
+
+    /// Listens on an address of this machine until the token is cancelled.
+    async fn serving(patience: Patience) -> (Guests, SocketAddr, Places, CancellationToken) {
+        let listener = listen("127.0.0.1:0".parse().expect("address")).await.expect("listens");
+        let address = listener.local_addr().expect("address");
+        let (guests, stop, places) = (Guests::new(Some(address)), CancellationToken::new(), Places::new(PLACES));
+        let (server, stopped, shared) = (guests.clone(), stop.clone(), places.clone());
+        tokio::spawn(async move { server.accept(listener, &shared, patience, &stopped).await });
+        (guests, address, places, stop)
+    }
+
+    /// Waits for the end of a connection that nobody at this side ends.
+    async fn is_ended(mut stream: TcpStream) {
+        let mut rest = Vec::new();
+        let _ = stream.read_to_end(&mut rest).await;
+    }
+
+    /// Connects from an address of one guest.
+    async fn connect_from(from: &str, to: SocketAddr) -> TcpStream {
+        let socket = tokio::net::TcpSocket::new_v4().expect("a socket");
+        socket.bind(format!("{from}:0").parse().expect("an address")).expect("an address of loopback");
+        socket.connect(to).await.expect("connects")
+    }
+
+    #[tokio::test]
+    async fn a_guest_that_says_nothing_half_a_head_or_half_a_body_is_let_go() {
+        let (guests, address, places, stop) = serving(SHORT).await;
+        guests.register(AllocationId::generate(), "token");
+        let whole = String::from_utf8(post("token", "{\"load_percent\":1}")).expect("text");
+        for part in [0, 20, whole.len() - 5] {
+            let mut stream = TcpStream::connect(address).await.expect("connects");
+            stream.write_all(&whole.as_bytes()[..part]).await.expect("sent");
+            is_ended(stream).await;
+        }
+        while places.taken() > 0 {
+            tokio::task::yield_now().await;
+        }
+        stop.cancel();
+    }
+
+    #[tokio::test]
+    async fn one_guest_cannot_hold_the_places_of_others() {
+        // Nothing here ends by itself.
+        let long = Patience { head: Duration::from_secs(3600), whole: Duration::from_secs(3600) };
+        let (guests, address, places, stop) = serving(long).await;
+        guests.register(AllocationId::generate(), "victim");
+        let half = String::from_utf8(post("thief", "{}")).expect("text");
+        let mut held = Vec::new();
+        for number in 0..100 {
+            let mut stream = connect_from("127.0.0.2", address).await;
+            let _ = stream.write_all(&half.as_bytes()[..number % half.len()]).await;
+            held.push(stream);
+        }
+        assert!(ask(address, &post("victim", "{\"load_percent\":1}")).await.contains("204"));
+        assert!(places.taken_by("127.0.0.2".parse().expect("an address")) <= PLACES.per_address);
+        // The same with more addresses than there are places.
+        for number in 0..100 {
+            held.push(connect_from(&format!("127.0.1.{}", number + 1), address).await);
+        }
+        assert!(places.taken() <= PLACES.total);
+        assert!(ask(address, &post("victim", "{}")).await.contains("429"), "it is heard, and has reported just now");
+        stop.cancel();
+    }
+
+    #[tokio::test]
+    async fn a_guest_with_many_addresses_has_few_reports_read_at_once() {
+        let long = Patience { head: Duration::from_secs(3600), whole: Duration::from_secs(3600) };
+        let (guests, address, _places, stop) = serving(long).await;
+        let one = AllocationId::generate();
+        guests.register(one, "token");
+        let whole = post("token", "{\"load_percent\":1}");
+        let mut held = Vec::new();
+        for number in 0..READ_AT_ONCE {
+            let mut stream = connect_from(&format!("127.0.2.{}", number + 1), address).await;
+            stream.write_all(&whole[..whole.len() - 3]).await.expect("sent");
+            held.push(stream);
+        }
+        while guests.registry().reading.get(&one).copied().unwrap_or_default() < READ_AT_ONCE {
+            tokio::task::yield_now().await;
+        }
+        assert!(ask(address, &whole).await.contains("429"));
+        drop(held);
+        while guests.registry().reading.contains_key(&one) {
+            tokio::task::yield_now().await;
+        }
+        assert!(ask(address, &whole).await.contains("204"));
+        stop.cancel();
+    }
 
     async fn ask(address: SocketAddr, request: &[u8]) -> String {
         let mut stream = TcpStream::connect(address).await.expect("connects");
@@ -251,16 +420,10 @@ mod tests {
 
     #[tokio::test]
     async fn a_guest_speaks_for_itself_with_its_token_and_within_bounds() {
-        let listener = listen("127.0.0.1:0".parse().expect("address")).await.expect("listens");
-        let address = listener.local_addr().expect("address");
-        let (guests, stop) = (Guests::new(Some(address)), CancellationToken::new());
+        let (guests, address, _places, stop) = serving(PATIENCE).await;
         let (one, other) = (AllocationId::generate(), AllocationId::generate());
         guests.register(one, "token-one\n");
         guests.register(other, "token-other");
-        let server = guests.clone();
-        let stopped = stop.clone();
-        let serving =
-            tokio::spawn(async move { server.accept(listener, &Arc::new(Semaphore::new(CONNECTIONS)), &stopped).await });
 
         let good = r#"{"load_percent":150,"memory_used_bytes":5,"gpus":[{"utilisation_percent":7}]}"#;
         for (request, status) in [
@@ -268,6 +431,12 @@ mod tests {
             (format!("GET {PATH} HTTP/1.1\r\nHost: h\r\n\r\n").into_bytes(), "405"),
             (format!("POST {PATH} HTTP/1.1\r\nHost: h\r\nContent-Length: 0\r\n\r\n").into_bytes(), "401"),
             (post("guessed", good), "401"),
+            (b"GET / HTTP/1.1\r\nHost: h\r\nHost: g\r\n\r\n".to_vec(), "400"),
+            (
+                format!("POST {PATH} HTTP/1.1\r\nHost: h\r\nAuthorization: Bearer token-one\r\nAuthorization: Bearer x\r\n\r\n")
+                    .into_bytes(),
+                "400",
+            ),
             (post("token-one", "not json"), "400"),
             (post("token-one", &format!(r#"{{"gpus":[{}]}}"#, vec!["{}"; 100].join(","))), "400"),
             (post("token-one", &"x".repeat(MAX_BODY + 1)), "413"),
@@ -285,6 +454,5 @@ mod tests {
         guests.forget(one);
         assert!(ask(address, &post("token-one", good)).await.contains("401"));
         stop.cancel();
-        serving.await.expect("ends");
     }
 }
