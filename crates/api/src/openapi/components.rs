@@ -20,7 +20,7 @@ pub(super) struct Trouble {
 }
 
 /// Every error that operations name.
-pub(super) const TROUBLES: [Trouble; 10] = [
+pub(super) const TROUBLES: [Trouble; 11] = [
     Trouble {
         status: 400,
         name: "BadRequest",
@@ -37,6 +37,7 @@ pub(super) const TROUBLES: [Trouble; 10] = [
         description: "The caller may not do that; `detail` says which role or scope it takes.",
     },
     Trouble { status: 404, name: "NotFound", description: "There is no such thing, or the caller may not see it." },
+    Trouble { status: 408, name: "RequestTimeout", description: "The body did not come in time. Send it again, all at once." },
     Trouble {
         status: 409,
         name: "Conflict",

@@ -147,7 +147,7 @@ fn may_answer(endpoint: &Endpoint, looks_for_something: bool, status: u16) -> bo
         404 => endpoint.segments().next().is_some() || endpoint.body.is_some() || looks_for_something,
         409 => changes,
         412 => changes && endpoint.versioned,
-        413 => endpoint.body.is_some(),
+        408 | 413 => endpoint.body.is_some(),
         // A `POST` without a body may still have an idempotency key that is none.
         422 => endpoint.body.is_some() || endpoint.method == Method::Post,
         _ => true,

@@ -1,7 +1,7 @@
 //! One request, before the router sees it and after it was answered.
 
 use std::convert::Infallible;
-use std::net::SocketAddr;
+use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 use std::sync::Arc;
 
 use axum::body::Body;
@@ -14,6 +14,9 @@ use super::state::ConnectionState;
 use super::{ClientAddress, ClientCertificate, ListenerKind, Reason, Serving};
 use crate::http::Local;
 use crate::http::problem::problem;
+
+/// The address of clients that have none.
+const HERE: SocketAddr = SocketAddr::new(IpAddr::V4(Ipv4Addr::LOCALHOST), 0);
 
 /// What the requests of a connection have in common.
 #[derive(Clone)]
@@ -53,13 +56,12 @@ async fn answer(context: &Context, mut request: Request<Incoming>) -> Response<B
     if is_local || certificate.0.is_some() {
         marker.mark();
     }
-    let client = address.map(|peer| client_address(context, peer, request.headers()));
+    // Whoever comes over the local socket is at this machine.
+    let client = address.map_or(HERE, |peer| client_address(context, peer, request.headers()));
     let extensions = request.extensions_mut();
     extensions.insert(certificate.clone());
     extensions.insert(marker);
-    if let Some(client) = client {
-        extensions.insert(ClientAddress(client));
-    }
+    extensions.insert(ClientAddress(client));
     if is_local {
         extensions.insert(Local);
     }
