@@ -12,6 +12,8 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
         .field_attribute(".gpuaas.link.v1.Offer.envelope", BASE64)
         .field_attribute(".gpuaas.link.v1.SignedReceipt.receipt", BASE64)
         .field_attribute(".gpuaas.link.v1.VerifierSet.document", BASE64)
+        .field_attribute(".gpuaas.link.v1.Hello.resume_proof", BASE64)
+        .field_attribute(".gpuaas.link.v1.Welcome.resume_secret", BASE64)
         .compile_fds(descriptors)?;
     Ok(())
 }

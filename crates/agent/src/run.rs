@@ -13,7 +13,7 @@ use crate::config::Config;
 use crate::guests::Guests;
 use crate::identity::{self, Identity, IdentityError};
 use crate::journal::{Journal, JournalError};
-use crate::link::{Core, LinkTimings, Supervisor};
+use crate::link::{Core, LinkTimings, Resume, Supervisor};
 use crate::pipeline::{Limits, Parts, Pipeline};
 use crate::policy::{Policy, PolicyError};
 use crate::renewal::{Credentials, RenewalError};
@@ -213,6 +213,7 @@ pub async fn run(options: RunOptions, shutdown: CancellationToken) -> Result<(),
             telemetry,
             heartbeat_interval: config.heartbeat_interval,
             metrics_interval: config.metrics_interval,
+            resume: Resume::new(document.node_id),
         },
         dialer: credentials.dialer(),
         credentials: Arc::clone(&credentials),

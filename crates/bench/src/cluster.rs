@@ -11,6 +11,7 @@ use gpuaas_contract::id::AgentInstanceId;
 use gpuaas_contract::key::SigningKey;
 use gpuaas_contract::link::node_link_client::NodeLinkClient;
 use gpuaas_contract::link::{self, Applicant, EnrolWithToken, FromNode, Grant, Hello, Offer, ToNode, from_node, to_node};
+use gpuaas_contract::resume::{ChannelBinding, EXPORTER_LABEL, ResumeClaim, ResumeSecret};
 use gpuaas_contract::telemetry::HostFacts;
 use hyper_util::rt::TokioIo;
 use rustls::pki_types::{CertificateDer, PrivateKeyDer, ServerName, pem::PemObject as _};
@@ -114,7 +115,7 @@ impl Cluster {
                 let tls = client_tls(&ca_pem, Some((&grant.certificate_pem, tls_key.clone())))?;
                 let instance = AgentInstanceId::generate();
                 let worker = Mutex::new(Worker::new(&grant, key, instance)?);
-                Result::<Host>::Ok(Host { grant, instance, tls: Arc::new(tls), tls_key, worker })
+                Result::<Host>::Ok(Host { grant, instance, tls: Arc::new(tls), tls_key, worker, held: Mutex::default() })
             }
         });
         futures::stream::iter(enrolling).buffer_unordered(ENROL_TOGETHER).try_collect().await
@@ -151,6 +152,8 @@ pub(crate) struct Host {
     /// Private half of its TLS key, PKCS #8.
     pub(crate) tls_key: Vec<u8>,
     worker: Mutex<Worker>,
+    /// The session it held last, and its secret.
+    held: Mutex<Option<(String, ResumeSecret)>>,
 }
 
 /// An open stream.
@@ -172,27 +175,52 @@ impl Host {
         let connector = TlsConnector::from(Arc::clone(&self.tls));
         let freezer = Freezer::default();
         let of_stream = freezer.clone();
+        let binding = Arc::new(Mutex::new(None));
+        let exported = Arc::clone(&binding);
         let dial = tower::service_fn(move |_: http::Uri| {
-            let (connector, freezer) = (connector.clone(), of_stream.clone());
+            let (connector, freezer, exported) = (connector.clone(), of_stream.clone(), Arc::clone(&exported));
             async move {
                 let tcp = tokio::net::TcpStream::connect(address).await?;
                 tcp.set_nodelay(true)?;
                 let name = ServerName::try_from(link::SERVER_NAME).map_err(std::io::Error::other)?;
-                connector.connect(name, Freezable::new(tcp, freezer)).await.map(TokioIo::new)
+                let stream = connector.connect(name, Freezable::new(tcp, freezer)).await?;
+                *exported.lock().unwrap_or_else(PoisonError::into_inner) =
+                    stream.get_ref().1.export_keying_material([0; 32], EXPORTER_LABEL, None).ok();
+                Ok::<_, std::io::Error>(TokioIo::new(stream))
             }
         });
         let endpoint = tonic::transport::Endpoint::from_static("http://gpuaas-link.internal");
         let channel = endpoint.connect_with_connector(dial).await?;
         let (say, words) = mpsc::channel(64);
-        say.send(from_node::Message::Hello(self.hello()).into()).await?;
+        let binding = *binding.lock().unwrap_or_else(PoisonError::into_inner);
+        say.send(from_node::Message::Hello(self.proved(binding)).into()).await?;
         let words = tokio_stream::wrappers::ReceiverStream::new(words);
         let mut answers = NodeLinkClient::new(channel).connect(words).await?.into_inner();
         match answers.message().await?.and_then(|answer| answer.message) {
             Some(to_node::Message::Welcome(welcome)) => {
+                let held = ResumeSecret::from_slice(&welcome.resume_secret).map(|secret| (welcome.session_id, secret));
+                *self.held.lock().unwrap_or_else(PoisonError::into_inner) = held;
                 Ok(Link { say, answers, heartbeat_seconds: welcome.heartbeat_seconds.max(1), freezer })
             }
             other => Err(format!("no welcome but {other:?}").into()),
         }
+    }
+
+    /// A hello that proves, as an agent's does, that this process held the last link.
+    fn proved(&self, binding: Option<ChannelBinding>) -> Hello {
+        let mut hello = self.hello();
+        let held = self.held.lock().unwrap_or_else(PoisonError::into_inner).clone();
+        if let (Some((session_id, secret)), Some(binding)) = (held, binding) {
+            let claim = ResumeClaim {
+                node_id: self.grant.node_id,
+                node_epoch: hello.node_epoch,
+                session_id: &session_id,
+                agent_instance_id: &hello.agent_instance_id,
+            };
+            hello.resume_proof = secret.prove(&binding, &claim);
+            hello.resume_session = session_id;
+        }
+        hello
     }
 
     pub(crate) fn hello(&self) -> Hello {
@@ -208,6 +236,8 @@ impl Host {
             capacity: 4,
             notices: Vec::new(),
             journal_fence_us: 0,
+            resume_session: String::new(),
+            resume_proof: Vec::new(),
         }
     }
 }

@@ -7,6 +7,7 @@ use std::time::{Duration, Instant};
 
 use futures::{StreamExt as _, TryStreamExt as _};
 use gpuaas_contract::link::{self, FromNode, Heartbeat, Messages, ReceiptAck, Welcome, from_node, route, to_node};
+use gpuaas_contract::resume::{REQUEST_KEY_HEADER, ResumeSecret};
 use reqwest::RequestBuilder;
 use serde::de::DeserializeOwned;
 use tokio::sync::mpsc;
@@ -83,6 +84,8 @@ struct Session {
     base: String,
     node: String,
     id: String,
+    /// Proves that a request is of this session's own process.
+    key: String,
     /// How long the server holds a poll.
     hold: Duration,
     heartbeat: Duration,
@@ -105,11 +108,13 @@ impl Session {
             base: format!("https://{}:{}", link::SERVER_NAME, address.port()),
             node: host.grant.node_id.to_string(),
             id: String::new(),
+            key: String::new(),
             hold: Duration::ZERO,
             heartbeat: Duration::ZERO,
         };
         let welcome: Welcome = good(session.http.post(session.url(route::HELLO)).json(&host.hello())).await?;
         session.id = welcome.session_id;
+        session.key = ResumeSecret::from_slice(&welcome.resume_secret).ok_or("no secret in the welcome")?.request_key();
         session.hold = Duration::from_secs(u64::from(welcome.poll_seconds.max(1)));
         session.heartbeat = Duration::from_secs(u64::from(welcome.heartbeat_seconds.max(1)));
         Ok(session)
@@ -120,11 +125,12 @@ impl Session {
     }
 
     fn get(&self, route: &str) -> RequestBuilder {
-        self.http.get(self.url(route)).header(link::SESSION_HEADER, &self.id)
+        self.http.get(self.url(route)).header(link::SESSION_HEADER, &self.id).header(REQUEST_KEY_HEADER, &self.key)
     }
 
     fn post(&self, route: &str, task: &str) -> RequestBuilder {
-        self.http.post(self.url(route).replace("{task}", task)).header(link::SESSION_HEADER, &self.id)
+        let call = self.http.post(self.url(route).replace("{task}", task));
+        call.header(link::SESSION_HEADER, &self.id).header(REQUEST_KEY_HEADER, &self.key)
     }
 
     /// One poll. Counts it if it was answered early with nothing.

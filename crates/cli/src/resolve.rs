@@ -111,6 +111,14 @@ pub(crate) async fn node(client: &Client, wanted: &str) -> Result<String, Failur
     pick(NODE, wanted, &candidates)
 }
 
+/// The node that a host shall take over, if one is named.
+pub(crate) async fn node_to_replace(client: &Client, wanted: Option<&str>) -> Result<Option<NodeId>, Failure> {
+    match wanted {
+        Some(wanted) => Ok(node(client, wanted).await?.parse().ok()),
+        None => Ok(None),
+    }
+}
+
 /// Every node.
 pub(crate) async fn all_nodes(client: &Client, retired_too: bool) -> Result<Vec<Node>, Failure> {
     let collected = pages::collect(MAX_ITEMS, async |after, limit| {

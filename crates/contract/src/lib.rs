@@ -11,6 +11,7 @@ pub mod id;
 pub mod key;
 pub mod link;
 pub mod receipt;
+pub mod resume;
 pub mod schema;
 #[cfg(feature = "simulation")]
 pub mod simulation;

@@ -14,8 +14,8 @@ mod generated {
 }
 pub use generated::*;
 
-/// Version of the protocol spoken here.
-pub const PROTOCOL: u32 = 1;
+/// Version of the protocol spoken here. Version 2 proves who resumes a link; version 1 could not, and is refused.
+pub const PROTOCOL: u32 = 2;
 /// Most bytes of one link message or long-poll body.
 pub const MAX_MESSAGE_BYTES: usize = 2 * 1024 * 1024;
 /// Most bytes of an enrolment, renewal or rejoin body.
@@ -42,7 +42,7 @@ pub mod route {
     pub const HELLO: &str = "/internal/v1/nodes/{node}/hello";
     /// `GET`: offers, held open until there is one. Needs [`super::SESSION_HEADER`].
     pub const TASKS_WAIT: &str = "/internal/v1/nodes/{node}/tasks/wait";
-    /// `GET`: cancellations and verifier sets, held open until there is one.
+    /// `GET`: cancellations, pings and verifier sets, held open until there is one. `POST` [`super::Pong`]: the answer to a ping.
     pub const CONTROL: &str = "/internal/v1/nodes/{node}/control";
     /// `POST` [`super::Heartbeat`].
     pub const HEARTBEAT: &str = "/internal/v1/nodes/{node}/heartbeat";
@@ -58,7 +58,7 @@ pub mod route {
     pub const BYE: &str = "/internal/v1/nodes/{node}/bye";
 }
 
-/// Header of every long-poll request after hello: the session it belongs to.
+/// Header of every long-poll request after hello: the session it belongs to. [`crate::resume::REQUEST_KEY_HEADER`] proves it.
 pub const SESSION_HEADER: &str = "gpuaas-session";
 
 /// Answer to a long-poll wait: zero or more messages.

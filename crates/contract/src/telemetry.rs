@@ -7,6 +7,13 @@ use crate::time::Timestamp;
 /// Most bytes of one telemetry document on the link.
 pub const MAX_BYTES: usize = 64 * 1024;
 
+/// Longest host name.
+pub const MAX_HOSTNAME: usize = 253;
+/// Longest other text of a fact.
+pub const MAX_FACT_TEXT: usize = 256;
+/// Most devices of one kind.
+pub const MAX_DEVICES: usize = 256;
+
 /// Slow-changing facts, sent in the hello and again when they change.
 #[derive(Clone, Debug, Default, PartialEq, serde::Serialize, serde::Deserialize, schemars::JsonSchema)]
 #[serde(default)]
@@ -35,6 +42,69 @@ pub struct HostFacts {
     pub disks: Vec<DiskFact>,
     /// Network interfaces.
     pub networks: Vec<NetworkFact>,
+}
+
+/// Facts that are not facts.
+#[derive(Debug, thiserror::Error)]
+pub enum BadFacts {
+    /// Larger than [`MAX_BYTES`].
+    #[error("facts of {0} bytes; at most {MAX_BYTES}")]
+    TooLarge(usize),
+    /// Not JSON, or not this document.
+    #[error("facts: {0}")]
+    Malformed(#[from] serde_json::Error),
+}
+
+impl HostFacts {
+    /// Reads what a node says about itself, within bounds.
+    pub fn parse(json: &str) -> Result<Self, BadFacts> {
+        if json.len() > MAX_BYTES {
+            return Err(BadFacts::TooLarge(json.len()));
+        }
+        Ok(serde_json::from_str::<Self>(json)?.bounded())
+    }
+
+    /// The same within bounds: short lists of short texts on one line. Everything is shown to operators, on terminals as well, so no
+    /// control characters.
+    pub fn bounded(mut self) -> Self {
+        let Self { simulated: _, hostname, os, kernel, architecture, agent_version, cpu_model, .. } = &mut self;
+        bound(hostname, MAX_HOSTNAME);
+        for text in [os, kernel, architecture, agent_version, cpu_model] {
+            bound(text, MAX_FACT_TEXT);
+        }
+        let Self { cpu_threads: _, memory_bytes: _, gpus, disks, networks, .. } = &mut self;
+        gpus.truncate(MAX_DEVICES);
+        disks.truncate(MAX_DEVICES);
+        networks.truncate(MAX_DEVICES);
+        for GpuFact { pci_address, vendor_id, device_id, name, memory_bytes: _, driver, numa_node: _, source } in gpus {
+            for text in [pci_address, vendor_id, device_id, name, driver, source] {
+                bound(text, MAX_FACT_TEXT);
+            }
+        }
+        for DiskFact { name, model, serial, size_bytes: _ } in disks {
+            for text in [name, model, serial] {
+                bound(text, MAX_FACT_TEXT);
+            }
+        }
+        for NetworkFact { name, mac, up: _, speed_mbit: _ } in networks {
+            for text in [name, mac] {
+                bound(text, MAX_FACT_TEXT);
+            }
+        }
+        self
+    }
+}
+
+fn bound(text: &mut String, longest: usize) {
+    if text.len() > longest || text.chars().any(is_unprintable) {
+        text.retain(|c| !is_unprintable(c));
+        text.truncate(text.floor_char_boundary(longest));
+    }
+}
+
+/// Control characters, and those that change the direction of what follows them.
+fn is_unprintable(c: char) -> bool {
+    c.is_control() || matches!(c, '\u{200e}' | '\u{200f}' | '\u{2028}'..='\u{202e}' | '\u{2066}'..='\u{2069}' | '\u{feff}')
 }
 
 /// One GPU.

@@ -5,6 +5,7 @@ use std::collections::BTreeSet;
 use gpuaas_contract::id::NodeId;
 use gpuaas_contract::task::TaskType;
 use gpuaas_contract::time::Timestamp;
+use gpuaas_domain::allocation::Allocation;
 use gpuaas_domain::decision::Context;
 use gpuaas_domain::machine::{self, Machine};
 use gpuaas_domain::resource::Kind;
@@ -96,6 +97,62 @@ async fn settled(control: &Control, mut decision: Decision) -> Result<Decision, 
             tracing::info!(task = %task.id, subject = %event.subject, kind = event.kind, "lease settled");
         }
         decision = decision.and(settled);
+    }
+    Ok(decision)
+}
+
+/// What a decision that gives a node other keys means for its slots, for its offer as a whole host, and for whoever has them: see
+/// [`slot::node_replaced`].
+pub(crate) async fn replaced(
+    control: &Control,
+    node: NodeId,
+    decision: Decision,
+    context: &Context,
+) -> Result<Decision, Failure> {
+    let mut decision = settled(control, decision).await?;
+    let mut holders = BTreeSet::new();
+    for slot in control.store.slot_of_node(node).await? {
+        if !is_sealed(control, &slot) {
+            continue;
+        }
+        // The end of a task may have moved it in this very decision; a row is written once.
+        let written = decision.changes.iter_mut().find_map(|change| match change {
+            Change::SlotUpdate(written) if written.id == slot.id => Some(written),
+            _ => None,
+        });
+        let current = written.as_ref().map_or(&slot, |written| written);
+        let Some((next, more)) = slot::node_replaced(current, seal(control), context) else { continue };
+        holders.extend(next.allocation_id);
+        match written {
+            Some(written) => {
+                **written = next;
+                decision = decision.and(Decision { changes: Vec::new(), ..more });
+            }
+            None => decision = decision.and(more),
+        }
+    }
+    if let Some(machine) = books::get::<Machine>(control, machine::machine_id(node)).await? {
+        let written = decision.changes.iter().position(|change| match change {
+            Change::ResourceUpdate(document) => document.id == machine.id,
+            _ => false,
+        });
+        let current = match written.and_then(|at| decision.changes.get(at)) {
+            Some(Change::ResourceUpdate(document)) => document.read::<Machine>().unwrap_or_else(|_| machine.clone()),
+            Some(_) | None => machine,
+        };
+        if let Some((next, more)) = machine::node_replaced(&current, context) {
+            holders.extend(next.allocation_id);
+            if let Some(at) = written {
+                decision.changes.remove(at);
+            }
+            decision = decision.and(more);
+        }
+    }
+    // Whoever has them is told by the run of their allocation, which finds them gone.
+    for holder in holders {
+        if let Some(allocation) = books::get::<Allocation>(control, holder).await? {
+            decision = decision.update(&Allocation { due_at: Some(context.now), ..allocation }).hint(Hint::Allocation(holder));
+        }
     }
     Ok(decision)
 }

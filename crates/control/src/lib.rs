@@ -42,6 +42,7 @@ pub struct Control {
     keys: pki::KeyRing,
     hub: link::Hub,
     denied: link::DenyList,
+    budgets: link::NodeBudgets,
     progress: http::ProgressBoard,
     fleet: workflow::FleetView,
     placing: workflow::Placing,

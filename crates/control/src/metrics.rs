@@ -32,6 +32,8 @@ pub(crate) struct Metrics {
     connections: ConnectionCounts,
     rights_lost: Counter,
     refusals: Family<ReasonLabel, Counter>,
+    nodes_locked: Counter,
+    budget_exceeded: Family<KindLabel, Counter>,
 }
 
 #[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
@@ -64,6 +66,11 @@ struct StepLabel {
     step: &'static str,
 }
 
+#[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
+struct KindLabel {
+    kind: &'static str,
+}
+
 impl Metrics {
     /// All at zero.
     pub(crate) fn new() -> Self {
@@ -85,6 +92,8 @@ impl Metrics {
             connections: ConnectionCounts::default(),
             rights_lost: Counter::default(),
             refusals: Family::default(),
+            nodes_locked: Counter::default(),
+            budget_exceeded: Family::default(),
             registry: Registry::default(),
         };
         registry.register("links", "Open links of agents to this process", metrics.links.clone());
@@ -122,6 +131,16 @@ impl Metrics {
             "Requests refused because a budget or a cap is used up, by reason",
             metrics.refusals.clone(),
         );
+        registry.register(
+            "nodes_locked",
+            "Nodes locked because two live copies of their identity were seen",
+            metrics.nodes_locked.clone(),
+        );
+        registry.register(
+            "node_budget_exceeded",
+            "Things that nodes sent beyond their budget and that were dropped, by kind",
+            metrics.budget_exceeded.clone(),
+        );
         Self { registry, ..metrics }
     }
 
@@ -154,6 +173,14 @@ impl Metrics {
 
     pub(crate) fn envelope_rejected(&self) {
         self.envelopes_rejected.inc();
+    }
+
+    pub(crate) fn node_locked(&self) {
+        self.nodes_locked.inc();
+    }
+
+    pub(crate) fn budget_exceeded(&self, kind: &'static str, count: u64) {
+        self.budget_exceeded.get_or_create(&KindLabel { kind }).inc_by(count);
     }
 
     pub(crate) fn request(&self, status: u16) {

@@ -67,6 +67,7 @@ impl Rights {
                         | Hint::Task(_)
                         | Hint::Allocation(_)
                         | Hint::Fleet(_)
+                        | Hint::Link(_)
                         | Hint::Outbox
                         | Hint::Progress { .. },
                     ) => {}

@@ -188,6 +188,7 @@ pub async fn start(config: ServerConfig) -> Result<Server, StartError> {
         keys,
         hub: link::Hub::default(),
         denied: link::DenyList::default(),
+        budgets: link::NodeBudgets::default(),
         progress: http::ProgressBoard::default(),
         fleet: workflow::FleetView::default(),
         placing: workflow::Placing::default(),

@@ -6,7 +6,7 @@ mod common;
 
 use common::node::Host;
 use common::{PATIENCE, TestServer};
-use gpuaas_api::dto::{JoinTokenCreate, Reason};
+use gpuaas_api::dto::{EnrolmentApprove, JoinTokenCreate, Reason};
 use gpuaas_contract::dsse;
 use gpuaas_contract::id::AgentInstanceId;
 use gpuaas_contract::link::{
@@ -20,6 +20,12 @@ async fn code(response: reqwest::Response) -> String {
     let body: serde_json::Value = response.json().await.unwrap();
     assert!(!status.is_success(), "expected a refusal, got {body}");
     body["code"].as_str().unwrap().to_owned()
+}
+
+/// A join token with which a host may take over this node.
+async fn replacing(server: &TestServer, node: &Host) -> String {
+    let wanted = JoinTokenCreate { replace_node: Some(node.node_id()), ..JoinTokenCreate::default() };
+    server.client().join_token_create(&wanted).await.unwrap().token
 }
 
 #[tokio::test]
@@ -63,7 +69,7 @@ async fn the_second_door_waits_for_an_operator() {
     let status: EnrolStatus = poll(&host, &pending, &pending.poll_secret).await.json().await.unwrap();
     assert!(matches!(status, EnrolStatus::Pending));
     assert_eq!(code(poll(&host, &pending, "guess").await).await, "enrolment_unknown");
-    server.client().enrolment_approve(&pending.enrolment_id.to_string(), &Reason::default()).await.unwrap();
+    server.client().enrolment_approve(&pending.enrolment_id.to_string(), &EnrolmentApprove::default()).await.unwrap();
     for _ in 0..2 {
         let status: EnrolStatus = poll(&host, &pending, &pending.poll_secret).await.json().await.unwrap();
         let EnrolStatus::Approved { grant } = status else { panic!("not approved: {status:?}") };
@@ -95,7 +101,7 @@ async fn enrolling_the_same_machine_again_is_the_next_epoch_of_the_same_node() {
 
     let mut new = Host::new(&server);
     new.fingerprint = old.fingerprint.clone();
-    let token = server.client().join_token_create(&JoinTokenCreate::default()).await.unwrap().token;
+    let token = replacing(&server, &old).await;
     new.grant = Some(new.enrol(&token).await.json().await.unwrap());
     assert_eq!((new.node_id(), new.grant().node_epoch), (old.node_id(), 2));
     // The old certificate's open stream ends, and it cannot open another; its tasks are given up.
@@ -217,7 +223,7 @@ async fn a_node_is_offline_the_moment_its_stream_drops_and_a_late_close_does_not
 #[tokio::test]
 async fn a_second_live_copy_of_an_identity_locks_the_node() {
     let server = TestServer::sqlite().await;
-    let mut host = Host::enrolled(&server).await;
+    let host = Host::enrolled(&server).await;
     let mut link = host.connect(&[]).await;
     let original = tokio::spawn(async move {
         loop {
@@ -232,8 +238,9 @@ async fn a_second_live_copy_of_an_identity_locks_the_node() {
         }
     });
     // The thief has the files, but is another process.
-    host.instance = AgentInstanceId::generate();
-    let mut thief = host.try_connect(host.hello(&[])).await.unwrap();
+    let mut copy = host.stolen();
+    copy.instance = AgentInstanceId::generate();
+    let mut thief = copy.try_connect(copy.hello(&[])).await.unwrap();
     assert_eq!(thief.goodbye().await, "node_locked");
     let said = original.await.unwrap();
     assert!(["node_locked", "certificate_revoked"].contains(&said.as_str()), "{said}");
@@ -242,7 +249,7 @@ async fn a_second_live_copy_of_an_identity_locks_the_node() {
     // A machine that comes back through a door is trusted again, with new keys.
     let mut fresh = Host::new(&server);
     fresh.fingerprint = host.fingerprint.clone();
-    let token = server.client().join_token_create(&JoinTokenCreate::default()).await.unwrap().token;
+    let token = replacing(&server, &host).await;
     fresh.grant = Some(fresh.enrol(&token).await.json().await.unwrap());
     fresh.connect(&[]).await;
 }
@@ -252,7 +259,8 @@ async fn a_restarted_agent_replaces_its_dead_link() {
     let server = TestServer::sqlite().await;
     let mut host = Host::enrolled(&server).await;
     let dead = host.connect(&[]).await;
-    // The old process is gone without a word; its connection still looks open to the server.
+    // The old process is gone without a word, and with it what it could prove; its connection still looks open to the server.
+    host = host.stolen();
     host.instance = AgentInstanceId::generate();
     host.connect(&[]).await;
     drop(dead);
@@ -307,7 +315,7 @@ async fn a_receipt_of_an_earlier_epoch_can_still_be_checked_from_the_root_key_al
     assert_eq!(link.receipt(task.id, old.receipt_payload(&verified, 1, None).sign(&old.receipt_key).receipt).await, "");
     let mut new = Host::new(&server);
     new.fingerprint = old.fingerprint.clone();
-    let token = server.client().join_token_create(&JoinTokenCreate::default()).await.unwrap().token;
+    let token = replacing(&server, &old).await;
     assert_eq!(new.enrol(&token).await.status(), 200);
 
     let evidence = server.client().task_evidence(&task.id.to_string()).await.unwrap();

@@ -57,6 +57,7 @@ const LINK: &[(&str, &str)] = &[
     ("POST", route::HELLO),
     ("GET", route::TASKS_WAIT),
     ("GET", route::CONTROL),
+    ("POST", route::CONTROL),
     ("POST", route::HEARTBEAT),
     ("POST", route::METRICS),
     ("POST", route::TASK_ACK),

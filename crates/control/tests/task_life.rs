@@ -10,7 +10,7 @@ use gpuaas_api::dto::{Reason, Task, TaskCreate};
 use gpuaas_contract::Digest;
 use gpuaas_contract::id::TaskId;
 use gpuaas_contract::key::SigningKey;
-use gpuaas_contract::link::{TaskPhase, to_node};
+use gpuaas_contract::link::{LogChunk, LogLine, TaskPhase, from_node, to_node};
 use gpuaas_contract::receipt::{Outcome, Signed};
 use gpuaas_testkit::eventually_async;
 use serde_json::json;
@@ -241,5 +241,102 @@ common::on_both_stores! {
         let refused = client.task_create(&other, Some("order-1")).await.unwrap_err();
         assert!(refused.to_string().contains("idempotency key"), "{refused}");
         server.server.unwrap().stop().await;
+    }
+}
+
+/// Sends log lines and waits until the last of them is acknowledged.
+async fn floods(link: &mut common::node::Link, task: TaskId, lines: std::ops::Range<u64>, text: &str) {
+    let numbers: Vec<u64> = lines.collect();
+    // Chunks are stored side by side.
+    let mut unanswered: std::collections::BTreeSet<u64> = numbers.chunks(100).filter_map(|chunk| chunk.last().copied()).collect();
+    for chunk in numbers.chunks(100) {
+        let line = |sequence: &u64| LogLine {
+            task_id: task.to_string(),
+            sequence: *sequence,
+            stream: "stdout".to_owned(),
+            text: text.to_owned(),
+            ..LogLine::default()
+        };
+        let chunk = LogChunk { lines: chunk.iter().map(line).collect() };
+        link.say.send(from_node::Message::Logs(chunk).into()).await.unwrap();
+    }
+    while !unanswered.is_empty() {
+        match link.next().await {
+            Some(to_node::Message::LogAck(ack)) => {
+                for position in ack.positions {
+                    unanswered.remove(&position.sequence);
+                }
+            }
+            Some(to_node::Message::Goodbye(goodbye)) => panic!("{goodbye:?}"),
+            Some(_) => {}
+            None => panic!("the stream ended"),
+        }
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_log_beyond_its_budget_is_cut_off_with_one_line_and_still_acknowledged() {
+    let server = TestServer::sqlite().await;
+    let host = Host::enrolled(&server).await;
+    let mut link = host.connect(&[]).await;
+    let task = run_ping(&server, &host).await;
+    link.offer().await;
+    // 40 MB, of which 32 MiB are the budget of a task.
+    floods(&mut link, task.id, 1..2_501, &"x".repeat(16_000)).await;
+    let client = server.client();
+    let (mut after, mut bytes, mut markers) = (0, 0, 0);
+    loop {
+        let query = gpuaas_api::dto::TaskLogsQuery { after: Some(after), limit: Some(500), follow: None };
+        let page = client.task_logs(&task.id.to_string(), &query).await.unwrap();
+        for line in page.lines {
+            bytes += line.text.len();
+            markers += usize::from(line.text.contains("budget"));
+        }
+        after = page.next_after;
+        if page.at_end {
+            break;
+        }
+    }
+    assert!(bytes <= 32 * 1024 * 1024 && bytes > 30 * 1024 * 1024, "{bytes}");
+    assert_eq!(markers, 1, "one line says that the rest is missing");
+    assert!(server.metrics().await.contains("gpuaas_node_budget_exceeded_total{kind=\"task_log_bytes\"}"));
+    // Another task of the node is not cut off.
+    let other = run_ping(&server, &host).await;
+    link.offer().await;
+    floods(&mut link, other.id, 1..2, "hello").await;
+    let lines = client.task_logs(&other.id.to_string(), &Default::default()).await.unwrap().lines;
+    assert_eq!(lines.iter().map(|line| line.text.as_str()).collect::<Vec<_>>(), ["hello"]);
+}
+
+common::on_both_stores! {
+    async fn facts_beyond_their_budget_are_not_written_and_operators_are_told_once(server: TestServer) {
+        let host = Host::enrolled(&server).await;
+        let link = host.connect(&[]).await;
+        for number in 0..140 {
+            let facts_json = format!("{{\"kernel\":\"{number}\"}}");
+            let beat = gpuaas_contract::link::Heartbeat { facts_json, ..Default::default() };
+            link.say.send(from_node::Message::Heartbeat(beat).into()).await.unwrap();
+        }
+        let client = server.client();
+        let query = gpuaas_api::dto::AuditQuery {
+            target: Some(host.node_id().to_string()),
+            limit: Some(1000),
+            ..Default::default()
+        };
+        let rows = eventually_async(PATIENCE, "the node is beyond its budget", || async {
+            let rows = client.audit(&query).await.unwrap().items;
+            rows.iter().any(|row| row.action == "node.budget").then_some(rows)
+        })
+        .await;
+        assert_eq!(rows.iter().filter(|row| row.action == "node.facts").count(), 120);
+        // A receipt is answered after everything before it.
+        let task = run_ping(&server, &host).await;
+        let mut link = link;
+        link.offer().await;
+        assert_eq!(link.receipt(task.id, b"nonsense".to_vec()).await, "receipt_malformed");
+        let rows = client.audit(&query).await.unwrap().items;
+        assert_eq!(rows.iter().filter(|row| row.action == "node.facts").count(), 120, "the rest was dropped");
+        assert_eq!(rows.iter().filter(|row| row.action == "node.budget").count(), 1);
+        assert!(client.node(&host.node_id().to_string()).await.unwrap().online, "the link goes on");
     }
 }

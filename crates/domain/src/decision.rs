@@ -1,7 +1,7 @@
 //! What a decision consists of. `store::commit` writes all of it in one transaction, or none.
 
 use gpuaas_contract::Digest;
-use gpuaas_contract::id::{AllocationId, CorrelationId, EventId, NodeId, ServerId, TaskId};
+use gpuaas_contract::id::{AllocationId, CorrelationId, EventId, NodeId, ServerId, SessionId, TaskId};
 use gpuaas_contract::key::KeyId;
 use gpuaas_contract::time::Timestamp;
 
@@ -192,6 +192,8 @@ pub enum Hint {
     Outbox,
     /// Somebody's rights changed: what is remembered of them is read anew.
     Rights,
+    /// Server processes ask each other about links they hold. Never stored.
+    Link(LinkHint),
     /// A running task went into another phase. Never stored: only shown to whoever is watching.
     Progress {
         /// The task.
@@ -202,6 +204,30 @@ pub enum Hint {
         message: String,
         /// When, by the host's clock.
         at: Timestamp,
+    },
+}
+
+/// A question between server processes about a link, and its answer.
+#[derive(Clone, Debug, PartialEq, Eq, Hash, serde::Serialize, serde::Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum LinkHint {
+    /// A second link of a node came to another process: is the agent at the end of this one alive?
+    Probe {
+        /// The process that holds the link.
+        server: ServerId,
+        /// The node.
+        node_id: NodeId,
+        /// The link.
+        session_id: SessionId,
+        /// Names the question.
+        nonce: u64,
+    },
+    /// The answer.
+    Probed {
+        /// The question.
+        nonce: u64,
+        /// Whether the agent answered.
+        alive: bool,
     },
 }
 

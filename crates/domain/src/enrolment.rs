@@ -10,6 +10,7 @@ use gpuaas_contract::time::Timestamp;
 use serde_json::json;
 
 use crate::decision::{Change, Context, Decision};
+use crate::node::Node;
 use crate::refusal::Refusal;
 
 /// How long a join token is good for unless the operator says less.
@@ -40,6 +41,8 @@ pub struct JoinToken {
     pub used: Option<(Timestamp, NodeId)>,
     /// When an operator took it back.
     pub revoked_at: Option<Timestamp>,
+    /// The node that a host may take over with it; without one it enrolls new machines only.
+    pub replace_node: Option<NodeId>,
 }
 
 /// Where a request stands.
@@ -104,6 +107,8 @@ pub struct Enrolment {
     pub created_at: Timestamp,
     /// When the request lapses.
     pub expires_at: Timestamp,
+    /// The node that an operator said it may take over.
+    pub replace_node: Option<NodeId>,
 }
 
 /// Makes a join token.
@@ -112,6 +117,7 @@ pub fn token_create(
     secret_digest: Digest,
     note: &str,
     life: Duration,
+    replace_node: Option<NodeId>,
     context: &Context,
 ) -> Result<Decision, Refusal> {
     if life.is_zero() || life > TOKEN_LIFE {
@@ -130,8 +136,9 @@ pub fn token_create(
         expires_at: context.now.plus(life),
         used: None,
         revoked_at: None,
+        replace_node,
     };
-    let data = json!({ "join_token_id": id, "expires_at": token.expires_at, "note": note });
+    let data = json!({ "join_token_id": id, "expires_at": token.expires_at, "note": note, "replace_node": replace_node });
     Ok(Decision::default().change(Change::JoinTokenInsert(token)).record(
         context,
         "gpuaas.join_token.created.v1",
@@ -240,24 +247,105 @@ fn displace(enrolment: &Enrolment, context: &Context) -> Decision {
     decision.record(context, "gpuaas.enrolment.displaced.v1", "enrolment.displace", &id, data)
 }
 
-/// An operator says yes.
-pub fn approve(enrolment: &Enrolment, context: &Context) -> Result<Decision, Refusal> {
-    decide(enrolment, EnrolmentState::Approved, "", context)
+/// An operator says yes. If the host is a node already, under whatever name, the operator must have named that node.
+pub fn approve(
+    enrolment: &Enrolment,
+    existing: Option<Existing<'_>>,
+    replace_node: Option<NodeId>,
+    context: &Context,
+) -> Result<Decision, Refusal> {
+    check_replacement(existing, replace_node, Door::Approval(enrolment.id))?;
+    decide(enrolment, EnrolmentState::Approved, "", replace_node, context)
+}
+
+/// The node that a host at a door is already, by its fingerprint.
+#[derive(Clone, Copy, Debug)]
+pub struct Existing<'a> {
+    /// The node.
+    pub node: &'a Node,
+    /// The host has the keys that the node enrolled with.
+    pub same_keys: bool,
+}
+
+/// Where a host stands.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Door {
+    /// With a join token.
+    Token,
+    /// With a request that an operator decides on.
+    Approval(EnrolmentId),
+}
+
+/// What enrolling a host does to the node it may be already.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Replacement {
+    /// There is no such node.
+    New,
+    /// The node keeps its keys: the same machine, whose answer was lost or which is enrolled again.
+    SameKeys,
+    /// The node gets other keys. Nothing that was known of its slots is known any more.
+    OtherKeys,
+}
+
+/// Whether a host may become the next epoch of the node it says it is. A fingerprint is no secret, so somebody who shows the one of a
+/// live node gets that node only if an operator named it.
+pub fn check_replacement(
+    existing: Option<Existing<'_>>,
+    replace_node: Option<NodeId>,
+    door: Door,
+) -> Result<Replacement, Refusal> {
+    let command = |node: NodeId| match door {
+        Door::Token => format!("make a join token for that: `gpuaas node token create --replace-node {node}`"),
+        Door::Approval(id) => format!("`gpuaas node approve {id} --replace-node {node}`"),
+    };
+    match (existing, replace_node) {
+        (None, None) => Ok(Replacement::New),
+        (Some(Existing { node, .. }), Some(named)) if node.id != named => {
+            let message = format!("this host has the fingerprint of {}, not of {named}; {}", node.id, command(node.id));
+            Err(Refusal::conflict("replace_node_mismatch", message))
+        }
+        (None, Some(named)) => {
+            let message = format!("this host does not have the fingerprint of {named}; enrol it without `--replace-node`");
+            Err(Refusal::conflict("replace_node_mismatch", message))
+        }
+        // Whoever has the keys of a node that is trusted is that node; of one that is locked, they are in two places.
+        (Some(Existing { node, same_keys: true }), _) if node.service.may_connect() => Ok(Replacement::SameKeys),
+        (Some(Existing { node, .. }), None) => {
+            let online = if node.session.is_some() { "online" } else { "offline" };
+            let what = match door {
+                Door::Token => format!("{} ({})", node.id, node.service.as_str()),
+                Door::Approval(_) => format!("{} ({}, {}, {online})", node.id, node.name, node.service.as_str()),
+            };
+            let message = format!(
+                "this host has the fingerprint of node {what} and other keys: enrolling it ends that node's identity, and its slots \
+                 are not used before they are proven again. If it is that machine, {}",
+                command(node.id)
+            );
+            Err(Refusal::conflict("replaces_node", message))
+        }
+        (Some(_), Some(_)) => Ok(Replacement::OtherKeys),
+    }
 }
 
 /// An operator says no.
 pub fn reject(enrolment: &Enrolment, reason: &str, context: &Context) -> Result<Decision, Refusal> {
-    decide(enrolment, EnrolmentState::Rejected, reason, context)
+    decide(enrolment, EnrolmentState::Rejected, reason, None, context)
 }
 
-fn decide(enrolment: &Enrolment, next: EnrolmentState, reason: &str, context: &Context) -> Result<Decision, Refusal> {
+fn decide(
+    enrolment: &Enrolment,
+    next: EnrolmentState,
+    reason: &str,
+    replace_node: Option<NodeId>,
+    context: &Context,
+) -> Result<Decision, Refusal> {
     if reason.len() > crate::node::MAX_REASON {
         return Err(Refusal::invalid(
             "reason_too_long",
             format!("the reason may have at most {} bytes", crate::node::MAX_REASON),
         ));
     }
-    if enrolment.state == next {
+    if enrolment.state == next && enrolment.replace_node == replace_node {
         return Ok(Decision::default());
     }
     if enrolment.state != EnrolmentState::Pending {
@@ -276,8 +364,10 @@ fn decide(enrolment: &Enrolment, next: EnrolmentState, reason: &str, context: &C
             return Err(Refusal::invalid("enrolment_state", "only approval and rejection are decisions"));
         }
     };
-    let data = json!({ "enrolment_id": id, "fingerprint": enrolment.fingerprint, "reason": reason });
-    let decided = Enrolment { state: next, reason: reason.to_owned(), ..enrolment.clone() };
+    let data = json!({
+        "enrolment_id": id, "fingerprint": enrolment.fingerprint, "reason": reason, "replace_node": replace_node,
+    });
+    let decided = Enrolment { state: next, reason: reason.to_owned(), replace_node, ..enrolment.clone() };
     Ok(Decision::default().change(Change::EnrolmentUpdate(Box::new(decided))).record(context, kind, action, &id, data))
 }
 

@@ -160,6 +160,22 @@ pub fn withdraw(machine: &Machine, reason: &str, context: &Context) -> Result<(M
     Ok((next, decision))
 }
 
+/// The node of this machine got other keys: see [`crate::slot::node_replaced`]. One that was free must be offered again; one that was
+/// not comes back by the node's own proof. `None` if nothing changes.
+pub fn node_replaced(machine: &Machine, context: &Context) -> Option<(Machine, Decision)> {
+    const REASON: &str = "its node was replaced; nothing that it said before counts any more";
+    let (state, kind, action) = match machine.state {
+        MachineState::Available => (MachineState::Withdrawn, "gpuaas.machine.withdrawn.v1", "machine.withdraw"),
+        MachineState::Leased | MachineState::Releasing => {
+            (MachineState::CleanupBlocked, "gpuaas.machine.cleanup_blocked.v1", "machine.block")
+        }
+        MachineState::CleanupBlocked | MachineState::Withdrawn => return None,
+    };
+    let next = Machine { state, reason: REASON.to_owned(), ..machine.clone() };
+    let decision = recorded(Decision::default().update(&next), &next, kind, action, REASON, context);
+    Some((next, decision))
+}
+
 /// Who gets onto a machine.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Tenant {

@@ -14,6 +14,8 @@ use crate::refusal::Refusal;
 /// How often a node may come back with an expired certificate before an operator must enrol it again. A regular
 /// renewal sets the count back.
 pub const MAX_REJOINS: u32 = 10;
+/// Longest name of a node.
+pub const MAX_NAME: usize = 253;
 /// Longest reason an operator may give.
 pub const MAX_REASON: usize = 500;
 
@@ -355,13 +357,7 @@ pub fn connected(node: &Node, session: LiveSession, facts: Option<HostFacts>, co
     });
     let facts = facts.unwrap_or_else(|| node.facts.clone());
     let held_elsewhere = node.session.as_ref().is_some_and(|older| older.server != session.server);
-    let online = Node {
-        name: if facts.hostname.is_empty() { node.name.clone() } else { facts.hostname.clone() },
-        session: Some(session),
-        last_seen_at: Some(context.now),
-        facts,
-        ..node.clone()
-    };
+    let online = Node { session: Some(session), last_seen_at: Some(context.now), facts, ..node.clone() };
     let decision = Decision::default().change(Change::NodeUpdate(Box::new(online))).record(
         context,
         "gpuaas.node.online.v1",
@@ -390,6 +386,39 @@ pub fn disconnected(node: &Node, session: SessionId, why: &str, context: &Contex
     )
 }
 
+/// An operator gives the node another name. Nothing that the node says of itself does: a name is what operators go by.
+pub fn rename(node: &Node, name: &str, context: &Context) -> Result<Decision, Refusal> {
+    let plain = |byte: u8| byte.is_ascii_alphanumeric() || matches!(byte, b'-' | b'.' | b'_');
+    let good = (1..=MAX_NAME).contains(&name.len()) && name.bytes().all(plain) && name.bytes().any(|b| b.is_ascii_alphanumeric());
+    // Would be taken for an id, or for an option.
+    if !good || name.parse::<NodeId>().is_ok() || name.starts_with('-') {
+        let message = format!(
+            "the name of a node has 1 to {MAX_NAME} letters, digits, dashes, dots and underscores, such as `gpu-07.rack2`"
+        );
+        return Err(Refusal::invalid("name_invalid", message));
+    }
+    if node.name == name {
+        return Ok(Decision::default());
+    }
+    let id = node.id.to_string();
+    let data = json!({ "node_id": id, "from": node.name, "to": name });
+    let renamed = Node { name: name.to_owned(), ..node.clone() };
+    Ok(Decision::default().change(Change::NodeUpdate(Box::new(renamed))).record(
+        context,
+        "gpuaas.node.renamed.v1",
+        "node.rename",
+        &id,
+        data,
+    ))
+}
+
+/// A node sent more than it may make the control plane write within the hour. Told once per node and hour.
+pub fn budget_exceeded(node: NodeId, kind: &str, limit: u64, context: &Context) -> Decision {
+    let id = node.to_string();
+    let data = json!({ "node_id": id, "kind": kind, "limit": limit });
+    Decision::default().record(context, "gpuaas.node.budget_exceeded.v1", "node.budget", &id, data)
+}
+
 /// The node's facts changed while connected.
 pub fn facts_changed(node: &Node, facts: HostFacts, context: &Context) -> Decision {
     if facts == node.facts {
@@ -397,8 +426,7 @@ pub fn facts_changed(node: &Node, facts: HostFacts, context: &Context) -> Decisi
     }
     let id = node.id.to_string();
     let data = json!({ "node_id": id, "agent_version": facts.agent_version, "kernel": facts.kernel, "gpus": facts.gpus.len() });
-    let name = if facts.hostname.is_empty() { node.name.clone() } else { facts.hostname.clone() };
-    let changed = Node { facts, name, last_seen_at: Some(context.now), ..node.clone() };
+    let changed = Node { facts, last_seen_at: Some(context.now), ..node.clone() };
     Decision::default().change(Change::NodeUpdate(Box::new(changed))).record(
         context,
         "gpuaas.node.facts_changed.v1",

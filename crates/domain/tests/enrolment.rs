@@ -27,6 +27,7 @@ fn token() -> JoinToken {
         expires_at: later(900),
         used: None,
         revoked_at: None,
+        replace_node: None,
     }
 }
 
@@ -46,6 +47,7 @@ fn wish(state: EnrolmentState) -> Enrolment {
         node_id: None,
         created_at: NOW,
         expires_at: later(86_400),
+        replace_node: None,
     }
 }
 
@@ -59,7 +61,7 @@ fn names_of_states_read_back() {
 
 #[test]
 fn a_join_token_lives_as_long_as_asked_up_to_the_limit() {
-    let create = |life, note: &str| enrolment::token_create(token().id, Digest::of(b"s"), note, life, &context());
+    let create = |life, note: &str| enrolment::token_create(token().id, Digest::of(b"s"), note, life, None, &context());
     let decision = create(Duration::from_secs(60), "rack 1").expect("made");
     let [Change::JoinTokenInsert(made)] = decision.changes.as_slice() else { panic!("{:?}", decision.changes) };
     assert_eq!((made.expires_at, made.version, made.used, made.revoked_at), (later(60), 0, None, None));
@@ -152,7 +154,7 @@ fn a_full_queue_makes_room_at_the_cost_of_the_address_with_most() {
 #[test]
 fn every_word_of_an_operator_on_every_state() {
     for state in STATES {
-        let approved = enrolment::approve(&wish(state), &context());
+        let approved = enrolment::approve(&wish(state), None, None, &context());
         let rejected = enrolment::reject(&wish(state), "unknown machine", &context());
         match state {
             EnrolmentState::Pending => {
@@ -180,7 +182,7 @@ fn every_word_of_an_operator_on_every_state() {
         }
     }
     let pending = wish(EnrolmentState::Pending);
-    assert_eq!(code(enrolment::approve(&pending, &at(later(86_401)))), "enrolment_expired");
+    assert_eq!(code(enrolment::approve(&pending, None, None, &at(later(86_401)))), "enrolment_expired");
     assert_eq!(code(enrolment::reject(&pending, &"x".repeat(MAX_REASON + 1), &context())), "reason_too_long");
 }
 
@@ -200,4 +202,33 @@ fn only_an_approved_host_fetches_its_certificate_and_only_in_time() {
         }
     }
     assert_eq!(code(enrolment::claim(&wish(EnrolmentState::Approved), node, &at(later(86_401)))), "enrolment_expired");
+}
+
+#[test]
+fn a_host_takes_over_a_node_only_if_an_operator_named_exactly_that_one() {
+    use gpuaas_domain::enrolment::{Door, Existing, Replacement, check_replacement};
+    use gpuaas_domain::node::Service;
+    let (known, other) = (support::node(), NodeId::generate());
+    let door = Door::Approval(wish(EnrolmentState::Pending).id);
+    let existing = |same_keys| Some(Existing { node: &known, same_keys });
+    for door in [Door::Token, door] {
+        assert_eq!(check_replacement(None, None, door), Ok(Replacement::New));
+        assert_eq!(code(check_replacement(existing(false), None, door)), "replaces_node");
+        assert_eq!(code(check_replacement(existing(false), Some(other), door)), "replace_node_mismatch");
+        assert_eq!(code(check_replacement(None, Some(known.id), door)), "replace_node_mismatch");
+        assert_eq!(check_replacement(existing(false), Some(known.id), door), Ok(Replacement::OtherKeys));
+        // The same machine with the same keys, such as one whose answer was lost.
+        assert_eq!(check_replacement(existing(true), None, door), Ok(Replacement::SameKeys));
+        for service in [Service::Locked, Service::Retired] {
+            let distrusted = gpuaas_domain::node::Node { service, ..known.clone() };
+            let existing = Some(Existing { node: &distrusted, same_keys: true });
+            assert_eq!(code(check_replacement(existing, None, door)), "replaces_node", "its keys are in other hands, too");
+            assert_eq!(check_replacement(existing, Some(known.id), door), Ok(Replacement::OtherKeys));
+        }
+    }
+    let asked = wish(EnrolmentState::Pending);
+    assert_eq!(code(enrolment::approve(&asked, existing(false), None, &context())), "replaces_node");
+    let approved = enrolment::approve(&asked, existing(false), Some(known.id), &context()).expect("named");
+    let next = Enrolment { state: EnrolmentState::Approved, replace_node: Some(known.id), ..asked };
+    assert_eq!(approved.changes, [Change::EnrolmentUpdate(Box::new(next))], "it is remembered for the moment it is fetched");
 }

@@ -194,10 +194,23 @@ fn a_link_comes_up_only_for_a_node_that_may_connect() {
         }
     }
     let facts = HostFacts { hostname: "renamed".to_owned(), ..HostFacts::default() };
-    let renamed = node_of(&node::connected(&node(), session(), Some(facts.clone()), &context()).expect("may"));
-    assert_eq!((renamed.name.as_str(), renamed.facts), ("renamed", facts));
-    let nameless = node_of(&node::connected(&node(), session(), Some(HostFacts::default()), &context()).expect("may"));
-    assert_eq!(nameless.name, "rack-1", "a host that does not say its name keeps it");
+    let connected = node_of(&node::connected(&node(), session(), Some(facts.clone()), &context()).expect("may"));
+    assert_eq!((connected.name.as_str(), connected.facts), ("rack-1", facts), "a node does not name itself");
+}
+
+#[test]
+fn only_an_operator_renames_a_node_and_to_a_plain_name() {
+    let before = node();
+    let facts = HostFacts { hostname: "renamed".to_owned(), ..before.facts.clone() };
+    assert_eq!(node_of(&node::facts_changed(&before, facts, &context())).name, before.name);
+    let decision = node::rename(&before, "gpu-07.rack_2", &context()).expect("a name");
+    assert_eq!(node_of(&decision), Node { name: "gpu-07.rack_2".to_owned(), ..before.clone() });
+    assert_recorded(&decision, "gpuaas.node.renamed.v1", "node.rename");
+    assert!(node::rename(&before, &before.name, &context()).expect("the same").is_empty());
+    let (id, long) = (NodeId::generate().to_string(), "x".repeat(254));
+    for bad in ["", "-x", "..", "a b", "a\u{7}", "ä", "a/b", id.as_str(), long.as_str()] {
+        assert_eq!(code(node::rename(&before, bad, &context())), "name_invalid", "{bad:?}");
+    }
 }
 
 #[test]

@@ -270,3 +270,25 @@ fn the_seal_covers_every_device_who_approved_it_and_who_has_it() {
     let told = Slot { reason: "x".to_owned(), version: 9, ..slot.clone() };
     assert_eq!(slot::seal_text(&told), text, "words and the version decide nothing");
 }
+
+#[test]
+fn no_slot_of_a_replaced_node_is_used_before_it_is_proved_again() {
+    let (slots, _) = approve(&found(vec![candidate(0)]), None, &[]).expect("approved");
+    for state in SlotState::ALL {
+        let before = in_state(&slots[0], state);
+        let after = slot::node_replaced(&before, |_| "sealed".to_owned(), &context());
+        let (next, kind) = match state {
+            SlotState::Available | SlotState::Quarantined => (SlotState::Withdrawn, "gpuaas.slot.withdrawn.v1"),
+            SlotState::Leased | SlotState::Releasing => (SlotState::CleanupBlocked, "gpuaas.slot.cleanup_blocked.v1"),
+            SlotState::CleanupBlocked | SlotState::NeedsWipe | SlotState::Withdrawn => {
+                assert!(after.is_none(), "{} is proved by nothing that was said before", state.as_str());
+                continue;
+            }
+        };
+        let (slot, decision) = after.expect("it changes");
+        assert_eq!((slot.state, slot.allocation_id), (next, before.allocation_id), "whose remains they are is not forgotten");
+        assert_eq!((slot.lease_epoch, slot.seal.as_str()), (before.lease_epoch, "sealed"));
+        assert_eq!(decision.changes, [Change::SlotUpdate(Box::new(slot))]);
+        assert_eq!(decision.events[0].kind, kind);
+    }
+}

@@ -379,7 +379,7 @@ fn policies() -> Vec<Vec<u8>> {
 fn from_node_messages() -> Vec<FromNode> {
     let task_id = TASK.to_string();
     let hello = Hello {
-        protocol: 1,
+        protocol: 2,
         agent_version: "0.1.0".to_owned(),
         agent_instance_id: INSTANCE.to_string(),
         boot_id: "boot".to_owned(),
@@ -390,6 +390,8 @@ fn from_node_messages() -> Vec<FromNode> {
         capacity: 4,
         notices: vec!["the journal was damaged".to_owned()],
         journal_fence_us: 1,
+        resume_session: "sess_019b76daa80070008000000000000041".to_owned(),
+        resume_proof: vec![7; 32],
     };
     let heartbeat = Heartbeat { sequence: 1, sent_at_us: NOW.0, facts_json: FACTS.to_owned(), running: 1 };
     let line = LogLine {
@@ -427,6 +429,7 @@ fn to_node_messages() -> Vec<ToNode> {
         heartbeat_seconds: 15,
         verifier_set: Some(set.clone()),
         poll_seconds: 30,
+        resume_secret: vec![8; 32],
     };
     let messages = [
         to_node::Message::Welcome(welcome),

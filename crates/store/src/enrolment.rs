@@ -26,12 +26,13 @@ pub(crate) const TABLE: Table = Table {
         ("created_at", Int),
         ("expires_at", Int),
         ("address", Text),
+        ("replace_node", Text),
     ],
 };
 
 pub(crate) fn to_row(enrolment: &Enrolment) -> Result<Row> {
     let Enrolment { id, version, state, email, fingerprint, csr_pem, receipt_key, facts, .. } = enrolment;
-    let Enrolment { poll_secret_digest, reason, node_id, created_at, expires_at, address, .. } = enrolment;
+    let Enrolment { poll_secret_digest, reason, node_id, created_at, expires_at, address, replace_node, .. } = enrolment;
     Ok(vec![
         Arg::id(id),
         Arg::Int(Some(*version)),
@@ -47,6 +48,7 @@ pub(crate) fn to_row(enrolment: &Enrolment) -> Result<Row> {
         Arg::time(*created_at),
         Arg::time(*expires_at),
         Arg::text(address),
+        Arg::opt_id(*replace_node),
     ])
 }
 
@@ -67,6 +69,7 @@ fn from_row(row: &dyn Columns) -> Result<Enrolment> {
         node_id: row.opt_parsed("node_id")?,
         created_at: row.time("created_at")?,
         expires_at: row.time("expires_at")?,
+        replace_node: row.opt_parsed("replace_node")?,
     })
 }
 

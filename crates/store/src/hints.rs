@@ -70,6 +70,7 @@ fn shortened(hint: &Hint) -> Hint {
         | Hint::Allocation(_)
         | Hint::Fleet(_)
         | Hint::Outbox
+        | Hint::Link(_)
         | Hint::Rights => hint.clone(),
     }
 }

@@ -21,11 +21,12 @@ pub(crate) const TABLE: Table = Table {
         ("used_at", Int),
         ("used_by", Text),
         ("revoked_at", Int),
+        ("replace_node", Text),
     ],
 };
 
 pub(crate) fn to_row(token: &JoinToken) -> Row {
-    let JoinToken { id, version, secret_digest, note, created_at, expires_at, used, revoked_at } = token;
+    let JoinToken { id, version, secret_digest, note, created_at, expires_at, used, revoked_at, replace_node } = token;
     vec![
         Arg::id(id),
         Arg::Int(Some(*version)),
@@ -36,6 +37,7 @@ pub(crate) fn to_row(token: &JoinToken) -> Row {
         Arg::opt_time(used.map(|(at, _)| at)),
         Arg::opt_id(used.map(|(_, node)| node)),
         Arg::opt_time(*revoked_at),
+        Arg::opt_id(*replace_node),
     ]
 }
 
@@ -53,6 +55,7 @@ fn from_row(row: &dyn Columns) -> Result<JoinToken> {
             None => None,
         },
         revoked_at: row.opt_time("revoked_at")?,
+        replace_node: row.opt_parsed("replace_node")?,
     })
 }
 

@@ -50,6 +50,13 @@ fn from_row(row: &dyn Columns) -> Result<TaskLogLine> {
 }
 
 impl Store {
+    /// How many bytes of a task's log are stored.
+    pub async fn log_bytes(&self, task: TaskId) -> Result<u64> {
+        let sql = "SELECT COALESCE(SUM(LENGTH(text)), 0) AS bytes FROM task_log WHERE task_id = $1";
+        let read = |row: &dyn Columns| Reader::new(TABLE.name, row).count("bytes");
+        Ok(self.db().fetch_one("measure a log", sql, vec![Arg::id(task)], read).await?.unwrap_or_default())
+    }
+
     /// Lines of the task with a number above `after_sequence`, in their order.
     pub async fn log_list(&self, task: TaskId, after_sequence: u64, limit: u32) -> Result<Vec<TaskLogLine>> {
         Select::new("SELECT * FROM task_log WHERE TRUE")

@@ -44,6 +44,11 @@ const MIGRATIONS: &[Migration] = &[
         sqlite: include_str!("../migrations/sqlite/0006_strangers.sql"),
         postgres: include_str!("../migrations/postgres/0006_strangers.sql"),
     },
+    Migration {
+        version: 7,
+        sqlite: include_str!("../migrations/sqlite/0007_replace_node.sql"),
+        postgres: include_str!("../migrations/postgres/0007_replace_node.sql"),
+    },
 ];
 
 /// Any number that nobody else locks in our database.

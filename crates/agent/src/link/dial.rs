@@ -8,6 +8,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use gpuaas_contract::link::SERVER_NAME;
+use gpuaas_contract::resume::{ChannelBinding, EXPORTER_LABEL};
 use gpuaas_world::net::TcpStream;
 use rustls::ClientConfig;
 use rustls::client::danger::{HandshakeSignatureValid, ServerCertVerified, ServerCertVerifier};
@@ -155,6 +156,11 @@ impl Dialer {
             Err(_) => Err(DialError::Silent { address: address.to_owned(), timeout }),
         }
     }
+}
+
+/// What binds a proof to this connection and no other; `None` if there is nothing, and then nothing can be proved.
+pub(crate) fn channel_binding(stream: &TlsStream<TcpStream>) -> Option<ChannelBinding> {
+    stream.get_ref().1.export_keying_material([0; 32], EXPORTER_LABEL, None).ok()
 }
 
 fn hint_for(error: &std::io::Error) -> &'static str {

@@ -4,18 +4,20 @@ use std::time::Duration;
 
 use bytes::Bytes;
 use gpuaas_contract::link::MAX_MESSAGE_BYTES;
+use gpuaas_contract::resume::ChannelBinding;
 use http::{Method, Request, StatusCode};
 use http_body_util::{BodyExt as _, Full, Limited};
 use hyper::client::conn::http1::{self, SendRequest};
 use hyper_util::rt::TokioIo;
 
-use super::dial::{DialError, Dialer, Protocol};
+use super::dial::{self, DialError, Dialer, Protocol};
 
 /// One connection that is made when needed and kept while it lasts.
 #[derive(Debug)]
 pub(crate) struct Lane {
     dialer: Dialer,
     connection: Option<SendRequest<Full<Bytes>>>,
+    binding: Option<ChannelBinding>,
 }
 
 /// An answer with a good status.
@@ -94,7 +96,15 @@ impl Call {
 
 impl Lane {
     pub(crate) fn new(dialer: Dialer) -> Self {
-        Self { dialer, connection: None }
+        Self { dialer, connection: None, binding: None }
+    }
+
+    /// Dials if there is no connection yet; returns what binds a proof to it.
+    pub(crate) async fn channel_binding(&mut self) -> Result<Option<ChannelBinding>, HttpError> {
+        if self.connection.is_none() {
+            self.connection = Some(self.connect().await?);
+        }
+        Ok(self.binding)
     }
 
     /// Makes the request and reads the whole answer. A refusal is an error with its code.
@@ -149,8 +159,9 @@ impl Lane {
         if status.is_success() { Ok(Answer { body }) } else { Err(problem(status, &body)) }
     }
 
-    async fn connect(&self) -> Result<SendRequest<Full<Bytes>>, HttpError> {
+    async fn connect(&mut self) -> Result<SendRequest<Full<Bytes>>, HttpError> {
         let stream = self.dialer.dial(Protocol::Http1).await?;
+        self.binding = dial::channel_binding(&stream);
         let (sender, connection) = http1::handshake(TokioIo::new(stream)).await.map_err(broken)?;
         tokio::spawn(async move {
             // Ends when the sender is dropped or the server closes; errors reach the request that was under way.

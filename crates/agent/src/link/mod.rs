@@ -8,6 +8,7 @@ mod conversation;
 pub(crate) mod dial;
 pub(crate) mod http;
 mod poll;
+mod resume;
 mod session;
 mod stream;
 
@@ -28,6 +29,7 @@ use crate::renewal::Credentials;
 use crate::status::LinkStatus;
 use conversation::{Conversation, LinkError};
 use dial::Dialer;
+pub(crate) use resume::Resume;
 pub(crate) use session::Core;
 
 /// Times of the link. The defaults are right; tests use shorter ones.
@@ -174,8 +176,8 @@ impl Supervisor {
     async fn open(&self, transport: Transport) -> Result<(Conversation, Round), LinkError> {
         let (hello, round) = self.core.hello();
         let opened = match transport {
-            Transport::Stream => stream::open(&self.dialer, hello, self.timings.welcome_within).await,
-            Transport::Poll => poll::open(&self.dialer, self.core.node_id, &hello, self.request_timeout).await,
+            Transport::Stream => stream::open(&self.dialer, &self.core.resume, hello, self.timings.welcome_within).await,
+            Transport::Poll => poll::open(&self.dialer, self.core.node_id, &self.core.resume, hello, self.request_timeout).await,
         };
         opened.map(|conversation| (conversation, round))
     }
@@ -280,7 +282,7 @@ async fn stream_when_it_works(core: &Core, dialer: &Dialer, timings: &LinkTiming
         tokio::time::sleep(timings.stream_retry).await;
         let (hello, round) = core.hello();
         trying.store(true, Ordering::Relaxed);
-        let opened = stream::open(dialer, hello, timings.welcome_within).await;
+        let opened = stream::open(dialer, &core.resume, hello, timings.welcome_within).await;
         trying.store(false, Ordering::Relaxed);
         match opened {
             Ok(conversation) => return (conversation, round),
@@ -301,11 +303,13 @@ fn blames_the_stream(error: &LinkError) -> bool {
 /// What an operator must do about a refusal of the node itself; `None` for refusals that pass.
 fn advice_for(code: &str) -> Option<&'static str> {
     match code {
-        "certificate_revoked" => Some("its certificate was revoked; if that was a mistake, enrol again with --replace"),
-        "node_retired" => Some("the node was retired; enrol again with --replace to bring it back"),
-        "node_locked" => {
-            Some("two copies of this identity are in use; find the other one, then let an operator unlock or re-enrol the node")
+        "certificate_revoked" | "certificate_key_mismatch" => {
+            Some("its certificate no longer counts; if that is a mistake, enrol again with --replace")
         }
+        "node_retired" => Some("the node was retired; enrol again with --replace to bring it back"),
+        "node_locked" => Some(
+            "two copies of this identity are in use; find the other one, then enrol again with --replace and a token for this node",
+        ),
         "epoch_retired" => Some("this machine was enrolled again elsewhere; stop this agent or enrol again with --replace"),
         "protocol_unsupported" => Some("the agent is too old or too new for the control plane; install a fitting version"),
         "cluster_mismatch" => Some("the address belongs to another control plane; check `server` in the configuration"),

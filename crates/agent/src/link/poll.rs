@@ -4,11 +4,13 @@ use std::time::Duration;
 
 use gpuaas_contract::id::{NodeId, TaskId};
 use gpuaas_contract::link::{FromNode, Hello, LogAck, Messages, ReceiptAck, SESSION_HEADER, Welcome, from_node, route, to_node};
+use gpuaas_contract::resume::REQUEST_KEY_HEADER;
 use tokio::sync::mpsc;
 
 use super::conversation::{Conversation, LinkError, QUEUE};
 use super::dial::Dialer;
 use super::http::{Call, HttpError, Lane};
+use super::resume::Resume;
 
 type Heard = mpsc::Sender<Result<to_node::Message, LinkError>>;
 
@@ -17,15 +19,26 @@ type Heard = mpsc::Sender<Result<to_node::Message, LinkError>>;
 struct Session {
     node_id: NodeId,
     session_id: String,
+    /// Proves that a request is of this process.
+    key: String,
     timeout: Duration,
     dialer: Dialer,
 }
 
 /// Opens a session: hello, welcome.
-pub(super) async fn open(dialer: &Dialer, node_id: NodeId, hello: &Hello, timeout: Duration) -> Result<Conversation, LinkError> {
+pub(super) async fn open(
+    dialer: &Dialer,
+    node_id: NodeId,
+    resume: &Resume,
+    mut hello: Hello,
+    timeout: Duration,
+) -> Result<Conversation, LinkError> {
     let path = route::HELLO.replace("{node}", &node_id.to_string());
-    let welcome: Welcome = Lane::new(dialer.clone()).call_json(&Call::post_json(path, hello, timeout)).await?;
-    let session = Session { node_id, session_id: welcome.session_id.clone(), timeout, dialer: dialer.clone() };
+    let mut lane = Lane::new(dialer.clone());
+    resume.prove(&mut hello, lane.channel_binding().await?.as_ref());
+    let mut welcome: Welcome = lane.call_json(&Call::post_json(path, &hello, timeout)).await?;
+    let key = resume.take(&mut welcome).map(|secret| secret.request_key()).unwrap_or_default();
+    let session = Session { node_id, session_id: welcome.session_id.clone(), key, timeout, dialer: dialer.clone() };
     let hold = Duration::from_secs(u64::from(welcome.poll_seconds.clamp(1, 300)));
 
     let (outgoing, queue) = mpsc::channel(QUEUE);
@@ -44,7 +57,7 @@ impl Session {
     }
 
     fn with_session(&self, call: Call) -> Call {
-        call.header(SESSION_HEADER, self.session_id.clone())
+        call.header(SESSION_HEADER, self.session_id.clone()).header(REQUEST_KEY_HEADER, self.key.clone())
     }
 }
 
@@ -164,8 +177,9 @@ async fn post(session: &Session, lane: &mut Lane, message: from_node::Message) -
         from_node::Message::Rejection(rejection) => {
             about_task(&rejection.task_id.clone(), from_node::Message::Rejection(rejection))
         }
-        // Hello opened the session, and every request is a sign of life.
-        from_node::Message::Hello(_) | from_node::Message::Pong(_) => return Ok(None),
+        from_node::Message::Pong(pong) => Call::post_json(session.path(route::CONTROL), &pong, session.timeout),
+        // Hello opened the session.
+        from_node::Message::Hello(_) => return Ok(None),
     };
     lane.call(&session.with_session(call)).await?;
     Ok(None)

@@ -13,6 +13,7 @@ use tokio::sync::{mpsc, watch};
 use tokio::time::Instant;
 
 use super::conversation::{Conversation, LinkError};
+use super::resume::Resume;
 use crate::pipeline::{Pipeline, Round};
 use crate::spool::Spool;
 use crate::telemetry::Telemetry;
@@ -38,6 +39,7 @@ pub(crate) struct Core {
     pub(crate) telemetry: Telemetry,
     pub(crate) heartbeat_interval: Duration,
     pub(crate) metrics_interval: Duration,
+    pub(crate) resume: Resume,
 }
 
 impl Core {
@@ -56,6 +58,9 @@ impl Core {
             capacity: self.capacity,
             notices: self.notices.clone(),
             journal_fence_us: self.pipeline.fence().0,
+            // Once there is a connection: see `Resume::prove`.
+            resume_session: String::new(),
+            resume_proof: Vec::new(),
         };
         (hello, round)
     }

@@ -11,14 +11,21 @@ use tokio_stream::wrappers::ReceiverStream;
 use tonic::transport::Endpoint;
 
 use super::conversation::{Conversation, LinkError, QUEUE};
-use super::dial::{Dialer, Protocol};
+use super::dial::{self, Dialer, Protocol};
+use super::resume::Resume;
 
 /// HTTP/2 pings find links that are half open.
 const KEEP_ALIVE: Duration = Duration::from_secs(10);
 
 /// Opens the stream: hello, welcome.
-pub(super) async fn open(dialer: &Dialer, hello: Hello, welcome_within: Duration) -> Result<Conversation, LinkError> {
+pub(super) async fn open(
+    dialer: &Dialer,
+    resume: &Resume,
+    mut hello: Hello,
+    welcome_within: Duration,
+) -> Result<Conversation, LinkError> {
     let stream = dialer.dial(Protocol::Http2).await?;
+    resume.prove(&mut hello, dial::channel_binding(&stream).as_ref());
     // Dialled before, so that "cannot reach" and "cannot stream" are told apart; the channel must not dial again.
     let once = Arc::new(Mutex::new(Some(TokioIo::new(stream))));
     let connector = tower::service_fn(move |_: http::Uri| {
@@ -47,8 +54,9 @@ pub(super) async fn open(dialer: &Dialer, hello: Hello, welcome_within: Duration
             None => Err(LinkError::Broken("the stream ended before a welcome".to_owned())),
         }
     };
-    let (welcome, mut answers) =
+    let (mut welcome, mut answers) =
         tokio::time::timeout(welcome_within, greet).await.map_err(|_| LinkError::NoWelcome(welcome_within))??;
+    resume.take(&mut welcome);
 
     let (heard, incoming) = mpsc::channel(QUEUE);
     let mut conversation = Conversation::new(welcome, outgoing, incoming);

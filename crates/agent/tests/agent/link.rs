@@ -357,3 +357,49 @@ async fn what_the_policy_does_not_allow_is_refused_with_a_receipt() {
     assert!(String::from_utf8_lossy(&shared.receipt(list_id).await.0).contains("payload"));
     agent.stop().await;
 }
+
+async fn a_reconnect_proves_the_last_link(choice: TransportChoice, transport: &'static str) {
+    let (server, host) = enrolled().await;
+    let shared = &server.shared;
+    let agent = host.start(choice);
+    agent.connected_by(transport).await;
+    let (first, _) = shared.hello(1).await;
+    assert!(first.resume_session.is_empty() && first.resume_proof.is_empty(), "a new process has nothing to prove");
+    shared.drop_session();
+    // The server checks every proof it gets.
+    let (second, _) = shared.hello(2).await;
+    assert!(!second.resume_session.is_empty() && second.resume_proof.len() == 32);
+    shared.drop_session();
+    let (third, _) = shared.hello(3).await;
+    assert_ne!(third.resume_session, second.resume_session, "every link has a secret of its own");
+    agent.stop().await;
+    // It was in memory only.
+    let agent = host.start(choice);
+    let (fresh, _) = shared.hello(4).await;
+    assert!(fresh.resume_session.is_empty() && fresh.resume_proof.is_empty());
+    agent.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_reconnect_proves_on_its_own_connection_that_the_process_held_the_last_stream() {
+    a_reconnect_proves_the_last_link(TransportChoice::Stream, "stream").await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_reconnect_proves_on_its_own_connection_that_the_process_held_the_last_long_poll() {
+    a_reconnect_proves_the_last_link(TransportChoice::Poll, "poll").await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_ping_over_long_poll_is_answered_with_its_own_nonce() {
+    let (server, host) = enrolled().await;
+    let shared = &server.shared;
+    let agent = host.start(TransportChoice::Poll);
+    agent.connected_by("poll").await;
+    assert!(shared.tell(to_node::Message::Ping(Ping { nonce: 41 })));
+    let answered = shared.wait_for("the pong", |heard| {
+        heard.iter().find(|heard| matches!(&heard.message, from_node::Message::Pong(pong) if pong.nonce == 41)).map(drop)
+    });
+    answered.await;
+    agent.stop().await;
+}

@@ -23,6 +23,7 @@ use gpuaas_contract::link::{
     LogChunk, LogPosition, Messages, Offer, REJOIN_PAYLOAD_TYPE, ReceiptAck, Rejoin, RejoinChallenge, RejoinChallengeRequest,
     RejoinProof, Renew, Renewed, SERVER_NAME, SESSION_HEADER, SignedReceipt, ToNode, Welcome, from_node, route, to_node,
 };
+use gpuaas_contract::resume::{ChannelBinding, EXPORTER_LABEL, REQUEST_KEY_HEADER, ResumeClaim, ResumeSecret};
 use gpuaas_contract::task::Task;
 use gpuaas_contract::time::Timestamp;
 use gpuaas_contract::verifier_set::{Document, Entry, KeyState};
@@ -304,12 +305,13 @@ impl Shared {
             old.changed.notify_waiters();
         }
         let welcome = Welcome {
-            session_id: id,
+            session_id: id.clone(),
             cluster_id: self.cluster_id.to_string(),
             server_time_us: Timestamp::now().0,
             heartbeat_seconds: 1,
             verifier_set: None,
             poll_seconds: 2,
+            resume_secret: secret_of(&id).as_bytes().to_vec(),
         };
         (welcome, changed)
     }
@@ -332,6 +334,27 @@ impl Shared {
             session.changed.notify_waiters();
         }
     }
+}
+
+/// The secret of a session; here it follows from the session's id.
+fn secret_of(session_id: &str) -> ResumeSecret {
+    use sha2::Digest as _;
+    ResumeSecret::new(sha2::Sha256::digest(session_id).into())
+}
+
+/// The proof of a hello, where there is one, holds for the session it names, on the connection it came over, and on no other.
+fn check_proof(shared: &Shared, hello: &Hello, peer: HasCertificate) {
+    if hello.resume_session.is_empty() {
+        return assert!(hello.resume_proof.is_empty());
+    }
+    let claim = ResumeClaim {
+        node_id: shared.node_id,
+        node_epoch: hello.node_epoch,
+        session_id: &hello.resume_session,
+        agent_instance_id: &hello.agent_instance_id,
+    };
+    assert!(secret_of(&hello.resume_session).is_proof(&peer.1, &claim, &hello.resume_proof));
+    assert!(!secret_of(&hello.resume_session).is_proof(&[0; 32], &claim, &hello.resume_proof));
 }
 
 fn log_ack(chunk: &LogChunk) -> LogAck {
@@ -365,9 +388,10 @@ impl Server {
                 tokio::spawn(async move {
                     stream.set_nodelay(true).expect("nodelay");
                     let Ok(stream) = acceptor.accept(stream).await else { return };
-                    let has_certificate = stream.get_ref().1.peer_certificates().is_some();
-                    let service =
-                        hyper_util::service::TowerToHyperService::new(router.layer(Extension(HasCertificate(has_certificate))));
+                    let tls = stream.get_ref().1;
+                    let binding = tls.export_keying_material([0; 32], EXPORTER_LABEL, None).expect("exporter");
+                    let peer = HasCertificate(tls.peer_certificates().is_some(), binding);
+                    let service = hyper_util::service::TowerToHyperService::new(router.layer(Extension(peer)));
                     let builder = hyper_util::server::conn::auto::Builder::new(hyper_util::rt::TokioExecutor::new());
                     let connection = builder.serve_connection(hyper_util::rt::TokioIo::new(stream), service);
                     tokio::select! {
@@ -382,7 +406,7 @@ impl Server {
 }
 
 #[derive(Clone, Copy)]
-struct HasCertificate(bool);
+struct HasCertificate(bool, ChannelBinding);
 
 fn tls_config(shared: &Shared) -> rustls::ServerConfig {
     let key = rcgen::KeyPair::generate_for(&rcgen::PKCS_ECDSA_P256_SHA256).expect("key");
@@ -420,7 +444,7 @@ fn router(shared: Arc<Shared>) -> Router {
         .route(route::RENEW, post(renew))
         .route(route::HELLO, post(hello))
         .route(route::TASKS_WAIT, get(tasks_wait))
-        .route(route::CONTROL, get(control))
+        .route(route::CONTROL, get(control).post(pong))
         .route(route::HEARTBEAT, post(heartbeat))
         .route(route::METRICS, post(metrics))
         .route(route::TASK_ACK, post(task_ack))
@@ -499,6 +523,7 @@ async fn hello(State(shared): App, Extension(peer): Extension<HasCertificate>, J
     if !peer.0 {
         return problem(StatusCode::UNAUTHORIZED, "certificate_required", "show a certificate");
     }
+    check_proof(&shared, &hello, peer);
     let (welcome, _) = shared.open_session();
     shared.record("poll", from_node::Message::Hello(hello));
     Json(welcome).into_response()
@@ -506,6 +531,8 @@ async fn hello(State(shared): App, Extension(peer): Extension<HasCertificate>, J
 
 async fn wait(shared: &Shared, headers: &HeaderMap, control: bool) -> Response {
     let session = headers.get(SESSION_HEADER).and_then(|value| value.to_str().ok()).unwrap_or_default();
+    let key = headers.get(REQUEST_KEY_HEADER).and_then(|value| value.to_str().ok()).unwrap_or_default();
+    assert!(secret_of(session).is_request_key(key), "a request proves that it is of the session's own process");
     let deadline = tokio::time::Instant::now() + Duration::from_secs(2);
     loop {
         let changed = {
@@ -535,6 +562,10 @@ async fn tasks_wait(State(shared): App, headers: HeaderMap) -> Response {
 
 async fn control(State(shared): App, headers: HeaderMap) -> Response {
     wait(&shared, &headers, true).await
+}
+
+async fn pong(State(shared): App, Json(pong): Json<gpuaas_contract::link::Pong>) {
+    shared.answer("poll", from_node::Message::Pong(pong));
 }
 
 async fn heartbeat(State(shared): App, Json(heartbeat): Json<gpuaas_contract::link::Heartbeat>) {
@@ -588,6 +619,7 @@ impl NodeLink for Grpc {
         if !request.extensions().get::<HasCertificate>().is_some_and(|peer| peer.0) {
             return Err(tonic::Status::unauthenticated("certificate_required: show a certificate"));
         }
+        let peer = request.extensions().get::<HasCertificate>().copied().expect("a peer");
         let mut incoming = request.into_inner();
         let (sender, receiver) = mpsc::channel(64);
         tokio::spawn(async move {
@@ -597,6 +629,7 @@ impl NodeLink for Grpc {
                 while incoming.next().await.is_some() {}
                 return;
             }
+            check_proof(&shared, &hello, peer);
             let (welcome, changed) = shared.open_session();
             let session = welcome.session_id.clone();
             if sender.send(Ok(ToNode::from(to_node::Message::Welcome(welcome)))).await.is_err() {

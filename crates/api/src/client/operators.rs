@@ -7,10 +7,10 @@ use reqwest::Method;
 use super::{Call, Client, ClientError};
 use crate::dto::{
     ApiToken, ApiTokenCreate, ApiTokenCreated, AuditQuery, AuditRow, Capacity, ClusterInfo, DrainPreview, Empty, Enrolment,
-    EnrolmentListQuery, JoinToken, JoinTokenCreate, JoinTokenCreated, Machine, MachineListQuery, MaintenanceCreate,
-    MaintenanceListQuery, MaintenanceWindow, Node, NodeListQuery, Page, PageQuery, Reason, SigningKey, Slice, SliceConsole,
-    SliceCreate, SliceListQuery, SliceOrder, SlicePower, SliceRelease, Slot, SlotListQuery, Task, TaskCreate, TaskEvidence,
-    TaskListQuery, TaskLogs, TaskLogsQuery, TaskTypeInfo, Topology, TopologyApprove,
+    EnrolmentApprove, EnrolmentListQuery, JoinToken, JoinTokenCreate, JoinTokenCreated, Machine, MachineListQuery,
+    MaintenanceCreate, MaintenanceListQuery, MaintenanceWindow, Node, NodeChange, NodeListQuery, Page, PageQuery, Reason,
+    SigningKey, Slice, SliceConsole, SliceCreate, SliceListQuery, SliceOrder, SlicePower, SliceRelease, Slot, SlotListQuery,
+    Task, TaskCreate, TaskEvidence, TaskListQuery, TaskLogs, TaskLogsQuery, TaskTypeInfo, Topology, TopologyApprove,
 };
 use crate::routes;
 
@@ -31,6 +31,11 @@ impl Client {
     /// One node, by id or unique name.
     pub async fn node(&self, node: &str) -> Result<Node, ClientError> {
         self.get(routes::NODE, &[node]).await
+    }
+
+    /// Gives a node another name.
+    pub async fn node_change(&self, node: &str, change: &NodeChange) -> Result<Node, ClientError> {
+        self.change(Method::PATCH, (routes::NODE, &[node]), change, None).await
     }
 
     /// Maintenance on.
@@ -154,8 +159,8 @@ impl Client {
     }
 
     /// Say yes to a host.
-    pub async fn enrolment_approve(&self, enrolment: &str, reason: &Reason) -> Result<Enrolment, ClientError> {
-        self.post(routes::ENROLMENT_APPROVE, &[enrolment], reason).await
+    pub async fn enrolment_approve(&self, enrolment: &str, approve: &EnrolmentApprove) -> Result<Enrolment, ClientError> {
+        self.post(routes::ENROLMENT_APPROVE, &[enrolment], approve).await
     }
 
     /// Say no to a host.

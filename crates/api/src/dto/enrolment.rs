@@ -29,10 +29,45 @@ pub struct Enrolment {
     /// The node it became.
     #[serde(default)]
     pub node_id: Option<NodeId>,
+    /// The node that has this fingerprint already; approving takes it over. Only of requests that are open.
+    #[serde(default)]
+    pub existing_node: Option<ExistingNode>,
+    /// The node that an operator said it may take over.
+    #[serde(default)]
+    pub replace_node: Option<NodeId>,
     /// When the host asked.
     pub created_at: Timestamp,
     /// When the request lapses.
     pub expires_at: Timestamp,
+}
+
+/// A node that a host which asks to be enrolled is already, by its fingerprint.
+#[derive(Clone, Debug, PartialEq, Eq, serde::Serialize, serde::Deserialize, schemars::JsonSchema)]
+pub struct ExistingNode {
+    /// The node.
+    pub id: NodeId,
+    /// Its name, which may be another than the host's.
+    pub name: String,
+    /// Its service state, such as `in_service` or `locked`.
+    pub service: String,
+    /// It has an open link now.
+    pub online: bool,
+    /// The host that asks has other keys than the node: approving ends the node's identity.
+    pub keys_differ: bool,
+    /// Approving needs `replace_node`.
+    pub needs_replace: bool,
+}
+
+/// An operator's yes.
+#[derive(Clone, Debug, Default, PartialEq, Eq, serde::Serialize, serde::Deserialize, schemars::JsonSchema)]
+#[serde(deny_unknown_fields)]
+pub struct EnrolmentApprove {
+    /// Why; kept in the audit log.
+    #[serde(default)]
+    pub reason: String,
+    /// The node that the host may take over: exactly the one in `existing_node`.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub replace_node: Option<NodeId>,
 }
 
 /// Which requests to list.
@@ -72,6 +107,9 @@ pub struct JoinToken {
     /// When an operator took it back.
     #[serde(default)]
     pub revoked_at: Option<Timestamp>,
+    /// The node that a host may take over with it.
+    #[serde(default)]
+    pub replace_node: Option<NodeId>,
 }
 
 /// A join token to make.
@@ -84,6 +122,9 @@ pub struct JoinTokenCreate {
     /// How long it is good for; 15 minutes unless less is asked for.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub life_seconds: Option<u64>,
+    /// The node that a host may take over with it; without one it enrolls new machines only.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub replace_node: Option<NodeId>,
 }
 
 /// A new join token. The only answer that ever holds its secret.

@@ -39,13 +39,15 @@ pub use audit::{AuditExportQuery, AuditQuery, AuditRow};
 pub use capacity::{Capacity, CapacityRow, Machine, MachineListQuery, NodeCapacity, SkuCapacity};
 pub use catalog::{CatalogItem, Product, ProductKind, Sku, SkuChange, SkuCreate};
 pub use cluster::{ClusterInfo, TaskTypeInfo};
-pub use enrolment::{Enrolment, EnrolmentListQuery, JoinToken, JoinTokenCreate, JoinTokenCreated};
+pub use enrolment::{
+    Enrolment, EnrolmentApprove, EnrolmentListQuery, ExistingNode, JoinToken, JoinTokenCreate, JoinTokenCreated,
+};
 pub use event::{CloudEvent, EventRow, EventsQuery};
 pub use identity::{WhoAmI, WhoAmIMembership};
 pub use image::{Image, ImageCreate, ImageListQuery};
 pub use maintenance::{DrainAllocation, DrainPreview, MaintenanceCreate, MaintenanceListQuery, MaintenanceWindow};
 pub use member::{Member, MemberAdd, MemberChange};
-pub use node::{Node, NodeListQuery, NodeSession};
+pub use node::{Node, NodeChange, NodeListQuery, NodeSession};
 pub use organisation::{Organisation, OrganisationChange, OrganisationCreate, OrganisationListQuery};
 pub use problem::{PROBLEM_CONTENT_TYPE, Problem};
 pub use project::{Project, ProjectChange, ProjectCreate, ProjectListQuery};

@@ -66,6 +66,14 @@ pub struct NodeSession {
     pub boot_id: String,
 }
 
+/// What an operator changes about a node.
+#[derive(Clone, Debug, Default, PartialEq, Eq, serde::Serialize, serde::Deserialize, schemars::JsonSchema)]
+#[serde(deny_unknown_fields)]
+pub struct NodeChange {
+    /// Its new name: 1 to 253 letters, digits, dashes, dots and underscores.
+    pub name: String,
+}
+
 /// Which nodes to list.
 #[derive(Clone, Debug, Default, PartialEq, Eq, serde::Serialize, serde::Deserialize, schemars::JsonSchema)]
 #[serde(deny_unknown_fields)]

@@ -8,14 +8,15 @@ use crate::dto::{
     Allocation, AllocationChange, AllocationCreate, AllocationExtend, AllocationListQuery, AllocationPlan, AllocationRetry,
     AllocationSearchQuery, AllocationWatchQuery, ApiKey, ApiKeyCreate, ApiKeyCreated, ApiToken, ApiTokenCreate, ApiTokenCreated,
     AuditExportQuery, AuditQuery, AuditRow, Capacity, CatalogItem, CloudEvent, ClusterInfo, Delivery, DeliveryListQuery,
-    DrainPreview, Empty, Enrolment, EnrolmentListQuery, EventRow, EventsQuery, Image, ImageCreate, ImageListQuery, JoinToken,
-    JoinTokenCreate, JoinTokenCreated, Limits, Machine, MachineListQuery, MaintenanceCreate, MaintenanceListQuery,
-    MaintenanceWindow, Member, MemberAdd, MemberChange, Node, NodeListQuery, Organisation, OrganisationChange,
-    OrganisationCreate, OrganisationListQuery, Page, PageQuery, Project, ProjectChange, ProjectCreate, ProjectListQuery, Quota,
-    Reason, ServiceAccount, ServiceAccountCreate, SigningKey, Sku, SkuChange, SkuCreate, Slice, SliceConsole, SliceCreate,
-    SliceListQuery, SliceOrder, SlicePower, SliceRelease, Slot, SlotListQuery, SshKey, SshKeyCreate, Task, TaskCreate,
-    TaskEvidence, TaskListQuery, TaskLogs, TaskLogsQuery, TaskTypeInfo, Topology, TopologyApprove, User, UserCreate, UserCreated,
-    UserListQuery, UserPassword, UserPasswordSet, Webhook, WebhookChange, WebhookChanged, WebhookCreate, WebhookCreated, WhoAmI,
+    DrainPreview, Empty, Enrolment, EnrolmentApprove, EnrolmentListQuery, EventRow, EventsQuery, Image, ImageCreate,
+    ImageListQuery, JoinToken, JoinTokenCreate, JoinTokenCreated, Limits, Machine, MachineListQuery, MaintenanceCreate,
+    MaintenanceListQuery, MaintenanceWindow, Member, MemberAdd, MemberChange, Node, NodeChange, NodeListQuery, Organisation,
+    OrganisationChange, OrganisationCreate, OrganisationListQuery, Page, PageQuery, Project, ProjectChange, ProjectCreate,
+    ProjectListQuery, Quota, Reason, ServiceAccount, ServiceAccountCreate, SigningKey, Sku, SkuChange, SkuCreate, Slice,
+    SliceConsole, SliceCreate, SliceListQuery, SliceOrder, SlicePower, SliceRelease, Slot, SlotListQuery, SshKey, SshKeyCreate,
+    Task, TaskCreate, TaskEvidence, TaskListQuery, TaskLogs, TaskLogsQuery, TaskTypeInfo, Topology, TopologyApprove, User,
+    UserCreate, UserCreated, UserListQuery, UserPassword, UserPasswordSet, Webhook, WebhookChange, WebhookChanged, WebhookCreate,
+    WebhookCreated, WhoAmI,
 };
 use crate::routes;
 
@@ -260,6 +261,8 @@ endpoints! {
         query<NodeListQuery> answer<Page<Node>>;
     node: Get NODE, "platform.read" of Platform, "Shows a node.",
         answer<Node>;
+    node_change: Patch NODE, "platform.operate" of Platform, "Gives a node another name.",
+        body<NodeChange> answer<Node>;
     node_drain: Post NODE_DRAIN, "platform.operate" of Platform, "Takes a node out of service; what runs there goes on.",
         body<Reason> answer<Node>;
     node_undrain: Post NODE_UNDRAIN, "platform.operate" of Platform, "Brings a drained node back into service.",
@@ -330,8 +333,8 @@ endpoints! {
         query<EnrolmentListQuery> answer<Page<Enrolment>>;
     enrolment: Get ENROLMENT, "platform.read" of Platform, "Shows the request of a host to be enrolled.",
         answer<Enrolment>;
-    enrolment_approve: Post ENROLMENT_APPROVE, "platform.operate" of Platform, "Says yes to a host.",
-        body<Reason> answer<Enrolment>;
+    enrolment_approve: Post ENROLMENT_APPROVE, "platform.operate" of Platform, "Says yes to a host. One that is a node already needs `replace_node`.",
+        body<EnrolmentApprove> answer<Enrolment>;
     enrolment_reject: Post ENROLMENT_REJECT, "platform.operate" of Platform, "Says no to a host.",
         body<Reason> answer<Enrolment>;
     join_tokens: Get JOIN_TOKENS, "platform.read" of Platform, "Lists join tokens, without their secrets.",

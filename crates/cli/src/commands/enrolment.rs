@@ -1,6 +1,6 @@
 //! `gpuaas node requests|approve|reject`: hosts that ask to be enrolled.
 
-use gpuaas_api::dto::{Enrolment, Reason};
+use gpuaas_api::dto::{Enrolment, EnrolmentApprove, Reason};
 
 use super::{age, moment};
 use crate::exit::Exit;
@@ -20,21 +20,49 @@ pub(super) async fn list(session: &Session, all: bool) -> Result<Exit, Failure> 
         session
             .output
             .hint("compare the key with what the agent printed, then `gpuaas node approve ID` or `gpuaas node reject ID`");
+        if requests.iter().any(|request| request.existing_node.as_ref().is_some_and(|node| node.needs_replace)) {
+            session.output.hint(
+                "approving a host that is a node already ends that node's identity: `--replace-node NODE` says that it shall",
+            );
+        }
     }
     Ok(Exit::Done)
 }
 
-pub(super) async fn decide(session: &Session, request: &str, approve: bool, reason: String) -> Result<Exit, Failure> {
+pub(super) async fn approve(
+    session: &Session,
+    request: &str,
+    reason: String,
+    replace_node: Option<String>,
+) -> Result<Exit, Failure> {
     let client = session.client()?;
     let id = resolve::enrolment(client, request).await?;
-    let reason = Reason { reason };
-    let decided =
-        if approve { client.enrolment_approve(&id, &reason).await? } else { client.enrolment_reject(&id, &reason).await? };
-    session.output.print(&decided, |request| View::Details(details(request)))?;
-    if approve {
-        session.output.hint("the agent fetches its certificate within seconds; see `gpuaas node ls`");
+    let replace_node = resolve::node_to_replace(client, replace_node.as_deref()).await?;
+    let approved = client.enrolment_approve(&id, &EnrolmentApprove { reason, replace_node }).await?;
+    session.output.print(&approved, |request| View::Details(details(request)))?;
+    session.output.hint("the agent fetches its certificate within seconds; see `gpuaas node ls`");
+    if replace_node.is_some() {
+        session.output.hint(
+            "its slots are not used before they are proven: release what was leased, then `gpuaas node topology discover` and `approve`",
+        );
     }
     Ok(Exit::Done)
+}
+
+pub(super) async fn reject(session: &Session, request: &str, reason: String) -> Result<Exit, Failure> {
+    let client = session.client()?;
+    let id = resolve::enrolment(client, request).await?;
+    let rejected = client.enrolment_reject(&id, &Reason { reason }).await?;
+    session.output.print(&rejected, |request| View::Details(details(request)))?;
+    Ok(Exit::Done)
+}
+
+/// The node that a host is already, in one line.
+fn existing(request: &Enrolment) -> Option<String> {
+    let node = request.existing_node.as_ref()?;
+    let online = if node.online { "online" } else { "offline" };
+    let keys = if node.keys_differ { "other keys" } else { "same keys" };
+    Some(format!("{} ({}, {}, {online}, {keys})", node.id, node.name, node.service))
 }
 
 fn details(request: &Enrolment) -> Details {
@@ -51,6 +79,8 @@ fn details(request: &Enrolment) -> Details {
         .field("fingerprint", &request.fingerprint)
         .field("receipt key", request.receipt_key.id())
         .maybe("node", request.node_id)
+        .maybe("is already", existing(request))
+        .maybe("replaces", request.replace_node)
         .field("asked", moment(request.created_at))
         .field("expires", moment(request.expires_at))
 }
@@ -60,7 +90,7 @@ fn table(requests: &[Enrolment]) -> View {
         return View::Nothing;
     }
     let ids = text::short_ids(&requests.iter().map(|request| request.id.to_string()).collect::<Vec<_>>());
-    let mut table = Table::new(["ID", "STATE", "HOST", "ASKED BY", "GPUS", "RECEIPT KEY", "AGE"]);
+    let mut table = Table::new(["ID", "STATE", "HOST", "ASKED BY", "GPUS", "RECEIPT KEY", "IS ALREADY", "AGE"]);
     for (request, id) in requests.iter().zip(ids) {
         table.row([
             id,
@@ -69,6 +99,7 @@ fn table(requests: &[Enrolment]) -> View {
             request.email.clone(),
             super::node::gpus_of(&request.facts),
             request.receipt_key.id().to_string(),
+            existing(request).unwrap_or_default(),
             age(Some(request.created_at)),
         ]);
     }

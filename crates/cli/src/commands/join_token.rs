@@ -24,6 +24,9 @@ pub(crate) enum JoinTokenCommand {
         /// How long it is good for, at most 15m [default: 15m].
         #[arg(long, value_name = "TIME", value_parser = span::parse)]
         life: Option<Duration>,
+        /// Let the host take over this node, which has its fingerprint: for a machine that was installed anew.
+        #[arg(long, value_name = "NODE")]
+        replace_node: Option<String>,
     },
     /// List join tokens.
     Ls,
@@ -38,8 +41,9 @@ pub(crate) enum JoinTokenCommand {
 pub(super) async fn run(session: &Session, command: JoinTokenCommand) -> Result<Exit, Failure> {
     let client = session.client()?;
     match command {
-        JoinTokenCommand::Create { note, life } => {
-            let create = JoinTokenCreate { note, life_seconds: life.map(|life| life.as_secs()) };
+        JoinTokenCommand::Create { note, life, replace_node } => {
+            let replace_node = resolve::node_to_replace(client, replace_node.as_deref()).await?;
+            let create = JoinTokenCreate { note, life_seconds: life.map(|life| life.as_secs()), replace_node };
             let created = client.join_token_create(&create).await?;
             session.output.print(&created, |created| {
                 View::Details(
@@ -75,6 +79,7 @@ fn details(token: &JoinToken) -> Details {
         .maybe("used", token.used_at.map(moment))
         .maybe("used by", token.used_by)
         .maybe("revoked", token.revoked_at.map(moment))
+        .maybe("replaces", token.replace_node)
 }
 
 fn table(tokens: &[JoinToken]) -> View {

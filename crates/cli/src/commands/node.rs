@@ -1,7 +1,7 @@
 //! `gpuaas node`.
 
 use clap::Subcommand;
-use gpuaas_api::dto::{Node, Reason};
+use gpuaas_api::dto::{Node, NodeChange, Reason};
 use gpuaas_contract::telemetry::HostFacts;
 use gpuaas_contract::time::Timestamp;
 
@@ -39,6 +39,9 @@ pub(crate) enum NodeCommand {
         /// Why; kept in the audit log.
         #[arg(long, default_value = "")]
         reason: String,
+        /// The node that the host is already, by its fingerprint: its identity ends, and the host takes its place.
+        #[arg(long, value_name = "NODE")]
+        replace_node: Option<String>,
     },
     /// Turn a host that asked away.
     Reject {
@@ -47,6 +50,13 @@ pub(crate) enum NodeCommand {
         /// Why; the host is told.
         #[arg(long, default_value = "")]
         reason: String,
+    },
+    /// Give a node another name.
+    Rename {
+        /// The node.
+        node: String,
+        /// Its new name.
+        name: String,
     },
     /// Maintenance on: no new work, running tasks finish. Shows what is in the way and asks first on a terminal.
     Drain {
@@ -90,8 +100,11 @@ pub(super) async fn run(session: &Session, command: NodeCommand) -> Result<Exit,
         NodeCommand::Ls { all } => return list(session, all).await,
         NodeCommand::Show { node } => return show(session, &node).await,
         NodeCommand::Requests { all } => return enrolment::list(session, all).await,
-        NodeCommand::Approve { request, reason } => return enrolment::decide(session, &request, true, reason).await,
-        NodeCommand::Reject { request, reason } => return enrolment::decide(session, &request, false, reason).await,
+        NodeCommand::Approve { request, reason, replace_node } => {
+            return enrolment::approve(session, &request, reason, replace_node).await;
+        }
+        NodeCommand::Reject { request, reason } => return enrolment::reject(session, &request, reason).await,
+        NodeCommand::Rename { node, name } => return rename(session, &node, name).await,
         NodeCommand::Topology(command) => return topology::run(session, command).await,
         NodeCommand::Token(command) => return join_token::run(session, command).await,
         NodeCommand::Drain { operation, preview, yes } => {
@@ -108,6 +121,14 @@ pub(super) async fn run(session: &Session, command: NodeCommand) -> Result<Exit,
         NodeCommand::Retire(operation) => (operation, Kind::Retire),
     };
     operate(session, operation, kind).await
+}
+
+async fn rename(session: &Session, node: &str, name: String) -> Result<Exit, Failure> {
+    let client = session.client()?;
+    let node = resolve::node(client, node).await?;
+    let node = client.node_change(&node, &NodeChange { name }).await?;
+    session.output.print(&node, |node| View::Details(details(node)))?;
+    Ok(Exit::Done)
 }
 
 enum Kind {

@@ -189,7 +189,7 @@ fn router(shared: &Arc<Shared>) -> Router {
         .route(route::ENROL_WITH_TOKEN, post(enrol))
         .route(route::HELLO, post(hello))
         .route(route::TASKS_WAIT, get(tasks_wait))
-        .route(route::CONTROL, get(control_wait))
+        .route(route::CONTROL, get(control_wait).post(async || ()))
         .route(route::HEARTBEAT, post(async || ()))
         .route(route::METRICS, post(async || ()))
         .route(route::TASK_ACK, post(ack))
@@ -219,6 +219,7 @@ impl Shared {
             heartbeat_seconds: 10,
             verifier_set: None,
             poll_seconds: 5,
+            resume_secret: vec![0; 32],
         }
     }
 

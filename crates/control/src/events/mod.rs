@@ -54,6 +54,7 @@ impl News {
                     | Hint::Task(_)
                     | Hint::Allocation(_)
                     | Hint::Fleet(_)
+                    | Hint::Link(_)
                     | Hint::Rights
                     | Hint::Progress { .. },
                 ) => {}

@@ -85,6 +85,7 @@ pub(super) async fn watch(
                         | Hint::NodeAccess(_)
                         | Hint::Fleet(_)
                         | Hint::Outbox
+                        | Hint::Link(_)
                         | Hint::Rights,
                     )) => {}
                     Ok(Err(RecvError::Lagged(_))) | Err(_) => break,

@@ -6,19 +6,23 @@ use std::time::Duration;
 use axum::extract::State;
 use axum::http::StatusCode;
 use axum::{Extension, Json};
-use gpuaas_api::dto::{self, EnrolmentListQuery, JoinTokenCreate, JoinTokenCreated, Page, PageQuery, Reason};
+use gpuaas_api::dto::{
+    self, EnrolmentApprove, EnrolmentListQuery, ExistingNode, JoinTokenCreate, JoinTokenCreated, Page, PageQuery, Reason,
+};
 use gpuaas_contract::Digest;
 use gpuaas_contract::id::{EnrolmentId, JoinTokenId};
 use gpuaas_contract::time::Timestamp;
 use gpuaas_domain::Refusal;
-use gpuaas_domain::enrolment::{self, Enrolment, EnrolmentState, JoinToken, TOKEN_LIFE};
+use gpuaas_domain::enrolment::{self, Door, Enrolment, EnrolmentState, Existing, JoinToken, TOKEN_LIFE};
+use gpuaas_domain::node::Node;
 
 use super::caller::Caller;
 use super::idempotency::NotKept;
 use super::problem::{JsonBody, Params, Rejected, Segments};
-use super::{page, page_limit, parse_id, parse_opt};
+use super::{node_name, page, page_limit, parse_id, parse_opt};
 use crate::Control;
 use crate::failure::{Failure, settle};
+use crate::link::enrol::{applicant_of, is_same_host};
 use crate::pki::secret_text;
 
 type Shared = State<Arc<Control>>;
@@ -37,11 +41,15 @@ pub(super) async fn list(
     };
     let found = control.store.enrolment_list(state, parse_opt(query.after.as_deref())?, limit.saturating_add(1)).await?;
     let found = page(found, limit, |enrolment| enrolment.id.to_string());
-    Ok(Json(Page { items: found.items.into_iter().map(shown).collect(), next: found.next }))
+    let mut items = Vec::with_capacity(found.items.len());
+    for enrolment in found.items {
+        items.push(shown(&control, enrolment).await?);
+    }
+    Ok(Json(Page { items, next: found.next }))
 }
 
 pub(super) async fn show(State(control): Shared, Segments(id): Segments<String>) -> Result<Json<dto::Enrolment>, Rejected> {
-    Ok(Json(shown(get(&control, parse_id(&id)?).await?)))
+    Ok(Json(shown(&control, get(&control, parse_id(&id)?).await?).await?))
 }
 
 async fn get(control: &Control, id: EnrolmentId) -> Result<Enrolment, Failure> {
@@ -50,10 +58,32 @@ async fn get(control: &Control, id: EnrolmentId) -> Result<Enrolment, Failure> {
     Ok(control.store.enrolment_get(id).await?.ok_or_else(unknown)?)
 }
 
-fn shown(enrolment: Enrolment) -> dto::Enrolment {
+/// The node that the host is already, by its fingerprint, and whether it has that node's keys.
+async fn existing(control: &Control, enrolment: &Enrolment) -> Result<Option<(Node, bool)>, Failure> {
+    let Some(node) = control.store.node_by_fingerprint(&enrolment.fingerprint).await? else { return Ok(None) };
+    let same_keys = is_same_host(&node, &applicant_of(enrolment))?;
+    Ok(Some((node, same_keys)))
+}
+
+async fn shown(control: &Control, enrolment: Enrolment) -> Result<dto::Enrolment, Failure> {
     let open = matches!(enrolment.state, EnrolmentState::Pending | EnrolmentState::Approved);
-    let state = if open && Timestamp::now() > enrolment.expires_at { "expired" } else { enrolment.state.as_str() };
-    dto::Enrolment {
+    let lapsed = Timestamp::now() > enrolment.expires_at;
+    let state = if open && lapsed { "expired" } else { enrolment.state.as_str() };
+    let existing = if open && !lapsed { existing(control, &enrolment).await? } else { None };
+    let existing_node = existing.map(|(node, same_keys)| ExistingNode {
+        id: node.id,
+        needs_replace: enrolment::check_replacement(
+            Some(Existing { node: &node, same_keys }),
+            None,
+            Door::Approval(enrolment.id),
+        )
+        .is_err(),
+        name: node.name,
+        service: node.service.as_str().to_owned(),
+        online: node.session.is_some(),
+        keys_differ: !same_keys,
+    });
+    Ok(dto::Enrolment {
         id: enrolment.id,
         state: state.to_owned(),
         email: enrolment.email,
@@ -63,20 +93,28 @@ fn shown(enrolment: Enrolment) -> dto::Enrolment {
         address: enrolment.address,
         reason: enrolment.reason,
         node_id: enrolment.node_id,
+        existing_node,
+        replace_node: enrolment.replace_node,
         created_at: enrolment.created_at,
         expires_at: enrolment.expires_at,
-    }
+    })
 }
 
 pub(super) async fn approve(
     State(control): Shared,
     Extension(caller): Extension<Caller>,
     Segments(id): Segments<String>,
-    JsonBody(Reason { reason: _ }): JsonBody<Reason>,
+    JsonBody(EnrolmentApprove { reason: _, replace_node }): JsonBody<EnrolmentApprove>,
 ) -> Result<Json<dto::Enrolment>, Rejected> {
     let (id, context) = (parse_id(&id)?, caller.context());
-    settle(&control, || async { Ok(((), enrolment::approve(&get(&control, id).await?, &context)?)) }).await?;
-    Ok(Json(shown(get(&control, id).await?)))
+    settle(&control, || async {
+        let enrolment = get(&control, id).await?;
+        let known = existing(&control, &enrolment).await?;
+        let known = known.as_ref().map(|(node, same_keys)| Existing { node, same_keys: *same_keys });
+        Ok(((), enrolment::approve(&enrolment, known, replace_node, &context)?))
+    })
+    .await?;
+    Ok(Json(shown(&control, get(&control, id).await?).await?))
 }
 
 pub(super) async fn reject(
@@ -87,7 +125,7 @@ pub(super) async fn reject(
 ) -> Result<Json<dto::Enrolment>, Rejected> {
     let (id, context) = (parse_id(&id)?, caller.context());
     settle(&control, || async { Ok(((), enrolment::reject(&get(&control, id).await?, &reason, &context)?)) }).await?;
-    Ok(Json(shown(get(&control, id).await?)))
+    Ok(Json(shown(&control, get(&control, id).await?).await?))
 }
 
 pub(super) async fn token_list(
@@ -108,7 +146,10 @@ pub(super) async fn token_create(
     let context = caller.context();
     let (id, secret) = (JoinTokenId::generate(), secret_text("gpj_"));
     let life = wanted.life_seconds.map_or(TOKEN_LIFE, Duration::from_secs);
-    let decision = enrolment::token_create(id, Digest::of(secret.as_bytes()), &wanted.note, life, &context)?;
+    if let Some(node) = wanted.replace_node {
+        node_name::find(&control, &node.to_string()).await?;
+    }
+    let decision = enrolment::token_create(id, Digest::of(secret.as_bytes()), &wanted.note, life, wanted.replace_node, &context)?;
     settle(&control, || async { Ok(((), decision.clone())) }).await?;
     let token = format!("{secret}.{}", control.ca.pin());
     let enroll_command = format!("gpuaas-agent enroll --server {} --token {token}", control.link_address);
@@ -151,5 +192,6 @@ fn token_shown(token: JoinToken) -> dto::JoinToken {
         used_at: token.used.map(|(at, _)| at),
         used_by: token.used.map(|(_, node)| node),
         revoked_at: token.revoked_at,
+        replace_node: token.replace_node,
     }
 }

@@ -81,7 +81,7 @@ pub fn router(control: &Arc<Control>) -> Router {
         .route(routes::TASK_TYPES, get(system::task_types))
         .route(routes::METRICS, get(system::metrics))
         .route(routes::NODES, get(nodes::list))
-        .route(routes::NODE, get(nodes::show))
+        .route(routes::NODE, get(nodes::show).patch(nodes::change))
         .route(routes::NODE_DRAIN, post(nodes::drain))
         .route(routes::NODE_UNDRAIN, post(nodes::undrain))
         .route(routes::NODE_QUARANTINE, post(nodes::quarantine))

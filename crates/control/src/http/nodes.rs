@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use axum::extract::State;
 use axum::{Extension, Json};
-use gpuaas_api::dto::{self, NodeListQuery, NodeSession, Page, Reason};
+use gpuaas_api::dto::{self, NodeChange, NodeListQuery, NodeSession, Page, Reason};
 use gpuaas_domain::node::{self, Node, Operation, Service};
 use gpuaas_domain::task;
 use gpuaas_store::NodeFilter;
@@ -92,6 +92,23 @@ fn shown(control: &Control, tasks_open: u64, node: Node) -> dto::Node {
         created_at: node.created_at,
         tasks_open,
     }
+}
+
+/// Gives a node another name.
+pub(super) async fn change(
+    State(control): Shared,
+    Extension(caller): Extension<Caller>,
+    Segments(name): Segments<String>,
+    JsonBody(change): JsonBody<NodeChange>,
+) -> Result<Json<dto::Node>, Rejected> {
+    let id = node_name::find(&control, &name).await?.id;
+    let context = caller.context();
+    settle(&control, || async {
+        let node = node_name::find(&control, &id.to_string()).await?;
+        Ok(((), node::rename(&node, &change.name, &context)?))
+    })
+    .await?;
+    one(&control, &id.to_string()).await
 }
 
 operations! { dto::Node;

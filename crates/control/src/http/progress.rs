@@ -50,6 +50,7 @@ impl ProgressBoard {
                         | Hint::Allocation(_)
                         | Hint::Fleet(_)
                         | Hint::Outbox
+                        | Hint::Link(_)
                         | Hint::Rights,
                     )
                     | Err(RecvError::Lagged(_)) => {}

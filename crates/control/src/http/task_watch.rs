@@ -73,6 +73,7 @@ pub(super) async fn watch(
                         | Hint::Allocation(_)
                         | Hint::Fleet(_)
                         | Hint::Outbox
+                        | Hint::Link(_)
                         | Hint::Rights,
                     )) => {}
                     Ok(Err(RecvError::Lagged(_))) | Err(_) => break,

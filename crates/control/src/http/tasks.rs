@@ -237,6 +237,7 @@ async fn wait_for(hints: &mut tokio::sync::broadcast::Receiver<Hint>, id: TaskId
                 | Hint::Allocation(_)
                 | Hint::Fleet(_)
                 | Hint::Outbox
+                | Hint::Link(_)
                 | Hint::Rights,
             ) => {}
             Err(RecvError::Lagged(_) | RecvError::Closed) => return,

@@ -27,6 +27,8 @@ const WATCH_POLL: Duration = Duration::from_secs(2);
 /// How often a stream does. It is checked with every message, so at least with every heartbeat, and the deny-list closes it by
 /// itself: this only stands behind both, and thousands of idle links must cost nothing.
 const WATCH_STREAM: Duration = Duration::from_secs(30);
+/// The clock has moved past a certificate's last moment, and not just reached it.
+const EXPIRY_MARGIN: Duration = Duration::from_millis(1);
 /// Between two attempts to write down that a link ended.
 const RETRY: Duration = Duration::from_secs(1);
 /// A poll whose connection broke must be followed by another within this time.
@@ -51,6 +53,7 @@ async fn drive(control: &Arc<Control>, session: &Arc<Session>) {
     watch.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
     let mut cancels_sent = HashSet::new();
     loop {
+        let valid = session.peer.not_after.since(Timestamp::now()) + EXPIRY_MARGIN;
         tokio::select! {
             biased;
             () = session.ended() => return,
@@ -58,6 +61,7 @@ async fn drive(control: &Arc<Control>, session: &Arc<Session>) {
                 session.close("server_shutdown", "the server is restarting", 0);
                 return;
             }
+            () = tokio::time::sleep(valid) => if session.ends_if_expired() { return },
             _ = watch.tick() => {
                 if let Err(error) = identity::check_still_good(control, &session.peer) {
                     close_for(session, &error);
@@ -105,6 +109,8 @@ async fn offline(control: &Control, session: &Session) {
 }
 
 async fn hand_out(control: &Arc<Control>, session: &Arc<Session>, cancels_sent: &mut HashSet<TaskId>) -> Result<(), Failure> {
+    // What was claimed for an expired link would wait for its lease to lapse.
+    identity::check_still_good(control, &session.peer)?;
     // Whatever is queued while we look wakes us again.
     session.set_caught_up(false);
     let (version, document) = control.keys.set_document();

@@ -16,15 +16,16 @@ use gpuaas_contract::link::{
 use gpuaas_contract::time::Timestamp;
 use gpuaas_contract::{Digest, dsse};
 use gpuaas_domain::decision::{Change, Context, Decision};
-use gpuaas_domain::enrolment::{self, Enrolment, EnrolmentState, Queue, REQUEST_LIFE};
+use gpuaas_domain::enrolment::{self, Door, Enrolment, EnrolmentState, Existing, Queue, REQUEST_LIFE, Replacement};
 use gpuaas_domain::node::{self, Admission, Node};
 use gpuaas_domain::{Actor, Refusal, RefusalKind, task};
 
-use super::identity;
+use super::{budget, identity};
 use crate::Control;
 use crate::budgets::{AddressRange, ENROLMENT_REQUESTS};
 use crate::failure::{Failure, settle};
 use crate::http::problem::{JsonBody, Rejected, Segments};
+use crate::leases;
 use crate::listener::{ClientAddress, ClientCertificate};
 use crate::pki::{Ca, CaError, Issued, NodeRecord, secret_text};
 
@@ -78,13 +79,14 @@ async fn with_token(
             && let Some(node) = control.store.node_get(used_by).await?
             && is_same_host(&node, &request.applicant)?
         {
-            return reissue(&control, &node, &request.applicant.csr_pem, &context);
+            return reissue(&control, &node, &request.applicant.csr_pem, &context).await;
         }
         let new_id = NodeId::generate();
         let known = control.store.node_by_fingerprint(&request.applicant.fingerprint).await?;
         let node_id = known.as_ref().map_or(new_id, |node| node.id);
         let used = enrolment::token_use(&token, node_id, &context)?;
-        let (grant, decision) = admit(&control, known, new_id, &request.applicant, &context).await?;
+        let may = replacement(known.as_ref(), &request.applicant, token.replace_node, Door::Token)?;
+        let (grant, decision) = admit(&control, (known, may), new_id, &request.applicant, &context).await?;
         Ok((grant, Decision::default().change(used).and(decision)))
     })
     .await?;
@@ -110,13 +112,14 @@ async fn request(
         fingerprint: request.applicant.fingerprint,
         csr_pem: request.applicant.csr_pem,
         receipt_key: request.applicant.receipt_key,
-        facts: request.applicant.facts,
+        facts: request.applicant.facts.bounded(),
         poll_secret_digest: Digest::of(poll_secret.as_bytes()),
         reason: String::new(),
         address: range.to_string(),
         node_id: None,
         created_at: context.now,
         expires_at: context.now.plus(REQUEST_LIFE),
+        replace_node: None,
     };
     let enrolment = settle(&control, || async {
         let queue = queue_for(&control, &enrolment, context.now).await?;
@@ -192,7 +195,9 @@ async fn poll(
                 let known = control.store.node_by_fingerprint(&applicant.fingerprint).await?;
                 let node_id = known.as_ref().map_or(new_id, |node| node.id);
                 let claimed = enrolment::claim(&enrolment, node_id, &context)?;
-                let (grant, decision) = admit(&control, known, new_id, &applicant, &context).await?;
+                // Asked again: another host may have become that node since the operator decided.
+                let may = replacement(known.as_ref(), &applicant, enrolment.replace_node, Door::Approval(enrolment.id))?;
+                let (grant, decision) = admit(&control, (known, may), new_id, &applicant, &context).await?;
                 Ok((EnrolStatus::Approved { grant: Box::new(grant) }, Decision::default().change(claimed).and(decision)))
             }
             EnrolmentState::Enrolled => {
@@ -204,7 +209,7 @@ async fn poll(
                 };
                 match node {
                     Some(node) if is_same_host(&node, &applicant)? => {
-                        let (grant, decision) = reissue(&control, &node, &applicant.csr_pem, &context)?;
+                        let (grant, decision) = reissue(&control, &node, &applicant.csr_pem, &context).await?;
                         Ok((EnrolStatus::Approved { grant: Box::new(grant) }, decision))
                     }
                     Some(_) | None => Ok((EnrolStatus::Expired, Decision::default())),
@@ -216,7 +221,20 @@ async fn poll(
     Ok(Json(status))
 }
 
-fn applicant_of(enrolment: &Enrolment) -> Applicant {
+fn replacement(
+    known: Option<&Node>,
+    applicant: &Applicant,
+    replace_node: Option<NodeId>,
+    door: Door,
+) -> Result<Replacement, Failure> {
+    let existing = match known {
+        Some(node) => Some(Existing { node, same_keys: is_same_host(node, applicant)? }),
+        None => None,
+    };
+    Ok(enrolment::check_replacement(existing, replace_node, door)?)
+}
+
+pub(crate) fn applicant_of(enrolment: &Enrolment) -> Applicant {
     Applicant {
         fingerprint: enrolment.fingerprint.clone(),
         csr_pem: enrolment.csr_pem.clone(),
@@ -228,7 +246,7 @@ fn applicant_of(enrolment: &Enrolment) -> Applicant {
 /// Makes the host a node (or the next epoch of the node it is), with a certificate and a signed record of its keys.
 async fn admit(
     control: &Control,
-    known: Option<Node>,
+    (known, replacement): (Option<Node>, Replacement),
     new_id: NodeId,
     applicant: &Applicant,
     context: &Context,
@@ -238,7 +256,7 @@ async fn admit(
         fingerprint: applicant.fingerprint.clone(),
         receipt_key: applicant.receipt_key.clone(),
         tls_key_digest: request_key(&applicant.csr_pem)?,
-        facts: applicant.facts.clone(),
+        facts: applicant.facts.clone().bounded(),
     };
     let open = match &known {
         Some(node) => control.store.task_open(node.id).await?,
@@ -254,6 +272,10 @@ async fn admit(
     for task in open {
         decision = decision.and(task::node_gone(&task, "its node was enrolled again", context));
     }
+    match replacement {
+        Replacement::New | Replacement::SameKeys => {}
+        Replacement::OtherKeys => decision = leases::replaced(control, node.id, decision, context).await?,
+    }
     let issued = issue(control, &node, &applicant.csr_pem, context.now)?;
     let grant = grant(control, &node, &issued, context.now);
     let row = Box::new(node);
@@ -262,13 +284,14 @@ async fn admit(
 }
 
 /// Another certificate for a host that is enrolled already and whose answer was lost.
-fn reissue(control: &Control, node: &Node, csr_pem: &str, context: &Context) -> Result<(Grant, Decision), Failure> {
+async fn reissue(control: &Control, node: &Node, csr_pem: &str, context: &Context) -> Result<(Grant, Decision), Failure> {
+    certificate_budget(control, node).await?;
     let issued = issue(control, node, csr_pem, context.now)?;
     let grant = grant(control, node, &issued, context.now);
     Ok((grant, node::renewed(node, issued.certificate, context)?))
 }
 
-fn is_same_host(node: &Node, applicant: &Applicant) -> Result<bool, Failure> {
+pub(crate) fn is_same_host(node: &Node, applicant: &Applicant) -> Result<bool, Failure> {
     Ok(node.fingerprint == applicant.fingerprint
         && node.receipt_key == applicant.receipt_key
         && node.tls_key_digest == request_key(&applicant.csr_pem)?)
@@ -329,6 +352,7 @@ async fn renew(
     let pem = settle(&control, || async {
         let node = identity::node(&control, &peer).await?;
         check_same_key(&node, &request.csr_pem)?;
+        certificate_budget(&control, &node).await?;
         let issued = issue(&control, &node, &request.csr_pem, context.now)?;
         let decision = node::renewed(&node, issued.certificate, &context)?;
         Ok((issued.pem, decision))
@@ -336,6 +360,19 @@ async fn renew(
     .await?;
     tracing::info!(node = %peer.node_id, "certificate renewed");
     Ok(Json(Renewed { certificate_pem: pem }))
+}
+
+/// Every certificate is a row: a node gets a few within the hour and not one per request.
+async fn certificate_budget(control: &Control, node: &Node) -> Result<(), Failure> {
+    if budget::take(control, node.id, budget::Kind::Certificates, 1).await? {
+        return Ok(());
+    }
+    let message = format!(
+        "node {} got {} certificates within the hour; use the last one, or try again later",
+        node.id,
+        budget::Kind::Certificates.per_hour()
+    );
+    Err(Refusal::conflict("certificate_budget_exceeded", message).into())
 }
 
 fn check_same_key(node: &Node, csr_pem: &str) -> Result<(), Failure> {

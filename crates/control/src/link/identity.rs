@@ -18,11 +18,11 @@ use crate::pki::{NodeRecord, Peer, peer_of};
 
 /// Reads the certificate, and checks that a path that names a node names this one.
 pub(super) fn peer(control: &Control, certificate: &ClientCertificate, path: Option<NodeId>) -> Result<Peer, Failure> {
-    let Some(der) = &certificate.0 else {
+    let Some(tls) = &certificate.0 else {
         let message = "this needs the node's client certificate; enrol the host with `gpuaas-agent enroll`".to_owned();
         return Err(Failure::Unauthenticated { code: "certificate_required", message });
     };
-    let peer = peer_of(der, control.cluster_id)
+    let peer = peer_of(tls, control.cluster_id)
         .map_err(|error| Failure::Unauthenticated { code: "certificate_not_a_node", message: error.to_string() })?;
     if let Some(path) = path.filter(|path| *path != peer.node_id) {
         let message = format!("the certificate is for {}, the path names {path}", peer.node_id);
@@ -71,6 +71,12 @@ pub(super) async fn node(control: &Control, peer: &Peer) -> Result<Node, Failure
         }
         Service::Retired => return Err(Refusal::forbidden("node_retired", format!("node {} was retired", node.id)).into()),
         Service::InService | Service::Draining | Service::Quarantined => {}
+    }
+    // A serial number can be copied by whoever has the CA's key; the node's own key cannot.
+    if node.tls_key_digest != peer.key_digest {
+        tracing::error!(node = %node.id, serial = %peer.serial, "a certificate with another key than the node's was shown: the CA's key may have leaked");
+        let message = "this certificate is for another key than the one the node enrolled with; enrol the host again".to_owned();
+        return Err(Failure::Unauthenticated { code: "certificate_key_mismatch", message });
     }
     if certificate.revoked_at.is_some() || certificate.node_id != node.id || certificate.node_epoch != node.epoch {
         return Err(revoked());

@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use gpuaas_contract::id::TaskId;
 use gpuaas_contract::link::{
-    Ack, FromNode, Heartbeat, LogAck, LogChunk, LogPosition, Metrics, Progress, ReceiptAck, Rejection, TaskPhase,
+    Ack, FromNode, Heartbeat, LogAck, LogChunk, LogLine, LogPosition, Metrics, Progress, ReceiptAck, Rejection, TaskPhase,
 };
 use gpuaas_contract::link::{from_node, to_node};
 use gpuaas_contract::receipt;
@@ -15,8 +15,9 @@ use gpuaas_domain::decision::{Change, TaskLogLine};
 use gpuaas_domain::task::{self, ReceiptHead, TaskRecord};
 use gpuaas_domain::{Decision, Hint, Refusal, node};
 
+use super::budget;
 use super::open::session_context;
-use super::session::Session;
+use super::session::{Session, TaskLog};
 use crate::Control;
 use crate::failure::{Failure, settle, settle_knowing};
 
@@ -24,6 +25,8 @@ use crate::failure::{Failure, settle, settle_knowing};
 const MAX_LINES: usize = 4096;
 /// Longest line that is stored; the agent cuts at less.
 const MAX_LINE: usize = 16 * 1024;
+/// What stands in a log in the place of the first line that is beyond the budget.
+const BEYOND_BUDGET: &str = "the log budget of this task or its node is used up; lines from here on are dropped";
 /// Tasks whose owner a session remembers before it starts over.
 const MAX_REMEMBERED: usize = 10_000;
 
@@ -54,12 +57,9 @@ pub(super) async fn handle(control: &Arc<Control>, session: &Arc<Session>, messa
         from_node::Message::Heartbeat(beat) => heartbeat(control, session, beat).await,
         from_node::Message::Metrics(sample) => metrics(session, &sample),
         from_node::Message::Progress(step) => progress(control, session, step).await,
-        from_node::Message::Rejection(rejection) => {
-            rejected(control, session, &rejection);
-            Ok(())
-        }
-        from_node::Message::Pong(_) => {
-            session.pong.notify_waiters();
+        from_node::Message::Rejection(rejection) => rejected(control, session, &rejection).await,
+        from_node::Message::Pong(pong) => {
+            session.answered(pong.nonce);
             Ok(())
         }
         from_node::Message::Ack(ack) => in_background(session, async move { acknowledge(&c, &s, &ack).await }).await,
@@ -134,10 +134,14 @@ pub(super) async fn heartbeat(control: &Control, session: &Session, beat: Heartb
     if beat.facts_json.is_empty() {
         return Ok(());
     }
-    let facts: HostFacts = telemetry_document(&beat.facts_json)?;
+    let facts = HostFacts::parse(&beat.facts_json)
+        .map_err(|error| Failure::BadInput { code: "telemetry_invalid", message: error.to_string() })?;
     let context = session_context(session, Timestamp::now());
     settle(control, || async {
         let Some(node) = control.store.node_get(session.node_id).await? else { return Ok(((), Decision::default())) };
+        if node.facts == facts || !budget::take(control, session.node_id, budget::Kind::Facts, 1).await? {
+            return Ok(((), Decision::default()));
+        }
         Ok(((), node::facts_changed(&node, facts.clone(), &context)))
     })
     .await
@@ -195,7 +199,10 @@ pub(super) async fn progress(control: &Control, session: &Session, step: Progres
     if !owns(control, session, id).await? {
         return Err(not_yours(id));
     }
-    let short = |text: String| text.chars().take(500).collect::<String>();
+    if !budget::take(control, session.node_id, budget::Kind::Progress, 1).await? {
+        return Ok(());
+    }
+    let short = |text: String| text.chars().filter(|c| !c.is_control()).take(500).collect::<String>();
     control.store.hint(Hint::Progress {
         task_id: id,
         phase: short(step.phase),
@@ -226,6 +233,14 @@ pub(super) async fn logs(control: &Control, session: &Session, chunk: LogChunk) 
             let cut = (0..=MAX_LINE).rev().find(|at| line.text.is_char_boundary(*at)).unwrap_or(0);
             line.text.truncate(cut);
         }
+        match log_budget(control, session, id, &line).await? {
+            LogBudget::Within { dropped } => line.dropped = line.dropped.saturating_add(dropped),
+            LogBudget::FirstBeyond => {
+                line.text = BEYOND_BUDGET.to_owned();
+                line.stream = "agent".to_owned();
+            }
+            LogBudget::Beyond => continue,
+        }
         // PostgreSQL has no NUL in text.
         let text = if line.text.contains('\0') { line.text.replace('\0', "\u{fffd}") } else { line.text };
         let stream = line.stream.chars().filter(char::is_ascii_alphanumeric).take(16).collect();
@@ -254,6 +269,55 @@ pub(super) async fn logs(control: &Control, session: &Session, chunk: LogChunk) 
     Ok(LogAck { positions: positions.into_iter().map(|(task_id, sequence)| LogPosition { task_id, sequence }).collect() })
 }
 
+/// Whether a log line is stored.
+enum LogBudget {
+    Within {
+        /// Lines that were dropped before it because they were beyond the budget.
+        dropped: u64,
+    },
+    /// The first that is not: a line that says so takes its place.
+    FirstBeyond,
+    Beyond,
+}
+
+async fn log_budget(control: &Control, session: &Session, id: TaskId, line: &LogLine) -> Result<LogBudget, Failure> {
+    let cost = u64::try_from(line.text.len()).unwrap_or(u64::MAX).saturating_add(budget::LOG_LINE_COST);
+    let mut logs = session.logs.lock().await;
+    if !logs.contains_key(&id) {
+        if logs.len() >= MAX_REMEMBERED {
+            logs.clear();
+        }
+        let bytes = control.store.log_bytes(id).await?;
+        logs.insert(id, TaskLog { bytes, ..TaskLog::default() });
+    }
+    let Some(log) = logs.get_mut(&id) else { return Ok(LogBudget::Beyond) };
+    let of_task = log.bytes.checked_add(cost).filter(|bytes| *bytes <= budget::LOG_BYTES_PER_TASK);
+    if of_task.is_none() {
+        control.metrics.budget_exceeded("task_log_bytes", 1);
+    }
+    let within = match of_task {
+        Some(bytes) if budget::take(control, session.node_id, budget::Kind::LogBytes, cost).await? => Some(bytes),
+        Some(_) | None => None,
+    };
+    Ok(match within {
+        Some(bytes) => {
+            log.bytes = bytes;
+            log.beyond = false;
+            LogBudget::Within { dropped: std::mem::take(&mut log.dropped) }
+        }
+        None if log.beyond => {
+            log.dropped = log.dropped.saturating_add(1).saturating_add(line.dropped);
+            LogBudget::Beyond
+        }
+        None => {
+            log.beyond = true;
+            // The line that says so replaces this one.
+            log.dropped = 1;
+            LogBudget::FirstBeyond
+        }
+    })
+}
+
 /// A receipt on its way to the store.
 pub(super) enum Believed {
     /// Verified; must be committed before it is acknowledged.
@@ -273,17 +337,19 @@ pub(super) enum Believed {
 
 /// Verifies a receipt before anything is done with it.
 pub(super) async fn believe(control: &Control, session: &Session, task: &str, raw: Vec<u8>) -> Result<Believed, Failure> {
-    let reject = |code: &str| {
+    let reject = async |code: &str| {
         control.metrics.receipt_rejected(code);
-        tracing::warn!(node = %session.node_id, task, code, "receipt not believed");
+        if budget::take(control, session.node_id, budget::Kind::Rejections, 1).await? {
+            tracing::warn!(node = %session.node_id, task = ?task.chars().take(64).collect::<String>(), code, "receipt not believed");
+        }
         Ok(Believed::Rejected(ReceiptAck { task_id: task.to_owned(), rejected_code: code.to_owned() }))
     };
-    let Ok(id) = task.parse::<TaskId>() else { return reject("receipt_malformed") };
+    let Ok(id) = task.parse::<TaskId>() else { return reject("receipt_malformed").await };
     let (record, envelope_digests) = match session.sent(id) {
         Some(sent) => (sent.record.clone(), vec![sent.envelope.clone()]),
         None => match control.store.task_with_envelopes(id).await? {
             Some((record, digests)) if record.node_id == session.node_id => (record, digests),
-            Some(_) | None => return reject("receipt_task_unknown"),
+            Some(_) | None => return reject("receipt_task_unknown").await,
         },
     };
     let expect = receipt::Expectation {
@@ -297,7 +363,7 @@ pub(super) async fn believe(control: &Control, session: &Session, task: &str, ra
     };
     let verified = match receipt::verify(&raw, &expect) {
         Ok(verified) => verified,
-        Err(disbelief) => return reject(disbelief.code()),
+        Err(disbelief) => return reject(disbelief.code()).await,
     };
     let mut head = session.receipt_head.lock().await;
     let before = head.clone();
@@ -353,8 +419,11 @@ pub(super) async fn settle_receipt(control: &Control, session: &Session, believe
 }
 
 /// The node could not authenticate an envelope, or it was not for this node.
-pub(super) fn rejected(control: &Control, session: &Session, rejection: &Rejection) {
-    let clip = |text: &str| text.chars().take(300).collect::<String>();
+pub(super) async fn rejected(control: &Control, session: &Session, rejection: &Rejection) -> Result<(), Failure> {
+    if !budget::take(control, session.node_id, budget::Kind::Rejections, 1).await? {
+        return Ok(());
+    }
+    let clip = |text: &str| text.chars().filter(|c| !c.is_control()).take(300).collect::<String>();
     tracing::error!(
         node = %session.node_id, task = %clip(&rejection.task_id), code = %clip(&rejection.code), message = %clip(&rejection.message),
         "the node rejected an envelope"
@@ -363,6 +432,7 @@ pub(super) fn rejected(control: &Control, session: &Session, rejection: &Rejecti
     // The one cause we can mend from here: the node has an older verifier set than we thought.
     let (version, document) = control.keys.set_document();
     session.tell(to_node::Message::VerifierSet(gpuaas_contract::link::VerifierSet { version, document }));
+    Ok(())
 }
 
 fn task_id(text: &str) -> Result<TaskId, Failure> {

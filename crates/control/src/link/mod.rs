@@ -3,8 +3,10 @@
 //! A session is one life of a link. Whatever carries it, it has one [`session::Session`], one driver that hands out
 //! work when woken, and one way in for the node's messages ([`inbound`]).
 
+mod budget;
+mod copies;
 mod dispatch;
-mod enrol;
+pub(crate) mod enrol;
 mod hub;
 mod identity;
 mod inbound;
@@ -22,6 +24,7 @@ use tokio_rustls::TlsAcceptor;
 use crate::Control;
 use crate::pki::{CaError, ServingCertificate};
 
+pub use budget::NodeBudgets;
 pub use hub::Hub;
 pub use inbound::chain;
 pub use session::Session;

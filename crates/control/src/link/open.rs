@@ -2,25 +2,24 @@
 
 use std::collections::HashMap;
 use std::sync::Arc;
-use std::time::Duration;
 
-use gpuaas_contract::id::{AgentInstanceId, CorrelationId, TaskId};
-use gpuaas_contract::link::{self, Hello, Ping, TaskPhase, Welcome, to_node};
-use gpuaas_contract::telemetry::{self, HostFacts};
+use gpuaas_contract::id::{AgentInstanceId, CorrelationId, SessionId, TaskId};
+use gpuaas_contract::link::{self, Hello, TaskPhase, Welcome};
+use gpuaas_contract::telemetry::HostFacts;
 use gpuaas_contract::time::Timestamp;
 use gpuaas_domain::decision::Context;
 use gpuaas_domain::node::{self, LiveSession, Node, Transport};
 use gpuaas_domain::task::{self, TaskState};
-use gpuaas_domain::{Actor, Refusal};
+use gpuaas_domain::{Actor, Decision, Refusal};
 
 use super::session::{Opening, Session};
-use super::{HEARTBEAT_SECONDS, POLL_SECONDS, dispatch, identity};
+use super::{HEARTBEAT_SECONDS, POLL_SECONDS, budget, copies, dispatch, identity};
 use crate::Control;
 use crate::failure::{Failure, settle, settle_knowing};
 use crate::pki::Peer;
 
-/// How long the older of two links has to show that it is alive.
-const PROBE: Duration = Duration::from_secs(3);
+/// How often the question of a second copy is asked anew because another server process opened a link of the node meanwhile.
+const MAX_ROUNDS: u32 = 4;
 /// Most tasks a hello may list.
 const MAX_IN_HAND: usize = 100_000;
 
@@ -38,12 +37,12 @@ pub(super) async fn open(
     }
     let agent_instance_id: AgentInstanceId =
         hello.agent_instance_id.parse().map_err(|_| bad_hello("agent_instance_id is not an id"))?;
-    if hello.boot_id.len() > 64 || hello.tasks.len() > MAX_IN_HAND || hello.facts_json.len() > telemetry::MAX_BYTES {
+    if hello.boot_id.len() > 64 || hello.boot_id.chars().any(char::is_control) || hello.tasks.len() > MAX_IN_HAND {
         return Err(bad_hello("a field is larger than allowed"));
     }
     let facts: Option<HostFacts> = match hello.facts_json.as_str() {
         "" => None,
-        json => Some(serde_json::from_str(json).map_err(|e| bad_hello(&format!("facts: {e}")))?),
+        json => Some(HostFacts::parse(json).map_err(|error| bad_hello(&error.to_string()))?),
     };
     let node = identity::node(control, &peer).await?;
     if hello.node_epoch != node.epoch {
@@ -51,15 +50,24 @@ pub(super) async fn open(
             format!("the agent speaks for epoch {}, the node is in epoch {}; enrol it again", hello.node_epoch, node.epoch);
         return Err(Refusal::forbidden("epoch_retired", message).into());
     }
+    if !budget::take(control, node.id, budget::Kind::Links, 1).await? {
+        let message = format!(
+            "node {} opened more than {} links within the hour; the agent waits",
+            node.id,
+            budget::Kind::Links.per_hour()
+        );
+        return Err(Refusal::conflict("link_budget_exceeded", message).into());
+    }
     for notice in hello.notices.iter().take(16) {
-        tracing::warn!(node = %node.id, notice = %notice.chars().take(500).collect::<String>(), "the agent reports trouble with its own state");
+        let notice: String = notice.chars().filter(|c| !c.is_control()).take(500).collect();
+        tracing::warn!(node = %node.id, notice, "the agent reports trouble with its own state");
     }
     let _turn = control.hub.open_one(node.id).await;
-    exclude_second_copy(control, &node, agent_instance_id).await?;
-
     let (set_version, set_document) = control.keys.set_document();
-    let now = Timestamp::now();
+    let id = SessionId::generate();
     let opening = Opening {
+        id,
+        resume: control.keys.resume_secret(node.id, node.epoch, id),
         peer,
         node_epoch: node.epoch,
         agent_instance_id,
@@ -68,25 +76,11 @@ pub(super) async fn open(
         capacity: hello.capacity,
         set_version,
     };
+    let now = Timestamp::now();
     let session = Arc::new(Session::new(opening, now));
-    let context = session_context(&session, now);
-    settle_knowing(control, node, async |known| {
-        let gone = || Refusal::forbidden("node_retired", "the node is gone");
-        let node = match known {
-            Some(node) => node,
-            None => control.store.node_get(session.node_id).await?.ok_or_else(gone)?,
-        };
-        let live = LiveSession {
-            id: session.id,
-            agent_instance_id,
-            boot_id: hello.boot_id.clone(),
-            transport,
-            since: now,
-            server: control.server_id,
-        };
-        Ok(((), node::connected(&node, live, facts.clone(), &context)?))
-    })
-    .await?;
+    let live =
+        LiveSession { id, agent_instance_id, boot_id: hello.boot_id.clone(), transport, since: now, server: control.server_id };
+    record(control, &session, node, &live, facts, &hello).await?;
     control.hub.take_over(&session);
     reconcile(control, &session, &hello).await?;
     tracing::info!(node = %session.node_id, session = %session.id, transport = transport.as_str(), "node online");
@@ -100,8 +94,47 @@ pub(super) async fn open(
         verifier_set: (hello.verifier_set_version < set_version)
             .then_some(link::VerifierSet { version: set_version, document: set_document }),
         poll_seconds: POLL_SECONDS,
+        resume_secret: session.resume_secret().as_bytes().to_vec(),
     };
     Ok((session, welcome))
+}
+
+/// Writes down that the node's link is this one, once it is clear that no copy of the identity holds another.
+async fn record(
+    control: &Arc<Control>,
+    session: &Session,
+    node: Node,
+    live: &LiveSession,
+    facts: Option<HostFacts>,
+    hello: &Hello,
+) -> Result<(), Failure> {
+    let context = session_context(session, live.since);
+    let mut known = Some(node);
+    for _ in 0..MAX_ROUNDS {
+        let node = match known.take() {
+            Some(node) => node,
+            None => identity::node(control, &session.peer).await?,
+        };
+        copies::exclude(control, &node, &session.peer, hello).await?;
+        let excluded = node.session.as_ref().map(|older| older.id);
+        let written = settle_knowing(control, node, async |known| {
+            let gone = || Refusal::forbidden("node_retired", "the node is gone");
+            let node = match known {
+                Some(node) => node,
+                None => control.store.node_get(session.node_id).await?.ok_or_else(gone)?,
+            };
+            // Another process opened a link of this node since: that one must be excluded as well.
+            if node.session.as_ref().is_some_and(|other| Some(other.id) != excluded) {
+                return Ok((false, Decision::default()));
+            }
+            Ok((true, node::connected(&node, live.clone(), facts.clone(), &context)?))
+        })
+        .await?;
+        if written {
+            return Ok(());
+        }
+    }
+    Err(Failure::Contended)
 }
 
 /// Decisions made on behalf of a session.
@@ -111,51 +144,6 @@ pub(super) fn session_context(session: &Session, now: Timestamp) -> Context {
 
 fn bad_hello(detail: &str) -> Failure {
     Failure::BadInput { code: "hello_invalid", message: format!("hello: {detail}") }
-}
-
-/// A second live copy of the identity locks the node. The same agent process may always replace its own link, and so may
-/// a restarted agent whose old link is dead; a link that still answers while another process shows the same
-/// certificate means that the key is in two places.
-async fn exclude_second_copy(control: &Arc<Control>, node: &Node, instance: AgentInstanceId) -> Result<(), Failure> {
-    let Some(older) = control.hub.get(node.id) else { return Ok(()) };
-    if older.agent_instance_id == instance || older.is_closed() {
-        return Ok(());
-    }
-    let alive = match older.transport {
-        Transport::Stream => {
-            let pong = older.pong.notified();
-            older.tell(to_node::Message::Ping(Ping { nonce: 1 }));
-            tokio::time::timeout(PROBE, pong).await.is_ok() && !older.is_closed()
-        }
-        // A long-poll agent that is alive asks again; one that was restarted does not.
-        Transport::Poll => {
-            let before = older.polls_seen();
-            older.tell(to_node::Message::Ping(Ping { nonce: 1 }));
-            tokio::time::sleep(PROBE).await;
-            older.polls_seen() > before
-        }
-    };
-    if !alive {
-        return Ok(());
-    }
-    tracing::error!(node = %node.id, "two live copies of the node's identity: locking the node");
-    lock(control, node).await?;
-    let message = format!("node {} is locked: two live copies of its identity were seen; enrol the machine again", node.id);
-    Err(Refusal::forbidden("node_locked", message).into())
-}
-
-async fn lock(control: &Control, node: &Node) -> Result<(), Failure> {
-    let context = Context { now: Timestamp::now(), actor: Actor::System, correlation_id: CorrelationId::generate() };
-    settle(control, || async {
-        let node =
-            control.store.node_get(node.id).await?.ok_or_else(|| Refusal::not_found("node_unknown", "the node is gone"))?;
-        let mut decision = node::lock(&node, &context);
-        for task in control.store.task_open(node.id).await? {
-            decision = decision.and(task::node_gone(&task, "its node was locked", &context));
-        }
-        Ok(((), decision))
-    })
-    .await
 }
 
 /// Brings our books in line with what the node has in its journal.

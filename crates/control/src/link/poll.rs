@@ -10,8 +10,9 @@ use axum::{Extension, Json, Router, middleware};
 use bytes::Bytes;
 use gpuaas_contract::id::{NodeId, SessionId};
 use gpuaas_contract::link::{
-    self, FromNode, Heartbeat, Hello, LogAck, LogChunk, Messages, Metrics, ReceiptAck, Welcome, from_node, route,
+    self, FromNode, Heartbeat, Hello, LogAck, LogChunk, Messages, Metrics, Pong, ReceiptAck, Welcome, from_node, route,
 };
+use gpuaas_contract::resume::REQUEST_KEY_HEADER;
 use gpuaas_contract::time::Timestamp;
 use gpuaas_domain::node::Transport;
 
@@ -31,7 +32,7 @@ pub(super) fn router(control: Arc<Control>) -> Router {
     Router::new()
         .route(route::HELLO, post(hello))
         .route(route::TASKS_WAIT, get(tasks_wait))
-        .route(route::CONTROL, get(control_wait))
+        .route(route::CONTROL, get(control_wait).post(pong))
         .route(route::HEARTBEAT, post(heartbeat))
         .route(route::METRICS, post(metrics))
         .route(route::TASK_ACK, post(task_ack))
@@ -66,6 +67,13 @@ fn session(control: &Control, cert: &ClientCertificate, node: NodeId, headers: &
     let session =
         control.hub.get(peer.node_id).filter(|live| live.id == claimed && live.transport == Transport::Poll && !live.is_closed());
     let session = session.ok_or(Failure::Fenced)?;
+    // The id of a session is in events and lists; its key is known to the agent process alone. And a certificate that somebody made
+    // with the CA's key is for another key than the node's.
+    let key = headers.get(REQUEST_KEY_HEADER).and_then(|value| value.to_str().ok()).unwrap_or_default();
+    if session.peer.key_digest != peer.key_digest || !session.is_request_key(key) {
+        let message = format!("the header `{REQUEST_KEY_HEADER}` does not prove that this request is of the session's own agent");
+        return Err(Failure::Unauthenticated { code: "session_key_invalid", message });
+    }
     session.heard(Timestamp::now());
     Ok(session)
 }
@@ -102,6 +110,18 @@ fn after_wait(control: &Control, session: &Session, messages: &[link::ToNode]) -
 
 fn patience() -> Duration {
     Duration::from_secs(u64::from(POLL_SECONDS))
+}
+
+/// The answer to a ping.
+async fn pong(
+    State(control): Shared,
+    Extension(cert): Certificate,
+    Segments(node): Segments<NodeId>,
+    headers: HeaderMap,
+    JsonBody(pong): JsonBody<Pong>,
+) -> Result<(), Rejected> {
+    session(&control, &cert, node, &headers)?.answered(pong.nonce);
+    Ok(())
 }
 
 async fn heartbeat(
@@ -146,7 +166,7 @@ async fn task_ack(
         }
         Some(from_node::Message::Rejection(rejection)) => {
             fits(&rejection.task_id)?;
-            inbound::rejected(&control, &session, &rejection);
+            inbound::rejected(&control, &session, &rejection).await?;
         }
         Some(
             from_node::Message::Hello(_)

@@ -9,7 +9,8 @@ use gpuaas_contract::Digest;
 use gpuaas_contract::envelope::Signed;
 use gpuaas_contract::id::{AgentInstanceId, NodeId, SessionId, TaskId};
 use gpuaas_contract::key::VerifyingKey;
-use gpuaas_contract::link::{Goodbye, Offer, ToNode, to_node};
+use gpuaas_contract::link::{Goodbye, Offer, Ping, ToNode, to_node};
+use gpuaas_contract::resume::ResumeSecret;
 use gpuaas_contract::telemetry::HostMetrics;
 use gpuaas_contract::time::Timestamp;
 use gpuaas_domain::node::Transport;
@@ -21,6 +22,8 @@ use crate::pki::Peer;
 
 /// Most messages that may wait for a node that does not read them.
 const MAX_WAITING: usize = 4096;
+/// How long the agent at the end of a link has to show that it is alive.
+pub(super) const PROBE: Duration = Duration::from_secs(3);
 /// Most commits one node may have under way.
 const MAX_COMMITS: usize = 64;
 
@@ -44,12 +47,16 @@ pub struct Session {
     pub window: usize,
     /// There may be work: the driver looks.
     pub work: Notify,
-    /// Answers to our pings.
-    pub pong: Notify,
     /// Bounds the commits under way for this node.
     pub commits: Arc<Semaphore>,
     /// The last receipt of the node that was verified here.
     pub receipt_head: tokio::sync::Mutex<ReceiptHead>,
+    resume: ResumeSecret,
+    probing: tokio::sync::Mutex<()>,
+    ping: AtomicU64,
+    pong: Notify,
+    /// What was stored and dropped of the logs of tasks.
+    pub(super) logs: tokio::sync::Mutex<HashMap<TaskId, TaskLog>>,
     closed: CancellationToken,
     queues: Mutex<Queues>,
     control_ready: Notify,
@@ -60,10 +67,20 @@ pub struct Session {
     set_version: AtomicU64,
     last_heard: AtomicI64,
     polls_open: AtomicUsize,
-    polls_seen: AtomicU64,
     abandoned_at: AtomicI64,
     fenced: AtomicBool,
     caught_up: AtomicBool,
+}
+
+/// What was stored and dropped of one task's log.
+#[derive(Clone, Copy, Debug, Default)]
+pub(super) struct TaskLog {
+    /// Bytes that are stored.
+    pub(super) bytes: u64,
+    /// The last line was beyond the budget.
+    pub(super) beyond: bool,
+    /// Lines dropped since the last one that was stored.
+    pub(super) dropped: u64,
 }
 
 #[derive(Default)]
@@ -75,6 +92,10 @@ struct Queues {
 
 /// What a new session starts with.
 pub struct Opening {
+    /// This life of the link.
+    pub id: SessionId,
+    /// Its secret.
+    pub resume: ResumeSecret,
     /// The certificate.
     pub peer: Peer,
     /// The node's epoch.
@@ -96,7 +117,7 @@ impl Session {
     pub fn new(opening: Opening, now: Timestamp) -> Self {
         let capacity = usize::try_from(opening.capacity).unwrap_or(usize::MAX);
         Self {
-            id: SessionId::generate(),
+            id: opening.id,
             node_id: opening.peer.node_id,
             node_epoch: opening.node_epoch,
             agent_instance_id: opening.agent_instance_id,
@@ -105,9 +126,13 @@ impl Session {
             peer: opening.peer,
             window: capacity.saturating_mul(4).clamp(16, 256),
             work: Notify::new(),
-            pong: Notify::new(),
             commits: Arc::new(Semaphore::new(MAX_COMMITS)),
             receipt_head: tokio::sync::Mutex::default(),
+            resume: opening.resume,
+            probing: tokio::sync::Mutex::default(),
+            ping: AtomicU64::new(0),
+            pong: Notify::new(),
+            logs: tokio::sync::Mutex::default(),
             closed: CancellationToken::new(),
             queues: Mutex::default(),
             control_ready: Notify::new(),
@@ -118,7 +143,6 @@ impl Session {
             set_version: AtomicU64::new(opening.set_version),
             last_heard: AtomicI64::new(now.0),
             polls_open: AtomicUsize::new(0),
-            polls_seen: AtomicU64::new(0),
             abandoned_at: AtomicI64::new(0),
             fenced: AtomicBool::new(false),
             caught_up: AtomicBool::new(false),
@@ -141,8 +165,11 @@ impl Session {
         }
     }
 
-    /// Queues an offer.
+    /// Queues an offer. A session whose certificate has expired gets none.
     pub fn offer(&self, offer: Offer) {
+        if self.ends_if_expired() {
+            return;
+        }
         let delivery = gpuaas_world::delivery();
         let message: ToNode = to_node::Message::Offer(offer).into();
         let mut queues = lock(&self.queues);
@@ -161,6 +188,7 @@ impl Session {
     /// The next message for a stream; `None` when the session is closed and everything was said.
     pub async fn next(&self) -> Option<ToNode> {
         loop {
+            self.ends_if_expired();
             let (control, offers) = (self.control_ready.notified(), self.offers_ready.notified());
             {
                 let mut queues = lock(&self.queues);
@@ -193,6 +221,7 @@ impl Session {
         let deadline = tokio::time::Instant::now() + patience;
         loop {
             let notified = ready.notified();
+            self.ends_if_expired();
             let (taken, closed) = {
                 let mut queues = lock(&self.queues);
                 (take(&mut queues), queues.closed)
@@ -222,6 +251,16 @@ impl Session {
         self.control_ready.notify_one();
         self.offers_ready.notify_one();
         self.closed.cancel();
+    }
+
+    /// Whether the certificate that opened the session has expired; then the session has ended with it, whatever still waits in it.
+    pub fn ends_if_expired(&self) -> bool {
+        let expired = Timestamp::now() > self.peer.not_after;
+        if expired {
+            lock(&self.queues).offers.clear();
+            self.close("certificate_expired", "this certificate has expired; the agent must renew it or rejoin", 0);
+        }
+        expired
     }
 
     /// Ends the session because a newer one of the same node took over.
@@ -263,9 +302,44 @@ impl Session {
         }
     }
 
-    /// How many polls came so far.
-    pub fn polls_seen(&self) -> u64 {
-        self.polls_seen.load(Ordering::Acquire)
+    /// Whether a request carries this session's key.
+    pub fn is_request_key(&self, given: &str) -> bool {
+        self.resume.is_request_key(given)
+    }
+
+    /// The secret that proves the next hello of the same agent process.
+    pub fn resume_secret(&self) -> &ResumeSecret {
+        &self.resume
+    }
+
+    /// Whether the agent at the end of this link is alive: it answers a ping.
+    pub async fn probe(&self) -> bool {
+        // One at a time: an answer belongs to one question.
+        let _turn = self.probing.lock().await;
+        if self.is_closed() {
+            return false;
+        }
+        let mut random = [0; 8];
+        // A late answer to an earlier question must not count; nobody else can answer on this link.
+        gpuaas_world::random(&mut random);
+        let nonce = u64::from_le_bytes(random) | 1;
+        self.ping.store(nonce, Ordering::Release);
+        self.tell(to_node::Message::Ping(Ping { nonce }));
+        let answered = tokio::select! {
+            biased;
+            () = self.ended() => false,
+            answered = tokio::time::timeout(PROBE, self.pong.notified()) => answered.is_ok(),
+        };
+        self.ping.store(0, Ordering::Release);
+        answered
+    }
+
+    /// The node answered a ping.
+    pub fn answered(&self, nonce: u64) {
+        // Late answers, and those to a question that nobody asked, say nothing.
+        if nonce != 0 && self.ping.compare_exchange(nonce, 0, Ordering::AcqRel, Ordering::Acquire).is_ok() {
+            self.pong.notify_one();
+        }
     }
 
     /// Tells the node of a newer verifier set, once.
@@ -366,7 +440,7 @@ impl Place {
         {
             let mut in_flight = lock(&session.in_flight);
             let free = in_flight.len() < session.window && session.caught_up.load(Ordering::Acquire);
-            if session.is_closed() || !free {
+            if session.is_closed() || !free || session.ends_if_expired() {
                 return None;
             }
             in_flight.insert(task, None);
@@ -404,7 +478,6 @@ struct OpenPoll<'a> {
 impl<'a> OpenPoll<'a> {
     fn new(session: &'a Session) -> Self {
         session.polls_open.fetch_add(1, Ordering::AcqRel);
-        session.polls_seen.fetch_add(1, Ordering::AcqRel);
         session.abandoned_at.store(0, Ordering::Release);
         Self { session, answered: false }
     }

@@ -8,12 +8,13 @@ use std::time::Duration;
 
 use gpuaas_contract::id::{CorrelationId, NodeId};
 use gpuaas_contract::time::Timestamp;
-use gpuaas_domain::decision::{Change, Context};
+use gpuaas_domain::decision::{Change, Context, LinkHint};
 use gpuaas_domain::node::Service;
 use gpuaas_domain::{Actor, Decision, Hint, node, task};
 use gpuaas_store::CommitError;
 use tokio::sync::broadcast::error::RecvError;
 
+use super::copies;
 use super::inbound::chain;
 use crate::Control;
 use crate::failure::{Failure, settle};
@@ -28,7 +29,7 @@ const DENY_EVERY: Duration = Duration::from_secs(3);
 /// How often this process says that it lives.
 const PRESENCE_EVERY: Duration = Duration::from_secs(5);
 /// A process that was silent for this long is dead, and so are its links.
-const PRESENCE_TIMEOUT: Duration = Duration::from_secs(20);
+pub(super) const PRESENCE_TIMEOUT: Duration = Duration::from_secs(20);
 /// Most tasks settled in one sweep.
 const BATCH: u32 = 500;
 
@@ -108,8 +109,19 @@ fn spawn_hints(control: Arc<Control>) {
                         tracing::error!(%node, error = %chain(&error), "could not check a node's access");
                     }
                 }
+                Ok(Hint::Link(LinkHint::Probe { server, node_id, session_id, nonce })) => {
+                    if server == control.server_id {
+                        copies::spawn_answer(&control, node_id, session_id, nonce);
+                    }
+                }
                 Ok(
-                    Hint::Task(_) | Hint::Progress { .. } | Hint::Allocation(_) | Hint::Fleet(_) | Hint::Outbox | Hint::Rights,
+                    Hint::Link(LinkHint::Probed { .. })
+                    | Hint::Task(_)
+                    | Hint::Progress { .. }
+                    | Hint::Allocation(_)
+                    | Hint::Fleet(_)
+                    | Hint::Outbox
+                    | Hint::Rights,
                 ) => {}
                 Err(RecvError::Lagged(missed)) => {
                     tracing::warn!(missed, "wake-ups were lost; waking every link");

@@ -21,7 +21,6 @@ use gpuaas_world::net::{TcpListener, TcpStream};
 use gpuaas_world::places::{NoPlace, Place, Places, Stage};
 use hyper_util::rt::{TokioExecutor, TokioIo, TokioTimer};
 use hyper_util::server::conn::auto;
-use rustls::pki_types::CertificateDer;
 use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::time::Instant;
 use tokio_rustls::TlsAcceptor;
@@ -31,6 +30,8 @@ use tokio_util::task::TaskTracker;
 use budget::ByteBudget;
 use state::{ConnectionState, Verdict};
 use watched_io::WatchedIo;
+
+use crate::pki::PeerTls;
 
 pub use budget::KnownCaller;
 pub use counts::{ConnectionCounts, ListenerKind, Reason};
@@ -53,9 +54,9 @@ const ACCEPT_AGAIN: Duration = Duration::from_millis(20);
 /// Between two lines in the log about accepts that fail.
 const TELL_AGAIN: Duration = Duration::from_secs(10);
 
-/// Certificate the client showed, if any; put into every request by the listener.
+/// Certificate the client showed, if any, and the connection it was shown on; put into every request by the listener.
 #[derive(Clone)]
-pub struct ClientCertificate(pub Option<Arc<CertificateDer<'static>>>);
+pub struct ClientCertificate(pub Option<Arc<PeerTls>>);
 
 /// Where the client comes from, also behind trusted proxies; put into every request by the listener.
 #[derive(Clone, Copy)]
@@ -227,7 +228,7 @@ where
     };
     match handshake(tls, io, &state, &serving).await {
         Some(Ok(stream)) => {
-            let leaf = stream.get_ref().1.peer_certificates().and_then(|chain| chain.first()).cloned();
+            let leaf = PeerTls::of(stream.get_ref().1);
             if leaf.is_some() {
                 // Thousands of agents may come from one address, and each has proved which node it is.
                 state.place.reached(Stage::Known);

@@ -6,8 +6,9 @@ use std::sync::{Arc, RwLock};
 use base64::Engine as _;
 use base64::engine::general_purpose::STANDARD;
 use gpuaas_contract::Digest;
-use gpuaas_contract::id::ClusterId;
+use gpuaas_contract::id::{ClusterId, NodeId, SessionId};
 use gpuaas_contract::key::{KeyId, SigningKey, VerifyingKey};
+use gpuaas_contract::resume::ResumeSecret;
 use gpuaas_contract::time::Timestamp;
 use gpuaas_contract::verifier_set::{Document, Entry, KeyState, MAX_KEYS, SetError, VerifierSet};
 use gpuaas_domain::Refusal;
@@ -123,6 +124,12 @@ impl KeyRing {
     /// Whether a MAC is ours, in constant time.
     pub fn intent_matches(&self, text: &str, mac: &str) -> bool {
         STANDARD.decode(mac).is_ok_and(|mac| self.mac(text.as_bytes()).verify_slice(&mac).is_ok())
+    }
+
+    /// The secret of a node's link. It follows from the link's id, so every server process that shares the keys can check a proof.
+    pub fn resume_secret(&self, node_id: NodeId, node_epoch: u64, session: SessionId) -> ResumeSecret {
+        let text = format!("gpuaas-link-resume-secret-v1\n{node_id}\n{node_epoch}\n{session}");
+        ResumeSecret::new(self.mac(text.as_bytes()).finalize().into_bytes().into())
     }
 
     fn mac(&self, bytes: &[u8]) -> hmac::Hmac<sha2::Sha256> {

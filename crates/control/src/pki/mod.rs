@@ -14,7 +14,7 @@ pub use ca::{Ca, CaError, Issued};
 pub(crate) use files::read_private;
 pub use files::{KeyFileError, write_private};
 pub use keyring::{KeyRing, KeyRingError};
-pub use peer::{BadPeer, Peer, peer_of};
+pub use peer::{BadPeer, Peer, PeerTls, peer_of};
 pub use record::NodeRecord;
 pub use serving::ServingCertificate;
 

@@ -1,8 +1,29 @@
 //! Who a client certificate says it is. The chain and the dates were checked by TLS; the name is checked here.
 
+use gpuaas_contract::Digest;
 use gpuaas_contract::id::{ClusterId, NodeId};
+use gpuaas_contract::resume::{ChannelBinding, EXPORTER_LABEL};
 use gpuaas_contract::time::Timestamp;
+use rustls::pki_types::CertificateDer;
 use x509_parser::prelude::{FromDer as _, GeneralName, ParsedExtension, X509Certificate};
+
+/// The client's side of a TLS connection.
+#[derive(Clone, Debug)]
+pub struct PeerTls {
+    /// The certificate it showed.
+    pub certificate: CertificateDer<'static>,
+    /// What binds a proof to this connection.
+    pub binding: ChannelBinding,
+}
+
+impl PeerTls {
+    /// Of a finished handshake; `None` if the client showed no certificate, or the connection cannot be bound to.
+    pub fn of(connection: &rustls::ServerConnection) -> Option<Self> {
+        let certificate = connection.peer_certificates()?.first()?.clone();
+        let binding = connection.export_keying_material([0; 32], EXPORTER_LABEL, None).ok()?;
+        Some(Self { certificate, binding })
+    }
+}
 
 /// A node as its certificate names it.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -13,6 +34,10 @@ pub struct Peer {
     pub serial: String,
     /// When the certificate expires.
     pub not_after: Timestamp,
+    /// Digest of its public key (SPKI). Whoever has the CA's key can copy everything else.
+    pub key_digest: Digest,
+    /// What binds a proof to the connection it was shown on.
+    pub binding: ChannelBinding,
 }
 
 /// A certificate of our CA that does not name a node of this cluster.
@@ -30,8 +55,8 @@ pub enum BadPeer {
 }
 
 /// Reads the node's identity from its certificate.
-pub fn peer_of(der: &[u8], cluster_id: ClusterId) -> Result<Peer, BadPeer> {
-    let (rest, certificate) = X509Certificate::from_der(der).map_err(|_| BadPeer::Unreadable)?;
+pub fn peer_of(tls: &PeerTls, cluster_id: ClusterId) -> Result<Peer, BadPeer> {
+    let (rest, certificate) = X509Certificate::from_der(&tls.certificate).map_err(|_| BadPeer::Unreadable)?;
     if !rest.is_empty() {
         return Err(BadPeer::Unreadable);
     }
@@ -48,7 +73,8 @@ pub fn peer_of(der: &[u8], cluster_id: ClusterId) -> Result<Peer, BadPeer> {
         .ok_or_else(|| BadPeer::NotANode((*uri).to_owned()))?;
     let serial = gpuaas_contract::hex(certificate.raw_serial());
     let not_after = Timestamp(certificate.validity().not_after.timestamp().saturating_mul(1_000_000));
-    Ok(Peer { node_id, serial, not_after })
+    let key_digest = Digest::of(certificate.public_key().raw);
+    Ok(Peer { node_id, serial, not_after, key_digest, binding: tls.binding })
 }
 
 #[cfg(test)]
@@ -56,6 +82,10 @@ mod tests {
     use super::*;
     use crate::pki::Ca;
     use gpuaas_contract::id::ClusterId;
+
+    fn shown(certificate: CertificateDer<'static>) -> PeerTls {
+        PeerTls { certificate, binding: [0; 32] }
+    }
 
     fn request() -> String {
         let key = rcgen::KeyPair::generate().expect("key");
@@ -69,13 +99,19 @@ mod tests {
         let (cluster, node) = (ClusterId::generate(), NodeId::generate());
         let now = Timestamp::now();
         let ca = Ca::open(dir.path(), cluster, now).expect("opens");
-        let issued = ca.issue_node(&request(), node, 1, now).expect("issues");
+        let request = request();
+        let issued = ca.issue_node(&request, node, 1, now).expect("issues");
         let der = {
             use rustls::pki_types::pem::PemObject as _;
-            rustls::pki_types::CertificateDer::from_pem_slice(issued.pem.as_bytes()).expect("pem")
+            shown(CertificateDer::from_pem_slice(issued.pem.as_bytes()).expect("pem"))
         };
         let peer = peer_of(&der, cluster).expect("a node");
         assert_eq!((peer.node_id, &peer.serial), (node, &issued.certificate.serial));
+        assert_eq!(
+            peer.key_digest,
+            Ca::request_key_digest(&request).expect("a request"),
+            "the key is the one that was asked for"
+        );
         assert_eq!(
             peer_of(&der, ClusterId::generate()).map(|_| ()),
             Err(BadPeer::NotANode(format!("spiffe://{cluster}/node/{node}")))
@@ -88,7 +124,7 @@ mod tests {
         let cluster = ClusterId::generate();
         let ca = Ca::open(dir.path(), cluster, Timestamp::now()).expect("opens");
         let (chain, _) = ca.issue_server(&[], Timestamp::now()).expect("issues");
-        assert_eq!(peer_of(&chain[0], cluster), Err(BadPeer::NotOneUri));
+        assert_eq!(peer_of(&shown(chain[0].clone()), cluster), Err(BadPeer::NotOneUri));
     }
 
     #[test]

@@ -167,6 +167,7 @@ impl FleetView {
                         | Hint::Task(_)
                         | Hint::Allocation(_)
                         | Hint::Outbox
+                        | Hint::Link(_)
                         | Hint::Rights
                         | Hint::Progress { .. },
                     ) => {}

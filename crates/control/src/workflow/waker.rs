@@ -178,7 +178,13 @@ impl Waker {
                 self.control.fleet.note(*node);
                 self.wake_placing();
             }
-            Hint::NodeWork(_) | Hint::NodeAccess(_) | Hint::Task(_) | Hint::Outbox | Hint::Rights | Hint::Progress { .. } => {}
+            Hint::NodeWork(_)
+            | Hint::NodeAccess(_)
+            | Hint::Task(_)
+            | Hint::Outbox
+            | Hint::Rights
+            | Hint::Link(_)
+            | Hint::Progress { .. } => {}
         }
     }
 

@@ -27,6 +27,11 @@ impl Looking {
         Self { host, link, sequence: 0, previous: None }
     }
 
+    /// A host that has a link already.
+    pub fn of(host: Host, link: Link) -> Self {
+        Self { host, link, sequence: 0, previous: None }
+    }
+
     pub fn node(&self) -> String {
         self.host.node_id().to_string()
     }

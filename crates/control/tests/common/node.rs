@@ -1,7 +1,7 @@
 //! A node played by a test: it has real keys and speaks the real protocol.
 
 use std::net::SocketAddr;
-use std::sync::Arc;
+use std::sync::{Arc, Mutex};
 
 use gpuaas_contract::envelope::{self, Verified};
 use gpuaas_contract::id::{AgentInstanceId, ClusterId, NodeId, TaskId};
@@ -12,6 +12,7 @@ use gpuaas_contract::link::{
     from_node, to_node,
 };
 use gpuaas_contract::receipt::{self, Outcome};
+use gpuaas_contract::resume::{ChannelBinding, EXPORTER_LABEL, ResumeClaim, ResumeSecret};
 use gpuaas_contract::telemetry::HostFacts;
 use gpuaas_contract::time::Timestamp;
 use gpuaas_contract::verifier_set::VerifierSet;
@@ -33,6 +34,8 @@ pub struct Host {
     pub link: SocketAddr,
     pub ca_pem: String,
     pub grant: Option<Grant>,
+    /// What this process can prove: the session it held last, and its secret.
+    pub held: Mutex<Option<(String, ResumeSecret)>>,
 }
 
 impl Host {
@@ -46,6 +49,7 @@ impl Host {
             link: server.server().link_address.unwrap(),
             ca_pem: std::fs::read_to_string(server.ca_pem()).unwrap(),
             grant: None,
+            held: Mutex::default(),
         }
     }
 
@@ -140,21 +144,31 @@ impl Host {
     }
 
     pub async fn grpc(&self, with_certificate: bool) -> NodeLinkClient<tonic::transport::Channel> {
+        self.bound_grpc(with_certificate).await.0
+    }
+
+    /// The same, with what binds a proof to the connection.
+    async fn bound_grpc(&self, with_certificate: bool) -> (NodeLinkClient<tonic::transport::Channel>, ChannelBinding) {
+        let binding = Arc::new(Mutex::new([0; 32]));
+        let exported = Arc::clone(&binding);
         let mut tls = self.tls(with_certificate);
         tls.alpn_protocols = vec![b"h2".to_vec()];
         let (connector, address) = (TlsConnector::from(Arc::new(tls)), self.link);
         let dial = tower::service_fn(move |_: http::Uri| {
-            let connector = connector.clone();
+            let (connector, exported) = (connector.clone(), Arc::clone(&exported));
             async move {
                 let tcp = tokio::net::TcpStream::connect(address).await?;
                 tcp.set_nodelay(true)?;
                 let name = ServerName::try_from(link::SERVER_NAME).unwrap();
-                connector.connect(name, tcp).await.map(TokioIo::new)
+                let stream = connector.connect(name, tcp).await?;
+                *exported.lock().unwrap() = stream.get_ref().1.export_keying_material([0; 32], EXPORTER_LABEL, None).unwrap();
+                Ok::<_, std::io::Error>(TokioIo::new(stream))
             }
         });
         let channel =
             tonic::transport::Endpoint::from_static("http://gpuaas-link.internal").connect_with_connector(dial).await.unwrap();
-        NodeLinkClient::new(channel)
+        let binding = *binding.lock().unwrap();
+        (NodeLinkClient::new(channel), binding)
     }
 
     pub fn hello(&self, tasks: &[(TaskId, TaskPhase)]) -> Hello {
@@ -170,6 +184,22 @@ impl Host {
             capacity: 4,
             notices: Vec::new(),
             journal_fence_us: 0,
+            resume_session: String::new(),
+            resume_proof: Vec::new(),
+        }
+    }
+
+    /// A copy of everything that is in this host's files, and of what is in events and lists; not of its memory.
+    pub fn stolen(&self) -> Self {
+        Self {
+            fingerprint: self.fingerprint.clone(),
+            tls_key: rcgen::KeyPair::try_from(self.tls_key.serialize_der()).unwrap(),
+            receipt_key: SigningKey::from_seed(&self.receipt_key.seed()),
+            instance: self.instance,
+            link: self.link,
+            ca_pem: self.ca_pem.clone(),
+            grant: self.grant.clone(),
+            held: Mutex::default(),
         }
     }
 
@@ -177,17 +207,44 @@ impl Host {
     pub async fn connect(&self, tasks: &[(TaskId, TaskPhase)]) -> Link {
         let mut link = self.try_connect(self.hello(tasks)).await.expect("connects");
         match link.next().await {
-            Some(to_node::Message::Welcome(welcome)) => link.welcome = welcome,
+            Some(to_node::Message::Welcome(welcome)) => {
+                self.hold(&welcome);
+                link.welcome = welcome;
+            }
             other => panic!("no welcome but {other:?}"),
         }
         link
     }
 
+    /// Remembers what the next hello can be proved with.
+    pub fn hold(&self, welcome: &Welcome) {
+        let secret = ResumeSecret::from_slice(&welcome.resume_secret).expect("a secret");
+        *self.held.lock().unwrap() = Some((welcome.session_id.clone(), secret));
+    }
+
+    fn prove(&self, hello: &mut Hello, binding: &ChannelBinding) {
+        let Some((session_id, secret)) = self.held.lock().unwrap().clone() else { return };
+        let claim = ResumeClaim {
+            node_id: self.node_id(),
+            node_epoch: hello.node_epoch,
+            session_id: &session_id,
+            agent_instance_id: &hello.agent_instance_id,
+        };
+        hello.resume_proof = secret.prove(binding, &claim);
+        hello.resume_session = session_id;
+    }
+
+    /// Says hello. What this process can prove is proved, unless the hello has a proof already.
     pub async fn try_connect(&self, hello: Hello) -> Result<Link, tonic::Status> {
+        let (mut client, binding) = self.bound_grpc(true).await;
+        let mut hello = hello;
+        if hello.resume_proof.is_empty() {
+            self.prove(&mut hello, &binding);
+        }
         let (say, words) = mpsc::channel(1024);
         say.send(from_node::Message::Hello(hello).into()).await.unwrap();
         let words = tokio_stream::wrappers::ReceiverStream::new(words);
-        let answers = self.grpc(true).await.connect(words).await?.into_inner();
+        let answers = client.connect(words).await?.into_inner();
         Ok(Link { say, answers, welcome: Welcome::default() })
     }
 

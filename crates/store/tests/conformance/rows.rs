@@ -70,6 +70,7 @@ async fn every_field_of_an_enrolment_comes_back(database: &Database) {
         email: "other@example.org".to_owned(),
         csr_pem: "other".to_owned(),
         expires_at: later(1),
+        replace_node: Some(node.id),
         ..wish.clone()
     };
     store.commit(changes([Change::EnrolmentUpdate(Box::new(claimed.clone()))])).await.expect("commits");
@@ -107,7 +108,13 @@ async fn every_field_of_a_join_token_comes_back(database: &Database) {
     assert_eq!(store.join_token_get(token.id).await.expect("reads").as_ref(), Some(&token));
     assert_eq!(store.join_token_by_secret(&token.secret_digest).await.expect("reads").as_ref(), Some(&token));
     assert_eq!(store.join_token_by_secret(&digest("other")).await.expect("reads"), None);
-    let used = JoinToken { used: Some((later(5), node.id)), revoked_at: Some(later(6)), note: "n".to_owned(), ..token.clone() };
+    let used = JoinToken {
+        used: Some((later(5), node.id)),
+        revoked_at: Some(later(6)),
+        note: "n".to_owned(),
+        replace_node: Some(node.id),
+        ..token.clone()
+    };
     store.commit(changes([Change::JoinTokenUpdate(used.clone())])).await.expect("commits");
     assert_eq!(store.join_token_get(token.id).await.expect("reads"), Some(JoinToken { version: 1, ..used }));
     let second = join_token();

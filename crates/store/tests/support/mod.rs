@@ -215,6 +215,7 @@ pub(crate) fn join_token() -> JoinToken {
         expires_at: later(900),
         used: None,
         revoked_at: None,
+        replace_node: None,
     }
 }
 
@@ -235,6 +236,7 @@ pub(crate) fn enrolment() -> Enrolment {
         node_id: None,
         created_at: NOW,
         expires_at: later(86_400),
+        replace_node: None,
     }
 }
 

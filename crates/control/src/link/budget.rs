@@ -1,0 +1,175 @@
+//! What a node may make the control plane write: so much per task, and so much per node and hour.
+//!
+//! A node that is broken or hostile must not fill the store. What is beyond a budget is counted and dropped; the node is answered as if it
+//! had been taken, so that it does not send the same again. Operators are told once per node and hour.
+//!
+//! The counts are in memory: a restarted server, and each of several, starts them anew. What is stored of a task's log is counted in
+//! the store.
+
+use std::collections::HashMap;
+use std::sync::{Mutex, PoisonError};
+
+use gpuaas_contract::id::{CorrelationId, NodeId};
+use gpuaas_contract::time::Timestamp;
+use gpuaas_domain::decision::Context;
+use gpuaas_domain::{Actor, node};
+
+use crate::Control;
+use crate::failure::{Failure, settle};
+
+/// Most bytes of one task's log that are stored.
+pub(super) const LOG_BYTES_PER_TASK: u64 = 32 * 1024 * 1024;
+/// What a line costs beside its text.
+pub(super) const LOG_LINE_COST: u64 = 64;
+/// The counts are per hour.
+const PERIOD_US: i64 = 3_600_000_000;
+
+/// Something that a node can make us write, or send to other processes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Kind {
+    /// Bytes of log lines.
+    LogBytes,
+    /// Facts that differ from those before: a row, an event and an audit row each.
+    Facts,
+    /// Phases of running tasks: a notification to every server process each.
+    Progress,
+    /// Envelopes and receipts that one side does not take: lines in the server's own log.
+    Rejections,
+    /// Links opened: two events and two audit rows each.
+    Links,
+    /// Certificates issued: a row, an event and an audit row each.
+    Certificates,
+}
+
+impl Kind {
+    const COUNT: usize = 6;
+
+    /// Most of it within an hour.
+    pub(super) const fn per_hour(self) -> u64 {
+        match self {
+            Self::LogBytes => 128 * 1024 * 1024,
+            Self::Facts => 120,
+            Self::Progress => 20_000,
+            Self::Rejections => 1_000,
+            Self::Links => 1_200,
+            Self::Certificates => 60,
+        }
+    }
+
+    /// Name in metrics and events.
+    pub(super) const fn as_str(self) -> &'static str {
+        match self {
+            Self::LogBytes => "log_bytes",
+            Self::Facts => "facts",
+            Self::Progress => "progress",
+            Self::Rejections => "rejections",
+            Self::Links => "links",
+            Self::Certificates => "certificates",
+        }
+    }
+
+    const fn index(self) -> usize {
+        match self {
+            Self::LogBytes => 0,
+            Self::Facts => 1,
+            Self::Progress => 2,
+            Self::Rejections => 3,
+            Self::Links => 4,
+            Self::Certificates => 5,
+        }
+    }
+}
+
+/// What every node has used of its budgets in this hour.
+#[derive(Debug, Default)]
+pub struct NodeBudgets(Mutex<HashMap<NodeId, Hour>>);
+
+#[derive(Clone, Copy, Debug, Default)]
+struct Hour {
+    number: i64,
+    used: [u64; Kind::COUNT],
+    told: bool,
+}
+
+/// Whether something is within its budget.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Taken {
+    Within,
+    /// Beyond; `first` in this hour of this node, of any kind.
+    Beyond {
+        first: bool,
+    },
+}
+
+impl NodeBudgets {
+    fn take(&self, node: NodeId, kind: Kind, amount: u64, now: Timestamp) -> Taken {
+        let number = now.0.div_euclid(PERIOD_US);
+        let mut nodes = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        if !nodes.contains_key(&node) {
+            // A new entry: those of nodes that were quiet in this hour make room.
+            nodes.retain(|_, hour| hour.number == number);
+        }
+        let hour = nodes.entry(node).or_default();
+        if hour.number != number {
+            *hour = Hour { number, ..Hour::default() };
+        }
+        let Some(used) = hour.used.get_mut(kind.index()) else { return Taken::Within };
+        match used.checked_add(amount).filter(|used| *used <= kind.per_hour()) {
+            Some(next) => {
+                *used = next;
+                Taken::Within
+            }
+            None => Taken::Beyond { first: !std::mem::replace(&mut hour.told, true) },
+        }
+    }
+}
+
+/// Takes something out of a node's budget. `false` if it is beyond it: then it is counted, and operators are told if it is the first time
+/// in this hour.
+pub(super) async fn take(control: &Control, node: NodeId, kind: Kind, amount: u64) -> Result<bool, Failure> {
+    let now = Timestamp::now();
+    match control.budgets.take(node, kind, amount, now) {
+        Taken::Within => Ok(true),
+        Taken::Beyond { first } => {
+            control.metrics.budget_exceeded(kind.as_str(), 1);
+            if first {
+                tracing::warn!(%node, kind = kind.as_str(), limit = kind.per_hour(), "the node is beyond its budget for this hour; dropping the rest");
+                let context = Context { now, actor: Actor::Node(node), correlation_id: CorrelationId::generate() };
+                let decision = node::budget_exceeded(node, kind.as_str(), kind.per_hour(), &context);
+                settle(control, || async { Ok(((), decision.clone())) }).await?;
+            }
+            Ok(false)
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_budget_is_of_one_node_one_kind_and_one_hour_and_is_told_once() {
+        let (budgets, node, now) = (NodeBudgets::default(), NodeId::generate(), Timestamp(7 * PERIOD_US + 5));
+        let limit = Kind::Facts.per_hour();
+        assert_eq!(budgets.take(node, Kind::Facts, limit, now), Taken::Within);
+        assert_eq!(budgets.take(node, Kind::Facts, 1, now), Taken::Beyond { first: true });
+        assert_eq!(budgets.take(node, Kind::Facts, 1, now), Taken::Beyond { first: false });
+        assert_eq!(budgets.take(node, Kind::Links, 1, now), Taken::Within, "another kind");
+        assert_eq!(budgets.take(node, Kind::Links, u64::MAX, now), Taken::Beyond { first: false }, "told already");
+        assert_eq!(budgets.take(NodeId::generate(), Kind::Facts, 1, now), Taken::Within, "another node");
+        let later = Timestamp(8 * PERIOD_US);
+        assert_eq!(budgets.take(node, Kind::Facts, 1, later), Taken::Within, "another hour");
+        assert_eq!(budgets.take(node, Kind::Facts, limit, later), Taken::Beyond { first: true });
+    }
+
+    #[test]
+    fn nodes_that_were_quiet_take_no_memory() {
+        let budgets = NodeBudgets::default();
+        for hour in 0..4 {
+            for _ in 0..100 {
+                budgets.take(NodeId::generate(), Kind::Links, 1, Timestamp(hour * PERIOD_US));
+            }
+        }
+        assert!(budgets.0.lock().unwrap_or_else(PoisonError::into_inner).len() <= 100);
+    }
+}

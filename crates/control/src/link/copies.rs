@@ -1,0 +1,139 @@
+//! Two copies of one identity: noticed when the second one says hello, whichever server process it says it to.
+//!
+//! An agent process that held the node's link proves it with that link's secret, and may replace the link at once. Whoever cannot is
+//! either a restarted agent, whose old link is dead, or a copy. So the old link is probed, by the process that holds it; if somebody
+//! answers there, the identity is in two places and the node is locked.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use gpuaas_contract::id::{CorrelationId, NodeId, SessionId};
+use gpuaas_contract::link::Hello;
+use gpuaas_contract::resume::ResumeClaim;
+use gpuaas_contract::time::Timestamp;
+use gpuaas_domain::decision::{Context, LinkHint};
+use gpuaas_domain::node::{self, LiveSession, Node};
+use gpuaas_domain::{Actor, Hint, Refusal, task};
+use tokio::sync::broadcast::error::RecvError;
+
+use super::session::PROBE;
+use super::sweep::PRESENCE_TIMEOUT;
+use crate::Control;
+use crate::failure::{Failure, settle};
+use crate::pki::{self, Peer};
+
+/// How long another process has to answer: its own probe, and the way there and back.
+const ASK: Duration = PROBE.saturating_add(Duration::from_secs(2));
+
+/// What is known of a link that somebody else holds.
+enum Elsewhere {
+    Alive,
+    Dead,
+    /// Its process lives and did not answer.
+    Unknown,
+}
+
+/// Refuses a hello if another live copy of the identity holds the node's link, and locks the node.
+pub(super) async fn exclude(control: &Arc<Control>, node: &Node, peer: &Peer, hello: &Hello) -> Result<(), Failure> {
+    if gpuaas_world::broken("control.second_copy") || resumes(control, node, peer, hello) {
+        return Ok(());
+    }
+    let here = async {
+        match control.hub.get(node.id) {
+            Some(older) => older.probe().await,
+            None => false,
+        }
+    };
+    let elsewhere = async {
+        match node.session.as_ref().filter(|live| live.server != control.server_id) {
+            Some(live) => ask(control, node.id, live).await,
+            // A link of this process that is not in the hub has ended; only its last row is not written yet.
+            None => Ok(Elsewhere::Dead),
+        }
+    };
+    let (here, elsewhere) = tokio::join!(here, elsewhere);
+    match (here, elsewhere?) {
+        (true, _) | (false, Elsewhere::Alive) => {
+            tracing::error!(node = %node.id, "two live copies of the node's identity: locking the node");
+            lock(control, node).await?;
+            let message =
+                format!("node {} is locked: two live copies of its identity were seen; enrol the machine again", node.id);
+            Err(Refusal::forbidden("node_locked", message).into())
+        }
+        (false, Elsewhere::Dead) => Ok(()),
+        (false, Elsewhere::Unknown) => {
+            let message = format!("another server process holds a link of node {} and does not say whether it is alive", node.id);
+            Err(Failure::Unavailable { code: "link_undecided", message })
+        }
+    }
+}
+
+/// Whether the hello comes from the agent process that held the node's last link.
+fn resumes(control: &Control, node: &Node, peer: &Peer, hello: &Hello) -> bool {
+    // The link in the books; where there is none, the one that this process may still hold.
+    let recorded = node.session.as_ref().map(|live| live.id);
+    let Some(last) = recorded.or_else(|| control.hub.get(node.id).map(|session| session.id)) else { return false };
+    let session_id = last.to_string();
+    let claim = ResumeClaim {
+        node_id: node.id,
+        node_epoch: node.epoch,
+        session_id: &session_id,
+        agent_instance_id: &hello.agent_instance_id,
+    };
+    hello.resume_session == session_id
+        && control.keys.resume_secret(node.id, node.epoch, last).is_proof(&peer.binding, &claim, &hello.resume_proof)
+}
+
+/// Asks the process that holds a link to probe it. If it does not answer although it lives, nothing is assumed: the agent tries again,
+/// until the process answers or is known to be dead.
+async fn ask(control: &Control, node_id: NodeId, live: &LiveSession) -> Result<Elsewhere, Failure> {
+    let seen = control.store.server_seen_at(live.server).await?;
+    if seen.is_none_or(|seen| seen < Timestamp::now().minus(PRESENCE_TIMEOUT)) {
+        return Ok(Elsewhere::Dead);
+    }
+    let mut hints = control.store.hints();
+    let question = u64::from_le_bytes(pki::random());
+    control.store.hint(Hint::Link(LinkHint::Probe { server: live.server, node_id, session_id: live.id, nonce: question }));
+    let answer = async {
+        loop {
+            match hints.recv().await {
+                Ok(Hint::Link(LinkHint::Probed { nonce, alive })) if nonce == question => return Some(alive),
+                Ok(_) | Err(RecvError::Lagged(_)) => {}
+                Err(RecvError::Closed) => return None,
+            }
+        }
+    };
+    Ok(match tokio::time::timeout(ASK, answer).await {
+        Ok(Some(true)) => Elsewhere::Alive,
+        Ok(Some(false)) => Elsewhere::Dead,
+        Ok(None) | Err(_) => Elsewhere::Unknown,
+    })
+}
+
+/// Answers another process that asks about a link of this one.
+pub(super) fn spawn_answer(control: &Arc<Control>, node_id: NodeId, session_id: SessionId, nonce: u64) {
+    let this = Arc::clone(control);
+    control.background.spawn(async move {
+        let session = this.hub.get(node_id).filter(|session| session.id == session_id);
+        let alive = match session {
+            Some(session) => session.probe().await,
+            None => false,
+        };
+        this.store.hint(Hint::Link(LinkHint::Probed { nonce, alive }));
+    });
+}
+
+async fn lock(control: &Control, node: &Node) -> Result<(), Failure> {
+    let context = Context { now: Timestamp::now(), actor: Actor::System, correlation_id: CorrelationId::generate() };
+    control.metrics.node_locked();
+    settle(control, || async {
+        let node =
+            control.store.node_get(node.id).await?.ok_or_else(|| Refusal::not_found("node_unknown", "the node is gone"))?;
+        let mut decision = node::lock(&node, &context);
+        for task in control.store.task_open(node.id).await? {
+            decision = decision.and(task::node_gone(&task, "its node was locked", &context));
+        }
+        Ok(((), decision))
+    })
+    .await
+}
