@@ -153,13 +153,12 @@ fn certificate(identity: &Identity) -> Finding {
 
 async fn reachability(config: &Config, identity: Identity) -> Vec<Finding> {
     let servers = if config.server.is_empty() { identity.document.server.clone() } else { config.server.clone() };
-    let tls =
-        match identity.certificate().map_err(|error| chain(&error)).and_then(|leaf| {
-            link::dial::enrolled_config(&identity.ca, Some((leaf, identity.keys.tls_der()))).map_err(|e| chain(&e))
-        }) {
-            Ok(tls) => tls,
-            Err(error) => return vec![finding("control plane", Verdict::Fail, error)],
-        };
+    let tls = match identity.chain().map_err(|error| chain(&error)).and_then(|certificates| {
+        link::dial::enrolled_config(&identity.ca, Some((certificates, identity.keys.tls_der()))).map_err(|e| chain(&e))
+    }) {
+        Ok(tls) => tls,
+        Err(error) => return vec![finding("control plane", Verdict::Fail, error)],
+    };
     let mut findings = Vec::new();
     for server in servers {
         let dialer = Dialer::new(vec![server.clone()], tls.clone(), config.request_timeout);

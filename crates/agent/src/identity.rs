@@ -17,6 +17,8 @@ use rustls_pki_types::{CertificateDer, PrivateKeyDer};
 use zeroize::Zeroizing;
 
 const MAX_FILE: u64 = 256 * 1024;
+/// Most certificates between this node and the pinned CA, with its own.
+const MAX_CHAIN: usize = 4;
 
 /// What `identity.json` says.
 #[derive(Clone, Debug, serde::Serialize, serde::Deserialize)]
@@ -105,9 +107,8 @@ impl Keys {
     /// A request for a certificate over the TLS key.
     pub(crate) fn signing_request(&self) -> Result<String, IdentityError> {
         let mut params = rcgen::CertificateParams::default();
+        // The control plane decides over every name in the certificate, so the request has none.
         params.distinguished_name = rcgen::DistinguishedName::new();
-        // The control plane decides over every name in the certificate; this one only helps people who look at a CSR.
-        params.distinguished_name.push(rcgen::DnType::CommonName, "gpuaas node");
         let request = params.serialize_request(&self.tls).map_err(|e| IdentityError::Keys(e.to_string()))?;
         request.pem().map_err(|e| IdentityError::Keys(e.to_string()))
     }
@@ -155,9 +156,9 @@ impl Identity {
         validity(&self.certificate_pem).map_err(|detail| IdentityError::Damaged { path: self.folder.join("tls.crt"), detail })
     }
 
-    /// The chain to present: the leaf.
-    pub(crate) fn certificate(&self) -> Result<CertificateDer<'static>, IdentityError> {
-        certificate(&self.certificate_pem).map_err(|detail| IdentityError::Damaged { path: self.folder.join("tls.crt"), detail })
+    /// The chain to present: the leaf, and what is between it and the pinned CA.
+    pub(crate) fn chain(&self) -> Result<Vec<CertificateDer<'static>>, IdentityError> {
+        chain(&self.certificate_pem).map_err(|detail| IdentityError::Damaged { path: self.folder.join("tls.crt"), detail })
     }
 
     /// Takes a fresh certificate, if it is for this node's key and name.
@@ -256,7 +257,14 @@ fn seed_from_hex(hex: &str) -> Option<Zeroizing<[u8; 32]>> {
     Some(seed)
 }
 
-/// The one certificate in a PEM text.
+/// All certificates in a PEM text, the leaf first.
+fn chain(pem: &str) -> Result<Vec<CertificateDer<'static>>, String> {
+    let all: Result<Vec<_>, _> = CertificateDer::pem_slice_iter(pem.as_bytes()).take(MAX_CHAIN + 1).collect();
+    let all = all.map_err(|error| format!("not a PEM certificate: {error}"))?;
+    if (1..=MAX_CHAIN).contains(&all.len()) { Ok(all) } else { Err(format!("expected 1 to {MAX_CHAIN} certificates")) }
+}
+
+/// The first certificate in a PEM text.
 pub(crate) fn certificate(pem: &str) -> Result<CertificateDer<'static>, String> {
     CertificateDer::from_pem_slice(pem.as_bytes()).map_err(|error| format!("not a PEM certificate: {error}"))
 }
@@ -285,8 +293,9 @@ fn validity(pem: &str) -> Result<Validity, String> {
 /// A certificate we take is for our key and names exactly this node.
 fn check_certificate(pem: &str, keys: &Keys, cluster: ClusterId, node: NodeId) -> Result<(), String> {
     use x509_parser::extensions::GeneralName;
-    let der = certificate(pem)?;
-    let (_, parsed) = x509_parser::parse_x509_certificate(&der).map_err(|error| error.to_string())?;
+    let chain = chain(pem)?;
+    let der = chain.first().ok_or("there is no certificate")?;
+    let (_, parsed) = x509_parser::parse_x509_certificate(der).map_err(|error| error.to_string())?;
     if parsed.public_key().subject_public_key.data.as_ref() != rcgen::PublicKeyData::der_bytes(&keys.tls) {
         return Err("the certificate is for another key".to_owned());
     }

@@ -17,6 +17,8 @@ use crate::link::http::{Call, HttpError, Lane};
 
 /// Longest wait while the control plane cannot be reached.
 const SLOWEST: Duration = Duration::from_secs(60);
+/// Shortest wait between two looks at the certificate.
+const SOONEST: Duration = Duration::from_secs(1);
 /// Longest wait while this host's clock is wrong.
 const SLOWEST_CLOCK: Duration = Duration::from_secs(600);
 
@@ -68,7 +70,7 @@ impl Credentials {
     /// Builds the connector of an enrolled node.
     pub(crate) fn new(identity: Identity, addresses: Vec<String>, timeout: Duration) -> Result<Arc<Self>, RenewalError> {
         let until = identity.validity()?.until;
-        let config = dial::enrolled_config(&identity.ca, Some((identity.certificate()?, identity.keys.tls_der())))?;
+        let config = dial::enrolled_config(&identity.ca, Some((identity.chain()?, identity.keys.tls_der())))?;
         let dialer = Dialer::new(addresses.clone(), config, timeout);
         Ok(Arc::new(Self {
             identity: Mutex::new(identity),
@@ -112,7 +114,7 @@ impl Credentials {
         let mut pause = every;
         loop {
             match self.look(Timestamp::now()).await {
-                Ok(()) => pause = every,
+                Ok(()) => pause = self.until_half_life().clamp(every.min(SOONEST), every),
                 Err(error) => {
                     tracing::warn!(error = crate::report::chain(&error), "certificate was not replaced; trying again");
                     // A wrong clock is not mended by asking often; an unreachable control plane should be found soon.
@@ -127,6 +129,11 @@ impl Credentials {
                 () = tokio::time::sleep(pause) => {}
             }
         }
+    }
+
+    /// Time until the certificate is due. The regular look would find one that lives for minutes only when it is nearly over.
+    fn until_half_life(&self) -> Duration {
+        self.validity().map_or(Duration::MAX, |validity| validity.half_life().since(Timestamp::now()))
     }
 
     /// Renews or rejoins if it is time to.
@@ -191,7 +198,7 @@ impl Credentials {
         let taken = gpuaas_world::blocking(move || {
             let mut identity = this.lock();
             identity.renew(certificate_pem)?;
-            let config = dial::enrolled_config(&identity.ca, Some((identity.certificate()?, identity.keys.tls_der())))?;
+            let config = dial::enrolled_config(&identity.ca, Some((identity.chain()?, identity.keys.tls_der())))?;
             this.dialer.replace_config(config);
             this.until.send_replace(identity.validity()?.until);
             Ok(())

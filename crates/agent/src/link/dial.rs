@@ -200,7 +200,7 @@ fn finish(mut config: ClientConfig) -> Arc<ClientConfig> {
 /// For an enrolled node: the CA is known; with a certificate the node shows who it is.
 pub(crate) fn enrolled_config(
     ca: &CertificateDer<'static>,
-    client: Option<(CertificateDer<'static>, PrivateKeyDer<'static>)>,
+    client: Option<(Vec<CertificateDer<'static>>, PrivateKeyDer<'static>)>,
 ) -> Result<Arc<ClientConfig>, TlsSetupError> {
     let mut roots = rustls::RootCertStore::empty();
     roots.add(ca.clone()).map_err(TlsSetupError)?;
@@ -209,7 +209,7 @@ pub(crate) fn enrolled_config(
         .map_err(TlsSetupError)?
         .with_root_certificates(roots);
     let config = match client {
-        Some((certificate, key)) => builder.with_client_auth_cert(vec![certificate], key).map_err(TlsSetupError)?,
+        Some((chain, key)) => builder.with_client_auth_cert(chain, key).map_err(TlsSetupError)?,
         None => builder.with_no_client_auth(),
     };
     Ok(finish(config))
