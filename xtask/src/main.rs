@@ -20,6 +20,7 @@ mod requirements;
 mod schema_check;
 mod servers;
 mod sim;
+mod step_ca;
 mod temporal;
 mod test;
 

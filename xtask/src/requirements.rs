@@ -4,7 +4,7 @@ use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 
 use crate::schema_check;
-use Package::{Debian, Npm, Python, Wheel};
+use Package::{Debian, Go, Npm, Python, Wheel};
 
 /// Something that some tests need.
 pub(crate) struct Requirement {
@@ -29,10 +29,12 @@ pub(crate) enum Package {
     Python { name: &'static str, version: &'static str },
     /// A folder of the repository with a `package.json` and its lock file. What they name is put there as well.
     Npm(&'static str),
+    /// A program of the repository in Go, built against the source that a package of Debian holds. Put there as well.
+    Go(&'static str),
 }
 
 /// Everything that `cargo xtask test` may install.
-pub(crate) const ALL: [Requirement; 8] = [
+pub(crate) const ALL: [Requirement; 9] = [
     Requirement {
         name: "PostgreSQL",
         package: Debian("postgresql"),
@@ -70,6 +72,12 @@ pub(crate) const ALL: [Requirement; 8] = [
         needed_for: "tests with an agent whose disk fails",
     },
     Requirement {
+        name: "step-ca",
+        package: Go(crate::step_ca::DEBIAN_PACKAGE),
+        find: crate::step_ca::program,
+        needed_for: "every test with certificates of step-ca",
+    },
+    Requirement {
         name: "oidc-provider",
         package: Npm(OIDC_PROVIDER),
         find: || npm_installed(OIDC_PROVIDER, "oidc-provider"),
@@ -97,6 +105,7 @@ impl Requirement {
             Wheel(wheel) => install_python(self.name, wheel, wheel, &["--no-deps"], root)?,
             Python { name, version } => install_python(self.name, name, &format!("{name}=={version}"), &[], root)?,
             Npm(source) => install_npm(self.name, source, root)?,
+            Go(package) => crate::step_ca::build(package, root)?,
         }
         match (self.find)() {
             Some(_) => Ok(()),
@@ -108,12 +117,12 @@ impl Requirement {
 impl Package {
     fn name(self) -> &'static str {
         match self {
-            Debian(name) | Wheel(name) | Npm(name) | Python { name, .. } => name,
+            Debian(name) | Wheel(name) | Npm(name) | Go(name) | Python { name, .. } => name,
         }
     }
 }
 
-fn install_debian(name: &str, package: &str, root: bool) -> Result<(), String> {
+pub(crate) fn install_debian(name: &str, package: &str, root: bool) -> Result<(), String> {
     let by_hand = format!("install the Debian package `{package}` or its like");
     if !root {
         return Err(format!("{name} is not installed and only root may install it; {by_hand}"));

@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 
 use crate::guard::Guard;
-use crate::{nats, postgres, redis, requirements, temporal};
+use crate::{nats, postgres, redis, requirements, step_ca, temporal};
 
 /// A server that tests need and that runs as long as they do.
 struct Server {
@@ -55,6 +55,9 @@ const SERVERS: [Server; 4] = [
     },
 ];
 
+/// What tests start themselves, because each needs one of its own: the variable that tells them what to start.
+const PROGRAMS: [(&str, fn() -> Option<PathBuf>); 1] = [(step_ca::PROGRAM_VARIABLE, step_ca::program)];
+
 /// The servers that run, and what could not be had.
 pub(crate) struct Servers {
     /// What the tests are told about them.
@@ -71,6 +74,9 @@ impl Servers {
             if let Err(reason) = requirement.ensure(root) {
                 servers.missing.push(format!("{}: {reason}", requirement.needed_for));
             }
+        }
+        for (variable, find) in PROGRAMS {
+            servers.environment.extend(find().map(|program| (variable, program.into())));
         }
         for Server { name, url_variable, program_variable, find, folder: part, start } in SERVERS {
             let program = find();
@@ -100,6 +106,9 @@ impl Servers {
             for variable in std::iter::once(url_variable).chain(program_variable) {
                 command.env_remove(variable);
             }
+        }
+        for (variable, _) in PROGRAMS {
+            command.env_remove(variable);
         }
         command.envs(self.environment.iter().map(|(variable, value)| (variable, value)));
     }

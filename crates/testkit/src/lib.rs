@@ -15,6 +15,7 @@ mod postgres;
 mod program;
 mod proof;
 mod redis_server;
+mod step_ca_server;
 mod tcp_proxy;
 mod wait;
 
@@ -28,6 +29,7 @@ pub use postgres::PrivatePostgres;
 pub use program::{Launch, Program};
 pub use proof::{PROVE_COUNT_VARIABLE, PROVE_VARIABLE, proof_count};
 pub use redis_server::{REDIS_SERVER_VARIABLE, REDIS_URL_VARIABLE, RedisServer, redis_url};
+pub use step_ca_server::{CertificateFiles, STEP_CA_OTHER_PROVISIONER, STEP_CA_PROVISIONER, STEP_CA_VARIABLE, StepCaServer};
 pub use tcp_proxy::TcpProxy;
 pub use wait::{eventually, eventually_async};
 

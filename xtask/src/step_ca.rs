@@ -1,0 +1,62 @@
+//! The program step-ca for the tests: built from the source that Debian packages, and kept beside the build.
+
+use std::path::PathBuf;
+use std::process::{Command, Stdio};
+
+use crate::requirements::{in_path, install_debian, wheel_folder};
+
+/// The package of Debian with the source of step-ca and everything it needs.
+pub(crate) const DEBIAN_PACKAGE: &str = "golang-github-smallstep-certificates-dev";
+/// The variable that tells us and the tests which program to use.
+pub(crate) const PROGRAM_VARIABLE: &str = "GPUAAS_STEP_CA_PROGRAM";
+/// Our part of the program, in the repository.
+const SOURCE: &str = "xtask/src/step_ca/main.go";
+/// Where Debian puts the source of Go packages.
+const GO_PATH: &str = "/usr/share/gocode";
+
+fn folder() -> PathBuf {
+    wheel_folder("step-ca")
+}
+
+fn built() -> PathBuf {
+    folder().join("bin/step-ca")
+}
+
+/// The program: where the variable says, or as it was built from the source of now. One in the search path is not taken: its name and
+/// its options are those of another program.
+pub(crate) fn program() -> Option<PathBuf> {
+    let given = std::env::var_os(PROGRAM_VARIABLE).map(PathBuf::from).filter(|path| path.is_file());
+    let source = std::fs::read(crate::cargo::workspace().join(SOURCE)).ok();
+    let kept = || Some(built()).filter(|path| path.is_file() && source == std::fs::read(folder().join("main.go")).ok());
+    given.or_else(kept)
+}
+
+/// Builds it, after installing what that needs. About a minute, once.
+pub(crate) fn build(package: &str, root: bool) -> Result<(), String> {
+    let sources = PathBuf::from(GO_PATH).join("src/github.com/smallstep/certificates/ca");
+    let reason = |reason| format!("step-ca is not built: {reason}");
+    if in_path("go").is_none() {
+        install_debian("go", "golang-go", root).map_err(reason)?;
+    }
+    if !sources.is_dir() {
+        install_debian("the source of step-ca", package, root).map_err(reason)?;
+    }
+    println!("building step-ca (Debian package {package})");
+    let folder = folder();
+    let unusable = |error| format!("{}: {error}", folder.display());
+    std::fs::create_dir_all(&folder).map_err(unusable)?;
+    let source = crate::cargo::workspace().join(SOURCE);
+    let mut go = Command::new("go");
+    go.args(["build", "-o"]).arg(built()).arg(&source).current_dir(&folder).stdin(Stdio::null());
+    // Packages are taken from Debian's folder and never from the network.
+    go.env("GO111MODULE", "off").env("GOPATH", GO_PATH).env("GOFLAGS", "").env("GOCACHE", folder.join("cache"));
+    let output = go.output().map_err(|error| format!("go cannot be started: {error}"))?;
+    if !output.status.success() {
+        let text = String::from_utf8_lossy(&output.stderr);
+        return Err(format!("step-ca could not be built: {}", text.trim().lines().last().unwrap_or("go gave no reason")));
+    }
+    // Large, and of no use once the program is there.
+    let _ = std::fs::remove_dir_all(folder.join("cache"));
+    // Last: its presence says that the program was built from it.
+    std::fs::copy(&source, folder.join("main.go")).map(|_| ()).map_err(unusable)
+}
