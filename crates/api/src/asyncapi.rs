@@ -55,6 +55,8 @@ event_kinds! {
     "api_key.revoked": "A key of a service account counts no more.";
     "api_token.created": "There is a new API token of the platform.";
     "api_token.revoked": "An API token of the platform counts no more.";
+    "ca.available": "The certificate authority answers again.";
+    "ca.unavailable": "The certificate authority does not answer; certificates are valid until they expire.";
     "delivery.replayed": "Somebody wants a delivery to a webhook to be sent again.";
     "enrolment.approved": "An operator let a host in.";
     "enrolment.displaced": "A host that waited had to make room, because the queue was full and its address had most places.";

@@ -11,7 +11,7 @@ use gpuaas_contract::id::ClusterId;
 use gpuaas_contract::link::node_link_server::{NodeLink, NodeLinkServer};
 use gpuaas_contract::link::{FromNode, LogAck, LogPosition, ToNode, Welcome, from_node, to_node};
 use gpuaas_contract::time::Timestamp;
-use gpuaas_control::pki::Ca;
+use gpuaas_control::pki::BuiltInCa;
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 use tokio::net::{TcpListener, TcpStream};
 use tokio_rustls::TlsAcceptor;
@@ -52,7 +52,7 @@ impl NodeLink for Echo {
 /// Serves on a free port until the process ends; prints the address as its only line.
 pub(crate) async fn serve(keys: &Path, cluster: &str) -> Result<()> {
     let cluster: ClusterId = cluster.parse()?;
-    let ca = Ca::open(keys, cluster, Timestamp::now())?;
+    let ca = BuiltInCa::open(keys, cluster, Timestamp::now())?;
     let (chain, key) = ca.issue_server(&[], Timestamp::now())?;
     let provider = Arc::new(rustls::crypto::aws_lc_rs::default_provider());
     let mut roots = rustls::RootCertStore::empty();

@@ -87,6 +87,7 @@ pub(crate) async fn run(session: &Session, args: DevArgs) -> Result<Exit, Failur
         api_tls: ApiTls::Off,
         link_listen: loopback(args.link_port),
         link_advertise: None,
+        ca: Default::default(),
         identity: IdentityConfig { built_in: true, ..IdentityConfig::default() },
         policies: Vec::new(),
         engines: Default::default(),

@@ -4,6 +4,7 @@
 //! codes mean is in [`exit`] and in `gpuaas --help`.
 
 mod args;
+mod ca_args;
 mod commands;
 mod config;
 mod dev;

@@ -10,6 +10,7 @@ use gpuaas_control::{ApiTls, Server, ServerConfig, StartError, roles};
 use gpuaas_store::StoreConfig;
 use tracing_subscriber::EnvFilter;
 
+use crate::ca_args::CaArgs;
 use crate::engine_args::EngineArgs;
 use crate::exit::Exit;
 use crate::failure::Failure;
@@ -32,13 +33,13 @@ pub(crate) struct ServerArgs {
     /// Where REST listens. Plain HTTP is only allowed on a loopback address.
     #[arg(long, env = "GPUAAS_API_LISTEN", value_name = "ADDRESS", default_value = "127.0.0.1:8080")]
     api_listen: SocketAddr,
-    /// How REST is protected: plain, or with a certificate of the built-in CA (trust `DATA/keys/ca.crt`).
+    /// How REST is protected: plain, or with a certificate of the cluster's own CA (see --ca; trust `DATA/keys/ca.crt`, or step-ca's root).
     #[arg(long, value_enum, default_value_t)]
     api_tls: TlsChoice,
-    /// A name or address that REST is reached by, for the built-in certificate; repeatable.
+    /// A name or address that REST is reached by, for the certificate of --api-tls built-in; repeatable.
     #[arg(long = "api-name", value_name = "NAME")]
     api_names: Vec<String>,
-    /// PEM chain for REST, instead of the built-in CA.
+    /// PEM chain for REST, instead of one of the cluster's own CA.
     #[arg(long, value_name = "FILE", requires = "api_key")]
     api_cert: Option<PathBuf>,
     /// PEM key for --api-cert.
@@ -53,6 +54,8 @@ pub(crate) struct ServerArgs {
     /// What hosts are told to connect to, `host:port` [default: the address above].
     #[arg(long, env = "GPUAAS_LINK_ADVERTISE", value_name = "ADDRESS")]
     link_advertise: Option<String>,
+    #[command(flatten)]
+    ca: CaArgs,
     /// Where people reach REST, as in `https://gpuaas.example.com`: the name of the built-in issuer [default: the address of --api-listen].
     #[arg(long, env = "GPUAAS_PUBLIC_URL", value_name = "URL")]
     public_url: Option<String>,
@@ -87,7 +90,7 @@ enum TlsChoice {
     /// Plain HTTP, on a loopback address only.
     #[default]
     Off,
-    /// A certificate of the built-in CA.
+    /// A certificate of the cluster's own CA.
     BuiltIn,
 }
 
@@ -173,6 +176,7 @@ async fn config(args: ServerArgs) -> Result<ServerConfig, Failure> {
         api_tls,
         link_listen: args.link_listen,
         link_advertise: args.link_advertise,
+        ca: args.ca.config()?,
         identity: IdentityConfig {
             public_url: args.public_url,
             built_in: !args.no_built_in_issuer,

@@ -13,6 +13,7 @@ use prometheus_client::metrics::histogram::{Histogram, exponential_buckets};
 use prometheus_client::registry::Registry;
 
 use crate::listener::ConnectionCounts;
+use crate::pki::CaRequests;
 
 /// Every number this process counts.
 pub(crate) struct Metrics {
@@ -34,6 +35,8 @@ pub(crate) struct Metrics {
     refusals: Family<ReasonLabel, Counter>,
     nodes_locked: Counter,
     budget_exceeded: Family<KindLabel, Counter>,
+    ca_requests: CaRequests,
+    ca_available: Gauge,
 }
 
 #[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
@@ -94,6 +97,8 @@ impl Metrics {
             refusals: Family::default(),
             nodes_locked: Counter::default(),
             budget_exceeded: Family::default(),
+            ca_requests: CaRequests::default(),
+            ca_available: Gauge::default(),
             registry: Registry::default(),
         };
         registry.register("links", "Open links of agents to this process", metrics.links.clone());
@@ -140,6 +145,14 @@ impl Metrics {
             "node_budget_exceeded",
             "Things that nodes sent beyond their budget and that were dropped, by kind",
             metrics.budget_exceeded.clone(),
+        );
+        registry.register("ca_requests", "Certificates asked of the CA, by how that ended", metrics.ca_requests.clone());
+        // The built-in CA is always there.
+        metrics.ca_available.set(1);
+        registry.register(
+            "ca_available",
+            "1 if the certificate authority answers, 0 if it does not",
+            metrics.ca_available.clone(),
         );
         Self { registry, ..metrics }
     }
@@ -198,6 +211,15 @@ impl Metrics {
 
     pub(crate) fn step_written(&self, step: &'static str) {
         self.steps.get_or_create(&StepLabel { step }).inc();
+    }
+
+    /// Where requests for certificates are counted.
+    pub(crate) fn ca_requests(&self) -> CaRequests {
+        self.ca_requests.clone()
+    }
+
+    pub(crate) fn ca_available(&self, available: bool) {
+        self.ca_available.set(available.into());
     }
 
     pub(crate) fn decision_overtaken(&self) {

@@ -32,7 +32,7 @@ use crate::{Control, events, http, link, listener, metrics, pki, rights, workflo
 pub enum ApiTls {
     /// Plain HTTP; only on a loopback address.
     Off,
-    /// A certificate of the built-in CA, for these names and addresses.
+    /// A certificate of the cluster's own CA, for these names and addresses.
     BuiltIn(Vec<String>),
     /// A certificate from elsewhere.
     Files {
@@ -60,6 +60,8 @@ pub struct ServerConfig {
     pub link_listen: SocketAddr,
     /// What hosts are told to connect to, if not the listening address: `host:port`.
     pub link_advertise: Option<String>,
+    /// Who signs certificates.
+    pub ca: pki::CaConfig,
     /// Whose tokens are taken.
     pub identity: IdentityConfig,
     /// NATS and Redis, where there are some.
@@ -156,7 +158,8 @@ pub async fn start(config: ServerConfig) -> Result<Server, StartError> {
     let store = Store::open(&config.store).await?;
     let cluster_id = store.cluster_id().await?;
     let keys_dir = config.data_dir.join("keys");
-    let ca = pki::Ca::open(&keys_dir, cluster_id, now)?;
+    let metrics = metrics::Metrics::new();
+    let ca = pki::Ca::open(&config.ca, &keys_dir, cluster_id, now, metrics.ca_requests()).await?;
     let keys = pki::KeyRing::open(&keys_dir, cluster_id, now)?;
     let admin_token_file = config.data_dir.join("admin-token");
     ensure_admin_token(&store, &admin_token_file).await?;
@@ -197,7 +200,7 @@ pub async fn start(config: ServerConfig) -> Result<Server, StartError> {
         identity,
         engines: Engines::from_config(&config.engines).await?,
         webhooks_to_private: config.webhooks_to_private,
-        metrics: metrics::Metrics::new(),
+        metrics,
         streams: http::Streams::new(&limits),
         link_address: advertised,
         store_kind,
@@ -217,9 +220,12 @@ pub async fn start(config: ServerConfig) -> Result<Server, StartError> {
             link::bury_all_links(&control).await?;
         }
         link::spawn_sweepers(&control).await?;
-        let tls = link::tls_acceptor(&control)?;
+        let tls = link::tls_acceptor(&control, &keys_dir).await?;
         let options = options(ListenerKind::Link, &limits.link);
         listeners.spawn(listener::serve(listener, Some(tls), link::router(&control), options, control.shutdown.clone()));
+    }
+    if config.roles.contains(&Role::Api) || config.roles.contains(&Role::Link) {
+        pki::spawn_watch(&control);
     }
     if config.roles.contains(&Role::Api) || config.roles.contains(&Role::Provisioning) {
         workflow::FleetView::spawn(&control);
@@ -240,7 +246,7 @@ pub async fn start(config: ServerConfig) -> Result<Server, StartError> {
     }
     let (mut api_url, mut admin_socket) = (None, None);
     if let Some(listener) = api_listener {
-        let tls = api_tls(&config.api_tls, &control.ca)?;
+        let tls = api_tls(&config.api_tls, &control, &keys_dir).await?;
         let scheme = if tls.is_some() { "https" } else { "http" };
         api_url = api_address.map(|address| format!("{scheme}://{address}"));
         http::ProgressBoard::spawn(&control);
@@ -336,11 +342,16 @@ async fn ensure_admin_token(store: &Store, file: &Path) -> Result<(), StartError
     }
 }
 
-fn api_tls(tls: &ApiTls, ca: &Arc<pki::Ca>) -> Result<Option<TlsAcceptor>, StartError> {
+async fn api_tls(tls: &ApiTls, control: &Control, keys_dir: &Path) -> Result<Option<TlsAcceptor>, StartError> {
     let provider = Arc::new(rustls::crypto::aws_lc_rs::default_provider());
     let certificate: Arc<dyn rustls::server::ResolvesServerCert> = match tls {
         ApiTls::Off => return Ok(None),
-        ApiTls::BuiltIn(names) => Arc::new(pki::ServingCertificate::new(Arc::clone(ca), names.clone())?),
+        ApiTls::BuiltIn(names) => {
+            let ca = Arc::clone(&control.ca);
+            let certificate = pki::ServingCertificate::new(ca, names.clone(), keys_dir, pki::Listener::Api).await?;
+            control.background.spawn(Arc::clone(&certificate).keep_fresh(control.shutdown.clone()));
+            certificate
+        }
         ApiTls::Files { certificate, key } => {
             let bad = |path: &Path| {
                 let path = path.to_owned();

@@ -333,7 +333,14 @@ async fn with_redis_a_listener_on_one_server_hears_what_another_did() {
     let own = project(&one, "own").await;
     let dir_of_ear = TempDir::new();
     let driver = std::sync::Arc::new(gpuaas_control::workflow::Embedded);
-    let server = TestServer { server: Some(only_api), dir: dir_of_ear, pg: None, admin_token: token.clone(), driver };
+    let server = TestServer {
+        server: Some(only_api),
+        dir: dir_of_ear,
+        pg: None,
+        admin_token: token.clone(),
+        driver,
+        ca: Default::default(),
+    };
     let mut ear = Ear::open(&server, &token, &format!("/api/v1/projects/{own}/events"), None).await;
     for round in 0..10 {
         happens(if round % 2 == 0 { &one } else { &two }, &own, &format!("{round}")).await;

@@ -450,14 +450,7 @@ pub fn renewed(node: &Node, certificate: Certificate, context: &Context) -> Resu
 
 /// A node whose certificate has expired proved that it still has its keys.
 pub fn rejoined(node: &Node, certificate: Certificate, context: &Context) -> Result<Decision, Refusal> {
-    check_may_hold_certificate(node)?;
-    if node.rejoins >= MAX_REJOINS {
-        let message = format!(
-            "node {} came back with an expired certificate {MAX_REJOINS} times; enrol the machine again with a new join token",
-            node.id
-        );
-        return Err(Refusal::forbidden("rejoins_used_up", message));
-    }
+    check_may_rejoin(node)?;
     let id = node.id.to_string();
     let rejoins = node.rejoins + 1;
     let data = json!({ "node_id": id, "serial": certificate.serial, "rejoins": rejoins });
@@ -467,7 +460,21 @@ pub fn rejoined(node: &Node, certificate: Certificate, context: &Context) -> Res
         .record(context, "gpuaas.node.rejoined.v1", "node.rejoin", &id, data))
 }
 
-fn check_may_hold_certificate(node: &Node) -> Result<(), Refusal> {
+/// Whether a node whose certificate has expired may come back once more. Asked before a certificate is made for it.
+pub fn check_may_rejoin(node: &Node) -> Result<(), Refusal> {
+    check_may_hold_certificate(node)?;
+    if node.rejoins >= MAX_REJOINS {
+        let message = format!(
+            "node {} came back with an expired certificate {MAX_REJOINS} times; enrol the machine again with a new join token",
+            node.id
+        );
+        return Err(Refusal::forbidden("rejoins_used_up", message));
+    }
+    Ok(())
+}
+
+/// Whether a node may have a certificate at all. Asked before one is made for it.
+pub fn check_may_hold_certificate(node: &Node) -> Result<(), Refusal> {
     if node.service.may_connect() {
         Ok(())
     } else {

@@ -410,6 +410,7 @@ async fn serve(host: Arc<Host>, operator: Arc<Operator>, data_dir: PathBuf) -> t
         api_tls: ApiTls::Off,
         link_listen: SocketAddr::from(([0, 0, 0, 0], 8443)),
         link_advertise: Some(format!("{SERVER}:8443")),
+        ca: Default::default(),
         identity: gpuaas_control::identity::IdentityConfig::default(),
         policies: Vec::new(),
         engines: Default::default(),

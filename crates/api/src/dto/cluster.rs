@@ -9,8 +9,10 @@ use gpuaas_contract::time::Timestamp;
 pub struct ClusterInfo {
     /// The cluster.
     pub cluster_id: ClusterId,
-    /// Pin of the built-in CA: hex SHA-256 of its certificate (DER).
+    /// Pin of the CA: hex SHA-256 of its root certificate (DER).
     pub ca_sha256: String,
+    /// Who signs certificates of nodes and listeners.
+    pub ca: CaInfo,
     /// The key that signs verifier sets: pin it to verify tasks offline.
     #[schemars(with = "String")]
     pub root_key: VerifyingKey,
@@ -22,6 +24,36 @@ pub struct ClusterInfo {
     pub store: String,
     /// The server's clock.
     pub server_time: Timestamp,
+}
+
+/// The certificate authority of a cluster.
+#[derive(Clone, Debug, PartialEq, serde::Serialize, serde::Deserialize, schemars::JsonSchema)]
+pub struct CaInfo {
+    /// `built-in` or `step-ca`.
+    pub kind: String,
+    /// Whether it answers.
+    pub state: CaState,
+    /// Why it does not.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub detail: Option<String>,
+    /// When it was last asked.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub checked_at: Option<Timestamp>,
+    /// When the enrollment certificate ends with which the control plane asks for others; absent if it cannot be used.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub credential_expires_at: Option<Timestamp>,
+}
+
+/// Whether the certificate authority answers.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, serde::Serialize, serde::Deserialize, schemars::JsonSchema)]
+#[serde(rename_all = "snake_case")]
+pub enum CaState {
+    /// It does.
+    Available,
+    /// It does not; certificates are valid until they expire.
+    Unavailable,
+    /// It was not asked yet.
+    Unknown,
 }
 
 /// One kind of task, with the schemas of its params and output.

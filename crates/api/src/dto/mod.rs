@@ -38,7 +38,7 @@ pub use allocation_requests::{
 pub use audit::{AuditExportQuery, AuditQuery, AuditRow};
 pub use capacity::{Capacity, CapacityRow, Machine, MachineListQuery, NodeCapacity, SkuCapacity};
 pub use catalog::{CatalogItem, Product, ProductKind, Sku, SkuChange, SkuCreate};
-pub use cluster::{ClusterInfo, TaskTypeInfo};
+pub use cluster::{CaInfo, CaState, ClusterInfo, TaskTypeInfo};
 pub use enrolment::{
     Enrolment, EnrolmentApprove, EnrolmentListQuery, ExistingNode, JoinToken, JoinTokenCreate, JoinTokenCreated,
 };

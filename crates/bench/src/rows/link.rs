@@ -15,7 +15,7 @@ use futures::future::BoxFuture;
 use gpuaas_contract::id::TaskId;
 use gpuaas_contract::link::{LogChunk, LogLine, from_node, to_node};
 use gpuaas_contract::time::Timestamp;
-use gpuaas_control::pki::Ca;
+use gpuaas_control::pki::BuiltInCa;
 use rustls::pki_types::{CertificateDer, pem::PemObject as _};
 
 use crate::child::{self, Companion, Server};
@@ -120,7 +120,7 @@ struct RequestReply {
 impl RequestReply {
     async fn open(setup: &Setup, cluster: &Cluster, host: &Host) -> Result<Self> {
         let folder = &setup.disk;
-        let ca = Ca::open(&cluster.data.join("keys"), host.grant.cluster_id, Timestamp::now())?;
+        let ca = BuiltInCa::open(&cluster.data.join("keys"), host.grant.cluster_id, Timestamp::now())?;
         let (chain, key) = ca.issue_server(&[], Timestamp::now())?;
         let (certificate, key) = write_pem(folder, "nats-server", &chain, key.secret_der())?;
         let leaf = CertificateDer::from_pem_slice(host.grant.certificate_pem.as_bytes())?;

@@ -36,6 +36,7 @@ impl Place {
             api_tls: ApiTls::Off,
             link_listen: "127.0.0.1:0".parse().expect("an address"),
             link_advertise: None,
+            ca: Default::default(),
             identity,
             engines: Default::default(),
             driver: std::sync::Arc::new(gpuaas_control::workflow::Embedded),

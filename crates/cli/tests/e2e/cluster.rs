@@ -102,6 +102,11 @@ impl Cluster {
         Self::start_in(store, "127.0.0.1", environment?.concat())
     }
 
+    /// With SQLite and these variables in the server's environment.
+    pub(crate) fn start_told(environment: Vec<(&'static str, String)>) -> Self {
+        Self::start_at(None, None, "127.0.0.1", environment)
+    }
+
     fn start_in(store: Store, address: &str, environment: Vec<(&'static str, String)>) -> Option<Self> {
         let pg = match store {
             Store::Sqlite => None,

@@ -21,7 +21,7 @@ use gpuaas_contract::link::{
 };
 use gpuaas_contract::time::Timestamp;
 use gpuaas_control::listener;
-use gpuaas_control::pki::{Ca, KeyRing};
+use gpuaas_control::pki::{BuiltInCa, KeyRing};
 use gpuaas_testkit::TempDir;
 use tokio::sync::Notify;
 use tokio_util::sync::CancellationToken;
@@ -44,7 +44,7 @@ pub(crate) struct LinkDouble {
 
 struct Shared {
     cluster_id: ClusterId,
-    ca: Ca,
+    ca: BuiltInCa,
     keys: KeyRing,
     nodes: Mutex<HashMap<NodeId, Node>>,
     changed: Notify,
@@ -68,7 +68,7 @@ impl LinkDouble {
         let dir = TempDir::new();
         let now = Timestamp::now();
         let cluster_id = ClusterId::generate();
-        let ca = Ca::open(dir.path(), cluster_id, now).unwrap();
+        let ca = BuiltInCa::open(dir.path(), cluster_id, now).unwrap();
         let keys = KeyRing::open(dir.path(), cluster_id, now).unwrap();
         let pin = ca.pin();
         let tls = tls(&ca);
@@ -168,7 +168,7 @@ impl Drop for LinkDouble {
     }
 }
 
-fn tls(ca: &Ca) -> tokio_rustls::TlsAcceptor {
+fn tls(ca: &BuiltInCa) -> tokio_rustls::TlsAcceptor {
     let provider = Arc::new(rustls::crypto::aws_lc_rs::default_provider());
     let mut roots = rustls::RootCertStore::empty();
     roots.add(ca.der().clone()).unwrap();

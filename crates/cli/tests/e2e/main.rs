@@ -17,4 +17,5 @@ mod load;
 mod namespaces;
 mod rotten_journal;
 mod single_execution;
+mod step_ca;
 mod tour;

@@ -7,23 +7,39 @@ use axum::Json;
 use axum::extract::State;
 use axum::http::{StatusCode, header};
 use axum::response::{IntoResponse, Response};
-use gpuaas_api::dto::{ClusterInfo, Page, TaskTypeInfo};
+use gpuaas_api::dto::{CaInfo, CaState, ClusterInfo, Page, TaskTypeInfo};
 use gpuaas_contract::time::Timestamp;
 
 use super::problem::problem;
 use crate::Control;
 use crate::link::chain;
+use crate::pki::{Ca, HealthState};
 
 pub(super) async fn cluster(State(control): State<Arc<Control>>) -> Json<ClusterInfo> {
     Json(ClusterInfo {
         cluster_id: control.cluster_id,
         ca_sha256: control.ca.pin(),
+        ca: ca_info(&control.ca).await,
         root_key: control.keys.root_key(),
         version: env!("CARGO_PKG_VERSION").to_owned(),
         link_address: control.link_address.clone(),
         store: control.store_kind.to_owned(),
         server_time: Timestamp::now(),
     })
+}
+
+async fn ca_info(ca: &Ca) -> CaInfo {
+    let kind = ca.kind().to_owned();
+    let Some(step_ca) = ca.step_ca() else {
+        return CaInfo { kind, state: CaState::Available, detail: None, checked_at: None, credential_expires_at: None };
+    };
+    let health = step_ca.health();
+    let (state, detail) = match health.state {
+        None => (CaState::Unknown, None),
+        Some(HealthState::Available) => (CaState::Available, None),
+        Some(HealthState::Unavailable(detail)) => (CaState::Unavailable, Some(detail)),
+    };
+    CaInfo { kind, state, detail, checked_at: health.checked_at, credential_expires_at: step_ca.credential_until().await }
 }
 
 pub(super) async fn task_types() -> Json<Page<TaskTypeInfo>> {

@@ -20,6 +20,7 @@ use gpuaas_domain::enrolment::{self, Door, Enrolment, EnrolmentState, Existing, 
 use gpuaas_domain::node::{self, Admission, Node};
 use gpuaas_domain::{Actor, Refusal, RefusalKind, task};
 
+use super::issue_once::IssueOnce;
 use super::{budget, identity};
 use crate::Control;
 use crate::budgets::{AddressRange, ENROLMENT_REQUESTS};
@@ -69,6 +70,7 @@ async fn with_token(
 ) -> Answer<Grant> {
     let context = context(&request.applicant.facts.hostname, from);
     let secret = Digest::of(request.token.as_bytes());
+    let (new_id, certificate) = (NodeId::generate(), IssueOnce::new(&control.ca));
     let grant = settle(&control, || async {
         let unknown =
             || Refusal::forbidden("join_token_unknown", "this join token is not known here; ask an operator for a new one");
@@ -79,14 +81,13 @@ async fn with_token(
             && let Some(node) = control.store.node_get(used_by).await?
             && is_same_host(&node, &request.applicant)?
         {
-            return reissue(&control, &node, &request.applicant.csr_pem, &context).await;
+            return reissue(&control, &node, &request.applicant.csr_pem, &certificate, &context).await;
         }
-        let new_id = NodeId::generate();
         let known = control.store.node_by_fingerprint(&request.applicant.fingerprint).await?;
         let node_id = known.as_ref().map_or(new_id, |node| node.id);
         let used = enrolment::token_use(&token, node_id, &context)?;
         let may = replacement(known.as_ref(), &request.applicant, token.replace_node, Door::Token)?;
-        let (grant, decision) = admit(&control, (known, may), new_id, &request.applicant, &context).await?;
+        let (grant, decision) = admit(&control, (known, may), new_id, &request.applicant, &certificate, &context).await?;
         Ok((grant, Decision::default().change(used).and(decision)))
     })
     .await?;
@@ -177,6 +178,7 @@ async fn poll(
     headers: HeaderMap,
 ) -> Answer<EnrolStatus> {
     let given = headers.get(link::ENROL_SECRET_HEADER).map(|value| Digest::of(value.as_bytes()));
+    let (new_id, certificate) = (NodeId::generate(), IssueOnce::new(&control.ca));
     let status = settle(&control, || async {
         let enrolment = control.store.enrolment_get(id).await?;
         // Whoever does not have the secret does not even learn whether the request exists.
@@ -191,13 +193,12 @@ async fn poll(
             EnrolmentState::Pending => Ok((EnrolStatus::Pending, Decision::default())),
             EnrolmentState::Approved => {
                 let applicant = applicant_of(&enrolment);
-                let new_id = NodeId::generate();
                 let known = control.store.node_by_fingerprint(&applicant.fingerprint).await?;
                 let node_id = known.as_ref().map_or(new_id, |node| node.id);
                 let claimed = enrolment::claim(&enrolment, node_id, &context)?;
                 // Asked again: another host may have become that node since the operator decided.
                 let may = replacement(known.as_ref(), &applicant, enrolment.replace_node, Door::Approval(enrolment.id))?;
-                let (grant, decision) = admit(&control, (known, may), new_id, &applicant, &context).await?;
+                let (grant, decision) = admit(&control, (known, may), new_id, &applicant, &certificate, &context).await?;
                 Ok((EnrolStatus::Approved { grant: Box::new(grant) }, Decision::default().change(claimed).and(decision)))
             }
             EnrolmentState::Enrolled => {
@@ -209,7 +210,7 @@ async fn poll(
                 };
                 match node {
                     Some(node) if is_same_host(&node, &applicant)? => {
-                        let (grant, decision) = reissue(&control, &node, &applicant.csr_pem, &context).await?;
+                        let (grant, decision) = reissue(&control, &node, &applicant.csr_pem, &certificate, &context).await?;
                         Ok((EnrolStatus::Approved { grant: Box::new(grant) }, decision))
                     }
                     Some(_) | None => Ok((EnrolStatus::Expired, Decision::default())),
@@ -249,6 +250,7 @@ async fn admit(
     (known, replacement): (Option<Node>, Replacement),
     new_id: NodeId,
     applicant: &Applicant,
+    certificate: &IssueOnce<'_>,
     context: &Context,
 ) -> Result<(Grant, Decision), Failure> {
     check_applicant(applicant)?;
@@ -276,7 +278,7 @@ async fn admit(
         Replacement::New | Replacement::SameKeys => {}
         Replacement::OtherKeys => decision = leases::replaced(control, node.id, decision, context).await?,
     }
-    let issued = issue(control, &node, &applicant.csr_pem, context.now)?;
+    let issued = certificate.issue(&node, &applicant.csr_pem, context.now).await.map_err(ca_failure)?;
     let grant = grant(control, &node, &issued, context.now);
     let row = Box::new(node);
     let row = if is_new { Change::NodeInsert(row) } else { Change::NodeUpdate(row) };
@@ -284,9 +286,16 @@ async fn admit(
 }
 
 /// Another certificate for a host that is enrolled already and whose answer was lost.
-async fn reissue(control: &Control, node: &Node, csr_pem: &str, context: &Context) -> Result<(Grant, Decision), Failure> {
+async fn reissue(
+    control: &Control,
+    node: &Node,
+    csr_pem: &str,
+    certificate: &IssueOnce<'_>,
+    context: &Context,
+) -> Result<(Grant, Decision), Failure> {
+    node::check_may_hold_certificate(node)?;
     certificate_budget(control, node).await?;
-    let issued = issue(control, node, csr_pem, context.now)?;
+    let issued = certificate.issue(node, csr_pem, context.now).await.map_err(ca_failure)?;
     let grant = grant(control, node, &issued, context.now);
     Ok((grant, node::renewed(node, issued.certificate, context)?))
 }
@@ -310,10 +319,6 @@ fn grant(control: &Control, node: &Node, issued: &Issued, now: Timestamp) -> Gra
     }
 }
 
-fn issue(control: &Control, node: &Node, csr_pem: &str, now: Timestamp) -> Result<Issued, Failure> {
-    control.ca.issue_node(csr_pem, node.id, node.epoch, now).map_err(ca_failure)
-}
-
 fn request_key(csr_pem: &str) -> Result<Digest, Failure> {
     Ca::request_key_digest(csr_pem).map_err(ca_failure)
 }
@@ -323,9 +328,19 @@ fn ca_failure(error: CaError) -> Failure {
         CaError::BadRequest(detail) => {
             Failure::BadInput { code: "csr_invalid", message: format!("the certificate request is not valid: {detail}") }
         }
-        CaError::File(_) | CaError::Damaged(_) | CaError::Incomplete | CaError::Sign(_) => {
-            Failure::Internal(super::inbound::chain(&error))
+        // What exactly is wrong is the operator's business: it is in the log, not in the answer to a host.
+        CaError::Unavailable { .. } | CaError::Refused { .. } | CaError::Unacceptable(_) | CaError::Credential(_) => {
+            tracing::error!(error = &error as &dyn std::error::Error, "no certificate for a node");
+            let message = "no certificate can be made at the moment because the certificate authority does not work; nothing was changed, \
+                           try again later, and ask an operator to look at `gpuaas cluster info` if it lasts";
+            Failure::Unavailable { code: error.code(), message: message.to_owned() }
         }
+        CaError::File(_)
+        | CaError::Damaged(_)
+        | CaError::Incomplete
+        | CaError::Sign(_)
+        | CaError::Settings(_)
+        | CaError::Changed(_) => Failure::Internal(super::inbound::chain(&error)),
     }
 }
 
@@ -349,11 +364,13 @@ async fn renew(
 ) -> Answer<Renewed> {
     let peer = identity::peer(&control, &cert, Some(path))?;
     let context = Context { now: Timestamp::now(), actor: Actor::Node(peer.node_id), correlation_id: CorrelationId::generate() };
+    let certificate = IssueOnce::new(&control.ca);
     let pem = settle(&control, || async {
         let node = identity::node(&control, &peer).await?;
         check_same_key(&node, &request.csr_pem)?;
+        node::check_may_hold_certificate(&node)?;
         certificate_budget(&control, &node).await?;
-        let issued = issue(&control, &node, &request.csr_pem, context.now)?;
+        let issued = certificate.issue(&node, &request.csr_pem, context.now).await.map_err(ca_failure)?;
         let decision = node::renewed(&node, issued.certificate, &context)?;
         Ok((issued.pem, decision))
     })
@@ -414,6 +431,7 @@ fn check_challenge(control: &Control, node_id: NodeId, challenge: &str, now: Tim
 async fn rejoin(State(control): Shared, JsonBody(request): JsonBody<Rejoin>) -> Answer<Renewed> {
     let context =
         Context { now: Timestamp::now(), actor: Actor::Node(request.node_id), correlation_id: CorrelationId::generate() };
+    let certificate = IssueOnce::new(&control.ca);
     let pem = settle(&control, || async {
         // One answer for every way in which the proof can be wrong: strangers learn nothing about nodes.
         let refuse =
@@ -429,7 +447,8 @@ async fn rejoin(State(control): Shared, JsonBody(request): JsonBody<Rejoin>) -> 
         }
         check_challenge(&control, node.id, &proof.challenge, context.now)?;
         check_same_key(&node, &proof.csr_pem)?;
-        let issued = issue(&control, &node, &proof.csr_pem, context.now)?;
+        node::check_may_rejoin(&node)?;
+        let issued = certificate.issue(&node, &proof.csr_pem, context.now).await.map_err(ca_failure)?;
         let decision = node::rejoined(&node, issued.certificate, &context)?;
         Ok((issued.pem, decision))
     })

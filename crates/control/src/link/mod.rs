@@ -10,19 +10,21 @@ pub(crate) mod enrol;
 mod hub;
 mod identity;
 mod inbound;
+mod issue_once;
 mod open;
 mod poll;
 mod session;
 mod stream;
 mod sweep;
 
+use std::path::Path;
 use std::sync::Arc;
 
 use axum::Router;
 use tokio_rustls::TlsAcceptor;
 
 use crate::Control;
-use crate::pki::{CaError, ServingCertificate};
+use crate::pki::{CaError, Listener, ServingCertificate};
 
 pub use budget::NodeBudgets;
 pub use hub::Hub;
@@ -40,9 +42,9 @@ pub fn router(control: &Arc<Control>) -> Router {
     stream::router(Arc::clone(control)).merge(poll::router(Arc::clone(control))).merge(enrol::router(Arc::clone(control)))
 }
 
-/// TLS 1.3 with our own CA on both sides. A client certificate is optional here because a host at the door has none yet;
+/// TLS 1.3 with the cluster's CA on both sides. A client certificate is optional here because a host at the door has none yet;
 /// every other route insists on one.
-pub fn tls_acceptor(control: &Control) -> Result<TlsAcceptor, CaError> {
+pub async fn tls_acceptor(control: &Control, keys_dir: &Path) -> Result<TlsAcceptor, CaError> {
     let provider = Arc::new(rustls::crypto::aws_lc_rs::default_provider());
     let internal = |e: &dyn std::fmt::Display| CaError::BadRequest(e.to_string());
     let mut roots = rustls::RootCertStore::empty();
@@ -51,12 +53,13 @@ pub fn tls_acceptor(control: &Control) -> Result<TlsAcceptor, CaError> {
         .allow_unauthenticated()
         .build()
         .map_err(|e| internal(&e))?;
-    let certificate = ServingCertificate::new(Arc::clone(&control.ca), Vec::new())?;
+    let certificate = ServingCertificate::new(Arc::clone(&control.ca), Vec::new(), keys_dir, Listener::Link).await?;
+    control.background.spawn(Arc::clone(&certificate).keep_fresh(control.shutdown.clone()));
     let mut config = rustls::ServerConfig::builder_with_details(provider, gpuaas_world::certificate_clock())
         .with_protocol_versions(&[&rustls::version::TLS13])
         .map_err(|e| internal(&e))?
         .with_client_cert_verifier(verifier)
-        .with_cert_resolver(Arc::new(certificate));
+        .with_cert_resolver(certificate);
     config.alpn_protocols = vec![b"h2".to_vec(), b"http/1.1".to_vec()];
     Ok(TlsAcceptor::from(Arc::new(config)))
 }

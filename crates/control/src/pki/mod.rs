@@ -1,4 +1,4 @@
-//! Keys and certificates: the built-in CA, the task-signing keys, and who a certificate says it is.
+//! Keys and certificates: the CA, the task-signing keys, and who a certificate says it is.
 //!
 //! Everything secret lives in one folder of files (0600), never in the database: whoever can write the database can
 //! neither sign a task nor make a certificate.
@@ -9,14 +9,17 @@ mod keyring;
 mod peer;
 mod record;
 mod serving;
+mod watch;
 
-pub use ca::{Ca, CaError, Issued};
+pub use ca::{BuiltInCa, Ca, CaConfig, CaError, Issued, ServerCertificate, StepCa, StepCaConfig};
+pub(crate) use ca::{CaRequests, HealthState};
 pub(crate) use files::read_private;
 pub use files::{KeyFileError, write_private};
 pub use keyring::{KeyRing, KeyRingError};
 pub use peer::{BadPeer, Peer, PeerTls, peer_of};
 pub use record::NodeRecord;
-pub use serving::ServingCertificate;
+pub use serving::{Listener, ServingCertificate};
+pub(crate) use watch::spawn_watch;
 
 /// Fills a fixed array with randomness from the kernel.
 pub fn random<const N: usize>() -> [u8; N] {

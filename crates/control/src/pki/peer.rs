@@ -80,7 +80,7 @@ pub fn peer_of(tls: &PeerTls, cluster_id: ClusterId) -> Result<Peer, BadPeer> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::pki::Ca;
+    use crate::pki::BuiltInCa;
     use gpuaas_contract::id::ClusterId;
 
     fn shown(certificate: CertificateDer<'static>) -> PeerTls {
@@ -98,7 +98,7 @@ mod tests {
         let dir = gpuaas_testkit::TempDir::new();
         let (cluster, node) = (ClusterId::generate(), NodeId::generate());
         let now = Timestamp::now();
-        let ca = Ca::open(dir.path(), cluster, now).expect("opens");
+        let ca = BuiltInCa::open(dir.path(), cluster, now).expect("opens");
         let request = request();
         let issued = ca.issue_node(&request, node, 1, now).expect("issues");
         let der = {
@@ -122,7 +122,7 @@ mod tests {
     fn a_listener_certificate_is_not_a_node() {
         let dir = gpuaas_testkit::TempDir::new();
         let cluster = ClusterId::generate();
-        let ca = Ca::open(dir.path(), cluster, Timestamp::now()).expect("opens");
+        let ca = BuiltInCa::open(dir.path(), cluster, Timestamp::now()).expect("opens");
         let (chain, _) = ca.issue_server(&[], Timestamp::now()).expect("issues");
         assert_eq!(peer_of(&shown(chain[0].clone()), cluster), Err(BadPeer::NotOneUri));
     }
@@ -132,10 +132,10 @@ mod tests {
         use std::os::unix::fs::PermissionsExt as _;
         let dir = gpuaas_testkit::TempDir::new();
         let cluster = ClusterId::generate();
-        let pin = Ca::open(dir.path(), cluster, Timestamp::now()).expect("made").pin();
-        assert_eq!(Ca::open(dir.path(), cluster, Timestamp::now()).expect("found").pin(), pin);
+        let pin = BuiltInCa::open(dir.path(), cluster, Timestamp::now()).expect("made").pin();
+        assert_eq!(BuiltInCa::open(dir.path(), cluster, Timestamp::now()).expect("found").pin(), pin);
         std::fs::set_permissions(dir.path().join("ca.key"), std::fs::Permissions::from_mode(0o644)).expect("chmod");
-        let error = Ca::open(dir.path(), cluster, Timestamp::now()).map(|_| ()).expect_err("refused");
+        let error = BuiltInCa::open(dir.path(), cluster, Timestamp::now()).map(|_| ()).expect_err("refused");
         assert!(std::error::Error::source(&error).is_some_and(|s| s.to_string().contains("chmod 600")), "{error:?}");
     }
 }

@@ -1,26 +1,131 @@
 //! The certificate that a listener of ours shows: made anew long before it expires, however long the server runs.
+//!
+//! The built-in CA makes the next one while a connection waits for it. step-ca is asked in the background, and what it gave is kept
+//! in the key folder: a server that starts while step-ca is away shows the certificate it had.
 
+use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Duration;
 
 use gpuaas_contract::time::Timestamp;
+use rustls::pki_types::{CertificateDer, PrivateKeyDer, pem::PemObject as _};
 use rustls::server::{ClientHello, ResolvesServerCert};
 use rustls::sign::CertifiedKey;
+use tokio_util::sync::CancellationToken;
 
-use super::ca::{Ca, CaError, SERVER_LIFE};
+use super::ca::{Ca, CaError, ServerCertificate};
+use super::files;
 
-/// Shows a certificate of the built-in CA and replaces it at half its life.
+/// The clock may be set and the machine may sleep, so it is looked at this often.
+const LOOK_EVERY: Duration = Duration::from_secs(30);
+/// First and longest wait after a failure.
+const RETRY: (Duration, Duration) = (Duration::from_secs(2), Duration::from_secs(60));
+
+/// A listener, by the name of its file.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Listener {
+    /// Where agents connect.
+    Link,
+    /// REST.
+    Api,
+}
+
+impl Listener {
+    fn file(self, keys_dir: &Path) -> PathBuf {
+        keys_dir.join(match self {
+            Self::Link => "listener-link.pem",
+            Self::Api => "listener-api.pem",
+        })
+    }
+}
+
+/// Shows a certificate of the CA and replaces it in time.
 pub struct ServingCertificate {
     ca: Arc<Ca>,
     names: Vec<String>,
-    current: Mutex<(Timestamp, Arc<CertifiedKey>)>,
+    /// Where it is kept, if the CA may be away.
+    file: Option<PathBuf>,
+    current: Mutex<Current>,
 }
+
+#[derive(Clone)]
+struct Current {
+    from: Timestamp,
+    until: Timestamp,
+    key: Arc<CertifiedKey>,
+}
+
+impl Current {
+    /// Also if the clock went back behind the moment it was made: nobody would take a certificate of the future.
+    fn is_due(&self, now: Timestamp, share: u32) -> bool {
+        now > self.from.plus(self.until.since(self.from) / share) || now < self.from
+    }
+}
+
+/// The built-in CA replaces its certificates at half their life.
+const BUILT_IN_SHARE: u32 = 2;
+/// step-ca may be away for long, so that two thirds of a life are left for it to come back.
+const STEP_CA_SHARE: u32 = 3;
 
 impl ServingCertificate {
     /// For the link's own name and these names and addresses besides.
-    pub fn new(ca: Arc<Ca>, names: Vec<String>) -> Result<Self, CaError> {
+    pub async fn new(ca: Arc<Ca>, names: Vec<String>, keys_dir: &Path, listener: Listener) -> Result<Arc<Self>, CaError> {
         let now = Timestamp::now();
-        let first = make(&ca, &names, now)?;
-        Ok(Self { ca, names, current: Mutex::new((now, first)) })
+        let file = ca.step_ca().map(|_| listener.file(keys_dir));
+        let kept = file.as_deref().and_then(|file| kept(&ca, &names, file, now));
+        let current = match kept {
+            Some(kept) if !kept.is_due(now, STEP_CA_SHARE) => kept,
+            Some(kept) => match issue(&ca, &names, file.as_deref(), now).await {
+                Ok(current) => current,
+                Err(error) => {
+                    let error = &error as &dyn std::error::Error;
+                    tracing::warn!(error, until = %kept.until, "no new certificate for the listener; it goes on with the one it has");
+                    kept
+                }
+            },
+            None => issue(&ca, &names, file.as_deref(), now).await?,
+        };
+        Ok(Arc::new(Self { ca, names, file, current: Mutex::new(current) }))
+    }
+
+    /// Replaces the certificate in time, until `stop`. Returns at once where the CA needs nobody for it.
+    pub async fn keep_fresh(self: Arc<Self>, stop: CancellationToken) {
+        let Some(file) = self.file.clone() else { return };
+        let mut retry = RETRY.0;
+        loop {
+            let now = Timestamp::now();
+            let current = self.current();
+            let pause = if !current.is_due(now, STEP_CA_SHARE) {
+                retry = RETRY.0;
+                let due = current.from.plus(current.until.since(current.from) / STEP_CA_SHARE);
+                due.since(now).clamp(Duration::from_millis(100), LOOK_EVERY)
+            } else if let Err(error) = self.replace(&file, now).await {
+                let error = &error as &dyn std::error::Error;
+                tracing::error!(error, until = %current.until, "no new certificate for the listener; trying again");
+                let pause = retry;
+                retry = (retry * 2).min(RETRY.1);
+                pause
+            } else {
+                continue;
+            };
+            tokio::select! { biased; () = stop.cancelled() => return, () = tokio::time::sleep(pause) => {} }
+        }
+    }
+
+    /// Another process of this cluster may have been faster.
+    async fn replace(&self, file: &Path, now: Timestamp) -> Result<(), CaError> {
+        let kept = kept(&self.ca, &self.names, file, now).filter(|kept| !kept.is_due(now, STEP_CA_SHARE));
+        let next = match kept {
+            Some(kept) => kept,
+            None => issue(&self.ca, &self.names, Some(file), now).await?,
+        };
+        tracing::info!(until = %next.until, "the listener has a new certificate");
+        *self.current.lock().unwrap_or_else(PoisonError::into_inner) = next;
+        Ok(())
+    }
+
+    fn current(&self) -> Current {
+        self.current.lock().unwrap_or_else(PoisonError::into_inner).clone()
     }
 }
 
@@ -30,28 +135,67 @@ impl std::fmt::Debug for ServingCertificate {
     }
 }
 
-fn make(ca: &Ca, names: &[String], now: Timestamp) -> Result<Arc<CertifiedKey>, CaError> {
-    let (chain, key) = ca.issue_server(names, now)?;
+fn certified(certificate: ServerCertificate) -> Result<Current, CaError> {
+    let ServerCertificate { chain, key, from, until } = certificate;
     let provider = rustls::crypto::aws_lc_rs::default_provider();
-    let made = CertifiedKey::from_der(chain, key, &provider).map_err(|error| CaError::BadRequest(error.to_string()))?;
-    Ok(Arc::new(made))
+    let key = CertifiedKey::from_der(chain, key, &provider).map_err(|error| CaError::BadRequest(error.to_string()))?;
+    Ok(Current { from, until, key: Arc::new(key) })
+}
+
+async fn issue(ca: &Ca, names: &[String], file: Option<&Path>, now: Timestamp) -> Result<Current, CaError> {
+    let certificate = ca.issue_server(names, now).await?;
+    if let Some(file) = file {
+        files::write_private(file, pem_of(&certificate).as_bytes())?;
+    }
+    certified(certificate)
+}
+
+/// The key, then the chain, in one file: they are never apart.
+fn pem_of(certificate: &ServerCertificate) -> zeroize::Zeroizing<String> {
+    let mut text = zeroize::Zeroizing::new(super::ca::pem_text("PRIVATE KEY", certificate.key.secret_der()));
+    for link in &certificate.chain {
+        text.push_str(&super::ca::pem_text("CERTIFICATE", link));
+    }
+    text
+}
+
+/// The certificate of an earlier start or of another process, if it can be shown now.
+fn kept(ca: &Ca, names: &[String], file: &Path, now: Timestamp) -> Option<Current> {
+    let step_ca = ca.step_ca()?;
+    let read = || -> Result<Option<Current>, CaError> {
+        let Some(pem) = files::read_private(file)? else { return Ok(None) };
+        let bad = |error: rustls::pki_types::pem::Error| CaError::Unacceptable(error.to_string());
+        let chain = CertificateDer::pem_slice_iter(&pem).collect::<Result<Vec<_>, _>>().map_err(bad)?;
+        let key = PrivateKeyDer::from_pem_slice(&pem).map_err(bad)?;
+        let (from, until) = step_ca.check_server(&chain, names, now)?;
+        certified(ServerCertificate { chain, key, from, until }).map(Some)
+    };
+    match read() {
+        Ok(kept) => kept,
+        Err(error) => {
+            // It expired, or the server was given other names: another one is made.
+            tracing::info!(file = %file.display(), error = &error as &dyn std::error::Error, "the kept certificate is not used");
+            None
+        }
+    }
 }
 
 impl ResolvesServerCert for ServingCertificate {
     fn resolve(&self, _hello: ClientHello<'_>) -> Option<Arc<CertifiedKey>> {
         let mut current = self.current.lock().unwrap_or_else(PoisonError::into_inner);
         let now = Timestamp::now();
-        // Also if the clock went back behind the moment it was made: nobody would take a certificate of the future.
-        if now > current.0.plus(SERVER_LIFE / 2) || now < current.0 {
-            match make(&self.ca, &self.names, now) {
+        if current.is_due(now, BUILT_IN_SHARE)
+            && let Some(made) = self.ca.issue_server_at_once(&self.names, now)
+        {
+            match made.and_then(certified) {
                 Ok(made) => {
                     tracing::info!("a new certificate for the listener was made");
-                    *current = (now, made);
+                    *current = made;
                 }
                 // The old one may still serve.
                 Err(error) => tracing::error!(error = &error as &dyn std::error::Error, "no new certificate for the listener"),
             }
         }
-        Some(Arc::clone(&current.1))
+        Some(Arc::clone(&current.key))
     }
 }

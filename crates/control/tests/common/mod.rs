@@ -19,6 +19,7 @@ use std::path::PathBuf;
 use std::sync::Arc;
 
 use gpuaas_api::{Client, ClientOptions};
+use gpuaas_control::pki::CaConfig;
 use gpuaas_control::workflow::{Driver, Embedded};
 use gpuaas_control::{ApiTls, Server, ServerConfig, roles, start};
 use gpuaas_store::StoreConfig;
@@ -74,6 +75,7 @@ pub struct TestServer {
     pub pg: Option<PgDatabase>,
     pub admin_token: String,
     pub driver: Arc<dyn Driver>,
+    pub ca: CaConfig,
 }
 
 impl TestServer {
@@ -100,6 +102,7 @@ impl TestServer {
             api_tls: ApiTls::Off,
             link_listen: "127.0.0.1:0".parse().unwrap(),
             link_advertise: None,
+            ca: Default::default(),
             identity: gpuaas_control::identity::IdentityConfig { built_in: true, ..Default::default() },
             policies: Vec::new(),
             engines: Default::default(),
@@ -122,11 +125,20 @@ impl TestServer {
     }
 
     pub async fn driven_by(driver: Arc<dyn Driver>, pg: Option<PgDatabase>) -> Self {
+        Self::made_of(driver, pg, CaConfig::BuiltIn).await
+    }
+
+    /// With certificates from elsewhere.
+    pub async fn with_ca(ca: CaConfig) -> Self {
+        Self::made_of(Arc::new(Embedded), None, ca).await
+    }
+
+    async fn made_of(driver: Arc<dyn Driver>, pg: Option<PgDatabase>, ca: CaConfig) -> Self {
         let dir = TempDir::new();
-        let config = ServerConfig { driver: Arc::clone(&driver), ..Self::config(&dir, pg.as_ref()) };
+        let config = ServerConfig { driver: Arc::clone(&driver), ca: ca.clone(), ..Self::config(&dir, pg.as_ref()) };
         let server = start(config).await.unwrap_or_else(|e| panic!("server does not start: {e:?}"));
         let admin_token = std::fs::read_to_string(&server.admin_token_file).unwrap();
-        Self { server: Some(server), dir, pg, admin_token, driver }
+        Self { server: Some(server), dir, pg, admin_token, driver, ca }
     }
 
     pub async fn restart(&mut self) {
@@ -135,7 +147,8 @@ impl TestServer {
         before.stop().await;
         // Where it was: nodes and clients find it again.
         let driver = Arc::clone(&self.driver);
-        let config = ServerConfig { api_listen: api, link_listen: link, driver, ..Self::config(&self.dir, self.pg.as_ref()) };
+        let ca = self.ca.clone();
+        let config = ServerConfig { api_listen: api, link_listen: link, driver, ca, ..Self::config(&self.dir, self.pg.as_ref()) };
         self.server = Some(start(config).await.unwrap());
     }
 
@@ -163,7 +176,9 @@ impl TestServer {
         answer.text().await.unwrap()
     }
 
+    /// The root that nodes pin, whoever the CA is.
     pub fn ca_pem(&self) -> PathBuf {
-        self.dir.join("keys/ca.crt")
+        let roots = ["keys/ca.crt", "keys/step-ca-root.crt"].map(|name| self.dir.join(name));
+        roots.into_iter().find(|path| path.exists()).expect("there is a root")
     }
 }

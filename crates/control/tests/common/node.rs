@@ -64,7 +64,9 @@ impl Host {
     }
 
     pub fn csr(&self) -> String {
-        rcgen::CertificateParams::default().serialize_request(&self.tls_key).unwrap().pem().unwrap()
+        let mut params = rcgen::CertificateParams::default();
+        params.distinguished_name = rcgen::DistinguishedName::new();
+        params.serialize_request(&self.tls_key).unwrap().pem().unwrap()
     }
 
     pub fn applicant(&self) -> Applicant {
@@ -114,9 +116,9 @@ impl Host {
         if !with_certificate {
             return builder.with_no_client_auth();
         }
-        let certificate = CertificateDer::from_pem_slice(self.grant().certificate_pem.as_bytes()).unwrap();
+        let chain = CertificateDer::pem_slice_iter(self.grant().certificate_pem.as_bytes()).collect::<Result<_, _>>().unwrap();
         let key = PrivateKeyDer::try_from(self.tls_key.serialize_der()).unwrap();
-        builder.with_client_auth_cert(vec![certificate], key).unwrap()
+        builder.with_client_auth_cert(chain, key).unwrap()
     }
 
     fn http(&self, with_certificate: bool) -> reqwest::Client {

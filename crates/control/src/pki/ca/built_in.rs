@@ -1,67 +1,34 @@
-//! The built-in certificate authority.
+//! The built-in certificate authority: its key is a file of the control plane.
 
 use std::path::Path;
 use std::time::Duration;
 
-use gpuaas_contract::Digest;
 use gpuaas_contract::id::{ClusterId, NodeId};
 use gpuaas_contract::link::SERVER_NAME;
 use gpuaas_contract::time::Timestamp;
 use gpuaas_domain::node::Certificate;
 use rcgen::{
-    BasicConstraints, CertificateParams, CertificateSigningRequestParams, DistinguishedName, DnType, ExtendedKeyUsagePurpose,
-    IsCa, Issuer, KeyPair, KeyUsagePurpose, PublicKeyData as _, SanType, SerialNumber,
+    BasicConstraints, CertificateParams, DistinguishedName, DnType, ExtendedKeyUsagePurpose, IsCa, Issuer, KeyPair,
+    KeyUsagePurpose, SanType, SerialNumber,
 };
 use rustls::pki_types::{CertificateDer, PrivateKeyDer, PrivatePkcs8KeyDer, pem::PemObject as _};
 
-use super::files::{self, KeyFileError};
+use super::{CaError, Issued, NODE_LIFE, SERVER_LIFE, parse_request};
+use crate::pki::files::{self, KeyFileError};
 
-/// How long a node's certificate is valid.
-pub(super) const NODE_LIFE: Duration = Duration::from_secs(24 * 3600);
 /// Certificates start a little in the past, for hosts whose clock is a little behind.
 const BACKDATE: Duration = Duration::from_secs(120);
 const CA_LIFE: Duration = Duration::from_secs(10 * 365 * 24 * 3600);
-pub(super) const SERVER_LIFE: Duration = Duration::from_secs(90 * 24 * 3600);
-/// Longest request that is parsed.
-const MAX_CSR: usize = 16 * 1024;
 
-/// The cluster's certificate authority.
-pub struct Ca {
+/// A certificate authority in a folder of key files.
+pub struct BuiltInCa {
     cluster_id: ClusterId,
     issuer: Issuer<'static, KeyPair>,
     pem: String,
     der: CertificateDer<'static>,
 }
 
-/// A certificate that was just made.
-pub struct Issued {
-    /// Leaf, PEM.
-    pub pem: String,
-    /// What the store keeps of it.
-    pub certificate: Certificate,
-}
-
-/// Why there is no CA, or no certificate.
-#[derive(Debug, thiserror::Error)]
-pub enum CaError {
-    /// A file.
-    #[error("the certificate authority's files cannot be used")]
-    File(#[from] KeyFileError),
-    /// The CA's own files do not fit together.
-    #[error("the certificate authority's key or certificate is damaged; restore `ca.key` and `ca.crt` from a backup")]
-    Damaged(#[source] rcgen::Error),
-    /// The CA key is there without its certificate, or the other way round.
-    #[error("`ca.key` and `ca.crt` must both be there or both be absent; restore the missing one from a backup")]
-    Incomplete,
-    /// The request of a node does not parse, or its signature is wrong.
-    #[error("the certificate request is not valid: {0}")]
-    BadRequest(String),
-    /// Signing failed.
-    #[error("the certificate could not be signed")]
-    Sign(#[source] rcgen::Error),
-}
-
-impl Ca {
+impl BuiltInCa {
     /// Loads the CA of this folder, or makes one at the first start.
     pub fn open(dir: &Path, cluster_id: ClusterId, now: Timestamp) -> Result<Self, CaError> {
         let _lock = files::FolderLock::take(dir)?;
@@ -124,18 +91,13 @@ impl Ca {
 
     /// What agents pin: hex SHA-256 of the CA's certificate.
     pub fn pin(&self) -> String {
-        Digest::of(&self.der).as_str().trim_start_matches("sha256:").to_owned()
-    }
-
-    /// Digest of the public key of a request, after checking the request's own signature.
-    pub fn request_key_digest(csr_pem: &str) -> Result<Digest, CaError> {
-        Ok(Digest::of(&parse_request(csr_pem)?.public_key.subject_public_key_info()))
+        super::pin_of(&self.der)
     }
 
     /// A certificate for a node. Of the request only the key counts; everything else is ours to say.
     pub fn issue_node(&self, csr_pem: &str, node_id: NodeId, node_epoch: u64, now: Timestamp) -> Result<Issued, CaError> {
         let request = parse_request(csr_pem)?;
-        let mut serial = super::random::<16>();
+        let mut serial = crate::pki::random::<16>();
         serial[0] &= 0x7f;
         serial[0] |= 0x40; // no leading zero, so that the hex form is the same wherever it is read
         let mut params = CertificateParams::default();
@@ -178,13 +140,6 @@ impl Ca {
         let private = PrivateKeyDer::Pkcs8(PrivatePkcs8KeyDer::from(key.serialize_der()));
         Ok((vec![leaf.der().clone(), self.der.clone()], private))
     }
-}
-
-fn parse_request(csr_pem: &str) -> Result<CertificateSigningRequestParams, CaError> {
-    if csr_pem.len() > MAX_CSR {
-        return Err(CaError::BadRequest(format!("{} bytes; at most {MAX_CSR}", csr_pem.len())));
-    }
-    CertificateSigningRequestParams::from_pem(csr_pem).map_err(|e| CaError::BadRequest(e.to_string()))
 }
 
 fn name(common: &str) -> DistinguishedName {

@@ -1,0 +1,64 @@
+//! Who signs certificates: options of `gpuaas server`.
+
+use std::path::PathBuf;
+
+use clap::{Args, ValueEnum};
+use gpuaas_control::pki::{CaConfig, StepCaConfig};
+
+use crate::failure::Failure;
+
+/// The certificate authority of a cluster.
+#[derive(Debug, Args)]
+pub(crate) struct CaArgs {
+    /// Who signs the certificates of nodes and of the link: the built-in CA, or a step-ca. A cluster keeps the one it began with.
+    #[arg(long, env = "GPUAAS_CA", value_enum, default_value_t)]
+    ca: CaChoice,
+    /// Where step-ca is: `https://host:port`.
+    #[arg(long, env = "GPUAAS_STEP_CA_URL", value_name = "URL")]
+    step_ca_url: Option<String>,
+    /// step-ca's root: a PEM file, or its SHA-256 fingerprint as `step certificate fingerprint` prints it.
+    #[arg(long, env = "GPUAAS_STEP_CA_ROOT", value_name = "FILE|SHA256")]
+    step_ca_root: Option<String>,
+    /// The name of step-ca's X5C provisioner for this cluster.
+    #[arg(long, env = "GPUAAS_STEP_CA_PROVISIONER", value_name = "NAME", default_value = "gpuaas")]
+    step_ca_provisioner: String,
+    /// PEM chain of the enrollment certificate that this provisioner trusts. Read anew for every request.
+    #[arg(long, env = "GPUAAS_STEP_CA_CERT", value_name = "FILE")]
+    step_ca_cert: Option<PathBuf>,
+    /// PEM key for --step-ca-cert.
+    #[arg(long, env = "GPUAAS_STEP_CA_KEY", value_name = "FILE")]
+    step_ca_key: Option<PathBuf>,
+}
+
+/// Which certificate authority.
+#[derive(Clone, Copy, Debug, Default, ValueEnum)]
+enum CaChoice {
+    /// Keys in the data folder.
+    #[default]
+    BuiltIn,
+    /// A step-ca; the control plane holds no CA key.
+    StepCa,
+}
+
+impl CaArgs {
+    /// What the server needs to know.
+    pub(crate) fn config(self) -> Result<CaConfig, Failure> {
+        match self.ca {
+            CaChoice::BuiltIn => Ok(CaConfig::BuiltIn),
+            CaChoice::StepCa => Ok(CaConfig::StepCa(StepCaConfig {
+                url: needed(self.step_ca_url, "--step-ca-url")?,
+                root: needed(self.step_ca_root, "--step-ca-root")?,
+                provisioner: self.step_ca_provisioner,
+                certificate: needed(self.step_ca_cert, "--step-ca-cert")?,
+                key: needed(self.step_ca_key, "--step-ca-key")?,
+            })),
+        }
+    }
+}
+
+fn needed<T>(value: Option<T>, option: &str) -> Result<T, Failure> {
+    value.ok_or_else(|| {
+        Failure::usage("step_ca_incomplete", format!("--ca step-ca needs {option}"))
+            .hint("docs/certificates.md shows a whole setup")
+    })
+}

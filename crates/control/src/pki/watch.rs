@@ -1,0 +1,90 @@
+//! Looks after step-ca: asks now and then whether it is there, so that an operator hears of an outage long before certificates expire.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use gpuaas_contract::id::CorrelationId;
+use gpuaas_contract::time::Timestamp;
+use gpuaas_domain::decision::Context;
+use gpuaas_domain::{Actor, Decision};
+
+use super::{HealthState, StepCa};
+use crate::failure::settle;
+use crate::{Control, link};
+
+/// How often step-ca is asked. Requests for certificates say it sooner.
+const ASK_EVERY: Duration = Duration::from_secs(15);
+/// From here on the log says that the enrollment certificate must be replaced.
+const CREDENTIAL_ENDS_SOON: Duration = Duration::from_secs(7 * 24 * 3600);
+/// Rounds between two such lines: an hour.
+const REMIND_EVERY: u32 = 240;
+
+/// Starts the watch where the cluster has a step-ca.
+pub(crate) fn spawn_watch(control: &Arc<Control>) {
+    if control.ca.step_ca().is_none() {
+        return;
+    }
+    let tracker = control.background.clone();
+    let control = Arc::clone(control);
+    tracker.spawn(async move {
+        let Some(step_ca) = control.ca.step_ca() else { return };
+        let mut told = None;
+        for round in 0_u32.. {
+            let changed = tokio::select! {
+                biased;
+                () = control.shutdown.cancelled() => return,
+                state = step_ca.probe() => state,
+            };
+            // A request for a certificate may have noticed first; what counts here is what was told.
+            let state = changed.or_else(|| step_ca.health().state);
+            control.metrics.ca_available(matches!(state, Some(HealthState::Available)));
+            if let Some(state) = state
+                && told.as_ref().map(std::mem::discriminant) != Some(std::mem::discriminant(&state))
+            {
+                // The first good answer of a server that has just started is not worth an event.
+                if told.is_some() || matches!(state, HealthState::Unavailable(_)) {
+                    tell(&control, step_ca, &state).await;
+                }
+                told = Some(state);
+            }
+            if round % REMIND_EVERY == 0 {
+                remind(step_ca).await;
+            }
+            tokio::select! {
+                biased;
+                () = control.shutdown.cancelled() => return,
+                () = tokio::time::sleep(ASK_EVERY) => {}
+            }
+        }
+    });
+}
+
+async fn tell(control: &Control, step_ca: &StepCa, state: &HealthState) {
+    let (kind, action, detail) = match state {
+        HealthState::Available => {
+            tracing::info!(url = step_ca.url(), "step-ca answers again");
+            ("gpuaas.ca.available.v1", "ca.available", "")
+        }
+        HealthState::Unavailable(detail) => {
+            tracing::error!(url = step_ca.url(), %detail, "step-ca does not answer; certificates are valid until they expire");
+            ("gpuaas.ca.unavailable.v1", "ca.unavailable", detail.as_str())
+        }
+    };
+    let context = Context { now: Timestamp::now(), actor: Actor::System, correlation_id: CorrelationId::generate() };
+    let data = serde_json::json!({ "ca": "step-ca", "url": step_ca.url(), "server_id": control.server_id, "detail": detail });
+    let told =
+        settle(control, || async { Ok(((), Decision::default().record(&context, kind, action, "step-ca", data.clone()))) }).await;
+    if let Err(error) = told {
+        tracing::error!(error = %link::chain(&error), "the state of step-ca could not be recorded");
+    }
+}
+
+async fn remind(step_ca: &StepCa) {
+    match step_ca.credential_until().await {
+        None => tracing::error!("the enrollment certificate for step-ca cannot be used; no certificate can be made"),
+        Some(until) if until.since(Timestamp::now()) < CREDENTIAL_ENDS_SOON => {
+            tracing::warn!(%until, "the enrollment certificate for step-ca ends soon, and certificates made with it end then as well; replace it");
+        }
+        Some(_) => {}
+    }
+}
