@@ -55,8 +55,6 @@ const SERVERS: [Server; 4] = [
     },
 ];
 
-/// What tests start themselves, because each needs one of its own: the variable that tells them what to start.
-const PROGRAMS: [(&str, fn() -> Option<PathBuf>); 1] = [(step_ca::PROGRAM_VARIABLE, step_ca::program)];
 
 /// The servers that run, and what could not be had.
 pub(crate) struct Servers {
@@ -75,9 +73,8 @@ impl Servers {
                 servers.missing.push(format!("{}: {reason}", requirement.needed_for));
             }
         }
-        for (variable, find) in PROGRAMS {
-            servers.environment.extend(find().map(|program| (variable, program.into())));
-        }
+        // Tests start this one themselves, because each needs one of its own.
+        servers.environment.extend(step_ca::program().map(|program| (step_ca::PROGRAM_VARIABLE, program.into())));
         for Server { name, url_variable, program_variable, find, folder: part, start } in SERVERS {
             let program = find();
             if let (Some(variable), Some(program)) = (program_variable, &program) {
@@ -107,9 +104,7 @@ impl Servers {
                 command.env_remove(variable);
             }
         }
-        for (variable, _) in PROGRAMS {
-            command.env_remove(variable);
-        }
+        command.env_remove(step_ca::PROGRAM_VARIABLE);
         command.envs(self.environment.iter().map(|(variable, value)| (variable, value)));
     }
 
