@@ -55,7 +55,6 @@ const SERVERS: [Server; 4] = [
     },
 ];
 
-
 /// The servers that run, and what could not be had.
 pub(crate) struct Servers {
     /// What the tests are told about them.

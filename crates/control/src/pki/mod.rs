@@ -16,7 +16,7 @@ pub(crate) use ca::{CaRequests, HealthState};
 pub(crate) use files::read_private;
 pub use files::{KeyFileError, write_private};
 pub use keyring::{KeyRing, KeyRingError};
-pub use peer::{BadPeer, Peer, PeerTls, peer_of};
+pub use peer::{BadPeer, NodeCertificate, Peer, PeerTls, peer_of};
 pub use record::NodeRecord;
 pub use serving::{Listener, ServingCertificate};
 pub(crate) use watch::spawn_watch;

@@ -40,6 +40,19 @@ pub struct Peer {
     pub binding: ChannelBinding,
 }
 
+/// What a node's certificate says.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct NodeCertificate {
+    /// The node.
+    pub node_id: NodeId,
+    /// Serial number, hex.
+    pub serial: String,
+    /// When it expires.
+    pub not_after: Timestamp,
+    /// Digest of its public key (SPKI).
+    pub key_digest: Digest,
+}
+
 /// A certificate of our CA that does not name a node of this cluster.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum BadPeer {
@@ -54,33 +67,41 @@ pub enum BadPeer {
     NotANode(String),
 }
 
-/// Reads the node's identity from its certificate.
+/// Reads the node's identity from the certificate of a connection.
 pub fn peer_of(tls: &PeerTls, cluster_id: ClusterId) -> Result<Peer, BadPeer> {
-    let (rest, certificate) = X509Certificate::from_der(&tls.certificate).map_err(|_| BadPeer::Unreadable)?;
-    if !rest.is_empty() {
-        return Err(BadPeer::Unreadable);
-    }
-    let mut names = Vec::new();
-    for extension in certificate.extensions() {
-        if let ParsedExtension::SubjectAlternativeName(san) = extension.parsed_extension() {
-            names.extend(&san.general_names);
-        }
-    }
-    let [GeneralName::URI(uri)] = names.as_slice() else { return Err(BadPeer::NotOneUri) };
-    let node_id = uri
-        .strip_prefix(&format!("spiffe://{cluster_id}/node/"))
-        .and_then(|id| id.parse().ok())
-        .ok_or_else(|| BadPeer::NotANode((*uri).to_owned()))?;
-    let serial = gpuaas_contract::hex(certificate.raw_serial());
-    let not_after = Timestamp(certificate.validity().not_after.timestamp().saturating_mul(1_000_000));
-    let key_digest = Digest::of(certificate.public_key().raw);
+    let NodeCertificate { node_id, serial, not_after, key_digest } = NodeCertificate::read(&tls.certificate, cluster_id)?;
     Ok(Peer { node_id, serial, not_after, key_digest, binding: tls.binding })
+}
+
+impl NodeCertificate {
+    /// Reads a certificate that must name a node of this cluster and nothing else.
+    pub fn read(der: &[u8], cluster_id: ClusterId) -> Result<Self, BadPeer> {
+        let (rest, certificate) = X509Certificate::from_der(der).map_err(|_| BadPeer::Unreadable)?;
+        if !rest.is_empty() {
+            return Err(BadPeer::Unreadable);
+        }
+        let mut names = Vec::new();
+        for extension in certificate.extensions() {
+            if let ParsedExtension::SubjectAlternativeName(san) = extension.parsed_extension() {
+                names.extend(&san.general_names);
+            }
+        }
+        let [GeneralName::URI(uri)] = names.as_slice() else { return Err(BadPeer::NotOneUri) };
+        let node_id = uri
+            .strip_prefix(&format!("spiffe://{cluster_id}/node/"))
+            .and_then(|id| id.parse().ok())
+            .ok_or_else(|| BadPeer::NotANode((*uri).to_owned()))?;
+        let serial = gpuaas_contract::hex(certificate.raw_serial());
+        let not_after = Timestamp(certificate.validity().not_after.timestamp().saturating_mul(1_000_000));
+        let key_digest = Digest::of(certificate.public_key().raw);
+        Ok(Self { node_id, serial, not_after, key_digest })
+    }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::pki::BuiltInCa;
+    use crate::pki::{BuiltInCa, Ca};
     use gpuaas_contract::id::ClusterId;
 
     fn shown(certificate: CertificateDer<'static>) -> PeerTls {

@@ -15,7 +15,7 @@ use rustls::server::WebPkiClientVerifier;
 use x509_parser::prelude::{FromDer as _, GeneralName, ParsedExtension, X509Certificate};
 
 use super::{CaError, NODE_LIFE, SERVER_LIFE};
-use crate::pki::peer_of;
+use crate::pki::NodeCertificate;
 
 /// How far back a certificate may begin, and how far our clock and step-ca's may be apart.
 const SLACK: Duration = Duration::from_secs(10 * 60);
@@ -115,13 +115,13 @@ pub(super) fn node(
     let (leaf, between) = chain.split_first().ok_or_else(|| bad("there is none"))?;
     let (not_before, not_after) = check_leaf(leaf, NODE_LIFE, expected)?;
     // The same reading as at the link, so that a serial number with leading zeros is the same in the store and on the wire.
-    let peer = peer_of(leaf, cluster_id).map_err(|error| bad(error.to_string()))?;
-    if peer.node_id != node_id {
-        return Err(bad(format!("it names {} and not {node_id}", peer.node_id)));
+    let named = NodeCertificate::read(leaf, cluster_id).map_err(|error| bad(error.to_string()))?;
+    if named.node_id != node_id {
+        return Err(bad(format!("it names {} and not {node_id}", named.node_id)));
     }
     client_chain_leads_to(expected.root, leaf, between, expected.now)
         .map_err(|error| bad(format!("it does not lead to the configured root as a client's certificate: {error}")))?;
-    Ok(Certificate { serial: peer.serial, node_id, node_epoch, not_before, not_after, revoked_at: None })
+    Ok(Certificate { serial: named.serial, node_id, node_epoch, not_before, not_after, revoked_at: None })
 }
 
 /// A certificate of a listener.

@@ -11,7 +11,7 @@ use rcgen::{CertificateParams, DistinguishedName, KeyPair, PublicKeyData as _};
 use rustls::pki_types::{CertificateDer, pem::PemObject as _};
 
 use super::{Ca, CaConfig, CaError, Issued, NODE_LIFE, SERVER_LIFE, StepCaConfig, check};
-use crate::pki::{BadPeer, peer_of};
+use crate::pki::{BadPeer, NodeCertificate};
 
 /// A certificate authority and what it lives on.
 struct Subject {
@@ -97,7 +97,7 @@ on_both! {
         let Issued { pem, certificate } = subject.issue(&key, node).await;
         let now = Timestamp::now();
         let chain = chain_of(&pem);
-        let peer = peer_of(&chain[0], subject.cluster).unwrap();
+        let peer = NodeCertificate::read(&chain[0], subject.cluster).unwrap();
         assert_eq!((peer.node_id, &peer.serial), (node, &certificate.serial), "the store knows what the link will see");
         assert_eq!((certificate.node_id, certificate.node_epoch), (node, 1));
         assert_eq!(check::public_key(&chain[0]).unwrap(), key.subject_public_key_info());
@@ -111,7 +111,7 @@ on_both! {
         let other = format!("spiffe://{}/node/{}", subject.cluster, NodeId::generate());
         for name in [rcgen::SanType::DnsName("evil.example".try_into().unwrap()), rcgen::SanType::URI(other.try_into().unwrap())] {
             match subject.ca.issue_node(&request_for(&key, &[name]), node, 1, Timestamp::now()).await {
-                Ok(issued) => assert_eq!(peer_of(&chain_of(&issued.pem)[0], subject.cluster).unwrap().node_id, node),
+                Ok(issued) => assert_eq!(NodeCertificate::read(&chain_of(&issued.pem)[0], subject.cluster).unwrap().node_id, node),
                 Err(CaError::Refused { .. }) => {}
                 Err(error) => panic!("{error:?}"),
             }
@@ -141,7 +141,7 @@ on_both! {
         let certificate = subject.ca.issue_server(&names, now).await.unwrap();
         assert_eq!(certificate.chain.last().unwrap(), subject.ca.der());
         let leaf = &certificate.chain[0];
-        assert_eq!(peer_of(leaf, subject.cluster), Err(BadPeer::NotOneUri), "a listener is no node");
+        assert_eq!(NodeCertificate::read(leaf, subject.cluster), Err(BadPeer::NotOneUri), "a listener is no node");
         let all = [SERVER_NAME.to_owned(), names[0].clone(), names[1].clone()];
         let key = check::public_key(leaf).unwrap();
         let expected = check::Expected { root: subject.ca.der(), key: &key, now };
