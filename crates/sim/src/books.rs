@@ -44,6 +44,8 @@ pub(crate) struct Books {
     retired: BTreeMap<String, i64>,
     /// Signing keys whose revocation was acknowledged, and how many envelopes they had signed.
     revoked: BTreeMap<String, i64>,
+    /// Nodes whose identity was copied: the copy can say of its node what it likes, until it is noticed.
+    stolen: BTreeSet<String>,
     /// Everything that changed, in order: two runs of one seed must give the same.
     history: Vec<String>,
 }
@@ -64,6 +66,7 @@ impl Books {
             acknowledged: BTreeSet::new(),
             retired: BTreeMap::new(),
             revoked: BTreeMap::new(),
+            stolen: BTreeSet::new(),
             history: Vec::new(),
         })
     }
@@ -86,6 +89,23 @@ impl Books {
         let sent = self.envelopes_of(node)?;
         self.retired.insert(node.to_owned(), sent);
         Ok(())
+    }
+
+    /// Somebody copied the identity of this node. Returns what is known to everybody of its agent: the instance id.
+    pub(crate) fn stolen(&mut self, name: &str) -> Result<String, Broken> {
+        let sql = "SELECT id, session_instance FROM nodes WHERE name = $1";
+        let row = wait(sqlx::query(sql).bind(name).fetch_one(&mut self.store)).map_err(unreadable)?;
+        self.stolen.insert(text(&row, "id"));
+        // One that is offline now was online before: any id will do.
+        let instance = row.get::<Option<String>, _>("session_instance");
+        Ok(instance.unwrap_or_else(|| gpuaas_contract::id::AgentInstanceId::generate().to_string()))
+    }
+
+    /// Whether a node takes work.
+    pub(crate) fn service(&mut self, name: &str) -> Result<String, Broken> {
+        let sql = "SELECT service FROM nodes WHERE name = $1";
+        let row = wait(sqlx::query(sql).bind(name).fetch_one(&mut self.store)).map_err(unreadable)?;
+        Ok(text(&row, "service"))
     }
 
     /// The operator was told that this signing key is revoked.
@@ -206,7 +226,9 @@ impl Books {
         let effect = self.effects.contains_key(id);
         match task.state {
             TaskState::Succeeded if !effect => Err(format!("truth: {id} succeeded without its effect")),
-            TaskState::Cancelled | TaskState::Interrupted | TaskState::Refused | TaskState::Expired if effect => {
+            TaskState::Cancelled | TaskState::Interrupted | TaskState::Refused | TaskState::Expired
+                if effect && !self.stolen.contains(&task.node) =>
+            {
                 Err(format!("truth: {id} is {state} and has its effect"))
             }
             _ => Ok(()),
@@ -219,7 +241,8 @@ impl Books {
             if !task.state.ended() {
                 return Err(format!("ends: {id} is still {} after everything was mended", task.state.as_str()));
             }
-            if self.effects.contains_key(id) && task.state != TaskState::Succeeded && !self.retired.contains_key(&task.node) {
+            let believed = !self.retired.contains_key(&task.node) && !self.stolen.contains(&task.node);
+            if self.effects.contains_key(id) && task.state != TaskState::Succeeded && believed {
                 return Err(format!("truth: {id} has its effect and ended as {}", task.state.as_str()));
             }
         }
@@ -240,6 +263,10 @@ impl Books {
             if self.retired.contains_key(&text(row, "id")) {
                 if online {
                     return Err(format!("revocation: {name} is retired and online"));
+                }
+            } else if service == "locked" {
+                if online || !self.stolen.contains(&text(row, "id")) {
+                    return Err(format!("copies: {name} is locked and online, or nobody copied its identity"));
                 }
             } else if !online {
                 return Err(format!("recovery: {name} ({service}) did not come back after everything was mended"));

@@ -18,6 +18,7 @@ use tokio_util::sync::CancellationToken;
 use crate::books::{Books, Broken};
 use crate::operator::{Operator, Wish};
 use crate::plan::{CHAOS_BEGINS, Cut, Event, NODES, Plan, Who};
+use crate::thief::{Loot, Thief};
 use crate::{Report, Violation};
 
 /// One step of the simulated time. Messages arrive at the end of a step.
@@ -31,6 +32,7 @@ const ENDS_WITHIN: Duration = Duration::from_secs(100);
 
 const POLICY: &str = "allowed_tasks = [\"diag.ping\"]\n";
 const SERVER: &str = "server";
+const THIEF: &str = "thief";
 
 fn node_name(node: usize) -> String {
     format!("node-{node}")
@@ -70,6 +72,11 @@ struct Run {
     ping_logs: Vec<PathBuf>,
     server: Arc<Host>,
     nodes: Vec<Arc<Host>>,
+    states: Vec<PathBuf>,
+    thief: Arc<Thief>,
+    thief_host: Arc<Host>,
+    /// The node whose identity was copied, and whether the thief stays.
+    theft: Option<(usize, bool)>,
     operator: Arc<Operator>,
     books: Option<Books>,
     tasks: Vec<Asked>,
@@ -106,7 +113,13 @@ impl Run {
             let (server, operator, server_dir) = (Arc::clone(&server), Arc::clone(&operator), server_dir.clone());
             sim.host(SERVER, move || serve(Arc::clone(&server), Arc::clone(&operator), server_dir.clone()));
         }
+        let (thief, thief_host) = (Arc::new(Thief::default()), host(100));
+        {
+            let (thief, host) = (Arc::clone(&thief), Arc::clone(&thief_host));
+            sim.host(THIEF, move || Arc::clone(&thief).run(Arc::clone(&host), format!("{SERVER}:8443")));
+        }
         let mut nodes = Vec::new();
+        let mut states = Vec::new();
         let mut ping_logs = Vec::new();
         for (node, transport) in plan.transports.into_iter().enumerate() {
             let name = node_name(node);
@@ -115,6 +128,7 @@ impl Run {
             let policy_file = folder.path().join(&name).join("policy.toml");
             gpuaas_control::pki::write_private(&policy_file, POLICY.as_bytes()).map_err(|error| format!("harness: {error}"))?;
             ping_logs.push(state_dir.join("host/ping.log"));
+            states.push(state_dir.clone());
             let config = AgentConfig {
                 server: vec![format!("{SERVER}:8443")],
                 state_dir,
@@ -141,6 +155,10 @@ impl Run {
             ping_logs,
             server,
             nodes,
+            states,
+            thief,
+            thief_host,
+            theft: None,
             operator,
             books: None,
             tasks: Vec::new(),
@@ -171,6 +189,7 @@ impl Run {
         self.step_until(plan.chaos_ends.max(self.sim.elapsed()))?;
         self.mend(plan);
         self.step_until(self.sim.elapsed() + SETTLES_WITHIN)?;
+        self.check_theft()?;
         self.leapt += LAST_LEAP;
         self.set_clocks();
         self.step_until(self.sim.elapsed() + ENDS_WITHIN)?;
@@ -189,6 +208,22 @@ impl Run {
             self.look()?;
         }
         Ok(())
+    }
+
+    /// The owner and the thief have both been alive for a while, unless the thief has left: the copy must have been noticed.
+    fn check_theft(&mut self) -> Result<(), Broken> {
+        let (Some((node, true)), Some(books)) = (self.theft, &mut self.books) else { return Ok(()) };
+        let got = self.thief.got();
+        let service = books.service(&node_name(node))?;
+        if service == "locked" {
+            return Ok(());
+        }
+        Err(format!(
+            "copies: a copy of {} got {} links and {} offers, and the node is {service}",
+            node_name(node),
+            got.welcomes,
+            got.offers
+        ))
     }
 
     /// Compares the books with the world if anything may have changed.
@@ -331,6 +366,14 @@ impl Run {
                 self.leapt += micros;
                 self.set_clocks();
             }
+            Event::Theft { node, stays } => {
+                let name = node_name(node);
+                let instance = self.books.as_mut().and_then(|books| books.stolen(&name).ok()).unwrap_or_default();
+                if let Some(loot) = Loot::copy(&self.states[node], instance) {
+                    self.thief.take(loot, stays);
+                    self.theft = Some((node, stays));
+                }
+            }
             Event::Duplicates(percent) => {
                 for host in self.nodes.iter().chain([&self.server]) {
                     host.set_duplicates(percent);
@@ -371,6 +414,7 @@ impl Run {
         for (host, skew) in self.nodes.iter().chain([&self.server]).zip(self.skews) {
             host.set_clock_offset(self.leapt + skew);
         }
+        self.thief_host.set_clock_offset(self.leapt);
     }
 
     /// No more faults.

@@ -86,6 +86,11 @@ pub(crate) enum Event {
     TimePasses(i64),
     /// This share of messages is sent twice or overtakes others.
     Duplicates(u64),
+    /// Somebody copies the files of a node and uses them: until the end, or once.
+    Theft {
+        node: usize,
+        stays: bool,
+    },
 }
 
 /// A run.
@@ -127,6 +132,7 @@ impl Plan {
         for _ in 0..chance.below(5) + 1 {
             plan.add_fault(&mut chance);
         }
+        plan.add_thief(&mut chance);
         plan.events.sort_by_key(|(at, _)| *at);
         plan
     }
@@ -194,6 +200,17 @@ impl Plan {
                 let event = chance.pick(&[Event::RotateKey, Event::RevokeKey, Event::Retire { node }]);
                 self.events.push((at, event));
             }
+        }
+    }
+
+    /// A thief in one of four runs. Not where a node is retired, or certificates may not be valid: then the copy is worth nothing anyway, and
+    /// nobody need notice it.
+    fn add_thief(&mut self, chance: &mut Chance) {
+        let worthless =
+            |event: &Event| matches!(event, Event::Retire { .. } | Event::TimePasses(_) | Event::Skew(Who::Server, _));
+        if chance.percent(25) && !self.events.iter().any(|(_, event)| worthless(event)) {
+            let at = chance.between(CHAOS_BEGINS, self.chaos_ends);
+            self.events.push((at, Event::Theft { node: chance.below(NODES), stays: chance.percent(70) }));
         }
     }
 

@@ -95,6 +95,7 @@ fn a_broken_promise_is_noticed() {
         ("agent.effect", &["truth"]),
         ("store.commit", &["acknowledged"]),
         ("control.receipt_before_ack", &["ends", "truth"]),
+        ("control.second_copy", &["copies"]),
     ] {
         let violation = first_violation(0..2_000, &[broken]).unwrap_or_else(|| panic!("nobody noticed that {broken} is broken"));
         assert!(noticed.iter().any(|promise| violation.what.starts_with(promise)), "{broken}: {violation}");
