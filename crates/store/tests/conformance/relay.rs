@@ -396,6 +396,8 @@ async fn what_was_there_before_lanes_and_service_accounts_is_carried_over(databa
     store.close().await;
     // Back to the schema before: what it had of events.
     let undo = [
+        "ALTER TABLE join_tokens DROP COLUMN replace_node",
+        "ALTER TABLE enrolments DROP COLUMN replace_node",
         "DROP TABLE outbox_waiting",
         "ALTER TABLE outbox ADD COLUMN published_at INTEGER",
         "UPDATE outbox SET published_at = 5 WHERE subject = 'a'",
