@@ -40,6 +40,14 @@ impl StateLock {
     /// Makes the folder if needed and takes it.
     pub(crate) fn take(state_dir: &Path) -> Result<Self, StateError> {
         private_file::make_folder(state_dir)?;
+        // Whoever could swap it, or an entry of it, could give the agent another identity, journal or set of leases.
+        private_file::check_folder(state_dir)?;
+        for inner in ["identity", "leases"] {
+            match private_file::check_folder(&state_dir.join(inner)) {
+                Err(PrivateFileError::Io { source, .. }) if source.kind() == std::io::ErrorKind::NotFound => {}
+                checked => checked?,
+            }
+        }
         let path = state_dir.join("lock");
         let opened = OpenOptions::new().write(true).create(true).truncate(false).mode(0o600).open(&path);
         let file = opened.map_err(|source| StateError::LockFile { path: path.clone(), source })?;

@@ -1,9 +1,13 @@
 //! Files that nobody else may read or change, written so that a crash leaves the old or the new content.
 
+mod walk;
+
 use std::fs::{File, OpenOptions};
 use std::io::{Read as _, Write as _};
-use std::os::unix::fs::{DirBuilderExt as _, MetadataExt as _, OpenOptionsExt as _};
+use std::os::unix::fs::{DirBuilderExt as _, OpenOptionsExt as _};
 use std::path::{Path, PathBuf};
+
+use rustix::fs::{FileType, Stat};
 
 /// Why a private file was not written or not trusted. Names the file and the command that puts it right.
 #[derive(Debug, thiserror::Error)]
@@ -111,13 +115,19 @@ pub fn make_folder(path: &Path) -> Result<(), PrivateFileError> {
     std::fs::DirBuilder::new().recursive(true).mode(0o700).create(path).map_err(io("create folder", path))
 }
 
-/// Reads a secret; refuses one that others could read or change.
+/// Checks a folder that decides over rights, or holds what does: it and every folder on the way to it belong to root or to this user,
+/// and nobody else can change what is in them.
+pub fn check_folder(path: &Path) -> Result<(), PrivateFileError> {
+    walk::to_folder(path)
+}
+
+/// Reads a secret; refuses one that others could read or change, or put another one in the place of.
 pub fn read_secret(path: &Path, limit: u64) -> Result<Vec<u8>, PrivateFileError> {
-    let mut file = open_nofollow(path)?;
-    let meta = file.metadata().map_err(io("stat", path))?;
-    check_meta(path, &meta)?;
-    if meta.mode() & 0o077 != 0 {
-        return Err(PrivateFileError::Readable { path: path.to_owned(), mode: meta.mode() & 0o7777 });
+    let mut file = walk::to_file(path)?.open()?;
+    let stat = stat_of(path, &file)?;
+    check_file(path, &stat)?;
+    if stat.st_mode & 0o077 != 0 {
+        return Err(PrivateFileError::Readable { path: path.to_owned(), mode: stat.st_mode & 0o7777 });
     }
     read_limited(path, &mut file, limit)
 }
@@ -133,13 +143,13 @@ pub struct Stamp {
 }
 
 impl Stamp {
-    fn of(meta: &std::fs::Metadata) -> Self {
+    fn of(stat: &Stat) -> Self {
         Self {
-            device: meta.dev(),
-            inode: meta.ino(),
-            size: meta.size(),
-            modified: (meta.mtime(), meta.mtime_nsec()),
-            changed: (meta.ctime(), meta.ctime_nsec()),
+            device: stat.st_dev,
+            inode: stat.st_ino,
+            size: u64::try_from(stat.st_size).unwrap_or_default(),
+            modified: (stat.st_mtime, i64::try_from(stat.st_mtime_nsec).unwrap_or_default()),
+            changed: (stat.st_ctime, i64::try_from(stat.st_ctime_nsec).unwrap_or_default()),
         }
     }
 }
@@ -147,57 +157,30 @@ impl Stamp {
 /// Reads a file that decides over rights: owned by root (or by this user when not root), not writable by others, not
 /// a link, and in folders that nobody else can swap it in.
 pub fn read_trusted(path: &Path, limit: u64) -> Result<(Vec<u8>, Stamp), PrivateFileError> {
-    check_folders(path)?;
-    let mut file = open_nofollow(path)?;
-    let meta = file.metadata().map_err(io("stat", path))?;
-    check_meta(path, &meta)?;
-    Ok((read_limited(path, &mut file, limit)?, Stamp::of(&meta)))
+    let mut file = walk::to_file(path)?.open()?;
+    let stat = stat_of(path, &file)?;
+    check_file(path, &stat)?;
+    Ok((read_limited(path, &mut file, limit)?, Stamp::of(&stat)))
 }
 
 /// The checks of [`read_trusted`] without reading: cheap enough to be made before every task.
 pub fn stamp_trusted(path: &Path) -> Result<Stamp, PrivateFileError> {
-    check_folders(path)?;
-    let meta = std::fs::symlink_metadata(path).map_err(io("stat", path))?;
-    if meta.file_type().is_symlink() {
-        return Err(PrivateFileError::Symlink { path: path.to_owned() });
-    }
-    check_meta(path, &meta)?;
-    Ok(Stamp::of(&meta))
+    let stat = walk::to_file(path)?.stat()?;
+    check_file(path, &stat)?;
+    Ok(Stamp::of(&stat))
 }
 
-fn open_nofollow(path: &Path) -> Result<File, PrivateFileError> {
-    let flags = rustix::fs::OFlags::NOFOLLOW | rustix::fs::OFlags::CLOEXEC | rustix::fs::OFlags::NONBLOCK;
-    let flags = i32::try_from(flags.bits()).unwrap_or(0);
-    OpenOptions::new().read(true).custom_flags(flags).open(path).map_err(|error| {
-        if error.raw_os_error() == Some(rustix::io::Errno::LOOP.raw_os_error()) {
-            return PrivateFileError::Symlink { path: path.to_owned() };
-        }
-        io("open", path)(error)
-    })
+fn stat_of(path: &Path, file: &File) -> Result<Stat, PrivateFileError> {
+    rustix::fs::fstat(file).map_err(|errno| io("stat", path)(errno.into()))
 }
 
-fn check_meta(path: &Path, meta: &std::fs::Metadata) -> Result<(), PrivateFileError> {
-    if !meta.is_file() {
+fn check_file(path: &Path, stat: &Stat) -> Result<(), PrivateFileError> {
+    if FileType::from_raw_mode(stat.st_mode) != FileType::RegularFile {
         return Err(PrivateFileError::NotAFile { path: path.to_owned() });
     }
-    let me = rustix::process::geteuid().as_raw();
-    if meta.uid() != 0 && meta.uid() != me {
-        return Err(PrivateFileError::Owner { path: path.to_owned(), owner: meta.uid(), wanted: me });
-    }
-    if meta.mode() & 0o022 != 0 {
-        return Err(PrivateFileError::Writable { path: path.to_owned(), mode: meta.mode() & 0o7777 });
-    }
-    Ok(())
-}
-
-/// No folder on the way may let somebody else replace the file. A sticky folder (like /tmp) protects its entries.
-fn check_folders(path: &Path) -> Result<(), PrivateFileError> {
-    for folder in path.ancestors().skip(1).filter(|p| !p.as_os_str().is_empty()) {
-        let meta = std::fs::metadata(folder).map_err(io("stat", folder))?;
-        let (writable, sticky) = (meta.mode() & 0o022 != 0, meta.mode() & 0o1000 != 0);
-        if writable && !sticky {
-            return Err(PrivateFileError::Writable { path: folder.to_owned(), mode: meta.mode() & 0o7777 });
-        }
+    walk::check_owner(path, stat)?;
+    if stat.st_mode & 0o022 != 0 {
+        return Err(PrivateFileError::Writable { path: path.to_owned(), mode: stat.st_mode & 0o7777 });
     }
     Ok(())
 }
@@ -213,7 +196,7 @@ fn read_limited(path: &Path, file: &mut File, limit: u64) -> Result<Vec<u8>, Pri
 
 #[cfg(test)]
 mod tests {
-    use std::os::unix::fs::PermissionsExt as _;
+    use std::os::unix::fs::{MetadataExt as _, PermissionsExt as _};
 
     use super::*;
 
@@ -264,6 +247,70 @@ mod tests {
         assert!(matches!(stamp_trusted(&link), Err(PrivateFileError::Symlink { .. })));
         assert!(matches!(read_trusted(folder.path(), 10), Err(PrivateFileError::NotAFile { .. })));
         assert!(matches!(read_trusted(&path, 0), Err(PrivateFileError::TooLarge { .. })));
+    }
+
+    #[test]
+    fn a_link_on_the_way_counts_only_where_nobody_else_could_have_made_it() {
+        let folder = tempfile::tempdir().expect("folder");
+        let (real, open) = (folder.path().join("real"), folder.path().join("open"));
+        for made in [&real, &open] {
+            std::fs::create_dir(made).expect("made");
+            chmod(made, 0o755);
+        }
+        write(&real.join("policy"), b"x").expect("written");
+        let absolute = folder.path().join("absolute");
+        std::os::unix::fs::symlink(&real, &absolute).expect("link");
+        let relative = open.join("relative");
+        std::os::unix::fs::symlink("../real", &relative).expect("link");
+        for way in [&absolute, &relative] {
+            assert_eq!(read_trusted(&way.join("policy"), 10).expect("a link of ours").0, b"x");
+        }
+        // Whoever can write the folder of a link can turn it, and whoever can write a folder behind it can swap the file.
+        chmod(&open, 0o777);
+        assert!(matches!(stamp_trusted(&relative.join("policy")), Err(PrivateFileError::Writable { path, .. }) if path == open));
+        chmod(&open, 0o755);
+        chmod(&real, 0o775);
+        for way in [&absolute, &relative] {
+            assert!(matches!(read_trusted(&way.join("policy"), 10), Err(PrivateFileError::Writable { .. })));
+            assert!(matches!(stamp_trusted(&way.join("policy")), Err(PrivateFileError::Writable { .. })));
+        }
+        chmod(&real, 0o755);
+        let circle = folder.path().join("circle");
+        std::os::unix::fs::symlink(&circle, &circle).expect("link");
+        assert!(matches!(read_trusted(&circle.join("policy"), 10), Err(PrivateFileError::Symlink { .. })));
+    }
+
+    #[test]
+    fn a_folder_or_link_that_belongs_to_somebody_else_leads_nowhere() {
+        if !rustix::process::geteuid().is_root() {
+            // Only root can make what belongs to others.
+            return;
+        }
+        let stranger = Some(rustix::fs::Uid::from_raw(12_345));
+        let own = |path: &Path| {
+            let flags = rustix::fs::AtFlags::SYMLINK_NOFOLLOW;
+            rustix::fs::chownat(rustix::fs::CWD, path, stranger, None, flags).expect("chown");
+        };
+        let folder = tempfile::tempdir().expect("folder");
+        let (theirs, ours) = (folder.path().join("theirs"), folder.path().join("ours"));
+        for made in [&theirs, &ours] {
+            std::fs::create_dir(made).expect("made");
+            write(&made.join("policy"), b"x").expect("written");
+        }
+        own(&theirs);
+        let is_theirs =
+            |result: Result<Stamp, PrivateFileError>| matches!(result, Err(PrivateFileError::Owner { owner: 12_345, .. }));
+        assert!(is_theirs(stamp_trusted(&theirs.join("policy"))), "a folder of theirs");
+        assert!(is_theirs(read_trusted(&theirs.join("policy"), 10).map(|(_, stamp)| stamp)));
+        assert!(matches!(read_secret(&theirs.join("policy"), 10), Err(PrivateFileError::Owner { .. })));
+        assert!(matches!(check_folder(&theirs), Err(PrivateFileError::Owner { .. })));
+        let link = folder.path().join("link");
+        std::os::unix::fs::symlink(&ours, &link).expect("link");
+        assert!(stamp_trusted(&link.join("policy")).is_ok());
+        own(&link);
+        assert!(is_theirs(stamp_trusted(&link.join("policy"))), "a link of theirs");
+        own(&ours.join("policy"));
+        assert!(is_theirs(stamp_trusted(&ours.join("policy"))), "a file of theirs");
     }
 
     #[test]
