@@ -88,12 +88,15 @@ pub fn list(config: &Config) -> Result<Vec<String>, DeviceError> {
 pub async fn topology(config: &Config) -> Result<Output, DeviceError> {
     let host = crate::open_host(config, None)?;
     let mut inventory = host.inventory()?;
+    let mut params = Params::default();
     if config.policy_file.exists() {
         let rules = Policy::load(&config.policy_file)?.slices();
         inventory.drives_without_gpu = host.drives_at(&rules.drives_without_gpu);
         inventory.emulation = rules.emulation != Emulation::Never;
+        if let Ok(bridge) = rules.bridge(None) {
+            params.ovs_bridge = bridge;
+        }
     }
-    let params = Params::default();
     let network = host.slice_network(&params.ovs_bridge).await;
     Ok(topology::discover(&inventory, network, &params))
 }

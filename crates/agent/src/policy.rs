@@ -5,17 +5,23 @@
 //! again when it changed, and while it is unsafe or broken everything is denied.
 
 mod bare_metal;
+mod destroys;
+mod parameters;
+mod pattern;
+mod slices;
 
-use std::collections::{BTreeMap, BTreeSet, VecDeque};
+use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
 use std::sync::Mutex;
-use std::time::Duration;
 
-use gpuaas_contract::task::{Task, TaskType};
+use gpuaas_contract::task::{Destroys, Task, TaskType};
 use gpuaas_contract::time::Timestamp;
 use gpuaas_host::private_file::{self, PrivateFileError, Stamp};
 
 use bare_metal::BareMetalRules;
+use destroys::DestroyBudget;
+pub use destroys::DestroysError;
+pub(crate) use slices::{Emulation, SliceRules};
 
 /// Most bytes of a policy file.
 const MAX_FILE: u64 = 256 * 1024;
@@ -38,82 +44,19 @@ struct Rules {
     bare_metal: Option<BareMetalRules>,
 }
 
-/// What the owner lets guests have. Every list is empty unless written, and an empty list allows nothing; `"*"` in a list allows all.
-#[derive(Clone, Debug, Default, PartialEq, Eq, serde::Deserialize)]
-#[serde(deny_unknown_fields, default)]
-pub(crate) struct SliceRules {
-    /// Functions on the bus that may go to guests.
-    pci_addresses: Vec<String>,
-    /// Drives that may be written and wiped.
-    nvme_serials: Vec<String>,
-    /// Beginnings of URLs that images may come from; `file` allows images of the host's own folders.
-    image_sources: Vec<String>,
-    /// Guests without the processor's help: `never`, `fallback` where `/dev/kvm` does not work, or `always`.
-    pub(crate) emulation: Emulation,
-    /// The agent may install what guests need.
-    pub(crate) install_packages: bool,
-    /// Most tasks per hour that end a guest or wipe a drive.
-    destroys_per_hour: Option<u32>,
-    /// Drives that become slots without a GPU, by stable path.
-    pub(crate) drives_without_gpu: Vec<String>,
-}
-
-/// When a guest may be emulated.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, serde::Deserialize)]
-#[serde(rename_all = "snake_case")]
-pub(crate) enum Emulation {
-    /// Never.
-    #[default]
-    Never,
-    /// Where the processor does not help.
-    Fallback,
-    /// Always, even if it would.
-    Always,
-}
-
 /// Tasks per hour that end a guest unless the owner says otherwise: every guest of a large host once, and again.
-const DESTROYS_PER_HOUR: u32 = 32;
+const GUESTS_PER_HOUR: u32 = 32;
+/// Tasks per hour that end a tenant of the whole host unless the owner says otherwise.
+const TENANTS_PER_HOUR: u32 = 8;
 
-impl SliceRules {
-    /// Beginnings of URLs that images may come from.
-    pub(crate) fn image_sources(&self) -> &[String] {
-        &self.image_sources
-    }
-
-    /// Whether everything that the task would touch is allowed.
-    fn check(&self, task: &Task) -> Result<(), String> {
-        for slot in task.slots() {
-            for function in slot.spec.functions() {
-                allow(&self.pci_addresses, function.as_str(), "pci_addresses")?;
-            }
-            allow(&self.nvme_serials, &slot.spec.nvme_serial, "nvme_serials")?;
+impl Rules {
+    /// Most tasks per hour that destroy such a thing.
+    fn destroys_per_hour(&self, what: Destroys) -> u32 {
+        match what {
+            Destroys::Guest => self.slices.destroys_per_hour.unwrap_or(GUESTS_PER_HOUR),
+            Destroys::Tenant => self.bare_metal.as_ref().and_then(|rules| rules.destroys_per_hour).unwrap_or(TENANTS_PER_HOUR),
         }
-        if let Task::SliceVmProvision(params) = task {
-            if let Some(url) = &params.image_url {
-                let known = self.image_sources.iter().any(|source| source == "*" || is_below(url, source));
-                if !known {
-                    return Err(format!("image_sources does not allow {url}"));
-                }
-            }
-            if params.image_path.is_some() {
-                allow(&self.image_sources, "file", "image_sources")?;
-            }
-        }
-        Ok(())
     }
-}
-
-fn allow(list: &[String], wanted: &str, name: &str) -> Result<(), String> {
-    if list.iter().any(|entry| entry == "*" || entry == wanted) {
-        return Ok(());
-    }
-    Err(format!("{name} does not list {wanted}"))
-}
-
-/// Whether a URL begins with this one, and not in the middle of a name: `https://a.example` must not allow `https://a.example.evil`.
-pub(crate) fn is_below(url: &str, source: &str) -> bool {
-    !source.is_empty()
-        && url.strip_prefix(source).is_some_and(|rest| source.ends_with('/') || rest.is_empty() || rest.starts_with(['/', '?']))
 }
 
 /// The policy file and what it said last.
@@ -129,8 +72,8 @@ struct State {
     rules: Rules,
     /// Why everything is denied, if it is.
     unsafe_because: Option<String>,
-    /// When guests were ended or drives wiped, within the last hour.
-    destroys: VecDeque<Timestamp>,
+    /// What was destroyed within the last hour.
+    destroys: DestroyBudget,
 }
 
 /// The policy cannot be used.
@@ -160,8 +103,14 @@ impl Policy {
         let (stamp, rules) = read(path)?;
         Ok(Self {
             path: path.to_owned(),
-            state: Mutex::new(State { stamp, rules, unsafe_because: None, destroys: VecDeque::new() }),
+            state: Mutex::new(State { stamp, rules, unsafe_because: None, destroys: DestroyBudget::default() }),
         })
+    }
+
+    /// The same policy, with what it counts per hour kept in this folder: a restart gives nothing back.
+    pub fn counting_in(self, folder: &Path) -> Result<Self, DestroysError> {
+        self.state.lock().unwrap_or_else(std::sync::PoisonError::into_inner).destroys = DestroyBudget::open(folder)?;
+        Ok(self)
     }
 
     /// Whether a task of this kind may run now.
@@ -180,33 +129,27 @@ impl Policy {
         )))
     }
 
-    /// Whether this task may run now with what it names. One that ends a guest counts against the owner's limit per hour.
+    /// Whether this task may run now with what it names. One that destroys something counts against the owner's limit per hour, which
+    /// may write a file.
     pub fn check_task(&self, task: &Task) -> Result<(), Denied> {
         let kind = task.task_type();
         self.check(kind)?;
         let mut state = self.current();
+        let state = &mut *state;
         let denied = |why: String| {
             Denied(format!("the host policy {}: {why}; only the host's owner can change that", self.path.display()))
         };
-        state.rules.slices.check(task).map_err(denied)?;
-        bare_metal::check(state.rules.bare_metal.as_ref(), task).map_err(denied)?;
-        if kind == TaskType::SliceVmRelease {
-            let limit = state.rules.slices.destroys_per_hour.unwrap_or(DESTROYS_PER_HOUR);
-            let now = Timestamp::now();
-            while state.destroys.front().is_some_and(|at| now.since(*at) > Duration::from_secs(3600)) {
-                state.destroys.pop_front();
-            }
-            if state.destroys.len() >= usize::try_from(limit).unwrap_or(usize::MAX) {
-                return Err(denied(format!("destroys_per_hour is {limit} and that many guests were ended within the last hour")));
-            }
-            state.destroys.push_back(now);
+        parameters::check(&state.rules, task).map_err(denied)?;
+        if let Some(what) = kind.destroys() {
+            let limit = state.rules.destroys_per_hour(what);
+            state.destroys.take(what, limit, Timestamp::now()).map_err(denied)?;
         }
         Ok(())
     }
 
-    /// Whether what was begun may go on: the kind of task is still allowed, and so is the user that it is about.
+    /// Whether what was begun may go on: the kind of task is still allowed, and so is everything that it names.
     pub(crate) fn still_allows(&self, task: &Task) -> bool {
-        self.check(task.task_type()).is_ok() && bare_metal::check(self.current().rules.bare_metal.as_ref(), task).is_ok()
+        self.check(task.task_type()).is_ok() && parameters::check(&self.current().rules, task).is_ok()
     }
 
     /// What guests may have.
@@ -261,6 +204,11 @@ fn read(path: &Path) -> Result<(Stamp, Rules), PolicyError> {
     Ok((stamp, rules))
 }
 
+/// Which key of the policy decides about which parameter of which task, a line each.
+pub fn parameter_lines() -> Vec<String> {
+    parameters::lines()
+}
+
 /// The policy that `install` writes where there is none: diagnostics and read-only tasks.
 pub const EXAMPLE: &str = "\
 # What this host's owner allows the control plane to run here. Everything else is denied.
@@ -276,7 +224,14 @@ allowed_tasks = [\"diag.ping\", \"diag.health_probe\", \"package.list\", \"slice
 # [slices]
 # pci_addresses = [\"0000:17:00.0\"]                     # GPUs, their other functions and fabric functions
 # nvme_serials = [\"S64HNE0R123456\"]                    # drives that may be written and wiped
+# bridges = [\"br-slices\"]                              # Open vSwitch bridges of guests; the first one unless an operator names another
 # image_sources = [\"https://images.example.com/\"]      # \"file\" allows images in the host's own folders
+# image_private_networks = [\"10.20.0.0/16\"]            # networks of image servers that are not on the public internet
+# image_formats = [\"qcow2\", \"raw\"]                   # what images may be
+# usernames = [\"*\"]                                    # users inside guests; `*` stands for any letters
+# driver_strategies = [\"cloud-init\", \"preinstalled\"] # how a GPU's driver may get into a guest
+# allow_graphics = false                               # guests may have a virtual screen
+# max_shutdown_seconds = 120                           # longest time that a guest gets to shut down, 30 to 900
 # emulation = \"never\"                                  # or \"fallback\", \"always\": guests without KVM, for labs
 # install_packages = false                             # let the agent install what guests need
 # destroys_per_hour = 32                               # most guests that may be ended per hour
@@ -287,6 +242,7 @@ allowed_tasks = [\"diag.ping\", \"diag.health_probe\", \"package.list\", \"slice
 # [bare_metal]
 # usernames = [\"tenant-*\"]                             # `*` stands for any letters
 # allow_sudo = false                                   # a tenant who may become root can leave anything behind
+# destroys_per_hour = 8                                # most tenants that may be ended per hour
 ";
 
 #[cfg(test)]

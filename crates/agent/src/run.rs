@@ -15,7 +15,7 @@ use crate::identity::{self, Identity, IdentityError};
 use crate::journal::{Journal, JournalError};
 use crate::link::{Core, LinkTimings, Resume, Supervisor};
 use crate::pipeline::{Limits, Parts, Pipeline};
-use crate::policy::{Policy, PolicyError};
+use crate::policy::{DestroysError, Policy, PolicyError};
 use crate::renewal::{Credentials, RenewalError};
 use crate::spool::{Spool, SpoolError};
 use crate::state::{StateError, StateLock};
@@ -68,6 +68,9 @@ pub enum RunError {
     /// The policy cannot be trusted.
     #[error(transparent)]
     Policy(#[from] PolicyError),
+    /// What was destroyed lately cannot be told.
+    #[error(transparent)]
+    Destroys(#[from] DestroysError),
     /// No identity, or a broken one.
     #[error(transparent)]
     Identity(#[from] IdentityError),
@@ -107,7 +110,7 @@ struct OpenedState {
 
 fn open_state(config: &Config) -> Result<OpenedState, RunError> {
     let lock = StateLock::take(&config.state_dir)?;
-    let policy = Policy::load(&config.policy_file)?;
+    let policy = Policy::load(&config.policy_file)?.counting_in(&config.state_dir)?;
     let identity = Identity::load(&config.state_dir)?;
     let host = crate::open_host(config, None)?;
     let (journal, opened) = Journal::open(&config.state_dir, config.journal_bytes, Timestamp::now())?;

@@ -75,7 +75,6 @@ fn wanted() -> Result<AllocationCreate> {
         wait_seconds: None,
         spread: false,
         sudo: false,
-        ovs_bridge: None,
         graceful_timeout_seconds: None,
         dry_run: false,
     })

@@ -35,7 +35,9 @@ const POLICY: &str = "# What the control plane may ask of this simulated host.\n
      allowed_tasks = [\"diag.ping\", \"diag.health_probe\", \"package.list\", \"slice.topology_discover\", \"slice.vm_provision\", \
      \"slice.vm_release\", \"slice.vm_power\", \"slice.console_read\", \"allocation.provision_user\", \
      \"allocation.deprovision_user\"]\n\n\
-     [slices]\npci_addresses = [\"*\"]\nnvme_serials = [\"*\"]\nimage_sources = [\"*\"]\n\n\
+     [slices]\npci_addresses = [\"*\"]\nnvme_serials = [\"*\"]\nimage_sources = [\"*\"]\n\
+     bridges = [\"br-slices\"]\nimage_formats = [\"qcow2\", \"raw\"]\nusernames = [\"*\"]\n\
+     driver_strategies = [\"cloud-init\", \"preinstalled\"]\nmax_shutdown_seconds = 900\nallow_graphics = true\n\n\
      [bare_metal]\nusernames = [\"*\"]\nallow_sudo = true\n";
 
 /// Options of `gpuaas dev`.

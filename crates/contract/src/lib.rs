@@ -4,6 +4,7 @@
 //! link protocol. Everything here is data and pure functions: no I/O, no clock, no randomness except in key and id
 //! constructors. Another implementation can check itself against the files in `testdata/`.
 
+pub mod address;
 pub mod cleanup;
 pub mod dsse;
 pub mod envelope;

@@ -65,7 +65,6 @@ impl Tenant {
             wait_seconds: Some(86_400),
             spread: false,
             sudo: false,
-            ovs_bridge: None,
             graceful_timeout_seconds: None,
             dry_run: false,
         };

@@ -35,7 +35,7 @@ fn create(node: &Looking, slots: &[u32]) -> SliceCreate {
         default_username: "ubuntu".parse().unwrap(),
         ssh_public_keys: Vec::new(),
         driver_strategy: Default::default(),
-        ovs_bridge: "br-slices".parse().unwrap(),
+        ovs_bridge: None,
         graphics: false,
         graceful_timeout_seconds: None,
     }

@@ -11,8 +11,9 @@ use hmac::{Hmac, KeyInit as _, Mac as _};
 use sha2::Sha256;
 use zeroize::Zeroizing;
 
+pub use gpuaas_contract::address::RefusedAddress;
 pub use secret::{BadSecret, Secret, Secrets};
-pub use target::{MAX_URL_BYTES, RefusedAddress, Target, TargetError, check_target};
+pub use target::{MAX_URL_BYTES, Target, TargetError, check_target};
 
 /// How old or how far ahead a signed delivery may be for [`verify`].
 pub const TOLERANCE: Duration = Duration::from_secs(5 * 60);

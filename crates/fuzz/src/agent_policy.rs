@@ -3,6 +3,8 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use gpuaas_agent::policy::{Policy, PolicyError};
+use gpuaas_contract::address::Network;
+use gpuaas_contract::slice::InterfaceName;
 use gpuaas_contract::task::TaskType;
 
 /// True if the text is a policy that allows something.
@@ -68,14 +70,20 @@ fn meaning(text: &str) -> Option<(BTreeSet<TaskType>, BTreeMap<TaskType, u32>)> 
     Some((allowed, limits))
 }
 
+fn is_pattern(text: &str) -> bool {
+    let plain = |b: u8| b.is_ascii_lowercase() || b.is_ascii_digit() || matches!(b, b'-' | b'_' | b'*');
+    (1..=64).contains(&text.len()) && text.bytes().all(plain)
+}
+
+fn is_list_of(value: &toml::Value, is_entry: impl Fn(&str) -> bool) -> bool {
+    value.as_array().is_some_and(|list| list.iter().all(|entry| entry.as_str().is_some_and(&is_entry)))
+}
+
 fn is_bare_metal_rule(name: &str, value: &toml::Value) -> bool {
-    let is_pattern = |text: &str| {
-        let plain = |b: u8| b.is_ascii_lowercase() || b.is_ascii_digit() || matches!(b, b'-' | b'_' | b'*');
-        (1..=64).contains(&text.len()) && text.bytes().all(plain)
-    };
     match name {
-        "usernames" => value.as_array().is_some_and(|list| list.iter().all(|entry| entry.as_str().is_some_and(is_pattern))),
+        "usernames" => is_list_of(value, is_pattern),
         "allow_sudo" => value.is_bool(),
+        "destroys_per_hour" => value.as_integer().is_some_and(|limit| u32::try_from(limit).is_ok()),
         _ => false,
     }
 }
@@ -86,7 +94,13 @@ fn is_slice_rule(name: &str, value: &toml::Value) -> bool {
             value.as_array().is_some_and(|list| list.iter().all(toml::Value::is_str))
         }
         "emulation" => value.as_str().is_some_and(|when| ["never", "fallback", "always"].contains(&when)),
-        "install_packages" => value.is_bool(),
+        "install_packages" | "allow_graphics" => value.is_bool(),
+        "image_formats" => is_list_of(value, |format| ["qcow2", "raw"].contains(&format)),
+        "driver_strategies" => is_list_of(value, |how| ["cloud-init", "preinstalled", "none"].contains(&how)),
+        "usernames" => is_list_of(value, is_pattern),
+        "bridges" => is_list_of(value, |name| name == "*" || name.parse::<InterfaceName>().is_ok()),
+        "image_private_networks" => is_list_of(value, |network| network.parse::<Network>().is_ok()),
+        "max_shutdown_seconds" => value.as_integer().is_some_and(|seconds| (30..=900).contains(&seconds)),
         "destroys_per_hour" => value.as_integer().is_some_and(|limit| u32::try_from(limit).is_ok()),
         _ => false,
     }

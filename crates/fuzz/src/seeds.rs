@@ -368,6 +368,8 @@ fn policies() -> Vec<Vec<u8>> {
         "allowed_tasks = [\"\\u0064iag.ping\", 'package.list']\nconcurrency = { \"package.list\" = 1 }\n",
         "concurrency.\"diag.ping\" = 0",
         "[slices]\npci_addresses = [\"*\"]\nimage_sources = [\"https://a/\"]\nemulation = \"fallback\"\ndestroys_per_hour = 3\n",
+        "[slices]\nbridges = [\"br-slices\", \"*\"]\nimage_formats = [\"raw\"]\nusernames = [\"deb*\"]\nallow_graphics = true\n\
+         driver_strategies = [\"cloud-init\"]\nmax_shutdown_seconds = 30\nimage_private_networks = [\"10.0.0.0/8\", \"::1\"]\n",
         "allowed_tasks = [\"shell.exec\"]",
         "allow_everything = true",
         "[[allowed_tasks]]\n",

@@ -61,6 +61,9 @@ fn within_limits(task: &Task) {
             slots_within_limits(&params.slots);
             harmless(params.vm_name.as_str());
             harmless(params.default_username.as_str());
+            if let Some(bridge) = &params.ovs_bridge {
+                harmless(bridge.as_str());
+            }
             assert!(params.image_path.is_some() || params.image_url.is_some());
             if let Some(path) = &params.image_path {
                 assert!(path.split('/').all(|part| !part.is_empty() && part != ".." && part != "."), "{path}");

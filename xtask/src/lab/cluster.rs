@@ -96,6 +96,7 @@ impl Cluster {
         let policy = format!(
             "allowed_tasks = [\"diag.health_probe\", \"slice.topology_discover\", \"slice.vm_provision\", \"slice.vm_release\", \
              \"slice.vm_power\", \"slice.console_read\"]\n[slices]\nnvme_serials = [\"*\"]\nimage_sources = [\"{image_source}\", \"file\"]\n\
+             bridges = [\"{BRIDGE}\"]\nimage_formats = [\"qcow2\", \"raw\"]\nusernames = [\"*\"]\nimage_private_networks = [\"127.0.0.0/8\", \"::1\"]\n\
              emulation = \"always\"\ndrives_without_gpu = [\"{}\"]\n",
             text(&machine.drive.stable)?
         );

@@ -6,7 +6,6 @@ use std::path::Path;
 use serde_json::Value;
 
 use super::cluster::{Caller, Cluster};
-use super::network::BRIDGE;
 use super::program::{run, text};
 use super::slice::expect;
 
@@ -55,7 +54,7 @@ pub(super) fn welcome(cluster: &Cluster, wanted: &Wanted<'_>) -> Result<(), Stri
 
 /// The tenant's command for a guest. It runs until they can sign in.
 pub(super) fn lease(cluster: &Cluster, name: &str) -> std::process::Command {
-    let order = ["alloc", "create", name, "--sku", PRODUCT, "--image", IMAGE, "--ssh-key", KEY, "--bridge", BRIDGE, "-o", "json"];
+    let order = ["alloc", "create", name, "--sku", PRODUCT, "--image", IMAGE, "--ssh-key", KEY, "-o", "json"];
     cluster.command(Caller::Tenant, &order)
 }
 

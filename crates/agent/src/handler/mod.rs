@@ -21,7 +21,6 @@ use gpuaas_contract::cleanup::CleanupProof;
 use gpuaas_contract::id::{AllocationId, TaskId};
 use gpuaas_contract::link::{Progress, from_node};
 use gpuaas_contract::receipt::{Outcome, PhaseTiming};
-use gpuaas_contract::slice::grace;
 use gpuaas_contract::task::{Output, Task};
 use gpuaas_contract::time::Timestamp;
 use gpuaas_host::guests::DomainState;
@@ -205,7 +204,7 @@ async fn shut_down(context: &Context, allocation_id: AllocationId, seconds: u32)
     let state = tokio::select! {
         biased;
         () = context.stop.cancelled() => DomainState::Running,
-        state = context.host.domain_wait_off(allocation_id, grace(seconds)) => state?,
+        state = context.host.domain_wait_off(allocation_id, context.rules.shutdown_time(seconds)) => state?,
     };
     let hard = state == DomainState::Running;
     if hard {

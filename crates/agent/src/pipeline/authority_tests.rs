@@ -3,6 +3,8 @@
 //! Random tasks go through the real pipeline of a simulated host whose owner changes the policy meanwhile. An oracle that knows
 //! what was done to each envelope, and nothing of the verifier, says what may run. `cargo xtask prove authority` does a million.
 
+mod owner;
+
 use std::collections::{BTreeMap, BTreeSet};
 use std::os::unix::fs::PermissionsExt as _;
 use std::path::Path;
@@ -11,13 +13,14 @@ use std::time::Duration;
 
 use gpuaas_contract::dsse;
 use gpuaas_contract::envelope::{MAX_BYTES, PAYLOAD_TYPE};
-use gpuaas_contract::id::{AgentInstanceId, ClusterId, CorrelationId, NodeId, TaskId};
+use gpuaas_contract::id::{AgentInstanceId, AllocationId, ClusterId, CorrelationId, NodeId, TaskId};
 use gpuaas_contract::key::SigningKey;
 use gpuaas_contract::link::from_node::Message;
 use gpuaas_contract::receipt::{self, Outcome};
 use gpuaas_contract::task::TaskType;
 use gpuaas_contract::time::Timestamp;
 use gpuaas_contract::verifier_set::{self, Document, Entry, KeyState};
+use gpuaas_host::users::MachineLease;
 use gpuaas_host::{Host, Profile, SimHost};
 use serde_json::{Value, json};
 use tokio::sync::mpsc;
@@ -27,6 +30,7 @@ use crate::journal::Journal;
 use crate::policy::Policy;
 use crate::spool::Spool;
 use crate::trust::Trust;
+use owner::Owner;
 
 const EPOCH: u64 = 7;
 /// Tasks between two changes of the policy.
@@ -100,9 +104,10 @@ enum Spoil {
     Appended,
     SignedTwice,
     Oversized,
+    Lease,
 }
 
-const SPOILS: [Spoil; 23] = [
+const SPOILS: [Spoil; 24] = [
     Spoil::Key,
     Spoil::KeyName,
     Spoil::PayloadType,
@@ -126,6 +131,7 @@ const SPOILS: [Spoil; 23] = [
     Spoil::Appended,
     Spoil::SignedTwice,
     Spoil::Oversized,
+    Spoil::Lease,
 ];
 
 /// One envelope and what the oracle knows of it.
@@ -134,25 +140,19 @@ struct Case {
     task_id: TaskId,
     kind: TaskType,
     message: String,
+    params: Value,
     spoil: Spoil,
     envelope: Vec<u8>,
 }
 
-/// Kinds whose effects this test can tell. Those that act on slots or on the whole host have tests of their own.
-fn kinds() -> Vec<TaskType> {
-    TaskType::ALL.into_iter().filter(|kind| !kind.needs_lease()).collect()
-}
-
-const NOT_HERE: &str = "kinds() leaves them out";
-
-fn params(random: &mut Random, kind: TaskType, message: &str) -> Value {
+fn params(random: &mut Random, kind: TaskType, message: &str, holder: (&str, u64)) -> Value {
     match kind {
         TaskType::SliceVmProvision
         | TaskType::SliceVmRelease
         | TaskType::SliceVmPower
         | TaskType::SliceConsoleRead
         | TaskType::AllocationProvisionUser
-        | TaskType::AllocationDeprovisionUser => unreachable!("{NOT_HERE}"),
+        | TaskType::AllocationDeprovisionUser => owner::leased_params(random, kind, holder),
         TaskType::DiagPing => json!({ "message": message, "log_lines": random.below(3) }),
         TaskType::DiagHealthProbe => json!({}),
         TaskType::PackageList => json!({ "name_contains": *random.of(&["", "lib", "x"]), "limit": 1 + random.below(3) }),
@@ -167,7 +167,14 @@ fn invalid_params(random: &mut Random, kind: TaskType) -> Value {
         | TaskType::SliceVmPower
         | TaskType::SliceConsoleRead
         | TaskType::AllocationProvisionUser
-        | TaskType::AllocationDeprovisionUser => unreachable!("{NOT_HERE}"),
+        | TaskType::AllocationDeprovisionUser => random
+            .of(&[
+                json!({}),
+                json!({ "allocation_id": "somebody", "lease_epoch": 1 }),
+                json!({ "allocation_id": AllocationId::generate(), "lease_epoch": "1", "slots": "*" }),
+                json!([1]),
+            ])
+            .clone(),
         TaskType::DiagPing => random
             .of(&[
                 json!({ "message": "m".repeat(257) }),
@@ -205,8 +212,10 @@ struct World {
 
 impl World {
     fn case(&self, random: &mut Random, spoil: Spoil) -> Case {
-        let (task_id, kind) = (TaskId::generate(), *random.of(&kinds()));
+        let (task_id, kind) = (TaskId::generate(), *random.of(&TaskType::ALL));
         let message = format!("{} {:016x}", random.of(&["short", "größer", "with \"quotes\" and \\", ""]), random.next());
+        let allocation = AllocationId::generate().to_string();
+        let params = params(random, kind, &message, (&allocation, 1));
         let now = Timestamp::now();
         let issued_at = now.minus(random.seconds(0, 50));
         let start_by = issued_at.plus(random.seconds(120, 900));
@@ -216,12 +225,16 @@ impl World {
             "node_epoch": EPOCH,
             "task_id": task_id,
             "task_type": kind.as_str(),
-            "params": params(random, kind, &message),
+            "params": params,
             "issued_at": issued_at,
             "start_by": start_by,
             "deadline": start_by.plus(random.seconds(0, 86_400)),
             "correlation_id": CorrelationId::generate().as_str(),
         });
+        if kind.needs_lease() {
+            payload["allocation_id"] = json!(allocation);
+            payload["lease_epoch"] = json!(1);
+        }
         // The verifier takes signatures of active keys and, while they are replaced, of those in grace.
         let mut signer = key(Some(*random.of(&[KeyState::Active, KeyState::Active, KeyState::Grace])));
         let mut payload_type = PAYLOAD_TYPE;
@@ -251,7 +264,7 @@ impl World {
         }
         let envelope = dsse::seal(payload_type, text.into_bytes(), &signer);
         let envelope = spoil_envelope(random, spoil, envelope);
-        Case { task_id, kind, message, spoil, envelope }
+        Case { task_id, kind, message, params, spoil, envelope }
     }
 
     fn spoil_payload(&self, random: &mut Random, spoil: Spoil, kind: TaskType, now: Timestamp, payload: &mut Value) {
@@ -315,6 +328,11 @@ impl World {
                 } else {
                     json!(start_by.plus(minutes(24 * 60 + 1)))
                 };
+            }
+            // Another lease than that of its parameters, or one where there is none.
+            Spoil::Lease => {
+                payload["allocation_id"] = json!(AllocationId::generate());
+                payload["lease_epoch"] = json!(*random.of(&[1, 2]));
             }
             Spoil::Nothing
             | Spoil::Key
@@ -381,11 +399,10 @@ fn spoil_envelope(random: &mut Random, spoil: Spoil, mut envelope: Vec<u8>) -> V
 }
 
 /// What the host's owner allows, and the file that says so. While the file cannot be trusted, nothing is allowed.
-fn write_policy(random: &mut Random, path: &Path, first: bool) -> BTreeSet<TaskType> {
-    let allowed: BTreeSet<TaskType> = TaskType::ALL.into_iter().filter(|_| random.below(2) == 0).collect();
-    let names: Vec<String> = allowed.iter().map(|kind| format!("\"{kind}\"")).collect();
-    let mut text = format!("allowed_tasks = [{}]\n", names.join(", "));
-    if let Some(kind) = allowed.first()
+fn write_policy(random: &mut Random, path: &Path, first: bool) -> Owner {
+    let owner = Owner::random(random);
+    let mut text = owner.text();
+    if let Some(kind) = owner.tasks.first()
         && random.below(3) == 0
     {
         text.push_str(&format!("[concurrency]\n\"{kind}\" = {}\n", 1 + random.below(3)));
@@ -396,13 +413,13 @@ fn write_policy(random: &mut Random, path: &Path, first: bool) -> BTreeSet<TaskT
         trusted = false;
         match random.below(3) {
             0 => mode = *random.of(&[0o666, 0o664, 0o622, 0o777]),
-            1 => text.push_str("everything = true\n"),
+            1 => text.insert_str(0, "everything = true\n"),
             _ => text.insert(0, '['),
         }
     }
     gpuaas_host::private_file::write_with_mode(path, text.as_bytes(), 0o600).expect("written");
     std::fs::set_permissions(path, std::fs::Permissions::from_mode(mode)).expect("chmod");
-    if trusted { allowed } else { BTreeSet::new() }
+    if trusted { owner } else { Owner::default() }
 }
 
 /// A host with its pipeline.
@@ -414,10 +431,15 @@ struct Bench {
     said: mpsc::Receiver<Message>,
     sequence: u64,
     marks: usize,
+    /// What was destroyed so far; the hour of this host is not over.
+    destroyed: BTreeMap<TaskType, usize>,
+    host: SimHost,
+    /// Holds the whole machine, so that no task that acts on slots or users gets further than its first step.
+    lease: MachineLease,
 }
 
 impl Bench {
-    async fn start(random: &mut Random) -> (Self, BTreeSet<TaskType>) {
+    async fn start(random: &mut Random) -> (Self, Owner) {
         let world = World { cluster_id: ClusterId::generate(), node_id: NodeId::generate() };
         // In memory where that is possible: what is proven here has nothing to do with the speed of a disk.
         let memory = Path::new("/dev/shm");
@@ -432,6 +454,19 @@ impl Bench {
         let trust = Trust::new(&folder.path().join("set"), &document.sign(&root()), root().verifying_key(), world.cluster_id);
         let (journal, opened) = Journal::open(folder.path(), 48 << 20, Timestamp::now()).expect("journal");
         let host = SimHost::open(&folder.path().join("host"), Profile::H100, "authority").expect("host");
+        let somebody = AllocationId::generate();
+        let lease = MachineLease {
+            allocation_id: somebody,
+            lease_epoch: 1 << 40,
+            task_id: TaskId::generate(),
+            username: "somebody".parse().expect("a name"),
+            user_of: somebody,
+            uid: None,
+            adopted: false,
+            leaving: false,
+            taken_at: Timestamp::now(),
+        };
+        Host::Sim(host.clone()).machine_lease_take(&lease, false).await.expect("leased");
         let (outbound, said) = mpsc::channel(1 << 16);
         let parts = Parts {
             cluster_id: world.cluster_id,
@@ -442,8 +477,8 @@ impl Bench {
             boot_id: "boot".to_owned(),
             trust: Arc::new(trust.expect("trusted")),
             journal,
-            policy: Policy::load(&folder.path().join("policy.toml")).expect("policy"),
-            host: Host::Sim(host),
+            policy: Policy::load(&folder.path().join("policy.toml")).expect("policy").counting_in(folder.path()).expect("counts"),
+            host: Host::Sim(host.clone()),
             guests: crate::guests::Guests::new(None),
             spool: Spool::open(&folder.path().join("logs"), 8 << 20).expect("spool"),
             outbound,
@@ -455,7 +490,9 @@ impl Bench {
             },
         };
         let pipeline = Pipeline::start(parts, opened).await.expect("starts");
-        (Self { world, folder, round: pipeline.begin_round().1, pipeline, said, sequence: 0, marks: 0 }, allowed)
+        let round = pipeline.begin_round().1;
+        let destroyed = BTreeMap::new();
+        (Self { world, folder, round, pipeline, said, sequence: 0, marks: 0, destroyed, host, lease }, allowed)
     }
 
     /// Everything that was offered has been answered and everything that runs has ended.
@@ -466,7 +503,7 @@ impl Bench {
     }
 
     /// Offers the cases in any order, some of them twice, and compares what happened with what may.
-    async fn run(&mut self, random: &mut Random, cases: &[Case], allowed: &BTreeSet<TaskType>, context: &str) {
+    async fn run(&mut self, random: &mut Random, cases: &[Case], allowed: &Owner, context: &str) {
         for case in cases {
             // The name on the wrapping is not signed and must not matter.
             let offered = if random.below(8) == 0 { TaskId::generate() } else { case.task_id };
@@ -477,7 +514,7 @@ impl Bench {
         self.settle().await;
         let may: BTreeMap<TaskId, &Case> = cases
             .iter()
-            .filter(|case| case.spoil == Spoil::Nothing && allowed.contains(&case.kind))
+            .filter(|case| case.spoil == Spoil::Nothing && allowed.allows(case.kind, &case.params))
             .map(|case| (case.task_id, case))
             .collect();
         let spoil_of = |id: &TaskId| cases.iter().find(|case| case.task_id == *id).map(|case| (case.spoil, case.kind));
@@ -490,7 +527,7 @@ impl Bench {
             }
         }
         for ((id, _), times) in &entered {
-            assert!(may.contains_key(id), "{context}: {id} {:?} reached a handler; allowed are {allowed:?}", spoil_of(id));
+            assert!(may.contains_key(id), "{context}: {id} {:?} reached a handler; {allowed:?}", spoil_of(id));
             assert_eq!(*times, 1, "{context}: {id} ran {times} times");
         }
         let text = std::fs::read_to_string(self.folder.path().join("host/ping.log")).unwrap_or_default();
@@ -504,23 +541,44 @@ impl Bench {
         }
         self.marks += marked.len();
 
-        let mut succeeded = BTreeSet::new();
+        let (mut started, mut refused) = (BTreeSet::new(), BTreeSet::new());
         while let Some((unreported, bytes)) = self.pipeline.next_receipt(self.sequence).await {
             self.sequence = unreported.sequence;
             let payload = dsse::payload_unverified(&bytes).expect("DSSE");
             let said: receipt::Payload = serde_json::from_slice(&payload).expect("a receipt");
+            let kind = may.get(&said.task_id).map(|case| case.kind);
             match said.outcome {
-                Outcome::Succeeded => assert!(succeeded.insert(said.task_id), "{context}: {} has two receipts", said.task_id),
-                Outcome::Refused => assert!(said.started_at.is_none() && !may.contains_key(&said.task_id), "{context}: {said:?}"),
+                // The machine is somebody's: what acts on slots or users is begun and comes to nothing.
+                Outcome::Failed if kind.is_some_and(TaskType::needs_lease) => {
+                    assert!(["machine_leased", "lease_missing"].contains(&said.code.as_str()), "{context}: {said:?}");
+                    assert!(started.insert(said.task_id), "{context}: {} has two receipts", said.task_id);
+                }
+                Outcome::Succeeded => assert!(started.insert(said.task_id), "{context}: {} has two receipts", said.task_id),
+                Outcome::Refused => {
+                    assert!(said.started_at.is_none(), "{context}: {said:?}");
+                    refused.insert(said.task_id);
+                }
                 Outcome::Failed | Outcome::Cancelled | Outcome::Interrupted => panic!("{context}: {said:?}"),
             }
             self.pipeline.reported(said.task_id, "");
         }
         self.settle().await;
         // Not only nothing else, but all of it: a pipeline that refuses everything would prove nothing.
+        for kind in TaskType::ALL {
+            let of_kind = |id: &&TaskId| may.get(id).is_some_and(|case| case.kind == kind);
+            let (wanted, ran) = (may.keys().filter(of_kind).count(), started.iter().filter(of_kind).count());
+            let before = self.destroyed.entry(kind).or_default();
+            // Which of them are within the budget is chance; how many is not.
+            let within = allowed.per_hour(kind).map_or(wanted, |limit| wanted.min(limit.saturating_sub(*before)));
+            assert_eq!(ran, within, "{context}: {kind}, {before} before; {allowed:?}");
+            *before += ran;
+        }
         let may: BTreeSet<TaskId> = may.into_keys().collect();
-        assert_eq!(succeeded, may, "{context}");
-        assert_eq!(entered.into_keys().map(|(id, _)| id).collect::<BTreeSet<_>>(), may, "{context}");
+        assert_eq!(started.union(&refused).filter(|id| may.contains(id)).count(), may.len(), "{context}: all were answered");
+        assert!(started.is_subset(&may) && started.is_disjoint(&refused), "{context}");
+        assert!(entered.keys().all(|(id, _)| started.contains(id)), "{context}");
+        assert_eq!(self.host.violations(), [""; 0], "{context}");
+        assert_eq!(Host::Sim(self.host.clone()).machine_lease().await, Ok(Some(self.lease.clone())), "{context}");
     }
 }
 
@@ -549,11 +607,12 @@ async fn no_effect_is_outside_of_what_is_compiled_allowed_and_signed() {
                     bench.world.case(&mut random, spoil)
                 })
                 .collect();
-            could_run += cases.iter().filter(|case| case.spoil == Spoil::Nothing && allowed.contains(&case.kind)).count();
+            could_run +=
+                cases.iter().filter(|case| case.spoil == Spoil::Nothing && allowed.allows(case.kind, &case.params)).count();
             bench.run(&mut random, &cases, &allowed, &format!("seed {seed}, policy {number}")).await;
             tried += cases.len();
         }
     }
-    eprintln!("{tried} random tasks on {seed} hosts with {} policies: {could_run} could run and did", seed * POLICIES as u64);
+    eprintln!("{tried} random tasks on {seed} hosts with {} policies: {could_run} were allowed", seed * POLICIES as u64);
     assert!(could_run > tried / 20, "only {could_run} of {tried} tasks could run");
 }

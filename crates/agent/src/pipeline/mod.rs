@@ -18,7 +18,7 @@ use gpuaas_contract::id::{AgentInstanceId, ClusterId, NodeId, TaskId};
 use gpuaas_contract::key::SigningKey;
 use gpuaas_contract::link::{Ack, Rejection, TaskInHand, TaskPhase, from_node};
 use gpuaas_contract::receipt::Outcome;
-use gpuaas_contract::task::TaskType;
+use gpuaas_contract::task::{Task, TaskType};
 use gpuaas_contract::time::Timestamp;
 use gpuaas_host::Host;
 use gpuaas_world::secret::Locked;
@@ -409,7 +409,7 @@ impl Inner {
             return self.answer_for_lost(note).await;
         }
         let kind = verified.task().task_type();
-        if let Err(denied) = self.policy.check_task(verified.task()) {
+        if let Err(denied) = self.allowed(verified.task()).await {
             return self.refuse(note, RefusalCode::PolicyDenied, denied.0).await;
         }
         let permit = tokio::select! {
@@ -462,6 +462,16 @@ impl Inner {
     fn spawn(self: &Arc<Self>, job: Job, live: Arc<Live>, permit: Option<OwnedSemaphorePermit>) {
         let inner = Arc::clone(self);
         let span = tracing::info_span!(
+    /// Whether the host's owner allows the task. What is counted is on disk when this returns.
+    async fn allowed(self: &Arc<Self>, task: &Task) -> Result<(), Denied> {
+        if task.task_type().destroys().is_none() {
+            return self.policy.check_task(task);
+        }
+        let (inner, task) = (Arc::clone(self), task.clone());
+        let checked = gpuaas_world::blocking(move || inner.policy.check_task(&task)).await;
+        checked.unwrap_or_else(|error| Err(Denied(format!("the host policy could not be asked: {error}"))))
+    }
+
             // Not inside the span of the offer, which says the same.
             parent: None,
             "task",

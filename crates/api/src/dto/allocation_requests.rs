@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 
-use gpuaas_contract::slice::{InterfaceName, SshPublicKey, UserName, VmName};
+use gpuaas_contract::slice::{SshPublicKey, UserName, VmName};
 
 /// Something to lease.
 #[derive(Clone, Debug, PartialEq, Eq, serde::Serialize, serde::Deserialize, schemars::JsonSchema)]
@@ -39,9 +39,6 @@ pub struct AllocationCreate {
     /// On a whole host, the user may become root, if the host's owner lets them.
     #[serde(default)]
     pub sudo: bool,
-    /// The bridge the guest is on; the platform's default unless given.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub ovs_bridge: Option<InterfaceName>,
     /// How long the guest may take to shut down, brought into 30 to 900 s; 120 unless given.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub graceful_timeout_seconds: Option<u32>,

@@ -54,8 +54,8 @@ pub use project::{Project, ProjectChange, ProjectCreate, ProjectListQuery};
 pub use quota::{Limits, Quota, QuotaLimits, QuotaUsed};
 pub use service_account::{ApiKey, ApiKeyCreate, ApiKeyCreated, ServiceAccount, ServiceAccountCreate};
 pub use slice::{
-    DEFAULT_BRIDGE, DEFAULT_USERNAME, Slice, SliceConsole, SliceCreate, SliceImage, SliceListQuery, SliceOrder, SlicePower,
-    SliceRelease, SlotName,
+    DEFAULT_USERNAME, Slice, SliceConsole, SliceCreate, SliceImage, SliceListQuery, SliceOrder, SlicePower, SliceRelease,
+    SlotName,
 };
 pub use slot::{Slot, SlotListQuery, Topology, TopologyApprove, TopologyProposal};
 pub use ssh_key::{SshKey, SshKeyCreate};

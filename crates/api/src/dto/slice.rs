@@ -107,9 +107,9 @@ pub struct SliceCreate {
     /// How the GPU's driver gets into it.
     #[serde(default)]
     pub driver_strategy: DriverStrategy,
-    /// The Open vSwitch bridge it is on.
-    #[serde(default = "default_bridge")]
-    pub ovs_bridge: InterfaceName,
+    /// The Open vSwitch bridge it is on, which the host's policy must list; the host's own default unless given.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub ovs_bridge: Option<InterfaceName>,
     /// A virtual screen. Nobody sees it but over the gateway.
     #[serde(default)]
     pub graphics: bool,
@@ -120,15 +120,9 @@ pub struct SliceCreate {
 
 /// The user of a guest unless told otherwise.
 pub const DEFAULT_USERNAME: &str = "ubuntu";
-/// The bridge of a guest unless told otherwise.
-pub const DEFAULT_BRIDGE: &str = "br-slices";
 
 fn default_username() -> UserName {
     DEFAULT_USERNAME.parse().unwrap_or_else(|_| unreachable!("a constant that a test parses"))
-}
-
-fn default_bridge() -> InterfaceName {
-    DEFAULT_BRIDGE.parse().unwrap_or_else(|_| unreachable!("a constant that a test parses"))
 }
 
 /// A slice to give back.
@@ -193,7 +187,7 @@ mod tests {
             SlotId::generate()
         );
         let create: SliceCreate = serde_json::from_str(&text).expect("parses");
-        assert_eq!((create.default_username.as_str(), create.ovs_bridge.as_str()), (DEFAULT_USERNAME, DEFAULT_BRIDGE));
+        assert_eq!((create.default_username.as_str(), create.ovs_bridge), (DEFAULT_USERNAME, None));
         assert!(matches!(create.slots.as_slice(), [SlotName::Index(0), SlotName::Id(_)]));
         let release: SliceRelease = serde_json::from_str("{}").expect("parses");
         assert!(release.wipe, "a release wipes unless told otherwise");

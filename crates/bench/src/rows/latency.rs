@@ -28,7 +28,8 @@ const PER_SECOND: u32 = 40;
 const MANY_HOSTS: usize = 8;
 /// What the owner of a simulated host allows: as much as the rows ask for.
 const POLICY: &str = "allowed_tasks = [\"diag.ping\", \"slice.topology_discover\", \"slice.vm_provision\", \"slice.vm_release\"]\n\n\
-     [slices]\npci_addresses = [\"*\"]\nnvme_serials = [\"*\"]\nimage_sources = [\"*\"]\ndestroys_per_hour = 1000000\n";
+     [slices]\npci_addresses = [\"*\"]\nnvme_serials = [\"*\"]\nimage_sources = [\"*\"]\n\
+     bridges = [\"br-slices\"]\nimage_formats = [\"qcow2\", \"raw\"]\nusernames = [\"*\"]\ndestroys_per_hour = 1000000\n";
 
 /// A cluster with running agents.
 struct Agents {

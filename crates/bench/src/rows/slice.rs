@@ -79,7 +79,7 @@ impl Provisions {
             default_username: gpuaas_api::dto::DEFAULT_USERNAME.parse()?,
             ssh_public_keys: Vec::new(),
             driver_strategy: Default::default(),
-            ovs_bridge: gpuaas_api::dto::DEFAULT_BRIDGE.parse()?,
+            ovs_bridge: None,
             graphics: false,
             graceful_timeout_seconds: None,
         };
@@ -198,8 +198,13 @@ impl Image {
         drive::run(QEMU_IMG, &["convert", "-f", "raw", "-O", "qcow2", drive::text(&raw)?, drive::text(&image)?]).await?;
         std::fs::remove_file(&raw)?;
         let sha256 = digest_of(&image)?;
-        let wanted =
-            ImageWanted { sha256: sha256.clone(), path: Some("image.qcow2".to_owned()), url: None, allowed_prefixes: Vec::new() };
+        let wanted = ImageWanted {
+            sha256: sha256.clone(),
+            path: Some("image.qcow2".to_owned()),
+            url: None,
+            allowed_prefixes: Vec::new(),
+            private_networks: Vec::new(),
+        };
         host.image_fetch(&wanted, &|_, _| {}).await?;
         std::fs::remove_file(&image)?;
         let disk = host.image_verify(&sha256, ImageFormat::Qcow2).await?;

@@ -4,7 +4,7 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use gpuaas_api::dto::{Allocation, AllocationCreate, AllocationPlan};
-use gpuaas_contract::slice::{InterfaceName, SshPublicKey, UserName, VmName};
+use gpuaas_contract::slice::{SshPublicKey, UserName, VmName};
 
 use super::alloc;
 use super::slice_create::{MAX_KEY_FILE, keys};
@@ -47,9 +47,6 @@ pub(crate) struct CreateArgs {
     /// On a whole machine: let the user become root, if its owner allows it.
     #[arg(long)]
     sudo: bool,
-    /// The bridge the guest is on; the platform's default unless given.
-    #[arg(long)]
-    bridge: Option<InterfaceName>,
     /// Only say what would come of it: whether it fits, its price, and for operators its place.
     #[arg(long)]
     dry_run: bool,
@@ -89,7 +86,6 @@ pub(super) async fn run(session: &Session, args: CreateArgs) -> Result<Exit, Fai
         wait_seconds: args.queue.map(|queue| queue.as_secs()),
         spread: args.spread,
         sudo: args.sudo,
-        ovs_bridge: args.bridge,
         graceful_timeout_seconds: None,
         dry_run: args.dry_run,
     };

@@ -2,7 +2,7 @@
 
 use std::path::{Path, PathBuf};
 
-use gpuaas_api::dto::{DEFAULT_BRIDGE, DEFAULT_USERNAME, SliceCreate, SliceImage, SlotName};
+use gpuaas_api::dto::{DEFAULT_USERNAME, SliceCreate, SliceImage, SlotName};
 use gpuaas_contract::Digest;
 use gpuaas_contract::slice::{InterfaceName, SshPublicKey, UserName, VmName};
 use gpuaas_contract::task::slice_vm_provision::{DriverStrategy, ImageFormat};
@@ -48,9 +48,9 @@ pub(crate) struct CreateArgs {
     /// How the GPU's driver gets into the guest.
     #[arg(long, value_enum, default_value_t = Driver::None)]
     driver: Driver,
-    /// The host's Open vSwitch bridge of the guests.
-    #[arg(long, default_value = DEFAULT_BRIDGE)]
-    bridge: InterfaceName,
+    /// The Open vSwitch bridge of the guest, which the host's policy must list; the host's own default unless given.
+    #[arg(long)]
+    bridge: Option<InterfaceName>,
     /// Give the guest a virtual screen.
     #[arg(long)]
     graphics: bool,

@@ -107,7 +107,6 @@ impl<'a> Tenant<'a> {
             wait_seconds: Some(600),
             spread: false,
             sudo: false,
-            ovs_bridge: None,
             graceful_timeout_seconds: None,
             dry_run: false,
         };

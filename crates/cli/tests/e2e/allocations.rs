@@ -15,6 +15,7 @@ fn host(cluster: &Cluster, name: &str) -> (AgentHost, String) {
         "allowed_tasks = [\"diag.ping\", \"slice.topology_discover\", \"slice.vm_provision\", \"slice.vm_release\", \
          \"slice.vm_power\", \"slice.console_read\", \"allocation.provision_user\", \"allocation.deprovision_user\"]\n\
          [slices]\npci_addresses = [\"*\"]\nnvme_serials = [\"*\"]\nimage_sources = [\"https://images.example/\"]\n\
+         bridges = [\"br-slices\"]\nimage_formats = [\"qcow2\", \"raw\"]\nusernames = [\"*\"]\ndriver_strategies = [\"cloud-init\", \"preinstalled\"]\n\
          [bare_metal]\nusernames = [\"*\"]\nallow_sudo = true\n",
     );
     host.enrol(cluster);

@@ -347,7 +347,8 @@ impl AgentHost {
             &folder.join("policy.toml"),
             "allowed_tasks = [\"diag.ping\", \"diag.health_probe\", \"package.list\", \"slice.topology_discover\", \"slice.vm_provision\", \
              \"slice.vm_release\", \"slice.vm_power\", \"slice.console_read\"]\n\
-             [slices]\npci_addresses = [\"*\"]\nnvme_serials = [\"*\"]\nimage_sources = [\"https://images.example/\"]\n",
+             [slices]\npci_addresses = [\"*\"]\nnvme_serials = [\"*\"]\nimage_sources = [\"https://images.example/\"]\n\
+             bridges = [\"br-slices\"]\nimage_formats = [\"qcow2\", \"raw\"]\nusernames = [\"*\"]\ndriver_strategies = [\"cloud-init\", \"preinstalled\"]\n",
         );
         let failpoints = Failpoints::new(folder.join("failpoints"));
         let mut launch =

@@ -68,6 +68,25 @@ pub enum TaskType {
     AllocationDeprovisionUser,
 }
 
+/// What a task may destroy.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Destroys {
+    /// A guest with its drives.
+    Guest,
+    /// A tenant of the whole host with their files.
+    Tenant,
+}
+
+impl Destroys {
+    /// What was done to many of them, for people.
+    pub const fn past(self) -> &'static str {
+        match self {
+            Self::Guest => "guests were ended",
+            Self::Tenant => "tenants were ended",
+        }
+    }
+}
+
 /// What a successful task answers.
 #[derive(Clone, Debug, PartialEq, serde::Serialize)]
 #[serde(untagged)]
@@ -207,6 +226,23 @@ impl TaskType {
             | Self::SliceTopologyDiscover
             | Self::SliceVmPower
             | Self::SliceConsoleRead => false,
+        }
+    }
+
+    /// What it takes away that nobody can bring back, if it does: such tasks have a budget per hour.
+    pub const fn destroys(self) -> Option<Destroys> {
+        match self {
+            Self::SliceVmRelease => Some(Destroys::Guest),
+            Self::AllocationDeprovisionUser => Some(Destroys::Tenant),
+            Self::DiagPing
+            | Self::DiagHealthProbe
+            | Self::PackageList
+            | Self::SliceTopologyDiscover
+            // Only what the host's own lease gives to the new holder, which is clean by proof.
+            | Self::SliceVmProvision
+            | Self::SliceVmPower
+            | Self::SliceConsoleRead
+            | Self::AllocationProvisionUser => None,
         }
     }
 

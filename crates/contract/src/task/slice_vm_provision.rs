@@ -97,8 +97,9 @@ pub struct Params {
     pub ssh_public_keys: Vec<SshPublicKey>,
     /// The slots.
     pub slots: Vec<LeasedSlot>,
-    /// The Open vSwitch bridge of the guests.
-    pub ovs_bridge: InterfaceName,
+    /// The Open vSwitch bridge of the guest, if an operator names one. The host's policy must list it, and chooses one otherwise.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub ovs_bridge: Option<InterfaceName>,
     /// How long the guest may take to shut down, brought into 30 to 900 s.
     #[serde(default = "default_grace")]
     pub graceful_timeout_seconds: u32,

@@ -13,7 +13,6 @@ use gpuaas_api::dto::{
 };
 use gpuaas_contract::Digest;
 use gpuaas_contract::id::{AllocationId, ProjectId};
-use gpuaas_contract::slice::InterfaceName;
 use gpuaas_contract::task::slice_vm_power::Action as Power;
 use gpuaas_domain::allocation::commands::{self, Request};
 use gpuaas_domain::allocation::{Allocation, AllocationState, request_lookup};
@@ -141,8 +140,6 @@ async fn looked_up(
             ssh_public_keys.push(key);
         }
     }
-    let default_bridge =
-        || dto::DEFAULT_BRIDGE.parse::<InterfaceName>().map_err(|_| Failure::Internal("the default bridge".to_owned()));
     Ok(Request {
         name: wanted.name,
         tags: wanted.tags,
@@ -151,10 +148,6 @@ async fn looked_up(
         username: wanted.username,
         ssh_public_keys,
         sudo: wanted.sudo,
-        ovs_bridge: match wanted.ovs_bridge {
-            Some(bridge) => bridge,
-            None => default_bridge()?,
-        },
         graceful_timeout_seconds: wanted.graceful_timeout_seconds.unwrap_or(GRACE),
         spread: wanted.spread,
         lease: wanted.lease_seconds.map(Duration::from_secs),

@@ -78,7 +78,6 @@ impl Shop {
             wait_seconds: None,
             spread: false,
             sudo: false,
-            ovs_bridge: None,
             graceful_timeout_seconds: None,
             dry_run: false,
         }

@@ -198,7 +198,8 @@ impl Run<'_> {
                     driver_strategy: image.driver_strategy,
                     default_username: terms.username.clone(),
                     ssh_public_keys: terms.ssh_public_keys.clone(),
-                    ovs_bridge: terms.ovs_bridge.clone(),
+                    // What of a host a guest is connected to is the host's own business.
+                    ovs_bridge: None,
                     graceful_timeout_seconds: terms.graceful_timeout_seconds,
                     graphics: false,
                 };

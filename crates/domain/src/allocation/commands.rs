@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use gpuaas_contract::Digest;
 use gpuaas_contract::id::AllocationId;
-use gpuaas_contract::slice::{InterfaceName, SshPublicKey, UserName, VmName};
+use gpuaas_contract::slice::{SshPublicKey, UserName, VmName};
 use gpuaas_contract::task::slice_vm_power::Action;
 use gpuaas_contract::time::Timestamp;
 use serde_json::json;
@@ -39,8 +39,6 @@ pub struct Request {
     pub ssh_public_keys: Vec<SshPublicKey>,
     /// On bare metal, whether they may become root.
     pub sudo: bool,
-    /// The bridge the guest is on.
-    pub ovs_bridge: InterfaceName,
     /// How long the guest may take to shut down.
     pub graceful_timeout_seconds: u32,
     /// Spread over nodes instead of packing.
@@ -116,7 +114,6 @@ impl Request {
             username,
             ssh_public_keys: self.ssh_public_keys.clone(),
             sudo: self.sudo,
-            ovs_bridge: self.ovs_bridge.clone(),
             graceful_timeout_seconds: self.graceful_timeout_seconds,
             spread: self.spread,
         })

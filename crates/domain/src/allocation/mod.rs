@@ -19,7 +19,7 @@ use std::time::Duration;
 
 use gpuaas_contract::Digest;
 use gpuaas_contract::id::{AllocationId, CorrelationId, ImageId, NodeId, OrgId, ProjectId, SkuId, SlotId, TaskId};
-use gpuaas_contract::slice::{InterfaceName, SshPublicKey, UserName, VmName};
+use gpuaas_contract::slice::{SshPublicKey, UserName, VmName};
 use gpuaas_contract::task::slice_vm_power::Action;
 use gpuaas_contract::task::slice_vm_provision::{DriverStrategy, ImageFormat};
 use gpuaas_contract::time::Timestamp;
@@ -169,8 +169,6 @@ pub struct Terms {
     pub ssh_public_keys: Vec<SshPublicKey>,
     /// On bare metal, whether they may become root.
     pub sudo: bool,
-    /// The bridge the guest is on.
-    pub ovs_bridge: InterfaceName,
     /// How long the guest may take to shut down.
     pub graceful_timeout_seconds: u32,
     /// Spread over nodes instead of packing.

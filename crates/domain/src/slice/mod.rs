@@ -55,8 +55,8 @@ pub struct NewSlice {
     pub default_username: UserName,
     /// That user's keys.
     pub ssh_public_keys: Vec<SshPublicKey>,
-    /// The bridge it is on.
-    pub ovs_bridge: InterfaceName,
+    /// The bridge it is on, if an operator names one: the host's policy decides, and chooses one otherwise.
+    pub ovs_bridge: Option<InterfaceName>,
     /// How long it may take to shut down.
     pub graceful_timeout_seconds: u32,
     /// A virtual screen.

@@ -106,7 +106,6 @@ pub(crate) fn wanted(product: Product) -> Request {
         username: None,
         ssh_public_keys: vec![KEY.parse().expect("a key")],
         sudo: false,
-        ovs_bridge: "br-slices".parse().expect("a name"),
         graceful_timeout_seconds: 60,
         spread: false,
         lease: None,

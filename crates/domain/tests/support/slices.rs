@@ -35,7 +35,7 @@ pub(crate) fn guest() -> NewSlice {
         driver_strategy: DriverStrategy::None,
         default_username: "ubuntu".parse().expect("a name"),
         ssh_public_keys: Vec::new(),
-        ovs_bridge: "br-slices".parse().expect("a name"),
+        ovs_bridge: None,
         graceful_timeout_seconds: 60,
         graphics: false,
     }

@@ -1,8 +1,9 @@
 //! Where a webhook may go. A tenant chooses the address and the control plane dials it, from inside the operator's network: without
 //! these checks a webhook is a way to reach what only the control plane can (server-side request forgery).
 
-use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
+use std::net::IpAddr;
 
+use gpuaas_contract::address::{RefusedAddress, refusal};
 use url::{Host, Url};
 
 /// Longest URL that is looked at.
@@ -11,49 +12,8 @@ pub const MAX_URL_BYTES: usize = 2048;
 /// Most addresses of one name.
 const MAX_ADDRESSES: usize = 64;
 
-/// Addresses at which clouds tell a machine its credentials. Not all of them are private or link-local.
-const METADATA: [IpAddr; 5] = [
-    IpAddr::V4(Ipv4Addr::new(169, 254, 169, 254)),
-    IpAddr::V4(Ipv4Addr::new(100, 100, 100, 200)),
-    IpAddr::V4(Ipv4Addr::new(192, 0, 0, 192)),
-    IpAddr::V4(Ipv4Addr::new(168, 63, 129, 16)),
-    IpAddr::V6(Ipv6Addr::new(0xfd00, 0x0ec2, 0, 0, 0, 0, 0, 0x0254)),
-];
-
 /// Names that mean this machine or a cloud's own services, whatever they resolve to.
 const FORBIDDEN_NAMES: [&str; 3] = ["localhost", "internal", "local"];
-
-/// What is wrong with an address.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
-pub enum RefusedAddress {
-    /// This machine.
-    #[error("loopback")]
-    Loopback,
-    /// The cable this machine hangs on.
-    #[error("link-local")]
-    LinkLocal,
-    /// A private network, also one of a carrier.
-    #[error("private")]
-    Private,
-    /// A private network of IPv6.
-    #[error("unique-local")]
-    UniqueLocal,
-    /// Many machines at once.
-    #[error("multicast")]
-    Multicast,
-    /// No address at all.
-    #[error("unspecified")]
-    Unspecified,
-    /// IPv4 in the clothes of IPv6, which routers and filters may read in another way than we do.
-    #[error("an IPv4 address inside of an IPv6 address")]
-    Embedded,
-    /// Where a cloud tells a machine its credentials.
-    #[error("a cloud's metadata service")]
-    Metadata,
-    /// Reserved, for documentation, for measurements, or not in use.
-    #[error("reserved")]
-    Reserved,
-}
 
 /// Why a webhook may not go there.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
@@ -161,79 +121,10 @@ fn is_internal_name(name: &str) -> bool {
     !name.contains('.') || FORBIDDEN_NAMES.iter().any(|forbidden| name.rsplit('.').next() == Some(forbidden))
 }
 
-fn refusal(address: IpAddr) -> Option<RefusedAddress> {
-    if METADATA.contains(&address) {
-        return Some(RefusedAddress::Metadata);
-    }
-    match address {
-        IpAddr::V4(address) => refusal_v4(address),
-        IpAddr::V6(address) => refusal_v6(address),
-    }
-}
-
-fn refusal_v4(address: Ipv4Addr) -> Option<RefusedAddress> {
-    let [a, b, c, _] = address.octets();
-    if address.is_unspecified() {
-        Some(RefusedAddress::Unspecified)
-    } else if address.is_loopback() {
-        Some(RefusedAddress::Loopback)
-    } else if address.is_link_local() {
-        Some(RefusedAddress::LinkLocal)
-    } else if address.is_private() || (a == 100 && (64..128).contains(&b)) {
-        Some(RefusedAddress::Private)
-    } else if address.is_multicast() {
-        Some(RefusedAddress::Multicast)
-    } else if a == 0
-        || a >= 240
-        || address.is_documentation()
-        || (a, b, c) == (192, 0, 0)
-        || (a, b, c) == (192, 88, 99)
-        || (a == 198 && (b == 18 || b == 19))
-    {
-        Some(RefusedAddress::Reserved)
-    } else {
-        None
-    }
-}
-
-fn refusal_v6(address: Ipv6Addr) -> Option<RefusedAddress> {
-    let segments = address.segments();
-    if address.is_unspecified() {
-        Some(RefusedAddress::Unspecified)
-    } else if address.is_loopback() {
-        Some(RefusedAddress::Loopback)
-    } else if address.is_multicast() {
-        Some(RefusedAddress::Multicast)
-    } else if (segments[0] & 0xffc0) == 0xfe80 {
-        Some(RefusedAddress::LinkLocal)
-    } else if (segments[0] & 0xfe00) == 0xfc00 || (segments[0] & 0xffc0) == 0xfec0 {
-        Some(RefusedAddress::UniqueLocal)
-    } else if is_embedded_v4(segments) {
-        Some(RefusedAddress::Embedded)
-    } else if (segments[0] & 0xe000) != 0x2000
-        // Documentation, and the block of special purposes (benchmarks, ORCHID).
-        || (segments[0] == 0x2001 && (segments[1] == 0x0db8 || segments[1] < 0x0200))
-        || (segments[0] == 0x3fff && segments[1] < 0x1000)
-    {
-        // Only 2000::/3 is handed out to anybody. Whatever else there may be one day is refused until somebody looks.
-        Some(RefusedAddress::Reserved)
-    } else {
-        None
-    }
-}
-
-/// Mapped and compatible addresses, NAT64, 6to4 and Teredo.
-fn is_embedded_v4(segments: [u16; 8]) -> bool {
-    let first_five_are_zero = segments[..5].iter().all(|segment| *segment == 0);
-    (first_five_are_zero && (segments[5] == 0xffff || segments[5] == 0))
-        || (segments[..4].iter().all(|segment| *segment == 0) && segments[4] == 0xffff)
-        || (segments[0] == 0x0064 && segments[1] == 0xff9b)
-        || segments[0] == 0x2002
-        || (segments[0] == 0x2001 && segments[1] == 0)
-}
-
 #[cfg(test)]
 mod tests {
+    use std::net::Ipv4Addr;
+
     use super::*;
 
     const PUBLIC: IpAddr = IpAddr::V4(Ipv4Addr::new(93, 184, 216, 34));

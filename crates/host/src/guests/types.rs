@@ -4,6 +4,7 @@ use std::net::Ipv4Addr;
 use std::path::PathBuf;
 
 use gpuaas_contract::Digest;
+use gpuaas_contract::address::Network;
 use gpuaas_contract::id::{AllocationId, SlotId, TaskId};
 use gpuaas_contract::slice::{Holder, InterfaceName, PciAddress, SlotSpec, UserName, VmName};
 use gpuaas_contract::time::Timestamp;
@@ -179,6 +180,8 @@ pub struct ImageWanted {
     pub url: Option<String>,
     /// Where a server may send on to: each address must be below one of these, or `*` is among them. Empty: nowhere.
     pub allowed_prefixes: Vec<String>,
+    /// Networks that are not the public internet and may be asked all the same.
+    pub private_networks: Vec<Network>,
 }
 
 /// An image that the host has.

@@ -61,6 +61,7 @@ async fn complete(
         let wish = Wish {
             url,
             allowed: &wanted.allowed_prefixes,
+            private_networks: &wanted.private_networks,
             from: part.position(),
             etag: part.source().and_then(|source| source.etag.as_deref()),
         };

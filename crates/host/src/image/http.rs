@@ -1,9 +1,11 @@
 //! One request for an image, over HTTP/1.1.
 
+use std::net::SocketAddr;
 use std::sync::Arc;
 use std::time::Duration;
 
 use bytes::Bytes;
+use gpuaas_contract::address::{self, Network};
 use http::header;
 use http_body_util::Empty;
 use hyper::body::Incoming;
@@ -20,6 +22,9 @@ use crate::HostError;
 
 pub(super) const UNREACHABLE: &str = "image_unreachable";
 const REFUSED: &str = "image_redirect_refused";
+const ADDRESS_REFUSED: &str = "image_address_refused";
+/// Most addresses of one name.
+const MAX_ADDRESSES: usize = 64;
 /// How often a server may send on.
 const MAX_REDIRECTS: usize = 5;
 /// How long a server may take to accept a connection.
@@ -67,6 +72,8 @@ pub(super) struct Wish<'a> {
     pub(super) url: &'a Url,
     /// Where a server may send on to.
     pub(super) allowed: &'a [String],
+    /// Networks that are not the public internet and may be asked all the same.
+    pub(super) private_networks: &'a [Network],
     /// What is there already.
     pub(super) from: u64,
     /// The version of the file that this is from.
@@ -111,6 +118,9 @@ impl Client {
             };
             let location = location.ok_or_else(|| refused("nowhere", "it does not say where to"))?;
             let target = url.follow(location).map_err(|why| refused("another place", why))?;
+            if url.is_https() && !target.is_https() {
+                return Err(refused(&target.shown(), "it leads from https to http"));
+            }
             if !target.is_allowed(wish.allowed) {
                 return Err(refused(&target.shown(), "image_sources in the host's policy does not allow it"));
             }
@@ -121,13 +131,16 @@ impl Client {
 
     async fn ask(&mut self, url: &Url, wish: &Wish<'_>) -> Result<Answer, Failure> {
         let place = format!("{}:{}", url.host(), url.port());
-        let stream = match tokio::time::timeout(CONNECT_TIMEOUT, TcpStream::connect((url.host(), url.port()))).await {
-            Ok(connected) => connected,
-            Err(_) => Err(std::io::ErrorKind::TimedOut.into()),
-        };
         let unreachable = |error: &std::io::Error| {
             let what = format!("cannot connect to {place}; check the address, the name service and the firewall");
             Failure::again(HostError::because(UNREACHABLE, &what, error))
+        };
+        let addresses = resolve(url).await.map_err(|error| unreachable(&error))?;
+        check_addresses(url, &addresses, wish.private_networks)?;
+        // The addresses that were checked and not the name: a name could mean another place a moment later.
+        let stream = match tokio::time::timeout(CONNECT_TIMEOUT, TcpStream::connect(addresses.as_slice())).await {
+            Ok(connected) => connected,
+            Err(_) => Err(std::io::ErrorKind::TimedOut.into()),
         };
         let stream = stream.map_err(|error| unreachable(&error))?;
         stream.set_nodelay(true).map_err(|error| unreachable(&error))?;
@@ -176,6 +189,35 @@ impl Client {
         self.tls = Some(Arc::clone(&config));
         Ok(config)
     }
+}
+
+/// What the server's name means now.
+async fn resolve(url: &Url) -> std::io::Result<Vec<SocketAddr>> {
+    let found = tokio::time::timeout(CONNECT_TIMEOUT, tokio::net::lookup_host((url.host(), url.port()))).await;
+    match found {
+        Ok(found) => Ok(found?.take(MAX_ADDRESSES + 1).collect()),
+        Err(_) => Err(std::io::ErrorKind::TimedOut.into()),
+    }
+}
+
+/// A tenant names the server and this host asks it, from inside its owner's network: one address that is not of the public internet,
+/// and that the owner did not list, refuses them all.
+fn check_addresses(url: &Url, addresses: &[SocketAddr], listed: &[Network]) -> Result<(), HostError> {
+    if addresses.is_empty() || addresses.len() > MAX_ADDRESSES {
+        let message = format!("{} has no address, or more than {MAX_ADDRESSES}; check its DNS records", url.host());
+        return Err(HostError::new(UNREACHABLE, message));
+    }
+    for resolved in addresses {
+        if let Some(why) = address::refusal_outside(resolved.ip(), listed) {
+            let message = format!(
+                "{} is at {}, which is {why}; the host's owner can list the network in image_private_networks of the policy",
+                url.host(),
+                resolved.ip()
+            );
+            return Err(HostError::new(ADDRESS_REFUSED, message));
+        }
+    }
+    Ok(())
 }
 
 fn request(url: &Url, wish: &Wish<'_>) -> Result<http::Request<Empty<Bytes>>, HostError> {

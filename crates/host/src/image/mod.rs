@@ -30,6 +30,11 @@ use flight::Report;
 use part::{HashFailed, Part, Source};
 use store::Store;
 
+/// Whether an image may come from this address: it is plain and below one of these, or `*` is among them.
+pub fn is_below_any(url: &str, sources: &[String]) -> bool {
+    url::Url::parse(url).is_ok_and(|url| url.is_allowed(sources))
+}
+
 const IO: &str = "image_io";
 /// How often to look whether another process is done with a part.
 const LOCK_POLL: Duration = Duration::from_millis(100);

@@ -138,7 +138,13 @@ fn image() -> Digest {
 }
 
 fn wanted(path: Option<&str>, url: Option<&str>) -> ImageWanted {
-    ImageWanted { sha256: image(), path: path.map(str::to_owned), url: url.map(str::to_owned), allowed_prefixes: Vec::new() }
+    ImageWanted {
+        sha256: image(),
+        path: path.map(str::to_owned),
+        url: url.map(str::to_owned),
+        allowed_prefixes: Vec::new(),
+        private_networks: Vec::new(),
+    }
 }
 
 fn fault(at: Target, when: When, kind: FaultKind) -> Fault {

@@ -18,6 +18,9 @@ async fn devices_that_the_owner_does_not_list_are_not_touched() {
         (PERMISSIVE.replace("pci_addresses = [\"*\"]", "pci_addresses = [\"0000:00:00.0\"]"), "pci_addresses"),
         (PERMISSIVE.replace("nvme_serials = [\"*\"]", "nvme_serials = []"), "nvme_serials"),
         (PERMISSIVE.replace("https://images.example/", "https://images.example.evil/"), "image_sources"),
+        (PERMISSIVE.replace("\"br-slices\", ", ""), "bridges"),
+        (PERMISSIVE.replace("\"qcow2\", ", ""), "image_formats"),
+        (PERMISSIVE.replace("usernames = [\"*\"]", "usernames = [\"ubuntu\"]"), "usernames"),
         (PERMISSIVE.replace("destroys_per_hour = 1000000", "destroys_per_hour = 0"), "destroys_per_hour"),
     ] {
         let rig = Rig::new().await;

@@ -35,10 +35,17 @@ allowed_tasks = ["allocation.provision_user", "allocation.deprovision_user", "di
 pci_addresses = ["*"]
 nvme_serials = ["*"]
 image_sources = ["https://images.example/"]
+image_formats = ["qcow2", "raw"]
+bridges = ["br-slices", "br-other"]
+usernames = ["*"]
+driver_strategies = ["cloud-init", "preinstalled"]
+allow_graphics = true
+max_shutdown_seconds = 900
 destroys_per_hour = 1000000
 [bare_metal]
 usernames = ["tenant-*"]
 allow_sudo = true
+destroys_per_hour = 1000000
 "#;
 
 /// The machine, which outlives the agents on it.
@@ -285,7 +292,7 @@ async fn start_on(
         boot_id: host.boot_id(),
         trust: Arc::new(trust),
         journal,
-        policy: Policy::load(&folder.join("policy.toml")).expect("policy"),
+        policy: Policy::load(&folder.join("policy.toml")).expect("policy").counting_in(folder).expect("counts"),
         host,
         guests: guests.clone(),
         spool: Spool::open(&folder.join("logs"), 8 << 20).expect("spool"),
@@ -316,7 +323,7 @@ pub(super) fn provision(allocation_id: AllocationId, lease_epoch: u64, slots: Ve
         default_username: "debian".parse().expect("a name"),
         ssh_public_keys: Vec::new(),
         slots,
-        ovs_bridge: "br-slices".parse().expect("a name"),
+        ovs_bridge: Some("br-slices".parse().expect("a name")),
         graceful_timeout_seconds: 30,
         graphics: false,
     })

@@ -5,7 +5,7 @@ use std::time::Duration;
 use gpuaas_contract::task::slice_vm_provision::Acceleration;
 use gpuaas_host::guests::{ConsoleFrom, DomainSpec, DomainState, GuestAccess, GuestMark, Power, Reservation};
 
-use super::host::note;
+use super::host::{bridge, note};
 use super::{Failure, Work};
 
 /// How long a guest may take until it is ready.
@@ -42,7 +42,7 @@ pub(super) async fn virt_install(work: &mut Work<'_>) -> Result<(), Failure> {
         lease_epoch: params.lease_epoch,
         vm_name: params.vm_name.clone(),
         slots: params.slots.iter().map(|slot| slot.spec.clone()).collect(),
-        ovs_bridge: params.ovs_bridge.clone(),
+        ovs_bridge: bridge(work)?,
         kvm: work.acceleration == Acceleration::Kvm,
         graphics: params.graphics,
     };

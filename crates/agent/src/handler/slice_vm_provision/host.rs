@@ -3,6 +3,7 @@
 use std::collections::BTreeSet;
 
 use gpuaas_contract::cleanup::RESTING_DRIVER;
+use gpuaas_contract::slice::InterfaceName;
 use gpuaas_contract::task::slice_topology_discover::Prerequisites;
 use gpuaas_contract::task::slice_vm_provision::Acceleration;
 use gpuaas_contract::time::Timestamp;
@@ -146,12 +147,18 @@ pub(super) async fn vfio_bind_check(work: &mut Work<'_>) -> Result<(), Failure> 
     Ok(())
 }
 
+/// The bridge that the guest is connected to: the host's owner decides.
+pub(super) fn bridge(work: &Work<'_>) -> Result<InterfaceName, Failure> {
+    let named = work.params.ovs_bridge.as_ref();
+    work.context.rules.bridge(named).map_err(|why| Failure::failed("bridge_denied", format!("the host policy: {why}")))
+}
+
 /// Nothing has been written yet: the drive is the leased one and free, the bridge is there, the memory is there, the windows fit.
 pub(super) async fn runtime_validate(work: &mut Work<'_>) -> Result<(), Failure> {
     let params = work.params;
-    let network = work.host().slice_network(&params.ovs_bridge).await;
+    let bridge = bridge(work)?;
+    let network = work.host().slice_network(&bridge).await;
     if !network.bridge_exists {
-        let bridge = &params.ovs_bridge;
         let message = format!("Open vSwitch has no bridge {bridge}; add it with `ovs-vsctl add-br {bridge}`");
         return Err(Failure::failed("bridge_missing", message));
     }

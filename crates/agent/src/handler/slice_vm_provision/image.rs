@@ -13,6 +13,7 @@ pub(super) async fn image_stat_download(work: &mut Work<'_>) -> Result<(), Failu
         path: params.image_path.clone(),
         url: params.image_url.clone(),
         allowed_prefixes: work.context.rules.image_sources().to_vec(),
+        private_networks: work.context.rules.image_private_networks.clone(),
     };
     let teller = Teller::new(&work.context.phases, "image_stat_download", "fetching the image".to_owned());
     let tell = |done, all| teller.tell(done, all);

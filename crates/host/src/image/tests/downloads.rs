@@ -309,8 +309,8 @@ async fn a_server_may_send_on_only_to_where_the_owner_allows_it() {
     }
 }
 
-#[tokio::test]
-async fn an_https_server_must_be_vouched_for_by_somebody_whom_the_host_trusts() {
+/// An https server for `localhost`, and the certificate of who vouches for it.
+pub(super) fn localhost_tls() -> (rustls::ServerConfig, String) {
     let key = rcgen::KeyPair::generate().expect("a key");
     let mut params = rcgen::CertificateParams::new(vec!["localhost".to_owned()]).expect("a name");
     params.is_ca = rcgen::IsCa::Ca(rcgen::BasicConstraints::Unconstrained);
@@ -325,12 +325,18 @@ async fn an_https_server_must_be_vouched_for_by_somebody_whom_the_host_trusts() 
         .with_no_client_auth()
         .with_single_cert(vec![leaf.der().clone()], rustls_pki_types::PrivatePkcs8KeyDer::from(key.serialize_der()).into())
         .expect("a configuration");
+    (config, ca.pem())
+}
+
+#[tokio::test]
+async fn an_https_server_must_be_vouched_for_by_somebody_whom_the_host_trusts() {
+    let (config, ca) = localhost_tls();
     let file = file_of(20, SIZE);
     let served = file.clone();
     let server = Server::start_tls(config, move |seen| Reply::good(&served, None, seen)).await;
     let place = Place::new();
     let at = |name: &str| place.folder.path().join(name);
-    std::fs::write(at("ours.pem"), ca.pem()).expect("written");
+    std::fs::write(at("ours.pem"), ca).expect("written");
     let stranger = rcgen::generate_simple_self_signed(vec!["other".to_owned()]).expect("a certificate");
     std::fs::write(at("theirs.pem"), format!("junk\n{}", stranger.cert.pem())).expect("written");
     let patience = Duration::from_secs(60);

@@ -1,5 +1,6 @@
 //! The store against real servers and real files.
 
+mod addresses;
 mod downloads;
 mod files;
 mod server;
@@ -11,6 +12,7 @@ use std::time::Duration;
 
 use bytes::Bytes;
 use gpuaas_contract::Digest;
+use gpuaas_contract::address::Network;
 
 use super::{Images, Settings};
 use crate::HostError;
@@ -96,12 +98,29 @@ fn file_of(seed: u32, size: usize) -> Bytes {
     (0..size).map(next).collect()
 }
 
+/// The servers of these tests are on this machine.
+fn loopback() -> Vec<Network> {
+    ["127.0.0.0/8", "::1"].map(|network| network.parse().expect("a network")).to_vec()
+}
+
 fn wanted(file: &[u8], url: &str) -> ImageWanted {
-    ImageWanted { sha256: Digest::of(file), path: None, url: Some(url.to_owned()), allowed_prefixes: vec![] }
+    ImageWanted {
+        sha256: Digest::of(file),
+        path: None,
+        url: Some(url.to_owned()),
+        allowed_prefixes: vec![],
+        private_networks: loopback(),
+    }
 }
 
 fn wanted_path(file: &[u8], path: &str) -> ImageWanted {
-    ImageWanted { sha256: Digest::of(file), path: Some(path.to_owned()), url: None, allowed_prefixes: vec![] }
+    ImageWanted {
+        sha256: Digest::of(file),
+        path: Some(path.to_owned()),
+        url: None,
+        allowed_prefixes: vec![],
+        private_networks: loopback(),
+    }
 }
 
 async fn fetch(images: &Images, wanted: &ImageWanted) -> Result<ImageStored, HostError> {

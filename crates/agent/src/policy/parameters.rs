@@ -1,0 +1,251 @@
+//! Which key of the policy decides about which parameter of a task.
+//!
+//! The table is what [`check`] goes by: a parameter has a row here, with the key that decides about it or the reason why none has to. A
+//! test compares the rows with the schema of every kind of task, so a parameter that is added without a row does not pass.
+
+use gpuaas_contract::slice::LeasedSlot;
+use gpuaas_contract::task::slice_vm_provision::DriverStrategy;
+use gpuaas_contract::task::{Task, TaskType, allocation_provision_user, slice_vm_provision};
+
+use super::Rules;
+use super::bare_metal::BareMetalRules;
+
+/// One parameter of a task.
+pub(super) struct Parameter {
+    /// Where it is in the task's `params`; `[]` stands for every item of a list.
+    pub(super) path: &'static str,
+    pub(super) decided: Decided,
+}
+
+/// How it is decided whether the parameter may have its value.
+pub(super) enum Decided {
+    /// A key of the policy allows the value or refuses the task.
+    By { key: &'static str, check: fn(&Rules, &Task) -> Result<(), String> },
+    /// A key of the policy limits what comes of the value; refusing would leave a guest that has to go.
+    Limited { key: &'static str },
+    /// No key, for this reason.
+    Exempt { reason: &'static str },
+}
+
+const fn by(path: &'static str, key: &'static str, check: fn(&Rules, &Task) -> Result<(), String>) -> Parameter {
+    Parameter { path, decided: Decided::By { key, check } }
+}
+
+const fn exempt(path: &'static str, reason: &'static str) -> Parameter {
+    Parameter { path, decided: Decided::Exempt { reason } }
+}
+
+const OPERATOR: &str = "operators only, bounded by the contract, and nothing is changed by it";
+const BOUNDED: &str = "a number that the contract bounds";
+const APPROVED: &str = "part of the slot that an operator approved; tenants choose slots by product only";
+
+/// Whose the task is.
+const HOLDER: &[Parameter] = &[
+    exempt("allocation_id", "an id; the host's own leases say what it holds"),
+    exempt("lease_epoch", "a number; the host's own leases and fences refuse an old one"),
+];
+
+/// The slots it is about.
+const SLOTS: &[Parameter] = &[
+    exempt("slots[].slot_id", "an id; the host's own leases say who holds it"),
+    exempt("slots[].spec.slot_index", APPROVED),
+    by("slots[].spec.pci_address", "slices.pci_addresses", pci_addresses),
+    by("slots[].spec.companions[]", "slices.pci_addresses", pci_addresses),
+    by("slots[].spec.fabric_device", "slices.pci_addresses", pci_addresses),
+    exempt("slots[].spec.nvme_device", "the drive is the one with the serial number, whatever its path"),
+    by("slots[].spec.nvme_serial", "slices.nvme_serials", nvme_serials),
+    exempt("slots[].spec.numa_node", APPROVED),
+    exempt("slots[].spec.vcpu_count", APPROVED),
+    exempt("slots[].spec.memory_mib", APPROVED),
+    exempt("slots[].spec.mac_address", APPROVED),
+    exempt("slots[].spec.private_ip", APPROVED),
+];
+
+const PROVISION: &[Parameter] = &[
+    exempt("vm_name", "the name that the guest gives itself; on the host everything is named by the allocation"),
+    by("image_path", "slices.image_sources", |rules, task| {
+        provision(task, |params| match params.image_path {
+            Some(_) => allow(&rules.slices.image_sources, "file", "image_sources"),
+            None => Ok(()),
+        })
+    }),
+    by("image_url", "slices.image_sources", |rules, task| {
+        provision(task, |params| match &params.image_url {
+            Some(url) if !gpuaas_host::image::is_below_any(url, &rules.slices.image_sources) => {
+                Err(format!("image_sources does not allow {url}"))
+            }
+            Some(_) | None => Ok(()),
+        })
+    }),
+    exempt("image_sha256", "a digest; the image is checked against it"),
+    by("image_format", "slices.image_formats", |rules, task| {
+        provision(task, |params| match rules.slices.image_formats.contains(&params.image_format) {
+            true => Ok(()),
+            false => Err(format!("image_formats does not list {}", word(&params.image_format))),
+        })
+    }),
+    exempt("image_trusted", "no check is left out for it"),
+    by("driver_strategy", "slices.driver_strategies", |rules, task| {
+        provision(task, |params| match params.driver_strategy {
+            DriverStrategy::None => Ok(()),
+            wanted @ (DriverStrategy::CloudInit | DriverStrategy::Preinstalled)
+                if rules.slices.driver_strategies.contains(&wanted) =>
+            {
+                Ok(())
+            }
+            wanted @ (DriverStrategy::CloudInit | DriverStrategy::Preinstalled) => {
+                Err(format!("driver_strategies does not list {}", word(&wanted)))
+            }
+        })
+    }),
+    by("default_username", "slices.usernames", |rules, task| {
+        provision(task, |params| {
+            let name = &params.default_username;
+            match rules.slices.usernames.iter().any(|pattern| pattern.matches(name.as_str())) {
+                true => Ok(()),
+                false => Err(format!("usernames of [slices] does not allow {name}")),
+            }
+        })
+    }),
+    exempt("ssh_public_keys[]", "lets people into the guest, and nowhere else"),
+    by("ovs_bridge", "slices.bridges", |rules, task| {
+        provision(task, |params| rules.slices.bridge(params.ovs_bridge.as_ref()).map(|_| ()))
+    }),
+    by("graceful_timeout_seconds", "slices.max_shutdown_seconds", |rules, task| {
+        provision(task, |params| rules.slices.allows_shutdown_time(params.graceful_timeout_seconds))
+    }),
+    by("graphics", "slices.allow_graphics", |rules, task| {
+        provision(task, |params| match params.graphics && !rules.slices.allow_graphics {
+            true => Err("allow_graphics is false".to_owned()),
+            false => Ok(()),
+        })
+    }),
+];
+
+const RELEASE: &[Parameter] = &[
+    Parameter { path: "graceful_timeout_seconds", decided: Decided::Limited { key: "slices.max_shutdown_seconds" } },
+    exempt("wipe", "without it the slot stays closed to everybody until it is wiped"),
+    exempt("take_over", "the host's own leases decide: only a lease with a lower number is taken over"),
+];
+
+const POWER: &[Parameter] = &[
+    exempt("action", "each of them is about the holder's own guest, and allowed_tasks decides about all of them"),
+    Parameter { path: "graceful_timeout_seconds", decided: Decided::Limited { key: "slices.max_shutdown_seconds" } },
+];
+
+const CONSOLE: &[Parameter] = &[exempt("tail_bytes", BOUNDED), exempt("follow_seconds", BOUNDED)];
+
+const PROVISION_USER: &[Parameter] = &[
+    by("username", "bare_metal.usernames", tenant_username),
+    exempt("ssh_public_keys[]", "lets people in as the user that `usernames` allows; options of keys reach nobody"),
+    by("sudo", "bare_metal.allow_sudo", |rules, task| match task {
+        Task::AllocationProvisionUser(allocation_provision_user::Params { sudo: true, .. })
+            if !rules.bare_metal.as_ref().is_some_and(BareMetalRules::allows_sudo) =>
+        {
+            Err("allow_sudo of [bare_metal] is false".to_owned())
+        }
+        _ => Ok(()),
+    }),
+];
+
+const DEPROVISION_USER: &[Parameter] = &[
+    by("username", "bare_metal.usernames", tenant_username),
+    exempt("take_over", "the host's own leases decide: only a lease with a lower number is taken over"),
+];
+
+const PING: &[Parameter] = &[exempt("message", OPERATOR), exempt("hold_ms", OPERATOR), exempt("log_lines", OPERATOR)];
+
+const PACKAGES: &[Parameter] = &[exempt("name_contains", OPERATOR), exempt("limit", OPERATOR)];
+
+const DISCOVER: &[Parameter] = &[
+    exempt("ovs_bridge", OPERATOR),
+    exempt("private_subnet", OPERATOR),
+    exempt("vcpu_count", OPERATOR),
+    exempt("memory_mib", OPERATOR),
+];
+
+/// The rows of a kind of task.
+pub(super) const fn of(kind: TaskType) -> &'static [&'static [Parameter]] {
+    match kind {
+        TaskType::DiagPing => &[PING],
+        TaskType::DiagHealthProbe => &[],
+        TaskType::PackageList => &[PACKAGES],
+        TaskType::SliceTopologyDiscover => &[DISCOVER],
+        TaskType::SliceVmProvision => &[HOLDER, SLOTS, PROVISION],
+        TaskType::SliceVmRelease => &[HOLDER, SLOTS, RELEASE],
+        TaskType::SliceVmPower => &[HOLDER, SLOTS, POWER],
+        TaskType::SliceConsoleRead => &[HOLDER, CONSOLE],
+        TaskType::AllocationProvisionUser => &[HOLDER, PROVISION_USER],
+        TaskType::AllocationDeprovisionUser => &[HOLDER, DEPROVISION_USER],
+    }
+}
+
+/// A line for each parameter of each kind of task: what decides about it.
+pub(super) fn lines() -> Vec<String> {
+    let mut lines = Vec::new();
+    for kind in TaskType::ALL {
+        for Parameter { path, decided } in of(kind).iter().copied().flatten() {
+            lines.push(match decided {
+                Decided::By { key, .. } => format!("{kind}  {path}  {key}"),
+                Decided::Limited { key } => format!("{kind}  {path}  limited by {key}"),
+                Decided::Exempt { reason } => format!("{kind}  {path}  no key: {reason}"),
+            });
+        }
+    }
+    lines
+}
+
+/// Whether the policy allows every parameter of the task.
+pub(super) fn check(rules: &Rules, task: &Task) -> Result<(), String> {
+    for parameter in of(task.task_type()).iter().copied().flatten() {
+        match parameter.decided {
+            Decided::By { check, .. } => check(rules, task)?,
+            Decided::Limited { .. } | Decided::Exempt { .. } => {}
+        }
+    }
+    Ok(())
+}
+
+fn pci_addresses(rules: &Rules, task: &Task) -> Result<(), String> {
+    let mut functions = task.slots().iter().flat_map(|slot: &LeasedSlot| slot.spec.functions());
+    functions.try_for_each(|function| allow(&rules.slices.pci_addresses, function.as_str(), "pci_addresses"))
+}
+
+fn nvme_serials(rules: &Rules, task: &Task) -> Result<(), String> {
+    let mut slots = task.slots().iter();
+    slots.try_for_each(|slot| allow(&rules.slices.nvme_serials, &slot.spec.nvme_serial, "nvme_serials"))
+}
+
+fn provision(task: &Task, check: impl FnOnce(&slice_vm_provision::Params) -> Result<(), String>) -> Result<(), String> {
+    match task {
+        Task::SliceVmProvision(params) => check(params),
+        Task::DiagPing(_)
+        | Task::DiagHealthProbe(_)
+        | Task::PackageList(_)
+        | Task::SliceTopologyDiscover(_)
+        | Task::SliceVmRelease(_)
+        | Task::SliceVmPower(_)
+        | Task::SliceConsoleRead(_)
+        | Task::AllocationProvisionUser(_)
+        | Task::AllocationDeprovisionUser(_) => Err("the policy's table takes this task for another one".to_owned()),
+    }
+}
+
+fn tenant_username(rules: &Rules, task: &Task) -> Result<(), String> {
+    super::bare_metal::check_username(rules.bare_metal.as_ref(), task)
+}
+
+fn allow(list: &[String], wanted: &str, name: &str) -> Result<(), String> {
+    if list.iter().any(|entry| entry == "*" || entry == wanted) {
+        return Ok(());
+    }
+    Err(format!("{name} does not list {wanted}"))
+}
+
+/// As it is written in policies and tasks.
+fn word(value: &impl serde::Serialize) -> String {
+    serde_json::to_string(value).unwrap_or_default().trim_matches('"').to_owned()
+}
+
+#[cfg(test)]
+mod tests;
