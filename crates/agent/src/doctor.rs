@@ -176,6 +176,9 @@ async fn reachability(config: &Config, identity: Identity) -> Vec<Finding> {
 /// Opening the journal repairs it, so it is looked at only when no agent has it open; a damaged one is left to the agent.
 async fn journal(config: &Config) -> Finding {
     let folder = config.state_dir.clone();
+    if let Err(error) = Journal::check_birth(&crate::identity::folder(&folder), &folder) {
+        return finding("journal", Verdict::Fail, chain(&error));
+    }
     if !folder.join("journal").exists() {
         return finding("journal", Verdict::Ok, "none yet; it is made at the first start");
     }

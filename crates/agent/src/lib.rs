@@ -34,7 +34,7 @@ pub use link::LinkTimings;
 pub use link::dial::{DialError, TlsSetupError};
 pub use link::http::HttpError;
 pub use renewal::RenewalError;
-pub use run::{RunError, RunEvent, RunOptions, run};
+pub use run::{RunError, RunEvent, RunOptions, accept_journal_loss, run};
 pub use spool::SpoolError;
 pub use state::StateError;
 

@@ -93,6 +93,13 @@ enum Command {
         #[command(subcommand)]
         command: DeviceCommand,
     },
+    /// Which key of the host policy decides about which parameter of which task.
+    PolicyKeys,
+    /// Decide about a journal that the agent does not start with.
+    Journal {
+        #[command(subcommand)]
+        command: JournalCommand,
+    },
     /// What of this host could become slots, and what stands in the way, as JSON. Changes nothing.
     Topology,
 }
@@ -118,6 +125,12 @@ enum DeviceCommand {
     },
     /// Compare the host with its leases once and put right what has drifted; the running agent does this by itself.
     Reconcile,
+}
+
+#[derive(Subcommand)]
+enum JournalCommand {
+    /// Go on although the journal is missing, not of this identity or older than it was: nothing that was made before now is run.
+    AcceptLoss,
 }
 
 #[derive(Subcommand)]
@@ -222,6 +235,12 @@ async fn dispatch(cli: Cli) -> Result<ExitCode, Failure> {
                 DeviceCommand::Reconcile => device::reconcile(&config).await?,
             };
             print_all(lines)
+        }
+        Command::PolicyKeys => print_all(gpuaas_agent::policy::parameter_lines()),
+        Command::Journal { command: JournalCommand::AcceptLoss } => {
+            let config = load()?.config;
+            start_logging("warn", cli.json_logs);
+            print_all(gpuaas_agent::accept_journal_loss(&config)?)
         }
         Command::Topology => {
             say(serde_json::to_string_pretty(&device::topology(&load()?.config).await?)?);

@@ -113,9 +113,21 @@ fn open_state(config: &Config) -> Result<OpenedState, RunError> {
     let policy = Policy::load(&config.policy_file)?.counting_in(&config.state_dir)?;
     let identity = Identity::load(&config.state_dir)?;
     let host = crate::open_host(config, None)?;
-    let (journal, opened) = Journal::open(&config.state_dir, config.journal_bytes, Timestamp::now())?;
+    let (journal, opened) =
+        Journal::open_of(&identity::folder(&config.state_dir), &config.state_dir, config.journal_bytes, Timestamp::now())?;
     let spool = Spool::open(&config.state_dir.join("logs"), config.log_buffer_bytes)?;
     Ok(OpenedState { _lock: lock, policy, identity, journal, opened, spool, host })
+}
+
+/// Takes a journal that is missing, of another identity or older than it was, as one that lost records: nothing that was made before now
+/// is run. The agent must not be running. Returns what was done, for people.
+pub fn accept_journal_loss(config: &Config) -> Result<Vec<String>, RunError> {
+    let _lock = StateLock::take(&config.state_dir)?;
+    let identity = Identity::load(&config.state_dir)?;
+    let folder = identity::folder(&config.state_dir);
+    let mut lines = Journal::accept_loss(&folder, &config.state_dir, config.journal_bytes, Timestamp::now())?;
+    lines.push(format!("node {} goes on with this journal; tasks made before now are not run", identity.document.node_id));
+    Ok(lines)
 }
 
 /// Runs the agent until `shutdown`: then running tasks get `shutdown_timeout`, receipts are reported if they can be.

@@ -129,7 +129,7 @@ pub fn records(path: &Path) -> std::io::Result<Vec<(Place, serde_json::Value)>> 
 /// Opens a journal as the agent does, appends these records together, and shows what is in it then.
 pub fn open(folder: &Path, capacity: u64, now: Timestamp, append: Vec<Written>) -> Result<Opened, JournalError> {
     let path = folder.join("journal");
-    let writer::Opening { stored, mut writer, notices, damaged } = writer::open(&path, capacity, now)?;
+    let writer::Opening { stored, mut writer, notices, damaged } = writer::open(&path, capacity, now, false)?;
     let shared = Shared { state: std::sync::Mutex::new(stored) };
     unfinished(&shared, &path)?;
     let mut answers = VecDeque::new();

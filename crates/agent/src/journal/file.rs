@@ -4,7 +4,8 @@
 //! journal, reported, and taken out: a torn tail is zeroed, damage between records becomes a filler. Every record that
 //! can still be read is kept.
 //!
-//! Layout of the file's own header, little-endian: `magic [u8; 8] | version u32 | crc32 u32 | confirmed end u64 | crc32 u32`.
+//! Layout of the file's own header, little-endian:
+//! `magic [u8; 8] | version u32 | crc32 u32 | confirmed end u64 | crc32 u32 | journal id [u8; 16] | crc32 u32`.
 //! Everything before the confirmed end was synced before anybody was told of it. So a record that cannot be read there is
 //! lost, and bytes behind it that are no record are a write that was cut off before anybody relied on it.
 
@@ -21,6 +22,8 @@ const FILE_MAGIC: &[u8; 8] = b"GPUAASJ\0";
 const FILE_VERSION: u32 = 1;
 /// Where the header notes the end of what is confirmed.
 const CONFIRMED_AT: u64 = 16;
+/// Where the header has the journal's id.
+const ID_AT: u64 = 28;
 /// Stands there from the first step of a repair to the last: nothing is confirmed by it.
 pub(super) const REPAIRING: u64 = u64::MAX;
 /// Most copies of damaged stretches kept.
@@ -50,6 +53,49 @@ pub(super) fn create(path: &Path, capacity: u64) -> io::Result<File> {
     confirm(&file, FILE_HEADER)?;
     file.sync_all()?;
     Ok(file)
+}
+
+/// Tells one journal from all others, for its whole life.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct JournalId([u8; 16]);
+
+impl JournalId {
+    /// A new one.
+    pub(super) fn generate() -> io::Result<Self> {
+        let mut bytes = [0; 16];
+        match gpuaas_world::random(&mut bytes) {
+            true => Ok(Self(bytes)),
+            false => Err(io::Error::other("the system has no random numbers")),
+        }
+    }
+}
+
+impl std::fmt::Display for JournalId {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str(&gpuaas_contract::hex(&self.0))
+    }
+}
+
+/// The journal's id; `None` if it has none yet, or if it is damaged.
+pub(super) fn read_id(file: &File) -> io::Result<Option<JournalId>> {
+    let mut bytes = [0_u8; 20];
+    match file.read_exact_at(&mut bytes, ID_AT) {
+        Ok(()) => {}
+        Err(error) if error.kind() == io::ErrorKind::UnexpectedEof => return Ok(None),
+        Err(error) => return Err(error),
+    }
+    let (id, checksum) = bytes.split_at(16);
+    // Zeros are the checksum of nothing that was written here.
+    let sound = id.iter().any(|byte| *byte != 0) && crc32fast::hash(id) == record::word(checksum, 0);
+    Ok(id.try_into().ok().map(JournalId).filter(|_| sound))
+}
+
+/// Gives the journal its id.
+pub(super) fn write_id(file: &File, id: JournalId) -> io::Result<()> {
+    let mut bytes = [0_u8; 20];
+    bytes[..16].copy_from_slice(&id.0);
+    bytes[16..].copy_from_slice(&crc32fast::hash(&id.0).to_le_bytes());
+    file.write_all_at(&bytes, ID_AT)
 }
 
 /// Notes that everything before `end` is on disk. Synced together with what follows: an older note only knows less.

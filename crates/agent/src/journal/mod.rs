@@ -9,6 +9,7 @@
 //! one `fdatasync`. If a write or a sync fails, nothing is recorded any more and no success is claimed: the agent ends,
 //! and the next start reads what is really there.
 
+mod birth;
 #[doc(hidden)]
 pub mod door;
 mod file;
@@ -26,6 +27,9 @@ use gpuaas_contract::receipt;
 use gpuaas_contract::time::Timestamp;
 use tokio::sync::{mpsc, oneshot};
 
+use birth::Birth;
+use file::JournalId;
+use gpuaas_host::private_file::PrivateFileError;
 pub(crate) use index::Chain;
 use index::{Entry, Index};
 use record::Location;
@@ -43,6 +47,8 @@ pub(crate) struct Journal {
     damaged: bool,
     shared: Arc<Shared>,
     commands: mpsc::Sender<writer::Command>,
+    /// What is recorded of it beside the identity.
+    birth: Option<Mutex<(Birth, JournalId)>>,
 }
 
 #[derive(Debug)]
@@ -55,6 +61,8 @@ struct Shared {
 struct Stored {
     file: Arc<File>,
     index: Index,
+    /// Number of the last record.
+    sequence: u64,
 }
 
 impl Shared {
@@ -85,6 +93,54 @@ pub enum JournalError {
         /// Its size.
         bytes: u64,
     },
+    /// It was there once.
+    #[error(
+        "the journal {path} is missing, but this node had one: what it was sent before could run twice. Put the whole state folder back; \
+         or enrol again with `gpuaas-agent enroll --replace`; or run `gpuaas-agent journal accept-loss`, after which nothing that was made \
+         before is run", path = .path.display()
+    )]
+    Missing {
+        /// The file.
+        path: PathBuf,
+    },
+    /// It belongs to another identity.
+    #[error(
+        "{path} is not the journal of this identity: the state folder was put together from several. Put the whole folder back; or enrol \
+         again with `gpuaas-agent enroll --replace`; or run `gpuaas-agent journal accept-loss`, after which nothing that was made before \
+         is run", path = .path.display()
+    )]
+    Other {
+        /// The file.
+        path: PathBuf,
+    },
+    /// It knows less than it once did.
+    #[error(
+        "{path} is older than it was: it ends with record {sequence}, and record {known} is known to have been there. Do not restore a \
+         journal from a backup; run `gpuaas-agent journal accept-loss`, after which nothing that was made before is run, or enrol again \
+         with `gpuaas-agent enroll --replace`", path = .path.display()
+    )]
+    Older {
+        /// The file.
+        path: PathBuf,
+        /// Its last record.
+        sequence: u64,
+        /// What it once had.
+        known: u64,
+    },
+    /// What is recorded of it cannot be read.
+    #[error(
+        "{path}, which says which journal belongs to this identity, is damaged ({detail}); run `gpuaas-agent journal accept-loss`, after \
+         which nothing that was made before is run", path = .path.display()
+    )]
+    BirthDamaged {
+        /// The file.
+        path: PathBuf,
+        /// What is wrong with it.
+        detail: String,
+    },
+    /// What is recorded of it cannot be trusted or written.
+    #[error("the record of the journal's birth cannot be used")]
+    Birth(#[from] PrivateFileError),
     /// Written by a newer agent.
     #[error("{path} was written by a newer agent (format {version}); install that version again", path = .path.display())]
     Newer {
@@ -156,9 +212,59 @@ pub(crate) struct Summary {
 
 impl Journal {
     /// Opens or makes the journal in `folder` and starts its writer. Blocks; the caller holds the folder's lock.
+    #[cfg(test)]
     pub(crate) fn open(folder: &Path, capacity: u64, now: Timestamp) -> Result<(Self, Opened), JournalError> {
         let path = folder.join("journal");
-        let writer::Opening { stored, writer, notices, damaged } = writer::open(&path, capacity, now)?;
+        Self::start(writer::open(&path, capacity, now, false)?, path, None)
+    }
+
+    /// Opens the journal in `folder` that belongs to the identity, and starts its writer. Only the first start of an identity makes one.
+    /// Blocks; the caller holds the folder's lock.
+    pub(crate) fn open_of(identity: &Path, folder: &Path, capacity: u64, now: Timestamp) -> Result<(Self, Opened), JournalError> {
+        let path = folder.join("journal");
+        let mut birth = Birth::read(identity)?;
+        let doubtful = birth.check(&path)?;
+        let opening = writer::open(&path, capacity, now, doubtful)?;
+        if !opening.damaged {
+            birth.check_sequence(&path, opening.writer.sequence())?;
+        }
+        let id = opening.writer.identify()?;
+        birth.note(id, opening.writer.sequence())?;
+        Self::start(opening, path, Some((birth, id)))
+    }
+
+    /// Makes whatever journal is in `folder`, or a new one, that of the identity, for an operator who accepts that it may have lost
+    /// records: nothing that was made before now is run. Returns sentences about it. Blocks; the caller holds the folder's lock.
+    pub(crate) fn accept_loss(
+        identity: &Path,
+        folder: &Path,
+        capacity: u64,
+        now: Timestamp,
+    ) -> Result<Vec<String>, JournalError> {
+        let path = folder.join("journal");
+        let opening = writer::open(&path, capacity, now, true)?;
+        Birth::forgotten(identity).note(opening.writer.identify()?, opening.writer.sequence())?;
+        Ok(opening.notices)
+    }
+
+    /// Whether the journal in `folder` can be that of the identity. Changes nothing.
+    pub(crate) fn check_birth(identity: &Path, folder: &Path) -> Result<(), JournalError> {
+        Birth::read(identity)?.check(&folder.join("journal")).map(|_| ())
+    }
+
+    /// Records beside the identity how far the journal has come: from here on an older copy of it is told apart. Blocks.
+    pub(crate) fn note_progress(&self) {
+        let Some(birth) = &self.birth else { return };
+        let sequence = self.shared.lock().sequence;
+        let mut birth = birth.lock().unwrap_or_else(PoisonError::into_inner);
+        let id = birth.1;
+        if let Err(error) = birth.0.note(id, sequence) {
+            tracing::warn!(error = crate::report::chain(&error), "how far the journal has come could not be recorded");
+        }
+    }
+
+    fn start(opening: writer::Opening, path: PathBuf, birth: Option<(Birth, JournalId)>) -> Result<(Self, Opened), JournalError> {
+        let writer::Opening { stored, writer, notices, damaged } = opening;
         let shared = Arc::new(Shared { state: Mutex::new(stored) });
         let unfinished = unfinished(&shared, &path)?;
         let (commands, queue) = mpsc::channel(QUEUE);
@@ -168,7 +274,8 @@ impl Journal {
             path,
             source,
         })?;
-        Ok((Self { damaged, shared, commands }, Opened { unfinished, notices }))
+        let birth = birth.map(Mutex::new);
+        Ok((Self { damaged, shared, commands, birth }, Opened { unfinished, notices }))
     }
 
     /// Looks at the journal in `folder` without changing it. Blocks; the caller holds the folder's lock.

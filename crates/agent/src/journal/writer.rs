@@ -11,7 +11,7 @@ use gpuaas_contract::time::Timestamp;
 use gpuaas_host::private_file;
 use tokio::sync::{mpsc, oneshot};
 
-use super::file::{self, FILE_HEADER, FileHeader, Found};
+use super::file::{self, FILE_HEADER, FileHeader, Found, JournalId};
 use super::index::{Index, Keep, Kept};
 use super::record::{self, Location, Record};
 use super::{AppendError, JournalError, RESERVED_PER_TASK, Shared, Stored, Summary};
@@ -53,14 +53,16 @@ pub(super) struct Opening {
 }
 
 /// Opens or makes the file, repairs it, and brings it to the wanted size.
-pub(super) fn open(path: &Path, wanted: u64, now: Timestamp) -> Result<Opening, JournalError> {
+///
+/// With `doubtful` it is not known what the journal once held: then whatever was made before now is not run.
+pub(super) fn open(path: &Path, wanted: u64, now: Timestamp, doubtful: bool) -> Result<Opening, JournalError> {
     let wanted = wanted.next_multiple_of(8);
     let fail = |what| move |source| JournalError::Io { what, path: path.to_owned(), source };
     let _ = std::fs::remove_file(path.with_extension("new"));
     let mut notices = Vec::new();
-    let mut lost = false;
+    let mut lost = doubtful;
     if !path.exists() {
-        make(path, wanted, FILE_HEADER)?;
+        make(path, wanted, if doubtful { file::REPAIRING } else { FILE_HEADER })?;
     }
     let open_file = || std::fs::OpenOptions::new().read(true).write(true).open(path);
     let mut file = open_file().map_err(fail("opened"))?;
@@ -68,7 +70,9 @@ pub(super) fn open(path: &Path, wanted: u64, now: Timestamp) -> Result<Opening, 
         FileHeader::Good => {}
         FileHeader::Newer(version) => return Err(JournalError::Newer { path: path.to_owned(), version }),
         FileHeader::Bad => {
-            (file, lost) = mend_header(path, file, wanted, &mut notices)?;
+            let put_aside;
+            (file, put_aside) = mend_header(path, file, wanted, &mut notices)?;
+            lost |= put_aside;
         }
     }
     let mut capacity = file.metadata().map_err(fail("read"))?.len() / 8 * 8;
@@ -117,7 +121,7 @@ pub(super) fn open(path: &Path, wanted: u64, now: Timestamp) -> Result<Opening, 
         compact_at: 0,
         failed: None,
     };
-    let mut stored = Stored { file, index };
+    let mut stored = Stored { file, index, sequence: scan.last_sequence };
     let damaged = scan.damaged_inside || lost;
     let mut repairs = Vec::new();
     if damaged {
@@ -214,6 +218,22 @@ fn mend_header(path: &Path, file: File, wanted: u64, notices: &mut Vec<String>) 
 }
 
 impl Writer {
+    /// The number of the last record.
+    pub(super) fn sequence(&self) -> u64 {
+        self.sequence
+    }
+
+    /// The journal's id; it gets one if it has none.
+    pub(super) fn identify(&self) -> Result<JournalId, JournalError> {
+        let fail = |what| move |source| JournalError::Io { what, path: self.path.clone(), source };
+        if let Some(id) = file::read_id(&self.file).map_err(fail("read"))? {
+            return Ok(id);
+        }
+        let id = JournalId::generate().map_err(fail("named"))?;
+        file::write_id(&self.file, id).and_then(|()| self.file.sync_all()).map_err(fail("named"))?;
+        Ok(id)
+    }
+
     /// Serves until every sender is gone.
     pub(super) fn run(mut self, shared: &Shared, mut queue: mpsc::Receiver<Command>) {
         let mut group = Vec::with_capacity(GROUP);
@@ -293,6 +313,7 @@ impl Writer {
             self.failed = Some(error.to_string());
         }
         let mut stored = shared.lock();
+        stored.sequence = self.sequence;
         for (command, at, behind) in &admitted {
             stored.index.apply(&command.record, *at);
             if let Some(also) = &command.also {
@@ -405,6 +426,9 @@ impl Writer {
     fn build(&self, path: &Path, capacity: u64, head: Vec<Record>, kept: Vec<Kept>) -> io::Result<(File, Fresh)> {
         let mut fresh = Fresh::default();
         let file = file::create(path, capacity)?;
+        if let Some(id) = file::read_id(&self.file)? {
+            file::write_id(&file, id)?;
+        }
         for record in head {
             fresh.push(&file, self.sequence, &record, &[])?;
         }
@@ -532,7 +556,8 @@ mod tests {
     #[test]
     fn a_burst_is_not_refused_while_compaction_could_make_room() {
         let folder = tempfile::tempdir().expect("folder");
-        let Opening { stored, mut writer, .. } = open(&folder.path().join("journal"), 8 << 20, Timestamp(1)).expect("opens");
+        let Opening { stored, mut writer, .. } =
+            open(&folder.path().join("journal"), 8 << 20, Timestamp(1), false).expect("opens");
         let shared = Shared { state: Mutex::new(stored) };
         let id = |n: u8| TaskId::from_bytes([n; 16]);
         let start_by = Timestamp::now();
@@ -567,7 +592,7 @@ mod tests {
     fn after_a_failed_write_nothing_is_ever_claimed_again() {
         let folder = tempfile::tempdir().expect("folder");
         let path = folder.path().join("journal");
-        let Opening { stored, mut writer, .. } = open(&path, 8 << 20, Timestamp(1)).expect("opens");
+        let Opening { stored, mut writer, .. } = open(&path, 8 << 20, Timestamp(1), false).expect("opens");
         let shared = Shared { state: Mutex::new(stored) };
         let record = |writer: &mut Writer, n: u8| {
             let (reply, mut answer) = oneshot::channel();

@@ -29,7 +29,7 @@ use tracing::Instrument as _;
 
 use crate::guests::Guests;
 use crate::journal::{AppendError, Chain, Journal, Known, Opened, RESERVED_PER_TASK, Record, TaskNote, Unreported};
-use crate::policy::Policy;
+use crate::policy::{Denied, Policy};
 use crate::spool::Spool;
 use crate::trust::Trust;
 use execute::{Ended, Job, Mode, RunSlots};
@@ -315,6 +315,9 @@ impl Pipeline {
             self.inner.abandon.cancel();
             self.inner.tracker.wait().await;
         }
+        let inner = Arc::clone(&self.inner);
+        // Best effort: without it the next start only knows less about what an older copy would lack.
+        let _ = gpuaas_world::blocking(move || inner.journal.note_progress()).await;
     }
 }
 
@@ -459,9 +462,6 @@ impl Inner {
         self.spawn(job, live, Some(permit));
     }
 
-    fn spawn(self: &Arc<Self>, job: Job, live: Arc<Live>, permit: Option<OwnedSemaphorePermit>) {
-        let inner = Arc::clone(self);
-        let span = tracing::info_span!(
     /// Whether the host's owner allows the task. What is counted is on disk when this returns.
     async fn allowed(self: &Arc<Self>, task: &Task) -> Result<(), Denied> {
         if task.task_type().destroys().is_none() {
@@ -472,6 +472,9 @@ impl Inner {
         checked.unwrap_or_else(|error| Err(Denied(format!("the host policy could not be asked: {error}"))))
     }
 
+    fn spawn(self: &Arc<Self>, job: Job, live: Arc<Live>, permit: Option<OwnedSemaphorePermit>) {
+        let inner = Arc::clone(self);
+        let span = tracing::info_span!(
             // Not inside the span of the offer, which says the same.
             parent: None,
             "task",

@@ -4,6 +4,7 @@ use std::collections::HashSet;
 use std::sync::atomic::Ordering;
 
 use gpuaas_agent::config::TransportChoice;
+use gpuaas_agent::{JournalError, RunError};
 use gpuaas_contract::link::{TaskPhase, from_node};
 use gpuaas_contract::receipt::Outcome;
 use gpuaas_contract::task::{Task, diag_health_probe, diag_ping};
@@ -167,5 +168,47 @@ async fn a_damaged_journal_is_repaired_and_the_control_plane_is_told() {
     let (bytes, _) = shared.receipt(new_id).await;
     assert_eq!(believe(shared, new_id, &new.digest, &bytes).outcome, Outcome::Succeeded);
     assert_eq!((host.effects(old_id), host.effects(new_id)), (0, 1));
+    agent.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_node_whose_journal_is_gone_does_not_start_and_runs_nothing_twice() {
+    let (server, host) = enrolled().await;
+    let shared = &server.shared;
+    let (task_id, signed) = shared.sign(&ping("once"), |_| {});
+    let agent = host.start(TransportChoice::Stream);
+    shared.hello(1).await;
+    assert!(shared.offer(task_id, &signed.envelope));
+    shared.receipt(task_id).await;
+    agent.stop().await;
+    shared.drop_session();
+    std::fs::remove_file(host.state("journal")).expect("removed");
+
+    let refused = host.start(TransportChoice::Stream).fails().await;
+    assert!(matches!(refused, RunError::Journal(JournalError::Missing { .. })), "{refused}");
+    assert!(refused.to_string().contains("gpuaas-agent journal accept-loss"), "{refused}");
+
+    // The operator accepts the loss: the same order is answered, and not run.
+    gpuaas_agent::accept_journal_loss(&host.config).expect("accepted");
+    let agent = host.start(TransportChoice::Stream);
+    shared.hello(2).await;
+    let heard = shared.heard().len();
+    assert!(shared.offer(task_id, &signed.envelope));
+    let id = task_id.to_string();
+    let bytes = shared
+        .wait_for("the answer", |all: &[crate::server::Heard]| {
+            all.iter().skip(heard).find_map(|heard| match &heard.message {
+                from_node::Message::Receipt(receipt) if receipt.task_id == id => Some(receipt.receipt.clone()),
+                _ => None,
+            })
+        })
+        .await;
+    let receipt = believe(shared, task_id, &signed.digest, &bytes);
+    assert_eq!((receipt.outcome, receipt.code.as_str()), (Outcome::Interrupted, "journal_damaged"));
+    assert_eq!(host.effects(task_id), 1);
+    let (after, signed) = shared.sign(&ping("later"), |_| {});
+    assert!(shared.offer(after, &signed.envelope));
+    shared.receipt(after).await;
+    assert_eq!(host.effects(after), 1, "what is made later is run");
     agent.stop().await;
 }
