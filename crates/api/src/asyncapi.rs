@@ -45,6 +45,7 @@ event_kinds! {
     "allocation.release_failed": "Giving the allocation back did not work, and is tried again.";
     "allocation.release_ordered": "The host was told to give the allocation back.";
     "allocation.release_requested": "Somebody gives the allocation back.";
+    "allocation.release_waiting": "Giving the allocation back waits for the budget of destructive commands, and goes on by itself.";
     "allocation.released": "The allocation is over, and its host is proven clean.";
     "allocation.releasing": "The allocation is being given back.";
     "allocation.requested": "Somebody asked for an allocation.";
@@ -55,6 +56,8 @@ event_kinds! {
     "api_key.revoked": "A key of a service account counts no more.";
     "api_token.created": "There is a new API token of the platform.";
     "api_token.revoked": "An API token of the platform counts no more.";
+    "budget.exhausted": "The budget of destructive commands is used up; what is refused or waits goes on when an hour is over, or when it is lifted.";
+    "budget.lifted": "Somebody allowed more destructive commands for an hour.";
     "ca.available": "The certificate authority answers again.";
     "ca.unavailable": "The certificate authority does not answer; certificates are valid until they expire.";
     "delivery.replayed": "Somebody wants a delivery to a webhook to be sent again.";

@@ -3,6 +3,10 @@
 
 /// `GET` → [`crate::dto::ClusterInfo`].
 pub const CLUSTER: &str = "/api/v1/cluster";
+/// `GET` → [`crate::dto::Budget`]: the budget of destructive commands.
+pub const BUDGET: &str = "/api/v1/cluster/budget";
+/// `POST` [`crate::dto::BudgetLift`] → [`crate::dto::Budget`]: more than the budget, for an hour.
+pub const BUDGET_LIFT: &str = "/api/v1/cluster/budget/lift";
 
 /// `GET` [`crate::dto::NodeListQuery`] → page of [`crate::dto::Node`].
 pub const NODES: &str = "/api/v1/nodes";

@@ -59,7 +59,8 @@ impl Cluster {
         std::fs::create_dir_all(&folder)?;
         let data = folder.join("server");
         let mut command = child::command(setup.programs.join("gpuaas"), &folder);
-        command.arg("server").arg("--data-dir").arg(&data);
+        // The budget of destruction is for people; a bench ends as much as it can.
+        command.arg("server").arg("--data-dir").arg(&data).args(["--destructive-budget", "4000000000/h"]);
         command.args(["--api-listen", &format!("127.0.0.1:{api_port}"), "--link-listen", &format!("127.0.0.1:{link_port}")]);
         if let Some(store) = store {
             command.env("GPUAAS_STORE", store);

@@ -97,6 +97,7 @@ pub(crate) async fn run(session: &Session, args: DevArgs) -> Result<Exit, Failur
         webhooks_to_private: true,
         trusted_proxies: Vec::new(),
         limits: None,
+        destructive_budget: gpuaas_domain::budget::DEFAULT_PER_HOUR,
     };
     let server = gpuaas_control::start(config).await.map_err(|error| start_failure(&error).hint(PORTS_HINT))?;
     let result = with_hosts(session, &server, &data_dir, args.ephemeral).await;

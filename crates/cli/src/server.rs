@@ -73,6 +73,10 @@ pub(crate) struct ServerArgs {
     /// Webhooks may go to private addresses and over plain HTTP: for sites whose tenants live in their own network.
     #[arg(long)]
     webhooks_to_private: bool,
+    /// Most releases, cleanups and retirements of nodes per hour and cluster, such as `600/h`. One organization may use half of it, operators
+    /// a quarter; `gpuaas cluster budget lift` allows more for an hour.
+    #[arg(long, value_name = "COUNT/h", default_value = "3600/h", value_parser = per_hour)]
+    destructive_budget: u32,
     /// Folder with Cedar files (`*.cedar`) that forbid more than the built-in policies do.
     #[arg(long, env = "GPUAAS_POLICY_DIR", value_name = "DIR")]
     policy_dir: Option<PathBuf>,
@@ -188,6 +192,7 @@ async fn config(args: ServerArgs) -> Result<ServerConfig, Failure> {
         webhooks_to_private: args.webhooks_to_private,
         trusted_proxies: args.trusted_proxies,
         limits: None,
+        destructive_budget: args.destructive_budget,
         policies: match &args.policy_dir {
             Some(folder) => policies(folder)?,
             None => Vec::new(),
@@ -240,4 +245,9 @@ pub(crate) async fn until_stopped() -> Result<(), Failure> {
     let mut terminate = signal(SignalKind::terminate()).map_err(no_signals)?;
     tokio::select! { _ = interrupt.recv() => {}, _ = terminate.recv() => {} }
     Ok(())
+}
+/// Reads `600/h` or `600`.
+fn per_hour(text: &str) -> Result<u32, String> {
+    let count = text.strip_suffix("/h").unwrap_or(text);
+    count.parse().map_err(|_| "expected a number per hour, such as 600/h".to_owned())
 }

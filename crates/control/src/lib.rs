@@ -6,6 +6,7 @@
 
 mod audience;
 mod books;
+mod budget;
 mod budgets;
 mod events;
 mod failure;
@@ -50,6 +51,7 @@ pub struct Control {
     rights: rights::Rights,
     identity: identity::Identity,
     engines: Engines,
+    budget: budget::Budget,
     /// Webhooks may go to addresses of private networks.
     webhooks_to_private: bool,
     metrics: metrics::Metrics,

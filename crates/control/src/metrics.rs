@@ -37,6 +37,8 @@ pub(crate) struct Metrics {
     budget_exceeded: Family<KindLabel, Counter>,
     ca_requests: CaRequests,
     ca_available: Gauge,
+    destructions: Counter,
+    destructions_refused: Counter,
 }
 
 #[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
@@ -99,6 +101,8 @@ impl Metrics {
             budget_exceeded: Family::default(),
             ca_requests: CaRequests::default(),
             ca_available: Gauge::default(),
+            destructions: Counter::default(),
+            destructions_refused: Counter::default(),
             registry: Registry::default(),
         };
         registry.register("links", "Open links of agents to this process", metrics.links.clone());
@@ -120,6 +124,16 @@ impl Metrics {
             metrics.events_waiting.clone(),
         );
         registry.register("run_steps", "Steps of allocations' runs that were written, by step", metrics.steps.clone());
+        registry.register(
+            "destructive_commands",
+            "Commands taken out of the budget of destruction",
+            metrics.destructions.clone(),
+        );
+        registry.register(
+            "destructive_commands_refused",
+            "Commands that the budget of destruction refused or made wait",
+            metrics.destructions_refused.clone(),
+        );
         registry.register(
             "decisions_overtaken",
             "Decisions that were made anew because another writer was faster",
@@ -220,6 +234,14 @@ impl Metrics {
 
     pub(crate) fn ca_available(&self, available: bool) {
         self.ca_available.set(available.into());
+    }
+
+    pub(crate) fn destruction_counted(&self) {
+        self.destructions.inc();
+    }
+
+    pub(crate) fn destruction_refused(&self) {
+        self.destructions_refused.inc();
     }
 
     pub(crate) fn decision_overtaken(&self) {

@@ -70,6 +70,8 @@ pub struct ServerConfig {
     pub driver: Arc<dyn workflow::Driver>,
     /// Webhooks may go to addresses of private networks, and over plain HTTP.
     pub webhooks_to_private: bool,
+    /// Most releases, cleanups and retirements of nodes per hour.
+    pub destructive_budget: u32,
     /// Rules of the operator that forbid more: names and texts of Cedar files.
     pub policies: Vec<(String, String)>,
     /// Proxies in front of REST that are believed about whom they speak for.
@@ -199,6 +201,7 @@ pub async fn start(config: ServerConfig) -> Result<Server, StartError> {
         rights: rights::Rights::new(policies),
         identity,
         engines: Engines::from_config(&config.engines).await?,
+        budget: crate::budget::Budget::new(config.destructive_budget),
         webhooks_to_private: config.webhooks_to_private,
         metrics,
         streams: http::Streams::new(&limits),

@@ -341,3 +341,44 @@ common::on_both_stores! {
         server.server.unwrap().stop().await;
     }
 }
+
+common::on_both_stores! {
+    async fn operators_destroy_no_more_than_their_share_per_hour_until_a_person_lifts_it(server: TestServer) {
+        let mut server = server;
+        // A quarter of it is the operators': one.
+        server.with_budget(4).await;
+        let (mut node, _) = Looking::with_slots(&server, 2).await;
+        let (first, second) = (running(&server, &mut node, &[0]).await, running(&server, &mut node, &[1]).await);
+        let client = server.client();
+        client.slice_release(&first.allocation_id.to_string(), &WIPED, None).await.unwrap();
+        assert_eq!(node.next().await.task().task_type(), TaskType::SliceVmRelease);
+        let second = second.allocation_id.to_string();
+        let code = "destructive_budget_exhausted";
+        assert_eq!(refused(client.slice_release(&second, &WIPED, None).await), code);
+        let reason = Reason { reason: "it hangs".to_owned() };
+        assert_eq!(refused(client.node_retire(&node.node(), &reason).await), code);
+        // Another process, or the same one after a restart, knows what was counted.
+        server.with_budget(4).await;
+        let client = server.client();
+        assert_eq!(refused(client.slice_release(&second, &WIPED, None).await), code);
+        let budget = client.budget().await.unwrap();
+        assert_eq!((budget.per_hour, budget.used, budget.lifted), (4, 1, 0));
+        assert_eq!((budget.scopes[0].scope.as_str(), budget.scopes[0].used, budget.scopes[0].share), ("operators", 1, 1));
+
+        let lift = gpuaas_api::dto::BudgetLift { count: 1, reason: "rack 7 moves out".to_owned() };
+        assert_eq!(refused(client.budget_lift(&lift).await), "budget_lift_needs_person", "a token that was stolen lifts nothing");
+        let lifted = server.local_client().budget_lift(&lift).await.unwrap();
+        assert_eq!((lifted.used, lifted.lifted, lifted.scopes[0].share), (1, 1, 2));
+        eventually_async(PATIENCE, "the lift is known", || async {
+            client.slice_release(&second, &WIPED, None).await.ok()
+        })
+        .await;
+        assert_eq!(refused(client.node_retire(&node.node(), &reason).await), code, "it was one more and no other");
+        let told = server.metrics().await;
+        assert!(told.contains("gpuaas_destructive_commands_refused_total"), "{told}");
+        let query = gpuaas_api::dto::AuditQuery::default();
+        let actions: Vec<String> = client.audit(&query).await.unwrap().items.into_iter().map(|row| row.action).collect();
+        assert!(actions.iter().any(|action| action == "budget.exhaust"), "{actions:?}");
+        assert!(actions.iter().any(|action| action == "budget.lift"), "{actions:?}");
+    }
+}

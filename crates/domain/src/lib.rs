@@ -7,6 +7,7 @@
 pub mod access;
 pub mod allocation;
 pub mod audit_chain;
+pub mod budget;
 pub mod caps;
 pub mod catalog;
 pub mod decision;

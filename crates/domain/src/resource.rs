@@ -46,11 +46,13 @@ pub enum Kind {
     Idempotency,
     /// [`crate::webhook::Cursor`].
     Cursor,
+    /// [`crate::budget::BudgetRow`].
+    Budget,
 }
 
 impl Kind {
     /// Every kind.
-    pub const ALL: [Self; 17] = [
+    pub const ALL: [Self; 18] = [
         Self::Organisation,
         Self::Project,
         Self::User,
@@ -68,6 +70,7 @@ impl Kind {
         Self::Maintenance,
         Self::Idempotency,
         Self::Cursor,
+        Self::Budget,
     ];
 
     /// Name in the store.
@@ -90,6 +93,7 @@ impl Kind {
             Self::Maintenance => "maintenance",
             Self::Idempotency => "idempotency",
             Self::Cursor => "cursor",
+            Self::Budget => "budget",
         }
     }
 

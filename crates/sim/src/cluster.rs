@@ -462,6 +462,7 @@ async fn serve(host: Arc<Host>, operator: Arc<Operator>, data_dir: PathBuf) -> t
         trusted_proxies: Vec::new(),
         limits: None,
         webhooks_to_private: false,
+        destructive_budget: gpuaas_domain::budget::DEFAULT_PER_HOUR,
     };
     let server = gpuaas_control::start(config).await.map_err(|error| format!("the server does not start: {error:?}"))?;
     let token = std::fs::read_to_string(&server.admin_token_file)?;

@@ -6,11 +6,7 @@ use reqwest::Method;
 
 use super::{Call, Client, ClientError};
 use crate::dto::{
-    ApiToken, ApiTokenCreate, ApiTokenCreated, AuditQuery, AuditRow, Capacity, ClusterInfo, DrainPreview, Empty, Enrolment,
-    EnrolmentApprove, EnrolmentListQuery, JoinToken, JoinTokenCreate, JoinTokenCreated, Machine, MachineListQuery,
-    MaintenanceCreate, MaintenanceListQuery, MaintenanceWindow, Node, NodeChange, NodeListQuery, Page, PageQuery, Reason,
-    SigningKey, Slice, SliceConsole, SliceCreate, SliceListQuery, SliceOrder, SlicePower, SliceRelease, Slot, SlotListQuery,
-    Task, TaskCreate, TaskEvidence, TaskListQuery, TaskLogs, TaskLogsQuery, TaskTypeInfo, Topology, TopologyApprove,
+    ApiToken, ApiTokenCreate, ApiTokenCreated, AuditQuery, AuditRow, Budget, BudgetLift, Capacity, ClusterInfo, DrainPreview, Empty, Enrolment, EnrolmentApprove, EnrolmentListQuery, JoinToken, JoinTokenCreate, JoinTokenCreated, Machine, MachineListQuery, MaintenanceCreate, MaintenanceListQuery, MaintenanceWindow, Node, NodeChange, NodeListQuery, Page, PageQuery, Reason, SigningKey, Slice, SliceConsole, SliceCreate, SliceListQuery, SliceOrder, SlicePower, SliceRelease, Slot, SlotListQuery, Task, TaskCreate, TaskEvidence, TaskListQuery, TaskLogs, TaskLogsQuery, TaskTypeInfo, Topology, TopologyApprove,
 };
 use crate::routes;
 
@@ -217,6 +213,16 @@ impl Client {
     /// Everything it takes to verify a task offline.
     pub async fn task_evidence(&self, task: &str) -> Result<TaskEvidence, ClientError> {
         self.get(routes::TASK_EVIDENCE, &[task]).await
+    }
+
+    /// The budget of destructive commands.
+    pub async fn budget(&self) -> Result<Budget, ClientError> {
+        self.get(routes::BUDGET, &[]).await
+    }
+
+    /// Allow more destructive commands for an hour.
+    pub async fn budget_lift(&self, lift: &BudgetLift) -> Result<Budget, ClientError> {
+        self.post(routes::BUDGET_LIFT, &[], lift).await
     }
 
     /// The catalogue of tasks.

@@ -7,6 +7,7 @@ mod access;
 mod allocation;
 mod allocation_requests;
 mod audit;
+mod budget;
 mod capacity;
 mod catalog;
 mod cluster;
@@ -36,6 +37,7 @@ pub use allocation_requests::{
     AllocationWatchQuery, BadTags, Tags,
 };
 pub use audit::{AuditExportQuery, AuditQuery, AuditRow};
+pub use budget::{Budget, BudgetLift, BudgetScope};
 pub use capacity::{Capacity, CapacityRow, Machine, MachineListQuery, NodeCapacity, SkuCapacity};
 pub use catalog::{CatalogItem, Product, ProductKind, Sku, SkuChange, SkuCreate};
 pub use cluster::{CaInfo, CaState, ClusterInfo, TaskTypeInfo};

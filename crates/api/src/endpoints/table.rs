@@ -7,10 +7,7 @@ use super::{About, Endpoint, Method};
 use crate::dto::{
     Allocation, AllocationChange, AllocationCreate, AllocationExtend, AllocationListQuery, AllocationPlan, AllocationRetry,
     AllocationSearchQuery, AllocationWatchQuery, ApiKey, ApiKeyCreate, ApiKeyCreated, ApiToken, ApiTokenCreate, ApiTokenCreated,
-    AuditExportQuery, AuditQuery, AuditRow, Capacity, CatalogItem, CloudEvent, ClusterInfo, Delivery, DeliveryListQuery,
-    DrainPreview, Empty, Enrolment, EnrolmentApprove, EnrolmentListQuery, EventRow, EventsQuery, Image, ImageCreate,
-    ImageListQuery, JoinToken, JoinTokenCreate, JoinTokenCreated, Limits, Machine, MachineListQuery, MaintenanceCreate,
-    MaintenanceListQuery, MaintenanceWindow, Member, MemberAdd, MemberChange, Node, NodeChange, NodeListQuery, Organisation,
+    AuditExportQuery, AuditQuery, AuditRow, Budget, BudgetLift, Capacity, CatalogItem, CloudEvent, ClusterInfo, Delivery, DeliveryListQuery, DrainPreview, Empty, Enrolment, EnrolmentApprove, EnrolmentListQuery, EventRow, EventsQuery, Image, ImageCreate, ImageListQuery, JoinToken, JoinTokenCreate, JoinTokenCreated, Limits, Machine, MachineListQuery, MaintenanceCreate, MaintenanceListQuery, MaintenanceWindow, Member, MemberAdd, MemberChange, Node, NodeChange, NodeListQuery, Organisation,
     OrganisationChange, OrganisationCreate, OrganisationListQuery, Page, PageQuery, Project, ProjectChange, ProjectCreate,
     ProjectListQuery, Quota, Reason, ServiceAccount, ServiceAccountCreate, SigningKey, Sku, SkuChange, SkuCreate, Slice,
     SliceConsole, SliceCreate, SliceListQuery, SliceOrder, SlicePower, SliceRelease, Slot, SlotListQuery, SshKey, SshKeyCreate,
@@ -373,6 +370,10 @@ endpoints! {
         query<AuditExportQuery> answer<AuditRow> stream(JsonLines);
 
     "Cluster":
+    budget: Get BUDGET, "platform.read" of Platform, "Shows how much may be destroyed per hour, and how much was.",
+        answer<Budget>;
+    budget_lift: Post BUDGET_LIFT, "platform.admin" of Platform, "Allows more destructive commands for an hour; only a person can.",
+        body<BudgetLift> answer<Budget>;
     cluster: Get CLUSTER, "platform.read" of Platform, "Shows what a client needs to know about the installation.",
         answer<ClusterInfo>;
     metrics: Get METRICS, "platform.read" of Platform, "Shows the metrics of the process.",

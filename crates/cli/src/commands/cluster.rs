@@ -1,12 +1,12 @@
 //! `gpuaas cluster`.
 
 use clap::Subcommand;
-use gpuaas_api::dto::{CaInfo, CaState};
+use gpuaas_api::dto::{Budget, BudgetLift, CaInfo, CaState};
 
 use super::moment;
 use crate::exit::Exit;
 use crate::failure::Failure;
-use crate::output::{Details, View};
+use crate::output::{Details, Table, View};
 use crate::session::Session;
 
 /// The cluster itself.
@@ -14,6 +14,27 @@ use crate::session::Session;
 pub(crate) enum ClusterCommand {
     /// Show the cluster's id, its root key, its CA and where agents connect to.
     Info,
+    /// The budget of destructive commands: releases, cleanups and retirements of nodes per hour.
+    #[command(subcommand)]
+    Budget(BudgetCommand),
+}
+
+/// The budget of destructive commands.
+#[derive(Debug, Subcommand)]
+pub(crate) enum BudgetCommand {
+    /// Show how much there may be per hour and how much there was within the last one.
+    Show,
+    /// Allow more for an hour. Only a person who signed in can; a token cannot.
+    ///
+    /// For example: gpuaas cluster budget lift --count 200 --reason "rack 7 moves out"
+    Lift {
+        /// How many more.
+        #[arg(long)]
+        count: u32,
+        /// Why; it is in the audit log.
+        #[arg(long)]
+        reason: String,
+    },
 }
 
 /// The CA in a line: which one, how it does, and until when the control plane may ask it.
@@ -54,5 +75,24 @@ pub(super) async fn run(session: &Session, command: ClusterCommand) -> Result<Ex
             })?;
             Ok(Exit::Done)
         }
+        ClusterCommand::Budget(command) => {
+            let client = session.client()?;
+            let budget = match command {
+                BudgetCommand::Show => client.budget().await?,
+                BudgetCommand::Lift { count, reason } => client.budget_lift(&BudgetLift { count, reason }).await?,
+            };
+            session.output.print(&budget, budget_view)?;
+            Ok(Exit::Done)
+        }
     }
+}
+
+fn budget_view(budget: &Budget) -> View {
+    let mut table = Table::new(["WHO", "USED", "LIMIT"]);
+    let all = u64::from(budget.per_hour) + u64::from(budget.lifted);
+    table.row(["all".to_owned(), budget.used.to_string(), all.to_string()]);
+    for scope in &budget.scopes {
+        table.row([scope.scope.clone(), scope.used.to_string(), scope.share.to_string()]);
+    }
+    View::Table(table)
 }

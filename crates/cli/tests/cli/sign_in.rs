@@ -41,6 +41,7 @@ impl Place {
             engines: Default::default(),
             driver: std::sync::Arc::new(gpuaas_control::workflow::Embedded),
             webhooks_to_private: false,
+            destructive_budget: gpuaas_domain::budget::DEFAULT_PER_HOUR,
             policies: Vec::new(),
             data_dir,
         };

@@ -22,6 +22,7 @@ mod allocation_shown;
 mod allocation_watch;
 mod allocations;
 mod audit;
+mod budget;
 mod caller;
 mod catalog;
 mod enrolments;
@@ -78,6 +79,8 @@ const MAX_FORM: usize = 16 * 1024;
 pub fn router(control: &Arc<Control>) -> Router {
     let guarded = Router::new()
         .route(routes::CLUSTER, get(system::cluster))
+        .route(routes::BUDGET, get(budget::show))
+        .route(routes::BUDGET_LIFT, post(budget::lift))
         .route(routes::TASK_TYPES, get(system::task_types))
         .route(routes::METRICS, get(system::metrics))
         .route(routes::NODES, get(nodes::list))

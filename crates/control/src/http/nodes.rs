@@ -5,6 +5,7 @@ use std::sync::Arc;
 use axum::extract::State;
 use axum::{Extension, Json};
 use gpuaas_api::dto::{self, NodeChange, NodeListQuery, NodeSession, Page, Reason};
+use gpuaas_domain::budget::Scope;
 use gpuaas_domain::node::{self, Node, Operation, Service};
 use gpuaas_domain::task;
 use gpuaas_store::NodeFilter;
@@ -135,6 +136,7 @@ async fn operate(
             for open in control.store.task_open(node.id).await? {
                 decision = decision.and(task::node_gone(&open, "its node was retired", &context));
             }
+            decision = decision.and(control.budget.take(&control, Scope::Operators, None, &context).await?);
         }
         Ok(((), decision))
     })

@@ -8,6 +8,7 @@ use gpuaas_api::routes::IDEMPOTENCY_KEY_HEADER;
 use gpuaas_contract::id::TaskId;
 use gpuaas_contract::task::Task;
 use gpuaas_contract::time::Timestamp;
+use gpuaas_domain::budget::Scope;
 use gpuaas_domain::decision::Context;
 use gpuaas_domain::node::Node;
 use gpuaas_domain::task::{self, DEFAULT_QUEUE_TIME, MAX_UNFINISHED_PER_NODE, NewTask, TaskRecord};
@@ -100,7 +101,11 @@ async fn make_here(control: &Control, node: Node, asked: Asked) -> Result<(bool,
             None => control.store.task_unfinished_below(node_id, MAX_UNFINISHED_PER_NODE).await?,
         };
         let unfinished = room.err().unwrap_or(0);
-        let planned = wish.plan(control, &node, id, &context).await?;
+        let mut planned = wish.plan(control, &node, id, &context).await?;
+        if planned.task.task_type().destroys().is_some() {
+            let of = planned.task.holder().map(|holder| holder.allocation_id);
+            planned.decision = planned.decision.and(control.budget.take(control, Scope::Operators, of, &context).await?);
+        }
         let new = NewTask {
             id,
             task: planned.task,

@@ -98,8 +98,8 @@ pub async fn advance(control: &Control, id: AllocationId, at: Option<Step>) -> R
         if at.is_some_and(|at| at != run.step) {
             return nothing(Some(Advanced { step: run.step, next: Next::Now }));
         }
-        let (mut world, held) = world::load(control, &run).await?;
         let context = context_of(&run);
+        let (mut world, held) = world::load(control, &run, &context).await?;
         let mut advanced = decide(control, &run, &world, &context);
         if advanced.allocation.state.over() {
             // The same decision, with what is given back.

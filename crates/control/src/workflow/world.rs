@@ -4,11 +4,14 @@ use std::collections::BTreeSet;
 
 use gpuaas_contract::id::TaskId;
 use gpuaas_domain::allocation::{Allocation, Chosen, Step, World};
+use gpuaas_domain::budget::{EXHAUSTED, Scope};
 use gpuaas_domain::catalog::Product;
+use gpuaas_domain::decision::Context;
 use gpuaas_domain::machine::{Machine, machine_id};
 use gpuaas_domain::placement::{NoFit, Placement};
 use gpuaas_domain::slot::Slot;
 use gpuaas_domain::task::TaskRecord;
+use gpuaas_domain::{Decision, Refusal};
 
 use super::fleet::{Held, wish_of};
 use crate::failure::Failure;
@@ -19,7 +22,11 @@ use crate::{Control, books};
 const MAX_LOOKS: u32 = 4;
 
 /// What a step is decided on, but for the quotas, which only the end of a run needs; and the place that was chosen for it, which is held until the decision is written.
-pub(super) async fn load<'a>(control: &'a Control, run: &Allocation) -> Result<(World, Option<Held<'a>>), Failure> {
+pub(super) async fn load<'a>(
+    control: &'a Control,
+    run: &Allocation,
+    context: &Context,
+) -> Result<(World, Option<Held<'a>>), Failure> {
     let slots = control.store.slot_of_allocation(run.id).await?;
     for slot in &slots {
         check_seal(control, slot)?;
@@ -52,7 +59,19 @@ pub(super) async fn load<'a>(control: &'a Control, run: &Allocation) -> Result<(
         Some(Err(no_fit)) => (Some(Err(no_fit)), None),
         None => (None, None),
     };
-    Ok((World { node, slots, lease_tasks, machine, task, place, quotas: Vec::new() }, held))
+    let orders = run.step == Step::Release && !free && lease_tasks.iter().all(|task| task.state.ended());
+    let budget = if orders { Some(budget_of(control, run, context).await?) } else { None };
+    Ok((World { node, slots, lease_tasks, machine, task, place, budget, quotas: Vec::new() }, held))
+}
+
+/// Whether what the allocation holds may be destroyed within this hour.
+async fn budget_of(control: &Control, run: &Allocation, context: &Context) -> Result<Result<Decision, Refusal>, Failure> {
+    let scope = Scope::Organization(run.organisation_id);
+    match control.budget.take(control, scope, Some(run.id), context).await {
+        Ok(counted) => Ok(Ok(counted)),
+        Err(Failure::Refused(refusal)) if refusal.code == EXHAUSTED => Ok(Err(refusal)),
+        Err(failure) => Err(failure),
+    }
 }
 
 async fn lease_tasks(

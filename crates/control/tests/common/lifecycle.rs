@@ -316,6 +316,46 @@ pub async fn who_ask_at_the_same_time_find_different_places(server: TestServer) 
     assert_eq!(client.project_quota(&shop.project).await.unwrap().used, Default::default());
 }
 
+pub async fn a_release_over_the_budget_waits_where_everybody_sees_it(mut server: TestServer) {
+    // Half of it is the organization's: one.
+    server.with_budget(2).await;
+    let (mut node, _) = Looking::with_slots(&server, 2).await;
+    let shop = Shop::open(&server).await;
+    let client = server.client();
+    let mut made = Vec::new();
+    for name in ["a", "b"] {
+        let allocation = client.allocation_create(&shop.project, &shop.wants(name, "one"), None).await.unwrap();
+        let task = node.next().await;
+        assert_eq!(node.answers(&task, |payload| succeeded(payload, &task, None)).await, "");
+        made.push(until(&server, &allocation, "active").await);
+    }
+    client.allocation_release(&made[0].id.to_string(), &Reason::default()).await.unwrap();
+    let task = node.next().await;
+    let clean = proof(&task);
+    assert_eq!(node.answers(&task, |payload| succeeded(payload, &task, Some(&clean))).await, "");
+    until(&server, &made[0], "released").await;
+
+    let second = made[1].id.to_string();
+    client.allocation_release(&second, &Reason::default()).await.unwrap();
+    let waiting = eventually_async(super::PATIENCE, "the release waits", || async {
+        client.allocation(&second).await.unwrap().code.filter(|code| code == "destructive_budget_exhausted")
+    });
+    waiting.await;
+    assert_eq!(client.allocation(&second).await.unwrap().state, "releasing");
+    let history = client.allocation_events(&second, &PageQuery::default()).await.unwrap().items;
+    let waits = history.iter().filter(|event| event.kind == "gpuaas.allocation.release_waiting.v1").count();
+    assert_eq!(waits, 1, "told once");
+
+    // With more of a budget it goes on by itself.
+    server.with_budget(100).await;
+    node.reconnects(&[]).await;
+    let task = node.next().await;
+    assert_eq!(task.payload().allocation_id, Some(made[1].id));
+    let clean = proof(&task);
+    assert_eq!(node.answers(&task, |payload| succeeded(payload, &task, Some(&clean))).await, "");
+    until(&server, &made[1], "released").await;
+}
+
 /// Makes tests of every scenario with another macro.
 macro_rules! lifecycle {
     ($tests:ident) => {
@@ -325,7 +365,8 @@ macro_rules! lifecycle {
             a_host_that_fails_cleanly_is_followed_by_another,
             a_server_that_was_restarted_goes_on_with_every_run,
             a_step_that_fails_leads_to_a_defined_end,
-            who_ask_at_the_same_time_find_different_places
+            who_ask_at_the_same_time_find_different_places,
+            a_release_over_the_budget_waits_where_everybody_sees_it
         }
     };
 }

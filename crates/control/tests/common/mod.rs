@@ -110,6 +110,7 @@ impl TestServer {
             webhooks_to_private: true,
             trusted_proxies: Vec::new(),
             limits: None,
+            destructive_budget: gpuaas_domain::budget::DEFAULT_PER_HOUR,
         }
     }
 
@@ -180,5 +181,25 @@ impl TestServer {
     pub fn ca_pem(&self) -> PathBuf {
         let roots = ["keys/ca.crt", "keys/step-ca-root.crt"].map(|name| self.dir.join(name));
         roots.into_iter().find(|path| path.exists()).expect("there is a root")
+    }
+}
+
+impl TestServer {
+    /// The same server with another budget of destruction, where it was.
+    pub async fn with_budget(&mut self, per_hour: u32) {
+        let before = self.server.take().unwrap();
+        let (api, link) = (before.api_address.unwrap(), before.link_address.unwrap());
+        before.stop().await;
+        let driver = Arc::clone(&self.driver);
+        let config = Self::config(&self.dir, self.pg.as_ref());
+        let config = ServerConfig { api_listen: api, link_listen: link, driver, destructive_budget: per_hour, ..config };
+        self.server = Some(start(config).await.unwrap());
+    }
+
+    /// Somebody at the server itself.
+    pub fn local_client(&self) -> Client {
+        let mut options = ClientOptions::new(self.url());
+        options.unix_socket = Some(self.dir.join("admin.sock"));
+        Client::new(options).unwrap()
     }
 }

@@ -23,6 +23,8 @@ use crate::task::{self, DEFAULT_QUEUE_TIME, NewTask, TaskRecord, TaskState};
 const PLACE_AGAIN: Duration = Duration::from_secs(60);
 /// How soon a place is looked for again if another one was faster.
 const LOOK_AGAIN: Duration = Duration::from_secs(1);
+/// How soon a release is tried again that was over the budget of destruction.
+const BUDGET_AGAIN: Duration = Duration::from_secs(20);
 /// How long to wait before a release is tried again, after the first and after the second. The third is the last: see [`MAX_RELEASES`].
 const RELEASE_AGAIN: [Duration; MAX_RELEASES as usize - 1] = [Duration::from_secs(10), Duration::from_secs(60)];
 
@@ -52,6 +54,8 @@ pub struct World {
     pub task: Option<TaskRecord>,
     /// A place for it; only looked for at [`Step::Place`].
     pub place: Option<Result<Chosen, NoFit>>,
+    /// What is written of the budget of destruction if a release is ordered, or why none may be; only asked for at [`Step::Release`].
+    pub budget: Option<Result<Decision, Refusal>>,
     /// The quotas of its project and its organisation. Nothing but its end is written to them.
     pub quotas: Vec<Quota>,
 }
@@ -394,8 +398,13 @@ impl Run<'_> {
             return self.wait_until(self.now.due_at);
         }
         let Some(node) = &self.world.node else { return self.blocked("node_unknown", "its node is not in the books") };
+        let counted = match &self.world.budget {
+            Some(Ok(counted)) => counted.clone(),
+            Some(Err(refusal)) => return self.over_budget(refusal),
+            None => Decision::default(),
+        };
         let task_id = TaskId::generate();
-        match self.order_release(node, task_id) {
+        match self.order_release(node, task_id).map(|decision| decision.and(counted)) {
             Ok(decision) => {
                 let next = Allocation {
                     state: AllocationState::Releasing,
@@ -410,6 +419,19 @@ impl Run<'_> {
             }
             Err(refusal) => self.blocked(refusal.code, &refusal.message),
         }
+    }
+
+    /// The platform gives back only so much per hour. It is no longer the tenant's to wait for, but they and the operators can see it.
+    fn over_budget(&self, refusal: &Refusal) -> Advance {
+        let again = self.context.now.plus(BUDGET_AGAIN);
+        if self.now.trouble.as_ref().is_some_and(|known| known.code == refusal.code) {
+            return self.wait_until(Some(again));
+        }
+        let reason = "it waits to be given back: the platform gives back only so much per hour, and goes on by itself";
+        let trouble = self.trouble(refusal.code, reason, &refusal.message);
+        let next = Allocation { trouble: Some(trouble), due_at: Some(again), ..self.now.clone() };
+        let more = json!({ "code": refusal.code, "again_at": again });
+        self.moved(next, Decision::default(), "gpuaas.allocation.release_waiting.v1", more)
     }
 
     fn order_release(&self, node: &Node, task_id: TaskId) -> Result<Decision, Refusal> {

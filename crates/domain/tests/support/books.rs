@@ -282,7 +282,7 @@ impl Books {
         let looks = run.step == Step::Place && slots.is_empty() && machine.is_none() && run.release_wish.is_none();
         let place = looks.then(|| self.place(run));
         let quotas = self.quotas_of(run.project_id, run.organisation_id);
-        World { node, slots, lease_tasks, machine, task, place, quotas }
+        World { node, slots, lease_tasks, machine, task, place, budget: None, quotas }
     }
 
     fn place(&self, run: &Allocation) -> Result<Chosen, NoFit> {

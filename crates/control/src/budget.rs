@@ -1,0 +1,104 @@
+//! The cluster's budget of destruction, as this process sees it.
+//!
+//! The counts are rows of the store ([`gpuaas_domain::budget`]), written with what they are counted for. What all processes have counted is
+//! read at most once a second; what this process counts in between is added to that, so that a flood of commands meets the limit at once.
+
+use std::collections::BTreeMap;
+use std::time::Duration;
+
+use gpuaas_contract::id::AllocationId;
+use gpuaas_contract::time::Timestamp;
+use gpuaas_domain::Decision;
+use gpuaas_domain::budget::{self, BudgetRow, Scope, Spent};
+use gpuaas_domain::decision::Context;
+use gpuaas_store::ResourceFilter;
+use tokio::sync::Mutex;
+
+use crate::failure::{Failure, settle};
+use crate::{Control, books};
+
+/// How old the sum of all counts may be.
+const FRESH: Duration = Duration::from_secs(1);
+/// How often the end of a budget is told.
+const TELL_EVERY: Duration = Duration::from_secs(600);
+
+/// The limit, and what is known to be used of it.
+pub(crate) struct Budget {
+    per_hour: u32,
+    known: Mutex<Known>,
+}
+
+#[derive(Default)]
+struct Known {
+    read_at: Option<Timestamp>,
+    spent: Spent,
+    /// When the end of a scope's budget was told last.
+    told: BTreeMap<String, Timestamp>,
+}
+
+impl Budget {
+    pub(crate) fn new(per_hour: u32) -> Self {
+        Self { per_hour, known: Mutex::default() }
+    }
+
+    pub(crate) fn per_hour(&self) -> u32 {
+        self.per_hour
+    }
+
+    /// What was destroyed within the last hour.
+    pub(crate) async fn spent(&self, control: &Control) -> Result<Spent, Failure> {
+        read(control, Timestamp::now()).await
+    }
+
+    /// Takes one command out of the budget: returns what has to be written with it, or refuses.
+    pub(crate) async fn take(
+        &self,
+        control: &Control,
+        scope: Scope,
+        of: Option<AllocationId>,
+        context: &Context,
+    ) -> Result<Decision, Failure> {
+        let checked = {
+            let mut known = self.known.lock().await;
+            if known.read_at.is_none_or(|at| at > context.now || context.now.since(at) >= FRESH) {
+                known.spent = read(control, context.now).await?;
+                known.read_at = Some(context.now);
+            }
+            let checked = known.spent.check(scope, self.per_hour);
+            match checked {
+                Ok(()) => {
+                    known.spent.add(&scope.to_string(), 1);
+                    Ok(())
+                }
+                Err(refusal) => {
+                    let told = known.told.insert(scope.to_string(), context.now);
+                    let is_news = told.is_none_or(|at| context.now.since(at) >= TELL_EVERY);
+                    if !is_news && let Some(at) = told {
+                        known.told.insert(scope.to_string(), at);
+                    }
+                    Err((refusal, is_news.then(|| known.spent.clone())))
+                }
+            }
+        };
+        match checked {
+            Ok(()) => {
+                control.metrics.destruction_counted();
+                let row = books::get::<BudgetRow>(control, budget::row_id(scope, of)).await?;
+                Ok(budget::count(row.as_ref(), scope, of, context.now))
+            }
+            Err((refusal, news)) => {
+                control.metrics.destruction_refused();
+                if let Some(spent) = news {
+                    tracing::error!(%scope, total = spent.total, per_hour = self.per_hour, "the budget of destructive commands is used up");
+                    settle(control, || async { Ok(((), budget::exhausted(scope, &spent, self.per_hour, context))) }).await?;
+                }
+                Err(refusal.into())
+            }
+        }
+    }
+}
+
+async fn read(control: &Control, now: Timestamp) -> Result<Spent, Failure> {
+    let filter = ResourceFilter { parents: Some(vec![budget::PARENT.to_owned()]), ..ResourceFilter::default() };
+    Ok(Spent::of(&books::all::<BudgetRow>(control, &filter).await?, now))
+}
