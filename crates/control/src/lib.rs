@@ -6,8 +6,7 @@
 
 mod audience;
 mod books;
-mod budget;
-mod budgets;
+mod destructive_budget;
 mod events;
 mod failure;
 pub mod http;
@@ -21,6 +20,7 @@ pub mod pki;
 mod rights;
 pub mod roles;
 mod start;
+mod stranger_budgets;
 pub mod workflow;
 
 use std::sync::Arc;
@@ -51,7 +51,7 @@ pub struct Control {
     rights: rights::Rights,
     identity: identity::Identity,
     engines: Engines,
-    budget: budget::Budget,
+    budget: destructive_budget::Budget,
     /// Webhooks may go to addresses of private networks.
     webhooks_to_private: bool,
     metrics: metrics::Metrics,

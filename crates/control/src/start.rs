@@ -201,7 +201,7 @@ pub async fn start(config: ServerConfig) -> Result<Server, StartError> {
         rights: rights::Rights::new(policies),
         identity,
         engines: Engines::from_config(&config.engines).await?,
-        budget: crate::budget::Budget::new(config.destructive_budget),
+        budget: crate::destructive_budget::Budget::new(config.destructive_budget),
         webhooks_to_private: config.webhooks_to_private,
         metrics,
         streams: http::Streams::new(&limits),

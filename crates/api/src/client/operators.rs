@@ -6,7 +6,12 @@ use reqwest::Method;
 
 use super::{Call, Client, ClientError};
 use crate::dto::{
-    ApiToken, ApiTokenCreate, ApiTokenCreated, AuditQuery, AuditRow, Budget, BudgetLift, Capacity, ClusterInfo, DrainPreview, Empty, Enrolment, EnrolmentApprove, EnrolmentListQuery, JoinToken, JoinTokenCreate, JoinTokenCreated, Machine, MachineListQuery, MaintenanceCreate, MaintenanceListQuery, MaintenanceWindow, Node, NodeChange, NodeListQuery, Page, PageQuery, Reason, SigningKey, Slice, SliceConsole, SliceCreate, SliceListQuery, SliceOrder, SlicePower, SliceRelease, Slot, SlotListQuery, Task, TaskCreate, TaskEvidence, TaskListQuery, TaskLogs, TaskLogsQuery, TaskTypeInfo, Topology, TopologyApprove,
+    ApiToken, ApiTokenCreate, ApiTokenCreated, AuditQuery, AuditRow, Budget, BudgetLift, Capacity, ClusterInfo, DrainPreview,
+    Empty, Enrolment, EnrolmentApprove, EnrolmentListQuery, JoinToken, JoinTokenCreate, JoinTokenCreated, Machine,
+    MachineListQuery, MaintenanceCreate, MaintenanceListQuery, MaintenanceWindow, Node, NodeChange, NodeListQuery, Page,
+    PageQuery, Reason, SigningKey, Slice, SliceConsole, SliceCreate, SliceListQuery, SliceOrder, SlicePower, SliceRelease, Slot,
+    SlotListQuery, Task, TaskCreate, TaskEvidence, TaskListQuery, TaskLogs, TaskLogsQuery, TaskTypeInfo, Topology,
+    TopologyApprove,
 };
 use crate::routes;
 

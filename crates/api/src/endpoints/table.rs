@@ -7,13 +7,16 @@ use super::{About, Endpoint, Method};
 use crate::dto::{
     Allocation, AllocationChange, AllocationCreate, AllocationExtend, AllocationListQuery, AllocationPlan, AllocationRetry,
     AllocationSearchQuery, AllocationWatchQuery, ApiKey, ApiKeyCreate, ApiKeyCreated, ApiToken, ApiTokenCreate, ApiTokenCreated,
-    AuditExportQuery, AuditQuery, AuditRow, Budget, BudgetLift, Capacity, CatalogItem, CloudEvent, ClusterInfo, Delivery, DeliveryListQuery, DrainPreview, Empty, Enrolment, EnrolmentApprove, EnrolmentListQuery, EventRow, EventsQuery, Image, ImageCreate, ImageListQuery, JoinToken, JoinTokenCreate, JoinTokenCreated, Limits, Machine, MachineListQuery, MaintenanceCreate, MaintenanceListQuery, MaintenanceWindow, Member, MemberAdd, MemberChange, Node, NodeChange, NodeListQuery, Organisation,
-    OrganisationChange, OrganisationCreate, OrganisationListQuery, Page, PageQuery, Project, ProjectChange, ProjectCreate,
-    ProjectListQuery, Quota, Reason, ServiceAccount, ServiceAccountCreate, SigningKey, Sku, SkuChange, SkuCreate, Slice,
-    SliceConsole, SliceCreate, SliceListQuery, SliceOrder, SlicePower, SliceRelease, Slot, SlotListQuery, SshKey, SshKeyCreate,
-    Task, TaskCreate, TaskEvidence, TaskListQuery, TaskLogs, TaskLogsQuery, TaskTypeInfo, Topology, TopologyApprove, User,
-    UserCreate, UserCreated, UserListQuery, UserPassword, UserPasswordSet, Webhook, WebhookChange, WebhookChanged, WebhookCreate,
-    WebhookCreated, WhoAmI,
+    AuditExportQuery, AuditQuery, AuditRow, Budget, BudgetLift, Capacity, CatalogItem, CloudEvent, ClusterInfo, Delivery,
+    DeliveryListQuery, DrainPreview, Empty, Enrolment, EnrolmentApprove, EnrolmentListQuery, EventRow, EventsQuery, Image,
+    ImageCreate, ImageListQuery, JoinToken, JoinTokenCreate, JoinTokenCreated, Limits, Machine, MachineListQuery,
+    MaintenanceCreate, MaintenanceListQuery, MaintenanceWindow, Member, MemberAdd, MemberChange, Node, NodeChange, NodeListQuery,
+    Organisation, OrganisationChange, OrganisationCreate, OrganisationListQuery, Page, PageQuery, Project, ProjectChange,
+    ProjectCreate, ProjectListQuery, Quota, Reason, ServiceAccount, ServiceAccountCreate, SigningKey, Sku, SkuChange, SkuCreate,
+    Slice, SliceConsole, SliceCreate, SliceListQuery, SliceOrder, SlicePower, SliceRelease, Slot, SlotListQuery, SshKey,
+    SshKeyCreate, Task, TaskCreate, TaskEvidence, TaskListQuery, TaskLogs, TaskLogsQuery, TaskTypeInfo, Topology,
+    TopologyApprove, User, UserCreate, UserCreated, UserListQuery, UserPassword, UserPasswordSet, Webhook, WebhookChange,
+    WebhookChanged, WebhookCreate, WebhookCreated, WhoAmI,
 };
 use crate::routes;
 

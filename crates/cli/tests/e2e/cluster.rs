@@ -104,7 +104,7 @@ impl Cluster {
 
     /// With SQLite and these variables in the server's environment.
     pub(crate) fn start_told(environment: Vec<(&'static str, String)>) -> Self {
-        Self::start_at(None, None, "127.0.0.1", environment)
+        Self::start_at(None, None, "127.0.0.1", environment, None)
     }
 
     fn start_in(store: Store, address: &str, environment: Vec<(&'static str, String)>) -> Option<Self> {

@@ -29,10 +29,10 @@ use super::known_browser::KnownBrowser;
 use super::passwords::Attempt;
 use super::rows::SignedIn;
 use super::{BuiltIn, grants, passwords, rows};
-use crate::budgets::{AddressRange, USER_CODE_GUESSES};
 use crate::failure::{Failure, settle};
 use crate::http::problem::retry_after_value;
 use crate::listener::ClientAddress;
+use crate::stranger_budgets::{AddressRange, USER_CODE_GUESSES};
 use crate::{Control, books};
 
 type Shared = State<Arc<Control>>;

@@ -24,10 +24,10 @@ use serde_json::json;
 
 use super::grants::{self, Granted};
 use super::{AUDIENCE, BuiltIn, browser, rows};
-use crate::budgets::{AddressRange, DEVICE_CODES, TOKEN_REQUESTS};
 use crate::failure::{Failure, settle};
 use crate::http::problem::{Rejected, retry_after_value};
 use crate::listener::ClientAddress;
+use crate::stranger_budgets::{AddressRange, DEVICE_CODES, TOKEN_REQUESTS};
 use crate::{Control, books, pki};
 
 /// Where OpenID Connect looks first.

@@ -21,8 +21,8 @@ use zeroize::Zeroizing;
 use super::BuiltIn;
 use super::known_browser::KnownBrowser;
 use super::turns::{Busy, Turn, Turns};
-use crate::budgets::{self, AddressRange, WRONG_PASSWORDS};
 use crate::failure::{Failure, settle};
+use crate::stranger_budgets::{self, AddressRange, WRONG_PASSWORDS};
 use crate::{Control, books};
 
 /// Wrong passwords for one account from one address.
@@ -42,7 +42,7 @@ impl Hashing {
     async fn turn(&self, control: &Control, address: &str, is_known: bool) -> Result<Turn, Failure> {
         self.0.turn(address, is_known).await.map_err(|Busy| {
             let message = "too many people sign in right now; try again in a moment";
-            budgets::too_many(control, "sign_in_busy", message, BUSY_FOR)
+            stranger_budgets::too_many(control, "sign_in_busy", message, BUSY_FOR)
         })
     }
 
@@ -104,9 +104,9 @@ impl<'a> Throttle<'a> {
     /// Refuses before anything is computed.
     async fn look(&self, control: &Control) -> Result<(), Failure> {
         for (key, rule) in &self.counters {
-            if let Some(wait) = budgets::empty(control, key, *rule).await {
+            if let Some(wait) = stranger_budgets::empty(control, key, *rule).await {
                 let message = "too many wrong passwords; wait, or sign in from where you did before";
-                return Err(budgets::too_many(control, "sign_in_throttled", message, wait));
+                return Err(stranger_budgets::too_many(control, "sign_in_throttled", message, wait));
             }
         }
         if self.is_familiar { Ok(()) } else { WRONG_PASSWORDS.look(control, self.from, false).await }

@@ -23,12 +23,12 @@ use gpuaas_domain::{Actor, Refusal, RefusalKind, task};
 use super::issue_once::IssueOnce;
 use super::{budget, identity};
 use crate::Control;
-use crate::budgets::{AddressRange, ENROLMENT_REQUESTS};
 use crate::failure::{Failure, settle};
 use crate::http::problem::{JsonBody, Rejected, Segments};
 use crate::leases;
 use crate::listener::{ClientAddress, ClientCertificate};
 use crate::pki::{Ca, CaError, Issued, NodeRecord, secret_text};
+use crate::stranger_budgets::{AddressRange, ENROLMENT_REQUESTS};
 
 type Shared = State<Arc<Control>>;
 type Answer<T> = Result<Json<T>, Rejected>;

@@ -119,10 +119,10 @@ impl TestServer {
         let dir = TempDir::new();
         let mut config = Self::config(&dir, None);
         change(&mut config);
-        let driver = Arc::clone(&config.driver);
+        let (driver, ca) = (Arc::clone(&config.driver), config.ca.clone());
         let server = start(config).await.unwrap_or_else(|e| panic!("server does not start: {e:?}"));
         let admin_token = std::fs::read_to_string(&server.admin_token_file).unwrap();
-        Self { server: Some(server), dir, pg: None, admin_token, driver }
+        Self { server: Some(server), dir, pg: None, admin_token, driver, ca }
     }
 
     pub async fn driven_by(driver: Arc<dyn Driver>, pg: Option<PgDatabase>) -> Self {
