@@ -147,6 +147,8 @@ pub fn check_password_life(caller: &Principal) -> Result<(), Refusal> {
 
 #[cfg(test)]
 mod tests {
+    use std::sync::LazyLock;
+
     use proptest::prelude::*;
 
     use super::*;
@@ -175,8 +177,11 @@ mod tests {
         limits.scopes.as_ref().is_none_or(|scopes| scopes.allow(action))
     }
 
+    /// Read once: that takes longer than all questions of a case.
+    static POLICIES: LazyLock<Policies> = LazyLock::new(|| Policies::embedded().expect("our own rules"));
+
     proptest! {
-        #![proptest_config(ProptestConfig::with_cases(2000))]
+        #![proptest_config(ProptestConfig::with_cases(256))]
 
         #[test]
         fn no_chain_of_keys_ends_in_one_that_may_more_or_lasts_longer(root in limits(), wanted in proptest::collection::vec(limits(), 1..6)) {
@@ -206,7 +211,7 @@ mod tests {
 
         #[test]
         fn a_key_gives_no_role_that_allows_more_than_the_key(scopes in scopes(), held in 0_usize..3, given in 0_usize..3, in_organisation: bool) {
-            let policies = Policies::embedded().expect("our own rules");
+            let policies = &*POLICIES;
             let (organisation, project) = (OrgId::from_bytes([7; 16]), ProjectId::from_bytes([8; 16]));
             let place = if in_organisation { Place::Organisation(organisation) } else { Place::Project(project) };
             let mut caller = Principal::nobody(PrincipalId::ServiceAccount(ServiceAccountId::from_bytes([9; 16])));
@@ -214,7 +219,7 @@ mod tests {
             caller.scopes = scopes;
             let role = ProjectRole::ALL[given];
             let at = Place::Project(project);
-            if check_role(&policies, &caller, at, Some(organisation), MemberRole::Project(role)).is_ok() {
+            if check_role(policies, &caller, at, Some(organisation), MemberRole::Project(role)).is_ok() {
                 let mut holder = Principal::nobody(PrincipalId::ServiceAccount(ServiceAccountId::from_bytes([1; 16])));
                 holder.memberships.push((at, role));
                 let scope = Scope::Project { organisation, project };
