@@ -203,8 +203,10 @@ mod tests {
     async fn a_journal_whose_name_is_damaged_goes_on_and_runs_nothing_that_was_made_before() {
         let node = Node::new();
         drop(node.open().expect("opens"));
-        let file = std::fs::OpenOptions::new().write(true).open(node.journal()).expect("opens");
-        file.write_all_at(&[0xff], 30).expect("spoiled");
+        let file = std::fs::OpenOptions::new().read(true).write(true).open(node.journal()).expect("opens");
+        let mut byte = [0];
+        file.read_exact_at(&mut byte, 30).expect("read");
+        file.write_all_at(&[!byte[0]], 30).expect("spoiled");
         assert_eq!(node.open().expect("opens").fence(), Timestamp(1000));
         assert_eq!(node.open().expect("opens again").fence(), Timestamp(1000));
     }

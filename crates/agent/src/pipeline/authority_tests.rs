@@ -329,10 +329,10 @@ impl World {
                     json!(start_by.plus(minutes(24 * 60 + 1)))
                 };
             }
-            // Another lease than that of its parameters, or one where there is none.
+            // Another lease than that of its parameters, or a number that is none.
             Spoil::Lease => {
                 payload["allocation_id"] = json!(AllocationId::generate());
-                payload["lease_epoch"] = json!(*random.of(&[1, 2]));
+                payload["lease_epoch"] = if kind.needs_lease() { json!(*random.of(&[1, 2])) } else { json!("1") };
             }
             Spoil::Nothing
             | Spoil::Key
