@@ -262,7 +262,10 @@ async fn a_number_that_became_somebody_elses_is_not_cleaned() {
 #[tokio::test]
 async fn what_the_owner_does_not_allow_is_refused_before_anything_is_looked_at() {
     for (policy, wanted) in [
-        (PERMISSIVE.replace("[bare_metal]\nusernames = [\"tenant-*\"]\nallow_sudo = true\n", ""), "[bare_metal]"),
+        (
+            PERMISSIVE.replace("[bare_metal]\nusernames = [\"tenant-*\"]\nallow_sudo = true\ndestroys_per_hour = 1000000\n", ""),
+            "[bare_metal]",
+        ),
         (PERMISSIVE.replace("tenant-*", "guest-*"), "usernames"),
         (PERMISSIVE.replace("allow_sudo = true", "allow_sudo = false"), "allow_sudo"),
         (PERMISSIVE.replace("\"allocation.provision_user\", ", ""), "allocation.provision_user"),
