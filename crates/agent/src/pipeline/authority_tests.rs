@@ -528,7 +528,9 @@ impl Bench {
         }
         for ((id, _), times) in &entered {
             assert!(may.contains_key(id), "{context}: {id} {:?} reached a handler; {allowed:?}", spoil_of(id));
-            assert_eq!(*times, 1, "{context}: {id} ran {times} times");
+            // Those that act on leases tell a phase again and again while they undo it; their one receipt is counted below.
+            let once = may.get(id).is_some_and(|case| !case.kind.needs_lease());
+            assert!(!once || *times == 1, "{context}: {id} ran {times} times");
         }
         let text = std::fs::read_to_string(self.folder.path().join("host/ping.log")).unwrap_or_default();
         let mut marked = BTreeSet::new();
