@@ -1,9 +1,12 @@
 //! Passwords of the built-in issuer: argon2id, with its parameters in the stored text.
 //!
 //! Every function here but [`needs_rehash`] and [`check`] works for tens of milliseconds and takes 19 MiB. Callers run them on a
-//! blocking thread, and few at a time.
+//! thread that is always the same: a thread keeps the memory for the next password, because allocators do not give that much back.
 
-use argon2::{Algorithm, Argon2, Params, PasswordHash, PasswordHasher as _, PasswordVerifier as _, Version};
+use std::cell::RefCell;
+
+use argon2::password_hash::phc::{Output, ParamsString, Salt};
+use argon2::{Algorithm, Argon2, Block, Params, PasswordHash, Version};
 
 /// Fewest characters of a new password.
 pub const MIN_CHARS: usize = 12;
@@ -70,20 +73,67 @@ pub fn check(password: &str) -> Result<(), PasswordError> {
 pub fn hash(password: &str) -> Result<String, PasswordError> {
     check(password)?;
     let failed = |reason: String| PasswordError::Hash { reason };
-    let hashed = hasher().map_err(failed)?.hash_password(password.as_bytes()).map_err(|error| failed(error.to_string()))?;
+    let hashed = hashed(password).map_err(failed)?;
     Ok(hashed.to_string())
+}
+
+fn hashed(password: &str) -> Result<PasswordHash, String> {
+    let text = |error: &dyn std::fmt::Display| error.to_string();
+    let params = Params::new(MEMORY_KIB, PASSES, LANES, None).map_err(|error| text(&error))?;
+    let mut salt = [0; Salt::RECOMMENDED_LENGTH];
+    getrandom::fill(&mut salt).map_err(|error| text(&error))?;
+    let mut output = [0; Params::DEFAULT_OUTPUT_LEN];
+    compute(&Argon2::new(Algorithm::Argon2id, Version::V0x13, params.clone()), password, &salt, &mut output)?;
+    Ok(PasswordHash {
+        algorithm: Algorithm::Argon2id.ident(),
+        version: Some(Version::V0x13.into()),
+        params: ParamsString::try_from(&params).map_err(|error| text(&error))?,
+        salt: Some(Salt::new(&salt).map_err(|error| text(&error))?),
+        hash: Some(Output::new(&output).map_err(|error| text(&error))?),
+    })
+}
+
+thread_local! {
+    static MEMORY: RefCell<Vec<Block>> = const { RefCell::new(Vec::new()) };
+}
+
+/// The work itself, in memory that the thread keeps.
+fn compute(hasher: &Argon2<'_>, password: &str, salt: &[u8], output: &mut [u8]) -> Result<(), String> {
+    MEMORY.with_borrow_mut(|memory| {
+        let blocks = hasher.params().block_count();
+        if memory.len() < blocks {
+            memory.resize(blocks, Block::new());
+        }
+        let computed = hasher.hash_password_into_with_memory(password.as_bytes(), salt, output, &mut memory[..blocks]);
+        // A stored text may ask for more than ours do; that is not kept.
+        memory.truncate(usize::try_from(MEMORY_KIB).unwrap_or(usize::MAX));
+        memory.shrink_to_fit();
+        computed.map_err(|error| error.to_string())
+    })
+}
+
+/// Whether the password has this hash. Takes the same time for every password.
+fn matches(password: &str, hash: &PasswordHash, params: &Params) -> bool {
+    let (Some(salt), Some(expected)) = (&hash.salt, &hash.hash) else { return false };
+    let algorithm = Algorithm::try_from(hash.algorithm.as_str());
+    let version = hash.version.map_or(Ok(Version::default()), Version::try_from);
+    let (Ok(algorithm), Ok(version)) = (algorithm, version) else { return false };
+    let mut buffer = [0; Output::MAX_LENGTH];
+    let Some(output) = buffer.get_mut(..expected.len()) else { return false };
+    let computed = compute(&Argon2::new(algorithm, version, params.clone()), password, salt, output);
+    // Outputs are compared in constant time.
+    computed.is_ok() && Output::new(output).is_ok_and(|output| output == *expected)
 }
 
 /// Whether `password` is the one behind `stored`. A stored text that cannot be read matches nothing.
 pub fn verify(password: &str, stored: &str) -> bool {
-    let Some((hash, _)) = readable(stored) else {
+    let Some((hash, params)) = readable(stored) else {
         tracing::warn!("a stored password cannot be read; the user has to get a new one");
         verify_nobody(password);
         return false;
     };
     // Refused before the work: how long the typed text is, is no secret.
-    let matches = |hasher: Argon2<'_>| hasher.verify_password(password.as_bytes(), &hash).is_ok();
-    password.len() <= MAX_BYTES && hasher().is_ok_and(matches)
+    password.len() <= MAX_BYTES && matches(password, &hash, &params)
 }
 
 /// Does the work of [`verify`] for a user that does not exist, so that the time of the answer does not tell.
@@ -91,8 +141,8 @@ pub fn verify_nobody(password: &str) {
     if password.len() > MAX_BYTES {
         return;
     }
-    if let (Ok(hasher), Ok(hash)) = (hasher(), PasswordHash::new(NOBODY)) {
-        std::hint::black_box(hasher.verify_password(password.as_bytes(), &hash).is_ok());
+    if let Some((hash, params)) = readable(NOBODY) {
+        std::hint::black_box(matches(password, &hash, &params));
     }
 }
 
@@ -102,11 +152,6 @@ pub fn needs_rehash(stored: &str) -> bool {
     let today = (params.m_cost(), params.t_cost(), params.p_cost()) == (MEMORY_KIB, PASSES, LANES);
     let id = hash.algorithm.as_str() == "argon2id" && hash.version == Some(Version::V0x13.into());
     !(today && id)
-}
-
-fn hasher() -> Result<Argon2<'static>, String> {
-    let params = Params::new(MEMORY_KIB, PASSES, LANES, None).map_err(|error| error.to_string())?;
-    Ok(Argon2::new(Algorithm::Argon2id, Version::V0x13, params))
 }
 
 /// A stored text within the limits of what is computed.
@@ -132,6 +177,14 @@ mod tests {
         assert!(!verify("correct horse batterY", &stored));
         assert!(!verify("", &stored));
         assert!(!needs_rehash(&stored));
+    }
+
+    /// Made by the reference implementation, so that hashes of other programs and of earlier versions stay good.
+    #[test]
+    fn a_hash_that_was_made_elsewhere_verifies() {
+        let stored = "$argon2id$v=19$m=65536,t=2,p=1$c29tZXNhbHQ$CTFhFdXPJO1aFaMaO6Mm5c8y7cJHAph8ArZWb2GRPPc";
+        assert!(verify("password", stored));
+        assert!(!verify("passwore", stored));
     }
 
     #[test]

@@ -214,11 +214,11 @@ impl Program {
         }
     }
 
-    /// Lets it crash as after an access to memory that is not its own, and waits until it is gone.
+    /// Lets it crash as a failed assertion does, and waits until it is gone.
     #[track_caller]
     pub fn crash(&mut self, timeout: Duration) -> ExitStatus {
         if self.is_running() {
-            self.signal(Signal::SEGV);
+            self.signal(Signal::ABORT);
         }
         self.wait(timeout)
     }

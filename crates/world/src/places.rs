@@ -1,8 +1,9 @@
 //! Places for connections: how many there may be, how many of one address, and who has to leave when a newcomer needs one.
 //!
 //! A connection that has proved nothing costs its owner nothing, so holding one must not keep anybody else out. When all places are
-//! taken, the newcomer gets the place of the connection that has shown the least, and among equals of the oldest. Connections that
-//! serve a known caller are never ended for somebody else.
+//! taken, the newcomer gets the place of a connection of the address that has most of them; where no address has more than one, of
+//! the connection that has shown the least, and among equals of the oldest. Connections that serve a known caller are never ended for
+//! somebody else.
 
 use std::collections::{BTreeSet, HashMap};
 use std::net::{IpAddr, Ipv6Addr};
@@ -15,6 +16,8 @@ use tokio::sync::Notify;
 const MAX_LEAVING: usize = 16;
 /// How many connections of known callers are looked at for one that does nothing.
 const MAX_LOOKS: usize = 64;
+/// How many of the addresses with most connections are looked at for one that has shown little.
+const MAX_ADDRESSES: usize = 8;
 
 /// How many places there are.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -52,7 +55,7 @@ pub enum NoPlace {
 }
 
 /// One address, as far as places are concerned.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct AddressKey(IpAddr);
 
 impl From<IpAddr> for AddressKey {
@@ -87,6 +90,8 @@ struct Inner {
     entries: HashMap<u64, Taken>,
     order: BTreeSet<(Stage, u64)>,
     addresses: HashMap<AddressKey, BTreeSet<(Stage, u64)>>,
+    /// How many places each address has.
+    counts: BTreeSet<(usize, AddressKey)>,
     /// Connections that were told to leave and are still there. They are in none of the above.
     leaving: usize,
 }
@@ -112,7 +117,10 @@ impl Inner {
         let number = taken.entry.number;
         self.order.insert((taken.stage, number));
         if let Some(address) = taken.address {
-            self.addresses.entry(address).or_default().insert((taken.stage, number));
+            let of_address = self.addresses.entry(address).or_default();
+            self.counts.remove(&(of_address.len(), address));
+            of_address.insert((taken.stage, number));
+            self.counts.insert((of_address.len(), address));
         }
         self.entries.insert(number, taken);
     }
@@ -123,9 +131,12 @@ impl Inner {
         if let Some(address) = taken.address
             && let Some(of_address) = self.addresses.get_mut(&address)
         {
+            self.counts.remove(&(of_address.len(), address));
             of_address.remove(&(taken.stage, number));
             if of_address.is_empty() {
                 self.addresses.remove(&address);
+            } else {
+                self.counts.insert((of_address.len(), address));
             }
         }
         Some(taken)
@@ -146,6 +157,14 @@ impl Inner {
                 known.find(|number| self.entries.get(number).is_some_and(|taken| taken.entry.open.load(Ordering::Acquire) == 0))
             }
         }
+    }
+
+    /// The connection that has to leave when all places are taken. Whoever reopens connections as fast as they are ended must not reach
+    /// somebody who has one or two and is about to ask.
+    fn first_of_all_to_leave(&self) -> Option<u64> {
+        let most = self.counts.iter().rev().take(MAX_ADDRESSES).take_while(|(count, _)| *count > 1);
+        let mut of_most = most.filter_map(|(_, address)| self.first_to_leave(Some(*address), Stage::Receiving));
+        of_most.next().or_else(|| self.first_to_leave(None, Stage::Known))
     }
 
     fn send_away(&mut self, number: u64) {
@@ -176,7 +195,7 @@ impl Places {
             inner.send_away(first);
         }
         if inner.entries.len() >= self.shared.limits.total {
-            let first = inner.first_to_leave(None, Stage::Known).ok_or(NoPlace::Total)?;
+            let first = inner.first_of_all_to_leave().ok_or(NoPlace::Total)?;
             inner.send_away(first);
         }
         let number = inner.next;
@@ -339,6 +358,26 @@ mod tests {
         assert_eq!((places.taken(), places.taken_by(ONE), places.taken_by(OTHER)), (3, 2, 1));
         assert!(!must_leave(&other));
         assert_eq!(own.iter().filter(|place| !must_leave(place)).count(), 2);
+    }
+
+    #[test]
+    fn a_flood_from_some_addresses_takes_no_place_from_somebody_with_one() {
+        let places = places(8, 4);
+        let quiet = places.admit(Some(OTHER)).expect("a place");
+        let flood = (0..200_u8).map(|number| IpAddr::V4(Ipv4Addr::new(198, 51, 100, number % 3)));
+        let held: Vec<Place> = flood.map(|address| places.admit(Some(address)).expect("a place")).collect();
+        assert!(!must_leave(&quiet), "older and as silent as all others, but the only one of its address");
+        assert_eq!(held.iter().filter(|place| !must_leave(place)).count(), 7);
+    }
+
+    #[test]
+    fn a_request_that_is_served_outlives_silent_ones_of_a_smaller_address() {
+        let places = places(4, 4);
+        let busy: Vec<Place> = (0..3).map(|_| places.admit(Some(ONE)).expect("a place")).collect();
+        busy.iter().for_each(|place| place.handle().reached(Stage::Serving));
+        let silent = places.admit(Some(OTHER)).expect("a place");
+        let _newcomer = places.admit(Some(OTHER)).expect("a place");
+        assert!(must_leave(&silent) && !busy.iter().any(must_leave));
     }
 
     #[test]

@@ -7,6 +7,7 @@ mod browser;
 mod endpoints;
 mod grants;
 mod known_browser;
+mod password_threads;
 mod passwords;
 mod rows;
 mod turns;
@@ -68,6 +69,9 @@ pub enum IdentityError {
     /// Its file.
     #[error("the key file of the built-in issuer cannot be used")]
     File(#[from] pki::KeyFileError),
+    /// The threads that compute passwords.
+    #[error("the threads that compute passwords cannot be started")]
+    Threads(#[source] std::io::Error),
     /// TLS towards other issuers.
     #[error("TLS for other issuers cannot be set up: {0}")]
     Tls(String),
@@ -114,7 +118,12 @@ impl Identity {
                 audience: AUDIENCE.to_owned(),
                 jwks: Source::Local(Arc::new(move || shared.jwk_set())),
             });
-            Some(BuiltIn { issuer, keys, clients: Clients::default(), hashing: passwords::Hashing::default() })
+            Some(BuiltIn {
+                issuer,
+                keys,
+                clients: Clients::default(),
+                hashing: passwords::Hashing::start().map_err(IdentityError::Threads)?,
+            })
         } else {
             None
         };

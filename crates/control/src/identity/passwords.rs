@@ -20,6 +20,7 @@ use zeroize::Zeroizing;
 
 use super::BuiltIn;
 use super::known_browser::KnownBrowser;
+use super::password_threads::PasswordThreads;
 use super::turns::{Busy, Turn, Turns};
 use crate::failure::{Failure, settle};
 use crate::stranger_budgets::{self, AddressRange, WRONG_PASSWORDS};
@@ -35,12 +36,19 @@ const FAMILIAR: Rule = Rule { per: Duration::from_secs(900), burst: 10 };
 const BUSY_FOR: Duration = Duration::from_secs(2);
 
 /// Computes passwords, a few at a time.
-#[derive(Default)]
-pub(crate) struct Hashing(Arc<Turns>);
+pub(crate) struct Hashing {
+    turns: Arc<Turns>,
+    threads: PasswordThreads,
+}
 
 impl Hashing {
+    /// Starts the threads that compute.
+    pub(crate) fn start() -> std::io::Result<Self> {
+        Ok(Self { turns: Arc::default(), threads: PasswordThreads::start()? })
+    }
+
     async fn turn(&self, control: &Control, address: &str, is_known: bool) -> Result<Turn, Failure> {
-        self.0.turn(address, is_known).await.map_err(|Busy| {
+        self.turns.turn(address, is_known).await.map_err(|Busy| {
             let message = "too many people sign in right now; try again in a moment";
             stranger_budgets::too_many(control, "sign_in_busy", message, BUSY_FOR)
         })
@@ -50,14 +58,9 @@ impl Hashing {
     pub(crate) async fn hash(&self, control: &Control, password: Zeroizing<String>) -> Result<String, Failure> {
         password::check(&password).map_err(|error| Refusal::invalid(error.code(), error.to_string()))?;
         let _turn = self.turn(control, "administrators", true).await?;
-        let hashed = blocking(move || password::hash(&password)).await?;
+        let hashed = self.threads.run(move || password::hash(&password)).await?;
         hashed.map_err(|error| Failure::Internal(error.to_string()))
     }
-}
-
-async fn blocking<T: Send + 'static>(work: impl FnOnce() -> T + Send + 'static) -> Result<T, Failure> {
-    let ended = tokio::task::spawn_blocking(work).await;
-    ended.map_err(|_| Failure::Internal("the computation of a password ended without a result".to_owned()))
 }
 
 /// What stands for an account in counters and cookies, whether there is one or not.
@@ -144,14 +147,14 @@ pub(super) async fn check(control: &Arc<Control>, built_in: &BuiltIn, attempt: A
         None => (None, None),
     };
     let typed = attempt.typed;
-    let is_right = blocking(move || match &stored {
+    let compute = move || match &stored {
         Some(stored) => password::verify(&typed, stored),
         None => {
             password::verify_nobody(&typed);
             false
         }
-    })
-    .await?;
+    };
+    let is_right = built_in.hashing.threads.run(compute).await?;
     let Some(user) = known.filter(|_| is_right) else {
         throttle.spend(control).await;
         record_failure(control, &account, attempt.email, built_in, attempt.correlation_id);

@@ -11,7 +11,7 @@ use std::time::Duration;
 use tokio::sync::oneshot;
 
 /// Most passwords that are computed at a time: each takes a core and 19 MiB.
-const AT_A_TIME: usize = 2;
+pub(super) const AT_A_TIME: usize = 2;
 /// Most requests of one address that wait or are served.
 const PER_ADDRESS: usize = 8;
 /// Most requests that wait in one line.

@@ -92,7 +92,7 @@ impl Worker {
 
         // A task goes the whole way: REST, store, the node's link, and back.
         let started = Instant::now();
-        let order = format!(r#"{{"node_id":"{}","task_type":"diag.ping","params":{{"message":"still here"}}}}"#, self.node);
+        let order = format!(r#"{{"node":"{}","task_type":"diag.ping","params":{{"message":"still here"}}}}"#, self.node);
         let answer = http::send(FROM, self.api, &Request::json("/api/v1/tasks", &self.token, &order)).await;
         let id = answer.as_ref().ok().filter(|answer| answer.status == 201).map(|answer| answer.json()["id"].to_string());
         let Some(id) = id else { return self.note("a task", started, &answer, 201) };

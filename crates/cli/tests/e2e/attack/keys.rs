@@ -22,6 +22,6 @@ fn a_crashed_server_leaves_no_core_dump_and_its_keys_are_locked_in_memory() {
     assert!(locked >= 12, "root, intent and signing key are a page each, but only {locked} KiB are locked");
 
     let status = server.crash(PATIENCE);
-    assert_eq!(status.signal(), Some(11), "{status:?}");
+    assert_eq!(status.signal(), Some(6), "{status:?}");
     assert!(!status.core_dumped(), "the kernel wrote the server's memory to a file");
 }

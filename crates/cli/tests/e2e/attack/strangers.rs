@@ -208,7 +208,7 @@ fn a_flood_of_enrollment_requests_does_not_keep_a_host_out() {
             &pin,
         ]);
         let line = enrolling.wait_for_line("waiting for an operator", PATIENCE);
-        let id = line.split_whitespace().find(|word| word.starts_with("enr_")).unwrap_or_else(|| panic!("no id in {line}"));
+        let id = line.split_whitespace().find(|word| word.starts_with("enrol_")).unwrap_or_else(|| panic!("no id in {line}"));
         target.cluster.json(&["node", "approve", id]);
         assert!(enrolling.wait(PATIENCE).success(), "the host did not get in");
         let (accepted, refused) = (accepted.load(Ordering::Relaxed), refused.load(Ordering::Relaxed));
