@@ -80,6 +80,11 @@ impl Birth {
         }
     }
 
+    /// Whether this journal is on record.
+    pub(super) fn knows(&self, id: JournalId) -> bool {
+        self.record.as_ref().is_some_and(|record| record.journal_id == id.to_string())
+    }
+
     /// Records that this is the journal, and that it has come this far. Durable when it returns.
     pub(super) fn note(&mut self, id: JournalId, sequence: u64) -> Result<(), JournalError> {
         let record = Record { journal_id: id.to_string(), sequence };
@@ -186,6 +191,21 @@ mod tests {
         let error = node.open().expect_err("refused");
         assert!(matches!(error, JournalError::Older { sequence: 0, known: 1, .. }), "{error}");
         node.accept_loss();
+    }
+
+    #[tokio::test]
+    async fn a_disk_without_room_keeps_no_node_down_whose_journal_is_on_record() {
+        let node = Node::new();
+        let journal = node.open().expect("opens");
+        journal.append(Record::HighestTime { at: Timestamp(5) }, Vec::new()).await.expect("recorded");
+        drop(journal);
+        // A folder in the place of the temporary file: nothing can be written there.
+        let temporary = format!("identity/.journal.json.{}.tmp", std::process::id());
+        std::fs::create_dir_all(node.folder.path().join(temporary).join("x")).expect("made");
+        assert_eq!(node.open().expect("opens all the same").fence(), Timestamp(0));
+        let record = node.folder.path().join("identity/journal.json");
+        std::fs::remove_file(record).expect("removed");
+        assert!(matches!(node.open(), Err(JournalError::Birth(_))), "but without a record nothing is begun");
     }
 
     #[tokio::test]

@@ -229,7 +229,13 @@ impl Journal {
             birth.check_sequence(&path, opening.writer.sequence())?;
         }
         let id = opening.writer.identify()?;
-        birth.note(id, opening.writer.sequence())?;
+        match birth.note(id, opening.writer.sequence()) {
+            // A full disk must not keep a node down whose journal has its room: only how far it has come is known less well.
+            Err(error) if birth.knows(id) => {
+                tracing::warn!(error = crate::report::chain(&error), "how far the journal has come could not be recorded");
+            }
+            noted => noted?,
+        }
         Self::start(opening, path, Some((birth, id)))
     }
 
