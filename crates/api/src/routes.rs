@@ -10,7 +10,7 @@ pub const BUDGET_LIFT: &str = "/api/v1/cluster/budget/lift";
 
 /// `GET` [`crate::dto::NodeListQuery`] → page of [`crate::dto::Node`].
 pub const NODES: &str = "/api/v1/nodes";
-/// `GET` → [`crate::dto::Node`]; the segment is an id or a unique name, here and in the operations below.
+/// `GET` → [`crate::dto::Node`], `PATCH` [`crate::dto::NodeChange`]; the segment is an id or a unique name, here and in the operations below.
 pub const NODE: &str = "/api/v1/nodes/{node}";
 /// `POST` [`crate::dto::Reason`] → [`crate::dto::Node`]: maintenance on.
 pub const NODE_DRAIN: &str = "/api/v1/nodes/{node}/drain";
