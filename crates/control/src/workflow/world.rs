@@ -27,6 +27,12 @@ pub(super) async fn load<'a>(
     run: &Allocation,
     context: &Context,
 ) -> Result<(World, Option<Held<'a>>), Failure> {
+    // The task first: its end and what becomes of the slots are one commit, so slots that are read after it are never older than it. The
+    // other way round, a release that ends between the two reads would look like one that left the slots dirty.
+    let task = match run.task_id {
+        Some(id) => control.store.task_get(id).await?,
+        None => None,
+    };
     let slots = control.store.slot_of_allocation(run.id).await?;
     for slot in &slots {
         check_seal(control, slot)?;
@@ -40,10 +46,6 @@ pub(super) async fn load<'a>(
     let node_id = slots.first().map(|slot| slot.node_id).or(run.node_id);
     let node = match node_id {
         Some(id) => control.store.node_get(id).await?,
-        None => None,
-    };
-    let task = match run.task_id {
-        Some(id) => control.store.task_get(id).await?,
         None => None,
     };
     let lease_tasks = lease_tasks(control, &slots, machine.as_ref(), task.as_ref()).await?;
