@@ -24,7 +24,7 @@ const PLACE_AGAIN: Duration = Duration::from_secs(60);
 /// How soon a place is looked for again if another one was faster.
 const LOOK_AGAIN: Duration = Duration::from_secs(1);
 /// How soon a release is tried again that was over the budget of destruction.
-const BUDGET_AGAIN: Duration = Duration::from_secs(20);
+const BUDGET_AGAIN: Duration = Duration::from_secs(5);
 /// How long to wait before a release is tried again, after the first and after the second. The third is the last: see [`MAX_RELEASES`].
 const RELEASE_AGAIN: [Duration; MAX_RELEASES as usize - 1] = [Duration::from_secs(10), Duration::from_secs(60)];
 
