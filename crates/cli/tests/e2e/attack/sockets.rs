@@ -65,6 +65,15 @@ trait Connection: AsyncRead + AsyncWrite + Unpin + Send {}
 impl<T: AsyncRead + AsyncWrite + Unpin + Send> Connection for T {}
 
 impl Door {
+    /// How long the attacker waits before it opens a connection again. At the local socket everybody is root, so that nothing tells the
+    /// attacker's connections from others; only its pace does.
+    fn pause(&self) -> Duration {
+        match self {
+            Self::Plain(_) | Self::Tls(..) => Duration::from_millis(100),
+            Self::Local(_) => Duration::from_secs(1),
+        }
+    }
+
     async fn open(&self, from: Ipv4Addr) -> std::io::Result<Box<dyn Connection>> {
         Ok(match self {
             Self::Plain(address) | Self::Tls(address, None) => Box::new(http::connect(from, *address).await?),
@@ -101,7 +110,7 @@ fn hold(door: &Door, ways: &[Hold], count: usize, sources: &[Ipv4Addr], time: Du
                         while matches!(connection.read(&mut answer).await, Ok(read) if read > 0) {}
                         cut.fetch_add(1, Ordering::Relaxed);
                     }
-                    tokio::time::sleep(Duration::from_millis(100)).await;
+                    tokio::time::sleep(door.pause()).await;
                 }
             });
         }
