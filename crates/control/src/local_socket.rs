@@ -3,13 +3,12 @@
 //! For recovery, when nobody can sign in any more. Whoever may open it, root and the server's own user, could read its keys anyway.
 
 use std::io;
-use std::net::SocketAddr;
 use std::os::unix::fs::{MetadataExt as _, PermissionsExt as _};
 use std::path::{Path, PathBuf};
 
 use tokio::net::{UnixListener, UnixStream};
 
-use crate::listener::Accept;
+use crate::listener::{Accept, Peer};
 
 /// The open door. Removes the socket when it is closed.
 pub(crate) struct LocalSocket {
@@ -46,13 +45,18 @@ impl LocalSocket {
 impl Accept for LocalSocket {
     type Stream = UnixStream;
 
-    async fn accept(&self) -> io::Result<Option<(UnixStream, Option<SocketAddr>)>> {
+    async fn accept(&self) -> io::Result<Option<(UnixStream, Peer)>> {
         let (stream, _) = self.listener.accept().await?;
-        if is_trusted(&stream) {
-            return Ok(Some((stream, None)));
+        // The file's mode keeps others out; the kernel's word about the other side does as well.
+        match stream.peer_cred() {
+            Ok(peer) if may_enter(peer.uid(), rustix::process::geteuid().as_raw()) => {
+                Ok(Some((stream, Peer::Process(peer.pid()))))
+            }
+            Ok(_) | Err(_) => {
+                tracing::warn!("somebody who is neither root nor the server's own user tried the local socket");
+                Ok(None)
+            }
         }
-        tracing::warn!("somebody who is neither root nor the server's own user tried the local socket");
-        Ok(None)
     }
 }
 
@@ -62,11 +66,6 @@ impl Drop for LocalSocket {
             let _ = std::fs::remove_file(&self.path);
         }
     }
-}
-
-/// The file's mode keeps others out; the kernel's word about the other side does as well.
-fn is_trusted(stream: &UnixStream) -> bool {
-    stream.peer_cred().is_ok_and(|peer| may_enter(peer.uid(), rustix::process::geteuid().as_raw()))
 }
 
 fn may_enter(peer: u32, own: u32) -> bool {

@@ -1,9 +1,9 @@
-//! Places for connections: how many there may be, how many of one address, and who has to leave when a newcomer needs one.
+//! Places for connections: how many there may be, how many of one origin, and who has to leave when a newcomer needs one.
 //!
 //! A connection that has proved nothing costs its owner nothing, so holding one must not keep anybody else out. When all places are
-//! taken, the newcomer gets the place of a connection of the address that has most of them; where no address has more than one, of
-//! the connection that has shown the least, and among equals of the oldest. Connections that serve a known caller are never ended for
-//! somebody else.
+//! taken, the newcomer gets the place of a connection of the origin (an address, or a process at a local socket) that has most of
+//! them; where none has more than one, of the connection that has shown the least, and among equals of the oldest. Connections that
+//! serve a known caller are never ended for somebody else.
 
 use std::collections::{BTreeSet, HashMap};
 use std::net::{IpAddr, Ipv6Addr};
@@ -16,16 +16,16 @@ use tokio::sync::Notify;
 const MAX_LEAVING: usize = 16;
 /// How many connections of known callers are looked at for one that does nothing.
 const MAX_LOOKS: usize = 64;
-/// How many of the addresses with most connections are looked at for one that has shown little.
-const MAX_ADDRESSES: usize = 8;
+/// How many of the origins with most connections are looked at for one that has shown little.
+const MAX_ORIGINS: usize = 8;
 
 /// How many places there are.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct PlaceLimits {
     /// In all.
     pub total: usize,
-    /// For one address (an IPv6 network of 64 bits counts as one).
-    pub per_address: usize,
+    /// For one address (an IPv6 network of 64 bits counts as one), or one process at a local socket.
+    pub per_origin: usize,
 }
 
 /// What a connection has shown so far. Those with less leave first.
@@ -48,25 +48,38 @@ pub enum Stage {
 /// Why there was no place.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum NoPlace {
-    /// The address has all of its places, and each is in use by a known caller.
-    Address,
+    /// The address or process has all of its places, and each is in use by a known caller.
+    Origin,
     /// All places are in use by known callers.
     Total,
 }
 
-/// One address, as far as places are concerned.
+/// Where a connection comes from, as far as places are concerned.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub struct AddressKey(IpAddr);
+pub struct Origin(OriginKey);
 
-impl From<IpAddr> for AddressKey {
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+enum OriginKey {
+    Address(IpAddr),
+    Process(i32),
+}
+
+impl Origin {
+    /// A process of this machine, by its id.
+    pub fn process(id: i32) -> Self {
+        Self(OriginKey::Process(id))
+    }
+}
+
+impl From<IpAddr> for Origin {
     fn from(address: IpAddr) -> Self {
-        match address.to_canonical() {
+        Self(OriginKey::Address(match address.to_canonical() {
             IpAddr::V6(address) => {
                 let [a, b, c, d, ..] = address.segments();
-                Self(IpAddr::V6(Ipv6Addr::new(a, b, c, d, 0, 0, 0, 0)))
+                IpAddr::V6(Ipv6Addr::new(a, b, c, d, 0, 0, 0, 0))
             }
-            v4 @ IpAddr::V4(_) => Self(v4),
-        }
+            v4 @ IpAddr::V4(_) => v4,
+        }))
     }
 }
 
@@ -89,9 +102,9 @@ struct Inner {
     next: u64,
     entries: HashMap<u64, Taken>,
     order: BTreeSet<(Stage, u64)>,
-    addresses: HashMap<AddressKey, BTreeSet<(Stage, u64)>>,
-    /// How many places each address has.
-    counts: BTreeSet<(usize, AddressKey)>,
+    origins: HashMap<Origin, BTreeSet<(Stage, u64)>>,
+    /// How many places each origin has.
+    counts: BTreeSet<(usize, Origin)>,
     /// Connections that were told to leave and are still there. They are in none of the above.
     leaving: usize,
 }
@@ -100,7 +113,7 @@ struct Inner {
 struct Taken {
     entry: Arc<Entry>,
     stage: Stage,
-    address: Option<AddressKey>,
+    origin: Option<Origin>,
 }
 
 #[derive(Debug)]
@@ -116,11 +129,11 @@ impl Inner {
     fn insert(&mut self, taken: Taken) {
         let number = taken.entry.number;
         self.order.insert((taken.stage, number));
-        if let Some(address) = taken.address {
-            let of_address = self.addresses.entry(address).or_default();
-            self.counts.remove(&(of_address.len(), address));
-            of_address.insert((taken.stage, number));
-            self.counts.insert((of_address.len(), address));
+        if let Some(origin) = taken.origin {
+            let of_origin = self.origins.entry(origin).or_default();
+            self.counts.remove(&(of_origin.len(), origin));
+            of_origin.insert((taken.stage, number));
+            self.counts.insert((of_origin.len(), origin));
         }
         self.entries.insert(number, taken);
     }
@@ -128,24 +141,24 @@ impl Inner {
     fn remove(&mut self, number: u64) -> Option<Taken> {
         let taken = self.entries.remove(&number)?;
         self.order.remove(&(taken.stage, number));
-        if let Some(address) = taken.address
-            && let Some(of_address) = self.addresses.get_mut(&address)
+        if let Some(origin) = taken.origin
+            && let Some(of_origin) = self.origins.get_mut(&origin)
         {
-            self.counts.remove(&(of_address.len(), address));
-            of_address.remove(&(taken.stage, number));
-            if of_address.is_empty() {
-                self.addresses.remove(&address);
+            self.counts.remove(&(of_origin.len(), origin));
+            of_origin.remove(&(taken.stage, number));
+            if of_origin.is_empty() {
+                self.origins.remove(&origin);
             } else {
-                self.counts.insert((of_address.len(), address));
+                self.counts.insert((of_origin.len(), origin));
             }
         }
         Some(taken)
     }
 
-    /// The connection that has to leave first, of one address or of all.
-    fn first_to_leave(&self, address: Option<AddressKey>, at_most: Stage) -> Option<u64> {
-        let order = match address {
-            Some(address) => self.addresses.get(&address)?,
+    /// The connection that has to leave first, of one origin or of all.
+    fn first_to_leave(&self, origin: Option<Origin>, at_most: Stage) -> Option<u64> {
+        let order = match origin {
+            Some(origin) => self.origins.get(&origin)?,
             None => &self.order,
         };
         let (stage, number) = *order.first()?;
@@ -162,8 +175,8 @@ impl Inner {
     /// The connection that has to leave when all places are taken. Whoever reopens connections as fast as they are ended must not reach
     /// somebody who has one or two and is about to ask.
     fn first_of_all_to_leave(&self) -> Option<u64> {
-        let most = self.counts.iter().rev().take(MAX_ADDRESSES).take_while(|(count, _)| *count > 1);
-        let mut of_most = most.filter_map(|(_, address)| self.first_to_leave(Some(*address), Stage::Receiving));
+        let most = self.counts.iter().rev().take(MAX_ORIGINS).take_while(|(count, _)| *count > 1);
+        let mut of_most = most.filter_map(|(_, origin)| self.first_to_leave(Some(*origin), Stage::Receiving));
         of_most.next().or_else(|| self.first_to_leave(None, Stage::Known))
     }
 
@@ -185,13 +198,12 @@ impl Places {
         Self { shared: Arc::new(Shared { limits, inner: Mutex::default(), left: Notify::new() }) }
     }
 
-    /// A place for a new connection, if need be that of another one. Without an address, only the total counts.
-    pub fn admit(&self, address: Option<IpAddr>) -> Result<Place, NoPlace> {
+    /// A place for a new connection, if need be that of another one. Without an origin, only the total counts.
+    pub fn admit(&self, origin: Option<Origin>) -> Result<Place, NoPlace> {
         let mut inner = lock(&self.shared.inner);
-        let address = address.map(AddressKey::from);
-        let of_address = address.and_then(|address| inner.addresses.get(&address)).map_or(0, BTreeSet::len);
-        if of_address >= self.shared.limits.per_address {
-            let first = inner.first_to_leave(address, Stage::Known).ok_or(NoPlace::Address)?;
+        let of_origin = origin.and_then(|origin| inner.origins.get(&origin)).map_or(0, BTreeSet::len);
+        if of_origin >= self.shared.limits.per_origin {
+            let first = inner.first_to_leave(origin, Stage::Known).ok_or(NoPlace::Origin)?;
             inner.send_away(first);
         }
         if inner.entries.len() >= self.shared.limits.total {
@@ -202,7 +214,7 @@ impl Places {
         inner.next += 1;
         let entry =
             Arc::new(Entry { number, open: AtomicUsize::new(0), is_known: AtomicBool::new(false), told_to_leave: Notify::new() });
-        inner.insert(Taken { entry: Arc::clone(&entry), stage: Stage::Silent, address });
+        inner.insert(Taken { entry: Arc::clone(&entry), stage: Stage::Silent, origin });
         drop(inner);
         Ok(Place { handle: PlaceHandle { shared: Arc::clone(&self.shared), entry } })
     }
@@ -226,9 +238,9 @@ impl Places {
         lock(&self.shared.inner).entries.len()
     }
 
-    /// How many places this address has taken.
-    pub fn taken_by(&self, address: IpAddr) -> usize {
-        lock(&self.shared.inner).addresses.get(&address.into()).map_or(0, BTreeSet::len)
+    /// How many places this origin has taken.
+    pub fn taken_by(&self, origin: Origin) -> usize {
+        lock(&self.shared.inner).origins.get(&origin).map_or(0, BTreeSet::len)
     }
 }
 
@@ -280,8 +292,8 @@ impl PlaceHandle {
     }
 
     /// From now on the connection counts for the total only: whoever is behind it has proved who they are.
-    pub fn leave_address(&self) {
-        self.change(|taken| taken.address = None);
+    pub fn leave_origin(&self) {
+        self.change(|taken| taken.origin = None);
     }
 
     fn change(&self, change: impl FnOnce(&mut Taken)) {
@@ -325,8 +337,8 @@ mod tests {
     const ONE: IpAddr = IpAddr::V4(Ipv4Addr::new(192, 0, 2, 1));
     const OTHER: IpAddr = IpAddr::V4(Ipv4Addr::new(192, 0, 2, 2));
 
-    fn places(total: usize, per_address: usize) -> Places {
-        Places::new(PlaceLimits { total, per_address })
+    fn places(total: usize, per_origin: usize) -> Places {
+        Places::new(PlaceLimits { total, per_origin })
     }
 
     /// Whether the connection was told to leave.
@@ -340,9 +352,9 @@ mod tests {
     #[test]
     fn a_newcomer_gets_the_place_of_the_oldest_that_has_shown_the_least() {
         let places = places(3, 3);
-        let [busy, silent, newer] = [(); 3].map(|()| places.admit(Some(ONE)).expect("a place"));
+        let [busy, silent, newer] = [(); 3].map(|()| places.admit(Some(ONE.into())).expect("a place"));
         busy.handle().reached(Stage::Serving);
-        let newcomer = places.admit(Some(ONE)).expect("a place");
+        let newcomer = places.admit(Some(ONE.into())).expect("a place");
         assert!(must_leave(&silent) && !must_leave(&busy) && !must_leave(&newer) && !must_leave(&newcomer));
         assert_eq!(places.taken(), 3, "the one that leaves is not counted any more");
     }
@@ -350,12 +362,12 @@ mod tests {
     #[test]
     fn one_address_takes_places_from_itself_and_not_from_others() {
         let places = places(10, 2);
-        let other = places.admit(Some(OTHER)).expect("a place");
-        let mut own: Vec<Place> = (0..2).map(|_| places.admit(Some(ONE)).expect("a place")).collect();
+        let other = places.admit(Some(OTHER.into())).expect("a place");
+        let mut own: Vec<Place> = (0..2).map(|_| places.admit(Some(ONE.into())).expect("a place")).collect();
         for _ in 0..100 {
-            own.push(places.admit(Some(ONE)).expect("a place"));
+            own.push(places.admit(Some(ONE.into())).expect("a place"));
         }
-        assert_eq!((places.taken(), places.taken_by(ONE), places.taken_by(OTHER)), (3, 2, 1));
+        assert_eq!((places.taken(), places.taken_by(ONE.into()), places.taken_by(OTHER.into())), (3, 2, 1));
         assert!(!must_leave(&other));
         assert_eq!(own.iter().filter(|place| !must_leave(place)).count(), 2);
     }
@@ -363,9 +375,9 @@ mod tests {
     #[test]
     fn a_flood_from_some_addresses_takes_no_place_from_somebody_with_one() {
         let places = places(8, 4);
-        let quiet = places.admit(Some(OTHER)).expect("a place");
+        let quiet = places.admit(Some(OTHER.into())).expect("a place");
         let flood = (0..200_u8).map(|number| IpAddr::V4(Ipv4Addr::new(198, 51, 100, number % 3)));
-        let held: Vec<Place> = flood.map(|address| places.admit(Some(address)).expect("a place")).collect();
+        let held: Vec<Place> = flood.map(|address| places.admit(Some(address.into())).expect("a place")).collect();
         assert!(!must_leave(&quiet), "older and as silent as all others, but the only one of its address");
         assert_eq!(held.iter().filter(|place| !must_leave(place)).count(), 7);
     }
@@ -373,39 +385,48 @@ mod tests {
     #[test]
     fn a_request_that_is_served_outlives_silent_ones_of_a_smaller_address() {
         let places = places(4, 4);
-        let busy: Vec<Place> = (0..3).map(|_| places.admit(Some(ONE)).expect("a place")).collect();
+        let busy: Vec<Place> = (0..3).map(|_| places.admit(Some(ONE.into())).expect("a place")).collect();
         busy.iter().for_each(|place| place.handle().reached(Stage::Serving));
-        let silent = places.admit(Some(OTHER)).expect("a place");
-        let _newcomer = places.admit(Some(OTHER)).expect("a place");
+        let silent = places.admit(Some(OTHER.into())).expect("a place");
+        let _newcomer = places.admit(Some(OTHER.into())).expect("a place");
         assert!(must_leave(&silent) && !busy.iter().any(must_leave));
+    }
+
+    #[test]
+    fn a_flood_of_one_process_takes_no_place_from_another_process() {
+        let places = places(8, 8);
+        let other = places.admit(Some(Origin::process(7))).expect("a place");
+        let flood: Vec<Place> = (0..200).map(|_| places.admit(Some(Origin::process(8))).expect("a place")).collect();
+        assert!(!must_leave(&other));
+        assert_eq!(flood.iter().filter(|place| !must_leave(place)).count(), 7);
     }
 
     #[test]
     fn addresses_of_one_ipv6_network_share_their_places() {
         let places = places(10, 2);
-        let of = |text: &str| places.admit(Some(text.parse().expect("an address"))).expect("a place");
+        let of = |text: &str| places.admit(Some(text.parse::<IpAddr>().expect("an address").into())).expect("a place");
         let _held = [of("2001:db8::1"), of("2001:db8::2"), of("2001:db8::ffff:3"), of("2001:db8:0:1::1")];
-        assert_eq!(places.taken_by("2001:db8::9".parse().expect("an address")), 2);
+        assert_eq!(places.taken_by("2001:db8::9".parse::<IpAddr>().expect("an address").into()), 2);
         assert_eq!(places.taken(), 3);
         let mapped = of("::ffff:192.0.2.1");
-        assert_eq!(places.taken_by(ONE), 1);
+        assert_eq!(places.taken_by(ONE.into()), 1);
         drop(mapped);
-        assert_eq!(places.taken_by(ONE), 0);
+        assert_eq!(places.taken_by(ONE.into()), 0);
     }
 
     #[test]
     fn an_open_request_of_a_known_caller_is_never_ended_for_somebody_else() {
         let places = places(2, 2);
-        let held: Vec<Place> = (0..2).map(|_| places.admit(Some(ONE)).expect("a place")).collect();
+        let held: Vec<Place> = (0..2).map(|_| places.admit(Some(ONE.into())).expect("a place")).collect();
         for place in &held {
             place.handle().opened();
             place.handle().reached(Stage::Known);
         }
-        assert_eq!(places.admit(Some(ONE)).expect_err("full"), NoPlace::Address);
-        assert_eq!(places.admit(Some(OTHER)).expect_err("full"), NoPlace::Total);
+        assert_eq!(places.admit(Some(ONE.into())).expect_err("full"), NoPlace::Origin);
+        assert_eq!(places.admit(Some(OTHER.into())).expect_err("full"), NoPlace::Total);
         assert!(!places.shed());
         held[1].handle().closed();
-        places.admit(Some(OTHER)).expect("the place of the one that does nothing");
+        places.admit(Some(OTHER.into())).expect("the place of the one that does nothing");
         assert!(must_leave(&held[1]) && !must_leave(&held[0]));
     }
 
@@ -414,21 +435,21 @@ mod tests {
         let places = places(10, 1);
         let agents: Vec<Place> = (0..5)
             .map(|_| {
-                let place = places.admit(Some(ONE)).expect("a place");
+                let place = places.admit(Some(ONE.into())).expect("a place");
                 place.handle().opened();
                 place.handle().reached(Stage::Known);
-                place.handle().leave_address();
+                place.handle().leave_origin();
                 place
             })
             .collect();
         assert!(agents.iter().all(|agent| !must_leave(agent)));
-        assert_eq!((places.taken(), places.taken_by(ONE)), (5, 0));
+        assert_eq!((places.taken(), places.taken_by(ONE.into())), (5, 0));
     }
 
     #[test]
     fn the_oldest_unfinished_request_of_a_stranger_makes_room_for_a_newer_one() {
         let places = places(10, 10);
-        let [known, whole, first, second, third] = [(); 5].map(|()| places.admit(Some(ONE)).expect("a place"));
+        let [known, whole, first, second, third] = [(); 5].map(|()| places.admit(Some(ONE.into())).expect("a place"));
         known.handle().reached(Stage::Known);
         whole.handle().reached(Stage::Serving);
         for unfinished in [&first, &second, &third] {
@@ -443,7 +464,7 @@ mod tests {
     #[tokio::test]
     async fn accepting_waits_for_those_who_have_to_leave() {
         let places = places(1, 1);
-        let mut held: Vec<Place> = (0..=MAX_LEAVING + 1).map(|_| places.admit(Some(ONE)).expect("a place")).collect();
+        let mut held: Vec<Place> = (0..=MAX_LEAVING + 1).map(|_| places.admit(Some(ONE.into())).expect("a place")).collect();
         let settled = places.settled();
         tokio::pin!(settled);
         let mut context = std::task::Context::from_waker(std::task::Waker::noop());

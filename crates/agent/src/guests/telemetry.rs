@@ -33,7 +33,7 @@ const PATH: &str = "/internal/v1/guest-telemetry";
 /// Most bytes of one report.
 const MAX_BODY: usize = 16 * 1024;
 /// Most connections of all guests together, and of one address: a guest needs one for a moment.
-const PLACES: PlaceLimits = PlaceLimits { total: 64, per_address: 4 };
+const PLACES: PlaceLimits = PlaceLimits { total: 64, per_origin: 4 };
 /// Most reports of one guest that are read at the same time, from whatever addresses it sends them.
 const READ_AT_ONCE: usize = 2;
 /// After an accept that failed.
@@ -208,7 +208,7 @@ impl Guests {
                 }
             };
             // A guest that floods takes places from itself; whoever has shown the least leaves first.
-            let Ok(place) = places.admit(Some(from.ip())) else { continue };
+            let Ok(place) = places.admit(Some(from.ip().into())) else { continue };
             let guests = self.clone();
             tokio::spawn(async move {
                 let handle = place.handle();
@@ -307,6 +307,8 @@ async fn listen(address: SocketAddr) -> std::io::Result<TcpListener> {
 
 #[cfg(test)]
 mod tests {
+    use std::net::IpAddr;
+
     use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 
     use super::*;
@@ -367,7 +369,7 @@ mod tests {
             held.push(stream);
         }
         assert!(ask(address, &post("victim", "{\"load_percent\":1}")).await.contains("204"));
-        assert!(places.taken_by("127.0.0.2".parse().expect("an address")) <= PLACES.per_address);
+        assert!(places.taken_by("127.0.0.2".parse::<std::net::IpAddr>().expect("an address").into()) <= PLACES.per_origin);
         // The same with more addresses than there are places.
         for number in 0..100 {
             held.push(connect_from(&format!("127.0.1.{}", number + 1), address).await);

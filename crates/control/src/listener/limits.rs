@@ -16,7 +16,7 @@ const MIN_CONNECTIONS: usize = 16;
 /// What one listener gives its clients.
 #[derive(Clone, Debug)]
 pub struct ListenerLimits {
-    /// Connections, in all and per address.
+    /// Connections, in all and per address or, at the local socket, per process.
     pub places: PlaceLimits,
     /// From the connection to its first byte.
     pub first_byte: Duration,
@@ -49,9 +49,9 @@ pub struct ListenerLimits {
 }
 
 impl ListenerLimits {
-    fn new(connections: usize, per_address: usize) -> Self {
+    fn new(connections: usize, per_origin: usize) -> Self {
         Self {
-            places: PlaceLimits { total: connections, per_address: per_address.max(MIN_CONNECTIONS / 2) },
+            places: PlaceLimits { total: connections, per_origin: per_origin.max(MIN_CONNECTIONS / 2) },
             first_byte: Duration::from_secs(5),
             handshake: Duration::from_secs(10),
             head: Duration::from_secs(10),
@@ -86,14 +86,14 @@ impl ListenerLimits {
         }
     }
 
-    /// For whoever sits at the server.
+    /// For whoever sits at the server. One process has at most half of the places: streams that it has open are never ended for another.
     pub fn local() -> Self {
         Self {
             stranger_bytes: 1024 * 1024,
             caller_bytes: 16 * 1024 * 1024,
             idle: Duration::from_secs(30),
             drain: Duration::from_secs(5),
-            ..Self::new(LOCAL_CONNECTIONS, LOCAL_CONNECTIONS)
+            ..Self::new(LOCAL_CONNECTIONS, LOCAL_CONNECTIONS / 2)
         }
     }
 }
@@ -144,7 +144,7 @@ mod tests {
                 let link = if has_link { limits.link.places.total } else { 0 };
                 let left = usize::try_from(descriptors).expect("fits") - api - link;
                 assert!(left >= RESERVED, "{descriptors}: {left} left");
-                assert!(limits.api.places.per_address * 4 <= limits.api.places.total, "one address takes a quarter at most");
+                assert!(limits.api.places.per_origin * 4 <= limits.api.places.total, "one address takes a quarter at most");
                 assert!(limits.streams * 2 <= limits.api.places.total);
             }
         }

@@ -18,7 +18,7 @@ use std::time::Duration;
 
 use axum::Router;
 use gpuaas_world::net::{TcpListener, TcpStream};
-use gpuaas_world::places::{NoPlace, Place, Places, Stage};
+use gpuaas_world::places::{NoPlace, Origin, Place, Places, Stage};
 use hyper_util::rt::{TokioExecutor, TokioIo, TokioTimer};
 use hyper_util::server::conn::auto;
 use tokio::io::{AsyncRead, AsyncWrite};
@@ -82,23 +82,51 @@ impl ListenerOptions {
     }
 }
 
+/// Who is at the other end of a connection.
+#[derive(Clone, Copy, Debug)]
+pub(crate) enum Peer {
+    /// Somebody on the network.
+    Network(SocketAddr),
+    /// A process of this machine, with its id if the kernel says it.
+    Process(Option<i32>),
+}
+
+impl Peer {
+    fn address(self) -> Option<SocketAddr> {
+        match self {
+            Self::Network(address) => Some(address),
+            Self::Process(_) => None,
+        }
+    }
+
+    /// Whom its place counts for.
+    fn origin(self, proxies: &TrustedProxies) -> Option<Origin> {
+        match self {
+            // Behind a proxy are many.
+            Self::Network(address) if proxies.contains(address.ip()) => None,
+            Self::Network(address) => Some(address.ip().into()),
+            Self::Process(id) => id.map(Origin::process),
+        }
+    }
+}
+
 /// What connections come from.
 pub(crate) trait Accept: Send + Sync + 'static {
     /// A connection.
     type Stream: AsyncRead + AsyncWrite + Unpin + Send + 'static;
 
-    /// The next connection and where it comes from, or nothing if that one may not come in.
-    fn accept(&self) -> impl Future<Output = io::Result<Option<(Self::Stream, Option<SocketAddr>)>>> + Send;
+    /// The next connection and who is at its other end, or nothing if that one may not come in.
+    fn accept(&self) -> impl Future<Output = io::Result<Option<(Self::Stream, Peer)>>> + Send;
 }
 
 impl Accept for TcpListener {
     type Stream = TcpStream;
 
-    async fn accept(&self) -> io::Result<Option<(TcpStream, Option<SocketAddr>)>> {
+    async fn accept(&self) -> io::Result<Option<(TcpStream, Peer)>> {
         let (stream, address) = TcpListener::accept(self).await?;
         // Without this, small messages wait for the other side's delayed acknowledgement.
         let _ = stream.set_nodelay(true);
-        Ok(Some((stream, Some(address))))
+        Ok(Some((stream, Peer::Network(address))))
     }
 }
 
@@ -167,9 +195,9 @@ pub(crate) async fn serve_any<L: Accept>(
             } => accepted,
         };
         match accepted {
-            Ok(Some((stream, address))) => match place_for(&places, address, &serving) {
+            Ok(Some((stream, peer))) => match place_for(&places, peer, &serving) {
                 Ok(place) => {
-                    connections.spawn(connection(stream, address, place, Arc::clone(&serving)));
+                    connections.spawn(connection(stream, peer.address(), place, Arc::clone(&serving)));
                 }
                 Err(reason) => serving.cut(reason),
             },
@@ -202,11 +230,9 @@ pub(crate) async fn serve_any<L: Accept>(
     }
 }
 
-fn place_for(places: &Places, address: Option<SocketAddr>, serving: &Serving) -> Result<Place, Reason> {
-    // Behind a proxy are many.
-    let counted = address.map(|address| address.ip()).filter(|ip| !serving.options.proxies.contains(*ip));
-    places.admit(counted).map_err(|no_place| match no_place {
-        NoPlace::Address => Reason::Address,
+fn place_for(places: &Places, peer: Peer, serving: &Serving) -> Result<Place, Reason> {
+    places.admit(peer.origin(&serving.options.proxies)).map_err(|no_place| match no_place {
+        NoPlace::Origin => Reason::Address,
         NoPlace::Total => Reason::Full,
     })
 }
@@ -232,7 +258,7 @@ where
             if leaf.is_some() {
                 // Thousands of agents may come from one address, and each has proved which node it is.
                 state.place.reached(Stage::Known);
-                state.place.leave_address();
+                state.place.leave_origin();
             }
             let certificate = ClientCertificate(leaf.map(Arc::new));
             // Boxed, so that a link does not hold the room of its handshake for the rest of its life.

@@ -229,7 +229,7 @@ mod tests {
     }
 
     fn connection() -> (gpuaas_world::places::Place, Arc<ConnectionState>) {
-        let place = Places::new(PlaceLimits { total: 1, per_address: 1 }).admit(None).expect("a place");
+        let place = Places::new(PlaceLimits { total: 1, per_origin: 1 }).admit(None).expect("a place");
         let state = ConnectionState::new(place.handle());
         (place, state)
     }

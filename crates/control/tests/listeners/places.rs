@@ -26,7 +26,7 @@ async fn is_ended(socket: &mut TcpStream) -> bool {
 async fn a_thousand_silent_connections_keep_nobody_out() {
     let mut limits = long();
     for places in [&mut limits.api.places, &mut limits.link.places, &mut limits.local.places] {
-        *places = PlaceLimits { total: 16, per_address: 8 };
+        *places = PlaceLimits { total: 16, per_origin: 8 };
     }
     let server = server(limits, false).await;
     let (api_address, link_address) = (server.server().api_address.unwrap(), server.server().link_address.unwrap());
@@ -57,7 +57,7 @@ async fn a_thousand_silent_connections_keep_nobody_out() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn one_address_takes_no_places_from_another() {
     let mut limits = long();
-    limits.api.places = PlaceLimits { total: 16, per_address: 4 };
+    limits.api.places = PlaceLimits { total: 16, per_origin: 4 };
     let server = server(limits, false).await;
     let to = server.server().api_address.unwrap();
     let mut quiet = connect_from("127.0.4.1", to).await;
@@ -77,7 +77,7 @@ async fn one_address_takes_no_places_from_another() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn nodes_do_not_count_for_their_address() {
     let mut limits = long();
-    limits.link.places = PlaceLimits { total: 64, per_address: 2 };
+    limits.link.places = PlaceLimits { total: 64, per_origin: 2 };
     let server = server(limits, false).await;
     let host = Host::enrolled(&server).await;
     let mut links = Vec::new();
@@ -105,7 +105,7 @@ async fn nodes_do_not_count_for_their_address() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_trusted_proxy_has_as_many_connections_as_it_needs() {
     let mut limits = long();
-    limits.api.places = PlaceLimits { total: 64, per_address: 2 };
+    limits.api.places = PlaceLimits { total: 64, per_origin: 2 };
     let server = TestServer::configured(|config| {
         config.limits = Some(limits);
         config.trusted_proxies = vec!["127.0.5.0/24".parse().unwrap()];

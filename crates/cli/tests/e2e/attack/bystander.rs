@@ -6,6 +6,8 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
+use gpuaas_testkit::{Launch, PATIENCE};
+
 use super::http::{self, Answer, Request};
 use super::target::Target;
 
@@ -41,7 +43,9 @@ impl std::fmt::Display for Served {
 
 struct Worker {
     api: SocketAddr,
-    socket: PathBuf,
+    /// The CLI at the server's own socket. A process of its own, as places there are shared out among processes.
+    at_the_server: Launch,
+    folder: PathBuf,
     node: String,
     token: String,
     served: Served,
@@ -52,7 +56,11 @@ impl Bystander {
         let stop = Arc::new(AtomicBool::new(false));
         let mut worker = Worker {
             api: target.api(),
-            socket: target.local_socket(),
+            at_the_server: Launch::new("gpuaas")
+                .arg("--socket")
+                .arg(target.local_socket())
+                .args(["cluster", "info", "-o", "json"]),
+            folder: target.cluster.dir.path().to_owned(),
             node: target.node.clone(),
             token: target.token.clone(),
             served: Served::default(),
@@ -83,19 +91,18 @@ impl Worker {
     async fn round(&mut self) {
         let started = Instant::now();
         let answer = http::send(FROM, self.api, &Request::get("/api/v1/nodes", &self.token)).await;
-        self.note("a list of nodes", started, &answer, 200);
+        self.note("a list of nodes", started, expect(answer, 200));
 
         let started = Instant::now();
-        let local = Request { method: "GET", path: "/api/v1/cluster", token: None, body: None, headers: &[] };
-        let answer = http::send_local(&self.socket, &local).await;
-        self.note("the local socket", started, &answer, 200);
+        let (status, _, said) = self.at_the_server.run(&self.folder, PATIENCE);
+        self.note("the local socket", started, if status.success() { Ok(()) } else { Err(said) });
 
         // A task goes the whole way: REST, store, the node's link, and back.
         let started = Instant::now();
         let order = format!(r#"{{"node":"{}","task_type":"diag.ping","params":{{"message":"still here"}}}}"#, self.node);
         let answer = http::send(FROM, self.api, &Request::json("/api/v1/tasks", &self.token, &order)).await;
         let id = answer.as_ref().ok().filter(|answer| answer.status == 201).map(|answer| answer.json()["id"].to_string());
-        let Some(id) = id else { return self.note("a task", started, &answer, 201) };
+        let Some(id) = id else { return self.note("a task", started, expect(answer, 201)) };
         let path = format!("/api/v1/tasks/{}", id.trim_matches('"'));
         loop {
             let answer = http::send(FROM, self.api, &Request::get(&path, &self.token)).await;
@@ -105,20 +112,27 @@ impl Worker {
                 if !ended {
                     self.served.failures.push(format!("the task did not end: {answer:?}"));
                 }
-                return self.note("a task", started, &answer, 200);
+                return self.note("a task", started, expect(answer, 200));
             }
             tokio::time::sleep(LOOK).await;
         }
     }
 
-    fn note(&mut self, what: &'static str, started: Instant, answer: &Result<Answer, String>, status: u16) {
+    fn note(&mut self, what: &'static str, started: Instant, served: Result<(), String>) {
         let took = started.elapsed();
         if took > self.served.slowest {
             (self.served.slowest, self.served.slowest_what) = (took, what);
         }
-        match answer {
-            Ok(answer) if answer.status == status => self.served.requests += 1,
-            Ok(_) | Err(_) => self.served.failures.push(format!("{what}: {answer:?}")),
+        match served {
+            Ok(()) => self.served.requests += 1,
+            Err(said) => self.served.failures.push(format!("{what}: {said}")),
         }
+    }
+}
+
+fn expect(answer: Result<Answer, String>, status: u16) -> Result<(), String> {
+    match answer? {
+        answer if answer.status == status => Ok(()),
+        answer => Err(format!("{answer:?}")),
     }
 }

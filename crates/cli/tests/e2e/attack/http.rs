@@ -1,13 +1,12 @@
 //! Requests as a client of no particular library sends them, over connections of their own.
 
 use std::net::{Ipv4Addr, SocketAddr};
-use std::path::Path;
 use std::time::Duration;
 
 use gpuaas_contract::link::SERVER_NAME;
 use rustls::pki_types::ServerName;
 use tokio::io::{AsyncRead, AsyncReadExt as _, AsyncWrite, AsyncWriteExt as _};
-use tokio::net::{TcpSocket, TcpStream, UnixStream};
+use tokio::net::{TcpSocket, TcpStream};
 use tokio_rustls::TlsConnector;
 
 /// Longest time for one request of anybody.
@@ -101,13 +100,6 @@ pub(super) async fn send_tls(
     let name = ServerName::try_from(SERVER_NAME).expect("a name");
     let handshake = tokio::time::timeout(TIMEOUT, connector.connect(name, stream)).await;
     let stream = handshake.map_err(|_| "no handshake in time")?.map_err(|error| format!("handshake: {error}"))?;
-    exchange(stream, request).await
-}
-
-/// Sends a request over the server's local socket.
-pub(super) async fn send_local(socket: &Path, request: &Request<'_>) -> Result<Answer, String> {
-    let connected = tokio::time::timeout(TIMEOUT, UnixStream::connect(socket)).await;
-    let stream = connected.map_err(|_| "the local socket does not accept")?.map_err(|error| format!("local socket: {error}"))?;
     exchange(stream, request).await
 }
 

@@ -16,6 +16,9 @@ use tokio_rustls::TlsConnector;
 use super::target::Target;
 use super::{http, is_long, withstand};
 
+/// How long the attacker waits before it opens a connection again.
+const AGAIN: Duration = Duration::from_millis(100);
+
 /// How a connection is held without ever finishing a request.
 #[derive(Clone, Copy, Debug)]
 enum Hold {
@@ -31,11 +34,20 @@ enum Hold {
     HalfBody,
     /// A complete request, and nothing after its answer.
     IdleAfterAnswer,
+    /// A reader of metrics that never comes to the end of its own head.
+    HalfMetrics,
 }
 
 impl Hold {
-    const ALL: [Self; 6] =
-        [Self::Silence, Self::HalfPreface, Self::PrefaceOnly, Self::HalfHead, Self::HalfBody, Self::IdleAfterAnswer];
+    const ALL: [Self; 7] = [
+        Self::Silence,
+        Self::HalfPreface,
+        Self::PrefaceOnly,
+        Self::HalfHead,
+        Self::HalfBody,
+        Self::IdleAfterAnswer,
+        Self::HalfMetrics,
+    ];
 
     fn bytes(self) -> &'static [u8] {
         match self {
@@ -48,6 +60,7 @@ impl Hold {
                 b"POST /oauth/token HTTP/1.1\r\nhost: gpuaas.test\r\ncontent-type: application/x-www-form-urlencoded\r\ncontent-length: 4000\r\n\r\ngrant"
             }
             Self::IdleAfterAnswer => b"GET /healthz HTTP/1.1\r\nhost: gpuaas.test\r\n\r\n",
+            Self::HalfMetrics => b"GET /metrics HTTP/1.1\r\nhost: gpuaas.test\r\nauthorization: Bearer ",
         }
     }
 }
@@ -65,15 +78,6 @@ trait Connection: AsyncRead + AsyncWrite + Unpin + Send {}
 impl<T: AsyncRead + AsyncWrite + Unpin + Send> Connection for T {}
 
 impl Door {
-    /// How long the attacker waits before it opens a connection again. At the local socket everybody is root, so that nothing tells the
-    /// attacker's connections from others; only its pace does.
-    fn pause(&self) -> Duration {
-        match self {
-            Self::Plain(_) | Self::Tls(..) => Duration::from_millis(100),
-            Self::Local(_) => Duration::from_secs(1),
-        }
-    }
-
     async fn open(&self, from: Ipv4Addr) -> std::io::Result<Box<dyn Connection>> {
         Ok(match self {
             Self::Plain(address) | Self::Tls(address, None) => Box::new(http::connect(from, *address).await?),
@@ -110,7 +114,7 @@ fn hold(door: &Door, ways: &[Hold], count: usize, sources: &[Ipv4Addr], time: Du
                         while matches!(connection.read(&mut answer).await, Ok(read) if read > 0) {}
                         cut.fetch_add(1, Ordering::Relaxed);
                     }
-                    tokio::time::sleep(door.pause()).await;
+                    tokio::time::sleep(AGAIN).await;
                 }
             });
         }
