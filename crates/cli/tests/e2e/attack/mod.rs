@@ -1,16 +1,19 @@
-//! Attacks by strangers on real processes with ordinary limits, each with a legitimate user at work beside it.
+//! Attacks by strangers, tenants, guests, nodes and hosts on real processes with ordinary limits, each with a legitimate user at work beside it.
 //!
 //! An attack here has four parts: a server with 1,024 descriptors and a node; a [`Bystander`] who keeps working; the attack itself; and what
 //! must hold: the bystander is served all the time, the server's memory stays within its budget, and what the attack took is given back.
 //! `cargo xtask attack` runs the long forms.
 
 mod bystander;
+mod guests;
 mod http;
 mod keys;
 mod memory;
 mod sockets;
 mod strangers;
 mod target;
+mod tenant;
+mod tenants;
 
 use std::time::Duration;
 

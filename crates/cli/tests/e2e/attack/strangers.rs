@@ -22,11 +22,11 @@ const PASSWORD: &str = "seven green lanterns";
 /// Where the legitimate user comes from.
 const USER: Ipv4Addr = Ipv4Addr::new(127, 0, 0, 1);
 
-fn time() -> Duration {
+pub(super) fn time() -> Duration {
     if is_long() { Duration::from_secs(20) } else { Duration::from_secs(5) }
 }
 
-fn patience() -> Duration {
+pub(super) fn patience() -> Duration {
     if is_long() { PATIENCE_ALONE } else { PATIENCE_BESIDE_TESTS }
 }
 

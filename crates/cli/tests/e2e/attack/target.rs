@@ -6,6 +6,7 @@ use std::time::{Duration, Instant};
 
 use gpuaas_testkit::eventually;
 
+use super::http::{self, Answer, Request};
 use crate::cluster::{AgentHost, Carrier, Cluster};
 
 /// Descriptors that an ordinary login or service has.
@@ -16,6 +17,11 @@ const RECOVERY: Duration = Duration::from_secs(10);
 const RECOVERY_BESIDE_TESTS: Duration = Duration::from_secs(40);
 /// Connections of the store's pool, logs and the like may come and go.
 const OTHER_DESCRIPTORS: usize = 24;
+
+/// How long what must end may go on.
+pub(super) fn patience_after() -> Duration {
+    if super::is_long() { RECOVERY } else { RECOVERY_BESIDE_TESTS }
+}
 
 /// A server and a node.
 pub(super) struct Target {
@@ -66,6 +72,13 @@ impl Target {
         self.cluster.dir.join("server/admin.sock")
     }
 
+    /// Asks for something, as anybody does over REST.
+    pub(super) fn ask(&self, request: &Request<'_>) -> Answer {
+        let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().expect("a runtime");
+        let answer = runtime.block_on(http::send(std::net::Ipv4Addr::LOCALHOST, self.api(), request));
+        answer.unwrap_or_else(|error| panic!("{} {}: {error}", request.method, request.path))
+    }
+
     /// What the server uses now.
     pub(super) fn usage(&self) -> Usage {
         let id = self.cluster.server_id();
@@ -81,8 +94,7 @@ impl Target {
     /// Waits until the server holds no more descriptors than before, and its node is online. Returns how long that took.
     pub(super) fn wait_recovered(&self, before: &Usage) -> Duration {
         let started = Instant::now();
-        let patience = if super::is_long() { RECOVERY } else { RECOVERY_BESIDE_TESTS };
-        eventually(patience, "the server gives back what the attack took", || {
+        eventually(patience_after(), "the server gives back what the attack took", || {
             (self.usage().descriptors <= before.descriptors + OTHER_DESCRIPTORS).then_some(())
         });
         let took = started.elapsed();
