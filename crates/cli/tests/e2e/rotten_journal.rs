@@ -204,13 +204,13 @@ fn first_starts(log: &str) -> BTreeMap<TaskId, usize> {
     counts
 }
 
-fn payload(receipt: &[u8]) -> Payload {
+pub(crate) fn payload(receipt: &[u8]) -> Payload {
     let wire: serde_json::Value = serde_json::from_slice(receipt).unwrap();
     let bytes = base64::engine::general_purpose::STANDARD.decode(wire["payload"].as_str().unwrap()).unwrap();
     serde_json::from_slice(&bytes).unwrap()
 }
 
-fn copy_folder(from: &Path, to: &Path) {
+pub(crate) fn copy_folder(from: &Path, to: &Path) {
     use std::os::unix::fs::PermissionsExt as _;
     std::fs::create_dir_all(to).unwrap();
     std::fs::set_permissions(to, std::fs::Permissions::from_mode(0o700)).unwrap();

@@ -9,6 +9,8 @@ mod guests;
 mod http;
 mod keys;
 mod memory;
+mod nodes;
+mod rogue;
 mod sockets;
 mod strangers;
 mod target;
