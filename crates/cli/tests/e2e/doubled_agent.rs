@@ -20,16 +20,27 @@ pub(crate) struct DoubledAgent {
 impl DoubledAgent {
     /// Enrols an agent and starts it. `settings` are lines of its configuration.
     pub(crate) fn start(double: &LinkDouble, dir: &TempDir, transport: &str, settings: &str) -> Self {
+        Self::start_with_policy(
+            double,
+            dir,
+            transport,
+            &format!("simulate = \"h100\"\n{settings}"),
+            "allowed_tasks = [\"diag.ping\"]\n",
+        )
+    }
+
+    /// The same on whatever host `settings` say, with this policy of its owner.
+    pub(crate) fn start_with_policy(double: &LinkDouble, dir: &TempDir, transport: &str, settings: &str, policy: &str) -> Self {
         let folder = dir.join(transport);
         std::fs::create_dir(&folder).unwrap();
         let config = format!(
-            "server = [\"{}\"]\nstate_dir = \"{}\"\npolicy_file = \"{}\"\ntransport = \"{transport}\"\nsimulate = \"h100\"\n{settings}\n",
+            "server = [\"{}\"]\nstate_dir = \"{}\"\npolicy_file = \"{}\"\ntransport = \"{transport}\"\n{settings}\n",
             double.address,
             folder.join("state").display(),
             folder.join("policy.toml").display(),
         );
         std::fs::write(folder.join("config.toml"), config).unwrap();
-        write_private(&folder.join("policy.toml"), "allowed_tasks = [\"diag.ping\"]\n");
+        write_private(&folder.join("policy.toml"), policy);
         let launch = Launch::new("gpuaas-agent").env("GPUAAS_AGENT_CONFIG", folder.join("config.toml"));
         let token = format!("gpj_double.{}", double.pin);
         let (status, _, stderr) = launch.clone().args(["enroll", "--token", &token]).run(&folder, PATIENCE);

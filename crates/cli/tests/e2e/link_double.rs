@@ -13,7 +13,7 @@ use axum::routing::{get, post};
 use axum::{Json, Router};
 use futures::Stream;
 use gpuaas_contract::envelope::Payload;
-use gpuaas_contract::id::{ClusterId, CorrelationId, NodeId, SessionId, TaskId};
+use gpuaas_contract::id::{AllocationId, ClusterId, CorrelationId, NodeId, SessionId, TaskId};
 use gpuaas_contract::link::node_link_server::{NodeLink, NodeLinkServer};
 use gpuaas_contract::link::{
     EnrolWithToken, FromNode, Grant, Hello, LogAck, LogChunk, LogPosition, Messages, Offer, ReceiptAck, ToNode, Welcome,
@@ -97,6 +97,17 @@ impl LinkDouble {
 
     /// The same with these parameters.
     pub(crate) fn sign_ping_with(&self, node_id: NodeId, params: &serde_json::Value) -> (TaskId, Vec<u8>) {
+        self.sign(node_id, "diag.ping", params, None)
+    }
+
+    /// Any task, correctly signed; with an allocation, for its first lease.
+    pub(crate) fn sign(
+        &self,
+        node_id: NodeId,
+        task_type: &str,
+        params: &serde_json::Value,
+        allocation_id: Option<AllocationId>,
+    ) -> (TaskId, Vec<u8>) {
         let now = Timestamp::now();
         let task_id = TaskId::generate();
         let payload = Payload {
@@ -104,10 +115,10 @@ impl LinkDouble {
             node_id,
             node_epoch: 1,
             task_id,
-            task_type: "diag.ping".to_owned(),
+            task_type: task_type.to_owned(),
             params: serde_json::value::to_raw_value(params).unwrap(),
-            allocation_id: None,
-            lease_epoch: None,
+            allocation_id,
+            lease_epoch: allocation_id.map(|_| 1),
             issued_at: now,
             start_by: now.plus(Duration::from_secs(14 * 60)),
             deadline: now.plus(Duration::from_secs(20 * 60)),

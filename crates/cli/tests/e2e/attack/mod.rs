@@ -6,6 +6,7 @@
 
 mod bystander;
 mod guests;
+mod hosts;
 mod http;
 mod keys;
 mod memory;
