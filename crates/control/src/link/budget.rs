@@ -7,12 +7,13 @@
 //! the store.
 
 use std::collections::HashMap;
-use std::sync::{Mutex, PoisonError};
+use std::sync::{Arc, Mutex, PoisonError};
 
 use gpuaas_contract::id::{CorrelationId, NodeId};
 use gpuaas_contract::time::Timestamp;
 use gpuaas_domain::decision::Context;
 use gpuaas_domain::{Actor, node};
+use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 
 use crate::Control;
 use crate::failure::{Failure, settle};
@@ -21,6 +22,11 @@ use crate::failure::{Failure, settle};
 pub(super) const LOG_BYTES_PER_TASK: u64 = 32 * 1024 * 1024;
 /// What a line costs beside its text.
 pub(super) const LOG_LINE_COST: u64 = 64;
+/// Most bytes of one node's log lines that are on their way to the store at once. Everybody's commits share transactions, so whoever asks
+/// for something waits for as much of a flood as is under way.
+const LOG_BYTES_UNDER_WAY: u32 = 4 * 1024 * 1024;
+/// The same of all nodes together.
+const LOG_BYTES_UNDER_WAY_IN_ALL: u32 = 16 * 1024 * 1024;
 /// The counts are per hour.
 const PERIOD_US: i64 = 3_600_000_000;
 
@@ -80,9 +86,39 @@ impl Kind {
     }
 }
 
-/// What every node has used of its budgets in this hour.
-#[derive(Debug, Default)]
-pub struct NodeBudgets(Mutex<HashMap<NodeId, Hour>>);
+/// What every node has used of its budgets in this hour, and the room for logs of all of them.
+#[derive(Debug)]
+pub struct NodeBudgets {
+    hours: Mutex<HashMap<NodeId, Hour>>,
+    log_room: Arc<Semaphore>,
+}
+
+impl Default for NodeBudgets {
+    fn default() -> Self {
+        Self { hours: Mutex::default(), log_room: Arc::new(Semaphore::new(LOG_BYTES_UNDER_WAY_IN_ALL as usize)) }
+    }
+}
+
+/// Room for log lines of one node that are on their way to the store.
+#[derive(Debug)]
+pub(super) struct LogRoom(Arc<Semaphore>);
+
+impl Default for LogRoom {
+    fn default() -> Self {
+        Self(Arc::new(Semaphore::new(LOG_BYTES_UNDER_WAY as usize)))
+    }
+}
+
+impl LogRoom {
+    /// Waits until there is room for this many bytes: first among the node's own, so that it waits for nobody's sake but its own. `None`
+    /// would mean that the room was closed, which nobody does.
+    pub(super) async fn take(&self, all: &NodeBudgets, bytes: usize) -> Option<[OwnedSemaphorePermit; 2]> {
+        let bytes = u32::try_from(bytes).unwrap_or(u32::MAX).clamp(1, LOG_BYTES_UNDER_WAY);
+        let own = Arc::clone(&self.0).acquire_many_owned(bytes).await.ok()?;
+        let shared = Arc::clone(&all.log_room).acquire_many_owned(bytes).await.ok()?;
+        Some([own, shared])
+    }
+}
 
 #[derive(Clone, Copy, Debug, Default)]
 struct Hour {
@@ -104,7 +140,7 @@ enum Taken {
 impl NodeBudgets {
     fn take(&self, node: NodeId, kind: Kind, amount: u64, now: Timestamp) -> Taken {
         let number = now.0.div_euclid(PERIOD_US);
-        let mut nodes = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut nodes = self.hours.lock().unwrap_or_else(PoisonError::into_inner);
         if !nodes.contains_key(&node) {
             // A new entry: those of nodes that were quiet in this hour make room.
             nodes.retain(|_, hour| hour.number == number);
@@ -162,6 +198,20 @@ mod tests {
         assert_eq!(budgets.take(node, Kind::Facts, limit, later), Taken::Beyond { first: true });
     }
 
+    #[tokio::test]
+    async fn a_node_that_floods_waits_for_itself_and_others_do_not() {
+        let (budgets, flooding, quiet) = (NodeBudgets::default(), LogRoom::default(), LogRoom::default());
+        let whole = LOG_BYTES_UNDER_WAY as usize;
+        let held = flooding.take(&budgets, whole * 10).await.expect("more than a node may have counts as all of it");
+        let more = flooding.take(&budgets, 1);
+        tokio::pin!(more);
+        let mut context = std::task::Context::from_waker(std::task::Waker::noop());
+        assert!(more.as_mut().poll(&mut context).is_pending(), "the node's own room is taken");
+        quiet.take(&budgets, whole).await.expect("another node has room");
+        drop(held);
+        assert!(more.poll(&mut context).is_ready());
+    }
+
     #[test]
     fn nodes_that_were_quiet_take_no_memory() {
         let budgets = NodeBudgets::default();
@@ -170,6 +220,6 @@ mod tests {
                 budgets.take(NodeId::generate(), Kind::Links, 1, Timestamp(hour * PERIOD_US));
             }
         }
-        assert!(budgets.0.lock().unwrap_or_else(PoisonError::into_inner).len() <= 100);
+        assert!(budgets.hours.lock().unwrap_or_else(PoisonError::into_inner).len() <= 100);
     }
 }

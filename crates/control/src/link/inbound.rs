@@ -64,7 +64,10 @@ pub(super) async fn handle(control: &Arc<Control>, session: &Arc<Session>, messa
         }
         from_node::Message::Ack(ack) => in_background(session, async move { acknowledge(&c, &s, &ack).await }).await,
         from_node::Message::Logs(chunk) => {
+            // Before the next message is read: a node that sends more than the store takes has to wait.
+            let room = log_room(control, session, &chunk).await;
             in_background(session, async move {
+                let _room = room;
                 let stored = logs(&c, &s, chunk).await?;
                 s.tell(to_node::Message::LogAck(stored));
                 Ok(())
@@ -210,6 +213,13 @@ pub(super) async fn progress(control: &Control, session: &Session, step: Progres
         at: Timestamp(step.at_us),
     });
     Ok(())
+}
+
+/// Waits until a chunk of log lines may be on its way to the store.
+pub(super) async fn log_room(control: &Control, session: &Session, chunk: &LogChunk) -> impl Send + use<> {
+    let cost = usize::try_from(budget::LOG_LINE_COST).unwrap_or(usize::MAX);
+    let bytes = chunk.lines.iter().fold(0_usize, |sum, line| sum.saturating_add(line.text.len()).saturating_add(cost));
+    session.log_room.take(&control.budgets, bytes).await
 }
 
 /// Stores log lines and says up to where.

@@ -196,6 +196,7 @@ async fn task_logs(
     if chunk.lines.iter().any(|line| line.task_id != task) {
         return Err(wrong_task("a line is about another task than the path").into());
     }
+    let _room = inbound::log_room(&control, &session, &chunk).await;
     Ok(Json(inbound::logs(&control, &session, chunk).await?))
 }
 

@@ -18,6 +18,7 @@ use gpuaas_domain::task::{ReceiptHead, TaskRecord};
 use tokio::sync::{Notify, Semaphore};
 use tokio_util::sync::CancellationToken;
 
+use super::budget::LogRoom;
 use crate::pki::Peer;
 
 /// Most messages that may wait for a node that does not read them.
@@ -51,6 +52,8 @@ pub struct Session {
     pub commits: Arc<Semaphore>,
     /// The last receipt of the node that was verified here.
     pub receipt_head: tokio::sync::Mutex<ReceiptHead>,
+    /// Bounds the log lines under way for this node.
+    pub(super) log_room: LogRoom,
     resume: ResumeSecret,
     probing: tokio::sync::Mutex<()>,
     ping: AtomicU64,
@@ -128,6 +131,7 @@ impl Session {
             work: Notify::new(),
             commits: Arc::new(Semaphore::new(MAX_COMMITS)),
             receipt_head: tokio::sync::Mutex::default(),
+            log_room: LogRoom::default(),
             resume: opening.resume,
             probing: tokio::sync::Mutex::default(),
             ping: AtomicU64::new(0),
