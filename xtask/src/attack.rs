@@ -1,4 +1,4 @@
-//! `cargo xtask attack`: strangers attack real processes while somebody works beside them. The short forms are part of `cargo xtask test`.
+//! `cargo xtask attack`: real processes are attacked while somebody works beside them. The short forms are part of `cargo xtask test`.
 
 use std::io::{BufRead as _, BufReader};
 use std::os::unix::process::CommandExt as _;

@@ -61,6 +61,12 @@ fn a_host_that_looks_like_a_node_does_not_become_it() {
         );
         "an online node's fingerprint shown with other keys, by request and with a join token, refused both times".to_owned()
     });
+}
+
+#[test]
+fn a_certificate_made_with_the_leaked_ca_key_opens_no_link() {
+    let mut target = Target::start();
+    let known = target.cluster.dir.join("gpu-1");
     withstand("forged-certificate", &mut target, |target| {
         let before = target.cluster.wait_online(&target.node, true);
         let thief = Rogue::of(target, &known).forged(&target.cluster.dir.join("server/keys"));
