@@ -2,7 +2,6 @@
 
 use std::collections::BTreeSet;
 use std::path::Path;
-use std::time::Duration;
 
 use gpuaas_contract::link::{Heartbeat, LogChunk, LogLine, Ping, Pong, from_node, to_node};
 use gpuaas_contract::telemetry::HostFacts;
@@ -139,7 +138,8 @@ const LINE: usize = 16_000;
 /// Sends logs of these tasks and heartbeats with ever new names, and waits until the server has taken or dropped all of it.
 async fn flood(link: Link, tasks: Vec<String>, heartbeats: u64) {
     let Link { say, mut answers } = link;
-    let (acknowledged, mut acknowledgements) = mpsc::unbounded_channel();
+    // Read when everything is sent: room for every chunk of every task.
+    let (acknowledged, mut acknowledgements) = mpsc::channel(4096);
     let answer = say.clone();
     let reader = tokio::spawn(async move {
         while let Ok(Some(message)) = answers.message().await {
@@ -149,7 +149,7 @@ async fn flood(link: Link, tasks: Vec<String>, heartbeats: u64) {
                 }
                 Some(to_node::Message::LogAck(ack)) => {
                     for position in ack.positions {
-                        let _ = acknowledged.send((position.task_id, position.sequence));
+                        let _ = acknowledged.send((position.task_id, position.sequence)).await;
                     }
                 }
                 Some(to_node::Message::Goodbye(goodbye)) => panic!("{goodbye:?}"),
@@ -215,8 +215,6 @@ fn a_node_that_floods_logs_and_names_fills_neither_the_store_nor_the_screen() {
             }
             flood(link, ids, heartbeats).await;
         });
-        // The rest of what the server has in hand.
-        std::thread::sleep(Duration::from_millis(500));
         let grown = bytes_in(&cluster.dir.join("server")).saturating_sub(before);
         let sent = tasks as u64 * CHUNKS_PER_TASK * LINES_PER_CHUNK * LINE as u64;
         assert!(grown <= allowed, "{sent} bytes of logs made the store grow by {grown}; {allowed} are allowed");
