@@ -307,8 +307,6 @@ async fn listen(address: SocketAddr) -> std::io::Result<TcpListener> {
 
 #[cfg(test)]
 mod tests {
-    use std::net::IpAddr;
-
     use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 
     use super::*;
