@@ -207,7 +207,7 @@ mod tests {
         tokio::pin!(more);
         let mut context = std::task::Context::from_waker(std::task::Waker::noop());
         assert!(more.as_mut().poll(&mut context).is_pending(), "the node's own room is taken");
-        quiet.take(&budgets, whole).await.expect("another node has room");
+        drop(quiet.take(&budgets, whole).await.expect("another node has room"));
         drop(held);
         assert!(more.poll(&mut context).is_ready());
     }
