@@ -72,12 +72,12 @@ pub(crate) fn run(options: &Options) -> Result<bool, String> {
     for target in chosen {
         println!("==> {target}");
         let outcome = fuzz(target, options, &folder, &scratch, &mut guard)?;
-        for artefact in &outcome.findings {
-            let artefact = artefact.strip_prefix(cargo::workspace()).unwrap_or(artefact).display();
-            println!("    FOUND {artefact}");
-            println!("    replay it: cargo +nightly fuzz run {target} {artefact}");
-            println!("    make it smaller: cargo +nightly fuzz tmin {target} {artefact}");
-            println!("    once it is mended, keep it: mv {artefact} fuzz/regressions/{target}/");
+        for artifact in &outcome.findings {
+            let artifact = artifact.strip_prefix(cargo::workspace()).unwrap_or(artifact).display();
+            println!("    FOUND {artifact}");
+            println!("    replay it: cargo +nightly fuzz run {target} {artifact}");
+            println!("    make it smaller: cargo +nightly fuzz tmin {target} {artifact}");
+            println!("    once it is mended, keep it: mv {artifact} fuzz/regressions/{target}/");
         }
         outcomes.push(outcome);
     }
@@ -92,13 +92,13 @@ fn fuzz(target: &str, options: &Options, folder: &Path, scratch: &Path, guard: &
         move |error: std::io::Error| format!("{path}: {error}")
     };
     let corpus = cargo::workspace().join("fuzz/corpus").join(target);
-    let artefacts = cargo::workspace().join("fuzz/artifacts").join(target);
+    let artifacts = cargo::workspace().join("fuzz/artifacts").join(target);
     let (found, seeds) = (folder.join("found").join(target), folder.join("seeds").join(target));
     let fresh = folder.join("fresh").join(target);
-    for path in [&corpus, &artefacts, &found, &seeds] {
+    for path in [&corpus, &artifacts, &found, &seeds] {
         std::fs::create_dir_all(path).map_err(io(path))?;
     }
-    let known = files(&artefacts);
+    let known = files(&artifacts);
     let log_file = folder.join(format!("{target}.log"));
     let inputs = [&found, &corpus, &seeds].map(|path| path.display().to_string());
     let limits = [
@@ -116,7 +116,7 @@ fn fuzz(target: &str, options: &Options, folder: &Path, scratch: &Path, guard: &
     arguments.extend(limits.iter().map(String::as_str));
     let succeeded = watched(nightly(&arguments), &log_file, scratch, guard)?;
     let text = String::from_utf8_lossy(&std::fs::read(&log_file).map_err(io(&log_file))?).into_owned();
-    let findings: Vec<PathBuf> = files(&artefacts).into_iter().filter(|path| !known.contains(path)).collect();
+    let findings: Vec<PathBuf> = files(&artifacts).into_iter().filter(|path| !known.contains(path)).collect();
     if !succeeded && findings.is_empty() {
         return Err(format!("{target} could not be run; see {}", log_file.display()));
     }
@@ -132,7 +132,7 @@ fn fuzz(target: &str, options: &Options, folder: &Path, scratch: &Path, guard: &
         std::fs::remove_dir_all(&corpus).map_err(io(&corpus))?;
         std::fs::rename(&fresh, &corpus).map_err(io(&corpus))?;
     } else {
-        println!("    the corpus could not be minimised; it stays as it was");
+        println!("    the corpus could not be minimized; it stays as it was");
     }
     let kept = files(&corpus);
     let bytes = kept.iter().filter_map(|path| path.metadata().ok()).map(|meta| meta.len()).sum();

@@ -54,9 +54,9 @@ enum Command {
     Lab(lab::Options),
     /// Ask a real server about every operation of its OpenAPI document, and compare its answers with the document
     SchemaCheck(schema_check::Options),
-    /// Check the rules of the house: dependency directions, licences, bans, sizes, links
+    /// Check the rules of the house: dependency directions, licenses, bans, sizes, links
     Tidy,
-    /// Print the task catalogue with its JSON Schemas
+    /// Print the task catalog with its JSON Schemas
     Schema,
 }
 
@@ -71,7 +71,7 @@ fn main() -> ExitCode {
         Command::Lab(options) => lab::run(&options),
         Command::SchemaCheck(options) => schema_check::run(&options),
         Command::Tidy => cargo::run(&["test", "--package", "xtask", "--test", "tidy"]),
-        Command::Schema => cargo::run(&["run", "--quiet", "--package", "gpuaas-contract", "--example", "catalogue"]),
+        Command::Schema => cargo::run(&["run", "--quiet", "--package", "gpuaas-contract", "--example", "catalog"]),
     };
     match succeeded {
         Ok(true) => ExitCode::SUCCESS,

@@ -37,7 +37,7 @@ enum Proof {
     Databases,
     /// The agent's disk is full, and its system calls fail at 40 places: never a false success
     Disk,
-    /// NATS killed 50 times while events are published, and its acknowledgements lost: each event stored once and in order
+    /// NATS killed 50 times while events are published, and its acknowledgments lost: each event stored once and in order
     Events,
     /// 5,000 random lives of eight slots, with cancellations, restarts, reboots and broken devices: no slot twice, none without proof
     Guests,

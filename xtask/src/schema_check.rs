@@ -21,7 +21,7 @@ const ENDINGS: [&str; 13] = [
     "api_token_revoke",
     "image_delete",
     "node_retire",
-    "organisation_quota_set",
+    "organization_quota_set",
     "project_delete",
     "project_member_change",
     "project_member_remove",

@@ -34,7 +34,7 @@ pub enum TransportChoice {
 /// Effective values.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Config {
-    /// Addresses of the control plane's link listener, `host:port`. Empty: the one given at enrolment.
+    /// Addresses of the control plane's link listener, `host:port`. Empty: the one given at enrollment.
     pub server: Vec<String>,
     /// Where identity, journal and logs live.
     pub state_dir: PathBuf,
@@ -607,7 +607,7 @@ fn parse_server(text: &str) -> Result<String, String> {
     let authority: http::uri::Authority = address.parse().map_err(|_| how.to_owned())?;
     match (authority.port_u16(), default_port) {
         (Some(port), _) if port > 0 => Ok(address.to_owned()),
-        (Some(_), _) => Err("port 0 cannot be dialled".to_owned()),
+        (Some(_), _) => Err("port 0 cannot be dialed".to_owned()),
         (None, Some(port)) => Ok(format!("{address}:{port}")),
         (None, None) => Err(how.to_owned()),
     }

@@ -96,7 +96,7 @@ fn state_dir(config: &Config) -> Finding {
     let path = &config.state_dir;
     match path.metadata() {
         Err(error) => {
-            finding("state folder", Verdict::Fail, format!("{}: {error}; enrol first, or check state_dir", path.display()))
+            finding("state folder", Verdict::Fail, format!("{}: {error}; enroll first, or check state_dir", path.display()))
         }
         Ok(meta) if meta.mode() & 0o077 != 0 => finding(
             "state folder",

@@ -1,4 +1,4 @@
-//! Enrolment through either door.
+//! Enrollment through either door.
 //!
 //! Door one: a join token, which also carries the fingerprint of the CA. Door two: an e-mail and the CA's fingerprint;
 //! an operator approves, the agent waits. The request is kept in `identity.new/`, so that an interrupted wait goes on
@@ -7,9 +7,9 @@
 use std::path::PathBuf;
 use std::time::Duration;
 
-use gpuaas_contract::id::{ClusterId, EnrolmentId, NodeId};
+use gpuaas_contract::id::{ClusterId, EnrollmentId, NodeId};
 use gpuaas_contract::link::{
-    Applicant, ENROL_SECRET_HEADER, EnrolPending, EnrolRequest, EnrolStatus, EnrolWithToken, Grant, route,
+    Applicant, ENROLL_SECRET_HEADER, EnrollPending, EnrollRequest, EnrollStatus, EnrollWithToken, Grant, route,
 };
 use gpuaas_contract::time::Timestamp;
 use gpuaas_host::Host;
@@ -28,14 +28,14 @@ const POLL_EVERY: Duration = Duration::from_secs(2);
 /// Most bytes of the kept request.
 const MAX_FILE: u64 = 64 * 1024;
 
-/// How to enrol.
+/// How to enroll.
 #[derive(Clone, Debug)]
 pub struct EnrollOptions {
     /// The agent's configuration: state folder, server, simulated or not.
     pub config: Config,
     /// Which door.
     pub door: Door,
-    /// Enrol again although the host is enrolled: the old identity ends.
+    /// Enroll again although the host is enrolled: the old identity ends.
     pub replace: bool,
     /// Host name of a simulated host, on its first use.
     pub simulated_hostname: Option<String>,
@@ -66,13 +66,13 @@ impl std::fmt::Debug for Door {
     }
 }
 
-/// What is told while enrolment goes on.
+/// What is told while enrollment goes on.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum EnrollProgress {
     /// An operator must approve this request.
     Waiting {
         /// The request.
-        enrolment_id: EnrolmentId,
+        enrollment_id: EnrollmentId,
         /// When it lapses.
         expires_at: Timestamp,
         /// It was made by an earlier `enroll`.
@@ -89,7 +89,7 @@ pub struct Enrolled {
     pub node_id: NodeId,
     /// Its cluster.
     pub cluster_id: ClusterId,
-    /// Which enrolment of the machine it is.
+    /// Which enrollment of the machine it is.
     pub node_epoch: u64,
 }
 
@@ -97,7 +97,7 @@ pub struct Enrolled {
 #[derive(Debug, thiserror::Error)]
 pub enum EnrollError {
     /// There is an identity already.
-    #[error("this host is already enrolled; to enrol it again and end its old identity, add --replace")]
+    #[error("this host is already enrolled; to enroll it again and end its old identity, add --replace")]
     AlreadyEnrolled,
     /// No address.
     #[error("no server address; add --server host:port")]
@@ -126,7 +126,7 @@ pub enum EnrollError {
     #[error("stopped while waiting for approval; run enroll again to go on waiting for the same request")]
     Stopped,
     /// The control plane did not answer or refused.
-    #[error("enrolment failed")]
+    #[error("enrollment failed")]
     Http(#[from] HttpError),
     /// TLS could not be set up.
     #[error(transparent)]
@@ -158,10 +158,10 @@ struct PendingRequest {
     server: Vec<String>,
     ca_sha256: String,
     email: String,
-    pending: EnrolPending,
+    pending: EnrollPending,
 }
 
-/// Enrols the host. `progress` hears of waits; dropping the future or `stop` leaves a waiting request to be resumed.
+/// Enrolls the host. `progress` hears of waits; dropping the future or `stop` leaves a waiting request to be resumed.
 pub async fn enroll(
     options: EnrollOptions,
     progress: impl Fn(EnrollProgress) + Send,
@@ -196,8 +196,8 @@ pub async fn enroll(
     let mut lane = Lane::new(dialer);
     let grant = match (token, &options.door) {
         (Some(token), _) => {
-            let body = EnrolWithToken { token, applicant: applicant(&host, &keys).await? };
-            let call = Call::post_json(route::ENROL_WITH_TOKEN.to_owned(), &body, config.request_timeout);
+            let body = EnrollWithToken { token, applicant: applicant(&host, &keys).await? };
+            let call = Call::post_json(route::ENROLL_WITH_TOKEN.to_owned(), &body, config.request_timeout);
             lane.call_json::<Grant>(&call).await?
         }
         (None, Door::Approval { email, ca_sha256 }) => {
@@ -246,20 +246,20 @@ impl Waiting<'_> {
             Some(request) => (request, true),
             None => (self.ask(lane).await?, false),
         };
-        let EnrolPending { enrolment_id, poll_secret, expires_at } = request.pending;
-        progress(EnrollProgress::Waiting { enrolment_id, expires_at, resumed });
-        let path = route::ENROL_POLL.replace("{enrolment}", &enrolment_id.to_string());
-        let call = Call::get(path, self.config.request_timeout).header(ENROL_SECRET_HEADER, poll_secret);
+        let EnrollPending { enrollment_id, poll_secret, expires_at } = request.pending;
+        progress(EnrollProgress::Waiting { enrollment_id, expires_at, resumed });
+        let path = route::ENROLL_POLL.replace("{enrollment}", &enrollment_id.to_string());
+        let call = Call::get(path, self.config.request_timeout).header(ENROLL_SECRET_HEADER, poll_secret);
         let mut told = false;
         loop {
-            match lane.call_json::<EnrolStatus>(&call).await {
-                Ok(EnrolStatus::Pending) => told = false,
-                Ok(EnrolStatus::Approved { grant }) => return Ok(*grant),
-                Ok(EnrolStatus::Rejected { reason }) => {
+            match lane.call_json::<EnrollStatus>(&call).await {
+                Ok(EnrollStatus::Pending) => told = false,
+                Ok(EnrollStatus::Approved { grant }) => return Ok(*grant),
+                Ok(EnrollStatus::Rejected { reason }) => {
                     self.forget();
                     return Err(EnrollError::Rejected(reason));
                 }
-                Ok(EnrolStatus::Expired) => {
+                Ok(EnrollStatus::Expired) => {
                     self.forget();
                     return Err(EnrollError::Expired);
                 }
@@ -287,8 +287,8 @@ impl Waiting<'_> {
     }
 
     async fn ask(&self, lane: &mut Lane) -> Result<PendingRequest, EnrollError> {
-        let body = EnrolRequest { email: self.email.to_owned(), applicant: applicant(self.host, self.keys).await? };
-        let call = Call::post_json(route::ENROL_REQUEST.to_owned(), &body, self.config.request_timeout);
+        let body = EnrollRequest { email: self.email.to_owned(), applicant: applicant(self.host, self.keys).await? };
+        let call = Call::post_json(route::ENROLL_REQUEST.to_owned(), &body, self.config.request_timeout);
         let request = PendingRequest {
             server: self.config.server.clone(),
             ca_sha256: self.ca_sha256.to_owned(),

@@ -1,6 +1,6 @@
 //! Who this node is: keys, certificate, the pinned CA, the root key and the verifier set, in `<state_dir>/identity/`.
 //!
-//! A new enrolment is prepared in `identity.new/` and swapped in as a whole, so that a crash leaves the old identity
+//! A new enrollment is prepared in `identity.new/` and swapped in as a whole, so that a crash leaves the old identity
 //! or the new one and never a mixture. Every file is 0600.
 
 use std::path::{Path, PathBuf};
@@ -44,7 +44,7 @@ pub(crate) struct Identity {
     pub(crate) verifier_set: Vec<u8>,
 }
 
-/// The two private keys of an enrolment.
+/// The two private keys of an enrollment.
 #[derive(Debug)]
 pub(crate) struct Keys {
     pub(crate) receipt: Locked<SigningKey>,
@@ -61,7 +61,7 @@ pub enum IdentityError {
     #[error("the node's identity cannot be read")]
     File(#[from] PrivateFileError),
     /// A file is damaged.
-    #[error("{path} is damaged ({detail}); enrol again with: gpuaas-agent enroll --replace", path = .path.display())]
+    #[error("{path} is damaged ({detail}); enroll again with: gpuaas-agent enroll --replace", path = .path.display())]
     Damaged {
         /// The file.
         path: PathBuf,
@@ -69,7 +69,7 @@ pub enum IdentityError {
         detail: String,
     },
     /// The stored verifier set does not hold.
-    #[error("the stored verifier set is not trusted; enrol again with: gpuaas-agent enroll --replace")]
+    #[error("the stored verifier set is not trusted; enroll again with: gpuaas-agent enroll --replace")]
     VerifierSet(#[from] SetError),
     /// No keys could be made.
     #[error("keys could not be made: {0}")]
@@ -120,7 +120,7 @@ impl Keys {
 }
 
 impl Identity {
-    /// The identity in `state_dir`. Finishes an enrolment that a crash interrupted at its last step.
+    /// The identity in `state_dir`. Finishes an enrollment that a crash interrupted at its last step.
     pub(crate) fn load(state_dir: &Path) -> Result<Self, IdentityError> {
         finish_swap(state_dir)?;
         Self::read(state_dir)

@@ -52,7 +52,7 @@ enum Command {
         /// SHA-256 fingerprint of the control plane's CA, in hex (with --email).
         #[arg(long, value_name = "HEX")]
         ca_sha256: Option<String>,
-        /// Enrol again although this host is enrolled: its old identity ends.
+        /// Enroll again although this host is enrolled: its old identity ends.
         #[arg(long)]
         replace: bool,
     },
@@ -286,9 +286,9 @@ async fn enroll(mut config: Config, server: Option<String>, door: Door, replace:
     }
     let options = EnrollOptions { config, door, replace, simulated_hostname: None };
     let progress = |progress| match progress {
-        EnrollProgress::Waiting { enrolment_id, expires_at, resumed } => {
+        EnrollProgress::Waiting { enrollment_id, expires_at, resumed } => {
             let again = if resumed { "still " } else { "" };
-            say(format_args!("{again}waiting for an operator: gpuaas node approve {enrolment_id} (until {expires_at})"));
+            say(format_args!("{again}waiting for an operator: gpuaas node approve {enrollment_id} (until {expires_at})"));
         }
         EnrollProgress::Unreachable(reason) => say(format_args!("still waiting; {reason}")),
     };

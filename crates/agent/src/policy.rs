@@ -287,7 +287,7 @@ mod tests {
     }
 
     #[test]
-    fn the_example_allows_exactly_the_harmless_catalogue() {
+    fn the_example_allows_exactly_the_harmless_catalog() {
         let (_folder, _, policy) = policy(EXAMPLE);
         let harmless: Vec<TaskType> = TaskType::ALL.into_iter().filter(|kind| !kind.needs_lease()).collect();
         assert_eq!(policy.expect("loads").allowed(), harmless);

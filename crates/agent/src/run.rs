@@ -75,7 +75,7 @@ pub enum RunError {
     #[error(transparent)]
     Identity(#[from] IdentityError),
     /// The stored verifier set does not hold.
-    #[error("the stored verifier set is not trusted; enrol again with: gpuaas-agent enroll --replace")]
+    #[error("the stored verifier set is not trusted; enroll again with: gpuaas-agent enroll --replace")]
     VerifierSet(#[from] SetError),
     /// The certificate cannot be used.
     #[error(transparent)]

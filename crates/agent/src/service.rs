@@ -119,7 +119,7 @@ pub async fn install(root: &Path, binary: &Path) -> Result<Vec<Step>, ServiceErr
         systemd::enable_now(UNIT).await?;
         steps.push(format!("enabled and started {UNIT}"));
     } else {
-        steps.push("not started: enrol this host with `gpuaas-agent enroll`, then run `gpuaas-agent start`".to_owned());
+        steps.push("not started: enroll this host with `gpuaas-agent enroll`, then run `gpuaas-agent start`".to_owned());
     }
     Ok(steps)
 }

@@ -40,7 +40,7 @@ pub struct AgentStatus {
     pub node_id: NodeId,
     /// Its cluster.
     pub cluster_id: ClusterId,
-    /// Which enrolment.
+    /// Which enrollment.
     pub node_epoch: u64,
     /// When it started.
     pub started_at: Timestamp,

@@ -55,14 +55,14 @@ pub const SLICE_POWER: &str = "/api/v1/slices/{slice}/power";
 /// `POST` [`crate::dto::SliceConsole`] → 201 [`crate::dto::SliceOrder`]: read the guest's serial console into the task's log.
 pub const SLICE_CONSOLE: &str = "/api/v1/slices/{slice}/console";
 
-/// `GET` [`crate::dto::EnrolmentListQuery`] → page of [`crate::dto::Enrolment`].
-pub const ENROLMENTS: &str = "/api/v1/enrolments";
-/// `GET` → [`crate::dto::Enrolment`].
-pub const ENROLMENT: &str = "/api/v1/enrolments/{enrolment}";
-/// `POST` [`crate::dto::Reason`] → [`crate::dto::Enrolment`].
-pub const ENROLMENT_APPROVE: &str = "/api/v1/enrolments/{enrolment}/approve";
-/// `POST` [`crate::dto::Reason`] → [`crate::dto::Enrolment`].
-pub const ENROLMENT_REJECT: &str = "/api/v1/enrolments/{enrolment}/reject";
+/// `GET` [`crate::dto::EnrollmentListQuery`] → page of [`crate::dto::Enrollment`].
+pub const ENROLLMENTS: &str = "/api/v1/enrollments";
+/// `GET` → [`crate::dto::Enrollment`].
+pub const ENROLLMENT: &str = "/api/v1/enrollments/{enrollment}";
+/// `POST` [`crate::dto::Reason`] → [`crate::dto::Enrollment`].
+pub const ENROLLMENT_APPROVE: &str = "/api/v1/enrollments/{enrollment}/approve";
+/// `POST` [`crate::dto::Reason`] → [`crate::dto::Enrollment`].
+pub const ENROLLMENT_REJECT: &str = "/api/v1/enrollments/{enrollment}/reject";
 
 /// `GET` [`crate::dto::PageQuery`] → page of [`crate::dto::JoinToken`]; `POST` [`crate::dto::JoinTokenCreate`] → 201
 /// [`crate::dto::JoinTokenCreated`].
@@ -111,19 +111,19 @@ pub const API_TOKEN: &str = "/api/v1/api-tokens/{token}";
 /// `GET` → [`crate::dto::WhoAmI`].
 pub const WHOAMI: &str = "/api/v1/whoami";
 
-/// `GET` [`crate::dto::OrganisationListQuery`] → page of [`crate::dto::Organisation`]; `POST` [`crate::dto::OrganisationCreate`] → 201
-/// [`crate::dto::Organisation`].
-pub const ORGANISATIONS: &str = "/api/v1/organisations";
-/// `GET` → [`crate::dto::Organisation`]; `PATCH` [`crate::dto::OrganisationChange`] → the same. The segment is an id, here and below.
-pub const ORGANISATION: &str = "/api/v1/organisations/{organisation}";
+/// `GET` [`crate::dto::OrganizationListQuery`] → page of [`crate::dto::Organization`]; `POST` [`crate::dto::OrganizationCreate`] → 201
+/// [`crate::dto::Organization`].
+pub const ORGANIZATIONS: &str = "/api/v1/organizations";
+/// `GET` → [`crate::dto::Organization`]; `PATCH` [`crate::dto::OrganizationChange`] → the same. The segment is an id, here and below.
+pub const ORGANIZATION: &str = "/api/v1/organizations/{organization}";
 /// `GET` [`crate::dto::PageQuery`] → page of [`crate::dto::Member`]; `POST` [`crate::dto::MemberAdd`] → 201 [`crate::dto::Member`].
-pub const ORGANISATION_MEMBERS: &str = "/api/v1/organisations/{organisation}/members";
+pub const ORGANIZATION_MEMBERS: &str = "/api/v1/organizations/{organization}/members";
 /// `PATCH` [`crate::dto::MemberChange`] → [`crate::dto::Member`]; `DELETE` → the same, removed.
-pub const ORGANISATION_MEMBER: &str = "/api/v1/organisations/{organisation}/members/{member}";
+pub const ORGANIZATION_MEMBER: &str = "/api/v1/organizations/{organization}/members/{member}";
 /// `GET` [`crate::dto::PageQuery`] → page of [`crate::dto::Project`]; `POST` [`crate::dto::ProjectCreate`] → 201 [`crate::dto::Project`].
-pub const ORGANISATION_PROJECTS: &str = "/api/v1/organisations/{organisation}/projects";
+pub const ORGANIZATION_PROJECTS: &str = "/api/v1/organizations/{organization}/projects";
 /// `GET` → [`crate::dto::Quota`]; `PUT` [`crate::dto::Limits`] → the same.
-pub const ORGANISATION_QUOTA: &str = "/api/v1/organisations/{organisation}/quota";
+pub const ORGANIZATION_QUOTA: &str = "/api/v1/organizations/{organization}/quota";
 
 /// `GET` [`crate::dto::ProjectListQuery`] → page of [`crate::dto::Project`]: those the caller can see.
 pub const PROJECTS: &str = "/api/v1/projects";
@@ -150,7 +150,7 @@ pub const SSH_KEYS: &str = "/api/v1/projects/{project}/ssh-keys";
 /// `DELETE` → [`crate::dto::SshKey`], deleted.
 pub const SSH_KEY: &str = "/api/v1/projects/{project}/ssh-keys/{ssh_key}";
 /// `GET` [`crate::dto::ImageListQuery`] → page of [`crate::dto::Image`], those of the platform too; `POST` [`crate::dto::ImageCreate`] →
-/// 201 [`crate::dto::Image`] of the project's organisation.
+/// 201 [`crate::dto::Image`] of the project's organization.
 pub const PROJECT_IMAGES: &str = "/api/v1/projects/{project}/images";
 /// `DELETE` → [`crate::dto::Image`], deleted.
 pub const PROJECT_IMAGE: &str = "/api/v1/projects/{project}/images/{image}";

@@ -10,7 +10,7 @@ use gpuaas_api::{Client, ClientOptions};
 use gpuaas_contract::id::AgentInstanceId;
 use gpuaas_contract::key::SigningKey;
 use gpuaas_contract::link::node_link_client::NodeLinkClient;
-use gpuaas_contract::link::{self, Applicant, EnrolWithToken, FromNode, Grant, Hello, Offer, ToNode, from_node, to_node};
+use gpuaas_contract::link::{self, Applicant, EnrollWithToken, FromNode, Grant, Hello, Offer, ToNode, from_node, to_node};
 use gpuaas_contract::resume::{ChannelBinding, EXPORTER_LABEL, ResumeClaim, ResumeSecret};
 use gpuaas_contract::telemetry::HostFacts;
 use hyper_util::rt::TokioIo;
@@ -25,8 +25,8 @@ use crate::report::progress;
 use crate::worker::{Answer, Worker};
 use crate::{Result, Setup};
 
-/// Hosts that enrol at the same time.
-const ENROL_TOGETHER: usize = 16;
+/// Hosts that enroll at the same time.
+const ENROLL_TOGETHER: usize = 16;
 
 /// A server process with its folder.
 pub(crate) struct Cluster {
@@ -81,8 +81,8 @@ impl Cluster {
         Ok(std::fs::read_to_string(self.data.join("keys/ca.crt"))?)
     }
 
-    /// Enrols this many hosts through the token door.
-    pub(crate) async fn enrol(&self, hosts: usize) -> Result<Vec<Host>> {
+    /// Enrolls this many hosts through the token door.
+    pub(crate) async fn enroll(&self, hosts: usize) -> Result<Vec<Host>> {
         if hosts > 100 {
             progress(format_args!("enrolling {hosts} hosts"));
         }
@@ -91,7 +91,7 @@ impl Cluster {
             .tls_backend_preconfigured(client_tls(&ca_pem, None)?)
             .resolve(link::SERVER_NAME, self.link)
             .build()?;
-        let url = format!("https://{}:{}{}", link::SERVER_NAME, self.link.port(), link::route::ENROL_WITH_TOKEN);
+        let url = format!("https://{}:{}{}", link::SERVER_NAME, self.link.port(), link::route::ENROLL_WITH_TOKEN);
         let enrolling = (0..hosts).map(|number| {
             let (http, url, ca_pem) = (http.clone(), url.clone(), Arc::clone(&ca_pem));
             async move {
@@ -107,9 +107,9 @@ impl Cluster {
                     receipt_key: key.verifying_key(),
                     facts: HostFacts { hostname: format!("bench-{number}"), ..HostFacts::default() },
                 };
-                let answer = http.post(url).json(&EnrolWithToken { token, applicant }).send().await?;
+                let answer = http.post(url).json(&EnrollWithToken { token, applicant }).send().await?;
                 if !answer.status().is_success() {
-                    return Err(format!("enrolment refused: {}", answer.text().await?).into());
+                    return Err(format!("enrollment refused: {}", answer.text().await?).into());
                 }
                 let grant: Grant = answer.json().await?;
                 let tls_key = tls_key.serialize_der();
@@ -119,7 +119,7 @@ impl Cluster {
                 Result::<Host>::Ok(Host { grant, instance, tls: Arc::new(tls), tls_key, worker, held: Mutex::default() })
             }
         });
-        futures::stream::iter(enrolling).buffer_unordered(ENROL_TOGETHER).try_collect().await
+        futures::stream::iter(enrolling).buffer_unordered(ENROLL_TOGETHER).try_collect().await
     }
 }
 

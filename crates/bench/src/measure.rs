@@ -222,7 +222,7 @@ pub(crate) fn log_log_slope(points: &[(f64, f64)]) -> Option<f64> {
 /// One line of the table.
 #[derive(Clone, Debug, Serialize)]
 pub(crate) struct Row {
-    /// The name that selects it, together with its neighbours.
+    /// The name that selects it, together with its neighbors.
     pub(crate) name: String,
     /// What is measured.
     pub(crate) path: String,

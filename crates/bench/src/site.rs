@@ -1,4 +1,4 @@
-//! A cluster as a provider would have it: nodes with slots, a catalogue, and tenants with keys of their own.
+//! A cluster as a provider would have it: nodes with slots, a catalog, and tenants with keys of their own.
 //!
 //! The nodes are played by us and answer at once. Tenants come over the API like anybody else, each with several service accounts: what
 //! one account may ask for in a minute is limited.
@@ -11,7 +11,7 @@ use std::time::Duration;
 use futures::future::try_join_all;
 use futures::{StreamExt as _, TryStreamExt as _};
 use gpuaas_api::dto::{
-    Allocation, AllocationCreate, AllocationListQuery, ApiKeyCreate, ImageCreate, Limits, OrganisationCreate, ProductKind,
+    Allocation, AllocationCreate, AllocationListQuery, ApiKeyCreate, ImageCreate, Limits, OrganizationCreate, ProductKind,
     ProjectCreate, ServiceAccountCreate, SkuCreate, TaskCreate, TopologyApprove,
 };
 use gpuaas_api::{Client, ClientError, ClientOptions};
@@ -47,7 +47,7 @@ pub(crate) struct Site {
     pub(crate) tenants: Vec<Tenant>,
 }
 
-/// An organisation with one project.
+/// An organization with one project.
 pub(crate) struct Tenant {
     pub(crate) project: String,
     accounts: Vec<Account>,
@@ -159,10 +159,10 @@ impl Tenant {
 }
 
 impl Site {
-    /// Starts the server on this store or on SQLite, enrols the nodes, makes slots of what they have, and lets the tenants in.
+    /// Starts the server on this store or on SQLite, enrolls the nodes, makes slots of what they have, and lets the tenants in.
     pub(crate) async fn open(setup: &Setup, name: &str, store: Option<&str>, nodes: usize, tenants: usize) -> Result<Self> {
         let cluster = Cluster::start(setup, name, store).await?;
-        let hosts = Arc::new(cluster.enrol(nodes).await?);
+        let hosts = Arc::new(cluster.enroll(nodes).await?);
         // What enrolling left behind in its memory is not what a server has that runs for long.
         let cluster = cluster.restart(setup, name, store).await?;
         let (mut links, done) = Links::none(&hosts, cluster.link);
@@ -170,7 +170,7 @@ impl Site {
         let mut site = Self { cluster, hosts, links, done, tenants: Vec::new() };
         progress(format_args!("making {} slots on {nodes} nodes", nodes * usize::try_from(SLOTS)?));
         site.make_slots().await?;
-        site.make_catalogue().await?;
+        site.make_catalog().await?;
         site.tenants = try_join_all((0..tenants).map(|number| site.tenant(number))).await?;
         // The server makes its picture of the fleet when it is first asked for a place.
         let first = site.tenants.first().ok_or("a site without tenants")?;
@@ -200,7 +200,7 @@ impl Site {
         futures::stream::iter(approvals).buffer_unordered(TOGETHER).try_collect::<Vec<()>>().await.map(drop)
     }
 
-    async fn make_catalogue(&self) -> Result<()> {
+    async fn make_catalog(&self) -> Result<()> {
         let sku = SkuCreate {
             name: "one".to_owned(),
             description: String::new(),
@@ -229,10 +229,10 @@ impl Site {
     async fn tenant(&self, number: usize) -> Result<Tenant> {
         let (client, name) = (&self.cluster.client, format!("tenant-{number}"));
         let (description, limits, owner_email) = (String::new(), Limits::default(), None);
-        let wanted = OrganisationCreate { name: name.clone(), description, limits, owner_email };
-        let organisation = client.organisation_create(&wanted, None).await?.id.to_string();
+        let wanted = OrganizationCreate { name: name.clone(), description, limits, owner_email };
+        let organization = client.organization_create(&wanted, None).await?.id.to_string();
         let wanted = ProjectCreate { name, description: String::new(), limits, owner_email: None };
-        let project = client.project_create(&organisation, &wanted, None).await?.id.to_string();
+        let project = client.project_create(&organization, &wanted, None).await?.id.to_string();
         let mut accounts = Vec::new();
         for number in 0..ACCOUNTS {
             let wanted = ServiceAccountCreate {

@@ -54,7 +54,7 @@ pub(crate) struct Global {
     /// Name this request in every log it passes, up to the agent's [env: GPUAAS_CORRELATION_ID].
     #[arg(long, global = true, value_name = "ID", help_heading = "Global options")]
     pub(crate) correlation_id: Option<String>,
-    /// No colours [env: NO_COLOR].
+    /// No colors [env: NO_COLOR].
     #[arg(long, global = true, help_heading = "Global options")]
     pub(crate) no_color: bool,
 }
@@ -105,13 +105,13 @@ pub(crate) enum Command {
     /// Webhooks: addresses that are told what happens in a project.
     #[command(subcommand)]
     Webhook(webhook::WebhookCommand),
-    /// Organisations: make, look, change.
+    /// Organizations: make, look, change.
     #[command(subcommand)]
     Org(org::OrgCommand),
     /// Projects: make, look, change, delete.
     #[command(subcommand)]
     Project(project::ProjectCommand),
-    /// Members: who has which role in a project, an organisation or on the platform.
+    /// Members: who has which role in a project, an organization or on the platform.
     #[command(subcommand)]
     Member(member::MemberCommand),
     /// Service accounts: programs that act for a project.
@@ -120,10 +120,10 @@ pub(crate) enum Command {
     /// API keys of service accounts.
     #[command(subcommand)]
     Key(api_key::KeyCommand),
-    /// Quotas: how much a project or an organisation may have at once.
+    /// Quotas: how much a project or an organization may have at once.
     #[command(subcommand)]
     Quota(quota::QuotaCommand),
-    /// Products of the catalogue, for operators.
+    /// Products of the catalog, for operators.
     #[command(subcommand)]
     Sku(sku::SkuCommand),
     /// What there is, what of it works and what of that is free, for operators.
@@ -134,7 +134,7 @@ pub(crate) enum Command {
     /// Maintenance windows: announce, list, cancel.
     #[command(subcommand)]
     Maintenance(maintenance::MaintenanceCommand),
-    /// Nodes: list, look, enrol, take out of service.
+    /// Nodes: list, look, enroll, take out of service.
     #[command(subcommand)]
     Node(node::NodeCommand),
     /// Slots: list, look, hold back, clean up, end.

@@ -1,7 +1,7 @@
 //! `gpuaas dev`: a whole cluster in one process, on simulated hosts.
 //!
 //! Nothing here is a shortcut: the control plane is the one of `gpuaas server` on SQLite, and each simulated host runs the
-//! real agent, enrols through the real door with a join token, and speaks the real link over TLS.
+//! real agent, enrolls through the real door with a join token, and speaks the real link over TLS.
 
 use std::net::{Ipv4Addr, SocketAddr};
 use std::path::{Path, PathBuf};
@@ -134,7 +134,7 @@ async fn with_hosts(session: &Session, server: &Server, data_dir: &Path, ephemer
     for (name, profile) in HOSTS {
         let config = host_config(&data_dir.join(name), &link, profile)?;
         if !gpuaas_agent::is_enrolled(&config.state_dir) {
-            enrol(&client, name, config.clone()).await?;
+            enroll(&client, name, config.clone()).await?;
         }
         let (online, shutdown) = (online.clone(), shutdown.clone());
         let mut options = RunOptions::new(config);
@@ -204,7 +204,7 @@ fn host_config(folder: &Path, link: &str, profile: Profile) -> Result<AgentConfi
 }
 
 /// Through the real door: a join token of the real API, used over the real link.
-async fn enrol(client: &Client, name: &str, config: AgentConfig) -> Result<(), Failure> {
+async fn enroll(client: &Client, name: &str, config: AgentConfig) -> Result<(), Failure> {
     let wanted = JoinTokenCreate { note: format!("simulated host {name}"), life_seconds: None, replace_node: None };
     let token = client.join_token_create(&wanted).await?.token;
     let options = EnrollOptions { config, door: Door::Token(token), replace: false, simulated_hostname: Some(name.to_owned()) };

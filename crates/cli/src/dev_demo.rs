@@ -1,4 +1,4 @@
-//! What a newcomer finds in `gpuaas dev`: an organisation with a project, products, an image, and slots on the simulated hosts.
+//! What a newcomer finds in `gpuaas dev`: an organization with a project, products, an image, and slots on the simulated hosts.
 //!
 //! Everything goes through the API, as an operator would do it. The project comes last: once it is there nothing is made again, so that
 //! what the user deletes or changes stays as they left it.
@@ -9,7 +9,7 @@ use futures::StreamExt as _;
 use gpuaas_api::Client;
 use gpuaas_api::client::WatchEvent;
 use gpuaas_api::dto::{
-    ImageCreate, Limits, OrganisationCreate, OrganisationListQuery, ProductKind, ProjectCreate, ProjectListQuery, SkuCreate,
+    ImageCreate, Limits, OrganizationCreate, OrganizationListQuery, ProductKind, ProjectCreate, ProjectListQuery, SkuCreate,
     TaskCreate, TopologyApprove,
 };
 use gpuaas_contract::Digest;
@@ -20,8 +20,8 @@ use crate::exit::Exit;
 use crate::failure::Failure;
 use crate::tenants;
 
-/// The organisation.
-const ORGANISATION: &str = "demo";
+/// The organization.
+const ORGANIZATION: &str = "demo";
 /// Its project.
 const PROJECT: &str = "default";
 /// The project as it is typed.
@@ -37,11 +37,11 @@ const PRODUCTS: [(&str, &str, u32, i64); 3] =
 
 /// Makes whatever is missing, on the first start only.
 pub(crate) async fn furnish(client: &Client, hosts: &[&str]) -> Result<(), Failure> {
-    let query = OrganisationListQuery { name: Some(ORGANISATION.to_owned()), ..OrganisationListQuery::default() };
-    let organisation = client.organisations(&query).await?.items.into_iter().find(|found| found.name == ORGANISATION);
-    if let Some(organisation) = &organisation {
+    let query = OrganizationListQuery { name: Some(ORGANIZATION.to_owned()), ..OrganizationListQuery::default() };
+    let organization = client.organizations(&query).await?.items.into_iter().find(|found| found.name == ORGANIZATION);
+    if let Some(organization) = &organization {
         let query = ProjectListQuery {
-            organisation: Some(organisation.id.to_string()),
+            organization: Some(organization.id.to_string()),
             name: Some(PROJECT.to_owned()),
             ..ProjectListQuery::default()
         };
@@ -54,15 +54,15 @@ pub(crate) async fn furnish(client: &Client, hosts: &[&str]) -> Result<(), Failu
     for host in hosts {
         slots(client, host).await?;
     }
-    let organisation = match organisation {
-        Some(organisation) => organisation,
+    let organization = match organization {
+        Some(organization) => organization,
         None => {
-            let create = OrganisationCreate {
-                name: ORGANISATION.to_owned(),
+            let create = OrganizationCreate {
+                name: ORGANIZATION.to_owned(),
                 description: "Made by gpuaas dev".to_owned(),
-                ..OrganisationCreate::default()
+                ..OrganizationCreate::default()
             };
-            client.organisation_create(&create, None).await?
+            client.organization_create(&create, None).await?
         }
     };
     let create = ProjectCreate {
@@ -71,7 +71,7 @@ pub(crate) async fn furnish(client: &Client, hosts: &[&str]) -> Result<(), Failu
         limits: Limits::default(),
         owner_email: None,
     };
-    client.project_create(&organisation.id.to_string(), &create, None).await?;
+    client.project_create(&organization.id.to_string(), &create, None).await?;
     Ok(())
 }
 

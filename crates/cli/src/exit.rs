@@ -10,7 +10,7 @@ Exit codes:
   2  the command line, an input file or a value is wrong
   3  there is no such thing
   4  refused: the state does not allow it, or the host's policy does not
-  5  not authorised: no token, a wrong one, or a role that may not
+  5  not authorized: no token, a wrong one, or a role that may not
   6  the server cannot be reached, or its certificate is not trusted
   7  no answer in time, the task is still running, or no node took it in time
   8  internal: a bug, or a server of another version
@@ -37,7 +37,7 @@ pub(crate) enum Exit {
     /// The state, or the host, does not allow it.
     Refused = 4,
     /// No identity that may.
-    Unauthorised = 5,
+    Unauthorized = 5,
     /// No server.
     Unreachable = 6,
     /// Not (yet) in time.
@@ -58,7 +58,7 @@ impl From<ErrorKind> for Exit {
             ErrorKind::Usage => Self::Usage,
             ErrorKind::NotFound => Self::NotFound,
             ErrorKind::Conflict => Self::Refused,
-            ErrorKind::Unauthorised => Self::Unauthorised,
+            ErrorKind::Unauthorized => Self::Unauthorized,
             ErrorKind::Unreachable => Self::Unreachable,
             ErrorKind::Timeout => Self::Timeout,
             ErrorKind::Internal => Self::Internal,

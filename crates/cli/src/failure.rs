@@ -81,7 +81,7 @@ fn code_of(kind: ErrorKind) -> &'static str {
         ErrorKind::Usage => "usage",
         ErrorKind::NotFound => "not_found",
         ErrorKind::Conflict => "conflict",
-        ErrorKind::Unauthorised => "unauthorised",
+        ErrorKind::Unauthorized => "unauthorized",
         ErrorKind::Unreachable => "server_unreachable",
         ErrorKind::Timeout => "timeout",
         ErrorKind::Internal => "internal",
@@ -94,8 +94,8 @@ fn hint_of(error: &ClientError, kind: ErrorKind) -> Option<String> {
     }
     match (kind, error.problem().map(|problem| problem.status)) {
         // The server's own sentence says what to do.
-        (ErrorKind::Unauthorised, Some(403)) => None,
-        (ErrorKind::Unauthorised, _) => Some(
+        (ErrorKind::Unauthorized, Some(403)) => None,
+        (ErrorKind::Unauthorized, _) => Some(
             "sign in with `gpuaas login`, or give a token with --token-file, GPUAAS_TOKEN or `token_file` in the config file"
                 .to_owned(),
         ),
@@ -135,8 +135,8 @@ mod tests {
     fn what_the_server_says_decides_the_exit_code() {
         for (status, exit) in [
             (400, Exit::Usage),
-            (401, Exit::Unauthorised),
-            (403, Exit::Unauthorised),
+            (401, Exit::Unauthorized),
+            (403, Exit::Unauthorized),
             (404, Exit::NotFound),
             (409, Exit::Refused),
             (422, Exit::Usage),

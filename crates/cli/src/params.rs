@@ -51,7 +51,7 @@ fn read_text(path: &Path) -> Result<String, Failure> {
     String::from_utf8(bytes).map_err(|_| Failure::usage("params_invalid", format!("{} is not UTF-8 text", path.display())))
 }
 
-/// The type in the catalogue decides: `message=7` is a text, `hold_ms=7` a number. What the catalogue of this program
+/// The type in the catalog decides: `message=7` is a text, `hold_ms=7` a number. What the catalog of this program
 /// does not know (the server may be newer) is JSON if it reads as JSON, else a text.
 fn parse_value(task_type: &str, name: &str, value: &str) -> Result<Value, Failure> {
     let known = TaskType::parse(task_type).and_then(|kind| {
@@ -93,7 +93,7 @@ mod tests {
     }
 
     #[test]
-    fn the_catalogue_decides_what_a_value_is() {
+    fn the_catalog_decides_what_a_value_is() {
         assert_eq!(pairs("diag.ping", &["message=7", "hold_ms=7"]).expect("ok"), json!({ "message": "7", "hold_ms": 7 }));
         assert_eq!(
             pairs("diag.ping", &["message=true", "log_lines=0"]).expect("ok"),
@@ -105,7 +105,7 @@ mod tests {
     }
 
     #[test]
-    fn what_the_catalogue_does_not_know_is_json_or_text() {
+    fn what_the_catalog_does_not_know_is_json_or_text() {
         let params = pairs("new.kind", &["a=7", "b=x", "c=[1]", "d=\"7\"", "e="]).expect("ok");
         assert_eq!(params, json!({ "a": 7, "b": "x", "c": [1], "d": "7", "e": "" }));
         assert_eq!(pairs("diag.ping", &["shell=rm"]).expect("left to the server"), json!({ "shell": "rm" }));

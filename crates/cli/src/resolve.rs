@@ -2,9 +2,9 @@
 
 use gpuaas_api::Client;
 use gpuaas_api::dto::{
-    Enrolment, EnrolmentListQuery, Node, NodeListQuery, PageQuery, SliceListQuery, SlotListQuery, TaskListQuery,
+    Enrollment, EnrollmentListQuery, Node, NodeListQuery, PageQuery, SliceListQuery, SlotListQuery, TaskListQuery,
 };
-use gpuaas_contract::id::{AllocationId, ApiTokenId, EnrolmentId, JoinTokenId, NodeId, SlotId, TaskId};
+use gpuaas_contract::id::{AllocationId, ApiTokenId, EnrollmentId, JoinTokenId, NodeId, SlotId, TaskId};
 
 use crate::exit::Exit;
 use crate::failure::Failure;
@@ -37,7 +37,7 @@ const NODE: Kind = Kind { word: "node", prefix: NodeId::PREFIX, list: "gpuaas no
 const TASK: Kind = Kind { word: "task", prefix: TaskId::PREFIX, list: "gpuaas task ls" };
 const SLOT: Kind = Kind { word: "slot", prefix: SlotId::PREFIX, list: "gpuaas slot ls" };
 const SLICE: Kind = Kind { word: "slice", prefix: AllocationId::PREFIX, list: "gpuaas slice ls" };
-const ENROLMENT: Kind = Kind { word: "enrolment request", prefix: EnrolmentId::PREFIX, list: "gpuaas node requests" };
+const ENROLLMENT: Kind = Kind { word: "enrollment request", prefix: EnrollmentId::PREFIX, list: "gpuaas node requests" };
 const JOIN_TOKEN: Kind = Kind { word: "join token", prefix: JoinTokenId::PREFIX, list: "gpuaas node token ls" };
 const API_TOKEN: Kind = Kind { word: "API token", prefix: ApiTokenId::PREFIX, list: "gpuaas token ls" };
 const SIGNING_KEY: Kind = Kind { word: "signing key", prefix: "key_", list: "gpuaas signing-key ls" };
@@ -87,7 +87,7 @@ fn suggestion(kind: Kind, wanted: &str, candidates: &[Candidate]) -> String {
 
 /// Refuses an id of another kind with a word, instead of "not found".
 pub(crate) fn not_of_another_kind(kind: Kind, wanted: &str) -> Result<(), Failure> {
-    let other = [NODE, TASK, SLOT, SLICE, ENROLMENT, JOIN_TOKEN, API_TOKEN]
+    let other = [NODE, TASK, SLOT, SLICE, ENROLLMENT, JOIN_TOKEN, API_TOKEN]
         .into_iter()
         .find(|other| other.prefix != kind.prefix && wanted.starts_with(other.prefix) && wanted.len() == other.prefix.len() + 32);
     match other {
@@ -185,25 +185,25 @@ pub(crate) async fn slice(client: &Client, wanted: &str) -> Result<String, Failu
     pick(SLICE, wanted, &candidates)
 }
 
-/// An enrolment's id, from those that wait if it is not a whole id.
-pub(crate) async fn enrolment(client: &Client, wanted: &str) -> Result<String, Failure> {
-    if wanted.parse::<EnrolmentId>().is_ok() {
+/// An enrollment's id, from those that wait if it is not a whole id.
+pub(crate) async fn enrollment(client: &Client, wanted: &str) -> Result<String, Failure> {
+    if wanted.parse::<EnrollmentId>().is_ok() {
         return Ok(wanted.to_owned());
     }
-    not_of_another_kind(ENROLMENT, wanted)?;
-    let candidates: Vec<_> = enrolments(client, Some("pending"))
+    not_of_another_kind(ENROLLMENT, wanted)?;
+    let candidates: Vec<_> = enrollments(client, Some("pending"))
         .await?
         .into_iter()
-        .map(|enrolment| Candidate { id: enrolment.id.to_string(), name: enrolment.facts.hostname })
+        .map(|enrollment| Candidate { id: enrollment.id.to_string(), name: enrollment.facts.hostname })
         .collect();
-    pick(ENROLMENT, wanted, &candidates)
+    pick(ENROLLMENT, wanted, &candidates)
 }
 
-/// Every enrolment request in this state.
-pub(crate) async fn enrolments(client: &Client, state: Option<&str>) -> Result<Vec<Enrolment>, Failure> {
+/// Every enrollment request in this state.
+pub(crate) async fn enrollments(client: &Client, state: Option<&str>) -> Result<Vec<Enrollment>, Failure> {
     let collected = pages::collect(MAX_ITEMS, async |after, limit| {
-        let query = EnrolmentListQuery { state: state.map(str::to_owned), after, limit: Some(limit) };
-        client.enrolments(&query).await
+        let query = EnrollmentListQuery { state: state.map(str::to_owned), after, limit: Some(limit) };
+        client.enrollments(&query).await
     })
     .await?;
     Ok(collected.items)

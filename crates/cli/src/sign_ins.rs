@@ -232,7 +232,7 @@ impl From<LoginError> for Failure {
             | LoginError::CodeExpired
             | LoginError::SignInAgain
             | LoginError::Refused { .. }
-            | LoginError::Mismatch { .. } => Exit::Unauthorised,
+            | LoginError::Mismatch { .. } => Exit::Unauthorized,
         };
         let mut failure = Self::new(exit, error.code(), error.to_string());
         failure.cause = std::error::Error::source(&error).map(gpuaas_control::link::chain);
@@ -305,7 +305,7 @@ mod tests {
         assert_eq!(sign_ins.fresh("work", kept("t")).await.expect("good").token, "t");
         let ended = SignIn { ends_at: Timestamp::now(), ..kept("t") };
         let failure = sign_ins.fresh("work", ended).await.expect_err("ended");
-        assert_eq!((failure.exit, failure.code.as_str()), (Exit::Unauthorised, "login_needed"));
+        assert_eq!((failure.exit, failure.code.as_str()), (Exit::Unauthorized, "login_needed"));
         assert!(failure.hint.is_some_and(|hint| hint.contains("gpuaas login")));
     }
 }

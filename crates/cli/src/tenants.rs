@@ -1,8 +1,8 @@
-//! Which project is meant, and what belongs to projects and organisations: from what people type to what there is.
+//! Which project is meant, and what belongs to projects and organizations: from what people type to what there is.
 
 use gpuaas_api::Client;
 use gpuaas_api::dto::{
-    Allocation, AllocationListQuery, Image, ImageListQuery, MaintenanceListQuery, Member, Organisation, OrganisationListQuery,
+    Allocation, AllocationListQuery, Image, ImageListQuery, MaintenanceListQuery, Member, Organization, OrganizationListQuery,
     PageQuery, Project, ProjectListQuery, ServiceAccount, Sku, SshKey, Webhook,
 };
 use gpuaas_contract::id::{
@@ -15,7 +15,7 @@ use crate::pages::{self, MAX_ITEMS};
 use crate::resolve::{Candidate, Kind, MAX_CANDIDATES, not_of_another_kind, pick};
 use crate::session::Session;
 
-const ORGANISATION: Kind = Kind { word: "organisation", prefix: OrgId::PREFIX, list: "gpuaas org ls" };
+const ORGANIZATION: Kind = Kind { word: "organization", prefix: OrgId::PREFIX, list: "gpuaas org ls" };
 const PROJECT: Kind = Kind { word: "project", prefix: ProjectId::PREFIX, list: "gpuaas project ls" };
 const ALLOCATION: Kind = Kind { word: "allocation", prefix: AllocationId::PREFIX, list: "gpuaas alloc ls --all" };
 const IMAGE: Kind = Kind { word: "image", prefix: ImageId::PREFIX, list: "gpuaas image ls" };
@@ -31,9 +31,9 @@ const MAINTENANCE: Kind = Kind { word: "maintenance window", prefix: Maintenance
 /// How a project is chosen, for people.
 const HOW_TO_CHOOSE: &str = "--project, GPUAAS_PROJECT or `project` in the config file";
 
-/// `organisation/project`, the name that fits one project only.
+/// `organization/project`, the name that fits one project only.
 pub(crate) fn full_name(project: &Project) -> String {
-    format!("{}/{}", project.organisation_name, project.name)
+    format!("{}/{}", project.organization_name, project.name)
 }
 
 /// The project to work in: the one that was asked for, or else the only one the caller can see.
@@ -49,7 +49,7 @@ pub(crate) async fn project(session: &Session) -> Result<Project, Failure> {
     let mut seen = page.items;
     match (seen.len(), more) {
         (0, _) => Err(Failure::new(Exit::NotFound, "project_missing", "there is no project that you can see")
-            .hint("ask an owner of your organisation for a role; operators make one with `gpuaas org create` and `gpuaas project create`")),
+            .hint("ask an owner of your organization for a role; operators make one with `gpuaas org create` and `gpuaas project create`")),
         (1, false) => Ok(seen.remove(0)),
         _ => {
             let more = if more { ", …" } else { "" };
@@ -59,20 +59,20 @@ pub(crate) async fn project(session: &Session) -> Result<Project, Failure> {
     }
 }
 
-/// The project with this id, beginning of an id, name, or `organisation/name`.
+/// The project with this id, beginning of an id, name, or `organization/name`.
 pub(crate) async fn project_named(client: &Client, wanted: &str) -> Result<Project, Failure> {
     if wanted.parse::<ProjectId>().is_ok() {
         return Ok(client.project(wanted).await?);
     }
     not_of_another_kind(PROJECT, wanted)?;
-    let (organisation, name) = match wanted.split_once('/') {
-        Some((organisation, name)) => (Some(organisation.to_owned()), name),
+    let (organization, name) = match wanted.split_once('/') {
+        Some((organization, name)) => (Some(organization.to_owned()), name),
         None => (None, wanted),
     };
     let by_id = wanted.starts_with(ProjectId::PREFIX);
     let fetch = async |after, limit| {
         let name = (!by_id).then(|| name.to_owned());
-        client.projects(&ProjectListQuery { organisation: organisation.clone(), name, after, limit: Some(limit) }).await
+        client.projects(&ProjectListQuery { organization: organization.clone(), name, after, limit: Some(limit) }).await
     };
     let mut found = pages::collect(MAX_ITEMS, fetch).await?.items;
     // What is shown of an ambiguous name is what can be typed.
@@ -88,19 +88,19 @@ pub(crate) async fn project_named(client: &Client, wanted: &str) -> Result<Proje
     at.map(|at| found.swap_remove(at)).ok_or_else(|| Failure::internal("a project that was found is gone"))
 }
 
-/// The organisation with this id, beginning of an id, or name.
-pub(crate) async fn organisation(client: &Client, wanted: &str) -> Result<Organisation, Failure> {
+/// The organization with this id, beginning of an id, or name.
+pub(crate) async fn organization(client: &Client, wanted: &str) -> Result<Organization, Failure> {
     if wanted.parse::<OrgId>().is_ok() {
-        return Ok(client.organisation(wanted).await?);
+        return Ok(client.organization(wanted).await?);
     }
-    not_of_another_kind(ORGANISATION, wanted)?;
+    not_of_another_kind(ORGANIZATION, wanted)?;
     let by_id = wanted.starts_with(OrgId::PREFIX);
     let fetch = async |after, limit| {
         let name = (!by_id).then(|| wanted.to_owned());
-        client.organisations(&OrganisationListQuery { name, after, limit: Some(limit) }).await
+        client.organizations(&OrganizationListQuery { name, after, limit: Some(limit) }).await
     };
     let found = pages::collect(MAX_ITEMS, fetch).await?.items;
-    one(ORGANISATION, wanted, found, |organisation| (organisation.id.to_string(), organisation.name.clone()))
+    one(ORGANIZATION, wanted, found, |organization| (organization.id.to_string(), organization.name.clone()))
 }
 
 /// An allocation's id. A name means the one that is not over, if there is one.
@@ -147,12 +147,12 @@ pub(crate) async fn images(client: &Client, project: Option<&str>) -> Result<Vec
     Ok(pages::collect(MAX_ITEMS, fetch).await?.items)
 }
 
-/// The image that is meant. A name means the organisation's own image before the platform's.
+/// The image that is meant. A name means the organization's own image before the platform's.
 pub(crate) async fn image(client: &Client, project: Option<&str>, wanted: &str) -> Result<Image, Failure> {
     not_of_another_kind(IMAGE, wanted)?;
     let mut found = images(client, project).await?;
-    if found.iter().any(|image| image.name == wanted && image.organisation_id.is_some()) {
-        found.retain(|image| image.organisation_id.is_some());
+    if found.iter().any(|image| image.name == wanted && image.organization_id.is_some()) {
+        found.retain(|image| image.organization_id.is_some());
     }
     one(IMAGE, wanted, found, |image| (image.id.to_string(), image.name.clone()))
 }

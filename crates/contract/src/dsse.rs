@@ -1,6 +1,6 @@
 //! DSSE: sign exact bytes together with their type, and carry those bytes.
 //!
-//! The payload is never parsed before its signature is checked and never serialised again afterwards.
+//! The payload is never parsed before its signature is checked and never serialized again afterwards.
 
 use crate::key::{KeyId, SigningKey, VerifyingKey};
 
@@ -85,7 +85,7 @@ pub fn seal(payload_type: &str, payload: Vec<u8>, key: &SigningKey) -> Vec<u8> {
     let sig = key.sign(&pre_authentication_encoding(payload_type, &payload)).to_vec();
     let signatures = vec![WireSignature { keyid: key.id(), sig }];
     let wire = Wire { payload_type: payload_type.to_owned(), payload, signatures };
-    // A struct of strings always serialises.
+    // A struct of strings always serializes.
     serde_json::to_vec(&wire).unwrap_or_default()
 }
 

@@ -33,11 +33,11 @@ pub struct Payload {
     pub cluster_id: ClusterId,
     /// The node it speaks to.
     pub node_id: NodeId,
-    /// Which enrolment of that node.
+    /// Which enrollment of that node.
     pub node_epoch: u64,
     /// The task. Executed at most once, whatever is delivered.
     pub task_id: TaskId,
-    /// Name of a kind in the catalogue.
+    /// Name of a kind in the catalog.
     pub task_type: String,
     /// The kind's parameters.
     pub params: Box<RawValue>,
@@ -181,7 +181,7 @@ pub enum RefusalCode {
     ClusterMismatch,
     /// Meant for another node.
     NodeMismatch,
-    /// Meant for an earlier (or later) enrolment of this node.
+    /// Meant for an earlier (or later) enrollment of this node.
     EpochMismatch,
     /// The start window is longer than allowed or turned round.
     WindowInvalid,

@@ -94,7 +94,7 @@ ids! {
     /// One typed operation on one node.
     TaskId, "task", "task_";
     /// A host's wish to be enrolled, waiting for an operator.
-    EnrolmentId, "enrolment", "enrol_";
+    EnrollmentId, "enrollment", "enroll_";
     /// A single-use join token (the secret itself is never stored).
     JoinTokenId, "join token", "join_";
     /// What a tenant leases.
@@ -112,8 +112,8 @@ ids! {
     /// An API token (the secret itself is never stored).
     ApiTokenId, "API token", "apitok_";
     /// A company, a university, a team: what owns projects.
-    OrgId, "organisation", "org_";
-    /// What owns allocations, inside an organisation.
+    OrgId, "organization", "org_";
+    /// What owns allocations, inside an organization.
     ProjectId, "project", "proj_";
     /// A person who signs in.
     UserId, "user", "user_";
@@ -123,7 +123,7 @@ ids! {
     MembershipId, "membership", "member_";
     /// One sign-in of one user, and all tokens that came out of it.
     GrantId, "grant", "grant_";
-    /// A priced product of the catalogue.
+    /// A priced product of the catalog.
     SkuId, "SKU", "sku_";
     /// What guests are made from.
     ImageId, "image", "img_";

@@ -1,6 +1,6 @@
 //! The language both sides of gpuaas speak.
 //!
-//! Ids, the closed catalogue of tasks, signed envelopes and receipts, the verifier set, telemetry documents and the
+//! Ids, the closed catalog of tasks, signed envelopes and receipts, the verifier set, telemetry documents and the
 //! link protocol. Everything here is data and pure functions: no I/O, no clock, no randomness except in key and id
 //! constructors. Another implementation can check itself against the files in `testdata/`.
 

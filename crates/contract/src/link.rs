@@ -1,9 +1,9 @@
-//! The link protocol: one conversation, two transports, and the enrolment documents that come before it.
+//! The link protocol: one conversation, two transports, and the enrollment documents that come before it.
 //!
 //! Over gRPC the conversation is the stream of `proto/link.proto`. Over HTTP long-poll the same messages travel as
 //! JSON: see [`route`]. The node is always the one its certificate names; an id in a path that differs is refused.
 
-use crate::id::{ClusterId, EnrolmentId, NodeId};
+use crate::id::{ClusterId, EnrollmentId, NodeId};
 use crate::key::VerifyingKey;
 use crate::telemetry::HostFacts;
 use crate::time::Timestamp;
@@ -18,20 +18,20 @@ pub use generated::*;
 pub const PROTOCOL: u32 = 2;
 /// Most bytes of one link message or long-poll body.
 pub const MAX_MESSAGE_BYTES: usize = 2 * 1024 * 1024;
-/// Most bytes of an enrolment, renewal or rejoin body.
-pub const MAX_ENROLMENT_BYTES: usize = 128 * 1024;
+/// Most bytes of an enrollment, renewal or rejoin body.
+pub const MAX_ENROLLMENT_BYTES: usize = 128 * 1024;
 /// Name in the certificate of every link listener. Node and listener share a private, pinned CA, so the name says
 /// what the certificate is for and not where it lives: a listener can move without new certificates.
 pub const SERVER_NAME: &str = "gpuaas-link.internal";
 
-/// Routes of the long-poll transport and of enrolment, all on the link listener.
+/// Routes of the long-poll transport and of enrollment, all on the link listener.
 pub mod route {
     /// `POST`: door one, a join token. No certificate yet.
-    pub const ENROL_WITH_TOKEN: &str = "/internal/v1/enrolments/token";
+    pub const ENROLL_WITH_TOKEN: &str = "/internal/v1/enrollments/token";
     /// `POST`: door two, ask an operator. No certificate yet.
-    pub const ENROL_REQUEST: &str = "/internal/v1/enrolments";
+    pub const ENROLL_REQUEST: &str = "/internal/v1/enrollments";
     /// `GET`: door two, is it approved? Needs the poll secret. No certificate yet.
-    pub const ENROL_POLL: &str = "/internal/v1/enrolments/{enrolment}";
+    pub const ENROLL_POLL: &str = "/internal/v1/enrollments/{enrollment}";
     /// `POST`: a challenge for a node whose certificate has expired.
     pub const REJOIN_CHALLENGE: &str = "/internal/v1/rejoin/challenge";
     /// `POST`: rejoin with the old keys.
@@ -97,7 +97,7 @@ pub struct Applicant {
 /// Door one.
 #[derive(Clone, Debug, serde::Serialize, serde::Deserialize)]
 #[serde(deny_unknown_fields)]
-pub struct EnrolWithToken {
+pub struct EnrollWithToken {
     /// The secret part of the join token.
     pub token: String,
     /// The host.
@@ -107,7 +107,7 @@ pub struct EnrolWithToken {
 /// Door two: the question.
 #[derive(Clone, Debug, serde::Serialize, serde::Deserialize)]
 #[serde(deny_unknown_fields)]
-pub struct EnrolRequest {
+pub struct EnrollRequest {
     /// Who asks; shown to the operator.
     pub email: String,
     /// The host.
@@ -117,22 +117,22 @@ pub struct EnrolRequest {
 /// Door two: the waiting slip.
 #[derive(Clone, Debug, serde::Serialize, serde::Deserialize)]
 #[serde(deny_unknown_fields)]
-pub struct EnrolPending {
+pub struct EnrollPending {
     /// What the operator approves.
-    pub enrolment_id: EnrolmentId,
-    /// Only who has this may fetch the answer (header [`ENROL_SECRET_HEADER`]).
+    pub enrollment_id: EnrollmentId,
+    /// Only who has this may fetch the answer (header [`ENROLL_SECRET_HEADER`]).
     pub poll_secret: String,
     /// When the request lapses.
     pub expires_at: Timestamp,
 }
 
-/// Header with the secret of [`EnrolPending`].
-pub const ENROL_SECRET_HEADER: &str = "gpuaas-enrolment-secret";
+/// Header with the secret of [`EnrollPending`].
+pub const ENROLL_SECRET_HEADER: &str = "gpuaas-enrollment-secret";
 
 /// Door two: the answer so far.
 #[derive(Clone, Debug, serde::Serialize, serde::Deserialize)]
 #[serde(rename_all = "snake_case", tag = "status")]
-pub enum EnrolStatus {
+pub enum EnrollStatus {
     /// An operator has not decided yet.
     Pending,
     /// Welcome.
@@ -157,7 +157,7 @@ pub struct Grant {
     pub cluster_id: ClusterId,
     /// The node's id.
     pub node_id: NodeId,
-    /// Which enrolment of the machine this is.
+    /// Which enrollment of the machine this is.
     pub node_epoch: u64,
     /// Leaf certificate, PEM.
     pub certificate_pem: String,

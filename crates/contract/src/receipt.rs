@@ -71,7 +71,7 @@ pub struct Payload {
     pub cluster_id: ClusterId,
     /// The node that speaks.
     pub node_id: NodeId,
-    /// Which enrolment of it.
+    /// Which enrollment of it.
     pub node_epoch: u64,
     /// The task.
     pub task_id: TaskId,
@@ -190,7 +190,7 @@ pub enum Disbelief {
     /// Speaks for another node.
     #[error("receipt names another node")]
     OtherNode,
-    /// Speaks for another enrolment of the node.
+    /// Speaks for another enrollment of the node.
     #[error("receipt names another epoch of the node")]
     OtherEpoch,
     /// Speaks of another task or kind.

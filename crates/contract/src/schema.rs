@@ -44,7 +44,7 @@ pub fn of(task_type: TaskType) -> TaskSchema {
     TaskSchema { task_type, summary: task_type.summary(), changes_host: task_type.changes_host(), params, output }
 }
 
-/// The whole catalogue.
-pub fn catalogue() -> Vec<TaskSchema> {
+/// The whole catalog.
+pub fn catalog() -> Vec<TaskSchema> {
     TaskType::ALL.map(of).into()
 }

@@ -40,7 +40,7 @@ const EVENT_FIELDS: [&str; 43] = [
     "limits",
     "maintenance_id",
     "name",
-    "organisation_id",
+    "organization_id",
     "parent_id",
     "price_per_hour",
     "project_id",

@@ -42,9 +42,9 @@ pub(crate) async fn many<R: Resource>(control: &Control, ids: &[String]) -> Resu
     control.store.resource_many(R::KIND, ids).await?.iter().map(|document| open(control, document)).collect()
 }
 
-/// The quotas that what a project has counts against: its own and that of its organisation.
-pub(crate) async fn quotas(control: &Control, project: ProjectId, organisation: OrgId) -> Result<Vec<Quota>, Failure> {
-    many(control, &[quota_id(&project), quota_id(&organisation)].map(|id| id.to_string())).await
+/// The quotas that what a project has counts against: its own and that of its organization.
+pub(crate) async fn quotas(control: &Control, project: ProjectId, organization: OrgId) -> Result<Vec<Quota>, Failure> {
+    many(control, &[quota_id(&project), quota_id(&organization)].map(|id| id.to_string())).await
 }
 
 /// The resource with this name within what it belongs to.

@@ -72,11 +72,11 @@ pub enum Failure {
 /// How often a decision is made anew because another writer was faster.
 const MAX_ATTEMPTS: u32 = 16;
 
-/// How many lines there are. Organisations with the same one wait for each other, which only costs time.
+/// How many lines there are. Organizations with the same one wait for each other, which only costs time.
 const LINES: u8 = 64;
 
-/// Where those wait who change the counters of an organisation, once another one was faster: there they have their turn one after the
-/// other. Each organisation has its line, so that one with much to do does not hold up the others.
+/// Where those wait who change the counters of an organization, once another one was faster: there they have their turn one after the
+/// other. Each organization has its line, so that one with much to do does not hold up the others.
 #[derive(Debug)]
 pub(crate) struct Lines(Vec<tokio::sync::Mutex<()>>);
 
@@ -87,9 +87,9 @@ impl Default for Lines {
 }
 
 impl Lines {
-    async fn turn(&self, organisation: OrgId) -> Option<tokio::sync::MutexGuard<'_, ()>> {
+    async fn turn(&self, organization: OrgId) -> Option<tokio::sync::MutexGuard<'_, ()>> {
         // The last of its bytes are by chance.
-        let chance = organisation.as_bytes().last()?;
+        let chance = organization.as_bytes().last()?;
         Some(self.0.get(usize::from(chance % LINES))?.lock().await)
     }
 }
@@ -113,24 +113,24 @@ where
     settle_with(control, known, |_| None, attempt).await
 }
 
-/// The same for decisions about allocations, all of which count against the quota of an organisation. `attempt` must not wait for
+/// The same for decisions about allocations, all of which count against the quota of an organization. `attempt` must not wait for
 /// others who may be in line.
 pub(crate) async fn settle_counted<T, A, F>(
     control: &Control,
-    organisation: impl Fn(&T) -> Option<OrgId>,
+    organization: impl Fn(&T) -> Option<OrgId>,
     attempt: A,
 ) -> Result<T, Failure>
 where
     A: Fn() -> F,
     F: Future<Output = Result<(T, Decision), Failure>>,
 {
-    settle_with(control, (), organisation, |_| attempt()).await
+    settle_with(control, (), organization, |_| attempt()).await
 }
 
 async fn settle_with<K, T, A, F>(
     control: &Control,
     known: K,
-    organisation: impl Fn(&T) -> Option<OrgId>,
+    organization: impl Fn(&T) -> Option<OrgId>,
     attempt: A,
 ) -> Result<T, Failure>
 where
@@ -153,11 +153,11 @@ where
             Err(CommitError::Store(error)) => return Err(error.into()),
         }
         control.metrics.decision_overtaken();
-        let organisation = organisation(&value);
+        let organization = organization(&value);
         // Whatever it keeps from others is theirs while this one waits.
         drop(value);
-        match organisation {
-            Some(organisation) if turn.is_none() => turn = control.lines.turn(organisation).await,
+        match organization {
+            Some(organization) if turn.is_none() => turn = control.lines.turn(organization).await,
             Some(_) | None => tokio::task::yield_now().await,
         }
     }

@@ -7,7 +7,7 @@ use std::collections::BTreeSet;
 pub enum Role {
     /// REST for operators and the CLI.
     Api,
-    /// Agents: enrolment, stream, long-poll, dispatch.
+    /// Agents: enrollment, stream, long-poll, dispatch.
     Link,
     /// Runs of allocations.
     Provisioning,

@@ -9,7 +9,7 @@ use std::time::Duration;
 use gpuaas_contract::Digest;
 use gpuaas_contract::id::{ApiTokenId, CorrelationId, ServerId};
 use gpuaas_contract::time::Timestamp;
-use gpuaas_domain::access::{ApiToken, Policies, Role as TokenRole};
+use gpuaas_domain::access::{ApiToken, Policies, Role as TokenRolle};
 use gpuaas_domain::decision::{Change, Context};
 use gpuaas_domain::{Actor, Decision};
 use gpuaas_engines::{Engines, EnginesConfig, EnginesError};
@@ -308,7 +308,7 @@ async fn bind(
 /// Makes the first admin token, if there is none that counts. Its text goes into a file only the owner can read.
 async fn ensure_admin_token(store: &Store, file: &Path) -> Result<(), StartError> {
     let tokens = store.api_token_list(&ApiTokenFilter::default(), None, 1000).await?;
-    if tokens.iter().any(|token| token.role == Some(TokenRole::Admin) && token.counts(Timestamp::now())) {
+    if tokens.iter().any(|token| token.role == Some(TokenRolle::Admin) && token.counts(Timestamp::now())) {
         return Ok(());
     }
     let secret = pki::secret_text("gpt_");
@@ -319,7 +319,7 @@ async fn ensure_admin_token(store: &Store, file: &Path) -> Result<(), StartError
         id: ApiTokenId::generate(),
         version: 0,
         name: "first admin".to_owned(),
-        role: Some(TokenRole::Admin),
+        role: Some(TokenRolle::Admin),
         service_account: None,
         project: None,
         parent: None,

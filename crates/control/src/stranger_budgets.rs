@@ -65,8 +65,8 @@ pub(crate) const WRONG_PASSWORDS: Budget = Budget {
 };
 
 /// Hosts that ask to be enrolled.
-pub(crate) const ENROLMENT_REQUESTS: Budget = Budget {
-    code: "enrolment_requests_exhausted",
+pub(crate) const ENROLLMENT_REQUESTS: Budget = Budget {
+    code: "enrollment_requests_exhausted",
     message: "too many requests to be enrolled from this address; wait, or enroll with a join token",
     per_address: Rule { per: HOUR, burst: 120 },
     total: Rule { per: HOUR, burst: 4000 },

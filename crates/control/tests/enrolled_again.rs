@@ -9,9 +9,9 @@ use common::lifecycle::{Shop, until};
 use common::looking::{Looking, refused};
 use common::node::Host;
 use common::{PATIENCE, TestServer};
-use gpuaas_api::dto::{EnrolmentApprove, JoinTokenCreate, NodeChange};
+use gpuaas_api::dto::{EnrollmentApprove, JoinTokenCreate, NodeChange};
 use gpuaas_contract::id::NodeId;
-use gpuaas_contract::link::{self, EnrolPending, EnrolRequest, EnrolStatus, Heartbeat, from_node, route};
+use gpuaas_contract::link::{self, EnrollPending, EnrollRequest, EnrollStatus, Heartbeat, from_node, route};
 use gpuaas_contract::telemetry::HostFacts;
 use gpuaas_testkit::eventually_async;
 
@@ -19,14 +19,14 @@ async fn code(response: reqwest::Response) -> String {
     response.json::<serde_json::Value>().await.unwrap()["code"].as_str().unwrap_or("none").to_owned()
 }
 
-async fn asks(host: &Host) -> EnrolPending {
-    let body = EnrolRequest { email: "ops@example.org".to_owned(), applicant: host.applicant() };
-    host.anonymous().post(host.url(route::ENROL_REQUEST)).json(&body).send().await.unwrap().json().await.unwrap()
+async fn asks(host: &Host) -> EnrollPending {
+    let body = EnrollRequest { email: "ops@example.org".to_owned(), applicant: host.applicant() };
+    host.anonymous().post(host.url(route::ENROLL_REQUEST)).json(&body).send().await.unwrap().json().await.unwrap()
 }
 
-async fn polls(host: &Host, pending: &EnrolPending) -> reqwest::Response {
-    let url = host.url(&route::ENROL_POLL.replace("{enrolment}", &pending.enrolment_id.to_string()));
-    host.anonymous().get(url).header(link::ENROL_SECRET_HEADER, &pending.poll_secret).send().await.unwrap()
+async fn polls(host: &Host, pending: &EnrollPending) -> reqwest::Response {
+    let url = host.url(&route::ENROLL_POLL.replace("{enrollment}", &pending.enrollment_id.to_string()));
+    host.anonymous().get(url).header(link::ENROLL_SECRET_HEADER, &pending.poll_secret).send().await.unwrap()
 }
 
 /// Another installation, with other keys, that shows the fingerprint of `known`.
@@ -46,24 +46,24 @@ async fn an_operator_sees_that_a_request_is_a_live_node_and_must_name_that_node(
     let mut link = owner.connect(&[]).await;
     let thief = imitating(&server, &owner);
     let pending = asks(&thief).await;
-    let (client, id) = (server.client(), pending.enrolment_id.to_string());
-    let shown = client.enrolment(&id).await.unwrap();
+    let (client, id) = (server.client(), pending.enrollment_id.to_string());
+    let shown = client.enrollment(&id).await.unwrap();
     let existing = shown.existing_node.clone().expect("the match is shown");
     assert_eq!((existing.id, existing.service.as_str()), (owner.node_id(), "in_service"));
     assert!(existing.online && existing.keys_differ && existing.needs_replace && existing.name == "test-host");
-    assert_eq!(client.enrolments(&Default::default()).await.unwrap().items, [shown]);
+    assert_eq!(client.enrollments(&Default::default()).await.unwrap().items, [shown]);
 
-    assert_eq!(refused(client.enrolment_approve(&id, &EnrolmentApprove::default()).await), "replaces_node");
-    let named = |node| EnrolmentApprove { replace_node: Some(node), ..EnrolmentApprove::default() };
-    assert_eq!(refused(client.enrolment_approve(&id, &named(other.node_id())).await), "replace_node_mismatch");
-    assert!(matches!(polls(&thief, &pending).await.json().await.unwrap(), EnrolStatus::Pending));
+    assert_eq!(refused(client.enrollment_approve(&id, &EnrollmentApprove::default()).await), "replaces_node");
+    let named = |node| EnrollmentApprove { replace_node: Some(node), ..EnrollmentApprove::default() };
+    assert_eq!(refused(client.enrollment_approve(&id, &named(other.node_id())).await), "replace_node_mismatch");
+    assert!(matches!(polls(&thief, &pending).await.json().await.unwrap(), EnrollStatus::Pending));
     assert!(client.node(&owner.node_id().to_string()).await.unwrap().online, "nothing happened to the node");
 
     // It is that machine after all, installed anew.
-    let approved = client.enrolment_approve(&id, &named(owner.node_id())).await.unwrap();
+    let approved = client.enrollment_approve(&id, &named(owner.node_id())).await.unwrap();
     assert_eq!(approved.replace_node, Some(owner.node_id()));
-    let status: EnrolStatus = polls(&thief, &pending).await.json().await.unwrap();
-    let EnrolStatus::Approved { grant } = status else { panic!("not approved: {status:?}") };
+    let status: EnrollStatus = polls(&thief, &pending).await.json().await.unwrap();
+    let EnrollStatus::Approved { grant } = status else { panic!("not approved: {status:?}") };
     assert_eq!((grant.node_id, grant.node_epoch), (owner.node_id(), 2));
     let said = link.goodbye().await;
     assert!(["epoch_retired", "certificate_revoked"].contains(&said.as_str()), "{said}");
@@ -75,9 +75,9 @@ async fn what_an_operator_approved_as_new_does_not_take_over_a_node_that_came_in
     let mut owner = Host::new(&server);
     let thief = imitating(&server, &owner);
     let pending = asks(&thief).await;
-    server.client().enrolment_approve(&pending.enrolment_id.to_string(), &EnrolmentApprove::default()).await.unwrap();
+    server.client().enrollment_approve(&pending.enrollment_id.to_string(), &EnrollmentApprove::default()).await.unwrap();
     let open = token(&server, None).await;
-    owner.grant = Some(owner.enrol(&open).await.json().await.unwrap());
+    owner.grant = Some(owner.enroll(&open).await.json().await.unwrap());
     let answer = polls(&thief, &pending).await;
     assert_eq!(answer.status(), 409);
     assert_eq!(code(answer).await, "replaces_node");
@@ -90,19 +90,19 @@ async fn a_join_token_takes_over_a_node_only_if_it_was_made_for_that() {
     let (owner, other) = (Host::enrolled(&server).await, Host::enrolled(&server).await);
     let again = imitating(&server, &owner);
     let plain = token(&server, None).await;
-    assert_eq!(code(again.enrol(&plain).await).await, "replaces_node");
-    assert_eq!(Host::new(&server).enrol(&plain).await.status(), 200, "the refusal did not use the token up");
+    assert_eq!(code(again.enroll(&plain).await).await, "replaces_node");
+    assert_eq!(Host::new(&server).enroll(&plain).await.status(), 200, "the refusal did not use the token up");
     let of_other = token(&server, Some(other.node_id())).await;
-    assert_eq!(code(again.enrol(&of_other).await).await, "replace_node_mismatch");
-    assert_eq!(code(Host::new(&server).enrol(&of_other).await).await, "replace_node_mismatch", "nor does it make a new node");
+    assert_eq!(code(again.enroll(&of_other).await).await, "replace_node_mismatch");
+    assert_eq!(code(Host::new(&server).enroll(&of_other).await).await, "replace_node_mismatch", "nor does it make a new node");
     let unknown = JoinTokenCreate { replace_node: Some(NodeId::generate()), ..JoinTokenCreate::default() };
     assert_eq!(refused(server.client().join_token_create(&unknown).await), "node_unknown");
     let of_owner = token(&server, Some(owner.node_id())).await;
-    let grant: link::Grant = again.enrol(&of_owner).await.json().await.unwrap();
+    let grant: link::Grant = again.enroll(&of_owner).await.json().await.unwrap();
     assert_eq!((grant.node_id, grant.node_epoch), (owner.node_id(), 2));
     // The same machine with the same keys needs no permission: its answer may have been lost.
     let plain = token(&server, None).await;
-    let grant: link::Grant = other.enrol(&plain).await.json().await.unwrap();
+    let grant: link::Grant = other.enroll(&plain).await.json().await.unwrap();
     assert_eq!(grant.node_id, other.node_id());
 }
 
@@ -118,7 +118,7 @@ common::on_both_stores! {
 
         let mut again = imitating(&server, &node.host);
         let of_node = token(&server, Some(node.host.node_id())).await;
-        again.grant = Some(again.enrol(&of_node).await.json().await.unwrap());
+        again.grant = Some(again.enroll(&of_node).await.json().await.unwrap());
         // The tenant is told, and the new installation is asked to prove that nothing of theirs is left.
         until(&server, &made, "releasing").await;
         let state = async |id: &str| client.slot(id).await.unwrap().state;
@@ -143,7 +143,7 @@ common::on_both_stores! {
 }
 
 #[tokio::test]
-async fn a_node_is_named_by_its_enrolment_and_by_operators_and_not_by_itself() {
+async fn a_node_is_named_by_its_enrollment_and_by_operators_and_not_by_itself() {
     let server = TestServer::sqlite().await;
     let host = Host::enrolled(&server).await;
     let id = host.node_id().to_string();

@@ -10,7 +10,7 @@ use common::looking::refused;
 use common::{PATIENCE, TestServer};
 use futures::StreamExt as _;
 use gpuaas_api::dto::{
-    ApiKeyCreate, CloudEvent, EventsQuery, Limits, OrganisationCreate, ProjectChange, ProjectCreate, ServiceAccountCreate,
+    ApiKeyCreate, CloudEvent, EventsQuery, Limits, OrganizationCreate, ProjectChange, ProjectCreate, ServiceAccountCreate,
     WebhookCreate,
 };
 use gpuaas_api::{Client, ClientOptions};
@@ -22,11 +22,11 @@ use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 
 async fn project(client: &Client, name: &str) -> String {
     let wanted =
-        OrganisationCreate { name: name.to_owned(), description: String::new(), limits: Limits::default(), owner_email: None };
-    let organisation = client.organisation_create(&wanted, None).await.unwrap();
+        OrganizationCreate { name: name.to_owned(), description: String::new(), limits: Limits::default(), owner_email: None };
+    let organization = client.organization_create(&wanted, None).await.unwrap();
     let wanted =
         ProjectCreate { name: name.to_owned(), description: String::new(), limits: Limits::default(), owner_email: None };
-    client.project_create(&organisation.id.to_string(), &wanted, None).await.unwrap().id.to_string()
+    client.project_create(&organization.id.to_string(), &wanted, None).await.unwrap().id.to_string()
 }
 
 /// Something happens in a project: one event, with these words in it.

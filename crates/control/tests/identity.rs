@@ -1,4 +1,4 @@
-//! Enrolment, certificates and links: who may speak, and when that ends.
+//! Enrollment, certificates and links: who may speak, and when that ends.
 
 #![allow(clippy::unwrap_used, reason = "tests")]
 
@@ -6,11 +6,11 @@ mod common;
 
 use common::node::Host;
 use common::{PATIENCE, TestServer};
-use gpuaas_api::dto::{EnrolmentApprove, JoinTokenCreate, Reason};
+use gpuaas_api::dto::{EnrollmentApprove, JoinTokenCreate, Reason};
 use gpuaas_contract::dsse;
 use gpuaas_contract::id::AgentInstanceId;
 use gpuaas_contract::link::{
-    self, EnrolPending, EnrolRequest, EnrolStatus, Pong, Rejoin, RejoinChallenge, RejoinChallengeRequest, RejoinProof, Renew,
+    self, EnrollPending, EnrollRequest, EnrollStatus, Pong, Rejoin, RejoinChallenge, RejoinChallengeRequest, RejoinProof, Renew,
     Renewed, from_node, route, to_node,
 };
 use gpuaas_testkit::eventually_async;
@@ -33,15 +33,15 @@ async fn a_join_token_is_good_for_one_host() {
     let server = TestServer::sqlite().await;
     let token = server.client().join_token_create(&JoinTokenCreate::default()).await.unwrap();
     let (first, second) = (Host::new(&server), Host::new(&server));
-    let grant: link::Grant = first.enrol(&token.token).await.json().await.unwrap();
+    let grant: link::Grant = first.enroll(&token.token).await.json().await.unwrap();
     // The same host may ask again, in case the answer was lost, and is the same node.
-    let again: link::Grant = first.enrol(&token.token).await.json().await.unwrap();
+    let again: link::Grant = first.enroll(&token.token).await.json().await.unwrap();
     assert_eq!((grant.node_id, grant.node_epoch), (again.node_id, again.node_epoch));
-    assert_eq!(code(second.enrol(&token.token).await).await, "join_token_used");
-    assert_eq!(code(second.enrol("gpj_nonsense.00").await).await, "join_token_unknown");
+    assert_eq!(code(second.enroll(&token.token).await).await, "join_token_used");
+    assert_eq!(code(second.enroll("gpj_nonsense.00").await).await, "join_token_unknown");
     let revoked = server.client().join_token_create(&JoinTokenCreate::default()).await.unwrap();
     server.client().join_token_revoke(&revoked.join_token.id.to_string()).await.unwrap();
-    assert_eq!(code(second.enrol(&revoked.token).await).await, "join_token_revoked");
+    assert_eq!(code(second.enroll(&revoked.token).await).await, "join_token_revoked");
     let short = JoinTokenCreate { life_seconds: Some(1), ..JoinTokenCreate::default() };
     let short = server.client().join_token_create(&short).await.unwrap();
     let expired = eventually_async(PATIENCE, "the token expires", || async {
@@ -50,29 +50,29 @@ async fn a_join_token_is_good_for_one_host() {
         now.items.into_iter().find(|t| t.id == short.join_token.id && t.state == "expired")
     });
     expired.await;
-    assert_eq!(code(second.enrol(&short.token).await).await, "join_token_expired");
+    assert_eq!(code(second.enroll(&short.token).await).await, "join_token_expired");
 }
 
 #[tokio::test]
 async fn the_second_door_waits_for_an_operator() {
     let server = TestServer::sqlite().await;
-    let ask = async |host: &Host| -> EnrolPending {
-        let body = EnrolRequest { email: "ops@example.org".to_owned(), applicant: host.applicant() };
-        host.anonymous().post(host.url(route::ENROL_REQUEST)).json(&body).send().await.unwrap().json().await.unwrap()
+    let ask = async |host: &Host| -> EnrollPending {
+        let body = EnrollRequest { email: "ops@example.org".to_owned(), applicant: host.applicant() };
+        host.anonymous().post(host.url(route::ENROLL_REQUEST)).json(&body).send().await.unwrap().json().await.unwrap()
     };
-    let poll = async |host: &Host, pending: &EnrolPending, secret: &str| {
-        let url = host.url(&route::ENROL_POLL.replace("{enrolment}", &pending.enrolment_id.to_string()));
-        host.anonymous().get(url).header(link::ENROL_SECRET_HEADER, secret).send().await.unwrap()
+    let poll = async |host: &Host, pending: &EnrollPending, secret: &str| {
+        let url = host.url(&route::ENROLL_POLL.replace("{enrollment}", &pending.enrollment_id.to_string()));
+        host.anonymous().get(url).header(link::ENROLL_SECRET_HEADER, secret).send().await.unwrap()
     };
     let mut host = Host::new(&server);
     let pending = ask(&host).await;
-    let status: EnrolStatus = poll(&host, &pending, &pending.poll_secret).await.json().await.unwrap();
-    assert!(matches!(status, EnrolStatus::Pending));
-    assert_eq!(code(poll(&host, &pending, "guess").await).await, "enrolment_unknown");
-    server.client().enrolment_approve(&pending.enrolment_id.to_string(), &EnrolmentApprove::default()).await.unwrap();
+    let status: EnrollStatus = poll(&host, &pending, &pending.poll_secret).await.json().await.unwrap();
+    assert!(matches!(status, EnrollStatus::Pending));
+    assert_eq!(code(poll(&host, &pending, "guess").await).await, "enrollment_unknown");
+    server.client().enrollment_approve(&pending.enrollment_id.to_string(), &EnrollmentApprove::default()).await.unwrap();
     for _ in 0..2 {
-        let status: EnrolStatus = poll(&host, &pending, &pending.poll_secret).await.json().await.unwrap();
-        let EnrolStatus::Approved { grant } = status else { panic!("not approved: {status:?}") };
+        let status: EnrollStatus = poll(&host, &pending, &pending.poll_secret).await.json().await.unwrap();
+        let EnrollStatus::Approved { grant } = status else { panic!("not approved: {status:?}") };
         assert!(
             host.grant.as_ref().is_none_or(|before| before.node_id == grant.node_id && before.node_epoch == grant.node_epoch)
         );
@@ -83,11 +83,11 @@ async fn the_second_door_waits_for_an_operator() {
     let unwanted = Host::new(&server);
     let pending = ask(&unwanted).await;
     let reason = Reason { reason: "unknown machine".to_owned() };
-    server.client().enrolment_reject(&pending.enrolment_id.to_string(), &reason).await.unwrap();
-    let status: EnrolStatus = poll(&unwanted, &pending, &pending.poll_secret).await.json().await.unwrap();
-    assert!(matches!(status, EnrolStatus::Rejected { reason } if reason == "unknown machine"));
-    let body = EnrolRequest { email: "nobody".to_owned(), applicant: unwanted.applicant() };
-    let refused = unwanted.anonymous().post(unwanted.url(route::ENROL_REQUEST)).json(&body).send().await.unwrap();
+    server.client().enrollment_reject(&pending.enrollment_id.to_string(), &reason).await.unwrap();
+    let status: EnrollStatus = poll(&unwanted, &pending, &pending.poll_secret).await.json().await.unwrap();
+    assert!(matches!(status, EnrollStatus::Rejected { reason } if reason == "unknown machine"));
+    let body = EnrollRequest { email: "nobody".to_owned(), applicant: unwanted.applicant() };
+    let refused = unwanted.anonymous().post(unwanted.url(route::ENROLL_REQUEST)).json(&body).send().await.unwrap();
     assert_eq!(code(refused).await, "email_invalid");
 }
 
@@ -102,7 +102,7 @@ async fn enrolling_the_same_machine_again_is_the_next_epoch_of_the_same_node() {
     let mut new = Host::new(&server);
     new.fingerprint = old.fingerprint.clone();
     let token = replacing(&server, &old).await;
-    new.grant = Some(new.enrol(&token).await.json().await.unwrap());
+    new.grant = Some(new.enroll(&token).await.json().await.unwrap());
     assert_eq!((new.node_id(), new.grant().node_epoch), (old.node_id(), 2));
     // The old certificate's open stream ends, and it cannot open another; its tasks are given up.
     let goodbye = old_link.goodbye().await;
@@ -250,7 +250,7 @@ async fn a_second_live_copy_of_an_identity_locks_the_node() {
     let mut fresh = Host::new(&server);
     fresh.fingerprint = host.fingerprint.clone();
     let token = replacing(&server, &host).await;
-    fresh.grant = Some(fresh.enrol(&token).await.json().await.unwrap());
+    fresh.grant = Some(fresh.enroll(&token).await.json().await.unwrap());
     fresh.connect(&[]).await;
 }
 
@@ -316,11 +316,11 @@ async fn a_receipt_of_an_earlier_epoch_can_still_be_checked_from_the_root_key_al
     let mut new = Host::new(&server);
     new.fingerprint = old.fingerprint.clone();
     let token = replacing(&server, &old).await;
-    assert_eq!(new.enrol(&token).await.status(), 200);
+    assert_eq!(new.enroll(&token).await.status(), 200);
 
     let evidence = server.client().task_evidence(&task.id.to_string()).await.unwrap();
     assert_eq!(evidence.receipt_key, old.receipt_key.verifying_key());
-    let record = evidence.node_record.expect("the record of that enrolment");
+    let record = evidence.node_record.expect("the record of that enrollment");
     let payload = dsse::open(&record, 64 * 1024, "application/vnd.gpuaas.node-record.v1+json", &evidence.root_key)
         .expect("signed by the root");
     let payload: serde_json::Value = serde_json::from_slice(&payload).unwrap();

@@ -8,7 +8,7 @@ use common::TestServer;
 use common::looking::refused;
 use gpuaas_api::Client;
 use gpuaas_api::dto::{
-    ApiKeyCreate, ApiKeyCreated, ApiTokenCreate, MemberAdd, MemberChange, OrganisationCreate, PageQuery, ProjectCreate,
+    ApiKeyCreate, ApiKeyCreated, ApiTokenCreate, MemberAdd, MemberChange, OrganizationCreate, PageQuery, ProjectCreate,
     ServiceAccountCreate, UserCreate, WebhookCreate,
 };
 
@@ -16,20 +16,20 @@ const HOUR: u64 = 3600;
 
 struct Tenant {
     project: String,
-    organisation: String,
+    organization: String,
     account: String,
 }
 
 impl Tenant {
     async fn new(server: &TestServer) -> Self {
         let client = server.client();
-        let wanted = OrganisationCreate { name: "lab".to_owned(), ..Default::default() };
-        let organisation = client.organisation_create(&wanted, None).await.unwrap().id.to_string();
+        let wanted = OrganizationCreate { name: "lab".to_owned(), ..Default::default() };
+        let organization = client.organization_create(&wanted, None).await.unwrap().id.to_string();
         let wanted = ProjectCreate { name: "vision".to_owned(), ..Default::default() };
-        let project = client.project_create(&organisation, &wanted, None).await.unwrap().id.to_string();
+        let project = client.project_create(&organization, &wanted, None).await.unwrap().id.to_string();
         let wanted = ServiceAccountCreate { name: "root".to_owned(), role: Some("owner".to_owned()), ..Default::default() };
         let account = client.service_account_create(&project, &wanted, None).await.unwrap().id.to_string();
-        Self { project, organisation, account }
+        Self { project, organization, account }
     }
 
     async fn key(&self, client: &Client, scopes: Option<&[&str]>, life_seconds: Option<u64>) -> ApiKeyCreated {
@@ -143,9 +143,9 @@ common::on_both_stores! {
         assert_eq!(refused(with_it.platform_member_add(&person("admin"), None).await), "role_outlives_key");
         let owner = Some("mallory@example.org".to_owned());
         let project = ProjectCreate { name: "p".to_owned(), owner_email: owner.clone(), ..Default::default() };
-        assert_eq!(refused(with_it.project_create(&tenant.organisation, &project, None).await), "role_outlives_key");
-        let organisation = OrganisationCreate { name: "o".to_owned(), owner_email: owner, ..Default::default() };
-        assert_eq!(refused(with_it.organisation_create(&organisation, None).await), "role_outlives_key");
+        assert_eq!(refused(with_it.project_create(&tenant.organization, &project, None).await), "role_outlives_key");
+        let organization = OrganizationCreate { name: "o".to_owned(), owner_email: owner, ..Default::default() };
+        assert_eq!(refused(with_it.organization_create(&organization, None).await), "role_outlives_key");
         let user = UserCreate { email: "mallory@example.org".to_owned(), ..UserCreate::default() };
         assert_eq!(refused(with_it.user_create(&user, None).await), "password_outlives_key");
         // Revoking the token ends what was made with it.

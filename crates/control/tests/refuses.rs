@@ -68,7 +68,7 @@ const LINK: &[(&str, &str)] = &[
 
 /// Doors for hosts that have no certificate (any more). What they need instead is tested with them. May only shrink.
 const LINK_OPEN: &[&str] =
-    &[route::ENROL_WITH_TOKEN, route::ENROL_REQUEST, route::ENROL_POLL, route::REJOIN_CHALLENGE, route::REJOIN];
+    &[route::ENROLL_WITH_TOKEN, route::ENROLL_REQUEST, route::ENROLL_POLL, route::REJOIN_CHALLENGE, route::REJOIN];
 
 #[test]
 fn every_route_of_the_link_is_in_one_of_the_lists() {

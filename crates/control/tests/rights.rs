@@ -11,13 +11,13 @@ use std::collections::BTreeMap;
 
 use common::TestServer;
 use gpuaas_api::dto::{
-    AllocationCreate, ApiKeyCreate, ApiTokenCreate, ImageCreate, Limits, OrganisationCreate, ProductKind, ProjectCreate,
+    AllocationCreate, ApiKeyCreate, ApiTokenCreate, ImageCreate, Limits, OrganizationCreate, ProductKind, ProjectCreate,
     ServiceAccountCreate, SkuCreate, WebhookCreate,
 };
 use gpuaas_api::endpoints::{About, ENDPOINTS, Endpoint, Method};
 use gpuaas_contract::Digest;
 use gpuaas_contract::id::{
-    AllocationId, ApiTokenId, DeliveryId, EnrolmentId, ImageId, JoinTokenId, MaintenanceId, MembershipId, NodeId, OrgId,
+    AllocationId, ApiTokenId, DeliveryId, EnrollmentId, ImageId, JoinTokenId, MaintenanceId, MembershipId, NodeId, OrgId,
     ProjectId, ServiceAccountId, SkuId, SlotId, SshKeyId, TaskId, UserId, WebhookId,
 };
 use gpuaas_domain::access::{Action, Place, PlatformRole, Policies, Principal, PrincipalId, ProjectRole, Scope, Verdict};
@@ -25,9 +25,9 @@ use gpuaas_domain::access::{Action, Place, PlatformRole, Policies, Principal, Pr
 /// Routes that need no caller. This list may only shrink.
 const OPEN: [&str; 4] = ["/healthz", "/readyz", "/openapi.json", "/docs"];
 
-/// One tenant: an organisation with a project and something of everything in it.
+/// One tenant: an organization with a project and something of everything in it.
 struct Tenant {
-    organisation: OrgId,
+    organization: OrgId,
     project: ProjectId,
     allocation: AllocationId,
     webhook: WebhookId,
@@ -36,20 +36,20 @@ struct Tenant {
 impl Tenant {
     async fn new(server: &TestServer, name: &str) -> Self {
         let client = server.client();
-        let wanted = OrganisationCreate {
+        let wanted = OrganizationCreate {
             name: name.to_owned(),
             description: String::new(),
             limits: Limits::default(),
             owner_email: None,
         };
-        let organisation = client.organisation_create(&wanted, None).await.unwrap().id;
+        let organization = client.organization_create(&wanted, None).await.unwrap().id;
         let wanted = ProjectCreate {
             name: "project".to_owned(),
             description: String::new(),
             limits: Limits::default(),
             owner_email: None,
         };
-        let project = client.project_create(&organisation.to_string(), &wanted, None).await.unwrap().id;
+        let project = client.project_create(&organization.to_string(), &wanted, None).await.unwrap().id;
         let wanted = AllocationCreate {
             name: "waits".parse().unwrap(),
             sku: "one".to_owned(),
@@ -70,7 +70,7 @@ impl Tenant {
         };
         let allocation = client.allocation_create(&project.to_string(), &wanted, None).await.unwrap().id;
         let webhook = Self::webhook(server, project).await;
-        Self { organisation, project, allocation, webhook }
+        Self { organization, project, allocation, webhook }
     }
 
     async fn webhook(server: &TestServer, project: ProjectId) -> WebhookId {
@@ -86,9 +86,9 @@ impl Tenant {
     fn scope(&self, about: About) -> Scope {
         match about {
             About::Platform => Scope::Platform,
-            About::Organisation => Scope::Organisation(self.organisation),
+            About::Organization => Scope::Organization(self.organization),
             About::Project | About::Allocation | About::Webhook | About::Delivery => {
-                Scope::Project { organisation: self.organisation, project: self.project }
+                Scope::Project { organization: self.organization, project: self.project }
             }
         }
     }
@@ -125,7 +125,7 @@ async fn account(server: &TestServer, tenant: &Tenant, role: Option<ProjectRole>
     Somebody { name: format!("{name} of the project"), token: secret, principal }
 }
 
-async fn catalogue(server: &TestServer) {
+async fn catalog(server: &TestServer) {
     let sku = SkuCreate {
         name: "one".to_owned(),
         description: String::new(),
@@ -156,7 +156,7 @@ fn path(endpoint: &Endpoint, tenant: &Tenant) -> String {
     let mut path = String::new();
     for segment in endpoint.path.split('/').skip(1) {
         let value = match segment {
-            "{organisation}" => tenant.organisation.to_string(),
+            "{organization}" => tenant.organization.to_string(),
             "{project}" => tenant.project.to_string(),
             "{allocation}" => tenant.allocation.to_string(),
             "{webhook}" => tenant.webhook.to_string(),
@@ -172,7 +172,7 @@ fn path(endpoint: &Endpoint, tenant: &Tenant) -> String {
             "{node}" => NodeId::generate().to_string(),
             "{slot}" => SlotId::generate().to_string(),
             "{slice}" => AllocationId::generate().to_string(),
-            "{enrolment}" => EnrolmentId::generate().to_string(),
+            "{enrollment}" => EnrollmentId::generate().to_string(),
             "{token}" if endpoint.path.contains("join-tokens") => JoinTokenId::generate().to_string(),
             "{token}" => ApiTokenId::generate().to_string(),
             "{task}" => TaskId::generate().to_string(),
@@ -228,7 +228,7 @@ async fn ask(http: &reqwest::Client, server: &TestServer, endpoint: &Endpoint, p
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn every_endpoint_asks_the_policies_the_right_question() {
     let server = TestServer::sqlite().await;
-    catalogue(&server).await;
+    catalog(&server).await;
     let (mut own, mut other) = (Tenant::new(&server, "own").await, Tenant::new(&server, "other").await);
     let mut callers = Vec::new();
     for role in PlatformRole::ALL {
@@ -272,7 +272,7 @@ async fn every_endpoint_asks_the_policies_the_right_question() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn nothing_but_the_open_routes_answers_a_stranger() {
     let server = TestServer::sqlite().await;
-    catalogue(&server).await;
+    catalog(&server).await;
     let tenant = Tenant::new(&server, "own").await;
     let http = common::plain_http();
     for endpoint in ENDPOINTS {

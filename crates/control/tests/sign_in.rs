@@ -9,7 +9,7 @@ use browser::*;
 use common::TestServer;
 use common::looking::refused;
 use gpuaas_api::dto::{
-    AuditQuery, MemberAdd, OrganisationCreate, OrganisationListQuery, Reason, UserCreate, UserListQuery, UserPassword,
+    AuditQuery, MemberAdd, OrganizationCreate, OrganizationListQuery, Reason, UserCreate, UserListQuery, UserPassword,
 };
 use gpuaas_api::{Client, ClientOptions};
 use gpuaas_identity::pkce::CodeVerifier;
@@ -28,7 +28,7 @@ common::on_both_stores! {
         let who = client.whoami().await.unwrap();
         assert_eq!((who.kind.as_str(), who.id, who.email.as_deref()), ("user", format!("user:{}", made.id), Some(EMAIL)));
         assert!(!who.invited && who.memberships.is_empty());
-        assert_eq!(refused(client.organisations(&OrganisationListQuery::default()).await), "forbidden");
+        assert_eq!(refused(client.organizations(&OrganizationListQuery::default()).await), "forbidden");
         assert_eq!(refused(client.nodes(&Default::default()).await), "forbidden");
         let info = common::plain_http().get(format!("{}/oauth/userinfo", server.url())).bearer_auth(text(&tokens, "access_token"));
         let info: Value = info.send().await.unwrap().json().await.unwrap();
@@ -37,12 +37,12 @@ common::on_both_stores! {
         let wrong = server.client_with(Some(&text(&tokens, "id_token")));
         assert_eq!(refused(wrong.whoami().await), "token_audience");
 
-        let wanted = OrganisationCreate { name: "lab".to_owned(), ..Default::default() };
-        let organisation = server.client().organisation_create(&wanted, None).await.unwrap();
+        let wanted = OrganizationCreate { name: "lab".to_owned(), ..Default::default() };
+        let organization = server.client().organization_create(&wanted, None).await.unwrap();
         let invite = MemberAdd { email: Some(EMAIL.to_owned()), service_account_id: None, role: "viewer".to_owned() };
-        server.client().organisation_member_add(&organisation.id.to_string(), &invite, None).await.unwrap();
+        server.client().organization_member_add(&organization.id.to_string(), &invite, None).await.unwrap();
         assert!(client.whoami().await.unwrap().invited, "the role counts from the next request on");
-        assert_eq!(client.organisations(&OrganisationListQuery::default()).await.unwrap().items.len(), 1);
+        assert_eq!(client.organizations(&OrganizationListQuery::default()).await.unwrap().items.len(), 1);
     }
 
     async fn a_code_is_for_the_client_that_asked_and_a_second_use_ends_the_sign_in(server: TestServer) {

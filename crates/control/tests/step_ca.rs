@@ -134,8 +134,8 @@ async fn certificates_of_step_ca_that_the_store_does_not_know_open_nothing() {
         assert!(said.message().starts_with("certificate_revoked"), "{said:?}");
     }
     // Of another cluster that shares the step-ca.
-    let neighbour = StepCa::open(&config, TempDir::new().path(), ClusterId::generate()).await.unwrap();
-    let foreign = neighbour.issue_node(&host.csr(), host.node_id(), 1, Timestamp::now()).await.unwrap();
+    let neighbor = StepCa::open(&config, TempDir::new().path(), ClusterId::generate()).await.unwrap();
+    let foreign = neighbor.issue_node(&host.csr(), host.node_id(), 1, Timestamp::now()).await.unwrap();
     host.grant.as_mut().unwrap().certificate_pem = foreign.pem;
     assert_eq!(code(renew(&host).await).await, "certificate_not_a_node");
     host.grant.as_mut().unwrap().certificate_pem = ours;
@@ -151,7 +151,7 @@ async fn while_step_ca_is_away_nothing_is_used_up_and_links_go_on() {
     step_ca.kill();
     let fresh = Host::new(&server);
     let token = server.client().join_token_create(&JoinTokenCreate::default()).await.unwrap().token;
-    assert_eq!(code(fresh.enrol(&token).await).await, "ca_unavailable");
+    assert_eq!(code(fresh.enroll(&token).await).await, "ca_unavailable");
     assert_eq!(code(renew(&host).await).await, "ca_unavailable");
     assert_eq!(code(rejoin(&host).await).await, "ca_unavailable");
     assert_eq!(asked(&server, "ca_unavailable").await, 3);
@@ -171,7 +171,7 @@ async fn while_step_ca_is_away_nothing_is_used_up_and_links_go_on() {
     })
     .await
     .unwrap();
-    let grant: link::Grant = fresh.enrol(&token).await.json().await.unwrap();
+    let grant: link::Grant = fresh.enroll(&token).await.json().await.unwrap();
     assert_eq!(grant.node_epoch, 1, "the token was not used up");
     assert!(renew(&host).await.status().is_success());
     assert!(rejoin(&host).await.status().is_success());

@@ -8,8 +8,8 @@ mod common;
 use browser::*;
 use common::TestServer;
 use common::node::Host;
-use gpuaas_contract::link::{EnrolPending, EnrolRequest, route};
-use gpuaas_domain::enrolment::{MAX_WAITING, MAX_WAITING_PER_ADDRESS};
+use gpuaas_contract::link::{EnrollPending, EnrollRequest, route};
+use gpuaas_domain::enrollment::{MAX_WAITING, MAX_WAITING_PER_ADDRESS};
 use gpuaas_identity::pkce::CodeVerifier;
 use reqwest::StatusCode;
 use serde_json::Value;
@@ -184,14 +184,14 @@ async fn a_flood_of_passwords_to_compute_keeps_nobody_out() {
 }
 
 /// A request to be enrolled by a machine of its own.
-fn request(host: &Host, number: usize) -> EnrolRequest {
+fn request(host: &Host, number: usize) -> EnrollRequest {
     let mut applicant = host.applicant();
     applicant.fingerprint = format!("{}-{number:06}", host.fingerprint);
-    EnrolRequest { email: "ops@example.org".to_owned(), applicant }
+    EnrollRequest { email: "ops@example.org".to_owned(), applicant }
 }
 
-async fn knock(http: &reqwest::Client, host: &Host, request: &EnrolRequest) -> Result<EnrolPending, (u16, String, bool)> {
-    let answer = http.post(host.url(route::ENROL_REQUEST)).json(request).send().await.unwrap();
+async fn knock(http: &reqwest::Client, host: &Host, request: &EnrollRequest) -> Result<EnrollPending, (u16, String, bool)> {
+    let answer = http.post(host.url(route::ENROLL_REQUEST)).json(request).send().await.unwrap();
     let (status, has_retry) = (answer.status().as_u16(), answer.headers().contains_key("retry-after"));
     if status == 200 {
         return Ok(answer.json().await.unwrap());
@@ -208,19 +208,19 @@ common::on_both_stores! {
             knock(&attacker, &host, &request(&host, number)).await.unwrap();
         }
         let refused = knock(&attacker, &host, &request(&host, 9999)).await.unwrap_err();
-        assert_eq!(refused, (429, "too_many_enrolments_from_address".to_owned(), true));
+        assert_eq!(refused, (429, "too_many_enrollments_from_address".to_owned(), true));
         // The same machine again is no other request: it has its place, with a new secret.
         let first = knock(&host.anonymous_from(OFFICE), &host, &request(&host, 5000)).await.unwrap();
         let again = knock(&host.anonymous_from(OFFICE), &host, &request(&host, 5000)).await.unwrap();
-        assert_eq!(first.enrolment_id, again.enrolment_id);
+        assert_eq!(first.enrollment_id, again.enrollment_id);
         assert_ne!(first.poll_secret, again.poll_secret);
         // From elsewhere, or with another key, it is one: nobody takes a place over.
         let elsewhere = knock(&host.anonymous_from([127, 0, 0, 11]), &host, &request(&host, 5000)).await.unwrap();
-        assert_ne!(elsewhere.enrolment_id, first.enrolment_id);
+        assert_ne!(elsewhere.enrollment_id, first.enrollment_id);
         let other = Host { fingerprint: host.fingerprint.clone(), ..Host::new(&server) };
         let other = knock(&host.anonymous_from(OFFICE), &other, &request(&other, 5000)).await.unwrap();
-        assert_ne!(other.enrolment_id, first.enrolment_id);
-        assert!(server.metrics().await.contains("gpuaas_refusals_total{reason=\"too_many_enrolments_from_address\"} 1"));
+        assert_ne!(other.enrollment_id, first.enrollment_id);
+        assert!(server.metrics().await.contains("gpuaas_refusals_total{reason=\"too_many_enrollments_from_address\"} 1"));
     }
 }
 
@@ -236,6 +236,6 @@ async fn a_full_queue_still_has_room_for_a_host_from_elsewhere() {
         }
     }
     let mine = knock(&host.anonymous_from(OFFICE), &host, &request(&host, 999_999)).await.expect("there is room");
-    let waits = server.client().enrolment(&mine.enrolment_id.to_string()).await.unwrap();
+    let waits = server.client().enrollment(&mine.enrollment_id.to_string()).await.unwrap();
     assert_eq!((waits.state.as_str(), waits.address.as_str()), ("pending", "127.0.0.10"));
 }

@@ -136,7 +136,7 @@ common::on_both_stores! {
         let offer = link.offer().await;
         let verified = host.verify(&offer.envelope);
         drop(link);
-        // The acknowledgement was lost, and the server restarted meanwhile.
+        // The acknowledgment was lost, and the server restarted meanwhile.
         server.restart().await;
         host.link = server.server().link_address.unwrap();
         let mut link = host.connect(&[(task.id, TaskPhase::Started)]).await;

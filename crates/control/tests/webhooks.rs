@@ -18,7 +18,7 @@ use common::{PATIENCE, TestServer};
 use futures::StreamExt as _;
 use gpuaas_api::client::HeardEvent;
 use gpuaas_api::dto::{
-    CloudEvent, Delivery, DeliveryListQuery, EventsQuery, Limits, OrganisationCreate, ProjectChange, ProjectCreate,
+    CloudEvent, Delivery, DeliveryListQuery, EventsQuery, Limits, OrganizationCreate, ProjectChange, ProjectCreate,
     WebhookChange, WebhookCreate, WebhookCreated,
 };
 use gpuaas_api::{Client, ClientOptions};
@@ -122,11 +122,11 @@ async fn take(State(receiver): State<Receiver>, uri: Uri, headers: HeaderMap, bo
 
 async fn project(client: &Client, name: &str) -> String {
     let wanted =
-        OrganisationCreate { name: name.to_owned(), description: String::new(), limits: Limits::default(), owner_email: None };
-    let organisation = client.organisation_create(&wanted, None).await.unwrap();
+        OrganizationCreate { name: name.to_owned(), description: String::new(), limits: Limits::default(), owner_email: None };
+    let organization = client.organization_create(&wanted, None).await.unwrap();
     let wanted =
         ProjectCreate { name: name.to_owned(), description: String::new(), limits: Limits::default(), owner_email: None };
-    client.project_create(&organisation.id.to_string(), &wanted, None).await.unwrap().id.to_string()
+    client.project_create(&organization.id.to_string(), &wanted, None).await.unwrap().id.to_string()
 }
 
 async fn happens(client: &Client, project: &str, what: &str) {

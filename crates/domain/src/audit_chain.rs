@@ -82,7 +82,7 @@ struct ReadBody {
 pub struct NotJson {
     /// What the entry is about.
     pub target: String,
-    /// What the serialiser said.
+    /// What the serializer said.
     #[source]
     pub source: serde_json::Error,
 }

@@ -6,7 +6,7 @@ use gpuaas_contract::key::KeyId;
 use gpuaas_contract::time::Timestamp;
 
 use crate::access::{Actor, ApiToken};
-use crate::enrolment::{Enrolment, JoinToken};
+use crate::enrollment::{Enrollment, JoinToken};
 use crate::node::{Certificate, Node};
 use crate::resource::{Document, Resource};
 use crate::slice::Ending;
@@ -40,10 +40,10 @@ pub enum Change {
     NodeInsert(Box<Node>),
     /// A changed node.
     NodeUpdate(Box<Node>),
-    /// A new wish to enrol.
-    EnrolmentInsert(Box<Enrolment>),
-    /// A decided or claimed wish to enrol.
-    EnrolmentUpdate(Box<Enrolment>),
+    /// A new wish to enroll.
+    EnrollmentInsert(Box<Enrollment>),
+    /// A decided or claimed wish to enroll.
+    EnrollmentUpdate(Box<Enrollment>),
     /// A new join token.
     JoinTokenInsert(JoinToken),
     /// A used or revoked join token.
@@ -147,7 +147,7 @@ pub struct Event {
     pub id: EventId,
     /// CloudEvents type, such as `gpuaas.task.queued.v1`.
     pub kind: &'static str,
-    /// The aggregate it belongs to (a node, task or enrolment id); ordered per subject.
+    /// The aggregate it belongs to (a node, task or enrollment id); ordered per subject.
     pub subject: String,
     /// When.
     pub at: Timestamp,

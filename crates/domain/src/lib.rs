@@ -11,7 +11,7 @@ pub mod budget;
 pub mod caps;
 pub mod catalog;
 pub mod decision;
-pub mod enrolment;
+pub mod enrollment;
 pub mod idempotency;
 pub mod machine;
 pub mod maintenance;

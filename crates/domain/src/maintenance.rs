@@ -86,7 +86,7 @@ fn tell(mut decision: Decision, window: &Window, affected: &[Allocation], kind: 
     for allocation in affected.iter().filter(|allocation| !allocation.state.over()) {
         let id = allocation.id.to_string();
         let data = json!({
-            "allocation_id": id, "project_id": allocation.project_id, "organisation_id": allocation.organisation_id,
+            "allocation_id": id, "project_id": allocation.project_id, "organization_id": allocation.organization_id,
             "name": allocation.name, "maintenance_id": window.id, "summary": window.summary,
             "starts_at": window.starts_at, "ends_at": window.ends_at,
         });

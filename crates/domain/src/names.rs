@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 
 use crate::refusal::Refusal;
 
-/// Longest name of an organisation, a project or a product.
+/// Longest name of an organization, a project or a product.
 pub const MAX_HANDLE: usize = 40;
 /// Longest name or description in free words.
 pub const MAX_TEXT: usize = 200;

@@ -11,7 +11,7 @@ use serde_json::json;
 use crate::decision::{Change, Context, Decision, Hint};
 use crate::refusal::Refusal;
 
-/// How often a node may come back with an expired certificate before an operator must enrol it again. A regular
+/// How often a node may come back with an expired certificate before an operator must enroll it again. A regular
 /// renewal sets the count back.
 pub const MAX_REJOINS: u32 = 10;
 /// Longest name of a node.
@@ -136,7 +136,7 @@ pub struct Node {
     pub name: String,
     /// Stable digest of the machine's hardware identity; unique.
     pub fingerprint: String,
-    /// Counts the machine's enrolments.
+    /// Counts the machine's enrollments.
     pub epoch: u64,
     /// Public half of the receipt key of this epoch.
     pub receipt_key: VerifyingKey,
@@ -157,9 +157,9 @@ pub struct Node {
     pub facts: HostFacts,
     /// Rejoins since the last regular renewal.
     pub rejoins: u32,
-    /// First enrolment.
+    /// First enrollment.
     pub created_at: Timestamp,
-    /// Last enrolment.
+    /// Last enrollment.
     pub enrolled_at: Timestamp,
 }
 
@@ -208,10 +208,10 @@ pub struct Admission {
     pub facts: HostFacts,
 }
 
-/// Enrols a machine: a new node, or the next epoch of the node it already is.
+/// Enrolls a machine: a new node, or the next epoch of the node it already is.
 ///
 /// The signed record is filled in by the caller, who holds the key, before commit: see [`Node::record`].
-pub fn enrol(known: Option<Node>, admission: Admission, new_id: NodeId, context: &Context) -> (Node, Decision) {
+pub fn enroll(known: Option<Node>, admission: Admission, new_id: NodeId, context: &Context) -> (Node, Decision) {
     let Admission { fingerprint, receipt_key, tls_key_digest, facts } = admission;
     let now = context.now;
     let is_new = known.is_none();
@@ -265,7 +265,7 @@ pub fn enrol(known: Option<Node>, admission: Admission, new_id: NodeId, context:
     if !is_new {
         decision = decision.change(Change::CertificatesRevoke { node_id: node.id, up_to_epoch: node.epoch - 1, at: now });
     }
-    let decision = decision.record(context, "gpuaas.node.enrolled.v1", "node.enrol", &id, data).hint(Hint::NodeAccess(node.id));
+    let decision = decision.record(context, "gpuaas.node.enrolled.v1", "node.enroll", &id, data).hint(Hint::NodeAccess(node.id));
     (node, decision)
 }
 
@@ -304,7 +304,7 @@ pub fn operate(node: &Node, operation: Operation, reason: &str, context: &Contex
             return Err(Refusal::conflict("node_quarantined", message));
         }
         (Op::Drain | Op::Undrain | Op::Quarantine | Op::Unquarantine, Service::Locked) => {
-            let message = format!("node {} is locked; enrol the machine again with a new join token, or retire it", node.id);
+            let message = format!("node {} is locked; enroll the machine again with a new join token, or retire it", node.id);
             return Err(Refusal::conflict("node_locked", message));
         }
         (Op::Drain | Op::Undrain | Op::Quarantine | Op::Unquarantine, Service::Retired)
@@ -348,7 +348,7 @@ pub fn lock(node: &Node, context: &Context) -> Decision {
 pub fn connected(node: &Node, session: LiveSession, facts: Option<HostFacts>, context: &Context) -> Result<Decision, Refusal> {
     if !node.service.may_connect() {
         let code = if node.service == Service::Locked { "node_locked" } else { "node_retired" };
-        return Err(Refusal::forbidden(code, format!("node {} is {}; enrol the machine again", node.id, node.service.as_str())));
+        return Err(Refusal::forbidden(code, format!("node {} is {}; enroll the machine again", node.id, node.service.as_str())));
     }
     let id = node.id.to_string();
     let data = json!({
@@ -465,7 +465,7 @@ pub fn check_may_rejoin(node: &Node) -> Result<(), Refusal> {
     check_may_hold_certificate(node)?;
     if node.rejoins >= MAX_REJOINS {
         let message = format!(
-            "node {} came back with an expired certificate {MAX_REJOINS} times; enrol the machine again with a new join token",
+            "node {} came back with an expired certificate {MAX_REJOINS} times; enroll the machine again with a new join token",
             node.id
         );
         return Err(Refusal::forbidden("rejoins_used_up", message));
@@ -480,7 +480,7 @@ pub fn check_may_hold_certificate(node: &Node) -> Result<(), Refusal> {
     } else {
         Err(Refusal::forbidden(
             "node_not_trusted",
-            format!("node {} is {}; enrol the machine again", node.id, node.service.as_str()),
+            format!("node {} is {}; enroll the machine again", node.id, node.service.as_str()),
         ))
     }
 }

@@ -1,4 +1,4 @@
-//! Quotas: how much an organisation and a project may have at once, and how much they have.
+//! Quotas: how much an organization and a project may have at once, and how much they have.
 //!
 //! What is used is kept in the quota's own row, in the commit that begins or ends an allocation. Two requests that would be too much
 //! together therefore cannot both pass: the second one finds the row changed and is decided again.
@@ -54,7 +54,7 @@ impl Used {
     }
 }
 
-/// The quota of one organisation or project.
+/// The quota of one organization or project.
 #[derive(Clone, Debug, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
 pub struct Quota {
     /// `quota:` and the id of whose it is.
@@ -62,8 +62,8 @@ pub struct Quota {
     /// Row version.
     #[serde(skip)]
     pub version: i64,
-    /// The organisation.
-    pub organisation_id: OrgId,
+    /// The organization.
+    pub organization_id: OrgId,
     /// The project, if it is that of one.
     pub project_id: Option<ProjectId>,
     /// How much may be.
@@ -74,30 +74,30 @@ pub struct Quota {
 
 resource!(Quota, Quota);
 
-/// Id of the quota of an organisation or a project.
+/// Id of the quota of an organization or a project.
 pub fn quota_id(of: &impl std::fmt::Display) -> String {
     format!("quota:{of}")
 }
 
 impl Quota {
     fn found_by(&self) -> Keys {
-        Keys { parent: self.organisation_id.to_string(), state: "active", ..Keys::default() }
+        Keys { parent: self.organization_id.to_string(), state: "active", ..Keys::default() }
     }
 
-    /// That of an organisation with nothing yet.
-    pub fn of_organisation(id: OrgId, limits: Limits) -> Self {
-        Self { id: quota_id(&id), version: 0, organisation_id: id, project_id: None, limits, used: Used::default() }
+    /// That of an organization with nothing yet.
+    pub fn of_organization(id: OrgId, limits: Limits) -> Self {
+        Self { id: quota_id(&id), version: 0, organization_id: id, project_id: None, limits, used: Used::default() }
     }
 
     /// That of a project with nothing yet.
-    pub fn of_project(id: ProjectId, organisation: OrgId, limits: Limits) -> Self {
-        Self { id: quota_id(&id), version: 0, organisation_id: organisation, project_id: Some(id), limits, used: Used::default() }
+    pub fn of_project(id: ProjectId, organization: OrgId, limits: Limits) -> Self {
+        Self { id: quota_id(&id), version: 0, organization_id: organization, project_id: Some(id), limits, used: Used::default() }
     }
 
     /// With this more, or a refusal that says which limit is in the way.
     pub fn take(&self, more: Used) -> Result<Self, Refusal> {
         let used = self.used.plus(more);
-        let whose = if self.project_id.is_some() { "project" } else { "organisation" };
+        let whose = if self.project_id.is_some() { "project" } else { "organization" };
         let limits = [
             ("allocations", self.limits.allocations, self.used.allocations, used.allocations),
             ("slots", self.limits.slots, self.used.slots, used.slots),
@@ -129,7 +129,7 @@ pub fn set_limits(quota: &Quota, limits: Limits, context: &Context) -> (Quota, D
         return (quota.clone(), Decision::default());
     }
     let next = Quota { limits, ..quota.clone() };
-    let whose = next.project_id.map_or_else(|| next.organisation_id.to_string(), |project| project.to_string());
+    let whose = next.project_id.map_or_else(|| next.organization_id.to_string(), |project| project.to_string());
     let data = json!({ "of": whose, "before": quota.limits, "limits": limits });
     (next.clone(), Decision::default().update(&next).record(context, "gpuaas.quota.set.v1", "quota.set", &whose, data))
 }
@@ -141,7 +141,7 @@ mod tests {
     const SLICE: Used = Used { allocations: 1, slots: 4, machines: 0 };
 
     fn quota(limits: Limits) -> Quota {
-        Quota::of_organisation(OrgId::generate(), limits)
+        Quota::of_organization(OrgId::generate(), limits)
     }
 
     #[test]

@@ -1,4 +1,4 @@
-//! Resources: the documents of the control plane that are not in a table of their own: organisations, projects, members, the catalogue,
+//! Resources: the documents of the control plane that are not in a table of their own: organizations, projects, members, the catalog,
 //! allocations, webhooks and their like.
 //!
 //! They share one table. What is asked for is in [`Keys`], the rest is the document itself. Every row carries a seal, a MAC of the
@@ -12,8 +12,8 @@ use serde::de::DeserializeOwned;
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, serde::Serialize, serde::Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Kind {
-    /// [`crate::people::Organisation`].
-    Organisation,
+    /// [`crate::people::Organization`].
+    Organization,
     /// [`crate::people::Project`].
     Project,
     /// [`crate::people::User`].
@@ -53,7 +53,7 @@ pub enum Kind {
 impl Kind {
     /// Every kind.
     pub const ALL: [Self; 18] = [
-        Self::Organisation,
+        Self::Organization,
         Self::Project,
         Self::User,
         Self::ServiceAccount,
@@ -76,7 +76,7 @@ impl Kind {
     /// Name in the store.
     pub const fn as_str(self) -> &'static str {
         match self {
-            Self::Organisation => "organisation",
+            Self::Organization => "organization",
             Self::Project => "project",
             Self::User => "user",
             Self::ServiceAccount => "service_account",
@@ -106,7 +106,7 @@ impl Kind {
 /// What a resource can be found by.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Keys {
-    /// What it belongs to: the id of a project, an organisation, a webhook; empty for what belongs to the platform.
+    /// What it belongs to: the id of a project, an organization, a webhook; empty for what belongs to the platform.
     pub parent: String,
     /// Its name, if no other of its kind may have the same within `parent`. Given up by what is over.
     pub name: Option<String>,

@@ -12,20 +12,20 @@ use gpuaas_domain::access::{
     PlatformRole, Policies, Principal, PrincipalId, ProjectRole, Role, Scope, ScopeKind, Verdict, Who,
 };
 
-const ORGANISATION: OrgId = OrgId::from_bytes([1; 16]);
+const ORGANIZATION: OrgId = OrgId::from_bytes([1; 16]);
 const PROJECT: ProjectId = ProjectId::from_bytes([2; 16]);
-/// Another project of the same organisation.
+/// Another project of the same organization.
 const SIBLING: ProjectId = ProjectId::from_bytes([3; 16]);
 /// Of somebody else.
-const FOREIGN_ORGANISATION: OrgId = OrgId::from_bytes([4; 16]);
+const FOREIGN_ORGANIZATION: OrgId = OrgId::from_bytes([4; 16]);
 const FOREIGN_PROJECT: ProjectId = ProjectId::from_bytes([5; 16]);
 
-const OWN: Scope = Scope::Project { organisation: ORGANISATION, project: PROJECT };
-const BESIDE: Scope = Scope::Project { organisation: ORGANISATION, project: SIBLING };
-const FOREIGN: Scope = Scope::Project { organisation: FOREIGN_ORGANISATION, project: FOREIGN_PROJECT };
+const OWN: Scope = Scope::Project { organization: ORGANIZATION, project: PROJECT };
+const BESIDE: Scope = Scope::Project { organization: ORGANIZATION, project: SIBLING };
+const FOREIGN: Scope = Scope::Project { organization: FOREIGN_ORGANIZATION, project: FOREIGN_PROJECT };
 
 const EVERY_SCOPE: [Scope; 6] =
-    [Scope::Platform, Scope::Organisation(ORGANISATION), Scope::Organisation(FOREIGN_ORGANISATION), OWN, BESIDE, FOREIGN];
+    [Scope::Platform, Scope::Organization(ORGANIZATION), Scope::Organization(FOREIGN_ORGANIZATION), OWN, BESIDE, FOREIGN];
 
 fn user() -> Principal {
     Principal::nobody(PrincipalId::User(UserId::from_bytes([9; 16])))
@@ -43,8 +43,8 @@ fn in_project(role: ProjectRole) -> Principal {
     holds(Place::Project(PROJECT), role)
 }
 
-fn in_organisation(role: ProjectRole) -> Principal {
-    holds(Place::Organisation(ORGANISATION), role)
+fn in_organization(role: ProjectRole) -> Principal {
+    holds(Place::Organization(ORGANIZATION), role)
 }
 
 fn embedded() -> Policies {
@@ -62,15 +62,15 @@ fn why(verdict: Verdict) -> String {
     }
 }
 
-/// The callers of the table: roles of the platform, roles of ORGANISATION, roles of PROJECT, and somebody without any.
+/// The callers of the table: roles of the platform, roles of ORGANIZATION, roles of PROJECT, and somebody without any.
 fn callers() -> [(&'static str, Principal); 10] {
     [
         ("admin", on_platform(PlatformRole::Admin)),
         ("operator", on_platform(PlatformRole::Operator)),
         ("support", on_platform(PlatformRole::Support)),
-        ("org owner", in_organisation(ProjectRole::Owner)),
-        ("org member", in_organisation(ProjectRole::Member)),
-        ("org viewer", in_organisation(ProjectRole::Viewer)),
+        ("org owner", in_organization(ProjectRole::Owner)),
+        ("org member", in_organization(ProjectRole::Member)),
+        ("org viewer", in_organization(ProjectRole::Viewer)),
         ("owner", in_project(ProjectRole::Owner)),
         ("member", in_project(ProjectRole::Member)),
         ("viewer", in_project(ProjectRole::Viewer)),
@@ -78,8 +78,8 @@ fn callers() -> [(&'static str, Principal); 10] {
     ]
 }
 
-/// Who may what. `yes`: it is about the platform. `all`: everywhere. `org`: in every project of the organisation in which the role is held.
-/// `own`: in the organisation or project in which the role is held, and in no other.
+/// Who may what. `yes`: it is about the platform. `all`: everywhere. `org`: in every project of the organization in which the role is held.
+/// `own`: in the organization or project in which the role is held, and in no other.
 const TABLE: &str = "\
 action               about         admin  operator  support  org owner  org member  org viewer  owner  member  viewer  nobody
 self.read            platform      yes    yes       yes      yes        yes         yes         yes    yes     yes     yes
@@ -91,23 +91,23 @@ audit.read           platform      yes    yes       yes      -          -       
 catalog.manage       platform      yes    yes       -        -          -           -           -      -       -       -
 capacity.read        platform      yes    yes       yes      -          -           -           -      -       -       -
 maintenance.manage   platform      yes    yes       -        -          -           -           -      -       -       -
-organisation.list    platform      yes    yes       yes      yes        yes         yes         yes    yes     yes     -
-organisation.create  platform      yes    -         -        -          -           -           -      -       -       -
-organisation.read    organisation  all    all       all      own        own         own         -      -       -       -
-organisation.manage  organisation  all    -         -        own        -           -           -      -       -       -
-quota.read           organisation  all    all       all      own        own         own         -      -       -       -
+organization.list    platform      yes    yes       yes      yes        yes         yes         yes    yes     yes     -
+organization.create  platform      yes    -         -        -          -           -           -      -       -       -
+organization.read    organization  all    all       all      own        own         own         -      -       -       -
+organization.manage  organization  all    -         -        own        -           -           -      -       -       -
+quota.read           organization  all    all       all      own        own         own         -      -       -       -
 quota.read           project       all    all       all      org        org         org         own    own     own     -
-quota.set            organisation  all    all       -        -          -           -           -      -       -       -
+quota.set            organization  all    all       -        -          -           -           -      -       -       -
 quota.set            project       all    all       -        -          -           -           -      -       -       -
 project.list         platform      yes    yes       yes      yes        yes         yes         yes    yes     yes     -
-project.create       organisation  all    -         -        own        -           -           -      -       -       -
+project.create       organization  all    -         -        own        -           -           -      -       -       -
 project.read         project       all    all       all      org        org         org         own    own     own     -
 project.manage       project       all    -         -        org        -           -           own    -       -       -
 member.read          platform      yes    yes       yes      -          -           -           -      -       -       -
-member.read          organisation  all    all       all      own        own         own         -      -       -       -
+member.read          organization  all    all       all      own        own         own         -      -       -       -
 member.read          project       all    all       all      org        org         org         own    own     own     -
 member.manage        platform      yes    -         -        -          -           -           -      -       -       -
-member.manage        organisation  all    -         -        own        -           -           -      -       -       -
+member.manage        organization  all    -         -        own        -           -           -      -       -       -
 member.manage        project       all    -         -        org        -           -           own    -       -       -
 key.read             project       all    all       all      org        org         -           own    own     -       -
 key.manage           project       all    -         -        org        -           -           own    -       -       -
@@ -127,7 +127,7 @@ webhook.manage       project       all    -         -        org        -       
 fn cell(policies: &Policies, principal: &Principal, action: Action, kind: ScopeKind) -> &'static str {
     let asked: &[Scope] = match kind {
         ScopeKind::Platform => &[Scope::Platform],
-        ScopeKind::Organisation => &[Scope::Organisation(ORGANISATION), Scope::Organisation(FOREIGN_ORGANISATION)],
+        ScopeKind::Organization => &[Scope::Organization(ORGANIZATION), Scope::Organization(FOREIGN_ORGANIZATION)],
         ScopeKind::Project => &[OWN, BESIDE, FOREIGN],
     };
     let answers: Vec<bool> = asked.iter().map(|scope| may(policies, principal, action, scope)).collect();
@@ -205,7 +205,7 @@ fn whoever_sits_at_the_server_may_everything() {
 fn the_best_of_several_roles_counts() {
     let policies = embedded();
     let memberships =
-        vec![(Place::Project(PROJECT), ProjectRole::Owner), (Place::Organisation(ORGANISATION), ProjectRole::Viewer)];
+        vec![(Place::Project(PROJECT), ProjectRole::Owner), (Place::Organization(ORGANIZATION), ProjectRole::Viewer)];
     let principal = Principal { memberships, ..user() };
     assert!(may(&policies, &principal, Action::KeyManage, &OWN));
     assert!(may(&policies, &principal, Action::AllocationRead, &BESIDE));
@@ -215,9 +215,9 @@ fn the_best_of_several_roles_counts() {
 #[test]
 fn what_somebody_can_see_is_where_they_hold_a_role() {
     let seen = |principal: &Principal| EVERY_SCOPE.map(|scope| principal.can_see(&scope));
-    // Platform, organisation, foreign organisation, project, project beside it, foreign project.
+    // Platform, organization, foreign organization, project, project beside it, foreign project.
     assert_eq!(seen(&on_platform(PlatformRole::Support)), [true; 6]);
-    assert_eq!(seen(&in_organisation(ProjectRole::Viewer)), [false, true, false, true, true, false]);
+    assert_eq!(seen(&in_organization(ProjectRole::Viewer)), [false, true, false, true, true, false]);
     assert_eq!(seen(&in_project(ProjectRole::Owner)), [false, false, false, true, false, false]);
     assert_eq!(seen(&user()), [false; 6]);
 }
@@ -232,8 +232,8 @@ fn a_denial_names_the_role_that_is_missing() {
             "this needs the role member of the project; ask an owner",
         ),
         (
-            asked(in_organisation(ProjectRole::Member), Action::ProjectCreate, Scope::Organisation(ORGANISATION)),
-            "this needs the role owner of the organisation; ask an owner",
+            asked(in_organization(ProjectRole::Member), Action::ProjectCreate, Scope::Organization(ORGANIZATION)),
+            "this needs the role owner of the organization; ask an owner",
         ),
         (
             asked(in_project(ProjectRole::Owner), Action::QuotaSet, OWN),
@@ -315,8 +315,8 @@ fn operators_can_forbid_more() {
         // Nobody but the operators opens consoles.
         @id("no-console")
         forbid (principal, action == Action::"allocation.console", resource) unless {{ principal in Role::"operator" }};
-        // This organisation does not pay.
-        forbid (principal in Kind::"user", action in Action::"changes", resource in Organisation::"{FOREIGN_ORGANISATION}");
+        // This organization does not pay.
+        forbid (principal in Kind::"user", action in Action::"changes", resource in Organization::"{FOREIGN_ORGANIZATION}");
         "#
     );
     let (before, after) = (embedded(), Policies::with_extra(&[("house.cedar", rules)]).expect("good rules"));
@@ -358,7 +358,7 @@ fn rules_that_permit_or_cannot_mean_what_they_say_are_refused() {
         (r#"forbid (principal in Kind::"robot", action, resource);"#, "policy_invalid"),
         (r#"forbid (principal, action == Action::"allocation.delete", resource);"#, "policy_invalid"),
         (r#"forbid (principal, action, resource == Planet::"x");"#, "policy_invalid"),
-        (r#"forbid (principal, action, resource in Organisation::"ml-team");"#, "policy_entity_unknown"),
+        (r#"forbid (principal, action, resource in Organization::"ml-team");"#, "policy_entity_unknown"),
         (r#"forbid (principal, action, resource) when { resource == Project::"training" };"#, "policy_entity_unknown"),
         (r#"forbid (principal == Caller::"ann", action, resource);"#, "policy_entity_unknown"),
         // Things the request does not have, and rules that can never apply.
@@ -424,10 +424,10 @@ fn roles_are_held_where_they_mean_something() {
         Membership::new(MembershipId::from_bytes([8; 16]), who.clone(), at, role, "local-admin".to_owned(), Timestamp(7))
     };
     let (admin, owner) = (MemberRole::Platform(PlatformRole::Admin), MemberRole::Project(ProjectRole::Owner));
-    for (at, role) in [(Place::Platform, owner), (Place::Organisation(ORGANISATION), admin), (Place::Project(PROJECT), admin)] {
+    for (at, role) in [(Place::Platform, owner), (Place::Organization(ORGANIZATION), admin), (Place::Project(PROJECT), admin)] {
         assert_eq!(new(&user, at, role).map_err(|refusal| refusal.code), Err("role_misplaced"));
     }
-    for (at, role) in [(Place::Platform, admin), (Place::Organisation(ORGANISATION), owner), (Place::Project(PROJECT), owner)] {
+    for (at, role) in [(Place::Platform, admin), (Place::Organization(ORGANIZATION), owner), (Place::Project(PROJECT), owner)] {
         let membership = new(&user, at, role).expect("a role where it belongs");
         let json = serde_json::to_string(&membership).expect("json");
         assert_eq!(serde_json::from_str::<Membership>(&json).expect("a membership"), membership);

@@ -31,7 +31,7 @@ use gpuaas_domain::quota::{self, Limits, Used};
 use gpuaas_domain::slot::SlotState;
 use gpuaas_domain::task::TaskState;
 use hosts::End;
-use site::{bare_metal, node_id, organisation, project, secrets_of, slice, slot_id};
+use site::{bare_metal, node_id, organization, project, secrets_of, slice, slot_id};
 use support::{Said, at, code, later};
 
 fn run(books: &Books, id: AllocationId) -> &Allocation {
@@ -49,7 +49,7 @@ fn a_slice_goes_from_its_request_to_its_last_trace() {
     let id = books.request(&slice(2)).expect("there is no limit");
     assert_eq!(run(&books, id).state, AllocationState::Requested);
     assert_eq!(books.used(), Used { allocations: 1, slots: 2, machines: 0 });
-    assert_eq!(books.quota(&organisation(1)).used, books.used(), "the organisation counts as well");
+    assert_eq!(books.quota(&organization(1)).used, books.used(), "the organization counts as well");
     assert_eq!(settle(&mut books, id), AllocationState::Provisioning);
     let task = books.task_of(id);
     let Task::SliceVmProvision(params) = books.order(task) else { panic!("{:?}", books.tasks[&task]) };
@@ -450,7 +450,7 @@ fn a_release_that_nobody_can_be_told_waits_for_an_operator() {
     books.retry(id, Duration::ZERO).expect("an operator may");
     assert_eq!(settle(&mut books, id), AllocationState::ReleaseBlocked);
     assert_eq!((run(&books, id).releases, run(&books, id).due_at), (MAX_RELEASES, None), "and waits again");
-    books.enrol(node_id(1));
+    books.enroll(node_id(1));
     books.connect(node_id(1), |_| false).expect("enrolled again");
     books.retry(id, Duration::ZERO).expect("an operator may");
     assert_eq!(settle(&mut books, id), AllocationState::Releasing);
@@ -542,7 +542,7 @@ fn asking_twice_with_one_key_makes_one() {
     let id = books.request(&request).expect("fits");
     let again = AllocationId::generate();
     let project = &books.projects[&project(1, 0)];
-    let quotas = books.quotas_of(project.id, project.organisation_id);
+    let quotas = books.quotas_of(project.id, project.organization_id);
     let (_, decision) = commands::request(again, project, &quotas, &request, &at(books.now)).expect("decided");
     assert_eq!(books.commit(decision), Err(Conflict));
     assert_eq!((books.allocations.len(), books.used().allocations), (1, 1));
@@ -557,13 +557,13 @@ fn asking_twice_with_one_key_makes_one() {
 fn two_requests_that_are_too_much_together_do_not_both_pass() {
     let mut books = Books::sliced(&[4]);
     let limits = Limits { slots: Some(3), ..Limits::default() };
-    let (_, set) = quota::set_limits(books.quota(&organisation(1)), limits, &at(books.now));
+    let (_, set) = quota::set_limits(books.quota(&organization(1)), limits, &at(books.now));
     books.commit(set).expect("nobody else writes");
     let decided: Vec<_> = [0, 1]
         .into_iter()
         .map(|number| {
             let project = &books.projects[&project(1, number)];
-            let quotas = books.quotas_of(project.id, project.organisation_id);
+            let quotas = books.quotas_of(project.id, project.organization_id);
             commands::request(AllocationId::generate(), project, &quotas, &slice(2), &at(books.now)).expect("fits").1
         })
         .collect();
@@ -669,9 +669,9 @@ fn what_cannot_be_ordered_fails_with_words_that_help() {
     retired.sku.retired_at = Some(books.now);
     assert_eq!(code(books.request(&retired)), "sku_retired");
     let mut foreign = slice(1);
-    foreign.image.as_mut().expect("a slice has one").organisation_id = Some(organisation(2));
+    foreign.image.as_mut().expect("a slice has one").organization_id = Some(organization(2));
     assert_eq!(code(books.request(&foreign)), "image_unknown");
-    assert!(books.request_in((2, 0), &foreign).is_ok(), "its own organisation may");
+    assert!(books.request_in((2, 0), &foreign).is_ok(), "its own organization may");
 }
 
 #[test]

@@ -74,18 +74,18 @@ fn a_node_that_takes_no_work_still_lets_its_slices_go() {
 #[test]
 fn a_new_machine_becomes_a_new_node_in_its_first_epoch() {
     let id = NodeId::generate();
-    let (new, decision) = node::enrol(None, admission(), id, &context());
+    let (new, decision) = node::enroll(None, admission(), id, &context());
     assert_eq!((new.id, new.epoch, new.version, new.service), (id, 1, 0, Service::InService));
     assert_eq!((new.name.as_str(), new.fingerprint.as_str()), ("new-name", "f"));
     assert!(decision.changes.is_empty(), "the caller adds the node with its signed record; nothing is revoked");
-    assert_recorded(&decision, "gpuaas.node.enrolled.v1", "node.enrol");
+    assert_recorded(&decision, "gpuaas.node.enrolled.v1", "node.enroll");
 }
 
 #[test]
 fn a_known_machine_stays_the_same_node_in_its_next_epoch_and_its_old_certificates_end() {
     for service in Service::ALL {
         let old = Node { rejoins: 7, ..in_service(service) };
-        let (next, decision) = node::enrol(Some(old.clone()), admission(), NodeId::generate(), &context());
+        let (next, decision) = node::enroll(Some(old.clone()), admission(), NodeId::generate(), &context());
         assert_eq!((next.id, next.version, next.epoch), (old.id, old.version, old.epoch + 1));
         assert_eq!((next.session.clone(), next.rejoins, next.created_at), (None, 0, old.created_at));
         assert_eq!(next.tls_key_digest, Digest::of(b"new key"));

@@ -197,7 +197,7 @@ fn a_second_envelope_never_shortens_the_life_of_the_first() {
 }
 
 #[test]
-fn every_acknowledgement_in_every_state() {
+fn every_acknowledgment_in_every_state() {
     for state in TaskState::ALL {
         for started in [false, true] {
             let before = in_state(state);
@@ -232,7 +232,7 @@ fn a_node_may_accept_what_was_requeued_a_moment_before() {
 }
 
 #[test]
-fn an_acknowledgement_of_a_cancelled_task_wakes_the_node_again() {
+fn an_acknowledgment_of_a_cancelled_task_wakes_the_node_again() {
     let cancelled = task_of(&task::cancel(&dispatched(), "stop", &context()).expect("noted"));
     let decision = task::acknowledged(&cancelled, true, &context());
     assert!(decision.hints.contains(&Hint::NodeWork(cancelled.node_id)), "the cancellation must follow the task");

@@ -186,9 +186,9 @@ impl Redis {
         let config =
             AsyncConnectionConfig::new().set_connection_timeout(Some(CONNECT_TIMEOUT)).set_response_timeout(Some(ANSWER_TIMEOUT));
         // Around everything: the greeting after the connection has no limit of its own.
-        let dialled =
+        let dialed =
             tokio::time::timeout(CONNECT_TIMEOUT, self.0.client.get_multiplexed_async_connection_with_config(&config)).await;
-        let outcome = dialled.map_err(|_| "no answer".to_owned()).and_then(|dialled| dialled.map_err(|error| error.to_string()));
+        let outcome = dialed.map_err(|_| "no answer".to_owned()).and_then(|dialed| dialed.map_err(|error| error.to_string()));
         match outcome {
             Ok(connection) => {
                 link.number += 1;

@@ -77,7 +77,7 @@ fn check_values(config: &Config) {
         let (host, port) = server.rsplit_once(':').expect("a server has a port");
         assert!(
             !host.is_empty() && host.is_ascii() && port.parse::<u16>().is_ok_and(|port| port > 0),
-            "{server:?} cannot be dialled"
+            "{server:?} cannot be dialed"
         );
     }
     let mut copy = Config::default();

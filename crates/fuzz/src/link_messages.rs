@@ -24,7 +24,7 @@ fn check<M: Message + Default + PartialEq + Debug + Serialize + DeserializeOwned
     assert_eq!(encoded.len(), message.encoded_len());
     assert_eq!(M::decode(encoded.as_slice()).as_ref(), Ok(&message), "written and read again it is another message");
     // Whichever transport carries it, it says the same, and what fits one of them does not burst the other.
-    let json = serde_json::to_vec(&message).expect("a message serialises");
+    let json = serde_json::to_vec(&message).expect("a message serializes");
     let from_json: M = serde_json::from_slice(&json).expect("a message reads back");
     assert_eq!(from_json, message, "the two spellings differ");
     assert!(

@@ -1,9 +1,9 @@
-//! Bodies of the long-poll transport and of the enrolment doors, as the side that receives them reads them.
+//! Bodies of the long-poll transport and of the enrollment doors, as the side that receives them reads them.
 
 use gpuaas_contract::dsse;
 use gpuaas_contract::link::{
-    Applicant, EnrolPending, EnrolRequest, EnrolStatus, EnrolWithToken, FromNode, Grant, Heartbeat, Hello, LogAck, LogChunk,
-    MAX_ENROLMENT_BYTES, Messages, Metrics, REJOIN_PAYLOAD_TYPE, ReceiptAck, Rejoin, RejoinChallenge, RejoinChallengeRequest,
+    Applicant, EnrollPending, EnrollRequest, EnrollStatus, EnrollWithToken, FromNode, Grant, Heartbeat, Hello, LogAck, LogChunk,
+    MAX_ENROLLMENT_BYTES, Messages, Metrics, REJOIN_PAYLOAD_TYPE, ReceiptAck, Rejoin, RejoinChallenge, RejoinChallengeRequest,
     RejoinProof, Renew, Renewed, Welcome, from_node, to_node,
 };
 use gpuaas_contract::telemetry::{self, HostFacts, HostMetrics};
@@ -33,8 +33,8 @@ pub fn poll_bodies(data: &[u8]) -> bool {
         }),
         4 => read::<LogChunk>(to_server).is_some_and(|chunk| !chunk.lines.is_empty()),
         // What hosts say at the doors, before anybody knows them.
-        5 => read::<EnrolWithToken>(to_server).is_some_and(|request| applicant(&request.applicant)),
-        6 => read::<EnrolRequest>(to_server).is_some_and(|request| applicant(&request.applicant)),
+        5 => read::<EnrollWithToken>(to_server).is_some_and(|request| applicant(&request.applicant)),
+        6 => read::<EnrollRequest>(to_server).is_some_and(|request| applicant(&request.applicant)),
         7 => read::<Renew>(to_server).is_some_and(|renew| request(&renew.csr_pem)),
         8 => read::<RejoinChallengeRequest>(to_server).is_some(),
         9 => read::<Rejoin>(to_server).is_some_and(|rejoin| proof(&rejoin.proof)),
@@ -43,10 +43,10 @@ pub fn poll_bodies(data: &[u8]) -> bool {
         11 => read::<Messages>(body).is_some_and(|messages| messages.messages.into_iter().any(|message| heard(message.message))),
         12 => read::<LogAck>(body).is_some(),
         13 => read::<ReceiptAck>(body).is_some(),
-        14 => read::<EnrolPending>(body).is_some(),
-        15 => read::<EnrolStatus>(body).is_some_and(|status| match status {
-            EnrolStatus::Approved { grant } => check_grant(&grant),
-            EnrolStatus::Pending | EnrolStatus::Rejected { .. } | EnrolStatus::Expired => true,
+        14 => read::<EnrollPending>(body).is_some(),
+        15 => read::<EnrollStatus>(body).is_some_and(|status| match status {
+            EnrollStatus::Approved { grant } => check_grant(&grant),
+            EnrollStatus::Pending | EnrollStatus::Rejected { .. } | EnrollStatus::Expired => true,
         }),
         16 => read::<Grant>(body).is_some_and(|grant| check_grant(&grant)),
         17 => read::<Renewed>(body).is_some(),
@@ -62,9 +62,9 @@ pub fn poll_bodies(data: &[u8]) -> bool {
 /// Reads a body; written and read again it must say the same.
 fn read<T: DeserializeOwned + Serialize>(body: &[u8]) -> Option<T> {
     let value: T = serde_json::from_slice(body).ok()?;
-    let json = serde_json::to_vec(&value).expect("a document serialises");
+    let json = serde_json::to_vec(&value).expect("a document serializes");
     let again: T = serde_json::from_slice(&json).expect("what was written can be read");
-    assert_eq!(serde_json::to_vec(&again).expect("a document serialises"), json, "written and read again it says something else");
+    assert_eq!(serde_json::to_vec(&again).expect("a document serializes"), json, "written and read again it says something else");
     Some(value)
 }
 
@@ -89,7 +89,7 @@ fn request(csr_pem: &str) -> bool {
 
 fn proof(document: &[u8]) -> bool {
     let key = KEYS.node.verifying_key();
-    let Ok(payload) = dsse::open(document, MAX_ENROLMENT_BYTES, REJOIN_PAYLOAD_TYPE, &key) else { return false };
+    let Ok(payload) = dsse::open(document, MAX_ENROLLMENT_BYTES, REJOIN_PAYLOAD_TYPE, &key) else { return false };
     read::<RejoinProof>(&payload).is_some_and(|proof| request(&proof.csr_pem) || !proof.challenge.is_empty())
 }
 

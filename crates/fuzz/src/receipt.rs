@@ -67,7 +67,7 @@ pub(crate) fn success(task_type: TaskType, output: Box<serde_json::value::RawVal
 /// A proof of cleanup that proves nothing.
 fn proof() -> Box<serde_json::value::RawValue> {
     let proof = CleanupProof::nothing(AllocationId::from_bytes([7; 16]), 1, &[]);
-    serde_json::value::to_raw_value(&proof).expect("a proof serialises")
+    serde_json::value::to_raw_value(&proof).expect("a proof serializes")
 }
 
 /// True if the receipt was believed.

@@ -467,7 +467,7 @@ AMvuypkgq1SEbjc4Ix3i71J4e/ELYfBuo0Y2jSXN8RSuAiEAy3wrVhVo/TecXnKk
 ";
 
 fn value(message: &impl serde::Serialize) -> Value {
-    serde_json::to_value(message).expect("a message serialises")
+    serde_json::to_value(message).expect("a message serializes")
 }
 
 /// One body of every kind behind its number.
@@ -517,7 +517,7 @@ fn bodies() -> Vec<Vec<u8>> {
         (7, json!({ "csr_pem": REQUEST })),
         (8, json!({ "node_id": NODE })),
         (9, value(&rejoin)),
-        (14, json!({ "enrolment_id": "enrol_019b76daa80070008000000000000051", "poll_secret": "gpe_x", "expires_at": NOW })),
+        (14, json!({ "enrollment_id": "enroll_019b76daa80070008000000000000051", "poll_secret": "gpe_x", "expires_at": NOW })),
         (15, json!({ "status": "pending" })),
         (15, json!({ "status": "rejected", "reason": "no" })),
         (15, json!({ "status": "approved", "grant": value(&grant) })),

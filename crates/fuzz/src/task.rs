@@ -151,10 +151,10 @@ pub fn task_output(data: &[u8]) -> bool {
         Output::AllocationDeprovisionUser(_) => TaskType::AllocationDeprovisionUser,
     };
     assert_eq!(matches_kind, kind);
-    let json = serde_json::to_string(&output).expect("an output serialises");
+    let json = serde_json::to_string(&output).expect("an output serializes");
     let again = Output::parse(kind, &json).expect("written and read again it is still an output");
     assert_eq!(again, output);
-    assert_eq!(serde_json::to_string(&again).expect("an output serialises"), json);
+    assert_eq!(serde_json::to_string(&again).expect("an output serializes"), json);
 
     // The control plane believes it in a receipt, byte for byte as the node wrote it.
     let raw: Box<RawValue> = serde_json::from_str(text).expect("it was parsed");

@@ -1,6 +1,6 @@
 //! What a guest is told at its first boot, and the seed disk with it, made by `cloud-localds`.
 //!
-//! Documents are JSON, which is YAML: a serialiser writes them, and whatever a text contains stays a text. Helpers inside the guest are
+//! Documents are JSON, which is YAML: a serializer writes them, and whatever a text contains stays a text. Helpers inside the guest are
 //! files of `crates/host/guest`.
 
 use std::path::{Path, PathBuf};

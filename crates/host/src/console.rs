@@ -270,7 +270,7 @@ mod tests {
         }
     }
 
-    /// Every byte can be told from its neighbours, so that a wrong position shows.
+    /// Every byte can be told from its neighbors, so that a wrong position shows.
     fn stream(from: u64, count: u64) -> Vec<u8> {
         (from..from + count).map(|position| u8::try_from(position % 251).expect("small")).collect()
     }

@@ -50,7 +50,7 @@ fn warnings(probe: &Output, root: Option<metrics::Space>) -> Vec<Warning> {
         (probe.reboot_required, "reboot_required", "the distribution asks for a reboot; drain the node and reboot it".to_owned()),
         (low_memory, "memory_low", format!("less than {LOW_MEMORY_PERCENT} % of memory is available; find what uses it")),
         (low_space, "root_space_low", format!("less than {LOW_SPACE_PERCENT} % of the root file system is free; free some")),
-        (has_gpus && !probe.kvm, "kvm_missing", "/dev/kvm is missing; enable virtualisation in the firmware".to_owned()),
+        (has_gpus && !probe.kvm, "kvm_missing", "/dev/kvm is missing; enable virtualization in the firmware".to_owned()),
         (
             has_gpus && probe.iommu_groups == 0,
             "iommu_off",

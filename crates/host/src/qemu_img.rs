@@ -163,7 +163,7 @@ mod tests {
         let raw = folder.path().join("image.raw");
         std::fs::write(&raw, vec![0_u8; 3 * 512]).expect("written");
         assert_eq!(disk_bytes(&raw, ImageFormat::Raw), Ok(3 * 512));
-        assert_eq!(disk_bytes(&raw, ImageFormat::Qcow2).expect_err("no qcow2").code, "image_mislabelled");
+        assert_eq!(disk_bytes(&raw, ImageFormat::Qcow2).expect_err("no qcow2").code, "image_mislabeled");
         assert_eq!(disk_bytes(&folder.path().join("no"), ImageFormat::Raw).expect_err("missing").code, "image_missing");
     }
 }

@@ -145,7 +145,7 @@ pub fn device_confirm(page: &DeviceConfirm<'_>) -> Page {
     let mut body = format!(
         "<h1>Connect this device?</h1>\n<p>{} asks to act as <strong>{}</strong>.</p>\n<p class=\"code\">{}</p>\n\
          <p>Approve only if your own terminal shows this code right now. Nobody has a reason to send you one.</p>\n",
-        escape(&capitalised(page.client_title)),
+        escape(&capitalized(page.client_title)),
         escape(page.email),
         escape(page.user_code),
     );
@@ -234,7 +234,7 @@ fn focus(here: bool) -> &'static str {
     if here { " autofocus" } else { "" }
 }
 
-fn capitalised(text: &str) -> String {
+fn capitalized(text: &str) -> String {
     let mut characters = text.chars();
     characters.next().map_or_else(String::new, |first| first.to_uppercase().chain(characters).collect())
 }

@@ -10,7 +10,7 @@ pub(crate) struct Chance(u64);
 
 impl Chance {
     pub(crate) fn new(seed: u64) -> Self {
-        // Neighbouring seeds must not make neighbouring choices.
+        // Neighboring seeds must not make neighboring choices.
         let mut state = seed ^ 0x6770_7561_6173;
         next_random(&mut state);
         Self(state)

@@ -471,7 +471,7 @@ async fn serve(host: Arc<Host>, operator: Arc<Operator>, data_dir: PathBuf) -> t
     Ok(())
 }
 
-/// A host's program: enrols once, then is the agent.
+/// A host's program: enrolls once, then is the agent.
 async fn live(host: Arc<Host>, config: AgentConfig, name: String, operator: Arc<Operator>, token: usize) -> turmoil::Result {
     let _settled = host.settle();
     if !gpuaas_agent::is_enrolled(&config.state_dir) {

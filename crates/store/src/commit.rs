@@ -470,7 +470,7 @@ fn classified(error: StoreError) -> Failure {
             let postgres = said.try_downcast_ref::<sqlx::postgres::PgDatabaseError>().is_some();
             let code = said.code().unwrap_or_default();
             match code.get(..2) {
-                // Transaction rollback: deadlock or serialisation.
+                // Transaction rollback: deadlock or serialization.
                 Some("40") if postgres => Failure::TryAgain(error),
                 // Data exception: a value that the database cannot hold.
                 Some("22") if postgres => Failure::Unwritable(error),

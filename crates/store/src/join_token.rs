@@ -2,7 +2,7 @@
 
 use gpuaas_contract::Digest;
 use gpuaas_contract::id::JoinTokenId;
-use gpuaas_domain::enrolment::JoinToken;
+use gpuaas_domain::enrollment::JoinToken;
 
 use crate::db::{Arg, Columns, Reader, Select};
 use crate::table::Kind::{Int, Text};

@@ -10,7 +10,7 @@ mod certificate;
 mod commit;
 mod config;
 mod db;
-mod enrolment;
+mod enrollment;
 mod envelope;
 mod error;
 mod hints;

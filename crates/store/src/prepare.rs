@@ -12,14 +12,14 @@ use gpuaas_domain::{Change, Decision, Hint};
 use crate::db::Arg;
 use crate::error::StoreError;
 use crate::table::{Row, Table};
-use crate::{api_token, certificate, enrolment, envelope, join_token, log, node, receipt, resource, slot, task};
+use crate::{api_token, certificate, enrollment, envelope, join_token, log, node, receipt, resource, slot, task};
 
 /// Tables whose rows have a version. In the order in which they are locked and written.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(crate) enum Aggregate {
     Node,
     JoinToken,
-    Enrolment,
+    Enrollment,
     ApiToken,
     Task,
     Slot,
@@ -28,13 +28,13 @@ pub(crate) enum Aggregate {
 
 impl Aggregate {
     pub(crate) const ALL: [Self; 7] =
-        [Self::Node, Self::JoinToken, Self::Enrolment, Self::ApiToken, Self::Task, Self::Slot, Self::Resource];
+        [Self::Node, Self::JoinToken, Self::Enrollment, Self::ApiToken, Self::Task, Self::Slot, Self::Resource];
 
     pub(crate) const fn table(self) -> &'static Table {
         match self {
             Self::Node => &node::TABLE,
             Self::JoinToken => &join_token::TABLE,
-            Self::Enrolment => &enrolment::TABLE,
+            Self::Enrollment => &enrollment::TABLE,
             Self::ApiToken => &api_token::TABLE,
             Self::Task => &task::TABLE,
             Self::Slot => &slot::TABLE,
@@ -46,7 +46,7 @@ impl Aggregate {
     /// from the start again.
     pub(crate) const fn stays(self) -> bool {
         match self {
-            Self::Node | Self::JoinToken | Self::Enrolment | Self::ApiToken | Self::Task | Self::Slot => true,
+            Self::Node | Self::JoinToken | Self::Enrollment | Self::ApiToken | Self::Task | Self::Slot => true,
             Self::Resource => false,
         }
     }
@@ -139,12 +139,14 @@ impl Prepared {
     }
 
     fn add(&mut self, change: Change) -> Result<(), StoreError> {
-        use Aggregate::{ApiToken, Enrolment, JoinToken, Node, Resource, Slot, Task};
+        use Aggregate::{ApiToken, Enrollment, JoinToken, Node, Resource, Slot, Task};
         match change {
             Change::NodeInsert(node) => self.write(Node, &node.id, None, "", node::to_row(&node)?),
             Change::NodeUpdate(node) => self.write(Node, &node.id, Some(node.version), "", node::to_row(&node)?),
-            Change::EnrolmentInsert(wish) => self.write(Enrolment, &wish.id, None, "", enrolment::to_row(&wish)?),
-            Change::EnrolmentUpdate(wish) => self.write(Enrolment, &wish.id, Some(wish.version), "", enrolment::to_row(&wish)?),
+            Change::EnrollmentInsert(wish) => self.write(Enrollment, &wish.id, None, "", enrollment::to_row(&wish)?),
+            Change::EnrollmentUpdate(wish) => {
+                self.write(Enrollment, &wish.id, Some(wish.version), "", enrollment::to_row(&wish)?)
+            }
             Change::JoinTokenInsert(token) => self.write(JoinToken, &token.id, None, "", join_token::to_row(&token)),
             Change::JoinTokenUpdate(token) => {
                 self.write(JoinToken, &token.id, Some(token.version), "", join_token::to_row(&token));

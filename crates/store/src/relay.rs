@@ -2,7 +2,7 @@
 //!
 //! An event waits until it was published, so a crash in between publishes it again: consumers dedupe by its id. Whoever publishes a
 //! lane has it alone, among all processes, so the events of a subject go out in their order. Several lanes are taken together: events
-//! that lie beside each other in the outbox lie in different lanes, and reading neighbours costs a fraction of reading rows far apart.
+//! that lie beside each other in the outbox lie in different lanes, and reading neighbors costs a fraction of reading rows far apart.
 
 use std::collections::HashMap;
 use std::sync::Arc;

@@ -267,7 +267,7 @@ impl Program {
 
     fn signal(&self, signal: Signal) {
         // The child is ours and not yet waited for, so that the id cannot belong to anybody else.
-        rustix::process::kill_process(Pid::from_child(&self.child), signal).expect("a child can be signalled");
+        rustix::process::kill_process(Pid::from_child(&self.child), signal).expect("a child can be signaled");
     }
 }
 

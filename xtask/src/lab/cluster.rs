@@ -53,7 +53,7 @@ pub(super) struct Cluster {
 }
 
 impl Cluster {
-    /// Starts the server, enrols this machine and starts its agent.
+    /// Starts the server, enrolls this machine and starts its agent.
     pub(super) fn start(programs: PathBuf, machine: &mut Machine, images: &Path, image_source: &str) -> Result<Self, String> {
         let folder = machine.folder.join("cluster");
         std::fs::create_dir(&folder).map_err(|error| format!("{}: {error}", folder.display()))?;
@@ -70,8 +70,8 @@ impl Cluster {
         cluster.write_agent_files(machine, images, image_source, link_port)?;
         let join = cluster.json(Caller::Operator, &["node", "token", "create"])?;
         let join = join["token"].as_str().ok_or("there is no join token")?.to_owned();
-        let mut enrol = cluster.agent_command();
-        run(enrol.arg("enroll").env("GPUAAS_JOIN_TOKEN", join))?;
+        let mut enroll = cluster.agent_command();
+        run(enroll.arg("enroll").env("GPUAAS_JOIN_TOKEN", join))?;
         cluster.start_agent(machine)?;
         let nodes = cluster.json(Caller::Operator, &["node", "ls"])?;
         let name = nodes[0]["name"].as_str().or(nodes["items"][0]["name"].as_str());

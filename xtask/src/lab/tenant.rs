@@ -9,7 +9,7 @@ use super::cluster::{Caller, Cluster};
 use super::program::{run, text};
 use super::slice::expect;
 
-const ORGANISATION: &str = "acme";
+const ORGANIZATION: &str = "acme";
 const PROJECT: &str = "acme/training";
 /// The service account that is the tenant. People need a browser to sign in; what they may do afterwards is the same.
 const ACCOUNT: &str = "lab";
@@ -35,7 +35,7 @@ pub(super) fn welcome(cluster: &Cluster, wanted: &Wanted<'_>) -> Result<(), Stri
     for order in [
         &["sku", "create", PRODUCT, "--slots", "1", "--min-vcpus", "2", "--min-memory-mib", "1024", "--price", "2.50"][..],
         &["image", "create", IMAGE, "--from", url, "--sha256", digest, "--user", user, "--platform"],
-        &["org", "create", ORGANISATION, "--slots", "1"],
+        &["org", "create", ORGANIZATION, "--slots", "1"],
         &["project", "create", PROJECT, "--slots", "1", "--machines", "0"],
         &["service-account", "create", ACCOUNT, "--role", "member", "--project", PROJECT],
     ] {
@@ -61,7 +61,7 @@ pub(super) fn lease(cluster: &Cluster, name: &str) -> std::process::Command {
 /// The tenant has the only slot, and everybody can see that there is no other.
 pub(super) fn expect_leased(cluster: &Cluster) -> Result<(), String> {
     expect(used_slots(cluster)? == Some(1), "the quota counts the slot")?;
-    expect(available(cluster)? == Some(0), "the catalogue has none left")?;
+    expect(available(cluster)? == Some(0), "the catalog has none left")?;
     let another = ["alloc", "create", "another", "--sku", PRODUCT, "--image", IMAGE, "--ssh-key", KEY, "--dry-run", "-o", "json"];
     let plan = cluster.command(Caller::Tenant, &another).output().map_err(|error| format!("gpuaas: {error}"))?;
     let plan: Value = serde_json::from_slice(&plan.stdout).map_err(|error| format!("the plan of another guest: {error}"))?;
@@ -71,7 +71,7 @@ pub(super) fn expect_leased(cluster: &Cluster) -> Result<(), String> {
 /// The tenant has nothing, and the slot can be leased.
 pub(super) fn expect_free(cluster: &Cluster) -> Result<(), String> {
     expect(used_slots(cluster)? == Some(0), "the quota counts nothing")?;
-    expect(available(cluster)? == Some(1), "the catalogue has one to lease")
+    expect(available(cluster)? == Some(1), "the catalog has one to lease")
 }
 
 /// Everything that must have happened to an allocation that is over, as its tenant can read it.
@@ -91,7 +91,7 @@ fn used_slots(cluster: &Cluster) -> Result<Option<u64>, String> {
 }
 
 fn available(cluster: &Cluster) -> Result<Option<u64>, String> {
-    let catalogue = cluster.json(Caller::Tenant, &["catalog"])?;
-    let offers = catalogue.as_array().into_iter().flatten();
+    let catalog = cluster.json(Caller::Tenant, &["catalog"])?;
+    let offers = catalog.as_array().into_iter().flatten();
     Ok(offers.filter(|offer| offer["name"] == PRODUCT).find_map(|offer| offer["available"].as_u64()))
 }

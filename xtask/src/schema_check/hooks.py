@@ -1,7 +1,7 @@
 """What schemathesis is told about gpuaas: who calls, which things there are, and what a sensible wish looks like.
 
 Left alone it makes up every id and every name, and hardly a request gets past "there is no such thing". So ids are taken from earlier
-answers most of the time, and now and then a body is one that the server can fulfil. All the rest is as schemathesis made it. Streams are
+answers most of the time, and now and then a body is one that the server can fulfill. All the rest is as schemathesis made it. Streams are
 read up to their first event, which is checked like a document.
 """
 
@@ -64,7 +64,7 @@ def member_add(role):
     return {"email": fresh("somebody") + "@example.org", "role": role}
 
 
-# Bodies that the server of `gpuaas dev` can fulfil, by operation.
+# Bodies that the server of `gpuaas dev` can fulfill, by operation.
 BODIES = {
     "allocation_create": lambda: {
         "name": fresh("guest"), "sku": "h100-1x", "image": "ubuntu", "ssh_public_keys": [SSH_KEY], "wait_seconds": 60,
@@ -75,9 +75,9 @@ BODIES = {
     "maintenance_announce": lambda: {
         "summary": "New fans", "nodes": ["sim-h100"], "starts_at": soon(1), "ends_at": soon(2),
     },
-    "organisation_create": lambda: {"name": fresh("org")},
-    "organisation_member_add": lambda: member_add("member"),
-    "organisation_member_change": lambda: {"role": "viewer"},
+    "organization_create": lambda: {"name": fresh("org")},
+    "organization_member_add": lambda: member_add("member"),
+    "organization_member_change": lambda: {"role": "viewer"},
     "platform_member_add": lambda: member_add("support"),
     "platform_member_change": lambda: {"role": "operator"},
     "project_create": lambda: {"name": fresh("project")},

@@ -6,7 +6,7 @@ use std::process::{Command, Stdio};
 use crate::daemon::Daemon;
 use crate::guard::Guard;
 
-/// The tenant's project, in the organisation that `gpuaas dev` makes.
+/// The tenant's project, in the organization that `gpuaas dev` makes.
 const PROJECT: &str = "demo/checked";
 /// Programs of the tenant with a key each. A caller may change something 600 times a minute, and the check asks for more.
 const ACCOUNTS: usize = 16;

@@ -99,7 +99,7 @@ fn tests_reach_no_further_than_their_crate_but_for_the_testkit() {
     let ours = workspace_names();
     let mut broken = vec![];
     for package in members() {
-        // The developer commands check the catalogue itself.
+        // The developer commands check the catalog itself.
         let extra: &[&str] = if package.name == "xtask" { &["gpuaas-contract"] } else { &["gpuaas-testkit"] };
         let allowed = ALLOWED.iter().find(|(name, _)| *name == package.name).map_or(&[][..], |(_, allowed)| allowed);
         for dependency in package.dev.iter().filter(|name| ours.contains(name.as_str())) {

@@ -2,11 +2,11 @@
 
 #![allow(clippy::disallowed_methods, clippy::disallowed_types, reason = "asks cargo for its metadata")]
 
-mod catalogue;
+mod catalog;
 mod dependencies;
 mod documents;
 mod files;
-mod licences;
+mod licenses;
 mod manifests;
 mod metadata;
 mod rust_code;

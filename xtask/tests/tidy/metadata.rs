@@ -10,7 +10,7 @@ use serde_json::Value;
 pub(crate) struct Package {
     pub(crate) name: String,
     pub(crate) version: String,
-    pub(crate) licence: Option<String>,
+    pub(crate) license: Option<String>,
     pub(crate) in_workspace: bool,
     /// Names of its direct dependencies on other packages, by kind.
     pub(crate) normal: BTreeSet<String>,
@@ -101,7 +101,7 @@ fn load() -> BTreeMap<String, Package> {
         let package = Package {
             name: text(&described[id]["name"]).to_owned(),
             version: text(&described[id]["version"]).to_owned(),
-            licence: described[id]["license"].as_str().map(str::to_owned).or_else(|| licence_of_file(described[id])),
+            license: described[id]["license"].as_str().map(str::to_owned).or_else(|| license_of_file(described[id])),
             in_workspace: members.contains(id),
             normal: names(&dependencies, None),
             build: names(&dependencies, Some("build")),
@@ -135,8 +135,8 @@ fn text(value: &Value) -> &str {
     value.as_str().expect("a text in cargo metadata")
 }
 
-/// The licence of a package that names none but has its text in a file.
-fn licence_of_file(package: &Value) -> Option<String> {
+/// The license of a package that names none but has its text in a file.
+fn license_of_file(package: &Value) -> Option<String> {
     let folder = std::path::Path::new(package["manifest_path"].as_str()?).parent()?;
     let text = std::fs::read_to_string(folder.join(package["license_file"].as_str()?)).ok()?;
     text.starts_with("The MIT License").then(|| "MIT".to_owned())

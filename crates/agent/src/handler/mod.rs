@@ -1,4 +1,4 @@
-//! Handlers: one file per kind of task, and nothing that is not in the catalogue.
+//! Handlers: one file per kind of task, and nothing that is not in the catalog.
 //!
 //! `run` does the work; `recover` is called after a restart for a task that had started, and either brings it to its end
 //! or says that it was interrupted. Both get only what they need: the host, the log, progress and a way to be stopped.

@@ -71,7 +71,7 @@ async fn write_lines(rest: &mut Vec<u8>, context: &Context, all: bool) -> u64 {
     lines
 }
 
-/// What a tenant's guest wrote, fit for a terminal: nothing in it can move the cursor or set a colour.
+/// What a tenant's guest wrote, fit for a terminal: nothing in it can move the cursor or set a color.
 fn shown(line: &[u8]) -> String {
     let text = String::from_utf8_lossy(line);
     let mut shown = String::with_capacity(text.len());

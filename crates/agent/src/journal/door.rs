@@ -55,7 +55,7 @@ pub struct View {
     pub unreported: Vec<(u64, TaskId)>,
     /// How many it counts.
     pub unreported_count: usize,
-    /// The enrolment.
+    /// The enrollment.
     pub node_epoch: u64,
     /// The latest authenticated time.
     pub highest_time: Timestamp,

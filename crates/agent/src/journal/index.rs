@@ -175,7 +175,7 @@ impl Index {
         }
     }
 
-    /// Nothing was ever recorded for an enrolment.
+    /// Nothing was ever recorded for an enrollment.
     pub(super) fn is_blank(&self) -> bool {
         self.node_epoch == 0 && self.tasks.is_empty() && self.chain.sequence == 0
     }

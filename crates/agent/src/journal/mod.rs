@@ -96,7 +96,7 @@ pub enum JournalError {
     /// It was there once.
     #[error(
         "the journal {path} is missing, but this node had one: what it was sent before could run twice. Put the whole state folder back; \
-         or enrol again with `gpuaas-agent enroll --replace`; or run `gpuaas-agent journal accept-loss`, after which nothing that was made \
+         or enroll again with `gpuaas-agent enroll --replace`; or run `gpuaas-agent journal accept-loss`, after which nothing that was made \
          before is run", path = .path.display()
     )]
     Missing {
@@ -105,7 +105,7 @@ pub enum JournalError {
     },
     /// It belongs to another identity.
     #[error(
-        "{path} is not the journal of this identity: the state folder was put together from several. Put the whole folder back; or enrol \
+        "{path} is not the journal of this identity: the state folder was put together from several. Put the whole folder back; or enroll \
          again with `gpuaas-agent enroll --replace`; or run `gpuaas-agent journal accept-loss`, after which nothing that was made before \
          is run", path = .path.display()
     )]
@@ -116,7 +116,7 @@ pub enum JournalError {
     /// It knows less than it once did.
     #[error(
         "{path} is older than it was: it ends with record {sequence}, and record {known} is known to have been there. Do not restore a \
-         journal from a backup; run `gpuaas-agent journal accept-loss`, after which nothing that was made before is run, or enrol again \
+         journal from a backup; run `gpuaas-agent journal accept-loss`, after which nothing that was made before is run, or enroll again \
          with `gpuaas-agent enroll --replace`", path = .path.display()
     )]
     Older {
@@ -366,20 +366,20 @@ impl Journal {
         self.shared.lock().index.chain.clone()
     }
 
-    /// The enrolment the journal belongs to; 0 before the first.
+    /// The enrollment the journal belongs to; 0 before the first.
     fn node_epoch(&self) -> u64 {
         self.shared.lock().index.node_epoch
     }
 
-    /// Makes the journal that of this enrolment. Tasks of another one are void: no receipt for them would be believed.
+    /// Makes the journal that of this enrollment. Tasks of another one are void: no receipt for them would be believed.
     /// Says whether what the journal holds still counts.
     pub(crate) async fn belong_to(&self, node_epoch: u64) -> Result<bool, AppendError> {
         let known = self.node_epoch();
         if known == node_epoch {
             return Ok(true);
         }
-        // The record of the enrolment may be among those that were lost; that must not cost all the others. If they are of
-        // an older enrolment after all, the control plane does not believe their receipts, and no harm is done.
+        // The record of the enrollment may be among those that were lost; that must not cost all the others. If they are of
+        // an older enrollment after all, the control plane does not believe their receipts, and no harm is done.
         let counts = self.damaged || (known == 0 && !self.shared.lock().index.is_blank());
         let record = if counts { Record::EpochKnown { node_epoch } } else { Record::EpochReset { node_epoch } };
         self.append(record, Vec::new()).await?;

@@ -38,9 +38,9 @@ pub(crate) enum Record {
     Reported { task_id: TaskId },
     /// No authenticated time before this one counts as now.
     HighestTime { at: Timestamp },
-    /// A new enrolment: the tasks of the old one are void, receipts count from 1 again.
+    /// A new enrollment: the tasks of the old one are void, receipts count from 1 again.
     EpochReset { node_epoch: u64 },
-    /// The enrolment that the records before this one belong to, when the record of it was lost to damage.
+    /// The enrollment that the records before this one belong to, when the record of it was lost to damage.
     EpochKnown { node_epoch: u64 },
     /// Last receipt of the chain, when the receipt itself is no longer kept.
     Chain { sequence: u64, receipt_digest: Digest },

@@ -382,7 +382,7 @@ fn a_record_with_an_impossible_number_is_damage() {
 }
 
 #[test]
-fn a_lost_record_of_the_enrolment_costs_no_other_record() {
+fn a_lost_record_of_the_enrollment_costs_no_other_record() {
     let folder = tempfile::tempdir().expect("folder");
     let epoch = |node_epoch| (Record::EpochReset { node_epoch }, Vec::new());
     for records in [vec![epoch(2)], vec![epoch(1), epoch(2)]] {
@@ -402,7 +402,7 @@ fn a_lost_record_of_the_enrolment_costs_no_other_record() {
         let (journal, _) = open(folder.path());
         assert!(block(journal.belong_to(2)).expect("recorded"));
         assert_eq!(journal.unreported_count(), 1);
-        // A new enrolment voids them all the same.
+        // A new enrollment voids them all the same.
         assert!(!block(journal.belong_to(3)).expect("recorded"));
         assert_eq!(journal.in_hand(), []);
     }

@@ -1,6 +1,6 @@
-//! One TLS connector for everything the agent dials: both transports, enrolment, renewal.
+//! One TLS connector for everything the agent dials: both transports, enrollment, renewal.
 //!
-//! TLS 1.3 only. The server must have a certificate for [`SERVER_NAME`] from the pinned CA, whatever address was dialled.
+//! TLS 1.3 only. The server must have a certificate for [`SERVER_NAME`] from the pinned CA, whatever address was dialed.
 //! Sessions are not resumed: every connection proves the certificate in use now.
 
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -23,7 +23,7 @@ use tokio_rustls::client::TlsStream;
 pub(crate) enum Protocol {
     /// For the stream.
     Http2,
-    /// For long-poll and enrolment: survives everything that breaks streams.
+    /// For long-poll and enrollment: survives everything that breaks streams.
     Http1,
 }
 
@@ -128,7 +128,7 @@ impl Dialer {
                     return Ok(stream);
                 }
                 Err(error) => {
-                    tracing::debug!(error = crate::report::chain(&error), "dialling failed");
+                    tracing::debug!(error = crate::report::chain(&error), "dialing failed");
                     last_error = error;
                 }
             }
@@ -185,7 +185,7 @@ fn hint_for(error: &std::io::Error) -> &'static str {
 
 /// Why no TLS configuration could be made.
 #[derive(Debug, thiserror::Error)]
-#[error("the node's TLS keys and certificates do not fit together; enrol again with: gpuaas-agent enroll --replace")]
+#[error("the node's TLS keys and certificates do not fit together; enroll again with: gpuaas-agent enroll --replace")]
 pub struct TlsSetupError(#[source] rustls::Error);
 
 fn provider() -> Arc<CryptoProvider> {

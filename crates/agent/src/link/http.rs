@@ -82,7 +82,7 @@ impl Call {
     }
 
     pub(crate) fn post_json(path: String, body: &impl serde::Serialize, timeout: Duration) -> Self {
-        // Our own messages always serialise.
+        // Our own messages always serialize.
         Self::post(path, serde_json::to_vec(body).unwrap_or_default(), timeout)
             .header("content-type", "application/json".to_owned())
     }

@@ -304,13 +304,13 @@ fn blames_the_stream(error: &LinkError) -> bool {
 fn advice_for(code: &str) -> Option<&'static str> {
     match code {
         "certificate_revoked" | "certificate_key_mismatch" => {
-            Some("its certificate no longer counts; if that is a mistake, enrol again with --replace")
+            Some("its certificate no longer counts; if that is a mistake, enroll again with --replace")
         }
-        "node_retired" => Some("the node was retired; enrol again with --replace to bring it back"),
+        "node_retired" => Some("the node was retired; enroll again with --replace to bring it back"),
         "node_locked" => Some(
-            "two copies of this identity are in use; find the other one, then enrol again with --replace and a token for this node",
+            "two copies of this identity are in use; find the other one, then enroll again with --replace and a token for this node",
         ),
-        "epoch_retired" => Some("this machine was enrolled again elsewhere; stop this agent or enrol again with --replace"),
+        "epoch_retired" => Some("this machine was enrolled again elsewhere; stop this agent or enroll again with --replace"),
         "protocol_unsupported" => Some("the agent is too old or too new for the control plane; install a fitting version"),
         "cluster_mismatch" => Some("the address belongs to another control plane; check `server` in the configuration"),
         _ => None,

@@ -26,7 +26,7 @@ pub(super) async fn open(
 ) -> Result<Conversation, LinkError> {
     let stream = dialer.dial(Protocol::Http2).await?;
     resume.prove(&mut hello, dial::channel_binding(&stream).as_ref());
-    // Dialled before, so that "cannot reach" and "cannot stream" are told apart; the channel must not dial again.
+    // Dialed before, so that "cannot reach" and "cannot stream" are told apart; the channel must not dial again.
     let once = Arc::new(Mutex::new(Some(TokioIo::new(stream))));
     let connector = tower::service_fn(move |_: http::Uri| {
         let stream = once.lock().unwrap_or_else(PoisonError::into_inner).take();

@@ -1,4 +1,4 @@
-//! An agent under test: its folders, its enrolment, its life.
+//! An agent under test: its folders, its enrollment, its life.
 
 use std::path::PathBuf;
 use std::sync::Arc;

@@ -1,6 +1,6 @@
 //! The agent against a small link server with real TLS, real signatures and real files.
 
-mod enrolment;
+mod enrollment;
 mod forgery;
 mod full_disk;
 mod harness;

@@ -86,7 +86,7 @@ async fn commands_answer_on_standard_output_and_refuse_with_documented_codes() {
     assert_eq!(code, Some(1), "not enrolled");
     let (code, message) = refusal(call(&config, &["run"]).await);
     assert!(code == Some(1) && message.contains("gpuaas-agent enroll"), "{message}");
-    let enrolled = call(&config, &["enroll", "--token", &server.shared.token()]).await.expect("enrols");
+    let enrolled = call(&config, &["enroll", "--token", &server.shared.token()]).await.expect("enrolls");
     assert!(enrolled.contains(&server.shared.node_id.to_string()), "{enrolled}");
     let root = tempfile::tempdir().expect("folder");
     let root_text = root.path().to_str().expect("text");

@@ -1,4 +1,4 @@
-//! A link listener for tests: enrolment, the stream and long-poll on one TLS port, and hands to steer it.
+//! A link listener for tests: enrollment, the stream and long-poll on one TLS port, and hands to steer it.
 
 use std::collections::{HashMap, HashSet, VecDeque};
 use std::net::SocketAddr;
@@ -15,11 +15,11 @@ use axum::{Json, Router};
 use futures::StreamExt as _;
 use gpuaas_contract::dsse;
 use gpuaas_contract::envelope::{self, Payload};
-use gpuaas_contract::id::{ClusterId, CorrelationId, EnrolmentId, NodeId, SessionId, TaskId};
+use gpuaas_contract::id::{ClusterId, CorrelationId, EnrollmentId, NodeId, SessionId, TaskId};
 use gpuaas_contract::key::{SigningKey, VerifyingKey};
 use gpuaas_contract::link::node_link_server::{NodeLink, NodeLinkServer};
 use gpuaas_contract::link::{
-    Applicant, ENROL_SECRET_HEADER, EnrolPending, EnrolRequest, EnrolStatus, EnrolWithToken, FromNode, Grant, Hello, LogAck,
+    Applicant, ENROLL_SECRET_HEADER, EnrollPending, EnrollRequest, EnrollStatus, EnrollWithToken, FromNode, Grant, Hello, LogAck,
     LogChunk, LogPosition, Messages, Offer, REJOIN_PAYLOAD_TYPE, ReceiptAck, Rejoin, RejoinChallenge, RejoinChallengeRequest,
     RejoinProof, Renew, Renewed, SERVER_NAME, SESSION_HEADER, SignedReceipt, ToNode, Welcome, from_node, route, to_node,
 };
@@ -436,9 +436,9 @@ type App = State<Arc<Shared>>;
 fn router(shared: Arc<Shared>) -> Router {
     let grpc = tonic::service::Routes::new(NodeLinkServer::new(Grpc(Arc::clone(&shared)))).prepare().into_axum_router();
     Router::new()
-        .route(route::ENROL_WITH_TOKEN, post(enrol_with_token))
-        .route(route::ENROL_REQUEST, post(enrol_request))
-        .route(route::ENROL_POLL, get(enrol_poll))
+        .route(route::ENROLL_WITH_TOKEN, post(enroll_with_token))
+        .route(route::ENROLL_REQUEST, post(enroll_request))
+        .route(route::ENROLL_POLL, get(enroll_poll))
         .route(route::REJOIN_CHALLENGE, post(rejoin_challenge))
         .route(route::REJOIN, post(rejoin))
         .route(route::RENEW, post(renew))
@@ -461,17 +461,17 @@ fn problem(status: StatusCode, code: &str, detail: &str) -> Response {
     (status, Json(body)).into_response()
 }
 
-async fn enrol_with_token(State(shared): App, Json(request): Json<EnrolWithToken>) -> Response {
+async fn enroll_with_token(State(shared): App, Json(request): Json<EnrollWithToken>) -> Response {
     if !shared.used_tokens.lock().expect("lock").insert(request.token.clone()) {
         return problem(StatusCode::FORBIDDEN, "token_used", "the join token was used before; make a new one");
     }
     Json(shared.grant(&request.applicant)).into_response()
 }
 
-async fn enrol_request(State(shared): App, Json(request): Json<EnrolRequest>) -> Json<EnrolPending> {
+async fn enroll_request(State(shared): App, Json(request): Json<EnrollRequest>) -> Json<EnrollPending> {
     *PENDING.lock().expect("lock").entry(shared.cluster_id).or_default() = Some(request.applicant);
-    Json(EnrolPending {
-        enrolment_id: EnrolmentId::from_bytes(*shared.cluster_id.as_bytes()),
+    Json(EnrollPending {
+        enrollment_id: EnrollmentId::from_bytes(*shared.cluster_id.as_bytes()),
         poll_secret: "poll-secret".to_owned(),
         expires_at: Timestamp::now().plus(Duration::from_secs(600)),
     })
@@ -480,15 +480,15 @@ async fn enrol_request(State(shared): App, Json(request): Json<EnrolRequest>) ->
 /// Applicants that wait, per cluster.
 static PENDING: std::sync::LazyLock<Mutex<HashMap<ClusterId, Option<Applicant>>>> = std::sync::LazyLock::new(Mutex::default);
 
-async fn enrol_poll(State(shared): App, headers: HeaderMap) -> Response {
-    if headers.get(ENROL_SECRET_HEADER).is_none_or(|secret| secret != "poll-secret") {
-        return problem(StatusCode::FORBIDDEN, "enrolment_secret_wrong", "wrong secret");
+async fn enroll_poll(State(shared): App, headers: HeaderMap) -> Response {
+    if headers.get(ENROLL_SECRET_HEADER).is_none_or(|secret| secret != "poll-secret") {
+        return problem(StatusCode::FORBIDDEN, "enrollment_secret_wrong", "wrong secret");
     }
     if !shared.approve.load(Ordering::SeqCst) {
-        return Json(EnrolStatus::Pending).into_response();
+        return Json(EnrollStatus::Pending).into_response();
     }
     let applicant = PENDING.lock().expect("lock").get(&shared.cluster_id).cloned().flatten().expect("asked before");
-    Json(EnrolStatus::Approved { grant: Box::new(shared.grant(&applicant)) }).into_response()
+    Json(EnrollStatus::Approved { grant: Box::new(shared.grant(&applicant)) }).into_response()
 }
 
 async fn rejoin_challenge(State(_): App, Json(_): Json<RejoinChallengeRequest>) -> Json<RejoinChallenge> {

@@ -54,7 +54,7 @@ pub enum ClientError {
     },
     /// A document could not be written as JSON.
     #[error("cannot write the request as JSON")]
-    Unserialisable {
+    Unserializable {
         /// What serde says.
         #[source]
         source: serde_json::Error,
@@ -149,7 +149,7 @@ pub enum ErrorKind {
     /// The state does not allow it.
     Conflict,
     /// No identity, or not one that may.
-    Unauthorised,
+    Unauthorized,
     /// No server there, or not one that is trusted.
     Unreachable,
     /// No answer in time.
@@ -169,7 +169,7 @@ impl ClientError {
             Self::RateLimited { .. } => ErrorKind::Conflict,
             Self::Tls { .. }
             | Self::Setup { .. }
-            | Self::Unserialisable { .. }
+            | Self::Unserializable { .. }
             | Self::TooLarge { .. }
             | Self::Malformed { .. } => ErrorKind::Internal,
         }
@@ -185,7 +185,7 @@ impl ClientError {
             | Self::Tls { .. }
             | Self::Setup { .. }
             | Self::BadName { .. }
-            | Self::Unserialisable { .. }
+            | Self::Unserializable { .. }
             | Self::Unreachable { .. }
             | Self::Untrusted { .. }
             | Self::Timeout { .. }
@@ -206,7 +206,7 @@ impl ClientError {
             Self::Tls { .. } => "tls_setup",
             Self::Setup { .. } => "http_setup",
             Self::BadName { .. } => "bad_name",
-            Self::Unserialisable { .. } => "bad_document",
+            Self::Unserializable { .. } => "bad_document",
             Self::Unreachable { .. } => "server_unreachable",
             Self::Untrusted { .. } => "server_untrusted",
             Self::Timeout { .. } => "timeout",
@@ -229,7 +229,7 @@ impl ClientError {
             | Self::Tls { .. }
             | Self::Setup { .. }
             | Self::BadName { .. }
-            | Self::Unserialisable { .. }
+            | Self::Unserializable { .. }
             | Self::Unreachable { .. }
             | Self::Untrusted { .. }
             | Self::Timeout { .. }
@@ -259,7 +259,7 @@ impl ClientError {
             | Self::Tls { .. }
             | Self::Setup { .. }
             | Self::BadName { .. }
-            | Self::Unserialisable { .. }
+            | Self::Unserializable { .. }
             | Self::Unreachable { .. }
             | Self::Untrusted { .. }
             | Self::Timeout { .. }
@@ -288,7 +288,7 @@ impl ClientError {
             | Self::Tls { .. }
             | Self::Setup { .. }
             | Self::BadName { .. }
-            | Self::Unserialisable { .. }
+            | Self::Unserializable { .. }
             | Self::Untrusted { .. }
             | Self::TooLarge { .. }
             | Self::Malformed { .. } => false,
@@ -307,7 +307,7 @@ pub(super) fn retry_after(headers: &HeaderMap) -> Option<Duration> {
 
 fn kind_of_status(status: u16) -> ErrorKind {
     match status {
-        401 | 403 => ErrorKind::Unauthorised,
+        401 | 403 => ErrorKind::Unauthorized,
         404 => ErrorKind::NotFound,
         409 | 412 | 429 => ErrorKind::Conflict,
         408 | 504 => ErrorKind::Timeout,

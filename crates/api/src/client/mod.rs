@@ -320,9 +320,9 @@ fn append_query(url: &mut Url, query: &serde_json::Value) {
 }
 
 fn to_bytes(body: &impl serde::Serialize) -> Result<Vec<u8>, ClientError> {
-    serde_json::to_vec(body).map_err(|source| ClientError::Unserialisable { source })
+    serde_json::to_vec(body).map_err(|source| ClientError::Unserializable { source })
 }
 
 fn to_value(query: &impl serde::Serialize) -> Result<serde_json::Value, ClientError> {
-    serde_json::to_value(query).map_err(|source| ClientError::Unserialisable { source })
+    serde_json::to_value(query).map_err(|source| ClientError::Unserializable { source })
 }

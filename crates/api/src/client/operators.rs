@@ -7,7 +7,7 @@ use reqwest::Method;
 use super::{Call, Client, ClientError};
 use crate::dto::{
     ApiToken, ApiTokenCreate, ApiTokenCreated, AuditQuery, AuditRow, Budget, BudgetLift, Capacity, ClusterInfo, DrainPreview,
-    Empty, Enrolment, EnrolmentApprove, EnrolmentListQuery, JoinToken, JoinTokenCreate, JoinTokenCreated, Machine,
+    Empty, Enrollment, EnrollmentApprove, EnrollmentListQuery, JoinToken, JoinTokenCreate, JoinTokenCreated, Machine,
     MachineListQuery, MaintenanceCreate, MaintenanceListQuery, MaintenanceWindow, Node, NodeChange, NodeListQuery, Page,
     PageQuery, Reason, SigningKey, Slice, SliceConsole, SliceCreate, SliceListQuery, SliceOrder, SlicePower, SliceRelease, Slot,
     SlotListQuery, Task, TaskCreate, TaskEvidence, TaskListQuery, TaskLogs, TaskLogsQuery, TaskTypeInfo, Topology,
@@ -149,24 +149,24 @@ impl Client {
         self.post(routes::SLICE_CONSOLE, &[slice], console).await
     }
 
-    /// One page of enrolment requests.
-    pub async fn enrolments(&self, query: &EnrolmentListQuery) -> Result<Page<Enrolment>, ClientError> {
-        self.list(routes::ENROLMENTS, &[], query).await
+    /// One page of enrollment requests.
+    pub async fn enrollments(&self, query: &EnrollmentListQuery) -> Result<Page<Enrollment>, ClientError> {
+        self.list(routes::ENROLLMENTS, &[], query).await
     }
 
-    /// One enrolment request.
-    pub async fn enrolment(&self, enrolment: &str) -> Result<Enrolment, ClientError> {
-        self.get(routes::ENROLMENT, &[enrolment]).await
+    /// One enrollment request.
+    pub async fn enrollment(&self, enrollment: &str) -> Result<Enrollment, ClientError> {
+        self.get(routes::ENROLLMENT, &[enrollment]).await
     }
 
     /// Say yes to a host.
-    pub async fn enrolment_approve(&self, enrolment: &str, approve: &EnrolmentApprove) -> Result<Enrolment, ClientError> {
-        self.post(routes::ENROLMENT_APPROVE, &[enrolment], approve).await
+    pub async fn enrollment_approve(&self, enrollment: &str, approve: &EnrollmentApprove) -> Result<Enrollment, ClientError> {
+        self.post(routes::ENROLLMENT_APPROVE, &[enrollment], approve).await
     }
 
     /// Say no to a host.
-    pub async fn enrolment_reject(&self, enrolment: &str, reason: &Reason) -> Result<Enrolment, ClientError> {
-        self.post(routes::ENROLMENT_REJECT, &[enrolment], reason).await
+    pub async fn enrollment_reject(&self, enrollment: &str, reason: &Reason) -> Result<Enrollment, ClientError> {
+        self.post(routes::ENROLLMENT_REJECT, &[enrollment], reason).await
     }
 
     /// One page of join tokens.
@@ -230,7 +230,7 @@ impl Client {
         self.post(routes::BUDGET_LIFT, &[], lift).await
     }
 
-    /// The catalogue of tasks.
+    /// The catalog of tasks.
     pub async fn task_types(&self) -> Result<Page<TaskTypeInfo>, ClientError> {
         self.get(routes::TASK_TYPES, &[]).await
     }

@@ -1,11 +1,11 @@
-//! One method per endpoint: organisations, projects and what belongs to them.
+//! One method per endpoint: organizations, projects and what belongs to them.
 
 use reqwest::Method;
 
 use super::{Client, ClientError};
 use crate::dto::{
     ApiKey, ApiKeyCreate, ApiKeyCreated, CatalogItem, Image, ImageCreate, ImageListQuery, Limits, Member, MemberAdd,
-    MemberChange, Organisation, OrganisationChange, OrganisationCreate, OrganisationListQuery, Page, PageQuery, Project,
+    MemberChange, Organization, OrganizationChange, OrganizationCreate, OrganizationListQuery, Page, PageQuery, Project,
     ProjectChange, ProjectCreate, ProjectListQuery, Quota, ServiceAccount, ServiceAccountCreate, SshKey, SshKeyCreate, WhoAmI,
 };
 use crate::routes;
@@ -21,99 +21,99 @@ impl Client {
         self.list(routes::CATALOG, &[], query).await
     }
 
-    /// One page of organisations.
-    pub async fn organisations(&self, query: &OrganisationListQuery) -> Result<Page<Organisation>, ClientError> {
-        self.list(routes::ORGANISATIONS, &[], query).await
+    /// One page of organizations.
+    pub async fn organizations(&self, query: &OrganizationListQuery) -> Result<Page<Organization>, ClientError> {
+        self.list(routes::ORGANIZATIONS, &[], query).await
     }
 
-    /// Make an organisation. With an idempotency key, asking twice makes one, here and below.
-    pub async fn organisation_create(
+    /// Make an organization. With an idempotency key, asking twice makes one, here and below.
+    pub async fn organization_create(
         &self,
-        create: &OrganisationCreate,
+        create: &OrganizationCreate,
         idempotency_key: Option<&str>,
-    ) -> Result<Organisation, ClientError> {
-        self.post_once(routes::ORGANISATIONS, &[], create, idempotency_key).await
+    ) -> Result<Organization, ClientError> {
+        self.post_once(routes::ORGANIZATIONS, &[], create, idempotency_key).await
     }
 
-    /// One organisation.
-    pub async fn organisation(&self, organisation: &str) -> Result<Organisation, ClientError> {
-        self.get(routes::ORGANISATION, &[organisation]).await
+    /// One organization.
+    pub async fn organization(&self, organization: &str) -> Result<Organization, ClientError> {
+        self.get(routes::ORGANIZATION, &[organization]).await
     }
 
-    /// Change an organisation. With `if_match`, the `etag` of what was seen, only if it is still that, here and below.
-    pub async fn organisation_change(
+    /// Change an organization. With `if_match`, the `etag` of what was seen, only if it is still that, here and below.
+    pub async fn organization_change(
         &self,
-        organisation: &str,
-        change: &OrganisationChange,
+        organization: &str,
+        change: &OrganizationChange,
         if_match: Option<&str>,
-    ) -> Result<Organisation, ClientError> {
-        self.change(Method::PATCH, (routes::ORGANISATION, &[organisation]), change, if_match).await
+    ) -> Result<Organization, ClientError> {
+        self.change(Method::PATCH, (routes::ORGANIZATION, &[organization]), change, if_match).await
     }
 
-    /// One page of who has which role in an organisation.
-    pub async fn organisation_members(&self, organisation: &str, query: &PageQuery) -> Result<Page<Member>, ClientError> {
-        self.list(routes::ORGANISATION_MEMBERS, &[organisation], query).await
+    /// One page of who has which role in an organization.
+    pub async fn organization_members(&self, organization: &str, query: &PageQuery) -> Result<Page<Member>, ClientError> {
+        self.list(routes::ORGANIZATION_MEMBERS, &[organization], query).await
     }
 
-    /// Give somebody a role in an organisation.
-    pub async fn organisation_member_add(
+    /// Give somebody a role in an organization.
+    pub async fn organization_member_add(
         &self,
-        organisation: &str,
+        organization: &str,
         add: &MemberAdd,
         idempotency_key: Option<&str>,
     ) -> Result<Member, ClientError> {
-        self.post_once(routes::ORGANISATION_MEMBERS, &[organisation], add, idempotency_key).await
+        self.post_once(routes::ORGANIZATION_MEMBERS, &[organization], add, idempotency_key).await
     }
 
-    /// Give somebody another role in an organisation.
-    pub async fn organisation_member_change(
+    /// Give somebody another role in an organization.
+    pub async fn organization_member_change(
         &self,
-        organisation: &str,
+        organization: &str,
         member: &str,
         change: &MemberChange,
         if_match: Option<&str>,
     ) -> Result<Member, ClientError> {
-        self.change(Method::PATCH, (routes::ORGANISATION_MEMBER, &[organisation, member]), change, if_match).await
+        self.change(Method::PATCH, (routes::ORGANIZATION_MEMBER, &[organization, member]), change, if_match).await
     }
 
-    /// Take somebody's role in an organisation away.
-    pub async fn organisation_member_remove(
+    /// Take somebody's role in an organization away.
+    pub async fn organization_member_remove(
         &self,
-        organisation: &str,
+        organization: &str,
         member: &str,
         if_match: Option<&str>,
     ) -> Result<Member, ClientError> {
-        self.delete_if(routes::ORGANISATION_MEMBER, &[organisation, member], if_match).await
+        self.delete_if(routes::ORGANIZATION_MEMBER, &[organization, member], if_match).await
     }
 
-    /// One page of an organisation's projects.
-    pub async fn organisation_projects(&self, organisation: &str, query: &PageQuery) -> Result<Page<Project>, ClientError> {
-        self.list(routes::ORGANISATION_PROJECTS, &[organisation], query).await
+    /// One page of an organization's projects.
+    pub async fn organization_projects(&self, organization: &str, query: &PageQuery) -> Result<Page<Project>, ClientError> {
+        self.list(routes::ORGANIZATION_PROJECTS, &[organization], query).await
     }
 
     /// Make a project.
     pub async fn project_create(
         &self,
-        organisation: &str,
+        organization: &str,
         create: &ProjectCreate,
         idempotency_key: Option<&str>,
     ) -> Result<Project, ClientError> {
-        self.post_once(routes::ORGANISATION_PROJECTS, &[organisation], create, idempotency_key).await
+        self.post_once(routes::ORGANIZATION_PROJECTS, &[organization], create, idempotency_key).await
     }
 
-    /// How much an organisation may have and has.
-    pub async fn organisation_quota(&self, organisation: &str) -> Result<Quota, ClientError> {
-        self.get(routes::ORGANISATION_QUOTA, &[organisation]).await
+    /// How much an organization may have and has.
+    pub async fn organization_quota(&self, organization: &str) -> Result<Quota, ClientError> {
+        self.get(routes::ORGANIZATION_QUOTA, &[organization]).await
     }
 
-    /// Set how much an organisation may have.
-    pub async fn organisation_quota_set(
+    /// Set how much an organization may have.
+    pub async fn organization_quota_set(
         &self,
-        organisation: &str,
+        organization: &str,
         limits: &Limits,
         if_match: Option<&str>,
     ) -> Result<Quota, ClientError> {
-        self.change(Method::PUT, (routes::ORGANISATION_QUOTA, &[organisation]), limits, if_match).await
+        self.change(Method::PUT, (routes::ORGANIZATION_QUOTA, &[organization]), limits, if_match).await
     }
 
     /// One page of projects.
@@ -253,7 +253,7 @@ impl Client {
         self.list(routes::PROJECT_IMAGES, &[project], query).await
     }
 
-    /// Make an image of the project's organisation.
+    /// Make an image of the project's organization.
     pub async fn project_image_create(
         &self,
         project: &str,
@@ -263,7 +263,7 @@ impl Client {
         self.post_once(routes::PROJECT_IMAGES, &[project], create, idempotency_key).await
     }
 
-    /// Delete an image of the project's organisation.
+    /// Delete an image of the project's organization.
     pub async fn project_image_delete(&self, project: &str, image: &str) -> Result<Image, ClientError> {
         self.delete(routes::PROJECT_IMAGE, &[project, image]).await
     }

@@ -14,7 +14,7 @@ pub struct Allocation {
     /// Its id, the same for life.
     pub id: AllocationId,
     /// Whose it is.
-    pub organisation_id: OrgId,
+    pub organization_id: OrgId,
     /// The project within.
     pub project_id: ProjectId,
     /// What people call it; also the guest's own name.
@@ -192,7 +192,7 @@ mod tests {
     #[test]
     fn what_is_over_is_settled_and_an_unknown_state_is_neither() {
         let mut allocation: Allocation = serde_json::from_value(serde_json::json!({
-            "id": AllocationId::generate(), "organisation_id": OrgId::generate(), "project_id": ProjectId::generate(),
+            "id": AllocationId::generate(), "organization_id": OrgId::generate(), "project_id": ProjectId::generate(),
             "name": "a", "state": "requested", "step": "place", "sku_id": SkuId::generate(), "sku": "h100",
             "product": { "kind": "slice", "slots": 1 }, "price_per_hour": 1, "username": "ubuntu", "slots": 0, "stopped": false,
             "release_requested": false, "attempts": 0, "requested_by": "local-admin", "created_at": 1,

@@ -115,9 +115,9 @@ pub struct AllocationSearchQuery {
     /// Only those of this project, by id.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub project: Option<String>,
-    /// Only those of this organisation, by id or name.
+    /// Only those of this organization, by id or name.
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub organisation: Option<String>,
+    pub organization: Option<String>,
     /// Only those in this state; `open` means every state in which something is held or still to come.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub state: Option<String>,
@@ -218,7 +218,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_not_said_has_its_default_and_what_is_misspelt_is_refused() {
+    fn what_is_not_said_has_its_default_and_what_is_misspelled_is_refused() {
         let create: AllocationCreate = serde_json::from_str(r#"{"name":"a","sku":"h100"}"#).expect("parses");
         assert!(!create.dry_run && !create.sudo && !create.spread && create.ssh_keys.is_empty());
         assert!(serde_json::from_str::<AllocationCreate>(r#"{"name":"a","sku":"h100","lease":60}"#).is_err());

@@ -1,4 +1,4 @@
-//! The catalogue: products with a price.
+//! The catalog: products with a price.
 
 use gpuaas_contract::id::SkuId;
 use gpuaas_contract::time::Timestamp;
@@ -46,7 +46,7 @@ pub struct CatalogItem {
     pub available: u32,
 }
 
-/// A product of the catalogue.
+/// A product of the catalog.
 #[derive(Clone, Debug, PartialEq, Eq, serde::Serialize, serde::Deserialize, schemars::JsonSchema)]
 pub struct Sku {
     /// Its id.

@@ -28,13 +28,13 @@ pub struct WhoAmI {
 pub struct WhoAmIMembership {
     /// Its id.
     pub membership_id: MembershipId,
-    /// `platform`, or the id of the organisation or project.
+    /// `platform`, or the id of the organization or project.
     pub at: String,
     /// What people call that place.
     pub place_name: String,
-    /// The organisation it is, or the project belongs to.
+    /// The organization it is, or the project belongs to.
     #[serde(default)]
-    pub organisation_id: Option<OrgId>,
+    pub organization_id: Option<OrgId>,
     /// The role: `admin`, `operator` or `support` on the platform; `owner`, `member` or `viewer` elsewhere.
     pub role: String,
 }

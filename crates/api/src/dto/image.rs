@@ -1,4 +1,4 @@
-//! Images: what guests are made from. Those of the platform are for everybody, those of an organisation for all its projects.
+//! Images: what guests are made from. Those of the platform are for everybody, those of an organization for all its projects.
 
 use gpuaas_contract::Digest;
 use gpuaas_contract::id::{ImageId, OrgId};
@@ -13,7 +13,7 @@ pub struct Image {
     pub id: ImageId,
     /// Whose it is; null for the platform's.
     #[serde(default)]
-    pub organisation_id: Option<OrgId>,
+    pub organization_id: Option<OrgId>,
     /// What people type; no other image of the same owner has it.
     pub name: String,
     /// In words.

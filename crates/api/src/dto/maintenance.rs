@@ -83,8 +83,8 @@ pub struct DrainAllocation {
     pub name: String,
     /// The project it belongs to.
     pub project_id: ProjectId,
-    /// The name of that project's organisation.
-    pub organisation: String,
+    /// The name of that project's organization.
+    pub organization: String,
     /// Where it stands.
     pub state: String,
     /// The end of its lease; null goes on until it is released.

@@ -1,4 +1,4 @@
-//! Members: who has which role on the platform, in an organisation or in a project.
+//! Members: who has which role on the platform, in an organization or in a project.
 
 use gpuaas_contract::id::{MembershipId, ServiceAccountId, UserId};
 use gpuaas_contract::time::Timestamp;
@@ -21,7 +21,7 @@ pub struct Member {
     pub email: Option<String>,
     /// What people call them; empty if that is not known yet.
     pub name: String,
-    /// `platform`, or the id of the organisation or project.
+    /// `platform`, or the id of the organization or project.
     pub at: String,
     /// The role: `admin`, `operator` or `support` on the platform; `owner`, `member` or `viewer` elsewhere.
     pub role: String,

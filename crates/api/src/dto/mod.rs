@@ -11,14 +11,14 @@ mod budget;
 mod capacity;
 mod catalog;
 mod cluster;
-mod enrolment;
+mod enrollment;
 mod event;
 mod identity;
 mod image;
 mod maintenance;
 mod member;
 mod node;
-mod organisation;
+mod organization;
 mod problem;
 mod project;
 mod quota;
@@ -41,8 +41,8 @@ pub use budget::{Budget, BudgetLift, BudgetScope};
 pub use capacity::{Capacity, CapacityRow, Machine, MachineListQuery, NodeCapacity, SkuCapacity};
 pub use catalog::{CatalogItem, Product, ProductKind, Sku, SkuChange, SkuCreate};
 pub use cluster::{CaInfo, CaState, ClusterInfo, TaskTypeInfo};
-pub use enrolment::{
-    Enrolment, EnrolmentApprove, EnrolmentListQuery, ExistingNode, JoinToken, JoinTokenCreate, JoinTokenCreated,
+pub use enrollment::{
+    Enrollment, EnrollmentApprove, EnrollmentListQuery, ExistingNode, JoinToken, JoinTokenCreate, JoinTokenCreated,
 };
 pub use event::{CloudEvent, EventRow, EventsQuery};
 pub use identity::{WhoAmI, WhoAmIMembership};
@@ -50,7 +50,7 @@ pub use image::{Image, ImageCreate, ImageListQuery};
 pub use maintenance::{DrainAllocation, DrainPreview, MaintenanceCreate, MaintenanceListQuery, MaintenanceWindow};
 pub use member::{Member, MemberAdd, MemberChange};
 pub use node::{Node, NodeChange, NodeListQuery, NodeSession};
-pub use organisation::{Organisation, OrganisationChange, OrganisationCreate, OrganisationListQuery};
+pub use organization::{Organization, OrganizationChange, OrganizationCreate, OrganizationListQuery};
 pub use problem::{PROBLEM_CONTENT_TYPE, Problem};
 pub use project::{Project, ProjectChange, ProjectCreate, ProjectListQuery};
 pub use quota::{Limits, Quota, QuotaLimits, QuotaUsed};

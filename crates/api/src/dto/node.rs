@@ -12,7 +12,7 @@ pub struct Node {
     pub id: NodeId,
     /// Host name; not necessarily unique.
     pub name: String,
-    /// Counts the machine's enrolments.
+    /// Counts the machine's enrollments.
     pub epoch: u64,
     /// Stable digest of the machine's hardware identity.
     pub fingerprint: String,
@@ -43,9 +43,9 @@ pub struct Node {
     pub certificate_not_after: Option<Timestamp>,
     /// Rejoins after expiry since the last regular renewal.
     pub rejoins: u32,
-    /// Last enrolment.
+    /// Last enrollment.
     pub enrolled_at: Timestamp,
-    /// First enrolment.
+    /// First enrollment.
     pub created_at: Timestamp,
     /// Tasks for it that have not ended.
     pub tasks_open: u64,

@@ -11,10 +11,10 @@ pub struct Project {
     /// Its id.
     pub id: ProjectId,
     /// Whose it is.
-    pub organisation_id: OrgId,
-    /// That organisation's name.
-    pub organisation_name: String,
-    /// What people type; no other project of the organisation has it.
+    pub organization_id: OrgId,
+    /// That organization's name.
+    pub organization_name: String,
+    /// What people type; no other project of the organization has it.
     pub name: String,
     /// In words.
     pub description: String,
@@ -34,10 +34,10 @@ pub struct Project {
 #[derive(Clone, Debug, Default, PartialEq, Eq, serde::Serialize, serde::Deserialize, schemars::JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub struct ProjectListQuery {
-    /// Only those of this organisation, by id or name.
+    /// Only those of this organization, by id or name.
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub organisation: Option<String>,
-    /// Only those with this name; several organisations may have one.
+    pub organization: Option<String>,
+    /// Only those with this name; several organizations may have one.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub name: Option<String>,
     /// [`super::Page::next`] of the page before.
@@ -57,10 +57,10 @@ pub struct ProjectCreate {
     /// In words; may be empty.
     #[serde(default)]
     pub description: String,
-    /// How much it may have at once, inside what its organisation may have; no limit of its own unless given.
+    /// How much it may have at once, inside what its organization may have; no limit of its own unless given.
     #[serde(default)]
     pub limits: Limits,
-    /// Who owns it. They are invited by this address and may come later; owners of the organisation own it in any case.
+    /// Who owns it. They are invited by this address and may come later; owners of the organization own it in any case.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub owner_email: Option<String>,
 }

@@ -1,4 +1,4 @@
-//! Quotas: how much an organisation and a project may have at once, and how much they have.
+//! Quotas: how much an organization and a project may have at once, and how much they have.
 
 use gpuaas_contract::id::{OrgId, ProjectId};
 
@@ -20,8 +20,8 @@ pub struct Limits {
 /// A quota and what is used of it.
 #[derive(Clone, Debug, PartialEq, Eq, serde::Serialize, serde::Deserialize, schemars::JsonSchema)]
 pub struct Quota {
-    /// The organisation.
-    pub organisation_id: OrgId,
+    /// The organization.
+    pub organization_id: OrgId,
     /// The project, if it is that of one.
     #[serde(default)]
     pub project_id: Option<ProjectId>,

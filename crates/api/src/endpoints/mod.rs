@@ -61,8 +61,8 @@ impl std::fmt::Display for Method {
 pub enum About {
     /// The platform itself; no segment.
     Platform,
-    /// The organisation in `{organisation}`.
-    Organisation,
+    /// The organization in `{organization}`.
+    Organization,
     /// The project in `{project}`.
     Project,
     /// The project of the allocation in `{allocation}`.
@@ -78,7 +78,7 @@ impl About {
     pub const fn segment(self) -> Option<&'static str> {
         match self {
             Self::Platform => None,
-            Self::Organisation => Some("organisation"),
+            Self::Organization => Some("organization"),
             Self::Project => Some("project"),
             Self::Allocation => Some("allocation"),
             Self::Webhook => Some("webhook"),
@@ -275,7 +275,7 @@ mod tests {
             let expected = endpoint.about.segment();
             assert!(expected.is_none_or(|wanted| endpoint.segments().any(|segment| segment == wanted)), "{}", endpoint.name);
             // What belongs to somebody is never asked for as if it were the platform's.
-            let theirs = ["organisation", "project", "allocation", "webhook", "delivery"];
+            let theirs = ["organization", "project", "allocation", "webhook", "delivery"];
             let owned = endpoint.segments().find(|segment| theirs.contains(segment));
             assert_eq!(owned, expected, "{}", endpoint.name);
         }
@@ -305,7 +305,7 @@ mod tests {
     #[test]
     fn only_known_actions_are_needed() {
         let known = "self.read catalog.read platform.read platform.operate platform.admin audit.read catalog.manage capacity.read \
-            maintenance.manage organisation.list organisation.create organisation.read organisation.manage quota.read quota.set \
+            maintenance.manage organization.list organization.create organization.read organization.manage quota.read quota.set \
             project.list project.create project.read project.manage member.read member.manage key.read key.manage ssh_key.read \
             ssh_key.manage image.read image.manage allocation.read allocation.create allocation.operate allocation.console event.read \
             webhook.read webhook.manage";

@@ -8,10 +8,10 @@ use crate::dto::{
     Allocation, AllocationChange, AllocationCreate, AllocationExtend, AllocationListQuery, AllocationPlan, AllocationRetry,
     AllocationSearchQuery, AllocationWatchQuery, ApiKey, ApiKeyCreate, ApiKeyCreated, ApiToken, ApiTokenCreate, ApiTokenCreated,
     AuditExportQuery, AuditQuery, AuditRow, Budget, BudgetLift, Capacity, CatalogItem, CloudEvent, ClusterInfo, Delivery,
-    DeliveryListQuery, DrainPreview, Empty, Enrolment, EnrolmentApprove, EnrolmentListQuery, EventRow, EventsQuery, Image,
+    DeliveryListQuery, DrainPreview, Empty, Enrollment, EnrollmentApprove, EnrollmentListQuery, EventRow, EventsQuery, Image,
     ImageCreate, ImageListQuery, JoinToken, JoinTokenCreate, JoinTokenCreated, Limits, Machine, MachineListQuery,
     MaintenanceCreate, MaintenanceListQuery, MaintenanceWindow, Member, MemberAdd, MemberChange, Node, NodeChange, NodeListQuery,
-    Organisation, OrganisationChange, OrganisationCreate, OrganisationListQuery, Page, PageQuery, Project, ProjectChange,
+    Organization, OrganizationChange, OrganizationCreate, OrganizationListQuery, Page, PageQuery, Project, ProjectChange,
     ProjectCreate, ProjectListQuery, Quota, Reason, ServiceAccount, ServiceAccountCreate, SigningKey, Sku, SkuChange, SkuCreate,
     Slice, SliceConsole, SliceCreate, SliceListQuery, SliceOrder, SlicePower, SliceRelease, Slot, SlotListQuery, SshKey,
     SshKeyCreate, Task, TaskCreate, TaskEvidence, TaskListQuery, TaskLogs, TaskLogsQuery, TaskTypeInfo, Topology,
@@ -49,7 +49,7 @@ endpoints! {
     whoami: Get WHOAMI, "self.read" of Platform, "Says who the caller is and which roles they have.",
         answer<WhoAmI>;
 
-    "Catalogue":
+    "Catalog":
     catalog: Get CATALOG, "catalog.read" of Platform, "Lists what is on offer, with prices and how many there are now.",
         query<PageQuery> answer<Page<CatalogItem>>;
     images: Get IMAGES, "catalog.read" of Platform, "Lists the images of the platform, which everybody can use.",
@@ -66,36 +66,36 @@ endpoints! {
         "Changes a product for allocations that come, or takes it off the offer.",
         body<SkuChange> answer<Sku> versioned;
 
-    "Organisations":
-    organisations: Get ORGANISATIONS, "organisation.list" of Platform, "Lists the organisations that the caller can see.",
-        query<OrganisationListQuery> answer<Page<Organisation>>;
-    organisation_create: Post ORGANISATIONS, "organisation.create" of Platform, "Makes an organisation.",
-        body<OrganisationCreate> makes<Organisation>;
-    organisation: Get ORGANISATION, "organisation.read" of Organisation, "Shows an organisation.",
-        answer<Organisation> versioned;
-    organisation_change: Patch ORGANISATION, "organisation.manage" of Organisation, "Changes an organisation.",
-        body<OrganisationChange> answer<Organisation> versioned;
-    organisation_members: Get ORGANISATION_MEMBERS, "member.read" of Organisation, "Lists who has which role in an organisation.",
+    "Organizations":
+    organizations: Get ORGANIZATIONS, "organization.list" of Platform, "Lists the organizations that the caller can see.",
+        query<OrganizationListQuery> answer<Page<Organization>>;
+    organization_create: Post ORGANIZATIONS, "organization.create" of Platform, "Makes an organization.",
+        body<OrganizationCreate> makes<Organization>;
+    organization: Get ORGANIZATION, "organization.read" of Organization, "Shows an organization.",
+        answer<Organization> versioned;
+    organization_change: Patch ORGANIZATION, "organization.manage" of Organization, "Changes an organization.",
+        body<OrganizationChange> answer<Organization> versioned;
+    organization_members: Get ORGANIZATION_MEMBERS, "member.read" of Organization, "Lists who has which role in an organization.",
         query<PageQuery> answer<Page<Member>>;
-    organisation_member_add: Post ORGANISATION_MEMBERS, "member.manage" of Organisation,
-        "Gives somebody a role in an organisation, and so in all its projects.",
+    organization_member_add: Post ORGANIZATION_MEMBERS, "member.manage" of Organization,
+        "Gives somebody a role in an organization, and so in all its projects.",
         body<MemberAdd> makes<Member>;
-    organisation_member_change: Patch ORGANISATION_MEMBER, "member.manage" of Organisation,
-        "Gives a member of an organisation another role.",
+    organization_member_change: Patch ORGANIZATION_MEMBER, "member.manage" of Organization,
+        "Gives a member of an organization another role.",
         body<MemberChange> answer<Member> versioned;
-    organisation_member_remove: Delete ORGANISATION_MEMBER, "member.manage" of Organisation,
-        "Takes the role of a member of an organisation away.",
+    organization_member_remove: Delete ORGANIZATION_MEMBER, "member.manage" of Organization,
+        "Takes the role of a member of an organization away.",
         answer<Member> versioned;
-    organisation_projects: Get ORGANISATION_PROJECTS, "organisation.read" of Organisation,
-        "Lists the projects of an organisation.",
+    organization_projects: Get ORGANIZATION_PROJECTS, "organization.read" of Organization,
+        "Lists the projects of an organization.",
         query<PageQuery> answer<Page<Project>>;
-    organisation_quota: Get ORGANISATION_QUOTA, "quota.read" of Organisation, "Shows how much an organisation may have and has.",
+    organization_quota: Get ORGANIZATION_QUOTA, "quota.read" of Organization, "Shows how much an organization may have and has.",
         answer<Quota> versioned;
-    organisation_quota_set: Put ORGANISATION_QUOTA, "quota.set" of Organisation, "Sets how much an organisation may have.",
+    organization_quota_set: Put ORGANIZATION_QUOTA, "quota.set" of Organization, "Sets how much an organization may have.",
         body<Limits> answer<Quota> versioned;
 
     "Projects":
-    project_create: Post ORGANISATION_PROJECTS, "project.create" of Organisation, "Makes a project.",
+    project_create: Post ORGANIZATION_PROJECTS, "project.create" of Organization, "Makes a project.",
         body<ProjectCreate> makes<Project>;
     projects: Get PROJECTS, "project.list" of Platform, "Lists the projects that the caller can see.",
         query<ProjectListQuery> answer<Page<Project>>;
@@ -143,13 +143,13 @@ endpoints! {
 
     "Images":
     project_images: Get PROJECT_IMAGES, "image.read" of Project,
-        "Lists the images a project can use: its organisation's and the platform's.",
+        "Lists the images a project can use: its organization's and the platform's.",
         query<ImageListQuery> answer<Page<Image>>;
     project_image_create: Post PROJECT_IMAGES, "image.manage" of Project,
-        "Makes an image for all projects of the project's organisation.",
+        "Makes an image for all projects of the project's organization.",
         body<ImageCreate> makes<Image>;
     project_image_delete: Delete PROJECT_IMAGE, "image.manage" of Project,
-        "Deletes an image of the project's organisation; guests made from it go on.",
+        "Deletes an image of the project's organization; guests made from it go on.",
         answer<Image>;
 
     "Allocations":
@@ -328,15 +328,15 @@ endpoints! {
     task_types: Get TASK_TYPES, "platform.read" of Platform, "Lists what nodes can be asked to do.",
         answer<Page<TaskTypeInfo>>;
 
-    "Enrolment":
-    enrolments: Get ENROLMENTS, "platform.read" of Platform, "Lists hosts that want to be enrolled.",
-        query<EnrolmentListQuery> answer<Page<Enrolment>>;
-    enrolment: Get ENROLMENT, "platform.read" of Platform, "Shows the request of a host to be enrolled.",
-        answer<Enrolment>;
-    enrolment_approve: Post ENROLMENT_APPROVE, "platform.operate" of Platform, "Says yes to a host. One that is a node already needs `replace_node`.",
-        body<EnrolmentApprove> answer<Enrolment>;
-    enrolment_reject: Post ENROLMENT_REJECT, "platform.operate" of Platform, "Says no to a host.",
-        body<Reason> answer<Enrolment>;
+    "Enrollment":
+    enrollments: Get ENROLLMENTS, "platform.read" of Platform, "Lists hosts that want to be enrolled.",
+        query<EnrollmentListQuery> answer<Page<Enrollment>>;
+    enrollment: Get ENROLLMENT, "platform.read" of Platform, "Shows the request of a host to be enrolled.",
+        answer<Enrollment>;
+    enrollment_approve: Post ENROLLMENT_APPROVE, "platform.operate" of Platform, "Says yes to a host. One that is a node already needs `replace_node`.",
+        body<EnrollmentApprove> answer<Enrollment>;
+    enrollment_reject: Post ENROLLMENT_REJECT, "platform.operate" of Platform, "Says no to a host.",
+        body<Reason> answer<Enrollment>;
     join_tokens: Get JOIN_TOKENS, "platform.read" of Platform, "Lists join tokens, without their secrets.",
         query<PageQuery> answer<Page<JoinToken>>;
     join_token_create: Post JOIN_TOKENS, "platform.operate" of Platform,

@@ -28,7 +28,7 @@ pub(super) const TROUBLES: [Trouble; 11] = [
     },
     Trouble {
         status: 401,
-        name: "Unauthorised",
+        name: "Unauthorized",
         description: "There is no token, or it does not count any more. Sign in again.",
     },
     Trouble {

@@ -1,7 +1,7 @@
 //! One operation of the document.
 
 use gpuaas_contract::id::{
-    AllocationId, ApiTokenId, DeliveryId, EnrolmentId, ImageId, JoinTokenId, MaintenanceId, MembershipId, OrgId, ProjectId,
+    AllocationId, ApiTokenId, DeliveryId, EnrollmentId, ImageId, JoinTokenId, MaintenanceId, MembershipId, OrgId, ProjectId,
     ServiceAccountId, SlotId, SshKeyId, TaskId, UserId, WebhookId,
 };
 use schemars::SchemaGenerator;
@@ -68,7 +68,7 @@ fn path_parameter(endpoint: &Endpoint, name: &str) -> Value {
 fn segment(path: &str, name: &str) -> (String, &'static str) {
     let id = |prefix: &str, description| (format!("^{prefix}[0-9a-f]{{32}}$"), description);
     match name {
-        "organisation" => id(OrgId::PREFIX, "The organisation's id."),
+        "organization" => id(OrgId::PREFIX, "The organization's id."),
         "project" => id(ProjectId::PREFIX, "The project's id."),
         "allocation" => id(AllocationId::PREFIX, "The allocation's id."),
         "slice" => id(AllocationId::PREFIX, "The slice's id, which is that of its allocation."),
@@ -82,7 +82,7 @@ fn segment(path: &str, name: &str) -> (String, &'static str) {
         "user" => id(UserId::PREFIX, "The user's id."),
         "slot" => id(SlotId::PREFIX, "The slot's id."),
         "task" => id(TaskId::PREFIX, "The task's id."),
-        "enrolment" => id(EnrolmentId::PREFIX, "The request's id."),
+        "enrollment" => id(EnrollmentId::PREFIX, "The request's id."),
         "key" if path != routes::SIGNING_KEY_REVOKE => id(ApiTokenId::PREFIX, "The key's id."),
         "token" if path == routes::JOIN_TOKEN => id(JoinTokenId::PREFIX, "The join token's id."),
         "token" => id(ApiTokenId::PREFIX, "The token's id."),
@@ -137,7 +137,7 @@ fn responses(endpoint: &Endpoint, generator: &mut SchemaGenerator) -> Value {
 
 /// Whether a query names something that must be there: a list of what a node has is no empty list if there is no such node.
 fn looks_for_something(query: &Value) -> bool {
-    ["node", "organisation", "project"].iter().any(|name| query["properties"].get(name).is_some())
+    ["node", "organization", "project"].iter().any(|name| query["properties"].get(name).is_some())
 }
 
 fn may_answer(endpoint: &Endpoint, looks_for_something: bool, status: u16) -> bool {

@@ -92,8 +92,8 @@ async fn a_server_that_never_answers_is_a_timeout() {
 async fn statuses_become_kinds() {
     for (status, kind) in [
         (400, ErrorKind::Usage),
-        (401, ErrorKind::Unauthorised),
-        (403, ErrorKind::Unauthorised),
+        (401, ErrorKind::Unauthorized),
+        (403, ErrorKind::Unauthorized),
         (404, ErrorKind::NotFound),
         (409, ErrorKind::Conflict),
         (422, ErrorKind::Usage),
@@ -159,7 +159,7 @@ async fn documents_arrive_as_they_were_sent() {
 #[tokio::test]
 async fn an_older_client_reads_what_a_newer_server_adds() {
     let mut newer = serde_json::to_value(task("paused", false)).expect("json");
-    newer["colour"] = "green".into();
+    newer["color"] = "green".into();
     let router = Router::new().fallback(any(move || async move { axum::Json(newer) }));
     assert_eq!(client_of(router).await.task("task_x").await.expect("a task").state, "paused");
 }

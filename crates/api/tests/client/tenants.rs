@@ -10,7 +10,7 @@ use axum::response::IntoResponse as _;
 use axum::routing::{any, get};
 use futures::StreamExt as _;
 use gpuaas_api::client::{AllocationWatchEvent, ErrorKind, HeardEvent, WatchUntil};
-use gpuaas_api::dto::{Allocation, AllocationCreate, CloudEvent, EventsQuery, Limits, OrganisationCreate, Problem};
+use gpuaas_api::dto::{Allocation, AllocationCreate, CloudEvent, EventsQuery, Limits, OrganizationCreate, Problem};
 use gpuaas_api::{ClientError, routes};
 use gpuaas_contract::id::{AllocationId, EventId, OrgId, ProjectId, SkuId};
 
@@ -36,7 +36,7 @@ fn echo() -> Router {
 
 fn allocation(state: &str) -> Allocation {
     serde_json::from_value(serde_json::json!({
-        "id": AllocationId::from_bytes([1; 16]), "organisation_id": OrgId::from_bytes([2; 16]),
+        "id": AllocationId::from_bytes([1; 16]), "organization_id": OrgId::from_bytes([2; 16]),
         "project_id": ProjectId::from_bytes([3; 16]), "name": "a", "state": state, "step": "place",
         "sku_id": SkuId::from_bytes([4; 16]), "sku": "h100", "product": { "kind": "slice", "slots": 1 }, "price_per_hour": 1,
         "username": "ubuntu", "slots": 0, "stopped": false, "release_requested": false, "attempts": 0,
@@ -48,9 +48,9 @@ fn allocation(state: &str) -> Allocation {
 #[tokio::test]
 async fn makers_carry_an_idempotency_key_and_changes_the_version_they_have_seen() {
     let client = client_of(echo()).await;
-    let create = OrganisationCreate { name: "lab".to_owned(), ..OrganisationCreate::default() };
-    let error = client.organisation_create(&create, Some("once")).await.expect_err("a problem");
-    assert!(error.to_string().starts_with("POST /api/v1/organisations idem=once match=- "), "{error}");
+    let create = OrganizationCreate { name: "lab".to_owned(), ..OrganizationCreate::default() };
+    let error = client.organization_create(&create, Some("once")).await.expect_err("a problem");
+    assert!(error.to_string().starts_with("POST /api/v1/organizations idem=once match=- "), "{error}");
 
     let limits = Limits { slots: Some(8), ..Limits::default() };
     let error = client.project_quota_set("proj_x", &limits, Some("\"7\"")).await.expect_err("a problem");

@@ -61,7 +61,7 @@ impl Agents {
     }
 }
 
-/// Enrols a simulated host and starts its agent.
+/// Enrolls a simulated host and starts its agent.
 pub(crate) async fn start_agent(setup: &Setup, programs: &Path, cluster: &Cluster, folder: &Path, name: &str) -> Result<Server> {
     std::fs::create_dir_all(folder)?;
     let (config, policy) = (folder.join("config.toml"), folder.join("policy.toml"));
@@ -76,9 +76,9 @@ pub(crate) async fn start_agent(setup: &Setup, programs: &Path, cluster: &Cluste
     std::fs::set_permissions(&policy, std::os::unix::fs::PermissionsExt::from_mode(0o600))?;
     let program = programs.join("gpuaas-agent");
     let token = cluster.client.join_token_create(&Default::default()).await?.token;
-    let mut enrol = child::command(&program, folder);
-    enrol.env("GPUAAS_AGENT_CONFIG", &config).args(["enroll", "--server", &cluster.link.to_string(), "--token", &token]);
-    child::output_of(enrol, "gpuaas-agent enroll").await?;
+    let mut enroll = child::command(&program, folder);
+    enroll.env("GPUAAS_AGENT_CONFIG", &config).args(["enroll", "--server", &cluster.link.to_string(), "--token", &token]);
+    child::output_of(enroll, "gpuaas-agent enroll").await?;
     let mut command = child::command(&program, folder);
     command.env("GPUAAS_AGENT_CONFIG", &config).arg("run");
     Server::start(name, command, &setup.folder, "").await

@@ -1,4 +1,4 @@
-//! Round trip over the link: 512 bytes there, a short acknowledgement back.
+//! Round trip over the link: 512 bytes there, a short acknowledgment back.
 //!
 //! Ours is a chunk of log lines to the real server. The lines are of a task that is not the node's, which the server
 //! acknowledges without storing them: everything of the link (TLS, HTTP/2, session, certificate check, queue) and nothing of the
@@ -184,7 +184,7 @@ pub(crate) async fn start_bare(setup: &Setup, cluster: &Cluster, host: &Host) ->
 
 pub(crate) async fn run(setup: &Setup, effort: Effort) -> Result<Vec<Row>> {
     let cluster = Cluster::start(setup, "link", None).await?;
-    let hosts = cluster.enrol(2).await?;
+    let hosts = cluster.enroll(2).await?;
     let [first, second] = hosts.as_slice() else { return Err("two hosts were enrolled".into()) };
     let (_bare, address) = start_bare(setup, &cluster, first).await?;
     let mut sides: Vec<Box<dyn Side>> = vec![

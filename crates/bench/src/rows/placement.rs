@@ -165,7 +165,7 @@ impl Placing {
         Ok(placing)
     }
 
-    /// Most often a few GPUs of some model that is there, as a product of the catalogue would ask for them.
+    /// Most often a few GPUs of some model that is there, as a product of the catalog would ask for them.
     fn wish(&mut self) -> Result<Wish> {
         let (vendor, device, name, vcpus, memory) = MODELS[self.chance.below(MODELS.len())];
         let gpu_model = if self.chance.below(2) == 0 { name.to_owned() } else { format!("{vendor}:{device}") };

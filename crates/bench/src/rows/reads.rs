@@ -30,7 +30,7 @@ const PAGE: u32 = 50;
 const PER_SECOND: u32 = 100;
 /// Clients at full speed, each of which waits for its answer.
 const CLIENTS: usize = 8;
-/// From one request to the next: a prime, so that all have their turn and neighbours in time are not neighbours in the books.
+/// From one request to the next: a prime, so that all have their turn and neighbors in time are not neighbors in the books.
 const STRIDE: usize = 379;
 
 /// One thing to ask for.

@@ -156,7 +156,7 @@ impl Life {
         let allocation = AllocationId::generate();
         let data = serde_json::json!({
             "allocation_id": allocation,
-            "organisation_id": OrgId::generate(),
+            "organization_id": OrgId::generate(),
             "project_id": ProjectId::generate(),
             "sku_id": SkuId::generate(),
             "node_id": NodeId::generate(),

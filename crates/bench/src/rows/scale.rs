@@ -76,7 +76,7 @@ pub(crate) async fn run(setup: &Setup, effort: Effort, agents: usize) -> Result<
     child::check_descriptor_limit(2 * agents)?;
     let name = format!("scale-{agents}");
     let cluster = Cluster::start(setup, &name, None).await?;
-    let hosts = Arc::new(cluster.enrol(agents).await?);
+    let hosts = Arc::new(cluster.enroll(agents).await?);
     // What enrolling left behind in its memory would be filled with links and make them look small.
     let cluster = cluster.restart(setup, &name, None).await?;
     let (bare, bare_address) = start_bare(setup, &cluster, hosts.first().ok_or("no hosts")?).await?;

@@ -13,7 +13,7 @@ use crate::pages::{self, MAX_ITEMS};
 use crate::session::Session;
 
 /// What every event of an allocation says, and its reader knows.
-const KNOWN: [&str; 7] = ["allocation_id", "project_id", "organisation_id", "name", "from", "to", "step"];
+const KNOWN: [&str; 7] = ["allocation_id", "project_id", "organization_id", "name", "from", "to", "step"];
 
 pub(super) async fn run(session: &Session, id: &str, follow: bool) -> Result<Exit, Failure> {
     let client = session.client()?;

@@ -16,7 +16,7 @@ use crate::tenants;
 const SILENCE: Duration = Duration::from_secs(2);
 
 /// Where it happened, which the subject and the listener's project say already.
-const PLACES: [&str; 3] = ["allocation_id", "project_id", "organisation_id"];
+const PLACES: [&str; 3] = ["allocation_id", "project_id", "organization_id"];
 
 /// What to hear.
 #[derive(Debug, clap::Args)]

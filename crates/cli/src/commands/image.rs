@@ -13,10 +13,10 @@ use crate::output::{Details, Table, View, text};
 use crate::session::Session;
 use crate::tenants;
 
-/// Images: the platform's are for everybody, an organisation's for all its projects.
+/// Images: the platform's are for everybody, an organization's for all its projects.
 #[derive(Debug, Subcommand)]
 pub(crate) enum ImageCommand {
-    /// Make an image of your organisation, or with --platform one for everybody.
+    /// Make an image of your organization, or with --platform one for everybody.
     ///
     /// For example: gpuaas image create ubuntu --from https://images.example.com/u.img --sha256 9f86d0… --platform
     Create(Box<CreateArgs>),
@@ -62,7 +62,7 @@ pub(crate) struct CreateArgs {
     /// In words.
     #[arg(long, default_value = "")]
     description: String,
-    /// For everybody instead of your organisation; for operators.
+    /// For everybody instead of your organization; for operators.
     #[arg(long)]
     platform: bool,
 }
@@ -114,7 +114,7 @@ async fn create(session: &Session, args: CreateArgs) -> Result<Image, Failure> {
 }
 
 fn owner(image: &Image) -> &'static str {
-    if image.organisation_id.is_some() { "organisation" } else { "platform" }
+    if image.organization_id.is_some() { "organization" } else { "platform" }
 }
 
 fn details(image: &Image) -> Details {

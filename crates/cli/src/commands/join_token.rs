@@ -13,7 +13,7 @@ use crate::pages::{self, MAX_ITEMS};
 use crate::session::Session;
 use crate::{resolve, span};
 
-/// Join tokens: each enrols one host.
+/// Join tokens: each enrolls one host.
 #[derive(Debug, Subcommand)]
 pub(crate) enum JoinTokenCommand {
     /// Make a join token and print the command to run on the host. Its secret is shown once.
@@ -50,7 +50,7 @@ pub(super) async fn run(session: &Session, command: JoinTokenCommand) -> Result<
                     details(&created.join_token).field("token", &created.token).field("run on host", &created.enroll_command),
                 )
             })?;
-            session.output.hint("the token is not shown again; it enrols one host");
+            session.output.hint("the token is not shown again; it enrolls one host");
         }
         JoinTokenCommand::Ls => {
             let fetch = async |after, limit| client.join_tokens(&PageQuery { after, limit: Some(limit) }).await;

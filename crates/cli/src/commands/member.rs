@@ -1,4 +1,4 @@
-//! `gpuaas member`: who has which role in a project, an organisation or on the platform.
+//! `gpuaas member`: who has which role in a project, an organization or on the platform.
 
 use clap::Subcommand;
 use gpuaas_api::dto::{Member, MemberAdd, MemberChange, PageQuery};
@@ -11,7 +11,7 @@ use crate::pages::{self, MAX_ITEMS};
 use crate::session::Session;
 use crate::tenants;
 
-/// Members of the project (`--project`), or of an organisation, or of the platform. One is named by address, name, or id.
+/// Members of the project (`--project`), or of an organization, or of the platform. One is named by address, name, or id.
 #[derive(Debug, Subcommand)]
 pub(crate) enum MemberCommand {
     /// Give somebody a role. Who is not known yet is invited and has it with their first sign-in.
@@ -55,7 +55,7 @@ pub(crate) enum MemberCommand {
 /// Where, if it is not the project.
 #[derive(Debug, clap::Args)]
 pub(crate) struct PlaceArgs {
-    /// Of this organisation instead of the project.
+    /// Of this organization instead of the project.
     #[arg(long, value_name = "ORG")]
     org: Option<String>,
     /// Of the platform instead of a project.
@@ -66,14 +66,14 @@ pub(crate) struct PlaceArgs {
 /// Where somebody has a role.
 enum Place {
     Platform,
-    Organisation(String),
+    Organization(String),
     Project(String),
 }
 
 impl PlaceArgs {
     async fn place(&self, session: &Session) -> Result<Place, Failure> {
         Ok(match (&self.org, self.platform) {
-            (Some(org), _) => Place::Organisation(tenants::organisation(session.client()?, org).await?.id.to_string()),
+            (Some(org), _) => Place::Organization(tenants::organization(session.client()?, org).await?.id.to_string()),
             (None, true) => Place::Platform,
             (None, false) => Place::Project(tenants::project(session).await?.id.to_string()),
         })
@@ -94,7 +94,7 @@ pub(super) async fn run(session: &Session, command: MemberCommand) -> Result<Exi
             };
             match &place {
                 Place::Platform => client.platform_member_add(&add, None).await?,
-                Place::Organisation(organisation) => client.organisation_member_add(organisation, &add, None).await?,
+                Place::Organization(organization) => client.organization_member_add(organization, &add, None).await?,
                 Place::Project(project) => client.project_member_add(project, &add, None).await?,
             }
         }
@@ -112,8 +112,8 @@ pub(super) async fn run(session: &Session, command: MemberCommand) -> Result<Exi
             let (id, change) = (seen.id.to_string(), MemberChange { role });
             match &place {
                 Place::Platform => client.platform_member_change(&id, &change, etag(&seen)).await?,
-                Place::Organisation(organisation) => {
-                    client.organisation_member_change(organisation, &id, &change, etag(&seen)).await?
+                Place::Organization(organization) => {
+                    client.organization_member_change(organization, &id, &change, etag(&seen)).await?
                 }
                 Place::Project(project) => client.project_member_change(project, &id, &change, etag(&seen)).await?,
             }
@@ -124,7 +124,7 @@ pub(super) async fn run(session: &Session, command: MemberCommand) -> Result<Exi
             let id = seen.id.to_string();
             match &place {
                 Place::Platform => client.platform_member_remove(&id, etag(&seen)).await?,
-                Place::Organisation(organisation) => client.organisation_member_remove(organisation, &id, etag(&seen)).await?,
+                Place::Organization(organization) => client.organization_member_remove(organization, &id, etag(&seen)).await?,
                 Place::Project(project) => client.project_member_remove(project, &id, etag(&seen)).await?,
             }
         }
@@ -146,7 +146,7 @@ async fn members(session: &Session, place: &Place) -> Result<Vec<Member>, Failur
         let query = PageQuery { after, limit: Some(limit) };
         match place {
             Place::Platform => client.platform_members(&query).await,
-            Place::Organisation(organisation) => client.organisation_members(organisation, &query).await,
+            Place::Organization(organization) => client.organization_members(organization, &query).await,
             Place::Project(project) => client.project_members(project, &query).await,
         }
     };

@@ -13,7 +13,7 @@ pub(crate) mod capacity;
 pub(crate) mod catalog;
 pub(crate) mod cluster;
 mod confirm;
-pub(crate) mod enrolment;
+pub(crate) mod enrollment;
 pub(crate) mod events;
 pub(crate) mod image;
 pub(crate) mod join_token;

@@ -5,7 +5,7 @@ use gpuaas_api::dto::{Node, NodeChange, Reason};
 use gpuaas_contract::telemetry::HostFacts;
 use gpuaas_contract::time::Timestamp;
 
-use super::{age, enrolment, join_token, moment, node_drain, topology};
+use super::{age, enrollment, join_token, moment, node_drain, topology};
 use crate::exit::Exit;
 use crate::failure::Failure;
 use crate::output::{Details, Table, View, text};
@@ -80,7 +80,7 @@ pub(crate) enum NodeCommand {
     /// What of a node could become slots: look, approve.
     #[command(subcommand)]
     Topology(topology::TopologyCommand),
-    /// Join tokens: each enrols one host.
+    /// Join tokens: each enrolls one host.
     #[command(subcommand)]
     Token(join_token::JoinTokenCommand),
 }
@@ -99,11 +99,11 @@ pub(super) async fn run(session: &Session, command: NodeCommand) -> Result<Exit,
     let (operation, kind) = match command {
         NodeCommand::Ls { all } => return list(session, all).await,
         NodeCommand::Show { node } => return show(session, &node).await,
-        NodeCommand::Requests { all } => return enrolment::list(session, all).await,
+        NodeCommand::Requests { all } => return enrollment::list(session, all).await,
         NodeCommand::Approve { request, reason, replace_node } => {
-            return enrolment::approve(session, &request, reason, replace_node).await;
+            return enrollment::approve(session, &request, reason, replace_node).await;
         }
-        NodeCommand::Reject { request, reason } => return enrolment::reject(session, &request, reason).await,
+        NodeCommand::Reject { request, reason } => return enrollment::reject(session, &request, reason).await,
         NodeCommand::Rename { node, name } => return rename(session, &node, name).await,
         NodeCommand::Topology(command) => return topology::run(session, command).await,
         NodeCommand::Token(command) => return join_token::run(session, command).await,
@@ -167,7 +167,7 @@ async fn list(session: &Session, all: bool) -> Result<Exit, Failure> {
     let nodes = resolve::all_nodes(session.client()?, all).await?;
     session.output.print(&nodes, |nodes| table(nodes))?;
     if nodes.is_empty() {
-        session.output.hint("there are no nodes yet; `gpuaas node token create` prints the command that enrols a host");
+        session.output.hint("there are no nodes yet; `gpuaas node token create` prints the command that enrolls a host");
     }
     Ok(Exit::Done)
 }

@@ -29,7 +29,7 @@ pub(super) async fn confirmed(session: &Session, node: &str, yes: bool) -> Resul
         let end = if allocation.expires_at.is_some() { ends(allocation.expires_at) } else { "no end".to_owned() };
         session.output.hint(&format!(
             "  {} of {} ({}): {end}; {}",
-            allocation.name, allocation.organisation, allocation.state, allocation.why
+            allocation.name, allocation.organization, allocation.state, allocation.why
         ));
     }
     if !preview.note.is_empty() {
@@ -54,12 +54,12 @@ fn view(preview: &DrainPreview) -> View {
         return View::Details(details);
     }
     let ids = text::short_ids(&preview.allocations.iter().map(|allocation| allocation.id.to_string()).collect::<Vec<_>>());
-    let mut table = Table::new(["ALLOCATION", "NAME", "ORGANISATION", "STATE", "ENDS", "WHY"]);
+    let mut table = Table::new(["ALLOCATION", "NAME", "ORGANIZATION", "STATE", "ENDS", "WHY"]);
     for (allocation, id) in preview.allocations.iter().zip(ids) {
         table.row([
             id,
             allocation.name.clone(),
-            allocation.organisation.clone(),
+            allocation.organization.clone(),
             allocation.state.clone(),
             ends(allocation.expires_at),
             allocation.why.clone(),

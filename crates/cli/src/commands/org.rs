@@ -1,7 +1,7 @@
 //! `gpuaas org`.
 
 use clap::Subcommand;
-use gpuaas_api::dto::{Organisation, OrganisationChange, OrganisationCreate, OrganisationListQuery};
+use gpuaas_api::dto::{Organization, OrganizationChange, OrganizationCreate, OrganizationListQuery};
 
 use super::quota::LimitArgs;
 use super::{age, moment};
@@ -12,10 +12,10 @@ use crate::pages::{self, MAX_ITEMS};
 use crate::session::Session;
 use crate::tenants;
 
-/// Organisations, which own projects. One is named by its name, its id or a unique beginning of it.
+/// Organizations, which own projects. One is named by its name, its id or a unique beginning of it.
 #[derive(Debug, Subcommand)]
 pub(crate) enum OrgCommand {
-    /// Make an organisation.
+    /// Make an organization.
     ///
     /// For example: gpuaas org create acme --owner ada@example.com --slots 64
     Create {
@@ -30,16 +30,16 @@ pub(crate) enum OrgCommand {
         #[command(flatten)]
         limits: LimitArgs,
     },
-    /// List the organisations you can see.
+    /// List the organizations you can see.
     Ls,
-    /// Show an organisation.
+    /// Show an organization.
     Show {
-        /// The organisation.
+        /// The organization.
         org: String,
     },
-    /// Change an organisation.
+    /// Change an organization.
     Change {
-        /// The organisation.
+        /// The organization.
         org: String,
         /// Other words.
         #[arg(long)]
@@ -49,52 +49,52 @@ pub(crate) enum OrgCommand {
 
 pub(super) async fn run(session: &Session, command: OrgCommand) -> Result<Exit, Failure> {
     let client = session.client()?;
-    let organisation = match command {
+    let organization = match command {
         OrgCommand::Create { name, description, owner, limits } => {
-            let create = OrganisationCreate { name, description, limits: limits.limits(), owner_email: owner };
-            let made = client.organisation_create(&create, None).await?;
+            let create = OrganizationCreate { name, description, limits: limits.limits(), owner_email: owner };
+            let made = client.organization_create(&create, None).await?;
             session.output.hint(&format!("`gpuaas project create {}/NAME` makes a project in it", made.name));
             made
         }
         OrgCommand::Ls => {
             let fetch =
-                async |after, limit| client.organisations(&OrganisationListQuery { name: None, after, limit: Some(limit) }).await;
-            let organisations = pages::collect(MAX_ITEMS, fetch).await?.items;
-            session.output.print(&organisations, |organisations: &Vec<Organisation>| table(organisations))?;
-            if organisations.is_empty() {
-                session.output.hint("there is no organisation that you can see; operators make one with `gpuaas org create`");
+                async |after, limit| client.organizations(&OrganizationListQuery { name: None, after, limit: Some(limit) }).await;
+            let organizations = pages::collect(MAX_ITEMS, fetch).await?.items;
+            session.output.print(&organizations, |organizations: &Vec<Organization>| table(organizations))?;
+            if organizations.is_empty() {
+                session.output.hint("there is no organization that you can see; operators make one with `gpuaas org create`");
             }
             return Ok(Exit::Done);
         }
-        OrgCommand::Show { org } => tenants::organisation(client, &org).await?,
+        OrgCommand::Show { org } => tenants::organization(client, &org).await?,
         OrgCommand::Change { org, description } => {
-            let seen = tenants::organisation(client, &org).await?;
+            let seen = tenants::organization(client, &org).await?;
             let etag = Some(seen.etag.as_str()).filter(|etag| !etag.is_empty());
-            let change = OrganisationChange { description: Some(description) };
-            client.organisation_change(&seen.id.to_string(), &change, etag).await?
+            let change = OrganizationChange { description: Some(description) };
+            client.organization_change(&seen.id.to_string(), &change, etag).await?
         }
     };
-    session.output.print(&organisation, |organisation| {
+    session.output.print(&organization, |organization| {
         View::Details(
             Details::default()
-                .field("id", organisation.id)
-                .field("name", &organisation.name)
-                .field("description", &organisation.description)
-                .field("created", moment(organisation.created_at)),
+                .field("id", organization.id)
+                .field("name", &organization.name)
+                .field("description", &organization.description)
+                .field("created", moment(organization.created_at)),
         )
     })?;
     Ok(Exit::Done)
 }
 
-fn table(organisations: &[Organisation]) -> View {
-    if organisations.is_empty() {
+fn table(organizations: &[Organization]) -> View {
+    if organizations.is_empty() {
         return View::Nothing;
     }
-    let ids = text::short_ids(&organisations.iter().map(|organisation| organisation.id.to_string()).collect::<Vec<_>>());
+    let ids = text::short_ids(&organizations.iter().map(|organization| organization.id.to_string()).collect::<Vec<_>>());
     let mut table = Table::new(["ID", "NAME", "AGE", "DESCRIPTION"]);
-    for (organisation, id) in organisations.iter().zip(ids) {
-        let age = age(Some(organisation.created_at));
-        table.row([id, organisation.name.clone(), age, organisation.description.clone()]);
+    for (organization, id) in organizations.iter().zip(ids) {
+        let age = age(Some(organization.created_at));
+        table.row([id, organization.name.clone(), age, organization.description.clone()]);
     }
     View::Table(table)
 }

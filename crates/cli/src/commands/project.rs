@@ -12,14 +12,14 @@ use crate::pages::{self, MAX_ITEMS};
 use crate::session::Session;
 use crate::tenants::{self, full_name};
 
-/// Projects, which own what is leased. One is named by `organisation/name`, its name if it is unique, or its id.
+/// Projects, which own what is leased. One is named by `organization/name`, its name if it is unique, or its id.
 #[derive(Debug, Subcommand)]
 pub(crate) enum ProjectCommand {
     /// Make a project.
     ///
     /// For example: gpuaas project create acme/training --slots 16
     Create {
-        /// Its organisation and what people type: `organisation/name`, lower-case letters, digits and single dashes.
+        /// Its organization and what people type: `organization/name`, lower-case letters, digits and single dashes.
         #[arg(value_name = "ORG/NAME")]
         new_name: String,
         /// In words.
@@ -33,7 +33,7 @@ pub(crate) enum ProjectCommand {
     },
     /// List the projects you can see.
     Ls {
-        /// Only those of this organisation.
+        /// Only those of this organization.
         #[arg(long)]
         org: Option<String>,
     },
@@ -67,13 +67,13 @@ pub(super) async fn run(session: &Session, command: ProjectCommand) -> Result<Ex
     let client = session.client()?;
     let project = match command {
         ProjectCommand::Create { new_name, description, owner, limits } => {
-            let Some((organisation, name)) = new_name.split_once('/') else {
-                let message = format!("`{new_name}` does not say in which organisation");
-                return Err(Failure::usage("organisation_needed", message).hint(format!("write ORGANISATION/{new_name}")));
+            let Some((organization, name)) = new_name.split_once('/') else {
+                let message = format!("`{new_name}` does not say in which organization");
+                return Err(Failure::usage("organization_needed", message).hint(format!("write ORGANIZATION/{new_name}")));
             };
-            let organisation = tenants::organisation(client, organisation).await?.id.to_string();
+            let organization = tenants::organization(client, organization).await?.id.to_string();
             let create = ProjectCreate { name: name.to_owned(), description, limits: limits.limits(), owner_email: owner };
-            client.project_create(&organisation, &create, None).await?
+            client.project_create(&organization, &create, None).await?
         }
         ProjectCommand::Ls { org } => return list(session, org).await,
         ProjectCommand::Show { which: Some(which) } => tenants::project_named(client, &which).await?,
@@ -102,12 +102,12 @@ fn etag(project: &Project) -> Option<&str> {
 
 async fn list(session: &Session, org: Option<String>) -> Result<Exit, Failure> {
     let client = session.client()?;
-    let organisation = match org {
-        Some(org) => Some(tenants::organisation(client, &org).await?.id.to_string()),
+    let organization = match org {
+        Some(org) => Some(tenants::organization(client, &org).await?.id.to_string()),
         None => None,
     };
     let fetch = async |after, limit| {
-        client.projects(&ProjectListQuery { organisation: organisation.clone(), name: None, after, limit: Some(limit) }).await
+        client.projects(&ProjectListQuery { organization: organization.clone(), name: None, after, limit: Some(limit) }).await
     };
     let projects = pages::collect(MAX_ITEMS, fetch).await?.items;
     session.output.print(&projects, |projects: &Vec<Project>| table(projects))?;

@@ -12,17 +12,17 @@ use crate::tenants;
 /// Quotas: how much may be had at once.
 #[derive(Debug, Subcommand)]
 pub(crate) enum QuotaCommand {
-    /// Show how much a project (or with --org an organisation) may have and has.
+    /// Show how much a project (or with --org an organization) may have and has.
     Show {
-        /// That of an organisation instead of the project.
+        /// That of an organization instead of the project.
         #[arg(long)]
         org: Option<String>,
     },
-    /// Set how much a project (or with --org an organisation) may have. What is not given has no limit afterwards.
+    /// Set how much a project (or with --org an organization) may have. What is not given has no limit afterwards.
     ///
     /// For example: gpuaas quota set --project acme/training --slots 16 --machines 0
     Set {
-        /// That of an organisation instead of the project.
+        /// That of an organization instead of the project.
         #[arg(long)]
         org: Option<String>,
         #[command(flatten)]
@@ -54,12 +54,12 @@ pub(super) async fn run(session: &Session, command: QuotaCommand) -> Result<Exit
     let client = session.client()?;
     let quota = match command {
         QuotaCommand::Show { org: Some(org) } => {
-            client.organisation_quota(&tenants::organisation(client, &org).await?.id.to_string()).await?
+            client.organization_quota(&tenants::organization(client, &org).await?.id.to_string()).await?
         }
         QuotaCommand::Show { org: None } => client.project_quota(&tenants::project(session).await?.id.to_string()).await?,
         QuotaCommand::Set { org: Some(org), limits } => {
-            let organisation = tenants::organisation(client, &org).await?.id.to_string();
-            client.organisation_quota_set(&organisation, &limits.limits(), None).await?
+            let organization = tenants::organization(client, &org).await?.id.to_string();
+            client.organization_quota_set(&organization, &limits.limits(), None).await?
         }
         QuotaCommand::Set { org: None, limits } => {
             let project = tenants::project(session).await?.id.to_string();
@@ -74,7 +74,7 @@ fn view(quota: &Quota) -> View {
     let limit = |limit: Option<u32>| limit.map_or_else(|| "no limit".to_owned(), |limit| limit.to_string());
     let details = match quota.project_id {
         Some(project) => Details::default().field("project", project),
-        None => Details::default().field("organisation", quota.organisation_id),
+        None => Details::default().field("organization", quota.organization_id),
     };
     let mut table = Table::new(["WHAT", "USED", "LIMIT"]);
     for (what, used, most) in [

@@ -1,4 +1,4 @@
-//! `gpuaas sku`: the products of the catalogue, for operators.
+//! `gpuaas sku`: the products of the catalog, for operators.
 
 use clap::Subcommand;
 use gpuaas_api::dto::{ProductKind, Sku, SkuChange, SkuCreate};
@@ -61,7 +61,7 @@ pub(crate) enum SkuCommand {
         #[arg(long)]
         offer_again: bool,
     },
-    /// Take a product off the catalogue. What was leased goes on.
+    /// Take a product off the catalog. What was leased goes on.
     Retire {
         /// The product.
         sku: String,

@@ -267,7 +267,7 @@ pub(super) async fn print_console(session: &Session, task: &str) -> Result<Exit,
         // Nobody reads on: the node need not either.
         let cancelled = client.task_cancel(task, &Reason { reason: "no longer read".to_owned() }).await;
         // Whoever may read a console may not stop every task; then the reading ends by itself.
-        cancelled.map(drop).or_else(|error| if error.kind() == ErrorKind::Unauthorised { Ok(()) } else { Err(error) })?;
+        cancelled.map(drop).or_else(|error| if error.kind() == ErrorKind::Unauthorized { Ok(()) } else { Err(error) })?;
         return Ok(Exit::Done);
     }
     if ended.state != "succeeded" {

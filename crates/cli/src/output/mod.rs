@@ -27,13 +27,13 @@ pub(crate) enum Format {
 #[derive(Clone, Debug)]
 pub(crate) struct Output {
     format: Format,
-    colour: bool,
+    color: bool,
 }
 
 impl Output {
     pub(crate) fn new(format: Format, no_color: bool) -> Self {
         let unwanted = no_color || std::env::var_os("NO_COLOR").is_some_and(|value| !value.is_empty());
-        Self { format, colour: !unwanted && std::io::stdout().is_terminal() }
+        Self { format, color: !unwanted && std::io::stdout().is_terminal() }
     }
 
     /// Whether a person reads the result as a table.
@@ -44,9 +44,9 @@ impl Output {
     /// Prints a result: as the document it is, or as `view` shows it.
     pub(crate) fn print<T: serde::Serialize>(&self, value: &T, view: impl FnOnce(&T) -> View) -> Result<(), Failure> {
         let text = match self.format {
-            Format::Table => view(value).render(self.colour),
-            Format::Json => serde_json::to_string_pretty(value).map_err(unserialisable)? + "\n",
-            Format::Yaml => yaml::emit(&serde_json::to_value(value).map_err(unserialisable)?),
+            Format::Table => view(value).render(self.color),
+            Format::Json => serde_json::to_string_pretty(value).map_err(unserializable)? + "\n",
+            Format::Yaml => yaml::emit(&serde_json::to_value(value).map_err(unserializable)?),
         };
         self.raw(text.as_bytes())
     }
@@ -55,7 +55,7 @@ impl Output {
     pub(crate) fn print_item<T: serde::Serialize>(&self, item: &T, line: impl FnOnce(&T) -> String) -> Result<(), Failure> {
         let text = match self.format {
             Format::Table => line(item) + "\n",
-            Format::Json => serde_json::to_string(item).map_err(unserialisable)? + "\n",
+            Format::Json => serde_json::to_string(item).map_err(unserializable)? + "\n",
             Format::Yaml => yaml::emit(&serde_json::json!([item])),
         };
         self.raw(text.as_bytes())
@@ -108,6 +108,6 @@ impl Output {
     }
 }
 
-fn unserialisable(error: serde_json::Error) -> Failure {
+fn unserializable(error: serde_json::Error) -> Failure {
     Failure::internal(format!("cannot write the result as JSON: {error}"))
 }

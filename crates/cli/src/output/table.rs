@@ -4,8 +4,8 @@ use comfy_table::{Cell, Color, ContentArrangement, presets};
 
 use super::text::printable;
 
-/// Headers of columns whose words have colours.
-const COLOURED: [&str; 5] = ["STATE", "SERVICE", "LINK", "RESULT", "ROLE"];
+/// Headers of columns whose words have colors.
+const COLORED: [&str; 5] = ["STATE", "SERVICE", "LINK", "RESULT", "ROLE"];
 
 /// A result as a person sees it.
 pub(crate) enum View {
@@ -20,11 +20,11 @@ pub(crate) enum View {
 }
 
 impl View {
-    pub(super) fn render(self, colour: bool) -> String {
+    pub(super) fn render(self, color: bool) -> String {
         match self {
-            Self::Table(table) => table.render(colour),
+            Self::Table(table) => table.render(color),
             Self::Details(details) => details.render(),
-            Self::DetailsAndTable(details, table) => format!("{}\n{}", details.render(), table.render(colour)),
+            Self::DetailsAndTable(details, table) => format!("{}\n{}", details.render(), table.render(color)),
             Self::Nothing => String::new(),
         }
     }
@@ -45,10 +45,10 @@ impl Table {
         self.rows.push(cells.into());
     }
 
-    fn render(self, colour: bool) -> String {
+    fn render(self, color: bool) -> String {
         let mut table = comfy_table::Table::new();
         table.load_style(presets::NOTHING).set_content_arrangement(ContentArrangement::Disabled);
-        if colour {
+        if color {
             table.enforce_styling();
         } else {
             table.force_no_tty();
@@ -57,8 +57,8 @@ impl Table {
         for row in self.rows {
             table.add_row(row.iter().zip(&self.headers).map(|(text, header)| {
                 let text = if text.is_empty() { "-".to_owned() } else { printable(text) };
-                match colour_of(&text).filter(|_| COLOURED.contains(header)) {
-                    Some(colour) => Cell::new(text).fg(colour),
+                match color_of(&text).filter(|_| COLORED.contains(header)) {
+                    Some(color) => Cell::new(text).fg(color),
                     None => Cell::new(text),
                 }
             }));
@@ -71,7 +71,7 @@ impl Table {
     }
 }
 
-fn colour_of(word: &str) -> Option<Color> {
+fn color_of(word: &str) -> Option<Color> {
     match word {
         "succeeded" | "available" | "in_service" | "stream" | "poll" | "active" | "passed" | "approved" | "enrolled" | "open" => {
             Some(Color::Green)
@@ -141,7 +141,7 @@ mod tests {
     }
 
     #[test]
-    fn colour_is_only_there_when_asked_for() {
+    fn color_is_only_there_when_asked_for() {
         let mut table = Table::new(["STATE"]);
         table.row(["failed".to_owned()]);
         assert!(View::Table(table).render(true).contains('\u{1b}'));

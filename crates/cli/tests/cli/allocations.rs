@@ -19,11 +19,11 @@ use crate::server::{TOKEN, problem, serve, task, tasks};
 
 const KEY: &str = "ssh-ed25519 AAAAC3NzaC1lZDI1NTE5AAAAIJwBQ0Rk5yyC9bmCK1Kf9gvvNQWYF3rPzqeQFZ0sWsWq";
 
-pub(crate) fn project(byte: u8, organisation: &str, name: &str) -> Project {
+pub(crate) fn project(byte: u8, organization: &str, name: &str) -> Project {
     Project {
         id: ProjectId::from_bytes([byte; 16]),
-        organisation_id: OrgId::from_bytes([byte; 16]),
-        organisation_name: organisation.to_owned(),
+        organization_id: OrgId::from_bytes([byte; 16]),
+        organization_name: organization.to_owned(),
         name: name.to_owned(),
         description: String::new(),
         state: "active".to_owned(),
@@ -42,7 +42,7 @@ pub(crate) fn projects(all: Vec<Project>) -> Router {
             get(|Query(query): Query<gpuaas_api::dto::ProjectListQuery>| async move {
                 let wanted = |project: &Project| {
                     query.name.as_ref().is_none_or(|name| project.name.contains(name))
-                        && query.organisation.as_ref().is_none_or(|name| project.organisation_name == *name)
+                        && query.organization.as_ref().is_none_or(|name| project.organization_name == *name)
                 };
                 Json(Page::whole(all.into_iter().filter(wanted).collect()))
             }),
@@ -66,7 +66,7 @@ fn allocation(byte: u8, state: &str) -> Allocation {
     let active = state == "active";
     Allocation {
         id: AllocationId::from_bytes([byte; 16]),
-        organisation_id: OrgId::from_bytes([1; 16]),
+        organization_id: OrgId::from_bytes([1; 16]),
         project_id: ProjectId::from_bytes([1; 16]),
         name: "trainer".to_owned(),
         tags: [("team".to_owned(), "ml".to_owned())].into(),

@@ -61,8 +61,8 @@ async fn a_broken_server_is_8() {
 async fn a_config_file_with_an_unknown_key_is_named() {
     let folder = tempfile::tempdir().expect("a folder");
     let path = folder.path().join("c.toml");
-    std::fs::write(&path, "url = \"http://127.0.0.1:1\"\ncolour = \"blue\"\n").expect("written");
+    std::fs::write(&path, "url = \"http://127.0.0.1:1\"\ncolor = \"blue\"\n").expect("written");
     let ran = gpuaas_with(&["node", "ls"], &[("GPUAAS_CONFIG", path.to_str().expect("text"))]).await;
     assert_eq!(ran.code, 2);
-    assert!(ran.stderr.contains("c.toml line 2: unknown field `colour`"), "{ran:?}");
+    assert!(ran.stderr.contains("c.toml line 2: unknown field `color`"), "{ran:?}");
 }

@@ -1,4 +1,4 @@
-//! What operators and owners set up: the catalogue, capacity, keys, members, drain previews.
+//! What operators and owners set up: the catalog, capacity, keys, members, drain previews.
 
 use axum::routing::{delete, get, post};
 use axum::{Json, Router};
@@ -22,7 +22,7 @@ fn page(items: Vec<Value>) -> Json<Page<Value>> {
 }
 
 #[tokio::test]
-async fn the_catalogue_shows_prices_in_plain_decimals() {
+async fn the_catalog_shows_prices_in_plain_decimals() {
     let item = json!({
         "id": SkuId::from_bytes([1; 16]), "name": "h100-8x", "description": "", "product": { "kind": "slice", "slots": 8 },
         "gpu_model": "NVIDIA H100", "min_vcpus": 0, "min_memory_mib": 0, "price_per_hour": 19_200_000, "available": 2,
@@ -95,7 +95,7 @@ async fn members_are_invited_where_they_are_wanted() {
 async fn a_quota_without_a_number_has_no_limit() {
     let set = axum::routing::put(|Json(limits): Json<Limits>| async move {
         Json(json!({
-            "organisation_id": gpuaas_contract::id::OrgId::from_bytes([1; 16]), "project_id": ProjectId::from_bytes([1; 16]),
+            "organization_id": gpuaas_contract::id::OrgId::from_bytes([1; 16]), "project_id": ProjectId::from_bytes([1; 16]),
             "limits": limits, "used": { "allocations": 1, "slots": 8, "machines": 0 },
         }))
     });
@@ -109,7 +109,7 @@ async fn a_drain_preview_names_what_is_in_the_way_and_changes_nothing() {
         "node_id": NodeId::from_bytes([1; 16]), "node_name": "rack-1", "slots_free": 3, "note": "",
         "allocations": [{
             "id": AllocationId::from_bytes([7; 16]), "name": "trainer", "project_id": ProjectId::from_bytes([1; 16]),
-            "organisation": "acme", "state": "active", "expires_at": null, "why": "its lease has no end",
+            "organization": "acme", "state": "active", "expires_at": null, "why": "its lease has no end",
         }],
     });
     let router = nodes().route(routes::NODE_DRAIN_PREVIEW, get(|| async { Json(preview) }));

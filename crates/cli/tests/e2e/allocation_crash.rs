@@ -4,7 +4,7 @@
 use std::collections::BTreeMap;
 
 use gpuaas_api::dto::{
-    Allocation, AllocationCreate, AllocationSearchQuery, ImageCreate, Limits, OrganisationCreate, ProductKind, ProjectCreate,
+    Allocation, AllocationCreate, AllocationSearchQuery, ImageCreate, Limits, OrganizationCreate, ProductKind, ProjectCreate,
     Reason, SkuCreate, SlotListQuery, TaskListQuery,
 };
 use gpuaas_api::{Client, ClientOptions};
@@ -40,20 +40,20 @@ impl<'a> Tenant<'a> {
         let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
         let client = client(cluster);
         let project = runtime.block_on(async {
-            let wanted = OrganisationCreate {
+            let wanted = OrganizationCreate {
                 name: "lab".to_owned(),
                 description: String::new(),
                 limits: Limits::default(),
                 owner_email: None,
             };
-            let organisation = client.organisation_create(&wanted, None).await.unwrap().id.to_string();
+            let organization = client.organization_create(&wanted, None).await.unwrap().id.to_string();
             let wanted = ProjectCreate {
                 name: "vision".to_owned(),
                 description: String::new(),
                 limits: Limits { slots: Some(4), ..Limits::default() },
                 owner_email: None,
             };
-            let project = client.project_create(&organisation, &wanted, None).await.unwrap().id.to_string();
+            let project = client.project_create(&organization, &wanted, None).await.unwrap().id.to_string();
             let sku = SkuCreate {
                 name: "two".to_owned(),
                 description: String::new(),

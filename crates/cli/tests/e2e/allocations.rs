@@ -18,7 +18,7 @@ fn host(cluster: &Cluster, name: &str) -> (AgentHost, String) {
          bridges = [\"br-slices\"]\nimage_formats = [\"qcow2\", \"raw\"]\nusernames = [\"*\"]\ndriver_strategies = [\"cloud-init\", \"preinstalled\"]\n\
          [bare_metal]\nusernames = [\"*\"]\nallow_sudo = true\n",
     );
-    host.enrol(cluster);
+    host.enroll(cluster);
     host.start();
     let node = host.node_id();
     cluster.wait_online(&node, true);

@@ -319,7 +319,7 @@ impl AgentHost {
     /// A simulated host, enrolled with a join token and not running yet.
     pub(crate) fn enrolled(cluster: &Cluster, name: &str, carrier: Carrier) -> Self {
         let host = Self::new(cluster, name, carrier, Some("h100"), None);
-        host.enrol(cluster);
+        host.enroll(cluster);
         host
     }
 
@@ -366,8 +366,8 @@ impl AgentHost {
         std::fs::write(path, format!("{text}{lines}\n")).unwrap();
     }
 
-    /// Enrols it with a join token.
-    pub(crate) fn enrol(&self, cluster: &Cluster) {
+    /// Enrolls it with a join token.
+    pub(crate) fn enroll(&self, cluster: &Cluster) {
         let ran = self.agent(&["enroll", "--server", &cluster.link, "--token", &cluster.join_token()]);
         assert_eq!(ran.code, 0, "{ran:?}");
     }

@@ -143,7 +143,7 @@ fn a_full_disk() {
     let mut host = AgentHost::new(&cluster, "gpu-1", Carrier::Stream, Some("h100"), None);
     let Some(disk) = SmallDisk::mount(&host.folder.join("state"), TINY) else { return };
     host.configure(SMALL_JOURNAL);
-    host.enrol(&cluster);
+    host.enroll(&cluster);
     let node = host.node_id();
     let waiting = cluster.ping(&node, &[]);
 

@@ -18,7 +18,7 @@ pub(crate) struct DoubledAgent {
 }
 
 impl DoubledAgent {
-    /// Enrols an agent and starts it. `settings` are lines of its configuration.
+    /// Enrolls an agent and starts it. `settings` are lines of its configuration.
     pub(crate) fn start(double: &LinkDouble, dir: &TempDir, transport: &str, settings: &str) -> Self {
         Self::start_with_policy(
             double,

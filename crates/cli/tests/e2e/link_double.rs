@@ -16,7 +16,7 @@ use gpuaas_contract::envelope::Payload;
 use gpuaas_contract::id::{AllocationId, ClusterId, CorrelationId, NodeId, SessionId, TaskId};
 use gpuaas_contract::link::node_link_server::{NodeLink, NodeLinkServer};
 use gpuaas_contract::link::{
-    EnrolWithToken, FromNode, Grant, Hello, LogAck, LogChunk, LogPosition, Messages, Offer, ReceiptAck, ToNode, Welcome,
+    EnrollWithToken, FromNode, Grant, Hello, LogAck, LogChunk, LogPosition, Messages, Offer, ReceiptAck, ToNode, Welcome,
     from_node, route, to_node,
 };
 use gpuaas_contract::time::Timestamp;
@@ -197,7 +197,7 @@ fn tls(ca: &BuiltInCa) -> tokio_rustls::TlsAcceptor {
 
 fn router(shared: &Arc<Shared>) -> Router {
     let polls = Router::new()
-        .route(route::ENROL_WITH_TOKEN, post(enrol))
+        .route(route::ENROLL_WITH_TOKEN, post(enroll))
         .route(route::HELLO, post(hello))
         .route(route::TASKS_WAIT, get(tasks_wait))
         .route(route::CONTROL, get(control_wait).post(async || ()))
@@ -282,7 +282,7 @@ fn log_ack(chunk: &LogChunk) -> LogAck {
     LogAck { positions: positions.into_iter().map(|(id, sequence)| LogPosition { task_id: id.to_owned(), sequence }).collect() }
 }
 
-async fn enrol(State(shared): State<Arc<Shared>>, Json(request): Json<EnrolWithToken>) -> Json<Grant> {
+async fn enroll(State(shared): State<Arc<Shared>>, Json(request): Json<EnrollWithToken>) -> Json<Grant> {
     let node_id = NodeId::generate();
     let issued = shared.ca.issue_node(&request.applicant.csr_pem, node_id, 1, Timestamp::now()).unwrap();
     Json(Grant {

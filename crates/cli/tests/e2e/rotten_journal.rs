@@ -247,7 +247,7 @@ fn a_rotten_journal_runs_nothing_twice_and_a_flipped_bit_costs_one_record() {
     let mut random = Random(13);
     let end = history.boundaries[history.boundaries.len() - 1];
     let data = |random: &mut Random| HEADER + random.below(end - HEADER);
-    // The first bytes of the first records, where the agent writes to which enrolment the journal belongs.
+    // The first bytes of the first records, where the agent writes to which enrollment the journal belongs.
     let firsts: Vec<usize> = history.boundaries.iter().take(3).map(|at| (at + 30) * 8).collect();
     for case in 0..proof_count(18, 600) {
         let damage = match (case, firsts.get(case)) {

@@ -1,4 +1,4 @@
-//! The closed catalogue of tasks.
+//! The closed catalog of tasks.
 //!
 //! A task that is not a variant of [`Task`] does not exist: the control plane cannot ask for it and the agent cannot
 //! run it. Every variant has a handler in the agent. See `docs/adding-a-task.md`.
@@ -135,7 +135,7 @@ pub enum BadParams {
 }
 
 impl TaskType {
-    /// Every kind there is, in the order of the catalogue.
+    /// Every kind there is, in the order of the catalog.
     pub const ALL: [Self; 10] = [
         Self::DiagPing,
         Self::DiagHealthProbe,
@@ -362,7 +362,7 @@ impl Task {
             Self::AllocationProvisionUser(params) => serde_json::value::to_raw_value(params),
             Self::AllocationDeprovisionUser(params) => serde_json::value::to_raw_value(params),
         };
-        // Plain structs of strings and numbers always serialise.
+        // Plain structs of strings and numbers always serialize.
         raw.unwrap_or_else(|_| RawValue::NULL.to_owned())
     }
 }

@@ -167,7 +167,7 @@ pub(crate) fn accepted() -> Vec<Case> {
         }),
         spelled(
             "unusual_spelling",
-            "white space, escapes and field order are the signer's business: the exact bytes are signed, nothing is canonicalised",
+            "white space, escapes and field order are the signer's business: the exact bytes are signed, nothing is canonicalized",
             ok,
             format!(
                 "{{\n  \"correlation_id\" : \"corr-golden-1\", \"task_type\":\"diag\\u002eping\",\n {}",
@@ -329,7 +329,7 @@ fn refused_by_the_parser() -> Vec<Case> {
             Err(LeaseMismatch),
             console(Some(3)),
         ),
-        changed("unknown_type", "a task that is not in the catalogue", Err(TaskTypeUnknown), |p| {
+        changed("unknown_type", "a task that is not in the catalog", Err(TaskTypeUnknown), |p| {
             p.task_type = "shell.exec".to_owned();
         }),
         changed("type_in_other_case", "names are exact", Err(TaskTypeUnknown), |p| p.task_type = "Diag.Ping".to_owned()),
@@ -355,8 +355,8 @@ fn refused_for_audience_or_time() -> Vec<Case> {
     vec![
         changed("other_cluster", "meant for another cluster", Err(ClusterMismatch), |p| p.cluster_id = OTHER_CLUSTER),
         changed("other_node", "meant for another node", Err(NodeMismatch), |p| p.node_id = OTHER_NODE),
-        changed("old_epoch", "meant for an earlier enrolment of this machine", Err(EpochMismatch), |p| p.node_epoch = EPOCH - 1),
-        changed("later_epoch", "meant for an enrolment that this node does not know of", Err(EpochMismatch), |p| {
+        changed("old_epoch", "meant for an earlier enrollment of this machine", Err(EpochMismatch), |p| p.node_epoch = EPOCH - 1),
+        changed("later_epoch", "meant for an enrollment that this node does not know of", Err(EpochMismatch), |p| {
             p.node_epoch = EPOCH + 1;
         }),
         changed("window_too_long", "15 minutes and a microsecond", Err(WindowInvalid), |p| {

@@ -210,7 +210,7 @@ pub(crate) fn disbelieved() -> Vec<Case> {
         ),
         changed("other_cluster", "speaks for another cluster", Some("receipt_other_cluster"), |p| p.cluster_id = OTHER_CLUSTER),
         changed("other_node", "speaks for another node", Some("receipt_other_node"), |p| p.node_id = OTHER_NODE),
-        changed("old_epoch", "speaks for an earlier enrolment", Some("receipt_other_epoch"), |p| p.node_epoch = EPOCH - 1),
+        changed("old_epoch", "speaks for an earlier enrollment", Some("receipt_other_epoch"), |p| p.node_epoch = EPOCH - 1),
         changed("other_task", "speaks of another task", Some("receipt_other_task"), |p| p.task_id = OTHER_TASK),
         changed("other_task_type", "the right task under another type", Some("receipt_other_task"), |p| {
             p.task_type = "package.list".to_owned();

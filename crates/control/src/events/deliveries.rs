@@ -328,7 +328,7 @@ async fn resolve(host: &str, port: u16) -> Result<Vec<IpAddr>, Tried> {
 }
 
 /// What the owner of a webhook is told about every name that leads nowhere: one that does not exist, one that the resolver does not
-/// answer, and one with an address that may not be dialled. Anything else would tell a tenant which internal names there are.
+/// answer, and one with an address that may not be dialed. Anything else would tell a tenant which internal names there are.
 fn no_address(host: &str) -> Tried {
     not_taken(format!("the name {host} has no address that webhooks are sent to; check its public DNS records"))
 }
@@ -336,7 +336,7 @@ fn no_address(host: &str) -> Tried {
 fn refused_target(host: &str, error: &TargetError) -> Tried {
     match error {
         TargetError::Name(_) | TargetError::NoAddress | TargetError::TooManyAddresses | TargetError::Address { .. } => {
-            tracing::debug!(host, %error, "the host of a webhook may not be dialled");
+            tracing::debug!(host, %error, "the host of a webhook may not be dialed");
             no_address(host)
         }
         TargetError::Unreadable | TargetError::TooLong | TargetError::NotHttps | TargetError::Decorated => {

@@ -72,7 +72,7 @@ async fn one(control: &Control, eyes: Audience, allocation: Allocation, known: &
     let address = matches!(allocation.state, AllocationState::Active).then_some(private_ip).flatten();
     Ok(dto::Allocation {
         id: allocation.id,
-        organisation_id: allocation.organisation_id,
+        organization_id: allocation.organization_id,
         project_id: allocation.project_id,
         name: allocation.name.to_string(),
         tags: allocation.tags.clone(),

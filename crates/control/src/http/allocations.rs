@@ -65,7 +65,7 @@ pub(super) async fn create(
     let (id, context) = (AllocationId::generate(), caller.context());
     let made = settle_counted(
         &control,
-        |made: &Allocation| Some(made.organisation_id),
+        |made: &Allocation| Some(made.organization_id),
         || async {
             // Another request with the same key may have been faster.
             if let Some(key) = &request.idempotency_key
@@ -100,12 +100,12 @@ fn digest_of(project: ProjectId, wanted: &AllocationCreate) -> Result<Digest, Fa
 }
 
 async fn quotas_of(control: &Control, project: &Project) -> Result<Vec<Quota>, Failure> {
-    let quotas = books::quotas(control, project.id, project.organisation_id).await?;
+    let quotas = books::quotas(control, project.id, project.organization_id).await?;
     let missing = || Failure::Internal(format!("a quota of {} is not in the books", project.id));
     (quotas.len() == 2).then_some(quotas).ok_or_else(missing)
 }
 
-/// What was asked for by name, as it is in the catalogue now.
+/// What was asked for by name, as it is in the catalog now.
 async fn looked_up(
     control: &Control,
     project: &Project,
@@ -160,14 +160,14 @@ async fn looked_up(
 async fn image_named(control: &Control, project: &Project, name: &str) -> Result<Image, Failure> {
     let found = match name.parse::<gpuaas_contract::id::ImageId>() {
         Ok(id) => books::get::<Image>(control, id).await?,
-        // The organisation's own come before the platform's.
-        Err(_) => match books::by_name::<Image>(control, &project.organisation_id.to_string(), name).await? {
+        // The organization's own come before the platform's.
+        Err(_) => match books::by_name::<Image>(control, &project.organization_id.to_string(), name).await? {
             Some(image) => Some(image),
             None => books::by_name::<Image>(control, "", name).await?,
         },
     };
     let unknown = || Refusal::not_found("image_unknown", format!("there is no image `{name}`; `gpuaas image ls` lists them"));
-    Ok(found.filter(|image| image.is_for(project.organisation_id)).ok_or_else(unknown)?)
+    Ok(found.filter(|image| image.is_for(project.organization_id)).ok_or_else(unknown)?)
 }
 
 /// What would come of a request now.
@@ -276,10 +276,10 @@ pub(super) async fn search(
         Some(name) => Some(node_name::find(&control, name).await?.id.to_string()),
         None => None,
     };
-    let parents = match &query.organisation {
+    let parents = match &query.organization {
         Some(name) => {
-            let organisation = super::organisations::named(&control, name).await?;
-            let filter = ResourceFilter { parent: Some(organisation.id.to_string()), ..ResourceFilter::default() };
+            let organization = super::organizations::named(&control, name).await?;
+            let filter = ResourceFilter { parent: Some(organization.id.to_string()), ..ResourceFilter::default() };
             let projects: Vec<Project> = books::all(&control, &filter).await?;
             Some(projects.into_iter().map(|project| project.id.to_string()).collect())
         }
@@ -334,10 +334,10 @@ async fn decide(
     let context = caller.context();
     let next = settle_counted(
         control,
-        |next: &Allocation| Some(next.organisation_id),
+        |next: &Allocation| Some(next.organization_id),
         || async {
             let allocation = get(control, id).await?;
-            let quotas = books::quotas(control, allocation.project_id, allocation.organisation_id).await?;
+            let quotas = books::quotas(control, allocation.project_id, allocation.organization_id).await?;
             decide(&allocation, &quotas, &context)
         },
     )

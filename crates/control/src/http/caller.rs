@@ -70,7 +70,7 @@ pub(super) async fn correlate(State(control): State<Arc<Control>>, mut request: 
 }
 
 /// Lets a request pass only if its caller is known and may do what it asks for.
-pub(super) async fn authorise(State(control): State<Arc<Control>>, mut request: Request, next: Next) -> Response {
+pub(super) async fn authorize(State(control): State<Arc<Control>>, mut request: Request, next: Next) -> Response {
     // Only what is needed goes along: a body cannot be shared across threads.
     let header = request.headers().get(header::AUTHORIZATION).and_then(|value| value.to_str().ok()).map(str::to_owned);
     let local = request.extensions().get::<Local>().is_some();

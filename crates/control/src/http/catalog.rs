@@ -1,4 +1,4 @@
-//! The catalogue: products, with how many of each could be had now.
+//! The catalog: products, with how many of each could be had now.
 
 use std::sync::Arc;
 

@@ -14,7 +14,7 @@ use gpuaas_domain::allocation::{Allocation, AllocationState};
 use gpuaas_domain::catalog::Sku;
 use gpuaas_domain::machine::{self, Machine, machine_id};
 use gpuaas_domain::maintenance::{self, Window};
-use gpuaas_domain::people::Organisation;
+use gpuaas_domain::people::Organization;
 use gpuaas_domain::placement::CapacityRow;
 use gpuaas_domain::slot::SlotState;
 use gpuaas_store::ResourceFilter;
@@ -82,10 +82,10 @@ pub(super) async fn drain_preview(
     let mut names: BTreeMap<String, String> = BTreeMap::new();
     let mut allocations = Vec::new();
     for allocation in on_node(&control, node.id).await? {
-        let key = allocation.organisation_id.to_string();
+        let key = allocation.organization_id.to_string();
         if !names.contains_key(&key) {
-            let organisation = books::get::<Organisation>(&control, allocation.organisation_id).await?;
-            names.insert(key.clone(), organisation.map(|organisation| organisation.name).unwrap_or_default());
+            let organization = books::get::<Organization>(&control, allocation.organization_id).await?;
+            names.insert(key.clone(), organization.map(|organization| organization.name).unwrap_or_default());
         }
         let why = match allocation.state {
             AllocationState::Active if allocation.expires_at.is_some() => "it stays until its lease ends or it is released",
@@ -101,7 +101,7 @@ pub(super) async fn drain_preview(
             id: allocation.id,
             name: allocation.name.to_string(),
             project_id: allocation.project_id,
-            organisation: names.get(&key).cloned().unwrap_or_default(),
+            organization: names.get(&key).cloned().unwrap_or_default(),
             state: allocation.state.as_str().to_owned(),
             expires_at: allocation.expires_at,
             why: why.to_owned(),

@@ -11,7 +11,7 @@ use gpuaas_contract::task::{Task, TaskType};
 use gpuaas_domain::Refusal;
 use gpuaas_domain::access::{Action, Principal, Scope, Verdict};
 use gpuaas_domain::allocation::Allocation;
-use gpuaas_domain::people::{Organisation, Project};
+use gpuaas_domain::people::{Organization, Project};
 use gpuaas_domain::webhook::{Delivery, Webhook};
 
 use super::parse_id;
@@ -61,7 +61,7 @@ async fn may_read_console(control: &Control, principal: &Principal, template: &s
     let params = task.and_then(|task| Task::parse(task.task_type, &task.params).ok());
     let Some(holder) = params.and_then(|task| task.holder()) else { return Ok(false) };
     let Some(of) = books::get::<Allocation>(control, holder.allocation_id).await? else { return Ok(false) };
-    let scope = Scope::Project { organisation: of.organisation_id, project: of.project_id };
+    let scope = Scope::Project { organization: of.organization_id, project: of.project_id };
     Ok(control.rights.policies.may(principal, Action::AllocationConsole, &scope).is_allowed())
 }
 
@@ -69,19 +69,19 @@ async fn scope_of(control: &Control, about: About, template: &str, path: &str) -
     let of_project = async |id: ProjectId| -> Result<Option<Scope>, Failure> {
         let project = books::get::<Project>(control, id).await?;
         let live = project.filter(|project| project.deleted_at.is_none());
-        Ok(live.map(|project| Scope::Project { organisation: project.organisation_id, project: project.id }))
+        Ok(live.map(|project| Scope::Project { organization: project.organization_id, project: project.id }))
     };
     let found = match about {
         About::Platform => Some(Scope::Platform),
-        About::Organisation => {
-            let id: OrgId = parse_id(segment(template, path, "{organisation}"))?;
-            books::get::<Organisation>(control, id).await?.map(|organisation| Scope::Organisation(organisation.id))
+        About::Organization => {
+            let id: OrgId = parse_id(segment(template, path, "{organization}"))?;
+            books::get::<Organization>(control, id).await?.map(|organization| Scope::Organization(organization.id))
         }
         About::Project => of_project(parse_id(segment(template, path, "{project}"))?).await?,
         About::Allocation => {
             let id: AllocationId = parse_id(segment(template, path, "{allocation}"))?;
             let allocation = books::get::<Allocation>(control, id).await?;
-            allocation.map(|of| Scope::Project { organisation: of.organisation_id, project: of.project_id })
+            allocation.map(|of| Scope::Project { organization: of.organization_id, project: of.project_id })
         }
         About::Webhook => {
             let id: WebhookId = parse_id(segment(template, path, "{webhook}"))?;
@@ -108,7 +108,7 @@ async fn scope_of(control: &Control, about: About, template: &str, path: &str) -
 fn unknown(about: About, template: &str, path: &str) -> Refusal {
     let (code, what, name) = match about {
         About::Platform => ("route_unknown", "route", ""),
-        About::Organisation => ("organisation_unknown", "organisation", "{organisation}"),
+        About::Organization => ("organization_unknown", "organization", "{organization}"),
         About::Project => ("project_unknown", "project", "{project}"),
         About::Allocation => ("allocation_unknown", "allocation", "{allocation}"),
         About::Webhook => ("webhook_unknown", "webhook", "{webhook}"),

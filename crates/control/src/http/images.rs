@@ -1,4 +1,4 @@
-//! Images: the platform's, and those of organisations.
+//! Images: the platform's, and those of organizations.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -22,11 +22,11 @@ use crate::{Control, books};
 
 type Shared = State<Arc<Control>>;
 
-/// Whose images a request is about: those of the platform, or of the organisation of the project.
+/// Whose images a request is about: those of the platform, or of the organization of the project.
 fn owner(caller: &Caller) -> Option<OrgId> {
     match caller.scope {
         Scope::Platform => None,
-        Scope::Organisation(organisation) | Scope::Project { organisation, .. } => Some(organisation),
+        Scope::Organization(organization) | Scope::Project { organization, .. } => Some(organization),
     }
 }
 
@@ -34,7 +34,7 @@ fn parent(owner: Option<OrgId>) -> String {
     owner.map(|id| id.to_string()).unwrap_or_default()
 }
 
-/// Those of the platform, and for a project also those of its organisation.
+/// Those of the platform, and for a project also those of its organization.
 pub(super) async fn list(
     State(control): Shared,
     Extension(caller): Extension<Caller>,
@@ -93,7 +93,7 @@ pub(super) async fn delete(
     let gone = settle(&control, || async {
         let image = books::get::<Image>(&control, id).await?;
         // One of the platform is seen by tenants and is not theirs to delete.
-        let image = image.filter(|image| image.organisation_id == owner).ok_or_else(unknown)?;
+        let image = image.filter(|image| image.organization_id == owner).ok_or_else(unknown)?;
         Ok(catalog::delete_image(&image, &context))
     })
     .await?;
@@ -103,7 +103,7 @@ pub(super) async fn delete(
 fn shown(image: Image) -> dto::Image {
     dto::Image {
         id: image.id,
-        organisation_id: image.organisation_id,
+        organization_id: image.organization_id,
         name: image.name,
         description: image.description,
         url: image.url,

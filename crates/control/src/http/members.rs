@@ -1,4 +1,4 @@
-//! Members of the platform, of organisations and of projects: the same in three places.
+//! Members of the platform, of organizations and of projects: the same in three places.
 
 use std::sync::Arc;
 
@@ -27,7 +27,7 @@ type Shared = State<Arc<Control>>;
 fn place(caller: &Caller) -> Place {
     match caller.scope {
         Scope::Platform => Place::Platform,
-        Scope::Organisation(id) => Place::Organisation(id),
+        Scope::Organization(id) => Place::Organization(id),
         Scope::Project { project, .. } => Place::Project(project),
     }
 }
@@ -46,7 +46,7 @@ pub(super) async fn by_email(control: &Control, email: &str) -> Result<Who, Fail
 }
 
 fn role(name: &str) -> Result<MemberRole, Failure> {
-    let message = "choose owner, member or viewer in organisations and projects, admin, operator or support on the platform";
+    let message = "choose owner, member or viewer in organizations and projects, admin, operator or support on the platform";
     Ok(MemberRole::parse(name)
         .ok_or_else(|| Refusal::invalid("role_unknown", format!("there is no role `{name}`; {message}")))?)
 }

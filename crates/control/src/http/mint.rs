@@ -32,7 +32,7 @@ pub(super) async fn key(
 
 /// Refuses to make a service account with a role that the caller's key may not give.
 pub(super) fn role_of_new_account(control: &Control, caller: &Caller, at: Place, role: MemberRole) -> Result<(), Failure> {
-    Ok(access::check_role(&control.rights.policies, &caller.principal, at, organisation(caller), role)?)
+    Ok(access::check_role(&control.rights.policies, &caller.principal, at, organization(caller), role)?)
 }
 
 /// Refuses to give somebody a role that the caller's key may not give.
@@ -41,10 +41,10 @@ pub(super) fn role(control: &Control, caller: &Caller, at: Place, role: MemberRo
     Ok(access::check_role_life(&caller.principal)?)
 }
 
-/// The organisation that the request is about, or in.
-fn organisation(caller: &Caller) -> Option<OrgId> {
+/// The organization that the request is about, or in.
+fn organization(caller: &Caller) -> Option<OrgId> {
     match caller.scope {
         access::Scope::Platform => None,
-        access::Scope::Organisation(organisation) | access::Scope::Project { organisation, .. } => Some(organisation),
+        access::Scope::Organization(organization) | access::Scope::Project { organization, .. } => Some(organization),
     }
 }

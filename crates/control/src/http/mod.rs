@@ -25,7 +25,7 @@ mod audit;
 mod budget;
 mod caller;
 mod catalog;
-mod enrolments;
+mod enrollments;
 mod events;
 mod fleet;
 mod guard;
@@ -36,7 +36,7 @@ mod members;
 mod mint;
 mod node_name;
 mod nodes;
-mod organisations;
+mod organizations;
 pub mod problem;
 mod progress;
 mod projects;
@@ -103,12 +103,12 @@ pub fn router(control: &Arc<Control>) -> Router {
         .route(routes::SLICE_RELEASE, post(slices::release))
         .route(routes::SLICE_POWER, post(slices::power))
         .route(routes::SLICE_CONSOLE, post(slices::console))
-        .route(routes::ENROLMENTS, get(enrolments::list))
-        .route(routes::ENROLMENT, get(enrolments::show))
-        .route(routes::ENROLMENT_APPROVE, post(enrolments::approve))
-        .route(routes::ENROLMENT_REJECT, post(enrolments::reject))
-        .route(routes::JOIN_TOKENS, get(enrolments::token_list).post(enrolments::token_create))
-        .route(routes::JOIN_TOKEN, delete(enrolments::token_revoke))
+        .route(routes::ENROLLMENTS, get(enrollments::list))
+        .route(routes::ENROLLMENT, get(enrollments::show))
+        .route(routes::ENROLLMENT_APPROVE, post(enrollments::approve))
+        .route(routes::ENROLLMENT_REJECT, post(enrollments::reject))
+        .route(routes::JOIN_TOKENS, get(enrollments::token_list).post(enrollments::token_create))
+        .route(routes::JOIN_TOKEN, delete(enrollments::token_revoke))
         .route(routes::TASKS, get(tasks::list).post(tasks::create))
         .route(routes::TASK, get(tasks::show))
         .route(routes::TASK_CANCEL, post(tasks::cancel))
@@ -130,7 +130,7 @@ pub fn router(control: &Arc<Control>) -> Router {
         .layer(middleware::from_fn_with_state(Arc::clone(control), idempotency::once))
         .layer(middleware::from_fn_with_state(Arc::clone(control), streams::limit))
         .layer(middleware::from_fn_with_state(Arc::clone(control), limits::limit))
-        .layer(middleware::from_fn_with_state(Arc::clone(control), caller::authorise));
+        .layer(middleware::from_fn_with_state(Arc::clone(control), caller::authorize));
     Router::new()
         .route(routes::HEALTHZ, get(system::healthz))
         .route(routes::READYZ, get(system::readyz))
@@ -227,12 +227,12 @@ fn tenants() -> Router<Arc<Control>> {
         .route(routes::USERS, get(users::list).post(users::create))
         .route(routes::USER_DEACTIVATE, post(users::deactivate))
         .route(routes::USER_PASSWORD, post(users::set_password))
-        .route(routes::ORGANISATIONS, get(organisations::list).post(organisations::create))
-        .route(routes::ORGANISATION, get(organisations::show).patch(organisations::change))
-        .route(routes::ORGANISATION_MEMBERS, get(members::list).post(members::add))
-        .route(routes::ORGANISATION_MEMBER, patch(members::change).delete(members::remove))
-        .route(routes::ORGANISATION_PROJECTS, get(projects::list_of).post(projects::create))
-        .route(routes::ORGANISATION_QUOTA, get(quotas::of_organisation).put(quotas::set_of_organisation))
+        .route(routes::ORGANIZATIONS, get(organizations::list).post(organizations::create))
+        .route(routes::ORGANIZATION, get(organizations::show).patch(organizations::change))
+        .route(routes::ORGANIZATION_MEMBERS, get(members::list).post(members::add))
+        .route(routes::ORGANIZATION_MEMBER, patch(members::change).delete(members::remove))
+        .route(routes::ORGANIZATION_PROJECTS, get(projects::list_of).post(projects::create))
+        .route(routes::ORGANIZATION_QUOTA, get(quotas::of_organization).put(quotas::set_of_organization))
         .route(routes::PROJECTS, get(projects::list))
         .route(routes::PROJECT, get(projects::show).patch(projects::change).delete(projects::delete))
         .route(routes::PROJECT_MEMBERS, get(members::list).post(members::add))

@@ -9,7 +9,7 @@ use axum::{Extension, Json};
 use gpuaas_api::dto::{self, Page, PageQuery, ProjectChange, ProjectCreate, ProjectListQuery};
 use gpuaas_contract::id::{MembershipId, OrgId, ProjectId};
 use gpuaas_domain::access::{MemberRole, Place, ProjectRole};
-use gpuaas_domain::people::{self, Organisation, Project};
+use gpuaas_domain::people::{self, Organization, Project};
 use gpuaas_domain::quota::{Quota, quota_id};
 use gpuaas_domain::resource::Kind;
 use gpuaas_domain::{Refusal, caps};
@@ -17,7 +17,7 @@ use gpuaas_store::ResourceFilter;
 
 use super::caller::Caller;
 use super::problem::{JsonBody, Params, Rejected, Segments};
-use super::{Tagged, etag_of, free_name, if_match, organisations, page, page_limit, parse_id, quotas};
+use super::{Tagged, etag_of, free_name, if_match, organizations, page, page_limit, parse_id, quotas};
 use crate::failure::{Failure, settle};
 use crate::{Control, books};
 
@@ -41,13 +41,13 @@ pub(super) async fn list(
     if let Some(after) = &query.after {
         parse_id::<ProjectId>(after)?;
     }
-    let organisation = match &query.organisation {
-        Some(name) => Some(organisations::named(&control, name).await?.id),
+    let organization = match &query.organization {
+        Some(name) => Some(organizations::named(&control, name).await?.id),
         None => None,
     };
     let found = if caller.principal.platform.is_some() {
         let filter = ResourceFilter {
-            parent: organisation.map(|id| id.to_string()),
+            parent: organization.map(|id| id.to_string()),
             states: vec!["active"],
             name_contains: query.name,
             ..ResourceFilter::default()
@@ -56,7 +56,7 @@ pub(super) async fn list(
     } else {
         let mut found = seen_by(&control, &caller).await?;
         found.retain(|project| {
-            organisation.is_none_or(|id| project.organisation_id == id)
+            organization.is_none_or(|id| project.organization_id == id)
                 && query.name.as_deref().is_none_or(|name| project.name.contains(name))
                 && query.after.as_deref().is_none_or(|after| project.id.to_string().as_str() > after)
         });
@@ -73,7 +73,7 @@ async fn seen_by(control: &Control, caller: &Caller) -> Result<Vec<Project>, Fai
         match place {
             Place::Platform => {}
             Place::Project(id) => found.extend(books::get::<Project>(control, id).await?.map(|project| (project.id, project))),
-            Place::Organisation(id) => {
+            Place::Organization(id) => {
                 let filter = ResourceFilter { parent: Some(id.to_string()), states: vec!["active"], ..ResourceFilter::default() };
                 found.extend(books::all::<Project>(control, &filter).await?.into_iter().map(|project| (project.id, project)));
             }
@@ -84,16 +84,16 @@ async fn seen_by(control: &Control, caller: &Caller) -> Result<Vec<Project>, Fai
 
 pub(super) async fn list_of(
     State(control): Shared,
-    Segments(organisation): Segments<String>,
+    Segments(organization): Segments<String>,
     Params(query): Params<PageQuery>,
 ) -> Result<Json<Page<dto::Project>>, Rejected> {
-    let organisation = organisations::get(&control, &organisation).await?;
+    let organization = organizations::get(&control, &organization).await?;
     let limit = page_limit(query.limit)?;
     if let Some(after) = &query.after {
         parse_id::<ProjectId>(after)?;
     }
     let filter =
-        ResourceFilter { parent: Some(organisation.id.to_string()), states: vec!["active"], ..ResourceFilter::default() };
+        ResourceFilter { parent: Some(organization.id.to_string()), states: vec!["active"], ..ResourceFilter::default() };
     let found = books::list(&control, &filter, query.after.as_deref(), false, limit.saturating_add(1)).await?;
     let found = page(found, limit, |project: &Project| project.id.to_string());
     Ok(Json(Page { items: shown_all(&control, found.items).await?, next: found.next }))
@@ -102,18 +102,18 @@ pub(super) async fn list_of(
 pub(super) async fn create(
     State(control): Shared,
     Extension(caller): Extension<Caller>,
-    Segments(organisation): Segments<String>,
+    Segments(organization): Segments<String>,
     JsonBody(wanted): JsonBody<ProjectCreate>,
 ) -> Result<(StatusCode, Tagged<dto::Project>), Rejected> {
     let (id, owner, context) = (ProjectId::generate(), MembershipId::generate(), caller.context());
-    let organisation = organisations::get(&control, &organisation).await?;
+    let organization = organizations::get(&control, &organization).await?;
     let made = settle(&control, || async {
-        free_name::<Project>(&control, &organisation.id.to_string(), &wanted.name).await?;
-        let present = super::live_count(&control, Kind::Project, &organisation.id.to_string()).await?;
+        free_name::<Project>(&control, &organization.id.to_string(), &wanted.name).await?;
+        let present = super::live_count(&control, Kind::Project, &organization.id.to_string()).await?;
         super::check_cap(&control, caps::PROJECTS, present)?;
         let limits = quotas::limits(&wanted.limits);
         let (made, mut decision) =
-            people::create_project(id, &organisation, &wanted.name, &wanted.description, limits, &context)?;
+            people::create_project(id, &organization, &wanted.name, &wanted.description, limits, &context)?;
         if let Some(email) = &wanted.owner_email {
             let who = super::members::by_email(&control, email).await?;
             let role = MemberRole::Project(ProjectRole::Owner);
@@ -123,7 +123,7 @@ pub(super) async fn create(
         Ok((made, decision))
     })
     .await?;
-    Ok((StatusCode::CREATED, Tagged(etag_of(made.version), shown(made, organisation.name))))
+    Ok((StatusCode::CREATED, Tagged(etag_of(made.version), shown(made, organization.name))))
 }
 
 pub(super) async fn show(State(control): Shared, Segments(id): Segments<String>) -> Result<Tagged<dto::Project>, Rejected> {
@@ -169,28 +169,28 @@ pub(super) async fn delete(
 }
 
 async fn shown_one(control: &Control, project: Project) -> Result<dto::Project, Failure> {
-    let organisation = books::get::<Organisation>(control, project.organisation_id).await?;
-    Ok(shown(project, organisation.map(|organisation| organisation.name).unwrap_or_default()))
+    let organization = books::get::<Organization>(control, project.organization_id).await?;
+    Ok(shown(project, organization.map(|organization| organization.name).unwrap_or_default()))
 }
 
 async fn shown_all(control: &Control, projects: Vec<Project>) -> Result<Vec<dto::Project>, Failure> {
-    let ids: BTreeSet<OrgId> = projects.iter().map(|project| project.organisation_id).collect();
+    let ids: BTreeSet<OrgId> = projects.iter().map(|project| project.organization_id).collect();
     let mut names = BTreeMap::new();
     for id in ids {
-        names.insert(id, books::get::<Organisation>(control, id).await?.map(|of| of.name).unwrap_or_default());
+        names.insert(id, books::get::<Organization>(control, id).await?.map(|of| of.name).unwrap_or_default());
     }
     let named = |project: Project| {
-        let name = names.get(&project.organisation_id).cloned().unwrap_or_default();
+        let name = names.get(&project.organization_id).cloned().unwrap_or_default();
         shown(project, name)
     };
     Ok(projects.into_iter().map(named).collect())
 }
 
-fn shown(project: Project, organisation_name: String) -> dto::Project {
+fn shown(project: Project, organization_name: String) -> dto::Project {
     dto::Project {
         id: project.id,
-        organisation_id: project.organisation_id,
-        organisation_name,
+        organization_id: project.organization_id,
+        organization_name,
         etag: etag_of(project.version),
         state: if project.deleted_at.is_some() { "deleted" } else { "active" }.to_owned(),
         name: project.name,

@@ -1,4 +1,4 @@
-//! Quotas of organisations and projects.
+//! Quotas of organizations and projects.
 
 use std::sync::Arc;
 
@@ -10,7 +10,7 @@ use gpuaas_domain::quota::{self, Limits, Quota, quota_id};
 
 use super::caller::Caller;
 use super::problem::{JsonBody, Rejected, Segments};
-use super::{Tagged, etag_of, if_match, organisations, projects};
+use super::{Tagged, etag_of, if_match, organizations, projects};
 use crate::failure::{Failure, settle};
 use crate::{Control, books};
 
@@ -20,12 +20,12 @@ pub(super) fn limits(limits: &dto::Limits) -> Limits {
     Limits { allocations: limits.allocations, slots: limits.slots, machines: limits.machines }
 }
 
-pub(super) async fn of_organisation(
+pub(super) async fn of_organization(
     State(control): Shared,
     Segments(id): Segments<String>,
 ) -> Result<Tagged<dto::Quota>, Rejected> {
-    let organisation = organisations::get(&control, &id).await?;
-    read(&control, quota_id(&organisation.id)).await
+    let organization = organizations::get(&control, &id).await?;
+    read(&control, quota_id(&organization.id)).await
 }
 
 pub(super) async fn of_project(State(control): Shared, Segments(id): Segments<String>) -> Result<Tagged<dto::Quota>, Rejected> {
@@ -33,15 +33,15 @@ pub(super) async fn of_project(State(control): Shared, Segments(id): Segments<St
     read(&control, quota_id(&project.id)).await
 }
 
-pub(super) async fn set_of_organisation(
+pub(super) async fn set_of_organization(
     State(control): Shared,
     Extension(caller): Extension<Caller>,
     headers: HeaderMap,
     Segments(id): Segments<String>,
     JsonBody(wanted): JsonBody<dto::Limits>,
 ) -> Result<Tagged<dto::Quota>, Rejected> {
-    let organisation = organisations::get(&control, &id).await?;
-    set(&control, &caller, &headers, quota_id(&organisation.id), &wanted).await
+    let organization = organizations::get(&control, &id).await?;
+    set(&control, &caller, &headers, quota_id(&organization.id), &wanted).await
 }
 
 pub(super) async fn set_of_project(
@@ -83,7 +83,7 @@ async fn set(
 
 fn shown(quota: &Quota) -> dto::Quota {
     dto::Quota {
-        organisation_id: quota.organisation_id,
+        organization_id: quota.organization_id,
         project_id: quota.project_id,
         limits: dto::QuotaLimits {
             allocations: quota.limits.allocations,

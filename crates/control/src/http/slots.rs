@@ -101,7 +101,7 @@ pub(super) async fn topology(State(control): Shared, Segments(name): Segments<St
     let node = node_name::find(&control, &name).await?;
     let (newest, slots) = tokio::try_join!(control.store.task_newest_proposal(node.id), control.store.slot_of_node(node.id))
         .map_err(Failure::from)?;
-    // What an earlier enrolment of the machine found no longer counts.
+    // What an earlier enrollment of the machine found no longer counts.
     let proposal = match newest.filter(|task| task.node_epoch == node.epoch) {
         None => None,
         Some(task) => Some(TopologyProposal {

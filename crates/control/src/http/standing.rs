@@ -1,6 +1,6 @@
 //! Requests that stay open: every one of them ends soon after its caller loses the right to it.
 //!
-//! This is the only place that ends them. The layer that lets requests in ([`super::caller::authorise`]) runs each request through
+//! This is the only place that ends them. The layer that lets requests in ([`super::caller::authorize`]) runs each request through
 //! [`Standing::run`]: a handler that takes long, a body that streams and a connection that is upgraded are all watched there. A new
 //! kind of stream is covered without doing anything, and an upgrade that does not go through [`Standing::upgrade`] is refused.
 //!

@@ -43,7 +43,7 @@ async fn ca_info(ca: &Ca) -> CaInfo {
 }
 
 pub(super) async fn task_types() -> Json<Page<TaskTypeInfo>> {
-    Json(Page::whole(gpuaas_contract::schema::catalogue().into_iter().map(TaskTypeInfo::from).collect()))
+    Json(Page::whole(gpuaas_contract::schema::catalog().into_iter().map(TaskTypeInfo::from).collect()))
 }
 
 /// What the interface offers, for programs. Open: it tells nothing about this installation.

@@ -280,11 +280,11 @@ pub(super) async fn evidence(State(control): Shared, Segments(id): Segments<Stri
     }))
 }
 
-/// The receipt key a node had in an earlier epoch and the signed record of it, from the audit row of that enrolment.
+/// The receipt key a node had in an earlier epoch and the signed record of it, from the audit row of that enrollment.
 async fn keys_of_epoch(control: &Control, task: &TaskRecord) -> Result<(VerifyingKey, Vec<u8>), Failure> {
     let filter =
-        AuditFilter { target: Some(task.node_id.to_string()), action: Some("node.enrol".to_owned()), ..AuditFilter::default() };
-    let internal = |error: &dyn std::fmt::Display| Failure::Internal(format!("audit row of an enrolment: {error}"));
+        AuditFilter { target: Some(task.node_id.to_string()), action: Some("node.enroll".to_owned()), ..AuditFilter::default() };
+    let internal = |error: &dyn std::fmt::Display| Failure::Internal(format!("audit row of an enrollment: {error}"));
     for row in control.store.audit_list(0, 1000, &filter).await? {
         let body: serde_json::Value = serde_json::from_str(&row.body).map_err(|e| internal(&e))?;
         let detail = &body["detail"];

@@ -6,7 +6,7 @@ use axum::extract::State;
 use axum::{Extension, Json};
 use gpuaas_api::dto::{WhoAmI, WhoAmIMembership};
 use gpuaas_domain::access::{Membership, Place, PrincipalId, Who};
-use gpuaas_domain::people::{Organisation, Project, ServiceAccount, User};
+use gpuaas_domain::people::{Organization, Project, ServiceAccount, User};
 use gpuaas_store::ResourceFilter;
 
 use super::caller::Caller;
@@ -59,14 +59,14 @@ pub(super) async fn show(
 }
 
 async fn membership(control: &Control, row: Membership) -> Result<WhoAmIMembership, Failure> {
-    let (place_name, organisation_id) = match row.at {
+    let (place_name, organization_id) = match row.at {
         Place::Platform => ("platform".to_owned(), None),
-        Place::Organisation(id) => {
-            let organisation = books::get::<Organisation>(control, id).await?;
-            (organisation.map(|organisation| organisation.name).unwrap_or_default(), Some(id))
+        Place::Organization(id) => {
+            let organization = books::get::<Organization>(control, id).await?;
+            (organization.map(|organization| organization.name).unwrap_or_default(), Some(id))
         }
         Place::Project(id) => match books::get::<Project>(control, id).await? {
-            Some(project) => (project.name, Some(project.organisation_id)),
+            Some(project) => (project.name, Some(project.organization_id)),
             None => (String::new(), None),
         },
     };
@@ -74,7 +74,7 @@ async fn membership(control: &Control, row: Membership) -> Result<WhoAmIMembersh
         membership_id: row.id,
         at: row.at.to_string(),
         place_name,
-        organisation_id,
+        organization_id,
         role: row.role.as_str().to_owned(),
     })
 }

@@ -57,7 +57,7 @@ pub(super) async fn exclude(control: &Arc<Control>, node: &Node, peer: &Peer, he
             tracing::error!(node = %node.id, "two live copies of the node's identity: locking the node");
             lock(control, node).await?;
             let message =
-                format!("node {} is locked: two live copies of its identity were seen; enrol the machine again", node.id);
+                format!("node {} is locked: two live copies of its identity were seen; enroll the machine again", node.id);
             Err(Refusal::forbidden("node_locked", message).into())
         }
         (false, Elsewhere::Dead) => Ok(()),

@@ -19,7 +19,7 @@ use crate::pki::{NodeRecord, Peer, peer_of};
 /// Reads the certificate, and checks that a path that names a node names this one.
 pub(super) fn peer(control: &Control, certificate: &ClientCertificate, path: Option<NodeId>) -> Result<Peer, Failure> {
     let Some(tls) = &certificate.0 else {
-        let message = "this needs the node's client certificate; enrol the host with `gpuaas-agent enroll`".to_owned();
+        let message = "this needs the node's client certificate; enroll the host with `gpuaas-agent enroll`".to_owned();
         return Err(Failure::Unauthenticated { code: "certificate_required", message });
     };
     let peer = peer_of(tls, control.cluster_id)
@@ -44,7 +44,7 @@ pub(super) async fn required(State(control): State<Arc<Control>>, request: Reque
 /// What is checked on every message: neither expired nor on the deny-list.
 pub(super) fn check_still_good(control: &Control, peer: &Peer) -> Result<(), Failure> {
     if control.denied.contains(&peer.serial) {
-        let message = "this certificate was revoked; enrol the host again with a new join token".to_owned();
+        let message = "this certificate was revoked; enroll the host again with a new join token".to_owned();
         return Err(Failure::Unauthenticated { code: "certificate_revoked", message });
     }
     if Timestamp::now() > peer.not_after {
@@ -58,7 +58,7 @@ pub(super) fn check_still_good(control: &Control, peer: &Peer) -> Result<(), Fai
 pub(super) async fn node(control: &Control, peer: &Peer) -> Result<Node, Failure> {
     let revoked = || Failure::Unauthenticated {
         code: "certificate_revoked",
-        message: "this certificate no longer counts; enrol the host again with a new join token".to_owned(),
+        message: "this certificate no longer counts; enroll the host again with a new join token".to_owned(),
     };
     // A certificate of our CA that the store does not know was not made by this control plane's books: no.
     let (certificate, node) =
@@ -66,7 +66,7 @@ pub(super) async fn node(control: &Control, peer: &Peer) -> Result<Node, Failure
     let (certificate, node) = certificate.zip(node).ok_or_else(revoked)?;
     match node.service {
         Service::Locked => {
-            let message = format!("node {} is locked: {}; enrol the machine again", node.id, node.service_reason);
+            let message = format!("node {} is locked: {}; enroll the machine again", node.id, node.service_reason);
             return Err(Refusal::forbidden("node_locked", message).into());
         }
         Service::Retired => return Err(Refusal::forbidden("node_retired", format!("node {} was retired", node.id)).into()),
@@ -75,7 +75,7 @@ pub(super) async fn node(control: &Control, peer: &Peer) -> Result<Node, Failure
     // A serial number can be copied by whoever has the CA's key; the node's own key cannot.
     if node.tls_key_digest != peer.key_digest {
         tracing::error!(node = %node.id, serial = %peer.serial, "a certificate with another key than the node's was shown: the CA's key may have leaked");
-        let message = "this certificate is for another key than the one the node enrolled with; enrol the host again".to_owned();
+        let message = "this certificate is for another key than the one the node enrolled with; enroll the host again".to_owned();
         return Err(Failure::Unauthenticated { code: "certificate_key_mismatch", message });
     }
     if certificate.revoked_at.is_some() || certificate.node_id != node.id || certificate.node_epoch != node.epoch {
@@ -84,7 +84,7 @@ pub(super) async fn node(control: &Control, peer: &Peer) -> Result<Node, Failure
     if !NodeRecord::matches(&node, control.cluster_id, &control.keys.root_key()).unwrap_or(false) {
         tracing::error!(node = %node.id, "the node's row does not match its signed record: somebody wrote to the database");
         let message =
-            format!("the stored keys of node {} were changed outside the control plane; enrol the machine again", node.id);
+            format!("the stored keys of node {} were changed outside the control plane; enroll the machine again", node.id);
         return Err(Refusal::forbidden("node_record_forged", message).into());
     }
     Ok(node)

@@ -57,7 +57,7 @@ mod tests {
             tls_key_digest: Digest::of(b"key"),
             facts: HostFacts::default(),
         };
-        node::enrol(None, admission, NodeId::generate(), context).0
+        node::enroll(None, admission, NodeId::generate(), context).0
     }
 
     #[tokio::test]

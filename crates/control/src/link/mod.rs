@@ -1,4 +1,4 @@
-//! The agents' side of the control plane: enrolment, the link in both transports, dispatch.
+//! The agents' side of the control plane: enrollment, the link in both transports, dispatch.
 //!
 //! A session is one life of a link. Whatever carries it, it has one [`session::Session`], one driver that hands out
 //! work when woken, and one way in for the node's messages ([`inbound`]).
@@ -6,7 +6,7 @@
 mod budget;
 mod copies;
 mod dispatch;
-pub(crate) mod enrol;
+pub(crate) mod enroll;
 mod hub;
 mod identity;
 mod inbound;
@@ -39,7 +39,7 @@ pub const POLL_SECONDS: u32 = 25;
 
 /// Everything agents may call.
 pub fn router(control: &Arc<Control>) -> Router {
-    stream::router(Arc::clone(control)).merge(poll::router(Arc::clone(control))).merge(enrol::router(Arc::clone(control)))
+    stream::router(Arc::clone(control)).merge(poll::router(Arc::clone(control))).merge(enroll::router(Arc::clone(control)))
 }
 
 /// TLS 1.3 with the cluster's CA on both sides. A client certificate is optional here because a host at the door has none yet;

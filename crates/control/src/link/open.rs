@@ -47,7 +47,7 @@ pub(super) async fn open(
     let node = identity::node(control, &peer).await?;
     if hello.node_epoch != node.epoch {
         let message =
-            format!("the agent speaks for epoch {}, the node is in epoch {}; enrol it again", hello.node_epoch, node.epoch);
+            format!("the agent speaks for epoch {}, the node is in epoch {}; enroll it again", hello.node_epoch, node.epoch);
         return Err(Refusal::forbidden("epoch_retired", message).into());
     }
     if !budget::take(control, node.id, budget::Kind::Links, 1).await? {

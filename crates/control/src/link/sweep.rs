@@ -165,7 +165,7 @@ async fn refresh_deny_list(control: &Control) -> Result<(), Failure> {
     control.denied.replace(serials.into_iter().collect());
     for session in control.hub.all() {
         if control.denied.contains(&session.peer.serial) {
-            session.close("certificate_revoked", "this node's certificate was revoked; enrol the host again", 300);
+            session.close("certificate_revoked", "this node's certificate was revoked; enroll the host again", 300);
         }
     }
     Ok(())

@@ -124,7 +124,7 @@ impl Accept for TcpListener {
 
     async fn accept(&self) -> io::Result<Option<(TcpStream, Peer)>> {
         let (stream, address) = TcpListener::accept(self).await?;
-        // Without this, small messages wait for the other side's delayed acknowledgement.
+        // Without this, small messages wait for the other side's delayed acknowledgment.
         let _ = stream.set_nodelay(true);
         Ok(Some((stream, Peer::Network(address))))
     }

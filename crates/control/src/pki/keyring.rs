@@ -76,12 +76,12 @@ impl KeyRing {
         Arc::clone(&self.current.read().unwrap_or_else(std::sync::PoisonError::into_inner))
     }
 
-    /// The root's public half, pinned by nodes at enrolment.
+    /// The root's public half, pinned by nodes at enrollment.
     pub fn root_key(&self) -> VerifyingKey {
         self.root.verifying_key()
     }
 
-    /// The root itself. Besides verifier sets it signs the record of a node's keys at enrolment, so that whoever pinned
+    /// The root itself. Besides verifier sets it signs the record of a node's keys at enrollment, so that whoever pinned
     /// the root can check a receipt without asking anybody.
     pub(crate) fn root(&self) -> &SigningKey {
         &self.root

@@ -9,7 +9,7 @@ use gpuaas_domain::node::Node;
 const PAYLOAD_TYPE: &str = "application/vnd.gpuaas.node-record.v1+json";
 const MAX_BYTES: usize = 8 * 1024;
 
-/// What is signed at enrolment.
+/// What is signed at enrollment.
 #[derive(Clone, Debug, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct NodeRecord {

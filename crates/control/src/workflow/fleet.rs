@@ -1,5 +1,5 @@
 //! The picture of the fleet that placement looks at. It is made from the rows when it is first needed and kept up to date by hints; it
-//! authorises nothing, and whoever finds it behind the rows has the node looked at again.
+//! authorizes nothing, and whoever finds it behind the rows has the node looked at again.
 
 use std::collections::{BTreeMap, BTreeSet, HashSet};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};

@@ -88,7 +88,7 @@ pub async fn step_of(control: &Control, id: AllocationId) -> Result<Option<Step>
 /// allocation.
 pub async fn advance(control: &Control, id: AllocationId, at: Option<Step>) -> Result<Option<Advanced>, Failure> {
     // What is held for it is held until the decision is written.
-    let of = |(_, _, _, organisation): &(_, _, _, Option<OrgId>)| *organisation;
+    let of = |(_, _, _, organization): &(_, _, _, Option<OrgId>)| *organization;
     let (advanced, wrote, _held, _) = settle_counted(control, of, || async {
         let nothing = |advanced| Ok(((advanced, None, None, None), Decision::default()));
         let Some(run) = books::get::<Allocation>(control, id).await? else { return nothing(None) };
@@ -103,7 +103,7 @@ pub async fn advance(control: &Control, id: AllocationId, at: Option<Step>) -> R
         let mut advanced = decide(control, &run, &world, &context);
         if advanced.allocation.state.over() {
             // The same decision, with what is given back.
-            world.quotas = books::quotas(control, run.project_id, run.organisation_id).await?;
+            world.quotas = books::quotas(control, run.project_id, run.organization_id).await?;
             advanced = decide(control, &run, &world, &context);
         }
         if advanced.allocation.state != run.state {
@@ -117,7 +117,7 @@ pub async fn advance(control: &Control, id: AllocationId, at: Option<Step>) -> R
             gpuaas_failpoint::hit(decided(run.step));
         }
         let came = Advanced { step: advanced.allocation.step, next: advanced.next };
-        Ok(((Some(came), writes.then_some(run.step), held, Some(run.organisation_id)), advanced.decision))
+        Ok(((Some(came), writes.then_some(run.step), held, Some(run.organization_id)), advanced.decision))
     })
     .await?;
     if let Some(step) = wrote {

@@ -68,7 +68,7 @@ pub(super) async fn load<'a>(
 
 /// Whether what the allocation holds may be destroyed within this hour.
 async fn budget_of(control: &Control, run: &Allocation, context: &Context) -> Result<Result<Decision, Refusal>, Failure> {
-    let scope = Scope::Organization(run.organisation_id);
+    let scope = Scope::Organization(run.organization_id);
     match control.budget.take(control, scope, Some(run.id), context).await {
         Ok(counted) => Ok(Ok(counted)),
         Err(Failure::Refused(refusal)) if refusal.code == EXHAUSTED => Ok(Err(refusal)),

@@ -4,7 +4,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use gpuaas_api::dto::{
-    Allocation, AllocationCreate, ImageCreate, Limits, OrganisationCreate, PageQuery, ProductKind, ProjectCreate, Reason,
+    Allocation, AllocationCreate, ImageCreate, Limits, OrganizationCreate, PageQuery, ProductKind, ProjectCreate, Reason,
     SkuCreate, TaskListQuery,
 };
 use gpuaas_contract::Digest;
@@ -16,7 +16,7 @@ use super::TestServer;
 use super::answers::{ended, proof, succeeded};
 use super::looking::{Looking, refused};
 
-/// A project with a catalogue.
+/// A project with a catalog.
 pub struct Shop {
     pub project: String,
 }
@@ -24,16 +24,16 @@ pub struct Shop {
 impl Shop {
     pub async fn open(server: &TestServer) -> Self {
         let client = server.client();
-        let wanted = OrganisationCreate {
+        let wanted = OrganizationCreate {
             name: "lab".to_owned(),
             description: String::new(),
             limits: Limits::default(),
             owner_email: None,
         };
-        let organisation = client.organisation_create(&wanted, None).await.unwrap();
+        let organization = client.organization_create(&wanted, None).await.unwrap();
         let limits = Limits { allocations: Some(3), slots: Some(4), machines: Some(1) };
         let wanted = ProjectCreate { name: "vision".to_owned(), description: String::new(), limits, owner_email: None };
-        let project = client.project_create(&organisation.id.to_string(), &wanted, None).await.unwrap();
+        let project = client.project_create(&organization.id.to_string(), &wanted, None).await.unwrap();
         for (name, kind, slots) in
             [("one", ProductKind::Slice, Some(1)), ("two", ProductKind::Slice, Some(2)), ("host", ProductKind::BareMetal, None)]
         {

@@ -8,7 +8,7 @@ use gpuaas_contract::id::{AgentInstanceId, ClusterId, NodeId, TaskId};
 use gpuaas_contract::key::SigningKey;
 use gpuaas_contract::link::node_link_client::NodeLinkClient;
 use gpuaas_contract::link::{
-    self, Ack, Applicant, EnrolWithToken, FromNode, Grant, Hello, SignedReceipt, TaskInHand, TaskPhase, ToNode, Welcome,
+    self, Ack, Applicant, EnrollWithToken, FromNode, Grant, Hello, SignedReceipt, TaskInHand, TaskPhase, ToNode, Welcome,
     from_node, to_node,
 };
 use gpuaas_contract::receipt::{self, Outcome};
@@ -25,7 +25,7 @@ use tonic::Streaming;
 
 use super::TestServer;
 
-/// A host with its keys, before or after enrolment.
+/// A host with its keys, before or after enrollment.
 pub struct Host {
     pub fingerprint: String,
     pub tls_key: rcgen::KeyPair,
@@ -57,7 +57,7 @@ impl Host {
     pub async fn enrolled(server: &TestServer) -> Self {
         let mut host = Self::new(server);
         let token = server.client().join_token_create(&Default::default()).await.unwrap().token;
-        let response = host.enrol(&token).await;
+        let response = host.enroll(&token).await;
         assert_eq!(response.status(), 200, "{}", response.text().await.unwrap());
         host.grant = Some(response.json().await.unwrap());
         host
@@ -79,10 +79,10 @@ impl Host {
     }
 
     /// Knocks at the token door.
-    pub async fn enrol(&self, token: &str) -> reqwest::Response {
+    pub async fn enroll(&self, token: &str) -> reqwest::Response {
         let secret = token.split('.').next().unwrap().to_owned();
-        let body = EnrolWithToken { token: secret, applicant: self.applicant() };
-        self.anonymous().post(self.url(link::route::ENROL_WITH_TOKEN)).json(&body).send().await.unwrap()
+        let body = EnrollWithToken { token: secret, applicant: self.applicant() };
+        self.anonymous().post(self.url(link::route::ENROLL_WITH_TOKEN)).json(&body).send().await.unwrap()
     }
 
     pub fn grant(&self) -> &Grant {

@@ -1,6 +1,6 @@
 //! Streams and WebSockets.
 
-use gpuaas_api::dto::{Limits, OrganisationCreate, ProjectCreate};
+use gpuaas_api::dto::{Limits, OrganizationCreate, ProjectCreate};
 use http::StatusCode;
 
 use super::*;
@@ -8,10 +8,10 @@ use super::*;
 async fn project(server: &TestServer) -> String {
     let client = server.client();
     let wanted =
-        OrganisationCreate { name: "o".to_owned(), description: String::new(), limits: Limits::default(), owner_email: None };
-    let organisation = client.organisation_create(&wanted, None).await.unwrap();
+        OrganizationCreate { name: "o".to_owned(), description: String::new(), limits: Limits::default(), owner_email: None };
+    let organization = client.organization_create(&wanted, None).await.unwrap();
     let wanted = ProjectCreate { name: "p".to_owned(), description: String::new(), limits: Limits::default(), owner_email: None };
-    client.project_create(&organisation.id.to_string(), &wanted, None).await.unwrap().id.to_string()
+    client.project_create(&organization.id.to_string(), &wanted, None).await.unwrap().id.to_string()
 }
 
 async fn websocket(server: &TestServer, project: &str) -> (Box<dyn Socket>, String) {

@@ -7,12 +7,12 @@ use gpuaas_contract::id::{OrgId, ProjectId};
 pub enum Scope {
     /// The platform itself.
     Platform,
-    /// An organisation.
-    Organisation(OrgId),
+    /// An organization.
+    Organization(OrgId),
     /// A project and everything in it.
     Project {
-        /// The organisation it belongs to, as stored; never as the caller says.
-        organisation: OrgId,
+        /// The organization it belongs to, as stored; never as the caller says.
+        organization: OrgId,
         /// The project.
         project: ProjectId,
     },
@@ -23,7 +23,7 @@ impl Scope {
     pub const fn kind(&self) -> ScopeKind {
         match self {
             Self::Platform => ScopeKind::Platform,
-            Self::Organisation(_) => ScopeKind::Organisation,
+            Self::Organization(_) => ScopeKind::Organization,
             Self::Project { .. } => ScopeKind::Project,
         }
     }
@@ -34,21 +34,21 @@ impl Scope {
 pub enum ScopeKind {
     /// The platform itself.
     Platform,
-    /// An organisation.
-    Organisation,
+    /// An organization.
+    Organization,
     /// A project.
     Project,
 }
 
 impl ScopeKind {
     /// Every kind.
-    pub const ALL: [Self; 3] = [Self::Platform, Self::Organisation, Self::Project];
+    pub const ALL: [Self; 3] = [Self::Platform, Self::Organization, Self::Project];
 
     /// Name in messages.
     pub const fn as_str(self) -> &'static str {
         match self {
             Self::Platform => "platform",
-            Self::Organisation => "organisation",
+            Self::Organization => "organization",
             Self::Project => "project",
         }
     }
@@ -99,7 +99,7 @@ actions! {
     CatalogRead, "catalog.read", reads, [Platform];
     /// Sees nodes, slots, tasks and the state of the control plane.
     PlatformRead, "platform.read", reads, [Platform];
-    /// Enrols, drains and repairs nodes, runs tasks on them.
+    /// Enrolls, drains and repairs nodes, runs tasks on them.
     PlatformOperate, "platform.operate", changes, [Platform];
     /// Changes who and what is trusted: platform tokens, signing keys, issuers.
     PlatformAdmin, "platform.admin", changes, [Platform];
@@ -111,30 +111,30 @@ actions! {
     CapacityRead, "capacity.read", reads, [Platform];
     /// Plans and cancels maintenance windows.
     MaintenanceManage, "maintenance.manage", changes, [Platform];
-    /// Lists the organisations they can see.
-    OrganisationList, "organisation.list", reads, [Platform];
-    /// Makes an organisation.
-    OrganisationCreate, "organisation.create", changes, [Platform];
-    /// Sees an organisation.
-    OrganisationRead, "organisation.read", reads, [Organisation];
-    /// Changes an organisation.
-    OrganisationManage, "organisation.manage", changes, [Organisation];
+    /// Lists the organizations they can see.
+    OrganizationList, "organization.list", reads, [Platform];
+    /// Makes an organization.
+    OrganizationCreate, "organization.create", changes, [Platform];
+    /// Sees an organization.
+    OrganizationRead, "organization.read", reads, [Organization];
+    /// Changes an organization.
+    OrganizationManage, "organization.manage", changes, [Organization];
     /// Sees limits and what is used of them.
-    QuotaRead, "quota.read", reads, [Organisation, Project];
+    QuotaRead, "quota.read", reads, [Organization, Project];
     /// Sets limits.
-    QuotaSet, "quota.set", changes, [Organisation, Project];
+    QuotaSet, "quota.set", changes, [Organization, Project];
     /// Lists the projects they can see.
     ProjectList, "project.list", reads, [Platform];
-    /// Makes a project in an organisation.
-    ProjectCreate, "project.create", changes, [Organisation];
+    /// Makes a project in an organization.
+    ProjectCreate, "project.create", changes, [Organization];
     /// Sees a project.
     ProjectRead, "project.read", reads, [Project];
     /// Changes or deletes a project.
     ProjectManage, "project.manage", changes, [Project];
     /// Sees who has which role.
-    MemberRead, "member.read", reads, [Platform, Organisation, Project];
+    MemberRead, "member.read", reads, [Platform, Organization, Project];
     /// Invites and removes people, changes their roles.
-    MemberManage, "member.manage", changes, [Platform, Organisation, Project];
+    MemberManage, "member.manage", changes, [Platform, Organization, Project];
     /// Sees service accounts and the names of their keys. Secrets are shown to nobody.
     KeyRead, "key.read", reads, [Project];
     /// Makes and removes service accounts and their keys.

@@ -54,14 +54,14 @@ impl From<Who> for String {
     }
 }
 
-/// Where a role is held. In text `platform`, or the id of the organisation or project.
+/// Where a role is held. In text `platform`, or the id of the organization or project.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, serde::Serialize, serde::Deserialize)]
 #[serde(try_from = "String", into = "String")]
 pub enum Place {
     /// On the platform, and so everywhere.
     Platform,
-    /// In an organisation, and so in all its projects.
-    Organisation(OrgId),
+    /// In an organization, and so in all its projects.
+    Organization(OrgId),
     /// In one project.
     Project(ProjectId),
 }
@@ -70,7 +70,7 @@ impl std::fmt::Display for Place {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         match self {
             Self::Platform => f.write_str("platform"),
-            Self::Organisation(id) => id.fmt(f),
+            Self::Organization(id) => id.fmt(f),
             Self::Project(id) => id.fmt(f),
         }
     }
@@ -83,8 +83,8 @@ impl TryFrom<String> for Place {
         if text == "platform" {
             return Ok(Self::Platform);
         }
-        let organisation = text.parse().ok().map(Self::Organisation);
-        organisation.or_else(|| text.parse().ok().map(Self::Project)).ok_or(BadName("a place of a role"))
+        let organization = text.parse().ok().map(Self::Organization);
+        organization.or_else(|| text.parse().ok().map(Self::Project)).ok_or(BadName("a place of a role"))
     }
 }
 
@@ -100,7 +100,7 @@ impl From<Place> for String {
 pub enum MemberRole {
     /// Of those who run the platform.
     Platform(PlatformRole),
-    /// In an organisation or a project.
+    /// In an organization or a project.
     Project(ProjectRole),
 }
 
@@ -132,8 +132,8 @@ impl MemberRole {
     pub const fn fits(self, at: Place) -> bool {
         match (self, at) {
             (Self::Platform(_), Place::Platform) => true,
-            (Self::Project(_), Place::Organisation(_) | Place::Project(_)) => true,
-            (Self::Platform(_), Place::Organisation(_) | Place::Project(_)) | (Self::Project(_), Place::Platform) => false,
+            (Self::Project(_), Place::Organization(_) | Place::Project(_)) => true,
+            (Self::Platform(_), Place::Organization(_) | Place::Project(_)) | (Self::Project(_), Place::Platform) => false,
         }
     }
 }
@@ -175,7 +175,7 @@ pub struct Membership {
 }
 
 impl Membership {
-    /// A new one. Roles of the platform are held on the platform, those of projects in organisations and projects.
+    /// A new one. Roles of the platform are held on the platform, those of projects in organizations and projects.
     pub fn new(
         id: MembershipId,
         who: Who,
@@ -189,7 +189,7 @@ impl Membership {
                 Place::Platform => {
                     format!("`{}` is a role in projects; on the platform choose admin, operator or support", role.as_str())
                 }
-                Place::Organisation(_) | Place::Project(_) => {
+                Place::Organization(_) | Place::Project(_) => {
                     format!("`{}` is a role on the platform; here choose owner, member or viewer", role.as_str())
                 }
             };

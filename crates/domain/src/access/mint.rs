@@ -76,12 +76,12 @@ impl KeyLimits {
 }
 
 /// Refuses to give a role with a key that may not itself do all that the role allows, in the place where it is given.
-/// `organisation` is that of the project, if it is given in one.
+/// `organization` is that of the project, if it is given in one.
 pub fn check_role(
     policies: &Policies,
     caller: &Principal,
     at: Place,
-    organisation: Option<OrgId>,
+    organization: Option<OrgId>,
     role: MemberRole,
 ) -> Result<(), Refusal> {
     match caller.who {
@@ -94,17 +94,17 @@ pub fn check_role(
         MemberRole::Project(role) => given.memberships.push((at, role)),
     }
     let any_project = ProjectId::from_bytes([0; 16]);
-    let any_organisation = organisation.unwrap_or(OrgId::from_bytes([0; 16]));
+    let any_organization = organization.unwrap_or(OrgId::from_bytes([0; 16]));
     let scopes = match at {
         Place::Platform => vec![
             Scope::Platform,
-            Scope::Organisation(any_organisation),
-            Scope::Project { organisation: any_organisation, project: any_project },
+            Scope::Organization(any_organization),
+            Scope::Project { organization: any_organization, project: any_project },
         ],
-        Place::Organisation(organisation) => {
-            vec![Scope::Organisation(organisation), Scope::Project { organisation, project: any_project }]
+        Place::Organization(organization) => {
+            vec![Scope::Organization(organization), Scope::Project { organization, project: any_project }]
         }
-        Place::Project(project) => vec![Scope::Project { organisation: any_organisation, project }],
+        Place::Project(project) => vec![Scope::Project { organization: any_organization, project }],
     };
     for scope in &scopes {
         let applicable = Action::ALL.iter().copied().filter(|action| action.applies_to(scope.kind()));
@@ -210,19 +210,19 @@ mod tests {
         }
 
         #[test]
-        fn a_key_gives_no_role_that_allows_more_than_the_key(scopes in scopes(), held in 0_usize..3, given in 0_usize..3, in_organisation: bool) {
+        fn a_key_gives_no_role_that_allows_more_than_the_key(scopes in scopes(), held in 0_usize..3, given in 0_usize..3, in_organization: bool) {
             let policies = &*POLICIES;
-            let (organisation, project) = (OrgId::from_bytes([7; 16]), ProjectId::from_bytes([8; 16]));
-            let place = if in_organisation { Place::Organisation(organisation) } else { Place::Project(project) };
+            let (organization, project) = (OrgId::from_bytes([7; 16]), ProjectId::from_bytes([8; 16]));
+            let place = if in_organization { Place::Organization(organization) } else { Place::Project(project) };
             let mut caller = Principal::nobody(PrincipalId::ServiceAccount(ServiceAccountId::from_bytes([9; 16])));
             caller.memberships.push((place, ProjectRole::ALL[held]));
             caller.scopes = scopes;
             let role = ProjectRole::ALL[given];
             let at = Place::Project(project);
-            if check_role(policies, &caller, at, Some(organisation), MemberRole::Project(role)).is_ok() {
+            if check_role(policies, &caller, at, Some(organization), MemberRole::Project(role)).is_ok() {
                 let mut holder = Principal::nobody(PrincipalId::ServiceAccount(ServiceAccountId::from_bytes([1; 16])));
                 holder.memberships.push((at, role));
-                let scope = Scope::Project { organisation, project };
+                let scope = Scope::Project { organization, project };
                 for action in Action::ALL.iter().copied().filter(|action| action.applies_to(scope.kind())) {
                     let theirs = policies.may(&holder, action, &scope).is_allowed();
                     prop_assert!(!theirs || policies.may(&caller, action, &scope).is_allowed(), "{action}");

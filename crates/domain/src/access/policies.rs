@@ -148,8 +148,8 @@ impl Policies {
     fn least_role(&self, action: Action, kind: ScopeKind) -> Needs {
         let scope = match kind {
             ScopeKind::Platform => Scope::Platform,
-            ScopeKind::Organisation => Scope::Organisation(NO_ORGANISATION),
-            ScopeKind::Project => Scope::Project { organisation: NO_ORGANISATION, project: NO_PROJECT },
+            ScopeKind::Organization => Scope::Organization(NO_ORGANIZATION),
+            ScopeKind::Project => Scope::Project { organization: NO_ORGANIZATION, project: NO_PROJECT },
         };
         let project = ProjectRole::ALL.into_iter().rev().filter(|_| kind != ScopeKind::Platform);
         let project = project.map(|role| {
@@ -193,14 +193,14 @@ impl Policies {
     }
 }
 
-/// Stand-ins for questions about any organisation and project.
-const NO_ORGANISATION: gpuaas_contract::id::OrgId = gpuaas_contract::id::OrgId::from_bytes([0; 16]);
+/// Stand-ins for questions about any organization and project.
+const NO_ORGANIZATION: gpuaas_contract::id::OrgId = gpuaas_contract::id::OrgId::from_bytes([0; 16]);
 const NO_PROJECT: gpuaas_contract::id::ProjectId = gpuaas_contract::id::ProjectId::from_bytes([0; 16]);
 
 /// The words of the schema, made once.
 struct Words {
     caller: EntityTypeName,
-    organisation: EntityTypeName,
+    organization: EntityTypeName,
     project: EntityTypeName,
     role: EntityTypeName,
     kind: EntityTypeName,
@@ -228,7 +228,7 @@ impl Words {
         let platform = EntityUid::from_type_name_and_id(name("Platform")?, EntityId::new("platform"));
         Ok(Self {
             caller: name("Caller")?,
-            organisation: name("Organisation")?,
+            organization: name("Organization")?,
             project: name("Project")?,
             role: name("Role")?,
             kind: name("Kind")?,
@@ -267,15 +267,15 @@ impl Words {
         let child = |uid: &EntityUid, of: EntityUid| Entity::new_no_attrs(uid.clone(), HashSet::from([of]));
         match scope {
             Scope::Platform => (self.platform.clone(), Vec::new()),
-            Scope::Organisation(id) => {
-                let organisation = self.uid(&self.organisation, id);
-                let entities = vec![child(&organisation, self.platform.clone())];
-                (organisation, entities)
+            Scope::Organization(id) => {
+                let organization = self.uid(&self.organization, id);
+                let entities = vec![child(&organization, self.platform.clone())];
+                (organization, entities)
             }
-            Scope::Project { organisation, project } => {
-                let organisation = self.uid(&self.organisation, organisation);
+            Scope::Project { organization, project } => {
+                let organization = self.uid(&self.organization, organization);
                 let project = self.uid(&self.project, project);
-                let entities = vec![child(&organisation, self.platform.clone()), child(&project, organisation)];
+                let entities = vec![child(&organization, self.platform.clone()), child(&project, organization)];
                 (project, entities)
             }
         }

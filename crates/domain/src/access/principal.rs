@@ -54,7 +54,7 @@ pub struct Principal {
     pub who: PrincipalId,
     /// Their role on the platform.
     pub platform: Option<PlatformRole>,
-    /// Their roles in organisations and projects. One on the platform counts for nothing here.
+    /// Their roles in organizations and projects. One on the platform counts for nothing here.
     pub memberships: Vec<(Place, ProjectRole)>,
     /// What the API key they use is limited to; `None` for no such limit.
     pub scopes: Option<KeyScopes>,
@@ -109,16 +109,16 @@ impl Principal {
         self.platform.is_some() || self.project_roles(scope).next().is_some()
     }
 
-    /// The roles in organisations and projects that count for `scope`.
+    /// The roles in organizations and projects that count for `scope`.
     fn project_roles(&self, scope: &Scope) -> impl Iterator<Item = ProjectRole> {
-        let (organisation, project) = match *scope {
+        let (organization, project) = match *scope {
             Scope::Platform => (None, None),
-            Scope::Organisation(organisation) => (Some(organisation), None),
-            Scope::Project { organisation, project } => (Some(organisation), Some(project)),
+            Scope::Organization(organization) => (Some(organization), None),
+            Scope::Project { organization, project } => (Some(organization), Some(project)),
         };
         let counts = move |place: Place| match place {
             Place::Platform => false,
-            Place::Organisation(held) => organisation == Some(held),
+            Place::Organization(held) => organization == Some(held),
             Place::Project(held) => project == Some(held),
         };
         self.memberships.iter().filter(move |(place, _)| counts(*place)).map(|(_, role)| *role)
@@ -183,7 +183,7 @@ mod tests {
             row(Who::User(bob), Place::Platform, admin),
             row(Who::Invited("ann@example.com".to_owned()), Place::Platform, admin),
             // Both in the wrong place, as only a broken row can be.
-            row(Who::User(ann), Place::Organisation(OrgId::generate()), admin),
+            row(Who::User(ann), Place::Organization(OrgId::generate()), admin),
             row(Who::User(ann), Place::Platform, MemberRole::Project(ProjectRole::Owner)),
             Membership { removed_at: Some(Timestamp(2)), ..row(Who::User(ann), Place::Platform, admin) },
             row(Who::User(ann), Place::Platform, MemberRole::Platform(PlatformRole::Operator)),

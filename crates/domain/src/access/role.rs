@@ -6,7 +6,7 @@
 pub enum PlatformRole {
     /// Everything.
     Admin,
-    /// Runs the platform: nodes, catalogue, quotas, maintenance. Changes nothing that belongs to tenants but the state of allocations.
+    /// Runs the platform: nodes, catalog, quotas, maintenance. Changes nothing that belongs to tenants but the state of allocations.
     Operator,
     /// Reads everything, changes nothing.
     #[serde(alias = "viewer")]
@@ -49,7 +49,7 @@ impl PlatformRole {
     }
 }
 
-/// A role in a project, or in an organisation and so in all its projects. Each includes those below it.
+/// A role in a project, or in an organization and so in all its projects. Each includes those below it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, serde::Serialize, serde::Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum ProjectRole {

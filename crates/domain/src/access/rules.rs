@@ -192,11 +192,11 @@ fn add(set: &mut PolicySet, rule: Policy, file: &str) -> Result<(), BadPolicies>
     set.add(rule).map_err(|_| BadPolicies::Id { file: file.to_owned(), id })
 }
 
-/// The schema knows all roles, kinds and actions, but any text could be the id of an organisation, a project or a caller.
+/// The schema knows all roles, kinds and actions, but any text could be the id of an organization, a project or a caller.
 fn check_entity(rule: &str, entity: &EntityUid) -> Result<(), BadPolicies> {
     let id = entity.id().unescaped();
     let (good, expected) = match entity.type_name().basename() {
-        "Organisation" => (id.parse::<OrgId>().is_ok(), "use the id of the organisation, such as Organisation::\"org_…\""),
+        "Organization" => (id.parse::<OrgId>().is_ok(), "use the id of the organization, such as Organization::\"org_…\""),
         "Project" => (id.parse::<ProjectId>().is_ok(), "use the id of the project, such as Project::\"proj_…\""),
         "Caller" => (id.parse::<PrincipalId>().is_ok(), "name the caller as the audit log does, such as Caller::\"user:user_…\""),
         // Whatever else there is, is listed in the schema.

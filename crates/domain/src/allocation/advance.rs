@@ -56,7 +56,7 @@ pub struct World {
     pub place: Option<Result<Chosen, NoFit>>,
     /// What is written of the budget of destruction if a release is ordered, or why none may be; only asked for at [`Step::Release`].
     pub budget: Option<Result<Decision, Refusal>>,
-    /// The quotas of its project and its organisation. Nothing but its end is written to them.
+    /// The quotas of its project and its organization. Nothing but its end is written to them.
     pub quotas: Vec<Quota>,
 }
 
@@ -597,7 +597,7 @@ impl Run<'_> {
     fn moved(&self, next: Allocation, with: Decision, kind: &'static str, more: serde_json::Value) -> Advance {
         let id = next.id.to_string();
         let mut data = json!({
-            "allocation_id": id, "project_id": next.project_id, "organisation_id": next.organisation_id, "name": next.name,
+            "allocation_id": id, "project_id": next.project_id, "organization_id": next.organization_id, "name": next.name,
             "from": self.now.state.as_str(), "to": next.state.as_str(), "step": next.step.as_str(),
             "reason": next.trouble.as_ref().map(|trouble| trouble.reason.clone()),
         });

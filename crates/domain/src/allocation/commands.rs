@@ -81,7 +81,7 @@ impl Request {
                 return Err(Refusal::invalid("image_not_allowed", message));
             }
             (Product::BareMetal, None) => None,
-            (Product::Slice { .. }, Some(image)) if !image.is_for(project.organisation_id) => {
+            (Product::Slice { .. }, Some(image)) if !image.is_for(project.organization_id) => {
                 let message = format!("there is no image {}; `gpuaas image ls` lists them", image.id);
                 return Err(Refusal::not_found("image_unknown", message));
             }
@@ -108,7 +108,7 @@ impl Request {
                 sha256: image.sha256.clone(),
                 format: image.format,
                 // Only the platform's own images are vouched for.
-                trusted: image.organisation_id.is_none(),
+                trusted: image.organization_id.is_none(),
                 driver_strategy: image.driver_strategy,
             }),
             username,
@@ -120,7 +120,7 @@ impl Request {
     }
 }
 
-/// A new allocation, counted against the quotas of its project and its organisation.
+/// A new allocation, counted against the quotas of its project and its organization.
 pub fn request(
     id: AllocationId,
     project: &Project,
@@ -147,7 +147,7 @@ pub fn request(
     let allocation = Allocation {
         id,
         version: 0,
-        organisation_id: project.organisation_id,
+        organization_id: project.organization_id,
         project_id: project.id,
         name: request.name.clone(),
         tags: request.tags.clone(),
@@ -176,7 +176,7 @@ pub fn request(
         due_at: Some(context.now),
     };
     let data = json!({
-        "allocation_id": id, "project_id": project.id, "organisation_id": project.organisation_id, "name": allocation.name,
+        "allocation_id": id, "project_id": project.id, "organization_id": project.organization_id, "name": allocation.name,
         "sku": allocation.terms.sku_name, "price_per_hour": allocation.terms.price_per_hour, "to": "requested",
     });
     let decision = decision.insert(&allocation).hint(Hint::Allocation(id));
@@ -370,7 +370,7 @@ fn said(
 ) -> (Allocation, Decision) {
     let id = next.id.to_string();
     let mut data = json!({
-        "allocation_id": id, "project_id": next.project_id, "organisation_id": next.organisation_id, "name": next.name,
+        "allocation_id": id, "project_id": next.project_id, "organization_id": next.organization_id, "name": next.name,
         "to": next.state.as_str(),
     });
     if let (Some(data), serde_json::Value::Object(more)) = (data.as_object_mut(), more) {

@@ -144,7 +144,7 @@ impl Step {
     }
 }
 
-/// The product, image and settings as they were when the allocation was asked for: what changes later in the catalogue changes nothing.
+/// The product, image and settings as they were when the allocation was asked for: what changes later in the catalog changes nothing.
 #[derive(Clone, Debug, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
 pub struct Terms {
     /// The product.
@@ -229,7 +229,7 @@ pub struct Allocation {
     #[serde(skip)]
     pub version: i64,
     /// Whose it is.
-    pub organisation_id: OrgId,
+    pub organization_id: OrgId,
     /// The project within.
     pub project_id: ProjectId,
     /// What people call it; also the guest's own name.

@@ -19,7 +19,7 @@ fn of_code(code: &str) -> Option<&'static str> {
             "the image could not be fetched from its URL; check that hosts can reach it"
         }
         "image_too_large" => "the image is larger than the drive; choose a smaller one",
-        "image_mislabelled" | "image_damaged" | "image_encrypted" | "image_refers_to_file" | "image_unsupported" => {
+        "image_mislabeled" | "image_damaged" | "image_encrypted" | "image_refers_to_file" | "image_unsupported" => {
             "the image is not what it is said to be; hosts take whole, plain qcow2 or raw images"
         }
         "guest_not_ready" | "readiness_timeout" => {

@@ -1,4 +1,4 @@
-//! Images: what guests are made from. Those of the platform are for everybody, those of an organisation for all its projects.
+//! Images: what guests are made from. Those of the platform are for everybody, those of an organization for all its projects.
 
 use gpuaas_contract::Digest;
 use gpuaas_contract::id::{ImageId, OrgId};
@@ -24,7 +24,7 @@ pub struct Image {
     #[serde(skip)]
     pub version: i64,
     /// Whose it is; none for the platform's.
-    pub organisation_id: Option<OrgId>,
+    pub organization_id: Option<OrgId>,
     /// What people type; no other image of the same owner has it.
     pub name: String,
     /// In words.
@@ -55,16 +55,16 @@ impl Image {
     fn found_by(&self) -> Keys {
         let live = self.deleted_at.is_none();
         Keys {
-            parent: self.organisation_id.map(|id| id.to_string()).unwrap_or_default(),
+            parent: self.organization_id.map(|id| id.to_string()).unwrap_or_default(),
             name: live.then(|| self.name.clone()),
             state: if live { "active" } else { "deleted" },
             ..Keys::default()
         }
     }
 
-    /// Whether projects of this organisation see it.
-    pub fn is_for(&self, organisation: OrgId) -> bool {
-        self.deleted_at.is_none() && self.organisation_id.is_none_or(|owner| owner == organisation)
+    /// Whether projects of this organization see it.
+    pub fn is_for(&self, organization: OrgId) -> bool {
+        self.deleted_at.is_none() && self.organization_id.is_none_or(|owner| owner == organization)
     }
 }
 
@@ -89,17 +89,17 @@ pub struct NewImage {
     pub default_username: UserName,
 }
 
-/// A new image, of an organisation or of the platform.
+/// A new image, of an organization or of the platform.
 pub fn create_image(
     id: ImageId,
-    organisation_id: Option<OrgId>,
+    organization_id: Option<OrgId>,
     new: NewImage,
     context: &Context,
 ) -> Result<(Image, Decision), Refusal> {
     let image = Image {
         id,
         version: 0,
-        organisation_id,
+        organization_id,
         name: checked_handle(&new.name, "an image")?,
         description: checked_text(&new.description, "the description")?,
         url: new.url,
@@ -113,7 +113,7 @@ pub fn create_image(
         deleted_at: None,
     };
     check_source(&image)?;
-    let data = json!({ "image_id": id, "name": image.name, "organisation_id": organisation_id, "sha256": image.sha256, "url": image.url });
+    let data = json!({ "image_id": id, "name": image.name, "organization_id": organization_id, "sha256": image.sha256, "url": image.url });
     let decision = Decision::default().insert(&image);
     Ok((image, decision.record(context, "gpuaas.image.created.v1", "image.create", &id.to_string(), data)))
 }
@@ -122,7 +122,7 @@ fn check_source(image: &Image) -> Result<(), Refusal> {
     let invalid = |message: &str| Err(Refusal::invalid("image_invalid", message));
     match (&image.url, &image.path) {
         (None, None) => return invalid("an image needs the URL it is fetched from"),
-        (_, Some(_)) if image.organisation_id.is_some() => {
+        (_, Some(_)) if image.organization_id.is_some() => {
             return invalid("only images of the platform may be files of the hosts; give a URL");
         }
         (Some(_) | None, Some(_)) | (Some(_), None) => {}

@@ -50,7 +50,7 @@ impl Product {
     }
 }
 
-/// A product of the catalogue.
+/// A product of the catalog.
 #[derive(Clone, Debug, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
 pub struct Sku {
     /// Its id.

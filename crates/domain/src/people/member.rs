@@ -115,7 +115,7 @@ fn check_live(membership: &Membership) -> Result<(), Refusal> {
     }
 }
 
-/// A project or an organisation without an owner could be helped by an administrator only.
+/// A project or an organization without an owner could be helped by an administrator only.
 fn check_not_last(membership: &Membership, others: &[Membership]) -> Result<(), Refusal> {
     let owns = |membership: &Membership| {
         membership.role == MemberRole::Project(ProjectRole::Owner)

@@ -1,4 +1,4 @@
-//! Organisations, projects, and who belongs to them.
+//! Organizations, projects, and who belongs to them.
 
 mod member;
 mod sign_in;
@@ -8,8 +8,8 @@ mod user;
 pub use member::{accept_invitations, change_role, invitations_of, invite, leave};
 pub use sign_in::{SignIn, SignInKind};
 pub use tenant::{
-    Organisation, Project, ServiceAccount, create_organisation, create_project, create_service_account, delete_project,
-    delete_service_account, describe_organisation, describe_project,
+    Organization, Project, ServiceAccount, create_organization, create_project, create_service_account, delete_project,
+    delete_service_account, describe_organization, describe_project,
 };
 pub use user::{
     Said, User, create_local_user, deactivate, lookup as user_lookup, right_password, set_password, signed_in, wrong_password,

@@ -1,4 +1,4 @@
-//! Organisations own projects, projects own everything that is leased, and service accounts act for projects.
+//! Organizations own projects, projects own everything that is leased, and service accounts act for projects.
 
 use gpuaas_contract::id::{OrgId, ProjectId, ServiceAccountId};
 use gpuaas_contract::time::Timestamp;
@@ -12,13 +12,13 @@ use crate::resource::{Keys, resource};
 
 /// A company, a university, a team.
 #[derive(Clone, Debug, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
-pub struct Organisation {
+pub struct Organization {
     /// Its id.
     pub id: OrgId,
     /// Row version.
     #[serde(skip)]
     pub version: i64,
-    /// What people type; no other organisation has it.
+    /// What people type; no other organization has it.
     pub name: String,
     /// In words.
     pub description: String,
@@ -26,9 +26,9 @@ pub struct Organisation {
     pub created_at: Timestamp,
 }
 
-resource!(Organisation, Organisation);
+resource!(Organization, Organization);
 
-impl Organisation {
+impl Organization {
     fn found_by(&self) -> Keys {
         Keys { name: Some(self.name.clone()), state: "active", ..Keys::default() }
     }
@@ -43,8 +43,8 @@ pub struct Project {
     #[serde(skip)]
     pub version: i64,
     /// Whose it is.
-    pub organisation_id: OrgId,
-    /// What people type; no other project of the organisation has it.
+    pub organization_id: OrgId,
+    /// What people type; no other project of the organization has it.
     pub name: String,
     /// In words.
     pub description: String,
@@ -60,7 +60,7 @@ impl Project {
     fn found_by(&self) -> Keys {
         let live = self.deleted_at.is_none();
         Keys {
-            parent: self.organisation_id.to_string(),
+            parent: self.organization_id.to_string(),
             name: live.then(|| self.name.clone()),
             state: if live { "active" } else { "deleted" },
             ..Keys::default()
@@ -110,49 +110,49 @@ impl ServiceAccount {
     }
 }
 
-/// A new organisation, with a quota of its own.
-pub fn create_organisation(
+/// A new organization, with a quota of its own.
+pub fn create_organization(
     id: OrgId,
     name: &str,
     description: &str,
     limits: Limits,
     context: &Context,
-) -> Result<(Organisation, Decision), Refusal> {
-    let organisation = Organisation {
+) -> Result<(Organization, Decision), Refusal> {
+    let organization = Organization {
         id,
         version: 0,
-        name: checked_handle(name, "an organisation")?,
+        name: checked_handle(name, "an organization")?,
         description: checked_text(description, "the description")?,
         created_at: context.now,
     };
-    let quota = Quota::of_organisation(id, limits);
-    let data = json!({ "organisation_id": id, "name": organisation.name, "limits": limits });
-    let decision = Decision::default().insert(&organisation).insert(&quota);
-    let decision = decision.record(context, "gpuaas.organisation.created.v1", "organisation.create", &id.to_string(), data);
-    Ok((organisation, decision))
+    let quota = Quota::of_organization(id, limits);
+    let data = json!({ "organization_id": id, "name": organization.name, "limits": limits });
+    let decision = Decision::default().insert(&organization).insert(&quota);
+    let decision = decision.record(context, "gpuaas.organization.created.v1", "organization.create", &id.to_string(), data);
+    Ok((organization, decision))
 }
 
-/// Other words for an organisation. Saying the same again changes nothing.
-pub fn describe_organisation(
-    organisation: &Organisation,
+/// Other words for an organization. Saying the same again changes nothing.
+pub fn describe_organization(
+    organization: &Organization,
     description: &str,
     context: &Context,
-) -> Result<(Organisation, Decision), Refusal> {
-    let next = Organisation { description: checked_text(description, "the description")?, ..organisation.clone() };
-    if next == *organisation {
+) -> Result<(Organization, Decision), Refusal> {
+    let next = Organization { description: checked_text(description, "the description")?, ..organization.clone() };
+    if next == *organization {
         return Ok((next, Decision::default()));
     }
     let id = next.id.to_string();
-    let data = json!({ "organisation_id": id, "description": next.description });
+    let data = json!({ "organization_id": id, "description": next.description });
     let decision = Decision::default().update(&next);
-    let decision = decision.record(context, "gpuaas.organisation.changed.v1", "organisation.change", &id, data);
+    let decision = decision.record(context, "gpuaas.organization.changed.v1", "organization.change", &id, data);
     Ok((next, decision))
 }
 
-/// A new project, with a quota of its own inside that of its organisation.
+/// A new project, with a quota of its own inside that of its organization.
 pub fn create_project(
     id: ProjectId,
-    organisation: &Organisation,
+    organization: &Organization,
     name: &str,
     description: &str,
     limits: Limits,
@@ -161,14 +161,14 @@ pub fn create_project(
     let project = Project {
         id,
         version: 0,
-        organisation_id: organisation.id,
+        organization_id: organization.id,
         name: checked_handle(name, "a project")?,
         description: checked_text(description, "the description")?,
         created_at: context.now,
         deleted_at: None,
     };
-    let quota = Quota::of_project(id, organisation.id, limits);
-    let data = json!({ "project_id": id, "organisation_id": organisation.id, "name": project.name, "limits": limits });
+    let quota = Quota::of_project(id, organization.id, limits);
+    let data = json!({ "project_id": id, "organization_id": organization.id, "name": project.name, "limits": limits });
     let decision = Decision::default().insert(&project).insert(&quota);
     let decision = decision.record(context, "gpuaas.project.created.v1", "project.create", &id.to_string(), data);
     Ok((project, decision))

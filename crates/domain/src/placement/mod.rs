@@ -1,7 +1,7 @@
 //! Placement: which slots of which node an allocation gets, or which whole machine, or why nothing fits.
 //!
 //! It is a pure function over a [`Fleet`]: a compact picture of the nodes and their approved slots that the caller keeps beside the rows
-//! and brings up to date node by node. The picture authorises nothing. What is placed is then leased in a commit that is conditional on the
+//! and brings up to date node by node. The picture authorizes nothing. What is placed is then leased in a commit that is conditional on the
 //! rows themselves, so a picture that is behind costs another try and never a slot that is given away twice.
 //!
 //! - All slots of an allocation are on one node: on one NUMA node if possible, then near each other on the bus, then side by side.
@@ -84,7 +84,7 @@ pub enum What {
 pub enum Policy {
     /// The tightest fit, so that large wishes find room later.
     Pack,
-    /// The one with the most room, so that neighbours do not disturb each other.
+    /// The one with the most room, so that neighbors do not disturb each other.
     Spread,
 }
 

@@ -2,7 +2,7 @@
 
 use super::candidate::SlotView;
 
-/// Up to this many free slots every choice is looked at (at most 12,870 of them). Beyond it only neighbours in the order of the sockets and
+/// Up to this many free slots every choice is looked at (at most 12,870 of them). Beyond it only neighbors in the order of the sockets and
 /// buses are, which still finds one NUMA node whenever one has room.
 const EXHAUSTIVE: usize = 16;
 

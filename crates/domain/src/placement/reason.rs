@@ -186,7 +186,7 @@ impl fmt::Display for Reason {
             Self::Offline => f.write_str("it is offline; see whether its agent runs and reaches the control plane"),
             Self::Draining => f.write_str("it is in maintenance; undrain it when that is done"),
             Self::Quarantined => f.write_str("it is quarantined; unquarantine it when what is wrong is settled"),
-            Self::Locked => f.write_str("it is locked because two copies of its identity were seen; enrol it again"),
+            Self::Locked => f.write_str("it is locked because two copies of its identity were seen; enroll it again"),
             Self::Retired => f.write_str("it is retired"),
             Self::MachineNotOffered => f.write_str("it is not given out as a whole machine"),
             Self::MachineLeased => f.write_str("an allocation has the whole machine"),

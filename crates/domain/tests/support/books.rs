@@ -14,7 +14,7 @@ use gpuaas_domain::decision::Context;
 use gpuaas_domain::machine::{self, Machine, MachineState, machine_id};
 use gpuaas_domain::maintenance::Window;
 use gpuaas_domain::node::Node;
-use gpuaas_domain::people::{Organisation, Project};
+use gpuaas_domain::people::{Organization, Project};
 use gpuaas_domain::placement::{Candidate, Fleet, MachineOffer, MachineUse, NoFit, Policy, SlotCount, What, Wish};
 use gpuaas_domain::quota::{Quota, quota_id};
 use gpuaas_domain::resource::{Document, Kind, Resource};
@@ -43,7 +43,7 @@ pub(crate) struct Books {
     receipts: BTreeSet<TaskId>,
     documents: BTreeMap<(Kind, String), Document>,
     // What the documents say, so that nobody has to parse them again.
-    pub(crate) organisations: BTreeMap<OrgId, Organisation>,
+    pub(crate) organizations: BTreeMap<OrgId, Organization>,
     pub(crate) projects: BTreeMap<ProjectId, Project>,
     pub(crate) quotas: BTreeMap<String, Quota>,
     pub(crate) machines: BTreeMap<NodeId, Machine>,
@@ -154,8 +154,8 @@ impl Books {
             Change::ResourceUpdate(document) => {
                 self.documents.get(&key_of(document)).is_some_and(|known| known.version == document.version)
             }
-            Change::EnrolmentInsert(_)
-            | Change::EnrolmentUpdate(_)
+            Change::EnrollmentInsert(_)
+            | Change::EnrollmentUpdate(_)
             | Change::JoinTokenInsert(_)
             | Change::JoinTokenUpdate(_)
             | Change::CertificateInsert(_)
@@ -244,7 +244,7 @@ impl Books {
 
     fn keep(&mut self, document: Document) {
         match document.kind {
-            Kind::Organisation => keep(&mut self.organisations, &document, |organisation: &Organisation| organisation.id),
+            Kind::Organization => keep(&mut self.organizations, &document, |organization: &Organization| organization.id),
             Kind::Project => keep(&mut self.projects, &document, |project: &Project| project.id),
             Kind::Quota => keep(&mut self.quotas, &document, |quota: &Quota| quota.id.clone()),
             Kind::Machine => keep(&mut self.machines, &document, |machine: &Machine| machine.node_id),
@@ -256,8 +256,8 @@ impl Books {
     }
 
     /// The quotas that an allocation of this project counts against.
-    pub(crate) fn quotas_of(&self, project: ProjectId, organisation: OrgId) -> Vec<Quota> {
-        [quota_id(&project), quota_id(&organisation)].iter().map(|id| self.quotas[id].clone()).collect()
+    pub(crate) fn quotas_of(&self, project: ProjectId, organization: OrgId) -> Vec<Quota> {
+        [quota_id(&project), quota_id(&organization)].iter().map(|id| self.quotas[id].clone()).collect()
     }
 
     /// The slots that an allocation has, or on which its remains are.
@@ -281,7 +281,7 @@ impl Books {
         let lease_tasks = ids.into_iter().map(|id| self.tasks[&id].clone()).collect();
         let looks = run.step == Step::Place && slots.is_empty() && machine.is_none() && run.release_wish.is_none();
         let place = looks.then(|| self.place(run));
-        let quotas = self.quotas_of(run.project_id, run.organisation_id);
+        let quotas = self.quotas_of(run.project_id, run.organization_id);
         World { node, slots, lease_tasks, machine, task, place, budget: None, quotas }
     }
 

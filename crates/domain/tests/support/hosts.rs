@@ -235,7 +235,7 @@ impl Books {
     }
 
     /// A machine that was retired is enrolled again.
-    pub(crate) fn enrol(&mut self, id: NodeId) {
+    pub(crate) fn enroll(&mut self, id: NodeId) {
         let known = self.nodes[&id].clone();
         assert_eq!(known.service, Service::Retired);
         let admission = node::Admission {
@@ -244,7 +244,7 @@ impl Books {
             tls_key_digest: known.tls_key_digest.clone(),
             facts: known.facts.clone(),
         };
-        let (node, mut decision) = node::enrol(Some(known), admission, id, &at(self.now));
+        let (node, mut decision) = node::enroll(Some(known), admission, id, &at(self.now));
         decision = decision.change(Change::NodeUpdate(Box::new(node)));
         for open in self.open_tasks() {
             if self.tasks[&open].node_id == id {

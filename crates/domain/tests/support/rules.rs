@@ -117,9 +117,9 @@ fn one_holder(books: &Books, held: &mut BTreeMap<AllocationId, Held>) {
 }
 
 fn belongs_to_somebody(books: &Books, run: &Allocation) {
-    assert!(books.organisations.contains_key(&run.organisation_id), "{} belongs to no organisation", run.id);
+    assert!(books.organizations.contains_key(&run.organization_id), "{} belongs to no organization", run.id);
     let project = books.projects.get(&run.project_id).expect("it belongs to a project");
-    assert_eq!(project.organisation_id, run.organisation_id);
+    assert_eq!(project.organization_id, run.organization_id);
 }
 
 fn holds_what_it_should(run: &Allocation, held: &Held) {
@@ -165,7 +165,7 @@ fn nothing_runs_for_who_is_gone(books: &Books) {
 fn quotas_are_what_they_count(books: &Books) {
     let mut counted: BTreeMap<String, Used> = books.quotas.keys().map(|id| (id.clone(), Used::default())).collect();
     for run in books.allocations.values().filter(|run| !run.state.over()) {
-        for id in [quota_id(&run.project_id), quota_id(&run.organisation_id)] {
+        for id in [quota_id(&run.project_id), quota_id(&run.organization_id)] {
             let (used, more) = (counted.get_mut(&id).expect("everybody has a quota"), run.terms.product.used());
             used.allocations += more.allocations;
             used.slots += more.slots;

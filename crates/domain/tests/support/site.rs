@@ -1,4 +1,4 @@
-//! A site: an organisation with projects, products, hosts, and people who ask for things.
+//! A site: an organization with projects, products, hosts, and people who ask for things.
 #![allow(dead_code, reason = "every test file uses its own part")]
 
 use std::collections::BTreeMap;
@@ -24,16 +24,16 @@ use crate::support::{NOW, at, node, session, slices};
 /// A key that lets somebody in.
 const KEY: &str = "ssh-ed25519 AAAAC3NzaC1lZDI1NTE5AAAAIAABAgMEBQYHCAkKCwwNDg8QERITFBUWFxgZGhscHR4f";
 
-pub(crate) const ORGANISATIONS: u8 = 2;
-/// Of each organisation.
+pub(crate) const ORGANIZATIONS: u8 = 2;
+/// Of each organization.
 pub(crate) const PROJECTS: u8 = 2;
 
-pub(crate) fn organisation(number: u8) -> OrgId {
+pub(crate) fn organization(number: u8) -> OrgId {
     OrgId::from_bytes([number; 16])
 }
 
-pub(crate) fn project(organisation: u8, number: u8) -> ProjectId {
-    ProjectId::from_bytes([organisation * 16 + number; 16])
+pub(crate) fn project(organization: u8, number: u8) -> ProjectId {
+    ProjectId::from_bytes([organization * 16 + number; 16])
 }
 
 pub(crate) fn node_id(number: u8) -> NodeId {
@@ -59,7 +59,7 @@ fn image() -> Image {
     Image {
         id: ImageId::from_bytes([1; 16]),
         version: 0,
-        organisation_id: None,
+        organization_id: None,
         name: "ubuntu".to_owned(),
         description: String::new(),
         url: None,
@@ -124,13 +124,13 @@ pub(crate) fn bare_metal() -> Request {
 }
 
 impl Books {
-    /// Organisations and projects without limits, and no hosts.
+    /// Organizations and projects without limits, and no hosts.
     pub(crate) fn empty_site() -> Self {
         let mut books = Self::default();
         books.now = NOW;
-        for number in 1..=ORGANISATIONS {
-            let (id, name) = (organisation(number), format!("org-{number}"));
-            let made = people::create_organisation(id, &name, "", Limits::default(), &at(NOW)).expect("made");
+        for number in 1..=ORGANIZATIONS {
+            let (id, name) = (organization(number), format!("org-{number}"));
+            let made = people::create_organization(id, &name, "", Limits::default(), &at(NOW)).expect("made");
             books.commit(made.1).expect("new");
             for of in 0..PROJECTS {
                 let (id, name) = (project(number, of), format!("project-{of}"));
@@ -192,17 +192,17 @@ impl Books {
         Ok(())
     }
 
-    /// A tenant asks, in the first project of the first organisation.
+    /// A tenant asks, in the first project of the first organization.
     pub(crate) fn request(&mut self, request: &Request) -> Result<AllocationId, Refusal> {
         self.request_in((1, 0), request)
     }
 
-    pub(crate) fn request_in(&mut self, (organisation, number): (u8, u8), request: &Request) -> Result<AllocationId, Refusal> {
+    pub(crate) fn request_in(&mut self, (organization, number): (u8, u8), request: &Request) -> Result<AllocationId, Refusal> {
         let mut bytes = [0; 16];
         bytes[8..].copy_from_slice(&u64::try_from(self.allocations.len() + 1).expect("few").to_be_bytes());
         let id = AllocationId::from_bytes(bytes);
-        let project = &self.projects[&project(organisation, number)];
-        let quotas = self.quotas_of(project.id, project.organisation_id);
+        let project = &self.projects[&project(organization, number)];
+        let quotas = self.quotas_of(project.id, project.organization_id);
         let (_, decision) = commands::request(id, project, &quotas, request, &at(self.now))?;
         self.commit(decision).expect("nobody else writes");
         Ok(id)
@@ -236,7 +236,7 @@ impl Books {
 
     pub(crate) fn retry(&mut self, id: AllocationId, wait: Duration) -> Result<(), Refusal> {
         let run = &self.allocations[&id];
-        let quotas = self.quotas_of(run.project_id, run.organisation_id);
+        let quotas = self.quotas_of(run.project_id, run.organization_id);
         self.say(id, |run, context| commands::retry(run, &quotas, wait, context))
     }
 

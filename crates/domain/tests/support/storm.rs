@@ -19,7 +19,7 @@ use gpuaas_domain::{Decision, allocation};
 use crate::books::{Books, Conflict, seal};
 use crate::hosts::End;
 use crate::rules::Watch;
-use crate::site::{ORGANISATIONS, PROJECTS, node_id, wanted};
+use crate::site::{ORGANIZATIONS, PROJECTS, node_id, wanted};
 use crate::support::at;
 use crate::truth::Truth;
 
@@ -110,7 +110,7 @@ pub(crate) enum Action {
     Node(usize, Operation),
     /// A node that was held back takes work again.
     Restore(usize),
-    Enrol(usize),
+    Enroll(usize),
     Slot(usize, slot::Operation),
     /// A slot that was held back is let go.
     RestoreSlot(usize),
@@ -142,7 +142,7 @@ pub(crate) enum Action {
 
 impl Action {
     fn request(chance: &mut Chance) -> Self {
-        let tenant = (1 + chance.below(ORGANISATIONS.into()), chance.below(PROJECTS.into()));
+        let tenant = (1 + chance.below(ORGANIZATIONS.into()), chance.below(PROJECTS.into()));
         Self::Request {
             tenant: (u8::try_from(tenant.0).expect("few"), u8::try_from(tenant.1).expect("few")),
             slots: chance.pick(&[Some(1), Some(1), Some(2), Some(3), Some(4), None, None]),
@@ -171,7 +171,7 @@ impl Action {
             20 => Self::Describe(n, chance.next() % 3),
             21..23 => Self::Node(n, chance.pick(&[Operation::Drain, Operation::Quarantine, Operation::Drain, Operation::Retire])),
             23..26 => Self::Restore(n),
-            26 => Self::Enrol(n),
+            26 => Self::Enroll(n),
             27 => {
                 Self::Slot(n, chance.pick(&[slot::Operation::Quarantine, slot::Operation::Quarantine, slot::Operation::Withdraw]))
             }
@@ -254,7 +254,7 @@ impl Storm {
             }
             Action::Node(..)
             | Action::Restore(_)
-            | Action::Enrol(_)
+            | Action::Enroll(_)
             | Action::Slot(..)
             | Action::RestoreSlot(_)
             | Action::Offer(_)
@@ -326,11 +326,11 @@ impl Storm {
     fn operator(&mut self, action: &Action) {
         match action {
             Action::Node(number, operation) => drop(self.books.operate(any_node(*number), *operation)),
-            Action::Enrol(number) => {
+            Action::Enroll(number) => {
                 let retired = |node: &&Node| node.service == Service::Retired;
                 let found = nth(self.books.nodes.values().filter(retired).map(|node| node.id), *number);
                 if let Some(node) = found {
-                    self.truth.enrol(&mut self.books, node);
+                    self.truth.enroll(&mut self.books, node);
                 }
             }
             Action::Restore(number) => {
@@ -497,7 +497,7 @@ impl Storm {
             Slow::Tenant => commands::release(&self.books.allocations[&id?], "late", &context).ok()?.1,
             Slow::Retry => {
                 let run = &self.books.allocations[&id?];
-                let quotas = self.books.quotas_of(run.project_id, run.organisation_id);
+                let quotas = self.books.quotas_of(run.project_id, run.organization_id);
                 commands::retry(run, &quotas, Duration::ZERO, &context).ok()?.1
             }
             Slow::Quarantine => {
@@ -550,7 +550,7 @@ impl Storm {
     fn hosts_come_back(&mut self) {
         for node in self.books.nodes.keys().copied().collect::<Vec<_>>() {
             if self.books.nodes[&node].service == Service::Retired {
-                self.truth.enrol(&mut self.books, node);
+                self.truth.enroll(&mut self.books, node);
             }
             if self.books.nodes[&node].session.is_none() {
                 assert!(self.truth.connect(&mut self.books, node), "whoever is not retired may come back");

@@ -173,14 +173,14 @@ impl Truth {
     }
 
     /// A machine is enrolled again: it has forgotten its orders, and what is on it is still there.
-    pub(crate) fn enrol(&mut self, books: &mut Books, node: NodeId) {
+    pub(crate) fn enroll(&mut self, books: &mut Books, node: NodeId) {
         self.on_the_way.retain(|id| books.tasks[id].node_id != node);
         for id in self.running(books) {
             if books.tasks[&id].node_id == node {
                 self.done.insert(id, End::Interrupted);
             }
         }
-        books.enrol(node);
+        books.enroll(node);
     }
 
     /// The books know of everything that is somewhere: nothing is clean there that is not.

@@ -63,7 +63,7 @@ impl NatsConfig {
         } else if !(1..=5).contains(&self.replicas) {
             "replicas must be between 1 and 5"
         } else if self.max_age < DUPLICATE_WINDOW {
-            "max_age must be at least two hours, in which repeated events are recognised"
+            "max_age must be at least two hours, in which repeated events are recognized"
         } else if self.max_bytes < 1 << 20 || i64::try_from(self.max_bytes).is_err() {
             "max_bytes must be at least 1048576"
         } else {

@@ -22,7 +22,7 @@ const PREFIX: &str = "gpuaas:fanout:";
 const CHUNK: usize = 128;
 /// How often a silent connection is tried.
 const PING_INTERVAL: Duration = Duration::from_secs(15);
-/// How long to wait before dialling again: at first, and at most.
+/// How long to wait before dialing again: at first, and at most.
 const PAUSE: (Duration, Duration) = (Duration::from_millis(50), Duration::from_secs(5));
 
 #[derive(Debug)]

@@ -30,7 +30,7 @@ pub enum TargetError {
     /// Credentials or a fragment, which have no meaning here.
     #[error("the webhook's URL must not have a user name, a password or a fragment; the signature says who we are")]
     Decorated,
-    /// A name that means this machine or its neighbours.
+    /// A name that means this machine or its neighbors.
     #[error("the webhook's host `{0}` is a name of an internal network; use a public name")]
     Name(String),
     /// The name has no address.
@@ -39,7 +39,7 @@ pub enum TargetError {
     /// The name has more addresses than anybody needs.
     #[error("the webhook's host has more than {MAX_ADDRESSES} addresses; use fewer DNS records")]
     TooManyAddresses,
-    /// One of its addresses may not be dialled.
+    /// One of its addresses may not be dialed.
     #[error("the webhook's host has the address {address}, which is {why}; use a public address")]
     Address {
         /// The address.
@@ -66,7 +66,7 @@ impl TargetError {
 pub struct Target {
     /// The URL as it is to be requested.
     pub url: Url,
-    /// The only addresses that may be dialled. Resolving the name again would give an attacker's DNS a second chance to answer.
+    /// The only addresses that may be dialed. Resolving the name again would give an attacker's DNS a second chance to answer.
     pub addresses: Vec<IpAddr>,
 }
 
@@ -89,7 +89,7 @@ pub fn check_target(url: &str, resolved: &[IpAddr], allow_private: bool) -> Resu
         return Err(TargetError::Decorated);
     }
     let addresses = match url.host().ok_or(TargetError::Unreadable)? {
-        // An address in the URL is what will be dialled, whatever the caller resolved.
+        // An address in the URL is what will be dialed, whatever the caller resolved.
         Host::Ipv4(address) => vec![IpAddr::V4(address)],
         Host::Ipv6(address) => vec![IpAddr::V6(address)],
         Host::Domain(name) => {

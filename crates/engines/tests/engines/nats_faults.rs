@@ -88,7 +88,7 @@ async fn while_nats_is_away_publishing_fails_and_afterwards_everything_is_stored
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn events_whose_acknowledgement_was_lost_are_stored_once_when_they_are_published_again() {
+async fn events_whose_acknowledgment_was_lost_are_stored_once_when_they_are_published_again() {
     let Some(server) = NatsServer::start() else { return };
     let proxy = TcpProxy::start(server.port());
     let config = nats_config(&format!("nats://{}", proxy.address()));

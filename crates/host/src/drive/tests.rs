@@ -256,7 +256,7 @@ async fn an_image_that_is_too_large_or_no_image_is_not_written() {
     assert_eq!(error.code, "image_too_large");
     let error =
         write_image(&lab.machine, &lab.drive, (&large, ImageFormat::Raw), &silent, &stop).await.expect_err("no raw image");
-    assert_eq!(error.code, "image_mislabelled");
+    assert_eq!(error.code, "image_mislabeled");
     assert!(lab.read(0, SIZE).iter().all(|byte| *byte == 0), "nothing was written");
 }
 

@@ -62,7 +62,7 @@ pub enum ImageRefused {
     Unsupported(&'static str),
     /// It is not what it was said to be.
     #[error("the image is said to be {declared} but begins like {found}")]
-    Mislabelled {
+    Mislabeled {
         /// What it was said to be.
         declared: &'static str,
         /// What it looks like.
@@ -78,7 +78,7 @@ impl ImageRefused {
             Self::RefersToFile(_) => "image_refers_to_file",
             Self::Encrypted => "image_encrypted",
             Self::Unsupported(_) => "image_unsupported",
-            Self::Mislabelled { .. } => "image_mislabelled",
+            Self::Mislabeled { .. } => "image_mislabeled",
         }
     }
 }
@@ -88,12 +88,10 @@ pub fn inspect(head: &[u8], declared: Declared) -> Result<Image, ImageRefused> {
     let found = looks_like(head);
     match (declared, found) {
         (Declared::Qcow2, Some("qcow2")) => qcow2(head),
-        (Declared::Qcow2, found) => {
-            Err(ImageRefused::Mislabelled { declared: "qcow2", found: found.unwrap_or("something else") })
-        }
+        (Declared::Qcow2, found) => Err(ImageRefused::Mislabeled { declared: "qcow2", found: found.unwrap_or("something else") }),
         (Declared::Raw, None) => Ok(Image::Raw),
         // A disk that carries the header of a container would be opened as one by whoever guesses.
-        (Declared::Raw, Some(found)) => Err(ImageRefused::Mislabelled { declared: "raw", found }),
+        (Declared::Raw, Some(found)) => Err(ImageRefused::Mislabeled { declared: "raw", found }),
     }
 }
 
@@ -272,10 +270,10 @@ mod tests {
             descriptor,
         ] {
             let refusal = inspect(&head, Declared::Raw).expect_err("refused");
-            assert_eq!(refusal.code(), "image_mislabelled", "{refusal}");
+            assert_eq!(refusal.code(), "image_mislabeled", "{refusal}");
         }
-        assert_eq!(inspect(&[0; 4096], Declared::Qcow2).expect_err("refused").code(), "image_mislabelled");
-        assert_eq!(inspect(b"KDMV", Declared::Qcow2).expect_err("refused").code(), "image_mislabelled");
+        assert_eq!(inspect(&[0; 4096], Declared::Qcow2).expect_err("refused").code(), "image_mislabeled");
+        assert_eq!(inspect(b"KDMV", Declared::Qcow2).expect_err("refused").code(), "image_mislabeled");
     }
 
     proptest! {

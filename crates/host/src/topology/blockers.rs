@@ -41,7 +41,7 @@ pub(super) fn of_host(host: &Prerequisites, params: &Params, needs: Needs) -> Ve
         (
             needs.kvm && !cpu.vmx && !cpu.svm,
             "cpu_virtualization_off",
-            "the processor offers neither vmx nor svm; enable virtualisation in the firmware".to_owned(),
+            "the processor offers neither vmx nor svm; enable virtualization in the firmware".to_owned(),
         ),
         (needs.kvm && !host.kvm_available, "kvm_missing", "/dev/kvm is missing; load kvm_intel or kvm_amd".to_owned()),
         (

@@ -170,7 +170,7 @@ fn group_of(inventory: &Inventory, own: &PciFunction) -> (Vec<PciAddress>, Vec<S
         .functions
         .iter()
         .filter(in_group)
-        // A virtual function is never the same device as its neighbour, even where their numbers say so.
+        // A virtual function is never the same device as its neighbor, even where their numbers say so.
         .partition(|other| other.address.device() == own.address.device() && own.physical_function.is_none());
     let named = |other: &PciFunction| format!("{} ({}:{})", other.address, other.vendor_id, other.device_id);
     (same.into_iter().map(|other| other.address.clone()).collect(), strangers.into_iter().map(named).collect())

@@ -59,7 +59,7 @@ CREATE TABLE join_tokens (
     revoked_at    BIGINT
 );
 
-CREATE TABLE enrolments (
+CREATE TABLE enrollments (
     id                 TEXT COLLATE "C" NOT NULL PRIMARY KEY,
     version            BIGINT NOT NULL,
     state              TEXT COLLATE "C" NOT NULL,
@@ -74,9 +74,9 @@ CREATE TABLE enrolments (
     created_at         BIGINT NOT NULL,
     expires_at         BIGINT NOT NULL
 );
-CREATE INDEX enrolments_by_state ON enrolments (state, id);
-CREATE INDEX enrolments_pending ON enrolments (expires_at) WHERE state = 'pending';
-CREATE INDEX enrolments_open ON enrolments (fingerprint, id) WHERE state IN ('pending', 'approved');
+CREATE INDEX enrollments_by_state ON enrollments (state, id);
+CREATE INDEX enrollments_pending ON enrollments (expires_at) WHERE state = 'pending';
+CREATE INDEX enrollments_open ON enrollments (fingerprint, id) WHERE state IN ('pending', 'approved');
 
 CREATE TABLE api_tokens (
     id            TEXT COLLATE "C" NOT NULL PRIMARY KEY,

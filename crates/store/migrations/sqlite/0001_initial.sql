@@ -58,7 +58,7 @@ CREATE TABLE join_tokens (
     revoked_at    INTEGER
 ) STRICT;
 
-CREATE TABLE enrolments (
+CREATE TABLE enrollments (
     id                 TEXT NOT NULL PRIMARY KEY,
     version            INTEGER NOT NULL,
     state              TEXT NOT NULL,
@@ -73,9 +73,9 @@ CREATE TABLE enrolments (
     created_at         INTEGER NOT NULL,
     expires_at         INTEGER NOT NULL
 ) STRICT;
-CREATE INDEX enrolments_by_state ON enrolments (state, id);
-CREATE INDEX enrolments_pending ON enrolments (expires_at) WHERE state = 'pending';
-CREATE INDEX enrolments_open ON enrolments (fingerprint, id) WHERE state IN ('pending', 'approved');
+CREATE INDEX enrollments_by_state ON enrollments (state, id);
+CREATE INDEX enrollments_pending ON enrollments (expires_at) WHERE state = 'pending';
+CREATE INDEX enrollments_open ON enrollments (fingerprint, id) WHERE state IN ('pending', 'approved');
 
 CREATE TABLE api_tokens (
     id            TEXT NOT NULL PRIMARY KEY,

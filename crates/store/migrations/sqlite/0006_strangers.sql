@@ -2,4 +2,4 @@
 ALTER TABLE api_tokens ADD COLUMN parent TEXT;
 
 -- Where a host that asks to be enrolled comes from: no address may fill the queue.
-ALTER TABLE enrolments ADD COLUMN address TEXT NOT NULL DEFAULT '';
+ALTER TABLE enrollments ADD COLUMN address TEXT NOT NULL DEFAULT '';

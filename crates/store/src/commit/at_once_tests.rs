@@ -9,7 +9,7 @@ use gpuaas_domain::{Change, Decision};
 
 use super::*;
 use crate::support::{
-    Database, NOW, api_token, certificate, changes, digest, document, enrolment, join_token, node, recorded, stored_node,
+    Database, NOW, api_token, certificate, changes, digest, document, enrollment, join_token, node, recorded, stored_node,
     stored_task, task,
 };
 use crate::{AuditFilter, Store};
@@ -93,7 +93,7 @@ fn everything(known: &Node, running: &TaskRecord) -> Vec<Decision> {
         recorded("node", [Change::NodeInsert(Box::new(fresh.clone())), Change::CertificateInsert(certificate(&fresh, "01"))]),
         recorded("known", [Change::NodeUpdate(Box::new(Node { name: "renamed".to_owned(), ..known.clone() }))]),
         recorded("tokens", [Change::JoinTokenInsert(join_token()), Change::ApiTokenInsert(api_token())]),
-        recorded("wish", [Change::EnrolmentInsert(Box::new(enrolment()))]),
+        recorded("wish", [Change::EnrollmentInsert(Box::new(enrollment()))]),
         recorded("resource", [Change::ResourceInsert(Box::new(document(Kind::Sku, "sku_1")))]),
         recorded("task", [Change::TaskInsert(Box::new(waiting))]).hint(Hint::NodeWork(known.id)),
         recorded(

@@ -2,7 +2,7 @@
 
 use gpuaas_contract::id::{NodeId, TaskId};
 use gpuaas_domain::audit_chain::{self, Head};
-use gpuaas_domain::enrolment::JoinToken;
+use gpuaas_domain::enrollment::JoinToken;
 use gpuaas_domain::node::Node;
 use gpuaas_domain::task::{TaskRecord, TaskState};
 use gpuaas_domain::{Change, Hint};

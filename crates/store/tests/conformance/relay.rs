@@ -397,7 +397,7 @@ async fn what_was_there_before_lanes_and_service_accounts_is_carried_over(databa
     // Back to the schema before: what it had of events.
     let undo = [
         "ALTER TABLE join_tokens DROP COLUMN replace_node",
-        "ALTER TABLE enrolments DROP COLUMN replace_node",
+        "ALTER TABLE enrollments DROP COLUMN replace_node",
         "DROP TABLE outbox_waiting",
         "ALTER TABLE outbox ADD COLUMN published_at INTEGER",
         "UPDATE outbox SET published_at = 5 WHERE subject = 'a'",
@@ -414,7 +414,7 @@ async fn what_was_there_before_lanes_and_service_accounts_is_carried_over(databa
         "ALTER TABLE api_tokens DROP COLUMN scopes",
         "ALTER TABLE api_tokens DROP COLUMN expires_at",
         "ALTER TABLE api_tokens DROP COLUMN parent",
-        "ALTER TABLE enrolments DROP COLUMN address",
+        "ALTER TABLE enrollments DROP COLUMN address",
         "UPDATE api_tokens SET role = 'viewer'",
         "DELETE FROM schema_version WHERE version >= 4",
     ];

@@ -7,7 +7,7 @@ use gpuaas_domain::Change;
 use gpuaas_domain::access::{ApiToken, KeyScopes};
 use gpuaas_domain::audit_chain::{self, Head};
 use gpuaas_domain::decision::TaskLogLine;
-use gpuaas_domain::enrolment::{Enrolment, EnrolmentState, JoinToken};
+use gpuaas_domain::enrollment::{Enrollment, EnrollmentState, JoinToken};
 use gpuaas_domain::node::{Node, Service};
 use gpuaas_domain::slice::{Ending, How};
 use gpuaas_domain::slot::{Slot, SlotState};
@@ -15,14 +15,14 @@ use gpuaas_domain::task::{ReceiptHead, TaskRecord, TaskState};
 use gpuaas_store::{ApiTokenFilter, CommitError, SlotFilter};
 
 use crate::support::{
-    Database, NOW, api_token, certificate, changes, console_read, digest, enrolment, join_token, later, node, recorded, slot,
+    Database, NOW, api_token, certificate, changes, console_read, digest, enrollment, join_token, later, node, recorded, slot,
     stored_node, stored_task, task,
 };
 use crate::{line, whole_audit};
 
 crate::on_both_engines! {
     every_field_of_a_node_comes_back
-    every_field_of_an_enrolment_comes_back
+    every_field_of_an_enrollment_comes_back
     every_field_of_a_join_token_comes_back
     every_field_of_an_api_token_comes_back
     api_tokens_are_listed_by_service_account_and_project
@@ -57,14 +57,14 @@ async fn every_field_of_a_node_comes_back(database: &Database) {
     assert_eq!(store.node_get(NodeId::generate()).await.expect("reads"), None);
 }
 
-async fn every_field_of_an_enrolment_comes_back(database: &Database) {
+async fn every_field_of_an_enrollment_comes_back(database: &Database) {
     let store = database.open().await;
     let node = stored_node(&store).await;
-    let wish = enrolment();
-    store.commit(changes([Change::EnrolmentInsert(Box::new(wish.clone()))])).await.expect("commits");
-    assert_eq!(store.enrolment_get(wish.id).await.expect("reads").as_ref(), Some(&wish));
-    let claimed = Enrolment {
-        state: EnrolmentState::Enrolled,
+    let wish = enrollment();
+    store.commit(changes([Change::EnrollmentInsert(Box::new(wish.clone()))])).await.expect("commits");
+    assert_eq!(store.enrollment_get(wish.id).await.expect("reads").as_ref(), Some(&wish));
+    let claimed = Enrollment {
+        state: EnrollmentState::Enrolled,
         node_id: Some(node.id),
         reason: "other".to_owned(),
         email: "other@example.org".to_owned(),
@@ -73,17 +73,17 @@ async fn every_field_of_an_enrolment_comes_back(database: &Database) {
         replace_node: Some(node.id),
         ..wish.clone()
     };
-    store.commit(changes([Change::EnrolmentUpdate(Box::new(claimed.clone()))])).await.expect("commits");
-    assert_eq!(store.enrolment_get(wish.id).await.expect("reads"), Some(Enrolment { version: 1, ..claimed }));
+    store.commit(changes([Change::EnrollmentUpdate(Box::new(claimed.clone()))])).await.expect("commits");
+    assert_eq!(store.enrollment_get(wish.id).await.expect("reads"), Some(Enrollment { version: 1, ..claimed }));
 
-    let waiting = enrolment();
-    let lapsed = Enrolment { expires_at: later(5), ..enrolment() };
-    let approved = Enrolment { state: EnrolmentState::Approved, ..enrolment() };
+    let waiting = enrollment();
+    let lapsed = Enrollment { expires_at: later(5), ..enrollment() };
+    let approved = Enrollment { state: EnrollmentState::Approved, ..enrollment() };
     for wish in [&waiting, &lapsed, &approved] {
-        store.commit(changes([Change::EnrolmentInsert(Box::new(wish.clone()))])).await.expect("commits");
+        store.commit(changes([Change::EnrollmentInsert(Box::new(wish.clone()))])).await.expect("commits");
     }
-    assert_eq!(store.enrolment_waiting(later(6)).await.expect("counts"), 1);
-    assert_eq!(store.enrolment_waiting(later(5)).await.expect("counts"), 2);
+    assert_eq!(store.enrollment_waiting(later(6)).await.expect("counts"), 1);
+    assert_eq!(store.enrollment_waiting(later(5)).await.expect("counts"), 2);
     for (of, at, found) in [
         (&waiting, later(6), true),
         (&approved, later(6), true),
@@ -91,12 +91,12 @@ async fn every_field_of_an_enrolment_comes_back(database: &Database) {
         (&lapsed, later(6), false),
         (&wish, later(0), false),
     ] {
-        let open = store.enrolment_open_by_fingerprint(&of.fingerprint, at).await.expect("reads");
+        let open = store.enrollment_open_by_fingerprint(&of.fingerprint, at).await.expect("reads");
         assert_eq!(open.map(|open| open.id), found.then_some(of.id));
     }
-    let pending = store.enrolment_list(Some(EnrolmentState::Pending), None, 10).await.expect("lists");
+    let pending = store.enrollment_list(Some(EnrollmentState::Pending), None, 10).await.expect("lists");
     assert_eq!(pending.iter().map(|wish| wish.id).collect::<Vec<_>>(), [waiting.id, lapsed.id]);
-    let after = store.enrolment_list(Some(EnrolmentState::Pending), Some(waiting.id), 10).await.expect("lists");
+    let after = store.enrollment_list(Some(EnrollmentState::Pending), Some(waiting.id), 10).await.expect("lists");
     assert_eq!(after.iter().map(|wish| wish.id).collect::<Vec<_>>(), [lapsed.id]);
 }
 

@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use gpuaas_contract::Digest;
 use gpuaas_contract::id::{
-    AgentInstanceId, AllocationId, ApiTokenId, CorrelationId, EnrolmentId, JoinTokenId, NodeId, ServerId, SessionId, SlotId,
+    AgentInstanceId, AllocationId, ApiTokenId, CorrelationId, EnrollmentId, JoinTokenId, NodeId, ServerId, SessionId, SlotId,
     TaskId,
 };
 use gpuaas_contract::key::SigningKey;
@@ -17,7 +17,7 @@ use gpuaas_contract::telemetry::{DiskFact, GpuFact, HostFacts, NetworkFact};
 use gpuaas_contract::time::Timestamp;
 use gpuaas_domain::access::{ApiToken, PlatformRole};
 use gpuaas_domain::decision::Context;
-use gpuaas_domain::enrolment::{Enrolment, EnrolmentState, JoinToken};
+use gpuaas_domain::enrollment::{Enrollment, EnrollmentState, JoinToken};
 use gpuaas_domain::node::{Certificate, LiveSession, Node, Service, Transport};
 use gpuaas_domain::resource::{Document, Keys, Kind};
 use gpuaas_domain::slot::{Slot, SlotState};
@@ -219,12 +219,12 @@ pub(crate) fn join_token() -> JoinToken {
     }
 }
 
-pub(crate) fn enrolment() -> Enrolment {
-    let id = EnrolmentId::generate();
-    Enrolment {
+pub(crate) fn enrollment() -> Enrollment {
+    let id = EnrollmentId::generate();
+    Enrollment {
         id,
         version: 0,
-        state: EnrolmentState::Pending,
+        state: EnrollmentState::Pending,
         email: "ops@example.org".to_owned(),
         fingerprint: digest(&id.to_string()).to_string(),
         csr_pem: "-----BEGIN".to_owned(),

@@ -23,7 +23,7 @@ pub(crate) async fn run(setup: &Setup, effort: Effort) -> Result<Vec<Row>> {
     let name = "growth-agents";
     let store = database(setup, "growth_agents").await?;
     let cluster = Cluster::start(setup, name, store.as_deref()).await?;
-    let hosts = Arc::new(cluster.enrol(most).await?);
+    let hosts = Arc::new(cluster.enroll(most).await?);
     let cluster = cluster.restart(setup, name, store.as_deref()).await?;
     let process = cluster.server.id()?;
 

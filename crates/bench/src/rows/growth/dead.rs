@@ -92,7 +92,7 @@ pub(crate) async fn run(setup: &Setup) -> Result<Vec<Row>> {
     child::check_descriptor_limit(most)?;
     let store = database(setup, "growth_dead").await?;
     let cluster = Cluster::start(setup, "growth-dead", store.as_deref()).await?;
-    let hosts = Arc::new(cluster.enrol(most).await?);
+    let hosts = Arc::new(cluster.enroll(most).await?);
     let (mut links, _) = Links::none(&hosts, cluster.link);
     let (mut ended, mut silenced): (Vec<Point>, Vec<Point>) = Default::default();
     let mut there = 0;

@@ -29,7 +29,7 @@ pub(crate) async fn run(setup: &Setup) -> Result<Vec<Row>> {
     let url = create_database(server, "growth_idle").await?;
     let cluster = Cluster::start(setup, "growth-idle", Some(&url)).await?;
     let agents = if setup.quick { 200 } else { 1000 };
-    let hosts = Arc::new(cluster.enrol(agents).await?);
+    let hosts = Arc::new(cluster.enroll(agents).await?);
     let watch = Duration::from_secs(30);
     let per_second = async || {
         // Sessions of PostgreSQL tell their counts up to 10 s late: what happened before must be in them by then.

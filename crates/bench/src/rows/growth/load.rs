@@ -18,7 +18,7 @@ use crate::worker::Done;
 const PATIENCE: Duration = Duration::from_secs(60);
 /// Tasks whose end is looked up in the books as well.
 const LOOKED_UP: usize = 10;
-/// From one node to the next: a prime, so that all have their turn and neighbours in time are not neighbours in the books.
+/// From one node to the next: a prime, so that all have their turn and neighbors in time are not neighbors in the books.
 const STRIDE: usize = 7919;
 
 /// What came of it.

@@ -27,7 +27,7 @@ pub(crate) async fn run(setup: &Setup) -> Result<Vec<Row>> {
     let name = "growth-waiters";
     let store = database(setup, "growth_waiters").await?;
     let cluster = Cluster::start(setup, name, store.as_deref()).await?;
-    let hosts = Arc::new(cluster.enrol(most).await?);
+    let hosts = Arc::new(cluster.enroll(most).await?);
     let cluster = cluster.restart(setup, name, store.as_deref()).await?;
     let process = cluster.server.id()?;
 

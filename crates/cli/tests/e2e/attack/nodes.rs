@@ -37,7 +37,7 @@ fn a_host_that_looks_like_a_node_does_not_become_it() {
         let mut asking =
             thief.agent_in_background(&["enroll", "--server", &cluster.link, "--email", "eve@example.org", "--ca-sha256", &pin]);
         let line = asking.wait_for_line("waiting for an operator", PATIENCE);
-        let id = line.split_whitespace().find(|word| word.starts_with("enrol_")).unwrap_or_else(|| panic!("no id in {line}"));
+        let id = line.split_whitespace().find(|word| word.starts_with("enroll_")).unwrap_or_else(|| panic!("no id in {line}"));
         let requests = cluster.json(&["node", "requests"]);
         let existing = &list(&requests)[0]["existing_node"];
         assert_eq!(existing["id"], target.node.as_str(), "the operator is not shown the match: {requests}");
@@ -139,7 +139,7 @@ const LINE: usize = 16_000;
 async fn flood(link: Link, tasks: Vec<String>, heartbeats: u64) {
     let Link { say, mut answers } = link;
     // Read when everything is sent: room for every chunk of every task.
-    let (acknowledged, mut acknowledgements) = mpsc::channel(4096);
+    let (acknowledged, mut acknowledgments) = mpsc::channel(4096);
     let answer = say.clone();
     let reader = tokio::spawn(async move {
         while let Ok(Some(message)) = answers.message().await {
@@ -182,7 +182,7 @@ async fn flood(link: Link, tasks: Vec<String>, heartbeats: u64) {
     }
     let all = async {
         while !open.is_empty() {
-            open.remove(&acknowledgements.recv().await.expect("the link goes on"));
+            open.remove(&acknowledgments.recv().await.expect("the link goes on"));
         }
     };
     tokio::time::timeout(PATIENCE, all).await.expect("everything is answered");

@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 
 use futures::future::BoxFuture;
 use gpuaas_contract::key::SigningKey;
-use gpuaas_contract::link::{Applicant, EnrolRequest, route};
+use gpuaas_contract::link::{Applicant, EnrollRequest, route};
 use gpuaas_contract::telemetry::HostFacts;
 use gpuaas_testkit::PATIENCE;
 
@@ -183,10 +183,10 @@ fn a_flood_of_enrollment_requests_does_not_keep_a_host_out() {
                 let facts = HostFacts { hostname: format!("host-{number}"), ..HostFacts::default() };
                 let fingerprint = format!("fingerprint-of-host-{number:08}");
                 let applicant = Applicant { fingerprint, csr_pem: csr.clone(), receipt_key: receipt_key.clone(), facts };
-                let request = EnrolRequest { email: "eve@example.org".to_owned(), applicant };
+                let request = EnrollRequest { email: "eve@example.org".to_owned(), applicant };
                 let body = serde_json::to_string(&request).expect("JSON");
                 Box::pin(async move {
-                    let request = Request { token: None, ..Request::json(route::ENROL_REQUEST, "", &body) };
+                    let request = Request { token: None, ..Request::json(route::ENROLL_REQUEST, "", &body) };
                     let counter = match http::send_tls(from, link, &connector, &request).await {
                         Ok(answer) if answer.status == 200 => &accepted,
                         Ok(_) | Err(_) => &refused,
@@ -209,7 +209,7 @@ fn a_flood_of_enrollment_requests_does_not_keep_a_host_out() {
             &pin,
         ]);
         let line = enrolling.wait_for_line("waiting for an operator", PATIENCE);
-        let id = line.split_whitespace().find(|word| word.starts_with("enrol_")).unwrap_or_else(|| panic!("no id in {line}"));
+        let id = line.split_whitespace().find(|word| word.starts_with("enroll_")).unwrap_or_else(|| panic!("no id in {line}"));
         target.cluster.json(&["node", "approve", id]);
         assert!(enrolling.wait(PATIENCE).success(), "the host did not get in");
         let (accepted, refused) = (accepted.load(Ordering::Relaxed), refused.load(Ordering::Relaxed));

@@ -33,7 +33,7 @@ impl Tenant {
         let mut host = AgentHost::new(cluster, "leased-1", Carrier::Stream, Some("h100"), None);
         let telemetry = format!("127.0.0.1:{}", free_port());
         host.configure(&format!("guest_telemetry_listen = \"{telemetry}\""));
-        host.enrol(cluster);
+        host.enroll(cluster);
         host.start();
         let node = host.node_id();
         cluster.wait_online(&node, true);

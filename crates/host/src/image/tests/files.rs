@@ -112,7 +112,7 @@ async fn a_stored_image_is_read_again_and_healed_if_it_is_damaged() {
     assert_eq!(images.verify(&wanted.sha256, ImageFormat::Raw).await.expect_err("refused").code, "image_missing");
     fetch(&images, &wanted).await.expect("stored");
     assert_eq!(images.verify(&wanted.sha256, ImageFormat::Raw).await, Ok(SIZE as u64));
-    assert_eq!(images.verify(&wanted.sha256, ImageFormat::Qcow2).await.expect_err("refused").code, "image_mislabelled");
+    assert_eq!(images.verify(&wanted.sha256, ImageFormat::Qcow2).await.expect_err("refused").code, "image_mislabeled");
     let mut damaged = file.to_vec();
     damaged[SIZE - 1] ^= 1;
     std::fs::write(images.path_of(&wanted.sha256), damaged).expect("written");
@@ -135,7 +135,7 @@ async fn a_qcow2_image_says_how_large_its_disk_is() {
     let images = place.images();
     fetch(&images, &wanted_path(&file, "a.qcow2")).await.expect("stored");
     assert_eq!(images.verify(&Digest::of(&file), ImageFormat::Qcow2).await, Ok(10 << 30));
-    assert_eq!(images.verify(&Digest::of(&file), ImageFormat::Raw).await.expect_err("refused").code, "image_mislabelled");
+    assert_eq!(images.verify(&Digest::of(&file), ImageFormat::Raw).await.expect_err("refused").code, "image_mislabeled");
     // One that reads from another file has a right digest and is refused all the same.
     file[8..16].copy_from_slice(&200_u64.to_be_bytes());
     file[16..20].copy_from_slice(&11_u32.to_be_bytes());

@@ -1,4 +1,4 @@
-//! Organisations, which own projects.
+//! Organizations, which own projects.
 
 use gpuaas_contract::id::OrgId;
 use gpuaas_contract::time::Timestamp;
@@ -7,10 +7,10 @@ use super::Limits;
 
 /// A company, a university, a team.
 #[derive(Clone, Debug, PartialEq, Eq, serde::Serialize, serde::Deserialize, schemars::JsonSchema)]
-pub struct Organisation {
+pub struct Organization {
     /// Its id.
     pub id: OrgId,
-    /// What people type; no other organisation has it.
+    /// What people type; no other organization has it.
     pub name: String,
     /// In words.
     pub description: String,
@@ -21,10 +21,10 @@ pub struct Organisation {
     pub etag: String,
 }
 
-/// Which organisations to list, of those the caller can see.
+/// Which organizations to list, of those the caller can see.
 #[derive(Clone, Debug, Default, PartialEq, Eq, serde::Serialize, serde::Deserialize, schemars::JsonSchema)]
 #[serde(deny_unknown_fields)]
-pub struct OrganisationListQuery {
+pub struct OrganizationListQuery {
     /// Only the one with this name.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub name: Option<String>,
@@ -36,10 +36,10 @@ pub struct OrganisationListQuery {
     pub limit: Option<u32>,
 }
 
-/// An organisation to make.
+/// An organization to make.
 #[derive(Clone, Debug, Default, PartialEq, Eq, serde::Serialize, serde::Deserialize, schemars::JsonSchema)]
 #[serde(deny_unknown_fields)]
-pub struct OrganisationCreate {
+pub struct OrganizationCreate {
     /// What people type: 1 to 40 lower-case letters, digits and single dashes.
     pub name: String,
     /// In words; may be empty.
@@ -53,10 +53,10 @@ pub struct OrganisationCreate {
     pub owner_email: Option<String>,
 }
 
-/// What to change of an organisation; what is absent stays.
+/// What to change of an organization; what is absent stays.
 #[derive(Clone, Debug, Default, PartialEq, Eq, serde::Serialize, serde::Deserialize, schemars::JsonSchema)]
 #[serde(deny_unknown_fields)]
-pub struct OrganisationChange {
+pub struct OrganizationChange {
     /// Other words.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub description: Option<String>,

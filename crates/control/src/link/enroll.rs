@@ -8,15 +8,15 @@ use axum::http::HeaderMap;
 use axum::routing::{get, post};
 use axum::{Extension, Json, Router};
 use base64::Engine as _;
-use gpuaas_contract::id::{CorrelationId, EnrolmentId, NodeId};
+use gpuaas_contract::id::{CorrelationId, EnrollmentId, NodeId};
 use gpuaas_contract::link::{
-    self, Applicant, EnrolPending, EnrolRequest, EnrolStatus, EnrolWithToken, Grant, Rejoin, RejoinChallenge,
+    self, Applicant, EnrollPending, EnrollRequest, EnrollStatus, EnrollWithToken, Grant, Rejoin, RejoinChallenge,
     RejoinChallengeRequest, RejoinProof, Renew, Renewed, route,
 };
 use gpuaas_contract::time::Timestamp;
 use gpuaas_contract::{Digest, dsse};
 use gpuaas_domain::decision::{Change, Context, Decision};
-use gpuaas_domain::enrolment::{self, Door, Enrolment, EnrolmentState, Existing, Queue, REQUEST_LIFE, Replacement};
+use gpuaas_domain::enrollment::{self, Door, Enrollment, EnrollmentState, Existing, Queue, REQUEST_LIFE, Replacement};
 use gpuaas_domain::node::{self, Admission, Node};
 use gpuaas_domain::{Actor, Refusal, RefusalKind, task};
 
@@ -28,7 +28,7 @@ use crate::http::problem::{JsonBody, Rejected, Segments};
 use crate::leases;
 use crate::listener::{ClientAddress, ClientCertificate};
 use crate::pki::{Ca, CaError, Issued, NodeRecord, secret_text};
-use crate::stranger_budgets::{AddressRange, ENROLMENT_REQUESTS};
+use crate::stranger_budgets::{AddressRange, ENROLLMENT_REQUESTS};
 
 type Shared = State<Arc<Control>>;
 type Answer<T> = Result<Json<T>, Rejected>;
@@ -44,13 +44,13 @@ const MAX_REQUEST: usize = 16 * 1024;
 /// The routes of the doors.
 pub(super) fn router(control: Arc<Control>) -> Router {
     Router::new()
-        .route(route::ENROL_WITH_TOKEN, post(with_token))
-        .route(route::ENROL_REQUEST, post(request))
-        .route(route::ENROL_POLL, get(poll))
+        .route(route::ENROLL_WITH_TOKEN, post(with_token))
+        .route(route::ENROLL_REQUEST, post(request))
+        .route(route::ENROLL_POLL, get(poll))
         .route(route::REJOIN_CHALLENGE, post(rejoin_challenge).layer(DefaultBodyLimit::max(MAX_CHALLENGE_REQUEST)))
         .route(route::REJOIN, post(rejoin).layer(DefaultBodyLimit::max(MAX_REQUEST)))
         .route(route::RENEW, post(renew).layer(DefaultBodyLimit::max(MAX_REQUEST)))
-        .layer(DefaultBodyLimit::max(link::MAX_ENROLMENT_BYTES))
+        .layer(DefaultBodyLimit::max(link::MAX_ENROLLMENT_BYTES))
         .with_state(control)
 }
 
@@ -66,7 +66,7 @@ fn context(applicant: &str, from: ClientAddress) -> Context {
 async fn with_token(
     State(control): Shared,
     Extension(from): Extension<ClientAddress>,
-    JsonBody(request): JsonBody<EnrolWithToken>,
+    JsonBody(request): JsonBody<EnrollWithToken>,
 ) -> Answer<Grant> {
     let context = context(&request.applicant.facts.hostname, from);
     let secret = Digest::of(request.token.as_bytes());
@@ -85,7 +85,7 @@ async fn with_token(
         }
         let known = control.store.node_by_fingerprint(&request.applicant.fingerprint).await?;
         let node_id = known.as_ref().map_or(new_id, |node| node.id);
-        let used = enrolment::token_use(&token, node_id, &context)?;
+        let used = enrollment::token_use(&token, node_id, &context)?;
         let may = replacement(known.as_ref(), &request.applicant, token.replace_node, Door::Token)?;
         let (grant, decision) = admit(&control, (known, may), new_id, &request.applicant, &certificate, &context).await?;
         Ok((grant, Decision::default().change(used).and(decision)))
@@ -98,17 +98,17 @@ async fn with_token(
 async fn request(
     State(control): Shared,
     Extension(from): Extension<ClientAddress>,
-    JsonBody(request): JsonBody<EnrolRequest>,
-) -> Answer<EnrolPending> {
+    JsonBody(request): JsonBody<EnrollRequest>,
+) -> Answer<EnrollPending> {
     let context = context(&request.applicant.facts.hostname, from);
     check_applicant(&request.applicant)?;
     let range = AddressRange::of(Some(from));
-    ENROLMENT_REQUESTS.spend(&control, &range, false).await?;
+    ENROLLMENT_REQUESTS.spend(&control, &range, false).await?;
     let poll_secret = secret_text("gpe_");
-    let enrolment = Enrolment {
-        id: EnrolmentId::generate(),
+    let enrollment = Enrollment {
+        id: EnrollmentId::generate(),
         version: 0,
-        state: EnrolmentState::Pending,
+        state: EnrollmentState::Pending,
         email: request.email,
         fingerprint: request.applicant.fingerprint,
         csr_pem: request.applicant.csr_pem,
@@ -122,44 +122,44 @@ async fn request(
         expires_at: context.now.plus(REQUEST_LIFE),
         replace_node: None,
     };
-    let enrolment = settle(&control, || async {
-        let queue = queue_for(&control, &enrolment, context.now).await?;
-        Ok(enrolment::request(enrolment.clone(), &queue, &context)?)
+    let enrollment = settle(&control, || async {
+        let queue = queue_for(&control, &enrollment, context.now).await?;
+        Ok(enrollment::request(enrollment.clone(), &queue, &context)?)
     })
     .await
     .inspect_err(|failure| count_refusal(&control, failure))?;
-    tracing::info!(enrolment = %enrolment.id, email = %enrolment.email, "a host asks to be enrolled");
-    Ok(Json(EnrolPending { enrolment_id: enrolment.id, poll_secret, expires_at: enrolment.expires_at }))
+    tracing::info!(enrollment = %enrollment.id, email = %enrollment.email, "a host asks to be enrolled");
+    Ok(Json(EnrollPending { enrollment_id: enrollment.id, poll_secret, expires_at: enrollment.expires_at }))
 }
 
 /// The queue of requests, as this one meets it.
-async fn queue_for(control: &Control, enrolment: &Enrolment, now: Timestamp) -> Result<Queue, Failure> {
+async fn queue_for(control: &Control, enrollment: &Enrollment, now: Timestamp) -> Result<Queue, Failure> {
     let store = &control.store;
-    let earlier = store.enrolment_open_by_fingerprint(&enrolment.fingerprint, now).await?;
-    let same = earlier.filter(|earlier| earlier.state == EnrolmentState::Pending && earlier.address == enrolment.address);
+    let earlier = store.enrollment_open_by_fingerprint(&enrollment.fingerprint, now).await?;
+    let same = earlier.filter(|earlier| earlier.state == EnrollmentState::Pending && earlier.address == enrollment.address);
     // Whoever replaces a request must hold the very keys it was made for.
     let same = match same {
         Some(earlier)
-            if earlier.receipt_key == enrolment.receipt_key
-                && request_key(&earlier.csr_pem)? == request_key(&enrolment.csr_pem)? =>
+            if earlier.receipt_key == enrollment.receipt_key
+                && request_key(&earlier.csr_pem)? == request_key(&enrollment.csr_pem)? =>
         {
             Some(earlier)
         }
         Some(_) | None => None,
     };
-    let waiting = store.enrolment_waiting(now).await?;
-    let displaceable = match waiting >= enrolment::MAX_WAITING {
-        true => store.enrolment_displaceable(now).await?,
+    let waiting = store.enrollment_waiting(now).await?;
+    let displaceable = match waiting >= enrollment::MAX_WAITING {
+        true => store.enrollment_displaceable(now).await?,
         false => None,
     };
     let displaceable = match displaceable {
         Some(oldest) => {
-            let held = store.enrolment_waiting_from(&oldest.address, now).await?;
+            let held = store.enrollment_waiting_from(&oldest.address, now).await?;
             Some((oldest, held))
         }
         None => None,
     };
-    let from_address = store.enrolment_waiting_from(&enrolment.address, now).await?;
+    let from_address = store.enrollment_waiting_from(&enrollment.address, now).await?;
     Ok(Queue { waiting, from_address, same, displaceable })
 }
 
@@ -174,46 +174,46 @@ fn count_refusal(control: &Control, failure: &Failure) {
 async fn poll(
     State(control): Shared,
     Extension(from): Extension<ClientAddress>,
-    Segments(id): Segments<EnrolmentId>,
+    Segments(id): Segments<EnrollmentId>,
     headers: HeaderMap,
-) -> Answer<EnrolStatus> {
-    let given = headers.get(link::ENROL_SECRET_HEADER).map(|value| Digest::of(value.as_bytes()));
+) -> Answer<EnrollStatus> {
+    let given = headers.get(link::ENROLL_SECRET_HEADER).map(|value| Digest::of(value.as_bytes()));
     let (new_id, certificate) = (NodeId::generate(), IssueOnce::new(&control.ca));
     let status = settle(&control, || async {
-        let enrolment = control.store.enrolment_get(id).await?;
+        let enrollment = control.store.enrollment_get(id).await?;
         // Whoever does not have the secret does not even learn whether the request exists.
-        let Some(enrolment) = enrolment.filter(|found| given.as_ref() == Some(&found.poll_secret_digest)) else {
-            return Err(Refusal::not_found("enrolment_unknown", "there is no such request for this secret; ask again").into());
+        let Some(enrollment) = enrollment.filter(|found| given.as_ref() == Some(&found.poll_secret_digest)) else {
+            return Err(Refusal::not_found("enrollment_unknown", "there is no such request for this secret; ask again").into());
         };
-        let context = context(&enrolment.facts.hostname, from);
-        let lapsed = context.now > enrolment.expires_at;
-        match enrolment.state {
-            EnrolmentState::Rejected => Ok((EnrolStatus::Rejected { reason: enrolment.reason }, Decision::default())),
-            EnrolmentState::Pending | EnrolmentState::Approved if lapsed => Ok((EnrolStatus::Expired, Decision::default())),
-            EnrolmentState::Pending => Ok((EnrolStatus::Pending, Decision::default())),
-            EnrolmentState::Approved => {
-                let applicant = applicant_of(&enrolment);
+        let context = context(&enrollment.facts.hostname, from);
+        let lapsed = context.now > enrollment.expires_at;
+        match enrollment.state {
+            EnrollmentState::Rejected => Ok((EnrollStatus::Rejected { reason: enrollment.reason }, Decision::default())),
+            EnrollmentState::Pending | EnrollmentState::Approved if lapsed => Ok((EnrollStatus::Expired, Decision::default())),
+            EnrollmentState::Pending => Ok((EnrollStatus::Pending, Decision::default())),
+            EnrollmentState::Approved => {
+                let applicant = applicant_of(&enrollment);
                 let known = control.store.node_by_fingerprint(&applicant.fingerprint).await?;
                 let node_id = known.as_ref().map_or(new_id, |node| node.id);
-                let claimed = enrolment::claim(&enrolment, node_id, &context)?;
+                let claimed = enrollment::claim(&enrollment, node_id, &context)?;
                 // Asked again: another host may have become that node since the operator decided.
-                let may = replacement(known.as_ref(), &applicant, enrolment.replace_node, Door::Approval(enrolment.id))?;
+                let may = replacement(known.as_ref(), &applicant, enrollment.replace_node, Door::Approval(enrollment.id))?;
                 let (grant, decision) = admit(&control, (known, may), new_id, &applicant, &certificate, &context).await?;
-                Ok((EnrolStatus::Approved { grant: Box::new(grant) }, Decision::default().change(claimed).and(decision)))
+                Ok((EnrollStatus::Approved { grant: Box::new(grant) }, Decision::default().change(claimed).and(decision)))
             }
-            EnrolmentState::Enrolled => {
+            EnrollmentState::Enrolled => {
                 // The answer may have been lost: the same request gets the same node again, until the request lapses.
-                let applicant = applicant_of(&enrolment);
-                let node = match enrolment.node_id {
+                let applicant = applicant_of(&enrollment);
+                let node = match enrollment.node_id {
                     Some(node_id) if !lapsed => control.store.node_get(node_id).await?,
                     Some(_) | None => None,
                 };
                 match node {
                     Some(node) if is_same_host(&node, &applicant)? => {
                         let (grant, decision) = reissue(&control, &node, &applicant.csr_pem, &certificate, &context).await?;
-                        Ok((EnrolStatus::Approved { grant: Box::new(grant) }, decision))
+                        Ok((EnrollStatus::Approved { grant: Box::new(grant) }, decision))
                     }
-                    Some(_) | None => Ok((EnrolStatus::Expired, Decision::default())),
+                    Some(_) | None => Ok((EnrollStatus::Expired, Decision::default())),
                 }
             }
         }
@@ -232,15 +232,15 @@ fn replacement(
         Some(node) => Some(Existing { node, same_keys: is_same_host(node, applicant)? }),
         None => None,
     };
-    Ok(enrolment::check_replacement(existing, replace_node, door)?)
+    Ok(enrollment::check_replacement(existing, replace_node, door)?)
 }
 
-pub(crate) fn applicant_of(enrolment: &Enrolment) -> Applicant {
+pub(crate) fn applicant_of(enrollment: &Enrollment) -> Applicant {
     Applicant {
-        fingerprint: enrolment.fingerprint.clone(),
-        csr_pem: enrolment.csr_pem.clone(),
-        receipt_key: enrolment.receipt_key.clone(),
-        facts: enrolment.facts.clone(),
+        fingerprint: enrollment.fingerprint.clone(),
+        csr_pem: enrollment.csr_pem.clone(),
+        receipt_key: enrollment.receipt_key.clone(),
+        facts: enrollment.facts.clone(),
     }
 }
 
@@ -265,9 +265,9 @@ async fn admit(
         None => Vec::new(),
     };
     let is_new = known.is_none();
-    let (mut node, mut decision) = node::enrol(known, admission, new_id, context);
+    let (mut node, mut decision) = node::enroll(known, admission, new_id, context);
     node.record = NodeRecord::seal(&node, control.cluster_id, control.keys.root());
-    // The node's row forgets the record at the next enrolment; the audit log keeps it, so that old receipts can be checked.
+    // The node's row forgets the record at the next enrollment; the audit log keeps it, so that old receipts can be checked.
     for entry in &mut decision.audit {
         entry.detail["record"] = base64::engine::general_purpose::STANDARD.encode(&node.record).into();
     }
@@ -396,7 +396,7 @@ fn check_same_key(node: &Node, csr_pem: &str) -> Result<(), Failure> {
     if request_key(csr_pem)? == node.tls_key_digest {
         return Ok(());
     }
-    let message = "the request is for another key than the one the node enrolled with; enrol again to change keys";
+    let message = "the request is for another key than the one the node enrolled with; enroll again to change keys";
     Err(Refusal::forbidden("tls_key_changed", message).into())
 }
 
@@ -435,12 +435,12 @@ async fn rejoin(State(control): Shared, JsonBody(request): JsonBody<Rejoin>) -> 
     let pem = settle(&control, || async {
         // One answer for every way in which the proof can be wrong: strangers learn nothing about nodes.
         let refuse =
-            || Refusal::forbidden("rejoin_refused", "the proof does not fit a node of this cluster; enrol the host again");
+            || Refusal::forbidden("rejoin_refused", "the proof does not fit a node of this cluster; enroll the host again");
         let node = control.store.node_get(request.node_id).await?.ok_or_else(refuse)?;
         if !NodeRecord::matches(&node, control.cluster_id, &control.keys.root_key()).unwrap_or(false) {
             return Err(refuse().into());
         }
-        let opened = dsse::open(&request.proof, link::MAX_ENROLMENT_BYTES, link::REJOIN_PAYLOAD_TYPE, &node.receipt_key);
+        let opened = dsse::open(&request.proof, link::MAX_ENROLLMENT_BYTES, link::REJOIN_PAYLOAD_TYPE, &node.receipt_key);
         let proof: RejoinProof = serde_json::from_slice(&opened.map_err(|_| refuse())?).map_err(|_| refuse())?;
         if (proof.cluster_id, proof.node_id, proof.node_epoch) != (control.cluster_id, node.id, node.epoch) {
             return Err(refuse().into());

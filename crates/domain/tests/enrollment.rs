@@ -5,17 +5,17 @@ mod support;
 use std::time::Duration;
 
 use gpuaas_contract::Digest;
-use gpuaas_contract::id::{EnrolmentId, JoinTokenId, NodeId};
+use gpuaas_contract::id::{EnrollmentId, JoinTokenId, NodeId};
 use gpuaas_contract::telemetry::HostFacts;
-use gpuaas_domain::enrolment::{
-    self, Enrolment, EnrolmentState, JoinToken, MAX_WAITING, MAX_WAITING_PER_ADDRESS, Queue, TOKEN_LIFE,
+use gpuaas_domain::enrollment::{
+    self, Enrollment, EnrollmentState, JoinToken, MAX_WAITING, MAX_WAITING_PER_ADDRESS, Queue, TOKEN_LIFE,
 };
 use gpuaas_domain::node::MAX_REASON;
 use gpuaas_domain::{Change, Decision, RefusalKind};
 use support::{NOW, assert_recorded, at, code, context, later, receipt_key};
 
-const STATES: [EnrolmentState; 4] =
-    [EnrolmentState::Pending, EnrolmentState::Approved, EnrolmentState::Enrolled, EnrolmentState::Rejected];
+const STATES: [EnrollmentState; 4] =
+    [EnrollmentState::Pending, EnrollmentState::Approved, EnrollmentState::Enrolled, EnrollmentState::Rejected];
 
 fn token() -> JoinToken {
     JoinToken {
@@ -31,9 +31,9 @@ fn token() -> JoinToken {
     }
 }
 
-fn wish(state: EnrolmentState) -> Enrolment {
-    Enrolment {
-        id: EnrolmentId::from_bytes([1; 16]),
+fn wish(state: EnrollmentState) -> Enrollment {
+    Enrollment {
+        id: EnrollmentId::from_bytes([1; 16]),
         version: 3,
         state,
         email: "ops@example.org".to_owned(),
@@ -54,14 +54,14 @@ fn wish(state: EnrolmentState) -> Enrolment {
 #[test]
 fn names_of_states_read_back() {
     for state in STATES {
-        assert_eq!(EnrolmentState::parse(state.as_str()), Some(state));
+        assert_eq!(EnrollmentState::parse(state.as_str()), Some(state));
     }
-    assert_eq!(EnrolmentState::parse("maybe"), None);
+    assert_eq!(EnrollmentState::parse("maybe"), None);
 }
 
 #[test]
 fn a_join_token_lives_as_long_as_asked_up_to_the_limit() {
-    let create = |life, note: &str| enrolment::token_create(token().id, Digest::of(b"s"), note, life, None, &context());
+    let create = |life, note: &str| enrollment::token_create(token().id, Digest::of(b"s"), note, life, None, &context());
     let decision = create(Duration::from_secs(60), "rack 1").expect("made");
     let [Change::JoinTokenInsert(made)] = decision.changes.as_slice() else { panic!("{:?}", decision.changes) };
     assert_eq!((made.expires_at, made.version, made.used, made.revoked_at), (later(60), 0, None, None));
@@ -76,9 +76,9 @@ fn a_join_token_lives_as_long_as_asked_up_to_the_limit() {
 #[test]
 fn a_join_token_is_used_once_and_in_time() {
     let node = NodeId::generate();
-    let used = enrolment::token_use(&token(), node, &at(later(900))).expect("the last moment counts");
+    let used = enrollment::token_use(&token(), node, &at(later(900))).expect("the last moment counts");
     assert_eq!(used, Change::JoinTokenUpdate(JoinToken { used: Some((later(900), node)), ..token() }));
-    let refuse = |token: JoinToken, now| enrolment::token_use(&token, node, &at(now));
+    let refuse = |token: JoinToken, now| enrollment::token_use(&token, node, &at(now));
     assert_eq!(code(refuse(token(), later(901))), "join_token_expired");
     let spent = JoinToken { used: Some((NOW, NodeId::generate())), ..token() };
     let refusal = refuse(spent, NOW).expect_err("refused");
@@ -88,36 +88,36 @@ fn a_join_token_is_used_once_and_in_time() {
 
 #[test]
 fn a_join_token_is_taken_back_unless_it_was_used() {
-    let decision = enrolment::token_revoke(&token(), &context()).expect("done");
+    let decision = enrollment::token_revoke(&token(), &context()).expect("done");
     assert_eq!(decision.changes, [Change::JoinTokenUpdate(JoinToken { revoked_at: Some(NOW), ..token() })]);
     assert_recorded(&decision, "gpuaas.join_token.revoked.v1", "join_token.revoke");
     let revoked = JoinToken { revoked_at: Some(NOW), ..token() };
-    assert_eq!(enrolment::token_revoke(&revoked, &context()), Ok(Decision::default()), "twice is once");
+    assert_eq!(enrollment::token_revoke(&revoked, &context()), Ok(Decision::default()), "twice is once");
     let used = JoinToken { used: Some((NOW, NodeId::generate())), ..token() };
-    assert_eq!(code(enrolment::token_revoke(&used, &context())), "join_token_used");
+    assert_eq!(code(enrollment::token_revoke(&used, &context())), "join_token_used");
 }
 
 #[test]
 fn a_host_may_ask_with_an_email_while_there_is_room() {
-    let asked = wish(EnrolmentState::Pending);
+    let asked = wish(EnrollmentState::Pending);
     let queue = |waiting: u64, from_address: u64| Queue { waiting, from_address, ..Queue::default() };
-    let (_, decision) = enrolment::request(asked.clone(), &queue(MAX_WAITING - 1, 0), &context()).expect("taken");
-    assert_eq!(decision.changes, [Change::EnrolmentInsert(Box::new(asked.clone()))]);
-    assert_recorded(&decision, "gpuaas.enrolment.requested.v1", "enrolment.request");
-    assert_eq!(code(enrolment::request(asked.clone(), &queue(MAX_WAITING, 0), &context())), "too_many_enrolments");
+    let (_, decision) = enrollment::request(asked.clone(), &queue(MAX_WAITING - 1, 0), &context()).expect("taken");
+    assert_eq!(decision.changes, [Change::EnrollmentInsert(Box::new(asked.clone()))]);
+    assert_recorded(&decision, "gpuaas.enrollment.requested.v1", "enrollment.request");
+    assert_eq!(code(enrollment::request(asked.clone(), &queue(MAX_WAITING, 0), &context())), "too_many_enrollments");
     let full = queue(MAX_WAITING_PER_ADDRESS, MAX_WAITING_PER_ADDRESS);
-    assert_eq!(code(enrolment::request(asked.clone(), &full, &context())), "too_many_enrolments_from_address");
+    assert_eq!(code(enrollment::request(asked.clone(), &full, &context())), "too_many_enrollments_from_address");
     for email in ["", "@", "nobody", "a b@c.d", "a@b\n.c", &format!("{}@x", "a".repeat(254))] {
-        let asked = Enrolment { email: email.to_owned(), ..asked.clone() };
-        assert_eq!(code(enrolment::request(asked, &Queue::default(), &context())), "email_invalid", "{email:?}");
+        let asked = Enrollment { email: email.to_owned(), ..asked.clone() };
+        assert_eq!(code(enrollment::request(asked, &Queue::default(), &context())), "email_invalid", "{email:?}");
     }
 }
 
 #[test]
 fn a_host_that_asks_again_keeps_its_place_even_in_a_full_queue() {
-    let first = wish(EnrolmentState::Pending);
-    let again = Enrolment {
-        id: EnrolmentId::from_bytes([2; 16]),
+    let first = wish(EnrollmentState::Pending);
+    let again = Enrollment {
+        id: EnrollmentId::from_bytes([2; 16]),
         version: 0,
         email: "other@example.org".to_owned(),
         poll_secret_digest: Digest::of(b"another"),
@@ -126,90 +126,91 @@ fn a_host_that_asks_again_keeps_its_place_even_in_a_full_queue() {
     };
     let queue =
         Queue { waiting: MAX_WAITING, from_address: MAX_WAITING_PER_ADDRESS, same: Some(first.clone()), displaceable: None };
-    let (waits, decision) = enrolment::request(again.clone(), &queue, &context()).expect("taken");
-    let wanted = Enrolment { poll_secret_digest: again.poll_secret_digest, expires_at: again.expires_at, ..first };
-    assert_eq!((decision.changes, waits), (vec![Change::EnrolmentUpdate(Box::new(wanted.clone()))], wanted));
+    let (waits, decision) = enrollment::request(again.clone(), &queue, &context()).expect("taken");
+    let wanted = Enrollment { poll_secret_digest: again.poll_secret_digest, expires_at: again.expires_at, ..first };
+    assert_eq!((decision.changes, waits), (vec![Change::EnrollmentUpdate(Box::new(wanted.clone()))], wanted));
 }
 
 #[test]
 fn a_full_queue_makes_room_at_the_cost_of_the_address_with_most() {
-    let oldest = wish(EnrolmentState::Pending);
-    let asked = Enrolment { id: EnrolmentId::from_bytes([2; 16]), version: 0, address: "192.0.2.9".to_owned(), ..oldest.clone() };
+    let oldest = wish(EnrollmentState::Pending);
+    let asked =
+        Enrollment { id: EnrollmentId::from_bytes([2; 16]), version: 0, address: "192.0.2.9".to_owned(), ..oldest.clone() };
     let queue = |held: u64, from_address: u64| Queue {
         waiting: MAX_WAITING,
         from_address,
         same: None,
         displaceable: Some((oldest.clone(), held)),
     };
-    let (_, decision) = enrolment::request(asked.clone(), &queue(2, 0), &context()).expect("taken");
-    let [Change::EnrolmentUpdate(lapsed), Change::EnrolmentInsert(_)] = &decision.changes[..] else { panic!("{decision:?}") };
-    assert!(lapsed.id == oldest.id && lapsed.expires_at < NOW && lapsed.state == EnrolmentState::Pending);
-    assert_eq!(decision.events[0].kind, "gpuaas.enrolment.displaced.v1");
+    let (_, decision) = enrollment::request(asked.clone(), &queue(2, 0), &context()).expect("taken");
+    let [Change::EnrollmentUpdate(lapsed), Change::EnrollmentInsert(_)] = &decision.changes[..] else { panic!("{decision:?}") };
+    assert!(lapsed.id == oldest.id && lapsed.expires_at < NOW && lapsed.state == EnrollmentState::Pending);
+    assert_eq!(decision.events[0].kind, "gpuaas.enrollment.displaced.v1");
     for (held, from_address) in [(1, 0), (3, 2), (3, 3)] {
-        let refused = enrolment::request(asked.clone(), &queue(held, from_address), &context());
-        assert_eq!(code(refused), "too_many_enrolments", "{held} {from_address}: nobody would have less");
+        let refused = enrollment::request(asked.clone(), &queue(held, from_address), &context());
+        assert_eq!(code(refused), "too_many_enrollments", "{held} {from_address}: nobody would have less");
     }
 }
 
 #[test]
 fn every_word_of_an_operator_on_every_state() {
     for state in STATES {
-        let approved = enrolment::approve(&wish(state), None, None, &context());
-        let rejected = enrolment::reject(&wish(state), "unknown machine", &context());
+        let approved = enrollment::approve(&wish(state), None, None, &context());
+        let rejected = enrollment::reject(&wish(state), "unknown machine", &context());
         match state {
-            EnrolmentState::Pending => {
+            EnrollmentState::Pending => {
                 let approved = approved.expect("done");
-                let next = Enrolment { state: EnrolmentState::Approved, ..wish(state) };
-                assert_eq!(approved.changes, [Change::EnrolmentUpdate(Box::new(next))]);
-                assert_recorded(&approved, "gpuaas.enrolment.approved.v1", "enrolment.approve");
+                let next = Enrollment { state: EnrollmentState::Approved, ..wish(state) };
+                assert_eq!(approved.changes, [Change::EnrollmentUpdate(Box::new(next))]);
+                assert_recorded(&approved, "gpuaas.enrollment.approved.v1", "enrollment.approve");
                 let rejected = rejected.expect("done");
-                let next = Enrolment { state: EnrolmentState::Rejected, reason: "unknown machine".to_owned(), ..wish(state) };
-                assert_eq!(rejected.changes, [Change::EnrolmentUpdate(Box::new(next))]);
-                assert_recorded(&rejected, "gpuaas.enrolment.rejected.v1", "enrolment.reject");
+                let next = Enrollment { state: EnrollmentState::Rejected, reason: "unknown machine".to_owned(), ..wish(state) };
+                assert_eq!(rejected.changes, [Change::EnrollmentUpdate(Box::new(next))]);
+                assert_recorded(&rejected, "gpuaas.enrollment.rejected.v1", "enrollment.reject");
             }
-            EnrolmentState::Approved => {
+            EnrollmentState::Approved => {
                 assert_eq!(approved, Ok(Decision::default()));
-                assert_eq!(code(rejected), "enrolment_decided");
+                assert_eq!(code(rejected), "enrollment_decided");
             }
-            EnrolmentState::Rejected => {
-                assert_eq!(code(approved), "enrolment_decided");
+            EnrollmentState::Rejected => {
+                assert_eq!(code(approved), "enrollment_decided");
                 assert_eq!(rejected, Ok(Decision::default()));
             }
-            EnrolmentState::Enrolled => {
-                assert_eq!(code(approved), "enrolment_decided");
-                assert_eq!(code(rejected), "enrolment_decided");
+            EnrollmentState::Enrolled => {
+                assert_eq!(code(approved), "enrollment_decided");
+                assert_eq!(code(rejected), "enrollment_decided");
             }
         }
     }
-    let pending = wish(EnrolmentState::Pending);
-    assert_eq!(code(enrolment::approve(&pending, None, None, &at(later(86_401)))), "enrolment_expired");
-    assert_eq!(code(enrolment::reject(&pending, &"x".repeat(MAX_REASON + 1), &context())), "reason_too_long");
+    let pending = wish(EnrollmentState::Pending);
+    assert_eq!(code(enrollment::approve(&pending, None, None, &at(later(86_401)))), "enrollment_expired");
+    assert_eq!(code(enrollment::reject(&pending, &"x".repeat(MAX_REASON + 1), &context())), "reason_too_long");
 }
 
 #[test]
 fn only_an_approved_host_fetches_its_certificate_and_only_in_time() {
     let node = NodeId::generate();
     for state in STATES {
-        let claimed = enrolment::claim(&wish(state), node, &context());
+        let claimed = enrollment::claim(&wish(state), node, &context());
         match state {
-            EnrolmentState::Approved => {
-                let next = Enrolment { state: EnrolmentState::Enrolled, node_id: Some(node), ..wish(state) };
-                assert_eq!(claimed, Ok(Change::EnrolmentUpdate(Box::new(next))));
+            EnrollmentState::Approved => {
+                let next = Enrollment { state: EnrollmentState::Enrolled, node_id: Some(node), ..wish(state) };
+                assert_eq!(claimed, Ok(Change::EnrollmentUpdate(Box::new(next))));
             }
-            EnrolmentState::Pending | EnrolmentState::Enrolled | EnrolmentState::Rejected => {
-                assert_eq!(code(claimed), "enrolment_not_approved");
+            EnrollmentState::Pending | EnrollmentState::Enrolled | EnrollmentState::Rejected => {
+                assert_eq!(code(claimed), "enrollment_not_approved");
             }
         }
     }
-    assert_eq!(code(enrolment::claim(&wish(EnrolmentState::Approved), node, &at(later(86_401)))), "enrolment_expired");
+    assert_eq!(code(enrollment::claim(&wish(EnrollmentState::Approved), node, &at(later(86_401)))), "enrollment_expired");
 }
 
 #[test]
 fn a_host_takes_over_a_node_only_if_an_operator_named_exactly_that_one() {
-    use gpuaas_domain::enrolment::{Door, Existing, Replacement, check_replacement};
+    use gpuaas_domain::enrollment::{Door, Existing, Replacement, check_replacement};
     use gpuaas_domain::node::Service;
     let (known, other) = (support::node(), NodeId::generate());
-    let door = Door::Approval(wish(EnrolmentState::Pending).id);
+    let door = Door::Approval(wish(EnrollmentState::Pending).id);
     let existing = |same_keys| Some(Existing { node: &known, same_keys });
     for door in [Door::Token, door] {
         assert_eq!(check_replacement(None, None, door), Ok(Replacement::New));
@@ -226,9 +227,9 @@ fn a_host_takes_over_a_node_only_if_an_operator_named_exactly_that_one() {
             assert_eq!(check_replacement(existing, Some(known.id), door), Ok(Replacement::OtherKeys));
         }
     }
-    let asked = wish(EnrolmentState::Pending);
-    assert_eq!(code(enrolment::approve(&asked, existing(false), None, &context())), "replaces_node");
-    let approved = enrolment::approve(&asked, existing(false), Some(known.id), &context()).expect("named");
-    let next = Enrolment { state: EnrolmentState::Approved, replace_node: Some(known.id), ..asked };
-    assert_eq!(approved.changes, [Change::EnrolmentUpdate(Box::new(next))], "it is remembered for the moment it is fetched");
+    let asked = wish(EnrollmentState::Pending);
+    assert_eq!(code(enrollment::approve(&asked, existing(false), None, &context())), "replaces_node");
+    let approved = enrollment::approve(&asked, existing(false), Some(known.id), &context()).expect("named");
+    let next = Enrollment { state: EnrollmentState::Approved, replace_node: Some(known.id), ..asked };
+    assert_eq!(approved.changes, [Change::EnrollmentUpdate(Box::new(next))], "it is remembered for the moment it is fetched");
 }

@@ -7,13 +7,13 @@ use axum::extract::State;
 use axum::http::StatusCode;
 use axum::{Extension, Json};
 use gpuaas_api::dto::{
-    self, EnrolmentApprove, EnrolmentListQuery, ExistingNode, JoinTokenCreate, JoinTokenCreated, Page, PageQuery, Reason,
+    self, EnrollmentApprove, EnrollmentListQuery, ExistingNode, JoinTokenCreate, JoinTokenCreated, Page, PageQuery, Reason,
 };
 use gpuaas_contract::Digest;
-use gpuaas_contract::id::{EnrolmentId, JoinTokenId};
+use gpuaas_contract::id::{EnrollmentId, JoinTokenId};
 use gpuaas_contract::time::Timestamp;
 use gpuaas_domain::Refusal;
-use gpuaas_domain::enrolment::{self, Door, Enrolment, EnrolmentState, Existing, JoinToken, TOKEN_LIFE};
+use gpuaas_domain::enrollment::{self, Door, Enrollment, EnrollmentState, Existing, JoinToken, TOKEN_LIFE};
 use gpuaas_domain::node::Node;
 
 use super::caller::Caller;
@@ -22,60 +22,60 @@ use super::problem::{JsonBody, Params, Rejected, Segments};
 use super::{node_name, page, page_limit, parse_id, parse_opt};
 use crate::Control;
 use crate::failure::{Failure, settle};
-use crate::link::enrol::{applicant_of, is_same_host};
+use crate::link::enroll::{applicant_of, is_same_host};
 use crate::pki::secret_text;
 
 type Shared = State<Arc<Control>>;
 
 pub(super) async fn list(
     State(control): Shared,
-    Params(query): Params<EnrolmentListQuery>,
-) -> Result<Json<Page<dto::Enrolment>>, Rejected> {
+    Params(query): Params<EnrollmentListQuery>,
+) -> Result<Json<Page<dto::Enrollment>>, Rejected> {
     let limit = page_limit(query.limit)?;
     let state = match query.state.as_deref() {
         None => None,
-        Some(name) => Some(EnrolmentState::parse(name).ok_or_else(|| Failure::BadInput {
+        Some(name) => Some(EnrollmentState::parse(name).ok_or_else(|| Failure::BadInput {
             code: "state_invalid",
             message: format!("there is no state `{name}`; choose from pending, approved, enrolled, rejected"),
         })?),
     };
-    let found = control.store.enrolment_list(state, parse_opt(query.after.as_deref())?, limit.saturating_add(1)).await?;
-    let found = page(found, limit, |enrolment| enrolment.id.to_string());
+    let found = control.store.enrollment_list(state, parse_opt(query.after.as_deref())?, limit.saturating_add(1)).await?;
+    let found = page(found, limit, |enrollment| enrollment.id.to_string());
     let mut items = Vec::with_capacity(found.items.len());
-    for enrolment in found.items {
-        items.push(shown(&control, enrolment).await?);
+    for enrollment in found.items {
+        items.push(shown(&control, enrollment).await?);
     }
     Ok(Json(Page { items, next: found.next }))
 }
 
-pub(super) async fn show(State(control): Shared, Segments(id): Segments<String>) -> Result<Json<dto::Enrolment>, Rejected> {
+pub(super) async fn show(State(control): Shared, Segments(id): Segments<String>) -> Result<Json<dto::Enrollment>, Rejected> {
     Ok(Json(shown(&control, get(&control, parse_id(&id)?).await?).await?))
 }
 
-async fn get(control: &Control, id: EnrolmentId) -> Result<Enrolment, Failure> {
+async fn get(control: &Control, id: EnrollmentId) -> Result<Enrollment, Failure> {
     let unknown =
-        || Refusal::not_found("enrolment_unknown", format!("there is no enrolment {id}; `gpuaas node requests` lists them"));
-    Ok(control.store.enrolment_get(id).await?.ok_or_else(unknown)?)
+        || Refusal::not_found("enrollment_unknown", format!("there is no enrollment {id}; `gpuaas node requests` lists them"));
+    Ok(control.store.enrollment_get(id).await?.ok_or_else(unknown)?)
 }
 
 /// The node that the host is already, by its fingerprint, and whether it has that node's keys.
-async fn existing(control: &Control, enrolment: &Enrolment) -> Result<Option<(Node, bool)>, Failure> {
-    let Some(node) = control.store.node_by_fingerprint(&enrolment.fingerprint).await? else { return Ok(None) };
-    let same_keys = is_same_host(&node, &applicant_of(enrolment))?;
+async fn existing(control: &Control, enrollment: &Enrollment) -> Result<Option<(Node, bool)>, Failure> {
+    let Some(node) = control.store.node_by_fingerprint(&enrollment.fingerprint).await? else { return Ok(None) };
+    let same_keys = is_same_host(&node, &applicant_of(enrollment))?;
     Ok(Some((node, same_keys)))
 }
 
-async fn shown(control: &Control, enrolment: Enrolment) -> Result<dto::Enrolment, Failure> {
-    let open = matches!(enrolment.state, EnrolmentState::Pending | EnrolmentState::Approved);
-    let lapsed = Timestamp::now() > enrolment.expires_at;
-    let state = if open && lapsed { "expired" } else { enrolment.state.as_str() };
-    let existing = if open && !lapsed { existing(control, &enrolment).await? } else { None };
+async fn shown(control: &Control, enrollment: Enrollment) -> Result<dto::Enrollment, Failure> {
+    let open = matches!(enrollment.state, EnrollmentState::Pending | EnrollmentState::Approved);
+    let lapsed = Timestamp::now() > enrollment.expires_at;
+    let state = if open && lapsed { "expired" } else { enrollment.state.as_str() };
+    let existing = if open && !lapsed { existing(control, &enrollment).await? } else { None };
     let existing_node = existing.map(|(node, same_keys)| ExistingNode {
         id: node.id,
-        needs_replace: enrolment::check_replacement(
+        needs_replace: enrollment::check_replacement(
             Some(Existing { node: &node, same_keys }),
             None,
-            Door::Approval(enrolment.id),
+            Door::Approval(enrollment.id),
         )
         .is_err(),
         name: node.name,
@@ -83,20 +83,20 @@ async fn shown(control: &Control, enrolment: Enrolment) -> Result<dto::Enrolment
         online: node.session.is_some(),
         keys_differ: !same_keys,
     });
-    Ok(dto::Enrolment {
-        id: enrolment.id,
+    Ok(dto::Enrollment {
+        id: enrollment.id,
         state: state.to_owned(),
-        email: enrolment.email,
-        fingerprint: enrolment.fingerprint,
-        receipt_key: enrolment.receipt_key,
-        facts: enrolment.facts,
-        address: enrolment.address,
-        reason: enrolment.reason,
-        node_id: enrolment.node_id,
+        email: enrollment.email,
+        fingerprint: enrollment.fingerprint,
+        receipt_key: enrollment.receipt_key,
+        facts: enrollment.facts,
+        address: enrollment.address,
+        reason: enrollment.reason,
+        node_id: enrollment.node_id,
         existing_node,
-        replace_node: enrolment.replace_node,
-        created_at: enrolment.created_at,
-        expires_at: enrolment.expires_at,
+        replace_node: enrollment.replace_node,
+        created_at: enrollment.created_at,
+        expires_at: enrollment.expires_at,
     })
 }
 
@@ -104,14 +104,14 @@ pub(super) async fn approve(
     State(control): Shared,
     Extension(caller): Extension<Caller>,
     Segments(id): Segments<String>,
-    JsonBody(EnrolmentApprove { reason: _, replace_node }): JsonBody<EnrolmentApprove>,
-) -> Result<Json<dto::Enrolment>, Rejected> {
+    JsonBody(EnrollmentApprove { reason: _, replace_node }): JsonBody<EnrollmentApprove>,
+) -> Result<Json<dto::Enrollment>, Rejected> {
     let (id, context) = (parse_id(&id)?, caller.context());
     settle(&control, || async {
-        let enrolment = get(&control, id).await?;
-        let known = existing(&control, &enrolment).await?;
+        let enrollment = get(&control, id).await?;
+        let known = existing(&control, &enrollment).await?;
         let known = known.as_ref().map(|(node, same_keys)| Existing { node, same_keys: *same_keys });
-        Ok(((), enrolment::approve(&enrolment, known, replace_node, &context)?))
+        Ok(((), enrollment::approve(&enrollment, known, replace_node, &context)?))
     })
     .await?;
     Ok(Json(shown(&control, get(&control, id).await?).await?))
@@ -122,9 +122,9 @@ pub(super) async fn reject(
     Extension(caller): Extension<Caller>,
     Segments(id): Segments<String>,
     JsonBody(Reason { reason }): JsonBody<Reason>,
-) -> Result<Json<dto::Enrolment>, Rejected> {
+) -> Result<Json<dto::Enrollment>, Rejected> {
     let (id, context) = (parse_id(&id)?, caller.context());
-    settle(&control, || async { Ok(((), enrolment::reject(&get(&control, id).await?, &reason, &context)?)) }).await?;
+    settle(&control, || async { Ok(((), enrollment::reject(&get(&control, id).await?, &reason, &context)?)) }).await?;
     Ok(Json(shown(&control, get(&control, id).await?).await?))
 }
 
@@ -149,7 +149,8 @@ pub(super) async fn token_create(
     if let Some(node) = wanted.replace_node {
         node_name::find(&control, &node.to_string()).await?;
     }
-    let decision = enrolment::token_create(id, Digest::of(secret.as_bytes()), &wanted.note, life, wanted.replace_node, &context)?;
+    let decision =
+        enrollment::token_create(id, Digest::of(secret.as_bytes()), &wanted.note, life, wanted.replace_node, &context)?;
     settle(&control, || async { Ok(((), decision.clone())) }).await?;
     let token = format!("{secret}.{}", control.ca.pin());
     let enroll_command = format!("gpuaas-agent enroll --server {} --token {token}", control.link_address);
@@ -163,7 +164,7 @@ pub(super) async fn token_revoke(
     Segments(id): Segments<String>,
 ) -> Result<Json<dto::JoinToken>, Rejected> {
     let (id, context) = (parse_id(&id)?, caller.context());
-    settle(&control, || async { Ok(((), enrolment::token_revoke(&token_get(&control, id).await?, &context)?)) }).await?;
+    settle(&control, || async { Ok(((), enrollment::token_revoke(&token_get(&control, id).await?, &context)?)) }).await?;
     Ok(Json(token_shown(token_get(&control, id).await?)))
 }
 

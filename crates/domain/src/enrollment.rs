@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use gpuaas_contract::Digest;
-use gpuaas_contract::id::{EnrolmentId, JoinTokenId, NodeId};
+use gpuaas_contract::id::{EnrollmentId, JoinTokenId, NodeId};
 use gpuaas_contract::key::VerifyingKey;
 use gpuaas_contract::telemetry::HostFacts;
 use gpuaas_contract::time::Timestamp;
@@ -48,7 +48,7 @@ pub struct JoinToken {
 /// Where a request stands.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, serde::Serialize, serde::Deserialize)]
 #[serde(rename_all = "snake_case")]
-pub enum EnrolmentState {
+pub enum EnrollmentState {
     /// An operator has to decide.
     Pending,
     /// An operator said yes; the host may fetch its certificate.
@@ -59,7 +59,7 @@ pub enum EnrolmentState {
     Rejected,
 }
 
-impl EnrolmentState {
+impl EnrollmentState {
     /// Name on the wire and in the store.
     pub const fn as_str(self) -> &'static str {
         match self {
@@ -78,13 +78,13 @@ impl EnrolmentState {
 
 /// A host's wish to be enrolled.
 #[derive(Clone, Debug, PartialEq)]
-pub struct Enrolment {
+pub struct Enrollment {
     /// Its id.
-    pub id: EnrolmentId,
+    pub id: EnrollmentId,
     /// Row version.
     pub version: i64,
     /// Where it stands.
-    pub state: EnrolmentState,
+    pub state: EnrollmentState,
     /// Who asked.
     pub email: String,
     /// Hardware identity of the host.
@@ -189,30 +189,30 @@ pub struct Queue {
     /// How many of them came from the same address.
     pub from_address: u64,
     /// The same host with the same keys from the same address, if it waits already.
-    pub same: Option<Enrolment>,
+    pub same: Option<Enrollment>,
     /// If the queue is full, the oldest request of the address with most of them, and how many it has.
-    pub displaceable: Option<(Enrolment, u64)>,
+    pub displaceable: Option<(Enrollment, u64)>,
 }
 
 /// A host asks to be enrolled. Asking again is the same request: it keeps its place, and the new secret is the one that counts. When the
 /// queue is full, the oldest request of the address that has most makes room. Returns the request that waits now.
-pub fn request(enrolment: Enrolment, queue: &Queue, context: &Context) -> Result<(Enrolment, Decision), Refusal> {
-    let email = &enrolment.email;
+pub fn request(enrollment: Enrollment, queue: &Queue, context: &Context) -> Result<(Enrollment, Decision), Refusal> {
+    let email = &enrollment.email;
     let plausible =
         (3..=254).contains(&email.len()) && email.contains('@') && !email.chars().any(|c| c.is_control() || c.is_whitespace());
     if !plausible {
         return Err(Refusal::invalid("email_invalid", "give the e-mail address of the person who asks"));
     }
-    let record = |decision: Decision, enrolment: &Enrolment| {
-        let id = enrolment.id.to_string();
-        let data = json!({ "enrolment_id": id, "email": enrolment.email, "hostname": enrolment.facts.hostname });
-        decision.record(context, "gpuaas.enrolment.requested.v1", "enrolment.request", &id, data)
+    let record = |decision: Decision, enrollment: &Enrollment| {
+        let id = enrollment.id.to_string();
+        let data = json!({ "enrollment_id": id, "email": enrollment.email, "hostname": enrollment.facts.hostname });
+        decision.record(context, "gpuaas.enrollment.requested.v1", "enrollment.request", &id, data)
     };
     if let Some(same) = &queue.same {
         // What an operator may be looking at stays as it is.
-        let Enrolment { poll_secret_digest, expires_at, .. } = enrolment;
-        let again = Enrolment { poll_secret_digest, expires_at, ..same.clone() };
-        let decision = Decision::default().change(Change::EnrolmentUpdate(Box::new(again.clone())));
+        let Enrollment { poll_secret_digest, expires_at, .. } = enrollment;
+        let again = Enrollment { poll_secret_digest, expires_at, ..same.clone() };
+        let decision = Decision::default().change(Change::EnrollmentUpdate(Box::new(again.clone())));
         return Ok((again.clone(), record(decision, &again)));
     }
     if queue.from_address >= MAX_WAITING_PER_ADDRESS {
@@ -220,7 +220,7 @@ pub fn request(enrolment: Enrolment, queue: &Queue, context: &Context) -> Result
             "{MAX_WAITING_PER_ADDRESS} requests from this address are waiting already; an operator must decide on some first, or enroll \
              with a join token"
         );
-        return Err(Refusal::exhausted("too_many_enrolments_from_address", message));
+        return Err(Refusal::exhausted("too_many_enrollments_from_address", message));
     }
     let mut decision = Decision::default();
     if queue.waiting >= MAX_WAITING {
@@ -230,32 +230,32 @@ pub fn request(enrolment: Enrolment, queue: &Queue, context: &Context) -> Result
             }
             Some(_) | None => {
                 let message = format!("{MAX_WAITING} requests are waiting already; an operator must decide on some first");
-                return Err(Refusal::exhausted("too_many_enrolments", message));
+                return Err(Refusal::exhausted("too_many_enrollments", message));
             }
         }
     }
-    let decision = decision.change(Change::EnrolmentInsert(Box::new(enrolment.clone())));
-    Ok((enrolment.clone(), record(decision, &enrolment)))
+    let decision = decision.change(Change::EnrollmentInsert(Box::new(enrollment.clone())));
+    Ok((enrollment.clone(), record(decision, &enrollment)))
 }
 
 /// A request lapses before its time; the host asks again by itself.
-fn displace(enrolment: &Enrolment, context: &Context) -> Decision {
-    let lapsed = Enrolment { expires_at: Timestamp(context.now.0.saturating_sub(1)), ..enrolment.clone() };
-    let id = enrolment.id.to_string();
-    let data = json!({ "enrolment_id": id, "address": enrolment.address });
-    let decision = Decision::default().change(Change::EnrolmentUpdate(Box::new(lapsed)));
-    decision.record(context, "gpuaas.enrolment.displaced.v1", "enrolment.displace", &id, data)
+fn displace(enrollment: &Enrollment, context: &Context) -> Decision {
+    let lapsed = Enrollment { expires_at: Timestamp(context.now.0.saturating_sub(1)), ..enrollment.clone() };
+    let id = enrollment.id.to_string();
+    let data = json!({ "enrollment_id": id, "address": enrollment.address });
+    let decision = Decision::default().change(Change::EnrollmentUpdate(Box::new(lapsed)));
+    decision.record(context, "gpuaas.enrollment.displaced.v1", "enrollment.displace", &id, data)
 }
 
 /// An operator says yes. If the host is a node already, under whatever name, the operator must have named that node.
 pub fn approve(
-    enrolment: &Enrolment,
+    enrollment: &Enrollment,
     existing: Option<Existing<'_>>,
     replace_node: Option<NodeId>,
     context: &Context,
 ) -> Result<Decision, Refusal> {
-    check_replacement(existing, replace_node, Door::Approval(enrolment.id))?;
-    decide(enrolment, EnrolmentState::Approved, "", replace_node, context)
+    check_replacement(existing, replace_node, Door::Approval(enrollment.id))?;
+    decide(enrollment, EnrollmentState::Approved, "", replace_node, context)
 }
 
 /// The node that a host at a door is already, by its fingerprint.
@@ -273,7 +273,7 @@ pub enum Door {
     /// With a join token.
     Token,
     /// With a request that an operator decides on.
-    Approval(EnrolmentId),
+    Approval(EnrollmentId),
 }
 
 /// What enrolling a host does to the node it may be already.
@@ -305,7 +305,7 @@ pub fn check_replacement(
             Err(Refusal::conflict("replace_node_mismatch", message))
         }
         (None, Some(named)) => {
-            let message = format!("this host does not have the fingerprint of {named}; enrol it without `--replace-node`");
+            let message = format!("this host does not have the fingerprint of {named}; enroll it without `--replace-node`");
             Err(Refusal::conflict("replace_node_mismatch", message))
         }
         // Whoever has the keys of a node that is trusted is that node; of one that is locked, they are in two places.
@@ -328,13 +328,13 @@ pub fn check_replacement(
 }
 
 /// An operator says no.
-pub fn reject(enrolment: &Enrolment, reason: &str, context: &Context) -> Result<Decision, Refusal> {
-    decide(enrolment, EnrolmentState::Rejected, reason, None, context)
+pub fn reject(enrollment: &Enrollment, reason: &str, context: &Context) -> Result<Decision, Refusal> {
+    decide(enrollment, EnrollmentState::Rejected, reason, None, context)
 }
 
 fn decide(
-    enrolment: &Enrolment,
-    next: EnrolmentState,
+    enrollment: &Enrollment,
+    next: EnrollmentState,
     reason: &str,
     replace_node: Option<NodeId>,
     context: &Context,
@@ -345,41 +345,41 @@ fn decide(
             format!("the reason may have at most {} bytes", crate::node::MAX_REASON),
         ));
     }
-    if enrolment.state == next && enrolment.replace_node == replace_node {
+    if enrollment.state == next && enrollment.replace_node == replace_node {
         return Ok(Decision::default());
     }
-    if enrolment.state != EnrolmentState::Pending {
-        let message = format!("enrolment {} is {} already", enrolment.id, enrolment.state.as_str());
-        return Err(Refusal::conflict("enrolment_decided", message));
+    if enrollment.state != EnrollmentState::Pending {
+        let message = format!("enrollment {} is {} already", enrollment.id, enrollment.state.as_str());
+        return Err(Refusal::conflict("enrollment_decided", message));
     }
-    if context.now > enrolment.expires_at {
-        let message = format!("enrolment {} has expired; the host must ask again", enrolment.id);
-        return Err(Refusal::conflict("enrolment_expired", message));
+    if context.now > enrollment.expires_at {
+        let message = format!("enrollment {} has expired; the host must ask again", enrollment.id);
+        return Err(Refusal::conflict("enrollment_expired", message));
     }
-    let id = enrolment.id.to_string();
+    let id = enrollment.id.to_string();
     let (kind, action) = match next {
-        EnrolmentState::Approved => ("gpuaas.enrolment.approved.v1", "enrolment.approve"),
-        EnrolmentState::Rejected => ("gpuaas.enrolment.rejected.v1", "enrolment.reject"),
-        EnrolmentState::Pending | EnrolmentState::Enrolled => {
-            return Err(Refusal::invalid("enrolment_state", "only approval and rejection are decisions"));
+        EnrollmentState::Approved => ("gpuaas.enrollment.approved.v1", "enrollment.approve"),
+        EnrollmentState::Rejected => ("gpuaas.enrollment.rejected.v1", "enrollment.reject"),
+        EnrollmentState::Pending | EnrollmentState::Enrolled => {
+            return Err(Refusal::invalid("enrollment_state", "only approval and rejection are decisions"));
         }
     };
     let data = json!({
-        "enrolment_id": id, "fingerprint": enrolment.fingerprint, "reason": reason, "replace_node": replace_node,
+        "enrollment_id": id, "fingerprint": enrollment.fingerprint, "reason": reason, "replace_node": replace_node,
     });
-    let decided = Enrolment { state: next, reason: reason.to_owned(), replace_node, ..enrolment.clone() };
-    Ok(Decision::default().change(Change::EnrolmentUpdate(Box::new(decided))).record(context, kind, action, &id, data))
+    let decided = Enrollment { state: next, reason: reason.to_owned(), replace_node, ..enrollment.clone() };
+    Ok(Decision::default().change(Change::EnrollmentUpdate(Box::new(decided))).record(context, kind, action, &id, data))
 }
 
 /// An approved host fetches its certificate; happens once.
-pub fn claim(enrolment: &Enrolment, node_id: NodeId, context: &Context) -> Result<Change, Refusal> {
-    if enrolment.state != EnrolmentState::Approved {
-        let message = format!("enrolment {} is {}", enrolment.id, enrolment.state.as_str());
-        return Err(Refusal::conflict("enrolment_not_approved", message));
+pub fn claim(enrollment: &Enrollment, node_id: NodeId, context: &Context) -> Result<Change, Refusal> {
+    if enrollment.state != EnrollmentState::Approved {
+        let message = format!("enrollment {} is {}", enrollment.id, enrollment.state.as_str());
+        return Err(Refusal::conflict("enrollment_not_approved", message));
     }
-    if context.now > enrolment.expires_at {
-        return Err(Refusal::conflict("enrolment_expired", "the enrolment has expired; ask again with `gpuaas-agent enroll`"));
+    if context.now > enrollment.expires_at {
+        return Err(Refusal::conflict("enrollment_expired", "the enrollment has expired; ask again with `gpuaas-agent enroll`"));
     }
-    let claimed = Enrolment { state: EnrolmentState::Enrolled, node_id: Some(node_id), ..enrolment.clone() };
-    Ok(Change::EnrolmentUpdate(Box::new(claimed)))
+    let claimed = Enrollment { state: EnrollmentState::Enrolled, node_id: Some(node_id), ..enrollment.clone() };
+    Ok(Change::EnrollmentUpdate(Box::new(claimed)))
 }

@@ -1,6 +1,6 @@
 //! `gpuaas node requests|approve|reject`: hosts that ask to be enrolled.
 
-use gpuaas_api::dto::{Enrolment, EnrolmentApprove, Reason};
+use gpuaas_api::dto::{Enrollment, EnrollmentApprove, Reason};
 
 use super::{age, moment};
 use crate::exit::Exit;
@@ -10,7 +10,7 @@ use crate::resolve;
 use crate::session::Session;
 
 pub(super) async fn list(session: &Session, all: bool) -> Result<Exit, Failure> {
-    let requests = resolve::enrolments(session.client()?, if all { None } else { Some("pending") }).await?;
+    let requests = resolve::enrollments(session.client()?, if all { None } else { Some("pending") }).await?;
     session.output.print(&requests, |requests| table(requests))?;
     if requests.is_empty() {
         session.output.hint(
@@ -36,9 +36,9 @@ pub(super) async fn approve(
     replace_node: Option<String>,
 ) -> Result<Exit, Failure> {
     let client = session.client()?;
-    let id = resolve::enrolment(client, request).await?;
+    let id = resolve::enrollment(client, request).await?;
     let replace_node = resolve::node_to_replace(client, replace_node.as_deref()).await?;
-    let approved = client.enrolment_approve(&id, &EnrolmentApprove { reason, replace_node }).await?;
+    let approved = client.enrollment_approve(&id, &EnrollmentApprove { reason, replace_node }).await?;
     session.output.print(&approved, |request| View::Details(details(request)))?;
     session.output.hint("the agent fetches its certificate within seconds; see `gpuaas node ls`");
     if replace_node.is_some() {
@@ -51,21 +51,21 @@ pub(super) async fn approve(
 
 pub(super) async fn reject(session: &Session, request: &str, reason: String) -> Result<Exit, Failure> {
     let client = session.client()?;
-    let id = resolve::enrolment(client, request).await?;
-    let rejected = client.enrolment_reject(&id, &Reason { reason }).await?;
+    let id = resolve::enrollment(client, request).await?;
+    let rejected = client.enrollment_reject(&id, &Reason { reason }).await?;
     session.output.print(&rejected, |request| View::Details(details(request)))?;
     Ok(Exit::Done)
 }
 
 /// The node that a host is already, in one line.
-fn existing(request: &Enrolment) -> Option<String> {
+fn existing(request: &Enrollment) -> Option<String> {
     let node = request.existing_node.as_ref()?;
     let online = if node.online { "online" } else { "offline" };
     let keys = if node.keys_differ { "other keys" } else { "same keys" };
     Some(format!("{} ({}, {}, {online}, {keys})", node.id, node.name, node.service))
 }
 
-fn details(request: &Enrolment) -> Details {
+fn details(request: &Enrollment) -> Details {
     let facts = &request.facts;
     Details::default()
         .field("id", request.id)
@@ -85,7 +85,7 @@ fn details(request: &Enrolment) -> Details {
         .field("expires", moment(request.expires_at))
 }
 
-fn table(requests: &[Enrolment]) -> View {
+fn table(requests: &[Enrollment]) -> View {
     if requests.is_empty() {
         return View::Nothing;
     }

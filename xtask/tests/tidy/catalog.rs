@@ -1,4 +1,4 @@
-//! Every task of the catalogue is complete: handler, schemas, words.
+//! Every task of the catalog is complete: handler, schemas, words.
 
 use gpuaas_contract::task::TaskType;
 

@@ -1,25 +1,25 @@
-//! Every package has a licence that we may ship under.
+//! Every package has a license that we may ship under.
 
 use crate::expect_none;
 use crate::metadata::TREE;
 
 #[test]
-fn every_licence_is_on_the_list() {
+fn every_license_is_on_the_list() {
     let deny = crate::files::deny();
     let allowed: Vec<&str> =
-        deny["licenses"]["allow"].as_array().expect("licences in deny.toml").iter().filter_map(toml::Value::as_str).collect();
+        deny["licenses"]["allow"].as_array().expect("licenses in deny.toml").iter().filter_map(toml::Value::as_str).collect();
     let mut broken = vec![];
     for package in TREE.values().filter(|package| package.is_compiled()) {
-        match &package.licence {
-            Some(licence) if permits(licence, &allowed) => {}
-            Some(licence) => broken.push(format!("{} {}: {licence}", package.name, package.version)),
-            None => broken.push(format!("{} {} names no licence", package.name, package.version)),
+        match &package.license {
+            Some(license) if permits(license, &allowed) => {}
+            Some(license) => broken.push(format!("{} {}: {license}", package.name, package.version)),
+            None => broken.push(format!("{} {} names no license", package.name, package.version)),
         }
     }
-    expect_none(&broken, "Choose another crate, or add the licence to deny.toml after reading it.");
+    expect_none(&broken, "Choose another crate, or add the license to deny.toml after reading it.");
 }
 
-/// Whether an SPDX expression can be met with these licences alone.
+/// Whether an SPDX expression can be met with these licenses alone.
 fn permits(expression: &str, allowed: &[&str]) -> bool {
     // Old manifests write `MIT/Apache-2.0` for `MIT OR Apache-2.0`.
     let spaced = expression.replace('/', " OR ").replace('(', " ( ").replace(')', " ) ");
@@ -65,7 +65,7 @@ fn one(words: &mut &[&str], allowed: &[&str]) -> bool {
 }
 
 #[test]
-fn licence_expressions_are_understood() {
+fn license_expressions_are_understood() {
     let allowed = ["MIT", "Apache-2.0", "Apache-2.0 WITH LLVM-exception", "ISC"];
     for (expression, permitted) in [
         ("MIT", true),

@@ -1,15 +1,15 @@
 //! The two doors: join tokens, and requests that wait for an operator.
 
-use gpuaas_contract::id::{EnrolmentId, JoinTokenId, NodeId};
+use gpuaas_contract::id::{EnrollmentId, JoinTokenId, NodeId};
 use gpuaas_contract::key::VerifyingKey;
 use gpuaas_contract::telemetry::HostFacts;
 use gpuaas_contract::time::Timestamp;
 
 /// A host's wish to be enrolled.
 #[derive(Clone, Debug, PartialEq, serde::Serialize, serde::Deserialize, schemars::JsonSchema)]
-pub struct Enrolment {
+pub struct Enrollment {
     /// Its id.
-    pub id: EnrolmentId,
+    pub id: EnrollmentId,
     /// `pending`, `approved`, `enrolled`, `rejected` or `expired`.
     pub state: String,
     /// Who asked. Not proven: compare the receipt key with what the agent printed.
@@ -61,7 +61,7 @@ pub struct ExistingNode {
 /// An operator's yes.
 #[derive(Clone, Debug, Default, PartialEq, Eq, serde::Serialize, serde::Deserialize, schemars::JsonSchema)]
 #[serde(deny_unknown_fields)]
-pub struct EnrolmentApprove {
+pub struct EnrollmentApprove {
     /// Why; kept in the audit log.
     #[serde(default)]
     pub reason: String,
@@ -73,7 +73,7 @@ pub struct EnrolmentApprove {
 /// Which requests to list.
 #[derive(Clone, Debug, Default, PartialEq, Eq, serde::Serialize, serde::Deserialize, schemars::JsonSchema)]
 #[serde(deny_unknown_fields)]
-pub struct EnrolmentListQuery {
+pub struct EnrollmentListQuery {
     /// Only those in this state.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub state: Option<String>,

@@ -1,4 +1,4 @@
-//! Organisations.
+//! Organizations.
 
 use std::collections::BTreeSet;
 use std::sync::Arc;
@@ -6,11 +6,11 @@ use std::sync::Arc;
 use axum::extract::State;
 use axum::http::{HeaderMap, StatusCode};
 use axum::{Extension, Json};
-use gpuaas_api::dto::{self, OrganisationChange, OrganisationCreate, OrganisationListQuery, Page};
+use gpuaas_api::dto::{self, OrganizationChange, OrganizationCreate, OrganizationListQuery, Page};
 use gpuaas_contract::id::{MembershipId, OrgId};
 use gpuaas_domain::Refusal;
 use gpuaas_domain::access::{MemberRole, Place, ProjectRole};
-use gpuaas_domain::people::{self, Organisation, Project};
+use gpuaas_domain::people::{self, Organization, Project};
 use gpuaas_store::ResourceFilter;
 
 use super::caller::Caller;
@@ -21,30 +21,30 @@ use crate::{Control, books};
 
 type Shared = State<Arc<Control>>;
 
-pub(super) async fn get(control: &Control, id: &str) -> Result<Organisation, Failure> {
+pub(super) async fn get(control: &Control, id: &str) -> Result<Organization, Failure> {
     let id: OrgId = parse_id(id)?;
-    Ok(books::get::<Organisation>(control, id).await?.ok_or_else(|| unknown(&id.to_string()))?)
+    Ok(books::get::<Organization>(control, id).await?.ok_or_else(|| unknown(&id.to_string()))?)
 }
 
-/// The organisation with this id or name.
-pub(super) async fn named(control: &Control, name: &str) -> Result<Organisation, Failure> {
+/// The organization with this id or name.
+pub(super) async fn named(control: &Control, name: &str) -> Result<Organization, Failure> {
     let found = match name.parse::<OrgId>() {
-        Ok(id) => books::get::<Organisation>(control, id).await?,
-        Err(_) => books::by_name::<Organisation>(control, "", name).await?,
+        Ok(id) => books::get::<Organization>(control, id).await?,
+        Err(_) => books::by_name::<Organization>(control, "", name).await?,
     };
     Ok(found.ok_or_else(|| unknown(name))?)
 }
 
 fn unknown(name: &str) -> Refusal {
-    Refusal::not_found("organisation_unknown", format!("there is no organisation {name}; `gpuaas org ls` lists yours"))
+    Refusal::not_found("organization_unknown", format!("there is no organization {name}; `gpuaas org ls` lists yours"))
 }
 
 /// Those that the caller sees: all of them on the platform, else those in which they have a role, or a role in a project.
 pub(super) async fn list(
     State(control): Shared,
     Extension(caller): Extension<Caller>,
-    Params(query): Params<OrganisationListQuery>,
-) -> Result<Json<Page<dto::Organisation>>, Rejected> {
+    Params(query): Params<OrganizationListQuery>,
+) -> Result<Json<Page<dto::Organization>>, Rejected> {
     let limit = page_limit(query.limit)?;
     if let Some(after) = &query.after {
         parse_id::<OrgId>(after)?;
@@ -56,39 +56,39 @@ pub(super) async fn list(
         let mut ids = BTreeSet::new();
         for (place, _) in &caller.principal.memberships {
             match place {
-                Place::Organisation(id) => drop(ids.insert(*id)),
+                Place::Organization(id) => drop(ids.insert(*id)),
                 Place::Project(id) => {
-                    ids.extend(books::get::<Project>(&control, id).await?.map(|project| project.organisation_id));
+                    ids.extend(books::get::<Project>(&control, id).await?.map(|project| project.organization_id));
                 }
                 Place::Platform => {}
             }
         }
-        let mut found: Vec<Organisation> = Vec::new();
+        let mut found: Vec<Organization> = Vec::new();
         for id in ids.into_iter().filter(|id| query.after.as_deref().is_none_or(|after| id.to_string().as_str() > after)) {
-            found.extend(books::get::<Organisation>(&control, id).await?);
+            found.extend(books::get::<Organization>(&control, id).await?);
         }
-        found.retain(|organisation| query.name.as_deref().is_none_or(|name| organisation.name.contains(name)));
+        found.retain(|organization| query.name.as_deref().is_none_or(|name| organization.name.contains(name)));
         found
     };
-    let found = page(found, limit, |organisation| organisation.id.to_string());
+    let found = page(found, limit, |organization| organization.id.to_string());
     Ok(Json(Page { items: found.items.into_iter().map(shown).collect(), next: found.next }))
 }
 
 pub(super) async fn create(
     State(control): Shared,
     Extension(caller): Extension<Caller>,
-    JsonBody(wanted): JsonBody<OrganisationCreate>,
-) -> Result<(StatusCode, Tagged<dto::Organisation>), Rejected> {
+    JsonBody(wanted): JsonBody<OrganizationCreate>,
+) -> Result<(StatusCode, Tagged<dto::Organization>), Rejected> {
     let (id, owner, context) = (OrgId::generate(), MembershipId::generate(), caller.context());
     let made = settle(&control, || async {
-        free_name::<Organisation>(&control, "", &wanted.name).await?;
+        free_name::<Organization>(&control, "", &wanted.name).await?;
         let limits = quotas::limits(&wanted.limits);
-        let (made, mut decision) = people::create_organisation(id, &wanted.name, &wanted.description, limits, &context)?;
+        let (made, mut decision) = people::create_organization(id, &wanted.name, &wanted.description, limits, &context)?;
         if let Some(email) = &wanted.owner_email {
             let who = super::members::by_email(&control, email).await?;
             let role = MemberRole::Project(ProjectRole::Owner);
-            super::mint::role(&control, &caller, Place::Organisation(id), role)?;
-            decision = decision.and(people::invite(owner, who, Place::Organisation(id), role, &context)?.1);
+            super::mint::role(&control, &caller, Place::Organization(id), role)?;
+            decision = decision.and(people::invite(owner, who, Place::Organization(id), role, &context)?.1);
         }
         Ok((made, decision))
     })
@@ -96,9 +96,9 @@ pub(super) async fn create(
     Ok((StatusCode::CREATED, Tagged(etag_of(made.version), shown(made))))
 }
 
-pub(super) async fn show(State(control): Shared, Segments(id): Segments<String>) -> Result<Tagged<dto::Organisation>, Rejected> {
-    let organisation = get(&control, &id).await?;
-    Ok(Tagged(etag_of(organisation.version), shown(organisation)))
+pub(super) async fn show(State(control): Shared, Segments(id): Segments<String>) -> Result<Tagged<dto::Organization>, Rejected> {
+    let organization = get(&control, &id).await?;
+    Ok(Tagged(etag_of(organization.version), shown(organization)))
 }
 
 pub(super) async fn change(
@@ -106,25 +106,25 @@ pub(super) async fn change(
     Extension(caller): Extension<Caller>,
     headers: HeaderMap,
     Segments(id): Segments<String>,
-    JsonBody(change): JsonBody<OrganisationChange>,
-) -> Result<Tagged<dto::Organisation>, Rejected> {
+    JsonBody(change): JsonBody<OrganizationChange>,
+) -> Result<Tagged<dto::Organization>, Rejected> {
     let context = caller.context();
     settle(&control, || async {
-        let organisation = get(&control, &id).await?;
-        if_match(&headers, &etag_of(organisation.version))?;
-        let description = change.description.as_deref().unwrap_or(&organisation.description);
-        Ok(people::describe_organisation(&organisation, description, &context)?)
+        let organization = get(&control, &id).await?;
+        if_match(&headers, &etag_of(organization.version))?;
+        let description = change.description.as_deref().unwrap_or(&organization.description);
+        Ok(people::describe_organization(&organization, description, &context)?)
     })
     .await?;
     show(State(control), Segments(id)).await
 }
 
-fn shown(organisation: Organisation) -> dto::Organisation {
-    dto::Organisation {
-        id: organisation.id,
-        etag: etag_of(organisation.version),
-        name: organisation.name,
-        description: organisation.description,
-        created_at: organisation.created_at,
+fn shown(organization: Organization) -> dto::Organization {
+    dto::Organization {
+        id: organization.id,
+        etag: etag_of(organization.version),
+        name: organization.name,
+        description: organization.description,
+        created_at: organization.created_at,
     }
 }

@@ -1,5 +1,0 @@
-//! Prints the task catalogue with the JSON Schemas of every task's parameters and output.
-
-fn main() -> Result<(), serde_json::Error> {
-    serde_json::to_writer_pretty(std::io::stdout().lock(), &gpuaas_contract::schema::catalogue())
-}
