@@ -84,7 +84,7 @@ impl Proof {
             Self::Authority => ("gpuaas-agent", &["--lib"], "authority_tests::"),
             Self::Databases => ("gpuaas", E2E, "databases::"),
             Self::Disk => ("gpuaas", E2E, "disk::"),
-            Self::Events => ("gpuaas-engines", &["--test", "engines"], "nats_faults::"),
+            Self::Events => ("gpuaas-backends", &["--test", "backends"], "nats_faults::"),
             Self::Guests => ("gpuaas-agent", &["--lib"], "guests::tests::random::"),
             Self::Journal => ("gpuaas", E2E, "rotten_journal::"),
             Self::Relay => ("gpuaas-control", &["--test", "relay"], ""),

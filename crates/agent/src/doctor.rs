@@ -8,11 +8,11 @@ use gpuaas_contract::envelope::CLOCK_SKEW;
 use gpuaas_contract::time::Timestamp;
 
 use crate::config::{Config, ConfigError, Loaded};
+use crate::error_chain::chain;
 use crate::identity::Identity;
 use crate::journal::Journal;
 use crate::link::dial::{Dialer, Protocol};
 use crate::policy::Policy;
-use crate::report::chain;
 use crate::state::{StateError, StateLock};
 use crate::{link, status};
 

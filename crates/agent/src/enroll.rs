@@ -217,7 +217,7 @@ pub async fn enroll(
 
 async fn applicant(host: &Host, keys: &Keys) -> Result<Applicant, EnrollError> {
     let for_facts = host.clone();
-    let mut facts = gpuaas_world::blocking(move || for_facts.facts()).await?;
+    let mut facts = gpuaas_runtime::blocking(move || for_facts.facts()).await?;
     facts.agent_version = crate::VERSION.to_owned();
     Ok(Applicant {
         fingerprint: host.fingerprint()?,
@@ -273,7 +273,7 @@ impl Waiting<'_> {
                 }
                 Err(error @ (HttpError::Dial(_) | HttpError::Timeout(_) | HttpError::Broken(_))) => {
                     if !told {
-                        progress(EnrollProgress::Unreachable(crate::report::chain(&error)));
+                        progress(EnrollProgress::Unreachable(crate::error_chain::chain(&error)));
                         told = true;
                     }
                 }

@@ -11,7 +11,7 @@ use gpuaas_contract::link::Grant;
 use gpuaas_contract::time::Timestamp;
 use gpuaas_contract::verifier_set::{SetError, VerifierSet};
 use gpuaas_host::private_file::{self, PrivateFileError};
-use gpuaas_world::secret::Locked;
+use gpuaas_runtime::secret::Locked;
 use rustls_pki_types::pem::PemObject as _;
 use rustls_pki_types::{CertificateDer, PrivateKeyDer};
 use zeroize::Zeroizing;

@@ -7,6 +7,7 @@ pub mod config;
 pub mod device;
 pub mod doctor;
 mod enroll;
+pub mod error_chain;
 mod guests;
 mod handler;
 mod identity;
@@ -15,7 +16,6 @@ mod link;
 mod pipeline;
 pub mod policy;
 mod renewal;
-pub mod report;
 mod run;
 pub mod service;
 mod spool;
@@ -28,8 +28,8 @@ mod trust;
 pub use enroll::{Door, EnrollError, EnrollOptions, EnrollProgress, Enrolled, enroll};
 pub use identity::IdentityError;
 pub use journal::JournalError;
-#[doc(hidden)]
-pub use journal::door as journal_door;
+#[cfg(feature = "fuzz-support")]
+pub use journal::fuzz_support as journal_fuzz_support;
 pub use link::LinkTimings;
 pub use link::dial::{DialError, TlsSetupError};
 pub use link::http::HttpError;

@@ -7,7 +7,7 @@ use std::time::Duration;
 use clap::{Parser, Subcommand};
 use gpuaas_agent::config::{self, Config, Key, Loaded};
 use gpuaas_agent::doctor::{self, Verdict};
-use gpuaas_agent::report::chain;
+use gpuaas_agent::error_chain::chain;
 use gpuaas_agent::{Door, EnrollOptions, EnrollProgress, RunEvent, RunOptions, device, service, status};
 use gpuaas_host::systemd;
 use tokio_util::sync::CancellationToken;
@@ -146,12 +146,12 @@ enum ConfigCommand {
     },
 }
 
-type Failure = Box<dyn std::error::Error + Send + Sync>;
+type BoxError = Box<dyn std::error::Error + Send + Sync>;
 
 fn main() -> ExitCode {
     let cli = Cli::parse();
     // This process holds the node's keys, and sees secrets of guests.
-    if let Err(error) = gpuaas_world::process::forbid_memory_dumps() {
+    if let Err(error) = gpuaas_runtime::process::forbid_memory_dumps() {
         return complain(&error);
     }
     // The first one to install a provider wins; there is no other in this program.
@@ -180,7 +180,7 @@ fn say(line: impl std::fmt::Display) {
     println!("{line}");
 }
 
-async fn dispatch(cli: Cli) -> Result<ExitCode, Failure> {
+async fn dispatch(cli: Cli) -> Result<ExitCode, BoxError> {
     let path = cli.config.clone().unwrap_or_else(|| PathBuf::from(config::DEFAULT_PATH));
     let explicit = cli.config.is_some();
     let load = || Config::load(&path, explicit, config::environment());
@@ -199,7 +199,7 @@ async fn dispatch(cli: Cli) -> Result<ExitCode, Failure> {
             let loaded = load()?;
             start_logging(&loaded.config.log_level, cli.json_logs);
             // As in the unit that `install` writes, whoever starts the agent.
-            gpuaas_world::file_limit::raise(65_536);
+            gpuaas_runtime::file_limit::raise(65_536);
             run(loaded.config).await
         }
         Command::Install { root } => {
@@ -249,7 +249,7 @@ async fn dispatch(cli: Cli) -> Result<ExitCode, Failure> {
     }
 }
 
-fn print_all(steps: Vec<String>) -> Result<ExitCode, Failure> {
+fn print_all(steps: Vec<String>) -> Result<ExitCode, BoxError> {
     steps.iter().for_each(say);
     Ok(ExitCode::SUCCESS)
 }
@@ -264,7 +264,7 @@ fn start_logging(level: &str, json: bool) {
 }
 
 /// Fired by Ctrl-C and by the service manager.
-fn shutdown_on_signal() -> Result<CancellationToken, Failure> {
+fn shutdown_on_signal() -> Result<CancellationToken, BoxError> {
     let token = CancellationToken::new();
     let mut terminate = tokio::signal::unix::signal(tokio::signal::unix::SignalKind::terminate())?;
     let mut interrupt = tokio::signal::unix::signal(tokio::signal::unix::SignalKind::interrupt())?;
@@ -280,7 +280,7 @@ fn shutdown_on_signal() -> Result<CancellationToken, Failure> {
     Ok(token)
 }
 
-async fn enroll(mut config: Config, server: Option<String>, door: Door, replace: bool) -> Result<ExitCode, Failure> {
+async fn enroll(mut config: Config, server: Option<String>, door: Door, replace: bool) -> Result<ExitCode, BoxError> {
     if let Some(server) = server {
         config.set(Key::Server, &server)?;
     }
@@ -297,7 +297,7 @@ async fn enroll(mut config: Config, server: Option<String>, door: Door, replace:
     Ok(ExitCode::SUCCESS)
 }
 
-async fn run(config: Config) -> Result<ExitCode, Failure> {
+async fn run(config: Config) -> Result<ExitCode, BoxError> {
     let shutdown = shutdown_on_signal()?;
     let mut options = RunOptions::new(config);
     options.on_event = Box::new(|event| match event {
@@ -328,7 +328,7 @@ fn notify(states: &[sd_notify::NotifyState<'_>]) {
     let _ = sd_notify::notify(states);
 }
 
-async fn show_status(config: &Config) -> Result<ExitCode, Failure> {
+async fn show_status(config: &Config) -> Result<ExitCode, BoxError> {
     if systemd::is_running() {
         let unit = systemd::status(service::UNIT).await?;
         say(format_args!(
@@ -365,7 +365,7 @@ fn show_config(loaded: &Loaded) {
     }
 }
 
-fn set_config(path: &Path, key: &str, value: &str) -> Result<ExitCode, Failure> {
+fn set_config(path: &Path, key: &str, value: &str) -> Result<ExitCode, BoxError> {
     let key = Key::parse(key)?;
     config::set_in_file(path, key, value)?;
     say(format_args!("{} = {value} in {}; restart the agent to use it", key.name(), path.display()));

@@ -186,7 +186,7 @@ impl Policy {
 }
 
 fn distrust(state: &mut State, error: &PolicyError) {
-    let reason = crate::report::chain(error);
+    let reason = crate::error_chain::chain(error);
     if state.unsafe_because.as_ref() != Some(&reason) {
         tracing::error!(reason, "host policy cannot be trusted; every task is denied until it is put right");
     }
@@ -298,7 +298,7 @@ mod tests {
         for mode in [0o664, 0o646, 0o777] {
             let (_folder, path, _) = policy(EXAMPLE);
             std::fs::set_permissions(&path, std::fs::Permissions::from_mode(mode)).expect("chmod");
-            let error = crate::report::chain(&Policy::load(&path).expect_err("refused"));
+            let error = crate::error_chain::chain(&Policy::load(&path).expect_err("refused"));
             assert!(error.contains("chmod go-w"), "{error}");
         }
     }

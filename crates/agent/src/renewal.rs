@@ -116,7 +116,7 @@ impl Credentials {
             match self.look(Timestamp::now()).await {
                 Ok(()) => pause = self.until_half_life().clamp(every.min(SOONEST), every),
                 Err(error) => {
-                    tracing::warn!(error = crate::report::chain(&error), "certificate was not replaced; trying again");
+                    tracing::warn!(error = crate::error_chain::chain(&error), "certificate was not replaced; trying again");
                     // A wrong clock is not mended by asking often; an unreachable control plane should be found soon.
                     let slowest = if matches!(error, RenewalError::Clock { .. }) { SLOWEST_CLOCK } else { SLOWEST };
                     pause = (pause * 2).min(slowest);
@@ -195,7 +195,7 @@ impl Credentials {
     /// Checks, saves and uses a fresh certificate; connections made from now on show it.
     async fn take(self: &Arc<Self>, certificate_pem: String) -> Result<(), RenewalError> {
         let this = Arc::clone(self);
-        let taken = gpuaas_world::blocking(move || {
+        let taken = gpuaas_runtime::blocking(move || {
             let mut identity = this.lock();
             identity.renew(certificate_pem)?;
             let config = dial::enrolled_config(&identity.ca, Some((identity.chain()?, identity.keys.tls_der())))?;

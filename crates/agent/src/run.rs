@@ -135,7 +135,7 @@ pub async fn run(options: RunOptions, shutdown: CancellationToken) -> Result<(),
     let RunOptions { config, link: timings, on_event } = options;
     let on_event: Arc<dyn Fn(RunEvent) + Send + Sync> = Arc::from(on_event);
     let for_opening = config.clone();
-    let state = gpuaas_world::blocking(move || open_state(&for_opening)).await??;
+    let state = gpuaas_runtime::blocking(move || open_state(&for_opening)).await??;
     let OpenedState { _lock, policy, identity, journal, opened, spool, host } = state;
     for notice in &opened.notices {
         tracing::warn!(notice, "local state was repaired");
@@ -240,7 +240,7 @@ pub async fn run(options: RunOptions, shutdown: CancellationToken) -> Result<(),
     };
     // An expired certificate must be replaced before the link can do anything.
     if let Err(error) = credentials.look(Timestamp::now()).await {
-        tracing::warn!(error = crate::report::chain(&error), "certificate was not replaced at start; trying again");
+        tracing::warn!(error = crate::error_chain::chain(&error), "certificate was not replaced at start; trying again");
     }
     let renewal = tokio::spawn(Arc::clone(&credentials).keep_alive(background.clone(), timings.certificate_check));
     let link = tokio::spawn(supervisor.run(link_stop.clone()));

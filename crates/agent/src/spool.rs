@@ -82,7 +82,7 @@ impl Spool {
             }
             store.save_state();
         };
-        gpuaas_world::spawn_thread("log-buffer", run).map_err(fail)?;
+        gpuaas_runtime::spawn_thread("log-buffer", run).map_err(fail)?;
         Ok(Self { commands, appended })
     }
 
@@ -109,7 +109,7 @@ impl Spool {
     pub(crate) async fn next_batch(&self) -> Vec<LogLine> {
         let (reply, answer) = oneshot::channel();
         let _ = self.commands.send(Command::Read { reply }).await;
-        gpuaas_world::answer(answer).await.unwrap_or_default()
+        gpuaas_runtime::answer(answer).await.unwrap_or_default()
     }
 
     /// The control plane has everything up to these positions.
@@ -122,12 +122,12 @@ impl Spool {
     pub(crate) async fn flush(&self) {
         let (reply, answer) = oneshot::channel();
         let _ = self.commands.send(Command::Flush { reply }).await;
-        let _ = gpuaas_world::answer(answer).await;
+        let _ = gpuaas_runtime::answer(answer).await;
     }
 
     /// In a simulation nothing may depend on when the thread gets to its work.
     async fn settle(&self) {
-        if gpuaas_world::is_simulated() {
+        if gpuaas_runtime::is_simulated() {
             self.flush().await;
         }
     }

@@ -79,7 +79,7 @@ pub(crate) fn spawn_writer(
         loop {
             let current = status.borrow_and_update().clone();
             let target = path.clone();
-            let written = gpuaas_world::blocking(move || write(&target, &current)).await;
+            let written = gpuaas_runtime::blocking(move || write(&target, &current)).await;
             if let Ok(Err(error)) = written {
                 tracing::debug!(%error, "status file could not be written");
             }
@@ -89,7 +89,7 @@ pub(crate) fn spawn_writer(
                 changed = status.changed() => if changed.is_err() { break },
             }
         }
-        let _ = gpuaas_world::blocking(move || std::fs::remove_file(path)).await;
+        let _ = gpuaas_runtime::blocking(move || std::fs::remove_file(path)).await;
     })
 }
 

@@ -53,7 +53,7 @@ impl Telemetry {
     /// One sample of metrics as JSON; `None` if the host could not be read.
     pub(crate) async fn sample(&self) -> Option<String> {
         let host = self.host.clone();
-        let mut metrics = gpuaas_world::blocking(move || host.metrics()).await.ok()?;
+        let mut metrics = gpuaas_runtime::blocking(move || host.metrics()).await.ok()?;
         metrics.guests = self.guests.metrics(&self.host).await;
         serde_json::to_string(&metrics).ok().filter(|json| json.len() <= MAX_BYTES)
     }
@@ -61,7 +61,7 @@ impl Telemetry {
 
 async fn facts_json(host: &Host) -> Option<String> {
     let host = host.clone();
-    let mut facts = gpuaas_world::blocking(move || host.facts()).await.ok()?;
+    let mut facts = gpuaas_runtime::blocking(move || host.facts()).await.ok()?;
     facts.agent_version = crate::VERSION.to_owned();
     let json = serde_json::to_string(&facts).ok()?;
     if json.len() <= MAX_BYTES {

@@ -10,7 +10,7 @@ use gpuaas_host::users::{MachineLease, SystemUser};
 use gpuaas_host::{Host, HostError};
 use tokio_util::sync::CancellationToken;
 
-use crate::handler::{Failure, Phases};
+use crate::handler::{Phases, TaskFailure};
 
 /// The code of everything that is left.
 pub(crate) const NOT_GONE: &str = "user_not_gone";
@@ -51,9 +51,9 @@ impl Steps<'_> {
         step: &'static str,
         says: &str,
         work: impl Future<Output = Result<T, HostError>>,
-    ) -> Result<T, Failure> {
+    ) -> Result<T, TaskFailure> {
         if self.stop.is_cancelled() {
-            return Err(Failure::stopped());
+            return Err(TaskFailure::stopped());
         }
         self.host.checkpoint(step, Point::Begin).await?;
         self.phases.enter(step, says).await;
@@ -61,7 +61,7 @@ impl Steps<'_> {
         let value = match work.await {
             Ok(value) => value,
             // A search through the host's files stops in its middle, too.
-            Err(_) if self.stop.is_cancelled() => return Err(Failure::stopped()),
+            Err(_) if self.stop.is_cancelled() => return Err(TaskFailure::stopped()),
             Err(error) => return Err(error.into()),
         };
         self.host.checkpoint(step, Point::Done).await?;
@@ -76,7 +76,7 @@ impl Steps<'_> {
 
 impl Departure<'_> {
     /// Ends the user, proves it, and gives the machine back.
-    pub(crate) async fn run(mut self) -> Result<Gone, Failure> {
+    pub(crate) async fn run(mut self) -> Result<Gone, TaskFailure> {
         let mut gone = Gone::default();
         let mut left = Vec::new();
         for pass in 1..=PASSES {
@@ -91,11 +91,11 @@ impl Departure<'_> {
             tracing::warn!(pass, user = %self.lease.username, left = told(&left), "not everything of a tenant is gone");
         }
         let message = format!("the user {} is not gone, so the machine stays leased; left: {}", self.lease.username, told(&left));
-        Err(Failure::failed(NOT_GONE, message))
+        Err(TaskFailure::failed(NOT_GONE, message))
     }
 
     /// Does everything once, and says what is left of the user.
-    async fn pass(&mut self, gone: &mut Gone) -> Result<Vec<String>, Failure> {
+    async fn pass(&mut self, gone: &mut Gone) -> Result<Vec<String>, TaskFailure> {
         let steps = Steps { host: self.host, phases: self.phases, stop: self.stop };
         let host = self.host;
         steps.run("identify", "looking at who the user is", identify_and_mark(host, &mut self.lease)).await?;

@@ -41,7 +41,10 @@ impl Trust {
         }
         if let Err(error) = private_file::write(&self.path, document) {
             // A revocation must count although it cannot be saved; after a restart the control plane sends it again.
-            tracing::error!(error = crate::report::chain(&error), "verifier set could not be saved; it is used all the same");
+            tracing::error!(
+                error = crate::error_chain::chain(&error),
+                "verifier set could not be saved; it is used all the same"
+            );
         }
         *set = Arc::new(next);
         tracing::info!(before, version, "verifier set was updated");

@@ -36,7 +36,7 @@ event_kinds! {
     "allocation.maintenance_announced": "The allocation's host will be worked on.";
     "allocation.maintenance_cancelled": "The allocation's host will not be worked on after all.";
     "allocation.placing": "A place for the allocation is being looked for, for the first time or again.";
-    "allocation.power_failed": "A wish to stop, start or reboot came to nothing.";
+    "allocation.power_failed": "A request to stop, start or reboot came to nothing.";
     "allocation.power_ordered": "The host was told to stop, start or reboot the allocation.";
     "allocation.power_requested": "Somebody wants the allocation stopped, started or rebooted.";
     "allocation.provisioning": "The allocation has a place, and is being made there.";

@@ -89,7 +89,7 @@ impl Server {
             .map_err(|error| format!("{name} cannot be started: {error}"))?;
         let mut server = Self { child, log: path };
         let deadline = tokio::time::Instant::now() + PATIENCE;
-        while !server.said(ready) {
+        while !server.reported(ready) {
             if let Some(status) = server.child.try_wait()? {
                 return Err(format!("{name} ended at once ({status}): {}", server.tail()).into());
             }
@@ -101,7 +101,7 @@ impl Server {
         Ok(server)
     }
 
-    fn said(&self, text: &str) -> bool {
+    fn reported(&self, text: &str) -> bool {
         std::fs::read_to_string(&self.log).is_ok_and(|log| log.contains(text))
     }
 

@@ -198,8 +198,8 @@ async fn measure(name: &str, setup: &Setup, effort: Effort) -> Result<Vec<Row>> 
         "slice-overhead" => rows::slice::overhead(setup, effort).await,
         "slice-image-write" => rows::slice::image_write(setup, effort).await,
         "slice-wipe" => rows::slice::wipe(setup, effort).await,
-        "growth-finished" => rows::growth::books::over_finished_tasks(setup).await,
-        "growth-depth" => rows::growth::books::over_queue_depth(setup).await,
+        "growth-finished" => rows::growth::resources::over_finished_tasks(setup).await,
+        "growth-depth" => rows::growth::resources::over_queue_depth(setup).await,
         "growth-idle" => rows::growth::idle::run(setup).await,
         "growth-memory" => rows::growth::memory::run(setup).await,
         "growth-agents" => rows::growth::agents::run(setup, effort).await,
@@ -221,7 +221,7 @@ fn main() -> Result<()> {
                 Ok(())
             }
             Part::Tasks { store, callers, queue, rounds } => {
-                let way = if queue { rows::durable::Way::Queue } else { rows::durable::Way::Direct };
+                let way = if queue { rows::durable::WriteMode::Queue } else { rows::durable::WriteMode::Direct };
                 rows::durable::alone(&store, callers, way, rounds).await
             }
             Part::BareLink { keys, cluster } => bare_link::serve(&keys, &cluster).await,

@@ -44,9 +44,9 @@ impl Pollers {
         let count = hosts.len();
         let opening = hosts.clone().map(|number| {
             let (hosts, address) = (Arc::clone(&self.hosts), self.address);
-            async move { Result::<_>::Ok((number, Session::open(&hosts[number], address).await?)) }
+            async move { Result::<_>::Ok((number, PollSession::open(&hosts[number], address).await?)) }
         });
-        let sessions: Vec<(usize, Session)> = futures::stream::iter(opening).buffer_unordered(TOGETHER).try_collect().await?;
+        let sessions: Vec<(usize, PollSession)> = futures::stream::iter(opening).buffer_unordered(TOGETHER).try_collect().await?;
         let mut longest = Duration::ZERO;
         for (position, (number, session)) in sessions.into_iter().enumerate() {
             // A session that does not poll within the time of one poll counts as gone.
@@ -79,7 +79,7 @@ impl Pollers {
     }
 }
 
-struct Session {
+struct PollSession {
     http: reqwest::Client,
     base: String,
     node: String,
@@ -91,7 +91,7 @@ struct Session {
     heartbeat: Duration,
 }
 
-impl Session {
+impl PollSession {
     async fn open(host: &Host, address: SocketAddr) -> Result<Self> {
         let mut tls = (*host.tls).clone();
         tls.alpn_protocols = vec![b"http/1.1".to_vec()];

@@ -5,7 +5,7 @@ use std::path::PathBuf;
 use clap::{Args, ValueEnum};
 use gpuaas_control::pki::{CaConfig, StepCaConfig};
 
-use crate::failure::Failure;
+use crate::error::CliError;
 
 /// The certificate authority of a cluster.
 #[derive(Debug, Args)]
@@ -42,7 +42,7 @@ enum CaChoice {
 
 impl CaArgs {
     /// What the server needs to know.
-    pub(crate) fn config(self) -> Result<CaConfig, Failure> {
+    pub(crate) fn config(self) -> Result<CaConfig, CliError> {
         match self.ca {
             CaChoice::BuiltIn => Ok(CaConfig::BuiltIn),
             CaChoice::StepCa => Ok(CaConfig::StepCa(StepCaConfig {
@@ -56,9 +56,9 @@ impl CaArgs {
     }
 }
 
-fn needed<T>(value: Option<T>, option: &str) -> Result<T, Failure> {
+fn needed<T>(value: Option<T>, option: &str) -> Result<T, CliError> {
     value.ok_or_else(|| {
-        Failure::usage("step_ca_incomplete", format!("--ca step-ca needs {option}"))
+        CliError::usage("step_ca_incomplete", format!("--ca step-ca needs {option}"))
             .hint("docs/certificates.md shows a whole setup")
     })
 }

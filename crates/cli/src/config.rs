@@ -9,8 +9,8 @@ use gpuaas_api::ClientOptions;
 use gpuaas_contract::id::CorrelationId;
 
 use crate::args::Global;
-use crate::failure::Failure;
-use crate::sign_ins::{self, SignIn, SignIns};
+use crate::credentials::{self, Credentials, SignIn};
+use crate::error::CliError;
 
 /// Where `gpuaas dev` and `gpuaas server` listen unless told otherwise.
 pub(crate) const DEFAULT_URL: &str = "http://127.0.0.1:8080";
@@ -48,7 +48,7 @@ impl ConfigFile {
             Some(Section { url, token, token_file, ca_file, project }) => {
                 (Self { url, token, token_file, ca_file, project, profiles: BTreeMap::new() }, true)
             }
-            None if profile == sign_ins::DEFAULT_PROFILE => (self, true),
+            None if profile == credentials::DEFAULT_PROFILE => (self, true),
             None => (Self::default(), false),
         }
     }
@@ -67,22 +67,22 @@ pub(crate) struct Resolved {
     /// Whether the config file has this profile.
     pub(crate) is_configured: bool,
     /// Where sign-ins are kept, if there is a home for them.
-    pub(crate) sign_ins: Option<SignIns>,
+    pub(crate) credentials: Option<Credentials>,
     /// The kept sign-in of the profile; it counts if no token is given otherwise.
     pub(crate) kept: Option<SignIn>,
     pub(crate) warnings: Vec<String>,
 }
 
 /// Puts flags, environment and config file together.
-pub(crate) fn resolve(global: &Global, env: impl Fn(&str) -> Option<String>) -> Result<Resolved, Failure> {
+pub(crate) fn resolve(global: &Global, env: impl Fn(&str) -> Option<String>) -> Result<Resolved, CliError> {
     let env = |name: &str| env(name).filter(|value| !value.is_empty());
     let mut warnings = Vec::new();
-    let sign_ins = SignIns::find(env);
+    let credentials = Credentials::find(env);
     let profile =
-        global.profile.clone().or_else(|| env("GPUAAS_PROFILE")).or_else(|| sign_ins.as_ref().and_then(SignIns::chosen));
-    let profile = profile.unwrap_or_else(|| sign_ins::DEFAULT_PROFILE.to_owned());
-    sign_ins::checked(&profile)?;
-    let kept = sign_ins.as_ref().map(|sign_ins| sign_ins.read(&profile)).transpose()?.flatten();
+        global.profile.clone().or_else(|| env("GPUAAS_PROFILE")).or_else(|| credentials.as_ref().and_then(Credentials::chosen));
+    let profile = profile.unwrap_or_else(|| credentials::DEFAULT_PROFILE.to_owned());
+    credentials::checked(&profile)?;
+    let kept = credentials.as_ref().map(|credentials| credentials.read(&profile)).transpose()?.flatten();
     let (file, folder) = config_file(global, &env, &mut warnings)?;
     let configured = file.profiles.keys().cloned().collect();
     let (file, is_configured) = file.of_profile(&profile);
@@ -121,7 +121,7 @@ pub(crate) fn resolve(global: &Global, env: impl Fn(&str) -> Option<String>) -> 
     let ca_file = ca_file.or_else(|| kept.as_ref().filter(|kept| kept.url == url).and_then(|kept| kept.ca_file.clone()));
     let correlation_id = match global.correlation_id.clone().or_else(|| env("GPUAAS_CORRELATION_ID")) {
         Some(text) => {
-            Some(CorrelationId::try_from(text).map_err(|error| Failure::usage("correlation_id_invalid", error.to_string()))?)
+            Some(CorrelationId::try_from(text).map_err(|error| CliError::usage("correlation_id_invalid", error.to_string()))?)
         }
         None => None,
     };
@@ -133,14 +133,14 @@ pub(crate) fn resolve(global: &Global, env: impl Fn(&str) -> Option<String>) -> 
     options.ca_file = ca_file;
     options.correlation_id = correlation_id;
     options.user_agent = concat!("gpuaas/", env!("CARGO_PKG_VERSION")).to_owned();
-    Ok(Resolved { options, project, profile, configured, is_configured, sign_ins, kept, warnings })
+    Ok(Resolved { options, project, profile, configured, is_configured, credentials, kept, warnings })
 }
 
 fn config_file(
     global: &Global,
     env: &impl Fn(&str) -> Option<String>,
     warnings: &mut Vec<String>,
-) -> Result<(ConfigFile, PathBuf), Failure> {
+) -> Result<(ConfigFile, PathBuf), CliError> {
     let named = global.config.clone().or_else(|| env("GPUAAS_CONFIG").map(PathBuf::from));
     let default = || {
         let base =
@@ -156,13 +156,13 @@ fn config_file(
         }
         Err(error) => {
             let message = format!("cannot read the config file {}: {error}", path.display());
-            return Err(Failure::usage("config_unreadable", message));
+            return Err(CliError::usage("config_unreadable", message));
         }
     };
     let file: ConfigFile = toml::from_str(&text).map_err(|error| {
         let place = error.span().map(|span| text[..span.start.min(text.len())].matches('\n').count() + 1);
         let place = place.map_or(String::new(), |line| format!(" line {line}"));
-        Failure::usage("config_invalid", format!("config file {}{place}: {}", path.display(), error.message()))
+        CliError::usage("config_invalid", format!("config file {}{place}: {}", path.display(), error.message()))
             .hint("the keys are url, token_file, ca_file, token, project and [profiles.NAME]")
     })?;
     let holds_token = file.token.is_some() || file.profiles.values().any(|section| section.token.is_some());
@@ -172,13 +172,13 @@ fn config_file(
     Ok((file, path.parent().map(Path::to_owned).unwrap_or_default()))
 }
 
-fn token_from(path: &Path, warnings: &mut Vec<String>) -> Result<String, Failure> {
+fn token_from(path: &Path, warnings: &mut Vec<String>) -> Result<String, CliError> {
     let (text, mode) = read_small(path).map_err(|error| {
-        Failure::usage("token_file_unreadable", format!("cannot read the token file {}: {error}", path.display()))
+        CliError::usage("token_file_unreadable", format!("cannot read the token file {}: {error}", path.display()))
     })?;
     let token = text.trim();
     if token.is_empty() {
-        return Err(Failure::usage("token_file_empty", format!("the token file {} is empty", path.display())));
+        return Err(CliError::usage("token_file_empty", format!("the token file {} is empty", path.display())));
     }
     if mode & 0o077 != 0 {
         warnings.push(format!("others can read the token file {0}; run `chmod 600 {0}`", path.display()));
@@ -219,7 +219,7 @@ mod tests {
             path
         }
 
-        fn resolve(&self, global: &Global, env: &[(&str, &str)]) -> Result<Resolved, Failure> {
+        fn resolve(&self, global: &Global, env: &[(&str, &str)]) -> Result<Resolved, CliError> {
             let home = self.folder.path().display().to_string();
             resolve(global, |name| match name {
                 "HOME" => Some(home.clone()),

@@ -13,18 +13,18 @@ use gpuaas_agent::{Door, EnrollOptions, RunEvent, RunOptions};
 use gpuaas_api::dto::JoinTokenCreate;
 use gpuaas_api::{Client, ClientOptions};
 use gpuaas_control::identity::IdentityConfig;
-use gpuaas_control::{ApiTls, Server, ServerConfig, roles};
+use gpuaas_control::{ApiTls, Server, ServerConfig, process_roles};
 use gpuaas_host::Profile;
 use gpuaas_store::StoreConfig;
 use tokio::sync::mpsc;
 use tokio::task::JoinSet;
 use tokio_util::sync::CancellationToken;
 
+use crate::context::CommandContext;
 use crate::dev_demo;
+use crate::error::CliError;
 use crate::exit::Exit;
-use crate::failure::Failure;
 use crate::server::{LogFormat, MAX_FILES, init_log, make_private_dir, start_failure, until_stopped};
-use crate::session::Session;
 
 /// The simulated hosts, by name.
 const HOSTS: [(&str, Profile); 2] = [("sim-h100", Profile::H100), ("sim-mi300x", Profile::Mi300x)];
@@ -61,12 +61,12 @@ pub(crate) struct DevArgs {
 }
 
 /// Runs until SIGINT or SIGTERM.
-pub(crate) async fn run(session: &Session, args: DevArgs) -> Result<Exit, Failure> {
+pub(crate) async fn run(session: &CommandContext, args: DevArgs) -> Result<Exit, CliError> {
     init_log(&args.log, LogFormat::Text)?;
-    gpuaas_world::file_limit::raise(MAX_FILES);
+    gpuaas_runtime::file_limit::raise(MAX_FILES);
     // Dropped at the end of this function, after everything that writes into it has stopped.
     let temporary = if args.ephemeral {
-        Some(tempfile::tempdir().map_err(|error| Failure::internal(format!("cannot make a temporary folder: {error}")))?)
+        Some(tempfile::tempdir().map_err(|error| CliError::internal(format!("cannot make a temporary folder: {error}")))?)
     } else {
         None
     };
@@ -84,7 +84,7 @@ pub(crate) async fn run(session: &Session, args: DevArgs) -> Result<Exit, Failur
     let config = ServerConfig {
         data_dir: server_dir.clone(),
         store: StoreConfig::Sqlite { path: server_dir.join("gpuaas.db") },
-        roles: roles::Role::ALL.into(),
+        roles: process_roles::Role::ALL.into(),
         api_listen: loopback(args.api_port),
         api_tls: ApiTls::Off,
         link_listen: loopback(args.link_port),
@@ -92,7 +92,7 @@ pub(crate) async fn run(session: &Session, args: DevArgs) -> Result<Exit, Failur
         ca: Default::default(),
         identity: IdentityConfig { built_in: true, ..IdentityConfig::default() },
         policies: Vec::new(),
-        engines: Default::default(),
+        backends: Default::default(),
         driver: std::sync::Arc::new(gpuaas_control::workflow::Embedded),
         webhooks_to_private: true,
         trusted_proxies: Vec::new(),
@@ -107,19 +107,19 @@ pub(crate) async fn run(session: &Session, args: DevArgs) -> Result<Exit, Failur
 
 const PORTS_HINT: &str = "another `gpuaas dev` may be running: stop it, or choose --api-port, --link-port and --data-dir";
 
-fn default_data_dir() -> Result<PathBuf, Failure> {
+fn default_data_dir() -> Result<PathBuf, CliError> {
     let base = std::env::var_os("XDG_DATA_HOME")
         .map(PathBuf::from)
         .filter(|path| path.is_absolute())
         .or_else(|| std::env::var_os("HOME").map(|home| PathBuf::from(home).join(".local/share")));
-    let none = || Failure::usage("data_dir", "neither HOME nor XDG_DATA_HOME is set").hint("name a folder with --data-dir");
+    let none = || CliError::usage("data_dir", "neither HOME nor XDG_DATA_HOME is set").hint("name a folder with --data-dir");
     base.map(|base| base.join("gpuaas/dev")).ok_or_else(none)
 }
 
-async fn with_hosts(session: &Session, server: &Server, data_dir: &Path, ephemeral: bool) -> Result<(), Failure> {
+async fn with_hosts(session: &CommandContext, server: &Server, data_dir: &Path, ephemeral: bool) -> Result<(), CliError> {
     let url = server.api_url.clone().unwrap_or_default();
     let token = std::fs::read_to_string(&server.admin_token_file).map_err(|error| {
-        Failure::internal(format!("cannot read {}: {error}", server.admin_token_file.display()))
+        CliError::internal(format!("cannot read {}: {error}", server.admin_token_file.display()))
             .hint("if you deleted it, delete the whole folder and start again")
     })?;
     let mut options = ClientOptions::new(&url);
@@ -184,12 +184,12 @@ async fn with_hosts(session: &Session, server: &Server, data_dir: &Path, ephemer
     result
 }
 
-fn host_config(folder: &Path, link: &str, profile: Profile) -> Result<AgentConfig, Failure> {
+fn host_config(folder: &Path, link: &str, profile: Profile) -> Result<AgentConfig, CliError> {
     make_private_dir(folder)?;
     let policy_file = folder.join("policy.toml");
     if !policy_file.exists() {
         gpuaas_control::pki::write_private(&policy_file, POLICY.as_bytes())
-            .map_err(|error| Failure::internal(gpuaas_control::link::chain(&error)))?;
+            .map_err(|error| CliError::internal(gpuaas_control::link::chain(&error)))?;
     }
     Ok(AgentConfig {
         server: vec![link.to_owned()],
@@ -204,7 +204,7 @@ fn host_config(folder: &Path, link: &str, profile: Profile) -> Result<AgentConfi
 }
 
 /// Through the real door: a join token of the real API, used over the real link.
-async fn enroll(client: &Client, name: &str, config: AgentConfig) -> Result<(), Failure> {
+async fn enroll(client: &Client, name: &str, config: AgentConfig) -> Result<(), CliError> {
     let wanted = JoinTokenCreate { note: format!("simulated host {name}"), life_seconds: None, replace_node: None };
     let token = client.join_token_create(&wanted).await?.token;
     let options = EnrollOptions { config, door: Door::Token(token), replace: false, simulated_hostname: Some(name.to_owned()) };
@@ -212,16 +212,16 @@ async fn enroll(client: &Client, name: &str, config: AgentConfig) -> Result<(), 
     enrolled.map(|_| ()).map_err(|error| agent_failure(name, &error))
 }
 
-fn agent_ended(ended: Result<(&'static str, Result<(), gpuaas_agent::RunError>), tokio::task::JoinError>) -> Failure {
+fn agent_ended(ended: Result<(&'static str, Result<(), gpuaas_agent::RunError>), tokio::task::JoinError>) -> CliError {
     match ended {
         Ok((name, Err(error))) => agent_failure(name, &error),
-        Ok((name, Ok(()))) => Failure::internal(format!("the simulated host {name} stopped by itself")),
-        Err(error) => Failure::internal(format!("a simulated host ended: {error}")),
+        Ok((name, Ok(()))) => CliError::internal(format!("the simulated host {name} stopped by itself")),
+        Err(error) => CliError::internal(format!("a simulated host ended: {error}")),
     }
 }
 
-fn agent_failure(name: &str, error: &dyn std::error::Error) -> Failure {
-    Failure::internal(format!("the simulated host {name}: {}", gpuaas_control::link::chain(error)))
+fn agent_failure(name: &str, error: &dyn std::error::Error) -> CliError {
+    CliError::internal(format!("the simulated host {name}: {}", gpuaas_control::link::chain(error)))
         .hint("delete the data folder to start afresh, or name another one with --data-dir")
 }
 

@@ -16,8 +16,8 @@ use gpuaas_contract::Digest;
 use gpuaas_contract::task::TaskType;
 use gpuaas_contract::task::slice_vm_provision::{DriverStrategy, ImageFormat};
 
+use crate::error::CliError;
 use crate::exit::Exit;
-use crate::failure::Failure;
 use crate::tenants;
 
 /// The organization.
@@ -36,7 +36,7 @@ const PRODUCTS: [(&str, &str, u32, i64); 3] =
     [("h100-1x", "10de:2330", 1, 2_500_000), ("h100-8x", "10de:2330", 8, 19_200_000), ("mi300x-1x", "1002:74a1", 1, 3_100_000)];
 
 /// Makes whatever is missing, on the first start only.
-pub(crate) async fn furnish(client: &Client, hosts: &[&str]) -> Result<(), Failure> {
+pub(crate) async fn furnish(client: &Client, hosts: &[&str]) -> Result<(), CliError> {
     let query = OrganizationListQuery { name: Some(ORGANIZATION.to_owned()), ..OrganizationListQuery::default() };
     let organization = client.organizations(&query).await?.items.into_iter().find(|found| found.name == ORGANIZATION);
     if let Some(organization) = &organization {
@@ -75,7 +75,7 @@ pub(crate) async fn furnish(client: &Client, hosts: &[&str]) -> Result<(), Failu
     Ok(())
 }
 
-async fn products(client: &Client) -> Result<(), Failure> {
+async fn products(client: &Client) -> Result<(), CliError> {
     let known = tenants::skus(client).await?;
     for (name, gpu, slots, price_per_hour) in PRODUCTS {
         if known.iter().any(|sku| sku.name == name) {
@@ -96,7 +96,7 @@ async fn products(client: &Client) -> Result<(), Failure> {
     Ok(())
 }
 
-async fn image(client: &Client) -> Result<(), Failure> {
+async fn image(client: &Client) -> Result<(), CliError> {
     if tenants::images(client, None).await?.iter().any(|image| image.name == IMAGE) {
         return Ok(());
     }
@@ -116,7 +116,7 @@ async fn image(client: &Client) -> Result<(), Failure> {
 }
 
 /// Lets a host look at itself and approves all of it.
-async fn slots(client: &Client, host: &str) -> Result<(), Failure> {
+async fn slots(client: &Client, host: &str) -> Result<(), CliError> {
     let node = client.node(host).await?.id.to_string();
     if !client.node_topology(&node).await?.slots.is_empty() {
         return Ok(());
@@ -130,16 +130,16 @@ async fn slots(client: &Client, host: &str) -> Result<(), Failure> {
     };
     let task = client.task_create(&create, None).await?;
     let ended = tokio::time::timeout(PATIENCE, until_ended(client, &task.id.to_string())).await;
-    let late = |_| Failure::new(Exit::Timeout, "discovery_late", format!("{host} has not looked at itself in time"));
+    let late = |_| CliError::new(Exit::Timeout, "discovery_late", format!("{host} has not looked at itself in time"));
     let state = ended.map_err(late)??;
     if state != "succeeded" {
-        return Err(Failure::new(Exit::Failed, "discovery_failed", format!("{host} could not look at itself: {state}")));
+        return Err(CliError::new(Exit::Failed, "discovery_failed", format!("{host} could not look at itself: {state}")));
     }
     client.node_topology_approve(&node, &TopologyApprove { task_id: task.id, slots: None }).await?;
     Ok(())
 }
 
-async fn until_ended(client: &Client, task: &str) -> Result<String, Failure> {
+async fn until_ended(client: &Client, task: &str) -> Result<String, CliError> {
     let mut watch = client.task_watch(task).boxed();
     while let Some(event) = watch.next().await {
         if let WatchEvent::Task(task) = event?
@@ -148,5 +148,5 @@ async fn until_ended(client: &Client, task: &str) -> Result<String, Failure> {
             return Ok(task.state);
         }
     }
-    Err(Failure::internal("the server ended the watch before the task ended"))
+    Err(CliError::internal("the server ended the watch before the task ended"))
 }

@@ -4,12 +4,12 @@ use std::path::PathBuf;
 use std::sync::Arc;
 
 use clap::{Args, ValueEnum};
+use gpuaas_backends::EnginesConfig;
+use gpuaas_backends::bus::NatsConfig;
+use gpuaas_backends::redis::RedisConfig;
 use gpuaas_control::workflow::{Driver, Embedded};
-use gpuaas_engines::EnginesConfig;
-use gpuaas_engines::bus::NatsConfig;
-use gpuaas_engines::redis::RedisConfig;
 
-use crate::failure::Failure;
+use crate::error::CliError;
 
 /// NATS, Redis and Temporal.
 #[derive(Debug, Args)]
@@ -76,7 +76,7 @@ enum Workflow {
 
 impl EngineArgs {
     /// NATS and Redis.
-    pub(crate) fn engines(&self) -> EnginesConfig {
+    pub(crate) fn backends(&self) -> EnginesConfig {
         let nats = self.nats_url.clone().map(|url| NatsConfig {
             credentials_file: self.nats_credentials.clone(),
             ca_file: self.nats_ca.clone(),
@@ -90,7 +90,7 @@ impl EngineArgs {
     }
 
     /// Connects to whoever drives runs.
-    pub(crate) async fn driver(&self) -> Result<Arc<dyn Driver>, Failure> {
+    pub(crate) async fn driver(&self) -> Result<Arc<dyn Driver>, CliError> {
         match self.workflow {
             Workflow::Embedded => Ok(Arc::new(Embedded)),
             Workflow::Temporal => self.temporal().await,
@@ -98,7 +98,7 @@ impl EngineArgs {
     }
 
     #[cfg(feature = "temporal")]
-    async fn temporal(&self) -> Result<Arc<dyn Driver>, Failure> {
+    async fn temporal(&self) -> Result<Arc<dyn Driver>, CliError> {
         use crate::exit::Exit;
         let url = self
             .temporal_url
@@ -107,7 +107,7 @@ impl EngineArgs {
             .filter(|url: &gpuaas_temporal::Url| matches!(url.scheme(), "http" | "https") && url.has_host());
         let url = url.ok_or_else(|| {
             let message = format!("`{}` is no address of Temporal; write it as http://host:7233", self.temporal_url);
-            Failure::usage("temporal_url_invalid", message)
+            CliError::usage("temporal_url_invalid", message)
         })?;
         let identity = match (&self.temporal_cert, &self.temporal_key) {
             (Some(certificate), Some(key)) => Some((read(certificate)?, read(key)?)),
@@ -126,19 +126,20 @@ impl EngineArgs {
         };
         match gpuaas_temporal::Temporal::connect(config).await {
             Ok(temporal) => Ok(Arc::new(temporal)),
-            Err(error) => Err(Failure::new(Exit::Unreachable, "temporal", error.to_string())),
+            Err(error) => Err(CliError::new(Exit::Unreachable, "temporal", error.to_string())),
         }
     }
 
     #[cfg(not(feature = "temporal"))]
     #[allow(clippy::unused_async, reason = "the one with Temporal connects")]
-    async fn temporal(&self) -> Result<Arc<dyn Driver>, Failure> {
+    async fn temporal(&self) -> Result<Arc<dyn Driver>, CliError> {
         let message = "this program was built without Temporal";
-        Err(Failure::usage("temporal_missing", message).hint("build it with `--features temporal`, or use `--workflow embedded`"))
+        Err(CliError::usage("temporal_missing", message)
+            .hint("build it with `--features temporal`, or use `--workflow embedded`"))
     }
 }
 
 #[cfg(feature = "temporal")]
-fn read(path: &std::path::Path) -> Result<Vec<u8>, Failure> {
-    std::fs::read(path).map_err(|error| Failure::usage("file_unreadable", format!("cannot read {}: {error}", path.display())))
+fn read(path: &std::path::Path) -> Result<Vec<u8>, CliError> {
+    std::fs::read(path).map_err(|error| CliError::usage("file_unreadable", format!("cannot read {}: {error}", path.display())))
 }

@@ -99,8 +99,8 @@ fn evidence_of(
     answer: impl FnOnce(&envelope::Signed) -> receipt::Payload,
 ) -> TaskEvidence {
     let signed = order.sign(signer);
-    let said = answer(&signed);
-    let receipt = said.sign(&node());
+    let reported = answer(&signed);
+    let receipt = reported.sign(&node());
     TaskEvidence {
         task: Task {
             id: TASK,
@@ -109,7 +109,7 @@ fn evidence_of(
             node_epoch: 1,
             task_type: "diag.ping".to_owned(),
             params: serde_json::from_str(order.params.get()).expect("json"),
-            state: said.outcome.as_str().to_owned(),
+            state: reported.outcome.as_str().to_owned(),
             requested_by: "token:x".to_owned(),
             correlation_id: order.correlation_id.clone(),
             idempotency_key: None,
@@ -120,14 +120,14 @@ fn evidence_of(
             lease_until: None,
             cancel_requested_at: None,
             accepted_at: Some(NOW),
-            started_at: said.started_at,
+            started_at: reported.started_at,
             ended_at: Some(NOW.plus(3 * SECOND)),
-            code: said.code.clone(),
-            message: said.message.clone(),
+            code: reported.code.clone(),
+            message: reported.message.clone(),
             receipt_digest: Some(receipt.digest),
             progress: None,
-            output: said.output.as_ref().map(|output| serde_json::from_str(output.get()).expect("json")),
-            phases: said.phases,
+            output: reported.output.as_ref().map(|output| serde_json::from_str(output.get()).expect("json")),
+            phases: reported.phases,
         },
         envelopes: vec![EnvelopeEvidence {
             digest: signed.digest,

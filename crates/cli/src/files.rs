@@ -3,12 +3,12 @@
 use std::io::{Read as _, Write as _};
 use std::path::Path;
 
-use crate::failure::Failure;
+use crate::error::CliError;
 
 /// Reads a whole file, or stdin for `-`, up to `limit` bytes.
-pub(crate) fn read(path: &Path, limit: u64) -> Result<Vec<u8>, Failure> {
+pub(crate) fn read(path: &Path, limit: u64) -> Result<Vec<u8>, CliError> {
     let name = path.display();
-    let bad = |error: std::io::Error| Failure::usage("file_unreadable", format!("cannot read {name}: {error}"));
+    let bad = |error: std::io::Error| CliError::usage("file_unreadable", format!("cannot read {name}: {error}"));
     let mut bytes = Vec::new();
     let reader: Box<dyn std::io::Read> = if path == Path::new("-") {
         Box::new(std::io::stdin().lock())
@@ -17,7 +17,7 @@ pub(crate) fn read(path: &Path, limit: u64) -> Result<Vec<u8>, Failure> {
     };
     reader.take(limit + 1).read_to_end(&mut bytes).map_err(bad)?;
     if bytes.len() as u64 > limit {
-        return Err(Failure::usage("file_too_large", format!("{name} is larger than {limit} bytes")));
+        return Err(CliError::usage("file_too_large", format!("{name} is larger than {limit} bytes")));
     }
     Ok(bytes)
 }
@@ -30,7 +30,7 @@ pub(crate) struct NewFile {
 
 impl NewFile {
     /// Starts the file next to where it will be.
-    pub(crate) fn create(path: &Path) -> Result<Self, Failure> {
+    pub(crate) fn create(path: &Path) -> Result<Self, CliError> {
         let folder = match path.parent() {
             Some(parent) if parent != Path::new("") => parent,
             Some(_) | None => Path::new("."),
@@ -40,12 +40,12 @@ impl NewFile {
     }
 
     /// Adds bytes.
-    pub(crate) fn write(&mut self, bytes: &[u8]) -> Result<(), Failure> {
+    pub(crate) fn write(&mut self, bytes: &[u8]) -> Result<(), CliError> {
         self.file.write_all(bytes).map_err(|error| unwritable(&self.path, &error))
     }
 
     /// Gives it its name.
-    pub(crate) fn finish(self) -> Result<(), Failure> {
+    pub(crate) fn finish(self) -> Result<(), CliError> {
         let Self { file, path } = self;
         let file = file.into_inner().map_err(|error| unwritable(&path, error.error()))?;
         file.as_file().sync_all().map_err(|error| unwritable(&path, &error))?;
@@ -54,8 +54,8 @@ impl NewFile {
     }
 }
 
-fn unwritable(path: &Path, error: &std::io::Error) -> Failure {
-    Failure::usage("file_unwritable", format!("cannot write {}: {error}", path.display()))
+fn unwritable(path: &Path, error: &std::io::Error) -> CliError {
+    CliError::usage("file_unwritable", format!("cannot write {}: {error}", path.display()))
 }
 
 #[cfg(test)]

@@ -9,7 +9,7 @@ use gpuaas_api::{Client, ClientError};
 use indicatif::{ProgressBar, ProgressStyle};
 
 use crate::commands::alloc_view::{is_worked_on, state};
-use crate::failure::Failure;
+use crate::error::CliError;
 use crate::output::text::printable;
 
 /// Lines asked for at a time.
@@ -29,7 +29,7 @@ pub(crate) enum Waited {
 }
 
 /// Waits until the task has ended, telling about it on stderr.
-pub(crate) async fn wait(client: &Client, task: &str, with_logs: bool, limit: Option<Duration>) -> Result<Waited, Failure> {
+pub(crate) async fn wait(client: &Client, task: &str, with_logs: bool, limit: Option<Duration>) -> Result<Waited, CliError> {
     let teller = Teller::new();
     let deadline = async {
         match limit {
@@ -66,7 +66,7 @@ pub(crate) async fn allocation(
     client: &Client,
     allocation: &str,
     is_done: impl Fn(&Allocation) -> bool,
-) -> Result<WaitedFor, Failure> {
+) -> Result<WaitedFor, CliError> {
     let teller = Teller::new();
     let until_done = async {
         let mut watch = client.allocation_watch(allocation, WatchUntil::Over).boxed();
@@ -82,7 +82,7 @@ pub(crate) async fn allocation(
                 AllocationWatchEvent::Reconnecting => teller.line("lost the server; trying again"),
             }
         }
-        Err(Failure::internal("the server ended the watch before the allocation was there"))
+        Err(CliError::internal("the server ended the watch before the allocation was there"))
     };
     let result = tokio::select! {
         result = until_done => result.map(WaitedFor::Done),
@@ -97,7 +97,7 @@ enum Heard {
     Log(Result<TaskLogLine, ClientError>),
 }
 
-async fn until_ended(client: &Client, task: &str, with_logs: bool, teller: &Teller) -> Result<Box<Task>, Failure> {
+async fn until_ended(client: &Client, task: &str, with_logs: bool, teller: &Teller) -> Result<Box<Task>, CliError> {
     let watch = client.task_watch(task).map(Heard::Task).boxed();
     let logs = if with_logs { logs(client, task, 0, true).map(Heard::Log).boxed() } else { futures::stream::empty().boxed() };
     let mut both = futures::stream::select(watch, logs);
@@ -115,7 +115,7 @@ async fn until_ended(client: &Client, task: &str, with_logs: bool, teller: &Tell
             Heard::Log(line) => teller.line(&log_text(&line?)),
         }
     }
-    last.filter(|task| task.ended()).ok_or_else(|| Failure::internal("the server ended the watch before the task ended"))
+    last.filter(|task| task.ended()).ok_or_else(|| CliError::internal("the server ended the watch before the task ended"))
 }
 
 /// The log lines of a task after this sequence. With `follow`, until the task has ended.
@@ -220,8 +220,8 @@ impl Teller {
     }
 
     fn allocation(&self, allocation: &Allocation) {
-        let doing = match allocation.power_wish.as_deref() {
-            Some(wish) => format!("told to {wish}"),
+        let doing = match allocation.pending_power_action.as_deref() {
+            Some(requested) => format!("told to {requested}"),
             None if allocation.state == "active" && allocation.release_requested => "to be released".to_owned(),
             None => state(allocation),
         };

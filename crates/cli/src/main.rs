@@ -7,12 +7,15 @@ mod args;
 mod ca_args;
 mod commands;
 mod config;
+mod context;
+mod credentials;
 mod dev;
 mod dev_demo;
+mod duration;
 mod engine_args;
+mod error;
 mod evidence;
 mod exit;
-mod failure;
 mod files;
 mod follow;
 mod output;
@@ -21,17 +24,14 @@ mod params;
 mod price;
 mod resolve;
 mod server;
-mod session;
-mod sign_ins;
-mod span;
 mod tenants;
-mod when;
+mod time;
 
 use clap::Parser as _;
 
 fn main() -> std::process::ExitCode {
     // The server holds the cluster's keys, and clients hold tokens: neither belongs in a core dump.
-    if let Err(error) = gpuaas_world::process::forbid_memory_dumps() {
+    if let Err(error) = gpuaas_runtime::process::forbid_memory_dumps() {
         eprintln!(
             "gpuaas: cannot turn core dumps off for this process ({error}); a seccomp filter or sandbox must allow prctl and setrlimit"
         );
@@ -40,10 +40,10 @@ fn main() -> std::process::ExitCode {
     // A second installation fails; there is none before the first line of main.
     let _ = rustls::crypto::aws_lc_rs::default_provider().install_default();
     let cli = args::Cli::parse();
-    let session = session::Session::new(cli.global);
+    let session = context::CommandContext::new(cli.global);
     let result = match tokio::runtime::Runtime::new() {
         Ok(runtime) => runtime.block_on(commands::run(&session, cli.command)),
-        Err(error) => Err(failure::Failure::internal(format!("cannot start the async runtime: {error}"))),
+        Err(error) => Err(error::CliError::internal(format!("cannot start the async runtime: {error}"))),
     };
     match result {
         Ok(exit) => exit.into(),

@@ -5,14 +5,14 @@ use std::path::Path;
 use gpuaas_contract::task::TaskType;
 use serde_json::{Map, Value};
 
-use crate::failure::Failure;
+use crate::error::CliError;
 use crate::files;
 
 /// Most bytes of parameters: more would not fit into an envelope.
 const MAX_BYTES: u64 = 64 * 1024;
 
 /// Puts the parameters together: the document of `--params` first, then every `--param` on top of it.
-pub(crate) fn collect(task_type: &str, document: Option<&str>, pairs: &[String]) -> Result<Value, Failure> {
+pub(crate) fn collect(task_type: &str, document: Option<&str>, pairs: &[String]) -> Result<Value, CliError> {
     let mut params = match document {
         Some(source) => parse_document(source)?,
         None => Map::new(),
@@ -20,11 +20,11 @@ pub(crate) fn collect(task_type: &str, document: Option<&str>, pairs: &[String])
     let mut given: Vec<&str> = Vec::new();
     for pair in pairs {
         let (name, value) = pair.split_once('=').filter(|(name, _)| !name.is_empty()).ok_or_else(|| {
-            Failure::usage("param_invalid", format!("`--param {pair}` is not name=value"))
+            CliError::usage("param_invalid", format!("`--param {pair}` is not name=value"))
                 .hint("for example --param message=hello")
         })?;
         if given.contains(&name) {
-            return Err(Failure::usage("param_twice", format!("`--param {name}=…` is given twice")));
+            return Err(CliError::usage("param_twice", format!("`--param {name}=…` is given twice")));
         }
         given.push(name);
         params.insert(name.to_owned(), parse_value(task_type, name, value)?);
@@ -32,7 +32,7 @@ pub(crate) fn collect(task_type: &str, document: Option<&str>, pairs: &[String])
     Ok(Value::Object(params))
 }
 
-fn parse_document(source: &str) -> Result<Map<String, Value>, Failure> {
+fn parse_document(source: &str) -> Result<Map<String, Value>, CliError> {
     let text = match source.strip_prefix('@') {
         Some(path) => read_text(Path::new(path))?,
         None if source == "-" => read_text(Path::new("-"))?,
@@ -40,20 +40,20 @@ fn parse_document(source: &str) -> Result<Map<String, Value>, Failure> {
     };
     match serde_json::from_str(&text) {
         Ok(Value::Object(params)) => Ok(params),
-        Ok(_) => Err(Failure::usage("params_invalid", "--params must be a JSON object, such as {\"message\":\"hello\"}")),
-        Err(error) => Err(Failure::usage("params_invalid", format!("--params is not JSON: {error}"))
+        Ok(_) => Err(CliError::usage("params_invalid", "--params must be a JSON object, such as {\"message\":\"hello\"}")),
+        Err(error) => Err(CliError::usage("params_invalid", format!("--params is not JSON: {error}"))
             .hint("give JSON, @file, or - for stdin; or use --param name=value")),
     }
 }
 
-fn read_text(path: &Path) -> Result<String, Failure> {
+fn read_text(path: &Path) -> Result<String, CliError> {
     let bytes = files::read(path, MAX_BYTES)?;
-    String::from_utf8(bytes).map_err(|_| Failure::usage("params_invalid", format!("{} is not UTF-8 text", path.display())))
+    String::from_utf8(bytes).map_err(|_| CliError::usage("params_invalid", format!("{} is not UTF-8 text", path.display())))
 }
 
 /// The type in the catalog decides: `message=7` is a text, `hold_ms=7` a number. What the catalog of this program
 /// does not know (the server may be newer) is JSON if it reads as JSON, else a text.
-fn parse_value(task_type: &str, name: &str, value: &str) -> Result<Value, Failure> {
+fn parse_value(task_type: &str, name: &str, value: &str) -> Result<Value, CliError> {
     let known = TaskType::parse(task_type).and_then(|kind| {
         let schema = Value::from(gpuaas_contract::schema::of(kind).params);
         let field = schema.get("properties")?.get(name)?.clone();
@@ -68,7 +68,7 @@ fn parse_value(task_type: &str, name: &str, value: &str) -> Result<Value, Failur
         }
         Some(types) if !types.is_empty() => as_json.ok_or_else(|| {
             let message = format!("`--param {name}={value}`: {name} must be {}", types.join(" or "));
-            Failure::usage("param_invalid", message).hint(format!("see `gpuaas task types {task_type}`"))
+            CliError::usage("param_invalid", message).hint(format!("see `gpuaas task types {task_type}`"))
         }),
         Some(_) | None => Ok(as_json.unwrap_or_else(|| Value::String(value.to_owned()))),
     }
@@ -88,7 +88,7 @@ mod tests {
 
     use super::*;
 
-    fn pairs(task_type: &str, pairs: &[&str]) -> Result<Value, Failure> {
+    fn pairs(task_type: &str, pairs: &[&str]) -> Result<Value, CliError> {
         collect(task_type, None, &pairs.iter().map(|pair| (*pair).to_owned()).collect::<Vec<_>>())
     }
 

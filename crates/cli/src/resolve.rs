@@ -6,8 +6,8 @@ use gpuaas_api::dto::{
 };
 use gpuaas_contract::id::{AllocationId, ApiTokenId, EnrollmentId, JoinTokenId, NodeId, SlotId, TaskId};
 
+use crate::error::CliError;
 use crate::exit::Exit;
-use crate::failure::Failure;
 use crate::pages::{self, MAX_ITEMS};
 
 /// Most candidates shown when a name is ambiguous.
@@ -24,7 +24,7 @@ pub(crate) struct Candidate {
 
 /// What is being looked for, in words.
 #[derive(Clone, Copy)]
-pub(crate) struct Kind {
+pub(crate) struct Noun {
     /// Such as `node`.
     pub(crate) word: &'static str,
     /// Prefix of its ids.
@@ -33,17 +33,17 @@ pub(crate) struct Kind {
     pub(crate) list: &'static str,
 }
 
-const NODE: Kind = Kind { word: "node", prefix: NodeId::PREFIX, list: "gpuaas node ls" };
-const TASK: Kind = Kind { word: "task", prefix: TaskId::PREFIX, list: "gpuaas task ls" };
-const SLOT: Kind = Kind { word: "slot", prefix: SlotId::PREFIX, list: "gpuaas slot ls" };
-const SLICE: Kind = Kind { word: "slice", prefix: AllocationId::PREFIX, list: "gpuaas slice ls" };
-const ENROLLMENT: Kind = Kind { word: "enrollment request", prefix: EnrollmentId::PREFIX, list: "gpuaas node requests" };
-const JOIN_TOKEN: Kind = Kind { word: "join token", prefix: JoinTokenId::PREFIX, list: "gpuaas node token ls" };
-const API_TOKEN: Kind = Kind { word: "API token", prefix: ApiTokenId::PREFIX, list: "gpuaas token ls" };
-const SIGNING_KEY: Kind = Kind { word: "signing key", prefix: "key_", list: "gpuaas signing-key ls" };
+const NODE: Noun = Noun { word: "node", prefix: NodeId::PREFIX, list: "gpuaas node ls" };
+const TASK: Noun = Noun { word: "task", prefix: TaskId::PREFIX, list: "gpuaas task ls" };
+const SLOT: Noun = Noun { word: "slot", prefix: SlotId::PREFIX, list: "gpuaas slot ls" };
+const SLICE: Noun = Noun { word: "slice", prefix: AllocationId::PREFIX, list: "gpuaas slice ls" };
+const ENROLLMENT: Noun = Noun { word: "enrollment request", prefix: EnrollmentId::PREFIX, list: "gpuaas node requests" };
+const JOIN_TOKEN: Noun = Noun { word: "join token", prefix: JoinTokenId::PREFIX, list: "gpuaas node token ls" };
+const API_TOKEN: Noun = Noun { word: "API token", prefix: ApiTokenId::PREFIX, list: "gpuaas token ls" };
+const SIGNING_KEY: Noun = Noun { word: "signing key", prefix: "key_", list: "gpuaas signing-key ls" };
 
 /// The one candidate that `wanted` names.
-pub(crate) fn pick(kind: Kind, wanted: &str, candidates: &[Candidate]) -> Result<String, Failure> {
+pub(crate) fn pick(kind: Noun, wanted: &str, candidates: &[Candidate]) -> Result<String, CliError> {
     if let Some(exact) = candidates.iter().find(|candidate| candidate.id == wanted) {
         return Ok(exact.id.clone());
     }
@@ -57,13 +57,13 @@ pub(crate) fn pick(kind: Kind, wanted: &str, candidates: &[Candidate]) -> Result
     };
     match found.as_slice() {
         [one] => Ok(one.id.clone()),
-        [] => Err(Failure::new(Exit::NotFound, "not_found", format!("there is no {} `{wanted}`", kind.word))
+        [] => Err(CliError::new(Exit::NotFound, "not_found", format!("there is no {} `{wanted}`", kind.word))
             .hint(suggestion(kind, wanted, candidates))),
         several => {
             let shown: Vec<String> = several.iter().take(MAX_CANDIDATES).map(|candidate| candidate.shown()).collect();
             let more = if several.len() > shown.len() { ", …" } else { "" };
             let message = format!("`{wanted}` is the name or beginning of {} {}s", several.len(), kind.word);
-            Err(Failure::usage("ambiguous", message).hint(format!("choose one: {}{more}", shown.join(", "))))
+            Err(CliError::usage("ambiguous", message).hint(format!("choose one: {}{more}", shown.join(", "))))
         }
     }
 }
@@ -74,7 +74,7 @@ impl Candidate {
     }
 }
 
-fn suggestion(kind: Kind, wanted: &str, candidates: &[Candidate]) -> String {
+fn suggestion(kind: Noun, wanted: &str, candidates: &[Candidate]) -> String {
     let lower = wanted.to_lowercase();
     let near: Vec<&str> = candidates
         .iter()
@@ -86,20 +86,20 @@ fn suggestion(kind: Kind, wanted: &str, candidates: &[Candidate]) -> String {
 }
 
 /// Refuses an id of another kind with a word, instead of "not found".
-pub(crate) fn not_of_another_kind(kind: Kind, wanted: &str) -> Result<(), Failure> {
+pub(crate) fn not_of_another_kind(kind: Noun, wanted: &str) -> Result<(), CliError> {
     let other = [NODE, TASK, SLOT, SLICE, ENROLLMENT, JOIN_TOKEN, API_TOKEN]
         .into_iter()
         .find(|other| other.prefix != kind.prefix && wanted.starts_with(other.prefix) && wanted.len() == other.prefix.len() + 32);
     match other {
         Some(other) => {
-            Err(Failure::usage("wrong_kind", format!("`{wanted}` is the id of a {}, not of a {}", other.word, kind.word)))
+            Err(CliError::usage("wrong_kind", format!("`{wanted}` is the id of a {}, not of a {}", other.word, kind.word)))
         }
         None => Ok(()),
     }
 }
 
 /// A node's id.
-pub(crate) async fn node(client: &Client, wanted: &str) -> Result<String, Failure> {
+pub(crate) async fn node(client: &Client, wanted: &str) -> Result<String, CliError> {
     if wanted.parse::<NodeId>().is_ok() {
         return Ok(wanted.to_owned());
     }
@@ -112,7 +112,7 @@ pub(crate) async fn node(client: &Client, wanted: &str) -> Result<String, Failur
 }
 
 /// The node that a host shall take over, if one is named.
-pub(crate) async fn node_to_replace(client: &Client, wanted: Option<&str>) -> Result<Option<NodeId>, Failure> {
+pub(crate) async fn node_to_replace(client: &Client, wanted: Option<&str>) -> Result<Option<NodeId>, CliError> {
     match wanted {
         Some(wanted) => Ok(node(client, wanted).await?.parse().ok()),
         None => Ok(None),
@@ -120,7 +120,7 @@ pub(crate) async fn node_to_replace(client: &Client, wanted: Option<&str>) -> Re
 }
 
 /// Every node.
-pub(crate) async fn all_nodes(client: &Client, retired_too: bool) -> Result<Vec<Node>, Failure> {
+pub(crate) async fn all_nodes(client: &Client, retired_too: bool) -> Result<Vec<Node>, CliError> {
     let collected = pages::collect(MAX_ITEMS, async |after, limit| {
         let query = NodeListQuery { all: Some(retired_too), after, limit: Some(limit), service: None };
         client.nodes(&query).await
@@ -130,7 +130,7 @@ pub(crate) async fn all_nodes(client: &Client, retired_too: bool) -> Result<Vec<
 }
 
 /// A task's id. Tasks are too many to list: the server looks for the beginning.
-pub(crate) async fn task(client: &Client, wanted: &str) -> Result<String, Failure> {
+pub(crate) async fn task(client: &Client, wanted: &str) -> Result<String, CliError> {
     if wanted.parse::<TaskId>().is_ok() {
         return Ok(wanted.to_owned());
     }
@@ -139,7 +139,7 @@ pub(crate) async fn task(client: &Client, wanted: &str) -> Result<String, Failur
     let lower_hex = |byte: u8| byte.is_ascii_digit() || (b'a'..=b'f').contains(&byte);
     if digits.is_empty() || digits.len() > 32 || !digits.bytes().all(lower_hex) {
         let message = format!("`{wanted}` is not a task id: expected `task_` and up to 32 lower-case hex digits");
-        return Err(Failure::usage("id_invalid", message).hint("`gpuaas task ls` lists them"));
+        return Err(CliError::usage("id_invalid", message).hint("`gpuaas task ls` lists them"));
     }
     let limit = u32::try_from(MAX_CANDIDATES).ok();
     let query = TaskListQuery { id_prefix: Some(wanted.to_owned()), limit, ..TaskListQuery::default() };
@@ -153,7 +153,7 @@ pub(crate) async fn task(client: &Client, wanted: &str) -> Result<String, Failur
 }
 
 /// A slot's id.
-pub(crate) async fn slot(client: &Client, wanted: &str) -> Result<String, Failure> {
+pub(crate) async fn slot(client: &Client, wanted: &str) -> Result<String, CliError> {
     if wanted.parse::<SlotId>().is_ok() {
         return Ok(wanted.to_owned());
     }
@@ -169,7 +169,7 @@ pub(crate) async fn slot(client: &Client, wanted: &str) -> Result<String, Failur
 }
 
 /// A slice's id, from those that have slots if it is not a whole id.
-pub(crate) async fn slice(client: &Client, wanted: &str) -> Result<String, Failure> {
+pub(crate) async fn slice(client: &Client, wanted: &str) -> Result<String, CliError> {
     if wanted.parse::<AllocationId>().is_ok() {
         return Ok(wanted.to_owned());
     }
@@ -186,7 +186,7 @@ pub(crate) async fn slice(client: &Client, wanted: &str) -> Result<String, Failu
 }
 
 /// An enrollment's id, from those that wait if it is not a whole id.
-pub(crate) async fn enrollment(client: &Client, wanted: &str) -> Result<String, Failure> {
+pub(crate) async fn enrollment(client: &Client, wanted: &str) -> Result<String, CliError> {
     if wanted.parse::<EnrollmentId>().is_ok() {
         return Ok(wanted.to_owned());
     }
@@ -200,7 +200,7 @@ pub(crate) async fn enrollment(client: &Client, wanted: &str) -> Result<String, 
 }
 
 /// Every enrollment request in this state.
-pub(crate) async fn enrollments(client: &Client, state: Option<&str>) -> Result<Vec<Enrollment>, Failure> {
+pub(crate) async fn enrollments(client: &Client, state: Option<&str>) -> Result<Vec<Enrollment>, CliError> {
     let collected = pages::collect(MAX_ITEMS, async |after, limit| {
         let query = EnrollmentListQuery { state: state.map(str::to_owned), after, limit: Some(limit) };
         client.enrollments(&query).await
@@ -210,12 +210,12 @@ pub(crate) async fn enrollments(client: &Client, state: Option<&str>) -> Result<
 }
 
 /// A join token's id.
-pub(crate) async fn join_token(client: &Client, wanted: &str) -> Result<String, Failure> {
+pub(crate) async fn join_token(client: &Client, wanted: &str) -> Result<String, CliError> {
     if wanted.parse::<JoinTokenId>().is_ok() {
         return Ok(wanted.to_owned());
     }
     if wanted.starts_with("gpj_") {
-        return Err(Failure::usage("secret_given", "that is the secret of a join token; give its id (`join_…`)")
+        return Err(CliError::usage("secret_given", "that is the secret of a join token; give its id (`join_…`)")
             .hint("`gpuaas node token ls` lists them"));
     }
     not_of_another_kind(JOIN_TOKEN, wanted)?;
@@ -228,7 +228,7 @@ pub(crate) async fn join_token(client: &Client, wanted: &str) -> Result<String, 
 }
 
 /// An API token's id.
-pub(crate) async fn api_token(client: &Client, wanted: &str) -> Result<String, Failure> {
+pub(crate) async fn api_token(client: &Client, wanted: &str) -> Result<String, CliError> {
     if wanted.parse::<ApiTokenId>().is_ok() {
         return Ok(wanted.to_owned());
     }
@@ -241,7 +241,7 @@ pub(crate) async fn api_token(client: &Client, wanted: &str) -> Result<String, F
 }
 
 /// A signing key's id.
-pub(crate) async fn signing_key(client: &Client, wanted: &str) -> Result<String, Failure> {
+pub(crate) async fn signing_key(client: &Client, wanted: &str) -> Result<String, CliError> {
     let keys = client.signing_keys().await?;
     let candidates: Vec<_> =
         keys.items.into_iter().map(|key| Candidate { id: key.key_id.to_string(), name: String::new() }).collect();
@@ -258,7 +258,7 @@ mod tests {
             .to_vec()
     }
 
-    fn picked(wanted: &str) -> Result<String, Failure> {
+    fn picked(wanted: &str) -> Result<String, CliError> {
         pick(NODE, wanted, &candidates())
     }
 

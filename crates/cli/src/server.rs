@@ -6,14 +6,14 @@ use std::path::{Path, PathBuf};
 use clap::{Args, ValueEnum};
 use gpuaas_control::identity::{ExternalIssuer, IdentityConfig};
 use gpuaas_control::listener::TrustedProxy;
-use gpuaas_control::{ApiTls, Server, ServerConfig, StartError, roles};
+use gpuaas_control::{ApiTls, Server, ServerConfig, StartError, process_roles};
 use gpuaas_store::StoreConfig;
 use tracing_subscriber::EnvFilter;
 
 use crate::ca_args::CaArgs;
 use crate::engine_args::EngineArgs;
+use crate::error::CliError;
 use crate::exit::Exit;
-use crate::failure::Failure;
 
 /// Options of `gpuaas server`.
 #[derive(Debug, Args)]
@@ -69,7 +69,7 @@ pub(crate) struct ServerArgs {
     #[arg(long)]
     no_built_in_issuer: bool,
     #[command(flatten)]
-    engines: EngineArgs,
+    backends: EngineArgs,
     /// Webhooks may go to private addresses and over plain HTTP: for sites whose tenants live in their own network.
     #[arg(long)]
     webhooks_to_private: bool,
@@ -112,9 +112,9 @@ pub(crate) enum LogFormat {
 pub(crate) const MAX_FILES: u64 = 65_536;
 
 /// Runs until SIGINT or SIGTERM.
-pub(crate) async fn run(args: ServerArgs) -> Result<Exit, Failure> {
+pub(crate) async fn run(args: ServerArgs) -> Result<Exit, CliError> {
     init_log(&args.log, args.log_format)?;
-    let files = gpuaas_world::file_limit::raise(MAX_FILES);
+    let files = gpuaas_runtime::file_limit::raise(MAX_FILES);
     tracing::info!(files, "file limit");
     let server = gpuaas_control::start(config(args).await?).await.map_err(|error| start_failure(&error))?;
     announce(&server);
@@ -126,18 +126,18 @@ pub(crate) async fn run(args: ServerArgs) -> Result<Exit, Failure> {
 }
 
 /// `URL=AUDIENCE`.
-fn issuer(text: &str) -> Result<ExternalIssuer, Failure> {
+fn issuer(text: &str) -> Result<ExternalIssuer, CliError> {
     let bad =
-        || Failure::usage("issuer_invalid", format!("`{text}` is not URL=AUDIENCE, as in https://issuer.example.com=gpuaas"));
+        || CliError::usage("issuer_invalid", format!("`{text}` is not URL=AUDIENCE, as in https://issuer.example.com=gpuaas"));
     let (issuer, audience) =
         text.rsplit_once('=').filter(|(issuer, audience)| !issuer.is_empty() && !audience.is_empty()).ok_or_else(bad)?;
     Ok(ExternalIssuer { issuer: issuer.to_owned(), audience: audience.to_owned() })
 }
 
 /// The Cedar files of a folder, by name. That they can be used is checked when the server starts.
-fn policies(folder: &Path) -> Result<Vec<(String, String)>, Failure> {
+fn policies(folder: &Path) -> Result<Vec<(String, String)>, CliError> {
     let bad = |path: &Path, error: &std::io::Error| {
-        Failure::usage("policies_unreadable", format!("cannot read {}: {error}", path.display()))
+        CliError::usage("policies_unreadable", format!("cannot read {}: {error}", path.display()))
     };
     let mut files = Vec::new();
     for entry in std::fs::read_dir(folder).map_err(|error| bad(folder, &error))? {
@@ -151,16 +151,16 @@ fn policies(folder: &Path) -> Result<Vec<(String, String)>, Failure> {
     Ok(files)
 }
 
-async fn config(args: ServerArgs) -> Result<ServerConfig, Failure> {
-    let driver = args.engines.driver().await?;
+async fn config(args: ServerArgs) -> Result<ServerConfig, CliError> {
+    let driver = args.backends.driver().await?;
     let store = match &args.store {
         None => StoreConfig::Sqlite { path: args.data_dir.join("gpuaas.db") },
-        Some(url) => match StoreConfig::parse(url).map_err(|error| Failure::usage("store_invalid", error.to_string()))? {
+        Some(url) => match StoreConfig::parse(url).map_err(|error| CliError::usage("store_invalid", error.to_string()))? {
             StoreConfig::Postgres { url, .. } => StoreConfig::Postgres { url, max_connections: args.store_connections },
             sqlite @ StoreConfig::Sqlite { .. } => sqlite,
         },
     };
-    let roles = roles::parse(&args.roles).map_err(|error| Failure::usage("roles_invalid", error.to_string()))?;
+    let roles = process_roles::parse(&args.roles).map_err(|error| CliError::usage("roles_invalid", error.to_string()))?;
     let api_tls = match (args.api_cert, args.api_key, args.api_tls) {
         (Some(certificate), Some(key), _) => ApiTls::Files { certificate, key },
         (_, _, TlsChoice::BuiltIn) => {
@@ -187,7 +187,7 @@ async fn config(args: ServerArgs) -> Result<ServerConfig, Failure> {
             issuers: args.issuers.iter().map(|text| issuer(text)).collect::<Result<_, _>>()?,
             ca_file: args.issuer_ca,
         },
-        engines: args.engines.engines(),
+        backends: args.backends.backends(),
         driver,
         webhooks_to_private: args.webhooks_to_private,
         trusted_proxies: args.trusted_proxies,
@@ -201,18 +201,18 @@ async fn config(args: ServerArgs) -> Result<ServerConfig, Failure> {
 }
 
 /// Makes a folder that only its owner can enter.
-pub(crate) fn make_private_dir(path: &Path) -> Result<(), Failure> {
+pub(crate) fn make_private_dir(path: &Path) -> Result<(), CliError> {
     use std::os::unix::fs::DirBuilderExt as _;
     std::fs::DirBuilder::new().recursive(true).mode(0o700).create(path).map_err(|error| {
-        Failure::new(Exit::Internal, "data_dir", format!("cannot create the folder {}: {error}", path.display()))
+        CliError::new(Exit::Internal, "data_dir", format!("cannot create the folder {}: {error}", path.display()))
             .hint("choose another one with --data-dir, or run as a user that may write there")
     })
 }
 
 /// Starts logging to stderr.
-pub(crate) fn init_log(filter: &str, format: LogFormat) -> Result<(), Failure> {
+pub(crate) fn init_log(filter: &str, format: LogFormat) -> Result<(), CliError> {
     let filter = EnvFilter::try_new(filter)
-        .map_err(|error| Failure::usage("log_filter_invalid", format!("--log: {error}")).hint("for example: --log info"))?;
+        .map_err(|error| CliError::usage("log_filter_invalid", format!("--log: {error}")).hint("for example: --log info"))?;
     let builder = tracing_subscriber::fmt().with_env_filter(filter).with_writer(std::io::stderr);
     match format {
         LogFormat::Text => builder.init(),
@@ -222,8 +222,8 @@ pub(crate) fn init_log(filter: &str, format: LogFormat) -> Result<(), Failure> {
 }
 
 /// A start error with all its causes.
-pub(crate) fn start_failure(error: &StartError) -> Failure {
-    let mut failure = Failure::new(Exit::Internal, "server_start", error.to_string());
+pub(crate) fn start_failure(error: &StartError) -> CliError {
+    let mut failure = CliError::new(Exit::Internal, "server_start", error.to_string());
     failure.cause = std::error::Error::source(error).map(gpuaas_control::link::chain);
     failure
 }
@@ -238,9 +238,9 @@ fn announce(server: &Server) {
 }
 
 /// Resolves at SIGINT or SIGTERM.
-pub(crate) async fn until_stopped() -> Result<(), Failure> {
+pub(crate) async fn until_stopped() -> Result<(), CliError> {
     use tokio::signal::unix::{SignalKind, signal};
-    let no_signals = |error| Failure::internal(format!("cannot listen for signals: {error}"));
+    let no_signals = |error| CliError::internal(format!("cannot listen for signals: {error}"));
     let mut interrupt = signal(SignalKind::interrupt()).map_err(no_signals)?;
     let mut terminate = signal(SignalKind::terminate()).map_err(no_signals)?;
     tokio::select! { _ = interrupt.recv() => {}, _ = terminate.recv() => {} }

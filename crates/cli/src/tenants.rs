@@ -9,24 +9,24 @@ use gpuaas_contract::id::{
     AllocationId, ImageId, MaintenanceId, MembershipId, OrgId, ProjectId, ServiceAccountId, SkuId, SshKeyId, WebhookId,
 };
 
+use crate::context::CommandContext;
+use crate::error::CliError;
 use crate::exit::Exit;
-use crate::failure::Failure;
 use crate::pages::{self, MAX_ITEMS};
-use crate::resolve::{Candidate, Kind, MAX_CANDIDATES, not_of_another_kind, pick};
-use crate::session::Session;
+use crate::resolve::{Candidate, MAX_CANDIDATES, Noun, not_of_another_kind, pick};
 
-const ORGANIZATION: Kind = Kind { word: "organization", prefix: OrgId::PREFIX, list: "gpuaas org ls" };
-const PROJECT: Kind = Kind { word: "project", prefix: ProjectId::PREFIX, list: "gpuaas project ls" };
-const ALLOCATION: Kind = Kind { word: "allocation", prefix: AllocationId::PREFIX, list: "gpuaas alloc ls --all" };
-const IMAGE: Kind = Kind { word: "image", prefix: ImageId::PREFIX, list: "gpuaas image ls" };
-const SSH_KEY: Kind = Kind { word: "SSH key", prefix: SshKeyId::PREFIX, list: "gpuaas ssh-key ls" };
-const SERVICE_ACCOUNT: Kind =
-    Kind { word: "service account", prefix: ServiceAccountId::PREFIX, list: "gpuaas service-account ls" };
-const API_KEY: Kind = Kind { word: "API key", prefix: "apitok_", list: "gpuaas key ls" };
-const WEBHOOK: Kind = Kind { word: "webhook", prefix: WebhookId::PREFIX, list: "gpuaas webhook ls" };
-const SKU: Kind = Kind { word: "product", prefix: SkuId::PREFIX, list: "gpuaas sku ls" };
-const MEMBER: Kind = Kind { word: "member", prefix: MembershipId::PREFIX, list: "gpuaas member ls" };
-const MAINTENANCE: Kind = Kind { word: "maintenance window", prefix: MaintenanceId::PREFIX, list: "gpuaas maintenance ls" };
+const ORGANIZATION: Noun = Noun { word: "organization", prefix: OrgId::PREFIX, list: "gpuaas org ls" };
+const PROJECT: Noun = Noun { word: "project", prefix: ProjectId::PREFIX, list: "gpuaas project ls" };
+const ALLOCATION: Noun = Noun { word: "allocation", prefix: AllocationId::PREFIX, list: "gpuaas alloc ls --all" };
+const IMAGE: Noun = Noun { word: "image", prefix: ImageId::PREFIX, list: "gpuaas image ls" };
+const SSH_KEY: Noun = Noun { word: "SSH key", prefix: SshKeyId::PREFIX, list: "gpuaas ssh-key ls" };
+const SERVICE_ACCOUNT: Noun =
+    Noun { word: "service account", prefix: ServiceAccountId::PREFIX, list: "gpuaas service-account ls" };
+const API_KEY: Noun = Noun { word: "API key", prefix: "apitok_", list: "gpuaas key ls" };
+const WEBHOOK: Noun = Noun { word: "webhook", prefix: WebhookId::PREFIX, list: "gpuaas webhook ls" };
+const SKU: Noun = Noun { word: "product", prefix: SkuId::PREFIX, list: "gpuaas sku ls" };
+const MEMBER: Noun = Noun { word: "member", prefix: MembershipId::PREFIX, list: "gpuaas member ls" };
+const MAINTENANCE: Noun = Noun { word: "maintenance window", prefix: MaintenanceId::PREFIX, list: "gpuaas maintenance ls" };
 
 /// How a project is chosen, for people.
 const HOW_TO_CHOOSE: &str = "--project, GPUAAS_PROJECT or `project` in the config file";
@@ -37,10 +37,10 @@ pub(crate) fn full_name(project: &Project) -> String {
 }
 
 /// The project to work in: the one that was asked for, or else the only one the caller can see.
-pub(crate) async fn project(session: &Session) -> Result<Project, Failure> {
+pub(crate) async fn project(session: &CommandContext) -> Result<Project, CliError> {
     let client = session.client()?;
-    if let Some(wish) = session.project_wish()? {
-        return project_named(client, wish).await;
+    if let Some(requested) = session.requested_project()? {
+        return project_named(client, requested).await;
     }
     let limit = u32::try_from(MAX_CANDIDATES + 1).ok();
     let page = client.projects(&ProjectListQuery { limit, ..ProjectListQuery::default() }).await?;
@@ -48,19 +48,19 @@ pub(crate) async fn project(session: &Session) -> Result<Project, Failure> {
     let more = page.items.len() > names.len() || page.next.is_some();
     let mut seen = page.items;
     match (seen.len(), more) {
-        (0, _) => Err(Failure::new(Exit::NotFound, "project_missing", "there is no project that you can see")
+        (0, _) => Err(CliError::new(Exit::NotFound, "project_missing", "there is no project that you can see")
             .hint("ask an owner of your organization for a role; operators make one with `gpuaas org create` and `gpuaas project create`")),
         (1, false) => Ok(seen.remove(0)),
         _ => {
             let more = if more { ", …" } else { "" };
-            Err(Failure::usage("project_needed", "you can see several projects; which one is meant?")
+            Err(CliError::usage("project_needed", "you can see several projects; which one is meant?")
                 .hint(format!("choose with {HOW_TO_CHOOSE}: {}{more}", names.join(", "))))
         }
     }
 }
 
 /// The project with this id, beginning of an id, name, or `organization/name`.
-pub(crate) async fn project_named(client: &Client, wanted: &str) -> Result<Project, Failure> {
+pub(crate) async fn project_named(client: &Client, wanted: &str) -> Result<Project, CliError> {
     if wanted.parse::<ProjectId>().is_ok() {
         return Ok(client.project(wanted).await?);
     }
@@ -80,16 +80,16 @@ pub(crate) async fn project_named(client: &Client, wanted: &str) -> Result<Proje
     if same.len() > 1 {
         let names: Vec<String> = same.iter().take(MAX_CANDIDATES).map(|project| full_name(project)).collect();
         let message = format!("`{wanted}` is the name of {} projects", same.len());
-        return Err(Failure::usage("ambiguous", message).hint(format!("choose one: {}", names.join(", "))));
+        return Err(CliError::usage("ambiguous", message).hint(format!("choose one: {}", names.join(", "))));
     }
     let candidates = found.iter().map(|project| Candidate { id: project.id.to_string(), name: project.name.clone() });
     let id = pick(PROJECT, name, &candidates.collect::<Vec<_>>())?;
     let at = found.iter().position(|project| project.id.to_string() == id);
-    at.map(|at| found.swap_remove(at)).ok_or_else(|| Failure::internal("a project that was found is gone"))
+    at.map(|at| found.swap_remove(at)).ok_or_else(|| CliError::internal("a project that was found is gone"))
 }
 
 /// The organization with this id, beginning of an id, or name.
-pub(crate) async fn organization(client: &Client, wanted: &str) -> Result<Organization, Failure> {
+pub(crate) async fn organization(client: &Client, wanted: &str) -> Result<Organization, CliError> {
     if wanted.parse::<OrgId>().is_ok() {
         return Ok(client.organization(wanted).await?);
     }
@@ -104,7 +104,7 @@ pub(crate) async fn organization(client: &Client, wanted: &str) -> Result<Organi
 }
 
 /// An allocation's id. A name means the one that is not over, if there is one.
-pub(crate) async fn allocation(session: &Session, wanted: &str) -> Result<String, Failure> {
+pub(crate) async fn allocation(session: &CommandContext, wanted: &str) -> Result<String, CliError> {
     if wanted.parse::<AllocationId>().is_ok() {
         return Ok(wanted.to_owned());
     }
@@ -119,7 +119,8 @@ pub(crate) async fn allocation(session: &Session, wanted: &str) -> Result<String
         client.project_allocations(&project, &query).await
     };
     let found = pages::collect(MAX_ITEMS, fetch).await?.items;
-    let open: Vec<&Allocation> = found.iter().filter(|allocation| allocation.name == wanted && !allocation.over()).collect();
+    let open: Vec<&Allocation> =
+        found.iter().filter(|allocation| allocation.name == wanted && !allocation.is_terminal()).collect();
     if let [one] = open.as_slice() {
         return Ok(one.id.to_string());
     }
@@ -128,15 +129,15 @@ pub(crate) async fn allocation(session: &Session, wanted: &str) -> Result<String
 }
 
 /// The one of a list that `wanted` names.
-fn one<T>(kind: Kind, wanted: &str, mut found: Vec<T>, named: impl Fn(&T) -> (String, String)) -> Result<T, Failure> {
+fn one<T>(kind: Noun, wanted: &str, mut found: Vec<T>, named: impl Fn(&T) -> (String, String)) -> Result<T, CliError> {
     let candidates: Vec<Candidate> = found.iter().map(&named).map(|(id, name)| Candidate { id, name }).collect();
     let id = pick(kind, wanted, &candidates)?;
     let at = candidates.iter().position(|candidate| candidate.id == id);
-    at.map(|at| found.swap_remove(at)).ok_or_else(|| Failure::internal(format!("a {} that was found is gone", kind.word)))
+    at.map(|at| found.swap_remove(at)).ok_or_else(|| CliError::internal(format!("a {} that was found is gone", kind.word)))
 }
 
 /// Every image a project can use, or without a project those of the platform.
-pub(crate) async fn images(client: &Client, project: Option<&str>) -> Result<Vec<Image>, Failure> {
+pub(crate) async fn images(client: &Client, project: Option<&str>) -> Result<Vec<Image>, CliError> {
     let fetch = async |after, limit| {
         let query = ImageListQuery { name: None, after, limit: Some(limit) };
         match project {
@@ -148,7 +149,7 @@ pub(crate) async fn images(client: &Client, project: Option<&str>) -> Result<Vec
 }
 
 /// The image that is meant. A name means the organization's own image before the platform's.
-pub(crate) async fn image(client: &Client, project: Option<&str>, wanted: &str) -> Result<Image, Failure> {
+pub(crate) async fn image(client: &Client, project: Option<&str>, wanted: &str) -> Result<Image, CliError> {
     not_of_another_kind(IMAGE, wanted)?;
     let mut found = images(client, project).await?;
     if found.iter().any(|image| image.name == wanted && image.organization_id.is_some()) {
@@ -158,32 +159,32 @@ pub(crate) async fn image(client: &Client, project: Option<&str>, wanted: &str) 
 }
 
 /// Every SSH key of a project.
-pub(crate) async fn ssh_keys(client: &Client, project: &str) -> Result<Vec<SshKey>, Failure> {
+pub(crate) async fn ssh_keys(client: &Client, project: &str) -> Result<Vec<SshKey>, CliError> {
     let fetch = async |after, limit| client.ssh_keys(project, &PageQuery { after, limit: Some(limit) }).await;
     Ok(pages::collect(MAX_ITEMS, fetch).await?.items)
 }
 
 /// The SSH key that is meant.
-pub(crate) async fn ssh_key(client: &Client, project: &str, wanted: &str) -> Result<SshKey, Failure> {
+pub(crate) async fn ssh_key(client: &Client, project: &str, wanted: &str) -> Result<SshKey, CliError> {
     not_of_another_kind(SSH_KEY, wanted)?;
     one(SSH_KEY, wanted, ssh_keys(client, project).await?, |key| (key.id.to_string(), key.name.clone()))
 }
 
 /// Every service account of a project.
-pub(crate) async fn service_accounts(client: &Client, project: &str) -> Result<Vec<ServiceAccount>, Failure> {
+pub(crate) async fn service_accounts(client: &Client, project: &str) -> Result<Vec<ServiceAccount>, CliError> {
     let fetch = async |after, limit| client.service_accounts(project, &PageQuery { after, limit: Some(limit) }).await;
     Ok(pages::collect(MAX_ITEMS, fetch).await?.items)
 }
 
 /// The service account that is meant.
-pub(crate) async fn service_account(client: &Client, project: &str, wanted: &str) -> Result<ServiceAccount, Failure> {
+pub(crate) async fn service_account(client: &Client, project: &str, wanted: &str) -> Result<ServiceAccount, CliError> {
     not_of_another_kind(SERVICE_ACCOUNT, wanted)?;
     let found = service_accounts(client, project).await?;
     one(SERVICE_ACCOUNT, wanted, found, |account| (account.id.to_string(), account.name.clone()))
 }
 
 /// The API key of a service account that is meant. A name means one that still counts.
-pub(crate) async fn api_key(client: &Client, project: &str, account: &str, wanted: &str) -> Result<String, Failure> {
+pub(crate) async fn api_key(client: &Client, project: &str, account: &str, wanted: &str) -> Result<String, CliError> {
     not_of_another_kind(API_KEY, wanted)?;
     let fetch = async |after, limit| client.api_keys(project, account, &PageQuery { after, limit: Some(limit) }).await;
     let mut found = pages::collect(MAX_ITEMS, fetch).await?.items;
@@ -192,13 +193,13 @@ pub(crate) async fn api_key(client: &Client, project: &str, account: &str, wante
 }
 
 /// Every webhook of a project.
-pub(crate) async fn webhooks(client: &Client, project: &str) -> Result<Vec<Webhook>, Failure> {
+pub(crate) async fn webhooks(client: &Client, project: &str) -> Result<Vec<Webhook>, CliError> {
     let fetch = async |after, limit| client.webhooks(project, &PageQuery { after, limit: Some(limit) }).await;
     Ok(pages::collect(MAX_ITEMS, fetch).await?.items)
 }
 
 /// A webhook's id, from a beginning of it or its address if it is not a whole id.
-pub(crate) async fn webhook(session: &Session, wanted: &str) -> Result<String, Failure> {
+pub(crate) async fn webhook(session: &CommandContext, wanted: &str) -> Result<String, CliError> {
     if wanted.parse::<WebhookId>().is_ok() {
         return Ok(wanted.to_owned());
     }
@@ -209,13 +210,13 @@ pub(crate) async fn webhook(session: &Session, wanted: &str) -> Result<String, F
 }
 
 /// Every product, those that are no longer on offer, too.
-pub(crate) async fn skus(client: &Client) -> Result<Vec<Sku>, Failure> {
+pub(crate) async fn skus(client: &Client) -> Result<Vec<Sku>, CliError> {
     let fetch = async |after, limit| client.skus(&PageQuery { after, limit: Some(limit) }).await;
     Ok(pages::collect(MAX_ITEMS, fetch).await?.items)
 }
 
 /// The product that is meant. A name means one that is on offer, if there is one.
-pub(crate) async fn sku(client: &Client, wanted: &str) -> Result<Sku, Failure> {
+pub(crate) async fn sku(client: &Client, wanted: &str) -> Result<Sku, CliError> {
     not_of_another_kind(SKU, wanted)?;
     let mut found = skus(client).await?;
     if found.iter().any(|sku| sku.name == wanted && sku.retired_at.is_none()) {
@@ -225,7 +226,7 @@ pub(crate) async fn sku(client: &Client, wanted: &str) -> Result<Sku, Failure> {
 }
 
 /// The one of these members that is meant: by id, a beginning of it, address or name.
-pub(crate) fn member(members: Vec<Member>, wanted: &str) -> Result<Member, Failure> {
+pub(crate) fn member(members: Vec<Member>, wanted: &str) -> Result<Member, CliError> {
     let live = members.into_iter().filter(|member| member.removed_at.is_none()).collect();
     one(MEMBER, wanted, live, |member| {
         let called = member.email.clone().filter(|email| !email.is_empty()).unwrap_or_else(|| member.name.clone());
@@ -234,7 +235,7 @@ pub(crate) fn member(members: Vec<Member>, wanted: &str) -> Result<Member, Failu
 }
 
 /// A maintenance window's id.
-pub(crate) async fn maintenance(client: &Client, wanted: &str) -> Result<String, Failure> {
+pub(crate) async fn maintenance(client: &Client, wanted: &str) -> Result<String, CliError> {
     if wanted.parse::<MaintenanceId>().is_ok() {
         return Ok(wanted.to_owned());
     }

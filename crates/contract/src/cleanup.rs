@@ -251,7 +251,7 @@ impl CleanupProof {
     }
 }
 
-/// The one blocker that is a wish and no trouble: the drive waits for a wipe.
+/// The one blocker that is a request, not an error: the drive waits for a wipe.
 pub const NOT_WIPED: &str = "drive_not_wiped";
 
 #[cfg(test)]

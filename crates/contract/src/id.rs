@@ -93,7 +93,7 @@ ids! {
     NodeId, "node", "node_";
     /// One typed operation on one node.
     TaskId, "task", "task_";
-    /// A host's wish to be enrolled, waiting for an operator.
+    /// A host's request to be enrolled, waiting for an operator.
     EnrollmentId, "enrollment", "enroll_";
     /// A single-use join token (the secret itself is never stored).
     JoinTokenId, "join token", "join_";

@@ -174,7 +174,7 @@ impl Verified {
 
 /// Why a receipt was not believed.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-pub enum Disbelief {
+pub enum ReceiptError {
     /// Size, signature or payload type.
     #[error("receipt not opened")]
     Open(#[from] OpenError),
@@ -210,7 +210,7 @@ pub enum Disbelief {
     Inconsistent(&'static str),
 }
 
-impl Disbelief {
+impl ReceiptError {
     /// Stable code.
     pub const fn code(&self) -> &'static str {
         match self {
@@ -233,29 +233,29 @@ impl Disbelief {
 }
 
 /// Verifies a receipt against the task it claims to answer.
-pub fn verify(receipt: &[u8], expect: &Expectation<'_>) -> Result<Verified, Disbelief> {
+pub fn verify(receipt: &[u8], expect: &Expectation<'_>) -> Result<Verified, ReceiptError> {
     let bytes = dsse::open(receipt, MAX_BYTES, PAYLOAD_TYPE, expect.key)?;
     let digest = Digest::of(&bytes);
     let payload: Payload = serde_json::from_slice(&bytes).map_err(|error| {
         let text = error.to_string();
-        if task::is_unknown_field(&error) { Disbelief::UnknownField(text) } else { Disbelief::Malformed(text) }
+        if task::is_unknown_field(&error) { ReceiptError::UnknownField(text) } else { ReceiptError::Malformed(text) }
     })?;
     let differs = [
-        (payload.cluster_id != expect.cluster_id, Disbelief::OtherCluster),
-        (payload.node_id != expect.node_id, Disbelief::OtherNode),
-        (payload.node_epoch != expect.node_epoch, Disbelief::OtherEpoch),
-        (payload.task_id != expect.task_id || payload.task_type != expect.task_type.as_str(), Disbelief::OtherTask),
-        (!expect.envelope_digests.contains(&payload.task_digest), Disbelief::OtherEnvelope),
+        (payload.cluster_id != expect.cluster_id, ReceiptError::OtherCluster),
+        (payload.node_id != expect.node_id, ReceiptError::OtherNode),
+        (payload.node_epoch != expect.node_epoch, ReceiptError::OtherEpoch),
+        (payload.task_id != expect.task_id || payload.task_type != expect.task_type.as_str(), ReceiptError::OtherTask),
+        (!expect.envelope_digests.contains(&payload.task_digest), ReceiptError::OtherEnvelope),
     ];
     if let Some((_, disbelief)) = differs.into_iter().find(|(differs, _)| *differs) {
         return Err(disbelief);
     }
     match (&payload.output, payload.outcome) {
         (Some(output), Outcome::Succeeded) => {
-            task::Output::parse(expect.task_type, output.get()).map_err(|e| Disbelief::BadOutput(e.to_string()))?;
+            task::Output::parse(expect.task_type, output.get()).map_err(|e| ReceiptError::BadOutput(e.to_string()))?;
         }
-        (None, Outcome::Succeeded) => return Err(Disbelief::BadOutput("a success without output".to_owned())),
-        (Some(_), _) => return Err(Disbelief::BadOutput("output without success".to_owned())),
+        (None, Outcome::Succeeded) => return Err(ReceiptError::BadOutput("a success without output".to_owned())),
+        (Some(_), _) => return Err(ReceiptError::BadOutput("output without success".to_owned())),
         (None, _) => {}
     }
     let proof = parse_proof(&payload, expect.task_type)?;
@@ -264,45 +264,45 @@ pub fn verify(receipt: &[u8], expect: &Expectation<'_>) -> Result<Verified, Disb
 }
 
 /// A proof of cleanup comes only from tasks that clean up, and a release that succeeded has one.
-fn parse_proof(said: &Payload, kind: TaskType) -> Result<Option<CleanupProof>, Disbelief> {
-    let Some(raw) = &said.cleanup_proof else {
-        return if kind == TaskType::SliceVmRelease && said.outcome == Outcome::Succeeded {
-            Err(Disbelief::BadProof("a release without a proof".to_owned()))
+fn parse_proof(reported: &Payload, kind: TaskType) -> Result<Option<CleanupProof>, ReceiptError> {
+    let Some(raw) = &reported.cleanup_proof else {
+        return if kind == TaskType::SliceVmRelease && reported.outcome == Outcome::Succeeded {
+            Err(ReceiptError::BadProof("a release without a proof".to_owned()))
         } else {
             Ok(None)
         };
     };
     if !kind.may_prove_cleanup() {
-        return Err(Disbelief::BadProof(format!("{kind} owes none")));
+        return Err(ReceiptError::BadProof(format!("{kind} owes none")));
     }
     if raw.get().len() > CleanupProof::MAX_BYTES {
-        return Err(Disbelief::BadProof("it is longer than allowed".to_owned()));
+        return Err(ReceiptError::BadProof("it is longer than allowed".to_owned()));
     }
-    serde_json::from_str(raw.get()).map(Some).map_err(|error| Disbelief::BadProof(error.to_string()))
+    serde_json::from_str(raw.get()).map(Some).map_err(|error| ReceiptError::BadProof(error.to_string()))
 }
 
-fn check_consistency(said: &Payload) -> Result<(), Disbelief> {
-    let output_bytes = said.output.as_ref().map_or(0, |output| output.get().len());
+fn check_consistency(reported: &Payload) -> Result<(), ReceiptError> {
+    let output_bytes = reported.output.as_ref().map_or(0, |output| output.get().len());
     let too_long = |name: &str| name.len() > MAX_NAME;
     let contradictions = [
-        (said.attempt == 0, "attempts count from 1"),
-        (said.sequence == 0, "receipts count from 1"),
+        (reported.attempt == 0, "attempts count from 1"),
+        (reported.sequence == 0, "receipts count from 1"),
         (
-            (said.sequence == 1) != said.previous_receipt.is_none(),
+            (reported.sequence == 1) != reported.previous_receipt.is_none(),
             "exactly the first receipt of an epoch has no receipt before it",
         ),
-        (said.started_at.is_some_and(|started| started > said.finished_at), "it ends before it starts"),
-        (said.outcome == Outcome::Refused && said.started_at.is_some(), "a refused task never starts"),
-        (said.outcome == Outcome::Succeeded && said.started_at.is_none(), "a task that succeeded was started"),
-        ((said.outcome == Outcome::Succeeded) != (said.code == "ok"), "exactly a success has the code `ok`"),
-        (said.code.is_empty() || too_long(&said.code), "the code must have 1 to 64 bytes"),
-        (too_long(&said.boot_id), "the boot id has more than 64 bytes"),
-        (said.message.len() > MAX_MESSAGE, "the message is longer than allowed"),
+        (reported.started_at.is_some_and(|started| started > reported.finished_at), "it ends before it starts"),
+        (reported.outcome == Outcome::Refused && reported.started_at.is_some(), "a refused task never starts"),
+        (reported.outcome == Outcome::Succeeded && reported.started_at.is_none(), "a task that succeeded was started"),
+        ((reported.outcome == Outcome::Succeeded) != (reported.code == "ok"), "exactly a success has the code `ok`"),
+        (reported.code.is_empty() || too_long(&reported.code), "the code must have 1 to 64 bytes"),
+        (too_long(&reported.boot_id), "the boot id has more than 64 bytes"),
+        (reported.message.len() > MAX_MESSAGE, "the message is longer than allowed"),
         (output_bytes > MAX_OUTPUT_BYTES, "the output is longer than allowed"),
-        (said.phases.len() > MAX_PHASES || said.phases.iter().any(|p| too_long(&p.phase)), "too many or too long phases"),
+        (reported.phases.len() > MAX_PHASES || reported.phases.iter().any(|p| too_long(&p.phase)), "too many or too long phases"),
     ];
     match contradictions.into_iter().find(|(holds, _)| *holds) {
-        Some((_, what)) => Err(Disbelief::Inconsistent(what)),
+        Some((_, what)) => Err(ReceiptError::Inconsistent(what)),
         None => Ok(()),
     }
 }

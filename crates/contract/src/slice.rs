@@ -309,7 +309,7 @@ pub struct Holder {
     pub lease_epoch: u64,
 }
 
-/// Shortest and longest time a guest may be given to shut down; other wishes are brought into these bounds.
+/// Shortest and longest time a guest may be given to shut down; other requests are brought into these bounds.
 pub const GRACE_SECONDS: std::ops::RangeInclusive<u32> = 30..=900;
 
 /// How long a guest may take to shut down.

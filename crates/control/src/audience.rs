@@ -1,7 +1,7 @@
 //! Who is shown what. Tenants see what is theirs; where it is, and how it is done there, is shown to those who run the platform.
 //!
 //! This is the only place that decides it for events and tasks. What is not named here is not shown to tenants, so that something new is
-//! hidden until somebody decides that it may be seen. Allocations are shown by `http/allocation_shown.rs` with the same [`Audience`].
+//! hidden until somebody decides that it may be seen. Allocations are shown by `http/allocation_view.rs` with the same [`Audience`].
 
 use gpuaas_api::dto;
 use gpuaas_contract::id::NodeId;

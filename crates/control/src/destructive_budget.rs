@@ -14,8 +14,9 @@ use gpuaas_domain::decision::Context;
 use gpuaas_store::ResourceFilter;
 use tokio::sync::Mutex;
 
-use crate::failure::{Failure, settle};
-use crate::{Control, books};
+use crate::error::ControlError;
+use crate::transact::transact;
+use crate::{Control, resources};
 
 /// How old the sum of all counts may be.
 const FRESH: Duration = Duration::from_secs(1);
@@ -46,7 +47,7 @@ impl Budget {
     }
 
     /// What was destroyed within the last hour.
-    pub(crate) async fn spent(&self, control: &Control) -> Result<Spent, Failure> {
+    pub(crate) async fn spent(&self, control: &Control) -> Result<Spent, ControlError> {
         read(control, Timestamp::now()).await
     }
 
@@ -57,7 +58,7 @@ impl Budget {
         scope: Scope,
         of: Option<AllocationId>,
         context: &Context,
-    ) -> Result<Decision, Failure> {
+    ) -> Result<Decision, ControlError> {
         let checked = {
             let mut known = self.known.lock().await;
             if known.read_at.is_none_or(|at| at > context.now || context.now.since(at) >= FRESH) {
@@ -83,14 +84,14 @@ impl Budget {
         match checked {
             Ok(()) => {
                 control.metrics.destruction_counted();
-                let row = books::get::<BudgetRow>(control, budget::row_id(scope, of)).await?;
+                let row = resources::get::<BudgetRow>(control, budget::row_id(scope, of)).await?;
                 Ok(budget::count(row.as_ref(), scope, of, context.now))
             }
             Err((refusal, news)) => {
                 control.metrics.destruction_refused();
                 if let Some(spent) = news {
                     tracing::error!(%scope, total = spent.total, per_hour = self.per_hour, "the budget of destructive commands is used up");
-                    settle(control, || async { Ok(((), budget::exhausted(scope, &spent, self.per_hour, context))) }).await?;
+                    transact(control, || async { Ok(((), budget::exhausted(scope, &spent, self.per_hour, context))) }).await?;
                 }
                 Err(refusal.into())
             }
@@ -98,7 +99,7 @@ impl Budget {
     }
 }
 
-async fn read(control: &Control, now: Timestamp) -> Result<Spent, Failure> {
+async fn read(control: &Control, now: Timestamp) -> Result<Spent, ControlError> {
     let filter = ResourceFilter { parents: Some(vec![budget::PARENT.to_owned()]), ..ResourceFilter::default() };
-    Ok(Spent::of(&books::all::<BudgetRow>(control, &filter).await?, now))
+    Ok(Spent::of(&resources::all::<BudgetRow>(control, &filter).await?, now))
 }

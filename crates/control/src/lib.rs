@@ -1,37 +1,39 @@
 //! The control plane.
 //!
-//! [`start`] opens the store and the keys, binds the listeners and starts what the chosen [`roles`] need; [`Server::stop`]
+//! [`start`] opens the store and the keys, binds the listeners and starts what the chosen [`process_roles`] need; [`Server::stop`]
 //! ends it in good order. `http` is the operators' side, `link` the agents', `pki` everything secret. State lives in the
 //! store; what is in memory (open links, the deny-list, the last progress of a task) can be lost at any moment.
 
 mod audience;
-mod books;
+mod authz_cache;
+mod commit;
 mod destructive_budget;
+mod error;
 mod events;
-mod failure;
 pub mod http;
 pub mod identity;
-mod leases;
+mod lease_settlement;
 pub mod link;
 pub mod listener;
 mod local_socket;
 mod metrics;
 pub mod pki;
-mod rights;
-pub mod roles;
+pub mod process_roles;
+mod resources;
 mod start;
 mod stranger_budgets;
+mod transact;
 pub mod workflow;
 
 use std::sync::Arc;
 
+use gpuaas_backends::Backends;
 use gpuaas_contract::id::{ClusterId, ServerId};
-use gpuaas_engines::Engines;
 use gpuaas_store::Store;
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 
-pub use failure::Failure;
+pub use error::ControlError;
 pub use start::{ApiTls, Server, ServerConfig, StartError, start};
 
 /// What the parts of one server process share.
@@ -47,10 +49,10 @@ pub struct Control {
     progress: http::ProgressBoard,
     fleet: workflow::FleetView,
     placing: workflow::Placing,
-    lines: failure::Lines,
-    rights: rights::Rights,
+    lines: transact::Lines,
+    authz: authz_cache::AuthzCache,
     identity: identity::Identity,
-    engines: Engines,
+    backends: Backends,
     budget: destructive_budget::Budget,
     /// Webhooks may go to addresses of private networks.
     webhooks_to_private: bool,

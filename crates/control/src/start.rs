@@ -6,26 +6,26 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 
+use gpuaas_backends::{Backends, EnginesConfig, EnginesError};
 use gpuaas_contract::Digest;
 use gpuaas_contract::id::{ApiTokenId, CorrelationId, ServerId};
 use gpuaas_contract::time::Timestamp;
 use gpuaas_domain::access::{ApiToken, Policies, Role as TokenRolle};
 use gpuaas_domain::decision::{Change, Context};
 use gpuaas_domain::{Actor, Decision};
-use gpuaas_engines::{Engines, EnginesConfig, EnginesError};
+use gpuaas_runtime::net::TcpListener;
 use gpuaas_store::{ApiTokenFilter, CommitError, Store, StoreConfig, StoreError};
-use gpuaas_world::net::TcpListener;
 use rustls::pki_types::{CertificateDer, PrivateKeyDer, pem::PemObject as _};
 use tokio_rustls::TlsAcceptor;
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 
-use crate::failure::Failure;
+use crate::error::ControlError;
 use crate::identity::{self, Identity, IdentityConfig, IdentityError};
 use crate::listener::{ListenerKind, ListenerLimits, ListenerOptions, ServerLimits, TrustedProxies, TrustedProxy};
 use crate::local_socket::LocalSocket;
-use crate::roles::Role;
-use crate::{Control, events, http, link, listener, metrics, pki, rights, workflow};
+use crate::process_roles::Role;
+use crate::{Control, authz_cache, events, http, link, listener, metrics, pki, workflow};
 
 /// How the REST listener is protected.
 #[derive(Clone, Debug)]
@@ -65,7 +65,7 @@ pub struct ServerConfig {
     /// Whose tokens are taken.
     pub identity: IdentityConfig,
     /// NATS and Redis, where there are some.
-    pub engines: EnginesConfig,
+    pub backends: EnginesConfig,
     /// Who drives runs.
     pub driver: Arc<dyn workflow::Driver>,
     /// Webhooks may go to addresses of private networks, and over plain HTTP.
@@ -124,13 +124,13 @@ pub enum StartError {
     Identity(#[from] IdentityError),
     /// NATS or Redis.
     #[error("an engine cannot be used")]
-    Engines(#[from] EnginesError),
+    Backends(#[from] EnginesError),
     /// The operator's rules.
     #[error("the policies cannot be used")]
     Policies(#[from] gpuaas_domain::access::BadPolicies),
     /// The first look at the store.
     #[error("the first look at the store failed")]
-    First(#[from] Failure),
+    First(#[from] ControlError),
 }
 
 /// A running server.
@@ -184,7 +184,7 @@ pub async fn start(config: ServerConfig) -> Result<Server, StartError> {
     let limits = config
         .limits
         .clone()
-        .unwrap_or_else(|| ServerLimits::for_descriptors(gpuaas_world::file_limit::current_limit(), has_api, has_link));
+        .unwrap_or_else(|| ServerLimits::for_descriptors(gpuaas_runtime::file_limit::current_limit(), has_api, has_link));
     let control = Arc::new(Control {
         store,
         cluster_id,
@@ -197,10 +197,10 @@ pub async fn start(config: ServerConfig) -> Result<Server, StartError> {
         progress: http::ProgressBoard::default(),
         fleet: workflow::FleetView::default(),
         placing: workflow::Placing::default(),
-        lines: crate::failure::Lines::default(),
-        rights: rights::Rights::new(policies),
+        lines: crate::transact::Lines::default(),
+        authz: authz_cache::AuthzCache::new(policies),
         identity,
-        engines: Engines::from_config(&config.engines).await?,
+        backends: Backends::from_config(&config.backends).await?,
         budget: crate::destructive_budget::Budget::new(config.destructive_budget),
         webhooks_to_private: config.webhooks_to_private,
         metrics,
@@ -237,8 +237,8 @@ pub async fn start(config: ServerConfig) -> Result<Server, StartError> {
         workflow::spawn(&control, Arc::clone(&config.driver));
     }
     // Without Redis every process that serves browsers has to listen for itself.
-    let serves = config.roles.contains(&Role::Api) && config.engines.redis.is_none();
-    if serves || (config.roles.contains(&Role::Notify) && config.engines.redis.is_some()) {
+    let serves = config.roles.contains(&Role::Api) && config.backends.redis.is_none();
+    if serves || (config.roles.contains(&Role::Notify) && config.backends.redis.is_some()) {
         events::notify::spawn(&control);
     }
     if config.roles.contains(&Role::Outbox) {
@@ -253,7 +253,7 @@ pub async fn start(config: ServerConfig) -> Result<Server, StartError> {
         let scheme = if tls.is_some() { "https" } else { "http" };
         api_url = api_address.map(|address| format!("{scheme}://{address}"));
         http::ProgressBoard::spawn(&control);
-        rights::Rights::spawn(&control);
+        authz_cache::AuthzCache::spawn(&control);
         identity::spawn_sweep(&control);
         let local = options(ListenerKind::Local, &limits.local);
         admin_socket = open_admin_socket(&config.data_dir, &control, local, &listeners).await;
@@ -272,7 +272,7 @@ async fn open_admin_socket(
     listeners: &TaskTracker,
 ) -> Option<PathBuf> {
     // A simulated host has no files of its own.
-    if gpuaas_world::is_simulated() {
+    if gpuaas_runtime::is_simulated() {
         return None;
     }
     let path = data_dir.join("admin.sock");
@@ -340,8 +340,8 @@ async fn ensure_admin_token(store: &Store, file: &Path) -> Result<(), StartError
     );
     match store.commit(decision).await {
         Ok(()) => Ok(()),
-        Err(CommitError::Conflict) => Err(Failure::Contended.into()),
-        Err(CommitError::Store(error)) => Err(Failure::from(error).into()),
+        Err(CommitError::Conflict) => Err(ControlError::Contended.into()),
+        Err(CommitError::Store(error)) => Err(ControlError::from(error).into()),
     }
 }
 

@@ -1,17 +1,17 @@
 //! What callers may use up before anybody knows who they are: rows, guesses and password work, by address and in all.
 //!
 //! A budget that all strangers share can be used up by one of them with many addresses. So addresses from which somebody signed in lately
-//! share another one: whoever works here gets in while strangers fill theirs. The counts are in `gpuaas_engines::limits`; when Redis is
+//! share another one: whoever works here gets in while strangers fill theirs. The counts are in `gpuaas_backends::limits`; when Redis is
 //! away each process counts by itself, and none of them lets everybody through.
 
 use std::net::IpAddr;
 use std::time::Duration;
 
 use bytes::Bytes;
-use gpuaas_engines::limits::Rule;
+use gpuaas_backends::limits::Rule;
 
 use crate::Control;
-use crate::failure::Failure;
+use crate::error::ControlError;
 use crate::listener::ClientAddress;
 
 /// How long an address counts as known after somebody signed in from it.
@@ -74,8 +74,8 @@ pub(crate) const ENROLLMENT_REQUESTS: Budget = Budget {
 
 impl Budget {
     /// Uses one up, or refuses.
-    pub(crate) async fn spend(&self, control: &Control, from: &AddressRange, is_known: bool) -> Result<(), Failure> {
-        let limits = &control.engines.limits;
+    pub(crate) async fn spend(&self, control: &Control, from: &AddressRange, is_known: bool) -> Result<(), ControlError> {
+        let limits = &control.backends.limits;
         for (key, rule) in self.counters(from, is_known) {
             let decision = limits.check(&key, rule, 1).await;
             if !decision.allowed {
@@ -86,7 +86,7 @@ impl Budget {
     }
 
     /// Refuses if there is nothing left, and uses nothing up.
-    pub(crate) async fn look(&self, control: &Control, from: &AddressRange, is_known: bool) -> Result<(), Failure> {
+    pub(crate) async fn look(&self, control: &Control, from: &AddressRange, is_known: bool) -> Result<(), ControlError> {
         for (key, rule) in self.counters(from, is_known) {
             if let Some(wait) = empty(control, &key, rule).await {
                 return Err(self.refusal(control, wait));
@@ -100,21 +100,21 @@ impl Budget {
         [(format!("{}:{from}", self.code), self.per_address), (format!("{}:all:{class}", self.code), self.total)]
     }
 
-    fn refusal(&self, control: &Control, retry_after: Duration) -> Failure {
+    fn refusal(&self, control: &Control, retry_after: Duration) -> ControlError {
         too_many(control, self.code, self.message, retry_after)
     }
 }
 
 /// How long until there is something left of a counter again; `None` if there is.
 pub(crate) async fn empty(control: &Control, key: &str, rule: Rule) -> Option<Duration> {
-    let left = control.engines.limits.check(key, rule, 0).await.remaining;
+    let left = control.backends.limits.check(key, rule, 0).await.remaining;
     (left == 0).then(|| rule.per / rule.burst.max(1))
 }
 
 /// A refusal that says when to try again.
-pub(crate) fn too_many(control: &Control, code: &'static str, message: &str, retry_after: Duration) -> Failure {
+pub(crate) fn too_many(control: &Control, code: &'static str, message: &str, retry_after: Duration) -> ControlError {
     control.metrics.refused(code);
-    Failure::TooMany { code, message: message.to_owned(), retry_after }
+    ControlError::TooMany { code, message: message.to_owned(), retry_after }
 }
 
 /// Where a caller comes from, as far as budgets tell callers apart: an IPv4 address, or the /64 of an IPv6 address, which one
@@ -149,13 +149,13 @@ impl AddressRange {
     }
 
     async fn is_marked(&self, control: &Control, account: &str) -> bool {
-        control.engines.ephemeral.peek(&self.mark(account)).await.is_ok_and(|found| found.is_some())
+        control.backends.ephemeral.peek(&self.mark(account)).await.is_ok_and(|found| found.is_some())
     }
 
     /// Somebody signed in from here.
     pub(crate) async fn remember(&self, control: &Control, account: &str) {
         for account in ["any", account] {
-            if let Err(error) = control.engines.ephemeral.put(&self.mark(account), Bytes::from_static(b"1"), KNOWN_FOR).await {
+            if let Err(error) = control.backends.ephemeral.put(&self.mark(account), Bytes::from_static(b"1"), KNOWN_FOR).await {
                 tracing::debug!(code = error.code(), "a known address could not be remembered");
             }
         }

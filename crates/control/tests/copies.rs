@@ -86,8 +86,8 @@ async fn a_copy_that_replays_the_instance_id_gets_nothing_and_locks_the_node() {
     assert_eq!(thief.instance, owner.instance);
     let mut link = thief.try_connect(thief.hello(&[])).await.unwrap();
     assert_eq!(link.goodbye().await, "node_locked");
-    let said = original.await.unwrap();
-    assert!(["node_locked", "certificate_revoked"].contains(&said.as_str()), "{said}");
+    let reported = original.await.unwrap();
+    assert!(["node_locked", "certificate_revoked"].contains(&reported.as_str()), "{reported}");
     assert_eq!(service(&server, &owner).await, "locked");
     assert!(server.metrics().await.contains("gpuaas_nodes_locked_total 1"));
 }
@@ -134,8 +134,8 @@ async fn the_process_that_holds_the_link_replaces_it_at_once_with_a_proof_and_no
     *owner.held.lock().unwrap() = held_first;
     let mut link = owner.try_connect(owner.hello(&[])).await.unwrap();
     assert_eq!(link.goodbye().await, "node_locked");
-    let said = second.await.unwrap();
-    assert!(["node_locked", "certificate_revoked"].contains(&said.as_str()), "{said}");
+    let reported = second.await.unwrap();
+    assert!(["node_locked", "certificate_revoked"].contains(&reported.as_str()), "{reported}");
 }
 
 #[tokio::test]
@@ -183,7 +183,7 @@ async fn a_thief_that_came_first_is_found_when_the_owner_comes_back() {
 /// A second server process of the same cluster.
 async fn beside(server: &TestServer) -> Server {
     let config = TestServer::config(&server.dir, server.pg.as_ref());
-    start(ServerConfig { roles: gpuaas_control::roles::parse("link").unwrap(), ..config }).await.unwrap()
+    start(ServerConfig { roles: gpuaas_control::process_roles::parse("link").unwrap(), ..config }).await.unwrap()
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -196,8 +196,8 @@ async fn two_copies_on_different_server_processes_lock_the_node() {
     thief.link = other.link_address.unwrap();
     let mut link = thief.try_connect(thief.hello(&[])).await.unwrap();
     assert_eq!(link.goodbye().await, "node_locked");
-    let said = original.await.unwrap();
-    assert!(["node_locked", "certificate_revoked"].contains(&said.as_str()), "{said}");
+    let reported = original.await.unwrap();
+    assert!(["node_locked", "certificate_revoked"].contains(&reported.as_str()), "{reported}");
     assert_eq!(service(&server, &owner).await, "locked");
     other.stop().await;
 }

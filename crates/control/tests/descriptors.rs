@@ -39,9 +39,9 @@ async fn a_listener_outlives_a_time_without_descriptors() {
         assert!(tokio::time::timeout(std::time::Duration::from_millis(200), stream.read(&mut byte)).await.is_err());
     }
     drop(all);
-    let mut said = Vec::new();
-    tokio::time::timeout(PATIENCE, streams[0].read_to_end(&mut said)).await.expect("an answer in time").unwrap();
-    assert!(said.starts_with(b"HTTP/1.1 200"), "{}", String::from_utf8_lossy(&said));
+    let mut reported = Vec::new();
+    tokio::time::timeout(PATIENCE, streams[0].read_to_end(&mut reported)).await.expect("an answer in time").unwrap();
+    assert!(reported.starts_with(b"HTTP/1.1 200"), "{}", String::from_utf8_lossy(&reported));
     // The link speaks TLS and says so, or ends it: in both cases it has accepted.
     let _ = tokio::time::timeout(PATIENCE, streams[1].read(&mut byte)).await.expect("an answer in time");
     let metrics = server.metrics().await;

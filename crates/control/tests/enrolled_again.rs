@@ -65,8 +65,8 @@ async fn an_operator_sees_that_a_request_is_a_live_node_and_must_name_that_node(
     let status: EnrollStatus = polls(&thief, &pending).await.json().await.unwrap();
     let EnrollStatus::Approved { grant } = status else { panic!("not approved: {status:?}") };
     assert_eq!((grant.node_id, grant.node_epoch), (owner.node_id(), 2));
-    let said = link.goodbye().await;
-    assert!(["epoch_retired", "certificate_revoked"].contains(&said.as_str()), "{said}");
+    let reported = link.goodbye().await;
+    assert!(["epoch_retired", "certificate_revoked"].contains(&reported.as_str()), "{reported}");
 }
 
 #[tokio::test]

@@ -14,9 +14,9 @@ use gpuaas_api::dto::{
     WebhookCreate,
 };
 use gpuaas_api::{Client, ClientOptions};
-use gpuaas_control::{ServerConfig, roles, start};
-use gpuaas_engines::EnginesConfig;
-use gpuaas_engines::redis::RedisConfig;
+use gpuaas_backends::EnginesConfig;
+use gpuaas_backends::redis::RedisConfig;
+use gpuaas_control::{ServerConfig, process_roles, start};
 use gpuaas_testkit::{TempDir, pg_database, redis_url};
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 
@@ -35,7 +35,7 @@ async fn happens(client: &Client, project: &str, what: &str) {
     client.project_change(project, &change, None).await.unwrap();
 }
 
-fn said(event: &CloudEvent) -> &str {
+fn reported(event: &CloudEvent) -> &str {
     event.data["description"].as_str().unwrap_or_default()
 }
 
@@ -159,7 +159,7 @@ common::on_both_stores! {
             let (position, event) = ear.next().await;
             assert!(position > last);
             last = position;
-            assert_eq!((said(&event), event.kind.as_str()), (format!("ours {round}").as_str(), "gpuaas.project.changed.v1"));
+            assert_eq!((reported(&event), event.kind.as_str()), (format!("ours {round}").as_str(), "gpuaas.project.changed.v1"));
             assert_eq!((event.subject.as_str(), event.data["project_id"].as_str()), (own.as_str(), Some(own.as_str())));
         }
         let foreign = server.client_with(Some(&key));
@@ -182,13 +182,13 @@ common::on_both_stores! {
             let mut heard = Vec::new();
             while heard.len() < count {
                 let (position, event) = ear.next().await;
-                heard.push((position, said(&event).to_owned()));
+                heard.push((position, reported(&event).to_owned()));
             }
             heard
         };
         // Cut off before anything was heard: the start of the stream is enough to miss nothing.
         let all = hear(path.clone(), Some(started), 6).await;
-        assert_eq!(all.iter().map(|(_, said)| said.as_str()).collect::<Vec<_>>(), ["0", "1", "2", "3", "4", "5"]);
+        assert_eq!(all.iter().map(|(_, reported)| reported.as_str()).collect::<Vec<_>>(), ["0", "1", "2", "3", "4", "5"]);
         assert_eq!(hear(format!("{path}?after={started}"), None, 6).await, all);
         assert_eq!(hear(path.clone(), Some(all[2].0), 3).await, all[3..]);
         assert_eq!(hear(format!("{path}?after={}", all[3].0), None, 2).await, all[4..]);
@@ -220,7 +220,7 @@ common::on_both_stores! {
                     }
                     let (position, event) = ear.next().await;
                     last = position;
-                    heard.push(said(&event).to_owned());
+                    heard.push(reported(&event).to_owned());
                 }
             }
             heard
@@ -264,7 +264,7 @@ common::on_both_stores! {
             positions.push(sequence);
         }
         let mut again = Socket::open(&server, &format!("{path}/ws?after={}&kinds=project.changed", positions[3])).await;
-        assert_eq!(said(&serde_json::from_str::<CloudEvent>(&again.next().await).unwrap()), "4");
+        assert_eq!(reported(&serde_json::from_str::<CloudEvent>(&again.next().await).unwrap()), "4");
         let plain = http().get(format!("{}{path}/ws", server.url())).bearer_auth(&server.admin_token).send().await.unwrap();
         assert_eq!(plain.status(), 400, "without an upgrade");
     }
@@ -317,8 +317,8 @@ async fn with_redis_a_listener_on_one_server_hears_what_another_did() {
     let Some(pg) = tokio::task::spawn_blocking(pg_database).await.unwrap() else { return };
     let dir = TempDir::new();
     let config = |roles: &str| ServerConfig {
-        roles: roles::parse(roles).unwrap(),
-        engines: EnginesConfig { nats: None, redis: Some(RedisConfig::new(&redis)) },
+        roles: process_roles::parse(roles).unwrap(),
+        backends: EnginesConfig { nats: None, redis: Some(RedisConfig::new(&redis)) },
         ..TestServer::config(&dir, Some(&pg))
     };
     let everything = start(config("all")).await.unwrap();
@@ -344,7 +344,7 @@ async fn with_redis_a_listener_on_one_server_hears_what_another_did() {
     let mut ear = Ear::open(&server, &token, &format!("/api/v1/projects/{own}/events"), None).await;
     for round in 0..10 {
         happens(if round % 2 == 0 { &one } else { &two }, &own, &format!("{round}")).await;
-        assert_eq!(said(&ear.next().await.1), format!("{round}"), "on the server without `notify`");
+        assert_eq!(reported(&ear.next().await.1), format!("{round}"), "on the server without `notify`");
     }
     let TestServer { server: only_api, .. } = server;
     only_api.unwrap().stop().await;

@@ -181,8 +181,8 @@ async fn revocation_closes_an_open_stream_and_every_door() {
     let host = Host::enrolled(&server).await;
     let mut link = host.connect(&[]).await;
     server.client().node_retire(&host.node_id().to_string(), &Reason::default()).await.unwrap();
-    let said = tokio::time::timeout(std::time::Duration::from_secs(5), link.goodbye()).await.expect("closed within 5 s");
-    assert!(["node_retired", "certificate_revoked"].contains(&said.as_str()), "{said}");
+    let reported = tokio::time::timeout(std::time::Duration::from_secs(5), link.goodbye()).await.expect("closed within 5 s");
+    assert!(["node_retired", "certificate_revoked"].contains(&reported.as_str()), "{reported}");
     let refused = host.https().post(host.own_url(route::RENEW, "")).json(&Renew { csr_pem: host.csr() }).send().await.unwrap();
     let refused = code(refused).await;
     assert!(["node_retired", "certificate_revoked"].contains(&refused.as_str()), "{refused}");
@@ -242,8 +242,8 @@ async fn a_second_live_copy_of_an_identity_locks_the_node() {
     copy.instance = AgentInstanceId::generate();
     let mut thief = copy.try_connect(copy.hello(&[])).await.unwrap();
     assert_eq!(thief.goodbye().await, "node_locked");
-    let said = original.await.unwrap();
-    assert!(["node_locked", "certificate_revoked"].contains(&said.as_str()), "{said}");
+    let reported = original.await.unwrap();
+    assert!(["node_locked", "certificate_revoked"].contains(&reported.as_str()), "{reported}");
     let node = server.client().node(&host.node_id().to_string()).await.unwrap();
     assert_eq!(node.service, "locked");
     // A machine that comes back through a door is trusted again, with new keys.

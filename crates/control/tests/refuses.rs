@@ -1,5 +1,5 @@
 //! Every link method called by a host that may not, and requests that nobody may make. Who may call which endpoint of the interface is in
-//! `rights.rs`.
+//! `authorization.rs`.
 
 #![allow(clippy::unwrap_used, reason = "tests")]
 

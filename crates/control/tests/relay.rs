@@ -13,12 +13,12 @@ use async_nats::jetstream;
 use async_nats::jetstream::consumer::pull::OrderedConfig;
 use common::{PATIENCE, TestServer};
 use futures::StreamExt as _;
+use gpuaas_backends::EnginesConfig;
+use gpuaas_backends::bus::NatsConfig;
 use gpuaas_contract::id::CorrelationId;
-use gpuaas_control::{ServerConfig, roles, start};
+use gpuaas_control::{ServerConfig, process_roles, start};
 use gpuaas_domain::decision::Context;
 use gpuaas_domain::{Actor, Decision};
-use gpuaas_engines::EnginesConfig;
-use gpuaas_engines::bus::NatsConfig;
 use gpuaas_store::{OutboxRow, Store, StoreConfig};
 use gpuaas_testkit::{
     Failpoints, Launch, NatsServer, PgDatabase, Program, TcpProxy, TempDir, eventually_async, nats_url, pg_database, proof_count,
@@ -43,8 +43,8 @@ fn stream_config(url: &str, name: &str) -> NatsConfig {
 
 fn relay_config(dir: &TempDir, pg: &PgDatabase, nats: NatsConfig) -> ServerConfig {
     ServerConfig {
-        roles: roles::parse("outbox").unwrap(),
-        engines: EnginesConfig { nats: Some(nats), redis: None },
+        roles: process_roles::parse("outbox").unwrap(),
+        backends: EnginesConfig { nats: Some(nats), redis: None },
         ..TestServer::config(dir, Some(pg))
     }
 }
@@ -58,8 +58,8 @@ async fn a_relay_runs_until_it_is_killed() {
     let config = ServerConfig {
         data_dir: folder.into(),
         store: StoreConfig::parse(&variable(DATABASE)).unwrap(),
-        roles: roles::parse("outbox").unwrap(),
-        engines: EnginesConfig { nats: Some(stream_config(&variable(NATS), &variable(STREAM))), redis: None },
+        roles: process_roles::parse("outbox").unwrap(),
+        backends: EnginesConfig { nats: Some(stream_config(&variable(NATS), &variable(STREAM))), redis: None },
         ..TestServer::config(&nowhere, None)
     };
     let _server = start(config).await.unwrap();
@@ -68,7 +68,7 @@ async fn a_relay_runs_until_it_is_killed() {
 }
 
 /// Everything about one stream and the outbox that is relayed to it.
-struct World {
+struct Harness {
     store: Store,
     pg: PgDatabase,
     dir: TempDir,
@@ -77,7 +77,7 @@ struct World {
     made: usize,
 }
 
-impl World {
+impl Harness {
     /// On this NATS; `None` (with a loud line) where there is no PostgreSQL. Its keys and its stream are there when this returns.
     async fn new(nats: &str) -> Option<Self> {
         let pg = tokio::task::spawn_blocking(pg_database).await.unwrap()?;
@@ -184,20 +184,20 @@ async fn stream(nats: &str, name: &str) -> jetstream::stream::Stream {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_relay_that_is_killed_again_and_again_loses_and_doubles_nothing() {
     let Some(nats) = nats_url() else { return };
-    let Some(mut world) = World::new(&nats).await else { return };
+    let Some(mut harness) = Harness::new(&nats).await else { return };
     let kills = proof_count(40, 200);
-    let failpoints = Failpoints::new(world.dir.join("failpoints"));
+    let failpoints = Failpoints::new(harness.dir.join("failpoints"));
     let started = Instant::now();
     let mut at_step: BTreeMap<&str, usize> = BTreeMap::new();
     for kill in 0..kills {
         // Steps can only be stopped at in builds for tests; elsewhere it is killed wherever it is.
         let step = STEPS[kill % STEPS.len()].filter(|_| cfg!(feature = "failpoints"));
-        let before = world.stored().await;
-        world.make(EACH).await;
+        let before = harness.stored().await;
+        harness.make(EACH).await;
         if let Some(step) = step {
             failpoints.arm(step);
         }
-        let mut relay = world.relay(&nats, &failpoints);
+        let mut relay = harness.relay(&nats, &failpoints);
         match step {
             Some(step) => {
                 let failpoints = failpoints.clone();
@@ -206,16 +206,16 @@ async fn a_relay_that_is_killed_again_and_again_loses_and_doubles_nothing() {
             // In the middle of its work, a little further every time.
             None => {
                 let enough = before + 1 + u64::try_from(kill * 7 % EACH).unwrap();
-                until_stored(&world.stream, enough).await;
+                until_stored(&harness.stream, enough).await;
             }
         }
         relay.sigkill();
         *at_step.entry(step.unwrap_or("wherever it was")).or_default() += 1;
     }
-    world.make(EACH).await;
-    let mut last = world.relay(&nats, &failpoints);
-    world.until_published().await;
-    let events = world.check().await;
+    harness.make(EACH).await;
+    let mut last = harness.relay(&nats, &failpoints);
+    harness.until_published().await;
+    let events = harness.check().await;
     last.sigkill();
     eprintln!("{kills} kills ({at_step:?}), {events} events, each once and in order, in {:?}", started.elapsed());
 }
@@ -232,62 +232,62 @@ async fn until_stored(stream: &jetstream::stream::Stream, enough: u64) {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn several_relays_share_the_work_and_keep_the_order() {
     let Some(nats) = nats_url() else { return };
-    let Some(mut world) = World::new(&nats).await else { return };
-    let failpoints = Failpoints::new(world.dir.join("failpoints"));
-    let mut relays: Vec<Program> = (0..3).map(|_| world.relay(&nats, &failpoints)).collect();
+    let Some(mut harness) = Harness::new(&nats).await else { return };
+    let failpoints = Failpoints::new(harness.dir.join("failpoints"));
+    let mut relays: Vec<Program> = (0..3).map(|_| harness.relay(&nats, &failpoints)).collect();
     for _ in 0..10 {
-        world.make(100).await;
+        harness.make(100).await;
     }
-    world.until_published().await;
-    assert!(world.check().await >= 1000);
+    harness.until_published().await;
+    assert!(harness.check().await >= 1000);
     relays.iter_mut().for_each(Program::sigkill);
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn events_wait_for_a_bus_that_is_away_and_then_all_arrive() {
     let Some(mut nats) = tokio::task::spawn_blocking(NatsServer::start).await.unwrap() else { return };
-    let Some(mut world) = World::new(&nats.url()).await else { return };
-    let server = start(relay_config(&world.dir, &world.pg, stream_config(&nats.url(), &world.name))).await.unwrap();
-    world.make(50).await;
-    world.until_published().await;
+    let Some(mut harness) = Harness::new(&nats.url()).await else { return };
+    let server = start(relay_config(&harness.dir, &harness.pg, stream_config(&nats.url(), &harness.name))).await.unwrap();
+    harness.make(50).await;
+    harness.until_published().await;
     nats.kill();
     // Nobody who commits notices.
-    world.make(200).await;
-    let waiting: u64 = world.store.outbox_lanes_waiting().await.unwrap().iter().map(|(_, waiting)| waiting).sum();
+    harness.make(200).await;
+    let waiting: u64 = harness.store.outbox_lanes_waiting().await.unwrap().iter().map(|(_, waiting)| waiting).sum();
     assert_eq!(waiting, 200, "they wait");
-    assert!(world.store.outbox_lag().await.unwrap().is_some(), "and how long they wait can be seen");
+    assert!(harness.store.outbox_lag().await.unwrap().is_some(), "and how long they wait can be seen");
     let nats = tokio::task::spawn_blocking(move || {
         nats.restart();
         nats
     })
     .await
     .unwrap();
-    world.until_published().await;
-    world.stream = stream(&nats.url(), &world.name).await;
-    assert!(world.check().await >= 250);
+    harness.until_published().await;
+    harness.stream = stream(&nats.url(), &harness.name).await;
+    assert!(harness.check().await >= 250);
     server.stop().await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn events_whose_answers_are_lost_are_published_again_and_stored_once() {
     let Some(nats) = tokio::task::spawn_blocking(NatsServer::start).await.unwrap() else { return };
-    let Some(mut world) = World::new(&nats.url()).await else { return };
+    let Some(mut harness) = Harness::new(&nats.url()).await else { return };
     let proxy = TcpProxy::start(nats.port());
     let through = format!("nats://{}", proxy.address());
-    let server = start(relay_config(&world.dir, &world.pg, stream_config(&through, &world.name))).await.unwrap();
-    world.make(50).await;
-    world.until_published().await;
+    let server = start(relay_config(&harness.dir, &harness.pg, stream_config(&through, &harness.name))).await.unwrap();
+    harness.make(50).await;
+    harness.until_published().await;
     for _ in 0..3 {
-        let before = world.stored().await;
+        let before = harness.stored().await;
         proxy.lose_answers();
-        world.make(100).await;
+        harness.make(100).await;
         // Some are stored, and the relay does not know.
-        until_stored(&world.stream, before + 1).await;
+        until_stored(&harness.stream, before + 1).await;
         assert!(proxy.lost_bytes() > 0);
-        assert!(!world.store.outbox_lanes_waiting().await.unwrap().is_empty(), "what is not known to be stored is not marked");
+        assert!(!harness.store.outbox_lanes_waiting().await.unwrap().is_empty(), "what is not known to be stored is not marked");
         proxy.reset();
-        world.until_published().await;
+        harness.until_published().await;
     }
-    assert!(world.check().await >= 350);
+    assert!(harness.check().await >= 350);
     server.stop().await;
 }

@@ -130,8 +130,8 @@ async fn certificates_of_step_ca_that_the_store_does_not_know_open_nothing() {
     for unknown in [forged.pem, past_us] {
         host.grant.as_mut().unwrap().certificate_pem = unknown;
         assert_eq!(code(renew(&host).await).await, "certificate_revoked");
-        let said = host.try_connect(host.hello(&[])).await.map(|_| ()).expect_err("no link");
-        assert!(said.message().starts_with("certificate_revoked"), "{said:?}");
+        let reported = host.try_connect(host.hello(&[])).await.map(|_| ()).expect_err("no link");
+        assert!(reported.message().starts_with("certificate_revoked"), "{reported:?}");
     }
     // Of another cluster that shares the step-ca.
     let neighbor = StepCa::open(&config, TempDir::new().path(), ClusterId::generate()).await.unwrap();
@@ -193,11 +193,11 @@ async fn a_first_start_without_step_ca_and_one_with_a_foreign_root_say_why() {
         gpuaas_control::link::chain(&error)
     };
     let foreign = StepCaConfig { root: theirs.root_file().display().to_string(), ..config_of(&ours) };
-    let said = why(foreign).await;
-    assert!(said.contains("certificate authority") && said.contains("does not answer"), "{said}");
+    let reported = why(foreign).await;
+    assert!(reported.contains("certificate authority") && reported.contains("does not answer"), "{reported}");
     ours.kill();
-    let said = why(config_of(&ours)).await;
-    assert!(said.contains(&ours.url()) && said.contains("does not answer"), "{said}");
+    let reported = why(config_of(&ours)).await;
+    assert!(reported.contains(&ours.url()) && reported.contains("does not answer"), "{reported}");
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]

@@ -22,9 +22,9 @@ use gpuaas_api::dto::{
     WebhookChange, WebhookCreate, WebhookCreated,
 };
 use gpuaas_api::{Client, ClientOptions};
+use gpuaas_backends::webhook::{Headers, Secret, VerifyError, verify};
 use gpuaas_contract::time::Timestamp;
 use gpuaas_control::{ServerConfig, start};
-use gpuaas_engines::webhook::{Headers, Secret, VerifyError, verify};
 use gpuaas_testkit::{TempDir, eventually_async};
 use tokio::sync::watch;
 
@@ -41,7 +41,7 @@ impl Got {
         serde_json::from_slice(&self.body).unwrap()
     }
 
-    fn said(&self) -> String {
+    fn reported(&self) -> String {
         self.event().data["description"].as_str().unwrap_or_default().to_owned()
     }
 
@@ -101,8 +101,8 @@ impl Receiver {
         let words: BTreeSet<String> = words.into_iter().collect();
         eventually_async(PATIENCE, "all events arrive", || async {
             let got = self.got(path);
-            let said: BTreeSet<String> = got.iter().map(Got::said).collect();
-            said.is_superset(&words).then_some(got)
+            let reported: BTreeSet<String> = got.iter().map(Got::reported).collect();
+            reported.is_superset(&words).then_some(got)
         })
         .await
     }
@@ -253,7 +253,7 @@ common::on_both_stores! {
         assert!(on.enabled && on.failed == 0 && on.disabled_reason.is_none());
         happens(&client, &own, "three").await;
         let got = receiver.until_said("/gone", ["three".to_owned()]).await;
-        assert_eq!(got.iter().map(Got::said).collect::<Vec<_>>(), ["one", "three"]);
+        assert_eq!(got.iter().map(Got::reported).collect::<Vec<_>>(), ["one", "three"]);
     }
 
     async fn while_a_secret_is_rotated_both_sign(server: TestServer) {

@@ -140,8 +140,8 @@ pub fn verify<'a>(from: &Head, rows: impl IntoIterator<Item = &'a AuditRow>) -> 
         let Ok(body) = serde_json::from_str::<ReadBody>(&row.body) else {
             return broken("its text is not an audit entry");
         };
-        let said = (body.seq, body.at, &body.actor, &body.action, &body.target, &body.correlation_id);
-        if said != (row.seq, row.at, &row.actor, &row.action, &row.target, &row.correlation_id) {
+        let reported = (body.seq, body.at, &body.actor, &body.action, &body.target, &body.correlation_id);
+        if reported != (row.seq, row.at, &row.actor, &row.action, &row.target, &row.correlation_id) {
             return broken("its columns do not say what its hashed text says");
         }
         Ok(Head { seq: row.seq, hash: row.hash.clone() })

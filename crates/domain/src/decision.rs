@@ -23,7 +23,7 @@ pub struct Decision {
     /// Rows for the audit chain.
     pub audit: Vec<AuditEntry>,
     /// Whom to wake after the commit. Losing one delays work by one slow poll and loses nothing.
-    pub hints: Vec<Hint>,
+    pub wakeups: Vec<Wakeup>,
     /// Tasks that decide about slots and end with this decision. What that means for the slots ([`crate::slice::settle`]) must take
     /// their place before the decision is written: the store refuses it otherwise, so that nobody can forget a slot.
     pub endings: Vec<Ending>,
@@ -40,9 +40,9 @@ pub enum Change {
     NodeInsert(Box<Node>),
     /// A changed node.
     NodeUpdate(Box<Node>),
-    /// A new wish to enroll.
+    /// A new request to enroll.
     EnrollmentInsert(Box<Enrollment>),
-    /// A decided or claimed wish to enroll.
+    /// A decided or claimed request to enroll.
     EnrollmentUpdate(Box<Enrollment>),
     /// A new join token.
     JoinTokenInsert(JoinToken),
@@ -177,7 +177,7 @@ pub struct AuditEntry {
 /// A wake-up after a commit.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, serde::Serialize, serde::Deserialize)]
 #[serde(rename_all = "snake_case")]
-pub enum Hint {
+pub enum Wakeup {
     /// There is work, or a cancellation, for this node's link.
     NodeWork(NodeId),
     /// The node's right to speak changed: its link must be looked at now.
@@ -193,7 +193,7 @@ pub enum Hint {
     /// Somebody's rights changed: what is remembered of them is read anew.
     Rights,
     /// Server processes ask each other about links they hold. Never stored.
-    Link(LinkHint),
+    Link(LinkWakeup),
     /// A running task went into another phase. Never stored: only shown to whoever is watching.
     Progress {
         /// The task.
@@ -210,7 +210,7 @@ pub enum Hint {
 /// A question between server processes about a link, and its answer.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, serde::Serialize, serde::Deserialize)]
 #[serde(rename_all = "snake_case")]
-pub enum LinkHint {
+pub enum LinkWakeup {
     /// A second link of a node came to another process: is the agent at the end of this one alive?
     Probe {
         /// The process that holds the link.
@@ -288,8 +288,8 @@ impl Decision {
     }
 
     /// Adds a wake-up.
-    pub fn hint(mut self, hint: Hint) -> Self {
-        self.hints.push(hint);
+    pub fn wakeup(mut self, wakeup: Wakeup) -> Self {
+        self.wakeups.push(wakeup);
         self
     }
 
@@ -298,7 +298,7 @@ impl Decision {
         self.changes.extend(other.changes);
         self.events.extend(other.events);
         self.audit.extend(other.audit);
-        self.hints.extend(other.hints);
+        self.wakeups.extend(other.wakeups);
         self.endings.extend(other.endings);
         self
     }

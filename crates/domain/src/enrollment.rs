@@ -76,7 +76,7 @@ impl EnrollmentState {
     }
 }
 
-/// A host's wish to be enrolled.
+/// A host's request to be enrolled.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Enrollment {
     /// Its id.

@@ -17,7 +17,6 @@ pub mod machine;
 pub mod maintenance;
 pub mod names;
 pub mod node;
-pub mod people;
 pub mod placement;
 pub mod quota;
 pub mod refusal;
@@ -25,8 +24,9 @@ pub mod resource;
 pub mod slice;
 pub mod slot;
 pub mod task;
+pub mod tenancy;
 pub mod webhook;
 
 pub use access::{Actor, Role};
-pub use decision::{AuditEntry, Change, Decision, Event, Hint};
+pub use decision::{AuditEntry, Change, Decision, Event, Wakeup};
 pub use refusal::{Refusal, RefusalKind};

@@ -14,7 +14,7 @@ use crate::decision::{Change, Context, Decision};
 use crate::node::Node;
 use crate::refusal::Refusal;
 use crate::resource::{Keys, resource};
-use crate::slice::{Ending, How};
+use crate::slice::{Ending, TaskEnd};
 use crate::slot::{Slot, SlotState};
 use crate::task::{TaskRecord, TaskState};
 
@@ -262,24 +262,25 @@ pub fn release(
 /// What the end of a task means for the machine: that whose [`Machine::lease_task`] it is. `genuine` says whether the control plane itself
 /// made the task's row; of another nothing is believed.
 pub fn settle(machine: &Machine, ending: &Ending, genuine: bool, context: &Context) -> Decision {
-    let Ending { task, how } = ending;
+    let Ending { task, end } = ending;
     if machine.lease_task != Some(task.id) || machine.node_id != task.node_id || machine.allocation_id.is_none() {
         return Decision::default();
     }
     let provision = task.task_type == TaskType::AllocationProvisionUser;
     let because = if task.message.is_empty() { task.code.clone() } else { format!("{} ({})", task.message, task.code) };
-    let clean = match how {
+    let clean = match end {
         _ if !genuine => Err(format!("the row of {} was changed outside the control plane", task.id)),
-        How::NeverRan if provision => Ok(true),
-        How::NeverRan => Err(format!("the release did not run: {because}")),
-        How::MayHaveRan => Err(format!("{} was lost: {because}", task.task_type)),
-        How::Receipt { outcome: Outcome::Succeeded, .. } => Ok(!provision),
-        How::Receipt { outcome: Outcome::Refused, .. } | How::Receipt { outcome: Outcome::Cancelled, started: false, .. }
+        TaskEnd::NeverRan if provision => Ok(true),
+        TaskEnd::NeverRan => Err(format!("the release did not run: {because}")),
+        TaskEnd::MayHaveRun => Err(format!("{} was lost: {because}", task.task_type)),
+        TaskEnd::Receipt { outcome: Outcome::Succeeded, .. } => Ok(!provision),
+        TaskEnd::Receipt { outcome: Outcome::Refused, .. }
+        | TaskEnd::Receipt { outcome: Outcome::Cancelled, started: false, .. }
             if provision =>
         {
             Ok(true)
         }
-        How::Receipt { .. } => Err(because),
+        TaskEnd::Receipt { .. } => Err(because),
     };
     let (next, kind, action) = match clean {
         Ok(true) => {

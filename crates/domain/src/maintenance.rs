@@ -83,7 +83,7 @@ pub fn cancel(window: &Window, affected: &[Allocation], context: &Context) -> (W
 }
 
 fn tell(mut decision: Decision, window: &Window, affected: &[Allocation], kind: &'static str, context: &Context) -> Decision {
-    for allocation in affected.iter().filter(|allocation| !allocation.state.over()) {
+    for allocation in affected.iter().filter(|allocation| !allocation.state.is_terminal()) {
         let id = allocation.id.to_string();
         let data = json!({
             "allocation_id": id, "project_id": allocation.project_id, "organization_id": allocation.organization_id,

@@ -8,7 +8,7 @@ use gpuaas_contract::telemetry::HostFacts;
 use gpuaas_contract::time::Timestamp;
 use serde_json::json;
 
-use crate::decision::{Change, Context, Decision, Hint};
+use crate::decision::{Change, Context, Decision, Wakeup};
 use crate::refusal::Refusal;
 
 /// How often a node may come back with an expired certificate before an operator must enroll it again. A regular
@@ -265,7 +265,8 @@ pub fn enroll(known: Option<Node>, admission: Admission, new_id: NodeId, context
     if !is_new {
         decision = decision.change(Change::CertificatesRevoke { node_id: node.id, up_to_epoch: node.epoch - 1, at: now });
     }
-    let decision = decision.record(context, "gpuaas.node.enrolled.v1", "node.enroll", &id, data).hint(Hint::NodeAccess(node.id));
+    let decision =
+        decision.record(context, "gpuaas.node.enrolled.v1", "node.enroll", &id, data).wakeup(Wakeup::NodeAccess(node.id));
     (node, decision)
 }
 
@@ -327,8 +328,8 @@ pub fn operate(node: &Node, operation: Operation, reason: &str, context: &Contex
     Ok(decision
         .change(Change::NodeUpdate(Box::new(changed)))
         .record(context, kind, action, &id, data)
-        .hint(Hint::NodeAccess(node.id))
-        .hint(Hint::NodeWork(node.id)))
+        .wakeup(Wakeup::NodeAccess(node.id))
+        .wakeup(Wakeup::NodeWork(node.id)))
 }
 
 /// Two live copies of one identity: nobody may use it until the machine is enrolled again.
@@ -341,7 +342,7 @@ pub fn lock(node: &Node, context: &Context) -> Decision {
         .change(Change::CertificatesRevoke { node_id: node.id, up_to_epoch: node.epoch, at: context.now })
         .change(Change::NodeUpdate(Box::new(locked)))
         .record(context, "gpuaas.node.locked.v1", "node.lock", &id, data)
-        .hint(Hint::NodeAccess(node.id))
+        .wakeup(Wakeup::NodeAccess(node.id))
 }
 
 /// The node's link is up.
@@ -366,7 +367,7 @@ pub fn connected(node: &Node, session: LiveSession, facts: Option<HostFacts>, co
         data,
     );
     // Another server process may still hold the link that this one replaces.
-    Ok(if held_elsewhere { decision.hint(Hint::NodeAccess(node.id)) } else { decision })
+    Ok(if held_elsewhere { decision.wakeup(Wakeup::NodeAccess(node.id)) } else { decision })
 }
 
 /// A link ended. Says nothing if the node already has a newer one (fencing).

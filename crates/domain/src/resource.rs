@@ -11,18 +11,18 @@ use serde::de::DeserializeOwned;
 /// What a resource is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, serde::Serialize, serde::Deserialize)]
 #[serde(rename_all = "snake_case")]
-pub enum Kind {
-    /// [`crate::people::Organization`].
+pub enum ResourceKind {
+    /// [`crate::tenancy::Organization`].
     Organization,
-    /// [`crate::people::Project`].
+    /// [`crate::tenancy::Project`].
     Project,
-    /// [`crate::people::User`].
+    /// [`crate::tenancy::User`].
     User,
-    /// [`crate::people::ServiceAccount`].
+    /// [`crate::tenancy::ServiceAccount`].
     ServiceAccount,
-    /// [`crate::people::Member`].
+    /// [`crate::tenancy::Member`].
     Member,
-    /// [`crate::people::SignIn`]: codes, device grants, refresh tokens.
+    /// [`crate::tenancy::SignIn`]: codes, device grants, refresh tokens.
     SignIn,
     /// [`crate::catalog::Sku`].
     Sku,
@@ -50,7 +50,7 @@ pub enum Kind {
     Budget,
 }
 
-impl Kind {
+impl ResourceKind {
     /// Every kind.
     pub const ALL: [Self; 18] = [
         Self::Organization,
@@ -125,7 +125,7 @@ pub struct Keys {
 /// A document with an id and a version.
 pub trait Resource: Clone + Serialize + DeserializeOwned {
     /// What it is.
-    const KIND: Kind;
+    const KIND: ResourceKind;
 
     /// Its id, as text.
     fn id(&self) -> String;
@@ -141,7 +141,7 @@ pub trait Resource: Clone + Serialize + DeserializeOwned {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Document {
     /// What it is.
-    pub kind: Kind,
+    pub kind: ResourceKind,
     /// Its id.
     pub id: String,
     /// Row version it was loaded with; 0 for a new one.
@@ -186,7 +186,7 @@ pub fn seal_text(document: &Document, version: i64) -> String {
 macro_rules! resource {
     ($name:ident, $kind:ident) => {
         impl crate::resource::Resource for $name {
-            const KIND: crate::resource::Kind = crate::resource::Kind::$kind;
+            const KIND: crate::resource::ResourceKind = crate::resource::ResourceKind::$kind;
 
             fn id(&self) -> String {
                 self.id.to_string()

@@ -14,10 +14,10 @@ use gpuaas_contract::time::Timestamp;
 use gpuaas_contract::{Digest, envelope};
 use serde_json::json;
 
-use crate::decision::{Change, Context, Decision, Hint};
+use crate::decision::{Change, Context, Decision, Wakeup};
 use crate::node::Node;
 use crate::refusal::Refusal;
-use crate::slice::{Ending, How};
+use crate::slice::{Ending, TaskEnd};
 
 /// How long an offered task may stay unaccepted before it is offered again.
 pub const LEASE: Duration = Duration::from_secs(30);
@@ -211,7 +211,7 @@ pub fn create(
     intent: impl FnOnce(&TaskRecord) -> String,
 ) -> Result<(TaskRecord, Decision), Refusal> {
     let task = wanted(node, new, unfinished, context, intent)?;
-    let decision = queued(&task, Change::TaskInsert(Box::new(task.clone())), context).hint(Hint::NodeWork(node.id));
+    let decision = queued(&task, Change::TaskInsert(Box::new(task.clone())), context).wakeup(Wakeup::NodeWork(node.id));
     Ok((task, decision))
 }
 
@@ -313,11 +313,11 @@ fn queued(task: &TaskRecord, insert: Change, context: &Context) -> Decision {
     Decision::default()
         .change(insert)
         .record(context, "gpuaas.task.queued.v1", "task.create", &id, data)
-        .hint(Hint::Task(task.id))
+        .wakeup(Wakeup::Task(task.id))
 }
 
 /// The text whose MAC is [`TaskRecord::intent`]: everything that decides what will run where, and for how long the
-/// wish is good. A row that somebody wrote into the database, or changed there, does not match and is never signed.
+/// request is good. A row that somebody wrote into the database, or changed there, does not match and is never signed.
 pub fn intent_text(task: &TaskRecord) -> String {
     let TaskRecord { id, node_id, node_epoch, task_type, params, requested_by, created_at, queue_until, timeout, .. } = task;
     let micros = timeout.as_micros();
@@ -402,7 +402,7 @@ fn signed_out(sent: &TaskRecord, outgoing: &Outgoing, context: &Context) -> Deci
             signed_at: context.now,
         })
         .record(context, "gpuaas.task.dispatched.v1", "task.dispatch", &id, data)
-        .hint(Hint::Task(sent.id))
+        .wakeup(Wakeup::Task(sent.id))
 }
 
 /// The node says that it has the task in its journal, or that it runs. Late and repeated words change nothing.
@@ -441,9 +441,9 @@ pub fn acknowledged(task: &TaskRecord, started: bool, context: &Context) -> Deci
     let mut decision = Decision::default()
         .change(Change::TaskUpdate(Box::new(next)))
         .record(context, kind, action, &id, data)
-        .hint(Hint::Task(task.id));
+        .wakeup(Wakeup::Task(task.id));
     if task.cancel_requested_at.is_some() {
-        decision = decision.hint(Hint::NodeWork(task.node_id));
+        decision = decision.wakeup(Wakeup::NodeWork(task.node_id));
     }
     decision
 }
@@ -478,8 +478,8 @@ pub fn cancel(task: &TaskRecord, reason: &str, context: &Context) -> Result<Deci
             &id,
             json!({ "task_id": id, "node_id": task.node_id, "reason": reason }),
         )
-        .hint(Hint::NodeWork(task.node_id))
-        .hint(Hint::Task(task.id)))
+        .wakeup(Wakeup::NodeWork(task.node_id))
+        .wakeup(Wakeup::Task(task.id)))
 }
 
 /// The node, on (re)connecting, does not know a task it was sent: it goes back to the queue, or is lost if the node had
@@ -580,7 +580,7 @@ pub fn intent_forged(task: &TaskRecord, context: &Context) -> Decision {
     let mut decision = end(task, TaskState::Cancelled, "intent_forged", message, context);
     // Nor is it believed what it says of having been sent before.
     for ending in &mut decision.endings {
-        ending.how = How::MayHaveRan;
+        ending.end = TaskEnd::MayHaveRun;
     }
     decision
 }
@@ -602,27 +602,27 @@ pub fn receipt(
         let message = format!("task {} already has another receipt", task.id);
         return Err(Refusal::conflict("receipt_conflict", message));
     }
-    let said = verified.payload();
+    let reported = verified.payload();
     let id = task.id.to_string();
-    let state = TaskState::from(said.outcome);
+    let state = TaskState::from(reported.outcome);
     let next = TaskRecord {
         state,
         lease_until: None,
         accepted_at: task.accepted_at.or(Some(context.now)),
-        started_at: said.started_at.or(task.started_at),
+        started_at: reported.started_at.or(task.started_at),
         ended_at: Some(context.now),
-        code: said.code.clone(),
-        message: said.message.clone(),
+        code: reported.code.clone(),
+        message: reported.message.clone(),
         receipt_digest: Some(verified.digest().clone()),
         ..task.clone()
     };
     // The chain tells whether the node forgot or hides something; it never stops a receipt from counting.
-    let follows = head.sequence.checked_add(1) == Some(said.sequence) && said.previous_receipt == head.digest;
+    let follows = head.sequence.checked_add(1) == Some(reported.sequence) && reported.previous_receipt == head.digest;
     let data = json!({
-        "task_id": id, "node_id": said.node_id, "outcome": said.outcome.as_str(), "code": said.code,
-        "receipt": verified.digest(), "sequence": said.sequence, "chain_intact": follows,
+        "task_id": id, "node_id": reported.node_id, "outcome": reported.outcome.as_str(), "code": reported.code,
+        "receipt": verified.digest(), "sequence": reported.sequence, "chain_intact": follows,
     });
-    let kind = match said.outcome {
+    let kind = match reported.outcome {
         Outcome::Succeeded => "gpuaas.task.succeeded.v1",
         Outcome::Failed => "gpuaas.task.failed.v1",
         Outcome::Cancelled => "gpuaas.task.cancelled.v1",
@@ -633,18 +633,21 @@ pub fn receipt(
         .change(Change::TaskUpdate(Box::new(next.clone())))
         .change(Change::ReceiptInsert {
             task_id: task.id,
-            node_id: said.node_id,
-            node_epoch: said.node_epoch,
-            sequence: said.sequence,
+            node_id: reported.node_id,
+            node_epoch: reported.node_epoch,
+            sequence: reported.sequence,
             digest: verified.digest().clone(),
-            previous: said.previous_receipt.clone(),
+            previous: reported.previous_receipt.clone(),
             receipt: raw.to_vec(),
             received_at: context.now,
         })
         .record(context, kind, "task.receipt", &id, data)
-        .hint(Hint::Task(task.id));
-    let how =
-        How::Receipt { outcome: said.outcome, started: said.started_at.is_some(), proof: verified.cleanup_proof().cloned() };
+        .wakeup(Wakeup::Task(task.id));
+    let how = TaskEnd::Receipt {
+        outcome: reported.outcome,
+        started: reported.started_at.is_some(),
+        proof: verified.cleanup_proof().cloned(),
+    };
     Ok(Some(with_ending(decision, next, how)))
 }
 
@@ -663,8 +666,8 @@ fn requeue(task: &TaskRecord, why: &str, context: &Context) -> Decision {
             &id,
             json!({ "task_id": id, "node_id": task.node_id, "reason": why }),
         )
-        .hint(Hint::NodeWork(task.node_id))
-        .hint(Hint::Task(task.id))
+        .wakeup(Wakeup::NodeWork(task.node_id))
+        .wakeup(Wakeup::Task(task.id))
 }
 
 fn end(task: &TaskRecord, state: TaskState, code: &str, message: &str, context: &Context) -> Decision {
@@ -679,8 +682,8 @@ fn end(task: &TaskRecord, state: TaskState, code: &str, message: &str, context: 
     };
     // Only what surely never runs ends without a receipt as cancelled or expired.
     let (kind, action, how) = match state {
-        TaskState::Cancelled => ("gpuaas.task.cancelled.v1", "task.cancelled", How::NeverRan),
-        TaskState::Expired => ("gpuaas.task.expired.v1", "task.expire", How::NeverRan),
+        TaskState::Cancelled => ("gpuaas.task.cancelled.v1", "task.cancelled", TaskEnd::NeverRan),
+        TaskState::Expired => ("gpuaas.task.expired.v1", "task.expire", TaskEnd::NeverRan),
         TaskState::Queued
         | TaskState::Dispatched
         | TaskState::Accepted
@@ -689,26 +692,26 @@ fn end(task: &TaskRecord, state: TaskState, code: &str, message: &str, context: 
         | TaskState::Failed
         | TaskState::Interrupted
         | TaskState::Refused
-        | TaskState::Lost => ("gpuaas.task.lost.v1", "task.lose", How::MayHaveRan),
+        | TaskState::Lost => ("gpuaas.task.lost.v1", "task.lose", TaskEnd::MayHaveRun),
     };
     let decision = Decision::default()
         .change(Change::TaskUpdate(Box::new(next.clone())))
         .record(context, kind, action, &id, json!({ "task_id": id, "node_id": task.node_id, "code": code }))
-        .hint(Hint::Task(task.id));
+        .wakeup(Wakeup::Task(task.id));
     with_ending(decision, next, how)
 }
 
 /// Every end of a task passes here: if it decides about slots or a machine, so does the decision, and the run that waits for it is woken.
-fn with_ending(decision: Decision, task: TaskRecord, how: How) -> Decision {
+fn with_ending(decision: Decision, task: TaskRecord, end: TaskEnd) -> Decision {
     if !task.task_type.needs_lease() {
         return decision;
     }
     let holder = Task::parse(task.task_type, &task.params).ok().and_then(|task| task.holder());
     let decision = match holder {
-        Some(holder) => decision.hint(Hint::Allocation(holder.allocation_id)),
+        Some(holder) => decision.wakeup(Wakeup::Allocation(holder.allocation_id)),
         None => decision,
     };
-    if decides_lease(task.task_type) { decision.ending(Ending { task, how }) } else { decision }
+    if decides_lease(task.task_type) { decision.ending(Ending { task, end }) } else { decision }
 }
 
 /// Whether the end of such a task decides what becomes of slots or of a machine.

@@ -8,9 +8,9 @@ use serde_json::json;
 
 use crate::decision::{Context, Decision};
 use crate::names::checked_text;
-use crate::people::Project;
 use crate::refusal::Refusal;
 use crate::resource::{Keys, resource};
+use crate::tenancy::Project;
 
 /// Most webhooks of one project.
 pub const MAX_WEBHOOKS: u64 = 20;

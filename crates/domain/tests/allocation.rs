@@ -4,10 +4,10 @@ mod support;
 
 #[path = "support/acts.rs"]
 mod acts;
-#[path = "support/books.rs"]
-mod books;
 #[path = "support/hosts.rs"]
 mod hosts;
+#[path = "support/ledger.rs"]
+mod ledger;
 #[path = "support/rules.rs"]
 mod rules;
 #[path = "support/site.rs"]
@@ -17,7 +17,6 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 
 use acts::{active, asked, blocked, end, nothing_is_left, settle, wait_for};
-use books::{Books, Conflict};
 use gpuaas_contract::id::{AllocationId, NodeId};
 use gpuaas_contract::receipt::Outcome;
 use gpuaas_contract::task::slice_vm_power::Action;
@@ -31,170 +30,171 @@ use gpuaas_domain::quota::{self, Limits, Used};
 use gpuaas_domain::slot::SlotState;
 use gpuaas_domain::task::TaskState;
 use hosts::End;
+use ledger::{Conflict, Ledger};
 use site::{bare_metal, node_id, organization, project, secrets_of, slice, slot_id};
-use support::{Said, at, code, later};
+use support::{Report, at, code, later};
 
-fn run(books: &Books, id: AllocationId) -> &Allocation {
-    &books.allocations[&id]
+fn run(ledger: &Ledger, id: AllocationId) -> &Allocation {
+    &ledger.allocations[&id]
 }
 
-fn trouble(books: &Books, id: AllocationId) -> (&str, &str, &str) {
-    let trouble = run(books, id).trouble.as_ref().expect("something went wrong");
-    (&trouble.code, &trouble.reason, &trouble.detail)
+fn last_error(ledger: &Ledger, id: AllocationId) -> (&str, &str, &str) {
+    let last_error = run(ledger, id).last_error.as_ref().expect("something went wrong");
+    (&last_error.code, &last_error.reason, &last_error.detail)
 }
 
 #[test]
 fn a_slice_goes_from_its_request_to_its_last_trace() {
-    let mut books = Books::sliced(&[4]);
-    let id = books.request(&slice(2)).expect("there is no limit");
-    assert_eq!(run(&books, id).state, AllocationState::Requested);
-    assert_eq!(books.used(), Used { allocations: 1, slots: 2, machines: 0 });
-    assert_eq!(books.quota(&organization(1)).used, books.used(), "the organization counts as well");
-    assert_eq!(settle(&mut books, id), AllocationState::Provisioning);
-    let task = books.task_of(id);
-    let Task::SliceVmProvision(params) = books.order(task) else { panic!("{:?}", books.tasks[&task]) };
+    let mut ledger = Ledger::sliced(&[4]);
+    let id = ledger.request(&slice(2)).expect("there is no limit");
+    assert_eq!(run(&ledger, id).state, AllocationState::Requested);
+    assert_eq!(ledger.used(), Used { allocations: 1, slots: 2, machines: 0 });
+    assert_eq!(ledger.quota(&organization(1)).used, ledger.used(), "the organization counts as well");
+    assert_eq!(settle(&mut ledger, id), AllocationState::Provisioning);
+    let task = ledger.task_of(id);
+    let Task::SliceVmProvision(params) = ledger.order(task) else { panic!("{:?}", ledger.tasks[&task]) };
     assert_eq!((params.allocation_id, params.slots.len(), params.lease_epoch), (id, 2, 1));
-    assert_eq!(end(&mut books, id, End::Succeeded), AllocationState::Active);
-    assert_eq!(books.slots_of(id).len(), 2);
-    assert_eq!(run(&books, id).active_at, Some(books.now));
+    assert_eq!(end(&mut ledger, id, End::Succeeded), AllocationState::Active);
+    assert_eq!(ledger.slots_of(id).len(), 2);
+    assert_eq!(run(&ledger, id).active_at, Some(ledger.now));
 
-    books.release(id);
-    assert_eq!(settle(&mut books, id), AllocationState::Releasing);
-    assert_eq!(end(&mut books, id, End::Succeeded), AllocationState::Released);
+    ledger.release(id);
+    assert_eq!(settle(&mut ledger, id), AllocationState::Releasing);
+    assert_eq!(end(&mut ledger, id, End::Succeeded), AllocationState::Released);
     let told = ["requested", "provisioning", "active", "release_requested", "releasing", "release_ordered", "released"];
-    assert_eq!(books.told(&id), told.map(|kind| format!("allocation.{kind}")));
-    assert_eq!(books.decide(id).next, Next::Done);
-    nothing_is_left(&books);
+    assert_eq!(ledger.told(&id), told.map(|kind| format!("allocation.{kind}")));
+    assert_eq!(ledger.decide(id).next, Next::Done);
+    nothing_is_left(&ledger);
 }
 
 #[test]
 fn a_whole_host_goes_from_its_request_to_its_last_trace() {
-    let mut books = Books::whole(1);
-    let id = books.request(&bare_metal()).expect("there is no limit");
-    assert_eq!(books.used(), Used { allocations: 1, slots: 0, machines: 1 });
-    assert_eq!(settle(&mut books, id), AllocationState::Provisioning);
-    let Task::AllocationProvisionUser(params) = books.order(books.task_of(id)) else { panic!("a user is made") };
+    let mut ledger = Ledger::whole(1);
+    let id = ledger.request(&bare_metal()).expect("there is no limit");
+    assert_eq!(ledger.used(), Used { allocations: 1, slots: 0, machines: 1 });
+    assert_eq!(settle(&mut ledger, id), AllocationState::Provisioning);
+    let Task::AllocationProvisionUser(params) = ledger.order(ledger.task_of(id)) else { panic!("a user is made") };
     assert!(params.username.as_str().starts_with("tenant-"), "no name is ever two tenants' on one host");
     assert_eq!((params.allocation_id, params.lease_epoch), (id, 1));
-    assert_eq!(end(&mut books, id, End::Succeeded), AllocationState::Active);
-    assert_eq!(books.machine(node_id(1)).allocation_id, Some(id));
-    books.release(id);
-    assert_eq!(settle(&mut books, id), AllocationState::Releasing);
-    let Task::AllocationDeprovisionUser(ended) = books.order(books.task_of(id)) else { panic!("the user goes") };
+    assert_eq!(end(&mut ledger, id, End::Succeeded), AllocationState::Active);
+    assert_eq!(ledger.machine(node_id(1)).allocation_id, Some(id));
+    ledger.release(id);
+    assert_eq!(settle(&mut ledger, id), AllocationState::Releasing);
+    let Task::AllocationDeprovisionUser(ended) = ledger.order(ledger.task_of(id)) else { panic!("the user goes") };
     assert_eq!((ended.username, ended.lease_epoch), (params.username, 1));
-    assert_eq!(end(&mut books, id, End::Succeeded), AllocationState::Released);
+    assert_eq!(end(&mut ledger, id, End::Succeeded), AllocationState::Released);
     assert_eq!(
-        books.told(&"machine:node_01010101010101010101010101010101"),
+        ledger.told(&"machine:node_01010101010101010101010101010101"),
         ["machine.offered", "machine.leased", "machine.releasing", "machine.freed"]
     );
-    nothing_is_left(&books);
+    nothing_is_left(&ledger);
 }
 
 #[test]
 fn without_room_it_fails_at_once_and_says_what_to_do() {
-    let mut books = Books::sliced(&[2]);
-    let id = books.request(&slice(3)).expect("there is no limit");
-    assert_eq!(settle(&mut books, id), AllocationState::Failed);
-    let (code, reason, detail) = trouble(&books, id);
+    let mut ledger = Ledger::sliced(&[2]);
+    let id = ledger.request(&slice(3)).expect("there is no limit");
+    assert_eq!(settle(&mut ledger, id), AllocationState::Failed);
+    let (code, reason, detail) = last_error(&ledger, id);
     assert_eq!(code, "no_capacity");
     assert!(reason.contains("ask for fewer"), "{reason}");
     assert!(detail.contains("rack-1.site.example"), "{detail}");
-    nothing_is_left(&books);
+    nothing_is_left(&ledger);
 }
 
 #[test]
 fn it_waits_for_room_as_long_as_it_may() {
-    let mut books = Books::sliced(&[2]);
-    let first = active(&mut books, &slice(2));
+    let mut ledger = Ledger::sliced(&[2]);
+    let first = active(&mut ledger, &slice(2));
     let waits = Request { wait: Duration::from_secs(600), ..slice(1) };
-    let (lucky, late) = (books.request(&waits).expect("fits"), books.request(&waits).expect("fits"));
+    let (lucky, late) = (ledger.request(&waits).expect("fits"), ledger.request(&waits).expect("fits"));
     for id in [lucky, late] {
-        assert_eq!(settle(&mut books, id), AllocationState::Placing);
+        assert_eq!(settle(&mut ledger, id), AllocationState::Placing);
     }
-    let told = books.told(&late).len();
-    wait_for(&mut books, late);
-    assert_eq!(books.told(&late).len(), told, "waiting on is no news");
-    books.release(first);
-    settle(&mut books, first);
-    end(&mut books, first, End::Succeeded);
-    books.operate_slot(slot_id(1, 1), gpuaas_domain::slot::Operation::Quarantine).expect("is free");
-    assert_eq!(settle(&mut books, lucky), AllocationState::Provisioning);
-    assert_eq!(settle(&mut books, late), AllocationState::Placing);
+    let told = ledger.told(&late).len();
+    wait_for(&mut ledger, late);
+    assert_eq!(ledger.told(&late).len(), told, "waiting on is no news");
+    ledger.release(first);
+    settle(&mut ledger, first);
+    end(&mut ledger, first, End::Succeeded);
+    ledger.operate_slot(slot_id(1, 1), gpuaas_domain::slot::Operation::Quarantine).expect("is free");
+    assert_eq!(settle(&mut ledger, lucky), AllocationState::Provisioning);
+    assert_eq!(settle(&mut ledger, late), AllocationState::Placing);
     for _ in 0..20 {
-        if wait_for(&mut books, late) == AllocationState::Failed {
+        if wait_for(&mut ledger, late) == AllocationState::Failed {
             break;
         }
     }
-    assert_eq!(run(&books, late).ended_at, Some(later(600)), "not before, and not much later");
-    assert_eq!(trouble(&books, late).0, "no_capacity");
+    assert_eq!(run(&ledger, late).ended_at, Some(later(600)), "not before, and not much later");
+    assert_eq!(last_error(&ledger, late).0, "no_capacity");
 }
 
 #[test]
 fn another_host_is_tried_after_a_clean_failure_and_never_the_same_again() {
-    let mut books = Books::sliced(&[1, 1, 1, 1]);
-    let id = books.request(&slice(1)).expect("fits");
-    settle(&mut books, id);
+    let mut ledger = Ledger::sliced(&[1, 1, 1, 1]);
+    let id = ledger.request(&slice(1)).expect("fits");
+    settle(&mut ledger, id);
     let mut tried = BTreeSet::new();
     for attempt in 1..=MAX_ATTEMPTS {
-        assert_eq!((run(&books, id).state, run(&books, id).attempts), (AllocationState::Provisioning, attempt));
-        assert!(tried.insert(run(&books, id).node_id), "the host that failed is avoided");
-        end(&mut books, id, End::FailedClean);
+        assert_eq!((run(&ledger, id).state, run(&ledger, id).attempts), (AllocationState::Provisioning, attempt));
+        assert!(tried.insert(run(&ledger, id).node_id), "the host that failed is avoided");
+        end(&mut ledger, id, End::FailedClean);
     }
-    assert_eq!(run(&books, id).state, AllocationState::Failed, "three hosts are enough");
-    assert_eq!(trouble(&books, id).0, "some_code");
-    nothing_is_left(&books);
+    assert_eq!(run(&ledger, id).state, AllocationState::Failed, "three hosts are enough");
+    assert_eq!(last_error(&ledger, id).0, "some_code");
+    nothing_is_left(&ledger);
 }
 
 #[test]
 fn what_a_host_said_is_not_forgotten_if_there_is_no_other_host() {
-    let mut books = Books::sliced(&[1]);
-    let id = asked(&mut books, &slice(1), End::FailedClean);
-    assert_eq!(run(&books, id).state, AllocationState::Failed);
-    let (code, reason, detail) = trouble(&books, id);
+    let mut ledger = Ledger::sliced(&[1]);
+    let id = asked(&mut ledger, &slice(1), End::FailedClean);
+    assert_eq!(run(&ledger, id).state, AllocationState::Failed);
+    let (code, reason, detail) = last_error(&ledger, id);
     assert_eq!(code, "some_code", "that there is no second host is not why it failed");
     assert!(!reason.contains("capacity"), "{reason}");
     assert!(detail.contains("some_code") && detail.contains("failed there before"), "{detail}");
-    nothing_is_left(&books);
+    nothing_is_left(&ledger);
 }
 
 #[test]
 fn a_host_that_failed_and_left_something_is_cleaned_up_before_another_is_tried() {
-    let mut books = Books::sliced(&[2, 2]);
-    let id = asked(&mut books, &slice(2), End::FailedDirty);
-    let first = run(&books, id).node_id;
-    assert_eq!((run(&books, id).state, run(&books, id).step), (AllocationState::Releasing, Step::AwaitRelease));
-    assert_eq!(end(&mut books, id, End::Succeeded), AllocationState::Provisioning);
-    assert_ne!(run(&books, id).node_id, first);
-    assert_eq!(end(&mut books, id, End::Succeeded), AllocationState::Active);
-    assert_eq!(run(&books, id).trouble, None, "what went well in the end is no trouble");
+    let mut ledger = Ledger::sliced(&[2, 2]);
+    let id = asked(&mut ledger, &slice(2), End::FailedDirty);
+    let first = run(&ledger, id).node_id;
+    assert_eq!((run(&ledger, id).state, run(&ledger, id).step), (AllocationState::Releasing, Step::AwaitRelease));
+    assert_eq!(end(&mut ledger, id, End::Succeeded), AllocationState::Provisioning);
+    assert_ne!(run(&ledger, id).node_id, first);
+    assert_eq!(end(&mut ledger, id, End::Succeeded), AllocationState::Active);
+    assert_eq!(run(&ledger, id).last_error, None, "what went well in the end is no last_error");
 }
 
 #[test]
 fn it_can_be_given_back_while_it_waits_for_a_place() {
-    let mut books = Books::sliced(&[1]);
-    let id = books.request(&Request { wait: Duration::from_secs(600), ..slice(2) }).expect("fits");
-    settle(&mut books, id);
-    books.release(id);
-    assert_eq!(settle(&mut books, id), AllocationState::Released);
-    let id = books.request(&slice(1)).expect("fits");
-    books.release(id);
-    assert_eq!(settle(&mut books, id), AllocationState::Released);
-    assert_eq!(run(&books, id).task_id, None, "nothing was ordered any more");
-    nothing_is_left(&books);
+    let mut ledger = Ledger::sliced(&[1]);
+    let id = ledger.request(&Request { wait: Duration::from_secs(600), ..slice(2) }).expect("fits");
+    settle(&mut ledger, id);
+    ledger.release(id);
+    assert_eq!(settle(&mut ledger, id), AllocationState::Released);
+    let id = ledger.request(&slice(1)).expect("fits");
+    ledger.release(id);
+    assert_eq!(settle(&mut ledger, id), AllocationState::Released);
+    assert_eq!(run(&ledger, id).task_id, None, "nothing was ordered any more");
+    nothing_is_left(&ledger);
 }
 
 #[test]
 fn given_back_while_it_is_made_it_is_told_to_stop() {
     for product in [slice(1), bare_metal()] {
-        let mut books = Books::sliced(&[1]);
-        books.add_whole(2);
+        let mut ledger = Ledger::sliced(&[1]);
+        ledger.add_whole(2);
         // Not sent yet: it ends there and then.
-        let id = books.request(&product).expect("fits");
-        settle(&mut books, id);
-        books.release(id);
-        assert_eq!(settle(&mut books, id), AllocationState::Released);
-        assert_eq!(books.tasks[&books.task_of(id)].code, "cancelled_before_dispatch");
-        nothing_is_left(&books);
+        let id = ledger.request(&product).expect("fits");
+        settle(&mut ledger, id);
+        ledger.release(id);
+        assert_eq!(settle(&mut ledger, id), AllocationState::Released);
+        assert_eq!(ledger.tasks[&ledger.task_of(id)].code, "cancelled_before_dispatch");
+        nothing_is_left(&ledger);
         // Running: the host is asked, and its word is waited for.
         for (ends, then) in [
             (End::CancelledUnstarted, AllocationState::Released),
@@ -202,459 +202,459 @@ fn given_back_while_it_is_made_it_is_told_to_stop() {
             (End::CancelledDirty, AllocationState::Releasing),
             (End::Succeeded, AllocationState::Releasing),
         ] {
-            let id = books.request(&product).expect("fits");
-            settle(&mut books, id);
-            let task = books.task_of(id);
-            books.start(task);
-            books.release(id);
-            assert_eq!(settle(&mut books, id), AllocationState::Provisioning);
-            assert_eq!(books.tasks[&task].cancel_requested_at, Some(books.now));
+            let id = ledger.request(&product).expect("fits");
+            settle(&mut ledger, id);
+            let task = ledger.task_of(id);
+            ledger.start(task);
+            ledger.release(id);
+            assert_eq!(settle(&mut ledger, id), AllocationState::Provisioning);
+            assert_eq!(ledger.tasks[&task].cancel_requested_at, Some(ledger.now));
             // On a whole host, only the end of the user is a proof.
             let whole = product.sku.product == Product::BareMetal && ends == End::CancelledClean;
             let then = if whole { AllocationState::Releasing } else { then };
-            assert_eq!(end(&mut books, id, ends), then, "{ends:?}");
+            assert_eq!(end(&mut ledger, id, ends), then, "{ends:?}");
             if then == AllocationState::Releasing {
-                assert_eq!(end(&mut books, id, End::Succeeded), AllocationState::Released);
+                assert_eq!(end(&mut ledger, id, End::Succeeded), AllocationState::Released);
             }
-            assert!(!books.told(&id).contains(&"allocation.active"), "its tenant never had it");
-            nothing_is_left(&books);
+            assert!(!ledger.told(&id).contains(&"allocation.active"), "its tenant never had it");
+            nothing_is_left(&ledger);
         }
     }
 }
 
 #[test]
 fn given_back_while_it_is_stopped_it_goes_after_that() {
-    let mut books = Books::sliced(&[1]);
-    let id = active(&mut books, &slice(1));
-    books.power(id, Action::Stop).expect("is active");
-    settle(&mut books, id);
-    books.release(id);
-    assert_eq!(settle(&mut books, id), AllocationState::Active, "the host has not answered yet");
-    assert_eq!(end(&mut books, id, End::Succeeded), AllocationState::Releasing);
-    assert_eq!(end(&mut books, id, End::Succeeded), AllocationState::Released);
-    nothing_is_left(&books);
+    let mut ledger = Ledger::sliced(&[1]);
+    let id = active(&mut ledger, &slice(1));
+    ledger.power(id, Action::Stop).expect("is active");
+    settle(&mut ledger, id);
+    ledger.release(id);
+    assert_eq!(settle(&mut ledger, id), AllocationState::Active, "the host has not answered yet");
+    assert_eq!(end(&mut ledger, id, End::Succeeded), AllocationState::Releasing);
+    assert_eq!(end(&mut ledger, id, End::Succeeded), AllocationState::Released);
+    nothing_is_left(&ledger);
 }
 
 #[test]
 fn the_end_of_the_lease_takes_it_back() {
-    let mut books = Books::sliced(&[1]);
-    let id = active(&mut books, &Request { lease: Some(Duration::from_secs(3600)), ..slice(1) });
-    assert_eq!(books.decide(id).next, Next::At(later(3600)), "nobody needs to look before");
-    books.now = later(3599);
-    assert_eq!(settle(&mut books, id), AllocationState::Active);
-    books.now = later(3600);
-    assert_eq!(settle(&mut books, id), AllocationState::Releasing);
-    let wish = run(&books, id).release_wish.clone().expect("it is wanted back");
-    assert_eq!((wish.by.as_str(), wish.at), ("system", later(3600)));
-    assert_eq!(end(&mut books, id, End::Succeeded), AllocationState::Released);
-    nothing_is_left(&books);
+    let mut ledger = Ledger::sliced(&[1]);
+    let id = active(&mut ledger, &Request { lease: Some(Duration::from_secs(3600)), ..slice(1) });
+    assert_eq!(ledger.decide(id).next, Next::At(later(3600)), "nobody needs to look before");
+    ledger.now = later(3599);
+    assert_eq!(settle(&mut ledger, id), AllocationState::Active);
+    ledger.now = later(3600);
+    assert_eq!(settle(&mut ledger, id), AllocationState::Releasing);
+    let request = run(&ledger, id).release_request.clone().expect("it is wanted back");
+    assert_eq!((request.by.as_str(), request.at), ("system", later(3600)));
+    assert_eq!(end(&mut ledger, id, End::Succeeded), AllocationState::Released);
+    nothing_is_left(&ledger);
 }
 
 #[test]
 fn a_lease_that_is_over_before_there_is_a_place_is_not_begun() {
-    let mut books = Books::sliced(&[1]);
-    let first = active(&mut books, &slice(1));
+    let mut ledger = Ledger::sliced(&[1]);
+    let first = active(&mut ledger, &slice(1));
     let request = Request { lease: Some(Duration::from_secs(60)), wait: Duration::from_secs(600), ..slice(1) };
-    let id = books.request(&request).expect("fits");
-    assert_eq!(settle(&mut books, id), AllocationState::Placing);
-    books.release(first);
-    settle(&mut books, first);
-    end(&mut books, first, End::Succeeded);
-    books.now = later(60);
-    assert_eq!(settle(&mut books, id), AllocationState::Failed);
-    assert_eq!((trouble(&books, id).0, run(&books, id).attempts), ("lease_over", 0));
-    assert_eq!(code(books.retry(id, Duration::ZERO)), "lease_over");
-    nothing_is_left(&books);
+    let id = ledger.request(&request).expect("fits");
+    assert_eq!(settle(&mut ledger, id), AllocationState::Placing);
+    ledger.release(first);
+    settle(&mut ledger, first);
+    end(&mut ledger, first, End::Succeeded);
+    ledger.now = later(60);
+    assert_eq!(settle(&mut ledger, id), AllocationState::Failed);
+    assert_eq!((last_error(&ledger, id).0, run(&ledger, id).attempts), ("lease_over", 0));
+    assert_eq!(code(ledger.retry(id, Duration::ZERO)), "lease_over");
+    nothing_is_left(&ledger);
 }
 
 #[test]
 fn a_lease_can_be_made_longer_and_endless() {
-    let mut books = Books::sliced(&[1]);
-    let id = active(&mut books, &Request { lease: Some(Duration::from_secs(600)), ..slice(1) });
-    books.extend(id, Some(Duration::from_secs(600))).expect("is active");
-    assert_eq!((run(&books, id).expires_at, run(&books, id).due_at), (Some(later(1200)), Some(later(1200))));
-    assert_eq!(code(books.extend(id, Some(MAX_LEASE))), "lease_invalid");
-    assert_eq!(code(books.extend(id, Some(Duration::from_secs(59)))), "lease_invalid");
-    books.extend(id, None).expect("is active");
-    books.now = later(100_000);
-    assert_eq!(settle(&mut books, id), AllocationState::Active);
-    books.power(id, Action::Stop).expect("is active");
-    books.extend(id, Some(Duration::from_secs(60))).expect("is active");
-    assert_eq!(run(&books, id).due_at, Some(books.now), "what was wanted before is not forgotten for it");
-    books.release(id);
-    assert_eq!(code(books.extend(id, None)), "allocation_not_active");
+    let mut ledger = Ledger::sliced(&[1]);
+    let id = active(&mut ledger, &Request { lease: Some(Duration::from_secs(600)), ..slice(1) });
+    ledger.extend(id, Some(Duration::from_secs(600))).expect("is active");
+    assert_eq!((run(&ledger, id).expires_at, run(&ledger, id).due_at), (Some(later(1200)), Some(later(1200))));
+    assert_eq!(code(ledger.extend(id, Some(MAX_LEASE))), "lease_invalid");
+    assert_eq!(code(ledger.extend(id, Some(Duration::from_secs(59)))), "lease_invalid");
+    ledger.extend(id, None).expect("is active");
+    ledger.now = later(100_000);
+    assert_eq!(settle(&mut ledger, id), AllocationState::Active);
+    ledger.power(id, Action::Stop).expect("is active");
+    ledger.extend(id, Some(Duration::from_secs(60))).expect("is active");
+    assert_eq!(run(&ledger, id).due_at, Some(ledger.now), "what was wanted before is not forgotten for it");
+    ledger.release(id);
+    assert_eq!(code(ledger.extend(id, None)), "allocation_not_active");
 }
 
 #[test]
 fn a_guest_is_stopped_started_and_rebooted() {
-    let mut books = Books::sliced(&[1]);
-    let id = active(&mut books, &slice(1));
-    books.power(id, Action::Start).expect("runs already");
-    assert_eq!(run(&books, id).power_wish, None, "nothing to do");
+    let mut ledger = Ledger::sliced(&[1]);
+    let id = active(&mut ledger, &slice(1));
+    ledger.power(id, Action::Start).expect("runs already");
+    assert_eq!(run(&ledger, id).pending_power_action, None, "nothing to do");
     for (action, stopped) in [(Action::Stop, true), (Action::Start, false), (Action::Reboot, false)] {
-        books.power(id, action).expect("is active");
-        let version = run(&books, id).version;
-        books.power(id, action).expect("said twice");
-        assert_eq!(run(&books, id).version, version, "said twice, done once");
-        assert_eq!(settle(&mut books, id), AllocationState::Active);
-        assert_eq!(run(&books, id).step, Step::AwaitPower);
+        ledger.power(id, action).expect("is active");
+        let version = run(&ledger, id).version;
+        ledger.power(id, action).expect("said twice");
+        assert_eq!(run(&ledger, id).version, version, "said twice, done once");
+        assert_eq!(settle(&mut ledger, id), AllocationState::Active);
+        assert_eq!(run(&ledger, id).step, Step::AwaitPower);
         let other = if action == Action::Stop { Action::Reboot } else { Action::Stop };
-        assert_eq!(code(books.power(id, other)), "allocation_busy");
-        assert_eq!(end(&mut books, id, End::Succeeded), AllocationState::Active);
-        assert_eq!((run(&books, id).stopped, run(&books, id).power_wish), (stopped, None));
+        assert_eq!(code(ledger.power(id, other)), "allocation_busy");
+        assert_eq!(end(&mut ledger, id, End::Succeeded), AllocationState::Active);
+        assert_eq!((run(&ledger, id).stopped, run(&ledger, id).pending_power_action), (stopped, None));
         if stopped {
-            assert_eq!(code(books.power(id, Action::Reboot)), "allocation_stopped");
+            assert_eq!(code(ledger.power(id, Action::Reboot)), "allocation_stopped");
         }
     }
-    let told = books.told(&id);
+    let told = ledger.told(&id);
     let kinds = ["stopped", "started", "rebooted"].map(|kind| format!("allocation.{kind}"));
     assert!(kinds.iter().all(|kind| told.contains(&kind.as_str())), "{told:?}");
-    books.power(id, Action::Stop).expect("is active");
-    settle(&mut books, id);
-    assert_eq!(end(&mut books, id, End::FailedDirty), AllocationState::Active, "it is still its tenant's");
-    assert_eq!((trouble(&books, id).0, run(&books, id).stopped), ("some_code", false));
-    let (mut books, whole) = (Books::whole(1), bare_metal());
-    let id = active(&mut books, &whole);
-    assert_eq!(code(books.power(id, Action::Reboot)), "power_not_supported");
+    ledger.power(id, Action::Stop).expect("is active");
+    settle(&mut ledger, id);
+    assert_eq!(end(&mut ledger, id, End::FailedDirty), AllocationState::Active, "it is still its tenant's");
+    assert_eq!((last_error(&ledger, id).0, run(&ledger, id).stopped), ("some_code", false));
+    let (mut ledger, whole) = (Ledger::whole(1), bare_metal());
+    let id = active(&mut ledger, &whole);
+    assert_eq!(code(ledger.power(id, Action::Reboot)), "power_not_supported");
 }
 
 #[test]
 fn power_that_cannot_be_ordered_is_said_and_forgotten() {
-    let mut books = Books::sliced(&[1]);
-    let id = active(&mut books, &slice(1));
-    books.operate(node_id(1), Operation::Retire).expect("an operator may");
-    books.power(id, Action::Stop).expect("is active");
-    assert_eq!(settle(&mut books, id), AllocationState::Active);
-    assert_eq!((trouble(&books, id).0, run(&books, id).power_wish), ("node_takes_no_work", None));
-    assert_eq!(run(&books, id).due_at, None, "and nobody looks again for it");
+    let mut ledger = Ledger::sliced(&[1]);
+    let id = active(&mut ledger, &slice(1));
+    ledger.operate(node_id(1), Operation::Retire).expect("an operator may");
+    ledger.power(id, Action::Stop).expect("is active");
+    assert_eq!(settle(&mut ledger, id), AllocationState::Active);
+    assert_eq!((last_error(&ledger, id).0, run(&ledger, id).pending_power_action), ("node_takes_no_work", None));
+    assert_eq!(run(&ledger, id).due_at, None, "and nobody looks again for it");
 }
 
 #[test]
 fn what_failed_can_be_tried_again_from_the_beginning() {
-    let mut books = Books::sliced(&[1, 1]);
-    let id = books.request(&slice(1)).expect("fits");
-    settle(&mut books, id);
-    end(&mut books, id, End::FailedClean);
-    end(&mut books, id, End::FailedClean);
-    assert_eq!(run(&books, id).state, AllocationState::Failed);
-    let told = books.told(&id).len();
-    books.retry(id, Duration::ZERO).expect("it failed");
-    assert_eq!(books.told(&id)[told..], ["allocation.retried"]);
-    assert_eq!(books.used(), Used { allocations: 1, slots: 1, machines: 0 });
-    assert_eq!(code(books.retry(id, Duration::ZERO)), "nothing_to_retry");
-    assert_eq!(settle(&mut books, id), AllocationState::Provisioning, "no host is avoided any more");
-    assert_eq!(end(&mut books, id, End::Succeeded), AllocationState::Active);
-    assert_eq!(run(&books, id).attempts, 1);
+    let mut ledger = Ledger::sliced(&[1, 1]);
+    let id = ledger.request(&slice(1)).expect("fits");
+    settle(&mut ledger, id);
+    end(&mut ledger, id, End::FailedClean);
+    end(&mut ledger, id, End::FailedClean);
+    assert_eq!(run(&ledger, id).state, AllocationState::Failed);
+    let told = ledger.told(&id).len();
+    ledger.retry(id, Duration::ZERO).expect("it failed");
+    assert_eq!(ledger.told(&id)[told..], ["allocation.retried"]);
+    assert_eq!(ledger.used(), Used { allocations: 1, slots: 1, machines: 0 });
+    assert_eq!(code(ledger.retry(id, Duration::ZERO)), "nothing_to_retry");
+    assert_eq!(settle(&mut ledger, id), AllocationState::Provisioning, "no host is avoided any more");
+    assert_eq!(end(&mut ledger, id, End::Succeeded), AllocationState::Active);
+    assert_eq!(run(&ledger, id).attempts, 1);
 }
 
 #[test]
 fn trying_again_counts_against_the_quota() {
-    let mut books = Books::sliced(&[1]);
-    let id = asked(&mut books, &slice(1), End::FailedClean);
+    let mut ledger = Ledger::sliced(&[1]);
+    let id = asked(&mut ledger, &slice(1), End::FailedClean);
     let limits = Limits { slots: Some(0), ..Limits::default() };
-    let (_, lowered) = quota::set_limits(books.quota(&project(1, 0)), limits, &at(books.now));
-    books.commit(lowered).expect("nobody else writes");
-    assert_eq!(code(books.retry(id, Duration::ZERO)), "quota_exceeded");
-    assert_eq!(code(books.request(&slice(1)).map(drop)), "quota_exceeded");
-    assert_eq!(code(books.retry(id, MAX_WAIT + Duration::from_secs(1))), "wait_invalid");
-    nothing_is_left(&books);
+    let (_, lowered) = quota::set_limits(ledger.quota(&project(1, 0)), limits, &at(ledger.now));
+    ledger.commit(lowered).expect("nobody else writes");
+    assert_eq!(code(ledger.retry(id, Duration::ZERO)), "quota_exceeded");
+    assert_eq!(code(ledger.request(&slice(1)).map(drop)), "quota_exceeded");
+    assert_eq!(code(ledger.retry(id, MAX_WAIT + Duration::from_secs(1))), "wait_invalid");
+    nothing_is_left(&ledger);
 }
 
 #[test]
 fn a_release_that_fails_is_tried_again_and_then_left_to_an_operator() {
-    for (mut books, request) in [(Books::sliced(&[2]), slice(2)), (Books::whole(1), bare_metal())] {
-        let id = active(&mut books, &request);
-        books.release(id);
-        settle(&mut books, id);
-        end(&mut books, id, End::FailedDirty);
-        assert_eq!((run(&books, id).state, run(&books, id).step), (AllocationState::Releasing, Step::Release));
-        assert!(run(&books, id).due_at > Some(books.now), "not at once");
-        assert_eq!(settle(&mut books, id), AllocationState::Releasing);
-        assert_eq!(run(&books, id).step, Step::Release, "looking again does not help");
-        wait_for(&mut books, id);
+    for (mut ledger, request) in [(Ledger::sliced(&[2]), slice(2)), (Ledger::whole(1), bare_metal())] {
+        let id = active(&mut ledger, &request);
+        ledger.release(id);
+        settle(&mut ledger, id);
+        end(&mut ledger, id, End::FailedDirty);
+        assert_eq!((run(&ledger, id).state, run(&ledger, id).step), (AllocationState::Releasing, Step::Release));
+        assert!(run(&ledger, id).due_at > Some(ledger.now), "not at once");
+        assert_eq!(settle(&mut ledger, id), AllocationState::Releasing);
+        assert_eq!(run(&ledger, id).step, Step::Release, "looking again does not help");
+        wait_for(&mut ledger, id);
         for _ in 1..MAX_RELEASES {
-            end(&mut books, id, End::Interrupted);
-            wait_for(&mut books, id);
+            end(&mut ledger, id, End::Interrupted);
+            wait_for(&mut ledger, id);
         }
-        assert_eq!(run(&books, id).state, AllocationState::ReleaseBlocked);
-        assert_eq!((run(&books, id).due_at, run(&books, id).releases), (None, MAX_RELEASES));
-        assert_ne!(books.used(), Used::default(), "what is not clean is not free");
-        books.wait(100_000);
-        let told = books.told(&id).len();
-        settle(&mut books, id);
-        assert_eq!(books.told(&id).len(), told, "nothing happens by itself any more");
+        assert_eq!(run(&ledger, id).state, AllocationState::ReleaseBlocked);
+        assert_eq!((run(&ledger, id).due_at, run(&ledger, id).releases), (None, MAX_RELEASES));
+        assert_ne!(ledger.used(), Used::default(), "what is not clean is not free");
+        ledger.wait(100_000);
+        let told = ledger.told(&id).len();
+        settle(&mut ledger, id);
+        assert_eq!(ledger.told(&id).len(), told, "nothing happens by itself any more");
 
-        books.retry(id, Duration::ZERO).expect("an operator may");
-        assert_eq!(settle(&mut books, id), AllocationState::Releasing);
-        assert_eq!(end(&mut books, id, End::Succeeded), AllocationState::Released);
-        nothing_is_left(&books);
+        ledger.retry(id, Duration::ZERO).expect("an operator may");
+        assert_eq!(settle(&mut ledger, id), AllocationState::Releasing);
+        assert_eq!(end(&mut ledger, id, End::Succeeded), AllocationState::Released);
+        nothing_is_left(&ledger);
     }
 }
 
 #[test]
 fn an_operator_cleans_up_what_is_blocked_and_it_is_released() {
-    for (mut books, request) in [(Books::sliced(&[2]), slice(2)), (Books::whole(1), bare_metal())] {
-        let id = active(&mut books, &request);
-        let sliced = !books.slots.is_empty();
-        books.release(id);
-        blocked(&mut books, id);
-        let force = |books: &mut Books| match sliced {
-            true => books.force_cleanup(slot_id(1, 0)),
-            false => books.force_machine(node_id(1)),
+    for (mut ledger, request) in [(Ledger::sliced(&[2]), slice(2)), (Ledger::whole(1), bare_metal())] {
+        let id = active(&mut ledger, &request);
+        let sliced = !ledger.slots.is_empty();
+        ledger.release(id);
+        blocked(&mut ledger, id);
+        let force = |ledger: &mut Ledger| match sliced {
+            true => ledger.force_cleanup(slot_id(1, 0)),
+            false => ledger.force_machine(node_id(1)),
         };
-        let task = force(&mut books).expect("it is blocked");
-        settle(&mut books, id);
-        assert!(code(force(&mut books)).ends_with("_busy"), "one at a time");
-        books.end(task, End::FailedDirty);
-        assert_eq!(settle(&mut books, id), AllocationState::ReleaseBlocked, "that did not help either");
-        let task = force(&mut books).expect("it is blocked");
-        books.end(task, End::Succeeded);
-        assert_eq!(settle(&mut books, id), AllocationState::Released);
-        nothing_is_left(&books);
+        let task = force(&mut ledger).expect("it is blocked");
+        settle(&mut ledger, id);
+        assert!(code(force(&mut ledger)).ends_with("_busy"), "one at a time");
+        ledger.end(task, End::FailedDirty);
+        assert_eq!(settle(&mut ledger, id), AllocationState::ReleaseBlocked, "that did not help either");
+        let task = force(&mut ledger).expect("it is blocked");
+        ledger.end(task, End::Succeeded);
+        assert_eq!(settle(&mut ledger, id), AllocationState::Released);
+        nothing_is_left(&ledger);
     }
 }
 
 #[test]
 fn what_was_never_made_and_is_blocked_fails_once_it_is_clean_and_goes_to_no_other_host() {
     for by_operator in [true, false] {
-        let mut books = Books::sliced(&[1, 1]);
-        let id = asked(&mut books, &slice(1), End::FailedDirty);
-        blocked(&mut books, id);
-        assert_eq!(run(&books, id).release_wish, None);
+        let mut ledger = Ledger::sliced(&[1, 1]);
+        let id = asked(&mut ledger, &slice(1), End::FailedDirty);
+        blocked(&mut ledger, id);
+        assert_eq!(run(&ledger, id).release_request, None);
         if by_operator {
-            let slot = books.slots_of(id)[0].id;
-            let task = books.force_cleanup(slot).expect("it is blocked");
-            books.end(task, End::Succeeded);
+            let slot = ledger.slots_of(id)[0].id;
+            let task = ledger.force_cleanup(slot).expect("it is blocked");
+            ledger.end(task, End::Succeeded);
         } else {
-            books.retry(id, Duration::ZERO).expect("an operator may");
-            settle(&mut books, id);
-            let task = books.task_of(id);
-            books.end(task, End::Succeeded);
+            ledger.retry(id, Duration::ZERO).expect("an operator may");
+            settle(&mut ledger, id);
+            let task = ledger.task_of(id);
+            ledger.end(task, End::Succeeded);
         }
-        assert_eq!(settle(&mut books, id), AllocationState::Failed, "its tenant was told that it is over");
-        nothing_is_left(&books);
-        books.retry(id, Duration::ZERO).expect("its tenant may");
-        rules::check(&books);
-        assert_eq!(settle(&mut books, id), AllocationState::Provisioning);
+        assert_eq!(settle(&mut ledger, id), AllocationState::Failed, "its tenant was told that it is over");
+        nothing_is_left(&ledger);
+        ledger.retry(id, Duration::ZERO).expect("its tenant may");
+        rules::check(&ledger);
+        assert_eq!(settle(&mut ledger, id), AllocationState::Provisioning);
     }
 }
 
 #[test]
 fn a_release_that_nobody_can_be_told_waits_for_an_operator() {
-    let mut books = Books::sliced(&[1]);
-    let id = active(&mut books, &slice(1));
-    books.operate(node_id(1), Operation::Retire).expect("an operator may");
-    books.release(id);
-    assert_eq!(settle(&mut books, id), AllocationState::ReleaseBlocked);
-    assert_eq!(trouble(&books, id).0, "node_takes_no_work");
-    books.retry(id, Duration::ZERO).expect("an operator may");
-    assert_eq!(settle(&mut books, id), AllocationState::ReleaseBlocked);
-    assert_eq!((run(&books, id).releases, run(&books, id).due_at), (MAX_RELEASES, None), "and waits again");
-    books.enroll(node_id(1));
-    books.connect(node_id(1), |_| false).expect("enrolled again");
-    books.retry(id, Duration::ZERO).expect("an operator may");
-    assert_eq!(settle(&mut books, id), AllocationState::Releasing);
-    assert_eq!(end(&mut books, id, End::Succeeded), AllocationState::Released);
-    nothing_is_left(&books);
+    let mut ledger = Ledger::sliced(&[1]);
+    let id = active(&mut ledger, &slice(1));
+    ledger.operate(node_id(1), Operation::Retire).expect("an operator may");
+    ledger.release(id);
+    assert_eq!(settle(&mut ledger, id), AllocationState::ReleaseBlocked);
+    assert_eq!(last_error(&ledger, id).0, "node_takes_no_work");
+    ledger.retry(id, Duration::ZERO).expect("an operator may");
+    assert_eq!(settle(&mut ledger, id), AllocationState::ReleaseBlocked);
+    assert_eq!((run(&ledger, id).releases, run(&ledger, id).due_at), (MAX_RELEASES, None), "and waits again");
+    ledger.enroll(node_id(1));
+    ledger.connect(node_id(1), |_| false).expect("enrolled again");
+    ledger.retry(id, Duration::ZERO).expect("an operator may");
+    assert_eq!(settle(&mut ledger, id), AllocationState::Releasing);
+    assert_eq!(end(&mut ledger, id, End::Succeeded), AllocationState::Released);
+    nothing_is_left(&ledger);
 }
 
 #[test]
 fn what_an_operator_takes_away_is_no_longer_active() {
     for ends in [End::Succeeded, End::FailedDirty] {
-        let mut books = Books::sliced(&[2]);
-        let id = active(&mut books, &slice(2));
-        assert_eq!(code(books.force_cleanup(slot_id(1, 0))), "slot_in_use", "not by mistake");
-        let task = books.release_slots(slot_id(1, 0)).expect("an operator may");
-        assert_eq!(settle_unchecked(&mut books, id), AllocationState::Releasing, "its guest is going");
-        books.end(task, ends);
-        settle(&mut books, id);
+        let mut ledger = Ledger::sliced(&[2]);
+        let id = active(&mut ledger, &slice(2));
+        assert_eq!(code(ledger.force_cleanup(slot_id(1, 0))), "slot_in_use", "not by mistake");
+        let task = ledger.release_slots(slot_id(1, 0)).expect("an operator may");
+        assert_eq!(settle_unchecked(&mut ledger, id), AllocationState::Releasing, "its guest is going");
+        ledger.end(task, ends);
+        settle(&mut ledger, id);
         if ends == End::FailedDirty {
-            assert_eq!(end(&mut books, id, End::Succeeded), AllocationState::Failed);
+            assert_eq!(end(&mut ledger, id, End::Succeeded), AllocationState::Failed);
         }
-        assert_eq!(run(&books, id).state, AllocationState::Failed);
-        assert_eq!(trouble(&books, id).0, "taken_away");
-        nothing_is_left(&books);
+        assert_eq!(run(&ledger, id).state, AllocationState::Failed);
+        assert_eq!(last_error(&ledger, id).0, "taken_away");
+        nothing_is_left(&ledger);
     }
-    let mut books = Books::whole(1);
-    let id = active(&mut books, &bare_metal());
-    assert_eq!(code(books.force_machine(node_id(1))), "machine_in_use", "not by mistake");
-    assert_eq!(run(&books, id).state, AllocationState::Active);
+    let mut ledger = Ledger::whole(1);
+    let id = active(&mut ledger, &bare_metal());
+    assert_eq!(code(ledger.force_machine(node_id(1))), "machine_in_use", "not by mistake");
+    assert_eq!(run(&ledger, id).state, AllocationState::Active);
 }
 
 /// Until the run has looked, an operator's word and what its tenant sees differ.
-fn settle_unchecked(books: &mut Books, id: AllocationId) -> AllocationState {
-    books.advance(id);
-    settle(books, id)
+fn settle_unchecked(ledger: &mut Ledger, id: AllocationId) -> AllocationState {
+    ledger.advance(id);
+    settle(ledger, id)
 }
 
 #[test]
 fn what_was_taken_away_can_be_asked_for_again() {
-    let mut books = Books::sliced(&[1]);
-    let id = active(&mut books, &slice(1));
-    let task = books.release_slots(slot_id(1, 0)).expect("an operator may");
-    books.end(task, End::Succeeded);
-    books.advance(id);
-    assert_eq!(run(&books, id).state, AllocationState::Failed);
-    books.retry(id, Duration::ZERO).expect("it failed");
-    assert_eq!(settle(&mut books, id), AllocationState::Provisioning);
+    let mut ledger = Ledger::sliced(&[1]);
+    let id = active(&mut ledger, &slice(1));
+    let task = ledger.release_slots(slot_id(1, 0)).expect("an operator may");
+    ledger.end(task, End::Succeeded);
+    ledger.advance(id);
+    assert_eq!(run(&ledger, id).state, AllocationState::Failed);
+    ledger.retry(id, Duration::ZERO).expect("it failed");
+    assert_eq!(settle(&mut ledger, id), AllocationState::Provisioning);
 }
 
 #[test]
 fn what_an_operator_takes_away_before_its_run_has_looked_never_was_active() {
-    let mut books = Books::sliced(&[1, 1]);
-    let id = books.request(&slice(1)).expect("fits");
-    settle(&mut books, id);
-    let (task, slot) = (books.task_of(id), run(&books, id).slots[0]);
-    books.end(task, End::Succeeded);
-    let release = books.release_slots(slot).expect("an operator may");
-    assert_eq!(settle(&mut books, id), AllocationState::Releasing);
-    assert_eq!(trouble(&books, id).0, "taken_away");
-    books.end(release, End::Succeeded);
-    assert_eq!(settle(&mut books, id), AllocationState::Provisioning, "on another host");
-    assert!(!books.told(&id).contains(&"allocation.active"));
+    let mut ledger = Ledger::sliced(&[1, 1]);
+    let id = ledger.request(&slice(1)).expect("fits");
+    settle(&mut ledger, id);
+    let (task, slot) = (ledger.task_of(id), run(&ledger, id).slots[0]);
+    ledger.end(task, End::Succeeded);
+    let release = ledger.release_slots(slot).expect("an operator may");
+    assert_eq!(settle(&mut ledger, id), AllocationState::Releasing);
+    assert_eq!(last_error(&ledger, id).0, "taken_away");
+    ledger.end(release, End::Succeeded);
+    assert_eq!(settle(&mut ledger, id), AllocationState::Provisioning, "on another host");
+    assert!(!ledger.told(&id).contains(&"allocation.active"));
 }
 
 #[test]
 fn a_host_that_answers_too_late_changes_nothing_that_went_on_without_it() {
-    let mut books = Books::sliced(&[1, 1]);
-    let id = asked(&mut books, &slice(1), End::NoWord);
-    let lost = books.made[0];
-    assert_eq!((books.tasks[&lost].state, run(&books, id).state), (TaskState::Lost, AllocationState::Releasing));
-    let order = books.order(lost);
-    books.receipt(lost, End::Succeeded.said(&order).expect("speaks"));
-    assert_eq!(settle(&mut books, id), AllocationState::Releasing, "it is being given back");
-    assert_eq!(end(&mut books, id, End::Succeeded), AllocationState::Provisioning, "and another host was tried");
+    let mut ledger = Ledger::sliced(&[1, 1]);
+    let id = asked(&mut ledger, &slice(1), End::NoWord);
+    let lost = ledger.made[0];
+    assert_eq!((ledger.tasks[&lost].state, run(&ledger, id).state), (TaskState::Lost, AllocationState::Releasing));
+    let order = ledger.order(lost);
+    ledger.receipt(lost, End::Succeeded.reported(&order).expect("speaks"));
+    assert_eq!(settle(&mut ledger, id), AllocationState::Releasing, "it is being given back");
+    assert_eq!(end(&mut ledger, id, End::Succeeded), AllocationState::Provisioning, "and another host was tried");
     // The same before the release is ordered: the guest is there after all, and goes all the same.
-    let mut books = Books::sliced(&[1, 1]);
-    let id = books.request(&slice(1)).expect("fits");
-    settle(&mut books, id);
-    let task = books.task_of(id);
-    books.end(task, End::NoWord);
-    let order = books.order(task);
-    books.receipt(task, End::Succeeded.said(&order).expect("speaks"));
-    assert_eq!(settle(&mut books, id), AllocationState::Active, "nobody had looked yet: it is there");
+    let mut ledger = Ledger::sliced(&[1, 1]);
+    let id = ledger.request(&slice(1)).expect("fits");
+    settle(&mut ledger, id);
+    let task = ledger.task_of(id);
+    ledger.end(task, End::NoWord);
+    let order = ledger.order(task);
+    ledger.receipt(task, End::Succeeded.reported(&order).expect("speaks"));
+    assert_eq!(settle(&mut ledger, id), AllocationState::Active, "nobody had looked yet: it is there");
 }
 
 #[test]
 fn asking_twice_with_one_key_makes_one() {
-    let mut books = Books::sliced(&[2]);
+    let mut ledger = Ledger::sliced(&[2]);
     let request = Request { idempotency_key: Some("key-1".to_owned()), ..slice(1) };
-    let id = books.request(&request).expect("fits");
+    let id = ledger.request(&request).expect("fits");
     let again = AllocationId::generate();
-    let project = &books.projects[&project(1, 0)];
-    let quotas = books.quotas_of(project.id, project.organization_id);
-    let (_, decision) = commands::request(again, project, &quotas, &request, &at(books.now)).expect("decided");
-    assert_eq!(books.commit(decision), Err(Conflict));
-    assert_eq!((books.allocations.len(), books.used().allocations), (1, 1));
-    settle(&mut books, id);
+    let project = &ledger.projects[&project(1, 0)];
+    let quotas = ledger.quotas_of(project.id, project.organization_id);
+    let (_, decision) = commands::request(again, project, &quotas, &request, &at(ledger.now)).expect("decided");
+    assert_eq!(ledger.commit(decision), Err(Conflict));
+    assert_eq!((ledger.allocations.len(), ledger.used().allocations), (1, 1));
+    settle(&mut ledger, id);
     for bad in [String::new(), "a\nb".to_owned(), "k".repeat(129)] {
         let request = Request { idempotency_key: Some(bad), ..slice(1) };
-        assert_eq!(code(books.request(&request)), "idempotency_key_invalid");
+        assert_eq!(code(ledger.request(&request)), "idempotency_key_invalid");
     }
 }
 
 #[test]
 fn two_requests_that_are_too_much_together_do_not_both_pass() {
-    let mut books = Books::sliced(&[4]);
+    let mut ledger = Ledger::sliced(&[4]);
     let limits = Limits { slots: Some(3), ..Limits::default() };
-    let (_, set) = quota::set_limits(books.quota(&organization(1)), limits, &at(books.now));
-    books.commit(set).expect("nobody else writes");
+    let (_, set) = quota::set_limits(ledger.quota(&organization(1)), limits, &at(ledger.now));
+    ledger.commit(set).expect("nobody else writes");
     let decided: Vec<_> = [0, 1]
         .into_iter()
         .map(|number| {
-            let project = &books.projects[&project(1, number)];
-            let quotas = books.quotas_of(project.id, project.organization_id);
-            commands::request(AllocationId::generate(), project, &quotas, &slice(2), &at(books.now)).expect("fits").1
+            let project = &ledger.projects[&project(1, number)];
+            let quotas = ledger.quotas_of(project.id, project.organization_id);
+            commands::request(AllocationId::generate(), project, &quotas, &slice(2), &at(ledger.now)).expect("fits").1
         })
         .collect();
-    let mut written = decided.into_iter().map(|decision| books.commit(decision));
+    let mut written = decided.into_iter().map(|decision| ledger.commit(decision));
     assert_eq!((written.next(), written.next()), (Some(Ok(())), Some(Err(Conflict))));
-    assert_eq!(code(books.request_in((1, 1), &slice(2))), "quota_exceeded");
-    rules::check(&books);
+    assert_eq!(code(ledger.request_in((1, 1), &slice(2))), "quota_exceeded");
+    rules::check(&ledger);
 }
 
 #[test]
 fn saying_it_twice_changes_nothing() {
-    let mut books = Books::sliced(&[1]);
-    let id = active(&mut books, &slice(1));
-    books.release(id);
-    let (version, told) = (run(&books, id).version, books.told(&id).len());
-    books.release(id);
-    settle(&mut books, id);
-    books.release(id);
-    end(&mut books, id, End::Succeeded);
-    books.release(id);
-    assert_eq!(run(&books, id).state, AllocationState::Released);
-    assert_eq!(books.told(&id).iter().filter(|kind| **kind == "allocation.release_requested").count(), 1);
-    assert!(run(&books, id).version > version && books.told(&id).len() > told);
-    assert_eq!(code(books.retry(id, Duration::ZERO)), "nothing_to_retry", "what was given back stays given back");
+    let mut ledger = Ledger::sliced(&[1]);
+    let id = active(&mut ledger, &slice(1));
+    ledger.release(id);
+    let (version, told) = (run(&ledger, id).version, ledger.told(&id).len());
+    ledger.release(id);
+    settle(&mut ledger, id);
+    ledger.release(id);
+    end(&mut ledger, id, End::Succeeded);
+    ledger.release(id);
+    assert_eq!(run(&ledger, id).state, AllocationState::Released);
+    assert_eq!(ledger.told(&id).iter().filter(|kind| **kind == "allocation.release_requested").count(), 1);
+    assert!(run(&ledger, id).version > version && ledger.told(&id).len() > told);
+    assert_eq!(code(ledger.retry(id, Duration::ZERO)), "nothing_to_retry", "what was given back stays given back");
     let long = "x".repeat(501);
-    assert_eq!(code(books.say(id, |run, context| commands::release(run, &long, context))), "reason_too_long");
+    assert_eq!(code(ledger.say(id, |run, context| commands::release(run, &long, context))), "reason_too_long");
 }
 
 #[test]
 fn tenants_read_nothing_about_hosts_and_operators_everything() {
     let hidden = secrets_of(1);
     let message = format!("{} at {}2 lost drive {}0", hidden[0], hidden[2], hidden[1]);
-    let tells = |books: &Books, id: AllocationId, operators: &[&str]| {
-        let run = run(books, id);
-        let trouble = run.trouble.as_ref().expect("something went wrong");
+    let tells = |ledger: &Ledger, id: AllocationId, operators: &[&str]| {
+        let run = run(ledger, id);
+        let last_error = run.last_error.as_ref().expect("something went wrong");
         for secret in &hidden {
-            assert!(!trouble.reason.contains(secret.as_str()), "{} tells {secret}", trouble.reason);
-            for event in books.events.iter().filter(|event| event.subject == id.to_string()) {
+            assert!(!last_error.reason.contains(secret.as_str()), "{} tells {secret}", last_error.reason);
+            for event in ledger.events.iter().filter(|event| event.subject == id.to_string()) {
                 assert!(!event.data["reason"].to_string().contains(secret.as_str()), "{} tells {secret}", event.data);
             }
         }
         for word in operators {
-            assert!(trouble.detail.contains(word), "{} does not tell {word}", trouble.detail);
+            assert!(last_error.detail.contains(word), "{} does not tell {word}", last_error.detail);
         }
     };
     // A provision that fails and leaves something behind; its release; what is blocked then.
-    let mut books = Books::sliced(&[1]);
-    let id = books.request(&slice(1)).expect("fits");
-    settle(&mut books, id);
-    let task = books.task_of(id);
-    books.start(task);
-    books.receipt(task, Said { message: message.clone(), code: "drive_failed", ..Said::plainly(Outcome::Failed) });
-    settle(&mut books, id);
-    tells(&books, id, &[&hidden[0], &message, "drive_failed", &task.to_string()]);
-    blocked(&mut books, id);
-    tells(&books, id, &[&hidden[0], "slot 0 is cleanup_blocked"]);
+    let mut ledger = Ledger::sliced(&[1]);
+    let id = ledger.request(&slice(1)).expect("fits");
+    settle(&mut ledger, id);
+    let task = ledger.task_of(id);
+    ledger.start(task);
+    ledger.receipt(task, Report { message: message.clone(), code: "drive_failed", ..Report::plainly(Outcome::Failed) });
+    settle(&mut ledger, id);
+    tells(&ledger, id, &[&hidden[0], &message, "drive_failed", &task.to_string()]);
+    blocked(&mut ledger, id);
+    tells(&ledger, id, &[&hidden[0], "slot 0 is cleanup_blocked"]);
     // What the tenant can change is said to them.
     for (code, word) in [("image_digest_mismatch", "digest"), ("readiness_timeout", "console"), ("image_too_large", "smaller")] {
-        let mut books = Books::sliced(&[1]);
-        let id = books.request(&slice(1)).expect("fits");
-        settle(&mut books, id);
-        let task = books.task_of(id);
-        let said = End::FailedClean.said(&books.order(task)).expect("speaks");
-        books.start(task);
-        books.receipt(task, Said { message: message.clone(), code, ..said });
-        settle(&mut books, id);
-        assert!(trouble(&books, id).1.contains(word), "{:?}", trouble(&books, id));
-        tells(&books, id, &[code, &message]);
+        let mut ledger = Ledger::sliced(&[1]);
+        let id = ledger.request(&slice(1)).expect("fits");
+        settle(&mut ledger, id);
+        let task = ledger.task_of(id);
+        let reported = End::FailedClean.reported(&ledger.order(task)).expect("speaks");
+        ledger.start(task);
+        ledger.receipt(task, Report { message: message.clone(), code, ..reported });
+        settle(&mut ledger, id);
+        assert!(last_error(&ledger, id).1.contains(word), "{:?}", last_error(&ledger, id));
+        tells(&ledger, id, &[code, &message]);
     }
     // No room, and a power that fails.
-    let mut books = Books::sliced(&[1]);
-    let other = active(&mut books, &slice(1));
-    let id = books.request(&slice(1)).expect("fits");
-    settle(&mut books, id);
-    tells(&books, id, &[&hidden[0]]);
-    books.power(other, Action::Stop).expect("is active");
-    settle(&mut books, other);
-    let task = books.task_of(other);
-    books.start(task);
-    books.receipt(task, Said { message: message.clone(), ..Said::plainly(Outcome::Failed) });
-    settle(&mut books, other);
-    tells(&books, other, &[&hidden[0], &message]);
+    let mut ledger = Ledger::sliced(&[1]);
+    let other = active(&mut ledger, &slice(1));
+    let id = ledger.request(&slice(1)).expect("fits");
+    settle(&mut ledger, id);
+    tells(&ledger, id, &[&hidden[0]]);
+    ledger.power(other, Action::Stop).expect("is active");
+    settle(&mut ledger, other);
+    let task = ledger.task_of(other);
+    ledger.start(task);
+    ledger.receipt(task, Report { message: message.clone(), ..Report::plainly(Outcome::Failed) });
+    settle(&mut ledger, other);
+    tells(&ledger, other, &[&hidden[0], &message]);
 }
 
 #[test]
 fn what_cannot_be_ordered_fails_with_words_that_help() {
-    let mut books = Books::whole(1);
-    let id = books.request(&Request { username: Some("docker".parse().expect("a name")), ..bare_metal() }).expect("taken");
-    assert_eq!(settle(&mut books, id), AllocationState::Failed);
-    assert!(trouble(&books, id).1.contains("choose another"), "{:?}", trouble(&books, id));
-    nothing_is_left(&books);
+    let mut ledger = Ledger::whole(1);
+    let id = ledger.request(&Request { username: Some("docker".parse().expect("a name")), ..bare_metal() }).expect("taken");
+    assert_eq!(settle(&mut ledger, id), AllocationState::Failed);
+    assert!(last_error(&ledger, id).1.contains("choose another"), "{:?}", last_error(&ledger, id));
+    nothing_is_left(&ledger);
     for (request, code) in [
         (Request { image: None, ..slice(1) }, "image_required"),
         (Request { image: slice(1).image, ..bare_metal() }, "image_not_allowed"),
@@ -663,89 +663,89 @@ fn what_cannot_be_ordered_fails_with_words_that_help() {
         (Request { wait: MAX_WAIT * 2, ..slice(1) }, "wait_invalid"),
         (Request { tags: BTreeMap::from([("a b".to_owned(), String::new())]), ..slice(1) }, "tags_invalid"),
     ] {
-        assert_eq!(support::code(books.request(&request)), code);
+        assert_eq!(support::code(ledger.request(&request)), code);
     }
     let mut retired = slice(1);
-    retired.sku.retired_at = Some(books.now);
-    assert_eq!(code(books.request(&retired)), "sku_retired");
+    retired.sku.retired_at = Some(ledger.now);
+    assert_eq!(code(ledger.request(&retired)), "sku_retired");
     let mut foreign = slice(1);
     foreign.image.as_mut().expect("a slice has one").organization_id = Some(organization(2));
-    assert_eq!(code(books.request(&foreign)), "image_unknown");
-    assert!(books.request_in((2, 0), &foreign).is_ok(), "its own organization may");
+    assert_eq!(code(ledger.request(&foreign)), "image_unknown");
+    assert!(ledger.request_in((2, 0), &foreign).is_ok(), "its own organization may");
 }
 
 #[test]
 fn names_and_tags_can_be_changed_and_the_guest_keeps_its_name() {
-    let mut books = Books::sliced(&[1]);
+    let mut ledger = Ledger::sliced(&[1]);
     let tags = BTreeMap::from([("team".to_owned(), "vision".to_owned())]);
-    let id = active(&mut books, &Request { tags: tags.clone(), ..slice(1) });
-    let version = run(&books, id).version;
+    let id = active(&mut ledger, &Request { tags: tags.clone(), ..slice(1) });
+    let version = run(&ledger, id).version;
     let name = || Some("other-name".parse().expect("a name"));
-    books.say(id, |run, context| commands::describe(run, None, Some(tags.clone()), context)).expect("the same");
-    assert_eq!(run(&books, id).version, version, "the same is no change");
-    books.say(id, |run, context| commands::describe(run, name(), None, context)).expect("may");
-    assert_eq!((run(&books, id).name.as_str(), &run(&books, id).tags), ("other-name", &tags));
-    assert_eq!(books.told(&id).last(), Some(&"allocation.described"));
+    ledger.say(id, |run, context| commands::describe(run, None, Some(tags.clone()), context)).expect("the same");
+    assert_eq!(run(&ledger, id).version, version, "the same is no change");
+    ledger.say(id, |run, context| commands::describe(run, name(), None, context)).expect("may");
+    assert_eq!((run(&ledger, id).name.as_str(), &run(&ledger, id).tags), ("other-name", &tags));
+    assert_eq!(ledger.told(&id).last(), Some(&"allocation.described"));
     let bad = BTreeMap::from([(String::new(), String::new())]);
-    assert_eq!(code(books.say(id, |run, context| commands::describe(run, None, Some(bad.clone()), context))), "tags_invalid");
-    let Task::SliceVmProvision(params) = books.order(books.made[0]) else { panic!("it was made") };
+    assert_eq!(code(ledger.say(id, |run, context| commands::describe(run, None, Some(bad.clone()), context))), "tags_invalid");
+    let Task::SliceVmProvision(params) = ledger.order(ledger.made[0]) else { panic!("it was made") };
     assert_eq!(params.vm_name.as_str(), "train-1");
-    assert_eq!(settle(&mut books, id), AllocationState::Active);
+    assert_eq!(settle(&mut ledger, id), AllocationState::Active);
 }
 
 #[test]
 fn a_node_that_is_drained_or_held_back_still_lets_its_tenants_go() {
     for operation in [Operation::Drain, Operation::Quarantine] {
-        let mut books = Books::sliced(&[1]);
-        let id = active(&mut books, &slice(1));
-        books.operate(node_id(1), operation).expect("an operator may");
-        let other = books.request(&slice(1)).expect("fits");
-        assert_eq!(settle(&mut books, other), AllocationState::Failed, "nobody new");
-        books.power(id, Action::Stop).expect("is active");
-        settle(&mut books, id);
-        assert_eq!(end(&mut books, id, End::Succeeded), AllocationState::Active);
-        books.release(id);
-        settle(&mut books, id);
-        assert_eq!(end(&mut books, id, End::Succeeded), AllocationState::Released);
-        assert_ne!(books.nodes[&node_id(1)].service, Service::InService);
-        nothing_is_left(&books);
+        let mut ledger = Ledger::sliced(&[1]);
+        let id = active(&mut ledger, &slice(1));
+        ledger.operate(node_id(1), operation).expect("an operator may");
+        let other = ledger.request(&slice(1)).expect("fits");
+        assert_eq!(settle(&mut ledger, other), AllocationState::Failed, "nobody new");
+        ledger.power(id, Action::Stop).expect("is active");
+        settle(&mut ledger, id);
+        assert_eq!(end(&mut ledger, id, End::Succeeded), AllocationState::Active);
+        ledger.release(id);
+        settle(&mut ledger, id);
+        assert_eq!(end(&mut ledger, id, End::Succeeded), AllocationState::Released);
+        assert_ne!(ledger.nodes[&node_id(1)].service, Service::InService);
+        nothing_is_left(&ledger);
     }
 }
 
 #[test]
 fn a_slot_that_is_held_back_stays_with_its_tenant_until_it_is_given_back() {
-    let mut books = Books::sliced(&[1]);
-    let id = active(&mut books, &slice(1));
-    books.operate_slot(slot_id(1, 0), gpuaas_domain::slot::Operation::Quarantine).expect("an operator may");
-    assert_eq!(settle(&mut books, id), AllocationState::Active);
-    books.release(id);
-    settle(&mut books, id);
-    assert_eq!(end(&mut books, id, End::Succeeded), AllocationState::Released);
-    assert_eq!(books.slots[&slot_id(1, 0)].state, SlotState::Quarantined);
-    assert_eq!(books.used(), Used::default());
+    let mut ledger = Ledger::sliced(&[1]);
+    let id = active(&mut ledger, &slice(1));
+    ledger.operate_slot(slot_id(1, 0), gpuaas_domain::slot::Operation::Quarantine).expect("an operator may");
+    assert_eq!(settle(&mut ledger, id), AllocationState::Active);
+    ledger.release(id);
+    settle(&mut ledger, id);
+    assert_eq!(end(&mut ledger, id, End::Succeeded), AllocationState::Released);
+    assert_eq!(ledger.slots[&slot_id(1, 0)].state, SlotState::Quarantined);
+    assert_eq!(ledger.used(), Used::default());
 }
 
 #[test]
 fn a_machine_is_offered_and_withdrawn_only_while_nobody_has_it() {
-    let mut books = Books::sliced(&[1]);
-    assert_eq!(code(books.offer(node_id(1))), "node_is_sliced");
-    books.operate_slot(slot_id(1, 0), gpuaas_domain::slot::Operation::Withdraw).expect("is free");
-    books.offer(node_id(1)).expect("no longer sliced");
-    books.offer(node_id(1)).expect("said twice");
-    let id = active(&mut books, &bare_metal());
-    let withdraw = |books: &Books, node: NodeId| machine::withdraw(books.machine(node), "sold", &at(books.now));
-    assert_eq!(code(withdraw(&books, node_id(1))), "machine_in_use");
-    books.release(id);
-    settle(&mut books, id);
-    end(&mut books, id, End::Succeeded);
-    let (_, decision) = withdraw(&books, node_id(1)).expect("is free");
-    books.commit(decision).expect("nobody else writes");
-    let (same, nothing) = withdraw(&books, node_id(1)).expect("said twice");
+    let mut ledger = Ledger::sliced(&[1]);
+    assert_eq!(code(ledger.offer(node_id(1))), "node_is_sliced");
+    ledger.operate_slot(slot_id(1, 0), gpuaas_domain::slot::Operation::Withdraw).expect("is free");
+    ledger.offer(node_id(1)).expect("no longer sliced");
+    ledger.offer(node_id(1)).expect("said twice");
+    let id = active(&mut ledger, &bare_metal());
+    let withdraw = |ledger: &Ledger, node: NodeId| machine::withdraw(ledger.machine(node), "sold", &at(ledger.now));
+    assert_eq!(code(withdraw(&ledger, node_id(1))), "machine_in_use");
+    ledger.release(id);
+    settle(&mut ledger, id);
+    end(&mut ledger, id, End::Succeeded);
+    let (_, decision) = withdraw(&ledger, node_id(1)).expect("is free");
+    ledger.commit(decision).expect("nobody else writes");
+    let (same, nothing) = withdraw(&ledger, node_id(1)).expect("said twice");
     assert!(nothing.is_empty() && same.state == MachineState::Withdrawn);
-    books.offer(node_id(1)).expect("offered again");
-    assert_eq!(books.machine(node_id(1)).lease_epoch, 1, "numbers never go back");
-    let id = active(&mut books, &bare_metal());
-    assert_eq!(books.machine(node_id(1)).lease_epoch, 2);
-    assert!(books.tasks.values().all(|task| task.task_type != TaskType::SliceVmProvision));
-    assert_eq!(run(&books, id).slots, []);
+    ledger.offer(node_id(1)).expect("offered again");
+    assert_eq!(ledger.machine(node_id(1)).lease_epoch, 1, "numbers never go back");
+    let id = active(&mut ledger, &bare_metal());
+    assert_eq!(ledger.machine(node_id(1)).lease_epoch, 2);
+    assert!(ledger.tasks.values().all(|task| task.task_type != TaskType::SliceVmProvision));
+    assert_eq!(run(&ledger, id).slots, []);
 }

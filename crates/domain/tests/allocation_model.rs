@@ -1,13 +1,13 @@
-//! Random storms over allocations, held against what is really on the hosts and what must always hold of the books.
+//! Random storms over allocations, held against what is really on the hosts and what must always hold of the ledger.
 //!
 //! `cargo xtask prove allocations` plays many more storms than an ordinary run; `GPUAAS_MODEL_SEED` plays a single one again.
 
 mod support;
 
-#[path = "support/books.rs"]
-mod books;
 #[path = "support/hosts.rs"]
 mod hosts;
+#[path = "support/ledger.rs"]
+mod ledger;
 #[path = "support/rules.rs"]
 mod rules;
 #[path = "support/site.rs"]
@@ -95,9 +95,9 @@ fn play(seed: u64) -> Storm {
         storm.check();
     }
     storm.calm();
-    let books = &storm.books;
-    assert!(books.quotas.values().all(|quota| quota.used == Used::default()));
-    for slot in books.slots.values() {
+    let ledger = &storm.ledger;
+    assert!(ledger.quotas.values().all(|quota| quota.used == Used::default()));
+    for slot in ledger.slots.values() {
         let held_back = slot.quarantine.is_some() || slot.state == SlotState::Withdrawn;
         assert!(slot.allocation_id.is_none() && (slot.state == SlotState::Available || held_back), "{slot:?}");
     }
@@ -128,7 +128,7 @@ fn play_each(first: u64, every: usize, below: u64) -> Seen {
     for seed in (first..below).step_by(every) {
         let storm = play(seed);
         seen.conflicts += storm.conflicts;
-        seen.kinds.extend(storm.books.events.iter().map(|event| short_kind(event.kind)));
+        seen.kinds.extend(storm.ledger.events.iter().map(|event| short_kind(event.kind)));
     }
     seen
 }

@@ -4,10 +4,10 @@ mod support;
 
 #[path = "support/acts.rs"]
 mod acts;
-#[path = "support/books.rs"]
-mod books;
 #[path = "support/hosts.rs"]
 mod hosts;
+#[path = "support/ledger.rs"]
+mod ledger;
 #[path = "support/rules.rs"]
 mod rules;
 #[path = "support/site.rs"]
@@ -16,13 +16,13 @@ mod site;
 use std::time::Duration;
 
 use acts::nothing_is_left;
-use books::{Books, Conflict};
 use gpuaas_contract::id::AllocationId;
 use gpuaas_contract::task::slice_vm_power::Action;
 use gpuaas_domain::allocation::commands::Request;
 use gpuaas_domain::allocation::{Allocation, AllocationState, Next, Step};
 use gpuaas_domain::catalog::Product;
 use hosts::End;
+use ledger::{Conflict, Ledger};
 use site::wanted;
 
 const PRODUCTS: [Product; 2] = [Product::Slice { slots: 2 }, Product::BareMetal];
@@ -31,94 +31,94 @@ const BOUND: usize = 100;
 
 /// When its tenant gives it back.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Wish {
+enum TenantCommand {
     Never,
     BeforeTheEnd,
     AfterTheEnd,
 }
 
 /// A run that is about to take this step; `None` if a product never takes it.
-fn about_to(step: Step, product: Product) -> Option<(Books, AllocationId)> {
-    let mut books = match product {
-        Product::Slice { .. } => Books::sliced(&[2, 2, 2, 2]),
-        Product::BareMetal => Books::whole(4),
+fn about_to(step: Step, product: Product) -> Option<(Ledger, AllocationId)> {
+    let mut ledger = match product {
+        Product::Slice { .. } => Ledger::sliced(&[2, 2, 2, 2]),
+        Product::BareMetal => Ledger::whole(4),
     };
     let request = Request { wait: Duration::from_secs(3600), ..wanted(product) };
-    let id = books.request(&request).expect("there is no limit");
+    let id = ledger.request(&request).expect("there is no limit");
     match step {
         Step::Place => {}
-        Step::AwaitProvision => drop(books.advance(id)),
-        Step::Serve => active(&mut books, id),
+        Step::AwaitProvision => drop(ledger.advance(id)),
+        Step::Serve => active(&mut ledger, id),
         Step::AwaitPower if product == Product::BareMetal => return None,
         Step::AwaitPower => {
-            active(&mut books, id);
-            books.power(id, Action::Stop).expect("is active");
-            books.advance(id);
+            active(&mut ledger, id);
+            ledger.power(id, Action::Stop).expect("is active");
+            ledger.advance(id);
         }
         Step::Release => {
-            active(&mut books, id);
-            books.release(id);
-            books.advance(id);
+            active(&mut ledger, id);
+            ledger.release(id);
+            ledger.advance(id);
         }
         Step::AwaitRelease => {
-            active(&mut books, id);
-            books.release(id);
-            books.advance(id);
-            books.advance(id);
+            active(&mut ledger, id);
+            ledger.release(id);
+            ledger.advance(id);
+            ledger.advance(id);
         }
         Step::Done => {
-            books.release(id);
-            books.advance(id);
+            ledger.release(id);
+            ledger.advance(id);
         }
     }
-    assert_eq!(books.allocations[&id].step, step);
-    rules::check(&books);
-    Some((books, id))
+    assert_eq!(ledger.allocations[&id].step, step);
+    rules::check(&ledger);
+    Some((ledger, id))
 }
 
-fn active(books: &mut Books, id: AllocationId) {
-    books.advance(id);
-    let task = books.task_of(id);
-    books.end(task, End::Succeeded);
-    books.advance(id);
-    assert_eq!(books.allocations[&id].state, AllocationState::Active);
+fn active(ledger: &mut Ledger, id: AllocationId) {
+    ledger.advance(id);
+    let task = ledger.task_of(id);
+    ledger.end(task, End::Succeeded);
+    ledger.advance(id);
+    assert_eq!(ledger.allocations[&id].state, AllocationState::Active);
 }
 
 /// Takes a step. One that changes nothing says when it may have something to do, and never that it has now.
-fn advance(books: &mut Books, id: AllocationId) -> Next {
-    let advance = books.advance(id);
-    rules::check(books);
+fn advance(ledger: &mut Ledger, id: AllocationId) -> Next {
+    let advance = ledger.advance(id);
+    rules::check(ledger);
     let spins = match advance.next {
         Next::Now => true,
-        Next::At(at) => at <= books.now,
+        Next::At(at) => at <= ledger.now,
         Next::Done => false,
     };
-    let run = &books.allocations[&id];
+    let run = &ledger.allocations[&id];
     assert!(!(advance.decision.is_empty() && spins), "{:?} spins at {:?}", run.state, run.step);
-    assert_eq!(advance.next == Next::Done, run.state.over(), "{:?}", run.state);
+    assert_eq!(advance.next == Next::Done, run.state.is_terminal(), "{:?}", run.state);
     advance.next
 }
 
 /// Drives a run until nothing happens by itself any more; every order on the way ends like this.
-fn drive(books: &mut Books, id: AllocationId, ends: End) -> AllocationState {
+fn drive(ledger: &mut Ledger, id: AllocationId, ends: End) -> AllocationState {
     for _ in 0..BOUND {
-        let next = advance(books, id);
-        let run = &books.allocations[&id];
-        let open = books.open_tasks_of(id);
+        let next = advance(ledger, id);
+        let run = &ledger.allocations[&id];
+        let open = ledger.open_tasks_of(id);
         match next {
             Next::Done => return run.state,
             Next::Now => {}
-            Next::At(_) if !open.is_empty() => open.into_iter().for_each(|task| books.end(task, ends)),
+            Next::At(_) if !open.is_empty() => open.into_iter().for_each(|task| ledger.end(task, ends)),
             // What is left is somebody's word.
             Next::At(_) if rests(run) => return run.state,
-            Next::At(at) => books.now = books.now.max(at),
+            Next::At(at) => ledger.now = ledger.now.max(at),
         }
     }
-    panic!("it does not come to an end: {:#?}", books.allocations[&id]);
+    panic!("it does not come to an end: {:#?}", ledger.allocations[&id]);
 }
 
 fn rests(run: &Allocation) -> bool {
-    let nothing_wanted = run.release_wish.is_none() && run.power_wish.is_none();
+    let nothing_wanted = run.release_request.is_none() && run.pending_power_action.is_none();
     match run.state {
         AllocationState::Active => nothing_wanted,
         AllocationState::ReleaseBlocked => run.due_at.is_none(),
@@ -132,34 +132,34 @@ fn rests(run: &Allocation) -> bool {
 }
 
 /// An operator cleans up whatever is blocked.
-fn force(books: &mut Books, id: AllocationId) {
-    let slot = books.slots_of(id).first().map(|slot| slot.id);
-    let machine = books.machines.values().find(|machine| machine.allocation_id == Some(id)).map(|machine| machine.node_id);
+fn force(ledger: &mut Ledger, id: AllocationId) {
+    let slot = ledger.slots_of(id).first().map(|slot| slot.id);
+    let machine = ledger.machines.values().find(|machine| machine.allocation_id == Some(id)).map(|machine| machine.node_id);
     let task = match (slot, machine) {
-        (Some(slot), _) => books.force_cleanup(slot),
-        (None, Some(node)) => books.force_machine(node),
+        (Some(slot), _) => ledger.force_cleanup(slot),
+        (None, Some(node)) => ledger.force_machine(node),
         (None, None) => panic!("it is blocked and has nothing"),
     };
-    books.end(task.expect("it is blocked"), End::Succeeded);
+    ledger.end(task.expect("it is blocked"), End::Succeeded);
 }
 
 /// Takes the step that is due twice on the same picture, and once on a picture that is old by then.
-fn twice(books: &mut Books, id: AllocationId, shown: &str) {
-    let (run, world) = (books.allocations[&id].clone(), books.world(&books.allocations[&id]));
-    let (first, second) = (books.decide_on(&run, &world), books.decide_on(&run, &world));
+fn twice(ledger: &mut Ledger, id: AllocationId, shown: &str) {
+    let (run, inputs) = (ledger.allocations[&id].clone(), ledger.inputs(&ledger.allocations[&id]));
+    let (first, second) = (ledger.decide_on(&run, &inputs), ledger.decide_on(&run, &inputs));
     assert_eq!(first.decision.is_empty(), second.decision.is_empty(), "{shown}");
     assert_eq!((first.allocation.state, first.allocation.step), (second.allocation.state, second.allocation.step), "{shown}");
     assert_eq!(first.next, second.next, "{shown}");
-    books.commit(first.decision).expect("nobody else writes");
-    let after = books.clone();
-    for late in [second, books.decide_on(&run, &world)] {
+    ledger.commit(first.decision).expect("nobody else writes");
+    let after = ledger.clone();
+    for late in [second, ledger.decide_on(&run, &inputs)] {
         let empty = late.decision.is_empty();
-        let written = books.commit(late.decision);
+        let written = ledger.commit(late.decision);
         assert_eq!(written, if empty { Ok(()) } else { Err(Conflict) }, "{shown}");
     }
-    assert_eq!(books.allocations, after.allocations, "{shown}");
-    assert_eq!((books.tasks.len(), books.events.len()), (after.tasks.len(), after.events.len()), "{shown}");
-    rules::check(books);
+    assert_eq!(ledger.allocations, after.allocations, "{shown}");
+    assert_eq!((ledger.tasks.len(), ledger.events.len()), (after.tasks.len(), after.events.len()), "{shown}");
+    rules::check(ledger);
 }
 
 #[test]
@@ -167,18 +167,18 @@ fn every_step_that_is_taken_twice_is_taken_once() {
     for product in PRODUCTS {
         for step in Step::ALL {
             for ends in End::ALL.map(Some).into_iter().chain([None]) {
-                for wish in [Wish::Never, Wish::BeforeTheEnd, Wish::AfterTheEnd] {
-                    let Some((mut books, id)) = about_to(step, product) else { continue };
-                    let shown = format!("{product:?} {step:?} {ends:?} {wish:?}");
-                    unfold(&mut books, id, ends, wish);
+                for command in [TenantCommand::Never, TenantCommand::BeforeTheEnd, TenantCommand::AfterTheEnd] {
+                    let Some((mut ledger, id)) = about_to(step, product) else { continue };
+                    let shown = format!("{product:?} {step:?} {ends:?} {command:?}");
+                    unfold(&mut ledger, id, ends, command);
                     for _ in 0..4 {
-                        twice(&mut books, id, &shown);
-                        if let Next::At(at) = books.decide(id).next {
-                            books.now = books.now.max(at);
+                        twice(&mut ledger, id, &shown);
+                        if let Next::At(at) = ledger.decide(id).next {
+                            ledger.now = ledger.now.max(at);
                         }
                     }
                     // And it goes on from there as if nothing had been.
-                    drive(&mut books, id, End::Succeeded);
+                    drive(&mut ledger, id, End::Succeeded);
                 }
             }
         }
@@ -186,17 +186,17 @@ fn every_step_that_is_taken_twice_is_taken_once() {
 }
 
 /// The order of this step ends, and its tenant gives it back before that, after it or not at all.
-fn unfold(books: &mut Books, id: AllocationId, ends: Option<End>, wish: Wish) {
-    if wish == Wish::BeforeTheEnd {
-        books.release(id);
+fn unfold(ledger: &mut Ledger, id: AllocationId, ends: Option<End>, command: TenantCommand) {
+    if command == TenantCommand::BeforeTheEnd {
+        ledger.release(id);
         // What is to be stopped is told so.
-        books.advance(id);
+        ledger.advance(id);
     }
     if let Some(ends) = ends {
-        books.open_tasks_of(id).into_iter().for_each(|task| books.end(task, ends));
+        ledger.open_tasks_of(id).into_iter().for_each(|task| ledger.end(task, ends));
     }
-    if wish == Wish::AfterTheEnd {
-        books.release(id);
+    if command == TenantCommand::AfterTheEnd {
+        ledger.release(id);
     }
 }
 
@@ -205,27 +205,27 @@ fn every_step_comes_to_an_end_however_its_orders_end() {
     for product in PRODUCTS {
         for step in Step::ALL {
             for ends in End::ALL {
-                for wish in [Wish::Never, Wish::BeforeTheEnd, Wish::AfterTheEnd] {
+                for command in [TenantCommand::Never, TenantCommand::BeforeTheEnd, TenantCommand::AfterTheEnd] {
                     for then in [End::Succeeded, ends] {
-                        let Some((mut books, id)) = about_to(step, product) else { continue };
-                        let shown = format!("{product:?} {step:?} {ends:?} then {then:?}, given back {wish:?}");
-                        unfold(&mut books, id, Some(ends), wish);
-                        let mut state = drive(&mut books, id, then);
+                        let Some((mut ledger, id)) = about_to(step, product) else { continue };
+                        let shown = format!("{product:?} {step:?} {ends:?} then {then:?}, given back {command:?}");
+                        unfold(&mut ledger, id, Some(ends), command);
+                        let mut state = drive(&mut ledger, id, then);
                         if state == AllocationState::Active {
-                            assert_eq!(wish, Wish::Never, "{shown}: it was given back");
-                            books.release(id);
-                            state = drive(&mut books, id, then);
+                            assert_eq!(command, TenantCommand::Never, "{shown}: it was given back");
+                            ledger.release(id);
+                            state = drive(&mut ledger, id, then);
                         }
                         if state == AllocationState::ReleaseBlocked {
                             assert_ne!(then, End::Succeeded, "{shown}: hosts that clean up need no operator");
-                            force(&mut books, id);
-                            state = drive(&mut books, id, End::Succeeded);
+                            force(&mut ledger, id);
+                            state = drive(&mut ledger, id, End::Succeeded);
                         }
-                        let run = &books.allocations[&id];
-                        assert!(state.over(), "{shown}: {run:#?}");
-                        assert_eq!(state == AllocationState::Released, run.release_wish.is_some(), "{shown}");
-                        assert_eq!(state == AllocationState::Failed, run.trouble.is_some(), "{shown}");
-                        nothing_is_left(&books);
+                        let run = &ledger.allocations[&id];
+                        assert!(state.is_terminal(), "{shown}: {run:#?}");
+                        assert_eq!(state == AllocationState::Released, run.release_request.is_some(), "{shown}");
+                        assert_eq!(state == AllocationState::Failed, run.last_error.is_some(), "{shown}");
+                        nothing_is_left(&ledger);
                     }
                 }
             }
@@ -239,31 +239,31 @@ fn a_host_that_answers_after_it_was_given_up_disturbs_nobody() {
         for step in [Step::AwaitProvision, Step::AwaitPower, Step::AwaitRelease] {
             for late in End::ALL {
                 for turns in 0..6 {
-                    let Some((mut books, id)) = about_to(step, product) else { continue };
-                    let lost = books.task_of(id);
-                    let order = books.order(lost);
-                    let Some(said) = late.said(&order) else { continue };
-                    books.end(lost, End::NoWord);
+                    let Some((mut ledger, id)) = about_to(step, product) else { continue };
+                    let lost = ledger.task_of(id);
+                    let order = ledger.order(lost);
+                    let Some(reported) = late.reported(&order) else { continue };
+                    ledger.end(lost, End::NoWord);
                     // So many steps later, in which everybody else answers at once.
                     for _ in 0..turns {
-                        advance(&mut books, id);
-                        books.open_tasks_of(id).into_iter().for_each(|task| books.end(task, End::Succeeded));
-                        if let Next::At(at) = books.decide(id).next {
-                            books.now = books.now.max(at);
+                        advance(&mut ledger, id);
+                        ledger.open_tasks_of(id).into_iter().for_each(|task| ledger.end(task, End::Succeeded));
+                        if let Next::At(at) = ledger.decide(id).next {
+                            ledger.now = ledger.now.max(at);
                         }
                     }
-                    books.receipt(lost, said);
-                    if books.allocations[&id].state == AllocationState::Active {
-                        advance(&mut books, id);
-                        books.release(id);
+                    ledger.receipt(lost, reported);
+                    if ledger.allocations[&id].state == AllocationState::Active {
+                        advance(&mut ledger, id);
+                        ledger.release(id);
                     }
-                    let mut state = drive(&mut books, id, End::Succeeded);
+                    let mut state = drive(&mut ledger, id, End::Succeeded);
                     if state == AllocationState::Active {
-                        books.release(id);
-                        state = drive(&mut books, id, End::Succeeded);
+                        ledger.release(id);
+                        state = drive(&mut ledger, id, End::Succeeded);
                     }
-                    assert!(state.over(), "{product:?} {step:?} {late:?} after {turns} turns: {state:?}");
-                    nothing_is_left(&books);
+                    assert!(state.is_terminal(), "{product:?} {step:?} {late:?} after {turns} turns: {state:?}");
+                    nothing_is_left(&ledger);
                 }
             }
         }
@@ -275,27 +275,27 @@ fn an_operator_who_cleans_up_at_any_moment_disturbs_no_run() {
     for product in PRODUCTS {
         for ends in [End::FailedDirty, End::Interrupted, End::NoWord, End::NodeGone] {
             for moment in 0..8 {
-                let (mut books, id) = about_to(Step::AwaitProvision, product).expect("every product is made");
+                let (mut ledger, id) = about_to(Step::AwaitProvision, product).expect("every product is made");
                 for _ in 0..moment {
-                    advance(&mut books, id);
-                    books.open_tasks_of(id).into_iter().for_each(|task| books.end(task, ends));
-                    if let Next::At(at) = books.decide(id).next {
-                        books.now = books.now.max(at);
+                    advance(&mut ledger, id);
+                    ledger.open_tasks_of(id).into_iter().for_each(|task| ledger.end(task, ends));
+                    if let Next::At(at) = ledger.decide(id).next {
+                        ledger.now = ledger.now.max(at);
                     }
                 }
-                if books.allocations[&id].step == Step::Release && books.open_tasks_of(id).is_empty() {
-                    force(&mut books, id);
+                if ledger.allocations[&id].step == Step::Release && ledger.open_tasks_of(id).is_empty() {
+                    force(&mut ledger, id);
                 }
-                drive(&mut books, id, End::Succeeded);
-                if !books.allocations[&id].state.over() {
-                    books.release(id);
-                    if drive(&mut books, id, End::Succeeded) == AllocationState::ReleaseBlocked {
-                        force(&mut books, id);
-                        drive(&mut books, id, End::Succeeded);
+                drive(&mut ledger, id, End::Succeeded);
+                if !ledger.allocations[&id].state.is_terminal() {
+                    ledger.release(id);
+                    if drive(&mut ledger, id, End::Succeeded) == AllocationState::ReleaseBlocked {
+                        force(&mut ledger, id);
+                        drive(&mut ledger, id, End::Succeeded);
                     }
                 }
-                assert!(books.allocations[&id].state.over(), "{product:?} {ends:?} {moment}");
-                nothing_is_left(&books);
+                assert!(ledger.allocations[&id].state.is_terminal(), "{product:?} {ends:?} {moment}");
+                nothing_is_left(&ledger);
             }
         }
     }

@@ -31,7 +31,7 @@ fn token() -> JoinToken {
     }
 }
 
-fn wish(state: EnrollmentState) -> Enrollment {
+fn request(state: EnrollmentState) -> Enrollment {
     Enrollment {
         id: EnrollmentId::from_bytes([1; 16]),
         version: 3,
@@ -99,7 +99,7 @@ fn a_join_token_is_taken_back_unless_it_was_used() {
 
 #[test]
 fn a_host_may_ask_with_an_email_while_there_is_room() {
-    let asked = wish(EnrollmentState::Pending);
+    let asked = request(EnrollmentState::Pending);
     let queue = |waiting: u64, from_address: u64| Queue { waiting, from_address, ..Queue::default() };
     let (_, decision) = enrollment::request(asked.clone(), &queue(MAX_WAITING - 1, 0), &context()).expect("taken");
     assert_eq!(decision.changes, [Change::EnrollmentInsert(Box::new(asked.clone()))]);
@@ -115,7 +115,7 @@ fn a_host_may_ask_with_an_email_while_there_is_room() {
 
 #[test]
 fn a_host_that_asks_again_keeps_its_place_even_in_a_full_queue() {
-    let first = wish(EnrollmentState::Pending);
+    let first = request(EnrollmentState::Pending);
     let again = Enrollment {
         id: EnrollmentId::from_bytes([2; 16]),
         version: 0,
@@ -133,7 +133,7 @@ fn a_host_that_asks_again_keeps_its_place_even_in_a_full_queue() {
 
 #[test]
 fn a_full_queue_makes_room_at_the_cost_of_the_address_with_most() {
-    let oldest = wish(EnrollmentState::Pending);
+    let oldest = request(EnrollmentState::Pending);
     let asked =
         Enrollment { id: EnrollmentId::from_bytes([2; 16]), version: 0, address: "192.0.2.9".to_owned(), ..oldest.clone() };
     let queue = |held: u64, from_address: u64| Queue {
@@ -155,16 +155,17 @@ fn a_full_queue_makes_room_at_the_cost_of_the_address_with_most() {
 #[test]
 fn every_word_of_an_operator_on_every_state() {
     for state in STATES {
-        let approved = enrollment::approve(&wish(state), None, None, &context());
-        let rejected = enrollment::reject(&wish(state), "unknown machine", &context());
+        let approved = enrollment::approve(&request(state), None, None, &context());
+        let rejected = enrollment::reject(&request(state), "unknown machine", &context());
         match state {
             EnrollmentState::Pending => {
                 let approved = approved.expect("done");
-                let next = Enrollment { state: EnrollmentState::Approved, ..wish(state) };
+                let next = Enrollment { state: EnrollmentState::Approved, ..request(state) };
                 assert_eq!(approved.changes, [Change::EnrollmentUpdate(Box::new(next))]);
                 assert_recorded(&approved, "gpuaas.enrollment.approved.v1", "enrollment.approve");
                 let rejected = rejected.expect("done");
-                let next = Enrollment { state: EnrollmentState::Rejected, reason: "unknown machine".to_owned(), ..wish(state) };
+                let next =
+                    Enrollment { state: EnrollmentState::Rejected, reason: "unknown machine".to_owned(), ..request(state) };
                 assert_eq!(rejected.changes, [Change::EnrollmentUpdate(Box::new(next))]);
                 assert_recorded(&rejected, "gpuaas.enrollment.rejected.v1", "enrollment.reject");
             }
@@ -182,7 +183,7 @@ fn every_word_of_an_operator_on_every_state() {
             }
         }
     }
-    let pending = wish(EnrollmentState::Pending);
+    let pending = request(EnrollmentState::Pending);
     assert_eq!(code(enrollment::approve(&pending, None, None, &at(later(86_401)))), "enrollment_expired");
     assert_eq!(code(enrollment::reject(&pending, &"x".repeat(MAX_REASON + 1), &context())), "reason_too_long");
 }
@@ -191,10 +192,10 @@ fn every_word_of_an_operator_on_every_state() {
 fn only_an_approved_host_fetches_its_certificate_and_only_in_time() {
     let node = NodeId::generate();
     for state in STATES {
-        let claimed = enrollment::claim(&wish(state), node, &context());
+        let claimed = enrollment::claim(&request(state), node, &context());
         match state {
             EnrollmentState::Approved => {
-                let next = Enrollment { state: EnrollmentState::Enrolled, node_id: Some(node), ..wish(state) };
+                let next = Enrollment { state: EnrollmentState::Enrolled, node_id: Some(node), ..request(state) };
                 assert_eq!(claimed, Ok(Change::EnrollmentUpdate(Box::new(next))));
             }
             EnrollmentState::Pending | EnrollmentState::Enrolled | EnrollmentState::Rejected => {
@@ -202,7 +203,7 @@ fn only_an_approved_host_fetches_its_certificate_and_only_in_time() {
             }
         }
     }
-    assert_eq!(code(enrollment::claim(&wish(EnrollmentState::Approved), node, &at(later(86_401)))), "enrollment_expired");
+    assert_eq!(code(enrollment::claim(&request(EnrollmentState::Approved), node, &at(later(86_401)))), "enrollment_expired");
 }
 
 #[test]
@@ -210,7 +211,7 @@ fn a_host_takes_over_a_node_only_if_an_operator_named_exactly_that_one() {
     use gpuaas_domain::enrollment::{Door, Existing, Replacement, check_replacement};
     use gpuaas_domain::node::Service;
     let (known, other) = (support::node(), NodeId::generate());
-    let door = Door::Approval(wish(EnrollmentState::Pending).id);
+    let door = Door::Approval(request(EnrollmentState::Pending).id);
     let existing = |same_keys| Some(Existing { node: &known, same_keys });
     for door in [Door::Token, door] {
         assert_eq!(check_replacement(None, None, door), Ok(Replacement::New));
@@ -227,7 +228,7 @@ fn a_host_takes_over_a_node_only_if_an_operator_named_exactly_that_one() {
             assert_eq!(check_replacement(existing, Some(known.id), door), Ok(Replacement::OtherKeys));
         }
     }
-    let asked = wish(EnrollmentState::Pending);
+    let asked = request(EnrollmentState::Pending);
     assert_eq!(code(enrollment::approve(&asked, existing(false), None, &context())), "replaces_node");
     let approved = enrollment::approve(&asked, existing(false), Some(known.id), &context()).expect("named");
     let next = Enrollment { state: EnrollmentState::Approved, replace_node: Some(known.id), ..asked };

@@ -8,7 +8,7 @@ use gpuaas_contract::telemetry::HostFacts;
 use gpuaas_domain::node::{
     self, Admission, Certificate, LiveSession, MAX_REASON, MAX_REJOINS, Node, Operation, Service, Transport,
 };
-use gpuaas_domain::{Change, Decision, Hint, RefusalKind};
+use gpuaas_domain::{Change, Decision, RefusalKind, Wakeup};
 use support::{NOW, assert_recorded, code, context, later, node, node_of, receipt_key, session};
 
 fn admission() -> Admission {
@@ -97,7 +97,7 @@ fn a_known_machine_stays_the_same_node_in_its_next_epoch_and_its_old_certificate
         assert_eq!((next.service, next.service_reason.as_str()), (expected, reason));
         let revoke = Change::CertificatesRevoke { node_id: old.id, up_to_epoch: old.epoch, at: NOW };
         assert_eq!(decision.changes, [revoke]);
-        assert_eq!(decision.hints, [Hint::NodeAccess(old.id)]);
+        assert_eq!(decision.wakeups, [Wakeup::NodeAccess(old.id)]);
     }
 }
 
@@ -165,14 +165,14 @@ fn retiring_and_locking_revoke_and_drop_the_link() {
     let retired = node::operate(&before, Operation::Retire, "sold", &context()).expect("done");
     assert!(retired.changes.contains(&revoke));
     assert_recorded(&retired, "gpuaas.node.retired.v1", "node.retire");
-    assert!(retired.hints.contains(&Hint::NodeAccess(before.id)));
+    assert!(retired.wakeups.contains(&Wakeup::NodeAccess(before.id)));
 
     let locked = node::lock(&before, &context());
     assert!(locked.changes.contains(&revoke));
     let after = node_of(&locked);
     assert_eq!((after.service, after.session), (Service::Locked, None));
     assert_recorded(&locked, "gpuaas.node.locked.v1", "node.lock");
-    assert_eq!(locked.hints, [Hint::NodeAccess(before.id)]);
+    assert_eq!(locked.wakeups, [Wakeup::NodeAccess(before.id)]);
 }
 
 #[test]
@@ -187,7 +187,7 @@ fn a_link_comes_up_only_for_a_node_that_may_connect() {
                 let after = node_of(&decision);
                 assert_eq!((after.session, after.last_seen_at, after.name), (Some(live), Some(NOW), before.name));
                 assert_recorded(&decision, "gpuaas.node.online.v1", "node.connect");
-                assert_eq!(decision.hints, [], "the link looks for work by itself");
+                assert_eq!(decision.wakeups, [], "the link looks for work by itself");
             }
             Service::Locked => assert_eq!(code(result), "node_locked"),
             Service::Retired => assert_eq!(code(result), "node_retired"),

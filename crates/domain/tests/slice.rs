@@ -7,11 +7,11 @@ use gpuaas_contract::id::{AllocationId, NodeId, SlotId, TaskId};
 use gpuaas_contract::receipt::Outcome;
 use gpuaas_contract::slice::MAX_SLOTS;
 use gpuaas_contract::task::{Task, TaskType};
-use gpuaas_domain::slice::{self, Ending, How, NewSlice};
+use gpuaas_domain::slice::{self, Ending, NewSlice, TaskEnd};
 use gpuaas_domain::slot::{self, Operation, Slot, SlotState};
 use gpuaas_domain::task::{self, TaskRecord, TaskState};
 use gpuaas_domain::{Change, Decision, Refusal};
-use support::slices::{World, guest, proof, slot, slot_proof};
+use support::slices::{Harness, guest, proof, slot, slot_proof};
 use support::{NOW, at, code, context, later, node, outgoing};
 
 use SlotState::{Available, CleanupBlocked, Leased, NeedsWipe, Quarantined, Releasing, Withdrawn};
@@ -64,14 +64,14 @@ fn only_free_slots_of_the_node_can_be_leased() {
 
 #[test]
 fn the_envelope_names_the_same_lease_as_its_params() {
-    let (mut world, made) = World::running(2, &[0, 1]);
-    let release = world.release(0, true).expect("is there");
+    let (mut harness, made) = Harness::running(2, &[0, 1]);
+    let release = harness.release(0, true).expect("is there");
     for id in [made, release] {
-        let holder = world.order(id).holder().expect("has one");
-        let payload = task::envelope_payload(world.task(id), &node(), support::CLUSTER, NOW).expect("payload");
+        let holder = harness.order(id).holder().expect("has one");
+        let payload = task::envelope_payload(harness.task(id), &node(), support::CLUSTER, NOW).expect("payload");
         assert_eq!((payload.allocation_id, payload.lease_epoch), (Some(holder.allocation_id), Some(holder.lease_epoch)));
     }
-    let corrupt = TaskRecord { params: "{}".to_owned(), ..world.task(made).clone() };
+    let corrupt = TaskRecord { params: "{}".to_owned(), ..harness.task(made).clone() };
     assert_eq!(outgoing(&corrupt, &node(), NOW).expect_err("no lease").code, "task_params_corrupt");
 }
 
@@ -99,51 +99,51 @@ fn tasks_on_slots_are_not_made_by_hand() {
 
 #[test]
 fn a_guest_is_made_used_released_and_its_slots_are_free_again() {
-    let (mut world, made) = World::running(3, &[0, 1]);
-    assert_eq!(world.states(), [Leased, Leased, Available]);
-    assert!(world.slots[0].drive_used && world.slots[0].devices_used, "nobody can say otherwise from now on");
-    let power = world.power(1).expect("runs");
-    let console = world.console(0).expect("has one");
+    let (mut harness, made) = Harness::running(3, &[0, 1]);
+    assert_eq!(harness.states(), [Leased, Leased, Available]);
+    assert!(harness.slots[0].drive_used && harness.slots[0].devices_used, "nobody can say otherwise from now on");
+    let power = harness.power(1).expect("runs");
+    let console = harness.console(0).expect("has one");
     for id in [power, console] {
-        world.start(id);
-        assert!(world.receipt(id, Outcome::Succeeded, None).is_empty(), "slots do not care");
+        harness.start(id);
+        assert!(harness.receipt(id, Outcome::Succeeded, None).is_empty(), "slots do not care");
     }
-    assert_eq!(world.slots[0].lease_task, Some(made));
+    assert_eq!(harness.slots[0].lease_task, Some(made));
 
-    let release = world.release(0, true).expect("runs");
-    assert_eq!(world.states(), [Releasing, Releasing, Available]);
-    let Task::SliceVmRelease(params) = world.order(release) else { panic!() };
+    let release = harness.release(0, true).expect("runs");
+    assert_eq!(harness.states(), [Releasing, Releasing, Available]);
+    let Task::SliceVmRelease(params) = harness.order(release) else { panic!() };
     assert_eq!((params.lease_epoch, params.wipe, params.take_over, params.slots.len()), (1, true, false, 2));
-    world.start(release);
-    let order = world.order(release);
-    let settled = world.receipt(release, Outcome::Succeeded, Some(proof(&order)));
+    harness.start(release);
+    let order = harness.order(release);
+    let settled = harness.receipt(release, Outcome::Succeeded, Some(proof(&order)));
     assert_eq!(settled.audit.iter().map(|row| row.action).collect::<Vec<_>>(), ["slot.free"; 2]);
-    assert_eq!(world.states(), [Available; 3]);
-    for slot in &world.slots[..2] {
+    assert_eq!(harness.states(), [Available; 3]);
+    for slot in &harness.slots[..2] {
         assert_eq!((slot.allocation_id, slot.lease_epoch, slot.reason.as_str()), (None, 1, ""));
         assert!(!slot.drive_used && !slot.devices_used);
     }
-    let next = world.provision(&[1, 2]).expect("free again");
-    assert_eq!(world.order(next).holder().expect("has one").lease_epoch, 2);
+    let next = harness.provision(&[1, 2]).expect("free again");
+    assert_eq!(harness.order(next).holder().expect("has one").lease_epoch, 2);
 }
 
 /// Every way in which a provision can end, and what becomes of a slot by it.
 #[test]
 fn how_a_provision_ends_decides_about_its_slots() {
-    let ended = |end: &dyn Fn(&mut World, TaskId)| {
-        let mut world = World::new(1);
-        let id = world.provision(&[0]).expect("free");
-        end(&mut world, id);
-        assert!(world.task(id).state.ended(), "{:?}", world.task(id).state);
-        let slot = world.slots[0].clone();
+    let ended = |end: &dyn Fn(&mut Harness, TaskId)| {
+        let mut harness = Harness::new(1);
+        let id = harness.provision(&[0]).expect("free");
+        end(&mut harness, id);
+        assert!(harness.task(id).state.ended(), "{:?}", harness.task(id).state);
+        let slot = harness.slots[0].clone();
         assert_eq!(slot.allocation_id.is_none(), slot.state.is_clean(), "clean slots are nobody's");
         slot.state
     };
     let by_receipt = |outcome, with_proof: bool| {
-        ended(&move |world, id| {
-            world.start(id);
-            let proof = with_proof.then(|| proof(&world.order(id)));
-            world.receipt(id, outcome, proof);
+        ended(&move |harness, id| {
+            harness.start(id);
+            let proof = with_proof.then(|| proof(&harness.order(id)));
+            harness.receipt(id, outcome, proof);
         })
     };
     assert_eq!(by_receipt(Outcome::Succeeded, false), Leased);
@@ -153,9 +153,9 @@ fn how_a_provision_ends_decides_about_its_slots() {
         assert_eq!(by_receipt(outcome, true), Available, "{outcome:?}");
     }
     let unstarted = |outcome| {
-        ended(&move |world, id| {
-            world.start(id);
-            world.receipt_said(id, outcome, None, false);
+        ended(&move |harness, id| {
+            harness.start(id);
+            harness.receipt_said(id, outcome, None, false);
         })
     };
     assert_eq!(unstarted(Outcome::Cancelled), Available, "cancelled before it started");
@@ -163,64 +163,64 @@ fn how_a_provision_ends_decides_about_its_slots() {
     assert_eq!(unstarted(Outcome::Failed), CleanupBlocked);
 
     // Without a receipt: only what surely never runs frees the slot.
-    let cancel = |world: &mut World, id| {
-        let decision = task::cancel(world.task(id), "no", &at(world.now)).expect("may");
-        world.commit(decision);
+    let cancel = |harness: &mut Harness, id| {
+        let decision = task::cancel(harness.task(id), "no", &at(harness.now)).expect("may");
+        harness.commit(decision);
     };
-    let tick = |world: &mut World, id, seconds| {
-        world.now = later(seconds);
-        let decision = task::tick(world.task(id), &at(world.now));
-        world.commit(decision);
+    let tick = |harness: &mut Harness, id, seconds| {
+        harness.now = later(seconds);
+        let decision = task::tick(harness.task(id), &at(harness.now));
+        harness.commit(decision);
     };
     assert_eq!(ended(&cancel), Available, "never sent");
-    assert_eq!(ended(&|world, id| tick(world, id, 601)), Available, "expired without being sent");
-    let gone = |world: &mut World, id| {
-        let decision = task::node_gone(world.task(id), "retired", &at(world.now));
-        world.commit(decision);
+    assert_eq!(ended(&|harness, id| tick(harness, id, 601)), Available, "expired without being sent");
+    let gone = |harness: &mut Harness, id| {
+        let decision = task::node_gone(harness.task(id), "retired", &at(harness.now));
+        harness.commit(decision);
     };
     assert_eq!(ended(&gone), Available, "its node is gone and never had it");
-    let sent = |end: &dyn Fn(&mut World, TaskId)| {
-        ended(&|world, id| {
-            world.dispatch(id).expect("sent");
-            end(world, id);
+    let sent = |end: &dyn Fn(&mut Harness, TaskId)| {
+        ended(&|harness, id| {
+            harness.dispatch(id).expect("sent");
+            end(harness, id);
         })
     };
     assert_eq!(sent(&gone), CleanupBlocked, "its node may have it");
-    assert_eq!(sent(&|world, id| tick(world, id, 2000)), CleanupBlocked, "no word from its node");
-    let unknown = |world: &mut World, id| {
-        let decision = task::unknown_to_node(world.task(id), gpuaas_contract::time::Timestamp(0), &at(world.now));
-        world.commit(decision);
+    assert_eq!(sent(&|harness, id| tick(harness, id, 2000)), CleanupBlocked, "no word from its node");
+    let unknown = |harness: &mut Harness, id| {
+        let decision = task::unknown_to_node(harness.task(id), gpuaas_contract::time::Timestamp(0), &at(harness.now));
+        harness.commit(decision);
     };
-    let cancelled_unaccepted = |world: &mut World, id| {
-        cancel(world, id);
-        unknown(world, id);
+    let cancelled_unaccepted = |harness: &mut Harness, id| {
+        cancel(harness, id);
+        unknown(harness, id);
     };
     assert_eq!(sent(&cancelled_unaccepted), Available, "its node says that it does not have it");
-    let expired_unaccepted = |world: &mut World, id| {
-        unknown(world, id);
-        tick(world, id, 2000);
+    let expired_unaccepted = |harness: &mut Harness, id| {
+        unknown(harness, id);
+        tick(harness, id, 2000);
     };
     assert_eq!(sent(&expired_unaccepted), Available);
-    let lost = |world: &mut World, id| {
-        let started = task::acknowledged(world.task(id), true, &at(world.now));
-        world.commit(started);
-        unknown(world, id);
+    let lost = |harness: &mut Harness, id| {
+        let started = task::acknowledged(harness.task(id), true, &at(harness.now));
+        harness.commit(started);
+        unknown(harness, id);
     };
     assert_eq!(sent(&lost), CleanupBlocked, "its node had it and lost its journal");
-    let forged = |world: &mut World, id| {
-        let decision = task::intent_forged(world.task(id), &at(world.now));
-        world.commit(decision);
+    let forged = |harness: &mut Harness, id| {
+        let decision = task::intent_forged(harness.task(id), &at(harness.now));
+        harness.commit(decision);
     };
     assert_eq!(ended(&forged), CleanupBlocked, "nothing is believed of a row that somebody changed");
 }
 
 #[test]
 fn a_task_whose_row_was_changed_frees_nothing() {
-    let (world, made) = World::running(1, &[0]);
-    let complete = How::Receipt { outcome: Outcome::Failed, started: true, proof: Some(proof(&world.order(made))) };
-    for how in [How::NeverRan, How::MayHaveRan, complete] {
-        let ending = Ending { task: world.task(made).clone(), how };
-        let decision = slice::settle(&world.slots, &ending, false, slot::seal_text, &context());
+    let (harness, made) = Harness::running(1, &[0]);
+    let complete = TaskEnd::Receipt { outcome: Outcome::Failed, started: true, proof: Some(proof(&harness.order(made))) };
+    for end in [TaskEnd::NeverRan, TaskEnd::MayHaveRun, complete] {
+        let ending = Ending { task: harness.task(made).clone(), end };
+        let decision = slice::settle(&harness.slots, &ending, false, slot::seal_text, &context());
         assert_eq!(slot_of(&decision).expect("changes").state, CleanupBlocked);
     }
 }
@@ -233,73 +233,73 @@ fn slot_of(decision: &Decision) -> Option<Slot> {
 }
 
 /// A release that was started on a guest that ran.
-fn releasing(wipe: bool) -> (World, TaskId, CleanupProof) {
-    let (mut world, _) = World::running(1, &[0]);
-    let id = world.release(0, wipe).expect("runs");
-    world.start(id);
-    let proof = proof(&world.order(id));
-    (world, id, proof)
+fn releasing(wipe: bool) -> (Harness, TaskId, CleanupProof) {
+    let (mut harness, _) = Harness::running(1, &[0]);
+    let id = harness.release(0, wipe).expect("runs");
+    harness.start(id);
+    let proof = proof(&harness.order(id));
+    (harness, id, proof)
 }
 
 #[test]
 fn how_a_release_ends_decides_about_its_slots() {
     for outcome in [Outcome::Succeeded, Outcome::Failed, Outcome::Cancelled, Outcome::Interrupted] {
-        let (mut world, id, proof) = releasing(true);
-        world.receipt(id, outcome, Some(proof));
-        assert_eq!(world.states(), [Available], "{outcome:?} with a complete proof");
+        let (mut harness, id, proof) = releasing(true);
+        harness.receipt(id, outcome, Some(proof));
+        assert_eq!(harness.states(), [Available], "{outcome:?} with a complete proof");
     }
     for outcome in [Outcome::Failed, Outcome::Cancelled, Outcome::Interrupted, Outcome::Refused] {
-        let (mut world, id, _) = releasing(true);
-        world.receipt(id, outcome, None);
-        assert_eq!(world.states(), [CleanupBlocked], "{outcome:?} without a proof");
-        assert!(world.slots[0].reason.contains("some_code"), "{}", world.slots[0].reason);
+        let (mut harness, id, _) = releasing(true);
+        harness.receipt(id, outcome, None);
+        assert_eq!(harness.states(), [CleanupBlocked], "{outcome:?} without a proof");
+        assert!(harness.slots[0].reason.contains("some_code"), "{}", harness.slots[0].reason);
     }
-    let (mut world, id, _) = releasing(true);
-    let decision = task::node_gone(world.task(id), "retired", &context());
-    world.commit(decision);
-    assert_eq!((world.states(), world.task(id).state), (vec![CleanupBlocked], TaskState::Lost));
+    let (mut harness, id, _) = releasing(true);
+    let decision = task::node_gone(harness.task(id), "retired", &context());
+    harness.commit(decision);
+    assert_eq!((harness.states(), harness.task(id).state), (vec![CleanupBlocked], TaskState::Lost));
 
-    let (mut world, _) = World::running(1, &[0]);
-    let id = world.release(0, true).expect("runs");
-    let decision = task::cancel(world.task(id), "stay", &context()).expect("may");
-    world.commit(decision);
-    assert_eq!(world.states(), [CleanupBlocked], "a release that never ran cleans nothing");
+    let (mut harness, _) = Harness::running(1, &[0]);
+    let id = harness.release(0, true).expect("runs");
+    let decision = task::cancel(harness.task(id), "stay", &context()).expect("may");
+    harness.commit(decision);
+    assert_eq!(harness.states(), [CleanupBlocked], "a release that never ran cleans nothing");
 }
 
 #[test]
 fn without_a_wipe_a_slot_waits_for_one_and_only_a_real_wipe_counts() {
     let skipped = |proof: CleanupProof| with(proof, |slot| slot.drive = DriveProof::skipped("S0"));
-    let (mut world, id, complete) = releasing(false);
-    let settled = world.receipt(id, Outcome::Succeeded, Some(skipped(complete)));
+    let (mut harness, id, complete) = releasing(false);
+    let settled = harness.receipt(id, Outcome::Succeeded, Some(skipped(complete)));
     assert_eq!(settled.audit[0].action, "slot.needs_wipe");
-    assert_eq!(world.states(), [NeedsWipe]);
-    assert!(world.slots[0].reason.contains("S0 was not wiped"), "{}", world.slots[0].reason);
-    assert!(world.slots[0].drive_used && !world.slots[0].devices_used, "the devices are proven to be reset");
-    assert_eq!(code(world.provision(&[0])), "slot_not_available");
+    assert_eq!(harness.states(), [NeedsWipe]);
+    assert!(harness.slots[0].reason.contains("S0 was not wiped"), "{}", harness.slots[0].reason);
+    assert!(harness.slots[0].drive_used && !harness.slots[0].devices_used, "the devices are proven to be reset");
+    assert_eq!(code(harness.provision(&[0])), "slot_not_available");
 
     // The host has dropped its lease, and no longer knows that the drive was ever written.
-    let id = world.release(0, true).expect("waits");
-    world.start(id);
-    let forgetful = with(proof(&world.order(id)), |slot| {
+    let id = harness.release(0, true).expect("waits");
+    harness.start(id);
+    let forgetful = with(proof(&harness.order(id)), |slot| {
         slot.drive = DriveProof::untouched("S0");
         slot.functions.iter_mut().for_each(|function| function.reset = Reset::NotNeeded);
     });
-    world.receipt(id, Outcome::Succeeded, Some(forgetful));
-    assert_eq!(world.states(), [CleanupBlocked]);
-    assert!(world.slots[0].reason.contains("drive S0 was in use"), "{}", world.slots[0].reason);
+    harness.receipt(id, Outcome::Succeeded, Some(forgetful));
+    assert_eq!(harness.states(), [CleanupBlocked]);
+    assert!(harness.slots[0].reason.contains("drive S0 was in use"), "{}", harness.slots[0].reason);
 
-    let id = world.force_cleanup(0).expect("is blocked");
-    world.start(id);
-    let wiped = with(proof(&world.order(id)), |slot| {
+    let id = harness.force_cleanup(0).expect("is blocked");
+    harness.start(id);
+    let wiped = with(proof(&harness.order(id)), |slot| {
         slot.functions.iter_mut().for_each(|function| function.reset = Reset::NotNeeded);
     });
-    world.receipt(id, Outcome::Succeeded, Some(wiped));
-    assert_eq!(world.states(), [Available], "the devices were reset before");
+    harness.receipt(id, Outcome::Succeeded, Some(wiped));
+    assert_eq!(harness.states(), [Available], "the devices were reset before");
 
     // Only a release that succeeded waits for a wipe.
-    let (mut world, id, complete) = releasing(false);
-    world.receipt(id, Outcome::Failed, Some(skipped(complete)));
-    assert_eq!(world.states(), [CleanupBlocked]);
+    let (mut harness, id, complete) = releasing(false);
+    harness.receipt(id, Outcome::Failed, Some(skipped(complete)));
+    assert_eq!(harness.states(), [CleanupBlocked]);
 }
 
 fn with(mut proof: CleanupProof, change: impl Fn(&mut SlotProof)) -> CleanupProof {
@@ -345,100 +345,100 @@ fn a_proof_with_any_piece_missing_frees_nothing() {
         ("still holds a lease", |proof| proof.slots[0].lease_absent = false),
     ];
     for (number, (why, spoil)) in pieces.into_iter().enumerate() {
-        let (mut world, id, mut proof) = releasing(true);
+        let (mut harness, id, mut proof) = releasing(true);
         spoil(&mut proof);
-        world.receipt(id, Outcome::Succeeded, Some(proof));
-        assert_eq!(world.states(), [CleanupBlocked], "piece {number}: {why}");
-        let reason = &world.slots[0].reason;
+        harness.receipt(id, Outcome::Succeeded, Some(proof));
+        assert_eq!(harness.states(), [CleanupBlocked], "piece {number}: {why}");
+        let reason = &harness.slots[0].reason;
         assert!(reason.contains(why), "piece {number}: {reason}");
-        assert_eq!(code(world.provision(&[0])), "slot_not_available");
+        assert_eq!(code(harness.provision(&[0])), "slot_not_available");
         // And a complete one frees it after all.
-        let id = world.release(0, true).expect("can be tried again");
-        world.start(id);
-        let complete = support::slices::proof(&world.order(id));
-        world.receipt(id, Outcome::Succeeded, Some(complete));
-        assert_eq!(world.states(), [Available], "piece {number}");
+        let id = harness.release(0, true).expect("can be tried again");
+        harness.start(id);
+        let complete = support::slices::proof(&harness.order(id));
+        harness.receipt(id, Outcome::Succeeded, Some(complete));
+        assert_eq!(harness.states(), [Available], "piece {number}");
     }
 }
 
 #[test]
 fn a_proof_counts_slot_by_slot() {
-    let (mut world, _) = World::running(2, &[0, 1]);
-    let id = world.release(0, true).expect("runs");
-    world.start(id);
-    let mut half = proof(&world.order(id));
+    let (mut harness, _) = Harness::running(2, &[0, 1]);
+    let id = harness.release(0, true).expect("runs");
+    harness.start(id);
+    let mut half = proof(&harness.order(id));
     half.slots[1].functions[0].reset = Reset::Failed;
-    world.receipt(id, Outcome::Failed, Some(half));
-    assert_eq!(world.states(), [Available, CleanupBlocked]);
+    harness.receipt(id, Outcome::Failed, Some(half));
+    assert_eq!(harness.states(), [Available, CleanupBlocked]);
     // What is left is cleaned up alone, while the other one serves somebody else.
-    let other = world.provision(&[0]).expect("free");
-    let id = world.release(1, true).expect("blocked");
-    let Task::SliceVmRelease(params) = world.order(id) else { panic!() };
-    assert_eq!(params.slots, [world.slots[1].leased()]);
-    world.start(id);
+    let other = harness.provision(&[0]).expect("free");
+    let id = harness.release(1, true).expect("blocked");
+    let Task::SliceVmRelease(params) = harness.order(id) else { panic!() };
+    assert_eq!(params.slots, [harness.slots[1].leased()]);
+    harness.start(id);
     // A proof that also speaks of a slot that is not its own changes nothing about that one.
-    let mut proof = proof(&world.order(id));
-    proof.slots.push(slot_proof(&world.slots[0].leased()));
-    world.receipt(id, Outcome::Succeeded, Some(proof));
-    assert_eq!(world.states(), [Leased, Available]);
-    assert_eq!(world.slots[0].lease_task, Some(other));
+    let mut proof = proof(&harness.order(id));
+    proof.slots.push(slot_proof(&harness.slots[0].leased()));
+    harness.receipt(id, Outcome::Succeeded, Some(proof));
+    assert_eq!(harness.states(), [Leased, Available]);
+    assert_eq!(harness.slots[0].lease_task, Some(other));
 }
 
 #[test]
 fn an_operator_takes_over_what_is_stuck_under_a_new_number_and_frees_nothing_by_that() {
-    let (mut world, id, _) = releasing(true);
-    let (_, before) = (world.receipt(id, Outcome::Failed, None), world.slots[0].clone());
+    let (mut harness, id, _) = releasing(true);
+    let (_, before) = (harness.receipt(id, Outcome::Failed, None), harness.slots[0].clone());
     assert_eq!(before.state, CleanupBlocked);
-    let id = world.force_cleanup(0).expect("is blocked");
-    let after = &world.slots[0];
+    let id = harness.force_cleanup(0).expect("is blocked");
+    let after = &harness.slots[0];
     assert_eq!((after.state, after.allocation_id), (Releasing, before.allocation_id));
     assert_eq!((after.lease_epoch, after.lease_task), (before.lease_epoch + 1, Some(id)));
-    let Task::SliceVmRelease(params) = world.order(id) else { panic!() };
+    let Task::SliceVmRelease(params) = harness.order(id) else { panic!() };
     assert!(params.take_over && params.wipe && params.lease_epoch == before.lease_epoch + 1);
-    assert_eq!(code(world.force_cleanup(0)), "slice_busy");
-    world.start(id);
-    world.receipt(id, Outcome::Interrupted, None);
-    assert_eq!(world.states(), [CleanupBlocked], "no proof, no slot");
-    let id = world.force_cleanup(0).expect("again");
-    world.start(id);
-    let complete = proof(&world.order(id));
-    world.receipt(id, Outcome::Succeeded, Some(complete));
-    assert_eq!(world.states(), [Available]);
-    assert_eq!(world.slots[0].lease_epoch, before.lease_epoch + 2);
-    assert_eq!(code(world.force_cleanup(0)), "slot_clean");
+    assert_eq!(code(harness.force_cleanup(0)), "slice_busy");
+    harness.start(id);
+    harness.receipt(id, Outcome::Interrupted, None);
+    assert_eq!(harness.states(), [CleanupBlocked], "no proof, no slot");
+    let id = harness.force_cleanup(0).expect("again");
+    harness.start(id);
+    let complete = proof(&harness.order(id));
+    harness.receipt(id, Outcome::Succeeded, Some(complete));
+    assert_eq!(harness.states(), [Available]);
+    assert_eq!(harness.slots[0].lease_epoch, before.lease_epoch + 2);
+    assert_eq!(code(harness.force_cleanup(0)), "slot_clean");
 }
 
 #[test]
 fn slots_of_one_guest_are_cleaned_up_together() {
-    let mut world = World::new(3);
-    let id = world.provision(&[0, 2]).expect("free");
-    world.start(id);
-    world.receipt(id, Outcome::Interrupted, None);
-    assert_eq!(world.states(), [CleanupBlocked, Available, CleanupBlocked]);
-    let id = world.force_cleanup(2).expect("is blocked");
-    assert_eq!(world.states(), [Releasing, Available, Releasing]);
-    assert_eq!((world.slots[0].lease_epoch, world.slots[2].lease_epoch), (2, 2));
-    assert_eq!(world.order(id).slots().len(), 2);
+    let mut harness = Harness::new(3);
+    let id = harness.provision(&[0, 2]).expect("free");
+    harness.start(id);
+    harness.receipt(id, Outcome::Interrupted, None);
+    assert_eq!(harness.states(), [CleanupBlocked, Available, CleanupBlocked]);
+    let id = harness.force_cleanup(2).expect("is blocked");
+    assert_eq!(harness.states(), [Releasing, Available, Releasing]);
+    assert_eq!((harness.slots[0].lease_epoch, harness.slots[2].lease_epoch), (2, 2));
+    assert_eq!(harness.order(id).slots().len(), 2);
 }
 
 #[test]
 fn what_runs_or_is_under_way_is_not_taken_over_or_released_twice() {
-    let (mut world, _) = World::running(1, &[0]);
-    assert_eq!(code(world.force_cleanup(0)), "slot_in_use");
-    let id = world.release(0, true).expect("runs");
-    assert_eq!(code(world.release(0, true)), "slice_busy");
-    assert_eq!(code(world.power(0)), "slice_busy");
-    assert!(world.console(0).is_ok(), "its console can be read all the time");
-    world.start(id);
-    world.receipt(id, Outcome::Failed, None);
-    assert_eq!(code(world.power(0)), "slice_not_running");
+    let (mut harness, _) = Harness::running(1, &[0]);
+    assert_eq!(code(harness.force_cleanup(0)), "slot_in_use");
+    let id = harness.release(0, true).expect("runs");
+    assert_eq!(code(harness.release(0, true)), "slice_busy");
+    assert_eq!(code(harness.power(0)), "slice_busy");
+    assert!(harness.console(0).is_ok(), "its console can be read all the time");
+    harness.start(id);
+    harness.receipt(id, Outcome::Failed, None);
+    assert_eq!(code(harness.power(0)), "slice_not_running");
 
-    let mut world = World::new(1);
-    world.provision(&[0]).expect("free");
-    assert_eq!(code(world.release(0, true)), "slice_busy", "its provision is to be cancelled first");
-    assert_eq!(code(world.power(0)), "slice_busy");
-    assert!(world.console(0).is_ok());
-    let mut empty = World::new(1);
+    let mut harness = Harness::new(1);
+    harness.provision(&[0]).expect("free");
+    assert_eq!(code(harness.release(0, true)), "slice_busy", "its provision is to be cancelled first");
+    assert_eq!(code(harness.power(0)), "slice_busy");
+    assert!(harness.console(0).is_ok());
+    let mut empty = Harness::new(1);
     for refused in [empty.release(0, true), empty.power(0), empty.console(0)] {
         assert_eq!(code(refused), "slice_unknown");
     }
@@ -449,100 +449,100 @@ fn what_runs_or_is_under_way_is_not_taken_over_or_released_twice() {
 fn a_slot_left_behind_by_an_ended_task_can_still_be_cleaned_up() {
     // Cannot happen, because every end settles its slots; if it does after all, an operator gets out.
     for state in [Leased, Releasing] {
-        let (mut world, id, _) = releasing(true);
-        world.receipt(id, Outcome::Failed, None);
-        world.slots[0].state = state;
-        world.slots[0].seal = slot::seal_text(&world.slots[0]);
-        assert!(world.force_cleanup(0).is_ok(), "{state:?}");
+        let (mut harness, id, _) = releasing(true);
+        harness.receipt(id, Outcome::Failed, None);
+        harness.slots[0].state = state;
+        harness.slots[0].seal = slot::seal_text(&harness.slots[0]);
+        assert!(harness.force_cleanup(0).is_ok(), "{state:?}");
     }
 }
 
 #[test]
 fn a_late_receipt_settles_again_but_never_what_has_gone_on() {
     let lost = || {
-        let mut world = World::new(1);
-        let id = world.provision(&[0]).expect("free");
-        world.start(id);
-        let decision = task::node_gone(world.task(id), "silent", &context());
-        world.commit(decision);
-        assert_eq!(world.states(), [CleanupBlocked]);
-        (world, id)
+        let mut harness = Harness::new(1);
+        let id = harness.provision(&[0]).expect("free");
+        harness.start(id);
+        let decision = task::node_gone(harness.task(id), "silent", &context());
+        harness.commit(decision);
+        assert_eq!(harness.states(), [CleanupBlocked]);
+        (harness, id)
     };
-    let (mut world, id) = lost();
-    world.receipt(id, Outcome::Succeeded, None);
-    assert_eq!((world.states(), world.slots[0].drive_used), (vec![Leased], true), "it was made after all");
-    let (mut world, id) = lost();
-    let complete = proof(&world.order(id));
-    world.receipt(id, Outcome::Failed, Some(complete));
-    assert_eq!(world.states(), [Available], "and this one was undone");
+    let (mut harness, id) = lost();
+    harness.receipt(id, Outcome::Succeeded, None);
+    assert_eq!((harness.states(), harness.slots[0].drive_used), (vec![Leased], true), "it was made after all");
+    let (mut harness, id) = lost();
+    let complete = proof(&harness.order(id));
+    harness.receipt(id, Outcome::Failed, Some(complete));
+    assert_eq!(harness.states(), [Available], "and this one was undone");
 
     // Somebody has taken over since: the late one speaks of a lease that is no more.
     for late in [Outcome::Succeeded, Outcome::Failed, Outcome::Refused] {
-        let (mut world, id) = lost();
-        let release = world.force_cleanup(0).expect("blocked");
-        let complete = proof(&world.order(id));
-        let settled = world.receipt(id, late, (late == Outcome::Failed).then_some(complete));
+        let (mut harness, id) = lost();
+        let release = harness.force_cleanup(0).expect("blocked");
+        let complete = proof(&harness.order(id));
+        let settled = harness.receipt(id, late, (late == Outcome::Failed).then_some(complete));
         assert!(settled.is_empty(), "{late:?}");
-        assert_eq!((world.states(), world.slots[0].lease_task), (vec![Releasing], Some(release)));
+        assert_eq!((harness.states(), harness.slots[0].lease_task), (vec![Releasing], Some(release)));
     }
     // A proof under the old number is no proof of the new one, whichever task brings it.
-    let (mut world, old) = lost();
-    let stale = proof(&world.order(old));
-    let id = world.force_cleanup(0).expect("blocked");
-    world.start(id);
-    world.receipt(id, Outcome::Succeeded, Some(stale));
-    assert_eq!(world.states(), [CleanupBlocked]);
+    let (mut harness, old) = lost();
+    let stale = proof(&harness.order(old));
+    let id = harness.force_cleanup(0).expect("blocked");
+    harness.start(id);
+    harness.receipt(id, Outcome::Succeeded, Some(stale));
+    assert_eq!(harness.states(), [CleanupBlocked]);
 }
 
 #[test]
 fn a_slot_that_was_freed_by_the_books_is_taken_back_if_the_node_says_that_it_ran() {
     let expired = || {
-        let mut world = World::new(2);
-        let id = world.provision(&[0, 1]).expect("free");
-        world.dispatch(id).expect("sent");
-        let unknown = task::unknown_to_node(world.task(id), gpuaas_contract::time::Timestamp(0), &at(world.now));
-        world.commit(unknown);
-        world.now = later(2000);
-        let tick = task::tick(world.task(id), &at(world.now));
-        world.commit(tick);
-        assert_eq!(world.states(), [Available, Available]);
-        (world, id)
+        let mut harness = Harness::new(2);
+        let id = harness.provision(&[0, 1]).expect("free");
+        harness.dispatch(id).expect("sent");
+        let unknown = task::unknown_to_node(harness.task(id), gpuaas_contract::time::Timestamp(0), &at(harness.now));
+        harness.commit(unknown);
+        harness.now = later(2000);
+        let tick = task::tick(harness.task(id), &at(harness.now));
+        harness.commit(tick);
+        assert_eq!(harness.states(), [Available, Available]);
+        (harness, id)
     };
-    let (mut world, id) = expired();
-    let allocation = world.order(id).holder().expect("has one").allocation_id;
+    let (mut harness, id) = expired();
+    let allocation = harness.order(id).holder().expect("has one").allocation_id;
     // One of them serves somebody else by now.
-    let other = world.provision(&[1]).expect("free");
-    world.receipt(id, Outcome::Failed, None);
-    assert_eq!(world.states(), [CleanupBlocked, Leased]);
-    assert_eq!((world.slots[0].allocation_id, world.slots[1].lease_task), (Some(allocation), Some(other)));
-    let (mut world, id) = expired();
-    world.receipt(id, Outcome::Refused, None);
-    assert_eq!(world.states(), [Available, Available]);
-    let (mut world, id) = expired();
-    world.operate(0, Operation::Withdraw).expect("clean");
-    let complete = proof(&world.order(id));
-    world.receipt(id, Outcome::Failed, Some(complete));
-    assert_eq!(world.states(), [Withdrawn, Available]);
+    let other = harness.provision(&[1]).expect("free");
+    harness.receipt(id, Outcome::Failed, None);
+    assert_eq!(harness.states(), [CleanupBlocked, Leased]);
+    assert_eq!((harness.slots[0].allocation_id, harness.slots[1].lease_task), (Some(allocation), Some(other)));
+    let (mut harness, id) = expired();
+    harness.receipt(id, Outcome::Refused, None);
+    assert_eq!(harness.states(), [Available, Available]);
+    let (mut harness, id) = expired();
+    harness.operate(0, Operation::Withdraw).expect("clean");
+    let complete = proof(&harness.order(id));
+    harness.receipt(id, Outcome::Failed, Some(complete));
+    assert_eq!(harness.states(), [Withdrawn, Available]);
 }
 
 #[test]
 fn a_quarantined_slot_is_held_back_when_it_is_clean_and_not_before() {
-    let (mut world, _) = World::running(1, &[0]);
-    world.operate(0, Operation::Quarantine).expect("may");
-    assert_eq!((world.states(), world.power(0).is_ok()), (vec![Leased], true), "its tenant does not notice");
-    let id = world.release(0, true).expect("runs");
-    world.start(id);
-    world.receipt(id, Outcome::Failed, None);
-    assert_eq!(world.states(), [CleanupBlocked]);
-    world.operate(0, Operation::Unquarantine).expect("may");
-    assert_eq!(world.states(), [CleanupBlocked], "letting go is no proof");
-    world.operate(0, Operation::Quarantine).expect("may");
-    assert_eq!(code(world.operate(0, Operation::Withdraw)), "slot_in_use");
-    let id = world.force_cleanup(0).expect("blocked");
-    world.start(id);
-    let complete = proof(&world.order(id));
-    world.receipt(id, Outcome::Succeeded, Some(complete));
-    assert_eq!(world.states(), [Quarantined]);
-    world.operate(0, Operation::Unquarantine).expect("may");
-    assert_eq!(world.states(), [Available]);
+    let (mut harness, _) = Harness::running(1, &[0]);
+    harness.operate(0, Operation::Quarantine).expect("may");
+    assert_eq!((harness.states(), harness.power(0).is_ok()), (vec![Leased], true), "its tenant does not notice");
+    let id = harness.release(0, true).expect("runs");
+    harness.start(id);
+    harness.receipt(id, Outcome::Failed, None);
+    assert_eq!(harness.states(), [CleanupBlocked]);
+    harness.operate(0, Operation::Unquarantine).expect("may");
+    assert_eq!(harness.states(), [CleanupBlocked], "letting go is no proof");
+    harness.operate(0, Operation::Quarantine).expect("may");
+    assert_eq!(code(harness.operate(0, Operation::Withdraw)), "slot_in_use");
+    let id = harness.force_cleanup(0).expect("blocked");
+    harness.start(id);
+    let complete = proof(&harness.order(id));
+    harness.receipt(id, Outcome::Succeeded, Some(complete));
+    assert_eq!(harness.states(), [Quarantined]);
+    harness.operate(0, Operation::Unquarantine).expect("may");
+    assert_eq!(harness.states(), [Available]);
 }

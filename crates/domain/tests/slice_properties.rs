@@ -14,7 +14,7 @@ use gpuaas_domain::slot::{Operation, Slot, SlotState};
 use gpuaas_domain::task::{self, TaskState};
 use proptest::prelude::*;
 use support::at;
-use support::slices::{World, proof};
+use support::slices::{Harness, proof};
 
 const SLOTS: u32 = 3;
 
@@ -122,7 +122,7 @@ struct Node {
 }
 
 struct Play {
-    world: World,
+    harness: Harness,
     node: Node,
     /// Which allocation had which number of a slot.
     leases: BTreeMap<(SlotId, u64), AllocationId>,
@@ -131,75 +131,75 @@ struct Play {
 impl Play {
     fn nth(&self, number: usize, wanted: impl Fn(TaskId) -> bool) -> Option<TaskId> {
         // Counted from the newest, so that most steps meet what is going on.
-        let found: Vec<TaskId> = self.world.tasks.keys().rev().copied().filter(|id| wanted(*id)).collect();
+        let found: Vec<TaskId> = self.harness.tasks.keys().rev().copied().filter(|id| wanted(*id)).collect();
         found.get(number % found.len().max(1)).copied()
     }
 
     fn take(&mut self, step: Step) {
-        let world = &mut self.world;
+        let harness = &mut self.harness;
         match step {
-            Step::Provision(slots) => drop(world.provision(&slots)),
-            Step::Release(slot, wipe) => drop(world.release(slot, wipe)),
-            Step::ForceCleanup(slot) => drop(world.force_cleanup(slot)),
-            Step::Power(slot) => drop(world.power(slot)),
-            Step::Operate(slot, operation) => drop(world.operate(slot, operation)),
+            Step::Provision(slots) => drop(harness.provision(&slots)),
+            Step::Release(slot, wipe) => drop(harness.release(slot, wipe)),
+            Step::ForceCleanup(slot) => drop(harness.force_cleanup(slot)),
+            Step::Power(slot) => drop(harness.power(slot)),
+            Step::Operate(slot, operation) => drop(harness.operate(slot, operation)),
             Step::Wait(seconds) => {
-                world.now = world.now.plus(Duration::from_secs(seconds));
-                let ids: Vec<TaskId> = world.tasks.keys().copied().collect();
+                harness.now = harness.now.plus(Duration::from_secs(seconds));
+                let ids: Vec<TaskId> = harness.tasks.keys().copied().collect();
                 for id in ids {
-                    let decision = task::tick(world.task(id), &at(world.now));
-                    world.commit(decision);
+                    let decision = task::tick(harness.task(id), &at(harness.now));
+                    harness.commit(decision);
                 }
             }
             Step::Dispatch(number) => {
-                let id = self.nth(number, |id| self.world.task(id).state == TaskState::Queued);
+                let id = self.nth(number, |id| self.harness.task(id).state == TaskState::Queued);
                 if let Some(id) = id {
-                    drop(self.world.dispatch(id));
+                    drop(self.harness.dispatch(id));
                 }
             }
             Step::Run(number) => {
-                // An envelope that is out there may be taken as long as it is good, whatever the books say meanwhile.
-                let now = self.world.now;
+                // An envelope that is out there may be taken as long as it is good, whatever the ledger say meanwhile.
+                let now = self.harness.now;
                 let takes = |id| {
-                    let task = self.world.task(id);
+                    let task = self.harness.task(id);
                     let good = task.envelope_start_by.is_some_and(|start_by| now <= start_by);
                     good && !self.node.has.contains(&id) && task.state != TaskState::Lost && !task.state.ended()
                 };
                 let Some(id) = self.nth(number, takes) else { return };
                 self.node.has.insert(id);
-                if self.world.is_kind(id, TaskType::SliceVmProvision) {
-                    let order = self.world.order(id);
+                if self.harness.is_kind(id, TaskType::SliceVmProvision) {
+                    let order = self.harness.order(id);
                     let allocation = order.holder().expect("has one").allocation_id;
                     for slot in order.slots() {
                         let before = self.node.dirty.insert(slot.slot_id, allocation);
                         assert!(before.is_none_or(|before| before == allocation), "a guest on the remains of another");
                     }
                 }
-                let started = task::acknowledged(self.world.task(id), true, &at(now));
-                self.world.commit(started);
+                let started = task::acknowledged(self.harness.task(id), true, &at(now));
+                self.harness.commit(started);
             }
             Step::Cancel(number) => {
                 let Some(id) = self.nth(number, |_| true) else { return };
-                if let Ok(decision) = task::cancel(self.world.task(id), "no", &at(self.world.now)) {
-                    self.world.commit(decision);
+                if let Ok(decision) = task::cancel(self.harness.task(id), "no", &at(self.harness.now)) {
+                    self.harness.commit(decision);
                 }
             }
             Step::NodeGone(number) => {
                 let Some(id) = self.nth(number, |_| true) else { return };
-                let decision = task::node_gone(self.world.task(id), "gone", &at(self.world.now));
-                self.world.commit(decision);
+                let decision = task::node_gone(self.harness.task(id), "gone", &at(self.harness.now));
+                self.harness.commit(decision);
             }
             Step::Unknown(number) => {
                 let Some(id) = self.nth(number, |id| !self.node.has.contains(&id)) else { return };
-                let decision = task::unknown_to_node(self.world.task(id), Timestamp(0), &at(self.world.now));
-                self.world.commit(decision);
+                let decision = task::unknown_to_node(self.harness.task(id), Timestamp(0), &at(self.harness.now));
+                self.harness.commit(decision);
             }
             Step::Receipt(number, outcome, proof) => self.receipt(number, outcome, proof),
         }
     }
 
     fn receipt(&mut self, number: usize, outcome: Outcome, proof: Proof) {
-        let has_envelope = |id| self.world.envelopes.contains_key(&id) && self.world.task(id).receipt_digest.is_none();
+        let has_envelope = |id| self.harness.envelopes.contains_key(&id) && self.harness.task(id).receipt_digest.is_none();
         let Some(id) = self.nth(number, has_envelope) else { return };
         let ran = self.node.has.contains(&id);
         // A node tells the truth about what it did: it refuses what it has not run, and never what it has.
@@ -209,12 +209,12 @@ impl Play {
             (true, outcome) => outcome,
         };
         self.node.has.insert(id);
-        let order = self.world.order(id);
+        let order = self.harness.order(id);
         let proves = order.task_type().may_prove_cleanup() && outcome != Outcome::Refused;
         let release = order.task_type() == TaskType::SliceVmRelease;
-        let mut said = if proves { proof.of(&order) } else { None };
-        if release && outcome == Outcome::Succeeded && said.is_none() {
-            said = Proof::DomainPresent.of(&order);
+        let mut reported = if proves { proof.of(&order) } else { None };
+        if release && outcome == Outcome::Succeeded && reported.is_none() {
+            reported = Proof::DomainPresent.of(&order);
         }
         let provision_failed = order.task_type() == TaskType::SliceVmProvision && outcome != Outcome::Succeeded;
         let complete = match proof {
@@ -224,39 +224,39 @@ impl Play {
             _ => false,
         };
         if matches!(proof, Proof::Untouched) && !provision_failed && !self.known_to_be_used(&order) {
-            // A node that says so of slots of which the books know nothing tells the truth.
-            said = None;
+            // A node that says so of slots of which the ledger know nothing tells the truth.
+            reported = None;
             if release && outcome == Outcome::Succeeded {
-                said = Proof::DomainPresent.of(&order);
+                reported = Proof::DomainPresent.of(&order);
             }
         }
         if complete && proves && (release || provision_failed) {
             // The host's own fence: whoever has been overtaken cleans nothing up.
             let epoch = order.holder().expect("has one").lease_epoch;
             for slot in order.slots() {
-                let current = self.world.slots.iter().find(|of| of.id == slot.slot_id).expect("is there");
+                let current = self.harness.slots.iter().find(|of| of.id == slot.slot_id).expect("is there");
                 if current.lease_epoch == epoch {
                     self.node.dirty.remove(&slot.slot_id);
                 }
             }
         }
-        self.world.receipt(id, outcome, said);
+        self.harness.receipt(id, outcome, reported);
     }
 
     fn known_to_be_used(&self, order: &Task) -> bool {
-        let of = |id: SlotId| self.world.slots.iter().find(|slot| slot.id == id);
+        let of = |id: SlotId| self.harness.slots.iter().find(|slot| slot.id == id);
         order.slots().iter().all(|slot| of(slot.slot_id).is_some_and(|slot| slot.drive_used))
     }
 
     fn check(&mut self, before: &[Slot], step: &Step) {
-        for (slot, before) in self.world.slots.iter().zip(before) {
+        for (slot, before) in self.harness.slots.iter().zip(before) {
             let shown = format!("{step:?}: {:?} -> {:?}, epoch {}", before.state, slot.state, slot.lease_epoch);
             assert!(slot.lease_epoch >= before.lease_epoch, "a number went back: {shown}");
             assert_eq!(slot.allocation_id.is_none(), slot.state.is_clean(), "{shown}");
             assert!(slot.state != SlotState::Available || slot.quarantine.is_none(), "{shown}");
             assert!(slot.state != SlotState::Quarantined || slot.quarantine.is_some(), "{shown}");
             if slot.state.is_clean() {
-                assert_eq!(self.node.dirty.get(&slot.id), None, "a dirty slot is clean in the books: {shown}");
+                assert_eq!(self.node.dirty.get(&slot.id), None, "a dirty slot is clean in the ledger: {shown}");
             }
             if let (Some(now), Some(then)) = (slot.allocation_id, before.allocation_id) {
                 assert_eq!(now, then, "given away without being clean: {shown}");
@@ -270,7 +270,7 @@ impl Play {
                 assert!(slot.lease_epoch > before.lease_epoch, "leased again under an old number: {shown}");
             }
             let undecided = matches!(slot.state, SlotState::Releasing);
-            let open = slot.lease_task.is_some_and(|id| !self.world.task(id).state.ended());
+            let open = slot.lease_task.is_some_and(|id| !self.harness.task(id).state.ended());
             assert!(!undecided || open, "left behind by its task: {shown}");
         }
     }
@@ -280,9 +280,9 @@ proptest! {
     #![proptest_config(ProptestConfig { cases: 512, ..ProptestConfig::default() })]
     #[test]
     fn no_slot_has_two_holders_and_no_dirty_slot_is_free_without_proof(steps in steps()) {
-        let mut play = Play { world: World::new(SLOTS), node: Node::default(), leases: BTreeMap::new() };
+        let mut play = Play { harness: Harness::new(SLOTS), node: Node::default(), leases: BTreeMap::new() };
         for step in steps {
-            let before = play.world.slots.clone();
+            let before = play.harness.slots.clone();
             play.take(step.clone());
             play.check(&before, &step);
         }

@@ -11,7 +11,7 @@ use gpuaas_domain::node::{Node, Service};
 use gpuaas_domain::task::{
     self, LEASE, MAX_QUEUE_TIME, MAX_TIMEOUT, MAX_UNFINISHED_PER_NODE, NewTask, ReceiptHead, START_WINDOW, TaskRecord, TaskState,
 };
-use gpuaas_domain::{Change, Decision, Hint, RefusalKind};
+use gpuaas_domain::{Change, Decision, RefusalKind, Wakeup};
 use support::{
     CLUSTER, NOW, assert_recorded, at, believed, code, context, dispatched, in_state, later, new_task, node, outgoing, queued,
     task_key, task_of, try_dispatch, verified,
@@ -49,7 +49,7 @@ fn a_task_is_queued_with_its_intent_and_wakes_its_node() {
     assert_eq!((made.intent.as_str(), made.requested_by), (format!("mac of {}", new.id).as_str(), context().actor.to_string()));
     assert_eq!(made.queue_until, NOW.plus(new.queue_time));
     assert_recorded(&decision, "gpuaas.task.queued.v1", "task.create");
-    assert_eq!(decision.hints, [Hint::Task(made.id), Hint::NodeWork(made.node_id)]);
+    assert_eq!(decision.wakeups, [Wakeup::Task(made.id), Wakeup::NodeWork(made.node_id)]);
 }
 
 #[test]
@@ -66,7 +66,7 @@ fn a_task_for_a_waiting_node_is_written_as_sent_with_everything_that_both_steps_
     let actions = |decision: &Decision| decision.audit.iter().map(|row| (row.action, row.detail.clone())).collect::<Vec<_>>();
     assert_eq!(kinds(&decision), [kinds(&created), kinds(&dispatched)].concat());
     assert_eq!(actions(&decision), [actions(&created), actions(&dispatched)].concat());
-    assert!(!decision.hints.contains(&Hint::NodeWork(sent.node_id)), "there is nothing left to look for");
+    assert!(!decision.wakeups.contains(&Wakeup::NodeWork(sent.node_id)), "there is nothing left to look for");
 
     let draining = Node { service: Service::Draining, ..node() };
     let refused =
@@ -235,7 +235,7 @@ fn a_node_may_accept_what_was_requeued_a_moment_before() {
 fn an_acknowledgment_of_a_cancelled_task_wakes_the_node_again() {
     let cancelled = task_of(&task::cancel(&dispatched(), "stop", &context()).expect("noted"));
     let decision = task::acknowledged(&cancelled, true, &context());
-    assert!(decision.hints.contains(&Hint::NodeWork(cancelled.node_id)), "the cancellation must follow the task");
+    assert!(decision.wakeups.contains(&Wakeup::NodeWork(cancelled.node_id)), "the cancellation must follow the task");
 }
 
 #[test]
@@ -256,7 +256,7 @@ fn cancelling_in_every_state() {
                 let after = task_of(&decision);
                 assert_eq!((after.state, after.cancel_requested_at), (state, Some(later(5))), "only the node can end it");
                 assert_recorded(&decision, "gpuaas.task.cancel_requested.v1", "task.cancel");
-                assert_eq!(decision.hints, [Hint::NodeWork(before.node_id), Hint::Task(before.id)]);
+                assert_eq!(decision.wakeups, [Wakeup::NodeWork(before.node_id), Wakeup::Task(before.id)]);
                 assert_eq!(task::cancel(&after, "again", &at(later(6))), Ok(Decision::default()), "twice is once");
             }
             TaskState::Cancelled => assert_eq!(result, Ok(Decision::default())),
@@ -355,7 +355,7 @@ fn a_lease_lapses_and_an_unsent_task_expires_at_their_own_moments() {
     let decision = task::tick(&sent, &at(later(31)));
     let after = task_of(&decision);
     assert_eq!((after.state, after.lease_until, after.dispatches), (TaskState::Queued, None, 1));
-    assert_eq!(decision.hints, [Hint::NodeWork(sent.node_id), Hint::Task(sent.id)]);
+    assert_eq!(decision.wakeups, [Wakeup::NodeWork(sent.node_id), Wakeup::Task(sent.id)]);
 
     let waiting = queued();
     assert!(task::tick(&waiting, &at(waiting.queue_until)).is_empty());
@@ -439,7 +439,7 @@ fn a_receipt_ends_a_task_whatever_was_believed_before() {
             let receipts = decision.changes.iter().filter(|change| matches!(change, Change::ReceiptInsert { .. })).count();
             assert_eq!(receipts, 1);
             assert_recorded(&decision, kind, "task.receipt");
-            assert!(decision.hints.contains(&Hint::Task(before.id)));
+            assert!(decision.wakeups.contains(&Wakeup::Task(before.id)));
         }
     }
 }

@@ -46,14 +46,14 @@ fn steps() -> impl Strategy<Value = Vec<Step>> {
 }
 
 /// The store, as far as one task is concerned.
-struct World {
+struct Model {
     now: Timestamp,
     task: TaskRecord,
     orders: Vec<gpuaas_contract::envelope::Signed>,
     receipts: u32,
 }
 
-impl World {
+impl Model {
     fn decide(&self, step: &Step) -> Option<Decision> {
         let context = at(self.now);
         match step {
@@ -100,19 +100,19 @@ impl World {
     }
 }
 
-fn check(world: &World, before: &TaskRecord, step: &Step) {
-    let after = &world.task;
+fn check(model: &Model, before: &TaskRecord, step: &Step) {
+    let after = &model.task;
     let by_receipt = matches!(step, Step::Receipt(..));
     if before.state.ended() && before.state != after.state {
         assert!(by_receipt && before.receipt_digest.is_none(), "{:?} became {:?} by {step:?}", before.state, after.state);
     }
-    assert!(world.receipts <= 1, "two receipts");
-    assert_eq!(world.receipts == 1, after.receipt_digest.is_some());
+    assert!(model.receipts <= 1, "two receipts");
+    assert_eq!(model.receipts == 1, after.receipt_digest.is_some());
     let succeeded = matches!(after.state, TaskState::Succeeded | TaskState::Failed | TaskState::Interrupted | TaskState::Refused);
-    assert!(!succeeded || world.receipts == 1, "no receipt, no completion");
+    assert!(!succeeded || model.receipts == 1, "no receipt, no completion");
     let sent = matches!(after.state, TaskState::Dispatched | TaskState::Accepted | TaskState::Started);
-    assert!(!sent || !world.orders.is_empty(), "{:?} without an envelope", after.state);
-    assert_eq!(after.dispatches, u32::try_from(world.orders.len()).expect("few"), "every dispatch has its envelope");
+    assert!(!sent || !model.orders.is_empty(), "{:?} without an envelope", after.state);
+    assert_eq!(after.dispatches, u32::try_from(model.orders.len()).expect("few"), "every dispatch has its envelope");
     assert!(
         !(before.state.in_hand() && matches!(after.state, TaskState::Queued | TaskState::Dispatched)),
         "what the node has was taken back by {step:?}"
@@ -129,35 +129,35 @@ fn check(world: &World, before: &TaskRecord, step: &Step) {
 proptest! {
     #[test]
     fn invariants_hold_for_any_sequence_of_steps(steps in steps()) {
-        let mut world = World { now: NOW, task: queued(), orders: Vec::new(), receipts: 0 };
+        let mut model = Model { now: NOW, task: queued(), orders: Vec::new(), receipts: 0 };
         for step in steps {
             if let Step::Wait(seconds) = step {
-                world.now = world.now.plus(std::time::Duration::from_secs(seconds));
+                model.now = model.now.plus(std::time::Duration::from_secs(seconds));
             }
-            let Some(decision) = world.decide(&step) else { continue };
+            let Some(decision) = model.decide(&step) else { continue };
             let changed = decision.changes.iter().any(|change| matches!(change, Change::TaskUpdate(_)));
             prop_assert_eq!(changed, !decision.events.is_empty(), "every state change has an event, and only those");
             prop_assert_eq!(decision.events.len(), decision.audit.len());
-            let before = world.apply(decision);
-            check(&world, &before, &step);
+            let before = model.apply(decision);
+            check(&model, &before, &step);
         }
     }
 
     #[test]
     fn tick_changes_a_task_exactly_after_its_due_moment(steps in steps(), seconds in 0u64..200_000) {
-        let mut world = World { now: NOW, task: queued(), orders: Vec::new(), receipts: 0 };
+        let mut model = Model { now: NOW, task: queued(), orders: Vec::new(), receipts: 0 };
         for step in steps.into_iter().take(12) {
             if let Step::Wait(seconds) = step {
-                world.now = world.now.plus(std::time::Duration::from_secs(seconds));
+                model.now = model.now.plus(std::time::Duration::from_secs(seconds));
             }
-            if let Some(decision) = world.decide(&step) {
-                world.apply(decision);
+            if let Some(decision) = model.decide(&step) {
+                model.apply(decision);
             }
         }
-        let due = task::due_at(&world.task);
+        let due = task::due_at(&model.task);
         let around = due.into_iter().flat_map(|due| [Timestamp(due.0.saturating_sub(1)), due, Timestamp(due.0.saturating_add(1))]);
         for now in around.chain([NOW.plus(std::time::Duration::from_secs(seconds))]) {
-            let ticks = !task::tick(&world.task, &at(now)).is_empty();
+            let ticks = !task::tick(&model.task, &at(now)).is_empty();
             prop_assert_eq!(ticks, due.is_some_and(|due| now > due), "at {}", now);
         }
     }

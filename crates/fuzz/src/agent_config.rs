@@ -38,7 +38,7 @@ fn check_loaded(path: &Path, text: &[u8], loaded: &Result<Loaded, ConfigError>) 
     let loaded = match loaded {
         Ok(loaded) => loaded,
         Err(error) => {
-            assert!(!gpuaas_agent::report::chain(error).is_empty());
+            assert!(!gpuaas_agent::error_chain::chain(error).is_empty());
             assert!(table.is_none_or(|table| !table.is_empty()), "an empty file is a good one");
             return false;
         }

@@ -6,7 +6,7 @@
 use std::path::Path;
 
 use gpuaas_agent::JournalError;
-use gpuaas_agent::journal_door::{self as door, Opened, Place, View, Written};
+use gpuaas_agent::journal_fuzz_support::{self as journal, Opened, Place, View, Written};
 use gpuaas_contract::Digest;
 use gpuaas_contract::id::TaskId;
 use gpuaas_contract::time::Timestamp;
@@ -40,8 +40,8 @@ pub fn agent_journal(data: &[u8]) -> bool {
         Mode::Plausible => (plausible(&mut input), 1),
         Mode::Any | Mode::File => (any(&mut input), input.u64() / 4),
     };
-    let places = door::write(&path, capacity, &records, first, unconfirmed).expect("written");
-    let mut known = door::open(folder, capacity, NOW, Vec::new()).expect("a journal without damage opens");
+    let places = journal::write(&path, capacity, &records, first, unconfirmed).expect("written");
+    let mut known = journal::open(folder, capacity, NOW, Vec::new()).expect("a journal without damage opens");
     if mode == Mode::Plausible {
         assert_eq!((known.notices.as_slice(), known.damaged), ([].as_slice(), false), "nothing was damaged");
         assert_eq!(places_of(&path), places, "every record was read");
@@ -75,7 +75,7 @@ enum Mode {
 }
 
 fn places_of(path: &Path) -> Vec<Place> {
-    door::records(path).expect("read").into_iter().map(|(place, _)| place).collect()
+    journal::records(path).expect("read").into_iter().map(|(place, _)| place).collect()
 }
 
 /// Notices about the size are no news about damage.
@@ -89,25 +89,25 @@ fn repairs(notices: &[String]) -> Vec<&String> {
 fn open_twice(folder: &Path, wanted: u64) -> Option<Opened> {
     let path = folder.join("journal");
     let bytes = std::fs::read(&path).expect("read");
-    let inspected = door::inspect(folder).expect("any file can be looked at");
+    let inspected = journal::inspect(folder).expect("any file can be looked at");
     assert!(std::fs::read(&path).expect("read") == bytes, "looking has changed the file");
-    let opened = match door::open(folder, wanted, NOW, Vec::new()) {
+    let opened = match journal::open(folder, wanted, NOW, Vec::new()) {
         Ok(opened) => opened,
         Err(JournalError::Newer { version, .. }) => {
             assert_ne!(version, 1);
             assert!(std::fs::read(&path).expect("read") == bytes, "a newer agent's journal was changed");
             return None;
         }
-        Err(error) => panic!("the journal does not open: {}", gpuaas_agent::report::chain(&error)),
+        Err(error) => panic!("the journal does not open: {}", gpuaas_agent::error_chain::chain(&error)),
     };
     let repaired = !repairs(&opened.notices).is_empty();
     assert!(inspected.damaged || !opened.damaged, "lost records that a look did not miss: {:?}", opened.notices);
     assert_eq!(inspected.damaged, repaired, "{:?}", opened.notices);
     check_counts(&opened.view);
 
-    let inspected = door::inspect(folder).expect("it can still be looked at");
+    let inspected = journal::inspect(folder).expect("it can still be looked at");
     assert!(!inspected.damaged, "damaged after the repair: {:?}", opened.notices);
-    let again = door::open(folder, wanted, NOW, Vec::new()).expect("what was opened opens again");
+    let again = journal::open(folder, wanted, NOW, Vec::new()).expect("what was opened opens again");
     assert_eq!(again.view, opened.view, "opened twice, it says two things");
     assert_eq!((repairs(&again.notices), again.damaged), (Vec::new(), false), "the repair is done once");
     Some(opened)
@@ -130,7 +130,7 @@ fn check_survival(before: &[u8], after: &[u8], known: &View, opened: &Opened, pa
     let scratch = path.with_file_name("scratch");
     let records_in = |bytes: &[u8]| {
         std::fs::write(&scratch, bytes).expect("written");
-        door::records(&scratch).expect("read")
+        journal::records(&scratch).expect("read")
     };
     let (originals, readable) = (records_in(before), records_in(after));
     // A record that was copied to another place is as good as any, and changes what the others mean.
@@ -140,7 +140,7 @@ fn check_survival(before: &[u8], after: &[u8], known: &View, opened: &Opened, pa
     let first_change = first_change(before, after);
     let length = |place: &Place| (usize::try_from(place.offset).expect("fits"), usize::try_from(place.length).expect("fits"));
     let resized = opened.notices.iter().any(|notice| notice.contains("now has"));
-    let repaired = door::records(path).expect("read");
+    let repaired = journal::records(path).expect("read");
     let mut lost = false;
     for original in &originals {
         let (offset, length) = length(&original.0);
@@ -184,9 +184,9 @@ fn append(folder: &Path, capacity: u64, view: &View, input: &mut Input<'_>) {
             _ => (accepted(&note(task(n), NOW)), blob),
         });
     }
-    let opened = door::open(folder, capacity, NOW, records.clone()).expect("opens");
+    let opened = journal::open(folder, capacity, NOW, records.clone()).expect("opens");
     check_counts(&opened.view);
-    let again = door::open(folder, capacity, NOW, Vec::new()).expect("opens");
+    let again = journal::open(folder, capacity, NOW, Vec::new()).expect("opens");
     assert_eq!((repairs(&again.notices), again.damaged), (Vec::new(), false));
     for (n, ((_, blob), confirmed)) in (0..).zip(records.iter().zip(opened.confirmed)) {
         let found = again.view.tasks.get(&task(n));

@@ -9,7 +9,7 @@ use gpuaas_contract::key::SigningKey;
 use crate::input::Input;
 
 /// A kind of signed documents.
-pub(crate) struct Kind<'a, K> {
+pub(crate) struct DocumentKind<'a, K> {
     pub(crate) payload_type: &'static str,
     pub(crate) limit: usize,
     /// What the verifier believes.
@@ -20,10 +20,10 @@ pub(crate) struct Kind<'a, K> {
     pub(crate) others: &'a [&'a SigningKey],
 }
 
-/// Number of ways in which [`Kind::make`] makes a document.
+/// Number of ways in which [`DocumentKind::make`] makes a document.
 pub(crate) const WAYS: u8 = 6;
 
-impl<K: KeyLookup> Kind<'_, K> {
+impl<K: KeyLookup> DocumentKind<'_, K> {
     /// A document made in this way (below [`WAYS`]) from what is left of the input, already checked to open only if it should.
     pub(crate) fn make(&self, way: u8, input: &mut Input<'_>) -> Vec<u8> {
         let signer = self.signers[usize::from(input.byte()) % self.signers.len()];

@@ -11,14 +11,14 @@ use gpuaas_contract::task::{Task, TaskType};
 use gpuaas_contract::time::Timestamp;
 use gpuaas_contract::verifier_set::VerifierSet;
 
-use crate::document::{Kind, WAYS};
+use crate::document::{DocumentKind, WAYS};
 use crate::fixture::{CLUSTER, EPOCH, HIGHEST_SEEN, KEYS, NODE, NOW, SET, TASK};
 use crate::input::Input;
 
 /// True if the envelope was taken.
 pub fn envelope(data: &[u8]) -> bool {
     let mut input = Input::new(data);
-    let kind = Kind {
+    let kind = DocumentKind {
         payload_type: PAYLOAD_TYPE,
         limit: MAX_BYTES,
         trusted: &*SET,

@@ -8,13 +8,13 @@ use gpuaas_contract::dsse;
 use gpuaas_contract::id::{AllocationId, ClusterId, NodeId, TaskId};
 use gpuaas_contract::key::VerifyingKey;
 use gpuaas_contract::receipt::{
-    Disbelief, Expectation, MAX_BYTES, MAX_MESSAGE, MAX_NAME, MAX_OUTPUT_BYTES, MAX_PHASES, Outcome, PAYLOAD_TYPE, Payload,
-    PhaseTiming, Verified, verify,
+    Expectation, MAX_BYTES, MAX_MESSAGE, MAX_NAME, MAX_OUTPUT_BYTES, MAX_PHASES, Outcome, PAYLOAD_TYPE, Payload, PhaseTiming,
+    ReceiptError, Verified, verify,
 };
 use gpuaas_contract::task::{Output, TaskType};
 use gpuaas_contract::time::Timestamp;
 
-use crate::document::{Kind, WAYS};
+use crate::document::{DocumentKind, WAYS};
 use crate::fixture::{CLUSTER, EPOCH, INSTANCE, KEYS, NODE, NOW, TASK};
 use crate::input::Input;
 
@@ -73,7 +73,7 @@ fn proof() -> Box<serde_json::value::RawValue> {
 /// True if the receipt was believed.
 pub fn receipt(data: &[u8]) -> bool {
     let mut input = Input::new(data);
-    let kind = Kind {
+    let kind = DocumentKind {
         payload_type: PAYLOAD_TYPE,
         limit: MAX_BYTES,
         trusted: &*KEY,
@@ -105,21 +105,21 @@ fn check(document: &[u8], expect: &Expectation<'_>) -> bool {
 fn check_believed(document: &[u8], expect: &Expectation<'_>, verified: &Verified) {
     let bytes = dsse::payload_unverified(document).expect("it was opened");
     assert_eq!(*verified.digest(), Digest::of(&bytes), "the chain would break here");
-    let said = verified.payload();
-    assert_eq!((said.cluster_id, said.node_id, said.node_epoch, said.task_id), (CLUSTER, NODE, EPOCH, TASK));
-    assert_eq!(said.task_type, expect.task_type.as_str());
-    assert!(ENVELOPES.contains(&said.task_digest));
-    assert_eq!(contradiction(said), None, "believed: {said:?}");
+    let reported = verified.payload();
+    assert_eq!((reported.cluster_id, reported.node_id, reported.node_epoch, reported.task_id), (CLUSTER, NODE, EPOCH, TASK));
+    assert_eq!(reported.task_type, expect.task_type.as_str());
+    assert!(ENVELOPES.contains(&reported.task_digest));
+    assert_eq!(contradiction(reported), None, "believed: {reported:?}");
 
     // Signing what was read gives the same receipt again, and from then on the same bytes.
-    let again = said.sign(&KEYS.node);
+    let again = reported.sign(&KEYS.node);
     match verify(&again.receipt, expect) {
         Ok(reread) => {
             assert_eq!(*reread.digest(), again.digest);
             assert_eq!(reread.payload().sign(&KEYS.node), again);
         }
         // Numbers and texts may have a longer spelling than the node chose.
-        Err(Disbelief::Open(dsse::OpenError::Oversized { size, limit })) => assert!(size > limit),
+        Err(ReceiptError::Open(dsse::OpenError::Oversized { size, limit })) => assert!(size > limit),
         Err(disbelief) => panic!("what was believed is not believed again: {disbelief}"),
     }
 
@@ -142,16 +142,16 @@ fn check_believed(document: &[u8], expect: &Expectation<'_>, verified: &Verified
 }
 
 /// The rules of a receipt in words of their own.
-fn contradiction(said: &Payload) -> Option<&'static str> {
-    let succeeded = said.outcome == Outcome::Succeeded;
-    let output_fits = match (&said.output, TaskType::parse(&said.task_type)) {
+fn contradiction(reported: &Payload) -> Option<&'static str> {
+    let succeeded = reported.outcome == Outcome::Succeeded;
+    let output_fits = match (&reported.output, TaskType::parse(&reported.task_type)) {
         (Some(output), Some(kind)) => Output::parse(kind, output.get()).is_ok() && output.get().len() <= MAX_OUTPUT_BYTES,
         (Some(_), None) => false,
         (None, _) => true,
     };
-    let kind = TaskType::parse(&said.task_type);
+    let kind = TaskType::parse(&reported.task_type);
     // A null is the same as nothing.
-    let proof_fits = match said.cleanup_proof.as_ref().filter(|proof| proof.get() != "null") {
+    let proof_fits = match reported.cleanup_proof.as_ref().filter(|proof| proof.get() != "null") {
         Some(proof) => {
             kind.is_some_and(TaskType::may_prove_cleanup)
                 && proof.get().len() <= CleanupProof::MAX_BYTES
@@ -161,18 +161,18 @@ fn contradiction(said: &Payload) -> Option<&'static str> {
     };
     let rules = [
         (proof_fits, "who cleans up proves it, and nobody else"),
-        (succeeded == said.output.is_some(), "a success has an output and nothing else does"),
+        (succeeded == reported.output.is_some(), "a success has an output and nothing else does"),
         (output_fits, "the output is one of its kind"),
-        (succeeded == (said.code == "ok"), "exactly a success is ok"),
-        (!succeeded || said.started_at.is_some(), "what succeeded was started"),
-        (said.outcome != Outcome::Refused || said.started_at.is_none(), "what was refused never started"),
-        (said.started_at.is_none_or(|started| started <= said.finished_at), "first the start, then the end"),
-        (said.attempt > 0 && said.sequence > 0, "counted from one"),
-        ((said.sequence == 1) == said.previous_receipt.is_none(), "the first receipt and no other has none before it"),
-        ((1..=MAX_NAME).contains(&said.code.len()) && said.boot_id.len() <= MAX_NAME, "names are short"),
-        (said.message.len() <= MAX_MESSAGE, "messages are short"),
-        (said.phases.len() <= MAX_PHASES, "phases are few"),
-        (said.phases.iter().all(|phase| phase.phase.len() <= MAX_NAME), "names of phases are short"),
+        (succeeded == (reported.code == "ok"), "exactly a success is ok"),
+        (!succeeded || reported.started_at.is_some(), "what succeeded was started"),
+        (reported.outcome != Outcome::Refused || reported.started_at.is_none(), "what was refused never started"),
+        (reported.started_at.is_none_or(|started| started <= reported.finished_at), "first the start, then the end"),
+        (reported.attempt > 0 && reported.sequence > 0, "counted from one"),
+        ((reported.sequence == 1) == reported.previous_receipt.is_none(), "the first receipt and no other has none before it"),
+        ((1..=MAX_NAME).contains(&reported.code.len()) && reported.boot_id.len() <= MAX_NAME, "names are short"),
+        (reported.message.len() <= MAX_MESSAGE, "messages are short"),
+        (reported.phases.len() <= MAX_PHASES, "phases are few"),
+        (reported.phases.iter().all(|phase| phase.phase.len() <= MAX_NAME), "names of phases are short"),
     ];
     rules.into_iter().find(|(holds, _)| !holds).map(|(_, rule)| rule)
 }

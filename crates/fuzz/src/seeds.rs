@@ -300,7 +300,7 @@ fn file_of_the_real_journal() -> Vec<u8> {
         (json!({ "kind": "epoch_reset", "node_epoch": 1 }), Vec::new()),
         (json!({ "kind": "remembered", "task_id": TASK, "start_by": 5 }), vec![1, 2, 3]),
     ];
-    gpuaas_agent::journal_door::write(&path, 8192, &records, 1, 0).expect("written");
+    gpuaas_agent::journal_fuzz_support::write(&path, 8192, &records, 1, 0).expect("written");
     let mut bytes = std::fs::read(&path).expect("read");
     bytes.truncate(bytes.iter().rposition(|byte| *byte != 0).map_or(0, |last| (last + 1).next_multiple_of(8)));
     bytes

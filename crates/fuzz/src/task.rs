@@ -1,7 +1,7 @@
 //! Parameters and outputs of every kind of task.
 
 use gpuaas_contract::envelope;
-use gpuaas_contract::receipt::{self, Disbelief};
+use gpuaas_contract::receipt::{self, ReceiptError};
 use gpuaas_contract::slice::{LeasedSlot, MAX_MEMORY_MIB, MAX_SLOTS, MAX_VCPUS};
 use gpuaas_contract::task::{BadParams, Output, Task, TaskType, diag_ping, package_list, slice_console_read, slice_vm_provision};
 use serde_json::value::RawValue;
@@ -134,7 +134,7 @@ pub fn task_output(data: &[u8]) -> bool {
         if let Ok(raw) = serde_json::from_str::<Box<RawValue>>(text) {
             let signed = success(kind, raw).sign(&KEYS.node).receipt;
             let disbelief = receipt::verify(&signed, &expectation(kind)).expect_err("believed");
-            assert!(matches!(disbelief, Disbelief::BadOutput(_) | Disbelief::Open(_)), "{disbelief}");
+            assert!(matches!(disbelief, ReceiptError::BadOutput(_) | ReceiptError::Open(_)), "{disbelief}");
         }
         return false;
     };

@@ -6,7 +6,7 @@ use gpuaas_contract::key::{KeyId, SigningKey, VerifyingKey};
 use gpuaas_contract::time::Timestamp;
 use gpuaas_contract::verifier_set::{Document, Entry, KeyState, MAX_BYTES, MAX_KEYS, PAYLOAD_TYPE, SetError, VerifierSet};
 
-use crate::document::{Kind, WAYS};
+use crate::document::{DocumentKind, WAYS};
 use crate::fixture::{CLUSTER, KEYS, NOW, SET};
 use crate::input::Input;
 
@@ -16,7 +16,7 @@ const STATES: [KeyState; 5] = [KeyState::Staged, KeyState::Active, KeyState::Gra
 pub fn verifier_set(data: &[u8]) -> bool {
     let mut input = Input::new(data);
     let root = KEYS.root.verifying_key();
-    let kind = Kind {
+    let kind = DocumentKind {
         payload_type: PAYLOAD_TYPE,
         limit: MAX_BYTES,
         trusted: &root,
@@ -46,19 +46,19 @@ fn check(document: &[u8], root: &VerifyingKey) -> bool {
 }
 
 fn check_taken(document: &[u8], root: &VerifyingKey, set: &VerifierSet) {
-    let said = set.document();
-    assert_eq!(said.cluster_id, CLUSTER);
-    assert!(said.keys.len() <= MAX_KEYS);
-    for (index, entry) in said.keys.iter().enumerate() {
+    let reported = set.document();
+    assert_eq!(reported.cluster_id, CLUSTER);
+    assert!(reported.keys.len() <= MAX_KEYS);
+    for (index, entry) in reported.keys.iter().enumerate() {
         assert_eq!(entry.key_id, entry.public_key.id());
-        assert!(said.keys[..index].iter().all(|other| other.public_key != entry.public_key), "listed twice");
+        assert!(reported.keys[..index].iter().all(|other| other.public_key != entry.public_key), "listed twice");
         let believed = matches!(entry.state, KeyState::Active | KeyState::Grace);
         assert_eq!(set.find(&entry.key_id).ok(), believed.then_some(&entry.public_key));
     }
     assert!(set.find(&KeyId::from("key_of_nobody".to_owned())).is_err());
 
     // Signing what was read gives the same set again, and from then on the same bytes.
-    let again = said.sign(&KEYS.root);
+    let again = reported.sign(&KEYS.root);
     assert_eq!(VerifierSet::open(&again, root, CLUSTER).as_ref(), Ok(set));
     let other = VerifierSet::open(document, root, ClusterId::from_bytes([9; 16]));
     assert_eq!(other, Err(SetError::OtherCluster(CLUSTER)));

@@ -13,10 +13,10 @@ use rustix::fs::Mode;
 use serde_json::{Value, json};
 
 use crate::HostError;
-use crate::beneath::Access;
 use crate::exec::{Exec, first_installed};
 use crate::guests::InstanceFile;
 use crate::instance::{self, on_thread};
+use crate::openat2::Access;
 
 /// The file that says that a guest is through with its first boot. It has the milliseconds that the boot took.
 pub const MARKER: &str = "/var/lib/gpuaas/slice-ready";

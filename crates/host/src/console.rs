@@ -14,9 +14,9 @@ use rustix::fs::FallocateFlags;
 use rustix::io::Errno;
 
 use crate::HostError;
-use crate::beneath::{Access, Folder};
 use crate::guests::{ConsoleFrom, ConsolePart, InstanceFile};
 use crate::instance;
+use crate::openat2::{Access, Folder};
 
 /// Where the console's files begin.
 const BASE: &str = "console.base";
@@ -301,19 +301,19 @@ mod tests {
     fn positions_stay_true_through_many_trims_while_the_guest_writes() {
         let mut guest = guest();
         let budget = 100_000;
-        let mut said = 0;
+        let mut reported = 0;
         let mut read_to = 0;
         for round in 0..200_u64 {
             let count = 1 + (round * 7919) % 30_000;
-            guest.says(&stream(said, count));
-            said += count;
+            guest.says(&stream(reported, count));
+            reported += count;
             if round % 3 == 0 {
                 guest.trim(budget);
                 let blocks = guest.path("console.log").metadata().expect("meta").blocks() * 512;
                 assert!(blocks <= budget + 64 * 1024, "{blocks} bytes on disk");
             }
             let tail = guest.read(ConsoleFrom::Tail(1000), 1000);
-            assert_eq!(tail.next(), said);
+            assert_eq!(tail.next(), reported);
             assert_eq!(tail.bytes, stream(tail.start, tail.bytes.len() as u64));
             let part = guest.read(ConsoleFrom::Position(read_to), 20_000);
             assert_eq!(part.bytes, stream(part.start, part.bytes.len() as u64), "{}", part.start);
@@ -321,16 +321,16 @@ mod tests {
             read_to = part.next();
         }
         let oldest = guest.read(ConsoleFrom::Position(0), 1);
-        assert!(oldest.start > 0 && said - oldest.start <= budget + 90_000, "{} of {said}", oldest.start);
+        assert!(oldest.start > 0 && reported - oldest.start <= budget + 90_000, "{} of {reported}", oldest.start);
     }
 
     #[test]
     fn a_console_that_is_moved_away_when_it_is_large_goes_on_at_the_same_position() {
         let mut guest = guest();
-        let (mut said, mut whole) = (0, 0);
+        let (mut reported, mut whole) = (0, 0);
         for round in 0..60_u64 {
-            guest.says(&stream(said, 7_001));
-            said += 7_001;
+            guest.says(&stream(reported, 7_001));
+            reported += 7_001;
             whole += 7_001;
             if whole > 50_000 {
                 guest.rotate(3);
@@ -340,12 +340,12 @@ mod tests {
                 guest.trim(90_000);
             }
             let all = guest.read(ConsoleFrom::Position(0), usize::MAX);
-            assert_eq!(all.next(), said, "round {round}");
+            assert_eq!(all.next(), reported, "round {round}");
             assert_eq!(all.bytes, stream(all.start, all.bytes.len() as u64), "round {round}");
         }
         guest.trim(20_000);
         let all = guest.read(ConsoleFrom::Tail(u64::MAX), usize::MAX);
-        assert!(all.bytes.len() <= 20_000 && all.next() == said, "{} {said}", all.bytes.len());
+        assert!(all.bytes.len() <= 20_000 && all.next() == reported, "{} {reported}", all.bytes.len());
         assert!(!guest.path("console.log.1").exists(), "old files go first");
     }
 

@@ -9,9 +9,9 @@ use gpuaas_contract::id::AllocationId;
 use rustix::process::{Pid, PidfdFlags, Signal};
 
 use crate::HostError;
-use crate::beneath::{BeneathError, Folder};
 use crate::guests::{Layout, Reservation};
 use crate::instance::on_thread;
+use crate::openat2::{BeneathError, Folder};
 
 /// Most bytes of a file with reservations.
 const MOST_BYTES: u64 = 64 * 1024;

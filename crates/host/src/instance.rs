@@ -8,8 +8,8 @@ use std::path::Path;
 use gpuaas_contract::id::AllocationId;
 
 use crate::HostError;
-use crate::beneath::{BeneathError, Folder};
 use crate::guests::InstanceFile;
+use crate::openat2::{BeneathError, Folder};
 
 const FOLDER_MODE: u32 = 0o711;
 const FILE_MODE: u32 = 0o600;

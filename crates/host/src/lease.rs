@@ -11,8 +11,8 @@ use gpuaas_contract::id::SlotId;
 use gpuaas_contract::slice::Holder;
 
 use crate::HostError;
-use crate::beneath::{BeneathError, Folder, Locked};
 use crate::guests::{Fence, Lease};
+use crate::openat2::{BeneathError, Folder, Locked};
 use crate::users::MachineLease;
 
 /// Where fences are, inside the folder of the leases.
@@ -25,19 +25,19 @@ const FOLDER_MODE: u32 = 0o700;
 
 /// Takes a slot. See [`Host::lease_take`](crate::Host::lease_take).
 pub(crate) fn take(folder: &Path, lease: &Lease, again: bool) -> Result<(), HostError> {
-    let books = Books::make(folder)?;
+    let leases = LeaseFolder::make(folder)?;
     let name = file_name(lease.slot_id);
-    if let Some(present) = books.lease(&name)? {
+    if let Some(present) = leases.lease(&name)? {
         // Another task of the same holder is somebody else, too: it would begin anew on a slot that is in use.
         let same = present.holder() == lease.holder() && present.task_id == lease.task_id && present.spec == lease.spec;
         return if same { Ok(()) } else { Err(taken(&present)) };
     }
-    if let Some(machine) = books.machine()? {
+    if let Some(machine) = leases.machine()? {
         let (slot, whose) = (lease.slot_id, machine.allocation_id);
         let message = format!("the whole machine is leased to {whose} for the user {}, so {slot} is not free", machine.username);
         return Err(HostError::new("machine_leased", message));
     }
-    let fences = books.fences()?;
+    let fences = leases.fences()?;
     let mut over = false;
     if let Some(fence) = read::<Fence>(&fences, &name, fence_name)? {
         let (slot, seen, wanted) = (lease.slot_id, fence.lease_epoch, lease.lease_epoch);
@@ -49,7 +49,7 @@ pub(crate) fn take(folder: &Path, lease: &Lease, again: bool) -> Result<(), Host
             return Err(HostError::new("lease_epoch_stale", message));
         }
     }
-    for other in books.leases()? {
+    for other in leases.leases()? {
         if let Some(device) = shared_device(lease, &other) {
             let (slot, whose) = (other.slot_id, other.allocation_id);
             let message = format!("{device} is leased to {whose} as part of {slot}; a device belongs to one slot");
@@ -67,7 +67,7 @@ pub(crate) fn take(folder: &Path, lease: &Lease, again: bool) -> Result<(), Host
     };
     write(&fences, &name, &fence)?;
     let bytes = encode(&name, lease)?;
-    if books.folder.write_new(&name, &bytes, FILE_MODE).map_err(|error| failed(&error))? {
+    if leases.folder.write_new(&name, &bytes, FILE_MODE).map_err(|error| failed(&error))? {
         return Ok(());
     }
     // Somebody who does not know of the lock was faster.
@@ -79,10 +79,10 @@ pub(crate) fn note(folder: &Path, lease: &Lease) -> Result<(), HostError> {
     let lost = |who: String| {
         HostError::new("lease_lost", format!("{} is no longer leased to {}: {who}", lease.slot_id, lease.allocation_id))
     };
-    let Some(books) = Books::open(folder)? else { return Err(lost("there are no leases".to_owned())) };
+    let Some(leases) = LeaseFolder::open(folder)? else { return Err(lost("there are no leases".to_owned())) };
     let name = file_name(lease.slot_id);
-    match books.lease(&name)? {
-        Some(present) if present.holder() == lease.holder() => write(&books.folder, &name, lease),
+    match leases.lease(&name)? {
+        Some(present) if present.holder() == lease.holder() => write(&leases.folder, &name, lease),
         Some(present) => Err(lost(format!("{} has it with number {}", present.allocation_id, present.lease_epoch))),
         None => Err(lost("nobody has it".to_owned())),
     }
@@ -90,47 +90,47 @@ pub(crate) fn note(folder: &Path, lease: &Lease) -> Result<(), HostError> {
 
 /// Gives a slot back.
 pub(crate) fn drop_lease(folder: &Path, slot_id: SlotId, holder: Holder) -> Result<(), HostError> {
-    let Some(books) = Books::open(folder)? else { return Ok(()) };
+    let Some(leases) = LeaseFolder::open(folder)? else { return Ok(()) };
     let name = file_name(slot_id);
-    match books.lease(&name)? {
+    match leases.lease(&name)? {
         Some(present) if present.holder() != holder => Err(taken(&present)),
         None => Ok(()),
         Some(_) => {
             // The fence comes first here, too: a crash in between leaves a lease that nothing can be begun under.
-            let fences = books.fences()?;
+            let fences = leases.fences()?;
             if let Some(fence) = read::<Fence>(&fences, &name, fence_name)?.filter(|fence| !fence.over) {
                 write(&fences, &name, &Fence { over: true, ..fence })?;
             }
-            books.folder.remove_file(&name).map_err(|error| failed(&error))
+            leases.folder.remove_file(&name).map_err(|error| failed(&error))
         }
     }
 }
 
 /// Every lease there is, by slot.
 pub(crate) fn list(folder: &Path) -> Result<Vec<Lease>, HostError> {
-    Books::open(folder)?.map_or_else(|| Ok(Vec::new()), |books| books.leases())
+    LeaseFolder::open(folder)?.map_or_else(|| Ok(Vec::new()), |leases| leases.leases())
 }
 
 /// Every fence there is, by slot.
 pub(crate) fn fences(folder: &Path) -> Result<Vec<Fence>, HostError> {
-    let Some(books) = Books::open(folder)? else { return Ok(Vec::new()) };
-    match books.folder.inner(FENCES).map_err(|error| failed(&error))? {
+    let Some(leases) = LeaseFolder::open(folder)? else { return Ok(Vec::new()) };
+    match leases.folder.inner(FENCES).map_err(|error| failed(&error))? {
         Some(fences) => read_all(&fences, fence_name),
         None => Ok(Vec::new()),
     }
 }
 
 /// The folder, locked.
-struct Books {
+struct LeaseFolder {
     folder: Folder,
     _lock: Locked,
 }
 
-impl Books {
+impl LeaseFolder {
     fn make(path: &Path) -> Result<Self, HostError> {
-        let books = Self::locked(Folder::make(path, FOLDER_MODE).map_err(|error| failed(&error))?)?;
-        books.folder.forget_temporaries().map_err(|error| failed(&error))?;
-        Ok(books)
+        let leases = Self::locked(Folder::make(path, FOLDER_MODE).map_err(|error| failed(&error))?)?;
+        leases.folder.forget_temporaries().map_err(|error| failed(&error))?;
+        Ok(leases)
     }
 
     fn open(path: &Path) -> Result<Option<Self>, HostError> {
@@ -220,9 +220,9 @@ fn read<T: serde::de::DeserializeOwned>(
         Err(error) => return Err(damaged(error.to_string())),
     };
     let value: T = serde_json::from_slice(&bytes).map_err(|error| damaged(error.to_string()))?;
-    let said = own_name(&value);
+    let reported = own_name(&value);
     // A copy under another name would be believed for the wrong slot.
-    if said == name { Ok(Some(value)) } else { Err(damaged(format!("it says that it is {said}"))) }
+    if reported == name { Ok(Some(value)) } else { Err(damaged(format!("it says that it is {reported}"))) }
 }
 
 /// Everything about slots in a folder.

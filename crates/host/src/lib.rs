@@ -3,7 +3,6 @@
 //!
 //! Calls that read `/proc`, `/sys` or the ping log block for a short time; the agent makes them on blocking threads.
 
-mod beneath;
 pub mod block;
 mod browser;
 pub mod cloud_init;
@@ -28,6 +27,7 @@ pub mod network;
 pub mod nft;
 mod nvme;
 pub mod nvml;
+mod openat2;
 pub mod openssh_key;
 pub mod ovs;
 pub mod packages;

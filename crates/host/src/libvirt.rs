@@ -41,14 +41,14 @@ pub(crate) async fn define(layout: &Layout, domain: &DomainSpec) -> Result<(), H
     let instances = layout.instances.clone();
     on_thread(move || instance::open(&instances, id)?.remove_file(DOCUMENT).map_err(instance::failed)).await?;
     match defined? {
-        Said::Yes(_) => Ok(()),
-        Said::No(why) => Err(HostError::new("domain_define_failed", format!("libvirt does not take {}: {why}", name(id)))),
+        Report::Yes(_) => Ok(()),
+        Report::No(why) => Err(HostError::new("domain_define_failed", format!("libvirt does not take {}: {why}", name(id)))),
     }
 }
 
 /// Starts a guest that is known.
 pub(crate) async fn start(id: AllocationId) -> Result<(), HostError> {
-    let Said::No(why) = virsh(ACT, &["start", &uuid(id)]).await? else { return Ok(()) };
+    let Report::No(why) = virsh(ACT, &["start", &uuid(id)]).await? else { return Ok(()) };
     match state(id).await? {
         DomainState::Running => Ok(()),
         DomainState::Off => Err(HostError::new("domain_start_failed", format!("{} does not start: {why}", name(id)))),
@@ -58,7 +58,7 @@ pub(crate) async fn start(id: AllocationId) -> Result<(), HostError> {
 
 /// Asks a guest to shut down.
 pub(crate) async fn shutdown(id: AllocationId) -> Result<(), HostError> {
-    let Said::No(why) = virsh(ASK, &["shutdown", &uuid(id), "--mode", "acpi"]).await? else { return Ok(()) };
+    let Report::No(why) = virsh(ASK, &["shutdown", &uuid(id), "--mode", "acpi"]).await? else { return Ok(()) };
     if state(id).await? != DomainState::Running {
         return Ok(());
     }
@@ -67,7 +67,7 @@ pub(crate) async fn shutdown(id: AllocationId) -> Result<(), HostError> {
 
 /// Takes a guest's power away.
 pub(crate) async fn destroy(id: AllocationId) -> Result<(), HostError> {
-    let Said::No(why) = virsh(ACT, &["destroy", &uuid(id)]).await? else { return Ok(()) };
+    let Report::No(why) = virsh(ACT, &["destroy", &uuid(id)]).await? else { return Ok(()) };
     if state(id).await? != DomainState::Running {
         return Ok(());
     }
@@ -87,8 +87,8 @@ pub(crate) async fn undefine(id: AllocationId) -> Result<(), HostError> {
     let everything = ["undefine", &uuid, "--nvram", "--managed-save", "--snapshots-metadata", "--checkpoints-metadata"];
     let mut why = "it is still there".to_owned();
     for words in [everything.get(..2), Some(everything.as_slice())].into_iter().flatten() {
-        if let Said::No(said) = virsh(ASK, words).await? {
-            why = said;
+        if let Report::No(reported) = virsh(ASK, words).await? {
+            why = reported;
         }
         if state(id).await? == DomainState::Absent {
             return Ok(());
@@ -101,21 +101,21 @@ pub(crate) async fn undefine(id: AllocationId) -> Result<(), HostError> {
 pub(crate) async fn state(id: AllocationId) -> Result<DomainState, HostError> {
     let uuid = uuid(id);
     let why = match virsh(ASK, &["domstate", &uuid]).await? {
-        Said::Yes(printed) => return state_of(&printed),
-        Said::No(why) => why,
+        Report::Yes(printed) => return state_of(&printed),
+        Report::No(why) => why,
     };
     match virsh(ASK, &["list", "--all", "--uuid"]).await? {
-        Said::Yes(printed) if !lines(&printed).any(|line| line == uuid) => Ok(DomainState::Absent),
-        Said::Yes(_) => Err(unreachable(&format!("it knows {} and does not say what it does: {why}", name(id)))),
-        Said::No(why) => Err(unreachable(&why)),
+        Report::Yes(printed) if !lines(&printed).any(|line| line == uuid) => Ok(DomainState::Absent),
+        Report::Yes(_) => Err(unreachable(&format!("it knows {} and does not say what it does: {why}", name(id)))),
+        Report::No(why) => Err(unreachable(&why)),
     }
 }
 
 /// Every guest of ours that the hypervisor knows.
 pub(crate) async fn list() -> Result<Vec<(AllocationId, DomainState)>, HostError> {
     let printed = match virsh(ASK, &["list", "--all", "--name"]).await? {
-        Said::Yes(printed) => printed,
-        Said::No(why) => return Err(unreachable(&why)),
+        Report::Yes(printed) => printed,
+        Report::No(why) => return Err(unreachable(&why)),
     };
     let mut guests = Vec::new();
     for id in ours(&printed) {
@@ -130,14 +130,14 @@ pub(crate) async fn list() -> Result<Vec<(AllocationId, DomainState)>, HostError
 
 /// What virsh made of a command that reached libvirt.
 #[derive(Debug, PartialEq, Eq)]
-enum Said {
+enum Report {
     /// It did it, and printed this.
     Yes(String),
     /// It did not, and this is why.
     No(String),
 }
 
-async fn virsh(deadline: Duration, words: &[&str]) -> Result<Said, HostError> {
+async fn virsh(deadline: Duration, words: &[&str]) -> Result<Report, HostError> {
     let program = first_installed(VIRSH).ok_or_else(|| unreachable("virsh is not installed; install libvirt-clients"))?;
     let mut exec = Exec::new(program).arg("-c").arg(CONNECTION).arg("--quiet").deadline(deadline);
     for word in words {
@@ -149,17 +149,17 @@ async fn virsh(deadline: Duration, words: &[&str]) -> Result<Said, HostError> {
 }
 
 /// Tells an answer from no answer.
-fn judge(code: Option<i32>, finished: &Finished) -> Result<Said, HostError> {
+fn judge(code: Option<i32>, finished: &Finished) -> Result<Report, HostError> {
     if code == Some(0) {
-        return Ok(Said::Yes(String::from_utf8_lossy(&finished.stdout).into_owned()));
+        return Ok(Report::Yes(String::from_utf8_lossy(&finished.stdout).into_owned()));
     }
-    let said = String::from_utf8_lossy(&finished.stderr);
+    let reported = String::from_utf8_lossy(&finished.stderr);
     let lost = ["failed to connect to the hypervisor", "Cannot recv data", "Cannot write data", "End of file while reading data"];
     // By a signal, or before or after the connection: nobody knows what became of the command.
-    if code.is_none() || lost.iter().any(|words| said.contains(words)) {
+    if code.is_none() || lost.iter().any(|words| reported.contains(words)) {
         return Err(unreachable(&printable(&finished.stderr)));
     }
-    Ok(Said::No(printable(&finished.stderr)))
+    Ok(Report::No(printable(&finished.stderr)))
 }
 
 /// What `domstate` printed. A guest has its devices until it is off.
@@ -195,7 +195,7 @@ fn cpuset(sys: &Path, node: u32) -> Option<String> {
 mod tests {
     use super::*;
 
-    fn printed(code: i32, stdout: &[u8], stderr: &[u8]) -> Result<Said, HostError> {
+    fn printed(code: i32, stdout: &[u8], stderr: &[u8]) -> Result<Report, HostError> {
         judge(Some(code), &Finished { stdout: stdout.to_vec(), stderr: stderr.to_vec() })
     }
 
@@ -211,7 +211,7 @@ mod tests {
             include_bytes!("../testdata/virsh-define-malformed.txt"),
             include_bytes!("../testdata/virsh-define-name-taken.txt"),
         ] {
-            assert!(matches!(printed(1, b"", refusal), Ok(Said::No(why)) if !why.contains('\n')));
+            assert!(matches!(printed(1, b"", refusal), Ok(Report::No(why)) if !why.contains('\n')));
         }
         for silence in [
             include_bytes!("../testdata/virsh-no-libvirtd.txt").as_slice(),

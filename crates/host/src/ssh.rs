@@ -93,12 +93,12 @@ fn answer(guest: &GuestAccess, code: Option<i32>, finished: &Finished) -> GuestA
         Some(0) => GuestAnswer { ssh: true, marker: true },
         Some(code) if code != NO_CONNECTION => GuestAnswer { ssh: true, marker: false },
         Some(_) | None => {
-            let said = printable(&finished.stderr);
-            if is_somebody_else(&said) {
+            let reported = printable(&finished.stderr);
+            if is_somebody_else(&reported) {
                 tracing::warn!(
                     allocation = %guest.allocation_id,
                     address = %guest.address,
-                    %said,
+                    %reported,
                     "who answers at the guest's address does not have the guest's host key; it is not let in and not believed"
                 );
             }
@@ -107,10 +107,10 @@ fn answer(guest: &GuestAccess, code: Option<i32>, finished: &Finished) -> GuestA
     }
 }
 
-fn is_somebody_else(said: &str) -> bool {
+fn is_somebody_else(reported: &str) -> bool {
     ["Host key verification failed", "HOST IDENTIFICATION HAS CHANGED", "no matching host key type"]
         .iter()
-        .any(|words| said.contains(words))
+        .any(|words| reported.contains(words))
 }
 
 /// What the probe printed: one line, exactly as agreed. A tenant can make it say anything, so it is shown and nothing is decided by it.

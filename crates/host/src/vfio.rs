@@ -52,14 +52,14 @@ fn bind_with(sys: &Path, address: &PciAddress, put: Put<'_>) -> Result<(), HostE
         return Ok(());
     }
     let steps = || -> Result<(), String> {
-        let said = |what: &str, error: std::io::Error| format!("{what}: {error}");
-        put(&device.join("driver_override"), RESTING_DRIVER).map_err(|e| said("driver_override", e))?;
+        let reported = |what: &str, error: std::io::Error| format!("{what}: {error}");
+        put(&device.join("driver_override"), RESTING_DRIVER).map_err(|e| reported("driver_override", e))?;
         if !before.is_empty() {
-            put(&device.join("driver/unbind"), address.as_str()).map_err(|e| said("unbind", e))?;
+            put(&device.join("driver/unbind"), address.as_str()).map_err(|e| reported("unbind", e))?;
         }
-        put(&sys.join("bus/pci/drivers_probe"), address.as_str()).map_err(|e| said("drivers_probe", e))
+        put(&sys.join("bus/pci/drivers_probe"), address.as_str()).map_err(|e| reported("drivers_probe", e))
     };
-    let said = steps().err();
+    let reported = steps().err();
     if driver(&device) == RESTING_DRIVER {
         return Ok(());
     }
@@ -70,8 +70,8 @@ fn bind_with(sys: &Path, address: &PciAddress, put: Put<'_>) -> Result<(), HostE
     }
     let now = driver(&device);
     let now = if now.is_empty() { "no driver has it" } else { &now };
-    let said = said.unwrap_or_else(|| "the kernel did not say why; look at its log".to_owned());
-    Err(HostError::new("function_not_bound", format!("{address} did not go to {RESTING_DRIVER} ({said}); now: {now}")))
+    let reported = reported.unwrap_or_else(|| "the kernel did not say why; look at its log".to_owned());
+    Err(HostError::new("function_not_bound", format!("{address} did not go to {RESTING_DRIVER} ({reported}); now: {now}")))
 }
 
 /// Gives a function back to the driver that the host would choose. One that is not with the guests' driver is left alone.

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use gpuaas_world::simulation::next_random;
+use gpuaas_runtime::simulation::next_random;
 
 /// A source of choices.
 #[derive(Clone, Debug)]

@@ -1,4 +1,4 @@
-//! One run: puts the cluster together, lets the plan happen, and looks at the books after every step.
+//! One run: puts the cluster together, lets the plan happen, and looks at the promises after every step.
 
 use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
@@ -8,16 +8,16 @@ use std::time::Duration;
 use gpuaas_agent::config::Config as AgentConfig;
 use gpuaas_agent::{Door, EnrollOptions, RunOptions};
 use gpuaas_api::routes;
-use gpuaas_control::{ApiTls, ServerConfig, roles};
+use gpuaas_control::{ApiTls, ServerConfig, process_roles};
 use gpuaas_host::Profile;
+use gpuaas_runtime::simulation::Host;
 use gpuaas_store::StoreConfig;
-use gpuaas_world::simulation::Host;
 use serde_json::json;
 use tokio_util::sync::CancellationToken;
 
-use crate::books::{Books, Broken};
-use crate::operator::{Operator, Wish};
+use crate::operator::{Operator, TaskOrder};
 use crate::plan::{CHAOS_BEGINS, Cut, Event, NODES, Plan, Who};
+use crate::promises::{Broken, Promises};
 use crate::thief::{Loot, Thief};
 use crate::{Report, Violation};
 
@@ -47,12 +47,12 @@ pub fn run(seed: u64, broken: &[&str]) -> Result<Report, Violation> {
     };
     match run.play(&plan) {
         Ok(()) => {
-            let history = run.books.as_ref().map(|books| books.history().to_vec()).unwrap_or_default();
+            let history = run.promises.as_ref().map(|promises| promises.history().to_vec()).unwrap_or_default();
             let effects = history.iter().filter(|line| line.contains("has its effect")).count();
             Ok(Report { seed, history, tasks: run.tasks.len(), effects })
         }
         Err(what) => {
-            let history = run.books.as_ref().map(|books| books.history().join("\n")).unwrap_or_default();
+            let history = run.promises.as_ref().map(|promises| promises.history().join("\n")).unwrap_or_default();
             let at = run.sim.elapsed().as_secs_f64();
             Err(Violation { seed, what, account: format!("the plan:\n{plan:?}\nwhat happened until {at:.2} s:\n{history}") })
         }
@@ -61,7 +61,7 @@ pub fn run(seed: u64, broken: &[&str]) -> Result<Report, Violation> {
 
 /// A task the operator asked for.
 struct Asked {
-    wish: usize,
+    order: usize,
     id: Option<String>,
 }
 
@@ -78,7 +78,7 @@ struct Run {
     /// The node whose identity was copied, and whether the thief stays.
     theft: Option<(usize, bool)>,
     operator: Arc<Operator>,
-    books: Option<Books>,
+    promises: Option<Promises>,
     tasks: Vec<Asked>,
     retirements: Vec<(usize, usize)>,
     /// Rotations whose old key is to be revoked, and revocations with their key.
@@ -143,10 +143,13 @@ impl Run {
             };
             let this = host(1 + u64::try_from(node).unwrap_or(0));
             nodes.push(Arc::clone(&this));
-            let wish =
-                operator.ask(Wish { path: routes::JOIN_TOKENS.to_owned(), body: json!({ "note": name }), idempotency_key: None });
+            let order = operator.ask(TaskOrder {
+                path: routes::JOIN_TOKENS.to_owned(),
+                body: json!({ "note": name }),
+                idempotency_key: None,
+            });
             let operator = Arc::clone(&operator);
-            sim.host(name.clone(), move || live(Arc::clone(&this), config.clone(), name.clone(), Arc::clone(&operator), wish));
+            sim.host(name.clone(), move || live(Arc::clone(&this), config.clone(), name.clone(), Arc::clone(&operator), order));
         }
         Ok(Self {
             sim,
@@ -160,7 +163,7 @@ impl Run {
             thief_host,
             theft: None,
             operator,
-            books: None,
+            promises: None,
             tasks: Vec::new(),
             retirements: Vec::new(),
             rotations: Vec::new(),
@@ -173,12 +176,12 @@ impl Run {
 
     fn play(&mut self, plan: &Plan) -> Result<(), Broken> {
         self.step_until(CHAOS_BEGINS)?;
-        let mut books = Books::open(&self.store, self.ping_logs.clone())?;
-        let known = books.nodes()?;
+        let mut promises = Promises::open(&self.store, self.ping_logs.clone())?;
+        let known = promises.nodes()?;
         if known.len() != NODES {
             return Err(format!("harness: {} nodes are enrolled instead of {NODES}", known.len()));
         }
-        self.books = Some(books);
+        self.promises = Some(promises);
         for host in self.nodes.iter().chain([&self.server]) {
             host.arm();
         }
@@ -193,11 +196,11 @@ impl Run {
         self.leapt += LAST_LEAP;
         self.set_clocks();
         self.step_until(self.sim.elapsed() + ENDS_WITHIN)?;
-        if let Some(open) = self.tasks.iter().position(|task| self.operator.answer(task.wish).is_none()) {
+        if let Some(open) = self.tasks.iter().position(|task| self.operator.answer(task.order).is_none()) {
             return Err(format!("recovery: the operator has no answer about task {open} after everything was mended"));
         }
-        match &mut self.books {
-            Some(books) => books.check_end(Duration::from_micros(self.leapt.unsigned_abs())),
+        match &mut self.promises {
+            Some(promises) => promises.check_end(Duration::from_micros(self.leapt.unsigned_abs())),
             None => Ok(()),
         }
     }
@@ -212,9 +215,9 @@ impl Run {
 
     /// The owner and the thief have both been alive for a while, unless the thief has left: the copy must have been noticed.
     fn check_theft(&mut self) -> Result<(), Broken> {
-        let (Some((node, true)), Some(books)) = (self.theft, &mut self.books) else { return Ok(()) };
+        let (Some((node, true)), Some(promises)) = (self.theft, &mut self.promises) else { return Ok(()) };
         let got = self.thief.got();
-        let service = books.service(&node_name(node))?;
+        let service = promises.service(&node_name(node))?;
         if service == "locked" {
             return Ok(());
         }
@@ -226,7 +229,7 @@ impl Run {
         ))
     }
 
-    /// Compares the books with the world if anything may have changed.
+    /// Compares the promises with the world if anything may have changed.
     fn look(&mut self) -> Result<(), Broken> {
         let activity = self.nodes.iter().chain([&self.server]).map(|host| host.activity()).sum();
         if activity == self.activity {
@@ -234,19 +237,19 @@ impl Run {
         }
         self.activity = activity;
         let at = self.sim.elapsed();
-        let Some(books) = &mut self.books else { return Ok(()) };
+        let Some(promises) = &mut self.promises else { return Ok(()) };
         for task in self.tasks.iter_mut().filter(|task| task.id.is_none()) {
-            let Some(answer) = self.operator.answer(task.wish) else { continue };
+            let Some(answer) = self.operator.answer(task.order) else { continue };
             // A node that is retired or drained for good takes no tasks; that is an answer as well.
             if let Some(id) = answer.body.get("id").and_then(|id| id.as_str()).filter(|_| answer.status < 300) {
-                books.acknowledge(id);
-                books.note(at, format_args!("the operator knows {id}"));
+                promises.acknowledge(id);
+                promises.note(at, format_args!("the operator knows {id}"));
                 task.id = Some(id.to_owned());
             }
         }
-        books.check(at)?;
+        promises.check(at)?;
         let (mut old_keys, mut revoked) = (Vec::new(), Vec::new());
-        self.rotations.retain(|wish| match self.operator.answer(*wish) {
+        self.rotations.retain(|order| match self.operator.answer(*order) {
             Some(answer) => {
                 let keys = answer.body["items"].as_array().cloned().unwrap_or_default();
                 let old = keys.iter().find(|key| key["state"] == "grace").and_then(|key| key["key_id"].as_str());
@@ -255,7 +258,7 @@ impl Run {
             }
             None => true,
         });
-        self.revocations.retain(|(wish, key)| match self.operator.answer(*wish) {
+        self.revocations.retain(|(order, key)| match self.operator.answer(*order) {
             Some(answer) => {
                 revoked.extend((answer.status < 300).then(|| key.clone()));
                 false
@@ -263,19 +266,19 @@ impl Run {
             None => true,
         });
         for key in revoked {
-            books.note(at, format_args!("the operator knows that {key} is revoked"));
-            books.revoke(&key)?;
+            promises.note(at, format_args!("the operator knows that {key} is revoked"));
+            promises.revoke(&key)?;
         }
         for key in old_keys {
             let path = routes::fill(routes::SIGNING_KEY_REVOKE, &[&key]).unwrap_or_default();
             let body = json!({ "reason": "the simulation wants it" });
-            let wish = self.operator.ask(Wish { path, body, idempotency_key: None });
-            self.revocations.push((wish, key));
+            let order = self.operator.ask(TaskOrder { path, body, idempotency_key: None });
+            self.revocations.push((order, key));
         }
-        let nodes = if self.retirements.is_empty() { Default::default() } else { books.nodes()? };
+        let nodes = if self.retirements.is_empty() { Default::default() } else { promises.nodes()? };
         let operator = &self.operator;
         let mut done = Vec::new();
-        self.retirements.retain(|(node, wish)| match operator.answer(*wish) {
+        self.retirements.retain(|(node, order)| match operator.answer(*order) {
             Some(answer) => {
                 if answer.status < 300 {
                     done.push(*node);
@@ -286,15 +289,15 @@ impl Run {
         });
         for node in done {
             if let Some(id) = nodes.get(&node_name(node)) {
-                books.note(at, format_args!("the operator knows that {} is retired", node_name(node)));
-                books.retire(id)?;
+                promises.note(at, format_args!("the operator knows that {} is retired", node_name(node)));
+                promises.retire(id)?;
             }
         }
         Ok(())
     }
 
     fn ask(&self, path: &str, body: serde_json::Value) -> usize {
-        self.operator.ask(Wish { path: path.to_owned(), body, idempotency_key: None })
+        self.operator.ask(TaskOrder { path: path.to_owned(), body, idempotency_key: None })
     }
 
     fn node_wish(&self, route: &str, node: usize) -> usize {
@@ -304,8 +307,8 @@ impl Run {
 
     fn happen(&mut self, event: Event) {
         let at = self.sim.elapsed();
-        if let Some(books) = &mut self.books {
-            books.note(at, format_args!("{event:?}"));
+        if let Some(promises) = &mut self.promises {
+            promises.note(at, format_args!("{event:?}"));
         }
         match event {
             Event::Task { number, node, hold_ms, log_lines, queue_seconds, timeout_seconds } => {
@@ -320,8 +323,8 @@ impl Run {
                     body["timeout_seconds"] = seconds.into();
                 }
                 let key = Some(format!("task-{number}"));
-                let wish = self.operator.ask(Wish { path: routes::TASKS.to_owned(), body, idempotency_key: key });
-                self.tasks.push(Asked { wish, id: None });
+                let order = self.operator.ask(TaskOrder { path: routes::TASKS.to_owned(), body, idempotency_key: key });
+                self.tasks.push(Asked { order, id: None });
             }
             Event::Cancel { number } => {
                 // Tasks are numbered in the order they are planned, not asked for: any of them will do.
@@ -334,13 +337,13 @@ impl Run {
             Event::Drain { node } => drop(self.node_wish(routes::NODE_DRAIN, node)),
             Event::Undrain { node } => drop(self.node_wish(routes::NODE_UNDRAIN, node)),
             Event::Retire { node } => {
-                let wish = self.node_wish(routes::NODE_RETIRE, node);
-                self.retirements.push((node, wish));
+                let order = self.node_wish(routes::NODE_RETIRE, node);
+                self.retirements.push((node, order));
             }
             Event::RotateKey => drop(self.ask(routes::SIGNING_KEYS_ROTATE, serde_json::Value::Null)),
             Event::RevokeKey => {
-                let wish = self.ask(routes::SIGNING_KEYS_ROTATE, serde_json::Value::Null);
-                self.rotations.push(wish);
+                let order = self.ask(routes::SIGNING_KEYS_ROTATE, serde_json::Value::Null);
+                self.rotations.push(order);
             }
             Event::CutLink { node, cut } => match cut {
                 Cut::Both => self.sim.partition(SERVER, node_name(node)),
@@ -368,7 +371,7 @@ impl Run {
             }
             Event::Theft { node, stays } => {
                 let name = node_name(node);
-                let instance = self.books.as_mut().and_then(|books| books.stolen(&name).ok()).unwrap_or_default();
+                let instance = self.promises.as_mut().and_then(|promises| promises.stolen(&name).ok()).unwrap_or_default();
                 if let Some(loot) = Loot::copy(&self.states[node], instance) {
                     self.thief.take(loot, stays);
                     self.theft = Some((node, stays));
@@ -449,7 +452,7 @@ async fn serve(host: Arc<Host>, operator: Arc<Operator>, data_dir: PathBuf) -> t
     let config = ServerConfig {
         store: StoreConfig::Sqlite { path: data_dir.join("gpuaas.db") },
         data_dir,
-        roles: roles::Role::ALL.into(),
+        roles: process_roles::Role::ALL.into(),
         api_listen: crate::operator::API.parse()?,
         api_tls: ApiTls::Off,
         link_listen: SocketAddr::from(([0, 0, 0, 0], 8443)),
@@ -457,7 +460,7 @@ async fn serve(host: Arc<Host>, operator: Arc<Operator>, data_dir: PathBuf) -> t
         ca: Default::default(),
         identity: gpuaas_control::identity::IdentityConfig::default(),
         policies: Vec::new(),
-        engines: Default::default(),
+        backends: Default::default(),
         driver: std::sync::Arc::new(gpuaas_control::workflow::Embedded),
         trusted_proxies: Vec::new(),
         limits: None,

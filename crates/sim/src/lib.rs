@@ -3,14 +3,14 @@
 //! One run is one seed: the real control plane on SQLite and three real agents with their journals, over a simulated
 //! network, simulated clocks and chance that follows from the seed. For a minute or two of simulated time links are cut or go
 //! silent, programs crash, disks and links are slow, clocks are wrong, certificates expire, keys and nodes are revoked, messages
-//! come twice and out of order, and a thief uses a copy of a node's identity. After every step the books are compared with what the hosts really did. Then everything is
+//! come twice and out of order, and a thief uses a copy of a node's identity. After every step the promises are compared with what the hosts really did. Then everything is
 //! mended, and everything must come to its end.
 
-mod books;
 mod chance;
 mod cluster;
 mod operator;
 mod plan;
+mod promises;
 mod thief;
 
 use std::fmt;

@@ -5,7 +5,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use bytes::Bytes;
-use gpuaas_world::net::TcpStream;
+use gpuaas_runtime::net::TcpStream;
 use http_body_util::{BodyExt as _, Full};
 use hyper_util::rt::TokioIo;
 use tokio::sync::Notify;
@@ -17,7 +17,7 @@ const PATIENCE: Duration = Duration::from_secs(20);
 
 /// A request. Asked again after every failure, so it must be one that can be.
 #[derive(Clone, Debug)]
-pub(crate) struct Wish {
+pub(crate) struct TaskOrder {
     pub(crate) path: String,
     pub(crate) body: serde_json::Value,
     pub(crate) idempotency_key: Option<String>,
@@ -33,20 +33,20 @@ pub(crate) struct Answer {
 /// What was asked for and what came back; lives through the server's crashes.
 #[derive(Default)]
 pub(crate) struct Operator {
-    wishes: Mutex<BTreeMap<usize, (Wish, Option<Answer>)>>,
+    requests: Mutex<BTreeMap<usize, (TaskOrder, Option<Answer>)>>,
     changed: Notify,
 }
 
 impl Operator {
-    fn lock(&self) -> MutexGuard<'_, BTreeMap<usize, (Wish, Option<Answer>)>> {
-        self.wishes.lock().unwrap_or_else(PoisonError::into_inner)
+    fn lock(&self) -> MutexGuard<'_, BTreeMap<usize, (TaskOrder, Option<Answer>)>> {
+        self.requests.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Asks for something; the number names it.
-    pub(crate) fn ask(&self, wish: Wish) -> usize {
-        let mut wishes = self.lock();
-        let number = wishes.len();
-        wishes.insert(number, (wish, None));
+    pub(crate) fn ask(&self, order: TaskOrder) -> usize {
+        let mut requests = self.lock();
+        let number = requests.len();
+        requests.insert(number, (order, None));
         self.changed.notify_one();
         number
     }
@@ -60,17 +60,17 @@ impl Operator {
     pub(crate) async fn serve(self: Arc<Self>, token: String) {
         let mut under_way = std::collections::BTreeSet::new();
         loop {
-            let open: Vec<(usize, Wish)> = self
+            let open: Vec<(usize, TaskOrder)> = self
                 .lock()
                 .iter()
                 .filter(|(number, (_, answer))| answer.is_none() && !under_way.contains(*number))
-                .map(|(number, (wish, _))| (*number, wish.clone()))
+                .map(|(number, (order, _))| (*number, order.clone()))
                 .collect();
-            for (number, wish) in open {
+            for (number, order) in open {
                 under_way.insert(number);
                 let (this, token) = (Arc::clone(&self), token.clone());
                 tokio::spawn(async move {
-                    let answer = until_answered(&wish, &token).await;
+                    let answer = until_answered(&order, &token).await;
                     if let Some((_, slot)) = this.lock().get_mut(&number) {
                         *slot = Some(answer);
                     }
@@ -81,32 +81,32 @@ impl Operator {
     }
 }
 
-async fn until_answered(wish: &Wish, token: &str) -> Answer {
+async fn until_answered(order: &TaskOrder, token: &str) -> Answer {
     loop {
-        match tokio::time::timeout(PATIENCE, once(wish, token)).await {
+        match tokio::time::timeout(PATIENCE, once(order, token)).await {
             // The server may be overloaded or shutting down; anything else is an answer.
             Ok(Ok(answer)) if answer.status < 500 => return answer,
-            Ok(Ok(answer)) => tracing::debug!(?wish, ?answer, "no answer yet"),
-            Ok(Err(error)) => tracing::debug!(?wish, error, "no answer yet"),
-            Err(_) => tracing::debug!(?wish, "no answer in time"),
+            Ok(Ok(answer)) => tracing::debug!(?order, ?answer, "no answer yet"),
+            Ok(Err(error)) => tracing::debug!(?order, error, "no answer yet"),
+            Err(_) => tracing::debug!(?order, "no answer in time"),
         }
         tokio::time::sleep(Duration::from_millis(500)).await;
     }
 }
 
-async fn once(wish: &Wish, token: &str) -> Result<Answer, String> {
+async fn once(order: &TaskOrder, token: &str) -> Result<Answer, String> {
     let stream = TcpStream::connect(API).await.map_err(|error| error.to_string())?;
     let (mut sender, connection) =
         hyper::client::conn::http1::handshake(TokioIo::new(stream)).await.map_err(|error| error.to_string())?;
     tokio::spawn(connection);
-    let mut request = http::Request::post(&wish.path)
+    let mut request = http::Request::post(&order.path)
         .header("host", API)
         .header("authorization", format!("Bearer {token}"))
         .header("content-type", "application/json");
-    if let Some(key) = &wish.idempotency_key {
+    if let Some(key) = &order.idempotency_key {
         request = request.header(gpuaas_api::routes::IDEMPOTENCY_KEY_HEADER, key);
     }
-    let body = if wish.body.is_null() { Bytes::new() } else { Bytes::from(wish.body.to_string()) };
+    let body = if order.body.is_null() { Bytes::new() } else { Bytes::from(order.body.to_string()) };
     let request = request.body(Full::new(body)).map_err(|error| error.to_string())?;
     let response = sender.send_request(request).await.map_err(|error| error.to_string())?;
     let status = response.status().as_u16();

@@ -9,8 +9,8 @@ use std::time::Duration;
 use gpuaas_contract::link::node_link_client::NodeLinkClient;
 use gpuaas_contract::link::{self, Ack, FromNode, Hello, Pong, SignedReceipt, TaskPhase, from_node, to_node};
 use gpuaas_contract::time::Timestamp;
-use gpuaas_world::net::TcpStream;
-use gpuaas_world::simulation::Host;
+use gpuaas_runtime::net::TcpStream;
+use gpuaas_runtime::simulation::Host;
 use hyper_util::rt::TokioIo;
 use rustls::pki_types::pem::PemObject as _;
 use rustls::pki_types::{CertificateDer, PrivateKeyDer, ServerName};
@@ -61,7 +61,7 @@ impl Loot {
         let mut roots = rustls::RootCertStore::empty();
         roots.add(CertificateDer::from_pem_slice(file("ca.crt")?.as_bytes()).ok()?).ok()?;
         let provider = Arc::new(rustls::crypto::aws_lc_rs::default_provider());
-        let mut tls = rustls::ClientConfig::builder_with_details(provider, gpuaas_world::certificate_clock())
+        let mut tls = rustls::ClientConfig::builder_with_details(provider, gpuaas_runtime::certificate_clock())
             .with_protocol_versions(&[&rustls::version::TLS13])
             .ok()?
             .with_root_certificates(roots)
@@ -106,7 +106,7 @@ impl Thief {
                 return std::future::pending().await;
             }
             let mut random = [0; 8];
-            gpuaas_world::random(&mut random);
+            gpuaas_runtime::random(&mut random);
             tokio::time::sleep(Duration::from_millis(500 + u64::from_le_bytes(random) % TRIES_AGAIN)).await;
         }
     }

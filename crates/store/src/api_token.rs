@@ -6,7 +6,7 @@ use gpuaas_contract::time::Timestamp;
 use gpuaas_domain::access::{ApiToken, PlatformRole};
 
 use crate::db::{Arg, Columns, Reader, Select};
-use crate::table::Kind::{Int, Text};
+use crate::table::ColumnKind::{Int, Text};
 use crate::table::{Row, Table};
 use crate::{Result, Store};
 

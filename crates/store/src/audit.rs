@@ -4,7 +4,7 @@ use gpuaas_domain::audit_chain::{AuditRow, Head};
 
 use crate::db::{Arg, Columns, Reader, Select};
 use crate::error::StoreError;
-use crate::table::Kind::{Int, Text};
+use crate::table::ColumnKind::{Int, Text};
 use crate::table::{Row, Table};
 use crate::{Result, Store};
 

@@ -6,7 +6,7 @@ use gpuaas_domain::node::Certificate;
 
 use crate::db::{Arg, Columns, Reader};
 use crate::prepare::Afterwards;
-use crate::table::Kind::{Int, Text};
+use crate::table::ColumnKind::{Int, Text};
 use crate::table::{Row, Table};
 use crate::{Result, Store};
 

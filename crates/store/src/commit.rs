@@ -13,7 +13,7 @@ use std::sync::atomic::Ordering;
 use std::time::Duration;
 
 use gpuaas_contract::id::ServerId;
-use gpuaas_domain::Hint;
+use gpuaas_domain::Wakeup;
 use gpuaas_domain::audit_chain::Head;
 use sqlx::error::ErrorKind;
 use tokio::sync::{broadcast, mpsc, oneshot};
@@ -57,7 +57,7 @@ pub(crate) struct Job {
 pub(crate) struct Committer {
     db: Db,
     process: ServerId,
-    hints: broadcast::Sender<Hint>,
+    wakeups: broadcast::Sender<Wakeup>,
     connection: Option<WriteConnection>,
     chain: Chain,
     /// Versions of the rows that this process has written over last. Versions only grow, so whoever has decided on an older one
@@ -75,7 +75,7 @@ struct Chain {
 }
 
 /// How to write a group.
-enum Way {
+enum CommitMode {
     /// With one statement if it can be; with care if that fails.
     AtOnce,
     /// Looking at every row before anything is written.
@@ -85,7 +85,7 @@ enum Way {
     InDoubt(Head),
 }
 
-impl Way {
+impl CommitMode {
     /// The same without hoping for the best.
     fn careful(self) -> Self {
         match self {
@@ -96,7 +96,7 @@ impl Way {
 }
 
 /// Why a group was not written.
-enum Failure {
+enum CommitFailure {
     /// The transaction never began: the connection was dead.
     NotBegun(StoreError),
     /// The connection broke after a single statement was sent that would have left the chain with this end.
@@ -112,8 +112,8 @@ enum Failure {
 }
 
 impl Committer {
-    pub(crate) fn new(db: Db, process: ServerId, hints: broadcast::Sender<Hint>) -> Self {
-        Self { db, process, hints, connection: None, chain: Chain::default(), versions: HashMap::new() }
+    pub(crate) fn new(db: Db, process: ServerId, wakeups: broadcast::Sender<Wakeup>) -> Self {
+        Self { db, process, wakeups, connection: None, chain: Chain::default(), versions: HashMap::new() }
     }
 
     /// Writes until everybody who could ask is gone or the store is closed.
@@ -147,7 +147,7 @@ impl Committer {
 
     /// Writes a group, in as few transactions as possible, and answers everybody in it.
     async fn write(&mut self, group: Vec<Job>) {
-        let mut groups = vec![(self.without_outdated(group), 1, Way::AtOnce)];
+        let mut groups = vec![(self.without_outdated(group), 1, CommitMode::AtOnce)];
         while let Some((mut group, attempt, way)) = groups.pop() {
             if group.is_empty() {
                 continue;
@@ -160,27 +160,27 @@ impl Committer {
                 Err(failure) => failure,
             };
             let error = match failure {
-                Failure::NotBegun(_) | Failure::TryAgain(_) if attempt < MAX_ATTEMPTS => {
+                CommitFailure::NotBegun(_) | CommitFailure::TryAgain(_) if attempt < MAX_ATTEMPTS => {
                     groups.push((group, attempt + 1, way.careful()));
                     continue;
                 }
                 // Whatever became of it, it can be found out: the chain has its hash or can never get it.
-                Failure::InDoubt(end, _) if attempt < MAX_ATTEMPTS => {
-                    groups.push((group, attempt + 1, Way::InDoubt(end)));
+                CommitFailure::InDoubt(end, _) if attempt < MAX_ATTEMPTS => {
+                    groups.push((group, attempt + 1, CommitMode::InDoubt(end)));
                     continue;
                 }
-                Failure::Collision | Failure::Unwritable(_) if group.len() > 1 => {
+                CommitFailure::Collision | CommitFailure::Unwritable(_) if group.len() > 1 => {
                     let second = group.split_off(group.len() / 2);
-                    groups.push((second, 1, Way::WithCare));
-                    groups.push((group, 1, Way::WithCare));
+                    groups.push((second, 1, CommitMode::WithCare));
+                    groups.push((group, 1, CommitMode::WithCare));
                     continue;
                 }
-                Failure::Collision => CommitError::Conflict,
-                Failure::NotBegun(error)
-                | Failure::TryAgain(error)
-                | Failure::InDoubt(_, error)
-                | Failure::Unwritable(error)
-                | Failure::Whole(error) => {
+                CommitFailure::Collision => CommitError::Conflict,
+                CommitFailure::NotBegun(error)
+                | CommitFailure::TryAgain(error)
+                | CommitFailure::InDoubt(_, error)
+                | CommitFailure::Unwritable(error)
+                | CommitFailure::Whole(error) => {
                     tracing::error!(error = &error as &dyn std::error::Error, decisions = group.len(), "commit failed");
                     CommitError::Store(error)
                 }
@@ -202,30 +202,30 @@ impl Committer {
         group
     }
 
-    async fn try_write(&mut self, group: &[Job], way: &Way) -> Result<Vec<bool>, Failure> {
+    async fn try_write(&mut self, group: &[Job], way: &CommitMode) -> Result<Vec<bool>, CommitFailure> {
         let mut connection = match self.connection.take() {
             Some(connection) => connection,
             None => {
-                let connecting = gpuaas_world::answer(self.db.connect());
-                connecting.await.map_err(StoreError::doing("accept a connection")).map_err(Failure::NotBegun)?
+                let connecting = gpuaas_runtime::answer(self.db.connect());
+                connecting.await.map_err(StoreError::doing("accept a connection")).map_err(CommitFailure::NotBegun)?
             }
         };
         let group: Vec<&Prepared> = group.iter().map(|job| &job.prepared).collect();
         let writing = self.chain.write(&mut connection, self.process, &group, way);
         let result = match &self.db {
-            Db::Sqlite { .. } => gpuaas_world::recorded(writing).await,
+            Db::Sqlite { .. } => gpuaas_runtime::recorded(writing).await,
             // A partner that stopped answering must not stop us for good. The outcome is unknown then.
             Db::Pg { .. } => match tokio::time::timeout(PG_TIMEOUT, writing).await {
                 Ok(result) => result,
-                Err(_) => Err(Failure::Whole(StoreError::doing("answer in time")(timed_out()))),
+                Err(_) => Err(CommitFailure::Whole(StoreError::doing("answer in time")(timed_out()))),
             },
         };
         match &result {
-            Ok(_) | Err(Failure::TryAgain(_) | Failure::Collision | Failure::Unwritable(_)) => {
+            Ok(_) | Err(CommitFailure::TryAgain(_) | CommitFailure::Collision | CommitFailure::Unwritable(_)) => {
                 self.connection = Some(connection);
             }
             // In doubt a new connection: this one may be dead, or in the middle of something.
-            Err(Failure::NotBegun(_) | Failure::InDoubt(..) | Failure::Whole(_)) => drop(connection),
+            Err(CommitFailure::NotBegun(_) | CommitFailure::InDoubt(..) | CommitFailure::Whole(_)) => drop(connection),
         }
         result
     }
@@ -233,9 +233,9 @@ impl Committer {
     /// Tells everybody, and wakes whom the written decisions want to wake.
     fn answer(&mut self, group: Vec<Job>, written: &[bool]) {
         let done = || group.iter().zip(written).filter(|(_, written)| **written).map(|(job, _)| &job.prepared);
-        for hint in distinct(done().flat_map(|prepared| &prepared.hints)) {
+        for wakeup in distinct(done().flat_map(|prepared| &prepared.wakeups)) {
             // No receiver is no harm.
-            let _ = self.hints.send(hint.clone());
+            let _ = self.wakeups.send(wakeup.clone());
         }
         if self.versions.len() > MAX_VERSIONS {
             self.versions.clear();
@@ -281,29 +281,29 @@ impl Chain {
         connection: &mut WriteConnection,
         process: ServerId,
         group: &[&Prepared],
-        way: &Way,
-    ) -> Result<Vec<bool>, Failure> {
-        if let Way::AtOnce = way
+        way: &CommitMode,
+    ) -> Result<Vec<bool>, CommitFailure> {
+        if let CommitMode::AtOnce = way
             && self.write_at_once(connection, process, group).await?
         {
             return Ok(vec![true; group.len()]);
         }
         let begun = connection.begin().await;
-        let mut tx = begun.map_err(StoreError::doing("begin a transaction")).map_err(Failure::NotBegun)?;
+        let mut tx = begun.map_err(StoreError::doing("begin a transaction")).map_err(CommitFailure::NotBegun)?;
         match self.fill(&mut tx, process, group, way).await {
             Ok(Filled::Changed(written, end)) => {
-                tx.commit().await.map_err(StoreError::doing("commit")).map_err(Failure::Whole)?;
+                tx.commit().await.map_err(StoreError::doing("commit")).map_err(CommitFailure::Whole)?;
                 self.end = end.or(self.end.take());
                 Ok(written)
             }
             Ok(Filled::Unchanged(written)) => {
-                tx.rollback().await.map_err(StoreError::doing("roll back")).map_err(Failure::Whole)?;
+                tx.rollback().await.map_err(StoreError::doing("roll back")).map_err(CommitFailure::Whole)?;
                 Ok(written)
             }
             Err(error) => {
                 let failure = classified(error);
-                if !matches!(failure, Failure::Whole(_)) {
-                    tx.rollback().await.map_err(StoreError::doing("roll back")).map_err(Failure::Whole)?;
+                if !matches!(failure, CommitFailure::Whole(_)) {
+                    tx.rollback().await.map_err(StoreError::doing("roll back")).map_err(CommitFailure::Whole)?;
                 }
                 Err(failure)
             }
@@ -317,7 +317,7 @@ impl Chain {
         connection: &mut WriteConnection,
         process: ServerId,
         group: &[&Prepared],
-    ) -> Result<bool, Failure> {
+    ) -> Result<bool, CommitFailure> {
         let Some(before) = self.end.clone().filter(|_| !self.shared) else { return Ok(false) };
         // What runs afterwards has to see what the same group writes, and a single statement sees only what was there before.
         if group.iter().any(|prepared| !prepared.afterwards.is_empty()) {
@@ -350,7 +350,7 @@ impl Chain {
                 Ok(true)
             }
             Err(error) if error.as_database_error().is_some() => Ok(false),
-            Err(error) => Err(Failure::InDoubt(end, StoreError::doing("write a group")(error))),
+            Err(error) => Err(CommitFailure::InDoubt(end, StoreError::doing("write a group")(error))),
         }
     }
 
@@ -360,13 +360,13 @@ impl Chain {
         tx: &mut WriteTransaction<'_>,
         process: ServerId,
         group: &[&Prepared],
-        way: &Way,
+        way: &CommitMode,
     ) -> Result<Filled, StoreError> {
         let versions = lock(tx, group).await?;
         // From here on other processes wait for us.
         let appends = group.iter().any(|prepared| !prepared.events.is_empty() || !prepared.audit.is_empty());
         let head = if appends { Some(self.lock_head(tx).await?) } else { None };
-        if let Way::InDoubt(end) = way
+        if let CommitMode::InDoubt(end) = way
             && has_entry(tx, end).await?
         {
             return Ok(Filled::Unchanged(vec![true; group.len()]));
@@ -452,29 +452,29 @@ async fn has_entry(tx: &mut WriteTransaction<'_>, entry: &Head) -> Result<bool, 
     Ok(found.first() == Some(entry))
 }
 
-fn classified(error: StoreError) -> Failure {
+fn classified(error: StoreError) -> CommitFailure {
     let StoreError::Database { source, .. } = &error else {
         return match error {
-            StoreError::BadDecision { .. } => Failure::Unwritable(error),
-            other => Failure::Whole(other),
+            StoreError::BadDecision { .. } => CommitFailure::Unwritable(error),
+            other => CommitFailure::Whole(other),
         };
     };
-    let Some(said) = source.as_database_error() else { return Failure::Whole(error) };
-    match said.kind() {
-        ErrorKind::UniqueViolation => Failure::Collision,
+    let Some(reported) = source.as_database_error() else { return CommitFailure::Whole(error) };
+    match reported.kind() {
+        ErrorKind::UniqueViolation => CommitFailure::Collision,
         ErrorKind::ForeignKeyViolation
         | ErrorKind::NotNullViolation
         | ErrorKind::CheckViolation
-        | ErrorKind::ExclusionViolation => Failure::Unwritable(error),
+        | ErrorKind::ExclusionViolation => CommitFailure::Unwritable(error),
         _ => {
-            let postgres = said.try_downcast_ref::<sqlx::postgres::PgDatabaseError>().is_some();
-            let code = said.code().unwrap_or_default();
+            let postgres = reported.try_downcast_ref::<sqlx::postgres::PgDatabaseError>().is_some();
+            let code = reported.code().unwrap_or_default();
             match code.get(..2) {
                 // Transaction rollback: deadlock or serialization.
-                Some("40") if postgres => Failure::TryAgain(error),
+                Some("40") if postgres => CommitFailure::TryAgain(error),
                 // Data exception: a value that the database cannot hold.
-                Some("22") if postgres => Failure::Unwritable(error),
-                _ => Failure::Whole(error),
+                Some("22") if postgres => CommitFailure::Unwritable(error),
+                _ => CommitFailure::Whole(error),
             }
         }
     }
@@ -534,8 +534,8 @@ mod tests {
     async fn mixed_group(database: &Database) {
         let store = database.open().await;
         let known = crate::support::stored_node(&store).await;
-        let (hints, mut heard) = broadcast::channel(1000);
-        let mut committer = Committer::new(store.db().clone(), ServerId::generate(), hints);
+        let (wakeups, mut heard) = broadcast::channel(1000);
+        let mut committer = Committer::new(store.db().clone(), ServerId::generate(), wakeups);
         let cluster = store.cluster_id().await.expect("reads");
         let tasks: Vec<_> = (0..64).map(|_| task(&known)).collect();
         let jobs = tasks.iter().enumerate().map(|(n, task)| {
@@ -549,7 +549,7 @@ mod tests {
                 33 => recorded("no such node", [insert, Change::TaskInsert(Box::new(crate::support::task(&node())))]),
                 _ => recorded("fine", [insert]),
             };
-            job(decision.hint(Hint::Task(task.id)), cluster)
+            job(decision.wakeup(Wakeup::Task(task.id)), cluster)
         });
         let (jobs, answers): (Vec<_>, Vec<_>) = jobs.unzip();
         let group = next_group(&mut jobs.into());
@@ -568,15 +568,15 @@ mod tests {
                 (_, answer) => {
                     answer.expect("written");
                     assert!(stored, "{n} is not there");
-                    written.push(Hint::Task(task.id));
+                    written.push(Wakeup::Task(task.id));
                 }
             }
         }
         let mut hinted = Vec::new();
         let mut events = 0;
-        while let Ok(hint) = heard.try_recv() {
-            match hint {
-                Hint::Outbox => events += 1,
+        while let Ok(wakeup) = heard.try_recv() {
+            match wakeup {
+                Wakeup::Outbox => events += 1,
                 other => hinted.push(other),
             }
         }

@@ -418,7 +418,7 @@ impl Db {
     ) -> Result<Vec<T>, StoreError> {
         match self {
             Self::Sqlite { reader, .. } => {
-                let rows = gpuaas_world::answer(async {
+                let rows = gpuaas_runtime::answer(async {
                     let mut reading = reader.acquire().await?;
                     let rows = bound!(Sqlite, sql, args).fetch_all(&mut reading.connection).await?;
                     reading.done();

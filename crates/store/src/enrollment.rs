@@ -5,7 +5,7 @@ use gpuaas_contract::time::Timestamp;
 use gpuaas_domain::enrollment::{Enrollment, EnrollmentState};
 
 use crate::db::{Arg, Columns, Reader, Select};
-use crate::table::Kind::{Bytes, Int, Text};
+use crate::table::ColumnKind::{Bytes, Int, Text};
 use crate::table::{Row, Table};
 use crate::{Result, Store};
 

@@ -6,7 +6,7 @@ use gpuaas_contract::key::KeyId;
 use gpuaas_contract::time::Timestamp;
 
 use crate::db::{Arg, Columns, Reader};
-use crate::table::Kind::{Bytes, Int, Text};
+use crate::table::ColumnKind::{Bytes, Int, Text};
 use crate::table::Table;
 use crate::{Result, Store};
 

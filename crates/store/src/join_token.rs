@@ -5,7 +5,7 @@ use gpuaas_contract::id::JoinTokenId;
 use gpuaas_domain::enrollment::JoinToken;
 
 use crate::db::{Arg, Columns, Reader, Select};
-use crate::table::Kind::{Int, Text};
+use crate::table::ColumnKind::{Int, Text};
 use crate::table::{Row, Table};
 use crate::{Result, Store};
 

@@ -2,7 +2,7 @@
 //!
 //! Reading is one method per question, in a file per aggregate. Writing is [`Store::commit`] alone: a
 //! [`Decision`] goes in whole, with its events, its audit rows and its wake-ups, or not at all. The store is the truth;
-//! hints only make things quicker.
+//! wakeups only make things quicker.
 
 mod api_token;
 mod audit;
@@ -13,7 +13,6 @@ mod db;
 mod enrollment;
 mod envelope;
 mod error;
-mod hints;
 mod join_token;
 mod lock;
 mod log;
@@ -35,6 +34,7 @@ mod slot;
 mod support;
 mod table;
 mod task;
+mod wakeups;
 
 // The tests' helpers call us by our outer name, from inside as well.
 #[cfg(test)]
@@ -44,7 +44,7 @@ use std::collections::HashMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use gpuaas_contract::id::{ClusterId, NodeId, ServerId};
-use gpuaas_domain::{Decision, Hint};
+use gpuaas_domain::{Decision, Wakeup};
 use tokio::sync::{broadcast, mpsc, oneshot};
 use tokio::task::JoinHandle;
 
@@ -84,9 +84,9 @@ struct Inner {
     db: Db,
     cluster: ClusterId,
     queue: mpsc::Sender<Message>,
-    hints: broadcast::Sender<Hint>,
-    /// Where hints without a commit go on PostgreSQL.
-    notify: Option<mpsc::Sender<Hint>>,
+    wakeups: broadcast::Sender<Wakeup>,
+    /// Where wakeups without a commit go on PostgreSQL.
+    notify: Option<mpsc::Sender<Wakeup>>,
     committer: Mutex<Option<JoinHandle<()>>>,
     helpers: Vec<JoinHandle<()>>,
     lock: Mutex<Option<Arc<FileLock>>>,
@@ -113,20 +113,20 @@ impl Store {
             StoreConfig::Postgres { .. } => None,
         };
         let db = Db::open(config)?;
-        let cluster = gpuaas_world::answer(migrate::migrate(&db)).await?;
+        let cluster = gpuaas_runtime::answer(migrate::migrate(&db)).await?;
         // Names this opening of the store among the processes that share a database.
         let process = ServerId::generate();
-        let (hints, _) = broadcast::channel(hints::BROADCAST_CAPACITY);
+        let (wakeups, _) = broadcast::channel(wakeups::BROADCAST_CAPACITY);
         let (notify, helpers) = match &db {
             Db::Sqlite { .. } => (None, Vec::new()),
             Db::Pg { writer, reader, .. } => {
-                let listener = hints::spawn_listener(writer, process, hints.clone()).await?;
-                let (notify, notifier) = hints::spawn_notifier(Arc::clone(reader), process);
+                let listener = wakeups::spawn_listener(writer, process, wakeups.clone()).await?;
+                let (notify, notifier) = wakeups::spawn_notifier(Arc::clone(reader), process);
                 (Some(notify), vec![listener, notifier])
             }
         };
         let (queue, jobs) = mpsc::channel(commit::QUEUE);
-        let committer = Committer::new(db.clone(), process, hints.clone());
+        let committer = Committer::new(db.clone(), process, wakeups.clone());
         let held = lock.clone();
         let committer = tokio::spawn(async move {
             committer.run(jobs).await;
@@ -137,7 +137,7 @@ impl Store {
             db,
             cluster,
             queue,
-            hints,
+            wakeups,
             notify,
             committer: Mutex::new(Some(committer)),
             helpers,
@@ -189,12 +189,12 @@ impl Store {
     pub async fn commit(&self, decision: Decision) -> std::result::Result<(), CommitError> {
         let prepared = Prepared::new(decision, self.inner.cluster)?;
         if prepared.is_empty() {
-            for hint in prepared.hints {
-                self.hint(hint);
+            for wakeup in prepared.wakeups {
+                self.wakeup(wakeup);
             }
             return Ok(());
         }
-        if gpuaas_world::broken("store.commit") {
+        if gpuaas_runtime::broken("store.commit") {
             return Ok(());
         }
         self.write(prepared).await
@@ -211,20 +211,20 @@ impl Store {
     /// Wake-ups from now on: of this process's commits right after them, and on PostgreSQL also of other processes.
     ///
     /// A receiver that is too slow gets `Lagged` and has lost some: it should then look at everything it cares for.
-    /// Whoever waits for a hint must poll slowly as well.
-    pub fn hints(&self) -> broadcast::Receiver<Hint> {
-        self.inner.hints.subscribe()
+    /// Whoever waits for a wakeup must poll slowly as well.
+    pub fn wakeups(&self) -> broadcast::Receiver<Wakeup> {
+        self.inner.wakeups.subscribe()
     }
 
     /// Sends a wake-up without a commit. To other processes only as well as possible.
-    pub fn hint(&self, hint: Hint) {
+    pub fn wakeup(&self, wakeup: Wakeup) {
         if let Some(notify) = &self.inner.notify
-            && notify.try_send(hint.clone()).is_err()
+            && notify.try_send(wakeup.clone()).is_err()
         {
-            tracing::debug!("too many hints wait to be sent to other servers; one was dropped");
+            tracing::debug!("too many wakeups wait to be sent to other servers; one was dropped");
         }
         // No receiver is no harm.
-        let _ = self.inner.hints.send(hint);
+        let _ = self.inner.wakeups.send(wakeup);
     }
 
     pub(crate) fn db(&self) -> &Db {

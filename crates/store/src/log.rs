@@ -4,7 +4,7 @@ use gpuaas_contract::id::TaskId;
 use gpuaas_domain::decision::TaskLogLine;
 
 use crate::db::{Arg, Columns, Reader, Select};
-use crate::table::Kind::{Int, Text};
+use crate::table::ColumnKind::{Int, Text};
 use crate::table::{Row, Table};
 use crate::{Result, Store};
 

@@ -8,7 +8,7 @@ use gpuaas_domain::node::{LiveSession, Node, Service, Transport};
 
 use crate::db::{Arg, Columns, Reader, Select};
 use crate::error::StoreError;
-use crate::table::Kind::{Bytes, Int, Text};
+use crate::table::ColumnKind::{Bytes, Int, Text};
 use crate::table::{Row, Table};
 use crate::{MAX_PAGE, Result, Store};
 

@@ -5,7 +5,7 @@ use gpuaas_contract::time::Timestamp;
 use gpuaas_domain::Event;
 
 use crate::db::{Arg, Columns, Reader, Select};
-use crate::table::Kind::{Int, IntOfDatabase, Text};
+use crate::table::ColumnKind::{Int, IntOfDatabase, Text};
 use crate::table::{Row, Table};
 use crate::{Result, Store};
 

@@ -2,7 +2,7 @@
 
 use gpuaas_contract::id::{NodeId, ProjectId, ServiceAccountId};
 use gpuaas_contract::time::Timestamp;
-use gpuaas_domain::resource::Kind;
+use gpuaas_domain::resource::ResourceKind;
 use gpuaas_domain::task::TaskState;
 use sqlx::{AssertSqlSafe, Row as _};
 
@@ -200,7 +200,7 @@ const WAITS: &[&str] = &["outbox_waiting_pkey", "PRIMARY"];
 
 /// Queries about resources, events and API tokens, and the indexes each may use.
 fn other_queries(engine: Engine) -> Vec<(String, Vec<Arg>, &'static [&'static str])> {
-    let kind = || Arg::text(Kind::Allocation.as_str());
+    let kind = || Arg::text(ResourceKind::Allocation.as_str());
     let text = |text: &str| text.to_owned();
     let (time, limit) = (|| Arg::time(Timestamp(5)), || Arg::Int(Some(10)));
     let mut queries: Vec<(String, Vec<Arg>, &'static [&'static str])> = vec![
@@ -219,12 +219,12 @@ fn other_queries(engine: Engine) -> Vec<(String, Vec<Arg>, &'static [&'static st
     queries.push((forget([relay::FORGET, relay::FORGET_PG]), vec![time()], WAITS));
     queries.push((forget([relay::MARK, relay::MARK_PG]), vec![Arg::text("[]")], WAITS));
     queries.push((forget([relay::UNPUBLISHED, relay::UNPUBLISHED_PG]), vec![Arg::text("[3, 5]"), limit()], WAITS));
-    let many = resource::many_query(engine, Kind::Allocation, &[text("a")]).expect("a query").into_parts();
+    let many = resource::many_query(engine, ResourceKind::Allocation, &[text("a")]).expect("a query").into_parts();
     queries.push((many.0, many.1, ID));
     let mut list = |filter: ResourceFilter, indexes: &'static [&'static str]| {
         for newest_first in [false, true] {
             for after in [None, Some("alloc_5")] {
-                let query = resource::list_query(engine, Kind::Allocation, &filter, after, newest_first, 10);
+                let query = resource::list_query(engine, ResourceKind::Allocation, &filter, after, newest_first, 10);
                 let (sql, args) = query.expect("a query").into_parts();
                 queries.push((sql, args, indexes));
             }

@@ -7,7 +7,7 @@ use gpuaas_contract::id::{ClusterId, ServerId};
 use gpuaas_contract::time::Timestamp;
 use gpuaas_domain::audit_chain::AuditRow;
 use gpuaas_domain::decision::AuditEntry;
-use gpuaas_domain::{Change, Decision, Hint};
+use gpuaas_domain::{Change, Decision, Wakeup};
 
 use crate::db::Arg;
 use crate::error::StoreError;
@@ -112,18 +112,18 @@ pub(crate) struct Prepared {
     pub(crate) servers: Vec<(ServerId, Timestamp)>,
     pub(crate) events: Vec<Row>,
     pub(crate) audit: Vec<AuditEntry>,
-    pub(crate) hints: Vec<Hint>,
+    pub(crate) wakeups: Vec<Wakeup>,
 }
 
 impl Prepared {
     /// Takes a decision apart.
     pub(crate) fn new(decision: Decision, cluster: ClusterId) -> Result<Self, StoreError> {
-        let Decision { changes, events, audit, hints, endings } = decision;
+        let Decision { changes, events, audit, wakeups, endings } = decision;
         if let Some(ending) = endings.first() {
             let what = format!("{} ends in it, and it does not say what becomes of its slots", ending.task.id);
             return Err(StoreError::BadDecision { what });
         }
-        let mut prepared = Self { hints, ..Self::default() };
+        let mut prepared = Self { wakeups, ..Self::default() };
         for change in changes {
             prepared.add(change)?;
         }
@@ -131,7 +131,7 @@ impl Prepared {
             events.iter().map(|event| crate::outbox::to_row(event, cluster)).collect::<Result<Vec<_>, StoreError>>()?;
         if !prepared.events.is_empty() {
             // Here, so that nobody has to remember it.
-            prepared.hints.push(Hint::Outbox);
+            prepared.wakeups.push(Wakeup::Outbox);
         }
         prepared.audit = audit.into_iter().map(without_nul).collect();
         prepared.check_each_row_once()?;
@@ -143,9 +143,9 @@ impl Prepared {
         match change {
             Change::NodeInsert(node) => self.write(Node, &node.id, None, "", node::to_row(&node)?),
             Change::NodeUpdate(node) => self.write(Node, &node.id, Some(node.version), "", node::to_row(&node)?),
-            Change::EnrollmentInsert(wish) => self.write(Enrollment, &wish.id, None, "", enrollment::to_row(&wish)?),
-            Change::EnrollmentUpdate(wish) => {
-                self.write(Enrollment, &wish.id, Some(wish.version), "", enrollment::to_row(&wish)?)
+            Change::EnrollmentInsert(request) => self.write(Enrollment, &request.id, None, "", enrollment::to_row(&request)?),
+            Change::EnrollmentUpdate(request) => {
+                self.write(Enrollment, &request.id, Some(request.version), "", enrollment::to_row(&request)?)
             }
             Change::JoinTokenInsert(token) => self.write(JoinToken, &token.id, None, "", join_token::to_row(&token)),
             Change::JoinTokenUpdate(token) => {
@@ -225,7 +225,7 @@ impl Prepared {
 
     /// Whether there is nothing to write.
     pub(crate) fn is_empty(&self) -> bool {
-        let Self { writes, records, afterwards, servers, events, audit, hints: _ } = self;
+        let Self { writes, records, afterwards, servers, events, audit, wakeups: _ } = self;
         writes.is_empty()
             && records.is_empty()
             && afterwards.is_empty()

@@ -7,7 +7,7 @@ use gpuaas_domain::task::ReceiptHead;
 
 use crate::db::{Arg, Columns, Reader, Select};
 use crate::error::StoreError;
-use crate::table::Kind::{Bytes, Int, Text};
+use crate::table::ColumnKind::{Bytes, Int, Text};
 use crate::table::Table;
 use crate::{Result, Store};
 

@@ -3,12 +3,12 @@
 //! The columns are only for finding. What a document says is in its body, and whoever reads one derives its keys from that again.
 
 use gpuaas_contract::time::Timestamp;
-use gpuaas_domain::resource::{Document, Keys, Kind};
+use gpuaas_domain::resource::{Document, Keys, ResourceKind};
 
 use crate::db::{Arg, Columns, Engine, Reader, Select};
 use crate::error::StoreError;
 use crate::prepare::Afterwards;
-use crate::table::Kind::{Int, Text};
+use crate::table::ColumnKind::{Int, Text};
 use crate::table::{Row, Table};
 use crate::{MAX_PAGE, Result, Store};
 
@@ -100,7 +100,7 @@ fn has_nul(json: &str) -> bool {
 fn from_row(row: &dyn Columns) -> Result<Document> {
     let row = Reader::new(TABLE.name, row);
     Ok(Document {
-        kind: row.named("kind", Kind::parse)?,
+        kind: row.named("kind", ResourceKind::parse)?,
         id: row.text("id")?,
         version: row.int("version")?,
         keys: Keys::default(),
@@ -115,31 +115,31 @@ pub(crate) fn forget(before: Timestamp) -> Afterwards {
     Afterwards { doing: "forget what has expired", sqlite: FORGET, postgres: FORGET_PG, args, touched: None }
 }
 
-fn kind_arg(kind: Kind) -> Arg {
+fn kind_arg(kind: ResourceKind) -> Arg {
     Arg::text(kind.as_str())
 }
 
 impl Store {
     /// The resource with this id.
-    pub async fn resource_get(&self, kind: Kind, id: &str) -> Result<Option<Document>> {
+    pub async fn resource_get(&self, kind: ResourceKind, id: &str) -> Result<Option<Document>> {
         self.db().fetch_one("read a resource", GET, vec![kind_arg(kind), Arg::text(id)], from_row).await
     }
 
     /// The resource with this name within `parent`.
-    pub async fn resource_by_name(&self, kind: Kind, parent: &str, name: &str) -> Result<Option<Document>> {
+    pub async fn resource_by_name(&self, kind: ResourceKind, parent: &str, name: &str) -> Result<Option<Document>> {
         let args = vec![kind_arg(kind), Arg::text(parent), Arg::text(name)];
         self.db().fetch_one("read a resource", BY_NAME, args, from_row).await
     }
 
     /// The resource that somebody else calls this.
-    pub async fn resource_by_lookup(&self, kind: Kind, lookup: &str) -> Result<Option<Document>> {
+    pub async fn resource_by_lookup(&self, kind: ResourceKind, lookup: &str) -> Result<Option<Document>> {
         self.db().fetch_one("read a resource", BY_LOOKUP, vec![kind_arg(kind), Arg::text(lookup)], from_row).await
     }
 
     /// Resources in the order of their ids, after `after`; or from the newest to the oldest, before `after`.
     pub async fn resource_list(
         &self,
-        kind: Kind,
+        kind: ResourceKind,
         filter: &ResourceFilter,
         after: Option<&str>,
         newest_first: bool,
@@ -150,20 +150,20 @@ impl Store {
     }
 
     /// How many resources there are.
-    pub async fn resource_count(&self, kind: Kind, filter: &ResourceFilter) -> Result<u64> {
+    pub async fn resource_count(&self, kind: ResourceKind, filter: &ResourceFilter) -> Result<u64> {
         let read = |row: &dyn Columns| Reader::new(TABLE.name, row).count("found");
         let query = count_query(self.db().engine(), kind, filter)?;
         Ok(query.fetch(self.db(), "count resources", read).await?.pop().unwrap_or_default())
     }
 
     /// Resources that time alone changes at `now`, the longest overdue first.
-    pub async fn resource_due(&self, kind: Kind, now: Timestamp, limit: u32) -> Result<Vec<Document>> {
+    pub async fn resource_due(&self, kind: ResourceKind, now: Timestamp, limit: u32) -> Result<Vec<Document>> {
         let args = vec![kind_arg(kind), Arg::time(now), Arg::count(u64::from(limit.min(MAX_PAGE)))];
         self.db().fetch("look for due resources", DUE, args, from_row).await
     }
 
     /// Those of these resources that there are.
-    pub async fn resource_many(&self, kind: Kind, ids: &[String]) -> Result<Vec<Document>> {
+    pub async fn resource_many(&self, kind: ResourceKind, ids: &[String]) -> Result<Vec<Document>> {
         let mut found = Vec::new();
         for ids in ids.chunks(usize::try_from(MAX_PAGE).unwrap_or(usize::MAX)) {
             let query = many_query(self.db().engine(), kind, ids)?;
@@ -175,7 +175,7 @@ impl Store {
 
 pub(crate) fn list_query(
     engine: Engine,
-    kind: Kind,
+    kind: ResourceKind,
     filter: &ResourceFilter,
     after: Option<&str>,
     newest_first: bool,
@@ -221,11 +221,11 @@ enum Several<'a> {
     Neither,
 }
 
-pub(crate) fn count_query(engine: Engine, kind: Kind, filter: &ResourceFilter) -> Result<Select> {
+pub(crate) fn count_query(engine: Engine, kind: ResourceKind, filter: &ResourceFilter) -> Result<Select> {
     filtered(Select::new("SELECT COUNT(*) AS found FROM resources WHERE TRUE"), engine, kind, filter)
 }
 
-pub(crate) fn many_query(engine: Engine, kind: Kind, ids: &[String]) -> Result<Select> {
+pub(crate) fn many_query(engine: Engine, kind: ResourceKind, ids: &[String]) -> Result<Select> {
     Select::new("SELECT * FROM resources WHERE TRUE").and("kind =", kind_arg(kind)).of_ids(engine, ids)
 }
 
@@ -235,7 +235,7 @@ fn distinct<T: AsRef<str>>(texts: &[T]) -> Vec<&str> {
 }
 
 /// Adds the conditions of a filter.
-fn filtered(select: Select, engine: Engine, kind: Kind, filter: &ResourceFilter) -> Result<Select> {
+fn filtered(select: Select, engine: Engine, kind: ResourceKind, filter: &ResourceFilter) -> Result<Select> {
     let ResourceFilter { parent, parents, owner, states, tags, name_contains } = filter;
     let mut select = select.and("kind =", kind_arg(kind)).and_if("parent =", parent.as_ref().map(Arg::text));
     if let Some(parents) = parents {
@@ -250,14 +250,14 @@ fn filtered(select: Select, engine: Engine, kind: Kind, filter: &ResourceFilter)
     }
     // What belongs to somebody is little, what is in a state may be almost everything. SQLite does not know that; the plus keeps it from
     // looking by state.
-    let looked_up = parent.is_some() || parents.is_some() || owner.is_some();
+    let by_lookup = parent.is_some() || parents.is_some() || owner.is_some();
     match (states.as_slice(), engine) {
         ([], _) => {}
-        ([state], Engine::Sqlite) if looked_up => select = select.and("+state =", Arg::text(*state)),
+        ([state], Engine::Sqlite) if by_lookup => select = select.and("+state =", Arg::text(*state)),
         ([state], _) => select = select.and("state =", Arg::text(*state)),
         (states, engine) => {
             let any = match engine {
-                Engine::Sqlite if looked_up => ["+state IN (SELECT value FROM json_each(", "))"],
+                Engine::Sqlite if by_lookup => ["+state IN (SELECT value FROM json_each(", "))"],
                 Engine::Sqlite => ["state IN (SELECT value FROM json_each(", "))"],
                 Engine::Pg => ["state = ANY(ARRAY(SELECT json_array_elements_text(", "::json)))"],
             };

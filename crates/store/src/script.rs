@@ -12,7 +12,7 @@ use std::collections::BTreeMap;
 use std::fmt::Write as _;
 
 use gpuaas_contract::id::ServerId;
-use gpuaas_domain::Hint;
+use gpuaas_domain::Wakeup;
 use gpuaas_domain::audit_chain::Head;
 use sqlx::encode::IsNull;
 use sqlx::error::BoxDynError;
@@ -23,8 +23,8 @@ use sqlx::{Arguments as _, AssertSqlSafe, Postgres, Sqlite};
 use crate::db::Arg;
 use crate::error::StoreError;
 use crate::prepare::{Aggregate, Prepared, Record, chain};
-use crate::table::{Kind, Row, Table};
-use crate::{audit, hints, outbox, server, task};
+use crate::table::{ColumnKind, Row, Table};
+use crate::{audit, outbox, server, task, wakeups};
 
 type PgQuery = sqlx::query::Query<'static, Postgres, PgArguments>;
 type SqliteQuery = sqlx::query::Query<'static, Sqlite, SqliteArguments>;
@@ -87,7 +87,7 @@ impl<'a> Script<'a> {
             events: decisions.iter().flat_map(|prepared| &prepared.events).collect(),
             audit,
             moves,
-            payloads: hints::payloads(process, distinct(decisions.iter().flat_map(|prepared| &prepared.hints))),
+            payloads: wakeups::payloads(process, distinct(decisions.iter().flat_map(|prepared| &prepared.wakeups))),
         })
     }
 
@@ -172,7 +172,7 @@ impl<'a> Script<'a> {
         }
         if !self.payloads.is_empty() {
             let payloads = pg.bind(self.payloads.iter().map(String::as_str).collect::<Vec<_>>())?;
-            write!(answer, ", ({}) AS notified", hints::notify(&payloads)).map_err(text_error)?;
+            write!(answer, ", ({}) AS notified", wakeups::notify(&payloads)).map_err(text_error)?;
         }
         let sql = if pg.parts.is_empty() { answer } else { format!("WITH {} {answer}", pg.parts) };
         Ok(sqlx::query_with(AssertSqlSafe(sql), pg.args))
@@ -241,10 +241,10 @@ impl<'a> Script<'a> {
     }
 }
 
-/// Each hint once, in the order of their first mention.
-pub(crate) fn distinct<'a>(hints: impl Iterator<Item = &'a Hint>) -> Vec<&'a Hint> {
+/// Each wakeup once, in the order of their first mention.
+pub(crate) fn distinct<'a>(wakeups: impl Iterator<Item = &'a Wakeup>) -> Vec<&'a Wakeup> {
     let mut seen = std::collections::HashSet::new();
-    hints.filter(|hint| seen.insert(*hint)).collect()
+    wakeups.filter(|wakeup| seen.insert(*wakeup)).collect()
 }
 
 /// The parts of a statement for PostgreSQL.
@@ -348,9 +348,9 @@ impl sqlx::Encode<'_, Postgres> for Composite<'_> {
             let arg = if kind.is_written() { args.next() } else { None };
             let number;
             let (kind, bytes) = match kind {
-                Kind::Text => (TEXT, arg.and_then(Arg::as_text).map(str::as_bytes)),
-                Kind::Bytes => (BYTEA, arg.and_then(Arg::as_bytes)),
-                Kind::Int | Kind::IntOfDatabase => {
+                ColumnKind::Text => (TEXT, arg.and_then(Arg::as_text).map(str::as_bytes)),
+                ColumnKind::Bytes => (BYTEA, arg.and_then(Arg::as_bytes)),
+                ColumnKind::Int | ColumnKind::IntOfDatabase => {
                     number = arg.and_then(Arg::as_int).map(i64::to_be_bytes);
                     (BIGINT, number.as_ref().map(<[u8; 8]>::as_slice))
                 }
@@ -399,8 +399,8 @@ impl Lite {
         debug_assert!(rows.iter().all(|row| row.len() == table.width()), "a row of {} has the wrong width", table.name);
         let rows = self.bind(json_text(&rows)?)?;
         let columns = table.written().enumerate().map(|(n, (name, kind))| match kind {
-            Kind::Text | Kind::Int | Kind::IntOfDatabase => format!("value ->> {n} AS {name}"),
-            Kind::Bytes => format!("unhex(value ->> {n}) AS {name}"),
+            ColumnKind::Text | ColumnKind::Int | ColumnKind::IntOfDatabase => format!("value ->> {n} AS {name}"),
+            ColumnKind::Bytes => format!("unhex(value ->> {n}) AS {name}"),
         });
         Ok(format!("SELECT {} FROM json_each({rows})", columns.collect::<Vec<_>>().join(", ")))
     }

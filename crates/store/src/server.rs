@@ -6,7 +6,7 @@ use gpuaas_contract::id::ServerId;
 use gpuaas_contract::time::Timestamp;
 
 use crate::db::{Arg, Columns, Reader};
-use crate::table::Kind::{Int, Text};
+use crate::table::ColumnKind::{Int, Text};
 use crate::table::{Row, Table};
 use crate::{Result, Store};
 

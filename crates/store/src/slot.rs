@@ -4,7 +4,7 @@ use gpuaas_contract::id::{AllocationId, NodeId, SlotId, TaskId};
 use gpuaas_domain::slot::{Slot, SlotState};
 
 use crate::db::{Arg, Columns, Reader, Select};
-use crate::table::Kind::{Int, Text};
+use crate::table::ColumnKind::{Int, Text};
 use crate::table::{Row, Table};
 use crate::{MAX_PAGE, Result, Store};
 

@@ -9,7 +9,7 @@ use crate::error::StoreError;
 
 /// Type of a column.
 #[derive(Clone, Copy)]
-pub(crate) enum Kind {
+pub(crate) enum ColumnKind {
     Text,
     Int,
     Bytes,
@@ -17,7 +17,7 @@ pub(crate) enum Kind {
     IntOfDatabase,
 }
 
-impl Kind {
+impl ColumnKind {
     /// Whether rows have a value for it.
     pub(crate) fn is_written(self) -> bool {
         match self {
@@ -31,7 +31,7 @@ impl Kind {
 /// from this crate only.
 pub(crate) struct Table {
     pub(crate) name: &'static str,
-    pub(crate) columns: &'static [(&'static str, Kind)],
+    pub(crate) columns: &'static [(&'static str, ColumnKind)],
 }
 
 /// One row to write, in the order of the table's columns that are written.
@@ -39,7 +39,7 @@ pub(crate) type Row = Vec<Arg>;
 
 impl Table {
     /// The columns that are written.
-    pub(crate) fn written(&self) -> impl Iterator<Item = (&'static str, Kind)> {
+    pub(crate) fn written(&self) -> impl Iterator<Item = (&'static str, ColumnKind)> {
         self.columns.iter().copied().filter(|(_, kind)| kind.is_written())
     }
 

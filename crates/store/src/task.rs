@@ -14,7 +14,7 @@ use gpuaas_domain::task::{TaskRecord, TaskState, due_at};
 
 use crate::db::{Arg, Columns, Reader, Select};
 use crate::error::StoreError;
-use crate::table::Kind::{Int, Text};
+use crate::table::ColumnKind::{Int, Text};
 use crate::table::{Row, Table};
 use crate::{Result, Store};
 

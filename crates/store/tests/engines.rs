@@ -12,7 +12,7 @@ use gpuaas_contract::id::TaskId;
 use gpuaas_contract::time::Timestamp;
 use gpuaas_domain::audit_chain::{self, Head};
 use gpuaas_domain::node::Node;
-use gpuaas_domain::{Change, Hint};
+use gpuaas_domain::{Change, Wakeup};
 use gpuaas_store::{AuditFilter, AuditRow, CommitError, Store, StoreConfig, StoreError, TaskFilter};
 use sqlx::Connection as _;
 use support::{Database, changes, recorded, stored_node, task};
@@ -39,32 +39,34 @@ fn url(database: &Database) -> &str {
 async fn hints_reach_other_processes_on_postgres_once() {
     let Some(database) = Database::postgres("hints_reach_other_processes_on_postgres_once").await else { return };
     let (one, other) = (database.open().await, database.open().await);
-    let (mut at_one, mut at_other) = (one.hints(), other.hints());
+    let (mut at_one, mut at_other) = (one.wakeups(), other.wakeups());
     let node = stored_node(&one).await;
     let new = task(&node);
-    let decision =
-        recorded("task", [Change::TaskInsert(Box::new(new.clone()))]).hint(Hint::Task(new.id)).hint(Hint::NodeWork(node.id));
+    let decision = recorded("task", [Change::TaskInsert(Box::new(new.clone()))])
+        .wakeup(Wakeup::Task(new.id))
+        .wakeup(Wakeup::NodeWork(node.id));
     one.commit(decision).await.expect("commits");
-    let refused = changes([Change::TaskInsert(Box::new(new.clone()))]).hint(Hint::NodeAccess(node.id));
+    let refused = changes([Change::TaskInsert(Box::new(new.clone()))]).wakeup(Wakeup::NodeAccess(node.id));
     assert!(matches!(one.commit(refused).await, Err(CommitError::Conflict)));
-    let progress = |message: &str| Hint::Progress {
+    let progress = |message: &str| Wakeup::Progress {
         task_id: new.id,
         phase: "fetch".to_owned(),
         message: message.to_owned(),
         at: Timestamp(5),
     };
-    one.hint(progress("half"));
-    other.hint(progress("done"));
-    let expected = [Hint::Task(new.id), Hint::NodeWork(node.id), Hint::Outbox];
+    one.wakeup(progress("half"));
+    other.wakeup(progress("done"));
+    let expected = [Wakeup::Task(new.id), Wakeup::NodeWork(node.id), Wakeup::Outbox];
     for receiver in [&mut at_one, &mut at_other] {
         let mut came = Vec::new();
         for _ in 0..5 {
             came.push(receiver.recv().await.expect("comes"));
         }
         // Those of a commit come in its order. What has no commit comes whenever it does; each exactly once, the refused one never.
-        let (mut loose, committed): (Vec<_>, Vec<_>) = came.into_iter().partition(|hint| matches!(hint, Hint::Progress { .. }));
+        let (mut loose, committed): (Vec<_>, Vec<_>) =
+            came.into_iter().partition(|wakeup| matches!(wakeup, Wakeup::Progress { .. }));
         assert_eq!(committed, expected);
-        loose.sort_by_key(|hint| format!("{hint:?}"));
+        loose.sort_by_key(|wakeup| format!("{wakeup:?}"));
         assert_eq!(loose, [progress("done"), progress("half")]);
         assert!(receiver.is_empty());
     }
@@ -248,8 +250,8 @@ async fn crash_child() {
             loop {
                 let new = task(&node);
                 store.commit(recorded("task", [Change::TaskInsert(Box::new(new.clone()))])).await.expect("commits");
-                let said = std::io::stdout().write_all(format!("written {}\n", new.id).as_bytes());
-                if said.is_err() {
+                let reported = std::io::stdout().write_all(format!("written {}\n", new.id).as_bytes());
+                if reported.is_err() {
                     return;
                 }
             }

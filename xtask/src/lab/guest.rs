@@ -77,12 +77,13 @@ impl Guest {
             ));
         };
         wait_until("the tenant's command ends", PATIENCE, || waiting.try_wait().is_ok_and(|ended| ended.is_some()))?;
-        let (printed, said) = ended(waiting)?;
-        let leased: Value = serde_json::from_str(&printed).map_err(|error| format!("gpuaas alloc create: {error}: {said}"))?;
+        let (printed, reported) = ended(waiting)?;
+        let leased: Value =
+            serde_json::from_str(&printed).map_err(|error| format!("gpuaas alloc create: {error}: {reported}"))?;
         if leased["state"] != "active" {
             return Err(format!("the allocation is {}: {} {}", leased["state"], leased["code"], leased["reason"]));
         }
-        expect(said.contains("phase readiness"), "the tenant was told how it goes, and that it is active")?;
+        expect(reported.contains("phase readiness"), "the tenant was told how it goes, and that it is active")?;
         tenant::expect_leased(cluster)?;
         cluster.cli(self.caller, &["alloc", "ssh-config", &self.allocation])
     }
@@ -113,7 +114,7 @@ impl Guest {
         }
     }
 
-    /// Once the task that ends it has succeeded: the books say so, too.
+    /// Once the task that ends it has succeeded: the records say so, too.
     pub(super) fn expect_over(&self, cluster: &Cluster) -> Result<(), String> {
         match self.caller {
             Caller::Operator => Ok(()),
@@ -141,8 +142,12 @@ impl Guest {
 /// What a command that has ended printed, and what it said to people. It must have succeeded.
 fn ended(command: Child) -> Result<(String, String), String> {
     let output = command.wait_with_output().map_err(|error| format!("waiting for gpuaas: {error}"))?;
-    let [printed, said] = [output.stdout, output.stderr].map(|bytes| String::from_utf8_lossy(&bytes).into_owned());
-    if output.status.success() { Ok((printed, said)) } else { Err(format!("gpuaas ended with {}: {said}", output.status)) }
+    let [printed, reported] = [output.stdout, output.stderr].map(|bytes| String::from_utf8_lossy(&bytes).into_owned());
+    if output.status.success() {
+        Ok((printed, reported))
+    } else {
+        Err(format!("gpuaas ended with {}: {reported}", output.status))
+    }
 }
 
 /// A text that a document must have.

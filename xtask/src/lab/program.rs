@@ -54,8 +54,8 @@ fn succeeded(command: &Command, output: &Output) -> Result<String, String> {
     if output.status.success() {
         return Ok(String::from_utf8_lossy(&output.stdout).into_owned());
     }
-    let said = String::from_utf8_lossy(&output.stderr);
-    Err(format!("{} ended with {}: {}", shown(command), output.status, said.trim()))
+    let reported = String::from_utf8_lossy(&output.stderr);
+    Err(format!("{} ended with {}: {}", shown(command), output.status, reported.trim()))
 }
 
 fn cannot_start(command: &Command, error: &std::io::Error) -> String {

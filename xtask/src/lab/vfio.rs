@@ -58,7 +58,7 @@ agent_says() {
     [ "$ended" = "$status" ] || fail "it ended with $ended, not $status"
     case $said in *"$words"*) ;; *) fail "it does not say: $words" ;; esac
 }
-nothing_to_repair() { said=$(agent device reconcile) || fail "no answer"; check "the agent finds to repair" "${said:-nothing}" nothing; }
+nothing_to_repair() { said=$(agent device reconcile) || fail "no answer"; check "the agent finds to repair" "${reported:-nothing}" nothing; }
 at() { echo "/sys/bus/pci/devices/$1"; }
 driver() { [ -e "$(at $1)/driver" ] && basename "$(readlink "$(at $1)/driver")" || echo none; }
 group() { basename "$(readlink "$(at $1)/iommu_group")"; }

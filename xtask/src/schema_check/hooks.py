@@ -1,4 +1,4 @@
-"""What schemathesis is told about gpuaas: who calls, which things there are, and what a sensible wish looks like.
+"""What schemathesis is told about gpuaas: who calls, which things there are, and what a sensible request looks like.
 
 Left alone it makes up every id and every name, and hardly a request gets past "there is no such thing". So ids are taken from earlier
 answers most of the time, and now and then a body is one that the server can fulfill. All the rest is as schemathesis made it. Streams are
@@ -167,9 +167,9 @@ def before_call(context, case, kwargs):
     if chance // 8 % 3:
         # The same few keys come again and again, with another body each time, and then nothing is done.
         case.headers.pop("Idempotency-Key", None)
-    wish = BODIES.get(name_of(case))
-    if wish and chance // 4 % 2:
-        case.body = wish()
+    request = BODIES.get(name_of(case))
+    if request and chance // 4 % 2:
+        case.body = request()
         case.media_type = "application/json"
         for header in ("Idempotency-Key", "If-Match"):
             case.headers.pop(header, None)

@@ -11,6 +11,7 @@ mod manifests;
 mod metadata;
 mod rust_code;
 mod sources;
+mod vocabulary;
 
 /// Fails with one line per broken rule, and with what to do about them.
 #[track_caller]

@@ -41,14 +41,14 @@ impl Cleanup<'_> {
     pub(crate) async fn run(&self) -> (CleanupProof, Vec<HostError>) {
         let mut last = (self.nothing(), Vec::new());
         for pass in 1..=PASSES {
-            let (proof, troubles) = self.pass().await;
-            if troubles.is_empty() {
-                return (proof, troubles);
+            let (proof, errors) = self.pass().await;
+            if errors.is_empty() {
+                return (proof, errors);
             }
-            for trouble in &troubles {
-                tracing::warn!(pass, code = trouble.code, message = trouble.message, "cleanup met trouble");
+            for error in &errors {
+                tracing::warn!(pass, code = error.code, message = error.message, "cleanup step failed");
             }
-            last = (proof, troubles);
+            last = (proof, errors);
         }
         last
     }
@@ -58,7 +58,7 @@ impl Cleanup<'_> {
     }
 
     async fn pass(&self) -> (CleanupProof, Vec<HostError>) {
-        let (mut proof, mut troubles) = (self.nothing(), Vec::new());
+        let (mut proof, mut errors) = (self.nothing(), Vec::new());
         let leases = match self.host.leases().await {
             Ok(leases) => leases,
             Err(error) => return (proof, vec![error]),
@@ -80,8 +80,8 @@ impl Cleanup<'_> {
             Ok(()) => proof.domain_absent = true,
             Err(error) => {
                 // Its devices may be in use: nothing of them may be touched.
-                troubles.push(error);
-                return (proof, troubles);
+                errors.push(error);
+                return (proof, errors);
             }
         }
         for (slot, proven) in self.slots.iter().zip(&mut proof.slots) {
@@ -90,12 +90,12 @@ impl Cleanup<'_> {
             for (address, reset) in resets(slot) {
                 match self.rest_function(address, reset, had_guest).await {
                     Ok(function) => proven.functions.push(function),
-                    Err(error) => troubles.push(error),
+                    Err(error) => errors.push(error),
                 }
             }
             match self.clean_drive(slot, lease).await {
                 Ok(drive) => proven.drive = drive,
-                Err(error) => troubles.push(error),
+                Err(error) => errors.push(error),
             }
         }
         self.say("the rest", "removing seed, keys and reservation");
@@ -107,7 +107,7 @@ impl Cleanup<'_> {
             ] {
                 if let Err(error) = result {
                     *gone = false;
-                    troubles.push(error);
+                    errors.push(error);
                 }
             }
         }
@@ -116,8 +116,8 @@ impl Cleanup<'_> {
             self.guests.forget(*allocation);
         }
         (proof.reservation_absent, proof.instance_absent, proof.telemetry_absent) = (reservations, instances, instances);
-        self.drop_leases(&leases, &mut proof, &mut troubles).await;
-        (proof, troubles)
+        self.drop_leases(&leases, &mut proof, &mut errors).await;
+        (proof, errors)
     }
 
     /// What stands in the way of dropping the leases.
@@ -127,8 +127,8 @@ impl Cleanup<'_> {
         blockers
     }
 
-    async fn drop_leases(&self, leases: &[Lease], proof: &mut CleanupProof, troubles: &mut Vec<HostError>) {
-        if !troubles.is_empty() || !self.obstacles(proof).is_empty() {
+    async fn drop_leases(&self, leases: &[Lease], proof: &mut CleanupProof, errors: &mut Vec<HostError>) {
+        if !errors.is_empty() || !self.obstacles(proof).is_empty() {
             return;
         }
         for lease in leases {
@@ -139,7 +139,7 @@ impl Cleanup<'_> {
                 other => other,
             };
             if let Err(error) = fenced {
-                troubles.push(error);
+                errors.push(error);
                 return;
             }
         }
@@ -150,7 +150,7 @@ impl Cleanup<'_> {
                     slot.lease_absent = left.iter().all(|lease| lease.slot_id != slot.slot_id);
                 }
             }
-            Err(error) => troubles.push(error),
+            Err(error) => errors.push(error),
         }
     }
 

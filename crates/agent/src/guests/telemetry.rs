@@ -18,7 +18,7 @@ use gpuaas_contract::telemetry::{GuestMetrics, GuestReport};
 use gpuaas_contract::time::Timestamp;
 use gpuaas_host::Host;
 use gpuaas_host::guests::{DomainState, InstanceFile};
-use gpuaas_world::places::{PlaceHandle, PlaceLimits, Places, Stage};
+use gpuaas_runtime::places::{PlaceHandle, PlaceLimits, Places, Stage};
 use http::{Method, Request, Response, StatusCode};
 use http_body_util::{BodyExt as _, Empty, Limited};
 use hyper::body::Incoming;

@@ -6,10 +6,10 @@ use gpuaas_contract::time::Timestamp;
 use gpuaas_host::HostError;
 use gpuaas_host::users::{MachineLease, SystemUser};
 
-use super::{Context, Failure};
+use super::{Context, TaskFailure};
 use crate::tenant::{Departure, Steps, check_identity, check_name};
 
-pub(super) async fn run(params: &Params, context: &Context) -> Result<Output, Failure> {
+pub(super) async fn run(params: &Params, context: &Context) -> Result<Output, TaskFailure> {
     let _machine = context.guests.claim_machine().await;
     let steps = Steps { host: &context.host, phases: &context.phases, stop: &context.stop };
     let (lease, existed) = steps.run("lease", "holding the whole machine", hold(params, context)).await?;

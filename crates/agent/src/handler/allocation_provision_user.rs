@@ -11,13 +11,13 @@ use gpuaas_host::HostError;
 use gpuaas_host::users::{MachineLease, NewUser, SystemUser, Traces};
 use tokio_util::sync::CancellationToken;
 
-use super::{Context, Failure};
+use super::{Context, TaskFailure};
 use crate::tenant::{Departure, NOT_GONE, Steps, check_name, told};
 
 /// Starts of one task before it is given up: a crash that repeats is no accident.
 const MAX_ATTEMPTS: u32 = 3;
 
-pub(super) async fn run(params: &Params, context: &Context) -> Result<Output, Failure> {
+pub(super) async fn run(params: &Params, context: &Context) -> Result<Output, TaskFailure> {
     let _machine = context.guests.claim_machine().await;
     match make(params, context).await {
         Ok(output) => Ok(output),
@@ -26,7 +26,7 @@ pub(super) async fn run(params: &Params, context: &Context) -> Result<Output, Fa
 }
 
 /// After a restart of the agent: goes on if there is time and nobody has changed their mind, and undoes it otherwise.
-pub(super) async fn recover(params: &Params, context: &Context) -> Result<Output, Failure> {
+pub(super) async fn recover(params: &Params, context: &Context) -> Result<Output, TaskFailure> {
     let reason = if !context.still_allowed {
         Some(("policy_denied", "the host policy does not allow this task any more"))
     } else if Timestamp::now() > context.deadline {
@@ -38,17 +38,17 @@ pub(super) async fn recover(params: &Params, context: &Context) -> Result<Output
     };
     let Some((code, message)) = reason else { return run(params, context).await };
     let _machine = context.guests.claim_machine().await;
-    Err(undo(params, context, Failure::interrupted(code, message)).await)
+    Err(undo(params, context, TaskFailure::interrupted(code, message)).await)
 }
 
-async fn make(params: &Params, context: &Context) -> Result<Output, Failure> {
+async fn make(params: &Params, context: &Context) -> Result<Output, TaskFailure> {
     let host = &context.host;
     let steps = Steps { host, phases: &context.phases, stop: &context.stop };
     let lease = steps.run("lease", "taking the whole machine", hold(params, context)).await?;
     let number = number(&steps, lease);
     let lease = steps.run("number", "choosing a number that nothing on this host belongs to", number).await?;
     let Some(uid) = lease.uid else {
-        return Err(Failure::failed("lease_lost", "the lease of the machine has lost the user's number".to_owned()));
+        return Err(TaskFailure::failed("lease_lost", "the lease of the machine has lost the user's number".to_owned()));
     };
     let wanted = NewUser { name: params.username.clone(), allocation_id: params.allocation_id, uid };
     let user: SystemUser = steps.run("account", "making the user", host.user_create(&wanted)).await?;
@@ -113,12 +113,12 @@ async fn number(steps: &Steps<'_>, lease: MachineLease) -> Result<MachineLease, 
 }
 
 /// Ends the user that this task made, and adds what is left to why it failed.
-async fn undo(params: &Params, context: &Context, why: Failure) -> Failure {
+async fn undo(params: &Params, context: &Context, why: TaskFailure) -> TaskFailure {
     let host = &context.host;
     let not_undone = |left: String| {
         let message = format!("{} ({}); not undone: {left}", why.message, why.code);
         let outcome = if why.outcome == Outcome::Interrupted { Outcome::Interrupted } else { Outcome::Failed };
-        Failure { outcome, ..Failure::failed(NOT_GONE, message) }
+        TaskFailure { outcome, ..TaskFailure::failed(NOT_GONE, message) }
     };
     let lease = match host.machine_lease().await {
         Ok(Some(lease)) => lease,

@@ -2,9 +2,9 @@
 
 use gpuaas_contract::task::diag_health_probe::{Output, Warning};
 
-use super::{Context, Failure, on_host};
+use super::{Context, TaskFailure, on_host};
 
-pub(super) async fn run(context: &Context) -> Result<Output, Failure> {
+pub(super) async fn run(context: &Context) -> Result<Output, TaskFailure> {
     context.phases.enter("probe", "reading the state of the host").await;
     let mut output = on_host(context, |host| host.health_probe()).await?;
     output.drift = context.guests.drift();

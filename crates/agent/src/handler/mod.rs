@@ -111,7 +111,7 @@ pub(crate) fn timings(entered: &[(String, Instant)]) -> Vec<PhaseTiming> {
 
 /// How a task ended when it did not succeed.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) struct Failure {
+pub(crate) struct TaskFailure {
     pub(crate) outcome: Outcome,
     pub(crate) code: &'static str,
     pub(crate) message: String,
@@ -132,13 +132,13 @@ impl From<Output> for Success {
     }
 }
 
-impl From<HostError> for Failure {
+impl From<HostError> for TaskFailure {
     fn from(error: HostError) -> Self {
         Self::failed(error.code, error.message)
     }
 }
 
-impl Failure {
+impl TaskFailure {
     pub(crate) fn failed(code: &'static str, message: String) -> Self {
         Self { outcome: Outcome::Failed, code, message, proof: None }
     }
@@ -154,7 +154,7 @@ impl Failure {
 }
 
 /// Does the work.
-pub(crate) async fn run(task: Task, context: &Context) -> Result<Success, Failure> {
+pub(crate) async fn run(task: Task, context: &Context) -> Result<Success, TaskFailure> {
     let output = match task {
         Task::DiagPing(params) => diag_ping::run(&params, context).await.map(Output::DiagPing)?,
         Task::DiagHealthProbe(_) => diag_health_probe::run(context).await.map(Output::DiagHealthProbe)?,
@@ -177,7 +177,7 @@ pub(crate) async fn run(task: Task, context: &Context) -> Result<Success, Failur
 }
 
 /// Brings a task to its end that had started before the agent was restarted.
-pub(crate) async fn recover(task: Task, context: &Context) -> Result<Success, Failure> {
+pub(crate) async fn recover(task: Task, context: &Context) -> Result<Success, TaskFailure> {
     match task {
         Task::DiagPing(params) => Ok(diag_ping::recover(&params, context).await.map(Output::DiagPing)?.into()),
         Task::SliceVmProvision(params) => slice_vm_provision::recover(&params, context).await,
@@ -193,13 +193,13 @@ pub(crate) async fn recover(task: Task, context: &Context) -> Result<Success, Fa
         }
         // Nothing to clean up, and an old answer would be of no use: the asker decides whether to ask again.
         Task::DiagHealthProbe(_) | Task::PackageList(_) | Task::SliceTopologyDiscover(_) | Task::SliceConsoleRead(_) => {
-            Err(Failure::interrupted("agent_restarted", "the agent was restarted while the task ran; run it again"))
+            Err(TaskFailure::interrupted("agent_restarted", "the agent was restarted while the task ran; run it again"))
         }
     }
 }
 
 /// Asks a guest to shut down and takes its power away if it does not in time, or if the task is told to hurry. True if it came to that.
-async fn shut_down(context: &Context, allocation_id: AllocationId, seconds: u32) -> Result<bool, Failure> {
+async fn shut_down(context: &Context, allocation_id: AllocationId, seconds: u32) -> Result<bool, TaskFailure> {
     context.host.domain_shutdown(allocation_id).await?;
     let state = tokio::select! {
         biased;
@@ -215,8 +215,8 @@ async fn shut_down(context: &Context, allocation_id: AllocationId, seconds: u32)
 }
 
 /// Runs a quick blocking call of the host on a blocking thread.
-async fn on_host<T: Send + 'static>(context: &Context, call: impl FnOnce(&Host) -> T + Send + 'static) -> Result<T, Failure> {
+async fn on_host<T: Send + 'static>(context: &Context, call: impl FnOnce(&Host) -> T + Send + 'static) -> Result<T, TaskFailure> {
     let host = context.host.clone();
-    let result = gpuaas_world::blocking(move || call(&host)).await;
-    result.map_err(|error| Failure::failed("handler_panicked", error.to_string()))
+    let result = gpuaas_runtime::blocking(move || call(&host)).await;
+    result.map_err(|error| TaskFailure::failed("handler_panicked", error.to_string()))
 }

@@ -3,14 +3,14 @@
 use gpuaas_contract::task::package_list::{Output, Params};
 use gpuaas_host::packages::PackagesError;
 
-use super::{Context, Failure};
+use super::{Context, TaskFailure};
 
-pub(super) async fn run(params: &Params, context: &Context) -> Result<Output, Failure> {
+pub(super) async fn run(params: &Params, context: &Context) -> Result<Output, TaskFailure> {
     context.phases.enter("query", "asking the package manager").await;
     let listed = tokio::select! {
         biased;
         // Dropping the call kills the package manager's process.
-        () = context.stop.cancelled() => return Err(Failure::stopped()),
+        () = context.stop.cancelled() => return Err(TaskFailure::stopped()),
         listed = context.host.package_list(params) => listed,
     };
     listed.map_err(|error| {
@@ -19,6 +19,6 @@ pub(super) async fn run(params: &Params, context: &Context) -> Result<Output, Fa
             PackagesError::Exec(_) => "package_manager_failed",
             PackagesError::Malformed { .. } => "package_manager_output",
         };
-        Failure::failed(code, crate::report::chain(&error))
+        TaskFailure::failed(code, crate::error_chain::chain(&error))
     })
 }

@@ -5,7 +5,7 @@ use std::time::Duration;
 use gpuaas_contract::task::slice_console_read::{Output, Params};
 use gpuaas_host::guests::ConsoleFrom;
 
-use super::{Context, Failure};
+use super::{Context, TaskFailure};
 
 /// Most bytes read at once.
 const CHUNK: usize = 64 * 1024;
@@ -14,10 +14,10 @@ const MAX_LINE: usize = 4096;
 /// How often a followed console is looked at.
 const LOOK_EVERY: Duration = Duration::from_millis(300);
 
-pub(super) async fn run(params: &Params, context: &Context) -> Result<Output, Failure> {
+pub(super) async fn run(params: &Params, context: &Context) -> Result<Output, TaskFailure> {
     let held = context.host.leases().await?.iter().any(|lease| lease.holder() == params.holder());
     if !held {
-        return Err(Failure::failed("lease_missing", "this host holds no slot of that allocation".to_owned()));
+        return Err(TaskFailure::failed("lease_missing", "this host holds no slot of that allocation".to_owned()));
     }
     context.phases.enter("read", "reading the console").await;
     let until = tokio::time::Instant::now() + Duration::from_secs(params.follow_seconds.into());

@@ -3,13 +3,13 @@
 use gpuaas_contract::task::slice_topology_discover::{Output, Params};
 use gpuaas_host::topology;
 
-use super::{Context, Failure, on_host};
+use super::{Context, TaskFailure, on_host};
 use crate::policy::Emulation;
 
-pub(super) async fn run(params: &Params, context: &Context) -> Result<Output, Failure> {
+pub(super) async fn run(params: &Params, context: &Context) -> Result<Output, TaskFailure> {
     context.phases.enter("inventory", "reading the PCI bus, drives and kernel").await;
     let inventory = on_host(context, |host| host.inventory()).await?;
-    let mut inventory = inventory.map_err(|error| Failure::failed("machine_unknown", crate::report::chain(&error)))?;
+    let mut inventory = inventory.map_err(|error| TaskFailure::failed("machine_unknown", crate::error_chain::chain(&error)))?;
     let wanted = context.rules.drives_without_gpu.clone();
     inventory.drives_without_gpu = on_host(context, move |host| host.drives_at(&wanted)).await?;
     inventory.emulation = context.rules.emulation != Emulation::Never;
@@ -17,7 +17,7 @@ pub(super) async fn run(params: &Params, context: &Context) -> Result<Output, Fa
     let network = tokio::select! {
         biased;
         // Dropping the calls kills the programs that were asked.
-        () = context.stop.cancelled() => return Err(Failure::stopped()),
+        () = context.stop.cancelled() => return Err(TaskFailure::stopped()),
         network = context.host.slice_network(&params.ovs_bridge) => network,
     };
     Ok(topology::discover(&inventory, network, params))

@@ -4,15 +4,15 @@ use gpuaas_contract::slice::Holder;
 use gpuaas_contract::task::slice_vm_power::{Action, Output, Params};
 use gpuaas_host::guests::{DomainState, Lease, Power};
 
-use super::{Context, Failure, shut_down};
+use super::{Context, TaskFailure, shut_down};
 use crate::guests::cleanup::bind;
 
-pub(super) async fn run(params: &Params, context: &Context) -> Result<Output, Failure> {
+pub(super) async fn run(params: &Params, context: &Context) -> Result<Output, TaskFailure> {
     let _claim = context.guests.claim(&params.slots).await;
     let leases = held(context, params.holder(), params.slots.len()).await?;
     let before = context.host.domain_state(params.allocation_id).await?;
     if before == DomainState::Absent {
-        return Err(Failure::failed("guest_missing", "the hypervisor knows no guest of this allocation".to_owned()));
+        return Err(TaskFailure::failed("guest_missing", "the hypervisor knows no guest of this allocation".to_owned()));
     }
     let (wanted, stop) = match params.action {
         Action::Stop => (Power::Off, before == DomainState::Running),
@@ -20,7 +20,7 @@ pub(super) async fn run(params: &Params, context: &Context) -> Result<Output, Fa
         Action::Reboot => (Power::On, before == DomainState::Running),
     };
     if context.stop.is_cancelled() {
-        return Err(Failure::stopped());
+        return Err(TaskFailure::stopped());
     }
     note(context, &leases, wanted).await?;
     let hard_stopped = if stop {
@@ -42,9 +42,9 @@ pub(super) async fn run(params: &Params, context: &Context) -> Result<Output, Fa
 }
 
 /// After a restart of the agent: the guest is brought to what the task wanted. A reboot that may have happened is not done again.
-pub(super) async fn recover(params: &Params, context: &Context) -> Result<Output, Failure> {
+pub(super) async fn recover(params: &Params, context: &Context) -> Result<Output, TaskFailure> {
     if !context.still_allowed {
-        return Err(Failure::interrupted("policy_denied", "the host policy does not allow this task any more"));
+        return Err(TaskFailure::interrupted("policy_denied", "the host policy does not allow this task any more"));
     }
     let action = match params.action {
         Action::Stop => Action::Stop,
@@ -54,7 +54,7 @@ pub(super) async fn recover(params: &Params, context: &Context) -> Result<Output
 }
 
 /// The leases of the holder: all its slots, or it does not hold them.
-async fn held(context: &Context, holder: Holder, slots: usize) -> Result<Vec<Lease>, Failure> {
+async fn held(context: &Context, holder: Holder, slots: usize) -> Result<Vec<Lease>, TaskFailure> {
     let leases: Vec<Lease> = context.host.leases().await?.into_iter().filter(|lease| lease.holder() == holder).collect();
     if leases.len() == slots {
         return Ok(leases);
@@ -65,10 +65,10 @@ async fn held(context: &Context, holder: Holder, slots: usize) -> Result<Vec<Lea
         holder.allocation_id,
         holder.lease_epoch
     );
-    Err(Failure::failed("lease_missing", message))
+    Err(TaskFailure::failed("lease_missing", message))
 }
 
-async fn note(context: &Context, leases: &[Lease], power: Power) -> Result<(), Failure> {
+async fn note(context: &Context, leases: &[Lease], power: Power) -> Result<(), TaskFailure> {
     for lease in leases {
         let lease = Lease { power, boot_id: context.boot_id.clone(), ..lease.clone() };
         context.host.lease_note(&lease).await?;

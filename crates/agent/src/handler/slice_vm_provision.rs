@@ -21,7 +21,7 @@ use gpuaas_contract::time::Timestamp;
 use gpuaas_host::guests::{DomainState, InstanceFile, Point, Power};
 use gpuaas_host::{Host, HostError};
 
-use super::{Context, Failure, Success};
+use super::{Context, Success, TaskFailure};
 use crate::guests::cleanup::Cleanup;
 
 /// Starts of one task before it is given up: a crash that repeats is no accident.
@@ -99,7 +99,7 @@ impl Phase {
         }
     }
 
-    async fn run(self, work: &mut Work<'_>) -> Result<(), Failure> {
+    async fn run(self, work: &mut Work<'_>) -> Result<(), TaskFailure> {
         match self {
             Self::LeaseAcquire => host::lease_acquire(work).await,
             Self::HostDependencies => host::host_dependencies(work).await,
@@ -142,18 +142,18 @@ impl Work<'_> {
     }
 
     /// Waits for something that may take long, unless the task is told to stop.
-    async fn unless_stopped<T>(&self, long: impl Future<Output = Result<T, HostError>>) -> Result<T, Failure> {
+    async fn unless_stopped<T>(&self, long: impl Future<Output = Result<T, HostError>>) -> Result<T, TaskFailure> {
         tokio::select! {
             biased;
-            () = self.context.stop.cancelled() => Err(Failure::stopped()),
+            () = self.context.stop.cancelled() => Err(TaskFailure::stopped()),
             result = long => Ok(result?),
         }
     }
 
-    async fn run_from(&mut self, first: Phase) -> Result<(), Failure> {
+    async fn run_from(&mut self, first: Phase) -> Result<(), TaskFailure> {
         for phase in Phase::ALL.into_iter().filter(|phase| *phase >= first) {
             if self.context.stop.is_cancelled() {
-                return Err(Failure::stopped());
+                return Err(TaskFailure::stopped());
             }
             let begun = Instant::now();
             self.host().checkpoint(phase.name(), Point::Begin).await?;
@@ -168,7 +168,7 @@ impl Work<'_> {
     }
 
     /// Where to begin: a guest that runs already only has to become ready.
-    async fn first_phase(&self) -> Result<Phase, Failure> {
+    async fn first_phase(&self) -> Result<Phase, TaskFailure> {
         if !self.recovered {
             return Ok(Phase::LeaseAcquire);
         }
@@ -179,7 +179,7 @@ impl Work<'_> {
         Ok(if runs { Phase::Readiness } else { Phase::LeaseAcquire })
     }
 
-    async fn output(&self) -> Result<Output, Failure> {
+    async fn output(&self) -> Result<Output, TaskFailure> {
         let params = self.params;
         let text = |bytes: Option<Vec<u8>>| String::from_utf8_lossy(&bytes.unwrap_or_default()).trim().to_owned();
         let read = |file| self.host().instance_read(params.allocation_id, file);
@@ -215,12 +215,12 @@ impl Work<'_> {
     }
 }
 
-pub(super) async fn run(params: &Params, context: &Context) -> Result<Success, Failure> {
+pub(super) async fn run(params: &Params, context: &Context) -> Result<Success, TaskFailure> {
     go(params, context, false).await
 }
 
 /// After a restart of the agent: goes on if there is time and nobody has changed their mind, and cleans up otherwise.
-pub(super) async fn recover(params: &Params, context: &Context) -> Result<Success, Failure> {
+pub(super) async fn recover(params: &Params, context: &Context) -> Result<Success, TaskFailure> {
     let reason = if !context.still_allowed {
         Some(("policy_denied", "the host policy does not allow this task any more"))
     } else if Timestamp::now() > context.deadline {
@@ -232,10 +232,10 @@ pub(super) async fn recover(params: &Params, context: &Context) -> Result<Succes
     };
     let Some((code, message)) = reason else { return go(params, context, true).await };
     let _claim = context.guests.claim(&params.slots).await;
-    Err(undo(params, context, Failure::interrupted(code, message)).await)
+    Err(undo(params, context, TaskFailure::interrupted(code, message)).await)
 }
 
-async fn go(params: &Params, context: &Context, recovered: bool) -> Result<Success, Failure> {
+async fn go(params: &Params, context: &Context, recovered: bool) -> Result<Success, TaskFailure> {
     let _claim = context.guests.claim(&params.slots).await;
     // Another guest's image must not push this one out between fetching and writing.
     let _image = context.host.image_hold(&params.image_sha256);
@@ -263,7 +263,7 @@ async fn go(params: &Params, context: &Context, recovered: bool) -> Result<Succe
 }
 
 /// Makes everything gone that the task may have made, and adds the proof to why it failed.
-async fn undo(params: &Params, context: &Context, why: Failure) -> Failure {
+async fn undo(params: &Params, context: &Context, why: TaskFailure) -> TaskFailure {
     tracing::warn!(code = why.code, message = why.message, "provisioning did not succeed; undoing it");
     context.phases.enter("cleanup", "undoing what was done").await;
     let holder = params.holder();
@@ -277,18 +277,18 @@ async fn undo(params: &Params, context: &Context, why: Failure) -> Failure {
         take_over: false,
         only_of: Some(context.task_id),
     };
-    let (proof, troubles) = cleanup.run().await;
+    let (proof, errors) = cleanup.run().await;
     let ours = |lease: &gpuaas_host::guests::Lease| lease.holder() == holder && lease.task_id == context.task_id;
     // Only what is certain counts: a list that cannot be read may hold anything.
     let still_held = context.host.leases().await.map_or(true, |leases| leases.iter().any(ours));
     let failure = if still_held {
         let blockers = proof.blockers(&params.slots, true);
-        let reasons = troubles.iter().map(|trouble| trouble.message.as_str()).chain(blockers.iter().map(|b| b.message.as_str()));
+        let reasons = errors.iter().map(|error| error.message.as_str()).chain(blockers.iter().map(|b| b.message.as_str()));
         let message = format!("{} ({}); not cleaned up: {}", why.message, why.code, reasons.collect::<Vec<_>>().join("; "));
         let outcome = if why.outcome == Outcome::Interrupted { Outcome::Interrupted } else { Outcome::Failed };
-        Failure { outcome, ..Failure::failed("cleanup_blocked", message) }
+        TaskFailure { outcome, ..TaskFailure::failed("cleanup_blocked", message) }
     } else {
         why
     };
-    Failure { proof: Some(Box::new(proof)), ..failure }
+    TaskFailure { proof: Some(Box::new(proof)), ..failure }
 }

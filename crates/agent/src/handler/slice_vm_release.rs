@@ -9,10 +9,10 @@ use gpuaas_contract::task::slice_vm_release::{Output, Params};
 use gpuaas_contract::time::Timestamp;
 use gpuaas_host::guests::{DomainState, DriveMark, GuestMark, Lease, Point, Power};
 
-use super::{Context, Failure, Success, shut_down};
+use super::{Context, Success, TaskFailure, shut_down};
 use crate::guests::cleanup::Cleanup;
 
-pub(super) async fn run(params: &Params, context: &Context) -> Result<Success, Failure> {
+pub(super) async fn run(params: &Params, context: &Context) -> Result<Success, TaskFailure> {
     let _claim = context.guests.claim(&params.slots).await;
     let mut timings = BTreeMap::new();
 
@@ -35,17 +35,17 @@ pub(super) async fn run(params: &Params, context: &Context) -> Result<Success, F
         take_over: params.take_over,
         only_of: None,
     };
-    let (proof, troubles) = cleanup.run().await;
+    let (proof, errors) = cleanup.run().await;
     let blockers = proof.blockers(&params.slots, true);
     let only_unwiped = blockers.iter().all(|blocker| !params.wipe && blocker.code == NOT_WIPED);
-    if !only_unwiped || !troubles.is_empty() {
-        let reasons = troubles.iter().map(|trouble| trouble.message.as_str()).chain(blockers.iter().map(|b| b.message.as_str()));
+    if !only_unwiped || !errors.is_empty() {
+        let reasons = errors.iter().map(|error| error.message.as_str()).chain(blockers.iter().map(|b| b.message.as_str()));
         let message = reasons.collect::<Vec<_>>().join("; ");
-        return Err(Failure { proof: Some(Box::new(proof)), ..Failure::failed("cleanup_blocked", message) });
+        return Err(TaskFailure { proof: Some(Box::new(proof)), ..TaskFailure::failed("cleanup_blocked", message) });
     }
     // Whatever happens now: what is proven stays proven.
     let proof = Some(Box::new(proof));
-    end(&mut timings, "cleanup", context, begun).await.map_err(|failure| Failure { proof: proof.clone(), ..failure })?;
+    end(&mut timings, "cleanup", context, begun).await.map_err(|failure| TaskFailure { proof: proof.clone(), ..failure })?;
     let output = Output {
         allocation_id: params.allocation_id,
         already_gone: !known && stopped.was_absent,
@@ -57,14 +57,19 @@ pub(super) async fn run(params: &Params, context: &Context) -> Result<Success, F
     Ok(Success { output: AnyOutput::SliceVmRelease(output), proof })
 }
 
-async fn begin(step: &'static str, context: &Context, message: &str) -> Result<Instant, Failure> {
+async fn begin(step: &'static str, context: &Context, message: &str) -> Result<Instant, TaskFailure> {
     context.host.checkpoint(step, Point::Begin).await?;
     context.phases.enter(step, message).await;
     context.host.checkpoint(step, Point::Journaled).await?;
     Ok(Instant::now())
 }
 
-async fn end(timings: &mut BTreeMap<String, u64>, step: &'static str, context: &Context, begun: Instant) -> Result<(), Failure> {
+async fn end(
+    timings: &mut BTreeMap<String, u64>,
+    step: &'static str,
+    context: &Context,
+    begun: Instant,
+) -> Result<(), TaskFailure> {
     timings.insert(format!("{step}_ms"), u64::try_from(begun.elapsed().as_millis()).unwrap_or(u64::MAX));
     context.host.checkpoint(step, Point::Done).await?;
     Ok(())
@@ -72,7 +77,7 @@ async fn end(timings: &mut BTreeMap<String, u64>, step: &'static str, context: &
 
 /// Nobody else may take the slots while they are cleaned. Those without a lease are taken: nothing is known of what is on them, so
 /// everything counts as touched. Returns whether any was held before.
-async fn hold(params: &Params, context: &Context) -> Result<bool, Failure> {
+async fn hold(params: &Params, context: &Context) -> Result<bool, TaskFailure> {
     let leases = context.host.leases().await?;
     let mut known = false;
     for slot in &params.slots {
@@ -81,13 +86,13 @@ async fn hold(params: &Params, context: &Context) -> Result<bool, Failure> {
             // What is cleaned is what is leased, and never what an order makes of it.
             Some(lease) if lease.spec != slot.spec => {
                 let message = format!("{} consists of other devices than this task says; approve it again", slot.slot_id);
-                return Err(Failure::failed("slot_differs", message));
+                return Err(TaskFailure::failed("slot_differs", message));
             }
             Some(lease) if lease.holder() == holder => known = true,
             Some(lease) if params.take_over && lease.lease_epoch < holder.lease_epoch => known = true,
             Some(lease) => {
                 let message = format!("{} is held by {} with number {}", slot.slot_id, lease.allocation_id, lease.lease_epoch);
-                return Err(Failure::failed("slot_leased", message));
+                return Err(TaskFailure::failed("slot_leased", message));
             }
             None => {
                 let lease = Lease {
@@ -116,7 +121,7 @@ struct Stopped {
 }
 
 /// Gives the guest its time to shut down. What is left of it is ended by the cleanup.
-async fn stop_guest(params: &Params, context: &Context) -> Result<Stopped, Failure> {
+async fn stop_guest(params: &Params, context: &Context) -> Result<Stopped, TaskFailure> {
     // It is not to be started again, whatever happens from here on.
     for mut lease in context.host.leases().await?.into_iter().filter(|lease| lease.holder() == params.holder()) {
         if lease.power != Power::Off {

@@ -63,7 +63,7 @@ impl JournalId {
     /// A new one.
     pub(super) fn generate() -> io::Result<Self> {
         let mut bytes = [0; 16];
-        match gpuaas_world::random(&mut bytes) {
+        match gpuaas_runtime::random(&mut bytes) {
             true => Ok(Self(bytes)),
             false => Err(io::Error::other("the system has no random numbers")),
         }

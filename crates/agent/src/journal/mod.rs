@@ -10,9 +10,9 @@
 //! and the next start reads what is really there.
 
 mod birth;
-#[doc(hidden)]
-pub mod door;
 mod file;
+#[cfg(feature = "fuzz-support")]
+pub mod fuzz_support;
 mod index;
 mod record;
 mod writer;
@@ -232,7 +232,7 @@ impl Journal {
         match birth.note(id, opening.writer.sequence()) {
             // A full disk must not keep a node down whose journal has its room: only how far it has come is known less well.
             Err(error) if birth.knows(id) => {
-                tracing::warn!(error = crate::report::chain(&error), "how far the journal has come could not be recorded");
+                tracing::warn!(error = crate::error_chain::chain(&error), "how far the journal has come could not be recorded");
             }
             noted => noted?,
         }
@@ -265,7 +265,7 @@ impl Journal {
         let mut birth = birth.lock().unwrap_or_else(PoisonError::into_inner);
         let id = birth.1;
         if let Err(error) = birth.0.note(id, sequence) {
-            tracing::warn!(error = crate::report::chain(&error), "how far the journal has come could not be recorded");
+            tracing::warn!(error = crate::error_chain::chain(&error), "how far the journal has come could not be recorded");
         }
     }
 
@@ -275,7 +275,7 @@ impl Journal {
         let unfinished = unfinished(&shared, &path)?;
         let (commands, queue) = mpsc::channel(QUEUE);
         let for_thread = Arc::clone(&shared);
-        gpuaas_world::spawn_thread("journal", move || writer.run(&for_thread, queue)).map_err(|source| JournalError::Io {
+        gpuaas_runtime::spawn_thread("journal", move || writer.run(&for_thread, queue)).map_err(|source| JournalError::Io {
             what: "served by a thread",
             path,
             source,
@@ -412,7 +412,7 @@ pub(crate) struct Pending(oneshot::Receiver<Result<(), AppendError>>);
 impl Pending {
     /// Returns when the record is on disk.
     pub(crate) async fn wait(self) -> Result<(), AppendError> {
-        gpuaas_world::recorded(self.0).await.unwrap_or_else(|_| Err(ended()))
+        gpuaas_runtime::recorded(self.0).await.unwrap_or_else(|_| Err(ended()))
     }
 }
 
@@ -421,7 +421,7 @@ fn ended() -> AppendError {
 }
 
 async fn read_blob(file: Arc<File>, location: Location) -> Result<Vec<u8>, AppendError> {
-    let read = gpuaas_world::blocking(move || file::read(&file, location)).await;
+    let read = gpuaas_runtime::blocking(move || file::read(&file, location)).await;
     match read {
         Ok(Ok(decoded)) => Ok(decoded.blob),
         Ok(Err(error)) => Err(AppendError::Failed(error.to_string())),

@@ -485,7 +485,7 @@ fn a_full_journal_refuses_new_tasks_and_still_takes_every_promised_receipt() {
 fn a_disk_without_room_is_named_at_open() {
     let folder = tempfile::tempdir().expect("folder");
     let error = Journal::open(folder.path(), 1 << 50, Timestamp(1)).expect_err("no disk is that large");
-    let text = crate::report::chain(&error);
+    let text = crate::error_chain::chain(&error);
     assert!(text.contains("journal_bytes") || text.contains("File too large"), "{text}");
     assert_eq!(std::fs::read_dir(folder.path()).expect("list").count(), 0, "nothing is left behind");
 }

@@ -294,7 +294,7 @@ impl Writer {
         if admitted.is_empty() {
             return;
         }
-        let written = match gpuaas_world::broken("agent.journal") {
+        let written = match gpuaas_runtime::broken("agent.journal") {
             true => Ok(()),
             false => self.file.write_all_at(&bytes, self.end).and_then(|()| self.file.sync_data()),
         };

@@ -83,7 +83,7 @@ impl From<HttpError> for LinkError {
             HttpError::Problem { code, .. } if code == "session_fenced" => Self::Fenced,
             HttpError::Problem { status, code, detail } if status < 500 => Self::Refused { code, message: detail },
             error @ (HttpError::Problem { .. } | HttpError::Timeout(_) | HttpError::Broken(_) | HttpError::Malformed(_)) => {
-                Self::Broken(crate::report::chain(&error))
+                Self::Broken(crate::error_chain::chain(&error))
             }
         }
     }

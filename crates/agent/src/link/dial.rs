@@ -9,7 +9,7 @@ use std::time::Duration;
 
 use gpuaas_contract::link::SERVER_NAME;
 use gpuaas_contract::resume::{ChannelBinding, EXPORTER_LABEL};
-use gpuaas_world::net::TcpStream;
+use gpuaas_runtime::net::TcpStream;
 use rustls::ClientConfig;
 use rustls::client::danger::{HandshakeSignatureValid, ServerCertVerified, ServerCertVerifier};
 use rustls::client::{Resumption, WebPkiServerVerifier};
@@ -128,7 +128,7 @@ impl Dialer {
                     return Ok(stream);
                 }
                 Err(error) => {
-                    tracing::debug!(error = crate::report::chain(&error), "dialing failed");
+                    tracing::debug!(error = crate::error_chain::chain(&error), "dialing failed");
                     last_error = error;
                 }
             }
@@ -204,7 +204,7 @@ pub(crate) fn enrolled_config(
 ) -> Result<Arc<ClientConfig>, TlsSetupError> {
     let mut roots = rustls::RootCertStore::empty();
     roots.add(ca.clone()).map_err(TlsSetupError)?;
-    let builder = ClientConfig::builder_with_details(provider(), gpuaas_world::certificate_clock())
+    let builder = ClientConfig::builder_with_details(provider(), gpuaas_runtime::certificate_clock())
         .with_protocol_versions(&[&rustls::version::TLS13])
         .map_err(TlsSetupError)?
         .with_root_certificates(roots);
@@ -218,7 +218,7 @@ pub(crate) fn enrolled_config(
 /// For first contact: only the CA's fingerprint is known, the CA itself is in the chain the server presents.
 pub(crate) fn pinned_config(pin: [u8; 32]) -> Result<Arc<ClientConfig>, TlsSetupError> {
     let provider = provider();
-    let config = ClientConfig::builder_with_details(Arc::clone(&provider), gpuaas_world::certificate_clock())
+    let config = ClientConfig::builder_with_details(Arc::clone(&provider), gpuaas_runtime::certificate_clock())
         .with_protocol_versions(&[&rustls::version::TLS13])
         .map_err(TlsSetupError)?
         .dangerous()

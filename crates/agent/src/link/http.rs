@@ -172,7 +172,7 @@ impl Lane {
 }
 
 fn broken(error: hyper::Error) -> HttpError {
-    HttpError::Broken(crate::report::chain(&error))
+    HttpError::Broken(crate::error_chain::chain(&error))
 }
 
 fn problem(status: StatusCode, body: &[u8]) -> HttpError {

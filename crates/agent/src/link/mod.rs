@@ -250,7 +250,7 @@ impl Supervisor {
     }
 
     fn note_down(&self, error: &LinkError, wait: Duration) {
-        let reason = crate::report::chain(error);
+        let reason = crate::error_chain::chain(error);
         tracing::warn!(reason, milliseconds = wait.as_millis(), "link is down; waiting before the next attempt");
         self.status.send_modify(|status| {
             if status.connected {
@@ -286,7 +286,7 @@ async fn stream_when_it_works(core: &Core, dialer: &Dialer, timings: &LinkTiming
         trying.store(false, Ordering::Relaxed);
         match opened {
             Ok(conversation) => return (conversation, round),
-            Err(error) => tracing::debug!(error = crate::report::chain(&error), "streams still fail"),
+            Err(error) => tracing::debug!(error = crate::error_chain::chain(&error), "streams still fail"),
         }
     }
 }
@@ -323,7 +323,7 @@ fn full_jitter(base: Duration, cap: Duration, attempt: u32) -> Duration {
     let micros = u64::try_from(ceiling.as_micros()).unwrap_or(u64::MAX);
     let mut random = [0_u8; 8];
     // Without random numbers the full wait is still a wait.
-    if !gpuaas_world::random(&mut random) || micros == 0 {
+    if !gpuaas_runtime::random(&mut random) || micros == 0 {
         return ceiling;
     }
     Duration::from_micros(u64::from_le_bytes(random) % micros)

@@ -16,7 +16,7 @@ type Heard = mpsc::Sender<Result<to_node::Message, LinkError>>;
 
 /// What every request of a session needs.
 #[derive(Clone)]
-struct Session {
+struct PollSession {
     node_id: NodeId,
     session_id: String,
     /// Proves that a request is of this process.
@@ -38,7 +38,7 @@ pub(super) async fn open(
     resume.prove(&mut hello, lane.channel_binding().await?.as_ref());
     let mut welcome: Welcome = lane.call_json(&Call::post_json(path, &hello, timeout)).await?;
     let key = resume.take(&mut welcome).map(|secret| secret.request_key()).unwrap_or_default();
-    let session = Session { node_id, session_id: welcome.session_id.clone(), key, timeout, dialer: dialer.clone() };
+    let session = PollSession { node_id, session_id: welcome.session_id.clone(), key, timeout, dialer: dialer.clone() };
     let hold = Duration::from_secs(u64::from(welcome.poll_seconds.clamp(1, 300)));
 
     let (outgoing, queue) = mpsc::channel(QUEUE);
@@ -51,7 +51,7 @@ pub(super) async fn open(
     Ok(conversation)
 }
 
-impl Session {
+impl PollSession {
     fn path(&self, template: &str) -> String {
         template.replace("{node}", &self.node_id.to_string())
     }
@@ -62,7 +62,7 @@ impl Session {
 }
 
 /// Asks again and again for what the control plane has to say.
-async fn listen(session: Session, wait_route: &'static str, hold: Duration, heard: Heard) {
+async fn listen(session: PollSession, wait_route: &'static str, hold: Duration, heard: Heard) {
     let mut lane = Lane::new(session.dialer.clone());
     let call = session.with_session(Call::get(session.path(wait_route), hold + session.timeout));
     loop {
@@ -89,7 +89,7 @@ async fn listen(session: Session, wait_route: &'static str, hold: Duration, hear
 }
 
 /// Carries messages to the control plane in two lanes, each in order: what tasks wait for, and what is only told.
-async fn speak(session: Session, mut queue: mpsc::Receiver<FromNode>, heard: Heard) {
+async fn speak(session: PollSession, mut queue: mpsc::Receiver<FromNode>, heard: Heard) {
     let (tasks, tasks_queue) = mpsc::channel(QUEUE);
     let (bulk, bulk_queue) = mpsc::channel(QUEUE);
     let route_all = async {
@@ -120,7 +120,7 @@ async fn speak(session: Session, mut queue: mpsc::Receiver<FromNode>, heard: Hea
     let _ = Lane::new(session.dialer.clone()).call(&call).await;
 }
 
-async fn carry(session: &Session, mut queue: mpsc::Receiver<from_node::Message>, heard: &Heard) {
+async fn carry(session: &PollSession, mut queue: mpsc::Receiver<from_node::Message>, heard: &Heard) {
     let mut lane = Lane::new(session.dialer.clone());
     while let Some(message) = queue.recv().await {
         match post(session, &mut lane, message).await.or_else(passing) {
@@ -149,7 +149,11 @@ fn passing(error: HttpError) -> Result<Option<to_node::Message>, LinkError> {
     }
 }
 
-async fn post(session: &Session, lane: &mut Lane, message: from_node::Message) -> Result<Option<to_node::Message>, HttpError> {
+async fn post(
+    session: &PollSession,
+    lane: &mut Lane,
+    message: from_node::Message,
+) -> Result<Option<to_node::Message>, HttpError> {
     let for_task = |template: &str, task_id: &str| session.path(template).replace("{task}", task_id);
     let about_task = |task_id: &str, message: from_node::Message| {
         Call::post_json(for_task(route::TASK_ACK, task_id), &FromNode::from(message), session.timeout)

@@ -12,11 +12,11 @@ use gpuaas_contract::resume::{ChannelBinding, ResumeClaim, ResumeSecret};
 #[derive(Debug)]
 pub(crate) struct Resume {
     node_id: NodeId,
-    held: Mutex<Option<Held>>,
+    held: Mutex<Option<HeldLink>>,
 }
 
 #[derive(Clone, Debug)]
-struct Held {
+struct HeldLink {
     session_id: String,
     secret: ResumeSecret,
 }
@@ -45,7 +45,7 @@ impl Resume {
     pub(super) fn take(&self, welcome: &mut Welcome) -> Option<ResumeSecret> {
         let bytes = zeroize::Zeroizing::new(std::mem::take(&mut welcome.resume_secret));
         let secret = ResumeSecret::from_slice(&bytes);
-        let held = secret.clone().map(|secret| Held { session_id: welcome.session_id.clone(), secret });
+        let held = secret.clone().map(|secret| HeldLink { session_id: welcome.session_id.clone(), secret });
         *self.held.lock().unwrap_or_else(PoisonError::into_inner) = held;
         secret
     }

@@ -87,11 +87,11 @@ impl Core {
 
     async fn take_verifier_set(&self, set: VerifierSet) {
         let trust = Arc::clone(&self.trust);
-        let taken = gpuaas_world::blocking(move || trust.offer(&set.document)).await;
+        let taken = gpuaas_runtime::blocking(move || trust.offer(&set.document)).await;
         match taken {
             Ok(Ok(_)) => {}
             Ok(Err(error)) => {
-                tracing::error!(code = error.code(), error = crate::report::chain(&error), "verifier set was not taken");
+                tracing::error!(code = error.code(), error = crate::error_chain::chain(&error), "verifier set was not taken");
             }
             Err(error) => tracing::error!(%error, "verifier set was not taken"),
         }
@@ -216,7 +216,7 @@ async fn speak(
                 continue;
             }
         };
-        for _ in 1..gpuaas_world::delivery().copies {
+        for _ in 1..gpuaas_runtime::delivery().copies {
             if !send(outgoing, message.clone()).await {
                 return closed();
             }

@@ -37,7 +37,7 @@ pub(super) async fn open(
         .http2_keep_alive_interval(KEEP_ALIVE)
         .keep_alive_timeout(KEEP_ALIVE)
         .keep_alive_while_idle(true);
-    let broken = |error: tonic::transport::Error| LinkError::Broken(crate::report::chain(&error));
+    let broken = |error: tonic::transport::Error| LinkError::Broken(crate::error_chain::chain(&error));
     let channel = endpoint.connect_with_connector(connector).await.map_err(broken)?;
     let mut client =
         NodeLinkClient::new(channel).max_decoding_message_size(MAX_MESSAGE_BYTES).max_encoding_message_size(MAX_MESSAGE_BYTES);
@@ -92,5 +92,5 @@ fn refused(status: tonic::Status) -> LinkError {
         _ if is_code => return LinkError::Refused { code: code.to_owned(), message: message.to_owned() },
         _ => {}
     }
-    LinkError::Broken(format!("{:?}: {}", status.code(), crate::report::chain(&status)))
+    LinkError::Broken(format!("{:?}: {}", status.code(), crate::error_chain::chain(&status)))
 }

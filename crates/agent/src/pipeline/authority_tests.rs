@@ -205,12 +205,12 @@ fn invalid_params(random: &mut Random, kind: TaskType) -> Value {
     }
 }
 
-struct World {
+struct Harness {
     cluster_id: ClusterId,
     node_id: NodeId,
 }
 
-impl World {
+impl Harness {
     fn case(&self, random: &mut Random, spoil: Spoil) -> Case {
         let (task_id, kind) = (TaskId::generate(), *random.of(&TaskType::ALL));
         let message = format!("{} {:016x}", random.of(&["short", "größer", "with \"quotes\" and \\", ""]), random.next());
@@ -424,11 +424,11 @@ fn write_policy(random: &mut Random, path: &Path, first: bool) -> Owner {
 
 /// A host with its pipeline.
 struct Bench {
-    world: World,
+    harness: Harness,
     folder: tempfile::TempDir,
     pipeline: Pipeline,
     round: Round,
-    said: mpsc::Receiver<Message>,
+    report: mpsc::Receiver<Message>,
     sequence: u64,
     marks: usize,
     /// What was destroyed so far; the hour of this host is not over.
@@ -440,7 +440,7 @@ struct Bench {
 
 impl Bench {
     async fn start(random: &mut Random) -> (Self, Owner) {
-        let world = World { cluster_id: ClusterId::generate(), node_id: NodeId::generate() };
+        let harness = Harness { cluster_id: ClusterId::generate(), node_id: NodeId::generate() };
         // In memory where that is possible: what is proven here has nothing to do with the speed of a disk.
         let memory = Path::new("/dev/shm");
         let folder = if memory.is_dir() { tempfile::tempdir_in(memory) } else { tempfile::tempdir() }.expect("folder");
@@ -450,8 +450,8 @@ impl Bench {
             let public_key = key(Some(state)).verifying_key();
             Entry { key_id: public_key.id(), public_key, state }
         });
-        let document = Document { cluster_id: world.cluster_id, version: 1, issued_at: Timestamp(1), keys: keys.into() };
-        let trust = Trust::new(&folder.path().join("set"), &document.sign(&root()), root().verifying_key(), world.cluster_id);
+        let document = Document { cluster_id: harness.cluster_id, version: 1, issued_at: Timestamp(1), keys: keys.into() };
+        let trust = Trust::new(&folder.path().join("set"), &document.sign(&root()), root().verifying_key(), harness.cluster_id);
         let (journal, opened) = Journal::open(folder.path(), 48 << 20, Timestamp::now()).expect("journal");
         let host = SimHost::open(&folder.path().join("host"), Profile::H100, "authority").expect("host");
         let somebody = AllocationId::generate();
@@ -467,10 +467,10 @@ impl Bench {
             taken_at: Timestamp::now(),
         };
         Host::Sim(host.clone()).machine_lease_take(&lease, false).await.expect("leased");
-        let (outbound, said) = mpsc::channel(1 << 16);
+        let (outbound, report) = mpsc::channel(1 << 16);
         let parts = Parts {
-            cluster_id: world.cluster_id,
-            node_id: world.node_id,
+            cluster_id: harness.cluster_id,
+            node_id: harness.node_id,
             node_epoch: EPOCH,
             receipt_key: receipt_key(),
             instance_id: AgentInstanceId::generate(),
@@ -492,7 +492,7 @@ impl Bench {
         let pipeline = Pipeline::start(parts, opened).await.expect("starts");
         let round = pipeline.begin_round().1;
         let destroyed = BTreeMap::new();
-        (Self { world, folder, round, pipeline, said, sequence: 0, marks: 0, destroyed, host, lease }, allowed)
+        (Self { harness, folder, round, pipeline, report, sequence: 0, marks: 0, destroyed, host, lease }, allowed)
     }
 
     /// Everything that was offered has been answered and everything that runs has ended.
@@ -521,7 +521,7 @@ impl Bench {
 
         // Handlers tell the phase they enter before they touch the host, and enter each phase once.
         let mut entered: BTreeMap<(TaskId, String), usize> = BTreeMap::new();
-        while let Ok(message) = self.said.try_recv() {
+        while let Ok(message) = self.report.try_recv() {
             if let Message::Progress(progress) = message {
                 *entered.entry((progress.task_id.parse().expect("an id"), progress.phase)).or_default() += 1;
             }
@@ -547,22 +547,22 @@ impl Bench {
         while let Some((unreported, bytes)) = self.pipeline.next_receipt(self.sequence).await {
             self.sequence = unreported.sequence;
             let payload = dsse::payload_unverified(&bytes).expect("DSSE");
-            let said: receipt::Payload = serde_json::from_slice(&payload).expect("a receipt");
-            let kind = may.get(&said.task_id).map(|case| case.kind);
-            match said.outcome {
+            let report: receipt::Payload = serde_json::from_slice(&payload).expect("a receipt");
+            let kind = may.get(&report.task_id).map(|case| case.kind);
+            match report.outcome {
                 // The machine is somebody's: what acts on slots or users is begun and comes to nothing.
                 Outcome::Failed if kind.is_some_and(TaskType::needs_lease) => {
-                    assert!(["machine_leased", "lease_missing"].contains(&said.code.as_str()), "{context}: {said:?}");
-                    assert!(started.insert(said.task_id), "{context}: {} has two receipts", said.task_id);
+                    assert!(["machine_leased", "lease_missing"].contains(&report.code.as_str()), "{context}: {report:?}");
+                    assert!(started.insert(report.task_id), "{context}: {} has two receipts", report.task_id);
                 }
-                Outcome::Succeeded => assert!(started.insert(said.task_id), "{context}: {} has two receipts", said.task_id),
+                Outcome::Succeeded => assert!(started.insert(report.task_id), "{context}: {} has two receipts", report.task_id),
                 Outcome::Refused => {
-                    assert!(said.started_at.is_none(), "{context}: {said:?}");
-                    refused.insert(said.task_id);
+                    assert!(report.started_at.is_none(), "{context}: {report:?}");
+                    refused.insert(report.task_id);
                 }
-                Outcome::Failed | Outcome::Cancelled | Outcome::Interrupted => panic!("{context}: {said:?}"),
+                Outcome::Failed | Outcome::Cancelled | Outcome::Interrupted => panic!("{context}: {report:?}"),
             }
-            self.pipeline.reported(said.task_id, "");
+            self.pipeline.reported(report.task_id, "");
         }
         self.settle().await;
         // Not only nothing else, but all of it: a pipeline that refuses everything would prove nothing.
@@ -606,7 +606,7 @@ async fn no_effect_is_outside_of_what_is_compiled_allowed_and_signed() {
             let cases: Vec<Case> = (0..BATCH)
                 .map(|_| {
                     let spoil = if random.below(3) == 0 { Spoil::Nothing } else { *random.of(&SPOILS) };
-                    bench.world.case(&mut random, spoil)
+                    bench.harness.case(&mut random, spoil)
                 })
                 .collect();
             could_run +=

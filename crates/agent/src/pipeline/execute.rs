@@ -14,7 +14,7 @@ use tokio_util::sync::CancellationToken;
 use tracing::Instrument as _;
 
 use super::{Inner, Live};
-use crate::handler::{self, Context, Failure, Log, Phases, Success};
+use crate::handler::{self, Context, Log, Phases, Success, TaskFailure};
 use crate::journal::{AppendError, Chain, Record, TaskNote};
 
 /// A task to be run or recovered.
@@ -53,7 +53,7 @@ impl Ended {
         Self { outcome, code, message, output: None, proof: None }
     }
 
-    fn from(failure: Failure) -> Self {
+    fn from(failure: TaskFailure) -> Self {
         let proof = failure.proof.as_deref().and_then(|proof| serde_json::value::to_raw_value(proof).ok());
         Self { proof, ..Self::plainly(failure.outcome, failure.code, failure.message) }
     }
@@ -191,9 +191,9 @@ struct Bounds<'a> {
 async fn supervise(
     bounds: &Bounds<'_>,
     live: &Live,
-    mut handler: JoinHandle<Result<Success, Failure>>,
+    mut handler: JoinHandle<Result<Success, TaskFailure>>,
     stop: &CancellationToken,
-) -> Option<Result<Success, Failure>> {
+) -> Option<Result<Success, TaskFailure>> {
     let limit = bounds.until_deadline.min(bounds.task_timeout);
     let cause = tokio::select! {
         biased;
@@ -219,9 +219,9 @@ async fn supervise(
                 // It ended at the last moment after all.
                 Ok(result) => result,
                 Err(error) if error.is_panic() => joined(Err(error)),
-                Err(_) => Err(Failure {
+                Err(_) => Err(TaskFailure {
                     message: "it did not stop within log_drain_timeout and was dropped".to_owned(),
-                    ..Failure::stopped()
+                    ..TaskFailure::stopped()
                 }),
             }
         }
@@ -230,31 +230,31 @@ async fn supervise(
     Some(result.map_err(|failure| match failure.outcome {
         Outcome::Cancelled => {
             let proof = failure.proof;
-            Failure { proof, ..stopped_because(&cause, live, bounds.task_timeout, failure.message) }
+            TaskFailure { proof, ..stopped_because(&cause, live, bounds.task_timeout, failure.message) }
         }
         Outcome::Succeeded | Outcome::Failed | Outcome::Interrupted | Outcome::Refused => failure,
     }))
 }
 
-fn stopped_because(cause: &StopCause, live: &Live, task_timeout: Duration, detail: String) -> Failure {
+fn stopped_because(cause: &StopCause, live: &Live, task_timeout: Duration, detail: String) -> TaskFailure {
     let with_detail = |text: String| if detail.is_empty() { text } else { format!("{text}; {detail}") };
     match cause {
-        StopCause::Cancelled => Failure { message: with_detail(reason_of(live)), ..Failure::stopped() },
-        StopCause::Deadline => Failure::failed("deadline_exceeded", with_detail("the task's deadline passed".to_owned())),
+        StopCause::Cancelled => TaskFailure { message: with_detail(reason_of(live)), ..TaskFailure::stopped() },
+        StopCause::Deadline => TaskFailure::failed("deadline_exceeded", with_detail("the task's deadline passed".to_owned())),
         StopCause::Timeout => {
             let text = format!("the task ran longer than this agent's task_timeout of {} s", task_timeout.as_secs());
-            Failure::failed("task_timeout", with_detail(text))
+            TaskFailure::failed("task_timeout", with_detail(text))
         }
     }
 }
 
-async fn abandoned(handler: JoinHandle<Result<Success, Failure>>) -> Option<Result<Success, Failure>> {
+async fn abandoned(handler: JoinHandle<Result<Success, TaskFailure>>) -> Option<Result<Success, TaskFailure>> {
     handler.abort();
     let _ = handler.await;
     None
 }
 
-fn joined(ended: Result<Result<Success, Failure>, tokio::task::JoinError>) -> Result<Success, Failure> {
+fn joined(ended: Result<Result<Success, TaskFailure>, tokio::task::JoinError>) -> Result<Success, TaskFailure> {
     ended.unwrap_or_else(|error| {
         let message = match error.try_into_panic() {
             Ok(panic) => panic
@@ -264,7 +264,7 @@ fn joined(ended: Result<Result<Success, Failure>, tokio::task::JoinError>) -> Re
                 .unwrap_or_else(|| "without a message".to_owned()),
             Err(error) => error.to_string(),
         };
-        Err(Failure::failed("handler_panicked", format!("this is a bug in the agent: {message}")))
+        Err(TaskFailure::failed("handler_panicked", format!("this is a bug in the agent: {message}")))
     })
 }
 
@@ -272,7 +272,7 @@ fn reason_of(live: &Live) -> String {
     live.cancel_reason.lock().unwrap_or_else(PoisonError::into_inner).clone()
 }
 
-fn conclude(result: Result<Success, Failure>) -> Ended {
+fn conclude(result: Result<Success, TaskFailure>) -> Ended {
     let Success { output, proof } = match result {
         Ok(success) => success,
         Err(failure) => return Ended::from(failure),
@@ -284,9 +284,9 @@ fn conclude(result: Result<Success, Failure>) -> Ended {
         }
         Ok(raw) => {
             let message = format!("the output has {} bytes; at most {} fit", raw.get().len(), receipt::MAX_OUTPUT_BYTES);
-            Ended::from(Failure::failed("output_too_large", message))
+            Ended::from(TaskFailure::failed("output_too_large", message))
         }
-        Err(error) => Ended::from(Failure::failed("output_invalid", error.to_string())),
+        Err(error) => Ended::from(TaskFailure::failed("output_invalid", error.to_string())),
     }
 }
 
@@ -418,7 +418,7 @@ mod tests {
 
     #[tokio::test]
     async fn a_handler_that_panics_is_a_failure_with_its_own_code() {
-        let handler: JoinHandle<Result<Success, Failure>> = tokio::spawn(async { panic!("boom") });
+        let handler: JoinHandle<Result<Success, TaskFailure>> = tokio::spawn(async { panic!("boom") });
         let failure = joined(handler.await).expect_err("a failure");
         assert_eq!((failure.outcome, failure.code), (Outcome::Failed, "handler_panicked"));
         assert!(failure.message.contains("boom"));
@@ -452,7 +452,7 @@ mod tests {
             told.cancelled().await;
             tokio::task::yield_now().await;
             *writing.lock().expect("lock") = true;
-            Err(Failure::stopped())
+            Err(TaskFailure::stopped())
         });
         live.cancel.cancel();
         let result = supervise(&bounds(&abandon, Duration::from_secs(60)), &live, handler, &stop).await.expect("ended");

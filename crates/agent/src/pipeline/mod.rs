@@ -21,7 +21,7 @@ use gpuaas_contract::receipt::Outcome;
 use gpuaas_contract::task::{Task, TaskType};
 use gpuaas_contract::time::Timestamp;
 use gpuaas_host::Host;
-use gpuaas_world::secret::Locked;
+use gpuaas_runtime::secret::Locked;
 use tokio::sync::{OwnedSemaphorePermit, Semaphore, mpsc, watch};
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
@@ -317,7 +317,7 @@ impl Pipeline {
         }
         let inner = Arc::clone(&self.inner);
         // Best effort: without it the next start only knows less about what an older copy would lack.
-        let _ = gpuaas_world::blocking(move || inner.journal.note_progress()).await;
+        let _ = gpuaas_runtime::blocking(move || inner.journal.note_progress()).await;
     }
 }
 
@@ -332,7 +332,7 @@ impl Inner {
 
     fn claim(&self, task_id: TaskId) -> Claim {
         let mut live = self.lock_live();
-        if gpuaas_world::broken("agent.duplicates") {
+        if gpuaas_runtime::broken("agent.duplicates") {
             return Claim::New(Live::new());
         }
         if let Some(live) = live.get(&task_id) {
@@ -468,7 +468,7 @@ impl Inner {
             return self.policy.check_task(task);
         }
         let (inner, task) = (Arc::clone(self), task.clone());
-        let checked = gpuaas_world::blocking(move || inner.policy.check_task(&task)).await;
+        let checked = gpuaas_runtime::blocking(move || inner.policy.check_task(&task)).await;
         checked.unwrap_or_else(|error| Err(Denied(format!("the host policy could not be asked: {error}"))))
     }
 

@@ -111,7 +111,7 @@ impl DestroyBudget {
         *counted = counted.saturating_add(ahead);
         let bytes = serde_json::to_vec(&counts).map_err(|error| error.to_string())?;
         private_file::write(path, &bytes)
-            .map_err(|error| format!("destroys_per_hour cannot be counted: {}", crate::report::chain(&error)))
+            .map_err(|error| format!("destroys_per_hour cannot be counted: {}", crate::error_chain::chain(&error)))
     }
 }
 

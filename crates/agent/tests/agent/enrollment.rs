@@ -55,7 +55,7 @@ async fn a_server_with_another_ca_gets_nothing() {
     let error = gpuaas_agent::enroll(options(&host, Door::Token(server.shared.token()), false), |_| {}, CancellationToken::new())
         .await
         .expect_err("refused");
-    let text = gpuaas_agent::report::chain(&error);
+    let text = gpuaas_agent::error_chain::chain(&error);
     assert!(text.contains("not from the pinned CA"), "{text}");
     assert!(!gpuaas_agent::is_enrolled(&host.config.state_dir));
 }

@@ -145,7 +145,7 @@ async fn an_agent_with_a_policy_that_others_can_write_does_not_start() {
     use std::os::unix::fs::PermissionsExt as _;
     let (server, host): (Server, Host) = enrolled().await;
     std::fs::set_permissions(&host.config.policy_file, std::fs::Permissions::from_mode(0o666)).expect("chmod");
-    let error = gpuaas_agent::report::chain(&host.start(TransportChoice::Stream).fails().await);
+    let error = gpuaas_agent::error_chain::chain(&host.start(TransportChoice::Stream).fails().await);
     assert!(error.contains("chmod go-w"), "{error}");
     drop(server);
 }

@@ -55,7 +55,7 @@ struct Node {
     tls_key: Vec<u8>,
 }
 
-struct Session {
+struct ServerSession {
     id: String,
     queue: VecDeque<to_node::Message>,
     changed: Arc<Notify>,
@@ -66,7 +66,7 @@ pub(crate) struct Shared {
     pub(crate) node_id: NodeId,
     ca: rcgen::CertifiedIssuer<'static, rcgen::KeyPair>,
     node: Mutex<Option<Node>>,
-    session: Mutex<Option<Session>>,
+    session: Mutex<Option<ServerSession>>,
     heard: Mutex<Vec<Heard>>,
     heard_count: watch::Sender<usize>,
     stream_mode: Mutex<StreamMode>,
@@ -296,7 +296,7 @@ impl Shared {
     fn open_session(&self) -> (Welcome, Arc<Notify>) {
         let id = SessionId::generate().to_string();
         let changed = Arc::new(Notify::new());
-        let old = self.session.lock().expect("lock").replace(Session {
+        let old = self.session.lock().expect("lock").replace(ServerSession {
             id: id.clone(),
             queue: VecDeque::new(),
             changed: Arc::clone(&changed),

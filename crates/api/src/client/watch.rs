@@ -50,7 +50,7 @@ impl WatchUntil {
 
     fn is_reached(self, allocation: &Allocation) -> bool {
         match self {
-            Self::Over => allocation.over(),
+            Self::Over => allocation.is_terminal(),
             Self::Settled => allocation.settled(),
         }
     }

@@ -66,7 +66,7 @@ pub struct Allocation {
     pub stopped: bool,
     /// What its tenant wants of its power and is not done yet: `start`, `stop` or `reboot`.
     #[serde(default)]
-    pub power_wish: Option<String>,
+    pub pending_power_action: Option<String>,
     /// Whether somebody wants it back, or its lease is over.
     pub release_requested: bool,
     /// How many hosts were tried.
@@ -112,13 +112,13 @@ pub struct Allocation {
 
 impl Allocation {
     /// Whether nothing is held and nothing more happens by itself.
-    pub fn over(&self) -> bool {
+    pub fn is_terminal(&self) -> bool {
         matches!(self.state.as_str(), "released" | "failed")
     }
 
     /// Whether nothing happens until somebody says something: what a watch with `until=settled` waits for.
     pub fn settled(&self) -> bool {
-        self.over() || matches!(self.state.as_str(), "active" | "release_blocked")
+        self.is_terminal() || matches!(self.state.as_str(), "active" | "release_blocked")
     }
 }
 
@@ -210,7 +210,7 @@ mod tests {
             ("something_new", false, false),
         ] {
             allocation.state = state.to_owned();
-            assert_eq!((allocation.over(), allocation.settled()), (over, settled), "{state}");
+            assert_eq!((allocation.is_terminal(), allocation.settled()), (over, settled), "{state}");
         }
     }
 }

@@ -5,7 +5,7 @@ use gpuaas_contract::key::VerifyingKey;
 use gpuaas_contract::telemetry::HostFacts;
 use gpuaas_contract::time::Timestamp;
 
-/// A host's wish to be enrolled.
+/// A host's request to be enrolled.
 #[derive(Clone, Debug, PartialEq, serde::Serialize, serde::Deserialize, schemars::JsonSchema)]
 pub struct Enrollment {
     /// Its id.

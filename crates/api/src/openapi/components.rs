@@ -11,7 +11,7 @@ currency unit per hour. Lists come in pages: give `next` as `after` to get the n
 is done only if nobody was faster. Answers may get more fields, and states more names; requests with unknown fields are refused.";
 
 /// An answer that is an error.
-pub(super) struct Trouble {
+pub(super) struct ErrorResponse {
     /// HTTP status.
     pub(super) status: u16,
     /// Name among the components.
@@ -20,46 +20,50 @@ pub(super) struct Trouble {
 }
 
 /// Every error that operations name.
-pub(super) const TROUBLES: [Trouble; 11] = [
-    Trouble {
+pub(super) const ERROR_RESPONSES: [ErrorResponse; 11] = [
+    ErrorResponse {
         status: 400,
         name: "BadRequest",
         description: "The request is no document of this interface; `detail` says where it is wrong.",
     },
-    Trouble {
+    ErrorResponse {
         status: 401,
         name: "Unauthorized",
         description: "There is no token, or it does not count any more. Sign in again.",
     },
-    Trouble {
+    ErrorResponse {
         status: 403,
         name: "Forbidden",
         description: "The caller may not do that; `detail` says which role or scope it takes.",
     },
-    Trouble { status: 404, name: "NotFound", description: "There is no such thing, or the caller may not see it." },
-    Trouble { status: 408, name: "RequestTimeout", description: "The body did not come in time. Send it again, all at once." },
-    Trouble {
+    ErrorResponse { status: 404, name: "NotFound", description: "There is no such thing, or the caller may not see it." },
+    ErrorResponse {
+        status: 408,
+        name: "RequestTimeout",
+        description: "The body did not come in time. Send it again, all at once.",
+    },
+    ErrorResponse {
         status: 409,
         name: "Conflict",
         description: "What there is does not allow it now; `code` says what is in the way.",
     },
-    Trouble {
+    ErrorResponse {
         status: 412,
         name: "PreconditionFailed",
         description: "Somebody has changed it since. Read it again, then change it.",
     },
-    Trouble { status: 413, name: "TooLarge", description: "The body is larger than the server takes." },
-    Trouble {
+    ErrorResponse { status: 413, name: "TooLarge", description: "The body is larger than the server takes." },
+    ErrorResponse {
         status: 422,
         name: "Unprocessable",
         description: "The document is well-formed but asks for something that cannot be.",
     },
-    Trouble {
+    ErrorResponse {
         status: 429,
         name: "TooManyRequests",
         description: "Too many requests in a short time. Wait for `Retry-After` seconds.",
     },
-    Trouble {
+    ErrorResponse {
         status: 503,
         name: "Unavailable",
         description: "The server cannot answer now. The same request may succeed a little later.",
@@ -68,7 +72,7 @@ pub(super) const TROUBLES: [Trouble; 11] = [
 
 /// Everything under `components`.
 pub(super) fn all(schemas: Map<String, Value>) -> Value {
-    let responses: Map<String, Value> = TROUBLES.iter().map(|trouble| (trouble.name.to_owned(), response(trouble))).collect();
+    let responses: Map<String, Value> = ERROR_RESPONSES.iter().map(|error| (error.name.to_owned(), response(error))).collect();
     json!({
         "schemas": schemas,
         "responses": responses,
@@ -130,17 +134,17 @@ pub(super) fn all(schemas: Map<String, Value>) -> Value {
     })
 }
 
-fn response(trouble: &Trouble) -> Value {
+fn response(error: &ErrorResponse) -> Value {
     let mut headers = json!({ "X-Correlation-Id": { "$ref": "#/components/headers/CorrelationId" } });
-    if matches!(trouble.status, 429 | 503) {
+    if matches!(error.status, 429 | 503) {
         headers["Retry-After"] = json!({ "$ref": "#/components/headers/RetryAfter" });
     }
-    if trouble.status == 429 {
+    if error.status == 429 {
         headers["RateLimit"] = json!({ "$ref": "#/components/headers/RateLimit" });
         headers["RateLimit-Policy"] = json!({ "$ref": "#/components/headers/RateLimitPolicy" });
     }
     json!({
-        "description": trouble.description,
+        "description": error.description,
         "headers": headers,
         "content": { PROBLEM_CONTENT_TYPE: { "schema": { "$ref": "#/components/schemas/Problem" } } },
     })

@@ -7,7 +7,7 @@ use gpuaas_contract::id::{
 use schemars::SchemaGenerator;
 use serde_json::{Map, Value, json};
 
-use super::components::TROUBLES;
+use super::components::ERROR_RESPONSES;
 use crate::dto::TaskProgress;
 use crate::endpoints::{Endpoint, Method, SchemaOf, StreamKind};
 use crate::routes;
@@ -129,8 +129,8 @@ fn responses(endpoint: &Endpoint, generator: &mut SchemaGenerator) -> Value {
             .insert("200".to_owned(), json!({ "description": description, "headers": headers(endpoint), "content": content }));
     }
     let looks_for = endpoint.query.is_some_and(|query| looks_for_something(&schema(query, generator)));
-    for trouble in TROUBLES.iter().filter(|trouble| may_answer(endpoint, looks_for, trouble.status)) {
-        responses.insert(trouble.status.to_string(), json!({ "$ref": format!("#/components/responses/{}", trouble.name) }));
+    for error in ERROR_RESPONSES.iter().filter(|error| may_answer(endpoint, looks_for, error.status)) {
+        responses.insert(error.status.to_string(), json!({ "$ref": format!("#/components/responses/{}", error.name) }));
     }
     Value::Object(responses)
 }

@@ -1,14 +1,14 @@
 //! What a change of the interface takes from those who use it.
 //!
-//! Requests may be asked for less and answers may say more; anything the other way round breaks somebody.
+//! Requests may be asked for less and answers may say more; anything the other direction round breaks somebody.
 
 use std::collections::BTreeSet;
 
 use serde_json::Value;
 
-/// Which way a document goes.
+/// Which direction a document goes.
 #[derive(Clone, Copy, PartialEq, Eq)]
-enum Way {
+enum Direction {
     /// From the client: everything that was taken before must still be taken.
     Request,
     /// From the server: nothing may come that could not come before, and what always came must still come.
@@ -66,11 +66,11 @@ impl<'d> Compare<'d> {
             (true, false) if body_now["required"] == true => self.say(place, "a body is newly required"),
             (true, false) => {}
             (false, true) => self.say(place, "the body was removed"),
-            (false, false) => self.contents(&format!("{place} body"), body_before, body_now, Way::Request),
+            (false, false) => self.contents(&format!("{place} body"), body_before, body_now, Direction::Request),
         }
         for (status, response) in fields(&before["responses"]).filter(|(status, _)| status.starts_with(['1', '2'])) {
             match now["responses"].get(status) {
-                Some(after) => self.contents(&format!("{place} {status}"), response, after, Way::Answer),
+                Some(after) => self.contents(&format!("{place} {status}"), response, after, Direction::Answer),
                 None => self.say(place, &format!("answer {status} was removed")),
             }
         }
@@ -88,7 +88,9 @@ impl<'d> Compare<'d> {
         for old in &known {
             let name = old["name"].as_str().unwrap_or_default();
             match after.iter().find(|new| same(old, new)) {
-                Some(new) => self.schema(&format!("{place} parameter {name}"), &old["schema"], &new["schema"], Way::Request),
+                Some(new) => {
+                    self.schema(&format!("{place} parameter {name}"), &old["schema"], &new["schema"], Direction::Request)
+                }
                 None => self.say(place, &format!("parameter {name} was removed")),
             }
         }
@@ -99,45 +101,45 @@ impl<'d> Compare<'d> {
         }
     }
 
-    fn contents(&mut self, place: &str, before: &'d Value, now: &'d Value, way: Way) {
+    fn contents(&mut self, place: &str, before: &'d Value, now: &'d Value, direction: Direction) {
         for (kind, content) in fields(&before["content"]) {
             let Some(after) = now["content"].get(kind) else {
                 self.say(place, &format!("{kind} was removed"));
                 continue;
             };
-            self.schema(place, &content["schema"], &after["schema"], way);
+            self.schema(place, &content["schema"], &after["schema"], direction);
             for (event, schema) in fields(&content["x-gpuaas-events"]) {
                 match after["x-gpuaas-events"].get(event) {
-                    Some(after) => self.schema(&format!("{place} event {event}"), schema, after, way),
+                    Some(after) => self.schema(&format!("{place} event {event}"), schema, after, direction),
                     None => self.say(place, &format!("event {event} was removed")),
                 }
             }
         }
-        self.schema(&format!("{place} message"), &before["x-gpuaas-message"], &now["x-gpuaas-message"], way);
+        self.schema(&format!("{place} message"), &before["x-gpuaas-message"], &now["x-gpuaas-message"], direction);
     }
 
-    fn schema(&mut self, place: &str, before: &'d Value, now: &'d Value, way: Way) {
+    fn schema(&mut self, place: &str, before: &'d Value, now: &'d Value, direction: Direction) {
         if let (Some(left), Some(right)) = (before["$ref"].as_str(), now["$ref"].as_str()) {
             if self.open.contains(&(left, right)) {
                 return;
             }
             self.open.push((left, right));
-            self.resolved(place, resolve(self.before, before), resolve(self.now, now), way);
+            self.resolved(place, resolve(self.before, before), resolve(self.now, now), direction);
             self.open.pop();
         } else {
-            self.resolved(place, resolve(self.before, before), resolve(self.now, now), way);
+            self.resolved(place, resolve(self.before, before), resolve(self.now, now), direction);
         }
     }
 
-    fn resolved(&mut self, place: &str, before: &'d Value, now: &'d Value, way: Way) {
+    fn resolved(&mut self, place: &str, before: &'d Value, now: &'d Value, direction: Direction) {
         let (old, new) = (alternatives(before), alternatives(now));
         if old.len() > 1 || new.len() > 1 {
-            return self.alternatives(place, &old, &new, way);
+            return self.alternatives(place, &old, &new, direction);
         }
         // Read from the side that may say less to the side that may say more.
-        let (narrow, wide) = match way {
-            Way::Request => (before, now),
-            Way::Answer => (now, before),
+        let (narrow, wide) = match direction {
+            Direction::Request => (before, now),
+            Direction::Answer => (now, before),
         };
         if !is_within(&kinds(narrow), &kinds(wide)) {
             return self.say(place, &format!("the type changed from {} to {}", before["type"], now["type"]));
@@ -154,15 +156,15 @@ impl<'d> Compare<'d> {
             (Some(narrow), Some(wide)) if narrow.is_subset(&wide) => {}
             (Some(_) | None, Some(_)) => self.say(place, "the possible values changed"),
         }
-        if way == Way::Request {
+        if direction == Direction::Request {
             self.limits(place, before, now);
         }
-        self.properties(place, before, now, way);
+        self.properties(place, before, now, direction);
         if !before["items"].is_null() && !now["items"].is_null() {
-            self.schema(&format!("{place}[]"), &before["items"], &now["items"], way);
+            self.schema(&format!("{place}[]"), &before["items"], &now["items"], direction);
         }
         if before["additionalProperties"].is_object() && now["additionalProperties"].is_object() {
-            self.schema(&format!("{place}{{}}"), &before["additionalProperties"], &now["additionalProperties"], way);
+            self.schema(&format!("{place}{{}}"), &before["additionalProperties"], &now["additionalProperties"], direction);
         }
     }
 
@@ -187,19 +189,19 @@ impl<'d> Compare<'d> {
         }
     }
 
-    fn properties(&mut self, place: &str, before: &'d Value, now: &'d Value, way: Way) {
+    fn properties(&mut self, place: &str, before: &'d Value, now: &'d Value, direction: Direction) {
         let required =
             |schema: &'d Value| -> BTreeSet<&'d str> { items(&schema["required"]).filter_map(Value::as_str).collect() };
         let (was, is) = (required(before), required(now));
         for (name, old) in fields(&before["properties"]) {
             match now["properties"].get(name) {
-                Some(new) => self.schema(&format!("{place}.{name}"), old, new, way),
+                Some(new) => self.schema(&format!("{place}.{name}"), old, new, direction),
                 None => self.say(&format!("{place}.{name}"), "the field was removed"),
             }
         }
         let closed = |schema: &Value| schema["additionalProperties"] == false;
-        match way {
-            Way::Request => {
+        match direction {
+            Direction::Request => {
                 for name in is.difference(&was) {
                     self.say(&format!("{place}.{name}"), "the field is newly required");
                 }
@@ -207,7 +209,7 @@ impl<'d> Compare<'d> {
                     self.say(place, "unknown fields are newly refused");
                 }
             }
-            Way::Answer => {
+            Direction::Answer => {
                 for name in was.difference(&is).filter(|name| now["properties"].get(**name).is_some()) {
                     self.say(&format!("{place}.{name}"), "the field may be absent now");
                 }
@@ -216,10 +218,10 @@ impl<'d> Compare<'d> {
     }
 
     /// Each alternative of the narrow side must fit one of the wide side.
-    fn alternatives(&mut self, place: &str, old: &[&'d Value], new: &[&'d Value], way: Way) {
+    fn alternatives(&mut self, place: &str, old: &[&'d Value], new: &[&'d Value], direction: Direction) {
         let fits = |compare: &Self, before: &'d Value, now: &'d Value| {
             let mut trial = Compare { before: compare.before, now: compare.now, found: Vec::new(), open: compare.open.clone() };
-            trial.schema(place, before, now, way);
+            trial.schema(place, before, now, direction);
             trial.found
         };
         let real = |alternatives: &[&'d Value]| -> Vec<&'d Value> {
@@ -228,20 +230,20 @@ impl<'d> Compare<'d> {
         let nullable = |alternatives: &[&'d Value]| alternatives.iter().any(|schema| schema["type"] == "null");
         // The usual case, something or null, is told in detail.
         if let ([before], [now]) = (real(old).as_slice(), real(new).as_slice()) {
-            let problem = match way {
-                Way::Request => nullable(old) && !nullable(new),
-                Way::Answer => !nullable(old) && nullable(new),
+            let problem = match direction {
+                Direction::Request => nullable(old) && !nullable(new),
+                Direction::Answer => !nullable(old) && nullable(new),
             };
             if problem {
-                self.say(place, if way == Way::Request { "null is no longer taken" } else { "it may be null now" });
+                self.say(place, if direction == Direction::Request { "null is no longer taken" } else { "it may be null now" });
             }
             let found = fits(self, before, now);
             self.found.extend(found);
             return;
         }
-        let lost = match way {
-            Way::Request => old.iter().any(|before| !new.iter().any(|now| fits(self, before, now).is_empty())),
-            Way::Answer => new.iter().any(|now| !old.iter().any(|before| fits(self, before, now).is_empty())),
+        let lost = match direction {
+            Direction::Request => old.iter().any(|before| !new.iter().any(|now| fits(self, before, now).is_empty())),
+            Direction::Answer => new.iter().any(|now| !old.iter().any(|before| fits(self, before, now).is_empty())),
         };
         if lost {
             self.say(place, "the possible forms changed");
@@ -282,7 +284,7 @@ mod tests {
                     "responses": { "200": { "content": { "application/json": { "schema": { "$ref": "#/schemas/Thing" } } } } },
                 },
                 "post": {
-                    "requestBody": { "required": true, "content": { "application/json": { "schema": { "$ref": "#/schemas/Wish" } } } },
+                    "requestBody": { "required": true, "content": { "application/json": { "schema": { "$ref": "#/schemas/Order" } } } },
                     "responses": { "201": { "content": { "application/json": { "schema": { "$ref": "#/schemas/Thing" } } } } },
                 },
             } },
@@ -295,7 +297,7 @@ mod tests {
                         "owner": { "anyOf": [{ "$ref": "#/schemas/Thing" }, { "type": "null" }] },
                     },
                 },
-                "Wish": {
+                "Order": {
                     "type": "object", "required": ["name"], "additionalProperties": false,
                     "properties": { "name": { "type": "string" }, "kind": { "type": "string", "enum": ["a", "b"] } },
                 },
@@ -319,7 +321,7 @@ mod tests {
     #[test]
     fn what_takes_something_away_is_found() {
         let thing = "/schemas/Thing";
-        let wish = "/schemas/Wish";
+        let request = "/schemas/Order";
         for (pointer, value) in [
             ("/paths/~1things".to_owned(), Value::Null),
             ("/paths/~1things/post".to_owned(), Value::Null),
@@ -334,10 +336,10 @@ mod tests {
             (format!("{thing}/properties/id/type"), json!(["string", "null"])),
             (format!("{thing}/properties/owner/anyOf"), json!([{ "type": "string" }, { "type": "null" }])),
             (format!("{thing}/required"), json!([])),
-            (format!("{wish}/properties/kind"), Value::Null),
-            (format!("{wish}/properties/kind/enum"), json!(["a"])),
-            (format!("{wish}/properties/name/pattern"), json!("^x$")),
-            (format!("{wish}/required"), json!(["name", "kind"])),
+            (format!("{request}/properties/kind"), Value::Null),
+            (format!("{request}/properties/kind/enum"), json!(["a"])),
+            (format!("{request}/properties/name/pattern"), json!("^x$")),
+            (format!("{request}/required"), json!(["name", "kind"])),
         ] {
             assert!(!after(&pointer, value.clone()).is_empty(), "{pointer} = {value}");
         }
@@ -346,7 +348,7 @@ mod tests {
     #[test]
     fn what_only_adds_something_breaks_nobody() {
         let thing = "/schemas/Thing";
-        let wish = "/schemas/Wish";
+        let request = "/schemas/Order";
         for (pointer, value) in [
             ("/paths/~1more".to_owned(), json!({ "get": {} })),
             ("/paths/~1things/get/responses/404".to_owned(), json!({})),
@@ -355,10 +357,10 @@ mod tests {
             (format!("{thing}/required"), json!(["id", "note"])),
             (format!("{thing}/properties/note/type"), json!("string")),
             (format!("{thing}/description"), json!("A thing.")),
-            (format!("{wish}/properties/color"), json!({ "type": "string" })),
-            (format!("{wish}/properties/kind/enum"), json!(["a", "b", "c"])),
-            (format!("{wish}/properties/name/type"), json!(["string", "null"])),
-            (format!("{wish}/required"), json!([])),
+            (format!("{request}/properties/color"), json!({ "type": "string" })),
+            (format!("{request}/properties/kind/enum"), json!(["a", "b", "c"])),
+            (format!("{request}/properties/name/type"), json!(["string", "null"])),
+            (format!("{request}/required"), json!([])),
         ] {
             let found = after(&pointer, value.clone());
             assert!(found.is_empty(), "{pointer} = {value}: {found:?}");

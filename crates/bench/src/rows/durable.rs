@@ -194,19 +194,19 @@ pub(crate) fn context() -> Context {
 struct Ours {
     name: String,
     tasks: Tasks,
-    way: Way,
+    way: WriteMode,
 }
 
 /// How a task gets to its node.
 #[derive(Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Way {
+pub(crate) enum WriteMode {
     /// The node is connected and waits for nothing else: queued and claimed in one commit.
     Direct,
     /// The node was away or busy: queued, and claimed later.
     Queue,
 }
 
-impl Way {
+impl WriteMode {
     const fn as_str(self) -> &'static str {
         match self {
             Self::Direct => "node connected",
@@ -230,8 +230,8 @@ impl Side for Ours {
                 let mut done = 0_usize;
                 while started.elapsed() < time {
                     let (claimed, digest) = match way {
-                        Way::Direct => caller.enqueue_and_claim(store, keys).await?,
-                        Way::Queue => {
+                        WriteMode::Direct => caller.enqueue_and_claim(store, keys).await?,
+                        WriteMode::Queue => {
                             let asked = caller.enqueue(store, keys).await?;
                             let claimed = caller.claim(store, keys).await?;
                             if claimed.0.id != asked {
@@ -308,11 +308,11 @@ impl Side for PgBench {
             let clients = CALLERS.to_string();
             command.args(["-n", "-c", &clients, "-j", "2", "-M", "prepared", "-T", &time.as_secs().max(1).to_string()]);
             command.arg("-f").arg(&self.script).arg(&self.url);
-            let said = child::output_of(command, "pgbench").await?;
+            let reported = child::output_of(command, "pgbench").await?;
             let field = |start: &str| {
-                let line = said.lines().find_map(|line| line.strip_prefix(start));
+                let line = reported.lines().find_map(|line| line.strip_prefix(start));
                 line.and_then(|rest| rest.split_whitespace().next()?.split('/').next()?.parse::<f64>().ok())
-                    .ok_or_else(|| format!("pgbench does not say `{start}`: {said}"))
+                    .ok_or_else(|| format!("pgbench does not say `{start}`: {reported}"))
             };
             let done = field("number of transactions actually processed: ")?;
             #[allow(clippy::cast_precision_loss, reason = "far below 2^53")]
@@ -402,12 +402,12 @@ pub(crate) fn or_absent<S: Side + 'static>(name: &'static str, side: Result<S>) 
     }
 }
 
-async fn ours(config: &StoreConfig, callers: usize, way: Way, name: &str) -> Result<Ours> {
+async fn ours(config: &StoreConfig, callers: usize, way: WriteMode, name: &str) -> Result<Ours> {
     Ok(Ours { name: name.to_owned(), tasks: Tasks::open(config, callers).await?, way })
 }
 
 /// Our side without a peer.
-pub(crate) async fn alone(store: &str, callers: usize, way: Way, rounds: usize) -> Result<()> {
+pub(crate) async fn alone(store: &str, callers: usize, way: WriteMode, rounds: usize) -> Result<()> {
     let mut ours = ours(&StoreConfig::parse(store)?, callers, way, "gpuaas").await?;
     for _ in 0..rounds {
         let rate = ours.round(Duration::from_secs(1)).await?;
@@ -431,10 +431,10 @@ async fn on_postgres(setup: &Setup, server: &str, medium: &str, effort: Effort) 
     // What is measured, and against whom.
     let mut plan: Vec<(usize, String, Vec<usize>)> = Vec::new();
     for (number, (callers, way, against)) in [
-        (CALLERS, Way::Direct, vec![same_rows, queue_only, unbatched]),
-        (CALLERS, Way::Queue, vec![same_rows, unbatched]),
-        (MANY_CALLERS, Way::Direct, vec![same_rows, queue_only, batched]),
-        (MANY_CALLERS, Way::Queue, vec![same_rows, batched]),
+        (CALLERS, WriteMode::Direct, vec![same_rows, queue_only, unbatched]),
+        (CALLERS, WriteMode::Queue, vec![same_rows, unbatched]),
+        (MANY_CALLERS, WriteMode::Direct, vec![same_rows, queue_only, batched]),
+        (MANY_CALLERS, WriteMode::Queue, vec![same_rows, batched]),
     ]
     .into_iter()
     .enumerate()
@@ -447,7 +447,7 @@ async fn on_postgres(setup: &Setup, server: &str, medium: &str, effort: Effort) 
     // SQLite has no server to be compared with; its peer is the usual way to do this on the same disk.
     let folders = [tempfile::tempdir_in(&setup.disk)?, tempfile::tempdir_in(&setup.disk)?];
     if medium == "disk" {
-        for (folder, way) in folders.iter().zip([Way::Direct, Way::Queue]) {
+        for (folder, way) in folders.iter().zip([WriteMode::Direct, WriteMode::Queue]) {
             let config = StoreConfig::Sqlite { path: folder.path().join("bench.db") };
             plan.push((
                 sides.len(),

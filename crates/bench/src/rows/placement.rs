@@ -10,7 +10,7 @@ use gpuaas_contract::slice::SlotSpec;
 use gpuaas_contract::telemetry::{GpuFact, HostFacts};
 use gpuaas_contract::time::Timestamp;
 use gpuaas_domain::node::{LiveSession, Node, Service, Transport};
-use gpuaas_domain::placement::{Candidate, Fleet, Placement, Policy, SlotCount, What, Wish};
+use gpuaas_domain::placement::{Candidate, Fleet, Placement, PlacementRequest, Policy, SlotCount, What};
 use gpuaas_domain::slot::{Slot, SlotState};
 
 use crate::Result;
@@ -33,7 +33,7 @@ const MODELS: [(&str, &str, &str, u32, u64); 4] = [
 ];
 const BUSES: [u8; 8] = [0x19, 0x3b, 0x4c, 0x5d, 0x9b, 0xbb, 0xcb, 0xdb];
 
-/// Places one wish after the other, and ends as much as it places.
+/// Places one request after the other, and ends as much as it places.
 struct Placing {
     policy: Policy,
     now: Timestamp,
@@ -166,13 +166,13 @@ impl Placing {
     }
 
     /// Most often a few GPUs of some model that is there, as a product of the catalog would ask for them.
-    fn wish(&mut self) -> Result<Wish> {
+    fn request(&mut self) -> Result<PlacementRequest> {
         let (vendor, device, name, vcpus, memory) = MODELS[self.chance.below(MODELS.len())];
         let gpu_model = if self.chance.below(2) == 0 { name.to_owned() } else { format!("{vendor}:{device}") };
         let sized = self.chance.below(4) > 0;
-        Ok(Wish {
+        Ok(PlacementRequest {
             policy: self.policy,
-            ..Wish::new(What::Slots {
+            ..PlacementRequest::new(What::Slots {
                 count: SlotCount::new([1, 1, 1, 2, 2, 4, 4, 8][self.chance.below(8)])?,
                 gpu_model: Some(gpu_model),
                 min_vcpus_per_slot: if sized { vcpus } else { 0 },
@@ -216,9 +216,9 @@ impl Placing {
         let (mut found, mut nothing, mut upserts) = (Times::new()?, Times::new()?, Times::new()?);
         let started = Instant::now();
         while started.elapsed() < time {
-            let wish = self.wish()?;
+            let request = self.request()?;
             let at = Instant::now();
-            let placed = std::hint::black_box(self.fleet.place(&wish, self.now));
+            let placed = std::hint::black_box(self.fleet.place(&request, self.now));
             let took = at.elapsed();
             match placed {
                 Ok(placement) => {
@@ -229,14 +229,14 @@ impl Placing {
             }
             // Nobody has so many in one machine: all nodes are asked why.
             if self.chance.below(16) == 0 {
-                let too_many = Wish {
+                let too_many = PlacementRequest {
                     what: What::Slots {
                         count: SlotCount::new(16)?,
                         gpu_model: None,
                         min_vcpus_per_slot: 0,
                         min_memory_mib_per_slot: 0,
                     },
-                    ..wish
+                    ..request
                 };
                 let at = Instant::now();
                 let refused = std::hint::black_box(self.fleet.place(&too_many, self.now)).is_err();

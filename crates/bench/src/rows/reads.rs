@@ -1,4 +1,4 @@
-//! Reading over the API, with much in the books: one allocation, a page of a project's allocations, a page of nodes.
+//! Reading over the API, with much in the records: one allocation, a page of a project's allocations, a page of nodes.
 //!
 //! The peer is axum in a process of its own that answers with the very bytes that the server said, and does nothing else: what HTTP
 //! alone costs for an answer of that size, on this machine, with this client.
@@ -30,7 +30,7 @@ const PAGE: u32 = 50;
 const PER_SECOND: u32 = 100;
 /// Clients at full speed, each of which waits for its answer.
 const CLIENTS: usize = 8;
-/// From one request to the next: a prime, so that all have their turn and neighbors in time are not neighbors in the books.
+/// From one request to the next: a prime, so that all have their turn and neighbors in time are not neighbors in the records.
 const STRIDE: usize = 379;
 
 /// One thing to ask for.
@@ -118,7 +118,7 @@ struct Read {
     asks: Vec<Ask>,
 }
 
-/// Fills the books through the API, as tenants would.
+/// Fills the records through the API, as tenants would.
 async fn fill(site: &mut Site, allocations: usize) -> Result<Vec<Read>> {
     progress(format_args!("making {allocations} allocations"));
     site.forget_done();

@@ -1,5 +1,5 @@
 //! Events from the outbox into NATS JetStream: a server process whose only role is the relay, against a publisher that has the same
-//! messages in memory and keeps no books.
+//! messages in memory and keeps no records.
 //!
 //! Both write to the same NATS, into streams with the same settings, with the same headers and as many answers on their way; the peer
 //! sends on without waiting, as the library means it. The time is that from the first event that JetStream stored until the last: until
@@ -83,7 +83,7 @@ impl Relay {
     }
 }
 
-/// A look at the books of a running server, past its store: whoever opens that has it alone on SQLite.
+/// A look at the records of a running server, past its store: whoever opens that has it alone on SQLite.
 enum Look {
     Sqlite(SqliteConnection),
     Pg(PgConnection),

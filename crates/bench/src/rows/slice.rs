@@ -96,17 +96,17 @@ impl Provisions {
     async fn times_of(&self, task: TaskId) -> Result<(Duration, Duration)> {
         let evidence = self.cluster.client.task_evidence(&task.to_string()).await?;
         let receipt = evidence.receipt.ok_or("no receipt")?;
-        let said: receipt::Payload = serde_json::from_slice(&dsse::payload_unverified(&receipt)?)?;
-        let phases: Vec<&str> = said.phases.iter().map(|phase| phase.phase.as_str()).collect();
+        let reported: receipt::Payload = serde_json::from_slice(&dsse::payload_unverified(&receipt)?)?;
+        let phases: Vec<&str> = reported.phases.iter().map(|phase| phase.phase.as_str()).collect();
         if phases != PHASES {
             return Err(format!("task {task} went through other phases: {}", phases.join(", ")).into());
         }
-        let all = said.finished_at.since(said.started_at.ok_or("a receipt without a start")?);
-        let of_phases: u64 = said.phases.iter().map(|phase| phase.milliseconds).sum();
+        let all = reported.finished_at.since(reported.started_at.ok_or("a receipt without a start")?);
+        let of_phases: u64 = reported.phases.iter().map(|phase| phase.milliseconds).sum();
         if Duration::from_millis(of_phases) > all {
             return Err(format!("task {task} took {all:?}, but its phases {of_phases} ms").into());
         }
-        let waited = said.phases.iter().find(|phase| phase.phase == "readiness").map_or(0, |phase| phase.milliseconds);
+        let waited = reported.phases.iter().find(|phase| phase.phase == "readiness").map_or(0, |phase| phase.milliseconds);
         Ok((all, Duration::from_millis(waited)))
     }
 }

@@ -11,11 +11,11 @@ use super::alloc_create::{self, CreateArgs};
 use super::alloc_list::{self, ListArgs};
 use super::alloc_view::{advise, show};
 use super::{alloc_events, alloc_ssh, confirm, slice};
+use crate::context::CommandContext;
+use crate::error::CliError;
 use crate::exit::Exit;
-use crate::failure::Failure;
 use crate::follow::{self, WaitedFor};
-use crate::session::Session;
-use crate::{span, tenants};
+use crate::{duration, tenants};
 
 /// Allocations: what you lease. One is named by its id, a unique beginning of it, or its name in the project.
 #[derive(Debug, Subcommand)]
@@ -44,7 +44,7 @@ pub(crate) enum AllocCommand {
         /// The allocation.
         allocation: String,
         /// This much later than it ends now, such as `2h`.
-        #[arg(long, value_name = "TIME", value_parser = span::parse, required_unless_present = "forever", conflicts_with = "forever")]
+        #[arg(long, value_name = "TIME", value_parser = duration::parse, required_unless_present = "forever", conflicts_with = "forever")]
         by: Option<Duration>,
         /// No end: until it is released.
         #[arg(long)]
@@ -72,7 +72,7 @@ pub(crate) enum AllocCommand {
         /// The allocation.
         allocation: String,
         /// How long it may wait for a place, such as `10m`.
-        #[arg(long, value_name = "TIME", value_parser = span::parse)]
+        #[arg(long, value_name = "TIME", value_parser = duration::parse)]
         queue: Option<Duration>,
         /// Return as soon as it is asked for.
         #[arg(long)]
@@ -142,7 +142,7 @@ pub(crate) struct Power {
     no_wait: bool,
 }
 
-pub(super) async fn run(session: &Session, command: AllocCommand) -> Result<Exit, Failure> {
+pub(super) async fn run(session: &CommandContext, command: AllocCommand) -> Result<Exit, CliError> {
     let client = session.client()?;
     match command {
         AllocCommand::Create(args) => alloc_create::run(session, *args).await,
@@ -180,9 +180,9 @@ pub(super) async fn run(session: &Session, command: AllocCommand) -> Result<Exit
             // A release that is blocked stays so until its host is asked again: only another version of it is an answer.
             let (blocked, seen) = (asked.state == "release_blocked", asked.etag.clone());
             let is_done = move |now: &Allocation| {
-                now.over() || if blocked { now.state == "release_blocked" && now.etag != seen } else { now.settled() }
+                now.is_terminal() || if blocked { now.state == "release_blocked" && now.etag != seen } else { now.settled() }
             };
-            let is_good = move |now: &Allocation| if blocked { now.over() } else { now.state == "active" };
+            let is_good = move |now: &Allocation| if blocked { now.is_terminal() } else { now.state == "active" };
             finish(session, asked, no_wait, is_done, is_good).await
         }
         AllocCommand::Events { allocation, follow } => {
@@ -208,7 +208,7 @@ pub(super) async fn run(session: &Session, command: AllocCommand) -> Result<Exit
             wanted.extend(tags);
             for key in remove {
                 if wanted.remove(&key).is_none() {
-                    return Err(Failure::new(Exit::NotFound, "tag_unknown", format!("it has no tag `{key}`")));
+                    return Err(CliError::new(Exit::NotFound, "tag_unknown", format!("it has no tag `{key}`")));
                 }
             }
             // On what was seen only: somebody else's tag is not lost.
@@ -217,13 +217,18 @@ pub(super) async fn run(session: &Session, command: AllocCommand) -> Result<Exit
     }
 }
 
-async fn changed(session: &Session, id: &str, change: &AllocationChange, if_match: Option<&str>) -> Result<Exit, Failure> {
+async fn changed(
+    session: &CommandContext,
+    id: &str,
+    change: &AllocationChange,
+    if_match: Option<&str>,
+) -> Result<Exit, CliError> {
     let if_match = if_match.filter(|etag| !etag.is_empty());
     show(session, &session.client()?.allocation_change(id, change, if_match).await?)?;
     Ok(Exit::Done)
 }
 
-async fn release(session: &Session, allocation: &str, reason: String, yes: bool, no_wait: bool) -> Result<Exit, Failure> {
+async fn release(session: &CommandContext, allocation: &str, reason: String, yes: bool, no_wait: bool) -> Result<Exit, CliError> {
     let client = session.client()?;
     let id = tenants::allocation(session, allocation).await?;
     if !yes && confirm::somebody_is_there() {
@@ -231,25 +236,25 @@ async fn release(session: &Session, allocation: &str, reason: String, yes: bool,
         confirm::ask(&format!("Release {} ({}, {})? Everything on its disks is lost.", now.name, now.sku, now.state))?;
     }
     let asked = client.allocation_release(&id, &Reason { reason }).await?;
-    finish(session, asked, no_wait, |now| now.over() || now.state == "release_blocked", Allocation::over).await
+    finish(session, asked, no_wait, |now| now.is_terminal() || now.state == "release_blocked", Allocation::is_terminal).await
 }
 
 /// Waits until the host did what was asked of its power.
-async fn powered(session: &Session, asked: Allocation, no_wait: bool) -> Result<Exit, Failure> {
-    let is_done = |now: &Allocation| (now.power_wish.is_none() && now.step != "await_power") || now.state != "active";
+async fn powered(session: &CommandContext, asked: Allocation, no_wait: bool) -> Result<Exit, CliError> {
+    let is_done = |now: &Allocation| (now.pending_power_action.is_none() && now.step != "await_power") || now.state != "active";
     // What went well leaves nothing to say; what did not leaves its code.
-    let was_asked = asked.power_wish.is_some();
+    let was_asked = asked.pending_power_action.is_some();
     finish(session, asked, no_wait, is_done, |now| now.state == "active" && !(was_asked && now.code.is_some())).await
 }
 
 /// Waits until it is done, unless told otherwise, and shows what came of it.
 pub(super) async fn finish(
-    session: &Session,
+    session: &CommandContext,
     asked: Allocation,
     no_wait: bool,
     is_done: impl Fn(&Allocation) -> bool,
     is_good: impl Fn(&Allocation) -> bool,
-) -> Result<Exit, Failure> {
+) -> Result<Exit, CliError> {
     let id = asked.id.to_string();
     if no_wait {
         show(session, &asked)?;

@@ -8,11 +8,11 @@ use gpuaas_contract::slice::{SshPublicKey, UserName, VmName};
 
 use super::alloc;
 use super::slice_create::{MAX_KEY_FILE, keys};
+use crate::context::CommandContext;
+use crate::error::CliError;
 use crate::exit::Exit;
-use crate::failure::Failure;
 use crate::output::{Details, Table, View};
-use crate::session::Session;
-use crate::{files, price, span, tenants};
+use crate::{duration, files, price, tenants};
 
 /// What to lease.
 #[derive(Debug, clap::Args)]
@@ -36,10 +36,10 @@ pub(crate) struct CreateArgs {
     #[arg(long = "tag", value_name = "KEY=VALUE", value_parser = tag)]
     tags: Vec<(String, String)>,
     /// How long the lease is, such as `8h`; until it is released unless given.
-    #[arg(long, value_name = "TIME", value_parser = span::parse)]
+    #[arg(long, value_name = "TIME", value_parser = duration::parse)]
     lease: Option<Duration>,
     /// How long it may wait for a place, such as `10m`; it fails at once if nothing is free unless given.
-    #[arg(long, value_name = "TIME", value_parser = span::parse)]
+    #[arg(long, value_name = "TIME", value_parser = duration::parse)]
     queue: Option<Duration>,
     /// Take the host with the most room instead of the tightest fit.
     #[arg(long)]
@@ -70,7 +70,7 @@ pub(super) fn tag(text: &str) -> Result<(String, String), String> {
     Ok((key.to_owned(), value.to_owned()))
 }
 
-pub(super) async fn run(session: &Session, args: CreateArgs) -> Result<Exit, Failure> {
+pub(super) async fn run(session: &CommandContext, args: CreateArgs) -> Result<Exit, CliError> {
     let (ssh_keys, ssh_public_keys) = who_may_sign_in(session, &args.ssh_keys)?;
     let client = session.client()?;
     let project = tenants::project(session).await?.id.to_string();
@@ -97,17 +97,17 @@ pub(super) async fn run(session: &Session, args: CreateArgs) -> Result<Exit, Fai
     let asked = client.allocation_create(&project, &create, args.idempotency_key.as_deref()).await?;
     let id = asked.id.to_string();
     let is_there = |now: &Allocation| now.state == "active" && !now.release_requested;
-    let is_done = |now: &Allocation| is_there(now) || now.over() || now.state == "release_blocked";
+    let is_done = |now: &Allocation| is_there(now) || now.is_terminal() || now.state == "release_blocked";
     let exit = alloc::finish(session, asked, args.no_wait, is_done, is_there).await?;
     if !args.watch || exit != Exit::Done {
         return Ok(exit);
     }
     let now = client.allocation(&id).await?;
-    alloc::finish(session, now, false, Allocation::over, |now| now.state == "released").await
+    alloc::finish(session, now, false, Allocation::is_terminal, |now| now.state == "released").await
 }
 
 /// Names of stored keys, and keys from files.
-fn who_may_sign_in(session: &Session, wanted: &[String]) -> Result<(Vec<String>, Vec<SshPublicKey>), Failure> {
+fn who_may_sign_in(session: &CommandContext, wanted: &[String]) -> Result<(Vec<String>, Vec<SshPublicKey>), CliError> {
     if wanted.is_empty() {
         let (path, found) = default_key()?;
         session.output.hint(&format!("{} may sign in; --ssh-key names another key", path.display()));
@@ -140,11 +140,11 @@ pub(super) fn home() -> Option<PathBuf> {
 }
 
 /// The caller's own key, where OpenSSH keeps it.
-fn default_key() -> Result<(PathBuf, Vec<SshPublicKey>), Failure> {
+fn default_key() -> Result<(PathBuf, Vec<SshPublicKey>), CliError> {
     let folder = home().map(|home| home.join(".ssh"));
     let found = ["id_ed25519.pub", "id_rsa.pub"].iter().filter_map(|name| Some(folder.as_deref()?.join(name)));
     let Some(path) = found.into_iter().find(|path: &PathBuf| path.is_file()) else {
-        return Err(Failure::usage("ssh_key_needed", "somebody must be able to sign in, and you have no key in ~/.ssh")
+        return Err(CliError::usage("ssh_key_needed", "somebody must be able to sign in, and you have no key in ~/.ssh")
             .hint("make one with `ssh-keygen -t ed25519`, or name one with --ssh-key: a stored key, a file or `-`"));
     };
     let bytes = files::read(Path::new(&path), MAX_KEY_FILE)?;

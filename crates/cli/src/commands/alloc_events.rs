@@ -6,16 +6,16 @@ use gpuaas_api::client::HeardEvent;
 use gpuaas_api::dto::{EventRow, EventsQuery, PageQuery};
 
 use super::events::{facts, short_kind};
+use crate::context::CommandContext;
+use crate::error::CliError;
 use crate::exit::Exit;
-use crate::failure::Failure;
 use crate::output::text::printable;
 use crate::pages::{self, MAX_ITEMS};
-use crate::session::Session;
 
 /// What every event of an allocation says, and its reader knows.
 const KNOWN: [&str; 7] = ["allocation_id", "project_id", "organization_id", "name", "from", "to", "step"];
 
-pub(super) async fn run(session: &Session, id: &str, follow: bool) -> Result<Exit, Failure> {
+pub(super) async fn run(session: &CommandContext, id: &str, follow: bool) -> Result<Exit, CliError> {
     let client = session.client()?;
     if !follow {
         for row in after(client, id, None).await? {
@@ -30,7 +30,7 @@ pub(super) async fn run(session: &Session, id: &str, follow: bool) -> Result<Exi
     let mut position = None;
     loop {
         // Asked before it is read: what happens in between is in the next read.
-        let is_over = client.allocation(id).await?.over();
+        let is_over = client.allocation(id).await?.is_terminal();
         for row in after(client, id, position).await? {
             position = Some(row.position);
             print(session, &row)?;
@@ -56,7 +56,7 @@ pub(super) async fn run(session: &Session, id: &str, follow: bool) -> Result<Exi
 }
 
 /// The rows after this position.
-async fn after(client: &Client, id: &str, position: Option<i64>) -> Result<Vec<EventRow>, Failure> {
+async fn after(client: &Client, id: &str, position: Option<i64>) -> Result<Vec<EventRow>, CliError> {
     let start = position.map(|position| position.to_string());
     let fetch = async |after: Option<String>, limit| {
         let after = after.or_else(|| start.clone());
@@ -65,7 +65,7 @@ async fn after(client: &Client, id: &str, position: Option<i64>) -> Result<Vec<E
     Ok(pages::collect(MAX_ITEMS, fetch).await?.items)
 }
 
-fn print(session: &Session, row: &EventRow) -> Result<(), Failure> {
+fn print(session: &CommandContext, row: &EventRow) -> Result<(), CliError> {
     session.output.print_item(row, |row| {
         let line = format!("{} {} {}", row.at, short_kind(&row.kind), facts(&row.data, &KNOWN));
         printable(line.trim_end())

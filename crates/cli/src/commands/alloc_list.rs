@@ -13,11 +13,11 @@ use tokio::sync::Notify;
 use super::age;
 use super::alloc_create::tag;
 use super::alloc_view::{ends, state};
+use crate::context::CommandContext;
+use crate::error::CliError;
 use crate::exit::Exit;
-use crate::failure::Failure;
 use crate::output::{Table, View, text};
 use crate::pages::{self, MAX_ITEMS};
-use crate::session::Session;
 use crate::{price, resolve, tenants};
 
 /// Stands behind the events: the list is looked at again at least this often.
@@ -51,7 +51,7 @@ pub(crate) struct ListArgs {
     node: Option<String>,
 }
 
-pub(super) async fn run(session: &Session, args: ListArgs) -> Result<Exit, Failure> {
+pub(super) async fn run(session: &CommandContext, args: ListArgs) -> Result<Exit, CliError> {
     let client = session.client()?;
     let tags: BTreeMap<String, String> = args.tags.iter().cloned().collect();
     let filtered = args.state.is_some() || !tags.is_empty() || args.name.is_some() || args.node.is_some();
@@ -112,11 +112,11 @@ pub(super) async fn run(session: &Session, args: ListArgs) -> Result<Exit, Failu
 }
 
 async fn watch(
-    session: &Session,
+    session: &CommandContext,
     project: Option<&str>,
     fetch: impl AsyncFn() -> Result<pages::Collected<Allocation>, gpuaas_api::ClientError>,
-    print: impl Fn(&Vec<Allocation>) -> Result<(), Failure>,
-) -> Result<Exit, Failure> {
+    print: impl Fn(&Vec<Allocation>) -> Result<(), CliError>,
+) -> Result<Exit, CliError> {
     let client = session.client()?;
     let query = EventsQuery { after: None, kinds: Some("allocation".to_owned()) };
     let mut events = match project {
@@ -176,7 +176,7 @@ fn table(allocations: &[Allocation]) -> View {
             allocation.sku.clone(),
             allocation.private_ip.map_or(String::new(), |ip| ip.to_string()),
             price::per_hour(allocation.price_per_hour),
-            ends(allocation.expires_at.filter(|_| !allocation.over())),
+            ends(allocation.expires_at.filter(|_| !allocation.is_terminal())),
             age(Some(allocation.created_at)),
         ]);
     }
@@ -200,7 +200,7 @@ fn wide_table(allocations: &[Allocation]) -> View {
             state(allocation),
             allocation.sku.clone(),
             price::per_hour(allocation.price_per_hour),
-            ends(allocation.expires_at.filter(|_| !allocation.over())),
+            ends(allocation.expires_at.filter(|_| !allocation.is_terminal())),
             age(Some(allocation.created_at)),
         ]);
     }

@@ -7,29 +7,29 @@ use gpuaas_contract::slice::{UserName, VmName};
 
 use super::alloc_create::home;
 use super::alloc_view::{address, state};
+use crate::context::CommandContext;
+use crate::error::CliError;
 use crate::exit::Exit;
-use crate::failure::Failure;
 use crate::files::{self, NewFile};
-use crate::session::Session;
 
 /// Largest file of ours that is read.
 const MAX_CONFIG: u64 = 1024 * 1024;
 
-pub(super) fn run(session: &Session, allocation: &Allocation, write: bool) -> Result<Exit, Failure> {
+pub(super) fn run(session: &CommandContext, allocation: &Allocation, write: bool) -> Result<Exit, CliError> {
     let block = block(allocation)?;
     if !write {
         session.output.raw(block.as_bytes())?;
         return Ok(Exit::Done);
     }
     let folder = home().map(|home| home.join(".ssh")).ok_or_else(|| {
-        Failure::usage("home_missing", "HOME is not set, so there is no ~/.ssh").hint("print the block without --write")
+        CliError::usage("home_missing", "HOME is not set, so there is no ~/.ssh").hint("print the block without --write")
     })?;
     let path = folder.join("gpuaas_config");
     make_folder(&folder)?;
     let before = match path.try_exists() {
         Ok(true) => String::from_utf8_lossy(&files::read(&path, MAX_CONFIG)?).into_owned(),
         Ok(false) => String::new(),
-        Err(error) => return Err(Failure::usage("file_unreadable", format!("cannot read {}: {error}", path.display()))),
+        Err(error) => return Err(CliError::usage("file_unreadable", format!("cannot read {}: {error}", path.display()))),
     };
     let mut file = NewFile::create(&path)?;
     file.write(put(&before, &allocation.id.to_string(), &block).as_bytes())?;
@@ -41,10 +41,10 @@ pub(super) fn run(session: &Session, allocation: &Allocation, write: bool) -> Re
     Ok(Exit::Done)
 }
 
-fn make_folder(folder: &PathBuf) -> Result<(), Failure> {
+fn make_folder(folder: &PathBuf) -> Result<(), CliError> {
     use std::os::unix::fs::DirBuilderExt as _;
     let made = std::fs::DirBuilder::new().recursive(true).mode(0o700).create(folder);
-    made.map_err(|error| Failure::usage("file_unwritable", format!("cannot make {}: {error}", folder.display())))
+    made.map_err(|error| CliError::usage("file_unwritable", format!("cannot make {}: {error}", folder.display())))
 }
 
 fn is_included(folder: &Path) -> bool {
@@ -54,13 +54,13 @@ fn is_included(folder: &Path) -> bool {
 }
 
 /// A `Host` block. What the server says is checked first: a line of its choosing could make OpenSSH run a program.
-fn block(allocation: &Allocation) -> Result<String, Failure> {
-    let odd = |what: &str| Failure::internal(format!("the server gave a {what} that no OpenSSH configuration can take"));
+fn block(allocation: &Allocation) -> Result<String, CliError> {
+    let odd = |what: &str| CliError::internal(format!("the server gave a {what} that no OpenSSH configuration can take"));
     let name: VmName = allocation.name.parse().map_err(|_| odd("name"))?;
     let user: UserName = allocation.username.parse().map_err(|_| odd("user name"))?;
     let Some((host, port)) = address(allocation) else {
         let message = format!("{name} is {}; there is nothing to sign in to", state(allocation));
-        return Err(Failure::new(Exit::Refused, "allocation_not_active", message));
+        return Err(CliError::new(Exit::Refused, "allocation_not_active", message));
     };
     let plain = |c: char| c.is_ascii_alphanumeric() || matches!(c, '.' | '-' | ':');
     if host.is_empty() || host.starts_with('-') || !host.chars().all(plain) {

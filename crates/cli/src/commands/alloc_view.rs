@@ -4,13 +4,13 @@ use gpuaas_api::dto::{Allocation, Product};
 use gpuaas_contract::time::Timestamp;
 
 use super::moment;
-use crate::failure::Failure;
+use crate::context::CommandContext;
+use crate::error::CliError;
 use crate::output::{Details, View, text};
 use crate::price;
-use crate::session::Session;
 
 /// Prints one allocation.
-pub(super) fn show(session: &Session, allocation: &Allocation) -> Result<(), Failure> {
+pub(super) fn show(session: &CommandContext, allocation: &Allocation) -> Result<(), CliError> {
     session.output.print(allocation, |allocation| View::Details(details(allocation)))
 }
 
@@ -19,7 +19,7 @@ pub(crate) fn state(allocation: &Allocation) -> String {
     if allocation.state != "active" {
         return allocation.state.clone();
     }
-    match (allocation.power_wish.as_deref(), allocation.stopped) {
+    match (allocation.pending_power_action.as_deref(), allocation.stopped) {
         (Some("stop"), _) => "stopping".to_owned(),
         (Some("start"), _) => "starting".to_owned(),
         (Some("reboot"), _) => "rebooting".to_owned(),
@@ -94,7 +94,7 @@ fn details(allocation: &Allocation) -> Details {
         .field("price", price::per_hour(allocation.price_per_hour))
         .maybe("image", allocation.image.as_deref())
         .field("tags", tags.join("\n"))
-        .maybe("lease ends", allocation.expires_at.filter(|_| !allocation.over()).map(moment))
+        .maybe("lease ends", allocation.expires_at.filter(|_| !allocation.is_terminal()).map(moment))
         .maybe("waits until", waits.map(moment))
         .field("maintenance", maintenance.join("\n"))
         .maybe("node", allocation.node_name.as_deref())
@@ -107,7 +107,7 @@ fn details(allocation: &Allocation) -> Details {
 }
 
 /// What to do next with an allocation in this state.
-pub(super) fn advise(session: &Session, allocation: &Allocation) {
+pub(super) fn advise(session: &CommandContext, allocation: &Allocation) {
     let name = &allocation.name;
     let advice = match allocation.state.as_str() {
         "active" if allocation.stopped => format!("`gpuaas alloc start {name}` starts it again"),

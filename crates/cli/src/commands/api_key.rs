@@ -6,12 +6,12 @@ use clap::Subcommand;
 use gpuaas_api::dto::{ApiKey, ApiKeyCreate, PageQuery};
 
 use super::{age, moment};
+use crate::context::CommandContext;
+use crate::error::CliError;
 use crate::exit::Exit;
-use crate::failure::Failure;
 use crate::output::{Details, Table, View, text};
 use crate::pages::{self, MAX_ITEMS};
-use crate::session::Session;
-use crate::{span, tenants};
+use crate::{duration, tenants};
 
 /// API keys of a project's service accounts. The keys that sign tasks are under `gpuaas signing-key`.
 #[derive(Debug, Subcommand)]
@@ -30,7 +30,7 @@ pub(crate) enum KeyCommand {
         #[arg(long = "scope", value_name = "SCOPE")]
         scopes: Vec<String>,
         /// How long it counts, such as `90d`; until it is revoked unless given.
-        #[arg(long, value_name = "TIME", value_parser = span::parse)]
+        #[arg(long, value_name = "TIME", value_parser = duration::parse)]
         life: Option<Duration>,
     },
     /// List the keys of a service account, or of all of them.
@@ -47,7 +47,7 @@ pub(crate) enum KeyCommand {
     },
 }
 
-pub(super) async fn run(session: &Session, command: KeyCommand) -> Result<Exit, Failure> {
+pub(super) async fn run(session: &CommandContext, command: KeyCommand) -> Result<Exit, CliError> {
     let client = session.client()?;
     let project = tenants::project(session).await?.id.to_string();
     match command {

@@ -4,12 +4,12 @@ use clap::{Subcommand, ValueEnum};
 use gpuaas_api::dto::{ApiToken, ApiTokenCreate, PageQuery};
 
 use super::{age, moment};
+use crate::context::CommandContext;
+use crate::error::CliError;
 use crate::exit::Exit;
-use crate::failure::Failure;
 use crate::output::{Details, Table, View, text};
 use crate::pages::{self, MAX_ITEMS};
 use crate::resolve;
-use crate::session::Session;
 
 /// API tokens.
 #[derive(Debug, Subcommand)]
@@ -24,7 +24,7 @@ pub(crate) enum TokenCommand {
         #[arg(long, value_enum, default_value_t = Role::Support)]
         role: Role,
         /// How long it counts, such as `90d`; until it is revoked unless given.
-        #[arg(long, value_name = "TIME", value_parser = crate::span::parse)]
+        #[arg(long, value_name = "TIME", value_parser = crate::duration::parse)]
         life: Option<std::time::Duration>,
     },
     /// List API tokens.
@@ -59,7 +59,7 @@ impl Role {
     }
 }
 
-pub(super) async fn run(session: &Session, command: TokenCommand) -> Result<Exit, Failure> {
+pub(super) async fn run(session: &CommandContext, command: TokenCommand) -> Result<Exit, CliError> {
     let client = session.client()?;
     match command {
         TokenCommand::Create { name, role, life } => {

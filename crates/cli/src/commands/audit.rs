@@ -7,11 +7,11 @@ use clap::Subcommand;
 use gpuaas_api::dto::{AuditQuery, AuditRow, MAX_PAGE};
 use gpuaas_domain::audit_chain::{self, Head};
 
+use crate::context::CommandContext;
+use crate::error::CliError;
 use crate::exit::Exit;
-use crate::failure::Failure;
 use crate::files::NewFile;
 use crate::output::{Details, Table, View};
-use crate::session::Session;
 
 /// Most bytes of one line of an exported chain.
 const MAX_LINE_BYTES: u64 = 1024 * 1024;
@@ -60,7 +60,7 @@ struct Verified {
     detail: String,
 }
 
-pub(super) async fn run(session: &Session, command: AuditCommand) -> Result<Exit, Failure> {
+pub(super) async fn run(session: &CommandContext, command: AuditCommand) -> Result<Exit, CliError> {
     match command {
         AuditCommand::Ls { target, after, limit } => {
             let newest = after.is_none().then_some(true);
@@ -118,7 +118,7 @@ fn table(rows: &[AuditRow]) -> View {
     View::Table(table)
 }
 
-async fn export(session: &Session, file: Option<PathBuf>) -> Result<Exit, Failure> {
+async fn export(session: &CommandContext, file: Option<PathBuf>) -> Result<Exit, CliError> {
     #[derive(serde::Serialize)]
     struct Exported {
         file: PathBuf,
@@ -150,8 +150,8 @@ async fn export(session: &Session, file: Option<PathBuf>) -> Result<Exit, Failur
 }
 
 /// Gives each line of the file to `take` until it has seen enough; one line is in memory at a time.
-fn read_lines(path: &Path, mut take: impl FnMut(&[u8]) -> std::ops::ControlFlow<()>) -> Result<(), Failure> {
-    let bad = |error: std::io::Error| Failure::usage("file_unreadable", format!("cannot read {}: {error}", path.display()));
+fn read_lines(path: &Path, mut take: impl FnMut(&[u8]) -> std::ops::ControlFlow<()>) -> Result<(), CliError> {
+    let bad = |error: std::io::Error| CliError::usage("file_unreadable", format!("cannot read {}: {error}", path.display()));
     let mut reader: Box<dyn std::io::BufRead> = if path == Path::new("-") {
         Box::new(std::io::stdin().lock())
     } else {
@@ -165,7 +165,7 @@ fn read_lines(path: &Path, mut take: impl FnMut(&[u8]) -> std::ops::ControlFlow<
             return Ok(());
         }
         if read as u64 == MAX_LINE_BYTES {
-            return Err(Failure::usage(
+            return Err(CliError::usage(
                 "file_invalid",
                 format!("{} has a line of a mebibyte; it is no exported chain", path.display()),
             ));

@@ -2,10 +2,10 @@
 
 use gpuaas_api::dto::{Capacity, CapacityRow};
 
+use crate::context::CommandContext;
+use crate::error::CliError;
 use crate::exit::Exit;
-use crate::failure::Failure;
 use crate::output::{Table, View};
-use crate::session::Session;
 
 /// How much to show.
 #[derive(Debug, clap::Args)]
@@ -15,7 +15,7 @@ pub(crate) struct CapacityArgs {
     nodes: bool,
 }
 
-pub(super) async fn run(session: &Session, args: CapacityArgs) -> Result<Exit, Failure> {
+pub(super) async fn run(session: &CommandContext, args: CapacityArgs) -> Result<Exit, CliError> {
     let capacity = session.client()?.capacity().await?;
     session.output.print(&capacity, |capacity| if args.nodes { by_node(capacity) } else { by_model(capacity) })?;
     if capacity.models.is_empty() {

@@ -3,14 +3,14 @@
 use gpuaas_api::dto::{CatalogItem, PageQuery};
 
 use super::alloc_view::size;
+use crate::context::CommandContext;
+use crate::error::CliError;
 use crate::exit::Exit;
-use crate::failure::Failure;
 use crate::output::{Table, View};
 use crate::pages::{self, MAX_ITEMS};
 use crate::price;
-use crate::session::Session;
 
-pub(super) async fn run(session: &Session) -> Result<Exit, Failure> {
+pub(super) async fn run(session: &CommandContext) -> Result<Exit, CliError> {
     let client = session.client()?;
     let fetch = async |after, limit| client.catalog(&PageQuery { after, limit: Some(limit) }).await;
     let items = pages::collect(MAX_ITEMS, fetch).await?.items;

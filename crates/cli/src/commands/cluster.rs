@@ -4,10 +4,10 @@ use clap::Subcommand;
 use gpuaas_api::dto::{Budget, BudgetLift, CaInfo, CaState};
 
 use super::moment;
+use crate::context::CommandContext;
+use crate::error::CliError;
 use crate::exit::Exit;
-use crate::failure::Failure;
 use crate::output::{Details, Table, View};
-use crate::session::Session;
 
 /// The cluster itself.
 #[derive(Debug, Subcommand)]
@@ -56,7 +56,7 @@ fn ca(info: &CaInfo) -> String {
     text
 }
 
-pub(super) async fn run(session: &Session, command: ClusterCommand) -> Result<Exit, Failure> {
+pub(super) async fn run(session: &CommandContext, command: ClusterCommand) -> Result<Exit, CliError> {
     match command {
         ClusterCommand::Info => {
             let info = session.client()?.cluster().await?;

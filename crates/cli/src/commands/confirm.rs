@@ -2,8 +2,8 @@
 
 use std::io::{IsTerminal as _, Read as _, Write as _};
 
+use crate::error::CliError;
 use crate::exit::Exit;
-use crate::failure::Failure;
 use crate::output::text;
 
 /// Whether there is somebody to ask.
@@ -12,16 +12,16 @@ pub(super) fn somebody_is_there() -> bool {
 }
 
 /// Asks a person. Only a yes is a yes; anything else ends the command with nothing done.
-pub(super) fn ask(question: &str) -> Result<(), Failure> {
+pub(super) fn ask(question: &str) -> Result<(), CliError> {
     if said_yes(&text::printable(question))? {
         return Ok(());
     }
-    let failure = Failure::new(Exit::Refused, "not_confirmed", "nothing was done");
+    let failure = CliError::new(Exit::Refused, "not_confirmed", "nothing was done");
     Err(failure.hint("answer `y`, or give --yes"))
 }
 
-fn said_yes(question: &str) -> Result<bool, Failure> {
-    let failed = |error: std::io::Error| Failure::internal(format!("cannot ask: {error}"));
+fn said_yes(question: &str) -> Result<bool, CliError> {
+    let failed = |error: std::io::Error| CliError::internal(format!("cannot ask: {error}"));
     let mut stderr = std::io::stderr().lock();
     write!(stderr, "{question} [y/N] ").and_then(|()| stderr.flush()).map_err(failed)?;
     let mut answer = Vec::new();

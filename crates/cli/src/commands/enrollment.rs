@@ -3,13 +3,13 @@
 use gpuaas_api::dto::{Enrollment, EnrollmentApprove, Reason};
 
 use super::{age, moment};
+use crate::context::CommandContext;
+use crate::error::CliError;
 use crate::exit::Exit;
-use crate::failure::Failure;
 use crate::output::{Details, Table, View, text};
 use crate::resolve;
-use crate::session::Session;
 
-pub(super) async fn list(session: &Session, all: bool) -> Result<Exit, Failure> {
+pub(super) async fn list(session: &CommandContext, all: bool) -> Result<Exit, CliError> {
     let requests = resolve::enrollments(session.client()?, if all { None } else { Some("pending") }).await?;
     session.output.print(&requests, |requests| table(requests))?;
     if requests.is_empty() {
@@ -30,11 +30,11 @@ pub(super) async fn list(session: &Session, all: bool) -> Result<Exit, Failure> 
 }
 
 pub(super) async fn approve(
-    session: &Session,
+    session: &CommandContext,
     request: &str,
     reason: String,
     replace_node: Option<String>,
-) -> Result<Exit, Failure> {
+) -> Result<Exit, CliError> {
     let client = session.client()?;
     let id = resolve::enrollment(client, request).await?;
     let replace_node = resolve::node_to_replace(client, replace_node.as_deref()).await?;
@@ -49,7 +49,7 @@ pub(super) async fn approve(
     Ok(Exit::Done)
 }
 
-pub(super) async fn reject(session: &Session, request: &str, reason: String) -> Result<Exit, Failure> {
+pub(super) async fn reject(session: &CommandContext, request: &str, reason: String) -> Result<Exit, CliError> {
     let client = session.client()?;
     let id = resolve::enrollment(client, request).await?;
     let rejected = client.enrollment_reject(&id, &Reason { reason }).await?;

@@ -6,10 +6,10 @@ use futures::StreamExt as _;
 use gpuaas_api::client::HeardEvent;
 use gpuaas_api::dto::{CloudEvent, EventsQuery};
 
+use crate::context::CommandContext;
+use crate::error::CliError;
 use crate::exit::Exit;
-use crate::failure::Failure;
 use crate::output::text::printable;
-use crate::session::Session;
 use crate::tenants;
 
 /// Without --follow, the stream counts as read to its end after so much silence.
@@ -35,7 +35,7 @@ pub(crate) struct EventsArgs {
     kinds: Vec<String>,
 }
 
-pub(super) async fn run(session: &Session, args: EventsArgs) -> Result<Exit, Failure> {
+pub(super) async fn run(session: &CommandContext, args: EventsArgs) -> Result<Exit, CliError> {
     let client = session.client()?;
     let after = args.after.or((!args.follow).then_some(0));
     let query = EventsQuery { after, kinds: (!args.kinds.is_empty()).then(|| args.kinds.join(",")) };

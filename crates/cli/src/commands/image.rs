@@ -7,10 +7,10 @@ use gpuaas_contract::slice::UserName;
 
 use super::slice_create::{Driver, Format, digest};
 use super::{age, moment};
+use crate::context::CommandContext;
+use crate::error::CliError;
 use crate::exit::Exit;
-use crate::failure::Failure;
 use crate::output::{Details, Table, View, text};
-use crate::session::Session;
 use crate::tenants;
 
 /// Images: the platform's are for everybody, an organization's for all its projects.
@@ -67,7 +67,7 @@ pub(crate) struct CreateArgs {
     platform: bool,
 }
 
-pub(super) async fn run(session: &Session, command: ImageCommand) -> Result<Exit, Failure> {
+pub(super) async fn run(session: &CommandContext, command: ImageCommand) -> Result<Exit, CliError> {
     let client = session.client()?;
     let image = match command {
         ImageCommand::Create(args) => create(session, *args).await?,
@@ -95,7 +95,7 @@ pub(super) async fn run(session: &Session, command: ImageCommand) -> Result<Exit
     Ok(Exit::Done)
 }
 
-async fn create(session: &Session, args: CreateArgs) -> Result<Image, Failure> {
+async fn create(session: &CommandContext, args: CreateArgs) -> Result<Image, CliError> {
     let client = session.client()?;
     let create = ImageCreate {
         name: args.name,

@@ -6,12 +6,12 @@ use clap::Subcommand;
 use gpuaas_api::dto::{JoinToken, JoinTokenCreate, PageQuery};
 
 use super::{age, moment};
+use crate::context::CommandContext;
+use crate::error::CliError;
 use crate::exit::Exit;
-use crate::failure::Failure;
 use crate::output::{Details, Table, View, text};
 use crate::pages::{self, MAX_ITEMS};
-use crate::session::Session;
-use crate::{resolve, span};
+use crate::{duration, resolve};
 
 /// Join tokens: each enrolls one host.
 #[derive(Debug, Subcommand)]
@@ -22,7 +22,7 @@ pub(crate) enum JoinTokenCommand {
         #[arg(long, default_value = "")]
         note: String,
         /// How long it is good for, at most 15m [default: 15m].
-        #[arg(long, value_name = "TIME", value_parser = span::parse)]
+        #[arg(long, value_name = "TIME", value_parser = duration::parse)]
         life: Option<Duration>,
         /// Let the host take over this node, which has its fingerprint: for a machine that was installed anew.
         #[arg(long, value_name = "NODE")]
@@ -38,7 +38,7 @@ pub(crate) enum JoinTokenCommand {
     },
 }
 
-pub(super) async fn run(session: &Session, command: JoinTokenCommand) -> Result<Exit, Failure> {
+pub(super) async fn run(session: &CommandContext, command: JoinTokenCommand) -> Result<Exit, CliError> {
     let client = session.client()?;
     match command {
         JoinTokenCommand::Create { note, life, replace_node } => {

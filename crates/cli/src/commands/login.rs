@@ -12,11 +12,11 @@ use gpuaas_identity::browser_client::{self, BrowserLogin, ClientSettings, Device
 use indicatif::{ProgressBar, ProgressStyle};
 
 use super::moment;
+use crate::context::CommandContext;
+use crate::credentials::{Credentials, SignIn, issuer_http};
+use crate::error::CliError;
 use crate::exit::Exit;
-use crate::failure::Failure;
 use crate::output::{Details, Table, View};
-use crate::session::Session;
-use crate::sign_ins::{SignIn, SignIns, issuer_http};
 
 /// Options of `gpuaas login`.
 #[derive(Debug, Args)]
@@ -39,16 +39,19 @@ pub(crate) struct LoginArgs {
 }
 
 /// Signs in and keeps the sign-in for the commands to come.
-pub(super) async fn run(session: &Session, args: LoginArgs) -> Result<Exit, Failure> {
+pub(super) async fn run(session: &CommandContext, args: LoginArgs) -> Result<Exit, CliError> {
     let resolved = session.resolved()?;
     for warning in &resolved.warnings {
         session.output.warn(warning);
     }
-    let homeless = || Failure::usage("no_home", "neither HOME nor XDG_STATE_HOME is set, so a sign-in cannot be kept");
-    let sign_ins = resolved.sign_ins.ok_or_else(homeless)?;
+    let homeless = || CliError::usage("no_home", "neither HOME nor XDG_STATE_HOME is set, so a sign-in cannot be kept");
+    let credentials = resolved.credentials.ok_or_else(homeless)?;
     let mut options = resolved.options;
     if options.unix_socket.take().is_some() {
-        return Err(Failure::usage("socket_needs_no_login", "over the server's own socket nobody signs in; leave --socket away"));
+        return Err(CliError::usage(
+            "socket_needs_no_login",
+            "over the server's own socket nobody signs in; leave --socket away",
+        ));
     }
     let url = options.url.trim_end_matches('/').to_owned();
     let issuer = args.issuer.as_deref().unwrap_or(&url).to_owned();
@@ -74,7 +77,7 @@ pub(super) async fn run(session: &Session, args: LoginArgs) -> Result<Exit, Fail
     let has_other_token = options.token.replace(sign_in.token.clone()).is_some();
     // Kept only if the server takes it.
     let who = Client::new(options)?.whoami().await?;
-    sign_ins.write(&resolved.profile, &sign_in)?;
+    credentials.write(&resolved.profile, &sign_in)?;
     session.output.hint(&format!("signed in to {url}, profile `{}`", resolved.profile));
     if has_other_token {
         let text = "a token from a flag, the environment or the config file is still used instead of this sign-in; remove it";
@@ -88,12 +91,12 @@ fn absolute(path: &Path) -> std::path::PathBuf {
 }
 
 async fn with_browser(
-    session: &Session,
+    session: &CommandContext,
     http: &browser_client::HttpClient,
     provider: &Provider,
     client: &ClientSettings,
     may_open: bool,
-) -> Result<Tokens, Failure> {
+) -> Result<Tokens, CliError> {
     let login = BrowserLogin::start(provider, client).await?;
     let is_open = may_open && gpuaas_host::open_browser(login.url());
     let what =
@@ -107,11 +110,11 @@ async fn with_browser(
 }
 
 async fn with_code(
-    session: &Session,
+    session: &CommandContext,
     http: &browser_client::HttpClient,
     provider: &Provider,
     client: &ClientSettings,
-) -> Result<Tokens, Failure> {
+) -> Result<Tokens, CliError> {
     let login = DeviceLogin::start(http, provider, client, Timestamp::now()).await?;
     session.output.hint(&format!("open {} in any browser and type the code", login.verification_uri()));
     session.output.hint(&format!("  {}", login.user_code()));
@@ -135,15 +138,15 @@ fn spinner(text: &'static str) -> ProgressBar {
 }
 
 /// Ends the sign-in, here and at the issuer.
-pub(super) async fn sign_out(session: &Session) -> Result<Exit, Failure> {
+pub(super) async fn sign_out(session: &CommandContext) -> Result<Exit, CliError> {
     let resolved = session.resolved();
     // A sign-in that cannot be used is forgotten all the same.
-    let (sign_ins, profile, kept) = match resolved {
-        Ok(resolved) => (resolved.sign_ins, resolved.profile, resolved.kept),
+    let (credentials, profile, kept) = match resolved {
+        Ok(resolved) => (resolved.credentials, resolved.profile, resolved.kept),
         Err(failure) if failure.code == "sign_in_unusable" => {
-            let sign_ins = SignIns::find(|name| std::env::var(name).ok());
-            let profile = session.profile_wish().or_else(|| sign_ins.as_ref().and_then(SignIns::chosen));
-            (sign_ins, profile.unwrap_or_else(|| crate::sign_ins::DEFAULT_PROFILE.to_owned()), None)
+            let credentials = Credentials::find(|name| std::env::var(name).ok());
+            let profile = session.requested_profile().or_else(|| credentials.as_ref().and_then(Credentials::chosen));
+            (credentials, profile.unwrap_or_else(|| crate::credentials::DEFAULT_PROFILE.to_owned()), None)
         }
         Err(failure) => return Err(failure),
     };
@@ -153,7 +156,7 @@ pub(super) async fn sign_out(session: &Session) -> Result<Exit, Failure> {
         let text = format!("the issuer was not told ({}); what was stolen before stays good until it ends", failure.message);
         session.output.warn(&text);
     }
-    let was_there = sign_ins.map(|sign_ins| sign_ins.remove(&profile)).transpose()?.unwrap_or_default();
+    let was_there = credentials.map(|credentials| credentials.remove(&profile)).transpose()?.unwrap_or_default();
     session.output.hint(&if was_there {
         format!("signed out, profile `{profile}`")
     } else {
@@ -162,7 +165,7 @@ pub(super) async fn sign_out(session: &Session) -> Result<Exit, Failure> {
     Ok(Exit::Done)
 }
 
-async fn revoke(kept: &SignIn) -> Result<(), Failure> {
+async fn revoke(kept: &SignIn) -> Result<(), CliError> {
     let http = issuer_http(&kept.issuer, kept.ca_file.as_deref())?;
     let provider = Provider::discover(&http, &kept.issuer).await?;
     let token = kept.refresh_token.as_deref().unwrap_or(&kept.token);
@@ -170,12 +173,12 @@ async fn revoke(kept: &SignIn) -> Result<(), Failure> {
 }
 
 /// Shows who the caller is.
-pub(super) async fn whoami(session: &Session) -> Result<Exit, Failure> {
+pub(super) async fn whoami(session: &CommandContext) -> Result<Exit, CliError> {
     let who = session.client()?.whoami().await?;
     show(session, &who)
 }
 
-fn show(session: &Session, who: &WhoAmI) -> Result<Exit, Failure> {
+fn show(session: &CommandContext, who: &WhoAmI) -> Result<Exit, CliError> {
     session.output.print(who, |who| {
         let details = Details::default()
             .field("kind", who.kind.replace('_', " "))

@@ -4,12 +4,12 @@ use clap::Subcommand;
 use gpuaas_api::dto::{Machine, MachineListQuery, Reason};
 
 use super::{age, moment};
+use crate::context::CommandContext;
+use crate::error::CliError;
 use crate::exit::Exit;
-use crate::failure::Failure;
 use crate::output::{Details, Table, View};
 use crate::pages::{self, MAX_ITEMS};
 use crate::resolve;
-use crate::session::Session;
 
 /// Whole machines on offer.
 #[derive(Debug, Subcommand)]
@@ -35,7 +35,7 @@ pub(crate) enum MachineCommand {
     },
 }
 
-pub(super) async fn run(session: &Session, command: MachineCommand) -> Result<Exit, Failure> {
+pub(super) async fn run(session: &CommandContext, command: MachineCommand) -> Result<Exit, CliError> {
     let client = session.client()?;
     let machine = match command {
         MachineCommand::Offer { node } => client.node_machine_offer(&resolve::node(client, &node).await?).await?,

@@ -6,12 +6,12 @@ use gpuaas_contract::time::Timestamp;
 
 use super::alloc_view::ends;
 use super::moment;
+use crate::context::CommandContext;
+use crate::error::CliError;
 use crate::exit::Exit;
-use crate::failure::Failure;
 use crate::output::{Details, Table, View, text};
 use crate::pages::{self, MAX_ITEMS};
-use crate::session::Session;
-use crate::{resolve, span, tenants, when};
+use crate::{duration, resolve, tenants, time};
 
 /// Maintenance windows.
 #[derive(Debug, Subcommand)]
@@ -27,10 +27,10 @@ pub(crate) enum MaintenanceCommand {
         #[arg(long)]
         summary: String,
         /// When it starts: `+24h` from now, or UTC such as 2027-03-01T08:00Z.
-        #[arg(long, value_name = "WHEN", value_parser = when::parse)]
+        #[arg(long, value_name = "WHEN", value_parser = time::parse)]
         from: Timestamp,
         /// How long it takes, such as `2h`.
-        #[arg(long = "for", value_name = "TIME", value_parser = span::parse)]
+        #[arg(long = "for", value_name = "TIME", value_parser = duration::parse)]
         how_long: std::time::Duration,
     },
     /// List windows that are announced or running.
@@ -49,7 +49,7 @@ pub(crate) enum MaintenanceCommand {
     },
 }
 
-pub(super) async fn run(session: &Session, command: MaintenanceCommand) -> Result<Exit, Failure> {
+pub(super) async fn run(session: &CommandContext, command: MaintenanceCommand) -> Result<Exit, CliError> {
     let client = session.client()?;
     let window = match command {
         MaintenanceCommand::Announce { nodes, summary, from, how_long } => {

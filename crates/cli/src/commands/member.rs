@@ -4,11 +4,11 @@ use clap::Subcommand;
 use gpuaas_api::dto::{Member, MemberAdd, MemberChange, PageQuery};
 
 use super::{age, moment};
+use crate::context::CommandContext;
+use crate::error::CliError;
 use crate::exit::Exit;
-use crate::failure::Failure;
 use crate::output::{Details, Table, View, text};
 use crate::pages::{self, MAX_ITEMS};
-use crate::session::Session;
 use crate::tenants;
 
 /// Members of the project (`--project`), or of an organization, or of the platform. One is named by address, name, or id.
@@ -71,7 +71,7 @@ enum Place {
 }
 
 impl PlaceArgs {
-    async fn place(&self, session: &Session) -> Result<Place, Failure> {
+    async fn place(&self, session: &CommandContext) -> Result<Place, CliError> {
         Ok(match (&self.org, self.platform) {
             (Some(org), _) => Place::Organization(tenants::organization(session.client()?, org).await?.id.to_string()),
             (None, true) => Place::Platform,
@@ -80,7 +80,7 @@ impl PlaceArgs {
     }
 }
 
-pub(super) async fn run(session: &Session, command: MemberCommand) -> Result<Exit, Failure> {
+pub(super) async fn run(session: &CommandContext, command: MemberCommand) -> Result<Exit, CliError> {
     let client = session.client()?;
     let member = match command {
         MemberCommand::Add { who, role, service_account, place } => {
@@ -140,7 +140,7 @@ fn etag(member: &Member) -> Option<&str> {
     Some(member.etag.as_str()).filter(|etag| !etag.is_empty())
 }
 
-async fn members(session: &Session, place: &Place) -> Result<Vec<Member>, Failure> {
+async fn members(session: &CommandContext, place: &Place) -> Result<Vec<Member>, CliError> {
     let client = session.client()?;
     let fetch = async |after, limit| {
         let query = PageQuery { after, limit: Some(limit) };

@@ -44,13 +44,13 @@ pub(crate) mod webhook;
 use gpuaas_contract::time::Timestamp;
 
 use crate::args::{Cli, Command};
+use crate::context::CommandContext;
+use crate::error::CliError;
 use crate::exit::Exit;
-use crate::failure::Failure;
 use crate::output::text;
-use crate::session::Session;
 
 /// Runs one command.
-pub(crate) async fn run(session: &Session, command: Command) -> Result<Exit, Failure> {
+pub(crate) async fn run(session: &CommandContext, command: Command) -> Result<Exit, CliError> {
     match command {
         Command::Dev(args) => crate::dev::run(session, args).await,
         Command::Server(args) => crate::server::run(*args).await,
@@ -87,7 +87,7 @@ pub(crate) async fn run(session: &Session, command: Command) -> Result<Exit, Fai
     }
 }
 
-fn completions(session: &Session, shell: clap_complete::Shell) -> Result<Exit, Failure> {
+fn completions(session: &CommandContext, shell: clap_complete::Shell) -> Result<Exit, CliError> {
     use clap::CommandFactory as _;
     let mut script = Vec::new();
     clap_complete::generate(shell, &mut Cli::command(), "gpuaas", &mut script);

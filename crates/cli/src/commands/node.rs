@@ -6,11 +6,11 @@ use gpuaas_contract::telemetry::HostFacts;
 use gpuaas_contract::time::Timestamp;
 
 use super::{age, enrollment, join_token, moment, node_drain, topology};
+use crate::context::CommandContext;
+use crate::error::CliError;
 use crate::exit::Exit;
-use crate::failure::Failure;
 use crate::output::{Details, Table, View, text};
 use crate::resolve;
-use crate::session::Session;
 
 /// Nodes. A node is named by its id, a unique beginning of it, or its name if no other node has the same.
 #[derive(Debug, Subcommand)]
@@ -95,7 +95,7 @@ pub(crate) struct Operation {
     reason: String,
 }
 
-pub(super) async fn run(session: &Session, command: NodeCommand) -> Result<Exit, Failure> {
+pub(super) async fn run(session: &CommandContext, command: NodeCommand) -> Result<Exit, CliError> {
     let (operation, kind) = match command {
         NodeCommand::Ls { all } => return list(session, all).await,
         NodeCommand::Show { node } => return show(session, &node).await,
@@ -113,17 +113,17 @@ pub(super) async fn run(session: &Session, command: NodeCommand) -> Result<Exit,
                 return node_drain::preview(session, &node).await;
             }
             node_drain::confirmed(session, &node, yes).await?;
-            (Operation { node, ..operation }, Kind::Drain)
+            (Operation { node, ..operation }, NodeOperation::Drain)
         }
-        NodeCommand::Undrain(operation) => (operation, Kind::Undrain),
-        NodeCommand::Quarantine(operation) => (operation, Kind::Quarantine),
-        NodeCommand::Unquarantine(operation) => (operation, Kind::Unquarantine),
-        NodeCommand::Retire(operation) => (operation, Kind::Retire),
+        NodeCommand::Undrain(operation) => (operation, NodeOperation::Undrain),
+        NodeCommand::Quarantine(operation) => (operation, NodeOperation::Quarantine),
+        NodeCommand::Unquarantine(operation) => (operation, NodeOperation::Unquarantine),
+        NodeCommand::Retire(operation) => (operation, NodeOperation::Retire),
     };
     operate(session, operation, kind).await
 }
 
-async fn rename(session: &Session, node: &str, name: String) -> Result<Exit, Failure> {
+async fn rename(session: &CommandContext, node: &str, name: String) -> Result<Exit, CliError> {
     let client = session.client()?;
     let node = resolve::node(client, node).await?;
     let node = client.node_change(&node, &NodeChange { name }).await?;
@@ -131,7 +131,7 @@ async fn rename(session: &Session, node: &str, name: String) -> Result<Exit, Fai
     Ok(Exit::Done)
 }
 
-enum Kind {
+enum NodeOperation {
     Drain,
     Undrain,
     Quarantine,
@@ -139,16 +139,16 @@ enum Kind {
     Retire,
 }
 
-async fn operate(session: &Session, operation: Operation, kind: Kind) -> Result<Exit, Failure> {
+async fn operate(session: &CommandContext, operation: Operation, kind: NodeOperation) -> Result<Exit, CliError> {
     let client = session.client()?;
     let node = resolve::node(client, &operation.node).await?;
     let reason = Reason { reason: operation.reason };
     let node = match kind {
-        Kind::Drain => client.node_drain(&node, &reason).await?,
-        Kind::Undrain => client.node_undrain(&node, &reason).await?,
-        Kind::Quarantine => client.node_quarantine(&node, &reason).await?,
-        Kind::Unquarantine => client.node_unquarantine(&node, &reason).await?,
-        Kind::Retire => client.node_retire(&node, &reason).await?,
+        NodeOperation::Drain => client.node_drain(&node, &reason).await?,
+        NodeOperation::Undrain => client.node_undrain(&node, &reason).await?,
+        NodeOperation::Quarantine => client.node_quarantine(&node, &reason).await?,
+        NodeOperation::Unquarantine => client.node_unquarantine(&node, &reason).await?,
+        NodeOperation::Retire => client.node_retire(&node, &reason).await?,
     };
     session.output.print(&node, |node| {
         View::Details(
@@ -163,7 +163,7 @@ async fn operate(session: &Session, operation: Operation, kind: Kind) -> Result<
     Ok(Exit::Done)
 }
 
-async fn list(session: &Session, all: bool) -> Result<Exit, Failure> {
+async fn list(session: &CommandContext, all: bool) -> Result<Exit, CliError> {
     let nodes = resolve::all_nodes(session.client()?, all).await?;
     session.output.print(&nodes, |nodes| table(nodes))?;
     if nodes.is_empty() {
@@ -172,7 +172,7 @@ async fn list(session: &Session, all: bool) -> Result<Exit, Failure> {
     Ok(Exit::Done)
 }
 
-async fn show(session: &Session, node: &str) -> Result<Exit, Failure> {
+async fn show(session: &CommandContext, node: &str) -> Result<Exit, CliError> {
     let client = session.client()?;
     let id = resolve::node(client, node).await?;
     let node = client.node(&id).await?;

@@ -4,13 +4,13 @@ use gpuaas_api::dto::DrainPreview;
 
 use super::alloc_view::ends;
 use super::confirm;
+use crate::context::CommandContext;
+use crate::error::CliError;
 use crate::exit::Exit;
-use crate::failure::Failure;
 use crate::output::{Details, Table, View, text};
-use crate::session::Session;
 
 /// Shows what is in the way before a node is empty.
-pub(super) async fn preview(session: &Session, node: &str) -> Result<Exit, Failure> {
+pub(super) async fn preview(session: &CommandContext, node: &str) -> Result<Exit, CliError> {
     let preview = session.client()?.node_drain_preview(node).await?;
     session.output.print(&preview, view)?;
     if preview.allocations.is_empty() {
@@ -20,7 +20,7 @@ pub(super) async fn preview(session: &Session, node: &str) -> Result<Exit, Failu
 }
 
 /// Shows a person what is in the way and asks, unless told not to.
-pub(super) async fn confirmed(session: &Session, node: &str, yes: bool) -> Result<(), Failure> {
+pub(super) async fn confirmed(session: &CommandContext, node: &str, yes: bool) -> Result<(), CliError> {
     if yes || !confirm::somebody_is_there() {
         return Ok(());
     }

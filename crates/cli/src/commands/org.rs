@@ -5,11 +5,11 @@ use gpuaas_api::dto::{Organization, OrganizationChange, OrganizationCreate, Orga
 
 use super::quota::LimitArgs;
 use super::{age, moment};
+use crate::context::CommandContext;
+use crate::error::CliError;
 use crate::exit::Exit;
-use crate::failure::Failure;
 use crate::output::{Details, Table, View, text};
 use crate::pages::{self, MAX_ITEMS};
-use crate::session::Session;
 use crate::tenants;
 
 /// Organizations, which own projects. One is named by its name, its id or a unique beginning of it.
@@ -47,7 +47,7 @@ pub(crate) enum OrgCommand {
     },
 }
 
-pub(super) async fn run(session: &Session, command: OrgCommand) -> Result<Exit, Failure> {
+pub(super) async fn run(session: &CommandContext, command: OrgCommand) -> Result<Exit, CliError> {
     let client = session.client()?;
     let organization = match command {
         OrgCommand::Create { name, description, owner, limits } => {

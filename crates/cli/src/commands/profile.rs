@@ -3,11 +3,11 @@
 use clap::Subcommand;
 
 use super::login::good_until;
+use crate::context::CommandContext;
+use crate::credentials::DEFAULT_PROFILE;
+use crate::error::CliError;
 use crate::exit::Exit;
-use crate::failure::Failure;
 use crate::output::{Table, View};
-use crate::session::Session;
-use crate::sign_ins::DEFAULT_PROFILE;
 
 /// Profiles. They are sections `[profiles.NAME]` of the config file, or come into being with `gpuaas login --profile NAME`.
 #[derive(Debug, Subcommand)]
@@ -38,13 +38,13 @@ struct Shown {
     good_until: Option<String>,
 }
 
-pub(super) fn run(session: &Session, command: &ProfileCommand) -> Result<Exit, Failure> {
+pub(super) fn run(session: &CommandContext, command: &ProfileCommand) -> Result<Exit, CliError> {
     let resolved = session.resolved()?;
-    let homeless = || Failure::usage("no_home", "neither HOME nor XDG_STATE_HOME is set, so there are no profiles");
-    let sign_ins = resolved.sign_ins.ok_or_else(homeless)?;
+    let homeless = || CliError::usage("no_home", "neither HOME nor XDG_STATE_HOME is set, so there are no profiles");
+    let credentials = resolved.credentials.ok_or_else(homeless)?;
     match command {
         ProfileCommand::Ls => {
-            let mut names = sign_ins.profiles();
+            let mut names = credentials.profiles();
             names.extend(resolved.configured.iter().cloned());
             names.extend([DEFAULT_PROFILE.to_owned(), resolved.profile.clone()]);
             names.sort();
@@ -52,7 +52,7 @@ pub(super) fn run(session: &Session, command: &ProfileCommand) -> Result<Exit, F
             let mut shown = Vec::with_capacity(names.len());
             for name in names {
                 // One that cannot be read is shown as not signed in; using it says why.
-                let kept = sign_ins.read(&name).ok().flatten();
+                let kept = credentials.read(&name).ok().flatten();
                 shown.push(Shown {
                     chosen: name == resolved.profile,
                     configured: name == DEFAULT_PROFILE || resolved.configured.contains(&name),
@@ -74,20 +74,20 @@ pub(super) fn run(session: &Session, command: &ProfileCommand) -> Result<Exit, F
             })?;
         }
         ProfileCommand::Use { name } => {
-            let is_known = name == DEFAULT_PROFILE || resolved.configured.contains(name) || sign_ins.read(name)?.is_some();
+            let is_known = name == DEFAULT_PROFILE || resolved.configured.contains(name) || credentials.read(name)?.is_some();
             if !is_known {
-                let failure = Failure::new(Exit::NotFound, "profile_unknown", format!("there is no profile `{name}`"));
+                let failure = CliError::new(Exit::NotFound, "profile_unknown", format!("there is no profile `{name}`"));
                 return Err(failure.hint(format!("make it with `gpuaas login --profile {name}`")));
             }
-            sign_ins.choose(name)?;
+            credentials.choose(name)?;
             session.output.hint(&format!("profile `{name}` is used from now on"));
         }
         ProfileCommand::Rm { name } => {
-            if !sign_ins.remove(name)? {
-                return Err(Failure::new(Exit::NotFound, "profile_unknown", format!("profile `{name}` is not signed in")));
+            if !credentials.remove(name)? {
+                return Err(CliError::new(Exit::NotFound, "profile_unknown", format!("profile `{name}` is not signed in")));
             }
-            if sign_ins.chosen().as_deref() == Some(name) {
-                sign_ins.choose(DEFAULT_PROFILE)?;
+            if credentials.chosen().as_deref() == Some(name) {
+                credentials.choose(DEFAULT_PROFILE)?;
             }
             session.output.hint(&format!("profile `{name}` is forgotten; a section of the config file stays"));
         }

@@ -5,11 +5,11 @@ use gpuaas_api::dto::{Project, ProjectChange, ProjectCreate, ProjectListQuery};
 
 use super::quota::LimitArgs;
 use super::{age, confirm, moment};
+use crate::context::CommandContext;
+use crate::error::CliError;
 use crate::exit::Exit;
-use crate::failure::Failure;
 use crate::output::{Details, Table, View, text};
 use crate::pages::{self, MAX_ITEMS};
-use crate::session::Session;
 use crate::tenants::{self, full_name};
 
 /// Projects, which own what is leased. One is named by `organization/name`, its name if it is unique, or its id.
@@ -63,13 +63,13 @@ pub(crate) enum ProjectCommand {
     },
 }
 
-pub(super) async fn run(session: &Session, command: ProjectCommand) -> Result<Exit, Failure> {
+pub(super) async fn run(session: &CommandContext, command: ProjectCommand) -> Result<Exit, CliError> {
     let client = session.client()?;
     let project = match command {
         ProjectCommand::Create { new_name, description, owner, limits } => {
             let Some((organization, name)) = new_name.split_once('/') else {
                 let message = format!("`{new_name}` does not say in which organization");
-                return Err(Failure::usage("organization_needed", message).hint(format!("write ORGANIZATION/{new_name}")));
+                return Err(CliError::usage("organization_needed", message).hint(format!("write ORGANIZATION/{new_name}")));
             };
             let organization = tenants::organization(client, organization).await?.id.to_string();
             let create = ProjectCreate { name: name.to_owned(), description, limits: limits.limits(), owner_email: owner };
@@ -100,7 +100,7 @@ fn etag(project: &Project) -> Option<&str> {
     Some(project.etag.as_str()).filter(|etag| !etag.is_empty())
 }
 
-async fn list(session: &Session, org: Option<String>) -> Result<Exit, Failure> {
+async fn list(session: &CommandContext, org: Option<String>) -> Result<Exit, CliError> {
     let client = session.client()?;
     let organization = match org {
         Some(org) => Some(tenants::organization(client, &org).await?.id.to_string()),

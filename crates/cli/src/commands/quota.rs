@@ -3,10 +3,10 @@
 use clap::Subcommand;
 use gpuaas_api::dto::{Limits, Quota};
 
+use crate::context::CommandContext;
+use crate::error::CliError;
 use crate::exit::Exit;
-use crate::failure::Failure;
 use crate::output::{Details, Table, View};
-use crate::session::Session;
 use crate::tenants;
 
 /// Quotas: how much may be had at once.
@@ -50,7 +50,7 @@ impl LimitArgs {
     }
 }
 
-pub(super) async fn run(session: &Session, command: QuotaCommand) -> Result<Exit, Failure> {
+pub(super) async fn run(session: &CommandContext, command: QuotaCommand) -> Result<Exit, CliError> {
     let client = session.client()?;
     let quota = match command {
         QuotaCommand::Show { org: Some(org) } => {

@@ -4,10 +4,10 @@ use clap::Subcommand;
 use gpuaas_api::dto::{ServiceAccount, ServiceAccountCreate};
 
 use super::{age, moment};
+use crate::context::CommandContext;
+use crate::error::CliError;
 use crate::exit::Exit;
-use crate::failure::Failure;
 use crate::output::{Details, Table, View, text};
-use crate::session::Session;
 use crate::tenants;
 
 /// Service accounts of a project. One is named by its name, its id or a unique beginning of it.
@@ -35,7 +35,7 @@ pub(crate) enum ServiceAccountCommand {
     },
 }
 
-pub(super) async fn run(session: &Session, command: ServiceAccountCommand) -> Result<Exit, Failure> {
+pub(super) async fn run(session: &CommandContext, command: ServiceAccountCommand) -> Result<Exit, CliError> {
     let client = session.client()?;
     let project = tenants::project(session).await?.id.to_string();
     let account = match command {

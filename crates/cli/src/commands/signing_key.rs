@@ -3,11 +3,11 @@
 use clap::Subcommand;
 use gpuaas_api::dto::{Page, Reason, SigningKey};
 
+use crate::context::CommandContext;
+use crate::error::CliError;
 use crate::exit::Exit;
-use crate::failure::Failure;
 use crate::output::{Table, View};
 use crate::resolve;
-use crate::session::Session;
 
 /// The keys that sign tasks.
 #[derive(Debug, Subcommand)]
@@ -28,7 +28,7 @@ pub(crate) enum SigningKeyCommand {
     },
 }
 
-pub(super) async fn run(session: &Session, command: SigningKeyCommand) -> Result<Exit, Failure> {
+pub(super) async fn run(session: &CommandContext, command: SigningKeyCommand) -> Result<Exit, CliError> {
     let client = session.client()?;
     let keys = match command {
         SigningKeyCommand::Ls => client.signing_keys().await?,
@@ -43,7 +43,7 @@ pub(super) async fn run(session: &Session, command: SigningKeyCommand) -> Result
     Ok(Exit::Done)
 }
 
-fn print(session: &Session, keys: Page<SigningKey>) -> Result<(), Failure> {
+fn print(session: &CommandContext, keys: Page<SigningKey>) -> Result<(), CliError> {
     session.output.print(&keys.items, |keys| {
         let mut table = Table::new(["KEY", "STATE"]);
         for key in keys {

@@ -5,10 +5,10 @@ use gpuaas_api::dto::{ProductKind, Sku, SkuChange, SkuCreate};
 
 use super::alloc_view::size;
 use super::moment;
+use crate::context::CommandContext;
+use crate::error::CliError;
 use crate::exit::Exit;
-use crate::failure::Failure;
 use crate::output::{Details, Table, View};
-use crate::session::Session;
 use crate::{price, tenants};
 
 /// Products. One is named by its name, its id or a unique beginning of it.
@@ -68,7 +68,7 @@ pub(crate) enum SkuCommand {
     },
 }
 
-pub(super) async fn run(session: &Session, command: SkuCommand) -> Result<Exit, Failure> {
+pub(super) async fn run(session: &CommandContext, command: SkuCommand) -> Result<Exit, CliError> {
     let client = session.client()?;
     let sku = match command {
         SkuCommand::Create { name, slots, bare_metal, gpu, min_vcpus, min_memory_mib, price, description } => {
@@ -88,7 +88,7 @@ pub(super) async fn run(session: &Session, command: SkuCommand) -> Result<Exit, 
         SkuCommand::Change { sku, price, description, offer_again } => {
             let change = SkuChange { description, price_per_hour: price, retired: offer_again.then_some(false) };
             if change == SkuChange::default() {
-                return Err(Failure::usage("nothing_to_change", "say what to change: --price, --description or --offer-again"));
+                return Err(CliError::usage("nothing_to_change", "say what to change: --price, --description or --offer-again"));
             }
             change_to(session, &sku, &change).await?
         }
@@ -100,7 +100,7 @@ pub(super) async fn run(session: &Session, command: SkuCommand) -> Result<Exit, 
     Ok(Exit::Done)
 }
 
-async fn change_to(session: &Session, sku: &str, change: &SkuChange) -> Result<Sku, Failure> {
+async fn change_to(session: &CommandContext, sku: &str, change: &SkuChange) -> Result<Sku, CliError> {
     let client = session.client()?;
     let sku = tenants::sku(client, sku).await?;
     let seen = Some(sku.etag.as_str()).filter(|etag| !etag.is_empty());

@@ -9,13 +9,13 @@ use gpuaas_contract::task::slice_vm_power::Action;
 
 use super::slice_create::{self, CreateArgs};
 use super::{age, confirm, moment};
+use crate::context::CommandContext;
+use crate::error::CliError;
 use crate::exit::{self, Exit};
-use crate::failure::Failure;
 use crate::follow::{self, Waited};
 use crate::output::{Details, Table, View, text};
 use crate::pages::{self, MAX_ITEMS};
 use crate::resolve;
-use crate::session::Session;
 
 /// How long lines of a console may take that the receipt has overtaken.
 const LATE_LINES: std::time::Duration = std::time::Duration::from_secs(10);
@@ -100,7 +100,7 @@ pub(crate) struct WaitArgs {
     pub(super) idempotency_key: Option<String>,
 }
 
-pub(super) async fn run(session: &Session, command: SliceCommand) -> Result<Exit, Failure> {
+pub(super) async fn run(session: &CommandContext, command: SliceCommand) -> Result<Exit, CliError> {
     match command {
         SliceCommand::Create(args) => slice_create::run(session, *args).await,
         SliceCommand::Ls { node, state } => list(session, node, state).await,
@@ -119,7 +119,7 @@ pub(super) async fn run(session: &Session, command: SliceCommand) -> Result<Exit
     }
 }
 
-async fn list(session: &Session, node: Option<String>, state: Option<String>) -> Result<Exit, Failure> {
+async fn list(session: &CommandContext, node: Option<String>, state: Option<String>) -> Result<Exit, CliError> {
     let client = session.client()?;
     let node = match node {
         Some(node) => Some(resolve::node(client, &node).await?),
@@ -141,7 +141,7 @@ async fn list(session: &Session, node: Option<String>, state: Option<String>) ->
     Ok(Exit::Done)
 }
 
-async fn release(session: &Session, slice: &str, wipe: bool, yes: bool, wait: &WaitArgs) -> Result<Exit, Failure> {
+async fn release(session: &CommandContext, slice: &str, wipe: bool, yes: bool, wait: &WaitArgs) -> Result<Exit, CliError> {
     let client = session.client()?;
     let id = resolve::slice(client, slice).await?;
     if !yes && confirm::somebody_is_there() {
@@ -156,7 +156,7 @@ async fn release(session: &Session, slice: &str, wipe: bool, yes: bool, wait: &W
     finish(session, order, wait.no_wait).await
 }
 
-async fn power(session: &Session, args: PowerArgs, action: Action) -> Result<Exit, Failure> {
+async fn power(session: &CommandContext, args: PowerArgs, action: Action) -> Result<Exit, CliError> {
     let client = session.client()?;
     let id = resolve::slice(client, &args.slice).await?;
     let power = SlicePower { action, graceful_timeout_seconds: None };
@@ -165,7 +165,12 @@ async fn power(session: &Session, args: PowerArgs, action: Action) -> Result<Exi
 }
 
 /// What is left on a slot shall go.
-pub(super) async fn force_cleanup(session: &Session, slot: &str, reason: String, wait: &WaitArgs) -> Result<Exit, Failure> {
+pub(super) async fn force_cleanup(
+    session: &CommandContext,
+    slot: &str,
+    reason: String,
+    wait: &WaitArgs,
+) -> Result<Exit, CliError> {
     let client = session.client()?;
     let id = resolve::slot(client, slot).await?;
     let order = client.slot_force_cleanup(&id, &Reason { reason }, wait.idempotency_key.as_deref()).await?;
@@ -173,7 +178,7 @@ pub(super) async fn force_cleanup(session: &Session, slot: &str, reason: String,
 }
 
 /// Waits for what was asked for, unless told otherwise, and shows what came of it.
-pub(super) async fn finish(session: &Session, order: SliceOrder, no_wait: bool) -> Result<Exit, Failure> {
+pub(super) async fn finish(session: &CommandContext, order: SliceOrder, no_wait: bool) -> Result<Exit, CliError> {
     let client = session.client()?;
     let (slice, task) = (order.allocation_id.to_string(), order.task.id.to_string());
     if no_wait {
@@ -217,7 +222,7 @@ fn order_details(order: &SliceOrder) -> Details {
 }
 
 /// What to do next with a slice in this state.
-fn advise(session: &Session, slice: &Slice) {
+fn advise(session: &CommandContext, slice: &Slice) {
     let blocked = slice.slots.iter().find(|slot| slot.state == "cleanup_blocked");
     if let Some(slot) = blocked {
         let place = format!("{}/{}", slot.node_name, slot.spec.slot_index);
@@ -231,7 +236,7 @@ fn advise(session: &Session, slice: &Slice) {
     }
 }
 
-async fn console(session: &Session, slice: &str, follow: bool, tail: u32) -> Result<Exit, Failure> {
+async fn console(session: &CommandContext, slice: &str, follow: bool, tail: u32) -> Result<Exit, CliError> {
     let client = session.client()?;
     let id = resolve::slice(client, slice).await?;
     let wanted = SliceConsole { tail_bytes: Some(tail), follow_seconds: Some(if follow { MAX_FOLLOW_SECONDS } else { 0 }) };
@@ -240,7 +245,7 @@ async fn console(session: &Session, slice: &str, follow: bool, tail: u32) -> Res
 }
 
 /// Prints the lines of a task that reads a console, until it has ended or Ctrl-C.
-pub(super) async fn print_console(session: &Session, task: &str) -> Result<Exit, Failure> {
+pub(super) async fn print_console(session: &CommandContext, task: &str) -> Result<Exit, CliError> {
     let client = session.client()?;
     let mut lines = std::pin::pin!(follow::logs(client, task, 0, true));
     let mut interrupted = std::pin::pin!(tokio::signal::ctrl_c());
@@ -272,13 +277,13 @@ pub(super) async fn print_console(session: &Session, task: &str) -> Result<Exit,
     }
     if ended.state != "succeeded" {
         let message = if ended.message.is_empty() { &ended.code } else { &ended.message };
-        let failure = Failure::new(exit::of_task(&ended.state), &ended.code, format!("the console was not read: {message}"));
+        let failure = CliError::new(exit::of_task(&ended.state), &ended.code, format!("the console was not read: {message}"));
         return Err(failure.hint(format!("`gpuaas task show {task}` shows more")));
     }
     Ok(Exit::Done)
 }
 
-fn print_console_line(session: &Session, line: &TaskLogLine) -> Result<(), Failure> {
+fn print_console_line(session: &CommandContext, line: &TaskLogLine) -> Result<(), CliError> {
     session.output.print_item(line, |line| {
         let text = text::printable(&line.text);
         if line.stream == "agent" { format!("agent | {text}") } else { text }

@@ -8,9 +8,9 @@ use gpuaas_contract::slice::{InterfaceName, SshPublicKey, UserName, VmName};
 use gpuaas_contract::task::slice_vm_provision::{DriverStrategy, ImageFormat};
 
 use super::slice::{self, WaitArgs};
+use crate::context::CommandContext;
+use crate::error::CliError;
 use crate::exit::Exit;
-use crate::failure::Failure;
-use crate::session::Session;
 use crate::{files, resolve};
 
 /// Largest file of keys.
@@ -102,7 +102,7 @@ pub(super) fn digest(text: &str) -> Result<Digest, String> {
     format!("sha256:{hex}").try_into().map_err(|_| "expected the 64 hex digits that `sha256sum` prints".to_owned())
 }
 
-pub(super) async fn run(session: &Session, args: CreateArgs) -> Result<Exit, Failure> {
+pub(super) async fn run(session: &CommandContext, args: CreateArgs) -> Result<Exit, CliError> {
     let mut ssh_public_keys = Vec::new();
     for file in &args.ssh_keys {
         ssh_public_keys.extend(keys(file, &files::read(file, MAX_KEY_FILE)?)?);
@@ -134,19 +134,19 @@ pub(super) async fn run(session: &Session, args: CreateArgs) -> Result<Exit, Fai
 }
 
 /// The keys of a file, a line each; comments are left out.
-pub(super) fn keys(path: &Path, bytes: &[u8]) -> Result<Vec<SshPublicKey>, Failure> {
+pub(super) fn keys(path: &Path, bytes: &[u8]) -> Result<Vec<SshPublicKey>, CliError> {
     let name = path.display();
     let text = String::from_utf8_lossy(bytes);
     if text.contains("PRIVATE KEY-----") {
         let message = format!("{name} is a private key, which stays where it is");
-        return Err(Failure::usage("private_key_given", message).hint(format!("give the public one: {name}.pub")));
+        return Err(CliError::usage("private_key_given", message).hint(format!("give the public one: {name}.pub")));
     }
     let lines = text.lines().map(str::trim).filter(|line| !line.is_empty() && !line.starts_with('#'));
     let keys: Vec<SshPublicKey> = lines
-        .map(|line| line.parse().map_err(|error| Failure::usage("ssh_key_invalid", format!("{name}: {error}"))))
+        .map(|line| line.parse().map_err(|error| CliError::usage("ssh_key_invalid", format!("{name}: {error}"))))
         .collect::<Result<_, _>>()?;
     if keys.is_empty() {
-        return Err(Failure::usage("ssh_key_missing", format!("{name} has no key in it")));
+        return Err(CliError::usage("ssh_key_missing", format!("{name} has no key in it")));
     }
     Ok(keys)
 }

@@ -4,12 +4,12 @@ use clap::Subcommand;
 use gpuaas_api::dto::{Reason, Slot, SlotListQuery};
 
 use super::moment;
+use crate::context::CommandContext;
+use crate::error::CliError;
 use crate::exit::Exit;
-use crate::failure::Failure;
 use crate::output::{Details, Table, View, text};
 use crate::pages::{self, MAX_ITEMS};
 use crate::resolve;
-use crate::session::Session;
 
 /// Slots. A slot is named by its id, a unique beginning of it, or its place: NODE-NAME/INDEX.
 #[derive(Debug, Subcommand)]
@@ -59,7 +59,7 @@ pub(crate) struct Operation {
     reason: String,
 }
 
-pub(super) async fn run(session: &Session, command: SlotCommand) -> Result<Exit, Failure> {
+pub(super) async fn run(session: &CommandContext, command: SlotCommand) -> Result<Exit, CliError> {
     let client = session.client()?;
     let shown = match command {
         SlotCommand::Ls { node, state } => {

@@ -7,10 +7,10 @@ use gpuaas_api::dto::{SshKey, SshKeyCreate};
 
 use super::slice_create::{MAX_KEY_FILE, keys};
 use super::{age, moment};
+use crate::context::CommandContext;
+use crate::error::CliError;
 use crate::exit::Exit;
-use crate::failure::Failure;
 use crate::output::{Details, Table, View, text};
-use crate::session::Session;
 use crate::{files, tenants};
 
 /// Stored SSH keys of a project. One is named by its name, its id or a unique beginning of it.
@@ -34,14 +34,14 @@ pub(crate) enum SshKeyCommand {
     },
 }
 
-pub(super) async fn run(session: &Session, command: SshKeyCommand) -> Result<Exit, Failure> {
+pub(super) async fn run(session: &CommandContext, command: SshKeyCommand) -> Result<Exit, CliError> {
     let client = session.client()?;
     let key = match command {
         SshKeyCommand::Add { name, file } => {
             let mut found = keys(&file, &files::read(&file, MAX_KEY_FILE)?)?;
             if found.len() != 1 {
                 let message = format!("{} has {} keys in it; one name is for one key", file.display(), found.len());
-                return Err(Failure::usage("several_keys", message));
+                return Err(CliError::usage("several_keys", message));
             }
             let project = tenants::project(session).await?.id.to_string();
             client.ssh_key_add(&project, &SshKeyCreate { name, public_key: found.remove(0) }, None).await?

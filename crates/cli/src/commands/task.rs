@@ -8,10 +8,10 @@ use gpuaas_contract::time::Timestamp;
 use super::task_run::{self, RunArgs};
 use super::task_verify::{self, VerifyArgs};
 use super::{age, moment};
+use crate::context::CommandContext;
+use crate::error::CliError;
 use crate::exit::Exit;
-use crate::failure::Failure;
 use crate::output::{Details, Table, View, text};
-use crate::session::Session;
 use crate::{follow, pages, resolve};
 
 /// Tasks. A task is named by its id or a unique beginning of it.
@@ -77,7 +77,7 @@ pub(crate) enum TaskCommand {
     },
 }
 
-pub(super) async fn run(session: &Session, command: TaskCommand) -> Result<Exit, Failure> {
+pub(super) async fn run(session: &CommandContext, command: TaskCommand) -> Result<Exit, CliError> {
     match command {
         TaskCommand::Run(args) => task_run::run(session, args).await,
         TaskCommand::Ls { node, state, limit } => list(session, node, state, limit).await,
@@ -104,7 +104,7 @@ pub(super) async fn run(session: &Session, command: TaskCommand) -> Result<Exit,
     }
 }
 
-async fn list(session: &Session, node: Option<String>, state: Option<String>, limit: u32) -> Result<Exit, Failure> {
+async fn list(session: &CommandContext, node: Option<String>, state: Option<String>, limit: u32) -> Result<Exit, CliError> {
     let client = session.client()?;
     let node = match node {
         Some(node) => Some(resolve::node(client, &node).await?),
@@ -128,7 +128,7 @@ async fn list(session: &Session, node: Option<String>, state: Option<String>, li
     Ok(Exit::Done)
 }
 
-async fn logs(session: &Session, task: &str, after: u64, follow: bool) -> Result<Exit, Failure> {
+async fn logs(session: &CommandContext, task: &str, after: u64, follow: bool) -> Result<Exit, CliError> {
     let client = session.client()?;
     let id = resolve::task(client, task).await?;
     let mut lines = follow::logs(client, &id, after, follow).boxed();
@@ -203,7 +203,7 @@ fn pretty(value: &serde_json::Value) -> String {
     serde_json::to_string_pretty(value).unwrap_or_else(|_| value.to_string())
 }
 
-async fn types(session: &Session, wanted: Option<String>) -> Result<Exit, Failure> {
+async fn types(session: &CommandContext, wanted: Option<String>) -> Result<Exit, CliError> {
     let types = session.client()?.task_types().await?.items;
     let Some(wanted) = wanted else {
         session.output.print(&types, |types| {
@@ -218,7 +218,7 @@ async fn types(session: &Session, wanted: Option<String>) -> Result<Exit, Failur
     };
     let Some(kind) = types.iter().find(|kind| kind.task_type == wanted) else {
         let known: Vec<&str> = types.iter().map(|kind| kind.task_type.as_str()).collect();
-        return Err(Failure::new(Exit::NotFound, "task_type_unknown", format!("there is no task type `{wanted}`"))
+        return Err(CliError::new(Exit::NotFound, "task_type_unknown", format!("there is no task type `{wanted}`"))
             .hint(format!("there are {}", known.join(", "))));
     };
     session.output.print(kind, |kind| View::Details(type_details(kind)))?;

@@ -5,12 +5,12 @@ use std::time::Duration;
 use gpuaas_api::dto::TaskCreate;
 
 use super::task::details;
+use crate::context::CommandContext;
+use crate::error::CliError;
 use crate::exit::{self, Exit};
-use crate::failure::Failure;
 use crate::follow::{self, Waited};
 use crate::output::View;
-use crate::session::Session;
-use crate::{params, resolve, span};
+use crate::{duration, params, resolve};
 
 /// What to run, and whether to wait for it.
 #[derive(Debug, clap::Args)]
@@ -32,20 +32,20 @@ pub(crate) struct RunArgs {
     #[arg(long)]
     logs: bool,
     /// Wait at most this long, then exit with 7; the task goes on. Waits.
-    #[arg(long, value_name = "TIME", value_parser = span::parse)]
+    #[arg(long, value_name = "TIME", value_parser = duration::parse)]
     max_wait: Option<Duration>,
     /// How long the task may run, such as 90s or 5m [default: the server's].
-    #[arg(long, value_name = "TIME", value_parser = span::parse)]
+    #[arg(long, value_name = "TIME", value_parser = duration::parse)]
     timeout: Option<Duration>,
     /// How long the task may wait for its node [default: the server's].
-    #[arg(long, value_name = "TIME", value_parser = span::parse)]
+    #[arg(long, value_name = "TIME", value_parser = duration::parse)]
     queue_time: Option<Duration>,
     /// Running the same command again with the same key finds the same task instead of making another.
     #[arg(long, value_name = "KEY")]
     idempotency_key: Option<String>,
 }
 
-pub(super) async fn run(session: &Session, args: RunArgs) -> Result<Exit, Failure> {
+pub(super) async fn run(session: &CommandContext, args: RunArgs) -> Result<Exit, CliError> {
     let params = params::collect(&args.task_type, args.params.as_deref(), &args.param)?;
     let client = session.client()?;
     let create = TaskCreate {

@@ -4,13 +4,13 @@ use std::path::PathBuf;
 
 use gpuaas_api::dto::TaskEvidence;
 
+use crate::context::CommandContext;
+use crate::error::CliError;
 use crate::evidence::{self, TrustRoot};
 use crate::exit::Exit;
-use crate::failure::Failure;
 use crate::files::{self, NewFile};
 use crate::output::{Table, View};
 use crate::resolve;
-use crate::session::Session;
 
 /// Most bytes of an evidence file: the largest receipt, some envelopes, base64.
 const MAX_EVIDENCE_BYTES: u64 = 16 * 1024 * 1024;
@@ -32,17 +32,17 @@ pub(crate) struct VerifyArgs {
     trust_root: Option<TrustRoot>,
 }
 
-pub(super) async fn run(session: &Session, args: VerifyArgs) -> Result<Exit, Failure> {
+pub(super) async fn run(session: &CommandContext, args: VerifyArgs) -> Result<Exit, CliError> {
     let evidence = match &args.evidence {
         Some(path) => {
             let bytes = files::read(path, MAX_EVIDENCE_BYTES)?;
             let evidence: TaskEvidence = serde_json::from_slice(&bytes).map_err(|error| {
-                Failure::usage("evidence_invalid", format!("{} is not the evidence of a task: {error}", path.display()))
+                CliError::usage("evidence_invalid", format!("{} is not the evidence of a task: {error}", path.display()))
                     .hint("`gpuaas task verify TASK --save FILE` writes such a file")
             })?;
             if let Some(task) = args.task.as_ref().filter(|task| !evidence.task.id.to_string().starts_with(task.as_str())) {
                 let message = format!("the file is evidence for {}, not for {task}", evidence.task.id);
-                return Err(Failure::usage("evidence_of_another_task", message));
+                return Err(CliError::usage("evidence_of_another_task", message));
             }
             evidence
         }
@@ -54,7 +54,7 @@ pub(super) async fn run(session: &Session, args: VerifyArgs) -> Result<Exit, Fai
     };
     if let Some(path) = &args.save {
         let mut file = NewFile::create(path)?;
-        file.write(&serde_json::to_vec_pretty(&evidence).map_err(|error| Failure::internal(error.to_string()))?)?;
+        file.write(&serde_json::to_vec_pretty(&evidence).map_err(|error| CliError::internal(error.to_string()))?)?;
         file.finish()?;
         session.output.hint(&format!("evidence written to {}", path.display()));
     }

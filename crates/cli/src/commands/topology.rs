@@ -8,11 +8,11 @@ use gpuaas_contract::task::TaskType;
 use gpuaas_contract::task::slice_topology_discover::CandidateSlot;
 
 use super::{moment, slot};
+use crate::context::CommandContext;
+use crate::error::CliError;
 use crate::exit::{self, Exit};
-use crate::failure::Failure;
 use crate::follow::{self, Waited};
 use crate::output::{Details, Table, View};
-use crate::session::Session;
 use crate::{params, resolve};
 
 /// How long a node may take to look at itself.
@@ -47,7 +47,7 @@ pub(crate) enum TopologyCommand {
     },
 }
 
-pub(super) async fn run(session: &Session, command: TopologyCommand) -> Result<Exit, Failure> {
+pub(super) async fn run(session: &CommandContext, command: TopologyCommand) -> Result<Exit, CliError> {
     let client = session.client()?;
     match command {
         TopologyCommand::Discover { node, param } => {
@@ -85,12 +85,12 @@ pub(super) async fn run(session: &Session, command: TopologyCommand) -> Result<E
     }
 }
 
-fn unknown(node: &str) -> Failure {
+fn unknown(node: &str) -> CliError {
     let message = format!("{node} has not looked at itself yet, so there is nothing to approve");
-    Failure::new(Exit::NotFound, "no_proposal", message).hint(format!("`gpuaas node topology discover {node}` lets it look"))
+    CliError::new(Exit::NotFound, "no_proposal", message).hint(format!("`gpuaas node topology discover {node}` lets it look"))
 }
 
-async fn show(session: &Session, node: &str) -> Result<Exit, Failure> {
+async fn show(session: &CommandContext, node: &str) -> Result<Exit, CliError> {
     let topology = session.client()?.node_topology(node).await?;
     session.output.print(&topology, view)?;
     match &topology.proposal {

@@ -5,12 +5,12 @@ use gpuaas_api::Client;
 use gpuaas_api::dto::{Reason, User, UserCreate, UserListQuery, UserPassword};
 
 use super::{age, moment};
+use crate::context::CommandContext;
+use crate::error::CliError;
 use crate::exit::Exit;
-use crate::failure::Failure;
 use crate::files;
 use crate::output::{Details, Table, View};
 use crate::pages::{self, MAX_ITEMS};
-use crate::session::Session;
 
 /// Most bytes of a file with a password.
 const MAX_PASSWORD_FILE: u64 = 4 * 1024;
@@ -50,7 +50,7 @@ pub(crate) enum UserCommand {
     },
 }
 
-pub(super) async fn run(session: &Session, command: UserCommand) -> Result<Exit, Failure> {
+pub(super) async fn run(session: &CommandContext, command: UserCommand) -> Result<Exit, CliError> {
     let client = session.client()?;
     match command {
         UserCommand::Ls { email } => {
@@ -95,11 +95,12 @@ pub(super) async fn run(session: &Session, command: UserCommand) -> Result<Exit,
 }
 
 /// The user with this id or this address.
-async fn find(client: &Client, user: &str) -> Result<User, Failure> {
+async fn find(client: &Client, user: &str) -> Result<User, CliError> {
     let by_email = user.contains('@');
     let query = UserListQuery { email: by_email.then(|| user.to_owned()), ..UserListQuery::default() };
-    let unknown =
-        || Failure::new(Exit::NotFound, "user_unknown", format!("there is no user `{user}`")).hint("`gpuaas user ls` lists them");
+    let unknown = || {
+        CliError::new(Exit::NotFound, "user_unknown", format!("there is no user `{user}`")).hint("`gpuaas user ls` lists them")
+    };
     if !by_email {
         let users = pages::collect(MAX_ITEMS, async |after, limit| {
             let query = UserListQuery { after, limit: Some(limit), ..UserListQuery::default() };
@@ -111,16 +112,16 @@ async fn find(client: &Client, user: &str) -> Result<User, Failure> {
     match (found.pop(), found.is_empty()) {
         (Some(user), true) => Ok(user),
         (Some(_), false) => {
-            let failure = Failure::usage("user_ambiguous", format!("several issuers know `{user}`"));
+            let failure = CliError::usage("user_ambiguous", format!("several issuers know `{user}`"));
             Err(failure.hint("name the user by the id in `gpuaas user ls`"))
         }
         (None, _) => Err(unknown()),
     }
 }
 
-fn password_from(path: &std::path::Path) -> Result<String, Failure> {
+fn password_from(path: &std::path::Path) -> Result<String, CliError> {
     let bytes = files::read(path, MAX_PASSWORD_FILE)?;
-    let text = String::from_utf8(bytes).map_err(|_| Failure::usage("password_invalid", "the password is not UTF-8"))?;
+    let text = String::from_utf8(bytes).map_err(|_| CliError::usage("password_invalid", "the password is not UTF-8"))?;
     Ok(text.trim_end_matches(['\r', '\n']).to_owned())
 }
 

@@ -4,11 +4,11 @@ use clap::Subcommand;
 use gpuaas_api::dto::{Delivery, DeliveryListQuery, Webhook, WebhookChange, WebhookCreate};
 
 use super::{age, moment};
+use crate::context::CommandContext;
+use crate::error::CliError;
 use crate::exit::Exit;
-use crate::failure::Failure;
 use crate::output::{Details, Table, View, text};
 use crate::pages;
-use crate::session::Session;
 use crate::tenants;
 
 /// Webhooks of a project. One is named by its id, a unique beginning of it, or its address.
@@ -83,7 +83,7 @@ pub(crate) enum WebhookCommand {
     },
 }
 
-pub(super) async fn run(session: &Session, command: WebhookCommand) -> Result<Exit, Failure> {
+pub(super) async fn run(session: &CommandContext, command: WebhookCommand) -> Result<Exit, CliError> {
     let client = session.client()?;
     match command {
         WebhookCommand::Create { address, description, kinds } => {
@@ -109,7 +109,7 @@ pub(super) async fn run(session: &Session, command: WebhookCommand) -> Result<Ex
             let kinds = (all_kinds || !kinds.is_empty()).then_some(kinds);
             let change = WebhookChange { url: address, description, kinds, enabled, rotate_secret };
             if change == WebhookChange::default() {
-                return Err(Failure::usage("nothing_to_change", "say what to change; `gpuaas webhook change --help` lists it"));
+                return Err(CliError::usage("nothing_to_change", "say what to change; `gpuaas webhook change --help` lists it"));
             }
             let changed = client.webhook_change(&tenants::webhook(session, &webhook).await?, &change, None).await?;
             session

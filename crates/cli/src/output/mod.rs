@@ -7,8 +7,8 @@ mod yaml;
 
 use std::io::{IsTerminal as _, Write as _};
 
+use crate::error::CliError;
 use crate::exit::Exit;
-use crate::failure::Failure;
 pub(crate) use table::{Details, Table, View};
 
 /// How results are printed.
@@ -42,7 +42,7 @@ impl Output {
     }
 
     /// Prints a result: as the document it is, or as `view` shows it.
-    pub(crate) fn print<T: serde::Serialize>(&self, value: &T, view: impl FnOnce(&T) -> View) -> Result<(), Failure> {
+    pub(crate) fn print<T: serde::Serialize>(&self, value: &T, view: impl FnOnce(&T) -> View) -> Result<(), CliError> {
         let text = match self.format {
             Format::Table => view(value).render(self.color),
             Format::Json => serde_json::to_string_pretty(value).map_err(unserializable)? + "\n",
@@ -52,7 +52,7 @@ impl Output {
     }
 
     /// Prints one item of a list that has no known end: a line, a line of JSON, or an item of a YAML sequence.
-    pub(crate) fn print_item<T: serde::Serialize>(&self, item: &T, line: impl FnOnce(&T) -> String) -> Result<(), Failure> {
+    pub(crate) fn print_item<T: serde::Serialize>(&self, item: &T, line: impl FnOnce(&T) -> String) -> Result<(), CliError> {
         let text = match self.format {
             Format::Table => line(item) + "\n",
             Format::Json => serde_json::to_string(item).map_err(unserializable)? + "\n",
@@ -62,13 +62,13 @@ impl Output {
     }
 
     /// Writes bytes to stdout as they are.
-    pub(crate) fn raw(&self, bytes: &[u8]) -> Result<(), Failure> {
+    pub(crate) fn raw(&self, bytes: &[u8]) -> Result<(), CliError> {
         let mut stdout = std::io::stdout().lock();
         match stdout.write_all(bytes).and_then(|()| stdout.flush()) {
             Ok(()) => Ok(()),
             // The reader (`head`, say) has seen enough: end without a word.
-            Err(error) if error.kind() == std::io::ErrorKind::BrokenPipe => Err(Failure::new(Exit::Done, "", "")),
-            Err(error) => Err(Failure::internal(format!("cannot write to stdout: {error}"))),
+            Err(error) if error.kind() == std::io::ErrorKind::BrokenPipe => Err(CliError::new(Exit::Done, "", "")),
+            Err(error) => Err(CliError::internal(format!("cannot write to stdout: {error}"))),
         }
     }
 
@@ -83,7 +83,7 @@ impl Output {
     }
 
     /// Says why a command failed.
-    pub(crate) fn failure(&self, failure: &Failure) {
+    pub(crate) fn failure(&self, failure: &CliError) {
         if failure.exit == Exit::Done {
             return;
         }
@@ -108,6 +108,6 @@ impl Output {
     }
 }
 
-fn unserializable(error: serde_json::Error) -> Failure {
-    Failure::internal(format!("cannot write the result as JSON: {error}"))
+fn unserializable(error: serde_json::Error) -> CliError {
+    CliError::internal(format!("cannot write the result as JSON: {error}"))
 }

@@ -87,7 +87,7 @@ fn allocation(byte: u8, state: &str) -> Allocation {
         ssh_host: None,
         ssh_port: None,
         stopped: false,
-        power_wish: None,
+        pending_power_action: None,
         release_requested: false,
         attempts: 1,
         code: (state == "failed").then(|| "no_capacity".to_owned()),
@@ -218,7 +218,7 @@ fn listed() -> Router {
             allocation(9, "failed"),
         ];
         let wanted = |allocation: &Allocation| {
-            (!open || !allocation.over()) && query.name.as_ref().is_none_or(|name| *name == allocation.name)
+            (!open || !allocation.is_terminal()) && query.name.as_ref().is_none_or(|name| *name == allocation.name)
         };
         Json(Page::whole(all.into_iter().filter(wanted).collect::<Vec<_>>()))
     };
@@ -295,7 +295,7 @@ async fn who_sees_several_projects_is_told_how_to_choose() {
 #[tokio::test]
 async fn stopping_waits_for_the_host_and_a_failure_is_one() {
     let id = allocation(7, "active").id.to_string();
-    let asked = Allocation { power_wish: Some("stop".to_owned()), ..allocation(7, "active") };
+    let asked = Allocation { pending_power_action: Some("stop".to_owned()), ..allocation(7, "active") };
     let working = Allocation { step: "await_power".to_owned(), ..asked.clone() };
     let router = |end: Allocation| {
         let asked = asked.clone();

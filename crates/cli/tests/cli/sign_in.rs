@@ -4,7 +4,7 @@ use std::process::Stdio;
 
 use gpuaas_api::dto::UserCreate;
 use gpuaas_api::{Client, ClientOptions};
-use gpuaas_control::{ApiTls, Server, ServerConfig, roles};
+use gpuaas_control::{ApiTls, Server, ServerConfig, process_roles};
 use gpuaas_identity::browser_client::{self, HttpClient};
 use gpuaas_store::StoreConfig;
 use tokio::io::{AsyncBufReadExt as _, BufReader};
@@ -29,7 +29,7 @@ impl Place {
         let identity = gpuaas_control::identity::IdentityConfig { built_in: true, ..Default::default() };
         let config = ServerConfig {
             store: StoreConfig::Sqlite { path: data_dir.join("test.db") },
-            roles: roles::parse("api").expect("a role"),
+            roles: process_roles::parse("api").expect("a role"),
             trusted_proxies: Vec::new(),
             limits: None,
             api_listen: "127.0.0.1:0".parse().expect("an address"),
@@ -38,7 +38,7 @@ impl Place {
             link_advertise: None,
             ca: Default::default(),
             identity,
-            engines: Default::default(),
+            backends: Default::default(),
             driver: std::sync::Arc::new(gpuaas_control::workflow::Embedded),
             webhooks_to_private: false,
             destructive_budget: gpuaas_domain::budget::DEFAULT_PER_HOUR,

@@ -157,7 +157,7 @@ fn killed_at_every_step(store: Store, beside: &[Beside]) {
         if matches!(phase, "serve" | "await_power") {
             restarted_at(&mut cluster, step);
         }
-        with(&cluster, &project, |tenant| tenant.until(&id, "stopped", |now| now.stopped && now.power_wish.is_none()));
+        with(&cluster, &project, |tenant| tenant.until(&id, "stopped", |now| now.stopped && now.pending_power_action.is_none()));
         with(&cluster, &project, |tenant| {
             drop(tenant.ask(async |client| client.allocation_release(&id, &Reason::default()).await));
         });

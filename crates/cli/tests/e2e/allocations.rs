@@ -1,4 +1,4 @@
-//! From a tenant's wish to a guest they can sign in to, and back to nothing: on slots, and on a whole machine.
+//! From a tenant's request to a guest they can sign in to, and back to nothing: on slots, and on a whole machine.
 
 use crate::cluster::{AgentHost, Beside, Carrier, Cluster, Ran, Store, write_private};
 use gpuaas_testkit::{Launch, PATIENCE, TempDir, free_port};
@@ -46,7 +46,7 @@ fn a_guest_is_leased_stopped_started_read_and_released() {
     whole_life_of_a_guest(Store::Sqlite, &[]);
 }
 
-/// The engines of a site, all of them real.
+/// The backends of a site, all of them real.
 #[test]
 fn the_same_on_postgres_with_nats_and_redis() {
     whole_life_of_a_guest(Store::Postgres, &[Beside::Nats, Beside::Redis]);

@@ -31,7 +31,7 @@ fn effects(hosts: &[AgentHost]) -> HashMap<TaskId, usize> {
     counts
 }
 
-/// Ends the load and holds the books against the promises and against the hosts.
+/// Ends the load and holds the records against the promises and against the hosts.
 fn settle(cluster: &Cluster, hosts: &[AgentHost], mut load: Load, kills: usize) {
     let asked = load.stop();
     let tasks = load.settled();
@@ -49,7 +49,7 @@ fn settle(cluster: &Cluster, hosts: &[AgentHost], mut load: Load, kills: usize) 
         assert_eq!(effects.get(&task.id), Some(&1), "effects of {}", task.id);
         assert_eq!(receipts.get(&task.id), Some(&1), "receipts of {}", task.id);
     }
-    assert_eq!(effects.len(), tasks.len(), "a host did something that the books do not know");
+    assert_eq!(effects.len(), tasks.len(), "a host did something that the records do not know");
     cluster.verify_audit();
     for id in asked.acknowledged.values().take(3) {
         assert_eq!(cluster.cli(&["task", "verify", &id.to_string()]).code, 0);

@@ -66,8 +66,8 @@ fn journal_fails_at_every_step(call: &str, error: &str, last: usize) {
             (!host.is_running()).then_some(())
         });
         assert_eq!(injected(&log), 1, "{call} at use {step}");
-        let said = host.fails();
-        assert!(said.contains("the journal failed") && said.contains("check the disk"), "{said}");
+        let reported = host.fails();
+        assert!(reported.contains("the journal failed") && reported.contains("check the disk"), "{reported}");
         host.start();
         for id in &ids {
             assert_eq!(ended(&cluster, &host, id), "succeeded", "{call} at use {step}");
@@ -92,8 +92,8 @@ fn the_journal_cannot_be_written() {
 fn the_journal_cannot_be_made_or_read() {
     let (cluster, mut host, node) = cluster_with_host();
     let Some(log) = host.start_with_fault("fallocate:error=ENOSPC", "journal.new") else { return };
-    let said = host.fails();
-    assert!(said.contains("no room for the journal") && said.contains("journal_bytes"), "{said}");
+    let reported = host.fails();
+    assert!(reported.contains("no room for the journal") && reported.contains("journal_bytes"), "{reported}");
     assert_eq!(injected(&log), 1);
     assert!(!host.folder.join("state/journal").exists() && !host.folder.join("state/journal.new").exists());
     // A file system that cannot allocate: zeros take the space.
@@ -106,8 +106,8 @@ fn the_journal_cannot_be_made_or_read() {
     host.kill();
     for use_number in 1..=3 {
         let log = host.start_with_fault(&format!("pread64:error=EIO:when={use_number}"), "journal").unwrap();
-        let said = host.fails();
-        assert!(said.contains("journal") && said.contains("cannot be read"), "{said}");
+        let reported = host.fails();
+        assert!(reported.contains("journal") && reported.contains("cannot be read"), "{reported}");
         assert_eq!(injected(&log), 1);
         assert_eq!(cluster.task(&id)["state"], "started");
     }
@@ -149,8 +149,8 @@ fn a_full_disk() {
 
     // No room for the journal: it says so and takes nothing on.
     host.start();
-    let said = host.fails();
-    assert!(said.contains("no room for the journal") && said.contains("lower journal_bytes"), "{said}");
+    let reported = host.fails();
+    assert!(reported.contains("no room for the journal") && reported.contains("lower journal_bytes"), "{reported}");
     assert_eq!(cluster.task(&waiting)["state"], "queued");
 
     disk.resize(ROOMY);
@@ -212,8 +212,8 @@ fn a_damaged_journal_changes_nothing_that_was_reported_and_leaves_no_task_open()
             journal.write_all_at(&[byte[0] ^ 4], 4096 + 300).unwrap();
         }
         host.start();
-        let said = cluster.wait_online(&node, true);
-        assert!(host.log().contains("local state was repaired"), "{said}");
+        let reported = cluster.wait_online(&node, true);
+        assert!(host.log().contains("local state was repaired"), "{reported}");
         let task = eventually(PATIENCE, "the held task ends", || Some(cluster.task(&held)).filter(|t| t["ended_at"].is_number()));
         if cut {
             // Nobody knows what became of it, and the control plane says so.

@@ -82,7 +82,7 @@ impl LinkDouble {
         });
         let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(1).enable_all().build().unwrap();
         let listener =
-            runtime.block_on(gpuaas_world::net::TcpListener::bind(std::net::SocketAddr::from(([127, 0, 0, 1], 0)))).unwrap();
+            runtime.block_on(gpuaas_runtime::net::TcpListener::bind(std::net::SocketAddr::from(([127, 0, 0, 1], 0)))).unwrap();
         let address = listener.local_addr().unwrap();
         let shutdown = CancellationToken::new();
         let options = listener::ListenerOptions::new(listener::ListenerKind::Link, listener::ListenerLimits::link(1000));

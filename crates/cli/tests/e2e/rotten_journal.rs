@@ -158,14 +158,14 @@ impl History {
             let marks = effects.get(id).copied().unwrap_or(0);
             assert!(marks <= 1, "{damage:?}: {id} left {marks} marks");
             for receipt in receipts.get(id).into_iter().flatten() {
-                let said = payload(receipt);
-                match said.outcome {
+                let report = payload(receipt);
+                match report.outcome {
                     Outcome::Succeeded => assert_eq!(marks, 1, "{damage:?}: a false success of {id}"),
                     Outcome::Refused => {
-                        assert_eq!(marks, 0, "{damage:?}: {id} is said to be refused ({}) and ran", said.code);
+                        assert_eq!(marks, 0, "{damage:?}: {id} is said to be refused ({}) and ran", report.code);
                     }
                     Outcome::Interrupted => {}
-                    Outcome::Failed | Outcome::Cancelled => panic!("{damage:?}: {id} is {} ({})", said.code, said.message),
+                    Outcome::Failed | Outcome::Cancelled => panic!("{damage:?}: {id} is {} ({})", report.code, report.message),
                 }
             }
         }

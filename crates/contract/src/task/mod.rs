@@ -200,7 +200,7 @@ impl TaskType {
         }
     }
 
-    /// Whether it acts on what an allocation holds, slots or the whole host: then it is made by the control plane out of its own books,
+    /// Whether it acts on what an allocation holds, slots or the whole host: then it is made by the control plane out of its own records,
     /// never by hand.
     pub const fn needs_lease(self) -> bool {
         match self {

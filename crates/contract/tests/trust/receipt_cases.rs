@@ -1,7 +1,7 @@
 //! Receipts that must be believed and receipts that must not, each with the reason.
 
 use gpuaas_contract::receipt::{
-    Disbelief, Expectation, MAX_BYTES, Outcome, PAYLOAD_TYPE, Payload, PhaseTiming, Verified, verify,
+    Expectation, MAX_BYTES, Outcome, PAYLOAD_TYPE, Payload, PhaseTiming, ReceiptError, Verified, verify,
 };
 use gpuaas_contract::task::TaskType;
 use gpuaas_contract::{Digest, envelope, id};
@@ -55,7 +55,7 @@ fn task_digest() -> Digest {
 }
 
 /// Judges `document` as a control plane with this record does.
-pub(crate) fn judge(document: &[u8], record: &Record) -> Result<Verified, Disbelief> {
+pub(crate) fn judge(document: &[u8], record: &Record) -> Result<Verified, ReceiptError> {
     let key = Holder::Node.key().verifying_key();
     verify(
         document,

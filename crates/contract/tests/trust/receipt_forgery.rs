@@ -1,7 +1,7 @@
 //! Every way to forge or misattribute a result, and the code it is disbelieved with.
 
 use gpuaas_contract::Digest;
-use gpuaas_contract::receipt::Disbelief;
+use gpuaas_contract::receipt::ReceiptError;
 
 use crate::fixture::{Holder, OTHER_NODE, OTHER_TASK, one_bit_flips};
 use crate::receipt_cases::{believed, disbelieved, judge, record, success};
@@ -37,7 +37,7 @@ fn every_flipped_bit_of_a_receipt_is_disbelieved() {
     assert!(judge(&signed.receipt, &record()).is_ok(), "the unforged receipt must pass, or this test proves nothing");
     for (bit, forged) in one_bit_flips(&signed.receipt) {
         let disbelief = judge(&forged, &record()).expect_err(&format!("bit {bit} was not noticed"));
-        assert!(matches!(disbelief, Disbelief::Open(_)), "bit {bit} got past the signature: {disbelief:?}");
+        assert!(matches!(disbelief, ReceiptError::Open(_)), "bit {bit} got past the signature: {disbelief:?}");
     }
 }
 

@@ -8,21 +8,21 @@ use std::net::{IpAddr, SocketAddr};
 use std::sync::Arc;
 use std::time::Duration;
 
+use gpuaas_backends::webhook::{TargetError, check_target, retry_after, sign};
 use gpuaas_contract::id::{CorrelationId, WebhookId};
 use gpuaas_contract::time::Timestamp;
 use gpuaas_domain::decision::Context;
-use gpuaas_domain::resource::Kind;
+use gpuaas_domain::resource::ResourceKind;
 use gpuaas_domain::webhook::{Delivery, DeliveryState, MAX_FAILED, Webhook, turn_off};
 use gpuaas_domain::{Actor, Decision};
-use gpuaas_engines::webhook::{TargetError, check_target, retry_after, sign};
 use tokio::sync::Notify;
 use tokio::task::{Id, JoinSet};
 use tokio::time::Instant;
 
 use super::News;
 use super::webhooks::secrets_of;
-use crate::failure::settle;
-use crate::{Control, books};
+use crate::transact::transact;
+use crate::{Control, resources};
 
 /// Deliveries that are on their way at the same time.
 const AT_ONCE: usize = 32;
@@ -51,9 +51,9 @@ pub(super) async fn deliver(control: &Arc<Control>, made: &Notify) {
     let mut under_way = UnderWay::default();
     loop {
         under_way.forget_ended();
-        let started = match control.store.resource_due(Kind::Delivery, Timestamp::now(), LOOK).await {
+        let started = match control.store.resource_due(ResourceKind::Delivery, Timestamp::now(), LOOK).await {
             Ok(found) => {
-                let found = found.iter().filter_map(|document| books::open::<Delivery>(control, document).ok()).collect();
+                let found = found.iter().filter_map(|document| resources::open::<Delivery>(control, document).ok()).collect();
                 under_way.start(control, found).await
             }
             Err(error) => {
@@ -121,7 +121,7 @@ impl UnderWay {
             }
         }
         if !back.is_empty()
-            && let Err(error) = crate::leases::commit(control, back).await
+            && let Err(error) = crate::commit::commit(control, back).await
         {
             tracing::debug!(%error, "somebody else has one of these deliveries");
         }
@@ -162,7 +162,7 @@ impl UnderWay {
         self.tasks.shutdown().await;
         for (delivery, _) in self.of.into_values() {
             let again = Delivery { due_at: Some(Timestamp::now()), ..delivery };
-            if let Err(error) = crate::leases::commit(control, Decision::default().update(&again)).await {
+            if let Err(error) = crate::commit::commit(control, Decision::default().update(&again)).await {
                 tracing::debug!(%error, delivery = %again.id, "a try that was cut off is repeated when its lease is over");
             }
         }
@@ -182,13 +182,13 @@ fn turn(under_way: usize, slow: bool) -> Turn {
 async fn take(control: &Control, delivery: Delivery) -> Option<Delivery> {
     let due = Timestamp::now().plus(LEASE);
     let taken = Delivery { due_at: Some(due), attempts: delivery.attempts.saturating_add(1), ..delivery };
-    crate::leases::commit(control, Decision::default().update(&taken)).await.ok()?;
+    crate::commit::commit(control, Decision::default().update(&taken)).await.ok()?;
     Some(Delivery { version: taken.version + 1, ..taken })
 }
 
 /// One try, and what came of it.
 async fn attempt(control: &Control, delivery: Delivery) {
-    let webhook = match books::get::<Webhook>(control, delivery.webhook_id).await {
+    let webhook = match resources::get::<Webhook>(control, delivery.webhook_id).await {
         Ok(webhook) => webhook.filter(|webhook| webhook.deleted_at.is_none() && webhook.disabled.is_none()),
         // It is tried again when its lease is over.
         Err(error) => return tracing::warn!(error = %crate::link::chain(&error), "a webhook cannot be read"),
@@ -199,13 +199,13 @@ async fn attempt(control: &Control, delivery: Delivery) {
     };
     let jitter = f64::from(crate::pki::random::<1>()[0]) / 255.0;
     let context = Context { now: Timestamp::now(), actor: Actor::System, correlation_id: CorrelationId::generate() };
-    let written = settle(control, || async {
-        let now = books::get::<Delivery>(control, delivery.id).await?;
+    let written = transact(control, || async {
+        let now = resources::get::<Delivery>(control, delivery.id).await?;
         if now.is_none_or(|now| now.version != delivery.version) {
             // Somebody wants it sent again: what came of this try does not matter any more.
             return Ok(((), Decision::default()));
         }
-        let webhook = books::get::<Webhook>(control, delivery.webhook_id).await?;
+        let webhook = resources::get::<Webhook>(control, delivery.webhook_id).await?;
         Ok(((), ended(&delivery, webhook.as_ref(), &tried, &context, jitter)))
     })
     .await;
@@ -303,7 +303,7 @@ async fn try_to_send(control: &Control, webhook: &Webhook, delivery: &Delivery) 
     for (name, value) in headers.pairs() {
         request = request.header(name, value);
     }
-    // What it answers is not read: nobody here would believe it.
+    // What it answers is not read: nobody here would check_receipt it.
     let status = request.send().await.map_err(|error| not_taken(crate::link::chain(&error)))?.status();
     Ok(match status.as_u16() {
         200..=299 => Tried::Taken(status.to_string()),
@@ -399,9 +399,12 @@ mod tests {
             .iter()
             .filter_map(|change| if let Change::ResourceUpdate(document) = change { Some(document) } else { None })
             .collect();
-        let changed =
-            documents.iter().find(|document| document.kind == Kind::Webhook).map(|document| document.read().expect("JSON"));
-        let delivery = documents.iter().find(|document| document.kind == Kind::Delivery).expect("always").read().expect("JSON");
+        let changed = documents
+            .iter()
+            .find(|document| document.kind == ResourceKind::Webhook)
+            .map(|document| document.read().expect("JSON"));
+        let delivery =
+            documents.iter().find(|document| document.kind == ResourceKind::Delivery).expect("always").read().expect("JSON");
         (delivery, changed, decision.events.iter().map(|event| event.kind).collect())
     }
 

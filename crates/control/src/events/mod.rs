@@ -8,7 +8,7 @@ pub(crate) mod webhooks;
 
 use std::time::Duration;
 
-use gpuaas_domain::Hint;
+use gpuaas_domain::Wakeup;
 use tokio::sync::broadcast;
 use tokio::sync::broadcast::error::{RecvError, TryRecvError};
 use tokio::time::Instant;
@@ -20,12 +20,12 @@ use crate::Control;
 const GATHER: Duration = Duration::from_millis(20);
 
 /// Says when there may be new events.
-struct News(broadcast::Receiver<Hint>);
+struct News(broadcast::Receiver<Wakeup>);
 
 impl News {
     /// Of everything that happens from now on.
     fn of(control: &Control) -> Self {
-        Self(control.store.hints())
+        Self(control.store.wakeups())
     }
 
     /// Waits, for somebody who has just looked, until there may be something new; at most so long. False when the server stops.
@@ -47,16 +47,16 @@ impl News {
     async fn heard(&mut self) -> bool {
         loop {
             match self.0.recv().await {
-                Ok(Hint::Outbox) | Err(RecvError::Lagged(_)) => return true,
+                Ok(Wakeup::Outbox) | Err(RecvError::Lagged(_)) => return true,
                 Ok(
-                    Hint::NodeWork(_)
-                    | Hint::NodeAccess(_)
-                    | Hint::Task(_)
-                    | Hint::Allocation(_)
-                    | Hint::Fleet(_)
-                    | Hint::Link(_)
-                    | Hint::Rights
-                    | Hint::Progress { .. },
+                    Wakeup::NodeWork(_)
+                    | Wakeup::NodeAccess(_)
+                    | Wakeup::Task(_)
+                    | Wakeup::Allocation(_)
+                    | Wakeup::Fleet(_)
+                    | Wakeup::Link(_)
+                    | Wakeup::Rights
+                    | Wakeup::Progress { .. },
                 ) => {}
                 Err(RecvError::Closed) => return false,
             }

@@ -14,7 +14,7 @@ use crate::Control;
 
 /// Events read at once.
 const BATCH: u32 = 500;
-/// Stands behind the hints.
+/// Stands behind the wakeups.
 const SLOW_LOOK: Duration = Duration::from_secs(5);
 /// The channel of everything.
 pub(crate) const ALL: &str = "events/all";
@@ -87,7 +87,7 @@ async fn tell(control: &Control, row: &OutboxRow) {
     let project = project_of(&row.body).map(|project| channel_of(&project));
     for channel in [Some(ALL.to_owned()), project].into_iter().flatten() {
         // Whoever listens reads the outbox for what is too large, or lost.
-        if let Err(error) = control.engines.fanout.publish(&channel, body.clone()).await {
+        if let Err(error) = control.backends.fanout.publish(&channel, body.clone()).await {
             tracing::debug!(%error, channel, "a notification was not sent");
         }
     }

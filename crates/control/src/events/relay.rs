@@ -6,13 +6,13 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use bytes::Bytes;
+use gpuaas_backends::bus::Envelope;
 use gpuaas_contract::time::Timestamp;
-use gpuaas_engines::bus::Envelope;
 use gpuaas_store::{OUTBOX_LANES, OutboxRow};
 
 use super::News;
 use crate::Control;
-use crate::failure::Failure;
+use crate::error::ControlError;
 
 /// Events of one batch, at most.
 const BATCH: u32 = 1000;
@@ -23,7 +23,7 @@ const SHARES: usize = 2;
 const FEW: u32 = 200;
 /// Batches of a share before it is asked again which lanes have something.
 const BATCHES: usize = 16;
-/// Stands behind the hints, and finds what another relay has left.
+/// Stands behind the wakeups, and finds what another relay has left.
 const SLOW_LOOK: Duration = Duration::from_secs(5);
 /// After something failed.
 const RETRY: Duration = Duration::from_secs(1);
@@ -81,7 +81,7 @@ enum Outcome {
 }
 
 /// Publishes until nothing waits.
-async fn publish_all(control: &Control) -> Result<Outcome, Failure> {
+async fn publish_all(control: &Control) -> Result<Outcome, ControlError> {
     loop {
         let waiting = control.store.outbox_lanes_waiting().await?;
         if waiting.is_empty() {
@@ -110,7 +110,7 @@ async fn publish_all(control: &Control) -> Result<Outcome, Failure> {
 }
 
 /// Publishes batches of these lanes, as long as there are some. The inner error is the bus's.
-async fn publish_share(control: &Control, lanes: &[u32]) -> Result<Result<usize, String>, Failure> {
+async fn publish_share(control: &Control, lanes: &[u32]) -> Result<Result<usize, String>, ControlError> {
     let each = BATCH / u32::try_from(lanes.len()).unwrap_or(BATCH).clamp(1, BATCH);
     let mut published = 0;
     for _ in 0..BATCHES {
@@ -129,14 +129,14 @@ async fn publish_share(control: &Control, lanes: &[u32]) -> Result<Result<usize,
 }
 
 /// Publishes a batch of these lanes, with so many events of each at most. The inner error is the bus's.
-async fn publish_batch(control: &Control, lanes: &[u32], each: u32) -> Result<Result<usize, String>, Failure> {
+async fn publish_batch(control: &Control, lanes: &[u32], each: u32) -> Result<Result<usize, String>, ControlError> {
     let mut refused = None;
     let relayed = control
         .store
         .outbox_relay(lanes, each, async |rows| {
             gpuaas_failpoint::hit("relay.claimed");
             let batch: Vec<Envelope> = rows.into_iter().map(envelope).collect();
-            let stored = match control.engines.bus.publish(&batch).await {
+            let stored = match control.backends.bus.publish(&batch).await {
                 Ok(published) => {
                     refused = published.failure.map(|error| error.to_string());
                     published.stored

@@ -6,38 +6,39 @@ use std::collections::HashMap;
 use std::sync::Arc;
 use std::time::Duration;
 
+use gpuaas_backends::webhook::{Secret, Secrets};
 use gpuaas_contract::id::{DeliveryId, ProjectId};
 use gpuaas_contract::time::Timestamp;
 use gpuaas_domain::Decision;
 use gpuaas_domain::webhook::{Cursor, Delivery, DeliveryState, KEPT, Webhook};
-use gpuaas_engines::webhook::{Secret, Secrets};
 use gpuaas_store::{OutboxRow, ResourceFilter};
 use tokio::sync::Notify;
 
 use super::notify::project_of;
 use super::{News, deliveries};
 use crate::audience::Audience;
-use crate::failure::{Failure, settle};
-use crate::{Control, books};
+use crate::error::ControlError;
+use crate::transact::transact;
+use crate::{Control, resources};
 
-/// The reader's name in the books.
+/// The reader's name in the resources.
 const CURSOR: &str = "cursor:webhooks";
 /// Events read at once.
 const BATCH: u32 = 200;
 /// Most deliveries of one commit, but for those of a single event.
 const MAX_MADE: usize = 500;
-/// Stands behind the hints.
+/// Stands behind the wakeups.
 const SLOW_LOOK: Duration = Duration::from_secs(5);
 
 /// The secret of a webhook: derived from a key of the control plane, so that the database has none.
-pub(crate) fn secret_of(control: &Control, webhook: &Webhook, generation: u32) -> Result<Secret, Failure> {
+pub(crate) fn secret_of(control: &Control, webhook: &Webhook, generation: u32) -> Result<Secret, ControlError> {
     let text = format!("gpuaas-webhook-secret-v1\n{}\n{generation}", webhook.id);
     let mac = control.keys.intent_mac(&text);
-    format!("whsec_{mac}").parse().map_err(|error| Failure::Internal(format!("a webhook's secret cannot be made: {error}")))
+    format!("whsec_{mac}").parse().map_err(|error| ControlError::Internal(format!("a webhook's secret cannot be made: {error}")))
 }
 
 /// The secrets that sign for a webhook now.
-pub(super) fn secrets_of(control: &Control, webhook: &Webhook, now: Timestamp) -> Result<Secrets, Failure> {
+pub(super) fn secrets_of(control: &Control, webhook: &Webhook, now: Timestamp) -> Result<Secrets, ControlError> {
     let current = secret_of(control, webhook, webhook.generation)?;
     let previous = webhook.signing(now).get(1).map(|generation| secret_of(control, webhook, *generation)).transpose()?;
     Ok(Secrets { current, previous })
@@ -80,9 +81,9 @@ struct Batch {
 }
 
 /// Makes deliveries of the next events.
-async fn dispatch_batch(control: &Control) -> Result<Batch, Failure> {
-    settle(control, || async {
-        let known = books::get::<Cursor>(control, CURSOR).await?;
+async fn dispatch_batch(control: &Control) -> Result<Batch, ControlError> {
+    transact(control, || async {
+        let known = resources::get::<Cursor>(control, CURSOR).await?;
         let position = match &known {
             Some(cursor) => cursor.position,
             None => beginning(control).await?,
@@ -121,20 +122,20 @@ async fn dispatch_batch(control: &Control) -> Result<Batch, Failure> {
 }
 
 /// Where the first reader ever starts: at the end, unless there are webhooks that have waited for it.
-async fn beginning(control: &Control) -> Result<i64, Failure> {
+async fn beginning(control: &Control) -> Result<i64, ControlError> {
     // Before the webhooks: one that is made after this look has its events behind this end.
     let end = control.store.outbox_end().await?;
     let filter = ResourceFilter { states: vec!["active"], ..ResourceFilter::default() };
-    let waiting: Vec<Webhook> = books::list(control, &filter, None, false, 1).await?;
+    let waiting: Vec<Webhook> = resources::list(control, &filter, None, false, 1).await?;
     Ok(if waiting.is_empty() { end } else { 0 })
 }
 
-async fn of_project(control: &Control, project: &str) -> Result<Vec<Webhook>, Failure> {
+async fn of_project(control: &Control, project: &str) -> Result<Vec<Webhook>, ControlError> {
     if project.parse::<ProjectId>().is_err() {
         return Ok(Vec::new());
     }
     let filter = ResourceFilter { parent: Some(project.to_owned()), states: vec!["active"], ..ResourceFilter::default() };
-    books::all(control, &filter).await
+    resources::all(control, &filter).await
 }
 
 fn delivery(webhook: &Webhook, row: &OutboxRow, body: String) -> Delivery {

@@ -12,7 +12,7 @@ use gpuaas_contract::key::KeyId;
 use gpuaas_contract::time::Timestamp;
 use gpuaas_domain::access::{ApiToken, KeyLimits, MemberRole, Place};
 use gpuaas_domain::decision::Change;
-use gpuaas_domain::{Decision, Hint, Refusal, Role, caps};
+use gpuaas_domain::{Decision, Refusal, Role, Wakeup, caps};
 use gpuaas_store::ApiTokenFilter;
 use serde_json::json;
 
@@ -21,8 +21,9 @@ use super::idempotency::NotKept;
 use super::problem::{JsonBody, Params, Rejected, Segments};
 use super::{check_cap, counting_tokens, mint, page, page_limit, parse_id, parse_opt};
 use crate::Control;
-use crate::failure::{Failure, settle};
+use crate::error::ControlError;
 use crate::pki::{KeyRingError, secret_text};
+use crate::transact::transact;
 
 type Shared = State<Arc<Control>>;
 
@@ -68,9 +69,9 @@ async fn key_changed(
     action: &'static str,
     key: &KeyId,
     data: serde_json::Value,
-) -> Result<(), Failure> {
+) -> Result<(), ControlError> {
     let decision = Decision::default().record(&caller.context(), "gpuaas.signing_key.changed.v1", action, key.as_str(), data);
-    settle(control, || async { Ok(((), decision.clone())) }).await?;
+    transact(control, || async { Ok(((), decision.clone())) }).await?;
     let (version, document) = control.keys.set_document();
     for session in control.hub.all() {
         session.tell_verifier_set(version, &document);
@@ -78,11 +79,11 @@ async fn key_changed(
     Ok(())
 }
 
-fn key_failure(error: KeyRingError) -> Failure {
+fn key_failure(error: KeyRingError) -> ControlError {
     match error {
         KeyRingError::Unknown(_) => Refusal::not_found("signing_key_unknown", error.to_string()).into(),
         KeyRingError::File(_) | KeyRingError::Set(_) | KeyRingError::ActiveKeyMissing(_) => {
-            Failure::Internal(crate::link::chain(&error))
+            ControlError::Internal(crate::link::chain(&error))
         }
     }
 }
@@ -95,7 +96,7 @@ pub(super) async fn tokens(
     let after = parse_opt(query.after.as_deref())?;
     let found = control.store.api_token_list(&ApiTokenFilter::default(), after, limit.saturating_add(1)).await?;
     let found = page(found, limit, |token| token.id.to_string());
-    Ok(Json(Page { items: found.items.into_iter().map(shown).collect(), next: found.next }))
+    Ok(Json(Page { items: found.items.into_iter().map(to_dto).collect(), next: found.next }))
 }
 
 pub(super) async fn token_create(
@@ -141,12 +142,12 @@ pub(super) async fn token_create(
         &id,
         data,
     );
-    settle(&control, || async {
+    transact(&control, || async {
         check_cap(&control, caps::PLATFORM_TOKENS, counting_tokens(&control, &ApiTokenFilter::default(), context.now).await?)?;
         Ok(((), decision.clone()))
     })
     .await?;
-    Ok((StatusCode::CREATED, Extension(NotKept), Json(ApiTokenCreated { api_token: shown(token), token: secret })))
+    Ok((StatusCode::CREATED, Extension(NotKept), Json(ApiTokenCreated { api_token: to_dto(token), token: secret })))
 }
 
 pub(super) async fn token_revoke(
@@ -157,13 +158,13 @@ pub(super) async fn token_revoke(
     let id: ApiTokenId = parse_id(&id)?;
     let context = caller.context();
     let unknown = || Refusal::not_found("api_token_unknown", format!("there is no API token {id}; `gpuaas token ls` lists them"));
-    let token = settle(&control, || async {
+    let token = transact(&control, || async {
         let token = control.store.api_token_get(id).await?.ok_or_else(unknown)?;
         if token.revoked_at.is_some() {
             return Ok((token, Decision::default()));
         }
         let revoked = ApiToken { revoked_at: Some(context.now), ..token };
-        let decision = Decision::default().change(Change::ApiTokenUpdate(revoked.clone())).hint(Hint::Rights).record(
+        let decision = Decision::default().change(Change::ApiTokenUpdate(revoked.clone())).wakeup(Wakeup::Rights).record(
             &context,
             "gpuaas.api_token.revoked.v1",
             "api_token.revoke",
@@ -173,10 +174,10 @@ pub(super) async fn token_revoke(
         Ok((revoked, decision))
     })
     .await?;
-    Ok(Json(shown(token)))
+    Ok(Json(to_dto(token)))
 }
 
-fn shown(token: ApiToken) -> dto::ApiToken {
+fn to_dto(token: ApiToken) -> dto::ApiToken {
     dto::ApiToken {
         id: token.id,
         name: token.name,

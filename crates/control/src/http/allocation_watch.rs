@@ -11,17 +11,17 @@ use futures::Stream;
 use gpuaas_api::dto::{self, AllocationWatchQuery, EventRow, Page, PageQuery, TaskProgress};
 use gpuaas_api::routes::{EVENT_ALLOCATION, EVENT_PROGRESS};
 use gpuaas_contract::id::AllocationId;
-use gpuaas_domain::Hint;
+use gpuaas_domain::Wakeup;
 use tokio::sync::broadcast::error::RecvError;
 
-use super::allocation_shown::shown;
+use super::allocation_view::to_dto;
 use super::allocations::get;
 use super::caller::Caller;
 use super::problem::{Params, Rejected, Segments};
 use super::{page, page_limit, parse_id};
 use crate::Control;
 use crate::audience::Audience;
-use crate::failure::Failure;
+use crate::error::ControlError;
 
 /// Stands behind the wake-ups.
 const SLOW_POLL: Duration = Duration::from_secs(10);
@@ -37,16 +37,16 @@ pub(super) async fn watch(
         Some("settled") => true,
         Some(other) => {
             let message = format!("until is `{other}`; choose over or settled");
-            return Err(Failure::BadInput { code: "until_invalid", message }.into());
+            return Err(ControlError::BadInput { code: "until_invalid", message }.into());
         }
     };
     // Subscribed before the first look, so that no change falls between the two.
-    let mut hints = control.store.hints();
-    let (allocation, eyes) = (get(&control, &id).await?.id, Audience::of(&caller.principal));
+    let mut wakeups = control.store.wakeups();
+    let (allocation, audience) = (get(&control, &id).await?.id, Audience::of(&caller.principal));
     let events = async_stream::stream! {
         let mut last = None;
         loop {
-            let seen = match look(&control, eyes, allocation).await {
+            let seen = match look(&control, audience, allocation).await {
                 Ok(seen) => seen,
                 // The client comes back and sees the truth then.
                 Err(error) => {
@@ -54,7 +54,7 @@ pub(super) async fn watch(
                     return;
                 }
             };
-            let (task, over) = (seen.task, if settled { seen.settled() } else { seen.over() });
+            let (task, over) = (seen.task, if settled { seen.settled() } else { seen.is_terminal() });
             if last.as_ref() != Some(&seen) {
                 if let Ok(event) = Event::default().event(EVENT_ALLOCATION).json_data(&seen) {
                     yield Ok(event);
@@ -65,28 +65,28 @@ pub(super) async fn watch(
                 return;
             }
             loop {
-                let hint = tokio::select! {
+                let wakeup = tokio::select! {
                     biased;
                     () = control.shutdown.cancelled() => return,
-                    hint = tokio::time::timeout(SLOW_POLL, hints.recv()) => hint,
+                    wakeup = tokio::time::timeout(SLOW_POLL, wakeups.recv()) => wakeup,
                 };
-                match hint {
-                    Ok(Ok(Hint::Allocation(changed))) if changed == allocation => break,
-                    Ok(Ok(Hint::Progress { task_id, phase, message, at })) if Some(task_id) == task => {
-                        if let Ok(event) = Event::default().event(EVENT_PROGRESS).json_data(eyes.progress(TaskProgress { phase, message, at })) {
+                match wakeup {
+                    Ok(Ok(Wakeup::Allocation(changed))) if changed == allocation => break,
+                    Ok(Ok(Wakeup::Progress { task_id, phase, message, at })) if Some(task_id) == task => {
+                        if let Ok(event) = Event::default().event(EVENT_PROGRESS).json_data(audience.progress(TaskProgress { phase, message, at })) {
                             yield Ok(event);
                         }
                     }
                     Ok(Ok(
-                        Hint::Allocation(_)
-                        | Hint::Progress { .. }
-                        | Hint::Task(_)
-                        | Hint::NodeWork(_)
-                        | Hint::NodeAccess(_)
-                        | Hint::Fleet(_)
-                        | Hint::Outbox
-                        | Hint::Link(_)
-                        | Hint::Rights,
+                        Wakeup::Allocation(_)
+                        | Wakeup::Progress { .. }
+                        | Wakeup::Task(_)
+                        | Wakeup::NodeWork(_)
+                        | Wakeup::NodeAccess(_)
+                        | Wakeup::Fleet(_)
+                        | Wakeup::Outbox
+                        | Wakeup::Link(_)
+                        | Wakeup::Rights,
                     )) => {}
                     Ok(Err(RecvError::Lagged(_))) | Err(_) => break,
                     Ok(Err(RecvError::Closed)) => return,
@@ -97,8 +97,8 @@ pub(super) async fn watch(
     Ok(Sse::new(events).keep_alive(KeepAlive::new().interval(Duration::from_secs(10))))
 }
 
-async fn look(control: &Control, eyes: Audience, id: AllocationId) -> Result<dto::Allocation, Failure> {
-    shown(control, eyes, get(control, &id.to_string()).await?).await
+async fn look(control: &Control, audience: Audience, id: AllocationId) -> Result<dto::Allocation, ControlError> {
+    to_dto(control, audience, get(control, &id.to_string()).await?).await
 }
 
 /// What happened to an allocation, from the outbox: the oldest first.
@@ -111,7 +111,7 @@ pub(super) async fn history(
     let (id, audience): (AllocationId, _) = (parse_id(&id)?, Audience::of(&caller.principal));
     let limit = page_limit(query.limit)?;
     let after = match query.after.as_deref() {
-        Some(text) => text.parse().map_err(|_| Failure::BadInput {
+        Some(text) => text.parse().map_err(|_| ControlError::BadInput {
             code: "cursor_invalid",
             message: "`after` is not a cursor of this list; give the `next` of the page before".to_owned(),
         })?,
@@ -123,8 +123,8 @@ pub(super) async fn history(
     Ok(Json(Page { items, next: found.next }))
 }
 
-fn event_shown(audience: Audience, row: gpuaas_store::OutboxRow) -> Result<EventRow, Failure> {
-    let event: serde_json::Value = serde_json::from_str(&row.body).map_err(|error| Failure::Internal(error.to_string()))?;
+fn event_shown(audience: Audience, row: gpuaas_store::OutboxRow) -> Result<EventRow, ControlError> {
+    let event: serde_json::Value = serde_json::from_str(&row.body).map_err(|error| ControlError::Internal(error.to_string()))?;
     let data = audience.event_data(event["data"].clone());
     Ok(EventRow { id: row.id, position: row.position, kind: row.kind, at: row.created_at, data })
 }

@@ -17,19 +17,20 @@ use gpuaas_contract::task::slice_vm_power::Action as Power;
 use gpuaas_domain::allocation::commands::{self, Request};
 use gpuaas_domain::allocation::{Allocation, AllocationState, request_lookup};
 use gpuaas_domain::catalog::{Image, Sku, SshKey};
-use gpuaas_domain::people::Project;
 use gpuaas_domain::quota::Quota;
+use gpuaas_domain::tenancy::Project;
 use gpuaas_domain::{Decision, Refusal};
 use gpuaas_store::ResourceFilter;
 
-use super::allocation_shown::{etag, shown, shown_all};
+use super::allocation_view::{etag, to_dto, to_dtos};
 use super::caller::Caller;
 use super::problem::{JsonBody, Params, Rejected, Segments};
-use super::{if_match, node_name, page_limit, parse_id, projects, task_make};
+use super::{if_match, node_name, page_limit, parse_id, projects, task_create};
 use crate::audience::Audience;
-use crate::failure::{Failure, settle_counted};
-use crate::workflow::wish_of;
-use crate::{Control, books};
+use crate::error::ControlError;
+use crate::transact::transact_counted;
+use crate::workflow::placement_request;
+use crate::{Control, resources};
 
 type Shared = State<Arc<Control>>;
 
@@ -44,16 +45,16 @@ pub(super) async fn create(
     JsonBody(wanted): JsonBody<AllocationCreate>,
 ) -> Result<Response, Rejected> {
     let project = projects::get(&control, &project).await?;
-    let idempotency_key = task_make::idempotency_key(&headers)?;
+    let idempotency_key = task_create::idempotency_key(&headers)?;
     let actor = caller.actor.to_string();
     let digest = digest_of(project.id, &wanted)?;
     if let Some(key) = idempotency_key.as_deref().filter(|_| !wanted.dry_run)
-        && let Some(earlier) = books::by_lookup::<Allocation>(&control, &request_lookup(&actor, key)).await?
+        && let Some(earlier) = resources::by_lookup::<Allocation>(&control, &request_lookup(&actor, key)).await?
     {
         return answer_again(&control, &caller, earlier, &digest).await;
     }
     let dry_run = wanted.dry_run;
-    let request = looked_up(&control, &project, wanted, idempotency_key, digest.clone()).await?;
+    let request = resolve_request(&control, &project, wanted, idempotency_key, digest.clone()).await?;
     let plan = planned(&control, &caller, &project, &request).await?;
     if dry_run {
         return Ok(Json(plan).into_response());
@@ -63,13 +64,13 @@ pub(super) async fn create(
         return Err(Refusal::conflict("no_capacity", plan.reason.unwrap_or_default()).into());
     }
     let (id, context) = (AllocationId::generate(), caller.context());
-    let made = settle_counted(
+    let made = transact_counted(
         &control,
         |made: &Allocation| Some(made.organization_id),
         || async {
             // Another request with the same key may have been faster.
             if let Some(key) = &request.idempotency_key
-                && let Some(earlier) = books::by_lookup::<Allocation>(&control, &request_lookup(&actor, key)).await?
+                && let Some(earlier) = resources::by_lookup::<Allocation>(&control, &request_lookup(&actor, key)).await?
             {
                 return Ok((earlier, Decision::default()));
             }
@@ -82,7 +83,7 @@ pub(super) async fn create(
         return answer_again(&control, &caller, made, &digest).await;
     }
     tracing::info!(allocation = %id, project = %project.id, sku = %made.terms.sku_name, actor, "allocation requested");
-    Ok((StatusCode::CREATED, with_etag(shown(&control, Audience::of(&caller.principal), made).await?)).into_response())
+    Ok((StatusCode::CREATED, with_etag(to_dto(&control, Audience::of(&caller.principal), made).await?)).into_response())
 }
 
 /// What was made with the same key, if the same was asked for.
@@ -91,31 +92,31 @@ async fn answer_again(control: &Control, caller: &Caller, earlier: Allocation, d
         let message = format!("this idempotency key was used for {} with other content; choose a new key", earlier.id);
         return Err(Refusal::conflict("idempotency_key_reused", message).into());
     }
-    Ok(with_etag(shown(control, Audience::of(&caller.principal), earlier).await?).into_response())
+    Ok(with_etag(to_dto(control, Audience::of(&caller.principal), earlier).await?).into_response())
 }
 
-fn digest_of(project: ProjectId, wanted: &AllocationCreate) -> Result<Digest, Failure> {
-    let text = serde_json::to_string(wanted).map_err(|error| Failure::Internal(error.to_string()))?;
+fn digest_of(project: ProjectId, wanted: &AllocationCreate) -> Result<Digest, ControlError> {
+    let text = serde_json::to_string(wanted).map_err(|error| ControlError::Internal(error.to_string()))?;
     Ok(Digest::of(format!("{project}\n{text}").as_bytes()))
 }
 
-async fn quotas_of(control: &Control, project: &Project) -> Result<Vec<Quota>, Failure> {
-    let quotas = books::quotas(control, project.id, project.organization_id).await?;
-    let missing = || Failure::Internal(format!("a quota of {} is not in the books", project.id));
+async fn quotas_of(control: &Control, project: &Project) -> Result<Vec<Quota>, ControlError> {
+    let quotas = resources::quotas(control, project.id, project.organization_id).await?;
+    let missing = || ControlError::Internal(format!("a quota of {} is not in the resources", project.id));
     (quotas.len() == 2).then_some(quotas).ok_or_else(missing)
 }
 
 /// What was asked for by name, as it is in the catalog now.
-async fn looked_up(
+async fn resolve_request(
     control: &Control,
     project: &Project,
     wanted: AllocationCreate,
     idempotency_key: Option<String>,
     digest: Digest,
-) -> Result<Request, Failure> {
+) -> Result<Request, ControlError> {
     let sku = match wanted.sku.parse::<gpuaas_contract::id::SkuId>() {
-        Ok(id) => books::get::<Sku>(control, id).await?,
-        Err(_) => books::by_name::<Sku>(control, "", &wanted.sku).await?,
+        Ok(id) => resources::get::<Sku>(control, id).await?,
+        Err(_) => resources::by_name::<Sku>(control, "", &wanted.sku).await?,
     };
     let sku = sku.ok_or_else(|| {
         Refusal::not_found("sku_unknown", format!("there is no product `{}`; `gpuaas catalog` lists them", wanted.sku))
@@ -127,8 +128,8 @@ async fn looked_up(
     let mut ssh_public_keys = wanted.ssh_public_keys;
     for name in &wanted.ssh_keys {
         let key = match name.parse::<gpuaas_contract::id::SshKeyId>() {
-            Ok(id) => books::get::<SshKey>(control, id).await?,
-            Err(_) => books::by_name::<SshKey>(control, &project.id.to_string(), name).await?,
+            Ok(id) => resources::get::<SshKey>(control, id).await?,
+            Err(_) => resources::by_name::<SshKey>(control, &project.id.to_string(), name).await?,
         };
         let mine = key.filter(|key| key.project_id == project.id && key.deleted_at.is_none());
         let unknown = || {
@@ -157,13 +158,13 @@ async fn looked_up(
     })
 }
 
-async fn image_named(control: &Control, project: &Project, name: &str) -> Result<Image, Failure> {
+async fn image_named(control: &Control, project: &Project, name: &str) -> Result<Image, ControlError> {
     let found = match name.parse::<gpuaas_contract::id::ImageId>() {
-        Ok(id) => books::get::<Image>(control, id).await?,
+        Ok(id) => resources::get::<Image>(control, id).await?,
         // The organization's own come before the platform's.
-        Err(_) => match books::by_name::<Image>(control, &project.organization_id.to_string(), name).await? {
+        Err(_) => match resources::by_name::<Image>(control, &project.organization_id.to_string(), name).await? {
             Some(image) => Some(image),
-            None => books::by_name::<Image>(control, "", name).await?,
+            None => resources::by_name::<Image>(control, "", name).await?,
         },
     };
     let unknown = || Refusal::not_found("image_unknown", format!("there is no image `{name}`; `gpuaas image ls` lists them"));
@@ -171,7 +172,12 @@ async fn image_named(control: &Control, project: &Project, name: &str) -> Result
 }
 
 /// What would come of a request now.
-async fn planned(control: &Control, caller: &Caller, project: &Project, request: &Request) -> Result<AllocationPlan, Failure> {
+async fn planned(
+    control: &Control,
+    caller: &Caller,
+    project: &Project,
+    request: &Request,
+) -> Result<AllocationPlan, ControlError> {
     let quotas = quotas_of(control, project).await?;
     let mut plan = AllocationPlan {
         sku: request.sku.name.clone(),
@@ -195,14 +201,14 @@ async fn planned(control: &Control, caller: &Caller, project: &Project, request:
         }
         Err(refusal) => return Err(refusal.into()),
     };
-    let eyes = Audience::of(&caller.principal);
-    let wish = wish_of(&allocation.terms, &[], allocation.expires_at);
-    match control.fleet.place(control, &wish).await? {
+    let audience = Audience::of(&caller.principal);
+    let request = placement_request(&allocation.terms, &[], allocation.expires_at);
+    match control.fleet.place(control, &request).await? {
         Ok(place) => {
             plan.same_numa = Some(place.same_numa);
             plan.note = place.note;
-            plan.node_name = eyes.is_platform().then_some(place.node_name);
-            plan.slots = eyes.is_platform().then_some(place.slots);
+            plan.node_name = audience.is_platform().then_some(place.node_name);
+            plan.slots = audience.is_platform().then_some(place.slots);
         }
         Err(no_fit) => {
             plan.fits = false;
@@ -213,7 +219,7 @@ async fn planned(control: &Control, caller: &Caller, project: &Project, request:
                 node_name: node.name.clone(),
                 reasons: node.reasons.iter().map(ToString::to_string).collect(),
             };
-            plan.reasons_by_node = eyes.is_platform().then(|| no_fit.nodes.iter().map(of_node).collect());
+            plan.reasons_by_node = audience.is_platform().then(|| no_fit.nodes.iter().map(of_node).collect());
         }
     }
     Ok(plan)
@@ -223,29 +229,30 @@ pub(super) fn with_etag(allocation: dto::Allocation) -> impl axum::response::Int
     ([(header::ETAG, allocation.etag.clone())], Json(allocation))
 }
 
-pub(super) async fn get(control: &Control, id: &str) -> Result<Allocation, Failure> {
+pub(super) async fn get(control: &Control, id: &str) -> Result<Allocation, ControlError> {
     let id: AllocationId = parse_id(id)?;
     let unknown =
         || Refusal::not_found("allocation_unknown", format!("there is no allocation {id}; `gpuaas alloc ls` lists yours"));
-    Ok(books::get::<Allocation>(control, id).await?.ok_or_else(unknown)?)
+    Ok(resources::get::<Allocation>(control, id).await?.ok_or_else(unknown)?)
 }
 
 /// The names of the states that a query asks for.
-fn states(asked: Option<&str>) -> Result<Vec<&'static str>, Failure> {
+fn states(asked: Option<&str>) -> Result<Vec<&'static str>, ControlError> {
     let Some(name) = asked else { return Ok(Vec::new()) };
     if name == "open" {
-        return Ok(AllocationState::ALL.into_iter().filter(|state| !state.over()).map(AllocationState::as_str).collect());
+        return Ok(AllocationState::ALL.into_iter().filter(|state| !state.is_terminal()).map(AllocationState::as_str).collect());
     }
     let known = AllocationState::ALL.map(AllocationState::as_str).join(", ");
     let message = format!("there is no state `{name}`; choose from open, {known}");
-    let state = AllocationState::parse(name).ok_or(Failure::BadInput { code: "state_invalid", message })?;
+    let state = AllocationState::parse(name).ok_or(ControlError::BadInput { code: "state_invalid", message })?;
     Ok(vec![state.as_str()])
 }
 
-fn tags(asked: Option<&str>) -> Result<Vec<(String, String)>, Failure> {
+fn tags(asked: Option<&str>) -> Result<Vec<(String, String)>, ControlError> {
     let Some(text) = asked else { return Ok(Vec::new()) };
-    let tags: dto::Tags =
-        text.parse().map_err(|error: dto::BadTags| Failure::BadInput { code: "tags_invalid", message: error.to_string() })?;
+    let tags: dto::Tags = text
+        .parse()
+        .map_err(|error: dto::BadTags| ControlError::BadInput { code: "tags_invalid", message: error.to_string() })?;
     Ok(tags.0.into_iter().collect())
 }
 
@@ -280,7 +287,7 @@ pub(super) async fn search(
         Some(name) => {
             let organization = super::organizations::named(&control, name).await?;
             let filter = ResourceFilter { parent: Some(organization.id.to_string()), ..ResourceFilter::default() };
-            let projects: Vec<Project> = books::all(&control, &filter).await?;
+            let projects: Vec<Project> = resources::all(&control, &filter).await?;
             Some(projects.into_iter().map(|project| project.id.to_string()).collect())
         }
         None => None,
@@ -310,9 +317,9 @@ async fn page_of(
     if let Some(after) = after {
         parse_id::<AllocationId>(after)?;
     }
-    let found: Vec<Allocation> = books::list(control, filter, after, newest_first, limit.saturating_add(1)).await?;
+    let found: Vec<Allocation> = resources::list(control, filter, after, newest_first, limit.saturating_add(1)).await?;
     let found = super::page(found, limit, |allocation| allocation.id.to_string());
-    Ok(Json(Page { items: shown_all(control, Audience::of(&caller.principal), found.items).await?, next: found.next }))
+    Ok(Json(Page { items: to_dtos(control, Audience::of(&caller.principal), found.items).await?, next: found.next }))
 }
 
 pub(super) async fn show(
@@ -321,7 +328,7 @@ pub(super) async fn show(
     Segments(id): Segments<String>,
 ) -> Result<Response, Rejected> {
     let allocation = get(&control, &id).await?;
-    Ok(with_etag(shown(&control, Audience::of(&caller.principal), allocation).await?).into_response())
+    Ok(with_etag(to_dto(&control, Audience::of(&caller.principal), allocation).await?).into_response())
 }
 
 /// Decides on an allocation until it sticks, and shows what became of it.
@@ -329,22 +336,22 @@ async fn decide(
     control: &Control,
     caller: &Caller,
     id: &str,
-    decide: impl Fn(&Allocation, &[Quota], &gpuaas_domain::decision::Context) -> Result<(Allocation, Decision), Failure>,
+    decide: impl Fn(&Allocation, &[Quota], &gpuaas_domain::decision::Context) -> Result<(Allocation, Decision), ControlError>,
 ) -> Result<Response, Rejected> {
     let context = caller.context();
-    let next = settle_counted(
+    let next = transact_counted(
         control,
         |next: &Allocation| Some(next.organization_id),
         || async {
             let allocation = get(control, id).await?;
-            let quotas = books::quotas(control, allocation.project_id, allocation.organization_id).await?;
+            let quotas = resources::quotas(control, allocation.project_id, allocation.organization_id).await?;
             decide(&allocation, &quotas, &context)
         },
     )
     .await?;
     // Its row has been written over since, or nothing was to be written.
-    let now = books::get::<Allocation>(control, next.id).await?.unwrap_or(next);
-    Ok(with_etag(shown(control, Audience::of(&caller.principal), now).await?).into_response())
+    let now = resources::get::<Allocation>(control, next.id).await?.unwrap_or(next);
+    Ok(with_etag(to_dto(control, Audience::of(&caller.principal), now).await?).into_response())
 }
 
 pub(super) async fn change(
@@ -400,7 +407,7 @@ pub(super) async fn extend(
         (None, true) => None,
         (Some(_), true) | (None, false) => {
             let message = "give either by_seconds or forever".to_owned();
-            return Err(Failure::BadInput { code: "extension_invalid", message }.into());
+            return Err(ControlError::BadInput { code: "extension_invalid", message }.into());
         }
     };
     decide(&control, &caller, &id, |allocation, _, context| Ok(commands::extend(allocation, by, context)?)).await
@@ -425,7 +432,7 @@ pub(super) async fn retry(
     let operator = Audience::of(&caller.principal).is_platform();
     // What is over comes back to life only in a project that lives.
     let allocation = get(&control, &id).await?;
-    if allocation.state.over() {
+    if allocation.state.is_terminal() {
         projects::get(&control, &allocation.project_id.to_string()).await?;
     }
     decide(&control, &caller, &id, |allocation, quotas, context| {
@@ -455,7 +462,7 @@ pub(super) async fn console(
 /// A refusal because of the state of the node, without its name for tenants.
 fn without_node(audience: Audience, Rejected(failure): Rejected) -> Rejected {
     match failure {
-        Failure::Refused(refusal) if !audience.is_platform() && refusal.code.starts_with("node_") => {
+        ControlError::Refused(refusal) if !audience.is_platform() && refusal.code.starts_with("node_") => {
             let message = "the machine of this allocation cannot do this now; try again later, or ask an operator".to_owned();
             Rejected(Refusal { message, ..refusal }.into())
         }

@@ -14,7 +14,7 @@ use gpuaas_store::AuditFilter;
 use super::page_limit;
 use super::problem::{Params, Rejected};
 use crate::Control;
-use crate::failure::Failure;
+use crate::error::ControlError;
 
 /// Rows read at a time for an export.
 const BATCH: u32 = 1000;
@@ -28,17 +28,17 @@ pub(super) async fn list(
     if query.newest == Some(true) {
         if query.after.is_some() {
             let message = "`newest` and `after` cannot be used together".to_owned();
-            return Err(Failure::BadInput { code: "query_invalid", message }.into());
+            return Err(ControlError::BadInput { code: "query_invalid", message }.into());
         }
         return Ok(Json(Page::whole(newest(&control, limit, &filter).await?)));
     }
     let found = control.store.audit_list(query.after.unwrap_or(0), limit.saturating_add(1), &filter).await?;
     let found = super::page(found, limit, |row| row.seq.to_string());
-    let items = found.items.into_iter().map(shown).collect();
+    let items = found.items.into_iter().map(to_dto).collect();
     Ok(Json(Page { items, next: found.next }))
 }
 
-async fn newest(control: &Control, limit: u32, filter: &AuditFilter) -> Result<Vec<dto::AuditRow>, Failure> {
+async fn newest(control: &Control, limit: u32, filter: &AuditFilter) -> Result<Vec<dto::AuditRow>, ControlError> {
     let wanted = usize::try_from(limit).unwrap_or(usize::MAX);
     let head = control.store.audit_head().await?.seq;
     // Without a filter the newest rows are the last numbers; with one they have to be looked for.
@@ -55,7 +55,7 @@ async fn newest(control: &Control, limit: u32, filter: &AuditFilter) -> Result<V
             rows.push_back(row);
         }
     }
-    Ok(rows.into_iter().map(shown).collect())
+    Ok(rows.into_iter().map(to_dto).collect())
 }
 
 pub(super) async fn export(State(control): State<Arc<Control>>) -> Response {
@@ -67,7 +67,7 @@ pub(super) async fn export(State(control): State<Arc<Control>>) -> Response {
             after = last.seq;
             let mut text = Vec::with_capacity(batch.len() * 512);
             for row in batch {
-                serde_json::to_writer(&mut text, &shown(row))?;
+                serde_json::to_writer(&mut text, &to_dto(row))?;
                 text.push(b'\n');
             }
             yield bytes::Bytes::from(text);
@@ -79,7 +79,7 @@ pub(super) async fn export(State(control): State<Arc<Control>>) -> Response {
     ([(header::CONTENT_TYPE, "application/x-ndjson")], lines).into_response()
 }
 
-fn shown(row: AuditRow) -> dto::AuditRow {
+fn to_dto(row: AuditRow) -> dto::AuditRow {
     dto::AuditRow {
         seq: row.seq,
         at: row.at,

@@ -10,12 +10,13 @@ use gpuaas_domain::budget::{self, Scope};
 use super::caller::Caller;
 use super::problem::{JsonBody, Rejected};
 use crate::Control;
-use crate::failure::{Failure, settle};
+use crate::error::ControlError;
+use crate::transact::transact;
 
 type Shared = State<Arc<Control>>;
 
 pub(super) async fn show(State(control): Shared) -> Result<Json<dto::Budget>, Rejected> {
-    Ok(Json(shown(&control).await?))
+    Ok(Json(to_dto(&control).await?))
 }
 
 pub(super) async fn lift(
@@ -23,11 +24,11 @@ pub(super) async fn lift(
     Extension(caller): Extension<Caller>,
     JsonBody(dto::BudgetLift { count, reason }): JsonBody<dto::BudgetLift>,
 ) -> Result<Json<dto::Budget>, Rejected> {
-    settle(&control, || async { Ok(((), budget::lift(count, &reason, &caller.context())?)) }).await?;
-    Ok(Json(shown(&control).await?))
+    transact(&control, || async { Ok(((), budget::lift(count, &reason, &caller.context())?)) }).await?;
+    Ok(Json(to_dto(&control).await?))
 }
 
-async fn shown(control: &Control) -> Result<dto::Budget, Failure> {
+async fn to_dto(control: &Control) -> Result<dto::Budget, ControlError> {
     let (spent, per_hour) = (control.budget.spent(control).await?, control.budget.per_hour());
     let share = |scope: &str| {
         let scope = scope.parse().map_or(Scope::Operators, Scope::Organization);

@@ -19,10 +19,10 @@ use tracing::Instrument as _;
 
 use super::guard;
 use super::problem::{Rejected, problem};
-use super::standing::Standing;
-use crate::failure::Failure;
+use super::stream_grant::StreamGrant;
+use crate::error::ControlError;
 use crate::listener::KnownCaller;
-use crate::{Control, rights};
+use crate::{Control, authz_cache};
 
 /// The authenticated caller of a request, as handlers get it.
 #[derive(Clone)]
@@ -84,7 +84,7 @@ pub(super) async fn authorize(State(control): State<Arc<Control>>, mut request: 
             Some(template) => guard::decide(&control, &principal, &method, template, &path).await?,
             None => Scope::Platform,
         };
-        Ok::<_, Failure>(Caller { actor, principal, scope, correlation_id })
+        Ok::<_, ControlError>(Caller { actor, principal, scope, correlation_id })
     };
     match decided.await {
         Ok(caller) => {
@@ -93,11 +93,11 @@ pub(super) async fn authorize(State(control): State<Arc<Control>>, mut request: 
             }
             request.extensions_mut().insert(caller);
             let template = template.unwrap_or_default();
-            let standing = Standing { control, header, local, method, template, path };
-            request.extensions_mut().insert(standing.clone());
-            standing.run(next.run(request)).await
+            let grant = StreamGrant { control, header, local, method, template, path };
+            request.extensions_mut().insert(grant.clone());
+            grant.run(next.run(request)).await
         }
-        Err(Failure::Refused(refused)) if refused.code == guard::CLOSED => {
+        Err(ControlError::Refused(refused)) if refused.code == guard::CLOSED => {
             template.as_deref().and_then(other_methods).unwrap_or_else(|| Rejected(refused.into()).into_response())
         }
         Err(failure) => Rejected(failure).into_response(),
@@ -119,16 +119,16 @@ pub(super) async fn authenticate(
     control: &Control,
     header: Option<&str>,
     local: bool,
-) -> Result<(Actor, Arc<Principal>), Failure> {
+) -> Result<(Actor, Arc<Principal>), ControlError> {
     let Some(header) = header else {
         if local {
             return Ok((Actor::LocalAdmin, Arc::new(Principal::local_admin())));
         }
         let message = "this needs a token: sign in with `gpuaas login`, set GPUAAS_TOKEN, or send `Authorization: Bearer …`";
-        return Err(Failure::Unauthenticated { code: "token_required", message: message.to_owned() });
+        return Err(ControlError::Unauthenticated { code: "token_required", message: message.to_owned() });
     };
     let unknown = || {
-        Failure::Unauthenticated {
+        ControlError::Unauthenticated {
         code: "token_invalid",
         message: "this token is not known, has expired or was revoked; sign in with `gpuaas login`, or use another one. The first admin \
                   token is in the server's data folder, file `admin-token`"
@@ -141,5 +141,5 @@ pub(super) async fn authenticate(
         return control.identity.caller(control, secret).await;
     }
     let token = control.store.api_token_by_secret(&Digest::of(secret.as_bytes())).await?.ok_or_else(unknown)?;
-    rights::of_token(control, &token).await?.ok_or_else(unknown)
+    authz_cache::of_token(control, &token).await?.ok_or_else(unknown)
 }

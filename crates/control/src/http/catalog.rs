@@ -10,14 +10,15 @@ use gpuaas_contract::id::SkuId;
 use gpuaas_contract::time::Timestamp;
 use gpuaas_domain::Refusal;
 use gpuaas_domain::catalog::{self, Product, Sku, SkuChange};
-use gpuaas_domain::placement::{Policy, SlotCount, What, Wish};
+use gpuaas_domain::placement::{PlacementRequest, Policy, SlotCount, What};
 use gpuaas_store::ResourceFilter;
 
 use super::caller::Caller;
 use super::problem::{JsonBody, Params, Rejected, Segments};
 use super::{Tagged, etag_of, free_name, if_match, page, page_limit, parse_id};
-use crate::failure::{Failure, settle};
-use crate::{Control, books};
+use crate::error::ControlError;
+use crate::transact::transact;
+use crate::{Control, resources};
 
 type Shared = State<Arc<Control>>;
 
@@ -28,7 +29,7 @@ pub(super) fn product_shown(product: Product) -> dto::Product {
 /// What is on offer.
 pub(super) async fn offers(State(control): Shared) -> Result<Json<Page<CatalogItem>>, Rejected> {
     let filter = ResourceFilter { states: vec!["active"], ..ResourceFilter::default() };
-    let skus: Vec<Sku> = books::all(&control, &filter).await?;
+    let skus: Vec<Sku> = resources::all(&control, &filter).await?;
     let mut items = Vec::with_capacity(skus.len());
     for sku in skus {
         let available = available(&control, &sku).await?;
@@ -48,7 +49,7 @@ pub(super) async fn offers(State(control): Shared) -> Result<Json<Page<CatalogIt
 }
 
 /// How many of a product could be placed now, one after the other.
-pub(super) async fn available(control: &Control, sku: &Sku) -> Result<u32, Failure> {
+pub(super) async fn available(control: &Control, sku: &Sku) -> Result<u32, ControlError> {
     let what = match sku.product {
         Product::Slice { slots } => {
             let count = usize::try_from(slots).ok().and_then(|slots| SlotCount::new(slots).ok());
@@ -62,16 +63,16 @@ pub(super) async fn available(control: &Control, sku: &Sku) -> Result<u32, Failu
         }
         Product::BareMetal => What::Machine { gpu_model: sku.gpu_model.clone(), gpus: None },
     };
-    let wish = Wish { policy: Policy::Pack, ..Wish::new(what) };
-    let found = control.fleet.ask(control, |fleet| fleet.how_many(&wish)).await?;
+    let request = PlacementRequest { policy: Policy::Pack, ..PlacementRequest::new(what) };
+    let found = control.fleet.ask(control, |fleet| fleet.how_many(&request)).await?;
     Ok(u32::try_from(found).unwrap_or(u32::MAX))
 }
 
-async fn get(control: &Control, id: &str) -> Result<Sku, Failure> {
+async fn get(control: &Control, id: &str) -> Result<Sku, ControlError> {
     let unknown = || Refusal::not_found("sku_unknown", format!("there is no product {id}; `gpuaas catalog` lists them"));
     let found = match id.parse::<SkuId>() {
-        Ok(id) => books::get::<Sku>(control, id).await?,
-        Err(_) => books::by_name::<Sku>(control, "", id).await?,
+        Ok(id) => resources::get::<Sku>(control, id).await?,
+        Err(_) => resources::by_name::<Sku>(control, "", id).await?,
     };
     Ok(found.ok_or_else(unknown)?)
 }
@@ -82,9 +83,9 @@ pub(super) async fn list(State(control): Shared, Params(query): Params<PageQuery
         parse_id::<SkuId>(after)?;
     }
     let filter = ResourceFilter::default();
-    let found: Vec<Sku> = books::list(&control, &filter, query.after.as_deref(), false, limit.saturating_add(1)).await?;
+    let found: Vec<Sku> = resources::list(&control, &filter, query.after.as_deref(), false, limit.saturating_add(1)).await?;
     let found = page(found, limit, |sku| sku.id.to_string());
-    Ok(Json(Page { items: found.items.into_iter().map(shown).collect(), next: found.next }))
+    Ok(Json(Page { items: found.items.into_iter().map(to_dto).collect(), next: found.next }))
 }
 
 pub(super) async fn create(
@@ -114,12 +115,12 @@ pub(super) async fn create(
         retired_at: None,
     };
     let context = caller.context();
-    let made = settle(&control, || async {
+    let made = transact(&control, || async {
         free_name::<Sku>(&control, "", &sku.name).await?;
         Ok(catalog::create_sku(sku.id, sku.clone(), &context)?)
     })
     .await?;
-    Ok((StatusCode::CREATED, Tagged(etag_of(made.version), shown(made))))
+    Ok((StatusCode::CREATED, Tagged(etag_of(made.version), to_dto(made))))
 }
 
 pub(super) async fn change(
@@ -131,7 +132,7 @@ pub(super) async fn change(
 ) -> Result<Tagged<dto::Sku>, Rejected> {
     let context = caller.context();
     let change = SkuChange { description: wanted.description, price_per_hour: wanted.price_per_hour, retired: wanted.retired };
-    let id = settle(&control, || async {
+    let id = transact(&control, || async {
         let sku = get(&control, &id).await?;
         if_match(&headers, &etag_of(sku.version))?;
         if sku.retired_at.is_some() && change.retired == Some(false) {
@@ -142,10 +143,10 @@ pub(super) async fn change(
     })
     .await?;
     let sku = get(&control, &id.to_string()).await?;
-    Ok(Tagged(etag_of(sku.version), shown(sku)))
+    Ok(Tagged(etag_of(sku.version), to_dto(sku)))
 }
 
-fn shown(sku: Sku) -> dto::Sku {
+fn to_dto(sku: Sku) -> dto::Sku {
     dto::Sku {
         id: sku.id,
         product: product_shown(sku.product),

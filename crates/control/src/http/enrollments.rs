@@ -21,9 +21,10 @@ use super::idempotency::NotKept;
 use super::problem::{JsonBody, Params, Rejected, Segments};
 use super::{node_name, page, page_limit, parse_id, parse_opt};
 use crate::Control;
-use crate::failure::{Failure, settle};
+use crate::error::ControlError;
 use crate::link::enroll::{applicant_of, is_same_host};
 use crate::pki::secret_text;
+use crate::transact::transact;
 
 type Shared = State<Arc<Control>>;
 
@@ -34,7 +35,7 @@ pub(super) async fn list(
     let limit = page_limit(query.limit)?;
     let state = match query.state.as_deref() {
         None => None,
-        Some(name) => Some(EnrollmentState::parse(name).ok_or_else(|| Failure::BadInput {
+        Some(name) => Some(EnrollmentState::parse(name).ok_or_else(|| ControlError::BadInput {
             code: "state_invalid",
             message: format!("there is no state `{name}`; choose from pending, approved, enrolled, rejected"),
         })?),
@@ -43,29 +44,29 @@ pub(super) async fn list(
     let found = page(found, limit, |enrollment| enrollment.id.to_string());
     let mut items = Vec::with_capacity(found.items.len());
     for enrollment in found.items {
-        items.push(shown(&control, enrollment).await?);
+        items.push(to_dto(&control, enrollment).await?);
     }
     Ok(Json(Page { items, next: found.next }))
 }
 
 pub(super) async fn show(State(control): Shared, Segments(id): Segments<String>) -> Result<Json<dto::Enrollment>, Rejected> {
-    Ok(Json(shown(&control, get(&control, parse_id(&id)?).await?).await?))
+    Ok(Json(to_dto(&control, get(&control, parse_id(&id)?).await?).await?))
 }
 
-async fn get(control: &Control, id: EnrollmentId) -> Result<Enrollment, Failure> {
+async fn get(control: &Control, id: EnrollmentId) -> Result<Enrollment, ControlError> {
     let unknown =
         || Refusal::not_found("enrollment_unknown", format!("there is no enrollment {id}; `gpuaas node requests` lists them"));
     Ok(control.store.enrollment_get(id).await?.ok_or_else(unknown)?)
 }
 
 /// The node that the host is already, by its fingerprint, and whether it has that node's keys.
-async fn existing(control: &Control, enrollment: &Enrollment) -> Result<Option<(Node, bool)>, Failure> {
+async fn existing(control: &Control, enrollment: &Enrollment) -> Result<Option<(Node, bool)>, ControlError> {
     let Some(node) = control.store.node_by_fingerprint(&enrollment.fingerprint).await? else { return Ok(None) };
     let same_keys = is_same_host(&node, &applicant_of(enrollment))?;
     Ok(Some((node, same_keys)))
 }
 
-async fn shown(control: &Control, enrollment: Enrollment) -> Result<dto::Enrollment, Failure> {
+async fn to_dto(control: &Control, enrollment: Enrollment) -> Result<dto::Enrollment, ControlError> {
     let open = matches!(enrollment.state, EnrollmentState::Pending | EnrollmentState::Approved);
     let lapsed = Timestamp::now() > enrollment.expires_at;
     let state = if open && lapsed { "expired" } else { enrollment.state.as_str() };
@@ -107,14 +108,14 @@ pub(super) async fn approve(
     JsonBody(EnrollmentApprove { reason: _, replace_node }): JsonBody<EnrollmentApprove>,
 ) -> Result<Json<dto::Enrollment>, Rejected> {
     let (id, context) = (parse_id(&id)?, caller.context());
-    settle(&control, || async {
+    transact(&control, || async {
         let enrollment = get(&control, id).await?;
         let known = existing(&control, &enrollment).await?;
         let known = known.as_ref().map(|(node, same_keys)| Existing { node, same_keys: *same_keys });
         Ok(((), enrollment::approve(&enrollment, known, replace_node, &context)?))
     })
     .await?;
-    Ok(Json(shown(&control, get(&control, id).await?).await?))
+    Ok(Json(to_dto(&control, get(&control, id).await?).await?))
 }
 
 pub(super) async fn reject(
@@ -124,8 +125,8 @@ pub(super) async fn reject(
     JsonBody(Reason { reason }): JsonBody<Reason>,
 ) -> Result<Json<dto::Enrollment>, Rejected> {
     let (id, context) = (parse_id(&id)?, caller.context());
-    settle(&control, || async { Ok(((), enrollment::reject(&get(&control, id).await?, &reason, &context)?)) }).await?;
-    Ok(Json(shown(&control, get(&control, id).await?).await?))
+    transact(&control, || async { Ok(((), enrollment::reject(&get(&control, id).await?, &reason, &context)?)) }).await?;
+    Ok(Json(to_dto(&control, get(&control, id).await?).await?))
 }
 
 pub(super) async fn token_list(
@@ -151,7 +152,7 @@ pub(super) async fn token_create(
     }
     let decision =
         enrollment::token_create(id, Digest::of(secret.as_bytes()), &wanted.note, life, wanted.replace_node, &context)?;
-    settle(&control, || async { Ok(((), decision.clone())) }).await?;
+    transact(&control, || async { Ok(((), decision.clone())) }).await?;
     let token = format!("{secret}.{}", control.ca.pin());
     let enroll_command = format!("gpuaas-agent enroll --server {} --token {token}", control.link_address);
     let join_token = token_shown(token_get(&control, id).await?);
@@ -164,11 +165,11 @@ pub(super) async fn token_revoke(
     Segments(id): Segments<String>,
 ) -> Result<Json<dto::JoinToken>, Rejected> {
     let (id, context) = (parse_id(&id)?, caller.context());
-    settle(&control, || async { Ok(((), enrollment::token_revoke(&token_get(&control, id).await?, &context)?)) }).await?;
+    transact(&control, || async { Ok(((), enrollment::token_revoke(&token_get(&control, id).await?, &context)?)) }).await?;
     Ok(Json(token_shown(token_get(&control, id).await?)))
 }
 
-async fn token_get(control: &Control, id: JoinTokenId) -> Result<JoinToken, Failure> {
+async fn token_get(control: &Control, id: JoinTokenId) -> Result<JoinToken, ControlError> {
     let unknown =
         || Refusal::not_found("join_token_unknown", format!("there is no join token {id}; `gpuaas node token ls` lists them"));
     Ok(control.store.join_token_get(id).await?.ok_or_else(unknown)?)

@@ -16,9 +16,9 @@ use axum::response::{IntoResponse as _, Response};
 use futures::{Stream, StreamExt as _};
 use gpuaas_api::dto::EventsQuery;
 use gpuaas_api::routes::{EVENT_CLOUD_EVENT, LAST_EVENT_ID_HEADER};
+use gpuaas_backends::fanout::{Listener, Notice};
 use gpuaas_contract::id::ProjectId;
 use gpuaas_domain::webhook::{MAX_KINDS, wants};
-use gpuaas_engines::fanout::{Listener, Notice};
 use gpuaas_store::{OutboxRow, StoreError};
 use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
@@ -26,12 +26,12 @@ use tokio_util::sync::CancellationToken;
 use super::caller::Caller;
 use super::problem::{Params, Rejected, Segments};
 use super::projects;
-use super::standing::Standing;
+use super::stream_grant::StreamGrant;
 use super::streams::StreamPlace;
 use crate::Control;
 use crate::audience::Audience;
+use crate::error::ControlError;
 use crate::events::notify::{ALL, channel_of, unpacked};
-use crate::failure::Failure;
 
 type Shared = State<Arc<Control>>;
 
@@ -61,9 +61,9 @@ struct Wanted {
 }
 
 impl Wanted {
-    fn new(project: Option<ProjectId>, caller: &Caller, query: &EventsQuery, headers: &HeaderMap) -> Result<Self, Failure> {
+    fn new(project: Option<ProjectId>, caller: &Caller, query: &EventsQuery, headers: &HeaderMap) -> Result<Self, ControlError> {
         let last = headers.get(LAST_EVENT_ID_HEADER).map(|value| {
-            let bad = || Failure::BadInput {
+            let bad = || ControlError::BadInput {
                 code: "cursor_invalid",
                 message: "Last-Event-ID is not the id of an event here".to_owned(),
             };
@@ -72,7 +72,10 @@ impl Wanted {
         let kinds = query.kinds.as_deref().unwrap_or_default().split(',').map(str::trim).filter(|kind| !kind.is_empty());
         let kinds: Vec<String> = kinds.map(str::to_owned).collect();
         if kinds.len() > MAX_KINDS {
-            return Err(Failure::BadInput { code: "kinds_invalid", message: format!("at most {MAX_KINDS} kinds of events") });
+            return Err(ControlError::BadInput {
+                code: "kinds_invalid",
+                message: format!("at most {MAX_KINDS} kinds of events"),
+            });
         }
         Ok(Self { project, audience: Audience::of(&caller.principal), kinds, after: last.transpose()?.or(query.after) })
     }
@@ -111,7 +114,7 @@ async fn sse(control: Arc<Control>, wanted: Wanted) -> Result<Response, Rejected
 
 pub(super) async fn socket(
     State(control): Shared,
-    Extension(standing): Extension<Standing>,
+    Extension(grant): Extension<StreamGrant>,
     Extension(caller): Extension<Caller>,
     Segments(project): Segments<String>,
     Extension(place): Extension<StreamPlace>,
@@ -121,14 +124,14 @@ pub(super) async fn socket(
     let project = projects::get(&control, &project).await?;
     let (mut parts, _) = request.into_parts();
     let wanted = Wanted::new(Some(project.id), &caller, &query, &parts.headers)?;
-    let upgrade = WebSocketUpgrade::from_request_parts(&mut parts, &()).await.map_err(|rejection| Failure::BadInput {
+    let upgrade = WebSocketUpgrade::from_request_parts(&mut parts, &()).await.map_err(|rejection| ControlError::BadInput {
         code: "websocket_expected",
         message: format!("this path speaks WebSocket only: {rejection}"),
     })?;
     let listening = Listening::open(control, wanted).await?;
     let upgrade = upgrade.max_message_size(MAX_SAID).max_frame_size(MAX_SAID);
     let upgrade = upgrade.write_buffer_size(0).max_write_buffer_size(MAX_UNSENT);
-    Ok(standing.upgrade(upgrade, move |socket, ended| async move {
+    Ok(grant.upgrade(upgrade, move |socket, ended| async move {
         serve(listening, socket, ended).await;
         drop(place);
     }))
@@ -145,7 +148,7 @@ async fn serve(listening: Listening, mut socket: WebSocket, ended: CancellationT
             biased;
             () = shutdown.cancelled() => break,
             () = ended.cancelled() => break,
-            said = tokio::time::timeout_at(heard + HEARD_WITHIN, socket.recv()) => match said {
+            reported = tokio::time::timeout_at(heard + HEARD_WITHIN, socket.recv()) => match reported {
                 Ok(Some(Ok(Message::Close(_)) | Err(_)) | None) | Err(_) => return,
                 Ok(Some(Ok(_))) => {
                     heard = Instant::now();
@@ -187,11 +190,11 @@ struct Listening {
 
 impl Listening {
     /// Starts to listen. What happens after this has returned is heard.
-    async fn open(control: Arc<Control>, wanted: Wanted) -> Result<Self, Failure> {
+    async fn open(control: Arc<Control>, wanted: Wanted) -> Result<Self, ControlError> {
         let channel = wanted.project.map_or_else(|| ALL.to_owned(), |project| channel_of(&project.to_string()));
         // Before the first look, so that nothing falls between the two.
-        let notices = control.engines.fanout.subscribe(&[&channel]).await;
-        let notices = notices.map_err(|error| Failure::Internal(format!("events cannot be listened to: {error}")))?;
+        let notices = control.backends.fanout.subscribe(&[&channel]).await;
+        let notices = notices.map_err(|error| ControlError::Internal(format!("events cannot be listened to: {error}")))?;
         let position = match wanted.after {
             Some(after) => after,
             None => control.store.outbox_end().await?,

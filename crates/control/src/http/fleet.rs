@@ -14,17 +14,18 @@ use gpuaas_domain::allocation::{Allocation, AllocationState};
 use gpuaas_domain::catalog::Sku;
 use gpuaas_domain::machine::{self, Machine, machine_id};
 use gpuaas_domain::maintenance::{self, Window};
-use gpuaas_domain::people::Organization;
 use gpuaas_domain::placement::CapacityRow;
 use gpuaas_domain::slot::SlotState;
+use gpuaas_domain::tenancy::Organization;
 use gpuaas_store::ResourceFilter;
 
 use super::caller::Caller;
 use super::catalog::{available, product_shown};
 use super::problem::{JsonBody, Params, Rejected, Segments};
 use super::{node_name, page, page_limit, parse_id};
-use crate::failure::{Failure, settle};
-use crate::{Control, books};
+use crate::error::ControlError;
+use crate::transact::transact;
+use crate::{Control, resources};
 
 type Shared = State<Arc<Control>>;
 
@@ -49,7 +50,7 @@ fn row_shown(row: CapacityRow) -> dto::CapacityRow {
 pub(super) async fn capacity(State(control): Shared) -> Result<Json<dto::Capacity>, Rejected> {
     let filter = ResourceFilter { states: vec!["active"], ..ResourceFilter::default() };
     let mut skus = Vec::new();
-    for sku in books::all::<Sku>(&control, &filter).await? {
+    for sku in resources::all::<Sku>(&control, &filter).await? {
         let available = available(&control, &sku).await?;
         let product = product_shown(sku.product);
         skus.push(dto::SkuCapacity { sku_id: sku.id, sku: sku.name, product, gpu_model: sku.gpu_model, available });
@@ -68,10 +69,10 @@ pub(super) async fn capacity(State(control): Shared) -> Result<Json<dto::Capacit
 }
 
 /// The allocations that are on a node, or of which something is left there.
-async fn on_node(control: &Control, node: NodeId) -> Result<Vec<Allocation>, Failure> {
-    let states = AllocationState::ALL.into_iter().filter(|state| !state.over()).map(AllocationState::as_str).collect();
+async fn on_node(control: &Control, node: NodeId) -> Result<Vec<Allocation>, ControlError> {
+    let states = AllocationState::ALL.into_iter().filter(|state| !state.is_terminal()).map(AllocationState::as_str).collect();
     let filter = ResourceFilter { owner: Some(node.to_string()), states, ..ResourceFilter::default() };
-    books::all(control, &filter).await
+    resources::all(control, &filter).await
 }
 
 pub(super) async fn drain_preview(
@@ -84,7 +85,7 @@ pub(super) async fn drain_preview(
     for allocation in on_node(&control, node.id).await? {
         let key = allocation.organization_id.to_string();
         if !names.contains_key(&key) {
-            let organization = books::get::<Organization>(&control, allocation.organization_id).await?;
+            let organization = resources::get::<Organization>(&control, allocation.organization_id).await?;
             names.insert(key.clone(), organization.map(|organization| organization.name).unwrap_or_default());
         }
         let why = match allocation.state {
@@ -124,7 +125,7 @@ pub(super) async fn machines(
     Params(query): Params<MachineListQuery>,
 ) -> Result<Json<Page<dto::Machine>>, Rejected> {
     let limit = page_limit(query.limit)?;
-    let mut found: Vec<Machine> = books::all(&control, &ResourceFilter::default()).await?;
+    let mut found: Vec<Machine> = resources::all(&control, &ResourceFilter::default()).await?;
     found.retain(|machine| query.state.as_deref().is_none_or(|state| machine.state.as_str() == state));
     found.retain(|machine| query.after.as_deref().is_none_or(|after| machine.node_id.to_string().as_str() > after));
     found.sort_by_key(|machine| machine.node_id);
@@ -142,10 +143,10 @@ pub(super) async fn offer(
     Segments(name): Segments<String>,
 ) -> Result<Json<dto::Machine>, Rejected> {
     let context = caller.context();
-    let machine = settle(&control, || async {
+    let machine = transact(&control, || async {
         let node = node_name::find(&control, &name).await?;
         let slots = control.store.slot_of_node(node.id).await?;
-        let known = books::get::<Machine>(&control, machine_id(node.id)).await?;
+        let known = resources::get::<Machine>(&control, machine_id(node.id)).await?;
         Ok(machine::offer(&node, &slots, known.as_ref(), &context)?)
     })
     .await?;
@@ -159,10 +160,10 @@ pub(super) async fn withdraw(
     JsonBody(Reason { reason }): JsonBody<Reason>,
 ) -> Result<Json<dto::Machine>, Rejected> {
     let context = caller.context();
-    let machine = settle(&control, || async {
+    let machine = transact(&control, || async {
         let node = node_name::find(&control, &name).await?;
         let message = format!("node {} is not offered as a whole", node.name);
-        let known = books::get::<Machine>(&control, machine_id(node.id)).await?;
+        let known = resources::get::<Machine>(&control, machine_id(node.id)).await?;
         let known = known.ok_or_else(|| Refusal::not_found("machine_unknown", message))?;
         Ok(machine::withdraw(&known, &reason, &context)?)
     })
@@ -170,7 +171,7 @@ pub(super) async fn withdraw(
     Ok(Json(machine_shown(&control, machine).await?))
 }
 
-async fn machine_shown(control: &Control, machine: Machine) -> Result<dto::Machine, Failure> {
+async fn machine_shown(control: &Control, machine: Machine) -> Result<dto::Machine, ControlError> {
     let node = control.store.node_get(machine.node_id).await?;
     Ok(dto::Machine {
         node_id: machine.node_id,
@@ -198,7 +199,7 @@ pub(super) async fn windows(
         None => None,
     };
     let now = Timestamp::now();
-    let mut found: Vec<Window> = books::all(&control, &ResourceFilter::default()).await?;
+    let mut found: Vec<Window> = resources::all(&control, &ResourceFilter::default()).await?;
     found.retain(|window| query.all.unwrap_or(false) || window.counts(now));
     found.retain(|window| node.is_none_or(|node| window.nodes.contains(&node)));
     found.retain(|window| query.after.as_deref().is_none_or(|after| window.id.to_string().as_str() > after));
@@ -230,7 +231,7 @@ pub(super) async fn announce(
         created_at: context.now,
         cancelled_at: None,
     };
-    let made = settle(&control, || async {
+    let made = transact(&control, || async {
         let affected = affected(&control, &window).await?;
         Ok(maintenance::announce(window.clone(), &affected, &context)?)
     })
@@ -238,7 +239,7 @@ pub(super) async fn announce(
     Ok((StatusCode::CREATED, Json(window_shown(made))))
 }
 
-async fn affected(control: &Control, window: &Window) -> Result<Vec<Allocation>, Failure> {
+async fn affected(control: &Control, window: &Window) -> Result<Vec<Allocation>, ControlError> {
     let mut affected = Vec::new();
     for node in &window.nodes {
         affected.extend(on_node(control, *node).await?);
@@ -254,8 +255,8 @@ pub(super) async fn cancel(
     let id: MaintenanceId = parse_id(&id)?;
     let context = caller.context();
     let unknown = || Refusal::not_found("maintenance_unknown", format!("there is no maintenance window {id}"));
-    let gone = settle(&control, || async {
-        let window = books::get::<Window>(&control, id).await?.ok_or_else(unknown)?;
+    let gone = transact(&control, || async {
+        let window = resources::get::<Window>(&control, id).await?.ok_or_else(unknown)?;
         let affected = affected(&control, &window).await?;
         Ok(maintenance::cancel(&window, &affected, &context))
     })

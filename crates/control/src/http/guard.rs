@@ -1,7 +1,7 @@
 //! May this caller do that? Decided before a handler runs, for every route, by the table of endpoints and the policies.
 //!
 //! A route that is not in the table is refused: a new one is closed until somebody says what it takes. What a request is about is read
-//! from the books, never from what the caller says; who cannot see it is told that there is no such thing.
+//! from the resources, never from what the caller says; who cannot see it is told that there is no such thing.
 
 use axum::http::Method;
 use gpuaas_api::endpoints::{self, About};
@@ -11,12 +11,12 @@ use gpuaas_contract::task::{Task, TaskType};
 use gpuaas_domain::Refusal;
 use gpuaas_domain::access::{Action, Principal, Scope, Verdict};
 use gpuaas_domain::allocation::Allocation;
-use gpuaas_domain::people::{Organization, Project};
+use gpuaas_domain::tenancy::{Organization, Project};
 use gpuaas_domain::webhook::{Delivery, Webhook};
 
 use super::parse_id;
-use crate::failure::Failure;
-use crate::{Control, books};
+use crate::error::ControlError;
+use crate::{Control, resources};
 
 /// The code of the refusal for a route that is not in the table.
 pub(super) const CLOSED: &str = "route_closed";
@@ -28,20 +28,20 @@ pub(super) async fn decide(
     method: &Method,
     template: &str,
     path: &str,
-) -> Result<Scope, Failure> {
+) -> Result<Scope, ControlError> {
     let Some(endpoint) = endpoints::find(method.as_str(), template) else {
         let message = "this route is not open to anybody; it is missing in the table of endpoints";
         return Err(Refusal::forbidden(CLOSED, message).into());
     };
     let Some(action) = Action::parse(endpoint.action) else {
-        return Err(Failure::Internal(format!("{template} asks for the unknown action {}", endpoint.action)));
+        return Err(ControlError::Internal(format!("{template} asks for the unknown action {}", endpoint.action)));
     };
     let scope = match scope_of(control, endpoint.about, template, path).await? {
         Ok(scope) => scope,
         // Whether something is unknown or not to be seen must look the same.
         Err(unknown) => return Err(unknown.into()),
     };
-    match control.rights.policies.may(principal, action, &scope) {
+    match control.authz.policies.may(principal, action, &scope) {
         Verdict::Allowed => Ok(scope),
         Verdict::Denied { .. } if may_read_console(control, principal, template, path).await? => Ok(scope),
         Verdict::Denied { why } if principal.can_see(&scope) || scope == Scope::Platform => {
@@ -52,7 +52,7 @@ pub(super) async fn decide(
 }
 
 /// Tasks are the platform's business, but for one kind: the task that reads the console of a tenant's guest is how that tenant sees it.
-async fn may_read_console(control: &Control, principal: &Principal, template: &str, path: &str) -> Result<bool, Failure> {
+async fn may_read_console(control: &Control, principal: &Principal, template: &str, path: &str) -> Result<bool, ControlError> {
     if ![routes::TASK, routes::TASK_LOGS, routes::TASK_WATCH, routes::TASK_CANCEL].contains(&template) {
         return Ok(false);
     }
@@ -60,14 +60,14 @@ async fn may_read_console(control: &Control, principal: &Principal, template: &s
     let task = control.store.task_get(id).await?.filter(|task| task.task_type == TaskType::SliceConsoleRead);
     let params = task.and_then(|task| Task::parse(task.task_type, &task.params).ok());
     let Some(holder) = params.and_then(|task| task.holder()) else { return Ok(false) };
-    let Some(of) = books::get::<Allocation>(control, holder.allocation_id).await? else { return Ok(false) };
+    let Some(of) = resources::get::<Allocation>(control, holder.allocation_id).await? else { return Ok(false) };
     let scope = Scope::Project { organization: of.organization_id, project: of.project_id };
-    Ok(control.rights.policies.may(principal, Action::AllocationConsole, &scope).is_allowed())
+    Ok(control.authz.policies.may(principal, Action::AllocationConsole, &scope).is_allowed())
 }
 
-async fn scope_of(control: &Control, about: About, template: &str, path: &str) -> Result<Result<Scope, Refusal>, Failure> {
-    let of_project = async |id: ProjectId| -> Result<Option<Scope>, Failure> {
-        let project = books::get::<Project>(control, id).await?;
+async fn scope_of(control: &Control, about: About, template: &str, path: &str) -> Result<Result<Scope, Refusal>, ControlError> {
+    let of_project = async |id: ProjectId| -> Result<Option<Scope>, ControlError> {
+        let project = resources::get::<Project>(control, id).await?;
         let live = project.filter(|project| project.deleted_at.is_none());
         Ok(live.map(|project| Scope::Project { organization: project.organization_id, project: project.id }))
     };
@@ -75,25 +75,25 @@ async fn scope_of(control: &Control, about: About, template: &str, path: &str) -
         About::Platform => Some(Scope::Platform),
         About::Organization => {
             let id: OrgId = parse_id(segment(template, path, "{organization}"))?;
-            books::get::<Organization>(control, id).await?.map(|organization| Scope::Organization(organization.id))
+            resources::get::<Organization>(control, id).await?.map(|organization| Scope::Organization(organization.id))
         }
         About::Project => of_project(parse_id(segment(template, path, "{project}"))?).await?,
         About::Allocation => {
             let id: AllocationId = parse_id(segment(template, path, "{allocation}"))?;
-            let allocation = books::get::<Allocation>(control, id).await?;
+            let allocation = resources::get::<Allocation>(control, id).await?;
             allocation.map(|of| Scope::Project { organization: of.organization_id, project: of.project_id })
         }
         About::Webhook => {
             let id: WebhookId = parse_id(segment(template, path, "{webhook}"))?;
-            match books::get::<Webhook>(control, id).await?.filter(|webhook| webhook.deleted_at.is_none()) {
+            match resources::get::<Webhook>(control, id).await?.filter(|webhook| webhook.deleted_at.is_none()) {
                 Some(webhook) => of_project(webhook.project_id).await?,
                 None => None,
             }
         }
         About::Delivery => {
             let id: DeliveryId = parse_id(segment(template, path, "{delivery}"))?;
-            let webhook = match books::get::<Delivery>(control, id).await? {
-                Some(delivery) => books::get::<Webhook>(control, delivery.webhook_id).await?,
+            let webhook = match resources::get::<Delivery>(control, id).await? {
+                Some(delivery) => resources::get::<Webhook>(control, delivery.webhook_id).await?,
                 None => None,
             };
             match webhook {

@@ -20,9 +20,10 @@ use http_body_util::BodyExt as _;
 
 use super::caller::Caller;
 use super::problem::Rejected;
-use super::{MAX_BODY, task_make};
-use crate::failure::Failure;
-use crate::{Control, books, leases};
+use super::{MAX_BODY, task_create};
+use crate::commit::commit;
+use crate::error::ControlError;
+use crate::{Control, resources};
 
 tokio::task_local! {
     /// What the request that is being served is to be remembered by.
@@ -71,7 +72,7 @@ pub(super) async fn once(State(control): State<Arc<Control>>, request: Request, 
         return next.run(request).await;
     }
     let template = request.extensions().get::<axum::extract::MatchedPath>().map(|path| path.as_str().to_owned());
-    let key = match task_make::idempotency_key(request.headers()) {
+    let key = match task_create::idempotency_key(request.headers()) {
         Ok(key) => key,
         Err(failure) => return Rejected(failure).into_response(),
     };
@@ -89,12 +90,12 @@ pub(super) async fn once(State(control): State<Arc<Control>>, request: Request, 
     }
 }
 
-async fn serve(control: &Control, caller: &Caller, key: &str, request: Request, next: Next) -> Result<Response, Failure> {
+async fn serve(control: &Control, caller: &Caller, key: &str, request: Request, next: Next) -> Result<Response, ControlError> {
     let (parts, body) = request.into_parts();
     let body = read(body).await?;
     let digest = Digest::of(&[parts.method.as_str().as_bytes(), b"\n", parts.uri.path().as_bytes(), b"\n", &body].concat());
     let id = answered_id(&caller.actor.to_string(), key);
-    if let Some(earlier) = books::get::<Answered>(control, &id).await? {
+    if let Some(earlier) = resources::get::<Answered>(control, &id).await? {
         return again(earlier, &digest);
     }
     let answered = Answered {
@@ -110,17 +111,17 @@ async fn serve(control: &Control, caller: &Caller, key: &str, request: Request, 
     remember(control, &id, response).await
 }
 
-async fn read(body: Body) -> Result<Bytes, Failure> {
+async fn read(body: Body) -> Result<Bytes, ControlError> {
     let limited = http_body_util::Limited::new(body, MAX_BODY);
     let collected = limited.collect().await.map_err(|error| {
         let code = if error.is::<http_body_util::LengthLimitError>() { "body_too_large" } else { "body_unreadable" };
-        Failure::BadInput { code, message: format!("the body cannot be read: {error}") }
+        ControlError::BadInput { code, message: format!("the body cannot be read: {error}") }
     })?;
     Ok(collected.to_bytes())
 }
 
 /// What was answered before, if the same was asked for.
-fn again(earlier: Answered, digest: &Digest) -> Result<Response, Failure> {
+fn again(earlier: Answered, digest: &Digest) -> Result<Response, ControlError> {
     if earlier.request != *digest {
         let message = "this idempotency key was used for another request; choose a new key";
         return Err(Refusal::conflict("idempotency_key_reused", message).into());
@@ -137,20 +138,20 @@ fn again(earlier: Answered, digest: &Digest) -> Result<Response, Failure> {
 }
 
 /// Adds the answer to the key, if what was asked for was done.
-async fn remember(control: &Control, id: &str, response: Response) -> Result<Response, Failure> {
+async fn remember(control: &Control, id: &str, response: Response) -> Result<Response, ControlError> {
     if !response.status().is_success() || response.extensions().get::<NotKept>().is_some() {
         return Ok(response);
     }
     let (parts, body) = response.into_parts();
-    let body = body.collect().await.map_err(|error| Failure::Internal(format!("an answer broke off: {error}")))?.to_bytes();
+    let body = body.collect().await.map_err(|error| ControlError::Internal(format!("an answer broke off: {error}")))?.to_bytes();
     let status = parts.status.as_u16();
-    if let Some(done) = books::get::<Answered>(control, id).await?
+    if let Some(done) = resources::get::<Answered>(control, id).await?
         && let Ok(text) = std::str::from_utf8(&body)
         && body.len() <= MAX_ANSWER
     {
         let next = Answered { answer: Some(Answer { status, body: text.to_owned() }), ..done };
         // Only a convenience: the key itself is safe.
-        if let Err(error) = leases::commit(control, Decision::default().update(&next)).await {
+        if let Err(error) = commit(control, Decision::default().update(&next)).await {
             tracing::warn!(%error, "an answer could not be kept for its idempotency key");
         }
     }

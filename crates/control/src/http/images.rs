@@ -10,15 +10,16 @@ use gpuaas_api::dto::{self, ImageCreate, ImageListQuery, Page};
 use gpuaas_contract::id::{ImageId, OrgId};
 use gpuaas_domain::access::Scope;
 use gpuaas_domain::catalog::{self, Image, NewImage};
-use gpuaas_domain::resource::Kind;
+use gpuaas_domain::resource::ResourceKind;
 use gpuaas_domain::{Refusal, caps};
 use gpuaas_store::ResourceFilter;
 
 use super::caller::Caller;
 use super::problem::{JsonBody, Params, Rejected, Segments};
 use super::{free_name, page, page_limit, parse_id};
-use crate::failure::{Failure, settle};
-use crate::{Control, books};
+use crate::error::ControlError;
+use crate::transact::transact;
+use crate::{Control, resources};
 
 type Shared = State<Arc<Control>>;
 
@@ -48,9 +49,9 @@ pub(super) async fn list(
     parents.extend(owner(&caller).map(|id| id.to_string()));
     let filter =
         ResourceFilter { parents: Some(parents), states: vec!["active"], name_contains: query.name, ..ResourceFilter::default() };
-    let found = books::list(&control, &filter, query.after.as_deref(), false, limit.saturating_add(1)).await?;
+    let found = resources::list(&control, &filter, query.after.as_deref(), false, limit.saturating_add(1)).await?;
     let found = page(found, limit, |image: &Image| image.id.to_string());
-    Ok(Json(Page { items: found.items.into_iter().map(shown).collect(), next: found.next }))
+    Ok(Json(Page { items: found.items.into_iter().map(to_dto).collect(), next: found.next }))
 }
 
 pub(super) async fn create(
@@ -61,7 +62,7 @@ pub(super) async fn create(
     let (id, owner, context) = (ImageId::generate(), owner(&caller), caller.context());
     let default_username = match wanted.default_username {
         Some(name) => name,
-        None => dto::DEFAULT_USERNAME.parse().map_err(|_| Failure::Internal("the default user name".to_owned()))?,
+        None => dto::DEFAULT_USERNAME.parse().map_err(|_| ControlError::Internal("the default user name".to_owned()))?,
     };
     let new = NewImage {
         name: wanted.name,
@@ -73,13 +74,13 @@ pub(super) async fn create(
         driver_strategy: wanted.driver_strategy,
         default_username,
     };
-    let made = settle(&control, || async {
+    let made = transact(&control, || async {
         free_name::<Image>(&control, &parent(owner), &new.name).await?;
-        super::check_cap(&control, caps::IMAGES, super::live_count(&control, Kind::Image, &parent(owner)).await?)?;
+        super::check_cap(&control, caps::IMAGES, super::live_count(&control, ResourceKind::Image, &parent(owner)).await?)?;
         Ok(catalog::create_image(id, owner, new.clone(), &context)?)
     })
     .await?;
-    Ok((StatusCode::CREATED, Json(shown(made))))
+    Ok((StatusCode::CREATED, Json(to_dto(made))))
 }
 
 pub(super) async fn delete(
@@ -90,17 +91,17 @@ pub(super) async fn delete(
     let id: ImageId = parse_id(path.get("image").map(String::as_str).unwrap_or_default())?;
     let (owner, context) = (owner(&caller), caller.context());
     let unknown = || Refusal::not_found("image_unknown", format!("there is no image {id} here; `gpuaas image ls` lists them"));
-    let gone = settle(&control, || async {
-        let image = books::get::<Image>(&control, id).await?;
+    let gone = transact(&control, || async {
+        let image = resources::get::<Image>(&control, id).await?;
         // One of the platform is seen by tenants and is not theirs to delete.
         let image = image.filter(|image| image.organization_id == owner).ok_or_else(unknown)?;
         Ok(catalog::delete_image(&image, &context))
     })
     .await?;
-    Ok(Json(shown(gone)))
+    Ok(Json(to_dto(gone)))
 }
 
-fn shown(image: Image) -> dto::Image {
+fn to_dto(image: Image) -> dto::Image {
     dto::Image {
         id: image.id,
         organization_id: image.organization_id,

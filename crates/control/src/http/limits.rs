@@ -8,7 +8,7 @@ use axum::http::{HeaderValue, Method, StatusCode, header};
 use axum::middleware::Next;
 use axum::response::Response;
 use gpuaas_api::routes::{RATE_LIMIT_HEADER, RATE_LIMIT_POLICY_HEADER};
-use gpuaas_engines::limits::{Decision, Rule};
+use gpuaas_backends::limits::{Decision, Rule};
 
 use super::caller::Caller;
 use super::problem::problem;
@@ -26,7 +26,7 @@ pub(super) async fn limit(State(control): State<Arc<Control>>, request: Request,
     let reads = matches!(*request.method(), Method::GET | Method::HEAD);
     let (name, rule) = if reads { ("read", READS) } else { ("change", CHANGES) };
     let rule = Rule { burst: rule.burst.saturating_mul(if caller.principal.platform.is_some() { 100 } else { 1 }), ..rule };
-    let decision = control.engines.limits.check(&format!("api:{name}:{}", caller.actor), rule, 1).await;
+    let decision = control.backends.limits.check(&format!("api:{name}:{}", caller.actor), rule, 1).await;
     let mut response = if decision.allowed {
         next.run(request).await
     } else {

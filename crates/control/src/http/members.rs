@@ -9,8 +9,8 @@ use gpuaas_api::dto::{self, MemberAdd, MemberChange, Page, PageQuery};
 use gpuaas_contract::id::MembershipId;
 use gpuaas_domain::access::{MemberRole, Membership, Place, Scope, Who};
 use gpuaas_domain::names::checked_email;
-use gpuaas_domain::people::{self, ServiceAccount, User};
 use gpuaas_domain::resource::Resource as _;
+use gpuaas_domain::tenancy::{self, ServiceAccount, User};
 use gpuaas_domain::{Refusal, caps};
 use gpuaas_store::ResourceFilter;
 
@@ -18,8 +18,9 @@ use super::caller::Caller;
 use super::problem::{JsonBody, Params, Rejected, Segments};
 use super::{Tagged, etag_of, if_match, mint, page, page_limit, parse_id};
 use crate::audience::Audience;
-use crate::failure::{Failure, settle};
-use crate::{Control, books};
+use crate::error::ControlError;
+use crate::transact::transact;
+use crate::{Control, resources};
 
 type Shared = State<Arc<Control>>;
 
@@ -33,10 +34,10 @@ fn place(caller: &Caller) -> Place {
 }
 
 /// The person with this address: a user who has proved to have it, or whoever will.
-pub(super) async fn by_email(control: &Control, email: &str) -> Result<Who, Failure> {
+pub(super) async fn by_email(control: &Control, email: &str) -> Result<Who, ControlError> {
     let email = checked_email(email)?;
     let filter = ResourceFilter { owner: Some(email.clone()), states: vec!["active"], ..ResourceFilter::default() };
-    let users: Vec<User> = books::all(control, &filter).await?;
+    let users: Vec<User> = resources::all(control, &filter).await?;
     let mut proven = users.into_iter().filter(|user| user.email_verified);
     // Two issuers may both know the address; then whoever signs in next is meant, as with nobody.
     Ok(match (proven.next(), proven.next()) {
@@ -45,22 +46,22 @@ pub(super) async fn by_email(control: &Control, email: &str) -> Result<Who, Fail
     })
 }
 
-fn role(name: &str) -> Result<MemberRole, Failure> {
+fn role(name: &str) -> Result<MemberRole, ControlError> {
     let message = "choose owner, member or viewer in organizations and projects, admin, operator or support on the platform";
     Ok(MemberRole::parse(name)
         .ok_or_else(|| Refusal::invalid("role_unknown", format!("there is no role `{name}`; {message}")))?)
 }
 
-async fn of_place(control: &Control, at: Place) -> Result<Vec<Membership>, Failure> {
+async fn of_place(control: &Control, at: Place) -> Result<Vec<Membership>, ControlError> {
     let filter = ResourceFilter { parent: Some(at.to_string()), states: vec!["active", "invited"], ..ResourceFilter::default() };
-    books::all(control, &filter).await
+    resources::all(control, &filter).await
 }
 
 /// The membership with this id, if it is in that place.
-async fn get(control: &Control, at: Place, id: &str) -> Result<Membership, Failure> {
+async fn get(control: &Control, at: Place, id: &str) -> Result<Membership, ControlError> {
     let id: MembershipId = parse_id(id)?;
     let unknown = || Refusal::not_found("member_unknown", format!("there is no member {id} here; `gpuaas member ls` lists them"));
-    let found = books::get::<Membership>(control, id).await?.filter(|found| found.at == at && found.removed_at.is_none());
+    let found = resources::get::<Membership>(control, id).await?.filter(|found| found.at == at && found.removed_at.is_none());
     Ok(found.ok_or_else(unknown)?)
 }
 
@@ -78,11 +79,11 @@ pub(super) async fn list(
         states: vec!["active", "invited"],
         ..ResourceFilter::default()
     };
-    let found = books::list(&control, &filter, query.after.as_deref(), false, limit.saturating_add(1)).await?;
+    let found = resources::list(&control, &filter, query.after.as_deref(), false, limit.saturating_add(1)).await?;
     let found = page(found, limit, |member: &Membership| member.id.to_string());
     let mut items = Vec::with_capacity(found.items.len());
     for member in found.items {
-        items.push(shown(&control, member).await?);
+        items.push(to_dto(&control, member).await?);
     }
     Ok(Json(Page { items, next: found.next }))
 }
@@ -95,7 +96,7 @@ pub(super) async fn add(
     let (at, role, context) = (place(&caller), role(&wanted.role)?, caller.context());
     let id = MembershipId::generate();
     mint::role(&control, &caller, at, role)?;
-    let made = settle(&control, || async {
+    let made = transact(&control, || async {
         let who = match (&wanted.email, wanted.service_account_id) {
             (Some(email), None) => by_email(&control, email).await?,
             (None, Some(account)) => account_of(&control, at, account).await?,
@@ -119,15 +120,15 @@ pub(super) async fn add(
             return Err(Refusal::conflict("member_exists", "they are invited already; change their role instead").into());
         }
         check_caps(&control, &present, &who)?;
-        Ok(people::invite(id, who, at, role, &context)?)
+        Ok(tenancy::invite(id, who, at, role, &context)?)
     })
     .await?;
     let tag = etag_of(made.version());
-    Ok((StatusCode::CREATED, Tagged(tag, shown(&control, made).await?)))
+    Ok((StatusCode::CREATED, Tagged(tag, to_dto(&control, made).await?)))
 }
 
 /// Refuses one more member than there may be.
-fn check_caps(control: &Control, present: &[Membership], who: &Who) -> Result<(), Failure> {
+fn check_caps(control: &Control, present: &[Membership], who: &Who) -> Result<(), ControlError> {
     let is_invited = |who: &Who| matches!(who, Who::Invited(_));
     let cap = if is_invited(who) { caps::INVITATIONS } else { caps::MEMBERS };
     let count = present.iter().filter(|present| is_invited(&present.who) == is_invited(who)).count();
@@ -135,8 +136,8 @@ fn check_caps(control: &Control, present: &[Membership], who: &Who) -> Result<()
 }
 
 /// A service account acts in its own project only.
-async fn account_of(control: &Control, at: Place, id: gpuaas_contract::id::ServiceAccountId) -> Result<Who, Failure> {
-    let account = books::get::<ServiceAccount>(control, id).await?.filter(|account| account.deleted_at.is_none());
+async fn account_of(control: &Control, at: Place, id: gpuaas_contract::id::ServiceAccountId) -> Result<Who, ControlError> {
+    let account = resources::get::<ServiceAccount>(control, id).await?.filter(|account| account.deleted_at.is_none());
     match account {
         Some(account) if at == Place::Project(account.project_id) => Ok(Who::ServiceAccount(id)),
         Some(_) | None => {
@@ -156,18 +157,18 @@ pub(super) async fn change(
 ) -> Result<Tagged<dto::Member>, Rejected> {
     let (at, role, context) = (place(&caller), role(&wanted)?, caller.context());
     let id = segments.get("member").cloned().unwrap_or_default();
-    settle(&control, || async {
+    transact(&control, || async {
         let member = get(&control, at, &id).await?;
         if_match(&headers, &etag_of(member.version))?;
         if !member.role.includes(role) {
             mint::role(&control, &caller, at, role)?;
         }
-        Ok(people::change_role(&member, role, &of_place(&control, at).await?, &context)?)
+        Ok(tenancy::change_role(&member, role, &of_place(&control, at).await?, &context)?)
     })
     .await?;
     let member = get(&control, at, &id).await?;
     let tag = etag_of(member.version);
-    Ok(Tagged(tag, shown(&control, member).await?))
+    Ok(Tagged(tag, to_dto(&control, member).await?))
 }
 
 pub(super) async fn remove(
@@ -178,24 +179,24 @@ pub(super) async fn remove(
 ) -> Result<Json<dto::Member>, Rejected> {
     let (at, context) = (place(&caller), caller.context());
     let id = segments.get("member").cloned().unwrap_or_default();
-    let gone = settle(&control, || async {
+    let gone = transact(&control, || async {
         let member = get(&control, at, &id).await?;
         if_match(&headers, &etag_of(member.version))?;
-        Ok(people::leave(&member, &of_place(&control, at).await?, &context)?)
+        Ok(tenancy::leave(&member, &of_place(&control, at).await?, &context)?)
     })
     .await?;
-    Ok(Json(shown(&control, gone).await?))
+    Ok(Json(to_dto(&control, gone).await?))
 }
 
-async fn shown(control: &Control, member: Membership) -> Result<dto::Member, Failure> {
+async fn to_dto(control: &Control, member: Membership) -> Result<dto::Member, ControlError> {
     let (kind, user_id, service_account_id, email, name) = match &member.who {
         Who::User(id) => {
-            let user = books::get::<User>(control, id).await?;
+            let user = resources::get::<User>(control, id).await?;
             let (email, name) = user.map(|user| (user.email, user.name)).unwrap_or_default();
             ("user", Some(*id), None, Some(email), name)
         }
         Who::ServiceAccount(id) => {
-            let account = books::get::<ServiceAccount>(control, id).await?;
+            let account = resources::get::<ServiceAccount>(control, id).await?;
             ("service_account", None, Some(*id), None, account.map(|account| account.name).unwrap_or_default())
         }
         Who::Invited(email) => ("invited", None, None, Some(email.clone()), String::new()),

@@ -6,14 +6,14 @@ use gpuaas_domain::access::{self, KeyLimits, MAX_KEY_CHAIN, MemberRole, Place};
 
 use super::caller::Caller;
 use crate::Control;
-use crate::failure::Failure;
+use crate::error::ControlError;
 
 /// The limits of a new key that the caller wants, and the key it is made with.
 pub(super) async fn key(
     control: &Control,
     caller: &Caller,
     wanted: KeyLimits,
-) -> Result<(KeyLimits, Option<ApiTokenId>), Failure> {
+) -> Result<(KeyLimits, Option<ApiTokenId>), ControlError> {
     let limits = KeyLimits::of(&caller.principal).child(wanted)?;
     let parent = caller.actor.key();
     let (mut above, mut length) = (parent, 1_usize);
@@ -31,12 +31,12 @@ pub(super) async fn key(
 }
 
 /// Refuses to make a service account with a role that the caller's key may not give.
-pub(super) fn role_of_new_account(control: &Control, caller: &Caller, at: Place, role: MemberRole) -> Result<(), Failure> {
-    Ok(access::check_role(&control.rights.policies, &caller.principal, at, organization(caller), role)?)
+pub(super) fn role_of_new_account(control: &Control, caller: &Caller, at: Place, role: MemberRole) -> Result<(), ControlError> {
+    Ok(access::check_role(&control.authz.policies, &caller.principal, at, organization(caller), role)?)
 }
 
 /// Refuses to give somebody a role that the caller's key may not give.
-pub(super) fn role(control: &Control, caller: &Caller, at: Place, role: MemberRole) -> Result<(), Failure> {
+pub(super) fn role(control: &Control, caller: &Caller, at: Place, role: MemberRole) -> Result<(), ControlError> {
     role_of_new_account(control, caller, at, role)?;
     Ok(access::check_role_life(&caller.principal)?)
 }

@@ -18,7 +18,7 @@ macro_rules! operations {
 }
 
 mod access;
-mod allocation_shown;
+mod allocation_view;
 mod allocation_watch;
 mod allocations;
 mod audit;
@@ -45,10 +45,10 @@ mod service_accounts;
 mod slices;
 mod slots;
 mod ssh_keys;
-mod standing;
+mod stream_grant;
 mod streams;
 mod system;
-mod task_make;
+mod task_create;
 mod task_watch;
 mod tasks;
 mod users;
@@ -167,18 +167,18 @@ fn etag_of(version: i64) -> String {
 }
 
 /// Refuses to change something that is not, or no longer, as the caller has seen it. Without `If-Match` the caller does not care.
-fn if_match(headers: &axum::http::HeaderMap, now: &str) -> Result<(), crate::failure::Failure> {
+fn if_match(headers: &axum::http::HeaderMap, now: &str) -> Result<(), crate::error::ControlError> {
     let Some(wanted) = headers.get(axum::http::header::IF_MATCH) else { return Ok(()) };
     let text = wanted.to_str().unwrap_or_default();
     if text.split(',').map(str::trim).any(|tag| tag == "*" || tag == now) {
         return Ok(());
     }
     let message = format!("somebody has changed it since you read it (it is {now} now, not {text}); read it again");
-    Err(crate::failure::Failure::Precondition { code: "changed_meanwhile", message })
+    Err(crate::error::ControlError::Precondition { code: "changed_meanwhile", message })
 }
 
 /// Refuses one more of something of which there are `present`.
-fn check_cap(control: &Control, cap: gpuaas_domain::caps::Cap, present: u64) -> Result<(), crate::failure::Failure> {
+fn check_cap(control: &Control, cap: gpuaas_domain::caps::Cap, present: u64) -> Result<(), crate::error::ControlError> {
     cap.check(present).inspect_err(|refusal| control.metrics.refused(refusal.code))?;
     Ok(())
 }
@@ -186,9 +186,9 @@ fn check_cap(control: &Control, cap: gpuaas_domain::caps::Cap, present: u64) -> 
 /// How many resources of a kind belong to `parent` and are not over.
 async fn live_count(
     control: &Control,
-    kind: gpuaas_domain::resource::Kind,
+    kind: gpuaas_domain::resource::ResourceKind,
     parent: &str,
-) -> Result<u64, crate::failure::Failure> {
+) -> Result<u64, crate::error::ControlError> {
     let filter = gpuaas_store::ResourceFilter {
         parent: Some(parent.to_owned()),
         states: vec!["active"],
@@ -202,7 +202,7 @@ async fn counting_tokens(
     control: &Control,
     filter: &gpuaas_store::ApiTokenFilter,
     now: gpuaas_contract::time::Timestamp,
-) -> Result<u64, crate::failure::Failure> {
+) -> Result<u64, crate::error::ControlError> {
     Ok(control.store.api_token_count(filter, now).await?)
 }
 
@@ -211,7 +211,7 @@ async fn free_name<R: gpuaas_domain::resource::Resource>(
     control: &Control,
     parent: &str,
     name: &str,
-) -> Result<(), crate::failure::Failure> {
+) -> Result<(), crate::error::ControlError> {
     if control.store.resource_by_name(R::KIND, parent, name).await?.is_none() {
         return Ok(());
     }
@@ -285,13 +285,13 @@ fn tenants() -> Router<Arc<Control>> {
 const _: () = assert!(gpuaas_store::MAX_PAGE > dto::MAX_PAGE, "the largest page would look like the last one");
 
 /// How many items a page has.
-fn page_limit(asked: Option<u32>) -> Result<u32, crate::failure::Failure> {
+fn page_limit(asked: Option<u32>) -> Result<u32, crate::error::ControlError> {
     let limit = asked.unwrap_or(dto::DEFAULT_PAGE);
     if (1..=dto::MAX_PAGE).contains(&limit) {
         return Ok(limit);
     }
     let message = format!("limit is {limit}; choose 1 to {}", dto::MAX_PAGE);
-    Err(crate::failure::Failure::BadInput { code: "limit_invalid", message })
+    Err(crate::error::ControlError::BadInput { code: "limit_invalid", message })
 }
 
 /// A page of what was asked for, given up to one item more than fits.
@@ -306,12 +306,12 @@ fn page<T>(mut items: Vec<T>, limit: u32, cursor: impl Fn(&T) -> String) -> dto:
 /// A cursor or an id in a query, if given.
 fn parse_opt<T: std::str::FromStr<Err = gpuaas_contract::id::BadId>>(
     text: Option<&str>,
-) -> Result<Option<T>, crate::failure::Failure> {
+) -> Result<Option<T>, crate::error::ControlError> {
     text.map(parse_id).transpose()
 }
 
-fn parse_id<T: std::str::FromStr<Err = gpuaas_contract::id::BadId>>(text: &str) -> Result<T, crate::failure::Failure> {
-    text.parse().map_err(|error: gpuaas_contract::id::BadId| crate::failure::Failure::BadInput {
+fn parse_id<T: std::str::FromStr<Err = gpuaas_contract::id::BadId>>(text: &str) -> Result<T, crate::error::ControlError> {
+    text.parse().map_err(|error: gpuaas_contract::id::BadId| crate::error::ControlError::BadInput {
         code: "id_invalid",
         message: error.to_string(),
     })

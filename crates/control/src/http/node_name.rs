@@ -6,13 +6,13 @@ use gpuaas_domain::node::{Node, Service};
 use gpuaas_store::NodeFilter;
 
 use crate::Control;
-use crate::failure::Failure;
+use crate::error::ControlError;
 
 /// Nodes looked at in one query.
 const PAGE: u32 = 1000;
 
 /// The node with this id, or with this name if only one node that is not retired has it.
-pub(super) async fn find(control: &Control, name: &str) -> Result<Node, Failure> {
+pub(super) async fn find(control: &Control, name: &str) -> Result<Node, ControlError> {
     let unknown = || Refusal::not_found("node_unknown", format!("there is no node `{name}`; `gpuaas node ls` lists them"));
     if let Ok(id) = name.parse::<NodeId>() {
         return Ok(control.store.node_get(id).await?.ok_or_else(unknown)?);

@@ -14,7 +14,8 @@ use super::caller::Caller;
 use super::problem::{JsonBody, Params, Rejected, Segments};
 use super::{node_name, page, page_limit, parse_opt};
 use crate::Control;
-use crate::failure::{Failure, settle};
+use crate::error::ControlError;
+use crate::transact::transact;
 
 type Shared = State<Arc<Control>>;
 
@@ -27,7 +28,7 @@ pub(super) async fn list(
         None => None,
         Some(name) => Some(Service::parse(name).ok_or_else(|| {
             let known = Service::ALL.map(Service::as_str).join(", ");
-            Failure::BadInput {
+            ControlError::BadInput {
                 code: "service_invalid",
                 message: format!("there is no service state `{name}`; choose from {known}"),
             }
@@ -51,7 +52,7 @@ pub(super) async fn list(
     let nodes = page(nodes, limit, |node| node.id.to_string());
     let open = control.store.task_unfinished_counts().await?;
     let of = |node: &Node| open.get(&node.id).copied().unwrap_or_default();
-    let items = nodes.items.into_iter().map(|node| shown(&control, of(&node), node)).collect();
+    let items = nodes.items.into_iter().map(|node| to_dto(&control, of(&node), node)).collect();
     Ok(Json(Page { items, next: nodes.next }))
 }
 
@@ -62,10 +63,10 @@ pub(super) async fn show(State(control): Shared, Segments(name): Segments<String
 async fn one(control: &Control, name: &str) -> Result<Json<dto::Node>, Rejected> {
     let node = node_name::find(control, name).await?;
     let tasks_open = control.store.task_unfinished_count(node.id).await?;
-    Ok(Json(shown(control, tasks_open, node)))
+    Ok(Json(to_dto(control, tasks_open, node)))
 }
 
-fn shown(control: &Control, tasks_open: u64, node: Node) -> dto::Node {
+fn to_dto(control: &Control, tasks_open: u64, node: Node) -> dto::Node {
     let link = control.hub.get(node.id);
     dto::Node {
         id: node.id,
@@ -104,7 +105,7 @@ pub(super) async fn change(
 ) -> Result<Json<dto::Node>, Rejected> {
     let id = node_name::find(&control, &name).await?.id;
     let context = caller.context();
-    settle(&control, || async {
+    transact(&control, || async {
         let node = node_name::find(&control, &id.to_string()).await?;
         Ok(((), node::rename(&node, &change.name, &context)?))
     })
@@ -129,7 +130,7 @@ async fn operate(
 ) -> Result<Json<dto::Node>, Rejected> {
     let id = node_name::find(&control, &name).await?.id;
     let context = caller.context();
-    settle(&control, || async {
+    transact(&control, || async {
         let node = node_name::find(&control, &id.to_string()).await?;
         let mut decision = node::operate(&node, operation, &reason, &context)?;
         if operation == Operation::Retire && !decision.is_empty() {

@@ -10,27 +10,28 @@ use gpuaas_api::dto::{self, OrganizationChange, OrganizationCreate, Organization
 use gpuaas_contract::id::{MembershipId, OrgId};
 use gpuaas_domain::Refusal;
 use gpuaas_domain::access::{MemberRole, Place, ProjectRole};
-use gpuaas_domain::people::{self, Organization, Project};
+use gpuaas_domain::tenancy::{self, Organization, Project};
 use gpuaas_store::ResourceFilter;
 
 use super::caller::Caller;
 use super::problem::{JsonBody, Params, Rejected, Segments};
 use super::{Tagged, etag_of, free_name, if_match, page, page_limit, parse_id, quotas};
-use crate::failure::{Failure, settle};
-use crate::{Control, books};
+use crate::error::ControlError;
+use crate::transact::transact;
+use crate::{Control, resources};
 
 type Shared = State<Arc<Control>>;
 
-pub(super) async fn get(control: &Control, id: &str) -> Result<Organization, Failure> {
+pub(super) async fn get(control: &Control, id: &str) -> Result<Organization, ControlError> {
     let id: OrgId = parse_id(id)?;
-    Ok(books::get::<Organization>(control, id).await?.ok_or_else(|| unknown(&id.to_string()))?)
+    Ok(resources::get::<Organization>(control, id).await?.ok_or_else(|| unknown(&id.to_string()))?)
 }
 
 /// The organization with this id or name.
-pub(super) async fn named(control: &Control, name: &str) -> Result<Organization, Failure> {
+pub(super) async fn named(control: &Control, name: &str) -> Result<Organization, ControlError> {
     let found = match name.parse::<OrgId>() {
-        Ok(id) => books::get::<Organization>(control, id).await?,
-        Err(_) => books::by_name::<Organization>(control, "", name).await?,
+        Ok(id) => resources::get::<Organization>(control, id).await?,
+        Err(_) => resources::by_name::<Organization>(control, "", name).await?,
     };
     Ok(found.ok_or_else(|| unknown(name))?)
 }
@@ -51,27 +52,27 @@ pub(super) async fn list(
     }
     let found = if caller.principal.platform.is_some() {
         let filter = ResourceFilter { name_contains: query.name, ..ResourceFilter::default() };
-        books::list(&control, &filter, query.after.as_deref(), false, limit.saturating_add(1)).await?
+        resources::list(&control, &filter, query.after.as_deref(), false, limit.saturating_add(1)).await?
     } else {
         let mut ids = BTreeSet::new();
         for (place, _) in &caller.principal.memberships {
             match place {
                 Place::Organization(id) => drop(ids.insert(*id)),
                 Place::Project(id) => {
-                    ids.extend(books::get::<Project>(&control, id).await?.map(|project| project.organization_id));
+                    ids.extend(resources::get::<Project>(&control, id).await?.map(|project| project.organization_id));
                 }
                 Place::Platform => {}
             }
         }
         let mut found: Vec<Organization> = Vec::new();
         for id in ids.into_iter().filter(|id| query.after.as_deref().is_none_or(|after| id.to_string().as_str() > after)) {
-            found.extend(books::get::<Organization>(&control, id).await?);
+            found.extend(resources::get::<Organization>(&control, id).await?);
         }
         found.retain(|organization| query.name.as_deref().is_none_or(|name| organization.name.contains(name)));
         found
     };
     let found = page(found, limit, |organization| organization.id.to_string());
-    Ok(Json(Page { items: found.items.into_iter().map(shown).collect(), next: found.next }))
+    Ok(Json(Page { items: found.items.into_iter().map(to_dto).collect(), next: found.next }))
 }
 
 pub(super) async fn create(
@@ -80,25 +81,25 @@ pub(super) async fn create(
     JsonBody(wanted): JsonBody<OrganizationCreate>,
 ) -> Result<(StatusCode, Tagged<dto::Organization>), Rejected> {
     let (id, owner, context) = (OrgId::generate(), MembershipId::generate(), caller.context());
-    let made = settle(&control, || async {
+    let made = transact(&control, || async {
         free_name::<Organization>(&control, "", &wanted.name).await?;
         let limits = quotas::limits(&wanted.limits);
-        let (made, mut decision) = people::create_organization(id, &wanted.name, &wanted.description, limits, &context)?;
+        let (made, mut decision) = tenancy::create_organization(id, &wanted.name, &wanted.description, limits, &context)?;
         if let Some(email) = &wanted.owner_email {
             let who = super::members::by_email(&control, email).await?;
             let role = MemberRole::Project(ProjectRole::Owner);
             super::mint::role(&control, &caller, Place::Organization(id), role)?;
-            decision = decision.and(people::invite(owner, who, Place::Organization(id), role, &context)?.1);
+            decision = decision.and(tenancy::invite(owner, who, Place::Organization(id), role, &context)?.1);
         }
         Ok((made, decision))
     })
     .await?;
-    Ok((StatusCode::CREATED, Tagged(etag_of(made.version), shown(made))))
+    Ok((StatusCode::CREATED, Tagged(etag_of(made.version), to_dto(made))))
 }
 
 pub(super) async fn show(State(control): Shared, Segments(id): Segments<String>) -> Result<Tagged<dto::Organization>, Rejected> {
     let organization = get(&control, &id).await?;
-    Ok(Tagged(etag_of(organization.version), shown(organization)))
+    Ok(Tagged(etag_of(organization.version), to_dto(organization)))
 }
 
 pub(super) async fn change(
@@ -109,17 +110,17 @@ pub(super) async fn change(
     JsonBody(change): JsonBody<OrganizationChange>,
 ) -> Result<Tagged<dto::Organization>, Rejected> {
     let context = caller.context();
-    settle(&control, || async {
+    transact(&control, || async {
         let organization = get(&control, &id).await?;
         if_match(&headers, &etag_of(organization.version))?;
         let description = change.description.as_deref().unwrap_or(&organization.description);
-        Ok(people::describe_organization(&organization, description, &context)?)
+        Ok(tenancy::describe_organization(&organization, description, &context)?)
     })
     .await?;
     show(State(control), Segments(id)).await
 }
 
-fn shown(organization: Organization) -> dto::Organization {
+fn to_dto(organization: Organization) -> dto::Organization {
     dto::Organization {
         id: organization.id,
         etag: etag_of(organization.version),

@@ -9,7 +9,7 @@ use gpuaas_api::dto::{PROBLEM_CONTENT_TYPE, Problem};
 use gpuaas_domain::RefusalKind;
 use serde::de::DeserializeOwned;
 
-use crate::failure::Failure;
+use crate::error::ControlError;
 use crate::link::chain;
 
 /// When to ask again for something of which too much is in use.
@@ -17,9 +17,9 @@ const EXHAUSTED_FOR: std::time::Duration = std::time::Duration::from_secs(60);
 
 /// A failure on its way out.
 #[derive(Debug)]
-pub struct Rejected(pub Failure);
+pub struct Rejected(pub ControlError);
 
-impl<E: Into<Failure>> From<E> for Rejected {
+impl<E: Into<ControlError>> From<E> for Rejected {
     fn from(error: E) -> Self {
         Self(error.into())
     }
@@ -28,12 +28,12 @@ impl<E: Into<Failure>> From<E> for Rejected {
 impl IntoResponse for Rejected {
     fn into_response(self) -> Response {
         let (status, code, detail) = match &self.0 {
-            Failure::Refused(refusal) if refusal.kind == RefusalKind::Exhausted => {
+            ControlError::Refused(refusal) if refusal.kind == RefusalKind::Exhausted => {
                 let mut response = problem(StatusCode::TOO_MANY_REQUESTS, refusal.code, refusal.message.clone());
                 response.headers_mut().insert(header::RETRY_AFTER, retry_after_value(EXHAUSTED_FOR));
                 return response;
             }
-            Failure::Refused(refusal) => {
+            ControlError::Refused(refusal) => {
                 let status = match refusal.kind {
                     RefusalKind::Invalid => StatusCode::UNPROCESSABLE_ENTITY,
                     RefusalKind::Conflict => StatusCode::CONFLICT,
@@ -43,25 +43,25 @@ impl IntoResponse for Rejected {
                 };
                 (status, refusal.code, refusal.message.clone())
             }
-            Failure::Unavailable { code, message } => (StatusCode::SERVICE_UNAVAILABLE, *code, message.clone()),
-            Failure::TooMany { code, message, retry_after } => {
+            ControlError::Unavailable { code, message } => (StatusCode::SERVICE_UNAVAILABLE, *code, message.clone()),
+            ControlError::TooMany { code, message, retry_after } => {
                 let mut response = problem(StatusCode::TOO_MANY_REQUESTS, code, message.clone());
                 response.headers_mut().insert(header::RETRY_AFTER, retry_after_value(*retry_after));
                 return response;
             }
-            Failure::Precondition { code, message } => (StatusCode::PRECONDITION_FAILED, *code, message.clone()),
-            Failure::Unauthenticated { code, message } => (StatusCode::UNAUTHORIZED, *code, message.clone()),
-            Failure::BadInput { code: code @ "body_too_large", message } => {
+            ControlError::Precondition { code, message } => (StatusCode::PRECONDITION_FAILED, *code, message.clone()),
+            ControlError::Unauthenticated { code, message } => (StatusCode::UNAUTHORIZED, *code, message.clone()),
+            ControlError::BadInput { code: code @ "body_too_large", message } => {
                 (StatusCode::PAYLOAD_TOO_LARGE, *code, message.clone())
             }
-            Failure::BadInput { code, message } => (StatusCode::BAD_REQUEST, *code, message.clone()),
-            Failure::Fenced => (StatusCode::GONE, "session_fenced", self.0.to_string()),
-            Failure::Contended => (StatusCode::SERVICE_UNAVAILABLE, "contended", self.0.to_string()),
-            Failure::Store(_) => {
+            ControlError::BadInput { code, message } => (StatusCode::BAD_REQUEST, *code, message.clone()),
+            ControlError::Fenced => (StatusCode::GONE, "session_fenced", self.0.to_string()),
+            ControlError::Contended => (StatusCode::SERVICE_UNAVAILABLE, "contended", self.0.to_string()),
+            ControlError::Store(_) => {
                 tracing::error!(error = %chain(&self.0), "store failed");
                 (StatusCode::SERVICE_UNAVAILABLE, "store_unavailable", "the store did not answer; try again shortly".to_owned())
             }
-            Failure::Internal(_) => {
+            ControlError::Internal(_) => {
                 tracing::error!(error = %chain(&self.0), "internal error");
                 (
                     StatusCode::INTERNAL_SERVER_ERROR,
@@ -93,7 +93,7 @@ pub fn problem(status: StatusCode, code: &str, detail: impl Into<String>) -> Res
 }
 
 fn bad(code: &'static str, message: impl Into<String>) -> Rejected {
-    Rejected(Failure::BadInput { code, message: message.into() })
+    Rejected(ControlError::BadInput { code, message: message.into() })
 }
 
 /// A JSON body, parsed strictly; an empty body is an empty object.

@@ -5,7 +5,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 
 use gpuaas_api::dto::TaskProgress;
 use gpuaas_contract::id::TaskId;
-use gpuaas_domain::Hint;
+use gpuaas_domain::Wakeup;
 use tokio::sync::broadcast::error::RecvError;
 
 use crate::Control;
@@ -31,27 +31,28 @@ impl ProgressBoard {
         board.insert(task, progress);
     }
 
-    /// Keeps the board up to date from the store's hints.
+    /// Keeps the board up to date from the store's wakeups.
     pub fn spawn(control: &Arc<Control>) {
-        let mut hints = control.store.hints();
+        let mut wakeups = control.store.wakeups();
         let control = Arc::clone(control);
         let tracker = control.background.clone();
         tracker.spawn(async move {
             loop {
-                let hint = tokio::select! { biased; () = control.shutdown.cancelled() => return, hint = hints.recv() => hint };
-                match hint {
-                    Ok(Hint::Progress { task_id, phase, message, at }) => {
+                let wakeup =
+                    tokio::select! { biased; () = control.shutdown.cancelled() => return, wakeup = wakeups.recv() => wakeup };
+                match wakeup {
+                    Ok(Wakeup::Progress { task_id, phase, message, at }) => {
                         control.progress.put(task_id, TaskProgress { phase, message, at })
                     }
                     Ok(
-                        Hint::NodeWork(_)
-                        | Hint::NodeAccess(_)
-                        | Hint::Task(_)
-                        | Hint::Allocation(_)
-                        | Hint::Fleet(_)
-                        | Hint::Outbox
-                        | Hint::Link(_)
-                        | Hint::Rights,
+                        Wakeup::NodeWork(_)
+                        | Wakeup::NodeAccess(_)
+                        | Wakeup::Task(_)
+                        | Wakeup::Allocation(_)
+                        | Wakeup::Fleet(_)
+                        | Wakeup::Outbox
+                        | Wakeup::Link(_)
+                        | Wakeup::Rights,
                     )
                     | Err(RecvError::Lagged(_)) => {}
                     Err(RecvError::Closed) => return,

@@ -9,24 +9,25 @@ use axum::{Extension, Json};
 use gpuaas_api::dto::{self, Page, PageQuery, ProjectChange, ProjectCreate, ProjectListQuery};
 use gpuaas_contract::id::{MembershipId, OrgId, ProjectId};
 use gpuaas_domain::access::{MemberRole, Place, ProjectRole};
-use gpuaas_domain::people::{self, Organization, Project};
 use gpuaas_domain::quota::{Quota, quota_id};
-use gpuaas_domain::resource::Kind;
+use gpuaas_domain::resource::ResourceKind;
+use gpuaas_domain::tenancy::{self, Organization, Project};
 use gpuaas_domain::{Refusal, caps};
 use gpuaas_store::ResourceFilter;
 
 use super::caller::Caller;
 use super::problem::{JsonBody, Params, Rejected, Segments};
 use super::{Tagged, etag_of, free_name, if_match, organizations, page, page_limit, parse_id, quotas};
-use crate::failure::{Failure, settle};
-use crate::{Control, books};
+use crate::error::ControlError;
+use crate::transact::transact;
+use crate::{Control, resources};
 
 type Shared = State<Arc<Control>>;
 
-pub(super) async fn get(control: &Control, id: &str) -> Result<Project, Failure> {
+pub(super) async fn get(control: &Control, id: &str) -> Result<Project, ControlError> {
     let id: ProjectId = parse_id(id)?;
     let unknown = || Refusal::not_found("project_unknown", format!("there is no project {id}; `gpuaas project ls` lists yours"));
-    let project = books::get::<Project>(control, id).await?.ok_or_else(unknown)?;
+    let project = resources::get::<Project>(control, id).await?.ok_or_else(unknown)?;
     project.check_live()?;
     Ok(project)
 }
@@ -52,7 +53,7 @@ pub(super) async fn list(
             name_contains: query.name,
             ..ResourceFilter::default()
         };
-        books::list(&control, &filter, query.after.as_deref(), false, limit.saturating_add(1)).await?
+        resources::list(&control, &filter, query.after.as_deref(), false, limit.saturating_add(1)).await?
     } else {
         let mut found = seen_by(&control, &caller).await?;
         found.retain(|project| {
@@ -63,19 +64,21 @@ pub(super) async fn list(
         found
     };
     let found = page(found, limit, |project| project.id.to_string());
-    Ok(Json(Page { items: shown_all(&control, found.items).await?, next: found.next }))
+    Ok(Json(Page { items: to_dtos(&control, found.items).await?, next: found.next }))
 }
 
 /// The projects in which a tenant has a role, by id.
-async fn seen_by(control: &Control, caller: &Caller) -> Result<Vec<Project>, Failure> {
+async fn seen_by(control: &Control, caller: &Caller) -> Result<Vec<Project>, ControlError> {
     let mut found: BTreeMap<ProjectId, Project> = BTreeMap::new();
     for (place, _) in &caller.principal.memberships {
         match place {
             Place::Platform => {}
-            Place::Project(id) => found.extend(books::get::<Project>(control, id).await?.map(|project| (project.id, project))),
+            Place::Project(id) => {
+                found.extend(resources::get::<Project>(control, id).await?.map(|project| (project.id, project)))
+            }
             Place::Organization(id) => {
                 let filter = ResourceFilter { parent: Some(id.to_string()), states: vec!["active"], ..ResourceFilter::default() };
-                found.extend(books::all::<Project>(control, &filter).await?.into_iter().map(|project| (project.id, project)));
+                found.extend(resources::all::<Project>(control, &filter).await?.into_iter().map(|project| (project.id, project)));
             }
         }
     }
@@ -94,9 +97,9 @@ pub(super) async fn list_of(
     }
     let filter =
         ResourceFilter { parent: Some(organization.id.to_string()), states: vec!["active"], ..ResourceFilter::default() };
-    let found = books::list(&control, &filter, query.after.as_deref(), false, limit.saturating_add(1)).await?;
+    let found = resources::list(&control, &filter, query.after.as_deref(), false, limit.saturating_add(1)).await?;
     let found = page(found, limit, |project: &Project| project.id.to_string());
-    Ok(Json(Page { items: shown_all(&control, found.items).await?, next: found.next }))
+    Ok(Json(Page { items: to_dtos(&control, found.items).await?, next: found.next }))
 }
 
 pub(super) async fn create(
@@ -107,23 +110,23 @@ pub(super) async fn create(
 ) -> Result<(StatusCode, Tagged<dto::Project>), Rejected> {
     let (id, owner, context) = (ProjectId::generate(), MembershipId::generate(), caller.context());
     let organization = organizations::get(&control, &organization).await?;
-    let made = settle(&control, || async {
+    let made = transact(&control, || async {
         free_name::<Project>(&control, &organization.id.to_string(), &wanted.name).await?;
-        let present = super::live_count(&control, Kind::Project, &organization.id.to_string()).await?;
+        let present = super::live_count(&control, ResourceKind::Project, &organization.id.to_string()).await?;
         super::check_cap(&control, caps::PROJECTS, present)?;
         let limits = quotas::limits(&wanted.limits);
         let (made, mut decision) =
-            people::create_project(id, &organization, &wanted.name, &wanted.description, limits, &context)?;
+            tenancy::create_project(id, &organization, &wanted.name, &wanted.description, limits, &context)?;
         if let Some(email) = &wanted.owner_email {
             let who = super::members::by_email(&control, email).await?;
             let role = MemberRole::Project(ProjectRole::Owner);
             super::mint::role(&control, &caller, Place::Project(id), role)?;
-            decision = decision.and(people::invite(owner, who, Place::Project(id), role, &context)?.1);
+            decision = decision.and(tenancy::invite(owner, who, Place::Project(id), role, &context)?.1);
         }
         Ok((made, decision))
     })
     .await?;
-    Ok((StatusCode::CREATED, Tagged(etag_of(made.version), shown(made, organization.name))))
+    Ok((StatusCode::CREATED, Tagged(etag_of(made.version), to_dto(made, organization.name))))
 }
 
 pub(super) async fn show(State(control): Shared, Segments(id): Segments<String>) -> Result<Tagged<dto::Project>, Rejected> {
@@ -140,11 +143,11 @@ pub(super) async fn change(
     JsonBody(change): JsonBody<ProjectChange>,
 ) -> Result<Tagged<dto::Project>, Rejected> {
     let context = caller.context();
-    settle(&control, || async {
+    transact(&control, || async {
         let project = get(&control, &id).await?;
         if_match(&headers, &etag_of(project.version))?;
         let description = change.description.as_deref().unwrap_or(&project.description);
-        Ok(people::describe_project(&project, description, &context)?)
+        Ok(tenancy::describe_project(&project, description, &context)?)
     })
     .await?;
     show(State(control), Segments(id)).await
@@ -157,36 +160,36 @@ pub(super) async fn delete(
     Segments(id): Segments<String>,
 ) -> Result<Json<dto::Project>, Rejected> {
     let context = caller.context();
-    let gone = settle(&control, || async {
+    let gone = transact(&control, || async {
         let project = get(&control, &id).await?;
         if_match(&headers, &etag_of(project.version))?;
-        let missing = || Failure::Internal(format!("project {} has no quota in the books", project.id));
-        let quota = books::get::<Quota>(&control, quota_id(&project.id)).await?.ok_or_else(missing)?;
-        Ok(people::delete_project(&project, &quota, &context)?)
+        let missing = || ControlError::Internal(format!("project {} has no quota in the resources", project.id));
+        let quota = resources::get::<Quota>(&control, quota_id(&project.id)).await?.ok_or_else(missing)?;
+        Ok(tenancy::delete_project(&project, &quota, &context)?)
     })
     .await?;
     Ok(Json(shown_one(&control, gone).await?))
 }
 
-async fn shown_one(control: &Control, project: Project) -> Result<dto::Project, Failure> {
-    let organization = books::get::<Organization>(control, project.organization_id).await?;
-    Ok(shown(project, organization.map(|organization| organization.name).unwrap_or_default()))
+async fn shown_one(control: &Control, project: Project) -> Result<dto::Project, ControlError> {
+    let organization = resources::get::<Organization>(control, project.organization_id).await?;
+    Ok(to_dto(project, organization.map(|organization| organization.name).unwrap_or_default()))
 }
 
-async fn shown_all(control: &Control, projects: Vec<Project>) -> Result<Vec<dto::Project>, Failure> {
+async fn to_dtos(control: &Control, projects: Vec<Project>) -> Result<Vec<dto::Project>, ControlError> {
     let ids: BTreeSet<OrgId> = projects.iter().map(|project| project.organization_id).collect();
     let mut names = BTreeMap::new();
     for id in ids {
-        names.insert(id, books::get::<Organization>(control, id).await?.map(|of| of.name).unwrap_or_default());
+        names.insert(id, resources::get::<Organization>(control, id).await?.map(|of| of.name).unwrap_or_default());
     }
     let named = |project: Project| {
         let name = names.get(&project.organization_id).cloned().unwrap_or_default();
-        shown(project, name)
+        to_dto(project, name)
     };
     Ok(projects.into_iter().map(named).collect())
 }
 
-fn shown(project: Project, organization_name: String) -> dto::Project {
+fn to_dto(project: Project, organization_name: String) -> dto::Project {
     dto::Project {
         id: project.id,
         organization_id: project.organization_id,

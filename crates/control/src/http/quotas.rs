@@ -11,8 +11,9 @@ use gpuaas_domain::quota::{self, Limits, Quota, quota_id};
 use super::caller::Caller;
 use super::problem::{JsonBody, Rejected, Segments};
 use super::{Tagged, etag_of, if_match, organizations, projects};
-use crate::failure::{Failure, settle};
-use crate::{Control, books};
+use crate::error::ControlError;
+use crate::transact::transact;
+use crate::{Control, resources};
 
 type Shared = State<Arc<Control>>;
 
@@ -55,13 +56,13 @@ pub(super) async fn set_of_project(
     set(&control, &caller, &headers, quota_id(&project.id), &wanted).await
 }
 
-async fn get(control: &Control, id: &str) -> Result<Quota, Failure> {
-    books::get::<Quota>(control, id).await?.ok_or_else(|| Failure::Internal(format!("{id} is not in the books")))
+async fn get(control: &Control, id: &str) -> Result<Quota, ControlError> {
+    resources::get::<Quota>(control, id).await?.ok_or_else(|| ControlError::Internal(format!("{id} is not in the resources")))
 }
 
 async fn read(control: &Control, id: String) -> Result<Tagged<dto::Quota>, Rejected> {
     let quota = get(control, &id).await?;
-    Ok(Tagged(etag_of(quota.version), shown(&quota)))
+    Ok(Tagged(etag_of(quota.version), to_dto(&quota)))
 }
 
 async fn set(
@@ -72,7 +73,7 @@ async fn set(
     wanted: &dto::Limits,
 ) -> Result<Tagged<dto::Quota>, Rejected> {
     let context = caller.context();
-    settle(control, || async {
+    transact(control, || async {
         let quota = get(control, &id).await?;
         if_match(headers, &etag_of(quota.version))?;
         Ok(quota::set_limits(&quota, limits(wanted), &context))
@@ -81,7 +82,7 @@ async fn set(
     read(control, id).await
 }
 
-fn shown(quota: &Quota) -> dto::Quota {
+fn to_dto(quota: &Quota) -> dto::Quota {
     dto::Quota {
         organization_id: quota.organization_id,
         project_id: quota.project_id,

@@ -14,9 +14,9 @@ use gpuaas_contract::time::Timestamp;
 use gpuaas_domain::access::{ApiToken, KeyLimits, KeyScopes, MemberRole, Place, Who};
 use gpuaas_domain::decision::Change;
 use gpuaas_domain::names::checked_text;
-use gpuaas_domain::people::{self, ServiceAccount};
-use gpuaas_domain::resource::Kind;
-use gpuaas_domain::{Decision, Hint, Refusal, caps};
+use gpuaas_domain::resource::ResourceKind;
+use gpuaas_domain::tenancy::{self, ServiceAccount};
+use gpuaas_domain::{Decision, Refusal, Wakeup, caps};
 use gpuaas_store::{ApiTokenFilter, ResourceFilter};
 use serde_json::json;
 
@@ -24,9 +24,10 @@ use super::caller::Caller;
 use super::idempotency::NotKept;
 use super::problem::{JsonBody, Params, Rejected, Segments};
 use super::{check_cap, counting_tokens, free_name, live_count, mint, page, page_limit, parse_id, parse_opt, projects};
-use crate::failure::{Failure, settle};
+use crate::error::ControlError;
 use crate::pki::secret_text;
-use crate::{Control, books};
+use crate::transact::transact;
+use crate::{Control, resources};
 
 type Shared = State<Arc<Control>>;
 type Path = Segments<BTreeMap<String, String>>;
@@ -39,14 +40,14 @@ fn segment<'a>(path: &'a BTreeMap<String, String>, name: &str) -> &'a str {
 }
 
 /// The account in the path, if it is one of the project in the path.
-async fn get(control: &Control, path: &BTreeMap<String, String>) -> Result<ServiceAccount, Failure> {
+async fn get(control: &Control, path: &BTreeMap<String, String>) -> Result<ServiceAccount, ControlError> {
     let project = projects::get(control, segment(path, "project")).await?;
     let id: ServiceAccountId = parse_id(segment(path, "service_account"))?;
     let unknown = || {
         let message = format!("there is no service account {id} in this project; `gpuaas service-account ls` lists them");
         Refusal::not_found("service_account_unknown", message)
     };
-    let found = books::get::<ServiceAccount>(control, id).await?;
+    let found = resources::get::<ServiceAccount>(control, id).await?;
     let found = found.filter(|account| account.project_id == project.id && account.deleted_at.is_none());
     Ok(found.ok_or_else(unknown)?)
 }
@@ -62,9 +63,9 @@ pub(super) async fn list(
         parse_id::<ServiceAccountId>(after)?;
     }
     let filter = ResourceFilter { parent: Some(project.id.to_string()), states: vec!["active"], ..ResourceFilter::default() };
-    let found = books::list(&control, &filter, query.after.as_deref(), false, limit.saturating_add(1)).await?;
+    let found = resources::list(&control, &filter, query.after.as_deref(), false, limit.saturating_add(1)).await?;
     let found = page(found, limit, |account: &ServiceAccount| account.id.to_string());
-    Ok(Json(Page { items: found.items.into_iter().map(shown).collect(), next: found.next }))
+    Ok(Json(Page { items: found.items.into_iter().map(to_dto).collect(), next: found.next }))
 }
 
 pub(super) async fn create(
@@ -81,20 +82,20 @@ pub(super) async fn create(
         })?),
         None => None,
     };
-    let made = settle(&control, || async {
+    let made = transact(&control, || async {
         free_name::<ServiceAccount>(&control, &project.id.to_string(), &wanted.name).await?;
-        let present = live_count(&control, Kind::ServiceAccount, &project.id.to_string()).await?;
+        let present = live_count(&control, ResourceKind::ServiceAccount, &project.id.to_string()).await?;
         check_cap(&control, caps::SERVICE_ACCOUNTS, present)?;
-        let (made, mut decision) = people::create_service_account(id, &project, &wanted.name, &wanted.description, &context)?;
+        let (made, mut decision) = tenancy::create_service_account(id, &project, &wanted.name, &wanted.description, &context)?;
         if let Some(role) = role {
             let (who, at) = (Who::ServiceAccount(id), Place::Project(project.id));
             mint::role_of_new_account(&control, &caller, at, role)?;
-            decision = decision.and(people::invite(membership, who, at, role, &context)?.1);
+            decision = decision.and(tenancy::invite(membership, who, at, role, &context)?.1);
         }
         Ok((made, decision))
     })
     .await?;
-    Ok((StatusCode::CREATED, Json(shown(made))))
+    Ok((StatusCode::CREATED, Json(to_dto(made))))
 }
 
 pub(super) async fn delete(
@@ -103,12 +104,12 @@ pub(super) async fn delete(
     Segments(path): Path,
 ) -> Result<Json<dto::ServiceAccount>, Rejected> {
     let context = caller.context();
-    let gone = settle(&control, || async {
+    let gone = transact(&control, || async {
         let account = get(&control, &path).await?;
-        Ok(people::delete_service_account(&account, &context))
+        Ok(tenancy::delete_service_account(&account, &context))
     })
     .await?;
-    Ok(Json(shown(gone)))
+    Ok(Json(to_dto(gone)))
 }
 
 pub(super) async fn keys(
@@ -171,7 +172,7 @@ pub(super) async fn key_create(
         &id,
         data,
     );
-    settle(&control, || async {
+    transact(&control, || async {
         let filter = ApiTokenFilter { service_account: Some(account.id), ..ApiTokenFilter::default() };
         check_cap(&control, caps::API_KEYS, counting_tokens(&control, &filter, context.now).await?)?;
         Ok(((), decision.clone()))
@@ -189,7 +190,7 @@ pub(super) async fn key_revoke(
     let id: ApiTokenId = parse_id(segment(&path, "key"))?;
     let context = caller.context();
     let unknown = || Refusal::not_found("key_unknown", format!("the service account has no key {id}"));
-    let key = settle(&control, || async {
+    let key = transact(&control, || async {
         let key = control.store.api_token_get(id).await?.filter(|key| key.service_account == Some(account.id));
         let key = key.ok_or_else(unknown)?;
         if key.revoked_at.is_some() {
@@ -197,7 +198,7 @@ pub(super) async fn key_revoke(
         }
         let revoked = ApiToken { revoked_at: Some(context.now), ..key };
         let data = json!({ "api_token_id": id, "service_account_id": account.id, "project_id": account.project_id });
-        let decision = Decision::default().change(Change::ApiTokenUpdate(revoked.clone())).hint(Hint::Rights).record(
+        let decision = Decision::default().change(Change::ApiTokenUpdate(revoked.clone())).wakeup(Wakeup::Rights).record(
             &context,
             "gpuaas.api_key.revoked.v1",
             "api_key.revoke",
@@ -210,7 +211,7 @@ pub(super) async fn key_revoke(
     Ok(Json(key_shown(key, &account)))
 }
 
-fn shown(account: ServiceAccount) -> dto::ServiceAccount {
+fn to_dto(account: ServiceAccount) -> dto::ServiceAccount {
     dto::ServiceAccount {
         id: account.id,
         project_id: account.project_id,

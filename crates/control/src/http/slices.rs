@@ -15,18 +15,18 @@ use gpuaas_contract::task::{Task, TaskType};
 use gpuaas_domain::Refusal;
 use gpuaas_domain::decision::Context;
 use gpuaas_domain::node::Node;
-use gpuaas_domain::slice::{self, Held, NewSlice, Order};
+use gpuaas_domain::slice::{self, HeldSlots, NewSlice, Order};
 use gpuaas_domain::slot::{Slot, SlotState};
 use gpuaas_domain::task::TaskRecord;
 use gpuaas_store::SlotFilter;
 
 use super::caller::Caller;
 use super::problem::{JsonBody, Params, Rejected, Segments};
-use super::task_make::{self, Asked, Planned, Wish};
+use super::task_create::{self, Asked, Planned, TaskRequest};
 use super::{node_name, page, page_limit, parse_id, parse_opt, slots, tasks};
 use crate::Control;
-use crate::failure::Failure;
-use crate::leases::{check_seal, seal};
+use crate::error::ControlError;
+use crate::lease_settlement::{check_seal, seal};
 
 type Shared = State<Arc<Control>>;
 type Made = (StatusCode, Json<SliceOrder>);
@@ -39,7 +39,7 @@ const GRACE: u32 = 120;
 const TAIL_BYTES: u32 = 64 * 1024;
 
 /// What an operator wants of a slice.
-pub(super) enum SliceWish {
+pub(super) enum SliceRequest {
     Provision { allocation: AllocationId, slots: Vec<SlotId>, guest: Box<NewSlice> },
     Release { allocation: AllocationId, wipe: bool, grace: u32 },
     ForceCleanup { slot: SlotId, reason: String, allocation: AllocationId },
@@ -47,9 +47,15 @@ pub(super) enum SliceWish {
     Console { allocation: AllocationId, tail_bytes: u32, follow_seconds: u32 },
 }
 
-impl SliceWish {
-    /// The task and what becomes of the slots, decided on the books as they are now.
-    pub(super) async fn plan(&self, control: &Control, node: &Node, id: TaskId, context: &Context) -> Result<Planned, Failure> {
+impl SliceRequest {
+    /// The task and what becomes of the slots, decided on the resources as they are now.
+    pub(super) async fn plan(
+        &self,
+        control: &Control,
+        node: &Node,
+        id: TaskId,
+        context: &Context,
+    ) -> Result<Planned, ControlError> {
         let order = match self {
             Self::Provision { allocation, slots, guest } => {
                 let slots = sealed(control, slots).await?;
@@ -57,7 +63,7 @@ impl SliceWish {
             }
             Self::Release { allocation, wipe, grace } => {
                 let (slots, tasks) = held(control, *allocation).await?;
-                slice::release(Held { slots: &slots, tasks: &tasks }, *wipe, *grace, id, seal(control), context)?
+                slice::release(HeldSlots { slots: &slots, tasks: &tasks }, *wipe, *grace, id, seal(control), context)?
             }
             Self::ForceCleanup { slot, reason, allocation } => {
                 let named = slots::get(control, *slot).await?;
@@ -65,15 +71,21 @@ impl SliceWish {
                     Some(allocation) => held(control, allocation).await?,
                     None => with_tasks(control, vec![named]).await?,
                 };
-                slice::force_cleanup(Held { slots: &slots, tasks: &tasks }, reason, (*allocation, id), seal(control), context)?
+                slice::force_cleanup(
+                    HeldSlots { slots: &slots, tasks: &tasks },
+                    reason,
+                    (*allocation, id),
+                    seal(control),
+                    context,
+                )?
             }
             Self::Power { allocation, action, grace } => {
                 let (slots, tasks) = held(control, *allocation).await?;
-                slice::power(Held { slots: &slots, tasks: &tasks }, *action, *grace)?
+                slice::power(HeldSlots { slots: &slots, tasks: &tasks }, *action, *grace)?
             }
             Self::Console { allocation, tail_bytes, follow_seconds } => {
                 let (slots, tasks) = held(control, *allocation).await?;
-                slice::console(Held { slots: &slots, tasks: &tasks }, *tail_bytes, *follow_seconds)?
+                slice::console(HeldSlots { slots: &slots, tasks: &tasks }, *tail_bytes, *follow_seconds)?
             }
         };
         let timeout = order.timeout();
@@ -105,7 +117,7 @@ impl SliceWish {
 }
 
 /// The slots with these ids, written by the control plane itself.
-async fn sealed(control: &Control, ids: &[SlotId]) -> Result<Vec<Slot>, Failure> {
+async fn sealed(control: &Control, ids: &[SlotId]) -> Result<Vec<Slot>, ControlError> {
     let mut found = Vec::with_capacity(ids.len());
     for id in ids {
         let slot = slots::get(control, *id).await?;
@@ -116,7 +128,7 @@ async fn sealed(control: &Control, ids: &[SlotId]) -> Result<Vec<Slot>, Failure>
 }
 
 /// The slots of an allocation and the tasks that decide about them.
-async fn held(control: &Control, allocation: AllocationId) -> Result<(Vec<Slot>, Vec<TaskRecord>), Failure> {
+async fn held(control: &Control, allocation: AllocationId) -> Result<(Vec<Slot>, Vec<TaskRecord>), ControlError> {
     let slots = control.store.slot_of_allocation(allocation).await?;
     if slots.is_empty() {
         return Err(unknown_or_gone(control, allocation).await?.into());
@@ -124,7 +136,7 @@ async fn held(control: &Control, allocation: AllocationId) -> Result<(Vec<Slot>,
     with_tasks(control, slots).await
 }
 
-async fn with_tasks(control: &Control, slots: Vec<Slot>) -> Result<(Vec<Slot>, Vec<TaskRecord>), Failure> {
+async fn with_tasks(control: &Control, slots: Vec<Slot>) -> Result<(Vec<Slot>, Vec<TaskRecord>), ControlError> {
     let mut tasks = Vec::new();
     let ids: BTreeSet<TaskId> = slots.iter().filter_map(|slot| slot.lease_task).collect();
     for slot in &slots {
@@ -136,7 +148,7 @@ async fn with_tasks(control: &Control, slots: Vec<Slot>) -> Result<(Vec<Slot>, V
     Ok((slots, tasks))
 }
 
-async fn unknown_or_gone(control: &Control, allocation: AllocationId) -> Result<Refusal, Failure> {
+async fn unknown_or_gone(control: &Control, allocation: AllocationId) -> Result<Refusal, ControlError> {
     Ok(match control.store.task_first_of_allocation(allocation).await? {
         Some(_) => Refusal::conflict("slice_released", format!("{allocation} has no slots any more; it was released")),
         None => Refusal::not_found("slice_unknown", format!("there is no slice {allocation}; `gpuaas slice ls` lists them")),
@@ -165,12 +177,12 @@ pub(super) async fn create(
         graceful_timeout_seconds: wanted.graceful_timeout_seconds.unwrap_or(GRACE),
         graphics: wanted.graphics,
     });
-    let wish = SliceWish::Provision { allocation: AllocationId::generate(), slots, guest };
-    ask(&control, &caller, &headers, node, wish).await
+    let request = SliceRequest::Provision { allocation: AllocationId::generate(), slots, guest };
+    ask(&control, &caller, &headers, node, request).await
 }
 
 /// The ids of slots that were named by id or by their place on the node, each once.
-async fn named(control: &Control, node: &Node, names: &[SlotName]) -> Result<Vec<SlotId>, Failure> {
+async fn named(control: &Control, node: &Node, names: &[SlotName]) -> Result<Vec<SlotId>, ControlError> {
     let of_node = control.store.slot_of_node(node.id).await?;
     let mut ids = Vec::with_capacity(names.len());
     for name in names {
@@ -202,8 +214,8 @@ pub(super) async fn release(
     JsonBody(SliceRelease { wipe, graceful_timeout_seconds }): JsonBody<SliceRelease>,
 ) -> Result<Made, Rejected> {
     let allocation = parse_id(&id)?;
-    let wish = SliceWish::Release { allocation, wipe, grace: graceful_timeout_seconds.unwrap_or(GRACE) };
-    ask_of(&control, &caller, &headers, allocation, wish).await
+    let request = SliceRequest::Release { allocation, wipe, grace: graceful_timeout_seconds.unwrap_or(GRACE) };
+    ask_of(&control, &caller, &headers, allocation, request).await
 }
 
 pub(super) async fn power(
@@ -214,8 +226,8 @@ pub(super) async fn power(
     JsonBody(SlicePower { action, graceful_timeout_seconds }): JsonBody<SlicePower>,
 ) -> Result<Made, Rejected> {
     let allocation = parse_id(&id)?;
-    let wish = SliceWish::Power { allocation, action, grace: graceful_timeout_seconds.unwrap_or(GRACE) };
-    ask_of(&control, &caller, &headers, allocation, wish).await
+    let request = SliceRequest::Power { allocation, action, grace: graceful_timeout_seconds.unwrap_or(GRACE) };
+    ask_of(&control, &caller, &headers, allocation, request).await
 }
 
 pub(super) async fn console(
@@ -227,7 +239,7 @@ pub(super) async fn console(
 ) -> Result<Made, Rejected> {
     let allocation = parse_id(&id)?;
     let (tail_bytes, follow_seconds) = (tail_bytes.unwrap_or(TAIL_BYTES), follow_seconds.unwrap_or(0));
-    ask_of(&control, &caller, &headers, allocation, SliceWish::Console { allocation, tail_bytes, follow_seconds }).await
+    ask_of(&control, &caller, &headers, allocation, SliceRequest::Console { allocation, tail_bytes, follow_seconds }).await
 }
 
 /// Reads the console of the guest of an allocation.
@@ -239,8 +251,8 @@ pub(super) async fn console_of(
     wanted: &SliceConsole,
 ) -> Result<(StatusCode, SliceOrder), Rejected> {
     let (tail_bytes, follow_seconds) = (wanted.tail_bytes.unwrap_or(TAIL_BYTES), wanted.follow_seconds.unwrap_or(0));
-    let wish = SliceWish::Console { allocation, tail_bytes, follow_seconds };
-    let (status, Json(order)) = ask_of(control, caller, headers, allocation, wish).await?;
+    let request = SliceRequest::Console { allocation, tail_bytes, follow_seconds };
+    let (status, Json(order)) = ask_of(control, caller, headers, allocation, request).await?;
     Ok((status, order))
 }
 
@@ -253,8 +265,8 @@ pub(super) async fn force_cleanup(
 ) -> Result<Made, Rejected> {
     let slot = slots::get(&control, parse_id(&id)?).await?;
     let node = node_name::find(&control, &slot.node_id.to_string()).await?;
-    let wish = SliceWish::ForceCleanup { slot: slot.id, reason, allocation: AllocationId::generate() };
-    ask(&control, &caller, &headers, node, wish).await
+    let request = SliceRequest::ForceCleanup { slot: slot.id, reason, allocation: AllocationId::generate() };
+    ask(&control, &caller, &headers, node, request).await
 }
 
 /// Asks for something of a slice that is there.
@@ -263,7 +275,7 @@ async fn ask_of(
     caller: &Caller,
     headers: &HeaderMap,
     allocation: AllocationId,
-    wish: SliceWish,
+    request: SliceRequest,
 ) -> Result<Made, Rejected> {
     // Its first task tells the node also of one whose slots are free again: the same question may have been answered before.
     let node = match control.store.slot_of_allocation(allocation).await?.first() {
@@ -272,7 +284,7 @@ async fn ask_of(
     };
     let Some(node) = node else { return Err(unknown_or_gone(control, allocation).await?.into()) };
     let node = node_name::find(control, &node.to_string()).await?;
-    ask(control, caller, headers, node, wish).await
+    ask(control, caller, headers, node, request).await
 }
 
 async fn ask(
@@ -280,19 +292,19 @@ async fn ask(
     caller: &Caller,
     headers: &HeaderMap,
     node: Node,
-    wish: SliceWish,
+    request: SliceRequest,
 ) -> Result<Made, Rejected> {
-    let idempotency_key = task_make::idempotency_key(headers)?;
-    let (wish, context) = (Wish::Slice(wish), caller.context());
-    let asked = Asked { wish, queue_time: None, timeout: None, idempotency_key, context };
-    let (made, task) = task_make::make(control, node, asked).await?;
+    let idempotency_key = task_create::idempotency_key(headers)?;
+    let (request, context) = (TaskRequest::Slice(request), caller.context());
+    let asked = Asked { request, queue_time: None, timeout: None, idempotency_key, context };
+    let (made, task) = task_create::make(control, node, asked).await?;
     let of_task = Task::parse(task.task_type, &task.params).ok().and_then(|task| task.holder());
-    let Some(holder) = of_task else { return Err(Failure::Internal(format!("{} has no allocation", task.id)).into()) };
+    let Some(holder) = of_task else { return Err(ControlError::Internal(format!("{} has no allocation", task.id)).into()) };
     let slots = control.store.slot_of_allocation(holder.allocation_id).await?;
     let order = SliceOrder {
         allocation_id: holder.allocation_id,
-        task: tasks::shown(control, task).await?,
-        slots: slots::shown_all(control, slots).await?,
+        task: tasks::to_dto(control, task).await?,
+        slots: slots::to_dtos(control, slots).await?,
     };
     Ok((if made { StatusCode::CREATED } else { StatusCode::OK }, Json(order)))
 }
@@ -310,7 +322,7 @@ pub(super) async fn list(
     let state = query.state.as_deref().map(|name| {
         let known = states.clone().map(SlotState::as_str).collect::<Vec<_>>().join(", ");
         let message = format!("there is no slice state `{name}`; choose from {known}");
-        states.clone().find(|state| state.as_str() == name).ok_or(Failure::BadInput { code: "state_invalid", message })
+        states.clone().find(|state| state.as_str() == name).ok_or(ControlError::BadInput { code: "state_invalid", message })
     });
     let filter = SlotFilter { node, state: state.transpose()? };
     let after = parse_opt(query.after.as_deref())?;
@@ -319,21 +331,21 @@ pub(super) async fn list(
     let mut items = Vec::with_capacity(found.items.len());
     for allocation in found.items {
         // One that was given back meanwhile is no longer in the list.
-        items.extend(shown(&control, allocation, 1).await?.filter(|slice| !slice.slots.is_empty()));
+        items.extend(to_dto(&control, allocation, 1).await?.filter(|slice| !slice.slots.is_empty()));
     }
     Ok(Json(Page { items, next: found.next }))
 }
 
 pub(super) async fn show(State(control): Shared, Segments(id): Segments<String>) -> Result<Json<dto::Slice>, Rejected> {
     let allocation = parse_id(&id)?;
-    match shown(&control, allocation, LAST_TASKS).await? {
+    match to_dto(&control, allocation, LAST_TASKS).await? {
         Some(slice) => Ok(Json(slice)),
         None => Err(unknown_or_gone(&control, allocation).await?.into()),
     }
 }
 
 /// A slice as callers see it, if there is or was one.
-async fn shown(control: &Control, allocation: AllocationId, tasks: u32) -> Result<Option<dto::Slice>, Failure> {
+async fn to_dto(control: &Control, allocation: AllocationId, tasks: u32) -> Result<Option<dto::Slice>, ControlError> {
     let store = &control.store;
     let (slots, first, last) = tokio::try_join!(
         store.slot_of_allocation(allocation),
@@ -361,7 +373,7 @@ async fn shown(control: &Control, allocation: AllocationId, tasks: u32) -> Resul
         default_username: guest.as_ref().map(|guest| guest.default_username.to_string()).unwrap_or_default(),
         private_ip: guest.as_ref().and_then(gpuaas_contract::task::slice_vm_provision::Params::private_ip),
         created_at: first.map(|task| task.created_at),
-        slots: slots.into_iter().map(|slot| slots::shown(slot, node_name.clone())).collect(),
+        slots: slots.into_iter().map(|slot| slots::to_dto(slot, node_name.clone())).collect(),
         tasks: last.into_iter().map(|task| tasks::row_shown(control, task, node_name.clone())).collect(),
         node_name,
     }))

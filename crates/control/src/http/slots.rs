@@ -19,10 +19,11 @@ use gpuaas_store::SlotFilter;
 use super::caller::Caller;
 use super::problem::{JsonBody, Params, Rejected, Segments};
 use super::{node_name, page, page_limit, parse_id, parse_opt};
-use crate::failure::{Failure, settle};
-use crate::leases::{check_seal, seal};
+use crate::error::ControlError;
+use crate::lease_settlement::{check_seal, seal};
 use crate::pki::NodeRecord;
-use crate::{Control, books};
+use crate::transact::transact;
+use crate::{Control, resources};
 
 type Shared = State<Arc<Control>>;
 
@@ -34,7 +35,7 @@ pub(super) async fn list(
     let state = query.state.as_deref().map(|name| {
         let known = SlotState::ALL.map(SlotState::as_str).join(", ");
         let message = format!("there is no slot state `{name}`; choose from {known}");
-        SlotState::parse(name).ok_or(Failure::BadInput { code: "state_invalid", message })
+        SlotState::parse(name).ok_or(ControlError::BadInput { code: "state_invalid", message })
     });
     let node = match &query.node {
         Some(name) => Some(node_name::find(&control, name).await?.id),
@@ -43,7 +44,7 @@ pub(super) async fn list(
     let filter = SlotFilter { node, state: state.transpose()? };
     let found = control.store.slot_list(&filter, parse_opt(query.after.as_deref())?, limit.saturating_add(1)).await?;
     let found = page(found, limit, |slot| slot.id.to_string());
-    Ok(Json(Page { items: shown_all(&control, found.items).await?, next: found.next }))
+    Ok(Json(Page { items: to_dtos(&control, found.items).await?, next: found.next }))
 }
 
 pub(super) async fn show(State(control): Shared, Segments(id): Segments<String>) -> Result<Json<dto::Slot>, Rejected> {
@@ -53,15 +54,15 @@ pub(super) async fn show(State(control): Shared, Segments(id): Segments<String>)
 async fn one(control: &Control, id: SlotId) -> Result<Json<dto::Slot>, Rejected> {
     let slot = get(control, id).await?;
     let name = control.store.node_get(slot.node_id).await?.map(|node| node.name).unwrap_or_default();
-    Ok(Json(shown(slot, name)))
+    Ok(Json(to_dto(slot, name)))
 }
 
-pub(super) async fn get(control: &Control, id: SlotId) -> Result<Slot, Failure> {
+pub(super) async fn get(control: &Control, id: SlotId) -> Result<Slot, ControlError> {
     let unknown = || Refusal::not_found("slot_unknown", format!("there is no slot {id}; `gpuaas slot ls` lists them"));
     Ok(control.store.slot_get(id).await?.ok_or_else(unknown)?)
 }
 
-pub(super) async fn shown_all(control: &Control, slots: Vec<Slot>) -> Result<Vec<dto::Slot>, Failure> {
+pub(super) async fn to_dtos(control: &Control, slots: Vec<Slot>) -> Result<Vec<dto::Slot>, ControlError> {
     let mut names: HashMap<NodeId, String> = HashMap::new();
     let mut items = Vec::with_capacity(slots.len());
     for slot in slots {
@@ -73,12 +74,12 @@ pub(super) async fn shown_all(control: &Control, slots: Vec<Slot>) -> Result<Vec
                 name
             }
         };
-        items.push(shown(slot, name));
+        items.push(to_dto(slot, name));
     }
     Ok(items)
 }
 
-pub(super) fn shown(slot: Slot, node_name: String) -> dto::Slot {
+pub(super) fn to_dto(slot: Slot, node_name: String) -> dto::Slot {
     dto::Slot {
         id: slot.id,
         node_id: slot.node_id,
@@ -100,7 +101,7 @@ pub(super) fn shown(slot: Slot, node_name: String) -> dto::Slot {
 pub(super) async fn topology(State(control): Shared, Segments(name): Segments<String>) -> Result<Json<Topology>, Rejected> {
     let node = node_name::find(&control, &name).await?;
     let (newest, slots) = tokio::try_join!(control.store.task_newest_proposal(node.id), control.store.slot_of_node(node.id))
-        .map_err(Failure::from)?;
+        .map_err(ControlError::from)?;
     // What an earlier enrollment of the machine found no longer counts.
     let proposal = match newest.filter(|task| task.node_epoch == node.epoch) {
         None => None,
@@ -110,17 +111,17 @@ pub(super) async fn topology(State(control): Shared, Segments(name): Segments<St
             found: found_by(&control, &node, &task).await?,
         }),
     };
-    let slots = slots.into_iter().map(|slot| shown(slot, node.name.clone())).collect();
+    let slots = slots.into_iter().map(|slot| to_dto(slot, node.name.clone())).collect();
     Ok(Json(Topology { node_id: node.id, proposal, slots }))
 }
 
 /// What a node's receipt says that it found. It decides which devices become slots, so it is not taken from the database's word: the
 /// node's keys must match their signed record, and the receipt must be signed with them.
-async fn found_by(control: &Control, node: &Node, task: &TaskRecord) -> Result<slice_topology_discover::Output, Failure> {
+async fn found_by(control: &Control, node: &Node, task: &TaskRecord) -> Result<slice_topology_discover::Output, ControlError> {
     let forged = |what: &str| {
         tracing::error!(node = %node.id, task = %task.id, what, "a stored receipt is not believed: somebody wrote to the database");
         let message = format!("the stored receipt of {} is not the node's word ({what}); let the node look again", task.id);
-        Failure::from(Refusal::forbidden("receipt_forged", message))
+        ControlError::from(Refusal::forbidden("receipt_forged", message))
     };
     if !NodeRecord::matches(node, control.cluster_id, &control.keys.root_key()).unwrap_or(false) {
         return Err(forged("the node's keys were changed"));
@@ -153,7 +154,7 @@ pub(super) async fn approve(
     let node_id = node_name::find(&control, &name).await?.id;
     let context = caller.context();
     let wanted: Option<BTreeSet<u32>> = approve.slots.map(|slots| slots.into_iter().collect());
-    let slots = settle(&control, || async {
+    let slots = transact(&control, || async {
         let node = node_name::find(&control, &node_id.to_string()).await?;
         let newest = control.store.task_newest_proposal(node_id).await?;
         let Some(task) = newest.filter(|task| task.id == approve.task_id && task.node_epoch == node.epoch) else {
@@ -166,7 +167,7 @@ pub(super) async fn approve(
         for slot in &existing {
             check_seal(&control, slot)?;
         }
-        let machine = books::get::<Machine>(&control, machine_id(node_id)).await?;
+        let machine = resources::get::<Machine>(&control, machine_id(node_id)).await?;
         if machine.is_some_and(|machine| machine.state != MachineState::Withdrawn) {
             let message = format!(
                 "node {} is offered as a whole; take that back first (`gpuaas machine withdraw`): a host is sliced or leased as a whole, \
@@ -184,7 +185,7 @@ pub(super) async fn approve(
     })
     .await?;
     tracing::info!(node = %node_id, slots = slots.len(), actor = %context.actor, "slots approved");
-    Ok(Json(Page { items: shown_all(&control, slots).await?, next: None }))
+    Ok(Json(Page { items: to_dtos(&control, slots).await?, next: None }))
 }
 
 operations! { dto::Slot;
@@ -202,7 +203,7 @@ async fn operate(
 ) -> Result<Json<dto::Slot>, Rejected> {
     let id = parse_id(&id)?;
     let context = caller.context();
-    settle(&control, || async {
+    transact(&control, || async {
         let slot = get(&control, id).await?;
         check_seal(&control, &slot)?;
         Ok(((), slot::operate(&slot, operation, &reason, seal(&control), &context)?))

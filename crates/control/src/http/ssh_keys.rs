@@ -10,18 +10,18 @@ use gpuaas_api::dto::{self, Page, PageQuery, SshKeyCreate};
 use gpuaas_contract::id::SshKeyId;
 use gpuaas_domain::Refusal;
 use gpuaas_domain::catalog::{self, SshKey};
-use gpuaas_domain::resource::Kind;
+use gpuaas_domain::resource::ResourceKind;
 use gpuaas_store::ResourceFilter;
 
 use super::caller::Caller;
 use super::problem::{JsonBody, Params, Rejected, Segments};
 use super::{free_name, page, page_limit, parse_id, projects};
-use crate::failure::settle;
-use crate::{Control, books};
+use crate::transact::transact;
+use crate::{Control, resources};
 
 type Shared = State<Arc<Control>>;
 
-fn of_project(project: &gpuaas_domain::people::Project) -> ResourceFilter {
+fn of_project(project: &gpuaas_domain::tenancy::Project) -> ResourceFilter {
     ResourceFilter { parent: Some(project.id.to_string()), states: vec!["active"], ..ResourceFilter::default() }
 }
 
@@ -36,9 +36,9 @@ pub(super) async fn list(
         parse_id::<SshKeyId>(after)?;
     }
     let filter = of_project(&project);
-    let found = books::list(&control, &filter, query.after.as_deref(), false, limit.saturating_add(1)).await?;
+    let found = resources::list(&control, &filter, query.after.as_deref(), false, limit.saturating_add(1)).await?;
     let found = page(found, limit, |key: &SshKey| key.id.to_string());
-    Ok(Json(Page { items: found.items.into_iter().map(shown).collect(), next: found.next }))
+    Ok(Json(Page { items: found.items.into_iter().map(to_dto).collect(), next: found.next }))
 }
 
 pub(super) async fn create(
@@ -49,13 +49,13 @@ pub(super) async fn create(
 ) -> Result<(StatusCode, Json<dto::SshKey>), Rejected> {
     let project = projects::get(&control, &project).await?;
     let (id, context) = (SshKeyId::generate(), caller.context());
-    let made = settle(&control, || async {
+    let made = transact(&control, || async {
         free_name::<SshKey>(&control, &project.id.to_string(), &wanted.name).await?;
-        let present = control.store.resource_count(Kind::SshKey, &of_project(&project)).await?;
+        let present = control.store.resource_count(ResourceKind::SshKey, &of_project(&project)).await?;
         Ok(catalog::add_ssh_key(id, &project, &wanted.name, wanted.public_key.clone(), present, &context)?)
     })
     .await?;
-    Ok((StatusCode::CREATED, Json(shown(made))))
+    Ok((StatusCode::CREATED, Json(to_dto(made))))
 }
 
 pub(super) async fn delete(
@@ -68,15 +68,15 @@ pub(super) async fn delete(
     let context = caller.context();
     let unknown =
         || Refusal::not_found("ssh_key_unknown", format!("the project has no SSH key {id}; `gpuaas ssh-key ls` lists them"));
-    let gone = settle(&control, || async {
-        let key = books::get::<SshKey>(&control, id).await?.filter(|key| key.project_id == project.id);
+    let gone = transact(&control, || async {
+        let key = resources::get::<SshKey>(&control, id).await?.filter(|key| key.project_id == project.id);
         Ok(catalog::delete_ssh_key(&key.ok_or_else(unknown)?, &context))
     })
     .await?;
-    Ok(Json(shown(gone)))
+    Ok(Json(to_dto(gone)))
 }
 
-fn shown(key: SshKey) -> dto::SshKey {
+fn to_dto(key: SshKey) -> dto::SshKey {
     dto::SshKey {
         id: key.id,
         project_id: key.project_id,

@@ -56,7 +56,7 @@ impl Streams {
         }
         open.total += 1;
         *open.callers.entry(caller.to_owned()).or_default() += 1;
-        Ok(StreamPlace(Arc::new(Held { open: Arc::clone(&self.open), caller: caller.to_owned() })))
+        Ok(StreamPlace(Arc::new(StreamSlot { open: Arc::clone(&self.open), caller: caller.to_owned() })))
     }
 }
 
@@ -66,15 +66,15 @@ fn lock(open: &Mutex<Open>) -> MutexGuard<'_, Open> {
 
 /// The place of one stream; free again when the last copy is dropped.
 #[derive(Clone, Debug)]
-pub(super) struct StreamPlace(#[expect(dead_code, reason = "held for its end")] Arc<Held>);
+pub(super) struct StreamPlace(#[expect(dead_code, reason = "held for its end")] Arc<StreamSlot>);
 
 #[derive(Debug)]
-struct Held {
+struct StreamSlot {
     open: Arc<Mutex<Open>>,
     caller: String,
 }
 
-impl Drop for Held {
+impl Drop for StreamSlot {
     fn drop(&mut self) {
         let mut open = lock(&self.open);
         open.total = open.total.saturating_sub(1);

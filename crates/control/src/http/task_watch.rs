@@ -11,16 +11,16 @@ use futures::Stream;
 use gpuaas_api::dto::TaskProgress;
 use gpuaas_api::routes::{EVENT_PROGRESS, EVENT_TASK};
 use gpuaas_contract::id::TaskId;
-use gpuaas_domain::Hint;
+use gpuaas_domain::Wakeup;
 use tokio::sync::broadcast::error::RecvError;
 
 use super::caller::Caller;
 use super::parse_id;
 use super::problem::{Rejected, Segments};
-use super::tasks::{get, shown};
+use super::tasks::{get, to_dto};
 use crate::Control;
 use crate::audience::Audience;
-use crate::failure::Failure;
+use crate::error::ControlError;
 
 /// Stands behind the wake-ups.
 const SLOW_POLL: Duration = Duration::from_secs(10);
@@ -32,7 +32,7 @@ pub(super) async fn watch(
 ) -> Result<Sse<impl Stream<Item = Result<Event, Infallible>>>, Rejected> {
     let (id, audience): (TaskId, _) = (parse_id(&id)?, Audience::of(&caller.principal));
     // Subscribed before the first look, so that no change falls between the two.
-    let mut hints = control.store.hints();
+    let mut wakeups = control.store.wakeups();
     get(&control, id).await?;
     let events = async_stream::stream! {
         let mut last_version = None;
@@ -53,28 +53,28 @@ pub(super) async fn watch(
                 }
             }
             loop {
-                let hint = tokio::select! {
+                let wakeup = tokio::select! {
                     biased;
                     () = control.shutdown.cancelled() => return,
-                    hint = tokio::time::timeout(SLOW_POLL, hints.recv()) => hint,
+                    wakeup = tokio::time::timeout(SLOW_POLL, wakeups.recv()) => wakeup,
                 };
-                match hint {
-                    Ok(Ok(Hint::Task(task))) if task == id => break,
-                    Ok(Ok(Hint::Progress { task_id, phase, message, at })) if task_id == id => {
+                match wakeup {
+                    Ok(Ok(Wakeup::Task(task))) if task == id => break,
+                    Ok(Ok(Wakeup::Progress { task_id, phase, message, at })) if task_id == id => {
                         if let Ok(event) = Event::default().event(EVENT_PROGRESS).json_data(audience.progress(TaskProgress { phase, message, at })) {
                             yield Ok(event);
                         }
                     }
                     Ok(Ok(
-                        Hint::Task(_)
-                        | Hint::Progress { .. }
-                        | Hint::NodeWork(_)
-                        | Hint::NodeAccess(_)
-                        | Hint::Allocation(_)
-                        | Hint::Fleet(_)
-                        | Hint::Outbox
-                        | Hint::Link(_)
-                        | Hint::Rights,
+                        Wakeup::Task(_)
+                        | Wakeup::Progress { .. }
+                        | Wakeup::NodeWork(_)
+                        | Wakeup::NodeAccess(_)
+                        | Wakeup::Allocation(_)
+                        | Wakeup::Fleet(_)
+                        | Wakeup::Outbox
+                        | Wakeup::Link(_)
+                        | Wakeup::Rights,
                     )) => {}
                     Ok(Err(RecvError::Lagged(_))) | Err(_) => break,
                     Ok(Err(RecvError::Closed)) => return,
@@ -91,13 +91,13 @@ async fn look(
     audience: Audience,
     id: TaskId,
     last_version: &mut Option<i64>,
-) -> Result<(Option<Event>, bool), Failure> {
+) -> Result<(Option<Event>, bool), ControlError> {
     let task = get(control, id).await?;
     let ended = task.state.ended();
     if *last_version == Some(task.version) {
         return Ok((None, ended));
     }
     *last_version = Some(task.version);
-    let event = Event::default().event(EVENT_TASK).json_data(audience.task(shown(control, task).await?));
-    Ok((Some(event.map_err(|e| Failure::Internal(e.to_string()))?), ended))
+    let event = Event::default().event(EVENT_TASK).json_data(audience.task(to_dto(control, task).await?));
+    Ok((Some(event.map_err(|e| ControlError::Internal(e.to_string()))?), ended))
 }

@@ -14,16 +14,17 @@ use gpuaas_contract::key::VerifyingKey;
 use gpuaas_contract::task::{Task, TaskType};
 use gpuaas_contract::{dsse, receipt};
 use gpuaas_domain::task::{self, TaskRecord, TaskState};
-use gpuaas_domain::{Hint, Refusal, slice};
+use gpuaas_domain::{Refusal, Wakeup, slice};
 use gpuaas_store::{AuditFilter, TaskFilter};
 
 use super::caller::Caller;
 use super::problem::{JsonBody, Params, Rejected, Segments};
-use super::task_make::{self, Asked, Wish};
+use super::task_create::{self, Asked, TaskRequest};
 use super::{node_name, page, page_limit, parse_id, parse_opt};
 use crate::Control;
 use crate::audience::Audience;
-use crate::failure::{Failure, settle};
+use crate::error::ControlError;
+use crate::transact::transact;
 
 type Shared = State<Arc<Control>>;
 
@@ -43,17 +44,17 @@ pub(super) async fn create(
     slice::check_by_hand(task_type)?;
     let parsed = Task::parse(task_type, &wanted.params.to_string())
         .map_err(|error| Refusal::invalid("params_invalid", error.to_string()))?;
-    let idempotency_key = task_make::idempotency_key(&headers)?;
+    let idempotency_key = task_create::idempotency_key(&headers)?;
     let node = node_name::find(&control, &wanted.node).await?;
     let node_name = node.name.clone();
     let asked = Asked {
-        wish: Wish::Plain(parsed),
+        request: TaskRequest::Plain(parsed),
         queue_time: wanted.queue_seconds.map(Duration::from_secs),
         timeout: wanted.timeout_seconds.map(Duration::from_secs),
         idempotency_key,
         context: caller.context(),
     };
-    let (made, task) = task_make::make(&control, node, asked).await?;
+    let (made, task) = task_create::make(&control, node, asked).await?;
     let status = if made { StatusCode::CREATED } else { StatusCode::OK };
     Ok((status, Json(with_receipt(&control, task, node_name).await?)))
 }
@@ -72,7 +73,10 @@ pub(super) async fn list(
         None | Some("open") => None,
         Some(name) => Some(TaskState::parse(name).ok_or_else(|| {
             let known = TaskState::ALL.map(TaskState::as_str).join(", ");
-            Failure::BadInput { code: "state_invalid", message: format!("there is no state `{name}`; choose from open, {known}") }
+            ControlError::BadInput {
+                code: "state_invalid",
+                message: format!("there is no state `{name}`; choose from open, {known}"),
+            }
         })?),
     };
     let mut before = parse_opt(query.after.as_deref())?;
@@ -110,25 +114,25 @@ pub(super) async fn show(
     Segments(id): Segments<String>,
 ) -> Result<Json<dto::Task>, Rejected> {
     let task = get(&control, parse_id(&id)?).await?;
-    Ok(Json(Audience::of(&caller.principal).task(shown(&control, task).await?)))
+    Ok(Json(Audience::of(&caller.principal).task(to_dto(&control, task).await?)))
 }
 
-pub(super) async fn get(control: &Control, id: TaskId) -> Result<TaskRecord, Failure> {
+pub(super) async fn get(control: &Control, id: TaskId) -> Result<TaskRecord, ControlError> {
     let unknown = || Refusal::not_found("task_unknown", format!("there is no task {id}; `gpuaas task ls` lists them"));
     Ok(control.store.task_get(id).await?.ok_or_else(unknown)?)
 }
 
-async fn name_of(control: &Control, node: NodeId) -> Result<String, Failure> {
+async fn name_of(control: &Control, node: NodeId) -> Result<String, ControlError> {
     Ok(control.store.node_get(node).await?.map(|node| node.name).unwrap_or_default())
 }
 
 /// A task as callers see it, with what its receipt says.
-pub(super) async fn shown(control: &Control, task: TaskRecord) -> Result<dto::Task, Failure> {
+pub(super) async fn to_dto(control: &Control, task: TaskRecord) -> Result<dto::Task, ControlError> {
     let name = name_of(control, task.node_id).await?;
     with_receipt(control, task, name).await
 }
 
-async fn with_receipt(control: &Control, task: TaskRecord, node_name: String) -> Result<dto::Task, Failure> {
+async fn with_receipt(control: &Control, task: TaskRecord, node_name: String) -> Result<dto::Task, ControlError> {
     let receipt = match task.receipt_digest {
         Some(_) => control.store.receipt_get(task.id).await?,
         None => None,
@@ -136,11 +140,11 @@ async fn with_receipt(control: &Control, task: TaskRecord, node_name: String) ->
     let mut shown = row_shown(control, task, node_name);
     if let Some(row) = receipt {
         // Verified when it was stored; this is only for show. `gpuaas task verify` checks it again.
-        let payload = dsse::payload_unverified(&row.receipt).map_err(|e| Failure::Internal(e.to_string()))?;
-        let said: receipt::Payload = serde_json::from_slice(&payload).map_err(|e| Failure::Internal(e.to_string()))?;
-        let output = said.output.map(|raw| serde_json::from_str(raw.get())).transpose();
-        shown.output = output.map_err(|e| Failure::Internal(e.to_string()))?;
-        shown.phases = said.phases;
+        let payload = dsse::payload_unverified(&row.receipt).map_err(|e| ControlError::Internal(e.to_string()))?;
+        let reported: receipt::Payload = serde_json::from_slice(&payload).map_err(|e| ControlError::Internal(e.to_string()))?;
+        let output = reported.output.map(|raw| serde_json::from_str(raw.get())).transpose();
+        shown.output = output.map_err(|e| ControlError::Internal(e.to_string()))?;
+        shown.phases = reported.phases;
     }
     Ok(shown)
 }
@@ -184,9 +188,9 @@ pub(super) async fn cancel(
     JsonBody(Reason { reason }): JsonBody<Reason>,
 ) -> Result<Json<dto::Task>, Rejected> {
     let (id, context) = (parse_id(&id)?, caller.context());
-    settle(&control, || async { Ok(((), task::cancel(&get(&control, id).await?, &reason, &context)?)) }).await?;
+    transact(&control, || async { Ok(((), task::cancel(&get(&control, id).await?, &reason, &context)?)) }).await?;
     let task = get(&control, id).await?;
-    Ok(Json(Audience::of(&caller.principal).task(shown(&control, task).await?)))
+    Ok(Json(Audience::of(&caller.principal).task(to_dto(&control, task).await?)))
 }
 
 pub(super) async fn logs(
@@ -200,7 +204,7 @@ pub(super) async fn logs(
     let after = query.after.unwrap_or(0);
     let follow = query.follow == Some(true);
     let deadline = tokio::time::Instant::now() + FOLLOW;
-    let mut hints = control.store.hints();
+    let mut wakeups = control.store.wakeups();
     loop {
         // The task before its lines: if it had ended by then, no line can come after what is read next, except late
         // deliveries, which a later request finds.
@@ -215,7 +219,7 @@ pub(super) async fn logs(
             let lines = lines.into_iter().filter(|line| audience.sees_stream(&line.stream)).map(line_shown).collect();
             return Ok(Json(TaskLogs { lines, next_after, at_end, complete: at_end && ended }));
         }
-        let changed = tokio::time::timeout_at(deadline, wait_for(&mut hints, id));
+        let changed = tokio::time::timeout_at(deadline, wait_for(&mut wakeups, id));
         let changed = tokio::select! { biased; () = control.shutdown.cancelled() => false, changed = changed => changed.is_ok() };
         if !changed {
             return Ok(Json(TaskLogs { lines: Vec::new(), next_after: after, at_end: true, complete: false }));
@@ -224,21 +228,21 @@ pub(super) async fn logs(
 }
 
 /// Resolves when the task may have changed.
-async fn wait_for(hints: &mut tokio::sync::broadcast::Receiver<Hint>, id: TaskId) {
+async fn wait_for(wakeups: &mut tokio::sync::broadcast::Receiver<Wakeup>, id: TaskId) {
     use tokio::sync::broadcast::error::RecvError;
     loop {
-        match hints.recv().await {
-            Ok(Hint::Task(task)) if task == id => return,
+        match wakeups.recv().await {
+            Ok(Wakeup::Task(task)) if task == id => return,
             Ok(
-                Hint::Task(_)
-                | Hint::Progress { .. }
-                | Hint::NodeWork(_)
-                | Hint::NodeAccess(_)
-                | Hint::Allocation(_)
-                | Hint::Fleet(_)
-                | Hint::Outbox
-                | Hint::Link(_)
-                | Hint::Rights,
+                Wakeup::Task(_)
+                | Wakeup::Progress { .. }
+                | Wakeup::NodeWork(_)
+                | Wakeup::NodeAccess(_)
+                | Wakeup::Allocation(_)
+                | Wakeup::Fleet(_)
+                | Wakeup::Outbox
+                | Wakeup::Link(_)
+                | Wakeup::Rights,
             ) => {}
             Err(RecvError::Lagged(_) | RecvError::Closed) => return,
         }
@@ -276,15 +280,15 @@ pub(super) async fn evidence(State(control): Shared, Segments(id): Segments<Stri
         cluster_id: control.cluster_id,
         root_key: control.keys.root_key(),
         verifier_set: control.keys.set_document().1,
-        task: shown(&control, task).await?,
+        task: to_dto(&control, task).await?,
     }))
 }
 
 /// The receipt key a node had in an earlier epoch and the signed record of it, from the audit row of that enrollment.
-async fn keys_of_epoch(control: &Control, task: &TaskRecord) -> Result<(VerifyingKey, Vec<u8>), Failure> {
+async fn keys_of_epoch(control: &Control, task: &TaskRecord) -> Result<(VerifyingKey, Vec<u8>), ControlError> {
     let filter =
         AuditFilter { target: Some(task.node_id.to_string()), action: Some("node.enroll".to_owned()), ..AuditFilter::default() };
-    let internal = |error: &dyn std::fmt::Display| Failure::Internal(format!("audit row of an enrollment: {error}"));
+    let internal = |error: &dyn std::fmt::Display| ControlError::Internal(format!("audit row of an enrollment: {error}"));
     for row in control.store.audit_list(0, 1000, &filter).await? {
         let body: serde_json::Value = serde_json::from_str(&row.body).map_err(|e| internal(&e))?;
         let detail = &body["detail"];

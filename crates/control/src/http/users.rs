@@ -8,8 +8,8 @@ use axum::{Extension, Json};
 use gpuaas_api::dto::{self, Page, Reason, UserCreate, UserCreated, UserListQuery, UserPassword, UserPasswordSet};
 use gpuaas_contract::id::UserId;
 use gpuaas_domain::names::checked_email;
-use gpuaas_domain::people::{self, User};
-use gpuaas_domain::resource::{Kind, Resource as _};
+use gpuaas_domain::resource::{Resource as _, ResourceKind};
+use gpuaas_domain::tenancy::{self, User};
 use gpuaas_domain::{Refusal, access, caps};
 use gpuaas_identity::user_code::UserCode;
 use gpuaas_store::ResourceFilter;
@@ -19,21 +19,22 @@ use super::caller::Caller;
 use super::idempotency::NotKept;
 use super::problem::{JsonBody, Params, Rejected, Segments};
 use super::{page, page_limit, parse_id};
-use crate::failure::{Failure, settle};
+use crate::error::ControlError;
 use crate::identity::{self, BuiltIn};
-use crate::{Control, books};
+use crate::transact::transact;
+use crate::{Control, resources};
 
 type Shared = State<Arc<Control>>;
 
-fn built_in(control: &Control) -> Result<&BuiltIn, Failure> {
+fn built_in(control: &Control) -> Result<&BuiltIn, ControlError> {
     let off = "nobody signs in with a password of this server (`--no-built-in-issuer`); make the user at your own issuer";
     Ok(control.identity.built_in.as_ref().ok_or_else(|| Refusal::conflict("built_in_issuer_off", off))?)
 }
 
-async fn get(control: &Control, id: &str) -> Result<User, Failure> {
+async fn get(control: &Control, id: &str) -> Result<User, ControlError> {
     let id: UserId = parse_id(id)?;
     let unknown = || Refusal::not_found("user_unknown", format!("there is no user {id}; `gpuaas user ls` lists them"));
-    Ok(books::get::<User>(control, id).await?.ok_or_else(unknown)?)
+    Ok(resources::get::<User>(control, id).await?.ok_or_else(unknown)?)
 }
 
 /// The password to set, and the one to tell because it was made up.
@@ -62,15 +63,15 @@ pub(super) async fn list(
         Some("deactivated") => vec!["deactivated"],
         Some(other) => {
             let message = format!("there is no state `{other}`; choose active or deactivated");
-            return Err(Failure::BadInput { code: "state_invalid", message }.into());
+            return Err(ControlError::BadInput { code: "state_invalid", message }.into());
         }
     };
-    let bad = |refusal: Refusal| Failure::BadInput { code: refusal.code, message: refusal.message };
+    let bad = |refusal: Refusal| ControlError::BadInput { code: refusal.code, message: refusal.message };
     let owner = query.email.as_deref().map(checked_email).transpose().map_err(bad)?;
     let filter = ResourceFilter { owner, states, ..ResourceFilter::default() };
-    let found = books::list(&control, &filter, query.after.as_deref(), false, limit.saturating_add(1)).await?;
+    let found = resources::list(&control, &filter, query.after.as_deref(), false, limit.saturating_add(1)).await?;
     let found = page(found, limit, |user: &User| user.id.to_string());
-    Ok(Json(Page { items: found.items.into_iter().map(|user| shown(&control, user)).collect(), next: found.next }))
+    Ok(Json(Page { items: found.items.into_iter().map(|user| to_dto(&control, user)).collect(), next: found.next }))
 }
 
 pub(super) async fn create(
@@ -84,18 +85,18 @@ pub(super) async fn create(
     let email = checked_email(&wanted.email)?;
     let (password, one_time_password) = chosen(wanted.password);
     let hash = built_in.hashing.hash(&control, password).await?;
-    let made = settle(&control, || async {
-        if books::by_lookup::<User>(&control, &people::user_lookup(&built_in.issuer, &email)).await?.is_some() {
+    let made = transact(&control, || async {
+        if resources::by_lookup::<User>(&control, &tenancy::user_lookup(&built_in.issuer, &email)).await?.is_some() {
             let message = format!("there is a user with the address {email} already; `gpuaas user ls` lists them");
             return Err(Refusal::conflict("user_exists", message).into());
         }
-        let present = control.store.resource_count(Kind::User, &ResourceFilter::default()).await?;
+        let present = control.store.resource_count(ResourceKind::User, &ResourceFilter::default()).await?;
         super::check_cap(&control, caps::USERS, present)?;
         let hash = Some(hash.clone());
-        Ok(people::create_local_user(id, &built_in.issuer, &email, &wanted.name, hash, &context)?)
+        Ok(tenancy::create_local_user(id, &built_in.issuer, &email, &wanted.name, hash, &context)?)
     })
     .await?;
-    Ok((StatusCode::CREATED, Extension(NotKept), Json(UserCreated { user: shown(&control, made), one_time_password })))
+    Ok((StatusCode::CREATED, Extension(NotKept), Json(UserCreated { user: to_dto(&control, made), one_time_password })))
 }
 
 /// Nobody is signed out by this: refresh tokens are refused from now on, and access tokens, which every request is checked against the
@@ -107,12 +108,12 @@ pub(super) async fn deactivate(
     JsonBody(Reason { .. }): JsonBody<Reason>,
 ) -> Result<Json<dto::User>, Rejected> {
     let context = caller.context();
-    let gone = settle(&control, || async {
+    let gone = transact(&control, || async {
         let user = get(&control, &id).await?;
-        Ok(people::deactivate(&user, &context))
+        Ok(tenancy::deactivate(&user, &context))
     })
     .await?;
-    Ok(Json(shown(&control, gone)))
+    Ok(Json(to_dto(&control, gone)))
 }
 
 /// Another password ends every sign-in that the old one began.
@@ -129,23 +130,23 @@ pub(super) async fn set_password(
             return Ok(user);
         }
         let message = format!("{} signs this user in; the password is set there", user.issuer);
-        Err(Failure::from(Refusal::conflict("user_not_local", message)))
+        Err(ControlError::from(Refusal::conflict("user_not_local", message)))
     };
     access::check_password_life(&caller.principal)?;
     local(get(&control, &id).await?)?;
     let (password, one_time_password) = chosen(wanted.password);
     let hash = built_in.hashing.hash(&control, password).await?;
-    let user = settle(&control, || async {
+    let user = transact(&control, || async {
         let user = local(get(&control, &id).await?)?;
-        let (user, decision) = people::set_password(&user, hash.clone(), &context);
+        let (user, decision) = tenancy::set_password(&user, hash.clone(), &context);
         let ended = identity::end_all(&control, user.id, "password_set", &context).await?;
         Ok((user, decision.and(ended)))
     })
     .await?;
-    Ok((Extension(NotKept), Json(UserPasswordSet { user: shown(&control, user), one_time_password })))
+    Ok((Extension(NotKept), Json(UserPasswordSet { user: to_dto(&control, user), one_time_password })))
 }
 
-fn shown(control: &Control, user: User) -> dto::User {
+fn to_dto(control: &Control, user: User) -> dto::User {
     dto::User {
         id: user.id,
         state: user.keys().state.to_owned(),

@@ -6,21 +6,22 @@ use axum::extract::State;
 use axum::http::{HeaderMap, StatusCode};
 use axum::{Extension, Json};
 use gpuaas_api::dto::{self, DeliveryListQuery, Page, PageQuery, WebhookChange, WebhookChanged, WebhookCreate, WebhookCreated};
+use gpuaas_backends::webhook::check_target;
 use gpuaas_contract::id::{DeliveryId, WebhookId};
 use gpuaas_domain::Refusal;
 use gpuaas_domain::access::{Action, Verdict};
-use gpuaas_domain::resource::Kind;
+use gpuaas_domain::resource::ResourceKind;
 use gpuaas_domain::webhook::{self, Delivery, Webhook};
-use gpuaas_engines::webhook::check_target;
 use gpuaas_store::ResourceFilter;
 
 use super::caller::Caller;
 use super::idempotency::NotKept;
 use super::problem::{JsonBody, Params, Rejected, Segments};
 use super::{Tagged, etag_of, if_match, page, page_limit, parse_id, projects};
+use crate::error::ControlError;
 use crate::events::webhooks::secret_of;
-use crate::failure::{Failure, settle};
-use crate::{Control, books};
+use crate::transact::transact;
+use crate::{Control, resources};
 
 type Shared = State<Arc<Control>>;
 
@@ -28,15 +29,15 @@ fn live(project: &str) -> ResourceFilter {
     ResourceFilter { parent: Some(project.to_owned()), states: vec!["active", "disabled"], ..ResourceFilter::default() }
 }
 
-async fn get(control: &Control, id: &str) -> Result<Webhook, Failure> {
+async fn get(control: &Control, id: &str) -> Result<Webhook, ControlError> {
     let id: WebhookId = parse_id(id)?;
     let unknown = || Refusal::not_found("webhook_unknown", format!("there is no webhook {id}; `gpuaas webhook ls` lists them"));
-    let found = books::get::<Webhook>(control, id).await?.filter(|webhook| webhook.deleted_at.is_none());
+    let found = resources::get::<Webhook>(control, id).await?.filter(|webhook| webhook.deleted_at.is_none());
     Ok(found.ok_or_else(unknown)?)
 }
 
 /// What an address may be, as far as it can be told without looking its name up: that is done at every delivery.
-fn check_url(control: &Control, url: &str) -> Result<(), Failure> {
+fn check_url(control: &Control, url: &str) -> Result<(), ControlError> {
     // A name stands for some public address here.
     match check_target(url, &[std::net::IpAddr::from([1, 1, 1, 1])], control.webhooks_to_private) {
         Ok(_) => Ok(()),
@@ -45,8 +46,8 @@ fn check_url(control: &Control, url: &str) -> Result<(), Failure> {
 }
 
 /// Events go where a webhook says: whoever may not read them cannot have them sent.
-fn check_reads(control: &Control, caller: &Caller) -> Result<(), Failure> {
-    match control.rights.policies.may(&caller.principal, Action::EventRead, &caller.scope) {
+fn check_reads(control: &Control, caller: &Caller) -> Result<(), ControlError> {
+    match control.authz.policies.may(&caller.principal, Action::EventRead, &caller.scope) {
         Verdict::Allowed => Ok(()),
         Verdict::Denied { why } => {
             let message = format!("a webhook is sent events, and you may not read them: {why}");
@@ -66,9 +67,9 @@ pub(super) async fn list(
         parse_id::<WebhookId>(after)?;
     }
     let filter = live(&project.id.to_string());
-    let found = books::list(&control, &filter, query.after.as_deref(), false, limit.saturating_add(1)).await?;
+    let found = resources::list(&control, &filter, query.after.as_deref(), false, limit.saturating_add(1)).await?;
     let found = page(found, limit, |webhook: &Webhook| webhook.id.to_string());
-    Ok(Json(Page { items: found.items.into_iter().map(shown).collect(), next: found.next }))
+    Ok(Json(Page { items: found.items.into_iter().map(to_dto).collect(), next: found.next }))
 }
 
 pub(super) async fn create(
@@ -95,18 +96,18 @@ pub(super) async fn create(
         created_at: context.now,
         deleted_at: None,
     };
-    let made = settle(&control, || async {
-        let present = control.store.resource_count(Kind::Webhook, &live(&project.id.to_string())).await?;
+    let made = transact(&control, || async {
+        let present = control.store.resource_count(ResourceKind::Webhook, &live(&project.id.to_string())).await?;
         Ok(webhook::create(webhook.clone(), &project, present, &context)?)
     })
     .await?;
     let secret = secret_of(&control, &made, made.generation)?.expose().to_string();
-    Ok((StatusCode::CREATED, Extension(NotKept), Json(WebhookCreated { webhook: shown(made), secret })))
+    Ok((StatusCode::CREATED, Extension(NotKept), Json(WebhookCreated { webhook: to_dto(made), secret })))
 }
 
 pub(super) async fn show(State(control): Shared, Segments(id): Segments<String>) -> Result<Tagged<dto::Webhook>, Rejected> {
     let webhook = get(&control, &id).await?;
-    Ok(Tagged(etag_of(webhook.version), shown(webhook)))
+    Ok(Tagged(etag_of(webhook.version), to_dto(webhook)))
 }
 
 pub(super) async fn change(
@@ -123,7 +124,7 @@ pub(super) async fn change(
         check_reads(&control, &caller)?;
     }
     let context = caller.context();
-    settle(&control, || async {
+    transact(&control, || async {
         let before = get(&control, &id).await?;
         if_match(&headers, &etag_of(before.version))?;
         let disabled = match wanted.enabled {
@@ -149,7 +150,7 @@ pub(super) async fn change(
         true => Some(secret_of(&control, &now, now.generation)?.expose().to_string()),
         false => None,
     };
-    Ok(Tagged(etag_of(now.version), WebhookChanged { webhook: shown(now), secret }))
+    Ok(Tagged(etag_of(now.version), WebhookChanged { webhook: to_dto(now), secret }))
 }
 
 pub(super) async fn delete(
@@ -159,14 +160,14 @@ pub(super) async fn delete(
     Segments(id): Segments<String>,
 ) -> Result<Json<dto::Webhook>, Rejected> {
     let context = caller.context();
-    let gone = settle(&control, || async {
+    let gone = transact(&control, || async {
         let before = get(&control, &id).await?;
         if_match(&headers, &etag_of(before.version))?;
         let after = Webhook { deleted_at: Some(context.now), ..before.clone() };
         Ok(webhook::change(&before, after, &context)?)
     })
     .await?;
-    Ok(Json(shown(gone)))
+    Ok(Json(to_dto(gone)))
 }
 
 pub(super) async fn deliveries(
@@ -186,11 +187,11 @@ pub(super) async fn deliveries(
         Some("failed") => vec!["failed"],
         Some(other) => {
             let message = format!("there is no state `{other}`; choose pending, delivered or failed");
-            return Err(Failure::BadInput { code: "state_invalid", message }.into());
+            return Err(ControlError::BadInput { code: "state_invalid", message }.into());
         }
     };
     let filter = ResourceFilter { parent: Some(webhook.id.to_string()), states, ..ResourceFilter::default() };
-    let found = books::list(&control, &filter, query.after.as_deref(), true, limit.saturating_add(1)).await?;
+    let found = resources::list(&control, &filter, query.after.as_deref(), true, limit.saturating_add(1)).await?;
     let found = page(found, limit, |delivery: &Delivery| delivery.id.to_string());
     Ok(Json(Page { items: found.items.into_iter().map(delivery_shown).collect(), next: found.next }))
 }
@@ -203,16 +204,16 @@ pub(super) async fn replay(
     let id: DeliveryId = parse_id(&id)?;
     let context = caller.context();
     let unknown = || Refusal::not_found("delivery_unknown", format!("there is no delivery {id}; they are kept for a week"));
-    let next = settle(&control, || async {
-        let delivery = books::get::<Delivery>(&control, id).await?.ok_or_else(unknown)?;
-        let of = books::get::<Webhook>(&control, delivery.webhook_id).await?.ok_or_else(unknown)?;
+    let next = transact(&control, || async {
+        let delivery = resources::get::<Delivery>(&control, id).await?.ok_or_else(unknown)?;
+        let of = resources::get::<Webhook>(&control, delivery.webhook_id).await?.ok_or_else(unknown)?;
         Ok(webhook::replay(&delivery, of.project_id, &context))
     })
     .await?;
     Ok(Json(delivery_shown(next)))
 }
 
-fn shown(webhook: Webhook) -> dto::Webhook {
+fn to_dto(webhook: Webhook) -> dto::Webhook {
     dto::Webhook {
         id: webhook.id,
         project_id: webhook.project_id,

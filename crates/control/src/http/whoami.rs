@@ -6,13 +6,13 @@ use axum::extract::State;
 use axum::{Extension, Json};
 use gpuaas_api::dto::{WhoAmI, WhoAmIMembership};
 use gpuaas_domain::access::{Membership, Place, PrincipalId, Who};
-use gpuaas_domain::people::{Organization, Project, ServiceAccount, User};
+use gpuaas_domain::tenancy::{Organization, Project, ServiceAccount, User};
 use gpuaas_store::ResourceFilter;
 
 use super::caller::Caller;
 use super::problem::Rejected;
-use crate::failure::Failure;
-use crate::{Control, books};
+use crate::error::ControlError;
+use crate::{Control, resources};
 
 pub(super) async fn show(
     State(control): State<Arc<Control>>,
@@ -21,12 +21,12 @@ pub(super) async fn show(
     let who = caller.principal.who;
     let (kind, name, email, owner) = match who {
         PrincipalId::User(id) => {
-            let user = books::get::<User>(&control, id).await?;
+            let user = resources::get::<User>(&control, id).await?;
             let (email, name) = user.map(|user| (user.email, user.name)).unwrap_or_default();
             ("user", name, Some(email).filter(|email| !email.is_empty()), Some(Who::User(id)))
         }
         PrincipalId::ServiceAccount(id) => {
-            let account = books::get::<ServiceAccount>(&control, id).await?;
+            let account = resources::get::<ServiceAccount>(&control, id).await?;
             let name = account.map(|account| account.name).unwrap_or_default();
             ("service_account", name, None, Some(Who::ServiceAccount(id)))
         }
@@ -39,7 +39,7 @@ pub(super) async fn show(
     let rows: Vec<Membership> = match owner {
         Some(owner) => {
             let filter = ResourceFilter { owner: Some(owner.to_string()), ..ResourceFilter::default() };
-            books::all(&control, &filter).await?
+            resources::all(&control, &filter).await?
         }
         None => Vec::new(),
     };
@@ -58,14 +58,14 @@ pub(super) async fn show(
     }))
 }
 
-async fn membership(control: &Control, row: Membership) -> Result<WhoAmIMembership, Failure> {
+async fn membership(control: &Control, row: Membership) -> Result<WhoAmIMembership, ControlError> {
     let (place_name, organization_id) = match row.at {
         Place::Platform => ("platform".to_owned(), None),
         Place::Organization(id) => {
-            let organization = books::get::<Organization>(control, id).await?;
+            let organization = resources::get::<Organization>(control, id).await?;
             (organization.map(|organization| organization.name).unwrap_or_default(), Some(id))
         }
-        Place::Project(id) => match books::get::<Project>(control, id).await? {
+        Place::Project(id) => match resources::get::<Project>(control, id).await? {
             Some(project) => (project.name, Some(project.organization_id)),
             None => (String::new(), None),
         },

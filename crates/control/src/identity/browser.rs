@@ -14,7 +14,7 @@ use bytes::Bytes;
 use gpuaas_contract::id::{CorrelationId, GrantId};
 use gpuaas_contract::time::Timestamp;
 use gpuaas_domain::decision::Context;
-use gpuaas_domain::people::SignIn;
+use gpuaas_domain::tenancy::SignIn;
 use gpuaas_domain::{Actor, Decision};
 use gpuaas_identity::form::Form;
 use gpuaas_identity::oauth::{AuthorizationCode, AuthorizationRefusal, AuthorizationRequest, DeviceGrant, DeviceState};
@@ -29,11 +29,12 @@ use super::known_browser::KnownBrowser;
 use super::passwords::Attempt;
 use super::rows::SignedIn;
 use super::{BuiltIn, grants, passwords, rows};
-use crate::failure::{Failure, settle};
+use crate::error::ControlError;
 use crate::http::problem::retry_after_value;
 use crate::listener::ClientAddress;
 use crate::stranger_budgets::{AddressRange, USER_CODE_GUESSES};
-use crate::{Control, books};
+use crate::transact::transact;
+use crate::{Control, resources};
 
 type Shared = State<Arc<Control>>;
 
@@ -45,25 +46,25 @@ const NO_SUCH_CODE: &str = "This code is not waiting for anybody. Look at your t
 /// An answer of these pages: a page, or what broke.
 struct Shown(Response);
 
-impl From<Failure> for Shown {
-    fn from(failure: Failure) -> Self {
+impl From<ControlError> for Shown {
+    fn from(failure: ControlError) -> Self {
         let (status, title, text, code) = match &failure {
-            Failure::Unavailable { code, message } => (StatusCode::SERVICE_UNAVAILABLE, "Not now", message.as_str(), *code),
-            Failure::TooMany { code, message, retry_after } => {
+            ControlError::Unavailable { code, message } => (StatusCode::SERVICE_UNAVAILABLE, "Not now", message.as_str(), *code),
+            ControlError::TooMany { code, message, retry_after } => {
                 let page = pages::error("Too many tries", &sentence(message), code);
                 let mut response = shown(StatusCode::TOO_MANY_REQUESTS, page);
                 response.headers_mut().insert(header::RETRY_AFTER, retry_after_value(*retry_after));
                 return Self(response);
             }
-            Failure::Store(_) | Failure::Contended => {
+            ControlError::Store(_) | ControlError::Contended => {
                 (StatusCode::SERVICE_UNAVAILABLE, "Not now", "The server is not ready. Try again shortly.", "store_unavailable")
             }
-            Failure::Refused(_)
-            | Failure::Unauthenticated { .. }
-            | Failure::Precondition { .. }
-            | Failure::BadInput { .. }
-            | Failure::Fenced
-            | Failure::Internal(_) => {
+            ControlError::Refused(_)
+            | ControlError::Unauthenticated { .. }
+            | ControlError::Precondition { .. }
+            | ControlError::BadInput { .. }
+            | ControlError::Fenced
+            | ControlError::Internal(_) => {
                 let text = "Something is broken on the server; its log has the details.";
                 (StatusCode::INTERNAL_SERVER_ERROR, "Something broke", text, "internal")
             }
@@ -268,7 +269,7 @@ async fn signed_in(
     let (code, secret) = AuthorizationCode::issue(&request, user.id, GrantId::generate(), Timestamp::now());
     // Not told to anybody yet: a sign-in begins when the code is redeemed.
     let decision = Decision::default().insert(&rows::of_code(&code, 0)?);
-    settle(control, || async { Ok(((), decision.clone())) }).await?;
+    transact(control, || async { Ok(((), decision.clone())) }).await?;
     let sent = redirect(&request.granted(&secret, &built_in.issuer));
     Ok(KnownBrowser::write(control, built_in, &account, sent))
 }
@@ -354,7 +355,7 @@ async fn device_stepped(
             // A new token: the old one was there before anybody had signed in.
             let csrf = Secret::generate(SecretKind::CsrfToken);
             let signed_in = SignedIn { user: user.id, browser: csrf.digest() };
-            let is_bound = settle(control, || async {
+            let is_bound = transact(control, || async {
                 let Some((device, _, row)) = waiting(control, code).await? else { return Ok((false, Decision::default())) };
                 Ok((true, Decision::default().update(&rows::of_device(&device, Some(signed_in.clone()), row.version)?)))
             })
@@ -377,8 +378,8 @@ async fn device_stepped(
 }
 
 /// The device that waits with this code, who has signed in for it, and its row.
-async fn waiting(control: &Control, code: UserCode) -> Result<Option<(DeviceGrant, Option<SignedIn>, SignIn)>, Failure> {
-    let Some(row) = books::by_lookup::<SignIn>(control, &code.to_string()).await? else { return Ok(None) };
+async fn waiting(control: &Control, code: UserCode) -> Result<Option<(DeviceGrant, Option<SignedIn>, SignIn)>, ControlError> {
+    let Some(row) = resources::by_lookup::<SignIn>(control, &code.to_string()).await? else { return Ok(None) };
     let (device, signed_in) = rows::device(&row)?;
     let is_waiting = device.state == DeviceState::Pending && Timestamp::now() < device.expires_at;
     Ok(is_waiting.then_some((device, signed_in, row)))
@@ -400,7 +401,7 @@ async fn decide(
     correlation_id: &CorrelationId,
 ) -> Result<Response, Shown> {
     let browser = csrf.digest();
-    let decided = settle(control, || async {
+    let decided = transact(control, || async {
         let nothing = |decided| Ok((decided, Decision::default()));
         let now = Timestamp::now();
         let Some((device, signed_in, row)) = waiting(control, code).await? else { return nothing(Decided::NotWaiting) };

@@ -11,7 +11,7 @@ use axum::{Json, Router};
 use bytes::Bytes;
 use gpuaas_contract::id::CorrelationId;
 use gpuaas_contract::time::Timestamp;
-use gpuaas_domain::people::User;
+use gpuaas_domain::tenancy::User;
 use gpuaas_domain::{Actor, Decision, Refusal};
 use gpuaas_identity::form::Form;
 use gpuaas_identity::oauth::{
@@ -24,11 +24,12 @@ use serde_json::json;
 
 use super::grants::{self, Granted};
 use super::{AUDIENCE, BuiltIn, browser, rows};
-use crate::failure::{Failure, settle};
+use crate::error::ControlError;
 use crate::http::problem::{Rejected, retry_after_value};
 use crate::listener::ClientAddress;
 use crate::stranger_budgets::{AddressRange, DEVICE_CODES, TOKEN_REQUESTS};
-use crate::{Control, books, pki};
+use crate::transact::transact;
+use crate::{Control, pki, resources};
 
 /// Where OpenID Connect looks first.
 const DISCOVERY: &str = "/.well-known/openid-configuration";
@@ -66,7 +67,7 @@ pub(crate) fn router(control: &Control) -> Router<Arc<Control>> {
 }
 
 /// The built-in issuer, which is on wherever these routes are.
-pub(super) fn issuer(control: &Control) -> Result<&BuiltIn, Failure> {
+pub(super) fn issuer(control: &Control) -> Result<&BuiltIn, ControlError> {
     let off = || Refusal::not_found("built_in_issuer_off", "nobody signs in with a password of this server");
     Ok(control.identity.built_in.as_ref().ok_or_else(off)?)
 }
@@ -117,8 +118,8 @@ fn refused(failure: &OauthFailure) -> Response {
 }
 
 /// A failure in the words of OAuth. What broke is in the log, not in the answer.
-fn broken(failure: &Failure) -> Response {
-    if let Failure::TooMany { code, message, retry_after } = failure {
+fn broken(failure: &ControlError) -> Response {
+    if let ControlError::TooMany { code, message, retry_after } = failure {
         let body = json!({ "error": OauthError::SlowDown, "error_description": message, "code": code });
         let mut response = private(StatusCode::TOO_MANY_REQUESTS, &body);
         response.headers_mut().insert(header::RETRY_AFTER, retry_after_value(*retry_after));
@@ -126,15 +127,15 @@ fn broken(failure: &Failure) -> Response {
     }
     tracing::error!(error = %crate::link::chain(failure), "a request to the built-in issuer failed");
     let (error, text) = match failure {
-        Failure::Store(_) | Failure::Contended | Failure::Unavailable { .. } | Failure::TooMany { .. } => {
+        ControlError::Store(_) | ControlError::Contended | ControlError::Unavailable { .. } | ControlError::TooMany { .. } => {
             (OauthError::TemporarilyUnavailable, "the server is not ready for this; try again shortly")
         }
-        Failure::Refused(_)
-        | Failure::Unauthenticated { .. }
-        | Failure::Precondition { .. }
-        | Failure::BadInput { .. }
-        | Failure::Fenced
-        | Failure::Internal(_) => (OauthError::ServerError, "something is broken on the server; its log has the details"),
+        ControlError::Refused(_)
+        | ControlError::Unauthenticated { .. }
+        | ControlError::Precondition { .. }
+        | ControlError::BadInput { .. }
+        | ControlError::Fenced
+        | ControlError::Internal(_) => (OauthError::ServerError, "something is broken on the server; its log has the details"),
     };
     refused(&OauthFailure::new(error, text))
 }
@@ -164,7 +165,7 @@ async fn token(
         let granted = grants::redeem(&control, &request, &correlation_id).await?;
         match granted {
             Ok(granted) => Ok(Ok(tokens(issuer(&control)?, &granted, Timestamp::now())?)),
-            Err(failure) => Ok::<_, Failure>(Err(failure)),
+            Err(failure) => Ok::<_, ControlError>(Err(failure)),
         }
     };
     match given.await {
@@ -187,8 +188,8 @@ struct Tokens {
     id_token: Option<String>,
 }
 
-fn tokens(built_in: &BuiltIn, granted: &Granted, now: Timestamp) -> Result<Tokens, Failure> {
-    let failed = |error: SigningError| Failure::Internal(error.to_string());
+fn tokens(built_in: &BuiltIn, granted: &Granted, now: Timestamp) -> Result<Tokens, ControlError> {
+    let failed = |error: SigningError| ControlError::Internal(error.to_string());
     let Granted { user, grant, client, scope, nonce, is_first, refresh } = granted;
     let (issued, ends) = (seconds(now), seconds(now.plus(ACCESS_TOKEN_LIFE)));
     let access = AccessTokenClaims {
@@ -251,14 +252,14 @@ async fn device_authorization(
         let from = AddressRange::of(from.map(|Extension(from)| from));
         DEVICE_CODES.spend(&control, &from, from.is_known(&control).await).await?;
         // A code that somebody has already is a conflict, and another one is made.
-        let (device, secret) = settle(&control, || async {
+        let (device, secret) = transact(&control, || async {
             let (device, secret) = DeviceGrant::issue(&request, Timestamp::now());
             let decision = Decision::default().insert(&rows::of_device(&device, None, 0)?);
             Ok(((device, secret), decision))
         })
         .await?;
         let address = format!("{}{DEVICE}", built_in.issuer);
-        Ok::<_, Failure>(json!({
+        Ok::<_, ControlError>(json!({
             "device_code": secret.expose(),
             "user_code": device.user_code,
             "verification_uri": address,
@@ -308,7 +309,7 @@ async fn revoke(
 }
 
 async fn userinfo(State(control): Shared, headers: HeaderMap) -> Result<Response, Rejected> {
-    let unauthenticated = || Failure::Unauthenticated {
+    let unauthenticated = || ControlError::Unauthenticated {
         code: "token_required",
         message: "send an access token of this issuer as `Authorization: Bearer …`".to_owned(),
     };
@@ -316,7 +317,7 @@ async fn userinfo(State(control): Shared, headers: HeaderMap) -> Result<Response
     let token = value.and_then(|value| value.strip_prefix("Bearer ")).ok_or_else(unauthenticated)?;
     let (actor, _) = control.identity.caller(&control, token.trim()).await?;
     let user = match actor {
-        Actor::User(id) => books::get::<User>(&control, id).await?,
+        Actor::User(id) => resources::get::<User>(&control, id).await?,
         Actor::ServiceAccount { .. }
         | Actor::Token { .. }
         | Actor::LocalAdmin
@@ -326,6 +327,6 @@ async fn userinfo(State(control): Shared, headers: HeaderMap) -> Result<Response
     };
     let built_in = issuer(&control)?;
     let user = user.filter(|user| user.issuer == built_in.issuer).ok_or_else(unauthenticated)?;
-    let said = json!({ "sub": user.subject, "email": user.email, "email_verified": user.email_verified, "name": user.name });
-    Ok(private(StatusCode::OK, &said))
+    let claims = json!({ "sub": user.subject, "email": user.email, "email_verified": user.email_verified, "name": user.name });
+    Ok(private(StatusCode::OK, &claims))
 }

@@ -3,8 +3,8 @@
 use gpuaas_contract::id::{CorrelationId, GrantId, UserId};
 use gpuaas_contract::time::Timestamp;
 use gpuaas_domain::decision::Context;
-use gpuaas_domain::people::{SignIn, SignInKind, User};
-use gpuaas_domain::{Actor, Decision, Hint};
+use gpuaas_domain::tenancy::{SignIn, SignInKind, User};
+use gpuaas_domain::{Actor, Decision, Wakeup};
 use gpuaas_identity::oauth::{
     ClientId, CodeOutcome, DevicePoll, OauthError, OauthFailure, Refresh, RefreshOutcome, Scope, Scopes, TokenRequest,
 };
@@ -13,8 +13,9 @@ use gpuaas_store::ResourceFilter;
 use serde_json::json;
 
 use super::rows::{self, Grant};
-use crate::failure::{Failure, settle};
-use crate::{Control, books};
+use crate::error::ControlError;
+use crate::transact::transact;
+use crate::{Control, resources};
 
 /// Whom to give tokens, and for what.
 pub(super) struct Granted {
@@ -54,8 +55,8 @@ pub(super) async fn redeem(
     control: &Control,
     request: &TokenRequest,
     correlation_id: &CorrelationId,
-) -> Result<Result<Granted, OauthFailure>, Failure> {
-    settle(control, || async {
+) -> Result<Result<Granted, OauthFailure>, ControlError> {
+    transact(control, || async {
         let now = Timestamp::now();
         match request {
             TokenRequest::AuthorizationCode { client, code, redirect_uri, verifier } => {
@@ -132,7 +133,7 @@ async fn first_tokens(
     (grant, client, scope, nonce): (GrantId, ClientId, Scopes, Option<String>),
     used: Decision,
     context: &Context,
-) -> Result<Attempt, Failure> {
+) -> Result<Attempt, ControlError> {
     let Some(user) = active(control, user).await? else { return Ok(refused(invalid())) };
     let whole = Grant { id: grant, user: user.id, client, since: context.now, used_at: context.now, revoked_at: None };
     let mut decision = used.insert(&rows::of_grant(&whole, 0)?);
@@ -147,24 +148,24 @@ async fn first_tokens(
     Ok((Ok(Granted { user, grant, client, scope, nonce, is_first: true, refresh }), decision))
 }
 
-async fn get(control: &Control, kind: SignInKind, secret: &Secret) -> Result<Option<SignIn>, Failure> {
-    books::get(control, rows::id(kind, &secret.digest())).await
+async fn get(control: &Control, kind: SignInKind, secret: &Secret) -> Result<Option<SignIn>, ControlError> {
+    resources::get(control, rows::id(kind, &secret.digest())).await
 }
 
 /// The user, if they may sign in.
-pub(super) async fn active(control: &Control, id: UserId) -> Result<Option<User>, Failure> {
-    Ok(books::get::<User>(control, id).await?.filter(|user| user.deactivated_at.is_none()))
+pub(super) async fn active(control: &Control, id: UserId) -> Result<Option<User>, ControlError> {
+    Ok(resources::get::<User>(control, id).await?.filter(|user| user.deactivated_at.is_none()))
 }
 
 /// A sign-in that was not revoked, and the version of its row.
-async fn live(control: &Control, id: GrantId) -> Result<Option<(Grant, i64)>, Failure> {
-    let Some(row) = books::get::<SignIn>(control, rows::grant_id(id)).await? else { return Ok(None) };
+async fn live(control: &Control, id: GrantId) -> Result<Option<(Grant, i64)>, ControlError> {
+    let Some(row) = resources::get::<SignIn>(control, rows::grant_id(id)).await? else { return Ok(None) };
     let whole = rows::grant(&row)?;
     Ok(whole.revoked_at.is_none().then_some((whole, row.version)))
 }
 
 /// Whether a sign-in was made here and was not ended.
-pub(crate) async fn is_live(control: &Control, id: GrantId) -> Result<bool, Failure> {
+pub(crate) async fn is_live(control: &Control, id: GrantId) -> Result<bool, ControlError> {
     Ok(live(control, id).await?.is_some())
 }
 
@@ -175,23 +176,23 @@ async fn revoked(
     reason: &'static str,
     now: Timestamp,
     correlation_id: &CorrelationId,
-) -> Result<Decision, Failure> {
+) -> Result<Decision, ControlError> {
     let Some((whole, version)) = live(control, id).await? else { return Ok(Decision::default()) };
     tracing::warn!(grant = %id, user = %whole.user, reason, "a sign-in is revoked");
     let context = Context { now, actor: Actor::System, correlation_id: correlation_id.clone() };
     end(&whole, version, reason, &context)
 }
 
-fn end(whole: &Grant, version: i64, reason: &'static str, context: &Context) -> Result<Decision, Failure> {
+fn end(whole: &Grant, version: i64, reason: &'static str, context: &Context) -> Result<Decision, ControlError> {
     let ended = Grant { revoked_at: Some(context.now), ..whole.clone() };
     let data = json!({ "grant_id": whole.id, "user_id": whole.user, "reason": reason });
-    let decision = Decision::default().update(&rows::of_grant(&ended, version)?).hint(Hint::Rights);
+    let decision = Decision::default().update(&rows::of_grant(&ended, version)?).wakeup(Wakeup::Rights);
     Ok(decision.record(context, "gpuaas.sign_in.revoked.v1", "sign_in.revoke", &whole.id.to_string(), data))
 }
 
 /// Whoever was signed in wants to be so no more.
-pub(super) async fn sign_out(control: &Control, id: GrantId, correlation_id: &CorrelationId) -> Result<(), Failure> {
-    settle(control, || async {
+pub(super) async fn sign_out(control: &Control, id: GrantId, correlation_id: &CorrelationId) -> Result<(), ControlError> {
+    transact(control, || async {
         let Some((whole, version)) = live(control, id).await? else { return Ok(((), Decision::default())) };
         let context = context(whole.user, Timestamp::now(), correlation_id);
         Ok(((), end(&whole, version, "signed_out", &context)?))
@@ -200,7 +201,11 @@ pub(super) async fn sign_out(control: &Control, id: GrantId, correlation_id: &Co
 }
 
 /// The sign-in of a refresh token that was given to this client.
-pub(super) async fn of_refresh_token(control: &Control, client: ClientId, token: &Secret) -> Result<Option<GrantId>, Failure> {
+pub(super) async fn of_refresh_token(
+    control: &Control,
+    client: ClientId,
+    token: &Secret,
+) -> Result<Option<GrantId>, ControlError> {
     let Some(row) = get(control, SignInKind::Refresh, token).await? else { return Ok(None) };
     let stored = rows::refresh(&row)?;
     Ok((stored.client == client).then_some(stored.grant))
@@ -212,11 +217,11 @@ pub(crate) async fn end_all(
     user: UserId,
     reason: &'static str,
     context: &Context,
-) -> Result<Decision, Failure> {
+) -> Result<Decision, ControlError> {
     let filter =
         ResourceFilter { owner: Some(user.to_string()), states: vec![SignInKind::Grant.as_str()], ..ResourceFilter::default() };
     let mut decision = Decision::default();
-    for row in books::all::<SignIn>(control, &filter).await? {
+    for row in resources::all::<SignIn>(control, &filter).await? {
         let whole = rows::grant(&row)?;
         if whole.revoked_at.is_none() {
             decision = decision.and(end(&whole, row.version, reason, context)?);

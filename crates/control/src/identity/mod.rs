@@ -20,14 +20,15 @@ use gpuaas_contract::id::GrantId;
 use gpuaas_contract::time::Timestamp;
 use gpuaas_domain::access::Principal;
 use gpuaas_domain::decision::Change;
-use gpuaas_domain::people::Said;
+use gpuaas_domain::tenancy::Claims;
 use gpuaas_domain::{Actor, Decision};
 use gpuaas_identity::oauth::Clients;
 use gpuaas_identity::signing::{self, SigningError, SigningKey, SigningKeys};
 use gpuaas_identity::verifier::{BadIssuers, HttpOptions, IssuerConfig, Source, Verifier};
 
-use crate::failure::Failure;
-use crate::{Control, leases, pki, rights};
+use crate::commit::commit;
+use crate::error::ControlError;
+use crate::{Control, authz_cache, pki};
 
 pub(crate) use endpoints::router;
 pub(crate) use grants::{end_all, is_live};
@@ -137,33 +138,33 @@ impl Identity {
     }
 
     /// Who carries this token, with their roles.
-    pub(crate) async fn caller(&self, control: &Control, token: &str) -> Result<(Actor, Arc<Principal>), Failure> {
+    pub(crate) async fn caller(&self, control: &Control, token: &str) -> Result<(Actor, Arc<Principal>), ControlError> {
         let claims = self.verifier.verify(token, Timestamp::now()).await.map_err(|error| {
             if error.is_outage() {
                 tracing::error!(error = %crate::link::chain(&error), "an issuer is away");
-                return Failure::Unavailable { code: "issuer_unavailable", message: error.to_string() };
+                return ControlError::Unavailable { code: "issuer_unavailable", message: error.to_string() };
             }
-            Failure::Unauthenticated { code: error.code(), message: error.to_string() }
+            ControlError::Unauthenticated { code: error.code(), message: error.to_string() }
         })?;
         if self.built_in.as_ref().is_some_and(|built_in| built_in.issuer == claims.issuer) {
             let grant = claims.session.as_deref().and_then(|session| session.parse::<GrantId>().ok());
             let counts = match grant {
-                Some(grant) => rights::sign_in_counts(control, grant).await?,
+                Some(grant) => authz_cache::sign_in_counts(control, grant).await?,
                 None => false,
             };
             if !counts {
                 let message = "this sign-in was ended; sign in again with `gpuaas login`".to_owned();
-                return Err(Failure::Unauthenticated { code: "sign_in_ended", message });
+                return Err(ControlError::Unauthenticated { code: "sign_in_ended", message });
             }
         }
-        let said = Said {
+        let claims = Claims {
             issuer: claims.issuer,
             subject: claims.subject,
             email: claims.email,
             email_verified: claims.email_verified,
             name: claims.name,
         };
-        rights::of_person(control, &said).await
+        authz_cache::of_person(control, &claims).await
     }
 
     /// The sign-in that a good access token of the built-in issuer came out of.
@@ -189,7 +190,7 @@ pub(crate) fn spawn_sweep(control: &Arc<Control>) {
                 () = tokio::time::sleep(SWEEP_EVERY) => {}
             }
             let forget = Decision::default().change(Change::ResourcesForget { before: Timestamp::now() });
-            if let Err(error) = leases::commit(&control, forget).await {
+            if let Err(error) = commit(&control, forget).await {
                 tracing::warn!(%error, "what is over could not be forgotten; the next sweep tries again");
             }
         }

@@ -9,7 +9,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use tokio::sync::oneshot;
 
 use super::turns::AT_A_TIME;
-use crate::failure::Failure;
+use crate::error::ControlError;
 
 /// Computations that may wait: those of callers who went away while theirs was running.
 const MAX_WAITING: usize = 64;
@@ -28,7 +28,7 @@ impl PasswordThreads {
         let queue = Arc::new(Mutex::new(queue));
         for _ in 0..AT_A_TIME {
             let queue = Arc::clone(&queue);
-            gpuaas_world::spawn_thread("passwords", move || {
+            gpuaas_runtime::spawn_thread("passwords", move || {
                 while let Some(job) = next(&queue) {
                     job();
                 }
@@ -38,13 +38,13 @@ impl PasswordThreads {
     }
 
     /// Computes something on one of the threads.
-    pub(super) async fn run<T: Send + 'static>(&self, work: impl FnOnce() -> T + Send + 'static) -> Result<T, Failure> {
+    pub(super) async fn run<T: Send + 'static>(&self, work: impl FnOnce() -> T + Send + 'static) -> Result<T, ControlError> {
         let (tell, told) = oneshot::channel();
         let job: Job = Box::new(move || {
             // Nobody may wait any more.
             let _ = tell.send(work());
         });
-        let failed = || Failure::Internal("the computation of a password ended without a result".to_owned());
+        let failed = || ControlError::Internal("the computation of a password ended without a result".to_owned());
         self.jobs.try_send(job).map_err(|_| failed())?;
         told.await.map_err(|_| failed())
     }

@@ -7,14 +7,14 @@
 use std::sync::Arc;
 use std::time::Duration;
 
+use gpuaas_backends::limits::Rule;
 use gpuaas_contract::Digest;
 use gpuaas_contract::id::CorrelationId;
 use gpuaas_contract::time::Timestamp;
 use gpuaas_domain::decision::Context;
 use gpuaas_domain::names::checked_email;
-use gpuaas_domain::people::{self, User};
+use gpuaas_domain::tenancy::{self, User};
 use gpuaas_domain::{Actor, Decision, Refusal};
-use gpuaas_engines::limits::Rule;
 use gpuaas_identity::password;
 use zeroize::Zeroizing;
 
@@ -22,9 +22,10 @@ use super::BuiltIn;
 use super::known_browser::KnownBrowser;
 use super::password_threads::PasswordThreads;
 use super::turns::{Busy, Turn, Turns};
-use crate::failure::{Failure, settle};
+use crate::error::ControlError;
 use crate::stranger_budgets::{self, AddressRange, WRONG_PASSWORDS};
-use crate::{Control, books};
+use crate::transact::transact;
+use crate::{Control, resources};
 
 /// Wrong passwords for one account from one address.
 const HERE: Rule = Rule { per: Duration::from_secs(900), burst: 5 };
@@ -47,7 +48,7 @@ impl Hashing {
         Ok(Self { turns: Arc::default(), threads: PasswordThreads::start()? })
     }
 
-    async fn turn(&self, control: &Control, address: &str, is_known: bool) -> Result<Turn, Failure> {
+    async fn turn(&self, control: &Control, address: &str, is_known: bool) -> Result<Turn, ControlError> {
         self.turns.turn(address, is_known).await.map_err(|Busy| {
             let message = "too many people sign in right now; try again in a moment";
             stranger_budgets::too_many(control, "sign_in_busy", message, BUSY_FOR)
@@ -55,11 +56,11 @@ impl Hashing {
     }
 
     /// Hashes a new password, for an administrator.
-    pub(crate) async fn hash(&self, control: &Control, password: Zeroizing<String>) -> Result<String, Failure> {
+    pub(crate) async fn hash(&self, control: &Control, password: Zeroizing<String>) -> Result<String, ControlError> {
         password::check(&password).map_err(|error| Refusal::invalid(error.code(), error.to_string()))?;
         let _turn = self.turn(control, "administrators", true).await?;
         let hashed = self.threads.run(move || password::hash(&password)).await?;
-        hashed.map_err(|error| Failure::Internal(error.to_string()))
+        hashed.map_err(|error| ControlError::Internal(error.to_string()))
     }
 }
 
@@ -105,7 +106,7 @@ impl<'a> Throttle<'a> {
     }
 
     /// Refuses before anything is computed.
-    async fn look(&self, control: &Control) -> Result<(), Failure> {
+    async fn look(&self, control: &Control) -> Result<(), ControlError> {
         for (key, rule) in &self.counters {
             if let Some(wait) = stranger_budgets::empty(control, key, *rule).await {
                 let message = "too many wrong passwords; wait, or sign in from where you did before";
@@ -118,7 +119,7 @@ impl<'a> Throttle<'a> {
     /// A wrong password.
     async fn spend(&self, control: &Control) {
         for (key, rule) in &self.counters {
-            control.engines.limits.check(key, *rule, 1).await;
+            control.backends.limits.check(key, *rule, 1).await;
         }
         if !self.is_familiar {
             // Whether there was anything left is seen by the next one.
@@ -129,7 +130,11 @@ impl<'a> Throttle<'a> {
 
 /// The user with this address and this password. `None`, after the same work, for everybody else: unknown, deactivated, or with another
 /// password.
-pub(super) async fn check(control: &Arc<Control>, built_in: &BuiltIn, attempt: Attempt<'_>) -> Result<Option<User>, Failure> {
+pub(super) async fn check(
+    control: &Arc<Control>,
+    built_in: &BuiltIn,
+    attempt: Attempt<'_>,
+) -> Result<Option<User>, ControlError> {
     let account = account_key(attempt.email);
     let throttle = Throttle::of(control, &attempt, &account).await;
     throttle.look(control).await?;
@@ -138,7 +143,7 @@ pub(super) async fn check(control: &Arc<Control>, built_in: &BuiltIn, attempt: A
     // Others of the same account may have been wrong while this one waited.
     throttle.look(control).await?;
     let user = match checked_email(attempt.email) {
-        Ok(email) => books::by_lookup::<User>(control, &people::user_lookup(&built_in.issuer, &email)).await?,
+        Ok(email) => resources::by_lookup::<User>(control, &tenancy::user_lookup(&built_in.issuer, &email)).await?,
         Err(_) => None,
     };
     let user = user.filter(|user| user.deactivated_at.is_none());
@@ -161,11 +166,11 @@ pub(super) async fn check(control: &Arc<Control>, built_in: &BuiltIn, attempt: A
         return Ok(None);
     };
     let context = Context { now: Timestamp::now(), actor: Actor::User(user.id), correlation_id: attempt.correlation_id.clone() };
-    let user = settle(control, || async {
-        let Some(user) = books::get::<User>(control, user.id).await?.filter(|user| user.deactivated_at.is_none()) else {
+    let user = transact(control, || async {
+        let Some(user) = resources::get::<User>(control, user.id).await?.filter(|user| user.deactivated_at.is_none()) else {
             return Ok((None, Decision::default()));
         };
-        let decision = people::right_password(&user, &context);
+        let decision = tenancy::right_password(&user, &context);
         Ok((Some(user), decision))
     })
     .await?;
@@ -178,13 +183,13 @@ pub(super) async fn check(control: &Arc<Control>, built_in: &BuiltIn, attempt: A
 /// Writes down that a password was wrong, if the account exists. Nobody waits for it: the time it takes would tell that there is one.
 fn record_failure(control: &Arc<Control>, account: &str, email: &str, built_in: &BuiltIn, correlation_id: &CorrelationId) {
     let Ok(email) = checked_email(email) else { return };
-    let (lookup, correlation_id) = (people::user_lookup(&built_in.issuer, &email), correlation_id.clone());
+    let (lookup, correlation_id) = (tenancy::user_lookup(&built_in.issuer, &email), correlation_id.clone());
     let (shared, account) = (Arc::clone(control), account.to_owned());
     control.background.spawn(async move {
-        let written = settle(&shared, || async {
-            let Some(user) = books::by_lookup::<User>(&shared, &lookup).await? else { return Ok(((), Decision::default())) };
+        let written = transact(&shared, || async {
+            let Some(user) = resources::by_lookup::<User>(&shared, &lookup).await? else { return Ok(((), Decision::default())) };
             let context = Context { now: Timestamp::now(), actor: Actor::User(user.id), correlation_id: correlation_id.clone() };
-            Ok(((), people::wrong_password(&user, &context)))
+            Ok(((), tenancy::wrong_password(&user, &context)))
         })
         .await;
         if let Err(error) = written {

@@ -5,14 +5,14 @@ use std::time::Duration;
 use gpuaas_contract::Digest;
 use gpuaas_contract::id::{GrantId, UserId};
 use gpuaas_contract::time::Timestamp;
-use gpuaas_domain::people::{SignIn, SignInKind};
+use gpuaas_domain::tenancy::{SignIn, SignInKind};
 use gpuaas_identity::oauth::{AuthorizationCode, ClientId, DeviceGrant, DeviceState, GRANT_LIFE, Refresh, Scopes};
 use gpuaas_identity::pkce::CodeChallenge;
 use gpuaas_identity::user_code::UserCode;
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 
-use crate::failure::Failure;
+use crate::error::ControlError;
 
 /// A code is remembered for this long after its end, so that its second use is noticed while its tokens are still good.
 const REMEMBERED: Duration = Duration::from_secs(10 * 60);
@@ -40,7 +40,7 @@ struct CodeBody {
 }
 
 /// The row of a code.
-pub(super) fn of_code(code: &AuthorizationCode, version: i64) -> Result<SignIn, Failure> {
+pub(super) fn of_code(code: &AuthorizationCode, version: i64) -> Result<SignIn, ControlError> {
     let body = CodeBody {
         digest: code.digest.clone(),
         client: code.client,
@@ -64,7 +64,7 @@ pub(super) fn of_code(code: &AuthorizationCode, version: i64) -> Result<SignIn, 
 }
 
 /// The code of a row.
-pub(super) fn code(row: &SignIn) -> Result<AuthorizationCode, Failure> {
+pub(super) fn code(row: &SignIn) -> Result<AuthorizationCode, ControlError> {
     let body: CodeBody = read(row)?;
     Ok(AuthorizationCode {
         digest: body.digest,
@@ -112,7 +112,7 @@ pub(super) struct SignedIn {
 }
 
 /// The row of a device.
-pub(super) fn of_device(device: &DeviceGrant, signed_in: Option<SignedIn>, version: i64) -> Result<SignIn, Failure> {
+pub(super) fn of_device(device: &DeviceGrant, signed_in: Option<SignedIn>, version: i64) -> Result<SignIn, ControlError> {
     let (decided, user) = match device.state {
         DeviceState::Pending => (Decided::Pending, None),
         DeviceState::Approved(user) => (Decided::Approved, Some(user)),
@@ -144,7 +144,7 @@ pub(super) fn of_device(device: &DeviceGrant, signed_in: Option<SignedIn>, versi
 }
 
 /// The device of a row, and who has signed in to decide about it.
-pub(super) fn device(row: &SignIn) -> Result<(DeviceGrant, Option<SignedIn>), Failure> {
+pub(super) fn device(row: &SignIn) -> Result<(DeviceGrant, Option<SignedIn>), ControlError> {
     let body: DeviceBody = read(row)?;
     let state = match body.decided {
         Decided::Pending => DeviceState::Pending,
@@ -178,7 +178,7 @@ struct RefreshBody {
 }
 
 /// The row of a refresh token. A used one is kept until its own end: whoever comes with it then comes too late anyway.
-pub(super) fn of_refresh(token: &Refresh, user: UserId, version: i64) -> Result<SignIn, Failure> {
+pub(super) fn of_refresh(token: &Refresh, user: UserId, version: i64) -> Result<SignIn, ControlError> {
     let body = RefreshBody {
         digest: token.digest.clone(),
         client: token.client,
@@ -201,7 +201,7 @@ pub(super) fn of_refresh(token: &Refresh, user: UserId, version: i64) -> Result<
 }
 
 /// The refresh token of a row.
-pub(super) fn refresh(row: &SignIn) -> Result<Refresh, Failure> {
+pub(super) fn refresh(row: &SignIn) -> Result<Refresh, ControlError> {
     let body: RefreshBody = read(row)?;
     Ok(Refresh {
         digest: body.digest,
@@ -241,7 +241,7 @@ struct GrantBody {
 }
 
 /// The row of a whole sign-in.
-pub(super) fn of_grant(grant: &Grant, version: i64) -> Result<SignIn, Failure> {
+pub(super) fn of_grant(grant: &Grant, version: i64) -> Result<SignIn, ControlError> {
     let Grant { client, since, used_at, revoked_at, .. } = *grant;
     Ok(SignIn {
         id: grant_id(grant.id),
@@ -256,28 +256,28 @@ pub(super) fn of_grant(grant: &Grant, version: i64) -> Result<SignIn, Failure> {
 }
 
 /// The whole sign-in of a row.
-pub(super) fn grant(row: &SignIn) -> Result<Grant, Failure> {
+pub(super) fn grant(row: &SignIn) -> Result<Grant, ControlError> {
     let GrantBody { client, since, used_at, revoked_at } = read(row)?;
     Ok(Grant { id: grant_of(row)?, user: user_of(row)?, client, since, used_at, revoked_at })
 }
 
-fn grant_of(row: &SignIn) -> Result<GrantId, Failure> {
+fn grant_of(row: &SignIn) -> Result<GrantId, ControlError> {
     row.grant.ok_or_else(|| incomplete(row))
 }
 
-fn user_of(row: &SignIn) -> Result<UserId, Failure> {
+fn user_of(row: &SignIn) -> Result<UserId, ControlError> {
     row.user.ok_or_else(|| incomplete(row))
 }
 
-fn incomplete(row: &SignIn) -> Failure {
-    Failure::Internal(format!("a remembered {} is incomplete", row.kind.as_str()))
+fn incomplete(row: &SignIn) -> ControlError {
+    ControlError::Internal(format!("a remembered {} is incomplete", row.kind.as_str()))
 }
 
-fn written(body: &impl Serialize) -> Result<serde_json::Value, Failure> {
-    serde_json::to_value(body).map_err(|error| Failure::Internal(format!("a sign-in cannot be written: {error}")))
+fn written(body: &impl Serialize) -> Result<serde_json::Value, ControlError> {
+    serde_json::to_value(body).map_err(|error| ControlError::Internal(format!("a sign-in cannot be written: {error}")))
 }
 
-fn read<T: DeserializeOwned>(row: &SignIn) -> Result<T, Failure> {
+fn read<T: DeserializeOwned>(row: &SignIn) -> Result<T, ControlError> {
     // The kind and nothing else: the row names people.
     T::deserialize(&row.body).map_err(|_| incomplete(row))
 }

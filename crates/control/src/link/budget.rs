@@ -16,7 +16,8 @@ use gpuaas_domain::{Actor, node};
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 
 use crate::Control;
-use crate::failure::{Failure, settle};
+use crate::error::ControlError;
+use crate::transact::transact;
 
 /// Most bytes of one task's log that are stored.
 pub(super) const LOG_BYTES_PER_TASK: u64 = 32 * 1024 * 1024;
@@ -32,7 +33,7 @@ const PERIOD_US: i64 = 3_600_000_000;
 
 /// Something that a node can make us write, or send to other processes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Kind {
+pub(super) enum BudgetKind {
     /// Bytes of log lines.
     LogBytes,
     /// Facts that differ from those before: a row, an event and an audit row each.
@@ -47,7 +48,7 @@ pub(super) enum Kind {
     Certificates,
 }
 
-impl Kind {
+impl BudgetKind {
     const COUNT: usize = 6;
 
     /// Most of it within an hour.
@@ -123,7 +124,7 @@ impl LogRoom {
 #[derive(Clone, Copy, Debug, Default)]
 struct Hour {
     number: i64,
-    used: [u64; Kind::COUNT],
+    used: [u64; BudgetKind::COUNT],
     told: bool,
 }
 
@@ -138,7 +139,7 @@ enum Taken {
 }
 
 impl NodeBudgets {
-    fn take(&self, node: NodeId, kind: Kind, amount: u64, now: Timestamp) -> Taken {
+    fn take(&self, node: NodeId, kind: BudgetKind, amount: u64, now: Timestamp) -> Taken {
         let number = now.0.div_euclid(PERIOD_US);
         let mut nodes = self.hours.lock().unwrap_or_else(PoisonError::into_inner);
         if !nodes.contains_key(&node) {
@@ -162,7 +163,7 @@ impl NodeBudgets {
 
 /// Takes something out of a node's budget. `false` if it is beyond it: then it is counted, and operators are told if it is the first time
 /// in this hour.
-pub(super) async fn take(control: &Control, node: NodeId, kind: Kind, amount: u64) -> Result<bool, Failure> {
+pub(super) async fn take(control: &Control, node: NodeId, kind: BudgetKind, amount: u64) -> Result<bool, ControlError> {
     let now = Timestamp::now();
     match control.budgets.take(node, kind, amount, now) {
         Taken::Within => Ok(true),
@@ -172,7 +173,7 @@ pub(super) async fn take(control: &Control, node: NodeId, kind: Kind, amount: u6
                 tracing::warn!(%node, kind = kind.as_str(), limit = kind.per_hour(), "the node is beyond its budget for this hour; dropping the rest");
                 let context = Context { now, actor: Actor::Node(node), correlation_id: CorrelationId::generate() };
                 let decision = node::budget_exceeded(node, kind.as_str(), kind.per_hour(), &context);
-                settle(control, || async { Ok(((), decision.clone())) }).await?;
+                transact(control, || async { Ok(((), decision.clone())) }).await?;
             }
             Ok(false)
         }
@@ -186,16 +187,16 @@ mod tests {
     #[test]
     fn a_budget_is_of_one_node_one_kind_and_one_hour_and_is_told_once() {
         let (budgets, node, now) = (NodeBudgets::default(), NodeId::generate(), Timestamp(7 * PERIOD_US + 5));
-        let limit = Kind::Facts.per_hour();
-        assert_eq!(budgets.take(node, Kind::Facts, limit, now), Taken::Within);
-        assert_eq!(budgets.take(node, Kind::Facts, 1, now), Taken::Beyond { first: true });
-        assert_eq!(budgets.take(node, Kind::Facts, 1, now), Taken::Beyond { first: false });
-        assert_eq!(budgets.take(node, Kind::Links, 1, now), Taken::Within, "another kind");
-        assert_eq!(budgets.take(node, Kind::Links, u64::MAX, now), Taken::Beyond { first: false }, "told already");
-        assert_eq!(budgets.take(NodeId::generate(), Kind::Facts, 1, now), Taken::Within, "another node");
+        let limit = BudgetKind::Facts.per_hour();
+        assert_eq!(budgets.take(node, BudgetKind::Facts, limit, now), Taken::Within);
+        assert_eq!(budgets.take(node, BudgetKind::Facts, 1, now), Taken::Beyond { first: true });
+        assert_eq!(budgets.take(node, BudgetKind::Facts, 1, now), Taken::Beyond { first: false });
+        assert_eq!(budgets.take(node, BudgetKind::Links, 1, now), Taken::Within, "another kind");
+        assert_eq!(budgets.take(node, BudgetKind::Links, u64::MAX, now), Taken::Beyond { first: false }, "told already");
+        assert_eq!(budgets.take(NodeId::generate(), BudgetKind::Facts, 1, now), Taken::Within, "another node");
         let later = Timestamp(8 * PERIOD_US);
-        assert_eq!(budgets.take(node, Kind::Facts, 1, later), Taken::Within, "another hour");
-        assert_eq!(budgets.take(node, Kind::Facts, limit, later), Taken::Beyond { first: true });
+        assert_eq!(budgets.take(node, BudgetKind::Facts, 1, later), Taken::Within, "another hour");
+        assert_eq!(budgets.take(node, BudgetKind::Facts, limit, later), Taken::Beyond { first: true });
     }
 
     #[tokio::test]
@@ -217,7 +218,7 @@ mod tests {
         let budgets = NodeBudgets::default();
         for hour in 0..4 {
             for _ in 0..100 {
-                budgets.take(NodeId::generate(), Kind::Links, 1, Timestamp(hour * PERIOD_US));
+                budgets.take(NodeId::generate(), BudgetKind::Links, 1, Timestamp(hour * PERIOD_US));
             }
         }
         assert!(budgets.hours.lock().unwrap_or_else(PoisonError::into_inner).len() <= 100);

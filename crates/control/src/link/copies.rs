@@ -11,16 +11,17 @@ use gpuaas_contract::id::{CorrelationId, NodeId, SessionId};
 use gpuaas_contract::link::Hello;
 use gpuaas_contract::resume::ResumeClaim;
 use gpuaas_contract::time::Timestamp;
-use gpuaas_domain::decision::{Context, LinkHint};
+use gpuaas_domain::decision::{Context, LinkWakeup};
 use gpuaas_domain::node::{self, LiveSession, Node};
-use gpuaas_domain::{Actor, Hint, Refusal, task};
+use gpuaas_domain::{Actor, Refusal, Wakeup, task};
 use tokio::sync::broadcast::error::RecvError;
 
 use super::session::PROBE;
 use super::sweep::PRESENCE_TIMEOUT;
 use crate::Control;
-use crate::failure::{Failure, settle};
+use crate::error::ControlError;
 use crate::pki::{self, Peer};
+use crate::transact::transact;
 
 /// How long another process has to answer: its own probe, and the way there and back.
 const ASK: Duration = PROBE.saturating_add(Duration::from_secs(2));
@@ -34,8 +35,8 @@ enum Elsewhere {
 }
 
 /// Refuses a hello if another live copy of the identity holds the node's link, and locks the node.
-pub(super) async fn exclude(control: &Arc<Control>, node: &Node, peer: &Peer, hello: &Hello) -> Result<(), Failure> {
-    if gpuaas_world::broken("control.second_copy") || resumes(control, node, peer, hello) {
+pub(super) async fn exclude(control: &Arc<Control>, node: &Node, peer: &Peer, hello: &Hello) -> Result<(), ControlError> {
+    if gpuaas_runtime::broken("control.second_copy") || resumes(control, node, peer, hello) {
         return Ok(());
     }
     let here = async {
@@ -63,14 +64,14 @@ pub(super) async fn exclude(control: &Arc<Control>, node: &Node, peer: &Peer, he
         (false, Elsewhere::Dead) => Ok(()),
         (false, Elsewhere::Unknown) => {
             let message = format!("another server process holds a link of node {} and does not say whether it is alive", node.id);
-            Err(Failure::Unavailable { code: "link_undecided", message })
+            Err(ControlError::Unavailable { code: "link_undecided", message })
         }
     }
 }
 
 /// Whether the hello comes from the agent process that held the node's last link.
 fn resumes(control: &Control, node: &Node, peer: &Peer, hello: &Hello) -> bool {
-    // The link in the books; where there is none, the one that this process may still hold.
+    // The link in the resources; where there is none, the one that this process may still hold.
     let recorded = node.session.as_ref().map(|live| live.id);
     let Some(last) = recorded.or_else(|| control.hub.get(node.id).map(|session| session.id)) else { return false };
     let session_id = last.to_string();
@@ -86,18 +87,18 @@ fn resumes(control: &Control, node: &Node, peer: &Peer, hello: &Hello) -> bool {
 
 /// Asks the process that holds a link to probe it. If it does not answer although it lives, nothing is assumed: the agent tries again,
 /// until the process answers or is known to be dead.
-async fn ask(control: &Control, node_id: NodeId, live: &LiveSession) -> Result<Elsewhere, Failure> {
+async fn ask(control: &Control, node_id: NodeId, live: &LiveSession) -> Result<Elsewhere, ControlError> {
     let seen = control.store.server_seen_at(live.server).await?;
     if seen.is_none_or(|seen| seen < Timestamp::now().minus(PRESENCE_TIMEOUT)) {
         return Ok(Elsewhere::Dead);
     }
-    let mut hints = control.store.hints();
+    let mut wakeups = control.store.wakeups();
     let question = u64::from_le_bytes(pki::random());
-    control.store.hint(Hint::Link(LinkHint::Probe { server: live.server, node_id, session_id: live.id, nonce: question }));
+    control.store.wakeup(Wakeup::Link(LinkWakeup::Probe { server: live.server, node_id, session_id: live.id, nonce: question }));
     let answer = async {
         loop {
-            match hints.recv().await {
-                Ok(Hint::Link(LinkHint::Probed { nonce, alive })) if nonce == question => return Some(alive),
+            match wakeups.recv().await {
+                Ok(Wakeup::Link(LinkWakeup::Probed { nonce, alive })) if nonce == question => return Some(alive),
                 Ok(_) | Err(RecvError::Lagged(_)) => {}
                 Err(RecvError::Closed) => return None,
             }
@@ -119,14 +120,14 @@ pub(super) fn spawn_answer(control: &Arc<Control>, node_id: NodeId, session_id: 
             Some(session) => session.probe().await,
             None => false,
         };
-        this.store.hint(Hint::Link(LinkHint::Probed { nonce, alive }));
+        this.store.wakeup(Wakeup::Link(LinkWakeup::Probed { nonce, alive }));
     });
 }
 
-async fn lock(control: &Control, node: &Node) -> Result<(), Failure> {
+async fn lock(control: &Control, node: &Node) -> Result<(), ControlError> {
     let context = Context { now: Timestamp::now(), actor: Actor::System, correlation_id: CorrelationId::generate() };
     control.metrics.node_locked();
-    settle(control, || async {
+    transact(control, || async {
         let node =
             control.store.node_get(node.id).await?.ok_or_else(|| Refusal::not_found("node_unknown", "the node is gone"))?;
         let mut decision = node::lock(&node, &context);

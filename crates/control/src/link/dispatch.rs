@@ -16,11 +16,12 @@ use gpuaas_domain::{Actor, Decision};
 use gpuaas_store::CommitError;
 
 use super::inbound::{chain, close_for};
-use super::session::{Sent, Session};
+use super::session::{LinkSession, Sent};
 use super::{POLL_SECONDS, identity};
 use crate::Control;
-use crate::failure::{Failure, settle};
-use crate::leases;
+use crate::commit::commit;
+use crate::error::ControlError;
+use crate::transact::transact;
 
 /// How often a long-poll session looks at its own clock: silence, certificate.
 const WATCH_POLL: Duration = Duration::from_secs(2);
@@ -35,7 +36,7 @@ const RETRY: Duration = Duration::from_secs(1);
 const ABANDONED: Duration = Duration::from_secs(3);
 
 /// Starts the driver; it ends with the session and takes the node offline.
-pub(super) fn spawn_driver(control: Arc<Control>, session: Arc<Session>) {
+pub(super) fn spawn_driver(control: Arc<Control>, session: Arc<LinkSession>) {
     let tracker = control.background.clone();
     tracker.spawn(async move {
         drive(&control, &session).await;
@@ -45,7 +46,7 @@ pub(super) fn spawn_driver(control: Arc<Control>, session: Arc<Session>) {
     });
 }
 
-async fn drive(control: &Arc<Control>, session: &Arc<Session>) {
+async fn drive(control: &Arc<Control>, session: &Arc<LinkSession>) {
     let mut watch = tokio::time::interval(match session.transport {
         Transport::Stream => WATCH_STREAM,
         Transport::Poll => WATCH_POLL,
@@ -78,7 +79,7 @@ async fn drive(control: &Arc<Control>, session: &Arc<Session>) {
             }
             () = session.work.notified() => {
                 // Boxed, because its state is large and a link at rest should not hold room for it.
-                if let Err(error) = Box::pin(hand_out(control, session, &mut cancels_sent)).await {
+                if let Err(error) = Box::pin(dispatch_queued(control, session, &mut cancels_sent)).await {
                     close_for(session, &error);
                     return;
                 }
@@ -88,11 +89,11 @@ async fn drive(control: &Arc<Control>, session: &Arc<Session>) {
 }
 
 /// Writes down that the link ended, as soon as the store takes it: nobody else would.
-async fn offline(control: &Control, session: &Session) {
+async fn offline(control: &Control, session: &LinkSession) {
     let why = if session.is_fenced() { "replaced by a newer link" } else { "link closed" };
     let context = Context { now: Timestamp::now(), actor: Actor::System, correlation_id: CorrelationId::generate() };
     loop {
-        let settled = settle(control, || async {
+        let settled = transact(control, || async {
             let Some(node) = control.store.node_get(session.node_id).await? else { return Ok(((), Decision::default())) };
             Ok(((), node::disconnected(&node, session.id, why, &context)))
         })
@@ -108,7 +109,11 @@ async fn offline(control: &Control, session: &Session) {
     }
 }
 
-async fn hand_out(control: &Arc<Control>, session: &Arc<Session>, cancels_sent: &mut HashSet<TaskId>) -> Result<(), Failure> {
+async fn dispatch_queued(
+    control: &Arc<Control>,
+    session: &Arc<LinkSession>,
+    cancels_sent: &mut HashSet<TaskId>,
+) -> Result<(), ControlError> {
     // What was claimed for an expired link would wait for its lease to lapse.
     identity::check_still_good(control, &session.peer)?;
     // Whatever is queued while we look wakes us again.
@@ -123,7 +128,7 @@ async fn hand_out(control: &Arc<Control>, session: &Arc<Session>, cancels_sent: 
                 session.tell(to_node::Message::Cancel(Cancel { task_id: cancelled.id.to_string(), reason }));
             }
         }
-        Ok::<_, Failure>(())
+        Ok::<_, ControlError>(())
     };
     // Nothing here depends on the other, so all of it is asked for at once.
     let ((), first) = tokio::try_join!(cancellations, node_and_queue(control, session))?;
@@ -155,11 +160,14 @@ async fn hand_out(control: &Arc<Control>, session: &Arc<Session>, cancels_sent: 
 }
 
 /// The node, what is queued for it, and how many tasks it has room for. `None` if nothing may or can be handed out.
-async fn node_and_queue(control: &Control, session: &Session) -> Result<Option<(Node, Vec<TaskRecord>, usize)>, Failure> {
+async fn node_and_queue(
+    control: &Control,
+    session: &LinkSession,
+) -> Result<Option<(Node, Vec<TaskRecord>, usize)>, ControlError> {
     let (store, node_id) = (&control.store, session.node_id);
     let mut room = session.room();
     if room == 0 {
-        // Leases may have lapsed meanwhile: count again from the books.
+        // Leases may have lapsed meanwhile: count again from the resources.
         let outstanding = store.task_outstanding(node_id).await?;
         session.set_in_flight(outstanding.iter().filter(|t| t.state != task::TaskState::Queued).map(|t| t.id));
         room = session.room();
@@ -181,13 +189,13 @@ async fn node_and_queue(control: &Control, session: &Session) -> Result<Option<(
 }
 
 /// Signs an envelope for a queued task and moves it to dispatched; `None` if it must not (or need not) go out.
-async fn claim(control: &Control, node: &Node, queued: &TaskRecord) -> Result<Option<(TaskRecord, Signed)>, Failure> {
+async fn claim(control: &Control, node: &Node, queued: &TaskRecord) -> Result<Option<(TaskRecord, Signed)>, ControlError> {
     let now = Timestamp::now();
     let context = Context { now, actor: Actor::System, correlation_id: queued.correlation_id.clone() };
-    let settle_as = async |decision: Decision| match leases::commit(control, decision).await {
+    let settle_as = async |decision: Decision| match commit(control, decision).await {
         // Somebody else moved it on: then it is theirs.
         Ok(()) | Err(CommitError::Conflict) => Ok(None),
-        Err(CommitError::Store(error)) => Err(Failure::from(error)),
+        Err(CommitError::Store(error)) => Err(ControlError::from(error)),
     };
     if !control.keys.intent_matches(&task::intent_text(queued), &queued.intent) {
         tracing::error!(task = %queued.id, "a task row was not written by the control plane: somebody wrote to the database");
@@ -202,7 +210,7 @@ async fn claim(control: &Control, node: &Node, queued: &TaskRecord) -> Result<Op
     }
     let outgoing = control.keys.outgoing(queued, node, now)?;
     let Ok((sent, decision)) = task::dispatch(queued, node, &outgoing, &context) else { return Ok(None) };
-    match leases::commit(control, decision).await {
+    match commit(control, decision).await {
         Ok(()) => {
             tracing::info!(task = %queued.id, node = %node.id, correlation_id = %queued.correlation_id, "task dispatched");
             control.metrics.task_dispatched(now.since(queued.created_at));

@@ -23,12 +23,13 @@ use gpuaas_domain::{Actor, Refusal, RefusalKind, task};
 use super::issue_once::IssueOnce;
 use super::{budget, identity};
 use crate::Control;
-use crate::failure::{Failure, settle};
+use crate::error::ControlError;
 use crate::http::problem::{JsonBody, Rejected, Segments};
-use crate::leases;
+use crate::lease_settlement;
 use crate::listener::{ClientAddress, ClientCertificate};
 use crate::pki::{Ca, CaError, Issued, NodeRecord, secret_text};
 use crate::stranger_budgets::{AddressRange, ENROLLMENT_REQUESTS};
+use crate::transact::transact;
 
 type Shared = State<Arc<Control>>;
 type Answer<T> = Result<Json<T>, Rejected>;
@@ -71,7 +72,7 @@ async fn with_token(
     let context = context(&request.applicant.facts.hostname, from);
     let secret = Digest::of(request.token.as_bytes());
     let (new_id, certificate) = (NodeId::generate(), IssueOnce::new(&control.ca));
-    let grant = settle(&control, || async {
+    let grant = transact(&control, || async {
         let unknown =
             || Refusal::forbidden("join_token_unknown", "this join token is not known here; ask an operator for a new one");
         let token = control.store.join_token_by_secret(&secret).await?.ok_or_else(unknown)?;
@@ -122,7 +123,7 @@ async fn request(
         expires_at: context.now.plus(REQUEST_LIFE),
         replace_node: None,
     };
-    let enrollment = settle(&control, || async {
+    let enrollment = transact(&control, || async {
         let queue = queue_for(&control, &enrollment, context.now).await?;
         Ok(enrollment::request(enrollment.clone(), &queue, &context)?)
     })
@@ -133,7 +134,7 @@ async fn request(
 }
 
 /// The queue of requests, as this one meets it.
-async fn queue_for(control: &Control, enrollment: &Enrollment, now: Timestamp) -> Result<Queue, Failure> {
+async fn queue_for(control: &Control, enrollment: &Enrollment, now: Timestamp) -> Result<Queue, ControlError> {
     let store = &control.store;
     let earlier = store.enrollment_open_by_fingerprint(&enrollment.fingerprint, now).await?;
     let same = earlier.filter(|earlier| earlier.state == EnrollmentState::Pending && earlier.address == enrollment.address);
@@ -163,8 +164,8 @@ async fn queue_for(control: &Control, enrollment: &Enrollment, now: Timestamp) -
     Ok(Queue { waiting, from_address, same, displaceable })
 }
 
-fn count_refusal(control: &Control, failure: &Failure) {
-    if let Failure::Refused(refusal) = failure
+fn count_refusal(control: &Control, failure: &ControlError) {
+    if let ControlError::Refused(refusal) = failure
         && refusal.kind == RefusalKind::Exhausted
     {
         control.metrics.refused(refusal.code);
@@ -179,7 +180,7 @@ async fn poll(
 ) -> Answer<EnrollStatus> {
     let given = headers.get(link::ENROLL_SECRET_HEADER).map(|value| Digest::of(value.as_bytes()));
     let (new_id, certificate) = (NodeId::generate(), IssueOnce::new(&control.ca));
-    let status = settle(&control, || async {
+    let status = transact(&control, || async {
         let enrollment = control.store.enrollment_get(id).await?;
         // Whoever does not have the secret does not even learn whether the request exists.
         let Some(enrollment) = enrollment.filter(|found| given.as_ref() == Some(&found.poll_secret_digest)) else {
@@ -227,7 +228,7 @@ fn replacement(
     applicant: &Applicant,
     replace_node: Option<NodeId>,
     door: Door,
-) -> Result<Replacement, Failure> {
+) -> Result<Replacement, ControlError> {
     let existing = match known {
         Some(node) => Some(Existing { node, same_keys: is_same_host(node, applicant)? }),
         None => None,
@@ -252,7 +253,7 @@ async fn admit(
     applicant: &Applicant,
     certificate: &IssueOnce<'_>,
     context: &Context,
-) -> Result<(Grant, Decision), Failure> {
+) -> Result<(Grant, Decision), ControlError> {
     check_applicant(applicant)?;
     let admission = Admission {
         fingerprint: applicant.fingerprint.clone(),
@@ -276,7 +277,7 @@ async fn admit(
     }
     match replacement {
         Replacement::New | Replacement::SameKeys => {}
-        Replacement::OtherKeys => decision = leases::replaced(control, node.id, decision, context).await?,
+        Replacement::OtherKeys => decision = lease_settlement::replaced(control, node.id, decision, context).await?,
     }
     let issued = certificate.issue(&node, &applicant.csr_pem, context.now).await.map_err(ca_failure)?;
     let grant = grant(control, &node, &issued, context.now);
@@ -292,7 +293,7 @@ async fn reissue(
     csr_pem: &str,
     certificate: &IssueOnce<'_>,
     context: &Context,
-) -> Result<(Grant, Decision), Failure> {
+) -> Result<(Grant, Decision), ControlError> {
     node::check_may_hold_certificate(node)?;
     certificate_budget(control, node).await?;
     let issued = certificate.issue(node, csr_pem, context.now).await.map_err(ca_failure)?;
@@ -300,7 +301,7 @@ async fn reissue(
     Ok((grant, node::renewed(node, issued.certificate, context)?))
 }
 
-pub(crate) fn is_same_host(node: &Node, applicant: &Applicant) -> Result<bool, Failure> {
+pub(crate) fn is_same_host(node: &Node, applicant: &Applicant) -> Result<bool, ControlError> {
     Ok(node.fingerprint == applicant.fingerprint
         && node.receipt_key == applicant.receipt_key
         && node.tls_key_digest == request_key(&applicant.csr_pem)?)
@@ -319,39 +320,39 @@ fn grant(control: &Control, node: &Node, issued: &Issued, now: Timestamp) -> Gra
     }
 }
 
-fn request_key(csr_pem: &str) -> Result<Digest, Failure> {
+fn request_key(csr_pem: &str) -> Result<Digest, ControlError> {
     Ca::request_key_digest(csr_pem).map_err(ca_failure)
 }
 
-fn ca_failure(error: CaError) -> Failure {
+fn ca_failure(error: CaError) -> ControlError {
     match error {
         CaError::BadRequest(detail) => {
-            Failure::BadInput { code: "csr_invalid", message: format!("the certificate request is not valid: {detail}") }
+            ControlError::BadInput { code: "csr_invalid", message: format!("the certificate request is not valid: {detail}") }
         }
         // What exactly is wrong is the operator's business: it is in the log, not in the answer to a host.
         CaError::Unavailable { .. } | CaError::Refused { .. } | CaError::Unacceptable(_) | CaError::Credential(_) => {
             tracing::error!(error = &error as &dyn std::error::Error, "no certificate for a node");
             let message = "no certificate can be made at the moment because the certificate authority does not work; nothing was changed, \
                            try again later, and ask an operator to look at `gpuaas cluster info` if it lasts";
-            Failure::Unavailable { code: error.code(), message: message.to_owned() }
+            ControlError::Unavailable { code: error.code(), message: message.to_owned() }
         }
         CaError::File(_)
         | CaError::Damaged(_)
         | CaError::Incomplete
         | CaError::Sign(_)
         | CaError::Settings(_)
-        | CaError::Changed(_) => Failure::Internal(super::inbound::chain(&error)),
+        | CaError::Changed(_) => ControlError::Internal(super::inbound::chain(&error)),
     }
 }
 
-fn check_applicant(applicant: &Applicant) -> Result<(), Failure> {
+fn check_applicant(applicant: &Applicant) -> Result<(), ControlError> {
     let plain = applicant.fingerprint.bytes().all(|b| b.is_ascii_graphic());
     if !plain || !(16..=128).contains(&applicant.fingerprint.len()) {
         let message = "the fingerprint must be 16 to 128 printable characters".to_owned();
-        return Err(Failure::BadInput { code: "fingerprint_invalid", message });
+        return Err(ControlError::BadInput { code: "fingerprint_invalid", message });
     }
     if applicant.facts.hostname.len() > 253 || applicant.facts.hostname.chars().any(char::is_control) {
-        return Err(Failure::BadInput { code: "hostname_invalid", message: "the host name is not valid".to_owned() });
+        return Err(ControlError::BadInput { code: "hostname_invalid", message: "the host name is not valid".to_owned() });
     }
     request_key(&applicant.csr_pem).map(|_| ())
 }
@@ -365,7 +366,7 @@ async fn renew(
     let peer = identity::peer(&control, &cert, Some(path))?;
     let context = Context { now: Timestamp::now(), actor: Actor::Node(peer.node_id), correlation_id: CorrelationId::generate() };
     let certificate = IssueOnce::new(&control.ca);
-    let pem = settle(&control, || async {
+    let pem = transact(&control, || async {
         let node = identity::node(&control, &peer).await?;
         check_same_key(&node, &request.csr_pem)?;
         node::check_may_hold_certificate(&node)?;
@@ -380,19 +381,19 @@ async fn renew(
 }
 
 /// Every certificate is a row: a node gets a few within the hour and not one per request.
-async fn certificate_budget(control: &Control, node: &Node) -> Result<(), Failure> {
-    if budget::take(control, node.id, budget::Kind::Certificates, 1).await? {
+async fn certificate_budget(control: &Control, node: &Node) -> Result<(), ControlError> {
+    if budget::take(control, node.id, budget::BudgetKind::Certificates, 1).await? {
         return Ok(());
     }
     let message = format!(
         "node {} got {} certificates within the hour; use the last one, or try again later",
         node.id,
-        budget::Kind::Certificates.per_hour()
+        budget::BudgetKind::Certificates.per_hour()
     );
     Err(Refusal::conflict("certificate_budget_exceeded", message).into())
 }
 
-fn check_same_key(node: &Node, csr_pem: &str) -> Result<(), Failure> {
+fn check_same_key(node: &Node, csr_pem: &str) -> Result<(), ControlError> {
     if request_key(csr_pem)? == node.tls_key_digest {
         return Ok(());
     }
@@ -414,7 +415,7 @@ fn challenge_text(node_id: NodeId, at: i64) -> String {
     format!("gpuaas-rejoin-challenge-v1\n{node_id}\n{at}")
 }
 
-fn check_challenge(control: &Control, node_id: NodeId, challenge: &str, now: Timestamp) -> Result<(), Failure> {
+fn check_challenge(control: &Control, node_id: NodeId, challenge: &str, now: Timestamp) -> Result<(), ControlError> {
     let valid = challenge.split_once('.').is_some_and(|(at, mac)| {
         at.parse::<i64>().is_ok_and(|at| {
             let age = now.since(Timestamp(at));
@@ -432,7 +433,7 @@ async fn rejoin(State(control): Shared, JsonBody(request): JsonBody<Rejoin>) -> 
     let context =
         Context { now: Timestamp::now(), actor: Actor::Node(request.node_id), correlation_id: CorrelationId::generate() };
     let certificate = IssueOnce::new(&control.ca);
-    let pem = settle(&control, || async {
+    let pem = transact(&control, || async {
         // One answer for every way in which the proof can be wrong: strangers learn nothing about nodes.
         let refuse =
             || Refusal::forbidden("rejoin_refused", "the proof does not fit a node of this cluster; enroll the host again");

@@ -6,21 +6,21 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use gpuaas_contract::id::{NodeId, SessionId, TaskId};
 use gpuaas_domain::node::Node;
 
-use super::session::{Place, Session};
+use super::session::{LinkSession, Place};
 
 /// Every link this process holds.
 #[derive(Default)]
 pub struct Hub {
-    sessions: Mutex<HashMap<NodeId, Arc<Session>>>,
+    sessions: Mutex<HashMap<NodeId, Arc<LinkSession>>>,
     opening: Mutex<HashMap<NodeId, Arc<tokio::sync::Mutex<()>>>>,
 }
 
 impl Hub {
-    fn lock(&self) -> MutexGuard<'_, HashMap<NodeId, Arc<Session>>> {
+    fn lock(&self) -> MutexGuard<'_, HashMap<NodeId, Arc<LinkSession>>> {
         self.sessions.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Lets one link of a node be opened at a time: the books and this map must agree on which one is the last.
+    /// Lets one link of a node be opened at a time: the resources and this map must agree on which one is the last.
     pub(crate) async fn open_one(&self, node: NodeId) -> tokio::sync::OwnedMutexGuard<()> {
         let turn = {
             let mut opening = self.opening.lock().unwrap_or_else(PoisonError::into_inner);
@@ -32,12 +32,12 @@ impl Hub {
     }
 
     /// The node's link, if this process holds it.
-    pub fn get(&self, node: NodeId) -> Option<Arc<Session>> {
+    pub fn get(&self, node: NodeId) -> Option<Arc<LinkSession>> {
         self.lock().get(&node).cloned()
     }
 
     /// Makes `session` the node's link and fences off the one before.
-    pub fn take_over(&self, session: &Arc<Session>) {
+    pub fn take_over(&self, session: &Arc<LinkSession>) {
         let before = self.lock().insert(session.node_id, Arc::clone(session));
         if let Some(before) = before {
             before.fence();
@@ -53,7 +53,7 @@ impl Hub {
     }
 
     /// All links.
-    pub fn all(&self) -> Vec<Arc<Session>> {
+    pub fn all(&self) -> Vec<Arc<LinkSession>> {
         self.lock().values().cloned().collect()
     }
 

@@ -11,19 +11,19 @@ use gpuaas_domain::Refusal;
 use gpuaas_domain::node::{Node, Service};
 
 use crate::Control;
-use crate::failure::Failure;
+use crate::error::ControlError;
 use crate::http::problem::Rejected;
 use crate::listener::ClientCertificate;
 use crate::pki::{NodeRecord, Peer, peer_of};
 
 /// Reads the certificate, and checks that a path that names a node names this one.
-pub(super) fn peer(control: &Control, certificate: &ClientCertificate, path: Option<NodeId>) -> Result<Peer, Failure> {
+pub(super) fn peer(control: &Control, certificate: &ClientCertificate, path: Option<NodeId>) -> Result<Peer, ControlError> {
     let Some(tls) = &certificate.0 else {
         let message = "this needs the node's client certificate; enroll the host with `gpuaas-agent enroll`".to_owned();
-        return Err(Failure::Unauthenticated { code: "certificate_required", message });
+        return Err(ControlError::Unauthenticated { code: "certificate_required", message });
     };
     let peer = peer_of(tls, control.cluster_id)
-        .map_err(|error| Failure::Unauthenticated { code: "certificate_not_a_node", message: error.to_string() })?;
+        .map_err(|error| ControlError::Unauthenticated { code: "certificate_not_a_node", message: error.to_string() })?;
     if let Some(path) = path.filter(|path| *path != peer.node_id) {
         let message = format!("the certificate is for {}, the path names {path}", peer.node_id);
         return Err(Refusal::forbidden("node_mismatch", message).into());
@@ -42,25 +42,25 @@ pub(super) async fn required(State(control): State<Arc<Control>>, request: Reque
 }
 
 /// What is checked on every message: neither expired nor on the deny-list.
-pub(super) fn check_still_good(control: &Control, peer: &Peer) -> Result<(), Failure> {
+pub(super) fn check_still_good(control: &Control, peer: &Peer) -> Result<(), ControlError> {
     if control.denied.contains(&peer.serial) {
         let message = "this certificate was revoked; enroll the host again with a new join token".to_owned();
-        return Err(Failure::Unauthenticated { code: "certificate_revoked", message });
+        return Err(ControlError::Unauthenticated { code: "certificate_revoked", message });
     }
     if Timestamp::now() > peer.not_after {
         let message = "this certificate has expired; the agent must renew it or rejoin".to_owned();
-        return Err(Failure::Unauthenticated { code: "certificate_expired", message });
+        return Err(ControlError::Unauthenticated { code: "certificate_expired", message });
     }
     Ok(())
 }
 
 /// The node behind a certificate, if it may have a link now. Reads the store, so only at the start of a session.
-pub(super) async fn node(control: &Control, peer: &Peer) -> Result<Node, Failure> {
-    let revoked = || Failure::Unauthenticated {
+pub(super) async fn node(control: &Control, peer: &Peer) -> Result<Node, ControlError> {
+    let revoked = || ControlError::Unauthenticated {
         code: "certificate_revoked",
         message: "this certificate no longer counts; enroll the host again with a new join token".to_owned(),
     };
-    // A certificate of our CA that the store does not know was not made by this control plane's books: no.
+    // A certificate of our CA that the store does not know was not made by this control plane's resources: no.
     let (certificate, node) =
         tokio::try_join!(control.store.certificate_get(&peer.serial), control.store.node_get(peer.node_id))?;
     let (certificate, node) = certificate.zip(node).ok_or_else(revoked)?;
@@ -76,7 +76,7 @@ pub(super) async fn node(control: &Control, peer: &Peer) -> Result<Node, Failure
     if node.tls_key_digest != peer.key_digest {
         tracing::error!(node = %node.id, serial = %peer.serial, "a certificate with another key than the node's was shown: the CA's key may have leaked");
         let message = "this certificate is for another key than the one the node enrolled with; enroll the host again".to_owned();
-        return Err(Failure::Unauthenticated { code: "certificate_key_mismatch", message });
+        return Err(ControlError::Unauthenticated { code: "certificate_key_mismatch", message });
     }
     if certificate.revoked_at.is_some() || certificate.node_id != node.id || certificate.node_epoch != node.epoch {
         return Err(revoked());

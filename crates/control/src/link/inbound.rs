@@ -13,13 +13,14 @@ use gpuaas_contract::telemetry::{self, HostFacts, HostMetrics};
 use gpuaas_contract::time::Timestamp;
 use gpuaas_domain::decision::{Change, TaskLogLine};
 use gpuaas_domain::task::{self, ReceiptHead, TaskRecord};
-use gpuaas_domain::{Decision, Hint, Refusal, node};
+use gpuaas_domain::{Decision, Refusal, Wakeup, node};
 
 use super::budget;
 use super::open::session_context;
-use super::session::{Session, TaskLog};
+use super::session::{LinkSession, TaskLog};
 use crate::Control;
-use crate::failure::{Failure, settle, settle_knowing};
+use crate::error::ControlError;
+use crate::transact::{transact, transact_knowing};
 
 /// Most lines in one chunk.
 const MAX_LINES: usize = 4096;
@@ -31,7 +32,7 @@ const BEYOND_BUDGET: &str = "the log budget of this task or its node is used up;
 const MAX_REMEMBERED: usize = 10_000;
 
 /// Whether a message was all said by arriving: a node at rest sends nothing else, and thousands of them must cost nothing.
-pub(super) fn is_sign_of_life(session: &Session, message: &FromNode) -> bool {
+pub(super) fn is_sign_of_life(session: &LinkSession, message: &FromNode) -> bool {
     match &message.message {
         None => true,
         Some(from_node::Message::Heartbeat(beat)) if beat.facts_json.is_empty() => {
@@ -46,13 +47,13 @@ pub(super) fn is_sign_of_life(session: &Session, message: &FromNode) -> bool {
 ///
 /// Messages about tasks are committed concurrently: a late or early word about a task changes nothing that a receipt
 /// has settled, so their order among each other does not matter.
-pub(super) async fn handle(control: &Arc<Control>, session: &Arc<Session>, message: FromNode) -> Result<(), Failure> {
+pub(super) async fn handle(control: &Arc<Control>, session: &Arc<LinkSession>, message: FromNode) -> Result<(), ControlError> {
     let Some(message) = message.message else { return Ok(()) };
     session.heard(Timestamp::now());
     let (c, s) = (Arc::clone(control), Arc::clone(session));
     match message {
         from_node::Message::Hello(_) => {
-            Err(Failure::BadInput { code: "hello_twice", message: "hello is only the first message".to_owned() })
+            Err(ControlError::BadInput { code: "hello_twice", message: "hello is only the first message".to_owned() })
         }
         from_node::Message::Heartbeat(beat) => heartbeat(control, session, beat).await,
         from_node::Message::Metrics(sample) => metrics(session, &sample),
@@ -76,9 +77,9 @@ pub(super) async fn handle(control: &Arc<Control>, session: &Arc<Session>, messa
         }
         from_node::Message::Receipt(signed) => {
             // Verified in the order of arrival, because receipts form a chain; committed side by side.
-            let believed = believe(control, session, &signed.task_id, signed.receipt).await?;
+            let check = check_receipt(control, session, &signed.task_id, signed.receipt).await?;
             in_background(session, async move {
-                let ack = settle_receipt(&c, &s, believed).await?;
+                let ack = commit_receipt(&c, &s, check).await?;
                 s.tell(to_node::Message::ReceiptAck(ack));
                 Ok(())
             })
@@ -90,9 +91,9 @@ pub(super) async fn handle(control: &Arc<Control>, session: &Arc<Session>, messa
 /// Runs a commit beside the reading of the stream, bounded per node. If the store fails, the session ends: the node comes
 /// back and says everything again.
 async fn in_background(
-    session: &Arc<Session>,
-    work: impl Future<Output = Result<(), Failure>> + Send + 'static,
-) -> Result<(), Failure> {
+    session: &Arc<LinkSession>,
+    work: impl Future<Output = Result<(), ControlError>> + Send + 'static,
+) -> Result<(), ControlError> {
     let Ok(permit) = Arc::clone(&session.commits).acquire_owned().await else { return Ok(()) };
     let session = Arc::clone(session);
     tokio::spawn(async move {
@@ -105,18 +106,20 @@ async fn in_background(
 }
 
 /// Ends a session because of a failure on our side or a message that should not be.
-pub(super) fn close_for(session: &Session, error: &Failure) {
+pub(super) fn close_for(session: &LinkSession, error: &ControlError) {
     tracing::warn!(node = %session.node_id, session = %session.id, error = %chain(error), "link closed");
     match error {
-        Failure::Unauthenticated { code, message } | Failure::BadInput { code, message } => session.close(code, message, 5),
-        Failure::Refused(refusal) => session.close(refusal.code, &refusal.message, 5),
-        Failure::Fenced => session.fence(),
-        Failure::Store(_)
-        | Failure::Contended
-        | Failure::TooMany { .. }
-        | Failure::Internal(_)
-        | Failure::Unavailable { .. }
-        | Failure::Precondition { .. } => session.close("server_error", "the server could not store it", 1),
+        ControlError::Unauthenticated { code, message } | ControlError::BadInput { code, message } => {
+            session.close(code, message, 5)
+        }
+        ControlError::Refused(refusal) => session.close(refusal.code, &refusal.message, 5),
+        ControlError::Fenced => session.fence(),
+        ControlError::Store(_)
+        | ControlError::Contended
+        | ControlError::TooMany { .. }
+        | ControlError::Internal(_)
+        | ControlError::Unavailable { .. }
+        | ControlError::Precondition { .. } => session.close("server_error", "the server could not store it", 1),
     }
 }
 
@@ -133,16 +136,16 @@ pub fn chain(error: &dyn std::error::Error) -> String {
 }
 
 /// The node is there; its facts may have changed.
-pub(super) async fn heartbeat(control: &Control, session: &Session, beat: Heartbeat) -> Result<(), Failure> {
+pub(super) async fn heartbeat(control: &Control, session: &LinkSession, beat: Heartbeat) -> Result<(), ControlError> {
     if beat.facts_json.is_empty() {
         return Ok(());
     }
     let facts = HostFacts::parse(&beat.facts_json)
-        .map_err(|error| Failure::BadInput { code: "telemetry_invalid", message: error.to_string() })?;
+        .map_err(|error| ControlError::BadInput { code: "telemetry_invalid", message: error.to_string() })?;
     let context = session_context(session, Timestamp::now());
-    settle(control, || async {
+    transact(control, || async {
         let Some(node) = control.store.node_get(session.node_id).await? else { return Ok(((), Decision::default())) };
-        if node.facts == facts || !budget::take(control, session.node_id, budget::Kind::Facts, 1).await? {
+        if node.facts == facts || !budget::take(control, session.node_id, budget::BudgetKind::Facts, 1).await? {
             return Ok(((), Decision::default()));
         }
         Ok(((), node::facts_changed(&node, facts.clone(), &context)))
@@ -151,13 +154,13 @@ pub(super) async fn heartbeat(control: &Control, session: &Session, beat: Heartb
 }
 
 /// A sample of metrics: kept in memory, never stored.
-pub(super) fn metrics(session: &Session, sample: &Metrics) -> Result<(), Failure> {
+pub(super) fn metrics(session: &LinkSession, sample: &Metrics) -> Result<(), ControlError> {
     session.set_metrics(telemetry_document::<HostMetrics>(&sample.metrics_json)?);
     Ok(())
 }
 
-fn telemetry_document<T: serde::de::DeserializeOwned>(json: &str) -> Result<T, Failure> {
-    let bad = |message| Failure::BadInput { code: "telemetry_invalid", message };
+fn telemetry_document<T: serde::de::DeserializeOwned>(json: &str) -> Result<T, ControlError> {
+    let bad = |message| ControlError::BadInput { code: "telemetry_invalid", message };
     if json.len() > telemetry::MAX_BYTES {
         return Err(bad(format!("telemetry of {} bytes; at most {}", json.len(), telemetry::MAX_BYTES)));
     }
@@ -165,18 +168,18 @@ fn telemetry_document<T: serde::de::DeserializeOwned>(json: &str) -> Result<T, F
 }
 
 /// The node has a task in its journal, or runs it.
-pub(super) async fn acknowledge(control: &Control, session: &Session, ack: &Ack) -> Result<(), Failure> {
+pub(super) async fn acknowledge(control: &Control, session: &LinkSession, ack: &Ack) -> Result<(), ControlError> {
     let id = task_id(&ack.task_id)?;
     let started = match ack.phase() {
         TaskPhase::Accepted => false,
         TaskPhase::Started | TaskPhase::Finished => true,
         TaskPhase::Unspecified => {
-            return Err(Failure::BadInput { code: "ack_invalid", message: "an ack needs a phase".to_owned() });
+            return Err(ControlError::BadInput { code: "ack_invalid", message: "an ack needs a phase".to_owned() });
         }
     };
     let context = session_context(session, Timestamp::now());
     let known = session.sent(id).map(|sent| sent.record.clone());
-    let next = settle_knowing(control, known, async |known| {
+    let next = transact_knowing(control, known, async |known| {
         let task = match known.flatten() {
             Some(known) => known,
             None => own_task(control, session, id).await?,
@@ -197,16 +200,16 @@ pub(super) async fn acknowledge(control: &Control, session: &Session, ack: &Ack)
 }
 
 /// A running task went into another phase: shown to whoever watches.
-pub(super) async fn progress(control: &Control, session: &Session, step: Progress) -> Result<(), Failure> {
+pub(super) async fn progress(control: &Control, session: &LinkSession, step: Progress) -> Result<(), ControlError> {
     let id = task_id(&step.task_id)?;
     if !owns(control, session, id).await? {
         return Err(not_yours(id));
     }
-    if !budget::take(control, session.node_id, budget::Kind::Progress, 1).await? {
+    if !budget::take(control, session.node_id, budget::BudgetKind::Progress, 1).await? {
         return Ok(());
     }
     let short = |text: String| text.chars().filter(|c| !c.is_control()).take(500).collect::<String>();
-    control.store.hint(Hint::Progress {
+    control.store.wakeup(Wakeup::Progress {
         task_id: id,
         phase: short(step.phase),
         message: short(step.message),
@@ -216,17 +219,17 @@ pub(super) async fn progress(control: &Control, session: &Session, step: Progres
 }
 
 /// Waits until a chunk of log lines may be on its way to the store.
-pub(super) async fn log_room(control: &Control, session: &Session, chunk: &LogChunk) -> impl Send + use<> {
+pub(super) async fn log_room(control: &Control, session: &LinkSession, chunk: &LogChunk) -> impl Send + use<> {
     let cost = usize::try_from(budget::LOG_LINE_COST).unwrap_or(usize::MAX);
     let bytes = chunk.lines.iter().fold(0_usize, |sum, line| sum.saturating_add(line.text.len()).saturating_add(cost));
     session.log_room.take(&control.budgets, bytes).await
 }
 
 /// Stores log lines and says up to where.
-pub(super) async fn logs(control: &Control, session: &Session, chunk: LogChunk) -> Result<LogAck, Failure> {
+pub(super) async fn logs(control: &Control, session: &LinkSession, chunk: LogChunk) -> Result<LogAck, ControlError> {
     if chunk.lines.len() > MAX_LINES {
         let message = format!("{} log lines in one chunk; at most {MAX_LINES}", chunk.lines.len());
-        return Err(Failure::BadInput { code: "logs_too_many", message });
+        return Err(ControlError::BadInput { code: "logs_too_many", message });
     }
     let mut stored = Vec::with_capacity(chunk.lines.len());
     let mut positions: HashMap<String, u64> = HashMap::new();
@@ -272,9 +275,9 @@ pub(super) async fn logs(control: &Control, session: &Session, chunk: LogChunk) 
         };
         let mut decision = Decision::default().change(Change::LogAppend(stored));
         for id in touched {
-            decision = decision.hint(Hint::Task(id));
+            decision = decision.wakeup(Wakeup::Task(id));
         }
-        settle(control, || async { Ok(((), decision.clone())) }).await?;
+        transact(control, || async { Ok(((), decision.clone())) }).await?;
     }
     Ok(LogAck { positions: positions.into_iter().map(|(task_id, sequence)| LogPosition { task_id, sequence }).collect() })
 }
@@ -290,7 +293,7 @@ enum LogBudget {
     Beyond,
 }
 
-async fn log_budget(control: &Control, session: &Session, id: TaskId, line: &LogLine) -> Result<LogBudget, Failure> {
+async fn log_budget(control: &Control, session: &LinkSession, id: TaskId, line: &LogLine) -> Result<LogBudget, ControlError> {
     let cost = u64::try_from(line.text.len()).unwrap_or(u64::MAX).saturating_add(budget::LOG_LINE_COST);
     let mut logs = session.logs.lock().await;
     if !logs.contains_key(&id) {
@@ -306,7 +309,7 @@ async fn log_budget(control: &Control, session: &Session, id: TaskId, line: &Log
         control.metrics.budget_exceeded("task_log_bytes", 1);
     }
     let within = match of_task {
-        Some(bytes) if budget::take(control, session.node_id, budget::Kind::LogBytes, cost).await? => Some(bytes),
+        Some(bytes) if budget::take(control, session.node_id, budget::BudgetKind::LogBytes, cost).await? => Some(bytes),
         Some(_) | None => None,
     };
     Ok(match within {
@@ -329,7 +332,7 @@ async fn log_budget(control: &Control, session: &Session, id: TaskId, line: &Log
 }
 
 /// A receipt on its way to the store.
-pub(super) enum Believed {
+pub(super) enum ReceiptCheck {
     /// Verified; must be committed before it is acknowledged.
     Receipt {
         /// The task it answers, as it was when the receipt came.
@@ -346,13 +349,18 @@ pub(super) enum Believed {
 }
 
 /// Verifies a receipt before anything is done with it.
-pub(super) async fn believe(control: &Control, session: &Session, task: &str, raw: Vec<u8>) -> Result<Believed, Failure> {
+pub(super) async fn check_receipt(
+    control: &Control,
+    session: &LinkSession,
+    task: &str,
+    raw: Vec<u8>,
+) -> Result<ReceiptCheck, ControlError> {
     let reject = async |code: &str| {
         control.metrics.receipt_rejected(code);
-        if budget::take(control, session.node_id, budget::Kind::Rejections, 1).await? {
+        if budget::take(control, session.node_id, budget::BudgetKind::Rejections, 1).await? {
             tracing::warn!(node = %session.node_id, task = ?task.chars().take(64).collect::<String>(), code, "receipt not believed");
         }
-        Ok(Believed::Rejected(ReceiptAck { task_id: task.to_owned(), rejected_code: code.to_owned() }))
+        Ok(ReceiptCheck::Rejected(ReceiptAck { task_id: task.to_owned(), rejected_code: code.to_owned() }))
     };
     let Ok(id) = task.parse::<TaskId>() else { return reject("receipt_malformed").await };
     let (record, envelope_digests) = match session.sent(id) {
@@ -380,22 +388,26 @@ pub(super) async fn believe(control: &Control, session: &Session, task: &str, ra
     if verified.payload().sequence > head.sequence {
         *head = ReceiptHead { sequence: verified.payload().sequence, digest: Some(verified.digest().clone()) };
     }
-    Ok(Believed::Receipt { task: Box::new(record), verified: Box::new(verified), raw, head: before })
+    Ok(ReceiptCheck::Receipt { task: Box::new(record), verified: Box::new(verified), raw, head: before })
 }
 
 /// Commits a verified receipt; only then is it acknowledged.
-pub(super) async fn settle_receipt(control: &Control, session: &Session, believed: Believed) -> Result<ReceiptAck, Failure> {
-    let (known, verified, raw, head) = match believed {
-        Believed::Rejected(ack) => return Ok(ack),
-        Believed::Receipt { task, verified, raw, head } => (*task, verified, raw, head),
+pub(super) async fn commit_receipt(
+    control: &Control,
+    session: &LinkSession,
+    check: ReceiptCheck,
+) -> Result<ReceiptAck, ControlError> {
+    let (known, verified, raw, head) = match check {
+        ReceiptCheck::Rejected(ack) => return Ok(ack),
+        ReceiptCheck::Receipt { task, verified, raw, head } => (*task, verified, raw, head),
     };
     let id = known.id;
     gpuaas_failpoint::hit("server.before_receipt_commit");
-    if gpuaas_world::broken("control.receipt_before_ack") {
+    if gpuaas_runtime::broken("control.receipt_before_ack") {
         return Ok(ReceiptAck { task_id: id.to_string(), rejected_code: String::new() });
     }
     let context = session_context(session, Timestamp::now());
-    let settled = settle_knowing(control, known, async |known| {
+    let settled = transact_knowing(control, known, async |known| {
         let task = match known {
             Some(known) => known,
             None => own_task(control, session, id).await?,
@@ -407,18 +419,18 @@ pub(super) async fn settle_receipt(control: &Control, session: &Session, believe
     .await;
     gpuaas_failpoint::hit("server.receipt_committed");
     let rejected_code = match settled {
-        // Believed before: the node only missed our answer.
+        // ReceiptCheck before: the node only missed our answer.
         Ok((_, false)) => String::new(),
         Ok((task, true)) => {
-            let said = verified.payload();
-            control.metrics.task_ended(said.outcome, Timestamp::now().since(task.created_at));
+            let reported = verified.payload();
+            control.metrics.task_ended(reported.outcome, Timestamp::now().since(task.created_at));
             tracing::info!(
-                task = %id, node = %session.node_id, outcome = said.outcome.as_str(), code = %said.code,
+                task = %id, node = %session.node_id, outcome = reported.outcome.as_str(), code = %reported.code,
                 correlation_id = %task.correlation_id, "receipt believed"
             );
             String::new()
         }
-        Err(Failure::Refused(refusal)) => {
+        Err(ControlError::Refused(refusal)) => {
             control.metrics.receipt_rejected(refusal.code);
             refusal.code.to_owned()
         }
@@ -429,8 +441,8 @@ pub(super) async fn settle_receipt(control: &Control, session: &Session, believe
 }
 
 /// The node could not authenticate an envelope, or it was not for this node.
-pub(super) async fn rejected(control: &Control, session: &Session, rejection: &Rejection) -> Result<(), Failure> {
-    if !budget::take(control, session.node_id, budget::Kind::Rejections, 1).await? {
+pub(super) async fn rejected(control: &Control, session: &LinkSession, rejection: &Rejection) -> Result<(), ControlError> {
+    if !budget::take(control, session.node_id, budget::BudgetKind::Rejections, 1).await? {
         return Ok(());
     }
     let clip = |text: &str| text.chars().filter(|c| !c.is_control()).take(300).collect::<String>();
@@ -445,23 +457,25 @@ pub(super) async fn rejected(control: &Control, session: &Session, rejection: &R
     Ok(())
 }
 
-fn task_id(text: &str) -> Result<TaskId, Failure> {
-    text.parse()
-        .map_err(|error: gpuaas_contract::id::BadId| Failure::BadInput { code: "task_id_invalid", message: error.to_string() })
+fn task_id(text: &str) -> Result<TaskId, ControlError> {
+    text.parse().map_err(|error: gpuaas_contract::id::BadId| ControlError::BadInput {
+        code: "task_id_invalid",
+        message: error.to_string(),
+    })
 }
 
-fn not_yours(id: TaskId) -> Failure {
+fn not_yours(id: TaskId) -> ControlError {
     Refusal::forbidden("task_of_another_node", format!("task {id} is not this node's")).into()
 }
 
-async fn own_task(control: &Control, session: &Session, id: TaskId) -> Result<task::TaskRecord, Failure> {
+async fn own_task(control: &Control, session: &LinkSession, id: TaskId) -> Result<task::TaskRecord, ControlError> {
     match control.store.task_get(id).await? {
         Some(task) if task.node_id == session.node_id => Ok(task),
         Some(_) | None => Err(not_yours(id)),
     }
 }
 
-async fn owns(control: &Control, session: &Session, id: TaskId) -> Result<bool, Failure> {
+async fn owns(control: &Control, session: &LinkSession, id: TaskId) -> Result<bool, ControlError> {
     if let Some(known) = session.tasks_of_node().get(&id) {
         return Ok(*known);
     }

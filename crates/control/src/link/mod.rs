@@ -1,6 +1,6 @@
 //! The agents' side of the control plane: enrollment, the link in both transports, dispatch.
 //!
-//! A session is one life of a link. Whatever carries it, it has one [`session::Session`], one driver that hands out
+//! A session is one life of a link. Whatever carries it, it has one [`session::LinkSession`], one driver that hands out
 //! work when woken, and one way in for the node's messages ([`inbound`]).
 
 mod budget;
@@ -29,7 +29,7 @@ use crate::pki::{CaError, Listener, ServingCertificate};
 pub use budget::NodeBudgets;
 pub use hub::Hub;
 pub use inbound::chain;
-pub use session::Session;
+pub use session::LinkSession;
 pub use sweep::{DenyList, bury_all_links, spawn_sweepers};
 
 /// How often agents say that they are there.
@@ -55,7 +55,7 @@ pub async fn tls_acceptor(control: &Control, keys_dir: &Path) -> Result<TlsAccep
         .map_err(|e| internal(&e))?;
     let certificate = ServingCertificate::new(Arc::clone(&control.ca), Vec::new(), keys_dir, Listener::Link).await?;
     control.background.spawn(Arc::clone(&certificate).keep_fresh(control.shutdown.clone()));
-    let mut config = rustls::ServerConfig::builder_with_details(provider, gpuaas_world::certificate_clock())
+    let mut config = rustls::ServerConfig::builder_with_details(provider, gpuaas_runtime::certificate_clock())
         .with_protocol_versions(&[&rustls::version::TLS13])
         .map_err(|e| internal(&e))?
         .with_client_cert_verifier(verifier)

@@ -12,11 +12,12 @@ use gpuaas_domain::node::{self, LiveSession, Node, Transport};
 use gpuaas_domain::task::{self, TaskState};
 use gpuaas_domain::{Actor, Decision, Refusal};
 
-use super::session::{Opening, Session};
+use super::session::{LinkSession, Opening};
 use super::{HEARTBEAT_SECONDS, POLL_SECONDS, budget, copies, dispatch, identity};
 use crate::Control;
-use crate::failure::{Failure, settle, settle_knowing};
+use crate::error::ControlError;
 use crate::pki::Peer;
+use crate::transact::{transact, transact_knowing};
 
 /// How often the question of a second copy is asked anew because another server process opened a link of the node meanwhile.
 const MAX_ROUNDS: u32 = 4;
@@ -29,7 +30,7 @@ pub(super) async fn open(
     peer: Peer,
     hello: Hello,
     transport: Transport,
-) -> Result<(Arc<Session>, Welcome), Failure> {
+) -> Result<(Arc<LinkSession>, Welcome), ControlError> {
     if hello.protocol != link::PROTOCOL {
         let message =
             format!("this server speaks link protocol {}, the agent {}; update the older one", link::PROTOCOL, hello.protocol);
@@ -50,17 +51,17 @@ pub(super) async fn open(
             format!("the agent speaks for epoch {}, the node is in epoch {}; enroll it again", hello.node_epoch, node.epoch);
         return Err(Refusal::forbidden("epoch_retired", message).into());
     }
-    if !budget::take(control, node.id, budget::Kind::Links, 1).await? {
+    if !budget::take(control, node.id, budget::BudgetKind::Links, 1).await? {
         let message = format!(
             "node {} opened more than {} links within the hour; the agent waits",
             node.id,
-            budget::Kind::Links.per_hour()
+            budget::BudgetKind::Links.per_hour()
         );
         return Err(Refusal::conflict("link_budget_exceeded", message).into());
     }
     for notice in hello.notices.iter().take(16) {
         let notice: String = notice.chars().filter(|c| !c.is_control()).take(500).collect();
-        tracing::warn!(node = %node.id, notice, "the agent reports trouble with its own state");
+        tracing::warn!(node = %node.id, notice, "the agent reports last_error with its own state");
     }
     let _turn = control.hub.open_one(node.id).await;
     let (set_version, set_document) = control.keys.set_document();
@@ -77,7 +78,7 @@ pub(super) async fn open(
         set_version,
     };
     let now = Timestamp::now();
-    let session = Arc::new(Session::new(opening, now));
+    let session = Arc::new(LinkSession::new(opening, now));
     let live =
         LiveSession { id, agent_instance_id, boot_id: hello.boot_id.clone(), transport, since: now, server: control.server_id };
     record(control, &session, node, &live, facts, &hello).await?;
@@ -102,12 +103,12 @@ pub(super) async fn open(
 /// Writes down that the node's link is this one, once it is clear that no copy of the identity holds another.
 async fn record(
     control: &Arc<Control>,
-    session: &Session,
+    session: &LinkSession,
     node: Node,
     live: &LiveSession,
     facts: Option<HostFacts>,
     hello: &Hello,
-) -> Result<(), Failure> {
+) -> Result<(), ControlError> {
     let context = session_context(session, live.since);
     let mut known = Some(node);
     for _ in 0..MAX_ROUNDS {
@@ -117,7 +118,7 @@ async fn record(
         };
         copies::exclude(control, &node, &session.peer, hello).await?;
         let excluded = node.session.as_ref().map(|older| older.id);
-        let written = settle_knowing(control, node, async |known| {
+        let written = transact_knowing(control, node, async |known| {
             let gone = || Refusal::forbidden("node_retired", "the node is gone");
             let node = match known {
                 Some(node) => node,
@@ -134,20 +135,20 @@ async fn record(
             return Ok(());
         }
     }
-    Err(Failure::Contended)
+    Err(ControlError::Contended)
 }
 
 /// Decisions made on behalf of a session.
-pub(super) fn session_context(session: &Session, now: Timestamp) -> Context {
+pub(super) fn session_context(session: &LinkSession, now: Timestamp) -> Context {
     Context { now, actor: Actor::Node(session.node_id), correlation_id: CorrelationId::generate() }
 }
 
-fn bad_hello(detail: &str) -> Failure {
-    Failure::BadInput { code: "hello_invalid", message: format!("hello: {detail}") }
+fn bad_hello(detail: &str) -> ControlError {
+    ControlError::BadInput { code: "hello_invalid", message: format!("hello: {detail}") }
 }
 
-/// Brings our books in line with what the node has in its journal.
-async fn reconcile(control: &Control, session: &Session, hello: &Hello) -> Result<(), Failure> {
+/// Brings our resources in line with what the node has in its journal.
+async fn reconcile(control: &Control, session: &LinkSession, hello: &Hello) -> Result<(), ControlError> {
     let mut in_hand: HashMap<TaskId, TaskPhase> = HashMap::with_capacity(hello.tasks.len());
     for entry in &hello.tasks {
         let id = entry.task_id.parse().map_err(|_| bad_hello("a task id in `tasks` is not an id"))?;
@@ -169,7 +170,7 @@ async fn reconcile(control: &Control, session: &Session, hello: &Hello) -> Resul
     }
     for listed in outstanding {
         let id = listed.id;
-        settle(control, || async {
+        transact(control, || async {
             let Some(task) = control.store.task_get(id).await? else { return Ok(((), Default::default())) };
             let decision = match in_hand.get(&id) {
                 Some(TaskPhase::Accepted) => task::acknowledged(&task, false, &context),

@@ -16,10 +16,10 @@ use gpuaas_contract::resume::REQUEST_KEY_HEADER;
 use gpuaas_contract::time::Timestamp;
 use gpuaas_domain::node::Transport;
 
-use super::session::Session;
+use super::session::LinkSession;
 use super::{POLL_SECONDS, identity, inbound, open};
 use crate::Control;
-use crate::failure::Failure;
+use crate::error::ControlError;
 use crate::http::problem::{JsonBody, Rejected, Segments};
 use crate::listener::ClientCertificate;
 
@@ -56,23 +56,28 @@ async fn hello(
 }
 
 /// The session a request belongs to: of this node, opened with this node's certificate, and still the node's link.
-fn session(control: &Control, cert: &ClientCertificate, node: NodeId, headers: &HeaderMap) -> Result<Arc<Session>, Failure> {
+fn session(
+    control: &Control,
+    cert: &ClientCertificate,
+    node: NodeId,
+    headers: &HeaderMap,
+) -> Result<Arc<LinkSession>, ControlError> {
     let peer = identity::peer(control, cert, Some(node))?;
     let claimed =
         headers.get(link::SESSION_HEADER).and_then(|value| value.to_str().ok()).and_then(|text| text.parse::<SessionId>().ok());
     let Some(claimed) = claimed else {
         let message = format!("the header `{}` with the session of the hello is missing", link::SESSION_HEADER);
-        return Err(Failure::BadInput { code: "session_missing", message });
+        return Err(ControlError::BadInput { code: "session_missing", message });
     };
     let session =
         control.hub.get(peer.node_id).filter(|live| live.id == claimed && live.transport == Transport::Poll && !live.is_closed());
-    let session = session.ok_or(Failure::Fenced)?;
+    let session = session.ok_or(ControlError::Fenced)?;
     // The id of a session is in events and lists; its key is known to the agent process alone. And a certificate that somebody made
     // with the CA's key is for another key than the node's.
     let key = headers.get(REQUEST_KEY_HEADER).and_then(|value| value.to_str().ok()).unwrap_or_default();
     if session.peer.key_digest != peer.key_digest || !session.is_request_key(key) {
         let message = format!("the header `{REQUEST_KEY_HEADER}` does not prove that this request is of the session's own agent");
-        return Err(Failure::Unauthenticated { code: "session_key_invalid", message });
+        return Err(ControlError::Unauthenticated { code: "session_key_invalid", message });
     }
     session.heard(Timestamp::now());
     Ok(session)
@@ -103,9 +108,9 @@ async fn control_wait(
 }
 
 /// Half a minute went by: the certificate may have been revoked, the session replaced.
-fn after_wait(control: &Control, session: &Session, messages: &[link::ToNode]) -> Result<(), Failure> {
+fn after_wait(control: &Control, session: &LinkSession, messages: &[link::ToNode]) -> Result<(), ControlError> {
     identity::check_still_good(control, &session.peer)?;
-    if session.is_closed() && messages.is_empty() { Err(Failure::Fenced) } else { Ok(()) }
+    if session.is_closed() && messages.is_empty() { Err(ControlError::Fenced) } else { Ok(()) }
 }
 
 fn patience() -> Duration {
@@ -181,8 +186,8 @@ async fn task_ack(
     Ok(())
 }
 
-fn wrong_task(message: &str) -> Failure {
-    Failure::BadInput { code: "message_misplaced", message: message.to_owned() }
+fn wrong_task(message: &str) -> ControlError {
+    ControlError::BadInput { code: "message_misplaced", message: message.to_owned() }
 }
 
 async fn task_logs(
@@ -208,8 +213,8 @@ async fn task_result(
     body: Bytes,
 ) -> Answer<ReceiptAck> {
     let session = session(&control, &cert, node, &headers)?;
-    let believed = inbound::believe(&control, &session, &task, body.to_vec()).await?;
-    Ok(Json(inbound::settle_receipt(&control, &session, believed).await?))
+    let check = inbound::check_receipt(&control, &session, &task, body.to_vec()).await?;
+    Ok(Json(inbound::commit_receipt(&control, &session, check).await?))
 }
 
 async fn bye(

@@ -29,7 +29,7 @@ pub(super) const PROBE: Duration = Duration::from_secs(3);
 const MAX_COMMITS: usize = 64;
 
 /// A node's open link.
-pub struct Session {
+pub struct LinkSession {
     /// This life of the link.
     pub id: SessionId,
     /// The node, as its certificate names it.
@@ -115,7 +115,7 @@ pub struct Opening {
     pub set_version: u64,
 }
 
-impl Session {
+impl LinkSession {
     /// A new session.
     pub fn new(opening: Opening, now: Timestamp) -> Self {
         let capacity = usize::try_from(opening.capacity).unwrap_or(usize::MAX);
@@ -174,7 +174,7 @@ impl Session {
         if self.ends_if_expired() {
             return;
         }
-        let delivery = gpuaas_world::delivery();
+        let delivery = gpuaas_runtime::delivery();
         let message: ToNode = to_node::Message::Offer(offer).into();
         let mut queues = lock(&self.queues);
         for _ in 1..delivery.copies {
@@ -325,7 +325,7 @@ impl Session {
         }
         let mut random = [0; 8];
         // A late answer to an earlier question must not count; nobody else can answer on this link.
-        gpuaas_world::random(&mut random);
+        gpuaas_runtime::random(&mut random);
         let nonce = u64::from_le_bytes(random) | 1;
         self.ping.store(nonce, Ordering::Release);
         self.tell(to_node::Message::Ping(Ping { nonce }));
@@ -369,7 +369,7 @@ impl Session {
         self.window.saturating_sub(lock(&self.in_flight).len())
     }
 
-    /// The tasks that were sent and have not ended, as the books have them.
+    /// The tasks that were sent and have not ended, as the resources have them.
     pub fn set_in_flight(&self, tasks: impl Iterator<Item = TaskId>) {
         let mut in_flight = lock(&self.in_flight);
         let mut before = std::mem::take(&mut *in_flight);
@@ -434,13 +434,13 @@ pub struct Sent {
 /// Whoever asks for a task on a node that waits for nothing else need not queue it, wake the driver and have it read again. Where
 /// something waits there is no such place: the queue goes first.
 pub struct Place {
-    session: Arc<Session>,
+    session: Arc<LinkSession>,
     task: TaskId,
     used: bool,
 }
 
 impl Place {
-    pub(super) fn take(session: Arc<Session>, task: TaskId) -> Option<Self> {
+    pub(super) fn take(session: Arc<LinkSession>, task: TaskId) -> Option<Self> {
         {
             let mut in_flight = lock(&session.in_flight);
             let free = in_flight.len() < session.window && session.caught_up.load(Ordering::Acquire);
@@ -452,7 +452,7 @@ impl Place {
         Some(Self { session, task, used: false })
     }
 
-    /// Sends the task, which must be in the books by now. If the link has ended meanwhile, the task goes out again after its lease.
+    /// Sends the task, which must be in the resources by now. If the link has ended meanwhile, the task goes out again after its lease.
     pub fn send(mut self, record: TaskRecord, signed: Signed) {
         self.used = true;
         self.session.has_sent(self.task, Some(Sent { record, envelope: signed.digest }));
@@ -460,7 +460,7 @@ impl Place {
     }
 
     /// The link it is on.
-    pub fn session(&self) -> &Session {
+    pub fn session(&self) -> &LinkSession {
         &self.session
     }
 }
@@ -475,12 +475,12 @@ impl Drop for Place {
 
 /// A poll that is being held open.
 struct OpenPoll<'a> {
-    session: &'a Session,
+    session: &'a LinkSession,
     answered: bool,
 }
 
 impl<'a> OpenPoll<'a> {
-    fn new(session: &'a Session) -> Self {
+    fn new(session: &'a LinkSession) -> Self {
         session.polls_open.fetch_add(1, Ordering::AcqRel);
         session.abandoned_at.store(0, Ordering::Release);
         Self { session, answered: false }

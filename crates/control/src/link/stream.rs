@@ -12,10 +12,10 @@ use gpuaas_domain::node::Transport;
 use tonic::{Request, Response, Status, Streaming};
 
 use super::inbound::close_for;
-use super::session::Session;
+use super::session::LinkSession;
 use super::{identity, inbound, open};
 use crate::Control;
-use crate::failure::Failure;
+use crate::error::ControlError;
 use crate::listener::ClientCertificate;
 
 /// A node that opens a stream has this long to say hello.
@@ -53,7 +53,7 @@ impl NodeLink for Service {
         let (session, welcome) = match open::open(&control, peer, hello, Transport::Stream).await {
             Ok(opened) => opened,
             // A node that is known but not wanted is told so in words, not by a broken stream.
-            Err(Failure::Refused(refusal)) => {
+            Err(ControlError::Refused(refusal)) => {
                 let goodbye = Goodbye { code: refusal.code.to_owned(), message: refusal.message, retry_after_seconds: 60 };
                 let last = futures::stream::once(async move { Ok(to_node::Message::Goodbye(goodbye).into()) });
                 return Ok(Response::new(Box::pin(last)));
@@ -74,7 +74,7 @@ impl NodeLink for Service {
     }
 }
 
-struct EndWithStream(Arc<Session>);
+struct EndWithStream(Arc<LinkSession>);
 
 impl Drop for EndWithStream {
     fn drop(&mut self) {
@@ -82,7 +82,7 @@ impl Drop for EndWithStream {
     }
 }
 
-async fn read(control: Arc<Control>, session: Arc<Session>, mut incoming: Streaming<FromNode>) {
+async fn read(control: Arc<Control>, session: Arc<LinkSession>, mut incoming: Streaming<FromNode>) {
     loop {
         let message = tokio::select! {
             biased;
@@ -113,18 +113,18 @@ async fn read(control: Arc<Control>, session: Arc<Session>, mut incoming: Stream
     }
 }
 
-fn status(error: &Failure) -> Status {
+fn status(error: &ControlError) -> Status {
     match error {
-        Failure::Refused(refusal) => Status::permission_denied(format!("{}: {}", refusal.code, refusal.message)),
-        Failure::Unauthenticated { code, message } => Status::unauthenticated(format!("{code}: {message}")),
-        Failure::BadInput { code, message } => Status::invalid_argument(format!("{code}: {message}")),
-        Failure::Fenced => Status::aborted("session_fenced: say hello again"),
-        Failure::Store(_)
-        | Failure::Contended
-        | Failure::TooMany { .. }
-        | Failure::Internal(_)
-        | Failure::Unavailable { .. }
-        | Failure::Precondition { .. } => {
+        ControlError::Refused(refusal) => Status::permission_denied(format!("{}: {}", refusal.code, refusal.message)),
+        ControlError::Unauthenticated { code, message } => Status::unauthenticated(format!("{code}: {message}")),
+        ControlError::BadInput { code, message } => Status::invalid_argument(format!("{code}: {message}")),
+        ControlError::Fenced => Status::aborted("session_fenced: say hello again"),
+        ControlError::Store(_)
+        | ControlError::Contended
+        | ControlError::TooMany { .. }
+        | ControlError::Internal(_)
+        | ControlError::Unavailable { .. }
+        | ControlError::Precondition { .. } => {
             tracing::error!(error = %inbound::chain(error), "link not opened");
             Status::unavailable("server_error: try again")
         }

@@ -8,17 +8,18 @@ use std::time::Duration;
 
 use gpuaas_contract::id::{CorrelationId, NodeId};
 use gpuaas_contract::time::Timestamp;
-use gpuaas_domain::decision::{Change, Context, LinkHint};
+use gpuaas_domain::decision::{Change, Context, LinkWakeup};
 use gpuaas_domain::node::Service;
-use gpuaas_domain::{Actor, Decision, Hint, node, task};
+use gpuaas_domain::{Actor, Decision, Wakeup, node, task};
 use gpuaas_store::CommitError;
 use tokio::sync::broadcast::error::RecvError;
 
 use super::copies;
 use super::inbound::chain;
 use crate::Control;
-use crate::failure::{Failure, settle};
-use crate::leases;
+use crate::commit::commit;
+use crate::error::ControlError;
+use crate::transact::transact;
 
 /// Leases, waiting times.
 const DUE_EVERY: Duration = Duration::from_secs(1);
@@ -50,7 +51,7 @@ impl DenyList {
 }
 
 /// Starts every background loop of the link role.
-pub async fn spawn_sweepers(control: &Arc<Control>) -> Result<(), Failure> {
+pub async fn spawn_sweepers(control: &Arc<Control>) -> Result<(), ControlError> {
     // Before the first agent can speak: presence, so that nobody takes our links for dead, and the deny-list.
     presence(control).await?;
     refresh_deny_list(control).await?;
@@ -58,7 +59,7 @@ pub async fn spawn_sweepers(control: &Arc<Control>) -> Result<(), Failure> {
     every(control, DUE_EVERY, "due tasks", |control| async move { due(&control).await });
     every(control, DENY_EVERY, "deny-list", |control| async move {
         refresh_deny_list(&control).await?;
-        if control.keys.reload().map_err(|e| Failure::Internal(chain(&e)))? {
+        if control.keys.reload().map_err(|e| ControlError::Internal(chain(&e)))? {
             wake_all(&control);
         }
         Ok(())
@@ -79,7 +80,7 @@ pub async fn spawn_sweepers(control: &Arc<Control>) -> Result<(), Failure> {
 fn every<W, F>(control: &Arc<Control>, period: Duration, what: &'static str, work: W)
 where
     W: Fn(Arc<Control>) -> F + Send + 'static,
-    F: Future<Output = Result<(), Failure>> + Send,
+    F: Future<Output = Result<(), ControlError>> + Send,
 {
     let control = Arc::clone(control);
     let tracker = control.background.clone();
@@ -95,33 +96,34 @@ where
     });
 }
 
-/// Turns the store's hints into wake-ups of sessions.
+/// Turns the store's wakeups into wake-ups of sessions.
 fn spawn_hints(control: Arc<Control>) {
-    let mut hints = control.store.hints();
+    let mut wakeups = control.store.wakeups();
     let tracker = control.background.clone();
     tracker.spawn(async move {
         loop {
-            let hint = tokio::select! { biased; () = control.shutdown.cancelled() => return, hint = hints.recv() => hint };
-            match hint {
-                Ok(Hint::NodeWork(node)) => control.hub.wake(node),
-                Ok(Hint::NodeAccess(node)) => {
+            let wakeup =
+                tokio::select! { biased; () = control.shutdown.cancelled() => return, wakeup = wakeups.recv() => wakeup };
+            match wakeup {
+                Ok(Wakeup::NodeWork(node)) => control.hub.wake(node),
+                Ok(Wakeup::NodeAccess(node)) => {
                     if let Err(error) = check_access(&control, node).await {
                         tracing::error!(%node, error = %chain(&error), "could not check a node's access");
                     }
                 }
-                Ok(Hint::Link(LinkHint::Probe { server, node_id, session_id, nonce })) => {
+                Ok(Wakeup::Link(LinkWakeup::Probe { server, node_id, session_id, nonce })) => {
                     if server == control.server_id {
                         copies::spawn_answer(&control, node_id, session_id, nonce);
                     }
                 }
                 Ok(
-                    Hint::Link(LinkHint::Probed { .. })
-                    | Hint::Task(_)
-                    | Hint::Progress { .. }
-                    | Hint::Allocation(_)
-                    | Hint::Fleet(_)
-                    | Hint::Outbox
-                    | Hint::Rights,
+                    Wakeup::Link(LinkWakeup::Probed { .. })
+                    | Wakeup::Task(_)
+                    | Wakeup::Progress { .. }
+                    | Wakeup::Allocation(_)
+                    | Wakeup::Fleet(_)
+                    | Wakeup::Outbox
+                    | Wakeup::Rights,
                 ) => {}
                 Err(RecvError::Lagged(missed)) => {
                     tracing::warn!(missed, "wake-ups were lost; waking every link");
@@ -140,7 +142,7 @@ fn wake_all(control: &Control) {
 }
 
 /// The node's right to speak changed: its link is closed now if it lost it.
-async fn check_access(control: &Control, node_id: NodeId) -> Result<(), Failure> {
+async fn check_access(control: &Control, node_id: NodeId) -> Result<(), ControlError> {
     let Some(session) = control.hub.get(node_id) else { return Ok(()) };
     let Some(node) = control.store.node_get(node_id).await? else { return Ok(()) };
     let (code, message, retry) = match node.service {
@@ -160,7 +162,7 @@ async fn check_access(control: &Control, node_id: NodeId) -> Result<(), Failure>
     refresh_deny_list(control).await
 }
 
-async fn refresh_deny_list(control: &Control) -> Result<(), Failure> {
+async fn refresh_deny_list(control: &Control) -> Result<(), ControlError> {
     let serials = control.store.certificates_revoked(Timestamp::now()).await?;
     control.denied.replace(serials.into_iter().collect());
     for session in control.hub.all() {
@@ -171,7 +173,7 @@ async fn refresh_deny_list(control: &Control) -> Result<(), Failure> {
     Ok(())
 }
 
-async fn due(control: &Control) -> Result<(), Failure> {
+async fn due(control: &Control) -> Result<(), ControlError> {
     let now = Timestamp::now();
     for found in control.store.task_due(now, BATCH).await? {
         let context = Context { now, actor: Actor::System, correlation_id: found.correlation_id.clone() };
@@ -179,7 +181,7 @@ async fn due(control: &Control) -> Result<(), Failure> {
         if decision.is_empty() {
             continue;
         }
-        match leases::commit(control, decision).await {
+        match commit(control, decision).await {
             // Whoever was faster moved it on; the next sweep looks again.
             Ok(()) | Err(CommitError::Conflict) => {}
             Err(CommitError::Store(error)) => return Err(error.into()),
@@ -188,13 +190,13 @@ async fn due(control: &Control) -> Result<(), Failure> {
     Ok(())
 }
 
-async fn presence(control: &Control) -> Result<(), Failure> {
+async fn presence(control: &Control) -> Result<(), ControlError> {
     let seen = Change::ServerSeen { server: control.server_id, at: Timestamp::now() };
-    settle(control, || async { Ok(((), Decision::default().change(seen.clone()))) }).await
+    transact(control, || async { Ok(((), Decision::default().change(seen.clone()))) }).await
 }
 
 /// Takes nodes offline whose link was held by a process that no longer lives.
-async fn bury_dead_links(control: &Control) -> Result<(), Failure> {
+async fn bury_dead_links(control: &Control) -> Result<(), ControlError> {
     let now = Timestamp::now();
     let mut dead = control.store.nodes_of_dead_servers(now.minus(PRESENCE_TIMEOUT)).await?;
     // Links this process itself no longer holds (it could not write when they ended).
@@ -202,7 +204,7 @@ async fn bury_dead_links(control: &Control) -> Result<(), Failure> {
     for found in dead {
         let Some(session) = found.session.as_ref().map(|live| live.id) else { continue };
         let context = Context { now, actor: Actor::System, correlation_id: CorrelationId::generate() };
-        settle(control, || async {
+        transact(control, || async {
             let Some(node) = control.store.node_get(found.id).await? else { return Ok(((), Decision::default())) };
             Ok(((), node::disconnected(&node, session, "the server that held the link is gone", &context)))
         })
@@ -211,15 +213,15 @@ async fn bury_dead_links(control: &Control) -> Result<(), Failure> {
     Ok(())
 }
 
-/// At the start of a server that is the only one (SQLite): every link in the books is dead.
-pub async fn bury_all_links(control: &Control) -> Result<(), Failure> {
+/// At the start of a server that is the only one (SQLite): every link in the resources is dead.
+pub async fn bury_all_links(control: &Control) -> Result<(), ControlError> {
     let everybody = control.store.nodes_of_dead_servers(Timestamp(i64::MAX)).await?;
     for found in everybody {
         let Some(live) = found.session.as_ref().filter(|live| live.server != control.server_id).map(|live| live.id) else {
             continue;
         };
         let context = Context { now: Timestamp::now(), actor: Actor::System, correlation_id: CorrelationId::generate() };
-        settle(control, || async {
+        transact(control, || async {
             let Some(node) = control.store.node_get(found.id).await? else { return Ok(((), Decision::default())) };
             Ok(((), node::disconnected(&node, live, "the server was restarted", &context)))
         })

@@ -11,7 +11,7 @@ use std::task::{Context, Poll};
 use std::time::Duration;
 
 use bytes::Bytes;
-use gpuaas_world::places::Stage;
+use gpuaas_runtime::places::Stage;
 use hyper::body::{Body, Frame, Incoming, SizeHint};
 use tokio::sync::{Notify, OwnedSemaphorePermit, Semaphore};
 use tokio::time::{Instant, Sleep};

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use gpuaas_world::places::PlaceLimits;
+use gpuaas_runtime::places::PlaceLimits;
 
 /// Most connections of one listener at the same time, whatever the file limit allows.
 const MAX_CONNECTIONS: usize = 20_000;

@@ -1,6 +1,6 @@
 //! Accepting connections: one loop for every listener of the server, HTTP/1.1 and HTTP/2, plain, TLS and local, bounded in every direction.
 //!
-//! A connection takes a place ([`gpuaas_world::places`]) and has a deadline for whatever it does next ([`state`]): the first byte, the TLS
+//! A connection takes a place ([`gpuaas_runtime::places`]) and has a deadline for whatever it does next ([`state`]): the first byte, the TLS
 //! handshake, the first request, the next request, taking its answer. Bodies have a deadline and are counted ([`budget`]).
 
 mod budget;
@@ -17,8 +17,8 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use axum::Router;
-use gpuaas_world::net::{TcpListener, TcpStream};
-use gpuaas_world::places::{NoPlace, Origin, Place, Places, Stage};
+use gpuaas_runtime::net::{TcpListener, TcpStream};
+use gpuaas_runtime::places::{NoPlace, Origin, Place, Places, Stage};
 use hyper_util::rt::{TokioExecutor, TokioIo, TokioTimer};
 use hyper_util::server::conn::auto;
 use tokio::io::{AsyncRead, AsyncWrite};

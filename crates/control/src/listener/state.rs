@@ -5,7 +5,7 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
-use gpuaas_world::places::{PlaceHandle, Stage};
+use gpuaas_runtime::places::{PlaceHandle, Stage};
 use tokio::time::Instant;
 
 use super::{ListenerLimits, Reason};
@@ -220,7 +220,7 @@ impl Drop for OpenRequest {
 
 #[cfg(test)]
 mod tests {
-    use gpuaas_world::places::{PlaceLimits, Places};
+    use gpuaas_runtime::places::{PlaceLimits, Places};
 
     use super::*;
 
@@ -228,7 +228,7 @@ mod tests {
         ListenerLimits::api(16)
     }
 
-    fn connection() -> (gpuaas_world::places::Place, Arc<ConnectionState>) {
+    fn connection() -> (gpuaas_runtime::places::Place, Arc<ConnectionState>) {
         let place = Places::new(PlaceLimits { total: 1, per_origin: 1 }).admit(None).expect("a place");
         let state = ConnectionState::new(place.handle());
         (place, state)

@@ -5,7 +5,7 @@ use std::pin::Pin;
 use std::sync::Arc;
 use std::task::{Context, Poll};
 
-use gpuaas_world::places::Place;
+use gpuaas_runtime::places::Place;
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 
 use super::state::ConnectionState;

@@ -14,7 +14,7 @@ use gpuaas_contract::verifier_set::{Document, Entry, KeyState, MAX_KEYS, SetErro
 use gpuaas_domain::Refusal;
 use gpuaas_domain::node::Node;
 use gpuaas_domain::task::{self, Outgoing, TaskRecord};
-use gpuaas_world::secret::Locked;
+use gpuaas_runtime::secret::Locked;
 use hmac::{KeyInit as _, Mac as _};
 
 use super::files::{self, KeyFileError};

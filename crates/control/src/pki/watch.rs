@@ -9,7 +9,7 @@ use gpuaas_domain::decision::Context;
 use gpuaas_domain::{Actor, Decision};
 
 use super::{HealthState, StepCa};
-use crate::failure::settle;
+use crate::transact::transact;
 use crate::{Control, link};
 
 /// How often step-ca is asked. Requests for certificates say it sooner.
@@ -73,7 +73,8 @@ async fn tell(control: &Control, step_ca: &StepCa, state: &HealthState) {
     let context = Context { now: Timestamp::now(), actor: Actor::System, correlation_id: CorrelationId::generate() };
     let data = serde_json::json!({ "ca": "step-ca", "url": step_ca.url(), "server_id": control.server_id, "detail": detail });
     let told =
-        settle(control, || async { Ok(((), Decision::default().record(&context, kind, action, "step-ca", data.clone()))) }).await;
+        transact(control, || async { Ok(((), Decision::default().record(&context, kind, action, "step-ca", data.clone()))) })
+            .await;
     if let Err(error) = told {
         tracing::error!(error = %link::chain(&error), "the state of step-ca could not be recorded");
     }

@@ -1,4 +1,4 @@
-//! The picture of the fleet that placement looks at. It is made from the rows when it is first needed and kept up to date by hints; it
+//! The picture of the fleet that placement looks at. It is made from the rows when it is first needed and kept up to date by wakeups; it
 //! authorizes nothing, and whoever finds it behind the rows has the node looked at again.
 
 use std::collections::{BTreeMap, BTreeSet, HashSet};
@@ -6,18 +6,20 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use gpuaas_contract::id::NodeId;
 use gpuaas_contract::time::Timestamp;
-use gpuaas_domain::Hint;
+use gpuaas_domain::Wakeup;
 use gpuaas_domain::allocation::Terms;
 use gpuaas_domain::catalog::Product;
 use gpuaas_domain::machine::{Machine, MachineState, machine_id};
 use gpuaas_domain::maintenance::Window;
 use gpuaas_domain::node::Node;
-use gpuaas_domain::placement::{Candidate, Fleet, MachineOffer, MachineUse, NoFit, Placement, Policy, SlotCount, What, Wish};
+use gpuaas_domain::placement::{
+    Candidate, Fleet, MachineOffer, MachineUse, NoFit, Placement, PlacementRequest, Policy, SlotCount, What,
+};
 use gpuaas_store::{NodeFilter, ResourceFilter};
 use tokio::sync::broadcast::error::RecvError;
 
-use crate::failure::Failure;
-use crate::{Control, books};
+use crate::error::ControlError;
+use crate::{Control, resources};
 
 /// Nodes read at once when the whole picture is made.
 const PAGE: u32 = 500;
@@ -108,12 +110,12 @@ impl Drop for Reading<'_> {
 
 /// A place that somebody has chosen. Until it is written, or until it turns out that it cannot be, others are shown that it is taken:
 /// else all who look at the same time would find the same best place, and all but one in vain.
-pub(crate) struct Held<'a> {
+pub(crate) struct HeldPlace<'a> {
     view: &'a FleetView,
     number: u64,
 }
 
-impl Drop for Held<'_> {
+impl Drop for HeldPlace<'_> {
     fn drop(&mut self) {
         let mut view = self.view.lock();
         if let Some((_, place)) = view.held.remove(&self.number) {
@@ -126,7 +128,7 @@ impl Drop for Held<'_> {
 }
 
 /// What an allocation with these terms asks of the fleet.
-pub(crate) fn wish_of(terms: &Terms, avoid: &[NodeId], end: Option<Timestamp>) -> Wish {
+pub(crate) fn placement_request(terms: &Terms, avoid: &[NodeId], end: Option<Timestamp>) -> PlacementRequest {
     let what = match terms.product {
         Product::Slice { slots } => {
             // What is not a number of slots was refused when the product was made.
@@ -140,7 +142,7 @@ pub(crate) fn wish_of(terms: &Terms, avoid: &[NodeId], end: Option<Timestamp>) -
         }
         Product::BareMetal => What::Machine { gpu_model: terms.gpu_model.clone(), gpus: None },
     };
-    Wish {
+    PlacementRequest {
         what,
         policy: if terms.spread { Policy::Spread } else { Policy::Pack },
         only_nodes: None,
@@ -152,24 +154,25 @@ pub(crate) fn wish_of(terms: &Terms, avoid: &[NodeId], end: Option<Timestamp>) -
 impl FleetView {
     /// Keeps the picture's notes of what is old up to date.
     pub(crate) fn spawn(control: &Arc<Control>) {
-        let mut hints = control.store.hints();
+        let mut wakeups = control.store.wakeups();
         let control = Arc::clone(control);
         let tracker = control.background.clone();
         tracker.spawn(async move {
             loop {
-                let hint = tokio::select! { biased; () = control.shutdown.cancelled() => return, hint = hints.recv() => hint };
-                match hint {
-                    Ok(Hint::Fleet(node)) => control.fleet.note(node),
+                let wakeup =
+                    tokio::select! { biased; () = control.shutdown.cancelled() => return, wakeup = wakeups.recv() => wakeup };
+                match wakeup {
+                    Ok(Wakeup::Fleet(node)) => control.fleet.note(node),
                     Err(RecvError::Lagged(_)) => control.fleet.note(None),
                     Ok(
-                        Hint::NodeWork(_)
-                        | Hint::NodeAccess(_)
-                        | Hint::Task(_)
-                        | Hint::Allocation(_)
-                        | Hint::Outbox
-                        | Hint::Link(_)
-                        | Hint::Rights
-                        | Hint::Progress { .. },
+                        Wakeup::NodeWork(_)
+                        | Wakeup::NodeAccess(_)
+                        | Wakeup::Task(_)
+                        | Wakeup::Allocation(_)
+                        | Wakeup::Outbox
+                        | Wakeup::Link(_)
+                        | Wakeup::Rights
+                        | Wakeup::Progress { .. },
                     ) => {}
                     Err(RecvError::Closed) => return,
                 }
@@ -190,27 +193,35 @@ impl FleetView {
         self.inner.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// A place for a wish, as far as the picture shows.
-    pub(crate) async fn place(&self, control: &Control, wish: &Wish) -> Result<Result<Placement, NoFit>, Failure> {
+    /// A place for a request, as far as the picture shows.
+    pub(crate) async fn place(
+        &self,
+        control: &Control,
+        request: &PlacementRequest,
+    ) -> Result<Result<Placement, NoFit>, ControlError> {
         self.refresh(control).await?;
-        Ok(self.lock().fleet.place(wish, Timestamp::now()))
+        Ok(self.lock().fleet.place(request, Timestamp::now()))
     }
 
-    /// A place for a wish, which is held for the caller.
-    pub(super) async fn hold(&self, control: &Control, wish: &Wish) -> Result<Result<(Placement, Held<'_>), NoFit>, Failure> {
+    /// A place for a request, which is held for the caller.
+    pub(super) async fn hold(
+        &self,
+        control: &Control,
+        request: &PlacementRequest,
+    ) -> Result<Result<(Placement, HeldPlace<'_>), NoFit>, ControlError> {
         let mut first_after = None;
         loop {
             let given_up = self.given_up.notified();
             self.refresh(control).await?;
             {
                 let mut view = self.lock();
-                match view.fleet.place(wish, Timestamp::now()) {
+                match view.fleet.place(request, Timestamp::now()) {
                     Ok(place) => {
                         let number = view.next_held;
                         view.next_held += 1;
-                        view.fleet.take(&wish.what, &place);
-                        view.held.insert(number, (wish.what.clone(), place.clone()));
-                        return Ok(Ok((place, Held { view: self, number })));
+                        view.fleet.take(&request.what, &place);
+                        view.held.insert(number, (request.what.clone(), place.clone()));
+                        return Ok(Ok((place, HeldPlace { view: self, number })));
                     }
                     // Those who have a place now may not get it. Not those who come later, or it could take forever.
                     Err(no_fit) => {
@@ -226,13 +237,13 @@ impl FleetView {
     }
 
     /// Asks the picture something, after it was brought up to date.
-    pub(crate) async fn ask<T>(&self, control: &Control, question: impl FnOnce(&Fleet) -> T) -> Result<T, Failure> {
+    pub(crate) async fn ask<T>(&self, control: &Control, question: impl FnOnce(&Fleet) -> T) -> Result<T, ControlError> {
         self.refresh(control).await?;
         Ok(question(&self.lock().fleet))
     }
 
     /// Announced maintenance that concerns a node, soonest first.
-    pub(crate) async fn windows_of(&self, control: &Control, node: NodeId) -> Result<Vec<Window>, Failure> {
+    pub(crate) async fn windows_of(&self, control: &Control, node: NodeId) -> Result<Vec<Window>, ControlError> {
         let now = Timestamp::now();
         // They are read with the whole picture; news of single nodes do not concern them.
         let known = {
@@ -246,7 +257,7 @@ impl FleetView {
         Ok(view.windows.iter().filter(|window| window.counts(now) && window.nodes.contains(&node)).cloned().collect())
     }
 
-    async fn refresh(&self, control: &Control) -> Result<(), Failure> {
+    async fn refresh(&self, control: &Control) -> Result<(), ControlError> {
         {
             let mut view = self.lock();
             view.all |= view.is_old(Timestamp::now());
@@ -265,10 +276,10 @@ impl FleetView {
         Ok(())
     }
 
-    async fn read_all(&self, control: &Control) -> Result<(), Failure> {
+    async fn read_all(&self, control: &Control) -> Result<(), ControlError> {
         let announced = ResourceFilter { states: vec!["announced"], ..ResourceFilter::default() };
         let now = Timestamp::now();
-        let mut windows: Vec<Window> = books::all(control, &announced).await?;
+        let mut windows: Vec<Window> = resources::all(control, &announced).await?;
         windows.retain(|window| window.counts(now));
         windows.sort_by_key(|window| window.starts_at);
         let mut fleet = Fleet::new();
@@ -291,7 +302,7 @@ impl FleetView {
         Ok(())
     }
 
-    async fn read_some(&self, control: &Control, dirty: &HashSet<NodeId>) -> Result<(), Failure> {
+    async fn read_some(&self, control: &Control, dirty: &HashSet<NodeId>) -> Result<(), ControlError> {
         let windows = self.lock().windows.clone();
         for id in dirty {
             match control.store.node_get(*id).await? {
@@ -306,11 +317,11 @@ impl FleetView {
     }
 }
 
-async fn candidate(control: &Control, node: &Node, windows: &[Window]) -> Result<Candidate, Failure> {
+async fn candidate(control: &Control, node: &Node, windows: &[Window]) -> Result<Candidate, ControlError> {
     let slots = control.store.slot_of_node(node.id).await?;
-    let machine = match books::get::<Machine>(control, machine_id(node.id)).await {
+    let machine = match resources::get::<Machine>(control, machine_id(node.id)).await {
         // A row that is not ours is no offer, and must not keep the others from being seen.
-        Err(Failure::Refused(_)) => None,
+        Err(ControlError::Refused(_)) => None,
         read => read?,
     };
     let offer = machine.and_then(|machine| match machine.state {

@@ -5,9 +5,9 @@
 //! from several processes at once, does no harm: a step is committed over the version of the allocation it was decided on.
 
 mod fleet;
+mod load;
 mod placing;
 mod waker;
-mod world;
 
 use std::fmt::Debug;
 use std::pin::Pin;
@@ -15,17 +15,18 @@ use std::sync::Arc;
 
 use gpuaas_contract::id::{AllocationId, OrgId};
 use gpuaas_contract::time::Timestamp;
-use gpuaas_domain::allocation::{self, Advance, Allocation, Next, Step, Tools, World};
+use gpuaas_domain::allocation::{self, Advance, Allocation, Next, Signers, Step, StepInputs};
 use gpuaas_domain::decision::Context;
 use gpuaas_domain::task::{self, TaskRecord};
 use gpuaas_domain::{Actor, Decision};
 
-use crate::failure::{Failure, settle_counted};
-use crate::leases::seal;
-use crate::{Control, books};
+use crate::error::ControlError;
+use crate::lease_settlement::seal;
+use crate::transact::transact_counted;
+use crate::{Control, resources};
 
 pub use fleet::FleetView;
-pub(crate) use fleet::wish_of;
+pub(crate) use fleet::placement_request;
 pub(crate) use placing::Placing;
 
 /// Something that is under way.
@@ -37,7 +38,7 @@ pub trait Driver: Debug + Send + Sync {
     fn start(&self, control: &Arc<Control>);
 
     /// Something may have changed for this run: it is to be advanced soon.
-    fn wake<'a>(&'a self, control: &'a Arc<Control>, id: AllocationId) -> Pending<'a, Result<Woken, Failure>>;
+    fn wake<'a>(&'a self, control: &'a Arc<Control>, id: AllocationId) -> Pending<'a, Result<Woken, ControlError>>;
 }
 
 /// What came of a wake-up.
@@ -56,7 +57,7 @@ pub struct Embedded;
 impl Driver for Embedded {
     fn start(&self, _: &Arc<Control>) {}
 
-    fn wake<'a>(&'a self, control: &'a Arc<Control>, id: AllocationId) -> Pending<'a, Result<Woken, Failure>> {
+    fn wake<'a>(&'a self, control: &'a Arc<Control>, id: AllocationId) -> Pending<'a, Result<Woken, ControlError>> {
         Box::pin(async move {
             let advanced = advance(control, id, None).await?;
             Ok(Woken::Advanced(advanced.map_or(Next::Done, |advanced| advanced.next)))
@@ -80,18 +81,18 @@ pub struct Advanced {
 }
 
 /// The step that a run is at. `None` if there is no such allocation.
-pub async fn step_of(control: &Control, id: AllocationId) -> Result<Option<Step>, Failure> {
-    Ok(books::get::<Allocation>(control, id).await?.map(|run| run.step))
+pub async fn step_of(control: &Control, id: AllocationId) -> Result<Option<Step>, ControlError> {
+    Ok(resources::get::<Allocation>(control, id).await?.map(|run| run.step))
 }
 
 /// Advances the run of an allocation by one step, but only if it is `at` this one, where one is given. `None` if there is no such
 /// allocation.
-pub async fn advance(control: &Control, id: AllocationId, at: Option<Step>) -> Result<Option<Advanced>, Failure> {
+pub async fn advance(control: &Control, id: AllocationId, at: Option<Step>) -> Result<Option<Advanced>, ControlError> {
     // What is held for it is held until the decision is written.
     let of = |(_, _, _, organization): &(_, _, _, Option<OrgId>)| *organization;
-    let (advanced, wrote, _held, _) = settle_counted(control, of, || async {
+    let (advanced, wrote, _held, _) = transact_counted(control, of, || async {
         let nothing = |advanced| Ok(((advanced, None, None, None), Decision::default()));
-        let Some(run) = books::get::<Allocation>(control, id).await? else { return nothing(None) };
+        let Some(run) = resources::get::<Allocation>(control, id).await? else { return nothing(None) };
         if run.step == Step::Done {
             return nothing(Some(Advanced { step: run.step, next: Next::Done }));
         }
@@ -99,12 +100,12 @@ pub async fn advance(control: &Control, id: AllocationId, at: Option<Step>) -> R
             return nothing(Some(Advanced { step: run.step, next: Next::Now }));
         }
         let context = context_of(&run);
-        let (mut world, held) = world::load(control, &run, &context).await?;
-        let mut advanced = decide(control, &run, &world, &context);
-        if advanced.allocation.state.over() {
+        let (mut inputs, held) = load::load(control, &run, &context).await?;
+        let mut advanced = decide(control, &run, &inputs, &context);
+        if advanced.allocation.state.is_terminal() {
             // The same decision, with what is given back.
-            world.quotas = books::quotas(control, run.project_id, run.organization_id).await?;
-            advanced = decide(control, &run, &world, &context);
+            inputs.quotas = resources::quotas(control, run.project_id, run.organization_id).await?;
+            advanced = decide(control, &run, &inputs, &context);
         }
         if advanced.allocation.state != run.state {
             tracing::info!(
@@ -128,10 +129,10 @@ pub async fn advance(control: &Control, id: AllocationId, at: Option<Step>) -> R
     Ok(advanced)
 }
 
-fn decide(control: &Control, run: &Allocation, world: &World, context: &Context) -> Advance {
+fn decide(control: &Control, run: &Allocation, inputs: &StepInputs, context: &Context) -> Advance {
     let seal = seal(control);
     let intent = |task: &TaskRecord| control.keys.intent_mac(&task::intent_text(task));
-    allocation::advance(run, world, &Tools { seal: &seal, intent: &intent }, context)
+    allocation::advance(run, inputs, &Signers { seal: &seal, intent: &intent }, context)
 }
 
 /// Where a crash test stops the server before a step is written.

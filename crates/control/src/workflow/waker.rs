@@ -1,4 +1,4 @@
-//! Wakes runs: hears of changes by hints, keeps the time of runs in memory, and has a slow look at the store behind both. What it
+//! Wakes runs: hears of changes by wakeups, keeps the time of runs in memory, and has a slow look at the store behind both. What it
 //! forgets when the process dies is in the rows: `due_at` of each allocation says when its run wants to be looked at. What comes of a
 //! wake-up is the [`Driver`]'s business.
 
@@ -8,15 +8,15 @@ use std::time::Duration;
 
 use gpuaas_contract::id::AllocationId;
 use gpuaas_contract::time::Timestamp;
-use gpuaas_domain::Hint;
+use gpuaas_domain::Wakeup;
 use gpuaas_domain::allocation::Next;
-use gpuaas_domain::resource::Kind;
+use gpuaas_domain::resource::ResourceKind;
 use tokio::sync::broadcast::error::RecvError;
 use tokio::task::JoinSet;
 
 use super::{Driver, Woken};
 use crate::Control;
-use crate::failure::Failure;
+use crate::error::ControlError;
 
 /// Runs that are advanced at the same time.
 const AT_ONCE: usize = 16;
@@ -51,7 +51,7 @@ struct Waker {
     timer_of: HashMap<AllocationId, Timestamp>,
     /// How often a run failed in a row.
     failures: HashMap<AllocationId, u32>,
-    tasks: JoinSet<(AllocationId, Result<Woken, Failure>)>,
+    tasks: JoinSet<(AllocationId, Result<Woken, ControlError>)>,
 }
 
 impl Waker {
@@ -72,7 +72,7 @@ impl Waker {
     async fn keep_going(mut self) {
         let control = Arc::clone(&self.control);
         // Heard before the first look, so that nothing falls between the two.
-        let mut hints = control.store.hints();
+        let mut wakeups = control.store.wakeups();
         let mut slow = tokio::time::interval(SLOW_LOOK);
         slow.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
         loop {
@@ -89,8 +89,8 @@ impl Waker {
                         self.running.clear();
                     }
                 },
-                hint = hints.recv() => match hint {
-                    Ok(hint) => self.hear(&hint),
+                wakeup = wakeups.recv() => match wakeup {
+                    Ok(wakeup) => self.hear(&wakeup),
                     Err(RecvError::Lagged(_)) => self.look().await,
                     Err(RecvError::Closed) => break,
                 },
@@ -128,7 +128,7 @@ impl Waker {
         }
     }
 
-    fn advanced(&mut self, id: AllocationId, result: Result<Woken, Failure>) {
+    fn advanced(&mut self, id: AllocationId, result: Result<Woken, ControlError>) {
         let woken = self.running.remove(&id).unwrap_or(false);
         let next = match result {
             Ok(Woken::HandedOver) if woken => Next::Now,
@@ -170,21 +170,21 @@ impl Waker {
         }
     }
 
-    fn hear(&mut self, hint: &Hint) {
-        match hint {
-            Hint::Allocation(id) => self.wake(*id),
-            Hint::Fleet(node) => {
+    fn hear(&mut self, wakeup: &Wakeup) {
+        match wakeup {
+            Wakeup::Allocation(id) => self.wake(*id),
+            Wakeup::Fleet(node) => {
                 // Noted here as well: the picture's own listener may hear of it later than the run that is woken.
                 self.control.fleet.note(*node);
                 self.wake_placing();
             }
-            Hint::NodeWork(_)
-            | Hint::NodeAccess(_)
-            | Hint::Task(_)
-            | Hint::Outbox
-            | Hint::Rights
-            | Hint::Link(_)
-            | Hint::Progress { .. } => {}
+            Wakeup::NodeWork(_)
+            | Wakeup::NodeAccess(_)
+            | Wakeup::Task(_)
+            | Wakeup::Outbox
+            | Wakeup::Rights
+            | Wakeup::Link(_)
+            | Wakeup::Progress { .. } => {}
         }
     }
 
@@ -195,9 +195,9 @@ impl Waker {
         }
     }
 
-    /// Asks the store what is due: after a start, after hints were lost, and every now and then.
+    /// Asks the store what is due: after a start, after wakeups were lost, and every now and then.
     async fn look(&mut self) {
-        match self.control.store.resource_due(Kind::Allocation, Timestamp::now(), BATCH).await {
+        match self.control.store.resource_due(ResourceKind::Allocation, Timestamp::now(), BATCH).await {
             Ok(found) => found.iter().filter_map(|found| found.id.parse().ok()).for_each(|id| self.wake(id)),
             Err(error) => tracing::warn!(%error, "cannot look what is due; trying again soon"),
         }

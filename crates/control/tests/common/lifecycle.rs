@@ -219,7 +219,7 @@ pub async fn serves(
         };
         let kind = task.task().task_type();
         let clean = (kind == TaskType::SliceVmRelease || bad_at == Some((kind, Bad::Clean))).then(|| proof(&task));
-        let said = match bad_at.filter(|(bad, _)| *bad == kind) {
+        let reported = match bad_at.filter(|(bad, _)| *bad == kind) {
             None => node.answers(&task, |payload| succeeded(payload, &task, clean.as_ref())).await,
             Some((_, how)) => {
                 bad_at = None;
@@ -232,7 +232,7 @@ pub async fn serves(
                 node.answers(&task, |payload| ended(payload, outcome, clean)).await
             }
         };
-        assert_eq!(said, "", "{kind:?} {bad_at:?}");
+        assert_eq!(reported, "", "{kind:?} {bad_at:?}");
     }
 }
 
@@ -257,7 +257,7 @@ pub async fn a_step_that_fails_leads_to_a_defined_end(server: TestServer) {
             let now = serves(&mut node, &server, &made, bad, over).await;
             if now.state == "active" {
                 client.allocation_stop(&id).await.unwrap();
-                let now = serves(&mut node, &server, &made, bad, |now| now.power_wish.is_none()).await;
+                let now = serves(&mut node, &server, &made, bad, |now| now.pending_power_action.is_none()).await;
                 assert_eq!(now.stopped, kind != TaskType::SliceVmPower, "{what}: {now:?}");
                 client.allocation_release(&id, &Reason::default()).await.unwrap();
                 let now = serves(&mut node, &server, &made, bad, |now| over(now) && now.state != "active").await;

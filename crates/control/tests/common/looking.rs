@@ -75,12 +75,12 @@ impl Looking {
         let mut payload = self.host.receipt_payload(task, self.sequence + 1, self.previous.clone());
         change(&mut payload);
         let Signed { receipt, digest } = payload.sign(&self.host.receipt_key);
-        let said = self.link.receipt(task.payload().task_id, receipt).await;
-        if said.is_empty() {
+        let reported = self.link.receipt(task.payload().task_id, receipt).await;
+        if reported.is_empty() {
             self.sequence += 1;
             self.previous = Some(digest);
         }
-        said
+        reported
     }
 
     /// Comes back with these tasks in hand.

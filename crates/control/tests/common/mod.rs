@@ -21,7 +21,7 @@ use std::sync::Arc;
 use gpuaas_api::{Client, ClientOptions};
 use gpuaas_control::pki::CaConfig;
 use gpuaas_control::workflow::{Driver, Embedded};
-use gpuaas_control::{ApiTls, Server, ServerConfig, roles, start};
+use gpuaas_control::{ApiTls, Server, ServerConfig, process_roles, start};
 use gpuaas_store::StoreConfig;
 use gpuaas_testkit::{PgDatabase, TempDir, pg_database};
 
@@ -97,7 +97,7 @@ impl TestServer {
         ServerConfig {
             data_dir: dir.path().to_owned(),
             store,
-            roles: roles::parse("all").unwrap(),
+            roles: process_roles::parse("all").unwrap(),
             api_listen: "127.0.0.1:0".parse().unwrap(),
             api_tls: ApiTls::Off,
             link_listen: "127.0.0.1:0".parse().unwrap(),
@@ -105,7 +105,7 @@ impl TestServer {
             ca: Default::default(),
             identity: gpuaas_control::identity::IdentityConfig { built_in: true, ..Default::default() },
             policies: Vec::new(),
-            engines: Default::default(),
+            backends: Default::default(),
             driver: Arc::new(Embedded),
             webhooks_to_private: true,
             trusted_proxies: Vec::new(),

@@ -17,8 +17,8 @@ fn sign_in() -> String {
 }
 
 /// Sends a head, a part of a body and nothing more.
-async fn half_body(way: &Way, head: &str, sent: usize) -> Box<dyn Socket> {
-    let mut socket = way.connect().await;
+async fn half_body(stall: &Stall, head: &str, sent: usize) -> Box<dyn Socket> {
+    let mut socket = stall.connect().await;
     let request = format!("{head}\r\nContent-Length: {}\r\n\r\n{}", sent + 1, "a".repeat(sent));
     socket.write_all(request.as_bytes()).await.unwrap();
     socket
@@ -30,8 +30,8 @@ async fn a_form_of_a_stranger_is_small() {
     let body = "a".repeat(17 * 1024);
     for path in ["/oauth/token", "/oauth/device_authorization", "/oauth/revoke", "/oauth/authorize", "/device"] {
         let head = format!("POST {path} HTTP/1.1\r\nHost: h\r\nConnection: close\r\n{FORM}\r\nContent-Length: {}", body.len());
-        let said = ask(&api(&server), &format!("{head}\r\n\r\n{body}")).await;
-        assert!(said.starts_with("HTTP/1.1 413") && said.contains("\"body_too_large\""), "{path}: {said}");
+        let reported = ask(&api(&server), &format!("{head}\r\n\r\n{body}")).await;
+        assert!(reported.starts_with("HTTP/1.1 413") && reported.contains("\"body_too_large\""), "{path}: {reported}");
     }
 }
 
@@ -49,8 +49,8 @@ async fn a_stranger_is_refused_before_the_body_is_read() {
         let mut socket = link(&server).connect().await;
         let head = format!("POST {path} HTTP/1.1\r\nHost: h\r\nContent-Length: 2000000\r\n\r\n");
         socket.write_all(head.as_bytes()).await.unwrap();
-        let said = super::head(&mut socket).await;
-        assert!(said.starts_with("HTTP/1.1 401"), "{path}: {said}");
+        let reported = super::head(&mut socket).await;
+        assert!(reported.starts_with("HTTP/1.1 401"), "{path}: {reported}");
     }
 }
 
@@ -60,11 +60,11 @@ async fn unfinished_requests_of_strangers_hold_little_and_keep_nobody_out() {
     let mut limits = long();
     limits.api.stranger_bytes = 64 * 1024;
     let server = server(limits, false).await;
-    let way = api(&server);
+    let stall = api(&server);
     let head = format!("POST /oauth/token HTTP/1.1\r\nHost: h\r\n{FORM}");
     let mut held = Vec::new();
     for _ in 0..16 {
-        held.push(half_body(&way, &head, 15 * 1024).await);
+        held.push(half_body(&stall, &head, 15 * 1024).await);
     }
     let mut connections = Vec::new();
     for _ in 0..4 {
@@ -81,15 +81,15 @@ async fn unfinished_requests_of_strangers_hold_little_and_keep_nobody_out() {
             tokio::spawn(sender.send_request(request));
         }
         // The connection lives as long as somebody may ask on it.
-        held.push(way.connect().await);
+        held.push(stall.connect().await);
         connections.push(tokio::spawn(async move {
             let _sender = sender;
             std::future::pending().await
         }));
     }
-    let said = ask(&way, &sign_in()).await;
-    assert!(said.contains("\"error\":\"invalid_client\""), "{said}");
-    assert!(cut(&way, &server.admin_token, "api", "shed").await > 0, "older requests made room");
+    let reported = ask(&stall, &sign_in()).await;
+    assert!(reported.contains("\"error\":\"invalid_client\""), "{reported}");
+    assert!(cut(&stall, &server.admin_token, "api", "shed").await > 0, "older requests made room");
     for connection in connections {
         connection.abort();
     }
@@ -101,24 +101,24 @@ async fn unfinished_requests_of_callers_are_counted_and_given_back() {
     limits.api.caller_bytes = 64 * 1024;
     limits.api.room = Duration::from_millis(50);
     let server = server(limits, false).await;
-    let way = api(&server);
+    let stall = api(&server);
     let token = &server.admin_token;
     let head = format!("POST /api/v1/tasks HTTP/1.1\r\nHost: h\r\nConnection: close\r\nAuthorization: Bearer {token}");
     let whole = |bytes: usize| format!("{head}\r\nContent-Length: {bytes}\r\n\r\n{}", "a".repeat(bytes));
-    assert!(ask(&way, &whole(2000)).await.contains("\"json_invalid\""));
-    let held = half_body(&way, &head, 64 * 1024).await;
-    let said = gpuaas_testkit::eventually_async(PATIENCE, "there is no room", || async {
-        let said = ask(&way, &whole(2000)).await;
-        said.contains("\"server_busy\"").then_some(said)
+    assert!(ask(&stall, &whole(2000)).await.contains("\"json_invalid\""));
+    let held = half_body(&stall, &head, 64 * 1024).await;
+    let reported = gpuaas_testkit::eventually_async(PATIENCE, "there is no room", || async {
+        let reported = ask(&stall, &whole(2000)).await;
+        reported.contains("\"server_busy\"").then_some(reported)
     })
     .await;
-    assert!(said.starts_with("HTTP/1.1 503") && said.contains("retry-after: 1"), "{said}");
+    assert!(reported.starts_with("HTTP/1.1 503") && reported.contains("retry-after: 1"), "{reported}");
     // Strangers have a room of their own, and so has the local socket.
-    assert!(ask(&way, &sign_in()).await.contains("\"invalid_client\""));
+    assert!(ask(&stall, &sign_in()).await.contains("\"invalid_client\""));
     assert!(ask(&local(&server), &whole(2000)).await.contains("\"json_invalid\""));
     drop(held);
     gpuaas_testkit::eventually_async(PATIENCE, "there is room again", || async {
-        ask(&way, &whole(2000)).await.contains("\"json_invalid\"").then_some(())
+        ask(&stall, &whole(2000)).await.contains("\"json_invalid\"").then_some(())
     })
     .await;
 }
@@ -126,10 +126,10 @@ async fn unfinished_requests_of_callers_are_counted_and_given_back() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_header_that_decides_something_is_taken_once_on_every_listener() {
     let server = server(long(), false).await;
-    for way in [api(&server), local(&server), link(&server)] {
+    for stall in [api(&server), local(&server), link(&server)] {
         for twice in ["Host: h\r\nHost: g", "Host: h\r\nAuthorization: Bearer a\r\nAuthorization: Bearer b"] {
-            let said = ask(&way, &format!("GET /healthz HTTP/1.1\r\nConnection: close\r\n{twice}\r\n\r\n")).await;
-            assert!(said.starts_with("HTTP/1.1 400") && said.contains("\"header_repeated\""), "{said}");
+            let reported = ask(&stall, &format!("GET /healthz HTTP/1.1\r\nConnection: close\r\n{twice}\r\n\r\n")).await;
+            assert!(reported.starts_with("HTTP/1.1 400") && reported.contains("\"header_repeated\""), "{reported}");
         }
     }
 }

@@ -23,20 +23,20 @@ const BEGINNINGS: &[(&str, &[u8])] = &[
     ("half a second head", b"GET /healthz HTTP/1.1\r\nHost: h\r\n\r\nGET /hea"),
 ];
 
-async fn every_beginning_ends(way: Way) {
+async fn every_beginning_ends(stall: Stall) {
     let all = BEGINNINGS.iter().map(|(what, beginning)| {
-        let way = way.clone();
+        let stall = stall.clone();
         async move {
-            let mut socket = way.connect().await;
+            let mut socket = stall.connect().await;
             socket.write_all(beginning).await.unwrap();
-            let said = until_ended(&mut socket).await;
-            (what, said)
+            let reported = until_ended(&mut socket).await;
+            (what, reported)
         }
     });
-    for (what, said) in futures::future::join_all(all).await {
+    for (what, reported) in futures::future::join_all(all).await {
         // A request that came as a whole was answered before.
         let is_answered = what.contains("request") || what.contains("second");
-        assert!(!is_answered || said.starts_with("HTTP/1.1 "), "{what}: {said:?}");
+        assert!(!is_answered || reported.starts_with("HTTP/1.1 "), "{what}: {reported:?}");
     }
 }
 
@@ -44,9 +44,9 @@ async fn every_beginning_ends(way: Way) {
 async fn a_client_that_falls_silent_is_let_go_on_plain_rest() {
     let server = server(short(), false).await;
     every_beginning_ends(api(&server)).await;
-    let way = api(&server);
+    let stall = api(&server);
     for reason in ["first_byte_timeout", "head_timeout", "body_timeout", "idle_timeout"] {
-        assert!(cut(&way, &server.admin_token, "api", reason).await > 0, "{reason}");
+        assert!(cut(&stall, &server.admin_token, "api", reason).await > 0, "{reason}");
     }
 }
 
@@ -55,9 +55,9 @@ async fn a_client_that_falls_silent_is_let_go_on_rest_with_tls() {
     let server = server(short(), true).await;
     every_beginning_ends(api_tls(&server)).await;
     every_beginning_of_tls_ends(server.server().api_address.unwrap()).await;
-    let way = api_tls(&server);
+    let stall = api_tls(&server);
     for reason in ["first_byte_timeout", "handshake_timeout", "head_timeout", "body_timeout", "idle_timeout"] {
-        assert!(cut(&way, &server.admin_token, "api", reason).await > 0, "{reason}");
+        assert!(cut(&stall, &server.admin_token, "api", reason).await > 0, "{reason}");
     }
 }
 
@@ -94,8 +94,8 @@ async fn a_late_body_is_answered_with_a_code() {
     let server = server(short(), false).await;
     let request =
         "POST /oauth/token HTTP/1.1\r\nHost: h\r\nContent-Type: application/x-www-form-urlencoded\r\nContent-Length: 9\r\n\r\na";
-    let said = ask(&api(&server), request).await;
-    assert!(said.starts_with("HTTP/1.1 408") && said.contains("\"body_timeout\""), "{said}");
+    let reported = ask(&api(&server), request).await;
+    assert!(reported.starts_with("HTTP/1.1 408") && reported.contains("\"body_timeout\""), "{reported}");
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -152,9 +152,9 @@ async fn a_client_that_does_not_read_its_answers_is_let_go() {
     let many = "GET /openapi.json HTTP/1.1\r\nHost: h\r\n\r\n".repeat(500);
     // It ends in the middle of it.
     let _ = tokio::time::timeout(PATIENCE, write.write_all(many.as_bytes())).await.expect("the connection ends");
-    let way = api(&server);
+    let stall = api(&server);
     gpuaas_testkit::eventually_async(PATIENCE, "the connection is cut", || async {
-        (cut(&way, &server.admin_token, "api", "write_timeout").await > 0).then_some(())
+        (cut(&stall, &server.admin_token, "api", "write_timeout").await > 0).then_some(())
     })
     .await;
     until_ended(&mut read).await;

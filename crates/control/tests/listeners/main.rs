@@ -70,13 +70,13 @@ impl<S: AsyncRead + AsyncWrite + Unpin + Send> Socket for S {}
 
 /// How a client reaches a listener.
 #[derive(Clone)]
-enum Way {
+enum Stall {
     Tcp(SocketAddr),
     Tls { to: SocketAddr, ca: PathBuf, name: &'static str },
     Unix(PathBuf),
 }
 
-impl Way {
+impl Stall {
     async fn connect(&self) -> Box<dyn Socket> {
         match self {
             Self::Tcp(to) => Box::new(TcpStream::connect(to).await.unwrap()),
@@ -98,29 +98,29 @@ impl Way {
     }
 }
 
-fn api(server: &TestServer) -> Way {
-    Way::Tcp(server.server().api_address.unwrap())
+fn api(server: &TestServer) -> Stall {
+    Stall::Tcp(server.server().api_address.unwrap())
 }
 
-fn api_tls(server: &TestServer) -> Way {
-    Way::Tls { to: server.server().api_address.unwrap(), ca: server.ca_pem(), name: "localhost" }
+fn api_tls(server: &TestServer) -> Stall {
+    Stall::Tls { to: server.server().api_address.unwrap(), ca: server.ca_pem(), name: "localhost" }
 }
 
-fn link(server: &TestServer) -> Way {
+fn link(server: &TestServer) -> Stall {
     let name = gpuaas_contract::link::SERVER_NAME;
-    Way::Tls { to: server.server().link_address.unwrap(), ca: server.ca_pem(), name }
+    Stall::Tls { to: server.server().link_address.unwrap(), ca: server.ca_pem(), name }
 }
 
-fn local(server: &TestServer) -> Way {
-    Way::Unix(server.server().admin_socket.clone().unwrap())
+fn local(server: &TestServer) -> Stall {
+    Stall::Unix(server.server().admin_socket.clone().unwrap())
 }
 
 /// Everything the server says until it ends the connection, which it has to.
 async fn until_ended(socket: &mut (impl AsyncRead + Unpin)) -> String {
-    let mut said = Vec::new();
-    let ended = tokio::time::timeout(PATIENCE, socket.read_to_end(&mut said)).await;
-    assert!(ended.is_ok(), "the connection is still open after {PATIENCE:?}; it said {:?}", String::from_utf8_lossy(&said));
-    String::from_utf8_lossy(&said).into_owned()
+    let mut reported = Vec::new();
+    let ended = tokio::time::timeout(PATIENCE, socket.read_to_end(&mut reported)).await;
+    assert!(ended.is_ok(), "the connection is still open after {PATIENCE:?}; it said {:?}", String::from_utf8_lossy(&reported));
+    String::from_utf8_lossy(&reported).into_owned()
 }
 
 /// The head of the next answer.
@@ -136,8 +136,8 @@ async fn head(socket: &mut (impl AsyncRead + Unpin)) -> String {
 }
 
 /// Asks once on a connection of its own and returns everything that is said.
-async fn ask(way: &Way, request: &str) -> String {
-    let mut socket = way.connect().await;
+async fn ask(stall: &Stall, request: &str) -> String {
+    let mut socket = stall.connect().await;
     let _ = socket.write_all(request.as_bytes()).await;
     until_ended(&mut socket).await
 }
@@ -147,9 +147,9 @@ fn get(path: &str) -> String {
 }
 
 /// How often something was cut, by listener and reason.
-async fn cut(way: &Way, token: &str, listener: &str, reason: &str) -> u64 {
+async fn cut(stall: &Stall, token: &str, listener: &str, reason: &str) -> u64 {
     let request = format!("GET /metrics HTTP/1.1\r\nHost: h\r\nAuthorization: Bearer {token}\r\nConnection: close\r\n\r\n");
-    let text = ask(way, &request).await;
+    let text = ask(stall, &request).await;
     assert!(text.starts_with("HTTP/1.1 200"), "{text}");
     let wanted = format!("gpuaas_connections_cut_total{{listener=\"{listener}\",reason=\"{reason}\"}} ");
     text.lines().find_map(|line| line.strip_prefix(&wanted)).map_or(0, |number| number.trim().parse().unwrap())

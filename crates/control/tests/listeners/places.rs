@@ -1,6 +1,6 @@
 //! Many connections, and somebody who just wants to be served.
 
-use gpuaas_world::places::PlaceLimits;
+use gpuaas_runtime::places::PlaceLimits;
 
 use super::*;
 use crate::common::node::Host;
@@ -11,9 +11,9 @@ async fn connect_from(from: &str, to: SocketAddr) -> TcpStream {
     socket.connect(to).await.unwrap()
 }
 
-async fn is_served(way: &Way) {
-    let said = ask(way, &get("/healthz")).await;
-    assert!(said.starts_with("HTTP/1.1 200"), "{said}");
+async fn is_served(stall: &Stall) {
+    let reported = ask(stall, &get("/healthz")).await;
+    assert!(reported.starts_with("HTTP/1.1 200"), "{reported}");
 }
 
 /// Whether the server has ended the connection.

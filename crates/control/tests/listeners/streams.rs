@@ -22,16 +22,16 @@ async fn websocket(server: &TestServer, project: &str) -> (Box<dyn Socket>, Stri
         server.admin_token
     );
     socket.write_all(request.as_bytes()).await.unwrap();
-    let said = head(&mut socket).await;
-    (socket, said)
+    let reported = head(&mut socket).await;
+    (socket, reported)
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_frame_that_is_too_large_ends_the_websocket_before_it_has_come() {
     let server = server(long(), false).await;
     let project = project(&server).await;
-    let (mut socket, said) = websocket(&server, &project).await;
-    assert!(said.starts_with("HTTP/1.1 101"), "{said}");
+    let (mut socket, reported) = websocket(&server, &project).await;
+    assert!(reported.starts_with("HTTP/1.1 101"), "{reported}");
     // The head of a binary frame of 8 MiB, masked, and hardly anything of it.
     socket.write_all(b"\x82\xff\x00\x00\x00\x00\x00\x80\x00\x00\x00\x00\x00\x00abc").await.unwrap();
     until_ended(&mut socket).await;
@@ -41,8 +41,8 @@ async fn a_frame_that_is_too_large_ends_the_websocket_before_it_has_come() {
 async fn a_websocket_outlives_every_deadline_of_requests() {
     let server = server(short(), false).await;
     let project = project(&server).await;
-    let (mut socket, said) = websocket(&server, &project).await;
-    assert!(said.starts_with("HTTP/1.1 101"), "{said}");
+    let (mut socket, reported) = websocket(&server, &project).await;
+    assert!(reported.starts_with("HTTP/1.1 101"), "{reported}");
     // Longer than anybody may say nothing.
     until_ended(&mut api(&server).connect().await).await;
     until_ended(&mut api(&server).connect().await).await;
@@ -71,8 +71,8 @@ async fn a_caller_has_a_few_streams_at_the_same_time() {
     let limits = ServerLimits { streams_per_caller: 2, ..long() };
     let server = server(limits, false).await;
     let project = project(&server).await;
-    let (socket, said) = websocket(&server, &project).await;
-    assert!(said.starts_with("HTTP/1.1 101"), "{said}");
+    let (socket, reported) = websocket(&server, &project).await;
+    assert!(reported.starts_with("HTTP/1.1 101"), "{reported}");
     let http = common::plain_http();
     let open = || http.get(format!("{}/api/v1/events", server.url())).bearer_auth(&server.admin_token).send();
     let events = open().await.unwrap();
@@ -80,8 +80,8 @@ async fn a_caller_has_a_few_streams_at_the_same_time() {
     let refused = open().await.unwrap();
     assert_eq!((refused.status(), refused.headers().contains_key("retry-after")), (StatusCode::TOO_MANY_REQUESTS, true));
     assert!(refused.text().await.unwrap().contains("\"too_many_streams\""));
-    let (_, said) = websocket(&server, &project).await;
-    assert!(said.starts_with("HTTP/1.1 429"), "{said}");
+    let (_, reported) = websocket(&server, &project).await;
+    assert!(reported.starts_with("HTTP/1.1 429"), "{reported}");
     // Whatever ends makes room: a WebSocket, and a stream of events.
     drop(socket);
     let again = gpuaas_testkit::eventually_async(PATIENCE, "there is room again", || async {
@@ -91,8 +91,8 @@ async fn a_caller_has_a_few_streams_at_the_same_time() {
     .await;
     drop((events, again));
     gpuaas_testkit::eventually_async(PATIENCE, "there is room again", || async {
-        let (_, said) = websocket(&server, &project).await;
-        said.starts_with("HTTP/1.1 101").then_some(())
+        let (_, reported) = websocket(&server, &project).await;
+        reported.starts_with("HTTP/1.1 101").then_some(())
     })
     .await;
 }

@@ -10,7 +10,7 @@ use cedar_policy::{
 };
 
 use super::action::{Action, Scope, ScopeKind};
-use super::principal::{Held, Principal, PrincipalId};
+use super::principal::{HeldRole, Principal, PrincipalId};
 use super::role::{PlatformRole, ProjectRole};
 use super::rules::{BadPolicies, Rules};
 
@@ -153,18 +153,18 @@ impl Policies {
         };
         let project = ProjectRole::ALL.into_iter().rev().filter(|_| kind != ScopeKind::Platform);
         let project = project.map(|role| {
-            let roles = ProjectRole::ALL.into_iter().filter(move |other| role.includes(*other)).map(Held::Project);
+            let roles = ProjectRole::ALL.into_iter().filter(move |other| role.includes(*other)).map(HeldRole::Project);
             (Needs::Project(role), roles.collect::<Vec<_>>())
         });
         let platform = PlatformRole::ALL.into_iter().rev().map(|role| {
-            let roles = PlatformRole::ALL.into_iter().filter(move |other| role.includes(*other)).map(Held::Platform);
+            let roles = PlatformRole::ALL.into_iter().filter(move |other| role.includes(*other)).map(HeldRole::Platform);
             (Needs::Platform(role), roles.collect::<Vec<_>>())
         });
-        let enough = |(_, roles): &(Needs, Vec<Held>)| {
+        let enough = |(_, roles): &(Needs, Vec<HeldRole>)| {
             let response = self.ask(&self.rules, PrincipalId::LocalAdmin, roles, action, &scope, true);
             response.is_ok_and(|response| response.decision() == Decision::Allow)
         };
-        let known = std::iter::once((Needs::Known, vec![Held::Known]));
+        let known = std::iter::once((Needs::Known, vec![HeldRole::Known]));
         known.chain(project).chain(platform).find(enough).map_or(Needs::Impossible, |(needs, _)| needs)
     }
 
@@ -173,7 +173,7 @@ impl Policies {
         &self,
         rules: &PolicySet,
         who: PrincipalId,
-        roles: &[Held],
+        roles: &[HeldRole],
         action: Action,
         scope: &Scope,
         key_allows: bool,
@@ -243,11 +243,11 @@ impl Words {
         EntityUid::from_type_name_and_id(kind.clone(), EntityId::new(id.to_string()))
     }
 
-    fn role(&self, held: Held) -> EntityUid {
+    fn role(&self, held: HeldRole) -> EntityUid {
         let name = match held {
-            Held::Platform(role) => role.as_str(),
-            Held::Project(role) => role.as_str(),
-            Held::Known => "known",
+            HeldRole::Platform(role) => role.as_str(),
+            HeldRole::Project(role) => role.as_str(),
+            HeldRole::Known => "known",
         };
         self.uid(&self.role, name)
     }

@@ -64,7 +64,7 @@ pub struct Principal {
 
 /// A role as the policies name it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Held {
+pub(super) enum HeldRole {
     Platform(PlatformRole),
     Project(ProjectRole),
     /// There is a role somewhere, here or elsewhere.
@@ -125,17 +125,17 @@ impl Principal {
     }
 
     /// Every role that counts for `scope`, with those it includes.
-    pub(super) fn roles_at(&self, scope: &Scope) -> Vec<Held> {
+    pub(super) fn roles_at(&self, scope: &Scope) -> Vec<HeldRole> {
         let mut roles = Vec::with_capacity(7);
         if self.platform.is_some() || self.memberships.iter().any(|(place, _)| *place != Place::Platform) {
-            roles.push(Held::Known);
+            roles.push(HeldRole::Known);
         }
         if let Some(held) = self.platform {
-            roles.extend(PlatformRole::ALL.into_iter().filter(|role| held.includes(*role)).map(Held::Platform));
+            roles.extend(PlatformRole::ALL.into_iter().filter(|role| held.includes(*role)).map(HeldRole::Platform));
         }
         let held: Vec<ProjectRole> = self.project_roles(scope).collect();
         let counts = |role: &ProjectRole| held.iter().any(|held| held.includes(*role));
-        roles.extend(ProjectRole::ALL.into_iter().filter(counts).map(Held::Project));
+        roles.extend(ProjectRole::ALL.into_iter().filter(counts).map(HeldRole::Project));
         roles
     }
 }

@@ -7,15 +7,15 @@ use gpuaas_contract::time::Timestamp;
 use serde_json::json;
 use std::time::Duration;
 
-use super::{Allocation, AllocationState, MAX_ATTEMPTS, MAX_RELEASES, SLOW_POLL, Step, Trouble, words};
+use super::{Allocation, AllocationState, LastError, MAX_ATTEMPTS, MAX_RELEASES, SLOW_POLL, Step, tenant_messages};
 use crate::catalog::Product;
-use crate::decision::{Context, Decision, Hint};
+use crate::decision::{Context, Decision, Wakeup};
 use crate::machine::{self, Machine, MachineState, Tenant};
 use crate::node::Node;
 use crate::placement::NoFit;
 use crate::quota::Quota;
 use crate::refusal::{Refusal, RefusalKind};
-use crate::slice::{self, Held, NewSlice};
+use crate::slice::{self, HeldSlots, NewSlice};
 use crate::slot::{Slot, SlotState};
 use crate::task::{self, DEFAULT_QUEUE_TIME, NewTask, TaskRecord, TaskState};
 
@@ -41,7 +41,7 @@ pub struct Chosen {
 
 /// What a step is decided on.
 #[derive(Clone, Debug)]
-pub struct World {
+pub struct StepInputs {
     /// The node the allocation is on.
     pub node: Option<Node>,
     /// The slots that are in its hands, or on which its remains are.
@@ -60,7 +60,7 @@ pub struct World {
     pub quotas: Vec<Quota>,
 }
 
-impl World {
+impl StepInputs {
     /// Whether anything of the allocation is anywhere.
     fn is_held(&self) -> bool {
         !self.slots.is_empty() || self.machine.as_ref().is_some_and(|machine| !machine.state.is_clean())
@@ -68,7 +68,7 @@ impl World {
 }
 
 /// What only the holder of the control plane's keys can make.
-pub struct Tools<'a> {
+pub struct Signers<'a> {
     /// Computes [`Slot::seal`].
     pub seal: &'a dyn Fn(&Slot) -> String,
     /// Computes [`TaskRecord::intent`].
@@ -98,8 +98,8 @@ pub struct Advance {
 }
 
 /// Decides the next step of a run. Calling it again before anything happened changes nothing.
-pub fn advance(allocation: &Allocation, world: &World, tools: &Tools<'_>, context: &Context) -> Advance {
-    let run = Run { now: allocation, world, tools, context };
+pub fn advance(allocation: &Allocation, inputs: &StepInputs, signers: &Signers<'_>, context: &Context) -> Advance {
+    let run = Run { now: allocation, inputs, signers, context };
     match allocation.step {
         Step::Place => run.place(),
         Step::AwaitProvision => run.await_provision(),
@@ -113,26 +113,26 @@ pub fn advance(allocation: &Allocation, world: &World, tools: &Tools<'_>, contex
 
 struct Run<'a> {
     now: &'a Allocation,
-    world: &'a World,
-    tools: &'a Tools<'a>,
+    inputs: &'a StepInputs,
+    signers: &'a Signers<'a>,
     context: &'a Context,
 }
 
 impl Run<'_> {
     fn place(&self) -> Advance {
-        // A place was leased before and the commit that said so came to nothing else: never two places for one allocation.
-        if self.world.is_held() {
+        // A place was leased before and the commit that record_command so came to nothing else: never two places for one allocation.
+        if self.inputs.is_held() {
             return self.begin_release(self.now.clone());
         }
-        if self.now.release_wish.is_some() {
+        if self.now.release_request.is_some() {
             return self.finish(self.now.clone(), AllocationState::Released);
         }
         if self.now.expires_at.is_some_and(|end| end <= self.context.now) {
             let reason = "its lease was over before there was a place for it; ask for a new one";
-            let trouble = self.trouble("lease_over", reason, reason);
-            return self.finish(Allocation { trouble: Some(trouble), ..self.now.clone() }, AllocationState::Failed);
+            let last_error = self.last_error("lease_over", reason, reason);
+            return self.finish(Allocation { last_error: Some(last_error), ..self.now.clone() }, AllocationState::Failed);
         }
-        let chosen = match &self.world.place {
+        let chosen = match &self.inputs.place {
             Some(Ok(chosen)) => chosen,
             Some(Err(no_fit)) => return self.no_place(no_fit),
             None => return self.wait_until(Some(self.context.now.plus(SLOW_POLL))),
@@ -157,31 +157,32 @@ impl Run<'_> {
             Err(refusal) if refusal.kind == RefusalKind::Conflict => self.wait_until(Some(self.context.now.plus(LOOK_AGAIN))),
             // What was agreed cannot be ordered at all.
             Err(refusal) => {
-                let trouble = self.trouble(refusal.code, &refusal.message, &refusal.message);
-                self.finish(Allocation { trouble: Some(trouble), ..self.now.clone() }, AllocationState::Failed)
+                let last_error = self.last_error(refusal.code, &refusal.message, &refusal.message);
+                self.finish(Allocation { last_error: Some(last_error), ..self.now.clone() }, AllocationState::Failed)
             }
         }
     }
 
     fn no_place(&self, no_fit: &NoFit) -> Advance {
         let lines = no_fit.for_operators().join("; ");
-        let trouble = match self.now.trouble.as_ref().filter(|_| self.now.attempts > 0) {
-            // What a host said is why it is not there yet; that there is no other host only says why it stays so.
+        let last_error = match self.now.last_error.as_ref().filter(|_| self.now.attempts > 0) {
+            // What a host record_command is why it is not there yet; that there is no other host only says why it stays so.
             Some(earlier) => {
-                self.trouble(&earlier.code, &earlier.reason, &format!("{}; no other place: {lines}", earlier.detail))
+                self.last_error(&earlier.code, &earlier.reason, &format!("{}; no other place: {lines}", earlier.detail))
             }
-            None => self.trouble("no_capacity", &no_fit.for_tenants(), &lines),
+            None => self.last_error("no_capacity", &no_fit.for_tenants(), &lines),
         };
         if self.context.now >= self.now.place_until {
-            return self.finish(Allocation { trouble: Some(trouble), ..self.now.clone() }, AllocationState::Failed);
+            return self.finish(Allocation { last_error: Some(last_error), ..self.now.clone() }, AllocationState::Failed);
         }
         let again = self.context.now.plus(PLACE_AGAIN).min(self.now.place_until);
-        let known = self.now.trouble.as_ref().is_some_and(|known| known.code == trouble.code && known.reason == trouble.reason);
+        let known =
+            self.now.last_error.as_ref().is_some_and(|known| known.code == last_error.code && known.reason == last_error.reason);
         if self.now.state == AllocationState::Placing && known {
             return self.wait_until(Some(again));
         }
         let next =
-            Allocation { state: AllocationState::Placing, trouble: Some(trouble), due_at: Some(again), ..self.now.clone() };
+            Allocation { state: AllocationState::Placing, last_error: Some(last_error), due_at: Some(again), ..self.now.clone() };
         let more = json!({ "until": self.now.place_until });
         self.moved(next, Decision::default(), "gpuaas.allocation.placing.v1", more)
     }
@@ -207,7 +208,7 @@ impl Run<'_> {
                     graceful_timeout_seconds: terms.graceful_timeout_seconds,
                     graphics: false,
                 };
-                let order = slice::provision(&chosen.node, &chosen.slots, &guest, ids, self.tools.seal, self.context)?;
+                let order = slice::provision(&chosen.node, &chosen.slots, &guest, ids, self.signers.seal, self.context)?;
                 let timeout = order.timeout();
                 let slots = order.slots.iter().map(|slot| slot.id).collect();
                 (order.task, timeout, order.decision, slots)
@@ -232,17 +233,17 @@ impl Run<'_> {
     fn order(&self, node: &Node, task: Task, id: TaskId, timeout: Duration) -> Result<Decision, Refusal> {
         let new = NewTask { id, task, queue_time: DEFAULT_QUEUE_TIME, timeout, idempotency_key: None };
         // How many tasks wait for a node is bounded by what it can hold: a slot has one holder, and a holder one run.
-        let (_, decision) = task::create(node, new, 0, self.context, self.tools.intent)?;
+        let (_, decision) = task::create(node, new, 0, self.context, self.signers.intent)?;
         Ok(decision)
     }
 
     fn await_provision(&self) -> Advance {
-        let Some(task) = &self.world.task else { return self.begin_release(self.now.clone()) };
+        let Some(task) = &self.inputs.task else { return self.begin_release(self.now.clone()) };
         if !task.state.ended() {
             return self.wait_for(task);
         }
         let made = task.state == TaskState::Succeeded && self.is_in_hand();
-        if made && self.now.release_wish.is_some() {
+        if made && self.now.release_request.is_some() {
             return self.begin_release(self.now.clone());
         }
         if made {
@@ -251,17 +252,17 @@ impl Run<'_> {
                 step: Step::Serve,
                 active_at: self.now.active_at.or(Some(self.context.now)),
                 stopped: false,
-                trouble: None,
+                last_error: None,
                 due_at: self.now.expires_at,
                 ..self.now.clone()
             };
             let more = json!({ "node_id": next.node_id, "expires_at": next.expires_at });
             return self.moved(next, Decision::default(), "gpuaas.allocation.active.v1", more);
         }
-        let trouble = if task.state == TaskState::Succeeded {
+        let last_error = if task.state == TaskState::Succeeded {
             self.taken_away()
         } else {
-            self.trouble(&task.code, &words::of_task(task), &self.detail_of(task))
+            self.last_error(&task.code, &tenant_messages::of_task(task), &self.detail_of(task))
         };
         let avoid = self.now.node_id.into_iter().chain(self.now.avoid.iter().copied());
         let mut unique: Vec<NodeId> = Vec::new();
@@ -270,43 +271,44 @@ impl Run<'_> {
                 unique.push(node);
             }
         }
-        let next = Allocation { trouble: Some(trouble), avoid: unique, ..self.now.clone() };
-        if self.world.is_held() { self.begin_release(next) } else { self.after_cleanup(next) }
+        let next = Allocation { last_error: Some(last_error), avoid: unique, ..self.now.clone() };
+        if self.inputs.is_held() { self.begin_release(next) } else { self.after_cleanup(next) }
     }
 
     /// Everything it was given is there, and it is the holder.
     fn is_in_hand(&self) -> bool {
         match self.now.terms.product {
             Product::Slice { .. } => {
-                self.world.slots.len() == self.now.slots.len()
-                    && self.world.slots.iter().all(|slot| slot.state == SlotState::Leased)
+                self.inputs.slots.len() == self.now.slots.len()
+                    && self.inputs.slots.iter().all(|slot| slot.state == SlotState::Leased)
             }
-            Product::BareMetal => self.world.machine.as_ref().is_some_and(|machine| machine.state == MachineState::Leased),
+            Product::BareMetal => self.inputs.machine.as_ref().is_some_and(|machine| machine.state == MachineState::Leased),
         }
     }
 
     fn serve(&self) -> Advance {
         if !self.is_in_hand() {
             // It is no longer of use, whether or not the operator's cleanup works out.
-            return self.begin_release(Allocation { trouble: Some(self.taken_away()), ..self.now.clone() });
+            return self.begin_release(Allocation { last_error: Some(self.taken_away()), ..self.now.clone() });
         }
-        if self.now.release_wish.is_some() {
+        if self.now.release_request.is_some() {
             return self.begin_release(self.now.clone());
         }
         if let Some(end) = self.now.expires_at.filter(|end| *end <= self.context.now) {
-            let wish = super::ReleaseWish { by: "system".to_owned(), at: end, reason: "the lease is over".to_owned() };
-            return self.begin_release(Allocation { release_wish: Some(wish), ..self.now.clone() });
+            let request = super::ReleaseRequest { by: "system".to_owned(), at: end, reason: "the lease is over".to_owned() };
+            return self.begin_release(Allocation { release_request: Some(request), ..self.now.clone() });
         }
-        match self.now.power_wish {
+        match self.now.pending_power_action {
             Some(action) => self.power(action),
             None => self.wait_until(self.now.expires_at),
         }
     }
 
     fn power(&self, action: Action) -> Advance {
-        let forget = |trouble| Allocation { power_wish: None, trouble, due_at: self.now.expires_at, ..self.now.clone() };
-        let Some(node) = &self.world.node else { return self.wait_until(Some(self.context.now.plus(SLOW_POLL))) };
-        let held = Held { slots: &self.world.slots, tasks: &self.world.lease_tasks };
+        let forget =
+            |last_error| Allocation { pending_power_action: None, last_error, due_at: self.now.expires_at, ..self.now.clone() };
+        let Some(node) = &self.inputs.node else { return self.wait_until(Some(self.context.now.plus(SLOW_POLL))) };
+        let held = HeldSlots { slots: &self.inputs.slots, tasks: &self.inputs.lease_tasks };
         let ordered = slice::power(held, action, self.now.terms.graceful_timeout_seconds).and_then(|order| {
             let id = TaskId::generate();
             let timeout = order.timeout();
@@ -325,23 +327,23 @@ impl Run<'_> {
             }
             Err(refusal) => {
                 let reason = format!("it could not be told to {}", action.as_str());
-                let next = forget(Some(self.trouble(refusal.code, &reason, &refusal.message)));
+                let next = forget(Some(self.last_error(refusal.code, &reason, &refusal.message)));
                 self.moved(next, Decision::default(), "gpuaas.allocation.power_failed.v1", json!({ "code": refusal.code }))
             }
         }
     }
 
     fn await_power(&self) -> Advance {
-        let ended = match &self.world.task {
+        let ended = match &self.inputs.task {
             Some(task) if !task.state.ended() => return self.wait_for(task),
             Some(task) => Some(task),
             None => None,
         };
-        let action = self.now.power_wish;
-        let back = Allocation { step: Step::Serve, power_wish: None, due_at: self.now.expires_at, ..self.now.clone() };
+        let action = self.now.pending_power_action;
+        let back = Allocation { step: Step::Serve, pending_power_action: None, due_at: self.now.expires_at, ..self.now.clone() };
         match (ended, action) {
             (Some(task), Some(action)) if task.state == TaskState::Succeeded => {
-                let next = Allocation { stopped: action == Action::Stop, trouble: None, ..back };
+                let next = Allocation { stopped: action == Action::Stop, last_error: None, ..back };
                 let kind = match action {
                     Action::Stop => "gpuaas.allocation.stopped.v1",
                     Action::Start => "gpuaas.allocation.started.v1",
@@ -351,14 +353,14 @@ impl Run<'_> {
             }
             (task, _) => {
                 let (code, reason, detail) = match task {
-                    Some(task) => (task.code.as_str(), words::of_task(task), self.detail_of(task)),
+                    Some(task) => (task.code.as_str(), tenant_messages::of_task(task), self.detail_of(task)),
                     None => (
                         "task_unknown",
                         "the host did not answer".to_owned(),
-                        "the task of this step is not in the books".to_owned(),
+                        "the task of this step is not in the records".to_owned(),
                     ),
                 };
-                let next = Allocation { trouble: Some(self.trouble(code, &reason, &detail)), ..back };
+                let next = Allocation { last_error: Some(self.last_error(code, &reason, &detail)), ..back };
                 self.moved(next, Decision::default(), "gpuaas.allocation.power_failed.v1", json!({ "code": code }))
             }
         }
@@ -366,28 +368,28 @@ impl Run<'_> {
 
     /// On to giving back what is held.
     fn begin_release(&self, allocation: Allocation) -> Advance {
-        if !self.world.is_held() {
+        if !self.inputs.is_held() {
             return self.after_cleanup(allocation);
         }
         let next = Allocation {
             state: AllocationState::Releasing,
             step: Step::Release,
-            power_wish: None,
+            pending_power_action: None,
             due_at: Some(self.context.now),
             ..allocation
         };
-        let reason = next.release_wish.as_ref().map(|wish| wish.reason.clone());
+        let reason = next.release_request.as_ref().map(|request| request.reason.clone());
         let mut advance = self.moved(next, Decision::default(), "gpuaas.allocation.releasing.v1", json!({ "reason": reason }));
         advance.next = Next::Now;
         advance
     }
 
     fn release(&self) -> Advance {
-        if !self.world.is_held() {
+        if !self.inputs.is_held() {
             return self.after_cleanup(self.now.clone());
         }
         // Whoever works on it now must be done first; what makes it is told to stop.
-        if let Some(task) = self.world.lease_tasks.iter().find(|task| !task.state.ended()) {
+        if let Some(task) = self.inputs.lease_tasks.iter().find(|task| !task.state.ended()) {
             return self.wait_for(task);
         }
         // An operator looks at it; their word or a clean slot goes on with it.
@@ -397,8 +399,8 @@ impl Run<'_> {
         if self.now.due_at.is_some_and(|due| due > self.context.now) && self.now.releases > 0 {
             return self.wait_until(self.now.due_at);
         }
-        let Some(node) = &self.world.node else { return self.blocked("node_unknown", "its node is not in the books") };
-        let counted = match &self.world.budget {
+        let Some(node) = &self.inputs.node else { return self.blocked("node_unknown", "its node is not in the records") };
+        let counted = match &self.inputs.budget {
             Some(Ok(counted)) => counted.clone(),
             Some(Err(refusal)) => return self.over_budget(refusal),
             None => Decision::default(),
@@ -424,56 +426,56 @@ impl Run<'_> {
     /// The platform gives back only so much per hour. It is no longer the tenant's to wait for, but they and the operators can see it.
     fn over_budget(&self, refusal: &Refusal) -> Advance {
         let again = self.context.now.plus(BUDGET_AGAIN);
-        if self.now.trouble.as_ref().is_some_and(|known| known.code == refusal.code) {
+        if self.now.last_error.as_ref().is_some_and(|known| known.code == refusal.code) {
             return self.wait_until(Some(again));
         }
         let reason = "it waits to be given back: the platform gives back only so much per hour, and goes on by itself";
-        let trouble = self.trouble(refusal.code, reason, &refusal.message);
-        let next = Allocation { trouble: Some(trouble), due_at: Some(again), ..self.now.clone() };
+        let last_error = self.last_error(refusal.code, reason, &refusal.message);
+        let next = Allocation { last_error: Some(last_error), due_at: Some(again), ..self.now.clone() };
         let more = json!({ "code": refusal.code, "again_at": again });
         self.moved(next, Decision::default(), "gpuaas.allocation.release_waiting.v1", more)
     }
 
     fn order_release(&self, node: &Node, task_id: TaskId) -> Result<Decision, Refusal> {
         let terms = &self.now.terms;
-        let (task, timeout, changes) = match (terms.product, &self.world.machine) {
+        let (task, timeout, changes) = match (terms.product, &self.inputs.machine) {
             (Product::Slice { .. }, _) => {
-                let held = Held { slots: &self.world.slots, tasks: &self.world.lease_tasks };
+                let held = HeldSlots { slots: &self.inputs.slots, tasks: &self.inputs.lease_tasks };
                 let grace = terms.graceful_timeout_seconds;
-                let order = slice::release(held, true, grace, task_id, self.tools.seal, self.context)?;
+                let order = slice::release(held, true, grace, task_id, self.signers.seal, self.context)?;
                 let timeout = order.timeout();
                 (order.task, timeout, order.decision)
             }
             (Product::BareMetal, Some(machine)) => {
-                let last = self.world.lease_tasks.first();
+                let last = self.inputs.lease_tasks.first();
                 let (task, changes) = machine::release(machine, last, &terms.username, false, task_id, self.context)?;
                 (task, machine::RELEASE_TIMEOUT, changes)
             }
             (Product::BareMetal, None) => {
-                return Err(Refusal::conflict("machine_unknown", "its machine is not in the books"));
+                return Err(Refusal::conflict("machine_unknown", "its machine is not in the records"));
             }
         };
         Ok(self.order(node, task, task_id, timeout)?.and(changes))
     }
 
     fn await_release(&self) -> Advance {
-        if let Some(task) = self.world.task.as_ref().filter(|task| !task.state.ended()) {
+        if let Some(task) = self.inputs.task.as_ref().filter(|task| !task.state.ended()) {
             return self.wait_for(task);
         }
-        if !self.world.is_held() {
+        if !self.inputs.is_held() {
             return self.after_cleanup(self.now.clone());
         }
-        let (code, detail) = match &self.world.task {
+        let (code, detail) = match &self.inputs.task {
             Some(task) => (task.code.clone(), self.detail_of(task)),
-            None => ("task_unknown".to_owned(), "the task of this step is not in the books".to_owned()),
+            None => ("task_unknown".to_owned(), "the task of this step is not in the records".to_owned()),
         };
         if self.now.releases >= MAX_RELEASES {
             return self.blocked(&code, &detail);
         }
         let index = usize::try_from(self.now.releases.saturating_sub(1)).unwrap_or(usize::MAX).min(RELEASE_AGAIN.len() - 1);
         let again = self.context.now.plus(RELEASE_AGAIN[index]);
-        let trouble = self.trouble(&code, "giving it back takes longer than usual", &detail);
-        let next = Allocation { step: Step::Release, due_at: Some(again), trouble: Some(trouble), ..self.now.clone() };
+        let last_error = self.last_error(&code, "giving it back takes longer than usual", &detail);
+        let next = Allocation { step: Step::Release, due_at: Some(again), last_error: Some(last_error), ..self.now.clone() };
         let mut advance = self.moved(
             next,
             Decision::default(),
@@ -493,16 +495,16 @@ impl Run<'_> {
             releases: MAX_RELEASES.max(self.now.releases),
             // Its tenant is told that it is over: once it is clean, no other host is tried.
             attempts: MAX_ATTEMPTS.max(self.now.attempts),
-            trouble: Some(self.trouble(code, reason, detail)),
+            last_error: Some(self.last_error(code, reason, detail)),
             due_at: None,
             ..self.now.clone()
         };
-        let same = |known: &Trouble| {
+        let same = |known: &LastError| {
             Some((known.code.as_str(), known.detail.as_str()))
-                == next.trouble.as_ref().map(|t| (t.code.as_str(), t.detail.as_str()))
+                == next.last_error.as_ref().map(|t| (t.code.as_str(), t.detail.as_str()))
         };
         let waits = self.now.state == AllocationState::ReleaseBlocked && self.now.releases >= MAX_RELEASES;
-        if waits && self.now.trouble.as_ref().is_some_and(same) {
+        if waits && self.now.last_error.as_ref().is_some_and(same) {
             return self.wait_until(None);
         }
         self.moved(next, Decision::default(), "gpuaas.allocation.release_blocked.v1", json!({ "code": code }))
@@ -510,7 +512,7 @@ impl Run<'_> {
 
     /// Nothing is held any more: what was wanted decides how it goes on.
     fn after_cleanup(&self, allocation: Allocation) -> Advance {
-        if allocation.release_wish.is_some() {
+        if allocation.release_request.is_some() {
             return self.finish(allocation, AllocationState::Released);
         }
         if allocation.attempts >= MAX_ATTEMPTS || allocation.active_at.is_some() {
@@ -525,7 +527,7 @@ impl Run<'_> {
             due_at: Some(self.context.now),
             ..allocation
         };
-        let code = next.trouble.as_ref().map(|trouble| trouble.code.clone());
+        let code = next.last_error.as_ref().map(|last_error| last_error.code.clone());
         let mut advance = self.moved(next, Decision::default(), "gpuaas.allocation.placing.v1", json!({ "after": code }));
         advance.next = Next::Now;
         advance
@@ -535,16 +537,16 @@ impl Run<'_> {
     fn finish(&self, allocation: Allocation, state: AllocationState) -> Advance {
         let used = allocation.terms.product.used();
         let mut decision = Decision::default();
-        for quota in &self.world.quotas {
+        for quota in &self.inputs.quotas {
             decision = decision.update(&quota.give_back(used));
         }
         let next = Allocation {
             state,
             step: Step::Done,
-            power_wish: None,
+            pending_power_action: None,
             ended_at: Some(self.context.now),
             due_at: None,
-            trouble: if state == AllocationState::Released { None } else { allocation.trouble.clone() },
+            last_error: if state == AllocationState::Released { None } else { allocation.last_error.clone() },
             ..allocation
         };
         let kind = match state {
@@ -557,7 +559,7 @@ impl Run<'_> {
             | AllocationState::Failed
             | AllocationState::ReleaseBlocked => "gpuaas.allocation.failed.v1",
         };
-        let code = next.trouble.as_ref().map(|trouble| trouble.code.clone());
+        let code = next.last_error.as_ref().map(|last_error| last_error.code.clone());
         let mut advance = self.moved(next, decision, kind, json!({ "code": code }));
         advance.next = Next::Done;
         advance
@@ -567,7 +569,7 @@ impl Run<'_> {
     fn wait_for(&self, task: &TaskRecord) -> Advance {
         let mut advance = self.wait_until(Some(self.context.now.plus(SLOW_POLL)));
         let makes = matches!(self.now.step, Step::AwaitProvision | Step::Release);
-        let unwanted = self.now.release_wish.is_some()
+        let unwanted = self.now.release_request.is_some()
             && makes
             && !matches!(
                 task.task_type,
@@ -599,31 +601,31 @@ impl Run<'_> {
         let mut data = json!({
             "allocation_id": id, "project_id": next.project_id, "organization_id": next.organization_id, "name": next.name,
             "from": self.now.state.as_str(), "to": next.state.as_str(), "step": next.step.as_str(),
-            "reason": next.trouble.as_ref().map(|trouble| trouble.reason.clone()),
+            "reason": next.last_error.as_ref().map(|last_error| last_error.reason.clone()),
         });
         if let (Some(data), serde_json::Value::Object(more)) = (data.as_object_mut(), more) {
             data.extend(more);
         }
-        let decision = with.update(&next).hint(Hint::Allocation(next.id));
+        let decision = with.update(&next).wakeup(Wakeup::Allocation(next.id));
         let decision = decision.record(self.context, kind, "allocation.advance", &id, data);
         let due = next.due_at.unwrap_or_else(|| self.context.now.plus(SLOW_POLL));
         let next_at = if next.step == Step::Done { Next::Done } else { Next::At(due) };
         Advance { allocation: next, decision, next: next_at }
     }
 
-    fn trouble(&self, code: &str, reason: &str, detail: &str) -> Trouble {
+    fn last_error(&self, code: &str, reason: &str, detail: &str) -> LastError {
         let cut = |text: &str| text.chars().take(2000).collect();
-        Trouble { code: code.to_owned(), reason: cut(reason), detail: cut(detail), at: self.context.now }
+        LastError { code: code.to_owned(), reason: cut(reason), detail: cut(detail), at: self.context.now }
     }
 
-    fn taken_away(&self) -> Trouble {
+    fn taken_away(&self) -> LastError {
         let detail = "its slots or its machine were released by an operator";
-        self.trouble("taken_away", "the machine was taken away by an operator", detail)
+        self.last_error("taken_away", "the machine was taken away by an operator", detail)
     }
 
     fn detail_of(&self, task: &TaskRecord) -> String {
-        let node = self.world.node.as_ref().map_or_else(|| task.node_id.to_string(), |node| node.name.clone());
-        let slots = self.world.slots.iter().filter(|slot| !slot.reason.is_empty());
+        let node = self.inputs.node.as_ref().map_or_else(|| task.node_id.to_string(), |node| node.name.clone());
+        let slots = self.inputs.slots.iter().filter(|slot| !slot.reason.is_empty());
         let slots: Vec<String> =
             slots.map(|slot| format!("slot {} is {}: {}", slot.spec.slot_index, slot.state.as_str(), slot.reason)).collect();
         let mut text =

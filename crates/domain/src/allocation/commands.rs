@@ -10,14 +10,14 @@ use gpuaas_contract::task::slice_vm_power::Action;
 use gpuaas_contract::time::Timestamp;
 use serde_json::json;
 
-use super::{Allocation, AllocationState, ImageTerms, MAX_LEASE, MAX_RELEASES, MAX_WAIT, ReleaseWish, Step, Terms};
+use super::{Allocation, AllocationState, ImageTerms, MAX_LEASE, MAX_RELEASES, MAX_WAIT, ReleaseRequest, Step, Terms};
 use crate::catalog::{Image, Product, Sku};
-use crate::decision::{Context, Decision, Hint};
+use crate::decision::{Context, Decision, Wakeup};
 use crate::names::checked_tags;
 use crate::node::MAX_REASON;
-use crate::people::Project;
 use crate::quota::Quota;
 use crate::refusal::Refusal;
+use crate::tenancy::Project;
 
 /// Most keys of one allocation.
 pub const MAX_SSH_KEYS: usize = 32;
@@ -158,12 +158,12 @@ pub fn request(
         slots: Vec::new(),
         task_id: None,
         stopped: false,
-        power_wish: None,
-        release_wish: None,
+        pending_power_action: None,
+        release_request: None,
         attempts: 0,
         releases: 0,
         avoid: Vec::new(),
-        trouble: None,
+        last_error: None,
         requested_by: context.actor.to_string(),
         idempotency_key: request.idempotency_key.clone(),
         request_digest: request.digest.clone(),
@@ -179,7 +179,7 @@ pub fn request(
         "allocation_id": id, "project_id": project.id, "organization_id": project.organization_id, "name": allocation.name,
         "sku": allocation.terms.sku_name, "price_per_hour": allocation.terms.price_per_hour, "to": "requested",
     });
-    let decision = decision.insert(&allocation).hint(Hint::Allocation(id));
+    let decision = decision.insert(&allocation).wakeup(Wakeup::Allocation(id));
     let decision = decision.record(context, "gpuaas.allocation.requested.v1", "allocation.request", &id.to_string(), data);
     Ok((allocation, decision))
 }
@@ -203,15 +203,15 @@ pub fn release(allocation: &Allocation, reason: &str, context: &Context) -> Resu
     if reason.len() > MAX_REASON {
         return Err(Refusal::invalid("reason_too_long", format!("the reason may have at most {MAX_REASON} bytes")));
     }
-    if allocation.state.over() || allocation.release_wish.is_some() {
+    if allocation.state.is_terminal() || allocation.release_request.is_some() {
         return Ok((allocation.clone(), Decision::default()));
     }
-    let wish = ReleaseWish { by: context.actor.to_string(), at: context.now, reason: reason.to_owned() };
+    let request = ReleaseRequest { by: context.actor.to_string(), at: context.now, reason: reason.to_owned() };
     // One that waits for an operator goes on waiting: there is nothing more to be done for its tenant.
     let waits = allocation.state == AllocationState::ReleaseBlocked;
     let due_at = if waits { allocation.due_at } else { Some(context.now) };
-    let next = Allocation { release_wish: Some(wish), due_at, ..allocation.clone() };
-    Ok(said(next, "gpuaas.allocation.release_requested.v1", "allocation.release", json!({ "reason": reason }), context))
+    let next = Allocation { release_request: Some(request), due_at, ..allocation.clone() };
+    Ok(record_command(next, "gpuaas.allocation.release_requested.v1", "allocation.release", json!({ "reason": reason }), context))
 }
 
 /// Stops, starts or reboots it.
@@ -220,13 +220,13 @@ pub fn power(allocation: &Allocation, action: Action, context: &Context) -> Resu
         let message = "a whole host is not stopped or started from here; use its own `reboot`";
         return Err(Refusal::invalid("power_not_supported", message));
     }
-    if allocation.state != AllocationState::Active || allocation.release_wish.is_some() {
+    if allocation.state != AllocationState::Active || allocation.release_request.is_some() {
         return Err(not_active(allocation));
     }
-    if allocation.power_wish == Some(action) {
+    if allocation.pending_power_action == Some(action) {
         return Ok((allocation.clone(), Decision::default()));
     }
-    if let Some(earlier) = allocation.power_wish {
+    if let Some(earlier) = allocation.pending_power_action {
         let message = format!("it is being told to {}; wait for that first", earlier.as_str());
         return Err(Refusal::conflict("allocation_busy", message));
     }
@@ -237,8 +237,14 @@ pub fn power(allocation: &Allocation, action: Action, context: &Context) -> Resu
         }
         (Action::Stop, false) | (Action::Start, true) | (Action::Reboot, false) => {}
     }
-    let next = Allocation { power_wish: Some(action), due_at: Some(context.now), ..allocation.clone() };
-    Ok(said(next, "gpuaas.allocation.power_requested.v1", "allocation.power", json!({ "action": action.as_str() }), context))
+    let next = Allocation { pending_power_action: Some(action), due_at: Some(context.now), ..allocation.clone() };
+    Ok(record_command(
+        next,
+        "gpuaas.allocation.power_requested.v1",
+        "allocation.power",
+        json!({ "action": action.as_str() }),
+        context,
+    ))
 }
 
 /// Moves the end of the lease: by so much from where it is, or to no end at all.
@@ -261,10 +267,10 @@ pub fn extend(allocation: &Allocation, by: Option<Duration>, context: &Context) 
         return Ok((allocation.clone(), Decision::default()));
     }
     // What else is wanted of it is due now, and stays so.
-    let rests = allocation.step == Step::Serve && allocation.power_wish.is_none();
+    let rests = allocation.step == Step::Serve && allocation.pending_power_action.is_none();
     let due_at = if rests { expires_at } else { allocation.due_at };
     let next = Allocation { expires_at, due_at, ..allocation.clone() };
-    Ok(said(next, "gpuaas.allocation.extended.v1", "allocation.extend", json!({ "expires_at": expires_at }), context))
+    Ok(record_command(next, "gpuaas.allocation.extended.v1", "allocation.extend", json!({ "expires_at": expires_at }), context))
 }
 
 /// Tries again what failed: an allocation that is over from the beginning, one whose release is blocked from its release.
@@ -281,7 +287,7 @@ pub fn retry(
                 return Ok((allocation.clone(), Decision::default()));
             }
             let next = Allocation { releases: 0, due_at: Some(context.now), ..allocation.clone() };
-            return Ok(said(
+            return Ok(record_command(
                 next,
                 "gpuaas.allocation.retried.v1",
                 "allocation.retry",
@@ -329,8 +335,8 @@ pub fn retry(
         due_at: Some(context.now),
         ..allocation.clone()
     };
-    let (next, said) = said(next, "gpuaas.allocation.retried.v1", "allocation.retry", json!({}), context);
-    Ok((next, decision.and(said)))
+    let (next, record_command) = record_command(next, "gpuaas.allocation.retried.v1", "allocation.retry", json!({}), context);
+    Ok((next, decision.and(record_command)))
 }
 
 /// Another name or other tags. The guest keeps the name it gave itself.
@@ -350,18 +356,18 @@ pub fn describe(
         return Ok((next, Decision::default()));
     }
     let more = json!({ "tags": next.tags });
-    Ok(said(next, "gpuaas.allocation.described.v1", "allocation.describe", more, context))
+    Ok(record_command(next, "gpuaas.allocation.described.v1", "allocation.describe", more, context))
 }
 
 fn not_active(allocation: &Allocation) -> Refusal {
-    let state = match &allocation.release_wish {
-        Some(_) if !allocation.state.over() => "being given back".to_owned(),
+    let state = match &allocation.release_request {
+        Some(_) if !allocation.state.is_terminal() => "being given back".to_owned(),
         Some(_) | None => allocation.state.as_str().to_owned(),
     };
     Refusal::conflict("allocation_not_active", format!("it is {state}; this needs one that is active"))
 }
 
-fn said(
+fn record_command(
     next: Allocation,
     kind: &'static str,
     action: &'static str,
@@ -376,6 +382,6 @@ fn said(
     if let (Some(data), serde_json::Value::Object(more)) = (data.as_object_mut(), more) {
         data.extend(more);
     }
-    let decision = Decision::default().update(&next).hint(Hint::Allocation(next.id));
+    let decision = Decision::default().update(&next).wakeup(Wakeup::Allocation(next.id));
     (next, decision.record(context, kind, action, &id, data))
 }

@@ -12,7 +12,7 @@
 
 mod advance;
 pub mod commands;
-mod words;
+mod tenant_messages;
 
 use std::collections::BTreeMap;
 use std::time::Duration;
@@ -24,7 +24,7 @@ use gpuaas_contract::task::slice_vm_power::Action;
 use gpuaas_contract::task::slice_vm_provision::{DriverStrategy, ImageFormat};
 use gpuaas_contract::time::Timestamp;
 
-pub use advance::{Advance, Chosen, Next, Tools, World, advance};
+pub use advance::{Advance, Chosen, Next, Signers, StepInputs, advance};
 
 use crate::catalog::Product;
 use crate::resource::{Keys, resource};
@@ -95,7 +95,7 @@ impl AllocationState {
     }
 
     /// Whether nothing is held and nothing more happens by itself.
-    pub const fn over(self) -> bool {
+    pub const fn is_terminal(self) -> bool {
         matches!(self, Self::Released | Self::Failed)
     }
 }
@@ -188,7 +188,7 @@ pub struct ImageTerms {
     pub path: Option<String>,
     /// Its digest.
     pub sha256: Digest,
-    /// What it is said to be.
+    /// What it is record_command to be.
     pub format: ImageFormat,
     /// The platform vouches for it.
     pub trusted: bool,
@@ -198,7 +198,7 @@ pub struct ImageTerms {
 
 /// Why an allocation is to be given back.
 #[derive(Clone, Debug, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
-pub struct ReleaseWish {
+pub struct ReleaseRequest {
     /// Who wants it: an actor, or `system` at the end of the lease.
     pub by: String,
     /// Since when.
@@ -209,12 +209,12 @@ pub struct ReleaseWish {
 
 /// What went wrong last.
 #[derive(Clone, Debug, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
-pub struct Trouble {
+pub struct LastError {
     /// Stable code.
     pub code: String,
     /// For the tenant: says nothing about hosts and other tenants.
     pub reason: String,
-    /// For operators: which task of which node said what.
+    /// For operators: which task of which node record_command what.
     pub detail: String,
     /// When.
     pub at: Timestamp,
@@ -251,9 +251,9 @@ pub struct Allocation {
     /// Whether its guest was stopped by its tenant.
     pub stopped: bool,
     /// What its tenant wants of its power and was not ordered yet.
-    pub power_wish: Option<Action>,
+    pub pending_power_action: Option<Action>,
     /// Why it is to be given back, once it is.
-    pub release_wish: Option<ReleaseWish>,
+    pub release_request: Option<ReleaseRequest>,
     /// How many hosts were tried.
     pub attempts: u32,
     /// How many releases were ordered since somebody last asked for one.
@@ -261,7 +261,7 @@ pub struct Allocation {
     /// Nodes that could not make it.
     pub avoid: Vec<NodeId>,
     /// What went wrong last.
-    pub trouble: Option<Trouble>,
+    pub last_error: Option<LastError>,
     /// Who asked for it.
     pub requested_by: String,
     /// The caller's own key against asking twice.
@@ -305,6 +305,6 @@ impl Allocation {
 
     /// Whether its tenant is still to get something out of it: it is not over and nobody wants it back.
     pub fn is_wanted(&self) -> bool {
-        self.release_wish.is_none() && !self.state.over() && self.state != AllocationState::ReleaseBlocked
+        self.release_request.is_none() && !self.state.is_terminal() && self.state != AllocationState::ReleaseBlocked
     }
 }

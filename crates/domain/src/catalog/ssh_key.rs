@@ -7,9 +7,9 @@ use serde_json::json;
 
 use crate::decision::{Context, Decision};
 use crate::names::checked_handle;
-use crate::people::Project;
 use crate::refusal::Refusal;
 use crate::resource::{Keys, resource};
+use crate::tenancy::Project;
 
 /// Most keys of one project.
 pub const MAX_KEYS_PER_PROJECT: u64 = 200;

@@ -169,13 +169,13 @@ pub(super) enum Wanted {
 }
 
 impl Wanted {
-    /// What a wish means.
+    /// What a request means.
     pub(super) fn of(gpu_model: Option<&String>) -> Self {
         gpu_model.map_or(Self::Any, |model| Self::Model(label(model)))
     }
 }
 
-/// The part of a wish for slots that a node's slots are held against.
+/// The part of a request for slots that a node's slots are held against.
 #[derive(Clone, Debug)]
 pub(super) struct Ask {
     pub(super) wanted: Wanted,
@@ -312,7 +312,7 @@ impl Candidate {
         }
     }
 
-    /// The slots that could be given to this wish now, if the node may give out any.
+    /// The slots that could be given to this request now, if the node may give out any.
     pub(super) fn fitting<'a>(&'a self, ask: &'a Ask) -> impl Iterator<Item = &'a SlotView> {
         let here = self.wanted_here(&ask.wanted);
         self.slots.iter().filter(move |slot| slot.is_free() && ask.is_met_by(slot) && here.covers(slot))

@@ -67,7 +67,7 @@ pub struct NodeCapacity {
 }
 
 /// What a slot does for the cloud.
-enum Standing {
+enum SlotStatus {
     Allocated,
     Free,
     Unhealthy,
@@ -88,12 +88,12 @@ impl CapacityRow {
         }
     }
 
-    fn count(&mut self, standing: &Standing) {
+    fn count(&mut self, slot_status: &SlotStatus) {
         self.delivered += 1;
-        match standing {
-            Standing::Allocated => self.allocated += 1,
-            Standing::Free => self.free += 1,
-            Standing::Unhealthy => self.unhealthy += 1,
+        match slot_status {
+            SlotStatus::Allocated => self.allocated += 1,
+            SlotStatus::Free => self.free += 1,
+            SlotStatus::Unhealthy => self.unhealthy += 1,
         }
         self.healthy = self.allocated + self.free;
         self.largest_free_on_one_node = self.free;
@@ -151,7 +151,7 @@ fn rows_of(candidate: &Candidate) -> impl Iterator<Item = CapacityRow> {
             (Gpu::Unknown | Gpu::Known(_), Some(key)) => SlotModel::Gpu(key),
         };
         let row = rows.entry(model.clone()).or_insert_with(|| CapacityRow { nodes: 1, ..CapacityRow::none(model) });
-        row.count(&standing(candidate, slot));
+        row.count(&slot_status(candidate, slot));
         if let Some(model) = known {
             row.call(&model.name);
         }
@@ -159,18 +159,18 @@ fn rows_of(candidate: &Candidate) -> impl Iterator<Item = CapacityRow> {
     rows.into_values()
 }
 
-fn standing(candidate: &Candidate, slot: &SlotView) -> Standing {
+fn slot_status(candidate: &Candidate, slot: &SlotView) -> SlotStatus {
     let may_connect = candidate.online && candidate.service != Service::Quarantined && candidate.service.may_connect();
     let machine = match candidate.machine {
         None | Some(MachineUse::Free | MachineUse::HeldBack) => None,
-        Some(MachineUse::Leased) => Some(Standing::Allocated),
-        Some(MachineUse::Dirty) => Some(Standing::Unhealthy),
+        Some(MachineUse::Leased) => Some(SlotStatus::Allocated),
+        Some(MachineUse::Dirty) => Some(SlotStatus::Unhealthy),
     };
     match (machine, slot.state) {
-        _ if !may_connect => Standing::Unhealthy,
-        (Some(standing), _) => standing,
-        (None, SlotState::Leased | SlotState::Releasing) => Standing::Allocated,
-        (None, SlotState::Available) if slot.is_free() && candidate.service.takes_work() => Standing::Free,
+        _ if !may_connect => SlotStatus::Unhealthy,
+        (Some(slot_status), _) => slot_status,
+        (None, SlotState::Leased | SlotState::Releasing) => SlotStatus::Allocated,
+        (None, SlotState::Available) if slot.is_free() && candidate.service.takes_work() => SlotStatus::Free,
         (
             None,
             SlotState::Available
@@ -178,6 +178,6 @@ fn standing(candidate: &Candidate, slot: &SlotView) -> Standing {
             | SlotState::NeedsWipe
             | SlotState::Quarantined
             | SlotState::Withdrawn,
-        ) => Standing::Unhealthy,
+        ) => SlotStatus::Unhealthy,
     }
 }

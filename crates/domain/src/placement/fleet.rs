@@ -8,10 +8,10 @@ use std::collections::BTreeMap;
 use gpuaas_contract::id::NodeId;
 use gpuaas_contract::time::Timestamp;
 
+use super::affinity;
 use super::candidate::{Ask, Candidate, Offer, SlotView, Wanted};
-use super::near;
 use super::no_fit::NoFit;
-use super::{Placement, Policy, What, Wish};
+use super::{Placement, PlacementRequest, Policy, What};
 
 const FIRST_NODE: NodeId = NodeId::from_bytes([0; 16]);
 const LAST_NODE: NodeId = NodeId::from_bytes([255; 16]);
@@ -26,7 +26,7 @@ pub struct Fleet {
 /// Where a node stands under a policy, the best first: whether it would be broken up, how well it fits, its id.
 type Place = (bool, usize, NodeId);
 
-/// How good a node is for a wish, the best first.
+/// How good a node is for a request, the best first.
 type Rank = (Disturbed, bool, usize, Split, NodeId);
 /// Maintenance is announced in its time.
 type Disturbed = bool;
@@ -149,58 +149,58 @@ impl Fleet {
     }
 
     /// Where an allocation goes, or why nowhere.
-    pub fn place(&self, wish: &Wish, now: Timestamp) -> Result<Placement, NoFit> {
-        let until = wish.disturbed_until(now);
-        let found = match &wish.what {
+    pub fn place(&self, request: &PlacementRequest, now: Timestamp) -> Result<Placement, NoFit> {
+        let until = request.disturbed_until(now);
+        let found = match &request.what {
             What::Slots { count, gpu_model, min_vcpus_per_slot, min_memory_mib_per_slot } => {
                 let ask = Ask::new(*count, gpu_model.as_ref(), *min_vcpus_per_slot, *min_memory_mib_per_slot);
-                self.place_slots(ask, wish, until)
+                self.place_slots(ask, request, until)
             }
-            What::Machine { gpu_model, gpus } => self.place_machine(&Wanted::of(gpu_model.as_ref()), *gpus, wish, until),
+            What::Machine { gpu_model, gpus } => self.place_machine(&Wanted::of(gpu_model.as_ref()), *gpus, request, until),
         };
-        found.ok_or_else(|| NoFit::explain(self.candidates(), wish))
+        found.ok_or_else(|| NoFit::explain(self.candidates(), request))
     }
 
-    /// How many such wishes could be met now, one after the other.
-    pub fn how_many(&self, wish: &Wish) -> usize {
-        match &wish.what {
+    /// How many such requests could be met now, one after the other.
+    pub fn how_many(&self, request: &PlacementRequest) -> usize {
+        match &request.what {
             What::Slots { count, gpu_model, min_vcpus_per_slot, min_memory_mib_per_slot } => {
                 let ask = Ask::new(*count, gpu_model.as_ref(), *min_vcpus_per_slot, *min_memory_mib_per_slot);
                 let shelf = self.shelves.get(&ask.wanted);
                 let nodes =
                     shelf.into_iter().flat_map(|shelf| shelf.with_free(ask.count, Policy::Pack).map(|((_, _, node), _)| *node));
-                let allowed = nodes.filter(|node| wish.allows(*node)).filter_map(|node| self.nodes.get(&node));
+                let allowed = nodes.filter(|node| request.allows(*node)).filter_map(|node| self.nodes.get(&node));
                 allowed.map(|candidate| candidate.fitting(&ask).count() / ask.count).sum()
             }
             What::Machine { gpu_model, gpus } => {
                 let shelf = self.shelves.get(&Wanted::of(gpu_model.as_ref()));
                 let machines = shelf.into_iter().flat_map(|shelf| shelf.machines.keys());
                 machines
-                    .filter(|(has, node)| gpus.is_none_or(|gpus| usize::try_from(gpus) == Ok(*has)) && wish.allows(*node))
+                    .filter(|(has, node)| gpus.is_none_or(|gpus| usize::try_from(gpus) == Ok(*has)) && request.allows(*node))
                     .count()
             }
         }
     }
 
-    fn place_slots(&self, ask: Ask, wish: &Wish, until: Timestamp) -> Option<Placement> {
+    fn place_slots(&self, ask: Ask, request: &PlacementRequest, until: Timestamp) -> Option<Placement> {
         // A GPU is not spent on whoever did not ask for one while there are slots without.
         let frugal = (ask.wanted == Wanted::Any).then(|| Ask { wanted: Wanted::WithoutGpu, ..ask.clone() });
         let asks = frugal.into_iter().chain([ask]);
-        let found = asks.filter_map(|ask| Some((self.best_node(&ask, wish, until)?, ask)));
+        let found = asks.filter_map(|ask| Some((self.best_node(&ask, request, until)?, ask)));
         // Of those that are equally disturbed, the first.
         let ((_, node), ask) = found.min_by_key(|((disturbed, _), _)| *disturbed)?;
         let candidate = self.nodes.get(&node)?;
-        Some(placement(candidate, &near::choose(candidate.fitting(&ask), ask.count), until))
+        Some(placement(candidate, &affinity::choose(candidate.fitting(&ask), ask.count), until))
     }
 
     /// The node whose slots are best for this. It looks into a node only where its place on the shelf cannot decide.
-    fn best_node(&self, ask: &Ask, wish: &Wish, until: Timestamp) -> Option<(Disturbed, NodeId)> {
+    fn best_node(&self, ask: &Ask, request: &PlacementRequest, until: Timestamp) -> Option<(Disturbed, NodeId)> {
         let shelf = self.shelves.get(&ask.wanted)?;
         let has_minimum = ask.min_vcpus > 0 || ask.min_memory_mib > 0;
         let mut best: Option<Rank> = None;
-        for (&(untouched, by_place, node), offer) in shelf.with_free(ask.count, wish.policy) {
+        for (&(untouched, by_place, node), offer) in shelf.with_free(ask.count, request.policy) {
             // Neither this one nor any after it can be better than this.
-            let bound = match wish.policy {
+            let bound = match request.policy {
                 Policy::Pack if has_minimum => (false, untouched, fit(Policy::Pack, ask.count), false, FIRST_NODE),
                 Policy::Pack | Policy::Spread => (false, untouched, by_place, false, node),
             };
@@ -210,12 +210,12 @@ impl Fleet {
             let disturbed = offer.maintenance.is_some_and(|starts| starts < until);
             let all_are_large_enough = ask.min_vcpus <= offer.least_vcpus && ask.min_memory_mib <= offer.least_memory_mib;
             // A node fits tighter than its place says if some of its free slots are too small.
-            let at_best = match wish.policy {
+            let at_best = match request.policy {
                 Policy::Pack if !all_are_large_enough => fit(Policy::Pack, ask.count),
                 Policy::Pack | Policy::Spread => by_place,
             };
             let hope = (disturbed, untouched, at_best, false, node);
-            if best.is_some_and(|best| best <= hope) || !wish.allows(node) {
+            if best.is_some_and(|best| best <= hope) || !request.allows(node) {
                 continue;
             }
             if all_are_large_enough && ask.count == 1 {
@@ -225,8 +225,8 @@ impl Fleet {
             let Some(candidate) = self.nodes.get(&node) else { continue };
             let free = candidate.fitting(ask).count();
             if free >= ask.count {
-                let split = !near::fits_on_one_numa_node(candidate.fitting(ask), ask.count);
-                let rank = (disturbed, untouched, fit(wish.policy, free), split, node);
+                let split = !affinity::fits_on_one_numa_node(candidate.fitting(ask), ask.count);
+                let rank = (disturbed, untouched, fit(request.policy, free), split, node);
                 best = Some(best.map_or(rank, |best| best.min(rank)));
             }
         }
@@ -234,14 +234,20 @@ impl Fleet {
     }
 
     /// The machine with the fewest GPUs that will do: the others stay for those who need them.
-    fn place_machine(&self, wanted: &Wanted, gpus: Option<u32>, wish: &Wish, until: Timestamp) -> Option<Placement> {
+    fn place_machine(
+        &self,
+        wanted: &Wanted,
+        gpus: Option<u32>,
+        request: &PlacementRequest,
+        until: Timestamp,
+    ) -> Option<Placement> {
         let shelf = self.shelves.get(wanted)?;
         let (least, most) = match gpus.map(usize::try_from) {
             None => (0, usize::MAX),
             Some(gpus) => (gpus.ok()?, gpus.ok()?),
         };
         let range = (least, FIRST_NODE)..=(most, LAST_NODE);
-        let machines = || shelf.machines.range(range.clone()).filter(|((_, node), _)| wish.allows(*node));
+        let machines = || shelf.machines.range(range.clone()).filter(|((_, node), _)| request.allows(*node));
         let undisturbed = machines().find(|(_, maintenance)| maintenance.is_none_or(|starts| starts >= until));
         let ((_, node), _) = undisturbed.or_else(|| machines().next())?;
         let candidate = self.nodes.get(node)?;

@@ -8,13 +8,13 @@
 //! - [`Policy::Pack`] takes the tightest fit and does not break up a node that is entirely free while one that is partly used would do.
 //!   [`Policy::Spread`] takes the node with the most free slots.
 //! - A node on which maintenance is announced before the allocation would end is taken only if nothing else fits.
-//! - The same fleet and the same wish give the same placement; what is equally good is decided by the node's id.
+//! - The same fleet and the same request give the same placement; what is equally good is decided by the node's id.
 //! - The model of a GPU is the node's own word ([`gpuaas_contract::telemetry::HostFacts`]); which devices are slots is the operator's.
 
+mod affinity;
 mod candidate;
 mod capacity;
 mod fleet;
-mod near;
 mod no_fit;
 mod reason;
 
@@ -82,7 +82,7 @@ pub enum What {
 /// Which node, if several fit. A machine is taken whole, so there it makes no difference: the one with the fewest GPUs is taken.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Policy {
-    /// The tightest fit, so that large wishes find room later.
+    /// The tightest fit, so that large requests find room later.
     Pack,
     /// The one with the most room, so that neighbors do not disturb each other.
     Spread,
@@ -108,7 +108,7 @@ impl Policy {
 
 /// What an allocation asks of the fleet.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Wish {
+pub struct PlacementRequest {
     /// Slots or a machine.
     pub what: What,
     /// Which node, if several fit.
@@ -121,8 +121,8 @@ pub struct Wish {
     pub must_end_by: Option<Timestamp>,
 }
 
-impl Wish {
-    /// A wish for this on any node, packed and without an end.
+impl PlacementRequest {
+    /// A request for this on any node, packed and without an end.
     pub fn new(what: What) -> Self {
         Self { what, policy: Policy::Pack, only_nodes: None, avoid_nodes: BTreeSet::new(), must_end_by: None }
     }

@@ -6,7 +6,7 @@ use gpuaas_contract::id::NodeId;
 
 use super::candidate::{Ask, Candidate, MachineUse, Model, Wanted, plain};
 use super::reason::{NotFree, Reason, ReasonKind};
-use super::{What, Wish};
+use super::{PlacementRequest, What};
 use crate::node::Service;
 use crate::refusal::Refusal;
 
@@ -41,9 +41,9 @@ pub struct NoFit {
 }
 
 impl NoFit {
-    /// Why no node was taken for a wish that no node fits. What is cheap is found out of every node, the words only of those listed.
-    pub(super) fn explain<'a>(nodes: impl Iterator<Item = &'a Candidate>, wish: &Wish) -> Self {
-        let judge = Judge { wish, ask: Asked::of(&wish.what) };
+    /// Why no node was taken for a request that no node fits. What is cheap is found out of every node, the words only of those listed.
+    pub(super) fn explain<'a>(nodes: impl Iterator<Item = &'a Candidate>, request: &PlacementRequest) -> Self {
+        let judge = Judge { request, ask: Asked::of(&request.what) };
         let mut sets: Vec<(Kinds, usize)> = Vec::new();
         let (mut seen, mut near, mut most_free) = (0, 0, 0);
         let mut misses: Vec<Miss<'_>> = Vec::new();
@@ -75,7 +75,7 @@ impl NoFit {
         };
         let of_kind = |kind| sets.iter().filter(|(set, _)| set.has(kind)).map(|(_, count)| count).sum();
         let summary = ReasonKind::ALL.into_iter().map(|kind| (kind, of_kind(kind))).filter(|(_, count)| *count > 0).collect();
-        Self { nodes: misses.iter().map(listed).collect(), more, summary, asked: asked(&wish.what), near: (near, most_free) }
+        Self { nodes: misses.iter().map(listed).collect(), more, summary, asked: asked(&request.what), near: (near, most_free) }
     }
 
     /// One sentence that tells a tenant what to do, and nothing about any node.
@@ -111,7 +111,7 @@ impl NoFit {
     }
 }
 
-/// The wish in words. The model is the tenant's own word for it.
+/// The request in words. The model is the tenant's own word for it.
 fn asked(what: &What) -> String {
     let shown = |model: &String| plain(model).collect::<String>();
     match what {
@@ -198,9 +198,9 @@ impl Asked {
     }
 }
 
-/// Holds nodes against a wish, one by one and without an index: whoever has no reason here would have been taken.
+/// Holds nodes against a request, one by one and without an index: whoever has no reason here would have been taken.
 struct Judge<'a> {
-    wish: &'a Wish,
+    request: &'a PlacementRequest,
     ask: Asked,
 }
 
@@ -208,7 +208,7 @@ impl Judge<'_> {
     /// The kinds of reasons against a node, and how many of its slots would do.
     fn look(&self, candidate: &Candidate) -> (Kinds, usize) {
         // What can never be taken needs no further words.
-        if self.wish.is_pinned_elsewhere(candidate.node_id) {
+        if self.request.is_pinned_elsewhere(candidate.node_id) {
             return (Kinds::NONE.with(ReasonKind::NotPinned), 0);
         }
         let kinds = match candidate.service {
@@ -218,7 +218,7 @@ impl Judge<'_> {
             Service::Quarantined => Kinds::NONE.with(ReasonKind::Quarantined),
             Service::Locked => Kinds::NONE.with(ReasonKind::Locked),
         };
-        let avoided = self.wish.avoid_nodes.contains(&candidate.node_id);
+        let avoided = self.request.avoid_nodes.contains(&candidate.node_id);
         let kinds = kinds.with_if(!candidate.online, ReasonKind::Offline).with_if(avoided, ReasonKind::Avoided);
         match &self.ask {
             Asked::Slots(ask) => missing_slots(candidate, ask, kinds),

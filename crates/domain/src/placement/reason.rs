@@ -90,7 +90,7 @@ impl ReasonKind {
 /// Why a node was not taken, with what an operator has to know to change that.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Reason {
-    /// An operator pinned the wish to other nodes.
+    /// An operator pinned the request to other nodes.
     NotPinned,
     /// It failed there before.
     Avoided,

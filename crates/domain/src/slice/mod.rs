@@ -16,7 +16,7 @@ use gpuaas_contract::task::slice_vm_provision::{DriverStrategy, ImageFormat};
 use gpuaas_contract::task::{Task, TaskType, slice_console_read, slice_vm_power, slice_vm_provision, slice_vm_release};
 use serde_json::json;
 
-pub use settle::{Ending, How, settle};
+pub use settle::{Ending, TaskEnd, settle};
 
 use crate::decision::{Context, Decision};
 use crate::machine;
@@ -65,23 +65,23 @@ pub struct NewSlice {
 
 impl NewSlice {
     fn params(&self, holder: Holder, slots: Vec<LeasedSlot>) -> slice_vm_provision::Params {
-        let wish = self.clone();
+        let request = self.clone();
         slice_vm_provision::Params {
             allocation_id: holder.allocation_id,
             lease_epoch: holder.lease_epoch,
-            vm_name: wish.vm_name,
-            image_path: wish.image_path,
-            image_url: wish.image_url,
-            image_sha256: wish.image_sha256,
-            image_format: wish.image_format,
-            image_trusted: wish.image_trusted,
-            driver_strategy: wish.driver_strategy,
-            default_username: wish.default_username,
-            ssh_public_keys: wish.ssh_public_keys,
+            vm_name: request.vm_name,
+            image_path: request.image_path,
+            image_url: request.image_url,
+            image_sha256: request.image_sha256,
+            image_format: request.image_format,
+            image_trusted: request.image_trusted,
+            driver_strategy: request.driver_strategy,
+            default_username: request.default_username,
+            ssh_public_keys: request.ssh_public_keys,
             slots,
-            ovs_bridge: wish.ovs_bridge,
-            graceful_timeout_seconds: wish.graceful_timeout_seconds,
-            graphics: wish.graphics,
+            ovs_bridge: request.ovs_bridge,
+            graceful_timeout_seconds: request.graceful_timeout_seconds,
+            graphics: request.graphics,
         }
     }
 
@@ -98,14 +98,14 @@ impl NewSlice {
 
 /// Slots that go together, and the tasks whose ends decide about them.
 #[derive(Clone, Copy, Debug)]
-pub struct Held<'a> {
+pub struct HeldSlots<'a> {
     /// The slots of one allocation.
     pub slots: &'a [Slot],
     /// Their [`Slot::lease_task`]s.
     pub tasks: &'a [TaskRecord],
 }
 
-impl<'a> Held<'a> {
+impl<'a> HeldSlots<'a> {
     /// The allocation and its number, if all slots agree on them.
     fn holder(&self) -> Result<Holder, Refusal> {
         let nobody = || Refusal::not_found("slice_unknown", "no slot belongs to this slice; `gpuaas slice ls` lists slices");
@@ -162,7 +162,7 @@ impl Order {
     }
 }
 
-/// Refuses to make a task by hand that acts on slots: it comes out of the books only, together with what becomes of the slots.
+/// Refuses to make a task by hand that acts on slots: it comes out of the records only, together with what becomes of the slots.
 pub fn check_by_hand(kind: TaskType) -> Result<(), Refusal> {
     let instead = match kind {
         TaskType::DiagPing | TaskType::DiagHealthProbe | TaskType::PackageList | TaskType::SliceTopologyDiscover => return Ok(()),
@@ -183,7 +183,7 @@ pub fn check_by_hand(kind: TaskType) -> Result<(), Refusal> {
 pub fn provision(
     node: &Node,
     slots: &[Slot],
-    wish: &NewSlice,
+    request: &NewSlice,
     ids: (AllocationId, TaskId),
     seal: impl Fn(&Slot) -> String,
     context: &Context,
@@ -206,7 +206,7 @@ pub fn provision(
     let mut slots = slots.to_vec();
     slots.sort_by_key(|slot| slot.spec.slot_index);
     let leased = slots.iter().map(Slot::leased).collect();
-    let task = checked(Task::SliceVmProvision(wish.params(Holder { allocation_id, lease_epoch }, leased)))?;
+    let task = checked(Task::SliceVmProvision(request.params(Holder { allocation_id, lease_epoch }, leased)))?;
     let next = |slot: &Slot| Slot {
         state: SlotState::Leased,
         allocation_id: Some(allocation_id),
@@ -222,7 +222,7 @@ pub fn provision(
 
 /// Gives the slots of an allocation back: the guest goes, its devices are reset and its drives wiped, and the node proves it.
 pub fn release(
-    held: Held<'_>,
+    held: HeldSlots<'_>,
     wipe: bool,
     graceful_timeout_seconds: u32,
     task_id: TaskId,
@@ -253,7 +253,7 @@ pub fn release(
 /// `held` are all slots that belong together with the one that was named: the guest is one, so they are cleaned up together.
 /// `ids` are an allocation for slots that have none, and the task.
 pub fn force_cleanup(
-    held: Held<'_>,
+    held: HeldSlots<'_>,
     reason: &str,
     ids: (AllocationId, TaskId),
     seal: impl Fn(&Slot) -> String,
@@ -301,7 +301,7 @@ pub fn force_cleanup(
 }
 
 /// Stops, starts or reboots a guest that is there.
-pub fn power(held: Held<'_>, action: Action, graceful_timeout_seconds: u32) -> Result<Order, Refusal> {
+pub fn power(held: HeldSlots<'_>, action: Action, graceful_timeout_seconds: u32) -> Result<Order, Refusal> {
     let Holder { allocation_id, lease_epoch } = held.holder()?;
     held.check_idle()?;
     let ready = |slot: &Slot| {
@@ -324,7 +324,7 @@ pub fn power(held: Held<'_>, action: Action, graceful_timeout_seconds: u32) -> R
 }
 
 /// Reads a guest's serial console, also while it is being made or given back.
-pub fn console(held: Held<'_>, tail_bytes: u32, follow_seconds: u32) -> Result<Order, Refusal> {
+pub fn console(held: HeldSlots<'_>, tail_bytes: u32, follow_seconds: u32) -> Result<Order, Refusal> {
     let Holder { allocation_id, lease_epoch } = held.holder()?;
     let params = slice_console_read::Params { allocation_id, lease_epoch, tail_bytes, follow_seconds };
     let task = checked(Task::SliceConsoleRead(params))?;

@@ -19,16 +19,16 @@ pub struct Ending {
     /// The task, as it is written.
     pub task: TaskRecord,
     /// How it ended.
-    pub how: How,
+    pub end: TaskEnd,
 }
 
 /// What is known of whether and how a task ran.
 #[derive(Clone, Debug, PartialEq)]
-pub enum How {
+pub enum TaskEnd {
     /// No node has it or will ever have it.
     NeverRan,
     /// A node may have run it, or run it still.
-    MayHaveRan,
+    MayHaveRun,
     /// The node says how.
     Receipt {
         /// How it ended.
@@ -73,11 +73,11 @@ pub fn settle(slots: &[Slot], ending: &Ending, genuine: bool, seal: impl Fn(&Slo
 fn settled(slot: &Slot, ending: &Ending, genuine: bool) -> Option<(Slot, Step)> {
     let slot = &match slot.state {
         SlotState::Leased | SlotState::Releasing | SlotState::CleanupBlocked | SlotState::NeedsWipe => slot.clone(),
-        // The books said that it never ran, and the slot is free since. If the node says otherwise after all, the slot is no longer free.
+        // The records said that it never ran, and the slot is free since. If the node says otherwise after all, the slot is no longer free.
         SlotState::Available | SlotState::Quarantined => contradicted(slot, ending)?,
         SlotState::Withdrawn => return None,
     };
-    let proof = ending.how.proof_of(slot);
+    let proof = ending.end.proof_of(slot);
     let next =
         if genuine { next(slot, ending, proof.as_ref()) } else { Next::Blocked("the row of its task was changed".to_owned()) };
     let known = match (genuine, &proof) {
@@ -100,7 +100,7 @@ fn contradicted(slot: &Slot, ending: &Ending) -> Option<Slot> {
         return None;
     }
     let leased = Slot { allocation_id: Some(allocation_id), ..slot.clone() };
-    match next(&leased, ending, ending.how.proof_of(&leased).as_ref()) {
+    match next(&leased, ending, ending.end.proof_of(&leased).as_ref()) {
         Next::Free => None,
         Next::Leased | Next::NeedsWipe(_) | Next::Blocked(_) => Some(leased),
     }
@@ -109,7 +109,7 @@ fn contradicted(slot: &Slot, ending: &Ending) -> Option<Slot> {
 /// A proof that speaks of this slot under its own lease, or why there is none.
 type Spoken<'a> = Result<(&'a CleanupProof, &'a SlotProof), String>;
 
-impl How {
+impl TaskEnd {
     /// What the receipt proves of a slot, if there is a receipt.
     fn proof_of(&self, slot: &Slot) -> Option<Spoken<'_>> {
         let Self::Receipt { proof, .. } = self else { return None };
@@ -127,17 +127,17 @@ impl How {
 }
 
 fn next(slot: &Slot, ending: &Ending, proof: Option<&Spoken<'_>>) -> Next {
-    let Ending { task, how } = ending;
+    let Ending { task, end } = ending;
     let provision = task.task_type == TaskType::SliceVmProvision;
-    let outcome = match how {
+    let outcome = match end {
         // It was clean before, and nothing happened since.
-        How::NeverRan if provision => return Next::Free,
-        How::NeverRan => return Next::Blocked(format!("the release did not run: {}", because(task))),
-        How::MayHaveRan => return Next::Blocked(format!("{} was lost: {}", task.task_type, because(task))),
-        How::Receipt { outcome: Outcome::Refused, .. } if provision => return Next::Free,
-        How::Receipt { outcome: Outcome::Cancelled, started: false, .. } if provision => return Next::Free,
-        How::Receipt { outcome: Outcome::Succeeded, .. } if provision => return Next::Leased,
-        How::Receipt { outcome, .. } => *outcome,
+        TaskEnd::NeverRan if provision => return Next::Free,
+        TaskEnd::NeverRan => return Next::Blocked(format!("the release did not run: {}", because(task))),
+        TaskEnd::MayHaveRun => return Next::Blocked(format!("{} was lost: {}", task.task_type, because(task))),
+        TaskEnd::Receipt { outcome: Outcome::Refused, .. } if provision => return Next::Free,
+        TaskEnd::Receipt { outcome: Outcome::Cancelled, started: false, .. } if provision => return Next::Free,
+        TaskEnd::Receipt { outcome: Outcome::Succeeded, .. } if provision => return Next::Leased,
+        TaskEnd::Receipt { outcome, .. } => *outcome,
     };
     let blockers = match proof {
         Some(Ok((proof, of_slot))) => blockers(slot, proof, of_slot),

@@ -159,17 +159,17 @@ pub fn operate(
     if reason.len() > MAX_REASON {
         return Err(Refusal::invalid("reason_too_long", format!("the reason may have at most {MAX_REASON} bytes")));
     }
-    let said = |known: &str| reason.is_empty() || reason == known;
+    let reported = |known: &str| reason.is_empty() || reason == known;
     let (next, step) = match (operation, slot.state) {
         (Operation::Quarantine | Operation::Unquarantine, SlotState::Withdrawn) => {
             let message = format!("slot {} was withdrawn; approve it again first", slot.id);
             return Err(Refusal::conflict("slot_withdrawn", message));
         }
-        (Operation::Quarantine, _) if slot.quarantine.as_deref().is_some_and(said) => return Ok(Decision::default()),
+        (Operation::Quarantine, _) if slot.quarantine.as_deref().is_some_and(reported) => return Ok(Decision::default()),
         (Operation::Quarantine, _) => (held(slot, Some(reason)), Step::QUARANTINED),
         (Operation::Unquarantine, _) if slot.quarantine.is_none() => return Ok(Decision::default()),
         (Operation::Unquarantine, _) => (held(slot, None), Step::UNQUARANTINED),
-        (Operation::Withdraw, SlotState::Withdrawn) if said(&slot.reason) => return Ok(Decision::default()),
+        (Operation::Withdraw, SlotState::Withdrawn) if reported(&slot.reason) => return Ok(Decision::default()),
         (Operation::Withdraw, SlotState::Available | SlotState::Quarantined | SlotState::Withdrawn) => {
             let gone = Slot { state: SlotState::Withdrawn, reason: reason.to_owned(), quarantine: None, ..slot.clone() };
             (gone, Step::WITHDRAWN)

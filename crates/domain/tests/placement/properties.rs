@@ -5,7 +5,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use gpuaas_contract::id::NodeId;
 use gpuaas_contract::time::Timestamp;
 use gpuaas_domain::node::Service;
-use gpuaas_domain::placement::{Fleet, MachineUse, Placement, Policy, SlotCount, What, Wish};
+use gpuaas_domain::placement::{Fleet, MachineUse, Placement, PlacementRequest, Policy, SlotCount, What};
 use gpuaas_domain::slot::{Slot, SlotState};
 use proptest::prelude::*;
 
@@ -71,7 +71,7 @@ fn hosts() -> impl Strategy<Value = Vec<Host>> {
     (0_u8..6).prop_flat_map(|hosts| (1..=hosts).map(host).collect::<Vec<_>>())
 }
 
-fn wish() -> impl Strategy<Value = Wish> {
+fn request() -> impl Strategy<Value = PlacementRequest> {
     let models = [None, Some("10DE:2330"), Some("NVIDIA H100 80GB HBM3"), Some("1002:74a1"), Some("tpu")];
     let model = || prop::sample::select(models.map(|model| model.map(str::to_owned)).to_vec());
     let sizes = (1_usize..5, prop::sample::select(vec![0, 0, 8, 12]), prop::sample::select(vec![0, 0, 2048]));
@@ -87,14 +87,20 @@ fn wish() -> impl Strategy<Value = Wish> {
     let avoid = prop_oneof![4 => Just(BTreeSet::new()), 1 => nodes()];
     let end = prop::sample::select(vec![None, Some(later(600)), Some(later(10_000))]);
     (prop_oneof![4 => slots, 1 => machine], prop::sample::select(Policy::ALL.to_vec()), only, avoid, end).prop_map(
-        |(what, policy, only_nodes, avoid_nodes, must_end_by)| Wish { what, policy, only_nodes, avoid_nodes, must_end_by },
+        |(what, policy, only_nodes, avoid_nodes, must_end_by)| PlacementRequest {
+            what,
+            policy,
+            only_nodes,
+            avoid_nodes,
+            must_end_by,
+        },
     )
 }
 
-/// What the search knows of a wish: written down a second time, from the rows and without any index.
+/// What the search knows of a request: written down a second time, from the rows and without any index.
 struct Oracle<'a> {
     hosts: &'a [Host],
-    wish: &'a Wish,
+    request: &'a PlacementRequest,
 }
 
 /// Less is better, and nodes differ at the end.
@@ -102,7 +108,7 @@ type Rank = (bool, bool, bool, usize, bool, NodeId);
 
 impl Oracle<'_> {
     fn until(&self) -> Timestamp {
-        self.wish.must_end_by.unwrap_or(later(3600))
+        self.request.must_end_by.unwrap_or(later(3600))
     }
 
     fn is_free(slot: &Slot) -> bool {
@@ -120,13 +126,13 @@ impl Oracle<'_> {
         let id = host.node.id;
         host.node.session.is_some()
             && host.node.service == Service::InService
-            && self.wish.only_nodes.as_ref().is_none_or(|only| only.contains(&id))
-            && !self.wish.avoid_nodes.contains(&id)
+            && self.request.only_nodes.as_ref().is_none_or(|only| only.contains(&id))
+            && !self.request.avoid_nodes.contains(&id)
     }
 
-    /// The slots that could be given to the wish.
+    /// The slots that could be given to the request.
     fn usable<'h>(&self, host: &'h Host) -> Vec<&'h Slot> {
-        let What::Slots { gpu_model, min_vcpus_per_slot, min_memory_mib_per_slot, .. } = &self.wish.what else {
+        let What::Slots { gpu_model, min_vcpus_per_slot, min_memory_mib_per_slot, .. } = &self.request.what else {
             return Vec::new();
         };
         let closed = matches!(host.machine, Some(MachineUse::Leased | MachineUse::Dirty));
@@ -148,12 +154,12 @@ impl Oracle<'_> {
         host.slots.iter().filter(|slot| slot.state != SlotState::Withdrawn)
     }
 
-    /// How good a node is if the wish goes to these of its slots.
+    /// How good a node is if the request goes to these of its slots.
     fn rank(&self, host: &Host, usable: &[&Slot], spends_gpus: bool, count: usize) -> Option<Rank> {
         let per_numa = |numa: i32| usable.iter().filter(|slot| slot.spec.numa_node == numa).count();
         let split = !usable.iter().any(|slot| per_numa(slot.spec.numa_node) >= count);
         let untouched = Self::live(host).all(Self::is_free);
-        let (broken_up, fit) = match self.wish.policy {
+        let (broken_up, fit) = match self.request.policy {
             Policy::Pack => (untouched, usable.len()),
             Policy::Spread => (false, usize::MAX - usable.len()),
         };
@@ -183,7 +189,7 @@ impl Oracle<'_> {
     }
 
     fn best(&self) -> Option<NodeId> {
-        match &self.wish.what {
+        match &self.request.what {
             What::Slots { count, gpu_model, .. } => self.best_slots(count.get(), gpu_model.is_none()),
             What::Machine { gpu_model, gpus } => self.best_machine(gpu_model.as_ref(), *gpus),
         }
@@ -216,7 +222,7 @@ impl Oracle<'_> {
         prop_assert_eq!(placement.same_numa, placement.numa.iter().collect::<BTreeSet<_>>().len() <= 1);
         prop_assert_eq!(placement.maintenance_at, host.maintenance.filter(|_| self.disturbed(host)));
         prop_assert_eq!(placement.note.is_some(), placement.maintenance_at.is_some());
-        match &self.wish.what {
+        match &self.request.what {
             What::Machine { .. } => prop_assert_eq!(taken.len(), Self::live(host).count()),
             What::Slots { count, gpu_model, .. } => {
                 prop_assert_eq!(taken.len(), count.get());
@@ -237,14 +243,14 @@ proptest! {
     #![proptest_config(ProptestConfig { cases: 1024, ..ProptestConfig::default() })]
 
     #[test]
-    fn the_best_node_is_found_exactly_if_there_is_one(hosts in hosts(), wish in wish()) {
+    fn the_best_node_is_found_exactly_if_there_is_one(hosts in hosts(), request in request()) {
         let fleet = fleet(&hosts);
-        let oracle = Oracle { hosts: &hosts, wish: &wish };
-        match fleet.place(&wish, NOW) {
+        let oracle = Oracle { hosts: &hosts, request: &request };
+        match fleet.place(&request, NOW) {
             Ok(placement) => {
                 prop_assert_eq!(Some(placement.node_id), oracle.best());
                 oracle.check_slots(&placement)?;
-                prop_assert_eq!(fleet.place(&wish, NOW), Ok(placement), "the same again");
+                prop_assert_eq!(fleet.place(&request, NOW), Ok(placement), "the same again");
             }
             Err(no_fit) => {
                 prop_assert_eq!(oracle.best(), None);
@@ -255,8 +261,8 @@ proptest! {
                     *counts.entry(reason.kind()).or_insert(0) += 1;
                 }
                 prop_assert_eq!(&no_fit.summary, &counts);
-                let said = no_fit.for_tenants();
-                prop_assert!(hosts.iter().all(|host| !said.contains(&host.node.name)), "{}", said);
+                let reported = no_fit.for_tenants();
+                prop_assert!(hosts.iter().all(|host| !reported.contains(&host.node.name)), "{}", reported);
             }
         }
     }
@@ -285,15 +291,15 @@ proptest! {
     }
 
     #[test]
-    fn what_is_taken_is_not_found_again_until_the_rows_say_otherwise(hosts in hosts(), wish in wish()) {
+    fn what_is_taken_is_not_found_again_until_the_rows_say_otherwise(hosts in hosts(), request in request()) {
         let before = fleet(&hosts);
         let (mut taken, mut places) = (before.clone(), Vec::new());
-        while let Ok(place) = taken.place(&wish, NOW) {
-            taken.take(&wish.what, &place);
+        while let Ok(place) = taken.place(&request, NOW) {
+            taken.take(&request.what, &place);
             places.push(place);
-            prop_assert!(places.len() <= before.how_many(&wish), "{:?}", places);
+            prop_assert!(places.len() <= before.how_many(&request), "{:?}", places);
         }
-        prop_assert_eq!(places.len(), before.how_many(&wish), "everything that fits was found once");
+        prop_assert_eq!(places.len(), before.how_many(&request), "everything that fits was found once");
         hosts.iter().for_each(|host| taken.upsert(host.candidate()));
         prop_assert_eq!(taken, before);
     }
@@ -321,6 +327,6 @@ proptest! {
         let free: usize = rows.iter().map(|row| row.free).sum();
         let count = SlotCount::new(1).expect("1 to 16");
         let one = What::Slots { count, gpu_model: None, min_vcpus_per_slot: 0, min_memory_mib_per_slot: 0 };
-        prop_assert_eq!(fleet.place(&Wish::new(one), NOW).is_ok(), free > 0);
+        prop_assert_eq!(fleet.place(&PlacementRequest::new(one), NOW).is_ok(), free > 0);
     }
 }

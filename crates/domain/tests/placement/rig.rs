@@ -4,7 +4,9 @@ use gpuaas_contract::id::{NodeId, SlotId};
 use gpuaas_contract::telemetry::GpuFact;
 use gpuaas_contract::time::Timestamp;
 use gpuaas_domain::node::{Node, Service};
-use gpuaas_domain::placement::{Candidate, Fleet, MachineOffer, MachineUse, NoFit, Placement, Reason, SlotCount, What, Wish};
+use gpuaas_domain::placement::{
+    Candidate, Fleet, MachineOffer, MachineUse, NoFit, Placement, PlacementRequest, Reason, SlotCount, What,
+};
 use gpuaas_domain::slot::{Slot, SlotState};
 
 use crate::support::{NOW, node, session, slices};
@@ -110,12 +112,12 @@ pub(crate) fn fleet<'a>(hosts: impl IntoIterator<Item = &'a Host>) -> Fleet {
 }
 
 /// Some slots with an H100, of any size.
-pub(crate) fn slots(count: usize) -> Wish {
+pub(crate) fn slots(count: usize) -> PlacementRequest {
     slots_of(count, Some("10de:2330"))
 }
 
-pub(crate) fn slots_of(count: usize, model: Option<&str>) -> Wish {
-    Wish::new(What::Slots {
+pub(crate) fn slots_of(count: usize, model: Option<&str>) -> PlacementRequest {
+    PlacementRequest::new(What::Slots {
         count: SlotCount::new(count).expect("1 to 16"),
         gpu_model: model.map(str::to_owned),
         min_vcpus_per_slot: 0,
@@ -123,28 +125,28 @@ pub(crate) fn slots_of(count: usize, model: Option<&str>) -> Wish {
     })
 }
 
-pub(crate) fn machine(model: Option<&str>, gpus: Option<u32>) -> Wish {
-    Wish::new(What::Machine { gpu_model: model.map(str::to_owned), gpus })
+pub(crate) fn machine(model: Option<&str>, gpus: Option<u32>) -> PlacementRequest {
+    PlacementRequest::new(What::Machine { gpu_model: model.map(str::to_owned), gpus })
 }
 
-pub(crate) fn placed(hosts: &[Host], wish: &Wish) -> Placement {
-    fleet(hosts).place(wish, NOW).expect("something fits")
+pub(crate) fn placed(hosts: &[Host], request: &PlacementRequest) -> Placement {
+    fleet(hosts).place(request, NOW).expect("something fits")
 }
 
-pub(crate) fn refused(hosts: &[Host], wish: &Wish) -> NoFit {
-    fleet(hosts).place(wish, NOW).expect_err("nothing fits")
+pub(crate) fn refused(hosts: &[Host], request: &PlacementRequest) -> NoFit {
+    fleet(hosts).place(request, NOW).expect_err("nothing fits")
 }
 
 /// Which host, and which of its slots.
-pub(crate) fn chosen(hosts: &[Host], wish: &Wish) -> (u8, Vec<u8>) {
-    let placement = placed(hosts, wish);
+pub(crate) fn chosen(hosts: &[Host], request: &PlacementRequest) -> (u8, Vec<u8>) {
+    let placement = placed(hosts, request);
     let indexes = placement.slots.iter().map(|slot| slot.as_bytes()[0]).collect();
     (placement.node_id.as_bytes()[0], indexes)
 }
 
 /// Why the only host was not taken.
-pub(crate) fn reasons(host: &Host, wish: &Wish) -> Vec<Reason> {
-    let mut refused = refused(std::slice::from_ref(host), wish);
+pub(crate) fn reasons(host: &Host, request: &PlacementRequest) -> Vec<Reason> {
+    let mut refused = refused(std::slice::from_ref(host), request);
     assert_eq!((refused.nodes.len(), refused.more), (1, 0));
     refused.nodes.remove(0).reasons
 }

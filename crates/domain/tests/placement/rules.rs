@@ -4,19 +4,19 @@ use std::collections::BTreeSet;
 
 use gpuaas_contract::time::Timestamp;
 use gpuaas_domain::node::Service;
-use gpuaas_domain::placement::{MachineUse, Policy, SlotCount, What, Wish};
+use gpuaas_domain::placement::{MachineUse, PlacementRequest, Policy, SlotCount, What};
 use gpuaas_domain::slot::SlotState;
 
 use crate::rig::{H100, Host, MI300X, chosen, fleet, gpu, machine, node_id, placed, reasons, refused, slots, slots_of};
 use crate::support::{NOW, code, later};
 
-fn spread(wish: Wish) -> Wish {
-    Wish { policy: Policy::Spread, ..wish }
+fn spread(request: PlacementRequest) -> PlacementRequest {
+    PlacementRequest { policy: Policy::Spread, ..request }
 }
 
-fn sized(count: usize, min_vcpus_per_slot: u32, min_memory_mib_per_slot: u64) -> Wish {
+fn sized(count: usize, min_vcpus_per_slot: u32, min_memory_mib_per_slot: u64) -> PlacementRequest {
     let count = SlotCount::new(count).expect("1 to 16");
-    Wish::new(What::Slots { count, gpu_model: None, min_vcpus_per_slot, min_memory_mib_per_slot })
+    PlacementRequest::new(What::Slots { count, gpu_model: None, min_vcpus_per_slot, min_memory_mib_per_slot })
 }
 
 #[test]
@@ -52,7 +52,7 @@ fn spreading_takes_the_node_with_the_most_room() {
 fn what_is_equally_good_is_decided_by_the_id() {
     let hosts = [Host::h100(3, 8), Host::h100(1, 8), Host::h100(2, 8)];
     for policy in Policy::ALL {
-        assert_eq!(chosen(&hosts, &Wish { policy, ..slots(2) }).0, 1, "{}", policy.as_str());
+        assert_eq!(chosen(&hosts, &PlacementRequest { policy, ..slots(2) }).0, 1, "{}", policy.as_str());
     }
 }
 
@@ -61,7 +61,7 @@ fn of_nodes_that_fit_equally_well_the_one_that_needs_one_numa_node_is_taken() {
     // Both have four free; the first has two on either socket.
     let hosts = [Host::h100(1, 8).leased([0, 1, 4, 5]), Host::h100(2, 8).leased(0..4)];
     for policy in Policy::ALL {
-        let placement = placed(&hosts, &Wish { policy, ..slots(4) });
+        let placement = placed(&hosts, &PlacementRequest { policy, ..slots(4) });
         assert_eq!((placement.node_id, placement.same_numa), (node_id(2), true));
         assert_eq!(placement.numa, [1, 1, 1, 1]);
     }
@@ -194,7 +194,7 @@ fn slots_have_at_least_the_size_that_is_asked_for() {
     let mut host = Host::h100(1, 4);
     (host.slots[1].spec.vcpu_count, host.slots[2].spec.memory_mib) = (4, 1024);
     assert_eq!(chosen(std::slice::from_ref(&host), &sized(2, 12, 65_536)).1, [0, 3]);
-    let codes = |wish: &Wish| reasons(&host, wish).iter().map(|reason| reason.as_str()).collect::<Vec<_>>();
+    let codes = |request: &PlacementRequest| reasons(&host, request).iter().map(|reason| reason.as_str()).collect::<Vec<_>>();
     assert_eq!(codes(&sized(4, 12, 0)), ["too_few_vcpus"]);
     assert_eq!(codes(&sized(4, 0, 65_536)), ["too_little_memory"]);
     assert_eq!(codes(&sized(3, 12, 65_536)), ["too_few_vcpus", "too_little_memory"]);
@@ -223,10 +223,10 @@ fn ties_are_decided_by_the_id_also_where_some_slots_are_too_small() {
 #[test]
 fn a_pin_and_a_node_to_avoid_are_obeyed() {
     let hosts = [Host::h100(1, 8), Host::h100(2, 8), Host::h100(3, 8)];
-    let pinned = Wish { only_nodes: Some([node_id(2), node_id(3)].into()), ..slots(2) };
+    let pinned = PlacementRequest { only_nodes: Some([node_id(2), node_id(3)].into()), ..slots(2) };
     assert_eq!(chosen(&hosts, &pinned).0, 2);
-    assert_eq!(chosen(&hosts, &Wish { avoid_nodes: [node_id(2)].into(), ..pinned.clone() }).0, 3);
-    let nowhere = Wish { avoid_nodes: [node_id(2), node_id(3)].into(), ..pinned };
+    assert_eq!(chosen(&hosts, &PlacementRequest { avoid_nodes: [node_id(2)].into(), ..pinned.clone() }).0, 3);
+    let nowhere = PlacementRequest { avoid_nodes: [node_id(2), node_id(3)].into(), ..pinned };
     let refused = refused(&hosts, &nowhere);
     let listed: Vec<_> = refused.nodes.iter().map(|node| (node.name.as_str(), node.reasons[0].as_str())).collect();
     assert_eq!(
@@ -234,7 +234,10 @@ fn a_pin_and_a_node_to_avoid_are_obeyed() {
         [("rack-2", "avoided"), ("rack-3", "avoided"), ("rack-1", "not_pinned")],
         "what was asked about comes first"
     );
-    assert!(fleet(&hosts).place(&Wish { only_nodes: Some(BTreeSet::new()), ..slots(1) }, NOW).is_err(), "pinned to nothing");
+    assert!(
+        fleet(&hosts).place(&PlacementRequest { only_nodes: Some(BTreeSet::new()), ..slots(1) }, NOW).is_err(),
+        "pinned to nothing"
+    );
 }
 
 #[test]
@@ -242,7 +245,7 @@ fn a_node_with_maintenance_ahead_is_taken_only_if_nothing_else_fits() {
     let soon = Host::h100(1, 8).leased(0..7).maintenance(later(1800));
     let hosts = [soon.clone(), Host::h100(2, 8)];
     for policy in Policy::ALL {
-        let placement = placed(&hosts, &Wish { policy, ..slots(1) });
+        let placement = placed(&hosts, &PlacementRequest { policy, ..slots(1) });
         assert_eq!((placement.node_id, placement.maintenance_at, placement.note), (node_id(2), None, None));
     }
     let placement = placed(&[soon], &slots(1));
@@ -255,7 +258,7 @@ fn a_node_with_maintenance_ahead_is_taken_only_if_nothing_else_fits() {
 fn maintenance_counts_if_it_starts_before_the_end_or_within_the_hour() {
     let disturbs = |starts: Timestamp, end: Option<Timestamp>| {
         let host = Host::h100(1, 1).maintenance(starts);
-        placed(&[host], &Wish { must_end_by: end, ..slots(1) }).maintenance_at.is_some()
+        placed(&[host], &PlacementRequest { must_end_by: end, ..slots(1) }).maintenance_at.is_some()
     };
     assert!(disturbs(later(3599), None) && !disturbs(later(3600), None));
     assert!(disturbs(later(7199), Some(later(7200))) && !disturbs(later(7200), Some(later(7200))));
@@ -287,8 +290,8 @@ fn a_whole_machine_is_free_offered_and_has_what_is_wanted() {
         Host::new(7, 8, MI300X).machine(MachineUse::Free),
         Host::h100(8, 4).machine(MachineUse::Free),
     ];
-    let wish = machine(Some(H100.2), Some(8));
-    let no_fit = refused(&hosts, &wish);
+    let request = machine(Some(H100.2), Some(8));
+    let no_fit = refused(&hosts, &request);
     let codes = |number: u8| {
         let node = no_fit.nodes.iter().find(|node| node.node_id == node_id(number)).expect("listed");
         node.reasons.iter().map(|reason| reason.as_str()).collect::<Vec<_>>()
@@ -302,7 +305,7 @@ fn a_whole_machine_is_free_offered_and_has_what_is_wanted() {
     assert_eq!(codes(7), ["wrong_model"]);
     assert_eq!(codes(8), ["wrong_gpu_count"]);
     let fitting = Host::h100(9, 8).machine(MachineUse::Free).state([0], SlotState::Withdrawn);
-    let (number, indexes) = chosen(&[&hosts[..], &[fitting]].concat(), &wish);
+    let (number, indexes) = chosen(&[&hosts[..], &[fitting]].concat(), &request);
     assert_eq!((number, indexes), (9, vec![1, 2, 3, 4, 5, 6, 7]), "what was withdrawn is no slot any more");
 }
 
@@ -311,7 +314,7 @@ fn the_machine_with_the_fewest_gpus_that_will_do_is_taken() {
     let hosts =
         [Host::h100(1, 8), Host::h100(2, 4), Host::h100(3, 4).maintenance(later(60))].map(|host| host.machine(MachineUse::Free));
     for policy in Policy::ALL {
-        assert_eq!(chosen(&hosts, &Wish { policy, ..machine(None, None) }).0, 2);
+        assert_eq!(chosen(&hosts, &PlacementRequest { policy, ..machine(None, None) }).0, 2);
     }
     assert_eq!(chosen(&hosts, &machine(None, Some(8))).0, 1);
     assert_eq!(chosen(&[hosts[0].clone(), hosts[2].clone()], &machine(Some("10de:2330"), None)).0, 1, "maintenance is worse");

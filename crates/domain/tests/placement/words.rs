@@ -1,7 +1,7 @@
 //! What is said when nothing fits.
 
 use gpuaas_contract::id::NodeId;
-use gpuaas_domain::placement::{Fleet, MAX_LISTED, MachineUse, ReasonKind, Wish};
+use gpuaas_domain::placement::{Fleet, MAX_LISTED, MachineUse, PlacementRequest, ReasonKind};
 use gpuaas_domain::slot::SlotState;
 
 use crate::rig::{Host, MI300X, fleet, machine, node_id, refused, slots, slots_of};
@@ -16,33 +16,33 @@ fn tenants_learn_how_much_is_free_and_nothing_about_nodes() {
         Host::new(4, 8, MI300X),
         Host::h100(5, 8).service(gpuaas_domain::node::Service::Quarantined),
     ];
-    let wish = slots_of(4, Some("NVIDIA H100 80GB HBM3"));
-    let said = refused(&hosts, &wish).for_tenants();
+    let request = slots_of(4, Some("NVIDIA H100 80GB HBM3"));
+    let reported = refused(&hosts, &request).for_tenants();
     assert_eq!(
-        said,
+        reported,
         "no capacity for 4 × NVIDIA H100 80GB HBM3 in one machine right now; 2 nodes have up to 3 free: ask for fewer, or try again later"
     );
-    let said = refused(&hosts[1..], &wish).for_tenants();
-    assert!(said.contains("1 node has 2 free"), "{said}");
-    let refusal = refused(&hosts[2..], &wish).refusal();
+    let reported = refused(&hosts[1..], &request).for_tenants();
+    assert!(reported.contains("1 node has 2 free"), "{reported}");
+    let refusal = refused(&hosts[2..], &request).refusal();
     assert_eq!(refusal.code, "no_capacity");
     assert!(refusal.message.ends_with("right now: try again later, or ask for something else"), "{}", refusal.message);
     for host in &hosts {
-        assert!(!said.contains(&host.node.name) && !said.contains(&host.node.id.to_string()), "{said}");
+        assert!(!reported.contains(&host.node.name) && !reported.contains(&host.node.id.to_string()), "{reported}");
     }
 }
 
 #[test]
 fn wishes_are_told_back_in_plain_words() {
-    let said = |wish: Wish| Fleet::new().place(&wish, NOW).expect_err("nothing is there").for_tenants();
-    assert!(said(slots_of(1, None)).starts_with("no capacity for 1 slot right now"));
-    assert!(said(slots_of(2, None)).starts_with("no capacity for 2 slots in one machine right now"));
-    assert!(said(slots_of(1, Some("H\u{1b}[31m100\n"))).starts_with("no capacity for 1 × H[31m100 right now"));
-    assert!(said(slots_of(1, Some(&"x".repeat(100_000)))).len() < 300);
-    assert!(said(machine(Some("H100"), Some(8))).starts_with("no capacity for a whole machine with 8 × H100 right now"));
-    assert!(said(machine(Some("H100"), None)).starts_with("no capacity for a whole machine with H100 right now"));
-    assert!(said(machine(None, Some(8))).starts_with("no capacity for a whole machine with 8 GPUs right now"));
-    assert!(said(machine(None, None)).starts_with("no capacity for a whole machine right now"));
+    let reported = |request: PlacementRequest| Fleet::new().place(&request, NOW).expect_err("nothing is there").for_tenants();
+    assert!(reported(slots_of(1, None)).starts_with("no capacity for 1 slot right now"));
+    assert!(reported(slots_of(2, None)).starts_with("no capacity for 2 slots in one machine right now"));
+    assert!(reported(slots_of(1, Some("H\u{1b}[31m100\n"))).starts_with("no capacity for 1 × H[31m100 right now"));
+    assert!(reported(slots_of(1, Some(&"x".repeat(100_000)))).len() < 300);
+    assert!(reported(machine(Some("H100"), Some(8))).starts_with("no capacity for a whole machine with 8 × H100 right now"));
+    assert!(reported(machine(Some("H100"), None)).starts_with("no capacity for a whole machine with H100 right now"));
+    assert!(reported(machine(None, Some(8))).starts_with("no capacity for a whole machine with 8 GPUs right now"));
+    assert!(reported(machine(None, None)).starts_with("no capacity for a whole machine right now"));
 }
 
 #[test]

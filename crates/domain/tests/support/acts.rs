@@ -8,68 +8,68 @@ use gpuaas_domain::machine::MachineState;
 use gpuaas_domain::quota::Used;
 use gpuaas_domain::slot::SlotState;
 
-use crate::books::Books;
 use crate::hosts::End;
+use crate::ledger::Ledger;
 use crate::rules;
 
 /// Advances a run until it waits for somebody or is over.
-pub(crate) fn settle(books: &mut Books, id: AllocationId) -> AllocationState {
+pub(crate) fn settle(ledger: &mut Ledger, id: AllocationId) -> AllocationState {
     for _ in 0..20 {
-        let advance = books.advance(id);
-        rules::check(books);
+        let advance = ledger.advance(id);
+        rules::check(ledger);
         if advance.decision.is_empty() {
-            return books.allocations[&id].state;
+            return ledger.allocations[&id].state;
         }
     }
-    panic!("{id} does not come to rest: {:?}", books.allocations[&id]);
+    panic!("{id} does not come to rest: {:?}", ledger.allocations[&id]);
 }
 
 /// Asks, and ends the first order in this way.
-pub(crate) fn asked(books: &mut Books, request: &Request, end: End) -> AllocationId {
-    let id = books.request(request).expect("within the quota");
-    settle(books, id);
-    let task = books.task_of(id);
-    books.end(task, end);
-    settle(books, id);
+pub(crate) fn asked(ledger: &mut Ledger, request: &Request, end: End) -> AllocationId {
+    let id = ledger.request(request).expect("within the quota");
+    settle(ledger, id);
+    let task = ledger.task_of(id);
+    ledger.end(task, end);
+    settle(ledger, id);
     id
 }
 
-pub(crate) fn active(books: &mut Books, request: &Request) -> AllocationId {
-    let id = asked(books, request, End::Succeeded);
-    assert_eq!(books.allocations[&id].state, AllocationState::Active);
+pub(crate) fn active(ledger: &mut Ledger, request: &Request) -> AllocationId {
+    let id = asked(ledger, request, End::Succeeded);
+    assert_eq!(ledger.allocations[&id].state, AllocationState::Active);
     id
 }
 
 /// Ends the order that a run waits for.
-pub(crate) fn end(books: &mut Books, id: AllocationId, end: End) -> AllocationState {
-    let task = books.task_of(id);
-    books.end(task, end);
-    settle(books, id)
+pub(crate) fn end(ledger: &mut Ledger, id: AllocationId, end: End) -> AllocationState {
+    let task = ledger.task_of(id);
+    ledger.end(task, end);
+    settle(ledger, id)
 }
 
 /// Lets time pass until the run wants to be looked at.
-pub(crate) fn wait_for(books: &mut Books, id: AllocationId) -> AllocationState {
-    match books.decide(id).next {
-        Next::At(at) => books.now = books.now.max(at),
+pub(crate) fn wait_for(ledger: &mut Ledger, id: AllocationId) -> AllocationState {
+    match ledger.decide(id).next {
+        Next::At(at) => ledger.now = ledger.now.max(at),
         Next::Now | Next::Done => {}
     }
-    settle(books, id)
+    settle(ledger, id)
 }
 
 /// Lets every release fail until an operator has to look.
-pub(crate) fn blocked(books: &mut Books, id: AllocationId) {
+pub(crate) fn blocked(ledger: &mut Ledger, id: AllocationId) {
     for _ in 0..MAX_RELEASES {
-        while books.allocations[&id].step != Step::AwaitRelease {
-            wait_for(books, id);
+        while ledger.allocations[&id].step != Step::AwaitRelease {
+            wait_for(ledger, id);
         }
-        end(books, id, End::FailedDirty);
+        end(ledger, id, End::FailedDirty);
     }
-    assert_eq!(books.allocations[&id].state, AllocationState::ReleaseBlocked);
+    assert_eq!(ledger.allocations[&id].state, AllocationState::ReleaseBlocked);
 }
 
-pub(crate) fn nothing_is_left(books: &Books) {
-    assert_eq!(books.used(), Used::default());
-    assert!(books.slots.values().all(|slot| slot.state == SlotState::Available));
-    assert!(books.machines.values().all(|machine| machine.state == MachineState::Available));
-    assert_eq!(books.open_tasks(), []);
+pub(crate) fn nothing_is_left(ledger: &Ledger) {
+    assert_eq!(ledger.used(), Used::default());
+    assert!(ledger.slots.values().all(|slot| slot.state == SlotState::Available));
+    assert!(ledger.machines.values().all(|machine| machine.state == MachineState::Available));
+    assert_eq!(ledger.open_tasks(), []);
 }

@@ -9,13 +9,13 @@ use gpuaas_contract::task::{Task, TaskType};
 use gpuaas_contract::time::Timestamp;
 use gpuaas_domain::machine;
 use gpuaas_domain::node::{self, Operation, Service};
-use gpuaas_domain::slice::{self, Held};
+use gpuaas_domain::slice::{self, HeldSlots};
 use gpuaas_domain::slot::{self, Slot};
 use gpuaas_domain::task::{self, DEFAULT_QUEUE_TIME, NewTask, ReceiptHead, TaskRecord, TaskState};
 use gpuaas_domain::{Change, Decision, Refusal};
 
-use crate::books::{Books, intent, seal};
-use crate::support::{Said, at, outgoing, receipt_for, session, slices};
+use crate::ledger::{Ledger, intent, seal};
+use crate::support::{Report, at, outgoing, receipt_for, session, slices};
 
 /// How a task can end.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -65,7 +65,7 @@ impl End {
     ];
 
     /// What the node says, if it does.
-    pub(crate) fn said(self, order: &Task) -> Option<Said> {
+    pub(crate) fn reported(self, order: &Task) -> Option<Report> {
         let kind = order.task_type();
         let complete = || kind.may_prove_cleanup().then(|| slices::proof(order));
         let incomplete = || {
@@ -75,7 +75,7 @@ impl End {
         };
         let done = |proof| {
             let output = Some(serde_json::value::to_raw_value(&slices::output(order)).expect("JSON"));
-            Said { output, proof, ..Said::plainly(Outcome::Succeeded) }
+            Report { output, proof, ..Report::plainly(Outcome::Succeeded) }
         };
         let release = kind == TaskType::SliceVmRelease;
         Some(match self {
@@ -87,19 +87,19 @@ impl End {
                 }
                 done(proof)
             }
-            Self::FailedClean => Said { proof: complete(), ..Said::plainly(Outcome::Failed) },
-            Self::FailedDirty => Said { proof: incomplete(), ..Said::plainly(Outcome::Failed) },
-            Self::Interrupted => Said::plainly(Outcome::Interrupted),
-            Self::Refused => Said::plainly(Outcome::Refused),
-            Self::CancelledUnstarted => Said { started: false, ..Said::plainly(Outcome::Cancelled) },
-            Self::CancelledClean => Said { proof: complete(), ..Said::plainly(Outcome::Cancelled) },
-            Self::CancelledDirty => Said { proof: incomplete(), ..Said::plainly(Outcome::Cancelled) },
+            Self::FailedClean => Report { proof: complete(), ..Report::plainly(Outcome::Failed) },
+            Self::FailedDirty => Report { proof: incomplete(), ..Report::plainly(Outcome::Failed) },
+            Self::Interrupted => Report::plainly(Outcome::Interrupted),
+            Self::Refused => Report::plainly(Outcome::Refused),
+            Self::CancelledUnstarted => Report { started: false, ..Report::plainly(Outcome::Cancelled) },
+            Self::CancelledClean => Report { proof: complete(), ..Report::plainly(Outcome::Cancelled) },
+            Self::CancelledDirty => Report { proof: incomplete(), ..Report::plainly(Outcome::Cancelled) },
             Self::NodeGone | Self::NodeGoneBefore | Self::NoWord | Self::Expired => return None,
         })
     }
 }
 
-impl Books {
+impl Ledger {
     /// What a task asks for.
     pub(crate) fn order(&self, id: TaskId) -> Task {
         let task = &self.tasks[&id];
@@ -148,10 +148,10 @@ impl Books {
     }
 
     /// The node's receipt. The same node may be late with it.
-    pub(crate) fn receipt(&mut self, id: TaskId, said: Said) {
+    pub(crate) fn receipt(&mut self, id: TaskId, reported: Report) {
         let task = self.tasks[&id].clone();
         let order = self.envelopes[&id].last().expect("it was sent");
-        let (verified, raw) = receipt_for(&task, order, said, 1);
+        let (verified, raw) = receipt_for(&task, order, reported, 1);
         let decision = task::receipt(&task, &ReceiptHead::default(), &verified, &raw, &at(self.now));
         self.commit(decision.expect("taken").expect("news")).expect("nobody else writes");
     }
@@ -159,13 +159,13 @@ impl Books {
     /// Brings a task to its end in this way, from wherever it stands.
     pub(crate) fn end(&mut self, id: TaskId, end: End) {
         let order = self.order(id);
-        if let Some(said) = end.said(&order) {
-            if said.started {
+        if let Some(reported) = end.reported(&order) {
+            if reported.started {
                 self.start(id);
             } else if self.tasks[&id].state == TaskState::Queued {
                 self.dispatch(id).expect("can be sent");
             }
-            return self.receipt(id, said);
+            return self.receipt(id, reported);
         }
         match end {
             End::NodeGone => self.start(id),
@@ -268,14 +268,14 @@ impl Books {
         Ok(id)
     }
 
-    fn held_with<T>(&self, slot: SlotId, ask: impl FnOnce(Held<'_>) -> T) -> T {
+    fn held_with<T>(&self, slot: SlotId, ask: impl FnOnce(HeldSlots<'_>) -> T) -> T {
         let named = &self.slots[&slot];
         let slots: Vec<Slot> = match named.allocation_id {
             Some(allocation) => self.slots_of(allocation),
             None => vec![named.clone()],
         };
         let tasks: Vec<TaskRecord> = slots.iter().filter_map(|slot| slot.lease_task).map(|id| self.tasks[&id].clone()).collect();
-        ask(Held { slots: &slots, tasks: &tasks })
+        ask(HeldSlots { slots: &slots, tasks: &tasks })
     }
 
     /// An operator's word that what is left on a slot shall go.

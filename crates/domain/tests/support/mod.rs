@@ -142,13 +142,13 @@ pub(crate) fn verified_for(
 ) -> (receipt::Verified, Vec<u8>) {
     let output = r#"{"message":"hello","host_time":1,"recovered":false}"#.to_owned();
     let output = (outcome == Outcome::Succeeded).then(|| serde_json::value::RawValue::from_string(output).expect("JSON"));
-    let said = Said { output, ..Said::plainly(outcome) };
-    receipt_for(task, order, said, sequence)
+    let reported = Report { output, ..Report::plainly(outcome) };
+    receipt_for(task, order, reported, sequence)
 }
 
 /// What a node says.
 #[derive(Clone)]
-pub(crate) struct Said {
+pub(crate) struct Report {
     pub(crate) outcome: Outcome,
     pub(crate) started: bool,
     pub(crate) output: Option<Box<serde_json::value::RawValue>>,
@@ -158,7 +158,7 @@ pub(crate) struct Said {
     pub(crate) message: String,
 }
 
-impl Said {
+impl Report {
     /// This and no more.
     pub(crate) fn plainly(outcome: Outcome) -> Self {
         let message = "in words".to_owned();
@@ -169,10 +169,10 @@ impl Said {
 pub(crate) fn receipt_for(
     task: &TaskRecord,
     order: &envelope::Signed,
-    said: Said,
+    reported: Report,
     sequence: u64,
 ) -> (receipt::Verified, Vec<u8>) {
-    let Said { outcome, started, output, proof, code, message } = said;
+    let Report { outcome, started, output, proof, code, message } = reported;
     let payload = receipt::Payload {
         cluster_id: CLUSTER,
         node_id: task.node_id,

@@ -1,4 +1,4 @@
-//! What must hold of the books at any time.
+//! What must hold of the ledger at any time.
 #![allow(dead_code, reason = "every test file uses its own part")]
 
 use std::collections::{BTreeMap, BTreeSet};
@@ -10,7 +10,7 @@ use gpuaas_domain::machine::MachineState;
 use gpuaas_domain::quota::{Used, quota_id};
 use gpuaas_domain::slot::SlotState;
 
-use crate::books::Books;
+use crate::ledger::Ledger;
 
 /// Where an allocation may go from where it stands.
 fn may_follow(before: AllocationState, after: AllocationState) -> bool {
@@ -40,23 +40,23 @@ pub(crate) struct Watch {
 
 impl Watch {
     /// Everything that must hold, now and since the last look.
-    pub(crate) fn check(&mut self, books: &Books) {
-        self.numbers_grow(books);
-        for run in books.allocations.values() {
+    pub(crate) fn check(&mut self, ledger: &Ledger) {
+        self.numbers_grow(ledger);
+        for run in ledger.allocations.values() {
             let before = self.states.insert(run.id, run.state).unwrap_or(AllocationState::Requested);
             assert!(may_follow(before, run.state), "{} went from {before:?} to {:?}", run.id, run.state);
         }
-        check(books);
+        check(ledger);
     }
 
     /// A lease has a number of its own, and numbers never go back.
-    fn numbers_grow(&mut self, books: &Books) {
-        let slots = books.slots.values().map(|slot| {
+    fn numbers_grow(&mut self, ledger: &Ledger) {
+        let slots = ledger.slots.values().map(|slot| {
             let before = self.slot_epochs.insert(slot.id, slot.lease_epoch).unwrap_or(0);
             (slot.id.to_string(), before, slot.lease_epoch, slot.allocation_id)
         });
         let mut seen: Vec<_> = slots.collect();
-        seen.extend(books.machines.values().map(|machine| {
+        seen.extend(ledger.machines.values().map(|machine| {
             let before = self.machine_epochs.insert(machine.node_id, machine.lease_epoch).unwrap_or(0);
             (machine.id.clone(), before, machine.lease_epoch, machine.allocation_id)
         }));
@@ -71,64 +71,64 @@ impl Watch {
 }
 
 /// Everything that must hold now.
-pub(crate) fn check(books: &Books) {
-    let mut held: BTreeMap<AllocationId, Held> = BTreeMap::new();
-    one_holder(books, &mut held);
-    for run in books.allocations.values() {
-        belongs_to_somebody(books, run);
-        holds_what_it_should(run, held.get(&run.id).unwrap_or(&Held::default()));
+pub(crate) fn check(ledger: &Ledger) {
+    let mut held: BTreeMap<AllocationId, HeldSlot> = BTreeMap::new();
+    one_holder(ledger, &mut held);
+    for run in ledger.allocations.values() {
+        belongs_to_somebody(ledger, run);
+        holds_what_it_should(run, held.get(&run.id).unwrap_or(&HeldSlot::default()));
     }
-    nothing_runs_for_who_is_gone(books);
-    quotas_are_what_they_count(books);
-    capacity_adds_up(books);
+    nothing_runs_for_who_is_gone(ledger);
+    quotas_are_what_they_count(ledger);
+    capacity_adds_up(ledger);
 }
 
 #[derive(Default)]
-struct Held {
+struct HeldSlot {
     slots: BTreeMap<SlotId, SlotState>,
     machine: Option<(NodeId, MachineState)>,
 }
 
 /// A slot or a machine is somebody's exactly while it is not clean, and a host is not sliced and leased as a whole at once.
-fn one_holder(books: &Books, held: &mut BTreeMap<AllocationId, Held>) {
-    for slot in books.slots.values() {
+fn one_holder(ledger: &Ledger, held: &mut BTreeMap<AllocationId, HeldSlot>) {
+    for slot in ledger.slots.values() {
         assert_eq!(slot.allocation_id.is_none(), slot.state.is_clean(), "{} is {:?}", slot.id, slot.state);
         assert_eq!(slot.state == SlotState::Quarantined, slot.quarantine.is_some() && slot.state.is_clean(), "{}", slot.id);
         let Some(holder) = slot.allocation_id else { continue };
-        assert!(books.allocations.contains_key(&holder), "{} belongs to {holder}, which does not exist", slot.id);
+        assert!(ledger.allocations.contains_key(&holder), "{} belongs to {holder}, which does not exist", slot.id);
         held.entry(holder).or_default().slots.insert(slot.id, slot.state);
-        let whole = books.machines.get(&slot.node_id).and_then(|machine| machine.allocation_id);
+        let whole = ledger.machines.get(&slot.node_id).and_then(|machine| machine.allocation_id);
         assert_eq!(whole, None, "{} has a tenant, and so has its whole host", slot.id);
     }
-    for machine in books.machines.values() {
+    for machine in ledger.machines.values() {
         assert_eq!(machine.allocation_id.is_none(), machine.state.is_clean(), "{} is {:?}", machine.id, machine.state);
         let Some(holder) = machine.allocation_id else { continue };
-        assert!(books.allocations.contains_key(&holder), "{} belongs to {holder}, which does not exist", machine.id);
+        assert!(ledger.allocations.contains_key(&holder), "{} belongs to {holder}, which does not exist", machine.id);
         let before = held.entry(holder).or_default().machine.replace((machine.node_id, machine.state));
         assert_eq!(before, None, "{holder} has two machines");
     }
-    let nodes_of = |held: &Held| {
-        let of_slots = held.slots.keys().map(|id| books.slots[id].node_id);
+    let nodes_of = |held: &HeldSlot| {
+        let of_slots = held.slots.keys().map(|id| ledger.slots[id].node_id);
         of_slots.chain(held.machine.map(|(node, _)| node)).collect::<BTreeSet<_>>()
     };
     for (id, held) in held {
-        assert_eq!(nodes_of(held), books.allocations[id].node_id.into_iter().collect(), "{id} is on the node it says");
+        assert_eq!(nodes_of(held), ledger.allocations[id].node_id.into_iter().collect(), "{id} is on the node it says");
     }
 }
 
-fn belongs_to_somebody(books: &Books, run: &Allocation) {
-    assert!(books.organizations.contains_key(&run.organization_id), "{} belongs to no organization", run.id);
-    let project = books.projects.get(&run.project_id).expect("it belongs to a project");
+fn belongs_to_somebody(ledger: &Ledger, run: &Allocation) {
+    assert!(ledger.organizations.contains_key(&run.organization_id), "{} belongs to no organization", run.id);
+    let project = ledger.projects.get(&run.project_id).expect("it belongs to a project");
     assert_eq!(project.organization_id, run.organization_id);
 }
 
-fn holds_what_it_should(run: &Allocation, held: &Held) {
+fn holds_what_it_should(run: &Allocation, held: &HeldSlot) {
     let shown = format!("{} ({:?}, {:?})", run.id, run.state, run.step);
     let has = held.slots.len() + usize::from(held.machine.is_some());
     assert!(run.attempts <= MAX_ATTEMPTS, "{shown} was tried on {} hosts", run.attempts);
-    assert_eq!(run.state.over(), run.step == Step::Done, "{shown}");
-    assert_eq!(run.state.over(), run.ended_at.is_some(), "{shown}");
-    assert!(!(run.state.over() && run.due_at.is_some()), "{shown} is over and waits for {:?}", run.due_at);
+    assert_eq!(run.state.is_terminal(), run.step == Step::Done, "{shown}");
+    assert_eq!(run.state.is_terminal(), run.ended_at.is_some(), "{shown}");
+    assert!(!(run.state.is_terminal() && run.due_at.is_some()), "{shown} is over and waits for {:?}", run.due_at);
     if matches!(run.state, AllocationState::Requested | AllocationState::Placing) {
         assert_eq!((run.node_id, run.slots.as_slice()), (None, [].as_slice()), "{shown} is nowhere yet");
     }
@@ -153,18 +153,18 @@ fn holds_what_it_should(run: &Allocation, held: &Held) {
 }
 
 /// No order is under way for an allocation that is over.
-fn nothing_runs_for_who_is_gone(books: &Books) {
-    for id in books.open_tasks() {
-        let holder = books.holders[&id];
-        let state = books.allocations[&holder].state;
-        assert!(!state.over(), "{id} is {:?} for {holder}, which is {state:?}", books.tasks[&id].state);
+fn nothing_runs_for_who_is_gone(ledger: &Ledger) {
+    for id in ledger.open_tasks() {
+        let holder = ledger.holders[&id];
+        let state = ledger.allocations[&holder].state;
+        assert!(!state.is_terminal(), "{id} is {:?} for {holder}, which is {state:?}", ledger.tasks[&id].state);
     }
 }
 
 /// A quota counts what is not over, neither more nor less.
-fn quotas_are_what_they_count(books: &Books) {
-    let mut counted: BTreeMap<String, Used> = books.quotas.keys().map(|id| (id.clone(), Used::default())).collect();
-    for run in books.allocations.values().filter(|run| !run.state.over()) {
+fn quotas_are_what_they_count(ledger: &Ledger) {
+    let mut counted: BTreeMap<String, Used> = ledger.quotas.keys().map(|id| (id.clone(), Used::default())).collect();
+    for run in ledger.allocations.values().filter(|run| !run.state.is_terminal()) {
         for id in [quota_id(&run.project_id), quota_id(&run.organization_id)] {
             let (used, more) = (counted.get_mut(&id).expect("everybody has a quota"), run.terms.product.used());
             used.allocations += more.allocations;
@@ -173,13 +173,13 @@ fn quotas_are_what_they_count(books: &Books) {
         }
     }
     for (id, used) in counted {
-        assert_eq!(books.quotas[&id].used, used, "{id}");
+        assert_eq!(ledger.quotas[&id].used, used, "{id}");
     }
 }
 
 /// Every approved slot is counted once, as what it is.
-fn capacity_adds_up(books: &Books) {
-    for row in books.picture.capacity() {
+fn capacity_adds_up(ledger: &Ledger) {
+    for row in ledger.picture.capacity() {
         assert_eq!(row.delivered, row.healthy + row.unhealthy, "{row:?}");
         assert_eq!(row.healthy, row.allocated + row.free, "{row:?}");
         assert!(row.largest_free_on_one_node <= row.free, "{row:?}");

@@ -16,9 +16,9 @@ use gpuaas_domain::decision::Context;
 use gpuaas_domain::machine;
 use gpuaas_domain::node::Node;
 use gpuaas_domain::quota::{Limits, Quota, Used};
-use gpuaas_domain::{Decision, Refusal, people};
+use gpuaas_domain::{Decision, Refusal, tenancy};
 
-use crate::books::{Books, seal};
+use crate::ledger::{Ledger, seal};
 use crate::support::{NOW, at, node, session, slices};
 
 /// A key that lets somebody in.
@@ -123,38 +123,38 @@ pub(crate) fn bare_metal() -> Request {
     wanted(Product::BareMetal)
 }
 
-impl Books {
+impl Ledger {
     /// Organizations and projects without limits, and no hosts.
     pub(crate) fn empty_site() -> Self {
-        let mut books = Self::default();
-        books.now = NOW;
+        let mut ledger = Self::default();
+        ledger.now = NOW;
         for number in 1..=ORGANIZATIONS {
             let (id, name) = (organization(number), format!("org-{number}"));
-            let made = people::create_organization(id, &name, "", Limits::default(), &at(NOW)).expect("made");
-            books.commit(made.1).expect("new");
+            let made = tenancy::create_organization(id, &name, "", Limits::default(), &at(NOW)).expect("made");
+            ledger.commit(made.1).expect("new");
             for of in 0..PROJECTS {
                 let (id, name) = (project(number, of), format!("project-{of}"));
-                let made = people::create_project(id, &made.0, &name, "", Limits::default(), &at(NOW)).expect("made");
-                books.commit(made.1).expect("new");
+                let made = tenancy::create_project(id, &made.0, &name, "", Limits::default(), &at(NOW)).expect("made");
+                ledger.commit(made.1).expect("new");
             }
         }
-        books
+        ledger
     }
 
     /// Hosts 1, 2, … that are sliced into so many slots each.
     pub(crate) fn sliced(hosts: &[u32]) -> Self {
-        let mut books = Self::empty_site();
+        let mut ledger = Self::empty_site();
         for (number, slots) in (1..).zip(hosts) {
-            books.add_sliced(number, *slots);
+            ledger.add_sliced(number, *slots);
         }
-        books
+        ledger
     }
 
     /// Hosts 1, 2, … that are leased as a whole.
     pub(crate) fn whole(hosts: u8) -> Self {
-        let mut books = Self::empty_site();
-        (1..=hosts).for_each(|number| books.add_whole(number));
-        books
+        let mut ledger = Self::empty_site();
+        (1..=hosts).for_each(|number| ledger.add_whole(number));
+        ledger
     }
 
     pub(crate) fn add_whole(&mut self, number: u8) {

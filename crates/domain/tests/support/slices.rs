@@ -1,4 +1,4 @@
-//! The books of one node with slots, and a node that answers.
+//! The ledger of one node with slots, and a node that answers.
 
 use std::collections::BTreeMap;
 
@@ -17,12 +17,12 @@ use gpuaas_contract::task::{
 };
 use gpuaas_contract::time::Timestamp;
 use gpuaas_contract::{Digest, envelope};
-use gpuaas_domain::slice::{self, Held, NewSlice, Order};
+use gpuaas_domain::slice::{self, HeldSlots, NewSlice, Order};
 use gpuaas_domain::slot::{self, Slot, SlotState};
 use gpuaas_domain::task::{self, DEFAULT_QUEUE_TIME, NewTask, ReceiptHead, TaskRecord};
 use gpuaas_domain::{Change, Decision, Refusal};
 
-use super::{Said, at, node, outgoing, receipt_for};
+use super::{Report, at, node, outgoing, receipt_for};
 
 pub(crate) fn guest() -> NewSlice {
     NewSlice {
@@ -180,14 +180,14 @@ pub(crate) fn output(task: &Task) -> Output {
 }
 
 /// The store, as far as the slots of one node are concerned.
-pub(crate) struct World {
+pub(crate) struct Harness {
     pub(crate) now: Timestamp,
     pub(crate) slots: Vec<Slot>,
     pub(crate) tasks: BTreeMap<TaskId, TaskRecord>,
     pub(crate) envelopes: BTreeMap<TaskId, envelope::Signed>,
 }
 
-impl World {
+impl Harness {
     pub(crate) fn new(slots: u32) -> Self {
         let slots = (0..slots).map(slot).collect();
         Self { now: super::NOW, slots, tasks: BTreeMap::new(), envelopes: BTreeMap::new() }
@@ -243,7 +243,7 @@ impl World {
         self.make(id, order)
     }
 
-    fn with<T>(&self, slot: usize, ask: impl FnOnce(Held<'_>) -> T) -> T {
+    fn with<T>(&self, slot: usize, ask: impl FnOnce(HeldSlots<'_>) -> T) -> T {
         let named = &self.slots[slot];
         let together = |slot: &&Slot| match named.allocation_id {
             Some(allocation) => slot.allocation_id == Some(allocation),
@@ -251,7 +251,7 @@ impl World {
         };
         let slots: Vec<Slot> = self.slots.iter().filter(together).cloned().collect();
         let tasks: Vec<TaskRecord> = slots.iter().filter_map(|slot| slot.lease_task).map(|id| self.tasks[&id].clone()).collect();
-        ask(Held { slots: &slots, tasks: &tasks })
+        ask(HeldSlots { slots: &slots, tasks: &tasks })
     }
 
     pub(crate) fn release(&mut self, slot: usize, wipe: bool) -> Result<TaskId, Refusal> {
@@ -315,19 +315,19 @@ impl World {
     pub(crate) fn receipt_said(&mut self, id: TaskId, outcome: Outcome, proof: Option<CleanupProof>, started: bool) -> Decision {
         let (task, order) = (self.task(id).clone(), self.order(id));
         let output = (outcome == Outcome::Succeeded).then(|| serde_json::value::to_raw_value(&output(&order)).expect("JSON"));
-        let said = Said { started, output, proof, ..Said::plainly(outcome) };
-        let (verified, raw) = receipt_for(&task, &self.envelopes[&id], said, 1);
+        let reported = Report { started, output, proof, ..Report::plainly(outcome) };
+        let (verified, raw) = receipt_for(&task, &self.envelopes[&id], reported, 1);
         let decision = task::receipt(&task, &ReceiptHead::default(), &verified, &raw, &at(self.now));
         self.commit(decision.expect("taken").expect("news"))
     }
 
     /// A guest on these slots.
     pub(crate) fn running(slots: u32, indexes: &[usize]) -> (Self, TaskId) {
-        let mut world = Self::new(slots);
-        let id = world.provision(indexes).expect("free");
-        world.start(id);
-        world.receipt(id, Outcome::Succeeded, None);
-        (world, id)
+        let mut harness = Self::new(slots);
+        let id = harness.provision(indexes).expect("free");
+        harness.start(id);
+        harness.receipt(id, Outcome::Succeeded, None);
+        (harness, id)
     }
 
     pub(crate) fn states(&self) -> Vec<SlotState> {

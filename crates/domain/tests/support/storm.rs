@@ -16,8 +16,8 @@ use gpuaas_domain::slot::{self, SlotState};
 use gpuaas_domain::task::TaskState;
 use gpuaas_domain::{Decision, allocation};
 
-use crate::books::{Books, Conflict, seal};
 use crate::hosts::End;
+use crate::ledger::{Conflict, Ledger, seal};
 use crate::rules::Watch;
 use crate::site::{ORGANIZATIONS, PROJECTS, node_id, wanted};
 use crate::support::at;
@@ -80,7 +80,7 @@ impl Chance {
     }
 }
 
-/// Who decides something and commits it later, when the books may have gone on.
+/// Who decides something and commits it later, when the ledger may have gone on.
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum Slow {
     Driver,
@@ -209,7 +209,7 @@ impl Action {
 
 /// The whole scene.
 pub(crate) struct Storm {
-    pub(crate) books: Books,
+    pub(crate) ledger: Ledger,
     truth: Truth,
     watch: Watch,
     /// What was decided and not committed yet.
@@ -220,23 +220,23 @@ pub(crate) struct Storm {
 
 impl Storm {
     pub(crate) fn new() -> Self {
-        let mut books = Books::sliced(&SLICED);
-        WHOLE.into_iter().for_each(|number| books.add_whole(number));
-        Self { books, truth: Truth::default(), watch: Watch::default(), decided: Vec::new(), conflicts: 0 }
+        let mut ledger = Ledger::sliced(&SLICED);
+        WHOLE.into_iter().for_each(|number| ledger.add_whole(number));
+        Self { ledger, truth: Truth::default(), watch: Watch::default(), decided: Vec::new(), conflicts: 0 }
     }
 
     pub(crate) fn check(&mut self) {
-        self.watch.check(&self.books);
-        self.truth.check(&self.books);
+        self.watch.check(&self.ledger);
+        self.truth.check(&self.ledger);
     }
 
     fn slot(&self, number: usize) -> SlotId {
-        nth(self.books.slots.keys().copied(), number).expect("there are slots")
+        nth(self.ledger.slots.keys().copied(), number).expect("there are slots")
     }
 
     /// Most words are about what is in one of these states; a few about anything.
     fn run(&self, number: usize, states: &[AllocationState]) -> Option<AllocationId> {
-        let all = self.books.allocations.values().rev();
+        let all = self.ledger.allocations.values().rev();
         let meant = |run: &&allocation::Allocation| number % 8 == 7 || states.contains(&run.state);
         nth(all.filter(meant).map(|run| run.id), number)
     }
@@ -247,7 +247,7 @@ impl Storm {
                 let product = slots.map_or(Product::BareMetal, |slots| Product::Slice { slots });
                 let lease = lease.map(Duration::from_secs);
                 let request = Request { wait: Duration::from_secs(*wait), lease, spread: *spread, ..wanted(product) };
-                drop(self.books.request_in(*tenant, &request));
+                drop(self.ledger.request_in(*tenant, &request));
             }
             Action::Release(_) | Action::Power(..) | Action::Extend(..) | Action::Retry(..) | Action::Describe(..) => {
                 self.tenant(action);
@@ -274,18 +274,18 @@ impl Storm {
             | Action::WorkAll(..)
             | Action::Vanish(_) => self.host(action),
             Action::Wait(seconds) => {
-                self.books.wait(*seconds);
-                self.books.tick();
+                self.ledger.wait(*seconds);
+                self.ledger.tick();
             }
             Action::Advance(number) => {
                 if let Some(id) = self.run(*number, &GOING) {
-                    self.books.advance(id);
+                    self.ledger.advance(id);
                 }
             }
             Action::AdvanceAll => {
-                let going = self.books.allocations.values().filter(|run| !run.state.over());
+                let going = self.ledger.allocations.values().filter(|run| !run.state.is_terminal());
                 for id in going.map(|run| run.id).collect::<Vec<_>>() {
-                    self.books.advance(id);
+                    self.ledger.advance(id);
                     self.check();
                 }
             }
@@ -296,7 +296,7 @@ impl Storm {
             Action::Commit(number) => {
                 if !self.decided.is_empty() {
                     let decision = self.decided.remove(number % self.decided.len());
-                    self.conflicts += usize::from(self.books.commit(decision) == Err(Conflict));
+                    self.conflicts += usize::from(self.ledger.commit(decision) == Err(Conflict));
                 }
             }
         }
@@ -310,70 +310,70 @@ impl Storm {
             other => panic!("no tenant's word: {other:?}"),
         };
         let Some(id) = self.run(number, states) else { return };
-        let books = &mut self.books;
+        let ledger = &mut self.ledger;
         match action {
-            Action::Power(_, action) => drop(books.power(id, *action)),
-            Action::Extend(_, by) => drop(books.extend(id, by.map(Duration::from_secs))),
-            Action::Retry(_, wait) => drop(books.retry(id, Duration::from_secs(*wait))),
+            Action::Power(_, action) => drop(ledger.power(id, *action)),
+            Action::Extend(_, by) => drop(ledger.extend(id, by.map(Duration::from_secs))),
+            Action::Retry(_, wait) => drop(ledger.retry(id, Duration::from_secs(*wait))),
             Action::Describe(_, name) => {
                 let name = Some(format!("name-{name}").parse().expect("a name"));
-                drop(books.say(id, |run, context| commands::describe(run, name, None, context)));
+                drop(ledger.say(id, |run, context| commands::describe(run, name, None, context)));
             }
-            _ => books.release(id),
+            _ => ledger.release(id),
         }
     }
 
     fn operator(&mut self, action: &Action) {
         match action {
-            Action::Node(number, operation) => drop(self.books.operate(any_node(*number), *operation)),
+            Action::Node(number, operation) => drop(self.ledger.operate(any_node(*number), *operation)),
             Action::Enroll(number) => {
                 let retired = |node: &&Node| node.service == Service::Retired;
-                let found = nth(self.books.nodes.values().filter(retired).map(|node| node.id), *number);
+                let found = nth(self.ledger.nodes.values().filter(retired).map(|node| node.id), *number);
                 if let Some(node) = found {
-                    self.truth.enroll(&mut self.books, node);
+                    self.truth.enroll(&mut self.ledger, node);
                 }
             }
             Action::Restore(number) => {
                 let held = |node: &&Node| matches!(node.service, Service::Draining | Service::Quarantined);
-                if let Some(node) = nth(self.books.nodes.values().filter(held), *number) {
+                if let Some(node) = nth(self.ledger.nodes.values().filter(held), *number) {
                     let drained = node.service == Service::Draining;
                     let operation = if drained { Operation::Undrain } else { Operation::Unquarantine };
-                    self.books.operate(node.id, operation).expect("it is held back");
+                    self.ledger.operate(node.id, operation).expect("it is held back");
                 }
             }
             Action::RestoreSlot(number) => {
-                let held = self.books.slots.values().filter(|slot| slot.quarantine.is_some()).map(|slot| slot.id);
+                let held = self.ledger.slots.values().filter(|slot| slot.quarantine.is_some()).map(|slot| slot.id);
                 if let Some(slot) = nth(held, *number) {
-                    self.books.operate_slot(slot, slot::Operation::Unquarantine).expect("it is held back");
+                    self.ledger.operate_slot(slot, slot::Operation::Unquarantine).expect("it is held back");
                 }
             }
-            Action::Slot(number, operation) => drop(self.books.operate_slot(self.slot(*number), *operation)),
-            Action::Offer(number) => drop(self.books.offer(any_node(*number))),
+            Action::Slot(number, operation) => drop(self.ledger.operate_slot(self.slot(*number), *operation)),
+            Action::Offer(number) => drop(self.ledger.offer(any_node(*number))),
             Action::Withdraw(number) => {
                 if let Some(decision) = self.withdrawn(*number) {
-                    self.books.commit(decision).expect("nobody else writes");
+                    self.ledger.commit(decision).expect("nobody else writes");
                 }
             }
             Action::ForceSlot(number) => {
-                let dirty = self.books.slots.values().filter(|slot| number % 8 == 7 || is_dirty(slot.state)).map(|slot| slot.id);
+                let dirty = self.ledger.slots.values().filter(|slot| number % 8 == 7 || is_dirty(slot.state)).map(|slot| slot.id);
                 if let Some(slot) = nth(dirty, *number) {
-                    drop(self.books.force_cleanup(slot));
+                    drop(self.ledger.force_cleanup(slot));
                 }
             }
             Action::ForceMachine(number) => {
-                if let Some(node) = nth(self.books.machines.keys().copied(), *number) {
-                    drop(self.books.force_machine(node));
+                if let Some(node) = nth(self.ledger.machines.keys().copied(), *number) {
+                    drop(self.ledger.force_machine(node));
                 }
             }
             Action::Limits(number, limits) => {
                 let decision = self.limited(*number, *limits);
-                self.books.commit(decision).expect("nobody else writes");
+                self.ledger.commit(decision).expect("nobody else writes");
             }
             Action::Announce(number, after) => self.announce(any_node(*number), *after),
             Action::CancelWindow(number) => {
-                if let Some(window) = nth(self.books.windows.values().cloned(), *number) {
-                    let (_, decision) = maintenance::cancel(&window, &[], &at(self.books.now));
-                    self.books.commit(decision).expect("nobody else writes");
+                if let Some(window) = nth(self.ledger.windows.values().cloned(), *number) {
+                    let (_, decision) = maintenance::cancel(&window, &[], &at(self.ledger.now));
+                    self.ledger.commit(decision).expect("nobody else writes");
                 }
             }
             other => panic!("no operator's word: {other:?}"),
@@ -381,19 +381,19 @@ impl Storm {
     }
 
     fn withdrawn(&self, number: usize) -> Option<Decision> {
-        let machine = nth(self.books.machines.values(), number)?;
-        machine::withdraw(machine, "sold", &at(self.books.now)).ok().map(|(_, decision)| decision)
+        let machine = nth(self.ledger.machines.values(), number)?;
+        machine::withdraw(machine, "sold", &at(self.ledger.now)).ok().map(|(_, decision)| decision)
     }
 
     fn limited(&self, number: usize, limits: Limits) -> Decision {
-        let quota = nth(self.books.quotas.values(), number).expect("everybody has one");
-        quota::set_limits(quota, limits, &at(self.books.now)).1
+        let quota = nth(self.ledger.quotas.values(), number).expect("everybody has one");
+        quota::set_limits(quota, limits, &at(self.ledger.now)).1
     }
 
     fn announce(&mut self, node: NodeId, after: u64) {
-        let now = self.books.now;
+        let now = self.ledger.now;
         let mut bytes = [0; 16];
-        bytes[8..].copy_from_slice(&u64::try_from(self.books.windows.len()).expect("few").to_be_bytes());
+        bytes[8..].copy_from_slice(&u64::try_from(self.ledger.windows.len()).expect("few").to_be_bytes());
         let window = Window {
             id: MaintenanceId::from_bytes(bytes),
             version: 0,
@@ -405,61 +405,61 @@ impl Storm {
             created_at: now,
             cancelled_at: None,
         };
-        let affected: Vec<_> = self.books.allocations.values().filter(|run| run.node_id == Some(node)).cloned().collect();
+        let affected: Vec<_> = self.ledger.allocations.values().filter(|run| run.node_id == Some(node)).cloned().collect();
         let (_, decision) = maintenance::announce(window, &affected, &at(now)).expect("a good window");
-        self.books.commit(decision).expect("nobody else writes");
+        self.ledger.commit(decision).expect("nobody else writes");
     }
 
     fn host(&mut self, action: &Action) {
-        let (books, truth) = (&mut self.books, &mut self.truth);
+        let (ledger, truth) = (&mut self.ledger, &mut self.truth);
         match action {
             Action::Connect(number) => {
-                let away = books.nodes.values().filter(|node| node.session.is_none()).map(|node| node.id);
+                let away = ledger.nodes.values().filter(|node| node.session.is_none()).map(|node| node.id);
                 if let Some(node) = nth(away, *number) {
-                    truth.connect(books, node);
+                    truth.connect(ledger, node);
                 }
             }
-            Action::Disconnect(number) => books.disconnect(any_node(*number)),
+            Action::Disconnect(number) => ledger.disconnect(any_node(*number)),
             Action::Dispatch(number) => {
-                let queued = books.open_tasks().into_iter().filter(|id| books.tasks[id].state == TaskState::Queued).rev();
+                let queued = ledger.open_tasks().into_iter().filter(|id| ledger.tasks[id].state == TaskState::Queued).rev();
                 if let Some(id) = nth(queued, *number) {
-                    truth.dispatch(books, id);
+                    truth.dispatch(ledger, id);
                 }
             }
             Action::Take(number) => {
-                if let Some(id) = nth(truth.takable(books).into_iter().rev(), *number) {
-                    truth.take(books, id);
+                if let Some(id) = nth(truth.takable(ledger).into_iter().rev(), *number) {
+                    truth.take(ledger, id);
                 }
             }
             Action::Finish(number, end) => {
-                if let Some(id) = nth(truth.running(books).into_iter().rev(), *number) {
-                    truth.finish(books, id, *end);
+                if let Some(id) = nth(truth.running(ledger).into_iter().rev(), *number) {
+                    truth.finish(ledger, id, *end);
                 }
             }
             Action::Deliver(number) => {
-                if let Some(id) = nth(truth.deliverable(books).into_iter().rev(), *number) {
-                    truth.deliver(books, id);
+                if let Some(id) = nth(truth.deliverable(ledger).into_iter().rev(), *number) {
+                    truth.deliver(ledger, id);
                 }
             }
             Action::Work(number, end) => {
-                if let Some(id) = nth(books.open_tasks().into_iter(), *number) {
+                if let Some(id) = nth(ledger.open_tasks().into_iter(), *number) {
                     self.work(id, *end);
                 }
             }
             Action::WorkAll(number, end) => {
-                for (place, id) in books.open_tasks().into_iter().enumerate() {
+                for (place, id) in ledger.open_tasks().into_iter().enumerate() {
                     let well = place % (number % 8 + 1) != number % 8;
                     self.work(id, if well { End::Succeeded } else { *end });
                     self.check();
                 }
             }
             Action::Vanish(number) => {
-                let queued = books.open_tasks().into_iter().filter(|id| books.tasks[id].state == TaskState::Queued);
+                let queued = ledger.open_tasks().into_iter().filter(|id| ledger.tasks[id].state == TaskState::Queued);
                 if let Some(id) = nth(queued, *number)
-                    && truth.dispatch(books, id)
+                    && truth.dispatch(ledger, id)
                 {
-                    books.disconnect(books.tasks[&id].node_id);
-                    truth.take(books, id);
+                    ledger.disconnect(ledger.tasks[&id].node_id);
+                    truth.take(ledger, id);
                 }
             }
             other => panic!("no host does this: {other:?}"),
@@ -468,40 +468,40 @@ impl Storm {
 
     /// Brings a task to an end as far as its host can.
     fn work(&mut self, id: TaskId, end: End) {
-        let (books, truth) = (&mut self.books, &mut self.truth);
-        if books.tasks[&id].state == TaskState::Queued {
-            truth.dispatch(books, id);
+        let (ledger, truth) = (&mut self.ledger, &mut self.truth);
+        if ledger.tasks[&id].state == TaskState::Queued {
+            truth.dispatch(ledger, id);
         }
-        if truth.takable(books).contains(&id) {
+        if truth.takable(ledger).contains(&id) {
             if matches!(end, End::Refused | End::CancelledUnstarted) {
                 truth.refuse(id, end);
             } else {
-                truth.take(books, id);
+                truth.take(ledger, id);
             }
         }
-        if truth.running(books).contains(&id) {
-            truth.finish(books, id, end);
+        if truth.running(ledger).contains(&id) {
+            truth.finish(ledger, id, end);
         }
-        if truth.deliverable(books).contains(&id) {
-            truth.deliver(books, id);
+        if truth.deliverable(ledger).contains(&id) {
+            truth.deliver(ledger, id);
         }
     }
 
-    /// A decision on the books as they are now.
+    /// A decision on the ledger as they are now.
     fn decide(&self, number: usize, who: Slow) -> Option<Decision> {
-        let context = at(self.books.now);
+        let context = at(self.ledger.now);
         let states: &[AllocationState] = if matches!(who, Slow::Retry) { &[AllocationState::Failed] } else { &GOING };
         let id = self.run(number, states);
         Some(match who {
-            Slow::Driver => self.books.decide(id?).decision,
-            Slow::Tenant => commands::release(&self.books.allocations[&id?], "late", &context).ok()?.1,
+            Slow::Driver => self.ledger.decide(id?).decision,
+            Slow::Tenant => commands::release(&self.ledger.allocations[&id?], "late", &context).ok()?.1,
             Slow::Retry => {
-                let run = &self.books.allocations[&id?];
-                let quotas = self.books.quotas_of(run.project_id, run.organization_id);
+                let run = &self.ledger.allocations[&id?];
+                let quotas = self.ledger.quotas_of(run.project_id, run.organization_id);
                 commands::retry(run, &quotas, Duration::ZERO, &context).ok()?.1
             }
             Slow::Quarantine => {
-                let slot = &self.books.slots[&self.slot(number)];
+                let slot = &self.ledger.slots[&self.slot(number)];
                 slot::operate(slot, slot::Operation::Quarantine, "", seal, &context).ok()?
             }
             Slow::Withdraw => self.withdrawn(number)?,
@@ -512,77 +512,77 @@ impl Storm {
     /// The storm is over: hosts answer properly, operators clean up what is blocked, and everybody leaves.
     pub(crate) fn calm(&mut self) {
         for decision in std::mem::take(&mut self.decided) {
-            self.conflicts += usize::from(self.books.commit(decision) == Err(Conflict));
+            self.conflicts += usize::from(self.ledger.commit(decision) == Err(Conflict));
             self.check();
         }
         for _ in 0..CALM_ROUNDS {
             self.hosts_come_back();
-            for id in self.books.allocations.keys().copied().collect::<Vec<_>>() {
-                self.books.release(id);
-                self.books.advance(id);
+            for id in self.ledger.allocations.keys().copied().collect::<Vec<_>>() {
+                self.ledger.release(id);
+                self.ledger.advance(id);
                 self.check();
             }
             // In the end: whatever was running is over.
-            for id in self.truth.running(&self.books) {
-                self.truth.finish(&self.books, id, End::Succeeded);
+            for id in self.truth.running(&self.ledger) {
+                self.truth.finish(&self.ledger, id, End::Succeeded);
             }
-            for id in self.truth.deliverable(&self.books) {
-                self.truth.deliver(&mut self.books, id);
+            for id in self.truth.deliverable(&self.ledger) {
+                self.truth.deliver(&mut self.ledger, id);
             }
-            self.books.open_tasks().into_iter().for_each(|id| self.work(id, End::Succeeded));
+            self.ledger.open_tasks().into_iter().for_each(|id| self.work(id, End::Succeeded));
             self.check();
             self.operators_clean_up();
             if self.is_calm() {
-                assert_eq!(self.books.picture, self.books.fleet(), "the picture is what the rows say");
+                assert_eq!(self.ledger.picture, self.ledger.fleet(), "the picture is what the rows say");
                 return;
             }
-            self.books.wait(120);
-            self.books.tick();
+            self.ledger.wait(120);
+            self.ledger.tick();
             self.check();
         }
-        let left: Vec<_> = self.books.allocations.values().filter(|run| !run.state.over()).collect();
+        let left: Vec<_> = self.ledger.allocations.values().filter(|run| !run.state.is_terminal()).collect();
         panic!(
             "it does not become calm: {left:#?}, slots {:?}",
-            self.books.slots.values().map(|slot| slot.state).collect::<Vec<_>>()
+            self.ledger.slots.values().map(|slot| slot.state).collect::<Vec<_>>()
         );
     }
 
     fn hosts_come_back(&mut self) {
-        for node in self.books.nodes.keys().copied().collect::<Vec<_>>() {
-            if self.books.nodes[&node].service == Service::Retired {
-                self.truth.enroll(&mut self.books, node);
+        for node in self.ledger.nodes.keys().copied().collect::<Vec<_>>() {
+            if self.ledger.nodes[&node].service == Service::Retired {
+                self.truth.enroll(&mut self.ledger, node);
             }
-            if self.books.nodes[&node].session.is_none() {
-                assert!(self.truth.connect(&mut self.books, node), "whoever is not retired may come back");
+            if self.ledger.nodes[&node].session.is_none() {
+                assert!(self.truth.connect(&mut self.ledger, node), "whoever is not retired may come back");
             }
         }
         self.check();
     }
 
     fn operators_clean_up(&mut self) {
-        for slot in self.books.slots.values().filter(|slot| is_dirty(slot.state)).map(|slot| slot.id).collect::<Vec<_>>() {
+        for slot in self.ledger.slots.values().filter(|slot| is_dirty(slot.state)).map(|slot| slot.id).collect::<Vec<_>>() {
             // Those that belong together go together: the second one finds it under way.
-            drop(self.books.force_cleanup(slot));
+            drop(self.ledger.force_cleanup(slot));
         }
-        let blocked = self.books.machines.values().filter(|machine| machine.state == MachineState::CleanupBlocked);
+        let blocked = self.ledger.machines.values().filter(|machine| machine.state == MachineState::CleanupBlocked);
         for node in blocked.map(|machine| machine.node_id).collect::<Vec<_>>() {
-            drop(self.books.force_machine(node));
+            drop(self.ledger.force_machine(node));
         }
         // What is blocked and still whole, because its node was away, is released by the run itself.
-        let blocked = self.books.allocations.values().filter(|run| run.state == AllocationState::ReleaseBlocked);
+        let blocked = self.ledger.allocations.values().filter(|run| run.state == AllocationState::ReleaseBlocked);
         for id in blocked.map(|run| run.id).collect::<Vec<_>>() {
-            if self.books.open_tasks_of(id).is_empty() {
-                self.books.retry(id, Duration::ZERO).expect("an operator may");
+            if self.ledger.open_tasks_of(id).is_empty() {
+                self.ledger.retry(id, Duration::ZERO).expect("an operator may");
             }
         }
         self.check();
     }
 
     fn is_calm(&self) -> bool {
-        let over = self.books.allocations.values().all(|run| run.state.over());
-        let slots = self.books.slots.values().all(|slot| slot.state.is_clean());
-        let machines = self.books.machines.values().all(|machine| machine.state.is_clean());
-        over && slots && machines && self.truth.is_clean() && self.books.open_tasks().is_empty()
+        let over = self.ledger.allocations.values().all(|run| run.state.is_terminal());
+        let slots = self.ledger.slots.values().all(|slot| slot.state.is_clean());
+        let machines = self.ledger.machines.values().all(|machine| machine.state.is_clean());
+        over && slots && machines && self.truth.is_clean() && self.ledger.open_tasks().is_empty()
     }
 }
 

@@ -1,4 +1,4 @@
-//! What is really on the hosts, whatever the books say: hosts that do as they are told, fail in every way, lose their links and tell the
+//! What is really on the hosts, whatever the ledger say: hosts that do as they are told, fail in every way, lose their links and tell the
 //! truth about it, at once or much later.
 #![allow(dead_code, reason = "every test file uses its own part")]
 
@@ -9,8 +9,8 @@ use gpuaas_contract::id::{AllocationId, NodeId, SlotId, TaskId};
 use gpuaas_contract::task::{Task, TaskType};
 use gpuaas_domain::machine::MachineState;
 
-use crate::books::Books;
 use crate::hosts::End;
+use crate::ledger::Ledger;
 
 /// Something that one allocation at a time may be on.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -56,9 +56,9 @@ impl Truth {
     }
 
     /// A queued task goes over the link, if there is one.
-    pub(crate) fn dispatch(&mut self, books: &mut Books, id: TaskId) -> bool {
-        let online = books.nodes[&books.tasks[&id].node_id].session.is_some();
-        let sent = online && books.dispatch(id).is_ok();
+    pub(crate) fn dispatch(&mut self, ledger: &mut Ledger, id: TaskId) -> bool {
+        let online = ledger.nodes[&ledger.tasks[&id].node_id].session.is_some();
+        let sent = online && ledger.dispatch(id).is_ok();
         if sent && !self.taken.contains(&id) {
             self.on_the_way.insert(id);
         }
@@ -66,19 +66,19 @@ impl Truth {
     }
 
     /// Orders that a host could take now.
-    pub(crate) fn takable(&self, books: &Books) -> Vec<TaskId> {
+    pub(crate) fn takable(&self, ledger: &Ledger) -> Vec<TaskId> {
         let good = |id: &TaskId| {
-            let start_by = books.tasks[id].envelope_start_by;
-            self.on_the_way.contains(id) && start_by.is_some_and(|start_by| books.now <= start_by.plus(CLOCK_SKEW))
+            let start_by = ledger.tasks[id].envelope_start_by;
+            self.on_the_way.contains(id) && start_by.is_some_and(|start_by| ledger.now <= start_by.plus(CLOCK_SKEW))
         };
-        books.made.iter().copied().filter(good).collect()
+        ledger.made.iter().copied().filter(good).collect()
     }
 
     /// A host takes an order and begins, unless it comes too late. Whether it can say so is another matter.
-    pub(crate) fn take(&mut self, books: &mut Books, id: TaskId) {
+    pub(crate) fn take(&mut self, ledger: &mut Ledger, id: TaskId) {
         self.on_the_way.remove(&id);
         self.taken.insert(id);
-        let (order, node) = (books.order(id), books.tasks[&id].node_id);
+        let (order, node) = (ledger.order(id), ledger.tasks[&id].node_id);
         let (kind, holder) = (order.task_type(), order.holder().expect("acts for somebody"));
         let places = places(&order, node);
         let fence = places.iter().filter_map(|place| self.fences.get(place)).max().copied().unwrap_or(0);
@@ -93,20 +93,20 @@ impl Truth {
                 assert!(before.is_none_or(|before| before == holder.allocation_id), "{place:?}: on the remains of {before:?}");
             } else if ends(kind) {
                 self.fences.insert(place, holder.lease_epoch);
-                self.overtake(books, place, holder.lease_epoch, id);
+                self.overtake(ledger, place, holder.lease_epoch, id);
             }
         }
-        if books.nodes[&node].session.is_some() {
-            books.acknowledge(id);
+        if ledger.nodes[&node].session.is_some() {
+            ledger.acknowledge(id);
         }
     }
 
     /// Whoever still works under this number or an earlier one stops.
-    fn overtake(&mut self, books: &Books, place: Place, number: u64, by: TaskId) {
-        for id in self.running(books) {
-            let order = books.order(id);
+    fn overtake(&mut self, ledger: &Ledger, place: Place, number: u64, by: TaskId) {
+        for id in self.running(ledger) {
+            let order = ledger.order(id);
             let overtaken = order.holder().is_some_and(|holder| holder.lease_epoch <= number);
-            if id != by && overtaken && places(&order, books.tasks[&id].node_id).contains(&place) {
+            if id != by && overtaken && places(&order, ledger.tasks[&id].node_id).contains(&place) {
                 self.done.insert(id, End::Interrupted);
             }
         }
@@ -120,14 +120,14 @@ impl Truth {
     }
 
     /// Orders that hosts are working on.
-    pub(crate) fn running(&self, books: &Books) -> Vec<TaskId> {
+    pub(crate) fn running(&self, ledger: &Ledger) -> Vec<TaskId> {
         let runs = |id: &TaskId| self.taken.contains(id) && !self.done.contains_key(id);
-        books.made.iter().copied().filter(runs).collect()
+        ledger.made.iter().copied().filter(runs).collect()
     }
 
     /// A host is done with an order it began.
-    pub(crate) fn finish(&mut self, books: &Books, id: TaskId, end: End) {
-        let (order, node) = (books.order(id), books.tasks[&id].node_id);
+    pub(crate) fn finish(&mut self, ledger: &Ledger, id: TaskId, end: End) {
+        let (order, node) = (ledger.order(id), ledger.tasks[&id].node_id);
         let kind = order.task_type();
         let whole = matches!(kind, TaskType::AllocationProvisionUser | TaskType::AllocationDeprovisionUser);
         let clean = match end {
@@ -138,7 +138,7 @@ impl Truth {
             End::FailedClean | End::CancelledClean => !whole && (ends(kind) || makes(kind)),
             End::FailedDirty | End::CancelledDirty | End::Interrupted => false,
             // What has begun is no longer refused: it fails.
-            End::Refused | End::CancelledUnstarted => return self.finish(books, id, End::FailedDirty),
+            End::Refused | End::CancelledUnstarted => return self.finish(ledger, id, End::FailedDirty),
             End::NodeGone | End::NodeGoneBefore | End::NoWord | End::Expired => panic!("no end that a host knows: {end:?}"),
         };
         for place in places(&order, node) {
@@ -150,49 +150,49 @@ impl Truth {
     }
 
     /// Tasks whose receipts can arrive now.
-    pub(crate) fn deliverable(&self, books: &Books) -> Vec<TaskId> {
+    pub(crate) fn deliverable(&self, ledger: &Ledger) -> Vec<TaskId> {
         let can = |id: &TaskId| {
-            let task = &books.tasks[id];
-            let node = &books.nodes[&task.node_id];
+            let task = &ledger.tasks[id];
+            let node = &ledger.nodes[&task.node_id];
             let speaks = node.session.is_some() && node.epoch == task.node_epoch;
             self.done.contains_key(id) && task.receipt_digest.is_none() && speaks
         };
-        books.made.iter().copied().filter(can).collect()
+        ledger.made.iter().copied().filter(can).collect()
     }
 
     /// A receipt arrives, perhaps long after everybody gave it up.
-    pub(crate) fn deliver(&self, books: &mut Books, id: TaskId) {
-        let order = books.order(id);
-        books.receipt(id, self.done[&id].said(&order).expect("a host has ended it"));
+    pub(crate) fn deliver(&self, ledger: &mut Ledger, id: TaskId) {
+        let order = ledger.order(id);
+        ledger.receipt(id, self.done[&id].reported(&order).expect("a host has ended it"));
     }
 
     /// A link comes up. What was sent over the one before is void.
-    pub(crate) fn connect(&mut self, books: &mut Books, node: NodeId) -> bool {
-        self.on_the_way.retain(|id| books.tasks[id].node_id != node);
-        books.connect(node, |id| self.taken.contains(&id)).is_ok()
+    pub(crate) fn connect(&mut self, ledger: &mut Ledger, node: NodeId) -> bool {
+        self.on_the_way.retain(|id| ledger.tasks[id].node_id != node);
+        ledger.connect(node, |id| self.taken.contains(&id)).is_ok()
     }
 
     /// A machine is enrolled again: it has forgotten its orders, and what is on it is still there.
-    pub(crate) fn enroll(&mut self, books: &mut Books, node: NodeId) {
-        self.on_the_way.retain(|id| books.tasks[id].node_id != node);
-        for id in self.running(books) {
-            if books.tasks[&id].node_id == node {
+    pub(crate) fn enroll(&mut self, ledger: &mut Ledger, node: NodeId) {
+        self.on_the_way.retain(|id| ledger.tasks[id].node_id != node);
+        for id in self.running(ledger) {
+            if ledger.tasks[&id].node_id == node {
                 self.done.insert(id, End::Interrupted);
             }
         }
-        books.enroll(node);
+        ledger.enroll(node);
     }
 
-    /// The books know of everything that is somewhere: nothing is clean there that is not.
-    pub(crate) fn check(&self, books: &Books) {
+    /// The ledger know of everything that is somewhere: nothing is clean there that is not.
+    pub(crate) fn check(&self, ledger: &Ledger) {
         for (place, allocation) in &self.remains {
             let holder = match place {
-                Place::Slot(id) => books.slots[id].allocation_id,
-                Place::Host(node) => books.machines[node].allocation_id,
+                Place::Slot(id) => ledger.slots[id].allocation_id,
+                Place::Host(node) => ledger.machines[node].allocation_id,
             };
-            assert_eq!(holder, Some(*allocation), "{place:?}: what the books say is not what is there");
+            assert_eq!(holder, Some(*allocation), "{place:?}: what the ledger say is not what is there");
         }
-        for machine in books.machines.values().filter(|machine| machine.state == MachineState::Available) {
+        for machine in ledger.machines.values().filter(|machine| machine.state == MachineState::Available) {
             assert_eq!(self.remains.get(&Place::Host(machine.node_id)), None, "{} is given out dirty", machine.id);
         }
     }

@@ -7,7 +7,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use gpuaas_contract::cleanup::{WipeMethod, WipeStatus};
 use rustix::fs::{FileType, Mode, OFlags, makedev, mknodat};
 
-use super::wipe::{Way, wipe_by};
+use super::wipe::{Wipe, wipe_by};
 use super::*;
 use crate::block;
 use crate::exec::Exec;
@@ -306,7 +306,7 @@ async fn writing_an_image_stops_when_it_is_told_and_nothing_writes_any_more() {
 async fn a_wiped_drive_is_zero_and_proven_by_every_way() {
     // The second ends within a block of ours.
     for size in [SIZE, 17 * MIB + 512] {
-        for (way, method) in [(Way::Discard, WipeMethod::Discard), (Way::Zero, WipeMethod::Zero)] {
+        for (way, method) in [(Wipe::Discard, WipeMethod::Discard), (Wipe::Zero, WipeMethod::Zero)] {
             let Some(lab) = Lab::new(size).await else { return };
             lab.fill();
             let told = AtomicU64::new(0);
@@ -335,7 +335,7 @@ async fn an_erasure_by_the_drive_itself_is_believed_only_if_the_marks_are_gone()
             fake.put("drive", lab.node().as_os_str().as_encoded_bytes());
         }
         let locked = open::lock(&lab.machine, &lab.drive, Duration::ZERO, &silent).await.expect("locked");
-        let ways = [Way::Nvme(fake.nvme.clone(), SanitizeBlocks), Way::Discard];
+        let ways = [Wipe::Nvme(fake.nvme.clone(), SanitizeBlocks), Wipe::Discard];
         let proof = wipe_by(&ways, &lab.machine, &lab.drive, locked, &silent).await.expect("wiped");
         assert!(proof.is_clean() && proof.method == method, "{proof:?}");
         assert!(lab.read(0, SIZE).iter().all(|byte| *byte == 0));
@@ -343,7 +343,7 @@ async fn an_erasure_by_the_drive_itself_is_believed_only_if_the_marks_are_gone()
     lab.fill();
     let fake = crate::nvme::tests::Fake::new();
     let locked = open::lock(&lab.machine, &lab.drive, Duration::ZERO, &silent).await.expect("locked");
-    let alone = [Way::Nvme(fake.nvme.clone(), SanitizeBlocks)];
+    let alone = [Wipe::Nvme(fake.nvme.clone(), SanitizeBlocks)];
     let proof = wipe_by(&alone, &lab.machine, &lab.drive, locked, &silent).await.expect("tried");
     assert!(proof.status == WipeStatus::Failed && !proof.is_clean() && proof.canaries_gone == 0, "{proof:?}");
 }
@@ -362,7 +362,7 @@ async fn a_wipe_takes_the_best_way_and_can_be_done_again() {
 #[tokio::test]
 async fn a_drive_that_breaks_while_it_is_wiped_is_told_and_never_proven() {
     let Some(lab) = Lab::with_room(SIZE, Some(16 * MIB)).await else { return };
-    for ways in [&[Way::Zero][..], &[Way::Zero, Way::Zero]] {
+    for ways in [&[Wipe::Zero][..], &[Wipe::Zero, Wipe::Zero]] {
         let locked = open::lock(&lab.machine, &lab.drive, Duration::ZERO, &silent).await.expect("locked");
         let proof = wipe_by(ways, &lab.machine, &lab.drive, locked, &silent).await.expect("the marks fit");
         assert!(proof.status == WipeStatus::Failed && !proof.is_clean(), "{proof:?}");
@@ -407,7 +407,7 @@ async fn a_wipe_that_nobody_waits_for_ends() {
     tokio::select! {
         () = begun.cancelled() => {}
         // On a busy machine it may be done before we hear that it has begun.
-        proof = wipe_by(&[Way::Zero], &lab.machine, &lab.drive, locked, &progress) => assert!(proof.expect("wiped").is_clean()),
+        proof = wipe_by(&[Wipe::Zero], &lab.machine, &lab.drive, locked, &progress) => assert!(proof.expect("wiped").is_clean()),
     }
     open::lock(&lab.machine, &lab.drive, Duration::from_secs(30), &silent).await.expect("the lock is given up");
 }

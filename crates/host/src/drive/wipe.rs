@@ -25,7 +25,7 @@ const ZERO_WRITERS: usize = 2;
 
 /// One way to wipe.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) enum Way {
+pub(super) enum Wipe {
     /// By the drive itself.
     Nvme(Nvme, Erasure),
     /// Every block given back. The kernel vouches for zeros afterwards.
@@ -34,7 +34,7 @@ pub(super) enum Way {
     Zero,
 }
 
-impl Way {
+impl Wipe {
     fn method(&self) -> WipeMethod {
         match self {
             Self::Nvme(_, Erasure::SanitizeBlocks | Erasure::FormatData) => WipeMethod::Sanitize,
@@ -70,17 +70,17 @@ pub(super) async fn run(
     if let Some(nvme) = Nvme::find(machine, &locked.info().name) {
         nvme.settle(progress).await?;
         match nvme.erasures().await {
-            Ok(erasures) => ways.extend(erasures.into_iter().map(|erasure| Way::Nvme(nvme.clone(), erasure))),
+            Ok(erasures) => ways.extend(erasures.into_iter().map(|erasure| Wipe::Nvme(nvme.clone(), erasure))),
             Err(error) => tracing::warn!(drive = drive.serial, %error, "the drive does not say how it can be erased"),
         }
     }
-    ways.extend([Way::Discard, Way::Zero]);
+    ways.extend([Wipe::Discard, Wipe::Zero]);
     wipe_by(&ways, machine, drive, locked, progress).await
 }
 
 /// The same, with these ways.
 pub(super) async fn wipe_by(
-    ways: &[Way],
+    ways: &[Wipe],
     machine: &MachinePaths,
     drive: &DriveRef,
     locked: Locked,
@@ -140,14 +140,14 @@ async fn marked(locked: &Arc<Locked>, progress: Progress<'_>) -> Result<Result<B
 
 async fn wiped(
     locked: &Arc<Locked>,
-    way: &Way,
+    way: &Wipe,
     drive: &DriveRef,
     progress: Progress<'_>,
 ) -> Result<Result<(), NotWiped>, HostError> {
     let work = match way {
-        Way::Nvme(nvme, erasure) => return Ok(nvme.erase(*erasure, progress).await.map_err(NotWiped::Failed)),
-        Way::Discard => discard,
-        Way::Zero => zero,
+        Wipe::Nvme(nvme, erasure) => return Ok(nvme.erase(*erasure, progress).await.map_err(NotWiped::Failed)),
+        Wipe::Discard => discard,
+        Wipe::Zero => zero,
     };
     let (locked, drive) = (Arc::clone(locked), drive.clone());
     on_thread(progress, move |reporter| {

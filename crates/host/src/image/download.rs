@@ -9,7 +9,7 @@ use http_body_util::BodyExt as _;
 use tokio::sync::mpsc;
 
 use super::flight::Report;
-use super::http::{Answer, Client, Failure, Remedy, Wish, broken, silent};
+use super::http::{Answer, Client, DownloadFailure, DownloadRequest, Remedy, broken, silent};
 use super::part::{Part, Source};
 use super::store::Store;
 use super::url::Url;
@@ -58,14 +58,14 @@ async fn complete(
 ) -> Result<Part, HostError> {
     let (mut tries, mut most) = (0, part.position());
     while !part.is_complete() {
-        let wish = Wish {
+        let download = DownloadRequest {
             url,
             allowed: &wanted.allowed_prefixes,
             private_networks: &wanted.private_networks,
             from: part.position(),
             etag: part.source().and_then(|source| source.etag.as_deref()),
         };
-        let failure = match client.get(&wish).await {
+        let failure = match client.get(&download).await {
             Ok(answer) => match take(store, answer, source, part).await? {
                 (whole, None) => return Ok(whole),
                 (rest, Some(failure)) => {
@@ -98,7 +98,12 @@ fn backoff(base: Duration, tries: u32) -> Duration {
 }
 
 /// Takes what an answer brings, until it ends or breaks.
-async fn take(store: &Arc<Store>, answer: Answer, source: &Source, part: Part) -> Result<(Part, Option<Failure>), HostError> {
+async fn take(
+    store: &Arc<Store>,
+    answer: Answer,
+    source: &Source,
+    part: Part,
+) -> Result<(Part, Option<DownloadFailure>), HostError> {
     let begin = match judge(&answer, source, &part) {
         Ok(begin) => begin,
         Err(failure) => return Ok((part, Some(failure))),
@@ -110,7 +115,7 @@ async fn take(store: &Arc<Store>, answer: Answer, source: &Source, part: Part) -
         (Err(error), _) => return Err(error),
     };
     written?;
-    let short = || Failure::again(HostError::new("image_unreachable", "the server sent less than it said"));
+    let short = || DownloadFailure::again(HostError::new("image_unreachable", "the server sent less than it said"));
     let failure = match end {
         Ok(()) if part.total_is_missing() || part.is_complete() => None,
         Ok(()) => Some(short()),
@@ -129,10 +134,10 @@ enum Begin {
 }
 
 /// What the bytes of an answer are, from its head.
-fn judge(answer: &Answer, source: &Source, part: &Part) -> Result<Begin, Failure> {
+fn judge(answer: &Answer, source: &Source, part: &Part) -> Result<Begin, DownloadFailure> {
     let (head, place) = (&answer.response, answer.url.shown());
     let status = head.status();
-    let said = |what: &str| HostError::new("image_http_status", format!("{place} answered {status}{what}"));
+    let reported = |what: &str| HostError::new("image_http_status", format!("{place} answered {status}{what}"));
     let text = |name: header::HeaderName| head.headers().get(name).and_then(|value| value.to_str().ok());
     // Only a strong one names the bytes.
     let etag = text(header::ETAG).filter(|etag| etag.starts_with('"') && etag.len() <= MAX_ETAG).map(str::to_owned);
@@ -142,7 +147,7 @@ fn judge(answer: &Answer, source: &Source, part: &Part) -> Result<Begin, Failure
             Ok(Begin::Whole(Source { etag, length, ..source.clone() }))
         }
         StatusCode::PARTIAL_CONTENT if part.position() > 0 => {
-            let other = |what| Failure::anew(said(what));
+            let other = |what| DownloadFailure::anew(reported(what));
             let range = text(header::CONTENT_RANGE).and_then(content_range);
             let (start, total) = range.ok_or_else(|| other(" without saying which part of the file that is"))?;
             let known = part.source();
@@ -157,14 +162,16 @@ fn judge(answer: &Answer, source: &Source, part: &Part) -> Result<Begin, Failure
             }
             Ok(Begin::Rest(total))
         }
-        StatusCode::RANGE_NOT_SATISFIABLE if part.position() > 0 => Err(Failure::anew(said(": the file is shorter than before"))),
+        StatusCode::RANGE_NOT_SATISFIABLE if part.position() > 0 => {
+            Err(DownloadFailure::anew(reported(": the file is shorter than before")))
+        }
         StatusCode::REQUEST_TIMEOUT
         | StatusCode::TOO_MANY_REQUESTS
         | StatusCode::INTERNAL_SERVER_ERROR
         | StatusCode::BAD_GATEWAY
         | StatusCode::SERVICE_UNAVAILABLE
-        | StatusCode::GATEWAY_TIMEOUT => Err(Failure::again(said("; the server has a problem"))),
-        _ => Err(said("; check the address of the image, and whether it may be read without a password").into()),
+        | StatusCode::GATEWAY_TIMEOUT => Err(DownloadFailure::again(reported("; the server has a problem"))),
+        _ => Err(reported("; check the address of the image, and whether it may be read without a password").into()),
     }
 }
 
@@ -179,7 +186,7 @@ fn content_range(text: &str) -> Option<(u64, Option<u64>)> {
 }
 
 /// Takes pieces from the network and queues them for the disk. Ends early if the disk does not want any more.
-async fn read(mut answer: Answer, pieces: mpsc::Sender<Bytes>, stall: Duration) -> Result<(), Failure> {
+async fn read(mut answer: Answer, pieces: mpsc::Sender<Bytes>, stall: Duration) -> Result<(), DownloadFailure> {
     loop {
         let next = tokio::select! {
             next = tokio::time::timeout(stall, answer.response.body_mut().frame()) => next,
@@ -193,8 +200,8 @@ async fn read(mut answer: Answer, pieces: mpsc::Sender<Bytes>, stall: Duration) 
                     return Ok(());
                 }
             }
-            Ok(Some(Err(error))) => return Err(Failure::again(broken(&answer.url, &error))),
-            Err(_) => return Err(Failure::again(silent(&answer.url, stall))),
+            Ok(Some(Err(error))) => return Err(DownloadFailure::again(broken(&answer.url, &error))),
+            Err(_) => return Err(DownloadFailure::again(silent(&answer.url, stall))),
         }
     }
 }

@@ -66,14 +66,14 @@ impl Report {
 
 /// Joins whoever brings in this image already, or starts to. Returns what it says and whether it was asked for in the same words.
 pub(super) fn join(store: &Arc<Store>, wanted: &ImageWanted, ended: &CancellationToken) -> (watch::Receiver<State>, bool) {
-    let mut books = store.books();
-    if let Some(flight) = books.flights.get(&wanted.sha256) {
+    let mut index = store.index();
+    if let Some(flight) = index.flights.get(&wanted.sha256) {
         return (flight.state.clone(), flight.wanted == *wanted);
     }
     let (sender, state) = watch::channel(State::default());
-    books.flights.insert(wanted.sha256.clone(), Flight { wanted: wanted.clone(), state: state.clone() });
-    // A runtime that is about to end drops the task at once, which then takes itself out of the books.
-    drop(books);
+    index.flights.insert(wanted.sha256.clone(), Flight { wanted: wanted.clone(), state: state.clone() });
+    // A runtime that is about to end drops the task at once, which then takes itself out of the index.
+    drop(index);
     let landing = Landing { store: Arc::clone(store), sha256: wanted.sha256.clone() };
     let (store, wanted, ended) = (Arc::clone(store), wanted.clone(), ended.clone());
     // On its own: whoever asked may go away.
@@ -86,14 +86,14 @@ pub(super) fn join(store: &Arc<Store>, wanted: &ImageWanted, ended: &Cancellatio
         if let Err(error) = &outcome {
             tracing::warn!(image = %wanted.sha256, code = error.code, error = %error, "an image could not be brought in");
         }
-        // First out of the books: whoever asks from now on must not get an old failure.
+        // First out of the index: whoever asks from now on must not get an old failure.
         drop(landing);
         report.state.send_modify(|state| state.outcome = Some(outcome));
     });
     (state, true)
 }
 
-/// Takes the flight out of the books, whatever ends it.
+/// Takes the flight out of the index, whatever ends it.
 struct Landing {
     store: Arc<Store>,
     sha256: Digest,
@@ -101,7 +101,7 @@ struct Landing {
 
 impl Drop for Landing {
     fn drop(&mut self) {
-        self.store.books().flights.remove(&self.sha256);
+        self.store.index().flights.remove(&self.sha256);
         self.store.unclaim(&self.sha256);
     }
 }

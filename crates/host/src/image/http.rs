@@ -32,7 +32,7 @@ const CONNECT_TIMEOUT: Duration = Duration::from_secs(10);
 
 /// Why there is no answer, or no more of it.
 #[derive(Clone, Debug)]
-pub(super) struct Failure {
+pub(super) struct DownloadFailure {
     /// What is said if it stays so.
     pub(super) error: HostError,
     /// What might help.
@@ -50,7 +50,7 @@ pub(super) enum Remedy {
     Never,
 }
 
-impl Failure {
+impl DownloadFailure {
     pub(super) fn again(error: HostError) -> Self {
         Self { error, remedy: Remedy::Again }
     }
@@ -60,7 +60,7 @@ impl Failure {
     }
 }
 
-impl From<HostError> for Failure {
+impl From<HostError> for DownloadFailure {
     fn from(error: HostError) -> Self {
         Self { error, remedy: Remedy::Never }
     }
@@ -68,7 +68,7 @@ impl From<HostError> for Failure {
 
 /// What is asked for.
 #[derive(Clone, Debug)]
-pub(super) struct Wish<'a> {
+pub(super) struct DownloadRequest<'a> {
     pub(super) url: &'a Url,
     /// Where a server may send on to.
     pub(super) allowed: &'a [String],
@@ -102,16 +102,16 @@ impl Client {
     }
 
     /// Asks, and follows where the server sends on to.
-    pub(super) async fn get(&mut self, wish: &Wish<'_>) -> Result<Answer, Failure> {
-        let mut url = wish.url.clone();
+    pub(super) async fn get(&mut self, download: &DownloadRequest<'_>) -> Result<Answer, DownloadFailure> {
+        let mut url = download.url.clone();
         for _ in 0..=MAX_REDIRECTS {
-            let answer = self.ask(&url, wish).await?;
+            let answer = self.ask(&url, download).await?;
             if !is_redirect(answer.response.status()) {
                 return Ok(answer);
             }
             let location = answer.response.headers().get(header::LOCATION).and_then(|value| value.to_str().ok());
             let refused = |target: &str, why: &str| {
-                Failure::from(HostError::new(
+                DownloadFailure::from(HostError::new(
                     REFUSED,
                     format!("{} sends on to {target}, which is not followed: {why}", url.shown()),
                 ))
@@ -121,22 +121,22 @@ impl Client {
             if url.is_https() && !target.is_https() {
                 return Err(refused(&target.shown(), "it leads from https to http"));
             }
-            if !target.is_allowed(wish.allowed) {
+            if !target.is_allowed(download.allowed) {
                 return Err(refused(&target.shown(), "image_sources in the host's policy does not allow it"));
             }
             url = target;
         }
-        Err(HostError::new(REFUSED, format!("{} sends on more than {MAX_REDIRECTS} times", wish.url.shown())).into())
+        Err(HostError::new(REFUSED, format!("{} sends on more than {MAX_REDIRECTS} times", download.url.shown())).into())
     }
 
-    async fn ask(&mut self, url: &Url, wish: &Wish<'_>) -> Result<Answer, Failure> {
+    async fn ask(&mut self, url: &Url, download: &DownloadRequest<'_>) -> Result<Answer, DownloadFailure> {
         let place = format!("{}:{}", url.host(), url.port());
         let unreachable = |error: &std::io::Error| {
             let what = format!("cannot connect to {place}; check the address, the name service and the firewall");
-            Failure::again(HostError::because(UNREACHABLE, &what, error))
+            DownloadFailure::again(HostError::because(UNREACHABLE, &what, error))
         };
         let addresses = resolve(url).await.map_err(|error| unreachable(&error))?;
-        check_addresses(url, &addresses, wish.private_networks)?;
+        check_addresses(url, &addresses, download.private_networks)?;
         // The addresses that were checked and not the name: a name could mean another place a moment later.
         let stream = match tokio::time::timeout(CONNECT_TIMEOUT, TcpStream::connect(addresses.as_slice())).await {
             Ok(connected) => connected,
@@ -145,7 +145,7 @@ impl Client {
         let stream = stream.map_err(|error| unreachable(&error))?;
         stream.set_nodelay(true).map_err(|error| unreachable(&error))?;
         if !url.is_https() {
-            return self.send(stream, url, wish).await;
+            return self.send(stream, url, download).await;
         }
         let name = ServerName::try_from(url.host().to_owned()).map_err(|error| {
             HostError::because(UNREACHABLE, &format!("{place} cannot be the name of an https server"), &error)
@@ -154,17 +154,17 @@ impl Client {
         let stream = match tokio::time::timeout(CONNECT_TIMEOUT, connector.connect(name, stream)).await {
             Ok(Ok(stream)) => stream,
             Ok(Err(error)) => return Err(tls_failed(&place, &error)),
-            Err(_) => return Err(Failure::again(silent(url, CONNECT_TIMEOUT))),
+            Err(_) => return Err(DownloadFailure::again(silent(url, CONNECT_TIMEOUT))),
         };
-        self.send(stream, url, wish).await
+        self.send(stream, url, download).await
     }
 
-    async fn send<S>(&self, stream: S, url: &Url, wish: &Wish<'_>) -> Result<Answer, Failure>
+    async fn send<S>(&self, stream: S, url: &Url, download: &DownloadRequest<'_>) -> Result<Answer, DownloadFailure>
     where
         S: AsyncRead + AsyncWrite + Send + Unpin + 'static,
     {
-        let request = request(url, wish)?;
-        let broken = |error: &hyper::Error| Failure::again(broken(url, error));
+        let request = request(url, download)?;
+        let broken = |error: &hyper::Error| DownloadFailure::again(broken(url, error));
         let (mut sender, connection) =
             hyper::client::conn::http1::handshake(TokioIo::new(stream)).await.map_err(|error| broken(&error))?;
         let connection = tokio::spawn(async move {
@@ -176,7 +176,7 @@ impl Client {
         match tokio::time::timeout(stall, sender.send_request(request)).await {
             Ok(Ok(response)) => Ok(Answer { response, url: url.clone(), _connection: connection }),
             Ok(Err(error)) => Err(broken(&error)),
-            Err(_) => Err(Failure::again(silent(url, stall))),
+            Err(_) => Err(DownloadFailure::again(silent(url, stall))),
         }
     }
 
@@ -220,16 +220,16 @@ fn check_addresses(url: &Url, addresses: &[SocketAddr], listed: &[Network]) -> R
     Ok(())
 }
 
-fn request(url: &Url, wish: &Wish<'_>) -> Result<http::Request<Empty<Bytes>>, HostError> {
+fn request(url: &Url, download: &DownloadRequest<'_>) -> Result<http::Request<Empty<Bytes>>, HostError> {
     let mut request = http::Request::get(url.path())
         .header(header::HOST, url.authority())
         .header(header::USER_AGENT, concat!("gpuaas-agent/", env!("CARGO_PKG_VERSION")))
         .header(header::ACCEPT, "*/*")
         // The digest is of the file as it is.
         .header(header::ACCEPT_ENCODING, "identity");
-    if wish.from > 0 {
-        request = request.header(header::RANGE, format!("bytes={}-", wish.from));
-        if let Some(etag) = wish.etag {
+    if download.from > 0 {
+        request = request.header(header::RANGE, format!("bytes={}-", download.from));
+        if let Some(etag) = download.etag {
             request = request.header(header::IF_RANGE, etag);
         }
     }
@@ -240,10 +240,10 @@ fn is_redirect(status: http::StatusCode) -> bool {
     matches!(status.as_u16(), 301 | 302 | 303 | 307 | 308)
 }
 
-fn tls_failed(place: &str, error: &std::io::Error) -> Failure {
+fn tls_failed(place: &str, error: &std::io::Error) -> DownloadFailure {
     use rustls::{CertificateError, Error};
-    let said = error.get_ref().and_then(|inner| inner.downcast_ref::<Error>());
-    let (hint, remedy) = match said {
+    let reported = error.get_ref().and_then(|inner| inner.downcast_ref::<Error>());
+    let (hint, remedy) = match reported {
         Some(Error::InvalidCertificate(
             CertificateError::Expired
             | CertificateError::NotValidYet
@@ -258,7 +258,7 @@ fn tls_failed(place: &str, error: &std::io::Error) -> Failure {
         None => ("the connection broke", Remedy::Again),
     };
     let what = format!("{place} answered, but no trusted connection came about; {hint}");
-    Failure { error: HostError::because(UNREACHABLE, &what, error), remedy }
+    DownloadFailure { error: HostError::because(UNREACHABLE, &what, error), remedy }
 }
 
 /// The connection ended before the answer did.

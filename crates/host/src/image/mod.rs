@@ -85,7 +85,7 @@ pub struct ImageGuard {
 
 impl Drop for ImageGuard {
     fn drop(&mut self) {
-        self.store.books().let_go(&self.sha256);
+        self.store.index().let_go(&self.sha256);
     }
 }
 
@@ -107,7 +107,7 @@ impl Images {
 
     /// Keeps the image with this digest from being removed, whether it is there already or not.
     pub fn hold(&self, sha256: &Digest) -> ImageGuard {
-        self.store().books().hold(sha256);
+        self.store().index().hold(sha256);
         ImageGuard { store: Arc::clone(self.store()), sha256: sha256.clone() }
     }
 

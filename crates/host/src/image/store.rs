@@ -25,7 +25,7 @@ const FETCHES_AT_ONCE: usize = 2;
 /// Most room that is left to everybody else on the file system; less on a small one. A host without any room left cannot even say so.
 const MAX_SPARE_BYTES: u64 = 1 << 30;
 
-/// The folder and the books about it. One per agent.
+/// The folder and the index about it. One per agent.
 #[derive(Debug)]
 pub(super) struct Store {
     pub(super) folder: PathBuf,
@@ -34,12 +34,12 @@ pub(super) struct Store {
     /// Turns for those who bring in an image.
     pub(super) turns: Semaphore,
     budget: u64,
-    books: Mutex<Books>,
+    index: Mutex<StoreIndex>,
 }
 
 /// Who uses what at this moment.
 #[derive(Debug, Default)]
-pub(super) struct Books {
+pub(super) struct StoreIndex {
     /// Images that are being brought in.
     pub(super) flights: HashMap<Digest, Flight>,
     /// How many guards each image has.
@@ -59,7 +59,7 @@ struct Claim {
 
 /// What an entry of the folder is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Kind {
+enum EntryKind {
     /// A whole image.
     Whole,
     /// The beginning of one.
@@ -70,13 +70,14 @@ enum Kind {
     Gone,
 }
 
-const KINDS: [(Kind, &str); 4] = [(Kind::Part, ".part"), (Kind::Source, ".source"), (Kind::Gone, ".gone"), (Kind::Whole, "")];
+const KINDS: [(EntryKind, &str); 4] =
+    [(EntryKind::Part, ".part"), (EntryKind::Source, ".source"), (EntryKind::Gone, ".gone"), (EntryKind::Whole, "")];
 
 /// An entry of the folder.
 #[derive(Clone, Debug)]
 struct Entry {
     sha256: Digest,
-    kind: Kind,
+    kind: EntryKind,
     path: PathBuf,
     bytes: u64,
     used_at: Timestamp,
@@ -120,30 +121,30 @@ impl Store {
             settings,
             turns: Semaphore::new(FETCHES_AT_ONCE),
             budget: layout.image_cache_bytes,
-            books: Mutex::default(),
+            index: Mutex::default(),
         }
     }
 
-    pub(super) fn books(&self) -> MutexGuard<'_, Books> {
-        self.books.lock().unwrap_or_else(PoisonError::into_inner)
+    pub(super) fn index(&self) -> MutexGuard<'_, StoreIndex> {
+        self.index.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Where an image is when it is whole.
     pub(super) fn whole(&self, sha256: &Digest) -> PathBuf {
-        self.entry(sha256, Kind::Whole)
+        self.entry(sha256, EntryKind::Whole)
     }
 
     /// Where it is until then.
     pub(super) fn part(&self, sha256: &Digest) -> PathBuf {
-        self.entry(sha256, Kind::Part)
+        self.entry(sha256, EntryKind::Part)
     }
 
     /// Where it is written down what the part is from.
     pub(super) fn source(&self, sha256: &Digest) -> PathBuf {
-        self.entry(sha256, Kind::Source)
+        self.entry(sha256, EntryKind::Source)
     }
 
-    fn entry(&self, sha256: &Digest, kind: Kind) -> PathBuf {
+    fn entry(&self, sha256: &Digest, kind: EntryKind) -> PathBuf {
         let suffix = KINDS.iter().find(|(known, _)| *known == kind).map_or("", |(_, suffix)| *suffix);
         self.folder.join(format!("{}{suffix}", sha256.as_str().replace(':', "-")))
     }
@@ -178,13 +179,13 @@ impl Store {
         let is_old = |entry: &Entry| now.since(entry.used_at) > KEEP_PARTS;
         for entry in &entries {
             let fresh_part =
-                || entries.iter().any(|other| other.kind == Kind::Part && other.sha256 == entry.sha256 && !is_old(other));
+                || entries.iter().any(|other| other.kind == EntryKind::Part && other.sha256 == entry.sha256 && !is_old(other));
             let leftover = match entry.kind {
-                Kind::Whole => false,
-                Kind::Part => is_old(entry),
+                EntryKind::Whole => false,
+                EntryKind::Part => is_old(entry),
                 // It is written once, and the part may have grown since.
-                Kind::Source => is_old(entry) && !fresh_part(),
-                Kind::Gone => true,
+                EntryKind::Source => is_old(entry) && !fresh_part(),
+                EntryKind::Gone => true,
             };
             if leftover {
                 self.sweep_one(entry)?;
@@ -194,10 +195,10 @@ impl Store {
     }
 
     fn sweep_one(&self, entry: &Entry) -> Result<(), HostError> {
-        let gone = self.entry(&entry.sha256, Kind::Gone);
-        if entry.kind != Kind::Gone {
-            let books = self.books();
-            if books.flights.contains_key(&entry.sha256) {
+        let gone = self.entry(&entry.sha256, EntryKind::Gone);
+        if entry.kind != EntryKind::Gone {
+            let index = self.index();
+            if index.flights.contains_key(&entry.sha256) {
                 return Ok(());
             }
             rename(&entry.path, &gone)?;
@@ -226,7 +227,7 @@ impl Store {
             ));
         }
         let gone = self.make_way(sha256, total, written)?;
-        // Freeing the blocks of a large file takes time, so it is not done while others wait for the books.
+        // Freeing the blocks of a large file takes time, so it is not done while others wait for the index.
         for path in gone {
             remove(&path)?;
         }
@@ -234,12 +235,12 @@ impl Store {
     }
 
     fn make_way(&self, sha256: &Digest, total: u64, written: u64) -> Result<Vec<PathBuf>, HostError> {
-        let mut books = self.books();
+        let mut index = self.index();
         let space = crate::space(&self.folder).map_err(|error| {
             HostError::because(IO, &format!("cannot see how much room {} has", self.folder.display()), &error)
         })?;
         let spare = MAX_SPARE_BYTES.min(space.size_bytes / 20);
-        let others = books.claims.iter().filter(|(other, _)| *other != sha256).map(|(_, claim)| *claim);
+        let others = index.claims.iter().filter(|(other, _)| *other != sha256).map(|(_, claim)| *claim);
         let (others_total, others_missing) = others.fold((0_u64, 0_u64), |(total, missing), claim| {
             (total.saturating_add(claim.total), missing.saturating_add(claim.total.saturating_sub(claim.written)))
         });
@@ -251,28 +252,28 @@ impl Store {
         };
         // Parts that are being written are in the claims already.
         let counts = |entry: &Entry| match entry.kind {
-            Kind::Whole => true,
-            Kind::Part => !books.flights.contains_key(&entry.sha256) && entry.sha256 != *sha256,
-            Kind::Source | Kind::Gone => false,
+            EntryKind::Whole => true,
+            EntryKind::Part => !index.flights.contains_key(&entry.sha256) && entry.sha256 != *sha256,
+            EntryKind::Source | EntryKind::Gone => false,
         };
         let entries: Vec<Entry> = self.list()?.into_iter().filter(counts).collect();
         let kept: Vec<Kept> = entries
             .iter()
-            .map(|entry| Kept { bytes: entry.bytes, used_at: entry.used_at, in_use: books.uses(&entry.sha256) })
+            .map(|entry| Kept { bytes: entry.bytes, used_at: entry.used_at, in_use: index.uses(&entry.sha256) })
             .collect();
         let victims = evict(&kept, wanted).map_err(|short| self.no_room(short, total, &kept, wanted))?;
         let mut gone = Vec::new();
         for index in victims {
             let entry = &entries[index];
             tracing::info!(image = %entry.sha256, bytes = entry.bytes, "removing an image that was not used for the longest time");
-            let path = self.entry(&entry.sha256, Kind::Gone);
+            let path = self.entry(&entry.sha256, EntryKind::Gone);
             rename(&entry.path, &path)?;
             gone.push(path);
-            if entry.kind == Kind::Part {
+            if entry.kind == EntryKind::Part {
                 gone.push(self.source(&entry.sha256));
             }
         }
-        books.claims.insert(sha256.clone(), Claim { total, written });
+        index.claims.insert(sha256.clone(), Claim { total, written });
         Ok(gone)
     }
 
@@ -301,7 +302,7 @@ impl Store {
 
     /// Gives back what was claimed for an image.
     pub(super) fn unclaim(&self, sha256: &Digest) {
-        self.books().claims.remove(sha256);
+        self.index().claims.remove(sha256);
     }
 
     /// Everything of ours in the folder. Other files are none of our business.
@@ -327,13 +328,13 @@ impl Store {
     }
 }
 
-impl Books {
+impl StoreIndex {
     /// Nothing removes this image from now on.
     pub(super) fn hold(&mut self, sha256: &Digest) {
         *self.held.entry(sha256.clone()).or_default() += 1;
     }
 
-    /// The end of one [`Books::hold`].
+    /// The end of one [`StoreIndex::hold`].
     pub(super) fn let_go(&mut self, sha256: &Digest) {
         if let Some(count) = self.held.get_mut(sha256) {
             *count -= 1;
@@ -370,7 +371,7 @@ pub(super) fn evict(kept: &[Kept], wanted: Wanted) -> Result<Vec<usize>, NoRoom>
     }
 }
 
-fn entry_of(name: &str) -> Option<(Digest, Kind)> {
+fn entry_of(name: &str) -> Option<(Digest, EntryKind)> {
     let rest = name.strip_prefix("sha256-")?;
     let (hex, suffix) = rest.split_at_checked(64)?;
     let (kind, _) = KINDS.iter().find(|(_, known)| *known == suffix)?;
@@ -475,7 +476,9 @@ mod tests {
     #[test]
     fn names_of_others_are_none_of_our_business() {
         let hex = "ab".repeat(32);
-        for (name, kind) in [("", Kind::Whole), (".part", Kind::Part), (".source", Kind::Source), (".gone", Kind::Gone)] {
+        for (name, kind) in
+            [("", EntryKind::Whole), (".part", EntryKind::Part), (".source", EntryKind::Source), (".gone", EntryKind::Gone)]
+        {
             let (sha256, found) = entry_of(&format!("sha256-{hex}{name}")).expect("ours");
             assert_eq!((sha256.as_str(), found), (format!("sha256:{hex}").as_str(), kind));
         }

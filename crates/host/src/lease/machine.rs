@@ -4,7 +4,7 @@ use std::path::Path;
 
 use gpuaas_contract::slice::Holder;
 
-use super::{Books, FENCES, FILE_MODE, encode, failed, read, write};
+use super::{FENCES, FILE_MODE, LeaseFolder, encode, failed, read, write};
 use crate::HostError;
 use crate::users::{MachineFence, MachineLease};
 
@@ -13,13 +13,13 @@ pub(crate) const FILE: &str = "machine.json";
 
 /// Takes the machine. See [`Host::machine_lease_take`](crate::Host::machine_lease_take).
 pub(crate) fn take(folder: &Path, lease: &MachineLease, again: bool) -> Result<(), HostError> {
-    let books = Books::make(folder)?;
-    if let Some(present) = books.machine()? {
+    let leases = LeaseFolder::make(folder)?;
+    if let Some(present) = leases.machine()? {
         // Another task of the same allocation may come back to its user: everything that it does can be done again.
         let same = present.holder() == lease.holder() && present.username == lease.username && (again || !present.leaving);
         return if same { Ok(()) } else { Err(leased(&present)) };
     }
-    let fences = books.fences()?;
+    let fences = leases.fences()?;
     let before = read::<MachineFence>(&fences, FILE, own_name)?;
     if let Some(fence) = &before {
         let (seen, wanted) = (fence.lease_epoch, lease.lease_epoch);
@@ -30,14 +30,14 @@ pub(crate) fn take(folder: &Path, lease: &MachineLease, again: bool) -> Result<(
             return Err(HostError::new("lease_epoch_stale", message));
         }
     }
-    if let Some(slot) = books.leases()?.first() {
+    if let Some(slot) = leases.leases()?.first() {
         let (slot, whose) = (slot.slot_id, slot.allocation_id);
         let message = format!("{slot} is leased to {whose}; the whole machine can be leased only when no slot of it is");
         return Err(HostError::new("slots_leased", message));
     }
     // The fence comes first: a crash in between costs the number, and never gives the machine twice.
     write(&fences, FILE, &MachineFence::of(lease, before.as_ref()))?;
-    if books.folder.write_new(FILE, &encode(FILE, lease)?, FILE_MODE).map_err(|error| failed(&error))? {
+    if leases.folder.write_new(FILE, &encode(FILE, lease)?, FILE_MODE).map_err(|error| failed(&error))? {
         return Ok(());
     }
     // Somebody who does not know of the lock was faster.
@@ -46,31 +46,31 @@ pub(crate) fn take(folder: &Path, lease: &MachineLease, again: bool) -> Result<(
 
 /// Takes the machine from an earlier holder, with everything that is known of that one's user.
 pub(crate) fn take_over(folder: &Path, lease: &MachineLease) -> Result<MachineLease, HostError> {
-    let books = Books::make(folder)?;
-    let Some(present) = books.machine()? else { return Err(lost(lease, "nobody has it")) };
+    let leases = LeaseFolder::make(folder)?;
+    let Some(present) = leases.machine()? else { return Err(lost(lease, "nobody has it")) };
     let taken = if present.holder() == lease.holder() {
         present
     } else if present.lease_epoch < lease.lease_epoch {
         let MachineLease { allocation_id, lease_epoch, task_id, taken_at, .. } = *lease;
         // The machine stays leased all the time, so the lease comes first here: whoever holds it is the one who may clean it.
         let taken = MachineLease { allocation_id, lease_epoch, task_id, taken_at, leaving: true, ..present };
-        write(&books.folder, FILE, &taken)?;
+        write(&leases.folder, FILE, &taken)?;
         taken
     } else {
         return Err(leased(&present));
     };
-    remember(&books, &taken, false)?;
+    remember(&leases, &taken, false)?;
     Ok(taken)
 }
 
 /// Writes down what has become of the machine.
 pub(crate) fn note(folder: &Path, lease: &MachineLease) -> Result<(), HostError> {
-    let Some(books) = Books::open(folder)? else { return Err(lost(lease, "there are no leases")) };
-    match books.machine()? {
+    let Some(leases) = LeaseFolder::open(folder)? else { return Err(lost(lease, "there are no leases")) };
+    match leases.machine()? {
         Some(present) if present.holder() == lease.holder() => {
             // The number is remembered longer than the lease: what is of it must be found even when the lease is gone.
-            remember(&books, lease, false)?;
-            write(&books.folder, FILE, lease)
+            remember(&leases, lease, false)?;
+            write(&leases.folder, FILE, lease)
         }
         Some(present) => Err(lost(lease, &format!("{} has it with number {}", present.allocation_id, present.lease_epoch))),
         None => Err(lost(lease, "nobody has it")),
@@ -79,35 +79,35 @@ pub(crate) fn note(folder: &Path, lease: &MachineLease) -> Result<(), HostError>
 
 /// Gives the machine back.
 pub(crate) fn drop_lease(folder: &Path, holder: Holder) -> Result<(), HostError> {
-    let Some(books) = Books::open(folder)? else { return Ok(()) };
-    match books.machine()? {
+    let Some(leases) = LeaseFolder::open(folder)? else { return Ok(()) };
+    match leases.machine()? {
         Some(present) if present.holder() != holder => Err(leased(&present)),
         None => Ok(()),
         Some(present) => {
             // The fence comes first here, too: a crash in between leaves a lease that nothing can be begun under.
-            remember(&books, &present, true)?;
-            books.folder.remove_file(FILE).map_err(|error| failed(&error))
+            remember(&leases, &present, true)?;
+            leases.folder.remove_file(FILE).map_err(|error| failed(&error))
         }
     }
 }
 
 /// The lease, if there is one.
 pub(crate) fn find(folder: &Path) -> Result<Option<MachineLease>, HostError> {
-    Books::open(folder)?.map_or(Ok(None), |books| books.machine())
+    LeaseFolder::open(folder)?.map_or(Ok(None), |leases| leases.machine())
 }
 
 /// What the machine remembers of its last lease.
 pub(crate) fn fence(folder: &Path) -> Result<Option<MachineFence>, HostError> {
-    let Some(books) = Books::open(folder)? else { return Ok(None) };
-    match books.folder.inner(FENCES).map_err(|error| failed(&error))? {
+    let Some(leases) = LeaseFolder::open(folder)? else { return Ok(None) };
+    match leases.folder.inner(FENCES).map_err(|error| failed(&error))? {
         Some(fences) => read(&fences, FILE, own_name),
         None => Ok(None),
     }
 }
 
 /// Writes the fence of a lease.
-fn remember(books: &Books, lease: &MachineLease, over: bool) -> Result<(), HostError> {
-    let fences = books.fences()?;
+fn remember(leases: &LeaseFolder, lease: &MachineLease, over: bool) -> Result<(), HostError> {
+    let fences = leases.fences()?;
     let before = read::<MachineFence>(&fences, FILE, own_name)?;
     let fence = MachineFence::of(lease, before.as_ref());
     write(&fences, FILE, &MachineFence { over: over || fence.over, ..fence })

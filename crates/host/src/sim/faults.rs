@@ -77,9 +77,9 @@ pub struct Call {
     pub subject: String,
 }
 
-/// The books of one opened host: the machine, and what is told and asked of its operations.
+/// The operations of one opened host: the machine, and what is told and asked of its operations.
 #[derive(Debug)]
-pub(super) struct Books {
+pub(super) struct SimOperations {
     folder: PathBuf,
     inside: Mutex<Inside>,
     dead: watch::Sender<bool>,
@@ -150,7 +150,7 @@ impl Inside {
     }
 }
 
-impl Books {
+impl SimOperations {
     pub(super) fn new(folder: &Path, machine: Machine) -> Self {
         let inside = Inside {
             saved: machine.clone(),
@@ -230,29 +230,29 @@ impl Books {
 impl SimHost {
     /// Arms a fault, beside those that are armed.
     pub fn arm(&self, fault: Fault) {
-        let inside = &mut *self.books().open();
+        let inside = &mut *self.operations().open();
         inside.armed.push(Armed { fault, since: inside.count, left: fault.times });
     }
 
     /// Disarms every fault. What has fired stays in [`SimHost::fired`].
     pub fn disarm(&self) {
-        self.books().open().armed.clear();
+        self.operations().open().armed.clear();
     }
 
     /// The calls that faults have struck.
     pub fn fired(&self) -> Vec<Call> {
-        self.books().open().fired.clone()
+        self.operations().open().fired.clone()
     }
 
     /// The calls since the host was opened; the oldest are left out when there are very many.
     pub fn calls(&self) -> Vec<Call> {
-        self.books().open().calls.iter().cloned().collect()
+        self.operations().open().calls.iter().cloned().collect()
     }
 
     /// Returns when a fault has killed the host, at once if one has already.
     pub async fn killed(&self) {
         // The sender lives in this host, so waiting cannot fail.
-        let _ = self.books().dead.subscribe().wait_for(|dead| *dead).await;
+        let _ = self.operations().dead.subscribe().wait_for(|dead| *dead).await;
     }
 
     /// The way of every operation.
@@ -262,7 +262,7 @@ impl SimHost {
         subject: String,
         effect: impl FnOnce(&mut Machine) -> Result<T, HostError>,
     ) -> Result<T, HostError> {
-        match self.books().operate((operation, None), subject, effect) {
+        match self.operations().operate((operation, None), subject, effect) {
             Some(result) => result,
             None => std::future::pending().await,
         }
@@ -270,7 +270,7 @@ impl SimHost {
 
     pub(crate) async fn checkpoint(&self, phase: &'static str, point: Point) -> Result<(), HostError> {
         let subject = checkpoint_subject(phase, point);
-        match self.books().operate((Operation::Checkpoint, Some(phase)), subject, |_| Ok(())) {
+        match self.operations().operate((Operation::Checkpoint, Some(phase)), subject, |_| Ok(())) {
             Some(result) => result,
             None => std::future::pending().await,
         }

@@ -41,7 +41,7 @@ fn drive<'a>(machine: &'a mut Machine, serial: &str) -> Result<&'a mut Drive, Ho
 impl SimHost {
     /// What must never happen on a host, and did: devices shared, touched outside a lease, or given on with something left in them.
     pub fn violations(&self) -> Vec<String> {
-        self.books().look(|machine| machine.violations.clone())
+        self.operations().look(|machine| machine.violations.clone())
     }
 
     /// What is left of guests. Reads the folders of leases and guests.
@@ -56,7 +56,7 @@ impl SimHost {
         }
         let entries = std::fs::read_dir(&self.layout().instances).into_iter().flatten().flatten();
         let instances = entries.map(|entry| entry.file_name().to_string_lossy().into_owned()).collect();
-        self.books().look(|machine| {
+        self.operations().look(|machine| {
             let functions = machine
                 .functions
                 .iter()
@@ -76,22 +76,22 @@ impl SimHost {
 
     /// What is on a drive; nothing if there is no such drive.
     pub fn drive_contents(&self, serial: &str) -> Vec<Content> {
-        self.books().look(|machine| machine.drives.get(serial).map(|drive| drive.contents.clone()).unwrap_or_default())
+        self.operations().look(|machine| machine.drives.get(serial).map(|drive| drive.contents.clone()).unwrap_or_default())
     }
 
     /// How often a function was reset.
     pub fn resets(&self, address: &PciAddress) -> u64 {
-        self.books().look(|machine| machine.functions.get(address).map_or(0, |function| function.resets))
+        self.operations().look(|machine| machine.functions.get(address).map_or(0, |function| function.resets))
     }
 
     /// How often a guest was started.
     pub fn boots(&self, allocation_id: AllocationId) -> u64 {
-        self.books().look(|machine| machine.domains.get(&allocation_id).map_or(0, |domain| domain.boots))
+        self.operations().look(|machine| machine.domains.get(&allocation_id).map_or(0, |domain| domain.boots))
     }
 
     /// Mounts a drive, or takes it off.
     pub fn set_mounted(&self, serial: &str, path: Option<&str>) -> Result<(), HostError> {
-        self.books().change(|machine| {
+        self.operations().change(|machine| {
             drive(machine, serial)?.mounted_at = path.map(str::to_owned);
             Ok(())
         })
@@ -99,7 +99,7 @@ impl SimHost {
 
     /// From now on wiping this drive is in vain.
     pub fn fail_drive(&self, serial: &str) -> Result<(), HostError> {
-        self.books().change(|machine| {
+        self.operations().change(|machine| {
             drive(machine, serial)?.failing = true;
             Ok(())
         })
@@ -107,7 +107,7 @@ impl SimHost {
 
     /// The drive is as good as new.
     pub fn repair_drive(&self, serial: &str) -> Result<(), HostError> {
-        self.books().change(|machine| {
+        self.operations().change(|machine| {
             drive(machine, serial)?.failing = false;
             Ok(())
         })
@@ -115,7 +115,7 @@ impl SimHost {
 
     /// From now on resetting this function is in vain.
     pub fn fail_reset(&self, address: &PciAddress) -> Result<(), HostError> {
-        self.books().change(|machine| {
+        self.operations().change(|machine| {
             machine.function(address)?.reset_fails = true;
             Ok(())
         })
@@ -123,7 +123,7 @@ impl SimHost {
 
     /// The function can be reset again.
     pub fn repair_reset(&self, address: &PciAddress) -> Result<(), HostError> {
-        self.books().change(|machine| {
+        self.operations().change(|machine| {
             machine.function(address)?.reset_fails = false;
             Ok(())
         })
@@ -131,7 +131,7 @@ impl SimHost {
 
     /// Somebody from outside takes a function off `vfio-pci`.
     pub fn unbind_outside(&self, address: &PciAddress) -> Result<(), HostError> {
-        self.books().change(|machine| {
+        self.operations().change(|machine| {
             let function = machine.function(address)?;
             function.driver_override = None;
             function.driver.clone_from(&function.own_driver);
@@ -141,7 +141,7 @@ impl SimHost {
 
     /// This guest does not listen when it is asked to shut down.
     pub fn stubborn(&self, allocation_id: AllocationId) -> Result<(), HostError> {
-        self.books().change(|machine| {
+        self.operations().change(|machine| {
             machine.stubborn.insert(allocation_id);
             Ok(())
         })
@@ -149,7 +149,7 @@ impl SimHost {
 
     /// After a start, guests are asked so many times in vain.
     pub fn slow_boot(&self, asks: u32) -> Result<(), HostError> {
-        self.books().change(|machine| {
+        self.operations().change(|machine| {
             machine.silent_asks = asks;
             Ok(())
         })
@@ -157,7 +157,7 @@ impl SimHost {
 
     /// Whatever is stored under this digest does not have it.
     pub fn spoil_image(&self, sha256: &Digest) -> Result<(), HostError> {
-        self.books().change(|machine| {
+        self.operations().change(|machine| {
             machine.wrong_images.insert(sha256.clone());
             Ok(())
         })
@@ -165,7 +165,7 @@ impl SimHost {
 
     /// A program that guests need is not installed until its package is.
     pub fn remove_command(&self, name: &str) -> Result<(), HostError> {
-        self.books().change(|machine| {
+        self.operations().change(|machine| {
             machine.missing_commands.insert(name.to_owned());
             Ok(())
         })
@@ -173,7 +173,7 @@ impl SimHost {
 
     /// Whether the modules of VFIO are loaded at every boot. They are not, unless this says so.
     pub fn vfio_at_boot(&self, yes: bool) -> Result<(), HostError> {
-        self.books().change(|machine| {
+        self.operations().change(|machine| {
             machine.vfio_at_boot = yes;
             Ok(())
         })

@@ -33,7 +33,7 @@ use crate::guests::Layout;
 use crate::ping_log::PingLog;
 use crate::topology::Inventory;
 use crate::{packages, private_file};
-use faults::Books;
+use faults::SimOperations;
 pub use faults::{Call, Fault, FaultKind, Target, When};
 pub use knobs::Leftovers;
 pub use machine::Content;
@@ -56,7 +56,7 @@ struct Inner {
     layout: Layout,
     /// What never changes: what is on the bus, as a fresh host has it.
     hardware: Inventory,
-    books: Books,
+    operations: SimOperations,
 }
 
 /// What survives in the folder and says who the host is.
@@ -154,8 +154,8 @@ impl SimHost {
             huge_pages: false,
         };
         let hardware = state.hardware();
-        let books = Books::new(folder, Machine::load(folder, &hardware)?);
-        Ok(Self { inner: Arc::new(Inner { profile, state, ping_log: PingLog::new(folder), layout, hardware, books }) })
+        let operations = SimOperations::new(folder, Machine::load(folder, &hardware)?);
+        Ok(Self { inner: Arc::new(Inner { profile, state, ping_log: PingLog::new(folder), layout, hardware, operations }) })
     }
 
     /// Does to the host in `folder` what a reboot does: a new boot id, guests that are off, functions with the host's own drivers.
@@ -183,8 +183,8 @@ impl SimHost {
         &self.inner.hardware
     }
 
-    fn books(&self) -> &Books {
-        &self.inner.books
+    fn operations(&self) -> &SimOperations {
+        &self.inner.operations
     }
 
     pub(crate) fn ping_log(&self) -> &PingLog {
@@ -201,7 +201,7 @@ impl SimHost {
 
     pub(crate) fn facts(&self) -> HostFacts {
         let mut facts = self.inner.state.facts();
-        self.books().look(|machine| {
+        self.operations().look(|machine| {
             for gpu in &mut facts.gpus {
                 machine.driver(&gpu.pci_address).clone_into(&mut gpu.driver);
             }
@@ -213,7 +213,7 @@ impl SimHost {
         let now = Timestamp::now();
         let seconds = now.since(self.inner.state.booted_at).as_secs();
         let facts = self.facts();
-        let guests_mib = self.books().look(Machine::guests_memory_mib);
+        let guests_mib = self.operations().look(Machine::guests_memory_mib);
         // Slow waves with a phase of their own per GPU: numbers that move without a generator that must be stored.
         let wave = |phase: u64, period: u64| triangle(seconds.wrapping_add(phase * 37), period);
         // What was given away is not the host's to measure.
@@ -251,7 +251,7 @@ impl SimHost {
         let facts = self.facts();
         let metrics = self.metrics();
         let fabric = topology::links(&facts);
-        let loaded = |name: &&str| self.books().look(|machine| machine.modules.contains(*name));
+        let loaded = |name: &&str| self.operations().look(|machine| machine.modules.contains(*name));
         let vfio_modules = topology::VFIO_MODULES.into_iter().filter(loaded).map(str::to_owned).collect();
         diag_health_probe::Output {
             healthy: true,
@@ -275,7 +275,7 @@ impl SimHost {
 
     pub(crate) fn inventory(&self, machine: String) -> Inventory {
         let mut inventory = Inventory { machine, ..self.hardware().clone() };
-        self.books().look(|machine| machine.overlay(&mut inventory));
+        self.operations().look(|machine| machine.overlay(&mut inventory));
         inventory
     }
 
@@ -285,7 +285,7 @@ impl SimHost {
 
     pub(crate) fn packages(&self, params: &package_list::Params) -> package_list::Output {
         let mut all = self.inner.profile.packages();
-        self.books().look(|machine| {
+        self.operations().look(|machine| {
             let later = machine.packages.iter().filter(|name| !all.iter().any(|known| known.name == **name));
             let later: Vec<_> = later.map(|name| profile::package(name, "1.0-simulated")).collect();
             all.extend(later);

@@ -282,7 +282,7 @@ impl SimHost {
 
     /// A user of the simulated host.
     pub fn user(&self, name: &str) -> Option<SimUser> {
-        self.books().look(|machine| {
+        self.operations().look(|machine| {
             let known = machine.users.known.get(name).cloned()?;
             Some(SimUser { sudo: machine.users.sudoers.contains(name), ..known })
         })
@@ -290,7 +290,7 @@ impl SimHost {
 
     /// Somebody from outside makes a user.
     pub fn add_user(&self, user: SystemUser) -> Result<(), HostError> {
-        self.books().change(|machine| {
+        self.operations().change(|machine| {
             let known = SimUser { user: user.clone(), keys: Vec::new(), sudo: false, closed: false };
             machine.users.known.insert(user.name, known);
             Ok(())
@@ -299,7 +299,7 @@ impl SimHost {
 
     /// Somebody from outside leaves a file.
     pub fn add_file(&self, uid: u32, path: &str) -> Result<(), HostError> {
-        self.books().change(|machine| {
+        self.operations().change(|machine| {
             machine.users.files.push((uid, path.to_owned()));
             Ok(())
         })
@@ -307,7 +307,7 @@ impl SimHost {
 
     /// From now on the processes of a number do not end, or they do again.
     pub fn undying(&self, uid: u32, yes: bool) -> Result<(), HostError> {
-        self.books().change(|machine| {
+        self.operations().change(|machine| {
             match yes {
                 true => drop(machine.users.undying.insert(uid)),
                 false => drop(machine.users.undying.remove(&uid)),

@@ -15,20 +15,20 @@ use rustix::io::Errno;
 
 use super::{Looking, Removed, Traces, mounts, tree};
 use crate::HostError;
-use crate::beneath::Folder;
 use crate::exec::printable;
+use crate::openat2::Folder;
 
 /// Deepest tree that is looked through.
 const MOST_DEPTH: usize = 256;
-/// Most paths and troubles that are told; the rest is counted.
+/// Most paths and errors that are told; the rest is counted.
 const MOST_TOLD: usize = 16;
 
 /// The first of these numbers to which nothing on the host's own file systems belongs.
 pub(super) fn unused(root: &Path, candidates: &[u32], looking: Looking) -> Result<u32, HostError> {
-    let mut walk = Walk::new(candidates.iter().copied().collect(), Wish::Find, looking);
+    let mut walk = Walk::new(candidates.iter().copied().collect(), WalkAction::Find, looking);
     walk.everywhere(root)?;
-    if let Some(trouble) = walk.troubles.first() {
-        return Err(HostError::new("files_unknown", format!("not all files of this host can be looked at: {trouble}")));
+    if let Some(note_error) = walk.errors.first() {
+        return Err(HostError::new("files_unknown", format!("not all files of this host can be looked at: {note_error}")));
     }
     let free = candidates.iter().copied().find(|uid| !walk.owners.contains(uid));
     free.ok_or_else(|| {
@@ -52,10 +52,10 @@ pub(super) fn remove(root: &Path, traces: &Traces, looking: Looking) -> Result<R
         }
     }
     if let Some(uid) = traces.uid {
-        let mut walk = Walk::new(BTreeSet::from([uid]), Wish::Remove, looking);
+        let mut walk = Walk::new(BTreeSet::from([uid]), WalkAction::Remove, looking);
         walk.everywhere(root)?;
-        for trouble in &walk.troubles {
-            tracing::warn!(uid, trouble, "a file of a tenant may be left");
+        for note_error in &walk.errors {
+            tracing::warn!(uid, note_error, "a file of a tenant may be left");
         }
         removed.files += walk.found;
     }
@@ -65,24 +65,24 @@ pub(super) fn remove(root: &Path, traces: &Traces, looking: Looking) -> Result<R
 /// Removes what belongs to a number in one folder.
 pub(super) fn remove_owned(path: &Path, uid: u32) -> Result<(), HostError> {
     let looking = Looking { seen: std::sync::Arc::default(), stop: tokio_util::sync::CancellationToken::new() };
-    Walk::new(BTreeSet::from([uid]), Wish::Remove, looking).place(path)
+    Walk::new(BTreeSet::from([uid]), WalkAction::Remove, looking).place(path)
 }
 
 /// What belongs to a number, in words, and what could not be looked at.
 pub(super) fn owned(root: &Path, uid: u32, looking: Looking) -> Result<Vec<String>, HostError> {
-    let mut walk = Walk::new(BTreeSet::from([uid]), Wish::Find, looking);
+    let mut walk = Walk::new(BTreeSet::from([uid]), WalkAction::Find, looking);
     walk.everywhere(root)?;
     let mut left = Vec::new();
     if walk.found > 0 {
         left.push(format!("{} files of number {uid}: {}", walk.found, walk.told()));
     }
-    left.extend(walk.troubles);
+    left.extend(walk.errors);
     Ok(left)
 }
 
 /// What is done with what is found.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Wish {
+enum WalkAction {
     /// It is counted.
     Find,
     /// It is removed.
@@ -93,7 +93,7 @@ enum Wish {
 struct Walk {
     /// The numbers that are looked for.
     wanted: BTreeSet<u32>,
-    wish: Wish,
+    action: WalkAction,
     looking: Looking,
     /// Where it is.
     path: PathBuf,
@@ -104,7 +104,7 @@ struct Walk {
     /// The numbers that were found.
     owners: BTreeSet<u32>,
     /// What could not be looked at or removed.
-    troubles: Vec<String>,
+    errors: Vec<String>,
 }
 
 /// A folder that is being looked through.
@@ -122,9 +122,9 @@ impl Level {
 }
 
 impl Walk {
-    fn new(wanted: BTreeSet<u32>, wish: Wish, looking: Looking) -> Self {
-        let (paths, owners, troubles) = (Vec::new(), BTreeSet::new(), Vec::new());
-        Self { wanted, wish, looking, path: PathBuf::new(), found: 0, paths, owners, troubles }
+    fn new(wanted: BTreeSet<u32>, action: WalkAction, looking: Looking) -> Self {
+        let (paths, owners, errors) = (Vec::new(), BTreeSet::new(), Vec::new());
+        Self { wanted, action, looking, path: PathBuf::new(), found: 0, paths, owners, errors }
     }
 
     fn told(&self) -> String {
@@ -147,7 +147,7 @@ impl Walk {
             // A file can be mounted, too, and mounts come and go.
             Err(Errno::NOTDIR | Errno::NOENT) => return Ok(()),
             Err(errno) => {
-                self.trouble("open", errno);
+                self.note_error("open", errno);
                 return Ok(());
             }
         };
@@ -163,7 +163,7 @@ impl Walk {
                 }
                 Some(Ok(entry)) => entry,
                 Some(Err(errno)) => {
-                    self.trouble("list", errno);
+                    self.note_error("list", errno);
                     // It would say the same for ever.
                     levels.pop();
                     self.path.pop();
@@ -218,7 +218,7 @@ impl Walk {
             // Another mount, which is looked through by itself if it is the host's own; or it has just gone or been exchanged.
             Err(Errno::XDEV | Errno::NOENT | Errno::LOOP | Errno::NOTDIR) => Ok(None),
             Err(errno) => {
-                self.trouble("open", errno);
+                self.note_error("open", errno);
                 Ok(None)
             }
         }
@@ -226,13 +226,13 @@ impl Walk {
 
     /// Nobody has such trees but who wants to hide something in them.
     fn too_deep(&mut self, folder: BorrowedFd<'_>, name: &CStr, theirs: bool, stat: &Stat) -> Result<(), HostError> {
-        match (theirs, self.wish) {
-            (true, Wish::Remove) => match tree::remove(folder, name, &self.looking) {
+        match (theirs, self.action) {
+            (true, WalkAction::Remove) => match tree::remove(folder, name, &self.looking) {
                 Ok(count) => self.found += count,
                 Err(error) if error.code == "cancelled" => return Err(error),
                 Err(error) => self.told_trouble(error.message),
             },
-            (true, Wish::Find) => self.meet(stat),
+            (true, WalkAction::Find) => self.meet(stat),
             (false, _) => self.told_trouble(format!("{} has more than {MOST_DEPTH} folders below each other", self.shown())),
         }
         Ok(())
@@ -247,11 +247,11 @@ impl Walk {
         Some(Level { dir, name, theirs })
     }
 
-    /// A folder has been looked through: what was in it and of theirs is gone, if that was the wish.
+    /// A folder has been looked through: what was in it and of theirs is gone, if that was the action.
     fn leave(&mut self, level: &Level, above: Option<&Level>) {
         if level.theirs {
             self.count();
-            if self.wish == Wish::Remove {
+            if self.action == WalkAction::Remove {
                 self.remove_folder(level, above);
             }
         }
@@ -264,7 +264,7 @@ impl Walk {
                 Ok(()) | Err(Errno::NOENT) => return,
                 // Somebody else has something in it, or mounted something on it: it stays, but not theirs.
                 Err(Errno::NOTEMPTY | Errno::EXIST | Errno::BUSY) => {}
-                Err(errno) => return self.trouble("remove", errno),
+                Err(errno) => return self.note_error("remove", errno),
             }
         }
         let given = level.fd().and_then(|folder| {
@@ -272,13 +272,13 @@ impl Walk {
             rustix::fs::fchmod(folder, Mode::RWXU)
         });
         if let Err(errno) = given {
-            self.trouble("give to root", errno);
+            self.note_error("give to root", errno);
         }
     }
 
     /// Removes what is no folder. A device stays, but not theirs: others may need it.
     fn remove(&mut self, folder: BorrowedFd<'_>, name: &CStr, stat: &Stat) {
-        if self.wish == Wish::Find {
+        if self.action == WalkAction::Find {
             return;
         }
         let result = match FileType::from_raw_mode(stat.st_mode) {
@@ -289,7 +289,7 @@ impl Walk {
         };
         match result {
             Ok(()) | Err(Errno::NOENT) => {}
-            Err(errno) => self.trouble("remove", errno),
+            Err(errno) => self.note_error("remove", errno),
         }
     }
 
@@ -312,26 +312,26 @@ impl Walk {
         printable(path.as_os_str().as_bytes())
     }
 
-    /// What the system answered; what has just gone is no trouble.
+    /// What the system answered; what has just gone is no note_error.
     fn asked<T>(&mut self, what: &str, answer: rustix::io::Result<T>) -> Option<T> {
         match answer {
             Ok(value) => Some(value),
             Err(Errno::NOENT) => None,
             Err(errno) => {
-                self.trouble(what, errno);
+                self.note_error(what, errno);
                 None
             }
         }
     }
 
-    fn trouble(&mut self, what: &str, errno: Errno) {
+    fn note_error(&mut self, what: &str, errno: Errno) {
         let text = format!("cannot {what} {}: {}", self.shown(), std::io::Error::from(errno));
         self.told_trouble(text);
     }
 
     fn told_trouble(&mut self, text: String) {
-        if self.troubles.len() < MOST_TOLD {
-            self.troubles.push(text);
+        if self.errors.len() < MOST_TOLD {
+            self.errors.push(text);
         }
     }
 }
@@ -347,9 +347,9 @@ mod tests {
 
     const TENANT: u32 = 20_123;
 
-    fn walk(wish: Wish) -> Walk {
+    fn walk(action: WalkAction) -> Walk {
         let looking = Looking { seen: std::sync::Arc::default(), stop: CancellationToken::new() };
-        Walk::new(BTreeSet::from([TENANT]), wish, looking)
+        Walk::new(BTreeSet::from([TENANT]), action, looking)
     }
 
     fn deep_tree(root: &Path, name: &str, owner: u32) {
@@ -384,22 +384,22 @@ mod tests {
         }
         deep_tree(folder.path(), "deep", TENANT);
 
-        let mut found = walk(Wish::Find);
+        let mut found = walk(WalkAction::Find);
         found.place(folder.path()).expect("looked");
         // The one at the limit is met and not gone into.
         let deep = MOST_DEPTH as u64;
-        assert_eq!((found.found, found.troubles.len()), (7 + deep, 0), "{:?}", found.troubles);
+        assert_eq!((found.found, found.errors.len()), (7 + deep, 0), "{:?}", found.errors);
         assert_eq!(found.owners, BTreeSet::from([TENANT]));
-        let mut removed = walk(Wish::Remove);
+        let mut removed = walk(WalkAction::Remove);
         removed.place(folder.path()).expect("looked");
-        assert_eq!(removed.troubles, [""; 0]);
+        assert_eq!(removed.errors, [""; 0]);
         let mut left: Vec<_> = std::fs::read_dir(folder.path()).expect("list").map(|e| e.expect("entry").file_name()).collect();
         left.sort();
         assert_eq!(left, ["mine", "mixed"]);
         assert!(path("mine/mine").exists() && path("mixed/mine").exists());
         assert!(!path("mine/theirs").exists() && !path("mixed/theirs").exists());
         assert_eq!(path("mixed").metadata().expect("there").uid(), 0);
-        let mut again = walk(Wish::Find);
+        let mut again = walk(WalkAction::Find);
         again.place(folder.path()).expect("looked");
         assert_eq!((again.found, again.owners.len()), (0, 0));
     }
@@ -408,13 +408,13 @@ mod tests {
     fn what_cannot_be_looked_at_is_said_and_a_stopped_search_says_nothing() {
         let folder = tempfile::tempdir().expect("folder");
         deep_tree(folder.path(), "deep", rustix::process::geteuid().as_raw());
-        let mut found = walk(Wish::Find);
+        let mut found = walk(WalkAction::Find);
         found.place(folder.path()).expect("looked");
-        assert!(found.troubles.len() == 1 && found.troubles[0].contains("below each other"), "{:?}", found.troubles);
-        let mut stopped = walk(Wish::Find);
+        assert!(found.errors.len() == 1 && found.errors[0].contains("below each other"), "{:?}", found.errors);
+        let mut stopped = walk(WalkAction::Find);
         stopped.looking.stop.cancel();
         assert_eq!(stopped.place(folder.path()).expect_err("stopped").code, "cancelled");
         let parent = rustix::fs::open(folder.path(), OFlags::DIRECTORY | OFlags::CLOEXEC, Mode::empty()).expect("opened");
-        tree::remove(parent.as_fd(), c"deep", &walk(Wish::Find).looking).expect("removed");
+        tree::remove(parent.as_fd(), c"deep", &walk(WalkAction::Find).looking).expect("removed");
     }
 }

@@ -9,9 +9,9 @@ use gpuaas_contract::slice::UserName;
 use super::account::installed;
 use super::{Traces, files, mounts};
 use crate::HostError;
-use crate::beneath::{BeneathError, Folder};
 use crate::exec::Exec;
 use crate::guests::blocking;
+use crate::openat2::{BeneathError, Folder};
 
 const IPCRM: &[&str] = &["/usr/bin/ipcrm", "/bin/ipcrm"];
 const NSENTER: &[&str] = &["/usr/bin/nsenter", "/bin/nsenter"];

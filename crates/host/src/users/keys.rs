@@ -4,7 +4,7 @@ use std::path::Path;
 
 use super::{SystemUser, home_of};
 use crate::HostError;
-use crate::beneath::{BeneathError, Folder, Owner};
+use crate::openat2::{BeneathError, Folder, Owner};
 
 const FOLDER: &str = ".ssh";
 const FILE: &str = "authorized_keys";

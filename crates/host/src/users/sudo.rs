@@ -6,9 +6,9 @@ use gpuaas_contract::slice::UserName;
 
 use super::account::installed;
 use crate::HostError;
-use crate::beneath::{BeneathError, Folder};
 use crate::exec::Exec;
 use crate::guests::blocking;
+use crate::openat2::{BeneathError, Folder};
 
 const VISUDO: &[&str] = &["/usr/sbin/visudo", "/sbin/visudo"];
 const FOLDER: &str = "etc/sudoers.d";

@@ -4,8 +4,8 @@ use std::path::Path;
 
 use super::{Traces, account, home_of, jobs, processes, sudo};
 use crate::HostError;
-use crate::beneath::Folder;
 use crate::guests::blocking;
+use crate::openat2::Folder;
 
 /// All of it, in words.
 pub(super) async fn left(root: &Path, traces: &Traces) -> Result<Vec<String>, HostError> {

@@ -3,7 +3,7 @@
 use gpuaas_contract::id::{AgentInstanceId, NodeId};
 use gpuaas_domain::decision::TaskLogLine;
 use gpuaas_domain::node::Node;
-use gpuaas_domain::resource::{Document, Kind};
+use gpuaas_domain::resource::{Document, ResourceKind};
 use gpuaas_domain::task::{TaskRecord, TaskState};
 use gpuaas_domain::{Change, Decision};
 
@@ -28,7 +28,7 @@ impl Writer {
         let connection = store.db().connect().await.expect("connects");
         let mut writer = Self { store, connection, chain: Chain::default(), process: ServerId::generate() };
         assert!(!writer.at_once(&[recorded("first", [])]).await, "nobody knows yet where the chain ends");
-        assert_eq!(writer.with(&[recorded("first", [])], &Way::AtOnce).await, [true]);
+        assert_eq!(writer.with(&[recorded("first", [])], &CommitMode::AtOnce).await, [true]);
         writer
     }
 
@@ -44,7 +44,7 @@ impl Writer {
         written.unwrap_or_else(|_| panic!("the connection broke"))
     }
 
-    async fn with(&mut self, decisions: &[Decision], way: &Way) -> Vec<bool> {
+    async fn with(&mut self, decisions: &[Decision], way: &CommitMode) -> Vec<bool> {
         let prepared = self.prepared(decisions);
         let group: Vec<&Prepared> = prepared.iter().collect();
         let written = self.chain.write(&mut self.connection, self.process, &group, way).await;
@@ -93,9 +93,9 @@ fn everything(known: &Node, running: &TaskRecord) -> Vec<Decision> {
         recorded("node", [Change::NodeInsert(Box::new(fresh.clone())), Change::CertificateInsert(certificate(&fresh, "01"))]),
         recorded("known", [Change::NodeUpdate(Box::new(Node { name: "renamed".to_owned(), ..known.clone() }))]),
         recorded("tokens", [Change::JoinTokenInsert(join_token()), Change::ApiTokenInsert(api_token())]),
-        recorded("wish", [Change::EnrollmentInsert(Box::new(enrollment()))]),
-        recorded("resource", [Change::ResourceInsert(Box::new(document(Kind::Sku, "sku_1")))]),
-        recorded("task", [Change::TaskInsert(Box::new(waiting))]).hint(Hint::NodeWork(known.id)),
+        recorded("request", [Change::EnrollmentInsert(Box::new(enrollment()))]),
+        recorded("resource", [Change::ResourceInsert(Box::new(document(ResourceKind::Sku, "sku_1")))]),
+        recorded("task", [Change::TaskInsert(Box::new(waiting))]).wakeup(Wakeup::NodeWork(known.id)),
         recorded(
             "running",
             [
@@ -130,7 +130,7 @@ async fn refuses_as_a_whole(database: &Database) {
     let known = stored_node(&store).await;
     let running = stored_task(&store, &known).await;
     let named = |id: &str| {
-        let mut named = document(Kind::Sku, id);
+        let mut named = document(ResourceKind::Sku, id);
         named.keys.name = Some("h100".to_owned());
         named
     };
@@ -153,15 +153,15 @@ async fn refuses_as_a_whole(database: &Database) {
     }
     // The same connection goes on, and with care the good one is written.
     let stale = recorded("stale", [Change::TaskUpdate(Box::new(TaskRecord { version: 3, ..running.clone() }))]);
-    assert_eq!(writer.with(&[good(), stale], &Way::AtOnce).await, [true, false]);
+    assert_eq!(writer.with(&[good(), stale], &CommitMode::AtOnce).await, [true, false]);
     assert_eq!(writer.entries().await, before.0 + 1);
 
     // Somebody else appends: our idea of the chain is old, and that costs nothing but the attempt.
     store.commit(recorded("other", [])).await.expect("commits");
     assert!(!writer.at_once(&[recorded("ours", [])]).await);
-    assert_eq!(writer.with(&[recorded("ours", [])], &Way::AtOnce).await, [true]);
+    assert_eq!(writer.with(&[recorded("ours", [])], &CommitMode::AtOnce).await, [true]);
     assert!(!writer.at_once(&[recorded("ours", [])]).await, "not again while others append as well");
-    assert_eq!(writer.with(&[recorded("ours", [])], &Way::AtOnce).await, [true]);
+    assert_eq!(writer.with(&[recorded("ours", [])], &CommitMode::AtOnce).await, [true]);
     assert!(writer.at_once(&[recorded("ours", [])]).await, "but when they have stopped");
     assert_eq!(writer.entries().await, before.0 + 5);
 }
@@ -183,16 +183,16 @@ async fn leaves_nobody_in_doubt(database: &Database) {
     let end = script.end().cloned().expect("it appends");
 
     // It was not: then it is written now.
-    assert_eq!(writer.with(&group, &Way::InDoubt(end.clone())).await, [true, true]);
+    assert_eq!(writer.with(&group, &CommitMode::InDoubt(end.clone())).await, [true, true]);
     assert_eq!(writer.entries().await, 3);
     // It was: then it is not written again, although its versions no longer match.
     assert_eq!(store.audit_head().await.expect("reads"), end);
     store.commit(recorded("later", [])).await.expect("commits");
-    assert_eq!(writer.with(&group, &Way::InDoubt(end)).await, [true, true]);
+    assert_eq!(writer.with(&group, &CommitMode::InDoubt(end)).await, [true, true]);
     assert_eq!(writer.entries().await, 4);
     assert_eq!(store.task_get(running.id).await.expect("reads").expect("is there").version, 1);
     // Without a doubt it would have been a conflict.
-    assert_eq!(writer.with(&[changes([Change::TaskUpdate(Box::new(running))])], &Way::WithCare).await, [false]);
+    assert_eq!(writer.with(&[changes([Change::TaskUpdate(Box::new(running))])], &CommitMode::WithCare).await, [false]);
 }
 
 macro_rules! on_both {

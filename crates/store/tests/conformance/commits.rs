@@ -5,7 +5,7 @@ use gpuaas_domain::audit_chain::{self, Head};
 use gpuaas_domain::enrollment::JoinToken;
 use gpuaas_domain::node::Node;
 use gpuaas_domain::task::{TaskRecord, TaskState};
-use gpuaas_domain::{Change, Hint};
+use gpuaas_domain::{Change, Wakeup};
 use gpuaas_store::{AuditFilter, CommitError, Store, StoreConfig, StoreError};
 
 use crate::support::{Database, NOW, certificate, changes, join_token, node, recorded, stored_node, task};
@@ -75,13 +75,13 @@ async fn a_refused_decision_leaves_nothing_behind(database: &Database) {
     let store = database.open().await;
     let known = stored_node(&store).await;
     let before = traces(&store).await;
-    let mut hints = store.hints();
+    let mut wakeups = store.wakeups();
     let new_task = task(&known);
     let stale = Node { version: 5, ..known.clone() };
     let token = join_token();
     let refused = |last: Change| {
         recorded("refused", [Change::TaskInsert(Box::new(new_task.clone())), Change::JoinTokenInsert(token.clone()), last])
-            .hint(Hint::Task(new_task.id))
+            .wakeup(Wakeup::Task(new_task.id))
     };
     for last in [Change::NodeUpdate(Box::new(stale)), Change::NodeInsert(Box::new(known.clone()))] {
         assert!(matches!(store.commit(refused(last)).await, Err(CommitError::Conflict)));
@@ -95,9 +95,9 @@ async fn a_refused_decision_leaves_nothing_behind(database: &Database) {
     assert_eq!(store.task_get(new_task.id).await.expect("reads"), None);
     assert_eq!(store.join_token_get(token.id).await.expect("reads"), None);
     assert_eq!(store.node_get(known.id).await.expect("reads"), Some(known.clone()));
-    // The next hint that arrives is of the next decision that is written.
-    store.commit(changes([]).hint(Hint::NodeWork(known.id))).await.expect("commits");
-    assert_eq!(hints.recv().await, Ok(Hint::NodeWork(known.id)));
+    // The next wakeup that arrives is of the next decision that is written.
+    store.commit(changes([]).wakeup(Wakeup::NodeWork(known.id))).await.expect("commits");
+    assert_eq!(wakeups.recv().await, Ok(Wakeup::NodeWork(known.id)));
 }
 
 async fn a_conflict_takes_nobody_else_down(database: &Database) {
@@ -213,12 +213,12 @@ async fn every_event_is_a_cloud_event_in_commit_order(database: &Database) {
     assert!(rows.is_sorted_by(|one, other| one.position < other.position));
     for (row, event) in rows.iter().zip(&expected) {
         let body: serde_json::Value = serde_json::from_str(&row.body).expect("JSON");
-        let said = serde_json::json!({
+        let reported = serde_json::json!({
             "specversion": "1.0", "id": event.id, "source": format!("/gpuaas/{cluster}"), "type": event.kind,
             "subject": event.subject, "time": event.at.rfc3339(), "datacontenttype": "application/json",
             "correlationid": event.correlation_id, "data": event.data,
         });
-        assert_eq!(body, said);
+        assert_eq!(body, reported);
         assert_eq!((row.id, row.subject.as_str(), row.kind.as_str()), (event.id, event.subject.as_str(), event.kind));
         assert_eq!(row.created_at, event.at);
     }
@@ -229,22 +229,23 @@ async fn every_event_is_a_cloud_event_in_commit_order(database: &Database) {
 async fn hints_come_after_their_commit(database: &Database) {
     let store = database.open().await;
     let known = stored_node(&store).await;
-    let mut hints = store.hints();
+    let mut wakeups = store.wakeups();
     for _ in 0..20 {
         let new = task(&known);
-        let decision = changes([Change::TaskInsert(Box::new(new.clone()))]).hint(Hint::Task(new.id)).hint(Hint::Task(new.id));
+        let decision =
+            changes([Change::TaskInsert(Box::new(new.clone()))]).wakeup(Wakeup::Task(new.id)).wakeup(Wakeup::Task(new.id));
         let committing = tokio::spawn({
             let store = store.clone();
             async move { store.commit(decision).await }
         });
-        assert_eq!(hints.recv().await, Ok(Hint::Task(new.id)));
-        assert!(store.task_get(new.id).await.expect("reads").is_some(), "what a hint is about can be read");
+        assert_eq!(wakeups.recv().await, Ok(Wakeup::Task(new.id)));
+        assert!(store.task_get(new.id).await.expect("reads").is_some(), "what a wakeup is about can be read");
         committing.await.expect("lives").expect("commits");
     }
-    assert!(hints.is_empty(), "a hint that is said twice is sent once");
-    let progress = Hint::Progress { task_id: TaskId::generate(), phase: "p".to_owned(), message: "m".to_owned(), at: NOW };
-    store.hint(progress.clone());
-    assert_eq!(hints.recv().await, Ok(progress));
+    assert!(wakeups.is_empty(), "a wakeup that is said twice is sent once");
+    let progress = Wakeup::Progress { task_id: TaskId::generate(), phase: "p".to_owned(), message: "m".to_owned(), at: NOW };
+    store.wakeup(progress.clone());
+    assert_eq!(wakeups.recv().await, Ok(progress));
 }
 
 async fn reopening_finds_everything_again(database: &Database) {

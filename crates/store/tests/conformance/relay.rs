@@ -8,7 +8,7 @@ use gpuaas_contract::id::{EventId, ProjectId};
 use gpuaas_contract::time::Timestamp;
 use gpuaas_domain::access::{ApiToken, PlatformRole};
 use gpuaas_domain::decision::Context;
-use gpuaas_domain::{Change, Event, Hint};
+use gpuaas_domain::{Change, Event, Wakeup};
 use gpuaas_store::{MAX_WAITING, OUTBOX_LANES, OutboxRow, RelayResult, Store, StoreConfig};
 use tokio::sync::{Mutex, oneshot};
 
@@ -349,14 +349,14 @@ async fn published_events_are_forgotten_a_thousand_at_a_time(database: &Database
 
 async fn every_commit_with_events_wakes_the_relay_once(database: &Database) {
     let store = database.open().await;
-    let mut hints = store.hints();
+    let mut wakeups = store.wakeups();
     let mut two = recorded("subject", []).and(recorded("other", []));
-    two = two.hint(Hint::Rights);
+    two = two.wakeup(Wakeup::Rights);
     store.commit(two).await.expect("commits");
-    assert_eq!(hints.recv().await, Ok(Hint::Rights));
-    assert_eq!(hints.recv().await, Ok(Hint::Outbox));
+    assert_eq!(wakeups.recv().await, Ok(Wakeup::Rights));
+    assert_eq!(wakeups.recv().await, Ok(Wakeup::Outbox));
     store.commit(changes([Change::ResourcesForget { before: NOW }])).await.expect("commits");
-    assert!(hints.is_empty(), "without an event nobody is woken");
+    assert!(wakeups.is_empty(), "without an event nobody is woken");
 }
 
 async fn events_are_read_by_subject_and_by_project(database: &Database) {

@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 
 use gpuaas_domain::Change;
 use gpuaas_domain::audit_chain::Head;
-use gpuaas_domain::resource::{Document, Keys, Kind};
+use gpuaas_domain::resource::{Document, Keys, ResourceKind};
 use gpuaas_store::{CommitError, ResourceFilter, Store, StoreError};
 
 use crate::all_at_once;
@@ -34,7 +34,7 @@ fn update(document: &Document) -> Change {
 }
 
 fn keyed(id: &str, keys: Keys) -> Document {
-    Document { keys, ..document(Kind::Allocation, id) }
+    Document { keys, ..document(ResourceKind::Allocation, id) }
 }
 
 fn named(id: &str, parent: &str, name: &str) -> Document {
@@ -50,7 +50,7 @@ async fn put(store: &Store, documents: &[Document]) {
     store.commit(changes(documents.iter().map(insert))).await.expect("commits");
 }
 
-async fn ids(store: &Store, kind: Kind, filter: &ResourceFilter) -> Vec<String> {
+async fn ids(store: &Store, kind: ResourceKind, filter: &ResourceFilter) -> Vec<String> {
     let found = store.resource_list(kind, filter, None, false, 1000).await.expect("lists");
     assert_eq!(
         store.resource_count(kind, filter).await.expect("counts"),
@@ -71,7 +71,7 @@ async fn a_document_comes_back_as_it_was_without_its_keys(database: &Database) {
         due_at: Some(later(1)),
         expires_at: Some(later(2)),
     };
-    for kind in Kind::ALL {
+    for kind in ResourceKind::ALL {
         let written = Document {
             keys: keys.clone(),
             body: r#"{"id":"x","text":"ä \\ \" \u0001 'quoted'","number":18446744073709551615}"#.to_owned(),
@@ -79,7 +79,7 @@ async fn a_document_comes_back_as_it_was_without_its_keys(database: &Database) {
         };
         put(&store, std::slice::from_ref(&written)).await;
         assert_eq!(store.resource_get(kind, &written.id).await.expect("reads"), Some(read(&written, 0)));
-        let other = Kind::ALL.into_iter().find(|other| *other != kind).expect("there are several");
+        let other = ResourceKind::ALL.into_iter().find(|other| *other != kind).expect("there are several");
         assert_eq!(store.resource_get(other, &written.id).await.expect("reads"), None, "of another kind");
         let bare = Document { body: "{}".to_owned(), seal: "other".to_owned(), keys: Keys::default(), ..written.clone() };
         store.commit(changes([update(&bare)])).await.expect("commits");
@@ -106,44 +106,48 @@ async fn a_document_is_found_by_name_by_lookup_and_by_ids(database: &Database) {
     let mut third = named("alloc_3", "proj_2", "Box");
     third.keys.lookup = Some("ext-3".to_owned());
     put(&store, &[one.clone(), other.clone(), third.clone()]).await;
-    let by_name = async |parent, name| store.resource_by_name(Kind::Allocation, parent, name).await.expect("reads");
+    let by_name = async |parent, name| store.resource_by_name(ResourceKind::Allocation, parent, name).await.expect("reads");
     assert_eq!(by_name("proj_1", "box").await, Some(read(&one, 0)));
     assert_eq!(by_name("proj_2", "box").await, Some(read(&other, 0)));
     assert_eq!(by_name("proj_2", "Box").await, Some(read(&third, 0)), "letters count as they are");
     assert_eq!(by_name("proj_3", "box").await, None);
-    assert_eq!(store.resource_by_name(Kind::Machine, "proj_1", "box").await.expect("reads"), None);
-    assert_eq!(store.resource_by_lookup(Kind::Allocation, "ext-3").await.expect("reads"), Some(read(&third, 0)));
-    assert_eq!(store.resource_by_lookup(Kind::Allocation, "ext-4").await.expect("reads"), None);
-    assert_eq!(store.resource_by_lookup(Kind::Machine, "ext-3").await.expect("reads"), None);
+    assert_eq!(store.resource_by_name(ResourceKind::Machine, "proj_1", "box").await.expect("reads"), None);
+    assert_eq!(store.resource_by_lookup(ResourceKind::Allocation, "ext-3").await.expect("reads"), Some(read(&third, 0)));
+    assert_eq!(store.resource_by_lookup(ResourceKind::Allocation, "ext-4").await.expect("reads"), None);
+    assert_eq!(store.resource_by_lookup(ResourceKind::Machine, "ext-3").await.expect("reads"), None);
 
     let many = async |ids: &[&str]| {
         let ids: Vec<String> = ids.iter().map(|id| (*id).to_owned()).collect();
-        store.resource_many(Kind::Allocation, &ids).await.expect("reads")
+        store.resource_many(ResourceKind::Allocation, &ids).await.expect("reads")
     };
     assert_eq!(many(&["alloc_3", "alloc_1", "alloc_9", "'", "\0", "alloc_1"]).await, [read(&one, 0), read(&third, 0)]);
     assert!(many(&[]).await.is_empty());
     let mut thousands: Vec<String> = (0..2500).map(|n| format!("none_{n}")).collect();
     thousands.extend([one.id.clone(), other.id.clone()]);
-    assert_eq!(store.resource_many(Kind::Allocation, &thousands).await.expect("reads").len(), 2, "however many are asked for");
+    assert_eq!(
+        store.resource_many(ResourceKind::Allocation, &thousands).await.expect("reads").len(),
+        2,
+        "however many are asked for"
+    );
 }
 
 async fn a_known_id_name_or_lookup_conflicts(database: &Database) {
     let store = database.open().await;
     let mut known = named("alloc_1", "proj_1", "box");
     known.keys.lookup = Some("ext".to_owned());
-    put(&store, &[known.clone(), document(Kind::Allocation, "alloc_2")]).await;
-    let mut same_lookup = document(Kind::Allocation, "alloc_4");
+    put(&store, &[known.clone(), document(ResourceKind::Allocation, "alloc_2")]).await;
+    let mut same_lookup = document(ResourceKind::Allocation, "alloc_4");
     same_lookup.keys.lookup = Some("ext".to_owned());
     let renamed = named("alloc_2", "proj_1", "box");
-    let looked_up = Document { id: "alloc_2".to_owned(), ..same_lookup.clone() };
+    let by_lookup = Document { id: "alloc_2".to_owned(), ..same_lookup.clone() };
     let refused = [
-        insert(&document(Kind::Allocation, "alloc_1")),
-        insert(&document(Kind::Machine, "alloc_1")),
+        insert(&document(ResourceKind::Allocation, "alloc_1")),
+        insert(&document(ResourceKind::Machine, "alloc_1")),
         insert(&named("alloc_3", "proj_1", "box")),
         insert(&same_lookup),
         update(&renamed),
-        update(&looked_up),
-        update(&document(Kind::Allocation, "alloc_9")),
+        update(&by_lookup),
+        update(&document(ResourceKind::Allocation, "alloc_9")),
     ];
     // The first ones with care, the others with a single statement that is refused.
     for change in refused.iter().chain(&refused) {
@@ -154,7 +158,7 @@ async fn a_known_id_name_or_lookup_conflicts(database: &Database) {
     }
     assert_eq!(store.audit_head().await.expect("reads"), Head::genesis(), "no conflict left an audit row");
     // Of another kind, or in another place, it is another name.
-    let elsewhere = Document { kind: Kind::Machine, ..named("machine_1", "proj_1", "box") };
+    let elsewhere = Document { kind: ResourceKind::Machine, ..named("machine_1", "proj_1", "box") };
     put(&store, &[elsewhere, named("alloc_5", "proj_2", "box")]).await;
     let free = named("alloc_6", "proj_1", "other");
     store.commit(recorded("fine", [insert(&free), update(&known)])).await.expect("its own name is no conflict");
@@ -165,7 +169,7 @@ async fn of_many_with_one_name_or_lookup_exactly_one_wins(database: &Database) {
     store.commit(recorded("warm", [])).await.expect("commits");
     for by_lookup in [false, true] {
         let rival = |n: usize| {
-            let mut rival = document(Kind::Allocation, &format!("alloc_{by_lookup}_{n:02}"));
+            let mut rival = document(ResourceKind::Allocation, &format!("alloc_{by_lookup}_{n:02}"));
             match by_lookup {
                 true => rival.keys.lookup = Some("ext".to_owned()),
                 false => rival.keys.name = Some("box".to_owned()),
@@ -181,7 +185,7 @@ async fn of_many_with_one_name_or_lookup_exactly_one_wins(database: &Database) {
         let results = all_at_once(&store, decisions.collect()).await;
         let mut winners = 0;
         for (n, result) in results.iter().enumerate() {
-            let stored = store.resource_get(Kind::Allocation, &own(n).id).await.expect("reads").is_some();
+            let stored = store.resource_get(ResourceKind::Allocation, &own(n).id).await.expect("reads").is_some();
             match (n % 4, result) {
                 (0, Ok(())) => winners += 1,
                 (0, Err(CommitError::Conflict)) | (_, Ok(())) => {}
@@ -203,7 +207,7 @@ async fn a_name_that_is_given_up_can_be_taken(database: &Database) {
     let mut holder = named("alloc_8", "proj_1", "box");
     put(&store, std::slice::from_ref(&holder)).await;
     assert_eq!(
-        store.resource_by_name(Kind::Allocation, "proj_1", "box").await.expect("reads").map(|found| found.id),
+        store.resource_by_name(ResourceKind::Allocation, "proj_1", "box").await.expect("reads").map(|found| found.id),
         Some(holder.id.clone())
     );
     // In one decision as well, with care and with a single statement, whichever id is the smaller one.
@@ -211,7 +215,7 @@ async fn a_name_that_is_given_up_can_be_taken(database: &Database) {
         let next = named(&format!("alloc_{}", if n % 2 == 0 { n } else { n + 100 }), "proj_1", "box");
         let over = Document { keys: Keys { name: None, ..holder.keys.clone() }, ..holder.clone() };
         store.commit(recorded("passed on", [insert(&next), update(&over)])).await.expect("commits");
-        let found = store.resource_by_name(Kind::Allocation, "proj_1", "box").await.expect("reads");
+        let found = store.resource_by_name(ResourceKind::Allocation, "proj_1", "box").await.expect("reads");
         assert_eq!(found.map(|found| found.id), Some(next.id.clone()));
         holder = next;
     }
@@ -221,11 +225,11 @@ async fn due_resources_come_oldest_first(database: &Database) {
     let store = database.open().await;
     let due = |id: &str, at: Option<u64>| keyed(id, Keys { state: "active", due_at: at.map(later), ..Keys::default() });
     let mut machine = due("machine_1", Some(1));
-    machine.kind = Kind::Machine;
+    machine.kind = ResourceKind::Machine;
     let all = [due("a", Some(30)), due("b", Some(10)), due("c", None), due("d", Some(20)), due("e", Some(10)), machine];
     put(&store, &all).await;
     let found = async |at, limit| {
-        let found = store.resource_due(Kind::Allocation, later(at), limit).await.expect("reads");
+        let found = store.resource_due(ResourceKind::Allocation, later(at), limit).await.expect("reads");
         found.into_iter().map(|document| document.id).collect::<Vec<_>>()
     };
     assert!(found(9, 10).await.is_empty());
@@ -255,7 +259,7 @@ async fn lists_filter_and_page_completely_in_both_directions(database: &Database
     }
     // Rows of another kind with the same keys are never in the way.
     let machines = all.iter().map(|document| Document {
-        kind: Kind::Machine,
+        kind: ResourceKind::Machine,
         id: document.id.replace("alloc", "machine"),
         ..document.clone()
     });
@@ -264,13 +268,13 @@ async fn lists_filter_and_page_completely_in_both_directions(database: &Database
     let check = async |filter: ResourceFilter, wanted: &dyn Fn(&Document) -> bool| {
         let mut wanted: Vec<String> =
             all.iter().filter(|document| wanted(document)).map(|document| document.id.clone()).collect();
-        let count = store.resource_count(Kind::Allocation, &filter).await.expect("counts");
+        let count = store.resource_count(ResourceKind::Allocation, &filter).await.expect("counts");
         assert_eq!(count, u64::try_from(wanted.len()).expect("fits"), "{filter:?}");
         for newest_first in [false, true] {
             let mut found: Vec<String> = Vec::new();
             loop {
                 let after = found.last().map(String::as_str);
-                let page = store.resource_list(Kind::Allocation, &filter, after, newest_first, 4).await.expect("lists");
+                let page = store.resource_list(ResourceKind::Allocation, &filter, after, newest_first, 4).await.expect("lists");
                 assert!(page.len() <= 4);
                 if page.is_empty() {
                     break;
@@ -367,7 +371,7 @@ async fn tags_of_any_text_are_compared_as_texts(database: &Database) {
         // The text once as a key and once as a value.
         for (m, (key, value)) in [(*text, "value"), ("key", *text)].into_iter().enumerate() {
             let body = serde_json::json!({ "tags": { key: value, "all": "yes" } }).to_string();
-            all.push(Document { body, ..document(Kind::Allocation, &format!("alloc_{n:02}_{m}")) });
+            all.push(Document { body, ..document(ResourceKind::Allocation, &format!("alloc_{n:02}_{m}")) });
         }
     }
     // Without tags, with others, and with tags that are none of ours.
@@ -382,12 +386,12 @@ async fn tags_of_any_text_are_compared_as_texts(database: &Database) {
     .iter()
     .enumerate()
     {
-        all.push(Document { body: (*body).to_owned(), ..document(Kind::Allocation, &format!("none_{n}")) });
+        all.push(Document { body: (*body).to_owned(), ..document(ResourceKind::Allocation, &format!("none_{n}")) });
     }
     put(&store, &all).await;
     let tagged = async |tags: &[(&str, &str)]| {
         let tags = tags.iter().map(|(key, value)| ((*key).to_owned(), (*value).to_owned())).collect();
-        ids(&store, Kind::Allocation, &ResourceFilter { tags, ..ResourceFilter::default() }).await
+        ids(&store, ResourceKind::Allocation, &ResourceFilter { tags, ..ResourceFilter::default() }).await
     };
     for (n, text) in hostile.iter().enumerate() {
         assert_eq!(tagged(&[(text, "value")]).await, [format!("alloc_{n:02}_0")], "{text:?} as a key");
@@ -410,14 +414,14 @@ async fn names_are_searched_without_wildcards(database: &Database) {
         .enumerate()
         .map(|(n, name)| Document {
             body: serde_json::json!({ "name": name, "other": "alpha" }).to_string(),
-            ..document(Kind::Allocation, &format!("alloc_{n:02}"))
+            ..document(ResourceKind::Allocation, &format!("alloc_{n:02}"))
         })
         .collect();
-    all.push(document(Kind::Allocation, "nameless"));
+    all.push(document(ResourceKind::Allocation, "nameless"));
     put(&store, &all).await;
     let found = async |part: &str| {
         let filter = ResourceFilter { name_contains: Some(part.to_owned()), ..ResourceFilter::default() };
-        let found = ids(&store, Kind::Allocation, &filter).await;
+        let found = ids(&store, ResourceKind::Allocation, &filter).await;
         found.iter().map(|id| names[id["alloc_".len()..].parse::<usize>().expect("a number")]).collect::<Vec<_>>()
     };
     assert_eq!(found("alpha").await, ["Alpha"]);
@@ -439,7 +443,7 @@ async fn a_text_with_nul_is_refused_and_breaks_no_list(database: &Database) {
     let store = database.open().await;
     let with = |id: &str, name: &str| Document {
         body: serde_json::json!({ "name": name, "tags": { "a": "b" } }).to_string(),
-        ..document(Kind::Allocation, id)
+        ..document(ResourceKind::Allocation, id)
     };
     let refused = store.commit(changes([insert(&with("alloc_1", "a\0b"))])).await;
     assert!(matches!(refused, Err(CommitError::Store(StoreError::BadDecision { .. }))), "{refused:?}");
@@ -449,28 +453,28 @@ async fn a_text_with_nul_is_refused_and_breaks_no_list(database: &Database) {
         name_contains: Some("u0000".to_owned()),
         ..ResourceFilter::default()
     };
-    assert_eq!(ids(&store, Kind::Allocation, &filter).await, ["alloc_2"]);
+    assert_eq!(ids(&store, ResourceKind::Allocation, &filter).await, ["alloc_2"]);
 }
 
 async fn what_has_expired_is_forgotten_a_thousand_at_a_time(database: &Database) {
     let store = database.open().await;
     let until = |n: u64, at: Option<u64>| Document {
         keys: Keys { state: "active", expires_at: at.map(later), ..Keys::default() },
-        ..document(Kind::Delivery, &format!("dlv_{n:05}"))
+        ..document(ResourceKind::Delivery, &format!("dlv_{n:05}"))
     };
     // The later the number, the earlier it expires.
     let all: Vec<Document> = (0..1200).map(|n| until(n, Some(2000 - n))).collect();
     put(&store, &all).await;
     put(&store, &[until(5000, None), until(5001, Some(5000))]).await;
     let forget = async |at| store.commit(changes([Change::ResourcesForget { before: later(at) }])).await.expect("commits");
-    let left = async || store.resource_count(Kind::Delivery, &ResourceFilter::default()).await.expect("counts");
+    let left = async || store.resource_count(ResourceKind::Delivery, &ResourceFilter::default()).await.expect("counts");
     forget(801).await;
     assert_eq!(left().await, 1202, "what expires at that moment is not over");
     forget(802).await;
     assert_eq!(left().await, 1201);
     forget(3000).await;
     assert_eq!(left().await, 201, "a thousand at a time");
-    assert!(store.resource_get(Kind::Delivery, "dlv_00000").await.expect("reads").is_some(), "the longest expired first");
+    assert!(store.resource_get(ResourceKind::Delivery, "dlv_00000").await.expect("reads").is_some(), "the longest expired first");
     forget(3000).await;
     assert_eq!(left().await, 2);
     // Together with others, which share its transaction.
@@ -482,7 +486,7 @@ async fn what_has_expired_is_forgotten_a_thousand_at_a_time(database: &Database)
     assert!(results.iter().all(Result::is_ok), "{results:?}");
     assert_eq!(left().await, 17);
     assert_eq!(store.audit_head().await.expect("reads").seq, 16, "forgetting leaves no audit row");
-    assert!(store.resource_get(Kind::Delivery, "dlv_05000").await.expect("reads").is_some(), "without an end it stays");
+    assert!(store.resource_get(ResourceKind::Delivery, "dlv_05000").await.expect("reads").is_some(), "without an end it stays");
 }
 
 async fn an_id_that_was_forgotten_starts_anew(database: &Database) {
@@ -493,6 +497,6 @@ async fn an_id_that_was_forgotten_starts_anew(database: &Database) {
         store.commit(recorded("changed", [update(&short)])).await.expect("commits");
         store.commit(recorded("changed", [update(&Document { version: 1, ..short.clone() })])).await.expect("commits");
         store.commit(changes([Change::ResourcesForget { before: later(1) }])).await.expect("commits");
-        assert_eq!(store.resource_get(Kind::Allocation, "idem_1").await.expect("reads"), None);
+        assert_eq!(store.resource_get(ResourceKind::Allocation, "idem_1").await.expect("reads"), None);
     }
 }

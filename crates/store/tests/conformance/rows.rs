@@ -9,7 +9,7 @@ use gpuaas_domain::audit_chain::{self, Head};
 use gpuaas_domain::decision::TaskLogLine;
 use gpuaas_domain::enrollment::{Enrollment, EnrollmentState, JoinToken};
 use gpuaas_domain::node::{Node, Service};
-use gpuaas_domain::slice::{Ending, How};
+use gpuaas_domain::slice::{Ending, TaskEnd};
 use gpuaas_domain::slot::{Slot, SlotState};
 use gpuaas_domain::task::{ReceiptHead, TaskRecord, TaskState};
 use gpuaas_store::{ApiTokenFilter, CommitError, SlotFilter};
@@ -60,9 +60,9 @@ async fn every_field_of_a_node_comes_back(database: &Database) {
 async fn every_field_of_an_enrollment_comes_back(database: &Database) {
     let store = database.open().await;
     let node = stored_node(&store).await;
-    let wish = enrollment();
-    store.commit(changes([Change::EnrollmentInsert(Box::new(wish.clone()))])).await.expect("commits");
-    assert_eq!(store.enrollment_get(wish.id).await.expect("reads").as_ref(), Some(&wish));
+    let request = enrollment();
+    store.commit(changes([Change::EnrollmentInsert(Box::new(request.clone()))])).await.expect("commits");
+    assert_eq!(store.enrollment_get(request.id).await.expect("reads").as_ref(), Some(&request));
     let claimed = Enrollment {
         state: EnrollmentState::Enrolled,
         node_id: Some(node.id),
@@ -71,16 +71,16 @@ async fn every_field_of_an_enrollment_comes_back(database: &Database) {
         csr_pem: "other".to_owned(),
         expires_at: later(1),
         replace_node: Some(node.id),
-        ..wish.clone()
+        ..request.clone()
     };
     store.commit(changes([Change::EnrollmentUpdate(Box::new(claimed.clone()))])).await.expect("commits");
-    assert_eq!(store.enrollment_get(wish.id).await.expect("reads"), Some(Enrollment { version: 1, ..claimed }));
+    assert_eq!(store.enrollment_get(request.id).await.expect("reads"), Some(Enrollment { version: 1, ..claimed }));
 
     let waiting = enrollment();
     let lapsed = Enrollment { expires_at: later(5), ..enrollment() };
     let approved = Enrollment { state: EnrollmentState::Approved, ..enrollment() };
-    for wish in [&waiting, &lapsed, &approved] {
-        store.commit(changes([Change::EnrollmentInsert(Box::new(wish.clone()))])).await.expect("commits");
+    for request in [&waiting, &lapsed, &approved] {
+        store.commit(changes([Change::EnrollmentInsert(Box::new(request.clone()))])).await.expect("commits");
     }
     assert_eq!(store.enrollment_waiting(later(6)).await.expect("counts"), 1);
     assert_eq!(store.enrollment_waiting(later(5)).await.expect("counts"), 2);
@@ -89,15 +89,15 @@ async fn every_field_of_an_enrollment_comes_back(database: &Database) {
         (&approved, later(6), true),
         (&lapsed, later(5), true),
         (&lapsed, later(6), false),
-        (&wish, later(0), false),
+        (&request, later(0), false),
     ] {
         let open = store.enrollment_open_by_fingerprint(&of.fingerprint, at).await.expect("reads");
         assert_eq!(open.map(|open| open.id), found.then_some(of.id));
     }
     let pending = store.enrollment_list(Some(EnrollmentState::Pending), None, 10).await.expect("lists");
-    assert_eq!(pending.iter().map(|wish| wish.id).collect::<Vec<_>>(), [waiting.id, lapsed.id]);
+    assert_eq!(pending.iter().map(|request| request.id).collect::<Vec<_>>(), [waiting.id, lapsed.id]);
     let after = store.enrollment_list(Some(EnrollmentState::Pending), Some(waiting.id), 10).await.expect("lists");
-    assert_eq!(after.iter().map(|wish| wish.id).collect::<Vec<_>>(), [lapsed.id]);
+    assert_eq!(after.iter().map(|request| request.id).collect::<Vec<_>>(), [lapsed.id]);
 }
 
 async fn every_field_of_a_join_token_comes_back(database: &Database) {
@@ -218,7 +218,7 @@ async fn a_decision_that_forgets_the_slots_of_a_task_is_not_written(database: &D
     let store = database.open().await;
     let node = stored_node(&store).await;
     let task = stored_task(&store, &node).await;
-    let ending = Ending { task: task.clone(), how: How::MayHaveRan };
+    let ending = Ending { task: task.clone(), end: TaskEnd::MayHaveRun };
     let mut decision = changes([Change::TaskUpdate(Box::new(TaskRecord { code: "x".to_owned(), ..task.clone() }))]);
     decision.endings.push(ending);
     let refused = store.commit(decision.clone()).await;
@@ -322,12 +322,12 @@ async fn envelopes_and_receipts_come_back_as_they_were(database: &Database) {
     };
     store.commit(changes([envelope(2, &[0, 255]), envelope(1, b"{}")])).await.expect("commits");
     let read = store.envelope_list(first.id).await.expect("reads");
-    let said = read.iter().map(|row| (row.digest.clone(), row.envelope.clone(), row.key_id.to_string(), row.signed_at));
+    let reported = read.iter().map(|row| (row.digest.clone(), row.envelope.clone(), row.key_id.to_string(), row.signed_at));
     let expected = [
         (digest("envelope 1"), b"{}".to_vec(), "key_1".to_owned(), later(1)),
         (digest("envelope 2"), vec![0, 255], "key_1".to_owned(), later(2)),
     ];
-    assert_eq!(said.collect::<Vec<_>>(), expected);
+    assert_eq!(reported.collect::<Vec<_>>(), expected);
     assert!(store.envelope_list(second.id).await.expect("reads").is_empty());
 
     assert_eq!(store.receipt_head(node.id, node.epoch).await.expect("reads"), ReceiptHead::default());

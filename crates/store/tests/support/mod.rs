@@ -19,7 +19,7 @@ use gpuaas_domain::access::{ApiToken, PlatformRole};
 use gpuaas_domain::decision::Context;
 use gpuaas_domain::enrollment::{Enrollment, EnrollmentState, JoinToken};
 use gpuaas_domain::node::{Certificate, LiveSession, Node, Service, Transport};
-use gpuaas_domain::resource::{Document, Keys, Kind};
+use gpuaas_domain::resource::{Document, Keys, ResourceKind};
 use gpuaas_domain::slot::{Slot, SlotState};
 use gpuaas_domain::task::{TaskRecord, TaskState};
 use gpuaas_domain::{Actor, Change, Decision};
@@ -259,7 +259,7 @@ pub(crate) fn api_token() -> ApiToken {
 }
 
 /// A resource of this kind with nothing but an id.
-pub(crate) fn document(kind: Kind, id: &str) -> Document {
+pub(crate) fn document(kind: ResourceKind, id: &str) -> Document {
     let keys = Keys { state: "active", ..Keys::default() };
     let body = serde_json::json!({ "id": id }).to_string();
     Document { kind, id: id.to_owned(), version: 0, keys, body, seal: format!("seal of {id}") }

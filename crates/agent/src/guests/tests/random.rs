@@ -47,7 +47,7 @@ fn step() -> impl Strategy<Value = Step> {
 }
 
 /// What a control plane would know.
-struct Books {
+struct Model {
     rig: Rig,
     epoch: u64,
     /// Whose each slot is. Only a proof takes an entry away.
@@ -60,7 +60,7 @@ struct Books {
     account: Vec<String>,
 }
 
-impl Books {
+impl Model {
     fn slots(&self, indexes: &[usize]) -> Vec<LeasedSlot> {
         self.rig.slots(indexes)
     }
@@ -219,22 +219,22 @@ proptest! {
         let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build().expect("a runtime");
         runtime.block_on(async {
             let rig = Rig::with_journal(64 << 20).await;
-            let mut books = Books { rig, epoch: 0, holders: BTreeMap::new(), guests: Vec::new(), open: Vec::new(), newest: BTreeMap::new(), account: Vec::new() };
+            let mut model = Model { rig, epoch: 0, holders: BTreeMap::new(), guests: Vec::new(), open: Vec::new(), newest: BTreeMap::new(), account: Vec::new() };
             for step in steps {
-                books.take(step).await;
+                model.take(step).await;
             }
             // In the end everything can be cleaned up.
-            books.settle().await;
-            books.mend();
-            for (allocation, epoch, slots) in books.guests.clone() {
-                let task = Task::SliceVmRelease(release(allocation, epoch, books.slots(&slots)));
-                books.give(&task, allocation, slots);
+            model.settle().await;
+            model.mend();
+            for (allocation, epoch, slots) in model.guests.clone() {
+                let task = Task::SliceVmRelease(release(allocation, epoch, model.slots(&slots)));
+                model.give(&task, allocation, slots);
             }
-            books.settle().await;
-            assert!(books.holders.is_empty(), "{:?}\n{}", books.holders, books.account.join("\n"));
-            let left = books.rig.life.sim.leftovers();
-            assert!(left.is_empty(), "{left:?}\n{}", books.account.join("\n"));
-            assert_eq!(books.rig.life.sim.violations(), [""; 0]);
+            model.settle().await;
+            assert!(model.holders.is_empty(), "{:?}\n{}", model.holders, model.account.join("\n"));
+            let left = model.rig.life.sim.leftovers();
+            assert!(left.is_empty(), "{left:?}\n{}", model.account.join("\n"));
+            assert_eq!(model.rig.life.sim.violations(), [""; 0]);
         });
     }
 }

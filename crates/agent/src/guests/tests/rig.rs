@@ -212,7 +212,7 @@ impl Rig {
     }
 
     fn read(&self, task_id: TaskId, kind: TaskType, bytes: &[u8]) -> Ended {
-        let said: receipt::Payload =
+        let report: receipt::Payload =
             serde_json::from_slice(&gpuaas_contract::dsse::payload_unverified(bytes).expect("signed")).expect("a receipt");
         let key = self.receipt_key.verifying_key();
         let expect = receipt::Expectation {
@@ -222,7 +222,7 @@ impl Rig {
             node_epoch: EPOCH,
             task_id,
             task_type: kind,
-            envelope_digests: &[said.task_digest],
+            envelope_digests: &[report.task_digest],
         };
         let verified = receipt::verify(bytes, &expect).expect("the control plane believes it");
         let payload = verified.payload();
@@ -282,7 +282,7 @@ async fn start_on(
     let trust = Trust::new(&folder.join("set"), &document.sign(&root), root.verifying_key(), cluster_id).expect("trusted");
     let (journal, opened) = Journal::open(folder, journal_bytes, Timestamp::now()).expect("journal");
     let guests = Guests::new(None);
-    let (outbound, said) = mpsc::channel(1 << 10);
+    let (outbound, report) = mpsc::channel(1 << 10);
     let parts = Parts {
         cluster_id,
         node_id,
@@ -305,7 +305,7 @@ async fn start_on(
         },
     };
     let pipeline = Pipeline::start(parts, opened).await.expect("starts");
-    Life { round: pipeline.begin_round().1, pipeline, sim, guests, _said: said }
+    Life { round: pipeline.begin_round().1, pipeline, sim, guests, _said: report }
 }
 
 /// A guest on these slots.

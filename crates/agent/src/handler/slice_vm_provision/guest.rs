@@ -6,7 +6,7 @@ use gpuaas_contract::task::slice_vm_provision::Acceleration;
 use gpuaas_host::guests::{ConsoleFrom, DomainSpec, DomainState, GuestAccess, GuestMark, Power, Reservation};
 
 use super::host::{bridge, note};
-use super::{Failure, Work};
+use super::{TaskFailure, Work};
 
 /// How long a guest may take until it is ready.
 const READY_WITHIN: Duration = Duration::from_secs(20 * 60);
@@ -15,10 +15,10 @@ const ASK_EVERY: (Duration, Duration) = (Duration::from_millis(10), Duration::fr
 /// How much of the console goes into the log of a guest that did not come up.
 const LAST_WORDS: u64 = 4096;
 
-pub(super) async fn dhcp_reservation(work: &mut Work<'_>) -> Result<(), Failure> {
+pub(super) async fn dhcp_reservation(work: &mut Work<'_>) -> Result<(), TaskFailure> {
     let params = work.params;
     let Some(first) = params.slots.first() else {
-        return Err(Failure::failed("params_invalid", "there is no slot".to_owned()));
+        return Err(TaskFailure::failed("params_invalid", "there is no slot".to_owned()));
     };
     let reservation = Reservation {
         allocation_id: params.allocation_id,
@@ -29,7 +29,7 @@ pub(super) async fn dhcp_reservation(work: &mut Work<'_>) -> Result<(), Failure>
     Ok(work.host().reservation_add(&reservation).await?)
 }
 
-pub(super) async fn virt_install(work: &mut Work<'_>) -> Result<(), Failure> {
+pub(super) async fn virt_install(work: &mut Work<'_>) -> Result<(), TaskFailure> {
     let params = work.params;
     let boot_id = work.context.boot_id.clone();
     note(work, |lease| {
@@ -59,7 +59,7 @@ fn access(work: &Work<'_>) -> GuestAccess {
 }
 
 /// Ready is: it lets us in, shows the key that it was given, and says itself that its first boot is through.
-pub(super) async fn readiness(work: &mut Work<'_>) -> Result<(), Failure> {
+pub(super) async fn readiness(work: &mut Work<'_>) -> Result<(), TaskFailure> {
     let guest = access(work);
     let until = tokio::time::Instant::now() + READY_WITHIN;
     let mut pause = ASK_EVERY.0;
@@ -72,7 +72,7 @@ pub(super) async fn readiness(work: &mut Work<'_>) -> Result<(), Failure> {
         }
         if work.host().domain_state(guest.allocation_id).await? != DomainState::Running {
             last_words(work).await;
-            return Err(Failure::failed(
+            return Err(TaskFailure::failed(
                 "guest_died",
                 "the guest stopped before it was ready; its last words are in the log".to_owned(),
             ));
@@ -80,7 +80,7 @@ pub(super) async fn readiness(work: &mut Work<'_>) -> Result<(), Failure> {
         if tokio::time::Instant::now() >= until {
             last_words(work).await;
             let what = if answer.ssh { "it lets us in but cloud-init is not through" } else { "it does not answer by SSH" };
-            return Err(Failure::failed("guest_not_ready", format!("the guest was not ready in time: {what}; see the log")));
+            return Err(TaskFailure::failed("guest_not_ready", format!("the guest was not ready in time: {what}; see the log")));
         }
         let message = if answer.ssh { "the guest is up; waiting for cloud-init" } else { "waiting for the guest to answer" };
         work.context.phases.tell("readiness", message.to_owned());
@@ -101,8 +101,8 @@ async fn last_words(work: &Work<'_>) {
     }
 }
 
-/// How fast it is matters to people, not to whether it is there: trouble here is a reason in the answer and no failure.
-pub(super) async fn performance_probe(work: &mut Work<'_>) -> Result<(), Failure> {
+/// How fast it is matters to people, not to whether it is there: an error here is a reason in the answer and no failure.
+pub(super) async fn performance_probe(work: &mut Work<'_>) -> Result<(), TaskFailure> {
     work.performance = work.unless_stopped(work.host().guest_measure(&access(work))).await?;
     Ok(())
 }

@@ -10,7 +10,7 @@ use gpuaas_contract::time::Timestamp;
 use gpuaas_host::guests::{DriveMark, DriveRef, GuestMark, Lease, Power};
 
 use super::super::on_host;
-use super::{Failure, Work};
+use super::{TaskFailure, Work};
 use crate::policy::Emulation;
 
 /// Memory that a guest costs beside its own: the emulator's tables and buffers.
@@ -27,7 +27,7 @@ const PACKAGES: [(&str, &str); 7] = [
     ("virsh", "libvirt-clients"),
 ];
 
-pub(super) async fn lease_acquire(work: &mut Work<'_>) -> Result<(), Failure> {
+pub(super) async fn lease_acquire(work: &mut Work<'_>) -> Result<(), TaskFailure> {
     let params = work.params;
     for slot in &params.slots {
         let lease = Lease {
@@ -50,13 +50,13 @@ pub(super) async fn lease_acquire(work: &mut Work<'_>) -> Result<(), Failure> {
 }
 
 /// Writes down in every lease what is about to happen to its slot. Before it happens.
-pub(super) async fn note(work: &Work<'_>, change: impl Fn(&mut Lease)) -> Result<(), Failure> {
+pub(super) async fn note(work: &Work<'_>, change: impl Fn(&mut Lease)) -> Result<(), TaskFailure> {
     let holder = work.params.holder();
     let leases = work.host().leases().await?;
     let mine: Vec<Lease> = leases.into_iter().filter(|lease| lease.holder() == holder).collect();
     if mine.len() != work.params.slots.len() {
         let message = format!("the host holds {} of {} slots for this task", mine.len(), work.params.slots.len());
-        return Err(Failure::failed("lease_lost", message));
+        return Err(TaskFailure::failed("lease_lost", message));
     }
     for mut lease in mine {
         let before = lease.clone();
@@ -68,13 +68,13 @@ pub(super) async fn note(work: &Work<'_>, change: impl Fn(&mut Lease)) -> Result
     Ok(())
 }
 
-async fn prerequisites(work: &Work<'_>) -> Result<Prerequisites, Failure> {
+async fn prerequisites(work: &Work<'_>) -> Result<Prerequisites, TaskFailure> {
     let inventory = on_host(work.context, |host| host.inventory()).await?;
-    let inventory = inventory.map_err(|error| Failure::failed("machine_unknown", crate::report::chain(&error)))?;
+    let inventory = inventory.map_err(|error| TaskFailure::failed("machine_unknown", crate::error_chain::chain(&error)))?;
     Ok(inventory.prerequisites)
 }
 
-pub(super) async fn host_dependencies(work: &mut Work<'_>) -> Result<(), Failure> {
+pub(super) async fn host_dependencies(work: &mut Work<'_>) -> Result<(), TaskFailure> {
     let missing = |host: &Prerequisites| -> BTreeSet<String> {
         host.required_commands.iter().filter(|command| command.path.is_none()).map(|command| command.name.clone()).collect()
     };
@@ -91,10 +91,10 @@ pub(super) async fn host_dependencies(work: &mut Work<'_>) -> Result<(), Failure
     if !left.is_empty() {
         let names = left.into_iter().collect::<Vec<_>>().join(", ");
         let message = format!("install {names} on the host, or let the agent do it with install_packages in the host policy");
-        return Err(Failure::failed("host_dependency_missing", message));
+        return Err(TaskFailure::failed("host_dependency_missing", message));
     }
     if found.reboot_required {
-        return Err(Failure::failed(
+        return Err(TaskFailure::failed(
             "reboot_required",
             "the distribution asks for a reboot; do it before there are guests".to_owned(),
         ));
@@ -103,41 +103,41 @@ pub(super) async fn host_dependencies(work: &mut Work<'_>) -> Result<(), Failure
 }
 
 /// What runs the guest, by what the host can and its owner allows.
-pub(super) async fn acceleration(work: &Work<'_>) -> Result<Acceleration, Failure> {
+pub(super) async fn acceleration(work: &Work<'_>) -> Result<Acceleration, TaskFailure> {
     let kvm = prerequisites(work).await?.kvm_available;
     match (work.context.rules.emulation, kvm) {
         (Emulation::Always, _) | (Emulation::Fallback, false) => Ok(Acceleration::Emulation),
         (Emulation::Never | Emulation::Fallback, true) => Ok(Acceleration::Kvm),
         (Emulation::Never, false) => {
             let message = "/dev/kvm is missing, and the host policy does not allow emulation; load kvm_intel or kvm_amd";
-            Err(Failure::failed("kvm_missing", message.to_owned()))
+            Err(TaskFailure::failed("kvm_missing", message.to_owned()))
         }
     }
 }
 
-pub(super) async fn host_passthrough_check(work: &mut Work<'_>) -> Result<(), Failure> {
+pub(super) async fn host_passthrough_check(work: &mut Work<'_>) -> Result<(), TaskFailure> {
     if work.params.slots.iter().all(|slot| slot.spec.functions().next().is_none()) {
         return Ok(());
     }
     if prerequisites(work).await?.iommu_group_count == 0 {
         let message =
             "there are no IOMMU groups; enable VT-d or AMD-Vi in the firmware and boot with intel_iommu=on or amd_iommu=on";
-        return Err(Failure::failed("iommu_off", message.to_owned()));
+        return Err(TaskFailure::failed("iommu_off", message.to_owned()));
     }
     Ok(work.host().vfio_load().await?)
 }
 
-pub(super) async fn vfio_bind_check(work: &mut Work<'_>) -> Result<(), Failure> {
+pub(super) async fn vfio_bind_check(work: &mut Work<'_>) -> Result<(), TaskFailure> {
     for slot in &work.params.slots {
         for address in slot.spec.functions() {
             let state = work.host().function_state(address).await?;
             let stranger = state.group_members.iter().find(|member| !slot.spec.functions().any(|own| own == *member));
             if let Some(stranger) = stranger {
                 let message = format!("{address} shares its IOMMU group with {stranger}, which is not part of the slot");
-                return Err(Failure::failed("iommu_group_shared", message));
+                return Err(TaskFailure::failed("iommu_group_shared", message));
             }
             if state.iommu_group.is_none() {
-                return Err(Failure::failed("iommu_group_missing", format!("{address} is in no IOMMU group")));
+                return Err(TaskFailure::failed("iommu_group_missing", format!("{address} is in no IOMMU group")));
             }
             if state.driver != RESTING_DRIVER {
                 work.host().function_bind(address).await?;
@@ -148,19 +148,19 @@ pub(super) async fn vfio_bind_check(work: &mut Work<'_>) -> Result<(), Failure> 
 }
 
 /// The bridge that the guest is connected to: the host's owner decides.
-pub(super) fn bridge(work: &Work<'_>) -> Result<InterfaceName, Failure> {
+pub(super) fn bridge(work: &Work<'_>) -> Result<InterfaceName, TaskFailure> {
     let named = work.params.ovs_bridge.as_ref();
-    work.context.rules.bridge(named).map_err(|why| Failure::failed("bridge_denied", format!("the host policy: {why}")))
+    work.context.rules.bridge(named).map_err(|why| TaskFailure::failed("bridge_denied", format!("the host policy: {why}")))
 }
 
 /// Nothing has been written yet: the drive is the leased one and free, the bridge is there, the memory is there, the windows fit.
-pub(super) async fn runtime_validate(work: &mut Work<'_>) -> Result<(), Failure> {
+pub(super) async fn runtime_validate(work: &mut Work<'_>) -> Result<(), TaskFailure> {
     let params = work.params;
     let bridge = bridge(work)?;
     let network = work.host().slice_network(&bridge).await;
     if !network.bridge_exists {
         let message = format!("Open vSwitch has no bridge {bridge}; add it with `ovs-vsctl add-br {bridge}`");
-        return Err(Failure::failed("bridge_missing", message));
+        return Err(TaskFailure::failed("bridge_missing", message));
     }
     for (place, slot) in params.slots.iter().enumerate() {
         let drive = work.host().drive_check(&DriveRef::of(&slot.spec)).await?;
@@ -169,12 +169,12 @@ pub(super) async fn runtime_validate(work: &mut Work<'_>) -> Result<(), Failure>
                 "the image's disk has {} bytes and drive {} only {}",
                 work.disk_bytes, slot.spec.nvme_serial, drive.size_bytes
             );
-            return Err(Failure::failed("image_too_large", message));
+            return Err(TaskFailure::failed("image_too_large", message));
         }
         for address in slot.spec.functions() {
             if !work.host().function_state(address).await?.bars_assigned {
                 let message = format!("the firmware gave {address} no memory window; enable Above 4G Decoding and Resizable BAR");
-                return Err(Failure::failed("bar_unassigned", message));
+                return Err(TaskFailure::failed("bar_unassigned", message));
             }
         }
     }
@@ -187,7 +187,7 @@ pub(super) async fn runtime_validate(work: &mut Work<'_>) -> Result<(), Failure>
     };
     if wanted > available {
         let message = format!("the guest wants {wanted} MiB and the host has {available} MiB of {kind} left");
-        return Err(Failure::failed("memory_short", message));
+        return Err(TaskFailure::failed("memory_short", message));
     }
     Ok(())
 }

@@ -3,10 +3,10 @@
 use gpuaas_host::guests::{DriveMark, DriveRef, ImageWanted};
 
 use super::host::note;
-use super::{Failure, Work};
+use super::{TaskFailure, Work};
 use crate::guests::cleanup::{Teller, ensure_absent};
 
-pub(super) async fn image_stat_download(work: &mut Work<'_>) -> Result<(), Failure> {
+pub(super) async fn image_stat_download(work: &mut Work<'_>) -> Result<(), TaskFailure> {
     let params = work.params;
     let wanted = ImageWanted {
         sha256: params.image_sha256.clone(),
@@ -23,16 +23,16 @@ pub(super) async fn image_stat_download(work: &mut Work<'_>) -> Result<(), Failu
     Ok(())
 }
 
-pub(super) async fn image_digest_verify(work: &mut Work<'_>) -> Result<(), Failure> {
+pub(super) async fn image_digest_verify(work: &mut Work<'_>) -> Result<(), TaskFailure> {
     let params = work.params;
     work.disk_bytes = work.unless_stopped(work.host().image_verify(&params.image_sha256, params.image_format)).await?;
     Ok(())
 }
 
-pub(super) async fn image_write_convert(work: &mut Work<'_>) -> Result<(), Failure> {
+pub(super) async fn image_write_convert(work: &mut Work<'_>) -> Result<(), TaskFailure> {
     let params = work.params;
     let Some(first) = params.slots.first() else {
-        return Err(Failure::failed("params_invalid", "there is no slot".to_owned()));
+        return Err(TaskFailure::failed("params_invalid", "there is no slot".to_owned()));
     };
     // A guest of an earlier life of this task may still be about to start.
     ensure_absent(work.host(), params.allocation_id).await?;
@@ -42,7 +42,7 @@ pub(super) async fn image_write_convert(work: &mut Work<'_>) -> Result<(), Failu
     let image = (&params.image_sha256, params.image_format);
     let written = work.host().drive_write_image(&DriveRef::of(&first.spec), image, &tell, &work.context.stop).await;
     if work.context.stop.is_cancelled() {
-        return Err(Failure::stopped());
+        return Err(TaskFailure::stopped());
     }
     Ok(written?)
 }

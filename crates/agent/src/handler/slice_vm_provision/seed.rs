@@ -5,14 +5,14 @@ use gpuaas_host::guests::InstanceFile;
 use gpuaas_host::openssh_key;
 
 use super::super::on_host;
-use super::{Failure, Work};
+use super::{TaskFailure, Work};
 
-pub(super) async fn cloud_init_dir(work: &mut Work<'_>) -> Result<(), Failure> {
+pub(super) async fn cloud_init_dir(work: &mut Work<'_>) -> Result<(), TaskFailure> {
     Ok(work.host().instance_make(work.params.allocation_id).await?)
 }
 
 /// The key that terminals use and the key that the guest must show: made once, gone with the guest.
-pub(super) async fn terminal_key(work: &mut Work<'_>) -> Result<(), Failure> {
+pub(super) async fn terminal_key(work: &mut Work<'_>) -> Result<(), TaskFailure> {
     let id = work.params.allocation_id;
     for (private, public, comment) in [
         (InstanceFile::TerminalKey, InstanceFile::TerminalKeyPublic, format!("gpuaas-terminal-{id}")),
@@ -33,10 +33,10 @@ pub(super) async fn terminal_key(work: &mut Work<'_>) -> Result<(), Failure> {
 }
 
 /// The token by which the host knows the guest's metrics.
-pub(super) async fn guest_telemetry_register(work: &mut Work<'_>) -> Result<(), Failure> {
+pub(super) async fn guest_telemetry_register(work: &mut Work<'_>) -> Result<(), TaskFailure> {
     let id = work.params.allocation_id;
     if work.host().instance_read(id, InstanceFile::TelemetryToken).await?.is_none() {
-        let token = crate::guests::new_token().map_err(|error| Failure::failed("no_random_numbers", error.to_string()))?;
+        let token = crate::guests::new_token().map_err(|error| TaskFailure::failed("no_random_numbers", error.to_string()))?;
         work.host().instance_write(id, InstanceFile::TelemetryToken, token.into_bytes()).await?;
     }
     let token = text(work, InstanceFile::TelemetryToken).await?;
@@ -44,11 +44,11 @@ pub(super) async fn guest_telemetry_register(work: &mut Work<'_>) -> Result<(), 
     Ok(())
 }
 
-pub(super) async fn cloud_init_seed_files(work: &mut Work<'_>) -> Result<(), Failure> {
+pub(super) async fn cloud_init_seed_files(work: &mut Work<'_>) -> Result<(), TaskFailure> {
     let params = work.params;
     let gpu = params.slots.first().and_then(|slot| slot.spec.pci_address.clone());
     let inventory = on_host(work.context, |host| host.inventory()).await?;
-    let inventory = inventory.map_err(|error| Failure::failed("machine_unknown", crate::report::chain(&error)))?;
+    let inventory = inventory.map_err(|error| TaskFailure::failed("machine_unknown", crate::error_chain::chain(&error)))?;
     let vendor = inventory.functions.iter().find(|function| Some(&function.address) == gpu.as_ref());
     let token = text(work, InstanceFile::TelemetryToken).await?;
     let seed = SeedSpec {
@@ -78,14 +78,14 @@ pub(super) async fn cloud_init_seed_files(work: &mut Work<'_>) -> Result<(), Fai
     Ok(())
 }
 
-pub(super) async fn cloud_localds(work: &mut Work<'_>) -> Result<(), Failure> {
+pub(super) async fn cloud_localds(work: &mut Work<'_>) -> Result<(), TaskFailure> {
     work.unless_stopped(work.host().seed_build(work.params.allocation_id)).await
 }
 
 /// A file of the guest's folder that must be there.
-async fn text(work: &Work<'_>, file: InstanceFile) -> Result<String, Failure> {
+async fn text(work: &Work<'_>, file: InstanceFile) -> Result<String, TaskFailure> {
     let bytes = work.host().instance_read(work.params.allocation_id, file).await?;
-    let bytes =
-        bytes.ok_or_else(|| Failure::failed("instance_missing", format!("{} is gone from the guest's folder", file.name())))?;
+    let bytes = bytes
+        .ok_or_else(|| TaskFailure::failed("instance_missing", format!("{} is gone from the guest's folder", file.name())))?;
     Ok(String::from_utf8_lossy(&bytes).into_owned())
 }

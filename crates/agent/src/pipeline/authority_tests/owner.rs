@@ -226,7 +226,7 @@ pub(super) fn leased_params(random: &mut Random, kind: TaskType, holder: (&str, 
     params
 }
 
-/// One or two slots with devices of this small world.
+/// One or two slots with devices of this small harness.
 fn slots(random: &mut Random) -> Value {
     let first = random.below(3);
     let count = 1 + usize::from(random.below(4) == 0);

@@ -1,4 +1,4 @@
-//! How long it takes until the books say that a node is gone, over the number of nodes that are there.
+//! How long it takes until the records say that a node is gone, over the number of nodes that are there.
 //!
 //! Two deaths: the agent's process ends and its connection with it; or the whole host falls silent, and only the keep-alive of the
 //! connection can tell.
@@ -68,7 +68,7 @@ async fn silent(cluster: &Cluster, hosts: &[Host], links: &mut Links) -> Result<
     }
     let mut batches: Vec<Times> = (0..BATCHES).map(|_| Times::new()).collect::<Result<_>>()?;
     for (host, died) in died.into_iter().enumerate() {
-        // When it was noticed is in the books; when we look does not matter.
+        // When it was noticed is in the records; when we look does not matter.
         let noticed = loop {
             let node = cluster.client.node(&hosts[host].grant.node_id.to_string()).await?;
             if !node.online {

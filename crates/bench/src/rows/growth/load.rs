@@ -16,9 +16,9 @@ use crate::worker::Done;
 
 /// How long the last task may take.
 const PATIENCE: Duration = Duration::from_secs(60);
-/// Tasks whose end is looked up in the books as well.
+/// Tasks whose end is looked up in the records as well.
 const LOOKED_UP: usize = 10;
-/// From one node to the next: a prime, so that all have their turn and neighbors in time are not neighbors in the books.
+/// From one node to the next: a prime, so that all have their turn and neighbors in time are not neighbors in the records.
 const STRIDE: usize = 7919;
 
 /// What came of it.

@@ -1,11 +1,11 @@
 //! What must not grow: each row is the slope of a log-log line, 0 for flat and 1 for linear.
 
 pub(crate) mod agents;
-pub(crate) mod books;
 pub(crate) mod dead;
 pub(crate) mod idle;
 mod load;
 pub(crate) mod memory;
+pub(crate) mod resources;
 pub(crate) mod waiters;
 
 use crate::measure::{Goal, Interval, Row, log_log_slope, number};

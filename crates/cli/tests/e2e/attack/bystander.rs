@@ -94,8 +94,8 @@ impl Worker {
         self.note("a list of nodes", started, expect(answer, 200));
 
         let started = Instant::now();
-        let (status, _, said) = self.at_the_server.run(&self.folder, PATIENCE);
-        self.note("the local socket", started, if status.success() { Ok(()) } else { Err(said) });
+        let (status, _, reported) = self.at_the_server.run(&self.folder, PATIENCE);
+        self.note("the local socket", started, if status.success() { Ok(()) } else { Err(reported) });
 
         // A task goes the whole way: REST, store, the node's link, and back.
         let started = Instant::now();
@@ -125,7 +125,7 @@ impl Worker {
         }
         match served {
             Ok(()) => self.served.requests += 1,
-            Err(said) => self.served.failures.push(format!("{what}: {said}")),
+            Err(reported) => self.served.failures.push(format!("{what}: {reported}")),
         }
     }
 }

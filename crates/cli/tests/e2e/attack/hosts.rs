@@ -38,8 +38,8 @@ fn a_host_without_its_journal_or_with_anothers_policy_runs_nothing() {
         let (journal, aside) = (host.folder.join("state/journal"), host.folder.join("journal.aside"));
         std::fs::rename(&journal, &aside).unwrap();
         host.start();
-        let said = host.fails();
-        assert!(said.contains("journal"), "{said}");
+        let reported = host.fails();
+        assert!(reported.contains("journal"), "{reported}");
         assert!(!journal.exists(), "a new journal was made in place of the one that is gone");
         std::fs::rename(&aside, &journal).unwrap();
 
@@ -84,8 +84,8 @@ fn foreign_policies(host: &mut AgentHost) -> usize {
         let (own, place) = (own.display().to_string(), place.display().to_string());
         std::fs::write(&config, good.replace(&own, &place)).unwrap();
         host.start();
-        let said = host.fails();
-        assert!(said.contains("policy"), "{place}: {said}");
+        let reported = host.fails();
+        assert!(reported.contains("policy"), "{place}: {reported}");
     }
     std::fs::write(&config, &good).unwrap();
     places.len()
@@ -165,8 +165,8 @@ fn receipt(double: &LinkDouble, agent: &DoubledAgent, id: gpuaas_contract::id::T
 
 /// Whether this is why the order failed. Without a hypervisor the host cannot prove either that nothing is left of the guest, and says
 /// both.
-fn because(said: &Payload, code: &str) -> bool {
-    said.code == code || said.message.contains(&format!("({code})"))
+fn because(reported: &Payload, code: &str) -> bool {
+    reported.code == code || reported.message.contains(&format!("({code})"))
 }
 
 /// The real host's part of the agent, because a simulated host asks nobody for an image.
@@ -191,12 +191,12 @@ fn an_image_does_not_lead_the_agent_into_the_owners_networks() {
         hosts.extend(["0.0.0.0", "127.1", "2130706433", "0x7f000001", "[::1]", "192.168.0.1", "172.16.0.1", "100.100.100.200"]);
     }
     for host in hosts {
-        let said = order(&double, &agent, &format!("http://{host}:{port}/image"));
-        if because(&said, "host_dependency_missing") {
-            skip("an image's address on a real host", &said.message);
+        let reported = order(&double, &agent, &format!("http://{host}:{port}/image"));
+        if because(&reported, "host_dependency_missing") {
+            skip("an image's address on a real host", &reported.message);
             return;
         }
-        assert!(because(&said, "image_address_refused"), "{host}: {} {}", said.code, said.message);
+        assert!(because(&reported, "image_address_refused"), "{host}: {} {}", reported.code, reported.message);
         refused += 1;
     }
     assert_eq!(images.asked(), 0, "the agent connected to what it refused");
@@ -208,13 +208,13 @@ fn an_image_does_not_lead_the_agent_into_the_owners_networks() {
     for place in
         [format!("127.0.0.2:{inner_port}/image"), "169.254.169.254/latest/meta-data".to_owned(), "10.255.255.1/".to_owned()]
     {
-        let said = order(&double, &agent, &format!("http://127.0.0.1:{port}/to/{place}"));
-        assert!(because(&said, "image_address_refused"), "{place}: {} {}", said.code, said.message);
+        let reported = order(&double, &agent, &format!("http://127.0.0.1:{port}/to/{place}"));
+        assert!(because(&reported, "image_address_refused"), "{place}: {} {}", reported.code, reported.message);
         refused += 1;
     }
     assert_eq!((images.asked(), inner.asked()), (3, 0), "a redirect into the owner's network was followed");
-    let said = order(&double, &agent, &format!("http://127.0.0.1:{port}/image"));
-    assert!(because(&said, "image_digest_mismatch"), "{} {}", said.code, said.message);
+    let reported = order(&double, &agent, &format!("http://127.0.0.1:{port}/image"));
+    assert!(because(&reported, "image_digest_mismatch"), "{} {}", reported.code, reported.message);
     assert_eq!(images.asked(), 4);
 
     let (id, envelope) = double.sign_ping(agent.node);

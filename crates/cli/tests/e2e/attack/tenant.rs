@@ -60,13 +60,13 @@ impl Tenant {
     }
 
     /// What a tenant asks for: an allocation that can be fulfilled.
-    pub(super) fn wish(name: &str) -> Value {
+    pub(super) fn request(name: &str) -> Value {
         json!({ "name": name, "sku": "h100-1x", "image": "ubuntu", "ssh_public_keys": [SSH_KEY] })
     }
 
     /// Leases a guest with this key and waits until it runs; returns its id.
     pub(super) fn lease(&self, target: &Target, key: &Key, name: &str) -> String {
-        let made = target.ask(&Request::json(&self.path("allocations"), &key.secret, &Self::wish(name).to_string()));
+        let made = target.ask(&Request::json(&self.path("allocations"), &key.secret, &Self::request(name).to_string()));
         assert_eq!(made.status, 201, "{made:?}");
         let id = made.json()["id"].as_str().unwrap().to_owned();
         let path = format!("/api/v1/allocations/{id}");

@@ -48,9 +48,9 @@ fn a_tenant_names_no_part_of_a_host() {
     withstand("host-parts", &mut target, |target| {
         let mut refused = 0;
         for (name, value) in parts_of_a_host() {
-            let mut wish = Tenant::wish("trainer");
-            wish[name] = value;
-            let answer = target.ask(&Request::json(&tenant.path("allocations"), &owner.secret, &wish.to_string()));
+            let mut request = Tenant::request("trainer");
+            request[name] = value;
+            let answer = target.ask(&Request::json(&tenant.path("allocations"), &owner.secret, &request.to_string()));
             assert!((400..500).contains(&answer.status), "an allocation with {name}: {answer:?}");
             refused += 1;
         }
@@ -70,7 +70,7 @@ fn a_tenant_names_no_part_of_a_host() {
         assert!((400..500).contains(&answer.status), "an image in a host's folder: {answer:?}");
         refused += 1;
         assert_eq!(tasks(target), before, "a task was made for what was refused");
-        // The same wish without any of it is fulfilled.
+        // The same request without any of it is fulfilled.
         tenant.lease(target, &owner, "trainer");
         format!(
             "{refused} requests that name a bridge, a device, a node or a file refused, {}",
@@ -135,8 +135,8 @@ fn a_key_hands_on_nothing_wider_and_nothing_that_outlives_it() {
         let whoami = |secret: &str| target.ask(&Request::get("/api/v1/whoami", secret)).status;
         for secret in [&parent, &child] {
             assert_eq!(whoami(secret), 200);
-            let wish = Tenant::wish("stolen").to_string();
-            let answer = target.ask(&Request::json(&tenant.path("allocations"), secret, &wish));
+            let request = Tenant::request("stolen").to_string();
+            let answer = target.ask(&Request::json(&tenant.path("allocations"), secret, &request));
             assert_eq!(answer.status, 403, "a key that may only read: {answer:?}");
         }
         let path = tenant.path(&format!("service-accounts/{}/keys/{parent_id}", owner.account));

@@ -192,7 +192,7 @@ impl StepCa {
     /// Read anew for every token, so that a certificate that was replaced on disk is used at once.
     async fn credential(&self, now: Timestamp) -> Result<Credential, CaError> {
         let (config, root) = (self.config.clone(), self.root.clone());
-        let read = gpuaas_world::blocking(move || Credential::read(&config.certificate, &config.key, &root, now));
+        let read = gpuaas_runtime::blocking(move || Credential::read(&config.certificate, &config.key, &root, now));
         read.await.map_err(|error| CaError::Credential(error.to_string()))?
     }
 

@@ -1,0 +1,101 @@
+//! What a cluster can use at scale, and what stands in its place by default.
+//!
+//! | seam | by default | at scale |
+//! |---|---|---|
+//! | [`bus`]: events of the outbox to whoever acts on them | in-process | NATS JetStream |
+//! | [`fanout`]: notifications to open browsers | in-process | Redis Pub/Sub |
+//! | [`limits`]: how often somebody may ask | in-process | Redis |
+//! | [`ephemeral`]: single-use tokens and presence | in-process | Redis |
+//!
+//! Both sides of a seam pass the same tests. None of them is the truth: that is the store, and whoever missed something reads it there.
+//!
+//! [`webhook`] is what leaves the house: signatures, the times to try again, and where it may not go. It does no I/O.
+
+pub mod bus;
+pub mod ephemeral;
+pub mod fanout;
+pub mod limits;
+pub mod redis;
+pub mod webhook;
+
+use crate::bus::{Bus, BusError, NatsConfig};
+use crate::ephemeral::Ephemeral;
+use crate::fanout::Fanout;
+use crate::limits::Limits;
+use crate::redis::{Redis, RedisConfig, RedisError};
+
+/// Events that an in-process consumer may be behind before it is told to read the outbox instead.
+const IN_PROCESS_BUS_CAPACITY: usize = 4096;
+
+/// Which backends to use. The default is a single process without any.
+#[derive(Clone, Debug, Default)]
+pub struct EnginesConfig {
+    /// NATS for the bus.
+    pub nats: Option<NatsConfig>,
+    /// Redis for fan-out, limits and ephemeral values.
+    pub redis: Option<RedisConfig>,
+}
+
+/// Why the backends cannot be had.
+#[derive(Debug, thiserror::Error)]
+pub enum EnginesError {
+    /// The bus cannot be used as it is configured.
+    #[error("the event bus cannot be used")]
+    Bus(#[from] BusError),
+    /// Redis cannot be used as it is configured.
+    #[error("Redis cannot be used")]
+    Redis(#[from] RedisError),
+}
+
+impl EnginesError {
+    /// A stable code for logs and problem documents.
+    pub fn code(&self) -> &'static str {
+        match self {
+            Self::Bus(error) => error.code(),
+            Self::Redis(error) => error.code(),
+        }
+    }
+}
+
+/// All backends of a process. Clones share them.
+#[derive(Clone, Debug)]
+pub struct Backends {
+    /// Events of the outbox.
+    pub bus: Bus,
+    /// Notifications to browsers.
+    pub fanout: Fanout,
+    /// How often somebody may ask.
+    pub limits: Limits,
+    /// Single-use tokens and presence.
+    pub ephemeral: Ephemeral,
+}
+
+impl Backends {
+    /// Everything in this process.
+    pub fn in_process() -> Self {
+        Self {
+            bus: Bus::in_process(IN_PROCESS_BUS_CAPACITY),
+            fanout: Fanout::in_process(),
+            limits: Limits::in_process(),
+            ephemeral: Ephemeral::in_process(),
+        }
+    }
+
+    /// The backends of a configuration.
+    ///
+    /// A NATS or Redis that is away at this moment is no error: a control plane must be able to start without them, and they are looked
+    /// for until they are there. A configuration that can never work is one.
+    pub async fn from_config(config: &EnginesConfig) -> Result<Self, EnginesError> {
+        let mut backends = Self::in_process();
+        if let Some(nats) = &config.nats {
+            backends.bus = Bus::nats(nats).await?;
+        }
+        if let Some(config) = &config.redis {
+            let redis = Redis::open(config)?;
+            backends.fanout = Fanout::redis(&redis);
+            backends.limits = Limits::redis(&redis);
+            backends.ephemeral = Ephemeral::redis(&redis);
+        }
+        Ok(backends)
+    }
+}

@@ -1,0 +1,89 @@
+//! What every command gets: a way to print, and a client when it asks for one.
+
+use std::sync::OnceLock;
+
+use gpuaas_api::{Client, ClientOptions};
+
+use crate::args::Global;
+use crate::config;
+use crate::error::CliError;
+use crate::output::Output;
+
+/// One run of the program.
+pub(crate) struct CommandContext {
+    /// How results are printed.
+    pub(crate) output: Output,
+    global: Global,
+    client: OnceLock<Client>,
+    project: OnceLock<Option<String>>,
+}
+
+impl CommandContext {
+    pub(crate) fn new(global: Global) -> Self {
+        let output = Output::new(global.output, global.no_color);
+        Self { output, global, client: OnceLock::new(), project: OnceLock::new() }
+    }
+
+    /// The client. Made on first use: commands that work offline read no config and need no server.
+    pub(crate) fn client(&self) -> Result<&Client, CliError> {
+        if let Some(client) = self.client.get() {
+            return Ok(client);
+        }
+        let resolved = self.resolved()?;
+        for warning in &resolved.warnings {
+            self.output.warn(warning);
+        }
+        self.project.get_or_init(|| resolved.project.clone());
+        if !resolved.is_configured && resolved.kept.is_none() {
+            let message = format!("there is no profile `{}`", resolved.profile);
+            return Err(CliError::usage("profile_unknown", message)
+                .hint("`gpuaas profile ls` lists them; `gpuaas login --profile NAME` makes one"));
+        }
+        let options = self.with_kept_sign_in(resolved)?;
+        let has_token = options.token.is_some();
+        let client = Client::new(options)?;
+        if has_token && client.is_plaintext_over_network() {
+            self.output.warn(&format!("{} is not encrypted: everybody on the way can read the token; use https", client.url()));
+        }
+        Ok(self.client.get_or_init(|| client))
+    }
+
+    /// What flags, environment and config file say.
+    pub(crate) fn resolved(&self) -> Result<config::Resolved, CliError> {
+        config::resolve(&self.global, |name| std::env::var(name).ok())
+    }
+
+    /// The profile, as the user wrote it.
+    pub(crate) fn requested_profile(&self) -> Option<String> {
+        self.global.profile.clone().or_else(|| std::env::var("GPUAAS_PROFILE").ok())
+    }
+
+    /// Adds the token of the kept sign-in, renewed if needed, where no other token is given. A sign-in to one server is nothing for
+    /// another.
+    fn with_kept_sign_in(&self, resolved: config::Resolved) -> Result<ClientOptions, CliError> {
+        let config::Resolved { mut options, profile, credentials, kept, .. } = resolved;
+        let (Some(credentials), Some(kept)) = (credentials, kept) else { return Ok(options) };
+        if options.token.is_some() || options.unix_socket.is_some() {
+            return Ok(options);
+        }
+        if kept.url.trim_end_matches('/') != options.url.trim_end_matches('/') {
+            let text = format!(
+                "you are signed in to {}, not to {}; sign in there with `gpuaas login --profile NAME`",
+                kept.url, options.url
+            );
+            self.output.warn(&text);
+            return Ok(options);
+        }
+        // Commands get their client without waiting; only a renewal waits, and only then may it take this thread.
+        let fresh =
+            tokio::task::block_in_place(|| tokio::runtime::Handle::current().block_on(credentials.fresh(&profile, kept)))?;
+        options.token = Some(fresh.token);
+        Ok(options)
+    }
+
+    /// The project to work in, as the user wrote it: flag, environment, then config file.
+    pub(crate) fn requested_project(&self) -> Result<Option<&str>, CliError> {
+        self.client()?;
+        Ok(self.project.get().and_then(Option::as_deref))
+    }
+}

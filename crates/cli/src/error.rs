@@ -1,0 +1,164 @@
+//! An error as the user sees it: one line, a cause where there is one, and what to do next.
+
+use gpuaas_api::ClientError;
+use gpuaas_api::client::ErrorKind;
+
+use crate::exit::Exit;
+
+/// Why a command did not do what it was asked.
+#[derive(Debug)]
+pub(crate) struct CliError {
+    /// What the program exits with.
+    pub(crate) exit: Exit,
+    /// Stable code, for programs.
+    pub(crate) code: String,
+    /// One line.
+    pub(crate) message: String,
+    /// What lies beneath.
+    pub(crate) cause: Option<String>,
+    /// What to do next.
+    pub(crate) hint: Option<String>,
+    /// Find the request in the server's log by this.
+    pub(crate) correlation_id: Option<String>,
+}
+
+impl CliError {
+    pub(crate) fn new(exit: Exit, code: &str, message: impl Into<String>) -> Self {
+        Self { exit, code: code.to_owned(), message: message.into(), cause: None, hint: None, correlation_id: None }
+    }
+
+    /// The input is wrong.
+    pub(crate) fn usage(code: &str, message: impl Into<String>) -> Self {
+        Self::new(Exit::Usage, code, message)
+    }
+
+    /// A bug, or the operating system.
+    pub(crate) fn internal(message: impl Into<String>) -> Self {
+        Self::new(Exit::Internal, "internal", message)
+    }
+
+    /// What to do next.
+    pub(crate) fn hint(mut self, hint: impl Into<String>) -> Self {
+        self.hint = Some(hint.into());
+        self
+    }
+
+    /// The document for `-o json`.
+    pub(crate) fn document(&self) -> serde_json::Value {
+        serde_json::json!({ "error": {
+            "code": self.code,
+            "message": self.message,
+            "cause": self.cause,
+            "hint": self.hint,
+            "exit_code": self.exit as u8,
+            "correlation_id": self.correlation_id,
+        } })
+    }
+}
+
+impl From<ClientError> for CliError {
+    fn from(error: ClientError) -> Self {
+        let kind = error.kind();
+        let problem = error.problem();
+        let code = match (problem, &error) {
+            (Some(problem), _) => problem.code.clone(),
+            (None, ClientError::Untrusted { .. }) => "server_untrusted".to_owned(),
+            (None, _) => code_of(kind).to_owned(),
+        };
+        Self {
+            exit: kind.into(),
+            code,
+            message: error.to_string(),
+            cause: root_cause(&error),
+            hint: hint_of(&error, kind),
+            correlation_id: problem.and_then(|problem| problem.correlation_id.clone()),
+        }
+    }
+}
+
+fn code_of(kind: ErrorKind) -> &'static str {
+    match kind {
+        ErrorKind::Usage => "usage",
+        ErrorKind::NotFound => "not_found",
+        ErrorKind::Conflict => "conflict",
+        ErrorKind::Unauthorized => "unauthorized",
+        ErrorKind::Unreachable => "server_unreachable",
+        ErrorKind::Timeout => "timeout",
+        ErrorKind::Internal => "internal",
+    }
+}
+
+fn hint_of(error: &ClientError, kind: ErrorKind) -> Option<String> {
+    if matches!(error, ClientError::Untrusted { .. }) {
+        return Some("give the server's CA with --ca-file, or `ca_file` in the config file".to_owned());
+    }
+    match (kind, error.problem().map(|problem| problem.status)) {
+        // The server's own sentence says what to do.
+        (ErrorKind::Unauthorized, Some(403)) => None,
+        (ErrorKind::Unauthorized, _) => Some(
+            "sign in with `gpuaas login`, or give a token with --token-file, GPUAAS_TOKEN or `token_file` in the config file"
+                .to_owned(),
+        ),
+        (ErrorKind::Unreachable, _) => {
+            Some("start one with `gpuaas dev`, or name the right address with --url or GPUAAS_URL".to_owned())
+        }
+        (ErrorKind::Timeout, _) => Some("try again; if it repeats, look at the server's log".to_owned()),
+        (ErrorKind::Internal, _) => {
+            Some("compare `gpuaas --version` with `gpuaas cluster info`; look at the server's log".to_owned())
+        }
+        (ErrorKind::Usage | ErrorKind::NotFound | ErrorKind::Conflict, _) => None,
+    }
+}
+
+/// The innermost source, which is the one that says something new.
+fn root_cause(error: &dyn std::error::Error) -> Option<String> {
+    let mut cause = error.source()?;
+    while let Some(deeper) = cause.source() {
+        cause = deeper;
+    }
+    Some(cause.to_string())
+}
+
+#[cfg(test)]
+mod tests {
+    use gpuaas_api::dto::Problem;
+
+    use super::*;
+
+    fn refused(status: u16) -> CliError {
+        let mut problem = Problem::new(status, "t", "some_code", "do this");
+        problem.correlation_id = Some("corr_1".to_owned());
+        ClientError::Refused { status, problem: Box::new(problem) }.into()
+    }
+
+    #[test]
+    fn what_the_server_says_decides_the_exit_code() {
+        for (status, exit) in [
+            (400, Exit::Usage),
+            (401, Exit::Unauthorized),
+            (403, Exit::Unauthorized),
+            (404, Exit::NotFound),
+            (409, Exit::Refused),
+            (422, Exit::Usage),
+            (429, Exit::Refused),
+            (500, Exit::Internal),
+            (503, Exit::Unreachable),
+            (504, Exit::Timeout),
+        ] {
+            let failure = refused(status);
+            assert_eq!(
+                (failure.exit, failure.code.as_str(), failure.message.as_str()),
+                (exit, "some_code", "do this"),
+                "{status}"
+            );
+        }
+    }
+
+    #[test]
+    fn the_document_holds_everything_a_program_needs() {
+        let document = refused(409).document();
+        assert_eq!(document["error"]["code"], "some_code");
+        assert_eq!(document["error"]["exit_code"], 4);
+        assert_eq!(document["error"]["correlation_id"], "corr_1");
+    }
+}

@@ -1,0 +1,235 @@
+//! Who calls, and which roles they have: read from the resources, remembered for a moment.
+//!
+//! What is remembered is forgotten with every change of anybody's rights, in every server process: by a wakeup, and after [`KEPT`] should
+//! the wakeup be lost.
+
+use std::collections::HashMap;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+
+use gpuaas_contract::id::{CorrelationId, GrantId, UserId};
+use gpuaas_contract::time::Timestamp;
+use gpuaas_domain::access::{ApiToken, MAX_KEY_CHAIN, Membership, Place, Policies, Principal, PrincipalId, Who};
+use gpuaas_domain::decision::Context;
+use gpuaas_domain::resource::ResourceKind;
+use gpuaas_domain::tenancy::{self, Claims, ServiceAccount, User};
+use gpuaas_domain::{Actor, Wakeup, caps};
+use gpuaas_store::ResourceFilter;
+use tokio::sync::broadcast::error::RecvError;
+use tokio::sync::watch;
+
+use crate::error::ControlError;
+use crate::transact::transact;
+use crate::{Control, identity, resources};
+
+/// How long rights are remembered if no wakeup says that they changed.
+const KEPT: Duration = Duration::from_secs(3);
+/// Callers that are remembered before we start over.
+const MAX_REMEMBERED: usize = 10_000;
+
+/// The policies, and who is known to have which roles.
+pub(crate) struct AuthzCache {
+    /// What roles may do.
+    pub(crate) policies: Policies,
+    known: Mutex<HashMap<PrincipalId, (Timestamp, Arc<Principal>)>>,
+    /// People whose token was looked at: by issuer and subject.
+    people: Mutex<HashMap<String, (Timestamp, Claims, UserId)>>,
+    /// Sign-ins whose tokens were looked at, and whether they count.
+    sign_ins: Mutex<HashMap<GrantId, (Timestamp, bool)>>,
+    /// Tells open requests that somebody's rights changed.
+    changed: watch::Sender<()>,
+}
+
+impl AuthzCache {
+    /// With these policies.
+    pub(crate) fn new(policies: Policies) -> Self {
+        Self {
+            policies,
+            known: Mutex::default(),
+            people: Mutex::default(),
+            sign_ins: Mutex::default(),
+            changed: watch::Sender::new(()),
+        }
+    }
+
+    /// Forgets everything when anybody's rights change.
+    pub(crate) fn spawn(control: &Arc<Control>) {
+        let mut wakeups = control.store.wakeups();
+        let control = Arc::clone(control);
+        let tracker = control.background.clone();
+        tracker.spawn(async move {
+            loop {
+                let wakeup =
+                    tokio::select! { biased; () = control.shutdown.cancelled() => return, wakeup = wakeups.recv() => wakeup };
+                match wakeup {
+                    Ok(Wakeup::Rights) | Err(RecvError::Lagged(_)) => control.authz.forget(),
+                    Ok(
+                        Wakeup::NodeWork(_)
+                        | Wakeup::NodeAccess(_)
+                        | Wakeup::Task(_)
+                        | Wakeup::Allocation(_)
+                        | Wakeup::Fleet(_)
+                        | Wakeup::Link(_)
+                        | Wakeup::Outbox
+                        | Wakeup::Progress { .. },
+                    ) => {}
+                    Err(RecvError::Closed) => return,
+                }
+            }
+        });
+    }
+
+    fn forget(&self) {
+        lock(&self.known).clear();
+        lock(&self.people).clear();
+        lock(&self.sign_ins).clear();
+        self.changed.send_replace(());
+    }
+
+    /// Wakes whoever holds a request open when anybody's rights change.
+    pub(crate) fn changes(&self) -> watch::Receiver<()> {
+        self.changed.subscribe()
+    }
+}
+
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+fn remember<K: std::hash::Hash + Eq, V>(map: &Mutex<HashMap<K, V>>, key: K, value: V) {
+    let mut map = lock(map);
+    if map.len() >= MAX_REMEMBERED {
+        map.clear();
+    }
+    map.insert(key, value);
+}
+
+/// Who carries this token, with their roles. `None` if it does not count.
+pub(crate) async fn of_token(control: &Control, token: &ApiToken) -> Result<Option<(Actor, Arc<Principal>)>, ControlError> {
+    if !token.counts(Timestamp::now()) || !ancestors_count(control, token).await? {
+        return Ok(None);
+    }
+    match (token.role, token.service_account) {
+        (Some(role), None) => {
+            let who = PrincipalId::Token(token.id);
+            let principal = Principal { platform: Some(role), ..limited(Principal::nobody(who), token) };
+            Ok(Some((Actor::Token { id: token.id, role }, Arc::new(principal))))
+        }
+        (None, Some(id)) => {
+            let account = resources::get::<ServiceAccount>(control, id).await?;
+            if account.is_none_or(|account| account.deleted_at.is_some()) {
+                return Ok(None);
+            }
+            let roles = remembered(control, PrincipalId::ServiceAccount(id)).await?;
+            let mut principal = limited((*roles).clone(), token);
+            // A key acts in the project it was made for, whatever its account may elsewhere.
+            principal.memberships.retain(|(place, _)| token.project.is_some_and(|own| *place == Place::Project(own)));
+            principal.platform = None;
+            Ok(Some((Actor::ServiceAccount { id, key: token.id }, Arc::new(principal))))
+        }
+        // A row that says both or neither was not written by us.
+        (Some(_), Some(_)) | (None, None) => Ok(None),
+    }
+}
+
+/// The holder of a key, with the limits of the key.
+fn limited(holder: Principal, token: &ApiToken) -> Principal {
+    Principal { scopes: token.scopes.clone(), expires_at: token.expires_at, ..holder }
+}
+
+/// Whether every key counts with which this one was made, one after the other.
+async fn ancestors_count(control: &Control, token: &ApiToken) -> Result<bool, ControlError> {
+    let (mut above, now) = (token.parent, Timestamp::now());
+    for _ in 0..MAX_KEY_CHAIN {
+        let Some(id) = above else { return Ok(true) };
+        let Some(key) = control.store.api_token_get(id).await?.filter(|key| key.counts(now)) else { return Ok(false) };
+        if let Some(account) = key.service_account
+            && resources::get::<ServiceAccount>(control, account).await?.is_none_or(|account| account.deleted_at.is_some())
+        {
+            return Ok(false);
+        }
+        above = key.parent;
+    }
+    Ok(above.is_none())
+}
+
+/// Whether tokens of this sign-in of the built-in issuer still count.
+pub(crate) async fn sign_in_counts(control: &Control, id: GrantId) -> Result<bool, ControlError> {
+    let now = Timestamp::now();
+    if let Some((at, counts)) = lock(&control.authz.sign_ins).get(&id)
+        && now.since(*at) < KEPT
+    {
+        return Ok(*counts);
+    }
+    let counts = identity::is_live(control, id).await?;
+    remember(&control.authz.sign_ins, id, (now, counts));
+    Ok(counts)
+}
+
+/// Whom an issuer means, with their roles. At their first sign-in they are written down; they may nothing until they are invited.
+pub(crate) async fn of_person(control: &Control, claims: &Claims) -> Result<(Actor, Arc<Principal>), ControlError> {
+    let id = known_person(control, claims).await?;
+    Ok((Actor::User(id), remembered(control, PrincipalId::User(id)).await?))
+}
+
+async fn known_person(control: &Control, claims: &Claims) -> Result<UserId, ControlError> {
+    let lookup = tenancy::user_lookup(&claims.issuer, &claims.subject);
+    let now = Timestamp::now();
+    if let Some((at, known, id)) = lock(&control.authz.people).get(&lookup)
+        && now.since(*at) < KEPT
+        && known == claims
+    {
+        return Ok(*id);
+    }
+    let user = transact(control, || async {
+        let known = resources::by_lookup::<User>(control, &lookup).await?;
+        if known.is_none() {
+            let present = control.store.resource_count(ResourceKind::User, &ResourceFilter::default()).await?;
+            caps::USERS.check(present).inspect_err(|refusal| control.metrics.refused(refusal.code))?;
+        }
+        let id = known.as_ref().map_or_else(UserId::generate, |user| user.id);
+        let context = Context { now, actor: Actor::User(id), correlation_id: CorrelationId::generate() };
+        Ok(tenancy::signed_in(known.as_ref(), id, claims, &context)?)
+    })
+    .await?;
+    accept_invitations(control, &user).await?;
+    remember(&control.authz.people, lookup, (now, claims.clone(), user.id));
+    Ok(user.id)
+}
+
+/// Invitations to the address of somebody become their roles.
+async fn accept_invitations(control: &Control, user: &User) -> Result<(), ControlError> {
+    let Some(invited) = tenancy::invitations_of(user) else { return Ok(()) };
+    transact(control, || async {
+        let invitations = of_owner(control, &invited).await?;
+        if invitations.is_empty() {
+            return Ok(((), gpuaas_domain::Decision::default()));
+        }
+        let present = of_owner(control, &Who::User(user.id).to_string()).await?;
+        let context = Context { now: Timestamp::now(), actor: Actor::User(user.id), correlation_id: CorrelationId::generate() };
+        Ok(((), tenancy::accept_invitations(user, &invitations, &present, &context)))
+    })
+    .await
+}
+
+async fn of_owner(control: &Control, owner: &str) -> Result<Vec<Membership>, ControlError> {
+    let filter = ResourceFilter { owner: Some(owner.to_owned()), ..ResourceFilter::default() };
+    resources::all(control, &filter).await
+}
+
+async fn remembered(control: &Control, who: PrincipalId) -> Result<Arc<Principal>, ControlError> {
+    let now = Timestamp::now();
+    if let Some((at, principal)) = lock(&control.authz.known).get(&who)
+        && now.since(*at) < KEPT
+    {
+        return Ok(Arc::clone(principal));
+    }
+    let owner = match who {
+        PrincipalId::User(id) => Who::User(id).to_string(),
+        PrincipalId::ServiceAccount(id) => Who::ServiceAccount(id).to_string(),
+        PrincipalId::Token(_) | PrincipalId::LocalAdmin => return Ok(Arc::new(Principal::nobody(who))),
+    };
+    let principal = Arc::new(Principal::with_memberships(who, &of_owner(control, &owner).await?));
+    remember(&control.authz.known, who, (now, Arc::clone(&principal)));
+    Ok(principal)
+}

@@ -1,0 +1,43 @@
+//! The only way into the store: seals what a decision writes, settles the leases of tasks that end in it, and commits.
+
+use std::collections::BTreeSet;
+
+use gpuaas_contract::id::NodeId;
+use gpuaas_domain::machine::Machine;
+use gpuaas_domain::resource::ResourceKind;
+use gpuaas_domain::{Change, Decision, Wakeup};
+use gpuaas_store::CommitError;
+
+use crate::{Control, lease_settlement, resources};
+
+/// Writes a decision, with what it means for the slots and machines of every task that ends in it, and with the seals of its resources.
+/// Everything that the control plane writes goes through here; the store takes no decision that leaves a slot behind.
+pub(crate) async fn commit(control: &Control, decision: Decision) -> Result<(), CommitError> {
+    let mut decision = if decision.endings.is_empty() { decision } else { lease_settlement::settled(control, decision).await? };
+    for change in &mut decision.changes {
+        match change {
+            Change::ResourceInsert(document) => document.seal = resources::seal(&control.keys, document, document.version),
+            // The store counts the version up with the write.
+            Change::ResourceUpdate(document) => document.seal = resources::seal(&control.keys, document, document.version + 1),
+            _ => {}
+        }
+    }
+    let changed = fleet_changes(&decision);
+    decision.wakeups.extend(changed.into_iter().map(Wakeup::Fleet));
+    control.store.commit(decision).await
+}
+
+/// The nodes of which placement has to make itself a new picture.
+fn fleet_changes(decision: &Decision) -> BTreeSet<Option<NodeId>> {
+    let of_change = |change: &Change| match change {
+        Change::NodeInsert(node) | Change::NodeUpdate(node) => Some(Some(node.id)),
+        Change::SlotInsert(slot) | Change::SlotUpdate(slot) => Some(Some(slot.node_id)),
+        Change::ResourceInsert(document) | Change::ResourceUpdate(document) => match document.kind {
+            ResourceKind::Machine => document.read::<Machine>().ok().map(|machine| Some(machine.node_id)),
+            ResourceKind::Maintenance => Some(None),
+            _ => None,
+        },
+        _ => None,
+    };
+    decision.changes.iter().filter_map(of_change).collect()
+}

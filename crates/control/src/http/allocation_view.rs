@@ -1,0 +1,132 @@
+//! An allocation as callers see it: tenants see what is theirs, those who run the platform also where it is.
+
+use std::collections::{BTreeSet, HashMap};
+use std::net::Ipv4Addr;
+
+use gpuaas_api::dto;
+use gpuaas_contract::id::{NodeId, SlotId};
+use gpuaas_domain::allocation::{Allocation, AllocationState, Step};
+use gpuaas_domain::catalog::Product;
+
+use crate::Control;
+use crate::audience::Audience;
+use crate::error::ControlError;
+
+/// Names one version of an allocation.
+pub(super) fn etag(allocation: &Allocation) -> String {
+    format!("\"{}\"", allocation.version)
+}
+
+pub(super) async fn to_dto(
+    control: &Control,
+    audience: Audience,
+    allocation: Allocation,
+) -> Result<dto::Allocation, ControlError> {
+    let mut shown = to_dtos(control, audience, vec![allocation]).await?;
+    shown.pop().ok_or_else(|| ControlError::Internal("an allocation to show was lost".to_owned()))
+}
+
+pub(super) async fn to_dtos(
+    control: &Control,
+    audience: Audience,
+    allocations: Vec<Allocation>,
+) -> Result<Vec<dto::Allocation>, ControlError> {
+    let nodes: BTreeSet<NodeId> = allocations.iter().filter_map(|one| one.node_id).filter(|_| audience.is_platform()).collect();
+    let slots: Vec<SlotId> = allocations.iter().filter_map(first_slot).collect();
+    let known = Known {
+        names: if nodes.is_empty() { HashMap::new() } else { control.store.node_names(&Vec::from_iter(nodes)).await? },
+        addresses: match slots.is_empty() {
+            true => HashMap::new(),
+            false => control.store.slot_many(&slots).await?.into_iter().map(|slot| (slot.id, slot.spec.private_ip)).collect(),
+        },
+    };
+    let mut items = Vec::with_capacity(allocations.len());
+    for allocation in allocations {
+        items.push(one(control, audience, allocation, &known).await?);
+    }
+    Ok(items)
+}
+
+/// What was read for all of a page at once.
+struct Known {
+    names: HashMap<NodeId, String>,
+    addresses: HashMap<SlotId, Ipv4Addr>,
+}
+
+/// The slot by whose address a guest is reached, as long as it has it.
+fn first_slot(allocation: &Allocation) -> Option<SlotId> {
+    match allocation.terms.product {
+        Product::Slice { .. } => allocation.slots.first().copied().filter(|_| !allocation.state.is_terminal()),
+        Product::BareMetal => None,
+    }
+}
+
+async fn one(
+    control: &Control,
+    audience: Audience,
+    allocation: Allocation,
+    known: &Known,
+) -> Result<dto::Allocation, ControlError> {
+    let node = allocation.node_id.filter(|_| audience.is_platform());
+    let held = !allocation.state.is_terminal();
+    let private_ip = first_slot(&allocation).and_then(|slot| known.addresses.get(&slot).copied());
+    let maintenance = match allocation.node_id.filter(|_| held) {
+        Some(node) => control.fleet.windows_of(control, node).await?,
+        None => Vec::new(),
+    };
+    let works = matches!(allocation.step, Step::AwaitProvision | Step::AwaitPower | Step::AwaitRelease);
+    let phase = allocation.task_id.filter(|_| works).and_then(|task| control.progress.get(task));
+    let terms = &allocation.terms;
+    let last_error = allocation.last_error.as_ref();
+    let address = matches!(allocation.state, AllocationState::Active).then_some(private_ip).flatten();
+    Ok(dto::Allocation {
+        id: allocation.id,
+        organization_id: allocation.organization_id,
+        project_id: allocation.project_id,
+        name: allocation.name.to_string(),
+        tags: allocation.tags.clone(),
+        state: allocation.state.as_str().to_owned(),
+        step: allocation.step.as_str().to_owned(),
+        sku_id: terms.sku_id,
+        sku: terms.sku_name.clone(),
+        product: super::catalog::product_shown(terms.product),
+        gpu_model: terms.gpu_model.clone(),
+        price_per_hour: terms.price_per_hour,
+        image_id: terms.image.as_ref().map(|image| image.image_id),
+        image: terms.image.as_ref().map(|image| image.name.clone()),
+        username: terms.username.to_string(),
+        node_id: node,
+        node_name: node.and_then(|node| known.names.get(&node).cloned()),
+        slots: u32::try_from(allocation.slots.len()).unwrap_or(u32::MAX),
+        private_ip,
+        ssh_host: address.map(|address| address.to_string()),
+        ssh_port: address.map(|_| 22),
+        stopped: allocation.stopped,
+        pending_power_action: allocation.pending_power_action.map(|action| action.as_str().to_owned()),
+        release_requested: allocation.release_request.is_some(),
+        attempts: allocation.attempts,
+        code: last_error.map(|last_error| last_error.code.clone()),
+        reason: last_error.map(|last_error| last_error.reason.clone()),
+        detail: last_error.filter(|_| audience.is_platform()).map(|last_error| last_error.detail.clone()),
+        task: allocation.task_id,
+        phase: phase.map(|phase| {
+            let phase = audience.progress(phase);
+            dto::AllocationPhase { phase: phase.phase, message: phase.message }
+        }),
+        requested_by: allocation.requested_by.clone(),
+        created_at: allocation.created_at,
+        place_until: Some(allocation.place_until),
+        active_at: allocation.active_at,
+        expires_at: allocation.expires_at,
+        ended_at: allocation.ended_at,
+        maintenance: maintenance
+            .into_iter()
+            .map(|window| dto::AllocationMaintenance {
+                summary: window.summary,
+                starts_at: window.starts_at,
+                ends_at: window.ends_at,
+            })
+            .collect(),
+        etag: etag(&allocation),
+    })
+}

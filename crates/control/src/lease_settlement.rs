@@ -1,0 +1,141 @@
+//! Slots and machines in the hands of tasks: their seals, and what becomes of them when a task ends.
+
+use std::collections::BTreeSet;
+
+use gpuaas_contract::id::NodeId;
+use gpuaas_contract::task::TaskType;
+use gpuaas_contract::time::Timestamp;
+use gpuaas_domain::allocation::Allocation;
+use gpuaas_domain::decision::Context;
+use gpuaas_domain::machine::{self, Machine};
+use gpuaas_domain::resource::ResourceKind;
+use gpuaas_domain::slice::{self, Ending};
+use gpuaas_domain::slot::{self, Slot};
+use gpuaas_domain::{Actor, Change, Decision, Refusal, Wakeup, task};
+use gpuaas_store::StoreError;
+
+use crate::error::ControlError;
+use crate::{Control, resources};
+
+/// Computes seals of slots.
+pub(crate) fn seal(control: &Control) -> impl Fn(&Slot) -> String {
+    |slot| control.keys.intent_mac(&slot::seal_text(slot))
+}
+
+fn is_sealed(control: &Control, slot: &Slot) -> bool {
+    let sealed = control.keys.intent_matches(&slot::seal_text(slot), &slot.seal);
+    if !sealed {
+        tracing::error!(slot = %slot.id, "a slot row was not written by the control plane: somebody wrote to the database");
+    }
+    sealed
+}
+
+/// A slot that the control plane did not write itself is not touched.
+pub(crate) fn check_seal(control: &Control, slot: &Slot) -> Result<(), ControlError> {
+    if is_sealed(control, slot) {
+        return Ok(());
+    }
+    let message = format!("the row of slot {} was changed outside the control plane; restore it from a backup", slot.id);
+    Err(Refusal::forbidden("slot_forged", message).into())
+}
+
+pub(crate) async fn settled(control: &Control, mut decision: Decision) -> Result<Decision, StoreError> {
+    for ending in std::mem::take(&mut decision.endings) {
+        let task = &ending.task;
+        let genuine = control.keys.intent_matches(&task::intent_text(task), &task.intent);
+        if !genuine {
+            tracing::error!(task = %task.id, "a task row was not written by the control plane: nothing is believed of its slots");
+        }
+        let now = task.ended_at.unwrap_or_else(Timestamp::now);
+        let context = Context { now, actor: Actor::System, correlation_id: task.correlation_id.clone() };
+        let settled = match task.task_type {
+            TaskType::AllocationProvisionUser | TaskType::AllocationDeprovisionUser => {
+                machine_settled(control, &ending, genuine, &context).await?
+            }
+            TaskType::DiagPing
+            | TaskType::DiagHealthProbe
+            | TaskType::PackageList
+            | TaskType::SliceTopologyDiscover
+            | TaskType::SliceVmProvision
+            | TaskType::SliceVmRelease
+            | TaskType::SliceVmPower
+            | TaskType::SliceConsoleRead => slots_settled(control, &ending, genuine, &context).await?,
+        };
+        for event in &settled.events {
+            tracing::info!(task = %task.id, subject = %event.subject, kind = event.kind, "lease settled");
+        }
+        decision = decision.and(settled);
+    }
+    Ok(decision)
+}
+
+/// What a decision that gives a node other keys means for its slots, for its offer as a whole host, and for whoever has them: see
+/// [`slot::node_replaced`].
+pub(crate) async fn replaced(
+    control: &Control,
+    node: NodeId,
+    decision: Decision,
+    context: &Context,
+) -> Result<Decision, ControlError> {
+    let mut decision = settled(control, decision).await?;
+    let mut holders = BTreeSet::new();
+    for slot in control.store.slot_of_node(node).await? {
+        if !is_sealed(control, &slot) {
+            continue;
+        }
+        // The end of a task may have moved it in this very decision; a row is written once.
+        let written = decision.changes.iter_mut().find_map(|change| match change {
+            Change::SlotUpdate(written) if written.id == slot.id => Some(written),
+            _ => None,
+        });
+        let current = written.as_ref().map_or(&slot, |written| written);
+        let Some((next, more)) = slot::node_replaced(current, seal(control), context) else { continue };
+        holders.extend(next.allocation_id);
+        match written {
+            Some(written) => {
+                **written = next;
+                decision = decision.and(Decision { changes: Vec::new(), ..more });
+            }
+            None => decision = decision.and(more),
+        }
+    }
+    if let Some(machine) = resources::get::<Machine>(control, machine::machine_id(node)).await? {
+        let written = decision.changes.iter().position(|change| match change {
+            Change::ResourceUpdate(document) => document.id == machine.id,
+            _ => false,
+        });
+        let current = match written.and_then(|at| decision.changes.get(at)) {
+            Some(Change::ResourceUpdate(document)) => document.read::<Machine>().unwrap_or_else(|_| machine.clone()),
+            Some(_) | None => machine,
+        };
+        if let Some((next, more)) = machine::node_replaced(&current, context) {
+            holders.extend(next.allocation_id);
+            if let Some(at) = written {
+                decision.changes.remove(at);
+            }
+            decision = decision.and(more);
+        }
+    }
+    // Whoever has them is told by the run of their allocation, which finds them gone.
+    for holder in holders {
+        if let Some(allocation) = resources::get::<Allocation>(control, holder).await? {
+            decision =
+                decision.update(&Allocation { due_at: Some(context.now), ..allocation }).wakeup(Wakeup::Allocation(holder));
+        }
+    }
+    Ok(decision)
+}
+
+async fn slots_settled(control: &Control, ending: &Ending, genuine: bool, context: &Context) -> Result<Decision, StoreError> {
+    let mut slots = control.store.slot_of_task(ending.task.id).await?;
+    // One that somebody changed stays as it is, which nobody can use; the receipt counts all the same.
+    slots.retain(|slot| is_sealed(control, slot));
+    Ok(slice::settle(&slots, ending, genuine, seal(control), context))
+}
+
+async fn machine_settled(control: &Control, ending: &Ending, genuine: bool, context: &Context) -> Result<Decision, StoreError> {
+    let document = control.store.resource_by_lookup(ResourceKind::Machine, &ending.task.id.to_string()).await?;
+    // One that somebody changed stays as it is, which nobody can use; the receipt counts all the same.
+    let machine = document.and_then(|document| resources::open::<Machine>(control, &document).ok());
+    Ok(machine.map(|machine| machine::settle(&machine, ending, genuine, context)).unwrap_or_default())
+}

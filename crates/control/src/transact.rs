@@ -1,0 +1,105 @@
+//! The loop that loads state, decides on it and commits, again if another writer was faster.
+
+use gpuaas_contract::id::OrgId;
+use gpuaas_domain::Decision;
+use gpuaas_store::CommitError;
+
+use crate::Control;
+use crate::commit::commit;
+use crate::error::ControlError;
+use crate::http::idempotency;
+
+/// How often a decision is made anew because another writer was faster.
+const MAX_ATTEMPTS: u32 = 16;
+
+/// How many lines there are. Organizations with the same one wait for each other, which only costs time.
+const LINES: u8 = 64;
+
+/// Where those wait who change the counters of an organization, once another one was faster: there they have their turn one after the
+/// other. Each organization has its line, so that one with much to do does not hold up the others.
+#[derive(Debug)]
+pub(crate) struct Lines(Vec<tokio::sync::Mutex<()>>);
+
+impl Default for Lines {
+    fn default() -> Self {
+        Self((0..LINES).map(|_| tokio::sync::Mutex::new(())).collect())
+    }
+}
+
+impl Lines {
+    async fn turn(&self, organization: OrgId) -> Option<tokio::sync::MutexGuard<'_, ()>> {
+        // The last of its bytes are by chance.
+        let chance = organization.as_bytes().last()?;
+        Some(self.0.get(usize::from(chance % LINES))?.lock().await)
+    }
+}
+
+/// Loads, decides and commits until it sticks: `attempt` loads the state and decides on it; if another writer changed
+/// that state meanwhile, it is called again. An empty decision is not written at all.
+pub(crate) async fn transact<T, A, F>(control: &Control, attempt: A) -> Result<T, ControlError>
+where
+    A: Fn() -> F,
+    F: Future<Output = Result<(T, Decision), ControlError>>,
+{
+    transact_with(control, (), |_| None, |_| attempt()).await
+}
+
+/// The same for a caller that has just loaded the state: the first attempt gets it and need not load it again.
+pub(crate) async fn transact_knowing<K, T, A, F>(control: &Control, known: K, attempt: A) -> Result<T, ControlError>
+where
+    A: Fn(Option<K>) -> F,
+    F: Future<Output = Result<(T, Decision), ControlError>>,
+{
+    transact_with(control, known, |_| None, attempt).await
+}
+
+/// The same for decisions about allocations, all of which count against the quota of an organization. `attempt` must not wait for
+/// others who may be in line.
+pub(crate) async fn transact_counted<T, A, F>(
+    control: &Control,
+    organization: impl Fn(&T) -> Option<OrgId>,
+    attempt: A,
+) -> Result<T, ControlError>
+where
+    A: Fn() -> F,
+    F: Future<Output = Result<(T, Decision), ControlError>>,
+{
+    transact_with(control, (), organization, |_| attempt()).await
+}
+
+async fn transact_with<K, T, A, F>(
+    control: &Control,
+    known: K,
+    organization: impl Fn(&T) -> Option<OrgId>,
+    attempt: A,
+) -> Result<T, ControlError>
+where
+    A: Fn(Option<K>) -> F,
+    F: Future<Output = Result<(T, Decision), ControlError>>,
+{
+    let (mut known, mut turn) = (Some(known), None);
+    for _ in 0..MAX_ATTEMPTS {
+        let (value, decision) = attempt(known.take()).await?;
+        if decision.is_empty() {
+            return Ok(value);
+        }
+        let (decision, claimed) = idempotency::claim(decision);
+        match commit(control, decision).await {
+            Ok(()) => {
+                idempotency::written(claimed);
+                return Ok(value);
+            }
+            Err(CommitError::Conflict) => {}
+            Err(CommitError::Store(error)) => return Err(error.into()),
+        }
+        control.metrics.decision_overtaken();
+        let organization = organization(&value);
+        // Whatever it keeps from others is theirs while this one waits.
+        drop(value);
+        match organization {
+            Some(organization) if turn.is_none() => turn = control.lines.turn(organization).await,
+            Some(_) | None => tokio::task::yield_now().await,
+        }
+    }
+    Err(ControlError::Contended)
+}

@@ -1,0 +1,144 @@
+//! Who has which role where: invited, changed, removed.
+
+use gpuaas_contract::id::MembershipId;
+use serde_json::json;
+
+use crate::access::{MemberRole, Membership, Place, ProjectRole, Who};
+use crate::decision::{Context, Decision, Wakeup};
+use crate::refusal::Refusal;
+use crate::resource::{Keys, resource};
+use crate::tenancy::User;
+
+resource!(Membership, Member);
+
+impl Membership {
+    fn found_by(&self) -> Keys {
+        let (parent, live) = (self.at.to_string(), self.removed_at.is_none());
+        let who = self.who.to_string();
+        Keys {
+            // One role per person and place.
+            lookup: live.then(|| format!("{parent}\n{who}")),
+            owner: live.then_some(who),
+            parent,
+            state: match (&self.who, live) {
+                (_, false) => "removed",
+                (Who::Invited(_), true) => "invited",
+                (Who::User(_) | Who::ServiceAccount(_), true) => "active",
+            },
+            ..Keys::default()
+        }
+    }
+}
+
+/// How invitations to somebody are found: the `owner` of their rows. Only an address that was proved to be theirs counts.
+pub fn invitations_of(user: &User) -> Option<String> {
+    user.email_verified.then(|| Who::Invited(user.email.clone()).to_string())
+}
+
+/// Gives somebody a role. Who is not known yet is invited by their address and gets the role with their first sign-in.
+pub fn invite(
+    id: MembershipId,
+    who: Who,
+    at: Place,
+    role: MemberRole,
+    context: &Context,
+) -> Result<(Membership, Decision), Refusal> {
+    let membership = Membership::new(id, who, at, role, context.actor.to_string(), context.now)?;
+    let decision = Decision::default().insert(&membership).wakeup(Wakeup::Rights);
+    Ok((membership.clone(), recorded(decision, &membership, "gpuaas.member.added.v1", "member.add", context)))
+}
+
+/// Gives somebody another role. `others` are the other members of the same place, so that the last owner stays one.
+pub fn change_role(
+    membership: &Membership,
+    role: MemberRole,
+    others: &[Membership],
+    context: &Context,
+) -> Result<(Membership, Decision), Refusal> {
+    check_live(membership)?;
+    if membership.role == role {
+        return Ok((membership.clone(), Decision::default()));
+    }
+    check_not_last(membership, others)?;
+    let mut next = Membership::new(
+        membership.id,
+        membership.who.clone(),
+        membership.at,
+        role,
+        membership.invited_by.clone(),
+        membership.created_at,
+    )?;
+    next.version = membership.version;
+    let decision = Decision::default().update(&next).wakeup(Wakeup::Rights);
+    Ok((next.clone(), recorded(decision, &next, "gpuaas.member.changed.v1", "member.change", context)))
+}
+
+/// Takes a role away. `others` are the other members of the same place, so that the last owner stays one.
+pub fn leave(membership: &Membership, others: &[Membership], context: &Context) -> Result<(Membership, Decision), Refusal> {
+    if membership.removed_at.is_some() {
+        return Ok((membership.clone(), Decision::default()));
+    }
+    check_not_last(membership, others)?;
+    let next = Membership { removed_at: Some(context.now), ..membership.clone() };
+    let decision = Decision::default().update(&next).wakeup(Wakeup::Rights);
+    Ok((next.clone(), recorded(decision, &next, "gpuaas.member.removed.v1", "member.remove", context)))
+}
+
+/// Invitations to an address become roles of the user who has proved to have it. `present` are the roles the user has: where there is one
+/// already, the invitation is only dropped.
+pub fn accept_invitations(user: &User, invitations: &[Membership], present: &[Membership], context: &Context) -> Decision {
+    let mut decision = Decision::default();
+    if !user.email_verified || user.deactivated_at.is_some() {
+        return decision;
+    }
+    for invitation in invitations {
+        let meant = matches!(&invitation.who, Who::Invited(email) if *email == user.email);
+        if !meant || invitation.removed_at.is_some() {
+            continue;
+        }
+        let known = present.iter().any(|membership| membership.at == invitation.at && membership.removed_at.is_none());
+        let next = if known {
+            Membership { removed_at: Some(context.now), ..invitation.clone() }
+        } else {
+            Membership { who: Who::User(user.id), ..invitation.clone() }
+        };
+        decision = decision.update(&next).wakeup(Wakeup::Rights);
+        decision = recorded(decision, &next, "gpuaas.member.accepted.v1", "member.accept", context);
+    }
+    decision
+}
+
+fn check_live(membership: &Membership) -> Result<(), Refusal> {
+    match membership.removed_at {
+        None => Ok(()),
+        Some(_) => Err(Refusal::not_found("member_unknown", format!("{} was removed", membership.id))),
+    }
+}
+
+/// A project or an organization without an owner could be helped by an administrator only.
+fn check_not_last(membership: &Membership, others: &[Membership]) -> Result<(), Refusal> {
+    let owns = |membership: &Membership| {
+        membership.role == MemberRole::Project(ProjectRole::Owner)
+            && membership.removed_at.is_none()
+            && matches!(membership.who, Who::User(_))
+    };
+    let other = others.iter().any(|other| other.id != membership.id && other.at == membership.at && owns(other));
+    if !owns(membership) || other {
+        return Ok(());
+    }
+    Err(Refusal::conflict("last_owner", "this is the last owner; make somebody else an owner first"))
+}
+
+fn recorded(
+    decision: Decision,
+    membership: &Membership,
+    kind: &'static str,
+    action: &'static str,
+    context: &Context,
+) -> Decision {
+    let id = membership.id.to_string();
+    let data = json!({
+        "membership_id": id, "who": membership.who.to_string(), "at": membership.at.to_string(), "role": membership.role.as_str(),
+    });
+    decision.record(context, kind, action, &id, data)
+}

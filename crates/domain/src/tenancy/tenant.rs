@@ -1,0 +1,244 @@
+//! Organizations own projects, projects own everything that is leased, and service accounts act for projects.
+
+use gpuaas_contract::id::{OrgId, ProjectId, ServiceAccountId};
+use gpuaas_contract::time::Timestamp;
+use serde_json::json;
+
+use crate::decision::{Context, Decision};
+use crate::names::{checked_handle, checked_text};
+use crate::quota::{Limits, Quota};
+use crate::refusal::Refusal;
+use crate::resource::{Keys, resource};
+
+/// A company, a university, a team.
+#[derive(Clone, Debug, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
+pub struct Organization {
+    /// Its id.
+    pub id: OrgId,
+    /// Row version.
+    #[serde(skip)]
+    pub version: i64,
+    /// What people type; no other organization has it.
+    pub name: String,
+    /// In words.
+    pub description: String,
+    /// When it was made.
+    pub created_at: Timestamp,
+}
+
+resource!(Organization, Organization);
+
+impl Organization {
+    fn found_by(&self) -> Keys {
+        Keys { name: Some(self.name.clone()), state: "active", ..Keys::default() }
+    }
+}
+
+/// What owns allocations.
+#[derive(Clone, Debug, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
+pub struct Project {
+    /// Its id.
+    pub id: ProjectId,
+    /// Row version.
+    #[serde(skip)]
+    pub version: i64,
+    /// Whose it is.
+    pub organization_id: OrgId,
+    /// What people type; no other project of the organization has it.
+    pub name: String,
+    /// In words.
+    pub description: String,
+    /// When it was made.
+    pub created_at: Timestamp,
+    /// Set when it is over. Its allocations and its audit rows stay.
+    pub deleted_at: Option<Timestamp>,
+}
+
+resource!(Project, Project);
+
+impl Project {
+    fn found_by(&self) -> Keys {
+        let live = self.deleted_at.is_none();
+        Keys {
+            parent: self.organization_id.to_string(),
+            name: live.then(|| self.name.clone()),
+            state: if live { "active" } else { "deleted" },
+            ..Keys::default()
+        }
+    }
+
+    /// Refuses to do anything in a project that is over.
+    pub fn check_live(&self) -> Result<(), Refusal> {
+        match self.deleted_at {
+            None => Ok(()),
+            Some(_) => Err(Refusal::not_found("project_unknown", format!("project {} was deleted", self.name))),
+        }
+    }
+}
+
+/// A program that acts for a project. It signs in with API keys; its roles are memberships like those of people.
+#[derive(Clone, Debug, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
+pub struct ServiceAccount {
+    /// Its id.
+    pub id: ServiceAccountId,
+    /// Row version.
+    #[serde(skip)]
+    pub version: i64,
+    /// The project it acts for.
+    pub project_id: ProjectId,
+    /// What people type; no other of the project has it.
+    pub name: String,
+    /// In words.
+    pub description: String,
+    /// When it was made.
+    pub created_at: Timestamp,
+    /// Set when it is over; its keys no longer count from then on.
+    pub deleted_at: Option<Timestamp>,
+}
+
+resource!(ServiceAccount, ServiceAccount);
+
+impl ServiceAccount {
+    fn found_by(&self) -> Keys {
+        let live = self.deleted_at.is_none();
+        Keys {
+            parent: self.project_id.to_string(),
+            name: live.then(|| self.name.clone()),
+            state: if live { "active" } else { "deleted" },
+            ..Keys::default()
+        }
+    }
+}
+
+/// A new organization, with a quota of its own.
+pub fn create_organization(
+    id: OrgId,
+    name: &str,
+    description: &str,
+    limits: Limits,
+    context: &Context,
+) -> Result<(Organization, Decision), Refusal> {
+    let organization = Organization {
+        id,
+        version: 0,
+        name: checked_handle(name, "an organization")?,
+        description: checked_text(description, "the description")?,
+        created_at: context.now,
+    };
+    let quota = Quota::of_organization(id, limits);
+    let data = json!({ "organization_id": id, "name": organization.name, "limits": limits });
+    let decision = Decision::default().insert(&organization).insert(&quota);
+    let decision = decision.record(context, "gpuaas.organization.created.v1", "organization.create", &id.to_string(), data);
+    Ok((organization, decision))
+}
+
+/// Other words for an organization. Saying the same again changes nothing.
+pub fn describe_organization(
+    organization: &Organization,
+    description: &str,
+    context: &Context,
+) -> Result<(Organization, Decision), Refusal> {
+    let next = Organization { description: checked_text(description, "the description")?, ..organization.clone() };
+    if next == *organization {
+        return Ok((next, Decision::default()));
+    }
+    let id = next.id.to_string();
+    let data = json!({ "organization_id": id, "description": next.description });
+    let decision = Decision::default().update(&next);
+    let decision = decision.record(context, "gpuaas.organization.changed.v1", "organization.change", &id, data);
+    Ok((next, decision))
+}
+
+/// A new project, with a quota of its own inside that of its organization.
+pub fn create_project(
+    id: ProjectId,
+    organization: &Organization,
+    name: &str,
+    description: &str,
+    limits: Limits,
+    context: &Context,
+) -> Result<(Project, Decision), Refusal> {
+    let project = Project {
+        id,
+        version: 0,
+        organization_id: organization.id,
+        name: checked_handle(name, "a project")?,
+        description: checked_text(description, "the description")?,
+        created_at: context.now,
+        deleted_at: None,
+    };
+    let quota = Quota::of_project(id, organization.id, limits);
+    let data = json!({ "project_id": id, "organization_id": organization.id, "name": project.name, "limits": limits });
+    let decision = Decision::default().insert(&project).insert(&quota);
+    let decision = decision.record(context, "gpuaas.project.created.v1", "project.create", &id.to_string(), data);
+    Ok((project, decision))
+}
+
+/// Other words for a project. Saying the same again changes nothing.
+pub fn describe_project(project: &Project, description: &str, context: &Context) -> Result<(Project, Decision), Refusal> {
+    project.check_live()?;
+    let next = Project { description: checked_text(description, "the description")?, ..project.clone() };
+    if next == *project {
+        return Ok((next, Decision::default()));
+    }
+    let id = next.id.to_string();
+    let data = json!({ "project_id": id, "description": next.description });
+    let decision = Decision::default().update(&next).record(context, "gpuaas.project.changed.v1", "project.change", &id, data);
+    Ok((next, decision))
+}
+
+/// Ends a project that has nothing any more. `quota` says whether it has: it counts every allocation that is not over.
+pub fn delete_project(project: &Project, quota: &Quota, context: &Context) -> Result<(Project, Decision), Refusal> {
+    if project.deleted_at.is_some() {
+        return Ok((project.clone(), Decision::default()));
+    }
+    if quota.used.allocations > 0 {
+        let message = format!(
+            "project {} still has {} allocations; release them first (`gpuaas alloc ls`)",
+            project.name, quota.used.allocations
+        );
+        return Err(Refusal::conflict("project_in_use", message));
+    }
+    let next = Project { deleted_at: Some(context.now), ..project.clone() };
+    let id = next.id.to_string();
+    // The quota is written as well, unchanged: an allocation that is asked for at the same moment changes it, and one of the two loses.
+    let decision = Decision::default().update(&next).update(quota).wakeup(crate::Wakeup::Rights);
+    let data = json!({ "project_id": id, "name": next.name });
+    Ok((next, decision.record(context, "gpuaas.project.deleted.v1", "project.delete", &id, data)))
+}
+
+/// A new service account. It may nothing until it is made a member.
+pub fn create_service_account(
+    id: ServiceAccountId,
+    project: &Project,
+    name: &str,
+    description: &str,
+    context: &Context,
+) -> Result<(ServiceAccount, Decision), Refusal> {
+    project.check_live()?;
+    let account = ServiceAccount {
+        id,
+        version: 0,
+        project_id: project.id,
+        name: checked_handle(name, "a service account")?,
+        description: checked_text(description, "the description")?,
+        created_at: context.now,
+        deleted_at: None,
+    };
+    let data = json!({ "service_account_id": id, "project_id": project.id, "name": account.name });
+    let decision = Decision::default().insert(&account);
+    let decision = decision.record(context, "gpuaas.service_account.created.v1", "service_account.create", &id.to_string(), data);
+    Ok((account, decision))
+}
+
+/// Ends a service account, and with it every key it has.
+pub fn delete_service_account(account: &ServiceAccount, context: &Context) -> (ServiceAccount, Decision) {
+    if account.deleted_at.is_some() {
+        return (account.clone(), Decision::default());
+    }
+    let next = ServiceAccount { deleted_at: Some(context.now), ..account.clone() };
+    let id = next.id.to_string();
+    let data = json!({ "service_account_id": id, "project_id": next.project_id, "name": next.name });
+    let decision = Decision::default().update(&next).wakeup(crate::Wakeup::Rights);
+    (next, decision.record(context, "gpuaas.service_account.deleted.v1", "service_account.delete", &id, data))
+}

@@ -1,0 +1,190 @@
+//! People, as the issuers of their tokens name them. A user is made at the first sign-in and may nothing until somebody invites them.
+
+use gpuaas_contract::id::UserId;
+use gpuaas_contract::time::Timestamp;
+use serde_json::json;
+
+use crate::decision::{Context, Decision, Wakeup};
+use crate::names::{checked_email, checked_text};
+use crate::refusal::Refusal;
+use crate::resource::{Keys, resource};
+
+/// A person.
+#[derive(Clone, Debug, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
+pub struct User {
+    /// Their id.
+    pub id: UserId,
+    /// Row version.
+    #[serde(skip)]
+    pub version: i64,
+    /// The issuer whose word this is.
+    pub issuer: String,
+    /// What that issuer calls them; never given to another person.
+    pub subject: String,
+    /// Their address as the issuer said last.
+    pub email: String,
+    /// The issuer says that they proved to have it. Invitations go only to such an address.
+    pub email_verified: bool,
+    /// What people call them.
+    pub name: String,
+    /// Of users of the built-in issuer: an argon2 hash. Never leaves the control plane.
+    pub password_hash: Option<String>,
+    /// Wrong passwords since the last right one.
+    #[serde(default)]
+    pub failed_sign_ins: u32,
+    /// First sign-in.
+    pub created_at: Timestamp,
+    /// Set when they may no longer sign in.
+    pub deactivated_at: Option<Timestamp>,
+}
+
+resource!(User, User);
+
+/// How a user is found by what an issuer says.
+pub fn lookup(issuer: &str, subject: &str) -> String {
+    format!("{issuer}\n{subject}")
+}
+
+impl User {
+    fn found_by(&self) -> Keys {
+        Keys {
+            lookup: Some(lookup(&self.issuer, &self.subject)),
+            owner: Some(self.email.clone()),
+            state: if self.deactivated_at.is_some() { "deactivated" } else { "active" },
+            ..Keys::default()
+        }
+    }
+
+    /// Refuses somebody who may no longer sign in.
+    pub fn check_active(&self) -> Result<(), Refusal> {
+        match self.deactivated_at {
+            None => Ok(()),
+            Some(_) => Err(Refusal::forbidden("user_deactivated", "this user was deactivated; ask an administrator")),
+        }
+    }
+}
+
+/// What an issuer says about somebody who signs in.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Claims {
+    /// The issuer.
+    pub issuer: String,
+    /// What it calls them.
+    pub subject: String,
+    /// Their address.
+    pub email: Option<String>,
+    /// Whether they proved to have it.
+    pub email_verified: bool,
+    /// What people call them.
+    pub name: Option<String>,
+}
+
+/// Somebody signed in: made at the first time, brought up to date later. Mostly nothing changes, and nothing is written.
+pub fn signed_in(known: Option<&User>, id: UserId, claims: &Claims, context: &Context) -> Result<(User, Decision), Refusal> {
+    let email = claims.email.as_deref().map(checked_email).transpose()?;
+    // A name is only shown; one that cannot be is left out.
+    let name = claims.name.as_deref().and_then(|name| checked_text(name, "the name").ok());
+    if let Some(user) = known {
+        user.check_active()?;
+        let next = User {
+            email_verified: if email.is_some() { claims.email_verified } else { user.email_verified },
+            email: email.unwrap_or_else(|| user.email.clone()),
+            name: name.unwrap_or_else(|| user.name.clone()),
+            ..user.clone()
+        };
+        if next == *user {
+            return Ok((next, Decision::default()));
+        }
+        let id = next.id.to_string();
+        let data = json!({ "user_id": id, "email": next.email, "email_verified": next.email_verified });
+        let decision = Decision::default().update(&next).wakeup(Wakeup::Rights);
+        return Ok((next, decision.record(context, "gpuaas.user.changed.v1", "user.change", &id, data)));
+    }
+    let user = User {
+        id,
+        version: 0,
+        issuer: claims.issuer.clone(),
+        subject: claims.subject.clone(),
+        email_verified: email.is_some() && claims.email_verified,
+        email: email.unwrap_or_default(),
+        name: name.unwrap_or_default(),
+        password_hash: None,
+        failed_sign_ins: 0,
+        created_at: context.now,
+        deactivated_at: None,
+    };
+    Ok((user.clone(), made(&user, context)))
+}
+
+/// A user of the built-in issuer, made by an administrator, who vouches for the address.
+pub fn create_local_user(
+    id: UserId,
+    issuer: &str,
+    email: &str,
+    name: &str,
+    password_hash: Option<String>,
+    context: &Context,
+) -> Result<(User, Decision), Refusal> {
+    let email = checked_email(email)?;
+    let user = User {
+        id,
+        version: 0,
+        issuer: issuer.to_owned(),
+        // The address is what they type; the id would be as good, but could not be found by it.
+        subject: email.clone(),
+        email,
+        email_verified: true,
+        name: checked_text(name, "the name")?,
+        password_hash,
+        failed_sign_ins: 0,
+        created_at: context.now,
+        deactivated_at: None,
+    };
+    Ok((user.clone(), made(&user, context)))
+}
+
+fn made(user: &User, context: &Context) -> Decision {
+    let id = user.id.to_string();
+    let data = json!({ "user_id": id, "issuer": user.issuer, "email": user.email });
+    Decision::default().insert(user).record(context, "gpuaas.user.created.v1", "user.create", &id, data)
+}
+
+/// Another password. The hash is neither in the event nor in the audit row.
+pub fn set_password(user: &User, password_hash: String, context: &Context) -> (User, Decision) {
+    let next = User { password_hash: Some(password_hash), failed_sign_ins: 0, ..user.clone() };
+    let id = next.id.to_string();
+    let decision = Decision::default().update(&next);
+    (next, decision.record(context, "gpuaas.user.password_set.v1", "user.set_password", &id, json!({ "user_id": id })))
+}
+
+/// A wrong password. Who has to wait before the next one is decided by where they come from, not by the account: whoever knows an address
+/// could keep its owner out otherwise.
+pub fn wrong_password(user: &User, context: &Context) -> Decision {
+    let failed = user.failed_sign_ins.saturating_add(1);
+    let next = User { failed_sign_ins: failed, ..user.clone() };
+    let id = next.id.to_string();
+    let data = json!({ "user_id": id, "failed_sign_ins": failed });
+    Decision::default().update(&next).record(context, "gpuaas.user.sign_in_failed.v1", "user.sign_in_failed", &id, data)
+}
+
+/// The right password after wrong ones.
+pub fn right_password(user: &User, context: &Context) -> Decision {
+    if user.failed_sign_ins == 0 {
+        return Decision::default();
+    }
+    let next = User { failed_sign_ins: 0, ..user.clone() };
+    let id = next.id.to_string();
+    let data = json!({ "user_id": id });
+    Decision::default().update(&next).record(context, "gpuaas.user.signed_in.v1", "user.sign_in", &id, data)
+}
+
+/// They may no longer sign in. Saying it twice changes nothing.
+pub fn deactivate(user: &User, context: &Context) -> (User, Decision) {
+    if user.deactivated_at.is_some() {
+        return (user.clone(), Decision::default());
+    }
+    let next = User { deactivated_at: Some(context.now), ..user.clone() };
+    let id = next.id.to_string();
+    let decision = Decision::default().update(&next).wakeup(Wakeup::Rights);
+    (next, decision.record(context, "gpuaas.user.deactivated.v1", "user.deactivate", &id, json!({ "user_id": id })))
+}
