@@ -1,32 +1,31 @@
 //! API tokens: of those who run the platform, and keys of service accounts.
 
+use constcat::concat;
 use gpuaas_contract::Digest;
 use gpuaas_contract::id::{ApiTokenId, ProjectId, ServiceAccountId};
 use gpuaas_contract::time::Timestamp;
 use gpuaas_domain::access::{ApiToken, PlatformRole};
 
 use crate::db::{Arg, Columns, Reader, Select};
-use crate::table::ColumnKind::{Int, Text};
-use crate::table::{Row, Table};
+use crate::table::{Row, table};
 use crate::{Result, Store};
 
-pub(crate) const TABLE: Table = Table {
-    name: "api_tokens",
-    columns: &[
-        ("id", Text),
-        ("version", Int),
-        ("name", Text),
-        ("role", Text),
-        ("secret_digest", Text),
-        ("created_at", Int),
-        ("revoked_at", Int),
-        ("service_account", Text),
-        ("project", Text),
-        ("scopes", Text),
-        ("expires_at", Int),
-        ("parent", Text),
-    ],
-};
+table! {
+    "api_tokens" as "api_tokens_row" {
+        "id": Text,
+        "version": Int,
+        "name": Text,
+        "role": Text,
+        "secret_digest": Text,
+        "created_at": Int,
+        "revoked_at": Int,
+        "service_account": Text,
+        "project": Text,
+        "scopes": Text,
+        "expires_at": Int,
+        "parent": Text,
+    }
+}
 
 const COUNT_OF_ACCOUNT: &str = "SELECT COUNT(*) AS found FROM api_tokens WHERE revoked_at IS NULL \
      AND (expires_at IS NULL OR expires_at > $1) AND service_account IS NOT NULL AND service_account = $2";
@@ -82,13 +81,13 @@ fn from_row(row: &dyn Columns) -> Result<ApiToken> {
 impl Store {
     /// The token with this id.
     pub async fn api_token_get(&self, id: ApiTokenId) -> Result<Option<ApiToken>> {
-        let sql = "SELECT * FROM api_tokens WHERE id = $1";
+        let sql = concat!("SELECT ", COLUMNS, " FROM api_tokens WHERE id = $1");
         self.db().fetch_one("read an API token", sql, vec![Arg::id(id)], from_row).await
     }
 
     /// The token with this secret, revoked or not.
     pub async fn api_token_by_secret(&self, secret: &Digest) -> Result<Option<ApiToken>> {
-        let sql = "SELECT * FROM api_tokens WHERE secret_digest = $1";
+        let sql = concat!("SELECT ", COLUMNS, " FROM api_tokens WHERE secret_digest = $1");
         self.db().fetch_one("read an API token", sql, vec![Arg::id(secret)], from_row).await
     }
 
@@ -114,7 +113,7 @@ impl Store {
 
 pub(crate) fn api_token_list_query(filter: &ApiTokenFilter, after: Option<ApiTokenId>, limit: u32) -> Select {
     let ApiTokenFilter { service_account, project } = filter;
-    let mut select = Select::new("SELECT * FROM api_tokens WHERE TRUE");
+    let mut select = Select::new(concat!("SELECT ", COLUMNS, " FROM api_tokens WHERE TRUE"));
     // Said although the value implies it: only then can the planners use the indexes with this condition.
     if service_account.is_some() {
         select = select.push(" AND service_account IS NOT NULL");

@@ -1,27 +1,26 @@
 //! The audit chain. Checking it is pure and lives in [`gpuaas_domain::audit_chain`].
 
+use constcat::concat;
 use gpuaas_domain::audit_chain::{AuditRow, Head};
 
 use crate::db::{Arg, Columns, Reader, Select};
 use crate::error::StoreError;
-use crate::table::ColumnKind::{Int, Text};
-use crate::table::{Row, Table};
+use crate::table::{Row, table};
 use crate::{Result, Store};
 
-pub(crate) const TABLE: Table = Table {
-    name: "audit",
-    columns: &[
-        ("seq", Int),
-        ("at", Int),
-        ("actor", Text),
-        ("action", Text),
-        ("target", Text),
-        ("correlation_id", Text),
-        ("body", Text),
-        ("prev_hash", Text),
-        ("hash", Text),
-    ],
-};
+table! {
+    "audit" as "audit_row" {
+        "seq": Int,
+        "at": Int,
+        "actor": Text,
+        "action": Text,
+        "target": Text,
+        "correlation_id": Text,
+        "body": Text,
+        "prev_hash": Text,
+        "hash": Text,
+    }
+}
 
 /// Reads the end of the chain.
 pub(crate) const HEAD: &str = "SELECT seq, hash FROM audit_head WHERE id = 1";
@@ -82,7 +81,7 @@ pub struct AuditFilter {
 impl Store {
     /// Audit rows with a number above `after_seq`, in their order. Only an unfiltered list can be verified.
     pub async fn audit_list(&self, after_seq: u64, limit: u32, filter: &AuditFilter) -> Result<Vec<AuditRow>> {
-        Select::new("SELECT * FROM audit WHERE TRUE")
+        Select::new(concat!("SELECT ", COLUMNS, " FROM audit WHERE TRUE"))
             .and("seq >", Arg::count(after_seq))
             .and_if("target =", filter.target.as_ref().map(Arg::text))
             .and_if("actor =", filter.actor.as_ref().map(Arg::text))

@@ -1,26 +1,25 @@
 //! Certificates that were issued to nodes.
 
+use constcat::concat;
 use gpuaas_contract::id::NodeId;
 use gpuaas_contract::time::Timestamp;
 use gpuaas_domain::node::Certificate;
 
 use crate::db::{Arg, Columns, Reader};
 use crate::prepare::Afterwards;
-use crate::table::ColumnKind::{Int, Text};
-use crate::table::{Row, Table};
+use crate::table::{Row, table};
 use crate::{Result, Store};
 
-pub(crate) const TABLE: Table = Table {
-    name: "certificates",
-    columns: &[
-        ("serial", Text),
-        ("node_id", Text),
-        ("node_epoch", Int),
-        ("not_before", Int),
-        ("not_after", Int),
-        ("revoked_at", Int),
-    ],
-};
+table! {
+    "certificates" as "certificates_row" {
+        "serial": Text,
+        "node_id": Text,
+        "node_epoch": Int,
+        "not_before": Int,
+        "not_after": Int,
+        "revoked_at": Int,
+    }
+}
 
 const REVOKE: &str = "UPDATE certificates SET revoked_at = $3 WHERE node_id = $1 AND node_epoch <= $2 AND revoked_at IS NULL";
 
@@ -57,7 +56,7 @@ fn from_row(row: &dyn Columns) -> Result<Certificate> {
 impl Store {
     /// The certificate with this serial number.
     pub async fn certificate_get(&self, serial: &str) -> Result<Option<Certificate>> {
-        let sql = "SELECT * FROM certificates WHERE serial = $1";
+        let sql = concat!("SELECT ", COLUMNS, " FROM certificates WHERE serial = $1");
         self.db().fetch_one("read a certificate", sql, vec![Arg::text(serial)], from_row).await
     }
 

@@ -1,34 +1,33 @@
 //! Hosts that wait at the second door.
 
+use constcat::concat;
 use gpuaas_contract::id::EnrollmentId;
 use gpuaas_contract::time::Timestamp;
 use gpuaas_domain::enrollment::{Enrollment, EnrollmentState};
 
 use crate::db::{Arg, Columns, Reader, Select};
-use crate::table::ColumnKind::{Bytes, Int, Text};
-use crate::table::{Row, Table};
+use crate::table::{Row, table};
 use crate::{Result, Store};
 
-pub(crate) const TABLE: Table = Table {
-    name: "enrollments",
-    columns: &[
-        ("id", Text),
-        ("version", Int),
-        ("state", Text),
-        ("email", Text),
-        ("fingerprint", Text),
-        ("csr_pem", Text),
-        ("receipt_key", Bytes),
-        ("facts", Text),
-        ("poll_secret_digest", Text),
-        ("reason", Text),
-        ("node_id", Text),
-        ("created_at", Int),
-        ("expires_at", Int),
-        ("address", Text),
-        ("replace_node", Text),
-    ],
-};
+table! {
+    "enrollments" as "enrollments_row" {
+        "id": Text,
+        "version": Int,
+        "state": Text,
+        "email": Text,
+        "fingerprint": Text,
+        "csr_pem": Text,
+        "receipt_key": Bytes,
+        "facts": Text,
+        "poll_secret_digest": Text,
+        "reason": Text,
+        "node_id": Text,
+        "created_at": Int,
+        "expires_at": Int,
+        "address": Text,
+        "replace_node": Text,
+    }
+}
 
 pub(crate) fn to_row(enrollment: &Enrollment) -> Result<Row> {
     let Enrollment { id, version, state, email, fingerprint, csr_pem, receipt_key, facts, .. } = enrollment;
@@ -76,7 +75,7 @@ fn from_row(row: &dyn Columns) -> Result<Enrollment> {
 impl Store {
     /// The enrollment with this id.
     pub async fn enrollment_get(&self, id: EnrollmentId) -> Result<Option<Enrollment>> {
-        let sql = "SELECT * FROM enrollments WHERE id = $1";
+        let sql = concat!("SELECT ", COLUMNS, " FROM enrollments WHERE id = $1");
         self.db().fetch_one("read an enrollment", sql, vec![Arg::id(id)], from_row).await
     }
 
@@ -87,7 +86,7 @@ impl Store {
         after: Option<EnrollmentId>,
         limit: u32,
     ) -> Result<Vec<Enrollment>> {
-        Select::new("SELECT * FROM enrollments WHERE TRUE")
+        Select::new(concat!("SELECT ", COLUMNS, " FROM enrollments WHERE TRUE"))
             .and_if("state =", state.map(|state| Arg::text(state.as_str())))
             .and_if("id >", after.map(Arg::id))
             .page("id", limit)
@@ -112,16 +111,24 @@ impl Store {
 
     /// The oldest enrollment that waits at `now` of the address with most of them.
     pub async fn enrollment_displaceable(&self, now: Timestamp) -> Result<Option<Enrollment>> {
-        let sql = "SELECT * FROM enrollments WHERE state = 'pending' AND expires_at >= $1 AND address = \
+        let sql = concat!(
+            "SELECT ",
+            COLUMNS,
+            " FROM enrollments WHERE state = 'pending' AND expires_at >= $1 AND address = \
                    (SELECT address FROM enrollments WHERE state = 'pending' AND expires_at >= $1 \
-                    GROUP BY address ORDER BY COUNT(*) DESC, address LIMIT 1) ORDER BY id LIMIT 1";
+                    GROUP BY address ORDER BY COUNT(*) DESC, address LIMIT 1) ORDER BY id LIMIT 1"
+        );
         self.db().fetch_one("read an enrollment", sql, vec![Arg::time(now)], from_row).await
     }
 
     /// The newest enrollment of this machine that is undecided, or approved and not fetched, and has not lapsed at `now`.
     pub async fn enrollment_open_by_fingerprint(&self, fingerprint: &str, now: Timestamp) -> Result<Option<Enrollment>> {
-        let sql = "SELECT * FROM enrollments WHERE fingerprint = $1 AND state IN ('pending', 'approved') AND expires_at >= $2 \
-                   ORDER BY id DESC LIMIT 1";
+        let sql = concat!(
+            "SELECT ",
+            COLUMNS,
+            " FROM enrollments WHERE fingerprint = $1 AND state IN ('pending', 'approved') AND expires_at >= $2 \
+                   ORDER BY id DESC LIMIT 1"
+        );
         self.db().fetch_one("read an enrollment", sql, vec![Arg::text(fingerprint), Arg::time(now)], from_row).await
     }
 }

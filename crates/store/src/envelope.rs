@@ -1,19 +1,24 @@
 //! Envelopes: every signed order, as it went out.
 
+use constcat::concat;
 use gpuaas_contract::Digest;
 use gpuaas_contract::id::TaskId;
 use gpuaas_contract::key::KeyId;
 use gpuaas_contract::time::Timestamp;
 
 use crate::db::{Arg, Columns, Reader};
-use crate::table::ColumnKind::{Bytes, Int, Text};
-use crate::table::Table;
+use crate::table::table;
 use crate::{Result, Store};
 
-pub(crate) const TABLE: Table = Table {
-    name: "envelopes",
-    columns: &[("task_id", Text), ("digest", Text), ("envelope", Bytes), ("key_id", Text), ("signed_at", Int)],
-};
+table! {
+    "envelopes" as "envelopes_row" {
+        "task_id": Text,
+        "digest": Text,
+        "envelope": Bytes,
+        "key_id": Text,
+        "signed_at": Int,
+    }
+}
 
 /// One signed order.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -41,7 +46,7 @@ fn from_row(row: &dyn Columns) -> Result<EnvelopeRow> {
 impl Store {
     /// Every envelope that was signed for the task, oldest first.
     pub async fn envelope_list(&self, task: TaskId) -> Result<Vec<EnvelopeRow>> {
-        let sql = "SELECT * FROM envelopes WHERE task_id = $1 ORDER BY signed_at, digest";
+        let sql = concat!("SELECT ", COLUMNS, " FROM envelopes WHERE task_id = $1 ORDER BY signed_at, digest");
         self.db().fetch("read envelopes", sql, vec![Arg::id(task)], from_row).await
     }
 }

@@ -1,29 +1,28 @@
 //! Join tokens.
 
+use constcat::concat;
 use gpuaas_contract::Digest;
 use gpuaas_contract::id::JoinTokenId;
 use gpuaas_domain::enrollment::JoinToken;
 
 use crate::db::{Arg, Columns, Reader, Select};
-use crate::table::ColumnKind::{Int, Text};
-use crate::table::{Row, Table};
+use crate::table::{Row, table};
 use crate::{Result, Store};
 
-pub(crate) const TABLE: Table = Table {
-    name: "join_tokens",
-    columns: &[
-        ("id", Text),
-        ("version", Int),
-        ("secret_digest", Text),
-        ("note", Text),
-        ("created_at", Int),
-        ("expires_at", Int),
-        ("used_at", Int),
-        ("used_by", Text),
-        ("revoked_at", Int),
-        ("replace_node", Text),
-    ],
-};
+table! {
+    "join_tokens" as "join_tokens_row" {
+        "id": Text,
+        "version": Int,
+        "secret_digest": Text,
+        "note": Text,
+        "created_at": Int,
+        "expires_at": Int,
+        "used_at": Int,
+        "used_by": Text,
+        "revoked_at": Int,
+        "replace_node": Text,
+    }
+}
 
 pub(crate) fn to_row(token: &JoinToken) -> Row {
     let JoinToken { id, version, secret_digest, note, created_at, expires_at, used, revoked_at, replace_node } = token;
@@ -62,19 +61,19 @@ fn from_row(row: &dyn Columns) -> Result<JoinToken> {
 impl Store {
     /// The join token with this id.
     pub async fn join_token_get(&self, id: JoinTokenId) -> Result<Option<JoinToken>> {
-        let sql = "SELECT * FROM join_tokens WHERE id = $1";
+        let sql = concat!("SELECT ", COLUMNS, " FROM join_tokens WHERE id = $1");
         self.db().fetch_one("read a join token", sql, vec![Arg::id(id)], from_row).await
     }
 
     /// The join token with this secret.
     pub async fn join_token_by_secret(&self, secret: &Digest) -> Result<Option<JoinToken>> {
-        let sql = "SELECT * FROM join_tokens WHERE secret_digest = $1";
+        let sql = concat!("SELECT ", COLUMNS, " FROM join_tokens WHERE secret_digest = $1");
         self.db().fetch_one("read a join token", sql, vec![Arg::id(secret)], from_row).await
     }
 
     /// Join tokens in the order in which they were made, after `after`.
     pub async fn join_token_list(&self, after: Option<JoinTokenId>, limit: u32) -> Result<Vec<JoinToken>> {
-        Select::new("SELECT * FROM join_tokens WHERE TRUE")
+        Select::new(concat!("SELECT ", COLUMNS, " FROM join_tokens WHERE TRUE"))
             .and_if("id >", after.map(Arg::id))
             .page("id", limit)
             .fetch(self.db(), "list join tokens", from_row)

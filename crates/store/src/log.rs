@@ -1,11 +1,11 @@
 //! Log lines of tasks.
 
+use constcat::concat;
 use gpuaas_contract::id::TaskId;
 use gpuaas_domain::decision::TaskLogLine;
 
 use crate::db::{Arg, Columns, Reader, Select};
-use crate::table::ColumnKind::{Int, Text};
-use crate::table::{Row, Table};
+use crate::table::{Row, table};
 use crate::{Result, Store};
 
 /// Lines of one task that are kept: later ones are skipped, so that no task can fill the database.
@@ -13,10 +13,16 @@ pub const MAX_LINES_PER_TASK: u64 = 200_000;
 /// Most bytes of one line; the rest is cut off.
 pub const MAX_LINE_BYTES: usize = 16 * 1024;
 
-pub(crate) const TABLE: Table = Table {
-    name: "task_log",
-    columns: &[("task_id", Text), ("sequence", Int), ("at", Int), ("stream", Text), ("text", Text), ("dropped", Int)],
-};
+table! {
+    "task_log" as "task_log_row" {
+        "task_id": Text,
+        "sequence": Int,
+        "at": Int,
+        "stream": Text,
+        "text": Text,
+        "dropped": Int,
+    }
+}
 
 /// A line that came twice is the same line.
 pub(crate) const ON_CONFLICT: &str = "ON CONFLICT (task_id, sequence) DO NOTHING";
@@ -59,7 +65,7 @@ impl Store {
 
     /// Lines of the task with a number above `after_sequence`, in their order.
     pub async fn log_list(&self, task: TaskId, after_sequence: u64, limit: u32) -> Result<Vec<TaskLogLine>> {
-        Select::new("SELECT * FROM task_log WHERE TRUE")
+        Select::new(concat!("SELECT ", COLUMNS, " FROM task_log WHERE TRUE"))
             .and("task_id =", Arg::id(task))
             .and("sequence >", Arg::count(after_sequence))
             .page("sequence", limit)

@@ -1,5 +1,6 @@
 //! Nodes.
 
+use constcat::concat;
 use std::collections::HashMap;
 
 use gpuaas_contract::id::NodeId;
@@ -8,36 +9,34 @@ use gpuaas_domain::node::{LiveSession, Node, Service, Transport};
 
 use crate::db::{Arg, Columns, Reader, Select};
 use crate::error::StoreError;
-use crate::table::ColumnKind::{Bytes, Int, Text};
-use crate::table::{Row, Table};
+use crate::table::{Row, table};
 use crate::{MAX_PAGE, Result, Store};
 
-pub(crate) const TABLE: Table = Table {
-    name: "nodes",
-    columns: &[
-        ("id", Text),
-        ("version", Int),
-        ("name", Text),
-        ("fingerprint", Text),
-        ("epoch", Int),
-        ("receipt_key", Bytes),
-        ("tls_key_digest", Text),
-        ("record", Bytes),
-        ("service", Text),
-        ("service_reason", Text),
-        ("session_id", Text),
-        ("session_instance", Text),
-        ("session_boot", Text),
-        ("session_transport", Text),
-        ("session_since", Int),
-        ("session_server", Text),
-        ("last_seen_at", Int),
-        ("facts", Text),
-        ("rejoins", Int),
-        ("created_at", Int),
-        ("enrolled_at", Int),
-    ],
-};
+table! {
+    "nodes" as "nodes_row" {
+        "id": Text,
+        "version": Int,
+        "name": Text,
+        "fingerprint": Text,
+        "epoch": Int,
+        "receipt_key": Bytes,
+        "tls_key_digest": Text,
+        "record": Bytes,
+        "service": Text,
+        "service_reason": Text,
+        "session_id": Text,
+        "session_instance": Text,
+        "session_boot": Text,
+        "session_transport": Text,
+        "session_since": Int,
+        "session_server": Text,
+        "last_seen_at": Int,
+        "facts": Text,
+        "rejoins": Int,
+        "created_at": Int,
+        "enrolled_at": Int,
+    }
+}
 
 pub(crate) fn to_row(node: &Node) -> Result<Row> {
     let Node { id, version, name, fingerprint, epoch, receipt_key, tls_key_digest, record, service, service_reason, .. } = node;
@@ -122,7 +121,7 @@ pub struct NodeCounts {
 impl Store {
     /// The node with this id.
     pub async fn node_get(&self, id: NodeId) -> Result<Option<Node>> {
-        let sql = "SELECT * FROM nodes WHERE id = $1";
+        let sql = concat!("SELECT ", COLUMNS, " FROM nodes WHERE id = $1");
         self.db().fetch_one("read a node", sql, vec![Arg::id(id)], from_row).await
     }
 
@@ -142,13 +141,13 @@ impl Store {
 
     /// The node that this machine is.
     pub async fn node_by_fingerprint(&self, fingerprint: &str) -> Result<Option<Node>> {
-        let sql = "SELECT * FROM nodes WHERE fingerprint = $1";
+        let sql = concat!("SELECT ", COLUMNS, " FROM nodes WHERE fingerprint = $1");
         self.db().fetch_one("read a node", sql, vec![Arg::text(fingerprint)], from_row).await
     }
 
     /// Nodes in the order in which they were enrolled first, after `after`.
     pub async fn node_list(&self, filter: &NodeFilter, after: Option<NodeId>, limit: u32) -> Result<Vec<Node>> {
-        let mut select = Select::new("SELECT * FROM nodes WHERE TRUE");
+        let mut select = Select::new(concat!("SELECT ", COLUMNS, " FROM nodes WHERE TRUE"));
         if let Some(online) = filter.online {
             select = select.push(if online { " AND session_id IS NOT NULL" } else { " AND session_id IS NULL" });
         }

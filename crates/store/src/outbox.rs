@@ -1,27 +1,26 @@
 //! The outbox: everything that happened, as CloudEvents, in the order in which it was committed.
 
+use constcat::concat;
 use gpuaas_contract::id::{ClusterId, EventId, ProjectId};
 use gpuaas_contract::time::Timestamp;
 use gpuaas_domain::Event;
 
 use crate::db::{Arg, Columns, Reader, Select};
-use crate::table::ColumnKind::{Int, IntOfDatabase, Text};
-use crate::table::{Row, Table};
+use crate::table::{Row, table};
 use crate::{Result, Store};
 
-pub(crate) const TABLE: Table = Table {
-    name: "outbox",
-    columns: &[
-        ("position", IntOfDatabase),
-        ("id", Text),
-        ("subject", Text),
-        ("kind", Text),
-        ("body", Text),
-        ("created_at", Int),
-        ("lane", Int),
-        ("project", Text),
-    ],
-};
+table! {
+    "outbox" as "outbox_row" {
+        "position": IntOfDatabase,
+        "id": Text,
+        "subject": Text,
+        "kind": Text,
+        "body": Text,
+        "created_at": Int,
+        "lane": Int,
+        "project": Text,
+    }
+}
 
 /// How many events can be published at the same time, those of one subject always in their order.
 pub const OUTBOX_LANES: u32 = 16;
@@ -98,7 +97,7 @@ impl Store {
     /// Events after position `after`. What is not listed yet always comes with a higher position: a reader that keeps
     /// the last position it saw misses nothing, unless it comes later than [`Store::outbox_forget`].
     pub async fn outbox_list(&self, after: i64, limit: u32) -> Result<Vec<OutboxRow>> {
-        Select::new("SELECT * FROM outbox WHERE TRUE")
+        Select::new(concat!("SELECT ", COLUMNS, " FROM outbox WHERE TRUE"))
             .and("position >", Arg::Int(Some(after)))
             .page("position", limit)
             .fetch(self.db(), "read the outbox", from_row)
@@ -124,14 +123,14 @@ impl Store {
 }
 
 pub(crate) fn of_subject_query(subject: &str, after: i64, limit: u32) -> Select {
-    Select::new("SELECT * FROM outbox WHERE TRUE")
+    Select::new(concat!("SELECT ", COLUMNS, " FROM outbox WHERE TRUE"))
         .and("subject =", Arg::text(subject))
         .and("position >", Arg::Int(Some(after)))
         .page("position", limit)
 }
 
 pub(crate) fn of_project_query(project: ProjectId, after: i64, limit: u32) -> Select {
-    Select::new("SELECT * FROM outbox WHERE project IS NOT NULL")
+    Select::new(concat!("SELECT ", COLUMNS, " FROM outbox WHERE project IS NOT NULL"))
         .and("project =", Arg::id(project))
         .and("position >", Arg::Int(Some(after)))
         .page("position", limit)

@@ -1,5 +1,6 @@
 //! Receipts: every node's word that was believed, as it came in.
 
+use constcat::concat;
 use gpuaas_contract::Digest;
 use gpuaas_contract::id::{NodeId, TaskId};
 use gpuaas_contract::time::Timestamp;
@@ -7,23 +8,21 @@ use gpuaas_domain::task::ReceiptHead;
 
 use crate::db::{Arg, Columns, Reader, Select};
 use crate::error::StoreError;
-use crate::table::ColumnKind::{Bytes, Int, Text};
-use crate::table::Table;
+use crate::table::table;
 use crate::{Result, Store};
 
-pub(crate) const TABLE: Table = Table {
-    name: "receipts",
-    columns: &[
-        ("task_id", Text),
-        ("node_id", Text),
-        ("node_epoch", Int),
-        ("sequence", Int),
-        ("digest", Text),
-        ("previous", Text),
-        ("receipt", Bytes),
-        ("received_at", Int),
-    ],
-};
+table! {
+    "receipts" as "receipts_row" {
+        "task_id": Text,
+        "node_id": Text,
+        "node_epoch": Int,
+        "sequence": Int,
+        "digest": Text,
+        "previous": Text,
+        "receipt": Bytes,
+        "received_at": Int,
+    }
+}
 
 pub(crate) const HEAD: &str = "SELECT sequence, digest FROM receipts WHERE node_id = $1 AND node_epoch = $2 \
      ORDER BY sequence DESC, received_at DESC LIMIT 1";
@@ -66,7 +65,7 @@ fn from_row(row: &dyn Columns) -> Result<ReceiptRow> {
 impl Store {
     /// The task's receipt.
     pub async fn receipt_get(&self, task: TaskId) -> Result<Option<ReceiptRow>> {
-        let sql = "SELECT * FROM receipts WHERE task_id = $1";
+        let sql = concat!("SELECT ", COLUMNS, " FROM receipts WHERE task_id = $1");
         self.db().fetch_one("read a receipt", sql, vec![Arg::id(task)], from_row).await
     }
 
@@ -81,7 +80,7 @@ impl Store {
 
     /// Receipts of this epoch of the node with a number above `after_sequence`, in their order.
     pub async fn receipt_list(&self, node: NodeId, epoch: u64, after_sequence: u64, limit: u32) -> Result<Vec<ReceiptRow>> {
-        Select::new("SELECT * FROM receipts WHERE TRUE")
+        Select::new(concat!("SELECT ", COLUMNS, " FROM receipts WHERE TRUE"))
             .and("node_id =", Arg::id(node))
             .and("node_epoch =", Arg::count(epoch))
             .and("sequence >", Arg::count(after_sequence))

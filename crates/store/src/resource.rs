@@ -2,39 +2,44 @@
 //!
 //! The columns are only for finding. What a document says is in its body, and whoever reads one derives its keys from that again.
 
+use constcat::concat;
 use gpuaas_contract::time::Timestamp;
 use gpuaas_domain::resource::{Document, Keys, ResourceKind};
 
 use crate::db::{Arg, Columns, Engine, Reader, Select};
 use crate::error::StoreError;
 use crate::prepare::Afterwards;
-use crate::table::ColumnKind::{Int, Text};
-use crate::table::{Row, Table};
+use crate::table::{Row, table};
 use crate::{MAX_PAGE, Result, Store};
 
-pub(crate) const TABLE: Table = Table {
-    name: "resources",
-    columns: &[
-        ("id", Text),
-        ("version", Int),
-        ("kind", Text),
-        ("parent", Text),
-        ("name", Text),
-        ("lookup", Text),
-        ("owner", Text),
-        ("state", Text),
-        ("due_at", Int),
-        ("expires_at", Int),
-        ("body", Text),
-        ("seal", Text),
-    ],
-};
+table! {
+    "resources" as "resources_row" {
+        "id": Text,
+        "version": Int,
+        "kind": Text,
+        "parent": Text,
+        "name": Text,
+        "lookup": Text,
+        "owner": Text,
+        "state": Text,
+        "due_at": Int,
+        "expires_at": Int,
+        "body": Text,
+        "seal": Text,
+    }
+}
 
-pub(crate) const GET: &str = "SELECT * FROM resources WHERE kind = $1 AND id = $2";
-pub(crate) const BY_NAME: &str = "SELECT * FROM resources WHERE kind = $1 AND parent = $2 AND name IS NOT NULL AND name = $3";
-pub(crate) const BY_LOOKUP: &str = "SELECT * FROM resources WHERE kind = $1 AND lookup IS NOT NULL AND lookup = $2";
-pub(crate) const DUE: &str = "SELECT * FROM resources WHERE kind = $1 AND due_at IS NOT NULL AND due_at <= $2 \
-     ORDER BY due_at, id LIMIT $3";
+pub(crate) const GET: &str = concat!("SELECT ", COLUMNS, " FROM resources WHERE kind = $1 AND id = $2");
+pub(crate) const BY_NAME: &str =
+    concat!("SELECT ", COLUMNS, " FROM resources WHERE kind = $1 AND parent = $2 AND name IS NOT NULL AND name = $3");
+pub(crate) const BY_LOOKUP: &str =
+    concat!("SELECT ", COLUMNS, " FROM resources WHERE kind = $1 AND lookup IS NOT NULL AND lookup = $2");
+pub(crate) const DUE: &str = concat!(
+    "SELECT ",
+    COLUMNS,
+    " FROM resources WHERE kind = $1 AND due_at IS NOT NULL AND due_at <= $2 \
+     ORDER BY due_at, id LIMIT $3"
+);
 
 /// At most a thousand at a time, the longest expired first: nobody who commits shall wait for long.
 pub(crate) const FORGET: &str = "DELETE FROM resources WHERE id IN \
@@ -193,19 +198,29 @@ pub(crate) fn list_query(
     // No index has the rows of several parents or states in the order of their ids. Both engines would sooner read every row of the kind
     // in that order than sort: SQLite is told not to, PostgreSQL gets a page of each and sorts these.
     let select = match (engine, several) {
-        (_, Several::Neither) => Select::new("SELECT * FROM resources WHERE TRUE"),
-        (Engine::Sqlite, Several::Parents(_)) => Select::new("SELECT * FROM resources INDEXED BY resources_of_parent WHERE TRUE"),
-        (Engine::Sqlite, Several::States(_)) => Select::new("SELECT * FROM resources INDEXED BY resources_by_state WHERE TRUE"),
+        (_, Several::Neither) => Select::new(concat!("SELECT ", COLUMNS, " FROM resources WHERE TRUE")),
+        (Engine::Sqlite, Several::Parents(_)) => {
+            Select::new(concat!("SELECT ", COLUMNS, " FROM resources INDEXED BY resources_of_parent WHERE TRUE"))
+        }
+        (Engine::Sqlite, Several::States(_)) => {
+            Select::new(concat!("SELECT ", COLUMNS, " FROM resources INDEXED BY resources_by_state WHERE TRUE"))
+        }
         (Engine::Pg, Several::Parents(parents)) => {
-            let each = "SELECT found.* FROM json_array_elements_text($1::json) AS one (value) \
-                        CROSS JOIN LATERAL (SELECT * FROM resources WHERE parent = one.value";
+            let each = concat!(
+                "SELECT found.* FROM json_array_elements_text($1::json) AS one (value) CROSS JOIN LATERAL (SELECT ",
+                COLUMNS,
+                " FROM resources WHERE parent = one.value"
+            );
             let rest = ResourceFilter { parents: None, ..filter.clone() };
             let select = filtered(Select::with(each, vec![Arg::list(&distinct(parents))?]), engine, kind, &rest)?;
             return Ok(paged(select).push(") AS found").page(order, limit));
         }
         (Engine::Pg, Several::States(states)) => {
-            let each = "SELECT found.* FROM json_array_elements_text($1::json) AS one (value) \
-                        CROSS JOIN LATERAL (SELECT * FROM resources WHERE state = one.value";
+            let each = concat!(
+                "SELECT found.* FROM json_array_elements_text($1::json) AS one (value) CROSS JOIN LATERAL (SELECT ",
+                COLUMNS,
+                " FROM resources WHERE state = one.value"
+            );
             let rest = ResourceFilter { states: Vec::new(), ..filter.clone() };
             let select = filtered(Select::with(each, vec![Arg::list(&distinct(states))?]), engine, kind, &rest)?;
             return Ok(paged(select).push(") AS found").page(order, limit));
@@ -226,7 +241,7 @@ pub(crate) fn count_query(engine: Engine, kind: ResourceKind, filter: &ResourceF
 }
 
 pub(crate) fn many_query(engine: Engine, kind: ResourceKind, ids: &[String]) -> Result<Select> {
-    Select::new("SELECT * FROM resources WHERE TRUE").and("kind =", kind_arg(kind)).of_ids(engine, ids)
+    Select::new(concat!("SELECT ", COLUMNS, " FROM resources WHERE TRUE")).and("kind =", kind_arg(kind)).of_ids(engine, ids)
 }
 
 /// Each once: a text that is there twice would be listed twice.

@@ -274,12 +274,12 @@ impl Pg {
         Ok(name)
     }
 
-    /// `UNNEST($1::tasks[])` over these rows.
+    /// `UNNEST($1::tasks_row[])` over these rows.
     fn unnest(&mut self, table: &'static Table, rows: &[&Row]) -> Result<String, StoreError> {
         debug_assert!(rows.iter().all(|row| row.len() == table.width()), "a row of {} has the wrong width", table.name);
         let rows: Vec<Composite<'_>> = rows.iter().map(|row| Composite { table, row }).collect();
         self.args.add(Rows { table, rows }).map_err(|error| StoreError::BadDecision { what: error.to_string() })?;
-        Ok(format!("UNNEST(${}::{}[])", self.args.len(), table.name))
+        Ok(format!("UNNEST(${}::{}[])", self.args.len(), table.row_type))
     }
 
     /// Adds rows; returns the name of the part.
@@ -300,7 +300,7 @@ impl Pg {
     }
 }
 
-/// Rows as one array of the table's own row type. An array per column would be far more work for PostgreSQL: it runs a function and
+/// Rows as one array of the table's [`Table::row_type`]. An array per column would be far more work for PostgreSQL: it runs a function and
 /// keeps a table for each of them.
 struct Rows<'a> {
     table: &'static Table,
@@ -332,7 +332,7 @@ impl sqlx::Encode<'_, Postgres> for Rows<'_> {
     }
 
     fn produces(&self) -> Option<PgTypeInfo> {
-        Some(PgTypeInfo::array_of(self.table.name))
+        Some(PgTypeInfo::array_of(self.table.row_type))
     }
 }
 
@@ -342,16 +342,14 @@ impl sqlx::Encode<'_, Postgres> for Composite<'_> {
         const TEXT: u32 = 25;
         const BIGINT: u32 = 20;
         const BYTEA: u32 = 17;
-        buffer.extend_from_slice(&u32::try_from(self.table.columns.len())?.to_be_bytes());
-        let mut args = self.row.iter();
-        for (_, kind) in self.table.columns {
-            let arg = if kind.is_written() { args.next() } else { None };
+        buffer.extend_from_slice(&u32::try_from(self.table.width())?.to_be_bytes());
+        for ((_, kind), arg) in self.table.written().zip(self.row) {
             let number;
             let (kind, bytes) = match kind {
-                ColumnKind::Text => (TEXT, arg.and_then(Arg::as_text).map(str::as_bytes)),
-                ColumnKind::Bytes => (BYTEA, arg.and_then(Arg::as_bytes)),
+                ColumnKind::Text => (TEXT, arg.as_text().map(str::as_bytes)),
+                ColumnKind::Bytes => (BYTEA, arg.as_bytes()),
                 ColumnKind::Int | ColumnKind::IntOfDatabase => {
-                    number = arg.and_then(Arg::as_int).map(i64::to_be_bytes);
+                    number = arg.as_int().map(i64::to_be_bytes);
                     (BIGINT, number.as_ref().map(<[u8; 8]>::as_slice))
                 }
             };
@@ -368,7 +366,7 @@ impl sqlx::Encode<'_, Postgres> for Composite<'_> {
     }
 
     fn produces(&self) -> Option<PgTypeInfo> {
-        Some(PgTypeInfo::with_name(self.table.name))
+        Some(PgTypeInfo::with_name(self.table.row_type))
     }
 }
 

@@ -6,11 +6,15 @@ use gpuaas_contract::id::ServerId;
 use gpuaas_contract::time::Timestamp;
 
 use crate::db::{Arg, Columns, Reader};
-use crate::table::ColumnKind::{Int, Text};
-use crate::table::{Row, Table};
+use crate::table::{Row, table};
 use crate::{Result, Store};
 
-pub(crate) const TABLE: Table = Table { name: "servers", columns: &[("id", Text), ("seen_at", Int)] };
+table! {
+    "servers" as "servers_row" {
+        "id": Text,
+        "seen_at": Int,
+    }
+}
 
 /// A late word never makes a server look older.
 pub(crate) const ON_CONFLICT: &str =

@@ -1,40 +1,40 @@
 //! Slots.
 
+use constcat::concat;
 use gpuaas_contract::id::{AllocationId, NodeId, SlotId, TaskId};
 use gpuaas_domain::slot::{Slot, SlotState};
 
 use crate::db::{Arg, Columns, Reader, Select};
-use crate::table::ColumnKind::{Int, Text};
-use crate::table::{Row, Table};
+use crate::table::{Row, table};
 use crate::{MAX_PAGE, Result, Store};
 
-pub(crate) const TABLE: Table = Table {
-    name: "slots",
-    columns: &[
-        ("id", Text),
-        ("version", Int),
-        ("node_id", Text),
-        ("slot_index", Int),
-        ("spec", Text),
-        ("state", Text),
-        ("reason", Text),
-        ("proposed_by", Text),
-        ("approved_by", Text),
-        ("approved_at", Int),
-        ("created_at", Int),
-        ("seal", Text),
-        ("quarantine", Text),
-        ("allocation_id", Text),
-        ("lease_epoch", Int),
-        ("lease_task", Text),
-        ("drive_used", Int),
-        ("devices_used", Int),
-    ],
-};
+table! {
+    "slots" as "slots_row" {
+        "id": Text,
+        "version": Int,
+        "node_id": Text,
+        "slot_index": Int,
+        "spec": Text,
+        "state": Text,
+        "reason": Text,
+        "proposed_by": Text,
+        "approved_by": Text,
+        "approved_at": Int,
+        "created_at": Int,
+        "seal": Text,
+        "quarantine": Text,
+        "allocation_id": Text,
+        "lease_epoch": Int,
+        "lease_task": Text,
+        "drive_used": Int,
+        "devices_used": Int,
+    }
+}
 
 pub(crate) const OF_ALLOCATION: &str =
-    "SELECT * FROM slots WHERE allocation_id IS NOT NULL AND allocation_id = $1 ORDER BY slot_index";
-pub(crate) const OF_TASK: &str = "SELECT * FROM slots WHERE lease_task IS NOT NULL AND lease_task = $1 ORDER BY slot_index";
+    concat!("SELECT ", COLUMNS, " FROM slots WHERE allocation_id IS NOT NULL AND allocation_id = $1 ORDER BY slot_index");
+pub(crate) const OF_TASK: &str =
+    concat!("SELECT ", COLUMNS, " FROM slots WHERE lease_task IS NOT NULL AND lease_task = $1 ORDER BY slot_index");
 
 /// Which slots to list.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -96,7 +96,7 @@ fn from_row(row: &dyn Columns) -> Result<Slot> {
 impl Store {
     /// The slot with this id.
     pub async fn slot_get(&self, id: SlotId) -> Result<Option<Slot>> {
-        let sql = "SELECT * FROM slots WHERE id = $1";
+        let sql = concat!("SELECT ", COLUMNS, " FROM slots WHERE id = $1");
         self.db().fetch_one("read a slot", sql, vec![Arg::id(id)], from_row).await
     }
 
@@ -104,7 +104,7 @@ impl Store {
     pub async fn slot_many(&self, ids: &[SlotId]) -> Result<Vec<Slot>> {
         let mut found = Vec::new();
         for ids in ids.chunks(usize::try_from(MAX_PAGE).unwrap_or(usize::MAX)) {
-            let query = Select::new("SELECT * FROM slots WHERE TRUE").of_ids(self.db().engine(), ids)?;
+            let query = Select::new(concat!("SELECT ", COLUMNS, " FROM slots WHERE TRUE")).of_ids(self.db().engine(), ids)?;
             found.extend(query.fetch(self.db(), "read slots", from_row).await?);
         }
         Ok(found)
@@ -112,7 +112,7 @@ impl Store {
 
     /// Every slot of a node, by index.
     pub async fn slot_of_node(&self, node: NodeId) -> Result<Vec<Slot>> {
-        let sql = "SELECT * FROM slots WHERE node_id = $1 ORDER BY slot_index";
+        let sql = concat!("SELECT ", COLUMNS, " FROM slots WHERE node_id = $1 ORDER BY slot_index");
         self.db().fetch("list slots", sql, vec![Arg::id(node)], from_row).await
     }
 
@@ -145,7 +145,7 @@ impl Store {
 
     /// Slots in the order in which they were made, after `after`.
     pub async fn slot_list(&self, filter: &SlotFilter, after: Option<SlotId>, limit: u32) -> Result<Vec<Slot>> {
-        Select::new("SELECT * FROM slots WHERE TRUE")
+        Select::new(concat!("SELECT ", COLUMNS, " FROM slots WHERE TRUE"))
             .and_if("node_id =", filter.node.map(Arg::id))
             .and_if("state =", filter.state.map(|state| Arg::text(state.as_str())))
             .and_if("id >", after.map(Arg::id))

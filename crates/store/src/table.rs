@@ -27,12 +27,32 @@ impl ColumnKind {
     }
 }
 
-/// A table and all its columns, in the order of the schema: PostgreSQL gets rows as values of the table's own type. Names come
-/// from this crate only.
+/// A table and the columns of it that this version knows. Names come from this crate only.
 pub(crate) struct Table {
     pub(crate) name: &'static str,
+    /// PostgreSQL gets rows as values of this type, which has the columns that are written, in this order. The table's own row type
+    /// would change under a running server as soon as a newer one adds a column.
+    pub(crate) row_type: &'static str,
     pub(crate) columns: &'static [(&'static str, ColumnKind)],
 }
+
+/// Declares a module's table: `TABLE`, and its columns by name as `COLUMNS`, for what reads whole rows. `SELECT *` would fail on a
+/// connection that has prepared it when a newer server adds a column.
+macro_rules! table {
+    ($name:literal as $row_type:literal { $first:literal: $first_kind:ident $(, $column:literal: $kind:ident)* $(,)? }) => {
+        pub(crate) const TABLE: $crate::table::Table = $crate::table::Table {
+            name: $name,
+            row_type: $row_type,
+            columns: &[
+                ($first, $crate::table::ColumnKind::$first_kind)
+                $(, ($column, $crate::table::ColumnKind::$kind))*
+            ],
+        };
+        #[allow(dead_code, reason = "some tables are never read as a whole")]
+        pub(crate) const COLUMNS: &str = concat!($first $(, ", ", $column)*);
+    };
+}
+pub(crate) use table;
 
 /// One row to write, in the order of the table's columns that are written.
 pub(crate) type Row = Vec<Arg>;

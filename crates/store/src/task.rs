@@ -3,6 +3,7 @@
 //! Ended tasks stay in the table for good. What looks for work uses the partial indexes of the schema, whose conditions
 //! are repeated here word for word: the planners match them by text.
 
+use constcat::concat;
 use std::collections::HashMap;
 use std::time::Duration;
 
@@ -14,41 +15,39 @@ use gpuaas_domain::task::{TaskRecord, TaskState, due_at};
 
 use crate::db::{Arg, Columns, Reader, Select};
 use crate::error::StoreError;
-use crate::table::ColumnKind::{Int, Text};
-use crate::table::{Row, Table};
+use crate::table::{Row, table};
 use crate::{Result, Store};
 
-pub(crate) const TABLE: Table = Table {
-    name: "tasks",
-    columns: &[
-        ("id", Text),
-        ("version", Int),
-        ("node_id", Text),
-        ("node_epoch", Int),
-        ("task_type", Text),
-        ("params", Text),
-        ("state", Text),
-        ("requested_by", Text),
-        ("correlation_id", Text),
-        ("idempotency_key", Text),
-        ("intent", Text),
-        ("created_at", Int),
-        ("queue_until", Int),
-        ("timeout", Int),
-        ("dispatches", Int),
-        ("lease_until", Int),
-        ("envelope_start_by", Int),
-        ("cancel_requested_at", Int),
-        ("accepted_at", Int),
-        ("started_at", Int),
-        ("ended_at", Int),
-        ("code", Text),
-        ("message", Text),
-        ("receipt_digest", Text),
-        ("due_at", Int),
-        ("allocation_id", Text),
-    ],
-};
+table! {
+    "tasks" as "tasks_row" {
+        "id": Text,
+        "version": Int,
+        "node_id": Text,
+        "node_epoch": Int,
+        "task_type": Text,
+        "params": Text,
+        "state": Text,
+        "requested_by": Text,
+        "correlation_id": Text,
+        "idempotency_key": Text,
+        "intent": Text,
+        "created_at": Int,
+        "queue_until": Int,
+        "timeout": Int,
+        "dispatches": Int,
+        "lease_until": Int,
+        "envelope_start_by": Int,
+        "cancel_requested_at": Int,
+        "accepted_at": Int,
+        "started_at": Int,
+        "ended_at": Int,
+        "code": Text,
+        "message": Text,
+        "receipt_digest": Text,
+        "due_at": Int,
+        "allocation_id": Text,
+    }
+}
 
 /// After how many tasks of a node its unfinished ones are counted again.
 const RECOUNT: u32 = 64;
@@ -58,27 +57,48 @@ const MAX_COUNTED: usize = 4096;
 /// Adds to the number of tasks in a state.
 pub(crate) const COUNT_ON_CONFLICT: &str = "ON CONFLICT (state) DO UPDATE SET count = task_count.count + excluded.count";
 
-pub(crate) const QUEUED: &str =
-    "SELECT * FROM tasks WHERE node_id = $1 AND state = 'queued' AND cancel_requested_at IS NULL ORDER BY id LIMIT $2";
-pub(crate) const OUTSTANDING: &str = "SELECT * FROM tasks WHERE node_id = $1 AND ended_at IS NULL AND dispatches > 0 ORDER BY id";
-pub(crate) const CANCELLATIONS: &str = "SELECT * FROM tasks WHERE node_id = $1 AND ended_at IS NULL \
-     AND cancel_requested_at IS NOT NULL AND dispatches > 0 ORDER BY id";
-pub(crate) const OPEN: &str = "SELECT * FROM tasks WHERE node_id = $1 AND ended_at IS NULL ORDER BY id";
+pub(crate) const QUEUED: &str = concat!(
+    "SELECT ",
+    COLUMNS,
+    " FROM tasks WHERE node_id = $1 AND state = 'queued' AND cancel_requested_at IS NULL ORDER BY id LIMIT $2"
+);
+pub(crate) const OUTSTANDING: &str =
+    concat!("SELECT ", COLUMNS, " FROM tasks WHERE node_id = $1 AND ended_at IS NULL AND dispatches > 0 ORDER BY id");
+pub(crate) const CANCELLATIONS: &str = concat!(
+    "SELECT ",
+    COLUMNS,
+    " FROM tasks WHERE node_id = $1 AND ended_at IS NULL \
+     AND cancel_requested_at IS NOT NULL AND dispatches > 0 ORDER BY id"
+);
+pub(crate) const OPEN: &str = concat!("SELECT ", COLUMNS, " FROM tasks WHERE node_id = $1 AND ended_at IS NULL ORDER BY id");
 pub(crate) const OPEN_COUNTS: &str = "SELECT node_id AS id, COUNT(*) AS open FROM tasks WHERE ended_at IS NULL GROUP BY node_id";
 pub(crate) const OPEN_COUNT: &str = "SELECT COUNT(*) AS open FROM tasks WHERE node_id = $1 AND ended_at IS NULL";
-pub(crate) const DUE: &str = "SELECT * FROM tasks WHERE due_at IS NOT NULL AND due_at < $1 ORDER BY due_at, id LIMIT $2";
+pub(crate) const DUE: &str =
+    concat!("SELECT ", COLUMNS, " FROM tasks WHERE due_at IS NOT NULL AND due_at < $1 ORDER BY due_at, id LIMIT $2");
 pub(crate) const NODES_WITH_QUEUED: &str = "SELECT id FROM nodes WHERE EXISTS \
      (SELECT 1 FROM tasks WHERE tasks.node_id = nodes.id AND tasks.state = 'queued') ORDER BY id";
 pub(crate) const BY_IDEMPOTENCY_KEY: &str =
-    "SELECT * FROM tasks WHERE requested_by = $1 AND idempotency_key IS NOT NULL AND idempotency_key = $2";
+    concat!("SELECT ", COLUMNS, " FROM tasks WHERE requested_by = $1 AND idempotency_key IS NOT NULL AND idempotency_key = $2");
 
-pub(crate) const NEWEST_PROPOSAL: &str = "SELECT * FROM tasks WHERE node_id = $1 AND task_type = 'slice.topology_discover' \
-     AND state = 'succeeded' ORDER BY id DESC LIMIT 1";
+pub(crate) const NEWEST_PROPOSAL: &str = concat!(
+    "SELECT ",
+    COLUMNS,
+    " FROM tasks WHERE node_id = $1 AND task_type = 'slice.topology_discover' \
+     AND state = 'succeeded' ORDER BY id DESC LIMIT 1"
+);
 
-pub(crate) const OF_ALLOCATION: &str = "SELECT * FROM tasks WHERE allocation_id IS NOT NULL AND allocation_id = $1 \
-     ORDER BY id DESC LIMIT $2";
-pub(crate) const FIRST_OF_ALLOCATION: &str = "SELECT * FROM tasks WHERE allocation_id IS NOT NULL AND allocation_id = $1 \
-     ORDER BY id LIMIT 1";
+pub(crate) const OF_ALLOCATION: &str = concat!(
+    "SELECT ",
+    COLUMNS,
+    " FROM tasks WHERE allocation_id IS NOT NULL AND allocation_id = $1 \
+     ORDER BY id DESC LIMIT $2"
+);
+pub(crate) const FIRST_OF_ALLOCATION: &str = concat!(
+    "SELECT ",
+    COLUMNS,
+    " FROM tasks WHERE allocation_id IS NOT NULL AND allocation_id = $1 \
+     ORDER BY id LIMIT 1"
+);
 
 const WITH_ENVELOPES: &str = "SELECT tasks.*, \
      (SELECT string_agg(digest, ',') FROM envelopes WHERE task_id = tasks.id) AS envelope_digests FROM tasks WHERE id = $1";
@@ -172,7 +192,7 @@ pub struct TaskFilter {
 impl Store {
     /// The task with this id.
     pub async fn task_get(&self, id: TaskId) -> Result<Option<TaskRecord>> {
-        let sql = "SELECT * FROM tasks WHERE id = $1";
+        let sql = concat!("SELECT ", COLUMNS, " FROM tasks WHERE id = $1");
         self.db().fetch_one("read a task", sql, vec![Arg::id(id)], from_row).await
     }
 
@@ -303,7 +323,7 @@ impl Store {
 }
 
 pub(crate) fn task_list_query(filter: &TaskFilter, before: Option<TaskId>, limit: u32) -> Select {
-    let mut select = Select::new("SELECT * FROM tasks WHERE TRUE");
+    let mut select = Select::new(concat!("SELECT ", COLUMNS, " FROM tasks WHERE TRUE"));
     // Said although a state implies it: only then can the planners use the indexes with this condition.
     if filter.open_only || filter.state.is_some_and(|state| !state.ended()) {
         select = select.push(" AND ended_at IS NULL");

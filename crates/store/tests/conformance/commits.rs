@@ -300,7 +300,7 @@ async fn a_closed_store_refuses_and_loses_nothing(database: &Database) {
 
 async fn a_newer_schema_is_refused(database: &Database) {
     database.open().await.close().await;
-    let insert = "INSERT INTO schema_version (version, checksum, applied_at) VALUES (99, 'x', 0)";
+    let insert = "INSERT INTO schema_version (version, checksum, applied_at, runs_with) VALUES (99, 'x', 0, 99)";
     let tamper = "UPDATE schema_version SET checksum = 'other' WHERE version = 1";
     let heal = "DELETE FROM schema_version WHERE version = 99";
     let run = async |sql: &'static str| match &database.config {
@@ -318,7 +318,7 @@ async fn a_newer_schema_is_refused(database: &Database) {
     };
     run(insert).await;
     let error = Store::open(&database.config).await.map(drop).expect_err("refused");
-    assert!(matches!(error, StoreError::SchemaNewer { found: 99, known: 7 }), "{error:?}");
+    assert!(matches!(error, StoreError::SchemaNewer { found: 99, known: 8 }), "{error:?}");
     run(heal).await;
     run(tamper).await;
     let error = Store::open(&database.config).await.map(drop).expect_err("refused");

@@ -434,6 +434,10 @@ async fn what_was_there_before_lanes_and_service_accounts_is_carried_over(databa
         }
         StoreConfig::Postgres { url, .. } => {
             let pool = sqlx::PgPool::connect(url).await.expect("opens");
+            let drop_row_types = "DO $$ DECLARE name text; BEGIN \
+                 FOR name IN SELECT typname FROM pg_type WHERE typtype = 'c' AND typname LIKE '%_row' LOOP \
+                 EXECUTE 'DROP TYPE ' || name; END LOOP; END $$";
+            sqlx::query(drop_row_types).execute(&pool).await.expect("drops the types");
             for sql in undo {
                 sqlx::query(sql).execute(&pool).await.expect(sql);
             }
