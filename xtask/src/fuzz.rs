@@ -91,7 +91,12 @@ fn fuzz(target: &str, options: &Options, folder: &Path, scratch: &Path, guard: &
         let path = path.display().to_string();
         move |error: std::io::Error| format!("{path}: {error}")
     };
-    let corpus = cargo::workspace().join("fuzz/corpus").join(target);
+    let committed = cargo::workspace().join("fuzz/corpus").join(target).with_extension("bin");
+    let corpus = folder.join("corpus").join(target);
+    let _ = std::fs::remove_dir_all(&corpus);
+    if committed.is_file() {
+        corpus_file(&["unpack", &committed.display().to_string(), &corpus.display().to_string()])?;
+    }
     let artifacts = cargo::workspace().join("fuzz/artifacts").join(target);
     let (found, seeds) = (folder.join("found").join(target), folder.join("seeds").join(target));
     let fresh = folder.join("fresh").join(target);
@@ -131,6 +136,7 @@ fn fuzz(target: &str, options: &Options, folder: &Path, scratch: &Path, guard: &
     if watched(nightly(&arguments), &folder.join(format!("{target}.merge.log")), scratch, guard)? && !files(&fresh).is_empty() {
         std::fs::remove_dir_all(&corpus).map_err(io(&corpus))?;
         std::fs::rename(&fresh, &corpus).map_err(io(&corpus))?;
+        corpus_file(&["pack", &corpus.display().to_string(), &committed.display().to_string()])?;
     } else {
         println!("    the corpus could not be minimized; it stays as it was");
     }
@@ -138,6 +144,12 @@ fn fuzz(target: &str, options: &Options, folder: &Path, scratch: &Path, guard: &
     let bytes = kept.iter().filter_map(|path| path.metadata().ok()).map(|meta| meta.len()).sum();
     let figures = log::figures(&text);
     Ok(Outcome { target: target.to_owned(), figures, corpus: (kept.len(), bytes), findings })
+}
+
+/// Unpacks or packs a corpus file. Only `crates/fuzz` knows its format.
+fn corpus_file(arguments: &[&str]) -> Result<(), String> {
+    let run = ["run", "--quiet", "--package", "gpuaas-fuzz", "--example", "corpus", "--"];
+    if cargo::run(&[&run, arguments].concat())? { Ok(()) } else { Err(format!("corpus {} failed", arguments.join(" "))) }
 }
 
 /// Longer inputs only make the fuzzer slow: what depends on length is built by the targets themselves.
@@ -169,7 +181,7 @@ fn summary(outcomes: &[Outcome]) -> bool {
     for outcome in outcomes {
         let log::Figures { seconds, executions, edges, peak_mib, slowest_seconds } = outcome.figures;
         let minutes = format!("{}:{:02}", seconds / 60, seconds % 60);
-        let corpus = format!("{} files, {} KiB", outcome.corpus.0, outcome.corpus.1.div_ceil(1024));
+        let corpus = format!("{} inputs, {} KiB", outcome.corpus.0, outcome.corpus.1.div_ceil(1024));
         let (memory, slowest) = (format!("{peak_mib} MiB"), format!("{slowest_seconds} s"));
         let findings = outcome.findings.len();
         println!(

@@ -7,6 +7,7 @@
 mod agent_config;
 mod agent_journal;
 mod agent_policy;
+pub mod corpus;
 mod document;
 mod envelope;
 mod fixture;

@@ -2,6 +2,7 @@
 
 use std::path::{Path, PathBuf};
 
+use gpuaas_fuzz::corpus::unpack;
 use gpuaas_fuzz::{TARGETS, Target, seeds};
 
 fn fuzz_folder() -> PathBuf {
@@ -37,7 +38,12 @@ fn read(files: Vec<PathBuf>) -> impl Iterator<Item = (String, Vec<u8>)> {
 #[test]
 fn every_committed_input_keeps_every_promise() {
     for target in TARGETS {
-        let (count, deep) = replay(target, read(files(&fuzz_folder().join("corpus").join(target.0))));
+        let path = fuzz_folder().join("corpus").join(target.0).with_extension("bin");
+        let file = std::fs::read(&path)
+            .unwrap_or_else(|error| panic!("{}: {error}; run: cargo xtask fuzz {}", path.display(), target.0));
+        let inputs = unpack(&file).unwrap_or_else(|| panic!("{} is no corpus file", path.display()));
+        let inputs = inputs.into_iter().enumerate().map(|(index, input)| (format!("input {index} of {}", path.display()), input));
+        let (count, deep) = replay(target, inputs);
         println!("{}: {count} inputs, {deep} past the checks", target.0);
         assert!(count > 0, "{} has no corpus; run: cargo xtask fuzz {}", target.0, target.0);
         assert!(deep > 0, "no input of {} reaches the code behind its checks", target.0);
