@@ -8,6 +8,7 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use gpuaas_contract::id::{ClusterId, EnrollmentId, NodeId};
+use gpuaas_contract::key::KeyId;
 use gpuaas_contract::link::{
     Applicant, ENROLL_SECRET_HEADER, EnrollPending, EnrollRequest, EnrollStatus, EnrollWithToken, Grant, route,
 };
@@ -77,6 +78,8 @@ pub enum EnrollProgress {
         expires_at: Timestamp,
         /// It was made by an earlier `enroll`.
         resumed: bool,
+        /// This host's receipt key. The operator is shown it too, and must see the same before they approve.
+        receipt_key: KeyId,
     },
     /// The control plane cannot be asked at the moment; the wait goes on.
     Unreachable(String),
@@ -247,7 +250,8 @@ impl Waiting<'_> {
             None => (self.ask(lane).await?, false),
         };
         let EnrollPending { enrollment_id, poll_secret, expires_at } = request.pending;
-        progress(EnrollProgress::Waiting { enrollment_id, expires_at, resumed });
+        let receipt_key = self.keys.receipt.verifying_key().id();
+        progress(EnrollProgress::Waiting { enrollment_id, expires_at, resumed, receipt_key });
         let path = route::ENROLL_POLL.replace("{enrollment}", &enrollment_id.to_string());
         let call = Call::get(path, self.config.request_timeout).header(ENROLL_SECRET_HEADER, poll_secret);
         let mut told = false;

@@ -1,5 +1,6 @@
 //! The `gpuaas-agent` program.
 
+use std::io::IsTerminal as _;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use std::time::Duration;
@@ -259,7 +260,8 @@ fn start_logging(level: &str, json: bool) {
         // Libraries speak only when something is wrong.
         tracing_subscriber::EnvFilter::new(format!("warn,gpuaas_agent={level},gpuaas_host={level}"))
     });
-    let logs = tracing_subscriber::fmt().with_env_filter(filter).with_writer(std::io::stderr);
+    let logs =
+        tracing_subscriber::fmt().with_env_filter(filter).with_writer(std::io::stderr).with_ansi(std::io::stderr().is_terminal());
     if json { logs.json().flatten_event(true).init() } else { logs.init() }
 }
 
@@ -286,9 +288,10 @@ async fn enroll(mut config: Config, server: Option<String>, door: Door, replace:
     }
     let options = EnrollOptions { config, door, replace, simulated_hostname: None };
     let progress = |progress| match progress {
-        EnrollProgress::Waiting { enrollment_id, expires_at, resumed } => {
+        EnrollProgress::Waiting { enrollment_id, expires_at, resumed, receipt_key } => {
             let again = if resumed { "still " } else { "" };
             say(format_args!("{again}waiting for an operator: gpuaas node approve {enrollment_id} (until {expires_at})"));
+            say(format_args!("this host's receipt key is {receipt_key}; the operator compares it before they approve"));
         }
         EnrollProgress::Unreachable(reason) => say(format_args!("still waiting; {reason}")),
     };

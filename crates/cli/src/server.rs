@@ -1,5 +1,6 @@
 //! `gpuaas server`: the control plane.
 
+use std::io::IsTerminal as _;
 use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
 
@@ -213,7 +214,8 @@ pub(crate) fn make_private_dir(path: &Path) -> Result<(), CliError> {
 pub(crate) fn init_log(filter: &str, format: LogFormat) -> Result<(), CliError> {
     let filter = EnvFilter::try_new(filter)
         .map_err(|error| CliError::usage("log_filter_invalid", format!("--log: {error}")).hint("for example: --log info"))?;
-    let builder = tracing_subscriber::fmt().with_env_filter(filter).with_writer(std::io::stderr);
+    let builder =
+        tracing_subscriber::fmt().with_env_filter(filter).with_writer(std::io::stderr).with_ansi(std::io::stderr().is_terminal());
     match format {
         LogFormat::Text => builder.init(),
         LogFormat::Json => builder.json().init(),

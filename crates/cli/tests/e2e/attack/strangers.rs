@@ -210,6 +210,11 @@ fn a_flood_of_enrollment_requests_does_not_keep_a_host_out() {
         ]);
         let line = enrolling.wait_for_line("waiting for an operator", PATIENCE);
         let id = line.split_whitespace().find(|word| word.starts_with("enroll_")).unwrap_or_else(|| panic!("no id in {line}"));
+        // The operator approves the host whose key was read out to them.
+        let told = enrolling.wait_for_line("receipt key is", PATIENCE);
+        let key = told.split("receipt key is ").nth(1).and_then(|rest| rest.split(';').next()).unwrap_or_default();
+        let requests = target.cluster.cli(&["node", "requests"]).stdout;
+        assert!(!key.is_empty() && requests.contains(key), "`{key}` is not among the requests");
         target.cluster.json(&["node", "approve", id]);
         assert!(enrolling.wait(PATIENCE).success(), "the host did not get in");
         let (accepted, refused) = (accepted.load(Ordering::Relaxed), refused.load(Ordering::Relaxed));
