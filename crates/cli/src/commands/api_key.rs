@@ -5,6 +5,7 @@ use std::time::Duration;
 use clap::Subcommand;
 use gpuaas_api::dto::{ApiKey, ApiKeyCreate, PageQuery};
 
+use super::confirm::ConfirmArgs;
 use super::{age, moment};
 use crate::context::CommandContext;
 use crate::error::CliError;
@@ -34,16 +35,19 @@ pub(crate) enum KeyCommand {
         life: Option<Duration>,
     },
     /// List the keys of a service account, or of all of them.
+    #[command(alias = "list")]
     Ls {
         /// The service account.
         account: Option<String>,
     },
-    /// Take a key back, at once.
+    /// Revoke a key, at once. Asks for its id first on a terminal.
     Revoke {
         /// The service account.
         account: String,
         /// The key: its id, a unique beginning of it, or its name if it is the only one that counts.
         key: String,
+        #[command(flatten)]
+        confirm: ConfirmArgs,
     },
 }
 
@@ -82,9 +86,10 @@ pub(super) async fn run(session: &CommandContext, command: KeyCommand) -> Result
                     .hint("there are no keys; `gpuaas key create ACCOUNT` makes one, `gpuaas service-account ls` lists accounts");
             }
         }
-        KeyCommand::Revoke { account, key } => {
+        KeyCommand::Revoke { account, key, confirm } => {
             let account = tenants::service_account(client, &project, &account).await?.id.to_string();
             let key = tenants::api_key(client, &project, &account, &key).await?;
+            confirm.ask_for_name(&format!("Revoke the key {key}? Whoever uses it is refused at once."), &key)?;
             let revoked = client.api_key_revoke(&project, &account, &key).await?;
             session.output.print(&revoked, |key| View::Details(details(key)))?;
         }

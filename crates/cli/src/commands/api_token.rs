@@ -3,6 +3,7 @@
 use clap::{Subcommand, ValueEnum};
 use gpuaas_api::dto::{ApiToken, ApiTokenCreate, PageQuery};
 
+use super::confirm::ConfirmArgs;
 use super::{age, moment};
 use crate::context::CommandContext;
 use crate::error::CliError;
@@ -28,12 +29,15 @@ pub(crate) enum TokenCommand {
         life: Option<std::time::Duration>,
     },
     /// List API tokens.
+    #[command(alias = "list")]
     Ls,
-    /// Take an API token back, at once.
+    /// Revoke an API token, at once. Asks for its id first on a terminal.
     Revoke {
         /// The token: its id, a unique beginning of it, or a unique name.
         #[arg(value_name = "TOKEN")]
         id_or_name: String,
+        #[command(flatten)]
+        confirm: ConfirmArgs,
     },
 }
 
@@ -76,8 +80,9 @@ pub(super) async fn run(session: &CommandContext, command: TokenCommand) -> Resu
             let tokens = pages::collect(MAX_ITEMS, fetch).await?.items;
             session.output.print(&tokens, |tokens| table(tokens))?;
         }
-        TokenCommand::Revoke { id_or_name } => {
+        TokenCommand::Revoke { id_or_name, confirm } => {
             let token = resolve::api_token(client, &id_or_name).await?;
+            confirm.ask_for_name(&format!("Revoke the API token {token}? Whoever uses it is refused at once."), &token)?;
             let revoked = client.api_token_revoke(&token).await?;
             session.output.print(&revoked, |token| View::Details(details(token)))?;
         }

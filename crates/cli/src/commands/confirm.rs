@@ -6,6 +6,21 @@ use crate::error::CliError;
 use crate::exit::Exit;
 use crate::output::text;
 
+/// For commands that cannot be undone.
+#[derive(Clone, Copy, Debug, clap::Args)]
+pub(crate) struct ConfirmArgs {
+    /// Do not ask.
+    #[arg(short, long)]
+    yes: bool,
+}
+
+impl ConfirmArgs {
+    /// Asks for the name of what is to be destroyed, unless told not to or nobody is there.
+    pub(super) fn ask_for_name(self, question: &str, name: &str) -> Result<(), CliError> {
+        if self.yes || !somebody_is_there() { Ok(()) } else { ask_for_name(question, name) }
+    }
+}
+
 /// Whether there is somebody to ask.
 pub(super) fn somebody_is_there() -> bool {
     std::io::stdin().is_terminal() && std::io::stderr().is_terminal()
@@ -13,25 +28,40 @@ pub(super) fn somebody_is_there() -> bool {
 
 /// Asks a person. Only a yes is a yes; anything else ends the command with nothing done.
 pub(super) fn ask(question: &str) -> Result<(), CliError> {
-    if said_yes(&text::printable(question))? {
+    if answered_yes(&text::printable(question))? {
         return Ok(());
     }
     let failure = CliError::new(Exit::Refused, "not_confirmed", "nothing was done");
     Err(failure.hint("answer `y`, or give --yes"))
 }
 
-fn said_yes(question: &str) -> Result<bool, CliError> {
+/// Asks a person for the name of what is to be destroyed. Anything but that name ends the command with nothing done.
+fn ask_for_name(question: &str, name: &str) -> Result<(), CliError> {
+    let (question, name) = (text::printable(question), text::printable(name));
+    if answer(&format!("{question} Type {name} to go on: "))? == name {
+        return Ok(());
+    }
+    let error = CliError::new(Exit::Refused, "not_confirmed", "that is not its name; nothing was done");
+    Err(error.hint("type the name as it is shown, or give --yes"))
+}
+
+fn answered_yes(question: &str) -> Result<bool, CliError> {
+    let answer = answer(&format!("{question} [y/N] "))?.to_lowercase();
+    Ok(answer == "y" || answer == "yes")
+}
+
+/// One line of what is typed.
+fn answer(prompt: &str) -> Result<String, CliError> {
     let failed = |error: std::io::Error| CliError::internal(format!("cannot ask: {error}"));
     let mut stderr = std::io::stderr().lock();
-    write!(stderr, "{question} [y/N] ").and_then(|()| stderr.flush()).map_err(failed)?;
+    write!(stderr, "{prompt}").and_then(|()| stderr.flush()).map_err(failed)?;
     let mut answer = Vec::new();
     // Byte by byte up to the end of the line: whatever follows is not ours.
-    for byte in std::io::stdin().lock().take(64).bytes() {
+    for byte in std::io::stdin().lock().take(256).bytes() {
         match byte.map_err(failed)? {
             b'\n' => break,
             byte => answer.push(byte),
         }
     }
-    let answer = String::from_utf8_lossy(&answer).trim().to_lowercase();
-    Ok(answer == "y" || answer == "yes")
+    Ok(String::from_utf8_lossy(&answer).trim().to_owned())
 }

@@ -5,6 +5,7 @@ use gpuaas_api::dto::{Image, ImageCreate};
 use gpuaas_contract::Digest;
 use gpuaas_contract::slice::UserName;
 
+use super::confirm::ConfirmArgs;
 use super::slice_create::{Driver, Format, digest};
 use super::{age, moment};
 use crate::context::CommandContext;
@@ -21,18 +22,22 @@ pub(crate) enum ImageCommand {
     /// For example: gpuaas image create ubuntu --from https://images.example.com/u.img --sha256 9f86d0… --platform
     Create(Box<CreateArgs>),
     /// List the images that can be used.
+    #[command(alias = "list")]
     Ls {
         /// Only the platform's.
         #[arg(long)]
         platform: bool,
     },
-    /// Delete an image. Guests made from it go on.
+    /// Delete an image. Guests made from it go on. Asks for its name first on a terminal.
+    #[command(alias = "rm")]
     Delete {
         /// The image: its name, its id or a unique beginning of it.
         image: String,
         /// One of the platform.
         #[arg(long)]
         platform: bool,
+        #[command(flatten)]
+        confirm: ConfirmArgs,
     },
 }
 
@@ -80,13 +85,15 @@ pub(super) async fn run(session: &CommandContext, command: ImageCommand) -> Resu
             }
             return Ok(Exit::Done);
         }
-        ImageCommand::Delete { image, platform } => {
+        ImageCommand::Delete { image, platform, confirm } => {
             if platform {
                 let image = tenants::image(client, None, &image).await?;
+                confirm.ask_for_name(&format!("Delete the image {} of the platform?", image.name), &image.name)?;
                 client.image_delete(&image.id.to_string()).await?
             } else {
                 let project = tenants::project(session).await?.id.to_string();
                 let image = tenants::image(client, Some(&project), &image).await?;
+                confirm.ask_for_name(&format!("Delete the image {}?", image.name), &image.name)?;
                 client.project_image_delete(&project, &image.id.to_string()).await?
             }
         }

@@ -3,6 +3,7 @@
 use clap::Subcommand;
 use gpuaas_api::dto::{Machine, MachineListQuery, Reason};
 
+use super::confirm::ConfirmArgs;
 use super::{age, moment};
 use crate::context::CommandContext;
 use crate::error::CliError;
@@ -26,8 +27,11 @@ pub(crate) enum MachineCommand {
         /// Why; kept in the audit log.
         #[arg(long, default_value = "")]
         reason: String,
+        #[command(flatten)]
+        confirm: ConfirmArgs,
     },
     /// List machines.
+    #[command(alias = "list")]
     Ls {
         /// Only those in this state: available, leased, releasing, cleanup_blocked, withdrawn.
         #[arg(long)]
@@ -39,8 +43,10 @@ pub(super) async fn run(session: &CommandContext, command: MachineCommand) -> Re
     let client = session.client()?;
     let machine = match command {
         MachineCommand::Offer { node } => client.node_machine_offer(&resolve::node(client, &node).await?).await?,
-        MachineCommand::Withdraw { node, reason } => {
-            client.node_machine_withdraw(&resolve::node(client, &node).await?, &Reason { reason }).await?
+        MachineCommand::Withdraw { node, reason, confirm } => {
+            let id = resolve::node(client, &node).await?;
+            confirm.ask_for_name(&format!("Withdraw the offer of {node} as a whole machine?"), &node)?;
+            client.node_machine_withdraw(&id, &Reason { reason }).await?
         }
         MachineCommand::Ls { state } => {
             let fetch =

@@ -3,6 +3,7 @@
 use clap::Subcommand;
 use gpuaas_api::dto::{Member, MemberAdd, MemberChange, PageQuery};
 
+use super::confirm::ConfirmArgs;
 use super::{age, moment};
 use crate::context::CommandContext;
 use crate::error::CliError;
@@ -30,6 +31,7 @@ pub(crate) enum MemberCommand {
         place: PlaceArgs,
     },
     /// List members.
+    #[command(alias = "list")]
     Ls {
         #[command(flatten)]
         place: PlaceArgs,
@@ -43,12 +45,15 @@ pub(crate) enum MemberCommand {
         #[command(flatten)]
         place: PlaceArgs,
     },
-    /// Take somebody's role away.
+    /// Take somebody's role away. Asks for their name first on a terminal.
+    #[command(alias = "rm")]
     Remove {
         /// The member.
         member: String,
         #[command(flatten)]
         place: PlaceArgs,
+        #[command(flatten)]
+        confirm: ConfirmArgs,
     },
 }
 
@@ -118,10 +123,11 @@ pub(super) async fn run(session: &CommandContext, command: MemberCommand) -> Res
                 Place::Project(project) => client.project_member_change(project, &id, &change, etag(&seen)).await?,
             }
         }
-        MemberCommand::Remove { member, place } => {
+        MemberCommand::Remove { member, place, confirm } => {
             let place = place.place(session).await?;
             let seen = tenants::member(members(session, &place).await?, &member)?;
             let id = seen.id.to_string();
+            confirm.ask_for_name(&format!("Take the role {} away from {member}?", seen.role), &member)?;
             match &place {
                 Place::Platform => client.platform_member_remove(&id, etag(&seen)).await?,
                 Place::Organization(organization) => client.organization_member_remove(organization, &id, etag(&seen)).await?,

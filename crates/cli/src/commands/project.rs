@@ -3,8 +3,9 @@
 use clap::Subcommand;
 use gpuaas_api::dto::{Project, ProjectChange, ProjectCreate, ProjectListQuery};
 
+use super::confirm::ConfirmArgs;
 use super::quota::LimitArgs;
-use super::{age, confirm, moment};
+use super::{age, moment};
 use crate::context::CommandContext;
 use crate::error::CliError;
 use crate::exit::Exit;
@@ -32,12 +33,14 @@ pub(crate) enum ProjectCommand {
         limits: LimitArgs,
     },
     /// List the projects you can see.
+    #[command(alias = "list")]
     Ls {
         /// Only those of this organization.
         #[arg(long)]
         org: Option<String>,
     },
     /// Show a project.
+    #[command(alias = "get")]
     Show {
         /// The project [default: the one you work in].
         #[arg(value_name = "PROJECT")]
@@ -52,14 +55,14 @@ pub(crate) enum ProjectCommand {
         #[arg(long)]
         description: String,
     },
-    /// Delete a project that has no allocations any more. Asks first on a terminal.
+    /// Delete a project that has no allocations any more. Asks for its name first on a terminal.
+    #[command(alias = "rm")]
     Delete {
         /// The project.
         #[arg(value_name = "PROJECT")]
         which: String,
-        /// Do not ask.
-        #[arg(short, long)]
-        yes: bool,
+        #[command(flatten)]
+        confirm: ConfirmArgs,
     },
 }
 
@@ -83,12 +86,10 @@ pub(super) async fn run(session: &CommandContext, command: ProjectCommand) -> Re
             let change = ProjectChange { description: Some(description) };
             client.project_change(&seen.id.to_string(), &change, etag(&seen)).await?
         }
-        ProjectCommand::Delete { which, yes } => {
+        ProjectCommand::Delete { which, confirm } => {
             let seen = tenants::project_named(client, &which).await?;
-            if !yes && confirm::somebody_is_there() {
-                let question = format!("Delete project {}? Its keys, images and webhooks no longer count.", full_name(&seen));
-                confirm::ask(&question)?;
-            }
+            let name = full_name(&seen);
+            confirm.ask_for_name(&format!("Delete project {name}? Its keys, images and webhooks no longer count."), &name)?;
             client.project_delete(&seen.id.to_string(), etag(&seen)).await?
         }
     };

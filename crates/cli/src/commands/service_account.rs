@@ -3,6 +3,7 @@
 use clap::Subcommand;
 use gpuaas_api::dto::{ServiceAccount, ServiceAccountCreate};
 
+use super::confirm::ConfirmArgs;
 use super::{age, moment};
 use crate::context::CommandContext;
 use crate::error::CliError;
@@ -27,11 +28,15 @@ pub(crate) enum ServiceAccountCommand {
         role: Option<String>,
     },
     /// List service accounts.
+    #[command(alias = "list")]
     Ls,
-    /// Delete a service account. Its keys no longer count, at once.
+    /// Delete a service account. Its keys no longer count, at once. Asks for its name first on a terminal.
+    #[command(alias = "rm")]
     Delete {
         /// The service account.
         account: String,
+        #[command(flatten)]
+        confirm: ConfirmArgs,
     },
 }
 
@@ -54,8 +59,10 @@ pub(super) async fn run(session: &CommandContext, command: ServiceAccountCommand
             }
             return Ok(Exit::Done);
         }
-        ServiceAccountCommand::Delete { account } => {
+        ServiceAccountCommand::Delete { account, confirm } => {
             let account = tenants::service_account(client, &project, &account).await?;
+            let question = format!("Delete the service account {}? Its keys no longer count.", account.name);
+            confirm.ask_for_name(&question, &account.name)?;
             client.service_account_delete(&project, &account.id.to_string()).await?
         }
     };

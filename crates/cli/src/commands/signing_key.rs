@@ -3,6 +3,7 @@
 use clap::Subcommand;
 use gpuaas_api::dto::{Page, Reason, SigningKey};
 
+use super::confirm::ConfirmArgs;
 use crate::context::CommandContext;
 use crate::error::CliError;
 use crate::exit::Exit;
@@ -13,18 +14,21 @@ use crate::resolve;
 #[derive(Debug, Subcommand)]
 pub(crate) enum SigningKeyCommand {
     /// List the keys and where each is in its life.
+    #[command(alias = "list")]
     Ls,
     /// Publish the next key ahead of its use, so that every node knows it before it signs anything.
     Stage,
     /// Sign with the staged key (or a new one) from now on; the old one is still believed for what it signed.
     Rotate,
-    /// Never believe a key again. Tasks it signed that have not started are refused by the nodes.
+    /// Revoke a key for good. Nodes refuse tasks that it signed and that have not started. Asks for its id first on a terminal.
     Revoke {
         /// The key: its id, or a unique beginning of it.
         key: String,
         /// Why; kept in the audit log.
         #[arg(long, default_value = "")]
         reason: String,
+        #[command(flatten)]
+        confirm: ConfirmArgs,
     },
 }
 
@@ -34,8 +38,11 @@ pub(super) async fn run(session: &CommandContext, command: SigningKeyCommand) ->
         SigningKeyCommand::Ls => client.signing_keys().await?,
         SigningKeyCommand::Stage => client.signing_keys_stage().await?,
         SigningKeyCommand::Rotate => client.signing_keys_rotate().await?,
-        SigningKeyCommand::Revoke { key, reason } => {
+        SigningKeyCommand::Revoke { key, reason, confirm } => {
             let key = resolve::signing_key(client, &key).await?;
+            let question =
+                format!("Revoke the signing key {key}? Nodes refuse everything that it signed and that has not started.");
+            confirm.ask_for_name(&question, &key)?;
             client.signing_key_revoke(&key, &Reason { reason }).await?
         }
     };

@@ -3,6 +3,7 @@
 use clap::Subcommand;
 use gpuaas_api::dto::{Reason, Slot, SlotListQuery};
 
+use super::confirm::ConfirmArgs;
 use super::moment;
 use crate::context::CommandContext;
 use crate::error::CliError;
@@ -15,6 +16,7 @@ use crate::resolve;
 #[derive(Debug, Subcommand)]
 pub(crate) enum SlotCommand {
     /// List slots.
+    #[command(alias = "list")]
     Ls {
         /// Only those of this node.
         #[arg(long)]
@@ -24,6 +26,7 @@ pub(crate) enum SlotCommand {
         state: Option<String>,
     },
     /// Show one slot: its devices and who approved them.
+    #[command(alias = "get")]
     Show {
         /// The slot.
         slot: String,
@@ -45,8 +48,13 @@ pub(crate) enum SlotCommand {
         #[command(flatten)]
         wait: super::slice::WaitArgs,
     },
-    /// End a slot; approving it again (`gpuaas node topology approve`) brings it back.
-    Withdraw(Operation),
+    /// Withdraw a slot; approving it again (`gpuaas node topology approve`) brings it back. Asks for its id first on a terminal.
+    Withdraw {
+        #[command(flatten)]
+        operation: Operation,
+        #[command(flatten)]
+        confirm: ConfirmArgs,
+    },
 }
 
 /// A slot and a reason.
@@ -87,8 +95,10 @@ pub(super) async fn run(session: &CommandContext, command: SlotCommand) -> Resul
         SlotCommand::Unquarantine(Operation { slot, reason }) => {
             client.slot_unquarantine(&resolve::slot(client, &slot).await?, &Reason { reason }).await?
         }
-        SlotCommand::Withdraw(Operation { slot, reason }) => {
-            client.slot_withdraw(&resolve::slot(client, &slot).await?, &Reason { reason }).await?
+        SlotCommand::Withdraw { operation: Operation { slot, reason }, confirm } => {
+            let id = resolve::slot(client, &slot).await?;
+            confirm.ask_for_name(&format!("Withdraw the slot {id}? Nobody can lease it until it is approved again."), &id)?;
+            client.slot_withdraw(&id, &Reason { reason }).await?
         }
     };
     session.output.print(&shown, |slot| View::Details(details(slot)))?;

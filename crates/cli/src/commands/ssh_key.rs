@@ -5,6 +5,7 @@ use std::path::PathBuf;
 use clap::Subcommand;
 use gpuaas_api::dto::{SshKey, SshKeyCreate};
 
+use super::confirm::ConfirmArgs;
 use super::slice_create::{MAX_KEY_FILE, keys};
 use super::{age, moment};
 use crate::context::CommandContext;
@@ -26,11 +27,15 @@ pub(crate) enum SshKeyCommand {
         file: PathBuf,
     },
     /// List stored keys.
+    #[command(alias = "list")]
     Ls,
-    /// Delete a stored key. Allocations that have it keep it.
+    /// Delete a stored key. Allocations that have it keep it. Asks for its name first on a terminal.
+    #[command(alias = "rm")]
     Delete {
         /// The key.
         key: String,
+        #[command(flatten)]
+        confirm: ConfirmArgs,
     },
 }
 
@@ -55,9 +60,10 @@ pub(super) async fn run(session: &CommandContext, command: SshKeyCommand) -> Res
             }
             return Ok(Exit::Done);
         }
-        SshKeyCommand::Delete { key } => {
+        SshKeyCommand::Delete { key, confirm } => {
             let project = tenants::project(session).await?.id.to_string();
             let key = tenants::ssh_key(client, &project, &key).await?;
+            confirm.ask_for_name(&format!("Delete the SSH key {}?", key.name), &key.name)?;
             client.ssh_key_delete(&project, &key.id.to_string()).await?
         }
     };

@@ -3,6 +3,7 @@
 use clap::Subcommand;
 use gpuaas_api::dto::{Delivery, DeliveryListQuery, Webhook, WebhookChange, WebhookCreate};
 
+use super::confirm::ConfirmArgs;
 use super::{age, moment};
 use crate::context::CommandContext;
 use crate::error::CliError;
@@ -28,8 +29,10 @@ pub(crate) enum WebhookCommand {
         kinds: Vec<String>,
     },
     /// List webhooks.
+    #[command(alias = "list")]
     Ls,
     /// Show a webhook.
+    #[command(alias = "get")]
     Show {
         /// The webhook.
         webhook: String,
@@ -60,10 +63,13 @@ pub(crate) enum WebhookCommand {
         #[arg(long)]
         rotate_secret: bool,
     },
-    /// Delete a webhook.
+    /// Delete a webhook. Asks for its id first on a terminal.
+    #[command(alias = "rm")]
     Delete {
         /// The webhook.
         webhook: String,
+        #[command(flatten)]
+        confirm: ConfirmArgs,
     },
     /// List what was sent to a webhook, the newest first.
     Deliveries {
@@ -119,8 +125,10 @@ pub(super) async fn run(session: &CommandContext, command: WebhookCommand) -> Re
                 session.output.hint("keep the secret now: it is not shown again");
             }
         }
-        WebhookCommand::Delete { webhook } => {
-            let gone = client.webhook_delete(&tenants::webhook(session, &webhook).await?, None).await?;
+        WebhookCommand::Delete { webhook, confirm } => {
+            let id = tenants::webhook(session, &webhook).await?;
+            confirm.ask_for_name(&format!("Delete the webhook {id}?"), &id)?;
+            let gone = client.webhook_delete(&id, None).await?;
             session.output.print(&gone, |webhook| View::Details(details(webhook)))?;
         }
         WebhookCommand::Deliveries { webhook, state, limit } => {
