@@ -1,6 +1,7 @@
 //! `gpuaas quota`.
 
 use clap::Subcommand;
+use gpuaas_api::ClientError;
 use gpuaas_api::dto::{Limits, Quota};
 
 use crate::context::CommandContext;
@@ -13,22 +14,69 @@ use crate::tenants;
 #[derive(Debug, Subcommand)]
 pub(crate) enum QuotaCommand {
     /// Show how much a project (or with --org an organization) may have and has.
+    #[command(alias = "get")]
     Show {
         /// That of an organization instead of the project.
         #[arg(long)]
         org: Option<String>,
     },
-    /// Set how much a project (or with --org an organization) may have. What is not given has no limit afterwards.
+    /// Set how much a project (or with --org an organization) may have. What is not given stays as it is.
     ///
-    /// For example: gpuaas quota set --project acme/training --slots 16 --machines 0
+    /// For example: gpuaas quota set --project acme/training --slots 16 --machines none
     Set {
         /// That of an organization instead of the project.
         #[arg(long)]
         org: Option<String>,
         #[command(flatten)]
-        limits: LimitArgs,
+        change: LimitChange,
     },
 }
+
+/// What changes of a quota.
+#[derive(Debug, clap::Args)]
+#[group(required = true, multiple = true)]
+pub(crate) struct LimitChange {
+    /// Most allocations at once, or `none` for no limit.
+    #[arg(long, value_name = "COUNT|none")]
+    allocations: Option<NewLimit>,
+    /// Most slots at once, or `none` for no limit.
+    #[arg(long, value_name = "COUNT|none")]
+    slots: Option<NewLimit>,
+    /// Most whole machines at once, or `none` for no limit.
+    #[arg(long, value_name = "COUNT|none")]
+    machines: Option<NewLimit>,
+}
+
+/// A limit as people type it.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct NewLimit(Option<u32>);
+
+impl std::str::FromStr for NewLimit {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, Self::Err> {
+        match text {
+            "none" => Ok(Self(None)),
+            count => {
+                count.parse().map(|count| Self(Some(count))).map_err(|_| "expected a number, or `none` for no limit".to_owned())
+            }
+        }
+    }
+}
+
+impl LimitChange {
+    fn of(&self, now: &Quota) -> Limits {
+        let new = |change: Option<NewLimit>, now: Option<u32>| change.map_or(now, |change| change.0);
+        Limits {
+            allocations: new(self.allocations, now.limits.allocations),
+            slots: new(self.slots, now.limits.slots),
+            machines: new(self.machines, now.limits.machines),
+        }
+    }
+}
+
+/// How often a change is made anew because the quota changed meanwhile, which it does with every allocation.
+const MAX_ATTEMPTS: u32 = 10;
 
 /// How much may be had at once.
 #[derive(Debug, clap::Args)]
@@ -57,17 +105,35 @@ pub(super) async fn run(session: &CommandContext, command: QuotaCommand) -> Resu
             client.organization_quota(&tenants::organization(client, &org).await?.id.to_string()).await?
         }
         QuotaCommand::Show { org: None } => client.project_quota(&tenants::project(session).await?.id.to_string()).await?,
-        QuotaCommand::Set { org: Some(org), limits } => {
-            let organization = tenants::organization(client, &org).await?.id.to_string();
-            client.organization_quota_set(&organization, &limits.limits(), None).await?
+        QuotaCommand::Set { org: Some(org), change } => {
+            let id = tenants::organization(client, &org).await?.id.to_string();
+            let set = async |limits: Limits, etag: String| client.organization_quota_set(&id, &limits, Some(&etag)).await;
+            changed(&change, async || client.organization_quota(&id).await, set).await?
         }
-        QuotaCommand::Set { org: None, limits } => {
-            let project = tenants::project(session).await?.id.to_string();
-            client.project_quota_set(&project, &limits.limits(), None).await?
+        QuotaCommand::Set { org: None, change } => {
+            let id = tenants::project(session).await?.id.to_string();
+            let set = async |limits: Limits, etag: String| client.project_quota_set(&id, &limits, Some(&etag)).await;
+            changed(&change, async || client.project_quota(&id).await, set).await?
         }
     };
     session.output.print(&quota, view)?;
     Ok(Exit::Done)
+}
+
+/// Reads, changes what is named and writes, until nobody was faster.
+async fn changed(
+    change: &LimitChange,
+    read: impl AsyncFn() -> Result<Quota, ClientError>,
+    write: impl AsyncFn(Limits, String) -> Result<Quota, ClientError>,
+) -> Result<Quota, CliError> {
+    let mut attempt = 1;
+    loop {
+        let now = read().await?;
+        match write(change.of(&now), now.etag.clone()).await {
+            Err(error) if error.problem().is_some_and(|problem| problem.status == 412) && attempt < MAX_ATTEMPTS => attempt += 1,
+            written => return Ok(written?),
+        }
+    }
 }
 
 fn view(quota: &Quota) -> View {

@@ -92,15 +92,34 @@ async fn members_are_invited_where_they_are_wanted() {
 }
 
 #[tokio::test]
-async fn a_quota_without_a_number_has_no_limit() {
-    let set = axum::routing::put(|Json(limits): Json<Limits>| async move {
+async fn setting_a_quota_changes_only_what_is_named() {
+    let quota = |limits: Limits| {
         Json(json!({
             "organization_id": gpuaas_contract::id::OrgId::from_bytes([1; 16]), "project_id": ProjectId::from_bytes([1; 16]),
-            "limits": limits, "used": { "allocations": 1, "slots": 8, "machines": 0 },
+            "limits": limits, "used": { "allocations": 1, "slots": 8, "machines": 0 }, "etag": "\"7\"",
         }))
-    });
-    let ran = run(Router::new().route(routes::PROJECT_QUOTA, set), &["quota", "set", "--slots", "16"]).await;
-    assert!(ran.stdout.contains("16") && ran.stdout.contains("no limit"), "{ran:?}");
+    };
+    let before = Limits { allocations: Some(3), slots: Some(4), machines: Some(1) };
+    let router = || {
+        let set = get(move || async move { quota(before) }).put(
+            move |headers: axum::http::HeaderMap, Json(limits): Json<Limits>| async move {
+                assert_eq!(headers["if-match"], "\"7\"", "nobody changed it meanwhile");
+                quota(limits)
+            },
+        );
+        Router::new().route(routes::PROJECT_QUOTA, set)
+    };
+    for (arguments, after) in [
+        (&["--slots", "16"][..], json!({ "allocations": 3, "slots": 16, "machines": 1 })),
+        (&["--slots", "none", "--machines", "0"], json!({ "allocations": 3, "slots": null, "machines": 0 })),
+    ] {
+        let ran = run(router(), &[&["quota", "set", "-o", "json"], arguments].concat()).await;
+        let set: serde_json::Value = serde_json::from_str(&ran.stdout).unwrap_or_else(|error| panic!("{error}: {ran:?}"));
+        assert_eq!(set["limits"], after, "{ran:?}");
+    }
+    assert_eq!(run(router(), &["quota", "set"]).await.code, 2, "nothing to change is a mistake");
+    let wrong = run(router(), &["quota", "set", "--slots", "many"]).await;
+    assert!(wrong.code == 2 && wrong.stderr.contains("`none` for no limit"), "{wrong:?}");
 }
 
 #[tokio::test]
