@@ -165,7 +165,7 @@ async fn with_hosts(session: &CommandContext, server: &Server, data_dir: &Path, 
     }
     let hosts = HOSTS.map(|(name, _)| name);
     tokio::select! {
-        furnished = dev_demo::furnish(&client, &hosts) => {
+        furnished = dev_demo::furnish(&client, &hosts, data_dir) => {
             if let Err(failure) = furnished {
                 let message = format!("the demonstration is not complete and is tried again at the next start: {}", failure.message);
                 session.output.warn(&message);

@@ -3,6 +3,7 @@
 //! Everything goes through the API, as an operator would do it. The project comes last: once it is there nothing is made again, so that
 //! what the user deletes or changes stays as they left it.
 
+use std::path::Path;
 use std::time::Duration;
 
 use futures::StreamExt as _;
@@ -10,12 +11,13 @@ use gpuaas_api::Client;
 use gpuaas_api::client::WatchEvent;
 use gpuaas_api::dto::{
     ImageCreate, Limits, OrganizationCreate, OrganizationListQuery, ProductKind, ProjectCreate, ProjectListQuery, SkuCreate,
-    TaskCreate, TopologyApprove,
+    SshKeyCreate, TaskCreate, TopologyApprove,
 };
 use gpuaas_contract::Digest;
 use gpuaas_contract::task::TaskType;
 use gpuaas_contract::task::slice_vm_provision::{DriverStrategy, ImageFormat};
 
+use crate::dev_ssh_key;
 use crate::error::CliError;
 use crate::exit::Exit;
 use crate::tenants;
@@ -28,6 +30,8 @@ const PROJECT: &str = "default";
 pub(crate) const FULL_NAME: &str = "demo/default";
 /// The image.
 const IMAGE: &str = "ubuntu";
+/// The stored SSH key, for users who have none of their own.
+const SSH_KEY: &str = "dev";
 /// How long a simulated host may take to look at itself.
 const PATIENCE: Duration = Duration::from_secs(60);
 
@@ -36,7 +40,7 @@ const PRODUCTS: [(&str, &str, u32, i64); 3] =
     [("h100-1x", "10de:2330", 1, 2_500_000), ("h100-8x", "10de:2330", 8, 19_200_000), ("mi300x-1x", "1002:74a1", 1, 3_100_000)];
 
 /// Makes whatever is missing, on the first start only.
-pub(crate) async fn furnish(client: &Client, hosts: &[&str]) -> Result<(), CliError> {
+pub(crate) async fn furnish(client: &Client, hosts: &[&str], data_dir: &Path) -> Result<(), CliError> {
     let query = OrganizationListQuery { name: Some(ORGANIZATION.to_owned()), ..OrganizationListQuery::default() };
     let organization = client.organizations(&query).await?.items.into_iter().find(|found| found.name == ORGANIZATION);
     if let Some(organization) = &organization {
@@ -71,7 +75,9 @@ pub(crate) async fn furnish(client: &Client, hosts: &[&str]) -> Result<(), CliEr
         limits: Limits::default(),
         owner_email: None,
     };
-    client.project_create(&organization.id.to_string(), &create, None).await?;
+    let project = client.project_create(&organization.id.to_string(), &create, None).await?.id.to_string();
+    let key = SshKeyCreate { name: SSH_KEY.to_owned(), public_key: dev_ssh_key::ensure(data_dir)? };
+    client.ssh_key_add(&project, &key, None).await?;
     Ok(())
 }
 

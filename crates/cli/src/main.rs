@@ -11,6 +11,7 @@ mod context;
 mod credentials;
 mod dev;
 mod dev_demo;
+mod dev_ssh_key;
 mod duration;
 mod engine_args;
 mod error;

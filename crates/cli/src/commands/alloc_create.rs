@@ -26,7 +26,7 @@ pub(crate) struct CreateArgs {
     #[arg(long)]
     image: Option<String>,
     /// Who may sign in: a stored key by name, a file (a value with `/` or `.` in it) or `-` for stdin; may be given several times
-    /// [default: ~/.ssh/id_ed25519.pub or id_rsa.pub].
+    /// [default: ~/.ssh/id_ed25519.pub or id_rsa.pub, else the keys that the project has stored].
     #[arg(long = "ssh-key", value_name = "KEY")]
     ssh_keys: Vec<String>,
     /// The user who is made; that of the image unless given.
@@ -71,9 +71,13 @@ pub(super) fn tag(text: &str) -> Result<(String, String), String> {
 }
 
 pub(super) async fn run(session: &CommandContext, args: CreateArgs) -> Result<Exit, CliError> {
-    let (ssh_keys, ssh_public_keys) = who_may_sign_in(session, &args.ssh_keys)?;
+    let chosen = who_may_sign_in(session, &args.ssh_keys)?;
     let client = session.client()?;
     let project = tenants::project(session).await?.id.to_string();
+    let (ssh_keys, ssh_public_keys) = match chosen {
+        Some(chosen) => chosen,
+        None => (stored_keys(session, &project).await?, Vec::new()),
+    };
     let create = AllocationCreate {
         name: args.name,
         sku: args.sku,
@@ -107,11 +111,14 @@ pub(super) async fn run(session: &CommandContext, args: CreateArgs) -> Result<Ex
 }
 
 /// Names of stored keys, and keys from files.
-fn who_may_sign_in(session: &CommandContext, wanted: &[String]) -> Result<(Vec<String>, Vec<SshPublicKey>), CliError> {
+type ChosenKeys = (Vec<String>, Vec<SshPublicKey>);
+
+/// What the arguments or the caller's own folder say. `None` if none is named and the caller has none of their own.
+fn who_may_sign_in(session: &CommandContext, wanted: &[String]) -> Result<Option<ChosenKeys>, CliError> {
     if wanted.is_empty() {
-        let (path, found) = default_key()?;
+        let Some((path, found)) = default_key()? else { return Ok(None) };
         session.output.hint(&format!("{} may sign in; --ssh-key names another key", path.display()));
-        return Ok((Vec::new(), found));
+        return Ok(Some((Vec::new(), found)));
     }
     let (mut names, mut found) = (Vec::new(), Vec::new());
     for value in wanted {
@@ -120,7 +127,20 @@ fn who_may_sign_in(session: &CommandContext, wanted: &[String]) -> Result<(Vec<S
             None => names.push(value.clone()),
         }
     }
-    Ok((names, found))
+    Ok(Some((names, found)))
+}
+
+/// The keys that the project has stored, for whoever has none of their own.
+async fn stored_keys(session: &CommandContext, project: &str) -> Result<Vec<String>, CliError> {
+    let stored = tenants::ssh_keys(session.client()?, project).await?;
+    let names: Vec<String> = stored.into_iter().filter(|key| key.deleted_at.is_none()).map(|key| key.name).collect();
+    if names.is_empty() {
+        let error =
+            CliError::usage("ssh_key_needed", "somebody must be able to sign in, and neither ~/.ssh nor the project has a key");
+        return Err(error.hint("make one with `ssh-keygen -t ed25519`, or name one with --ssh-key: a stored key, a file or `-`"));
+    }
+    session.output.hint(&format!("the project's stored keys may sign in: {}", names.join(", ")));
+    Ok(names)
 }
 
 /// Stored keys have no `/` and no `.` in their names, so whatever has is a file.
@@ -140,16 +160,13 @@ pub(super) fn home() -> Option<PathBuf> {
 }
 
 /// The caller's own key, where OpenSSH keeps it.
-fn default_key() -> Result<(PathBuf, Vec<SshPublicKey>), CliError> {
+fn default_key() -> Result<Option<(PathBuf, Vec<SshPublicKey>)>, CliError> {
     let folder = home().map(|home| home.join(".ssh"));
     let found = ["id_ed25519.pub", "id_rsa.pub"].iter().filter_map(|name| Some(folder.as_deref()?.join(name)));
-    let Some(path) = found.into_iter().find(|path: &PathBuf| path.is_file()) else {
-        return Err(CliError::usage("ssh_key_needed", "somebody must be able to sign in, and you have no key in ~/.ssh")
-            .hint("make one with `ssh-keygen -t ed25519`, or name one with --ssh-key: a stored key, a file or `-`"));
-    };
+    let Some(path) = found.into_iter().find(|path: &PathBuf| path.is_file()) else { return Ok(None) };
     let bytes = files::read(Path::new(&path), MAX_KEY_FILE)?;
     let found = keys(&path, &bytes)?;
-    Ok((path, found))
+    Ok(Some((path, found)))
 }
 
 fn plan_view(plan: &AllocationPlan) -> View {

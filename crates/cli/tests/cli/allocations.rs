@@ -12,7 +12,7 @@ use gpuaas_api::dto::{
 use gpuaas_api::routes;
 use gpuaas_contract::id::{AllocationId, EventId, NodeId, OrgId, ProjectId, SkuId, TaskId};
 use gpuaas_contract::time::Timestamp;
-use serde_json::json;
+use serde_json::{Value, json};
 
 use crate::program::{Ran, gpuaas_with};
 use crate::server::{TOKEN, problem, serve, task, tasks};
@@ -196,12 +196,27 @@ async fn a_dry_run_shows_why_each_node_was_not_taken() {
 }
 
 #[tokio::test]
-async fn without_any_key_nothing_is_asked_for() {
+async fn without_a_key_of_ones_own_those_of_the_project_are_taken() {
     let home = tempfile::tempdir().expect("a folder");
     let path = home.path().display().to_string();
+    for (stored, code, told) in [(vec![], 2, "--ssh-key"), (vec!["dev", "laptop"], 0, "may sign in: dev, laptop")] {
+        let keys: Vec<Value> = stored.iter().map(|name| json!({
+            "id": gpuaas_contract::id::SshKeyId::from_bytes([3; 16]), "project_id": ProjectId::from_bytes([1; 16]), "name": name,
+            "public_key": KEY, "created_by": "x", "created_at": Timestamp(1),
+        })).collect();
+        let create = move |Json(create): Json<AllocationCreate>| async move {
+            assert_eq!(create.ssh_keys, ["dev", "laptop"]);
+            Json(allocation(7, "active"))
+        };
+        let router = projects(vec![project(1, "acme", "training")])
+            .route(routes::SSH_KEYS, get(|| async { Json(Page::whole(keys)) }))
+            .route(routes::PROJECT_ALLOCATIONS, post(create));
+        let url = serve(router).await;
+        let env = [("GPUAAS_URL", url.as_str()), ("GPUAAS_TOKEN", TOKEN), ("HOME", &path)];
+        let ran = gpuaas_with(&["alloc", "create", "a", "--sku", "s", "--no-wait"], &env).await;
+        assert!(ran.code == code && ran.stderr.contains(told), "{ran:?}");
+    }
     let env = [("GPUAAS_URL", "http://127.0.0.1:1"), ("GPUAAS_TOKEN", TOKEN), ("HOME", &path)];
-    let ran = gpuaas_with(&["alloc", "create", "a", "--sku", "s"], &env).await;
-    assert!(ran.code == 2 && ran.stderr.contains("--ssh-key"), "{ran:?}");
     std::fs::create_dir(home.path().join(".ssh")).expect("made");
     std::fs::write(home.path().join(".ssh/id_rsa.pub"), KEY).expect("written");
     let ran = gpuaas_with(&["alloc", "create", "a", "--sku", "s"], &env).await;

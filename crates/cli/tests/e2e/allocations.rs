@@ -135,8 +135,6 @@ fn a_whole_machine_is_offered_leased_and_given_back() {
 fn a_newcomer_leases_something_with_the_printed_commands() {
     let dir = TempDir::new();
     let (api, link, data) = (free_port().to_string(), free_port().to_string(), dir.join("data").display().to_string());
-    std::fs::create_dir(dir.join(".ssh")).unwrap();
-    std::fs::write(dir.join(".ssh/id_ed25519.pub"), KEY).unwrap();
     let launch = || Launch::new("gpuaas").args(["dev", "--api-port", &api, "--link-port", &link, "--data-dir", &data]);
     let shell = |exports: &str, command: &str| {
         let script = format!("{exports}\n{command}");
