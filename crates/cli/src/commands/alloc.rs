@@ -30,8 +30,10 @@ pub(crate) enum AllocCommand {
     #[command(verbatim_doc_comment)]
     Create(Box<CreateArgs>),
     /// List allocations that are not over.
+    #[command(alias = "list")]
     Ls(ListArgs),
     /// Show one allocation: where it stands, how to sign in, what it costs.
+    #[command(alias = "get")]
     Show(Named),
     /// Shut a guest down. It keeps its place, its disk and its address, and its price.
     Stop(Power),

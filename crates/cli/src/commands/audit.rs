@@ -20,6 +20,7 @@ const MAX_LINE_BYTES: u64 = 1024 * 1024;
 #[derive(Debug, Subcommand)]
 pub(crate) enum AuditCommand {
     /// List the newest rows, or those after a position.
+    #[command(alias = "list")]
     Ls {
         /// Only rows about this id.
         #[arg(long, value_name = "ID")]

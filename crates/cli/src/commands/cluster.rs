@@ -23,6 +23,7 @@ pub(crate) enum ClusterCommand {
 #[derive(Debug, Subcommand)]
 pub(crate) enum BudgetCommand {
     /// Show how much there may be per hour and how much there was within the last one.
+    #[command(alias = "get")]
     Show,
     /// Allow more for an hour. Only a person who signed in can; a token cannot.
     ///

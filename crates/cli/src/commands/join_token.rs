@@ -29,6 +29,7 @@ pub(crate) enum JoinTokenCommand {
         replace_node: Option<String>,
     },
     /// List join tokens.
+    #[command(alias = "list")]
     Ls,
     /// Take a join token back.
     Revoke {

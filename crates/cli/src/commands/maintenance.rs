@@ -34,6 +34,7 @@ pub(crate) enum MaintenanceCommand {
         how_long: std::time::Duration,
     },
     /// List windows that are announced or running.
+    #[command(alias = "list")]
     Ls {
         /// Only those of this node.
         #[arg(long)]

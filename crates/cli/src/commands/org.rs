@@ -31,8 +31,10 @@ pub(crate) enum OrgCommand {
         limits: LimitArgs,
     },
     /// List the organizations you can see.
+    #[command(alias = "list")]
     Ls,
     /// Show an organization.
+    #[command(alias = "get")]
     Show {
         /// The organization.
         org: String,

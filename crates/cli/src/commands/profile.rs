@@ -13,6 +13,7 @@ use crate::output::{Table, View};
 #[derive(Debug, Subcommand)]
 pub(crate) enum ProfileCommand {
     /// List profiles.
+    #[command(alias = "list")]
     Ls,
     /// Use a profile for the commands to come.
     Use {

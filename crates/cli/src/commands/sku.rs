@@ -46,6 +46,7 @@ pub(crate) enum SkuCommand {
         description: String,
     },
     /// List products, those that are no longer on offer, too.
+    #[command(alias = "list")]
     Ls,
     /// Change a product. What was leased goes on at its price.
     Change {

@@ -35,6 +35,7 @@ pub(crate) enum SliceCommand {
     #[command(verbatim_doc_comment)]
     Create(Box<CreateArgs>),
     /// List slices.
+    #[command(alias = "list")]
     Ls {
         /// Only those on this node.
         #[arg(long)]
@@ -44,6 +45,7 @@ pub(crate) enum SliceCommand {
         state: Option<String>,
     },
     /// Show one slice: its guest, its slots and its last tasks.
+    #[command(alias = "get")]
     Show {
         /// The slice.
         slice: String,

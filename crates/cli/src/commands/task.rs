@@ -28,6 +28,7 @@ pub(crate) enum TaskCommand {
     #[command(verbatim_doc_comment)]
     Run(RunArgs),
     /// List tasks, newest first.
+    #[command(alias = "list")]
     Ls {
         /// Only those of this node.
         #[arg(long)]
@@ -40,6 +41,7 @@ pub(crate) enum TaskCommand {
         limit: u32,
     },
     /// Show one task with its output.
+    #[command(alias = "get")]
     Show {
         /// The task.
         task: String,

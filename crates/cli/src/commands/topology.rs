@@ -30,6 +30,7 @@ pub(crate) enum TopologyCommand {
         param: Vec<String>,
     },
     /// Show what a node found on itself last: its candidate slots and what stands in their way.
+    #[command(alias = "get")]
     Show {
         /// The node.
         node: String,
