@@ -268,21 +268,29 @@ fn a_lease_that_is_over_before_there_is_a_place_is_not_begun() {
 }
 
 #[test]
-fn a_lease_can_be_made_longer_and_endless() {
+fn a_lease_can_be_made_longer() {
     let mut ledger = Ledger::sliced(&[1]);
     let id = active(&mut ledger, &Request { lease: Some(Duration::from_secs(600)), ..slice(1) });
     ledger.extend(id, Some(Duration::from_secs(600))).expect("is active");
     assert_eq!((run(&ledger, id).expires_at, run(&ledger, id).due_at), (Some(later(1200)), Some(later(1200))));
     assert_eq!(code(ledger.extend(id, Some(MAX_LEASE))), "lease_invalid");
     assert_eq!(code(ledger.extend(id, Some(Duration::from_secs(59)))), "lease_invalid");
-    ledger.extend(id, None).expect("is active");
-    ledger.now = later(100_000);
-    assert_eq!(settle(&mut ledger, id), AllocationState::Active);
     ledger.power(id, Action::Stop).expect("is active");
     ledger.extend(id, Some(Duration::from_secs(60))).expect("is active");
     assert_eq!(run(&ledger, id).due_at, Some(ledger.now), "what was wanted before is not forgotten for it");
     ledger.release(id);
     assert_eq!(code(ledger.extend(id, None)), "allocation_not_active");
+}
+
+#[test]
+fn a_lease_without_an_end_gets_none_by_asking_for_more_time() {
+    let mut ledger = Ledger::sliced(&[1]);
+    let id = active(&mut ledger, &Request { lease: Some(Duration::from_secs(600)), ..slice(1) });
+    ledger.extend(id, None).expect("is active");
+    assert_eq!(code(ledger.extend(id, Some(Duration::from_secs(600)))), "lease_without_end");
+    ledger.now = later(100_000);
+    assert_eq!(settle(&mut ledger, id), AllocationState::Active);
+    assert_eq!((run(&ledger, id).expires_at, run(&ledger, id).due_at), (None, None));
 }
 
 #[test]

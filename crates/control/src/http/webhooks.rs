@@ -5,6 +5,7 @@ use std::sync::Arc;
 use axum::extract::State;
 use axum::http::{HeaderMap, StatusCode};
 use axum::{Extension, Json};
+use gpuaas_api::asyncapi::EVENT_KINDS;
 use gpuaas_api::dto::{self, DeliveryListQuery, Page, PageQuery, WebhookChange, WebhookChanged, WebhookCreate, WebhookCreated};
 use gpuaas_backends::webhook::check_target;
 use gpuaas_contract::id::{DeliveryId, WebhookId};
@@ -45,6 +46,20 @@ fn check_url(control: &Control, url: &str) -> Result<(), ControlError> {
     }
 }
 
+/// A kind that nobody records would never be delivered, and its owner would wait for it.
+fn check_kinds(kinds: &[String]) -> Result<(), ControlError> {
+    let is_known = |kind: &str| EVENT_KINDS.iter().any(|event| webhook::wants(&[kind.to_owned()], event.kind));
+    match kinds.iter().find(|kind| !is_known(kind)) {
+        None => Ok(()),
+        Some(unknown) => {
+            let message = format!(
+                "there is no kind of event `{unknown}`; see docs/events.md, or take `allocation` for all about allocations"
+            );
+            Err(Refusal::invalid("kind_unknown", message).into())
+        }
+    }
+}
+
 /// Events go where a webhook says: whoever may not read them cannot have them sent.
 fn check_reads(control: &Control, caller: &Caller) -> Result<(), ControlError> {
     match control.authz.policies.may(&caller.principal, Action::EventRead, &caller.scope) {
@@ -80,6 +95,7 @@ pub(super) async fn create(
 ) -> Result<(StatusCode, Extension<NotKept>, Json<WebhookCreated>), Rejected> {
     let project = projects::get(&control, &project).await?;
     check_url(&control, &wanted.url)?;
+    check_kinds(&wanted.kinds)?;
     check_reads(&control, &caller)?;
     let context = caller.context();
     let webhook = Webhook {
@@ -120,6 +136,7 @@ pub(super) async fn change(
     if let Some(url) = &wanted.url {
         check_url(&control, url)?;
     }
+    check_kinds(wanted.kinds.as_deref().unwrap_or_default())?;
     if wanted.url.is_some() || wanted.kinds.is_some() {
         check_reads(&control, &caller)?;
     }

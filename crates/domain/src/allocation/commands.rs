@@ -6,6 +6,7 @@ use std::time::Duration;
 use gpuaas_contract::Digest;
 use gpuaas_contract::id::AllocationId;
 use gpuaas_contract::slice::{SshPublicKey, UserName, VmName};
+use gpuaas_contract::task::allocation_provision_user::RESERVED;
 use gpuaas_contract::task::slice_vm_power::Action;
 use gpuaas_contract::time::Timestamp;
 use serde_json::json;
@@ -88,6 +89,10 @@ impl Request {
             (Product::Slice { .. }, Some(image)) => Some(image),
         };
         let username = match (&self.username, image) {
+            (Some(name), _) if RESERVED.contains(&name.as_str()) => {
+                let message = format!("username: `{name}` is a name of the system; choose another");
+                return Err(Refusal::invalid("username_reserved", message));
+            }
             (Some(name), _) => name.clone(),
             (None, Some(image)) => image.default_username.clone(),
             (None, None) => default_username(id)?,
@@ -255,7 +260,12 @@ pub fn extend(allocation: &Allocation, by: Option<Duration>, context: &Context) 
     let expires_at = match by {
         None => None,
         Some(by) => {
-            let from = allocation.expires_at.unwrap_or(context.now).max(context.now);
+            // Somebody who asks for more time must not get an end that was not there.
+            let Some(end) = allocation.expires_at else {
+                let message = "its lease has no end, so there is nothing to extend; release it when you are done";
+                return Err(Refusal::conflict("lease_without_end", message));
+            };
+            let from = end.max(context.now);
             let end = lease_end(from, by)?;
             if end > context.now.plus(MAX_LEASE) {
                 return Err(Refusal::invalid("lease_invalid", "a lease ends at most 366 days from now"));
