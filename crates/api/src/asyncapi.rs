@@ -140,6 +140,7 @@ event_kinds! {
     "user.created": "Somebody signed in for the first time, or was written down by an operator.";
     "user.deactivated": "Somebody may sign in no more.";
     "user.password_set": "Somebody has another password.";
+    "user.reactivated": "Somebody may sign in again.";
     "user.sign_in_failed": "Somebody tried to sign in with a wrong password.";
     "user.signed_in": "Somebody signed in.";
     "webhook.changed": "A webhook was changed, turned on or off, or deleted, or has a new secret.";

@@ -164,6 +164,8 @@ pub const PLATFORM_MEMBER: &str = "/api/v1/platform/members/{member}";
 pub const USERS: &str = "/api/v1/users";
 /// `POST` [`crate::dto::Reason`] → [`crate::dto::User`], who may no longer sign in.
 pub const USER_DEACTIVATE: &str = "/api/v1/users/{user}/deactivate";
+/// POST: a user may sign in again.
+pub const USER_REACTIVATE: &str = "/api/v1/users/{user}/reactivate";
 /// `POST` [`crate::dto::UserPassword`] → [`crate::dto::UserPasswordSet`].
 pub const USER_PASSWORD: &str = "/api/v1/users/{user}/password";
 /// `GET` [`crate::dto::ImageListQuery`] → page of [`crate::dto::Image`]; `POST` [`crate::dto::ImageCreate`] → 201 [`crate::dto::Image`]:

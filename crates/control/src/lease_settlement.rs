@@ -69,11 +69,12 @@ pub(crate) async fn settled(control: &Control, mut decision: Decision) -> Result
     Ok(decision)
 }
 
-/// What a decision that gives a node other keys means for its slots, for its offer as a whole host, and for whoever has them: see
-/// [`slot::node_replaced`].
-pub(crate) async fn replaced(
+/// What a decision that gives a node other keys, or retires it, means for its slots, for its offer as a whole host, and for whoever has
+/// them: see [`slot::node_gone`].
+pub(crate) async fn node_gone(
     control: &Control,
     node: NodeId,
+    reason: &str,
     decision: Decision,
     context: &Context,
 ) -> Result<Decision, ControlError> {
@@ -89,7 +90,7 @@ pub(crate) async fn replaced(
             _ => None,
         });
         let current = written.as_ref().map_or(&slot, |written| written);
-        let Some((next, more)) = slot::node_replaced(current, seal(control), context) else { continue };
+        let Some((next, more)) = slot::node_gone(current, reason, seal(control), context) else { continue };
         holders.extend(next.allocation_id);
         match written {
             Some(written) => {
@@ -108,7 +109,7 @@ pub(crate) async fn replaced(
             Some(Change::ResourceUpdate(document)) => document.read::<Machine>().unwrap_or_else(|_| machine.clone()),
             Some(_) | None => machine,
         };
-        if let Some((next, more)) = machine::node_replaced(&current, context) {
+        if let Some((next, more)) = machine::node_gone(&current, reason, context) {
             holders.extend(next.allocation_id);
             if let Some(at) = written {
                 decision.changes.remove(at);

@@ -6,7 +6,7 @@ mod common;
 
 use common::node::Host;
 use common::{PATIENCE, TestServer};
-use gpuaas_api::dto::{EnrollmentApprove, JoinTokenCreate, Reason};
+use gpuaas_api::dto::{EnrollmentApprove, JoinTokenCreate, NodeRetire, Reason};
 use gpuaas_contract::dsse;
 use gpuaas_contract::id::AgentInstanceId;
 use gpuaas_contract::link::{
@@ -180,7 +180,7 @@ async fn revocation_closes_an_open_stream_and_every_door() {
     let server = TestServer::sqlite().await;
     let host = Host::enrolled(&server).await;
     let mut link = host.connect(&[]).await;
-    server.client().node_retire(&host.node_id().to_string(), &Reason::default()).await.unwrap();
+    server.client().node_retire(&host.node_id().to_string(), &NodeRetire::default()).await.unwrap();
     let reported = tokio::time::timeout(std::time::Duration::from_secs(5), link.goodbye()).await.expect("closed within 5 s");
     assert!(["node_retired", "certificate_revoked"].contains(&reported.as_str()), "{reported}");
     let refused = host.https().post(host.own_url(route::RENEW, "")).json(&Renew { csr_pem: host.csr() }).send().await.unwrap();

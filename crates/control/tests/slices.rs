@@ -8,8 +8,8 @@ use common::answers::{ended, proof, succeeded};
 use common::looking::{Looking, refused, write_to_database};
 use common::{PATIENCE, TestServer};
 use gpuaas_api::dto::{
-    Reason, SliceConsole, SliceCreate, SliceImage, SliceListQuery, SliceOrder, SlicePower, SliceRelease, Slot, SlotName, Task,
-    TaskCreate,
+    NodeRetire, Reason, SliceConsole, SliceCreate, SliceImage, SliceListQuery, SliceOrder, SlicePower, SliceRelease, Slot,
+    SlotName, Task, TaskCreate,
 };
 use gpuaas_contract::Digest;
 use gpuaas_contract::cleanup::DriveProof;
@@ -226,7 +226,10 @@ common::on_both_stores! {
         // Sent to a node that is retired: it may have run.
         let order = client.slice_create(&create(&node, &[0]), None).await.unwrap();
         node.next().await;
-        client.node_retire(&node.node(), &Reason::default()).await.unwrap();
+        let retire = NodeRetire::default();
+        assert_eq!(refused(client.node_retire(&node.node(), &retire).await), "node_in_use");
+        assert_eq!(client.node(&node.node()).await.unwrap().service, "in_service");
+        client.node_retire(&node.node(), &NodeRetire { force: true, ..retire }).await.unwrap();
         assert_eq!(client.task(&order.task.id.to_string()).await.unwrap().state, "lost");
         let slot = client.slot(&slots[0].id.to_string()).await.unwrap();
         assert_eq!((slot.state.as_str(), slot.allocation_id), ("cleanup_blocked", Some(order.allocation_id)));
@@ -355,8 +358,8 @@ common::on_both_stores! {
         let second = second.allocation_id.to_string();
         let code = "destructive_budget_exhausted";
         assert_eq!(refused(client.slice_release(&second, &WIPED, None).await), code);
-        let reason = Reason { reason: "it hangs".to_owned() };
-        assert_eq!(refused(client.node_retire(&node.node(), &reason).await), code);
+        let retire = NodeRetire { reason: "it hangs".to_owned(), force: true };
+        assert_eq!(refused(client.node_retire(&node.node(), &retire).await), code);
         // Another process, or the same one after a restart, knows what was counted.
         server.with_budget(4).await;
         let client = server.client();
@@ -373,7 +376,7 @@ common::on_both_stores! {
             client.slice_release(&second, &WIPED, None).await.ok()
         })
         .await;
-        assert_eq!(refused(client.node_retire(&node.node(), &reason).await), code, "it was one more and no other");
+        assert_eq!(refused(client.node_retire(&node.node(), &retire).await), code, "it was one more and no other");
         let told = server.metrics().await;
         assert!(told.contains("gpuaas_destructive_commands_refused_total"), "{told}");
         let query = gpuaas_api::dto::AuditQuery::default();

@@ -160,10 +160,9 @@ pub fn withdraw(machine: &Machine, reason: &str, context: &Context) -> Result<(M
     Ok((next, decision))
 }
 
-/// The node of this machine got other keys: see [`crate::slot::node_replaced`]. One that was free must be offered again; one that was
+/// The node of this machine got other keys, or it was retired: see [`crate::slot::node_gone`]. One that was free must be offered again; one that was
 /// not comes back by the node's own proof. `None` if nothing changes.
-pub fn node_replaced(machine: &Machine, context: &Context) -> Option<(Machine, Decision)> {
-    const REASON: &str = "its node was replaced; nothing that it said before counts any more";
+pub fn node_gone(machine: &Machine, reason: &str, context: &Context) -> Option<(Machine, Decision)> {
     let (state, kind, action) = match machine.state {
         MachineState::Available => (MachineState::Withdrawn, "gpuaas.machine.withdrawn.v1", "machine.withdraw"),
         MachineState::Leased | MachineState::Releasing => {
@@ -171,8 +170,8 @@ pub fn node_replaced(machine: &Machine, context: &Context) -> Option<(Machine, D
         }
         MachineState::CleanupBlocked | MachineState::Withdrawn => return None,
     };
-    let next = Machine { state, reason: REASON.to_owned(), ..machine.clone() };
-    let decision = recorded(Decision::default().update(&next), &next, kind, action, REASON, context);
+    let next = Machine { state, reason: reason.to_owned(), ..machine.clone() };
+    let decision = recorded(Decision::default().update(&next), &next, kind, action, reason, context);
     Some((next, decision))
 }
 

@@ -276,7 +276,7 @@ fn no_slot_of_a_replaced_node_is_used_before_it_is_proved_again() {
     let (slots, _) = approve(&found(vec![candidate(0)]), None, &[]).expect("approved");
     for state in SlotState::ALL {
         let before = in_state(&slots[0], state);
-        let after = slot::node_replaced(&before, |_| "sealed".to_owned(), &context());
+        let after = slot::node_gone(&before, "its node was replaced", |_| "sealed".to_owned(), &context());
         let (next, kind) = match state {
             SlotState::Available | SlotState::Quarantined => (SlotState::Withdrawn, "gpuaas.slot.withdrawn.v1"),
             SlotState::Leased | SlotState::Releasing => (SlotState::CleanupBlocked, "gpuaas.slot.cleanup_blocked.v1"),

@@ -8,9 +8,9 @@ use super::{Call, Client, ClientError};
 use crate::dto::{
     ApiToken, ApiTokenCreate, ApiTokenCreated, AuditQuery, AuditRow, Budget, BudgetLift, Capacity, ClusterInfo, DrainPreview,
     Empty, Enrollment, EnrollmentApprove, EnrollmentListQuery, JoinToken, JoinTokenCreate, JoinTokenCreated, Machine,
-    MachineListQuery, MaintenanceCreate, MaintenanceListQuery, MaintenanceWindow, Node, NodeChange, NodeListQuery, Page,
-    PageQuery, Reason, SigningKey, Slice, SliceConsole, SliceCreate, SliceListQuery, SliceOrder, SlicePower, SliceRelease, Slot,
-    SlotListQuery, Task, TaskCreate, TaskEvidence, TaskListQuery, TaskLogs, TaskLogsQuery, TaskTypeInfo, Topology,
+    MachineListQuery, MaintenanceCreate, MaintenanceListQuery, MaintenanceWindow, Node, NodeChange, NodeListQuery, NodeRetire,
+    Page, PageQuery, Reason, SigningKey, Slice, SliceConsole, SliceCreate, SliceListQuery, SliceOrder, SlicePower, SliceRelease,
+    Slot, SlotListQuery, Task, TaskCreate, TaskEvidence, TaskListQuery, TaskLogs, TaskLogsQuery, TaskTypeInfo, Topology,
     TopologyApprove,
 };
 use crate::routes;
@@ -60,8 +60,8 @@ impl Client {
     }
 
     /// End a node.
-    pub async fn node_retire(&self, node: &str, reason: &Reason) -> Result<Node, ClientError> {
-        self.post(routes::NODE_RETIRE, &[node], reason).await
+    pub async fn node_retire(&self, node: &str, retire: &NodeRetire) -> Result<Node, ClientError> {
+        self.post(routes::NODE_RETIRE, &[node], retire).await
     }
 
     /// What a node found on itself last, and its slots.

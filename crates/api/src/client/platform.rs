@@ -46,6 +46,11 @@ impl Client {
     }
 
     /// Keep a user from signing in.
+    pub async fn user_reactivate(&self, user: &str, reason: &Reason) -> Result<User, ClientError> {
+        self.post(routes::USER_REACTIVATE, &[user], reason).await
+    }
+
+    /// Keep a user from signing in.
     pub async fn user_deactivate(&self, user: &str, reason: &Reason) -> Result<User, ClientError> {
         self.post(routes::USER_DEACTIVATE, &[user], reason).await
     }

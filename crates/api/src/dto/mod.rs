@@ -49,7 +49,7 @@ pub use identity::{WhoAmI, WhoAmIMembership};
 pub use image::{Image, ImageCreate, ImageListQuery};
 pub use maintenance::{DrainAllocation, DrainPreview, MaintenanceCreate, MaintenanceListQuery, MaintenanceWindow};
 pub use member::{Member, MemberAdd, MemberChange};
-pub use node::{Node, NodeChange, NodeListQuery, NodeSession};
+pub use node::{Node, NodeChange, NodeListQuery, NodeRetire, NodeSession};
 pub use organization::{Organization, OrganizationChange, OrganizationCreate, OrganizationListQuery};
 pub use problem::{PROBLEM_CONTENT_TYPE, Problem};
 pub use project::{Project, ProjectChange, ProjectCreate, ProjectListQuery};

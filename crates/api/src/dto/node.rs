@@ -66,6 +66,18 @@ pub struct NodeSession {
     pub boot_id: String,
 }
 
+/// How to end a node.
+#[derive(Clone, Debug, Default, PartialEq, Eq, serde::Serialize, serde::Deserialize, schemars::JsonSchema)]
+#[serde(deny_unknown_fields)]
+pub struct NodeRetire {
+    /// Why, in the operator's words; may be empty. Kept in the audit log.
+    #[serde(default)]
+    pub reason: String,
+    /// Retire the node even if tenants have something on it. They lose it, and their allocations say so.
+    #[serde(default)]
+    pub force: bool,
+}
+
 /// What an operator changes about a node.
 #[derive(Clone, Debug, Default, PartialEq, Eq, serde::Serialize, serde::Deserialize, schemars::JsonSchema)]
 #[serde(deny_unknown_fields)]

@@ -11,12 +11,12 @@ use crate::dto::{
     DeliveryListQuery, DrainPreview, Empty, Enrollment, EnrollmentApprove, EnrollmentListQuery, EventRow, EventsQuery, Image,
     ImageCreate, ImageListQuery, JoinToken, JoinTokenCreate, JoinTokenCreated, Limits, Machine, MachineListQuery,
     MaintenanceCreate, MaintenanceListQuery, MaintenanceWindow, Member, MemberAdd, MemberChange, Node, NodeChange, NodeListQuery,
-    Organization, OrganizationChange, OrganizationCreate, OrganizationListQuery, Page, PageQuery, Project, ProjectChange,
-    ProjectCreate, ProjectListQuery, Quota, Reason, ServiceAccount, ServiceAccountCreate, SigningKey, Sku, SkuChange, SkuCreate,
-    Slice, SliceConsole, SliceCreate, SliceListQuery, SliceOrder, SlicePower, SliceRelease, Slot, SlotListQuery, SshKey,
-    SshKeyCreate, Task, TaskCreate, TaskEvidence, TaskListQuery, TaskLogs, TaskLogsQuery, TaskTypeInfo, Topology,
-    TopologyApprove, User, UserCreate, UserCreated, UserListQuery, UserPassword, UserPasswordSet, Webhook, WebhookChange,
-    WebhookChanged, WebhookCreate, WebhookCreated, WhoAmI,
+    NodeRetire, Organization, OrganizationChange, OrganizationCreate, OrganizationListQuery, Page, PageQuery, Project,
+    ProjectChange, ProjectCreate, ProjectListQuery, Quota, Reason, ServiceAccount, ServiceAccountCreate, SigningKey, Sku,
+    SkuChange, SkuCreate, Slice, SliceConsole, SliceCreate, SliceListQuery, SliceOrder, SlicePower, SliceRelease, Slot,
+    SlotListQuery, SshKey, SshKeyCreate, Task, TaskCreate, TaskEvidence, TaskListQuery, TaskLogs, TaskLogsQuery, TaskTypeInfo,
+    Topology, TopologyApprove, User, UserCreate, UserCreated, UserListQuery, UserPassword, UserPasswordSet, Webhook,
+    WebhookChange, WebhookChanged, WebhookCreate, WebhookCreated, WhoAmI,
 };
 use crate::routes;
 
@@ -229,6 +229,8 @@ endpoints! {
         query<UserListQuery> answer<Page<User>>;
     user_create: Post USERS, "platform.admin" of Platform, "Makes a user of the built-in issuer.",
         body<UserCreate> makes<UserCreated>;
+    user_reactivate: Post USER_REACTIVATE, "platform.admin" of Platform, "Lets a deactivated user sign in again.",
+        body<Reason> answer<User>;
     user_deactivate: Post USER_DEACTIVATE, "platform.admin" of Platform, "Keeps a user from signing in from now on.",
         body<Reason> answer<User>;
     user_password_set: Post USER_PASSWORD, "platform.admin" of Platform, "Sets the password of a user of the built-in issuer.",
@@ -271,8 +273,8 @@ endpoints! {
         body<Reason> answer<Node>;
     node_unquarantine: Post NODE_UNQUARANTINE, "platform.operate" of Platform, "Lets a node go again.",
         body<Reason> answer<Node>;
-    node_retire: Post NODE_RETIRE, "platform.admin" of Platform, "Ends a node for good.",
-        body<Reason> answer<Node>;
+    node_retire: Post NODE_RETIRE, "platform.admin" of Platform, "Ends a node for good. Refused while tenants have something on it, unless forced.",
+        body<NodeRetire> answer<Node>;
     node_topology: Get NODE_TOPOLOGY, "platform.read" of Platform, "Shows what a node found on itself last, and its slots.",
         answer<Topology>;
     node_topology_approve: Post NODE_TOPOLOGY_APPROVE, "platform.operate" of Platform,

@@ -1,10 +1,11 @@
 //! `gpuaas node`.
 
 use clap::Subcommand;
-use gpuaas_api::dto::{Node, NodeChange, Reason};
+use gpuaas_api::dto::{Node, NodeChange, NodeRetire, Reason};
 use gpuaas_contract::telemetry::HostFacts;
 use gpuaas_contract::time::Timestamp;
 
+use super::confirm::ConfirmArgs;
 use super::{age, enrollment, join_token, moment, node_drain, topology};
 use crate::context::CommandContext;
 use crate::error::CliError;
@@ -16,12 +17,14 @@ use crate::resolve;
 #[derive(Debug, Subcommand)]
 pub(crate) enum NodeCommand {
     /// List nodes.
+    #[command(alias = "list")]
     Ls {
         /// Retired nodes, too.
         #[arg(long)]
         all: bool,
     },
     /// Show one node: its link, its hardware, its last metrics.
+    #[command(alias = "get")]
     Show {
         /// The node.
         node: String,
@@ -76,7 +79,17 @@ pub(crate) enum NodeCommand {
     /// Let a quarantined node go again.
     Unquarantine(Operation),
     /// End a node: its certificates no longer count, its open tasks are lost. Only enrolling it again brings it back.
-    Retire(Operation),
+    ///
+    /// Asks for the node's name first on a terminal. Refused while tenants have something on it, unless forced.
+    Retire {
+        #[command(flatten)]
+        operation: Operation,
+        /// Even if tenants have something on it: they lose it, and are told.
+        #[arg(long)]
+        force: bool,
+        #[command(flatten)]
+        confirm: ConfirmArgs,
+    },
     /// What of a node could become slots: look, approve.
     #[command(subcommand)]
     Topology(topology::TopologyCommand),
@@ -118,7 +131,7 @@ pub(super) async fn run(session: &CommandContext, command: NodeCommand) -> Resul
         NodeCommand::Undrain(operation) => (operation, NodeOperation::Undrain),
         NodeCommand::Quarantine(operation) => (operation, NodeOperation::Quarantine),
         NodeCommand::Unquarantine(operation) => (operation, NodeOperation::Unquarantine),
-        NodeCommand::Retire(operation) => (operation, NodeOperation::Retire),
+        NodeCommand::Retire { operation, force, confirm } => return retire(session, operation, force, confirm).await,
     };
     operate(session, operation, kind).await
 }
@@ -136,7 +149,16 @@ enum NodeOperation {
     Undrain,
     Quarantine,
     Unquarantine,
-    Retire,
+}
+
+async fn retire(session: &CommandContext, operation: Operation, force: bool, confirm: ConfirmArgs) -> Result<Exit, CliError> {
+    let client = session.client()?;
+    let id = resolve::node(client, &operation.node).await?;
+    let name = client.node(&id).await?.name;
+    let question = format!("Retire {name}? Its open tasks are lost, and it must be enrolled again to come back.");
+    confirm.ask_for_name(&question, &name)?;
+    let node = client.node_retire(&id, &NodeRetire { reason: operation.reason, force }).await?;
+    print_operated(session, &node)
 }
 
 async fn operate(session: &CommandContext, operation: Operation, kind: NodeOperation) -> Result<Exit, CliError> {
@@ -148,9 +170,12 @@ async fn operate(session: &CommandContext, operation: Operation, kind: NodeOpera
         NodeOperation::Undrain => client.node_undrain(&node, &reason).await?,
         NodeOperation::Quarantine => client.node_quarantine(&node, &reason).await?,
         NodeOperation::Unquarantine => client.node_unquarantine(&node, &reason).await?,
-        NodeOperation::Retire => client.node_retire(&node, &reason).await?,
     };
-    session.output.print(&node, |node| {
+    print_operated(session, &node)
+}
+
+fn print_operated(session: &CommandContext, node: &Node) -> Result<Exit, CliError> {
+    session.output.print(node, |node| {
         View::Details(
             Details::default()
                 .field("id", node.id)

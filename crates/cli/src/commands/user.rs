@@ -4,6 +4,7 @@ use clap::Subcommand;
 use gpuaas_api::Client;
 use gpuaas_api::dto::{Reason, User, UserCreate, UserListQuery, UserPassword};
 
+use super::confirm::ConfirmArgs;
 use super::{age, moment};
 use crate::context::CommandContext;
 use crate::error::CliError;
@@ -19,6 +20,7 @@ const MAX_PASSWORD_FILE: u64 = 4 * 1024;
 #[derive(Debug, Subcommand)]
 pub(crate) enum UserCommand {
     /// List the people who have signed in, or can.
+    #[command(alias = "list")]
     Ls {
         /// Only those with this address.
         #[arg(long)]
@@ -45,6 +47,13 @@ pub(crate) enum UserCommand {
     },
     /// Keep a user from signing in from now on. Tokens that others took end within 10 minutes.
     Deactivate {
+        /// The user.
+        user: String,
+        #[command(flatten)]
+        confirm: ConfirmArgs,
+    },
+    /// Let a deactivated user sign in again. Nothing that they had open before comes back.
+    Reactivate {
         /// The user.
         user: String,
     },
@@ -85,10 +94,17 @@ pub(super) async fn run(session: &CommandContext, command: UserCommand) -> Resul
                 .output
                 .print(&set, |set| View::Details(details(&set.user).maybe("password", set.one_time_password.as_ref())))?;
         }
-        UserCommand::Deactivate { user } => {
-            let id = find(client, &user).await?.id.to_string();
-            let gone = client.user_deactivate(&id, &Reason::default()).await?;
+        UserCommand::Deactivate { user, confirm } => {
+            let found = find(client, &user).await?;
+            let question = format!("Deactivate {}? They are signed out everywhere and cannot sign in.", found.email);
+            confirm.ask_for_name(&question, &found.email)?;
+            let gone = client.user_deactivate(&found.id.to_string(), &Reason::default()).await?;
             session.output.print(&gone, |gone| View::Details(details(gone)))?;
+        }
+        UserCommand::Reactivate { user } => {
+            let id = find(client, &user).await?.id.to_string();
+            let back = client.user_reactivate(&id, &Reason::default()).await?;
+            session.output.print(&back, |back| View::Details(details(back)))?;
         }
     }
     Ok(Exit::Done)

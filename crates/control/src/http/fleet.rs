@@ -69,7 +69,7 @@ pub(super) async fn capacity(State(control): Shared) -> Result<Json<dto::Capacit
 }
 
 /// The allocations that are on a node, or of which something is left there.
-async fn on_node(control: &Control, node: NodeId) -> Result<Vec<Allocation>, ControlError> {
+pub(super) async fn on_node(control: &Control, node: NodeId) -> Result<Vec<Allocation>, ControlError> {
     let states = AllocationState::ALL.into_iter().filter(|state| !state.is_terminal()).map(AllocationState::as_str).collect();
     let filter = ResourceFilter { owner: Some(node.to_string()), states, ..ResourceFilter::default() };
     resources::all(control, &filter).await

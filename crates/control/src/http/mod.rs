@@ -226,6 +226,7 @@ fn tenants() -> Router<Arc<Control>> {
         .route(routes::WHOAMI, get(whoami::show))
         .route(routes::USERS, get(users::list).post(users::create))
         .route(routes::USER_DEACTIVATE, post(users::deactivate))
+        .route(routes::USER_REACTIVATE, post(users::reactivate))
         .route(routes::USER_PASSWORD, post(users::set_password))
         .route(routes::ORGANIZATIONS, get(organizations::list).post(organizations::create))
         .route(routes::ORGANIZATION, get(organizations::show).patch(organizations::change))

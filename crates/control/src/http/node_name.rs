@@ -23,10 +23,14 @@ pub(super) async fn find(control: &Control, name: &str) -> Result<Node, ControlE
         let page = control.store.node_list(&NodeFilter::default(), after, PAGE).await?;
         after = page.last().map(|node| node.id);
         let full = page.len() >= usize::try_from(PAGE).unwrap_or(usize::MAX);
-        found.extend(page.into_iter().filter(|node| node.name == name && node.service != Service::Retired));
+        found.extend(page.into_iter().filter(|node| node.name == name));
         if !full {
             break;
         }
+    }
+    // A name of a retired node is free for another one, which is then meant.
+    if found.iter().any(|node| node.service != Service::Retired) {
+        found.retain(|node| node.service != Service::Retired);
     }
     let mut found = found.into_iter();
     match (found.next(), found.next()) {

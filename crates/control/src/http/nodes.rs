@@ -4,18 +4,18 @@ use std::sync::Arc;
 
 use axum::extract::State;
 use axum::{Extension, Json};
-use gpuaas_api::dto::{self, NodeChange, NodeListQuery, NodeSession, Page, Reason};
+use gpuaas_api::dto::{self, NodeChange, NodeListQuery, NodeRetire, NodeSession, Page, Reason};
 use gpuaas_domain::budget::Scope;
 use gpuaas_domain::node::{self, Node, Operation, Service};
-use gpuaas_domain::task;
+use gpuaas_domain::{Refusal, task};
 use gpuaas_store::NodeFilter;
 
 use super::caller::Caller;
 use super::problem::{JsonBody, Params, Rejected, Segments};
-use super::{node_name, page, page_limit, parse_opt};
-use crate::Control;
+use super::{fleet, node_name, page, page_limit, parse_opt};
 use crate::error::ControlError;
 use crate::transact::transact;
+use crate::{Control, lease_settlement};
 
 type Shared = State<Arc<Control>>;
 
@@ -118,7 +118,57 @@ operations! { dto::Node;
     undrain => Operation::Undrain;
     quarantine => Operation::Quarantine;
     unquarantine => Operation::Unquarantine;
-    retire => Operation::Retire;
+}
+
+/// Ends a node. Whoever has something on it loses it, so that needs a word of its own.
+pub(super) async fn retire(
+    State(control): Shared,
+    Extension(caller): Extension<Caller>,
+    Segments(name): Segments<String>,
+    JsonBody(NodeRetire { reason, force }): JsonBody<NodeRetire>,
+) -> Result<Json<dto::Node>, Rejected> {
+    const GONE: &str = "its node was retired; nothing on it can be reached any more";
+    let id = node_name::find(&control, &name).await?.id;
+    let context = caller.context();
+    transact(&control, || async {
+        let node = node_name::find(&control, &id.to_string()).await?;
+        let mut decision = node::operate(&node, Operation::Retire, &reason, &context)?;
+        if decision.is_empty() {
+            return Ok(((), decision));
+        }
+        if !force {
+            check_unused(&control, &node).await?;
+        }
+        for open in control.store.task_open(node.id).await? {
+            decision = decision.and(task::node_gone(&open, "its node was retired", &context));
+        }
+        decision = lease_settlement::node_gone(&control, node.id, GONE, decision, &context).await?;
+        decision = decision.and(control.budget.take(&control, Scope::Operators, None, &context).await?);
+        Ok(((), decision))
+    })
+    .await?;
+    one(&control, &id.to_string()).await
+}
+
+/// Refuses if a tenant has something on the node.
+async fn check_unused(control: &Control, node: &Node) -> Result<(), ControlError> {
+    let mut users: Vec<String> = fleet::on_node(control, node.id).await?.iter().map(|one| one.id.to_string()).collect();
+    let slots = control.store.slot_of_node(node.id).await?;
+    users.extend(slots.iter().filter_map(|slot| slot.allocation_id).map(|id| id.to_string()));
+    users.sort_unstable();
+    users.dedup();
+    if users.is_empty() {
+        return Ok(());
+    }
+    const SHOWN: usize = 5;
+    let more = if users.len() > SHOWN { format!(" and {} more", users.len() - SHOWN) } else { String::new() };
+    users.truncate(SHOWN);
+    let message = format!(
+        "tenants have something on node {} ({}{more}); drain it and wait until they are gone, or force it: they lose what they have there",
+        node.name,
+        users.join(", ")
+    );
+    Err(Refusal::conflict("node_in_use", message).into())
 }
 
 async fn operate(
@@ -132,14 +182,7 @@ async fn operate(
     let context = caller.context();
     transact(&control, || async {
         let node = node_name::find(&control, &id.to_string()).await?;
-        let mut decision = node::operate(&node, operation, &reason, &context)?;
-        if operation == Operation::Retire && !decision.is_empty() {
-            for open in control.store.task_open(node.id).await? {
-                decision = decision.and(task::node_gone(&open, "its node was retired", &context));
-            }
-            decision = decision.and(control.budget.take(&control, Scope::Operators, None, &context).await?);
-        }
-        Ok(((), decision))
+        Ok(((), node::operate(&node, operation, &reason, &context)?))
     })
     .await?;
     one(&control, &id.to_string()).await

@@ -116,6 +116,27 @@ pub(super) async fn deactivate(
     Ok(Json(to_dto(&control, gone)))
 }
 
+/// Nothing of before comes back with it: whoever is meant signs in again.
+pub(super) async fn reactivate(
+    State(control): Shared,
+    Extension(caller): Extension<Caller>,
+    Segments(id): Segments<String>,
+    JsonBody(Reason { .. }): JsonBody<Reason>,
+) -> Result<Json<dto::User>, Rejected> {
+    let context = caller.context();
+    let back = transact(&control, || async {
+        let user = get(&control, &id).await?;
+        let (user, decision) = tenancy::reactivate(&user, &context);
+        if decision.is_empty() {
+            return Ok((user, decision));
+        }
+        let ended = identity::end_all(&control, user.id, "user_reactivated", &context).await?;
+        Ok((user, decision.and(ended)))
+    })
+    .await?;
+    Ok(Json(to_dto(&control, back)))
+}
+
 /// Another password ends every sign-in that the old one began.
 pub(super) async fn set_password(
     State(control): Shared,

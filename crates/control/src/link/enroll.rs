@@ -277,7 +277,10 @@ async fn admit(
     }
     match replacement {
         Replacement::New | Replacement::SameKeys => {}
-        Replacement::OtherKeys => decision = lease_settlement::replaced(control, node.id, decision, context).await?,
+        Replacement::OtherKeys => {
+            const REASON: &str = "its node was replaced; nothing that it said before counts any more";
+            decision = lease_settlement::node_gone(control, node.id, REASON, decision, context).await?;
+        }
     }
     let issued = certificate.issue(&node, &applicant.csr_pem, context.now).await.map_err(ca_failure)?;
     let grant = grant(control, &node, &issued, context.now);

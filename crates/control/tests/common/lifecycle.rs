@@ -4,8 +4,8 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use gpuaas_api::dto::{
-    Allocation, AllocationCreate, ImageCreate, Limits, OrganizationCreate, PageQuery, ProductKind, ProjectCreate, Reason,
-    SkuCreate, TaskListQuery,
+    Allocation, AllocationCreate, ImageCreate, Limits, NodeRetire, OrganizationCreate, PageQuery, ProductKind, ProjectCreate,
+    Reason, SkuCreate, TaskListQuery,
 };
 use gpuaas_contract::Digest;
 use gpuaas_contract::receipt::Outcome;
@@ -356,6 +356,26 @@ pub async fn a_release_over_the_budget_waits_where_everybody_sees_it(mut server:
     until(&server, &made[1], "released").await;
 }
 
+pub async fn a_node_with_a_tenant_is_retired_only_by_force_and_the_tenant_is_told(server: TestServer) {
+    let (mut node, _) = Looking::with_slots(&server, 1).await;
+    let shop = Shop::open(&server).await;
+    let client = server.client();
+    let made = client.allocation_create(&shop.project, &shop.wants("a", "one"), None).await.unwrap();
+    let task = node.next().await;
+    assert_eq!(node.answers(&task, |payload| succeeded(payload, &task, None)).await, "");
+    until(&server, &made, "active").await;
+    let retire = NodeRetire { reason: "the rack moves out".to_owned(), force: false };
+    assert_eq!(refused(client.node_retire(&node.node(), &retire).await), "node_in_use");
+    assert_eq!(client.allocation(&made.id.to_string()).await.unwrap().state, "active");
+
+    let name = client.node_retire(&node.node(), &NodeRetire { force: true, ..retire }).await.unwrap().name;
+    let told = until(&server, &made, "release_blocked").await;
+    assert!(told.reason.is_some_and(|reason| reason.contains("no longer yours")), "{:?}", told.code);
+    let history = client.allocation_events(&made.id.to_string(), &PageQuery::default()).await.unwrap().items;
+    assert!(history.iter().any(|event| event.kind == "gpuaas.allocation.release_blocked.v1"), "{history:?}");
+    assert_eq!(client.node(&name).await.unwrap().service, "retired", "it can still be looked at by its name");
+}
+
 /// Makes tests of every scenario with another macro.
 macro_rules! lifecycle {
     ($tests:ident) => {
@@ -366,7 +386,8 @@ macro_rules! lifecycle {
             a_server_that_was_restarted_goes_on_with_every_run,
             a_step_that_fails_leads_to_a_defined_end,
             who_ask_at_the_same_time_find_different_places,
-            a_release_over_the_budget_waits_where_everybody_sees_it
+            a_release_over_the_budget_waits_where_everybody_sees_it,
+            a_node_with_a_tenant_is_retired_only_by_force_and_the_tenant_is_told
         }
     };
 }

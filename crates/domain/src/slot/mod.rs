@@ -181,19 +181,18 @@ pub fn operate(
     Ok(moved(slot, next, &step, json!({ "reason": reason }), &seal, context).1)
 }
 
-/// The node that this slot is on got other keys: another installation of the machine, or another machine. What was known of the slot
-/// is not known any more. One that was clean comes back when an operator approves what the node finds on itself now; one that was not
+/// The node that this slot is on got other keys, another installation of the machine or another machine, or it was retired. What was
+/// known of the slot is not known any more. One that was clean comes back when an operator approves what the node finds on itself now; one that was not
 /// comes back by the node's own proof. `None` if nothing changes.
-pub fn node_replaced(slot: &Slot, seal: impl Fn(&Slot) -> String, context: &Context) -> Option<(Slot, Decision)> {
-    const REASON: &str = "its node was replaced; nothing that it said before counts any more";
+pub fn node_gone(slot: &Slot, reason: &str, seal: impl Fn(&Slot) -> String, context: &Context) -> Option<(Slot, Decision)> {
     let (state, step) = match slot.state {
         SlotState::Available | SlotState::Quarantined => (SlotState::Withdrawn, Step::WITHDRAWN),
         SlotState::Leased | SlotState::Releasing => (SlotState::CleanupBlocked, Step::BLOCKED),
         SlotState::CleanupBlocked | SlotState::NeedsWipe | SlotState::Withdrawn => return None,
     };
     let quarantine = if state == SlotState::Withdrawn { None } else { slot.quarantine.clone() };
-    let next = Slot { state, reason: REASON.to_owned(), quarantine, ..slot.clone() };
-    Some(moved(slot, next, &step, json!({ "reason": REASON }), &seal, context))
+    let next = Slot { state, reason: reason.to_owned(), quarantine, ..slot.clone() };
+    Some(moved(slot, next, &step, json!({ "reason": reason }), &seal, context))
 }
 
 /// The slot with or without an operator's hold. One that is clean changes its state with it, any other goes on as it is.

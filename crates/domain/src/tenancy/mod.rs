@@ -12,5 +12,6 @@ pub use tenant::{
     delete_service_account, describe_organization, describe_project,
 };
 pub use user::{
-    Claims, User, create_local_user, deactivate, lookup as user_lookup, right_password, set_password, signed_in, wrong_password,
+    Claims, User, create_local_user, deactivate, lookup as user_lookup, reactivate, right_password, set_password, signed_in,
+    wrong_password,
 };

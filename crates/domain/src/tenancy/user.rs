@@ -178,6 +178,17 @@ pub fn right_password(user: &User, context: &Context) -> Decision {
     Decision::default().update(&next).record(context, "gpuaas.user.signed_in.v1", "user.sign_in", &id, data)
 }
 
+/// They may sign in again. Saying it twice changes nothing.
+pub fn reactivate(user: &User, context: &Context) -> (User, Decision) {
+    if user.deactivated_at.is_none() {
+        return (user.clone(), Decision::default());
+    }
+    let next = User { deactivated_at: None, ..user.clone() };
+    let id = next.id.to_string();
+    let decision = Decision::default().update(&next).wakeup(Wakeup::Rights);
+    (next, decision.record(context, "gpuaas.user.reactivated.v1", "user.reactivate", &id, json!({ "user_id": id })))
+}
+
 /// They may no longer sign in. Saying it twice changes nothing.
 pub fn deactivate(user: &User, context: &Context) -> (User, Decision) {
     if user.deactivated_at.is_some() {
