@@ -76,3 +76,26 @@ fn link_targets(line: &str) -> Vec<&str> {
 fn link_targets_are_found() {
     assert_eq!(link_targets("see [a](b.md), [c](d/e.md#f \"title\") and [g](https://h)"), ["b.md", "d/e.md#f", "https://h"]);
 }
+
+/// The longest line of prose.
+const MOST_COLUMNS: usize = 100;
+
+#[test]
+fn prose_in_documents_is_wrapped() {
+    let mut broken = Vec::new();
+    for file in FILES.iter().filter(|file| file.path.ends_with(".md")) {
+        let mut in_code = false;
+        for (number, line) in file.lines() {
+            if line.trim_start().starts_with("```") {
+                in_code = !in_code;
+            }
+            // Tables and code cannot be wrapped, and neither can one long word.
+            let is_one_word = line.trim_start_matches(|c: char| !c.is_alphanumeric()).split(' ').count() < 2;
+            let is_prose = !in_code && !line.trim_start().starts_with('|') && !is_one_word;
+            if is_prose && line.chars().count() > MOST_COLUMNS {
+                broken.push(format!("{}:{number}: {} columns", file.path, line.chars().count()));
+            }
+        }
+    }
+    expect_none(&broken, &format!("Wrap Markdown at {MOST_COLUMNS} columns, so that a change shows the sentence it changes."));
+}
