@@ -164,7 +164,7 @@ pub const PLATFORM_MEMBER: &str = "/api/v1/platform/members/{member}";
 pub const USERS: &str = "/api/v1/users";
 /// `POST` [`crate::dto::Reason`] → [`crate::dto::User`], who may no longer sign in.
 pub const USER_DEACTIVATE: &str = "/api/v1/users/{user}/deactivate";
-/// POST: a user may sign in again.
+/// `POST` [`crate::dto::Reason`] → [`crate::dto::User`], who may sign in again.
 pub const USER_REACTIVATE: &str = "/api/v1/users/{user}/reactivate";
 /// `POST` [`crate::dto::UserPassword`] → [`crate::dto::UserPasswordSet`].
 pub const USER_PASSWORD: &str = "/api/v1/users/{user}/password";

@@ -78,7 +78,7 @@ impl Tenant {
         let wanted = WebhookCreate {
             url: "https://hooks.example.com/x".to_owned(),
             description: String::new(),
-            kinds: vec!["nothing".to_owned()],
+            kinds: vec!["allocation.rebooted".to_owned()],
         };
         server.client().webhook_create(&project.to_string(), &wanted, None).await.unwrap().webhook.id
     }

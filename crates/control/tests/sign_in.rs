@@ -236,6 +236,13 @@ common::on_both_stores! {
         .await;
         let query = UserListQuery { state: Some("deactivated".to_owned()), ..UserListQuery::default() };
         assert_eq!(server.client().users(&query).await.unwrap().items.len(), 1);
+
+        // They may come back, but nothing that they had open before does.
+        assert_eq!(server.client().user_reactivate(&id, &Reason::default()).await.unwrap().state, "active");
+        assert_eq!(refresh(&server, &text(&tokens, "refresh_token")).await.unwrap_err(), "invalid_grant");
+        let sent = browser.types(&page, "/oauth/authorize", EMAIL, &made_up).await;
+        let tokens = redeem(&server, &sent.sent("code").unwrap(), &verifier).await.unwrap();
+        assert!(as_bearer(&server, &tokens).whoami().await.is_ok());
     }
 
     async fn users_are_made_once_by_administrators(server: TestServer) {

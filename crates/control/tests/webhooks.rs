@@ -342,7 +342,12 @@ common::on_both_stores! {
     async fn addresses_that_give_credentials_away_are_refused(server: TestServer) {
         let client = server.client();
         let own = project(&client, "own").await;
-        let good = webhook(&client, &own, "https://hooks.example.com/x".to_owned(), &["nothing"]).await.webhook.id.to_string();
+        let good = webhook(&client, &own, "https://hooks.example.com/x".to_owned(), &["allocation.rebooted"]).await.webhook.id.to_string();
+        // A kind that nobody records would be waited for in vain.
+        let unknown = WebhookCreate { url: "https://hooks.example.com/x".to_owned(), kinds: vec!["allocation.lost".to_owned()], ..Default::default() };
+        assert_eq!(refused(client.webhook_create(&own, &unknown, None).await), "kind_unknown");
+        let change = WebhookChange { kinds: Some(unknown.kinds), ..WebhookChange::default() };
+        assert_eq!(refused(client.webhook_change(&good, &change, None).await), "kind_unknown");
         for url in [
             "http://169.254.169.254/latest/meta-data",
             "http://169.254.1.1/",

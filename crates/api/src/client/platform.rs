@@ -45,7 +45,7 @@ impl Client {
         self.post_once(routes::USERS, &[], create, idempotency_key).await
     }
 
-    /// Keep a user from signing in.
+    /// Let a deactivated user sign in again.
     pub async fn user_reactivate(&self, user: &str, reason: &Reason) -> Result<User, ClientError> {
         self.post(routes::USER_REACTIVATE, &[user], reason).await
     }
