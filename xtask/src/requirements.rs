@@ -34,7 +34,7 @@ pub(crate) enum Package {
 }
 
 /// Everything that `cargo xtask test` may install.
-pub(crate) const ALL: [Requirement; 9] = [
+pub(crate) const ALL: [Requirement; 10] = [
     Requirement {
         name: "PostgreSQL",
         package: Debian("postgresql"),
@@ -70,6 +70,12 @@ pub(crate) const ALL: [Requirement; 9] = [
         package: Debian("strace"),
         find: || in_path("strace"),
         needed_for: "tests with an agent whose disk fails",
+    },
+    Requirement {
+        name: "qemu-img",
+        package: Debian("qemu-utils"),
+        find: || in_path("qemu-img"),
+        needed_for: "tests that write images onto drives",
     },
     Requirement {
         name: "step-ca",

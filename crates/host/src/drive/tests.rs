@@ -1,7 +1,7 @@
 //! On loop devices, which are real block devices to everything here. They need root.
 
 use std::os::unix::fs::{FileExt as _, symlink};
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use gpuaas_contract::cleanup::{WipeMethod, WipeStatus};
@@ -12,6 +12,8 @@ use super::*;
 use crate::block;
 use crate::exec::Exec;
 
+/// Comes with Debian's qemu-utils, as qemu-io does.
+const QEMU_IMG: &str = "/usr/bin/qemu-img";
 const MIB: u64 = 1 << 20;
 const SIZE: u64 = 64 * MIB;
 
@@ -25,18 +27,31 @@ struct Lab {
     name: String,
 }
 
+/// Says loudly that a test was not run. Not with `eprintln!`: the test harness keeps what a passing test prints that way.
+fn skipped(why: &str) {
+    use std::io::Write as _;
+    let _ = writeln!(std::io::stderr(), "\n*** SKIPPED: a test with a drive: {why} ***\n");
+}
+
 impl Lab {
     /// `None`, loudly, where there can be none.
     async fn new(size: u64) -> Option<Self> {
         Self::with_room(size, None).await
     }
 
+    /// The same for tests that use programs of QEMU.
+    async fn for_images(size: u64) -> Option<Self> {
+        if !Path::new(QEMU_IMG).is_file() {
+            skipped("qemu-img is not installed (Debian package qemu-utils)");
+            return None;
+        }
+        Self::new(size).await
+    }
+
     /// The same; with `room`, a drive that breaks when more is written to it.
     async fn with_room(size: u64, room: Option<u64>) -> Option<Self> {
-        use std::io::Write as _;
         let skip = |why: &str| {
-            // Not `eprintln!`: the test harness keeps what a passing test prints that way.
-            let _ = writeln!(std::io::stderr(), "\n*** SKIPPED: a test with a drive: {why} ***\n");
+            skipped(why);
             None
         };
         if !rustix::process::geteuid().is_root() {
@@ -119,7 +134,7 @@ impl Lab {
         file.write_all_at(content, bytes / 4).expect("written");
         let image = self.folder.path().join(name);
         let args = ["convert", "-f", "raw", "-O", format];
-        let exec = args.iter().fold(Exec::new("/usr/bin/qemu-img"), |exec, arg| exec.arg(arg));
+        let exec = args.iter().fold(Exec::new(QEMU_IMG), |exec, arg| exec.arg(arg));
         exec.arg(&raw).arg(&image).run().await.expect("converted");
         image
     }
@@ -201,7 +216,7 @@ async fn a_drive_that_is_mounted_anywhere_is_refused() {
 
 #[tokio::test]
 async fn a_drive_that_a_guest_has_open_is_refused() {
-    let Some(lab) = Lab::new(SIZE).await else { return };
+    let Some(lab) = Lab::for_images(SIZE).await else { return };
     let (stop, error) = (CancellationToken::new(), std::sync::Mutex::new(None));
     // QEMU does not claim a drive, so neither the kernel nor the lock knows of it. It answers when it has the drive open.
     let exec = Exec::new("/usr/bin/qemu-io").arg("-f").arg("raw").arg("-n").arg("-c").arg("read 0 512");
@@ -228,7 +243,7 @@ async fn a_drive_that_a_guest_has_open_is_refused() {
 
 #[tokio::test]
 async fn an_image_is_written_and_read_back_the_same() {
-    let Some(lab) = Lab::new(SIZE).await else { return };
+    let Some(lab) = Lab::for_images(SIZE).await else { return };
     let content: Vec<u8> = (0..5 * MIB).map(|n| u8::try_from(n % 253).expect("small")).collect();
     for (format, name) in [(ImageFormat::Qcow2, "qcow2"), (ImageFormat::Raw, "raw")] {
         lab.fill();
@@ -249,7 +264,7 @@ async fn an_image_is_written_and_read_back_the_same() {
 
 #[tokio::test]
 async fn an_image_that_is_too_large_or_no_image_is_not_written() {
-    let Some(lab) = Lab::new(SIZE).await else { return };
+    let Some(lab) = Lab::for_images(SIZE).await else { return };
     let large = lab.image("large", "qcow2", SIZE + MIB, b"x").await;
     let stop = CancellationToken::new();
     let error = write_image(&lab.machine, &lab.drive, (&large, ImageFormat::Qcow2), &silent, &stop).await.expect_err("too large");
@@ -273,7 +288,7 @@ fn is_open(node: &Path) -> bool {
 
 #[tokio::test]
 async fn writing_an_image_stops_when_it_is_told_and_nothing_writes_any_more() {
-    let Some(lab) = Lab::new(1024 * MIB).await else { return };
+    let Some(lab) = Lab::for_images(1024 * MIB).await else { return };
     // Content everywhere, so that there is something to write for a while.
     let image = lab.folder.path().join("image");
     let file = std::fs::File::create(&image).expect("created");
