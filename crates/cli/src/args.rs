@@ -5,8 +5,8 @@ use std::path::PathBuf;
 use clap::{Args, Parser, Subcommand};
 
 use crate::commands::{
-    alloc, api_key, api_token, audit, capacity, cluster, events, image, login, machine, maintenance, member, node, org, profile,
-    project, quota, service_account, signing_key, sku, slice, slot, ssh_key, task, user, webhook,
+    alloc, api, api_key, api_token, audit, capacity, cluster, events, image, login, machine, maintenance, member, node, org,
+    profile, project, quota, service_account, signing_key, sku, slice, slot, ssh_key, task, user, webhook,
 };
 use crate::exit;
 use crate::output::Format;
@@ -158,6 +158,12 @@ pub(crate) enum Command {
     /// The cluster itself.
     #[command(subcommand)]
     Cluster(cluster::ClusterCommand),
+    /// Send any request to the REST interface, and print its answer as it is.
+    ///
+    /// For example: gpuaas api GET '/api/v1/nodes?limit=5'
+    Api(api::ApiArgs),
+    /// Print the version of this program, and of the server.
+    Version,
     /// Print a completion script for a shell.
     ///
     /// For example: gpuaas completions bash > /etc/bash_completion.d/gpuaas

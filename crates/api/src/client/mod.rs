@@ -160,6 +160,24 @@ impl Client {
         }
     }
 
+    /// Sends any request, for what has no method of its own. `path` begins with `/` and may have a query. Returns the answer's bytes.
+    pub async fn raw(&self, method: &str, path: &str, body: Option<Vec<u8>>) -> Result<Vec<u8>, ClientError> {
+        let bad = || ClientError::BadName {
+            value: path.escape_default().to_string(),
+            route: "a path such as /api/v1/nodes".to_owned(),
+        };
+        let method = Method::from_bytes(method.to_uppercase().as_bytes()).map_err(|_| bad())?;
+        let (route, query) = path.split_once('?').unwrap_or((path, ""));
+        if !route.starts_with('/') || route.contains(['{', '}', '#']) {
+            return Err(bad());
+        }
+        let pairs = reqwest::Url::parse(&format!("http://query/?{query}")).map_err(|_| bad())?;
+        let query = pairs.query_pairs().map(|(name, value)| (name.into_owned(), value.into_owned().into())).collect();
+        let call = Call { query: serde_json::Value::Object(query), body, ..self.call(method, route, &[]) };
+        let response = self.send(call).await?;
+        self.read_capped(response, MAX_RESPONSE_BYTES).await
+    }
+
     async fn get<T: serde::de::DeserializeOwned>(&self, route: &str, segments: &[&str]) -> Result<T, ClientError> {
         self.json(self.call(Method::GET, route, segments)).await
     }

@@ -6,6 +6,7 @@ mod alloc_events;
 mod alloc_list;
 mod alloc_ssh;
 pub(crate) mod alloc_view;
+pub(crate) mod api;
 pub(crate) mod api_key;
 pub(crate) mod api_token;
 pub(crate) mod audit;
@@ -39,6 +40,7 @@ mod task_run;
 mod task_verify;
 pub(crate) mod topology;
 pub(crate) mod user;
+mod version;
 pub(crate) mod webhook;
 
 use gpuaas_contract::time::Timestamp;
@@ -83,6 +85,8 @@ pub(crate) async fn run(session: &CommandContext, command: Command) -> Result<Ex
         Command::SigningKey(command) => signing_key::run(session, command).await,
         Command::Token(command) => api_token::run(session, command).await,
         Command::Cluster(command) => cluster::run(session, command).await,
+        Command::Api(args) => api::run(session, args).await,
+        Command::Version => version::run(session).await,
         Command::Completions { shell } => completions(session, shell),
     }
 }

@@ -5,6 +5,7 @@ mod audit;
 mod errors;
 mod lists;
 mod program;
+mod raw;
 mod run;
 mod server;
 mod sign_in;

@@ -1,0 +1,40 @@
+//! `gpuaas api`: any request of the REST interface, with the sign-in of this command line.
+
+use std::path::Path;
+
+use crate::context::CommandContext;
+use crate::error::CliError;
+use crate::exit::Exit;
+use crate::files;
+
+/// Most bytes of a body that is read from a file.
+const MAX_BODY: u64 = 1024 * 1024;
+
+/// A request.
+#[derive(Debug, clap::Args)]
+pub(crate) struct ApiArgs {
+    /// GET, POST, PUT, PATCH or DELETE.
+    method: String,
+    /// The path, such as `/api/v1/nodes?limit=5`.
+    path: String,
+    /// The body: JSON, `@FILE`, or `-` for standard input.
+    #[arg(short, long, value_name = "JSON|@FILE|-")]
+    data: Option<String>,
+}
+
+pub(super) async fn run(session: &CommandContext, args: ApiArgs) -> Result<Exit, CliError> {
+    let body = match args.data.as_deref() {
+        None => None,
+        Some("-") => Some(files::read(Path::new("-"), MAX_BODY)?),
+        Some(data) => match data.strip_prefix('@') {
+            Some(path) => Some(files::read(Path::new(path), MAX_BODY)?),
+            None => Some(data.as_bytes().to_vec()),
+        },
+    };
+    let mut answer = session.client()?.raw(&args.method, &args.path, body).await?;
+    if !answer.is_empty() && !answer.ends_with(b"\n") {
+        answer.push(b'\n');
+    }
+    session.output.raw(&answer)?;
+    Ok(Exit::Done)
+}
