@@ -23,6 +23,10 @@ pub(crate) struct ApiArgs {
 }
 
 pub(super) async fn run(session: &CommandContext, args: ApiArgs) -> Result<Exit, CliError> {
+    if !args.path.starts_with('/') || args.path.contains(['{', '}', '#']) {
+        let error = CliError::usage("path_invalid", format!("`{}` is no path of the interface", args.path));
+        return Err(error.hint("write it like /api/v1/nodes?limit=5"));
+    }
     let body = match args.data.as_deref() {
         None => None,
         Some("-") => Some(files::read(Path::new("-"), MAX_BODY)?),
