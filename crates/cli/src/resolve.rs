@@ -105,8 +105,10 @@ pub(crate) async fn node(client: &Client, wanted: &str) -> Result<String, CliErr
     }
     not_of_another_kind(NODE, wanted)?;
     let nodes = all_nodes(client, true).await?;
-    // Somebody who says a name means a node that is there; retired ones are found by id.
-    let name = |node: &Node| if node.service == "retired" { String::new() } else { node.name.clone() };
+    // A name of a retired node is free for another one, which is then meant.
+    let is_retired = |node: &Node| node.service == "retired";
+    let is_taken = nodes.iter().any(|node| node.name == wanted && !is_retired(node));
+    let name = |node: &Node| if is_retired(node) && is_taken { String::new() } else { node.name.clone() };
     let candidates: Vec<_> = nodes.iter().map(|node| Candidate { id: node.id.to_string(), name: name(node) }).collect();
     pick(NODE, wanted, &candidates)
 }

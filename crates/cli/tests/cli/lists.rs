@@ -1,7 +1,13 @@
 //! Lists and names.
 
+use axum::extract::Path;
+use axum::routing::get;
+use axum::{Json, Router};
+use gpuaas_api::dto::{Node, Page};
+use gpuaas_api::routes;
+
 use crate::program::{gpuaas, gpuaas_with};
-use crate::server::{TOKEN, nodes, serve, tasks};
+use crate::server::{TOKEN, node, nodes, serve, tasks};
 
 #[tokio::test]
 async fn every_format_prints_the_result_and_nothing_else() {
@@ -94,4 +100,21 @@ async fn revoking_a_token_signs_in_with_ones_own() {
     let ran =
         gpuaas_with(&["token", "revoke", "dashboards", "-o", "json"], &[("GPUAAS_URL", &url), ("GPUAAS_TOKEN", TOKEN)]).await;
     assert_eq!((ran.code, ran.json()["revoked_at"].as_i64()), (0, Some(2)), "{ran:?}");
+}
+
+#[tokio::test]
+async fn a_retired_node_is_found_by_its_name_unless_another_has_it() {
+    let retired = |node: Node| Node { service: "retired".to_owned(), ..node };
+    let all = [retired(node(1, "gone")), retired(node(2, "rack-1")), node(3, "rack-1")];
+    let by_id = all.clone();
+    let router = Router::new().route(routes::NODES, get(move || async move { Json(Page::whole(all.to_vec())) })).route(
+        routes::NODE,
+        get(move |Path(id): Path<String>| async move { Json(by_id.into_iter().find(|node| node.id.to_string() == id)) }),
+    );
+    let url = serve(router).await;
+    let env = [("GPUAAS_URL", url.as_str()), ("GPUAAS_TOKEN", TOKEN)];
+    for (name, service) in [("gone", "retired"), ("rack-1", "in_service")] {
+        let ran = gpuaas_with(&["node", "show", name, "-o", "json"], &env).await;
+        assert_eq!((ran.code, ran.json()["service"].as_str()), (0, Some(service)), "{ran:?}");
+    }
 }
