@@ -152,7 +152,7 @@ pub const SSH_KEY: &str = "/api/v1/projects/{project}/ssh-keys/{ssh_key}";
 /// `GET` [`crate::dto::ImageListQuery`] → page of [`crate::dto::Image`], those of the platform too; `POST` [`crate::dto::ImageCreate`] →
 /// 201 [`crate::dto::Image`] of the project's organization.
 pub const PROJECT_IMAGES: &str = "/api/v1/projects/{project}/images";
-/// `DELETE` → [`crate::dto::Image`], deleted.
+/// `GET` → [`crate::dto::Image`]; `DELETE` → the same, deleted.
 pub const PROJECT_IMAGE: &str = "/api/v1/projects/{project}/images/{image}";
 
 /// `GET` [`crate::dto::PageQuery`] → page of [`crate::dto::Member`]; `POST` [`crate::dto::MemberAdd`] → 201 [`crate::dto::Member`].
@@ -162,6 +162,8 @@ pub const PLATFORM_MEMBER: &str = "/api/v1/platform/members/{member}";
 /// `GET` [`crate::dto::UserListQuery`] → page of [`crate::dto::User`]; `POST` [`crate::dto::UserCreate`] → 201
 /// [`crate::dto::UserCreated`].
 pub const USERS: &str = "/api/v1/users";
+/// `GET` → [`crate::dto::User`].
+pub const USER: &str = "/api/v1/users/{user}";
 /// `POST` [`crate::dto::Reason`] → [`crate::dto::User`], who may no longer sign in.
 pub const USER_DEACTIVATE: &str = "/api/v1/users/{user}/deactivate";
 /// `POST` [`crate::dto::Reason`] → [`crate::dto::User`], who may sign in again.
@@ -171,7 +173,7 @@ pub const USER_PASSWORD: &str = "/api/v1/users/{user}/password";
 /// `GET` [`crate::dto::ImageListQuery`] → page of [`crate::dto::Image`]; `POST` [`crate::dto::ImageCreate`] → 201 [`crate::dto::Image`]:
 /// those of the platform.
 pub const IMAGES: &str = "/api/v1/images";
-/// `DELETE` → [`crate::dto::Image`], deleted.
+/// `GET` → [`crate::dto::Image`]; `DELETE` → the same, deleted.
 pub const IMAGE: &str = "/api/v1/images/{image}";
 
 /// `GET` [`crate::dto::PageQuery`] → page of [`crate::dto::CatalogItem`]: what is on offer.

@@ -16,7 +16,9 @@ use gpuaas_api::dto::{
 };
 use gpuaas_api::{Client, ClientError, ClientOptions};
 use gpuaas_contract::Digest;
+use gpuaas_contract::access::ProjectRole;
 use gpuaas_contract::id::AllocationId;
+use gpuaas_contract::money::{Currency, Money};
 use tokio::sync::mpsc;
 
 use crate::answers::SLOTS;
@@ -128,7 +130,7 @@ impl Tenant {
         let deadline = tokio::time::Instant::now() + PATIENCE;
         loop {
             let found = self.newest(ids).await?;
-            let there = |id: &AllocationId| found.get(id).filter(|allocation| allocation.state == state).cloned();
+            let there = |id: &AllocationId| found.get(id).filter(|allocation| allocation.state.as_str() == state).cloned();
             if let Some(all) = ids.iter().map(there).collect::<Option<Vec<_>>>() {
                 return Ok(all);
             }
@@ -209,7 +211,7 @@ impl Site {
             gpu_model: None,
             min_vcpus: 0,
             min_memory_mib: 0,
-            price_per_hour: 2_500_000,
+            price_per_hour: Money::of_millionths(2_500_000, Currency::USD),
         };
         self.cluster.client.sku_create(&sku, None).await?;
         let image = ImageCreate {
@@ -238,7 +240,7 @@ impl Site {
             let wanted = ServiceAccountCreate {
                 name: format!("account-{number}"),
                 description: String::new(),
-                role: Some("member".to_owned()),
+                role: Some(ProjectRole::Member),
             };
             let account = client.service_account_create(&project, &wanted, None).await?.id.to_string();
             let wanted = ApiKeyCreate { name: "bench".to_owned(), scopes: None, life_seconds: None };

@@ -1,13 +1,15 @@
 //! The command line.
 
+use std::ffi::OsString;
 use std::path::PathBuf;
 
-use clap::{Args, Parser, Subcommand};
+use clap::{Args, CommandFactory as _, FromArgMatches as _, Parser, Subcommand};
 
 use crate::commands::{
     alloc, api, api_key, api_token, audit, capacity, cluster, events, image, login, machine, maintenance, member, node, org,
     profile, project, quota, service_account, signing_key, sku, slice, slot, ssh_key, task, user, webhook,
 };
+use crate::error::CliError;
 use crate::exit;
 use crate::output::Format;
 
@@ -21,12 +23,72 @@ pub(crate) struct Cli {
     pub(crate) command: Command,
 }
 
+/// Reads the command line.
+pub(crate) fn parse(words: impl IntoIterator<Item = OsString>) -> Result<Cli, clap::Error> {
+    let words: Vec<OsString> = words.into_iter().collect();
+    Cli::from_arg_matches(&command().try_get_matches_from(words)?)
+}
+
+/// The command with all its subcommands. The global options are in the help of the program only: repeated under each of a hundred
+/// commands, they would hide what the command itself takes.
+pub(crate) fn command() -> clap::Command {
+    fn hide(command: clap::Command, globals: &[clap::Arg]) -> clap::Command {
+        let names: Vec<String> = command.get_subcommands().map(|subcommand| subcommand.get_name().to_owned()).collect();
+        names.into_iter().fold(command, |command, name| {
+            command.mut_subcommand(name, |subcommand| {
+                let hidden = globals.iter().map(|argument| argument.clone().hide(true));
+                hide(subcommand.args(hidden), globals).after_help(GLOBALS)
+            })
+        })
+    }
+    let command = Cli::command();
+    let globals: Vec<clap::Arg> = command.get_arguments().filter(|argument| argument.is_global_set()).cloned().collect();
+    hide(command, &globals)
+}
+
+/// Where the global options are.
+const GLOBALS: &str = "`gpuaas --help` lists the options of every command, such as -o json, --columns, --project and --url.";
+
+/// Tells somebody what is wrong with their command line, in the format they asked for.
+pub(crate) fn report(error: &clap::Error) -> std::process::ExitCode {
+    use clap::error::ErrorKind;
+    let is_help = matches!(error.kind(), ErrorKind::DisplayHelp | ErrorKind::DisplayVersion);
+    if !is_help && wants_json(std::env::args()) {
+        let text = error.to_string();
+        let message = text.lines().next().unwrap_or_default().trim_start_matches("error: ");
+        let failure = CliError::usage("usage", message).hint("`--help` lists what the command takes");
+        crate::output::Output::new(Format::Json, true).failure(&failure);
+        return failure.exit.into();
+    }
+    // Nobody left to tell: nothing to do about it.
+    let _ = error.print();
+    std::process::ExitCode::from(u8::try_from(error.exit_code()).unwrap_or(2))
+}
+
+/// Whether a command line that could not be read asks for JSON.
+fn wants_json(words: impl Iterator<Item = String>) -> bool {
+    let words: Vec<String> = words.collect();
+    let joined = |word: &str| ["-ojson", "-o=json", "--output=json"].contains(&word);
+    let apart =
+        |pair: &[String]| matches!(pair, [option, value] if ["-o", "--output"].contains(&option.as_str()) && value == "json");
+    words.iter().any(|word| joined(word)) || words.windows(2).any(apart)
+}
+
 /// Options of every command.
 #[derive(Clone, Default, Args)]
 pub(crate) struct Global {
     /// Format of the result. Nothing but the result is on stdout.
     #[arg(short, long, global = true, value_enum, default_value_t, help_heading = "Global options")]
     pub(crate) output: Format,
+    /// Only these columns of a list, by header or by field of the document, such as `name,state,facts.kernel`.
+    #[arg(long, global = true, value_name = "NAMES", value_delimiter = ',', help_heading = "Global options")]
+    pub(crate) columns: Vec<String>,
+    /// Print ids only, one per line.
+    #[arg(short, long, global = true, conflicts_with = "columns", help_heading = "Global options")]
+    pub(crate) quiet: bool,
+    /// Most items of a list.
+    #[arg(long, global = true, value_name = "COUNT", value_parser = clap::value_parser!(u32).range(1..=100_000), help_heading = "Global options")]
+    pub(crate) limit: Option<u32>,
     /// Address of the server [env: GPUAAS_URL] [default: http://127.0.0.1:8080].
     #[arg(long, global = true, value_name = "URL", help_heading = "Global options")]
     pub(crate) url: Option<String>,
@@ -175,8 +237,6 @@ pub(crate) enum Command {
 
 #[cfg(test)]
 mod tests {
-    use clap::CommandFactory as _;
-
     use super::*;
 
     #[test]
@@ -238,8 +298,26 @@ mod tests {
     }
 
     #[test]
+    fn global_options_are_in_the_help_once() {
+        let mut program = command();
+        program.build();
+        assert!(program.render_long_help().to_string().contains("--token-file"));
+        let node = program.find_subcommand_mut("node").and_then(|node| node.find_subcommand_mut("ls")).expect("node ls");
+        let help = node.render_long_help().to_string();
+        assert!(!help.contains("--token-file") && help.contains("gpuaas --help"), "{help}");
+    }
+
+    #[test]
+    fn a_command_line_that_cannot_be_read_may_still_ask_for_json() {
+        let wants = |line: &str| wants_json(line.split(' ').map(str::to_owned));
+        assert!(wants("gpuaas node lss -o json") && wants("gpuaas -ojson x") && wants("gpuaas --output=json x"));
+        assert!(!wants("gpuaas node ls -o yaml") && !wants("gpuaas json -o"));
+    }
+
+    #[test]
     fn global_options_work_after_the_command_too() {
-        let cli = Cli::try_parse_from(["gpuaas", "node", "ls", "-o", "json", "--url", "http://x"]).expect("parses");
+        let line = ["gpuaas", "node", "ls", "-o", "json", "--url", "http://x"].map(OsString::from);
+        let cli = parse(line).expect("parses");
         assert_eq!((cli.global.output, cli.global.url.as_deref()), (Format::Json, Some("http://x")));
     }
 }

@@ -20,8 +20,18 @@ pub(crate) struct CommandContext {
 
 impl CommandContext {
     pub(crate) fn new(global: Global) -> Self {
-        let output = Output::new(global.output, global.no_color);
+        let output = Output::new(global.output, global.no_color).limited_to(global.columns.clone(), global.quiet);
         Self { output, global, client: OnceLock::new(), project: OnceLock::new() }
+    }
+
+    /// Most items of a list, if it is a long one.
+    pub(crate) fn limit_or(&self, default: usize) -> usize {
+        self.global.limit.and_then(|limit| usize::try_from(limit).ok()).unwrap_or(default)
+    }
+
+    /// Most items of a list.
+    pub(crate) fn limit(&self) -> usize {
+        self.limit_or(crate::pages::MAX_ITEMS)
     }
 
     /// The client. Made on first use: commands that work offline read no config and need no server.

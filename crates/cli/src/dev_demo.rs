@@ -14,6 +14,9 @@ use gpuaas_api::dto::{
     SshKeyCreate, TaskCreate, TopologyApprove,
 };
 use gpuaas_contract::Digest;
+use gpuaas_contract::money::{Currency, Money};
+use gpuaas_contract::names::Open;
+use gpuaas_contract::state::TaskState;
 use gpuaas_contract::task::TaskType;
 use gpuaas_contract::task::slice_vm_provision::{DriverStrategy, ImageFormat};
 
@@ -95,7 +98,7 @@ async fn products(client: &Client) -> Result<(), CliError> {
             gpu_model: Some(gpu.to_owned()),
             min_vcpus: 0,
             min_memory_mib: 0,
-            price_per_hour,
+            price_per_hour: Money::of_millionths(price_per_hour, Currency::USD),
         };
         client.sku_create(&create, None).await?;
     }
@@ -138,14 +141,14 @@ async fn slots(client: &Client, host: &str) -> Result<(), CliError> {
     let ended = tokio::time::timeout(PATIENCE, until_ended(client, &task.id.to_string())).await;
     let late = |_| CliError::new(Exit::Timeout, "discovery_late", format!("{host} has not looked at itself in time"));
     let state = ended.map_err(late)??;
-    if state != "succeeded" {
+    if state != TaskState::Succeeded {
         return Err(CliError::new(Exit::Failed, "discovery_failed", format!("{host} could not look at itself: {state}")));
     }
     client.node_topology_approve(&node, &TopologyApprove { task_id: task.id, slots: None }).await?;
     Ok(())
 }
 
-async fn until_ended(client: &Client, task: &str) -> Result<String, CliError> {
+async fn until_ended(client: &Client, task: &str) -> Result<Open<TaskState>, CliError> {
     let mut watch = client.task_watch(task).boxed();
     while let Some(event) = watch.next().await {
         if let WatchEvent::Task(task) = event?

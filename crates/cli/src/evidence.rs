@@ -12,6 +12,7 @@ use gpuaas_contract::envelope::{self, CLOCK_SKEW};
 use gpuaas_contract::id::{ClusterId, NodeId};
 use gpuaas_contract::key::{KeyId, VerifyingKey};
 use gpuaas_contract::receipt;
+use gpuaas_contract::state::TaskState;
 use gpuaas_contract::task::TaskType;
 use gpuaas_contract::verifier_set::{KeyState, VerifierSet};
 use gpuaas_contract::{Digest, time::Timestamp};
@@ -317,7 +318,7 @@ fn outcome_agrees(evidence: &TaskEvidence, verified: &receipt::Verified) -> Resu
         None => None,
     };
     let differs: BTreeSet<&str> = [
-        ("state", task.state != signed.outcome.as_str()),
+        ("state", task.state != TaskState::from(signed.outcome)),
         ("code", task.code != signed.code),
         ("message", task.message != signed.message),
         ("output", task.output != output),

@@ -109,7 +109,7 @@ fn evidence_of(
             node_epoch: 1,
             task_type: "diag.ping".to_owned(),
             params: serde_json::from_str(order.params.get()).expect("json"),
-            state: reported.outcome.as_str().to_owned(),
+            state: TaskState::from(reported.outcome).into(),
             requested_by: "token:x".to_owned(),
             correlation_id: order.correlation_id.clone(),
             idempotency_key: None,
@@ -190,7 +190,7 @@ fn without_a_pinned_root_the_reader_is_told() {
 fn what_the_server_tells_must_be_what_was_signed() {
     type Tamper = fn(&mut TaskEvidence);
     let tamper: [(&str, Tamper); 12] = [
-        ("outcome", |e| e.task.state = "failed".to_owned()),
+        ("outcome", |e| e.task.state = TaskState::Failed.into()),
         ("outcome", |e| e.task.code = "other".to_owned()),
         ("outcome", |e| e.task.message = "other".to_owned()),
         ("outcome", |e| e.task.output = Some(serde_json::json!({ "message": "other" }))),

@@ -1,6 +1,8 @@
 //! What the program's exit code says.
 
 use gpuaas_api::client::ErrorKind;
+use gpuaas_contract::names::Open;
+use gpuaas_contract::state::TaskState;
 
 /// Shown under `gpuaas --help`; the table of `docs/cli.md` says the same.
 pub(crate) const HELP: &str = "\
@@ -67,20 +69,20 @@ impl From<ErrorKind> for Exit {
 }
 
 /// The exit code for a task in this state.
-pub(crate) fn of_task(state: &str) -> Exit {
-    match state {
-        "succeeded" => Exit::Done,
-        "refused" => Exit::Refused,
-        "queued" | "dispatched" | "accepted" | "started" | "expired" => Exit::Timeout,
-        // `failed`, `cancelled`, `interrupted`, `lost`, and whatever a newer server may call an end that is no success.
-        _ => Exit::Failed,
+pub(crate) fn of_task(state: &Open<TaskState>) -> Exit {
+    match state.known() {
+        Some(TaskState::Succeeded) => Exit::Done,
+        Some(TaskState::Refused) => Exit::Refused,
+        Some(TaskState::Queued | TaskState::Dispatched | TaskState::Accepted | TaskState::Started | TaskState::Expired) => {
+            Exit::Timeout
+        }
+        // `None` is what a newer server calls an end that this version does not know: no success.
+        Some(TaskState::Failed | TaskState::Cancelled | TaskState::Interrupted | TaskState::Lost) | None => Exit::Failed,
     }
 }
 
 #[cfg(test)]
 mod tests {
-    use gpuaas_domain::task::TaskState;
-
     use super::*;
 
     #[test]
@@ -94,7 +96,7 @@ mod tests {
                     Exit::Timeout
                 }
             };
-            assert_eq!(of_task(state.as_str()), expected, "{state:?}");
+            assert_eq!(of_task(&state.into()), expected, "{state:?}");
         }
     }
 

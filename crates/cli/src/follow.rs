@@ -6,6 +6,7 @@ use futures::{Stream, StreamExt as _};
 use gpuaas_api::client::{AllocationWatchEvent, WatchEvent, WatchUntil};
 use gpuaas_api::dto::{Allocation, Task, TaskLogLine, TaskLogsQuery};
 use gpuaas_api::{Client, ClientError};
+use gpuaas_contract::state::AllocationState;
 use indicatif::{ProgressBar, ProgressStyle};
 
 use crate::commands::alloc_view::{is_worked_on, state};
@@ -220,9 +221,9 @@ impl Teller {
     }
 
     fn allocation(&self, allocation: &Allocation) {
-        let doing = match allocation.pending_power_action.as_deref() {
+        let doing = match &allocation.pending_power_action {
             Some(requested) => format!("told to {requested}"),
-            None if allocation.state == "active" && allocation.release_requested => "to be released".to_owned(),
+            None if allocation.state == AllocationState::Active && allocation.release_requested => "to be released".to_owned(),
             None => state(allocation),
         };
         let why = allocation.reason.as_ref().map_or(String::new(), |reason| format!(": {reason}"));

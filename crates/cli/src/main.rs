@@ -19,6 +19,7 @@ mod evidence;
 mod exit;
 mod files;
 mod follow;
+mod hints;
 mod output;
 mod pages;
 mod params;
@@ -27,8 +28,6 @@ mod resolve;
 mod server;
 mod tenants;
 mod time;
-
-use clap::Parser as _;
 
 fn main() -> std::process::ExitCode {
     // The server holds the cluster's keys, and clients hold tokens: neither belongs in a core dump.
@@ -40,7 +39,10 @@ fn main() -> std::process::ExitCode {
     }
     // A second installation fails; there is none before the first line of main.
     let _ = rustls::crypto::aws_lc_rs::default_provider().install_default();
-    let cli = args::Cli::parse();
+    let cli = match args::parse(std::env::args_os()) {
+        Ok(cli) => cli,
+        Err(error) => return args::report(&error),
+    };
     let session = context::CommandContext::new(cli.global);
     let result = match tokio::runtime::Runtime::new() {
         Ok(runtime) => runtime.block_on(commands::run(&session, cli.command)),

@@ -5,6 +5,7 @@ use gpuaas_api::dto::{
     Enrollment, EnrollmentListQuery, Node, NodeListQuery, PageQuery, SliceListQuery, SlotListQuery, TaskListQuery,
 };
 use gpuaas_contract::id::{AllocationId, ApiTokenId, EnrollmentId, JoinTokenId, NodeId, SlotId, TaskId};
+use gpuaas_contract::state::{EnrollmentState, NodeService};
 
 use crate::error::CliError;
 use crate::exit::Exit;
@@ -106,7 +107,7 @@ pub(crate) async fn node(client: &Client, wanted: &str) -> Result<String, CliErr
     not_of_another_kind(NODE, wanted)?;
     let nodes = all_nodes(client, true).await?;
     // A name of a retired node is free for another one, which is then meant.
-    let is_retired = |node: &Node| node.service == "retired";
+    let is_retired = |node: &Node| node.service == NodeService::Retired;
     let is_taken = nodes.iter().any(|node| node.name == wanted && !is_retired(node));
     let name = |node: &Node| if is_retired(node) && is_taken { String::new() } else { node.name.clone() };
     let candidates: Vec<_> = nodes.iter().map(|node| Candidate { id: node.id.to_string(), name: name(node) }).collect();
@@ -193,7 +194,7 @@ pub(crate) async fn enrollment(client: &Client, wanted: &str) -> Result<String, 
         return Ok(wanted.to_owned());
     }
     not_of_another_kind(ENROLLMENT, wanted)?;
-    let candidates: Vec<_> = enrollments(client, Some("pending"))
+    let candidates: Vec<_> = enrollments(client, Some(EnrollmentState::Pending))
         .await?
         .into_iter()
         .map(|enrollment| Candidate { id: enrollment.id.to_string(), name: enrollment.facts.hostname })
@@ -202,9 +203,9 @@ pub(crate) async fn enrollment(client: &Client, wanted: &str) -> Result<String, 
 }
 
 /// Every enrollment request in this state.
-pub(crate) async fn enrollments(client: &Client, state: Option<&str>) -> Result<Vec<Enrollment>, CliError> {
+pub(crate) async fn enrollments(client: &Client, state: Option<EnrollmentState>) -> Result<Vec<Enrollment>, CliError> {
     let collected = pages::collect(MAX_ITEMS, async |after, limit| {
-        let query = EnrollmentListQuery { state: state.map(str::to_owned), after, limit: Some(limit) };
+        let query = EnrollmentListQuery { state, after, limit: Some(limit) };
         client.enrollments(&query).await
     })
     .await?;

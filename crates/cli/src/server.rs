@@ -5,6 +5,7 @@ use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
 
 use clap::{Args, ValueEnum};
+use gpuaas_control::CorsOrigin;
 use gpuaas_control::identity::{ExternalIssuer, IdentityConfig};
 use gpuaas_control::listener::TrustedProxy;
 use gpuaas_control::{ApiTls, Server, ServerConfig, StartError, process_roles};
@@ -49,6 +50,9 @@ pub(crate) struct ServerArgs {
     /// A proxy in front of REST whose X-Forwarded-For is believed, as an address or a network such as `192.0.2.0/24`; repeatable.
     #[arg(long = "trusted-proxy", env = "GPUAAS_TRUSTED_PROXIES", value_name = "CIDR", value_delimiter = ',')]
     trusted_proxies: Vec<TrustedProxy>,
+    /// An origin whose pages may call REST from a browser, such as `https://portal.example.com`; repeatable.
+    #[arg(long = "cors-origin", env = "GPUAAS_CORS_ORIGINS", value_name = "ORIGIN", value_delimiter = ',')]
+    cors_origins: Vec<CorsOrigin>,
     /// Where agents connect (TLS 1.3 with client certificates, always).
     #[arg(long, env = "GPUAAS_LINK_LISTEN", value_name = "ADDRESS", default_value = "0.0.0.0:8443")]
     link_listen: SocketAddr,
@@ -191,6 +195,7 @@ async fn config(args: ServerArgs) -> Result<ServerConfig, CliError> {
         backends: args.backends.backends(),
         driver,
         webhooks_to_private: args.webhooks_to_private,
+        cors_origins: args.cors_origins,
         trusted_proxies: args.trusted_proxies,
         limits: None,
         destructive_budget: args.destructive_budget,

@@ -4,6 +4,7 @@
 //! link protocol. Everything here is data and pure functions: no I/O, no clock, no randomness except in key and id
 //! constructors. Another implementation can check itself against the files in `testdata/`.
 
+pub mod access;
 pub mod address;
 pub mod cleanup;
 pub mod dsse;
@@ -11,12 +12,15 @@ pub mod envelope;
 pub mod id;
 pub mod key;
 pub mod link;
+pub mod money;
+pub mod names;
 pub mod receipt;
 pub mod resume;
 pub mod schema;
 #[cfg(feature = "simulation")]
 pub mod simulation;
 pub mod slice;
+pub mod state;
 pub mod task;
 pub mod telemetry;
 pub mod time;

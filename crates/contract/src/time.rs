@@ -55,6 +55,132 @@ impl Timestamp {
     }
 }
 
+/// Days from the epoch to a date of the proleptic Gregorian calendar.
+const fn days_of(year: i64, month: i64, day: i64) -> i64 {
+    let year = if month <= 2 { year - 1 } else { year };
+    let era = year.div_euclid(400);
+    let year_of_era = year.rem_euclid(400);
+    let day_of_year = (153 * ((month + 9) % 12) + 2) / 5 + day - 1;
+    era * 146_097 + year_of_era * 365 + year_of_era / 4 - year_of_era / 100 + day_of_year - 719_468
+}
+
+/// The number in exactly these digits.
+fn digits(text: &str) -> Option<i64> {
+    if text.bytes().all(|byte| byte.is_ascii_digit()) { text.parse().ok() } else { None }
+}
+
+/// `08:30` as seconds.
+fn hours_and_minutes(text: &str) -> Option<i64> {
+    let (hours, minutes) = text.split_once(':').filter(|(hours, minutes)| (hours.len(), minutes.len()) == (2, 2))?;
+    let (hours, minutes) = (digits(hours)?, digits(minutes)?);
+    (hours <= 23 && minutes <= 59).then_some(hours * 3600 + minutes * 60)
+}
+
+impl Timestamp {
+    /// Reads RFC 3339 with any offset and up to nine digits of a second's fraction; what is finer than a microsecond is cut off. `None`
+    /// for anything else, also for leap seconds.
+    pub fn parse_rfc3339(text: &str) -> Option<Self> {
+        let (date, time) = text.split_once(['T', 't'])?;
+        let (year, rest) = date.split_at_checked(4)?;
+        let (month, day) = rest.strip_prefix('-')?.split_once('-').filter(|(month, day)| (month.len(), day.len()) == (2, 2))?;
+        let (year, month, day) = (digits(year)?, digits(month)?, digits(day)?);
+        if !(1..=12).contains(&month) || day < 1 {
+            return None;
+        }
+        let days = days_of(year, month, day);
+        let next_month = if month == 12 { days_of(year + 1, 1, 1) } else { days_of(year, month + 1, 1) };
+        if days >= next_month {
+            return None;
+        }
+        let (clock, offset) = match time.strip_suffix(['Z', 'z']) {
+            Some(clock) => (clock, 0),
+            None => {
+                let (clock, offset) = time.split_at_checked(time.len().checked_sub(6)?)?;
+                let sign = if offset.starts_with('+') { 1 } else { -1 };
+                (clock, sign * hours_and_minutes(offset.strip_prefix(['+', '-'])?)?)
+            }
+        };
+        let (minutes, seconds) = clock.rsplit_once(':')?;
+        let (seconds, fraction) =
+            seconds.split_once('.').map_or((seconds, None), |(seconds, fraction)| (seconds, Some(fraction)));
+        let seconds = digits(seconds).filter(|number| seconds.len() == 2 && *number <= 59)?;
+        let fraction = match fraction {
+            Some(fraction) if (1..=9).contains(&fraction.len()) => digits(&format!("{fraction:0<9}"))? / 1000,
+            Some(_) => return None,
+            None => 0,
+        };
+        Some(Self((days * 86_400 + hours_and_minutes(minutes)? + seconds - offset) * 1_000_000 + fraction))
+    }
+}
+
+/// Writes a moment as RFC 3339 in UTC with microseconds: `#[serde(with = "Rfc3339")]`. Documents for people and other programs have
+/// times in this form; what is signed or stored has integers.
+#[derive(Clone, Copy, Debug)]
+pub struct Rfc3339;
+
+/// The same for a moment that may be absent: `#[serde(default, with = "OptionalRfc3339")]`.
+#[derive(Clone, Copy, Debug)]
+pub struct OptionalRfc3339;
+
+const EXPECTED: &str = "expected a time as in RFC 3339, such as 2027-03-01T08:00:00Z";
+
+impl Rfc3339 {
+    /// For serde.
+    pub fn serialize<S: serde::Serializer>(at: &Timestamp, serializer: S) -> Result<S::Ok, S::Error> {
+        serializer.collect_str(at)
+    }
+
+    /// For serde.
+    pub fn deserialize<'de, D: serde::Deserializer<'de>>(deserializer: D) -> Result<Timestamp, D::Error> {
+        let text: std::borrow::Cow<'de, str> = serde::Deserialize::deserialize(deserializer)?;
+        Timestamp::parse_rfc3339(&text).ok_or_else(|| serde::de::Error::custom(EXPECTED))
+    }
+}
+
+impl OptionalRfc3339 {
+    /// For serde.
+    pub fn serialize<S: serde::Serializer>(at: &Option<Timestamp>, serializer: S) -> Result<S::Ok, S::Error> {
+        match at {
+            Some(at) => serializer.collect_str(at),
+            None => serializer.serialize_none(),
+        }
+    }
+
+    /// For serde.
+    pub fn deserialize<'de, D: serde::Deserializer<'de>>(deserializer: D) -> Result<Option<Timestamp>, D::Error> {
+        let text: Option<std::borrow::Cow<'de, str>> = serde::Deserialize::deserialize(deserializer)?;
+        text.map(|text| Timestamp::parse_rfc3339(&text).ok_or_else(|| serde::de::Error::custom(EXPECTED))).transpose()
+    }
+}
+
+impl schemars::JsonSchema for Rfc3339 {
+    fn inline_schema() -> bool {
+        true
+    }
+
+    fn schema_name() -> std::borrow::Cow<'static, str> {
+        "Rfc3339".into()
+    }
+
+    fn json_schema(_: &mut schemars::SchemaGenerator) -> schemars::Schema {
+        schemars::json_schema!({ "type": "string", "format": "date-time" })
+    }
+}
+
+impl schemars::JsonSchema for OptionalRfc3339 {
+    fn inline_schema() -> bool {
+        true
+    }
+
+    fn schema_name() -> std::borrow::Cow<'static, str> {
+        "OptionalRfc3339".into()
+    }
+
+    fn json_schema(_: &mut schemars::SchemaGenerator) -> schemars::Schema {
+        schemars::json_schema!({ "type": ["string", "null"], "format": "date-time" })
+    }
+}
+
 impl std::fmt::Display for Timestamp {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.write_str(&self.rfc3339())
@@ -79,6 +205,81 @@ mod tests {
         ] {
             assert_eq!(Timestamp(micros).rfc3339(), text);
         }
+    }
+
+    #[test]
+    fn what_is_printed_is_read_back() {
+        for micros in [0, 951_782_400_000_000, 1_735_689_599_999_999, -1, -62_135_596_800_000_000, 253_402_300_799_999_999] {
+            assert_eq!(Timestamp::parse_rfc3339(&Timestamp(micros).rfc3339()), Some(Timestamp(micros)));
+        }
+        for day in (0..150_000).step_by(7) {
+            let at = Timestamp(day * 86_400_000_000 + 3_723_000_001);
+            assert_eq!(Timestamp::parse_rfc3339(&at.rfc3339()), Some(at), "{at}");
+        }
+    }
+
+    #[test]
+    fn any_offset_and_fraction_of_rfc3339_is_read() {
+        for (text, same) in [
+            ("2027-03-01T08:00:00Z", "2027-03-01T08:00:00.000000Z"),
+            ("2027-03-01t08:00:00.5z", "2027-03-01T08:00:00.500000Z"),
+            ("2027-03-01T08:00:00.123456789Z", "2027-03-01T08:00:00.123456Z"),
+            ("2027-03-01T00:30:00+02:00", "2027-02-28T22:30:00.000000Z"),
+            ("2024-02-29T23:00:00-01:30", "2024-03-01T00:30:00.000000Z"),
+        ] {
+            assert_eq!(Timestamp::parse_rfc3339(text).map(Timestamp::rfc3339).as_deref(), Some(same), "{text}");
+        }
+    }
+
+    #[test]
+    fn what_is_no_moment_is_not_read() {
+        for text in [
+            "",
+            "T",
+            "2027-03-01",
+            "2027-03-01T08:00Z",
+            "2027-03-01T08:00:00",
+            "2027-02-29T00:00:00Z",
+            "2100-02-29T00:00:00Z",
+            "2027-13-01T00:00:00Z",
+            "2027-00-01T00:00:00Z",
+            "2027-01-00T00:00:00Z",
+            "2027-01-32T00:00:00Z",
+            "2027-01-01T24:00:00Z",
+            "2027-01-01T00:60:00Z",
+            "2027-01-01T00:00:60Z",
+            "2027-01-01T00:00:00.Z",
+            "2027-01-01T00:00:00.1234567890Z",
+            "2027-01-01T00:00:00+24:00",
+            "2027-01-01T00:00:00+0200",
+            "+027-01-01T00:00:00Z",
+            "2027-1-01T00:00:00Z",
+            "2027-01-01T00:00:00 Z",
+            "1735689599",
+            "20270-01-01T00:00:00Z",
+            "2027-01-01T0\u{e9}:00:00Z",
+        ] {
+            assert_eq!(Timestamp::parse_rfc3339(text), None, "{text}");
+        }
+    }
+
+    #[test]
+    fn documents_have_times_as_text() {
+        #[derive(serde::Serialize, serde::Deserialize, Debug, PartialEq)]
+        struct Document {
+            #[serde(with = "Rfc3339")]
+            at: Timestamp,
+            #[serde(default, with = "OptionalRfc3339")]
+            until: Option<Timestamp>,
+        }
+        let document = Document { at: Timestamp(1), until: Some(Timestamp(0)) };
+        let text = r#"{"at":"1970-01-01T00:00:00.000001Z","until":"1970-01-01T00:00:00.000000Z"}"#;
+        assert_eq!(serde_json::to_string(&document).expect("serializes"), text);
+        assert_eq!(serde_json::from_str::<Document>(text).expect("reads"), document);
+        let absent: Document = serde_json::from_str(r#"{"at":"1970-01-01T00:00:00.000001Z"}"#).expect("reads");
+        assert_eq!((absent.until, absent.at), (None, Timestamp(1)));
+        let error = serde_json::from_str::<Document>(r#"{"at":"yesterday"}"#).expect_err("no time").to_string();
+        assert!(error.contains("2027-03-01T08:00:00Z"), "{error}");
     }
 
     #[test]

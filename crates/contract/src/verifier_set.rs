@@ -6,6 +6,7 @@
 use crate::dsse::{self, KeyLookup, OpenError};
 use crate::id::ClusterId;
 use crate::key::{KeyId, SigningKey, VerifyingKey};
+use crate::names::named;
 use crate::time::Timestamp;
 
 /// Payload type of the document.
@@ -15,34 +16,23 @@ pub const MAX_BYTES: usize = 64 * 1024;
 /// Most keys in one document.
 pub const MAX_KEYS: usize = 64;
 
-/// Where a key is in its life.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, serde::Serialize, serde::Deserialize, schemars::JsonSchema)]
-#[serde(rename_all = "snake_case")]
-pub enum KeyState {
-    /// Published ahead of use; not believed yet.
-    Staged,
-    /// Signs, and is believed.
-    Active,
-    /// Believed, but signs nothing new.
-    Grace,
-    /// No longer believed; ended in good order.
-    Retired,
-    /// No longer believed; ended because it may be in wrong hands.
-    Revoked,
+named! {
+    /// Where a key is in its life.
+    pub enum KeyState {
+        /// Published ahead of use; not believed yet.
+        Staged = "staged",
+        /// Signs, and is believed.
+        Active = "active",
+        /// Believed, but signs nothing new.
+        Grace = "grace",
+        /// No longer believed; ended in good order.
+        Retired = "retired",
+        /// No longer believed; ended because it may be in wrong hands.
+        Revoked = "revoked",
+    }
 }
 
 impl KeyState {
-    /// Name in documents and messages.
-    pub const fn as_str(self) -> &'static str {
-        match self {
-            Self::Staged => "staged",
-            Self::Active => "active",
-            Self::Grace => "grace",
-            Self::Retired => "retired",
-            Self::Revoked => "revoked",
-        }
-    }
-
     /// Whether a signature by such a key counts.
     pub const fn believed(self) -> bool {
         matches!(self, Self::Active | Self::Grace)

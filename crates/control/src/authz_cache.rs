@@ -7,7 +7,7 @@ use std::collections::HashMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
-use gpuaas_contract::id::{CorrelationId, GrantId, UserId};
+use gpuaas_contract::id::{ApiTokenId, CorrelationId, GrantId, UserId};
 use gpuaas_contract::time::Timestamp;
 use gpuaas_domain::access::{ApiToken, MAX_KEY_CHAIN, Membership, Place, Policies, Principal, PrincipalId, Who};
 use gpuaas_domain::decision::Context;
@@ -34,6 +34,8 @@ pub(crate) struct AuthzCache {
     known: Mutex<HashMap<PrincipalId, (Timestamp, Arc<Principal>)>>,
     /// People whose token was looked at: by issuer and subject.
     people: Mutex<HashMap<String, (Timestamp, Claims, UserId)>>,
+    /// Keys whose account and whose makers were looked at, and whether all of them count.
+    keys: Mutex<HashMap<ApiTokenId, (Timestamp, bool)>>,
     /// Sign-ins whose tokens were looked at, and whether they count.
     sign_ins: Mutex<HashMap<GrantId, (Timestamp, bool)>>,
     /// Tells open requests that somebody's rights changed.
@@ -47,6 +49,7 @@ impl AuthzCache {
             policies,
             known: Mutex::default(),
             people: Mutex::default(),
+            keys: Mutex::default(),
             sign_ins: Mutex::default(),
             changed: watch::Sender::new(()),
         }
@@ -79,9 +82,10 @@ impl AuthzCache {
         });
     }
 
-    fn forget(&self) {
+    pub(crate) fn forget(&self) {
         lock(&self.known).clear();
         lock(&self.people).clear();
+        lock(&self.keys).clear();
         lock(&self.sign_ins).clear();
         self.changed.send_replace(());
     }
@@ -106,7 +110,7 @@ fn remember<K: std::hash::Hash + Eq, V>(map: &Mutex<HashMap<K, V>>, key: K, valu
 
 /// Who carries this token, with their roles. `None` if it does not count.
 pub(crate) async fn of_token(control: &Control, token: &ApiToken) -> Result<Option<(Actor, Arc<Principal>)>, ControlError> {
-    if !token.counts(Timestamp::now()) || !ancestors_count(control, token).await? {
+    if !token.counts(Timestamp::now()) || !origin_counts(control, token).await? {
         return Ok(None);
     }
     match (token.role, token.service_account) {
@@ -116,10 +120,6 @@ pub(crate) async fn of_token(control: &Control, token: &ApiToken) -> Result<Opti
             Ok(Some((Actor::Token { id: token.id, role }, Arc::new(principal))))
         }
         (None, Some(id)) => {
-            let account = resources::get::<ServiceAccount>(control, id).await?;
-            if account.is_none_or(|account| account.deleted_at.is_some()) {
-                return Ok(None);
-            }
             let roles = remembered(control, PrincipalId::ServiceAccount(id)).await?;
             let mut principal = limited((*roles).clone(), token);
             // A key acts in the project it was made for, whatever its account may elsewhere.
@@ -137,15 +137,36 @@ fn limited(holder: Principal, token: &ApiToken) -> Principal {
     Principal { scopes: token.scopes.clone(), expires_at: token.expires_at, ..holder }
 }
 
+/// Whether the account of this key is there, and every key counts with which it was made. Remembered for a moment: every request would
+/// read all of them otherwise.
+async fn origin_counts(control: &Control, token: &ApiToken) -> Result<bool, ControlError> {
+    if token.parent.is_none() && token.service_account.is_none() {
+        return Ok(true);
+    }
+    let now = Timestamp::now();
+    if let Some((at, counts)) = lock(&control.authz.keys).get(&token.id)
+        && now.since(*at) < KEPT
+    {
+        return Ok(*counts);
+    }
+    let counts = is_account_there(control, token).await? && ancestors_count(control, token, now).await?;
+    remember(&control.authz.keys, token.id, (now, counts));
+    Ok(counts)
+}
+
+async fn is_account_there(control: &Control, token: &ApiToken) -> Result<bool, ControlError> {
+    let Some(account) = token.service_account else { return Ok(true) };
+    let account = resources::get::<ServiceAccount>(control, account).await?;
+    Ok(account.is_some_and(|account| account.deleted_at.is_none()))
+}
+
 /// Whether every key counts with which this one was made, one after the other.
-async fn ancestors_count(control: &Control, token: &ApiToken) -> Result<bool, ControlError> {
-    let (mut above, now) = (token.parent, Timestamp::now());
+async fn ancestors_count(control: &Control, token: &ApiToken, now: Timestamp) -> Result<bool, ControlError> {
+    let mut above = token.parent;
     for _ in 0..MAX_KEY_CHAIN {
         let Some(id) = above else { return Ok(true) };
         let Some(key) = control.store.api_token_get(id).await?.filter(|key| key.counts(now)) else { return Ok(false) };
-        if let Some(account) = key.service_account
-            && resources::get::<ServiceAccount>(control, account).await?.is_none_or(|account| account.deleted_at.is_some())
-        {
+        if !is_account_there(control, &key).await? {
             return Ok(false);
         }
         above = key.parent;

@@ -24,7 +24,13 @@ pub(crate) async fn commit(control: &Control, decision: Decision) -> Result<(), 
     }
     let changed = fleet_changes(&decision);
     decision.wakeups.extend(changed.into_iter().map(Wakeup::Fleet));
-    control.store.commit(decision).await
+    let changes_rights = decision.wakeups.contains(&Wakeup::Rights);
+    let written = control.store.commit(decision).await;
+    if changes_rights {
+        // Here at once, whatever came of it; other processes hear of it.
+        control.authz.forget();
+    }
+    written
 }
 
 /// The nodes of which placement has to make itself a new picture.

@@ -51,6 +51,14 @@ pub enum ControlError {
         /// What to change.
         message: String,
     },
+    /// The body is JSON, but not what it should be.
+    #[error("{message}")]
+    BadBody {
+        /// What to change.
+        message: String,
+        /// Everything that is wrong with it.
+        faults: Vec<gpuaas_api::dto::Fault>,
+    },
     /// The caller's long-poll session is no longer the node's link.
     #[error("this session is no longer the node's link; say hello again")]
     Fenced,

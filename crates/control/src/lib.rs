@@ -34,6 +34,7 @@ use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 
 pub use error::ControlError;
+pub use http::conventions::{BadOrigin, CorsOrigin};
 pub use start::{ApiTls, Server, ServerConfig, StartError, start};
 
 /// What the parts of one server process share.
@@ -56,6 +57,7 @@ pub struct Control {
     budget: destructive_budget::Budget,
     /// Webhooks may go to addresses of private networks.
     webhooks_to_private: bool,
+    cors_origins: Vec<http::conventions::CorsOrigin>,
     metrics: metrics::Metrics,
     streams: http::Streams,
     /// Where agents are told to connect to.

@@ -4,7 +4,7 @@ use std::sync::atomic::AtomicU64;
 use std::time::Duration;
 
 use gpuaas_contract::receipt::Outcome;
-use gpuaas_domain::node::Transport;
+use gpuaas_domain::node::LinkTransport;
 use prometheus_client::encoding::EncodeLabelSet;
 use prometheus_client::metrics::counter::Counter;
 use prometheus_client::metrics::family::Family;
@@ -176,11 +176,11 @@ impl Metrics {
         &self.connections
     }
 
-    pub(crate) fn links_opened(&self, transport: Transport) {
+    pub(crate) fn links_opened(&self, transport: LinkTransport) {
         self.links.get_or_create(&TransportLabel { transport: transport.as_str() }).inc();
     }
 
-    pub(crate) fn links_closed(&self, transport: Transport) {
+    pub(crate) fn links_closed(&self, transport: LinkTransport) {
         self.links.get_or_create(&TransportLabel { transport: transport.as_str() }).dec();
     }
 

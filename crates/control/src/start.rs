@@ -10,7 +10,7 @@ use gpuaas_backends::{Backends, EnginesConfig, EnginesError};
 use gpuaas_contract::Digest;
 use gpuaas_contract::id::{ApiTokenId, CorrelationId, ServerId};
 use gpuaas_contract::time::Timestamp;
-use gpuaas_domain::access::{ApiToken, Policies, Role as TokenRolle};
+use gpuaas_domain::access::{ApiToken, PlatformRole, Policies};
 use gpuaas_domain::decision::{Change, Context};
 use gpuaas_domain::{Actor, Decision};
 use gpuaas_runtime::net::TcpListener;
@@ -21,6 +21,7 @@ use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 
 use crate::error::ControlError;
+use crate::http::conventions::CorsOrigin;
 use crate::identity::{self, Identity, IdentityConfig, IdentityError};
 use crate::listener::{ListenerKind, ListenerLimits, ListenerOptions, ServerLimits, TrustedProxies, TrustedProxy};
 use crate::local_socket::LocalSocket;
@@ -70,6 +71,8 @@ pub struct ServerConfig {
     pub driver: Arc<dyn workflow::Driver>,
     /// Webhooks may go to addresses of private networks, and over plain HTTP.
     pub webhooks_to_private: bool,
+    /// Origins whose pages may call REST from a browser.
+    pub cors_origins: Vec<CorsOrigin>,
     /// Most releases, cleanups and retirements of nodes per hour.
     pub destructive_budget: u32,
     /// Rules of the operator that forbid more: names and texts of Cedar files.
@@ -203,6 +206,7 @@ pub async fn start(config: ServerConfig) -> Result<Server, StartError> {
         backends: Backends::from_config(&config.backends).await?,
         budget: crate::destructive_budget::Budget::new(config.destructive_budget),
         webhooks_to_private: config.webhooks_to_private,
+        cors_origins: config.cors_origins.clone(),
         metrics,
         streams: http::Streams::new(&limits),
         link_address: advertised,
@@ -308,7 +312,7 @@ async fn bind(
 /// Makes the first admin token, if there is none that counts. Its text goes into a file only the owner can read.
 async fn ensure_admin_token(store: &Store, file: &Path) -> Result<(), StartError> {
     let tokens = store.api_token_list(&ApiTokenFilter::default(), None, 1000).await?;
-    if tokens.iter().any(|token| token.role == Some(TokenRolle::Admin) && token.counts(Timestamp::now())) {
+    if tokens.iter().any(|token| token.role == Some(PlatformRole::Admin) && token.counts(Timestamp::now())) {
         return Ok(());
     }
     let secret = pki::secret_text("gpt_");
@@ -319,7 +323,7 @@ async fn ensure_admin_token(store: &Store, file: &Path) -> Result<(), StartError
         id: ApiTokenId::generate(),
         version: 0,
         name: "first admin".to_owned(),
-        role: Some(TokenRolle::Admin),
+        role: Some(PlatformRole::Admin),
         service_account: None,
         project: None,
         parent: None,

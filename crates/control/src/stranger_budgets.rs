@@ -35,7 +35,7 @@ pub(crate) struct Budget {
 /// Rows of device codes: each is kept for ten minutes, so that at most twice the burst of a rule is there at a time.
 pub(crate) const DEVICE_CODES: Budget = Budget {
     code: "device_codes_exhausted",
-    message: "too many device codes were asked for; wait, or sign in with a browser on this machine (`gpuaas login`)",
+    message: "too many device codes were asked for; wait, or sign in with a browser on this machine",
     per_address: Rule { per: Duration::from_secs(600), burst: 20 },
     total: Rule { per: Duration::from_secs(600), burst: 2000 },
 };

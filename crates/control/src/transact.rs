@@ -53,18 +53,19 @@ where
     transact_with(control, known, |_| None, attempt).await
 }
 
-/// The same for decisions about allocations, all of which count against the quota of an organization. `attempt` must not wait for
-/// others who may be in line.
-pub(crate) async fn transact_counted<T, A, F>(
+/// The same for decisions about allocations, all of which count against the quota of an organization. The first attempt gets what the
+/// caller knows already. `attempt` must not wait for others who may be in line.
+pub(crate) async fn transact_counted<K, T, A, F>(
     control: &Control,
+    known: K,
     organization: impl Fn(&T) -> Option<OrgId>,
     attempt: A,
 ) -> Result<T, ControlError>
 where
-    A: Fn() -> F,
+    A: Fn(Option<K>) -> F,
     F: Future<Output = Result<(T, Decision), ControlError>>,
 {
-    transact_with(control, (), organization, |_| attempt()).await
+    transact_with(control, known, organization, attempt).await
 }
 
 async fn transact_with<K, T, A, F>(

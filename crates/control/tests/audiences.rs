@@ -13,13 +13,14 @@ use common::lifecycle::{Shop, until};
 use common::looking::{Looking, refused};
 use common::{PATIENCE, TestServer, plain_http};
 use gpuaas_api::dto::{ApiKeyCreate, MemberAdd, PageQuery, Reason, ServiceAccountCreate, SliceConsole, WebhookCreate};
+use gpuaas_contract::access::{MemberRole, ProjectRole};
 use gpuaas_domain::caps;
 use gpuaas_testkit::eventually_async;
 
 /// A key of a service account of the project.
 async fn key(server: &TestServer, project: &str, name: &str, role: &str) -> String {
     let client = server.client();
-    let wanted = ServiceAccountCreate { name: name.to_owned(), description: String::new(), role: Some(role.to_owned()) };
+    let wanted = ServiceAccountCreate { name: name.to_owned(), description: String::new(), role: Some(role.parse().unwrap()) };
     let account = client.service_account_create(project, &wanted, None).await.unwrap().id.to_string();
     let wanted = ApiKeyCreate { name: "k".to_owned(), scopes: None, life_seconds: None };
     client.api_key_create(project, &account, &wanted, None).await.unwrap().secret
@@ -95,7 +96,7 @@ common::on_both_stores! {
         ada(&server).await;
         let shop = Shop::open(&server).await;
         let owner = server.client_with(Some(&key(&server, &shop.project, "owner", "owner").await));
-        let invite = |email: &str| MemberAdd { email: Some(email.to_owned()), service_account_id: None, role: "viewer".to_owned() };
+        let invite = |email: &str| MemberAdd { email: Some(email.to_owned()), service_account_id: None, role: MemberRole::Project(ProjectRole::Viewer) };
         let known = owner.project_member_add(&shop.project, &invite(EMAIL), None).await.unwrap();
         let unknown = owner.project_member_add(&shop.project, &invite("nobody@example.org"), None).await.unwrap();
         for member in [&known, &unknown] {
@@ -107,7 +108,7 @@ common::on_both_stores! {
         let her = server.client_with(Some(&text(&tokens(&server).await, "access_token")));
         eventually_async(PATIENCE, "the role counts", || async { her.project(&shop.project).await.ok() }).await;
         let members = owner.project_members(&shop.project, &PageQuery::default()).await.unwrap().items;
-        assert!(members.iter().any(|member| member.name == "Ada" && member.state == "active"));
+        assert!(members.iter().any(|member| member.name == "Ada" && member.state.as_str() == "active"));
         assert_eq!(refused(owner.project_member_add(&shop.project, &invite(EMAIL), None).await), "member_exists");
     }
 
@@ -132,11 +133,11 @@ common::on_both_stores! {
         client.api_key_create(&shop.project, &last, &wanted, None).await.expect("one that was revoked makes room");
         for number in 0..caps::INVITATIONS.most {
             let email = Some(format!("nobody-{number}@example.org"));
-            let invite = MemberAdd { email, service_account_id: None, role: "viewer".to_owned() };
+            let invite = MemberAdd { email, service_account_id: None, role: MemberRole::Project(ProjectRole::Viewer) };
             client.project_member_add(&shop.project, &invite, None).await.unwrap();
         }
         let invite =
-            MemberAdd { email: Some("one-more@example.org".to_owned()), service_account_id: None, role: "viewer".to_owned() };
+            MemberAdd { email: Some("one-more@example.org".to_owned()), service_account_id: None, role: MemberRole::Project(ProjectRole::Viewer) };
         assert_eq!(refused(client.project_member_add(&shop.project, &invite, None).await), "too_many_invitations");
         assert!(server.metrics().await.contains("gpuaas_refusals_total{reason=\"too_many_keys\"} 1"));
     }

@@ -74,7 +74,7 @@ impl Poll {
 }
 
 async fn service(server: &TestServer, host: &Host) -> String {
-    server.client().node(&host.node_id().to_string()).await.unwrap().service
+    server.client().node(&host.node_id().to_string()).await.unwrap().service.to_string()
 }
 
 #[tokio::test]
@@ -287,5 +287,9 @@ async fn a_link_whose_certificate_has_expired_gets_no_offer_and_ends() {
             None => panic!("no goodbye"),
         }
     }
-    assert_eq!(server.client().task(&task.id.to_string()).await.unwrap().state, "queued", "it was not claimed for that link");
+    assert_eq!(
+        server.client().task(&task.id.to_string()).await.unwrap().state.as_str(),
+        "queued",
+        "it was not claimed for that link"
+    );
 }

@@ -136,9 +136,9 @@ common::on_both_stores! {
         assert_eq!(over.code.as_deref(), Some("taken_away"));
         assert!(over.reason.is_some(), "in words that are the tenant's to read");
         // The one that was leased is proved clean; the other is looked at and approved again.
-        let mut states = vec![state(&slots[0].id.to_string()).await, state(&slots[1].id.to_string()).await];
+        let mut states = [state(&slots[0].id.to_string()).await, state(&slots[1].id.to_string()).await];
         states.sort();
-        assert_eq!(states, ["available", "withdrawn"]);
+        assert_eq!(states.map(|state| state.to_string()), ["available", "withdrawn"]);
     }
 }
 

@@ -16,6 +16,7 @@ use gpuaas_api::dto::{
 use gpuaas_api::{Client, ClientOptions};
 use gpuaas_backends::EnginesConfig;
 use gpuaas_backends::redis::RedisConfig;
+use gpuaas_contract::access::ProjectRole;
 use gpuaas_control::{ServerConfig, process_roles, start};
 use gpuaas_testkit::{TempDir, pg_database, redis_url};
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
@@ -41,7 +42,7 @@ fn reported(event: &CloudEvent) -> &str {
 
 /// The key of a service account of the project, with its id.
 async fn tenant(client: &Client, project: &str) -> (String, String) {
-    let wanted = ServiceAccountCreate { name: "t".to_owned(), description: String::new(), role: Some("owner".to_owned()) };
+    let wanted = ServiceAccountCreate { name: "t".to_owned(), description: String::new(), role: Some(ProjectRole::Owner) };
     let account = client.service_account_create(project, &wanted, None).await.unwrap().id.to_string();
     let wanted = ApiKeyCreate { name: "k".to_owned(), scopes: None, life_seconds: None };
     (client.api_key_create(project, &account, &wanted, None).await.unwrap().secret, account)
@@ -305,7 +306,7 @@ common::on_both_stores! {
 }
 
 async fn tenant_of(client: &Client, project: &str, name: &str) -> String {
-    let wanted = ServiceAccountCreate { name: name.to_owned(), description: String::new(), role: Some("owner".to_owned()) };
+    let wanted = ServiceAccountCreate { name: name.to_owned(), description: String::new(), role: Some(ProjectRole::Owner) };
     let account = client.service_account_create(project, &wanted, None).await.unwrap().id.to_string();
     let wanted = ApiKeyCreate { name: "k".to_owned(), scopes: None, life_seconds: None };
     client.api_key_create(project, &account, &wanted, None).await.unwrap().secret

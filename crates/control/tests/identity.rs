@@ -47,7 +47,7 @@ async fn a_join_token_is_good_for_one_host() {
     let expired = eventually_async(PATIENCE, "the token expires", || async {
         // Only refused attempts leave the token unused, so a stranger's malformed request asks without using it up.
         let now = server.client().join_tokens(&Default::default()).await.unwrap();
-        now.items.into_iter().find(|t| t.id == short.join_token.id && t.state == "expired")
+        now.items.into_iter().find(|t| t.id == short.join_token.id && t.state.as_str() == "expired")
     });
     expired.await;
     assert_eq!(code(second.enroll(&short.token).await).await, "join_token_expired");
@@ -109,7 +109,7 @@ async fn enrolling_the_same_machine_again_is_the_next_epoch_of_the_same_node() {
     assert!(["epoch_retired", "certificate_revoked"].contains(&goodbye.as_str()), "{goodbye}");
     let refused = old.try_connect(old.hello(&[])).await.map(|_| ()).unwrap_err();
     assert!(refused.message().contains("certificate_revoked"), "{refused}");
-    assert_eq!(server.client().task(&task.id.to_string()).await.unwrap().state, "lost");
+    assert_eq!(server.client().task(&task.id.to_string()).await.unwrap().state.as_str(), "lost");
     new.connect(&[]).await;
 }
 
@@ -245,7 +245,7 @@ async fn a_second_live_copy_of_an_identity_locks_the_node() {
     let reported = original.await.unwrap();
     assert!(["node_locked", "certificate_revoked"].contains(&reported.as_str()), "{reported}");
     let node = server.client().node(&host.node_id().to_string()).await.unwrap();
-    assert_eq!(node.service, "locked");
+    assert_eq!(node.service.as_str(), "locked");
     // A machine that comes back through a door is trusted again, with new keys.
     let mut fresh = Host::new(&server);
     fresh.fingerprint = host.fingerprint.clone();
@@ -264,7 +264,7 @@ async fn a_restarted_agent_replaces_its_dead_link() {
     host.instance = AgentInstanceId::generate();
     host.connect(&[]).await;
     drop(dead);
-    assert_eq!(server.client().node(&host.node_id().to_string()).await.unwrap().service, "in_service");
+    assert_eq!(server.client().node(&host.node_id().to_string()).await.unwrap().service.as_str(), "in_service");
 }
 
 #[tokio::test]
@@ -273,7 +273,7 @@ async fn rotated_keys_reach_connected_nodes_before_envelopes_signed_with_them() 
     let mut host = Host::enrolled(&server).await;
     let mut link = host.connect(&[]).await;
     let states = |keys: gpuaas_api::dto::Page<gpuaas_api::dto::SigningKey>| -> Vec<String> {
-        keys.items.into_iter().map(|key| key.state).collect()
+        keys.items.into_iter().map(|key| key.state.to_string()).collect()
     };
     assert_eq!(states(server.client().signing_keys_stage().await.unwrap()), ["active", "staged"]);
     assert_eq!(states(server.client().signing_keys_rotate().await.unwrap()), ["grace", "active"]);

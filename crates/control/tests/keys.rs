@@ -11,6 +11,7 @@ use gpuaas_api::dto::{
     ApiKeyCreate, ApiKeyCreated, ApiTokenCreate, MemberAdd, MemberChange, OrganizationCreate, PageQuery, ProjectCreate,
     ServiceAccountCreate, UserCreate, WebhookCreate,
 };
+use gpuaas_contract::access::{MemberRole, PlatformRole, ProjectRole};
 
 const HOUR: u64 = 3600;
 
@@ -27,7 +28,7 @@ impl Tenant {
         let organization = client.organization_create(&wanted, None).await.unwrap().id.to_string();
         let wanted = ProjectCreate { name: "vision".to_owned(), ..Default::default() };
         let project = client.project_create(&organization, &wanted, None).await.unwrap().id.to_string();
-        let wanted = ServiceAccountCreate { name: "root".to_owned(), role: Some("owner".to_owned()), ..Default::default() };
+        let wanted = ServiceAccountCreate { name: "root".to_owned(), role: Some(ProjectRole::Owner), ..Default::default() };
         let account = client.service_account_create(&project, &wanted, None).await.unwrap().id.to_string();
         Self { project, organization, account }
     }
@@ -49,7 +50,7 @@ impl Tenant {
 }
 
 fn person(role: &str) -> MemberAdd {
-    MemberAdd { email: Some("mallory@example.org".to_owned()), service_account_id: None, role: role.to_owned() }
+    MemberAdd { email: Some("mallory@example.org".to_owned()), service_account_id: None, role: role.parse().unwrap() }
 }
 
 common::on_both_stores! {
@@ -87,7 +88,7 @@ common::on_both_stores! {
             assert_eq!(refused(server.client_with(Some(secret)).project(&tenant.project).await), "token_invalid");
         }
         // A key of one account that made one of another ends with its account.
-        let wanted = ServiceAccountCreate { name: "other".to_owned(), role: Some("viewer".to_owned()), ..Default::default() };
+        let wanted = ServiceAccountCreate { name: "other".to_owned(), role: Some(ProjectRole::Viewer), ..Default::default() };
         let maker = tenant.key(&admin, None, None).await;
         let made_by = server.client_with(Some(&maker.secret));
         let other = made_by.service_account_create(&tenant.project, &wanted, None).await.unwrap().id.to_string();
@@ -106,7 +107,7 @@ common::on_both_stores! {
         let scoped = server.client_with(Some(&scoped.secret));
         assert_eq!(refused(scoped.project_member_add(&tenant.project, &person("owner"), None).await), "role_exceeds_own");
         assert_eq!(refused(scoped.project_member_add(&tenant.project, &person("viewer"), None).await), "role_exceeds_own");
-        let account = |role: &str| ServiceAccountCreate { name: "sa".to_owned(), role: Some(role.to_owned()), ..Default::default() };
+        let account = |role: &str| ServiceAccountCreate { name: "sa".to_owned(), role: Some(role.parse().unwrap()), ..Default::default() };
         assert_eq!(refused(scoped.service_account_create(&tenant.project, &account("owner"), None).await), "role_exceeds_own");
         // Events go to a webhook: who may not read them has them sent nowhere.
         let hook = WebhookCreate { url: "https://hooks.example.com/x".to_owned(), ..WebhookCreate::default() };
@@ -114,7 +115,7 @@ common::on_both_stores! {
         let reader = tenant.key(&admin, Some(&["member.*", "*.read"]), None).await;
         let reader = server.client_with(Some(&reader.secret));
         let viewer = reader.project_member_add(&tenant.project, &person("viewer"), None).await.unwrap();
-        let raise = MemberChange { role: "member".to_owned() };
+        let raise = MemberChange { role: MemberRole::Project(ProjectRole::Member) };
         let raised = reader.project_member_change(&tenant.project, &viewer.id.to_string(), &raise, None).await;
         assert_eq!(refused(raised), "role_exceeds_own");
 
@@ -132,7 +133,7 @@ common::on_both_stores! {
 
     async fn a_platform_token_makes_nothing_that_outlives_it(server: TestServer) {
         let tenant = Tenant::new(&server).await;
-        let wanted = ApiTokenCreate { name: "brief".to_owned(), role: "admin".to_owned(), life_seconds: Some(HOUR) };
+        let wanted = ApiTokenCreate { name: "brief".to_owned(), role: PlatformRole::Admin, life_seconds: Some(HOUR) };
         let brief = server.client().api_token_create(&wanted).await.unwrap();
         let with_it = server.client_with(Some(&brief.token));
         let longer = ApiTokenCreate { life_seconds: Some(2 * HOUR), ..wanted.clone() };

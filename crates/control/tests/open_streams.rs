@@ -18,6 +18,7 @@ use gpuaas_api::dto::{
 };
 use gpuaas_api::endpoints::{ENDPOINTS, Method, StreamKind};
 use gpuaas_api::routes;
+use gpuaas_contract::access::{MemberRole, PlatformRole, ProjectRole};
 use gpuaas_testkit::eventually_async;
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 use tokio::task::JoinHandle;
@@ -74,7 +75,7 @@ impl Place {
     /// A service account of the project: its id, its key and the secret.
     async fn account(&self, name: &str, life_seconds: Option<u64>) -> (String, String, String) {
         let client = self.server.client();
-        let wanted = ServiceAccountCreate { name: name.to_owned(), description: String::new(), role: Some("member".to_owned()) };
+        let wanted = ServiceAccountCreate { name: name.to_owned(), description: String::new(), role: Some(ProjectRole::Member) };
         let account = client.service_account_create(&self.project, &wanted, None).await.unwrap().id.to_string();
         let wanted = ApiKeyCreate { name: "k".to_owned(), scopes: None, life_seconds };
         let made = client.api_key_create(&self.project, &account, &wanted, None).await.unwrap();
@@ -166,7 +167,7 @@ common::on_both_stores! {
             .await;
 
         let ada = ada(&place.server).await;
-        let invite = MemberAdd { email: Some(EMAIL.to_owned()), service_account_id: None, role: "member".to_owned() };
+        let invite = MemberAdd { email: Some(EMAIL.to_owned()), service_account_id: None, role: MemberRole::Project(ProjectRole::Member) };
         place.server.client().project_member_add(&project, &invite, None).await.unwrap();
         let signed_in = text(&tokens(&place.server).await, "access_token");
         place.all_end("a sign-in that was ended", &signed_in, &paths, async |server| {
@@ -177,7 +178,7 @@ common::on_both_stores! {
             server.client().user_deactivate(&ada.id.to_string(), &Reason::default()).await.unwrap();
         }).await;
 
-        let wanted = ApiTokenCreate { name: "t".to_owned(), role: "operator".to_owned(), life_seconds: None };
+        let wanted = ApiTokenCreate { name: "t".to_owned(), role: PlatformRole::Operator, life_seconds: None };
         let made = place.server.client().api_token_create(&wanted).await.unwrap();
         let mut of_operators = paths.to_vec();
         of_operators.push(format!("{}?kinds=nothing", routes::EVENTS));

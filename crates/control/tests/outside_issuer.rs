@@ -11,6 +11,7 @@ use std::process::Stdio;
 use common::TestServer;
 use common::looking::refused;
 use gpuaas_api::dto::{MemberAdd, UserListQuery};
+use gpuaas_contract::access::{MemberRole, PlatformRole};
 use gpuaas_control::ServerConfig;
 use gpuaas_control::identity::{ExternalIssuer, IdentityConfig};
 use gpuaas_identity::browser_client::{self, BrowserLogin, ClientSettings, HttpClient, Provider};
@@ -139,7 +140,8 @@ async fn somebody_from_another_issuer_signs_in_is_invited_by_address_and_stays_s
     let Some(outside) = Outside::start().await else { return };
     let server = server(&outside.issuer, "gpuaas").await;
     // Invited before anybody has seen them.
-    let invite = MemberAdd { email: Some(EMAIL.to_owned()), service_account_id: None, role: "support".to_owned() };
+    let invite =
+        MemberAdd { email: Some(EMAIL.to_owned()), service_account_id: None, role: MemberRole::Platform(PlatformRole::Support) };
     server.client().platform_member_add(&invite, None).await.unwrap();
 
     let http = http();
@@ -150,7 +152,10 @@ async fn somebody_from_another_issuer_signs_in_is_invited_by_address_and_stays_s
     let (tokens, ()) = tokio::join!(login.finish(&http), async { Browser::new().signs_in(&url).await });
     let tokens = tokens.unwrap();
     let who = server.client_with(Some(&tokens.access_token)).whoami().await.unwrap();
-    assert_eq!((who.kind.as_str(), who.email.as_deref(), who.platform_role.as_deref()), ("user", Some(EMAIL), Some("support")));
+    assert_eq!(
+        (who.kind.as_str(), who.email.as_deref(), who.platform_role.as_ref().map(|role| role.as_str())),
+        ("user", Some(EMAIL), Some("support"))
+    );
     let users = server.client().users(&UserListQuery::default()).await.unwrap().items;
     assert!(users.len() == 1 && !users[0].local && users[0].issuer == outside.issuer);
 

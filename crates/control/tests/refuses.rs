@@ -9,6 +9,7 @@ use common::TestServer;
 use common::node::Host;
 use gpuaas_api::dto::{ApiTokenCreate, PageQuery};
 use gpuaas_api::routes;
+use gpuaas_contract::access::PlatformRole;
 use gpuaas_contract::id::{SessionId, TaskId};
 use gpuaas_contract::link::{self, route};
 use reqwest::Method;
@@ -35,14 +36,14 @@ async fn what_is_no_endpoint_says_so_to_those_who_are_known() {
     assert_eq!(ask(Method::GET, "/api/v1/secrets", admin).await, answer(404, "route_unknown"));
     assert_eq!(ask(Method::PUT, routes::NODES, None).await, answer(401, "token_required"));
     let (status, code, allow) = ask(Method::PUT, routes::TASKS, admin).await;
-    assert_eq!((status, code.as_str(), allow.as_deref()), (405, "method_not_allowed", Some("GET, POST")));
+    assert_eq!((status, code.as_str(), allow.as_deref()), (405, "method_not_allowed", Some("GET, HEAD, POST, OPTIONS")));
 }
 
 #[tokio::test]
 async fn a_token_that_was_revoked_opens_nothing() {
     let server = TestServer::sqlite().await;
     let client = server.client();
-    let wanted = ApiTokenCreate { name: "gone".to_owned(), role: "admin".to_owned(), life_seconds: None };
+    let wanted = ApiTokenCreate { name: "gone".to_owned(), role: PlatformRole::Admin, life_seconds: None };
     let revoked = client.api_token_create(&wanted).await.unwrap();
     let with_it = server.client_with(Some(&revoked.token));
     with_it.api_tokens(&PageQuery::default()).await.unwrap();
@@ -165,8 +166,8 @@ async fn bodies_that_are_malformed_or_too_large_get_a_clear_no() {
     let (status, code, detail) = post(routes::TASKS, b"{not json".to_vec()).await;
     assert_eq!((status, code.as_str()), (400, "json_invalid"), "{detail}");
     let (status, code, detail) = post(routes::TASKS, br#"{"node":"n","task_type":"diag.ping","shell":"rm"}"#.to_vec()).await;
-    assert_eq!((status, code.as_str()), (400, "json_invalid"));
-    assert!(detail.contains("shell"), "{detail}");
+    assert_eq!((status, code.as_str()), (422, "body_invalid"));
+    assert!(detail.contains("/shell"), "{detail}");
     let (status, code, _) = post(routes::TASKS, vec![b' '; 1024 * 1024]).await;
     assert_eq!((status, code.as_str()), (413, "body_too_large"));
     let (status, code, detail) = post(routes::TASKS, br#"{"node":"n","task_type":"shell.exec"}"#.to_vec()).await;
@@ -175,4 +176,71 @@ async fn bodies_that_are_malformed_or_too_large_get_a_clear_no() {
     let (status, code, _) =
         post(routes::TASKS, br#"{"node":"n","task_type":"diag.ping","params":{"hold_ms":-1}}"#.to_vec()).await;
     assert_eq!((status, code.as_str()), (422, "params_invalid"));
+}
+
+#[tokio::test]
+async fn every_fault_of_a_body_is_told_with_where_it_is() {
+    let server = TestServer::sqlite().await;
+    let post = async |path: &str, content_type: &str, body: serde_json::Value| {
+        let request = common::plain_http().post(format!("{}{path}", server.url())).bearer_auth(&server.admin_token);
+        let response = request.header("content-type", content_type).body(body.to_string()).send().await.unwrap();
+        (response.status().as_u16(), response.json::<gpuaas_api::dto::Problem>().await.unwrap())
+    };
+    let body = serde_json::json!({ "kind": "slise", "slots": "one", "price_per_hour": { "amount": "2.50" }, "color": "red" });
+    let (status, problem) = post(routes::SKUS, "application/json", body).await;
+    assert_eq!((status, problem.code.as_str()), (422, "body_invalid"));
+    let mut pointers: Vec<&str> = problem.faults.iter().map(|fault| fault.pointer.as_str()).collect();
+    pointers.sort_unstable();
+    assert_eq!(pointers, ["/color", "/kind", "/name", "/price_per_hour/currency", "/slots"], "{problem:?}");
+    // What a schema does not say is told by what reads the value.
+    let body =
+        serde_json::json!({ "name": "a", "kind": "slice", "slots": 1, "price_per_hour": { "amount": "1e3", "currency": "USD" } });
+    let (status, problem) = post(routes::SKUS, "application/json", body.clone()).await;
+    assert_eq!((status, problem.faults.len()), (422, 1), "{problem:?}");
+    assert_eq!(problem.faults[0].pointer, "/price_per_hour/amount", "{problem:?}");
+    // Something that the body names and that is not there is a fault of the body, not of the path.
+    let body = serde_json::json!({ "node": "nobody", "task_type": "diag.ping" });
+    let (status, problem) = post(routes::TASKS, "application/json; charset=utf-8", body.clone()).await;
+    assert_eq!((status, problem.code.as_str()), (422, "node_unknown"));
+    assert_eq!(problem.faults[0].pointer, "/node");
+    let (status, problem) = post(routes::TASKS, "text/plain", body).await;
+    assert_eq!((status, problem.code.as_str()), (415, "content_type_unsupported"));
+}
+
+#[tokio::test]
+async fn resources_behave_as_http_expects() {
+    let server = TestServer::configured(|config| config.cors_origins = vec!["https://portal.example.com".parse().unwrap()]).await;
+    let http = common::plain_http();
+    let ask = |method: Method, path: &str| http.request(method, format!("{}{path}", server.url()));
+    // The root leads somewhere.
+    let root = ask(Method::GET, "/").send().await.unwrap();
+    assert_eq!((root.status().as_u16(), &root.headers()["location"]), (307, &routes::REFERENCE.parse().unwrap()));
+    // What was created is found where the answer says.
+    let wanted = serde_json::json!({ "name": "physics" });
+    let made = ask(Method::POST, routes::ORGANIZATIONS).bearer_auth(&server.admin_token).json(&wanted).send().await.unwrap();
+    assert_eq!(made.status(), 201);
+    let path = made.headers()["location"].to_str().unwrap().to_owned();
+    let read = ask(Method::GET, &path).bearer_auth(&server.admin_token).send().await.unwrap();
+    assert_eq!(read.status(), 200);
+    let tag = read.headers()["etag"].clone();
+    // And not sent again to those who have it.
+    let again = ask(Method::GET, &path).bearer_auth(&server.admin_token).header("if-none-match", &tag).send().await.unwrap();
+    assert_eq!((again.status().as_u16(), again.headers()["etag"].clone()), (304, tag));
+    assert!(again.bytes().await.unwrap().is_empty());
+    // What is large is compressed for those who say so.
+    for encoding in ["gzip", "br"] {
+        let document = ask(Method::GET, routes::OPENAPI).header("accept-encoding", encoding).send().await.unwrap();
+        assert_eq!(document.headers()["content-encoding"], encoding);
+    }
+    // Methods and origins are told to whoever asks.
+    let options = ask(Method::OPTIONS, &path).send().await.unwrap();
+    assert_eq!((options.status().as_u16(), &options.headers()["allow"]), (204, &"GET, HEAD, PATCH, OPTIONS".parse().unwrap()));
+    let from = |origin: &'static str| {
+        ask(Method::OPTIONS, &path).header("origin", origin).header("access-control-request-method", "PATCH")
+    };
+    let known = from("https://portal.example.com").send().await.unwrap();
+    assert_eq!(known.headers()["access-control-allow-origin"], "https://portal.example.com");
+    assert!(known.headers()["access-control-allow-headers"].to_str().unwrap().contains("authorization"));
+    let stranger = from("https://elsewhere.example.com").send().await.unwrap();
+    assert!(!stranger.headers().contains_key("access-control-allow-origin"));
 }

@@ -12,6 +12,7 @@ use gpuaas_api::dto::{
     AuditQuery, MemberAdd, OrganizationCreate, OrganizationListQuery, Reason, UserCreate, UserListQuery, UserPassword,
 };
 use gpuaas_api::{Client, ClientOptions};
+use gpuaas_contract::access::{MemberRole, ProjectRole};
 use gpuaas_identity::pkce::CodeVerifier;
 use gpuaas_testkit::eventually_async;
 use reqwest::StatusCode;
@@ -20,7 +21,7 @@ use serde_json::Value;
 common::on_both_stores! {
     async fn somebody_signs_in_with_a_browser_and_sees_nothing_but_themselves_until_invited(server: TestServer) {
         let made = ada(&server).await;
-        assert!(made.local && made.state == "active" && made.issuer == server.url());
+        assert!(made.local && made.state.as_str() == "active" && made.issuer == server.url());
         let tokens = tokens(&server).await;
         assert_eq!((text(&tokens, "token_type").as_str(), tokens["expires_in"].as_u64()), ("Bearer", Some(600)));
         assert!(tokens["id_token"].is_string());
@@ -39,7 +40,7 @@ common::on_both_stores! {
 
         let wanted = OrganizationCreate { name: "lab".to_owned(), ..Default::default() };
         let organization = server.client().organization_create(&wanted, None).await.unwrap();
-        let invite = MemberAdd { email: Some(EMAIL.to_owned()), service_account_id: None, role: "viewer".to_owned() };
+        let invite = MemberAdd { email: Some(EMAIL.to_owned()), service_account_id: None, role: MemberRole::Project(ProjectRole::Viewer) };
         server.client().organization_member_add(&organization.id.to_string(), &invite, None).await.unwrap();
         assert!(client.whoami().await.unwrap().invited, "the role counts from the next request on");
         assert_eq!(client.organizations(&OrganizationListQuery::default()).await.unwrap().items.len(), 1);
@@ -225,7 +226,7 @@ common::on_both_stores! {
         let sent = browser.types(&page, "/oauth/authorize", EMAIL, &made_up).await;
         let tokens = redeem(&server, &sent.sent("code").unwrap(), &verifier).await.unwrap();
 
-        assert_eq!(server.client().user_deactivate(&id, &Reason::default()).await.unwrap().state, "deactivated");
+        assert_eq!(server.client().user_deactivate(&id, &Reason::default()).await.unwrap().state.as_str(), "deactivated");
         assert_eq!(redeem(&server, &unused, &verifier).await.unwrap_err(), "invalid_grant");
         assert_eq!(refresh(&server, &text(&tokens, "refresh_token")).await.unwrap_err(), "invalid_grant");
         assert_eq!(browser.types(&page, "/oauth/authorize", EMAIL, &made_up).await.status, StatusCode::FORBIDDEN);
@@ -234,11 +235,11 @@ common::on_both_stores! {
             client.whoami().await.err().filter(|error| error.problem().is_some_and(|problem| problem.code == "user_deactivated"))
         })
         .await;
-        let query = UserListQuery { state: Some("deactivated".to_owned()), ..UserListQuery::default() };
+        let query = UserListQuery { state: Some(gpuaas_contract::state::UserState::Deactivated), ..UserListQuery::default() };
         assert_eq!(server.client().users(&query).await.unwrap().items.len(), 1);
 
         // They may come back, but nothing that they had open before does.
-        assert_eq!(server.client().user_reactivate(&id, &Reason::default()).await.unwrap().state, "active");
+        assert_eq!(server.client().user_reactivate(&id, &Reason::default()).await.unwrap().state.as_str(), "active");
         assert_eq!(refresh(&server, &text(&tokens, "refresh_token")).await.unwrap_err(), "invalid_grant");
         let sent = browser.types(&page, "/oauth/authorize", EMAIL, &made_up).await;
         let tokens = redeem(&server, &sent.sent("code").unwrap(), &verifier).await.unwrap();
@@ -270,7 +271,7 @@ common::on_both_stores! {
         let options = ClientOptions { unix_socket: Some(path.clone()), ..ClientOptions::new("http://localhost") };
         let local = Client::new(options).unwrap();
         let who = local.whoami().await.unwrap();
-        assert_eq!((who.kind.as_str(), who.platform_role.as_deref()), ("local_admin", Some("admin")));
+        assert_eq!((who.kind.as_str(), who.platform_role.as_ref().map(|role| role.as_str())), ("local_admin", Some("admin")));
         // A token that is given is what counts, and the same address over the network knows nobody.
         let with_token = ClientOptions {
             unix_socket: Some(path.clone()),
@@ -285,7 +286,7 @@ common::on_both_stores! {
         drop(std::os::unix::net::UnixListener::bind(&path).unwrap());
         let config = TestServer::config(&server.dir, server.pg.as_ref());
         server.server = Some(gpuaas_control::start(config).await.unwrap());
-        assert_eq!(local.whoami().await.unwrap().kind, "local_admin");
+        assert_eq!(local.whoami().await.unwrap().kind.as_str(), "local_admin");
     }
 
     async fn discovery_and_keys_are_what_clients_need(server: TestServer) {

@@ -15,7 +15,7 @@ use gpuaas_contract::Digest;
 use gpuaas_contract::cleanup::DriveProof;
 use gpuaas_contract::id::AllocationId;
 use gpuaas_contract::receipt::Outcome;
-use gpuaas_contract::task::slice_vm_power::Action;
+use gpuaas_contract::task::slice_vm_power::PowerAction;
 use gpuaas_contract::task::{self, TaskType};
 use gpuaas_testkit::eventually_async;
 use serde_json::json;
@@ -52,7 +52,7 @@ async fn running(server: &TestServer, node: &mut Looking, slots: &[u32]) -> Slic
 }
 
 async fn state(server: &TestServer, slot: &Slot) -> String {
-    server.client().slot(&slot.id.to_string()).await.unwrap().state
+    server.client().slot(&slot.id.to_string()).await.unwrap().state.to_string()
 }
 
 common::on_both_stores! {
@@ -78,13 +78,13 @@ common::on_both_stores! {
         let slice = client.slice(&id).await.unwrap();
         assert_eq!((slice.state.as_str(), slice.vm_name.as_str(), slice.slots.len()), ("leased", "guest-1", 2));
         assert_eq!(slice.private_ip.unwrap().to_string(), "10.77.0.2");
-        assert_eq!(slice.tasks[0].state, "succeeded");
-        let listed = |state: &str| SliceListQuery { state: Some(state.to_owned()), ..SliceListQuery::default() };
+        assert_eq!(slice.tasks[0].state.as_str(), "succeeded");
+        let listed = |state: &str| SliceListQuery { state: Some(state.parse().unwrap()), ..SliceListQuery::default() };
         assert_eq!(client.slices(&listed("leased")).await.unwrap().items.len(), 1);
         assert!(client.slices(&listed("needs_wipe")).await.unwrap().items.is_empty());
         assert_eq!(refused(client.slices(&listed("available")).await), "state_invalid");
 
-        let power = SlicePower { action: Action::Reboot, graceful_timeout_seconds: None };
+        let power = SlicePower { action: PowerAction::Reboot, graceful_timeout_seconds: None };
         client.slice_power(&id, &power, None).await.unwrap();
         let task = node.next().await;
         assert_eq!(node.answers(&task, |payload| succeeded(payload, &task, None)).await, "");
@@ -142,14 +142,14 @@ common::on_both_stores! {
         assert_eq!(refused(client.slice_create(&create(&node, &[1]), None).await), "slot_not_available");
         assert_eq!(refused(client.slot_withdraw(&blocked.id.to_string(), &Reason::default()).await), "slot_in_use");
         client.slot_quarantine(&blocked.id.to_string(), &Reason::default()).await.unwrap();
-        assert_eq!(client.slot_unquarantine(&blocked.id.to_string(), &Reason::default()).await.unwrap().state, "cleanup_blocked");
-        assert_eq!(client.slice(&id).await.unwrap().state, "cleanup_blocked");
+        assert_eq!(client.slot_unquarantine(&blocked.id.to_string(), &Reason::default()).await.unwrap().state.as_str(), "cleanup_blocked");
+        assert_eq!(client.slice(&id).await.unwrap().state.as_str(), "cleanup_blocked");
 
         // An operator's word takes it over under a new number, and frees nothing by itself.
         let reason = Reason { reason: "the drive was swapped by mistake".to_owned() };
         let forced = client.slot_force_cleanup(&blocked.id.to_string(), &reason, None).await.unwrap();
         assert_eq!((forced.allocation_id, forced.slots[0].lease_epoch), (order.allocation_id, 2));
-        assert_eq!(forced.slots[0].state, "releasing");
+        assert_eq!(forced.slots[0].state.as_str(), "releasing");
         let task = node.next().await;
         let task::Task::SliceVmRelease(params) = task.task() else { panic!("{:?}", task.task()) };
         assert!(params.take_over && params.wipe && params.lease_epoch == 2 && params.slots.len() == 1);
@@ -228,9 +228,9 @@ common::on_both_stores! {
         node.next().await;
         let retire = NodeRetire::default();
         assert_eq!(refused(client.node_retire(&node.node(), &retire).await), "node_in_use");
-        assert_eq!(client.node(&node.node()).await.unwrap().service, "in_service");
+        assert_eq!(client.node(&node.node()).await.unwrap().service.as_str(), "in_service");
         client.node_retire(&node.node(), &NodeRetire { force: true, ..retire }).await.unwrap();
-        assert_eq!(client.task(&order.task.id.to_string()).await.unwrap().state, "lost");
+        assert_eq!(client.task(&order.task.id.to_string()).await.unwrap().state.as_str(), "lost");
         let slot = client.slot(&slots[0].id.to_string()).await.unwrap();
         assert_eq!((slot.state.as_str(), slot.allocation_id), ("cleanup_blocked", Some(order.allocation_id)));
         assert!(slot.reason.contains("retired"), "{}", slot.reason);
@@ -267,7 +267,7 @@ common::on_both_stores! {
         let release = client.slice_release(&order.allocation_id.to_string(), &WIPED, None).await.unwrap();
         let id = release.task.id.to_string();
         write_to_database(&server, "UPDATE tasks SET task_type = 'slice.vm_provision' WHERE id = $1", &id).await;
-        assert_eq!(client.task_cancel(&id, &Reason::default()).await.unwrap().state, "cancelled");
+        assert_eq!(client.task_cancel(&id, &Reason::default()).await.unwrap().state.as_str(), "cancelled");
         assert_eq!(state(&server, &slots[0]).await, "cleanup_blocked", "of a changed row nothing is believed");
         server.server.unwrap().stop().await;
     }
@@ -291,8 +291,8 @@ common::on_both_stores! {
         let complete = proof(&task);
         assert_eq!(node.answers(&task, |payload| succeeded(payload, &task, Some(&complete))).await, "");
         let slot = client.slot(&slots[2].id.to_string()).await.unwrap();
-        assert_eq!(slot.state, "releasing");
-        assert_eq!(client.task(&task.payload().task_id.to_string()).await.unwrap().state, "succeeded");
+        assert_eq!(slot.state.as_str(), "releasing");
+        assert_eq!(client.task(&task.payload().task_id.to_string()).await.unwrap().state.as_str(), "succeeded");
         assert_eq!(refused(client.slice_release(&id, &WIPED, None).await), "slot_forged");
         assert!(client.slice(&order.allocation_id.to_string()).await.is_ok(), "looking at it does no harm");
         server.server.unwrap().stop().await;

@@ -47,13 +47,13 @@ async fn the_life_of_slots(server: TestServer) {
     let held = client.slot_quarantine(&id, &reason).await.unwrap();
     assert_eq!((held.state.as_str(), held.reason.as_str()), ("quarantined", "fan is loud"));
     let listed =
-        |state: &str| SlotListQuery { node: Some(node.clone()), state: Some(state.to_owned()), ..SlotListQuery::default() };
+        |state: &str| SlotListQuery { node: Some(node.clone()), state: Some(state.parse().unwrap()), ..SlotListQuery::default() };
     let ids = |slots: Vec<Slot>| slots.into_iter().map(|slot| slot.id).collect::<Vec<_>>();
     assert_eq!(ids(client.slots(&listed("quarantined")).await.unwrap().items), [all[1].id]);
     assert_eq!(ids(client.slots(&listed("available")).await.unwrap().items), [all[0].id, all[2].id]);
     assert_eq!(refused(client.slots(&listed("nonsense")).await), "state_invalid");
-    assert_eq!(client.slot_unquarantine(&id, &Reason::default()).await.unwrap().state, "available");
-    assert_eq!(client.slot_withdraw(&id, &reason).await.unwrap().state, "withdrawn");
+    assert_eq!(client.slot_unquarantine(&id, &Reason::default()).await.unwrap().state.as_str(), "available");
+    assert_eq!(client.slot_withdraw(&id, &reason).await.unwrap().state.as_str(), "withdrawn");
     assert_eq!(refused(client.slot_quarantine(&id, &reason).await), "slot_withdrawn");
     assert_eq!(client.slot(&id).await.unwrap().node_name, "test-host");
     assert_eq!(refused(client.slot("slot_0123").await), "id_invalid");

@@ -33,7 +33,7 @@ async fn state_becomes(server: &TestServer, id: TaskId, wanted: &str) -> Task {
     let client = server.client();
     eventually_async(PATIENCE, &format!("{id} becomes {wanted}"), || async {
         let task = client.task(&id.to_string()).await.unwrap();
-        (task.state == wanted).then_some(task)
+        (task.state.as_str() == wanted).then_some(task)
     })
     .await
 }
@@ -107,7 +107,7 @@ common::on_both_stores! {
         // A task of another node cannot be ended, whoever signs.
         let other = run_ping(&server, &stranger).await;
         assert_eq!(link.receipt(other.id, sign(&good)).await, "receipt_task_unknown");
-        assert_eq!(server.client().task(&task.id.to_string()).await.unwrap().state, "dispatched");
+        assert_eq!(server.client().task(&task.id.to_string()).await.unwrap().state.as_str(), "dispatched");
         assert_eq!(link.receipt(task.id, sign(&good)).await, "");
         server.server.unwrap().stop().await;
     }

@@ -179,7 +179,7 @@ common::on_both_stores! {
         assert_eq!(kinds, ["gpuaas.webhook.created.v1"], "its own making is the only one of its kinds");
         let page = client.webhook_deliveries(&all.webhook.id.to_string(), &DeliveryListQuery::default()).await.unwrap();
         assert!(page.items.is_sorted_by(|one, next| one.id > next.id), "the newest first");
-        let delivered = |delivery: &Delivery| delivery.state == "delivered" && delivery.attempts == 1 && delivery.due_at.is_none();
+        let delivered = |delivery: &Delivery| delivery.state.as_str() == "delivered" && delivery.attempts == 1 && delivery.due_at.is_none();
         eventually_async(PATIENCE, "all is written down", || async {
             let query = DeliveryListQuery { limit: Some(200), ..DeliveryListQuery::default() };
             let page = client.webhook_deliveries(&all.webhook.id.to_string(), &query).await.unwrap();
@@ -195,13 +195,13 @@ common::on_both_stores! {
         let hook = webhook(&client, &own, receiver.url("/fails"), &["project"]).await.webhook.id.to_string();
         happens(&client, &own, "one").await;
         let failed = delivery(&client, &hook, |delivery| delivery.attempts == 1 && !delivery.last.is_empty()).await;
-        assert!(failed.state == "pending" && failed.last.contains("500"), "{failed:?}");
+        assert!(failed.state.as_str() == "pending" && failed.last.contains("500"), "{failed:?}");
         let wait = failed.due_at.unwrap().since(failed.created_at);
         assert!(wait >= std::time::Duration::from_millis(4500), "the first try again comes after about five seconds: {wait:?}");
         assert_eq!(receiver.got("/fails").len(), 1);
         // Time passes, and it comes by itself.
         receiver.answers("/fails", 204);
-        let taken = delivery(&client, &hook, |delivery| delivery.state == "delivered").await;
+        let taken = delivery(&client, &hook, |delivery| delivery.state.as_str() == "delivered").await;
         assert_eq!((taken.attempts, taken.id, taken.last.as_str()), (2, failed.id, "204 No Content"));
         assert_eq!(receiver.counts("/fails").into_values().collect::<Vec<_>>(), [2], "the same id both times");
     }
@@ -217,7 +217,7 @@ common::on_both_stores! {
         receiver.answers("/hook", 200);
         // Nobody has to wait for the next try.
         client.delivery_replay(&failed.id.to_string()).await.unwrap();
-        let taken = delivery(&client, &hook, |delivery| delivery.state == "delivered").await;
+        let taken = delivery(&client, &hook, |delivery| delivery.state.as_str() == "delivered").await;
         assert_eq!((taken.id, taken.attempts), (failed.id, 1));
         client.delivery_replay(&failed.id.to_string()).await.unwrap();
         eventually_async(PATIENCE, "it is sent again", || async { (receiver.got("/hook").len() == 3).then_some(()) }).await;
@@ -235,7 +235,7 @@ common::on_both_stores! {
         webhook(&client, &own, receiver.url("/witness"), &[]).await;
         let mut heard = Box::pin(client.project_events(&own, &EventsQuery { after: Some(0), kinds: Some("webhook.disabled".to_owned()) }));
         happens(&client, &own, "one").await;
-        let ended = delivery(&client, &hook, |delivery| delivery.state == "failed").await;
+        let ended = delivery(&client, &hook, |delivery| delivery.state.as_str() == "failed").await;
         assert!(ended.attempts == 1 && ended.due_at.is_none() && ended.last.contains("410"), "{ended:?}");
         let off = client.webhook(&hook).await.unwrap();
         assert!(!off.enabled && off.disabled_reason.unwrap().contains("410"));
@@ -319,7 +319,7 @@ common::on_both_stores! {
         assert_eq!(got.iter().map(|got| &got.headers.id).collect::<BTreeSet<_>>().len(), EVENTS);
         eventually_async(PATIENCE, "all is written down", || async {
             let hook = server.client().webhooks(&own, &Default::default()).await.unwrap().items[0].id.to_string();
-            let query = DeliveryListQuery { state: Some("delivered".to_owned()), limit: Some(100), after: None };
+            let query = DeliveryListQuery { state: Some(gpuaas_contract::state::DeliveryState::Delivered), limit: Some(100), after: None };
             (server.client().webhook_deliveries(&hook, &query).await.unwrap().items.len() == EVENTS).then_some(())
         })
         .await;
@@ -335,7 +335,7 @@ common::on_both_stores! {
         let hook = webhook(&client, &own, receiver.url("/moved"), &["project"]).await.webhook.id.to_string();
         happens(&client, &own, "one").await;
         let tried = delivery(&client, &hook, |delivery| !delivery.last.is_empty()).await;
-        assert!(tried.state == "pending" && tried.last.contains("redirects are not followed"), "{tried:?}");
+        assert!(tried.state.as_str() == "pending" && tried.last.contains("redirects are not followed"), "{tried:?}");
         assert!(receiver.got("/landing").is_empty());
     }
 

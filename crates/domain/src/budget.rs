@@ -172,7 +172,7 @@ impl Spent {
         }
         let message = format!(
             "the budget of {per_hour} destructive commands per hour is used up ({} in all, {of_scope} of {share} here); wait, or let an \
-             administrator who signed in look at it and run `gpuaas cluster budget lift --count N --reason …`",
+             administrator who signed in look at it and lift the budget",
             self.total
         );
         Err(Refusal::conflict(EXHAUSTED, message))
@@ -196,7 +196,7 @@ pub fn lift(count: u32, reason: &str, context: &Context) -> Result<Decision, Ref
     match context.actor {
         Actor::User(_) | Actor::LocalAdmin => {}
         Actor::ServiceAccount { .. } | Actor::Token { .. } | Actor::Node(_) | Actor::Applicant(_) | Actor::System => {
-            let message = "only a person who signed in can lift the budget, not a token; run `gpuaas login`, or lift it on the server \
+            let message = "only a person who signed in can lift the budget, not a token; sign in, or lift it on the server \
                            itself over its local socket";
             return Err(Refusal::forbidden("budget_lift_needs_person", message));
         }
@@ -208,7 +208,7 @@ pub fn lift(count: u32, reason: &str, context: &Context) -> Result<Decision, Ref
     }
     let entry = Entry::Lift { count, by: context.actor.to_string(), reason: reason.to_owned() };
     let row = BudgetRow { id: format!("budget:lift:{}", context.now.0), version: 0, entry, at: context.now };
-    let data = json!({ "count": count, "reason": reason, "until": context.now.plus(HOUR) });
+    let data = json!({ "count": count, "reason": reason, "until": context.now.plus(HOUR).rfc3339() });
     let decision = Decision::default().insert(&row);
     Ok(decision.record(context, "gpuaas.budget.lifted.v1", "budget.lift", &row.id, data))
 }
@@ -263,7 +263,7 @@ mod tests {
 
     #[test]
     fn a_person_can_lift_it_for_an_hour_and_a_token_cannot() {
-        let token = Actor::Token { id: ApiTokenId::generate(), role: crate::access::Role::Admin };
+        let token = Actor::Token { id: ApiTokenId::generate(), role: crate::access::PlatformRole::Admin };
         assert_eq!(lift(5, "moving a rack", &context(token)).expect_err("a token").code, "budget_lift_needs_person");
         for (count, reason) in [(0, "x"), (MAX_LIFT + 1, "x"), (5, "")] {
             assert!(lift(count, reason, &context(Actor::LocalAdmin)).is_err(), "{count} {reason:?}");

@@ -9,6 +9,8 @@ use gpuaas_contract::telemetry::HostFacts;
 use gpuaas_contract::time::Timestamp;
 use serde_json::json;
 
+pub use gpuaas_contract::state::EnrollmentState;
+
 use crate::decision::{Change, Context, Decision};
 use crate::node::Node;
 use crate::refusal::Refusal;
@@ -43,37 +45,6 @@ pub struct JoinToken {
     pub revoked_at: Option<Timestamp>,
     /// The node that a host may take over with it; without one it enrolls new machines only.
     pub replace_node: Option<NodeId>,
-}
-
-/// Where a request stands.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, serde::Serialize, serde::Deserialize)]
-#[serde(rename_all = "snake_case")]
-pub enum EnrollmentState {
-    /// An operator has to decide.
-    Pending,
-    /// An operator said yes; the host may fetch its certificate.
-    Approved,
-    /// The host has its certificate.
-    Enrolled,
-    /// An operator said no.
-    Rejected,
-}
-
-impl EnrollmentState {
-    /// Name on the wire and in the store.
-    pub const fn as_str(self) -> &'static str {
-        match self {
-            Self::Pending => "pending",
-            Self::Approved => "approved",
-            Self::Enrolled => "enrolled",
-            Self::Rejected => "rejected",
-        }
-    }
-
-    /// The state with this name.
-    pub fn parse(name: &str) -> Option<Self> {
-        [Self::Pending, Self::Approved, Self::Enrolled, Self::Rejected].into_iter().find(|state| state.as_str() == name)
-    }
 }
 
 /// A host's request to be enrolled.
@@ -138,7 +109,8 @@ pub fn token_create(
         revoked_at: None,
         replace_node,
     };
-    let data = json!({ "join_token_id": id, "expires_at": token.expires_at, "note": note, "replace_node": replace_node });
+    let data =
+        json!({ "join_token_id": id, "expires_at": token.expires_at.rfc3339(), "note": note, "replace_node": replace_node });
     Ok(Decision::default().change(Change::JoinTokenInsert(token)).record(
         context,
         "gpuaas.join_token.created.v1",
@@ -295,8 +267,8 @@ pub fn check_replacement(
     door: Door,
 ) -> Result<Replacement, Refusal> {
     let command = |node: NodeId| match door {
-        Door::Token => format!("make a join token for that: `gpuaas node token create --replace-node {node}`"),
-        Door::Approval(id) => format!("`gpuaas node approve {id} --replace-node {node}`"),
+        Door::Token => format!("create a join token with `replace_node` set to {node}"),
+        Door::Approval(id) => format!("approve {id} with `replace_node` set to {node}"),
     };
     match (existing, replace_node) {
         (None, None) => Ok(Replacement::New),
@@ -305,7 +277,7 @@ pub fn check_replacement(
             Err(Refusal::conflict("replace_node_mismatch", message))
         }
         (None, Some(named)) => {
-            let message = format!("this host does not have the fingerprint of {named}; enroll it without `--replace-node`");
+            let message = format!("this host does not have the fingerprint of {named}; leave `replace_node` out");
             Err(Refusal::conflict("replace_node_mismatch", message))
         }
         // Whoever has the keys of a node that is trusted is that node; of one that is locked, they are in two places.

@@ -27,6 +27,6 @@ pub mod task;
 pub mod tenancy;
 pub mod webhook;
 
-pub use access::{Actor, Role};
+pub use access::Actor;
 pub use decision::{AuditEntry, Change, Decision, Event, Wakeup};
 pub use refusal::{Refusal, RefusalKind};

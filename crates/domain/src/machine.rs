@@ -10,6 +10,8 @@ use gpuaas_contract::task::{Task, TaskType, allocation_deprovision_user, allocat
 use gpuaas_contract::time::Timestamp;
 use serde_json::json;
 
+pub use gpuaas_contract::state::MachineState;
+
 use crate::decision::{Change, Context, Decision};
 use crate::node::Node;
 use crate::refusal::Refusal;
@@ -22,43 +24,6 @@ use crate::task::{TaskRecord, TaskState};
 pub const PROVISION_TIMEOUT: Duration = Duration::from_secs(15 * 60);
 /// How long removing a user may take, with everything they left on large disks.
 pub const RELEASE_TIMEOUT: Duration = Duration::from_secs(3600);
-
-/// Where a machine stands.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, serde::Serialize, serde::Deserialize)]
-#[serde(rename_all = "snake_case")]
-pub enum MachineState {
-    /// Clean and free.
-    Available,
-    /// In the hands of an allocation.
-    Leased,
-    /// An allocation is giving it back.
-    Releasing,
-    /// Something of an allocation may be left on it.
-    CleanupBlocked,
-    /// No longer offered.
-    Withdrawn,
-}
-
-impl MachineState {
-    /// Name on the wire and in the store.
-    pub const fn as_str(self) -> &'static str {
-        match self {
-            Self::Available => "available",
-            Self::Leased => "leased",
-            Self::Releasing => "releasing",
-            Self::CleanupBlocked => "cleanup_blocked",
-            Self::Withdrawn => "withdrawn",
-        }
-    }
-
-    /// Whether nothing of any allocation is on it.
-    pub const fn is_clean(self) -> bool {
-        match self {
-            Self::Available | Self::Withdrawn => true,
-            Self::Leased | Self::Releasing | Self::CleanupBlocked => false,
-        }
-    }
-}
 
 /// A whole host on offer.
 #[derive(Clone, Debug, PartialEq, Eq, serde::Serialize, serde::Deserialize)]

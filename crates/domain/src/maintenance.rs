@@ -62,7 +62,7 @@ pub fn announce(window: Window, affected: &[Allocation], context: &Context) -> R
     }
     let id = window.id.to_string();
     let data = json!({
-        "maintenance_id": id, "summary": window.summary, "nodes": window.nodes, "starts_at": window.starts_at, "ends_at": window.ends_at,
+        "maintenance_id": id, "summary": window.summary, "nodes": window.nodes, "starts_at": window.starts_at.rfc3339(), "ends_at": window.ends_at.rfc3339(),
     });
     let decision = Decision::default().insert(&window);
     let decision = decision.record(context, "gpuaas.maintenance.announced.v1", "maintenance.announce", &id, data);
@@ -88,7 +88,7 @@ fn tell(mut decision: Decision, window: &Window, affected: &[Allocation], kind: 
         let data = json!({
             "allocation_id": id, "project_id": allocation.project_id, "organization_id": allocation.organization_id,
             "name": allocation.name, "maintenance_id": window.id, "summary": window.summary,
-            "starts_at": window.starts_at, "ends_at": window.ends_at,
+            "starts_at": window.starts_at.rfc3339(), "ends_at": window.ends_at.rfc3339(),
         });
         decision = decision.record(context, kind, "maintenance.tell", &id, data);
     }

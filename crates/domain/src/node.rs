@@ -3,10 +3,11 @@
 use gpuaas_contract::Digest;
 use gpuaas_contract::id::{AgentInstanceId, NodeId, ServerId, SessionId};
 use gpuaas_contract::key::VerifyingKey;
-use gpuaas_contract::task::TaskType;
 use gpuaas_contract::telemetry::HostFacts;
 use gpuaas_contract::time::Timestamp;
 use serde_json::json;
+
+pub use gpuaas_contract::state::{LinkTransport, NodeService};
 
 use crate::decision::{Change, Context, Decision, Wakeup};
 use crate::refusal::Refusal;
@@ -19,95 +20,6 @@ pub const MAX_NAME: usize = 253;
 /// Longest reason an operator may give.
 pub const MAX_REASON: usize = 500;
 
-/// Whether a node takes work.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, serde::Serialize, serde::Deserialize)]
-#[serde(rename_all = "snake_case")]
-pub enum Service {
-    /// Takes work.
-    InService,
-    /// Maintenance: no new work, running tasks finish.
-    Draining,
-    /// Held back because something is wrong: no new work.
-    Quarantined,
-    /// Two live copies of its identity were seen: its certificates no longer count until it is enrolled again.
-    Locked,
-    /// Gone for good, unless the machine is enrolled again.
-    Retired,
-}
-
-impl Service {
-    /// Every state.
-    pub const ALL: [Self; 5] = [Self::InService, Self::Draining, Self::Quarantined, Self::Locked, Self::Retired];
-
-    /// Name on the wire and in the store.
-    pub const fn as_str(self) -> &'static str {
-        match self {
-            Self::InService => "in_service",
-            Self::Draining => "draining",
-            Self::Quarantined => "quarantined",
-            Self::Locked => "locked",
-            Self::Retired => "retired",
-        }
-    }
-
-    /// The state with this name.
-    pub fn parse(name: &str) -> Option<Self> {
-        Self::ALL.into_iter().find(|state| state.as_str() == name)
-    }
-
-    /// Whether new tasks may be created for it and queued ones handed out.
-    pub const fn takes_work(self) -> bool {
-        matches!(self, Self::InService)
-    }
-
-    /// Whether a task of this kind may be created for it and handed out. A node in maintenance, or one that is held back, still serves
-    /// the slices and tenants that are on it: they must be able to leave.
-    pub const fn takes(self, kind: TaskType) -> bool {
-        match kind {
-            TaskType::SliceVmRelease
-            | TaskType::SliceVmPower
-            | TaskType::SliceConsoleRead
-            | TaskType::AllocationDeprovisionUser => self.may_connect(),
-            TaskType::DiagPing
-            | TaskType::DiagHealthProbe
-            | TaskType::PackageList
-            | TaskType::SliceTopologyDiscover
-            | TaskType::SliceVmProvision
-            | TaskType::AllocationProvisionUser => self.takes_work(),
-        }
-    }
-
-    /// Whether its certificates may open a link at all.
-    pub const fn may_connect(self) -> bool {
-        matches!(self, Self::InService | Self::Draining | Self::Quarantined)
-    }
-}
-
-/// How a link is carried.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, serde::Serialize, serde::Deserialize)]
-#[serde(rename_all = "snake_case")]
-pub enum Transport {
-    /// The gRPC stream.
-    Stream,
-    /// HTTP long-poll.
-    Poll,
-}
-
-impl Transport {
-    /// Name on the wire and in the store.
-    pub const fn as_str(self) -> &'static str {
-        match self {
-            Self::Stream => "stream",
-            Self::Poll => "poll",
-        }
-    }
-
-    /// The transport with this name.
-    pub fn parse(name: &str) -> Option<Self> {
-        [Self::Stream, Self::Poll].into_iter().find(|transport| transport.as_str() == name)
-    }
-}
-
 /// The link a node has open now.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct LiveSession {
@@ -118,7 +30,7 @@ pub struct LiveSession {
     /// Which boot of the host.
     pub boot_id: String,
     /// How it is carried.
-    pub transport: Transport,
+    pub transport: LinkTransport,
     /// Since when.
     pub since: Timestamp,
     /// The server process that holds it; if that process dies, so did the link.
@@ -146,7 +58,7 @@ pub struct Node {
     /// write the database still cannot swap a key.
     pub record: Vec<u8>,
     /// Whether it takes work.
-    pub service: Service,
+    pub service: NodeService,
     /// Why, in words; empty when in service.
     pub service_reason: String,
     /// The open link, if any: a node is online exactly as long as this is set.
@@ -225,7 +137,7 @@ pub fn enroll(known: Option<Node>, admission: Admission, new_id: NodeId, context
             receipt_key,
             tls_key_digest,
             record: Vec::new(),
-            service: Service::InService,
+            service: NodeService::InService,
             service_reason: String::new(),
             session: None,
             last_seen_at: None,
@@ -237,8 +149,8 @@ pub fn enroll(known: Option<Node>, admission: Admission, new_id: NodeId, context
         Some(old) => {
             // A drain or a quarantine is the operator's word and survives; a lock or retirement ends with new keys.
             let (service, service_reason) = match old.service {
-                Service::Draining | Service::Quarantined => (old.service, old.service_reason),
-                Service::InService | Service::Locked | Service::Retired => (Service::InService, String::new()),
+                NodeService::Draining | NodeService::Quarantined => (old.service, old.service_reason),
+                NodeService::InService | NodeService::Locked | NodeService::Retired => (NodeService::InService, String::new()),
             };
             Node {
                 name: facts.hostname.clone(),
@@ -285,41 +197,43 @@ pub fn operate(node: &Node, operation: Operation, reason: &str, context: &Contex
         Err(Refusal::conflict("node_state", message))
     };
     let (next, kind, action) = match (operation, current) {
-        (Op::Drain, Service::InService | Service::Draining) => (Service::Draining, "gpuaas.node.draining.v1", "node.drain"),
-        (Op::Undrain, Service::Draining | Service::InService) => {
-            (Service::InService, "gpuaas.node.in_service.v1", "node.undrain")
+        (Op::Drain, NodeService::InService | NodeService::Draining) => {
+            (NodeService::Draining, "gpuaas.node.draining.v1", "node.drain")
         }
-        (Op::Quarantine, Service::InService | Service::Draining | Service::Quarantined) => {
-            (Service::Quarantined, "gpuaas.node.quarantined.v1", "node.quarantine")
+        (Op::Undrain, NodeService::Draining | NodeService::InService) => {
+            (NodeService::InService, "gpuaas.node.in_service.v1", "node.undrain")
         }
-        (Op::Unquarantine, Service::Quarantined | Service::InService) => {
-            (Service::InService, "gpuaas.node.in_service.v1", "node.unquarantine")
+        (Op::Quarantine, NodeService::InService | NodeService::Draining | NodeService::Quarantined) => {
+            (NodeService::Quarantined, "gpuaas.node.quarantined.v1", "node.quarantine")
         }
-        (Op::Retire, _) => (Service::Retired, "gpuaas.node.retired.v1", "node.retire"),
-        (Op::Undrain, Service::Quarantined) => {
-            let message = format!("node {} is quarantined, not draining; use `gpuaas node unquarantine`", node.id);
+        (Op::Unquarantine, NodeService::Quarantined | NodeService::InService) => {
+            (NodeService::InService, "gpuaas.node.in_service.v1", "node.unquarantine")
+        }
+        (Op::Retire, _) => (NodeService::Retired, "gpuaas.node.retired.v1", "node.retire"),
+        (Op::Undrain, NodeService::Quarantined) => {
+            let message = format!("node {} is quarantined, not draining; unquarantine it", node.id);
             return Err(Refusal::conflict("node_quarantined", message));
         }
-        (Op::Drain, Service::Quarantined) => {
+        (Op::Drain, NodeService::Quarantined) => {
             let message = format!("node {} is quarantined and takes no new work already", node.id);
             return Err(Refusal::conflict("node_quarantined", message));
         }
-        (Op::Drain | Op::Undrain | Op::Quarantine | Op::Unquarantine, Service::Locked) => {
+        (Op::Drain | Op::Undrain | Op::Quarantine | Op::Unquarantine, NodeService::Locked) => {
             let message = format!("node {} is locked; enroll the machine again with a new join token, or retire it", node.id);
             return Err(Refusal::conflict("node_locked", message));
         }
-        (Op::Drain | Op::Undrain | Op::Quarantine | Op::Unquarantine, Service::Retired)
-        | (Op::Unquarantine, Service::Draining) => {
+        (Op::Drain | Op::Undrain | Op::Quarantine | Op::Unquarantine, NodeService::Retired)
+        | (Op::Unquarantine, NodeService::Draining) => {
             return wrong_state();
         }
     };
     if next == current && (reason.is_empty() || reason == node.service_reason) {
         return Ok(Decision::default());
     }
-    let reason = if next == Service::InService { "" } else { reason };
+    let reason = if next == NodeService::InService { "" } else { reason };
     let mut changed = Node { service: next, service_reason: reason.to_owned(), ..node.clone() };
     let mut decision = Decision::default();
-    if next == Service::Retired {
+    if next == NodeService::Retired {
         changed.session = None;
         decision = decision.change(Change::CertificatesRevoke { node_id: node.id, up_to_epoch: node.epoch, at: context.now });
     }
@@ -336,8 +250,8 @@ pub fn operate(node: &Node, operation: Operation, reason: &str, context: &Contex
 pub fn lock(node: &Node, context: &Context) -> Decision {
     let reason = "two live copies of this node's identity were seen at the same time".to_owned();
     let id = node.id.to_string();
-    let data = json!({ "node_id": id, "from": node.service.as_str(), "to": Service::Locked.as_str(), "reason": reason });
-    let locked = Node { service: Service::Locked, service_reason: reason, session: None, ..node.clone() };
+    let data = json!({ "node_id": id, "from": node.service.as_str(), "to": NodeService::Locked.as_str(), "reason": reason });
+    let locked = Node { service: NodeService::Locked, service_reason: reason, session: None, ..node.clone() };
     Decision::default()
         .change(Change::CertificatesRevoke { node_id: node.id, up_to_epoch: node.epoch, at: context.now })
         .change(Change::NodeUpdate(Box::new(locked)))
@@ -348,7 +262,7 @@ pub fn lock(node: &Node, context: &Context) -> Decision {
 /// The node's link is up.
 pub fn connected(node: &Node, session: LiveSession, facts: Option<HostFacts>, context: &Context) -> Result<Decision, Refusal> {
     if !node.service.may_connect() {
-        let code = if node.service == Service::Locked { "node_locked" } else { "node_retired" };
+        let code = if node.service == NodeService::Locked { "node_locked" } else { "node_retired" };
         return Err(Refusal::forbidden(code, format!("node {} is {}; enroll the machine again", node.id, node.service.as_str())));
     }
     let id = node.id.to_string();

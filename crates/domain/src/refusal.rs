@@ -25,31 +25,39 @@ pub struct Refusal {
     pub code: &'static str,
     /// For people.
     pub message: String,
+    /// Where in the body the fault is, if it is there: a JSON pointer.
+    pub pointer: Option<&'static str>,
 }
 
 impl Refusal {
     /// The request itself is wrong.
     pub fn invalid(code: &'static str, message: impl Into<String>) -> Self {
-        Self { kind: RefusalKind::Invalid, code, message: message.into() }
+        Self { kind: RefusalKind::Invalid, code, message: message.into(), pointer: None }
     }
 
     /// The state does not allow it.
     pub fn conflict(code: &'static str, message: impl Into<String>) -> Self {
-        Self { kind: RefusalKind::Conflict, code, message: message.into() }
+        Self { kind: RefusalKind::Conflict, code, message: message.into(), pointer: None }
     }
 
     /// The caller may not.
     pub fn forbidden(code: &'static str, message: impl Into<String>) -> Self {
-        Self { kind: RefusalKind::Forbidden, code, message: message.into() }
+        Self { kind: RefusalKind::Forbidden, code, message: message.into(), pointer: None }
     }
 
     /// Too much of it is in use.
     pub fn exhausted(code: &'static str, message: impl Into<String>) -> Self {
-        Self { kind: RefusalKind::Exhausted, code, message: message.into() }
+        Self { kind: RefusalKind::Exhausted, code, message: message.into(), pointer: None }
+    }
+
+    /// It is because of what the body has at this JSON pointer: whatever kind of no it would be elsewhere, the request itself is wrong.
+    #[must_use]
+    pub fn in_body(self, pointer: &'static str) -> Self {
+        Self { kind: RefusalKind::Invalid, pointer: Some(pointer), ..self }
     }
 
     /// There is no such thing.
     pub fn not_found(code: &'static str, message: impl Into<String>) -> Self {
-        Self { kind: RefusalKind::NotFound, code, message: message.into() }
+        Self { kind: RefusalKind::NotFound, code, message: message.into(), pointer: None }
     }
 }

@@ -14,6 +14,8 @@ use gpuaas_contract::time::Timestamp;
 use gpuaas_contract::{Digest, envelope};
 use serde_json::json;
 
+pub use gpuaas_contract::state::TaskState;
+
 use crate::decision::{Change, Context, Decision, Wakeup};
 use crate::node::Node;
 use crate::refusal::Refusal;
@@ -35,95 +37,6 @@ pub const MAX_TIMEOUT: Duration = Duration::from_secs(24 * 3600);
 pub const MAX_PARAMS: usize = envelope::MAX_BYTES / 4 * 3 - 2 * 1024;
 /// Most tasks that may be unfinished for one node.
 pub const MAX_UNFINISHED_PER_NODE: u64 = 10_000;
-
-/// Where a task stands.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, serde::Serialize, serde::Deserialize)]
-#[serde(rename_all = "snake_case")]
-pub enum TaskState {
-    /// Waits for its node.
-    Queued,
-    /// Signed and sent; the node has not said that it has it.
-    Dispatched,
-    /// In the node's journal.
-    Accepted,
-    /// Running.
-    Started,
-    /// The node's receipt says it is done.
-    Succeeded,
-    /// The node's receipt says it failed.
-    Failed,
-    /// Stopped by request: by receipt, or before it was ever accepted.
-    Cancelled,
-    /// The node's receipt says that it went down in the middle.
-    Interrupted,
-    /// The node's receipt says that it will not do it.
-    Refused,
-    /// No node accepted it in time.
-    Expired,
-    /// It may have run: its node was retired, enrolled again, lost its journal or fell silent before a receipt came.
-    Lost,
-}
-
-impl TaskState {
-    /// Every state.
-    pub const ALL: [Self; 11] = [
-        Self::Queued,
-        Self::Dispatched,
-        Self::Accepted,
-        Self::Started,
-        Self::Succeeded,
-        Self::Failed,
-        Self::Cancelled,
-        Self::Interrupted,
-        Self::Refused,
-        Self::Expired,
-        Self::Lost,
-    ];
-
-    /// Name on the wire and in the store.
-    pub const fn as_str(self) -> &'static str {
-        match self {
-            Self::Queued => "queued",
-            Self::Dispatched => "dispatched",
-            Self::Accepted => "accepted",
-            Self::Started => "started",
-            Self::Succeeded => "succeeded",
-            Self::Failed => "failed",
-            Self::Cancelled => "cancelled",
-            Self::Interrupted => "interrupted",
-            Self::Refused => "refused",
-            Self::Expired => "expired",
-            Self::Lost => "lost",
-        }
-    }
-
-    /// The state with this name.
-    pub fn parse(name: &str) -> Option<Self> {
-        Self::ALL.into_iter().find(|state| state.as_str() == name)
-    }
-
-    /// Whether nothing more will happen, short of a late receipt.
-    pub const fn ended(self) -> bool {
-        !matches!(self, Self::Queued | Self::Dispatched | Self::Accepted | Self::Started)
-    }
-
-    /// Whether the node has said that it has the task.
-    pub const fn in_hand(self) -> bool {
-        matches!(self, Self::Accepted | Self::Started)
-    }
-}
-
-impl From<Outcome> for TaskState {
-    fn from(outcome: Outcome) -> Self {
-        match outcome {
-            Outcome::Succeeded => Self::Succeeded,
-            Outcome::Failed => Self::Failed,
-            Outcome::Cancelled => Self::Cancelled,
-            Outcome::Interrupted => Self::Interrupted,
-            Outcome::Refused => Self::Refused,
-        }
-    }
-}
 
 /// A task as the control plane keeps it.
 #[derive(Clone, Debug, PartialEq)]
@@ -533,7 +446,7 @@ pub fn tick(task: &TaskRecord, context: &Context) -> Decision {
             if task.envelope_start_by.is_some() {
                 return no_word();
             }
-            let message = "no node accepted the task in time; check `gpuaas node show` and run it again";
+            let message = "no node accepted the task in time; check that the node is online and create the task again";
             end(task, TaskState::Expired, "queue_time_over", message, context)
         }
         TaskState::Dispatched if task.lease_until.is_some_and(|lease| now > lease) => {

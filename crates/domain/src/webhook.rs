@@ -6,6 +6,8 @@ use gpuaas_contract::id::{DeliveryId, EventId, ProjectId, WebhookId};
 use gpuaas_contract::time::Timestamp;
 use serde_json::json;
 
+pub use gpuaas_contract::state::DeliveryState;
+
 use crate::decision::{Context, Decision};
 use crate::names::checked_text;
 use crate::refusal::Refusal;
@@ -92,29 +94,6 @@ pub fn short_kind(kind: &str) -> &str {
     match kind.rsplit_once(".v") {
         Some((short, version)) if !version.is_empty() && version.bytes().all(|byte| byte.is_ascii_digit()) => short,
         Some(_) | None => kind,
-    }
-}
-
-/// Where a delivery stands.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
-#[serde(rename_all = "snake_case")]
-pub enum DeliveryState {
-    /// Waits for its next try.
-    Pending,
-    /// The address has taken it.
-    Delivered,
-    /// Given up.
-    Failed,
-}
-
-impl DeliveryState {
-    /// Name on the wire and in the store.
-    pub const fn as_str(self) -> &'static str {
-        match self {
-            Self::Pending => "pending",
-            Self::Delivered => "delivered",
-            Self::Failed => "failed",
-        }
     }
 }
 

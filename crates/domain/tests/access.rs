@@ -9,7 +9,7 @@ use gpuaas_contract::time::Timestamp;
 use gpuaas_domain::Actor;
 use gpuaas_domain::access::{
     Action, ApiToken, BadKeyScopes, KeyScopes, MAX_FILE_BYTES, MAX_FILES, MAX_PATTERNS, MAX_RULES, MemberRole, Membership, Place,
-    PlatformRole, Policies, Principal, PrincipalId, ProjectRole, Role, Scope, ScopeKind, Verdict, Who,
+    PlatformRole, Policies, Principal, PrincipalId, ProjectRole, Scope, ScopeKind, Verdict, Who,
 };
 
 const ORGANIZATION: OrgId = OrgId::from_bytes([1; 16]);
@@ -457,9 +457,7 @@ fn names_of_roles_are_unique_and_old_ones_are_understood() {
             (Some(role), Some(MemberRole::Project(role)))
         );
     }
-    assert_eq!(Role::parse("viewer"), Some(Role::Support));
-    assert_eq!(serde_json::from_str::<Role>("\"viewer\"").expect("a role"), Role::Support);
-    assert_eq!(Role::parse("owner"), None);
+    assert_eq!(PlatformRole::parse("owner"), None);
 }
 
 #[test]
@@ -469,7 +467,7 @@ fn actors_are_named_like_the_callers_of_rules() {
     for (actor, name) in [
         (Actor::User(UserId::from_bytes([9; 16])), "user:user_09090909090909090909090909090909"),
         (Actor::ServiceAccount { id: sa, key }, "sa:sa_06060606060606060606060606060606"),
-        (Actor::Token { id: token, role: Role::Admin }, "token:apitok_08080808080808080808080808080808"),
+        (Actor::Token { id: token, role: PlatformRole::Admin }, "token:apitok_08080808080808080808080808080808"),
         (Actor::LocalAdmin, "local-admin"),
     ] {
         assert_eq!(actor.to_string(), name);

@@ -19,13 +19,15 @@ use std::time::Duration;
 use acts::{active, asked, blocked, end, nothing_is_left, settle, wait_for};
 use gpuaas_contract::id::{AllocationId, NodeId};
 use gpuaas_contract::receipt::Outcome;
-use gpuaas_contract::task::slice_vm_power::Action;
+use gpuaas_contract::task::slice_vm_power::PowerAction;
 use gpuaas_contract::task::{Task, TaskType};
 use gpuaas_domain::allocation::commands::{self, Request};
-use gpuaas_domain::allocation::{Allocation, AllocationState, MAX_ATTEMPTS, MAX_LEASE, MAX_RELEASES, MAX_WAIT, Next, Step};
+use gpuaas_domain::allocation::{
+    Allocation, AllocationState, AllocationStep, MAX_ATTEMPTS, MAX_LEASE, MAX_RELEASES, MAX_WAIT, Next,
+};
 use gpuaas_domain::catalog::Product;
 use gpuaas_domain::machine::{self, MachineState};
-use gpuaas_domain::node::{Operation, Service};
+use gpuaas_domain::node::{NodeService, Operation};
 use gpuaas_domain::quota::{self, Limits, Used};
 use gpuaas_domain::slot::SlotState;
 use gpuaas_domain::task::TaskState;
@@ -162,7 +164,7 @@ fn a_host_that_failed_and_left_something_is_cleaned_up_before_another_is_tried()
     let mut ledger = Ledger::sliced(&[2, 2]);
     let id = asked(&mut ledger, &slice(2), End::FailedDirty);
     let first = run(&ledger, id).node_id;
-    assert_eq!((run(&ledger, id).state, run(&ledger, id).step), (AllocationState::Releasing, Step::AwaitRelease));
+    assert_eq!((run(&ledger, id).state, run(&ledger, id).step), (AllocationState::Releasing, AllocationStep::AwaitRelease));
     assert_eq!(end(&mut ledger, id, End::Succeeded), AllocationState::Provisioning);
     assert_ne!(run(&ledger, id).node_id, first);
     assert_eq!(end(&mut ledger, id, End::Succeeded), AllocationState::Active);
@@ -226,7 +228,7 @@ fn given_back_while_it_is_made_it_is_told_to_stop() {
 fn given_back_while_it_is_stopped_it_goes_after_that() {
     let mut ledger = Ledger::sliced(&[1]);
     let id = active(&mut ledger, &slice(1));
-    ledger.power(id, Action::Stop).expect("is active");
+    ledger.power(id, PowerAction::Stop).expect("is active");
     settle(&mut ledger, id);
     ledger.release(id);
     assert_eq!(settle(&mut ledger, id), AllocationState::Active, "the host has not answered yet");
@@ -275,7 +277,7 @@ fn a_lease_can_be_made_longer() {
     assert_eq!((run(&ledger, id).expires_at, run(&ledger, id).due_at), (Some(later(1200)), Some(later(1200))));
     assert_eq!(code(ledger.extend(id, Some(MAX_LEASE))), "lease_invalid");
     assert_eq!(code(ledger.extend(id, Some(Duration::from_secs(59)))), "lease_invalid");
-    ledger.power(id, Action::Stop).expect("is active");
+    ledger.power(id, PowerAction::Stop).expect("is active");
     ledger.extend(id, Some(Duration::from_secs(60))).expect("is active");
     assert_eq!(run(&ledger, id).due_at, Some(ledger.now), "what was wanted before is not forgotten for it");
     ledger.release(id);
@@ -297,33 +299,38 @@ fn a_lease_without_an_end_gets_none_by_asking_for_more_time() {
 fn a_guest_is_stopped_started_and_rebooted() {
     let mut ledger = Ledger::sliced(&[1]);
     let id = active(&mut ledger, &slice(1));
-    ledger.power(id, Action::Start).expect("runs already");
+    ledger.power(id, PowerAction::Start).expect("runs already");
     assert_eq!(run(&ledger, id).pending_power_action, None, "nothing to do");
-    for (action, stopped) in [(Action::Stop, true), (Action::Start, false), (Action::Reboot, false)] {
+    for (action, becomes) in [
+        (PowerAction::Stop, AllocationState::Stopped),
+        (PowerAction::Start, AllocationState::Active),
+        (PowerAction::Reboot, AllocationState::Active),
+    ] {
+        let before = run(&ledger, id).state;
         ledger.power(id, action).expect("is active");
         let version = run(&ledger, id).version;
         ledger.power(id, action).expect("said twice");
         assert_eq!(run(&ledger, id).version, version, "said twice, done once");
-        assert_eq!(settle(&mut ledger, id), AllocationState::Active);
-        assert_eq!(run(&ledger, id).step, Step::AwaitPower);
-        let other = if action == Action::Stop { Action::Reboot } else { Action::Stop };
+        assert_eq!(settle(&mut ledger, id), before);
+        assert_eq!(run(&ledger, id).step, AllocationStep::AwaitPower);
+        let other = if action == PowerAction::Stop { PowerAction::Reboot } else { PowerAction::Stop };
         assert_eq!(code(ledger.power(id, other)), "allocation_busy");
-        assert_eq!(end(&mut ledger, id, End::Succeeded), AllocationState::Active);
-        assert_eq!((run(&ledger, id).stopped, run(&ledger, id).pending_power_action), (stopped, None));
-        if stopped {
-            assert_eq!(code(ledger.power(id, Action::Reboot)), "allocation_stopped");
+        assert_eq!(end(&mut ledger, id, End::Succeeded), becomes);
+        assert_eq!(run(&ledger, id).pending_power_action, None);
+        if becomes == AllocationState::Stopped {
+            assert_eq!(code(ledger.power(id, PowerAction::Reboot)), "allocation_stopped");
         }
     }
     let told = ledger.told(&id);
     let kinds = ["stopped", "started", "rebooted"].map(|kind| format!("allocation.{kind}"));
     assert!(kinds.iter().all(|kind| told.contains(&kind.as_str())), "{told:?}");
-    ledger.power(id, Action::Stop).expect("is active");
+    ledger.power(id, PowerAction::Stop).expect("is active");
     settle(&mut ledger, id);
     assert_eq!(end(&mut ledger, id, End::FailedDirty), AllocationState::Active, "it is still its tenant's");
-    assert_eq!((last_error(&ledger, id).0, run(&ledger, id).stopped), ("some_code", false));
+    assert_eq!(last_error(&ledger, id).0, "some_code");
     let (mut ledger, whole) = (Ledger::whole(1), bare_metal());
     let id = active(&mut ledger, &whole);
-    assert_eq!(code(ledger.power(id, Action::Reboot)), "power_not_supported");
+    assert_eq!(code(ledger.power(id, PowerAction::Reboot)), "power_not_supported");
 }
 
 #[test]
@@ -331,7 +338,7 @@ fn power_that_cannot_be_ordered_is_said_and_forgotten() {
     let mut ledger = Ledger::sliced(&[1]);
     let id = active(&mut ledger, &slice(1));
     ledger.operate(node_id(1), Operation::Retire).expect("an operator may");
-    ledger.power(id, Action::Stop).expect("is active");
+    ledger.power(id, PowerAction::Stop).expect("is active");
     assert_eq!(settle(&mut ledger, id), AllocationState::Active);
     assert_eq!((last_error(&ledger, id).0, run(&ledger, id).pending_power_action), ("node_takes_no_work", None));
     assert_eq!(run(&ledger, id).due_at, None, "and nobody looks again for it");
@@ -375,10 +382,10 @@ fn a_release_that_fails_is_tried_again_and_then_left_to_an_operator() {
         ledger.release(id);
         settle(&mut ledger, id);
         end(&mut ledger, id, End::FailedDirty);
-        assert_eq!((run(&ledger, id).state, run(&ledger, id).step), (AllocationState::Releasing, Step::Release));
+        assert_eq!((run(&ledger, id).state, run(&ledger, id).step), (AllocationState::Releasing, AllocationStep::Release));
         assert!(run(&ledger, id).due_at > Some(ledger.now), "not at once");
         assert_eq!(settle(&mut ledger, id), AllocationState::Releasing);
-        assert_eq!(run(&ledger, id).step, Step::Release, "looking again does not help");
+        assert_eq!(run(&ledger, id).step, AllocationStep::Release, "looking again does not help");
         wait_for(&mut ledger, id);
         for _ in 1..MAX_RELEASES {
             end(&mut ledger, id, End::Interrupted);
@@ -647,7 +654,7 @@ fn tenants_read_nothing_about_hosts_and_operators_everything() {
     let id = ledger.request(&slice(1)).expect("fits");
     settle(&mut ledger, id);
     tells(&ledger, id, &[&hidden[0]]);
-    ledger.power(other, Action::Stop).expect("is active");
+    ledger.power(other, PowerAction::Stop).expect("is active");
     settle(&mut ledger, other);
     let task = ledger.task_of(other);
     ledger.start(task);
@@ -706,13 +713,13 @@ fn a_node_that_is_drained_or_held_back_still_lets_its_tenants_go() {
         ledger.operate(node_id(1), operation).expect("an operator may");
         let other = ledger.request(&slice(1)).expect("fits");
         assert_eq!(settle(&mut ledger, other), AllocationState::Failed, "nobody new");
-        ledger.power(id, Action::Stop).expect("is active");
+        ledger.power(id, PowerAction::Stop).expect("is active");
         settle(&mut ledger, id);
-        assert_eq!(end(&mut ledger, id, End::Succeeded), AllocationState::Active);
+        assert_eq!(end(&mut ledger, id, End::Succeeded), AllocationState::Stopped);
         ledger.release(id);
         settle(&mut ledger, id);
         assert_eq!(end(&mut ledger, id, End::Succeeded), AllocationState::Released);
-        assert_ne!(ledger.nodes[&node_id(1)].service, Service::InService);
+        assert_ne!(ledger.nodes[&node_id(1)].service, NodeService::InService);
         nothing_is_left(&ledger);
     }
 }

@@ -17,9 +17,9 @@ use std::time::Duration;
 
 use acts::nothing_is_left;
 use gpuaas_contract::id::AllocationId;
-use gpuaas_contract::task::slice_vm_power::Action;
+use gpuaas_contract::task::slice_vm_power::PowerAction;
 use gpuaas_domain::allocation::commands::Request;
-use gpuaas_domain::allocation::{Allocation, AllocationState, Next, Step};
+use gpuaas_domain::allocation::{Allocation, AllocationState, AllocationStep, Next};
 use gpuaas_domain::catalog::Product;
 use hosts::End;
 use ledger::{Conflict, Ledger};
@@ -38,7 +38,7 @@ enum TenantCommand {
 }
 
 /// A run that is about to take this step; `None` if a product never takes it.
-fn about_to(step: Step, product: Product) -> Option<(Ledger, AllocationId)> {
+fn about_to(step: AllocationStep, product: Product) -> Option<(Ledger, AllocationId)> {
     let mut ledger = match product {
         Product::Slice { .. } => Ledger::sliced(&[2, 2, 2, 2]),
         Product::BareMetal => Ledger::whole(4),
@@ -46,27 +46,27 @@ fn about_to(step: Step, product: Product) -> Option<(Ledger, AllocationId)> {
     let request = Request { wait: Duration::from_secs(3600), ..wanted(product) };
     let id = ledger.request(&request).expect("there is no limit");
     match step {
-        Step::Place => {}
-        Step::AwaitProvision => drop(ledger.advance(id)),
-        Step::Serve => active(&mut ledger, id),
-        Step::AwaitPower if product == Product::BareMetal => return None,
-        Step::AwaitPower => {
+        AllocationStep::Place => {}
+        AllocationStep::AwaitProvision => drop(ledger.advance(id)),
+        AllocationStep::Serve => active(&mut ledger, id),
+        AllocationStep::AwaitPower if product == Product::BareMetal => return None,
+        AllocationStep::AwaitPower => {
             active(&mut ledger, id);
-            ledger.power(id, Action::Stop).expect("is active");
+            ledger.power(id, PowerAction::Stop).expect("is active");
             ledger.advance(id);
         }
-        Step::Release => {
-            active(&mut ledger, id);
-            ledger.release(id);
-            ledger.advance(id);
-        }
-        Step::AwaitRelease => {
+        AllocationStep::Release => {
             active(&mut ledger, id);
             ledger.release(id);
             ledger.advance(id);
+        }
+        AllocationStep::AwaitRelease => {
+            active(&mut ledger, id);
+            ledger.release(id);
+            ledger.advance(id);
             ledger.advance(id);
         }
-        Step::Done => {
+        AllocationStep::Done => {
             ledger.release(id);
             ledger.advance(id);
         }
@@ -120,7 +120,7 @@ fn drive(ledger: &mut Ledger, id: AllocationId, ends: End) -> AllocationState {
 fn rests(run: &Allocation) -> bool {
     let nothing_wanted = run.release_request.is_none() && run.pending_power_action.is_none();
     match run.state {
-        AllocationState::Active => nothing_wanted,
+        AllocationState::Active | AllocationState::Stopped => nothing_wanted,
         AllocationState::ReleaseBlocked => run.due_at.is_none(),
         AllocationState::Requested
         | AllocationState::Placing
@@ -165,7 +165,7 @@ fn twice(ledger: &mut Ledger, id: AllocationId, shown: &str) {
 #[test]
 fn every_step_that_is_taken_twice_is_taken_once() {
     for product in PRODUCTS {
-        for step in Step::ALL {
+        for step in AllocationStep::ALL {
             for ends in End::ALL.map(Some).into_iter().chain([None]) {
                 for command in [TenantCommand::Never, TenantCommand::BeforeTheEnd, TenantCommand::AfterTheEnd] {
                     let Some((mut ledger, id)) = about_to(step, product) else { continue };
@@ -203,7 +203,7 @@ fn unfold(ledger: &mut Ledger, id: AllocationId, ends: Option<End>, command: Ten
 #[test]
 fn every_step_comes_to_an_end_however_its_orders_end() {
     for product in PRODUCTS {
-        for step in Step::ALL {
+        for step in AllocationStep::ALL {
             for ends in End::ALL {
                 for command in [TenantCommand::Never, TenantCommand::BeforeTheEnd, TenantCommand::AfterTheEnd] {
                     for then in [End::Succeeded, ends] {
@@ -211,7 +211,7 @@ fn every_step_comes_to_an_end_however_its_orders_end() {
                         let shown = format!("{product:?} {step:?} {ends:?} then {then:?}, given back {command:?}");
                         unfold(&mut ledger, id, Some(ends), command);
                         let mut state = drive(&mut ledger, id, then);
-                        if state == AllocationState::Active {
+                        if state.is_held() {
                             assert_eq!(command, TenantCommand::Never, "{shown}: it was given back");
                             ledger.release(id);
                             state = drive(&mut ledger, id, then);
@@ -236,7 +236,7 @@ fn every_step_comes_to_an_end_however_its_orders_end() {
 #[test]
 fn a_host_that_answers_after_it_was_given_up_disturbs_nobody() {
     for product in PRODUCTS {
-        for step in [Step::AwaitProvision, Step::AwaitPower, Step::AwaitRelease] {
+        for step in [AllocationStep::AwaitProvision, AllocationStep::AwaitPower, AllocationStep::AwaitRelease] {
             for late in End::ALL {
                 for turns in 0..6 {
                     let Some((mut ledger, id)) = about_to(step, product) else { continue };
@@ -253,12 +253,12 @@ fn a_host_that_answers_after_it_was_given_up_disturbs_nobody() {
                         }
                     }
                     ledger.receipt(lost, reported);
-                    if ledger.allocations[&id].state == AllocationState::Active {
+                    if ledger.allocations[&id].state.is_held() {
                         advance(&mut ledger, id);
                         ledger.release(id);
                     }
                     let mut state = drive(&mut ledger, id, End::Succeeded);
-                    if state == AllocationState::Active {
+                    if state.is_held() {
                         ledger.release(id);
                         state = drive(&mut ledger, id, End::Succeeded);
                     }
@@ -275,7 +275,7 @@ fn an_operator_who_cleans_up_at_any_moment_disturbs_no_run() {
     for product in PRODUCTS {
         for ends in [End::FailedDirty, End::Interrupted, End::NoWord, End::NodeGone] {
             for moment in 0..8 {
-                let (mut ledger, id) = about_to(Step::AwaitProvision, product).expect("every product is made");
+                let (mut ledger, id) = about_to(AllocationStep::AwaitProvision, product).expect("every product is made");
                 for _ in 0..moment {
                     advance(&mut ledger, id);
                     ledger.open_tasks_of(id).into_iter().for_each(|task| ledger.end(task, ends));
@@ -283,7 +283,7 @@ fn an_operator_who_cleans_up_at_any_moment_disturbs_no_run() {
                         ledger.now = ledger.now.max(at);
                     }
                 }
-                if ledger.allocations[&id].step == Step::Release && ledger.open_tasks_of(id).is_empty() {
+                if ledger.allocations[&id].step == AllocationStep::Release && ledger.open_tasks_of(id).is_empty() {
                     force(&mut ledger, id);
                 }
                 drive(&mut ledger, id, End::Succeeded);

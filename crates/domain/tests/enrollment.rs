@@ -209,7 +209,7 @@ fn only_an_approved_host_fetches_its_certificate_and_only_in_time() {
 #[test]
 fn a_host_takes_over_a_node_only_if_an_operator_named_exactly_that_one() {
     use gpuaas_domain::enrollment::{Door, Existing, Replacement, check_replacement};
-    use gpuaas_domain::node::Service;
+    use gpuaas_domain::node::NodeService;
     let (known, other) = (support::node(), NodeId::generate());
     let door = Door::Approval(request(EnrollmentState::Pending).id);
     let existing = |same_keys| Some(Existing { node: &known, same_keys });
@@ -221,7 +221,7 @@ fn a_host_takes_over_a_node_only_if_an_operator_named_exactly_that_one() {
         assert_eq!(check_replacement(existing(false), Some(known.id), door), Ok(Replacement::OtherKeys));
         // The same machine with the same keys, such as one whose answer was lost.
         assert_eq!(check_replacement(existing(true), None, door), Ok(Replacement::SameKeys));
-        for service in [Service::Locked, Service::Retired] {
+        for service in [NodeService::Locked, NodeService::Retired] {
             let distrusted = gpuaas_domain::node::Node { service, ..known.clone() };
             let existing = Some(Existing { node: &distrusted, same_keys: true });
             assert_eq!(code(check_replacement(existing, None, door)), "replaces_node", "its keys are in other hands, too");

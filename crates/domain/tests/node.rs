@@ -6,7 +6,7 @@ use gpuaas_contract::Digest;
 use gpuaas_contract::id::{NodeId, SessionId};
 use gpuaas_contract::telemetry::HostFacts;
 use gpuaas_domain::node::{
-    self, Admission, Certificate, LiveSession, MAX_REASON, MAX_REJOINS, Node, Operation, Service, Transport,
+    self, Admission, Certificate, LinkTransport, LiveSession, MAX_REASON, MAX_REJOINS, Node, NodeService, Operation,
 };
 use gpuaas_domain::{Change, Decision, RefusalKind, Wakeup};
 use support::{NOW, assert_recorded, code, context, later, node, node_of, receipt_key, session};
@@ -31,32 +31,32 @@ fn certificate(node: &Node) -> Certificate {
     }
 }
 
-fn in_service(service: Service) -> Node {
+fn in_service(service: NodeService) -> Node {
     Node { service, service_reason: "why".to_owned(), session: Some(session()), ..node() }
 }
 
 #[test]
 fn names_of_states_read_back() {
-    for service in Service::ALL {
-        assert_eq!(Service::parse(service.as_str()), Some(service));
+    for service in NodeService::ALL {
+        assert_eq!(NodeService::parse(service.as_str()), Some(service));
     }
-    for transport in [Transport::Stream, Transport::Poll] {
-        assert_eq!(Transport::parse(transport.as_str()), Some(transport));
+    for transport in [LinkTransport::Stream, LinkTransport::Poll] {
+        assert_eq!(LinkTransport::parse(transport.as_str()), Some(transport));
     }
-    assert_eq!(Service::parse("gone"), None);
-    assert_eq!(Transport::parse("carrier pigeon"), None);
+    assert_eq!(NodeService::parse("gone"), None);
+    assert_eq!(LinkTransport::parse("carrier pigeon"), None);
 }
 
 #[test]
 fn only_a_node_in_service_takes_work_and_no_locked_or_retired_one_connects() {
-    let takes = Service::ALL.map(|service| (service.takes_work(), service.may_connect()));
+    let takes = NodeService::ALL.map(|service| (service.takes_work(), service.may_connect()));
     assert_eq!(takes, [(true, true), (false, true), (false, true), (false, false), (false, false)]);
 }
 
 #[test]
 fn a_node_that_takes_no_work_still_lets_its_slices_go() {
     use gpuaas_contract::task::TaskType;
-    for service in Service::ALL {
+    for service in NodeService::ALL {
         for kind in TaskType::ALL {
             let serves = matches!(
                 kind,
@@ -75,7 +75,7 @@ fn a_node_that_takes_no_work_still_lets_its_slices_go() {
 fn a_new_machine_becomes_a_new_node_in_its_first_epoch() {
     let id = NodeId::generate();
     let (new, decision) = node::enroll(None, admission(), id, &context());
-    assert_eq!((new.id, new.epoch, new.version, new.service), (id, 1, 0, Service::InService));
+    assert_eq!((new.id, new.epoch, new.version, new.service), (id, 1, 0, NodeService::InService));
     assert_eq!((new.name.as_str(), new.fingerprint.as_str()), ("new-name", "f"));
     assert!(decision.changes.is_empty(), "the caller adds the node with its signed record; nothing is revoked");
     assert_recorded(&decision, "gpuaas.node.enrolled.v1", "node.enroll");
@@ -83,7 +83,7 @@ fn a_new_machine_becomes_a_new_node_in_its_first_epoch() {
 
 #[test]
 fn a_known_machine_stays_the_same_node_in_its_next_epoch_and_its_old_certificates_end() {
-    for service in Service::ALL {
+    for service in NodeService::ALL {
         let old = Node { rejoins: 7, ..in_service(service) };
         let (next, decision) = node::enroll(Some(old.clone()), admission(), NodeId::generate(), &context());
         assert_eq!((next.id, next.version, next.epoch), (old.id, old.version, old.epoch + 1));
@@ -91,8 +91,8 @@ fn a_known_machine_stays_the_same_node_in_its_next_epoch_and_its_old_certificate
         assert_eq!(next.tls_key_digest, Digest::of(b"new key"));
         assert!(next.record.is_empty(), "the old signed record does not cover the new keys");
         let (expected, reason) = match service {
-            Service::Draining | Service::Quarantined => (service, "why"),
-            Service::InService | Service::Locked | Service::Retired => (Service::InService, ""),
+            NodeService::Draining | NodeService::Quarantined => (service, "why"),
+            NodeService::InService | NodeService::Locked | NodeService::Retired => (NodeService::InService, ""),
         };
         assert_eq!((next.service, next.service_reason.as_str()), (expected, reason));
         let revoke = Change::CertificatesRevoke { node_id: old.id, up_to_epoch: old.epoch, at: NOW };
@@ -103,9 +103,9 @@ fn a_known_machine_stays_the_same_node_in_its_next_epoch_and_its_old_certificate
 
 #[test]
 fn every_operation_from_every_state() {
+    use NodeService::{Draining, InService, Quarantined, Retired};
     use Operation::{Drain, Quarantine, Retire, Undrain, Unquarantine};
-    use Service::{Draining, InService, Quarantined, Retired};
-    let table: [(Operation, [Result<Service, &str>; 5]); 5] = [
+    let table: [(Operation, [Result<NodeService, &str>; 5]); 5] = [
         // From:          in service       draining            quarantined                locked               retired
         (Drain, [Ok(Draining), Ok(Draining), Err("node_quarantined"), Err("node_locked"), Err("node_state")]),
         (Undrain, [Ok(InService), Ok(InService), Err("node_quarantined"), Err("node_locked"), Err("node_state")]),
@@ -114,7 +114,7 @@ fn every_operation_from_every_state() {
         (Retire, [Ok(Retired), Ok(Retired), Ok(Retired), Ok(Retired), Ok(Retired)]),
     ];
     for (operation, expected) in table {
-        for (service, expected) in Service::ALL.into_iter().zip(expected) {
+        for (service, expected) in NodeService::ALL.into_iter().zip(expected) {
             let before = in_service(service);
             let result = node::operate(&before, operation, "maintenance", &context());
             match expected {
@@ -137,11 +137,11 @@ fn every_operation_from_every_state() {
 #[test]
 fn doing_what_is_done_changes_nothing() {
     let cases = [
-        (Operation::Drain, Service::Draining),
-        (Operation::Undrain, Service::InService),
-        (Operation::Quarantine, Service::Quarantined),
-        (Operation::Unquarantine, Service::InService),
-        (Operation::Retire, Service::Retired),
+        (Operation::Drain, NodeService::Draining),
+        (Operation::Undrain, NodeService::InService),
+        (Operation::Quarantine, NodeService::Quarantined),
+        (Operation::Unquarantine, NodeService::InService),
+        (Operation::Retire, NodeService::Retired),
     ];
     for (operation, service) in cases {
         for reason in ["", "why"] {
@@ -160,7 +160,7 @@ fn a_reason_is_bounded() {
 
 #[test]
 fn retiring_and_locking_revoke_and_drop_the_link() {
-    let before = in_service(Service::InService);
+    let before = in_service(NodeService::InService);
     let revoke = Change::CertificatesRevoke { node_id: before.id, up_to_epoch: before.epoch, at: NOW };
     let retired = node::operate(&before, Operation::Retire, "sold", &context()).expect("done");
     assert!(retired.changes.contains(&revoke));
@@ -170,27 +170,27 @@ fn retiring_and_locking_revoke_and_drop_the_link() {
     let locked = node::lock(&before, &context());
     assert!(locked.changes.contains(&revoke));
     let after = node_of(&locked);
-    assert_eq!((after.service, after.session), (Service::Locked, None));
+    assert_eq!((after.service, after.session), (NodeService::Locked, None));
     assert_recorded(&locked, "gpuaas.node.locked.v1", "node.lock");
     assert_eq!(locked.wakeups, [Wakeup::NodeAccess(before.id)]);
 }
 
 #[test]
 fn a_link_comes_up_only_for_a_node_that_may_connect() {
-    for service in Service::ALL {
+    for service in NodeService::ALL {
         let before = Node { service, ..node() };
         let live = session();
         let result = node::connected(&before, live.clone(), None, &context());
         match service {
-            Service::InService | Service::Draining | Service::Quarantined => {
+            NodeService::InService | NodeService::Draining | NodeService::Quarantined => {
                 let decision = result.expect("may");
                 let after = node_of(&decision);
                 assert_eq!((after.session, after.last_seen_at, after.name), (Some(live), Some(NOW), before.name));
                 assert_recorded(&decision, "gpuaas.node.online.v1", "node.connect");
                 assert_eq!(decision.wakeups, [], "the link looks for work by itself");
             }
-            Service::Locked => assert_eq!(code(result), "node_locked"),
-            Service::Retired => assert_eq!(code(result), "node_retired"),
+            NodeService::Locked => assert_eq!(code(result), "node_locked"),
+            NodeService::Retired => assert_eq!(code(result), "node_retired"),
         }
     }
     let facts = HostFacts { hostname: "renamed".to_owned(), ..HostFacts::default() };
@@ -267,7 +267,7 @@ fn rejoins_are_counted_and_end() {
 
 #[test]
 fn no_certificate_for_a_node_that_is_not_trusted() {
-    for service in [Service::Locked, Service::Retired] {
+    for service in [NodeService::Locked, NodeService::Retired] {
         let before = Node { service, ..node() };
         assert_eq!(code(node::renewed(&before, certificate(&before), &context())), "node_not_trusted");
         assert_eq!(code(node::rejoined(&before, certificate(&before), &context())), "node_not_trusted");

@@ -7,7 +7,7 @@ use std::time::Duration;
 use gpuaas_contract::Digest;
 use gpuaas_contract::envelope::CLOCK_SKEW;
 use gpuaas_contract::receipt::Outcome;
-use gpuaas_domain::node::{Node, Service};
+use gpuaas_domain::node::{Node, NodeService};
 use gpuaas_domain::task::{
     self, LEASE, MAX_QUEUE_TIME, MAX_TIMEOUT, MAX_UNFINISHED_PER_NODE, NewTask, ReceiptHead, START_WINDOW, TaskRecord, TaskState,
 };
@@ -68,7 +68,7 @@ fn a_task_for_a_waiting_node_is_written_as_sent_with_everything_that_both_steps_
     assert_eq!(actions(&decision), [actions(&created), actions(&dispatched)].concat());
     assert!(!decision.wakeups.contains(&Wakeup::NodeWork(sent.node_id)), "there is nothing left to look for");
 
-    let draining = Node { service: Service::Draining, ..node() };
+    let draining = Node { service: NodeService::Draining, ..node() };
     let refused =
         task::create_sent(&draining, new_task(), 0, &context(), |_| "mac".to_owned(), |task| outgoing(task, &draining, NOW));
     assert_eq!(refused.expect_err("takes no work").code, "node_takes_no_work");
@@ -76,11 +76,11 @@ fn a_task_for_a_waiting_node_is_written_as_sent_with_everything_that_both_steps_
 
 #[test]
 fn what_cannot_be_asked_for_is_refused_with_its_code() {
-    for service in Service::ALL {
+    for service in NodeService::ALL {
         let result = create(&Node { service, service_reason: "why".to_owned(), ..node() }, new_task(), 0);
         match service {
-            Service::InService => drop(result.expect("takes work")),
-            Service::Draining | Service::Quarantined | Service::Locked | Service::Retired => {
+            NodeService::InService => drop(result.expect("takes work")),
+            NodeService::Draining | NodeService::Quarantined | NodeService::Locked | NodeService::Retired => {
                 let refusal = result.expect_err("takes no work");
                 assert_eq!((refusal.code, refusal.kind), ("node_takes_no_work", RefusalKind::Conflict));
                 assert!(refusal.message.contains("why"), "{refusal}");
@@ -182,7 +182,7 @@ fn what_must_not_go_out_does_not() {
     assert_eq!(code(try_dispatch(&cancelled, &node(), NOW)), "task_not_dispatchable");
     assert_eq!(code(try_dispatch(&task, &Node { epoch: 3, ..node() }, NOW)), "task_not_dispatchable");
     assert_eq!(code(try_dispatch(&task, &node(), later(601))), "task_not_dispatchable");
-    for service in [Service::Draining, Service::Quarantined, Service::Locked, Service::Retired] {
+    for service in [NodeService::Draining, NodeService::Quarantined, NodeService::Locked, NodeService::Retired] {
         assert_eq!(code(try_dispatch(&task, &Node { service, ..node() }, NOW)), "task_not_dispatchable");
     }
 }

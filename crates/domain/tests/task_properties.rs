@@ -7,7 +7,7 @@ use std::collections::HashSet;
 use gpuaas_contract::id::TaskId;
 use gpuaas_contract::receipt::Outcome;
 use gpuaas_contract::time::Timestamp;
-use gpuaas_domain::node::{Node, Service};
+use gpuaas_domain::node::{Node, NodeService};
 use gpuaas_domain::task::{self, ReceiptHead, TaskRecord, TaskState};
 use gpuaas_domain::{Change, Decision};
 use proptest::prelude::*;
@@ -17,7 +17,7 @@ use support::{NOW, at, node, outgoing, queued, verified_for};
 #[derive(Clone, Debug)]
 enum Step {
     Wait(u64),
-    Dispatch { service: Service, epoch: u64 },
+    Dispatch { service: NodeService, epoch: u64 },
     Accepted,
     Started,
     Cancel,
@@ -32,8 +32,8 @@ fn steps() -> impl Strategy<Value = Vec<Step>> {
     let step = prop_oneof![
         4 => (0u64..500).prop_map(Step::Wait),
         1 => (500u64..100_000).prop_map(Step::Wait),
-        6 => Just(Step::Dispatch { service: Service::InService, epoch: 2 }),
-        1 => (prop::sample::select(Service::ALL.to_vec()), 1u64..4).prop_map(|(service, epoch)| Step::Dispatch { service, epoch }),
+        6 => Just(Step::Dispatch { service: NodeService::InService, epoch: 2 }),
+        1 => (prop::sample::select(NodeService::ALL.to_vec()), 1u64..4).prop_map(|(service, epoch)| Step::Dispatch { service, epoch }),
         3 => Just(Step::Accepted),
         3 => Just(Step::Started),
         1 => Just(Step::Cancel),

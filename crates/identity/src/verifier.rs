@@ -101,7 +101,7 @@ pub enum TokenError {
     #[error("the token's `typ` is neither `JWT` nor `at+jwt`; send an access token or an ID token")]
     Type,
     /// Nobody we know.
-    #[error("the token comes from an issuer that is not configured; sign in with `gpuaas login`")]
+    #[error("the token comes from an issuer that is not configured; sign in again")]
     UnknownIssuer,
     /// For somebody else.
     #[error("the token is not meant for us: its `aud` must contain `{wanted}`; sign in again")]

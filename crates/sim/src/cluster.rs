@@ -463,6 +463,7 @@ async fn serve(host: Arc<Host>, operator: Arc<Operator>, data_dir: PathBuf) -> t
         backends: Default::default(),
         driver: std::sync::Arc::new(gpuaas_control::workflow::Embedded),
         trusted_proxies: Vec::new(),
+        cors_origins: Vec::new(),
         limits: None,
         webhooks_to_private: false,
         destructive_budget: gpuaas_domain::budget::DEFAULT_PER_HOUR,

@@ -5,7 +5,7 @@ use std::collections::HashMap;
 
 use gpuaas_contract::id::NodeId;
 use gpuaas_contract::time::Timestamp;
-use gpuaas_domain::node::{LiveSession, Node, Service, Transport};
+use gpuaas_domain::node::{LinkTransport, LiveSession, Node, NodeService};
 
 use crate::db::{Arg, Columns, Reader, Select};
 use crate::error::StoreError;
@@ -75,7 +75,7 @@ fn from_row(row: &dyn Columns) -> Result<Node> {
             id,
             agent_instance_id: row.parsed("session_instance")?,
             boot_id: row.text("session_boot")?,
-            transport: row.named("session_transport", Transport::parse)?,
+            transport: row.named("session_transport", LinkTransport::parse)?,
             since: row.time("session_since")?,
             server: row.parsed("session_server")?,
         }),
@@ -89,7 +89,7 @@ fn from_row(row: &dyn Columns) -> Result<Node> {
         receipt_key: row.key("receipt_key")?,
         tls_key_digest: row.digest("tls_key_digest")?,
         record: row.bytes("record")?,
-        service: row.named("service", Service::parse)?,
+        service: row.named("service", NodeService::parse)?,
         service_reason: row.text("service_reason")?,
         session,
         last_seen_at: row.opt_time("last_seen_at")?,
@@ -104,7 +104,7 @@ fn from_row(row: &dyn Columns) -> Result<Node> {
 #[derive(Clone, Debug, Default)]
 pub struct NodeFilter {
     /// Only those in this state.
-    pub service: Option<Service>,
+    pub service: Option<NodeService>,
     /// Only those with (`true`) or without (`false`) an open link.
     pub online: Option<bool>,
 }
@@ -115,7 +115,7 @@ pub struct NodeCounts {
     /// With an open link.
     pub online: u64,
     /// In each state, every state named.
-    pub by_service: Vec<(Service, u64)>,
+    pub by_service: Vec<(NodeService, u64)>,
 }
 
 impl Store {
@@ -171,14 +171,15 @@ impl Store {
         let sql = "SELECT service, COUNT(*) AS nodes, COUNT(session_id) AS online FROM nodes GROUP BY service";
         let counted = self.db().fetch("count nodes", sql, Vec::new(), |row| {
             let row = Reader::new(TABLE.name, row);
-            let counts: (Service, u64, u64) = (row.named("service", Service::parse)?, row.count("nodes")?, row.count("online")?);
+            let counts: (NodeService, u64, u64) =
+                (row.named("service", NodeService::parse)?, row.count("nodes")?, row.count("online")?);
             Ok::<_, StoreError>(counts)
         });
         let counted = counted.await?;
         let of = |service| counted.iter().find(|(other, ..)| *other == service).map_or(0, |(_, nodes, _)| *nodes);
         Ok(NodeCounts {
             online: counted.iter().map(|(.., online)| online).sum(),
-            by_service: Service::ALL.map(|service| (service, of(service))).to_vec(),
+            by_service: NodeService::ALL.map(|service| (service, of(service))).to_vec(),
         })
     }
 }

@@ -6,7 +6,7 @@ use std::time::Duration;
 use gpuaas_contract::id::AllocationId;
 use gpuaas_control::workflow::{Driver, Pending, Woken, step_of};
 use gpuaas_control::{Control, ControlError};
-use gpuaas_domain::allocation::Step;
+use gpuaas_domain::allocation::AllocationStep;
 use temporalio_client::{
     Client, ClientOptions, ClientTlsOptions, Connection, ConnectionOptions, TlsOptions, WorkflowStartOptions, tonic,
 };
@@ -141,7 +141,7 @@ impl Temporal {
     }
 
     /// Wakes the run of an allocation, and starts it where there is none.
-    async fn signal(&self, id: AllocationId, step: Step) -> Result<(), ControlError> {
+    async fn signal(&self, id: AllocationId, step: AllocationStep) -> Result<(), ControlError> {
         let step_timeout_ms = u64::try_from(self.config.step_timeout.as_millis()).unwrap_or(u64::MAX);
         let begin = Begin { allocation: id.to_string(), step: step.as_str().to_owned(), step_timeout_ms };
         // One with this id that is still going on is woken; one that is over makes room for the next.
@@ -206,7 +206,7 @@ impl Driver for Temporal {
     fn wake<'a>(&'a self, control: &'a Arc<Control>, id: AllocationId) -> Pending<'a, Result<Woken, ControlError>> {
         Box::pin(async move {
             match step_of(control, id).await? {
-                None | Some(Step::Done) => {}
+                None | Some(AllocationStep::Done) => {}
                 Some(step) => self.signal(id, step).await?,
             }
             Ok(Woken::HandedOver)

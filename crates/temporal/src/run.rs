@@ -8,7 +8,7 @@
 
 use std::time::Duration;
 
-use gpuaas_domain::allocation::Step;
+use gpuaas_domain::allocation::AllocationStep;
 use serde::{Deserialize, Serialize};
 use temporalio_common::RetryPolicy;
 use temporalio_macros::{workflow, workflow_methods};
@@ -104,14 +104,14 @@ async fn take(ctx: &WorkflowContext<AllocationRun>, begin: &Begin, step: &str) -
     let retry = RetryPolicy::builder().initial_interval(FIRST_RETRY).maximum_interval(LAST_RETRY).build();
     let options = ActivityOptions::with_start_to_close_timeout(timeout).retry_policy(retry).build();
     let id = begin.allocation.clone();
-    let came = match Step::parse(step) {
-        Some(Step::Place) => ctx.execute_activity(Steps::place, id, options).await,
-        Some(Step::AwaitProvision) => ctx.execute_activity(Steps::await_provision, id, options).await,
-        Some(Step::Serve) => ctx.execute_activity(Steps::serve, id, options).await,
-        Some(Step::AwaitPower) => ctx.execute_activity(Steps::await_power, id, options).await,
-        Some(Step::Release) => ctx.execute_activity(Steps::release, id, options).await,
-        Some(Step::AwaitRelease) => ctx.execute_activity(Steps::await_release, id, options).await,
-        Some(Step::Done) => return Ok(Came { step: step.to_owned(), next: When::Over }),
+    let came = match AllocationStep::parse(step) {
+        Some(AllocationStep::Place) => ctx.execute_activity(Steps::place, id, options).await,
+        Some(AllocationStep::AwaitProvision) => ctx.execute_activity(Steps::await_provision, id, options).await,
+        Some(AllocationStep::Serve) => ctx.execute_activity(Steps::serve, id, options).await,
+        Some(AllocationStep::AwaitPower) => ctx.execute_activity(Steps::await_power, id, options).await,
+        Some(AllocationStep::Release) => ctx.execute_activity(Steps::release, id, options).await,
+        Some(AllocationStep::AwaitRelease) => ctx.execute_activity(Steps::await_release, id, options).await,
+        Some(AllocationStep::Done) => return Ok(Came { step: step.to_owned(), next: When::Over }),
         // A newer server made it. The run ends here, and is started again from the store until a server knows it.
         None => return Err(ApplicationFailure::new(format!("this server does not know the step `{step}`")).into()),
     };

@@ -6,7 +6,7 @@ use gpuaas_contract::id::AllocationId;
 use gpuaas_control::Control;
 use gpuaas_control::link::chain;
 use gpuaas_control::workflow::{Advanced, advance};
-use gpuaas_domain::allocation::{Next, Step};
+use gpuaas_domain::allocation::{AllocationStep, Next};
 use serde::{Deserialize, Serialize};
 use temporalio_macros::activities;
 use temporalio_sdk::ApplicationFailure;
@@ -59,7 +59,7 @@ impl Steps {
         Self { control: Arc::clone(control), runtime: tokio::runtime::Handle::current() }
     }
 
-    async fn take(&self, allocation: &str, step: Step) -> Result<Came, ActivityError> {
+    async fn take(&self, allocation: &str, step: AllocationStep) -> Result<Came, ActivityError> {
         let id: AllocationId = allocation.parse().map_err(|error| {
             ActivityError::application(ApplicationFailure::non_retryable(format!("`{allocation}` is no allocation: {error}")))
         })?;
@@ -69,7 +69,7 @@ impl Steps {
         match taken {
             Ok(Ok(Some(advanced))) => Ok(advanced.into()),
             // Nobody will ever want it again.
-            Ok(Ok(None)) => Ok(Came { step: Step::Done.as_str().to_owned(), next: When::Over }),
+            Ok(Ok(None)) => Ok(Came { step: AllocationStep::Done.as_str().to_owned(), next: When::Over }),
             Ok(Err(failure)) => {
                 let reason = chain(&failure);
                 tracing::warn!(allocation, step = step.as_str(), error = reason, "a step failed and is tried again");
@@ -84,7 +84,7 @@ impl Steps {
 impl Steps {
     #[activity(name = "place")]
     pub(crate) async fn place(self: Arc<Self>, _ctx: ActivityContext, allocation: String) -> Result<Came, ActivityError> {
-        self.take(&allocation, Step::Place).await
+        self.take(&allocation, AllocationStep::Place).await
     }
 
     #[activity(name = "await_provision")]
@@ -93,26 +93,26 @@ impl Steps {
         _ctx: ActivityContext,
         allocation: String,
     ) -> Result<Came, ActivityError> {
-        self.take(&allocation, Step::AwaitProvision).await
+        self.take(&allocation, AllocationStep::AwaitProvision).await
     }
 
     #[activity(name = "serve")]
     pub(crate) async fn serve(self: Arc<Self>, _ctx: ActivityContext, allocation: String) -> Result<Came, ActivityError> {
-        self.take(&allocation, Step::Serve).await
+        self.take(&allocation, AllocationStep::Serve).await
     }
 
     #[activity(name = "await_power")]
     pub(crate) async fn await_power(self: Arc<Self>, _ctx: ActivityContext, allocation: String) -> Result<Came, ActivityError> {
-        self.take(&allocation, Step::AwaitPower).await
+        self.take(&allocation, AllocationStep::AwaitPower).await
     }
 
     #[activity(name = "release")]
     pub(crate) async fn release(self: Arc<Self>, _ctx: ActivityContext, allocation: String) -> Result<Came, ActivityError> {
-        self.take(&allocation, Step::Release).await
+        self.take(&allocation, AllocationStep::Release).await
     }
 
     #[activity(name = "await_release")]
     pub(crate) async fn await_release(self: Arc<Self>, _ctx: ActivityContext, allocation: String) -> Result<Came, ActivityError> {
-        self.take(&allocation, Step::AwaitRelease).await
+        self.take(&allocation, AllocationStep::AwaitRelease).await
     }
 }

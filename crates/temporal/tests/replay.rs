@@ -58,11 +58,11 @@ async fn a_run_of_today_takes_every_step_and_plays_the_same_way() {
     let client = server.client();
     let made = client.allocation_create(&shop.project, &shop.wants("a", "two"), None).await.unwrap();
     let id = made.id.to_string();
-    serves(&mut node, &server, &made, None, |now| now.state == "active").await;
+    serves(&mut node, &server, &made, None, |now| now.state.as_str() == "active").await;
     client.allocation_stop(&id).await.unwrap();
-    serves(&mut node, &server, &made, None, |now| now.stopped).await;
+    serves(&mut node, &server, &made, None, |now| now.state.as_str() == "stopped").await;
     client.allocation_release(&id, &Reason::default()).await.unwrap();
-    serves(&mut node, &server, &made, None, |now| now.state == "released").await;
+    serves(&mut node, &server, &made, None, |now| now.state.as_str() == "released").await;
 
     let url = temporal::url().unwrap();
     let connection = Connection::connect(ConnectionOptions::new(url).build()).await.unwrap();

@@ -1,7 +1,7 @@
 //! `slice.vm_power`: stops, starts or reboots a guest. Its lease says whether it is meant to run, so a crash in between is made good.
 
 use gpuaas_contract::slice::Holder;
-use gpuaas_contract::task::slice_vm_power::{Action, Output, Params};
+use gpuaas_contract::task::slice_vm_power::{Output, Params, PowerAction};
 use gpuaas_host::guests::{DomainState, Lease, Power};
 
 use super::{Context, TaskFailure, shut_down};
@@ -15,9 +15,9 @@ pub(super) async fn run(params: &Params, context: &Context) -> Result<Output, Ta
         return Err(TaskFailure::failed("guest_missing", "the hypervisor knows no guest of this allocation".to_owned()));
     }
     let (wanted, stop) = match params.action {
-        Action::Stop => (Power::Off, before == DomainState::Running),
-        Action::Start => (Power::On, false),
-        Action::Reboot => (Power::On, before == DomainState::Running),
+        PowerAction::Stop => (Power::Off, before == DomainState::Running),
+        PowerAction::Start => (Power::On, false),
+        PowerAction::Reboot => (Power::On, before == DomainState::Running),
     };
     if context.stop.is_cancelled() {
         return Err(TaskFailure::stopped());
@@ -47,8 +47,8 @@ pub(super) async fn recover(params: &Params, context: &Context) -> Result<Output
         return Err(TaskFailure::interrupted("policy_denied", "the host policy does not allow this task any more"));
     }
     let action = match params.action {
-        Action::Stop => Action::Stop,
-        Action::Start | Action::Reboot => Action::Start,
+        PowerAction::Stop => PowerAction::Stop,
+        PowerAction::Start | PowerAction::Reboot => PowerAction::Start,
     };
     run(&Params { action, ..params.clone() }, context).await
 }

@@ -55,6 +55,11 @@ impl Client {
         self.post(routes::USER_DEACTIVATE, &[user], reason).await
     }
 
+    /// A user.
+    pub async fn user(&self, user: &str) -> Result<User, ClientError> {
+        self.get(routes::USER, &[user]).await
+    }
+
     /// Set a user's password.
     pub async fn user_password_set(&self, user: &str, password: &UserPassword) -> Result<UserPasswordSet, ClientError> {
         self.post(routes::USER_PASSWORD, &[user], password).await

@@ -263,6 +263,11 @@ impl Client {
         self.post_once(routes::PROJECT_IMAGES, &[project], create, idempotency_key).await
     }
 
+    /// An image that a project can use.
+    pub async fn project_image(&self, project: &str, image: &str) -> Result<Image, ClientError> {
+        self.get(routes::PROJECT_IMAGE, &[project, image]).await
+    }
+
     /// Delete an image of the project's organization.
     pub async fn project_image_delete(&self, project: &str, image: &str) -> Result<Image, ClientError> {
         self.delete(routes::PROJECT_IMAGE, &[project, image]).await

@@ -1,8 +1,11 @@
 //! API tokens and signing keys.
 
+use gpuaas_contract::access::PlatformRole;
 use gpuaas_contract::id::{ApiTokenId, ProjectId, ServiceAccountId};
 use gpuaas_contract::key::{KeyId, VerifyingKey};
-use gpuaas_contract::time::Timestamp;
+use gpuaas_contract::names::Open;
+use gpuaas_contract::time::{OptionalRfc3339, Rfc3339, Timestamp};
+use gpuaas_contract::verifier_set::KeyState;
 
 /// A token for this interface, without its secret.
 #[derive(Clone, Debug, PartialEq, Eq, serde::Serialize, serde::Deserialize, schemars::JsonSchema)]
@@ -12,9 +15,9 @@ pub struct ApiToken {
     /// What people call it.
     pub name: String,
     /// Its own role on the platform: `admin` (everything), `operator` (runs the platform) or `support` (reads everything, changes nothing).
-    /// Null for a key of a service account, which may what the account may.
+    /// Null for a key of a service account, which has the roles of the account.
     #[serde(default)]
-    pub role: Option<String>,
+    pub role: Option<Open<PlatformRole>>,
     /// The project, if it is a key of a service account.
     #[serde(default)]
     pub project: Option<ProjectId>,
@@ -28,23 +31,24 @@ pub struct ApiToken {
     #[serde(default)]
     pub scopes: Option<Vec<String>>,
     /// When it was made.
+    #[serde(with = "Rfc3339")]
     pub created_at: Timestamp,
     /// When it stops to count by itself.
-    #[serde(default)]
+    #[serde(default, with = "OptionalRfc3339")]
     pub expires_at: Option<Timestamp>,
     /// When it stopped to count.
-    #[serde(default)]
+    #[serde(default, with = "OptionalRfc3339")]
     pub revoked_at: Option<Timestamp>,
 }
 
 /// An API token to make.
-#[derive(Clone, Debug, Default, PartialEq, Eq, serde::Serialize, serde::Deserialize, schemars::JsonSchema)]
+#[derive(Clone, Debug, PartialEq, Eq, serde::Serialize, serde::Deserialize, schemars::JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub struct ApiTokenCreate {
     /// What people call it.
     pub name: String,
-    /// `admin`, `operator` or `support`; `viewer`, the old name of `support`, is still taken.
-    pub role: String,
+    /// What it may do.
+    pub role: PlatformRole,
     /// How long it is good for; until it is revoked unless given.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub life_seconds: Option<u64>,
@@ -72,8 +76,8 @@ pub struct SigningKey {
     /// Its name.
     #[schemars(with = "String")]
     pub key_id: KeyId,
-    /// `staged`, `active`, `grace`, `retired` or `revoked`.
-    pub state: String,
+    /// Where it is in its life.
+    pub state: Open<KeyState>,
     /// Public half.
     #[schemars(with = "String")]
     pub public_key: VerifyingKey,

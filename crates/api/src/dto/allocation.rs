@@ -4,7 +4,11 @@ use std::collections::BTreeMap;
 use std::net::Ipv4Addr;
 
 use gpuaas_contract::id::{AllocationId, ImageId, NodeId, OrgId, ProjectId, SkuId, SlotId, TaskId};
-use gpuaas_contract::time::Timestamp;
+use gpuaas_contract::money::Money;
+use gpuaas_contract::names::Open;
+use gpuaas_contract::state::{AllocationState, AllocationStep};
+use gpuaas_contract::task::slice_vm_power::PowerAction;
+use gpuaas_contract::time::{OptionalRfc3339, Rfc3339, Timestamp};
 
 use super::Product;
 
@@ -22,10 +26,10 @@ pub struct Allocation {
     /// More words of the tenant.
     #[serde(default)]
     pub tags: BTreeMap<String, String>,
-    /// `requested`, `placing`, `provisioning`, `active`, `releasing`, `released`, `failed` or `release_blocked`.
-    pub state: String,
-    /// What happens next: `place`, `await_provision`, `serve`, `await_power`, `release`, `await_release` or `done`.
-    pub step: String,
+    /// Where it stands.
+    pub state: Open<AllocationState>,
+    /// What happens next.
+    pub step: Open<AllocationStep>,
     /// The product's id.
     pub sku_id: SkuId,
     /// The product's name when this was asked for.
@@ -35,8 +39,8 @@ pub struct Allocation {
     /// The GPU; null for slots without one.
     #[serde(default)]
     pub gpu_model: Option<String>,
-    /// The agreed price, in millionths of the currency unit.
-    pub price_per_hour: i64,
+    /// The agreed price.
+    pub price_per_hour: Money,
     /// What the guest is made from; null for a whole host.
     #[serde(default)]
     pub image_id: Option<ImageId>,
@@ -62,11 +66,9 @@ pub struct Allocation {
     /// The port of that.
     #[serde(default)]
     pub ssh_port: Option<u16>,
-    /// Whether its guest was stopped by its tenant.
-    pub stopped: bool,
-    /// What its tenant wants of its power and is not done yet: `start`, `stop` or `reboot`.
+    /// What its tenant wants of its power and is not done yet.
     #[serde(default)]
-    pub pending_power_action: Option<String>,
+    pub pending_power_action: Option<Open<PowerAction>>,
     /// Whether somebody wants it back, or its lease is over.
     pub release_requested: bool,
     /// How many hosts were tried.
@@ -89,18 +91,19 @@ pub struct Allocation {
     /// Who asked for it.
     pub requested_by: String,
     /// When it was asked for.
+    #[serde(with = "Rfc3339")]
     pub created_at: Timestamp,
     /// Until when it waits for a place.
-    #[serde(default)]
+    #[serde(default, with = "OptionalRfc3339")]
     pub place_until: Option<Timestamp>,
     /// When the tenant first had it.
-    #[serde(default)]
+    #[serde(default, with = "OptionalRfc3339")]
     pub active_at: Option<Timestamp>,
     /// The end of the lease; null goes on until it is released.
-    #[serde(default)]
+    #[serde(default, with = "OptionalRfc3339")]
     pub expires_at: Option<Timestamp>,
     /// When it was over.
-    #[serde(default)]
+    #[serde(default, with = "OptionalRfc3339")]
     pub ended_at: Option<Timestamp>,
     /// Announced maintenance that disturbs it.
     #[serde(default)]
@@ -113,12 +116,15 @@ pub struct Allocation {
 impl Allocation {
     /// Whether nothing is held and nothing more happens by itself.
     pub fn is_terminal(&self) -> bool {
-        matches!(self.state.as_str(), "released" | "failed")
+        self.state.known().is_some_and(AllocationState::is_terminal)
     }
 
     /// Whether nothing happens until somebody says something: what a watch with `until=settled` waits for.
     pub fn settled(&self) -> bool {
-        self.is_terminal() || matches!(self.state.as_str(), "active" | "release_blocked")
+        match self.state.known() {
+            Some(state) => state.is_terminal() || state.is_held() || state == AllocationState::ReleaseBlocked,
+            None => false,
+        }
     }
 }
 
@@ -137,8 +143,10 @@ pub struct AllocationMaintenance {
     /// Why, in words.
     pub summary: String,
     /// From.
+    #[serde(with = "Rfc3339")]
     pub starts_at: Timestamp,
     /// To.
+    #[serde(with = "Rfc3339")]
     pub ends_at: Timestamp,
 }
 
@@ -147,8 +155,8 @@ pub struct AllocationMaintenance {
 pub struct AllocationPlan {
     /// The product's name.
     pub sku: String,
-    /// Its price, in millionths of the currency unit.
-    pub price_per_hour: i64,
+    /// Its price.
+    pub price_per_hour: Money,
     /// Whether there is a place for it, and the quotas leave room.
     pub fits: bool,
     /// Stable code of why not.
@@ -194,8 +202,8 @@ mod tests {
         let mut allocation: Allocation = serde_json::from_value(serde_json::json!({
             "id": AllocationId::generate(), "organization_id": OrgId::generate(), "project_id": ProjectId::generate(),
             "name": "a", "state": "requested", "step": "place", "sku_id": SkuId::generate(), "sku": "h100",
-            "product": { "kind": "slice", "slots": 1 }, "price_per_hour": 1, "username": "ubuntu", "slots": 0, "stopped": false,
-            "release_requested": false, "attempts": 0, "requested_by": "local-admin", "created_at": 1,
+            "product": { "kind": "slice", "slots": 1 }, "price_per_hour": { "amount": "2.50", "currency": "USD" }, "username": "ubuntu", "slots": 0,
+            "release_requested": false, "attempts": 0, "requested_by": "local-admin", "created_at": "2027-03-01T08:00:00Z",
         }))
         .expect("what an older server says is enough");
         for (state, over, settled) in [
@@ -203,13 +211,14 @@ mod tests {
             ("placing", false, false),
             ("provisioning", false, false),
             ("active", false, true),
+            ("stopped", false, true),
             ("releasing", false, false),
             ("released", true, true),
             ("failed", true, true),
             ("release_blocked", false, true),
             ("something_new", false, false),
         ] {
-            allocation.state = state.to_owned();
+            allocation.state = serde_json::from_value(state.into()).expect("any name");
             assert_eq!((allocation.is_terminal(), allocation.settled()), (over, settled), "{state}");
         }
     }

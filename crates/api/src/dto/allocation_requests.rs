@@ -3,6 +3,9 @@
 use std::collections::BTreeMap;
 
 use gpuaas_contract::slice::{SshPublicKey, UserName, VmName};
+use gpuaas_contract::state::AllocationState;
+
+use super::StateFilter;
 
 /// Something to lease.
 #[derive(Clone, Debug, PartialEq, Eq, serde::Serialize, serde::Deserialize, schemars::JsonSchema)]
@@ -86,7 +89,7 @@ pub struct AllocationRetry {
 pub struct AllocationListQuery {
     /// Only those in this state; `open` means every state in which something is held or still to come.
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub state: Option<String>,
+    pub state: Option<StateFilter<AllocationState>>,
     /// Only those with all of these tags: `key=value`, several with commas between them. A comma or backslash in a value has a
     /// backslash before it.
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -120,7 +123,7 @@ pub struct AllocationSearchQuery {
     pub organization: Option<String>,
     /// Only those in this state; `open` means every state in which something is held or still to come.
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub state: Option<String>,
+    pub state: Option<StateFilter<AllocationState>>,
     /// Only those with all of these tags: `key=value`, several with commas between them. A comma or backslash in a value has a
     /// backslash before it.
     #[serde(default, skip_serializing_if = "Option::is_none")]

@@ -1,6 +1,6 @@
 //! The audit chain.
 
-use gpuaas_contract::time::Timestamp;
+use gpuaas_contract::time::{Rfc3339, Timestamp};
 
 /// One row of the hash-chained audit log.
 #[derive(Clone, Debug, PartialEq, Eq, serde::Serialize, serde::Deserialize, schemars::JsonSchema)]
@@ -8,6 +8,7 @@ pub struct AuditRow {
     /// Position in the chain, from 1.
     pub seq: u64,
     /// When.
+    #[serde(with = "Rfc3339")]
     pub at: Timestamp,
     /// Who.
     pub actor: String,

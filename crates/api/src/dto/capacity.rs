@@ -1,7 +1,9 @@
 //! What there is, what of it works and what of that is free: for operators. And machines, the hosts that are leased as a whole.
 
 use gpuaas_contract::id::{AllocationId, NodeId, SkuId, TaskId};
-use gpuaas_contract::time::Timestamp;
+use gpuaas_contract::names::Open;
+use gpuaas_contract::state::MachineState;
+use gpuaas_contract::time::{Rfc3339, Timestamp};
 
 use super::Product;
 
@@ -73,8 +75,8 @@ pub struct Machine {
     pub node_id: NodeId,
     /// Its name.
     pub node_name: String,
-    /// `available`, `leased`, `releasing`, `cleanup_blocked` or `withdrawn`.
-    pub state: String,
+    /// Where it stands.
+    pub state: Open<MachineState>,
     /// Why, in words; empty while available.
     pub reason: String,
     /// The allocation that has it, or whose remains are on it.
@@ -88,6 +90,7 @@ pub struct Machine {
     /// Who offered it.
     pub offered_by: String,
     /// When.
+    #[serde(with = "Rfc3339")]
     pub offered_at: Timestamp,
 }
 
@@ -97,7 +100,7 @@ pub struct Machine {
 pub struct MachineListQuery {
     /// Only those in this state.
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub state: Option<String>,
+    pub state: Option<MachineState>,
     /// [`super::Page::next`] of the page before.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub after: Option<String>,

@@ -1,25 +1,18 @@
 //! The catalog: products with a price.
 
 use gpuaas_contract::id::SkuId;
-use gpuaas_contract::time::Timestamp;
+use gpuaas_contract::money::Money;
+use gpuaas_contract::names::Open;
+use gpuaas_contract::state::{ProductKind, SkuState};
+use gpuaas_contract::time::{OptionalRfc3339, Rfc3339, Timestamp};
 
 /// What is leased.
 #[derive(Clone, Debug, PartialEq, Eq, serde::Serialize, serde::Deserialize, schemars::JsonSchema)]
 pub struct Product {
-    /// `slice` (a guest on slots of one host) or `bare_metal` (a whole host).
-    pub kind: String,
+    /// A guest on slots of one host, or a whole host.
+    pub kind: Open<ProductKind>,
     /// How many slots a slice has; 0 for a whole host.
     pub slots: u32,
-}
-
-/// What can be leased: a kind of product to make.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, serde::Serialize, serde::Deserialize, schemars::JsonSchema)]
-#[serde(rename_all = "snake_case")]
-pub enum ProductKind {
-    /// A guest on slots of one host.
-    Slice,
-    /// A whole host, with a user of its own on it.
-    BareMetal,
 }
 
 /// A product on offer, and how many of it there are now.
@@ -40,8 +33,8 @@ pub struct CatalogItem {
     pub min_vcpus: u32,
     /// Memory of each slot at least.
     pub min_memory_mib: u64,
-    /// Price, in millionths of the currency unit.
-    pub price_per_hour: i64,
+    /// Its price.
+    pub price_per_hour: Money,
     /// How many could be placed now, one after the other. Others ask as well: it promises nothing.
     pub available: u32,
 }
@@ -64,14 +57,15 @@ pub struct Sku {
     pub min_vcpus: u32,
     /// Memory of each slot at least.
     pub min_memory_mib: u64,
-    /// Price, in millionths of the currency unit.
-    pub price_per_hour: i64,
-    /// `active` or `retired`.
-    pub state: String,
+    /// Its price.
+    pub price_per_hour: Money,
+    /// Whether it is on offer.
+    pub state: Open<SkuState>,
     /// When it was made.
+    #[serde(with = "Rfc3339")]
     pub created_at: Timestamp,
     /// Since when it is no longer on offer. What was leased goes on at its price.
-    #[serde(default)]
+    #[serde(default, with = "OptionalRfc3339")]
     pub retired_at: Option<Timestamp>,
     /// Names this version of it, for `If-Match`.
     #[serde(default)]
@@ -101,8 +95,8 @@ pub struct SkuCreate {
     /// Memory of each slot at least.
     #[serde(default)]
     pub min_memory_mib: u64,
-    /// Price, in millionths of the currency unit.
-    pub price_per_hour: i64,
+    /// Its price.
+    pub price_per_hour: Money,
 }
 
 /// What to change of a product; what is absent stays.
@@ -112,9 +106,9 @@ pub struct SkuChange {
     /// Other words.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub description: Option<String>,
-    /// Another price, in millionths of the currency unit, for allocations that are made from now on.
+    /// Another price, for allocations that are created from now on.
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub price_per_hour: Option<i64>,
+    pub price_per_hour: Option<Money>,
     /// No longer on offer, or on offer again.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub retired: Option<bool>,

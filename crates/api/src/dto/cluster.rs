@@ -2,7 +2,7 @@
 
 use gpuaas_contract::id::ClusterId;
 use gpuaas_contract::key::VerifyingKey;
-use gpuaas_contract::time::Timestamp;
+use gpuaas_contract::time::{OptionalRfc3339, Rfc3339, Timestamp};
 
 /// What a client needs to know about the installation it talks to.
 #[derive(Clone, Debug, PartialEq, serde::Serialize, serde::Deserialize, schemars::JsonSchema)]
@@ -23,6 +23,7 @@ pub struct ClusterInfo {
     /// `sqlite` or `postgres`.
     pub store: String,
     /// The server's clock.
+    #[serde(with = "Rfc3339")]
     pub server_time: Timestamp,
 }
 
@@ -37,10 +38,10 @@ pub struct CaInfo {
     #[serde(skip_serializing_if = "Option::is_none")]
     pub detail: Option<String>,
     /// When it was last asked.
-    #[serde(skip_serializing_if = "Option::is_none")]
+    #[serde(default, skip_serializing_if = "Option::is_none", with = "OptionalRfc3339")]
     pub checked_at: Option<Timestamp>,
     /// When the enrollment certificate ends with which the control plane asks for others; absent if it cannot be used.
-    #[serde(skip_serializing_if = "Option::is_none")]
+    #[serde(default, skip_serializing_if = "Option::is_none", with = "OptionalRfc3339")]
     pub credential_expires_at: Option<Timestamp>,
 }
 

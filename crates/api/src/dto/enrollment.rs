@@ -2,16 +2,18 @@
 
 use gpuaas_contract::id::{EnrollmentId, JoinTokenId, NodeId};
 use gpuaas_contract::key::VerifyingKey;
+use gpuaas_contract::names::Open;
+use gpuaas_contract::state::{EnrollmentState, EnrollmentStatus, JoinTokenState, NodeService};
 use gpuaas_contract::telemetry::HostFacts;
-use gpuaas_contract::time::Timestamp;
+use gpuaas_contract::time::{OptionalRfc3339, Rfc3339, Timestamp};
 
 /// A host's request to be enrolled.
 #[derive(Clone, Debug, PartialEq, serde::Serialize, serde::Deserialize, schemars::JsonSchema)]
 pub struct Enrollment {
     /// Its id.
     pub id: EnrollmentId,
-    /// `pending`, `approved`, `enrolled`, `rejected` or `expired`.
-    pub state: String,
+    /// Where it stands.
+    pub state: Open<EnrollmentStatus>,
     /// Who asked. Not proven: compare the receipt key with what the agent printed.
     pub email: String,
     /// Hardware identity of the host.
@@ -36,8 +38,10 @@ pub struct Enrollment {
     #[serde(default)]
     pub replace_node: Option<NodeId>,
     /// When the host asked.
+    #[serde(with = "Rfc3339")]
     pub created_at: Timestamp,
     /// When the request lapses.
+    #[serde(with = "Rfc3339")]
     pub expires_at: Timestamp,
 }
 
@@ -48,8 +52,8 @@ pub struct ExistingNode {
     pub id: NodeId,
     /// Its name, which may be another than the host's.
     pub name: String,
-    /// Its service state, such as `in_service` or `locked`.
-    pub service: String,
+    /// Whether it takes work.
+    pub service: Open<NodeService>,
     /// It has an open link now.
     pub online: bool,
     /// The host that asks has other keys than the node: approving ends the node's identity.
@@ -76,7 +80,7 @@ pub struct EnrollmentApprove {
 pub struct EnrollmentListQuery {
     /// Only those in this state.
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub state: Option<String>,
+    pub state: Option<EnrollmentState>,
     /// [`super::Page::next`] of the page before.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub after: Option<String>,
@@ -90,22 +94,24 @@ pub struct EnrollmentListQuery {
 pub struct JoinToken {
     /// Its id.
     pub id: JoinTokenId,
-    /// `open`, `used`, `expired` or `revoked`.
-    pub state: String,
+    /// Whether it can be used.
+    pub state: Open<JoinTokenState>,
     /// What the operator wants it for.
     pub note: String,
     /// When it was made.
+    #[serde(with = "Rfc3339")]
     pub created_at: Timestamp,
     /// When it lapses.
+    #[serde(with = "Rfc3339")]
     pub expires_at: Timestamp,
     /// When it was used.
-    #[serde(default)]
+    #[serde(default, with = "OptionalRfc3339")]
     pub used_at: Option<Timestamp>,
     /// By which node.
     #[serde(default)]
     pub used_by: Option<NodeId>,
     /// When an operator took it back.
-    #[serde(default)]
+    #[serde(default, with = "OptionalRfc3339")]
     pub revoked_at: Option<Timestamp>,
     /// The node that a host may take over with it.
     #[serde(default)]

@@ -1,7 +1,7 @@
 //! What happened, as CloudEvents.
 
 use gpuaas_contract::id::EventId;
-use gpuaas_contract::time::Timestamp;
+use gpuaas_contract::time::{Rfc3339, Timestamp};
 
 /// One thing that happened, as a CloudEvents 1.0 document: what streams and webhooks carry.
 #[derive(Clone, Debug, PartialEq, serde::Serialize, serde::Deserialize, schemars::JsonSchema)]
@@ -41,6 +41,7 @@ pub struct EventRow {
     /// What happened, such as `gpuaas.allocation.active.v1`.
     pub kind: String,
     /// When.
+    #[serde(with = "Rfc3339")]
     pub at: Timestamp,
     /// What there is to know about it.
     pub data: serde_json::Value,

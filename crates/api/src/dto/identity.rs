@@ -1,12 +1,15 @@
 //! Who the caller is.
 
+use gpuaas_contract::access::{MemberRole, PlatformRole};
 use gpuaas_contract::id::{MembershipId, OrgId};
+use gpuaas_contract::names::Open;
+use gpuaas_contract::state::CallerKind;
 
 /// Who the server takes the caller for, and what they may.
 #[derive(Clone, Debug, PartialEq, Eq, serde::Serialize, serde::Deserialize, schemars::JsonSchema)]
 pub struct WhoAmI {
-    /// `user`, `service_account`, `token` or `local_admin`.
-    pub kind: String,
+    /// What they are.
+    pub kind: Open<CallerKind>,
     /// Their id; for whoever sits at the server itself, `local-admin`.
     pub id: String,
     /// What people call them.
@@ -14,9 +17,9 @@ pub struct WhoAmI {
     /// Their address, if they are a person.
     #[serde(default)]
     pub email: Option<String>,
-    /// Their role on the platform: `admin`, `operator` or `support`.
+    /// Their role on the platform.
     #[serde(default)]
-    pub platform_role: Option<String>,
+    pub platform_role: Option<Open<PlatformRole>>,
     /// Every role they hold.
     pub memberships: Vec<WhoAmIMembership>,
     /// Whether they have any role at all. Who has none can do nothing until somebody invites them.
@@ -35,6 +38,6 @@ pub struct WhoAmIMembership {
     /// The organization it is, or the project belongs to.
     #[serde(default)]
     pub organization_id: Option<OrgId>,
-    /// The role: `admin`, `operator` or `support` on the platform; `owner`, `member` or `viewer` elsewhere.
-    pub role: String,
+    /// The role.
+    pub role: Open<MemberRole>,
 }

@@ -4,7 +4,7 @@ use gpuaas_contract::Digest;
 use gpuaas_contract::id::{ImageId, OrgId};
 use gpuaas_contract::slice::UserName;
 use gpuaas_contract::task::slice_vm_provision::{DriverStrategy, ImageFormat};
-use gpuaas_contract::time::Timestamp;
+use gpuaas_contract::time::{OptionalRfc3339, Rfc3339, Timestamp};
 
 /// What guests are made from.
 #[derive(Clone, Debug, PartialEq, Eq, serde::Serialize, serde::Deserialize, schemars::JsonSchema)]
@@ -35,9 +35,10 @@ pub struct Image {
     /// Who made it.
     pub created_by: String,
     /// When.
+    #[serde(with = "Rfc3339")]
     pub created_at: Timestamp,
     /// When it was deleted. Guests made from it go on.
-    #[serde(default)]
+    #[serde(default, with = "OptionalRfc3339")]
     pub deleted_at: Option<Timestamp>,
 }
 

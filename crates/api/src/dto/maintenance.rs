@@ -1,7 +1,9 @@
 //! Maintenance windows, and what draining a node would mean.
 
 use gpuaas_contract::id::{AllocationId, MaintenanceId, NodeId, ProjectId};
-use gpuaas_contract::time::Timestamp;
+use gpuaas_contract::names::Open;
+use gpuaas_contract::state::{AllocationState, MaintenanceState};
+use gpuaas_contract::time::{OptionalRfc3339, Rfc3339, Timestamp};
 
 /// A time in which operators work on nodes, announced to those who have something there.
 #[derive(Clone, Debug, PartialEq, Eq, serde::Serialize, serde::Deserialize, schemars::JsonSchema)]
@@ -12,18 +14,21 @@ pub struct MaintenanceWindow {
     pub summary: String,
     /// The nodes.
     pub nodes: Vec<NodeId>,
-    /// `announced`, `running`, `over` or `cancelled`.
-    pub state: String,
+    /// Where it stands.
+    pub state: Open<MaintenanceState>,
     /// From.
+    #[serde(with = "Rfc3339")]
     pub starts_at: Timestamp,
     /// To.
+    #[serde(with = "Rfc3339")]
     pub ends_at: Timestamp,
     /// Who announced it.
     pub created_by: String,
     /// When.
+    #[serde(with = "Rfc3339")]
     pub created_at: Timestamp,
     /// When it was cancelled.
-    #[serde(default)]
+    #[serde(default, with = "OptionalRfc3339")]
     pub cancelled_at: Option<Timestamp>,
 }
 
@@ -54,8 +59,10 @@ pub struct MaintenanceCreate {
     /// The nodes, by id or unique name: 1 to 1000.
     pub nodes: Vec<String>,
     /// From.
+    #[serde(with = "Rfc3339")]
     pub starts_at: Timestamp,
     /// To.
+    #[serde(with = "Rfc3339")]
     pub ends_at: Timestamp,
 }
 
@@ -86,9 +93,9 @@ pub struct DrainAllocation {
     /// The name of that project's organization.
     pub organization: String,
     /// Where it stands.
-    pub state: String,
+    pub state: Open<AllocationState>,
     /// The end of its lease; null goes on until it is released.
-    #[serde(default)]
+    #[serde(default, with = "OptionalRfc3339")]
     pub expires_at: Option<Timestamp>,
     /// Why it is in the way, in words.
     pub why: String,

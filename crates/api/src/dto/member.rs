@@ -1,15 +1,18 @@
 //! Members: who has which role on the platform, in an organization or in a project.
 
+use gpuaas_contract::access::MemberRole;
 use gpuaas_contract::id::{MembershipId, ServiceAccountId, UserId};
-use gpuaas_contract::time::Timestamp;
+use gpuaas_contract::names::Open;
+use gpuaas_contract::state::{MemberKind, MemberState};
+use gpuaas_contract::time::{OptionalRfc3339, Rfc3339, Timestamp};
 
 /// One role of somebody in one place.
 #[derive(Clone, Debug, PartialEq, Eq, serde::Serialize, serde::Deserialize, schemars::JsonSchema)]
 pub struct Member {
     /// The membership's id.
     pub id: MembershipId,
-    /// `user`, `service_account`, or `invited` for somebody who has not signed in yet.
-    pub kind: String,
+    /// What they are.
+    pub kind: Open<MemberKind>,
     /// The user, if it is one.
     #[serde(default)]
     pub user_id: Option<UserId>,
@@ -23,16 +26,17 @@ pub struct Member {
     pub name: String,
     /// `platform`, or the id of the organization or project.
     pub at: String,
-    /// The role: `admin`, `operator` or `support` on the platform; `owner`, `member` or `viewer` elsewhere.
-    pub role: String,
-    /// `active`, `invited` or `removed`.
-    pub state: String,
+    /// The role.
+    pub role: Open<MemberRole>,
+    /// Whether it counts.
+    pub state: Open<MemberState>,
     /// Who gave it to them.
     pub invited_by: String,
     /// When.
+    #[serde(with = "Rfc3339")]
     pub created_at: Timestamp,
     /// When it was taken away.
-    #[serde(default)]
+    #[serde(default, with = "OptionalRfc3339")]
     pub removed_at: Option<Timestamp>,
     /// Names this version of it, for `If-Match`.
     #[serde(default)]
@@ -40,7 +44,7 @@ pub struct Member {
 }
 
 /// A role to give. Exactly one of `email` and `service_account_id` says to whom.
-#[derive(Clone, Debug, Default, PartialEq, Eq, serde::Serialize, serde::Deserialize, schemars::JsonSchema)]
+#[derive(Clone, Debug, PartialEq, Eq, serde::Serialize, serde::Deserialize, schemars::JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub struct MemberAdd {
     /// A person. Who is not known yet is invited, and gets the role with their first sign-in.
@@ -49,14 +53,14 @@ pub struct MemberAdd {
     /// A service account.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub service_account_id: Option<ServiceAccountId>,
-    /// The role: `admin`, `operator` or `support` on the platform; `owner`, `member` or `viewer` elsewhere.
-    pub role: String,
+    /// The role.
+    pub role: MemberRole,
 }
 
 /// Another role.
-#[derive(Clone, Debug, Default, PartialEq, Eq, serde::Serialize, serde::Deserialize, schemars::JsonSchema)]
+#[derive(Clone, Debug, PartialEq, Eq, serde::Serialize, serde::Deserialize, schemars::JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub struct MemberChange {
-    /// The role: `admin`, `operator` or `support` on the platform; `owner`, `member` or `viewer` elsewhere.
-    pub role: String,
+    /// The role.
+    pub role: MemberRole,
 }

@@ -1,7 +1,12 @@
 //! Documents of the REST interface, a file per resource.
 //!
-//! Times are microseconds since the epoch. States are strings, so that an older client can still show what a newer
-//! server says. Documents that a client sends refuse unknown fields; documents that a server sends may grow.
+//! Times are RFC 3339 in UTC with microseconds, durations are integers whose names end in `_seconds`. A state is an [`Open`] value, so
+//! that an older client can still show what a newer server says. Documents that a client sends refuse unknown fields; documents that a
+//! server sends may grow.
+//!
+//! [`Open`]: gpuaas_contract::names::Open
+
+use gpuaas_contract::names::{Named, UnknownName};
 
 mod access;
 mod allocation;
@@ -39,19 +44,20 @@ pub use allocation_requests::{
 pub use audit::{AuditExportQuery, AuditQuery, AuditRow};
 pub use budget::{Budget, BudgetLift, BudgetScope};
 pub use capacity::{Capacity, CapacityRow, Machine, MachineListQuery, NodeCapacity, SkuCapacity};
-pub use catalog::{CatalogItem, Product, ProductKind, Sku, SkuChange, SkuCreate};
+pub use catalog::{CatalogItem, Product, Sku, SkuChange, SkuCreate};
 pub use cluster::{CaInfo, CaState, ClusterInfo, TaskTypeInfo};
 pub use enrollment::{
     Enrollment, EnrollmentApprove, EnrollmentListQuery, ExistingNode, JoinToken, JoinTokenCreate, JoinTokenCreated,
 };
 pub use event::{CloudEvent, EventRow, EventsQuery};
+pub use gpuaas_contract::state::ProductKind;
 pub use identity::{WhoAmI, WhoAmIMembership};
 pub use image::{Image, ImageCreate, ImageListQuery};
 pub use maintenance::{DrainAllocation, DrainPreview, MaintenanceCreate, MaintenanceListQuery, MaintenanceWindow};
 pub use member::{Member, MemberAdd, MemberChange};
-pub use node::{Node, NodeChange, NodeListQuery, NodeRetire, NodeSession};
+pub use node::{Node, NodeChange, NodeGuestMetrics, NodeListQuery, NodeMetrics, NodeRetire, NodeSession};
 pub use organization::{Organization, OrganizationChange, OrganizationCreate, OrganizationListQuery};
-pub use problem::{PROBLEM_CONTENT_TYPE, Problem};
+pub use problem::{Fault, PROBLEM_CONTENT_TYPE, Problem};
 pub use project::{Project, ProjectChange, ProjectCreate, ProjectListQuery};
 pub use quota::{Limits, Quota, QuotaLimits, QuotaUsed};
 pub use service_account::{ApiKey, ApiKeyCreate, ApiKeyCreated, ServiceAccount, ServiceAccountCreate};
@@ -100,6 +106,63 @@ pub struct PageQuery {
     /// Most items; 1 to [`MAX_PAGE`].
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub limit: Option<u32>,
+}
+
+/// Which states a list is limited to: one of them, or all that are not final.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum StateFilter<T> {
+    /// `open`: every state that is not final.
+    Open,
+    /// This one.
+    Is(T),
+}
+
+/// The name of [`StateFilter::Open`].
+const OPEN: &str = "open";
+
+impl<T: Named> serde::Serialize for StateFilter<T> {
+    fn serialize<S: serde::Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        serializer.serialize_str(match self {
+            Self::Open => OPEN,
+            Self::Is(state) => state.name(),
+        })
+    }
+}
+
+impl<'de, T: Named> serde::Deserialize<'de> for StateFilter<T> {
+    fn deserialize<D: serde::Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        String::deserialize(deserializer)?.parse().map_err(serde::de::Error::custom)
+    }
+}
+
+impl<T: Named> std::str::FromStr for StateFilter<T> {
+    type Err = String;
+
+    fn from_str(name: &str) -> Result<Self, String> {
+        if name == OPEN {
+            return Ok(Self::Open);
+        }
+        T::from_name(name).map(Self::Is).ok_or_else(|| format!("{}, {OPEN}", UnknownName::of::<T>(name)))
+    }
+}
+
+impl<T: Named> schemars::JsonSchema for StateFilter<T> {
+    fn inline_schema() -> bool {
+        true
+    }
+
+    fn schema_name() -> std::borrow::Cow<'static, str> {
+        "StateFilter".into()
+    }
+
+    fn schema_id() -> std::borrow::Cow<'static, str> {
+        std::any::type_name::<Self>().into()
+    }
+
+    fn json_schema(_: &mut schemars::SchemaGenerator) -> schemars::Schema {
+        let names: Vec<&str> = T::VALUES.iter().map(|state| state.name()).chain([OPEN]).collect();
+        schemars::json_schema!({ "type": "string", "enum": names })
+    }
 }
 
 /// Body of an operation that can be given a reason.

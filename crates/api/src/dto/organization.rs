@@ -1,7 +1,7 @@
 //! Organizations, which own projects.
 
 use gpuaas_contract::id::OrgId;
-use gpuaas_contract::time::Timestamp;
+use gpuaas_contract::time::{Rfc3339, Timestamp};
 
 use super::Limits;
 
@@ -15,6 +15,7 @@ pub struct Organization {
     /// In words.
     pub description: String,
     /// When it was made.
+    #[serde(with = "Rfc3339")]
     pub created_at: Timestamp,
     /// Names this version of it, for `If-Match`.
     #[serde(default)]

@@ -20,9 +20,21 @@ pub struct Problem {
     /// What is wrong and what to do next, for people.
     #[serde(default)]
     pub detail: String,
+    /// What is wrong with the body, and where; empty if that is not the problem.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub faults: Vec<Fault>,
     /// Find the request in the server's log by this.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub correlation_id: Option<String>,
+}
+
+/// One thing that is wrong with a body.
+#[derive(Clone, Debug, PartialEq, Eq, serde::Serialize, serde::Deserialize, schemars::JsonSchema)]
+pub struct Fault {
+    /// Where it is: a JSON pointer (RFC 6901) into the body, empty for the body as a whole.
+    pub pointer: String,
+    /// What is wrong there.
+    pub detail: String,
 }
 
 impl Problem {
@@ -34,6 +46,7 @@ impl Problem {
             status,
             code: code.to_owned(),
             detail: detail.into(),
+            faults: Vec::new(),
             correlation_id: None,
         }
     }

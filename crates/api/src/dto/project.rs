@@ -1,7 +1,9 @@
 //! Projects, which own everything that is leased.
 
 use gpuaas_contract::id::{OrgId, ProjectId};
-use gpuaas_contract::time::Timestamp;
+use gpuaas_contract::names::Open;
+use gpuaas_contract::state::ProjectState;
+use gpuaas_contract::time::{OptionalRfc3339, Rfc3339, Timestamp};
 
 use super::Limits;
 
@@ -18,12 +20,13 @@ pub struct Project {
     pub name: String,
     /// In words.
     pub description: String,
-    /// `active` or `deleted`.
-    pub state: String,
+    /// Whether it is there.
+    pub state: Open<ProjectState>,
     /// When it was made.
+    #[serde(with = "Rfc3339")]
     pub created_at: Timestamp,
     /// When it was deleted. Its history stays.
-    #[serde(default)]
+    #[serde(default, with = "OptionalRfc3339")]
     pub deleted_at: Option<Timestamp>,
     /// Names this version of it, for `If-Match`.
     #[serde(default)]

@@ -1,7 +1,10 @@
 //! Service accounts, the programs that act for a project, and their API keys.
 
+use gpuaas_contract::access::ProjectRole;
 use gpuaas_contract::id::{ApiTokenId, ProjectId, ServiceAccountId};
-use gpuaas_contract::time::Timestamp;
+use gpuaas_contract::names::Open;
+use gpuaas_contract::state::ApiKeyState;
+use gpuaas_contract::time::{OptionalRfc3339, Rfc3339, Timestamp};
 
 /// A program that acts for a project. What it may is decided by its memberships.
 #[derive(Clone, Debug, PartialEq, Eq, serde::Serialize, serde::Deserialize, schemars::JsonSchema)]
@@ -15,9 +18,10 @@ pub struct ServiceAccount {
     /// In words.
     pub description: String,
     /// When it was made.
+    #[serde(with = "Rfc3339")]
     pub created_at: Timestamp,
     /// When it was deleted; its keys no longer count from then on.
-    #[serde(default)]
+    #[serde(default, with = "OptionalRfc3339")]
     pub deleted_at: Option<Timestamp>,
 }
 
@@ -30,9 +34,9 @@ pub struct ServiceAccountCreate {
     /// In words; may be empty.
     #[serde(default)]
     pub description: String,
-    /// A role in its project that it gets at once: `owner`, `member` or `viewer`. Without it, it may do nothing until it is made a member.
+    /// A role in its project that it gets at once. Without it, it can do nothing until it is made a member.
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub role: Option<String>,
+    pub role: Option<ProjectRole>,
 }
 
 /// A key of a service account, without its secret.
@@ -52,15 +56,16 @@ pub struct ApiKey {
     /// What it is limited to, such as `allocation.*` or `*.read`; null for no limit but what the account may.
     #[serde(default)]
     pub scopes: Option<Vec<String>>,
-    /// `active`, `expired` or `revoked`.
-    pub state: String,
+    /// Whether it counts.
+    pub state: Open<ApiKeyState>,
     /// When it was made.
+    #[serde(with = "Rfc3339")]
     pub created_at: Timestamp,
     /// When it stops to count by itself.
-    #[serde(default)]
+    #[serde(default, with = "OptionalRfc3339")]
     pub expires_at: Option<Timestamp>,
     /// When it was taken back.
-    #[serde(default)]
+    #[serde(default, with = "OptionalRfc3339")]
     pub revoked_at: Option<Timestamp>,
 }
 

@@ -4,10 +4,12 @@ use std::net::Ipv4Addr;
 
 use gpuaas_contract::Digest;
 use gpuaas_contract::id::{AllocationId, NodeId, SlotId};
+use gpuaas_contract::names::Open;
 use gpuaas_contract::slice::{InterfaceName, SshPublicKey, UserName, VmName};
-use gpuaas_contract::task::slice_vm_power::Action;
+use gpuaas_contract::state::{SliceState, SlotState};
+use gpuaas_contract::task::slice_vm_power::PowerAction;
 use gpuaas_contract::task::slice_vm_provision::{DriverStrategy, ImageFormat};
-use gpuaas_contract::time::Timestamp;
+use gpuaas_contract::time::{OptionalRfc3339, Timestamp};
 
 use super::{Slot, Task};
 
@@ -20,8 +22,8 @@ pub struct Slice {
     pub node_id: NodeId,
     /// That node's name.
     pub node_name: String,
-    /// The state of the slot that is worst off: `leased`, `releasing`, `needs_wipe`, `cleanup_blocked`; or `released` if it has none left.
-    pub state: String,
+    /// The state of the slot that is worst off.
+    pub state: Open<SliceState>,
     /// The name the guest gives itself; empty if the guest is unknown.
     pub vm_name: String,
     /// Its user; empty if the guest is unknown.
@@ -30,7 +32,7 @@ pub struct Slice {
     #[serde(default)]
     pub private_ip: Option<Ipv4Addr>,
     /// When it was asked for.
-    #[serde(default)]
+    #[serde(default, with = "OptionalRfc3339")]
     pub created_at: Option<Timestamp>,
     /// The slots it has, or on which its remains are, by index.
     pub slots: Vec<Slot>,
@@ -45,9 +47,9 @@ pub struct SliceListQuery {
     /// Only those on this node, by id or unique name.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub node: Option<String>,
-    /// Only those with a slot in this state: `leased`, `releasing`, `needs_wipe`, `cleanup_blocked`.
+    /// Only those with a slot in this state: `leased`, `releasing`, `needs_wipe` or `cleanup_blocked`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub state: Option<String>,
+    pub state: Option<SlotState>,
     /// [`super::Page::next`] of the page before.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub after: Option<String>,
@@ -146,7 +148,7 @@ fn yes() -> bool {
 #[serde(deny_unknown_fields)]
 pub struct SlicePower {
     /// What to do.
-    pub action: Action,
+    pub action: PowerAction,
     /// How long the guest may take to shut down, brought into 30 to 900 s; 120 unless given.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub graceful_timeout_seconds: Option<u32>,

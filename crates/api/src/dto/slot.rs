@@ -1,9 +1,11 @@
 //! Slots, and what nodes propose.
 
 use gpuaas_contract::id::{AllocationId, NodeId, SlotId, TaskId};
+use gpuaas_contract::names::Open;
 use gpuaas_contract::slice::SlotSpec;
+use gpuaas_contract::state::SlotState;
 use gpuaas_contract::task::slice_topology_discover;
-use gpuaas_contract::time::Timestamp;
+use gpuaas_contract::time::{Rfc3339, Timestamp};
 
 /// A GPU with its drive and fabric function, the unit of slicing.
 #[derive(Clone, Debug, PartialEq, serde::Serialize, serde::Deserialize, schemars::JsonSchema)]
@@ -16,8 +18,8 @@ pub struct Slot {
     pub node_name: String,
     /// What it consists of.
     pub spec: SlotSpec,
-    /// `available`, `leased`, `releasing`, `cleanup_blocked`, `needs_wipe`, `quarantined` or `withdrawn`.
-    pub state: String,
+    /// Where it stands.
+    pub state: Open<SlotState>,
     /// Why, in words; empty while available.
     pub reason: String,
     /// Why an operator holds it back, if one does. One that is in use stays with its slice and is quarantined once it is clean.
@@ -37,8 +39,10 @@ pub struct Slot {
     /// Who approved that.
     pub approved_by: String,
     /// When.
+    #[serde(with = "Rfc3339")]
     pub approved_at: Timestamp,
     /// First approval.
+    #[serde(with = "Rfc3339")]
     pub created_at: Timestamp,
 }
 
@@ -51,7 +55,7 @@ pub struct SlotListQuery {
     pub node: Option<String>,
     /// Only those in this state.
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub state: Option<String>,
+    pub state: Option<SlotState>,
     /// [`super::Page::next`] of the page before.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub after: Option<String>,
@@ -78,6 +82,7 @@ pub struct TopologyProposal {
     /// The task that looked.
     pub task_id: TaskId,
     /// When its receipt came.
+    #[serde(with = "Rfc3339")]
     pub found_at: Timestamp,
     /// What it found, from the receipt.
     pub found: slice_topology_discover::Output,

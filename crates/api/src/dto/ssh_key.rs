@@ -2,7 +2,7 @@
 
 use gpuaas_contract::id::{ProjectId, SshKeyId};
 use gpuaas_contract::slice::SshPublicKey;
-use gpuaas_contract::time::Timestamp;
+use gpuaas_contract::time::{OptionalRfc3339, Rfc3339, Timestamp};
 
 /// A stored key.
 #[derive(Clone, Debug, PartialEq, Eq, serde::Serialize, serde::Deserialize, schemars::JsonSchema)]
@@ -18,9 +18,10 @@ pub struct SshKey {
     /// Who added it.
     pub created_by: String,
     /// When.
+    #[serde(with = "Rfc3339")]
     pub created_at: Timestamp,
     /// When it was deleted. Allocations that have it keep it.
-    #[serde(default)]
+    #[serde(default, with = "OptionalRfc3339")]
     pub deleted_at: Option<Timestamp>,
 }
 

@@ -3,8 +3,12 @@
 use gpuaas_contract::Digest;
 use gpuaas_contract::id::{ClusterId, CorrelationId, NodeId, TaskId};
 use gpuaas_contract::key::{KeyId, VerifyingKey};
+use gpuaas_contract::names::Open;
 use gpuaas_contract::receipt::PhaseTiming;
-use gpuaas_contract::time::Timestamp;
+use gpuaas_contract::state::TaskState;
+use gpuaas_contract::time::{OptionalRfc3339, Rfc3339, Timestamp};
+
+use super::StateFilter;
 
 /// One typed operation on one node.
 #[derive(Clone, Debug, PartialEq, serde::Serialize, serde::Deserialize, schemars::JsonSchema)]
@@ -21,9 +25,8 @@ pub struct Task {
     pub task_type: String,
     /// The kind's parameters.
     pub params: serde_json::Value,
-    /// `queued`, `dispatched`, `accepted`, `started`, or how it ended: `succeeded`, `failed`, `cancelled`, `interrupted`,
-    /// `refused`, `expired`, `lost`.
-    pub state: String,
+    /// Where it stands.
+    pub state: Open<TaskState>,
     /// Who asked for it.
     pub requested_by: String,
     /// Follows the request into the agent's log.
@@ -33,27 +36,29 @@ pub struct Task {
     #[serde(default)]
     pub idempotency_key: Option<String>,
     /// When it was asked for.
+    #[serde(with = "Rfc3339")]
     pub created_at: Timestamp,
     /// Not sent out after this.
+    #[serde(with = "Rfc3339")]
     pub queue_until: Timestamp,
     /// How long it may run.
     pub timeout_seconds: u64,
     /// How often it was sent out.
     pub dispatches: u32,
     /// Until when the node may take its time to accept.
-    #[serde(default)]
+    #[serde(default, with = "OptionalRfc3339")]
     pub lease_until: Option<Timestamp>,
     /// When its cancellation was asked for.
-    #[serde(default)]
+    #[serde(default, with = "OptionalRfc3339")]
     pub cancel_requested_at: Option<Timestamp>,
     /// When the node accepted it.
-    #[serde(default)]
+    #[serde(default, with = "OptionalRfc3339")]
     pub accepted_at: Option<Timestamp>,
     /// When the node started it.
-    #[serde(default)]
+    #[serde(default, with = "OptionalRfc3339")]
     pub started_at: Option<Timestamp>,
     /// When it ended; set exactly if it has.
-    #[serde(default)]
+    #[serde(default, with = "OptionalRfc3339")]
     pub ended_at: Option<Timestamp>,
     /// Stable code of how it ended; empty before.
     pub code: String,
@@ -93,6 +98,7 @@ pub struct TaskProgress {
     /// One line for people; may be empty.
     pub message: String,
     /// When, by the host's clock.
+    #[serde(with = "Rfc3339")]
     pub at: Timestamp,
 }
 
@@ -128,7 +134,7 @@ pub struct TaskListQuery {
     pub node: Option<String>,
     /// Only those in this state; `open` means every state in which a task has not ended.
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub state: Option<String>,
+    pub state: Option<StateFilter<TaskState>>,
     /// Only those whose id starts with this text (`task_` and some hex digits).
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub id_prefix: Option<String>,
@@ -146,6 +152,7 @@ pub struct TaskLogLine {
     /// Position within the task, from 1.
     pub sequence: u64,
     /// When the host wrote it.
+    #[serde(with = "Rfc3339")]
     pub at: Timestamp,
     /// `stdout`, `stderr` or `agent`.
     pub stream: String,
@@ -222,6 +229,7 @@ pub struct EnvelopeEvidence {
     #[schemars(with = "String")]
     pub key_id: KeyId,
     /// When.
+    #[serde(with = "Rfc3339")]
     pub signed_at: Timestamp,
     /// DSSE bytes.
     #[serde(with = "gpuaas_contract::bytes_as_base64")]

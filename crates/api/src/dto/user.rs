@@ -1,7 +1,9 @@
 //! People, and those among them whom the built-in issuer signs in.
 
 use gpuaas_contract::id::UserId;
-use gpuaas_contract::time::Timestamp;
+use gpuaas_contract::names::Open;
+use gpuaas_contract::state::UserState;
+use gpuaas_contract::time::{OptionalRfc3339, Rfc3339, Timestamp};
 
 /// A person.
 #[derive(Clone, Debug, PartialEq, Eq, serde::Serialize, serde::Deserialize, schemars::JsonSchema)]
@@ -18,12 +20,13 @@ pub struct User {
     pub issuer: String,
     /// Whether that is the built-in issuer: only then is there a password to set.
     pub local: bool,
-    /// `active` or `deactivated`.
-    pub state: String,
+    /// Whether they can sign in.
+    pub state: Open<UserState>,
     /// First sign-in, or when an administrator made them.
+    #[serde(with = "Rfc3339")]
     pub created_at: Timestamp,
     /// Since when they may no longer sign in.
-    #[serde(default)]
+    #[serde(default, with = "OptionalRfc3339")]
     pub deactivated_at: Option<Timestamp>,
 }
 
@@ -34,9 +37,9 @@ pub struct UserListQuery {
     /// Only those with this address.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub email: Option<String>,
-    /// Only those in this state: `active` or `deactivated`.
+    /// Only those in this state.
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub state: Option<String>,
+    pub state: Option<UserState>,
     /// [`super::Page::next`] of the page before.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub after: Option<String>,

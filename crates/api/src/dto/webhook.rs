@@ -1,7 +1,9 @@
 //! Webhooks: addresses that are told what happens in a project.
 
 use gpuaas_contract::id::{DeliveryId, EventId, ProjectId, WebhookId};
-use gpuaas_contract::time::Timestamp;
+use gpuaas_contract::names::Open;
+use gpuaas_contract::state::DeliveryState;
+use gpuaas_contract::time::{OptionalRfc3339, Rfc3339, Timestamp};
 
 /// An address that is told, without the secret that signs what it is told.
 #[derive(Clone, Debug, PartialEq, Eq, serde::Serialize, serde::Deserialize, schemars::JsonSchema)]
@@ -24,9 +26,10 @@ pub struct Webhook {
     /// Deliveries that failed in a row.
     pub failed: u32,
     /// When it was made.
+    #[serde(with = "Rfc3339")]
     pub created_at: Timestamp,
     /// When it was deleted.
-    #[serde(default)]
+    #[serde(default, with = "OptionalRfc3339")]
     pub deleted_at: Option<Timestamp>,
     /// Names this version of it, for `If-Match`.
     #[serde(default)]
@@ -112,21 +115,23 @@ pub struct Delivery {
     pub event_id: EventId,
     /// What happened, such as `gpuaas.allocation.active.v1`.
     pub kind: String,
-    /// `pending`, `delivered` or `failed`.
-    pub state: String,
+    /// Where it stands.
+    pub state: Open<DeliveryState>,
     /// How often it was tried.
     pub attempts: u32,
     /// What came of the last try; empty before.
     pub last: String,
     /// When it is tried next.
-    #[serde(default)]
+    #[serde(default, with = "OptionalRfc3339")]
     pub due_at: Option<Timestamp>,
     /// When the event was to be told.
+    #[serde(with = "Rfc3339")]
     pub created_at: Timestamp,
     /// When the address took it.
-    #[serde(default)]
+    #[serde(default, with = "OptionalRfc3339")]
     pub delivered_at: Option<Timestamp>,
     /// Until when it can be looked at and replayed.
+    #[serde(with = "Rfc3339")]
     pub expires_at: Timestamp,
 }
 
@@ -136,7 +141,7 @@ pub struct Delivery {
 pub struct DeliveryListQuery {
     /// Only those in this state.
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub state: Option<String>,
+    pub state: Option<DeliveryState>,
     /// [`super::Page::next`] of the page before.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub after: Option<String>,

@@ -34,7 +34,7 @@ pub(crate) fn task(state: &str, ended: bool) -> gpuaas_api::dto::Task {
         node_epoch: 1,
         task_type: "diag.ping".to_owned(),
         params: serde_json::json!({}),
-        state: state.to_owned(),
+        state: serde_json::from_value(state.into()).expect("any name"),
         requested_by: "token:x".to_owned(),
         correlation_id: CorrelationId::try_from("c".to_owned()).expect("plain"),
         idempotency_key: None,

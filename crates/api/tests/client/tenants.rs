@@ -38,9 +38,9 @@ fn allocation(state: &str) -> Allocation {
     serde_json::from_value(serde_json::json!({
         "id": AllocationId::from_bytes([1; 16]), "organization_id": OrgId::from_bytes([2; 16]),
         "project_id": ProjectId::from_bytes([3; 16]), "name": "a", "state": state, "step": "place",
-        "sku_id": SkuId::from_bytes([4; 16]), "sku": "h100", "product": { "kind": "slice", "slots": 1 }, "price_per_hour": 1,
-        "username": "ubuntu", "slots": 0, "stopped": false, "release_requested": false, "attempts": 0,
-        "requested_by": "local-admin", "created_at": 1,
+        "sku_id": SkuId::from_bytes([4; 16]), "sku": "h100", "product": { "kind": "slice", "slots": 1 }, "price_per_hour": { "amount": "2.50", "currency": "USD" },
+        "username": "ubuntu", "slots": 0, "release_requested": false, "attempts": 0,
+        "requested_by": "local-admin", "created_at": "2027-03-01T08:00:00Z",
     }))
     .expect("an allocation")
 }
@@ -114,7 +114,7 @@ async fn an_allocation_is_watched_until_it_is_what_was_waited_for() {
         let told: Vec<String> = events
             .into_iter()
             .filter_map(|event| match event {
-                AllocationWatchEvent::Allocation(allocation) => Some(allocation.state),
+                AllocationWatchEvent::Allocation(allocation) => Some(allocation.state.to_string()),
                 AllocationWatchEvent::Progress(_) | AllocationWatchEvent::Reconnecting => None,
             })
             .collect();

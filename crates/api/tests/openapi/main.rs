@@ -66,3 +66,31 @@ fn nothing_that_clients_rely_on_is_taken_back() {
     let broken: Vec<String> = found.into_iter().filter(|change| !ALLOWED.contains(&change.as_str())).collect();
     assert!(broken.is_empty(), "clients of docs/openapi.json would break:\n{}", broken.join("\n"));
 }
+
+#[test]
+fn times_are_text_and_states_are_lists_of_names() {
+    fn fields<'d>(schema: &'d serde_json::Value, found: &mut Vec<(&'d str, &'d serde_json::Value)>) {
+        use serde_json::Value;
+        match schema {
+            Value::Object(entries) => {
+                let properties = entries.get("properties").and_then(Value::as_object);
+                found.extend(properties.into_iter().flatten().map(|(name, value)| (name.as_str(), value)));
+                entries.values().for_each(|value| fields(value, found));
+            }
+            Value::Array(items) => items.iter().for_each(|item| fields(item, found)),
+            Value::Null | Value::Bool(_) | Value::Number(_) | Value::String(_) => {}
+        }
+    }
+    let document = gpuaas_api::openapi::document();
+    let mut found = Vec::new();
+    fields(&document["components"]["schemas"], &mut found);
+    let times: Vec<_> = found.iter().filter(|(name, _)| name.ends_with("_at") || name.ends_with("_until")).collect();
+    assert!(times.len() > 50, "{}", times.len());
+    for (name, schema) in times {
+        assert_eq!(schema["format"], "date-time", "{name}: {schema}");
+    }
+    for (name, schema) in found.iter().filter(|(name, _)| ["state", "service", "step", "transport"].contains(name)) {
+        let is_named = ["$ref", "enum", "anyOf", "oneOf"].iter().any(|key| schema.get(*key).is_some());
+        assert!(is_named, "{name}: {schema}");
+    }
+}

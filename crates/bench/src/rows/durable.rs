@@ -14,7 +14,7 @@ use gpuaas_contract::telemetry::HostFacts;
 use gpuaas_contract::time::Timestamp;
 use gpuaas_control::pki::KeyRing;
 use gpuaas_domain::decision::Context;
-use gpuaas_domain::node::{Node, Service};
+use gpuaas_domain::node::{Node, NodeService};
 use gpuaas_domain::task::{
     self, DEFAULT_QUEUE_TIME, DEFAULT_TIMEOUT, MAX_UNFINISHED_PER_NODE, NewTask, ReceiptHead, TaskRecord, TaskState,
 };
@@ -85,7 +85,7 @@ impl Caller {
             receipt_key: key.verifying_key(),
             tls_key_digest: Digest::of(b"bench"),
             record: Vec::new(),
-            service: Service::InService,
+            service: NodeService::InService,
             service_reason: String::new(),
             session: None,
             last_seen_at: None,

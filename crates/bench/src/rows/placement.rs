@@ -9,7 +9,7 @@ use gpuaas_contract::key::SigningKey;
 use gpuaas_contract::slice::SlotSpec;
 use gpuaas_contract::telemetry::{GpuFact, HostFacts};
 use gpuaas_contract::time::Timestamp;
-use gpuaas_domain::node::{LiveSession, Node, Service, Transport};
+use gpuaas_domain::node::{LinkTransport, LiveSession, Node, NodeService};
 use gpuaas_domain::placement::{Candidate, Fleet, Placement, PlacementRequest, Policy, SlotCount, What};
 use gpuaas_domain::slot::{Slot, SlotState};
 
@@ -82,13 +82,13 @@ impl Host {
             receipt_key: SigningKey::from_seed(&[42; 32]).verifying_key(),
             tls_key_digest: Digest::of(b"tls"),
             record: Vec::new(),
-            service: if chance.below(100) == 0 { Service::Draining } else { Service::InService },
+            service: if chance.below(100) == 0 { NodeService::Draining } else { NodeService::InService },
             service_reason: String::new(),
             session: (chance.below(100) > 0).then(|| LiveSession {
                 id: SessionId::generate(),
                 agent_instance_id: AgentInstanceId::generate(),
                 boot_id: "boot".to_owned(),
-                transport: Transport::Stream,
+                transport: LinkTransport::Stream,
                 since: now,
                 server: ServerId::generate(),
             }),

@@ -5,6 +5,7 @@ use std::time::Duration;
 use clap::Subcommand;
 use gpuaas_api::dto::{Allocation, AllocationChange, AllocationExtend, AllocationRetry, Reason, SliceConsole};
 use gpuaas_contract::slice::VmName;
+use gpuaas_contract::state::{AllocationState, AllocationStep};
 use gpuaas_contract::task::slice_console_read::{MAX_BYTES, MAX_FOLLOW_SECONDS};
 
 use super::alloc_create::{self, CreateArgs};
@@ -180,11 +181,12 @@ pub(super) async fn run(session: &CommandContext, command: AllocCommand) -> Resu
             let retry = AllocationRetry { wait_seconds: queue.map(|queue| queue.as_secs()) };
             let asked = client.allocation_retry(&id, &retry).await?;
             // A release that is blocked stays so until its host is asked again: only another version of it is an answer.
-            let (blocked, seen) = (asked.state == "release_blocked", asked.etag.clone());
+            let (blocked, seen) = (asked.state == AllocationState::ReleaseBlocked, asked.etag.clone());
             let is_done = move |now: &Allocation| {
-                now.is_terminal() || if blocked { now.state == "release_blocked" && now.etag != seen } else { now.settled() }
+                now.is_terminal()
+                    || if blocked { now.state == AllocationState::ReleaseBlocked && now.etag != seen } else { now.settled() }
             };
-            let is_good = move |now: &Allocation| if blocked { now.is_terminal() } else { now.state == "active" };
+            let is_good = move |now: &Allocation| if blocked { now.is_terminal() } else { now.state == AllocationState::Active };
             finish(session, asked, no_wait, is_done, is_good).await
         }
         AllocCommand::Events { allocation, follow } => {
@@ -238,15 +240,27 @@ async fn release(session: &CommandContext, allocation: &str, reason: String, yes
         confirm::ask(&format!("Release {} ({}, {})? Everything on its disks is lost.", now.name, now.sku, now.state))?;
     }
     let asked = client.allocation_release(&id, &Reason { reason }).await?;
-    finish(session, asked, no_wait, |now| now.is_terminal() || now.state == "release_blocked", Allocation::is_terminal).await
+    finish(
+        session,
+        asked,
+        no_wait,
+        |now| now.is_terminal() || now.state == AllocationState::ReleaseBlocked,
+        Allocation::is_terminal,
+    )
+    .await
+}
+
+fn is_held(allocation: &Allocation) -> bool {
+    allocation.state.known().is_some_and(AllocationState::is_held)
 }
 
 /// Waits until the host did what was asked of its power.
 async fn powered(session: &CommandContext, asked: Allocation, no_wait: bool) -> Result<Exit, CliError> {
-    let is_done = |now: &Allocation| (now.pending_power_action.is_none() && now.step != "await_power") || now.state != "active";
+    let is_done =
+        |now: &Allocation| (now.pending_power_action.is_none() && now.step != AllocationStep::AwaitPower) || !is_held(now);
     // What went well leaves nothing to say; what did not leaves its code.
     let was_asked = asked.pending_power_action.is_some();
-    finish(session, asked, no_wait, is_done, |now| now.state == "active" && !(was_asked && now.code.is_some())).await
+    finish(session, asked, no_wait, is_done, |now| is_held(now) && !(was_asked && now.code.is_some())).await
 }
 
 /// Waits until it is done, unless told otherwise, and shows what came of it.

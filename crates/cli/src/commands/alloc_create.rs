@@ -5,6 +5,7 @@ use std::time::Duration;
 
 use gpuaas_api::dto::{Allocation, AllocationCreate, AllocationPlan};
 use gpuaas_contract::slice::{SshPublicKey, UserName, VmName};
+use gpuaas_contract::state::AllocationState;
 
 use super::alloc;
 use super::slice_create::{MAX_KEY_FILE, keys};
@@ -100,14 +101,14 @@ pub(super) async fn run(session: &CommandContext, args: CreateArgs) -> Result<Ex
     }
     let asked = client.allocation_create(&project, &create, args.idempotency_key.as_deref()).await?;
     let id = asked.id.to_string();
-    let is_there = |now: &Allocation| now.state == "active" && !now.release_requested;
-    let is_done = |now: &Allocation| is_there(now) || now.is_terminal() || now.state == "release_blocked";
+    let is_there = |now: &Allocation| now.state == AllocationState::Active && !now.release_requested;
+    let is_done = |now: &Allocation| is_there(now) || now.is_terminal() || now.state == AllocationState::ReleaseBlocked;
     let exit = alloc::finish(session, asked, args.no_wait, is_done, is_there).await?;
     if !args.watch || exit != Exit::Done {
         return Ok(exit);
     }
     let now = client.allocation(&id).await?;
-    alloc::finish(session, now, false, Allocation::is_terminal, |now| now.state == "released").await
+    alloc::finish(session, now, false, Allocation::is_terminal, |now| now.state == AllocationState::Released).await
 }
 
 /// Names of stored keys, and keys from files.

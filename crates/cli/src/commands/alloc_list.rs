@@ -7,7 +7,9 @@ use std::time::Duration;
 
 use futures::StreamExt as _;
 use gpuaas_api::client::HeardEvent;
+use gpuaas_api::dto::StateFilter;
 use gpuaas_api::dto::{Allocation, AllocationListQuery, AllocationSearchQuery, EventsQuery, Tags};
+use gpuaas_contract::state::AllocationState;
 use tokio::sync::Notify;
 
 use super::age;
@@ -17,7 +19,7 @@ use crate::context::CommandContext;
 use crate::error::CliError;
 use crate::exit::Exit;
 use crate::output::{Table, View, text};
-use crate::pages::{self, MAX_ITEMS};
+use crate::pages;
 use crate::{price, resolve, tenants};
 
 /// Stands behind the events: the list is looked at again at least this often.
@@ -30,7 +32,7 @@ const TOGETHER: Duration = Duration::from_millis(200);
 pub(crate) struct ListArgs {
     /// Only those in this state, such as active, placing, failed; `open` for all that are not over.
     #[arg(long)]
-    state: Option<String>,
+    state: Option<StateFilter<AllocationState>>,
     /// Only those with this tag; may be given several times.
     #[arg(long = "tag", value_name = "KEY=VALUE", value_parser = tag)]
     tags: Vec<(String, String)>,
@@ -55,7 +57,7 @@ pub(super) async fn run(session: &CommandContext, args: ListArgs) -> Result<Exit
     let client = session.client()?;
     let tags: BTreeMap<String, String> = args.tags.iter().cloned().collect();
     let filtered = args.state.is_some() || !tags.is_empty() || args.name.is_some() || args.node.is_some();
-    let state = args.state.clone().or_else(|| (!args.all).then(|| "open".to_owned()));
+    let state = args.state.or((!args.all).then_some(StateFilter::Open));
     let tags = (!tags.is_empty()).then(|| Tags(tags).to_string());
     let project = if args.all_projects { None } else { Some(tenants::project(session).await?.id.to_string()) };
     let node = match &args.node {
@@ -66,7 +68,7 @@ pub(super) async fn run(session: &CommandContext, args: ListArgs) -> Result<Exit
         let page = async |after, limit| match &project {
             Some(project) => {
                 let query = AllocationListQuery {
-                    state: state.clone(),
+                    state,
                     tags: tags.clone(),
                     name: args.name.clone(),
                     newest_first: Some(true),
@@ -78,7 +80,7 @@ pub(super) async fn run(session: &CommandContext, args: ListArgs) -> Result<Exit
             None => {
                 let query = AllocationSearchQuery {
                     node: node.clone(),
-                    state: state.clone(),
+                    state,
                     tags: tags.clone(),
                     name: args.name.clone(),
                     newest_first: Some(true),
@@ -89,7 +91,7 @@ pub(super) async fn run(session: &CommandContext, args: ListArgs) -> Result<Exit
                 client.allocations(&query).await
             }
         };
-        pages::collect(MAX_ITEMS, page).await
+        pages::collect(session.limit(), page).await
     };
     let print = |allocations: &Vec<Allocation>| {
         session

@@ -1,6 +1,9 @@
 //! How an allocation looks to a person, and what they can do next.
 
 use gpuaas_api::dto::{Allocation, Product};
+use gpuaas_contract::names::Open;
+use gpuaas_contract::state::{AllocationState, AllocationStep, ProductKind};
+use gpuaas_contract::task::slice_vm_power::PowerAction;
 use gpuaas_contract::time::Timestamp;
 
 use super::moment;
@@ -14,43 +17,43 @@ pub(super) fn show(session: &CommandContext, allocation: &Allocation) -> Result<
     session.output.print(allocation, |allocation| View::Details(details(allocation)))
 }
 
-/// Such as `active`, or for an active one `stopped` or `stopping`.
+/// Such as `active`, or `stopping` while its host stops it.
 pub(crate) fn state(allocation: &Allocation) -> String {
-    if allocation.state != "active" {
-        return allocation.state.clone();
-    }
-    match (allocation.pending_power_action.as_deref(), allocation.stopped) {
-        (Some("stop"), _) => "stopping".to_owned(),
-        (Some("start"), _) => "starting".to_owned(),
-        (Some("reboot"), _) => "rebooting".to_owned(),
-        (Some(_) | None, true) => "stopped".to_owned(),
-        (Some(_) | None, false) => allocation.state.clone(),
+    match allocation.pending_power_action.as_ref().and_then(Open::known) {
+        Some(PowerAction::Stop) => "stopping".to_owned(),
+        Some(PowerAction::Start) => "starting".to_owned(),
+        Some(PowerAction::Reboot) => "rebooting".to_owned(),
+        None => allocation.state.to_string(),
     }
 }
 
 /// Whether a host works on it now, so that its phase says something.
 pub(crate) fn is_worked_on(allocation: &Allocation) -> bool {
-    allocation.step.starts_with("await_")
+    match allocation.step.known() {
+        Some(AllocationStep::AwaitProvision | AllocationStep::AwaitPower | AllocationStep::AwaitRelease) => true,
+        Some(AllocationStep::Place | AllocationStep::Serve | AllocationStep::Release | AllocationStep::Done) | None => false,
+    }
 }
 
 /// Where to sign in: host and port, as soon as there is something to sign in to.
 pub(super) fn address(allocation: &Allocation) -> Option<(String, u16)> {
     let host = allocation.ssh_host.clone().or_else(|| allocation.private_ip.map(|ip| ip.to_string()));
-    host.filter(|_| allocation.state == "active").map(|host| (host, allocation.ssh_port.unwrap_or(22)))
+    host.filter(|_| allocation.state == AllocationState::Active).map(|host| (host, allocation.ssh_port.unwrap_or(22)))
 }
 
 fn sign_in(allocation: &Allocation) -> Option<String> {
-    let (host, port) = address(allocation).filter(|_| !allocation.stopped)?;
+    let (host, port) = address(allocation)?;
     let port = if port == 22 { String::new() } else { format!(" -p {port}") };
     Some(format!("ssh {}@{host}{port}", allocation.username))
 }
 
 /// Such as `1 slot, NVIDIA H100` or `whole machine`.
 pub(super) fn size(product: &Product, gpu_model: Option<&str>) -> String {
-    let size = match (product.kind.as_str(), product.slots) {
-        ("bare_metal", _) => "whole machine".to_owned(),
-        (_, 1) => "1 slot".to_owned(),
-        (_, slots) => format!("{slots} slots"),
+    let size = match (product.kind.known(), product.slots) {
+        (Some(ProductKind::BareMetal), _) => "whole machine".to_owned(),
+        (Some(ProductKind::Slice), 1) => "1 slot".to_owned(),
+        (Some(ProductKind::Slice), slots) => format!("{slots} slots"),
+        (None, _) => product.kind.to_string(),
     };
     match gpu_model {
         Some(model) => format!("{size}, {model}"),
@@ -79,7 +82,9 @@ fn details(allocation: &Allocation) -> Details {
         .iter()
         .map(|window| format!("{} to {}: {}", moment(window.starts_at), window.ends_at, window.summary))
         .collect();
-    let waits = allocation.place_until.filter(|_| matches!(allocation.state.as_str(), "requested" | "placing"));
+    let waits = allocation
+        .place_until
+        .filter(|_| matches!(allocation.state.known(), Some(AllocationState::Requested | AllocationState::Placing)));
     Details::default()
         .field("id", allocation.id)
         .field("name", &allocation.name)
@@ -109,16 +114,24 @@ fn details(allocation: &Allocation) -> Details {
 /// What to do next with an allocation in this state.
 pub(super) fn advise(session: &CommandContext, allocation: &Allocation) {
     let name = &allocation.name;
-    let advice = match allocation.state.as_str() {
-        "active" if allocation.stopped => format!("`gpuaas alloc start {name}` starts it again"),
-        "active" if address(allocation).is_some() => {
+    let advice = match allocation.state.known() {
+        Some(AllocationState::Stopped) => format!("`gpuaas alloc start {name}` starts it again"),
+        Some(AllocationState::Active) if address(allocation).is_some() => {
             format!("`gpuaas alloc ssh-config {name} --write` lets you say `ssh {name}`")
         }
-        "failed" => format!("nothing is held; `gpuaas alloc retry {name}` tries again"),
-        "release_blocked" => {
+        Some(AllocationState::Failed) => format!("nothing is held; `gpuaas alloc retry {name}` tries again"),
+        Some(AllocationState::ReleaseBlocked) => {
             format!("it costs you nothing any more; operators clean its host up, then `gpuaas alloc retry {name}` ends it")
         }
-        _ => return,
+        Some(
+            AllocationState::Requested
+            | AllocationState::Placing
+            | AllocationState::Provisioning
+            | AllocationState::Active
+            | AllocationState::Releasing
+            | AllocationState::Released,
+        )
+        | None => return,
     };
     session.output.hint(&advice);
 }

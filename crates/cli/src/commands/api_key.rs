@@ -120,7 +120,7 @@ fn table(keys: &[ApiKey], owners: &[String]) -> View {
     let ids = text::short_ids(&keys.iter().map(|key| key.id.to_string()).collect::<Vec<_>>());
     let mut table = Table::new(["ID", "NAME", "ACCOUNT", "SCOPES", "STATE", "AGE"]);
     for ((key, id), owner) in keys.iter().zip(ids).zip(owners) {
-        table.row([id, key.name.clone(), owner.clone(), scopes(key), key.state.clone(), age(Some(key.created_at))]);
+        table.row([id, key.name.clone(), owner.clone(), scopes(key), key.state.to_string(), age(Some(key.created_at))]);
     }
     View::Table(table)
 }

@@ -1,7 +1,8 @@
 //! `gpuaas token`: API tokens.
 
-use clap::{Subcommand, ValueEnum};
+use clap::Subcommand;
 use gpuaas_api::dto::{ApiToken, ApiTokenCreate, PageQuery};
+use gpuaas_contract::access::PlatformRole;
 
 use super::confirm::ConfirmArgs;
 use super::{age, moment};
@@ -9,7 +10,7 @@ use crate::context::CommandContext;
 use crate::error::CliError;
 use crate::exit::Exit;
 use crate::output::{Details, Table, View, text};
-use crate::pages::{self, MAX_ITEMS};
+use crate::pages;
 use crate::resolve;
 
 /// API tokens.
@@ -21,9 +22,9 @@ pub(crate) enum TokenCommand {
     Create {
         /// What to call it.
         name: String,
-        /// What it may do.
-        #[arg(long, value_enum, default_value_t = Role::Support)]
-        role: Role,
+        /// What it may do: admin (everything), operator (run the platform) or support (read everything, change nothing).
+        #[arg(long, default_value_t = PlatformRole::Support)]
+        role: PlatformRole,
         /// How long it counts, such as `90d`; until it is revoked unless given.
         #[arg(long, value_name = "TIME", value_parser = crate::duration::parse)]
         life: Option<std::time::Duration>,
@@ -41,34 +42,12 @@ pub(crate) enum TokenCommand {
     },
 }
 
-/// What a token may do.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
-pub(crate) enum Role {
-    /// Everything.
-    Admin,
-    /// Run the platform.
-    Operator,
-    /// Read everything, change nothing.
-    #[value(alias = "viewer")]
-    Support,
-}
-
-impl Role {
-    const fn as_str(self) -> &'static str {
-        match self {
-            Self::Admin => "admin",
-            Self::Operator => "operator",
-            Self::Support => "support",
-        }
-    }
-}
-
 pub(super) async fn run(session: &CommandContext, command: TokenCommand) -> Result<Exit, CliError> {
     let client = session.client()?;
     match command {
         TokenCommand::Create { name, role, life } => {
             let life_seconds = life.map(|life| life.as_secs());
-            let create = ApiTokenCreate { name, role: role.as_str().to_owned(), life_seconds };
+            let create = ApiTokenCreate { name, role, life_seconds };
             let created = client.api_token_create(&create).await?;
             session
                 .output
@@ -77,7 +56,7 @@ pub(super) async fn run(session: &CommandContext, command: TokenCommand) -> Resu
         }
         TokenCommand::Ls => {
             let fetch = async |after, limit| client.api_tokens(&PageQuery { after, limit: Some(limit) }).await;
-            let tokens = pages::collect(MAX_ITEMS, fetch).await?.items;
+            let tokens = pages::collect(session.limit(), fetch).await?.items;
             session.output.print(&tokens, |tokens| table(tokens))?;
         }
         TokenCommand::Revoke { id_or_name, confirm } => {
@@ -103,7 +82,7 @@ fn details(token: &ApiToken) -> Details {
     Details::default()
         .field("id", token.id)
         .field("name", &token.name)
-        .maybe("role", token.role.as_deref())
+        .maybe("role", token.role.as_ref())
         .field("state", state(token))
         .field("created", moment(token.created_at))
         .maybe("expires", token.expires_at.map(moment))
@@ -117,7 +96,7 @@ fn table(tokens: &[ApiToken]) -> View {
         table.row([
             id,
             token.name.clone(),
-            token.role.clone().unwrap_or_else(|| "key".to_owned()),
+            token.role.as_ref().map_or_else(|| "key".to_owned(), ToString::to_string),
             state(token).to_owned(),
             age(Some(token.created_at)),
         ]);

@@ -28,9 +28,6 @@ pub(crate) enum AuditCommand {
         /// Rows after this position instead of the newest.
         #[arg(long, value_name = "SEQ")]
         after: Option<u64>,
-        /// Most rows.
-        #[arg(long, default_value_t = 50, value_parser = clap::value_parser!(u32).range(1..=i64::from(MAX_PAGE)))]
-        limit: u32,
     },
     /// Write the whole chain, one JSON row per line.
     Export {
@@ -63,7 +60,8 @@ struct Verified {
 
 pub(super) async fn run(session: &CommandContext, command: AuditCommand) -> Result<Exit, CliError> {
     match command {
-        AuditCommand::Ls { target, after, limit } => {
+        AuditCommand::Ls { target, after } => {
+            let limit = u32::try_from(session.limit_or(50)).unwrap_or(MAX_PAGE).min(MAX_PAGE);
             let newest = after.is_none().then_some(true);
             let page = session.client()?.audit(&AuditQuery { after, limit: Some(limit), target, newest }).await?;
             session.output.print(&page.items, |rows| table(rows))?;

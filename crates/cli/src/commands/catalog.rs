@@ -7,13 +7,13 @@ use crate::context::CommandContext;
 use crate::error::CliError;
 use crate::exit::Exit;
 use crate::output::{Table, View};
-use crate::pages::{self, MAX_ITEMS};
+use crate::pages;
 use crate::price;
 
 pub(super) async fn run(session: &CommandContext) -> Result<Exit, CliError> {
     let client = session.client()?;
     let fetch = async |after, limit| client.catalog(&PageQuery { after, limit: Some(limit) }).await;
-    let items = pages::collect(MAX_ITEMS, fetch).await?.items;
+    let items = pages::collect(session.limit(), fetch).await?.items;
     session.output.print(&items, |items: &Vec<CatalogItem>| table(items))?;
     if items.is_empty() {
         session.output.hint("nothing is on offer yet; operators make products with `gpuaas sku create`");

@@ -1,6 +1,7 @@
 //! `gpuaas node requests|approve|reject`: hosts that ask to be enrolled.
 
 use gpuaas_api::dto::{Enrollment, EnrollmentApprove, Reason};
+use gpuaas_contract::state::EnrollmentState;
 
 use super::{age, moment};
 use crate::context::CommandContext;
@@ -10,7 +11,7 @@ use crate::output::{Details, Table, View, text};
 use crate::resolve;
 
 pub(super) async fn list(session: &CommandContext, all: bool) -> Result<Exit, CliError> {
-    let requests = resolve::enrollments(session.client()?, if all { None } else { Some("pending") }).await?;
+    let requests = resolve::enrollments(session.client()?, if all { None } else { Some(EnrollmentState::Pending) }).await?;
     session.output.print(&requests, |requests| table(requests))?;
     if requests.is_empty() {
         session.output.hint(
@@ -94,7 +95,7 @@ fn table(requests: &[Enrollment]) -> View {
     for (request, id) in requests.iter().zip(ids) {
         table.row([
             id,
-            request.state.clone(),
+            request.state.to_string(),
             request.facts.hostname.clone(),
             request.email.clone(),
             super::node::gpus_of(&request.facts),

@@ -10,7 +10,7 @@ use crate::context::CommandContext;
 use crate::error::CliError;
 use crate::exit::Exit;
 use crate::output::{Details, Table, View, text};
-use crate::pages::{self, MAX_ITEMS};
+use crate::pages;
 use crate::{duration, resolve};
 
 /// Join tokens: each enrolls one host.
@@ -55,7 +55,7 @@ pub(super) async fn run(session: &CommandContext, command: JoinTokenCommand) -> 
         }
         JoinTokenCommand::Ls => {
             let fetch = async |after, limit| client.join_tokens(&PageQuery { after, limit: Some(limit) }).await;
-            let tokens = pages::collect(MAX_ITEMS, fetch).await?.items;
+            let tokens = pages::collect(session.limit(), fetch).await?.items;
             session.output.print(&tokens, |tokens| table(tokens))?;
             if tokens.is_empty() {
                 session.output.hint("there are no join tokens; make one with `gpuaas node token create`");
@@ -91,7 +91,7 @@ fn table(tokens: &[JoinToken]) -> View {
     let mut table = Table::new(["ID", "STATE", "NOTE", "AGE", "USED BY"]);
     for (token, id) in tokens.iter().zip(ids) {
         let used_by = token.used_by.map_or(String::new(), |node| node.to_string());
-        table.row([id, token.state.clone(), token.note.clone(), age(Some(token.created_at)), used_by]);
+        table.row([id, token.state.to_string(), token.note.clone(), age(Some(token.created_at)), used_by]);
     }
     View::Table(table)
 }

@@ -181,7 +181,7 @@ pub(super) async fn whoami(session: &CommandContext) -> Result<Exit, CliError> {
 fn show(session: &CommandContext, who: &WhoAmI) -> Result<Exit, CliError> {
     session.output.print(who, |who| {
         let details = Details::default()
-            .field("kind", who.kind.replace('_', " "))
+            .field("kind", who.kind.as_str().replace('_', " "))
             .field("id", &who.id)
             .field("name", &who.name)
             .maybe("e-mail", who.email.as_ref())
@@ -191,7 +191,7 @@ fn show(session: &CommandContext, who: &WhoAmI) -> Result<Exit, CliError> {
         }
         let mut table = Table::new(["PLACE", "NAME", "ROLE"]);
         for membership in &who.memberships {
-            table.row([membership.at.clone(), membership.place_name.clone(), membership.role.clone()]);
+            table.row([membership.at.clone(), membership.place_name.clone(), membership.role.to_string()]);
         }
         View::DetailsAndTable(details, table)
     })?;

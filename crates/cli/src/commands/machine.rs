@@ -2,6 +2,7 @@
 
 use clap::Subcommand;
 use gpuaas_api::dto::{Machine, MachineListQuery, Reason};
+use gpuaas_contract::state::MachineState;
 
 use super::confirm::ConfirmArgs;
 use super::{age, moment};
@@ -9,7 +10,7 @@ use crate::context::CommandContext;
 use crate::error::CliError;
 use crate::exit::Exit;
 use crate::output::{Details, Table, View};
-use crate::pages::{self, MAX_ITEMS};
+use crate::pages;
 use crate::resolve;
 
 /// Whole machines on offer.
@@ -35,7 +36,7 @@ pub(crate) enum MachineCommand {
     Ls {
         /// Only those in this state: available, leased, releasing, cleanup_blocked, withdrawn.
         #[arg(long)]
-        state: Option<String>,
+        state: Option<MachineState>,
     },
 }
 
@@ -49,9 +50,8 @@ pub(super) async fn run(session: &CommandContext, command: MachineCommand) -> Re
             client.node_machine_withdraw(&id, &Reason { reason }).await?
         }
         MachineCommand::Ls { state } => {
-            let fetch =
-                async |after, limit| client.machines(&MachineListQuery { state: state.clone(), after, limit: Some(limit) }).await;
-            let machines = pages::collect(MAX_ITEMS, fetch).await?.items;
+            let fetch = async |after, limit| client.machines(&MachineListQuery { state, after, limit: Some(limit) }).await;
+            let machines = pages::collect(session.limit(), fetch).await?.items;
             session.output.print(&machines, |machines: &Vec<Machine>| table(machines))?;
             if machines.is_empty() {
                 session.output.hint("no node is offered as a whole; `gpuaas machine offer NODE` offers one");
@@ -82,7 +82,7 @@ fn table(machines: &[Machine]) -> View {
     for machine in machines {
         table.row([
             machine.node_name.clone(),
-            machine.state.clone(),
+            machine.state.to_string(),
             machine.allocation_id.map_or(String::new(), |id| id.to_string()),
             age(Some(machine.offered_at)),
             machine.reason.clone(),

@@ -10,7 +10,7 @@ use crate::context::CommandContext;
 use crate::error::CliError;
 use crate::exit::Exit;
 use crate::output::{Details, Table, View, text};
-use crate::pages::{self, MAX_ITEMS};
+use crate::pages;
 use crate::{duration, resolve, tenants, time};
 
 /// Maintenance windows.
@@ -72,7 +72,7 @@ pub(super) async fn run(session: &CommandContext, command: MaintenanceCommand) -
                 let query = MaintenanceListQuery { node: node.clone(), all: Some(all), after, limit: Some(limit) };
                 client.maintenance_windows(&query).await
             };
-            let windows = pages::collect(MAX_ITEMS, fetch).await?.items;
+            let windows = pages::collect(session.limit(), fetch).await?.items;
             session.output.print(&windows, |windows: &Vec<MaintenanceWindow>| table(windows))?;
             if windows.is_empty() {
                 session.output.hint("no maintenance is announced; `gpuaas maintenance announce` announces it");
@@ -108,7 +108,7 @@ fn table(windows: &[MaintenanceWindow]) -> View {
     for (window, id) in windows.iter().zip(ids) {
         table.row([
             id,
-            window.state.clone(),
+            window.state.to_string(),
             ends(Some(window.starts_at)),
             ends(Some(window.ends_at)),
             window.nodes.len().to_string(),

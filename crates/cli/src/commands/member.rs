@@ -2,6 +2,8 @@
 
 use clap::Subcommand;
 use gpuaas_api::dto::{Member, MemberAdd, MemberChange, PageQuery};
+use gpuaas_contract::access::MemberRole;
+use gpuaas_contract::state::MemberState;
 
 use super::confirm::ConfirmArgs;
 use super::{age, moment};
@@ -23,7 +25,7 @@ pub(crate) enum MemberCommand {
         who: String,
         /// The role: `owner`, `member` or `viewer`; on the platform `admin`, `operator` or `support`.
         #[arg(long)]
-        role: String,
+        role: MemberRole,
         /// WHO is a service account of the project.
         #[arg(long)]
         service_account: bool,
@@ -41,7 +43,7 @@ pub(crate) enum MemberCommand {
         /// The member.
         member: String,
         /// The role: `owner`, `member` or `viewer`; on the platform `admin`, `operator` or `support`.
-        role: String,
+        role: MemberRole,
         #[command(flatten)]
         place: PlaceArgs,
     },
@@ -136,7 +138,7 @@ pub(super) async fn run(session: &CommandContext, command: MemberCommand) -> Res
         }
     };
     session.output.print(&member, |member| View::Details(details(member)))?;
-    if member.state == "invited" {
+    if member.state == MemberState::Invited {
         session.output.hint("they have the role with their first sign-in");
     }
     Ok(Exit::Done)
@@ -183,7 +185,7 @@ fn table(members: &[Member]) -> View {
     for (member, id) in members.iter().zip(ids) {
         let who = member.email.clone().filter(|email| !email.is_empty()).unwrap_or_else(|| member.name.clone());
         let age = age(Some(member.created_at));
-        table.row([id, who, member.kind.clone(), member.role.clone(), member.state.clone(), age]);
+        table.row([id, who, member.kind.to_string(), member.role.to_string(), member.state.to_string(), age]);
     }
     View::Table(table)
 }

@@ -45,7 +45,7 @@ pub(crate) mod webhook;
 
 use gpuaas_contract::time::Timestamp;
 
-use crate::args::{Cli, Command};
+use crate::args::Command;
 use crate::context::CommandContext;
 use crate::error::CliError;
 use crate::exit::Exit;
@@ -92,9 +92,8 @@ pub(crate) async fn run(session: &CommandContext, command: Command) -> Result<Ex
 }
 
 fn completions(session: &CommandContext, shell: clap_complete::Shell) -> Result<Exit, CliError> {
-    use clap::CommandFactory as _;
     let mut script = Vec::new();
-    clap_complete::generate(shell, &mut Cli::command(), "gpuaas", &mut script);
+    clap_complete::generate(shell, &mut crate::args::command(), "gpuaas", &mut script);
     session.output.raw(&script)?;
     Ok(Exit::Done)
 }

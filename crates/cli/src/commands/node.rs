@@ -215,7 +215,7 @@ fn table(nodes: &[Node]) -> View {
         table.row([
             id,
             node.name.clone(),
-            node.service.clone(),
+            node.service.to_string(),
             link_of(node).to_owned(),
             if node.online { "now".to_owned() } else { age(node.last_seen_at) },
             gpus_of(&node.facts),
@@ -228,7 +228,7 @@ fn table(nodes: &[Node]) -> View {
 
 fn link_of(node: &Node) -> &str {
     match &node.session {
-        Some(session) if node.online => &session.transport,
+        Some(session) if node.online => session.transport.as_str(),
         Some(_) | None => "offline",
     }
 }

@@ -60,7 +60,7 @@ fn view(preview: &DrainPreview) -> View {
             id,
             allocation.name.clone(),
             allocation.organization.clone(),
-            allocation.state.clone(),
+            allocation.state.to_string(),
             ends(allocation.expires_at),
             allocation.why.clone(),
         ]);

@@ -9,7 +9,7 @@ use crate::context::CommandContext;
 use crate::error::CliError;
 use crate::exit::Exit;
 use crate::output::{Details, Table, View, text};
-use crate::pages::{self, MAX_ITEMS};
+use crate::pages;
 use crate::tenants;
 
 /// Organizations, which own projects. One is named by its name, its id or a unique beginning of it.
@@ -61,7 +61,7 @@ pub(super) async fn run(session: &CommandContext, command: OrgCommand) -> Result
         OrgCommand::Ls => {
             let fetch =
                 async |after, limit| client.organizations(&OrganizationListQuery { name: None, after, limit: Some(limit) }).await;
-            let organizations = pages::collect(MAX_ITEMS, fetch).await?.items;
+            let organizations = pages::collect(session.limit(), fetch).await?.items;
             session.output.print(&organizations, |organizations: &Vec<Organization>| table(organizations))?;
             if organizations.is_empty() {
                 session.output.hint("there is no organization that you can see; operators make one with `gpuaas org create`");

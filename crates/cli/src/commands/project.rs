@@ -10,7 +10,7 @@ use crate::context::CommandContext;
 use crate::error::CliError;
 use crate::exit::Exit;
 use crate::output::{Details, Table, View, text};
-use crate::pages::{self, MAX_ITEMS};
+use crate::pages;
 use crate::tenants::{self, full_name};
 
 /// Projects, which own what is leased. One is named by `organization/name`, its name if it is unique, or its id.
@@ -110,7 +110,7 @@ async fn list(session: &CommandContext, org: Option<String>) -> Result<Exit, Cli
     let fetch = async |after, limit| {
         client.projects(&ProjectListQuery { organization: organization.clone(), name: None, after, limit: Some(limit) }).await
     };
-    let projects = pages::collect(MAX_ITEMS, fetch).await?.items;
+    let projects = pages::collect(session.limit(), fetch).await?.items;
     session.output.print(&projects, |projects: &Vec<Project>| table(projects))?;
     if projects.is_empty() {
         session.output.hint("there is no project that you can see; `gpuaas project create ORG/NAME` makes one");

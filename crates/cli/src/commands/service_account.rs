@@ -2,6 +2,7 @@
 
 use clap::Subcommand;
 use gpuaas_api::dto::{ServiceAccount, ServiceAccountCreate};
+use gpuaas_contract::access::ProjectRole;
 
 use super::confirm::ConfirmArgs;
 use super::{age, moment};
@@ -25,7 +26,7 @@ pub(crate) enum ServiceAccountCommand {
         description: String,
         /// Its role in the project: `owner`, `member` or `viewer`. Without it, it may do nothing until it is made a member.
         #[arg(long)]
-        role: Option<String>,
+        role: Option<ProjectRole>,
     },
     /// List service accounts.
     #[command(alias = "list")]

@@ -54,7 +54,7 @@ fn print(session: &CommandContext, keys: Page<SigningKey>) -> Result<(), CliErro
     session.output.print(&keys.items, |keys| {
         let mut table = Table::new(["KEY", "STATE"]);
         for key in keys {
-            table.row([key.key_id.to_string(), key.state.clone()]);
+            table.row([key.key_id.to_string(), key.state.to_string()]);
         }
         View::Table(table)
     })

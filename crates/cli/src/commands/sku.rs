@@ -2,6 +2,7 @@
 
 use clap::Subcommand;
 use gpuaas_api::dto::{ProductKind, Sku, SkuChange, SkuCreate};
+use gpuaas_contract::money::{Amount, Currency, Money};
 
 use super::alloc_view::size;
 use super::moment;
@@ -39,8 +40,11 @@ pub(crate) enum SkuCommand {
         #[arg(long, value_name = "MIB", default_value_t = 0)]
         min_memory_mib: u64,
         /// Price per hour, such as 2.50.
-        #[arg(long, value_parser = price::parse)]
-        price: i64,
+        #[arg(long)]
+        price: Amount,
+        /// The currency of the price, as three letters.
+        #[arg(long, default_value = "USD")]
+        currency: Currency,
         /// In words.
         #[arg(long, default_value = "")]
         description: String,
@@ -53,8 +57,11 @@ pub(crate) enum SkuCommand {
         /// The product.
         sku: String,
         /// Another price per hour, for what is leased from now on.
-        #[arg(long, value_parser = price::parse)]
-        price: Option<i64>,
+        #[arg(long)]
+        price: Option<Amount>,
+        /// The currency of that price, as three letters.
+        #[arg(long, default_value = "USD", requires = "price")]
+        currency: Currency,
         /// Other words.
         #[arg(long)]
         description: Option<String>,
@@ -72,10 +79,18 @@ pub(crate) enum SkuCommand {
 pub(super) async fn run(session: &CommandContext, command: SkuCommand) -> Result<Exit, CliError> {
     let client = session.client()?;
     let sku = match command {
-        SkuCommand::Create { name, slots, bare_metal, gpu, min_vcpus, min_memory_mib, price, description } => {
+        SkuCommand::Create { name, slots, bare_metal, gpu, min_vcpus, min_memory_mib, price, currency, description } => {
             let kind = if bare_metal { ProductKind::BareMetal } else { ProductKind::Slice };
-            let create =
-                SkuCreate { name, description, kind, slots, gpu_model: gpu, min_vcpus, min_memory_mib, price_per_hour: price };
+            let create = SkuCreate {
+                name,
+                description,
+                kind,
+                slots,
+                gpu_model: gpu,
+                min_vcpus,
+                min_memory_mib,
+                price_per_hour: Money { amount: price, currency },
+            };
             client.sku_create(&create, None).await?
         }
         SkuCommand::Ls => {
@@ -86,8 +101,12 @@ pub(super) async fn run(session: &CommandContext, command: SkuCommand) -> Result
             }
             return Ok(Exit::Done);
         }
-        SkuCommand::Change { sku, price, description, offer_again } => {
-            let change = SkuChange { description, price_per_hour: price, retired: offer_again.then_some(false) };
+        SkuCommand::Change { sku, price, currency, description, offer_again } => {
+            let change = SkuChange {
+                description,
+                price_per_hour: price.map(|amount| Money { amount, currency }),
+                retired: offer_again.then_some(false),
+            };
             if change == SkuChange::default() {
                 return Err(CliError::usage("nothing_to_change", "say what to change: --price, --description or --offer-again"));
             }
@@ -137,7 +156,7 @@ fn table(skus: &[Sku]) -> View {
             sku.gpu_model.clone().unwrap_or_default(),
             size(&sku.product, None),
             price::per_hour(sku.price_per_hour),
-            sku.state.clone(),
+            sku.state.to_string(),
             sku.description.clone(),
         ]);
     }

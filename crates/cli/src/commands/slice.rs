@@ -4,8 +4,9 @@ use clap::Subcommand;
 use futures::StreamExt as _;
 use gpuaas_api::client::ErrorKind;
 use gpuaas_api::dto::{Reason, Slice, SliceConsole, SliceListQuery, SliceOrder, SlicePower, SliceRelease, TaskLogLine};
+use gpuaas_contract::state::{SliceState, SlotState, TaskState};
 use gpuaas_contract::task::slice_console_read::{MAX_BYTES, MAX_FOLLOW_SECONDS};
-use gpuaas_contract::task::slice_vm_power::Action;
+use gpuaas_contract::task::slice_vm_power::PowerAction;
 
 use super::slice_create::{self, CreateArgs};
 use super::{age, confirm, moment};
@@ -14,7 +15,7 @@ use crate::error::CliError;
 use crate::exit::{self, Exit};
 use crate::follow::{self, Waited};
 use crate::output::{Details, Table, View, text};
-use crate::pages::{self, MAX_ITEMS};
+use crate::pages;
 use crate::resolve;
 
 /// How long lines of a console may take that the receipt has overtaken.
@@ -42,7 +43,7 @@ pub(crate) enum SliceCommand {
         node: Option<String>,
         /// Only those with a slot in this state: leased, releasing, needs_wipe, cleanup_blocked.
         #[arg(long)]
-        state: Option<String>,
+        state: Option<SlotState>,
     },
     /// Show one slice: its guest, its slots and its last tasks.
     #[command(alias = "get")]
@@ -114,24 +115,23 @@ pub(super) async fn run(session: &CommandContext, command: SliceCommand) -> Resu
             Ok(Exit::Done)
         }
         SliceCommand::Release { slice, no_wipe, yes, wait } => release(session, &slice, !no_wipe, yes, &wait).await,
-        SliceCommand::Stop(args) => power(session, args, Action::Stop).await,
-        SliceCommand::Start(args) => power(session, args, Action::Start).await,
-        SliceCommand::Reboot(args) => power(session, args, Action::Reboot).await,
+        SliceCommand::Stop(args) => power(session, args, PowerAction::Stop).await,
+        SliceCommand::Start(args) => power(session, args, PowerAction::Start).await,
+        SliceCommand::Reboot(args) => power(session, args, PowerAction::Reboot).await,
         SliceCommand::Console { slice, follow, tail } => console(session, &slice, follow, tail).await,
     }
 }
 
-async fn list(session: &CommandContext, node: Option<String>, state: Option<String>) -> Result<Exit, CliError> {
+async fn list(session: &CommandContext, node: Option<String>, state: Option<SlotState>) -> Result<Exit, CliError> {
     let client = session.client()?;
     let node = match node {
         Some(node) => Some(resolve::node(client, &node).await?),
         None => None,
     };
     let filtered = node.is_some() || state.is_some();
-    let fetch = async |after, limit| {
-        client.slices(&SliceListQuery { node: node.clone(), state: state.clone(), after, limit: Some(limit) }).await
-    };
-    let slices = pages::collect(MAX_ITEMS, fetch).await?.items;
+    let fetch =
+        async |after, limit| client.slices(&SliceListQuery { node: node.clone(), state, after, limit: Some(limit) }).await;
+    let slices = pages::collect(session.limit(), fetch).await?.items;
     session.output.print(&slices, |slices: &Vec<Slice>| table(slices))?;
     if slices.is_empty() {
         session.output.hint(if filtered {
@@ -158,7 +158,7 @@ async fn release(session: &CommandContext, slice: &str, wipe: bool, yes: bool, w
     finish(session, order, wait.no_wait).await
 }
 
-async fn power(session: &CommandContext, args: PowerArgs, action: Action) -> Result<Exit, CliError> {
+async fn power(session: &CommandContext, args: PowerArgs, action: PowerAction) -> Result<Exit, CliError> {
     let client = session.client()?;
     let id = resolve::slice(client, &args.slice).await?;
     let power = SlicePower { action, graceful_timeout_seconds: None };
@@ -225,7 +225,7 @@ fn order_details(order: &SliceOrder) -> Details {
 
 /// What to do next with a slice in this state.
 fn advise(session: &CommandContext, slice: &Slice) {
-    let blocked = slice.slots.iter().find(|slot| slot.state == "cleanup_blocked");
+    let blocked = slice.slots.iter().find(|slot| slot.state == SlotState::CleanupBlocked);
     if let Some(slot) = blocked {
         let place = format!("{}/{}", slot.node_name, slot.spec.slot_index);
         session.output.hint(&format!("slot {place} is not proven to be clean: {}", slot.reason));
@@ -233,7 +233,7 @@ fn advise(session: &CommandContext, slice: &Slice) {
             "mend that on the host, then `gpuaas slice release {}` tries again; `gpuaas slot force-cleanup {place}` takes it over",
             slice.allocation_id
         ));
-    } else if slice.state == "needs_wipe" {
+    } else if slice.state == SliceState::NeedsWipe {
         session.output.hint(&format!("its drives wait for a wipe: `gpuaas slice release {}` wipes them", slice.allocation_id));
     }
 }
@@ -277,7 +277,7 @@ pub(super) async fn print_console(session: &CommandContext, task: &str) -> Resul
         cancelled.map(drop).or_else(|error| if error.kind() == ErrorKind::Unauthorized { Ok(()) } else { Err(error) })?;
         return Ok(Exit::Done);
     }
-    if ended.state != "succeeded" {
+    if ended.state != TaskState::Succeeded {
         let message = if ended.message.is_empty() { &ended.code } else { &ended.message };
         let failure = CliError::new(exit::of_task(&ended.state), &ended.code, format!("the console was not read: {message}"));
         return Err(failure.hint(format!("`gpuaas task show {task}` shows more")));
@@ -293,7 +293,7 @@ fn print_console_line(session: &CommandContext, line: &TaskLogLine) -> Result<()
 }
 
 fn ssh(slice: &Slice) -> Option<String> {
-    let address = slice.private_ip.filter(|_| slice.state == "leased")?;
+    let address = slice.private_ip.filter(|_| slice.state == SliceState::Leased)?;
     Some(format!("ssh {}@{address}", slice.default_username))
 }
 
@@ -347,7 +347,7 @@ fn table(slices: &[Slice]) -> View {
             slice.vm_name.clone(),
             slice.node_name.clone(),
             slots.join(","),
-            slice.state.clone(),
+            slice.state.to_string(),
             slice.private_ip.map_or_else(|| "none".to_owned(), |ip| ip.to_string()),
             last,
             age(slice.created_at),

@@ -2,6 +2,7 @@
 
 use clap::Subcommand;
 use gpuaas_api::dto::{Reason, Slot, SlotListQuery};
+use gpuaas_contract::state::SlotState;
 
 use super::confirm::ConfirmArgs;
 use super::moment;
@@ -9,7 +10,7 @@ use crate::context::CommandContext;
 use crate::error::CliError;
 use crate::exit::Exit;
 use crate::output::{Details, Table, View, text};
-use crate::pages::{self, MAX_ITEMS};
+use crate::pages;
 use crate::resolve;
 
 /// Slots. A slot is named by its id, a unique beginning of it, or its place: NODE-NAME/INDEX.
@@ -23,7 +24,7 @@ pub(crate) enum SlotCommand {
         node: Option<String>,
         /// Only those in this state: available, leased, releasing, cleanup_blocked, needs_wipe, quarantined, withdrawn.
         #[arg(long)]
-        state: Option<String>,
+        state: Option<SlotState>,
     },
     /// Show one slot: its devices and who approved them.
     #[command(alias = "get")]
@@ -75,10 +76,9 @@ pub(super) async fn run(session: &CommandContext, command: SlotCommand) -> Resul
                 Some(node) => Some(resolve::node(client, &node).await?),
                 None => None,
             };
-            let fetch = async |after, limit| {
-                client.slots(&SlotListQuery { node: node.clone(), state: state.clone(), after, limit: Some(limit) }).await
-            };
-            let slots = pages::collect(MAX_ITEMS, fetch).await?.items;
+            let fetch =
+                async |after, limit| client.slots(&SlotListQuery { node: node.clone(), state, after, limit: Some(limit) }).await;
+            let slots = pages::collect(session.limit(), fetch).await?.items;
             session.output.print(&slots, |slots: &Vec<Slot>| table(slots))?;
             if slots.is_empty() {
                 session.output.hint("there are no such slots; `gpuaas node topology discover` shows what could become some");
@@ -132,8 +132,8 @@ fn details(slot: &Slot) -> Details {
 
 /// Its state, and whether it is held back once it is clean.
 pub(super) fn state(slot: &Slot) -> String {
-    let held = slot.quarantine.is_some() && slot.state != "quarantined";
-    if held { format!("{}, quarantined", slot.state) } else { slot.state.clone() }
+    let held = slot.quarantine.is_some() && slot.state != SlotState::Quarantined;
+    if held { format!("{}, quarantined", slot.state) } else { slot.state.to_string() }
 }
 
 pub(super) fn gpu(slot: &Slot) -> String {

@@ -2,7 +2,9 @@
 
 use clap::Subcommand;
 use futures::StreamExt as _;
+use gpuaas_api::dto::StateFilter;
 use gpuaas_api::dto::{Reason, Task, TaskListQuery, TaskTypeInfo};
+use gpuaas_contract::state::TaskState;
 use gpuaas_contract::time::Timestamp;
 
 use super::task_run::{self, RunArgs};
@@ -35,10 +37,7 @@ pub(crate) enum TaskCommand {
         node: Option<String>,
         /// Only those in this state, such as `failed`; `open` means not ended.
         #[arg(long)]
-        state: Option<String>,
-        /// Most tasks.
-        #[arg(long, default_value_t = 50, value_parser = clap::value_parser!(u32).range(1..=100_000))]
-        limit: u32,
+        state: Option<StateFilter<TaskState>>,
     },
     /// Show one task with its output.
     #[command(alias = "get")]
@@ -82,7 +81,7 @@ pub(crate) enum TaskCommand {
 pub(super) async fn run(session: &CommandContext, command: TaskCommand) -> Result<Exit, CliError> {
     match command {
         TaskCommand::Run(args) => task_run::run(session, args).await,
-        TaskCommand::Ls { node, state, limit } => list(session, node, state, limit).await,
+        TaskCommand::Ls { node, state } => list(session, node, state).await,
         TaskCommand::Show { task } => {
             let client = session.client()?;
             let id = resolve::task(client, &task).await?;
@@ -106,16 +105,16 @@ pub(super) async fn run(session: &CommandContext, command: TaskCommand) -> Resul
     }
 }
 
-async fn list(session: &CommandContext, node: Option<String>, state: Option<String>, limit: u32) -> Result<Exit, CliError> {
+async fn list(session: &CommandContext, node: Option<String>, state: Option<StateFilter<TaskState>>) -> Result<Exit, CliError> {
     let client = session.client()?;
     let node = match node {
         Some(node) => Some(resolve::node(client, &node).await?),
         None => None,
     };
     let filtered = node.is_some() || state.is_some();
-    let limit = usize::try_from(limit).unwrap_or(usize::MAX);
+    let limit = session.limit_or(50);
     let collected = pages::collect(limit, async |after, limit| {
-        let query = TaskListQuery { node: node.clone(), state: state.clone(), id_prefix: None, after, limit: Some(limit) };
+        let query = TaskListQuery { node: node.clone(), state, id_prefix: None, after, limit: Some(limit) };
         client.tasks(&query).await
     })
     .await?;
@@ -162,7 +161,7 @@ fn table(tasks: &[Task]) -> View {
             id,
             task.node_name.clone(),
             task.task_type.clone(),
-            task.state.clone(),
+            task.state.to_string(),
             task.code.clone(),
             age(Some(task.created_at)),
             took,

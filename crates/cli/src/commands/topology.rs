@@ -4,6 +4,7 @@ use std::time::Duration;
 
 use clap::Subcommand;
 use gpuaas_api::dto::{Slot, TaskCreate, Topology, TopologyApprove};
+use gpuaas_contract::state::{SlotState, TaskState};
 use gpuaas_contract::task::TaskType;
 use gpuaas_contract::task::slice_topology_discover::CandidateSlot;
 
@@ -63,7 +64,7 @@ pub(super) async fn run(session: &CommandContext, command: TopologyCommand) -> R
             };
             let task = client.task_create(&create, None).await?;
             match follow::wait(client, &task.id.to_string(), false, None).await? {
-                Waited::Ended(task) if task.state == "succeeded" => show(session, &node).await,
+                Waited::Ended(task) if task.state == TaskState::Succeeded => show(session, &node).await,
                 Waited::Ended(task) => {
                     session.output.print(&task, |task| View::Details(super::task::details(task)))?;
                     Ok(exit::of_task(&task.state))
@@ -148,10 +149,10 @@ fn view(topology: &Topology) -> View {
 fn state_of(topology: &Topology, candidate: &CandidateSlot) -> String {
     let slot = topology.slots.iter().find(|slot| slot.spec.slot_index == candidate.slot_index);
     match slot {
-        Some(slot) if slot.state != "withdrawn" && Some(&slot.spec) != candidate.spec().as_ref() => {
+        Some(slot) if slot.state != SlotState::Withdrawn && Some(&slot.spec) != candidate.spec().as_ref() => {
             format!("{}, changed", slot.state)
         }
-        Some(slot) if slot.state != "withdrawn" => slot.state.clone(),
+        Some(slot) if slot.state != SlotState::Withdrawn => slot.state.to_string(),
         Some(_) | None => if candidate.schedulable { "proposed" } else { "blocked" }.to_owned(),
     }
 }

@@ -63,7 +63,7 @@ pub(super) async fn run(session: &CommandContext, command: UserCommand) -> Resul
     let client = session.client()?;
     match command {
         UserCommand::Ls { email } => {
-            let users = pages::collect(MAX_ITEMS, async |after, limit| {
+            let users = pages::collect(session.limit(), async |after, limit| {
                 let query = UserListQuery { email: email.clone(), state: None, after, limit: Some(limit) };
                 client.users(&query).await
             });
@@ -73,7 +73,7 @@ pub(super) async fn run(session: &CommandContext, command: UserCommand) -> Resul
                 for user in users {
                     let issuer = if user.local { "built-in".to_owned() } else { user.issuer.clone() };
                     let age = age(Some(user.created_at));
-                    table.row([user.id.to_string(), user.email.clone(), user.name.clone(), issuer, user.state.clone(), age]);
+                    table.row([user.id.to_string(), user.email.clone(), user.name.clone(), issuer, user.state.to_string(), age]);
                 }
                 View::Table(table)
             })?;

@@ -2,6 +2,7 @@
 
 use clap::Subcommand;
 use gpuaas_api::dto::{Delivery, DeliveryListQuery, Webhook, WebhookChange, WebhookCreate};
+use gpuaas_contract::state::DeliveryState;
 
 use super::confirm::ConfirmArgs;
 use super::{age, moment};
@@ -77,10 +78,7 @@ pub(crate) enum WebhookCommand {
         webhook: String,
         /// Only those in this state: pending, delivered, failed.
         #[arg(long)]
-        state: Option<String>,
-        /// Most rows.
-        #[arg(long, default_value_t = 50)]
-        limit: usize,
+        state: Option<DeliveryState>,
     },
     /// Send a delivery again.
     Replay {
@@ -131,12 +129,12 @@ pub(super) async fn run(session: &CommandContext, command: WebhookCommand) -> Re
             let gone = client.webhook_delete(&id, None).await?;
             session.output.print(&gone, |webhook| View::Details(details(webhook)))?;
         }
-        WebhookCommand::Deliveries { webhook, state, limit } => {
+        WebhookCommand::Deliveries { webhook, state } => {
             let webhook = tenants::webhook(session, &webhook).await?;
             let fetch = async |after, limit| {
-                client.webhook_deliveries(&webhook, &DeliveryListQuery { state: state.clone(), after, limit: Some(limit) }).await
+                client.webhook_deliveries(&webhook, &DeliveryListQuery { state, after, limit: Some(limit) }).await
             };
-            let found = pages::collect(limit, fetch).await?;
+            let found = pages::collect(session.limit_or(50), fetch).await?;
             session.output.print(&found.items, |deliveries: &Vec<Delivery>| deliveries_table(deliveries))?;
             if found.items.is_empty() {
                 session.output.hint("nothing was sent that is kept");
@@ -208,7 +206,7 @@ fn deliveries_table(deliveries: &[Delivery]) -> View {
         table.row([
             delivery.id.to_string(),
             super::events::short_kind(&delivery.kind).to_owned(),
-            delivery.state.clone(),
+            delivery.state.to_string(),
             delivery.attempts.to_string(),
             delivery.last.clone(),
             age(Some(delivery.created_at)),

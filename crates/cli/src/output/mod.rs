@@ -1,6 +1,7 @@
 //! The only module that writes to stdout. A command's result goes there, in one of three formats; everything said to a
 //! person on the way goes to stderr.
 
+mod columns;
 mod table;
 pub(crate) mod text;
 mod yaml;
@@ -14,9 +15,11 @@ pub(crate) use table::{Details, Table, View};
 /// How results are printed.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, clap::ValueEnum)]
 pub(crate) enum Format {
-    /// For people.
+    /// For people, as wide as the terminal.
     #[default]
     Table,
+    /// For people, with whole ids and nothing cut off.
+    Wide,
     /// The API's own documents.
     Json,
     /// The same as YAML.
@@ -28,25 +31,45 @@ pub(crate) enum Format {
 pub(crate) struct Output {
     format: Format,
     color: bool,
+    /// Only these columns, if any are named.
+    columns: Vec<String>,
+    /// Only ids.
+    quiet: bool,
+    /// How many characters a line has, if a person reads it on a terminal.
+    width: Option<usize>,
 }
 
 impl Output {
     pub(crate) fn new(format: Format, no_color: bool) -> Self {
         let unwanted = no_color || std::env::var_os("NO_COLOR").is_some_and(|value| !value.is_empty());
-        Self { format, color: !unwanted && std::io::stdout().is_terminal() }
+        let is_terminal = std::io::stdout().is_terminal();
+        let size = rustix::termios::tcgetwinsize(std::io::stdout()).ok().filter(|_| is_terminal);
+        let width = size.map(|size| usize::from(size.ws_col)).filter(|width| *width > 0);
+        Self { format, color: !unwanted && is_terminal, columns: Vec::new(), quiet: false, width }
+    }
+
+    /// Only these columns of tables, and with `quiet` only ids.
+    pub(crate) fn limited_to(self, columns: Vec<String>, quiet: bool) -> Self {
+        Self { columns, quiet, ..self }
     }
 
     /// Whether a person reads the result as a table.
     pub(crate) fn is_table(&self) -> bool {
-        self.format == Format::Table
+        matches!(self.format, Format::Table | Format::Wide)
     }
 
     /// Prints a result: as the document it is, or as `view` shows it.
     pub(crate) fn print<T: serde::Serialize>(&self, value: &T, view: impl FnOnce(&T) -> View) -> Result<(), CliError> {
+        let document = || serde_json::to_value(value).map_err(unserializable);
+        if self.quiet {
+            return self.raw(names(&document()?).as_bytes());
+        }
         let text = match self.format {
-            Format::Table => view(value).render(self.color),
+            Format::Table if self.columns.is_empty() => view(value).render(self.color, self.width),
+            Format::Table => view(value).with_columns(&document()?, &self.columns)?.render(self.color, self.width),
+            Format::Wide => view(value).wide(&document()?).with_columns(&document()?, &self.columns)?.render(self.color, None),
             Format::Json => serde_json::to_string_pretty(value).map_err(unserializable)? + "\n",
-            Format::Yaml => yaml::emit(&serde_json::to_value(value).map_err(unserializable)?),
+            Format::Yaml => yaml::emit(&document()?),
         };
         self.raw(text.as_bytes())
     }
@@ -54,7 +77,7 @@ impl Output {
     /// Prints one item of a list that has no known end: a line, a line of JSON, or an item of a YAML sequence.
     pub(crate) fn print_item<T: serde::Serialize>(&self, item: &T, line: impl FnOnce(&T) -> String) -> Result<(), CliError> {
         let text = match self.format {
-            Format::Table => line(item) + "\n",
+            Format::Table | Format::Wide => line(item) + "\n",
             Format::Json => serde_json::to_string(item).map_err(unserializable)? + "\n",
             Format::Yaml => yaml::emit(&serde_json::json!([item])),
         };
@@ -106,6 +129,13 @@ impl Output {
         // Nobody left to tell: nothing to do about it.
         let _ = writeln!(std::io::stderr().lock(), "{line}");
     }
+}
+
+/// The id of each item, one per line.
+fn names(document: &serde_json::Value) -> String {
+    let one = std::slice::from_ref(document);
+    let items = columns::items(document).map_or(one, Vec::as_slice);
+    items.iter().map(|item| text::printable(&columns::name_of(item)) + "\n").collect()
 }
 
 fn unserializable(error: serde_json::Error) -> CliError {

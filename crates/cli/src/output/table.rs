@@ -1,8 +1,11 @@
 //! Results for people: tables without borders, and lists of fields.
 
 use comfy_table::{Cell, Color, ContentArrangement, presets};
+use serde_json::Value;
 
+use super::columns;
 use super::text::printable;
+use crate::error::CliError;
 
 /// Headers of columns whose words have colors.
 const COLORED: [&str; 5] = ["STATE", "SERVICE", "LINK", "RESULT", "ROLE"];
@@ -20,32 +23,101 @@ pub(crate) enum View {
 }
 
 impl View {
-    pub(super) fn render(self, color: bool) -> String {
+    pub(super) fn render(self, color: bool, width: Option<usize>) -> String {
         match self {
-            Self::Table(table) => table.render(color),
+            Self::Table(table) => table.render(color, width),
             Self::Details(details) => details.render(),
-            Self::DetailsAndTable(details, table) => format!("{}\n{}", details.render(), table.render(color)),
+            Self::DetailsAndTable(details, table) => format!("{}\n{}", details.render(), table.render(color, width)),
             Self::Nothing => String::new(),
+        }
+    }
+
+    /// With the whole ids of what the table lists.
+    pub(super) fn wide(self, document: &Value) -> Self {
+        match (self, columns::items(document)) {
+            (Self::Table(table), Some(items)) => Self::Table(table.with_whole_ids(items)),
+            (other, _) => other,
+        }
+    }
+
+    /// With these columns only, by header or by field of the document.
+    pub(super) fn with_columns(self, document: &Value, names: &[String]) -> Result<Self, CliError> {
+        if names.is_empty() {
+            return Ok(self);
+        }
+        match (self, columns::items(document)) {
+            (Self::Table(table), Some(items)) => Ok(Self::Table(table.with_columns(items, names))),
+            (Self::Nothing, _) => Ok(Self::Nothing),
+            (Self::Table(_) | Self::Details(_) | Self::DetailsAndTable(..), _) => {
+                let message = "this command prints one thing, not a list; `--columns` is for lists";
+                Err(CliError::usage("columns_without_list", message).hint("`-o json` prints all of its fields"))
+            }
         }
     }
 }
 
 /// Many things, one per line.
 pub(crate) struct Table {
-    headers: Vec<&'static str>,
+    headers: Vec<String>,
     rows: Vec<Vec<String>>,
 }
 
 impl Table {
     pub(crate) fn new<const N: usize>(headers: [&'static str; N]) -> Self {
-        Self { headers: headers.to_vec(), rows: Vec::new() }
+        Self { headers: headers.map(str::to_owned).to_vec(), rows: Vec::new() }
     }
 
     pub(crate) fn row<const N: usize>(&mut self, cells: [String; N]) {
         self.rows.push(cells.into());
     }
 
-    fn render(self, color: bool) -> String {
+    /// Ids are cut to what keeps them apart; these are the whole ones.
+    fn with_whole_ids(mut self, items: &[Value]) -> Self {
+        let first = self.headers.first().is_some_and(|header| header == "ID");
+        if first && items.len() == self.rows.len() {
+            for (row, item) in self.rows.iter_mut().zip(items) {
+                if let (Some(cell), Some(id)) = (row.first_mut(), item.get("id").and_then(Value::as_str)) {
+                    id.clone_into(cell);
+                }
+            }
+        }
+        self
+    }
+
+    fn with_columns(self, items: &[Value], names: &[String]) -> Self {
+        let known = |name: &String| self.headers.iter().position(|header| header.eq_ignore_ascii_case(name));
+        let row = |(row, item): (&Vec<String>, &Value)| -> Vec<String> {
+            let of = |name: &String| match known(name) {
+                Some(column) => row.get(column).cloned().unwrap_or_default(),
+                None => columns::cell(columns::field(item, name)),
+            };
+            names.iter().map(of).collect()
+        };
+        let rows = self.rows.iter().zip(items).map(row).collect();
+        Self { headers: names.iter().map(|name| name.to_uppercase()).collect(), rows }
+    }
+
+    /// Cuts cells so that the table is as wide as the terminal.
+    fn fit(&mut self, width: usize) {
+        let length = |text: &String| printable(text).chars().count();
+        let mut widths: Vec<usize> = self.headers.iter().map(length).collect();
+        for row in &self.rows {
+            for (width, cell) in widths.iter_mut().zip(row) {
+                *width = length(cell).max(*width);
+            }
+        }
+        let widths = columns::fitting(widths, width);
+        for row in &mut self.rows {
+            for (width, cell) in widths.iter().zip(row) {
+                *cell = columns::cut(cell, *width);
+            }
+        }
+    }
+
+    fn render(mut self, color: bool, width: Option<usize>) -> String {
+        if let Some(width) = width {
+            self.fit(width);
+        }
         let mut table = comfy_table::Table::new();
         table.load_style(presets::NOTHING).set_content_arrangement(ContentArrangement::Disabled);
         if color {
@@ -57,14 +129,14 @@ impl Table {
         for row in self.rows {
             table.add_row(row.iter().zip(&self.headers).map(|(text, header)| {
                 let text = if text.is_empty() { "-".to_owned() } else { printable(text) };
-                match color_of(&text).filter(|_| COLORED.contains(header)) {
+                match color_of(&text).filter(|_| COLORED.contains(&header.as_str())) {
                     Some(color) => Cell::new(text).fg(color),
                     None => Cell::new(text),
                 }
             }));
         }
         for column in table.column_iter_mut() {
-            column.set_padding((0, 2));
+            column.set_padding((0, u16::try_from(columns::GAP).unwrap_or(2)));
         }
         let lines: Vec<String> = table.lines().map(|line| line.trim_end().to_owned() + "\n").collect();
         lines.concat()
@@ -135,31 +207,52 @@ mod tests {
         table.row(["node_1".to_owned(), "in_service".to_owned(), String::new()]);
         table.row(["node_22".to_owned(), "draining".to_owned(), "x".to_owned()]);
         assert_eq!(
-            View::Table(table).render(false),
+            View::Table(table).render(false, None),
             "ID       STATE       NOTE\nnode_1   in_service  -\nnode_22  draining    x\n"
         );
+    }
+
+    #[test]
+    fn columns_are_chosen_by_header_or_by_field_and_ids_are_whole_when_wide() {
+        let items = serde_json::json!([{ "id": "node_0123456789", "name": "a", "facts": { "cpus": 8 } }]);
+        let table = || {
+            let mut table = Table::new(["ID", "NAME"]);
+            table.row(["node_0".to_owned(), "a".to_owned()]);
+            View::Table(table)
+        };
+        let chosen = table().with_columns(&items, &["name".to_owned(), "facts.cpus".to_owned()]).map_err(|error| error.message);
+        assert_eq!(chosen.map(|view| view.render(false, None)), Ok("NAME  FACTS.CPUS\na     8\n".to_owned()));
+        assert_eq!(table().wide(&items).render(false, None), "ID               NAME\nnode_0123456789  a\n");
+        assert!(View::Details(Details::default()).with_columns(&items, &["name".to_owned()]).is_err());
+    }
+
+    #[test]
+    fn a_table_is_as_wide_as_the_terminal() {
+        let mut table = Table::new(["ID", "NOTE"]);
+        table.row(["node_1".to_owned(), "a very long note".to_owned()]);
+        assert_eq!(View::Table(table).render(false, Some(20)), "ID      NOTE\nnode_1  a very long…\n");
     }
 
     #[test]
     fn color_is_only_there_when_asked_for() {
         let mut table = Table::new(["STATE"]);
         table.row(["failed".to_owned()]);
-        assert!(View::Table(table).render(true).contains('\u{1b}'));
+        assert!(View::Table(table).render(true, None).contains('\u{1b}'));
     }
 
     #[test]
     fn a_host_cannot_send_control_characters_to_the_terminal() {
         let mut table = Table::new(["NAME"]);
         table.row(["a\u{1b}[2Jb\r\nc".to_owned()]);
-        let text = View::Table(table).render(false);
+        let text = View::Table(table).render(false, None);
         assert!(!text.contains('\u{1b}') && !text.contains('\r'), "{text:?}");
-        let text = View::Details(Details::default().field("name", "a\u{1b}]0;x\u{7}")).render(false);
+        let text = View::Details(Details::default().field("name", "a\u{1b}]0;x\u{7}")).render(false, None);
         assert!(!text.contains('\u{1b}') && !text.contains('\u{7}'), "{text:?}");
     }
 
     #[test]
     fn details_leave_empty_fields_out_and_keep_lines_together() {
         let details = Details::default().field("id", "x").field("why", "").field("output", "{\n  1\n}").maybe("none", None::<u8>);
-        assert_eq!(View::Details(details).render(false), "id      x\noutput  {\n          1\n        }\n");
+        assert_eq!(View::Details(details).render(false, None), "id      x\noutput  {\n          1\n        }\n");
     }
 }

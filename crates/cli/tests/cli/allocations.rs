@@ -5,17 +5,19 @@ use axum::http::{HeaderMap, StatusCode};
 use axum::response::IntoResponse as _;
 use axum::routing::{get, post};
 use axum::{Json, Router};
+use gpuaas_api::dto::StateFilter;
 use gpuaas_api::dto::{
     Allocation, AllocationChange, AllocationCreate, AllocationListQuery, AllocationPlan, AllocationSearchQuery, EventRow,
     NodeReasons, Page, Product, Project,
 };
 use gpuaas_api::routes;
 use gpuaas_contract::id::{AllocationId, EventId, NodeId, OrgId, ProjectId, SkuId, TaskId};
+use gpuaas_contract::money::{Currency, Money};
 use gpuaas_contract::time::Timestamp;
 use serde_json::{Value, json};
 
 use crate::program::{Ran, gpuaas_with};
-use crate::server::{TOKEN, problem, serve, task, tasks};
+use crate::server::{TOKEN, open, problem, serve, task, tasks};
 
 const KEY: &str = "ssh-ed25519 AAAAC3NzaC1lZDI1NTE5AAAAIJwBQ0Rk5yyC9bmCK1Kf9gvvNQWYF3rPzqeQFZ0sWsWq";
 
@@ -26,7 +28,7 @@ pub(crate) fn project(byte: u8, organization: &str, name: &str) -> Project {
         organization_name: organization.to_owned(),
         name: name.to_owned(),
         description: String::new(),
-        state: "active".to_owned(),
+        state: open("active"),
         created_at: Timestamp(1),
         deleted_at: None,
         etag: "\"1\"".to_owned(),
@@ -70,13 +72,13 @@ fn allocation(byte: u8, state: &str) -> Allocation {
         project_id: ProjectId::from_bytes([1; 16]),
         name: "trainer".to_owned(),
         tags: [("team".to_owned(), "ml".to_owned())].into(),
-        state: state.to_owned(),
-        step: "serve".to_owned(),
+        state: open(state),
+        step: open("serve"),
         sku_id: SkuId::from_bytes([3; 16]),
         sku: "h100-1x".to_owned(),
-        product: Product { kind: "slice".to_owned(), slots: 1 },
+        product: Product { kind: open("slice"), slots: 1 },
         gpu_model: Some("10de:2330".to_owned()),
-        price_per_hour: 2_500_000,
+        price_per_hour: Money::of_millionths(2_500_000, Currency::USD),
         image_id: None,
         image: Some("ubuntu".to_owned()),
         username: "ubuntu".to_owned(),
@@ -86,7 +88,6 @@ fn allocation(byte: u8, state: &str) -> Allocation {
         private_ip: active.then(|| std::net::Ipv4Addr::new(10, 77, 0, 2)),
         ssh_host: None,
         ssh_port: None,
-        stopped: false,
         pending_power_action: None,
         release_requested: false,
         attempts: 1,
@@ -125,7 +126,7 @@ fn creating(states: Vec<Allocation>) -> Router {
         if create.dry_run {
             return Json(AllocationPlan {
                 sku: create.sku,
-                price_per_hour: 2_500_000,
+                price_per_hour: Money::of_millionths(2_500_000, Currency::USD),
                 fits: false,
                 code: Some("no_capacity".to_owned()),
                 reason: Some("nothing is free".to_owned()),
@@ -173,7 +174,7 @@ async fn leasing_something_ends_with_the_way_in() {
     assert!(made.stdout.contains("ssh ubuntu@10.77.0.2") && made.stdout.contains("2.50/h"), "{made:?}");
     assert!(made.stderr.contains("placing") && made.stderr.contains("provisioning"), "phases are told: {made:?}");
     let json = create(&url, &["-o", "json"]).await.json();
-    assert_eq!((json["state"].as_str(), json["price_per_hour"].as_i64()), (Some("active"), Some(2_500_000)));
+    assert_eq!((json["state"].as_str(), json["price_per_hour"]["amount"].as_str()), (Some("active"), Some("2.50")));
     let asked = create(&url, &["--no-wait"]).await;
     assert!(asked.code == 0 && asked.stdout.contains("requested") && !asked.stderr.contains("provisioning"), "{asked:?}");
 }
@@ -202,7 +203,7 @@ async fn without_a_key_of_ones_own_those_of_the_project_are_taken() {
     for (stored, code, told) in [(vec![], 2, "--ssh-key"), (vec!["dev", "laptop"], 0, "may sign in: dev, laptop")] {
         let keys: Vec<Value> = stored.iter().map(|name| json!({
             "id": gpuaas_contract::id::SshKeyId::from_bytes([3; 16]), "project_id": ProjectId::from_bytes([1; 16]), "name": name,
-            "public_key": KEY, "created_by": "x", "created_at": Timestamp(1),
+            "public_key": KEY, "created_by": "x", "created_at": Timestamp(1).rfc3339(),
         })).collect();
         let create = move |Json(create): Json<AllocationCreate>| async move {
             assert_eq!(create.ssh_keys, ["dev", "laptop"]);
@@ -226,7 +227,7 @@ async fn without_a_key_of_ones_own_those_of_the_project_are_taken() {
 fn listed() -> Router {
     let of_project = |Query(query): Query<AllocationListQuery>| async move {
         assert!(query.tags.is_none_or(|tags| tags == "a=b,team=ml"));
-        let open = query.state.as_deref() == Some("open");
+        let open = query.state == Some(StateFilter::Open);
         let all = [
             Allocation { expires_at: Some(Timestamp::now().plus(std::time::Duration::from_secs(90))), ..allocation(7, "active") },
             allocation(8, "released"),
@@ -310,13 +311,13 @@ async fn who_sees_several_projects_is_told_how_to_choose() {
 #[tokio::test]
 async fn stopping_waits_for_the_host_and_a_failure_is_one() {
     let id = allocation(7, "active").id.to_string();
-    let asked = Allocation { pending_power_action: Some("stop".to_owned()), ..allocation(7, "active") };
-    let working = Allocation { step: "await_power".to_owned(), ..asked.clone() };
+    let asked = Allocation { pending_power_action: Some(open("stop")), ..allocation(7, "active") };
+    let working = Allocation { step: open("await_power"), ..asked.clone() };
     let router = |end: Allocation| {
         let asked = asked.clone();
         watched(vec![asked.clone(), working.clone(), end]).route(routes::ALLOCATION_STOP, post(|| async { Json(asked) }))
     };
-    let stopped = Allocation { stopped: true, ..allocation(7, "active") };
+    let stopped = allocation(7, "stopped");
     let ran = run(&serve(router(stopped)).await, &["alloc", "stop", &id]).await;
     assert!(ran.code == 0 && ran.stdout.contains("stopped") && ran.stderr.contains("told to stop"), "{ran:?}");
     let broken = Allocation { code: Some("guest_stuck".to_owned()), ..allocation(7, "active") };

@@ -50,7 +50,7 @@ pub(crate) fn node(byte: u8, name: &str) -> Node {
         epoch: 1,
         fingerprint: "f".to_owned(),
         receipt_key: SigningKey::from_seed(&[byte; 32]).verifying_key(),
-        service: "in_service".to_owned(),
+        service: open("in_service"),
         service_reason: String::new(),
         online: false,
         session: None,
@@ -66,6 +66,11 @@ pub(crate) fn node(byte: u8, name: &str) -> Node {
     }
 }
 
+/// A value with this name, known or not.
+pub(crate) fn open<T: gpuaas_contract::names::Named>(name: &str) -> gpuaas_contract::names::Open<T> {
+    serde_json::from_value(name.into()).expect("any name")
+}
+
 pub(crate) fn task(state: &str) -> Task {
     let ended = !["queued", "dispatched", "accepted", "started"].contains(&state);
     Task {
@@ -75,7 +80,7 @@ pub(crate) fn task(state: &str) -> Task {
         node_epoch: 1,
         task_type: "diag.ping".to_owned(),
         params: serde_json::json!({}),
-        state: state.to_owned(),
+        state: open(state),
         requested_by: "token:x".to_owned(),
         correlation_id: CorrelationId::try_from("c".to_owned()).expect("plain"),
         idempotency_key: None,

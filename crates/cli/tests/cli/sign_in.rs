@@ -41,6 +41,7 @@ impl Place {
             backends: Default::default(),
             driver: std::sync::Arc::new(gpuaas_control::workflow::Embedded),
             webhooks_to_private: false,
+            cors_origins: Vec::new(),
             destructive_budget: gpuaas_domain::budget::DEFAULT_PER_HOUR,
             policies: Vec::new(),
             data_dir,

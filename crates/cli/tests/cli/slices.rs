@@ -12,7 +12,7 @@ use gpuaas_contract::time::Timestamp;
 use serde_json::json;
 
 use crate::program::{Ran, gpuaas_with};
-use crate::server::{TOKEN, node, nodes, problem, serve, task, tasks};
+use crate::server::{TOKEN, node, nodes, open, problem, serve, task, tasks};
 
 const KEY: &str = "ssh-ed25519 AAAAC3NzaC1lZDI1NTE5AAAAIJwBQ0Rk5yyC9bmCK1Kf9gvvNQWYF3rPzqeQFZ0sWsWq";
 
@@ -34,7 +34,7 @@ fn slot(index: u32, state: &str) -> Slot {
             mac_address: "02:00:00:00:00:00".to_owned(),
             private_ip: std::net::Ipv4Addr::new(10, 77, 0, 2),
         },
-        state: state.to_owned(),
+        state: open(state),
         reason: if state == "cleanup_blocked" { "0000:17:00.0 could not be reset".to_owned() } else { String::new() },
         quarantine: Some("loud".to_owned()),
         allocation_id: Some(allocation()),
@@ -56,7 +56,7 @@ fn slice(state: &str) -> Slice {
         allocation_id: allocation(),
         node_id: NodeId::from_bytes([1; 16]),
         node_name: "rack-1".to_owned(),
-        state: state.to_owned(),
+        state: open(state),
         vm_name: "trainer".to_owned(),
         default_username: "ubuntu".to_owned(),
         private_ip: Some(std::net::Ipv4Addr::new(10, 77, 0, 2)),

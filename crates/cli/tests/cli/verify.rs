@@ -96,7 +96,7 @@ async fn evidence_is_verified_without_any_network() {
 async fn tampered_evidence_exits_with_1_and_names_the_check() {
     let folder = tempfile::tempdir().expect("a folder");
     let mut tampered = evidence();
-    tampered.task.state = "succeeded".to_owned();
+    tampered.task.state = crate::server::open("succeeded");
     let path = save(&folder, &tampered);
     let ran = gpuaas(&["task", "verify", "--evidence", &path]).await;
     assert!(ran.code == 1 && ran.stdout.contains("the control plane tells another state"), "{ran:?}");

@@ -3,12 +3,14 @@
 
 use std::collections::BTreeMap;
 
+use gpuaas_api::dto::StateFilter;
 use gpuaas_api::dto::{
     Allocation, AllocationCreate, AllocationSearchQuery, ImageCreate, Limits, OrganizationCreate, ProductKind, ProjectCreate,
     Reason, SkuCreate, SlotListQuery, TaskListQuery,
 };
 use gpuaas_api::{Client, ClientOptions};
 use gpuaas_contract::Digest;
+use gpuaas_contract::money::{Currency, Money};
 use gpuaas_testkit::{PATIENCE, eventually};
 
 use crate::cluster::{AgentHost, Beside, Carrier, Cluster, Store};
@@ -62,7 +64,7 @@ impl<'a> Tenant<'a> {
                 gpu_model: None,
                 min_vcpus: 0,
                 min_memory_mib: 0,
-                price_per_hour: 1,
+                price_per_hour: Money::of_millionths(1, Currency::USD),
             };
             client.sku_create(&sku, None).await.unwrap();
             let image = ImageCreate {
@@ -152,12 +154,14 @@ fn killed_at_every_step(store: Store, beside: &[Beside]) {
             restarted_at(&mut cluster, step);
         }
         let id = with(&cluster, &project, |tenant| eventually(PATIENCE, "it is asked for", || tenant.wants(&key)).id.to_string());
-        with(&cluster, &project, |tenant| tenant.until(&id, "active", |now| now.state == "active"));
+        with(&cluster, &project, |tenant| tenant.until(&id, "active", |now| now.state.as_str() == "active"));
         with(&cluster, &project, |tenant| drop(tenant.ask(async |client| client.allocation_stop(&id).await)));
         if matches!(phase, "serve" | "await_power") {
             restarted_at(&mut cluster, step);
         }
-        with(&cluster, &project, |tenant| tenant.until(&id, "stopped", |now| now.stopped && now.pending_power_action.is_none()));
+        with(&cluster, &project, |tenant| {
+            tenant.until(&id, "stopped", |now| now.state.as_str() == "stopped" && now.pending_power_action.is_none())
+        });
         with(&cluster, &project, |tenant| {
             drop(tenant.ask(async |client| client.allocation_release(&id, &Reason::default()).await));
         });
@@ -165,7 +169,7 @@ fn killed_at_every_step(store: Store, beside: &[Beside]) {
             restarted_at(&mut cluster, step);
         }
         with(&cluster, &project, |tenant| {
-            tenant.until(&id, "released", |now| now.state == "released");
+            tenant.until(&id, "released", |now| now.state.as_str() == "released");
             nothing_is_left(tenant, step);
         });
     }
@@ -180,12 +184,12 @@ fn with<T>(cluster: &Cluster, project: &str, work: impl FnOnce(&Tenant<'_>) -> T
 /// No slot is held, no task is open, nothing counts against the quota.
 fn nothing_is_left(tenant: &Tenant<'_>, step: &str) {
     let slots = tenant.insist(async |client| client.slots(&SlotListQuery::default()).await).items;
-    assert!(slots.iter().all(|slot| slot.state == "available"), "{step}: {slots:?}");
-    let open = TaskListQuery { state: Some("open".to_owned()), ..TaskListQuery::default() };
+    assert!(slots.iter().all(|slot| slot.state.as_str() == "available"), "{step}: {slots:?}");
+    let open = TaskListQuery { state: Some(StateFilter::Open), ..TaskListQuery::default() };
     assert!(tenant.insist(async |client| client.tasks(&open).await).items.is_empty(), "{step}: a task is left");
     let used = tenant.insist(async |client| client.project_quota(&tenant.project).await).used;
     assert_eq!((used.allocations, used.slots), (0, 0), "{step}");
-    let live = AllocationSearchQuery { state: Some("open".to_owned()), ..AllocationSearchQuery::default() };
+    let live = AllocationSearchQuery { state: Some(StateFilter::Open), ..AllocationSearchQuery::default() };
     assert!(tenant.insist(async |client| client.allocations(&live).await).items.is_empty(), "{step}");
 }
 

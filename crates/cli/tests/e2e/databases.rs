@@ -44,7 +44,7 @@ fn settle(cluster: &Cluster, hosts: &[AgentHost], mut load: Load, kills: usize) 
     assert_eq!(keys.len(), tasks.len(), "a request made two tasks");
     let (effects, receipts) = (effects(hosts), load.receipts_believed());
     for task in tasks.values() {
-        assert_eq!(task.state, "succeeded", "{task:?}");
+        assert_eq!(task.state.as_str(), "succeeded", "{task:?}");
         assert!(task.receipt_digest.is_some(), "{task:?}");
         assert_eq!(effects.get(&task.id), Some(&1), "effects of {}", task.id);
         assert_eq!(receipts.get(&task.id), Some(&1), "receipts of {}", task.id);

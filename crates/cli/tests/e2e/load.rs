@@ -6,6 +6,7 @@ use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use gpuaas_api::client::{Client, ClientError, ClientOptions};
+use gpuaas_api::dto::StateFilter;
 use gpuaas_api::dto::{Task, TaskCreate, TaskListQuery};
 use gpuaas_contract::id::TaskId;
 use gpuaas_testkit::{PATIENCE, eventually};
@@ -99,7 +100,7 @@ impl Load {
     /// Waits until no task is open, then returns every task there is.
     pub(crate) fn settled(&self) -> HashMap<TaskId, Task> {
         let mut left = Vec::new();
-        let open = TaskListQuery { state: Some("open".to_owned()), ..TaskListQuery::default() };
+        let open = TaskListQuery { state: Some(StateFilter::Open), ..TaskListQuery::default() };
         let started = std::time::Instant::now();
         // Not `eventually`, so that the tasks that are stuck can be named.
         while started.elapsed() < PATIENCE * 2 {

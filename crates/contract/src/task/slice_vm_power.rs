@@ -2,28 +2,18 @@
 
 use super::slice_vm_provision::default_grace;
 use crate::id::AllocationId;
+use crate::names::named;
 use crate::slice::{Holder, LeasedSlot};
 
-/// What to do.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, serde::Serialize, serde::Deserialize, schemars::JsonSchema)]
-#[serde(rename_all = "snake_case")]
-pub enum Action {
-    /// Shut it down; stop it if it does not.
-    Stop,
-    /// Start it.
-    Start,
-    /// Both.
-    Reboot,
-}
-
-impl Action {
-    /// Name on the wire.
-    pub const fn as_str(self) -> &'static str {
-        match self {
-            Self::Stop => "stop",
-            Self::Start => "start",
-            Self::Reboot => "reboot",
-        }
+named! {
+    /// What to do with a guest's power.
+    pub enum PowerAction {
+        /// Shut it down; stop it if it does not.
+        Stop = "stop",
+        /// Start it.
+        Start = "start",
+        /// Both.
+        Reboot = "reboot",
     }
 }
 
@@ -38,7 +28,7 @@ pub struct Params {
     /// Its slots.
     pub slots: Vec<LeasedSlot>,
     /// What to do.
-    pub action: Action,
+    pub action: PowerAction,
     /// How long the guest may take to shut down, brought into 30 to 900 s.
     #[serde(default = "default_grace")]
     pub graceful_timeout_seconds: u32,

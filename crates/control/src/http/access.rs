@@ -6,20 +6,21 @@ use axum::extract::State;
 use axum::http::StatusCode;
 use axum::{Extension, Json};
 use gpuaas_api::dto::{self, ApiTokenCreate, ApiTokenCreated, Page, PageQuery, Reason};
+use gpuaas_api::routes;
 use gpuaas_contract::Digest;
 use gpuaas_contract::id::ApiTokenId;
 use gpuaas_contract::key::KeyId;
 use gpuaas_contract::time::Timestamp;
 use gpuaas_domain::access::{ApiToken, KeyLimits, MemberRole, Place};
 use gpuaas_domain::decision::Change;
-use gpuaas_domain::{Decision, Refusal, Role, Wakeup, caps};
+use gpuaas_domain::{Decision, Refusal, Wakeup, caps};
 use gpuaas_store::ApiTokenFilter;
 use serde_json::json;
 
 use super::caller::Caller;
 use super::idempotency::NotKept;
 use super::problem::{JsonBody, Params, Rejected, Segments};
-use super::{check_cap, counting_tokens, mint, page, page_limit, parse_id, parse_opt};
+use super::{Location, check_cap, counting_tokens, mint, page, page_limit, parse_id, parse_opt};
 use crate::Control;
 use crate::error::ControlError;
 use crate::pki::{KeyRingError, secret_text};
@@ -29,11 +30,7 @@ type Shared = State<Arc<Control>>;
 
 pub(super) async fn keys(State(control): Shared) -> Json<Page<dto::SigningKey>> {
     let keys = control.keys.verifier_set().document().keys.clone();
-    let shown = keys.into_iter().map(|e| dto::SigningKey {
-        key_id: e.key_id,
-        state: e.state.as_str().to_owned(),
-        public_key: e.public_key,
-    });
+    let shown = keys.into_iter().map(|e| dto::SigningKey { key_id: e.key_id, state: e.state.into(), public_key: e.public_key });
     Json(Page::whole(shown.collect()))
 }
 
@@ -103,10 +100,8 @@ pub(super) async fn token_create(
     State(control): Shared,
     Extension(caller): Extension<Caller>,
     JsonBody(wanted): JsonBody<ApiTokenCreate>,
-) -> Result<(StatusCode, Extension<NotKept>, Json<ApiTokenCreated>), Rejected> {
-    let role = Role::parse(&wanted.role).ok_or_else(|| {
-        Refusal::invalid("role_unknown", format!("there is no role `{}`; choose admin, operator or support", wanted.role))
-    })?;
+) -> Result<(StatusCode, Location, Extension<NotKept>, Json<ApiTokenCreated>), Rejected> {
+    let role = wanted.role;
     if wanted.name.is_empty() || wanted.name.len() > 100 || wanted.name.chars().any(char::is_control) {
         return Err(Refusal::invalid("name_invalid", "the name needs 1 to 100 printable bytes").into());
     }
@@ -147,7 +142,8 @@ pub(super) async fn token_create(
         Ok(((), decision.clone()))
     })
     .await?;
-    Ok((StatusCode::CREATED, Extension(NotKept), Json(ApiTokenCreated { api_token: to_dto(token), token: secret })))
+    let location = Location::of(routes::API_TOKEN, [&token.id]);
+    Ok((StatusCode::CREATED, location, Extension(NotKept), Json(ApiTokenCreated { api_token: to_dto(token), token: secret })))
 }
 
 pub(super) async fn token_revoke(
@@ -157,7 +153,7 @@ pub(super) async fn token_revoke(
 ) -> Result<Json<dto::ApiToken>, Rejected> {
     let id: ApiTokenId = parse_id(&id)?;
     let context = caller.context();
-    let unknown = || Refusal::not_found("api_token_unknown", format!("there is no API token {id}; `gpuaas token ls` lists them"));
+    let unknown = || Refusal::not_found("api_token_unknown", format!("there is no API token {id}"));
     let token = transact(&control, || async {
         let token = control.store.api_token_get(id).await?.ok_or_else(unknown)?;
         if token.revoked_at.is_some() {
@@ -181,7 +177,7 @@ fn to_dto(token: ApiToken) -> dto::ApiToken {
     dto::ApiToken {
         id: token.id,
         name: token.name,
-        role: token.role.map(|role| role.as_str().to_owned()),
+        role: token.role.map(Into::into),
         project: token.project,
         service_account: token.service_account,
         parent_id: token.parent,

@@ -5,7 +5,7 @@ use std::net::Ipv4Addr;
 
 use gpuaas_api::dto;
 use gpuaas_contract::id::{NodeId, SlotId};
-use gpuaas_domain::allocation::{Allocation, AllocationState, Step};
+use gpuaas_domain::allocation::{Allocation, AllocationState, AllocationStep};
 use gpuaas_domain::catalog::Product;
 
 use crate::Control;
@@ -74,7 +74,8 @@ async fn one(
         Some(node) => control.fleet.windows_of(control, node).await?,
         None => Vec::new(),
     };
-    let works = matches!(allocation.step, Step::AwaitProvision | Step::AwaitPower | Step::AwaitRelease);
+    let works =
+        matches!(allocation.step, AllocationStep::AwaitProvision | AllocationStep::AwaitPower | AllocationStep::AwaitRelease);
     let phase = allocation.task_id.filter(|_| works).and_then(|task| control.progress.get(task));
     let terms = &allocation.terms;
     let last_error = allocation.last_error.as_ref();
@@ -85,8 +86,8 @@ async fn one(
         project_id: allocation.project_id,
         name: allocation.name.to_string(),
         tags: allocation.tags.clone(),
-        state: allocation.state.as_str().to_owned(),
-        step: allocation.step.as_str().to_owned(),
+        state: allocation.state.into(),
+        step: allocation.step.into(),
         sku_id: terms.sku_id,
         sku: terms.sku_name.clone(),
         product: super::catalog::product_shown(terms.product),
@@ -101,8 +102,7 @@ async fn one(
         private_ip,
         ssh_host: address.map(|address| address.to_string()),
         ssh_port: address.map(|_| 22),
-        stopped: allocation.stopped,
-        pending_power_action: allocation.pending_power_action.map(|action| action.as_str().to_owned()),
+        pending_power_action: allocation.pending_power_action.map(Into::into),
         release_requested: allocation.release_request.is_some(),
         attempts: allocation.attempts,
         code: last_error.map(|last_error| last_error.code.clone()),

@@ -29,7 +29,6 @@ const SLOW_POLL: Duration = Duration::from_secs(10);
 pub(super) async fn watch(
     State(control): State<Arc<Control>>,
     Extension(caller): Extension<Caller>,
-    Segments(id): Segments<String>,
     Params(query): Params<AllocationWatchQuery>,
 ) -> Result<Sse<impl Stream<Item = Result<Event, Infallible>>>, Rejected> {
     let settled = match query.until.as_deref() {
@@ -42,7 +41,7 @@ pub(super) async fn watch(
     };
     // Subscribed before the first look, so that no change falls between the two.
     let mut wakeups = control.store.wakeups();
-    let (allocation, audience) = (get(&control, &id).await?.id, Audience::of(&caller.principal));
+    let (allocation, audience) = (caller.allocation()?.id, Audience::of(&caller.principal));
     let events = async_stream::stream! {
         let mut last = None;
         loop {
@@ -98,7 +97,7 @@ pub(super) async fn watch(
 }
 
 async fn look(control: &Control, audience: Audience, id: AllocationId) -> Result<dto::Allocation, ControlError> {
-    to_dto(control, audience, get(control, &id.to_string()).await?).await
+    to_dto(control, audience, get(control, id).await?).await
 }
 
 /// What happened to an allocation, from the outbox: the oldest first.

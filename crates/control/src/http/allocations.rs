@@ -9,11 +9,12 @@ use axum::response::{IntoResponse as _, Response};
 use axum::{Extension, Json};
 use gpuaas_api::dto::{
     self, AllocationChange, AllocationCreate, AllocationExtend, AllocationListQuery, AllocationPlan, AllocationRetry,
-    AllocationSearchQuery, Page, Reason, SliceConsole,
+    AllocationSearchQuery, Page, Reason, SliceConsole, StateFilter,
 };
+use gpuaas_api::routes;
 use gpuaas_contract::Digest;
 use gpuaas_contract::id::{AllocationId, ProjectId};
-use gpuaas_contract::task::slice_vm_power::Action as Power;
+use gpuaas_contract::task::slice_vm_power::PowerAction as Power;
 use gpuaas_domain::allocation::commands::{self, Request};
 use gpuaas_domain::allocation::{Allocation, AllocationState, request_lookup};
 use gpuaas_domain::catalog::{Image, Sku, SshKey};
@@ -24,8 +25,8 @@ use gpuaas_store::ResourceFilter;
 
 use super::allocation_view::{etag, to_dto, to_dtos};
 use super::caller::Caller;
-use super::problem::{JsonBody, Params, Rejected, Segments};
-use super::{if_match, node_name, page_limit, parse_id, projects, task_create};
+use super::problem::{JsonBody, Params, Rejected};
+use super::{CreatedOnce, Location, if_match, node_name, page_limit, parse_id, projects, task_create};
 use crate::audience::Audience;
 use crate::error::ControlError;
 use crate::transact::transact_counted;
@@ -41,10 +42,9 @@ pub(super) async fn create(
     State(control): Shared,
     Extension(caller): Extension<Caller>,
     headers: HeaderMap,
-    Segments(project): Segments<String>,
     JsonBody(wanted): JsonBody<AllocationCreate>,
 ) -> Result<Response, Rejected> {
-    let project = projects::get(&control, &project).await?;
+    let project = caller.project()?;
     let idempotency_key = task_create::idempotency_key(&headers)?;
     let actor = caller.actor.to_string();
     let digest = digest_of(project.id, &wanted)?;
@@ -55,7 +55,8 @@ pub(super) async fn create(
     }
     let dry_run = wanted.dry_run;
     let request = resolve_request(&control, &project, wanted, idempotency_key, digest.clone()).await?;
-    let plan = planned(&control, &caller, &project, &request).await?;
+    let quotas = quotas_of(&control, &project).await?;
+    let plan = planned(&control, &caller, &project, &quotas, &request).await?;
     if dry_run {
         return Ok(Json(plan).into_response());
     }
@@ -66,15 +67,21 @@ pub(super) async fn create(
     let (id, context) = (AllocationId::generate(), caller.context());
     let made = transact_counted(
         &control,
+        quotas,
         |made: &Allocation| Some(made.organization_id),
-        || async {
-            // Another request with the same key may have been faster.
-            if let Some(key) = &request.idempotency_key
-                && let Some(earlier) = resources::by_lookup::<Allocation>(&control, &request_lookup(&actor, key)).await?
-            {
-                return Ok((earlier, Decision::default()));
-            }
-            let quotas = quotas_of(&control, &project).await?;
+        async |known| {
+            let quotas = match known {
+                Some(quotas) => quotas,
+                None => {
+                    // Somebody was faster: perhaps another request with the same key.
+                    if let Some(key) = &request.idempotency_key
+                        && let Some(earlier) = resources::by_lookup::<Allocation>(&control, &request_lookup(&actor, key)).await?
+                    {
+                        return Ok((earlier, Decision::default()));
+                    }
+                    quotas_of(&control, &project).await?
+                }
+            };
             Ok(commands::request(id, &project, &quotas, &request, &context)?)
         },
     )
@@ -83,7 +90,8 @@ pub(super) async fn create(
         return answer_again(&control, &caller, made, &digest).await;
     }
     tracing::info!(allocation = %id, project = %project.id, sku = %made.terms.sku_name, actor, "allocation requested");
-    Ok((StatusCode::CREATED, with_etag(to_dto(&control, Audience::of(&caller.principal), made).await?)).into_response())
+    let location = Location::of(routes::ALLOCATION, [&id]);
+    Ok((StatusCode::CREATED, location, with_etag(to_dto(&control, Audience::of(&caller.principal), made).await?)).into_response())
 }
 
 /// What was made with the same key, if the same was asked for.
@@ -92,7 +100,9 @@ async fn answer_again(control: &Control, caller: &Caller, earlier: Allocation, d
         let message = format!("this idempotency key was used for {} with other content; choose a new key", earlier.id);
         return Err(Refusal::conflict("idempotency_key_reused", message).into());
     }
-    Ok(with_etag(to_dto(control, Audience::of(&caller.principal), earlier).await?).into_response())
+    let location = Location::of(routes::ALLOCATION, [&earlier.id]);
+    let document = with_etag(to_dto(control, Audience::of(&caller.principal), earlier).await?);
+    Ok(CreatedOnce { is_new: false, location, document }.into_response())
 }
 
 fn digest_of(project: ProjectId, wanted: &AllocationCreate) -> Result<Digest, ControlError> {
@@ -118,9 +128,8 @@ async fn resolve_request(
         Ok(id) => resources::get::<Sku>(control, id).await?,
         Err(_) => resources::by_name::<Sku>(control, "", &wanted.sku).await?,
     };
-    let sku = sku.ok_or_else(|| {
-        Refusal::not_found("sku_unknown", format!("there is no product `{}`; `gpuaas catalog` lists them", wanted.sku))
-    })?;
+    let sku =
+        sku.ok_or_else(|| Refusal::invalid("sku_unknown", format!("there is no product `{}`", wanted.sku)).in_body("/sku"))?;
     let image = match &wanted.image {
         Some(name) => Some(image_named(control, project, name).await?),
         None => None,
@@ -133,8 +142,8 @@ async fn resolve_request(
         };
         let mine = key.filter(|key| key.project_id == project.id && key.deleted_at.is_none());
         let unknown = || {
-            let message = format!("the project has no SSH key `{name}`; `gpuaas ssh-key ls` lists them");
-            Refusal::not_found("ssh_key_unknown", message)
+            let message = format!("the project has no SSH key `{name}`");
+            Refusal::invalid("ssh_key_unknown", message).in_body("/ssh_keys")
         };
         let key = mine.ok_or_else(unknown)?.public_key;
         if !ssh_public_keys.contains(&key) {
@@ -167,7 +176,7 @@ async fn image_named(control: &Control, project: &Project, name: &str) -> Result
             None => resources::by_name::<Image>(control, "", name).await?,
         },
     };
-    let unknown = || Refusal::not_found("image_unknown", format!("there is no image `{name}`; `gpuaas image ls` lists them"));
+    let unknown = || Refusal::invalid("image_unknown", format!("there is no image `{name}`")).in_body("/image");
     Ok(found.filter(|image| image.is_for(project.organization_id)).ok_or_else(unknown)?)
 }
 
@@ -176,9 +185,9 @@ async fn planned(
     control: &Control,
     caller: &Caller,
     project: &Project,
+    quotas: &[Quota],
     request: &Request,
 ) -> Result<AllocationPlan, ControlError> {
-    let quotas = quotas_of(control, project).await?;
     let mut plan = AllocationPlan {
         sku: request.sku.name.clone(),
         price_per_hour: request.sku.price_per_hour,
@@ -191,7 +200,7 @@ async fn planned(
         slots: None,
         reasons_by_node: None,
     };
-    let (allocation, _) = match commands::request(AllocationId::generate(), project, &quotas, request, &caller.context()) {
+    let (allocation, _) = match commands::request(AllocationId::generate(), project, quotas, request, &caller.context()) {
         Ok(made) => made,
         Err(refusal) if refusal.code == "quota_exceeded" => {
             plan.fits = false;
@@ -229,23 +238,20 @@ pub(super) fn with_etag(allocation: dto::Allocation) -> impl axum::response::Int
     ([(header::ETAG, allocation.etag.clone())], Json(allocation))
 }
 
-pub(super) async fn get(control: &Control, id: &str) -> Result<Allocation, ControlError> {
-    let id: AllocationId = parse_id(id)?;
-    let unknown =
-        || Refusal::not_found("allocation_unknown", format!("there is no allocation {id}; `gpuaas alloc ls` lists yours"));
+pub(super) async fn get(control: &Control, id: AllocationId) -> Result<Allocation, ControlError> {
+    let unknown = || Refusal::not_found("allocation_unknown", format!("there is no allocation {id}"));
     Ok(resources::get::<Allocation>(control, id).await?.ok_or_else(unknown)?)
 }
 
 /// The names of the states that a query asks for.
-fn states(asked: Option<&str>) -> Result<Vec<&'static str>, ControlError> {
-    let Some(name) = asked else { return Ok(Vec::new()) };
-    if name == "open" {
-        return Ok(AllocationState::ALL.into_iter().filter(|state| !state.is_terminal()).map(AllocationState::as_str).collect());
+fn states(asked: Option<StateFilter<AllocationState>>) -> Vec<&'static str> {
+    match asked {
+        None => Vec::new(),
+        Some(StateFilter::Is(state)) => vec![state.as_str()],
+        Some(StateFilter::Open) => {
+            AllocationState::ALL.into_iter().filter(|state| !state.is_terminal()).map(AllocationState::as_str).collect()
+        }
     }
-    let known = AllocationState::ALL.map(AllocationState::as_str).join(", ");
-    let message = format!("there is no state `{name}`; choose from open, {known}");
-    let state = AllocationState::parse(name).ok_or(ControlError::BadInput { code: "state_invalid", message })?;
-    Ok(vec![state.as_str()])
 }
 
 fn tags(asked: Option<&str>) -> Result<Vec<(String, String)>, ControlError> {
@@ -259,13 +265,11 @@ fn tags(asked: Option<&str>) -> Result<Vec<(String, String)>, ControlError> {
 pub(super) async fn list(
     State(control): Shared,
     Extension(caller): Extension<Caller>,
-    Segments(project): Segments<String>,
     Params(query): Params<AllocationListQuery>,
 ) -> Result<Json<Page<dto::Allocation>>, Rejected> {
-    let project = projects::get(&control, &project).await?;
     let filter = ResourceFilter {
-        parent: Some(project.id.to_string()),
-        states: states(query.state.as_deref())?,
+        parent: Some(caller.project()?.id.to_string()),
+        states: states(query.state),
         tags: tags(query.tags.as_deref())?,
         name_contains: query.name,
         ..ResourceFilter::default()
@@ -297,7 +301,7 @@ pub(super) async fn search(
         parent,
         parents,
         owner,
-        states: states(query.state.as_deref())?,
+        states: states(query.state),
         tags: tags(query.tags.as_deref())?,
         name_contains: query.name,
     };
@@ -322,28 +326,28 @@ async fn page_of(
     Ok(Json(Page { items: to_dtos(control, Audience::of(&caller.principal), found.items).await?, next: found.next }))
 }
 
-pub(super) async fn show(
-    State(control): Shared,
-    Extension(caller): Extension<Caller>,
-    Segments(id): Segments<String>,
-) -> Result<Response, Rejected> {
-    let allocation = get(&control, &id).await?;
+pub(super) async fn show(State(control): Shared, Extension(caller): Extension<Caller>) -> Result<Response, Rejected> {
+    let allocation = caller.allocation()?;
     Ok(with_etag(to_dto(&control, Audience::of(&caller.principal), allocation).await?).into_response())
 }
 
-/// Decides on an allocation until it sticks, and shows what became of it.
+/// Decides on the allocation that the path names until it sticks, and shows what became of it.
 async fn decide(
     control: &Control,
     caller: &Caller,
-    id: &str,
     decide: impl Fn(&Allocation, &[Quota], &gpuaas_domain::decision::Context) -> Result<(Allocation, Decision), ControlError>,
 ) -> Result<Response, Rejected> {
-    let context = caller.context();
+    let (context, allocation) = (caller.context(), caller.allocation()?);
+    let id = allocation.id;
     let next = transact_counted(
         control,
+        allocation,
         |next: &Allocation| Some(next.organization_id),
-        || async {
-            let allocation = get(control, id).await?;
+        async |known| {
+            let allocation = match known {
+                Some(allocation) => allocation,
+                None => get(control, id).await?,
+            };
             let quotas = resources::quotas(control, allocation.project_id, allocation.organization_id).await?;
             decide(&allocation, &quotas, &context)
         },
@@ -358,48 +362,34 @@ pub(super) async fn change(
     State(control): Shared,
     Extension(caller): Extension<Caller>,
     headers: HeaderMap,
-    Segments(id): Segments<String>,
     JsonBody(change): JsonBody<AllocationChange>,
 ) -> Result<Response, Rejected> {
-    decide(&control, &caller, &id, |allocation, _, context| {
+    decide(&control, &caller, |allocation, _, context| {
         if_match(&headers, &etag(allocation))?;
         Ok(commands::describe(allocation, change.name.clone(), change.tags.clone(), context)?)
     })
     .await
 }
 
-async fn power(control: &Control, caller: &Caller, id: &str, action: Power) -> Result<Response, Rejected> {
-    decide(control, caller, id, |allocation, _, context| Ok(commands::power(allocation, action, context)?)).await
+async fn power(control: &Control, caller: &Caller, action: Power) -> Result<Response, Rejected> {
+    decide(control, caller, |allocation, _, context| Ok(commands::power(allocation, action, context)?)).await
 }
 
-pub(super) async fn stop(
-    State(control): Shared,
-    Extension(caller): Extension<Caller>,
-    Segments(id): Segments<String>,
-) -> Result<Response, Rejected> {
-    power(&control, &caller, &id, Power::Stop).await
+pub(super) async fn stop(State(control): Shared, Extension(caller): Extension<Caller>) -> Result<Response, Rejected> {
+    power(&control, &caller, Power::Stop).await
 }
 
-pub(super) async fn start(
-    State(control): Shared,
-    Extension(caller): Extension<Caller>,
-    Segments(id): Segments<String>,
-) -> Result<Response, Rejected> {
-    power(&control, &caller, &id, Power::Start).await
+pub(super) async fn start(State(control): Shared, Extension(caller): Extension<Caller>) -> Result<Response, Rejected> {
+    power(&control, &caller, Power::Start).await
 }
 
-pub(super) async fn reboot(
-    State(control): Shared,
-    Extension(caller): Extension<Caller>,
-    Segments(id): Segments<String>,
-) -> Result<Response, Rejected> {
-    power(&control, &caller, &id, Power::Reboot).await
+pub(super) async fn reboot(State(control): Shared, Extension(caller): Extension<Caller>) -> Result<Response, Rejected> {
+    power(&control, &caller, Power::Reboot).await
 }
 
 pub(super) async fn extend(
     State(control): Shared,
     Extension(caller): Extension<Caller>,
-    Segments(id): Segments<String>,
     JsonBody(extend): JsonBody<AllocationExtend>,
 ) -> Result<Response, Rejected> {
     let by = match (extend.by_seconds, extend.forever) {
@@ -410,32 +400,30 @@ pub(super) async fn extend(
             return Err(ControlError::BadInput { code: "extension_invalid", message }.into());
         }
     };
-    decide(&control, &caller, &id, |allocation, _, context| Ok(commands::extend(allocation, by, context)?)).await
+    decide(&control, &caller, |allocation, _, context| Ok(commands::extend(allocation, by, context)?)).await
 }
 
 pub(super) async fn release(
     State(control): Shared,
     Extension(caller): Extension<Caller>,
-    Segments(id): Segments<String>,
     JsonBody(Reason { reason }): JsonBody<Reason>,
 ) -> Result<Response, Rejected> {
-    decide(&control, &caller, &id, |allocation, _, context| Ok(commands::release(allocation, &reason, context)?)).await
+    decide(&control, &caller, |allocation, _, context| Ok(commands::release(allocation, &reason, context)?)).await
 }
 
 pub(super) async fn retry(
     State(control): Shared,
     Extension(caller): Extension<Caller>,
-    Segments(id): Segments<String>,
     JsonBody(AllocationRetry { wait_seconds }): JsonBody<AllocationRetry>,
 ) -> Result<Response, Rejected> {
     let wait = Duration::from_secs(wait_seconds.unwrap_or(0));
     let operator = Audience::of(&caller.principal).is_platform();
     // What is over comes back to life only in a project that lives.
-    let allocation = get(&control, &id).await?;
+    let allocation = caller.allocation()?;
     if allocation.state.is_terminal() {
         projects::get(&control, &allocation.project_id.to_string()).await?;
     }
-    decide(&control, &caller, &id, |allocation, quotas, context| {
+    decide(&control, &caller, |allocation, quotas, context| {
         if allocation.state == AllocationState::ReleaseBlocked && !operator {
             let message = "the operators are cleaning up what is left of it; there is nothing for you to do";
             return Err(Refusal::forbidden("operators_only", message).into());
@@ -449,14 +437,13 @@ pub(super) async fn console(
     State(control): Shared,
     Extension(caller): Extension<Caller>,
     headers: HeaderMap,
-    Segments(id): Segments<String>,
     JsonBody(console): JsonBody<SliceConsole>,
 ) -> Result<Response, Rejected> {
-    let allocation = get(&control, &id).await?;
+    let allocation = caller.allocation()?;
     let audience = Audience::of(&caller.principal);
     let made = super::slices::console_of(&control, &caller, &headers, allocation.id, &console).await;
-    let (status, order) = made.map_err(|rejected| without_node(audience, rejected))?;
-    Ok((status, Json(audience.task(order.task))).into_response())
+    let CreatedOnce { is_new, location, document } = made.map_err(|rejected| without_node(audience, rejected))?;
+    Ok(CreatedOnce { is_new, location, document: Json(audience.task(document.task)) }.into_response())
 }
 
 /// A refusal because of the state of the node, without its name for tenants.

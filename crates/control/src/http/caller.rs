@@ -14,12 +14,14 @@ use gpuaas_contract::id::CorrelationId;
 use gpuaas_contract::time::Timestamp;
 use gpuaas_domain::Actor;
 use gpuaas_domain::access::{Principal, Scope};
+use gpuaas_domain::allocation::Allocation;
 use gpuaas_domain::decision::Context;
+use gpuaas_domain::tenancy::Project;
 use tracing::Instrument as _;
 
-use super::guard;
 use super::problem::{Rejected, problem};
 use super::stream_grant::StreamGrant;
+use super::{conventions, guard};
 use crate::error::ControlError;
 use crate::listener::KnownCaller;
 use crate::{Control, authz_cache};
@@ -33,11 +35,29 @@ pub(super) struct Caller {
     pub principal: Arc<Principal>,
     /// What the request is about.
     pub scope: Scope,
+    /// The same as it was read, for handlers that would read it again.
+    subject: Arc<guard::Subject>,
     /// The request's id.
     pub correlation_id: CorrelationId,
 }
 
 impl Caller {
+    /// The project that the path names, as it was when the caller's right to it was decided on.
+    pub(super) fn project(&self) -> Result<Project, ControlError> {
+        match &*self.subject {
+            guard::Subject::Project(project) => Ok(project.clone()),
+            other => Err(ControlError::Internal(format!("the path names {other:?}, not a project"))),
+        }
+    }
+
+    /// The allocation that the path names, as it was when the caller's right to it was decided on.
+    pub(super) fn allocation(&self) -> Result<Allocation, ControlError> {
+        match &*self.subject {
+            guard::Subject::Allocation(allocation) => Ok((**allocation).clone()),
+            other => Err(ControlError::Internal(format!("the path names {other:?}, not an allocation"))),
+        }
+    }
+
     /// The context of a decision made for this caller.
     pub(super) fn context(&self) -> Context {
         Context { now: Timestamp::now(), actor: self.actor.clone(), correlation_id: self.correlation_id.clone() }
@@ -80,11 +100,11 @@ pub(super) async fn authorize(State(control): State<Arc<Control>>, mut request: 
     let decided = async {
         let (actor, principal) = authenticate(&control, header.as_deref(), local).await?;
         // What is no route is answered by the router, to those who are known.
-        let scope = match &template {
+        let subject = match &template {
             Some(template) => guard::decide(&control, &principal, &method, template, &path).await?,
-            None => Scope::Platform,
+            None => guard::Subject::Platform,
         };
-        Ok::<_, ControlError>(Caller { actor, principal, scope, correlation_id })
+        Ok::<_, ControlError>(Caller { actor, principal, scope: subject.scope(), subject: Arc::new(subject), correlation_id })
     };
     match decided.await {
         Ok(caller) => {
@@ -106,9 +126,10 @@ pub(super) async fn authorize(State(control): State<Arc<Control>>, mut request: 
 
 /// What a path answers to a method that it does not have. `None` if it has none at all.
 fn other_methods(template: &str) -> Option<Response> {
-    let methods: Vec<&str> = endpoints::methods(template).map(endpoints::Method::as_str).collect();
-    let allow = HeaderValue::from_str(&methods.join(", ")).ok().filter(|_| !methods.is_empty())?;
-    let detail = format!("this path exists, but not for this method; it has {}", methods.join(", "));
+    endpoints::methods(template).next()?;
+    let methods = conventions::allow(template);
+    let allow = HeaderValue::from_str(&methods).ok()?;
+    let detail = format!("this path exists, but not for this method; it has {methods}");
     let mut response = problem(StatusCode::METHOD_NOT_ALLOWED, "method_not_allowed", detail);
     response.headers_mut().insert(header::ALLOW, allow);
     Some(response)
@@ -124,16 +145,12 @@ pub(super) async fn authenticate(
         if local {
             return Ok((Actor::LocalAdmin, Arc::new(Principal::local_admin())));
         }
-        let message = "this needs a token: sign in with `gpuaas login`, set GPUAAS_TOKEN, or send `Authorization: Bearer …`";
+        let message = "this needs a token; send `Authorization: Bearer …`";
         return Err(ControlError::Unauthenticated { code: "token_required", message: message.to_owned() });
     };
-    let unknown = || {
-        ControlError::Unauthenticated {
+    let unknown = || ControlError::Unauthenticated {
         code: "token_invalid",
-        message: "this token is not known, has expired or was revoked; sign in with `gpuaas login`, or use another one. The first admin \
-                  token is in the server's data folder, file `admin-token`"
-            .to_owned(),
-    }
+        message: "this token is not known, has expired or was revoked; sign in again, or use another one".to_owned(),
     };
     let secret = header.strip_prefix("Bearer ").map(str::trim).filter(|secret| !secret.is_empty()).ok_or_else(unknown)?;
     // A token of an issuer has three parts; ours have none.

@@ -6,6 +6,7 @@ use axum::extract::State;
 use axum::http::{HeaderMap, StatusCode};
 use axum::{Extension, Json};
 use gpuaas_api::dto::{self, CatalogItem, Page, PageQuery, ProductKind, SkuCreate};
+use gpuaas_api::routes;
 use gpuaas_contract::id::SkuId;
 use gpuaas_contract::time::Timestamp;
 use gpuaas_domain::Refusal;
@@ -15,7 +16,7 @@ use gpuaas_store::ResourceFilter;
 
 use super::caller::Caller;
 use super::problem::{JsonBody, Params, Rejected, Segments};
-use super::{Tagged, etag_of, free_name, if_match, page, page_limit, parse_id};
+use super::{Location, Tagged, etag_of, free_name, if_match, page, page_limit, parse_id};
 use crate::error::ControlError;
 use crate::transact::transact;
 use crate::{Control, resources};
@@ -23,7 +24,7 @@ use crate::{Control, resources};
 type Shared = State<Arc<Control>>;
 
 pub(super) fn product_shown(product: Product) -> dto::Product {
-    dto::Product { kind: product.as_str().to_owned(), slots: product.slots() }
+    dto::Product { kind: product.kind().into(), slots: product.slots() }
 }
 
 /// What is on offer.
@@ -69,7 +70,7 @@ pub(super) async fn available(control: &Control, sku: &Sku) -> Result<u32, Contr
 }
 
 async fn get(control: &Control, id: &str) -> Result<Sku, ControlError> {
-    let unknown = || Refusal::not_found("sku_unknown", format!("there is no product {id}; `gpuaas catalog` lists them"));
+    let unknown = || Refusal::not_found("sku_unknown", format!("there is no product {id}"));
     let found = match id.parse::<SkuId>() {
         Ok(id) => resources::get::<Sku>(control, id).await?,
         Err(_) => resources::by_name::<Sku>(control, "", id).await?,
@@ -92,7 +93,7 @@ pub(super) async fn create(
     State(control): Shared,
     Extension(caller): Extension<Caller>,
     JsonBody(wanted): JsonBody<SkuCreate>,
-) -> Result<(StatusCode, Tagged<dto::Sku>), Rejected> {
+) -> Result<(StatusCode, Location, Tagged<dto::Sku>), Rejected> {
     let product = match (wanted.kind, wanted.slots) {
         (ProductKind::Slice, slots) => Product::Slice { slots: slots.unwrap_or(1) },
         (ProductKind::BareMetal, None) => Product::BareMetal,
@@ -120,7 +121,8 @@ pub(super) async fn create(
         Ok(catalog::create_sku(sku.id, sku.clone(), &context)?)
     })
     .await?;
-    Ok((StatusCode::CREATED, Tagged(etag_of(made.version), to_dto(made))))
+    let location = Location::of(routes::SKU, [&made.id]);
+    Ok((StatusCode::CREATED, location, Tagged(etag_of(made.version), to_dto(made))))
 }
 
 pub(super) async fn change(
@@ -151,7 +153,7 @@ fn to_dto(sku: Sku) -> dto::Sku {
         id: sku.id,
         product: product_shown(sku.product),
         etag: etag_of(sku.version),
-        state: if sku.retired_at.is_some() { "retired" } else { "active" }.to_owned(),
+        state: sku.state().into(),
         name: sku.name,
         description: sku.description,
         gpu_model: sku.gpu_model,

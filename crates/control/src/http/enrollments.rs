@@ -9,8 +9,10 @@ use axum::{Extension, Json};
 use gpuaas_api::dto::{
     self, EnrollmentApprove, EnrollmentListQuery, ExistingNode, JoinTokenCreate, JoinTokenCreated, Page, PageQuery, Reason,
 };
+use gpuaas_api::routes;
 use gpuaas_contract::Digest;
 use gpuaas_contract::id::{EnrollmentId, JoinTokenId};
+use gpuaas_contract::state::{EnrollmentStatus, JoinTokenState};
 use gpuaas_contract::time::Timestamp;
 use gpuaas_domain::Refusal;
 use gpuaas_domain::enrollment::{self, Door, Enrollment, EnrollmentState, Existing, JoinToken, TOKEN_LIFE};
@@ -19,7 +21,7 @@ use gpuaas_domain::node::Node;
 use super::caller::Caller;
 use super::idempotency::NotKept;
 use super::problem::{JsonBody, Params, Rejected, Segments};
-use super::{node_name, page, page_limit, parse_id, parse_opt};
+use super::{Location, node_name, page, page_limit, parse_id, parse_opt};
 use crate::Control;
 use crate::error::ControlError;
 use crate::link::enroll::{applicant_of, is_same_host};
@@ -33,14 +35,7 @@ pub(super) async fn list(
     Params(query): Params<EnrollmentListQuery>,
 ) -> Result<Json<Page<dto::Enrollment>>, Rejected> {
     let limit = page_limit(query.limit)?;
-    let state = match query.state.as_deref() {
-        None => None,
-        Some(name) => Some(EnrollmentState::parse(name).ok_or_else(|| ControlError::BadInput {
-            code: "state_invalid",
-            message: format!("there is no state `{name}`; choose from pending, approved, enrolled, rejected"),
-        })?),
-    };
-    let found = control.store.enrollment_list(state, parse_opt(query.after.as_deref())?, limit.saturating_add(1)).await?;
+    let found = control.store.enrollment_list(query.state, parse_opt(query.after.as_deref())?, limit.saturating_add(1)).await?;
     let found = page(found, limit, |enrollment| enrollment.id.to_string());
     let mut items = Vec::with_capacity(found.items.len());
     for enrollment in found.items {
@@ -54,8 +49,7 @@ pub(super) async fn show(State(control): Shared, Segments(id): Segments<String>)
 }
 
 async fn get(control: &Control, id: EnrollmentId) -> Result<Enrollment, ControlError> {
-    let unknown =
-        || Refusal::not_found("enrollment_unknown", format!("there is no enrollment {id}; `gpuaas node requests` lists them"));
+    let unknown = || Refusal::not_found("enrollment_unknown", format!("there is no enrollment {id}"));
     Ok(control.store.enrollment_get(id).await?.ok_or_else(unknown)?)
 }
 
@@ -69,7 +63,7 @@ async fn existing(control: &Control, enrollment: &Enrollment) -> Result<Option<(
 async fn to_dto(control: &Control, enrollment: Enrollment) -> Result<dto::Enrollment, ControlError> {
     let open = matches!(enrollment.state, EnrollmentState::Pending | EnrollmentState::Approved);
     let lapsed = Timestamp::now() > enrollment.expires_at;
-    let state = if open && lapsed { "expired" } else { enrollment.state.as_str() };
+    let state = if open && lapsed { EnrollmentStatus::Expired } else { enrollment.state.into() };
     let existing = if open && !lapsed { existing(control, &enrollment).await? } else { None };
     let existing_node = existing.map(|(node, same_keys)| ExistingNode {
         id: node.id,
@@ -80,13 +74,13 @@ async fn to_dto(control: &Control, enrollment: Enrollment) -> Result<dto::Enroll
         )
         .is_err(),
         name: node.name,
-        service: node.service.as_str().to_owned(),
+        service: node.service.into(),
         online: node.session.is_some(),
         keys_differ: !same_keys,
     });
     Ok(dto::Enrollment {
         id: enrollment.id,
-        state: state.to_owned(),
+        state: state.into(),
         email: enrollment.email,
         fingerprint: enrollment.fingerprint,
         receipt_key: enrollment.receipt_key,
@@ -143,7 +137,7 @@ pub(super) async fn token_create(
     State(control): Shared,
     Extension(caller): Extension<Caller>,
     JsonBody(wanted): JsonBody<JoinTokenCreate>,
-) -> Result<(StatusCode, Extension<NotKept>, Json<JoinTokenCreated>), Rejected> {
+) -> Result<(StatusCode, Location, Extension<NotKept>, Json<JoinTokenCreated>), Rejected> {
     let context = caller.context();
     let (id, secret) = (JoinTokenId::generate(), secret_text("gpj_"));
     let life = wanted.life_seconds.map_or(TOKEN_LIFE, Duration::from_secs);
@@ -156,7 +150,8 @@ pub(super) async fn token_create(
     let token = format!("{secret}.{}", control.ca.pin());
     let enroll_command = format!("gpuaas-agent enroll --server {} --token {token}", control.link_address);
     let join_token = token_shown(token_get(&control, id).await?);
-    Ok((StatusCode::CREATED, Extension(NotKept), Json(JoinTokenCreated { join_token, token, enroll_command })))
+    let location = Location::of(routes::JOIN_TOKEN, [&join_token.id]);
+    Ok((StatusCode::CREATED, location, Extension(NotKept), Json(JoinTokenCreated { join_token, token, enroll_command })))
 }
 
 pub(super) async fn token_revoke(
@@ -170,24 +165,23 @@ pub(super) async fn token_revoke(
 }
 
 async fn token_get(control: &Control, id: JoinTokenId) -> Result<JoinToken, ControlError> {
-    let unknown =
-        || Refusal::not_found("join_token_unknown", format!("there is no join token {id}; `gpuaas node token ls` lists them"));
+    let unknown = || Refusal::not_found("join_token_unknown", format!("there is no join token {id}"));
     Ok(control.store.join_token_get(id).await?.ok_or_else(unknown)?)
 }
 
 fn token_shown(token: JoinToken) -> dto::JoinToken {
     let state = if token.used.is_some() {
-        "used"
+        JoinTokenState::Used
     } else if token.revoked_at.is_some() {
-        "revoked"
+        JoinTokenState::Revoked
     } else if Timestamp::now() > token.expires_at {
-        "expired"
+        JoinTokenState::Expired
     } else {
-        "open"
+        JoinTokenState::Open
     };
     dto::JoinToken {
         id: token.id,
-        state: state.to_owned(),
+        state: state.into(),
         note: token.note,
         created_at: token.created_at,
         expires_at: token.expires_at,

@@ -24,8 +24,7 @@ use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 
 use super::caller::Caller;
-use super::problem::{Params, Rejected, Segments};
-use super::projects;
+use super::problem::{Params, Rejected};
 use super::stream_grant::StreamGrant;
 use super::streams::StreamPlace;
 use crate::Control;
@@ -84,11 +83,10 @@ impl Wanted {
 pub(super) async fn of_project(
     State(control): Shared,
     Extension(caller): Extension<Caller>,
-    Segments(project): Segments<String>,
     Params(query): Params<EventsQuery>,
     headers: HeaderMap,
 ) -> Result<Response, Rejected> {
-    let project = projects::get(&control, &project).await?;
+    let project = caller.project()?;
     sse(control, Wanted::new(Some(project.id), &caller, &query, &headers)?).await
 }
 
@@ -116,12 +114,11 @@ pub(super) async fn socket(
     State(control): Shared,
     Extension(grant): Extension<StreamGrant>,
     Extension(caller): Extension<Caller>,
-    Segments(project): Segments<String>,
     Extension(place): Extension<StreamPlace>,
     Params(query): Params<EventsQuery>,
     request: Request<axum::body::Body>,
 ) -> Result<Response, Rejected> {
-    let project = projects::get(&control, &project).await?;
+    let project = caller.project()?;
     let (mut parts, _) = request.into_parts();
     let wanted = Wanted::new(Some(project.id), &caller, &query, &parts.headers)?;
     let upgrade = WebSocketUpgrade::from_request_parts(&mut parts, &()).await.map_err(|rejection| ControlError::BadInput {

@@ -7,7 +7,9 @@ use axum::extract::State;
 use axum::http::StatusCode;
 use axum::{Extension, Json};
 use gpuaas_api::dto::{self, MachineListQuery, MaintenanceCreate, MaintenanceListQuery, Page, Reason};
+use gpuaas_api::routes;
 use gpuaas_contract::id::{MaintenanceId, NodeId};
+use gpuaas_contract::state::MaintenanceState;
 use gpuaas_contract::time::Timestamp;
 use gpuaas_domain::Refusal;
 use gpuaas_domain::allocation::{Allocation, AllocationState};
@@ -22,7 +24,7 @@ use gpuaas_store::ResourceFilter;
 use super::caller::Caller;
 use super::catalog::{available, product_shown};
 use super::problem::{JsonBody, Params, Rejected, Segments};
-use super::{node_name, page, page_limit, parse_id};
+use super::{Location, node_name, page, page_limit, parse_id};
 use crate::error::ControlError;
 use crate::transact::transact;
 use crate::{Control, resources};
@@ -89,8 +91,10 @@ pub(super) async fn drain_preview(
             names.insert(key.clone(), organization.map(|organization| organization.name).unwrap_or_default());
         }
         let why = match allocation.state {
-            AllocationState::Active if allocation.expires_at.is_some() => "it stays until its lease ends or it is released",
-            AllocationState::Active => "it stays until it is released: its lease has no end",
+            AllocationState::Active | AllocationState::Stopped if allocation.expires_at.is_some() => {
+                "it stays until its lease ends or it is released"
+            }
+            AllocationState::Active | AllocationState::Stopped => "it stays until it is released: its lease has no end",
             AllocationState::Provisioning => "it is being made and will be finished",
             AllocationState::Releasing => "it is being given back",
             AllocationState::ReleaseBlocked => "what is left of it must be cleaned up",
@@ -103,7 +107,7 @@ pub(super) async fn drain_preview(
             name: allocation.name.to_string(),
             project_id: allocation.project_id,
             organization: names.get(&key).cloned().unwrap_or_default(),
-            state: allocation.state.as_str().to_owned(),
+            state: allocation.state.into(),
             expires_at: allocation.expires_at,
             why: why.to_owned(),
         });
@@ -126,7 +130,7 @@ pub(super) async fn machines(
 ) -> Result<Json<Page<dto::Machine>>, Rejected> {
     let limit = page_limit(query.limit)?;
     let mut found: Vec<Machine> = resources::all(&control, &ResourceFilter::default()).await?;
-    found.retain(|machine| query.state.as_deref().is_none_or(|state| machine.state.as_str() == state));
+    found.retain(|machine| query.state.is_none_or(|state| machine.state == state));
     found.retain(|machine| query.after.as_deref().is_none_or(|after| machine.node_id.to_string().as_str() > after));
     found.sort_by_key(|machine| machine.node_id);
     let found = page(found, limit, |machine| machine.node_id.to_string());
@@ -176,7 +180,7 @@ async fn machine_shown(control: &Control, machine: Machine) -> Result<dto::Machi
     Ok(dto::Machine {
         node_id: machine.node_id,
         node_name: node.map(|node| node.name).unwrap_or_default(),
-        state: machine.state.as_str().to_owned(),
+        state: machine.state.into(),
         reason: machine.reason,
         allocation_id: machine.allocation_id,
         lease_epoch: machine.lease_epoch,
@@ -211,7 +215,7 @@ pub(super) async fn announce(
     State(control): Shared,
     Extension(caller): Extension<Caller>,
     JsonBody(wanted): JsonBody<MaintenanceCreate>,
-) -> Result<(StatusCode, Json<dto::MaintenanceWindow>), Rejected> {
+) -> Result<(StatusCode, Location, Json<dto::MaintenanceWindow>), Rejected> {
     let context = caller.context();
     let mut nodes = Vec::with_capacity(wanted.nodes.len().min(maintenance::MAX_NODES));
     for name in wanted.nodes.iter().take(maintenance::MAX_NODES + 1) {
@@ -236,7 +240,8 @@ pub(super) async fn announce(
         Ok(maintenance::announce(window.clone(), &affected, &context)?)
     })
     .await?;
-    Ok((StatusCode::CREATED, Json(window_shown(made))))
+    let location = Location::of(routes::MAINTENANCE_WINDOW, [&made.id]);
+    Ok((StatusCode::CREATED, location, Json(window_shown(made))))
 }
 
 async fn affected(control: &Control, window: &Window) -> Result<Vec<Allocation>, ControlError> {
@@ -267,16 +272,16 @@ pub(super) async fn cancel(
 fn window_shown(window: Window) -> dto::MaintenanceWindow {
     let now = Timestamp::now();
     let state = match (window.cancelled_at, window.starts_at <= now, window.ends_at <= now) {
-        (Some(_), _, _) => "cancelled",
-        (None, _, true) => "over",
-        (None, true, false) => "under_way",
-        (None, false, false) => "announced",
+        (Some(_), _, _) => MaintenanceState::Cancelled,
+        (None, _, true) => MaintenanceState::Ended,
+        (None, true, false) => MaintenanceState::Running,
+        (None, false, false) => MaintenanceState::Announced,
     };
     dto::MaintenanceWindow {
         id: window.id,
         summary: window.summary,
         nodes: window.nodes,
-        state: state.to_owned(),
+        state: state.into(),
         starts_at: window.starts_at,
         ends_at: window.ends_at,
         created_by: window.created_by,

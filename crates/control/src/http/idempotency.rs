@@ -58,6 +58,9 @@ pub(crate) fn written(subject: Option<String>) {
 #[derive(Clone, Copy, Debug)]
 pub(super) struct NotKept;
 
+/// Marks an answer that was given before: nothing was done for this request.
+pub(super) const REPLAYED_HEADER: &str = "idempotency-replayed";
+
 /// Routes whose rows carry the key themselves.
 fn has_its_own(template: &str) -> bool {
     [routes::TASKS, routes::SLICES, routes::PROJECT_ALLOCATIONS].contains(&template)
@@ -133,7 +136,7 @@ fn again(earlier: Answered, digest: &Digest) -> Result<Response, ControlError> {
     let status = StatusCode::from_u16(status).unwrap_or(StatusCode::OK);
     let mut response = (status, body).into_response();
     response.headers_mut().insert(header::CONTENT_TYPE, HeaderValue::from_static("application/json"));
-    response.headers_mut().insert("idempotency-replayed", HeaderValue::from_static("true"));
+    response.headers_mut().insert(REPLAYED_HEADER, HeaderValue::from_static("true"));
     Ok(response)
 }
 

@@ -7,6 +7,7 @@ use axum::extract::State;
 use axum::http::StatusCode;
 use axum::{Extension, Json};
 use gpuaas_api::dto::{self, ImageCreate, ImageListQuery, Page};
+use gpuaas_api::routes;
 use gpuaas_contract::id::{ImageId, OrgId};
 use gpuaas_domain::access::Scope;
 use gpuaas_domain::catalog::{self, Image, NewImage};
@@ -16,7 +17,7 @@ use gpuaas_store::ResourceFilter;
 
 use super::caller::Caller;
 use super::problem::{JsonBody, Params, Rejected, Segments};
-use super::{free_name, page, page_limit, parse_id};
+use super::{Location, free_name, page, page_limit, parse_id};
 use crate::error::ControlError;
 use crate::transact::transact;
 use crate::{Control, resources};
@@ -58,7 +59,7 @@ pub(super) async fn create(
     State(control): Shared,
     Extension(caller): Extension<Caller>,
     JsonBody(wanted): JsonBody<ImageCreate>,
-) -> Result<(StatusCode, Json<dto::Image>), Rejected> {
+) -> Result<(StatusCode, Location, Json<dto::Image>), Rejected> {
     let (id, owner, context) = (ImageId::generate(), owner(&caller), caller.context());
     let default_username = match wanted.default_username {
         Some(name) => name,
@@ -80,7 +81,24 @@ pub(super) async fn create(
         Ok(catalog::create_image(id, owner, new.clone(), &context)?)
     })
     .await?;
-    Ok((StatusCode::CREATED, Json(to_dto(made))))
+    let location = match caller.scope {
+        Scope::Project { project, .. } => Location::of(routes::PROJECT_IMAGE, [&project as &dyn std::fmt::Display, &made.id]),
+        Scope::Platform | Scope::Organization(_) => Location::of(routes::IMAGE, [&made.id]),
+    };
+    Ok((StatusCode::CREATED, location, Json(to_dto(made))))
+}
+
+/// One of the platform, or for a project also one of its organization.
+pub(super) async fn show(
+    State(control): Shared,
+    Extension(caller): Extension<Caller>,
+    Segments(path): Segments<BTreeMap<String, String>>,
+) -> Result<Json<dto::Image>, Rejected> {
+    let id: ImageId = parse_id(path.get("image").map(String::as_str).unwrap_or_default())?;
+    let (image, owner) = (resources::get::<Image>(&control, id).await?, owner(&caller));
+    let is_seen = |image: &Image| image.organization_id.is_none() || image.organization_id == owner;
+    let unknown = || Refusal::not_found("image_unknown", format!("there is no image {id} here"));
+    Ok(Json(to_dto(image.filter(is_seen).ok_or_else(unknown)?)))
 }
 
 pub(super) async fn delete(
@@ -90,7 +108,7 @@ pub(super) async fn delete(
 ) -> Result<Json<dto::Image>, Rejected> {
     let id: ImageId = parse_id(path.get("image").map(String::as_str).unwrap_or_default())?;
     let (owner, context) = (owner(&caller), caller.context());
-    let unknown = || Refusal::not_found("image_unknown", format!("there is no image {id} here; `gpuaas image ls` lists them"));
+    let unknown = || Refusal::not_found("image_unknown", format!("there is no image {id} here"));
     let gone = transact(&control, || async {
         let image = resources::get::<Image>(&control, id).await?;
         // One of the platform is seen by tenants and is not theirs to delete.

@@ -6,8 +6,10 @@ use axum::extract::State;
 use axum::http::{HeaderMap, StatusCode};
 use axum::{Extension, Json};
 use gpuaas_api::dto::{self, MemberAdd, MemberChange, Page, PageQuery};
+use gpuaas_api::routes;
 use gpuaas_contract::id::MembershipId;
-use gpuaas_domain::access::{MemberRole, Membership, Place, Scope, Who};
+use gpuaas_contract::state::MemberKind;
+use gpuaas_domain::access::{Membership, Place, Scope, Who};
 use gpuaas_domain::names::checked_email;
 use gpuaas_domain::resource::Resource as _;
 use gpuaas_domain::tenancy::{self, ServiceAccount, User};
@@ -16,7 +18,7 @@ use gpuaas_store::ResourceFilter;
 
 use super::caller::Caller;
 use super::problem::{JsonBody, Params, Rejected, Segments};
-use super::{Tagged, etag_of, if_match, mint, page, page_limit, parse_id};
+use super::{Location, Tagged, etag_of, if_match, mint, page, page_limit, parse_id};
 use crate::audience::Audience;
 use crate::error::ControlError;
 use crate::transact::transact;
@@ -46,12 +48,6 @@ pub(super) async fn by_email(control: &Control, email: &str) -> Result<Who, Cont
     })
 }
 
-fn role(name: &str) -> Result<MemberRole, ControlError> {
-    let message = "choose owner, member or viewer in organizations and projects, admin, operator or support on the platform";
-    Ok(MemberRole::parse(name)
-        .ok_or_else(|| Refusal::invalid("role_unknown", format!("there is no role `{name}`; {message}")))?)
-}
-
 async fn of_place(control: &Control, at: Place) -> Result<Vec<Membership>, ControlError> {
     let filter = ResourceFilter { parent: Some(at.to_string()), states: vec!["active", "invited"], ..ResourceFilter::default() };
     resources::all(control, &filter).await
@@ -60,7 +56,7 @@ async fn of_place(control: &Control, at: Place) -> Result<Vec<Membership>, Contr
 /// The membership with this id, if it is in that place.
 async fn get(control: &Control, at: Place, id: &str) -> Result<Membership, ControlError> {
     let id: MembershipId = parse_id(id)?;
-    let unknown = || Refusal::not_found("member_unknown", format!("there is no member {id} here; `gpuaas member ls` lists them"));
+    let unknown = || Refusal::not_found("member_unknown", format!("there is no member {id} here"));
     let found = resources::get::<Membership>(control, id).await?.filter(|found| found.at == at && found.removed_at.is_none());
     Ok(found.ok_or_else(unknown)?)
 }
@@ -92,8 +88,8 @@ pub(super) async fn add(
     State(control): Shared,
     Extension(caller): Extension<Caller>,
     JsonBody(wanted): JsonBody<MemberAdd>,
-) -> Result<(StatusCode, Tagged<dto::Member>), Rejected> {
-    let (at, role, context) = (place(&caller), role(&wanted.role)?, caller.context());
+) -> Result<(StatusCode, Location, Tagged<dto::Member>), Rejected> {
+    let (at, role, context) = (place(&caller), wanted.role, caller.context());
     let id = MembershipId::generate();
     mint::role(&control, &caller, at, role)?;
     let made = transact(&control, || async {
@@ -124,7 +120,14 @@ pub(super) async fn add(
     })
     .await?;
     let tag = etag_of(made.version());
-    Ok((StatusCode::CREATED, Tagged(tag, to_dto(&control, made).await?)))
+    let location = match at {
+        Place::Platform => Location::of(routes::PLATFORM_MEMBER, [&id]),
+        Place::Organization(organization) => {
+            Location::of(routes::ORGANIZATION_MEMBER, [&organization as &dyn std::fmt::Display, &id])
+        }
+        Place::Project(project) => Location::of(routes::PROJECT_MEMBER, [&project as &dyn std::fmt::Display, &id]),
+    };
+    Ok((StatusCode::CREATED, location, Tagged(tag, to_dto(&control, made).await?)))
 }
 
 /// Refuses one more member than there may be.
@@ -143,7 +146,7 @@ async fn account_of(control: &Control, at: Place, id: gpuaas_contract::id::Servi
         Some(_) | None => {
             let message =
                 format!("there is no service account {id} in this project; one can be a member of its own project only");
-            Err(Refusal::not_found("service_account_unknown", message).into())
+            Err(Refusal::invalid("service_account_unknown", message).in_body("/service_account_id").into())
         }
     }
 }
@@ -153,9 +156,9 @@ pub(super) async fn change(
     Extension(caller): Extension<Caller>,
     headers: HeaderMap,
     Segments(segments): Segments<std::collections::BTreeMap<String, String>>,
-    JsonBody(MemberChange { role: wanted }): JsonBody<MemberChange>,
+    JsonBody(MemberChange { role }): JsonBody<MemberChange>,
 ) -> Result<Tagged<dto::Member>, Rejected> {
-    let (at, role, context) = (place(&caller), role(&wanted)?, caller.context());
+    let (at, context) = (place(&caller), caller.context());
     let id = segments.get("member").cloned().unwrap_or_default();
     transact(&control, || async {
         let member = get(&control, at, &id).await?;
@@ -193,24 +196,24 @@ async fn to_dto(control: &Control, member: Membership) -> Result<dto::Member, Co
         Who::User(id) => {
             let user = resources::get::<User>(control, id).await?;
             let (email, name) = user.map(|user| (user.email, user.name)).unwrap_or_default();
-            ("user", Some(*id), None, Some(email), name)
+            (MemberKind::User, Some(*id), None, Some(email), name)
         }
         Who::ServiceAccount(id) => {
             let account = resources::get::<ServiceAccount>(control, id).await?;
-            ("service_account", None, Some(*id), None, account.map(|account| account.name).unwrap_or_default())
+            (MemberKind::ServiceAccount, None, Some(*id), None, account.map(|account| account.name).unwrap_or_default())
         }
-        Who::Invited(email) => ("invited", None, None, Some(email.clone()), String::new()),
+        Who::Invited(email) => (MemberKind::Invited, None, None, Some(email.clone()), String::new()),
     };
     Ok(dto::Member {
         id: member.id,
-        kind: kind.to_owned(),
+        kind: kind.into(),
         user_id,
         service_account_id,
         email,
         name,
         at: member.at.to_string(),
-        role: member.role.as_str().to_owned(),
-        state: member.keys().state.to_owned(),
+        role: member.role.into(),
+        state: member.state().into(),
         etag: etag_of(member.version),
         invited_by: member.invited_by,
         created_at: member.created_at,

@@ -25,8 +25,10 @@ mod audit;
 mod budget;
 mod caller;
 mod catalog;
+pub(crate) mod conventions;
 mod enrollments;
 mod events;
+mod faults;
 mod fleet;
 mod guard;
 pub(crate) mod idempotency;
@@ -62,6 +64,7 @@ use axum::http::StatusCode;
 use axum::routing::{delete, get, patch, post};
 use axum::{Router, middleware};
 use gpuaas_api::{dto, routes};
+use tower_http::compression::CompressionLayer;
 
 use crate::{Control, identity};
 pub(crate) use caller::Local;
@@ -132,6 +135,7 @@ pub fn router(control: &Arc<Control>) -> Router {
         .layer(middleware::from_fn_with_state(Arc::clone(control), limits::limit))
         .layer(middleware::from_fn_with_state(Arc::clone(control), caller::authorize));
     Router::new()
+        .route("/", get(system::home))
         .route(routes::HEALTHZ, get(system::healthz))
         .route(routes::READYZ, get(system::readyz))
         .route(routes::OPENAPI, get(system::openapi))
@@ -140,7 +144,10 @@ pub fn router(control: &Arc<Control>) -> Router {
         .merge(identity::router(control).layer(DefaultBodyLimit::max(MAX_FORM)).layer(middleware::map_response(form_too_large)))
         .merge(guarded)
         .layer(DefaultBodyLimit::max(MAX_BODY))
+        .layer(middleware::from_fn_with_state(Arc::clone(control), conventions::apply))
         .layer(middleware::from_fn_with_state(Arc::clone(control), caller::correlate))
+        // Outermost: problem documents are completed before they are compressed.
+        .layer(CompressionLayer::new())
         .with_state(Arc::clone(control))
 }
 
@@ -150,6 +157,52 @@ async fn form_too_large(response: axum::response::Response) -> axum::response::R
         return response;
     }
     problem(StatusCode::PAYLOAD_TOO_LARGE, "body_too_large", format!("a form has at most {MAX_FORM} bytes"))
+}
+
+/// Where something that was created is found.
+#[derive(Clone, Debug)]
+struct Location(Option<axum::http::HeaderValue>);
+
+impl Location {
+    /// The path of this route with these segments.
+    fn of<T: std::fmt::Display + ?Sized, const N: usize>(route: &str, values: [&T; N]) -> Self {
+        let values = values.map(ToString::to_string);
+        let path = routes::fill(route, &values.each_ref().map(String::as_str));
+        Self(path.and_then(|path| path.try_into().ok()))
+    }
+}
+
+impl axum::response::IntoResponseParts for Location {
+    type Error = std::convert::Infallible;
+
+    fn into_response_parts(
+        self,
+        mut response: axum::response::ResponseParts,
+    ) -> Result<axum::response::ResponseParts, Self::Error> {
+        if let Some(location) = self.0 {
+            response.headers_mut().insert(axum::http::header::LOCATION, location);
+        }
+        Ok(response)
+    }
+}
+
+/// The answer to a request that may have been sent before with the same idempotency key.
+struct CreatedOnce<T> {
+    /// It was done now; otherwise only its result is told again.
+    is_new: bool,
+    location: Location,
+    document: T,
+}
+
+impl<T: axum::response::IntoResponse> axum::response::IntoResponse for CreatedOnce<T> {
+    fn into_response(self) -> axum::response::Response {
+        if self.is_new {
+            return (StatusCode::CREATED, self.location, self.document).into_response();
+        }
+        let mut response = self.document.into_response();
+        response.headers_mut().insert(idempotency::REPLAYED_HEADER, axum::http::HeaderValue::from_static("true"));
+        response
+    }
 }
 
 /// A document with its `ETag`.
@@ -225,6 +278,7 @@ fn tenants() -> Router<Arc<Control>> {
     Router::new()
         .route(routes::WHOAMI, get(whoami::show))
         .route(routes::USERS, get(users::list).post(users::create))
+        .route(routes::USER, get(users::show))
         .route(routes::USER_DEACTIVATE, post(users::deactivate))
         .route(routes::USER_REACTIVATE, post(users::reactivate))
         .route(routes::USER_PASSWORD, post(users::set_password))
@@ -248,9 +302,9 @@ fn tenants() -> Router<Arc<Control>> {
         .route(routes::SSH_KEYS, get(ssh_keys::list).post(ssh_keys::create))
         .route(routes::SSH_KEY, delete(ssh_keys::delete))
         .route(routes::IMAGES, get(images::list).post(images::create))
-        .route(routes::IMAGE, delete(images::delete))
+        .route(routes::IMAGE, get(images::show).delete(images::delete))
         .route(routes::PROJECT_IMAGES, get(images::list).post(images::create))
-        .route(routes::PROJECT_IMAGE, delete(images::delete))
+        .route(routes::PROJECT_IMAGE, get(images::show).delete(images::delete))
         .route(routes::CATALOG, get(catalog::offers))
         .route(routes::SKUS, get(catalog::list).post(catalog::create))
         .route(routes::SKU, patch(catalog::change))

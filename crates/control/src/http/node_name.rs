@@ -2,18 +2,26 @@
 
 use gpuaas_contract::id::NodeId;
 use gpuaas_domain::Refusal;
-use gpuaas_domain::node::{Node, Service};
+use gpuaas_domain::node::{Node, NodeService};
 use gpuaas_store::NodeFilter;
 
 use crate::Control;
 use crate::error::ControlError;
+
+/// The node that a body names at `/node`.
+pub(super) async fn in_body(control: &Control, name: &str) -> Result<Node, ControlError> {
+    find(control, name).await.map_err(|error| match error {
+        ControlError::Refused(refusal) => refusal.in_body("/node").into(),
+        other => other,
+    })
+}
 
 /// Nodes looked at in one query.
 const PAGE: u32 = 1000;
 
 /// The node with this id, or with this name if only one node that is not retired has it.
 pub(super) async fn find(control: &Control, name: &str) -> Result<Node, ControlError> {
-    let unknown = || Refusal::not_found("node_unknown", format!("there is no node `{name}`; `gpuaas node ls` lists them"));
+    let unknown = || Refusal::not_found("node_unknown", format!("there is no node `{name}`"));
     if let Ok(id) = name.parse::<NodeId>() {
         return Ok(control.store.node_get(id).await?.ok_or_else(unknown)?);
     }
@@ -29,8 +37,8 @@ pub(super) async fn find(control: &Control, name: &str) -> Result<Node, ControlE
         }
     }
     // A name of a retired node is free for another one, which is then meant.
-    if found.iter().any(|node| node.service != Service::Retired) {
-        found.retain(|node| node.service != Service::Retired);
+    if found.iter().any(|node| node.service != NodeService::Retired) {
+        found.retain(|node| node.service != NodeService::Retired);
     }
     let mut found = found.into_iter();
     match (found.next(), found.next()) {

@@ -6,7 +6,7 @@ use axum::extract::State;
 use axum::{Extension, Json};
 use gpuaas_api::dto::{self, NodeChange, NodeListQuery, NodeRetire, NodeSession, Page, Reason};
 use gpuaas_domain::budget::Scope;
-use gpuaas_domain::node::{self, Node, Operation, Service};
+use gpuaas_domain::node::{self, Node, NodeService, Operation};
 use gpuaas_domain::{Refusal, task};
 use gpuaas_store::NodeFilter;
 
@@ -24,16 +24,7 @@ pub(super) async fn list(
     Params(query): Params<NodeListQuery>,
 ) -> Result<Json<Page<dto::Node>>, Rejected> {
     let limit = page_limit(query.limit)?;
-    let service = match query.service.as_deref() {
-        None => None,
-        Some(name) => Some(Service::parse(name).ok_or_else(|| {
-            let known = Service::ALL.map(Service::as_str).join(", ");
-            ControlError::BadInput {
-                code: "service_invalid",
-                message: format!("there is no service state `{name}`; choose from {known}"),
-            }
-        })?),
-    };
+    let service = query.service;
     let hide_retired = service.is_none() && query.all != Some(true);
     let mut after = parse_opt(query.after.as_deref())?;
     let wanted = usize::try_from(limit).unwrap_or(usize::MAX).saturating_add(1);
@@ -44,7 +35,7 @@ pub(super) async fn list(
         let found = control.store.node_list(&filter, after, limit.saturating_add(1)).await?;
         after = found.last().map(|node| node.id);
         let exhausted = found.len() < wanted;
-        nodes.extend(found.into_iter().filter(|node| !(hide_retired && node.service == Service::Retired)));
+        nodes.extend(found.into_iter().filter(|node| !(hide_retired && node.service == NodeService::Retired)));
         if exhausted || nodes.len() >= wanted {
             break;
         }
@@ -74,19 +65,19 @@ fn to_dto(control: &Control, tasks_open: u64, node: Node) -> dto::Node {
         epoch: node.epoch,
         fingerprint: node.fingerprint,
         receipt_key: node.receipt_key,
-        service: node.service.as_str().to_owned(),
+        service: node.service.into(),
         service_reason: node.service_reason,
         online: node.session.is_some(),
         last_seen_at: link.as_ref().map(|link| link.last_heard(gpuaas_contract::time::Timestamp::now())).max(node.last_seen_at),
         certificate_not_after: link.as_ref().map(|link| link.peer.not_after),
         session: node.session.map(|live| NodeSession {
             id: live.id,
-            transport: live.transport.as_str().to_owned(),
+            transport: live.transport.into(),
             since: live.since,
             agent_instance_id: live.agent_instance_id,
             boot_id: live.boot_id,
         }),
-        metrics: link.and_then(|link| link.metrics()),
+        metrics: link.and_then(|link| link.metrics()).map(Into::into),
         simulated: node.facts.simulated,
         facts: node.facts,
         rejoins: node.rejoins,

@@ -7,6 +7,7 @@ use axum::extract::State;
 use axum::http::{HeaderMap, StatusCode};
 use axum::{Extension, Json};
 use gpuaas_api::dto::{self, OrganizationChange, OrganizationCreate, OrganizationListQuery, Page};
+use gpuaas_api::routes;
 use gpuaas_contract::id::{MembershipId, OrgId};
 use gpuaas_domain::Refusal;
 use gpuaas_domain::access::{MemberRole, Place, ProjectRole};
@@ -15,7 +16,7 @@ use gpuaas_store::ResourceFilter;
 
 use super::caller::Caller;
 use super::problem::{JsonBody, Params, Rejected, Segments};
-use super::{Tagged, etag_of, free_name, if_match, page, page_limit, parse_id, quotas};
+use super::{Location, Tagged, etag_of, free_name, if_match, page, page_limit, parse_id, quotas};
 use crate::error::ControlError;
 use crate::transact::transact;
 use crate::{Control, resources};
@@ -37,7 +38,7 @@ pub(super) async fn named(control: &Control, name: &str) -> Result<Organization,
 }
 
 fn unknown(name: &str) -> Refusal {
-    Refusal::not_found("organization_unknown", format!("there is no organization {name}; `gpuaas org ls` lists yours"))
+    Refusal::not_found("organization_unknown", format!("there is no organization {name}"))
 }
 
 /// Those that the caller sees: all of them on the platform, else those in which they have a role, or a role in a project.
@@ -79,7 +80,7 @@ pub(super) async fn create(
     State(control): Shared,
     Extension(caller): Extension<Caller>,
     JsonBody(wanted): JsonBody<OrganizationCreate>,
-) -> Result<(StatusCode, Tagged<dto::Organization>), Rejected> {
+) -> Result<(StatusCode, Location, Tagged<dto::Organization>), Rejected> {
     let (id, owner, context) = (OrgId::generate(), MembershipId::generate(), caller.context());
     let made = transact(&control, || async {
         free_name::<Organization>(&control, "", &wanted.name).await?;
@@ -94,7 +95,8 @@ pub(super) async fn create(
         Ok((made, decision))
     })
     .await?;
-    Ok((StatusCode::CREATED, Tagged(etag_of(made.version), to_dto(made))))
+    let location = Location::of(routes::ORGANIZATION, [&made.id]);
+    Ok((StatusCode::CREATED, location, Tagged(etag_of(made.version), to_dto(made))))
 }
 
 pub(super) async fn show(State(control): Shared, Segments(id): Segments<String>) -> Result<Tagged<dto::Organization>, Rejected> {

@@ -2,13 +2,16 @@
 
 use axum::extract::rejection::{BytesRejection, PathRejection, QueryRejection};
 use axum::extract::{FromRequest, FromRequestParts, Path, Query, Request};
-use axum::http::{HeaderValue, StatusCode, header, request::Parts};
+use axum::http::{HeaderMap, HeaderValue, StatusCode, header, request::Parts};
 use axum::response::{IntoResponse, Response};
 use bytes::Bytes;
-use gpuaas_api::dto::{PROBLEM_CONTENT_TYPE, Problem};
-use gpuaas_domain::RefusalKind;
+use gpuaas_api::dto::{Fault, PROBLEM_CONTENT_TYPE, Problem};
+use gpuaas_domain::{Refusal, RefusalKind};
+use schemars::JsonSchema;
 use serde::de::DeserializeOwned;
+use serde_path_to_error::Segment;
 
+use super::faults;
 use crate::error::ControlError;
 use crate::link::chain;
 
@@ -33,6 +36,13 @@ impl IntoResponse for Rejected {
                 response.headers_mut().insert(header::RETRY_AFTER, retry_after_value(EXHAUSTED_FOR));
                 return response;
             }
+            ControlError::Refused(refusal @ Refusal { pointer: Some(pointer), .. }) => {
+                let faults = vec![Fault { pointer: (*pointer).to_owned(), detail: refusal.message.clone() }];
+                return problem_with(StatusCode::UNPROCESSABLE_ENTITY, refusal.code, refusal.message.clone(), faults);
+            }
+            ControlError::BadBody { message, faults } => {
+                return problem_with(StatusCode::UNPROCESSABLE_ENTITY, "body_invalid", message.clone(), faults.clone());
+            }
             ControlError::Refused(refusal) => {
                 let status = match refusal.kind {
                     RefusalKind::Invalid => StatusCode::UNPROCESSABLE_ENTITY,
@@ -53,6 +63,9 @@ impl IntoResponse for Rejected {
             ControlError::Unauthenticated { code, message } => (StatusCode::UNAUTHORIZED, *code, message.clone()),
             ControlError::BadInput { code: code @ "body_too_large", message } => {
                 (StatusCode::PAYLOAD_TOO_LARGE, *code, message.clone())
+            }
+            ControlError::BadInput { code: code @ "content_type_unsupported", message } => {
+                (StatusCode::UNSUPPORTED_MEDIA_TYPE, *code, message.clone())
             }
             ControlError::BadInput { code, message } => (StatusCode::BAD_REQUEST, *code, message.clone()),
             ControlError::Fenced => (StatusCode::GONE, "session_fenced", self.0.to_string()),
@@ -81,7 +94,11 @@ pub(crate) fn retry_after_value(wait: std::time::Duration) -> HeaderValue {
 
 /// A problem document as a response.
 pub fn problem(status: StatusCode, code: &str, detail: impl Into<String>) -> Response {
-    let body = Problem::new(status.as_u16(), status.canonical_reason().unwrap_or("Error"), code, detail);
+    problem_with(status, code, detail, Vec::new())
+}
+
+fn problem_with(status: StatusCode, code: &str, detail: impl Into<String>, faults: Vec<Fault>) -> Response {
+    let body = Problem { faults, ..Problem::new(status.as_u16(), status.canonical_reason().unwrap_or("Error"), code, detail) };
     let mut response = (status, serde_json::to_vec(&body).unwrap_or_default()).into_response();
     response.headers_mut().insert(header::CONTENT_TYPE, HeaderValue::from_static(PROBLEM_CONTENT_TYPE));
     if status == StatusCode::UNAUTHORIZED {
@@ -99,21 +116,86 @@ fn bad(code: &'static str, message: impl Into<String>) -> Rejected {
 /// A JSON body, parsed strictly; an empty body is an empty object.
 pub struct JsonBody<T>(pub T);
 
-impl<S: Send + Sync, T: DeserializeOwned> FromRequest<S> for JsonBody<T> {
+impl<S: Send + Sync, T: DeserializeOwned + JsonSchema> FromRequest<S> for JsonBody<T> {
     type Rejection = Rejected;
 
     async fn from_request(request: Request, state: &S) -> Result<Self, Rejected> {
-        let bytes = Bytes::from_request(request, state).await.map_err(|rejection| match rejection {
-            BytesRejection::FailedToBufferBody(error) if error.status() == StatusCode::PAYLOAD_TOO_LARGE => {
-                bad("body_too_large", "the body is larger than this route takes")
-            }
-            other => bad("body_unreadable", other.body_text()),
-        })?;
-        let bytes = if bytes.is_empty() { Bytes::from_static(b"{}") } else { bytes };
-        serde_json::from_slice(&bytes)
-            .map(Self)
-            .map_err(|error| bad("json_invalid", format!("the body is not what this route takes: {error}")))
+        let is_json = is_json(request.headers());
+        let bytes = body_of(request, state).await?;
+        if bytes.is_empty() {
+            return read(b"{}").map(Self);
+        }
+        if !is_json {
+            return Err(bad("content_type_unsupported", "this route takes JSON; send it with `Content-Type: application/json`"));
+        }
+        read(&bytes).map(Self)
     }
+}
+
+/// Whether a body is said to be JSON. One that is said to be nothing in particular is taken for it.
+fn is_json(headers: &HeaderMap) -> bool {
+    let Some(given) = headers.get(header::CONTENT_TYPE) else { return true };
+    let essence = given.to_str().unwrap_or_default().split(';').next().unwrap_or_default().trim().to_ascii_lowercase();
+    essence == "application/json" || (essence.starts_with("application/") && essence.ends_with("+json"))
+}
+
+fn read<T: DeserializeOwned + JsonSchema>(bytes: &[u8]) -> Result<T, Rejected> {
+    let mut reader = serde_json::Deserializer::from_slice(bytes);
+    let error = match serde_path_to_error::deserialize(&mut reader) {
+        Ok(value) => match reader.end() {
+            Ok(()) => return Ok(value),
+            Err(error) => return Err(bad("json_invalid", format!("the body is not JSON: {error}"))),
+        },
+        Err(error) => error,
+    };
+    let body: serde_json::Value =
+        serde_json::from_slice(bytes).map_err(|error| bad("json_invalid", format!("the body is not JSON: {error}")))?;
+    let mut faults = faults::of::<T>(&body);
+    if faults.is_empty() {
+        faults.push(Fault { pointer: pointer_of(error.path()), detail: without_place(&error.into_inner().to_string()) });
+    }
+    let told: Vec<String> = faults.iter().take(3).map(|fault| format!("`{}` {}", fault.pointer, fault.detail)).collect();
+    let more = if faults.len() > 3 { ", and more" } else { "" };
+    let message = format!("the body is not what this route takes: {}{more}", told.join(", "));
+    Err(Rejected(ControlError::BadBody { message, faults }))
+}
+
+/// Where serde stopped, as a JSON pointer.
+fn pointer_of(path: &serde_path_to_error::Path) -> String {
+    path.iter().fold(String::new(), |pointer, segment| match segment {
+        Segment::Seq { index } => format!("{pointer}/{index}"),
+        Segment::Map { key } => faults::pointer_to(&pointer, key),
+        Segment::Enum { variant } => faults::pointer_to(&pointer, variant),
+        Segment::Unknown => pointer,
+    })
+}
+
+/// What is wrong without the line and column, which a pointer says better.
+fn without_place(text: &str) -> String {
+    text.split_once(" at line ").map_or(text, |(what, _)| what).to_owned()
+}
+
+/// A document of the link's long-poll, parsed strictly. Agents are told what is wrong in one sentence.
+pub struct LinkBody<T>(pub T);
+
+impl<S: Send + Sync, T: DeserializeOwned> FromRequest<S> for LinkBody<T> {
+    type Rejection = Rejected;
+
+    async fn from_request(request: Request, state: &S) -> Result<Self, Rejected> {
+        let bytes = body_of(request, state).await?;
+        let bytes = if bytes.is_empty() { Bytes::from_static(b"{}") } else { bytes };
+        let wrong = |error| bad("json_invalid", format!("the body is not what this route takes: {error}"));
+        serde_json::from_slice(&bytes).map(Self).map_err(wrong)
+    }
+}
+
+async fn body_of<S: Send + Sync>(request: Request, state: &S) -> Result<Bytes, Rejected> {
+    Bytes::from_request(request, state).await.map_err(|rejection| match rejection {
+        BytesRejection::FailedToBufferBody(error) if error.status() == StatusCode::PAYLOAD_TOO_LARGE => {
+            bad("body_too_large", "the body is larger than this route takes")
+        }
+        other => bad("body_unreadable", other.body_text()),
+    })
 }
 
 /// Parameters after the question mark, parsed strictly.

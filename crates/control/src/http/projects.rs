@@ -7,6 +7,7 @@ use axum::extract::State;
 use axum::http::{HeaderMap, StatusCode};
 use axum::{Extension, Json};
 use gpuaas_api::dto::{self, Page, PageQuery, ProjectChange, ProjectCreate, ProjectListQuery};
+use gpuaas_api::routes;
 use gpuaas_contract::id::{MembershipId, OrgId, ProjectId};
 use gpuaas_domain::access::{MemberRole, Place, ProjectRole};
 use gpuaas_domain::quota::{Quota, quota_id};
@@ -17,7 +18,7 @@ use gpuaas_store::ResourceFilter;
 
 use super::caller::Caller;
 use super::problem::{JsonBody, Params, Rejected, Segments};
-use super::{Tagged, etag_of, free_name, if_match, organizations, page, page_limit, parse_id, quotas};
+use super::{Location, Tagged, etag_of, free_name, if_match, organizations, page, page_limit, parse_id, quotas};
 use crate::error::ControlError;
 use crate::transact::transact;
 use crate::{Control, resources};
@@ -26,7 +27,7 @@ type Shared = State<Arc<Control>>;
 
 pub(super) async fn get(control: &Control, id: &str) -> Result<Project, ControlError> {
     let id: ProjectId = parse_id(id)?;
-    let unknown = || Refusal::not_found("project_unknown", format!("there is no project {id}; `gpuaas project ls` lists yours"));
+    let unknown = || Refusal::not_found("project_unknown", format!("there is no project {id}"));
     let project = resources::get::<Project>(control, id).await?.ok_or_else(unknown)?;
     project.check_live()?;
     Ok(project)
@@ -107,7 +108,7 @@ pub(super) async fn create(
     Extension(caller): Extension<Caller>,
     Segments(organization): Segments<String>,
     JsonBody(wanted): JsonBody<ProjectCreate>,
-) -> Result<(StatusCode, Tagged<dto::Project>), Rejected> {
+) -> Result<(StatusCode, Location, Tagged<dto::Project>), Rejected> {
     let (id, owner, context) = (ProjectId::generate(), MembershipId::generate(), caller.context());
     let organization = organizations::get(&control, &organization).await?;
     let made = transact(&control, || async {
@@ -126,7 +127,8 @@ pub(super) async fn create(
         Ok((made, decision))
     })
     .await?;
-    Ok((StatusCode::CREATED, Tagged(etag_of(made.version), to_dto(made, organization.name))))
+    let location = Location::of(routes::PROJECT, [&made.id]);
+    Ok((StatusCode::CREATED, location, Tagged(etag_of(made.version), to_dto(made, organization.name))))
 }
 
 pub(super) async fn show(State(control): Shared, Segments(id): Segments<String>) -> Result<Tagged<dto::Project>, Rejected> {
@@ -195,7 +197,7 @@ fn to_dto(project: Project, organization_name: String) -> dto::Project {
         organization_id: project.organization_id,
         organization_name,
         etag: etag_of(project.version),
-        state: if project.deleted_at.is_some() { "deleted" } else { "active" }.to_owned(),
+        state: project.state().into(),
         name: project.name,
         description: project.description,
         created_at: project.created_at,

@@ -8,8 +8,10 @@ use axum::extract::State;
 use axum::http::StatusCode;
 use axum::{Extension, Json};
 use gpuaas_api::dto::{self, ApiKeyCreate, ApiKeyCreated, Page, PageQuery, ServiceAccountCreate};
+use gpuaas_api::routes;
 use gpuaas_contract::Digest;
 use gpuaas_contract::id::{ApiTokenId, MembershipId, ServiceAccountId};
+use gpuaas_contract::state::ApiKeyState;
 use gpuaas_contract::time::Timestamp;
 use gpuaas_domain::access::{ApiToken, KeyLimits, KeyScopes, MemberRole, Place, Who};
 use gpuaas_domain::decision::Change;
@@ -23,7 +25,7 @@ use serde_json::json;
 use super::caller::Caller;
 use super::idempotency::NotKept;
 use super::problem::{JsonBody, Params, Rejected, Segments};
-use super::{check_cap, counting_tokens, free_name, live_count, mint, page, page_limit, parse_id, parse_opt, projects};
+use super::{Location, check_cap, counting_tokens, free_name, live_count, mint, page, page_limit, parse_id, parse_opt, projects};
 use crate::error::ControlError;
 use crate::pki::secret_text;
 use crate::transact::transact;
@@ -44,7 +46,7 @@ async fn get(control: &Control, path: &BTreeMap<String, String>) -> Result<Servi
     let project = projects::get(control, segment(path, "project")).await?;
     let id: ServiceAccountId = parse_id(segment(path, "service_account"))?;
     let unknown = || {
-        let message = format!("there is no service account {id} in this project; `gpuaas service-account ls` lists them");
+        let message = format!("there is no service account {id} in this project");
         Refusal::not_found("service_account_unknown", message)
     };
     let found = resources::get::<ServiceAccount>(control, id).await?;
@@ -54,10 +56,10 @@ async fn get(control: &Control, path: &BTreeMap<String, String>) -> Result<Servi
 
 pub(super) async fn list(
     State(control): Shared,
-    Segments(project): Segments<String>,
+    Extension(caller): Extension<Caller>,
     Params(query): Params<PageQuery>,
 ) -> Result<Json<Page<dto::ServiceAccount>>, Rejected> {
-    let project = projects::get(&control, &project).await?;
+    let project = caller.project()?;
     let limit = page_limit(query.limit)?;
     if let Some(after) = &query.after {
         parse_id::<ServiceAccountId>(after)?;
@@ -71,17 +73,11 @@ pub(super) async fn list(
 pub(super) async fn create(
     State(control): Shared,
     Extension(caller): Extension<Caller>,
-    Segments(project): Segments<String>,
     JsonBody(wanted): JsonBody<ServiceAccountCreate>,
-) -> Result<(StatusCode, Json<dto::ServiceAccount>), Rejected> {
-    let project = projects::get(&control, &project).await?;
+) -> Result<(StatusCode, Location, Json<dto::ServiceAccount>), Rejected> {
+    let project = caller.project()?;
     let (id, membership, context) = (ServiceAccountId::generate(), MembershipId::generate(), caller.context());
-    let role = match wanted.role.as_deref() {
-        Some(name) => Some(MemberRole::parse(name).ok_or_else(|| {
-            Refusal::invalid("role_unknown", format!("there is no role `{name}`; choose owner, member or viewer"))
-        })?),
-        None => None,
-    };
+    let role = wanted.role.map(MemberRole::Project);
     let made = transact(&control, || async {
         free_name::<ServiceAccount>(&control, &project.id.to_string(), &wanted.name).await?;
         let present = live_count(&control, ResourceKind::ServiceAccount, &project.id.to_string()).await?;
@@ -95,7 +91,8 @@ pub(super) async fn create(
         Ok((made, decision))
     })
     .await?;
-    Ok((StatusCode::CREATED, Json(to_dto(made))))
+    let location = Location::of(routes::SERVICE_ACCOUNT, [&made.project_id as &dyn std::fmt::Display, &made.id]);
+    Ok((StatusCode::CREATED, location, Json(to_dto(made))))
 }
 
 pub(super) async fn delete(
@@ -131,7 +128,7 @@ pub(super) async fn key_create(
     Extension(caller): Extension<Caller>,
     Segments(path): Path,
     JsonBody(wanted): JsonBody<ApiKeyCreate>,
-) -> Result<(StatusCode, Extension<NotKept>, Json<ApiKeyCreated>), Rejected> {
+) -> Result<(StatusCode, Location, Extension<NotKept>, Json<ApiKeyCreated>), Rejected> {
     let account = get(&control, &path).await?;
     let context = caller.context();
     let scopes = wanted.scopes.map(KeyScopes::parse).transpose().map_err(Refusal::from)?;
@@ -163,7 +160,7 @@ pub(super) async fn key_create(
     let id = key.id.to_string();
     let data = json!({
         "api_token_id": id, "service_account_id": account.id, "project_id": account.project_id, "name": key.name,
-        "parent_id": key.parent, "expires_at": key.expires_at, "scopes": key.scopes.as_ref().map(KeyScopes::patterns),
+        "parent_id": key.parent, "expires_at": key.expires_at.map(Timestamp::rfc3339), "scopes": key.scopes.as_ref().map(KeyScopes::patterns),
     });
     let decision = Decision::default().change(Change::ApiTokenInsert(key.clone())).record(
         &context,
@@ -178,7 +175,8 @@ pub(super) async fn key_create(
         Ok(((), decision.clone()))
     })
     .await?;
-    Ok((StatusCode::CREATED, Extension(NotKept), Json(ApiKeyCreated { key: key_shown(key, &account), secret })))
+    let location = Location::of(routes::API_KEY, [&account.project_id as &dyn std::fmt::Display, &account.id, &key.id]);
+    Ok((StatusCode::CREATED, location, Extension(NotKept), Json(ApiKeyCreated { key: key_shown(key, &account), secret })))
 }
 
 pub(super) async fn key_revoke(
@@ -224,9 +222,9 @@ fn to_dto(account: ServiceAccount) -> dto::ServiceAccount {
 
 fn key_shown(key: ApiToken, account: &ServiceAccount) -> dto::ApiKey {
     let state = match (key.revoked_at, key.counts(Timestamp::now())) {
-        (Some(_), _) => "revoked",
-        (None, true) => "active",
-        (None, false) => "expired",
+        (Some(_), _) => ApiKeyState::Revoked,
+        (None, true) => ApiKeyState::Active,
+        (None, false) => ApiKeyState::Expired,
     };
     dto::ApiKey {
         id: key.id,
@@ -235,7 +233,7 @@ fn key_shown(key: ApiToken, account: &ServiceAccount) -> dto::ApiKey {
         name: key.name,
         parent_id: key.parent,
         scopes: key.scopes.as_ref().map(KeyScopes::patterns),
-        state: state.to_owned(),
+        state: state.into(),
         created_at: key.created_at,
         expires_at: key.expires_at,
         revoked_at: key.revoked_at,

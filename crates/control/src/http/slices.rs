@@ -4,13 +4,15 @@ use std::collections::BTreeSet;
 use std::sync::Arc;
 
 use axum::extract::State;
-use axum::http::{HeaderMap, StatusCode};
+use axum::http::HeaderMap;
 use axum::{Extension, Json};
 use gpuaas_api::dto::{
     self, Page, Reason, SliceConsole, SliceCreate, SliceListQuery, SliceOrder, SlicePower, SliceRelease, SlotName,
 };
+use gpuaas_api::routes;
 use gpuaas_contract::id::{AllocationId, NodeId, SlotId, TaskId};
-use gpuaas_contract::task::slice_vm_power::Action;
+use gpuaas_contract::state::SliceState;
+use gpuaas_contract::task::slice_vm_power::PowerAction;
 use gpuaas_contract::task::{Task, TaskType};
 use gpuaas_domain::Refusal;
 use gpuaas_domain::decision::Context;
@@ -23,13 +25,14 @@ use gpuaas_store::SlotFilter;
 use super::caller::Caller;
 use super::problem::{JsonBody, Params, Rejected, Segments};
 use super::task_create::{self, Asked, Planned, TaskRequest};
+use super::{CreatedOnce, Location};
 use super::{node_name, page, page_limit, parse_id, parse_opt, slots, tasks};
 use crate::Control;
 use crate::error::ControlError;
 use crate::lease_settlement::{check_seal, seal};
 
 type Shared = State<Arc<Control>>;
-type Made = (StatusCode, Json<SliceOrder>);
+type Made = CreatedOnce<Json<SliceOrder>>;
 
 /// Tasks that are shown with a slice.
 const LAST_TASKS: u32 = 20;
@@ -43,7 +46,7 @@ pub(super) enum SliceRequest {
     Provision { allocation: AllocationId, slots: Vec<SlotId>, guest: Box<NewSlice> },
     Release { allocation: AllocationId, wipe: bool, grace: u32 },
     ForceCleanup { slot: SlotId, reason: String, allocation: AllocationId },
-    Power { allocation: AllocationId, action: Action, grace: u32 },
+    Power { allocation: AllocationId, action: PowerAction, grace: u32 },
     Console { allocation: AllocationId, tail_bytes: u32, follow_seconds: u32 },
 }
 
@@ -151,7 +154,7 @@ async fn with_tasks(control: &Control, slots: Vec<Slot>) -> Result<(Vec<Slot>, V
 async fn unknown_or_gone(control: &Control, allocation: AllocationId) -> Result<Refusal, ControlError> {
     Ok(match control.store.task_first_of_allocation(allocation).await? {
         Some(_) => Refusal::conflict("slice_released", format!("{allocation} has no slots any more; it was released")),
-        None => Refusal::not_found("slice_unknown", format!("there is no slice {allocation}; `gpuaas slice ls` lists them")),
+        None => Refusal::not_found("slice_unknown", format!("there is no slice {allocation}")),
     })
 }
 
@@ -161,7 +164,7 @@ pub(super) async fn create(
     headers: HeaderMap,
     JsonBody(wanted): JsonBody<SliceCreate>,
 ) -> Result<Made, Rejected> {
-    let node = node_name::find(&control, &wanted.node).await?;
+    let node = node_name::in_body(&control, &wanted.node).await?;
     let slots = named(&control, &node, &wanted.slots).await?;
     let guest = Box::new(NewSlice {
         vm_name: wanted.vm_name,
@@ -195,8 +198,8 @@ async fn named(control: &Control, node: &Node, names: &[SlotName]) -> Result<Vec
                 SlotName::Index(index) => format!("slot {index}"),
                 SlotName::Id(id) => format!("slot {id}"),
             };
-            let message = format!("node {} has no {name}; `gpuaas slot ls --node {}` lists its slots", node.name, node.name);
-            Refusal::not_found("slot_unknown", message)
+            let message = format!("node {} has no {name}", node.name);
+            Refusal::invalid("slot_unknown", message).in_body("/slots")
         })?;
         if ids.contains(&id) {
             return Err(Refusal::invalid("slots_invalid", format!("{id} is given twice")).into());
@@ -249,11 +252,12 @@ pub(super) async fn console_of(
     headers: &HeaderMap,
     allocation: AllocationId,
     wanted: &SliceConsole,
-) -> Result<(StatusCode, SliceOrder), Rejected> {
+) -> Result<CreatedOnce<SliceOrder>, Rejected> {
     let (tail_bytes, follow_seconds) = (wanted.tail_bytes.unwrap_or(TAIL_BYTES), wanted.follow_seconds.unwrap_or(0));
     let request = SliceRequest::Console { allocation, tail_bytes, follow_seconds };
-    let (status, Json(order)) = ask_of(control, caller, headers, allocation, request).await?;
-    Ok((status, order))
+    let CreatedOnce { is_new, location, document: Json(document) } =
+        ask_of(control, caller, headers, allocation, request).await?;
+    Ok(CreatedOnce { is_new, location, document })
 }
 
 pub(super) async fn force_cleanup(
@@ -306,7 +310,8 @@ async fn ask(
         task: tasks::to_dto(control, task).await?,
         slots: slots::to_dtos(control, slots).await?,
     };
-    Ok((if made { StatusCode::CREATED } else { StatusCode::OK }, Json(order)))
+    let location = Location::of(routes::TASK, [&order.task.id]);
+    Ok(CreatedOnce { is_new: made, location, document: Json(order) })
 }
 
 pub(super) async fn list(
@@ -318,13 +323,11 @@ pub(super) async fn list(
         Some(name) => Some(node_name::find(&control, name).await?.id),
         None => None,
     };
-    let states = SlotState::ALL.into_iter().filter(|state| !state.is_clean());
-    let state = query.state.as_deref().map(|name| {
-        let known = states.clone().map(SlotState::as_str).collect::<Vec<_>>().join(", ");
-        let message = format!("there is no slice state `{name}`; choose from {known}");
-        states.clone().find(|state| state.as_str() == name).ok_or(ControlError::BadInput { code: "state_invalid", message })
-    });
-    let filter = SlotFilter { node, state: state.transpose()? };
+    if let Some(state) = query.state.filter(|state| state.is_clean()) {
+        let message = format!("a slice has no slot that is {state}; choose from leased, releasing, needs_wipe, cleanup_blocked");
+        return Err(ControlError::BadInput { code: "state_invalid", message }.into());
+    }
+    let filter = SlotFilter { node, state: query.state };
     let after = parse_opt(query.after.as_deref())?;
     let found = control.store.allocation_list(&filter, after, limit.saturating_add(1)).await?;
     let found = page(found, limit, ToString::to_string);
@@ -364,11 +367,11 @@ async fn to_dto(control: &Control, allocation: AllocationId, tasks: u32) -> Resu
             Ok(_) | Err(_) => None,
         }
     });
-    let state = worst(&slots).map_or("released", SlotState::as_str).to_owned();
+    let state = worst(&slots);
     Ok(Some(dto::Slice {
         allocation_id: allocation,
         node_id,
-        state,
+        state: state.into(),
         vm_name: guest.as_ref().map(|guest| guest.vm_name.to_string()).unwrap_or_default(),
         default_username: guest.as_ref().map(|guest| guest.default_username.to_string()).unwrap_or_default(),
         private_ip: guest.as_ref().and_then(gpuaas_contract::task::slice_vm_provision::Params::private_ip),
@@ -380,7 +383,13 @@ async fn to_dto(control: &Control, allocation: AllocationId, tasks: u32) -> Resu
 }
 
 /// The state of the slot that is worst off.
-fn worst(slots: &[Slot]) -> Option<SlotState> {
-    let order = [SlotState::CleanupBlocked, SlotState::NeedsWipe, SlotState::Releasing, SlotState::Leased];
-    order.into_iter().find(|state| slots.iter().any(|slot| slot.state == *state))
+fn worst(slots: &[Slot]) -> SliceState {
+    let order = [
+        (SlotState::CleanupBlocked, SliceState::CleanupBlocked),
+        (SlotState::NeedsWipe, SliceState::NeedsWipe),
+        (SlotState::Releasing, SliceState::Releasing),
+        (SlotState::Leased, SliceState::Leased),
+    ];
+    let found = order.into_iter().find(|(state, _)| slots.iter().any(|slot| slot.state == *state));
+    found.map_or(SliceState::Released, |(_, state)| state)
 }

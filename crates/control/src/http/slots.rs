@@ -11,7 +11,7 @@ use gpuaas_contract::receipt;
 use gpuaas_contract::task::{Output, TaskType, slice_topology_discover};
 use gpuaas_domain::machine::{Machine, MachineState, machine_id};
 use gpuaas_domain::node::Node;
-use gpuaas_domain::slot::{self, Operation, Slot, SlotState};
+use gpuaas_domain::slot::{self, Operation, Slot};
 use gpuaas_domain::task::TaskRecord;
 use gpuaas_domain::{Change, Refusal};
 use gpuaas_store::SlotFilter;
@@ -32,16 +32,11 @@ pub(super) async fn list(
     Params(query): Params<SlotListQuery>,
 ) -> Result<Json<Page<dto::Slot>>, Rejected> {
     let limit = page_limit(query.limit)?;
-    let state = query.state.as_deref().map(|name| {
-        let known = SlotState::ALL.map(SlotState::as_str).join(", ");
-        let message = format!("there is no slot state `{name}`; choose from {known}");
-        SlotState::parse(name).ok_or(ControlError::BadInput { code: "state_invalid", message })
-    });
     let node = match &query.node {
         Some(name) => Some(node_name::find(&control, name).await?.id),
         None => None,
     };
-    let filter = SlotFilter { node, state: state.transpose()? };
+    let filter = SlotFilter { node, state: query.state };
     let found = control.store.slot_list(&filter, parse_opt(query.after.as_deref())?, limit.saturating_add(1)).await?;
     let found = page(found, limit, |slot| slot.id.to_string());
     Ok(Json(Page { items: to_dtos(&control, found.items).await?, next: found.next }))
@@ -58,7 +53,7 @@ async fn one(control: &Control, id: SlotId) -> Result<Json<dto::Slot>, Rejected>
 }
 
 pub(super) async fn get(control: &Control, id: SlotId) -> Result<Slot, ControlError> {
-    let unknown = || Refusal::not_found("slot_unknown", format!("there is no slot {id}; `gpuaas slot ls` lists them"));
+    let unknown = || Refusal::not_found("slot_unknown", format!("there is no slot {id}"));
     Ok(control.store.slot_get(id).await?.ok_or_else(unknown)?)
 }
 
@@ -85,7 +80,7 @@ pub(super) fn to_dto(slot: Slot, node_name: String) -> dto::Slot {
         node_id: slot.node_id,
         node_name,
         spec: slot.spec,
-        state: slot.state.as_str().to_owned(),
+        state: slot.state.into(),
         reason: slot.reason,
         quarantine: slot.quarantine,
         allocation_id: slot.allocation_id,
@@ -158,8 +153,7 @@ pub(super) async fn approve(
         let node = node_name::find(&control, &node_id.to_string()).await?;
         let newest = control.store.task_newest_proposal(node_id).await?;
         let Some(task) = newest.filter(|task| task.id == approve.task_id && task.node_epoch == node.epoch) else {
-            let message =
-                format!("{} is not the newest look of this node at itself; see `gpuaas node topology show`", approve.task_id);
+            let message = format!("{} is not the newest look of this node at itself; read the topology again", approve.task_id);
             return Err(Refusal::conflict("proposal_outdated", message).into());
         };
         let found = found_by(&control, &node, &task).await?;
@@ -170,7 +164,7 @@ pub(super) async fn approve(
         let machine = resources::get::<Machine>(&control, machine_id(node_id)).await?;
         if machine.is_some_and(|machine| machine.state != MachineState::Withdrawn) {
             let message = format!(
-                "node {} is offered as a whole; take that back first (`gpuaas machine withdraw`): a host is sliced or leased as a whole, \
+                "node {} is offered as a whole; withdraw the machine first: a host is sliced or leased as a whole, \
                  never both",
                 node.name
             );

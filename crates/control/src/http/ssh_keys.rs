@@ -7,6 +7,7 @@ use axum::extract::State;
 use axum::http::StatusCode;
 use axum::{Extension, Json};
 use gpuaas_api::dto::{self, Page, PageQuery, SshKeyCreate};
+use gpuaas_api::routes;
 use gpuaas_contract::id::SshKeyId;
 use gpuaas_domain::Refusal;
 use gpuaas_domain::catalog::{self, SshKey};
@@ -15,7 +16,7 @@ use gpuaas_store::ResourceFilter;
 
 use super::caller::Caller;
 use super::problem::{JsonBody, Params, Rejected, Segments};
-use super::{free_name, page, page_limit, parse_id, projects};
+use super::{Location, free_name, page, page_limit, parse_id};
 use crate::transact::transact;
 use crate::{Control, resources};
 
@@ -27,10 +28,10 @@ fn of_project(project: &gpuaas_domain::tenancy::Project) -> ResourceFilter {
 
 pub(super) async fn list(
     State(control): Shared,
-    Segments(project): Segments<String>,
+    Extension(caller): Extension<Caller>,
     Params(query): Params<PageQuery>,
 ) -> Result<Json<Page<dto::SshKey>>, Rejected> {
-    let project = projects::get(&control, &project).await?;
+    let project = caller.project()?;
     let limit = page_limit(query.limit)?;
     if let Some(after) = &query.after {
         parse_id::<SshKeyId>(after)?;
@@ -44,10 +45,9 @@ pub(super) async fn list(
 pub(super) async fn create(
     State(control): Shared,
     Extension(caller): Extension<Caller>,
-    Segments(project): Segments<String>,
     JsonBody(wanted): JsonBody<SshKeyCreate>,
-) -> Result<(StatusCode, Json<dto::SshKey>), Rejected> {
-    let project = projects::get(&control, &project).await?;
+) -> Result<(StatusCode, Location, Json<dto::SshKey>), Rejected> {
+    let project = caller.project()?;
     let (id, context) = (SshKeyId::generate(), caller.context());
     let made = transact(&control, || async {
         free_name::<SshKey>(&control, &project.id.to_string(), &wanted.name).await?;
@@ -55,7 +55,8 @@ pub(super) async fn create(
         Ok(catalog::add_ssh_key(id, &project, &wanted.name, wanted.public_key.clone(), present, &context)?)
     })
     .await?;
-    Ok((StatusCode::CREATED, Json(to_dto(made))))
+    let location = Location::of(routes::SSH_KEY, [&project.id as &dyn std::fmt::Display, &made.id]);
+    Ok((StatusCode::CREATED, location, Json(to_dto(made))))
 }
 
 pub(super) async fn delete(
@@ -63,11 +64,10 @@ pub(super) async fn delete(
     Extension(caller): Extension<Caller>,
     Segments(path): Segments<BTreeMap<String, String>>,
 ) -> Result<Json<dto::SshKey>, Rejected> {
-    let project = projects::get(&control, path.get("project").map(String::as_str).unwrap_or_default()).await?;
+    let project = caller.project()?;
     let id: SshKeyId = parse_id(path.get("ssh_key").map(String::as_str).unwrap_or_default())?;
     let context = caller.context();
-    let unknown =
-        || Refusal::not_found("ssh_key_unknown", format!("the project has no SSH key {id}; `gpuaas ssh-key ls` lists them"));
+    let unknown = || Refusal::not_found("ssh_key_unknown", format!("the project has no SSH key {id}"));
     let gone = transact(&control, || async {
         let key = resources::get::<SshKey>(&control, id).await?.filter(|key| key.project_id == project.id);
         Ok(catalog::delete_ssh_key(&key.ok_or_else(unknown)?, &context))

@@ -184,6 +184,7 @@ fn is_unknown(failure: &ControlError) -> bool {
         | ControlError::Unauthenticated { .. }
         | ControlError::Precondition { .. }
         | ControlError::BadInput { .. }
+        | ControlError::BadBody { .. }
         | ControlError::Fenced => false,
     }
 }

@@ -67,6 +67,11 @@ pub(super) async fn reference() -> Response {
     (headers, gpuaas_api::reference::page()).into_response()
 }
 
+/// There is nothing to see at the root yet but what can be asked for.
+pub(super) async fn home() -> axum::response::Redirect {
+    axum::response::Redirect::temporary(gpuaas_api::routes::REFERENCE)
+}
+
 pub(super) async fn healthz() -> &'static str {
     "ok\n"
 }

@@ -5,21 +5,25 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use axum::extract::State;
-use axum::http::{HeaderMap, StatusCode};
+use axum::http::HeaderMap;
 use axum::{Extension, Json};
 use base64::Engine as _;
-use gpuaas_api::dto::{self, EnvelopeEvidence, Page, Reason, TaskCreate, TaskEvidence, TaskListQuery, TaskLogs, TaskLogsQuery};
+use gpuaas_api::dto::{
+    self, EnvelopeEvidence, Page, Reason, StateFilter, TaskCreate, TaskEvidence, TaskListQuery, TaskLogs, TaskLogsQuery,
+};
+use gpuaas_api::routes;
 use gpuaas_contract::id::{NodeId, TaskId};
 use gpuaas_contract::key::VerifyingKey;
 use gpuaas_contract::task::{Task, TaskType};
 use gpuaas_contract::{dsse, receipt};
-use gpuaas_domain::task::{self, TaskRecord, TaskState};
+use gpuaas_domain::task::{self, TaskRecord};
 use gpuaas_domain::{Refusal, Wakeup, slice};
 use gpuaas_store::{AuditFilter, TaskFilter};
 
 use super::caller::Caller;
 use super::problem::{JsonBody, Params, Rejected, Segments};
 use super::task_create::{self, Asked, TaskRequest};
+use super::{CreatedOnce, Location};
 use super::{node_name, page, page_limit, parse_id, parse_opt};
 use crate::Control;
 use crate::audience::Audience;
@@ -36,16 +40,17 @@ pub(super) async fn create(
     Extension(caller): Extension<Caller>,
     headers: HeaderMap,
     JsonBody(wanted): JsonBody<TaskCreate>,
-) -> Result<(StatusCode, Json<dto::Task>), Rejected> {
+) -> Result<CreatedOnce<Json<dto::Task>>, Rejected> {
     let task_type = TaskType::parse(&wanted.task_type).ok_or_else(|| {
         let known = TaskType::ALL.map(TaskType::as_str).join(", ");
         Refusal::invalid("task_type_unknown", format!("there is no task type `{}`; choose from {known}", wanted.task_type))
+            .in_body("/task_type")
     })?;
     slice::check_by_hand(task_type)?;
     let parsed = Task::parse(task_type, &wanted.params.to_string())
-        .map_err(|error| Refusal::invalid("params_invalid", error.to_string()))?;
+        .map_err(|error| Refusal::invalid("params_invalid", error.to_string()).in_body("/params"))?;
     let idempotency_key = task_create::idempotency_key(&headers)?;
-    let node = node_name::find(&control, &wanted.node).await?;
+    let node = node_name::in_body(&control, &wanted.node).await?;
     let node_name = node.name.clone();
     let asked = Asked {
         request: TaskRequest::Plain(parsed),
@@ -55,8 +60,9 @@ pub(super) async fn create(
         context: caller.context(),
     };
     let (made, task) = task_create::make(&control, node, asked).await?;
-    let status = if made { StatusCode::CREATED } else { StatusCode::OK };
-    Ok((status, Json(with_receipt(&control, task, node_name).await?)))
+    let location = Location::of(routes::TASK, [&task.id]);
+    let document = Json(with_receipt(&control, task, node_name).await?);
+    Ok(CreatedOnce { is_new: made, location, document })
 }
 
 pub(super) async fn list(
@@ -68,16 +74,10 @@ pub(super) async fn list(
         Some(name) => Some(node_name::find(&control, name).await?.id),
         None => None,
     };
-    let open_only = query.state.as_deref() == Some("open");
-    let state = match query.state.as_deref() {
-        None | Some("open") => None,
-        Some(name) => Some(TaskState::parse(name).ok_or_else(|| {
-            let known = TaskState::ALL.map(TaskState::as_str).join(", ");
-            ControlError::BadInput {
-                code: "state_invalid",
-                message: format!("there is no state `{name}`; choose from open, {known}"),
-            }
-        })?),
+    let (state, open_only) = match query.state {
+        Some(StateFilter::Is(state)) => (Some(state), false),
+        Some(StateFilter::Open) => (None, true),
+        None => (None, false),
     };
     let mut before = parse_opt(query.after.as_deref())?;
     if let (None, Some(prefix)) = (before, &query.id_prefix) {
@@ -118,7 +118,7 @@ pub(super) async fn show(
 }
 
 pub(super) async fn get(control: &Control, id: TaskId) -> Result<TaskRecord, ControlError> {
-    let unknown = || Refusal::not_found("task_unknown", format!("there is no task {id}; `gpuaas task ls` lists them"));
+    let unknown = || Refusal::not_found("task_unknown", format!("there is no task {id}"));
     Ok(control.store.task_get(id).await?.ok_or_else(unknown)?)
 }
 
@@ -159,7 +159,7 @@ pub(super) fn row_shown(control: &Control, task: TaskRecord, node_name: String) 
         node_epoch: task.node_epoch,
         task_type: task.task_type.as_str().to_owned(),
         params: serde_json::from_str(&task.params).unwrap_or_default(),
-        state: task.state.as_str().to_owned(),
+        state: task.state.into(),
         requested_by: task.requested_by,
         correlation_id: task.correlation_id,
         idempotency_key: task.idempotency_key,

@@ -6,9 +6,10 @@ use axum::extract::State;
 use axum::http::StatusCode;
 use axum::{Extension, Json};
 use gpuaas_api::dto::{self, Page, Reason, UserCreate, UserCreated, UserListQuery, UserPassword, UserPasswordSet};
+use gpuaas_api::routes;
 use gpuaas_contract::id::UserId;
 use gpuaas_domain::names::checked_email;
-use gpuaas_domain::resource::{Resource as _, ResourceKind};
+use gpuaas_domain::resource::ResourceKind;
 use gpuaas_domain::tenancy::{self, User};
 use gpuaas_domain::{Refusal, access, caps};
 use gpuaas_identity::user_code::UserCode;
@@ -18,7 +19,7 @@ use zeroize::Zeroizing;
 use super::caller::Caller;
 use super::idempotency::NotKept;
 use super::problem::{JsonBody, Params, Rejected, Segments};
-use super::{page, page_limit, parse_id};
+use super::{Location, page, page_limit, parse_id};
 use crate::error::ControlError;
 use crate::identity::{self, BuiltIn};
 use crate::transact::transact;
@@ -33,7 +34,7 @@ fn built_in(control: &Control) -> Result<&BuiltIn, ControlError> {
 
 async fn get(control: &Control, id: &str) -> Result<User, ControlError> {
     let id: UserId = parse_id(id)?;
-    let unknown = || Refusal::not_found("user_unknown", format!("there is no user {id}; `gpuaas user ls` lists them"));
+    let unknown = || Refusal::not_found("user_unknown", format!("there is no user {id}"));
     Ok(resources::get::<User>(control, id).await?.ok_or_else(unknown)?)
 }
 
@@ -57,15 +58,7 @@ pub(super) async fn list(
     if let Some(after) = &query.after {
         parse_id::<UserId>(after)?;
     }
-    let states = match query.state.as_deref() {
-        None => Vec::new(),
-        Some("active") => vec!["active"],
-        Some("deactivated") => vec!["deactivated"],
-        Some(other) => {
-            let message = format!("there is no state `{other}`; choose active or deactivated");
-            return Err(ControlError::BadInput { code: "state_invalid", message }.into());
-        }
-    };
+    let states = query.state.map(|state| state.as_str()).into_iter().collect();
     let bad = |refusal: Refusal| ControlError::BadInput { code: refusal.code, message: refusal.message };
     let owner = query.email.as_deref().map(checked_email).transpose().map_err(bad)?;
     let filter = ResourceFilter { owner, states, ..ResourceFilter::default() };
@@ -74,11 +67,16 @@ pub(super) async fn list(
     Ok(Json(Page { items: found.items.into_iter().map(|user| to_dto(&control, user)).collect(), next: found.next }))
 }
 
+pub(super) async fn show(State(control): Shared, Segments(id): Segments<String>) -> Result<Json<dto::User>, Rejected> {
+    let user = get(&control, &id).await?;
+    Ok(Json(to_dto(&control, user)))
+}
+
 pub(super) async fn create(
     State(control): Shared,
     Extension(caller): Extension<Caller>,
     JsonBody(wanted): JsonBody<UserCreate>,
-) -> Result<(StatusCode, Extension<NotKept>, Json<UserCreated>), Rejected> {
+) -> Result<(StatusCode, Location, Extension<NotKept>, Json<UserCreated>), Rejected> {
     let built_in = built_in(&control)?;
     let (id, context) = (UserId::generate(), caller.context());
     access::check_password_life(&caller.principal)?;
@@ -87,7 +85,7 @@ pub(super) async fn create(
     let hash = built_in.hashing.hash(&control, password).await?;
     let made = transact(&control, || async {
         if resources::by_lookup::<User>(&control, &tenancy::user_lookup(&built_in.issuer, &email)).await?.is_some() {
-            let message = format!("there is a user with the address {email} already; `gpuaas user ls` lists them");
+            let message = format!("there is a user with the address {email} already");
             return Err(Refusal::conflict("user_exists", message).into());
         }
         let present = control.store.resource_count(ResourceKind::User, &ResourceFilter::default()).await?;
@@ -96,7 +94,8 @@ pub(super) async fn create(
         Ok(tenancy::create_local_user(id, &built_in.issuer, &email, &wanted.name, hash, &context)?)
     })
     .await?;
-    Ok((StatusCode::CREATED, Extension(NotKept), Json(UserCreated { user: to_dto(&control, made), one_time_password })))
+    let location = Location::of(routes::USER, [&made.id]);
+    Ok((StatusCode::CREATED, location, Extension(NotKept), Json(UserCreated { user: to_dto(&control, made), one_time_password })))
 }
 
 /// Nobody is signed out by this: refresh tokens are refused from now on, and access tokens, which every request is checked against the
@@ -170,7 +169,7 @@ pub(super) async fn set_password(
 fn to_dto(control: &Control, user: User) -> dto::User {
     dto::User {
         id: user.id,
-        state: user.keys().state.to_owned(),
+        state: user.state().into(),
         local: control.identity.built_in.as_ref().is_some_and(|built_in| built_in.issuer == user.issuer),
         email: user.email,
         email_verified: user.email_verified,

@@ -7,6 +7,7 @@ use axum::http::{HeaderMap, StatusCode};
 use axum::{Extension, Json};
 use gpuaas_api::asyncapi::EVENT_KINDS;
 use gpuaas_api::dto::{self, DeliveryListQuery, Page, PageQuery, WebhookChange, WebhookChanged, WebhookCreate, WebhookCreated};
+use gpuaas_api::routes;
 use gpuaas_backends::webhook::check_target;
 use gpuaas_contract::id::{DeliveryId, WebhookId};
 use gpuaas_domain::Refusal;
@@ -18,7 +19,7 @@ use gpuaas_store::ResourceFilter;
 use super::caller::Caller;
 use super::idempotency::NotKept;
 use super::problem::{JsonBody, Params, Rejected, Segments};
-use super::{Tagged, etag_of, if_match, page, page_limit, parse_id, projects};
+use super::{Location, Tagged, etag_of, if_match, page, page_limit, parse_id};
 use crate::error::ControlError;
 use crate::events::webhooks::secret_of;
 use crate::transact::transact;
@@ -32,7 +33,7 @@ fn live(project: &str) -> ResourceFilter {
 
 async fn get(control: &Control, id: &str) -> Result<Webhook, ControlError> {
     let id: WebhookId = parse_id(id)?;
-    let unknown = || Refusal::not_found("webhook_unknown", format!("there is no webhook {id}; `gpuaas webhook ls` lists them"));
+    let unknown = || Refusal::not_found("webhook_unknown", format!("there is no webhook {id}"));
     let found = resources::get::<Webhook>(control, id).await?.filter(|webhook| webhook.deleted_at.is_none());
     Ok(found.ok_or_else(unknown)?)
 }
@@ -55,7 +56,7 @@ fn check_kinds(kinds: &[String]) -> Result<(), ControlError> {
             let message = format!(
                 "there is no kind of event `{unknown}`; see docs/events.md, or take `allocation` for all about allocations"
             );
-            Err(Refusal::invalid("kind_unknown", message).into())
+            Err(Refusal::invalid("kind_unknown", message).in_body("/kinds").into())
         }
     }
 }
@@ -73,10 +74,10 @@ fn check_reads(control: &Control, caller: &Caller) -> Result<(), ControlError> {
 
 pub(super) async fn list(
     State(control): Shared,
-    Segments(project): Segments<String>,
+    Extension(caller): Extension<Caller>,
     Params(query): Params<PageQuery>,
 ) -> Result<Json<Page<dto::Webhook>>, Rejected> {
-    let project = projects::get(&control, &project).await?;
+    let project = caller.project()?;
     let limit = page_limit(query.limit)?;
     if let Some(after) = &query.after {
         parse_id::<WebhookId>(after)?;
@@ -90,10 +91,9 @@ pub(super) async fn list(
 pub(super) async fn create(
     State(control): Shared,
     Extension(caller): Extension<Caller>,
-    Segments(project): Segments<String>,
     JsonBody(wanted): JsonBody<WebhookCreate>,
-) -> Result<(StatusCode, Extension<NotKept>, Json<WebhookCreated>), Rejected> {
-    let project = projects::get(&control, &project).await?;
+) -> Result<(StatusCode, Location, Extension<NotKept>, Json<WebhookCreated>), Rejected> {
+    let project = caller.project()?;
     check_url(&control, &wanted.url)?;
     check_kinds(&wanted.kinds)?;
     check_reads(&control, &caller)?;
@@ -118,7 +118,8 @@ pub(super) async fn create(
     })
     .await?;
     let secret = secret_of(&control, &made, made.generation)?.expose().to_string();
-    Ok((StatusCode::CREATED, Extension(NotKept), Json(WebhookCreated { webhook: to_dto(made), secret })))
+    let location = Location::of(routes::WEBHOOK, [&made.id]);
+    Ok((StatusCode::CREATED, location, Extension(NotKept), Json(WebhookCreated { webhook: to_dto(made), secret })))
 }
 
 pub(super) async fn show(State(control): Shared, Segments(id): Segments<String>) -> Result<Tagged<dto::Webhook>, Rejected> {
@@ -197,16 +198,7 @@ pub(super) async fn deliveries(
     if let Some(after) = &query.after {
         parse_id::<DeliveryId>(after)?;
     }
-    let states = match query.state.as_deref() {
-        None => Vec::new(),
-        Some("pending") => vec!["pending"],
-        Some("delivered") => vec!["delivered"],
-        Some("failed") => vec!["failed"],
-        Some(other) => {
-            let message = format!("there is no state `{other}`; choose pending, delivered or failed");
-            return Err(ControlError::BadInput { code: "state_invalid", message }.into());
-        }
-    };
+    let states = query.state.map(|state| state.as_str()).into_iter().collect();
     let filter = ResourceFilter { parent: Some(webhook.id.to_string()), states, ..ResourceFilter::default() };
     let found = resources::list(&control, &filter, query.after.as_deref(), true, limit.saturating_add(1)).await?;
     let found = page(found, limit, |delivery: &Delivery| delivery.id.to_string());
@@ -252,7 +244,7 @@ fn delivery_shown(delivery: Delivery) -> dto::Delivery {
         webhook_id: delivery.webhook_id,
         event_id: delivery.event_id,
         kind: delivery.kind,
-        state: delivery.state.as_str().to_owned(),
+        state: delivery.state.into(),
         attempts: delivery.attempts,
         last: delivery.last,
         due_at: delivery.due_at,

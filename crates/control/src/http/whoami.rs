@@ -5,6 +5,7 @@ use std::sync::Arc;
 use axum::extract::State;
 use axum::{Extension, Json};
 use gpuaas_api::dto::{WhoAmI, WhoAmIMembership};
+use gpuaas_contract::state::CallerKind;
 use gpuaas_domain::access::{Membership, Place, PrincipalId, Who};
 use gpuaas_domain::tenancy::{Organization, Project, ServiceAccount, User};
 use gpuaas_store::ResourceFilter;
@@ -23,18 +24,18 @@ pub(super) async fn show(
         PrincipalId::User(id) => {
             let user = resources::get::<User>(&control, id).await?;
             let (email, name) = user.map(|user| (user.email, user.name)).unwrap_or_default();
-            ("user", name, Some(email).filter(|email| !email.is_empty()), Some(Who::User(id)))
+            (CallerKind::User, name, Some(email).filter(|email| !email.is_empty()), Some(Who::User(id)))
         }
         PrincipalId::ServiceAccount(id) => {
             let account = resources::get::<ServiceAccount>(&control, id).await?;
             let name = account.map(|account| account.name).unwrap_or_default();
-            ("service_account", name, None, Some(Who::ServiceAccount(id)))
+            (CallerKind::ServiceAccount, name, None, Some(Who::ServiceAccount(id)))
         }
         PrincipalId::Token(id) => {
             let token = control.store.api_token_get(id).await?;
-            ("token", token.map(|token| token.name).unwrap_or_default(), None, None)
+            (CallerKind::Token, token.map(|token| token.name).unwrap_or_default(), None, None)
         }
-        PrincipalId::LocalAdmin => ("local_admin", "local admin".to_owned(), None, None),
+        PrincipalId::LocalAdmin => (CallerKind::LocalAdmin, "local admin".to_owned(), None, None),
     };
     let rows: Vec<Membership> = match owner {
         Some(owner) => {
@@ -48,11 +49,11 @@ pub(super) async fn show(
         memberships.push(membership(&control, row).await?);
     }
     Ok(Json(WhoAmI {
-        kind: kind.to_owned(),
+        kind: kind.into(),
         id: who.to_string(),
         name,
         email,
-        platform_role: caller.principal.platform.map(|role| role.as_str().to_owned()),
+        platform_role: caller.principal.platform.map(Into::into),
         invited: caller.principal.platform.is_some() || !caller.principal.memberships.is_empty(),
         memberships,
     }))
@@ -70,11 +71,5 @@ async fn membership(control: &Control, row: Membership) -> Result<WhoAmIMembersh
             None => (String::new(), None),
         },
     };
-    Ok(WhoAmIMembership {
-        membership_id: row.id,
-        at: row.at.to_string(),
-        place_name,
-        organization_id,
-        role: row.role.as_str().to_owned(),
-    })
+    Ok(WhoAmIMembership { membership_id: row.id, at: row.at.to_string(), place_name, organization_id, role: row.role.into() })
 }

@@ -63,6 +63,7 @@ impl From<ControlError> for Shown {
             | ControlError::Unauthenticated { .. }
             | ControlError::Precondition { .. }
             | ControlError::BadInput { .. }
+            | ControlError::BadBody { .. }
             | ControlError::Fenced
             | ControlError::Internal(_) => {
                 let text = "Something is broken on the server; its log has the details.";

@@ -134,6 +134,7 @@ fn broken(failure: &ControlError) -> Response {
         | ControlError::Unauthenticated { .. }
         | ControlError::Precondition { .. }
         | ControlError::BadInput { .. }
+        | ControlError::BadBody { .. }
         | ControlError::Fenced
         | ControlError::Internal(_) => (OauthError::ServerError, "something is broken on the server; its log has the details"),
     };

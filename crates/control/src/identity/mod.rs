@@ -153,7 +153,7 @@ impl Identity {
                 None => false,
             };
             if !counts {
-                let message = "this sign-in was ended; sign in again with `gpuaas login`".to_owned();
+                let message = "this sign-in was ended; sign in again".to_owned();
                 return Err(ControlError::Unauthenticated { code: "sign_in_ended", message });
             }
         }

@@ -10,7 +10,7 @@ use gpuaas_contract::id::{CorrelationId, TaskId};
 use gpuaas_contract::link::{Cancel, Offer, to_node};
 use gpuaas_contract::time::Timestamp;
 use gpuaas_domain::decision::Context;
-use gpuaas_domain::node::{self, Node, Transport};
+use gpuaas_domain::node::{self, LinkTransport, Node};
 use gpuaas_domain::task::{self, TaskRecord};
 use gpuaas_domain::{Actor, Decision};
 use gpuaas_store::CommitError;
@@ -48,8 +48,8 @@ pub(super) fn spawn_driver(control: Arc<Control>, session: Arc<LinkSession>) {
 
 async fn drive(control: &Arc<Control>, session: &Arc<LinkSession>) {
     let mut watch = tokio::time::interval(match session.transport {
-        Transport::Stream => WATCH_STREAM,
-        Transport::Poll => WATCH_POLL,
+        LinkTransport::Stream => WATCH_STREAM,
+        LinkTransport::Poll => WATCH_POLL,
     });
     watch.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
     let mut cancels_sent = HashSet::new();
@@ -72,7 +72,7 @@ async fn drive(control: &Arc<Control>, session: &Arc<LinkSession>) {
                 let silent = now.since(session.last_heard(now));
                 let patience = Duration::from_secs(u64::from(POLL_SECONDS));
                 let gone = session.abandoned_for(now).is_some_and(|gone| gone > ABANDONED);
-                if session.transport == Transport::Poll && (silent > patience || gone) {
+                if session.transport == LinkTransport::Poll && (silent > patience || gone) {
                     session.close("poll_silent", "no poll came for too long", 0);
                     return;
                 }

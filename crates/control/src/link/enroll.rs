@@ -24,7 +24,7 @@ use super::issue_once::IssueOnce;
 use super::{budget, identity};
 use crate::Control;
 use crate::error::ControlError;
-use crate::http::problem::{JsonBody, Rejected, Segments};
+use crate::http::problem::{LinkBody, Rejected, Segments};
 use crate::lease_settlement;
 use crate::listener::{ClientAddress, ClientCertificate};
 use crate::pki::{Ca, CaError, Issued, NodeRecord, secret_text};
@@ -67,7 +67,7 @@ fn context(applicant: &str, from: ClientAddress) -> Context {
 async fn with_token(
     State(control): Shared,
     Extension(from): Extension<ClientAddress>,
-    JsonBody(request): JsonBody<EnrollWithToken>,
+    LinkBody(request): LinkBody<EnrollWithToken>,
 ) -> Answer<Grant> {
     let context = context(&request.applicant.facts.hostname, from);
     let secret = Digest::of(request.token.as_bytes());
@@ -99,7 +99,7 @@ async fn with_token(
 async fn request(
     State(control): Shared,
     Extension(from): Extension<ClientAddress>,
-    JsonBody(request): JsonBody<EnrollRequest>,
+    LinkBody(request): LinkBody<EnrollRequest>,
 ) -> Answer<EnrollPending> {
     let context = context(&request.applicant.facts.hostname, from);
     check_applicant(&request.applicant)?;
@@ -364,7 +364,7 @@ async fn renew(
     State(control): Shared,
     Extension(cert): Extension<ClientCertificate>,
     Segments(path): Segments<NodeId>,
-    JsonBody(request): JsonBody<Renew>,
+    LinkBody(request): LinkBody<Renew>,
 ) -> Answer<Renewed> {
     let peer = identity::peer(&control, &cert, Some(path))?;
     let context = Context { now: Timestamp::now(), actor: Actor::Node(peer.node_id), correlation_id: CorrelationId::generate() };
@@ -407,7 +407,7 @@ fn check_same_key(node: &Node, csr_pem: &str) -> Result<(), ControlError> {
 /// A challenge needs no memory on our side: it is a time and a MAC over it.
 async fn rejoin_challenge(
     State(control): Shared,
-    JsonBody(request): JsonBody<RejoinChallengeRequest>,
+    LinkBody(request): LinkBody<RejoinChallengeRequest>,
 ) -> Answer<RejoinChallenge> {
     let now = Timestamp::now().0;
     let mac = control.keys.intent_mac(&challenge_text(request.node_id, now));
@@ -432,7 +432,7 @@ fn check_challenge(control: &Control, node_id: NodeId, challenge: &str, now: Tim
     }
 }
 
-async fn rejoin(State(control): Shared, JsonBody(request): JsonBody<Rejoin>) -> Answer<Renewed> {
+async fn rejoin(State(control): Shared, LinkBody(request): LinkBody<Rejoin>) -> Answer<Renewed> {
     let context =
         Context { now: Timestamp::now(), actor: Actor::Node(request.node_id), correlation_id: CorrelationId::generate() };
     let certificate = IssueOnce::new(&control.ca);

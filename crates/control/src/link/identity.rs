@@ -8,7 +8,7 @@ use axum::response::{IntoResponse as _, Response};
 use gpuaas_contract::id::NodeId;
 use gpuaas_contract::time::Timestamp;
 use gpuaas_domain::Refusal;
-use gpuaas_domain::node::{Node, Service};
+use gpuaas_domain::node::{Node, NodeService};
 
 use crate::Control;
 use crate::error::ControlError;
@@ -65,12 +65,12 @@ pub(super) async fn node(control: &Control, peer: &Peer) -> Result<Node, Control
         tokio::try_join!(control.store.certificate_get(&peer.serial), control.store.node_get(peer.node_id))?;
     let (certificate, node) = certificate.zip(node).ok_or_else(revoked)?;
     match node.service {
-        Service::Locked => {
+        NodeService::Locked => {
             let message = format!("node {} is locked: {}; enroll the machine again", node.id, node.service_reason);
             return Err(Refusal::forbidden("node_locked", message).into());
         }
-        Service::Retired => return Err(Refusal::forbidden("node_retired", format!("node {} was retired", node.id)).into()),
-        Service::InService | Service::Draining | Service::Quarantined => {}
+        NodeService::Retired => return Err(Refusal::forbidden("node_retired", format!("node {} was retired", node.id)).into()),
+        NodeService::InService | NodeService::Draining | NodeService::Quarantined => {}
     }
     // A serial number can be copied by whoever has the CA's key; the node's own key cannot.
     if node.tls_key_digest != peer.key_digest {

@@ -112,6 +112,7 @@ pub(super) fn close_for(session: &LinkSession, error: &ControlError) {
         ControlError::Unauthenticated { code, message } | ControlError::BadInput { code, message } => {
             session.close(code, message, 5)
         }
+        ControlError::BadBody { message, .. } => session.close("body_invalid", message, 5),
         ControlError::Refused(refusal) => session.close(refusal.code, &refusal.message, 5),
         ControlError::Fenced => session.fence(),
         ControlError::Store(_)

@@ -8,7 +8,7 @@ use gpuaas_contract::link::{self, Hello, TaskPhase, Welcome};
 use gpuaas_contract::telemetry::HostFacts;
 use gpuaas_contract::time::Timestamp;
 use gpuaas_domain::decision::Context;
-use gpuaas_domain::node::{self, LiveSession, Node, Transport};
+use gpuaas_domain::node::{self, LinkTransport, LiveSession, Node};
 use gpuaas_domain::task::{self, TaskState};
 use gpuaas_domain::{Actor, Decision, Refusal};
 
@@ -29,7 +29,7 @@ pub(super) async fn open(
     control: &Arc<Control>,
     peer: Peer,
     hello: Hello,
-    transport: Transport,
+    transport: LinkTransport,
 ) -> Result<(Arc<LinkSession>, Welcome), ControlError> {
     if hello.protocol != link::PROTOCOL {
         let message =
@@ -172,6 +172,7 @@ async fn reconcile(control: &Control, session: &LinkSession, hello: &Hello) -> R
         let id = listed.id;
         transact(control, || async {
             let Some(task) = control.store.task_get(id).await? else { return Ok(((), Default::default())) };
+            let context = Context { correlation_id: task.correlation_id.clone(), ..context.clone() };
             let decision = match in_hand.get(&id) {
                 Some(TaskPhase::Accepted) => task::acknowledged(&task, false, &context),
                 Some(TaskPhase::Started | TaskPhase::Finished) => task::acknowledged(&task, true, &context),

@@ -14,13 +14,13 @@ use gpuaas_contract::link::{
 };
 use gpuaas_contract::resume::REQUEST_KEY_HEADER;
 use gpuaas_contract::time::Timestamp;
-use gpuaas_domain::node::Transport;
+use gpuaas_domain::node::LinkTransport;
 
 use super::session::LinkSession;
 use super::{POLL_SECONDS, identity, inbound, open};
 use crate::Control;
 use crate::error::ControlError;
-use crate::http::problem::{JsonBody, Rejected, Segments};
+use crate::http::problem::{LinkBody, Rejected, Segments};
 use crate::listener::ClientCertificate;
 
 type Shared = State<Arc<Control>>;
@@ -48,10 +48,10 @@ async fn hello(
     State(control): Shared,
     Extension(cert): Certificate,
     Segments(node): Segments<NodeId>,
-    JsonBody(hello): JsonBody<Hello>,
+    LinkBody(hello): LinkBody<Hello>,
 ) -> Answer<Welcome> {
     let peer = identity::peer(&control, &cert, Some(node))?;
-    let (_, welcome) = open::open(&control, peer, hello, Transport::Poll).await?;
+    let (_, welcome) = open::open(&control, peer, hello, LinkTransport::Poll).await?;
     Ok(Json(welcome))
 }
 
@@ -69,8 +69,10 @@ fn session(
         let message = format!("the header `{}` with the session of the hello is missing", link::SESSION_HEADER);
         return Err(ControlError::BadInput { code: "session_missing", message });
     };
-    let session =
-        control.hub.get(peer.node_id).filter(|live| live.id == claimed && live.transport == Transport::Poll && !live.is_closed());
+    let session = control
+        .hub
+        .get(peer.node_id)
+        .filter(|live| live.id == claimed && live.transport == LinkTransport::Poll && !live.is_closed());
     let session = session.ok_or(ControlError::Fenced)?;
     // The id of a session is in events and lists; its key is known to the agent process alone. And a certificate that somebody made
     // with the CA's key is for another key than the node's.
@@ -123,7 +125,7 @@ async fn pong(
     Extension(cert): Certificate,
     Segments(node): Segments<NodeId>,
     headers: HeaderMap,
-    JsonBody(pong): JsonBody<Pong>,
+    LinkBody(pong): LinkBody<Pong>,
 ) -> Result<(), Rejected> {
     session(&control, &cert, node, &headers)?.answered(pong.nonce);
     Ok(())
@@ -134,7 +136,7 @@ async fn heartbeat(
     Extension(cert): Certificate,
     Segments(node): Segments<NodeId>,
     headers: HeaderMap,
-    JsonBody(beat): JsonBody<Heartbeat>,
+    LinkBody(beat): LinkBody<Heartbeat>,
 ) -> Result<(), Rejected> {
     let session = session(&control, &cert, node, &headers)?;
     Ok(inbound::heartbeat(&control, &session, beat).await?)
@@ -145,7 +147,7 @@ async fn metrics(
     Extension(cert): Certificate,
     Segments(node): Segments<NodeId>,
     headers: HeaderMap,
-    JsonBody(sample): JsonBody<Metrics>,
+    LinkBody(sample): LinkBody<Metrics>,
 ) -> Result<(), Rejected> {
     let session = session(&control, &cert, node, &headers)?;
     Ok(inbound::metrics(&session, &sample)?)
@@ -156,7 +158,7 @@ async fn task_ack(
     Extension(cert): Certificate,
     Segments((node, task)): Segments<(NodeId, String)>,
     headers: HeaderMap,
-    JsonBody(message): JsonBody<FromNode>,
+    LinkBody(message): LinkBody<FromNode>,
 ) -> Result<(), Rejected> {
     let session = session(&control, &cert, node, &headers)?;
     let fits = |about: &str| if about == task { Ok(()) } else { Err(wrong_task("the body is about another task than the path")) };
@@ -195,7 +197,7 @@ async fn task_logs(
     Extension(cert): Certificate,
     Segments((node, task)): Segments<(NodeId, String)>,
     headers: HeaderMap,
-    JsonBody(chunk): JsonBody<LogChunk>,
+    LinkBody(chunk): LinkBody<LogChunk>,
 ) -> Answer<LogAck> {
     let session = session(&control, &cert, node, &headers)?;
     if chunk.lines.iter().any(|line| line.task_id != task) {

@@ -13,7 +13,7 @@ use gpuaas_contract::link::{Goodbye, Offer, Ping, ToNode, to_node};
 use gpuaas_contract::resume::ResumeSecret;
 use gpuaas_contract::telemetry::HostMetrics;
 use gpuaas_contract::time::Timestamp;
-use gpuaas_domain::node::Transport;
+use gpuaas_domain::node::LinkTransport;
 use gpuaas_domain::task::{ReceiptHead, TaskRecord};
 use tokio::sync::{Notify, Semaphore};
 use tokio_util::sync::CancellationToken;
@@ -41,7 +41,7 @@ pub struct LinkSession {
     /// The node's receipt key in this epoch.
     pub receipt_key: VerifyingKey,
     /// What carries it.
-    pub transport: Transport,
+    pub transport: LinkTransport,
     /// The certificate that opened it.
     pub peer: Peer,
     /// How many tasks may be in flight to this node.
@@ -108,7 +108,7 @@ pub struct Opening {
     /// The node's receipt key in this epoch.
     pub receipt_key: VerifyingKey,
     /// What carries it.
-    pub transport: Transport,
+    pub transport: LinkTransport,
     /// How many tasks the agent runs at a time.
     pub capacity: u32,
     /// Version of the verifier set the node will have after the welcome.

@@ -8,7 +8,7 @@ use axum::Router;
 use futures::Stream;
 use gpuaas_contract::link::node_link_server::{NodeLink, NodeLinkServer};
 use gpuaas_contract::link::{FromNode, Goodbye, MAX_MESSAGE_BYTES, ToNode, from_node, to_node};
-use gpuaas_domain::node::Transport;
+use gpuaas_domain::node::LinkTransport;
 use tonic::{Request, Response, Status, Streaming};
 
 use super::inbound::close_for;
@@ -50,7 +50,7 @@ impl NodeLink for Service {
             Ok(Err(status)) => return Err(status),
             Err(_) => return Err(Status::deadline_exceeded("hello_timeout: no hello came")),
         };
-        let (session, welcome) = match open::open(&control, peer, hello, Transport::Stream).await {
+        let (session, welcome) = match open::open(&control, peer, hello, LinkTransport::Stream).await {
             Ok(opened) => opened,
             // A node that is known but not wanted is told so in words, not by a broken stream.
             Err(ControlError::Refused(refusal)) => {
@@ -118,6 +118,7 @@ fn status(error: &ControlError) -> Status {
         ControlError::Refused(refusal) => Status::permission_denied(format!("{}: {}", refusal.code, refusal.message)),
         ControlError::Unauthenticated { code, message } => Status::unauthenticated(format!("{code}: {message}")),
         ControlError::BadInput { code, message } => Status::invalid_argument(format!("{code}: {message}")),
+        ControlError::BadBody { message, .. } => Status::invalid_argument(message.clone()),
         ControlError::Fenced => Status::aborted("session_fenced: say hello again"),
         ControlError::Store(_)
         | ControlError::Contended

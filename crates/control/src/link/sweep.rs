@@ -9,7 +9,7 @@ use std::time::Duration;
 use gpuaas_contract::id::{CorrelationId, NodeId};
 use gpuaas_contract::time::Timestamp;
 use gpuaas_domain::decision::{Change, Context, LinkWakeup};
-use gpuaas_domain::node::Service;
+use gpuaas_domain::node::NodeService;
 use gpuaas_domain::{Actor, Decision, Wakeup, node, task};
 use gpuaas_store::CommitError;
 use tokio::sync::broadcast::error::RecvError;
@@ -146,12 +146,12 @@ async fn check_access(control: &Control, node_id: NodeId) -> Result<(), ControlE
     let Some(session) = control.hub.get(node_id) else { return Ok(()) };
     let Some(node) = control.store.node_get(node_id).await? else { return Ok(()) };
     let (code, message, retry) = match node.service {
-        Service::Locked => ("node_locked", node.service_reason.as_str(), 300),
-        Service::Retired => ("node_retired", "an operator retired this node", 300),
-        Service::InService | Service::Draining | Service::Quarantined if node.epoch != session.node_epoch => {
+        NodeService::Locked => ("node_locked", node.service_reason.as_str(), 300),
+        NodeService::Retired => ("node_retired", "an operator retired this node", 300),
+        NodeService::InService | NodeService::Draining | NodeService::Quarantined if node.epoch != session.node_epoch => {
             ("epoch_retired", "this machine was enrolled again", 60)
         }
-        Service::InService | Service::Draining | Service::Quarantined => {
+        NodeService::InService | NodeService::Draining | NodeService::Quarantined => {
             if node.session.is_some_and(|live| live.id != session.id && live.server != control.server_id) {
                 session.fence();
             }

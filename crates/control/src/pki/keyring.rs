@@ -48,7 +48,7 @@ pub enum KeyRingError {
     #[error("the active signing key {0} is missing; restore its file from a backup or revoke it")]
     ActiveKeyMissing(KeyId),
     /// No such key.
-    #[error("there is no signing key {0}; `gpuaas signing-key ls` lists them")]
+    #[error("there is no signing key {0}")]
     Unknown(KeyId),
 }
 

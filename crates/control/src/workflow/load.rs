@@ -3,7 +3,7 @@
 use std::collections::BTreeSet;
 
 use gpuaas_contract::id::TaskId;
-use gpuaas_domain::allocation::{Allocation, Chosen, Step, StepInputs};
+use gpuaas_domain::allocation::{Allocation, AllocationStep, Chosen, StepInputs};
 use gpuaas_domain::budget::{EXHAUSTED, Scope};
 use gpuaas_domain::catalog::Product;
 use gpuaas_domain::decision::Context;
@@ -51,17 +51,21 @@ pub(super) async fn load<'a>(
     let lease_tasks = lease_tasks(control, &slots, machine.as_ref(), task.as_ref()).await?;
     let free = slots.is_empty() && machine.is_none();
     let found = match run.step {
-        Step::Place if free && run.release_request.is_none() => Some(look(control, run).await?),
-        Step::Place | Step::AwaitProvision | Step::Serve | Step::AwaitPower | Step::Release | Step::AwaitRelease | Step::Done => {
-            None
-        }
+        AllocationStep::Place if free && run.release_request.is_none() => Some(look(control, run).await?),
+        AllocationStep::Place
+        | AllocationStep::AwaitProvision
+        | AllocationStep::Serve
+        | AllocationStep::AwaitPower
+        | AllocationStep::Release
+        | AllocationStep::AwaitRelease
+        | AllocationStep::Done => None,
     };
     let (place, held) = match found {
         Some(Ok((chosen, held))) => (Some(Ok(chosen)), Some(held)),
         Some(Err(no_fit)) => (Some(Err(no_fit)), None),
         None => (None, None),
     };
-    let orders = run.step == Step::Release && !free && lease_tasks.iter().all(|task| task.state.ended());
+    let orders = run.step == AllocationStep::Release && !free && lease_tasks.iter().all(|task| task.state.ended());
     let budget = if orders { Some(budget_of(control, run, context).await?) } else { None };
     Ok((StepInputs { node, slots, lease_tasks, machine, task, place, budget, quotas: Vec::new() }, held))
 }

@@ -15,7 +15,7 @@ use std::sync::Arc;
 
 use gpuaas_contract::id::{AllocationId, OrgId};
 use gpuaas_contract::time::Timestamp;
-use gpuaas_domain::allocation::{self, Advance, Allocation, Next, Signers, Step, StepInputs};
+use gpuaas_domain::allocation::{self, Advance, Allocation, AllocationStep, Next, Signers, StepInputs};
 use gpuaas_domain::decision::Context;
 use gpuaas_domain::task::{self, TaskRecord};
 use gpuaas_domain::{Actor, Decision};
@@ -75,25 +75,25 @@ pub(crate) fn spawn(control: &Arc<Control>, driver: Arc<dyn Driver>) {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Advanced {
     /// The step that the run is at now.
-    pub step: Step,
+    pub step: AllocationStep,
     /// When to come again.
     pub next: Next,
 }
 
 /// The step that a run is at. `None` if there is no such allocation.
-pub async fn step_of(control: &Control, id: AllocationId) -> Result<Option<Step>, ControlError> {
+pub async fn step_of(control: &Control, id: AllocationId) -> Result<Option<AllocationStep>, ControlError> {
     Ok(resources::get::<Allocation>(control, id).await?.map(|run| run.step))
 }
 
 /// Advances the run of an allocation by one step, but only if it is `at` this one, where one is given. `None` if there is no such
 /// allocation.
-pub async fn advance(control: &Control, id: AllocationId, at: Option<Step>) -> Result<Option<Advanced>, ControlError> {
+pub async fn advance(control: &Control, id: AllocationId, at: Option<AllocationStep>) -> Result<Option<Advanced>, ControlError> {
     // What is held for it is held until the decision is written.
     let of = |(_, _, _, organization): &(_, _, _, Option<OrgId>)| *organization;
-    let (advanced, wrote, _held, _) = transact_counted(control, of, || async {
+    let (advanced, wrote, _held, _) = transact_counted(control, (), of, async |_| {
         let nothing = |advanced| Ok(((advanced, None, None, None), Decision::default()));
         let Some(run) = resources::get::<Allocation>(control, id).await? else { return nothing(None) };
-        if run.step == Step::Done {
+        if run.step == AllocationStep::Done {
             return nothing(Some(Advanced { step: run.step, next: Next::Done }));
         }
         if at.is_some_and(|at| at != run.step) {
@@ -136,28 +136,28 @@ fn decide(control: &Control, run: &Allocation, inputs: &StepInputs, context: &Co
 }
 
 /// Where a crash test stops the server before a step is written.
-const fn decided(step: Step) -> &'static str {
+const fn decided(step: AllocationStep) -> &'static str {
     match step {
-        Step::Place => "run.place.decided",
-        Step::AwaitProvision => "run.await_provision.decided",
-        Step::Serve => "run.serve.decided",
-        Step::AwaitPower => "run.await_power.decided",
-        Step::Release => "run.release.decided",
-        Step::AwaitRelease => "run.await_release.decided",
-        Step::Done => "run.done.decided",
+        AllocationStep::Place => "run.place.decided",
+        AllocationStep::AwaitProvision => "run.await_provision.decided",
+        AllocationStep::Serve => "run.serve.decided",
+        AllocationStep::AwaitPower => "run.await_power.decided",
+        AllocationStep::Release => "run.release.decided",
+        AllocationStep::AwaitRelease => "run.await_release.decided",
+        AllocationStep::Done => "run.done.decided",
     }
 }
 
 /// Where a crash test stops the server after a step was written.
-const fn committed(step: Step) -> &'static str {
+const fn committed(step: AllocationStep) -> &'static str {
     match step {
-        Step::Place => "run.place.committed",
-        Step::AwaitProvision => "run.await_provision.committed",
-        Step::Serve => "run.serve.committed",
-        Step::AwaitPower => "run.await_power.committed",
-        Step::Release => "run.release.committed",
-        Step::AwaitRelease => "run.await_release.committed",
-        Step::Done => "run.done.committed",
+        AllocationStep::Place => "run.place.committed",
+        AllocationStep::AwaitProvision => "run.await_provision.committed",
+        AllocationStep::Serve => "run.serve.committed",
+        AllocationStep::AwaitPower => "run.await_power.committed",
+        AllocationStep::Release => "run.release.committed",
+        AllocationStep::AwaitRelease => "run.await_release.committed",
+        AllocationStep::Done => "run.done.committed",
     }
 }
 

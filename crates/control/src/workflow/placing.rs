@@ -4,7 +4,7 @@ use std::collections::BTreeSet;
 use std::sync::{Mutex, PoisonError};
 
 use gpuaas_contract::id::AllocationId;
-use gpuaas_domain::allocation::{Next, Step};
+use gpuaas_domain::allocation::{AllocationStep, Next};
 
 use super::Advanced;
 
@@ -15,7 +15,7 @@ pub(crate) struct Placing(Mutex<BTreeSet<AllocationId>>);
 impl Placing {
     /// Notes what came of a run's last step.
     pub(super) fn note(&self, id: AllocationId, advanced: Option<Advanced>) {
-        let waits = matches!(advanced, Some(Advanced { step: Step::Place, next: Next::At(_) }));
+        let waits = matches!(advanced, Some(Advanced { step: AllocationStep::Place, next: Next::At(_) }));
         let mut waiting = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         if waits {
             waiting.insert(id);

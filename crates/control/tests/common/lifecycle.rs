@@ -3,12 +3,15 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
+use gpuaas_api::dto::StateFilter;
 use gpuaas_api::dto::{
     Allocation, AllocationCreate, ImageCreate, Limits, NodeRetire, OrganizationCreate, PageQuery, ProductKind, ProjectCreate,
     Reason, SkuCreate, TaskListQuery,
 };
 use gpuaas_contract::Digest;
+use gpuaas_contract::money::{Currency, Money};
 use gpuaas_contract::receipt::Outcome;
+use gpuaas_contract::state::AllocationState;
 use gpuaas_contract::task::TaskType;
 use gpuaas_testkit::eventually_async;
 
@@ -45,7 +48,7 @@ impl Shop {
                 gpu_model: None,
                 min_vcpus: 0,
                 min_memory_mib: 0,
-                price_per_hour: 2_500_000,
+                price_per_hour: Money::of_millionths(2_500_000, Currency::USD),
             };
             client.sku_create(&sku, None).await.unwrap();
         }
@@ -89,7 +92,7 @@ pub async fn until(server: &TestServer, allocation: &Allocation, state: &str) ->
     let id = allocation.id.to_string();
     eventually_async(super::PATIENCE, state, || async {
         let now = client.allocation(&id).await.unwrap();
-        (now.state == state).then_some(now)
+        (now.state.as_str() == state).then_some(now)
     })
     .await
 }
@@ -99,7 +102,7 @@ pub async fn a_slice_is_asked_for_made_and_given_back(server: TestServer) {
     let shop = Shop::open(&server).await;
     let client = server.client();
     let plan = client.allocation_plan(&shop.project, &shop.wants("a", "two")).await.unwrap();
-    assert!(plan.fits && plan.price_per_hour == 2_500_000 && plan.slots.unwrap().len() == 2);
+    assert!(plan.fits && plan.price_per_hour.to_string() == "2.50 USD" && plan.slots.unwrap().len() == 2);
 
     let made = client.allocation_create(&shop.project, &shop.wants("a", "two"), Some("k")).await.unwrap();
     let again = client.allocation_create(&shop.project, &shop.wants("a", "two"), Some("k")).await.unwrap();
@@ -253,24 +256,28 @@ pub async fn a_step_that_fails_leads_to_a_defined_end(server: TestServer) {
             let made = client.allocation_create(&shop.project, &shop.wants("a", "two"), None).await.unwrap();
             let id = made.id.to_string();
             let bad = Some((kind, how));
-            let over = |now: &Allocation| ["active", "failed", "released", "release_blocked"].contains(&now.state.as_str());
+            let over =
+                |now: &Allocation| ["active", "stopped", "failed", "released", "release_blocked"].contains(&now.state.as_str());
             let now = serves(&mut node, &server, &made, bad, over).await;
-            if now.state == "active" {
+            if now.state.as_str() == "active" {
                 client.allocation_stop(&id).await.unwrap();
                 let now = serves(&mut node, &server, &made, bad, |now| now.pending_power_action.is_none()).await;
-                assert_eq!(now.stopped, kind != TaskType::SliceVmPower, "{what}: {now:?}");
+                assert_eq!(now.state == AllocationState::Stopped, kind != TaskType::SliceVmPower, "{what}: {now:?}");
                 client.allocation_release(&id, &Reason::default()).await.unwrap();
-                let now = serves(&mut node, &server, &made, bad, |now| over(now) && now.state != "active").await;
-                assert_eq!(now.state, "released", "{what}: {now:?}");
+                let now = serves(&mut node, &server, &made, bad, |now| {
+                    over(now) && !now.state.known().is_some_and(AllocationState::is_held)
+                })
+                .await;
+                assert_eq!(now.state.as_str(), "released", "{what}: {now:?}");
             } else {
-                assert!(now.state == "failed" && now.reason.is_some() && now.code.is_some(), "{what}: {now:?}");
+                assert!(now.state.as_str() == "failed" && now.reason.is_some() && now.code.is_some(), "{what}: {now:?}");
             }
             for slot in &slots {
                 let slot = client.slot(&slot.id.to_string()).await.unwrap();
                 assert_eq!((slot.state.as_str(), slot.allocation_id), ("available", None), "{what}");
             }
             assert_eq!(client.project_quota(&shop.project).await.unwrap().used, Default::default(), "{what}");
-            let open = TaskListQuery { state: Some("open".to_owned()), ..TaskListQuery::default() };
+            let open = TaskListQuery { state: Some(StateFilter::Open), ..TaskListQuery::default() };
             assert!(client.tasks(&open).await.unwrap().items.is_empty(), "{what}: a task is left");
         }
     }
@@ -341,7 +348,7 @@ pub async fn a_release_over_the_budget_waits_where_everybody_sees_it(mut server:
         client.allocation(&second).await.unwrap().code.filter(|code| code == "destructive_budget_exhausted")
     });
     waiting.await;
-    assert_eq!(client.allocation(&second).await.unwrap().state, "releasing");
+    assert_eq!(client.allocation(&second).await.unwrap().state.as_str(), "releasing");
     let history = client.allocation_events(&second, &PageQuery::default()).await.unwrap().items;
     let waits = history.iter().filter(|event| event.kind == "gpuaas.allocation.release_waiting.v1").count();
     assert_eq!(waits, 1, "told once");
@@ -366,14 +373,14 @@ pub async fn a_node_with_a_tenant_is_retired_only_by_force_and_the_tenant_is_tol
     until(&server, &made, "active").await;
     let retire = NodeRetire { reason: "the rack moves out".to_owned(), force: false };
     assert_eq!(refused(client.node_retire(&node.node(), &retire).await), "node_in_use");
-    assert_eq!(client.allocation(&made.id.to_string()).await.unwrap().state, "active");
+    assert_eq!(client.allocation(&made.id.to_string()).await.unwrap().state.as_str(), "active");
 
     let name = client.node_retire(&node.node(), &NodeRetire { force: true, ..retire }).await.unwrap().name;
     let told = until(&server, &made, "release_blocked").await;
     assert!(told.reason.is_some_and(|reason| reason.contains("no longer yours")), "{:?}", told.code);
     let history = client.allocation_events(&made.id.to_string(), &PageQuery::default()).await.unwrap().items;
     assert!(history.iter().any(|event| event.kind == "gpuaas.allocation.release_blocked.v1"), "{history:?}");
-    assert_eq!(client.node(&name).await.unwrap().service, "retired", "it can still be looked at by its name");
+    assert_eq!(client.node(&name).await.unwrap().service.as_str(), "retired", "it can still be looked at by its name");
 }
 
 /// Makes tests of every scenario with another macro.

@@ -108,6 +108,7 @@ impl TestServer {
             backends: Default::default(),
             driver: Arc::new(Embedded),
             webhooks_to_private: true,
+            cors_origins: Vec::new(),
             trusted_proxies: Vec::new(),
             limits: None,
             destructive_budget: gpuaas_domain::budget::DEFAULT_PER_HOUR,

@@ -1,6 +1,6 @@
 //! What an API key is limited to.
 
-use super::action::Action;
+use super::Action;
 use crate::refusal::Refusal;
 
 /// Most patterns of one key.

@@ -3,7 +3,7 @@
 use gpuaas_contract::id::{MembershipId, OrgId, ProjectId, ServiceAccountId, UserId};
 use gpuaas_contract::time::Timestamp;
 
-use super::role::{PlatformRole, ProjectRole};
+use super::MemberRole;
 use crate::names::checked_email;
 use crate::refusal::Refusal;
 
@@ -88,67 +88,22 @@ impl TryFrom<String> for Place {
     }
 }
 
+impl Place {
+    /// Whether this role can be held here.
+    pub const fn fits(self, role: MemberRole) -> bool {
+        match (role, self) {
+            (MemberRole::Platform(_), Self::Platform) => true,
+            (MemberRole::Project(_), Self::Organization(_) | Self::Project(_)) => true,
+            (MemberRole::Platform(_), Self::Organization(_) | Self::Project(_)) | (MemberRole::Project(_), Self::Platform) => {
+                false
+            }
+        }
+    }
+}
+
 impl From<Place> for String {
     fn from(place: Place) -> Self {
         place.to_string()
-    }
-}
-
-/// A role of either kind. In text its name: no name is used twice.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, serde::Serialize, serde::Deserialize)]
-#[serde(try_from = "String", into = "String")]
-pub enum MemberRole {
-    /// Of those who run the platform.
-    Platform(PlatformRole),
-    /// In an organization or a project.
-    Project(ProjectRole),
-}
-
-impl MemberRole {
-    /// Name on the wire and in the store.
-    pub const fn as_str(self) -> &'static str {
-        match self {
-            Self::Platform(role) => role.as_str(),
-            Self::Project(role) => role.as_str(),
-        }
-    }
-
-    /// The role with this name. A `viewer` is one of a project: only API tokens had such a role on the platform.
-    pub fn parse(name: &str) -> Option<Self> {
-        let platform = PlatformRole::ALL.into_iter().map(Self::Platform);
-        platform.chain(ProjectRole::ALL.into_iter().map(Self::Project)).find(|role| role.as_str() == name)
-    }
-
-    /// Whether somebody with this role has `other` as well.
-    pub const fn includes(self, other: Self) -> bool {
-        match (self, other) {
-            (Self::Platform(own), Self::Platform(other)) => own.includes(other),
-            (Self::Project(own), Self::Project(other)) => own.includes(other),
-            (Self::Platform(_), Self::Project(_)) | (Self::Project(_), Self::Platform(_)) => false,
-        }
-    }
-
-    /// Whether this role can be held there.
-    pub const fn fits(self, at: Place) -> bool {
-        match (self, at) {
-            (Self::Platform(_), Place::Platform) => true,
-            (Self::Project(_), Place::Organization(_) | Place::Project(_)) => true,
-            (Self::Platform(_), Place::Organization(_) | Place::Project(_)) | (Self::Project(_), Place::Platform) => false,
-        }
-    }
-}
-
-impl TryFrom<String> for MemberRole {
-    type Error = BadName;
-
-    fn try_from(name: String) -> Result<Self, BadName> {
-        Self::parse(&name).ok_or(BadName("a role"))
-    }
-}
-
-impl From<MemberRole> for String {
-    fn from(role: MemberRole) -> Self {
-        role.as_str().to_owned()
     }
 }
 
@@ -184,7 +139,7 @@ impl Membership {
         invited_by: String,
         created_at: Timestamp,
     ) -> Result<Self, Refusal> {
-        if !role.fits(at) {
+        if !at.fits(role) {
             let message = match at {
                 Place::Platform => {
                     format!("`{}` is a role in projects; on the platform choose admin, operator or support", role.as_str())

@@ -6,11 +6,12 @@
 use gpuaas_contract::id::{OrgId, ProjectId, ServiceAccountId};
 use gpuaas_contract::time::Timestamp;
 
-use super::action::{Action, Scope};
+use super::MemberRole;
 use super::key_scopes::KeyScopes;
-use super::membership::{MemberRole, Place};
+use super::membership::Place;
 use super::policies::Policies;
 use super::principal::{Principal, PrincipalId};
+use super::{Action, Scope};
 use crate::refusal::Refusal;
 
 /// Longest chain of keys of which each was made with the one before. Every request with the last one asks whether all of them count.

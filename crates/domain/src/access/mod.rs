@@ -4,27 +4,26 @@
 //! [`Policies::may`] answers. The rules themselves are not code: they are the Cedar files in `policies/`, and operators may add rules that
 //! forbid more, never rules that allow more.
 
-mod action;
 mod key_scopes;
 mod membership;
 mod mint;
 mod policies;
 mod principal;
-mod role;
 mod rules;
+mod scope;
 
 use gpuaas_contract::Digest;
 use gpuaas_contract::id::{ApiTokenId, NodeId, ProjectId, ServiceAccountId, UserId};
 use gpuaas_contract::time::Timestamp;
 
-pub use action::{Action, Scope, ScopeKind};
+pub use gpuaas_contract::access::{Action, MemberRole, PlatformRole, ProjectRole, ScopeKind};
 pub use key_scopes::{BadKeyScopes, KeyScopes, MAX_PATTERNS};
-pub use membership::{BadName, MemberRole, Membership, Place, Who};
+pub use membership::{BadName, Membership, Place, Who};
 pub use mint::{KeyLimits, MAX_KEY_CHAIN, check_password_life, check_role, check_role_life};
 pub use policies::{Policies, Verdict};
 pub use principal::{Principal, PrincipalId};
-pub use role::{PlatformRole, ProjectRole, Role};
 pub use rules::{BadPolicies, MAX_FILE_BYTES, MAX_FILES, MAX_RULES};
+pub use scope::Scope;
 
 /// Who is responsible for a change.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -43,7 +42,7 @@ pub enum Actor {
         /// Which token.
         id: ApiTokenId,
         /// Its role.
-        role: Role,
+        role: PlatformRole,
     },
     /// Whoever sits at the server itself.
     LocalAdmin,

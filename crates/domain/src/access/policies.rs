@@ -9,10 +9,9 @@ use cedar_policy::{
     RestrictedExpression, Schema,
 };
 
-use super::action::{Action, Scope, ScopeKind};
 use super::principal::{HeldRole, Principal, PrincipalId};
-use super::role::{PlatformRole, ProjectRole};
 use super::rules::{BadPolicies, Rules};
+use super::{Action, PlatformRole, ProjectRole, Scope, ScopeKind};
 
 /// The answer to a question.
 #[must_use]

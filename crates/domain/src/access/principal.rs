@@ -3,10 +3,9 @@
 use gpuaas_contract::id::{ApiTokenId, ServiceAccountId, UserId};
 use gpuaas_contract::time::Timestamp;
 
-use super::action::Scope;
 use super::key_scopes::KeyScopes;
-use super::membership::{BadName, MemberRole, Membership, Place, Who};
-use super::role::{PlatformRole, ProjectRole};
+use super::membership::{BadName, Membership, Place, Who};
+use super::{MemberRole, PlatformRole, ProjectRole, Scope};
 
 /// Who asks. In text as in the audit log: `user:user_…`, `sa:sa_…`, `token:apitok_…` or `local-admin`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -92,7 +91,7 @@ impl Principal {
             PrincipalId::Token(_) | PrincipalId::LocalAdmin => None,
         };
         let theirs = |row: &&Membership| Some(&row.who) == holder.as_ref();
-        for row in rows.iter().filter(theirs).filter(|row| row.removed_at.is_none() && row.role.fits(row.at)) {
+        for row in rows.iter().filter(theirs).filter(|row| row.removed_at.is_none() && row.at.fits(row.role)) {
             match row.role {
                 MemberRole::Platform(role) if principal.platform.is_none_or(|held| role.includes(held)) => {
                     principal.platform = Some(role);

@@ -2,12 +2,12 @@
 
 use gpuaas_contract::id::{NodeId, SlotId, TaskId};
 use gpuaas_contract::task::Task;
-use gpuaas_contract::task::slice_vm_power::Action;
+use gpuaas_contract::task::slice_vm_power::PowerAction;
 use gpuaas_contract::time::Timestamp;
 use serde_json::json;
 use std::time::Duration;
 
-use super::{Allocation, AllocationState, LastError, MAX_ATTEMPTS, MAX_RELEASES, SLOW_POLL, Step, tenant_messages};
+use super::{Allocation, AllocationState, AllocationStep, LastError, MAX_ATTEMPTS, MAX_RELEASES, SLOW_POLL, tenant_messages};
 use crate::catalog::Product;
 use crate::decision::{Context, Decision, Wakeup};
 use crate::machine::{self, Machine, MachineState, Tenant};
@@ -52,9 +52,9 @@ pub struct StepInputs {
     pub machine: Option<Machine>,
     /// [`Allocation::task_id`].
     pub task: Option<TaskRecord>,
-    /// A place for it; only looked for at [`Step::Place`].
+    /// A place for it; only looked for at [`AllocationStep::Place`].
     pub place: Option<Result<Chosen, NoFit>>,
-    /// What is written of the budget of destruction if a release is ordered, or why none may be; only asked for at [`Step::Release`].
+    /// What is written of the budget of destruction if a release is ordered, or why none may be; only asked for at [`AllocationStep::Release`].
     pub budget: Option<Result<Decision, Refusal>>,
     /// The quotas of its project and its organization. Nothing but its end is written to them.
     pub quotas: Vec<Quota>,
@@ -101,13 +101,13 @@ pub struct Advance {
 pub fn advance(allocation: &Allocation, inputs: &StepInputs, signers: &Signers<'_>, context: &Context) -> Advance {
     let run = Run { now: allocation, inputs, signers, context };
     match allocation.step {
-        Step::Place => run.place(),
-        Step::AwaitProvision => run.await_provision(),
-        Step::Serve => run.serve(),
-        Step::AwaitPower => run.await_power(),
-        Step::Release => run.release(),
-        Step::AwaitRelease => run.await_release(),
-        Step::Done => run.wait_until(None),
+        AllocationStep::Place => run.place(),
+        AllocationStep::AwaitProvision => run.await_provision(),
+        AllocationStep::Serve => run.serve(),
+        AllocationStep::AwaitPower => run.await_power(),
+        AllocationStep::Release => run.release(),
+        AllocationStep::AwaitRelease => run.await_release(),
+        AllocationStep::Done => run.wait_until(None),
     }
 }
 
@@ -142,7 +142,7 @@ impl Run<'_> {
             Ok((decision, slots)) => {
                 let next = Allocation {
                     state: AllocationState::Provisioning,
-                    step: Step::AwaitProvision,
+                    step: AllocationStep::AwaitProvision,
                     node_id: Some(chosen.node.id),
                     slots,
                     task_id: Some(task_id),
@@ -183,7 +183,7 @@ impl Run<'_> {
         }
         let next =
             Allocation { state: AllocationState::Placing, last_error: Some(last_error), due_at: Some(again), ..self.now.clone() };
-        let more = json!({ "until": self.now.place_until });
+        let more = json!({ "until": self.now.place_until.rfc3339() });
         self.moved(next, Decision::default(), "gpuaas.allocation.placing.v1", more)
     }
 
@@ -249,14 +249,13 @@ impl Run<'_> {
         if made {
             let next = Allocation {
                 state: AllocationState::Active,
-                step: Step::Serve,
+                step: AllocationStep::Serve,
                 active_at: self.now.active_at.or(Some(self.context.now)),
-                stopped: false,
                 last_error: None,
                 due_at: self.now.expires_at,
                 ..self.now.clone()
             };
-            let more = json!({ "node_id": next.node_id, "expires_at": next.expires_at });
+            let more = json!({ "node_id": next.node_id, "expires_at": next.expires_at.map(Timestamp::rfc3339) });
             return self.moved(next, Decision::default(), "gpuaas.allocation.active.v1", more);
         }
         let last_error = if task.state == TaskState::Succeeded {
@@ -304,7 +303,7 @@ impl Run<'_> {
         }
     }
 
-    fn power(&self, action: Action) -> Advance {
+    fn power(&self, action: PowerAction) -> Advance {
         let forget =
             |last_error| Allocation { pending_power_action: None, last_error, due_at: self.now.expires_at, ..self.now.clone() };
         let Some(node) = &self.inputs.node else { return self.wait_until(Some(self.context.now.plus(SLOW_POLL))) };
@@ -317,7 +316,7 @@ impl Run<'_> {
         match ordered {
             Ok((task_id, decision)) => {
                 let next = Allocation {
-                    step: Step::AwaitPower,
+                    step: AllocationStep::AwaitPower,
                     task_id: Some(task_id),
                     due_at: Some(self.context.now.plus(SLOW_POLL)),
                     ..self.now.clone()
@@ -340,14 +339,23 @@ impl Run<'_> {
             None => None,
         };
         let action = self.now.pending_power_action;
-        let back = Allocation { step: Step::Serve, pending_power_action: None, due_at: self.now.expires_at, ..self.now.clone() };
+        let back = Allocation {
+            step: AllocationStep::Serve,
+            pending_power_action: None,
+            due_at: self.now.expires_at,
+            ..self.now.clone()
+        };
         match (ended, action) {
             (Some(task), Some(action)) if task.state == TaskState::Succeeded => {
-                let next = Allocation { stopped: action == Action::Stop, last_error: None, ..back };
+                let state = match action {
+                    PowerAction::Stop => AllocationState::Stopped,
+                    PowerAction::Start | PowerAction::Reboot => AllocationState::Active,
+                };
+                let next = Allocation { state, last_error: None, ..back };
                 let kind = match action {
-                    Action::Stop => "gpuaas.allocation.stopped.v1",
-                    Action::Start => "gpuaas.allocation.started.v1",
-                    Action::Reboot => "gpuaas.allocation.rebooted.v1",
+                    PowerAction::Stop => "gpuaas.allocation.stopped.v1",
+                    PowerAction::Start => "gpuaas.allocation.started.v1",
+                    PowerAction::Reboot => "gpuaas.allocation.rebooted.v1",
                 };
                 self.moved(next, Decision::default(), kind, json!({ "task_id": task.id }))
             }
@@ -373,7 +381,7 @@ impl Run<'_> {
         }
         let next = Allocation {
             state: AllocationState::Releasing,
-            step: Step::Release,
+            step: AllocationStep::Release,
             pending_power_action: None,
             due_at: Some(self.context.now),
             ..allocation
@@ -410,7 +418,7 @@ impl Run<'_> {
             Ok(decision) => {
                 let next = Allocation {
                     state: AllocationState::Releasing,
-                    step: Step::AwaitRelease,
+                    step: AllocationStep::AwaitRelease,
                     task_id: Some(task_id),
                     releases: self.now.releases.saturating_add(1),
                     due_at: Some(self.context.now.plus(SLOW_POLL)),
@@ -432,7 +440,7 @@ impl Run<'_> {
         let reason = "it waits to be given back: the platform gives back only so much per hour, and goes on by itself";
         let last_error = self.last_error(refusal.code, reason, &refusal.message);
         let next = Allocation { last_error: Some(last_error), due_at: Some(again), ..self.now.clone() };
-        let more = json!({ "code": refusal.code, "again_at": again });
+        let more = json!({ "code": refusal.code, "again_at": again.rfc3339() });
         self.moved(next, Decision::default(), "gpuaas.allocation.release_waiting.v1", more)
     }
 
@@ -475,12 +483,13 @@ impl Run<'_> {
         let index = usize::try_from(self.now.releases.saturating_sub(1)).unwrap_or(usize::MAX).min(RELEASE_AGAIN.len() - 1);
         let again = self.context.now.plus(RELEASE_AGAIN[index]);
         let last_error = self.last_error(&code, "giving it back takes longer than usual", &detail);
-        let next = Allocation { step: Step::Release, due_at: Some(again), last_error: Some(last_error), ..self.now.clone() };
+        let next =
+            Allocation { step: AllocationStep::Release, due_at: Some(again), last_error: Some(last_error), ..self.now.clone() };
         let mut advance = self.moved(
             next,
             Decision::default(),
             "gpuaas.allocation.release_failed.v1",
-            json!({ "code": code, "again_at": again }),
+            json!({ "code": code, "again_at": again.rfc3339() }),
         );
         advance.next = Next::At(again);
         advance
@@ -491,7 +500,7 @@ impl Run<'_> {
         let reason = "it is no longer yours; the operators are cleaning up what is left";
         let next = Allocation {
             state: AllocationState::ReleaseBlocked,
-            step: Step::Release,
+            step: AllocationStep::Release,
             releases: MAX_RELEASES.max(self.now.releases),
             // Its tenant is told that it is over: once it is clean, no other host is tried.
             attempts: MAX_ATTEMPTS.max(self.now.attempts),
@@ -520,7 +529,7 @@ impl Run<'_> {
         }
         let next = Allocation {
             state: AllocationState::Placing,
-            step: Step::Place,
+            step: AllocationStep::Place,
             node_id: None,
             slots: Vec::new(),
             releases: 0,
@@ -542,7 +551,7 @@ impl Run<'_> {
         }
         let next = Allocation {
             state,
-            step: Step::Done,
+            step: AllocationStep::Done,
             pending_power_action: None,
             ended_at: Some(self.context.now),
             due_at: None,
@@ -555,6 +564,7 @@ impl Run<'_> {
             | AllocationState::Placing
             | AllocationState::Provisioning
             | AllocationState::Active
+            | AllocationState::Stopped
             | AllocationState::Releasing
             | AllocationState::Failed
             | AllocationState::ReleaseBlocked => "gpuaas.allocation.failed.v1",
@@ -568,7 +578,7 @@ impl Run<'_> {
     /// The task is not done. One that nobody wants the result of is told to stop.
     fn wait_for(&self, task: &TaskRecord) -> Advance {
         let mut advance = self.wait_until(Some(self.context.now.plus(SLOW_POLL)));
-        let makes = matches!(self.now.step, Step::AwaitProvision | Step::Release);
+        let makes = matches!(self.now.step, AllocationStep::AwaitProvision | AllocationStep::Release);
         let unwanted = self.now.release_request.is_some()
             && makes
             && !matches!(
@@ -586,7 +596,7 @@ impl Run<'_> {
 
     /// Nothing to do before then.
     fn wait_until(&self, at: Option<Timestamp>) -> Advance {
-        let over = self.now.step == Step::Done;
+        let over = self.now.step == AllocationStep::Done;
         let next = match at {
             _ if over => Next::Done,
             Some(at) => Next::At(at),
@@ -609,7 +619,7 @@ impl Run<'_> {
         let decision = with.update(&next).wakeup(Wakeup::Allocation(next.id));
         let decision = decision.record(self.context, kind, "allocation.advance", &id, data);
         let due = next.due_at.unwrap_or_else(|| self.context.now.plus(SLOW_POLL));
-        let next_at = if next.step == Step::Done { Next::Done } else { Next::At(due) };
+        let next_at = if next.step == AllocationStep::Done { Next::Done } else { Next::At(due) };
         Advance { allocation: next, decision, next: next_at }
     }
 

@@ -7,11 +7,11 @@ use gpuaas_contract::Digest;
 use gpuaas_contract::id::AllocationId;
 use gpuaas_contract::slice::{SshPublicKey, UserName, VmName};
 use gpuaas_contract::task::allocation_provision_user::RESERVED;
-use gpuaas_contract::task::slice_vm_power::Action;
+use gpuaas_contract::task::slice_vm_power::PowerAction;
 use gpuaas_contract::time::Timestamp;
 use serde_json::json;
 
-use super::{Allocation, AllocationState, ImageTerms, MAX_LEASE, MAX_RELEASES, MAX_WAIT, ReleaseRequest, Step, Terms};
+use super::{Allocation, AllocationState, AllocationStep, ImageTerms, MAX_LEASE, MAX_RELEASES, MAX_WAIT, ReleaseRequest, Terms};
 use crate::catalog::{Image, Product, Sku};
 use crate::decision::{Context, Decision, Wakeup};
 use crate::names::checked_tags;
@@ -66,7 +66,7 @@ impl Request {
     fn terms(&self, project: &Project, id: AllocationId) -> Result<Terms, Refusal> {
         let Self { sku, image, .. } = self;
         if sku.retired_at.is_some() {
-            let message = format!("{} is no longer on offer; `gpuaas catalog` lists what is", sku.name);
+            let message = format!("{} is no longer on offer", sku.name);
             return Err(Refusal::conflict("sku_retired", message));
         }
         if self.ssh_public_keys.is_empty() || self.ssh_public_keys.len() > MAX_SSH_KEYS {
@@ -75,7 +75,7 @@ impl Request {
         }
         let image = match (sku.product, image) {
             (Product::Slice { .. }, None) => {
-                return Err(Refusal::invalid("image_required", "a slice needs an image; `gpuaas image ls` lists them"));
+                return Err(Refusal::invalid("image_required", "a slice needs an image"));
             }
             (Product::BareMetal, Some(_)) => {
                 let message = "a whole host comes with its own system; leave the image out";
@@ -83,7 +83,7 @@ impl Request {
             }
             (Product::BareMetal, None) => None,
             (Product::Slice { .. }, Some(image)) if !image.is_for(project.organization_id) => {
-                let message = format!("there is no image {}; `gpuaas image ls` lists them", image.id);
+                let message = format!("there is no image {}", image.id);
                 return Err(Refusal::not_found("image_unknown", message));
             }
             (Product::Slice { .. }, Some(image)) => Some(image),
@@ -158,11 +158,10 @@ pub fn request(
         tags: request.tags.clone(),
         terms,
         state: AllocationState::Requested,
-        step: Step::Place,
+        step: AllocationStep::Place,
         node_id: None,
         slots: Vec::new(),
         task_id: None,
-        stopped: false,
         pending_power_action: None,
         release_request: None,
         attempts: 0,
@@ -215,17 +214,22 @@ pub fn release(allocation: &Allocation, reason: &str, context: &Context) -> Resu
     // One that waits for an operator goes on waiting: there is nothing more to be done for its tenant.
     let waits = allocation.state == AllocationState::ReleaseBlocked;
     let due_at = if waits { allocation.due_at } else { Some(context.now) };
-    let next = Allocation { release_request: Some(request), due_at, ..allocation.clone() };
+    let next = Allocation {
+        release_request: Some(request),
+        due_at,
+        correlation_id: context.correlation_id.clone(),
+        ..allocation.clone()
+    };
     Ok(record_command(next, "gpuaas.allocation.release_requested.v1", "allocation.release", json!({ "reason": reason }), context))
 }
 
 /// Stops, starts or reboots it.
-pub fn power(allocation: &Allocation, action: Action, context: &Context) -> Result<(Allocation, Decision), Refusal> {
+pub fn power(allocation: &Allocation, action: PowerAction, context: &Context) -> Result<(Allocation, Decision), Refusal> {
     if allocation.terms.product == Product::BareMetal {
         let message = "a whole host is not stopped or started from here; use its own `reboot`";
         return Err(Refusal::invalid("power_not_supported", message));
     }
-    if allocation.state != AllocationState::Active || allocation.release_request.is_some() {
+    if !allocation.state.is_held() || allocation.release_request.is_some() {
         return Err(not_active(allocation));
     }
     if allocation.pending_power_action == Some(action) {
@@ -235,14 +239,19 @@ pub fn power(allocation: &Allocation, action: Action, context: &Context) -> Resu
         let message = format!("it is being told to {}; wait for that first", earlier.as_str());
         return Err(Refusal::conflict("allocation_busy", message));
     }
-    match (action, allocation.stopped) {
-        (Action::Stop, true) | (Action::Start, false) => return Ok((allocation.clone(), Decision::default())),
-        (Action::Reboot, true) => {
-            return Err(Refusal::conflict("allocation_stopped", "it is stopped; start it with `gpuaas alloc start`"));
+    match (action, allocation.state == AllocationState::Stopped) {
+        (PowerAction::Stop, true) | (PowerAction::Start, false) => return Ok((allocation.clone(), Decision::default())),
+        (PowerAction::Reboot, true) => {
+            return Err(Refusal::conflict("allocation_stopped", "it is stopped; start it instead"));
         }
-        (Action::Stop, false) | (Action::Start, true) | (Action::Reboot, false) => {}
+        (PowerAction::Stop, false) | (PowerAction::Start, true) | (PowerAction::Reboot, false) => {}
     }
-    let next = Allocation { pending_power_action: Some(action), due_at: Some(context.now), ..allocation.clone() };
+    let next = Allocation {
+        pending_power_action: Some(action),
+        due_at: Some(context.now),
+        correlation_id: context.correlation_id.clone(),
+        ..allocation.clone()
+    };
     Ok(record_command(
         next,
         "gpuaas.allocation.power_requested.v1",
@@ -277,10 +286,16 @@ pub fn extend(allocation: &Allocation, by: Option<Duration>, context: &Context) 
         return Ok((allocation.clone(), Decision::default()));
     }
     // What else is wanted of it is due now, and stays so.
-    let rests = allocation.step == Step::Serve && allocation.pending_power_action.is_none();
+    let rests = allocation.step == AllocationStep::Serve && allocation.pending_power_action.is_none();
     let due_at = if rests { expires_at } else { allocation.due_at };
     let next = Allocation { expires_at, due_at, ..allocation.clone() };
-    Ok(record_command(next, "gpuaas.allocation.extended.v1", "allocation.extend", json!({ "expires_at": expires_at }), context))
+    Ok(record_command(
+        next,
+        "gpuaas.allocation.extended.v1",
+        "allocation.extend",
+        json!({ "expires_at": expires_at.map(Timestamp::rfc3339) }),
+        context,
+    ))
 }
 
 /// Tries again what failed: an allocation that is over from the beginning, one whose release is blocked from its release.
@@ -309,6 +324,7 @@ pub fn retry(
         | AllocationState::Placing
         | AllocationState::Provisioning
         | AllocationState::Active
+        | AllocationState::Stopped
         | AllocationState::Releasing
         | AllocationState::Released => {
             let message = format!("it is {}; only what failed can be tried again", allocation.state.as_str());
@@ -331,11 +347,11 @@ pub fn retry(
     }
     let next = Allocation {
         state: AllocationState::Requested,
-        step: Step::Place,
+        step: AllocationStep::Place,
+        correlation_id: context.correlation_id.clone(),
         node_id: None,
         slots: Vec::new(),
         task_id: None,
-        stopped: false,
         attempts: 0,
         releases: 0,
         avoid: Vec::new(),

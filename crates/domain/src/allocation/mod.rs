@@ -19,10 +19,13 @@ use std::time::Duration;
 
 use gpuaas_contract::Digest;
 use gpuaas_contract::id::{AllocationId, CorrelationId, ImageId, NodeId, OrgId, ProjectId, SkuId, SlotId, TaskId};
+use gpuaas_contract::money::Money;
 use gpuaas_contract::slice::{SshPublicKey, UserName, VmName};
-use gpuaas_contract::task::slice_vm_power::Action;
+use gpuaas_contract::task::slice_vm_power::PowerAction;
 use gpuaas_contract::task::slice_vm_provision::{DriverStrategy, ImageFormat};
 use gpuaas_contract::time::Timestamp;
+
+pub use gpuaas_contract::state::{AllocationState, AllocationStep};
 
 pub use advance::{Advance, Chosen, Next, Signers, StepInputs, advance};
 
@@ -40,110 +43,6 @@ pub const MAX_LEASE: Duration = Duration::from_secs(366 * 24 * 3600);
 /// How soon a run looks again if nothing wakes it. Only the answer to a lost wake-up.
 pub const SLOW_POLL: Duration = Duration::from_secs(30);
 
-/// Where an allocation stands.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, serde::Serialize, serde::Deserialize)]
-#[serde(rename_all = "snake_case")]
-pub enum AllocationState {
-    /// Asked for.
-    Requested,
-    /// Waits for a place.
-    Placing,
-    /// A host is making it.
-    Provisioning,
-    /// The tenant has it.
-    Active,
-    /// A host is cleaning up.
-    Releasing,
-    /// Given back, with proof that nothing is left.
-    Released,
-    /// Over without ever, or no longer, being of use; nothing is held.
-    Failed,
-    /// It is over for the tenant, but a host could not prove that nothing is left; an operator has to look.
-    ReleaseBlocked,
-}
-
-impl AllocationState {
-    /// Every state.
-    pub const ALL: [Self; 8] = [
-        Self::Requested,
-        Self::Placing,
-        Self::Provisioning,
-        Self::Active,
-        Self::Releasing,
-        Self::Released,
-        Self::Failed,
-        Self::ReleaseBlocked,
-    ];
-
-    /// Name on the wire and in the store.
-    pub const fn as_str(self) -> &'static str {
-        match self {
-            Self::Requested => "requested",
-            Self::Placing => "placing",
-            Self::Provisioning => "provisioning",
-            Self::Active => "active",
-            Self::Releasing => "releasing",
-            Self::Released => "released",
-            Self::Failed => "failed",
-            Self::ReleaseBlocked => "release_blocked",
-        }
-    }
-
-    /// The state with this name.
-    pub fn parse(name: &str) -> Option<Self> {
-        Self::ALL.into_iter().find(|state| state.as_str() == name)
-    }
-
-    /// Whether nothing is held and nothing more happens by itself.
-    pub const fn is_terminal(self) -> bool {
-        matches!(self, Self::Released | Self::Failed)
-    }
-}
-
-/// What a run does next; the name of a step is the name of its activity.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, serde::Serialize, serde::Deserialize)]
-#[serde(rename_all = "snake_case")]
-pub enum Step {
-    /// Find a place, lease it and order the work, in one commit.
-    Place,
-    /// Wait for the host to have made it.
-    AwaitProvision,
-    /// The tenant has it: wait for their next word, or for the end of the lease.
-    Serve,
-    /// Wait for the host to have stopped, started or rebooted it.
-    AwaitPower,
-    /// Order the cleanup.
-    Release,
-    /// Wait for the host's proof.
-    AwaitRelease,
-    /// Nothing more.
-    Done,
-}
-
-impl Step {
-    /// Every step.
-    pub const ALL: [Self; 7] =
-        [Self::Place, Self::AwaitProvision, Self::Serve, Self::AwaitPower, Self::Release, Self::AwaitRelease, Self::Done];
-
-    /// Its name.
-    pub const fn as_str(self) -> &'static str {
-        match self {
-            Self::Place => "place",
-            Self::AwaitProvision => "await_provision",
-            Self::Serve => "serve",
-            Self::AwaitPower => "await_power",
-            Self::Release => "release",
-            Self::AwaitRelease => "await_release",
-            Self::Done => "done",
-        }
-    }
-
-    /// The step with this name.
-    pub fn parse(name: &str) -> Option<Self> {
-        Self::ALL.into_iter().find(|step| step.as_str() == name)
-    }
-}
-
 /// The product, image and settings as they were when the allocation was asked for: what changes later in the catalog changes nothing.
 #[derive(Clone, Debug, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
 pub struct Terms {
@@ -159,8 +58,9 @@ pub struct Terms {
     pub min_vcpus: u32,
     /// Memory of each slot at least.
     pub min_memory_mib: u64,
-    /// Price, in millionths of the currency unit.
-    pub price_per_hour: i64,
+    /// The agreed price.
+    #[serde(deserialize_with = "Money::read_stored")]
+    pub price_per_hour: Money,
     /// What the guest is made from; none for bare metal.
     pub image: Option<ImageTerms>,
     /// The user who is made.
@@ -241,17 +141,15 @@ pub struct Allocation {
     /// Where it stands.
     pub state: AllocationState,
     /// What its run does next.
-    pub step: Step,
+    pub step: AllocationStep,
     /// The node it is on, or was on last.
     pub node_id: Option<NodeId>,
     /// The slots it has, or had last.
     pub slots: Vec<SlotId>,
     /// The last task of its run.
     pub task_id: Option<TaskId>,
-    /// Whether its guest was stopped by its tenant.
-    pub stopped: bool,
     /// What its tenant wants of its power and was not ordered yet.
-    pub pending_power_action: Option<Action>,
+    pub pending_power_action: Option<PowerAction>,
     /// Why it is to be given back, once it is.
     pub release_request: Option<ReleaseRequest>,
     /// How many hosts were tried.

@@ -1,7 +1,9 @@
 //! SKUs: products with a price.
 
 use gpuaas_contract::id::SkuId;
+use gpuaas_contract::money::Money;
 use gpuaas_contract::slice::MAX_SLOTS;
+use gpuaas_contract::state::{ProductKind, SkuState};
 use gpuaas_contract::time::Timestamp;
 use serde_json::json;
 
@@ -25,11 +27,11 @@ pub enum Product {
 }
 
 impl Product {
-    /// Name on the wire.
-    pub const fn as_str(self) -> &'static str {
+    /// Which kind of product it is.
+    pub const fn kind(self) -> ProductKind {
         match self {
-            Self::Slice { .. } => "slice",
-            Self::BareMetal => "bare_metal",
+            Self::Slice { .. } => ProductKind::Slice,
+            Self::BareMetal => ProductKind::BareMetal,
         }
     }
 
@@ -70,8 +72,9 @@ pub struct Sku {
     pub min_vcpus: u32,
     /// Memory of each slot at least.
     pub min_memory_mib: u64,
-    /// Price, in millionths of the currency unit.
-    pub price_per_hour: i64,
+    /// Price.
+    #[serde(deserialize_with = "Money::read_stored")]
+    pub price_per_hour: Money,
     /// When it was made.
     pub created_at: Timestamp,
     /// Set when it is no longer on offer. What was leased goes on at its price.
@@ -83,7 +86,12 @@ resource!(Sku, Sku);
 impl Sku {
     fn found_by(&self) -> Keys {
         let live = self.retired_at.is_none();
-        Keys { name: live.then(|| self.name.clone()), state: if live { "active" } else { "retired" }, ..Keys::default() }
+        Keys { name: live.then(|| self.name.clone()), state: self.state().as_str(), ..Keys::default() }
+    }
+
+    /// Whether it is on offer.
+    pub const fn state(&self) -> SkuState {
+        if self.retired_at.is_none() { SkuState::Active } else { SkuState::Retired }
     }
 
     fn check(&self) -> Result<(), Refusal> {
@@ -92,11 +100,8 @@ impl Sku {
         {
             return Err(Refusal::invalid("sku_invalid", format!("a slice has 1 to {MAX_SLOTS} slots")));
         }
-        if !(0..=1_000_000_000_000).contains(&self.price_per_hour) {
-            return Err(Refusal::invalid(
-                "sku_invalid",
-                "the price per hour is 0 to 1,000,000, in millionths of the currency unit",
-            ));
+        if !(0..=1_000_000_000_000).contains(&self.price_per_hour.amount.0) {
+            return Err(Refusal::invalid("sku_invalid", "the price per hour is 0 to 1,000,000"));
         }
         if self.gpu_model.as_ref().is_some_and(|model| model.is_empty() || checked_text(model, "the GPU model").is_err()) {
             return Err(Refusal::invalid(
@@ -130,7 +135,7 @@ pub struct SkuChange {
     /// Other words.
     pub description: Option<String>,
     /// Another price, for allocations that are made from now on.
-    pub price_per_hour: Option<i64>,
+    pub price_per_hour: Option<Money>,
     /// No longer on offer, or on offer again.
     pub retired: Option<bool>,
 }

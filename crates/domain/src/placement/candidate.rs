@@ -9,7 +9,7 @@ use gpuaas_contract::telemetry::GpuFact;
 use gpuaas_contract::time::Timestamp;
 
 use super::{SlotCount, What};
-use crate::node::{Node, Service};
+use crate::node::{Node, NodeService};
 use crate::slot::{Slot, SlotState};
 
 /// Most characters of a model's name that count. A node's word has no limit of its own.
@@ -45,7 +45,7 @@ pub struct Candidate {
     pub(super) node_id: NodeId,
     pub(super) name: String,
     pub(super) online: bool,
-    pub(super) service: Service,
+    pub(super) service: NodeService,
     pub(super) machine: Option<MachineUse>,
     pub(super) maintenance: Option<Timestamp>,
     /// The kinds of GPUs that the node says it has.

@@ -8,7 +8,7 @@ use gpuaas_contract::id::NodeId;
 
 use super::candidate::{Candidate, Gpu, MachineUse, Model, SlotView};
 use super::fleet::Fleet;
-use crate::node::Service;
+use crate::node::NodeService;
 use crate::slot::SlotState;
 
 /// What is in a slot.
@@ -130,7 +130,7 @@ impl Fleet {
 
     /// The same per node, by id. Retired nodes are no capacity.
     pub fn capacity_by_node(&self) -> Vec<NodeCapacity> {
-        let counted = self.candidates().filter(|candidate| candidate.service != Service::Retired);
+        let counted = self.candidates().filter(|candidate| candidate.service != NodeService::Retired);
         let of = |candidate: &Candidate| NodeCapacity {
             node_id: candidate.node_id,
             name: candidate.name.clone(),
@@ -142,7 +142,7 @@ impl Fleet {
 
 fn rows_of(candidate: &Candidate) -> impl Iterator<Item = CapacityRow> {
     let mut rows: BTreeMap<SlotModel, CapacityRow> = BTreeMap::new();
-    let counted: &[SlotView] = if candidate.service == Service::Retired { &[] } else { &candidate.slots };
+    let counted: &[SlotView] = if candidate.service == NodeService::Retired { &[] } else { &candidate.slots };
     for slot in counted {
         let known = candidate.model(slot);
         let model = match (slot.gpu, known.and_then(Model::key)) {
@@ -160,7 +160,7 @@ fn rows_of(candidate: &Candidate) -> impl Iterator<Item = CapacityRow> {
 }
 
 fn slot_status(candidate: &Candidate, slot: &SlotView) -> SlotStatus {
-    let may_connect = candidate.online && candidate.service != Service::Quarantined && candidate.service.may_connect();
+    let may_connect = candidate.online && candidate.service != NodeService::Quarantined && candidate.service.may_connect();
     let machine = match candidate.machine {
         None | Some(MachineUse::Free | MachineUse::HeldBack) => None,
         Some(MachineUse::Leased) => Some(SlotStatus::Allocated),

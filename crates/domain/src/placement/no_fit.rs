@@ -7,7 +7,7 @@ use gpuaas_contract::id::NodeId;
 use super::candidate::{Ask, Candidate, MachineUse, Model, Wanted, plain};
 use super::reason::{NotFree, Reason, ReasonKind};
 use super::{PlacementRequest, What};
-use crate::node::Service;
+use crate::node::NodeService;
 use crate::refusal::Refusal;
 
 /// Most nodes that are listed with their reasons.
@@ -212,11 +212,11 @@ impl Judge<'_> {
             return (Kinds::NONE.with(ReasonKind::NotPinned), 0);
         }
         let kinds = match candidate.service {
-            Service::Retired => return (Kinds::NONE.with(ReasonKind::Retired), 0),
-            Service::InService => Kinds::NONE,
-            Service::Draining => Kinds::NONE.with(ReasonKind::Draining),
-            Service::Quarantined => Kinds::NONE.with(ReasonKind::Quarantined),
-            Service::Locked => Kinds::NONE.with(ReasonKind::Locked),
+            NodeService::Retired => return (Kinds::NONE.with(ReasonKind::Retired), 0),
+            NodeService::InService => Kinds::NONE,
+            NodeService::Draining => Kinds::NONE.with(ReasonKind::Draining),
+            NodeService::Quarantined => Kinds::NONE.with(ReasonKind::Quarantined),
+            NodeService::Locked => Kinds::NONE.with(ReasonKind::Locked),
         };
         let avoided = self.request.avoid_nodes.contains(&candidate.node_id);
         let kinds = kinds.with_if(!candidate.online, ReasonKind::Offline).with_if(avoided, ReasonKind::Avoided);

@@ -11,7 +11,7 @@ use std::time::Duration;
 use gpuaas_contract::Digest;
 use gpuaas_contract::id::{AllocationId, SlotId, TaskId};
 use gpuaas_contract::slice::{Holder, InterfaceName, LeasedSlot, MAX_SLOTS, SshPublicKey, UserName, VmName};
-use gpuaas_contract::task::slice_vm_power::Action;
+use gpuaas_contract::task::slice_vm_power::PowerAction;
 use gpuaas_contract::task::slice_vm_provision::{DriverStrategy, ImageFormat};
 use gpuaas_contract::task::{Task, TaskType, slice_console_read, slice_vm_power, slice_vm_provision, slice_vm_release};
 use serde_json::json;
@@ -108,7 +108,7 @@ pub struct HeldSlots<'a> {
 impl<'a> HeldSlots<'a> {
     /// The allocation and its number, if all slots agree on them.
     fn holder(&self) -> Result<Holder, Refusal> {
-        let nobody = || Refusal::not_found("slice_unknown", "no slot belongs to this slice; `gpuaas slice ls` lists slices");
+        let nobody = || Refusal::not_found("slice_unknown", "no slot belongs to this slice");
         let first = self.slots.first().ok_or_else(nobody)?;
         let allocation_id = first.allocation_id.ok_or_else(nobody)?;
         let same = |slot: &Slot| {
@@ -117,7 +117,7 @@ impl<'a> HeldSlots<'a> {
         if self.slots.iter().all(same) {
             return Ok(Holder { allocation_id, lease_epoch: first.lease_epoch });
         }
-        let message = "the slots of this slice are not under one lease; clean each of them up with `gpuaas slot force-cleanup`";
+        let message = "the slots of this slice are not under one lease; force the cleanup of each of them";
         Err(Refusal::conflict("leases_differ", message))
     }
 
@@ -264,7 +264,7 @@ pub fn force_cleanup(
         return Err(Refusal::invalid("reason_too_long", format!("the reason may have at most {MAX_REASON} bytes")));
     }
     let Some(first) = held.slots.first() else {
-        return Err(Refusal::not_found("slot_unknown", "there is no such slot; `gpuaas slot ls` lists them"));
+        return Err(Refusal::not_found("slot_unknown", "there is no such slot"));
     };
     held.check_idle()?;
     for slot in held.slots {
@@ -301,7 +301,7 @@ pub fn force_cleanup(
 }
 
 /// Stops, starts or reboots a guest that is there.
-pub fn power(held: HeldSlots<'_>, action: Action, graceful_timeout_seconds: u32) -> Result<Order, Refusal> {
+pub fn power(held: HeldSlots<'_>, action: PowerAction, graceful_timeout_seconds: u32) -> Result<Order, Refusal> {
     let Holder { allocation_id, lease_epoch } = held.holder()?;
     held.check_idle()?;
     let ready = |slot: &Slot| {
@@ -373,12 +373,7 @@ fn next_epoch(slots: &[Slot]) -> Result<u64, Refusal> {
 
 fn not_available(slot: &Slot) -> Refusal {
     let why = if slot.reason.is_empty() { String::new() } else { format!(" ({})", slot.reason) };
-    let message = format!(
-        "slot {} ({}) is {}{why}; `gpuaas slot ls --state available` lists free ones",
-        slot.spec.slot_index,
-        slot.id,
-        slot.state.as_str()
-    );
+    let message = format!("slot {} ({}) is {}{why}", slot.spec.slot_index, slot.id, slot.state.as_str());
     Refusal::conflict("slot_not_available", message)
 }
 

@@ -119,7 +119,7 @@ fn chosen<'a>(found: &'a Output, wanted: Option<&BTreeSet<u32>>) -> Result<Vec<&
     let Some(wanted) = wanted else {
         let usable: Vec<_> = found.candidate_slots.iter().filter(|candidate| candidate.schedulable).collect();
         if usable.is_empty() {
-            let message = "no slot of this node can be used; `gpuaas node topology show` says why";
+            let message = "no slot of this node can be used";
             return Err(Refusal::conflict("nothing_to_approve", message));
         }
         return Ok(usable);

@@ -11,70 +11,13 @@ use gpuaas_contract::slice::{LeasedSlot, SlotSpec};
 use gpuaas_contract::time::Timestamp;
 use serde_json::json;
 
+pub use gpuaas_contract::state::SlotState;
+
 pub use approve::{PROPOSAL_LIFE, approve};
 
 use crate::decision::{Change, Context, Decision};
 use crate::node::MAX_REASON;
 use crate::refusal::Refusal;
-
-/// Where a slot stands.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, serde::Serialize, serde::Deserialize)]
-#[serde(rename_all = "snake_case")]
-pub enum SlotState {
-    /// Clean and free.
-    Available,
-    /// In the hands of an allocation.
-    Leased,
-    /// An allocation is giving it back.
-    Releasing,
-    /// Something of an allocation may be left on it.
-    CleanupBlocked,
-    /// Nothing of an allocation is left on it but the content of its drive.
-    NeedsWipe,
-    /// Clean, and held back by an operator; the rest of the node goes on.
-    Quarantined,
-    /// No longer a slot. Approving it again brings it back.
-    Withdrawn,
-}
-
-impl SlotState {
-    /// Every state.
-    pub const ALL: [Self; 7] = [
-        Self::Available,
-        Self::Leased,
-        Self::Releasing,
-        Self::CleanupBlocked,
-        Self::NeedsWipe,
-        Self::Quarantined,
-        Self::Withdrawn,
-    ];
-
-    /// Name on the wire and in the store.
-    pub const fn as_str(self) -> &'static str {
-        match self {
-            Self::Available => "available",
-            Self::Leased => "leased",
-            Self::Releasing => "releasing",
-            Self::CleanupBlocked => "cleanup_blocked",
-            Self::NeedsWipe => "needs_wipe",
-            Self::Quarantined => "quarantined",
-            Self::Withdrawn => "withdrawn",
-        }
-    }
-
-    /// The state with this name.
-    pub fn parse(name: &str) -> Option<Self> {
-        Self::ALL.into_iter().find(|state| state.as_str() == name)
-    }
-
-    /// Whether nothing of any allocation is on it.
-    pub const fn is_clean(self) -> bool {
-        match self {
-            Self::Available | Self::Quarantined | Self::Withdrawn => true,
-            Self::Leased | Self::Releasing | Self::CleanupBlocked | Self::NeedsWipe => false,
-        }
-    }
-}
 
 /// A GPU with its drive and fabric function.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -223,7 +166,7 @@ pub(crate) fn freed(slot: &Slot) -> Slot {
 pub(crate) fn in_use(slot: &Slot) -> Refusal {
     let todo = match slot.state {
         SlotState::Leased | SlotState::Releasing => "release its slice first",
-        SlotState::CleanupBlocked | SlotState::NeedsWipe => "it must be cleaned up first: `gpuaas slot force-cleanup`",
+        SlotState::CleanupBlocked | SlotState::NeedsWipe => "its cleanup must be forced first",
         SlotState::Available | SlotState::Quarantined | SlotState::Withdrawn => "it is clean",
     };
     let message = format!("slot {} ({}) is {}; {todo}", slot.spec.slot_index, slot.id, slot.state.as_str());

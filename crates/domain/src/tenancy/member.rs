@@ -1,6 +1,7 @@
 //! Who has which role where: invited, changed, removed.
 
 use gpuaas_contract::id::MembershipId;
+use gpuaas_contract::state::MemberState;
 use serde_json::json;
 
 use crate::access::{MemberRole, Membership, Place, ProjectRole, Who};
@@ -20,12 +21,17 @@ impl Membership {
             lookup: live.then(|| format!("{parent}\n{who}")),
             owner: live.then_some(who),
             parent,
-            state: match (&self.who, live) {
-                (_, false) => "removed",
-                (Who::Invited(_), true) => "invited",
-                (Who::User(_) | Who::ServiceAccount(_), true) => "active",
-            },
+            state: self.state().as_str(),
             ..Keys::default()
+        }
+    }
+
+    /// Whether the role counts.
+    pub const fn state(&self) -> MemberState {
+        match (&self.who, self.removed_at) {
+            (_, Some(_)) => MemberState::Removed,
+            (Who::Invited(_), None) => MemberState::Invited,
+            (Who::User(_) | Who::ServiceAccount(_), None) => MemberState::Active,
         }
     }
 }

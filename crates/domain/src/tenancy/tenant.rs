@@ -1,6 +1,7 @@
 //! Organizations own projects, projects own everything that is leased, and service accounts act for projects.
 
 use gpuaas_contract::id::{OrgId, ProjectId, ServiceAccountId};
+use gpuaas_contract::state::ProjectState;
 use gpuaas_contract::time::Timestamp;
 use serde_json::json;
 
@@ -62,9 +63,14 @@ impl Project {
         Keys {
             parent: self.organization_id.to_string(),
             name: live.then(|| self.name.clone()),
-            state: if live { "active" } else { "deleted" },
+            state: self.state().as_str(),
             ..Keys::default()
         }
+    }
+
+    /// Whether it is there.
+    pub const fn state(&self) -> ProjectState {
+        if self.deleted_at.is_none() { ProjectState::Active } else { ProjectState::Deleted }
     }
 
     /// Refuses to do anything in a project that is over.
@@ -193,10 +199,7 @@ pub fn delete_project(project: &Project, quota: &Quota, context: &Context) -> Re
         return Ok((project.clone(), Decision::default()));
     }
     if quota.used.allocations > 0 {
-        let message = format!(
-            "project {} still has {} allocations; release them first (`gpuaas alloc ls`)",
-            project.name, quota.used.allocations
-        );
+        let message = format!("project {} still has {} allocations; release them first", project.name, quota.used.allocations);
         return Err(Refusal::conflict("project_in_use", message));
     }
     let next = Project { deleted_at: Some(context.now), ..project.clone() };

@@ -1,6 +1,7 @@
 //! People, as the issuers of their tokens name them. A user is made at the first sign-in and may nothing until somebody invites them.
 
 use gpuaas_contract::id::UserId;
+use gpuaas_contract::state::UserState;
 use gpuaas_contract::time::Timestamp;
 use serde_json::json;
 
@@ -50,9 +51,14 @@ impl User {
         Keys {
             lookup: Some(lookup(&self.issuer, &self.subject)),
             owner: Some(self.email.clone()),
-            state: if self.deactivated_at.is_some() { "deactivated" } else { "active" },
+            state: self.state().as_str(),
             ..Keys::default()
         }
+    }
+
+    /// Whether they can sign in.
+    pub const fn state(&self) -> UserState {
+        if self.deactivated_at.is_none() { UserState::Active } else { UserState::Deactivated }
     }
 
     /// Refuses somebody who may no longer sign in.

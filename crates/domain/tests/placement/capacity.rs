@@ -1,6 +1,6 @@
 //! What operators see of the whole.
 
-use gpuaas_domain::node::Service;
+use gpuaas_domain::node::NodeService;
 use gpuaas_domain::placement::{CapacityRow, MachineUse, SlotModel};
 use gpuaas_domain::slot::SlotState;
 
@@ -20,7 +20,7 @@ fn every_slot_is_counted_once_under_its_model() {
         Host::h100(1, 8).leased(0..3).state([3], SlotState::Releasing),
         Host::new(2, 8, ("10de", "2330", "")).leased(0..2).state([3], SlotState::NeedsWipe).state([4], SlotState::Quarantined),
         Host::new(3, 4, MI300X),
-        Host::h100(4, 8).service(Service::Retired),
+        Host::h100(4, 8).service(NodeService::Retired),
         Host::h100(5, 8).leased(0..8).state([0], SlotState::Withdrawn),
         plain,
     ];
@@ -42,9 +42,9 @@ fn every_slot_is_counted_once_under_its_model() {
 fn slots_of_nodes_that_cannot_serve_are_unhealthy() {
     let count = |host: Host| numbers(&fleet([&host.leased(0..3)]).capacity()[0]);
     assert_eq!(count(Host::h100(1, 8)), [1, 8, 8, 0, 3, 5, 5]);
-    assert_eq!(count(Host::h100(1, 8).service(Service::Draining)), [1, 8, 3, 5, 3, 0, 0], "who is there is still served");
-    assert_eq!(count(Host::h100(1, 8).service(Service::Quarantined)), [1, 8, 0, 8, 0, 0, 0]);
-    assert_eq!(count(Host::h100(1, 8).service(Service::Locked)), [1, 8, 0, 8, 0, 0, 0]);
+    assert_eq!(count(Host::h100(1, 8).service(NodeService::Draining)), [1, 8, 3, 5, 3, 0, 0], "who is there is still served");
+    assert_eq!(count(Host::h100(1, 8).service(NodeService::Quarantined)), [1, 8, 0, 8, 0, 0, 0]);
+    assert_eq!(count(Host::h100(1, 8).service(NodeService::Locked)), [1, 8, 0, 8, 0, 0, 0]);
     assert_eq!(count(Host::h100(1, 8).machine(MachineUse::Leased)), [1, 8, 8, 0, 8, 0, 0]);
     assert_eq!(count(Host::h100(1, 8).machine(MachineUse::Dirty)), [1, 8, 0, 8, 0, 0, 0]);
     let mut offline = Host::h100(1, 8);
@@ -54,7 +54,7 @@ fn slots_of_nodes_that_cannot_serve_are_unhealthy() {
 
 #[test]
 fn nodes_have_rows_of_their_own() {
-    let hosts = [Host::h100(1, 8).leased(0..3), Host::h100(2, 8).service(Service::Retired), Host::h100(3, 0)];
+    let hosts = [Host::h100(1, 8).leased(0..3), Host::h100(2, 8).service(NodeService::Retired), Host::h100(3, 0)];
     let nodes = fleet(&hosts).capacity_by_node();
     let shown: Vec<(&str, usize)> = nodes.iter().map(|node| (node.name.as_str(), node.rows.len())).collect();
     assert_eq!(shown, [("rack-1", 1), ("rack-3", 0)]);

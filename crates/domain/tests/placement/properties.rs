@@ -4,7 +4,7 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use gpuaas_contract::id::NodeId;
 use gpuaas_contract::time::Timestamp;
-use gpuaas_domain::node::Service;
+use gpuaas_domain::node::NodeService;
 use gpuaas_domain::placement::{Fleet, MachineUse, Placement, PlacementRequest, Policy, SlotCount, What};
 use gpuaas_domain::slot::{Slot, SlotState};
 use proptest::prelude::*;
@@ -38,7 +38,7 @@ fn slot(index: u32) -> impl Strategy<Value = (u32, SlotState, bool, Inside, i32,
 
 fn host(number: u8) -> impl Strategy<Value = Host> {
     let slots = (0_u32..7).prop_flat_map(|slots| (0..slots).map(slot).collect::<Vec<_>>());
-    let service = prop_oneof![9 => Just(Service::InService), 1 => prop::sample::select(Service::ALL.to_vec())];
+    let service = prop_oneof![9 => Just(NodeService::InService), 1 => prop::sample::select(NodeService::ALL.to_vec())];
     let uses = vec![None, Some(MachineUse::Free), Some(MachineUse::Leased), Some(MachineUse::Dirty), Some(MachineUse::HeldBack)];
     let machine = prop_oneof![2 => Just(None), 2 => Just(Some(MachineUse::Free)), 1 => prop::sample::select(uses)];
     let maintenance = prop::sample::select(vec![None, None, Some(later(1800)), Some(later(7200))]);
@@ -125,7 +125,7 @@ impl Oracle<'_> {
     fn is_open(&self, host: &Host) -> bool {
         let id = host.node.id;
         host.node.session.is_some()
-            && host.node.service == Service::InService
+            && host.node.service == NodeService::InService
             && self.request.only_nodes.as_ref().is_none_or(|only| only.contains(&id))
             && !self.request.avoid_nodes.contains(&id)
     }
@@ -313,7 +313,7 @@ proptest! {
             prop_assert_eq!(row.healthy, row.allocated + row.free);
             prop_assert!(row.largest_free_on_one_node <= row.free && (row.free == 0) == (row.largest_free_on_one_node == 0));
         }
-        let kept = hosts.iter().filter(|host| host.node.service != Service::Retired);
+        let kept = hosts.iter().filter(|host| host.node.service != NodeService::Retired);
         prop_assert_eq!(rows.iter().map(|row| row.delivered).sum::<usize>(), kept.flat_map(Oracle::live).count());
         for row in &rows {
             let own = || nodes.iter().flat_map(|node| &node.rows).filter(|of| of.model == row.model);

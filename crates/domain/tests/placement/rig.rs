@@ -3,7 +3,7 @@
 use gpuaas_contract::id::{NodeId, SlotId};
 use gpuaas_contract::telemetry::GpuFact;
 use gpuaas_contract::time::Timestamp;
-use gpuaas_domain::node::{Node, Service};
+use gpuaas_domain::node::{Node, NodeService};
 use gpuaas_domain::placement::{
     Candidate, Fleet, MachineOffer, MachineUse, NoFit, Placement, PlacementRequest, Reason, SlotCount, What,
 };
@@ -75,7 +75,7 @@ impl Host {
         self.state(indexes, SlotState::Leased)
     }
 
-    pub(crate) fn service(mut self, service: Service) -> Self {
+    pub(crate) fn service(mut self, service: NodeService) -> Self {
         self.node.service = service;
         self
     }

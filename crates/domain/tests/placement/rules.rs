@@ -3,7 +3,7 @@
 use std::collections::BTreeSet;
 
 use gpuaas_contract::time::Timestamp;
-use gpuaas_domain::node::Service;
+use gpuaas_domain::node::NodeService;
 use gpuaas_domain::placement::{MachineUse, PlacementRequest, Policy, SlotCount, What};
 use gpuaas_domain::slot::SlotState;
 
@@ -107,7 +107,7 @@ fn a_host_with_more_slots_than_can_be_looked_at_one_by_one_still_gives_one_numa_
 #[test]
 fn nodes_that_take_no_work_are_left_out() {
     let good = Host::h100(9, 8);
-    for service in Service::ALL.into_iter().filter(|service| *service != Service::InService) {
+    for service in NodeService::ALL.into_iter().filter(|service| *service != NodeService::InService) {
         let bad = Host::h100(1, 8).service(service);
         assert_eq!(reasons(&bad, &slots(1)).iter().map(|reason| reason.as_str()).collect::<Vec<_>>(), [service.as_str()]);
         assert_eq!(chosen(&[bad, good.clone()], &slots(1)).0, 9);

@@ -14,7 +14,7 @@ fn tenants_learn_how_much_is_free_and_nothing_about_nodes() {
         Host::h100(2, 8).leased(0..6),
         Host::h100(3, 8).leased(0..8),
         Host::new(4, 8, MI300X),
-        Host::h100(5, 8).service(gpuaas_domain::node::Service::Quarantined),
+        Host::h100(5, 8).service(gpuaas_domain::node::NodeService::Quarantined),
     ];
     let request = slots_of(4, Some("NVIDIA H100 80GB HBM3"));
     let reported = refused(&hosts, &request).for_tenants();
@@ -49,7 +49,7 @@ fn wishes_are_told_back_in_plain_words() {
 fn operators_learn_what_every_node_lacks() {
     let mut dirty = Host::h100(1, 8).leased(0..3).state([3], SlotState::NeedsWipe).state([4], SlotState::CleanupBlocked);
     dirty.slots[5].quarantine = Some("flickers".to_owned());
-    let mut offline = Host::new(2, 8, MI300X).service(gpuaas_domain::node::Service::Draining);
+    let mut offline = Host::new(2, 8, MI300X).service(gpuaas_domain::node::NodeService::Draining);
     offline.node.session = None;
     let no_fit = refused(&[dirty, offline], &slots(4));
     let lines = no_fit.for_operators();

@@ -3,7 +3,7 @@
 
 use gpuaas_contract::id::AllocationId;
 use gpuaas_domain::allocation::commands::Request;
-use gpuaas_domain::allocation::{AllocationState, MAX_RELEASES, Next, Step};
+use gpuaas_domain::allocation::{AllocationState, AllocationStep, MAX_RELEASES, Next};
 use gpuaas_domain::machine::MachineState;
 use gpuaas_domain::quota::Used;
 use gpuaas_domain::slot::SlotState;
@@ -59,7 +59,7 @@ pub(crate) fn wait_for(ledger: &mut Ledger, id: AllocationId) -> AllocationState
 /// Lets every release fail until an operator has to look.
 pub(crate) fn blocked(ledger: &mut Ledger, id: AllocationId) {
     for _ in 0..MAX_RELEASES {
-        while ledger.allocations[&id].step != Step::AwaitRelease {
+        while ledger.allocations[&id].step != AllocationStep::AwaitRelease {
             wait_for(ledger, id);
         }
         end(ledger, id, End::FailedDirty);

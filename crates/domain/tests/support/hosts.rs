@@ -8,7 +8,7 @@ use gpuaas_contract::receipt::Outcome;
 use gpuaas_contract::task::{Task, TaskType};
 use gpuaas_contract::time::Timestamp;
 use gpuaas_domain::machine;
-use gpuaas_domain::node::{self, Operation, Service};
+use gpuaas_domain::node::{self, NodeService, Operation};
 use gpuaas_domain::slice::{self, HeldSlots};
 use gpuaas_domain::slot::{self, Slot};
 use gpuaas_domain::task::{self, DEFAULT_QUEUE_TIME, NewTask, ReceiptHead, TaskRecord, TaskState};
@@ -237,7 +237,7 @@ impl Ledger {
     /// A machine that was retired is enrolled again.
     pub(crate) fn enroll(&mut self, id: NodeId) {
         let known = self.nodes[&id].clone();
-        assert_eq!(known.service, Service::Retired);
+        assert_eq!(known.service, NodeService::Retired);
         let admission = node::Admission {
             fingerprint: known.fingerprint.clone(),
             receipt_key: known.receipt_key.clone(),

@@ -8,7 +8,7 @@ use gpuaas_contract::envelope;
 use gpuaas_contract::id::{AllocationId, NodeId, OrgId, ProjectId, SlotId, TaskId};
 use gpuaas_contract::task::{Task, TaskType};
 use gpuaas_contract::time::Timestamp;
-use gpuaas_domain::allocation::{self, Advance, Allocation, Chosen, Signers, Step, StepInputs, Terms};
+use gpuaas_domain::allocation::{self, Advance, Allocation, AllocationStep, Chosen, Signers, StepInputs, Terms};
 use gpuaas_domain::catalog::Product;
 use gpuaas_domain::decision::Context;
 use gpuaas_domain::machine::{self, Machine, MachineState, machine_id};
@@ -281,7 +281,7 @@ impl Ledger {
         let of_slots = slots.iter().filter_map(|slot| slot.lease_task);
         let ids: BTreeSet<TaskId> = of_slots.chain(machine.as_ref().and_then(|machine| machine.lease_task)).collect();
         let lease_tasks = ids.into_iter().map(|id| self.tasks[&id].clone()).collect();
-        let looks = run.step == Step::Place && slots.is_empty() && machine.is_none() && run.release_request.is_none();
+        let looks = run.step == AllocationStep::Place && slots.is_empty() && machine.is_none() && run.release_request.is_none();
         let place = looks.then(|| self.place(run));
         let quotas = self.quotas_of(run.project_id, run.organization_id);
         StepInputs { node, slots, lease_tasks, machine, task, place, budget: None, quotas }

@@ -13,10 +13,11 @@ use gpuaas_contract::receipt::{self, Outcome};
 use gpuaas_contract::task::{Task, diag_ping};
 use gpuaas_contract::telemetry::HostFacts;
 use gpuaas_contract::time::Timestamp;
+use gpuaas_domain::access::PlatformRole;
 use gpuaas_domain::decision::Context;
-use gpuaas_domain::node::{LiveSession, Node, Service, Transport};
+use gpuaas_domain::node::{LinkTransport, LiveSession, Node, NodeService};
 use gpuaas_domain::task::{self, DEFAULT_QUEUE_TIME, DEFAULT_TIMEOUT, NewTask, Outgoing, ReceiptHead, TaskRecord, TaskState};
-use gpuaas_domain::{Actor, Change, Decision, Refusal, Role};
+use gpuaas_domain::{Actor, Change, Decision, Refusal};
 
 pub(crate) const NOW: Timestamp = Timestamp(1_800_000_000_000_000);
 pub(crate) const CLUSTER: ClusterId = ClusterId::from_bytes([1; 16]);
@@ -26,7 +27,7 @@ pub(crate) fn later(seconds: u64) -> Timestamp {
 }
 
 pub(crate) fn at(now: Timestamp) -> Context {
-    let actor = Actor::Token { id: ApiTokenId::from_bytes([9; 16]), role: Role::Admin };
+    let actor = Actor::Token { id: ApiTokenId::from_bytes([9; 16]), role: PlatformRole::Admin };
     let correlation_id = CorrelationId::try_from("corr-1".to_owned()).expect("valid");
     Context { now, actor, correlation_id }
 }
@@ -53,7 +54,7 @@ pub(crate) fn node() -> Node {
         receipt_key: receipt_key().verifying_key(),
         tls_key_digest: Digest::of(b"tls"),
         record: b"signed".to_vec(),
-        service: Service::InService,
+        service: NodeService::InService,
         service_reason: String::new(),
         session: None,
         last_seen_at: None,
@@ -69,7 +70,7 @@ pub(crate) fn session() -> LiveSession {
         id: SessionId::generate(),
         agent_instance_id: AgentInstanceId::generate(),
         boot_id: "boot".to_owned(),
-        transport: Transport::Stream,
+        transport: LinkTransport::Stream,
         since: NOW,
         server: ServerId::generate(),
     }

@@ -4,7 +4,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use gpuaas_contract::id::{AllocationId, NodeId, SlotId};
-use gpuaas_domain::allocation::{Allocation, AllocationState, MAX_ATTEMPTS, Step};
+use gpuaas_domain::allocation::{Allocation, AllocationState, AllocationStep, MAX_ATTEMPTS};
 use gpuaas_domain::catalog::Product;
 use gpuaas_domain::machine::MachineState;
 use gpuaas_domain::quota::{Used, quota_id};
@@ -19,7 +19,8 @@ fn may_follow(before: AllocationState, after: AllocationState) -> bool {
         S::Requested => &[S::Placing, S::Provisioning, S::Released, S::Failed],
         S::Placing => &[S::Provisioning, S::Released, S::Failed],
         S::Provisioning => &[S::Active, S::Releasing, S::Placing, S::Released, S::Failed],
-        S::Active => &[S::Releasing, S::Released, S::Failed],
+        S::Active => &[S::Stopped, S::Releasing, S::Released, S::Failed],
+        S::Stopped => &[S::Active, S::Releasing, S::Released, S::Failed],
         S::Releasing => &[S::Placing, S::Released, S::Failed, S::ReleaseBlocked],
         S::ReleaseBlocked => &[S::Releasing, S::Released, S::Failed],
         S::Released => &[],
@@ -126,7 +127,7 @@ fn holds_what_it_should(run: &Allocation, held: &HeldSlot) {
     let shown = format!("{} ({:?}, {:?})", run.id, run.state, run.step);
     let has = held.slots.len() + usize::from(held.machine.is_some());
     assert!(run.attempts <= MAX_ATTEMPTS, "{shown} was tried on {} hosts", run.attempts);
-    assert_eq!(run.state.is_terminal(), run.step == Step::Done, "{shown}");
+    assert_eq!(run.state.is_terminal(), run.step == AllocationStep::Done, "{shown}");
     assert_eq!(run.state.is_terminal(), run.ended_at.is_some(), "{shown}");
     assert!(!(run.state.is_terminal() && run.due_at.is_some()), "{shown} is over and waits for {:?}", run.due_at);
     if matches!(run.state, AllocationState::Requested | AllocationState::Placing) {
@@ -136,7 +137,7 @@ fn holds_what_it_should(run: &Allocation, held: &HeldSlot) {
         AllocationState::Requested | AllocationState::Placing | AllocationState::Released | AllocationState::Failed => {
             assert_eq!(has, 0, "{shown} holds {:?} {:?}", held.slots, held.machine);
         }
-        AllocationState::Active => match run.terms.product {
+        AllocationState::Active | AllocationState::Stopped => match run.terms.product {
             Product::Slice { slots } => {
                 let wanted: BTreeSet<SlotId> = run.slots.iter().copied().collect();
                 assert_eq!(held.slots.keys().copied().collect::<BTreeSet<_>>(), wanted, "{shown}");

@@ -6,7 +6,8 @@ use std::time::Duration;
 
 use gpuaas_contract::Digest;
 use gpuaas_contract::id::{AllocationId, ImageId, NodeId, OrgId, ProjectId, SkuId, SlotId};
-use gpuaas_contract::task::slice_vm_power::Action;
+use gpuaas_contract::money::{Currency, Money};
+use gpuaas_contract::task::slice_vm_power::PowerAction;
 use gpuaas_contract::task::slice_vm_provision::{DriverStrategy, ImageFormat};
 use gpuaas_contract::telemetry::GpuFact;
 use gpuaas_domain::allocation::Allocation;
@@ -87,7 +88,7 @@ fn sku(product: Product) -> Sku {
         },
         min_vcpus: 0,
         min_memory_mib: 0,
-        price_per_hour: 2_500_000,
+        price_per_hour: Money::of_millionths(2_500_000, Currency::USD),
         created_at: NOW,
         retired_at: None,
     }
@@ -226,7 +227,7 @@ impl Ledger {
         self.say(id, |run, context| commands::release(run, "done with it", context)).expect("anybody may leave");
     }
 
-    pub(crate) fn power(&mut self, id: AllocationId, action: Action) -> Result<(), Refusal> {
+    pub(crate) fn power(&mut self, id: AllocationId, action: PowerAction) -> Result<(), Refusal> {
         self.say(id, |run, context| commands::power(run, action, context))
     }
 

@@ -268,7 +268,7 @@ impl Harness {
     }
 
     pub(crate) fn power(&mut self, slot: usize) -> Result<TaskId, Refusal> {
-        let order = self.with(slot, |held| slice::power(held, slice_vm_power::Action::Reboot, 60));
+        let order = self.with(slot, |held| slice::power(held, slice_vm_power::PowerAction::Reboot, 60));
         self.make(TaskId::generate(), order)
     }
 

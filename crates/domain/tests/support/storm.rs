@@ -4,13 +4,13 @@
 use std::time::Duration;
 
 use gpuaas_contract::id::{AllocationId, MaintenanceId, NodeId, SlotId, TaskId};
-use gpuaas_contract::task::slice_vm_power::Action as Power;
+use gpuaas_contract::task::slice_vm_power::PowerAction as Power;
 use gpuaas_domain::allocation::AllocationState;
 use gpuaas_domain::allocation::commands::{self, Request};
 use gpuaas_domain::catalog::Product;
 use gpuaas_domain::machine::{self, MachineState};
 use gpuaas_domain::maintenance::{self, Window};
-use gpuaas_domain::node::{Node, Operation, Service};
+use gpuaas_domain::node::{Node, NodeService, Operation};
 use gpuaas_domain::quota::{self, Limits};
 use gpuaas_domain::slot::{self, SlotState};
 use gpuaas_domain::task::TaskState;
@@ -44,11 +44,12 @@ pub(crate) const ENDS: [End; 12] = [
 /// How they end on hosts that are broken.
 pub(crate) const BAD_ENDS: [End; 4] = [End::FailedDirty, End::Interrupted, End::CancelledDirty, End::NotWiped];
 /// States of what is not over.
-const GOING: [AllocationState; 6] = [
+const GOING: [AllocationState; 7] = [
     AllocationState::Requested,
     AllocationState::Placing,
     AllocationState::Provisioning,
     AllocationState::Active,
+    AllocationState::Stopped,
     AllocationState::Releasing,
     AllocationState::ReleaseBlocked,
 ];
@@ -305,7 +306,7 @@ impl Storm {
     fn tenant(&mut self, action: &Action) {
         let (number, states): (usize, &[AllocationState]) = match action {
             Action::Release(number) | Action::Extend(number, _) | Action::Describe(number, _) => (*number, &GOING),
-            Action::Power(number, _) => (*number, &[AllocationState::Active]),
+            Action::Power(number, _) => (*number, &[AllocationState::Active, AllocationState::Stopped]),
             Action::Retry(number, _) => (*number, &[AllocationState::Failed, AllocationState::ReleaseBlocked]),
             other => panic!("no tenant's word: {other:?}"),
         };
@@ -327,16 +328,16 @@ impl Storm {
         match action {
             Action::Node(number, operation) => drop(self.ledger.operate(any_node(*number), *operation)),
             Action::Enroll(number) => {
-                let retired = |node: &&Node| node.service == Service::Retired;
+                let retired = |node: &&Node| node.service == NodeService::Retired;
                 let found = nth(self.ledger.nodes.values().filter(retired).map(|node| node.id), *number);
                 if let Some(node) = found {
                     self.truth.enroll(&mut self.ledger, node);
                 }
             }
             Action::Restore(number) => {
-                let held = |node: &&Node| matches!(node.service, Service::Draining | Service::Quarantined);
+                let held = |node: &&Node| matches!(node.service, NodeService::Draining | NodeService::Quarantined);
                 if let Some(node) = nth(self.ledger.nodes.values().filter(held), *number) {
-                    let drained = node.service == Service::Draining;
+                    let drained = node.service == NodeService::Draining;
                     let operation = if drained { Operation::Undrain } else { Operation::Unquarantine };
                     self.ledger.operate(node.id, operation).expect("it is held back");
                 }
@@ -549,7 +550,7 @@ impl Storm {
 
     fn hosts_come_back(&mut self) {
         for node in self.ledger.nodes.keys().copied().collect::<Vec<_>>() {
-            if self.ledger.nodes[&node].service == Service::Retired {
+            if self.ledger.nodes[&node].service == NodeService::Retired {
                 self.truth.enroll(&mut self.ledger, node);
             }
             if self.ledger.nodes[&node].session.is_none() {

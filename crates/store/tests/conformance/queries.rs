@@ -6,7 +6,7 @@ use gpuaas_contract::id::{ServerId, SessionId, TaskId};
 use gpuaas_contract::time::Timestamp;
 use gpuaas_domain::Change;
 use gpuaas_domain::audit_chain::Head;
-use gpuaas_domain::node::{LiveSession, Node, Service, Transport};
+use gpuaas_domain::node::{LinkTransport, LiveSession, Node, NodeService};
 use gpuaas_domain::task::{TaskRecord, TaskState};
 use gpuaas_store::{NodeFilter, TaskFilter};
 
@@ -104,8 +104,12 @@ async fn nodes_of_dead_servers_are_found(database: &Database) {
     let store = database.open().await;
     let server = ServerId::generate();
     let on = |server| {
-        let session =
-            LiveSession { server, id: SessionId::generate(), transport: Transport::Stream, ..node().session.expect("has one") };
+        let session = LiveSession {
+            server,
+            id: SessionId::generate(),
+            transport: LinkTransport::Stream,
+            ..node().session.expect("has one")
+        };
         Node { session: Some(session), ..node() }
     };
     let (alive, orphan, offline) = (on(server), on(ServerId::generate()), Node { session: None, ..node() });
@@ -130,7 +134,7 @@ async fn nodes_of_dead_servers_are_found(database: &Database) {
 async fn lists_page_and_filter(database: &Database) {
     let store = database.open().await;
     let online = stored_node(&store).await;
-    let offline = Node { session: None, service: Service::Draining, ..node() };
+    let offline = Node { session: None, service: NodeService::Draining, ..node() };
     store.commit(changes([Change::NodeInsert(Box::new(offline.clone()))])).await.expect("commits");
     let list = async |service, online, after| {
         let nodes = store.node_list(&NodeFilter { service, online }, after, 10).await.expect("lists");
@@ -138,9 +142,9 @@ async fn lists_page_and_filter(database: &Database) {
     };
     assert_eq!(list(None, None, None).await, [online.id, offline.id]);
     assert_eq!(list(None, None, Some(online.id)).await, [offline.id]);
-    assert_eq!(list(Some(Service::Draining), None, None).await, [offline.id]);
+    assert_eq!(list(Some(NodeService::Draining), None, None).await, [offline.id]);
     assert_eq!(list(None, Some(true), None).await, [online.id]);
-    assert_eq!(list(Some(Service::Draining), Some(true), None).await, []);
+    assert_eq!(list(Some(NodeService::Draining), Some(true), None).await, []);
     assert_eq!(list(None, Some(false), None).await, [offline.id]);
 
     let mut tasks = Vec::new();
@@ -182,15 +186,15 @@ async fn lists_page_and_filter(database: &Database) {
 async fn counts_follow_every_change(database: &Database) {
     let store = database.open().await;
     let node = stored_node(&store).await;
-    let online = Node { service: Service::Retired, ..crate::support::node() };
-    let offline = Node { session: None, service: Service::Retired, ..crate::support::node() };
+    let online = Node { service: NodeService::Retired, ..crate::support::node() };
+    let offline = Node { session: None, service: NodeService::Retired, ..crate::support::node() };
     store.commit(changes([online, offline].map(Box::new).map(Change::NodeInsert))).await.expect("commits");
     let counts = store.node_counts().await.expect("counts");
     assert_eq!(counts.online, 2);
-    let expected = Service::ALL.map(|service| match service {
-        Service::InService => (service, 1),
-        Service::Retired => (service, 2),
-        Service::Draining | Service::Quarantined | Service::Locked => (service, 0),
+    let expected = NodeService::ALL.map(|service| match service {
+        NodeService::InService => (service, 1),
+        NodeService::Retired => (service, 2),
+        NodeService::Draining | NodeService::Quarantined | NodeService::Locked => (service, 0),
     });
     assert_eq!(counts.by_service, expected);
 

@@ -8,7 +8,7 @@ use gpuaas_domain::access::{ApiToken, KeyScopes};
 use gpuaas_domain::audit_chain::{self, Head};
 use gpuaas_domain::decision::TaskLogLine;
 use gpuaas_domain::enrollment::{Enrollment, EnrollmentState, JoinToken};
-use gpuaas_domain::node::{Node, Service};
+use gpuaas_domain::node::{Node, NodeService};
 use gpuaas_domain::slice::{Ending, TaskEnd};
 use gpuaas_domain::slot::{Slot, SlotState};
 use gpuaas_domain::task::{ReceiptHead, TaskRecord, TaskState};
@@ -42,7 +42,7 @@ async fn every_field_of_a_node_comes_back(database: &Database) {
     let full = stored_node(&store).await;
     assert_eq!(store.node_get(full.id).await.expect("reads").as_ref(), Some(&full));
     assert_eq!(store.node_by_fingerprint(&full.fingerprint).await.expect("reads").as_ref(), Some(&full));
-    for service in Service::ALL {
+    for service in NodeService::ALL {
         let bare = Node { service, session: None, last_seen_at: None, record: Vec::new(), ..node() };
         store.commit(changes([Change::NodeInsert(Box::new(bare.clone()))])).await.expect("commits");
         assert_eq!(store.node_get(bare.id).await.expect("reads"), Some(bare));
@@ -50,7 +50,7 @@ async fn every_field_of_a_node_comes_back(database: &Database) {
     // Every mutable field at once, so that a column forgotten by UPDATE shows.
     let other = node();
     let changed =
-        Node { id: full.id, version: 0, service: Service::Draining, epoch: 9, rejoins: 1, name: "x".to_owned(), ..other };
+        Node { id: full.id, version: 0, service: NodeService::Draining, epoch: 9, rejoins: 1, name: "x".to_owned(), ..other };
     let changed = Node { service_reason: "y".to_owned(), created_at: later(9), ..changed };
     store.commit(changes([Change::NodeUpdate(Box::new(changed.clone()))])).await.expect("commits");
     assert_eq!(store.node_get(full.id).await.expect("reads"), Some(Node { version: 1, ..changed }));

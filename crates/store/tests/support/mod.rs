@@ -18,7 +18,7 @@ use gpuaas_contract::time::Timestamp;
 use gpuaas_domain::access::{ApiToken, PlatformRole};
 use gpuaas_domain::decision::Context;
 use gpuaas_domain::enrollment::{Enrollment, EnrollmentState, JoinToken};
-use gpuaas_domain::node::{Certificate, LiveSession, Node, Service, Transport};
+use gpuaas_domain::node::{Certificate, LinkTransport, LiveSession, Node, NodeService};
 use gpuaas_domain::resource::{Document, Keys, ResourceKind};
 use gpuaas_domain::slot::{Slot, SlotState};
 use gpuaas_domain::task::{TaskRecord, TaskState};
@@ -145,13 +145,13 @@ pub(crate) fn node() -> Node {
         receipt_key: SigningKey::from_seed(&[7; 32]).verifying_key(),
         tls_key_digest: digest("tls"),
         record: vec![0, 1, 255],
-        service: Service::InService,
+        service: NodeService::InService,
         service_reason: "because".to_owned(),
         session: Some(LiveSession {
             id: SessionId::generate(),
             agent_instance_id: AgentInstanceId::generate(),
             boot_id: "boot".to_owned(),
-            transport: Transport::Poll,
+            transport: LinkTransport::Poll,
             since: later(1),
             server: ServerId::generate(),
         }),

@@ -4,7 +4,7 @@ use gpuaas_contract::cleanup::{NOT_WIPED, WipeMethod};
 use gpuaas_contract::id::AllocationId;
 use gpuaas_contract::receipt::Outcome;
 use gpuaas_contract::slice::LeasedSlot;
-use gpuaas_contract::task::slice_vm_power::Action;
+use gpuaas_contract::task::slice_vm_power::PowerAction;
 use gpuaas_contract::task::slice_vm_provision::PHASES;
 use gpuaas_contract::task::{Task, TaskType, slice_console_read};
 use gpuaas_host::guests::DomainState;
@@ -115,18 +115,18 @@ async fn a_guest_is_stopped_started_and_rebooted_and_keeps_everything() {
     rig.run(&provision(allocation, 1, slots.clone())).await;
     let do_it = |action| power(allocation, 1, slots.clone(), action);
     for (action, running, unchanged) in [
-        (Action::Start, true, true),
-        (Action::Stop, false, false),
-        (Action::Stop, false, true),
-        (Action::Start, true, false),
-        (Action::Reboot, true, false),
+        (PowerAction::Start, true, true),
+        (PowerAction::Stop, false, false),
+        (PowerAction::Stop, false, true),
+        (PowerAction::Start, true, false),
+        (PowerAction::Reboot, true, false),
     ] {
         let ended = rig.run(&do_it(action)).await;
         let output = ended.output.unwrap_or_else(|| panic!("{action:?}: {} {}", ended.code, ended.message));
         assert_eq!((&output["running"], &output["unchanged"]), (&running.into(), &unchanged.into()), "{action:?}");
     }
     assert_eq!(rig.life.sim.boots(allocation), 3);
-    let stranger = rig.run(&power(AllocationId::generate(), 1, slots.clone(), Action::Stop)).await;
+    let stranger = rig.run(&power(AllocationId::generate(), 1, slots.clone(), PowerAction::Stop)).await;
     assert_eq!(stranger.code, "lease_missing");
     let console = Task::SliceConsoleRead(slice_console_read::Params {
         allocation_id: allocation,
@@ -179,7 +179,7 @@ async fn guests_survive_the_agent_and_come_back_after_a_reboot() {
     let (one, other) = (rig.slots(&[0]), rig.slots(&[1]));
     rig.run(&provision(running, 1, one.clone())).await;
     rig.run(&provision(stopped, 1, other.clone())).await;
-    rig.run(&power(stopped, 1, other.clone(), Action::Stop)).await;
+    rig.run(&power(stopped, 1, other.clone(), PowerAction::Stop)).await;
 
     rig.kill().await;
     rig.revive().await;

@@ -6,7 +6,7 @@ use std::collections::BTreeMap;
 use gpuaas_contract::id::{AllocationId, TaskId};
 use gpuaas_contract::receipt::Outcome;
 use gpuaas_contract::slice::LeasedSlot;
-use gpuaas_contract::task::slice_vm_power::Action;
+use gpuaas_contract::task::slice_vm_power::PowerAction;
 use gpuaas_contract::task::{Task, TaskType};
 use proptest::prelude::*;
 
@@ -129,7 +129,7 @@ impl Model {
             }
             Step::Power { guest, action } => {
                 let Some((allocation, epoch, slots)) = pick(&self.guests, guest).cloned() else { return };
-                let action = [Action::Stop, Action::Start, Action::Reboot][usize::from(action)];
+                let action = [PowerAction::Stop, PowerAction::Start, PowerAction::Reboot][usize::from(action)];
                 let task = power(allocation, epoch, self.slots(&slots), action);
                 self.give(&task, allocation, slots);
             }

@@ -339,7 +339,7 @@ pub(super) fn power(
     allocation_id: AllocationId,
     lease_epoch: u64,
     slots: Vec<LeasedSlot>,
-    action: slice_vm_power::Action,
+    action: slice_vm_power::PowerAction,
 ) -> Task {
     Task::SliceVmPower(slice_vm_power::Params { allocation_id, lease_epoch, slots, action, graceful_timeout_seconds: 30 })
 }

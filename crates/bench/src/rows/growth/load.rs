@@ -65,7 +65,7 @@ pub(super) async fn offer(
     let last = ended.values().map(|end| end.stored).max().ok_or("no tasks")?;
     for (id, _) in asked.iter().step_by(asked.len().div_ceil(LOOKED_UP)) {
         let task = cluster.client.task(&id.to_string()).await?;
-        if task.state != "succeeded" {
+        if task.state.as_str() != "succeeded" {
             return Err(format!("task {id} has a receipt but is {}", task.state).into());
         }
     }

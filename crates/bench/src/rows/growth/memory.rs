@@ -31,7 +31,7 @@ pub(crate) async fn run(setup: &Setup) -> Result<Vec<Row>> {
                     }
                     tokio::time::sleep(Duration::from_millis(5)).await;
                 };
-                if task.state != "succeeded" {
+                if task.state.as_str() != "succeeded" {
                     return Err(format!("task {id} ended as {} ({})", task.state, task.code).into());
                 }
             }

@@ -1,63 +1,26 @@
-//! What can be asked for, and what it can be about.
+//! Who may ask for what: the names of actions, of what they are about, and of roles. What a role permits is decided by the control plane's
+//! rules.
 
-use gpuaas_contract::id::{OrgId, ProjectId};
+use std::borrow::Cow;
 
-/// What an action is about.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub enum Scope {
-    /// The platform itself.
-    Platform,
-    /// An organization.
-    Organization(OrgId),
-    /// A project and everything in it.
-    Project {
-        /// The organization it belongs to, as stored; never as the caller says.
-        organization: OrgId,
-        /// The project.
-        project: ProjectId,
-    },
-}
+use crate::names::{Named, UnknownName, named};
 
-impl Scope {
-    /// What kind of thing it is.
-    pub const fn kind(&self) -> ScopeKind {
-        match self {
-            Self::Platform => ScopeKind::Platform,
-            Self::Organization(_) => ScopeKind::Organization,
-            Self::Project { .. } => ScopeKind::Project,
-        }
-    }
-}
-
-/// The kinds of [`Scope`].
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub enum ScopeKind {
-    /// The platform itself.
-    Platform,
-    /// An organization.
-    Organization,
-    /// A project.
-    Project,
-}
-
-impl ScopeKind {
-    /// Every kind.
-    pub const ALL: [Self; 3] = [Self::Platform, Self::Organization, Self::Project];
-
-    /// Name in messages.
-    pub const fn as_str(self) -> &'static str {
-        match self {
-            Self::Platform => "platform",
-            Self::Organization => "organization",
-            Self::Project => "project",
-        }
+named! {
+    /// What an action can be about.
+    pub enum ScopeKind {
+        /// The platform itself.
+        Platform = "platform",
+        /// An organization.
+        Organization = "organization",
+        /// A project.
+        Project = "project",
     }
 }
 
 macro_rules! actions {
     ($($(#[$doc:meta])* $variant:ident, $name:literal, $effect:ident, [$($scope:ident),+];)*) => {
         /// What somebody wants to do. Closed: whatever the API offers needs one of these.
-        #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, serde::Serialize, serde::Deserialize)]
+        #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, serde::Serialize, serde::Deserialize, schemars::JsonSchema)]
         pub enum Action {
             $($(#[$doc])* #[serde(rename = $name)] $variant,)*
         }
@@ -186,6 +149,144 @@ impl std::fmt::Display for Action {
     }
 }
 
+named! {
+    /// A role on the platform: of those who run it, and of API tokens.
+    pub enum PlatformRole {
+        /// Everything.
+        Admin = "admin",
+        /// Runs the platform: nodes, catalog, quotas, maintenance. Changes nothing that belongs to tenants but the state of allocations.
+        Operator = "operator",
+        /// Reads everything, changes nothing.
+        Support = "support",
+    }
+}
+
+impl PlatformRole {
+    /// Whether somebody with this role has `other` as well.
+    pub const fn includes(self, other: Self) -> bool {
+        match self {
+            Self::Admin => true,
+            Self::Operator => matches!(other, Self::Operator | Self::Support),
+            Self::Support => matches!(other, Self::Support),
+        }
+    }
+}
+
+named! {
+    /// A role in a project, or in an organization and so in all its projects.
+    pub enum ProjectRole {
+        /// Everything in it, members and keys too.
+        Owner = "owner",
+        /// Works in it: creates, uses and releases allocations.
+        Member = "member",
+        /// Reads.
+        Viewer = "viewer",
+    }
+}
+
+impl ProjectRole {
+    /// Whether somebody with this role has `other` as well.
+    pub const fn includes(self, other: Self) -> bool {
+        match self {
+            Self::Owner => true,
+            Self::Member => matches!(other, Self::Member | Self::Viewer),
+            Self::Viewer => matches!(other, Self::Viewer),
+        }
+    }
+}
+
+/// A role of either kind. In text its name: no name is used twice.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, serde::Serialize, serde::Deserialize)]
+#[serde(try_from = "String", into = "&str")]
+pub enum MemberRole {
+    /// Of those who run the platform.
+    Platform(PlatformRole),
+    /// In an organization or a project.
+    Project(ProjectRole),
+}
+
+impl MemberRole {
+    /// Its name on the wire and in the store.
+    pub const fn as_str(self) -> &'static str {
+        match self {
+            Self::Platform(role) => role.as_str(),
+            Self::Project(role) => role.as_str(),
+        }
+    }
+
+    /// The role with this name.
+    pub fn parse(name: &str) -> Option<Self> {
+        Self::from_name(name)
+    }
+
+    /// Whether somebody with this role has `other` as well.
+    pub const fn includes(self, other: Self) -> bool {
+        match (self, other) {
+            (Self::Platform(own), Self::Platform(other)) => own.includes(other),
+            (Self::Project(own), Self::Project(other)) => own.includes(other),
+            (Self::Platform(_), Self::Project(_)) | (Self::Project(_), Self::Platform(_)) => false,
+        }
+    }
+}
+
+impl Named for MemberRole {
+    const VALUES: &'static [Self] = &[
+        Self::Platform(PlatformRole::Admin),
+        Self::Platform(PlatformRole::Operator),
+        Self::Platform(PlatformRole::Support),
+        Self::Project(ProjectRole::Owner),
+        Self::Project(ProjectRole::Member),
+        Self::Project(ProjectRole::Viewer),
+    ];
+
+    fn name(self) -> &'static str {
+        self.as_str()
+    }
+}
+
+impl std::fmt::Display for MemberRole {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.pad(self.as_str())
+    }
+}
+
+impl std::str::FromStr for MemberRole {
+    type Err = UnknownName;
+
+    fn from_str(name: &str) -> Result<Self, UnknownName> {
+        Self::parse(name).ok_or_else(|| UnknownName::of::<Self>(name))
+    }
+}
+
+impl TryFrom<String> for MemberRole {
+    type Error = UnknownName;
+
+    fn try_from(name: String) -> Result<Self, UnknownName> {
+        name.parse()
+    }
+}
+
+impl From<MemberRole> for &'static str {
+    fn from(role: MemberRole) -> Self {
+        role.as_str()
+    }
+}
+
+impl schemars::JsonSchema for MemberRole {
+    fn schema_name() -> Cow<'static, str> {
+        "MemberRole".into()
+    }
+
+    fn json_schema(_: &mut schemars::SchemaGenerator) -> schemars::Schema {
+        let names: Vec<&str> = Self::VALUES.iter().map(|role| role.as_str()).collect();
+        schemars::json_schema!({
+            "description": "A role: admin, operator or support on the platform; owner, member or viewer in an organization or a project.",
+            "type": "string",
+            "enum": names,
+        })
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -199,5 +300,17 @@ mod tests {
             assert_eq!(serde_json::to_string(&action).expect("json"), format!("\"{name}\""));
         }
         assert_eq!(Action::parse("allocation"), None);
+    }
+
+    #[test]
+    fn every_role_has_a_name_of_its_own() {
+        let roles =
+            PlatformRole::ALL.into_iter().map(MemberRole::Platform).chain(ProjectRole::ALL.into_iter().map(MemberRole::Project));
+        assert_eq!(roles.collect::<Vec<_>>(), MemberRole::VALUES);
+        for role in MemberRole::VALUES {
+            assert_eq!(MemberRole::parse(role.as_str()), Some(*role));
+            assert_eq!(serde_json::to_string(role).expect("json"), format!("\"{role}\""));
+        }
+        assert!(serde_json::from_str::<MemberRole>("\"king\"").is_err());
     }
 }
