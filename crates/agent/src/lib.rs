@@ -2,6 +2,17 @@
 //!
 //! [`run`] is the whole agent in one future, [`enroll`] gives a host its identity. Nothing here is global to the
 //! process, so that several agents can run in one (as `gpuaas dev` and the tests do).
+//!
+//! # Promises
+//!
+//! - A task runs at most once, whatever is delivered twice, reordered, replayed or restarted: accepted, started and finished are durable
+//!   in the journal before the next step (`journal`, `pipeline`). Without its journal, or with an older one, the agent does not start.
+//! - Nothing extends the agent's authority at run time: effect = compiled handler ∩ host policy ∩ signed task. Every parameter of a task
+//!   has a key of the policy or a written reason to have none (`policy/parameters.rs`).
+//! - A broken link, a cancelled request or a restart never cancels work on the host. A receipt is kept until the control plane has
+//!   confirmed it.
+//! - A full disk leads to a refusal, never to a false success.
+//! - What a task took is undone by asking the leases what may have been touched, so it is the same after an error and after a crash.
 
 pub mod config;
 pub mod device;

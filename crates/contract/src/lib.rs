@@ -3,6 +3,14 @@
 //! Ids, the closed catalog of tasks, signed envelopes and receipts, the verifier set, telemetry documents and the
 //! link protocol. Everything here is data and pure functions: no I/O, no clock, no randomness except in key and id
 //! constructors. Another implementation can check itself against the files in `testdata/`.
+//!
+//! # Promises
+//!
+//! - Time is an integer: microseconds since the epoch. Ids are UUIDv7 with a type and a prefix per kind.
+//! - Nothing is read before its size is checked. What was signed is parsed strictly: an unknown field, task type or key is refused.
+//! - A verified envelope is signed by a key of the verifier set, addressed to this cluster, node and epoch, and in time.
+//! - A verified receipt is signed by the node's own key and answers an envelope that was signed for that task.
+//! - The catalog of tasks is closed: what is not a variant cannot be asked for and cannot be run.
 
 pub mod access;
 pub mod address;

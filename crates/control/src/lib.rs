@@ -3,6 +3,21 @@
 //! [`start`] opens the store and the keys, binds the listeners and starts what the chosen [`process_roles`] need; [`Server::stop`]
 //! ends it in good order. `http` is the operators' side, `link` the agents', `pki` everything secret. State lives in the
 //! store; what is in memory (open links, the deny-list, the last progress of a task) can be lost at any moment.
+//!
+//! # Promises
+//!
+//! - A node's identity comes from its certificate, never from a path or a body (`link/identity.rs`).
+//! - A row in the database authorizes nothing: a task is signed, and a slot or a resource used, only if the row carries the control
+//!   plane's own MAC (`link/dispatch.rs`, `lease_settlement.rs`, `resources.rs`).
+//! - Who may do what is decided by the policies alone, before a handler runs. Deny is the default, and a route that is not in the table
+//!   of endpoints is closed (`http/guard.rs`).
+//! - Every open request and stream ends within ten seconds of the loss of the right to it: one layer watches every answer
+//!   (`http/stream_grant.rs`).
+//! - Callers who are not signed in use up rows, guesses and password work within budgets, by address and in all
+//!   (`stranger_budgets.rs`).
+//! - Tenants are shown the fields that are named for them and nothing else (`audience.rs`).
+//! - A receipt is acknowledged only after it is committed. A dropped stream, a cancelled request or a restart never cancels work on a
+//!   host.
 
 mod audience;
 mod authz_cache;

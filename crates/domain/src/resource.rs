@@ -20,7 +20,7 @@ pub enum ResourceKind {
     User,
     /// [`crate::tenancy::ServiceAccount`].
     ServiceAccount,
-    /// [`crate::tenancy::Member`].
+    /// [`crate::access::Membership`].
     Member,
     /// [`crate::tenancy::SignIn`]: codes, device grants, refresh tokens.
     SignIn,

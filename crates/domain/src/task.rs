@@ -1,4 +1,4 @@
-//! Tasks: queued → dispatched (lease) → accepted → started → ended.
+//! Tasks: queued → dispatched (lease) → accepted → started → ended. `docs/state-machines.md` has every transition.
 //!
 //! A task ends by the node's receipt. The control plane itself says that a task did not run only where it can prove that no node
 //! ever will: it was never sent, or the node has said since that it does not have it. What was sent to a node that is never heard

@@ -2,6 +2,15 @@
 //! host beside the real one.
 //!
 //! Calls that read `/proc`, `/sys` or the ping log block for a short time; the agent makes them on blocking threads.
+//!
+//! # Promises
+//!
+//! - Programs are started here and nowhere else: by absolute path, with an argument vector, a cleared environment, a deadline and a limit
+//!   on their output. There is no shell.
+//! - A lease of a slot or of the whole machine is exclusive, has a number that only grows, and is written before anything is touched.
+//!   Orders under an older number are refused, also after the lease has ended.
+//! - Every operation on a guest can be called twice.
+//! - The simulated host has the same operations, with state.
 
 pub mod block;
 mod browser;

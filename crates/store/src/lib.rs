@@ -3,6 +3,15 @@
 //! Reading is one method per question, in a file per aggregate. Writing is [`Store::commit`] alone: a
 //! [`Decision`] goes in whole, with its events, its audit rows and its wake-ups, or not at all. The store is the truth;
 //! wakeups only make things quicker.
+//!
+//! # Promises
+//!
+//! - A decision is written in one transaction, over the versions of the rows it was decided on, or it is a conflict.
+//! - Every change of state has an outbox row and an audit row in its own transaction. An end of a task that decides about slots is
+//!   written only together with what becomes of them.
+//! - Servers are replaced one by one: a schema that only grew works with the servers of the version before, which read and write the
+//!   columns they know by name (`docs/adding-a-column.md`, `tests/rolling_upgrade.rs`). A server that is too old for the schema does not
+//!   start.
 
 mod api_token;
 mod audit;

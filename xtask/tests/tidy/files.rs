@@ -88,7 +88,7 @@ fn walk(folder: &Path, files: &mut Vec<TextFile>) {
             if ours && !data {
                 walk(&path, files);
             }
-        } else if kind.is_file() && name != "Cargo.lock" {
+        } else if kind.is_file() && name != "Cargo.lock" && name != ".git" {
             // A file that is not text is none of our business.
             if let (Ok(relative), Ok(text)) = (path.strip_prefix(root()), std::fs::read_to_string(&path)) {
                 files.push(TextFile { path: relative.to_string_lossy().into_owned(), text });

@@ -9,6 +9,7 @@ mod files;
 mod licenses;
 mod manifests;
 mod metadata;
+mod metrics;
 mod rust_code;
 mod sources;
 mod vocabulary;

@@ -6,6 +6,8 @@
 //!                └─ failed ◄──┴────── (cleaned up) ─┴─ release_blocked
 //! ```
 //!
+//! `docs/state-machines.md` has every transition.
+//!
 //! A tenant's word ([`commands`]) only writes down what is wanted. Everything that happens after it is [`advance`]: one step at a time,
 //! decided on the allocation's own row and what it holds, and committed together with the leases and tasks it makes. Whoever drives a
 //! run may call it as often as they like; a step that was done before changes nothing.

@@ -20,7 +20,7 @@ use gpuaas_contract::{Digest, envelope};
 use gpuaas_domain::slice::{self, HeldSlots, NewSlice, Order};
 use gpuaas_domain::slot::{self, Slot, SlotState};
 use gpuaas_domain::task::{self, DEFAULT_QUEUE_TIME, NewTask, ReceiptHead, TaskRecord};
-use gpuaas_domain::{Change, Decision, Refusal};
+use gpuaas_domain::{Change, Decision, Event, Refusal};
 
 use super::{Report, at, node, outgoing, receipt_for};
 
@@ -180,29 +180,39 @@ pub(crate) fn output(task: &Task) -> Output {
 }
 
 /// The store, as far as the slots of one node are concerned.
+#[derive(Clone)]
 pub(crate) struct Harness {
     pub(crate) now: Timestamp,
     pub(crate) slots: Vec<Slot>,
     pub(crate) tasks: BTreeMap<TaskId, TaskRecord>,
     pub(crate) envelopes: BTreeMap<TaskId, envelope::Signed>,
+    /// Of everything that was committed.
+    pub(crate) events: Vec<Event>,
 }
 
 impl Harness {
     pub(crate) fn new(slots: u32) -> Self {
         let slots = (0..slots).map(slot).collect();
-        Self { now: super::NOW, slots, tasks: BTreeMap::new(), envelopes: BTreeMap::new() }
+        Self { now: super::NOW, slots, tasks: BTreeMap::new(), envelopes: BTreeMap::new(), events: Vec::new() }
     }
 
     /// Writes a decision as the control plane does: with what it means for slots. Returns what that is.
     pub(crate) fn commit(&mut self, decision: Decision) -> Decision {
+        self.commit_as(decision, true)
+    }
+
+    /// The same; `genuine` says whether the control plane itself made the rows of the tasks that end.
+    pub(crate) fn commit_as(&mut self, decision: Decision, genuine: bool) -> Decision {
         let (mut decision, mut of_slots) = (decision, Decision::default());
         for ending in std::mem::take(&mut decision.endings) {
             let slots: Vec<Slot> = self.slots.iter().filter(|slot| slot.lease_task == Some(ending.task.id)).cloned().collect();
-            of_slots = of_slots.and(slice::settle(&slots, &ending, true, slot::seal_text, &at(self.now)));
+            of_slots = of_slots.and(slice::settle(&slots, &ending, genuine, slot::seal_text, &at(self.now)));
         }
         assert_eq!(of_slots.changes.len(), of_slots.events.len(), "every change of a slot has an event");
         assert_eq!(of_slots.changes.len(), of_slots.audit.len(), "and an audit row");
-        for change in decision.and(of_slots.clone()).changes {
+        let Decision { changes, events, .. } = decision.and(of_slots.clone());
+        self.events.extend(events);
+        for change in changes {
             match change {
                 Change::SlotUpdate(next) => {
                     assert_eq!(next.seal, slot::seal_text(&next), "sealed as it is written");
@@ -313,9 +323,14 @@ impl Harness {
     }
 
     pub(crate) fn receipt_said(&mut self, id: TaskId, outcome: Outcome, proof: Option<CleanupProof>, started: bool) -> Decision {
-        let (task, order) = (self.task(id).clone(), self.order(id));
+        let order = self.order(id);
         let output = (outcome == Outcome::Succeeded).then(|| serde_json::value::to_raw_value(&output(&order)).expect("JSON"));
-        let reported = Report { started, output, proof, ..Report::plainly(outcome) };
+        self.report(id, Report { started, output, proof, ..Report::plainly(outcome) })
+    }
+
+    /// The node's receipt with this content.
+    pub(crate) fn report(&mut self, id: TaskId, reported: Report) -> Decision {
+        let task = self.task(id).clone();
         let (verified, raw) = receipt_for(&task, &self.envelopes[&id], reported, 1);
         let decision = task::receipt(&task, &ReceiptHead::default(), &verified, &raw, &at(self.now));
         self.commit(decision.expect("taken").expect("news"))

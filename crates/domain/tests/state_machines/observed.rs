@@ -1,0 +1,66 @@
+//! Transitions that were seen, and a search that leaves no state out.
+
+use std::collections::{BTreeSet, VecDeque};
+
+use gpuaas_domain::Event;
+use gpuaas_domain::webhook::short_kind;
+
+/// Where everything begins, as Mermaid writes it.
+pub(crate) const BEGINNING: &str = "[*]";
+/// More than any of the machines needs; a key that never repeats would search forever.
+const MOST_STATES: usize = 10_000;
+
+/// A change of state.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub(crate) struct Transition {
+    pub(crate) from: String,
+    pub(crate) to: String,
+    /// The decision that makes it.
+    pub(crate) by: String,
+}
+
+impl std::fmt::Display for Transition {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "{} --> {} : {}", self.from, self.to, self.by)
+    }
+}
+
+/// What was seen of one state machine.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub(crate) struct Observed {
+    pub(crate) transitions: BTreeSet<Transition>,
+    /// A state, and the event that tells of a transition into it.
+    pub(crate) events: BTreeSet<(String, String)>,
+}
+
+impl Observed {
+    /// Notes a decision. One that leaves the state as it is, is no transition. `events` are those about the row that changed.
+    pub(crate) fn note<'a>(&mut self, from: &str, to: &str, by: &str, events: impl IntoIterator<Item = &'a Event>) {
+        if from == to {
+            return;
+        }
+        self.transitions.insert(Transition { from: from.to_owned(), to: to.to_owned(), by: by.to_owned() });
+        let last = events.into_iter().last().expect("every change of a state has an event");
+        self.events.insert((to.to_owned(), short_kind(last.kind).to_owned()));
+    }
+
+    /// Adds what another search has seen.
+    pub(crate) fn add(&mut self, other: Self) {
+        self.transitions.extend(other.transitions);
+        self.events.extend(other.events);
+    }
+}
+
+/// Visits everything that can be reached. `next` returns what follows from one state; states with the same key count as one.
+pub(crate) fn search<S, K: Ord>(start: Vec<S>, key: impl Fn(&S) -> K, mut next: impl FnMut(&S) -> Vec<S>) {
+    let mut seen: BTreeSet<K> = start.iter().map(&key).collect();
+    let mut open: VecDeque<S> = start.into();
+    while let Some(state) = open.pop_front() {
+        for reached in next(&state) {
+            if seen.insert(key(&reached)) {
+                open.push_back(reached);
+            }
+        }
+        assert!(seen.len() < MOST_STATES, "the search does not come to an end");
+    }
+}
