@@ -90,7 +90,7 @@ impl BudgetKind {
 /// What every node has used of its budgets in this hour, and the room for logs of all of them.
 #[derive(Debug)]
 pub struct NodeBudgets {
-    hours: Mutex<HashMap<NodeId, Hour>>,
+    hours: Mutex<Hours>,
     log_room: Arc<Semaphore>,
 }
 
@@ -121,6 +121,13 @@ impl LogRoom {
     }
 }
 
+#[derive(Debug, Default)]
+struct Hours {
+    /// The newest hour that anything was taken in.
+    number: i64,
+    nodes: HashMap<NodeId, Hour>,
+}
+
 #[derive(Clone, Copy, Debug, Default)]
 struct Hour {
     number: i64,
@@ -141,12 +148,13 @@ enum Taken {
 impl NodeBudgets {
     fn take(&self, node: NodeId, kind: BudgetKind, amount: u64, now: Timestamp) -> Taken {
         let number = now.0.div_euclid(PERIOD_US);
-        let mut nodes = self.hours.lock().unwrap_or_else(PoisonError::into_inner);
-        if !nodes.contains_key(&node) {
-            // A new entry: those of nodes that were quiet in this hour make room.
-            nodes.retain(|_, hour| hour.number == number);
+        let mut hours = self.hours.lock().unwrap_or_else(PoisonError::into_inner);
+        if number > hours.number {
+            // A new hour: what was counted in the one before is of no use any more.
+            hours.number = number;
+            hours.nodes.clear();
         }
-        let hour = nodes.entry(node).or_default();
+        let hour = hours.nodes.entry(node).or_default();
         if hour.number != number {
             *hour = Hour { number, ..Hour::default() };
         }
@@ -221,6 +229,6 @@ mod tests {
                 budgets.take(NodeId::generate(), BudgetKind::Links, 1, Timestamp(hour * PERIOD_US));
             }
         }
-        assert!(budgets.hours.lock().unwrap_or_else(PoisonError::into_inner).len() <= 100);
+        assert!(budgets.hours.lock().unwrap_or_else(PoisonError::into_inner).nodes.len() <= 100);
     }
 }

@@ -247,7 +247,7 @@ async fn connection<S>(stream: S, address: Option<SocketAddr>, place: Place, ser
 where
     S: AsyncRead + AsyncWrite + Unpin + Send + 'static,
 {
-    let state = ConnectionState::new(place.handle());
+    let state = ConnectionState::new(place.handle(), &serving.options.limits);
     let io = WatchedIo::new(stream, Arc::clone(&state), place, OpenConnection::new(&serving));
     let Some(tls) = &serving.tls else {
         return Box::pin(http(TokioIo::new(io), ClientCertificate(None), address, state, Arc::clone(&serving))).await;
@@ -339,7 +339,10 @@ async fn http<I>(
             None => state.judge(began, Instant::now(), limits),
         };
         match verdict {
-            Verdict::Wait(due) => alarm.as_mut().reset(due),
+            Verdict::Wait(due) => {
+                alarm.as_mut().reset(due);
+                state.judged_again_at(due);
+            }
             Verdict::Cut(reason) => {
                 serving.cut(reason);
                 break Ok(());
@@ -362,6 +365,7 @@ async fn http<I>(
                 connection.as_mut().graceful_shutdown();
                 closes_at = Some(Instant::now() + limits.drain);
             }
+            () = state.earlier() => {}
             () = alarm.as_mut() => {}
         }
     };

@@ -6,9 +6,13 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use gpuaas_runtime::places::{PlaceHandle, Stage};
+use tokio::sync::Notify;
 use tokio::time::Instant;
 
 use super::{ListenerLimits, Reason};
+
+/// How often a connection is judged on which nothing can be late.
+const AT_REST: Duration = Duration::from_secs(3600);
 
 /// Shared by the socket, the requests on it and whoever watches the time.
 pub(super) struct ConnectionState {
@@ -19,6 +23,13 @@ pub(super) struct ConnectionState {
     /// Since when the client has not taken what waits for it: microseconds after `started`, plus one.
     blocked: AtomicU64,
     requests: Mutex<Requests>,
+    /// How long a client may take to take an answer, and how long it may do nothing.
+    write: Duration,
+    idle: Duration,
+    /// When the connection is judged next: microseconds after `started`.
+    next_look: AtomicU64,
+    /// Something began that may be late before that.
+    look_earlier: Notify,
 }
 
 struct Requests {
@@ -45,7 +56,7 @@ pub(super) enum Verdict {
 }
 
 impl ConnectionState {
-    pub(super) fn new(place: PlaceHandle) -> Arc<Self> {
+    pub(super) fn new(place: PlaceHandle, limits: &ListenerLimits) -> Arc<Self> {
         let started = Instant::now();
         let requests = Requests { open: 0, receiving: 0, is_first: true, idle_since: started, unsent: BTreeMap::new(), next: 0 };
         Arc::new(Self {
@@ -54,7 +65,33 @@ impl ConnectionState {
             has_sent: AtomicBool::new(false),
             blocked: AtomicU64::new(0),
             requests: Mutex::new(requests),
+            write: limits.write,
+            idle: limits.idle,
+            next_look: AtomicU64::new(0),
+            look_earlier: Notify::new(),
         })
+    }
+
+    fn micros(&self, at: Instant) -> u64 {
+        u64::try_from(at.saturating_duration_since(self.started).as_micros()).unwrap_or(u64::MAX)
+    }
+
+    /// The connection is judged again at this moment, and not before unless [`ConnectionState::earlier`] says so.
+    pub(super) fn judged_again_at(&self, at: Instant) {
+        self.next_look.store(self.micros(at), Ordering::Release);
+    }
+
+    /// Resolves when something began that may be late before the connection is judged again.
+    pub(super) async fn earlier(&self) {
+        self.look_earlier.notified().await;
+    }
+
+    /// Something began that is late after `within`. A connection at rest is judged once in a long while; this brings that forward, at most
+    /// once per `within`.
+    fn may_be_late(&self, since: Instant, within: Duration) {
+        if self.micros(since + within) < self.next_look.load(Ordering::Acquire) {
+            self.look_earlier.notify_one();
+        }
     }
 
     fn requests(&self) -> MutexGuard<'_, Requests> {
@@ -75,6 +112,9 @@ impl ConnectionState {
             0
         };
         self.blocked.store(since, Ordering::Release);
+        if is_blocked {
+            self.may_be_late(Instant::now(), self.write);
+        }
     }
 
     fn blocked_since(&self) -> Option<Instant> {
@@ -119,6 +159,8 @@ impl ConnectionState {
 
     /// What is to be done now about a connection that speaks HTTP since `http_since`.
     pub(super) fn judge(&self, http_since: Instant, now: Instant, limits: &ListenerLimits) -> Verdict {
+        // Whatever begins from here on is looked at again, unless the verdict turns out to be early enough.
+        self.next_look.store(u64::MAX, Ordering::Release);
         let blocked = match self.blocked_since().map(|since| since + limits.write) {
             Some(at) if now >= at => return Verdict::Cut(Reason::Write),
             blocked => blocked,
@@ -143,12 +185,10 @@ impl ConnectionState {
         if requests.open == 0 {
             return due(requests.idle_since + limits.idle, now, Verdict::Close);
         }
-        // Whatever begins after now takes at least this long to be late.
-        let later = now + limits.write.min(limits.idle);
         match requests.unsent.values().min().map(|since| *since + limits.write) {
-            Some(at) if now >= at => Verdict::Cut(Reason::Write),
-            Some(at) => Verdict::Wait(at.min(later)),
-            None => Verdict::Wait(later),
+            Some(at) => due(at, now, Verdict::Cut(Reason::Write)),
+            // Whatever begins after now says so itself.
+            None => Verdict::Wait(now + AT_REST),
         }
     }
 }
@@ -184,7 +224,9 @@ pub(super) struct OpenRequest {
 impl OpenRequest {
     /// A part of the answer was handed over.
     pub(super) fn handed_over(&self) {
-        self.state.requests().unsent.insert(self.number, Instant::now());
+        let now = Instant::now();
+        self.state.requests().unsent.insert(self.number, now);
+        self.state.may_be_late(now, self.state.write);
     }
 
     /// What was handed over is on its way.
@@ -207,12 +249,14 @@ impl Drop for OpenRequest {
         requests.open = requests.open.saturating_sub(1);
         requests.unsent.remove(&self.number);
         let is_idle = requests.open == 0;
+        let now = Instant::now();
         if is_idle {
-            requests.idle_since = Instant::now();
+            requests.idle_since = now;
         }
         drop(requests);
         self.state.place.closed();
         if is_idle {
+            self.state.may_be_late(now, self.state.idle);
             self.state.place.reached(Stage::Idle);
         }
     }
@@ -230,7 +274,7 @@ mod tests {
 
     fn connection() -> (gpuaas_runtime::places::Place, Arc<ConnectionState>) {
         let place = Places::new(PlaceLimits { total: 1, per_origin: 1 }).admit(None).expect("a place");
-        let state = ConnectionState::new(place.handle());
+        let state = ConnectionState::new(place.handle(), &limits());
         (place, state)
     }
 
@@ -248,7 +292,7 @@ mod tests {
         assert_eq!(state.judge(at(8), at(10), &limits), Verdict::Wait(at(18)));
         assert_eq!(state.judge(at(8), at(18), &limits), Verdict::Cut(Reason::Head));
         let request = state.open();
-        assert_eq!(state.judge(start, at(1000), &limits), Verdict::Wait(at(1030)), "an open request may take its time");
+        assert_eq!(state.judge(start, at(1000), &limits), Verdict::Wait(at(4600)), "an open request may take its time");
         tokio::time::advance(Duration::from_secs(10)).await;
         drop(request);
         assert_eq!(state.judge(start, at(54), &limits), Verdict::Wait(at(55)));
@@ -270,11 +314,44 @@ mod tests {
         one.sent();
         assert_eq!(state.judge(start, at(30), &limits), Verdict::Wait(at(40)));
         other.sent();
-        assert_eq!(state.judge(start, at(50), &limits), Verdict::Wait(at(80)));
+        assert_eq!(state.judge(start, at(50), &limits), Verdict::Wait(at(3650)));
         state.set_blocked(true);
         assert_eq!(state.judge(start, at(39), &limits), Verdict::Wait(at(40)));
         assert_eq!(state.judge(start, at(40), &limits), Verdict::Cut(Reason::Write));
         state.set_blocked(false);
-        assert_eq!(state.judge(start, at(40), &limits), Verdict::Wait(at(70)));
+        assert_eq!(state.judge(start, at(40), &limits), Verdict::Wait(at(3640)));
+    }
+
+    /// Whether the connection is to be judged before its time.
+    fn is_brought_forward(state: &ConnectionState) -> bool {
+        let future = std::pin::pin!(state.earlier());
+        future.poll(&mut std::task::Context::from_waker(std::task::Waker::noop())).is_ready()
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn what_may_be_late_on_a_connection_at_rest_is_looked_at_in_time() {
+        let (limits, (_place, state)) = (limits(), connection());
+        let start = Instant::now();
+        state.has_sent();
+        let request = state.open();
+        let rest = |state: &ConnectionState| match state.judge(start, Instant::now(), &limits) {
+            Verdict::Wait(at) => state.judged_again_at(at),
+            verdict @ (Verdict::Cut(_) | Verdict::Close) => unreachable!("{verdict:?}"),
+        };
+        rest(&state);
+        assert!(!is_brought_forward(&state), "an open request alone is never late");
+        request.handed_over();
+        assert!(is_brought_forward(&state), "an answer that nobody takes");
+        rest(&state);
+        request.handed_over();
+        assert!(!is_brought_forward(&state), "it is looked at in time as it is");
+        request.sent();
+        rest(&state);
+        state.set_blocked(true);
+        assert!(is_brought_forward(&state), "a client that does not read");
+        state.set_blocked(false);
+        rest(&state);
+        drop(request);
+        assert!(is_brought_forward(&state), "a connection that does nothing any more");
     }
 }
