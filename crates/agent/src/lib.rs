@@ -29,6 +29,7 @@ pub mod policy;
 mod renewal;
 mod run;
 pub mod service;
+pub mod setup;
 mod spool;
 mod state;
 pub mod status;

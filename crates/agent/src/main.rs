@@ -1,5 +1,7 @@
 //! The `gpuaas-agent` program.
 
+mod setup_command;
+
 use std::io::IsTerminal as _;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
@@ -24,7 +26,7 @@ const NOT_RUNNING: u8 = 3;
     name = "gpuaas-agent",
     version,
     about = "The gpuaas host agent: runs signed tasks that this host's owner allows, and answers with signed receipts",
-    after_help = "Exit codes:\n  0  done\n  1  failed; the message says what to do\n  2  wrong usage\n  3  status: the agent is not running"
+    after_help = "Exit codes:\n  0  done\n  1  failed; the message says what to do\n  2  wrong usage\n  3  status: the agent is not running\n  4  setup: something is left that only you can do; the plan says what"
 )]
 struct Cli {
     /// Configuration file.
@@ -101,8 +103,22 @@ enum Command {
         #[command(subcommand)]
         command: JournalCommand,
     },
+    /// Prepare this host, and take that back.
+    Setup {
+        #[command(subcommand)]
+        command: SetupCommand,
+    },
     /// What of this host could become slots, and what stands in the way, as JSON. Changes nothing.
     Topology,
+}
+
+#[derive(Subcommand)]
+enum SetupCommand {
+    /// Make everything that guests need: bridge, addresses, DHCP, packet filter, modules, host policy.
+    ///
+    /// Shows a plan first and asks before anything is changed. A second run finds everything done. The host's own network stays as it
+    /// is.
+    Slices(setup_command::Arguments),
 }
 
 #[derive(Subcommand)]
@@ -242,6 +258,11 @@ async fn dispatch(cli: Cli) -> Result<ExitCode, BoxError> {
             let config = load()?.config;
             start_logging("warn", cli.json_logs);
             print_all(gpuaas_agent::accept_journal_loss(&config)?)
+        }
+        Command::Setup { command: SetupCommand::Slices(arguments) } => {
+            let config = load()?.config;
+            start_logging("warn", cli.json_logs);
+            setup_command::run(&config, arguments).await
         }
         Command::Topology => {
             say(serde_json::to_string_pretty(&device::topology(&load()?.config).await?)?);

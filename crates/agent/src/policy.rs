@@ -6,6 +6,7 @@
 
 mod bare_metal;
 mod destroys;
+mod extend;
 mod parameters;
 mod pattern;
 mod slices;
@@ -21,6 +22,7 @@ use gpuaas_host::private_file::{self, PrivateFileError, Stamp};
 use bare_metal::BareMetalRules;
 use destroys::DestroyBudget;
 pub use destroys::DestroysError;
+pub(crate) use extend::{SlicePermissions, extended, missing, retracted, undecided};
 pub(crate) use slices::{Emulation, SliceRules};
 
 /// Most bytes of a policy file.
@@ -194,14 +196,24 @@ fn distrust(state: &mut State, error: &PolicyError) {
 }
 
 fn read(path: &Path) -> Result<(Stamp, Rules), PolicyError> {
-    let (bytes, stamp) = private_file::read_trusted(path, MAX_FILE)?;
-    let malformed = |detail: String| PolicyError::Malformed { path: path.to_owned(), detail };
-    let text = std::str::from_utf8(&bytes).map_err(|_| malformed("it is not UTF-8 text".to_owned()))?;
-    let rules: Rules = toml::from_str(text).map_err(|error| malformed(error.to_string()))?;
-    if let Some((kind, _)) = rules.concurrency.iter().find(|(_, limit)| **limit == 0) {
-        return Err(malformed(format!("concurrency of {kind} is 0; take it out of allowed_tasks instead")));
-    }
+    let (text, stamp) = read_text(path)?;
+    let rules = parse(&text).map_err(|detail| PolicyError::Malformed { path: path.to_owned(), detail })?;
     Ok((stamp, rules))
+}
+
+/// The text of a policy that can be trusted.
+pub(crate) fn read_text(path: &Path) -> Result<(String, Stamp), PolicyError> {
+    let (bytes, stamp) = private_file::read_trusted(path, MAX_FILE)?;
+    let malformed = |_| PolicyError::Malformed { path: path.to_owned(), detail: "it is not UTF-8 text".to_owned() };
+    Ok((String::from_utf8(bytes).map_err(malformed)?, stamp))
+}
+
+fn parse(text: &str) -> Result<Rules, String> {
+    let rules: Rules = toml::from_str(text).map_err(|error| error.to_string())?;
+    if let Some((kind, _)) = rules.concurrency.iter().find(|(_, limit)| **limit == 0) {
+        return Err(format!("concurrency of {kind} is 0; take it out of allowed_tasks instead"));
+    }
+    Ok(rules)
 }
 
 /// Which key of the policy decides about which parameter of which task, a line each.

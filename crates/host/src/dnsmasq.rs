@@ -4,11 +4,13 @@
 //! every change. Files whose names begin with a dot, as unfinished ones do, it leaves alone.
 
 use std::path::Path;
+use std::time::Duration;
 
 use gpuaas_contract::id::AllocationId;
 use rustix::process::{Pid, PidfdFlags, Signal};
 
 use crate::HostError;
+use crate::exec::{Exec, first_installed};
 use crate::guests::{Layout, Reservation};
 use crate::instance::on_thread;
 use crate::openat2::{BeneathError, Folder};
@@ -18,6 +20,87 @@ const MOST_BYTES: u64 = 64 * 1024;
 /// dnsmasq gives up root and must read all the same.
 const FOLDER_MODE: u32 = 0o755;
 const FILE_MODE: u32 = 0o644;
+
+const DNSMASQ: &[&str] = &["/usr/sbin/dnsmasq"];
+/// How long dnsmasq has to write its process id.
+const START_PATIENCE: Duration = Duration::from_secs(10);
+/// How long dnsmasq has to end when it is told to.
+const STOP_PATIENCE: Duration = Duration::from_secs(10);
+
+/// The dnsmasq that a file with a process id names.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Server {
+    /// It does not run.
+    Off,
+    /// It runs with these arguments.
+    Running(Vec<String>),
+}
+
+/// Looks at the dnsmasq whose process id is in this file. Blocks for a moment.
+pub fn server(pid_file: &Path) -> Result<Server, HostError> {
+    let Some(_process) = process(pid_file)? else { return Ok(Server::Off) };
+    // The process is held, so that its number still means it.
+    let arguments = crate::sysfs::text(format!("/proc/{}/cmdline", crate::sysfs::text(pid_file)));
+    Ok(Server::Running(arguments.split('\0').filter(|word| !word.is_empty()).map(str::to_owned).collect()))
+}
+
+/// Starts a dnsmasq that reads this file of settings and goes on in the background.
+pub async fn start(settings: &Path) -> Result<(), HostError> {
+    const FAILED: &str = "dnsmasq_not_started";
+    let program = first_installed(DNSMASQ)
+        .ok_or_else(|| HostError::new(FAILED, "dnsmasq is not installed; install the package dnsmasq-base"))?;
+    // It leaves our process group when it goes to the background, so it outlives this call.
+    let exec = Exec::new(program).arg(settings_argument(settings)).deadline(Duration::from_secs(20));
+    let what = "dnsmasq does not start; if something else answers DNS on every address of this host, limit that to its own";
+    exec.run().await.map(drop).map_err(|error| HostError::because(FAILED, what, &error))
+}
+
+/// Waits until the dnsmasq of this file answers to its name: a service manager says that it has started one a moment earlier.
+pub async fn wait_until_running(pid_file: &Path) -> Result<(), HostError> {
+    let running = async {
+        while !is_running(pid_file)? {
+            tokio::time::sleep(Duration::from_millis(20)).await;
+        }
+        Ok(())
+    };
+    tokio::time::timeout(START_PATIENCE, running).await.unwrap_or_else(|_| Err(not_running(pid_file)))
+}
+
+/// The argument that names a file of settings.
+pub fn settings_argument(settings: &Path) -> String {
+    format!("--conf-file={}", settings.display())
+}
+
+/// Ends the dnsmasq whose process id is in this file, if it was started with this file of settings, and waits until it is gone.
+pub async fn stop(pid_file: &Path, settings: &Path) -> Result<(), HostError> {
+    const FAILED: &str = "dnsmasq_not_stopped";
+    let ours = |found: Server| match found {
+        Server::Off => false,
+        Server::Running(arguments) => arguments.contains(&settings_argument(settings)),
+    };
+    let pid_path = pid_file.to_owned();
+    let Some(process) = on_thread(move || process(&pid_path)).await? else { return Ok(()) };
+    if !ours(server(pid_file)?) {
+        return Ok(());
+    }
+    match rustix::process::pidfd_send_signal(&process, Signal::TERM) {
+        Ok(()) | Err(rustix::io::Errno::SRCH) => {}
+        Err(errno) => return Err(HostError::because(FAILED, "cannot end dnsmasq", &errno)),
+    }
+    let gone = async {
+        while ours(server(pid_file)?) {
+            tokio::time::sleep(Duration::from_millis(20)).await;
+        }
+        Ok(())
+    };
+    let message = format!("dnsmasq did not end within {} s; see {}", STOP_PATIENCE.as_secs(), pid_file.display());
+    tokio::time::timeout(STOP_PATIENCE, gone).await.unwrap_or_else(|_| Err(HostError::new(FAILED, message)))
+}
+
+/// Makes the folder of reservations, which dnsmasq reads as a user without rights.
+pub fn make_folder(hosts: &Path) -> Result<(), HostError> {
+    Folder::make(hosts, FOLDER_MODE).map(drop).map_err(failed)
+}
 
 /// Reserves an address for a guest.
 pub(crate) async fn add(layout: &Layout, reservation: &Reservation) -> Result<(), HostError> {
@@ -128,10 +211,8 @@ fn failed(error: BeneathError) -> HostError {
 mod tests {
     use std::net::Ipv4Addr;
     use std::os::unix::fs::MetadataExt as _;
-    use std::time::Duration;
 
     use super::*;
-    use crate::exec::{Exec, first_installed};
 
     fn layout(root: &Path) -> Layout {
         Layout {

@@ -7,6 +7,7 @@ use crate::exec::{Exec, first_installed};
 use crate::guests::FreeMemory;
 use crate::{HostError, sysfs};
 
+const IP_FORWARD: &str = "/proc/sys/net/ipv4/ip_forward";
 const MODPROBE: &[&str] = &["/sbin/modprobe", "/usr/sbin/modprobe"];
 
 /// Changes with every reboot.
@@ -78,6 +79,38 @@ async fn load_vfio_with(sys: &Path, modprobe: &[&str]) -> Result<(), HostError> 
         return Err(HostError::new(MISSING, "modprobe says that vfio-pci is loaded, but the kernel does not have it"));
     }
     Ok(())
+}
+
+/// Loads a module of the kernel, unless it is loaded or built in.
+pub async fn load_module(name: &str) -> Result<(), HostError> {
+    const MISSING: &str = "module_missing";
+    // In sysfs, names have underscores only.
+    if Path::new("/sys/module").join(name.replace('-', "_")).exists() {
+        return Ok(());
+    }
+    let Some(program) = first_installed(MODPROBE) else {
+        return Err(HostError::new(MISSING, format!("{name} is not loaded and there is no modprobe; install kmod")));
+    };
+    let loaded = Exec::new(program).arg("--").arg(name).deadline(Duration::from_secs(60)).run().await;
+    let what = format!("{name} cannot be loaded; check the kernel and its modules");
+    loaded.map(drop).map_err(|error| HostError::because(MISSING, &what, &error))
+}
+
+/// Whether a module is loaded or built in, by its name in sysfs.
+pub fn has_module(sys: &Path, name: &str) -> bool {
+    sys.join("module").join(name).is_dir()
+}
+
+/// Whether the kernel forwards IPv4 packets, in this network namespace.
+pub fn forwards_ipv4() -> bool {
+    sysfs::text(IP_FORWARD) == "1"
+}
+
+/// Switches the forwarding of IPv4 packets on or off until the next boot, in this network namespace.
+pub fn set_ipv4_forwarding(on: bool) -> Result<(), HostError> {
+    let written = std::fs::write(IP_FORWARD, if on { "1\n" } else { "0\n" });
+    let what = format!("cannot write {IP_FORWARD}; run this as root");
+    written.map_err(|error| HostError::because("ip_forward_unchanged", &what, &error))
 }
 
 /// Memory that guests could have now. Blocks for a moment.

@@ -1,5 +1,6 @@
 //! The packet filter, through `nft`.
 
+use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use crate::exec::{Exec, ExecError, first_installed};
@@ -18,55 +19,166 @@ pub enum NftError {
     /// It failed.
     #[error("nft did not list its rules")]
     Exec(#[from] ExecError),
+    /// It did not take a file of rules.
+    #[error("nft did not load {file}", file = .file.display())]
+    Load {
+        /// The file.
+        file: PathBuf,
+        /// What went wrong.
+        #[source]
+        source: ExecError,
+    },
+    /// It did not remove a table.
+    #[error("nft did not remove the table inet {table}")]
+    Remove {
+        /// The table.
+        table: String,
+        /// What went wrong.
+        #[source]
+        source: ExecError,
+    },
     /// It printed something else than rules.
     #[error("nft printed something that is not a list of rules")]
     Malformed(#[source] serde_json::Error),
 }
 
-/// Whether some rule lets packets leave under the host's own address.
-pub async fn has_source_nat() -> Result<bool, NftError> {
-    let program = first_installed(NFT).ok_or(NftError::Missing)?;
-    let list = Exec::new(program).arg("--json").arg("list").arg("ruleset").deadline(DEADLINE).stdout_cap(STDOUT_CAP);
-    parse_source_nat(&list.run().await?.stdout)
+/// The rules of this network namespace, as far as guests depend on them.
+#[derive(Clone, Debug, Default)]
+pub struct Ruleset {
+    rules: Vec<Rule>,
+    chains: Vec<Chain>,
 }
 
-/// Looks for such a rule in the output of `nft --json list ruleset`. The kernel takes them only where packets leave, so the chain need
-/// not be looked at.
-pub fn parse_source_nat(printed: &[u8]) -> Result<bool, NftError> {
+#[derive(Clone, Debug, serde::Deserialize)]
+struct Rule {
+    family: String,
+    #[serde(default)]
+    table: String,
+    #[serde(default)]
+    expr: Vec<serde_json::Map<String, serde_json::Value>>,
+}
+
+#[derive(Clone, Debug, serde::Deserialize)]
+struct Chain {
+    family: String,
+    #[serde(default)]
+    table: String,
+    #[serde(default)]
+    name: String,
+    hook: Option<String>,
+    policy: Option<String>,
+}
+
+impl Rule {
+    /// Whether it lets packets leave under the host's own address. The kernel takes such rules only where packets leave, so the chain
+    /// need not be looked at.
+    fn is_source_nat(&self) -> bool {
+        let hides = |part: &serde_json::Map<String, serde_json::Value>| {
+            // Targets of iptables appear as `xt`, with their name.
+            let foreign = part.get("xt").and_then(|xt| xt.get("name")).and_then(|name| name.as_str());
+            part.contains_key("masquerade") || part.contains_key("snat") || matches!(foreign, Some("MASQUERADE" | "SNAT"))
+        };
+        matches!(self.family.as_str(), "ip" | "inet") && self.expr.iter().any(hides)
+    }
+}
+
+impl Ruleset {
+    /// Whether some rule lets packets leave under the host's own address.
+    pub fn has_source_nat(&self) -> bool {
+        self.rules.iter().any(Rule::is_source_nat)
+    }
+
+    /// The same without the rules of one table of the family `inet`.
+    pub fn has_source_nat_besides(&self, table: &str) -> bool {
+        self.rules.iter().any(|rule| rule.is_source_nat() && !(rule.family == "inet" && rule.table == table))
+    }
+
+    /// How many rules a table of the family `inet` has; `None` if it has no chain, or is not there.
+    pub fn count(&self, table: &str) -> Option<usize> {
+        let has_chain = self.chains.iter().any(|chain| chain.family == "inet" && chain.table == table);
+        has_chain.then(|| self.rules.iter().filter(|rule| rule.family == "inet" && rule.table == table).count())
+    }
+
+    /// Chains of other tables that drop forwarded packets unless one of their rules accepts them, as `family table chain`.
+    pub fn closed_forward_chains(&self, own_table: &str) -> Vec<String> {
+        let closed = |chain: &&Chain| {
+            let is_own = chain.family == "inet" && chain.table == own_table;
+            let of_ipv4 = matches!(chain.family.as_str(), "ip" | "inet");
+            !is_own && of_ipv4 && chain.hook.as_deref() == Some("forward") && chain.policy.as_deref() == Some("drop")
+        };
+        let name = |chain: &Chain| format!("{} {} {}", chain.family, chain.table, chain.name);
+        self.chains.iter().filter(closed).map(name).collect()
+    }
+}
+
+/// Reads the rules of this network namespace.
+pub async fn ruleset() -> Result<Ruleset, NftError> {
+    let program = first_installed(NFT).ok_or(NftError::Missing)?;
+    let list = Exec::new(program).arg("--json").arg("list").arg("ruleset").deadline(DEADLINE).stdout_cap(STDOUT_CAP);
+    parse_ruleset(&list.run().await?.stdout)
+}
+
+/// Whether some rule lets packets leave under the host's own address.
+pub async fn has_source_nat() -> Result<bool, NftError> {
+    Ok(ruleset().await?.has_source_nat())
+}
+
+/// Loads a file of rules: all of it, or nothing.
+pub async fn load(file: &Path) -> Result<(), NftError> {
+    let program = first_installed(NFT).ok_or(NftError::Missing)?;
+    let loaded = Exec::new(program).arg("--file").arg(file).deadline(DEADLINE).run().await;
+    loaded.map(drop).map_err(|source| NftError::Load { file: file.to_owned(), source })
+}
+
+/// Removes a table of the family `inet` that is there.
+pub async fn remove_table(table: &str) -> Result<(), NftError> {
+    let program = first_installed(NFT).ok_or(NftError::Missing)?;
+    let exec = Exec::new(program).arg("delete").arg("table").arg("inet").arg(table).deadline(DEADLINE);
+    exec.run().await.map(drop).map_err(|source| NftError::Remove { table: table.to_owned(), source })
+}
+
+/// Parses the output of `nft --json list ruleset`.
+pub fn parse_ruleset(printed: &[u8]) -> Result<Ruleset, NftError> {
     #[derive(serde::Deserialize)]
-    struct Ruleset {
+    struct Listed {
         nftables: Vec<Item>,
     }
     #[derive(serde::Deserialize)]
     struct Item {
         rule: Option<Rule>,
+        chain: Option<Chain>,
     }
-    #[derive(serde::Deserialize)]
-    struct Rule {
-        family: String,
-        #[serde(default)]
-        expr: Vec<serde_json::Map<String, serde_json::Value>>,
+    let listed: Listed = serde_json::from_slice(printed).map_err(NftError::Malformed)?;
+    let mut ruleset = Ruleset::default();
+    for item in listed.nftables {
+        ruleset.rules.extend(item.rule);
+        ruleset.chains.extend(item.chain);
     }
-    let rules: Ruleset = serde_json::from_slice(printed).map_err(NftError::Malformed)?;
-    let hides = |part: &serde_json::Map<String, serde_json::Value>| {
-        // Targets of iptables appear as `xt`, with their name.
-        let foreign = part.get("xt").and_then(|xt| xt.get("name")).and_then(|name| name.as_str());
-        part.contains_key("masquerade") || part.contains_key("snat") || matches!(foreign, Some("MASQUERADE" | "SNAT"))
-    };
-    let of_ipv4 = |rule: &&Rule| matches!(rule.family.as_str(), "ip" | "inet");
-    Ok(rules.nftables.iter().filter_map(|item| item.rule.as_ref()).filter(of_ipv4).any(|rule| rule.expr.iter().any(hides)))
+    Ok(ruleset)
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
 
+    fn parsed(printed: &[u8]) -> Ruleset {
+        parse_ruleset(printed).expect("parses")
+    }
+
     #[test]
     fn source_nat_is_found_where_it_is_and_only_there() {
-        assert!(parse_source_nat(include_bytes!("../testdata/nft-masquerade.json")).expect("parses"));
-        assert!(parse_source_nat(include_bytes!("../testdata/nft-iptables.json")).expect("parses"));
-        assert!(!parse_source_nat(include_bytes!("../testdata/nft-filter-only.json")).expect("parses"));
-        assert!(!parse_source_nat(br#"{"nftables":[]}"#).expect("parses"));
-        assert!(matches!(parse_source_nat(b"table ip nat"), Err(NftError::Malformed(_))));
+        assert!(parsed(include_bytes!("../testdata/nft-masquerade.json")).has_source_nat());
+        assert!(parsed(include_bytes!("../testdata/nft-iptables.json")).has_source_nat());
+        assert!(!parsed(include_bytes!("../testdata/nft-filter-only.json")).has_source_nat());
+        assert!(!parsed(br#"{"nftables":[]}"#).has_source_nat());
+        assert!(matches!(parse_ruleset(b"table ip nat"), Err(NftError::Malformed(_))));
+    }
+
+    #[test]
+    fn a_table_is_told_from_those_of_others() {
+        let ruleset = parsed(include_bytes!("../testdata/nft-slices.json"));
+        assert_eq!((ruleset.count("gpuaas_slices"), ruleset.count("nat")), (Some(2), None));
+        assert!(ruleset.has_source_nat() && !ruleset.has_source_nat_besides("gpuaas_slices"));
+        assert_eq!(ruleset.closed_forward_chains("gpuaas_slices"), ["ip filter FORWARD"]);
     }
 }

@@ -124,8 +124,13 @@ pub fn select(manager: &str, packages: Vec<Package>, params: &Params) -> Output 
 }
 
 /// Installs Debian packages without recommended ones.
-pub(crate) async fn install(names: &[&'static str]) -> Result<(), HostError> {
+pub async fn install(names: &[&'static str]) -> Result<(), HostError> {
     install_with(APT_GET, names).await
+}
+
+/// Whether this host has the program that installs Debian packages.
+pub fn can_install() -> bool {
+    first_installed(APT_GET).is_some()
 }
 
 async fn install_with(apt_get: &[&str], names: &[&'static str]) -> Result<(), HostError> {

@@ -95,6 +95,29 @@ pub fn write_with_mode(path: &Path, bytes: &[u8], mode: u32) -> Result<(), Priva
     result
 }
 
+/// Gives a trusted file new content; it keeps its mode and its group.
+pub fn rewrite_trusted(path: &Path, bytes: &[u8]) -> Result<(), PrivateFileError> {
+    let stat = walk::to_file(path)?.stat()?;
+    check_file(path, &stat)?;
+    let folder = path.parent().filter(|p| !p.as_os_str().is_empty()).unwrap_or(Path::new("."));
+    let name = path.file_name().unwrap_or_default().to_string_lossy();
+    let temporary = folder.join(format!(".{name}.{}.tmp", std::process::id()));
+    let group = Some(rustix::fs::Gid::from_raw(stat.st_gid));
+    // The group before the mode: a change of the group takes bits of the mode away.
+    let result = write_temporary(&temporary, bytes, 0o600)
+        .and_then(|()| rustix::fs::chown(&temporary, None, group).map_err(|errno| io("chgrp", &temporary)(errno.into())))
+        .and_then(|()| {
+            let mode = rustix::fs::Mode::from_raw_mode(stat.st_mode & 0o7777);
+            rustix::fs::chmod(&temporary, mode).map_err(|errno| io("chmod", &temporary)(errno.into()))
+        })
+        .and_then(|()| std::fs::rename(&temporary, path).map_err(io("rename onto", path)))
+        .and_then(|()| sync_folder(folder));
+    if result.is_err() {
+        let _ = std::fs::remove_file(&temporary);
+    }
+    result
+}
+
 fn write_temporary(temporary: &Path, bytes: &[u8], mode: u32) -> Result<(), PrivateFileError> {
     // A leftover of a crashed process with the same id would make create_new fail for ever.
     let _ = std::fs::remove_file(temporary);
@@ -311,6 +334,24 @@ mod tests {
         assert!(is_theirs(stamp_trusted(&link.join("policy"))), "a link of theirs");
         own(&ours.join("policy"));
         assert!(is_theirs(stamp_trusted(&ours.join("policy"))), "a file of theirs");
+    }
+
+    #[test]
+    fn a_rewritten_file_keeps_its_mode_and_group_and_is_still_trusted() {
+        let folder = tempfile::tempdir().expect("folder");
+        let path = folder.path().join("policy");
+        write_with_mode(&path, b"x", 0o640).expect("written");
+        if rustix::process::geteuid().is_root() {
+            rustix::fs::chown(&path, None, Some(rustix::fs::Gid::from_raw(12_345))).expect("chgrp");
+        }
+        let before = path.metadata().expect("meta");
+        rewrite_trusted(&path, b"y").expect("written again");
+        let after = path.metadata().expect("meta");
+        assert_eq!((after.mode(), after.gid()), (before.mode(), before.gid()));
+        assert_eq!(read_trusted(&path, 10).expect("read").0, b"y");
+        chmod(&path, 0o666);
+        assert!(matches!(rewrite_trusted(&path, b"z"), Err(PrivateFileError::Writable { .. })));
+        assert_eq!(std::fs::read_dir(folder.path()).expect("list").count(), 1, "no temporary file is left");
     }
 
     #[test]

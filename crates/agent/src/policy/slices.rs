@@ -23,7 +23,7 @@ pub(crate) struct SliceRules {
     /// What images may be.
     pub(super) image_formats: Vec<ImageFormat>,
     /// Open vSwitch bridges that guests may be on. The first one is that of a guest for which nobody names one.
-    bridges: Bridges,
+    pub(super) bridges: Bridges,
     /// Names of the user inside a guest.
     pub(super) usernames: Vec<Pattern>,
     /// How a GPU's driver may get into a guest; `none` needs no permission.
@@ -58,8 +58,8 @@ pub(crate) enum Emulation {
 /// Bridges by name, and whether any other will do as well.
 #[derive(Clone, Debug, Default, PartialEq, Eq, serde::Deserialize)]
 #[serde(try_from = "Vec<String>")]
-struct Bridges {
-    named: Vec<InterfaceName>,
+pub(super) struct Bridges {
+    pub(super) named: Vec<InterfaceName>,
     any: bool,
 }
 

@@ -7,4 +7,5 @@ mod harness;
 mod link;
 mod program;
 mod server;
+mod setup;
 mod single_execution;
