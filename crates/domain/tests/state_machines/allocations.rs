@@ -3,12 +3,12 @@
 use std::time::Duration;
 
 use gpuaas_contract::id::{AllocationId, NodeId};
-use gpuaas_contract::task::slice_vm_power::Action;
+use gpuaas_contract::task::slice_vm_power::PowerAction;
 use gpuaas_domain::allocation::AllocationState;
 use gpuaas_domain::allocation::commands::Request;
 use gpuaas_domain::catalog::Product;
 use gpuaas_domain::machine::{self, MachineState};
-use gpuaas_domain::node::{Operation, Service};
+use gpuaas_domain::node::{NodeService, Operation};
 use gpuaas_domain::slot::{self, SlotState};
 
 use crate::diagram::assert_drawn;
@@ -74,7 +74,11 @@ fn decided(before: &Ledger, id: AllocationId, besides: Besides) -> Vec<(&'static
     }
     match besides {
         Besides::LeaseEnds => {}
-        Besides::Power => take("power", &|ledger| drop(ledger.power(id, Action::Stop))),
+        Besides::Power => {
+            for action in PowerAction::ALL {
+                take("power", &|ledger| drop(ledger.power(id, action)));
+            }
+        }
         Besides::TakeAway => {
             for held in before.slots_of(id) {
                 take("an operator", &|ledger| drop(ledger.force_cleanup(held.id)));
@@ -97,7 +101,7 @@ fn decided(before: &Ledger, id: AllocationId, besides: Besides) -> Vec<(&'static
         }
         Besides::Retire => {
             // One of them is enough.
-            let all_serve = before.nodes.values().all(|node| node.service == Service::InService);
+            let all_serve = before.nodes.values().all(|node| node.service == NodeService::InService);
             if let Some(node) = run.node_id.filter(|_| all_serve) {
                 take("an operator", &|ledger| retire(ledger, node));
             }
@@ -124,7 +128,6 @@ fn key(ledger: &Ledger, id: AllocationId) -> String {
         run.release_request.is_some(),
         run.active_at.is_some(),
         run.pending_power_action.is_some(),
-        run.stopped,
         ledger.now >= run.place_until,
         run.expires_at.is_some_and(|end| ledger.now >= end),
         run.due_at.is_some_and(|due| due > ledger.now),

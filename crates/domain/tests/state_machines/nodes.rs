@@ -2,7 +2,7 @@
 
 use gpuaas_contract::Digest;
 use gpuaas_domain::decision::Context;
-use gpuaas_domain::node::{self, Admission, Certificate, Node, Operation, Service};
+use gpuaas_domain::node::{self, Admission, Certificate, Node, NodeService, Operation};
 use gpuaas_domain::{Decision, Event};
 
 use crate::diagram::assert_drawn;
@@ -83,7 +83,7 @@ fn observe(state: impl Fn(&Node) -> &'static str) -> Observed {
     let mut observed = Observed::default();
     let (first, decision) = node::enroll(None, admission(), node().id, &context());
     observed.note(BEGINNING, state(&first), "enroll", &decision.events);
-    for service in Service::ALL {
+    for service in NodeService::ALL {
         for session in [None, Some(session()).filter(|_| service.may_connect())] {
             let before = Node { service, session, ..node() };
             for (by, after, events) in decided(&before, &context()) {
@@ -96,7 +96,7 @@ fn observe(state: impl Fn(&Node) -> &'static str) -> Observed {
 
 #[test]
 fn the_diagram_of_nodes_is_what_the_code_decides() {
-    assert_drawn("Node", &Service::ALL.map(Service::as_str), &observe(|node| node.service.as_str()));
+    assert_drawn("Node", &NodeService::ALL.map(NodeService::as_str), &observe(|node| node.service.as_str()));
 }
 
 #[test]
