@@ -97,6 +97,7 @@ event_kinds! {
     "node.retired": "A node is gone for good.";
     "organization.changed": "An organization was changed.";
     "organization.created": "There is a new organization.";
+    "organization.deleted": "The organization was deleted.";
     "project.changed": "A project was changed.";
     "project.created": "There is a new project.";
     "project.deleted": "A project is gone.";

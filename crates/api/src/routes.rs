@@ -110,11 +110,13 @@ pub const API_TOKEN: &str = "/api/v1/api-tokens/{token}";
 
 /// `GET` → [`crate::dto::WhoAmI`].
 pub const WHOAMI: &str = "/api/v1/whoami";
+/// `POST` [`crate::dto::OwnPassword`] → [`crate::dto::User`]: another password, for people whom this server signs in.
+pub const OWN_PASSWORD: &str = "/api/v1/whoami/password";
 
 /// `GET` [`crate::dto::OrganizationListQuery`] → page of [`crate::dto::Organization`]; `POST` [`crate::dto::OrganizationCreate`] → 201
 /// [`crate::dto::Organization`].
 pub const ORGANIZATIONS: &str = "/api/v1/organizations";
-/// `GET` → [`crate::dto::Organization`]; `PATCH` [`crate::dto::OrganizationChange`] → the same. The segment is an id, here and below.
+/// `GET` → [`crate::dto::Organization`]; `PATCH` [`crate::dto::OrganizationChange`] → the same; `DELETE` → the same, deleted. The segment is an id, here and below.
 pub const ORGANIZATION: &str = "/api/v1/organizations/{organization}";
 /// `GET` [`crate::dto::PageQuery`] → page of [`crate::dto::Member`]; `POST` [`crate::dto::MemberAdd`] → 201 [`crate::dto::Member`].
 pub const ORGANIZATION_MEMBERS: &str = "/api/v1/organizations/{organization}/members";
@@ -244,7 +246,7 @@ pub const NODE_DRAIN_PREVIEW: &str = "/api/v1/nodes/{node}/drain-preview";
 pub const CAPACITY: &str = "/api/v1/capacity";
 /// `GET` [`crate::dto::MachineListQuery`] → page of [`crate::dto::Machine`].
 pub const MACHINES: &str = "/api/v1/machines";
-/// `POST` [`crate::dto::Empty`] → [`crate::dto::Machine`]: offer the node for lease as a whole.
+/// `POST` [`crate::dto::MachineOffer`] → [`crate::dto::Machine`]: lease it as a whole.
 pub const NODE_MACHINE_OFFER: &str = "/api/v1/nodes/{node}/machine/offer";
 /// `POST` [`crate::dto::Reason`] → [`crate::dto::Machine`]: take that offer back.
 pub const NODE_MACHINE_WITHDRAW: &str = "/api/v1/nodes/{node}/machine/withdraw";

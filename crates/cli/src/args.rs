@@ -145,6 +145,8 @@ pub(crate) enum Command {
     Logout,
     /// Show who you are and which roles you have.
     Whoami,
+    /// Change your own password, if this server signs you in itself. Ends all your sign-ins.
+    Password(login::PasswordArgs),
     /// Profiles: one per server or user.
     #[command(subcommand)]
     Profile(profile::ProfileCommand),

@@ -3,8 +3,8 @@
 use gpuaas_api::ClientError;
 use gpuaas_api::client::ErrorKind;
 
+use crate::advice;
 use crate::exit::Exit;
-use crate::hints;
 
 /// Why a command did not do what it was asked.
 #[derive(Debug)]
@@ -93,7 +93,7 @@ fn hint_of(error: &ClientError, kind: ErrorKind) -> Option<String> {
     if matches!(error, ClientError::Untrusted { .. }) {
         return Some("give the server's CA with --ca-file, or `ca_file` in the config file".to_owned());
     }
-    if let Some(hint) = error.problem().and_then(|problem| hints::of_code(&problem.code)) {
+    if let Some(hint) = error.problem().and_then(|problem| advice::of_code(&problem.code)) {
         return Some(hint.to_owned());
     }
     match (kind, error.problem().map(|problem| problem.status)) {

@@ -3,6 +3,7 @@
 //! Every command prints its result, and nothing else, on stdout; progress, hints and errors go to stderr. What the exit
 //! codes mean is in [`exit`] and in `gpuaas --help`.
 
+mod advice;
 mod args;
 mod ca_args;
 mod commands;
@@ -19,7 +20,7 @@ mod evidence;
 mod exit;
 mod files;
 mod follow;
-mod hints;
+mod hidden;
 mod output;
 mod pages;
 mod params;

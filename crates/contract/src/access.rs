@@ -58,6 +58,8 @@ macro_rules! actions {
 actions! {
     /// Sees who they are and which roles they have.
     SelfRead, "self.read", reads, [Platform];
+    /// Changes their own password.
+    SelfManage, "self.manage", changes, [Platform];
     /// Sees what can be leased, and at which price.
     CatalogRead, "catalog.read", reads, [Platform];
     /// Sees nodes, slots, tasks and the state of the control plane.

@@ -28,6 +28,7 @@ pub mod schema;
 #[cfg(feature = "simulation")]
 pub mod simulation;
 pub mod slice;
+pub mod ssh_address;
 pub mod state;
 pub mod task;
 pub mod telemetry;

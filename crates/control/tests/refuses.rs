@@ -227,6 +227,15 @@ async fn resources_behave_as_http_expects() {
     let again = ask(Method::GET, &path).bearer_auth(&server.admin_token).header("if-none-match", &tag).send().await.unwrap();
     assert_eq!((again.status().as_u16(), again.headers()["etag"].clone()), (304, tag));
     assert!(again.bytes().await.unwrap().is_empty());
+    // One with projects stays; one without goes, and is not there any more.
+    let project = serde_json::json!({ "name": "optics" });
+    let made =
+        ask(Method::POST, &format!("{path}/projects")).bearer_auth(&server.admin_token).json(&project).send().await.unwrap();
+    assert_eq!(made.status(), 201);
+    let project = made.headers()["location"].to_str().unwrap().to_owned();
+    let delete =
+        async |path: &str| ask(Method::DELETE, path).bearer_auth(&server.admin_token).send().await.unwrap().status().as_u16();
+    assert_eq!((delete(&path).await, delete(&project).await, delete(&path).await, delete(&path).await), (409, 200, 200, 404));
     // What is large is compressed for those who say so.
     for encoding in ["gzip", "br"] {
         let document = ask(Method::GET, routes::OPENAPI).header("accept-encoding", encoding).send().await.unwrap();
@@ -234,7 +243,10 @@ async fn resources_behave_as_http_expects() {
     }
     // Methods and origins are told to whoever asks.
     let options = ask(Method::OPTIONS, &path).send().await.unwrap();
-    assert_eq!((options.status().as_u16(), &options.headers()["allow"]), (204, &"GET, HEAD, PATCH, OPTIONS".parse().unwrap()));
+    assert_eq!(
+        (options.status().as_u16(), &options.headers()["allow"]),
+        (204, &"GET, HEAD, PATCH, DELETE, OPTIONS".parse().unwrap())
+    );
     let from = |origin: &'static str| {
         ask(Method::OPTIONS, &path).header("origin", origin).header("access-control-request-method", "PATCH")
     };

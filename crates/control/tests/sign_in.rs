@@ -9,7 +9,8 @@ use browser::*;
 use common::TestServer;
 use common::looking::refused;
 use gpuaas_api::dto::{
-    AuditQuery, MemberAdd, OrganizationCreate, OrganizationListQuery, Reason, UserCreate, UserListQuery, UserPassword,
+    AuditQuery, MemberAdd, OrganizationCreate, OrganizationListQuery, OwnPassword, Reason, UserCreate, UserListQuery,
+    UserPassword,
 };
 use gpuaas_api::{Client, ClientOptions};
 use gpuaas_contract::access::{MemberRole, ProjectRole};
@@ -244,6 +245,23 @@ common::on_both_stores! {
         let sent = browser.types(&page, "/oauth/authorize", EMAIL, &made_up).await;
         let tokens = redeem(&server, &sent.sent("code").unwrap(), &verifier).await.unwrap();
         assert!(as_bearer(&server, &tokens).whoami().await.is_ok());
+    }
+
+    async fn everybody_changes_their_own_password_if_they_know_it(server: TestServer) {
+        ada(&server).await;
+        let before = tokens(&server).await;
+        let client = as_bearer(&server, &before);
+        let change = |current: &str, new: &str| OwnPassword { current_password: current.to_owned(), new_password: new.to_owned() };
+        assert_eq!(refused(client.own_password_set(&change("not mine at all", "a new and long one")).await), "password_wrong");
+        assert_eq!(refused(client.own_password_set(&change(PASSWORD, "short")).await), "password_too_short");
+        let token = server.client().own_password_set(&change(PASSWORD, "a new and long one")).await;
+        assert_eq!(refused(token), "password_needs_person", "a token has none");
+        client.own_password_set(&change(PASSWORD, "a new and long one")).await.unwrap();
+        assert_eq!(refresh(&server, &text(&before, "refresh_token")).await.unwrap_err(), "invalid_grant");
+        let mut browser = Browser::new(&server);
+        let page = browser.open(&CodeVerifier::generate()).await;
+        assert_eq!(browser.types(&page, "/oauth/authorize", EMAIL, PASSWORD).await.status, StatusCode::FORBIDDEN);
+        assert!(browser.types(&page, "/oauth/authorize", EMAIL, "a new and long one").await.sent("code").is_some());
     }
 
     async fn users_are_made_once_by_administrators(server: TestServer) {

@@ -6,6 +6,7 @@ use std::time::Duration;
 use gpuaas_contract::id::{AllocationId, NodeId, TaskId};
 use gpuaas_contract::receipt::Outcome;
 use gpuaas_contract::slice::{SshPublicKey, UserName};
+use gpuaas_contract::ssh_address::SshAddress;
 use gpuaas_contract::task::{Task, TaskType, allocation_deprovision_user, allocation_provision_user};
 use gpuaas_contract::time::Timestamp;
 use serde_json::json;
@@ -45,6 +46,9 @@ pub struct Machine {
     pub lease_epoch: u64,
     /// The last task that was to make or remove a user: whose end decides about it.
     pub lease_task: Option<TaskId>,
+    /// Where its tenants sign in, if the operator said so.
+    #[serde(default)]
+    pub ssh_address: Option<SshAddress>,
     /// Who offered it.
     pub offered_by: String,
     /// When.
@@ -69,8 +73,15 @@ impl Machine {
     }
 }
 
-/// An operator offers a whole host. `slots` are those of the node: a host is sliced or leased as a whole, never both.
-pub fn offer(node: &Node, slots: &[Slot], known: Option<&Machine>, context: &Context) -> Result<(Machine, Decision), Refusal> {
+/// An operator offers a whole host, or says where its tenants sign in. `slots` are those of the node: a host is sliced or leased as a
+/// whole, never both.
+pub fn offer(
+    node: &Node,
+    slots: &[Slot],
+    known: Option<&Machine>,
+    ssh_address: Option<SshAddress>,
+    context: &Context,
+) -> Result<(Machine, Decision), Refusal> {
     if let Some(slot) = slots.iter().find(|slot| slot.state != SlotState::Withdrawn) {
         let message = format!(
             "node {} has slots (slot {} is {}); withdraw all of them first: a host is sliced or leased as a whole, never both",
@@ -81,10 +92,18 @@ pub fn offer(node: &Node, slots: &[Slot], known: Option<&Machine>, context: &Con
         return Err(Refusal::conflict("node_is_sliced", message));
     }
     let next = match known {
-        Some(machine) if machine.state != MachineState::Withdrawn => return Ok((machine.clone(), Decision::default())),
+        Some(machine) if machine.state != MachineState::Withdrawn => {
+            let next = Machine { ssh_address: ssh_address.or_else(|| machine.ssh_address.clone()), ..machine.clone() };
+            if next == *machine {
+                return Ok((next, Decision::default()));
+            }
+            let decision = Decision::default().update(&next);
+            return Ok((next.clone(), recorded(decision, &next, "gpuaas.machine.offered.v1", "machine.offer", "", context)));
+        }
         Some(machine) => Machine {
             state: MachineState::Available,
             reason: String::new(),
+            ssh_address: ssh_address.or_else(|| machine.ssh_address.clone()),
             offered_by: context.actor.to_string(),
             offered_at: context.now,
             ..machine.clone()
@@ -98,6 +117,7 @@ pub fn offer(node: &Node, slots: &[Slot], known: Option<&Machine>, context: &Con
             allocation_id: None,
             lease_epoch: 0,
             lease_task: None,
+            ssh_address,
             offered_by: context.actor.to_string(),
             offered_at: context.now,
         },

@@ -185,7 +185,7 @@ fn somebody_without_a_role_sees_only_who_they_are() {
         for scope in EVERY_SCOPE {
             let allowed: Vec<Action> =
                 Action::ALL.iter().copied().filter(|action| may(&policies, &principal, *action, &scope)).collect();
-            assert_eq!(allowed, if scope == Scope::Platform { vec![Action::SelfRead] } else { vec![] });
+            assert_eq!(allowed, if scope == Scope::Platform { vec![Action::SelfRead, Action::SelfManage] } else { vec![] });
             assert!(!principal.can_see(&scope));
         }
     }

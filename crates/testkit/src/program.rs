@@ -44,6 +44,11 @@ impl Launch {
         Self { program, name, arguments: vec![], environment, namespace: None }
     }
 
+    /// Where the program is.
+    pub fn program(&self) -> &Path {
+        &self.program
+    }
+
     /// Adds an argument.
     #[must_use]
     pub fn arg(mut self, argument: impl AsRef<OsStr>) -> Self {

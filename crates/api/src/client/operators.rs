@@ -7,10 +7,10 @@ use reqwest::Method;
 use super::{Call, Client, ClientError};
 use crate::dto::{
     ApiToken, ApiTokenCreate, ApiTokenCreated, AuditQuery, AuditRow, Budget, BudgetLift, Capacity, ClusterInfo, DrainPreview,
-    Empty, Enrollment, EnrollmentApprove, EnrollmentListQuery, JoinToken, JoinTokenCreate, JoinTokenCreated, Machine,
-    MachineListQuery, MaintenanceCreate, MaintenanceListQuery, MaintenanceWindow, Node, NodeChange, NodeListQuery, NodeRetire,
-    Page, PageQuery, Reason, SigningKey, Slice, SliceConsole, SliceCreate, SliceListQuery, SliceOrder, SlicePower, SliceRelease,
-    Slot, SlotListQuery, Task, TaskCreate, TaskEvidence, TaskListQuery, TaskLogs, TaskLogsQuery, TaskTypeInfo, Topology,
+    Enrollment, EnrollmentApprove, EnrollmentListQuery, JoinToken, JoinTokenCreate, JoinTokenCreated, Machine, MachineListQuery,
+    MachineOffer, MaintenanceCreate, MaintenanceListQuery, MaintenanceWindow, Node, NodeChange, NodeListQuery, NodeRetire, Page,
+    PageQuery, Reason, SigningKey, Slice, SliceConsole, SliceCreate, SliceListQuery, SliceOrder, SlicePower, SliceRelease, Slot,
+    SlotListQuery, Task, TaskCreate, TaskEvidence, TaskListQuery, TaskLogs, TaskLogsQuery, TaskTypeInfo, Topology,
     TopologyApprove,
 };
 use crate::routes;
@@ -291,8 +291,8 @@ impl Client {
     }
 
     /// Offer a node for lease as a whole.
-    pub async fn node_machine_offer(&self, node: &str) -> Result<Machine, ClientError> {
-        self.post(routes::NODE_MACHINE_OFFER, &[node], &Empty {}).await
+    pub async fn node_machine_offer(&self, node: &str, offer: &MachineOffer) -> Result<Machine, ClientError> {
+        self.post(routes::NODE_MACHINE_OFFER, &[node], offer).await
     }
 
     /// Take the offer of a whole node back.

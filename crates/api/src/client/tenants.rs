@@ -5,8 +5,9 @@ use reqwest::Method;
 use super::{Client, ClientError};
 use crate::dto::{
     ApiKey, ApiKeyCreate, ApiKeyCreated, CatalogItem, Image, ImageCreate, ImageListQuery, Limits, Member, MemberAdd,
-    MemberChange, Organization, OrganizationChange, OrganizationCreate, OrganizationListQuery, Page, PageQuery, Project,
-    ProjectChange, ProjectCreate, ProjectListQuery, Quota, ServiceAccount, ServiceAccountCreate, SshKey, SshKeyCreate, WhoAmI,
+    MemberChange, Organization, OrganizationChange, OrganizationCreate, OrganizationListQuery, OwnPassword, Page, PageQuery,
+    Project, ProjectChange, ProjectCreate, ProjectListQuery, Quota, ServiceAccount, ServiceAccountCreate, SshKey, SshKeyCreate,
+    User, WhoAmI,
 };
 use crate::routes;
 
@@ -38,6 +39,16 @@ impl Client {
     /// One organization.
     pub async fn organization(&self, organization: &str) -> Result<Organization, ClientError> {
         self.get(routes::ORGANIZATION, &[organization]).await
+    }
+
+    /// Change one's own password.
+    pub async fn own_password_set(&self, password: &OwnPassword) -> Result<User, ClientError> {
+        self.post(routes::OWN_PASSWORD, &[], password).await
+    }
+
+    /// Delete an organization that has no projects.
+    pub async fn organization_delete(&self, organization: &str, if_match: Option<&str>) -> Result<Organization, ClientError> {
+        self.delete_if(routes::ORGANIZATION, &[organization], if_match).await
     }
 
     /// Change an organization. With `if_match`, the `etag` of what was seen, only if it is still that, here and below.

@@ -66,6 +66,9 @@ pub struct Allocation {
     /// The port of that.
     #[serde(default)]
     pub ssh_port: Option<u16>,
+    /// The public keys that can sign in.
+    #[serde(default)]
+    pub ssh_public_keys: Vec<String>,
     /// What its tenant wants of its power and is not done yet.
     #[serde(default)]
     pub pending_power_action: Option<Open<PowerAction>>,

@@ -2,6 +2,7 @@
 
 use gpuaas_contract::id::{AllocationId, NodeId, SkuId, TaskId};
 use gpuaas_contract::names::Open;
+use gpuaas_contract::ssh_address::SshAddress;
 use gpuaas_contract::state::MachineState;
 use gpuaas_contract::time::{Rfc3339, Timestamp};
 
@@ -87,11 +88,23 @@ pub struct Machine {
     /// The last task that was to make or remove a user on it.
     #[serde(default)]
     pub lease_task: Option<TaskId>,
+    /// Where its tenants sign in, if that is known.
+    #[serde(default)]
+    pub ssh_address: Option<SshAddress>,
     /// Who offered it.
     pub offered_by: String,
     /// When.
     #[serde(with = "Rfc3339")]
     pub offered_at: Timestamp,
+}
+
+/// How to offer a whole host.
+#[derive(Clone, Debug, Default, PartialEq, Eq, serde::Serialize, serde::Deserialize, schemars::JsonSchema)]
+#[serde(deny_unknown_fields)]
+pub struct MachineOffer {
+    /// Where its tenants sign in, such as `gpu7.example.com` or `192.0.2.7:2222`. What is known stays if it is absent.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub ssh_address: Option<SshAddress>,
 }
 
 /// Which machines to list.

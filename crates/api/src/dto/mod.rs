@@ -43,7 +43,7 @@ pub use allocation_requests::{
 };
 pub use audit::{AuditExportQuery, AuditQuery, AuditRow};
 pub use budget::{Budget, BudgetLift, BudgetScope};
-pub use capacity::{Capacity, CapacityRow, Machine, MachineListQuery, NodeCapacity, SkuCapacity};
+pub use capacity::{Capacity, CapacityRow, Machine, MachineListQuery, MachineOffer, NodeCapacity, SkuCapacity};
 pub use catalog::{CatalogItem, Product, Sku, SkuChange, SkuCreate};
 pub use cluster::{CaInfo, CaState, ClusterInfo, TaskTypeInfo};
 pub use enrollment::{
@@ -70,7 +70,7 @@ pub use ssh_key::{SshKey, SshKeyCreate};
 pub use task::{
     EnvelopeEvidence, Task, TaskCreate, TaskEvidence, TaskListQuery, TaskLogLine, TaskLogs, TaskLogsQuery, TaskProgress,
 };
-pub use user::{User, UserCreate, UserCreated, UserListQuery, UserPassword, UserPasswordSet};
+pub use user::{OwnPassword, User, UserCreate, UserCreated, UserListQuery, UserPassword, UserPasswordSet};
 pub use webhook::{Delivery, DeliveryListQuery, Webhook, WebhookChange, WebhookChanged, WebhookCreate, WebhookCreated};
 
 /// Items of one page unless the caller says otherwise.

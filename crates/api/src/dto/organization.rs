@@ -1,7 +1,7 @@
 //! Organizations, which own projects.
 
 use gpuaas_contract::id::OrgId;
-use gpuaas_contract::time::{Rfc3339, Timestamp};
+use gpuaas_contract::time::{OptionalRfc3339, Rfc3339, Timestamp};
 
 use super::Limits;
 
@@ -17,6 +17,9 @@ pub struct Organization {
     /// When it was made.
     #[serde(with = "Rfc3339")]
     pub created_at: Timestamp,
+    /// When it was deleted.
+    #[serde(default, with = "OptionalRfc3339")]
+    pub deleted_at: Option<Timestamp>,
     /// Names this version of it, for `If-Match`.
     #[serde(default)]
     pub etag: String,

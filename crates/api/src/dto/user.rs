@@ -102,6 +102,23 @@ impl std::fmt::Debug for UserPassword {
     }
 }
 
+/// Another password for oneself.
+#[derive(Clone, PartialEq, Eq, serde::Serialize, serde::Deserialize, schemars::JsonSchema)]
+#[serde(deny_unknown_fields)]
+pub struct OwnPassword {
+    /// The one they have now.
+    pub current_password: String,
+    /// The new one.
+    pub new_password: String,
+}
+
+/// Secrets do not belong into logs.
+impl std::fmt::Debug for OwnPassword {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("OwnPassword").finish_non_exhaustive()
+    }
+}
+
 /// A user with another password.
 #[derive(Clone, PartialEq, Eq, serde::Serialize, serde::Deserialize, schemars::JsonSchema)]
 pub struct UserPasswordSet {

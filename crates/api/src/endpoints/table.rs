@@ -10,11 +10,11 @@ use crate::dto::{
     AllocationSearchQuery, AllocationWatchQuery, ApiKey, ApiKeyCreate, ApiKeyCreated, ApiToken, ApiTokenCreate, ApiTokenCreated,
     AuditExportQuery, AuditQuery, AuditRow, Budget, BudgetLift, Capacity, CatalogItem, CloudEvent, ClusterInfo, Delivery,
     DeliveryListQuery, DrainPreview, Empty, Enrollment, EnrollmentApprove, EnrollmentListQuery, EventRow, EventsQuery, Image,
-    ImageCreate, ImageListQuery, JoinToken, JoinTokenCreate, JoinTokenCreated, Limits, Machine, MachineListQuery,
+    ImageCreate, ImageListQuery, JoinToken, JoinTokenCreate, JoinTokenCreated, Limits, Machine, MachineListQuery, MachineOffer,
     MaintenanceCreate, MaintenanceListQuery, MaintenanceWindow, Member, MemberAdd, MemberChange, Node, NodeChange, NodeListQuery,
-    NodeRetire, Organization, OrganizationChange, OrganizationCreate, OrganizationListQuery, Page, PageQuery, Project,
-    ProjectChange, ProjectCreate, ProjectListQuery, Quota, Reason, ServiceAccount, ServiceAccountCreate, SigningKey, Sku,
-    SkuChange, SkuCreate, Slice, SliceConsole, SliceCreate, SliceListQuery, SliceOrder, SlicePower, SliceRelease, Slot,
+    NodeRetire, Organization, OrganizationChange, OrganizationCreate, OrganizationListQuery, OwnPassword, Page, PageQuery,
+    Project, ProjectChange, ProjectCreate, ProjectListQuery, Quota, Reason, ServiceAccount, ServiceAccountCreate, SigningKey,
+    Sku, SkuChange, SkuCreate, Slice, SliceConsole, SliceCreate, SliceListQuery, SliceOrder, SlicePower, SliceRelease, Slot,
     SlotListQuery, SshKey, SshKeyCreate, Task, TaskCreate, TaskEvidence, TaskListQuery, TaskLogs, TaskLogsQuery, TaskTypeInfo,
     Topology, TopologyApprove, User, UserCreate, UserCreated, UserListQuery, UserPassword, UserPasswordSet, Webhook,
     WebhookChange, WebhookChanged, WebhookCreate, WebhookCreated, WhoAmI,
@@ -50,6 +50,9 @@ endpoints! {
     whoami: Get WHOAMI, SelfRead of Platform, "Says who the caller is and which roles they have.",
         answer<WhoAmI>;
 
+    own_password_set: Post OWN_PASSWORD, SelfManage of Platform, "Changes the caller's own password, and ends all their sign-ins.",
+        body<OwnPassword> answer<User>;
+
     "Catalog":
     catalog: Get CATALOG, CatalogRead of Platform, "Lists what is on offer, with prices and how many there are now.",
         query<PageQuery> answer<Page<CatalogItem>>;
@@ -78,6 +81,8 @@ endpoints! {
         answer<Organization> versioned;
     organization_change: Patch ORGANIZATION, OrganizationManage of Organization, "Changes an organization.",
         body<OrganizationChange> answer<Organization> versioned;
+    organization_delete: Delete ORGANIZATION, OrganizationManage of Organization, "Deletes an organization that has no projects.",
+        answer<Organization> versioned;
     organization_members: Get ORGANIZATION_MEMBERS, MemberRead of Organization, "Lists who has which role in an organization.",
         query<PageQuery> answer<Page<Member>>;
     organization_member_add: Post ORGANIZATION_MEMBERS, MemberManage of Organization,
@@ -247,7 +252,7 @@ endpoints! {
     capacity: Get CAPACITY, CapacityRead of Platform, "Shows what there is, what of it works and what of that is free.",
         answer<Capacity>;
     node_machine_offer: Post NODE_MACHINE_OFFER, PlatformOperate of Platform, "Offers a node for lease as a whole.",
-        body<Empty> answer<Machine>;
+        body<MachineOffer> answer<Machine>;
     node_machine_withdraw: Post NODE_MACHINE_WITHDRAW, PlatformOperate of Platform, "Takes the offer of a whole node back.",
         body<Reason> answer<Machine>;
     machines: Get MACHINES, PlatformRead of Platform, "Lists the nodes that are offered as a whole.",

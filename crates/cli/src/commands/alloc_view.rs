@@ -98,6 +98,7 @@ fn details(allocation: &Allocation) -> Details {
         .field("product", format!("{} ({})", allocation.sku, size(&allocation.product, allocation.gpu_model.as_deref())))
         .field("price", price::per_hour(allocation.price_per_hour))
         .maybe("image", allocation.image.as_deref())
+        .field("SSH keys", keys(&allocation.ssh_public_keys).join("\n"))
         .field("tags", tags.join("\n"))
         .maybe("lease ends", allocation.expires_at.filter(|_| !allocation.is_terminal()).map(moment))
         .maybe("waits until", waits.map(moment))
@@ -109,6 +110,17 @@ fn details(allocation: &Allocation) -> Details {
         .field("asked for", moment(allocation.created_at))
         .maybe("active since", allocation.active_at.map(moment))
         .maybe("over since", allocation.ended_at.map(moment))
+}
+
+/// Keys as people know them: their comment, or else their kind and their end.
+fn keys(keys: &[String]) -> Vec<String> {
+    let shown = |key: &String| {
+        let mut words = key.splitn(3, ' ');
+        let (kind, blob, comment) = (words.next().unwrap_or_default(), words.next().unwrap_or_default(), words.next());
+        let tail: String = blob.chars().skip(blob.chars().count().saturating_sub(12)).collect();
+        comment.map_or_else(|| format!("{kind} …{tail}"), |comment| format!("{kind} …{tail} {comment}"))
+    };
+    keys.iter().map(shown).collect()
 }
 
 /// What to do next with an allocation in this state.

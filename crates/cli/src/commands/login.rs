@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use clap::Args;
 use gpuaas_api::Client;
-use gpuaas_api::dto::WhoAmI;
+use gpuaas_api::dto::{OwnPassword, WhoAmI};
 use gpuaas_contract::time::Timestamp;
 use gpuaas_identity::browser_client::{self, BrowserLogin, ClientSettings, DeviceLogin, Provider, Tokens};
 use indicatif::{ProgressBar, ProgressStyle};
@@ -16,6 +16,7 @@ use crate::context::CommandContext;
 use crate::credentials::{Credentials, SignIn, issuer_http};
 use crate::error::CliError;
 use crate::exit::Exit;
+use crate::hidden;
 use crate::output::{Details, Table, View};
 
 /// Options of `gpuaas login`.
@@ -176,6 +177,38 @@ async fn revoke(kept: &SignIn) -> Result<(), CliError> {
 pub(super) async fn whoami(session: &CommandContext) -> Result<Exit, CliError> {
     let who = session.client()?.whoami().await?;
     show(session, &who)
+}
+
+/// Options of `gpuaas password`.
+#[derive(Debug, clap::Args)]
+pub(crate) struct PasswordArgs {
+    /// File with the current password, `-` for stdin; asked for on a terminal unless given.
+    #[arg(long, value_name = "FILE")]
+    current_file: Option<std::path::PathBuf>,
+    /// File with the new password; asked for on a terminal unless given.
+    #[arg(long, value_name = "FILE")]
+    new_file: Option<std::path::PathBuf>,
+}
+
+pub(super) async fn password(session: &CommandContext, args: PasswordArgs) -> Result<Exit, CliError> {
+    let client = session.client()?;
+    let current_password = match &args.current_file {
+        Some(path) => super::user::password_from(path)?,
+        None => hidden::ask("Current password: ")?,
+    };
+    let new_password = match &args.new_file {
+        Some(path) => super::user::password_from(path)?,
+        None => {
+            let first = hidden::ask("New password: ")?;
+            if first != hidden::ask("The same again: ")? {
+                return Err(CliError::usage("passwords_differ", "the two new passwords differ; nothing was changed"));
+            }
+            first
+        }
+    };
+    client.own_password_set(&OwnPassword { current_password, new_password }).await?;
+    session.output.hint("your password is changed, and all your sign-ins have ended; `gpuaas login` signs you in again");
+    Ok(Exit::Done)
 }
 
 fn show(session: &CommandContext, who: &WhoAmI) -> Result<Exit, CliError> {

@@ -1,7 +1,8 @@
 //! `gpuaas machine`: nodes that are leased as a whole, for operators.
 
 use clap::Subcommand;
-use gpuaas_api::dto::{Machine, MachineListQuery, Reason};
+use gpuaas_api::dto::{Machine, MachineListQuery, MachineOffer, Reason};
+use gpuaas_contract::ssh_address::SshAddress;
 use gpuaas_contract::state::MachineState;
 
 use super::confirm::ConfirmArgs;
@@ -20,6 +21,9 @@ pub(crate) enum MachineCommand {
     Offer {
         /// The node.
         node: String,
+        /// Where its tenants sign in, such as gpu7.example.com or 192.0.2.7:2222. Without it, they have to ask you.
+        #[arg(long, value_name = "ADDRESS")]
+        ssh_address: Option<SshAddress>,
     },
     /// Take the offer of a whole node back.
     Withdraw {
@@ -43,7 +47,15 @@ pub(crate) enum MachineCommand {
 pub(super) async fn run(session: &CommandContext, command: MachineCommand) -> Result<Exit, CliError> {
     let client = session.client()?;
     let machine = match command {
-        MachineCommand::Offer { node } => client.node_machine_offer(&resolve::node(client, &node).await?).await?,
+        MachineCommand::Offer { node, ssh_address } => {
+            let offered = client.node_machine_offer(&resolve::node(client, &node).await?, &MachineOffer { ssh_address }).await?;
+            if offered.ssh_address.is_none() {
+                session
+                    .output
+                    .hint("its tenants are not told where to sign in; `gpuaas machine offer NODE --ssh-address ADDRESS` says it");
+            }
+            offered
+        }
         MachineCommand::Withdraw { node, reason, confirm } => {
             let id = resolve::node(client, &node).await?;
             confirm.ask_for_name(&format!("Withdraw the offer of {node} as a whole machine?"), &node)?;

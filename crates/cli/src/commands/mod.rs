@@ -59,6 +59,7 @@ pub(crate) async fn run(session: &CommandContext, command: Command) -> Result<Ex
         Command::Login(args) => login::run(session, args).await,
         Command::Logout => login::sign_out(session).await,
         Command::Whoami => login::whoami(session).await,
+        Command::Password(args) => login::password(session, args).await,
         Command::Profile(command) => profile::run(session, &command),
         Command::User(command) => user::run(session, command).await,
         Command::Node(command) => node::run(session, command).await,

@@ -3,6 +3,7 @@
 use clap::Subcommand;
 use gpuaas_api::dto::{Organization, OrganizationChange, OrganizationCreate, OrganizationListQuery};
 
+use super::confirm::ConfirmArgs;
 use super::quota::LimitArgs;
 use super::{age, moment};
 use crate::context::CommandContext;
@@ -39,6 +40,14 @@ pub(crate) enum OrgCommand {
         /// The organization.
         org: String,
     },
+    /// Delete an organization that has no projects any more. Asks for its name first on a terminal.
+    #[command(alias = "rm")]
+    Delete {
+        /// The organization.
+        org: String,
+        #[command(flatten)]
+        confirm: ConfirmArgs,
+    },
     /// Change an organization.
     Change {
         /// The organization.
@@ -69,6 +78,13 @@ pub(super) async fn run(session: &CommandContext, command: OrgCommand) -> Result
             return Ok(Exit::Done);
         }
         OrgCommand::Show { org } => tenants::organization(client, &org).await?,
+        OrgCommand::Delete { org, confirm } => {
+            let seen = tenants::organization(client, &org).await?;
+            confirm
+                .ask_for_name(&format!("Delete organization {}? Its members lose their roles in it.", seen.name), &seen.name)?;
+            let etag = Some(seen.etag.as_str()).filter(|etag| !etag.is_empty());
+            client.organization_delete(&seen.id.to_string(), etag).await?
+        }
         OrgCommand::Change { org, description } => {
             let seen = tenants::organization(client, &org).await?;
             let etag = Some(seen.etag.as_str()).filter(|etag| !etag.is_empty());

@@ -135,7 +135,7 @@ async fn find(client: &Client, user: &str) -> Result<User, CliError> {
     }
 }
 
-fn password_from(path: &std::path::Path) -> Result<String, CliError> {
+pub(super) fn password_from(path: &std::path::Path) -> Result<String, CliError> {
     let bytes = files::read(path, MAX_PASSWORD_FILE)?;
     let text = String::from_utf8(bytes).map_err(|_| CliError::usage("password_invalid", "the password is not UTF-8"))?;
     Ok(text.trim_end_matches(['\r', '\n']).to_owned())

@@ -87,6 +87,7 @@ fn allocation(byte: u8, state: &str) -> Allocation {
         slots: 1,
         private_ip: active.then(|| std::net::Ipv4Addr::new(10, 77, 0, 2)),
         ssh_host: None,
+        ssh_public_keys: Vec::new(),
         ssh_port: None,
         pending_power_action: None,
         release_requested: false,

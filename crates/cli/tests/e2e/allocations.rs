@@ -9,7 +9,7 @@ const KEY: &str = "ssh-ed25519 AAAAC3NzaC1lZDI1NTE5AAAAIJwBQ0Rk5yyC9bmCK1Kf9gvvN
 const DIGEST: &str = "e3b0c44298fc1c149afbf4c8996fb92427ae41e4649b934ca495991b7852b855";
 
 /// A simulated host that lets tenants in, online.
-fn host(cluster: &Cluster, name: &str) -> (AgentHost, String) {
+pub(crate) fn host(cluster: &Cluster, name: &str) -> (AgentHost, String) {
     let mut host = AgentHost::new(cluster, name, Carrier::Stream, Some("h100"), None);
     write_private(
         &host.folder.join("policy.toml"),
@@ -89,7 +89,7 @@ fn whole_life_of_a_guest(store: Store, beside: &[Beside]) {
     assert_eq!(made.json()["state"], "active", "{made:?}");
     assert!(made.stderr.contains("provisioning") && made.stderr.contains("phase"), "{made:?}");
     let shown = cluster.cli(&["alloc", "show", "trainer"]);
-    assert!(shown.stdout.contains("ssh ubuntu@") && shown.stdout.contains("5.00/h"), "{shown:?}");
+    assert!(shown.stdout.contains("ssh ubuntu@") && shown.stdout.contains("5.00 USD/h"), "{shown:?}");
     assert_eq!(cluster.json(&["catalog"])[0]["available"].as_u64(), Some(3));
     assert_eq!(cluster.json(&["alloc", "ls", "--tag", "team=ml"]).as_array().unwrap().len(), 1);
     let preview = cluster.json(&["node", "drain", &node, "--preview"]);

@@ -15,6 +15,7 @@ mod hostile;
 mod link_double;
 mod load;
 mod namespaces;
+mod pages;
 mod rotten_journal;
 mod single_execution;
 mod step_ca;

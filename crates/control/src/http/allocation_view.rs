@@ -5,12 +5,15 @@ use std::net::Ipv4Addr;
 
 use gpuaas_api::dto;
 use gpuaas_contract::id::{NodeId, SlotId};
+use gpuaas_contract::ssh_address::SshAddress;
 use gpuaas_domain::allocation::{Allocation, AllocationState, AllocationStep};
 use gpuaas_domain::catalog::Product;
+use gpuaas_domain::machine::{Machine, machine_id};
 
 use crate::Control;
 use crate::audience::Audience;
 use crate::error::ControlError;
+use crate::resources;
 
 /// Names one version of an allocation.
 pub(super) fn etag(allocation: &Allocation) -> String {
@@ -39,6 +42,7 @@ pub(super) async fn to_dtos(
             true => HashMap::new(),
             false => control.store.slot_many(&slots).await?.into_iter().map(|slot| (slot.id, slot.spec.private_ip)).collect(),
         },
+        machines: machines(control, &allocations).await?,
     };
     let mut items = Vec::with_capacity(allocations.len());
     for allocation in allocations {
@@ -51,6 +55,18 @@ pub(super) async fn to_dtos(
 struct Known {
     names: HashMap<NodeId, String>,
     addresses: HashMap<SlotId, Ipv4Addr>,
+    machines: HashMap<NodeId, SshAddress>,
+}
+
+/// Where to sign in to the whole hosts among these.
+async fn machines(control: &Control, allocations: &[Allocation]) -> Result<HashMap<NodeId, SshAddress>, ControlError> {
+    let is_whole = |one: &&Allocation| one.terms.product == Product::BareMetal && one.state.is_held();
+    let ids: Vec<String> = allocations.iter().filter(is_whole).filter_map(|one| one.node_id).map(machine_id).collect();
+    if ids.is_empty() {
+        return Ok(HashMap::new());
+    }
+    let found: Vec<Machine> = resources::many(control, &ids).await?;
+    Ok(found.into_iter().filter_map(|machine| Some((machine.node_id, machine.ssh_address?))).collect())
 }
 
 /// The slot by whose address a guest is reached, as long as it has it.
@@ -79,7 +95,24 @@ async fn one(
     let phase = allocation.task_id.filter(|_| works).and_then(|task| control.progress.get(task));
     let terms = &allocation.terms;
     let last_error = allocation.last_error.as_ref();
-    let address = matches!(allocation.state, AllocationState::Active).then_some(private_ip).flatten();
+    let address = match (allocation.state, terms.product) {
+        (AllocationState::Active, Product::Slice { .. }) => private_ip.map(|address| (address.to_string(), 22)),
+        (AllocationState::Active, Product::BareMetal) => {
+            let known = allocation.node_id.and_then(|node| known.machines.get(&node));
+            known.map(|address| (address.host().to_owned(), address.port()))
+        }
+        (
+            AllocationState::Requested
+            | AllocationState::Placing
+            | AllocationState::Provisioning
+            | AllocationState::Stopped
+            | AllocationState::Releasing
+            | AllocationState::Released
+            | AllocationState::Failed
+            | AllocationState::ReleaseBlocked,
+            _,
+        ) => None,
+    };
     Ok(dto::Allocation {
         id: allocation.id,
         organization_id: allocation.organization_id,
@@ -100,8 +133,9 @@ async fn one(
         node_name: node.and_then(|node| known.names.get(&node).cloned()),
         slots: u32::try_from(allocation.slots.len()).unwrap_or(u32::MAX),
         private_ip,
-        ssh_host: address.map(|address| address.to_string()),
-        ssh_port: address.map(|_| 22),
+        ssh_port: address.as_ref().map(|(_, port)| *port),
+        ssh_host: address.map(|(host, _)| host),
+        ssh_public_keys: terms.ssh_public_keys.iter().map(ToString::to_string).collect(),
         pending_power_action: allocation.pending_power_action.map(Into::into),
         release_requested: allocation.release_request.is_some(),
         attempts: allocation.attempts,

@@ -17,7 +17,7 @@ use gpuaas_contract::id::{AllocationId, ProjectId};
 use gpuaas_contract::task::slice_vm_power::PowerAction as Power;
 use gpuaas_domain::allocation::commands::{self, Request};
 use gpuaas_domain::allocation::{Allocation, AllocationState, request_lookup};
-use gpuaas_domain::catalog::{Image, Sku, SshKey};
+use gpuaas_domain::catalog::{Image, Product, Sku, SshKey};
 use gpuaas_domain::quota::Quota;
 use gpuaas_domain::tenancy::Project;
 use gpuaas_domain::{Decision, Refusal};
@@ -58,6 +58,7 @@ pub(super) async fn create(
     let quotas = quotas_of(&control, &project).await?;
     let plan = planned(&control, &caller, &project, &quotas, &request).await?;
     if dry_run {
+        check_name(&control, &project.id.to_string(), request.name.as_str(), None).await?;
         return Ok(Json(plan).into_response());
     }
     // Who does not want to wait is told now, and nothing is left behind.
@@ -79,6 +80,8 @@ pub(super) async fn create(
                     {
                         return Ok((earlier, Decision::default()));
                     }
+                    // Or one with the same name.
+                    check_name(&control, &project.id.to_string(), request.name.as_str(), None).await?;
                     quotas_of(&control, &project).await?
                 }
             };
@@ -92,6 +95,19 @@ pub(super) async fn create(
     tracing::info!(allocation = %id, project = %project.id, sku = %made.terms.sku_name, actor, "allocation requested");
     let location = Location::of(routes::ALLOCATION, [&id]);
     Ok((StatusCode::CREATED, location, with_etag(to_dto(&control, Audience::of(&caller.principal), made).await?)).into_response())
+}
+
+/// Refuses a name that another allocation of the project has, unless that one is over.
+async fn check_name(control: &Control, project: &str, name: &str, own: Option<AllocationId>) -> Result<(), ControlError> {
+    let other = resources::by_name::<Allocation>(control, project, name).await?;
+    match other.filter(|other| Some(other.id) != own) {
+        None => Ok(()),
+        Some(other) => {
+            let message =
+                format!("the project has an allocation `{name}` already ({}, {}); choose another name", other.id, other.state);
+            Err(Refusal::conflict("name_taken", message).into())
+        }
+    }
 }
 
 /// What was made with the same key, if the same was asked for.
@@ -364,6 +380,10 @@ pub(super) async fn change(
     headers: HeaderMap,
     JsonBody(change): JsonBody<AllocationChange>,
 ) -> Result<Response, Rejected> {
+    if let Some(name) = &change.name {
+        let allocation = caller.allocation()?;
+        check_name(&control, &allocation.project_id.to_string(), name.as_str(), Some(allocation.id)).await?;
+    }
     decide(&control, &caller, |allocation, _, context| {
         if_match(&headers, &etag(allocation))?;
         Ok(commands::describe(allocation, change.name.clone(), change.tags.clone(), context)?)
@@ -421,6 +441,7 @@ pub(super) async fn retry(
     // What is over comes back to life only in a project that lives.
     let allocation = caller.allocation()?;
     if allocation.state.is_terminal() {
+        check_name(&control, &allocation.project_id.to_string(), allocation.name.as_str(), Some(allocation.id)).await?;
         projects::get(&control, &allocation.project_id.to_string()).await?;
     }
     decide(&control, &caller, |allocation, quotas, context| {
@@ -440,6 +461,10 @@ pub(super) async fn console(
     JsonBody(console): JsonBody<SliceConsole>,
 ) -> Result<Response, Rejected> {
     let allocation = caller.allocation()?;
+    if allocation.terms.product == Product::BareMetal {
+        let message = "a whole host has no console here; sign in to it with SSH";
+        return Err(Refusal::invalid("console_not_supported", message).into());
+    }
     let audience = Audience::of(&caller.principal);
     let made = super::slices::console_of(&control, &caller, &headers, allocation.id, &console).await;
     let CreatedOnce { is_new, location, document } = made.map_err(|rejected| without_node(audience, rejected))?;

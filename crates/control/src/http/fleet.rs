@@ -6,7 +6,7 @@ use std::sync::Arc;
 use axum::extract::State;
 use axum::http::StatusCode;
 use axum::{Extension, Json};
-use gpuaas_api::dto::{self, MachineListQuery, MaintenanceCreate, MaintenanceListQuery, Page, Reason};
+use gpuaas_api::dto::{self, MachineListQuery, MachineOffer, MaintenanceCreate, MaintenanceListQuery, Page, Reason};
 use gpuaas_api::routes;
 use gpuaas_contract::id::{MaintenanceId, NodeId};
 use gpuaas_contract::state::MaintenanceState;
@@ -145,13 +145,14 @@ pub(super) async fn offer(
     State(control): Shared,
     Extension(caller): Extension<Caller>,
     Segments(name): Segments<String>,
+    JsonBody(wanted): JsonBody<MachineOffer>,
 ) -> Result<Json<dto::Machine>, Rejected> {
     let context = caller.context();
     let machine = transact(&control, || async {
         let node = node_name::find(&control, &name).await?;
         let slots = control.store.slot_of_node(node.id).await?;
         let known = resources::get::<Machine>(&control, machine_id(node.id)).await?;
-        Ok(machine::offer(&node, &slots, known.as_ref(), &context)?)
+        Ok(machine::offer(&node, &slots, known.as_ref(), wanted.ssh_address.clone(), &context)?)
     })
     .await?;
     Ok(Json(machine_shown(&control, machine).await?))
@@ -182,6 +183,7 @@ async fn machine_shown(control: &Control, machine: Machine) -> Result<dto::Machi
         node_name: node.map(|node| node.name).unwrap_or_default(),
         state: machine.state.into(),
         reason: machine.reason,
+        ssh_address: machine.ssh_address,
         allocation_id: machine.allocation_id,
         lease_epoch: machine.lease_epoch,
         lease_task: machine.lease_task,

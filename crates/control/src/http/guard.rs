@@ -98,7 +98,8 @@ async fn subject_of(control: &Control, about: About, template: &str, path: &str)
         About::Platform => Some(Subject::Platform),
         About::Organization => {
             let id: OrgId = parse_id(segment(template, path, "{organization}"))?;
-            resources::get::<Organization>(control, id).await?.map(Subject::Organization)
+            let organization = resources::get::<Organization>(control, id).await?;
+            organization.filter(|organization| organization.deleted_at.is_none()).map(Subject::Organization)
         }
         About::Project => live_project(parse_id(segment(template, path, "{project}"))?).await?.map(Subject::Project),
         About::Allocation => {

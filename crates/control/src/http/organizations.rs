@@ -11,6 +11,7 @@ use gpuaas_api::routes;
 use gpuaas_contract::id::{MembershipId, OrgId};
 use gpuaas_domain::Refusal;
 use gpuaas_domain::access::{MemberRole, Place, ProjectRole};
+use gpuaas_domain::resource::ResourceKind;
 use gpuaas_domain::tenancy::{self, Organization, Project};
 use gpuaas_store::ResourceFilter;
 
@@ -25,7 +26,8 @@ type Shared = State<Arc<Control>>;
 
 pub(super) async fn get(control: &Control, id: &str) -> Result<Organization, ControlError> {
     let id: OrgId = parse_id(id)?;
-    Ok(resources::get::<Organization>(control, id).await?.ok_or_else(|| unknown(&id.to_string()))?)
+    let found = resources::get::<Organization>(control, id).await?.filter(is_live);
+    Ok(found.ok_or_else(|| unknown(&id.to_string()))?)
 }
 
 /// The organization with this id or name.
@@ -34,7 +36,11 @@ pub(super) async fn named(control: &Control, name: &str) -> Result<Organization,
         Ok(id) => resources::get::<Organization>(control, id).await?,
         Err(_) => resources::by_name::<Organization>(control, "", name).await?,
     };
-    Ok(found.ok_or_else(|| unknown(name))?)
+    Ok(found.filter(is_live).ok_or_else(|| unknown(name))?)
+}
+
+fn is_live(organization: &Organization) -> bool {
+    organization.deleted_at.is_none()
 }
 
 fn unknown(name: &str) -> Refusal {
@@ -52,7 +58,7 @@ pub(super) async fn list(
         parse_id::<OrgId>(after)?;
     }
     let found = if caller.principal.platform.is_some() {
-        let filter = ResourceFilter { name_contains: query.name, ..ResourceFilter::default() };
+        let filter = ResourceFilter { name_contains: query.name, states: vec!["active"], ..ResourceFilter::default() };
         resources::list(&control, &filter, query.after.as_deref(), false, limit.saturating_add(1)).await?
     } else {
         let mut ids = BTreeSet::new();
@@ -67,7 +73,7 @@ pub(super) async fn list(
         }
         let mut found: Vec<Organization> = Vec::new();
         for id in ids.into_iter().filter(|id| query.after.as_deref().is_none_or(|after| id.to_string().as_str() > after)) {
-            found.extend(resources::get::<Organization>(&control, id).await?);
+            found.extend(resources::get::<Organization>(&control, id).await?.filter(is_live));
         }
         found.retain(|organization| query.name.as_deref().is_none_or(|name| organization.name.contains(name)));
         found
@@ -122,6 +128,23 @@ pub(super) async fn change(
     show(State(control), Segments(id)).await
 }
 
+pub(super) async fn delete(
+    State(control): Shared,
+    Extension(caller): Extension<Caller>,
+    headers: HeaderMap,
+    Segments(id): Segments<String>,
+) -> Result<Json<dto::Organization>, Rejected> {
+    let context = caller.context();
+    let gone = transact(&control, || async {
+        let organization = get(&control, &id).await?;
+        if_match(&headers, &etag_of(organization.version))?;
+        let projects = super::live_count(&control, ResourceKind::Project, &organization.id.to_string()).await?;
+        Ok(tenancy::delete_organization(&organization, projects, &context)?)
+    })
+    .await?;
+    Ok(Json(to_dto(gone)))
+}
+
 fn to_dto(organization: Organization) -> dto::Organization {
     dto::Organization {
         id: organization.id,
@@ -129,5 +152,6 @@ fn to_dto(organization: Organization) -> dto::Organization {
         name: organization.name,
         description: organization.description,
         created_at: organization.created_at,
+        deleted_at: organization.deleted_at,
     }
 }

@@ -5,13 +5,13 @@ use std::sync::Arc;
 use axum::extract::State;
 use axum::http::StatusCode;
 use axum::{Extension, Json};
-use gpuaas_api::dto::{self, Page, Reason, UserCreate, UserCreated, UserListQuery, UserPassword, UserPasswordSet};
+use gpuaas_api::dto::{self, OwnPassword, Page, Reason, UserCreate, UserCreated, UserListQuery, UserPassword, UserPasswordSet};
 use gpuaas_api::routes;
 use gpuaas_contract::id::UserId;
 use gpuaas_domain::names::checked_email;
 use gpuaas_domain::resource::ResourceKind;
 use gpuaas_domain::tenancy::{self, User};
-use gpuaas_domain::{Refusal, access, caps};
+use gpuaas_domain::{Actor, Refusal, access, caps};
 use gpuaas_identity::user_code::UserCode;
 use gpuaas_store::ResourceFilter;
 use zeroize::Zeroizing;
@@ -22,6 +22,8 @@ use super::problem::{JsonBody, Params, Rejected, Segments};
 use super::{Location, page, page_limit, parse_id};
 use crate::error::ControlError;
 use crate::identity::{self, BuiltIn};
+use crate::listener::ClientAddress;
+use crate::stranger_budgets::AddressRange;
 use crate::transact::transact;
 use crate::{Control, resources};
 
@@ -164,6 +166,37 @@ pub(super) async fn set_password(
     })
     .await?;
     Ok((Extension(NotKept), Json(UserPasswordSet { user: to_dto(&control, user), one_time_password })))
+}
+
+/// The same for oneself: whoever knows the current one may.
+pub(super) async fn set_own_password(
+    State(control): Shared,
+    Extension(caller): Extension<Caller>,
+    address: Option<Extension<ClientAddress>>,
+    JsonBody(wanted): JsonBody<OwnPassword>,
+) -> Result<Json<dto::User>, Rejected> {
+    let (built_in, context) = (built_in(&control)?, caller.context());
+    let Actor::User(id) = caller.actor else {
+        return Err(Refusal::forbidden("password_needs_person", "only a person who signed in has a password").into());
+    };
+    let user = get(&control, &id.to_string()).await?;
+    if user.issuer != built_in.issuer {
+        let message = format!("{} signs you in; change your password there", user.issuer);
+        return Err(Refusal::conflict("user_not_local", message).into());
+    }
+    let from = AddressRange::of(address.map(|Extension(address)| address));
+    let current = Zeroizing::new(wanted.current_password);
+    if !identity::is_password_of(&control, built_in, &user, current, &from, &context.correlation_id).await? {
+        return Err(Refusal::invalid("password_wrong", "this is not your current password").in_body("/current_password").into());
+    }
+    let hash = built_in.hashing.hash(&control, Zeroizing::new(wanted.new_password)).await?;
+    let user = transact(&control, || async {
+        let (user, decision) = tenancy::set_password(&get(&control, &id.to_string()).await?, hash.clone(), &context);
+        let ended = identity::end_all(&control, user.id, "password_set", &context).await?;
+        Ok((user, decision.and(ended)))
+    })
+    .await?;
+    Ok(Json(to_dto(&control, user)))
 }
 
 fn to_dto(control: &Control, user: User) -> dto::User {

@@ -32,6 +32,7 @@ use crate::{Control, authz_cache, pki};
 
 pub(crate) use endpoints::router;
 pub(crate) use grants::{end_all, is_live};
+pub(crate) use passwords::is_password_of;
 
 /// What the `aud` of tokens of the built-in issuer contains.
 pub const AUDIENCE: &str = "gpuaas";

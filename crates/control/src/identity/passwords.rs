@@ -180,6 +180,19 @@ pub(super) async fn check(
     Ok(user)
 }
 
+/// Whether this is the password of somebody who is signed in. Wrong ones count as they do at a sign-in.
+pub(crate) async fn is_password_of(
+    control: &Arc<Control>,
+    built_in: &BuiltIn,
+    user: &User,
+    typed: Zeroizing<String>,
+    from: &AddressRange,
+    correlation_id: &CorrelationId,
+) -> Result<bool, ControlError> {
+    let attempt = Attempt { email: &user.email, typed, from, browser: None, correlation_id };
+    Ok(check(control, built_in, attempt).await?.is_some_and(|known| known.id == user.id))
+}
+
 /// Writes down that a password was wrong, if the account exists. Nobody waits for it: the time it takes would tell that there is one.
 fn record_failure(control: &Arc<Control>, account: &str, email: &str, built_in: &BuiltIn, correlation_id: &CorrelationId) {
     let Ok(email) = checked_email(email) else { return };

@@ -3,11 +3,11 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use gpuaas_api::dto::StateFilter;
 use gpuaas_api::dto::{
     Allocation, AllocationCreate, ImageCreate, Limits, NodeRetire, OrganizationCreate, PageQuery, ProductKind, ProjectCreate,
     Reason, SkuCreate, TaskListQuery,
 };
+use gpuaas_api::dto::{MachineOffer, StateFilter};
 use gpuaas_contract::Digest;
 use gpuaas_contract::money::{Currency, Money};
 use gpuaas_contract::receipt::Outcome;
@@ -139,12 +139,16 @@ pub async fn a_whole_host_is_leased_and_given_back(server: TestServer) {
     let shop = Shop::open(&server).await;
     let client = server.client();
     assert_eq!(refused(client.allocation_create(&shop.project, &shop.wants("a", "host"), None).await), "no_capacity");
-    client.node_machine_offer(&node.node()).await.unwrap();
+    let offer = MachineOffer { ssh_address: Some("gpu7.example.com:2222".parse().unwrap()) };
+    client.node_machine_offer(&node.node(), &offer).await.unwrap();
     let made = client.allocation_create(&shop.project, &shop.wants("a", "host"), None).await.unwrap();
     let task = node.next().await;
     assert_eq!(task.task().task_type(), TaskType::AllocationProvisionUser);
     assert_eq!(node.answers(&task, |payload| succeeded(payload, &task, None)).await, "");
-    until(&server, &made, "active").await;
+    let now = until(&server, &made, "active").await;
+    assert_eq!((now.ssh_host.as_deref(), now.ssh_port), (Some("gpu7.example.com"), Some(2222)));
+    let console = client.allocation_console(&made.id.to_string(), &Default::default(), None).await;
+    assert_eq!(refused(console), "console_not_supported");
     client.allocation_release(&made.id.to_string(), &Reason::default()).await.unwrap();
     let task = node.next().await;
     assert_eq!(task.task().task_type(), TaskType::AllocationDeprovisionUser);

@@ -197,6 +197,8 @@ impl Allocation {
             parent: self.project_id.to_string(),
             lookup: self.idempotency_key.as_ref().map(|key| request_lookup(&self.requested_by, key)),
             owner: self.node_id.map(|node| node.to_string()),
+            // Of those that are not over, one in a project has a name.
+            name: (!self.state.is_terminal()).then(|| self.name.to_string()),
             state: self.state.as_str(),
             due_at: self.due_at,
             ..Keys::default()

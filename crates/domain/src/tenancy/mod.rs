@@ -8,8 +8,8 @@ mod user;
 pub use member::{accept_invitations, change_role, invitations_of, invite, leave};
 pub use sign_in::{SignIn, SignInKind};
 pub use tenant::{
-    Organization, Project, ServiceAccount, create_organization, create_project, create_service_account, delete_project,
-    delete_service_account, describe_organization, describe_project,
+    Organization, Project, ServiceAccount, create_organization, create_project, create_service_account, delete_organization,
+    delete_project, delete_service_account, describe_organization, describe_project,
 };
 pub use user::{
     Claims, User, create_local_user, deactivate, lookup as user_lookup, reactivate, right_password, set_password, signed_in,

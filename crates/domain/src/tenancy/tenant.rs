@@ -25,13 +25,17 @@ pub struct Organization {
     pub description: String,
     /// When it was made.
     pub created_at: Timestamp,
+    /// Set when it is over. Its audit rows stay.
+    #[serde(default)]
+    pub deleted_at: Option<Timestamp>,
 }
 
 resource!(Organization, Organization);
 
 impl Organization {
     fn found_by(&self) -> Keys {
-        Keys { name: Some(self.name.clone()), state: "active", ..Keys::default() }
+        let live = self.deleted_at.is_none();
+        Keys { name: live.then(|| self.name.clone()), state: if live { "active" } else { "deleted" }, ..Keys::default() }
     }
 }
 
@@ -130,6 +134,7 @@ pub fn create_organization(
         name: checked_handle(name, "an organization")?,
         description: checked_text(description, "the description")?,
         created_at: context.now,
+        deleted_at: None,
     };
     let quota = Quota::of_organization(id, limits);
     let data = json!({ "organization_id": id, "name": organization.name, "limits": limits });
@@ -175,9 +180,30 @@ pub fn create_project(
     };
     let quota = Quota::of_project(id, organization.id, limits);
     let data = json!({ "project_id": id, "organization_id": organization.id, "name": project.name, "limits": limits });
-    let decision = Decision::default().insert(&project).insert(&quota);
+    // The organization is written as well, unchanged: of a project and the end of its organization at the same moment, one loses.
+    let decision = Decision::default().insert(&project).insert(&quota).update(organization);
     let decision = decision.record(context, "gpuaas.project.created.v1", "project.create", &id.to_string(), data);
     Ok((project, decision))
+}
+
+/// Ends an organization that has no projects any more. `projects` is how many it has that are not deleted.
+pub fn delete_organization(
+    organization: &Organization,
+    projects: u64,
+    context: &Context,
+) -> Result<(Organization, Decision), Refusal> {
+    if organization.deleted_at.is_some() {
+        return Ok((organization.clone(), Decision::default()));
+    }
+    if projects > 0 {
+        let message = format!("organization {} still has {projects} projects; delete them first", organization.name);
+        return Err(Refusal::conflict("organization_in_use", message));
+    }
+    let next = Organization { deleted_at: Some(context.now), ..organization.clone() };
+    let id = next.id.to_string();
+    let decision = Decision::default().update(&next).wakeup(crate::Wakeup::Rights);
+    let data = json!({ "organization_id": id, "name": next.name });
+    Ok((next, decision.record(context, "gpuaas.organization.deleted.v1", "organization.delete", &id, data)))
 }
 
 /// Other words for a project. Saying the same again changes nothing.

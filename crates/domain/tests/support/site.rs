@@ -188,7 +188,7 @@ impl Ledger {
     /// An operator offers a whole host.
     pub(crate) fn offer(&mut self, node: NodeId) -> Result<(), Refusal> {
         let slots: Vec<_> = self.slots.values().filter(|slot| slot.node_id == node).cloned().collect();
-        let (_, decision) = machine::offer(&self.nodes[&node], &slots, self.machines.get(&node), &at(self.now))?;
+        let (_, decision) = machine::offer(&self.nodes[&node], &slots, self.machines.get(&node), None, &at(self.now))?;
         self.commit(decision).expect("nobody else writes");
         Ok(())
     }

@@ -22,6 +22,7 @@ const HINTS: &[(&str, &str)] = &[
     ("node_quarantined", "`gpuaas node unquarantine NODE`"),
     ("node_unknown", "`gpuaas node ls` lists them"),
     ("nothing_to_approve", "`gpuaas node topology show NODE` says why"),
+    ("organization_in_use", "`gpuaas project ls --org ORGANIZATION` lists its projects"),
     ("organization_unknown", "`gpuaas org ls` lists yours"),
     ("project_in_use", "`gpuaas alloc ls` lists its allocations"),
     ("project_unknown", "`gpuaas project ls` lists yours"),
