@@ -83,6 +83,7 @@ fn callers() -> [(&'static str, Principal); 10] {
 const TABLE: &str = "\
 action               about         admin  operator  support  org owner  org member  org viewer  owner  member  viewer  nobody
 self.read            platform      yes    yes       yes      yes        yes         yes         yes    yes     yes     yes
+self.manage          platform      yes    yes       yes      yes        yes         yes         yes    yes     yes     yes
 catalog.read         platform      yes    yes       yes      yes        yes         yes         yes    yes     yes     -
 platform.read        platform      yes    yes       yes      -          -           -           -      -       -       -
 platform.operate     platform      yes    yes       -        -          -           -           -      -       -       -

@@ -53,9 +53,9 @@ fn the_first_day_is_as_its_page_says() {
     let tenant = [&operator[..], &[("GPUAAS_PROJECT", "acme/training")]].concat();
     let mut gpu7 = None;
     for (who, command) in commands {
-        let said = shell(home, if who == "sh tenant" { &tenant } else { &operator }, command);
+        let printed = shell(home, if who == "sh tenant" { &tenant } else { &operator }, command);
         if command.starts_with("gpuaas node token create") {
-            assert!(said.contains("gpuaas-agent enroll"), "{said}");
+            assert!(printed.contains("gpuaas-agent enroll"), "{printed}");
             // What the page has somebody do at the host.
             gpu7 = Some(host(&cluster, "gpu7"));
         }

@@ -7,6 +7,7 @@ use std::time::Duration;
 use gpuaas_contract::Digest;
 use gpuaas_contract::id::{AllocationId, ImageId, NodeId, OrgId, ProjectId, SkuId, SlotId};
 use gpuaas_contract::money::{Currency, Money};
+use gpuaas_contract::slice::VmName;
 use gpuaas_contract::task::slice_vm_power::PowerAction;
 use gpuaas_contract::task::slice_vm_provision::{DriverStrategy, ImageFormat};
 use gpuaas_contract::telemetry::GpuFact;
@@ -131,12 +132,15 @@ impl Ledger {
         ledger.now = NOW;
         for number in 1..=ORGANIZATIONS {
             let (id, name) = (organization(number), format!("org-{number}"));
-            let made = tenancy::create_organization(id, &name, "", Limits::default(), &at(NOW)).expect("made");
-            ledger.commit(made.1).expect("new");
+            let (mut of_number, decision) =
+                tenancy::create_organization(id, &name, "", Limits::default(), &at(NOW)).expect("made");
+            ledger.commit(decision).expect("new");
             for of in 0..PROJECTS {
                 let (id, name) = (project(number, of), format!("project-{of}"));
-                let made = tenancy::create_project(id, &made.0, &name, "", Limits::default(), &at(NOW)).expect("made");
+                let made = tenancy::create_project(id, &of_number, &name, "", Limits::default(), &at(NOW)).expect("made");
                 ledger.commit(made.1).expect("new");
+                // Each project writes its organization anew.
+                of_number.version += 1;
             }
         }
         ledger
@@ -204,9 +208,23 @@ impl Ledger {
         let id = AllocationId::from_bytes(bytes);
         let project = &self.projects[&project(organization, number)];
         let quotas = self.quotas_of(project.id, project.organization_id);
-        let (_, decision) = commands::request(id, project, &quotas, request, &at(self.now))?;
+        // A name is one allocation's in a project until it is over.
+        let is_taken =
+            |other: &Allocation| !other.state.is_terminal() && other.project_id == project.id && other.name == request.name;
+        let name = match self.allocations.values().any(is_taken) {
+            true => format!("{}-{}", request.name, self.allocations.len()).parse().expect("a name"),
+            false => request.name.clone(),
+        };
+        let request = Request { name, ..request.clone() };
+        let (_, decision) = commands::request(id, project, &quotas, &request, &at(self.now))?;
         self.commit(decision).expect("nobody else writes");
         Ok(id)
+    }
+
+    /// Whether another allocation of the project that is not over has this name.
+    fn is_taken(&self, own: AllocationId, project: ProjectId, name: &VmName) -> bool {
+        let is_same = |other: &&Allocation| other.id != own && other.project_id == project && other.name == *name;
+        self.allocations.values().filter(is_same).any(|other| !other.state.is_terminal())
     }
 
     /// Somebody's word about an allocation.
@@ -218,6 +236,8 @@ impl Ledger {
         let (next, decision) = say(&self.allocations[&id], &at(self.now))?;
         if decision.is_empty() {
             assert_eq!(next, self.allocations[&id], "nothing is written, so nothing has changed");
+        } else if !next.state.is_terminal() && self.is_taken(id, next.project_id, &next.name) {
+            return Err(Refusal::conflict("name_taken", "another one has the name"));
         }
         self.commit(decision).expect("nobody else writes");
         Ok(())
