@@ -5,8 +5,8 @@ use serde_json::{Map, Value, json};
 use crate::dto::PROBLEM_CONTENT_TYPE;
 
 /// The conventions in a few words.
-pub(super) const DESCRIPTION: &str = "Send `Authorization: Bearer <token>`. Times are microseconds since the Unix epoch, prices millionths of the \
-currency unit per hour. Lists come in pages: give `next` as `after` to get the next one. Errors are problem documents (RFC 9457) with a stable \
+pub(super) const DESCRIPTION: &str = "Send `Authorization: Bearer <token>`. Times are RFC 3339 in UTC, durations seconds, and money has a decimal \
+amount and a currency. Lists come in pages: give `next` as `after` to get the next one. Errors are problem documents (RFC 9457) with a stable \
 `code` and a `detail` that says what to do. A `POST` with an `Idempotency-Key` is done once, however often it is sent. A change with an `If-Match` \
 is done only if nobody was faster. Answers may get more fields, and states more names; requests with unknown fields are refused.";
 
@@ -20,7 +20,7 @@ pub(super) struct ErrorResponse {
 }
 
 /// Every error that operations name.
-pub(super) const ERROR_RESPONSES: [ErrorResponse; 11] = [
+pub(super) const ERROR_RESPONSES: [ErrorResponse; 12] = [
     ErrorResponse {
         status: 400,
         name: "BadRequest",
@@ -54,9 +54,14 @@ pub(super) const ERROR_RESPONSES: [ErrorResponse; 11] = [
     },
     ErrorResponse { status: 413, name: "TooLarge", description: "The body is larger than the server takes." },
     ErrorResponse {
+        status: 415,
+        name: "UnsupportedMediaType",
+        description: "The body is said to be something else than JSON. Send `Content-Type: application/json`.",
+    },
+    ErrorResponse {
         status: 422,
         name: "Unprocessable",
-        description: "The document is well-formed but asks for something that cannot be.",
+        description: "The body is JSON but asks for something that cannot be; `faults` has what is wrong and where.",
     },
     ErrorResponse {
         status: 429,
@@ -88,6 +93,11 @@ pub(super) fn all(schemas: Map<String, Value>) -> Value {
                 "description": "Only if the document still has this `ETag`; 412 otherwise.",
                 "schema": { "type": "string" },
             },
+            "IfNoneMatch": {
+                "name": "If-None-Match", "in": "header", "required": false,
+                "description": "Only if the document has another `ETag` than this; 304 otherwise.",
+                "schema": { "type": "string" },
+            },
             "CorrelationId": {
                 "name": "X-Correlation-Id", "in": "header", "required": false,
                 "description": "Follows the request into every log line and event; made by the server unless given.",
@@ -100,6 +110,10 @@ pub(super) fn all(schemas: Map<String, Value>) -> Value {
             },
         },
         "headers": {
+            "Location": {
+                "description": "The path of what was created.",
+                "schema": { "type": "string" },
+            },
             "ETag": {
                 "description": "Names this version of the document, for `If-Match`.",
                 "schema": { "type": "string" },

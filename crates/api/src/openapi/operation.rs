@@ -46,8 +46,8 @@ fn parameters(endpoint: &Endpoint, generator: &mut SchemaGenerator) -> Vec<Value
     if endpoint.method == Method::Post {
         shared.push("IdempotencyKey");
     }
-    if endpoint.versioned && endpoint.method != Method::Get {
-        shared.push("IfMatch");
+    if endpoint.versioned {
+        shared.push(if endpoint.method == Method::Get { "IfNoneMatch" } else { "IfMatch" });
     }
     if endpoint.stream == StreamKind::Sse(&[routes::EVENT_CLOUD_EVENT]) {
         shared.push("LastEventId");
@@ -128,6 +128,10 @@ fn responses(endpoint: &Endpoint, generator: &mut SchemaGenerator) -> Value {
         responses
             .insert("200".to_owned(), json!({ "description": description, "headers": headers(endpoint), "content": content }));
     }
+    if endpoint.versioned && endpoint.method == Method::Get {
+        let description = "The caller has this version already.";
+        responses.insert("304".to_owned(), json!({ "description": description, "headers": headers(endpoint) }));
+    }
     let looks_for = endpoint.query.is_some_and(|query| looks_for_something(&schema(query, generator)));
     for error in ERROR_RESPONSES.iter().filter(|error| may_answer(endpoint, looks_for, error.status)) {
         responses.insert(error.status.to_string(), json!({ "$ref": format!("#/components/responses/{}", error.name) }));
@@ -147,7 +151,7 @@ fn may_answer(endpoint: &Endpoint, looks_for_something: bool, status: u16) -> bo
         404 => endpoint.segments().next().is_some() || endpoint.body.is_some() || looks_for_something,
         409 => changes,
         412 => changes && endpoint.versioned,
-        408 | 413 => endpoint.body.is_some(),
+        408 | 413 | 415 => endpoint.body.is_some(),
         // A `POST` without a body may still have an idempotency key that is none.
         422 => endpoint.body.is_some() || endpoint.method == Method::Post,
         _ => true,
@@ -203,6 +207,9 @@ fn headers(endpoint: &Endpoint) -> Value {
     });
     if endpoint.versioned {
         headers["ETag"] = reference("ETag");
+    }
+    if endpoint.status == 201 {
+        headers["Location"] = reference("Location");
     }
     if endpoint.method == Method::Post {
         headers["Idempotency-Replayed"] = reference("IdempotencyReplayed");
