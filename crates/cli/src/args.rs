@@ -6,7 +6,7 @@ use std::path::PathBuf;
 use clap::{Args, CommandFactory as _, FromArgMatches as _, Parser, Subcommand};
 
 use crate::commands::{
-    alloc, api, api_key, api_token, audit, capacity, cluster, events, image, login, machine, maintenance, member, node, org,
+    alloc, api, api_key, api_token, audit, capacity, cluster, config, events, image, login, machine, maintenance, member, node, org,
     profile, project, quota, service_account, signing_key, sku, slice, slot, ssh_key, task, user, webhook,
 };
 use crate::error::CliError;
@@ -150,6 +150,9 @@ pub(crate) enum Command {
     /// Profiles: one per server or user.
     #[command(subcommand)]
     Profile(profile::ProfileCommand),
+    /// The config file: what counts, and setting a key.
+    #[command(subcommand)]
+    Config(config::ConfigCommand),
     /// Users: people whom the server signs in itself, and those who came from elsewhere.
     #[command(subcommand)]
     User(user::UserCommand),
@@ -228,6 +231,14 @@ pub(crate) enum Command {
     Api(api::ApiArgs),
     /// Print the version of this program, and of the server.
     Version,
+    /// Print the manual page of this program, or write one per command.
+    ///
+    /// For example: gpuaas man --dir /usr/local/share/man/man1
+    Man {
+        /// Write a page per command into this folder instead.
+        #[arg(long, value_name = "DIR")]
+        dir: Option<PathBuf>,
+    },
     /// Print a completion script for a shell.
     ///
     /// For example: gpuaas completions bash > /etc/bash_completion.d/gpuaas

@@ -136,19 +136,59 @@ pub(crate) fn resolve(global: &Global, env: impl Fn(&str) -> Option<String>) -> 
     Ok(Resolved { options, project, profile, configured, is_configured, credentials, kept, warnings })
 }
 
+/// Where the config file is, and whether the user named it.
+pub(crate) fn path(global: &Global, env: impl Fn(&str) -> Option<String>) -> Option<(PathBuf, bool)> {
+    let env = |name: &str| env(name).filter(|value| !value.is_empty());
+    if let Some(named) = global.config.clone().or_else(|| env("GPUAAS_CONFIG").map(PathBuf::from)) {
+        return Some((named, true));
+    }
+    let base = env("XDG_CONFIG_HOME").map(PathBuf::from).or_else(|| env("HOME").map(|home| Path::new(&home).join(".config")))?;
+    Some((base.join("gpuaas/config.toml"), false))
+}
+
+/// Sets one key of a profile, or removes it. Everything else in the file stays as it is, comments too; a file that would not be read
+/// afterwards is not written.
+pub(crate) fn set(path: &Path, profile: &str, key: &str, value: Option<&str>) -> Result<(), CliError> {
+    let failed = |what: &str, error: &dyn std::fmt::Display| {
+        CliError::usage("config_unwritable", format!("cannot {what} the config file {}: {error}", path.display()))
+    };
+    let (text, mode) = match read_small(path) {
+        Ok(read) => read,
+        Err(error) if error.kind() == std::io::ErrorKind::NotFound => (String::new(), 0o600),
+        Err(error) => return Err(failed("read", &error)),
+    };
+    let mut document: toml_edit::DocumentMut = text.parse().map_err(|error| failed("change", &error))?;
+    let table = if profile == credentials::DEFAULT_PROFILE {
+        document.as_table_mut()
+    } else {
+        let profiles = document.entry("profiles").or_insert_with(toml_edit::table);
+        let profiles = profiles.as_table_mut().ok_or_else(|| failed("change", &"`profiles` is not a table"))?;
+        profiles.set_implicit(true);
+        let section = profiles.entry(profile).or_insert_with(toml_edit::table);
+        section.as_table_mut().ok_or_else(|| failed("change", &"the profile is not a table"))?
+    };
+    match value {
+        Some(value) => drop(table.insert(key, toml_edit::value(value))),
+        None => drop(table.remove(key)),
+    }
+    let next = document.to_string();
+    toml::from_str::<ConfigFile>(&next).map_err(|error| failed("change", &error.message()))?;
+    let folder = path.parent().filter(|folder| !folder.as_os_str().is_empty()).unwrap_or(Path::new("."));
+    std::fs::create_dir_all(folder).map_err(|error| failed("write", &error))?;
+    let mut file = tempfile::NamedTempFile::new_in(folder).map_err(|error| failed("write", &error))?;
+    std::io::Write::write_all(&mut file, next.as_bytes()).map_err(|error| failed("write", &error))?;
+    let permissions = std::fs::Permissions::from_mode(mode & 0o777);
+    std::fs::set_permissions(file.path(), permissions).map_err(|error| failed("write", &error))?;
+    file.persist(path).map_err(|error| failed("write", &error.error))?;
+    Ok(())
+}
+
 fn config_file(
     global: &Global,
     env: &impl Fn(&str) -> Option<String>,
     warnings: &mut Vec<String>,
 ) -> Result<(ConfigFile, PathBuf), CliError> {
-    let named = global.config.clone().or_else(|| env("GPUAAS_CONFIG").map(PathBuf::from));
-    let default = || {
-        let base =
-            env("XDG_CONFIG_HOME").map(PathBuf::from).or_else(|| env("HOME").map(|home| Path::new(&home).join(".config")))?;
-        Some(base.join("gpuaas/config.toml"))
-    };
-    let must_exist = named.is_some();
-    let Some(path) = named.or_else(default) else { return Ok((ConfigFile::default(), PathBuf::new())) };
+    let Some((path, must_exist)) = path(global, env) else { return Ok((ConfigFile::default(), PathBuf::new())) };
     let (text, mode) = match read_small(&path) {
         Ok(read) => read,
         Err(error) if error.kind() == std::io::ErrorKind::NotFound && !must_exist => {
@@ -245,6 +285,25 @@ mod tests {
         let resolved = place.resolve(&global, &env).expect("ok");
         assert_eq!((resolved.options.url.as_str(), resolved.options.token.as_deref()), ("http://flag", Some("from-flag-file")));
         assert_eq!(resolved.warnings, Vec::<String>::new());
+    }
+
+    #[test]
+    fn a_key_is_set_and_everything_else_stays() {
+        let files = Place::new();
+        let path = files.write("config.toml", "# mine\nurl = \"https://a\" # the lab\n\n[profiles.b]\nurl = \"https://b\"\n", 0o640);
+        set(&path, "default", "project", Some("acme/training")).expect("written");
+        set(&path, "b", "project", Some("acme/other")).expect("written");
+        set(&path, "c", "url", Some("https://c")).expect("written");
+        set(&path, "b", "url", None).expect("written");
+        let text = std::fs::read_to_string(&path).expect("a file");
+        assert!(text.starts_with("# mine\nurl = \"https://a\" # the lab\nproject = \"acme/training\"\n"), "{text}");
+        assert!(text.contains("[profiles.b]\nproject = \"acme/other\"\n") && text.contains("[profiles.c]\nurl = \"https://c\""), "{text}");
+        assert_eq!(std::fs::metadata(&path).expect("a file").permissions().mode() & 0o777, 0o640);
+        let broken = files.write("broken.toml", "url = ", 0o600);
+        assert_eq!(set(&broken, "default", "url", Some("x")).map_err(|error| error.code), Err("config_unwritable".to_owned()));
+        assert_eq!(std::fs::read_to_string(&broken).expect("a file"), "url = ", "nothing is lost");
+        let unknown = files.write("unknown.toml", "color = 1\n", 0o600);
+        assert!(set(&unknown, "default", "url", Some("x")).is_err());
     }
 
     #[test]

@@ -63,6 +63,11 @@ impl CommandContext {
         config::resolve(&self.global, |name| std::env::var(name).ok())
     }
 
+    /// Where the config file is, or would be.
+    pub(crate) fn config_file(&self) -> Option<std::path::PathBuf> {
+        config::path(&self.global, |name| std::env::var(name).ok()).map(|(path, _)| path)
+    }
+
     /// The profile, as the user wrote it.
     pub(crate) fn requested_profile(&self) -> Option<String> {
         self.global.profile.clone().or_else(|| std::env::var("GPUAAS_PROFILE").ok())

@@ -13,6 +13,7 @@ pub(crate) mod audit;
 pub(crate) mod capacity;
 pub(crate) mod catalog;
 pub(crate) mod cluster;
+pub(crate) mod config;
 mod confirm;
 pub(crate) mod enrollment;
 pub(crate) mod events;
@@ -61,6 +62,7 @@ pub(crate) async fn run(session: &CommandContext, command: Command) -> Result<Ex
         Command::Whoami => login::whoami(session).await,
         Command::Password(args) => login::password(session, args).await,
         Command::Profile(command) => profile::run(session, &command),
+        Command::Config(command) => config::run(session, &command),
         Command::User(command) => user::run(session, command).await,
         Command::Node(command) => node::run(session, command).await,
         Command::Slot(command) => slot::run(session, command).await,
@@ -88,8 +90,27 @@ pub(crate) async fn run(session: &CommandContext, command: Command) -> Result<Ex
         Command::Cluster(command) => cluster::run(session, command).await,
         Command::Api(args) => api::run(session, args).await,
         Command::Version => version::run(session).await,
+        Command::Man { dir } => manual(session, dir.as_deref()),
         Command::Completions { shell } => completions(session, shell),
     }
+}
+
+fn manual(session: &CommandContext, dir: Option<&std::path::Path>) -> Result<Exit, CliError> {
+    let program = crate::args::command();
+    let failed = |error: std::io::Error| CliError::internal(format!("cannot write the manual: {error}"));
+    match dir {
+        Some(dir) => {
+            std::fs::create_dir_all(dir).map_err(failed)?;
+            clap_mangen::generate_to(program, dir).map_err(failed)?;
+            session.output.hint(&format!("the pages are in {}", dir.display()));
+        }
+        None => {
+            let mut page = Vec::new();
+            clap_mangen::Man::new(program).render(&mut page).map_err(failed)?;
+            session.output.raw(&page)?;
+        }
+    }
+    Ok(Exit::Done)
 }
 
 fn completions(session: &CommandContext, shell: clap_complete::Shell) -> Result<Exit, CliError> {

@@ -39,6 +39,12 @@ pub(crate) enum ProjectCommand {
         #[arg(long)]
         org: Option<String>,
     },
+    /// Work in a project from now on: writes it into the config file.
+    Use {
+        /// The project.
+        #[arg(value_name = "PROJECT")]
+        which: String,
+    },
     /// Show a project.
     #[command(alias = "get")]
     Show {
@@ -85,6 +91,11 @@ pub(super) async fn run(session: &CommandContext, command: ProjectCommand) -> Re
             let seen = tenants::project_named(client, &which).await?;
             let change = ProjectChange { description: Some(description) };
             client.project_change(&seen.id.to_string(), &change, etag(&seen)).await?
+        }
+        ProjectCommand::Use { which } => {
+            let seen = tenants::project_named(client, &which).await?;
+            super::config::set(session, super::config::Key::Project, Some(&full_name(&seen)))?;
+            return Ok(Exit::Done);
         }
         ProjectCommand::Delete { which, confirm } => {
             let seen = tenants::project_named(client, &which).await?;
