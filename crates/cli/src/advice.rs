@@ -56,7 +56,7 @@ mod tests {
         assert!(HINTS.is_sorted_by(|(one, _), (other, _)| one < other), "keep the list sorted");
         let program = crate::args::command();
         for (code, hint) in HINTS {
-            for quoted in hint.split('`').skip(1).step_by(2) {
+            for quoted in hint.split('`').skip(1).step_by(2).filter(|quoted| quoted.starts_with("gpuaas ")) {
                 let mut words = quoted.split(' ').skip_while(|word| *word == "gpuaas").peekable();
                 let mut command = &program;
                 while let Some(found) = words.peek().and_then(|word| command.find_subcommand(word)) {

@@ -137,6 +137,22 @@ impl Rfc3339 {
     }
 }
 
+impl Rfc3339 {
+    /// For serde, where files from before times were text have to be read: microseconds since the epoch are taken as well.
+    pub fn deserialize_lenient<'de, D: serde::Deserializer<'de>>(deserializer: D) -> Result<Timestamp, D::Error> {
+        #[derive(serde::Deserialize)]
+        #[serde(untagged)]
+        enum Written {
+            Micros(i64),
+            Text(String),
+        }
+        match serde::Deserialize::deserialize(deserializer)? {
+            Written::Micros(micros) => Ok(Timestamp(micros)),
+            Written::Text(text) => Timestamp::parse_rfc3339(&text).ok_or_else(|| serde::de::Error::custom(EXPECTED)),
+        }
+    }
+}
+
 impl OptionalRfc3339 {
     /// For serde.
     pub fn serialize<S: serde::Serializer>(at: &Option<Timestamp>, serializer: S) -> Result<S::Ok, S::Error> {

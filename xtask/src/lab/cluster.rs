@@ -179,7 +179,7 @@ impl Cluster {
         wait_until(&format!("{id} reaches {phase}"), PATIENCE, || {
             let Ok(task) = self.task(id) else { return false };
             seen = task["progress"]["phase"].as_str().unwrap_or_default().to_owned();
-            seen == phase || task["ended_at"].is_number()
+            seen == phase || task["ended_at"].is_string()
         })?;
         if seen == phase { Ok(()) } else { Err(format!("{id} was past {phase} before it could be stopped there")) }
     }
@@ -189,7 +189,7 @@ impl Cluster {
         let mut last = Value::Null;
         wait_until(&format!("{id} ends"), PATIENCE, || {
             last = self.task(id).unwrap_or(Value::Null);
-            last["ended_at"].is_number()
+            last["ended_at"].is_string()
         })?;
         if last["state"] == "succeeded" {
             return Ok(last);

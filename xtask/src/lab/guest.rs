@@ -107,7 +107,7 @@ impl Guest {
                 let mut leased = Value::Null;
                 wait_until("the release is ordered", PLACING, || {
                     leased = self.leased(cluster).unwrap_or_default();
-                    leased["step"] == "await_release" || leased["ended_at"].is_number()
+                    leased["step"] == "await_release" || leased["ended_at"].is_string()
                 })?;
                 word(&leased["task"], &leased)
             }

@@ -8,7 +8,8 @@ pub struct AuditRow {
     /// Position in the chain, from 1.
     pub seq: u64,
     /// When.
-    #[serde(with = "Rfc3339")]
+    #[serde(serialize_with = "Rfc3339::serialize", deserialize_with = "Rfc3339::deserialize_lenient")]
+    #[schemars(with = "Rfc3339")]
     pub at: Timestamp,
     /// Who.
     pub actor: String,

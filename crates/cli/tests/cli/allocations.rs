@@ -172,7 +172,7 @@ async fn leasing_something_ends_with_the_way_in() {
     let url = serve(creating(states.to_vec())).await;
     let made = create(&url, &[]).await;
     assert_eq!(made.code, 0, "{made:?}");
-    assert!(made.stdout.contains("ssh ubuntu@10.77.0.2") && made.stdout.contains("2.50/h"), "{made:?}");
+    assert!(made.stdout.contains("ssh ubuntu@10.77.0.2") && made.stdout.contains("2.50 USD/h"), "{made:?}");
     assert!(made.stderr.contains("placing") && made.stderr.contains("provisioning"), "phases are told: {made:?}");
     let json = create(&url, &["-o", "json"]).await.json();
     assert_eq!((json["state"].as_str(), json["price_per_hour"]["amount"].as_str()), (Some("active"), Some("2.50")));
@@ -265,7 +265,7 @@ async fn lists_have_prices_and_ends_and_leave_out_what_is_over() {
     let url = serve(listed()).await;
     let list = run(&url, &["alloc", "ls", "--tag", "team=ml", "--tag", "a=b"]).await;
     assert_eq!(list.stdout.lines().count(), 2, "{list:?}");
-    assert!(list.stdout.contains("2.50/h") && list.stdout.contains("in "), "{list:?}");
+    assert!(list.stdout.contains("2.50 USD/h") && list.stdout.contains("in "), "{list:?}");
     assert_eq!(run(&url, &["alloc", "ls", "--all", "-o", "json"]).await.json().as_array().map(Vec::len), Some(3));
     let wide = run(&url, &["alloc", "ls", "--all-projects"]).await;
     assert!(wide.stdout.contains("NODE") && wide.stdout.contains("rack-1"), "{wide:?}");

@@ -21,7 +21,7 @@ fn cluster_with_host() -> (Cluster, AgentHost, String) {
 fn ended(cluster: &Cluster, host: &AgentHost, id: &str) -> String {
     let task = eventually(PATIENCE, &format!("{id} ends"), || {
         let task = cluster.task(id);
-        task["ended_at"].is_number().then_some(task)
+        task["ended_at"].is_string().then_some(task)
     });
     let state = task["state"].as_str().unwrap().to_owned();
     let marks = host.effects(id);
@@ -214,7 +214,7 @@ fn a_damaged_journal_changes_nothing_that_was_reported_and_leaves_no_task_open()
         host.start();
         let reported = cluster.wait_online(&node, true);
         assert!(host.log().contains("local state was repaired"), "{reported}");
-        let task = eventually(PATIENCE, "the held task ends", || Some(cluster.task(&held)).filter(|t| t["ended_at"].is_number()));
+        let task = eventually(PATIENCE, "the held task ends", || Some(cluster.task(&held)).filter(|t| t["ended_at"].is_string()));
         if cut {
             // Nobody knows what became of it, and the control plane says so.
             assert_eq!((&task["state"], &task["code"]), (&"lost".into(), &"journal_lost".into()), "{task}");

@@ -99,7 +99,7 @@ fn a_task_that_no_host_takes_in_time_expires_and_says_where_to_look() {
     let short = cluster.ping(&host.node_id(), &["--queue-time", "1s"]);
     let expired = cluster.wait_state(&short, "expired");
     assert_eq!(expired["code"], "queue_time_over");
-    assert!(expired["message"].as_str().unwrap().contains("node show"));
+    assert!(expired["message"].as_str().unwrap().contains("is online"));
 }
 
 #[test]

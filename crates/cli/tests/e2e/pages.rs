@@ -57,7 +57,10 @@ fn the_first_day_is_as_its_page_says() {
         if command.starts_with("gpuaas node token create") {
             assert!(printed.contains("gpuaas-agent enroll"), "{printed}");
             // What the page has somebody do at the host.
-            gpu7 = Some(host(&cluster, "gpu7"));
+            let (agent, node) = host(&cluster, "gpu7");
+            // A simulated host has a name of its own.
+            cluster.json(&["node", "rename", &node, "gpu7"]);
+            gpu7 = Some(agent);
         }
     }
     assert!(gpu7.is_some(), "nobody enrolled a host");
