@@ -6,8 +6,8 @@ use std::path::PathBuf;
 use clap::{Args, CommandFactory as _, FromArgMatches as _, Parser, Subcommand};
 
 use crate::commands::{
-    alloc, api, api_key, api_token, audit, capacity, cluster, config, events, image, login, machine, maintenance, member, node, org,
-    profile, project, quota, service_account, signing_key, sku, slice, slot, ssh_key, task, user, webhook,
+    alloc, api, api_key, api_token, audit, capacity, cluster, config, events, image, login, machine, maintenance, member, node,
+    org, profile, project, quota, service_account, signing_key, sku, slice, slot, ssh_key, task, user, webhook,
 };
 use crate::error::CliError;
 use crate::exit;

@@ -290,14 +290,18 @@ mod tests {
     #[test]
     fn a_key_is_set_and_everything_else_stays() {
         let files = Place::new();
-        let path = files.write("config.toml", "# mine\nurl = \"https://a\" # the lab\n\n[profiles.b]\nurl = \"https://b\"\n", 0o640);
+        let path =
+            files.write("config.toml", "# mine\nurl = \"https://a\" # the lab\n\n[profiles.b]\nurl = \"https://b\"\n", 0o640);
         set(&path, "default", "project", Some("acme/training")).expect("written");
         set(&path, "b", "project", Some("acme/other")).expect("written");
         set(&path, "c", "url", Some("https://c")).expect("written");
         set(&path, "b", "url", None).expect("written");
         let text = std::fs::read_to_string(&path).expect("a file");
         assert!(text.starts_with("# mine\nurl = \"https://a\" # the lab\nproject = \"acme/training\"\n"), "{text}");
-        assert!(text.contains("[profiles.b]\nproject = \"acme/other\"\n") && text.contains("[profiles.c]\nurl = \"https://c\""), "{text}");
+        assert!(
+            text.contains("[profiles.b]\nproject = \"acme/other\"\n") && text.contains("[profiles.c]\nurl = \"https://c\""),
+            "{text}"
+        );
         assert_eq!(std::fs::metadata(&path).expect("a file").permissions().mode() & 0o777, 0o640);
         let broken = files.write("broken.toml", "url = ", 0o600);
         assert_eq!(set(&broken, "default", "url", Some("x")).map_err(|error| error.code), Err("config_unwritable".to_owned()));

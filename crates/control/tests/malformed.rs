@@ -21,7 +21,7 @@ async fn a_query_that_makes_no_sense_is_a_bad_request() {
         let url = format!("{}{}?{query}", server.url(), routes::USERS);
         answer(common::plain_http().get(url).bearer_auth(&server.admin_token))
     };
-    assert_eq!(ask("state=asleep").await, (400, "state_invalid".to_owned()));
+    assert_eq!(ask("state=asleep").await, (400, "query_invalid".to_owned()));
     assert_eq!(ask("email=nobody").await, (400, "email_invalid".to_owned()));
     assert_eq!(ask("state=active&email=ada@example.org").await, (200, String::new()));
 }

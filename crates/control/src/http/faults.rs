@@ -73,6 +73,15 @@ impl<'a> Found<'a> {
     }
 
     fn compare_any(&mut self, choices: &'a [Value], value: &Value, pointer: &str) {
+        // An enum whose values are described one by one.
+        let names: Option<Vec<&str>> =
+            choices.iter().map(|choice| self.resolve(choice).get("const").and_then(Value::as_str)).collect();
+        if let Some(names) = names {
+            if !value.as_str().is_some_and(|value| names.contains(&value)) {
+                self.tell(pointer, format!("{} is none of {}", shown(value), names.join(", ")));
+            }
+            return;
+        }
         let mut nearest: Option<Vec<Fault>> = None;
         for choice in choices {
             let mut found = Found { definitions: self.definitions, faults: Vec::new() };
