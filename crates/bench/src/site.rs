@@ -5,7 +5,7 @@
 
 use std::collections::HashMap;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::time::Duration;
 
 use futures::future::try_join_all;
@@ -63,10 +63,11 @@ pub(crate) struct Account {
     pub(crate) key: String,
 }
 
-/// A guest on one slot.
+/// A guest on one slot. A name is one allocation's in a project until it is over.
 fn wanted() -> Result<AllocationCreate> {
+    static NEXT: AtomicU64 = AtomicU64::new(0);
     Ok(AllocationCreate {
-        name: "bench".parse()?,
+        name: format!("bench-{}", NEXT.fetch_add(1, Ordering::Relaxed)).parse()?,
         sku: "one".to_owned(),
         image: Some("ubuntu".to_owned()),
         ssh_keys: Vec::new(),
