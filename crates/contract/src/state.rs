@@ -74,7 +74,7 @@ named! {
         CleanupBlocked = "cleanup_blocked",
         /// Nothing of an allocation is left on it but the content of its drive.
         NeedsWipe = "needs_wipe",
-        /// Clean, and held back by an operator; the rest of the node goes on.
+        /// Clean, and held back by an operator; the rest of the node stays in service.
         Quarantined = "quarantined",
         /// No longer a slot. Approving it again brings it back.
         Withdrawn = "withdrawn",

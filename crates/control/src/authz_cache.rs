@@ -83,11 +83,12 @@ impl AuthzCache {
     }
 
     pub(crate) fn forget(&self) {
+        // First said, then cleared: see `remember`.
+        self.changed.send_replace(());
         lock(&self.known).clear();
         lock(&self.people).clear();
         lock(&self.keys).clear();
         lock(&self.sign_ins).clear();
-        self.changed.send_replace(());
     }
 
     /// Wakes whoever holds a request open when anybody's rights change.
@@ -100,8 +101,12 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-fn remember<K: std::hash::Hash + Eq, V>(map: &Mutex<HashMap<K, V>>, key: K, value: V) {
+/// Remembers what was read since `since`, unless rights have changed meanwhile: what was read before a change must not outlive it.
+fn remember<K: std::hash::Hash + Eq, V>(map: &Mutex<HashMap<K, V>>, since: &watch::Receiver<()>, key: K, value: V) {
     let mut map = lock(map);
+    if since.has_changed().unwrap_or(true) {
+        return;
+    }
     if map.len() >= MAX_REMEMBERED {
         map.clear();
     }
@@ -149,8 +154,9 @@ async fn origin_counts(control: &Control, token: &ApiToken) -> Result<bool, Cont
     {
         return Ok(*counts);
     }
+    let since = control.authz.changes();
     let counts = is_account_there(control, token).await? && ancestors_count(control, token, now).await?;
-    remember(&control.authz.keys, token.id, (now, counts));
+    remember(&control.authz.keys, &since, token.id, (now, counts));
     Ok(counts)
 }
 
@@ -182,8 +188,9 @@ pub(crate) async fn sign_in_counts(control: &Control, id: GrantId) -> Result<boo
     {
         return Ok(*counts);
     }
+    let since = control.authz.changes();
     let counts = identity::is_live(control, id).await?;
-    remember(&control.authz.sign_ins, id, (now, counts));
+    remember(&control.authz.sign_ins, &since, id, (now, counts));
     Ok(counts)
 }
 
@@ -202,6 +209,7 @@ async fn known_person(control: &Control, claims: &Claims) -> Result<UserId, Cont
     {
         return Ok(*id);
     }
+    let since = control.authz.changes();
     let user = transact(control, || async {
         let known = resources::by_lookup::<User>(control, &lookup).await?;
         if known.is_none() {
@@ -214,7 +222,7 @@ async fn known_person(control: &Control, claims: &Claims) -> Result<UserId, Cont
     })
     .await?;
     accept_invitations(control, &user).await?;
-    remember(&control.authz.people, lookup, (now, claims.clone(), user.id));
+    remember(&control.authz.people, &since, lookup, (now, claims.clone(), user.id));
     Ok(user.id)
 }
 
@@ -250,7 +258,27 @@ async fn remembered(control: &Control, who: PrincipalId) -> Result<Arc<Principal
         PrincipalId::ServiceAccount(id) => Who::ServiceAccount(id).to_string(),
         PrincipalId::Token(_) | PrincipalId::LocalAdmin => return Ok(Arc::new(Principal::nobody(who))),
     };
+    let since = control.authz.changes();
     let principal = Arc::new(Principal::with_memberships(who, &of_owner(control, &owner).await?));
-    remember(&control.authz.known, who, (now, Arc::clone(&principal)));
+    remember(&control.authz.known, &since, who, (now, Arc::clone(&principal)));
     Ok(principal)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_was_read_before_a_change_of_rights_is_not_remembered_after_it() {
+        let (map, changed) = (Mutex::new(HashMap::new()), watch::Sender::new(()));
+        let since = changed.subscribe();
+        remember(&map, &since, "key", true);
+        assert_eq!(lock(&map).get("key"), Some(&true));
+        changed.send_replace(());
+        lock(&map).clear();
+        remember(&map, &since, "key", true);
+        assert_eq!(lock(&map).get("key"), None, "it was read before the change");
+        remember(&map, &changed.subscribe(), "key", false);
+        assert_eq!(lock(&map).get("key"), Some(&false));
+    }
 }

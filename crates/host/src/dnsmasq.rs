@@ -44,7 +44,7 @@ pub fn server(pid_file: &Path) -> Result<Server, HostError> {
     Ok(Server::Running(arguments.split('\0').filter(|word| !word.is_empty()).map(str::to_owned).collect()))
 }
 
-/// Starts a dnsmasq that reads this file of settings and goes on in the background.
+/// Starts a dnsmasq that reads this file of settings and continues in the background.
 pub async fn start(settings: &Path) -> Result<(), HostError> {
     const FAILED: &str = "dnsmasq_not_started";
     let program = first_installed(DNSMASQ)

@@ -295,7 +295,7 @@ impl Planner<'_> {
         }
     }
 
-    /// An accepted packet goes on to the next chain, and a dropped one is gone: what others drop, no table of ours can let pass.
+    /// An accepted packet continues with the next chain, and a dropped one is gone: what others drop, no table of ours can let pass.
     fn closed_chains(&self) -> Vec<Step> {
         let FilterFound::Rules { closed, .. } = &self.found.filter else { return Vec::new() };
         let bridge = &self.settings.bridge;

@@ -77,7 +77,7 @@ pub(super) async fn plan(record: &Record) -> Result<Plan, SetupError> {
     Ok(Plan { steps })
 }
 
-/// Does it, and returns what stays. The record loses each entry after its step, so that an undo that was cut off goes on where it was.
+/// Does it, and returns what stays. The record loses each entry after its step, so that an undo that was cut off continues where it was.
 pub(super) async fn apply(
     config: &Config,
     mut record: Record,

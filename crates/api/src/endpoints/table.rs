@@ -277,7 +277,7 @@ endpoints! {
         answer<Node>;
     node_change: Patch NODE, PlatformOperate of Platform, "Gives a node another name.",
         body<NodeChange> answer<Node>;
-    node_drain: Post NODE_DRAIN, PlatformOperate of Platform, "Takes a node out of service; what runs there goes on.",
+    node_drain: Post NODE_DRAIN, PlatformOperate of Platform, "Takes a node out of service; what runs there keeps running.",
         body<Reason> answer<Node>;
     node_undrain: Post NODE_UNDRAIN, PlatformOperate of Platform, "Brings a drained node back into service.",
         body<Reason> answer<Node>;
@@ -298,7 +298,7 @@ endpoints! {
         query<SlotListQuery> answer<Page<Slot>>;
     slot: Get SLOT, PlatformRead of Platform, "Shows a slot.",
         answer<Slot>;
-    slot_quarantine: Post SLOT_QUARANTINE, PlatformOperate of Platform, "Holds a slot back; the rest of the node goes on.",
+    slot_quarantine: Post SLOT_QUARANTINE, PlatformOperate of Platform, "Holds a slot back; the rest of the node stays in service.",
         body<Reason> answer<Slot>;
     slot_unquarantine: Post SLOT_UNQUARANTINE, PlatformOperate of Platform, "Lets a slot go again.",
         body<Reason> answer<Slot>;
