@@ -1,4 +1,4 @@
-//! API tokens: of those who run the platform, and keys of service accounts.
+//! API tokens of the platform's operators, and keys of service accounts.
 
 use constcat::concat;
 use gpuaas_contract::Digest;
@@ -79,19 +79,20 @@ fn from_row(row: &dyn Columns) -> Result<ApiToken> {
 }
 
 impl Store {
-    /// The token with this id.
+    /// Returns the token with this id.
     pub async fn api_token_get(&self, id: ApiTokenId) -> Result<Option<ApiToken>> {
         let sql = concat!("SELECT ", COLUMNS, " FROM api_tokens WHERE id = $1");
         self.db().fetch_one("read an API token", sql, vec![Arg::id(id)], from_row).await
     }
 
-    /// The token with this secret, revoked or not.
+    /// Returns the token with this secret, even if it is revoked.
     pub async fn api_token_by_secret(&self, secret: &Digest) -> Result<Option<ApiToken>> {
         let sql = concat!("SELECT ", COLUMNS, " FROM api_tokens WHERE secret_digest = $1");
         self.db().fetch_one("read an API token", sql, vec![Arg::id(secret)], from_row).await
     }
 
-    /// How many tokens count at `now`: the keys of the service account that the filter names, else the tokens of the platform.
+    /// Counts the tokens that are valid at `now`: the keys of the service account in the filter, or the tokens of the platform
+    /// without one.
     pub async fn api_token_count(&self, filter: &ApiTokenFilter, now: Timestamp) -> Result<u64> {
         let sql = match filter.service_account {
             Some(_) => COUNT_OF_ACCOUNT,
@@ -105,7 +106,7 @@ impl Store {
         Ok(self.db().fetch_one("count API tokens", sql, values, read).await?.unwrap_or_default())
     }
 
-    /// Tokens in the order in which they were made, after `after`.
+    /// Lists tokens in the order in which they were created, after `after`.
     pub async fn api_token_list(&self, filter: &ApiTokenFilter, after: Option<ApiTokenId>, limit: u32) -> Result<Vec<ApiToken>> {
         api_token_list_query(filter, after, limit).fetch(self.db(), "list API tokens", from_row).await
     }
@@ -114,7 +115,7 @@ impl Store {
 pub(crate) fn api_token_list_query(filter: &ApiTokenFilter, after: Option<ApiTokenId>, limit: u32) -> Select {
     let ApiTokenFilter { service_account, project } = filter;
     let mut select = Select::new(concat!("SELECT ", COLUMNS, " FROM api_tokens WHERE TRUE"));
-    // Said although the value implies it: only then can the planners use the indexes with this condition.
+    // Redundant, but the planners use the partial indexes only if their condition is spelled out.
     if service_account.is_some() {
         select = select.push(" AND service_account IS NOT NULL");
     }

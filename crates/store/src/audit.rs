@@ -1,4 +1,4 @@
-//! The audit chain. Checking it is pure and lives in [`gpuaas_domain::audit_chain`].
+//! The audit chain. The check of the chain is a pure function in [`gpuaas_domain::audit_chain`].
 
 use constcat::concat;
 use gpuaas_domain::audit_chain::{AuditRow, Head};
@@ -24,7 +24,7 @@ table! {
 
 /// Reads the end of the chain.
 pub(crate) const HEAD: &str = "SELECT seq, hash FROM audit_head WHERE id = 1";
-/// Reads the end of the chain on PostgreSQL and keeps others from appending until the commit.
+/// Reads the end of the chain on PostgreSQL and prevents others from appending until the commit.
 pub(crate) const HEAD_LOCK_PG: &str = "SELECT seq, hash FROM audit_head WHERE id = 1 FOR UPDATE";
 
 pub(crate) fn to_row(entry: &AuditRow) -> Row {
@@ -62,7 +62,7 @@ pub(crate) fn head_from_row(row: &dyn Columns) -> Result<Head> {
     Ok(Head { seq: row.count("seq")?, hash: row.text("hash")? })
 }
 
-/// A chain without an end was tampered with: never start a new one over it.
+/// Returns the error for a chain without an end. Such a chain was tampered with, so the store never starts a new one over it.
 pub(crate) fn head_missing() -> StoreError {
     StoreError::Corrupt { table: "audit_head", column: "id", what: "its only row is missing".to_owned() }
 }
@@ -70,16 +70,16 @@ pub(crate) fn head_missing() -> StoreError {
 /// Which audit rows to list.
 #[derive(Clone, Debug, Default)]
 pub struct AuditFilter {
-    /// Only those about this.
+    /// Only rows about this target.
     pub target: Option<String>,
-    /// Only those of this actor.
+    /// Only rows of this actor.
     pub actor: Option<String>,
-    /// Only those of this action.
+    /// Only rows of this action.
     pub action: Option<String>,
 }
 
 impl Store {
-    /// Audit rows with a number above `after_seq`, in their order. Only an unfiltered list can be verified.
+    /// Lists audit rows with a number above `after_seq`, in order. Only an unfiltered list can be verified.
     pub async fn audit_list(&self, after_seq: u64, limit: u32, filter: &AuditFilter) -> Result<Vec<AuditRow>> {
         Select::new(concat!("SELECT ", COLUMNS, " FROM audit WHERE TRUE"))
             .and("seq >", Arg::count(after_seq))
@@ -91,7 +91,7 @@ impl Store {
             .await
     }
 
-    /// Where the chain ends now.
+    /// Returns the current end of the chain.
     pub async fn audit_head(&self) -> Result<Head> {
         let head = self.db().fetch_one("read the audit log", HEAD, Vec::new(), head_from_row).await?;
         head.ok_or_else(head_missing)

@@ -1,4 +1,4 @@
-//! Certificates that were issued to nodes.
+//! Certificates issued to nodes.
 
 use constcat::concat;
 use gpuaas_contract::id::NodeId;
@@ -35,7 +35,7 @@ pub(crate) fn to_row(certificate: &Certificate) -> Row {
     ]
 }
 
-/// Certificates of the node up to this epoch no longer count from `at` on.
+/// Revokes the node's certificates up to this epoch, from `at` on.
 pub(crate) fn revoke(node_id: NodeId, up_to_epoch: u64, at: Timestamp) -> Afterwards {
     let args = vec![Arg::id(node_id), Arg::count(up_to_epoch), Arg::time(at)];
     Afterwards { doing: "revoke certificates", sqlite: REVOKE, postgres: REVOKE, args, touched: None }
@@ -54,13 +54,13 @@ fn from_row(row: &dyn Columns) -> Result<Certificate> {
 }
 
 impl Store {
-    /// The certificate with this serial number.
+    /// Returns the certificate with this serial number.
     pub async fn certificate_get(&self, serial: &str) -> Result<Option<Certificate>> {
         let sql = concat!("SELECT ", COLUMNS, " FROM certificates WHERE serial = $1");
         self.db().fetch_one("read a certificate", sql, vec![Arg::text(serial)], from_row).await
     }
 
-    /// Serial numbers that no longer count although their time is not over at `live_at`: the deny-list.
+    /// Returns the serial numbers that are revoked but not yet expired at `live_at`: the deny-list.
     pub async fn certificates_revoked(&self, live_at: Timestamp) -> Result<Vec<String>> {
         let sql = "SELECT serial FROM certificates WHERE revoked_at IS NOT NULL AND not_after >= $1 ORDER BY not_after, serial";
         let read = |row: &dyn Columns| Reader::new(TABLE.name, row).text("serial");

@@ -1,12 +1,12 @@
 //! The only writer.
 //!
-//! Decisions queue up while a transaction is being made durable; the next transaction takes all that wait.
+//! Decisions queue up while a transaction is written to disk; the next transaction takes all of them.
 //!
-//! A group is first written with a single statement that fails as a whole unless every row has the version its decision
-//! expects and the audit chain ends where we left it. That is one round trip. If it fails, the group is written with care: a
-//! decision whose rows have other versions than it expects is left out before anything is written, so it leaves nothing
-//! behind and takes nobody down. What only shows while writing (a key that exists already) undoes the transaction; the group
-//! is then halved until the culprit stands alone.
+//! A group is first written with a single statement that fails as a whole unless every row has the version that its decision
+//! expects and the audit chain ends where this process last saw it end. That is one round trip. If it fails, the group is written
+//! row by row: a decision whose rows have other versions is left out before anything is written, so it does not affect the rest
+//! of the group. An error that appears only while writing (a key that exists already) rolls the transaction back; the group is
+//! then halved until the failing decision is alone.
 
 use std::collections::{HashMap, HashSet, VecDeque};
 use std::sync::atomic::Ordering;
@@ -24,69 +24,68 @@ use crate::error::{CommitError, StoreError};
 use crate::prepare::{Afterwards, Aggregate, Prepared, Write};
 use crate::script::{Script, distinct};
 
-/// Decisions that may wait for the writer; committing waits when there are more.
+/// Most decisions that wait for the writer. A further commit waits until there is room.
 pub(crate) const QUEUE: usize = 1024;
 /// Most decisions in one transaction.
 const MAX_GROUP: usize = 512;
-/// Most bytes in one transaction, unless a single decision has more.
+/// Most bytes in one transaction. A single larger decision gets a transaction of its own.
 const MAX_GROUP_BYTES: usize = 8 * 1024 * 1024;
-/// How often a group is tried again when the database asks for that (deadlock, lost connection before anything ran).
+/// How often a group is retried when the database asks for it (deadlock, or a connection lost before anything ran).
 const MAX_ATTEMPTS: u32 = 4;
 
-/// Rows whose version is remembered before we start over.
+/// Most row versions to remember. Above that, the cache is cleared.
 const MAX_VERSIONS: usize = 16 * 1024;
 
-/// Longest time for one transaction on PostgreSQL.
+/// Time limit for one transaction on PostgreSQL.
 const PG_TIMEOUT: Duration = Duration::from_secs(60);
 
-/// What the writer is told.
+/// A message to the writer.
 pub(crate) enum Message {
-    /// Write this.
+    /// Write this decision.
     Commit(Job),
-    /// Write what waits, then stop.
+    /// Write all queued decisions, then stop.
     Close,
 }
 
-/// A decision and the one who waits for it.
+/// A decision and the channel for its result.
 pub(crate) struct Job {
     pub(crate) prepared: Prepared,
     pub(crate) reply: oneshot::Sender<Result<(), CommitError>>,
 }
 
-/// The writer's own state.
+/// The state of the writer.
 pub(crate) struct Committer {
     db: Db,
     process: ServerId,
     wakeups: broadcast::Sender<Wakeup>,
     connection: Option<WriteConnection>,
     chain: Chain,
-    /// Versions of the rows that this process has written over last. Versions only grow, so whoever has decided on an older one
-    /// can be told without asking the database, which would cost the whole group its single statement.
+    /// Latest known versions of the rows that this process wrote. Versions only grow, so a decision on an older version is
+    /// rejected without asking the database, where it would cost the whole group its single statement.
     versions: HashMap<String, i64>,
 }
 
-/// What we know of the audit chain without looking.
+/// What the writer knows about the audit chain without a query.
 #[derive(Default)]
 struct Chain {
-    /// Where it ended when we looked last.
+    /// The end of the chain when it was last read.
     end: Option<Head>,
-    /// Somebody else has appended since. Then there is no point in hoping that nobody does.
+    /// Another process has appended since, so the single statement would probably fail.
     shared: bool,
 }
 
 /// How to write a group.
 enum CommitMode {
-    /// With one statement if it can be; with care if that fails.
+    /// With one statement if possible, otherwise row by row.
     AtOnce,
-    /// Looking at every row before anything is written.
+    /// Row by row: check every row before anything is written.
     WithCare,
-    /// With care, after a single statement of which nobody knows whether it was executed. It would have left the chain with
-    /// this end.
+    /// Row by row, after a single statement whose outcome is unknown. The statement would have left the chain with this end.
     InDoubt(Head),
 }
 
 impl CommitMode {
-    /// The same without hoping for the best.
+    /// Returns the same mode without the single statement.
     fn careful(self) -> Self {
         match self {
             Self::AtOnce | Self::WithCare => Self::WithCare,
@@ -99,15 +98,15 @@ impl CommitMode {
 enum CommitFailure {
     /// The transaction never began: the connection was dead.
     NotBegun(StoreError),
-    /// The connection broke after a single statement was sent that would have left the chain with this end.
+    /// The connection broke after a single statement was sent. The statement would have left the chain with this end.
     InDoubt(Head, StoreError),
-    /// The database asks to try again.
+    /// The database asks for a retry.
     TryAgain(StoreError),
-    /// One of the decisions collides with a row that exists.
+    /// One of the decisions collides with an existing row.
     Collision,
-    /// One of the decisions cannot be written as it is.
+    /// One of the decisions cannot be written at all.
     Unwritable(StoreError),
-    /// Everything else, including an unknown outcome.
+    /// Any other error, including an unknown outcome.
     Whole(StoreError),
 }
 
@@ -116,7 +115,7 @@ impl Committer {
         Self { db, process, wakeups, connection: None, chain: Chain::default(), versions: HashMap::new() }
     }
 
-    /// Writes until everybody who could ask is gone or the store is closed.
+    /// Writes until all senders are dropped or the store is closed.
     pub(crate) async fn run(mut self, mut queue: mpsc::Receiver<Message>) {
         let mut waiting: VecDeque<Job> = VecDeque::new();
         loop {
@@ -145,7 +144,7 @@ impl Committer {
         }
     }
 
-    /// Writes a group, in as few transactions as possible, and answers everybody in it.
+    /// Writes a group in as few transactions as possible and sends a result to every waiter.
     async fn write(&mut self, group: Vec<Job>) {
         let mut groups = vec![(self.without_outdated(group), 1, CommitMode::AtOnce)];
         while let Some((mut group, attempt, way)) = groups.pop() {
@@ -164,7 +163,7 @@ impl Committer {
                     groups.push((group, attempt + 1, way.careful()));
                     continue;
                 }
-                // Whatever became of it, it can be found out: the chain has its hash or can never get it.
+                // The outcome can be found out: either the chain contains this hash, or it never will.
                 CommitFailure::InDoubt(end, _) if attempt < MAX_ATTEMPTS => {
                     groups.push((group, attempt + 1, CommitMode::InDoubt(end)));
                     continue;
@@ -186,13 +185,13 @@ impl Committer {
                 }
             };
             for job in group {
-                // Whoever no longer waits does not mind.
+                // The waiter may be gone; its result is then not needed.
                 let _ = job.reply.send(Err(error.clone()));
             }
         }
     }
 
-    /// Tells those that conflict with what we wrote ourselves.
+    /// Rejects the decisions that conflict with this process's own writes and returns the others.
     fn without_outdated(&self, group: Vec<Job>) -> Vec<Job> {
         let outdated = |write: &Write| write.over.is_some_and(|over| self.versions.get(&write.id).is_some_and(|now| over < *now));
         let (late, group): (Vec<_>, Vec<_>) = group.into_iter().partition(|job| job.prepared.writes.iter().any(outdated));
@@ -214,7 +213,7 @@ impl Committer {
         let writing = self.chain.write(&mut connection, self.process, &group, way);
         let result = match &self.db {
             Db::Sqlite { .. } => gpuaas_runtime::recorded(writing).await,
-            // A partner that stopped answering must not stop us for good. The outcome is unknown then.
+            // A database that stops answering must not block the writer for good. The outcome is then unknown.
             Db::Pg { .. } => match tokio::time::timeout(PG_TIMEOUT, writing).await {
                 Ok(result) => result,
                 Err(_) => Err(CommitFailure::Whole(StoreError::doing("answer in time")(timed_out()))),
@@ -224,17 +223,17 @@ impl Committer {
             Ok(_) | Err(CommitFailure::TryAgain(_) | CommitFailure::Collision | CommitFailure::Unwritable(_)) => {
                 self.connection = Some(connection);
             }
-            // In doubt a new connection: this one may be dead, or in the middle of something.
+            // The connection may be dead, or in the middle of a statement: open a new one.
             Err(CommitFailure::NotBegun(_) | CommitFailure::InDoubt(..) | CommitFailure::Whole(_)) => drop(connection),
         }
         result
     }
 
-    /// Tells everybody, and wakes whom the written decisions want to wake.
+    /// Sends the results and the wake-ups of the written decisions.
     fn answer(&mut self, group: Vec<Job>, written: &[bool]) {
         let done = || group.iter().zip(written).filter(|(_, written)| **written).map(|(job, _)| &job.prepared);
         for wakeup in distinct(done().flat_map(|prepared| &prepared.wakeups)) {
-            // No receiver is no harm.
+            // An error means that there is no receiver, which is fine.
             let _ = self.wakeups.send(wakeup.clone());
         }
         if self.versions.len() > MAX_VERSIONS {
@@ -251,7 +250,8 @@ impl Committer {
     }
 }
 
-/// Takes what can be written together off the front: decisions on the same row wait for the next transaction.
+/// Takes the decisions that can be written together from the front of the queue. Decisions on the same row wait for the next
+/// transaction.
 fn next_group(waiting: &mut VecDeque<Job>) -> Vec<Job> {
     let mut rows: HashSet<String> = HashSet::new();
     let mut bytes = 0;
@@ -265,7 +265,7 @@ fn next_group(waiting: &mut VecDeque<Job>) -> Vec<Job> {
             bytes += weight;
             group.push(job);
         } else {
-            // Later decisions on these rows stay behind this one.
+            // Later decisions on these rows must not overtake this one.
             rows.extend(writes.iter().map(|write| write.id.clone()));
             left.push_back(job);
         }
@@ -275,7 +275,7 @@ fn next_group(waiting: &mut VecDeque<Job>) -> Vec<Job> {
 }
 
 impl Chain {
-    /// One transaction. Returns, per decision, whether it was written; the others conflict.
+    /// Runs one transaction. Returns for each decision whether it was written; the others are conflicts.
     async fn write(
         &mut self,
         connection: &mut WriteConnection,
@@ -310,8 +310,8 @@ impl Chain {
         }
     }
 
-    /// Tries the single statement. False if it cannot be used or was refused: nothing is written then, and looking at the rows
-    /// will tell why.
+    /// Tries the single statement. Returns false if it cannot be used or was refused: then nothing is written, and checking the
+    /// rows shows why.
     async fn write_at_once(
         &mut self,
         connection: &mut WriteConnection,
@@ -319,12 +319,12 @@ impl Chain {
         group: &[&Prepared],
     ) -> Result<bool, CommitFailure> {
         let Some(before) = self.end.clone().filter(|_| !self.shared) else { return Ok(false) };
-        // What runs afterwards has to see what the same group writes, and a single statement sees only what was there before.
+        // These statements must see what the same group writes, but a single statement sees only the state before it.
         if group.iter().any(|prepared| !prepared.afterwards.is_empty()) {
             return Ok(false);
         }
         let Ok(script) = Script::new(process, group, Some(before)) else { return Ok(false) };
-        // Without a row in the chain there would be no telling whether it was executed, should the connection break.
+        // Without a new row in the chain, nothing would show whether the statement ran if the connection breaks.
         let Some(end) = script.end().cloned() else { return Ok(false) };
         let written = match connection {
             WriteConnection::Pg(pg) => match script.on_postgres() {
@@ -335,8 +335,8 @@ impl Chain {
                 Ok(query) => {
                     let written = query.execute(&mut *sqlite).await.map(drop);
                     if written.is_err() {
-                        // Fails if the error has ended the transaction already. If it is still open for another reason, the next
-                        // one cannot begin, and a new connection is made.
+                        // Fails if the error has already ended the transaction. If the transaction is open for another reason,
+                        // the next one cannot begin, and the writer opens a new connection.
                         let _ = sqlx::raw_sql("ROLLBACK").execute(sqlite).await;
                     }
                     written
@@ -354,7 +354,7 @@ impl Chain {
         }
     }
 
-    /// Everything between BEGIN and COMMIT.
+    /// Runs everything between BEGIN and COMMIT.
     async fn fill(
         &mut self,
         tx: &mut WriteTransaction<'_>,
@@ -363,7 +363,7 @@ impl Chain {
         way: &CommitMode,
     ) -> Result<Filled, StoreError> {
         let versions = lock(tx, group).await?;
-        // From here on other processes wait for us.
+        // From here on, other processes wait for this one.
         let appends = group.iter().any(|prepared| !prepared.events.is_empty() || !prepared.audit.is_empty());
         let head = if appends { Some(self.lock_head(tx).await?) } else { None };
         if let CommitMode::InDoubt(end) = way
@@ -391,7 +391,7 @@ impl Chain {
                 script.on_sqlite(false)?.execute(&mut **sqlite).await.map_err(&doing)?;
             }
         }
-        // After the rows: a certificate that was issued by a decision of the same group is revoked as well.
+        // After the rows, so that a certificate that the same group issues is revoked too.
         for Afterwards { doing, sqlite, postgres, args, touched } in accepted.iter().flat_map(|prepared| &prepared.afterwards) {
             let sql = match tx {
                 WriteTransaction::Sqlite(_) => *sqlite,
@@ -405,7 +405,7 @@ impl Chain {
         Ok(Filled::Changed(written, script.end().cloned()))
     }
 
-    /// Where the chain ends, and nobody else moves it until we commit.
+    /// Returns the end of the chain and locks it until the commit.
     async fn lock_head(&mut self, tx: &mut WriteTransaction<'_>) -> Result<Head, StoreError> {
         let sql = match tx {
             WriteTransaction::Sqlite(_) => audit::HEAD,
@@ -419,15 +419,15 @@ impl Chain {
     }
 }
 
-/// What became of a group inside its transaction.
+/// The result of a group inside its transaction.
 enum Filled {
-    /// There is something to commit. Per decision, whether it is part of it; and the new end of the chain.
+    /// There is something to commit: for each decision whether it is included, and the new end of the chain.
     Changed(Vec<bool>, Option<Head>),
-    /// There is not.
+    /// There is nothing to commit.
     Unchanged(Vec<bool>),
 }
 
-/// Locks every row that the group writes over, and tells their versions.
+/// Locks every row that the group overwrites and returns the versions.
 async fn lock(tx: &mut WriteTransaction<'_>, group: &[&Prepared]) -> Result<HashMap<String, i64>, StoreError> {
     let mut versions = HashMap::new();
     for aggregate in Aggregate::ALL {
@@ -445,7 +445,7 @@ fn versions_match(prepared: &Prepared, versions: &HashMap<String, i64>) -> bool 
     })
 }
 
-/// Whether the chain has this entry.
+/// Returns whether the chain has this entry.
 async fn has_entry(tx: &mut WriteTransaction<'_>, entry: &Head) -> Result<bool, StoreError> {
     let sql = "SELECT seq, hash FROM audit WHERE seq = $1";
     let found = tx.fetch("read the audit log", sql, vec![Arg::count(entry.seq)], audit::head_from_row).await?;
@@ -507,7 +507,7 @@ mod tests {
         let both = changes([&one, &two].map(|node| Change::NodeUpdate(Box::new(node.clone()))));
         let mut waiting = VecDeque::from([of(&one, "a"), job(both, cluster).0, of(&two, "b"), of(&one, "c")]);
         let groups: Vec<usize> = std::iter::from_fn(|| Some(next_group(&mut waiting).len()).filter(|len| *len > 0)).collect();
-        // `b` may not overtake the one before it, although its own row was free.
+        // `b` must not overtake the decision before it, although its own row is free.
         assert_eq!(groups, [1, 1, 2]);
     }
 
@@ -530,7 +530,7 @@ mod tests {
         assert_eq!(next_group(&mut waiting).len(), 1);
     }
 
-    /// The group is handed to the writer as one, so that nothing depends on timing.
+    /// The writer receives the group as one, so that nothing depends on timing.
     async fn mixed_group(database: &Database) {
         let store = database.open().await;
         let known = crate::support::stored_node(&store).await;

@@ -1,10 +1,10 @@
-//! Where the database is.
+//! The configuration of the database.
 
 use std::path::PathBuf;
 
 use crate::error::StoreError;
 
-/// Connections a server opens to PostgreSQL unless told otherwise.
+/// Default number of connections that a server opens to PostgreSQL.
 pub const DEFAULT_PG_CONNECTIONS: u32 = 12;
 
 /// Which database to use.
@@ -12,12 +12,12 @@ pub const DEFAULT_PG_CONNECTIONS: u32 = 12;
 pub enum StoreConfig {
     /// One file, one server process.
     Sqlite {
-        /// The file; made if it is missing.
+        /// The file. Created if it is missing.
         path: PathBuf,
     },
     /// A PostgreSQL server, shared by any number of server processes.
     Postgres {
-        /// Its address, possibly with a password: never print it.
+        /// Its address. It may contain a password: never print it.
         url: String,
         /// Most connections to open, at least 4: one writes, one listens, one publishes events, the others read.
         max_connections: u32,
@@ -25,7 +25,7 @@ pub enum StoreConfig {
 }
 
 impl StoreConfig {
-    /// Reads `sqlite:PATH` or `postgres://…`.
+    /// Parses `sqlite:PATH` or `postgres://…`.
     pub fn parse(address: &str) -> Result<Self, StoreError> {
         let bad = |what: &str| Err(StoreError::BadAddress { what: what.to_owned() });
         if let Some(path) = address.strip_prefix("sqlite:") {
@@ -53,7 +53,7 @@ impl StoreConfig {
 }
 
 impl std::fmt::Display for StoreConfig {
-    /// For log lines: where, without the password.
+    /// Shows the location without the password, for log lines.
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         match self {
             Self::Sqlite { path } => write!(f, "sqlite:{}", path.display()),

@@ -1,4 +1,4 @@
-//! The two engines behind one small set of calls: one SQL text with `$1` serves both.
+//! A small common interface to both engines. The same SQL text with `$1` works on both.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -18,16 +18,17 @@ use crate::readers::{ACQUIRE_TIMEOUT, Readers};
 
 /// Connections that read a SQLite file at the same time.
 const SQLITE_READERS: u32 = 4;
-/// A partner that vanished inside a transaction must not hold the audit head for long. Longer than [`crate::RELAY_DEADLINE`]: a relay
-/// that waits for its broker is alive.
+/// A client that disappears inside a transaction must not hold the audit head for long. This is longer than
+/// [`crate::RELAY_DEADLINE`], because a relay that waits for its broker is alive.
 const PG_IDLE_IN_TRANSACTION: &str = "15s";
-/// Lanes of the outbox that a process publishes at the same time, unless it may only have few connections.
+/// Outbox lanes that a process publishes at the same time, if it may open enough connections.
 const PG_RELAYS: u32 = 2;
-/// Fewest connections for which there are that many.
+/// Fewest connections that allow [`PG_RELAYS`].
 const PG_MANY_CONNECTIONS: u32 = 8;
-/// Every row that is written is found by its key, and every query has its index. Connections live as long as the server, and with them
-/// the plans of their statements: one made while a table was still small would read the whole table for ever after (until the
-/// next ANALYZE). Plans never depend on the values, so planning every time would cost more than running most of them, and so would compiling them.
+/// Settings of the planner. Every written row is found by its key, and every query has its index. Connections, and the plans of
+/// their statements, live as long as the server: a plan from a time when the table was small would read the whole table until the
+/// next ANALYZE. Plans never depend on values, so planning or compiling a statement every time would cost more than running most
+/// of them.
 const PG_PLANS: [(&str, &str); 5] = [
     ("enable_seqscan", "off"),
     ("enable_hashjoin", "off"),
@@ -36,14 +37,14 @@ const PG_PLANS: [(&str, &str); 5] = [
     ("jit", "off"),
 ];
 
-/// The database: how to open the one connection that writes, and those that read.
+/// The database: how to open the writing connection, and the connections that read.
 #[derive(Clone)]
 pub(crate) enum Db {
     Sqlite {
         writer: Arc<SqliteConnectOptions>,
         reader: Arc<Readers<SqliteConnection>>,
     },
-    /// Relays have connections of their own: a slow broker must not keep anybody from reading.
+    /// Relays have their own connections: a slow broker must not block readers.
     Pg {
         writer: Arc<PgConnectOptions>,
         reader: Arc<Readers<PgConnection>>,
@@ -51,7 +52,7 @@ pub(crate) enum Db {
     },
 }
 
-/// The connection that writes. Held by the committer alone.
+/// The writing connection. Only the committer has it.
 pub(crate) enum WriteConnection {
     Sqlite(SqliteConnection),
     Pg(PgConnection),
@@ -63,7 +64,7 @@ pub(crate) enum WriteTransaction<'c> {
     Pg(Transaction<'c, Postgres>),
 }
 
-/// A bound value. All three may be NULL.
+/// A bound value. Each of the three may be NULL.
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) enum Arg {
     Text(Option<String>),
@@ -72,55 +73,56 @@ pub(crate) enum Arg {
 }
 
 impl Arg {
-    /// A text. PostgreSQL has no NUL in texts, so neither have we: a host's odd log line must not block its receipts.
+    /// Creates a text without NUL characters. PostgreSQL does not store NUL, and an odd log line of a host must not block its
+    /// receipts.
     pub(crate) fn text(text: impl Into<String>) -> Self {
         let text: String = text.into();
         Self::Text(Some(if text.contains('\0') { text.replace('\0', "\u{fffd}") } else { text }))
     }
 
-    /// The text form of an id or digest.
+    /// Creates the text form of an id or digest.
     pub(crate) fn id(id: impl std::fmt::Display) -> Self {
         Self::Text(Some(id.to_string()))
     }
 
-    /// The same, if there is one.
+    /// Creates the text form of an id or digest, or NULL.
     pub(crate) fn opt_id(id: Option<impl std::fmt::Display>) -> Self {
         Self::Text(id.map(|id| id.to_string()))
     }
 
-    /// A moment.
+    /// Creates a timestamp.
     pub(crate) fn time(at: Timestamp) -> Self {
         Self::Int(Some(at.0))
     }
 
-    /// A moment, if there is one.
+    /// Creates a timestamp, or NULL.
     pub(crate) fn opt_time(at: Option<Timestamp>) -> Self {
         Self::Int(at.map(|at| at.0))
     }
 
-    /// A count. Larger than any the database can hold becomes the largest it can.
+    /// Creates a count, limited to the largest value that the database can hold.
     pub(crate) fn count(count: u64) -> Self {
         Self::Int(Some(i64::try_from(count).unwrap_or(i64::MAX)))
     }
 
-    /// Bytes.
+    /// Creates a byte value.
     pub(crate) fn bytes(bytes: &[u8]) -> Self {
         Self::Bytes(Some(bytes.to_vec()))
     }
 
-    /// Texts as one argument, a JSON list; without NUL, like every text.
+    /// Creates one argument from several texts: a JSON list without NUL characters.
     pub(crate) fn list<T: AsRef<str>>(texts: &[T]) -> Result<Self, StoreError> {
         Self::json(&texts.iter().map(|text| text.as_ref().replace('\0', "\u{fffd}")).collect::<Vec<_>>())
     }
 
-    /// A document as JSON text.
+    /// Creates the JSON text of a document.
     pub(crate) fn json(document: &impl serde::Serialize) -> Result<Self, StoreError> {
         let text = serde_json::to_string(document).map_err(|error| StoreError::BadDecision { what: error.to_string() })?;
         Ok(Self::text(text))
     }
 }
 
-/// What a row of either engine can be asked.
+/// Reads columns from a row of either engine.
 pub(crate) trait Columns {
     fn text(&self, column: &str) -> Result<Option<String>, sqlx::Error>;
     fn int(&self, column: &str) -> Result<Option<i64>, sqlx::Error>;
@@ -146,7 +148,7 @@ macro_rules! columns {
 }
 columns!(SqliteRow, PgRow);
 
-/// Reads one row of a table into our types; every failure names table and column.
+/// Reads one row of a table into our types. Every error names the table and the column.
 #[derive(Clone, Copy)]
 pub(crate) struct Reader<'r> {
     table: &'static str,
@@ -186,7 +188,7 @@ impl<'r> Reader<'r> {
         self.present(column, self.row.bytes(column))
     }
 
-    /// A count of any unsigned type.
+    /// Reads a count as any unsigned type.
     pub(crate) fn count<T: TryFrom<i64>>(&self, column: &'static str) -> Result<T, StoreError> {
         T::try_from(self.int(column)?).map_err(|_| self.corrupt(column, "the number is out of range"))
     }
@@ -199,7 +201,7 @@ impl<'r> Reader<'r> {
         Ok(self.opt_int(column)?.map(Timestamp))
     }
 
-    /// A text that has a parser of its own: ids, digests, correlation ids.
+    /// Reads a text that has its own parser: ids, digests, correlation ids.
     pub(crate) fn parsed<T: TryFrom<String, Error: std::fmt::Display>>(&self, column: &'static str) -> Result<T, StoreError> {
         T::try_from(self.text(column)?).map_err(|error| self.corrupt(column, error.to_string()))
     }
@@ -212,13 +214,13 @@ impl<'r> Reader<'r> {
         text.map(|text| T::try_from(text).map_err(|error| self.corrupt(column, error.to_string()))).transpose()
     }
 
-    /// A name out of one of our closed sets.
+    /// Reads a value of one of our closed sets of names.
     pub(crate) fn named<T>(&self, column: &'static str, parse: impl Fn(&str) -> Option<T>) -> Result<T, StoreError> {
         let name = self.text(column)?;
         parse(&name).ok_or_else(|| self.corrupt(column, format!("`{name}` is not known")))
     }
 
-    /// The same, if there is one.
+    /// Reads a value of one of our closed sets of names, or NULL.
     pub(crate) fn opt_named<T>(&self, column: &'static str, parse: impl Fn(&str) -> Option<T>) -> Result<Option<T>, StoreError> {
         match self.opt_text(column)? {
             Some(_) => self.named(column, parse).map(Some),
@@ -246,14 +248,14 @@ impl<'r> Reader<'r> {
     }
 }
 
-/// The two engines, where they want different words.
+/// The engine, where the SQL differs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Engine {
     Sqlite,
     Pg,
 }
 
-/// A query put together from fixed pieces; values only ever travel as arguments.
+/// A query built from fixed pieces. Values are passed only as arguments.
 pub(crate) struct Select {
     sql: String,
     args: Vec<Arg>,
@@ -265,7 +267,7 @@ impl Select {
         Self { sql: sql.to_owned(), args: Vec::new() }
     }
 
-    /// The same with a text that has arguments already.
+    /// Starts with a text that already has arguments.
     pub(crate) fn with(sql: &'static str, args: Vec<Arg>) -> Self {
         Self { sql: sql.to_owned(), args }
     }
@@ -283,7 +285,7 @@ impl Select {
         self
     }
 
-    /// The same, if there is a value.
+    /// Adds ` AND <condition> $n` if there is a value.
     pub(crate) fn and_if(self, condition: &'static str, arg: Option<Arg>) -> Self {
         match arg {
             Some(arg) => self.and(condition, arg),
@@ -291,7 +293,7 @@ impl Select {
         }
     }
 
-    /// Adds ` AND ` and a condition of several pieces, with an argument between each two of them.
+    /// Adds ` AND ` and a condition made of several pieces, with an argument between each two of them.
     pub(crate) fn and_between(mut self, pieces: &[&'static str], args: Vec<Arg>) -> Self {
         debug_assert!(pieces.len() == args.len() + 1, "an argument between each two pieces of {pieces:?}");
         self.sql.push_str(" AND ");
@@ -306,7 +308,7 @@ impl Select {
         self
     }
 
-    /// Only rows with one of these ids, by id.
+    /// Limits the query to rows with one of these ids, ordered by id.
     pub(crate) fn of_ids<I: std::fmt::Display>(self, engine: Engine, ids: &[I]) -> Result<Self, StoreError> {
         let any = match engine {
             Engine::Sqlite => ["id IN (SELECT value FROM json_each(", ")) ORDER BY id"],
@@ -323,13 +325,13 @@ impl Select {
         self
     }
 
-    /// Its text and arguments, to have them explained.
+    /// Returns the text and the arguments, for EXPLAIN.
     #[cfg(test)]
     pub(crate) fn into_parts(self) -> (String, Vec<Arg>) {
         (self.sql, self.args)
     }
 
-    /// Runs it.
+    /// Runs the query.
     pub(crate) async fn fetch<T>(
         self,
         db: &Db,
@@ -357,7 +359,7 @@ macro_rules! bound {
 pub(crate) use bound;
 
 impl Db {
-    /// Prepares both sides. Connects to nothing yet: a pool would only say that it timed out.
+    /// Prepares both sides without connecting. A connection error of the pool would only be a timeout.
     pub(crate) fn open(config: &StoreConfig) -> Result<Self, StoreError> {
         match config {
             StoreConfig::Sqlite { path } => {
@@ -382,14 +384,14 @@ impl Db {
                     .disable_statement_logging();
                 let relays = if *max_connections < PG_MANY_CONNECTIONS { 1 } else { PG_RELAYS };
                 let relay = Readers::new(options.clone(), relays, true);
-                // One connection is the committer's and one listens.
+                // One connection is for the committer and one for the listener.
                 let reader = Readers::new(options.clone(), max_connections.saturating_sub(2 + relays).max(1), true);
                 Ok(Self::Pg { writer: Arc::new(options), reader: Arc::new(reader), relay: Arc::new(relay) })
             }
         }
     }
 
-    /// Which of the two it is.
+    /// Returns the engine.
     pub(crate) fn engine(&self) -> Engine {
         match self {
             Self::Sqlite { .. } => Engine::Sqlite,
@@ -397,7 +399,7 @@ impl Db {
         }
     }
 
-    /// A connection to write with.
+    /// Opens a connection for writing.
     pub(crate) async fn connect(&self) -> Result<WriteConnection, sqlx::Error> {
         match self {
             Self::Sqlite { writer, .. } => writer.connect().await.map(WriteConnection::Sqlite),
@@ -447,7 +449,7 @@ impl Db {
         Ok(self.fetch(doing, sql, args, read).await?.pop())
     }
 
-    /// Closes what reads.
+    /// Closes the reading connections.
     pub(crate) async fn close(&self) {
         match self {
             Self::Sqlite { reader, .. } => reader.close().await,
@@ -459,22 +461,22 @@ impl Db {
     }
 }
 
-/// The error for a partner that does not answer.
+/// Returns the error for a database that does not answer.
 pub(crate) fn timed_out() -> sqlx::Error {
     sqlx::Error::Io(std::io::Error::new(std::io::ErrorKind::TimedOut, "no answer in time"))
 }
 
 impl WriteConnection {
-    /// Begins a transaction that is known to write.
+    /// Begins a write transaction.
     pub(crate) async fn begin(&mut self) -> Result<WriteTransaction<'_>, sqlx::Error> {
         match self {
-            // Taking the write lock at once means that nothing read inside can be overtaken by another writer.
+            // Taking the write lock at once guarantees that no other writer changes what this transaction reads.
             Self::Sqlite(connection) => connection.begin_with("BEGIN IMMEDIATE").await.map(WriteTransaction::Sqlite),
             Self::Pg(connection) => connection.begin().await.map(WriteTransaction::Pg),
         }
     }
 
-    /// Ends the connection.
+    /// Closes the connection.
     pub(crate) async fn close(self) -> Result<(), sqlx::Error> {
         match self {
             Self::Sqlite(connection) => connection.close().await,
@@ -484,7 +486,7 @@ impl WriteConnection {
 }
 
 impl WriteTransaction<'_> {
-    /// Runs one statement; returns how many rows it touched.
+    /// Runs one statement and returns the number of affected rows.
     pub(crate) async fn execute(&mut self, sql: impl SqlSafeStr, args: Vec<Arg>) -> Result<u64, sqlx::Error> {
         Ok(match self {
             Self::Sqlite(tx) => bound!(Sqlite, sql, args).execute(&mut **tx).await?.rows_affected(),
@@ -520,7 +522,7 @@ impl WriteTransaction<'_> {
         }
     }
 
-    /// Makes it durable.
+    /// Commits the transaction.
     pub(crate) async fn commit(self) -> Result<(), sqlx::Error> {
         match self {
             Self::Sqlite(tx) => tx.commit().await,
@@ -528,7 +530,7 @@ impl WriteTransaction<'_> {
         }
     }
 
-    /// Undoes it.
+    /// Rolls the transaction back.
     pub(crate) async fn rollback(self) -> Result<(), sqlx::Error> {
         match self {
             Self::Sqlite(tx) => tx.rollback().await,

@@ -1,4 +1,4 @@
-//! Hosts that wait at the second door.
+//! Enrollments: hosts that wait for approval.
 
 use constcat::concat;
 use gpuaas_contract::id::EnrollmentId;
@@ -73,13 +73,13 @@ fn from_row(row: &dyn Columns) -> Result<Enrollment> {
 }
 
 impl Store {
-    /// The enrollment with this id.
+    /// Returns the enrollment with this id.
     pub async fn enrollment_get(&self, id: EnrollmentId) -> Result<Option<Enrollment>> {
         let sql = concat!("SELECT ", COLUMNS, " FROM enrollments WHERE id = $1");
         self.db().fetch_one("read an enrollment", sql, vec![Arg::id(id)], from_row).await
     }
 
-    /// Enrollments in the order in which the hosts asked, after `after`.
+    /// Lists enrollments in the order in which the hosts requested them, after `after`.
     pub async fn enrollment_list(
         &self,
         state: Option<EnrollmentState>,
@@ -94,14 +94,14 @@ impl Store {
             .await
     }
 
-    /// How many enrollments wait for an operator at `now`.
+    /// Counts the enrollments that wait for an operator at `now`.
     pub async fn enrollment_waiting(&self, now: Timestamp) -> Result<u64> {
         let sql = "SELECT COUNT(*) AS waiting FROM enrollments WHERE state = 'pending' AND expires_at >= $1";
         let read = |row: &dyn Columns| Reader::new(TABLE.name, row).count("waiting");
         Ok(self.db().fetch_one("count enrollments", sql, vec![Arg::time(now)], read).await?.unwrap_or_default())
     }
 
-    /// How many enrollments of this address wait for an operator at `now`.
+    /// Counts the enrollments from this address that wait for an operator at `now`.
     pub async fn enrollment_waiting_from(&self, address: &str, now: Timestamp) -> Result<u64> {
         let sql = "SELECT COUNT(*) AS waiting FROM enrollments WHERE state = 'pending' AND expires_at >= $1 AND address = $2";
         let read = |row: &dyn Columns| Reader::new(TABLE.name, row).count("waiting");
@@ -109,7 +109,7 @@ impl Store {
         Ok(self.db().fetch_one("count enrollments", sql, values, read).await?.unwrap_or_default())
     }
 
-    /// The oldest enrollment that waits at `now` of the address with most of them.
+    /// Returns the oldest enrollment that waits at `now`, from the address with the most waiting enrollments.
     pub async fn enrollment_displaceable(&self, now: Timestamp) -> Result<Option<Enrollment>> {
         let sql = concat!(
             "SELECT ",
@@ -121,7 +121,7 @@ impl Store {
         self.db().fetch_one("read an enrollment", sql, vec![Arg::time(now)], from_row).await
     }
 
-    /// The newest enrollment of this machine that is undecided, or approved and not fetched, and has not lapsed at `now`.
+    /// Returns the newest enrollment of this machine that is undecided, or approved and not fetched, and has not lapsed at `now`.
     pub async fn enrollment_open_by_fingerprint(&self, fingerprint: &str, now: Timestamp) -> Result<Option<Enrollment>> {
         let sql = concat!(
             "SELECT ",

@@ -1,4 +1,4 @@
-//! Envelopes: every signed order, as it went out.
+//! Envelopes: every signed task, as it was sent.
 
 use constcat::concat;
 use gpuaas_contract::Digest;
@@ -20,7 +20,7 @@ table! {
     }
 }
 
-/// One signed order.
+/// One signed task.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct EnvelopeRow {
     /// Digest of the signed payload.
@@ -29,7 +29,7 @@ pub struct EnvelopeRow {
     pub envelope: Vec<u8>,
     /// The key that signed.
     pub key_id: KeyId,
-    /// When.
+    /// The time of the signature.
     pub signed_at: Timestamp,
 }
 
@@ -44,7 +44,7 @@ fn from_row(row: &dyn Columns) -> Result<EnvelopeRow> {
 }
 
 impl Store {
-    /// Every envelope that was signed for the task, oldest first.
+    /// Returns every envelope that was signed for the task, oldest first.
     pub async fn envelope_list(&self, task: TaskId) -> Result<Vec<EnvelopeRow>> {
         let sql = concat!("SELECT ", COLUMNS, " FROM envelopes WHERE task_id = $1 ORDER BY signed_at, digest");
         self.db().fetch("read envelopes", sql, vec![Arg::id(task)], from_row).await

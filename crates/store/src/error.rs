@@ -1,15 +1,15 @@
-//! What can go wrong between us and the database.
+//! Errors of the store.
 
 use std::path::PathBuf;
 use std::sync::Arc;
 
-/// Why the store did not do what was asked. Cheap to clone: a failed group of commits tells every waiter.
+/// An error of the store. Cheap to clone, because every waiter of a failed group of commits receives it.
 #[derive(Clone, Debug, thiserror::Error)]
 pub enum StoreError {
-    /// A database address that is neither of the two kinds.
+    /// The database address is of neither kind.
     #[error("the database address must be `sqlite:PATH` or `postgres://USER@HOST/NAME`: {what}")]
     BadAddress {
-        /// What is wrong with it, without repeating it: it may hold a password.
+        /// What is wrong with the address, without repeating it: it may contain a password.
         what: String,
     },
     /// Another server has this SQLite file open.
@@ -21,35 +21,35 @@ pub enum StoreError {
         /// The database file.
         path: PathBuf,
     },
-    /// A file could not be made or opened.
+    /// A file could not be created or opened.
     #[error("cannot open {}; check that its folder exists and may be written", path.display())]
     File {
         /// The file.
         path: PathBuf,
-        /// Why.
+        /// The cause.
         #[source]
         source: Arc<std::io::Error>,
     },
     /// The database was written by a newer program.
     #[error("the database has schema {found}, this program knows schema {known}; run a newer gpuaas, or restore a backup")]
     SchemaNewer {
-        /// What the database has.
+        /// The schema version of the database.
         found: i64,
-        /// What this program has.
+        /// The schema version of this program.
         known: i64,
     },
-    /// A migration that was applied is not the one this program has.
+    /// An applied migration differs from this program's migration.
     #[error("schema {version} of the database was made by another build of gpuaas (checksums differ); run that build instead")]
     SchemaOther {
-        /// The migration.
+        /// The version of the migration.
         version: i64,
     },
-    /// The database said no, or could not be reached.
+    /// The database refused, or could not be reached.
     #[error("the database failed to {doing}")]
     Database {
-        /// What was tried.
+        /// The operation that failed.
         doing: &'static str,
-        /// What it said.
+        /// The error of the database.
         #[source]
         source: Arc<sqlx::Error>,
     },
@@ -63,7 +63,7 @@ pub enum StoreError {
         /// What is wrong with it.
         what: String,
     },
-    /// A decision that cannot be written as it is: a mistake in the program that made it.
+    /// A decision that cannot be written: a bug in the code that created it.
     #[error("the decision cannot be written: {what}")]
     BadDecision {
         /// What is wrong with it.
@@ -75,7 +75,7 @@ pub enum StoreError {
 }
 
 impl StoreError {
-    /// For `map_err`: the database failed while doing this.
+    /// Creates an error for `map_err`: the database failed while doing this.
     pub(crate) fn doing(doing: &'static str) -> impl Fn(sqlx::Error) -> Self {
         move |source| Self::Database { doing, source: Arc::new(source) }
     }
@@ -84,11 +84,11 @@ impl StoreError {
 /// Why a decision was not committed. Nothing of it was written.
 #[derive(Clone, Debug, thiserror::Error)]
 pub enum CommitError {
-    /// Somebody else was faster: a row has another version, or an id or key exists already. Load and decide again.
-    #[error("somebody else changed the same thing; load it and decide again")]
+    /// Another writer was faster: a row has another version, or an id or key exists already. Load and decide again.
+    #[error("the resource was changed by another request; load it and decide again")]
     Conflict,
-    /// The store failed. If the connection broke during the commit itself the outcome is unknown; deciding again is
-    /// safe, because decisions are conditional on versions.
+    /// The store failed. If the connection broke during the commit itself, the outcome is unknown. Deciding again is safe,
+    /// because decisions are conditional on versions.
     #[error(transparent)]
     Store(#[from] StoreError),
 }

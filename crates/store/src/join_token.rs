@@ -59,19 +59,19 @@ fn from_row(row: &dyn Columns) -> Result<JoinToken> {
 }
 
 impl Store {
-    /// The join token with this id.
+    /// Returns the join token with this id.
     pub async fn join_token_get(&self, id: JoinTokenId) -> Result<Option<JoinToken>> {
         let sql = concat!("SELECT ", COLUMNS, " FROM join_tokens WHERE id = $1");
         self.db().fetch_one("read a join token", sql, vec![Arg::id(id)], from_row).await
     }
 
-    /// The join token with this secret.
+    /// Returns the join token with this secret.
     pub async fn join_token_by_secret(&self, secret: &Digest) -> Result<Option<JoinToken>> {
         let sql = concat!("SELECT ", COLUMNS, " FROM join_tokens WHERE secret_digest = $1");
         self.db().fetch_one("read a join token", sql, vec![Arg::id(secret)], from_row).await
     }
 
-    /// Join tokens in the order in which they were made, after `after`.
+    /// Lists join tokens in the order in which they were created, after `after`.
     pub async fn join_token_list(&self, after: Option<JoinTokenId>, limit: u32) -> Result<Vec<JoinToken>> {
         Select::new(concat!("SELECT ", COLUMNS, " FROM join_tokens WHERE TRUE"))
             .and_if("id >", after.map(Arg::id))

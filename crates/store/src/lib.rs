@@ -1,17 +1,17 @@
-//! The control plane's memory: SQLite or PostgreSQL.
+//! The store of the control plane: SQLite or PostgreSQL.
 //!
-//! Reading is one method per question, in a file per aggregate. Writing is [`Store::commit`] alone: a
-//! [`Decision`] goes in whole, with its events, its audit rows and its wake-ups, or not at all. The store is the truth;
-//! wakeups only make things quicker.
+//! There is one read method per query, in one file per aggregate. The only write method is [`Store::commit`]: it writes a
+//! [`Decision`] with its events, audit rows and wake-ups as a whole, or not at all. The store is the source of truth; wake-ups
+//! only reduce latency.
 //!
 //! # Promises
 //!
-//! - A decision is written in one transaction, over the versions of the rows it was decided on, or it is a conflict.
-//! - Every change of state has an outbox row and an audit row in its own transaction. An end of a task that decides about slots is
-//!   written only together with what becomes of them.
-//! - Servers are replaced one by one: a schema that only grew works with the servers of the version before, which read and write the
-//!   columns they know by name (`docs/adding-a-column.md`, `tests/rolling_upgrade.rs`). A server that is too old for the schema does not
-//!   start.
+//! - A decision is written in one transaction, conditional on the versions of the rows it was decided on, or it is a conflict.
+//! - Every change of state has an outbox row and an audit row in the same transaction. The end of a task that decides about slots
+//!   is written only together with the new state of the slots.
+//! - Servers are replaced one by one. A schema that only grew works with servers of the previous version, which read and write
+//!   the columns they know by name (`docs/adding-a-column.md`, `tests/rolling_upgrade.rs`). A server that is too old for the
+//!   schema does not start.
 
 mod api_token;
 mod audit;
@@ -45,7 +45,7 @@ mod table;
 mod task;
 mod wakeups;
 
-// The tests' helpers call us by our outer name, from inside as well.
+// The test helpers use the crate's public name, also in unit tests.
 #[cfg(test)]
 extern crate self as gpuaas_store;
 
@@ -77,8 +77,8 @@ use db::Db;
 use lock::FileLock;
 use prepare::Prepared;
 
-/// Most rows of one read; a larger limit is taken as this. One more than the largest page of the REST interface, so that a reader
-/// of a full page can still see that there is another one.
+/// Most rows of one read; larger limits are reduced to this. It is one more than the largest page of the REST API, so that the
+/// reader of a full page can see that there is another page.
 pub const MAX_PAGE: u32 = 1001;
 
 type Result<T> = std::result::Result<T, StoreError>;
@@ -94,20 +94,20 @@ struct Inner {
     cluster: ClusterId,
     queue: mpsc::Sender<Message>,
     wakeups: broadcast::Sender<Wakeup>,
-    /// Where wakeups without a commit go on PostgreSQL.
+    /// Wake-ups without a commit, on PostgreSQL.
     notify: Option<mpsc::Sender<Wakeup>>,
     committer: Mutex<Option<JoinHandle<()>>>,
     helpers: Vec<JoinHandle<()>>,
     lock: Mutex<Option<Arc<FileLock>>>,
-    /// Unfinished tasks of nodes when they were counted last, and how many were asked for since.
+    /// For each node, the number of unfinished tasks at the last count, and the number of requests since.
     counted: Mutex<HashMap<NodeId, (u64, u32)>>,
-    /// Held by whoever publishes a lane of the outbox on SQLite.
+    /// Locked while a lane of the outbox is published on SQLite.
     lanes: Vec<tokio::sync::Mutex<()>>,
 }
 
 impl Drop for Inner {
     fn drop(&mut self) {
-        // The committer ends by itself when the last sender of its queue is gone, after it has written what waits.
+        // The committer writes what is queued and ends when the last sender of its queue is dropped.
         for helper in &self.helpers {
             helper.abort();
         }
@@ -115,7 +115,7 @@ impl Drop for Inner {
 }
 
 impl Store {
-    /// Opens the database, brings its schema up to date and starts the writer.
+    /// Opens the database, migrates its schema and starts the writer.
     pub async fn open(config: &StoreConfig) -> Result<Self> {
         let lock = match config {
             StoreConfig::Sqlite { path } => Some(Arc::new(FileLock::take(path)?)),
@@ -123,7 +123,7 @@ impl Store {
         };
         let db = Db::open(config)?;
         let cluster = gpuaas_runtime::answer(migrate::migrate(&db)).await?;
-        // Names this opening of the store among the processes that share a database.
+        // Identifies this process among those that share a database.
         let process = ServerId::generate();
         let (wakeups, _) = broadcast::channel(wakeups::BROADCAST_CAPACITY);
         let (notify, helpers) = match &db {
@@ -139,7 +139,7 @@ impl Store {
         let held = lock.clone();
         let committer = tokio::spawn(async move {
             committer.run(jobs).await;
-            // Not before the last write: another server may open the file from here on.
+            // Only after the last write: from here on another server may open the file.
             drop(held);
         });
         let inner = Inner {
@@ -157,7 +157,7 @@ impl Store {
         Ok(Self { inner: Arc::new(inner) })
     }
 
-    /// The id of this installation, made when its database was made.
+    /// Returns the id of this installation, which is generated when the database is created.
     pub async fn cluster_id(&self) -> Result<ClusterId> {
         Ok(self.inner.cluster)
     }
@@ -166,7 +166,7 @@ impl Store {
         self.inner.counted.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Whether reading works now and the writer runs.
+    /// Checks that the store can be read and that the writer runs.
     pub async fn ready(&self) -> Result<()> {
         if self.inner.queue.is_closed() {
             return Err(StoreError::Closed);
@@ -174,9 +174,9 @@ impl Store {
         self.db().fetch("answer", "SELECT 1 AS one", Vec::new(), |_| Ok(())).await.map(drop)
     }
 
-    /// Writes what waits, then closes the database. Other clones get [`StoreError::Closed`] from then on.
+    /// Writes what is queued, then closes the database. From then on, other clones return [`StoreError::Closed`].
     pub async fn close(self) {
-        // Fails only if it is closed already.
+        // Fails only if the store is closed already.
         let _ = self.inner.queue.send(Message::Close).await;
         let committer = self.inner.committer.lock().unwrap_or_else(PoisonError::into_inner).take();
         if let Some(committer) = committer
@@ -191,10 +191,9 @@ impl Store {
         drop(self.inner.lock.lock().unwrap_or_else(PoisonError::into_inner).take());
     }
 
-    /// Writes a decision: all of it, durably, or nothing. The only way to change anything.
+    /// Writes a decision: all of it, durably, or nothing. This is the only way to change the store.
     ///
-    /// Decisions that wait at the same time share one transaction. Dropping the returned future does not take the
-    /// decision back.
+    /// Decisions that wait at the same time share one transaction. Dropping the returned future does not cancel the decision.
     pub async fn commit(&self, decision: Decision) -> std::result::Result<(), CommitError> {
         let prepared = Prepared::new(decision, self.inner.cluster)?;
         if prepared.is_empty() {
@@ -209,7 +208,7 @@ impl Store {
         self.write(prepared).await
     }
 
-    /// Hands it to the writer and waits until it is durable.
+    /// Sends the decision to the writer and waits until it is durable.
     async fn write(&self, prepared: Prepared) -> std::result::Result<(), CommitError> {
         let (reply, answer) = oneshot::channel();
         let message = Message::Commit(Job { prepared, reply });
@@ -217,22 +216,23 @@ impl Store {
         answer.await.map_err(|_| StoreError::Closed)?
     }
 
-    /// Wake-ups from now on: of this process's commits right after them, and on PostgreSQL also of other processes.
+    /// Returns a receiver of wake-ups from now on: of this process's commits, right after each, and on PostgreSQL also of other
+    /// processes.
     ///
-    /// A receiver that is too slow gets `Lagged` and has lost some: it should then look at everything it cares for.
-    /// Whoever waits for a wakeup must poll slowly as well.
+    /// A receiver that is too slow gets `Lagged` and has lost some wake-ups: it should then check everything it is responsible
+    /// for. Anything that waits for a wake-up must also poll slowly.
     pub fn wakeups(&self) -> broadcast::Receiver<Wakeup> {
         self.inner.wakeups.subscribe()
     }
 
-    /// Sends a wake-up without a commit. To other processes only as well as possible.
+    /// Sends a wake-up without a commit. Delivery to other processes is best effort.
     pub fn wakeup(&self, wakeup: Wakeup) {
         if let Some(notify) = &self.inner.notify
             && notify.try_send(wakeup.clone()).is_err()
         {
             tracing::debug!("too many wakeups wait to be sent to other servers; one was dropped");
         }
-        // No receiver is no harm.
+        // An error means that there is no receiver, which is fine.
         let _ = self.inner.wakeups.send(wakeup);
     }
 

@@ -9,14 +9,14 @@ use rustix::fs::{FlockOperation, flock};
 
 use crate::error::StoreError;
 
-/// Held as long as the database is open; the kernel lets go of it when the process dies, however it dies.
+/// A lock that is held while the database is open. The kernel releases it when the process ends, for whatever reason.
 pub(crate) struct FileLock {
     _file: File,
 }
 
 impl FileLock {
-    /// Takes the lock of a database file, and makes the file if it is missing, readable by its owner only. SQLite gives
-    /// its side files (`-wal`, `-shm`) the same permissions.
+    /// Locks a database file. Creates the file if it is missing, readable by its owner only; SQLite gives its side files (`-wal`,
+    /// `-shm`) the same permissions.
     pub(crate) fn take(database: &Path) -> Result<Self, StoreError> {
         let mut path = database.as_os_str().to_owned();
         path.push(".lock");

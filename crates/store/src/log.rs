@@ -8,9 +8,9 @@ use crate::db::{Arg, Columns, Reader, Select};
 use crate::table::{Row, table};
 use crate::{Result, Store};
 
-/// Lines of one task that are kept: later ones are skipped, so that no task can fill the database.
+/// Most log lines to keep of one task. Later lines are skipped, so that no task can fill the database.
 pub const MAX_LINES_PER_TASK: u64 = 200_000;
-/// Most bytes of one line; the rest is cut off.
+/// Most bytes of one line. The rest is cut off.
 pub const MAX_LINE_BYTES: usize = 16 * 1024;
 
 table! {
@@ -24,10 +24,10 @@ table! {
     }
 }
 
-/// A line that came twice is the same line.
+/// A line that arrives twice is stored once.
 pub(crate) const ON_CONFLICT: &str = "ON CONFLICT (task_id, sequence) DO NOTHING";
 
-/// The row of a line; nothing for a line beyond the cap.
+/// Returns the row of a line, or nothing for a line above the limit.
 pub(crate) fn to_row(line: &TaskLogLine) -> Option<Row> {
     let TaskLogLine { task_id, sequence, at, stream, text, dropped } = line;
     let kept = text.floor_char_boundary(MAX_LINE_BYTES);
@@ -56,14 +56,14 @@ fn from_row(row: &dyn Columns) -> Result<TaskLogLine> {
 }
 
 impl Store {
-    /// How many bytes of a task's log are stored.
+    /// Returns the number of stored bytes of a task's log.
     pub async fn log_bytes(&self, task: TaskId) -> Result<u64> {
         let sql = "SELECT COALESCE(SUM(LENGTH(text)), 0) AS bytes FROM task_log WHERE task_id = $1";
         let read = |row: &dyn Columns| Reader::new(TABLE.name, row).count("bytes");
         Ok(self.db().fetch_one("measure a log", sql, vec![Arg::id(task)], read).await?.unwrap_or_default())
     }
 
-    /// Lines of the task with a number above `after_sequence`, in their order.
+    /// Lists lines of the task with a number above `after_sequence`, in order.
     pub async fn log_list(&self, task: TaskId, after_sequence: u64, limit: u32) -> Result<Vec<TaskLogLine>> {
         Select::new(concat!("SELECT ", COLUMNS, " FROM task_log WHERE TRUE"))
             .and("task_id =", Arg::id(task))

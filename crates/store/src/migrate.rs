@@ -1,4 +1,4 @@
-//! Brings the schema up to date. Each engine has its own texts with the same numbers.
+//! Migrates the schema. Each engine has its own scripts with the same version numbers.
 
 use gpuaas_contract::Digest;
 use gpuaas_contract::id::ClusterId;
@@ -9,8 +9,9 @@ use crate::error::StoreError;
 
 struct Migration {
     version: i64,
-    /// The oldest version whose servers go on working beside this one. What only adds is the version before, or an older one: servers are
-    /// replaced one by one. What takes something away that the version before still uses is this version itself, and needs a stop.
+    /// The oldest version whose servers keep working with this schema. For a migration that only adds, this is the previous
+    /// version or an older one: servers are replaced one by one. For a migration that removes something the previous version
+    /// uses, this is its own version, and the upgrade needs a stop.
     runs_with: i64,
     sqlite: &'static str,
     postgres: &'static str,
@@ -67,14 +68,14 @@ const MIGRATIONS: &[Migration] = &[
     },
 ];
 
-/// Any number that nobody else locks in our database.
+/// An arbitrary number that nothing else locks in our database.
 const PG_LOCK: &str = "SELECT pg_advisory_xact_lock(7305808869231650401)";
 const VERSIONS_SQLITE: &str = "CREATE TABLE IF NOT EXISTS schema_version \
      (version INTEGER NOT NULL PRIMARY KEY, checksum TEXT NOT NULL, applied_at INTEGER NOT NULL, runs_with INTEGER NOT NULL) STRICT";
 const VERSIONS_PG: &str = "CREATE TABLE IF NOT EXISTS schema_version \
      (version BIGINT NOT NULL PRIMARY KEY, checksum TEXT NOT NULL, applied_at BIGINT NOT NULL, runs_with BIGINT NOT NULL)";
 
-/// Applies what is missing, in one transaction, and returns the cluster's id, made on the first start.
+/// Applies the missing migrations in one transaction and returns the cluster's id, which is generated on the first start.
 pub(crate) async fn migrate(db: &Db) -> Result<ClusterId, StoreError> {
     const DOING: &str = "bring its schema up to date";
     let mut connection = db.connect().await.map_err(StoreError::doing("accept a connection"))?;
@@ -83,7 +84,7 @@ pub(crate) async fn migrate(db: &Db) -> Result<ClusterId, StoreError> {
         let versions = match &tx {
             WriteTransaction::Sqlite(_) => VERSIONS_SQLITE,
             WriteTransaction::Pg(_) => {
-                // Servers that start at the same time take turns.
+                // Servers that start at the same time migrate one after the other.
                 tx.execute_script(PG_LOCK).await.map_err(StoreError::doing(DOING))?;
                 VERSIONS_PG
             }

@@ -103,29 +103,29 @@ fn from_row(row: &dyn Columns) -> Result<Node> {
 /// Which nodes to list.
 #[derive(Clone, Debug, Default)]
 pub struct NodeFilter {
-    /// Only those in this state.
+    /// Only nodes in this state.
     pub service: Option<NodeService>,
-    /// Only those with (`true`) or without (`false`) an open link.
+    /// Only nodes with (`true`) or without (`false`) an open link.
     pub online: Option<bool>,
 }
 
-/// How many nodes there are.
+/// Numbers of nodes.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct NodeCounts {
-    /// With an open link.
+    /// Nodes with an open link.
     pub online: u64,
-    /// In each state, every state named.
+    /// Nodes in each state; every state is listed.
     pub by_service: Vec<(NodeService, u64)>,
 }
 
 impl Store {
-    /// The node with this id.
+    /// Returns the node with this id.
     pub async fn node_get(&self, id: NodeId) -> Result<Option<Node>> {
         let sql = concat!("SELECT ", COLUMNS, " FROM nodes WHERE id = $1");
         self.db().fetch_one("read a node", sql, vec![Arg::id(id)], from_row).await
     }
 
-    /// The names of those of these nodes that there are.
+    /// Returns the names of these nodes. Unknown ids are left out.
     pub async fn node_names(&self, ids: &[NodeId]) -> Result<HashMap<NodeId, String>> {
         let read = |row: &dyn Columns| {
             let row = Reader::new(TABLE.name, row);
@@ -139,13 +139,13 @@ impl Store {
         Ok(names)
     }
 
-    /// The node that this machine is.
+    /// Returns the node of the machine with this fingerprint.
     pub async fn node_by_fingerprint(&self, fingerprint: &str) -> Result<Option<Node>> {
         let sql = concat!("SELECT ", COLUMNS, " FROM nodes WHERE fingerprint = $1");
         self.db().fetch_one("read a node", sql, vec![Arg::text(fingerprint)], from_row).await
     }
 
-    /// Nodes in the order in which they were enrolled first, after `after`.
+    /// Lists nodes in the order of their first enrollment, after `after`.
     pub async fn node_list(&self, filter: &NodeFilter, after: Option<NodeId>, limit: u32) -> Result<Vec<Node>> {
         let mut select = Select::new(concat!("SELECT ", COLUMNS, " FROM nodes WHERE TRUE"));
         if let Some(online) = filter.online {
@@ -159,14 +159,14 @@ impl Store {
             .await
     }
 
-    /// Online nodes whose link was held by a server process that was not seen since `seen_before`: their links are gone.
+    /// Lists online nodes whose link is held by a server process that was not seen since `seen_before`: their links are gone.
     pub async fn nodes_of_dead_servers(&self, seen_before: Timestamp) -> Result<Vec<Node>> {
         let sql = "SELECT nodes.* FROM nodes LEFT JOIN servers ON servers.id = nodes.session_server \
                    WHERE nodes.session_id IS NOT NULL AND (servers.id IS NULL OR servers.seen_at < $1) ORDER BY nodes.id";
         self.db().fetch("look for nodes of dead servers", sql, vec![Arg::time(seen_before)], from_row).await
     }
 
-    /// How many nodes there are in each state.
+    /// Counts the nodes in each state.
     pub async fn node_counts(&self) -> Result<NodeCounts> {
         let sql = "SELECT service, COUNT(*) AS nodes, COUNT(session_id) AS online FROM nodes GROUP BY service";
         let counted = self.db().fetch("count nodes", sql, Vec::new(), |row| {

@@ -1,4 +1,4 @@
-//! The outbox: everything that happened, as CloudEvents, in the order in which it was committed.
+//! The outbox: all events as CloudEvents, in the order in which they were committed.
 
 use constcat::concat;
 use gpuaas_contract::id::{ClusterId, EventId, ProjectId};
@@ -22,27 +22,27 @@ table! {
     }
 }
 
-/// How many events can be published at the same time, those of one subject always in their order.
+/// The number of lanes that can be published at the same time. The events of one subject are always in one lane, in order.
 pub const OUTBOX_LANES: u32 = 16;
 
 /// One event.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct OutboxRow {
-    /// Where it stands: later commits have higher positions. May have gaps.
+    /// Its position: later commits have higher positions. There may be gaps.
     pub position: i64,
     /// Its id, for deduplication.
     pub id: EventId,
     /// The aggregate it belongs to.
     pub subject: String,
-    /// CloudEvents type.
+    /// The CloudEvents type.
     pub kind: String,
     /// The whole CloudEvents 1.0 document, JSON.
     pub body: String,
-    /// When it happened.
+    /// The time of the event.
     pub created_at: Timestamp,
 }
 
-/// What consumers read.
+/// The document that consumers read.
 #[derive(serde::Serialize)]
 struct CloudEvent<'a> {
     specversion: &'static str,
@@ -74,8 +74,9 @@ pub(crate) fn to_row(event: &Event, cluster: ClusterId) -> Result<Row> {
     Ok(vec![Arg::id(id), Arg::text(subject), Arg::text(*kind), Arg::json(&body)?, Arg::time(*at), lane, project])
 }
 
-/// The lane of a subject: its FNV-1a hash (32 bits), modulo the number of lanes. Never changes: an event of a subject that comes into
-/// another lane than the one before it could overtake it. The schema computes the same for events from before there were lanes.
+/// Returns the lane of a subject: its 32-bit FNV-1a hash, modulo the number of lanes. This must never change: an event in another
+/// lane than the previous event of its subject could overtake it. The schema computes the same lane for events from before there
+/// were lanes.
 pub(crate) fn lane_of(subject: &str) -> u32 {
     let hash = subject.bytes().fold(0x811c_9dc5_u32, |hash, byte| (hash ^ u32::from(byte)).wrapping_mul(0x0100_0193));
     hash % OUTBOX_LANES
@@ -94,8 +95,8 @@ pub(crate) fn from_row(row: &dyn Columns) -> Result<OutboxRow> {
 }
 
 impl Store {
-    /// Events after position `after`. What is not listed yet always comes with a higher position: a reader that keeps
-    /// the last position it saw misses nothing, unless it comes later than [`Store::outbox_forget`].
+    /// Lists events after position `after`. Later events always have a higher position: a reader that keeps the last position it
+    /// saw misses nothing, unless it reads after [`Store::outbox_forget`] removed events.
     pub async fn outbox_list(&self, after: i64, limit: u32) -> Result<Vec<OutboxRow>> {
         Select::new(concat!("SELECT ", COLUMNS, " FROM outbox WHERE TRUE"))
             .and("position >", Arg::Int(Some(after)))
@@ -104,17 +105,17 @@ impl Store {
             .await
     }
 
-    /// Events of one subject after position `after`.
+    /// Lists events of one subject after position `after`.
     pub async fn outbox_of_subject(&self, subject: &str, after: i64, limit: u32) -> Result<Vec<OutboxRow>> {
         of_subject_query(subject, after, limit).fetch(self.db(), "read the outbox", from_row).await
     }
 
-    /// Events that concern one project after position `after`, with the same promise as [`Store::outbox_list`].
+    /// Lists events that concern one project after position `after`, with the same guarantee as [`Store::outbox_list`].
     pub async fn outbox_of_project(&self, project: ProjectId, after: i64, limit: u32) -> Result<Vec<OutboxRow>> {
         of_project_query(project, after, limit).fetch(self.db(), "read the outbox", from_row).await
     }
 
-    /// The position of the last event; 0 if there is none.
+    /// Returns the position of the last event, or 0 if there is none.
     pub async fn outbox_end(&self) -> Result<i64> {
         let sql = "SELECT COALESCE(MAX(position), 0) AS position FROM outbox";
         let read = |row: &dyn Columns| Reader::new(TABLE.name, row).int("position");

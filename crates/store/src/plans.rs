@@ -1,4 +1,4 @@
-//! The queries that look for work use their indexes, on both engines, next to many rows that they do not look for.
+//! Queries for pending work use their indexes, on both engines, beside many rows that do not match.
 
 use gpuaas_contract::id::{NodeId, ProjectId, ServiceAccountId};
 use gpuaas_contract::time::Timestamp;
@@ -27,7 +27,7 @@ const FLAT: [&str; 10] = [
     "tasks_of_allocation",
 ];
 
-/// A query: its text, its arguments and the index it must use.
+/// Returns the queries: text, arguments and the index that each must use.
 fn queries() -> Vec<(String, Vec<Arg>, &'static str)> {
     let node = || Arg::id(NodeId::generate());
     let limit = || Arg::Int(Some(10));
@@ -67,7 +67,7 @@ async fn explain(db: &Db, sql: &str, args: Vec<Arg>) -> String {
             let rows = query.fetch_all(&mut reading.connection).await.expect("explains");
             rows.iter().map(|row| row.get::<String, _>("detail")).collect::<Vec<_>>()
         }
-        // As a statement of the store is planned: without a look at its values.
+        // A generic plan, as for the store's statements: the values are not considered.
         Db::Pg { reader, .. } => {
             let types: Vec<&str> = args
                 .iter()
@@ -90,7 +90,7 @@ async fn explain(db: &Db, sql: &str, args: Vec<Arg>) -> String {
     lines.join("\n")
 }
 
-/// Fills the table with ended tasks of the node behind the store's back: only their number matters.
+/// Fills the table with ended tasks of the node, bypassing the store: only their number matters.
 async fn fill(store: &Store, node: NodeId) {
     const COLUMNS: &str = "id, version, node_id, node_epoch, task_type, params, state, requested_by, correlation_id, intent, \
                            created_at, queue_until, timeout, dispatches, ended_at, code, message";
@@ -136,8 +136,8 @@ async fn check(database: &Database) {
         let words: Vec<&str> = plan.split(|c: char| !c.is_ascii_alphanumeric() && c != '_').collect();
         match store.db() {
             Db::Sqlite { .. } => assert!(words.contains(&index), "{sql}\n{plan}"),
-            // PostgreSQL may take any index that forgets ended tasks: they are all tiny here. (Next to a handful of
-            // receipts it may also read them all, which tells nothing.)
+            // PostgreSQL may use any index without ended tasks: all of them are tiny here. (Beside a handful of receipts it may
+            // also read the whole table, which proves nothing.)
             Db::Pg { .. } => {
                 assert!(index == "receipts_of_node" || words.iter().any(|word| FLAT.contains(word)), "{sql}\n{plan}")
             }
@@ -145,7 +145,7 @@ async fn check(database: &Database) {
     }
 }
 
-/// Fills the tables of resources, events and API tokens behind the store's back: mostly what is over.
+/// Fills the tables of resources, events and API tokens, bypassing the store, mostly with rows that have ended.
 async fn fill_others(store: &Store) {
     let resources = |n: &str| {
         format!(
@@ -192,13 +192,13 @@ async fn fill_others(store: &Store) {
     }
 }
 
-/// Either finds single rows.
+/// Indexes that find single rows.
 const ID: &[&str] = &["resources_pkey", "sqlite_autoindex_resources_1", "resources_of_kind"];
 
-/// SQLite names the key of such a table only so.
+/// SQLite reports the key of such a table only like this.
 const WAITS: &[&str] = &["outbox_waiting_pkey", "PRIMARY"];
 
-/// Queries about resources, events and API tokens, and the indexes each may use.
+/// Returns queries about resources, events and API tokens, and the indexes that each may use.
 fn other_queries(engine: Engine) -> Vec<(String, Vec<Arg>, &'static [&'static str])> {
     let kind = || Arg::text(ResourceKind::Allocation.as_str());
     let text = |text: &str| text.to_owned();

@@ -1,4 +1,4 @@
-//! A decision as rows. Done by whoever commits, in parallel, so that the one writer only writes.
+//! Converts a decision into rows. The callers of commit do this in parallel, so that the single writer only has to write.
 
 use std::sync::Arc;
 use std::sync::atomic::AtomicU64;
@@ -14,7 +14,7 @@ use crate::error::StoreError;
 use crate::table::{Row, Table};
 use crate::{api_token, certificate, enrollment, envelope, join_token, log, node, receipt, resource, slot, task};
 
-/// Tables whose rows have a version. In the order in which they are locked and written.
+/// Tables whose rows have a version, in the order in which they are locked and written.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(crate) enum Aggregate {
     Node,
@@ -42,8 +42,7 @@ impl Aggregate {
         }
     }
 
-    /// Whether its rows stay for good. Of those that may be forgotten, another one may come under the same id and count its versions
-    /// from the start again.
+    /// Returns whether rows are kept forever. If a row can be deleted, a new row with the same id starts at version 1 again.
     pub(crate) const fn stays(self) -> bool {
         match self {
             Self::Node | Self::JoinToken | Self::Enrollment | Self::ApiToken | Self::Task | Self::Slot => true,
@@ -52,7 +51,7 @@ impl Aggregate {
     }
 }
 
-/// Tables whose rows are only ever added. In the order in which they are written.
+/// Tables whose rows are only added, in the order in which they are written.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(crate) enum Record {
     Certificate,
@@ -85,25 +84,25 @@ impl Record {
 pub(crate) struct Write {
     pub(crate) aggregate: Aggregate,
     pub(crate) id: String,
-    /// The version to write over; none for a new row.
+    /// The version to overwrite, or none for a new row.
     pub(crate) over: Option<i64>,
     /// For tasks, the state after the write.
     pub(crate) state: &'static str,
     pub(crate) row: Row,
 }
 
-/// A statement that runs after the rows of the whole group are written, because it has to see them.
+/// A statement that runs after the rows of the whole group are written, because it must see them.
 pub(crate) struct Afterwards {
     pub(crate) doing: &'static str,
-    /// The words of each engine.
+    /// The SQL for each engine.
     pub(crate) sqlite: &'static str,
     pub(crate) postgres: &'static str,
     pub(crate) args: Row,
-    /// Where to say how many rows it touched, for whoever wants to know.
+    /// Receives the number of affected rows, if a caller needs it.
     pub(crate) touched: Option<Arc<AtomicU64>>,
 }
 
-/// A decision, ready to be written.
+/// A decision that is ready to be written.
 #[derive(Default)]
 pub(crate) struct Prepared {
     pub(crate) writes: Vec<Write>,
@@ -116,7 +115,7 @@ pub(crate) struct Prepared {
 }
 
 impl Prepared {
-    /// Takes a decision apart.
+    /// Splits a decision into rows.
     pub(crate) fn new(decision: Decision, cluster: ClusterId) -> Result<Self, StoreError> {
         let Decision { changes, events, audit, wakeups, endings } = decision;
         if let Some(ending) = endings.first() {
@@ -130,7 +129,7 @@ impl Prepared {
         prepared.events =
             events.iter().map(|event| crate::outbox::to_row(event, cluster)).collect::<Result<Vec<_>, StoreError>>()?;
         if !prepared.events.is_empty() {
-            // Here, so that nobody has to remember it.
+            // Added here, so that no caller can forget it.
             prepared.wakeups.push(Wakeup::Outbox);
         }
         prepared.audit = audit.into_iter().map(without_nul).collect();
@@ -200,7 +199,7 @@ impl Prepared {
         self.writes.push(Write { aggregate, id: id.to_string(), over, state, row });
     }
 
-    /// Two writes of one row in one decision could only ever conflict with each other.
+    /// Rejects a decision that writes one row twice: the second write would always conflict with the first.
     fn check_each_row_once(&self) -> Result<(), StoreError> {
         let mut seen = std::collections::HashSet::new();
         match self.writes.iter().find(|write| !seen.insert(&write.id)) {
@@ -209,7 +208,7 @@ impl Prepared {
         }
     }
 
-    /// About how many bytes it sends to the database.
+    /// Estimates the number of bytes sent to the database.
     pub(crate) fn weight(&self) -> usize {
         let of_row = |row: &Row| {
             let of_arg = |arg: &Arg| match arg {
@@ -223,7 +222,7 @@ impl Prepared {
         rows.map(of_row).sum()
     }
 
-    /// Whether there is nothing to write.
+    /// Returns whether there is nothing to write.
     pub(crate) fn is_empty(&self) -> bool {
         let Self { writes, records, afterwards, servers, events, audit, wakeups: _ } = self;
         writes.is_empty()
@@ -235,13 +234,13 @@ impl Prepared {
     }
 }
 
-/// The columns of an audit row must say what its hashed text says, and columns cannot hold NUL.
+/// Removes NUL characters from an audit entry. The columns of its row must match its hashed text, and columns cannot hold NUL.
 fn without_nul(entry: AuditEntry) -> AuditEntry {
     let clean = |text: String| if text.contains('\0') { text.replace('\0', "\u{fffd}") } else { text };
     AuditEntry { actor: clean(entry.actor), target: clean(entry.target), ..entry }
 }
 
-/// Rows of audit entries that follow `head`, and the new head.
+/// Returns the rows of audit entries that follow `head`, and the new head.
 pub(crate) fn chain<'a>(
     head: gpuaas_domain::audit_chain::Head,
     entries: impl IntoIterator<Item = &'a AuditEntry>,

@@ -1,8 +1,8 @@
-//! Connections to read with.
+//! Connections for reading.
 //!
-//! The pool of sqlx asks every connection that comes back whether it is still well, because a caller that was dropped in the
-//! middle may have left it in a bad state. That is a second round trip for every read. Here a connection only comes back after a
-//! read that ended well; any other is dropped.
+//! The pool of sqlx pings every returned connection, because a caller that was dropped in the middle may have left it in a bad
+//! state. That is a second round trip for every read. Here a connection is returned only after a successful read; any other
+//! connection is dropped.
 
 use std::collections::VecDeque;
 use std::sync::{Mutex, PoisonError};
@@ -13,19 +13,19 @@ use tokio::sync::{Semaphore, SemaphorePermit};
 
 use crate::db::timed_out;
 
-/// Longest wait for a free connection, and for a new one.
+/// Longest wait for a free or new connection.
 pub(crate) const ACQUIRE_TIMEOUT: Duration = Duration::from_secs(10);
-/// How long a connection over a network may be idle before it is tried out again.
+/// How long a network connection may be idle before it is checked again.
 const TRUSTED_IDLE: Duration = Duration::from_secs(1);
-/// A connection that nobody needed for this long is closed.
+/// A connection that is idle for this long is closed.
 const MAX_IDLE: Duration = Duration::from_secs(10 * 60);
-/// A connection is closed at this age: the memory of its server process only grows.
+/// A connection of this age is closed, because the memory of its server process only grows.
 const MAX_AGE: Duration = Duration::from_secs(30 * 60);
 
-/// What connects, how many connections there may be, and those that nobody uses.
+/// The options for new connections, the limit on their number, and the idle connections.
 pub(crate) struct Readers<C: Connection> {
     options: <C as Connection>::Options,
-    /// Whether connections cross a network, where they die and cost memory elsewhere.
+    /// Whether connections cross a network, where they can die and use memory on the server.
     remote: bool,
     free: Semaphore,
     idle: Mutex<VecDeque<Idle<C>>>,
@@ -37,7 +37,7 @@ struct Idle<C> {
     since: Instant,
 }
 
-/// A connection in use. Dropped, it is gone; see [`Reading::done`].
+/// A connection in use. Dropping it closes it; see [`Reading::done`].
 pub(crate) struct Reading<'r, C: Connection> {
     pub(crate) connection: C,
     made: Instant,
@@ -46,13 +46,13 @@ pub(crate) struct Reading<'r, C: Connection> {
 }
 
 impl<C: Connection> Readers<C> {
-    /// Connects to nothing yet.
+    /// Creates the pool without connecting.
     pub(crate) fn new(options: <C as Connection>::Options, most: u32, remote: bool) -> Self {
         let most = usize::try_from(most).unwrap_or(Semaphore::MAX_PERMITS);
         Self { options, remote, free: Semaphore::new(most), idle: Mutex::new(VecDeque::new()) }
     }
 
-    /// A connection that works, as far as one can know.
+    /// Returns a connection that works, as far as can be known.
     pub(crate) async fn acquire(&self) -> Result<Reading<'_, C>, sqlx::Error> {
         let Ok(permit) = tokio::time::timeout(ACQUIRE_TIMEOUT, self.free.acquire()).await else {
             return Err(sqlx::Error::PoolTimedOut);
@@ -72,12 +72,12 @@ impl<C: Connection> Readers<C> {
         Ok(Reading { connection, made: Instant::now(), readers: self, _permit: permit })
     }
 
-    /// The one that was used last: it is the least likely to have died, and the others may become old.
+    /// Takes the connection that was used last: it is the least likely to have died, and the others may age out.
     fn pop(&self) -> Option<Idle<C>> {
         self.idle.lock().unwrap_or_else(PoisonError::into_inner).pop_back()
     }
 
-    /// Closes everything. Whoever wants to read afterwards is refused.
+    /// Closes all connections. Later reads are refused.
     pub(crate) async fn close(&self) {
         self.free.close();
         while let Some(idle) = self.pop() {
@@ -87,7 +87,7 @@ impl<C: Connection> Readers<C> {
 }
 
 impl<C: Connection + 'static> Reading<'_, C> {
-    /// Hands the connection back. Only for one that has nothing left to say.
+    /// Returns the connection to the pool. Call this only when it has no unread results.
     pub(crate) fn done(self) {
         let Self { connection, made, readers, _permit } = self;
         if readers.free.is_closed() || (readers.remote && made.elapsed() > MAX_AGE) {

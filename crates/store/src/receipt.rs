@@ -1,4 +1,4 @@
-//! Receipts: every node's word that was believed, as it came in.
+//! Receipts: every accepted receipt of a node, as received.
 
 use constcat::concat;
 use gpuaas_contract::Digest;
@@ -27,7 +27,7 @@ table! {
 pub(crate) const HEAD: &str = "SELECT sequence, digest FROM receipts WHERE node_id = $1 AND node_epoch = $2 \
      ORDER BY sequence DESC, received_at DESC LIMIT 1";
 
-/// One believed receipt.
+/// One accepted receipt.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ReceiptRow {
     /// The task it answers.
@@ -36,15 +36,15 @@ pub struct ReceiptRow {
     pub node_id: NodeId,
     /// The node's epoch.
     pub node_epoch: u64,
-    /// The node's count of receipts.
+    /// The node's sequence number of the receipt.
     pub sequence: u64,
     /// Digest of the signed payload.
     pub digest: Digest,
-    /// Digest of the receipt before it, as the node says.
+    /// Digest of the previous receipt, according to the node.
     pub previous: Option<Digest>,
     /// DSSE bytes.
     pub receipt: Vec<u8>,
-    /// When it arrived.
+    /// The time of arrival.
     pub received_at: Timestamp,
 }
 
@@ -63,13 +63,13 @@ fn from_row(row: &dyn Columns) -> Result<ReceiptRow> {
 }
 
 impl Store {
-    /// The task's receipt.
+    /// Returns the task's receipt.
     pub async fn receipt_get(&self, task: TaskId) -> Result<Option<ReceiptRow>> {
         let sql = concat!("SELECT ", COLUMNS, " FROM receipts WHERE task_id = $1");
         self.db().fetch_one("read a receipt", sql, vec![Arg::id(task)], from_row).await
     }
 
-    /// The receipt with the highest number in this epoch of the node; number 0 before the first.
+    /// Returns the receipt with the highest sequence number in this epoch of the node; number 0 before the first.
     pub async fn receipt_head(&self, node: NodeId, epoch: u64) -> Result<ReceiptHead> {
         let head = self.db().fetch_one("read a receipt", HEAD, vec![Arg::id(node), Arg::count(epoch)], |row| {
             let row = Reader::new(TABLE.name, row);
@@ -78,7 +78,7 @@ impl Store {
         Ok(head.await?.unwrap_or_default())
     }
 
-    /// Receipts of this epoch of the node with a number above `after_sequence`, in their order.
+    /// Lists receipts of this epoch of the node with a sequence number above `after_sequence`, in order.
     pub async fn receipt_list(&self, node: NodeId, epoch: u64, after_sequence: u64, limit: u32) -> Result<Vec<ReceiptRow>> {
         Select::new(concat!("SELECT ", COLUMNS, " FROM receipts WHERE TRUE"))
             .and("node_id =", Arg::id(node))

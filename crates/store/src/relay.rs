@@ -1,8 +1,9 @@
-//! Publishing the outbox: which events wait, handing them to whoever publishes, and forgetting what was published.
+//! Publishes the outbox: finds unpublished events, passes them to a publisher, and deletes published events.
 //!
-//! An event waits until it was published, so a crash in between publishes it again: consumers dedupe by its id. Whoever publishes a
-//! lane has it alone, among all processes, so the events of a subject go out in their order. Several lanes are taken together: events
-//! that lie beside each other in the outbox lie in different lanes, and reading neighbors costs a fraction of reading rows far apart.
+//! An event is pending until it is published, so a crash in between publishes it again; consumers deduplicate by its id. Only one
+//! publisher at a time, across all processes, holds a lane, so the events of a subject are published in order. Several lanes are
+//! taken together, because neighboring events in the outbox are in different lanes, and reading neighbors is much cheaper than
+//! reading rows that are far apart.
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -20,12 +21,13 @@ use crate::prepare::{Afterwards, Prepared};
 use crate::readers::Readers;
 use crate::{MAX_PAGE, Result, Store};
 
-/// Longest time for publishing what one call of [`Store::outbox_relay`] found. After it nothing is marked, and the lane is free again.
+/// Time limit for publishing the events of one call of [`Store::outbox_relay`]. After it, nothing is marked and the lane is free
+/// again.
 pub const RELAY_DEADLINE: Duration = Duration::from_secs(10);
-/// Waiting events of a lane are counted up to this.
+/// The limit up to which the pending events of a lane are counted.
 pub const MAX_WAITING: u64 = 1000;
 
-/// The oldest of each lane.
+/// Selects the oldest events of each lane.
 pub(crate) const UNPUBLISHED: &str = "SELECT outbox.* FROM json_each($1) AS lanes JOIN outbox ON outbox.position IN \
      (SELECT position FROM outbox_waiting AS waiting WHERE waiting.lane = lanes.value ORDER BY position LIMIT $2) \
      ORDER BY outbox.position";
@@ -35,7 +37,7 @@ pub(crate) const UNPUBLISHED_PG: &str = "SELECT outbox.* \
      JOIN outbox ON outbox.position = waiting.position ORDER BY outbox.position";
 pub(crate) const WAITING: &str = "SELECT lane, (SELECT COUNT(*) FROM (SELECT 1 FROM outbox_waiting \
      WHERE outbox_waiting.lane = outbox_lanes.lane LIMIT $1) AS events) AS waiting FROM outbox_lanes ORDER BY lane";
-/// The first of each lane is its oldest.
+/// The first event of each lane is its oldest.
 pub(crate) const OLDEST: &str = "SELECT MIN(created_at) AS oldest FROM outbox WHERE position IN (SELECT (SELECT position \
      FROM outbox_waiting WHERE outbox_waiting.lane = outbox_lanes.lane ORDER BY position LIMIT 1) FROM outbox_lanes)";
 const TAKE_LANES_PG: &str = "SELECT lane FROM outbox_lanes \
@@ -45,8 +47,9 @@ pub(crate) const MARK: &str = "DELETE FROM outbox_waiting WHERE (lane, position)
 pub(crate) const MARK_PG: &str = "DELETE FROM outbox_waiting USING \
      (SELECT (pair ->> 0)::bigint AS lane, (pair ->> 1)::bigint AS position FROM json_array_elements($1::json) AS pair) AS published \
      WHERE outbox_waiting.lane = published.lane AND outbox_waiting.position = published.position";
-/// At most a thousand at a time: nobody who commits shall wait for long. Only the first thousand are looked at, since the oldest events
-/// come first: one that still waits after all that time keeps its place among them. (That `position > 0`, as all are, is for the planner.)
+/// Deletes at most a thousand rows at a time, so that commits do not wait for long. Only the first thousand are considered,
+/// because the oldest events come first: an event that is still pending after all that time keeps its place among them.
+/// (`position > 0` is always true; it is for the planner.)
 pub(crate) const FORGET: &str = "DELETE FROM outbox WHERE position IN (SELECT position FROM \
      (SELECT position, created_at, lane FROM outbox WHERE position > 0 ORDER BY position LIMIT 1000) AS oldest WHERE created_at < $1 AND NOT EXISTS \
      (SELECT 1 FROM outbox_waiting AS waiting WHERE waiting.lane = oldest.lane AND waiting.position = oldest.position))";
@@ -54,22 +57,22 @@ pub(crate) const FORGET_PG: &str = "DELETE FROM outbox WHERE position = ANY(ARRA
      (SELECT position, created_at, lane FROM outbox WHERE position > 0 ORDER BY position LIMIT 1000) AS oldest WHERE created_at < $1 AND NOT EXISTS \
      (SELECT 1 FROM outbox_waiting AS waiting WHERE waiting.lane = oldest.lane AND waiting.position = oldest.position)))";
 
-/// What one call of [`Store::outbox_relay`] did.
+/// The result of one call of [`Store::outbox_relay`].
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct RelayResult {
-    /// Events that were handed to whoever publishes.
+    /// Events that were passed to the publisher.
     pub found: usize,
     /// Events that are marked as published.
     pub published: usize,
 }
 
 impl Store {
-    /// Hands the oldest unpublished events of these lanes to `publish`, at most `each` of every lane, and marks those that it says are
-    /// surely published.
+    /// Passes the oldest unpublished events of these lanes to `publish`, at most `each` per lane, and marks the events that it
+    /// confirms as published.
     ///
-    /// Leaves out the lanes that somebody else has, in this process or another. `publish` keeps the order: once an event was not
-    /// published, later ones of the same subject must not be. It has [`RELAY_DEADLINE`], and should end before that to keep what it has
-    /// achieved.
+    /// Skips lanes that are held by another publisher, in this process or another. `publish` keeps the order: once an event was
+    /// not published, later ones of the same subject must not be. It has [`RELAY_DEADLINE`], and should finish earlier to keep
+    /// what it has published.
     pub async fn outbox_relay(
         &self,
         lanes: &[u32],
@@ -82,7 +85,7 @@ impl Store {
         }
     }
 
-    /// How many events of each lane wait to be published, at most [`MAX_WAITING`] each; only of lanes that have some.
+    /// Counts the pending events of each lane, at most [`MAX_WAITING`] each. Lanes without any are left out.
     pub async fn outbox_lanes_waiting(&self) -> Result<Vec<(u32, u64)>> {
         let lanes = self.db().fetch("look for unpublished events", WAITING, vec![Arg::count(MAX_WAITING)], |row| {
             let row = Reader::new(TABLE.name, row);
@@ -91,13 +94,13 @@ impl Store {
         Ok(lanes.await?.into_iter().filter(|(_, waiting)| *waiting > 0).collect())
     }
 
-    /// When the oldest event happened that was not published yet.
+    /// Returns the time of the oldest unpublished event.
     pub async fn outbox_lag(&self) -> Result<Option<Timestamp>> {
         let read = |row: &dyn Columns| Reader::new(TABLE.name, row).opt_time("oldest");
         Ok(self.db().fetch_one("look for unpublished events", OLDEST, Vec::new(), read).await?.flatten())
     }
 
-    /// Removes published events that happened before `before`, at most a thousand. Returns how many: call it again while there are some.
+    /// Deletes published events from before `before`, at most a thousand. Returns how many: call it again until it returns 0.
     pub async fn outbox_forget(&self, before: Timestamp) -> std::result::Result<u64, CommitError> {
         let touched = Arc::new(AtomicU64::new(0));
         self.write(Prepared {
@@ -114,7 +117,7 @@ impl Store {
         Ok(touched.load(Ordering::Relaxed))
     }
 
-    /// On SQLite, where there is no other process.
+    /// Relays on SQLite, where there is no other process.
     async fn relay_alone(
         &self,
         lanes: &[u32],
@@ -134,7 +137,7 @@ impl Store {
             let mark = Afterwards { doing: "mark published events", sqlite: MARK, postgres: MARK_PG, args, touched: None };
             match self.write(Prepared { afterwards: vec![mark], ..Prepared::default() }).await {
                 Ok(()) => {}
-                // There is no version that could be another.
+                // No versioned row is written, so there cannot be a conflict.
                 Err(CommitError::Conflict) => {}
                 Err(CommitError::Store(error)) => return Err(error),
             }
@@ -143,7 +146,7 @@ impl Store {
     }
 }
 
-/// On PostgreSQL: one transaction that holds the lanes until the published events are marked.
+/// Relays on PostgreSQL, in one transaction that holds the lanes until the published events are marked.
 async fn relay_among_others(
     relay: &Readers<PgConnection>,
     lanes: &[u32],
@@ -159,7 +162,7 @@ async fn relay_among_others(
         let taken: Vec<u32> = tx.fetch(DOING, TAKE_LANES_PG, vec![Arg::json(&lanes)?], lane).await?;
         let rows = match taken.is_empty() {
             true => Vec::new(),
-            // A statement of its own: it sees what was marked by whoever had the lanes before.
+            // A separate statement, so that it sees what the previous holder of the lanes marked.
             false => tx.fetch(DOING, UNPUBLISHED_PG, unpublished_args(&taken, each)?, from_row).await?,
         };
         let found = rows.len();
@@ -181,7 +184,7 @@ fn unpublished_args(lanes: &[u32], each: u32) -> Result<Vec<Arg>> {
     Ok(vec![Arg::json(&lanes)?, Arg::count(u64::from(each.min(MAX_PAGE)))])
 }
 
-/// Lanes and positions of those of the rows that are surely published.
+/// Returns the lanes and positions of the rows that are confirmed as published.
 async fn published_of(
     rows: Vec<OutboxRow>,
     deadline: Duration,
@@ -193,10 +196,10 @@ async fn published_of(
     let mut found: HashMap<EventId, (u32, i64)> =
         rows.iter().map(|row| (row.id, (lane_of(&row.subject), row.position))).collect();
     match tokio::time::timeout(deadline, publish(rows)).await {
-        // Each once, and only what was handed out.
+        // Each once, and only events that were passed to the publisher.
         Ok(published) => published.iter().filter_map(|id| found.remove(id)).collect(),
         Err(_) => {
-            tracing::warn!(events = found.len(), "publishing events took too long; they are published again");
+            tracing::warn!(events = found.len(), "publishing events took too long; they will be published again");
             Vec::new()
         }
     }

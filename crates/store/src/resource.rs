@@ -1,6 +1,6 @@
 //! Resources: documents of all kinds in one table.
 //!
-//! The columns are only for finding. What a document says is in its body, and whoever reads one derives its keys from that again.
+//! The columns are only for lookups. The content of a document is in its body, and readers derive the keys from the body again.
 
 use constcat::concat;
 use gpuaas_contract::time::Timestamp;
@@ -41,27 +41,28 @@ pub(crate) const DUE: &str = concat!(
      ORDER BY due_at, id LIMIT $3"
 );
 
-/// At most a thousand at a time, the longest expired first: nobody who commits shall wait for long.
+/// Deletes at most a thousand rows at a time, the longest expired first, so that commits do not wait for long.
 pub(crate) const FORGET: &str = "DELETE FROM resources WHERE id IN \
      (SELECT id FROM resources WHERE expires_at IS NOT NULL AND expires_at < $1 ORDER BY expires_at LIMIT 1000)";
-/// Leaves out what somebody else is writing: whoever has such a row may be waiting for the audit log, and we may have that.
+/// Skips rows that another process is writing: it may hold such a row while it waits for the audit log, which this process may
+/// hold.
 pub(crate) const FORGET_PG: &str = "DELETE FROM resources WHERE id = ANY(ARRAY(SELECT id FROM resources \
      WHERE expires_at IS NOT NULL AND expires_at < $1 ORDER BY expires_at LIMIT 1000 FOR UPDATE SKIP LOCKED))";
 
-/// Which resources to list. Everything that is said must hold.
+/// Which resources to list. All given conditions must hold.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct ResourceFilter {
-    /// Only those that belong to this.
+    /// Only resources of this parent.
     pub parent: Option<String>,
-    /// Only those that belong to one of these; none of them is nothing.
+    /// Only resources of one of these parents; an empty list matches nothing.
     pub parents: Option<Vec<String>>,
-    /// Only those with this owner.
+    /// Only resources of this owner.
     pub owner: Option<String>,
-    /// Only those in one of these states; empty for any.
+    /// Only resources in one of these states; empty for any state.
     pub states: Vec<&'static str>,
-    /// Only those whose body has all of these under `tags`.
+    /// Only resources whose body has all of these under `tags`.
     pub tags: Vec<(String, String)>,
-    /// Only those whose body's `name` has this somewhere. Whether ASCII letters are large or small does not matter.
+    /// Only resources whose `name` in the body contains this text. ASCII letters match in either case.
     pub name_contains: Option<String>,
 }
 
@@ -69,7 +70,7 @@ pub(crate) fn to_row(document: &Document) -> Result<Row> {
     let Document { kind, id, version, keys, body, seal } = document;
     let Keys { parent, name, lookup, owner, state, due_at, expires_at } = keys;
     if has_nul(body) {
-        // PostgreSQL cannot look into such a document: one of them would break every list that it might be in.
+        // PostgreSQL cannot query such a document: a single one would break every list that might contain it.
         let what = format!("{id} has a text with a NUL character; refuse it where it comes from");
         return Err(StoreError::BadDecision { what });
     }
@@ -90,7 +91,7 @@ pub(crate) fn to_row(document: &Document) -> Result<Row> {
     ])
 }
 
-/// Whether a JSON text holds a NUL character, plain or escaped.
+/// Returns whether a JSON text contains a NUL character, plain or escaped.
 fn has_nul(json: &str) -> bool {
     let mut rest = json.as_bytes();
     loop {
@@ -114,7 +115,7 @@ fn from_row(row: &dyn Columns) -> Result<Document> {
     })
 }
 
-/// Removes what expired before `before`, a bounded number of rows.
+/// Deletes what expired before `before`, a bounded number of rows.
 pub(crate) fn forget(before: Timestamp) -> Afterwards {
     let args = vec![Arg::time(before)];
     Afterwards { doing: "forget what has expired", sqlite: FORGET, postgres: FORGET_PG, args, touched: None }
@@ -125,23 +126,23 @@ fn kind_arg(kind: ResourceKind) -> Arg {
 }
 
 impl Store {
-    /// The resource with this id.
+    /// Returns the resource with this id.
     pub async fn resource_get(&self, kind: ResourceKind, id: &str) -> Result<Option<Document>> {
         self.db().fetch_one("read a resource", GET, vec![kind_arg(kind), Arg::text(id)], from_row).await
     }
 
-    /// The resource with this name within `parent`.
+    /// Returns the resource with this name within `parent`.
     pub async fn resource_by_name(&self, kind: ResourceKind, parent: &str, name: &str) -> Result<Option<Document>> {
         let args = vec![kind_arg(kind), Arg::text(parent), Arg::text(name)];
         self.db().fetch_one("read a resource", BY_NAME, args, from_row).await
     }
 
-    /// The resource that somebody else calls this.
+    /// Returns the resource with this external key.
     pub async fn resource_by_lookup(&self, kind: ResourceKind, lookup: &str) -> Result<Option<Document>> {
         self.db().fetch_one("read a resource", BY_LOOKUP, vec![kind_arg(kind), Arg::text(lookup)], from_row).await
     }
 
-    /// Resources in the order of their ids, after `after`; or from the newest to the oldest, before `after`.
+    /// Lists resources by id after `after`, or from the newest to the oldest before `after`.
     pub async fn resource_list(
         &self,
         kind: ResourceKind,
@@ -154,20 +155,20 @@ impl Store {
         query.fetch(self.db(), "list resources", from_row).await
     }
 
-    /// How many resources there are.
+    /// Counts the resources.
     pub async fn resource_count(&self, kind: ResourceKind, filter: &ResourceFilter) -> Result<u64> {
         let read = |row: &dyn Columns| Reader::new(TABLE.name, row).count("found");
         let query = count_query(self.db().engine(), kind, filter)?;
         Ok(query.fetch(self.db(), "count resources", read).await?.pop().unwrap_or_default())
     }
 
-    /// Resources that time alone changes at `now`, the longest overdue first.
+    /// Lists resources that change because of the time at `now`, the longest overdue first.
     pub async fn resource_due(&self, kind: ResourceKind, now: Timestamp, limit: u32) -> Result<Vec<Document>> {
         let args = vec![kind_arg(kind), Arg::time(now), Arg::count(u64::from(limit.min(MAX_PAGE)))];
         self.db().fetch("look for due resources", DUE, args, from_row).await
     }
 
-    /// Those of these resources that there are.
+    /// Returns these resources. Unknown ids are left out.
     pub async fn resource_many(&self, kind: ResourceKind, ids: &[String]) -> Result<Vec<Document>> {
         let mut found = Vec::new();
         for ids in ids.chunks(usize::try_from(MAX_PAGE).unwrap_or(usize::MAX)) {
@@ -195,8 +196,8 @@ pub(crate) fn list_query(
         (None, states @ [_, _, ..]) => Several::States(states),
         (None, _) => Several::Neither,
     };
-    // No index has the rows of several parents or states in the order of their ids. Both engines would sooner read every row of the kind
-    // in that order than sort: SQLite is told not to, PostgreSQL gets a page of each and sorts these.
+    // No index has the rows of several parents or states ordered by id. Both engines would rather read every row of the kind in
+    // that order than sort. SQLite is told not to; PostgreSQL reads a page of each and sorts these.
     let select = match (engine, several) {
         (_, Several::Neither) => Select::new(concat!("SELECT ", COLUMNS, " FROM resources WHERE TRUE")),
         (Engine::Sqlite, Several::Parents(_)) => {
@@ -229,7 +230,7 @@ pub(crate) fn list_query(
     Ok(paged(filtered(select, engine, kind, filter)?))
 }
 
-/// What a list is to be put together from, if nothing narrower is asked for.
+/// What a list is combined from, if no narrower condition is given.
 enum Several<'a> {
     Parents(&'a [String]),
     States(&'a [&'static str]),
@@ -244,7 +245,7 @@ pub(crate) fn many_query(engine: Engine, kind: ResourceKind, ids: &[String]) -> 
     Select::new(concat!("SELECT ", COLUMNS, " FROM resources WHERE TRUE")).and("kind =", kind_arg(kind)).of_ids(engine, ids)
 }
 
-/// Each once: a text that is there twice would be listed twice.
+/// Removes duplicates: a repeated text would be listed twice.
 fn distinct<T: AsRef<str>>(texts: &[T]) -> Vec<&str> {
     texts.iter().map(AsRef::as_ref).collect::<std::collections::BTreeSet<&str>>().into_iter().collect()
 }
@@ -263,8 +264,8 @@ fn filtered(select: Select, engine: Engine, kind: ResourceKind, filter: &Resourc
     if let Some(owner) = owner {
         select = select.push(" AND owner IS NOT NULL").and("owner =", Arg::text(owner));
     }
-    // What belongs to somebody is little, what is in a state may be almost everything. SQLite does not know that; the plus keeps it from
-    // looking by state.
+    // Rows of one parent or owner are few, rows in one state may be almost all. SQLite does not know that; the plus prevents a
+    // lookup by state.
     let by_lookup = parent.is_some() || parents.is_some() || owner.is_some();
     match (states.as_slice(), engine) {
         ([], _) => {}
@@ -287,7 +288,7 @@ fn filtered(select: Select, engine: Engine, kind: ResourceKind, filter: &Resourc
         select = select.and_between(&pieces, vec![Arg::text(key), Arg::text(value)]);
     }
     if let Some(part) = name_contains {
-        // Both make small only what is ASCII, like the part itself: the same rows are found on either.
+        // Both engines lowercase only ASCII, like the search text itself, so that both find the same rows.
         let pieces = match engine {
             Engine::Sqlite => ["instr(lower(body ->> '$.name'), ", ") > 0"],
             Engine::Pg => ["strpos(lower((body::json ->> 'name') COLLATE \"C\"), ", ") > 0"],

@@ -1,11 +1,11 @@
-//! A group of decisions as one statement.
+//! Writes a group of decisions with one statement.
 //!
-//! PostgreSQL gets one statement with many `WITH` parts, whose rows travel as one array per table: one round trip, however many
-//! rows and tables. SQLite is in the same process but on a thread of its own, so it gets one text of several statements, whose
-//! rows travel as JSON. Either text depends only on which tables the group writes, never on how many rows, so that few texts
-//! have to be prepared.
+//! PostgreSQL gets one statement with many `WITH` parts, whose rows are passed as one array per table: one round trip for any
+//! number of rows and tables. SQLite runs in the same process but on its own thread, so it gets one text of several statements,
+//! whose rows are passed as JSON. Both texts depend only on which tables the group writes, never on the number of rows, so few
+//! texts have to be prepared.
 //!
-//! The statement guards itself: unless every version is the expected one and the audit chain ends where it should, it fails and
+//! The statement checks itself: unless every version is the expected one and the audit chain ends where it should, it fails and
 //! nothing is written.
 
 use std::collections::BTreeMap;
@@ -29,23 +29,24 @@ use crate::{audit, outbox, server, task, wakeups};
 type PgQuery = sqlx::query::Query<'static, Postgres, PgArguments>;
 type SqliteQuery = sqlx::query::Query<'static, Sqlite, SqliteArguments>;
 
-/// Everything that a group writes, except what runs afterwards.
+/// Everything that a group writes, except the statements that run afterwards.
 pub(crate) struct Script<'a> {
     servers: Vec<Row>,
     /// Inserts and updates per table, in the order in which they are written.
     aggregates: Vec<(Aggregate, Vec<&'a Row>, Vec<&'a Row>)>,
     records: Vec<(Record, Vec<&'a Row>)>,
-    /// How many tasks will be in each state that a decision leads to.
+    /// The number of tasks that the decisions move to each state.
     states: BTreeMap<&'static str, i64>,
     events: Vec<&'a Row>,
     audit: Vec<Row>,
-    /// Where the audit chain must end before, and where it ends after.
+    /// The required end of the audit chain before the statement, and its end after it.
     moves: Option<(Head, Head)>,
     payloads: Vec<String>,
 }
 
 impl<'a> Script<'a> {
-    /// Of decisions that write no row twice. `head` is where the audit chain ends before; without one there is nothing to append.
+    /// Creates a script from decisions that write no row twice. `head` is the end of the audit chain before it; without one there
+    /// must be nothing to append.
     pub(crate) fn new(process: ServerId, decisions: &[&'a Prepared], head: Option<Head>) -> Result<Self, StoreError> {
         let mut seen = BTreeMap::new();
         for (server, at) in decisions.iter().flat_map(|prepared| &prepared.servers) {
@@ -55,7 +56,7 @@ impl<'a> Script<'a> {
         let aggregates = Aggregate::ALL.into_iter().filter_map(|aggregate| {
             let writes = decisions.iter().flat_map(|prepared| &prepared.writes).filter(|write| write.aggregate == aggregate);
             let (inserts, mut updates): (Vec<_>, Vec<_>) = writes.partition(|write| write.over.is_none());
-            // Every process writes in the same order, so that two of them never wait for each other.
+            // Every process writes in the same order, so that two of them never deadlock.
             updates.sort_unstable_by(|one, other| one.id.cmp(&other.id));
             let rows = |writes: Vec<&'a crate::prepare::Write>| writes.into_iter().map(|write| &write.row).collect::<Vec<_>>();
             let (inserts, updates) = (rows(inserts), rows(updates));
@@ -91,23 +92,23 @@ impl<'a> Script<'a> {
         })
     }
 
-    /// Where the audit chain ends afterwards, if it grows.
+    /// Returns the end of the audit chain afterwards, if it grows.
     pub(crate) fn end(&self) -> Option<&Head> {
         self.moves.as_ref().map(|(_, after)| after)
     }
 
-    /// How many rows are written over.
+    /// Returns the number of overwritten rows.
     pub(crate) fn updates(&self) -> i64 {
         self.aggregates.iter().map(|(_, _, updates)| length(updates)).sum()
     }
 
-    /// Ids of the tasks that are written over.
+    /// Returns the ids of the overwritten tasks.
     fn updated_tasks(&self) -> Option<&[&'a Row]> {
         let tasks = self.aggregates.iter().find(|(aggregate, ..)| *aggregate == Aggregate::Task)?;
         (!tasks.2.is_empty()).then_some(&tasks.2)
     }
 
-    /// The statement for PostgreSQL. Its one row says in `changed` how many rows were written over.
+    /// Returns the statement for PostgreSQL. Its one row has the number of overwritten rows in `changed`.
     pub(crate) fn on_postgres(&self) -> Result<PgQuery, StoreError> {
         let mut pg = Pg::default();
         let mut changed = vec!["0::bigint".to_owned()];
@@ -118,11 +119,11 @@ impl<'a> Script<'a> {
         for (aggregate, inserts, updates) in &self.aggregates {
             let table = aggregate.table();
             if !updates.is_empty() {
-                // PostgreSQL runs the parts that others ask about first, so updates before inserts: a new row may take the name that
-                // another one gives up in the same decision.
+                // PostgreSQL runs the parts that others refer to first, so updates run before inserts: a new row may take the
+                // name that another row gives up in the same decision.
                 let part = pg.update(table, updates)?;
                 let count = format!("(SELECT count(*) FROM {part})");
-                // The head is locked after these rows are.
+                // The head is locked after these rows.
                 let wanted = pg.bind(length(updates))?;
                 write!(expected, " AND {count} = {wanted}").map_err(text_error)?;
                 changed.push(count);
@@ -135,7 +136,7 @@ impl<'a> Script<'a> {
             pg.insert(record.table(), rows, "", record.on_conflict())?;
         }
         let mut answer = format!("SELECT {} AS changed", changed.join(" + "));
-        // What follows is appended under the lock of the head, so that the order of rows is the order of commits.
+        // The rest is appended under the lock of the head, so that the order of rows is the order of commits.
         let mut locked = String::new();
         if let Some((before, after)) = &self.moves {
             let (seq, hash) = (pg.bind(number(after.seq))?, pg.bind(after.hash.as_str())?);
@@ -145,7 +146,7 @@ impl<'a> Script<'a> {
                  WHERE id = 1 AND seq = {old_seq} AND hash = {old_hash}{expected} RETURNING 1"
             ))?;
             locked = format!("WHERE (SELECT count(*) FROM {head}) = 1");
-            // Fails unless the head was moved, and with it the whole statement.
+            // Fails, and with it the whole statement, unless the head was moved.
             write!(answer, ", 1 / (SELECT count(*) FROM {head}) AS moved").map_err(text_error)?;
         }
         if !self.events.is_empty() {
@@ -178,7 +179,7 @@ impl<'a> Script<'a> {
         Ok(sqlx::query_with(AssertSqlSafe(sql), pg.args))
     }
 
-    /// The text for SQLite. `whole` makes it a transaction of its own; otherwise it runs inside of one.
+    /// Returns the text for SQLite. With `whole` it is a transaction of its own; otherwise it runs inside one.
     pub(crate) fn on_sqlite(&self, whole: bool) -> Result<SqliteQuery, StoreError> {
         let mut lite = Lite::default();
         if whole {
@@ -203,7 +204,7 @@ impl<'a> Script<'a> {
             lite.insert(&server::TABLE, &self.servers.iter().collect::<Vec<_>>(), server::ON_CONFLICT)?;
         }
         for (aggregate, inserts, updates) in &self.aggregates {
-            // Updates first: a new row may take the name that another one gives up in the same decision.
+            // Updates first: a new row may take the name that another row gives up in the same decision.
             if !updates.is_empty() {
                 lite.update(aggregate.table(), updates)?;
                 lite.guard(length(updates))?;
@@ -225,7 +226,7 @@ impl<'a> Script<'a> {
         }
         if !self.events.is_empty() {
             lite.insert(&outbox::TABLE, &self.events, "")?;
-            // Nobody else writes, so their positions follow each other.
+            // There is no other writer, so the positions are consecutive.
             lite.add(
                 "INSERT INTO outbox_waiting (lane, position) SELECT lane, position FROM outbox \
                  WHERE position > last_insert_rowid() - changes()",
@@ -241,7 +242,7 @@ impl<'a> Script<'a> {
     }
 }
 
-/// Each wakeup once, in the order of their first mention.
+/// Returns each wake-up once, in the order of first occurrence.
 pub(crate) fn distinct<'a>(wakeups: impl Iterator<Item = &'a Wakeup>) -> Vec<&'a Wakeup> {
     let mut seen = std::collections::HashSet::new();
     wakeups.filter(|wakeup| seen.insert(*wakeup)).collect()
@@ -256,7 +257,7 @@ struct Pg {
 }
 
 impl Pg {
-    /// Adds a value; returns its place in the text.
+    /// Adds a value and returns its placeholder.
     fn bind<'q, T>(&mut self, value: T) -> Result<String, StoreError>
     where
         T: sqlx::Encode<'q, Postgres> + sqlx::Type<Postgres>,
@@ -265,7 +266,7 @@ impl Pg {
         Ok(format!("${}::{}", self.args.len(), T::type_info()))
     }
 
-    /// Adds a part; returns its name.
+    /// Adds a part and returns its name.
     fn part(&mut self, sql: &str) -> Result<String, StoreError> {
         let name = format!("part_{}", self.count);
         self.count += 1;
@@ -274,7 +275,7 @@ impl Pg {
         Ok(name)
     }
 
-    /// `UNNEST($1::tasks_row[])` over these rows.
+    /// Returns `UNNEST($1::tasks_row[])` over these rows.
     fn unnest(&mut self, table: &'static Table, rows: &[&Row]) -> Result<String, StoreError> {
         debug_assert!(rows.iter().all(|row| row.len() == table.width()), "a row of {} has the wrong width", table.name);
         let rows: Vec<Composite<'_>> = rows.iter().map(|row| Composite { table, row }).collect();
@@ -282,14 +283,14 @@ impl Pg {
         Ok(format!("UNNEST(${}::{}[])", self.args.len(), table.row_type))
     }
 
-    /// Adds rows; returns the name of the part.
+    /// Adds rows and returns the name of the part.
     fn insert(&mut self, table: &'static Table, rows: &[&Row], condition: &str, ending: &str) -> Result<String, StoreError> {
         let rows = self.unnest(table, rows)?;
         let (name, names) = (table.name, table.names());
         self.part(&format!("INSERT INTO {name} ({names}) SELECT {names} FROM {rows} {condition} {ending}"))
     }
 
-    /// Writes rows over their old versions. The first column is the id, the second the version they were loaded with.
+    /// Overwrites old versions of rows. The first column is the id, the second the version they were loaded with.
     fn update(&mut self, table: &'static Table, rows: &[&Row]) -> Result<String, StoreError> {
         let rows = self.unnest(table, rows)?;
         let (name, set) = (table.name, table.assignments());
@@ -300,8 +301,8 @@ impl Pg {
     }
 }
 
-/// Rows as one array of the table's [`Table::row_type`]. An array per column would be far more work for PostgreSQL: it runs a function and
-/// keeps a table for each of them.
+/// Rows as one array of the table's [`Table::row_type`]. An array per column would be far more work for PostgreSQL: it runs a
+/// function and keeps a table for each of them.
 struct Rows<'a> {
     table: &'static Table,
     rows: Vec<Composite<'a>>,
@@ -313,14 +314,14 @@ struct Composite<'a> {
 }
 
 impl sqlx::Type<Postgres> for Rows<'_> {
-    /// Never asked: every value names its own type.
+    /// Never used: every value has its own type.
     fn type_info() -> PgTypeInfo {
         PgTypeInfo::with_name("record[]")
     }
 }
 
 impl sqlx::Type<Postgres> for Composite<'_> {
-    /// Never asked: every value names its own type.
+    /// Never used: every value has its own type.
     fn type_info() -> PgTypeInfo {
         PgTypeInfo::with_name("record")
     }
@@ -337,7 +338,7 @@ impl sqlx::Encode<'_, Postgres> for Rows<'_> {
 }
 
 impl sqlx::Encode<'_, Postgres> for Composite<'_> {
-    /// The number of columns, then of each its type, its length (-1 for NULL) and its bytes.
+    /// Encodes the number of columns, then for each its type, its length (-1 for NULL) and its bytes.
     fn encode_by_ref(&self, buffer: &mut PgArgumentBuffer) -> Result<IsNull, BoxDynError> {
         const TEXT: u32 = 25;
         const BIGINT: u32 = 20;
@@ -378,7 +379,7 @@ struct Lite {
 }
 
 impl Lite {
-    /// Adds a value; returns its place in the text. Places count through the whole text.
+    /// Adds a value and returns its placeholder. Placeholders are numbered through the whole text.
     fn bind<'q, T>(&mut self, value: T) -> Result<String, StoreError>
     where
         T: sqlx::Encode<'q, Sqlite> + sqlx::Type<Sqlite>,
@@ -392,7 +393,7 @@ impl Lite {
         self.sql.push_str(";\n");
     }
 
-    /// `SELECT …` over the columns of these rows.
+    /// Returns a `SELECT …` over the columns of these rows.
     fn select(&mut self, table: &Table, rows: &[&Row]) -> Result<String, StoreError> {
         debug_assert!(rows.iter().all(|row| row.len() == table.width()), "a row of {} has the wrong width", table.name);
         let rows = self.bind(json_text(&rows)?)?;
@@ -405,7 +406,7 @@ impl Lite {
 
     fn insert(&mut self, table: &Table, rows: &[&Row], on_conflict: &str) -> Result<(), StoreError> {
         let rows = self.select(table, rows)?;
-        // Without a condition, SQLite would take ON CONFLICT for the end of a join.
+        // Without a condition, SQLite would parse ON CONFLICT as the end of a join.
         self.add(&format!("INSERT INTO {} ({}) {rows} WHERE TRUE {on_conflict}", table.name, table.names()));
         Ok(())
     }
@@ -420,7 +421,7 @@ impl Lite {
         Ok(())
     }
 
-    /// Fails unless the statement before changed this many rows: the head of the audit chain can only be row 1.
+    /// Fails unless the previous statement changed this many rows: the head of the audit chain can only be row 1.
     fn guard(&mut self, rows: i64) -> Result<(), StoreError> {
         let rows = self.bind(rows)?;
         self.add(&format!("INSERT INTO audit_head (id, seq, hash) SELECT 0, 0, '' WHERE changes() <> {rows}"));
@@ -428,7 +429,7 @@ impl Lite {
     }
 }
 
-/// A value in a row that travels as JSON; bytes as hexadecimal digits.
+/// Writes a value of a row as JSON, with bytes as hexadecimal digits.
 impl serde::Serialize for Arg {
     fn serialize<S: serde::Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
         match self {

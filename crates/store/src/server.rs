@@ -1,4 +1,4 @@
-//! Server processes and when they were last alive.
+//! Server processes and when they were last seen alive.
 
 use std::collections::BTreeMap;
 
@@ -16,17 +16,17 @@ table! {
     }
 }
 
-/// A late word never makes a server look older.
+/// A late message never moves the time back.
 pub(crate) const ON_CONFLICT: &str =
     "ON CONFLICT (id) DO UPDATE SET seen_at = excluded.seen_at WHERE excluded.seen_at > servers.seen_at";
 
-/// One row per server, however often it spoke in this group. In a fixed order, so that two processes never wait for each other.
+/// Returns one row per server, however often it reported in this group. The order is fixed, so that two processes never deadlock.
 pub(crate) fn to_rows(seen: &BTreeMap<ServerId, Timestamp>) -> Vec<Row> {
     seen.iter().map(|(server, at)| vec![Arg::id(server), Arg::time(*at)]).collect()
 }
 
 impl Store {
-    /// When a server process last said that it lives; `None` if it never did.
+    /// Returns when a server process last reported that it is alive, or `None` if it never did.
     pub async fn server_seen_at(&self, server: ServerId) -> Result<Option<Timestamp>> {
         let sql = "SELECT seen_at FROM servers WHERE id = $1";
         let read = |row: &dyn Columns| Reader::new(TABLE.name, row).time("seen_at");

@@ -39,9 +39,9 @@ pub(crate) const OF_TASK: &str =
 /// Which slots to list.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct SlotFilter {
-    /// Only those of this node.
+    /// Only slots of this node.
     pub node: Option<NodeId>,
-    /// Only those in this state.
+    /// Only slots in this state.
     pub state: Option<SlotState>,
 }
 
@@ -94,13 +94,13 @@ fn from_row(row: &dyn Columns) -> Result<Slot> {
 }
 
 impl Store {
-    /// The slot with this id.
+    /// Returns the slot with this id.
     pub async fn slot_get(&self, id: SlotId) -> Result<Option<Slot>> {
         let sql = concat!("SELECT ", COLUMNS, " FROM slots WHERE id = $1");
         self.db().fetch_one("read a slot", sql, vec![Arg::id(id)], from_row).await
     }
 
-    /// Those of these slots that there are.
+    /// Returns these slots. Unknown ids are left out.
     pub async fn slot_many(&self, ids: &[SlotId]) -> Result<Vec<Slot>> {
         let mut found = Vec::new();
         for ids in ids.chunks(usize::try_from(MAX_PAGE).unwrap_or(usize::MAX)) {
@@ -110,23 +110,23 @@ impl Store {
         Ok(found)
     }
 
-    /// Every slot of a node, by index.
+    /// Returns every slot of a node, by index.
     pub async fn slot_of_node(&self, node: NodeId) -> Result<Vec<Slot>> {
         let sql = concat!("SELECT ", COLUMNS, " FROM slots WHERE node_id = $1 ORDER BY slot_index");
         self.db().fetch("list slots", sql, vec![Arg::id(node)], from_row).await
     }
 
-    /// The slots that an allocation has, or on which its remains are, by index.
+    /// Returns the slots that an allocation has, or that still hold its data, by index.
     pub async fn slot_of_allocation(&self, allocation: AllocationId) -> Result<Vec<Slot>> {
         self.db().fetch("list slots", OF_ALLOCATION, vec![Arg::id(allocation)], from_row).await
     }
 
-    /// The slots about which a task decides, by index.
+    /// Returns the slots that a task decides about, by index.
     pub async fn slot_of_task(&self, task: TaskId) -> Result<Vec<Slot>> {
         self.db().fetch("list slots", OF_TASK, vec![Arg::id(task)], from_row).await
     }
 
-    /// Allocations that have slots as `filter` says, the oldest first, after `after`.
+    /// Lists allocations whose slots match `filter`, the oldest first, after `after`.
     pub async fn allocation_list(
         &self,
         filter: &SlotFilter,
@@ -143,7 +143,7 @@ impl Store {
             .await
     }
 
-    /// Slots in the order in which they were made, after `after`.
+    /// Lists slots in the order in which they were created, after `after`.
     pub async fn slot_list(&self, filter: &SlotFilter, after: Option<SlotId>, limit: u32) -> Result<Vec<Slot>> {
         Select::new(concat!("SELECT ", COLUMNS, " FROM slots WHERE TRUE"))
             .and_if("node_id =", filter.node.map(Arg::id))

@@ -1,4 +1,4 @@
-//! Tables: their columns, their rows, and what a row is before a decision changes it.
+//! Tables: their columns and rows, and how rows are locked before a decision changes them.
 
 use std::collections::HashMap;
 
@@ -7,18 +7,18 @@ use sqlx::{AssertSqlSafe, Postgres};
 use crate::db::{Arg, Reader, WriteTransaction};
 use crate::error::StoreError;
 
-/// Type of a column.
+/// The type of a column.
 #[derive(Clone, Copy)]
 pub(crate) enum ColumnKind {
     Text,
     Int,
     Bytes,
-    /// A number that is not ours to write.
+    /// A number that the database assigns.
     IntOfDatabase,
 }
 
 impl ColumnKind {
-    /// Whether rows have a value for it.
+    /// Returns whether rows contain a value for this column.
     pub(crate) fn is_written(self) -> bool {
         match self {
             Self::Text | Self::Int | Self::Bytes => true,
@@ -27,17 +27,17 @@ impl ColumnKind {
     }
 }
 
-/// A table and the columns of it that this version knows. Names come from this crate only.
+/// A table and those of its columns that this version knows. All names come from this crate.
 pub(crate) struct Table {
     pub(crate) name: &'static str,
-    /// PostgreSQL gets rows as values of this type, which has the columns that are written, in this order. The table's own row type
-    /// would change under a running server as soon as a newer one adds a column.
+    /// The PostgreSQL type of its rows, which has the written columns in this order. The table's own row type would change under
+    /// a running server as soon as a newer server adds a column.
     pub(crate) row_type: &'static str,
     pub(crate) columns: &'static [(&'static str, ColumnKind)],
 }
 
-/// Declares a module's table: `TABLE`, and its columns by name as `COLUMNS`, for what reads whole rows. `SELECT *` would fail on a
-/// connection that has prepared it when a newer server adds a column.
+/// Declares a module's table: `TABLE`, and the names of its columns as `COLUMNS` for queries that read whole rows. A prepared
+/// `SELECT *` would fail when a newer server adds a column.
 macro_rules! table {
     ($name:literal as $row_type:literal { $first:literal: $first_kind:ident $(, $column:literal: $kind:ident)* $(,)? }) => {
         pub(crate) const TABLE: $crate::table::Table = $crate::table::Table {
@@ -54,31 +54,31 @@ macro_rules! table {
 }
 pub(crate) use table;
 
-/// One row to write, in the order of the table's columns that are written.
+/// One row to write, in the order of the table's written columns.
 pub(crate) type Row = Vec<Arg>;
 
 impl Table {
-    /// The columns that are written.
+    /// Returns the written columns.
     pub(crate) fn written(&self) -> impl Iterator<Item = (&'static str, ColumnKind)> {
         self.columns.iter().copied().filter(|(_, kind)| kind.is_written())
     }
 
-    /// How many there are.
+    /// Returns the number of written columns.
     pub(crate) fn width(&self) -> usize {
         self.written().count()
     }
 
-    /// Their names, as a list.
+    /// Returns the names of the written columns, as a list.
     pub(crate) fn names(&self) -> String {
         self.written().map(|(name, _)| name).collect::<Vec<_>>().join(", ")
     }
 
-    /// `column = new.column` for every one but the id and the version.
+    /// Returns `column = new.column` for every column except the id and the version.
     pub(crate) fn assignments(&self) -> String {
         self.written().skip(2).map(|(column, _)| format!("{column} = new.{column}")).collect::<Vec<_>>().join(", ")
     }
 
-    /// Locks the rows with these ids until the end of the transaction and tells their versions.
+    /// Locks the rows with these ids until the end of the transaction and returns their versions.
     pub(crate) async fn lock(
         &self,
         tx: &mut WriteTransaction<'_>,
@@ -88,14 +88,14 @@ impl Table {
             return Ok(HashMap::new());
         }
         const DOING: &str = "look at what a decision changes";
-        // Every process locks in the same order, so that two of them never wait for each other.
+        // Every process locks in the same order, so that two of them never deadlock.
         ids.sort_unstable();
         let name = self.name;
         let sql = format!("SELECT id, version FROM {name}");
         let read = |reader: Reader<'_>| Ok::<_, StoreError>((reader.text("id")?, reader.int("version")?));
         let rows = match tx {
             WriteTransaction::Pg(pg) => {
-                // NO KEY UPDATE leaves other processes free to insert rows that refer to these.
+                // With NO KEY UPDATE, other processes can still insert rows that refer to these.
                 let sql = format!("{sql} WHERE id = ANY($1) ORDER BY id FOR NO KEY UPDATE");
                 let query = sqlx::query::<Postgres>(AssertSqlSafe(sql)).bind(ids);
                 let rows = query.fetch_all(&mut **pg).await.map_err(StoreError::doing(DOING))?;
@@ -112,7 +112,7 @@ impl Table {
 }
 
 impl Arg {
-    /// The text, if it is one.
+    /// Returns the text, if it is one.
     pub(crate) fn as_text(&self) -> Option<&str> {
         match self {
             Self::Text(text) => text.as_deref(),
@@ -120,7 +120,7 @@ impl Arg {
         }
     }
 
-    /// The number, if it is one.
+    /// Returns the number, if it is one.
     pub(crate) fn as_int(&self) -> Option<i64> {
         match self {
             Self::Int(int) => *int,
@@ -128,7 +128,7 @@ impl Arg {
         }
     }
 
-    /// The bytes, if there are any.
+    /// Returns the bytes, if there are any.
     pub(crate) fn as_bytes(&self) -> Option<&[u8]> {
         match self {
             Self::Bytes(bytes) => bytes.as_deref(),

@@ -1,7 +1,7 @@
 //! Tasks.
 //!
-//! Ended tasks stay in the table for good. What looks for work uses the partial indexes of the schema, whose conditions
-//! are repeated here word for word: the planners match them by text.
+//! Ended tasks stay in the table forever. Queries for pending work use the partial indexes of the schema. Their conditions are
+//! repeated here word for word, because the planners match them by text.
 
 use constcat::concat;
 use std::collections::HashMap;
@@ -49,9 +49,9 @@ table! {
     }
 }
 
-/// After how many tasks of a node its unfinished ones are counted again.
+/// After this many new tasks of a node, its unfinished tasks are counted again.
 const RECOUNT: u32 = 64;
-/// Nodes whose count is remembered before we start over.
+/// Most nodes whose count is remembered. Above that, the cache is cleared.
 const MAX_COUNTED: usize = 4096;
 
 /// Adds to the number of tasks in a state.
@@ -138,7 +138,7 @@ pub(crate) fn to_row(task: &TaskRecord) -> Row {
     ]
 }
 
-/// The allocation on whose slots a task acts: a column of its own, so that an allocation's tasks can be found.
+/// Returns the allocation on whose slots a task acts. It has its own column, so that the tasks of an allocation can be found.
 fn allocation_of(task: &TaskRecord) -> Option<AllocationId> {
     if !task.task_type.needs_lease() {
         return None;
@@ -179,24 +179,24 @@ pub(crate) fn from_row(row: &dyn Columns) -> Result<TaskRecord> {
 /// Which tasks to list.
 #[derive(Clone, Debug, Default)]
 pub struct TaskFilter {
-    /// Only those of this node.
+    /// Only tasks of this node.
     pub node: Option<NodeId>,
-    /// Only those in this state.
+    /// Only tasks in this state.
     pub state: Option<TaskState>,
-    /// Only those that have not ended.
+    /// Only tasks that have not ended.
     pub open_only: bool,
-    /// Only those of this request.
+    /// Only tasks of this request.
     pub correlation_id: Option<CorrelationId>,
 }
 
 impl Store {
-    /// The task with this id.
+    /// Returns the task with this id.
     pub async fn task_get(&self, id: TaskId) -> Result<Option<TaskRecord>> {
         let sql = concat!("SELECT ", COLUMNS, " FROM tasks WHERE id = $1");
         self.db().fetch_one("read a task", sql, vec![Arg::id(id)], from_row).await
     }
 
-    /// The task with this id and the digests of all envelopes that were signed for it.
+    /// Returns the task with this id and the digests of all envelopes signed for it.
     pub async fn task_with_envelopes(&self, id: TaskId) -> Result<Option<(TaskRecord, Vec<Digest>)>> {
         let read = |row: &dyn Columns| {
             let digests = Reader::new(TABLE.name, row).opt_text("envelope_digests")?.unwrap_or_default();
@@ -209,44 +209,44 @@ impl Store {
         self.db().fetch_one("read a task", WITH_ENVELOPES, vec![Arg::id(id)], read).await
     }
 
-    /// The node's newest successful look at itself.
+    /// Returns the node's newest successful proposal task.
     pub async fn task_newest_proposal(&self, node: NodeId) -> Result<Option<TaskRecord>> {
         self.db().fetch_one("read a task", NEWEST_PROPOSAL, vec![Arg::id(node)], from_row).await
     }
 
-    /// Tasks that act on the slots of an allocation, newest first.
+    /// Lists tasks that act on the slots of an allocation, newest first.
     pub async fn task_of_allocation(&self, allocation: AllocationId, limit: u32) -> Result<Vec<TaskRecord>> {
         let args = vec![Arg::id(allocation), Arg::count(u64::from(limit.min(crate::MAX_PAGE)))];
         self.db().fetch("list tasks", OF_ALLOCATION, args, from_row).await
     }
 
-    /// The first of them: what the allocation was made with.
+    /// Returns the oldest task on the slots of an allocation: the one that created it.
     pub async fn task_first_of_allocation(&self, allocation: AllocationId) -> Result<Option<TaskRecord>> {
         self.db().fetch_one("read a task", FIRST_OF_ALLOCATION, vec![Arg::id(allocation)], from_row).await
     }
 
-    /// Tasks, newest first, that were asked for before `before` (the last one of the page before).
+    /// Lists tasks, newest first, that were requested before `before` (the last task of the previous page).
     pub async fn task_list(&self, filter: &TaskFilter, before: Option<TaskId>, limit: u32) -> Result<Vec<TaskRecord>> {
         task_list_query(filter, before, limit).fetch(self.db(), "list tasks", from_row).await
     }
 
-    /// The task that this caller already asked for with this key.
+    /// Returns the task that this caller already requested with this key.
     pub async fn task_by_idempotency_key(&self, requested_by: &str, key: &str) -> Result<Option<TaskRecord>> {
         let args = vec![Arg::text(requested_by), Arg::text(key)];
         self.db().fetch_one("read a task", BY_IDEMPOTENCY_KEY, args, from_row).await
     }
 
-    /// How many tasks of the node have not ended.
+    /// Counts the node's tasks that have not ended.
     pub async fn task_unfinished_count(&self, node: NodeId) -> Result<u64> {
         let read = |row: &dyn Columns| Reader::new(TABLE.name, row).count("open");
         Ok(self.db().fetch_one("count tasks", OPEN_COUNT, vec![Arg::id(node)], read).await?.unwrap_or_default())
     }
 
-    /// Whether the node has room for one more task below `limit`, and if not, how many have not ended.
+    /// Returns whether the node has room for one more task below `limit`, and if not, how many of its tasks have not ended.
     ///
-    /// Counting reads an entry per task, so that asking for a task would take the longer the more of them wait. So they are counted
-    /// anew after every [`RECOUNT`] questions; in between, every question counts as a task that was made. Before a no, they
-    /// are counted. Several processes together may exceed the limit by what each of them adds between two counts.
+    /// A count reads an entry per task, so it would get slower with every pending task. Therefore tasks are counted again only
+    /// after every [`RECOUNT`] calls; in between, every call counts as a created task. Before the method returns a no, it counts.
+    /// Several processes together may exceed the limit by what each of them adds between two counts.
     pub async fn task_unfinished_below(&self, node: NodeId, limit: u64) -> Result<std::result::Result<(), u64>> {
         {
             let mut known = self.counted();
@@ -267,7 +267,7 @@ impl Store {
         Ok(if count < limit { Ok(()) } else { Err(count) })
     }
 
-    /// How many tasks have not ended, for every node that has some.
+    /// Counts the tasks that have not ended, for every node that has some.
     pub async fn task_unfinished_counts(&self) -> Result<HashMap<NodeId, u64>> {
         let read = |row: &dyn Columns| {
             let row = Reader::new(TABLE.name, row);
@@ -276,40 +276,40 @@ impl Store {
         Ok(self.db().fetch("count tasks", OPEN_COUNTS, Vec::new(), read).await?.into_iter().collect())
     }
 
-    /// Queued tasks of the node that nobody wants cancelled, oldest first.
+    /// Lists queued tasks of the node without a cancel request, oldest first.
     pub async fn task_queued(&self, node: NodeId, limit: u32) -> Result<Vec<TaskRecord>> {
         let args = vec![Arg::id(node), Arg::count(u64::from(limit.min(crate::MAX_PAGE)))];
         self.db().fetch("look for queued tasks", QUEUED, args, from_row).await
     }
 
-    /// Tasks of the node that were sent out at least once and have not ended, oldest first: what it may have in hand.
+    /// Lists tasks of the node that were sent at least once and have not ended, oldest first: the node may be running them.
     pub async fn task_outstanding(&self, node: NodeId) -> Result<Vec<TaskRecord>> {
         self.db().fetch("look for outstanding tasks", OUTSTANDING, vec![Arg::id(node)], from_row).await
     }
 
-    /// Outstanding tasks of the node that shall be cancelled.
+    /// Lists outstanding tasks of the node with a cancel request.
     pub async fn task_cancellations(&self, node: NodeId) -> Result<Vec<TaskRecord>> {
         self.db().fetch("look for cancellations", CANCELLATIONS, vec![Arg::id(node)], from_row).await
     }
 
-    /// Every task of the node that has not ended, oldest first.
+    /// Lists every task of the node that has not ended, oldest first.
     pub async fn task_open(&self, node: NodeId) -> Result<Vec<TaskRecord>> {
         self.db().fetch("look for open tasks", OPEN, vec![Arg::id(node)], from_row).await
     }
 
-    /// Tasks that [`gpuaas_domain::task::tick`] changes at `now`, the longest overdue first.
+    /// Lists tasks that [`gpuaas_domain::task::tick`] changes at `now`, the longest overdue first.
     pub async fn task_due(&self, now: Timestamp, limit: u32) -> Result<Vec<TaskRecord>> {
         let args = vec![Arg::time(now), Arg::count(u64::from(limit.min(crate::MAX_PAGE)))];
         self.db().fetch("look for due tasks", DUE, args, from_row).await
     }
 
-    /// Nodes that have queued tasks.
+    /// Lists nodes with queued tasks.
     pub async fn nodes_with_queued_tasks(&self) -> Result<Vec<NodeId>> {
         let read = |row: &dyn Columns| Reader::new("nodes", row).parsed("id");
         self.db().fetch("look for nodes with work", NODES_WITH_QUEUED, Vec::new(), read).await
     }
 
-    /// How many tasks are in each state, every state named.
+    /// Counts the tasks in each state; every state is listed.
     pub async fn task_counts(&self) -> Result<Vec<(TaskState, u64)>> {
         let sql = "SELECT state, count FROM task_count";
         let counted = self.db().fetch("count tasks", sql, Vec::new(), |row| {
@@ -324,7 +324,7 @@ impl Store {
 
 pub(crate) fn task_list_query(filter: &TaskFilter, before: Option<TaskId>, limit: u32) -> Select {
     let mut select = Select::new(concat!("SELECT ", COLUMNS, " FROM tasks WHERE TRUE"));
-    // Said although a state implies it: only then can the planners use the indexes with this condition.
+    // Redundant, but the planners use the partial indexes only if their condition is spelled out.
     if filter.open_only || filter.state.is_some_and(|state| !state.ended()) {
         select = select.push(" AND ended_at IS NULL");
     } else if filter.state.is_some() {

@@ -1,6 +1,6 @@
-//! Wake-ups: within the process by broadcast, between processes by PostgreSQL's NOTIFY.
+//! Wake-ups: by broadcast within the process, by PostgreSQL's NOTIFY between processes.
 //!
-//! Hints may be lost. Whoever waits for one also polls slowly.
+//! Wake-ups may be lost. Anything that waits for one also polls slowly.
 
 use std::sync::Arc;
 
@@ -14,30 +14,30 @@ use tokio::task::JoinHandle;
 use crate::error::StoreError;
 use crate::readers::Readers;
 
-/// Hints that a receiver may be behind before it loses the oldest.
+/// How many wake-ups a receiver may be behind before it loses the oldest.
 pub(crate) const BROADCAST_CAPACITY: usize = 8192;
-/// Hints without a commit that wait to be sent to other processes; more are dropped.
+/// Most wake-ups without a commit that wait to be sent to other processes. More are dropped.
 const NOTIFY_QUEUE: usize = 1024;
-/// PostgreSQL takes payloads below 8000 bytes.
+/// PostgreSQL accepts payloads below 8000 bytes.
 const MAX_PAYLOAD: usize = 7900;
-/// Longest text of a progress wakeup that is sent to other processes.
+/// Longest text of a progress wake-up that is sent to other processes.
 const MAX_PROGRESS_TEXT: usize = 1000;
 const CHANNEL: &str = "gpuaas_hint";
 
-/// A query that sends the payloads in this array; inside a transaction, when it commits.
+/// Returns a query that sends the payloads in this array. Inside a transaction, PostgreSQL sends them at the commit.
 pub(crate) fn notify(payloads: &str) -> String {
     format!("SELECT count(pg_notify('{CHANNEL}', payload)::text) FROM UNNEST({payloads}) AS payload")
 }
 
-/// What travels between processes.
+/// The message between processes.
 #[derive(serde::Serialize, serde::Deserialize)]
 struct Payload<H> {
-    /// Who sent it, so that the sender can skip it.
+    /// The sender, so that it can skip its own messages.
     from: ServerId,
     wakeups: Vec<H>,
 }
 
-/// Packs wakeups into as few payloads as fit. A wakeup that fits into none is left out.
+/// Packs wake-ups into as few payloads as possible. A wake-up that is too large for a payload is left out.
 pub(crate) fn payloads<'a>(from: ServerId, wakeups: impl IntoIterator<Item = &'a Wakeup>) -> Vec<String> {
     let envelope = serde_json::to_string(&Payload::<Wakeup> { from, wakeups: Vec::new() }).unwrap_or_default();
     let mut packed: Vec<(usize, Vec<Box<serde_json::value::RawValue>>)> = Vec::new();
@@ -75,7 +75,7 @@ fn shortened(wakeup: &Wakeup) -> Wakeup {
     }
 }
 
-/// Starts to hear the wakeups of other processes. Returns once they are heard.
+/// Starts to receive the wake-ups of other processes. Returns once it is listening.
 pub(crate) async fn spawn_listener(
     options: &PgConnectOptions,
     process: ServerId,
@@ -92,15 +92,15 @@ pub(crate) async fn spawn_listener(
                     Ok(payload) if payload.from == process => {}
                     Ok(payload) => {
                         for wakeup in payload.wakeups {
-                            // No receiver is no harm.
+                            // An error means that there is no receiver, which is fine.
                             let _ = local.send(wakeup);
                         }
                     }
-                    Err(error) => tracing::debug!(%error, "a notification of another version was ignored"),
+                    Err(error) => tracing::debug!(%error, "ignored a notification of another version"),
                 },
-                // It reconnects by itself with the next call; what was sent meanwhile is found by polling.
+                // The listener reconnects with the next call. What was sent in between is found by polling.
                 Err(error) => {
-                    tracing::warn!(%error, "lost the connection that hears other servers; work of theirs arrives by slow poll");
+                    tracing::warn!(%error, "lost the connection for wake-ups of other servers; their work is found by slow polling");
                     tokio::time::sleep(std::time::Duration::from_secs(1)).await;
                 }
             }
@@ -115,14 +115,14 @@ async fn send(readers: &Readers<PgConnection>, payloads: Vec<String>) -> Result<
     Ok(())
 }
 
-/// Starts to send wakeups that belong to no commit to other processes.
+/// Starts to send wake-ups without a commit to other processes.
 pub(crate) fn spawn_notifier(readers: Arc<Readers<PgConnection>>, process: ServerId) -> (mpsc::Sender<Wakeup>, JoinHandle<()>) {
     let (sender, mut receiver) = mpsc::channel(NOTIFY_QUEUE);
     let task = tokio::spawn(async move {
         let mut wakeups: Vec<Wakeup> = Vec::new();
         while receiver.recv_many(&mut wakeups, NOTIFY_QUEUE).await > 0 {
             if let Err(error) = send(&readers, payloads(process, &wakeups)).await {
-                tracing::debug!(%error, "wakeups were not sent to other servers");
+                tracing::debug!(%error, "wake-ups were not sent to other servers");
             }
             wakeups.clear();
         }

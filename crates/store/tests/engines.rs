@@ -1,4 +1,4 @@
-//! What only one of the engines can show: several processes on PostgreSQL, files and crashes on SQLite.
+//! Tests for one engine only: several processes on PostgreSQL, files and crashes on SQLite.
 #![allow(clippy::disallowed_types, reason = "the crash test starts this test program again, to kill it")]
 
 mod support;
@@ -62,7 +62,8 @@ async fn hints_reach_other_processes_on_postgres_once() {
         for _ in 0..5 {
             came.push(receiver.recv().await.expect("comes"));
         }
-        // Those of a commit come in its order. What has no commit comes whenever it does; each exactly once, the refused one never.
+        // Wake-ups of a commit arrive in its order. Those without a commit arrive at any time. Each arrives exactly once, the
+        // refused one never.
         let (mut loose, committed): (Vec<_>, Vec<_>) =
             came.into_iter().partition(|wakeup| matches!(wakeup, Wakeup::Progress { .. }));
         assert_eq!(committed, expected);
@@ -76,7 +77,7 @@ async fn hints_reach_other_processes_on_postgres_once() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn several_processes_share_one_chain_and_one_outbox_on_postgres() {
     let Some(database) = Database::postgres("several_processes_share_one_chain_and_one_outbox_on_postgres").await else { return };
-    // Opened at the same time on an empty database: they take turns at the schema.
+    // Opened at the same time on an empty database: they migrate one after the other.
     let (one, other, third) = tokio::join!(database.open(), database.open(), database.open());
     let cluster = one.cluster_id().await.expect("reads");
     assert_eq!(other.cluster_id().await.expect("reads"), cluster);
@@ -147,8 +148,8 @@ async fn a_lost_connection_is_replaced_and_nothing_is_half_written_on_postgres()
         assert!(killed > 0, "round {round} killed nothing");
         let new = task(&node);
         let decision = || recorded("task", [Change::TaskInsert(Box::new(new.clone()))]);
-        // The writer replaces a connection that died between transactions by itself; if the kill comes in the middle,
-        // the caller is told and tries again, and a conflict then says that the first try was written.
+        // The writer replaces a connection that died between transactions. If the kill comes in the middle, the caller gets an
+        // error and retries; a conflict then shows that the first attempt was written.
         while let Err(error) = store.commit(decision()).await {
             match error {
                 CommitError::Conflict => break,
@@ -157,7 +158,7 @@ async fn a_lost_connection_is_replaced_and_nothing_is_half_written_on_postgres()
         }
         tasks.push(new.id);
     }
-    // Readers find a living connection again as well.
+    // Readers also get a working connection again.
     let found = loop {
         match store.task_list(&TaskFilter::default(), None, 100).await {
             Ok(found) => break found,
@@ -199,7 +200,7 @@ async fn a_second_server_on_one_sqlite_file_is_refused() {
     let error = Store::open(&database.config).await.map(drop).expect_err("refused");
     assert!(matches!(&error, StoreError::InUse { path } if path == sqlite_path(&database)), "{error:?}");
     assert!(error.to_string().contains("another process"));
-    // The first is not disturbed, and once it is closed the file is free, whoever still holds a clone.
+    // The first server is not affected. Once it is closed the file is free, even if clones of the store still exist.
     stored_node(&first).await;
     let clone = first.clone();
     first.close().await;
@@ -221,7 +222,7 @@ async fn sqlite_files_are_private_and_durable() {
         assert_eq!(mode, 0o600, "{:?}", entry.file_name());
     }
     names.sort();
-    // The write-ahead log is there: the journal mode is what it should be.
+    // The write-ahead log exists, so the journal mode is right.
     assert_eq!(names, ["gpuaas.db", "gpuaas.db-shm", "gpuaas.db-wal", "gpuaas.db.lock"]);
 }
 
@@ -237,7 +238,7 @@ async fn a_file_that_is_no_database_is_refused_and_kept() {
 
 const CHILD: &str = "GPUAAS_STORE_CRASH_CHILD";
 
-/// Not a test by itself: what the crash test kills. Commits without end and says what it was told is written.
+/// Not a test by itself: the process that the crash test kills. Commits in an endless loop and prints each confirmed commit.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn crash_child() {
     let Ok(path) = std::env::var(CHILD) else { return };
@@ -280,7 +281,7 @@ async fn what_was_told_to_be_written_survives_kill_9_on_sqlite() {
                 told.push(id.parse().expect("a task id"));
                 heard += 1;
                 if heard == 150 {
-                    // SIGKILL, in the middle of other commits. What it said before is still read.
+                    // SIGKILL, in the middle of other commits. What it printed before is still read.
                     child.kill().expect("kills");
                 }
             }

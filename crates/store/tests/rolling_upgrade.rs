@@ -1,4 +1,5 @@
-//! Servers are replaced one by one: one of the version before goes on reading and writing while a newer one changes the schema under it.
+//! Servers are replaced one by one: a server of the previous version keeps reading and writing while a newer one changes the
+//! schema.
 
 mod support;
 
@@ -12,7 +13,7 @@ use gpuaas_store::{AuditFilter, Store, StoreConfig, StoreError};
 use sqlx::{Connection as _, Executor as _, Row as _};
 use support::{Database, api_token, certificate, changes, document, enrollment, join_token, recorded, slot, stored_node, task};
 
-/// Every table that servers write must take part: a new one is in nobody's way before it is in this list of those that are left out.
+/// Tables that servers do not write. Every other table must take part in the test.
 const NOT_WRITTEN_HERE: [&str; 1] = ["schema_version"];
 
 /// Writes a row of every kind and reads each of them back.
@@ -67,7 +68,7 @@ async fn a_server_of_the_version_before_goes_on_while_the_schema_grows_under_it(
     });
     let wait_for_a_round = async || {
         let before = rounds.load(Ordering::SeqCst);
-        // Two: the one that is under way, and a whole one.
+        // Two rounds: the current one, and a complete one.
         while rounds.load(Ordering::SeqCst) < before + 2 && !writer.is_finished() {
             tokio::time::sleep(Duration::from_millis(2)).await;
         }
@@ -75,7 +76,7 @@ async fn a_server_of_the_version_before_goes_on_while_the_schema_grows_under_it(
     };
     wait_for_a_round().await;
 
-    // What a newer server does first: it adds a column to every table there is, and notes which servers may stay.
+    // A newer server starts by adding a column to every table and recording which servers may stay.
     let mut newer = sqlx::PgConnection::connect(url).await.expect("connects");
     let tables = newer
         .fetch_all("SELECT table_name FROM information_schema.tables WHERE table_schema = 'public' AND table_type = 'BASE TABLE'")
@@ -94,7 +95,7 @@ async fn a_server_of_the_version_before_goes_on_while_the_schema_grows_under_it(
     stop.store(true, Ordering::SeqCst);
     writer.await.expect("wrote to the end");
 
-    // It may also be started again, as long as the newer schema says so.
+    // It may also be restarted, as long as the newer schema allows it.
     let again = database.open().await;
     round(&again).await;
     again.close().await;

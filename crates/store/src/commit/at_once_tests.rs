@@ -1,4 +1,4 @@
-//! The single statement: that it is used, that it refuses, and that nobody is left in doubt.
+//! The single statement: it is used, it refuses, and its outcome can always be found out.
 
 use gpuaas_contract::id::{AgentInstanceId, NodeId};
 use gpuaas_domain::decision::TaskLogLine;
@@ -14,7 +14,7 @@ use crate::support::{
 };
 use crate::{AuditFilter, Store};
 
-/// A connection of our own beside the store's, that knows where the chain ends.
+/// A connection beside the store's that knows where the chain ends.
 struct Writer {
     store: Store,
     connection: WriteConnection,
@@ -51,7 +51,7 @@ impl Writer {
         written.unwrap_or_else(|_| panic!("nothing was written"))
     }
 
-    /// Rows in the audit log, which is whole.
+    /// Returns the number of rows in the audit log and checks that the log is complete.
     async fn entries(&self) -> usize {
         let rows = self.store.audit_list(0, 1000, &AuditFilter::default()).await.expect("lists");
         gpuaas_domain::audit_chain::verify(&Head::genesis(), &rows).expect("the chain is whole");
@@ -60,7 +60,7 @@ impl Writer {
     }
 }
 
-/// Every kind of change except revoking.
+/// Returns decisions with every kind of change except a revocation.
 fn everything(known: &Node, running: &TaskRecord) -> Vec<Decision> {
     let (fresh, waiting) = (node(), task(known));
     let receipt = Change::ReceiptInsert {
@@ -151,12 +151,12 @@ async fn refuses_as_a_whole(database: &Database) {
         assert_eq!((writer.entries().await, store.task_counts().await.expect("counts")), before, "{bad:?}");
         assert_eq!(store.task_get(other.id).await.expect("reads"), None, "{bad:?}");
     }
-    // The same connection goes on, and with care the good one is written.
+    // The connection is still usable, and row by row the valid decision is written.
     let stale = recorded("stale", [Change::TaskUpdate(Box::new(TaskRecord { version: 3, ..running.clone() }))]);
     assert_eq!(writer.with(&[good(), stale], &CommitMode::AtOnce).await, [true, false]);
     assert_eq!(writer.entries().await, before.0 + 1);
 
-    // Somebody else appends: our idea of the chain is old, and that costs nothing but the attempt.
+    // Another writer appends: the known end of the chain is outdated, which costs only the attempt.
     store.commit(recorded("other", [])).await.expect("commits");
     assert!(!writer.at_once(&[recorded("ours", [])]).await);
     assert_eq!(writer.with(&[recorded("ours", [])], &CommitMode::AtOnce).await, [true]);
@@ -176,22 +176,22 @@ async fn leaves_nobody_in_doubt(database: &Database) {
         recorded(&instance, [Change::TaskUpdate(Box::new(running.clone()))]),
         recorded("new", [Change::TaskInsert(Box::new(task(&known)))]),
     ];
-    // The end that the statement would have left, had it been executed.
+    // The end that the statement would have left behind.
     let prepared = writer.prepared(&group);
     let head = store.audit_head().await.expect("reads");
     let script = Script::new(writer.process, &prepared.iter().collect::<Vec<_>>(), Some(head)).expect("can be written");
     let end = script.end().cloned().expect("it appends");
 
-    // It was not: then it is written now.
+    // It did not run, so it is written now.
     assert_eq!(writer.with(&group, &CommitMode::InDoubt(end.clone())).await, [true, true]);
     assert_eq!(writer.entries().await, 3);
-    // It was: then it is not written again, although its versions no longer match.
+    // It did run, so it is not written again, although its versions no longer match.
     assert_eq!(store.audit_head().await.expect("reads"), end);
     store.commit(recorded("later", [])).await.expect("commits");
     assert_eq!(writer.with(&group, &CommitMode::InDoubt(end)).await, [true, true]);
     assert_eq!(writer.entries().await, 4);
     assert_eq!(store.task_get(running.id).await.expect("reads").expect("is there").version, 1);
-    // Without a doubt it would have been a conflict.
+    // In a mode without doubt it is a conflict.
     assert_eq!(writer.with(&[changes([Change::TaskUpdate(Box::new(running))])], &CommitMode::WithCare).await, [false]);
 }
 

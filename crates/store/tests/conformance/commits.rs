@@ -1,4 +1,4 @@
-//! What a commit promises: all or nothing, in order, seen by everybody.
+//! What a commit guarantees: all or nothing, in order, visible to all.
 
 use gpuaas_contract::id::{NodeId, TaskId};
 use gpuaas_domain::audit_chain::{self, Head};
@@ -95,7 +95,7 @@ async fn a_refused_decision_leaves_nothing_behind(database: &Database) {
     assert_eq!(store.task_get(new_task.id).await.expect("reads"), None);
     assert_eq!(store.join_token_get(token.id).await.expect("reads"), None);
     assert_eq!(store.node_get(known.id).await.expect("reads"), Some(known.clone()));
-    // The next wakeup that arrives is of the next decision that is written.
+    // The next wake-up that arrives belongs to the next decision that is written.
     store.commit(changes([]).wakeup(Wakeup::NodeWork(known.id))).await.expect("commits");
     assert_eq!(wakeups.recv().await, Ok(Wakeup::NodeWork(known.id)));
 }
@@ -107,9 +107,9 @@ async fn a_conflict_takes_nobody_else_down(database: &Database) {
     let decisions = fresh.iter().enumerate().map(|(n, task)| {
         let insert = Change::TaskInsert(Box::new(task.clone()));
         match n % 10 {
-            // A stale version, seen before anything is written.
+            // A stale version, detected before anything is written.
             3 => recorded("stale", [insert, Change::NodeUpdate(Box::new(Node { version: 99, ..known.clone() }))]),
-            // A key that exists, seen only while writing.
+            // A key that exists, detected only while writing.
             7 => recorded(
                 "duplicate",
                 [insert, Change::NodeInsert(Box::new(Node { fingerprint: n.to_string(), ..known.clone() }))],

@@ -1,4 +1,4 @@
-//! What both engines must do, row by row and promise by promise.
+//! Requirements for both engines, row by row and guarantee by guarantee.
 
 mod commits;
 mod queries;
@@ -21,13 +21,13 @@ pub(crate) fn line(task_id: TaskId, sequence: u64, text: &str) -> TaskLogLine {
     TaskLogLine { task_id, sequence, at: later(sequence), stream: "stdout".to_owned(), text: text.to_owned(), dropped: 3 }
 }
 
-/// Everything that a decision could leave behind.
+/// Returns everything that a decision could leave behind.
 pub(crate) async fn traces(store: &Store) -> (Head, usize, Vec<(TaskState, u64)>) {
     let head = store.audit_head().await.expect("reads");
     (head, store.outbox_list(0, 1000).await.expect("reads").len(), store.task_counts().await.expect("counts"))
 }
 
-/// Commits all at once, so that they share transactions, and returns the results in order.
+/// Commits all decisions at once, so that they share transactions, and returns the results in order.
 pub(crate) async fn all_at_once(store: &Store, decisions: Vec<Decision>) -> Vec<Result<(), CommitError>> {
     let mut running = Vec::new();
     for decision in decisions {

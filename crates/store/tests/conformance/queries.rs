@@ -30,7 +30,7 @@ async fn queries_for_work_find_exactly_the_work(database: &Database) {
             for cancel_requested_at in [None, Some(NOW)] {
                 let ended_at = state.ended().then_some(NOW);
                 let made = TaskRecord { state, dispatches, cancel_requested_at, ended_at, ..task(&busy) };
-                // What the domain never makes is not asked for here.
+                // Combinations that the domain never creates are left out.
                 let possible = dispatches > 0 || state == TaskState::Queued && cancel_requested_at.is_none() || state.ended();
                 if possible {
                     store.commit(changes([Change::TaskInsert(Box::new(made.clone()))])).await.expect("commits");
@@ -61,7 +61,7 @@ async fn queries_for_work_find_exactly_the_work(database: &Database) {
     let count = u64::try_from(open.len()).expect("fits");
     assert_eq!(store.task_unfinished_below(busy.id, count).await.expect("counts"), Err(count));
     assert_eq!(store.task_unfinished_below(busy.id, count + 1).await.expect("counts"), Ok(()));
-    // Every question counts as a task; before a no they are counted, and nobody made one.
+    // Every call counts as a task. Before the answer is no, tasks are counted, and there are none.
     for _ in 0..200 {
         assert_eq!(store.task_unfinished_below(busy.id, count + 1).await.expect("counts"), Ok(()));
     }
@@ -123,7 +123,7 @@ async fn nodes_of_dead_servers_are_found(database: &Database) {
     };
     assert_eq!(dead(later(10)).await, [orphan.id]);
     assert_eq!(dead(later(11)).await, [alive.id, orphan.id]);
-    // A late word does not count, and several at once are one.
+    // A late message does not count, and several at once are one row.
     let results = all_at_once(&store, (0..20).map(|n| seen(later(n * 2))).collect()).await;
     assert!(results.iter().all(Result::is_ok));
     assert_eq!(dead(later(38)).await, [orphan.id]);

@@ -1,4 +1,4 @@
-//! Publishing the outbox: what is published is marked, in order, and nothing else is.
+//! Relaying the outbox: published events are marked, in order, and no others are.
 
 use std::collections::HashMap;
 use std::slice::from_ref;
@@ -33,7 +33,7 @@ fn all(rows: &[OutboxRow]) -> Vec<EventId> {
     rows.iter().map(|row| row.id).collect()
 }
 
-/// Publishes everything that waits; returns it per lane, in order.
+/// Publishes all pending events and returns them by lane, in order.
 async fn drain(store: &Store, limit: u32) -> HashMap<u32, Vec<OutboxRow>> {
     let mut lanes: HashMap<u32, Vec<OutboxRow>> = HashMap::new();
     for lane in 0..OUTBOX_LANES {
@@ -54,7 +54,7 @@ async fn drain(store: &Store, limit: u32) -> HashMap<u32, Vec<OutboxRow>> {
     lanes
 }
 
-/// Another process where there can be one.
+/// Opens the store as another process, on engines that allow several.
 async fn another(database: &Database, store: &Store) -> Store {
     match &database.config {
         StoreConfig::Sqlite { .. } => store.clone(),
@@ -62,7 +62,7 @@ async fn another(database: &Database, store: &Store) -> Store {
     }
 }
 
-/// The lane that has events.
+/// Returns the lane that has events.
 async fn busy_lane(store: &Store) -> u32 {
     store.outbox_lanes_waiting().await.expect("counts").first().expect("one has some").0
 }
@@ -84,7 +84,7 @@ async fn every_event_is_handed_out_once_and_marked(database: &Database) {
     for rows in lanes.values() {
         assert!(rows.is_sorted_by(|one, other| one.position < other.position));
     }
-    // The same subject always comes into the same lane.
+    // The same subject is always in the same lane.
     store.commit(recorded("subject 5 ü", [])).await.expect("commits");
     let lane = busy_lane(&store).await;
     assert!(lanes[&lane].iter().any(|row| row.subject == "subject 5 ü"));
@@ -104,10 +104,10 @@ async fn only_what_is_said_to_be_published_is_marked(database: &Database) {
         let lanes = store.outbox_lanes_waiting().await.expect("counts");
         lanes.iter().find(|(_, waiting)| *waiting == 5).expect("the subjects are in different lanes").0
     };
-    // It fails as a whole.
+    // The publisher fails for all events.
     let result = store.outbox_relay(from_ref(&lane), 10, async |_| Vec::new()).await.expect("relays");
     assert_eq!(result, RelayResult { found: 5, published: 0 });
-    // It fails after two, and says one twice, one that it was not given and one that there is not.
+    // The publisher fails after two events. It confirms one twice, one that it was not given, and one that does not exist.
     let result = store.outbox_relay(from_ref(&lane), 4, async |rows| {
         assert_eq!(rows.len(), 4);
         vec![rows[0].id, rows[1].id, rows[0].id, foreign, EventId::generate()]
@@ -139,7 +139,7 @@ async fn a_relay_that_ends_early_leaves_everything(database: &Database) {
     has_begun.await.expect("begins");
     relay.abort();
     assert!(relay.await.expect_err("aborted").is_cancelled());
-    // The lane is free again: at once here, as soon as the connection is gone on PostgreSQL.
+    // The lane is free again: at once on SQLite, as soon as the connection is closed on PostgreSQL.
     let result = loop {
         let result = store.outbox_relay(from_ref(&lane), 10, async |rows| all(&rows)).await.expect("relays");
         if result.found > 0 {
@@ -195,7 +195,7 @@ async fn a_lane_has_one_relay_at_a_time(database: &Database) {
     let first = store.outbox_relay(from_ref(&lane), 1000, async |rows| {
         let taken = other.outbox_relay(from_ref(&lane), 1000, async |_| panic!("the lane is taken")).await.expect("relays");
         assert_eq!(taken, RelayResult::default());
-        // Other lanes are free, and so is committing.
+        // Other lanes are free, and commits work.
         let free = (0..OUTBOX_LANES).find(|free| *free != lane).expect("there are several");
         other.outbox_relay(from_ref(&free), 1000, async |rows| all(&rows)).await.expect("relays");
         other.commit(recorded("subject 0", [])).await.expect("commits");
@@ -204,7 +204,7 @@ async fn a_lane_has_one_relay_at_a_time(database: &Database) {
     assert!(first.await.expect("relays").published > 0);
     let again = other.outbox_relay(from_ref(&lane), 1000, async |rows| all(&rows)).await.expect("relays");
     assert!(again.found <= 1, "only what came since is left");
-    // Any number of relays over the same lanes: each event once.
+    // With any number of relays over the same lanes, each event is published once.
     for n in 0..200 {
         store.commit(recorded(&format!("subject {n}"), [])).await.expect("commits");
     }
@@ -309,7 +309,7 @@ async fn what_waits_is_counted_and_its_age_is_known(database: &Database) {
     assert_eq!(first, RelayResult { found: 1, published: 1 });
     let lag = store.outbox_lag().await.expect("reads").expect("others wait");
     assert!(lag >= later(60));
-    // Many events of one decision, all of one lane.
+    // Many events of one decision, all in one lane.
     let mut many = recorded("first", []);
     let event = many.events[0].clone();
     many.events.extend((0..MAX_WAITING).map(|_| Event { id: EventId::generate(), ..event.clone() }));
@@ -394,7 +394,7 @@ async fn what_was_there_before_lanes_and_service_accounts_is_carried_over(databa
     let token = ApiToken { parent: None, ..api_token() };
     store.commit(changes([Change::ApiTokenInsert(token.clone())])).await.expect("commits");
     store.close().await;
-    // Back to the schema before: what it had of events.
+    // Back to the previous schema of events.
     let undo = [
         "ALTER TABLE join_tokens DROP COLUMN replace_node",
         "ALTER TABLE enrollments DROP COLUMN replace_node",

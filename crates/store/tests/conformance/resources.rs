@@ -1,4 +1,4 @@
-//! Resources: kept as they were written, found by their keys, unique where they must be.
+//! Resources: stored as written, found by their keys, unique where required.
 
 use std::collections::BTreeMap;
 
@@ -41,7 +41,7 @@ fn named(id: &str, parent: &str, name: &str) -> Document {
     keyed(id, Keys { parent: parent.to_owned(), name: Some(name.to_owned()), state: "active", ..Keys::default() })
 }
 
-/// As the store reads it.
+/// Returns the document as the store reads it.
 fn read(document: &Document, version: i64) -> Document {
     Document { version, keys: Keys::default(), ..document.clone() }
 }
@@ -86,7 +86,7 @@ async fn a_document_comes_back_as_it_was_without_its_keys(database: &Database) {
         assert_eq!(store.resource_get(kind, &written.id).await.expect("reads"), Some(read(&bare, 1)));
         let stale = store.commit(changes([update(&written)])).await;
         assert!(matches!(stale, Err(CommitError::Conflict)), "{stale:?}");
-        // Every key was written over.
+        // Every key was overwritten.
         assert_eq!(store.resource_by_name(kind, "proj_1", "näme \"x\"").await.expect("reads"), None);
         assert_eq!(store.resource_by_lookup(kind, "issuer|sübject").await.expect("reads"), None);
         assert!(store.resource_due(kind, later(9), 10).await.expect("reads").is_empty());
@@ -149,7 +149,7 @@ async fn a_known_id_name_or_lookup_conflicts(database: &Database) {
         update(&by_lookup),
         update(&document(ResourceKind::Allocation, "alloc_9")),
     ];
-    // The first ones with care, the others with a single statement that is refused.
+    // The first ones row by row, the others with a single statement that is refused.
     for change in refused.iter().chain(&refused) {
         for decision in [changes([change.clone()]), recorded("refused", [change.clone()])] {
             let result = store.commit(decision).await;
@@ -157,7 +157,7 @@ async fn a_known_id_name_or_lookup_conflicts(database: &Database) {
         }
     }
     assert_eq!(store.audit_head().await.expect("reads"), Head::genesis(), "no conflict left an audit row");
-    // Of another kind, or in another place, it is another name.
+    // With another kind or parent it is another name.
     let elsewhere = Document { kind: ResourceKind::Machine, ..named("machine_1", "proj_1", "box") };
     put(&store, &[elsewhere, named("alloc_5", "proj_2", "box")]).await;
     let free = named("alloc_6", "proj_1", "other");
@@ -177,7 +177,7 @@ async fn of_many_with_one_name_or_lookup_exactly_one_wins(database: &Database) {
             rival
         };
         let own = |n: usize| named(&format!("own_{by_lookup}_{n:02}"), "proj_1", &format!("own {by_lookup} {n}"));
-        // Every one of them also writes a row that nobody else wants, which goes with it.
+        // Each of them also writes a row without conflicts, which is rolled back with it.
         let decisions = (0..40).map(|n| match n % 4 {
             0 => recorded("rival", [insert(&rival(n)), insert(&own(n))]),
             _ => recorded("own", [insert(&own(n))]),
@@ -210,7 +210,7 @@ async fn a_name_that_is_given_up_can_be_taken(database: &Database) {
         store.resource_by_name(ResourceKind::Allocation, "proj_1", "box").await.expect("reads").map(|found| found.id),
         Some(holder.id.clone())
     );
-    // In one decision as well, with care and with a single statement, whichever id is the smaller one.
+    // Also within one decision, row by row and with a single statement, whichever id is smaller.
     for n in 0..6 {
         let next = named(&format!("alloc_{}", if n % 2 == 0 { n } else { n + 100 }), "proj_1", "box");
         let over = Document { keys: Keys { name: None, ..holder.keys.clone() }, ..holder.clone() };
@@ -257,7 +257,7 @@ async fn lists_filter_and_page_completely_in_both_directions(database: &Database
         let body = serde_json::json!({ "name": format!("Box-{n}"), "tags": tags }).to_string();
         all.push(Document { body, ..keyed(&format!("alloc_{n:03}"), keys) });
     }
-    // Rows of another kind with the same keys are never in the way.
+    // Rows of another kind with the same keys do not interfere.
     let machines = all.iter().map(|document| Document {
         kind: ResourceKind::Machine,
         id: document.id.replace("alloc", "machine"),
@@ -374,7 +374,7 @@ async fn tags_of_any_text_are_compared_as_texts(database: &Database) {
             all.push(Document { body, ..document(ResourceKind::Allocation, &format!("alloc_{n:02}_{m}")) });
         }
     }
-    // Without tags, with others, and with tags that are none of ours.
+    // Without tags, with other tags, and with tags of another shape.
     for (n, body) in [
         r#"{}"#,
         r#"{"tags":null}"#,
@@ -462,7 +462,7 @@ async fn what_has_expired_is_forgotten_a_thousand_at_a_time(database: &Database)
         keys: Keys { state: "active", expires_at: at.map(later), ..Keys::default() },
         ..document(ResourceKind::Delivery, &format!("dlv_{n:05}"))
     };
-    // The later the number, the earlier it expires.
+    // The higher the number, the earlier it expires.
     let all: Vec<Document> = (0..1200).map(|n| until(n, Some(2000 - n))).collect();
     put(&store, &all).await;
     put(&store, &[until(5000, None), until(5001, Some(5000))]).await;
@@ -477,7 +477,7 @@ async fn what_has_expired_is_forgotten_a_thousand_at_a_time(database: &Database)
     assert!(store.resource_get(ResourceKind::Delivery, "dlv_00000").await.expect("reads").is_some(), "the longest expired first");
     forget(3000).await;
     assert_eq!(left().await, 2);
-    // Together with others, which share its transaction.
+    // Together with others that share its transaction.
     let others = (0..20).map(|n| match n % 5 {
         0 => changes([Change::ResourcesForget { before: later(9000) }]),
         _ => recorded("other", [insert(&until(6000 + n, None))]),

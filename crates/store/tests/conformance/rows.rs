@@ -1,4 +1,4 @@
-//! Every field of every row comes back as it was written.
+//! Every field of every row is read as it was written.
 
 use gpuaas_contract::id::{AllocationId, CorrelationId, NodeId, ProjectId, ServiceAccountId};
 use gpuaas_contract::key::KeyId;
@@ -47,7 +47,7 @@ async fn every_field_of_a_node_comes_back(database: &Database) {
         store.commit(changes([Change::NodeInsert(Box::new(bare.clone()))])).await.expect("commits");
         assert_eq!(store.node_get(bare.id).await.expect("reads"), Some(bare));
     }
-    // Every mutable field at once, so that a column forgotten by UPDATE shows.
+    // Changes every mutable field at once, so that a column missing from UPDATE is detected.
     let other = node();
     let changed =
         Node { id: full.id, version: 0, service: NodeService::Draining, epoch: 9, rejoins: 1, name: "x".to_owned(), ..other };
@@ -213,7 +213,7 @@ async fn slots_and_tasks_are_found_by_their_allocation(database: &Database) {
     assert_eq!(store.task_first_of_allocation(AllocationId::generate()).await.expect("reads"), None);
 }
 
-/// Whoever ends such a task must say what becomes of its slots.
+/// A decision that ends such a task must also decide about its slots.
 async fn a_decision_that_forgets_the_slots_of_a_task_is_not_written(database: &Database) {
     let store = database.open().await;
     let node = stored_node(&store).await;
@@ -371,7 +371,7 @@ async fn certificates_are_revoked_up_to_an_epoch(database: &Database) {
     store.commit(changes([revoke(later(5))])).await.expect("commits");
     assert_eq!(store.certificates_revoked(later(10)).await.expect("reads"), ["02", "01"]);
     assert_eq!(store.certificates_revoked(later(11)).await.expect("reads"), ["01"], "02 has expired anyway");
-    // Revoking again does not move the moment.
+    // A second revocation does not change the time.
     store.commit(changes([revoke(later(50))])).await.expect("commits");
     assert_eq!(store.certificate_get("01").await.expect("reads").and_then(|read| read.revoked_at), Some(later(5)));
     assert_eq!(store.certificate_get("03").await.expect("reads"), Some(newer));
@@ -387,7 +387,7 @@ async fn log_lines_come_back_once_and_are_capped(database: &Database) {
     let task = stored_task(&store, &node).await;
     let lines: Vec<TaskLogLine> = (1..=100).map(|n| line(task.id, n, &format!("line {n} ü"))).collect();
     store.commit(changes([Change::LogAppend(lines[..60].to_vec())])).await.expect("commits");
-    // The same again, changed: what is there stays.
+    // The same lines again, changed: the stored ones stay.
     let mut again = lines[30..].to_vec();
     again[0].text = "forged".to_owned();
     store.commit(changes([Change::LogAppend(again)])).await.expect("commits");

@@ -26,7 +26,7 @@ use gpuaas_domain::{Actor, Change, Decision};
 use gpuaas_store::{Store, StoreConfig};
 use sqlx::{AssertSqlSafe, Connection as _, PgConnection};
 
-/// A fresh database that goes away with this value.
+/// A fresh database that is removed with this value.
 pub(crate) struct Database {
     pub(crate) config: StoreConfig,
     folder: Option<tempfile::TempDir>,
@@ -40,11 +40,11 @@ impl Database {
         Self { config: StoreConfig::Sqlite { path }, folder: Some(folder), server: None }
     }
 
-    /// A new database on the server that `GPUAAS_TEST_PG_URL` names; says loudly if there is none.
+    /// Creates a database on the server in `GPUAAS_TEST_PG_URL`. Prints a line if there is none.
     pub(crate) async fn postgres(test: &str) -> Option<Self> {
         static COUNT: AtomicU32 = AtomicU32::new(0);
         let Ok(server) = std::env::var("GPUAAS_TEST_PG_URL") else {
-            // Past the test harness, which hides what passing tests print.
+            // Bypasses the test harness, which hides the output of passing tests.
             let line = format!("SKIPPED on PostgreSQL: {test} (set GPUAAS_TEST_PG_URL to the address of a server to run it)\n");
             std::io::stderr().write_all(line.as_bytes()).expect("stderr");
             return None;
@@ -63,7 +63,7 @@ impl Database {
         Store::open(&self.config).await.expect("the store opens")
     }
 
-    /// Removes the database. Not in `Drop`: that could not wait.
+    /// Removes the database. Not in `Drop`, which cannot wait.
     pub(crate) async fn remove(self) {
         if let Some((server, name)) = self.server {
             let mut admin = PgConnection::connect(&server).await.expect("the test server answers");
@@ -133,7 +133,7 @@ fn facts() -> HostFacts {
     }
 }
 
-/// A node with something in every field.
+/// Returns a node with something in every field.
 pub(crate) fn node() -> Node {
     let id = NodeId::generate();
     Node {
@@ -163,7 +163,7 @@ pub(crate) fn node() -> Node {
     }
 }
 
-/// A queued task with something in every field that a queued task may have.
+/// Returns a queued task with something in every field that a queued task may have.
 pub(crate) fn task(node: &Node) -> TaskRecord {
     TaskRecord {
         id: TaskId::generate(),
@@ -258,45 +258,45 @@ pub(crate) fn api_token() -> ApiToken {
     }
 }
 
-/// A resource of this kind with nothing but an id.
+/// Returns a resource of this kind with nothing but an id.
 pub(crate) fn document(kind: ResourceKind, id: &str) -> Document {
     let keys = Keys { state: "active", ..Keys::default() };
     let body = serde_json::json!({ "id": id }).to_string();
     Document { kind, id: id.to_owned(), version: 0, keys, body, seal: format!("seal of {id}") }
 }
 
-/// A decision of changes alone.
+/// Returns a decision with only these changes.
 pub(crate) fn changes(changes: impl IntoIterator<Item = Change>) -> Decision {
     Decision { changes: changes.into_iter().collect(), ..Decision::default() }
 }
 
-/// The same with an event and an audit row.
+/// Returns the same decision with an event and an audit row.
 pub(crate) fn recorded(subject: &str, list: impl IntoIterator<Item = Change>) -> Decision {
     let data = serde_json::json!({ "subject": subject, "odd": "\u{0}\"ü" });
     changes(list).record(&context(), "gpuaas.test.happened.v1", "test.happen", subject, data)
 }
 
-/// Puts a new node into the store.
+/// Stores a new node.
 pub(crate) async fn stored_node(store: &Store) -> Node {
     let node = node();
     store.commit(changes([Change::NodeInsert(Box::new(node.clone()))])).await.expect("the node is written");
     node
 }
 
-/// Puts a new task into the store.
+/// Stores a new task.
 pub(crate) async fn stored_task(store: &Store, node: &Node) -> TaskRecord {
     let task = task(node);
     store.commit(changes([Change::TaskInsert(Box::new(task.clone()))])).await.expect("the task is written");
     task
 }
 
-/// A task that acts on the slots of an allocation.
+/// Returns a task that acts on the slots of an allocation.
 pub(crate) fn console_read(node: &Node, allocation: AllocationId) -> TaskRecord {
     let params = format!(r#"{{"allocation_id":"{allocation}","lease_epoch":1}}"#);
     TaskRecord { task_type: TaskType::SliceConsoleRead, params, idempotency_key: None, ..task(node) }
 }
 
-/// A slot of the node with something in every field.
+/// Returns a slot of the node with something in every field.
 pub(crate) fn slot(node: &Node, proposal: &TaskRecord, slot_index: u32) -> Slot {
     let address = |text: &str| text.parse().expect("an address");
     Slot {
