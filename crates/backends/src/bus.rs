@@ -1,11 +1,12 @@
-//! The event bus: what the relay of the outbox hands on, and what consumers take from it.
+//! The event bus: the outbox relay publishes events to it, and consumers receive them.
 //!
-//! The outbox in the store is the truth, and the bus carries copies. So the relay may publish an event again whenever it is not sure,
-//! and a consumer may see an event twice: it dedupes by the event's id. A consumer that writes to the store does so in the
-//! transaction of its own effect; [`Deduper`] is enough only for helpers whose memory ends with the process, such as a cache.
+//! The outbox in the store is the source of truth, and the bus carries copies. The relay may publish an event again whenever it
+//! is not sure, so a consumer may see an event twice and must deduplicate by the event's id. A consumer that writes to the store
+//! does that in the transaction of its own effect; [`Deduper`] is enough only for state that ends with the process, such as a
+//! cache.
 //!
-//! Events of one aggregate are stored in the order of the outbox. A consumer sees them in that order until one is given back or
-//! delivered again; then it must look at the aggregate's version.
+//! Events of one aggregate are stored in the order of the outbox. A consumer sees them in that order until an event is returned
+//! or redelivered; from then on it must check the aggregate's version.
 
 mod dedupe;
 mod in_process;
@@ -33,11 +34,11 @@ pub const MAX_BODY_BYTES: usize = 256 * 1024;
 pub const MAX_NAME_BYTES: usize = 200;
 /// Longest name of a durable consumer.
 pub const MAX_DURABLE_BYTES: usize = 64;
-/// Most kinds that one consumer can choose; one that wants more takes all of them.
+/// Most kinds that one consumer can choose. A consumer that needs more subscribes to all kinds.
 pub const MAX_KINDS: usize = 64;
-/// How long a consumer may take for an event. One that nobody answered for by then is delivered again.
+/// How long a consumer may take for an event. Without an answer in that time, the event is delivered again.
 pub const ANSWER_PATIENCE: Duration = Duration::from_secs(30);
-/// When an event comes again after [`Event::retry`], by how often it was delivered. The last one repeats.
+/// Delays of the redelivery after [`Event::retry`], by the number of deliveries. The last delay repeats.
 const RETRIES: [Duration; 5] = [
     Duration::from_secs(1),
     Duration::from_secs(5),
@@ -46,10 +47,10 @@ const RETRIES: [Duration; 5] = [
     Duration::from_secs(10 * 60),
 ];
 
-/// One event on its way.
+/// One event.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Envelope {
-    /// Its id; the same however often it is published.
+    /// Its id, which stays the same when the event is published again.
     pub id: EventId,
     /// The aggregate it belongs to, such as an allocation's id.
     pub subject: String,
@@ -60,7 +61,7 @@ pub struct Envelope {
 }
 
 impl Envelope {
-    /// What both backends can carry.
+    /// Checks the limits of both backends.
     fn check(&self) -> Result<(), BusError> {
         let name = |name: &str| (1..=MAX_NAME_BYTES).contains(&name.len()) && name.bytes().all(|byte| byte.is_ascii_graphic());
         let why = if !name(&self.kind) {
@@ -76,38 +77,39 @@ impl Envelope {
     }
 }
 
-/// What became of a batch.
+/// The result of publishing a batch.
 #[derive(Debug)]
 pub struct Published {
-    /// The events that are surely stored, in the order of the batch. Whatever is missing here may be stored or not: publish it again.
+    /// The events that are confirmed as stored, in the order of the batch. Events that are missing here may or may not be stored:
+    /// publish them again.
     pub stored: Vec<EventId>,
-    /// Why some are missing. The first reason, if there are several.
+    /// Why some are missing: the first reason, if there are several.
     pub failure: Option<BusError>,
 }
 
-/// Why the bus did not do what it was asked for.
+/// An error of the bus.
 #[derive(Debug, thiserror::Error)]
 pub enum BusError {
-    /// NATS is not there, or does not answer. Nothing is lost: the outbox keeps the events.
-    #[error("NATS is away ({0}); it is looked for again by itself")]
+    /// NATS cannot be reached, or does not answer. Nothing is lost: the outbox keeps the events.
+    #[error("NATS cannot be reached ({0}); the server keeps trying")]
     Away(String),
     /// The configuration can never work.
     #[error("the configuration of NATS cannot be used: {0}")]
     Config(String),
-    /// The stream is there with other settings, and is left as it is.
+    /// The stream exists with other settings and is not changed.
     #[error(
         "the stream {stream} has other settings than configured: {differences}; change the configuration or use `nats stream edit`"
     )]
     StreamDiffers {
         /// The stream.
         stream: String,
-        /// Each setting, what it is and what it should be.
+        /// Each setting with its actual and its expected value.
         differences: String,
     },
-    /// NATS is there and says no.
-    #[error("NATS refused: {0}; check the rights of the credentials and the limits of the account")]
+    /// NATS refuses the request.
+    #[error("NATS refused: {0}; check the permissions of the credentials and the limits of the account")]
     Refused(String),
-    /// An event that no engine can carry. Later events of its aggregate wait behind it.
+    /// An event that no backend can carry. Later events of its aggregate wait behind it.
     #[error("event {id} cannot be published: {why}")]
     Envelope {
         /// The event.
@@ -115,14 +117,14 @@ pub enum BusError {
         /// What is wrong with it.
         why: &'static str,
     },
-    /// A name that no engine can use for a consumer.
-    #[error("`{0}` is no name of a consumer: use 1 to {MAX_DURABLE_BYTES} letters, digits, `-` and `_`")]
+    /// A name that no backend can use for a consumer.
+    #[error("`{0}` is not a valid name of a consumer; use 1 to {MAX_DURABLE_BYTES} letters, digits, `-` and `_`")]
     Durable(String),
     /// Too many kinds.
-    #[error("{0} kinds are more than {MAX_KINDS}; take all kinds and skip those that are not wanted")]
+    #[error("{0} kinds are more than {MAX_KINDS}; subscribe to all kinds and skip the others")]
     Kinds(usize),
-    /// The consumer exists and listens to kinds that would be taken away from it.
-    #[error("the consumer {durable} listens to kinds that are not wanted any more ({kinds}); use another name for the new one")]
+    /// The consumer exists and is subscribed to kinds that would be removed from it.
+    #[error("the consumer {durable} is subscribed to further kinds ({kinds}); use another name for the new one")]
     DurableDiffers {
         /// The consumer.
         durable: String,
@@ -132,7 +134,7 @@ pub enum BusError {
 }
 
 impl BusError {
-    /// A stable code for logs.
+    /// Returns a stable code for logs.
     pub fn code(&self) -> &'static str {
         match self {
             Self::Away(_) => "bus_away",
@@ -145,7 +147,7 @@ impl BusError {
         }
     }
 
-    /// Whether waiting may help.
+    /// Returns whether a retry may succeed.
     pub fn is_transient(&self) -> bool {
         match self {
             Self::Away(_) | Self::Refused(_) => true,
@@ -170,24 +172,26 @@ enum Backend {
 }
 
 impl Bus {
-    /// A bus for consumers of this process, each of which may be `capacity` events behind before it is told to read the outbox instead.
+    /// Creates a bus for consumers of this process. A consumer that is more than `capacity` events behind gets
+    /// [`Delivery::Lagged`].
     pub fn in_process(capacity: usize) -> Self {
         Self(Backend::InProcess(Arc::new(in_process::InProcess::new(capacity))))
     }
 
-    /// A bus on a stream of NATS JetStream, which is made if it is not there.
+    /// Creates a bus on a stream of NATS JetStream. Creates the stream if it does not exist.
     ///
-    /// Returns without having reached NATS if that takes more than a few seconds; the stream is then looked at before the first event.
+    /// If NATS cannot be reached within a few seconds, this returns anyway; the stream is then checked before the first event.
     pub async fn nats(config: &NatsConfig) -> Result<Self, BusError> {
         Ok(Self(Backend::Nats(Arc::new(Nats::connect(config).await?))))
     }
 
-    /// Publishes events, those of one aggregate strictly one after the other: each is stored before the next one is sent, and when one
-    /// fails the later ones of its aggregate are not sent at all. Events of different aggregates are on their way side by side.
+    /// Publishes events, those of one aggregate strictly one after the other: each is stored before the next one is sent, and
+    /// when one fails the later ones of its aggregate are not sent. Events of different aggregates are sent concurrently.
     ///
-    /// Publishing an event again is safe. On NATS it is stored once if that happens within two hours; consumers dedupe in any case.
+    /// Publishing an event again is safe. NATS stores it once if that happens within two hours; consumers deduplicate in any
+    /// case.
     ///
-    /// An error means that nothing of the batch is surely stored.
+    /// An error means that no event of the batch is confirmed as stored.
     pub async fn publish(&self, batch: &[Envelope]) -> Result<Published, BusError> {
         let (stored, failure) = match &self.0 {
             Backend::InProcess(bus) => bus.publish(batch),
@@ -201,11 +205,12 @@ impl Bus {
         }
     }
 
-    /// Takes events of these kinds, or of all kinds if none is given. Subscriptions with the same name share the work, in all processes.
+    /// Subscribes to these kinds, or to all kinds if none is given. Subscriptions with the same name share the work, across all
+    /// processes.
     ///
-    /// On NATS the name lives on: a consumer that comes back gets what happened meanwhile, and a new one everything that the stream
-    /// still has. In-process it lives as long as a subscription does, so a consumer subscribes first and then reads the outbox from
-    /// where it stopped. Kinds may be added to a name, but not taken away.
+    /// On NATS the name persists: a consumer that returns gets the events it missed, and a new one gets everything that is still
+    /// in the stream. In-process, the name exists as long as one of its subscriptions, so a consumer subscribes first and then
+    /// reads the outbox from where it stopped. Kinds can be added to a name, but not removed.
     pub async fn subscribe(&self, durable: &str, kinds: &[&str]) -> Result<Subscription, BusError> {
         let usable = |byte: u8| byte.is_ascii_alphanumeric() || byte == b'-' || byte == b'_';
         if !(1..=MAX_DURABLE_BYTES).contains(&durable.len()) || !durable.bytes().all(usable) {
@@ -224,16 +229,16 @@ impl Bus {
     }
 }
 
-/// What comes out of a subscription.
+/// An item of a subscription.
 #[derive(Debug)]
 pub enum Delivery {
-    /// An event, to be answered for.
+    /// An event, which must be answered.
     Event(Event),
-    /// Some events will not come: read the outbox from where you stopped, then go on.
+    /// Some events were dropped: read the outbox from where you stopped, then continue.
     Lagged,
 }
 
-/// A consumer's end of the bus.
+/// A consumer's subscription.
 #[derive(Debug)]
 pub struct Subscription(Source);
 
@@ -244,9 +249,9 @@ enum Source {
 }
 
 impl Subscription {
-    /// Waits for the next delivery. While NATS is away this waits too; an error means that waiting will not help.
+    /// Waits for the next delivery, also while NATS cannot be reached. An error means that waiting does not help.
     ///
-    /// Giving up in the middle loses nothing.
+    /// Cancelling the call loses nothing.
     pub async fn next(&mut self) -> Result<Delivery, BusError> {
         match &mut self.0 {
             Source::InProcess(member) => Ok(member.next().await),
@@ -255,12 +260,12 @@ impl Subscription {
     }
 }
 
-/// A delivered event. Without an answer it is delivered again after [`ANSWER_PATIENCE`], also when its consumer died.
+/// A delivered event. Without an answer it is delivered again after [`ANSWER_PATIENCE`], also if its consumer died.
 #[derive(Debug)]
 pub struct Event {
     /// The event.
     pub envelope: Arc<Envelope>,
-    /// How often it was delivered, this time included.
+    /// How often it was delivered, including this time.
     pub delivery: u64,
     answer: Answer,
 }
@@ -272,7 +277,7 @@ enum Answer {
 }
 
 impl Event {
-    /// Says that the event is dealt with. After an error it may be delivered again.
+    /// Confirms that the event is processed. After an error it may be delivered again.
     pub async fn ack(self) -> Result<(), BusError> {
         match self.answer {
             Answer::InProcess(ticket) => ticket.ack(),
@@ -281,13 +286,13 @@ impl Event {
         Ok(())
     }
 
-    /// Gives the event back because it could not be dealt with now. It comes again, later and later.
+    /// Returns the event because it cannot be processed now. It is redelivered with increasing delays.
     pub async fn retry(self) -> Result<(), BusError> {
         let delay = retry_after(self.delivery);
         self.nak(delay).await
     }
 
-    /// Gives the event back, to be delivered again after `delay`.
+    /// Returns the event, to be redelivered after `delay`.
     pub async fn nak(self, delay: Duration) -> Result<(), BusError> {
         match self.answer {
             Answer::InProcess(ticket) => ticket.nak(delay),
@@ -297,7 +302,7 @@ impl Event {
     }
 }
 
-/// The kinds that a consumer takes; none stands for all of them.
+/// The kinds that a consumer receives; empty for all of them.
 #[derive(Clone, Debug, PartialEq, Eq)]
 struct Kinds(BTreeSet<String>);
 
@@ -307,7 +312,7 @@ impl Kinds {
     }
 }
 
-/// The places of each aggregate's events in the batch, in order.
+/// Returns the positions of each aggregate's events in the batch, in order.
 fn by_aggregate(batch: &[Envelope]) -> Vec<Vec<usize>> {
     let mut places: HashMap<&str, usize> = HashMap::new();
     let mut chains: Vec<Vec<usize>> = vec![];
@@ -321,7 +326,7 @@ fn by_aggregate(batch: &[Envelope]) -> Vec<Vec<usize>> {
     chains
 }
 
-/// How long after this delivery an event that was given back comes again.
+/// Returns the delay until a returned event is delivered again.
 fn retry_after(delivery: u64) -> Duration {
     let index = usize::try_from(delivery.saturating_sub(1)).unwrap_or(usize::MAX).min(RETRIES.len() - 1);
     RETRIES[index]

@@ -1,7 +1,7 @@
 //! Values that live for minutes: single-use tokens and presence.
 //!
-//! Unlike limits, these are part of security checks, so everything here fails closed: when Redis is away nothing is put and nothing is
-//! found, and the caller gets an error. A token whose answer was lost on the way is spent.
+//! Unlike limits, these are part of security checks, so everything here fails closed: while Redis cannot be reached nothing is
+//! stored and nothing is found, and the caller gets an error. A token whose answer was lost in transit is spent.
 
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -16,12 +16,12 @@ use crate::redis::{Redis, RedisError, Repeat};
 pub const MAX_KEY_BYTES: usize = 256;
 /// Largest value.
 pub const MAX_VALUE_BYTES: usize = 64 * 1024;
-/// Longest life.
+/// Longest time to live.
 pub const MAX_TTL: Duration = Duration::from_secs(7 * 24 * 3600);
 /// Most values of one process.
 const MAX_VALUES: usize = 100_000;
 
-/// Why a value was not put or not looked for.
+/// Why a value was not stored or read.
 #[derive(Debug, thiserror::Error)]
 pub enum EphemeralError {
     /// The key is empty or too long.
@@ -30,19 +30,19 @@ pub enum EphemeralError {
     /// The value is too large.
     #[error("a value of {0} bytes is larger than {MAX_VALUE_BYTES}; keep it in the store and put its id")]
     Value(usize),
-    /// The value would not live at all, or too long.
-    #[error("a life of {0:?} is not between 1 ms and {MAX_TTL:?}; what lives longer belongs into the store")]
+    /// The time to live is zero or too long.
+    #[error("a time to live of {0:?} is not between 1 ms and {MAX_TTL:?}; keep longer-lived values in the store")]
     Ttl(Duration),
     /// There are too many values.
     #[error("there are {MAX_VALUES} values already; try again later, or use Redis")]
     Full,
-    /// Redis did not do it.
-    #[error("Redis did not take part")]
+    /// Redis failed.
+    #[error("Redis could not be used")]
     Redis(#[from] RedisError),
 }
 
 impl EphemeralError {
-    /// A stable code for logs.
+    /// Returns a stable code for logs.
     pub fn code(&self) -> &'static str {
         match self {
             Self::Key(_) => "ephemeral_key_invalid",
@@ -65,17 +65,17 @@ enum Backend {
 }
 
 impl Ephemeral {
-    /// Values of this process alone; gone when it ends.
+    /// Creates values of this process alone. They are gone when it ends.
     pub fn in_process() -> Self {
         Self(Backend::InProcess(Arc::new(InProcess::default())))
     }
 
-    /// Values that all processes share.
+    /// Creates values that all processes share.
     pub fn redis(redis: &Redis) -> Self {
         Self(Backend::Redis(redis.clone()))
     }
 
-    /// Keeps a value under a key for `ttl`, in place of the one that is there.
+    /// Stores a value under a key for `ttl`, and replaces an existing one.
     pub async fn put(&self, key: &str, value: Bytes, ttl: Duration) -> Result<(), EphemeralError> {
         check_key(key)?;
         if value.len() > MAX_VALUE_BYTES {
@@ -94,17 +94,17 @@ impl Ephemeral {
         }
     }
 
-    /// Takes the value away and returns it. Of any number of callers at the same time, in any process, one gets it.
+    /// Removes the value and returns it. Of any number of concurrent callers, in any process, only one gets it.
     pub async fn take(&self, key: &str) -> Result<Option<Bytes>, EphemeralError> {
         check_key(key)?;
         match &self.0 {
             Backend::InProcess(values) => Ok(values.take(key)),
-            // Never sent twice: the first may have taken the value, and then the second would say that there was none.
+            // Never sent twice: if the first command took the value, the second would report that there is none.
             Backend::Redis(redis) => found(redis.command(::redis::cmd("GETDEL").arg(redis_key(key)), Repeat::Never).await),
         }
     }
 
-    /// Looks at the value and leaves it there: who is present, what was put before. Not for tokens.
+    /// Returns the value without removing it, for example for presence. Not for tokens.
     pub async fn peek(&self, key: &str) -> Result<Option<Bytes>, EphemeralError> {
         check_key(key)?;
         match &self.0 {
@@ -131,7 +131,7 @@ struct InProcess(Mutex<HashMap<Box<str>, (Bytes, Instant)>>);
 
 impl std::fmt::Debug for InProcess {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        // The values are secrets.
+        // The values are secret.
         f.debug_struct("InProcess").field("values", &self.lock().len()).finish()
     }
 }
@@ -146,7 +146,7 @@ impl InProcess {
         let mut values = self.lock();
         if values.len() >= MAX_VALUES && !values.contains_key(key) {
             values.retain(|_, (_, until)| *until > now);
-            // Nobody's token is thrown away for somebody else's.
+            // A token of one caller is never evicted for another's.
             if values.len() >= MAX_VALUES {
                 return Err(EphemeralError::Full);
             }

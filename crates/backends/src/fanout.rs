@@ -1,7 +1,7 @@
-//! Notifications to whoever is looking right now: a browser with an open page.
+//! Notifications to current listeners, such as a browser with an open page.
 //!
-//! A notification says "look again" or shows progress; it is not kept for anybody. Whoever missed some gets a [`Notice::Gap`] instead and
-//! reads the store again. So a queue that is full and a Redis that was away end in the same way, and no memory grows.
+//! A notification means "read again" or shows progress; it is not stored. A listener that missed some gets a [`Notice::Gap`] and
+//! reads the store again. A full queue and a Redis that was unreachable have the same result, and memory stays bounded.
 
 mod hub;
 mod on_redis;
@@ -27,7 +27,7 @@ pub const MAX_BODY_BYTES: usize = 64 * 1024;
 /// How long a new listener waits for Redis to confirm its channels.
 const OPENING_PATIENCE: Duration = Duration::from_secs(2);
 
-/// Why a notification was not sent or a listener not made.
+/// Why a notification was not sent or a listener not created.
 #[derive(Debug, thiserror::Error)]
 pub enum FanoutError {
     /// A channel's name is empty or too long.
@@ -39,13 +39,13 @@ pub enum FanoutError {
     /// The notification is too large.
     #[error("a notification of {0} bytes is larger than {MAX_BODY_BYTES}; send an id and let the listener read the rest")]
     Body(usize),
-    /// Redis did not take it.
-    #[error("Redis did not take the notification")]
+    /// Redis did not accept it.
+    #[error("Redis did not accept the notification")]
     Redis(#[from] RedisError),
 }
 
 impl FanoutError {
-    /// A stable code for logs.
+    /// Returns a stable code for logs.
     pub fn code(&self) -> &'static str {
         match self {
             Self::Channel(_) | Self::Channels(_) => "fanout_channel_invalid",
@@ -55,21 +55,21 @@ impl FanoutError {
     }
 }
 
-/// What a listener hears.
+/// An item that a listener receives.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Notice {
     /// A notification.
     Message {
-        /// The channel it came over.
+        /// The channel of the notification.
         channel: Arc<str>,
-        /// What was sent.
+        /// Its content.
         body: Bytes,
     },
-    /// Something may have been missed: read the store again.
+    /// Notifications may be missing: read the store again.
     Gap,
 }
 
-/// The way to all listeners, in all processes that share a Redis. Clones share it.
+/// Sends to all listeners, in all processes that share a Redis. Clones share it.
 #[derive(Clone, Debug)]
 pub struct Fanout(Backend);
 
@@ -80,22 +80,23 @@ enum Backend {
 }
 
 impl Fanout {
-    /// Listeners of this process alone.
+    /// Creates a fan-out to listeners of this process alone.
     pub fn in_process() -> Self {
         Self(Backend::InProcess(Arc::new(Hub::default())))
     }
 
-    /// Listeners of all processes. Must be called inside of a runtime, because a task keeps the connection.
+    /// Creates a fan-out to listeners of all processes. Call it inside a runtime, because it starts a task that keeps the
+    /// connection.
     ///
-    /// All listeners of this process share one connection for listening, whatever their number; notifications go out over the one that
-    /// [`Redis`] shares, because Redis does not take them on the other.
+    /// All listeners of this process share one connection for receiving. Notifications are sent over the connection of [`Redis`],
+    /// because Redis does not accept them on a subscribed connection.
     pub fn redis(redis: &Redis) -> Self {
         Self(Backend::Redis(Arc::new(OnRedis::start(redis.clone()))))
     }
 
-    /// Sends a notification to everybody who listens on the channel now.
+    /// Sends a notification to all current listeners of the channel.
     ///
-    /// An error means that some may not get it; they get a [`Notice::Gap`] when Redis is back, so there is nothing to repeat.
+    /// After an error, some may not get it. They get a [`Notice::Gap`] when Redis is back, so there is nothing to retry.
     pub async fn publish(&self, channel: &str, body: Bytes) -> Result<(), FanoutError> {
         check_channel(channel)?;
         if body.len() > MAX_BODY_BYTES {
@@ -108,9 +109,9 @@ impl Fanout {
         Ok(())
     }
 
-    /// Listens on these channels. What is published after this has returned is heard, or a [`Notice::Gap`] in its place.
+    /// Subscribes to these channels. After this returns, every notification is received, or a [`Notice::Gap`] in its place.
     ///
-    /// A Redis that is away is no error: the listener gets a gap once it is back.
+    /// An unreachable Redis is not an error: the listener gets a gap once it is back.
     pub async fn subscribe(&self, channels: &[&str]) -> Result<Listener, FanoutError> {
         if !(1..=MAX_CHANNELS).contains(&channels.len()) {
             return Err(FanoutError::Channels(channels.len()));
@@ -123,7 +124,7 @@ impl Fanout {
                 Ok(Listener { mailbox, hub: hub.clone(), keep_alive: None })
             }
             Backend::Redis(redis) => {
-                // Made before anything is awaited, so that giving up in the middle leaves again.
+                // Created before the first await, so that cancelling the call removes the listener again.
                 let mailbox = redis.hub().join(channels);
                 let listener = Listener { mailbox, hub: redis.hub().clone(), keep_alive: Some(redis.clone()) };
                 redis.wait_until_live(channels, OPENING_PATIENCE).await;
@@ -139,7 +140,7 @@ impl Fanout {
 pub struct Listener {
     mailbox: Arc<Mailbox>,
     hub: Arc<Hub>,
-    /// The task that fills the mailbox runs as long as somebody needs it.
+    /// The task that fills the mailbox runs as long as a listener needs it.
     #[allow(dead_code, reason = "held, never read")]
     keep_alive: Option<Arc<OnRedis>>,
 }

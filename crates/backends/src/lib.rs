@@ -1,15 +1,16 @@
-//! What a cluster can use at scale, and what stands in its place by default.
+//! Optional services for larger sites, and their in-process defaults.
 //!
 //! | seam | by default | at scale |
 //! |---|---|---|
-//! | [`bus`]: events of the outbox to whoever acts on them | in-process | NATS JetStream |
+//! | [`bus`]: events of the outbox to their consumers | in-process | NATS JetStream |
 //! | [`fanout`]: notifications to open browsers | in-process | Redis Pub/Sub |
-//! | [`limits`]: how often somebody may ask | in-process | Redis |
+//! | [`limits`]: rate limits | in-process | Redis |
 //! | [`ephemeral`]: single-use tokens and presence | in-process | Redis |
 //!
-//! Both sides of a seam pass the same tests. None of them is the truth: that is the store, and whoever missed something reads it there.
+//! Both implementations of a seam pass the same tests. The source of truth is the store: a consumer that missed something reads
+//! it there.
 //!
-//! [`webhook`] is what leaves the house: signatures, the times to try again, and where it may not go. It does no I/O.
+//! [`webhook`] has the rules for outgoing deliveries: signatures, retry times and forbidden destinations. It does no I/O.
 
 pub mod bus;
 pub mod ephemeral;
@@ -24,7 +25,7 @@ use crate::fanout::Fanout;
 use crate::limits::Limits;
 use crate::redis::{Redis, RedisConfig, RedisError};
 
-/// Events that an in-process consumer may be behind before it is told to read the outbox instead.
+/// How many events an in-process consumer may be behind before it has to read the outbox instead.
 const IN_PROCESS_BUS_CAPACITY: usize = 4096;
 
 /// Which backends to use. The default is a single process without any.
@@ -36,7 +37,7 @@ pub struct EnginesConfig {
     pub redis: Option<RedisConfig>,
 }
 
-/// Why the backends cannot be had.
+/// Why the backends cannot be created.
 #[derive(Debug, thiserror::Error)]
 pub enum EnginesError {
     /// The bus cannot be used as it is configured.
@@ -48,7 +49,7 @@ pub enum EnginesError {
 }
 
 impl EnginesError {
-    /// A stable code for logs and problem documents.
+    /// Returns a stable code for logs and problem documents.
     pub fn code(&self) -> &'static str {
         match self {
             Self::Bus(error) => error.code(),
@@ -64,14 +65,14 @@ pub struct Backends {
     pub bus: Bus,
     /// Notifications to browsers.
     pub fanout: Fanout,
-    /// How often somebody may ask.
+    /// Rate limits.
     pub limits: Limits,
     /// Single-use tokens and presence.
     pub ephemeral: Ephemeral,
 }
 
 impl Backends {
-    /// Everything in this process.
+    /// Creates backends that run in this process.
     pub fn in_process() -> Self {
         Self {
             bus: Bus::in_process(IN_PROCESS_BUS_CAPACITY),
@@ -81,10 +82,10 @@ impl Backends {
         }
     }
 
-    /// The backends of a configuration.
+    /// Creates the backends of a configuration.
     ///
-    /// A NATS or Redis that is away at this moment is no error: a control plane must be able to start without them, and they are looked
-    /// for until they are there. A configuration that can never work is one.
+    /// An unreachable NATS or Redis is not an error: the control plane must be able to start without them, and it keeps trying to
+    /// connect. A configuration that can never work is an error.
     pub async fn from_config(config: &EnginesConfig) -> Result<Self, EnginesError> {
         let mut backends = Self::in_process();
         if let Some(nats) = &config.nats {

@@ -1,8 +1,8 @@
-//! How often somebody may ask, by the generic cell rate algorithm: a burst at once, then evenly, and one number to remember per key.
+//! Rate limits by the generic cell rate algorithm: a burst at once, then evenly, with one number per key.
 //!
-//! A limiter is no security check. It keeps the control plane usable for others, so when Redis is away it does not refuse everybody:
-//! each process goes on with limits of its own, with the same rules, until Redis is back. With n processes somebody may then ask up to
-//! n times as often. What must be refused for safety's sake (a wrong password, a used token) is refused elsewhere.
+//! A limiter is not a security check. It keeps the control plane usable for others, so an unreachable Redis does not cause
+//! refusals: each process then applies the same rules with its own counts. With n processes a caller may then send up to n times
+//! as many requests. What must be refused for security (a wrong password, a used token) is refused elsewhere.
 
 mod gcra;
 mod in_process;
@@ -18,17 +18,17 @@ use tokio::time::Instant;
 use crate::redis::{Redis, RedisError, Repeat};
 use in_process::InProcess;
 
-/// Longest time that a request waits for Redis to hear whether it may go on.
+/// Longest time that a request waits for the answer of Redis.
 const PATIENCE: Duration = Duration::from_secs(1);
-/// How often a Redis that is away is worth a line in the log.
+/// Shortest time between two warnings about an unreachable Redis.
 const WARNING_INTERVAL: Duration = Duration::from_secs(60);
 /// Keys longer than this are replaced by their digest.
 const MAX_KEY_BYTES: usize = 128;
 
 /// The same decision as [`gcra::decide`], by the clock of Redis, so that all processes agree on the time.
 ///
-/// `KEYS[1]` holds the theoretical arrival time in microseconds; `ARGV` is the period, the burst and the cost. The answer is whether it is allowed, what
-/// remains, and the two times in microseconds.
+/// `KEYS[1]` holds the theoretical arrival time in microseconds; `ARGV` is the period, the burst and the cost. The result is
+/// whether the request is allowed, what remains, and the two times in microseconds.
 const SCRIPT: &str = r"
 local period, burst, cost = tonumber(ARGV[1]), tonumber(ARGV[2]), tonumber(ARGV[3])
 local time = redis.call('TIME')
@@ -53,28 +53,28 @@ return {allowed, remaining, after - now, retry}
 
 static COMPILED: LazyLock<Script> = LazyLock::new(|| Script::new(SCRIPT));
 
-/// What is allowed: `burst` at once, coming back evenly over `per`.
+/// The limit: `burst` at once, refilled evenly over `per`.
 ///
-/// So `burst: 60` and `per` a minute is one a second, and up to 60 after a minute of silence. A burst of 0 counts as 1, and more than
-/// one per microsecond as one per microsecond.
+/// With `burst: 60` and `per` one minute, this is one per second, and up to 60 after a quiet minute. A burst of 0 counts as 1,
+/// and rates above one per microsecond count as one per microsecond.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Rule {
-    /// How long it takes until a used-up burst is there again.
+    /// The time to refill an empty burst.
     pub per: Duration,
-    /// How much may be used at once.
+    /// The most that can be used at once.
     pub burst: u32,
 }
 
-/// What the limiter says.
+/// The result of a check.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Decision {
-    /// Whether to go on. If not, nothing was used up.
+    /// Whether the request is allowed. If not, nothing was used.
     pub allowed: bool,
-    /// How much could be used right now.
+    /// What can be used right now.
     pub remaining: u32,
-    /// When the whole burst is there again.
+    /// The time until the whole burst is available again.
     pub reset_after: Duration,
-    /// When the same would be allowed, if it is not now.
+    /// The time until the same request would be allowed, if it is not now.
     pub retry_after: Option<Duration>,
 }
 
@@ -91,27 +91,28 @@ enum Backend {
 #[derive(Debug)]
 struct OnRedis {
     redis: Redis,
-    /// What decides while Redis is away.
+    /// Decides while Redis cannot be reached.
     fallback: InProcess,
     fallbacks: AtomicU64,
     started: Instant,
-    /// Milliseconds after the start at which the next warning may be written.
+    /// Milliseconds after the start at which the next warning may be logged.
     warn_after: AtomicU64,
 }
 
 impl Limits {
-    /// Limits of this process alone.
+    /// Creates limits of this process alone.
     pub fn in_process() -> Self {
         Self(Backend::InProcess(Arc::new(InProcess::new())))
     }
 
-    /// Limits that all processes share.
+    /// Creates limits that all processes share.
     pub fn redis(redis: &Redis) -> Self {
         let (fallback, fallbacks, warn_after) = (InProcess::new(), AtomicU64::new(0), AtomicU64::new(0));
         Self(Backend::Redis(Arc::new(OnRedis { redis: redis.clone(), fallback, fallbacks, started: Instant::now(), warn_after })))
     }
 
-    /// Asks whether `key` may use `cost` now, and uses it if so. A cost above the burst counts as the whole burst; a cost of 0 only looks.
+    /// Checks whether `key` may use `cost` now, and uses it if so. A cost above the burst counts as the whole burst; a cost of 0
+    /// uses nothing.
     pub async fn check(&self, key: &str, rule: Rule, cost: u32) -> Decision {
         let key = bounded(key);
         match &self.0 {
@@ -120,7 +121,7 @@ impl Limits {
         }
     }
 
-    /// How many checks this process decided alone because Redis was away.
+    /// Returns how many checks this process decided alone because Redis could not be reached.
     pub fn fallbacks(&self) -> u64 {
         match &self.0 {
             Backend::InProcess(_) => 0,
@@ -164,12 +165,12 @@ impl OnRedis {
             (now >= next).then(|| now.saturating_add(u64::try_from(WARNING_INTERVAL.as_millis()).unwrap_or(u64::MAX)))
         };
         if self.warn_after.fetch_update(Ordering::Relaxed, Ordering::Relaxed, due).is_ok() {
-            tracing::warn!(code = error.code(), %error, "rate limits are kept by each process alone until Redis is back");
+            tracing::warn!(code = error.code(), %error, "Redis is unavailable; each process keeps its own rate limits");
         }
     }
 }
 
-/// Keys hold what callers sent, so their length is not ours to choose.
+/// Bounds the length of a key, because keys contain data from callers.
 fn bounded(key: &str) -> std::borrow::Cow<'_, str> {
     if key.len() <= MAX_KEY_BYTES {
         return key.into();

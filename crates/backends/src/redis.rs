@@ -1,7 +1,7 @@
 //! The connection to Redis that fan-out, limits and ephemeral values of a process share.
 //!
-//! Commands of all callers go over one connection, side by side. When it breaks, the next caller dials again; after a failure nobody
-//! dials for a moment, so that callers get their error at once instead of standing in line for a server that is away.
+//! Commands of all callers share one connection. When it breaks, the next caller connects again. After a failure there is a short
+//! pause without attempts, so that callers get their error at once instead of queueing for an unreachable server.
 
 use std::fmt;
 use std::path::PathBuf;
@@ -13,26 +13,26 @@ use ::redis::{AsyncConnectionConfig, Client, ErrorKind, FromRedisValue, ServerEr
 use tokio::sync::Mutex;
 use tokio::time::Instant;
 
-/// Longest time to wait for a connection.
+/// Longest wait for a connection.
 pub(crate) const CONNECT_TIMEOUT: Duration = Duration::from_secs(2);
-/// Longest time to wait for an answer.
+/// Longest wait for an answer.
 pub(crate) const ANSWER_TIMEOUT: Duration = Duration::from_secs(1);
-/// How long nobody dials after a failure: at first, and at most.
+/// The pause after a failed connection attempt: the first one, and the longest one.
 const PAUSE: (Duration, Duration) = (Duration::from_millis(50), Duration::from_secs(2));
-/// Most bytes of a file with certificates.
+/// Most bytes of a certificate file.
 const MAX_CA_BYTES: u64 = 1 << 20;
 
-/// Where Redis is.
+/// The address of Redis.
 #[derive(Clone, PartialEq, Eq)]
 pub struct RedisConfig {
-    /// `redis://` or, with TLS, `rediss://`. May hold a user and a password, and the number of a database.
+    /// `redis://` or, with TLS, `rediss://`. May contain a user, a password and a database number.
     pub url: String,
-    /// Certificates of whoever signed Redis's own, instead of those that this machine trusts.
+    /// CA certificates for Redis, instead of those that this machine trusts.
     pub ca_file: Option<PathBuf>,
 }
 
 impl RedisConfig {
-    /// A Redis at this URL.
+    /// Returns the configuration of a Redis at this URL.
     pub fn new(url: impl Into<String>) -> Self {
         Self { url: url.into(), ca_file: None }
     }
@@ -44,31 +44,31 @@ impl fmt::Debug for RedisConfig {
     }
 }
 
-/// Why Redis did not do what it was asked for.
+/// An error of Redis.
 #[derive(Debug, thiserror::Error)]
 pub enum RedisError {
     /// The configuration can never work.
     #[error("the URL of Redis cannot be used: {0}; write it as redis://host:6379 or rediss://host:6379")]
     Url(String),
-    /// The file with certificates cannot be read.
-    #[error("the certificates for Redis in {path} cannot be read; check the path and its rights")]
+    /// The certificate file cannot be read.
+    #[error("the certificates for Redis in {path} cannot be read; check the path and its permissions")]
     CaFile {
         /// The file.
         path: PathBuf,
-        /// What went wrong.
+        /// The cause.
         #[source]
         source: std::io::Error,
     },
-    /// It is not there, or does not answer.
-    #[error("Redis is away ({0}); it is looked for again by itself")]
+    /// Redis cannot be reached, or does not answer.
+    #[error("Redis cannot be reached ({0}); the server keeps trying")]
     Away(String),
-    /// It is there and says no.
-    #[error("Redis refused: {0}; check the rights of the user in its URL and its `maxmemory`")]
+    /// Redis refuses the request.
+    #[error("Redis refused: {0}; check the permissions of the user in its URL and its `maxmemory`")]
     Refused(String),
 }
 
 impl RedisError {
-    /// A stable code for logs.
+    /// Returns a stable code for logs.
     pub fn code(&self) -> &'static str {
         match self {
             Self::Url(_) => "redis_url_invalid",
@@ -79,12 +79,12 @@ impl RedisError {
     }
 }
 
-/// Whether a command may be sent again over a new connection when the old one broke before its answer came.
+/// Whether a command may be sent again over a new connection if the old one breaks before the answer arrives.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Repeat {
-    /// Doing it twice is as good as once.
+    /// Running it twice has the same effect as once.
     Once,
-    /// It may have been done, and must not be done again.
+    /// It may have run, and must not run again.
     Never,
 }
 
@@ -106,7 +106,7 @@ impl fmt::Debug for Shared {
 /// The state of the connection.
 struct Link {
     connection: Option<MultiplexedConnection>,
-    /// Counts connections, so that a late error of an old one does not end the new one.
+    /// Counts connections, so that a late error of an old connection does not close the new one.
     number: u64,
     failure: Option<RedisFailure>,
 }
@@ -118,7 +118,7 @@ struct RedisFailure {
 }
 
 impl Redis {
-    /// Takes a configuration. Dials nothing yet: a Redis that is away is no error here.
+    /// Creates a client without connecting: an unreachable Redis is not an error here.
     pub fn open(config: &RedisConfig) -> Result<Self, RedisError> {
         let client = match &config.ca_file {
             None => Client::open(config.url.as_str()),
@@ -133,7 +133,7 @@ impl Redis {
         Ok(Self(Arc::new(Shared { client, link })))
     }
 
-    /// For a connection of one's own.
+    /// Returns the client, for a separate connection.
     pub(crate) fn client(&self) -> &Client {
         &self.0.client
     }
@@ -147,7 +147,7 @@ impl Redis {
         self.run(repeat, |mut connection| async move { command.query_async(&mut connection).await }).await
     }
 
-    /// Runs what `work` does with a connection.
+    /// Runs `work` with a connection.
     pub(crate) async fn run<T, F>(&self, repeat: Repeat, work: impl Fn(MultiplexedConnection) -> F) -> Result<T, RedisError>
     where
         F: Future<Output = ::redis::RedisResult<T>>,
@@ -159,7 +159,7 @@ impl Redis {
                 Ok(answer) => return Ok(answer),
                 Err(error) => error,
             };
-            // A server that became a replica refuses to write for ever, so that connection is as good as broken.
+            // A server that became a replica refuses writes for good, so the connection counts as broken.
             let broken = error.is_io_error()
                 || error.is_unrecoverable_error()
                 || matches!(error.kind(), ErrorKind::Server(ServerErrorKind::ReadOnly | ServerErrorKind::MasterDown));
@@ -167,7 +167,7 @@ impl Redis {
                 return Err(refused(&error));
             }
             self.forget(number).await;
-            // Who waited for an answer in vain has waited long enough.
+            // After a timeout, the caller has waited long enough.
             if !may_repeat || error.is_timeout() {
                 return Err(RedisError::Away(error.to_string()));
             }
@@ -185,7 +185,7 @@ impl Redis {
         }
         let config =
             AsyncConnectionConfig::new().set_connection_timeout(Some(CONNECT_TIMEOUT)).set_response_timeout(Some(ANSWER_TIMEOUT));
-        // Around everything: the greeting after the connection has no limit of its own.
+        // Covers the whole attempt: the handshake after connecting has no limit of its own.
         let dialed =
             tokio::time::timeout(CONNECT_TIMEOUT, self.0.client.get_multiplexed_async_connection_with_config(&config)).await;
         let outcome = dialed.map_err(|_| "no answer".to_owned()).and_then(|dialed| dialed.map_err(|error| error.to_string()));
@@ -226,7 +226,7 @@ fn read_certificates(path: &std::path::Path) -> std::io::Result<Vec<u8>> {
     Ok(bytes)
 }
 
-/// The URL for a log: what is between the scheme and the host stays out.
+/// Returns the URL for a log, without the part between the scheme and the host.
 pub(crate) fn without_password(url: &str) -> String {
     match (url.find("://"), url.rfind('@')) {
         (Some(scheme), Some(at)) if at > scheme => format!("{}://…@{}", &url[..scheme], &url[at + 1..]),

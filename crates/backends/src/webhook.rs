@@ -1,4 +1,4 @@
-//! Webhooks as the Standard Webhooks specification has them: signatures, rotation, and the times to try again. Pure.
+//! Webhooks according to the Standard Webhooks specification: signatures, rotation and retry times. Pure.
 
 mod secret;
 mod target;
@@ -15,13 +15,13 @@ pub use gpuaas_contract::address::RefusedAddress;
 pub use secret::{BadSecret, Secret, Secrets};
 pub use target::{MAX_URL_BYTES, Target, TargetError, check_target};
 
-/// How old or how far ahead a signed delivery may be for [`verify`].
+/// The largest accepted difference between the timestamp of a delivery and the clock in [`verify`].
 pub const TOLERANCE: Duration = Duration::from_secs(5 * 60);
 
-/// Most signatures of one header that [`verify`] looks at.
+/// Most signatures of one header that [`verify`] checks.
 const MAX_SIGNATURES: usize = 16;
 
-/// When to try again, counted from the attempt before.
+/// Delays between two attempts.
 const RETRIES: [Duration; 9] = [
     Duration::from_secs(5),
     Duration::from_secs(5 * 60),
@@ -37,22 +37,22 @@ const RETRIES: [Duration; 9] = [
 /// The three headers of a delivery, with their names on the wire.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Headers {
-    /// `webhook-id`: the same for every attempt, so that the receiver can tell repeats.
+    /// `webhook-id`: the same for every attempt, so that the receiver can detect repeats.
     pub id: String,
     /// `webhook-timestamp`: when this attempt was signed, in seconds since the Unix epoch.
     pub timestamp: String,
-    /// `webhook-signature`: one signature per secret, with a space between them.
+    /// `webhook-signature`: one signature per secret, separated by spaces.
     pub signature: String,
 }
 
 impl Headers {
-    /// Names and values, ready for a request.
+    /// Returns names and values for a request.
     pub fn pairs(&self) -> [(&'static str, &str); 3] {
         [("webhook-id", &self.id), ("webhook-timestamp", &self.timestamp), ("webhook-signature", &self.signature)]
     }
 }
 
-/// Signs one attempt of a delivery with every secret that is valid now. `timestamp` is in seconds since the Unix epoch.
+/// Signs one attempt of a delivery with every secret that is currently valid. `timestamp` is in seconds since the Unix epoch.
 pub fn sign(secrets: &Secrets, id: &str, timestamp: i64, body: &[u8]) -> Headers {
     let timestamp = timestamp.to_string();
     let signatures: Vec<String> = secrets
@@ -62,23 +62,24 @@ pub fn sign(secrets: &Secrets, id: &str, timestamp: i64, body: &[u8]) -> Headers
     Headers { id: id.to_owned(), timestamp, signature: signatures.join(" ") }
 }
 
-/// Why a delivery is not to be believed.
+/// Why a delivery must be rejected.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum VerifyError {
     /// The timestamp is not a number.
     #[error("webhook-timestamp is not a number of seconds")]
     Timestamp,
-    /// The timestamp is too far from the receiver's clock: a replay, or a clock that is wrong.
-    #[error("webhook-timestamp is more than five minutes away from this clock; check the clock")]
+    /// The timestamp differs too much from the receiver's clock: a replay, or a wrong clock.
+    #[error("webhook-timestamp differs from this clock by more than five minutes; check the clock")]
     TooFarAway,
-    /// No signature fits.
-    #[error("no signature in webhook-signature fits this secret and body; compare the secret with the webhook's")]
+    /// No signature matches.
+    #[error("no signature in webhook-signature matches this secret and body; compare the secret with the webhook's")]
     NoMatch,
 }
 
-/// What a receiver does with a delivery. Here for tests and as documentation: the control plane only signs.
+/// Verifies a delivery as a receiver does. It is here for tests and as documentation: the control plane only signs.
 ///
-/// `now` is in seconds since the Unix epoch. `body` must be the bytes as they came, not a document that was parsed and written again.
+/// `now` is in seconds since the Unix epoch. `body` must be the received bytes, not a document that was parsed and serialized
+/// again.
 pub fn verify(secret: &Secret, headers: &Headers, body: &[u8], now: i64) -> Result<(), VerifyError> {
     let signed_at: i64 = headers.timestamp.parse().map_err(|_| VerifyError::Timestamp)?;
     if now.abs_diff(signed_at) > TOLERANCE.as_secs() {
@@ -86,17 +87,17 @@ pub fn verify(secret: &Secret, headers: &Headers, body: &[u8], now: i64) -> Resu
     }
     let fits = |signature: &str| {
         let bytes = signature.strip_prefix("v1,").and_then(|text| STANDARD.decode(text).ok());
-        // Compares in constant time.
+        // The comparison takes constant time.
         bytes.is_some_and(|bytes| mac(secret, &headers.id, &headers.timestamp, body).verify_slice(&bytes).is_ok())
     };
     let found = headers.signature.split(' ').take(MAX_SIGNATURES).any(fits);
     if found { Ok(()) } else { Err(VerifyError::NoMatch) }
 }
 
-/// When to try again after this many attempts have failed; `None` when it was the last one.
+/// Returns the delay after this many failed attempts, or `None` after the last one.
 ///
-/// `jitter`, from 0 to 1, moves the time by up to a tenth in both directions, so that deliveries that failed together do not come
-/// back together. The caller rolls the dice.
+/// `jitter`, from 0 to 1, changes the delay by up to a tenth in both directions, so that deliveries that failed together are not
+/// retried together. The caller provides the randomness.
 pub fn retry_after(failed_attempts: usize, jitter: f64) -> Option<Duration> {
     let delay = RETRIES.get(failed_attempts.checked_sub(1)?)?;
     let jitter = if jitter.is_finite() { jitter.clamp(0.0, 1.0) } else { 0.5 };
@@ -104,7 +105,7 @@ pub fn retry_after(failed_attempts: usize, jitter: f64) -> Option<Duration> {
 }
 
 fn mac(secret: &Secret, id: &str, timestamp: &str, body: &[u8]) -> Hmac<Sha256> {
-    // A secret is never longer than a block, and a shorter key means the same as one that is filled up with zeros.
+    // A secret is never longer than a block, and padding a shorter key with zeros does not change the result.
     let mut key = Zeroizing::new([0; 64]);
     key.iter_mut().zip(secret.bytes()).for_each(|(to, from)| *to = *from);
     let mut mac = Hmac::<Sha256>::new((&*key).into());

@@ -1,30 +1,30 @@
-//! Remembering which events were seen.
+//! Remembers which events were seen.
 
 use std::collections::{HashMap, VecDeque};
 
 use gpuaas_contract::id::EventId;
 
-/// Remembers the ids of the last events it was shown, in bounded memory.
+/// Remembers the ids of the latest events, in bounded memory.
 ///
-/// For helpers of one process whose state ends with it. A consumer whose effect outlives the process must remember the id in the
-/// transaction of that effect, or it forgets at the worst moment.
+/// For state that ends with the process. A consumer whose effect outlives the process must store the id in the transaction of
+/// that effect; otherwise a crash forgets it.
 #[derive(Debug)]
 pub struct Deduper {
     capacity: usize,
     clock: u64,
-    /// When each id was seen last.
+    /// The latest occurrence of each id.
     seen: HashMap<EventId, u64>,
-    /// Every sight in order; those that are not the last of their id are stale.
+    /// All occurrences in order. Those that are not the latest of their id are stale.
     order: VecDeque<(u64, EventId)>,
 }
 
 impl Deduper {
-    /// Remembers up to `capacity` ids, and at least one.
+    /// Remembers up to `capacity` ids, but at least one.
     pub fn new(capacity: usize) -> Self {
         Self { capacity: capacity.max(1), clock: 0, seen: HashMap::new(), order: VecDeque::new() }
     }
 
-    /// True if the id was not seen among the last ones. It counts as seen from now on, and as seen most recently.
+    /// Returns true if the id is not among the remembered ones, and remembers it as the latest.
     pub fn is_new(&mut self, id: EventId) -> bool {
         self.clock += 1;
         self.order.push_back((self.clock, id));
@@ -42,7 +42,7 @@ impl Deduper {
         new
     }
 
-    /// Forgets the id: what it stood for was not done after all.
+    /// Forgets the id, because its event was not processed after all.
     pub fn forget(&mut self, id: EventId) {
         self.seen.remove(&id);
     }

@@ -1,7 +1,7 @@
 //! The bus of one process: a bounded queue per consumer name.
 //!
-//! A consumer that falls behind costs no more memory than its queue. When that is full, everything in it and everything after it is
-//! dropped until the consumer has heard that it lagged, so that it never sees a later event of an aggregate without the earlier one.
+//! A slow consumer uses no more memory than its queue. When the queue is full, its content and all later events are dropped until
+//! the consumer has received `Lagged`, so that it never sees a later event of an aggregate without the earlier one.
 
 use std::collections::{BTreeMap, HashMap, HashSet, VecDeque};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
@@ -27,7 +27,7 @@ impl InProcess {
         self.groups.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Whether each event of the batch was taken, and the first reason why one was not.
+    /// Returns whether each event of the batch was accepted, and the first reason for a rejection.
     pub(super) fn publish(&self, batch: &[Envelope]) -> (Vec<bool>, Option<BusError>) {
         let mut groups = self.groups();
         groups.retain(|_, group| group.strong_count() > 0);
@@ -67,7 +67,7 @@ impl InProcess {
     }
 }
 
-/// The kinds that a consumer has and would not have any more.
+/// Returns the kinds that a consumer has and would lose.
 pub(super) fn lost_kinds(has: &Kinds, wants: &Kinds) -> Option<String> {
     match (has.0.is_empty(), wants.0.is_empty()) {
         (_, true) => None,
@@ -79,7 +79,7 @@ pub(super) fn lost_kinds(has: &Kinds, wants: &Kinds) -> Option<String> {
     }
 }
 
-/// Everybody who subscribed under one name.
+/// All subscriptions with one name.
 #[derive(Debug)]
 struct Group {
     queue: Mutex<Queue>,
@@ -90,9 +90,9 @@ struct Group {
 struct Queue {
     kinds: Kinds,
     ready: VecDeque<Waiting>,
-    /// Given back, by when they are due; the number keeps those of the same moment apart.
+    /// Returned events by the time they are due. The number distinguishes events with the same time.
     later: BTreeMap<(Instant, u64), Waiting>,
-    /// Delivered and not answered for.
+    /// Events that are delivered and not answered.
     open: usize,
     number: u64,
     lagged: bool,
@@ -130,7 +130,7 @@ impl Group {
         queue.open = queue.open.saturating_sub(1);
         queue.number += 1;
         let place = (Instant::now() + delay, queue.number);
-        // Whoever lagged reads the outbox from where it stopped, which is before this one.
+        // A consumer that lagged reads the outbox from where it stopped, which is before this event.
         if !queue.lagged {
             queue.later.insert(place, waiting);
         }
@@ -138,7 +138,7 @@ impl Group {
         self.wake.notify_one();
     }
 
-    /// The next delivery, or when to look again.
+    /// Returns the next delivery, or when to check again.
     fn take(self: &Arc<Self>) -> Result<Delivery, Option<Instant>> {
         let mut queue = self.lock();
         if std::mem::take(&mut queue.lagged) {
@@ -152,7 +152,7 @@ impl Group {
         let more = !queue.ready.is_empty() || !queue.later.is_empty();
         drop(queue);
         if more {
-            // One wake-up may have stood for several events, and there may be others in the group.
+            // One wake-up may stand for several events, and the group may have other members.
             self.wake.notify_one();
         }
         let delivery = delivered + 1;
@@ -161,7 +161,7 @@ impl Group {
     }
 }
 
-/// One subscription. The group lives as long as one of them, or one of its events, does.
+/// One subscription. The group exists as long as one of its members or events.
 #[derive(Debug)]
 pub(super) struct Member {
     group: Arc<Group>,
@@ -187,12 +187,12 @@ impl Member {
 
 impl Drop for Member {
     fn drop(&mut self) {
-        // It may have been woken for something that another one is to take now.
+        // This member may have been woken for an event that another one must take now.
         self.group.wake.notify_one();
     }
 }
 
-/// The right to answer for one event.
+/// The right to answer one event.
 #[derive(Debug)]
 pub(super) struct Ticket {
     group: Arc<Group>,
@@ -239,7 +239,7 @@ mod tests {
         }
     }
 
-    /// How many seconds each of the first deliveries after the first one took to come, if this is done with all of them.
+    /// Returns how many seconds passed before each of the first redeliveries, if every delivery is answered like this.
     async fn seconds_between_deliveries(answer: impl AsyncFn(Event)) -> Vec<u64> {
         let bus = Bus::in_process(10);
         let mut subscription = bus.subscribe("worker", &[]).await.expect("subscribes");

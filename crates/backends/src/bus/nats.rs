@@ -18,18 +18,18 @@ use tokio::sync::watch;
 use super::nats_config::{NatsConfig, differences};
 use super::{BusError, Envelope, by_aggregate, subject};
 
-/// Headers with what the subject cannot carry unchanged.
+/// Headers for values that the subject cannot carry unchanged.
 pub(super) const KIND_HEADER: &str = "Gpuaas-Kind";
 pub(super) const SUBJECT_HEADER: &str = "Gpuaas-Subject";
-/// Longest time to wait for an answer of a NATS that is connected.
+/// Longest wait for an answer of a connected NATS.
 pub(super) const ANSWER_TIMEOUT: Duration = Duration::from_secs(5);
-/// How long a start waits for the connection.
+/// How long the start waits for the connection.
 const START_PATIENCE: Duration = Duration::from_secs(3);
-/// How often a silent connection is tried.
+/// How often an idle connection is checked.
 const PING_INTERVAL: Duration = Duration::from_secs(10);
 /// Longest time between two attempts to connect.
 const MAX_RECONNECT_DELAY: Duration = Duration::from_secs(2);
-/// Aggregates whose events are on their way at the same time.
+/// Aggregates whose events are published at the same time.
 const IN_FLIGHT: usize = 256;
 
 pub(super) struct Nats {
@@ -37,12 +37,12 @@ pub(super) struct Nats {
     client: Client,
     context: Context,
     events: Arc<Events>,
-    /// The stream was there and as it should be.
+    /// The stream was found with the right settings.
     checked: AtomicBool,
     checking: tokio::sync::Mutex<()>,
 }
 
-/// What the client says about its connection.
+/// What the client reports about its connection.
 #[derive(Default)]
 struct Events {
     connects: watch::Sender<u64>,
@@ -61,7 +61,7 @@ impl Events {
             }
             Event::Disconnected => {
                 self.disconnects.send_modify(|count| *count += 1);
-                tracing::warn!("the connection to NATS broke; events stay in the outbox until it is back");
+                tracing::warn!("the connection to NATS was lost; events stay in the outbox until it is restored");
             }
             Event::ServerError(error) => *problem = Some(error.to_string()),
             Event::ClientError(error) => *problem = Some(error.to_string()),
@@ -128,7 +128,7 @@ impl Nats {
         &self.client
     }
 
-    /// The error for a NATS that is not there, with what is known about it.
+    /// Returns the error for a NATS that cannot be reached, with the known cause.
     pub(super) fn away(&self, what: &str) -> BusError {
         let problem = self.events.last_problem.lock().unwrap_or_else(PoisonError::into_inner);
         match &*problem {
@@ -141,7 +141,7 @@ impl Nats {
         self.client.connection_state() == State::Connected
     }
 
-    /// Makes the stream, or finds it as it should be. Fails at once without a connection.
+    /// Creates the stream or checks its settings. Fails at once without a connection.
     pub(super) async fn check_stream(&self) -> Result<(), BusError> {
         if self.checked.load(Ordering::Acquire) {
             return Ok(());
@@ -159,7 +159,7 @@ impl Nats {
         Ok(())
     }
 
-    /// The stream as it is now, made if it is not there.
+    /// Returns the stream's current state. Creates the stream if it does not exist.
     async fn stream(&self) -> Result<Info, BusError> {
         match self.stream_handle().await {
             Ok(stream) => Ok(stream.cached_info().clone()),
@@ -176,7 +176,7 @@ impl Nats {
         }
     }
 
-    /// The stream with what the server knows about it.
+    /// Returns the stream with its state on the server.
     pub(super) async fn stream_handle(&self) -> Result<jetstream::stream::Stream, Missing> {
         if !self.is_connected() {
             return Err(Missing::Answer(self.away("no connection")));
@@ -200,14 +200,14 @@ impl Nats {
         }
     }
 
-    /// The stream must be looked at again before anything else is done with it.
+    /// Marks the stream for a new check before its next use.
     pub(super) fn stream_is_gone(&self) {
         self.checked.store(false, Ordering::Release);
     }
 
-    /// Whether each event of the batch is surely stored, and the first reason why one is not.
+    /// Returns whether each event of the batch is confirmed as stored, and the first reason why one is not.
     pub(super) async fn publish(&self, batch: &[Envelope]) -> Result<(Vec<bool>, Option<BusError>), BusError> {
-        // Before the state is asked for: a connection that breaks after this is noticed.
+        // Subscribed before the state is read, so that a later disconnect is noticed.
         let mut disconnects = self.events.disconnects.subscribe();
         disconnects.mark_unchanged();
         self.check_stream().await?;
@@ -226,7 +226,7 @@ impl Nats {
                     Some(Err(error)) => failure = failure.or(Some(error)),
                     None => break,
                 },
-                // The answers are lost with the connection; waiting for them until the timeout would only keep the relay.
+                // The answers are lost with the connection. Waiting for the timeout would only delay the relay.
                 _ = disconnects.changed() => {
                     failure = failure.or_else(|| Some(self.away("the connection broke")));
                     break;
@@ -237,7 +237,7 @@ impl Nats {
         Ok((stored.into_iter().map(AtomicBool::into_inner).collect(), failure))
     }
 
-    /// Publishes the events of one aggregate one after the other, until one fails, and notes those that are stored.
+    /// Publishes the events of one aggregate one after the other, until one fails, and marks those that are stored.
     async fn publish_chain(&self, batch: &[Envelope], chain: Vec<usize>, stored: &[AtomicBool]) -> Result<(), BusError> {
         for index in chain {
             self.publish_one(&batch[index]).await?;
@@ -283,10 +283,10 @@ impl Nats {
     }
 }
 
-/// What stands between us and the stream.
+/// Why the stream cannot be used.
 pub(super) enum Missing {
-    /// It was never made, or is gone.
+    /// It was never created, or was deleted.
     Stream,
-    /// Nobody said.
+    /// There was no usable answer.
     Answer(BusError),
 }

@@ -1,4 +1,4 @@
-//! Which NATS, and which stream on it.
+//! The configuration of NATS and of the stream.
 
 use std::fmt;
 use std::path::PathBuf;
@@ -9,35 +9,35 @@ use async_nats::jetstream::stream::{Config, DiscardPolicy, RetentionPolicy, Stor
 use super::{BusError, subject};
 use crate::redis::without_password;
 
-/// How long JetStream remembers the ids of events, so that one that is published again is stored once.
+/// How long JetStream remembers the ids of events. An event that is published again in that time is stored once.
 const DUPLICATE_WINDOW: Duration = Duration::from_secs(2 * 3600);
-/// The longest message: the largest event with its headers.
+/// The largest message: the largest event with its headers.
 const MAX_MESSAGE_BYTES: i32 = 512 * 1024;
 
-/// Where NATS is, and what the stream of events is like.
+/// The address of NATS and the settings of the stream of events.
 #[derive(Clone, PartialEq, Eq)]
 pub struct NatsConfig {
-    /// `nats://` or, with TLS, `tls://`; several with commas between them. May hold a user and a password.
+    /// `nats://` or, with TLS, `tls://`. Several are separated by commas. May contain a user and a password.
     pub url: String,
-    /// A credentials file, as `nsc` writes them.
+    /// A credentials file, as written by `nsc`.
     pub credentials_file: Option<PathBuf>,
-    /// Certificates of whoever signed NATS's own, instead of those that this machine trusts. With it, TLS is demanded.
+    /// CA certificates for NATS, instead of those that this machine trusts. If set, TLS is required.
     pub ca_file: Option<PathBuf>,
     /// Name of the stream.
     pub stream: String,
     /// First token of all subjects. Clusters that share a NATS account need one each, and a stream each.
     pub prefix: String,
-    /// How many servers keep a copy. NATS writes to disk every two minutes unless its `sync_interval` says otherwise, so with one copy
-    /// a power cut may lose events that it has acknowledged: use three, or `sync_interval: always`.
+    /// Number of servers that keep a copy. NATS writes to disk every two minutes unless `sync_interval` is set, so with one copy
+    /// a power cut may lose acknowledged events: use three copies, or `sync_interval: always`.
     pub replicas: usize,
-    /// How long events are kept for consumers that are away. At least two hours.
+    /// How long events are kept for absent consumers. At least two hours.
     pub max_age: Duration,
-    /// How many bytes of events are kept; the oldest go first.
+    /// Most bytes of events to keep. The oldest are deleted first.
     pub max_bytes: u64,
 }
 
 impl NatsConfig {
-    /// A NATS at this URL, with one copy of a week of events in the stream `GPUAAS`.
+    /// Returns the configuration of a NATS at this URL, with one copy of a week of events in the stream `GPUAAS`.
     pub fn new(url: impl Into<String>) -> Self {
         Self {
             url: url.into(),
@@ -72,7 +72,7 @@ impl NatsConfig {
         Err(BusError::Config(wrong.to_owned()))
     }
 
-    /// The stream as it must be.
+    /// Returns the required settings of the stream.
     pub(super) fn stream_config(&self) -> Config {
         Config {
             name: self.stream.clone(),
@@ -110,7 +110,7 @@ impl fmt::Debug for NatsConfig {
     }
 }
 
-/// Every setting on which our promises rest and that is not as it should be.
+/// Lists every setting that our guarantees depend on and that differs.
 pub(super) fn differences(is: &Config, should: &Config) -> Vec<String> {
     let mut found = vec![];
     let mut compare = |name: &str, is: &dyn fmt::Debug, should: &dyn fmt::Debug| {

@@ -15,15 +15,15 @@ use super::in_process::lost_kinds;
 use super::nats::{KIND_HEADER, Missing, Nats, SUBJECT_HEADER};
 use super::{ANSWER_PATIENCE, Answer, BusError, Delivery, Envelope, Event, Kinds, subject};
 
-/// Events of one consumer that may be delivered and not answered for, over all its subscriptions.
+/// Most events of one consumer that are delivered and not answered, over all its subscriptions.
 const MAX_ACK_PENDING: i64 = 256;
-/// Events that wait in this process before they are taken.
+/// Events that are fetched ahead into this process.
 const BATCH: usize = 32;
-/// How often a server without events says that it is there.
+/// How often a server without events sends a heartbeat.
 const HEARTBEAT: Duration = Duration::from_secs(5);
-/// How long to wait before trying again: at first, and at most.
+/// The delay before a retry: the first one, and the longest one.
 const PAUSE: (Duration, Duration) = (Duration::from_millis(100), Duration::from_secs(5));
-/// When an event of a kind that this subscription does not know is offered again: there is a newer one under the same name.
+/// Redelivery delay of an event whose kind this subscription does not know: a newer subscription with the same name does.
 const FOR_SOMEBODY_NEWER: Duration = Duration::from_secs(5);
 
 pub(super) struct NatsSubscription {
@@ -55,7 +55,7 @@ impl NatsSubscription {
         };
         match subscription.connect().await {
             Ok(()) => Ok(subscription),
-            // It goes on trying in `next`.
+            // `next` keeps trying.
             Err(error) if error.is_transient() => Ok(subscription),
             Err(error) => Err(error),
         }
@@ -86,7 +86,7 @@ impl NatsSubscription {
                     }
                 }
                 Some(Err(error)) => {
-                    tracing::debug!(durable = self.durable, %error, "the consumer starts anew");
+                    tracing::debug!(durable = self.durable, %error, "the consumer reconnects");
                     self.start_anew().await;
                 }
                 None => self.start_anew().await,
@@ -94,7 +94,7 @@ impl NatsSubscription {
         }
     }
 
-    /// What was fetched and not taken yet is delivered again after a while.
+    /// Resets the subscription. Events that were fetched but not taken are redelivered after a while.
     async fn start_anew(&mut self) {
         self.messages = None;
         self.nats.stream_is_gone();
@@ -106,7 +106,7 @@ impl NatsSubscription {
         self.pause = (self.pause * 2).min(PAUSE.1);
     }
 
-    /// Finds the consumer or makes it, and begins to take from it.
+    /// Finds or creates the consumer and starts to receive from it.
     async fn connect(&mut self) -> Result<(), BusError> {
         self.nats.check_stream().await?;
         let stream = self.nats.stream_handle().await.map_err(|missing| match missing {
@@ -118,10 +118,11 @@ impl NatsSubscription {
         let consumer: PullConsumer = made.map_err(|error| self.nats.away(&format!("consumer {}: {error}", self.durable)))?;
         let first = stream.cached_info().state.first_sequence;
         self.lagged |= if existed {
-            // The stream has thrown away what was not delivered. It may all have been of other kinds; reading the outbox tells.
+            // The stream has deleted undelivered events. All of them may have been of other kinds; reading the outbox shows that.
             first > consumer.cached_info().delivered.stream_sequence + 1
         } else {
-            // A new consumer misses what is gone already, and one whose consumer was deleted misses what went with it.
+            // A new consumer misses what is already deleted. If its consumer was deleted on the server, it also misses what was
+            // pending there.
             first > 1 || self.was_connected
         };
         self.was_connected = true;
@@ -130,7 +131,8 @@ impl NatsSubscription {
         Ok(())
     }
 
-    /// Whether the consumer exists. If it does it may get more kinds, never fewer: what it would skip would be lost for whoever still wants it.
+    /// Returns whether the consumer exists. An existing one may get more kinds, never fewer: skipped events would be lost for
+    /// subscriptions that still need them.
     async fn check_kinds(&self, stream: &Stream) -> Result<bool, BusError> {
         let has = match stream.consumer_info(&self.durable).await {
             Ok(info) => info.config,
@@ -164,7 +166,7 @@ impl NatsSubscription {
             durable_name: Some(self.durable.clone()),
             deliver_policy: DeliverPolicy::All,
             ack_policy: AckPolicy::Explicit,
-            // No backoff of the server's: with one it adds the difference between two steps to every delay that we ask for.
+            // No server-side backoff: it would add the difference between two steps to every delay that we request.
             ack_wait: ANSWER_PATIENCE,
             max_deliver: -1,
             max_ack_pending: MAX_ACK_PENDING,
@@ -173,14 +175,14 @@ impl NatsSubscription {
         }
     }
 
-    /// The event in a message, if it is one for us.
+    /// Returns the event in a message, if it is one for this subscription.
     async fn event(&self, message: Message) -> Option<Event> {
         let delivery = message.info().map_or(1, |info| u64::try_from(info.delivered).unwrap_or(1));
         let async_nats::Message { subject, reply, payload, headers, .. } = message.into();
-        // Without a place to answer to it did not come from the consumer.
+        // Without a reply subject the message did not come from the consumer.
         let ticket = Ticket { nats: self.nats.clone(), reply: reply? };
         let Some(envelope) = headers.and_then(|headers| envelope(&headers, payload)) else {
-            tracing::warn!(subject = subject.as_str(), "a message in the stream of events is not one of ours and is skipped");
+            tracing::warn!(subject = subject.as_str(), "skipped a message in the stream of events that is not ours");
             let _ = ticket.answer(AckKind::Term).await;
             return None;
         };
@@ -198,7 +200,7 @@ fn envelope(headers: &HeaderMap, body: Bytes) -> Option<Envelope> {
     Some(Envelope { id, subject: text(SUBJECT_HEADER)?, kind: text(KIND_HEADER)?, body })
 }
 
-/// The right to answer for one event.
+/// The right to answer one event.
 #[derive(Debug)]
 pub(super) struct Ticket {
     nats: Arc<Nats>,

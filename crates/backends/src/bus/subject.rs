@@ -1,26 +1,26 @@
 //! The names of events on NATS.
 //!
-//! An event of kind `gpuaas.allocation.requested.v1` about `alloc_7` has the subject `gpuaas.allocation.requested.v1.alloc_7`: the kind
-//! with the configured prefix in place of `gpuaas`, its dots kept, and the aggregate as the last token. So somebody with the `nats`
-//! tool can look at `gpuaas.allocation.>` or at `gpuaas.>` for everything.
+//! An event of kind `gpuaas.allocation.requested.v1` about `alloc_7` has the subject `gpuaas.allocation.requested.v1.alloc_7`:
+//! the kind with the configured prefix in place of `gpuaas`, its dots kept, and the aggregate as the last token. With the `nats`
+//! tool you can subscribe to `gpuaas.allocation.>`, or to `gpuaas.>` for everything.
 //!
-//! Characters that mean something to NATS, and all others but letters, digits, `-` and `_`, become `_` in every token. That is only for finding:
-//! the exact kind and aggregate are in the headers `Gpuaas-Kind` and `Gpuaas-Subject`.
+//! In every token, all characters except letters, digits, `-` and `_` become `_`, because some have a meaning for NATS. The
+//! subject is only for filtering: the exact kind and aggregate are in the headers `Gpuaas-Kind` and `Gpuaas-Subject`.
 
-/// What kinds start with, and what the prefix stands for.
+/// The start of every kind, which the prefix replaces.
 const OURS: &str = "gpuaas.";
 
-/// The subject of one event.
+/// Returns the subject of one event.
 pub(super) fn of_event(prefix: &str, kind: &str, aggregate: &str) -> String {
     format!("{}.{}", of_kind(prefix, kind), token(aggregate))
 }
 
-/// What a consumer of one kind listens to.
+/// Returns the filter of a consumer of one kind.
 pub(super) fn filter(prefix: &str, kind: &str) -> String {
     format!("{}.*", of_kind(prefix, kind))
 }
 
-/// What the stream takes, and a consumer of all kinds listens to.
+/// Returns the subjects of the stream, which are also the filter of a consumer of all kinds.
 pub(super) fn all(prefix: &str) -> String {
     format!("{prefix}.>")
 }

@@ -1,4 +1,4 @@
-//! Who listens in this process: channels, their listeners, and a bounded mailbox for each.
+//! The listeners of this process: their channels, and a bounded mailbox for each.
 
 use std::collections::{HashMap, HashSet, VecDeque};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -9,30 +9,30 @@ use tokio::sync::Notify;
 
 use super::Notice;
 
-/// Notices that may wait for one listener.
+/// Most notices that wait for one listener.
 pub(super) const MAILBOX_NOTICES: usize = 256;
 
 /// All listeners of this process.
 #[derive(Default)]
 pub(super) struct Hub {
     book: Mutex<Book>,
-    /// Wakes whoever keeps Redis's idea of our channels in line with ours.
+    /// Wakes the task that keeps the subscriptions at Redis up to date.
     pub(super) changed: Notify,
 }
 
 #[derive(Default)]
 struct Book {
     channels: HashMap<Arc<str>, Channel>,
-    /// Channels that Redis is still to be asked for. All of them, where there is no Redis.
+    /// Channels that are not yet subscribed at Redis. Without Redis, all of them.
     joined: HashSet<Arc<str>>,
-    /// Channels that Redis sends and nobody listens on any more.
+    /// Channels that are subscribed at Redis and have no listener any more.
     left: HashSet<Arc<str>>,
 }
 
 #[derive(Default)]
 struct Channel {
     listeners: Vec<Arc<Mailbox>>,
-    /// Redis has confirmed it on the present connection.
+    /// Redis has confirmed it on the current connection.
     live: bool,
 }
 
@@ -55,7 +55,7 @@ impl Hub {
         let Book { channels, joined, left } = &mut *book;
         for name in names {
             let channel = channels.entry(name.clone()).or_insert_with(|| {
-                // Redis was not told yet that nobody listened, so it still sends.
+                // Redis was not yet asked to unsubscribe, so it still sends.
                 let live = left.remove(&name);
                 if !live {
                     joined.insert(name);
@@ -69,7 +69,7 @@ impl Hub {
         mailbox
     }
 
-    /// Takes a listener out, and the channels that nobody else listens on.
+    /// Removes a listener, and the channels that have no other listener.
     pub(super) fn leave(&self, mailbox: &Arc<Mailbox>) {
         let mut book = self.lock();
         let Book { channels, joined, left } = &mut *book;
@@ -88,7 +88,7 @@ impl Hub {
         self.changed.notify_one();
     }
 
-    /// Hands a notification to everybody who listens.
+    /// Sends a notification to all listeners of the channel.
     pub(super) fn deliver(&self, channel: &str, body: &Bytes) {
         let book = self.lock();
         if let Some((name, channel)) = book.channels.get_key_value(channel) {
@@ -98,13 +98,15 @@ impl Hub {
         }
     }
 
-    /// The channels to ask Redis for and those to give back. They are not told twice: whoever takes them does it or loses the connection.
+    /// Returns the channels to subscribe and to unsubscribe at Redis. They are returned once: the caller either applies them or
+    /// loses the connection.
     pub(super) fn take_changes(&self) -> (Vec<Arc<str>>, Vec<Arc<str>>) {
         let mut book = self.lock();
         (book.joined.drain().collect(), book.left.drain().collect())
     }
 
-    /// Redis has confirmed these channels. Listeners that were open before may have missed something, and hear of it once.
+    /// Records that Redis has confirmed these channels. Listeners that were open before may have missed something and get one
+    /// gap.
     pub(super) fn confirmed(&self, names: &[Arc<str>]) {
         let mut book = self.lock();
         let Book { channels, joined, left } = &mut *book;
@@ -116,14 +118,14 @@ impl Hub {
                     channel.live = true;
                     listeners.extend(channel.listeners.iter().map(|listener| (Arc::as_ptr(listener), listener.clone())));
                 }
-                // Everybody left meanwhile.
+                // All listeners have left in the meantime.
                 None => drop(left.insert(name.clone())),
             }
         }
         listeners.values().for_each(|listener| listener.missed());
     }
 
-    /// The connection broke: Redis is to be asked for everything again.
+    /// Records that the connection is lost: all channels must be subscribed again.
     pub(super) fn disconnected(&self) {
         let mut book = self.lock();
         let Book { channels, joined, left } = &mut *book;
@@ -132,14 +134,14 @@ impl Hub {
         joined.extend(channels.keys().cloned());
     }
 
-    /// Whether Redis has confirmed all of these channels.
+    /// Returns whether Redis has confirmed all of these channels.
     pub(super) fn are_live(&self, names: &[&str]) -> bool {
         let book = self.lock();
         names.iter().all(|name| book.channels.get(*name).is_some_and(|channel| channel.live))
     }
 }
 
-/// What waits for one listener.
+/// The notices that wait for one listener.
 #[derive(Debug)]
 pub(super) struct Mailbox {
     channels: Vec<Arc<str>>,
@@ -149,9 +151,9 @@ pub(super) struct Mailbox {
 #[derive(Debug, Default)]
 struct Waiting {
     notices: VecDeque<Notice>,
-    /// A gap goes before what waits.
+    /// A gap is delivered before the waiting notices.
     gap: bool,
-    /// Until its owner has it, nobody can have missed anything.
+    /// False until the owner has the listener; before that it cannot have missed anything.
     open: bool,
     waker: Option<Waker>,
 }
@@ -161,7 +163,7 @@ impl Mailbox {
         self.waiting.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// From now on its owner counts on hearing everything.
+    /// Marks the mailbox as open: from now on its owner expects every notification.
     pub(super) fn open(&self) {
         self.lock().open = true;
     }
@@ -171,7 +173,7 @@ impl Mailbox {
         if waiting.notices.len() < MAILBOX_NOTICES {
             waiting.notices.push_back(notice);
         } else {
-            // Whoever reads the store again needs none of these.
+            // A listener that reads the store again needs none of these.
             waiting.notices.clear();
             waiting.gap = true;
         }
@@ -199,7 +201,7 @@ impl Mailbox {
     }
 }
 
-/// Wakes the listener after the lock is given back.
+/// Wakes the listener after the lock is released.
 fn wake(mut waiting: MutexGuard<'_, Waiting>) {
     let waker = waiting.waker.take();
     drop(waiting);
@@ -245,7 +247,7 @@ mod tests {
         hub.leave(&one);
         hub.confirmed(&names(&["a"]));
         assert_eq!(changes(&hub), (vec![], names(&["a"])), "nobody listens, so it is given back");
-        // While it is being given back, somebody comes.
+        // A new listener joins while the channel is being unsubscribed.
         let two = hub.join(&["a"]);
         assert!(!hub.are_live(&["a"]));
         assert_eq!(changes(&hub), (names(&["a"]), vec![]), "so it is asked for again");

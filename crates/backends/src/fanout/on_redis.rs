@@ -1,7 +1,7 @@
-//! Redis Pub/Sub: one connection on which this process listens, kept in line with what its listeners want.
+//! Redis Pub/Sub: one connection of this process, subscribed to the channels of its listeners.
 //!
-//! One task owns the connection. It takes no orders: when it is woken it asks the hub what Redis does not know yet and makes up the
-//! difference. So a start, a new listener and a reconnect are the same code.
+//! One task owns the connection. It takes no commands: when it is woken it compares the hub with the subscriptions at Redis and
+//! applies the difference. So a start, a new listener and a reconnect run the same code.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -16,20 +16,20 @@ use tokio::time::{Instant, timeout};
 use super::hub::Hub;
 use crate::redis::{ANSWER_TIMEOUT, CONNECT_TIMEOUT, Redis, RedisError, Repeat};
 
-/// What the names of our channels start with in Redis.
+/// The prefix of our channels in Redis.
 const PREFIX: &str = "gpuaas:fanout:";
-/// Channels of one command.
+/// Channels in one command.
 const CHUNK: usize = 128;
-/// How often a silent connection is tried.
+/// How often an idle connection is checked.
 const PING_INTERVAL: Duration = Duration::from_secs(15);
-/// How long to wait before dialing again: at first, and at most.
+/// The delay before a new connection attempt: the first one, and the longest one.
 const PAUSE: (Duration, Duration) = (Duration::from_millis(50), Duration::from_secs(5));
 
 #[derive(Debug)]
 pub(super) struct OnRedis {
     redis: Redis,
     hub: Arc<Hub>,
-    /// Changes whenever Redis has confirmed channels.
+    /// Changes whenever Redis confirms channels.
     confirmations: watch::Receiver<u64>,
     task: JoinHandle<()>,
 }
@@ -52,10 +52,10 @@ impl OnRedis {
         self.redis.command::<i64>(&command, Repeat::Once).await.map(drop)
     }
 
-    /// Returns when Redis has confirmed all of these channels, or when that takes too long.
+    /// Waits until Redis has confirmed all of these channels, or until the time is up.
     pub(super) async fn wait_until_live(&self, channels: &[&str], patience: Duration) {
         let mut confirmations = self.confirmations.clone();
-        // Too long: then the listener gets a gap once it is so.
+        // After a timeout, the listener gets a gap once they are confirmed.
         let _ = timeout(patience, confirmations.wait_for(|_| self.hub.are_live(channels))).await;
     }
 }
@@ -74,11 +74,11 @@ async fn listen(redis: Redis, hub: Arc<Hub>, announce: watch::Sender<u64>) {
                 pause = PAUSE.0;
                 let (sink, stream) = connection.split();
                 let why = Connection { sink, stream, hub: &hub, announce: &announce }.serve().await;
-                tracing::warn!(why, "the connection on which notifications come from Redis broke");
+                tracing::warn!(why, "lost the connection that receives notifications from Redis");
                 hub.disconnected();
             }
             Ok(Err(error)) => tracing::debug!(%error, "Redis cannot be reached for notifications"),
-            Err(_) => tracing::debug!("Redis does not answer the call for notifications"),
+            Err(_) => tracing::debug!("Redis did not answer in time; notifications are not received yet"),
         }
         tokio::time::sleep(pause).await;
         pause = (pause * 2).min(PAUSE.1);
@@ -93,7 +93,7 @@ struct Connection<'a> {
 }
 
 impl Connection<'_> {
-    /// Runs until the connection breaks, and says why it did.
+    /// Runs until the connection breaks and returns the reason.
     async fn serve(mut self) -> &'static str {
         let mut ping_at = Instant::now() + PING_INTERVAL;
         let mut changed = true;
@@ -120,7 +120,7 @@ impl Connection<'_> {
         }
     }
 
-    /// Makes Redis send what is wanted and nothing else. False if the connection is no good any more.
+    /// Subscribes to missing channels and unsubscribes the others. Returns false if the connection is broken.
     async fn reconcile(&mut self) -> bool {
         let (joined, left) = self.hub.take_changes();
         for chunk in left.chunks(CHUNK) {

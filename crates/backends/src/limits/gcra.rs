@@ -1,24 +1,24 @@
-//! The decision itself, as a pure function of one number and the clock.
+//! The decision as a pure function of one number and the clock.
 
 use std::time::Duration;
 
 use super::{Decision, Rule};
 
-/// The longest period, so that sums of microseconds stay exact in Redis, whose scripts count in doubles.
+/// The longest period. It keeps sums of microseconds exact in Redis, whose scripts count in doubles.
 const MAX_PERIOD_MICROS: u64 = 400 * 24 * 3600 * 1_000_000;
 
-/// Period in microseconds, burst and cost, within bounds.
+/// Returns the period in microseconds, the burst and the cost, within their bounds.
 pub(super) fn normal(rule: Rule, cost: u32) -> (u64, u64, u64) {
     let per = u64::try_from(rule.per.as_micros()).unwrap_or(u64::MAX).clamp(1, MAX_PERIOD_MICROS);
     let burst = u64::from(rule.burst).clamp(1, per);
     (per, burst, u64::from(cost).min(burst))
 }
 
-/// Decides. `arrival` is the theoretical arrival time: the moment at which the whole burst is there again, in microseconds on the clock
-/// that `now` is of. Returns it as it is afterwards.
+/// Decides about a request. `arrival` is the theoretical arrival time: the moment at which the whole burst is available again, in
+/// microseconds on the clock of `now`. Returns its new value.
 pub(super) fn decide(arrival: Option<u64>, now: u64, rule: Rule, cost: u32) -> (Decision, u64) {
     let (per, burst, cost) = normal(rule, cost);
-    // A clock that went back must not lock anybody out for longer than a whole period.
+    // A clock that was set back must not lock a caller out for longer than a whole period.
     let arrival = arrival.unwrap_or(now).clamp(now, now + per);
     let after = arrival + scaled(cost, per, burst);
     let allowed = after <= now + per;
@@ -34,7 +34,7 @@ pub(super) fn decide(arrival: Option<u64>, now: u64, rule: Rule, cost: u32) -> (
     (decision, arrival)
 }
 
-/// `value * by / of`, rounded down.
+/// Returns `value * by / of`, rounded down.
 fn scaled(value: u64, by: u64, of: u64) -> u64 {
     u64::try_from(u128::from(value) * u128::from(by) / u128::from(of)).unwrap_or(u64::MAX)
 }
@@ -98,11 +98,11 @@ mod tests {
                 if decision.allowed {
                     used += normal(rule, cost).2;
                 } else {
-                    // When it says that it will work, it does.
+                    // The promised retry succeeds.
                     let later = now + u64::try_from(decision.retry_after.unwrap_or_default().as_micros()).unwrap_or(0);
                     prop_assert!(decide(arrival, later, rule, cost).0.allowed);
                 }
-                // Rounding down gives away less than a microsecond for every step.
+                // Rounding down loses less than a microsecond per step.
                 let came_back = (now - started + 200) * burst / per + 1;
                 prop_assert!(used <= burst + came_back, "{used} used, {burst} at once, {came_back} came back");
             }

@@ -1,4 +1,4 @@
-//! Limits in the memory of one process: a bounded map in shards, tidied by whoever finds it full.
+//! Limits in the memory of one process: a bounded, sharded map. An insert into a full shard makes room first.
 
 use std::collections::HashMap;
 use std::hash::{BuildHasher as _, RandomState};
@@ -8,9 +8,9 @@ use tokio::time::Instant;
 
 use super::{Decision, Rule, gcra};
 
-/// Shards, so that checks of different keys seldom wait for each other.
+/// Number of shards, so that checks of different keys rarely wait for each other.
 const SHARDS: usize = 16;
-/// Most keys of one shard; some 16 MiB in all.
+/// Most keys of one shard; about 16 MiB in all.
 const SHARD_KEYS: usize = 8192;
 
 pub(super) struct InProcess {
@@ -41,7 +41,7 @@ impl InProcess {
         let (decision, arrival) = gcra::decide(known.as_deref().copied(), now, rule, cost);
         match known {
             Some(known) => *known = arrival,
-            // A key that used nothing up is not worth a place.
+            // A key that has used nothing needs no entry.
             None if arrival <= now => {}
             None => {
                 if shard.len() >= SHARD_KEYS {
@@ -59,8 +59,8 @@ impl InProcess {
     }
 }
 
-/// Forgets the keys whose burst is whole again, for which nothing is lost. If that is not at least an eighth, those that will be whole
-/// soonest go too: they gain the least by being forgotten. Freeing many at once keeps the cost per new key small.
+/// Removes the keys whose burst is whole again, which loses nothing. If that is less than an eighth, it also removes the keys
+/// that will be whole soonest: they gain the least from it. Freeing many at once keeps the cost per new key small.
 fn make_room(shard: &mut HashMap<Box<str>, u64>, now: u64) {
     shard.retain(|_, arrival| *arrival > now);
     if shard.len() > SHARD_KEYS - SHARD_KEYS / 8 {

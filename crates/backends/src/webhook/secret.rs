@@ -1,4 +1,4 @@
-//! The secrets that webhooks are signed with.
+//! The secrets that sign webhooks.
 
 use std::fmt;
 use std::str::FromStr;
@@ -7,31 +7,31 @@ use base64::Engine as _;
 use base64::engine::general_purpose::STANDARD;
 use zeroize::Zeroizing;
 
-/// What every secret starts with.
+/// The prefix of every secret.
 const PREFIX: &str = "whsec_";
-/// How many bytes the specification allows.
+/// The number of bytes that the specification allows.
 const BYTES: std::ops::RangeInclusive<usize> = 24..=64;
-/// How many bytes a new one has.
+/// The number of bytes of a new secret.
 const NEW_BYTES: usize = 32;
 
-/// A text that is no webhook secret. It does not say what the text was.
+/// The text is not a webhook secret. The error does not contain the text.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("not a webhook secret: expected `whsec_` and the base64 of 24 to 64 bytes")]
 pub struct BadSecret;
 
-/// One secret. Never printed, and wiped when it is dropped.
+/// One secret. It is never printed, and wiped when it is dropped.
 #[derive(Clone)]
 pub struct Secret(Zeroizing<Vec<u8>>);
 
 impl Secret {
-    /// A new one; `None` if the kernel has no randomness.
+    /// Creates a secret. Returns `None` if the kernel has no randomness.
     pub fn generate() -> Option<Self> {
         let mut bytes = Zeroizing::new(vec![0; NEW_BYTES]);
         getrandom::fill(&mut bytes).ok()?;
         Some(Self(bytes))
     }
 
-    /// The text that the owner of the webhook gets to see.
+    /// Returns the text for the owner of the webhook.
     pub fn expose(&self) -> Zeroizing<String> {
         Zeroizing::new(format!("{PREFIX}{}", STANDARD.encode(self.bytes())))
     }
@@ -60,12 +60,12 @@ impl fmt::Debug for Secret {
     }
 }
 
-/// The secrets of one webhook: the one it has, and while it is being rotated the one before.
+/// The secrets of one webhook: the current one, and during a rotation the previous one.
 #[derive(Clone, Debug)]
 pub struct Secrets {
-    /// The newest.
+    /// The current secret.
     pub current: Secret,
-    /// The one before, as long as receivers may still use it.
+    /// The previous secret, as long as receivers may still use it.
     pub previous: Option<Secret>,
 }
 

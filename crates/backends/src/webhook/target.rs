@@ -1,25 +1,25 @@
-//! Where a webhook may go. A tenant chooses the address and the control plane dials it, from inside the operator's network: without
-//! these checks a webhook is a way to reach what only the control plane can (server-side request forgery).
+//! Allowed destinations of webhooks. A tenant chooses the address and the control plane connects to it from inside the operator's
+//! network: without these checks a webhook could reach what only the control plane can (server-side request forgery).
 
 use std::net::IpAddr;
 
 use gpuaas_contract::address::{RefusedAddress, refusal};
 use url::{Host, Url};
 
-/// Longest URL that is looked at.
+/// Longest URL.
 pub const MAX_URL_BYTES: usize = 2048;
 
 /// Most addresses of one name.
 const MAX_ADDRESSES: usize = 64;
 
-/// Names that mean this machine or a cloud's own services, whatever they resolve to.
+/// Names for this machine or for services of a cloud, whatever they resolve to.
 const FORBIDDEN_NAMES: [&str; 3] = ["localhost", "internal", "local"];
 
-/// Why a webhook may not go there.
+/// Why a destination is refused.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum TargetError {
-    /// The URL cannot be read.
-    #[error("the webhook's URL cannot be read; write it as https://host/path")]
+    /// The URL cannot be parsed.
+    #[error("the webhook's URL is not valid; write it as https://host/path")]
     Unreadable,
     /// The URL is too long.
     #[error("the webhook's URL is longer than {MAX_URL_BYTES} bytes; use a shorter one")]
@@ -28,29 +28,29 @@ pub enum TargetError {
     #[error("the webhook's URL must start with https://")]
     NotHttps,
     /// Credentials or a fragment, which have no meaning here.
-    #[error("the webhook's URL must not have a user name, a password or a fragment; the signature says who we are")]
+    #[error("the webhook's URL must not have a user name, a password or a fragment; the signature identifies the sender")]
     Decorated,
-    /// A name that means this machine or its neighbors.
+    /// A name for this machine or its network.
     #[error("the webhook's host `{0}` is a name of an internal network; use a public name")]
     Name(String),
     /// The name has no address.
     #[error("the webhook's host has no address; check its DNS records")]
     NoAddress,
-    /// The name has more addresses than anybody needs.
+    /// The name has too many addresses.
     #[error("the webhook's host has more than {MAX_ADDRESSES} addresses; use fewer DNS records")]
     TooManyAddresses,
-    /// One of its addresses may not be dialed.
+    /// One of its addresses is not allowed.
     #[error("the webhook's host has the address {address}, which is {why}; use a public address")]
     Address {
         /// The address.
         address: IpAddr,
-        /// What is wrong with it.
+        /// Why it is refused.
         why: RefusedAddress,
     },
 }
 
 impl TargetError {
-    /// A stable code for problem documents.
+    /// Returns a stable code for problem documents.
     pub fn code(&self) -> &'static str {
         match self {
             Self::Unreadable | Self::TooLong | Self::Decorated => "webhook_url_invalid",
@@ -61,20 +61,21 @@ impl TargetError {
     }
 }
 
-/// A place that a webhook may go to.
+/// A checked destination.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Target {
-    /// The URL as it is to be requested.
+    /// The URL to request.
     pub url: Url,
-    /// The only addresses that may be dialed. Resolving the name again would give an attacker's DNS a second chance to answer.
+    /// The only addresses to connect to. Resolving the name again would give an attacker's DNS a second chance to answer.
     pub addresses: Vec<IpAddr>,
 }
 
-/// Checks where a webhook is to go, at every attempt and not only when it is set up. Redirects must not be followed.
+/// Checks the destination of a webhook. Call this for every attempt, not only when the webhook is created. Redirects must not be
+/// followed.
 ///
-/// `resolved` is what the host's name resolves to right now; one bad address among good ones refuses them all. `allow_private` is for
-/// operators whose tenants live in their own network: it takes `http`, loopback and private networks, but never link-local addresses, metadata services
-/// and multicast.
+/// `resolved` has the current addresses of the host's name; one bad address among them refuses the destination. `allow_private`
+/// is for operators whose tenants are in their own network: it accepts `http`, loopback and private networks, but never
+/// link-local addresses, metadata services and multicast.
 pub fn check_target(url: &str, resolved: &[IpAddr], allow_private: bool) -> Result<Target, TargetError> {
     if url.len() > MAX_URL_BYTES {
         return Err(TargetError::TooLong);
@@ -89,7 +90,7 @@ pub fn check_target(url: &str, resolved: &[IpAddr], allow_private: bool) -> Resu
         return Err(TargetError::Decorated);
     }
     let addresses = match url.host().ok_or(TargetError::Unreadable)? {
-        // An address in the URL is what will be dialed, whatever the caller resolved.
+        // An address in the URL is used as it is, whatever the caller resolved.
         Host::Ipv4(address) => vec![IpAddr::V4(address)],
         Host::Ipv6(address) => vec![IpAddr::V6(address)],
         Host::Domain(name) => {
@@ -117,7 +118,7 @@ pub fn check_target(url: &str, resolved: &[IpAddr], allow_private: bool) -> Resu
 
 fn is_internal_name(name: &str) -> bool {
     let name = name.trim_end_matches('.');
-    // A name without a dot is searched for in the domains of the machine that dials.
+    // The resolver looks a name without a dot up in the search domains of this machine.
     !name.contains('.') || FORBIDDEN_NAMES.iter().any(|forbidden| name.rsplit('.').next() == Some(forbidden))
 }
 

@@ -1,4 +1,4 @@
-//! What both buses promise.
+//! Guarantees of both buses.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
@@ -116,7 +116,7 @@ async fn an_event_that_is_acknowledged_does_not_come_again(bus: Bus) {
     publish(&bus, std::slice::from_ref(&first)).await;
     next_event(&mut subscription).await.ack().await.expect("acked");
     drop(subscription);
-    // In-process a name ends with its last subscription, so the next one is opened before the event.
+    // In-process, a name ends with its last subscription, so the next one is opened before the event.
     let mut subscription = bus.subscribe("worker", &[]).await.expect("subscribes again");
     publish(&bus, std::slice::from_ref(&second)).await;
     assert_eq!(next_event(&mut subscription).await.envelope.id, second.id);

@@ -1,4 +1,4 @@
-//! What both keepers of short-lived values promise.
+//! Guarantees of both stores of ephemeral values.
 
 use std::time::Duration;
 

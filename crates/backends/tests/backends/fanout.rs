@@ -1,4 +1,4 @@
-//! What both ways to the browsers promise.
+//! Guarantees of both fan-outs.
 
 use bytes::Bytes;
 use gpuaas_backends::fanout::{Fanout, Listener, MAX_BODY_BYTES, MAX_CHANNELS, Notice};
@@ -7,7 +7,7 @@ use gpuaas_testkit::{redis_url, unique_name};
 
 use crate::support::{item, on_both_engines};
 
-/// Two ends that reach the same listeners: two processes on Redis, or the same one twice.
+/// Two ends that reach the same listeners: two processes on Redis, or the same process twice.
 struct Ends(Fanout, Fanout);
 
 fn here() -> Ends {
@@ -80,7 +80,7 @@ async fn a_slow_listener_gets_a_gap_instead_of_memory(Ends(one, two): Ends) {
     let mut quick = listen(&one, &[&channel]).await;
     for number in 0..300 {
         say(&two, &channel, &number.to_string()).await;
-        // Once the quick one has it, the slow one has it waiting.
+        // Once the fast listener has it, it is in the mailbox of the slow one.
         assert_eq!(item(&mut quick).await, message(&channel, &number.to_string()));
     }
     assert_eq!(item(&mut slow).await, Notice::Gap);
@@ -101,7 +101,7 @@ async fn a_channel_works_again_after_everybody_left_it(Ends(one, two): Ends) {
     for round in 0..20 {
         let mut listener = listen(&one, &[&channel]).await;
         say(&two, &channel, &round.to_string()).await;
-        // A listener that came while the channel was being given back may hear of a gap first.
+        // A listener that joined while the channel was being unsubscribed may get a gap first.
         loop {
             match item(&mut listener).await {
                 Notice::Gap => say(&two, &channel, &round.to_string()).await,

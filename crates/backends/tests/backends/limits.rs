@@ -1,4 +1,4 @@
-//! What both limiters promise.
+//! Guarantees of both limiters.
 
 use std::time::Duration;
 
@@ -66,7 +66,7 @@ async fn costs_add_up_and_a_refusal_costs_nothing(Pair(one, _): Pair) {
     assert!(!refused.allowed);
     assert_eq!(refused.remaining, 2);
     assert!(one.check(&key, RULE, 2).await.allowed);
-    // More than there ever is counts as everything.
+    // A cost above the burst counts as the whole burst.
     assert!(one.check(&unique_name("whole"), RULE, 100).await.allowed);
 }
 

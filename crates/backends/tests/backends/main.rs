@@ -1,4 +1,4 @@
-//! Both backends of every seam keep the same promises, and the real servers may be killed, frozen and cut off while they do.
+//! Both backends of every seam give the same guarantees, even while the real servers are killed, frozen and cut off.
 
 mod bus;
 mod ephemeral;

@@ -1,4 +1,4 @@
-//! A real NATS that is killed, cut off, empty, full of others' things or set up in another way.
+//! A real NATS that is killed, cut off, empty, shared with others or configured differently.
 
 use std::collections::{HashMap, HashSet};
 use std::sync::atomic::{AtomicU32, Ordering};
@@ -11,7 +11,7 @@ use tokio::sync::Mutex;
 
 use crate::support::{event, nats_config, next, next_event};
 
-/// A look at the stream with a client of its own.
+/// Reads the stream with a separate client.
 struct Look(async_nats::jetstream::Context, String);
 
 impl Look {
@@ -28,7 +28,7 @@ impl Look {
         self.stream().await.cached_info().state.messages
     }
 
-    /// The ids of all stored events of each aggregate, in order.
+    /// Returns the ids of all stored events of each aggregate, in order.
     async fn stored(&self) -> HashMap<String, Vec<EventId>> {
         let stream = self.stream().await;
         let state = &stream.cached_info().state;
@@ -42,7 +42,7 @@ impl Look {
     }
 }
 
-/// Publishes as the relay does: until everything is surely stored. Returns how often nothing was.
+/// Publishes like the relay, until everything is confirmed as stored. Returns how many attempts stored nothing.
 async fn relay(bus: &Bus, batch: &[Envelope]) -> u32 {
     let (left, failures) = (Mutex::new(batch.to_vec()), AtomicU32::new(0));
     eventually_async(PATIENCE, "everything is stored", || async {
@@ -78,7 +78,7 @@ async fn while_nats_is_away_publishing_fails_and_afterwards_everything_is_stored
     relay(&bus, &batch).await;
     assert_eq!(Look::at(&server.url(), &config).await.count().await, 100, "one of each");
 
-    // The consumer goes on by itself.
+    // The consumer continues by itself.
     let mut arrived = HashSet::new();
     while arrived.len() < 100 {
         let event = next_event(&mut subscription).await;
@@ -94,7 +94,7 @@ async fn events_whose_acknowledgment_was_lost_are_stored_once_when_they_are_publ
     let config = nats_config(&format!("nats://{}", proxy.address()));
     let bus = Bus::nats(&config).await.expect("NATS works");
     let look = Look::at(&server.url(), &config).await;
-    // One each, so that all of them are on their way when the answers stop.
+    // One event each, so that all of them are in flight when the answers stop.
     let batch: Vec<Envelope> = (0..40).map(|number| event(&format!("alloc_{number}"), "requested")).collect();
 
     proxy.lose_answers();
@@ -123,7 +123,7 @@ async fn however_often_nats_is_killed_each_aggregate_keeps_its_order_and_each_ev
             let bus = bus.clone();
             async move { relay(&bus, &fresh).await }
         });
-        // In the middle of it: as soon as something of this round may be stored.
+        // In the middle: as soon as an event of this round may be stored.
         server.kill();
         eventually_async(PATIENCE, "the bus notices", || async {
             bus.publish(&[event("probe", "requested")]).await.is_err().then_some(())

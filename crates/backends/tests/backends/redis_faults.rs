@@ -15,14 +15,14 @@ fn redis(url: &str) -> Redis {
     Redis::open(&RedisConfig::new(url)).expect("a URL")
 }
 
-/// Asks Redis directly.
+/// Sends a command to Redis directly.
 async fn ask<T: redis::FromRedisValue>(server: &RedisServer, command: &[&str]) -> T {
     let client = redis::Client::open(server.url()).expect("a URL");
     let mut connection = client.get_multiplexed_async_connection().await.expect("Redis is there");
     redis::cmd(command[0]).arg(&command[1..]).query_async(&mut connection).await.expect("an answer")
 }
 
-/// The next message. A gap more than there had to be is none too many.
+/// Returns the next message and skips gaps, because there may be more gaps than necessary.
 async fn heard(listener: &mut Listener) -> Notice {
     loop {
         match item(listener).await {
