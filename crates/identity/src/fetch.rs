@@ -1,5 +1,4 @@
-//! JSON over HTTP from places that are trusted only as far as needed: capped, with typed failures, and never over a network in
-//! clear text.
+//! JSON over HTTP from places with limited trust: with a size limit, typed errors, and never in clear text over a network.
 
 use std::net::IpAddr;
 
@@ -10,7 +9,7 @@ use zeroize::Zeroizing;
 /// Most bytes of one answer.
 pub(crate) const MAX_RESPONSE_BYTES: usize = 256 * 1024;
 
-/// Why an issuer gave no answer that can be used.
+/// Why an issuer gave no usable answer.
 #[derive(Debug, thiserror::Error)]
 pub enum FetchError {
     /// The address cannot be used.
@@ -21,41 +20,41 @@ pub enum FetchError {
         /// What is wrong with it.
         reason: &'static str,
     },
-    /// No answer came, or it broke off.
+    /// There was no answer, or it was cut off.
     #[error("{url} did not answer; check the network, the address and its certificate")]
     Transport {
-        /// Where.
+        /// The address.
         url: String,
-        /// What happened.
+        /// The cause.
         #[source]
         source: reqwest::Error,
     },
-    /// Another status than success.
+    /// The status is not a success.
     #[error("{url} answered with {status}")]
     Status {
-        /// Where.
+        /// The address.
         url: String,
         /// The status.
         status: StatusCode,
     },
-    /// The answer is longer than what is read.
+    /// The answer is larger than the limit.
     #[error("{url} answered with more than {MAX_RESPONSE_BYTES} bytes")]
     TooLarge {
-        /// Where.
+        /// The address.
         url: String,
     },
-    /// The answer is not the document it should be.
-    #[error("{url} answered with something else than expected: {reason}")]
+    /// The answer is not the expected document.
+    #[error("{url} answered with an unexpected document: {reason}")]
     Malformed {
-        /// Where.
+        /// The address.
         url: String,
         /// What is wrong with it.
         reason: String,
     },
-    /// The document speaks for another issuer than the one that was asked.
-    #[error("{url} speaks for the issuer `{found}`; configure exactly that text, or correct the issuer")]
+    /// The document names another issuer than the requested one.
+    #[error("{url} names the issuer `{found}`; configure exactly that text, or correct the issuer")]
     OtherIssuer {
-        /// Where.
+        /// The address.
         url: String,
         /// The issuer in the document.
         found: String,
@@ -65,7 +64,7 @@ pub enum FetchError {
     Interrupted,
 }
 
-/// What an issuer says about itself (OpenID Connect Discovery).
+/// The metadata of an issuer (OpenID Connect Discovery).
 #[derive(Debug, serde::Deserialize)]
 pub(crate) struct Discovery {
     pub(crate) issuer: String,
@@ -76,7 +75,7 @@ pub(crate) struct Discovery {
     pub(crate) revocation_endpoint: Option<String>,
 }
 
-/// Asks an issuer what it says about itself. It must say that it is exactly the one that was asked.
+/// Fetches the metadata of an issuer. It must name exactly the requested issuer.
 pub(crate) async fn discover(http: &reqwest::Client, issuer: &str) -> Result<Discovery, FetchError> {
     issuer_url(issuer)?;
     let url = format!("{}/.well-known/openid-configuration", issuer.trim_end_matches('/'));
@@ -89,7 +88,7 @@ pub(crate) async fn discover(http: &reqwest::Client, issuer: &str) -> Result<Dis
     }
 }
 
-/// The address of an issuer: `https`, or `http` on this machine; without query and fragment.
+/// Parses the address of an issuer: `https`, or `http` on this machine; without query and fragment.
 pub(crate) fn issuer_url(issuer: &str) -> Result<Url, FetchError> {
     let bad = |reason| FetchError::Address { url: issuer.to_owned(), reason };
     let url = safe_url(issuer, true)?;
@@ -99,8 +98,8 @@ pub(crate) fn issuer_url(issuer: &str) -> Result<Url, FetchError> {
     Ok(url)
 }
 
-/// An address that an issuer's document names. Plain HTTP on this machine is taken only from an issuer that is there itself:
-/// nobody else may point us at what runs here.
+/// Parses an address from an issuer's document. Plain HTTP on this machine is accepted only from an issuer that is on this
+/// machine itself: others must not direct us to local services.
 pub(crate) fn endpoint(issuer: &str, named: Option<&str>, what: &'static str) -> Result<Url, FetchError> {
     let Some(named) = named else {
         return Err(FetchError::Address { url: issuer.to_owned(), reason: what });
@@ -127,16 +126,16 @@ fn is_loopback(url: &Url) -> bool {
     host == "localhost" || host.parse::<IpAddr>().is_ok_and(|address| address.is_loopback())
 }
 
-/// An answer, read up to the limit.
+/// An answer, read up to the size limit.
 pub(crate) struct Answer {
     pub(crate) status: StatusCode,
-    /// May hold tokens.
+    /// May contain tokens.
     pub(crate) body: Zeroizing<Vec<u8>>,
 }
 
 /// Sends a request and reads its answer, whatever its status.
 pub(crate) async fn answer(request: RequestBuilder, url: &str) -> Result<Answer, FetchError> {
-    // The address is told by us, without what may be secret in it.
+    // The error names our own form of the address, without the parts that may be secret.
     let broken = |source: reqwest::Error| FetchError::Transport { url: url.to_owned(), source: source.without_url() };
     let request = request.header(reqwest::header::ACCEPT, "application/json");
     let mut response = request.send().await.map_err(broken)?;
@@ -150,7 +149,7 @@ pub(crate) async fn answer(request: RequestBuilder, url: &str) -> Result<Answer,
     Ok(Answer { status: response.status(), body })
 }
 
-/// Sends a request and reads the body of a success.
+/// Sends a request and returns the body of a successful answer.
 pub(crate) async fn success(request: RequestBuilder, url: &str) -> Result<Zeroizing<Vec<u8>>, FetchError> {
     let answer = answer(request, url).await?;
     if answer.status.is_success() {
@@ -160,15 +159,15 @@ pub(crate) async fn success(request: RequestBuilder, url: &str) -> Result<Zeroiz
     }
 }
 
-/// Sends a request and reads the document of a success.
+/// Sends a request and returns the document of a successful answer.
 pub(crate) async fn json<T: DeserializeOwned>(request: RequestBuilder, url: &str) -> Result<T, FetchError> {
     let body = success(request, url).await?;
     parse(&body, url)
 }
 
-/// Reads a document.
+/// Parses a document.
 pub(crate) fn parse<T: DeserializeOwned>(body: &[u8], url: &str) -> Result<T, FetchError> {
-    // The position and kind of the mistake, never the text around it: the document may hold tokens.
+    // Names the position and kind of the mistake, never the text around it: the document may contain tokens.
     let reason = |error: serde_json::Error| format!("the JSON is wrong at line {}, column {}", error.line(), error.column());
     serde_json::from_slice(body).map_err(|error| FetchError::Malformed { url: url.to_owned(), reason: reason(error) })
 }

@@ -1,4 +1,4 @@
-//! Query strings and form bodies, both ways. OAuth wants each parameter at most once, which is checked here.
+//! Parses and writes query strings and form bodies. OAuth allows each parameter at most once, which is checked here.
 
 use std::collections::BTreeMap;
 
@@ -7,17 +7,17 @@ pub(crate) const MAX_BYTES: usize = 16 * 1024;
 /// Most parameters.
 const MAX_FIELDS: usize = 64;
 
-/// Why a form cannot be read.
+/// Why a form cannot be parsed.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum BadForm {
-    /// Too many bytes or fields.
+    /// There are too many bytes or fields.
     #[error("the request has more than {MAX_BYTES} bytes or {MAX_FIELDS} parameters")]
     TooLarge,
-    /// A broken percent sign, or bytes that are no UTF-8.
+    /// Invalid percent-encoding, or bytes that are not UTF-8.
     #[error("the parameters are not URL-encoded UTF-8")]
     Encoding,
-    /// A parameter stands there twice.
-    #[error("a parameter is given more than once; each is taken once")]
+    /// A parameter is repeated.
+    #[error("a parameter is given more than once; give each once")]
     Repeated,
 }
 
@@ -25,7 +25,7 @@ pub enum BadForm {
 #[derive(Clone, Default)]
 pub struct Form(BTreeMap<String, String>);
 
-/// Forms hold passwords and codes, which do not belong into logs.
+/// Forms contain passwords and codes, which must not be logged.
 impl std::fmt::Debug for Form {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.debug_set().entries(self.0.keys()).finish()
@@ -33,7 +33,7 @@ impl std::fmt::Debug for Form {
 }
 
 impl Form {
-    /// Reads a query string (without `?`) or a form body.
+    /// Parses a query string (without `?`) or a form body.
     pub fn parse(text: &str) -> Result<Self, BadForm> {
         if text.len() > MAX_BYTES {
             return Err(BadForm::TooLarge);
@@ -51,13 +51,13 @@ impl Form {
         Ok(Self(fields))
     }
 
-    /// The value of a parameter that is there and not empty.
+    /// Returns the value of a parameter that is present and not empty.
     pub fn get(&self, name: &str) -> Option<&str> {
         self.0.get(name).map(String::as_str).filter(|value| !value.is_empty())
     }
 }
 
-/// Parameters as text, for a query string or a form body.
+/// Encodes parameters for a query string or a form body.
 pub(crate) fn encode<'a>(fields: impl IntoIterator<Item = (&'a str, &'a str)>) -> String {
     let mut text = String::new();
     for (name, value) in fields {
@@ -71,7 +71,7 @@ pub(crate) fn encode<'a>(fields: impl IntoIterator<Item = (&'a str, &'a str)>) -
     text
 }
 
-/// `uri` with these parameters behind those it has.
+/// Returns `uri` with these parameters appended to its own.
 pub(crate) fn with_query<'a>(uri: &str, fields: impl IntoIterator<Item = (&'a str, &'a str)>) -> String {
     let separator = if uri.contains('?') { '&' } else { '?' };
     format!("{uri}{separator}{}", encode(fields))

@@ -1,7 +1,7 @@
-//! Public keys as JSON (RFC 7517), and what a signature is checked with.
+//! Public keys as JSON (RFC 7517), and the check of signatures.
 //!
-//! A key decides which algorithms it takes, from its own type, curve and `alg`. What a token's header says is only compared with
-//! that, so no header can turn a public key into an HMAC secret or choose another padding than the issuer meant.
+//! A key decides which algorithms it accepts, by its own type, curve and `alg`. The token's header is only compared with that, so
+//! no header can turn a public key into an HMAC secret or choose another padding than the issuer intended.
 
 use std::sync::Arc;
 
@@ -15,12 +15,12 @@ use base64::engine::general_purpose::URL_SAFE_NO_PAD;
 
 /// Most keys of a set.
 pub(crate) const MAX_KEYS: usize = 64;
-/// Most bytes of a key's name.
+/// Most bytes of a key id.
 pub(crate) const MAX_KID_BYTES: usize = 256;
-/// Sizes of RSA keys that are taken, in bits. Smaller ones can be broken, larger ones keep the server busy.
+/// Accepted sizes of RSA keys, in bits. Smaller keys can be broken, larger ones keep the server busy.
 const RSA_BITS: std::ops::RangeInclusive<usize> = 2048..=8192;
 
-/// The algorithms taken: all asymmetric.
+/// The accepted algorithms, all of them asymmetric.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Algorithm {
     Rs256,
@@ -35,7 +35,7 @@ pub(crate) enum Algorithm {
 }
 
 impl Algorithm {
-    /// By its exact name. `none` and the HMACs have no name here, in whatever capitals.
+    /// Returns the algorithm with this exact name. `none` and the HMACs are never accepted, in whatever capitals.
     pub(crate) fn named(name: &str) -> Option<Self> {
         Some(match name {
             "RS256" => Self::Rs256,
@@ -69,16 +69,16 @@ impl Algorithm {
 pub struct Jwk {
     /// Type: `EC`, `OKP` or `RSA`.
     pub kty: String,
-    /// What it is for; `sig` where it is given.
+    /// Its use; `sig` if given.
     #[serde(rename = "use", skip_serializing_if = "Option::is_none")]
     pub public_use: Option<String>,
-    /// What may be done with it; contains `verify` where it is given.
+    /// The allowed operations; contains `verify` if given.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub key_ops: Option<Vec<String>>,
-    /// The only algorithm it is for, where it is given.
+    /// The only algorithm of the key, if given.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub alg: Option<String>,
-    /// Its name in the headers of tokens.
+    /// Its key id in the headers of tokens.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub kid: Option<String>,
     /// Curve of `EC` and `OKP`.
@@ -101,23 +101,23 @@ pub struct Jwk {
 /// The keys of an issuer.
 #[derive(Clone, Debug, PartialEq, Eq, Default, serde::Serialize)]
 pub struct JwkSet {
-    /// All of them.
+    /// The keys.
     pub keys: Vec<Jwk>,
 }
 
-/// A document that is no set of keys.
+/// Why a document is not a usable set of keys.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum BadKeySet {
     #[error("it is not a JSON object with `keys`")]
     Malformed(#[source] serde_json::Error),
-    #[error("it has {0} keys; at most {MAX_KEYS} are taken")]
+    #[error("it has {0} keys; at most {MAX_KEYS} are accepted")]
     TooMany(usize),
     #[error("none of its keys is usable: at least one signing key of RSA (2048 bits or more), P-256, P-384 or Ed25519 is needed")]
     NoneUsable,
 }
 
 impl JwkSet {
-    /// Reads a published set. Keys of kinds we do not know are left out: issuers publish keys for others, too.
+    /// Parses a published set. Keys of unknown kinds are left out, because issuers also publish keys for other purposes.
     pub(crate) fn parse(bytes: &[u8]) -> Result<Self, BadKeySet> {
         #[derive(serde::Deserialize)]
         struct Document {
@@ -139,7 +139,7 @@ enum Material {
     Rsa(RsaPublicKeyComponents<Vec<u8>>),
 }
 
-/// A key that signatures can be checked with.
+/// A key that can check signatures.
 pub(crate) struct PublicKey {
     kid: Option<String>,
     only: Option<Algorithm>,
@@ -147,7 +147,7 @@ pub(crate) struct PublicKey {
 }
 
 impl PublicKey {
-    /// The usable key in `jwk`, if there is one.
+    /// Returns the usable key in `jwk`, if there is one.
     fn usable(jwk: &Jwk) -> Option<Self> {
         let signs = jwk.public_use.as_deref().is_none_or(|purpose| purpose == "sig");
         let verifies = jwk.key_ops.as_ref().is_none_or(|operations| operations.iter().any(|operation| operation == "verify"));
@@ -160,7 +160,7 @@ impl PublicKey {
             None => None,
         };
         let key = Self { kid: jwk.kid.clone(), only, material: material(jwk)? };
-        // A key whose `alg` contradicts its own type is for nothing.
+        // A key whose `alg` contradicts its type is never used.
         only.is_none_or(|algorithm| key.material_takes(algorithm)).then_some(key)
     }
 
@@ -177,7 +177,8 @@ impl PublicKey {
         self.only.is_none_or(|only| only == algorithm) && self.material_takes(algorithm)
     }
 
-    /// Whether `signature` is this key's over `message`. An algorithm that the key does not take verifies nothing.
+    /// Returns whether `signature` is this key's signature of `message`. With an algorithm that the key does not accept, the
+    /// result is always false.
     pub(crate) fn verifies(&self, algorithm: Algorithm, message: &[u8], signature: &[u8]) -> bool {
         if !self.takes(algorithm) {
             return false;
@@ -222,23 +223,23 @@ pub(crate) struct KeySet {
     keys: Vec<Arc<PublicKey>>,
 }
 
-/// Why a set has no key for a token.
+/// Why there is no key for a token.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum NoKey {
-    /// No key has that name. A newer set may have one.
+    /// No key has this id. A newer set may have one.
     Unknown,
     /// The token names no key, and there are several.
     NameNeeded,
-    /// The key with that name does not take that algorithm.
+    /// The key with this id does not accept the algorithm.
     Algorithm,
 }
 
 impl KeySet {
-    /// The usable ones of `set`, at least one.
+    /// Returns the usable keys of `set`, at least one.
     pub(crate) fn usable(set: &JwkSet) -> Result<Self, BadKeySet> {
         let mut keys: Vec<Arc<PublicKey>> = vec![];
         for key in set.keys.iter().take(MAX_KEYS).filter_map(PublicKey::usable) {
-            // Two keys with one name would make it a matter of chance which one is asked; the first keeps the name.
+            // With two keys of the same id, the result would depend on chance; only the first one is kept.
             if key.kid.is_none() || keys.iter().all(|other| other.kid != key.kid) {
                 keys.push(Arc::new(key));
             }
@@ -246,12 +247,12 @@ impl KeySet {
         if keys.is_empty() { Err(BadKeySet::NoneUsable) } else { Ok(Self { keys }) }
     }
 
-    /// Whether a key has this name.
+    /// Returns whether a key has this id.
     pub(crate) fn has(&self, kid: &str) -> bool {
         self.keys.iter().any(|key| key.kid.as_deref() == Some(kid))
     }
 
-    /// The key that a token with this header is checked with.
+    /// Returns the key that checks a token with this header.
     pub(crate) fn find(&self, kid: Option<&str>, algorithm: Algorithm) -> Result<Arc<PublicKey>, NoKey> {
         let key = match (kid, self.keys.as_slice()) {
             (Some(_), keys) => keys.iter().find(|key| key.kid.as_deref() == kid).ok_or(NoKey::Unknown)?,

@@ -1,9 +1,9 @@
-//! The keys of an issuer, kept fresh.
+//! The cached keys of an issuer.
 //!
-//! A set is fetched again when it is five minutes old, in the background, and is used for up to an hour while the issuer does not
-//! answer. There is one fetch at a time per issuer, it runs on a task of its own (a caller that goes away does not cut it off and
-//! cannot start another), and a token with a name of a key that nobody has heard of causes one at most every 30 seconds. So key
-//! rotation needs no restart, and a flood of forged tokens makes no flood of requests.
+//! A set is fetched again in the background when it is five minutes old, and is used for up to an hour while the issuer does not
+//! answer. There is one fetch at a time per issuer. It runs in its own task, so a caller that is cancelled neither stops it nor
+//! starts another. Tokens with an unknown key id cause a fetch at most every 30 seconds. So a key rotation needs no restart, and
+//! a flood of forged tokens does not cause a flood of requests.
 
 use std::collections::VecDeque;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -18,17 +18,17 @@ use crate::verifier::TokenError;
 
 /// Age at which a set is fetched again.
 const REFRESH_AFTER: Duration = Duration::from_secs(5 * 60);
-/// Age at which a set is no longer used.
+/// Age from which a set is no longer used.
 const UNUSABLE_AFTER: Duration = Duration::from_secs(60 * 60);
 /// Pause between attempts in the background.
 const BACKGROUND_PAUSE: Duration = Duration::from_secs(30);
-/// Pause between attempts that somebody waits for, while there are no keys at all.
+/// Pause between attempts that a caller waits for, while there are no keys at all.
 const FAILED_PAUSE: Duration = Duration::from_secs(5);
-/// Pause between fetches because of unknown names.
+/// Pause between fetches because of unknown key ids.
 const UNKNOWN_PAUSE: Duration = Duration::from_secs(30);
-/// How long a name stays known as unknown. A set that has it is believed at once all the same.
+/// How long a key id is remembered as unknown. If a later set has it, it is accepted at once.
 const UNKNOWN_FOR: Duration = Duration::from_secs(5 * 60);
-/// Most names known as unknown.
+/// Most remembered unknown key ids.
 const MAX_UNKNOWN: usize = 256;
 
 /// The keys of an issuer in this process.
@@ -42,7 +42,7 @@ impl LocalKeys {
         Self { read, parsed: Mutex::new(None) }
     }
 
-    /// The key for a token. The set is read every time, and parsed when it has changed.
+    /// Returns the key for a token. The set is read every time, and parsed when it has changed.
     pub(crate) fn find(&self, issuer: &str, kid: Option<&str>, algorithm: Algorithm) -> Result<Arc<PublicKey>, TokenError> {
         let set = (self.read)();
         let mut parsed = self.parsed.lock().unwrap_or_else(PoisonError::into_inner);
@@ -60,29 +60,29 @@ impl LocalKeys {
     }
 }
 
-/// The keys of an issuer somewhere else.
+/// The keys of a remote issuer.
 pub(crate) struct RemoteKeys {
     issuer: String,
     http: reqwest::Client,
     state: Mutex<State>,
-    /// Counts the fetches that have ended, and wakes those who wait for one.
+    /// Counts the finished fetches, and wakes those who wait for one.
     ended: watch::Sender<u64>,
 }
 
 #[derive(Default)]
 struct State {
     current: Option<(Arc<KeySet>, Timestamp)>,
-    /// Why the last fetch failed; nothing after a good one.
+    /// Why the last fetch failed; empty after a success.
     failure: Option<Arc<FetchError>>,
     is_fetching: bool,
     last_attempt: Option<Timestamp>,
     last_unknown: Option<Timestamp>,
-    /// Names that a fetched set did not have, oldest first.
+    /// Key ids that a fetched set did not have, oldest first.
     unknown: VecDeque<(String, Timestamp)>,
 }
 
 impl State {
-    /// The keys, if they are younger than `age`.
+    /// Returns the keys if they are younger than `age`.
     fn younger_than(&self, age: Duration, now: Timestamp) -> Option<Arc<KeySet>> {
         let (keys, at) = self.current.as_ref()?;
         (apart(now, *at) < age).then(|| Arc::clone(keys))
@@ -110,7 +110,7 @@ impl RemoteKeys {
         Self { issuer, http, state: Mutex::default(), ended: watch::Sender::new(0) }
     }
 
-    /// The key for a token, from the set at hand or, where that is too old or does not have it, from a new one.
+    /// Returns the key for a token, from the cached set, or from a new one if the cached set is too old or does not have it.
     pub(crate) async fn find(
         self: &Arc<Self>,
         kid: Option<&str>,
@@ -127,7 +127,7 @@ impl RemoteKeys {
         }
     }
 
-    /// A usable set.
+    /// Returns a usable set.
     async fn keys(self: &Arc<Self>, now: Timestamp) -> Result<Arc<KeySet>, TokenError> {
         let (mut ended, flight) = {
             let mut state = self.state();
@@ -147,20 +147,20 @@ impl RemoteKeys {
             (self.ended.subscribe(), self.board(&mut state, now))
         };
         spawn(flight);
-        // Cannot fail: the sender is ours.
+        // Cannot fail: the sender belongs to this value.
         let _ = ended.changed().await;
         let state = self.state();
         state.younger_than(UNUSABLE_AFTER, now).ok_or_else(|| self.outage(&state))
     }
 
-    /// The newest set, if there is reason to hope that it has a key of this name now.
+    /// Returns the newest set, if it may now contain a key with this id.
     async fn keys_after_refetch(self: &Arc<Self>, kid: &str, now: Timestamp) -> Option<Arc<KeySet>> {
         let (mut ended, flight) = {
             let mut state = self.state();
             if !state.is_fetching {
                 let too_soon = state.last_unknown.is_some_and(|at| apart(now, at) < UNKNOWN_PAUSE);
                 if too_soon || state.is_known_as_unknown(kid, now) {
-                    // Somebody else's fetch may have ended since the caller looked.
+                    // Another caller's fetch may have finished since the caller's lookup.
                     return state.current.as_ref().map(|(keys, _)| Arc::clone(keys)).filter(|keys| keys.has(kid));
                 }
                 state.last_unknown = Some(now);
@@ -172,14 +172,14 @@ impl RemoteKeys {
         let _ = ended.changed().await;
         let mut state = self.state();
         let keys = state.younger_than(UNUSABLE_AFTER, now)?;
-        // A fetch that began before the token came may have missed a key that is being published just now.
+        // A fetch that began before the token arrived may have missed a key that was just published.
         if is_ours && state.failure.is_none() && !keys.has(kid) {
             state.remember_unknown(kid, now);
         }
         Some(keys)
     }
 
-    /// A fetch to [`spawn`], unless one is under way.
+    /// Returns a fetch for [`spawn`], unless one is running.
     fn board(self: &Arc<Self>, state: &mut State, now: Timestamp) -> Option<Flight> {
         if state.is_fetching {
             return None;
@@ -198,14 +198,15 @@ impl RemoteKeys {
     }
 }
 
-/// A fetch under way. Lands when dropped, so that one that dies does not stop all that come after it.
+/// A running fetch. It records its end when dropped, so that a fetch that dies does not block later ones.
 struct Flight {
     keys: Arc<RemoteKeys>,
     outcome: Result<KeySet, FetchError>,
     started: Timestamp,
 }
 
-/// Sends a fetch on its way. Not while the state is locked: a runtime that is shutting down drops it on the spot, and it lands then.
+/// Starts a fetch. Not while the state is locked: a runtime that is shutting down drops the fetch at once, and the drop locks the
+/// state.
 fn spawn(flight: Option<Flight>) {
     if let Some(mut flight) = flight {
         tokio::spawn(async move {
@@ -239,7 +240,7 @@ impl Drop for Flight {
                 state.failure = Some(Arc::new(error));
             }
         }
-        // While the state is locked: whoever starts the next fetch must not be woken by this one.
+        // Sent while the state is locked, so that this end does not wake a waiter of the next fetch.
         self.keys.ended.send_modify(|count| *count = count.wrapping_add(1));
     }
 }
@@ -264,8 +265,8 @@ fn unavailable(issuer: &str, source: Arc<FetchError>) -> TokenError {
     TokenError::IssuerUnavailable { issuer: issuer.to_owned(), source }
 }
 
-/// How far two moments are apart, whichever comes first: after a clock was set back, what seems to come from the future counts as
-/// old instead of staying fresh until then.
+/// Returns the distance between two times in either order. After a clock was set back, a time in the future counts as old instead
+/// of staying fresh until then.
 fn apart(a: Timestamp, b: Timestamp) -> Duration {
     a.since(b).max(b.since(a))
 }

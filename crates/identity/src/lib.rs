@@ -1,9 +1,8 @@
-//! Who somebody is: OIDC tokens of any issuer, and the core of the built-in issuer. No store, no pages of the API.
+//! Authentication: OIDC tokens of any issuer, and the core of the built-in issuer. No store, and no API endpoints.
 //!
-//! [`verifier`] is the door for everybody who gets a bearer token: issuer, audience, time, key and signature in one call.
-//! [`signing`], [`oauth`], [`password`] and [`pages`] are what the built-in issuer is made of; they decide and write nothing, so
-//! that the control plane can put each decision into its own transaction. [`browser_client`] is the other side of it, for
-//! `gpuaas login`, and works with any issuer.
+//! [`verifier`] checks bearer tokens: issuer, audience, time, key and signature in one call. [`signing`], [`oauth`], [`password`]
+//! and [`pages`] form the built-in issuer. They make decisions but write nothing, so that the control plane can put each decision
+//! into its own transaction. [`browser_client`] is the client side, for `gpuaas login`, and works with any issuer.
 
 pub mod browser_client;
 mod fetch;

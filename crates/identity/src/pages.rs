@@ -1,7 +1,7 @@
-//! The pages that people see when they sign in. Pure functions from texts to HTML.
+//! The HTML pages of the sign-in. Pure functions from texts to HTML.
 //!
-//! No scripts, nothing from elsewhere, one style that the policy names by its hash. Whatever comes from outside goes through
-//! [`escape`]. The caller sends [`HEADERS`] and the page's own policy with every page.
+//! The pages have no scripts, no external content, and one style that the policy names by its hash. All data from outside goes
+//! through [`escape`]. The caller sends [`HEADERS`] and the page's own policy with every page.
 
 use std::fmt::Write as _;
 use std::sync::LazyLock;
@@ -10,19 +10,19 @@ use base64::Engine as _;
 use base64::engine::general_purpose::STANDARD;
 use sha2::Digest as _;
 
-/// Headers that belong to every page, besides its policy.
+/// Headers of every page, besides its policy.
 pub const HEADERS: [(&str, &str); 5] = [
     ("content-type", "text/html; charset=utf-8"),
-    // The page holds a token against forged forms, and its address may hold a code.
+    // The page contains a CSRF token, and its address may contain a code.
     ("cache-control", "no-store"),
     ("referrer-policy", "no-referrer"),
     ("x-content-type-options", "nosniff"),
     ("x-frame-options", "DENY"),
 ];
 
-/// Name of the field with the token against forged forms. Its value is compared with the one in a cookie.
+/// Name of the field with the CSRF token. Its value is compared with the one in a cookie.
 pub const CSRF_FIELD: &str = "csrf";
-/// Name of the field with the person's answer on the page of [`device_confirm`]: `approve` or `deny`.
+/// Name of the field with the user's decision on the page of [`device_confirm`]: `approve` or `deny`.
 pub const DECISION_FIELD: &str = "decision";
 
 const STYLE: &str = "\
@@ -42,7 +42,7 @@ button.second{color:var(--ink);background:transparent;border-color:var(--line)}\
 .soft{color:var(--soft)}\
 .problem{color:var(--bad);font-weight:600}";
 
-/// The style as a policy names it.
+/// The style's hash, as the policy names it.
 static STYLE_SOURCE: LazyLock<String> =
     LazyLock::new(|| format!("'sha256-{}'", STANDARD.encode(sha2::Sha256::digest(STYLE.as_bytes()))));
 
@@ -55,26 +55,26 @@ pub struct Page {
     pub content_security_policy: String,
 }
 
-/// What the sign-in page shows.
+/// The data of the sign-in page.
 #[derive(Clone, Debug)]
 pub struct SignIn<'a> {
-    /// Where the form goes: a path of this server.
+    /// Target of the form: a path of this server.
     pub action: &'a str,
-    /// What people call the program that asks.
+    /// The client's name for users.
     pub client_title: &'a str,
-    /// The request that is answered after signing in, for hidden fields.
+    /// The request that is answered after signing in, as hidden fields.
     pub fields: &'a [(&'static str, String)],
-    /// Token against forged forms.
+    /// The CSRF token.
     pub csrf: &'a str,
-    /// What was typed before.
+    /// The e-mail address of the previous attempt.
     pub email: &'a str,
-    /// Why the person has to try again.
+    /// Why the user has to try again.
     pub problem: Option<&'a str>,
-    /// Where the answer to the form may lead, besides this server; see `AuthorizationRequest::form_action_source`.
+    /// Where the answer to the form may redirect, besides this server; see `AuthorizationRequest::form_action_source`.
     pub form_action_source: Option<&'a str>,
 }
 
-/// E-mail address and password.
+/// Returns the page for e-mail address and password.
 pub fn sign_in(page: &SignIn<'_>) -> Page {
     let mut body = format!("<h1>Sign in</h1>\n<p class=\"soft\">to continue to {}</p>\n", escape(page.client_title));
     push_problem(&mut body, page.problem);
@@ -95,20 +95,20 @@ pub fn sign_in(page: &SignIn<'_>) -> Page {
     document("Sign in", &body, &form_sources(page.form_action_source))
 }
 
-/// What the page for typing a device's code shows.
+/// The data of the page for typing a device's code.
 #[derive(Clone, Debug)]
 pub struct DeviceEntry<'a> {
-    /// Where the form goes: a path of this server.
+    /// Target of the form: a path of this server.
     pub action: &'a str,
-    /// Token against forged forms.
+    /// The CSRF token.
     pub csrf: &'a str,
-    /// The code from the address, or what was typed before.
+    /// The code from the address, or from the previous attempt.
     pub user_code: &'a str,
-    /// Why the person has to try again.
+    /// Why the user has to try again.
     pub problem: Option<&'a str>,
 }
 
-/// A field for the code that a terminal shows.
+/// Returns the page with a field for the code that a terminal shows.
 pub fn device_entry(page: &DeviceEntry<'_>) -> Page {
     let mut body = "<h1>Connect a device</h1>\n<p class=\"soft\">Type the code that your terminal shows.</p>\n".to_owned();
     push_problem(&mut body, page.problem);
@@ -125,22 +125,23 @@ pub fn device_entry(page: &DeviceEntry<'_>) -> Page {
     document("Connect a device", &body, &form_sources(None))
 }
 
-/// What the page that asks for a decision about a device shows.
+/// The data of the page that asks for a decision about a device.
 #[derive(Clone, Debug)]
 pub struct DeviceConfirm<'a> {
-    /// Where the form goes: a path of this server.
+    /// Target of the form: a path of this server.
     pub action: &'a str,
-    /// Token against forged forms.
+    /// The CSRF token.
     pub csrf: &'a str,
     /// The code to compare.
     pub user_code: &'a str,
-    /// What people call the program that asks.
+    /// The client's name for users.
     pub client_title: &'a str,
-    /// Who is signed in to this browser.
+    /// The user who is signed in to this browser.
     pub email: &'a str,
 }
 
-/// Yes or no to a device. Says what is at stake: whoever sent somebody a code by mail wants exactly this click.
+/// Returns the page that asks for a decision about a device. It states the risk, because an attacker who sends a code by mail
+/// wants exactly this click.
 pub fn device_confirm(page: &DeviceConfirm<'_>) -> Page {
     let mut body = format!(
         "<h1>Connect this device?</h1>\n<p>{} asks to act as <strong>{}</strong>.</p>\n<p class=\"code\">{}</p>\n\
@@ -158,20 +159,20 @@ pub fn device_confirm(page: &DeviceConfirm<'_>) -> Page {
     document("Connect this device?", &body, &form_sources(None))
 }
 
-/// A page that says that something is done.
+/// Returns a page that confirms a success.
 pub fn done(title: &str, text: &str) -> Page {
     let body = format!("<h1>{}</h1>\n<p>{}</p>\n", escape(title), escape(text));
     document(title, &body, "'none'")
 }
 
-/// A page that says what went wrong and what to do, with the code of the error.
+/// Returns a page that shows an error, what to do, and the code of the error.
 pub fn error(title: &str, text: &str, code: &str) -> Page {
     let (title_html, text, code) = (escape(title), escape(text), escape(code));
     let body = format!("<h1>{title_html}</h1>\n<p role=\"alert\">{text}</p>\n<p class=\"soft\">Error: {code}</p>\n");
     document(title, &body, "'none'")
 }
 
-/// Makes a text safe between tags and in quoted attributes.
+/// Escapes a text for use between tags and in quoted attributes.
 pub fn escape(text: &str) -> String {
     let mut safe = String::with_capacity(text.len());
     for c in text.chars() {
@@ -181,7 +182,7 @@ pub fn escape(text: &str) -> String {
             '>' => safe.push_str("&gt;"),
             '"' => safe.push_str("&quot;"),
             '\'' => safe.push_str("&#39;"),
-            // Neither a browser nor a reader should guess at these; bidirectional overrides make a text look like another one.
+            // Bidirectional overrides make a text look like another one.
             '\u{202a}'..='\u{202e}' | '\u{2066}'..='\u{2069}' => safe.push('\u{fffd}'),
             c if c.is_control() && !matches!(c, '\n' | '\t') => safe.push('\u{fffd}'),
             c => safe.push(c),
@@ -204,9 +205,9 @@ fn document(title: &str, body: &str, form_sources: &str) -> Page {
     Page { html, content_security_policy }
 }
 
-/// This server, and where a redirect that answers the form leads: browsers apply `form-action` to it as well.
+/// Returns this server, and the target of a redirect that answers the form: browsers apply `form-action` to it too.
 fn form_sources(extra: Option<&str>) -> String {
-    // A source ends at a space, a semicolon or a comma; what holds anything but the characters of an origin is left out.
+    // A source ends at a space, a semicolon or a comma. Sources with any other characters than those of an origin are left out.
     let is_source = |source: &&str| {
         !source.is_empty() && source.bytes().all(|b| b.is_ascii_alphanumeric() || matches!(b, b':' | b'/' | b'.' | b'-'))
     };
@@ -272,7 +273,7 @@ mod tests {
         ]
     }
 
-    /// The names of all tags of a document.
+    /// Returns the names of all tags of a document.
     fn tags(html: &str) -> Vec<&str> {
         html.split('<').skip(1).map(|rest| rest.split([' ', '>']).next().unwrap_or_default()).collect()
     }

@@ -1,7 +1,7 @@
 //! Passwords of the built-in issuer: argon2id, with its parameters in the stored text.
 //!
-//! Every function here but [`needs_rehash`] and [`check`] works for tens of milliseconds and takes 19 MiB. Callers run them on a
-//! thread that is always the same: a thread keeps the memory for the next password, because allocators do not give that much back.
+//! Every function here except [`needs_rehash`] and [`check`] takes tens of milliseconds and 19 MiB. Callers always run them on
+//! the same thread: it keeps the memory for the next password, because allocators do not return that much.
 
 use std::cell::RefCell;
 
@@ -18,7 +18,8 @@ const MEMORY_KIB: u32 = 19 * 1024;
 const PASSES: u32 = 2;
 /// Lanes of one hash.
 const LANES: u32 = 1;
-/// Stored texts that ask for more than this are not computed: whoever can write a row must not be able to exhaust the server.
+/// Stored texts that need more than this are not computed: an attacker who can write a row must not be able to exhaust the
+/// server.
 const MAX_MEMORY_KIB: u32 = 128 * 1024;
 /// Most passes that are computed.
 const MAX_PASSES: u32 = 16;
@@ -27,28 +28,28 @@ const MAX_LANES: u32 = 8;
 /// Most bytes of a stored text.
 const MAX_STORED_BYTES: usize = 512;
 
-/// What is verified against for users that do not exist. Nobody has a password for it, and its answer is not looked at.
+/// The stored text to verify against for users that do not exist. No password matches it, and the result is ignored.
 const NOBODY: &str = "$argon2id$v=19$m=19456,t=2,p=1$Z3B1YWFzLW5vYm9keS0wMQ$AAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAA";
 
-/// Why a password is not taken or could not be hashed.
+/// Why a password is rejected or could not be hashed.
 #[derive(Debug, PartialEq, Eq, thiserror::Error)]
 pub enum PasswordError {
-    /// Too short to withstand guessing.
+    /// The password is too short to resist guessing.
     #[error("the password must have at least {MIN_CHARS} characters; several words in a row are easy to keep in mind")]
     TooShort,
-    /// Longer than anybody types.
+    /// The password is longer than any typed one.
     #[error("the password must have at most {MAX_BYTES} bytes")]
     TooLong,
-    /// The library refused. Its reason is about parameters, never about the password.
+    /// The library failed. Its reason concerns the parameters, never the password.
     #[error("the password could not be hashed: {reason}; try again, and tell the operator if it happens again")]
     Hash {
-        /// What the library says.
+        /// The message of the library.
         reason: String,
     },
 }
 
 impl PasswordError {
-    /// Stable code.
+    /// Returns a stable code.
     pub fn code(&self) -> &'static str {
         match self {
             Self::TooShort => "password_too_short",
@@ -58,7 +59,7 @@ impl PasswordError {
     }
 }
 
-/// Whether a new password is taken.
+/// Checks the length of a new password.
 pub fn check(password: &str) -> Result<(), PasswordError> {
     if password.len() > MAX_BYTES {
         Err(PasswordError::TooLong)
@@ -69,7 +70,7 @@ pub fn check(password: &str) -> Result<(), PasswordError> {
     }
 }
 
-/// Hashes a new password with a fresh salt. The result is what is stored.
+/// Hashes a new password with a fresh salt and returns the text to store.
 pub fn hash(password: &str) -> Result<String, PasswordError> {
     check(password)?;
     let failed = |reason: String| PasswordError::Hash { reason };
@@ -97,7 +98,7 @@ thread_local! {
     static MEMORY: RefCell<Vec<Block>> = const { RefCell::new(Vec::new()) };
 }
 
-/// The work itself, in memory that the thread keeps.
+/// Computes a hash, in memory that the thread keeps.
 fn compute(hasher: &Argon2<'_>, password: &str, salt: &[u8], output: &mut [u8]) -> Result<(), String> {
     MEMORY.with_borrow_mut(|memory| {
         let blocks = hasher.params().block_count();
@@ -105,14 +106,14 @@ fn compute(hasher: &Argon2<'_>, password: &str, salt: &[u8], output: &mut [u8]) 
             memory.resize(blocks, Block::new());
         }
         let computed = hasher.hash_password_into_with_memory(password.as_bytes(), salt, output, &mut memory[..blocks]);
-        // A stored text may ask for more than ours do; that is not kept.
+        // A stored text may need more memory than our parameters; the excess is not kept.
         memory.truncate(usize::try_from(MEMORY_KIB).unwrap_or(usize::MAX));
         memory.shrink_to_fit();
         computed.map_err(|error| error.to_string())
     })
 }
 
-/// Whether the password has this hash. Takes the same time for every password.
+/// Returns whether the password has this hash. Takes the same time for every password.
 fn matches(password: &str, hash: &PasswordHash, params: &Params) -> bool {
     let (Some(salt), Some(expected)) = (&hash.salt, &hash.hash) else { return false };
     let algorithm = Algorithm::try_from(hash.algorithm.as_str());
@@ -121,22 +122,22 @@ fn matches(password: &str, hash: &PasswordHash, params: &Params) -> bool {
     let mut buffer = [0; Output::MAX_LENGTH];
     let Some(output) = buffer.get_mut(..expected.len()) else { return false };
     let computed = compute(&Argon2::new(algorithm, version, params.clone()), password, salt, output);
-    // Outputs are compared in constant time.
+    // The outputs are compared in constant time.
     computed.is_ok() && Output::new(output).is_ok_and(|output| output == *expected)
 }
 
-/// Whether `password` is the one behind `stored`. A stored text that cannot be read matches nothing.
+/// Returns whether `password` matches `stored`. A stored text that cannot be parsed matches nothing.
 pub fn verify(password: &str, stored: &str) -> bool {
     let Some((hash, params)) = readable(stored) else {
-        tracing::warn!("a stored password cannot be read; the user has to get a new one");
+        tracing::warn!("a stored password hash is not valid; set a new password for the user");
         verify_nobody(password);
         return false;
     };
-    // Refused before the work: how long the typed text is, is no secret.
+    // Checked first: the length of the typed text is not secret.
     password.len() <= MAX_BYTES && matches(password, &hash, &params)
 }
 
-/// Does the work of [`verify`] for a user that does not exist, so that the time of the answer does not tell.
+/// Does the work of [`verify`] for a user that does not exist, so that the response time does not reveal it.
 pub fn verify_nobody(password: &str) {
     if password.len() > MAX_BYTES {
         return;
@@ -146,7 +147,7 @@ pub fn verify_nobody(password: &str) {
     }
 }
 
-/// Whether `stored` was made with other parameters than those of today. Hash again at the next successful sign-in.
+/// Returns whether `stored` has other parameters than the current ones. The caller hashes again at the next successful sign-in.
 pub fn needs_rehash(stored: &str) -> bool {
     let Some((hash, params)) = readable(stored) else { return true };
     let today = (params.m_cost(), params.t_cost(), params.p_cost()) == (MEMORY_KIB, PASSES, LANES);
@@ -154,7 +155,7 @@ pub fn needs_rehash(stored: &str) -> bool {
     !(today && id)
 }
 
-/// A stored text within the limits of what is computed.
+/// Parses a stored text whose parameters are within the limits.
 fn readable(stored: &str) -> Option<(PasswordHash, Params)> {
     if stored.len() > MAX_STORED_BYTES {
         return None;
@@ -179,7 +180,7 @@ mod tests {
         assert!(!needs_rehash(&stored));
     }
 
-    /// Made by the reference implementation, so that hashes of other programs and of earlier versions stay good.
+    /// From the reference implementation, so that hashes of other programs and of earlier versions stay valid.
     #[test]
     fn a_hash_that_was_made_elsewhere_verifies() {
         let stored = "$argon2id$v=19$m=65536,t=2,p=1$c29tZXNhbHQ$CTFhFdXPJO1aFaMaO6Mm5c8y7cJHAph8ArZWb2GRPPc";

@@ -1,4 +1,5 @@
-//! Proof Key for Code Exchange (RFC 7636), with S256 only: `plain` protects nothing from whoever sees the first request.
+//! Proof Key for Code Exchange (RFC 7636), with S256 only: `plain` does not protect against an attacker who sees the first
+//! request.
 
 use std::fmt;
 
@@ -9,7 +10,7 @@ use zeroize::Zeroizing;
 
 use crate::secrets::{random_text, same};
 
-/// The only method taken.
+/// The only accepted method.
 pub const METHOD: &str = "S256";
 /// Fewest characters of a verifier.
 const MIN_VERIFIER_LEN: usize = 43;
@@ -18,7 +19,7 @@ const MAX_VERIFIER_LEN: usize = 128;
 /// Characters of a challenge: SHA-256 in base64url.
 const CHALLENGE_LEN: usize = 43;
 
-/// Why a verifier or a challenge is none.
+/// Why a verifier or a challenge is invalid.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum BadPkce {
     /// The verifier has a wrong length or a forbidden character.
@@ -28,21 +29,21 @@ pub enum BadPkce {
     #[error("`code_challenge` must be the SHA-256 of the verifier in base64url without padding, which is 43 characters")]
     Challenge,
     /// Another method than S256, or none, which means `plain`.
-    #[error("`code_challenge_method` must be `S256`; `plain` is not taken")]
+    #[error("`code_challenge_method` must be `S256`; `plain` is not accepted")]
     Method,
 }
 
-/// What the client keeps to itself until it redeems the code.
+/// The secret that the client keeps until it redeems the code.
 #[derive(Clone)]
 pub struct CodeVerifier(Zeroizing<String>);
 
 impl CodeVerifier {
-    /// A new one with 256 random bits.
+    /// Creates a verifier with 256 random bits.
     pub fn generate() -> Self {
         Self(random_text())
     }
 
-    /// The verifier that a client presents.
+    /// Parses the verifier that a client presents.
     pub fn parse(text: &str) -> Result<Self, BadPkce> {
         let allowed = |b: u8| b.is_ascii_alphanumeric() || matches!(b, b'-' | b'.' | b'_' | b'~');
         if (MIN_VERIFIER_LEN..=MAX_VERIFIER_LEN).contains(&text.len()) && text.bytes().all(allowed) {
@@ -52,12 +53,12 @@ impl CodeVerifier {
         }
     }
 
-    /// The text itself, for the request that redeems the code.
+    /// Returns the text, for the request that redeems the code.
     pub fn expose(&self) -> &str {
         &self.0
     }
 
-    /// What the first request shows of it.
+    /// Returns the challenge for the first request.
     pub fn challenge(&self) -> CodeChallenge {
         CodeChallenge(URL_SAFE_NO_PAD.encode(sha2::Sha256::digest(self.0.as_bytes())))
     }
@@ -75,7 +76,7 @@ impl fmt::Debug for CodeVerifier {
 pub struct CodeChallenge(String);
 
 impl CodeChallenge {
-    /// The challenge of a request, with the method it names.
+    /// Parses the challenge of a request, with its method.
     pub fn parse(text: &str, method: &str) -> Result<Self, BadPkce> {
         if method != METHOD {
             return Err(BadPkce::Method);
@@ -83,12 +84,12 @@ impl CodeChallenge {
         Self::try_from(text.to_owned())
     }
 
-    /// The text of the request.
+    /// Returns the text of the request.
     pub fn as_str(&self) -> &str {
         &self.0
     }
 
-    /// Whether this is the challenge of `verifier`.
+    /// Returns whether this is the challenge of `verifier`.
     pub fn is_met_by(&self, verifier: &CodeVerifier) -> bool {
         same(&self.0, &verifier.challenge().0)
     }

@@ -1,8 +1,7 @@
-//! Secrets that are handed out as text and kept only as digests.
+//! Secrets that are issued as text and stored only as digests.
 //!
-//! A secret is 256 random bits behind a prefix that says what it is, so that one found in a log or a repository can be named
-//! and revoked. Such a secret cannot be guessed, so a plain SHA-256 is enough to keep; passwords are another matter
-//! (`password.rs`).
+//! A secret is 256 random bits after a prefix that names its kind, so that one found in a log or a repository can be identified
+//! and revoked. Such a secret cannot be guessed, so it is stored as a plain SHA-256 digest. Passwords need more (`password.rs`).
 
 use std::fmt;
 
@@ -14,7 +13,7 @@ use zeroize::Zeroizing;
 /// Characters of 256 bits in base64url.
 const BODY_LEN: usize = 43;
 
-/// What a secret is for.
+/// The kind of a secret.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum SecretKind {
     /// An authorization code.
@@ -23,14 +22,14 @@ pub enum SecretKind {
     DeviceCode,
     /// A refresh token.
     RefreshToken,
-    /// A token that ties a form to the browser that asked for it.
+    /// A token that binds a form to the browser that requested it.
     CsrfToken,
     /// The cookie of a browser that is signed in to the built-in issuer.
     BrowserSession,
 }
 
 impl SecretKind {
-    /// What the text of such a secret begins with.
+    /// Returns the prefix of such a secret.
     pub const fn prefix(self) -> &'static str {
         match self {
             Self::AuthorizationCode => "gpc_",
@@ -42,15 +41,15 @@ impl SecretKind {
     }
 }
 
-/// A text that is not a secret of the wanted kind. It does not repeat the text.
+/// The text is not a secret of the expected kind. The error does not contain the text.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("this is not such a secret: expected `{}` and 43 characters of base64url; copy the whole value", kind.prefix())]
+#[error("not a secret of this kind: expected `{}` and 43 characters of base64url; copy the whole value", kind.prefix())]
 pub struct BadSecret {
-    /// What was wanted.
+    /// The expected kind.
     pub kind: SecretKind,
 }
 
-/// A secret in clear text: made here or presented by a caller. Wiped from memory when dropped, never printed.
+/// A secret in clear text: generated here or presented by a caller. Wiped from memory when dropped, never printed.
 #[derive(Clone)]
 pub struct Secret {
     kind: SecretKind,
@@ -58,7 +57,7 @@ pub struct Secret {
 }
 
 impl Secret {
-    /// A new secret.
+    /// Generates a secret.
     pub fn generate(kind: SecretKind) -> Self {
         let random = Zeroizing::new(random::<32>());
         let mut text = Zeroizing::new(String::with_capacity(kind.prefix().len() + BODY_LEN));
@@ -67,7 +66,7 @@ impl Secret {
         Self { kind, text }
     }
 
-    /// The secret that somebody presents. Only the form is checked: whether it exists is a question for the store.
+    /// Parses a presented secret. Only the format is checked; the store knows whether it exists.
     pub fn parse(kind: SecretKind, text: &str) -> Result<Self, BadSecret> {
         let body = text.strip_prefix(kind.prefix()).ok_or(BadSecret { kind })?;
         let alphabet = |b: u8| b.is_ascii_alphanumeric() || matches!(b, b'-' | b'_');
@@ -77,22 +76,22 @@ impl Secret {
         Ok(Self { kind, text: Zeroizing::new(text.to_owned()) })
     }
 
-    /// What it is for.
+    /// Returns its kind.
     pub fn kind(&self) -> SecretKind {
         self.kind
     }
 
-    /// The text itself, to hand out once.
+    /// Returns the text, to send it once.
     pub fn expose(&self) -> &str {
         &self.text
     }
 
-    /// What is stored and looked up in its place.
+    /// Returns the digest, which is stored and looked up.
     pub fn digest(&self) -> Digest {
         Digest::of(self.text.as_bytes())
     }
 
-    /// Whether `presented` is this secret, in a time that does not tell how much of it was right.
+    /// Returns whether `presented` is this secret, in a time that does not depend on how much of it matches.
     pub fn is(&self, presented: &str) -> bool {
         same(&self.text, presented)
     }
@@ -104,7 +103,7 @@ impl fmt::Debug for Secret {
     }
 }
 
-/// Whether two texts are the same, in a time that depends on their lengths only.
+/// Returns whether two texts are equal, in a time that depends only on their lengths.
 pub fn same(a: &str, b: &str) -> bool {
     aws_lc_rs::constant_time::verify_slices_are_equal(a.as_bytes(), b.as_bytes()).is_ok()
 }
@@ -112,12 +111,12 @@ pub fn same(a: &str, b: &str) -> bool {
 /// Fills a fixed array with randomness from the kernel.
 pub(crate) fn random<const N: usize>() -> [u8; N] {
     let mut bytes = [0; N];
-    // The kernel's generator does not fail after boot; if it ever did, going on would mean predictable secrets.
+    // The kernel's generator does not fail after boot. If it did, continuing would mean predictable secrets.
     getrandom::fill(&mut bytes).unwrap_or_else(|error| panic!("no randomness from the kernel: {error}"));
     bytes
 }
 
-/// 256 random bits in base64url, for values that name nothing: `state`, `nonce`, a PKCE verifier.
+/// Returns 256 random bits in base64url, for values without a prefix: `state`, `nonce`, a PKCE verifier.
 pub(crate) fn random_text() -> Zeroizing<String> {
     let bytes = Zeroizing::new(random::<32>());
     Zeroizing::new(URL_SAFE_NO_PAD.encode(bytes.as_slice()))

@@ -1,7 +1,8 @@
 //! The key of the built-in issuer, and the tokens it signs.
 //!
-//! ES256, because every client library knows it. The caller keeps the private key as a PEM file beside the other keys of the
-//! server; the database never sees it. To rotate, sign with a new key and keep publishing the old one until its last token ended.
+//! ES256, because every client library supports it. The caller keeps the private key as a PEM file beside the other keys of the
+//! server; it is never in the database. To rotate, sign with a new key and keep publishing the old one until its last token has
+//! expired.
 
 use std::fmt;
 
@@ -18,25 +19,25 @@ use crate::jwk::{Jwk, JwkSet};
 
 /// Most bytes of a PEM file.
 const MAX_PEM_BYTES: usize = 16 * 1024;
-/// Most keys that are published besides the active one.
+/// Most published keys besides the active one.
 pub const MAX_PREVIOUS_KEYS: usize = 8;
-/// Characters of a line of PEM.
+/// Characters per line of PEM.
 const PEM_LINE: usize = 64;
 
 /// Why a key cannot be used.
 #[derive(Debug, thiserror::Error)]
 pub enum SigningError {
-    /// No key could be made.
-    #[error("no signing key could be made; check that the system has randomness")]
+    /// The key could not be generated.
+    #[error("the signing key could not be generated; check that the system has randomness")]
     Generate,
     /// The file is not a private key in PEM.
     #[error("this is not a private key in PEM (`-----BEGIN PRIVATE KEY-----`); restore the file from its backup")]
     Pem,
-    /// Another kind of key.
+    /// The key is of another type.
     #[error("this private key is not one of the curve P-256; the built-in issuer signs with ES256 only")]
     Key,
-    /// Too many keys to publish.
-    #[error("more than {MAX_PREVIOUS_KEYS} previous keys are published; remove those whose tokens have ended")]
+    /// There are too many keys to publish.
+    #[error("more than {MAX_PREVIOUS_KEYS} previous keys are published; remove those whose tokens have expired")]
     TooManyKeys,
     /// The signature failed.
     #[error("a token could not be signed; try again")]
@@ -47,7 +48,7 @@ pub enum SigningError {
 pub struct Pem(Zeroizing<String>);
 
 impl Pem {
-    /// The text for the file.
+    /// Returns the text for the file.
     pub fn expose(&self) -> &str {
         &self.0
     }
@@ -59,12 +60,12 @@ impl fmt::Debug for Pem {
     }
 }
 
-/// A new private key.
+/// Generates a private key.
 pub fn generate() -> Result<Pem, SigningError> {
     let document = EcdsaKeyPair::generate_pkcs8(&ECDSA_P256_SHA256_FIXED_SIGNING, &SystemRandom::new())
         .map_err(|_| SigningError::Generate)?;
     let body = Zeroizing::new(STANDARD.encode(document.as_ref()));
-    // Room for all of it at once: a text that grows leaves copies of itself behind.
+    // Allocated at once: a growing text would leave copies in memory.
     let mut text = Zeroizing::new(String::with_capacity(body.len() * 2 + 128));
     text.push_str("-----BEGIN PRIVATE KEY-----\n");
     let mut rest = body.as_str();
@@ -78,7 +79,7 @@ pub fn generate() -> Result<Pem, SigningError> {
     Ok(Pem(text))
 }
 
-/// A key that signs.
+/// A private key for signing.
 pub struct SigningKey {
     pair: EcdsaKeyPair,
     public: Jwk,
@@ -86,7 +87,7 @@ pub struct SigningKey {
 }
 
 impl SigningKey {
-    /// The key in a PEM file.
+    /// Reads the key from a PEM file.
     pub fn from_pem(text: &str) -> Result<Self, SigningError> {
         if text.len() > MAX_PEM_BYTES {
             return Err(SigningError::Pem);
@@ -113,12 +114,12 @@ impl SigningKey {
         Ok(Self { pair, public, kid })
     }
 
-    /// Its name in the headers of tokens: the thumbprint of the public key (RFC 7638), so the same key always has the same name.
+    /// Returns its key id: the thumbprint of the public key (RFC 7638), so the same key always has the same id.
     pub fn kid(&self) -> &str {
         &self.kid
     }
 
-    /// Its public half.
+    /// Returns its public half.
     pub fn public(&self) -> &Jwk {
         &self.public
     }
@@ -130,13 +131,13 @@ impl fmt::Debug for SigningKey {
     }
 }
 
-/// The members that RFC 7638 names, in its order and without spaces.
+/// Hashes the members that RFC 7638 names, in its order and without spaces.
 fn thumbprint(x: &str, y: &str) -> String {
     let canonical = format!(r#"{{"crv":"P-256","kty":"EC","x":"{x}","y":"{y}"}}"#);
     URL_SAFE_NO_PAD.encode(sha2::Sha256::digest(canonical.as_bytes()))
 }
 
-/// What an access token says (RFC 9068).
+/// The claims of an access token (RFC 9068).
 #[derive(Clone, Debug, PartialEq, Eq, serde::Serialize)]
 pub struct AccessTokenClaims {
     /// The built-in issuer.
@@ -145,53 +146,53 @@ pub struct AccessTokenClaims {
     pub sub: String,
     /// The API it is for.
     pub aud: String,
-    /// When it ends, in seconds since the epoch.
+    /// The time of expiry, in seconds since the epoch.
     pub exp: i64,
-    /// When it was made, in seconds since the epoch.
+    /// The time of issue, in seconds since the epoch.
     pub iat: i64,
-    /// Its own name.
+    /// Its id.
     pub jti: String,
-    /// The grant it came out of; revoking that ends it.
+    /// The grant it was issued from; revoking the grant ends the token.
     pub sid: String,
-    /// The client that asked for it.
+    /// The client that requested it.
     pub client_id: String,
     /// E-mail address.
     pub email: String,
-    /// Whether that address was checked.
+    /// Whether that address was verified.
     pub email_verified: bool,
-    /// Name for people.
+    /// The display name.
     pub name: String,
-    /// What it may be used for.
+    /// The scopes.
     pub scope: String,
 }
 
-/// What an ID token says: who signed in, for the client that asked.
+/// The claims of an ID token: who signed in, for the client that requested it.
 #[derive(Clone, Debug, PartialEq, Eq, serde::Serialize)]
 pub struct IdTokenClaims {
     /// The built-in issuer.
     pub iss: String,
     /// The user.
     pub sub: String,
-    /// The client, and nobody else: an ID token is no key to the API.
+    /// The client only: an ID token does not give access to the API.
     pub aud: String,
-    /// When it ends, in seconds since the epoch.
+    /// The time of expiry, in seconds since the epoch.
     pub exp: i64,
-    /// When it was made, in seconds since the epoch.
+    /// The time of issue, in seconds since the epoch.
     pub iat: i64,
-    /// The `nonce` of the request that it answers.
+    /// The `nonce` of the answered request.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub nonce: Option<String>,
-    /// The grant it came out of.
+    /// The grant it was issued from.
     pub sid: String,
     /// E-mail address.
     pub email: String,
-    /// Whether that address was checked.
+    /// Whether that address was verified.
     pub email_verified: bool,
-    /// Name for people.
+    /// The display name.
     pub name: String,
 }
 
-/// The keys of the built-in issuer: one that signs, and those before it.
+/// The keys of the built-in issuer: the one that signs, and the previous ones.
 #[derive(Debug)]
 pub struct SigningKeys {
     active: SigningKey,
@@ -199,31 +200,31 @@ pub struct SigningKeys {
 }
 
 impl SigningKeys {
-    /// `active` signs; `previous` are published, so that what they signed stays good.
+    /// Creates the set. `active` signs; `previous` are published, so that their signatures stay valid.
     pub fn new(active: SigningKey, previous: impl IntoIterator<Item = SigningKey>) -> Result<Self, SigningError> {
-        // Only their public halves are kept: nothing is signed with them any more.
+        // Only the public halves are kept, because these keys no longer sign.
         let others = previous.into_iter().filter(|key| key.kid != active.kid);
         let previous: Vec<Jwk> = others.map(|key| key.public).take(MAX_PREVIOUS_KEYS + 1).collect();
         if previous.len() > MAX_PREVIOUS_KEYS { Err(SigningError::TooManyKeys) } else { Ok(Self { active, previous }) }
     }
 
-    /// The key that signs.
+    /// Returns the key that signs.
     pub fn active(&self) -> &SigningKey {
         &self.active
     }
 
-    /// What is published, the active key first.
+    /// Returns the published keys, the active one first.
     pub fn jwk_set(&self) -> JwkSet {
         let keys = std::iter::once(&self.active.public).chain(&self.previous);
         JwkSet { keys: keys.cloned().collect() }
     }
 
-    /// A signed access token.
+    /// Signs an access token.
     pub fn sign(&self, claims: &AccessTokenClaims) -> Result<String, SigningError> {
         self.sign_as("at+jwt", claims)
     }
 
-    /// A signed ID token.
+    /// Signs an ID token.
     pub fn sign_id_token(&self, claims: &IdTokenClaims) -> Result<String, SigningError> {
         self.sign_as("JWT", claims)
     }
@@ -260,7 +261,7 @@ mod tests {
 
     #[test]
     fn the_name_of_a_key_is_its_thumbprint() {
-        // Computed with another implementation from the same key.
+        // Computed from the same key with another implementation.
         let key = key();
         let jwk: jsonwebtoken::jwk::Jwk =
             serde_json::from_value(serde_json::to_value(key.public()).expect("JSON")).expect("a key that others can read");

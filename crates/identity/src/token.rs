@@ -1,4 +1,4 @@
-//! A signed token (RFC 7515, RFC 7519) taken apart. Nothing in here is believed before its signature is checked.
+//! Parses a signed token (RFC 7515, RFC 7519). Its content must not be trusted before the signature is checked.
 
 use std::time::Duration;
 
@@ -13,17 +13,17 @@ use crate::verifier::{Claims, TokenError};
 
 /// Most bytes of a token.
 pub(crate) const MAX_TOKEN_BYTES: usize = 16 * 1024;
-/// How far clocks may be apart.
+/// The largest accepted difference between clocks.
 const LEEWAY: Duration = Duration::from_secs(60);
-/// Longest life of a token. Longer ones are somebody's mistake, and cannot be taken back.
+/// Longest lifetime of a token. A longer one is a mistake, and the token could not be revoked.
 const MAX_LIFE: Duration = Duration::from_secs(24 * 60 * 60);
 /// Most bytes of a subject (OpenID Connect Core, section 2).
 const MAX_SUBJECT_BYTES: usize = 255;
-/// Most bytes of an e-mail address; longer ones are left out.
+/// Most bytes of an e-mail address. Longer ones are left out.
 const MAX_EMAIL_BYTES: usize = 320;
-/// Most bytes of a name or session; longer ones are left out.
+/// Most bytes of a name or session. Longer ones are left out.
 const MAX_TEXT_BYTES: usize = 256;
-/// Latest moment that is taken as one: the end of the year 9999.
+/// The latest accepted time: the end of the year 9999.
 const MAX_SECONDS: u64 = 253_402_300_799;
 
 #[derive(serde::Deserialize)]
@@ -31,7 +31,7 @@ struct Header {
     alg: String,
     kid: Option<String>,
     typ: Option<String>,
-    /// Whether it is there at all: we understand no extension, so any list of them is one too many.
+    /// Whether the field is present. No extension is supported, so any value is refused.
     #[serde(default, deserialize_with = "is_there")]
     crit: bool,
 }
@@ -48,7 +48,7 @@ struct Payload {
     exp: serde_json::Number,
     iat: serde_json::Number,
     nbf: Option<serde_json::Number>,
-    // What follows is not needed to decide; whatever type it has must not make a good token bad.
+    // These claims are not needed for the decision, so a value of an unexpected type must not make a valid token fail.
     email: Option<serde_json::Value>,
     email_verified: Option<serde_json::Value>,
     name: Option<serde_json::Value>,
@@ -72,18 +72,18 @@ impl Audience {
     }
 }
 
-/// A token whose parts could be read.
+/// A token whose parts could be parsed.
 pub(crate) struct Unverified<'a> {
     pub(crate) algorithm: Algorithm,
     pub(crate) kid: Option<String>,
-    /// What the signature is over.
+    /// The signed bytes.
     pub(crate) signed: &'a [u8],
     pub(crate) signature: Vec<u8>,
     payload: Payload,
 }
 
 impl<'a> Unverified<'a> {
-    /// Takes a token apart. The header comes first: what it may not say ends it here.
+    /// Parses a token. The header comes first: an invalid one ends the parsing.
     pub(crate) fn parse(token: &'a str) -> Result<Self, TokenError> {
         if token.len() > MAX_TOKEN_BYTES {
             return Err(TokenError::TooLong);
@@ -109,12 +109,12 @@ impl<'a> Unverified<'a> {
         Ok(Self { algorithm, kid: header.kid, signed: signed.as_bytes(), signature, payload })
     }
 
-    /// Who the token says it is from.
+    /// Returns the issuer that the token names.
     pub(crate) fn issuer(&self) -> &str {
         &self.payload.iss
     }
 
-    /// The claims, if they are for `audience` and of this time. Whoever calls this checks the signature as well.
+    /// Returns the claims if they are for `audience` and valid at `now`. The caller must also check the signature.
     pub(crate) fn claims(&self, audience: &str, now: Timestamp) -> Result<Claims, TokenError> {
         let payload = &self.payload;
         if !payload.aud.contains(audience) {
@@ -158,13 +158,13 @@ fn part<T: DeserializeOwned>(encoded: &str, part: &'static str) -> Result<T, Tok
     serde_json::from_slice(&bytes).map_err(|_| TokenError::Malformed { part })
 }
 
-/// Media types compare without case, and `application/` may be left out (RFC 7515, section 4.1.9).
+/// Checks the media type. Case is ignored, and `application/` may be left out (RFC 7515, section 4.1.9).
 fn is_token_type(typ: &str) -> bool {
     let typ = typ.to_ascii_lowercase();
     matches!(typ.strip_prefix("application/").unwrap_or(&typ), "jwt" | "at+jwt")
 }
 
-/// Seconds since the epoch, which may have a fraction.
+/// Converts seconds since the epoch, which may have a fraction.
 fn moment(number: &serde_json::Number) -> Option<Timestamp> {
     let seconds = match number.as_u64() {
         Some(seconds) => Duration::from_secs(seconds),
@@ -173,14 +173,14 @@ fn moment(number: &serde_json::Number) -> Option<Timestamp> {
     (seconds.as_secs() <= MAX_SECONDS).then(|| Timestamp(0).plus(seconds))
 }
 
-/// A text for people, or nothing where it is too long or would break a line.
+/// Returns a text for display, or nothing if it is too long or contains a line break.
 fn text(value: Option<&serde_json::Value>, max_bytes: usize) -> Option<String> {
     let text = value?.as_str()?;
     let plain = !text.is_empty() && text.len() <= max_bytes && !text.chars().any(char::is_control);
     plain.then(|| text.to_owned())
 }
 
-/// Some issuers write their booleans as text.
+/// Reads a boolean, which some issuers write as text.
 fn is_true(value: Option<&serde_json::Value>) -> bool {
     value.is_some_and(|value| value.as_bool() == Some(true) || value.as_str() == Some("true"))
 }
@@ -306,7 +306,7 @@ mod tests {
         assert_eq!((person.name, person.session.as_deref()), (None, Some("j")));
         claims["email_verified"] = json!(1);
         assert!(!read(claims.clone()).email_verified);
-        // Without an address there is nothing that could be verified.
+        // Without an address there is nothing to verify.
         claims["email_verified"] = json!(true);
         claims["email"] = json!("x".repeat(321));
         assert!(!read(claims).email_verified);

@@ -1,17 +1,17 @@
-//! The code that a person reads from a terminal and types into a browser (RFC 8628).
+//! The code that a user reads from a terminal and types into a browser (RFC 8628).
 
 use std::fmt;
 use std::str::FromStr;
 
 use crate::secrets::random;
 
-/// Consonants only: no word comes out, and without vowels and digits there is no `O` beside `0`, no `I` beside `1`.
+/// Consonants only, so that no words appear; without vowels and digits, there is no `O` beside `0` and no `I` beside `1`.
 const ALPHABET: &[u8; 20] = b"BCDFGHJKLMNPQRSTVWXZ";
-/// Letters of a code: 20^8, about 34 bits. That is enough because a code lives for minutes and tries are limited by the caller.
+/// Letters of a code: 20^8, about 34 bits. That is enough because a code is valid for minutes and the caller limits the attempts.
 const LEN: usize = 8;
-/// Most bytes of a typed text that are looked at.
+/// Most bytes of a typed text.
 const MAX_TYPED_LEN: usize = 64;
-/// Random bytes from here on are thrown away, so that every letter is equally likely.
+/// Random bytes from this value on are discarded, so that every letter is equally likely.
 const FAIR_BELOW: u8 = 240;
 
 /// Eight letters, shown as `XXXX-XXXX`.
@@ -19,13 +19,13 @@ const FAIR_BELOW: u8 = 240;
 #[serde(try_from = "String", into = "String")]
 pub struct UserCode([u8; LEN]);
 
-/// A text that is not a user code.
+/// The text is not a user code.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("this is not a code: it has eight letters, such as `BCDF-GHJK`; look at the terminal where you started to sign in")]
 pub struct BadUserCode;
 
 impl UserCode {
-    /// A new one. The caller makes another if this one is in use.
+    /// Generates a code. The caller generates another one if this one is in use.
     pub fn generate() -> Self {
         let mut letters = [0; LEN];
         let mut filled = 0;
@@ -60,7 +60,7 @@ impl fmt::Debug for UserCode {
 impl FromStr for UserCode {
     type Err = BadUserCode;
 
-    /// Takes what people type: any case, with or without dash and spaces.
+    /// Accepts any case, with or without dash and spaces.
     fn from_str(typed: &str) -> Result<Self, BadUserCode> {
         if typed.len() > MAX_TYPED_LEN {
             return Err(BadUserCode);
@@ -120,7 +120,7 @@ mod tests {
         for code in &codes {
             assert_eq!(code.to_string().parse(), Ok(*code));
         }
-        // 3200 letters: that one of the 20 never comes has a chance below 10^-70.
+        // 3200 letters: the probability that one of the 20 is missing is below 10^-70.
         assert!(ALPHABET.iter().all(|letter| codes.iter().any(|code| code.0.contains(letter))));
     }
 }

@@ -1,7 +1,7 @@
-//! The door for bearer tokens: who presents this one, if it is good.
+//! The check of bearer tokens.
 //!
-//! A token is good if it comes from a configured issuer, is meant for us, is of this time, and carries a signature of one of that
-//! issuer's keys with an algorithm that the key itself is for. Whatever is not clearly so is refused.
+//! A token is valid if it comes from a configured issuer, is meant for this service, is within its time, and is signed by one of
+//! that issuer's keys with an algorithm of that key. Everything else is refused.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -19,133 +19,133 @@ const REQUEST_TIMEOUT: Duration = Duration::from_secs(5);
 /// Most issuers of one verifier.
 const MAX_ISSUERS: usize = 16;
 
-/// Where the keys of an issuer come from.
+/// The source of an issuer's keys.
 #[derive(Clone)]
 pub enum Source {
-    /// From its discovery document, over HTTPS (or HTTP on a loopback address).
+    /// Its discovery document, over HTTPS (or HTTP on a loopback address).
     Discovery,
-    /// From this process: the built-in issuer.
+    /// This process: the built-in issuer.
     Local(Arc<dyn Fn() -> JwkSet + Send + Sync>),
 }
 
-/// One issuer whose tokens are taken.
+/// One issuer whose tokens are accepted.
 #[derive(Clone)]
 pub struct IssuerConfig {
     /// Its exact name, as in the `iss` of its tokens.
     pub issuer: String,
-    /// What the `aud` of its tokens must contain.
+    /// The value that the `aud` of its tokens must contain.
     pub audience: String,
-    /// Where its keys come from.
+    /// The source of its keys.
     pub jwks: Source,
 }
 
-/// How issuers are reached.
+/// Options for requests to issuers.
 #[derive(Clone)]
 pub struct HttpOptions {
-    /// Which authorities are trusted, with which crypto provider.
+    /// The trusted authorities and the crypto provider.
     pub tls: rustls::ClientConfig,
-    /// How requests name us.
+    /// The `User-Agent` of the requests.
     pub user_agent: String,
 }
 
 impl HttpOptions {
-    /// Options with the default for everything but TLS.
+    /// Returns options with the defaults for everything but TLS.
     pub fn new(tls: rustls::ClientConfig) -> Self {
         Self { tls, user_agent: concat!("gpuaas-identity/", env!("CARGO_PKG_VERSION")).to_owned() }
     }
 }
 
-/// What a good token says.
+/// The claims of a valid token.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Claims {
-    /// Who says it: one of the configured issuers.
+    /// The issuer: one of the configured ones.
     pub issuer: String,
-    /// Who it is about; unique and never given again within the issuer.
+    /// The subject: unique and never reused within the issuer.
     pub subject: String,
     /// E-mail address.
     pub email: Option<String>,
-    /// Whether the issuer has checked that address. Never true without one.
+    /// Whether the issuer has verified that address. Never true without an address.
     pub email_verified: bool,
-    /// Name for people.
+    /// The display name.
     pub name: Option<String>,
-    /// When the token ends.
+    /// The time of expiry.
     pub expires_at: Timestamp,
-    /// When it was made.
+    /// The time of issue.
     pub issued_at: Timestamp,
-    /// The sign-in it came out of (`sid`), or else its own name (`jti`).
+    /// The session (`sid`), or else the id of the token (`jti`).
     pub session: Option<String>,
 }
 
-/// Why a token is not taken.
+/// Why a token is refused.
 #[derive(Debug, thiserror::Error)]
 pub enum TokenError {
-    /// More bytes than any token has.
+    /// The token is too long.
     #[error("the token is longer than {MAX_TOKEN_BYTES} bytes; ask the issuer for one with fewer claims")]
     TooLong,
-    /// A part that cannot be read.
+    /// A part that cannot be parsed.
     #[error("{part} cannot be read; send the whole token as the issuer gave it, or sign in again")]
     Malformed {
-        /// Which part.
+        /// The part.
         part: &'static str,
     },
-    /// An algorithm that is not taken, or not by that key.
+    /// The algorithm is not accepted, or not for that key.
     #[error(
         "the token is not signed with an algorithm of the issuer's key; RS256, RS384, RS512, PS256, PS384, PS512, ES256, ES384 \
          and EdDSA are taken, each only from a key for it"
     )]
     Algorithm,
-    /// The header demands an extension.
-    #[error("the token's header demands an extension (`crit`) and none is supported; ask the issuer for a plain token")]
+    /// The header requires an extension.
+    #[error("the token's header requires an extension (`crit`) and none is supported; ask the issuer for a plain token")]
     Critical,
     /// The token is of another kind.
     #[error("the token's `typ` is neither `JWT` nor `at+jwt`; send an access token or an ID token")]
     Type,
-    /// Nobody we know.
+    /// The issuer is not configured.
     #[error("the token comes from an issuer that is not configured; sign in again")]
     UnknownIssuer,
-    /// For somebody else.
-    #[error("the token is not meant for us: its `aud` must contain `{wanted}`; sign in again")]
+    /// The token is for another audience.
+    #[error("the token is for another service: its `aud` must contain `{wanted}`; sign in again")]
     Audience {
-        /// What it must contain.
+        /// The required audience.
         wanted: String,
     },
-    /// Too late.
-    #[error("the token ended at {at}; refresh it or sign in again")]
+    /// The token has expired.
+    #[error("the token expired at {at}; refresh it or sign in again")]
     Expired {
-        /// When it ended.
+        /// The time of expiry.
         at: Timestamp,
     },
-    /// Too early.
+    /// The token is not valid yet.
     #[error("the token is valid from {from} on; check the clocks of this server and of the issuer")]
     NotYetValid {
-        /// When it begins.
+        /// The start of its validity.
         from: Timestamp,
     },
-    /// Longer than any token should live.
-    #[error("the token is valid for more than 24 hours; configure a shorter life at the issuer")]
+    /// The lifetime is too long.
+    #[error("the token is valid for more than 24 hours; configure a shorter lifetime at the issuer")]
     LivesTooLong,
-    /// No key of that name.
+    /// The issuer has no key with this id.
     #[error("the issuer has no key of the name in the token; sign in again, and try again in a minute if keys were just changed")]
     UnknownKey,
-    /// No name, and several keys.
+    /// The token names no key, and the issuer has several.
     #[error("the token names no key (`kid`) and the issuer has several; configure the issuer to name it")]
     KeyNameNeeded,
-    /// Changed, or never signed by the issuer.
+    /// The token was changed, or was not signed by the issuer.
     #[error("the token's signature is not the issuer's; sign in again")]
     Signature,
-    /// The keys cannot be had. Not the fault of the token.
+    /// The keys cannot be fetched. The token may be valid.
     #[error("the keys of {issuer} cannot be fetched; try again, and check that this server reaches it")]
     IssuerUnavailable {
-        /// Whose.
+        /// The issuer.
         issuer: String,
-        /// Why.
+        /// The cause.
         #[source]
         source: Arc<FetchError>,
     },
 }
 
 impl TokenError {
-    /// Stable code.
+    /// Returns a stable code.
     pub fn code(&self) -> &'static str {
         match self {
             Self::TooLong => "token_too_long",
@@ -165,19 +165,19 @@ impl TokenError {
         }
     }
 
-    /// Whether the issuer is at fault and the same token may be good later: 503 and not 401.
+    /// Returns whether the issuer is at fault and the same token may be valid later: the status is then 503, not 401.
     pub fn is_outage(&self) -> bool {
         matches!(self, Self::IssuerUnavailable { .. })
     }
 }
 
-/// A configuration that cannot be used.
+/// Why a configuration cannot be used.
 #[derive(Debug, thiserror::Error)]
 pub enum BadIssuers {
-    /// The address of an issuer.
+    /// The address of an issuer is invalid.
     #[error("an issuer cannot be used")]
     Address(#[from] FetchError),
-    /// An issuer without audience: any token of it would be taken.
+    /// An issuer without audience: any token of it would be accepted.
     #[error("the issuer `{0}` has no audience; name what the `aud` of its tokens contains")]
     NoAudience(String),
     /// An issuer without name.
@@ -186,11 +186,11 @@ pub enum BadIssuers {
     /// The same issuer twice.
     #[error("the issuer `{0}` is configured twice; keep one")]
     Twice(String),
-    /// More than is useful.
-    #[error("more than {MAX_ISSUERS} issuers are configured")]
+    /// There are too many issuers.
+    #[error("more than {MAX_ISSUERS} issuers are configured; remove some")]
     TooMany,
-    /// The HTTP client could not be made.
-    #[error("the HTTP client for issuers cannot be made; check the TLS configuration")]
+    /// The HTTP client could not be created.
+    #[error("the HTTP client for issuers cannot be created; check the TLS configuration")]
     Http(#[source] reqwest::Error),
 }
 
@@ -205,13 +205,13 @@ struct Issuer {
     keys: Keys,
 }
 
-/// Verifies tokens of the configured issuers. Share it: it keeps their keys.
+/// Verifies tokens of the configured issuers. Share one value: it caches their keys.
 pub struct Verifier {
     issuers: Vec<Issuer>,
 }
 
 impl Verifier {
-    /// A verifier for these issuers. Nothing is fetched before the first token comes.
+    /// Creates a verifier for these issuers. Nothing is fetched before the first token arrives.
     pub fn new(issuers: Vec<IssuerConfig>, http: HttpOptions) -> Result<Self, BadIssuers> {
         if issuers.len() > MAX_ISSUERS {
             return Err(BadIssuers::TooMany);
@@ -239,11 +239,11 @@ impl Verifier {
         Ok(Self { issuers: known })
     }
 
-    /// What a token says, if it is good at `now`.
+    /// Returns the claims of a token if it is valid at `now`.
     pub async fn verify(&self, token: &str, now: Timestamp) -> Result<Claims, TokenError> {
         let token = Unverified::parse(token)?;
         let issuer = self.issuers.iter().find(|issuer| issuer.name == token.issuer()).ok_or(TokenError::UnknownIssuer)?;
-        // The cheap questions first: an expired token is worth no request and no signature. All of them must be answered well.
+        // The cheap checks first: an expired token needs no request and no signature check. All checks must pass.
         let claims = token.claims(&issuer.audience, now)?;
         let kid = token.kid.as_deref();
         let key = match &issuer.keys {
@@ -260,7 +260,7 @@ fn http_client(options: &HttpOptions, is_local: bool) -> Result<reqwest::Client,
         .user_agent(options.user_agent.as_str())
         .redirect(reqwest::redirect::Policy::none())
         .timeout(REQUEST_TIMEOUT);
-    // What is meant for this machine must not leave it in clear text for a proxy of the environment.
+    // Requests to this machine must not go to a proxy of the environment in clear text.
     let builder = if is_local { builder.no_proxy() } else { builder };
     builder.build().map_err(BadIssuers::Http)
 }

@@ -1,4 +1,4 @@
-//! A whole sign-in over real HTTP: the client of `gpuaas login`, an issuer made of the built-in core, and the verifier.
+//! A complete sign-in over real HTTP: the client of `gpuaas login`, an issuer built from the core, and the verifier.
 
 use std::collections::HashMap;
 use std::sync::atomic::{AtomicI64, Ordering};
@@ -49,7 +49,7 @@ struct Rows {
     revoked: Vec<GrantId>,
 }
 
-/// The built-in issuer with a map for a store and a clock that stands still.
+/// The built-in issuer with a map as store and a fixed clock.
 struct Issuer {
     url: String,
     keys: SigningKeys,
@@ -162,7 +162,7 @@ async fn jwks(State(issuer): State<Arc<Issuer>>) -> Response {
     Json(issuer.keys.jwk_set()).into_response()
 }
 
-/// Everybody who asks is signed in at once.
+/// Every request is signed in at once.
 async fn authorize(State(issuer): State<Arc<Issuer>>, RawQuery(query): RawQuery) -> Response {
     match AuthorizationRequest::parse(&query.unwrap_or_default(), &Clients::default(), &issuer.url) {
         Ok(request) => {
@@ -260,7 +260,7 @@ fn client() -> ClientSettings {
     ClientSettings { client_id: "gpuaas-cli".to_owned(), scope: "openid email".to_owned() }
 }
 
-/// What a browser does: asks the issuer, and follows it back to the terminal.
+/// Acts as a browser: requests the page and follows the redirect back to the terminal.
 async fn browse(http: &reqwest::Client, url: &str) -> (String, reqwest::Response) {
     let answer = http.get(url).send().await.expect("an answer of the issuer");
     let location = answer.headers()["location"].to_str().expect("a location").to_owned();
@@ -292,7 +292,7 @@ async fn a_person_signs_in_with_the_browser_and_the_token_is_taken() {
         assert_eq!(claims.subject, issuer.user.to_string());
         assert_eq!((claims.email.as_deref(), claims.email_verified), (Some("person@cloud.example"), true));
         assert!(claims.session.is_some_and(|session| session.starts_with("grant_")));
-        // An ID token says who signed in; it is no key to the API.
+        // An ID token says who signed in; it does not give access to the API.
         let id_token = tokens.id_token.as_ref().expect("an ID token");
         assert_eq!(verifier.verify(id_token, issuer.now()).await.expect_err("refused").code(), "token_audience");
     }
@@ -310,7 +310,7 @@ async fn other_implementations_take_our_tokens() {
     let mut validation = jsonwebtoken::Validation::new(jsonwebtoken::Algorithm::ES256);
     validation.set_audience(&[AUDIENCE]);
     validation.set_issuer(&[&issuer.url]);
-    // Their clock cannot be set; ours is checked above.
+    // Its clock cannot be set; the time is checked above.
     validation.validate_exp = false;
     let token = jsonwebtoken::decode::<serde_json::Value>(&*tokens.access_token, &key, &validation).expect("a good token");
     assert_eq!(token.header.typ.as_deref(), Some("at+jwt"));
@@ -339,7 +339,7 @@ async fn whatever_else_knocks_at_the_port_changes_nothing() {
         }
         let renamed = http.get(format!("http://127.0.0.1:{port}/callback")).header("host", "evil.example").send().await;
         assert_eq!(renamed.expect("an answer").status().as_u16(), 421);
-        // More than any browser sends: let go without an answer.
+        // More than any browser sends: the connection is closed without an answer.
         let endless = http.get(format!("http://127.0.0.1:{port}/{}", "x".repeat(20_000))).send().await;
         assert!(endless.is_err());
         let (_, page) = browse(&http, &url).await;
@@ -365,7 +365,7 @@ async fn a_refresh_token_works_once_and_its_reuse_ends_the_sign_in() {
     let second = refresh_with(&first).await.expect("refreshed");
     let third = refresh_with(&second).await.expect("refreshed again");
     assert!(matches!(refresh_with(&second).await, Err(LoginError::SignInAgain)));
-    // Nobody can tell the thief from the person, so the newest token is gone as well.
+    // The thief cannot be told from the user, so the newest token is revoked too.
     assert!(matches!(refresh_with(&third).await, Err(LoginError::SignInAgain)));
     assert_eq!(issuer.rows().revoked.len(), 1);
 }

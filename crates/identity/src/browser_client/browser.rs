@@ -1,4 +1,4 @@
-//! Signing in with the browser on this machine (RFC 8252).
+//! Sign-in with the browser on this machine (RFC 8252).
 
 use std::net::Ipv4Addr;
 use std::time::Duration;
@@ -27,7 +27,7 @@ pub struct BrowserLogin {
 }
 
 impl BrowserLogin {
-    /// Starts to listen. Open [`Self::url`] in a browser then.
+    /// Starts to listen. The caller then opens [`Self::url`] in a browser.
     pub async fn start(provider: &Provider, client: &ClientSettings) -> Result<Self, LoginError> {
         let endpoint =
             provider.authorization_endpoint.as_ref().ok_or(LoginError::NotOffered { what: "sign-in with a browser" })?;
@@ -52,7 +52,7 @@ impl BrowserLogin {
         Ok(Self { provider, client, listener, redirect_uri, authorize_url, state, nonce, verifier })
     }
 
-    /// What to open in the browser.
+    /// Returns the URL to open in the browser.
     pub fn url(&self) -> &str {
         &self.authorize_url
     }
@@ -85,8 +85,8 @@ impl BrowserLogin {
     }
 }
 
-/// Whether an ID token answers the request with this nonce. Its signature need not be checked here: it came straight from the
-/// issuer over a connection that proves who that is, and the API checks it again.
+/// Returns whether an ID token answers the request with this nonce. The signature is not checked here: the token came directly
+/// from the issuer over an authenticated connection, and the API checks it again.
 fn has_nonce(id_token: &str, nonce: &str) -> bool {
     #[derive(serde::Deserialize)]
     struct Payload {

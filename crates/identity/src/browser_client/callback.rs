@@ -1,7 +1,7 @@
-//! The one request that the browser makes to us: `GET /callback` with the right state.
+//! The one request that the browser sends to us: `GET /callback` with the right state.
 //!
-//! Whatever else knocks at the port — a favicon, a page that guesses ports, a connection that says nothing — is answered or let
-//! go and changes nothing. Only whoever knows the state can end the wait, with a code or with a refusal.
+//! Any other request to the port — a favicon, a page that guesses ports, a connection without data — is answered or closed and
+//! changes nothing. Only a request with the state can end the wait, with a code or with a refusal.
 
 use std::collections::VecDeque;
 use std::time::Duration;
@@ -18,17 +18,17 @@ use crate::secrets::same;
 
 /// Most bytes of a request up to the end of its headers.
 const MAX_HEAD_BYTES: u64 = 16 * 1024;
-/// Room for a request, made once.
+/// Capacity of the request buffer, allocated once.
 const HEAD_ROOM: usize = 16 * 1024;
 /// How long one connection may take.
 const CONNECTION_TIMEOUT: Duration = Duration::from_secs(10);
 /// Most connections at a time. Browsers open some that they do not use.
 const MAX_CONNECTIONS: usize = 16;
 
-/// After an accept that failed.
+/// Pause after a failed accept.
 const ACCEPT_AGAIN: Duration = Duration::from_millis(50);
 
-/// What the right request looks like.
+/// The parameters of the right request.
 pub(super) struct Expected {
     pub(super) port: u16,
     pub(super) state: Zeroizing<String>,
@@ -37,7 +37,7 @@ pub(super) struct Expected {
 
 type Outcome = Result<Zeroizing<String>, LoginError>;
 
-/// Waits for the code. The caller sets the limit of time.
+/// Waits for the code. The caller sets the time limit.
 pub(super) async fn wait(listener: TcpListener, expected: Expected) -> Outcome {
     let expected = std::sync::Arc::new(expected);
     let mut connections: JoinSet<Option<Outcome>> = JoinSet::new();
@@ -45,13 +45,13 @@ pub(super) async fn wait(listener: TcpListener, expected: Expected) -> Outcome {
     loop {
         tokio::select! {
             accepted = listener.accept() => {
-                // The caller's limit of time ends a wait in which nothing can be accepted.
+                // If nothing can be accepted, the caller's time limit ends the wait.
                 let Ok((stream, _)) = accepted else {
                     tokio::time::sleep(ACCEPT_AGAIN).await;
                     continue;
                 };
                 oldest_first.retain(|connection| !connection.is_finished());
-                // Connections that say nothing must not keep the browser out.
+                // Connections without data must not keep the browser out.
                 if oldest_first.len() >= MAX_CONNECTIONS && let Some(oldest) = oldest_first.pop_front() {
                     oldest.abort();
                 }
@@ -69,7 +69,7 @@ pub(super) async fn wait(listener: TcpListener, expected: Expected) -> Outcome {
     }
 }
 
-/// Serves one connection. `None` where it was not the answer we wait for.
+/// Serves one connection. Returns `None` if it was not the expected request.
 async fn serve(mut stream: TcpStream, expected: &Expected) -> Option<Outcome> {
     let head = read_head(&mut stream).await?;
     let (status, page, outcome) = answer(&head, expected);
@@ -80,20 +80,20 @@ async fn serve(mut stream: TcpStream, expected: &Expected) -> Option<Outcome> {
     }
     response.push_str("\r\n");
     response.push_str(&page.html);
-    // If the browser is gone the sign-in is good all the same.
+    // The sign-in is valid even if the browser is gone.
     if stream.write_all(response.as_bytes()).await.is_ok() {
         let _ = stream.shutdown().await;
     }
     outcome
 }
 
-/// Everything up to the empty line, if it comes within the limit.
+/// Reads everything up to the empty line, within the limit.
 async fn read_head(stream: &mut TcpStream) -> Option<Zeroizing<String>> {
-    // All the room at once: a buffer that grows leaves copies of the code behind.
+    // Allocated at once: a growing buffer would leave copies of the code in memory.
     let mut head = Zeroizing::new(Vec::with_capacity(HEAD_ROOM));
     let mut stream = stream.take(MAX_HEAD_BYTES);
     while !head.ends_with(b"\r\n\r\n") {
-        // Nothing more comes, or nothing more is taken.
+        // The connection has ended, or the limit is reached.
         if stream.read_buf(&mut *head).await.ok()? == 0 {
             return None;
         }
@@ -108,7 +108,7 @@ fn answer(head: &str, expected: &Expected) -> (&'static str, Page, Option<Outcom
     let mut request = lines.next().unwrap_or_default().split(' ');
     let (method, target) = (request.next().unwrap_or_default(), request.next().unwrap_or_default());
     let (path, query) = target.split_once('?').unwrap_or((target, ""));
-    // A page elsewhere can make a name of its own point at this machine, but cannot choose this header.
+    // A page elsewhere can point its own name at this machine (DNS rebinding), but cannot choose this header.
     let hosts: Vec<&str> = lines
         .filter_map(|line| line.split_once(':'))
         .filter(|(name, _)| name.eq_ignore_ascii_case("host"))

@@ -1,4 +1,4 @@
-//! Signing in with a code that is typed into a browser elsewhere (RFC 8628).
+//! Sign-in with a code that is typed into a browser on another machine (RFC 8628).
 
 use std::time::Duration;
 
@@ -9,18 +9,18 @@ use super::{ClientSettings, LoginError, Provider, TokenAnswer, Tokens, post, ref
 use crate::fetch::{self, FetchError};
 use crate::oauth::TokenRequest;
 
-/// Pause between polls where the issuer names none (RFC 8628, section 3.2).
+/// Pause between polls if the issuer names none (RFC 8628, section 3.2).
 const DEFAULT_INTERVAL: Duration = Duration::from_secs(5);
-/// How much the pause grows at `slow_down` and at errors of the connection.
+/// How much the pause grows at `slow_down` and at connection errors.
 const SLOWER_BY: Duration = Duration::from_secs(5);
-/// The pause grows no further than this.
+/// The longest pause.
 const MAX_INTERVAL: Duration = Duration::from_secs(60);
-/// The longest wait, whatever the issuer says.
+/// The longest wait, whatever the issuer allows.
 const MAX_LIFE: Duration = Duration::from_secs(30 * 60);
-/// Most characters of a code that people type.
+/// Most characters of a user code.
 const MAX_USER_CODE_CHARS: usize = 64;
 
-/// A sign-in that waits for a person elsewhere.
+/// A sign-in that waits for a person on another device.
 pub struct DeviceLogin {
     provider: Provider,
     client: ClientSettings,
@@ -32,17 +32,17 @@ pub struct DeviceLogin {
     ends_at: Timestamp,
 }
 
-/// What one poll gave.
+/// The result of one poll.
 #[derive(Debug)]
 pub enum DeviceStep {
-    /// Nobody has decided: poll again after this pause.
+    /// There is no decision yet: poll again after this pause.
     Wait(Duration),
-    /// Somebody has approved.
+    /// The request is approved.
     Done(Tokens),
 }
 
 impl DeviceLogin {
-    /// Asks for a code. Show [`Self::verification_uri`] and [`Self::user_code`] then.
+    /// Requests a code. The caller then shows [`Self::verification_uri`] and [`Self::user_code`].
     pub async fn start(
         http: &reqwest::Client,
         provider: &Provider,
@@ -65,7 +65,7 @@ impl DeviceLogin {
             return Err(refusal(&answer, url)?.into_error());
         }
         let document: Document = fetch::parse(&answer.body, url.as_str())?;
-        // Both are shown on a terminal, and a person follows them: they must be what they look like.
+        // Both are shown on a terminal, so they must not contain anything misleading.
         let plain = |code: &str| code.bytes().all(|b| b.is_ascii_graphic() || b == b' ');
         if document.user_code.is_empty() || document.user_code.len() > MAX_USER_CODE_CHARS || !plain(&document.user_code) {
             let reason = "its `user_code` is not a text that can be typed".to_owned();
@@ -84,27 +84,27 @@ impl DeviceLogin {
         })
     }
 
-    /// What the person types.
+    /// Returns the code to type.
     pub fn user_code(&self) -> &str {
         &self.user_code
     }
 
-    /// Where the person types it.
+    /// Returns the address where the code is typed.
     pub fn verification_uri(&self) -> &str {
         &self.verification_uri
     }
 
-    /// The same with the code in it, to click on.
+    /// Returns the address with the code in it, to click on.
     pub fn verification_uri_complete(&self) -> Option<&str> {
         self.verification_uri_complete.as_deref()
     }
 
-    /// Pause before the first poll.
+    /// Returns the pause before the first poll.
     pub fn interval(&self) -> Duration {
         self.interval
     }
 
-    /// Polls until somebody has decided or the code has ended.
+    /// Polls until there is a decision or the code expires.
     pub async fn finish(mut self, http: &reqwest::Client) -> Result<Tokens, LoginError> {
         let mut pause = self.interval;
         loop {
@@ -116,7 +116,7 @@ impl DeviceLogin {
         }
     }
 
-    /// Polls once. Errors of the connection make the next pause longer and end nothing.
+    /// Polls once. A connection error only makes the next pause longer.
     pub async fn poll(&mut self, http: &reqwest::Client, now: Timestamp) -> Result<DeviceStep, LoginError> {
         if now >= self.ends_at {
             return Err(LoginError::CodeExpired);

@@ -1,7 +1,7 @@
-//! The client's side of signing in, for `gpuaas login`: with a browser on this machine, or with a code on another one.
+//! The client side of signing in, for `gpuaas login`: with a browser on this machine, or with a code on another one.
 //!
-//! Works with any issuer that has a discovery document. The caller brings the HTTP client, with the authorities it trusts; it
-//! must be built **without redirects**, because a code or a refresh token must not travel to a place that nobody named.
+//! Works with any issuer that has a discovery document. The caller provides the HTTP client with its trusted authorities. It must
+//! be built **without redirects**, because a code or a refresh token must not be sent to an unexpected place.
 
 mod browser;
 mod callback;
@@ -16,7 +16,7 @@ use zeroize::Zeroizing;
 use crate::fetch::{self, FetchError};
 use crate::form;
 
-/// What requests to issuers are made with.
+/// The HTTP client for requests to issuers.
 pub use reqwest::Client as HttpClient;
 
 pub use browser::BrowserLogin;
@@ -26,36 +26,36 @@ pub use device::{DeviceLogin, DeviceStep};
 pub const LOGIN_TIMEOUT: Duration = Duration::from_secs(5 * 60);
 /// How long one request may take.
 const REQUEST_TIMEOUT: Duration = Duration::from_secs(30);
-/// Most characters of an issuer's own sentence that are shown.
+/// Most characters of an issuer's error description that are shown.
 const MAX_SHOWN_CHARS: usize = 300;
-/// Life of an access token whose issuer does not say.
+/// Lifetime of an access token if the issuer does not name it.
 const UNKNOWN_LIFE: Duration = Duration::from_secs(5 * 60);
 
-/// Why nobody is signed in.
+/// Why a sign-in failed.
 #[derive(Debug, thiserror::Error)]
 pub enum LoginError {
-    /// The issuer cannot be reached or talks nonsense.
+    /// The issuer cannot be reached or gives an invalid answer.
     #[error("the issuer cannot be used")]
     Issuer(#[from] FetchError),
-    /// The issuer does not offer this.
+    /// The issuer does not support this flow.
     #[error("the issuer offers no {what}; sign in another way, or ask its operator to turn it on")]
     NotOffered {
-        /// What it does not offer.
+        /// The missing feature.
         what: &'static str,
     },
-    /// No port on the loopback address.
+    /// No port on the loopback address is available.
     #[error("cannot listen on 127.0.0.1 for the browser's answer; use the sign-in with a code (`--device`)")]
     Listen(#[source] std::io::Error),
-    /// Nobody came.
+    /// The time limit passed.
     #[error("nobody signed in within {} minutes; start again, or use the sign-in with a code (`--device`)", LOGIN_TIMEOUT.as_secs() / 60)]
     TimedOut,
-    /// The person said no.
+    /// The person denied the request.
     #[error("the sign-in was denied in the browser; start again if that was a mistake")]
     Denied,
-    /// The code has ended before anybody decided.
-    #[error("the code has ended before it was approved; start again")]
+    /// The code expired before it was approved.
+    #[error("the code expired before it was approved; start again")]
     CodeExpired,
-    /// The refresh token or the code is not good any more.
+    /// The refresh token or the code is no longer valid.
     #[error("the sign-in is not valid any more; sign in again")]
     SignInAgain,
     /// The issuer refused for another reason.
@@ -63,7 +63,7 @@ pub enum LoginError {
     Refused {
         /// Its error code.
         error: String,
-        /// Its own sentence.
+        /// Its error description.
         description: String,
     },
     /// The answer belongs to another sign-in.
@@ -75,7 +75,7 @@ pub enum LoginError {
 }
 
 impl LoginError {
-    /// Stable code.
+    /// Returns a stable code.
     pub fn code(&self) -> &'static str {
         match self {
             Self::Issuer(_) => "issuer_unusable",
@@ -91,16 +91,16 @@ impl LoginError {
     }
 }
 
-/// Who asks, and for what.
+/// The client and the requested scopes.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ClientSettings {
     /// The client's name at the issuer; `gpuaas-cli` at the built-in one.
     pub client_id: String,
-    /// What to ask for, such as `openid email offline_access`.
+    /// The scopes to request, such as `openid email offline_access`.
     pub scope: String,
 }
 
-/// Where an issuer takes requests.
+/// The endpoints of an issuer.
 #[derive(Clone, Debug)]
 pub struct Provider {
     issuer: String,
@@ -111,7 +111,7 @@ pub struct Provider {
 }
 
 impl Provider {
-    /// Asks the issuer.
+    /// Reads the issuer's discovery document.
     pub async fn discover(http: &reqwest::Client, issuer: &str) -> Result<Self, LoginError> {
         let document = fetch::discover(http, issuer).await?;
         let optional = |named: Option<&str>| match named {
@@ -131,19 +131,19 @@ impl Provider {
         })
     }
 
-    /// The issuer.
+    /// Returns the issuer.
     pub fn issuer(&self) -> &str {
         &self.issuer
     }
 
-    /// Whether people can sign in with a code.
+    /// Returns whether the issuer supports sign-in with a code.
     pub fn offers_device_login(&self) -> bool {
         self.device_authorization_endpoint.is_some()
     }
 }
 
-/// An HTTP client as this module needs it: no redirects, and a limit of time. `is_local` keeps what is meant for this machine away from
-/// the proxies of the environment.
+/// Creates an HTTP client for this module: without redirects and with a time limit. `is_local` keeps requests to this machine
+/// away from the proxies of the environment.
 pub fn http_client(tls: rustls::ClientConfig, is_local: bool) -> Result<reqwest::Client, reqwest::Error> {
     let builder = reqwest::Client::builder()
         .tls_backend_preconfigured(tls)
@@ -154,16 +154,16 @@ pub fn http_client(tls: rustls::ClientConfig, is_local: bool) -> Result<reqwest:
     builder.build()
 }
 
-/// What a sign-in gives. Wiped from memory when dropped, never printed.
+/// The tokens of a sign-in. Wiped from memory when dropped, never printed.
 #[derive(Clone)]
 pub struct Tokens {
-    /// For the API.
+    /// The token for the API.
     pub access_token: Zeroizing<String>,
-    /// For the next access token.
+    /// The token to get the next access token.
     pub refresh_token: Option<Zeroizing<String>>,
-    /// Who signed in; some issuers give tokens for APIs only in this form.
+    /// The token that names the user. Some issuers give tokens for APIs only in this form.
     pub id_token: Option<Zeroizing<String>>,
-    /// How long the access token lives from now on.
+    /// The remaining lifetime of the access token.
     pub expires_in: Duration,
 }
 
@@ -173,7 +173,7 @@ impl fmt::Debug for Tokens {
     }
 }
 
-/// New tokens for a refresh token. The old refresh token is used up where the answer brings a new one.
+/// Exchanges a refresh token for new tokens. If the answer has a new refresh token, the old one is spent.
 pub async fn refresh(
     http: &reqwest::Client,
     provider: &Provider,
@@ -187,20 +187,20 @@ pub async fn refresh(
     }
 }
 
-/// Ends a sign-in at the issuer, by its refresh token or, where it has none, its access token (RFC 7009).
+/// Ends a sign-in at the issuer, by its refresh token or, if it has none, its access token (RFC 7009).
 pub async fn revoke(http: &reqwest::Client, provider: &Provider, client: &ClientSettings, token: &str) -> Result<(), LoginError> {
     let url = provider.revocation_endpoint.as_ref().ok_or(LoginError::NotOffered { what: "way to sign out" })?;
     let answer = post(http, url, &[("client_id", &client.client_id), ("token", token)]).await?;
     if answer.status.is_success() { Ok(()) } else { Err(refusal(&answer, url)?.into_error()) }
 }
 
-/// What the token endpoint said.
+/// The answer of the token endpoint.
 enum TokenAnswer {
     Tokens(Tokens),
     Refused(Refusal),
 }
 
-/// A refusal in the words of OAuth.
+/// An OAuth error response.
 #[derive(serde::Deserialize)]
 struct Refusal {
     error: String,
@@ -219,7 +219,7 @@ impl Refusal {
     }
 }
 
-/// A text from outside as it may stand on a terminal.
+/// Makes a text from outside safe for a terminal.
 fn printable(text: &str) -> String {
     text.chars().filter(|c| !c.is_control()).take(MAX_SHOWN_CHARS).collect()
 }
@@ -230,7 +230,7 @@ async fn post(http: &reqwest::Client, url: &Url, fields: &[(&str, &str)]) -> Res
     fetch::answer(request, url.as_str()).await
 }
 
-/// Reads the refusal in an answer that is no success. One without a refusal in it is an error of the connection.
+/// Reads the OAuth error in an unsuccessful answer. An answer without one is a connection error.
 fn refusal(answer: &fetch::Answer, url: &Url) -> Result<Refusal, FetchError> {
     serde_json::from_slice(&answer.body).map_err(|_| FetchError::Status { url: url.to_string(), status: answer.status })
 }

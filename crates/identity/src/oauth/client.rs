@@ -1,4 +1,4 @@
-//! The programs that may sign people in, and where answers to them may go.
+//! The clients that may sign users in, and their redirect addresses.
 
 use std::str::FromStr;
 
@@ -6,7 +6,7 @@ use reqwest::Url;
 
 use super::error::{OauthError, OauthFailure};
 
-/// Most addresses of the console.
+/// Most redirect addresses of the console.
 const MAX_REDIRECTS: usize = 16;
 /// Most bytes of an address.
 pub(super) const MAX_REDIRECT_BYTES: usize = 1024;
@@ -14,16 +14,16 @@ pub(super) const MAX_REDIRECT_BYTES: usize = 1024;
 /// The closed list of clients. Both are public: neither can keep a secret.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, serde::Serialize, serde::Deserialize)]
 pub enum ClientId {
-    /// The command line. Listens on a loopback address with a port of the moment.
+    /// The command line. Listens on a loopback address with a temporary port.
     #[serde(rename = "gpuaas-cli")]
     Cli,
-    /// The pages for people.
+    /// The web console.
     #[serde(rename = "gpuaas-console")]
     Console,
 }
 
 impl ClientId {
-    /// Its name on the wire.
+    /// Returns its name on the wire.
     pub const fn as_str(self) -> &'static str {
         match self {
             Self::Cli => "gpuaas-cli",
@@ -31,7 +31,7 @@ impl ClientId {
         }
     }
 
-    /// What people call it.
+    /// Returns its name for users.
     pub const fn title(self) -> &'static str {
         match self {
             Self::Cli => "the gpuaas command line",
@@ -52,16 +52,16 @@ impl FromStr for ClientId {
     }
 }
 
-/// A configured address that cannot be used.
+/// A configured redirect address that cannot be used.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum BadRedirect {
-    /// Not an address that an answer may go to.
+    /// The address is not allowed as a redirect.
     #[error(
         "the redirect address `{0}` cannot be used: write an https:// address (http:// for loopback) without `#` and user name"
     )]
     Address(String),
-    /// Too many of them.
-    #[error("more than {MAX_REDIRECTS} redirect addresses are configured")]
+    /// There are too many addresses.
+    #[error("more than {MAX_REDIRECTS} redirect addresses are configured; remove some")]
     TooMany,
 }
 
@@ -72,7 +72,7 @@ pub struct Clients {
 }
 
 impl Clients {
-    /// The clients, with the exact addresses of the console.
+    /// Creates the list of clients, with the exact addresses of the console.
     pub fn new(console_redirects: Vec<String>) -> Result<Self, BadRedirect> {
         if console_redirects.len() > MAX_REDIRECTS {
             return Err(BadRedirect::TooMany);
@@ -83,7 +83,7 @@ impl Clients {
         }
     }
 
-    /// Whether answers for this client may go to this address. Compared character by character: no patterns, no prefixes.
+    /// Returns whether this client may redirect to this address. The comparison is exact: no patterns, no prefixes.
     pub fn allows_redirect(&self, client: ClientId, address: &str) -> bool {
         match client {
             ClientId::Cli => is_loopback_callback(address),
@@ -92,8 +92,8 @@ impl Clients {
     }
 }
 
-/// `http://127.0.0.1:{port}/callback` or `http://[::1]:{port}/callback`, and nothing that only looks like it (RFC 8252, section
-/// 7.3). `localhost` is not among them: it may be resolved to another machine.
+/// Checks for `http://127.0.0.1:{port}/callback` or `http://[::1]:{port}/callback`, and nothing similar (RFC 8252, section 7.3).
+/// `localhost` is not allowed: it may resolve to another machine.
 fn is_loopback_callback(address: &str) -> bool {
     let rest = address.strip_prefix("http://127.0.0.1:").or_else(|| address.strip_prefix("http://[::1]:"));
     let Some(port) = rest.and_then(|rest| rest.strip_suffix("/callback")) else { return false };

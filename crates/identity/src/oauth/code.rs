@@ -1,4 +1,4 @@
-//! An authorization code: made when a person has signed in, redeemed once by the client that asked.
+//! An authorization code: issued when a user has signed in, redeemed once by the client that requested it.
 
 use gpuaas_contract::Digest;
 use gpuaas_contract::id::{GrantId, UserId};
@@ -12,49 +12,49 @@ use super::scope::Scopes;
 use crate::pkce::{CodeChallenge, CodeVerifier};
 use crate::secrets::{Secret, SecretKind};
 
-/// A code as it is stored.
+/// A stored authorization code.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct AuthorizationCode {
     /// Digest of the code.
     pub digest: Digest,
-    /// The sign-in that all its tokens belong to.
+    /// The grant of all its tokens.
     pub grant: GrantId,
-    /// Who signed in.
+    /// The user who signed in.
     pub user: UserId,
-    /// Who asked.
+    /// The client that requested it.
     pub client: ClientId,
-    /// Where the code was sent.
+    /// The address that the code was sent to.
     pub redirect_uri: String,
-    /// Ties it to whoever asked.
+    /// Binds the code to the requesting client.
     pub challenge: CodeChallenge,
-    /// Goes into the ID token.
+    /// Copied into the ID token.
     pub nonce: Option<String>,
-    /// What was asked for.
+    /// The requested scopes.
     pub scope: Scopes,
-    /// When it ends.
+    /// The time of expiry.
     pub expires_at: Timestamp,
     /// Whether it was redeemed.
     pub used: bool,
 }
 
-/// What becomes of an attempt to redeem a code.
+/// The result of an attempt to redeem a code.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum CodeOutcome {
-    /// Store this code in the place of the old one, if that is still unused, and give tokens of its grant.
+    /// Replace the stored code with this one, if it is still unused, and issue tokens of its grant.
     Granted(AuthorizationCode),
-    /// Give nothing, change nothing.
+    /// Issue nothing and change nothing.
     Refused(OauthFailure),
     /// The code was redeemed before, so two parties have it: revoke the grant with all its tokens, then refuse.
     Reused {
-        /// What to revoke.
+        /// The grant to revoke.
         grant: GrantId,
-        /// The answer.
+        /// The error to return.
         failure: OauthFailure,
     },
 }
 
 impl AuthorizationCode {
-    /// A code for a person who has signed in, and the secret to send.
+    /// Creates a code for a user who has signed in, and the secret to send.
     pub fn issue(request: &AuthorizationRequest, user: UserId, grant: GrantId, now: Timestamp) -> (Self, Secret) {
         let secret = Secret::generate(SecretKind::AuthorizationCode);
         let code = Self {
@@ -72,9 +72,9 @@ impl AuthorizationCode {
         (code, secret)
     }
 
-    /// Decides about an attempt to redeem it.
+    /// Decides about an attempt to redeem the code.
     pub fn redeem(&self, client: ClientId, redirect_uri: &str, verifier: &CodeVerifier, now: Timestamp) -> CodeOutcome {
-        // One sentence for all: whoever tries codes does not learn which part was right.
+        // The same message for every cause, so that an attacker does not learn which part was right.
         let failure = || OauthFailure::new(OauthError::InvalidGrant, "the code is not valid; start to sign in again");
         if self.used {
             return CodeOutcome::Reused { grant: self.grant, failure: failure() };
@@ -115,7 +115,7 @@ mod tests {
         assert_eq!(code.digest, secret.digest());
         let CodeOutcome::Granted(used) = code.redeem(ClientId::Cli, CALLBACK, &verifier, NOW) else { panic!("not granted") };
         assert_eq!(used, AuthorizationCode { used: true, ..code.clone() });
-        // Whoever comes second, with whatever, and however late.
+        // A second use, with any verifier and at any time.
         for (verifier, now) in [(verifier, NOW), (CodeVerifier::generate(), NOW.plus(CODE_LIFE))] {
             let outcome = used.redeem(ClientId::Cli, CALLBACK, &verifier, now);
             assert!(matches!(outcome, CodeOutcome::Reused { grant, .. } if grant == code.grant), "{outcome:?}");

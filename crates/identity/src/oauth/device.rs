@@ -1,4 +1,4 @@
-//! A device grant (RFC 8628): a terminal without a browser asks, a person decides in a browser elsewhere.
+//! A device grant (RFC 8628): a terminal without a browser requests it, and a user decides in a browser elsewhere.
 
 use std::time::Duration;
 
@@ -14,90 +14,90 @@ use super::{DEVICE_CODE_LIFE, DEVICE_POLL_INTERVAL};
 use crate::secrets::{Secret, SecretKind};
 use crate::user_code::UserCode;
 
-/// How much the pause grows when a client polls too fast.
+/// How much the interval grows when a client polls too fast.
 const SLOWER_BY: Duration = Duration::from_secs(5);
-/// The pause grows no further than this.
+/// The longest interval.
 const MAX_INTERVAL: Duration = Duration::from_secs(60);
-/// How much too early a poll may come: networks deliver unevenly.
+/// How early a poll may arrive, because network delays vary.
 const EARLY_BY: Duration = Duration::from_secs(1);
 
-/// What the person has decided.
+/// The user's decision.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum DeviceState {
-    /// Nothing yet.
+    /// No decision yet.
     Pending,
-    /// Yes, as this user.
+    /// Approved by this user.
     Approved(UserId),
-    /// No.
+    /// Denied.
     Denied,
-    /// The tokens were given.
+    /// The tokens were issued.
     Redeemed,
 }
 
-/// A device grant as it is stored.
+/// A stored device grant.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct DeviceGrant {
-    /// Digest of the device code, which the terminal keeps to itself.
+    /// Digest of the device code, which only the terminal knows.
     pub device_digest: Digest,
-    /// What the person types.
+    /// The code that the user types.
     pub user_code: UserCode,
-    /// The sign-in that all its tokens belong to.
+    /// The grant of all its tokens.
     pub grant: GrantId,
-    /// Who asked.
+    /// The client that requested it.
     pub client: ClientId,
-    /// What was asked for.
+    /// The requested scopes.
     pub scope: Scopes,
-    /// What the person has decided.
+    /// The user's decision.
     pub state: DeviceState,
-    /// Pause between two polls.
+    /// Shortest time between two polls.
     pub interval: Duration,
-    /// When the terminal asked last.
+    /// The time of the last poll.
     pub last_polled_at: Option<Timestamp>,
-    /// When it ends.
+    /// The time of expiry.
     pub expires_at: Timestamp,
 }
 
-/// What a poll gives. Where a grant comes with it, store that in the place of the old one before answering.
+/// The result of a poll. If it has a grant, replace the stored one with it before answering.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum DevicePoll {
-    /// Answer with this error: the person has not decided, or the terminal polls too fast.
+    /// Return this error: there is no decision yet, or the terminal polls too fast.
     NotYet {
         /// The new row.
         grant: DeviceGrant,
         /// `authorization_pending` or `slow_down`.
         failure: OauthFailure,
     },
-    /// Give tokens for this user.
+    /// Issue tokens for this user.
     Tokens {
         /// The new row.
         grant: DeviceGrant,
-        /// For whom.
+        /// The user.
         user: UserId,
     },
-    /// Answer with this error and change nothing: expired, denied or not this client's.
+    /// Return this error and change nothing: the grant is expired, denied or not this client's.
     Refused(OauthFailure),
-    /// The tokens were given before, so two parties have the code: revoke the grant with all its tokens, then refuse.
+    /// The tokens were issued before, so two parties have the code: revoke the grant with all its tokens, then refuse.
     Reused {
-        /// What to revoke.
+        /// The grant to revoke.
         grant: GrantId,
-        /// The answer.
+        /// The error to return.
         failure: OauthFailure,
     },
 }
 
-/// Why a person cannot decide about a grant any more.
+/// Why a user can no longer decide about a grant.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum NotDecidable {
-    /// Too late.
-    #[error("this code has ended; start to sign in again on the device")]
+    /// The grant has expired.
+    #[error("this code has expired; start the sign-in again on the device")]
     Expired,
-    /// Somebody has decided before.
-    #[error("this code was used already; start to sign in again on the device if that was not you")]
+    /// There is already a decision.
+    #[error("this code was used already; start the sign-in again on the device if that was not you")]
     Decided,
 }
 
 impl DeviceGrant {
-    /// A new grant, and the device code to send.
+    /// Creates a grant, and the device code to send.
     pub fn issue(request: &DeviceAuthorizationRequest, now: Timestamp) -> (Self, Secret) {
         let secret = Secret::generate(SecretKind::DeviceCode);
         let grant = Self {
@@ -114,12 +114,12 @@ impl DeviceGrant {
         (grant, secret)
     }
 
-    /// The person says yes.
+    /// Approves the grant as this user.
     pub fn approve(&self, user: UserId, now: Timestamp) -> Result<Self, NotDecidable> {
         self.decide(DeviceState::Approved(user), now)
     }
 
-    /// The person says no.
+    /// Denies the grant.
     pub fn deny(&self, now: Timestamp) -> Result<Self, NotDecidable> {
         self.decide(DeviceState::Denied, now)
     }
@@ -152,7 +152,7 @@ impl DeviceGrant {
                 DevicePoll::Tokens { grant, user }
             }
             DeviceState::Denied => refused(OauthError::AccessDenied, "the sign-in was denied in the browser"),
-            // Answered above.
+            // Handled above.
             DeviceState::Redeemed => refused(OauthError::InvalidGrant, "the device code was used already"),
         }
     }
@@ -219,7 +219,7 @@ mod tests {
             assert_eq!((error, next.interval), (OauthError::SlowDown, Duration::from_secs(expected)));
             grant = next;
         }
-        // A client that keeps to the new pause is answered, even if the network makes it a little early.
+        // A client that respects the new interval is answered, even if the network makes it a little early.
         let (_, error) = not_yet(&grant, now.plus(Duration::from_millis(19_200)));
         assert_eq!(error, OauthError::AuthorizationPending);
     }

@@ -1,38 +1,38 @@
-//! What goes wrong, in the words of RFC 6749 and RFC 8628.
+//! Errors as defined in RFC 6749 and RFC 8628.
 
 /// The closed list of errors.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum OauthError {
     /// A parameter is missing, repeated or wrong.
     InvalidRequest,
-    /// Nobody knows this client.
+    /// The client is unknown.
     InvalidClient,
     /// The code, device code or refresh token is wrong, used, expired or revoked.
     InvalidGrant,
-    /// The client may not do that.
+    /// The client is not allowed to do this.
     UnauthorizedClient,
-    /// Not one of the three grant types.
+    /// The grant type is not one of the three.
     UnsupportedGrantType,
-    /// Another response type than `code`.
+    /// The response type is not `code`.
     UnsupportedResponseType,
-    /// A scope that does not exist.
+    /// The scope does not exist.
     InvalidScope,
-    /// The person said no.
+    /// The user denied the request.
     AccessDenied,
-    /// Something broke here.
+    /// An internal error.
     ServerError,
-    /// Too much to do right now.
+    /// The server is overloaded.
     TemporarilyUnavailable,
-    /// The person has not decided yet.
+    /// The user has not decided yet.
     AuthorizationPending,
     /// The client polls too fast.
     SlowDown,
-    /// The device code has ended.
+    /// The device code has expired.
     ExpiredToken,
 }
 
 impl OauthError {
-    /// Its name on the wire.
+    /// Returns its name on the wire.
     pub const fn as_str(self) -> &'static str {
         match self {
             Self::InvalidRequest => "invalid_request",
@@ -51,7 +51,7 @@ impl OauthError {
         }
     }
 
-    /// The status of an answer of the token endpoint.
+    /// Returns the HTTP status for the token endpoint.
     pub const fn http_status(self) -> u16 {
         match self {
             Self::InvalidClient => 401,
@@ -83,19 +83,19 @@ impl serde::Serialize for OauthError {
     }
 }
 
-/// An error and a sentence for people; as JSON, the body of a refusal.
+/// An error with a message for people. As JSON, it is the body of an error response.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error, serde::Serialize)]
 #[error("{description}")]
 pub struct OauthFailure {
-    /// Which error.
+    /// The error.
     pub error: OauthError,
-    /// What to do. Never contains what the client sent.
+    /// What to do. Never contains data from the client.
     #[serde(rename = "error_description")]
     pub description: String,
 }
 
 impl OauthFailure {
-    /// An error with its sentence.
+    /// Creates an error with its message.
     pub fn new(error: OauthError, description: impl Into<String>) -> Self {
         Self { error, description: description.into() }
     }

@@ -1,8 +1,8 @@
-//! Refresh tokens: each is used once and gives the next one.
+//! Refresh tokens: each is used once and issues the next one.
 //!
-//! A used token that comes again means that two parties have the chain, and nobody can tell which one is the thief: the whole
-//! grant is revoked. There is **no grace period** for a client whose answer got lost; it signs in again. A few seconds of grace
-//! would be a few seconds in which a stolen token works without anybody noticing.
+//! If a used token is presented again, two parties have the chain, and the server cannot tell which one is the thief: it revokes
+//! the whole grant. There is **no grace period** for a client whose answer was lost; the user signs in again. During a grace
+//! period of a few seconds a stolen token would work unnoticed.
 
 use gpuaas_contract::Digest;
 use gpuaas_contract::id::GrantId;
@@ -14,58 +14,58 @@ use super::scope::Scopes;
 use super::{GRANT_LIFE, REFRESH_TOKEN_LIFE};
 use crate::secrets::{Secret, SecretKind};
 
-/// A refresh token as it is stored.
+/// A stored refresh token.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Refresh {
     /// Digest of the token.
     pub digest: Digest,
-    /// The sign-in it belongs to.
+    /// The grant it belongs to.
     pub grant: GrantId,
-    /// Who it was given to.
+    /// The client it was issued to.
     pub client: ClientId,
-    /// What was asked for at the sign-in; a refresh never gives more.
+    /// The scopes of the sign-in; a refresh never extends them.
     pub scope: Scopes,
-    /// The first of a grant is 1.
+    /// Position in the chain of the grant; the first is 1.
     pub generation: u32,
-    /// When it was used.
+    /// The time of its use.
     pub used_at: Option<Timestamp>,
-    /// When it ends unless it is used.
+    /// The time of expiry if it is not used.
     pub expires_at: Timestamp,
-    /// When the grant ends, however often it is refreshed.
+    /// The end of the grant, however often it is refreshed.
     pub grant_ends_at: Timestamp,
 }
 
 /// One step of the chain.
 #[derive(Clone, Debug)]
 pub struct Rotation {
-    /// The presented token, now used. Store it in the place of the old row if that is still unused.
+    /// The presented token, now used. Replace the stored row with it, if that is still unused.
     pub used: Refresh,
-    /// The one after it. Store it beside the other.
+    /// The next token. Store it too.
     pub next: Refresh,
-    /// The text of the one after it, to give.
+    /// The text of the next token, for the client.
     pub secret: Secret,
-    /// What the new access token is for.
+    /// The scopes of the new access token.
     pub scope: Scopes,
 }
 
-/// What becomes of an attempt to use a refresh token.
+/// The result of an attempt to use a refresh token.
 #[derive(Clone, Debug)]
 pub enum RefreshOutcome {
-    /// Store both rows and give new tokens.
+    /// Store both rows and issue new tokens.
     Rotated(Box<Rotation>),
-    /// Give nothing, change nothing.
+    /// Issue nothing and change nothing.
     Refused(OauthFailure),
     /// The token was used before: revoke the grant with all its tokens, then refuse.
     Reused {
-        /// What to revoke.
+        /// The grant to revoke.
         grant: GrantId,
-        /// The answer.
+        /// The error to return.
         failure: OauthFailure,
     },
 }
 
 impl Refresh {
-    /// The first refresh token of a grant that begins now, and its text.
+    /// Creates the first refresh token of a grant that begins now, and its text.
     pub fn first(grant: GrantId, client: ClientId, scope: Scopes, now: Timestamp) -> (Self, Secret) {
         let secret = Secret::generate(SecretKind::RefreshToken);
         let grant_ends_at = now.plus(GRANT_LIFE);
@@ -82,10 +82,10 @@ impl Refresh {
         (token, secret)
     }
 
-    /// Decides about an attempt to use it, for all of its scopes or fewer.
+    /// Decides about an attempt to use the token, for all of its scopes or fewer.
     pub fn rotate(&self, client: ClientId, wanted: Option<&Scopes>, now: Timestamp) -> RefreshOutcome {
         let failure = || OauthFailure::new(OauthError::InvalidGrant, "the refresh token is not valid any more; sign in again");
-        // Before everything else: a used token is a sign of theft even if it has expired since, or comes from another client.
+        // Checked first: a used token is a sign of theft even if it has expired since, or comes from another client.
         if self.used_at.is_some() {
             return RefreshOutcome::Reused { grant: self.grant, failure: failure() };
         }
@@ -180,7 +180,7 @@ mod tests {
         assert!(matches!(outcome, RefreshOutcome::Refused(ref failure) if failure.error == OauthError::InvalidScope));
         let fewer: Scopes = [Scope::OpenId].into_iter().collect();
         let outcome = token.rotate(ClientId::Cli, Some(&fewer), NOW);
-        // The access token gets fewer; the chain keeps what the person agreed to.
+        // The access token gets fewer scopes; the chain keeps those that the user agreed to.
         let RefreshOutcome::Rotated(rotation) = outcome else { panic!("{outcome:?}") };
         assert_eq!((rotation.scope, rotation.next.scope), (fewer, token.scope));
     }

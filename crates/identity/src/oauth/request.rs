@@ -1,4 +1,4 @@
-//! What clients ask: typed, and refused where it is not exactly right.
+//! Requests of clients: parsed into types, and refused unless they are exactly right.
 
 use reqwest::Url;
 
@@ -16,41 +16,41 @@ fn invalid(description: impl Into<String>) -> OauthFailure {
     OauthFailure::new(OauthError::InvalidRequest, description)
 }
 
-/// A checked request of the authorization endpoint: answers to it may go to its address.
+/// A checked authorization request. Answers may be sent to its address.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct AuthorizationRequest {
-    /// Who asks.
+    /// The client.
     pub client: ClientId,
-    /// Where the answer goes: one of the client's own addresses.
+    /// The address for the answer: one of the client's own.
     pub redirect_uri: String,
-    /// Returned as it is, so that the client knows its own answer.
+    /// Returned unchanged, so that the client recognizes its own answer.
     pub state: String,
-    /// Goes into the ID token.
+    /// Copied into the ID token.
     pub nonce: Option<String>,
-    /// Ties the code to whoever asked for it.
+    /// Binds the code to the requesting client.
     pub challenge: CodeChallenge,
-    /// What is asked for.
+    /// The requested scopes.
     pub scope: Scopes,
 }
 
-/// Why an authorization request is refused, and who may be told.
+/// Why an authorization request is refused, and where the refusal is shown.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum AuthorizationRefusal {
-    /// Shown to the person. The address is not one of the client's, so nothing may be sent there.
+    /// Shown to the user. The address is not one of the client's, so nothing may be sent there.
     #[error("{0}")]
     Shown(OauthFailure),
     /// Sent to the client, at this location.
     #[error("{failure}")]
     Redirected {
-        /// What is wrong.
+        /// The error.
         failure: OauthFailure,
-        /// The whole address, with error and state.
+        /// The complete address, with error and state.
         location: String,
     },
 }
 
 impl AuthorizationRequest {
-    /// Reads the query of an authorization request (without `?`), or the hidden fields of its form.
+    /// Parses the query of an authorization request (without `?`), or the hidden fields of its form.
     pub fn parse(query: &str, clients: &Clients, issuer: &str) -> Result<Self, AuthorizationRefusal> {
         let shown = AuthorizationRefusal::Shown;
         let form = Form::parse(query).map_err(|error| shown(invalid(error.to_string())))?;
@@ -61,7 +61,7 @@ impl AuthorizationRequest {
             let description = format!("`redirect_uri` is not one of the addresses of {}", client.title());
             return Err(shown(invalid(description)));
         }
-        // From here on the address is the client's own, and refusals go there. A state that cannot be sent back is left out.
+        // From here on the address is known to be the client's, so refusals go there. An invalid state is left out.
         let state = form.get("state").filter(|state| is_opaque(state));
         Self::checked(&form, client, redirect_uri, state).map_err(|failure| {
             let location = error_location(redirect_uri, &failure, state, issuer);
@@ -79,7 +79,7 @@ impl AuthorizationRequest {
             return Err(invalid("`response_mode` must be `query`"));
         }
         if form.get("request").or(form.get("request_uri")).is_some() {
-            // To ignore them would be to answer another question than the one that was asked.
+            // Ignoring them would answer another request than the one that was sent.
             return Err(invalid("request objects (`request`, `request_uri`) are not supported; send plain parameters"));
         }
         let state = state.ok_or_else(|| invalid("`state` must be 1 to 512 visible ASCII characters"))?;
@@ -100,7 +100,7 @@ impl AuthorizationRequest {
         })
     }
 
-    /// The parameters again, for hidden fields of a form; [`Self::parse`] reads them back.
+    /// Returns the parameters for hidden fields of a form; [`Self::parse`] reads them again.
     pub fn fields(&self) -> Vec<(&'static str, String)> {
         let mut fields = vec![
             ("response_type", "code".to_owned()),
@@ -115,23 +115,24 @@ impl AuthorizationRequest {
         fields
     }
 
-    /// Where the browser is sent with a code. Names the issuer, so that a client of several is not confused (RFC 9207).
+    /// Returns the address that sends the browser back with a code. It names the issuer, so that a client with several issuers is
+    /// not confused (RFC 9207).
     pub fn granted(&self, code: &Secret, issuer: &str) -> String {
         with_query(&self.redirect_uri, [("code", code.expose()), ("state", &self.state), ("iss", issuer)])
     }
 
-    /// Where the browser is sent with a refusal.
+    /// Returns the address that sends the browser back with a refusal.
     pub fn refused(&self, failure: &OauthFailure, issuer: &str) -> String {
         error_location(&self.redirect_uri, failure, Some(&self.state), issuer)
     }
 
-    /// The source that `form-action` of a page's policy needs for this request: browsers apply it to the redirect that answers a
-    /// form, too. An IPv6 address cannot be written there, so its scheme stands for it.
+    /// Returns the source that the page's `form-action` policy needs for this request: browsers also apply the policy to the
+    /// redirect that answers a form. An IPv6 address cannot be written there, so only its scheme is.
     pub fn form_action_source(&self) -> String {
         match Url::parse(&self.redirect_uri) {
             Ok(url) if url.host_str().is_some_and(|host| host.starts_with('[')) => format!("{}:", url.scheme()),
             Ok(url) => url.origin().ascii_serialization(),
-            // Not reached: the address was checked. Nothing more is allowed then.
+            // Unreachable, because the address was checked. Allow nothing more then.
             Err(_) => "'self'".to_owned(),
         }
     }
@@ -146,17 +147,17 @@ fn is_opaque(text: &str) -> bool {
     (1..=MAX_OPAQUE_BYTES).contains(&text.len()) && text.bytes().all(|b| b.is_ascii_graphic())
 }
 
-/// A checked request of the device authorization endpoint (RFC 8628).
+/// A checked device authorization request (RFC 8628).
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct DeviceAuthorizationRequest {
-    /// Who asks.
+    /// The client.
     pub client: ClientId,
-    /// What is asked for.
+    /// The requested scopes.
     pub scope: Scopes,
 }
 
 impl DeviceAuthorizationRequest {
-    /// Reads the form of a request. Only the command line has a reason to ask: a browser can be redirected.
+    /// Parses the form of a request. Only the command line may use it: a browser can be redirected.
     pub fn parse(body: &str) -> Result<Self, OauthFailure> {
         let form = Form::parse(body).map_err(|error| invalid(error.to_string()))?;
         match public_client(&form)? {
@@ -169,32 +170,32 @@ impl DeviceAuthorizationRequest {
     }
 }
 
-/// A checked request of the token endpoint.
+/// A checked token request.
 #[derive(Clone, Debug)]
 pub enum TokenRequest {
-    /// Redeems the code that the browser brought.
+    /// Redeems the code from the browser.
     AuthorizationCode {
-        /// Who asks.
+        /// The client.
         client: ClientId,
         /// The code.
         code: Secret,
-        /// The address of the first request.
+        /// The redirect address of the authorization request.
         redirect_uri: String,
-        /// Proof that this is whoever sent the first request.
+        /// Proves that the same client sent the authorization request.
         verifier: CodeVerifier,
     },
-    /// Gives a new access token and a new refresh token.
+    /// Requests a new access token and a new refresh token.
     RefreshToken {
-        /// Who asks.
+        /// The client.
         client: ClientId,
         /// The refresh token.
         token: Secret,
-        /// Fewer scopes than before, where given.
+        /// A smaller set of scopes, if given.
         scope: Option<Scopes>,
     },
-    /// Asks whether the person has decided.
+    /// Asks whether the user has decided.
     DeviceCode {
-        /// Who asks.
+        /// The client.
         client: ClientId,
         /// The device code.
         code: Secret,
@@ -205,11 +206,11 @@ impl TokenRequest {
     /// The grant type of [`TokenRequest::DeviceCode`] on the wire.
     pub const DEVICE_CODE_GRANT: &'static str = "urn:ietf:params:oauth:grant-type:device_code";
 
-    /// Reads the form of a request.
+    /// Parses the form of a request.
     pub fn parse(body: &str) -> Result<Self, OauthFailure> {
         let form = Form::parse(body).map_err(|error| invalid(error.to_string()))?;
         let needed = |name: &str| form.get(name).ok_or_else(|| invalid(format!("`{name}` is missing")));
-        // A secret of the wrong form is one that does not exist.
+        // A secret in the wrong format is treated like an unknown one.
         let secret = |name: &str, kind| {
             let wrong = |_| OauthFailure::new(OauthError::InvalidGrant, format!("`{name}` is not valid; sign in again"));
             Secret::parse(kind, needed(name)?).map_err(wrong)

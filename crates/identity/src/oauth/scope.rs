@@ -1,4 +1,4 @@
-//! What a token may be used for.
+//! Scopes: what a token may be used for.
 
 use std::collections::BTreeSet;
 use std::fmt;
@@ -8,7 +8,7 @@ use super::error::{OauthError, OauthFailure};
 /// The closed list of scopes. What a user may do is decided by roles, not by scopes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub enum Scope {
-    /// Sign in: gives an ID token.
+    /// Sign-in: issues an ID token.
     OpenId,
     /// Name.
     Profile,
@@ -19,10 +19,10 @@ pub enum Scope {
 }
 
 impl Scope {
-    /// All of them.
+    /// All scopes.
     pub const ALL: [Self; 4] = [Self::OpenId, Self::Profile, Self::Email, Self::OfflineAccess];
 
-    /// Its name on the wire.
+    /// Returns its name on the wire.
     pub const fn as_str(self) -> &'static str {
         match self {
             Self::OpenId => "openid",
@@ -33,13 +33,13 @@ impl Scope {
     }
 }
 
-/// A set of scopes; as text, their names in a fixed order with spaces between.
+/// A set of scopes. As text, their names in a fixed order, separated by spaces.
 #[derive(Clone, Debug, PartialEq, Eq, Default, serde::Serialize, serde::Deserialize)]
 #[serde(try_from = "String", into = "String")]
 pub struct Scopes(BTreeSet<Scope>);
 
 impl Scopes {
-    /// The scopes of a request; `openid` where it names none.
+    /// Parses the scopes of a request; `openid` if it names none.
     pub fn parse(text: Option<&str>) -> Result<Self, OauthFailure> {
         let Some(text) = text else { return Ok(Self([Scope::OpenId].into())) };
         let named = |name: &str| Scope::ALL.into_iter().find(|scope| scope.as_str() == name);
@@ -50,12 +50,12 @@ impl Scopes {
         })
     }
 
-    /// Whether a scope is among them.
+    /// Returns whether the set contains a scope.
     pub fn contains(&self, scope: Scope) -> bool {
         self.0.contains(&scope)
     }
 
-    /// Whether all of them are in `other`.
+    /// Returns whether all of them are in `other`.
     pub fn is_within(&self, other: &Self) -> bool {
         self.0.is_subset(&other.0)
     }

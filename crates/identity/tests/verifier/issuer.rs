@@ -1,4 +1,4 @@
-//! A small issuer on a loopback address, and keys that sign whatever they are told to.
+//! A small issuer on a loopback address, and keys that sign anything.
 
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
@@ -18,7 +18,7 @@ use base64::Engine as _;
 use base64::engine::general_purpose::URL_SAFE_NO_PAD;
 use serde_json::{Value, json};
 
-/// TLS that trusts nobody: the issuer here speaks plain HTTP.
+/// Returns a TLS configuration without trusted authorities: this issuer uses plain HTTP.
 pub(crate) fn tls() -> rustls::ClientConfig {
     let provider = Arc::new(rustls::crypto::aws_lc_rs::default_provider());
     rustls::ClientConfig::builder_with_provider(provider)
@@ -62,14 +62,14 @@ impl Key {
     pub(crate) fn rsa(kid: &'static str) -> Self {
         let pair = RsaKeyPair::generate(KeySize::Rsa2048).expect("a key");
         let public = pair.public_key().as_ref().to_vec();
-        // RSAPublicKey in DER: a sequence of the modulus (256 bytes behind a zero) and the exponent (three bytes).
+        // RSAPublicKey in DER: a sequence of the modulus (256 bytes after a zero) and the exponent (three bytes).
         assert_eq!((public.len(), &public[..9]), (270, &[0x30, 0x82, 0x01, 0x0a, 0x02, 0x82, 0x01, 0x01, 0x00][..]));
         let (n, e) = (URL_SAFE_NO_PAD.encode(&public[9..265]), URL_SAFE_NO_PAD.encode(&public[267..]));
         let jwk = json!({ "kty": "RSA", "n": n, "e": e, "kid": kid, "use": "sig" });
         Self { kid, jwk, public, pair: Pair::Rsa(Box::new(pair)) }
     }
 
-    /// A token with an honest header.
+    /// Returns a token with a correct header.
     pub(crate) fn token(&self, claims: &Value) -> String {
         let algorithm = match &self.pair {
             Pair::P256(_) => "ES256",
@@ -79,7 +79,7 @@ impl Key {
         self.sign(&json!({ "alg": algorithm, "kid": self.kid, "typ": "JWT" }), claims)
     }
 
-    /// A token with any header. An RSA key signs as the header says.
+    /// Returns a token with any header. An RSA key signs with the algorithm in the header.
     pub(crate) fn sign(&self, header: &Value, claims: &Value) -> String {
         let message = unsigned(header, claims);
         let random = SystemRandom::new();
@@ -97,7 +97,7 @@ impl Key {
     }
 }
 
-/// Header and claims, without a signature.
+/// Returns header and claims without a signature.
 pub(crate) fn unsigned(header: &Value, claims: &Value) -> String {
     format!("{}.{}", URL_SAFE_NO_PAD.encode(header.to_string()), URL_SAFE_NO_PAD.encode(claims.to_string()))
 }
@@ -110,7 +110,7 @@ struct Shared {
     down: AtomicBool,
 }
 
-/// The issuer. Counts how often it is asked.
+/// The issuer. It counts the requests.
 pub(crate) struct Issuer {
     pub(crate) url: String,
     shared: Arc<Shared>,
@@ -155,12 +155,12 @@ impl Issuer {
         self.shared.down.store(down, Ordering::SeqCst);
     }
 
-    /// How often the keys were fetched.
+    /// Returns how often the keys were fetched.
     pub(crate) fn fetches(&self) -> usize {
         self.shared.fetches.load(Ordering::SeqCst)
     }
 
-    /// How often the discovery document was asked for, also while down.
+    /// Returns how often the discovery document was requested, also while the issuer is down.
     pub(crate) fn discoveries(&self) -> usize {
         self.shared.discoveries.load(Ordering::SeqCst)
     }

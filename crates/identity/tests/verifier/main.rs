@@ -1,4 +1,4 @@
-//! Tokens of an issuer on a loopback address: what is taken, what is refused, and how often the issuer is asked.
+//! Tokens of an issuer on a loopback address: which are accepted, which are refused, and how often the issuer is asked.
 
 mod issuer;
 
@@ -103,7 +103,7 @@ async fn no_header_makes_a_public_key_a_secret_or_a_signature_needless() {
     ] {
         assert_eq!(code(&verifier, &key.sign(&header, &good), NOW).await, refusal, "{header}");
     }
-    // A key of its own in the header is not looked at.
+    // A key in the token's header is ignored.
     let thief = Key::p256("a");
     let smuggled = thief.sign(&json!({ "alg": "ES256", "kid": "a", "jwk": thief.jwk, "jku": "https://evil.example" }), &good);
     assert_eq!(code(&verifier, &smuggled, NOW).await, "token_signature");
@@ -121,7 +121,7 @@ async fn a_token_must_name_its_key_where_there_are_several() {
     assert_eq!(code(&verifier(&issuer.url), &nameless, NOW).await, "fine");
     issuer.publish(&[&one, &two]);
     assert_eq!(code(&verifier(&issuer.url), &nameless, NOW).await, "token_key_name_needed");
-    // Keys for other purposes do not count.
+    // Keys for other purposes are ignored.
     let mut encryption = two.jwk.clone();
     encryption["use"] = json!("enc");
     issuer.publish_json(json!({ "keys": [encryption, { "kty": "oct", "k": "AAAA", "kid": "one" }, one.jwk] }));
@@ -139,7 +139,7 @@ async fn keys_rotate_without_a_restart() {
     assert_eq!(code(&verifier, &by_new, later(1)).await, "fine");
     assert_eq!(code(&verifier, &by_old, later(1)).await, "fine");
     assert_eq!(issuer.fetches(), 2);
-    // A key that is taken back stops to count with the next refresh, which comes in the background.
+    // A removed key is no longer accepted after the next refresh, which runs in the background.
     issuer.publish(&[&new]);
     assert_eq!(code(&verifier, &by_old, later(301)).await, "fine");
     let taken_back = async {
@@ -163,7 +163,7 @@ async fn a_flood_of_unknown_keys_makes_no_flood_of_requests() {
         assert_eq!(code(&verifier, &forged(format!("first-{number}")), later(1)).await, "token_key_unknown");
     }
     assert_eq!(issuer.fetches(), 2);
-    // After the pause a name that was asked for is still known as unknown; another one is worth one more request.
+    // After the pause a known unknown id still causes no request; another id causes one more.
     assert_eq!(code(&verifier, &forged("first-0".to_owned()), later(40)).await, "token_key_unknown");
     assert_eq!(issuer.fetches(), 2);
     for number in 0..100 {
@@ -216,7 +216,7 @@ async fn keys_are_used_for_an_hour_while_the_issuer_is_down_and_then_no_longer()
     let refused = verifier.verify(&token_at(later(3600)), later(3600)).await.expect_err("an hour is over");
     assert_eq!(refused.code(), "issuer_unavailable");
     assert!(refused.is_outage() && std::error::Error::source(&refused).is_some());
-    // While it is down it is not asked for every token: at most once more for the first of these.
+    // While the issuer is down it is not asked for every token: at most once more for the first of these.
     assert_eq!(code(&verifier, &token_at(later(3601)), later(3601)).await, "issuer_unavailable");
     let asked = issuer.discoveries();
     for _ in 0..20 {
@@ -238,9 +238,9 @@ async fn an_issuer_that_is_not_what_it_says_gives_no_keys() {
     };
     let issuer = Issuer::start(std::slice::from_ref(&key)).await;
     issuer.set_discovery(json!({ "issuer": "https://other.example", "jwks_uri": format!("{}/jwks", issuer.url) }));
-    assert!(reason(&issuer).await.contains("speaks for the issuer `https://other.example`"));
+    assert!(reason(&issuer).await.contains("names the issuer `https://other.example`"));
     issuer.set_discovery(json!({ "issuer": format!("{}/", issuer.url), "jwks_uri": format!("{}/jwks", issuer.url) }));
-    assert!(reason(&issuer).await.contains("speaks for the issuer"));
+    assert!(reason(&issuer).await.contains("names the issuer"));
     issuer.set_discovery(json!({ "issuer": issuer.url, "jwks_uri": "http://keys.example/jwks" }));
     assert!(reason(&issuer).await.contains("https://"));
     issuer.set_discovery(json!({ "issuer": issuer.url }));
