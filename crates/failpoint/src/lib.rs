@@ -19,13 +19,13 @@ pub fn hit(name: &str) {
     let Some(directory) = std::env::var_os(DIRECTORY_VARIABLE) else { return };
     if take(std::path::Path::new(&directory), name) {
         loop {
-            // `park` may return without a reason; the promise is that this thread never goes on.
+            // `park` may return spuriously, but this thread must never continue.
             std::thread::park();
         }
     }
 }
 
-/// Disarms `name` in `directory`. True for exactly one caller per armed file, because a rename succeeds only once.
+/// Disarms `name` in `directory`. Returns true for exactly one caller per armed file, because a rename succeeds only once.
 #[cfg(feature = "failpoints")]
 fn take(directory: &std::path::Path, name: &str) -> bool {
     std::fs::rename(directory.join(format!("{name}.armed")), directory.join(format!("{name}.hit"))).is_ok()
@@ -51,7 +51,7 @@ mod tests {
 
     #[test]
     fn a_point_without_a_folder_does_nothing() {
-        // The variable is not set for unit tests; returning at all is the assertion.
+        // The variable is not set in unit tests. The test passes if the call returns.
         assert!(std::env::var_os(DIRECTORY_VARIABLE).is_none());
         hit("step.one");
     }

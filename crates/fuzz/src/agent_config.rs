@@ -1,4 +1,4 @@
-//! The agent's configuration: every value has been looked at, whoever wrote it, and can be written again.
+//! The agent's configuration: every value is validated, wherever it comes from, and can be written again.
 
 use std::path::Path;
 use std::time::Duration;
@@ -7,7 +7,7 @@ use gpuaas_agent::config::{self, Config, ConfigError, Key, Loaded, Source};
 
 use crate::input::Input;
 
-/// True if something was configured.
+/// Returns true if something was configured.
 pub fn agent_config(data: &[u8]) -> bool {
     let mut input = Input::new(data);
     let folder = tempfile::tempdir().expect("a temporary folder");
@@ -23,7 +23,7 @@ pub fn agent_config(data: &[u8]) -> bool {
     changed
 }
 
-/// A variable of a key, or one with a name of its own.
+/// Returns a variable of a key, or one with an arbitrary name.
 fn variable(input: &mut Input<'_>) -> (String, String) {
     let name = match input.byte() % 4 {
         0 => format!("{}{}", config::ENV_PREFIX, input.short_text()),
@@ -32,7 +32,7 @@ fn variable(input: &mut Input<'_>) -> (String, String) {
     (name, input.short_text())
 }
 
-/// Whether the file says anything.
+/// Checks the loaded file. Returns whether the file configures anything.
 fn check_loaded(path: &Path, text: &[u8], loaded: &Result<Loaded, ConfigError>) -> bool {
     let table: Option<toml::Table> = std::str::from_utf8(text).ok().and_then(|text| text.parse().ok());
     let loaded = match loaded {
@@ -57,7 +57,7 @@ fn check_loaded(path: &Path, text: &[u8], loaded: &Result<Loaded, ConfigError>) 
     !table.is_empty()
 }
 
-/// Every value is within its limits and reads back as it is shown.
+/// Checks that every value is within its limits and reads back as it is shown.
 fn check_values(config: &Config) {
     let seconds = |duration: Duration, least, most| {
         assert!((Duration::from_secs(least)..=Duration::from_secs(most)).contains(&duration), "{duration:?}");
@@ -87,7 +87,7 @@ fn check_values(config: &Config) {
     assert_eq!(copy, *config);
 }
 
-/// Variables win over the file, in their order, and are looked at in the same way.
+/// Checks that variables override the file, in order, and are validated in the same way.
 fn check_variables(path: &Path, from_file: &Result<Loaded, ConfigError>, variables: &[(String, String)]) {
     let both = Config::load(path, true, variables.iter().cloned());
     let Ok(from_file) = from_file else {
@@ -110,7 +110,7 @@ fn check_variables(path: &Path, from_file: &Result<Loaded, ConfigError>, variabl
     }
 }
 
-/// Setting one value changes that value and nothing else, or nothing at all.
+/// Checks that setting one value changes that value and nothing else, or nothing at all.
 fn check_set(path: &Path, text: &[u8], key: Key, value: &str, before: &Result<Loaded, ConfigError>) {
     let mut wanted = before.as_ref().map_or_else(|_| Config::default(), |loaded| loaded.config.clone());
     let good_value = wanted.set(key, value).is_ok();

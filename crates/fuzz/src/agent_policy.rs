@@ -1,4 +1,4 @@
-//! The host policy: it allows what its text lists, and nothing else is a policy.
+//! The host policy: it allows what its text lists, and any other text is not a policy.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -7,7 +7,7 @@ use gpuaas_contract::address::Network;
 use gpuaas_contract::slice::InterfaceName;
 use gpuaas_contract::task::TaskType;
 
-/// True if the text is a policy that allows something.
+/// Returns true if the text is a policy that allows something.
 pub fn agent_policy(data: &[u8]) -> bool {
     let folder = tempfile::tempdir().expect("a temporary folder");
     let path = folder.path().join("policy.toml");
@@ -29,20 +29,20 @@ pub fn agent_policy(data: &[u8]) -> bool {
     for kind in TaskType::ALL {
         assert_eq!(policy.check(kind).is_ok(), allowed.contains(&kind), "{kind}");
         assert_eq!(policy.concurrency(kind), limits.get(&kind).copied(), "{kind}");
-        // An escape in the text can spell a name in other letters; without one, the name itself must be there.
+        // With an escape, the text can spell a name in other characters; without one, the name itself must be there.
         let text = String::from_utf8_lossy(data);
         assert!(!allowed.contains(&kind) || text.contains('\\') || text.contains(kind.as_str()), "{kind} is not in the text");
     }
-    // With a key that no policy has, it is none.
+    // A text with an unknown key is not a policy.
     let unknown = [b"not_a_key = 1\n", data].concat();
     assert!(matches!(load(&unknown), Err(PolicyError::Malformed { .. })));
-    // The policy in use has noticed: whatever it allowed, it allows nothing now.
+    // The active policy has noticed: it now allows nothing, whatever it allowed before.
     assert_eq!(policy.allowed(), []);
     assert!(TaskType::ALL.into_iter().all(|kind| policy.check(kind).is_err()));
     !allowed.is_empty()
 }
 
-/// What the text says, read without the agent; `None` if it is no policy.
+/// Returns the meaning of the text, parsed without the agent, or `None` if it is not a policy.
 fn meaning(text: &str) -> Option<(BTreeSet<TaskType>, BTreeMap<TaskType, u32>)> {
     let table: toml::Table = text.parse().ok()?;
     if table.keys().any(|key| !["allowed_tasks", "concurrency", "slices", "bare_metal"].contains(&key.as_str())) {

@@ -1,6 +1,6 @@
-//! A corpus as one file: every input with its length before it. Thousands of small files would be most of the repository.
+//! A corpus as one file: every input preceded by its length. Thousands of small files would be most of the repository.
 
-/// The inputs of a corpus file.
+/// Returns the inputs of a corpus file.
 pub fn unpack(mut file: &[u8]) -> Option<Vec<Vec<u8>>> {
     let mut inputs = Vec::new();
     while !file.is_empty() {
@@ -12,7 +12,7 @@ pub fn unpack(mut file: &[u8]) -> Option<Vec<Vec<u8>>> {
     Some(inputs)
 }
 
-/// A corpus file of these inputs. Each once and in a fixed order, so that a changed corpus shows as little change as it is.
+/// Returns a corpus file of these inputs, each once and in a fixed order, so that the diff of a changed corpus is small.
 pub fn pack(mut inputs: Vec<Vec<u8>>) -> Vec<u8> {
     inputs.sort_unstable();
     inputs.dedup();

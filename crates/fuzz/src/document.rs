@@ -1,7 +1,7 @@
-//! Signed documents made from an input, and what must hold when one is opened.
+//! Signed documents built from an input, and what must hold when one is opened.
 //!
-//! The fuzzer cannot guess a signature. So it says what is to be signed, by whom and as what, and how the result is damaged
-//! afterwards; or it gives the whole document itself.
+//! The fuzzer cannot guess a signature. So the input says what is signed, by which key and as which type, and how the result is
+//! damaged afterwards; or the input is the whole document.
 
 use gpuaas_contract::dsse::{self, KeyLookup, OpenError};
 use gpuaas_contract::key::SigningKey;
@@ -12,19 +12,19 @@ use crate::input::Input;
 pub(crate) struct DocumentKind<'a, K> {
     pub(crate) payload_type: &'static str,
     pub(crate) limit: usize,
-    /// What the verifier believes.
+    /// What the verifier trusts.
     pub(crate) trusted: &'a K,
-    /// Every key behind `trusted` that counts.
+    /// Every valid key behind `trusted`.
     pub(crate) signers: &'a [&'a SigningKey],
-    /// Keys that exist and do not count here.
+    /// Keys that exist and are not valid here.
     pub(crate) others: &'a [&'a SigningKey],
 }
 
-/// Number of ways in which [`DocumentKind::make`] makes a document.
+/// Number of ways in which [`DocumentKind::make`] builds a document.
 pub(crate) const WAYS: u8 = 6;
 
 impl<K: KeyLookup> DocumentKind<'_, K> {
-    /// A document made in this way (below [`WAYS`]) from what is left of the input, already checked to open only if it should.
+    /// Builds a document in this way (below [`WAYS`]) from the rest of the input, and checks that it opens only if it should.
     pub(crate) fn make(&self, way: u8, input: &mut Input<'_>) -> Vec<u8> {
         let signer = self.signers[usize::from(input.byte()) % self.signers.len()];
         match way {
@@ -82,7 +82,7 @@ impl<K: KeyLookup> DocumentKind<'_, K> {
         }
     }
 
-    /// A document that is signed as it should be.
+    /// Returns a correctly signed document.
     pub(crate) fn signed(&self, payload: &[u8], signer: &SigningKey) -> Vec<u8> {
         let document = dsse::seal(self.payload_type, payload.to_vec(), signer);
         match self.open(&document) {
@@ -93,8 +93,8 @@ impl<K: KeyLookup> DocumentKind<'_, K> {
         document
     }
 
-    /// Opens a document. Whatever opens is, but for its spelling, the document that the signer makes of that payload:
-    /// Ed25519 as we use it gives one signature per key and payload, so nothing else can have been signed.
+    /// Opens a document. Whatever opens is, except for its formatting, the document that the signer creates from that payload:
+    /// our Ed25519 gives one signature per key and payload, so nothing else can have been signed.
     pub(crate) fn open(&self, document: &[u8]) -> Result<Vec<u8>, OpenError> {
         let payload = dsse::open(document, self.limit, self.payload_type, self.trusted)?;
         assert!(document.len() <= self.limit);

@@ -1,4 +1,4 @@
-//! Envelopes: nothing that the control plane did not sign for this node and this moment becomes a task.
+//! Envelopes: only what the control plane signed for this node and this time becomes a task.
 
 use gpuaas_contract::Digest;
 use gpuaas_contract::dsse;
@@ -15,7 +15,7 @@ use crate::document::{DocumentKind, WAYS};
 use crate::fixture::{CLUSTER, EPOCH, HIGHEST_SEEN, KEYS, NODE, NOW, SET, TASK};
 use crate::input::Input;
 
-/// True if the envelope was taken.
+/// Returns true if the envelope was accepted.
 pub fn envelope(data: &[u8]) -> bool {
     let mut input = Input::new(data);
     let kind = DocumentKind {
@@ -37,7 +37,7 @@ fn expectation(highest_seen: Timestamp) -> Expectation<'static, VerifierSet> {
     Expectation { keys: &*SET, cluster_id: CLUSTER, node_id: NODE, node_epoch: EPOCH, now: NOW, highest_seen }
 }
 
-/// Verifies, and looks at either answer.
+/// Verifies an envelope, and checks the result in either case.
 fn check(document: &[u8], expect: &Expectation<'_, VerifierSet>) -> bool {
     match verify(document, expect) {
         Ok(verified) => {
@@ -60,13 +60,13 @@ fn check_taken(document: &[u8], expect: &Expectation<'_, VerifierSet>, verified:
     assert_eq!(time_refusal(payload, expect.now, expect.highest_seen), None, "taken at the wrong time");
     assert_eq!(Task::parse(verified.task().task_type(), verified.task().params_json().get()).as_ref(), Ok(verified.task()));
 
-    // Signing what was read gives the same task again, and from then on the same bytes.
+    // Signing the parsed payload gives the same task again, and from then on the same bytes.
     let again = payload.sign(&KEYS.active);
     let reread = verify(&again.envelope, expect).expect("what was taken is taken again");
     assert_eq!((reread.task(), reread.digest()), (verified.task(), &again.digest));
     assert_eq!(reread.payload().sign(&KEYS.active), again);
 
-    // The same envelope is worth nothing anywhere else, or later.
+    // The same envelope is not valid anywhere else, or later.
     let refusals = [
         (Expectation { cluster_id: ClusterId::from_bytes([9; 16]), ..*expect }, RefusalCode::ClusterMismatch),
         (Expectation { node_id: NodeId::from_bytes([9; 16]), ..*expect }, RefusalCode::NodeMismatch),
@@ -108,13 +108,13 @@ fn check_refused(document: &[u8], refusal: &Refusal) {
     assert_eq!(answerable.digest, Digest::of(&bytes));
 }
 
-/// The rules of time in words of their own, in numbers that cannot overflow.
+/// Implements the time rules a second time, with numbers that cannot overflow.
 fn time_refusal(payload: &Payload, now: Timestamp, highest_seen: Timestamp) -> Option<RefusalCode> {
     let wide = |at: Timestamp| i128::from(at.0);
     let micros = |duration: std::time::Duration| i128::try_from(duration.as_micros()).expect("short");
     let now = wide(now).max(wide(highest_seen));
     let (issued, start_by, deadline) = (wide(payload.issued_at), wide(payload.start_by), wide(payload.deadline));
-    // The end of time itself counts as reached, however far behind it the sum would be.
+    // The end of time itself counts as reached, however far beyond it the sum would be.
     let sum = |at: i128, by| (at + micros(by)).min(i64::MAX.into());
     if start_by < issued || start_by > sum(issued, MAX_START_WINDOW) || deadline < start_by || deadline > sum(start_by, MAX_RUN) {
         Some(RefusalCode::WindowInvalid)
@@ -127,7 +127,7 @@ fn time_refusal(payload: &Payload, now: Timestamp, highest_seen: Timestamp) -> O
     }
 }
 
-/// An envelope of which every field is chosen, so that the answer is known.
+/// Builds an envelope whose fields are all chosen, so that the result is known.
 fn structured(input: &mut Input<'_>) -> bool {
     let flags = input.byte();
     let wrong = |bit: u8| flags & (1 << bit) != 0;

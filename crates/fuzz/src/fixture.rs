@@ -20,7 +20,7 @@ const fn id(last: u8) -> [u8; 16] {
     [0x01, 0x9b, 0x76, 0xda, 0xa8, 0x00, 0x70, 0x00, 0x80, 0, 0, 0, 0, 0, 0, last]
 }
 
-/// Every key there is, by who holds it.
+/// All keys, by their holder.
 pub(crate) struct Keys {
     pub(crate) root: SigningKey,
     pub(crate) staged: SigningKey,
@@ -46,7 +46,7 @@ pub(crate) static KEYS: LazyLock<Keys> = LazyLock::new(|| {
     }
 });
 
-/// The verifier set in hand: one key in each state.
+/// The current verifier set: one key in each state.
 pub(crate) static SET: LazyLock<VerifierSet> = LazyLock::new(|| {
     let entry = |key: &SigningKey, state| {
         let public_key = key.verifying_key();

@@ -1,6 +1,6 @@
-//! Bytes from the fuzzer, taken apart. When they run out there are only zeros, so every input means something.
+//! Parses the bytes from the fuzzer. After their end there are only zeros, so every input is valid.
 
-/// What is left of an input.
+/// The rest of an input.
 pub(crate) struct Input<'a>(&'a [u8]);
 
 impl<'a> Input<'a> {
@@ -8,7 +8,7 @@ impl<'a> Input<'a> {
         Self(data)
     }
 
-    /// Up to `count` bytes.
+    /// Returns up to `count` bytes.
     pub(crate) fn take(&mut self, count: usize) -> &'a [u8] {
         let (taken, rest) = self.0.split_at(count.min(self.0.len()));
         self.0 = rest;
@@ -38,23 +38,23 @@ impl<'a> Input<'a> {
         u64::from_le_bytes(self.array())
     }
 
-    /// One of these.
+    /// Returns one of the choices.
     pub(crate) fn choose<T: Copy, const N: usize>(&mut self, choices: [T; N]) -> T {
         choices[usize::from(self.byte()) % N]
     }
 
-    /// A length of one byte, and that many bytes.
+    /// Reads a length of one byte, and returns that many bytes.
     pub(crate) fn short(&mut self) -> &'a [u8] {
         let length = usize::from(self.byte());
         self.take(length)
     }
 
-    /// The same as text; bytes that are none are replaced.
+    /// Like [`Self::short`], as text. Invalid bytes are replaced.
     pub(crate) fn short_text(&mut self) -> String {
         String::from_utf8_lossy(self.short()).into_owned()
     }
 
-    /// Everything that is left.
+    /// Returns the rest of the input.
     pub(crate) fn rest(&mut self) -> &'a [u8] {
         std::mem::take(&mut self.0)
     }

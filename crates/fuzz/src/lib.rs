@@ -1,8 +1,8 @@
-//! What must hold for any bytes: the bodies of the fuzz targets.
+//! The bodies of the fuzz targets: what must hold for any bytes.
 //!
-//! Each function takes one input, panics if a promise is broken, and says whether the input got past the checks, so that a
-//! test can tell a corpus that reaches the code behind them from one that does not. `fuzz/` holds the shims for libFuzzer;
-//! the corpora in it are replayed by an ordinary test of this crate. `cargo xtask fuzz` runs the real thing.
+//! Each function takes one input, panics if a promise is broken, and returns whether the input passed the checks, so that a test
+//! can tell whether a corpus reaches the code behind them. `fuzz/` has the shims for libFuzzer; an ordinary test of this crate
+//! replays the corpora in it. `cargo xtask fuzz` runs the fuzzer.
 
 mod agent_config;
 mod agent_journal;
@@ -30,10 +30,10 @@ pub use seeds::seeds;
 pub use task::{task_output, task_params};
 pub use verifier_set::verifier_set;
 
-/// A body and its name, which is that of its shim and of its folders.
+/// A target: its name, which is also that of its shim and its folders, and its body.
 pub type Target = (&'static str, fn(&[u8]) -> bool);
 
-/// Every target there is.
+/// All targets.
 pub const TARGETS: [Target; 10] = [
     ("agent_config", agent_config),
     ("agent_journal", agent_journal),

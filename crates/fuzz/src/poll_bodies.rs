@@ -1,4 +1,4 @@
-//! Bodies of the long-poll transport and of the enrollment doors, as the side that receives them reads them.
+//! Bodies of the long-poll transport and of enrollment, as the receiving side parses them.
 
 use gpuaas_contract::dsse;
 use gpuaas_contract::link::{
@@ -15,15 +15,15 @@ use serde::de::DeserializeOwned;
 use crate::fixture::KEYS;
 use crate::input::Input;
 
-/// The first byte says which body. True if it was understood.
+/// Parses the body that the first byte selects. Returns true if it was valid.
 pub fn poll_bodies(data: &[u8]) -> bool {
     let mut input = Input::new(data);
     let which = input.byte() % 20;
     let body = input.rest();
-    // The control plane takes no body for an empty object.
+    // The control plane treats an empty body as an empty object.
     let to_server = if body.is_empty() { b"{}" } else { body };
     match which {
-        // What agents say.
+        // Messages from agents.
         0 => read::<Hello>(to_server).is_some_and(|hello| facts(&hello.facts_json)),
         1 => read::<Heartbeat>(to_server).is_some_and(|beat| beat.facts_json.is_empty() || facts(&beat.facts_json)),
         2 => read::<Metrics>(to_server).is_some_and(|sample| telemetry::<HostMetrics>(&sample.metrics_json)),
@@ -32,13 +32,13 @@ pub fn poll_bodies(data: &[u8]) -> bool {
             other => other.is_some(),
         }),
         4 => read::<LogChunk>(to_server).is_some_and(|chunk| !chunk.lines.is_empty()),
-        // What hosts say at the doors, before anybody knows them.
+        // Enrollment requests from unknown hosts.
         5 => read::<EnrollWithToken>(to_server).is_some_and(|request| applicant(&request.applicant)),
         6 => read::<EnrollRequest>(to_server).is_some_and(|request| applicant(&request.applicant)),
         7 => read::<Renew>(to_server).is_some_and(|renew| request(&renew.csr_pem)),
         8 => read::<RejoinChallengeRequest>(to_server).is_some(),
         9 => read::<Rejoin>(to_server).is_some_and(|rejoin| proof(&rejoin.proof)),
-        // What the control plane says.
+        // Messages from the control plane.
         10 => read::<Welcome>(body).is_some_and(|welcome| !welcome.session_id.is_empty()),
         11 => read::<Messages>(body).is_some_and(|messages| messages.messages.into_iter().any(|message| heard(message.message))),
         12 => read::<LogAck>(body).is_some(),
@@ -51,7 +51,7 @@ pub fn poll_bodies(data: &[u8]) -> bool {
         16 => read::<Grant>(body).is_some_and(|grant| check_grant(&grant)),
         17 => read::<Renewed>(body).is_some(),
         18 => read::<RejoinChallenge>(body).is_some(),
-        // A request for a certificate as such, and the proof of a node that wants back in, signed by it.
+        // A certificate request alone, and the signed proof of a node that rejoins.
         _ => {
             let signed = dsse::seal(REJOIN_PAYLOAD_TYPE, body.to_vec(), &KEYS.node);
             std::str::from_utf8(body).is_ok_and(request) || proof(&signed)
@@ -59,7 +59,7 @@ pub fn poll_bodies(data: &[u8]) -> bool {
     }
 }
 
-/// Reads a body; written and read again it must say the same.
+/// Parses a body. Written and parsed again, it must be the same.
 fn read<T: DeserializeOwned + Serialize>(body: &[u8]) -> Option<T> {
     let value: T = serde_json::from_slice(body).ok()?;
     let json = serde_json::to_vec(&value).expect("a document serializes");
@@ -80,7 +80,7 @@ fn applicant(applicant: &Applicant) -> bool {
     request(&applicant.csr_pem)
 }
 
-/// A request for a certificate comes from strangers and is parsed by more than JSON.
+/// Checks a certificate request. It comes from strangers, and more than a JSON parser reads it.
 fn request(csr_pem: &str) -> bool {
     let Ok(key) = Ca::request_key_digest(csr_pem) else { return false };
     assert_eq!(Ca::request_key_digest(csr_pem).ok(), Some(key), "the key of a request is always the same");

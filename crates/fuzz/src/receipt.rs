@@ -1,4 +1,4 @@
-//! Receipts: nothing ends a task but what its node signed about exactly that order.
+//! Receipts: only what its node signed about exactly that envelope ends a task.
 
 use std::sync::LazyLock;
 
@@ -26,7 +26,7 @@ static ENVELOPES: LazyLock<[Digest; 2]> = LazyLock::new(|| {
     [Digest::of(b"an earlier envelope"), Digest::try_from(golden).expect("a digest")]
 });
 
-/// What the control plane knows of the task.
+/// Returns what the control plane knows about the task.
 pub(crate) fn expectation(task_type: TaskType) -> Expectation<'static> {
     Expectation {
         key: &KEY,
@@ -39,7 +39,7 @@ pub(crate) fn expectation(task_type: TaskType) -> Expectation<'static> {
     }
 }
 
-/// A receipt that is believed, whatever its output.
+/// Returns a receipt that is accepted, whatever its output.
 pub(crate) fn success(task_type: TaskType, output: Box<serde_json::value::RawValue>) -> Payload {
     Payload {
         cluster_id: CLUSTER,
@@ -64,13 +64,13 @@ pub(crate) fn success(task_type: TaskType, output: Box<serde_json::value::RawVal
     }
 }
 
-/// A proof of cleanup that proves nothing.
+/// Returns a cleanup proof that proves nothing.
 fn proof() -> Box<serde_json::value::RawValue> {
     let proof = CleanupProof::nothing(AllocationId::from_bytes([7; 16]), 1, &[]);
     serde_json::value::to_raw_value(&proof).expect("a proof serializes")
 }
 
-/// True if the receipt was believed.
+/// Returns true if the receipt was accepted.
 pub fn receipt(data: &[u8]) -> bool {
     let mut input = Input::new(data);
     let kind = DocumentKind {
@@ -111,19 +111,19 @@ fn check_believed(document: &[u8], expect: &Expectation<'_>, verified: &Verified
     assert!(ENVELOPES.contains(&reported.task_digest));
     assert_eq!(contradiction(reported), None, "believed: {reported:?}");
 
-    // Signing what was read gives the same receipt again, and from then on the same bytes.
+    // Signing the parsed payload gives the same receipt again, and from then on the same bytes.
     let again = reported.sign(&KEYS.node);
     match verify(&again.receipt, expect) {
         Ok(reread) => {
             assert_eq!(*reread.digest(), again.digest);
             assert_eq!(reread.payload().sign(&KEYS.node), again);
         }
-        // Numbers and texts may have a longer spelling than the node chose.
+        // Numbers and texts may have a longer spelling than the node's.
         Err(ReceiptError::Open(dsse::OpenError::Oversized { size, limit })) => assert!(size > limit),
         Err(disbelief) => panic!("what was believed is not believed again: {disbelief}"),
     }
 
-    // The same receipt is worth nothing for any other task.
+    // The same receipt is not valid for any other task.
     let stranger = KEYS.stranger.verifying_key();
     let other_digest = [Digest::of(b"another envelope")];
     let other_kind = TaskType::ALL.into_iter().find(|kind| *kind != expect.task_type).expect("there are several");
@@ -141,7 +141,7 @@ fn check_believed(document: &[u8], expect: &Expectation<'_>, verified: &Verified
     }
 }
 
-/// The rules of a receipt in words of their own.
+/// Implements the rules of a receipt a second time.
 fn contradiction(reported: &Payload) -> Option<&'static str> {
     let succeeded = reported.outcome == Outcome::Succeeded;
     let output_fits = match (&reported.output, TaskType::parse(&reported.task_type)) {
@@ -150,7 +150,7 @@ fn contradiction(reported: &Payload) -> Option<&'static str> {
         (None, _) => true,
     };
     let kind = TaskType::parse(&reported.task_type);
-    // A null is the same as nothing.
+    // A null is the same as an absent value.
     let proof_fits = match reported.cleanup_proof.as_ref().filter(|proof| proof.get() != "null") {
         Some(proof) => {
             kind.is_some_and(TaskType::may_prove_cleanup)
@@ -177,7 +177,7 @@ fn contradiction(reported: &Payload) -> Option<&'static str> {
     rules.into_iter().find(|(holds, _)| !holds).map(|(_, rule)| rule)
 }
 
-/// A receipt of which every field is chosen, so that the answer is known.
+/// Builds a receipt whose fields are all chosen, so that the result is known.
 fn structured(input: &mut Input<'_>, task_type: TaskType) -> bool {
     let names = ["", "ok", "failed", "boot", "a name of exactly sixty-four bytes, which is the longest there is"];
     let long = "x".repeat(MAX_NAME + 1);

@@ -1,4 +1,4 @@
-//! Where the fuzzer starts from: the golden vectors, the examples of the documents, and journals written by the real code.
+//! The seeds of the fuzzer: the golden vectors, the examples of the documents, and journals written by the real code.
 
 use gpuaas_agent::config::Key;
 use gpuaas_agent::policy;
@@ -15,14 +15,14 @@ use serde_json::{Value, json};
 
 use crate::fixture::{CLUSTER, EPOCH, INSTANCE, KEYS, NODE, NOW, SET, TASK};
 
-/// Seeds longer than this teach the fuzzer nothing that a shorter one does not.
+/// Longest seed. A longer one teaches the fuzzer nothing more.
 const LONGEST: usize = 8 * 1024;
 
 const ENVELOPES: &str = include_str!("../../contract/testdata/envelope.json");
 const RECEIPTS: &str = include_str!("../../contract/testdata/receipt.json");
 const VERIFIER_SETS: &str = include_str!("../../contract/testdata/verifier_set.json");
 
-/// The seeds of a target; none if there is no such target.
+/// Returns the seeds of a target, or none if there is no such target.
 pub fn seeds(target: &str) -> Vec<Vec<u8>> {
     let mut seeds = match target {
         "agent_config" => configs(),
@@ -40,7 +40,7 @@ pub fn seeds(target: &str) -> Vec<Vec<u8>> {
         "receipt" => {
             let mut seeds = documents(RECEIPTS, &[0]);
             for (kind, output) in all_outputs() {
-                // Succeeded, code as it should be, boot id `boot`, started, with output.
+                // Succeeded, with the right code, boot id `boot`, started, with output.
                 let head = [6, kind, 0, 1, 3, 0b11, 0, 0, 0, 0, 0, 3, 0, 0, 0, 0, 0, 0, 0, 0, 1, 0, 1, 1];
                 seeds.push([&head, output.as_bytes()].concat());
             }
@@ -61,7 +61,7 @@ pub fn seeds(target: &str) -> Vec<Vec<u8>> {
     seeds
 }
 
-/// Every document of a file of vectors as it is, and every payload to be signed. `middle` goes behind the way it is made.
+/// Returns every document of a file of vectors, and every payload to be signed. `middle` follows the byte for the way.
 fn documents(vectors: &str, middle: &[u8]) -> Vec<Vec<u8>> {
     let vectors: Value = serde_json::from_str(vectors).expect("the vectors are JSON");
     let mut seeds = Vec::new();
@@ -75,7 +75,7 @@ fn documents(vectors: &str, middle: &[u8]) -> Vec<Vec<u8>> {
         }
     }
     let plain = vectors["accepted"][0]["payload"].as_str().expect("a plain case").as_bytes();
-    // By a key that does not count, as another type, edited, and with spaces behind.
+    // Signed by an invalid key, as another type, edited, and with trailing spaces.
     seeds.push([&[2], middle, &[0, 1], plain].concat());
     seeds.push([&[3], middle, &[0, 4], b"type".as_slice(), plain].concat());
     seeds.push([&[4], middle, &[0, 0, 9, 0, 1], plain].concat());
@@ -84,7 +84,7 @@ fn documents(vectors: &str, middle: &[u8]) -> Vec<Vec<u8>> {
     seeds
 }
 
-/// A slot in the hands of an allocation.
+/// A slot of an allocation.
 macro_rules! leased_slot {
     () => {
         concat!(
@@ -99,7 +99,7 @@ fn kind_bytes() -> impl Iterator<Item = (u8, TaskType)> {
     (0..).zip(TaskType::ALL)
 }
 
-/// Parameters of every kind behind the byte of the kind, good ones and bad ones.
+/// Returns parameters of every kind after the byte of the kind, valid and invalid ones.
 fn all_params() -> Vec<Vec<u8>> {
     let mut seeds = Vec::new();
     for (byte, kind) in kind_bytes() {
@@ -170,8 +170,8 @@ fn all_params() -> Vec<Vec<u8>> {
     seeds
 }
 
-/// An envelope made of fields, with parameters that stand behind the byte of their kind: signed a second ago, to be started
-/// within a minute and to end within an hour.
+/// Returns an envelope built from fields, with parameters after the byte of their kind: signed a second ago, to start within a
+/// minute and to end within an hour.
 fn structured_envelope(params: &[u8]) -> Vec<u8> {
     let mut seed = vec![6, 0];
     for (scale, value) in [(2, -1_i32), (2, 60), (3, 60), (2, 0)] {
@@ -182,7 +182,7 @@ fn structured_envelope(params: &[u8]) -> Vec<u8> {
     seed
 }
 
-/// Outputs of every kind with the byte of the kind.
+/// Returns outputs of every kind with the byte of the kind.
 fn all_outputs() -> Vec<(u8, String)> {
     let mut seeds = Vec::new();
     for (byte, kind) in kind_bytes() {
@@ -248,10 +248,10 @@ fn all_outputs() -> Vec<(u8, String)> {
     seeds
 }
 
-/// Journals made of steps, with and without damage, and one as the real code writes it.
+/// Returns journals built from steps, with and without damage, and one as the real code writes it.
 fn journals() -> Vec<Vec<u8>> {
-    // A task from its acceptance to its report, one that is started, one that is accepted; steps of plausible journals are
-    // the task and eight times what happens to it, the age of the task, and the blob where there is one.
+    // A task from its acceptance to its report, one that is started, one that is accepted. A step of a plausible journal is the
+    // task and eight times what happens to it, the age of the task, and the blob if there is one.
     let steps = [
         &[48, 0][..],
         &[8, 1, 3, 1, 2, 3],
@@ -268,7 +268,7 @@ fn journals() -> Vec<Vec<u8>> {
     let count = u8::try_from(steps.len()).unwrap_or(u8::MAX);
     let good = [&[0, 0, 0, 0, count], steps.concat().as_slice()].concat();
     let mut seeds = vec![good.clone()];
-    // A flipped bit at the start of a record and in the middle of one, a hole, a cut, a false length, and one after the other.
+    // A flipped bit at the start of a record and in the middle of one, a hole, a cut, a wrong length, and one after the other.
     for damage in [
         &[1, 1, 2, 0, 9, 0, 16][..],
         &[1, 3, 40, 0, 0, 0, 16],
@@ -280,7 +280,7 @@ fn journals() -> Vec<Vec<u8>> {
     ] {
         seeds.push([good.as_slice(), damage].concat());
     }
-    // The same in larger files, resized, and with a record that was not confirmed yet.
+    // The same in larger files, resized, and with a record that is not confirmed yet.
     for head in [[0, 13, 0, 0], [0, 0, 5, 0], [0, 6, 0, 13]] {
         seeds.push([&head, &good[4..]].concat());
     }
@@ -306,7 +306,7 @@ fn file_of_the_real_journal() -> Vec<u8> {
     bytes
 }
 
-/// Configuration files with every key, with and without variables and a value to set.
+/// Returns configuration files with every key, with and without variables and a value to set.
 fn configs() -> Vec<Vec<u8>> {
     let full = r#"# every key
 server = ["control.example.com:7443", "https://other.example.com", "[::1]:9"]
@@ -325,7 +325,7 @@ journal_bytes = 67108864
 log_level = "info"
 simulate = "none"
 "#;
-    // No variables, and `max_tasks = 9` to be set.
+    // No variables, and `max_tasks = 9` to set.
     let plain = [0, 10, 1, b'9'];
     let mut seeds = vec![[&plain, full.as_bytes()].concat(), plain.to_vec()];
     for bad in
@@ -377,7 +377,7 @@ fn policies() -> Vec<Vec<u8>> {
     texts.iter().map(|text| text.as_bytes().to_vec()).collect()
 }
 
-/// One message of every kind from a node.
+/// Returns one message of every kind from a node.
 fn from_node_messages() -> Vec<FromNode> {
     let task_id = TASK.to_string();
     let hello = Hello {
@@ -420,7 +420,7 @@ fn from_node_messages() -> Vec<FromNode> {
     messages.map(FromNode::from).into()
 }
 
-/// One message of every kind to a node.
+/// Returns one message of every kind to a node.
 fn to_node_messages() -> Vec<ToNode> {
     let task_id = TASK.to_string();
     let set = VerifierSet { version: 7, document: SET.document().sign(&KEYS.root) };
@@ -456,7 +456,7 @@ fn messages() -> Vec<Vec<u8>> {
 const FACTS: &str =
     r#"{"hostname":"h","gpus":[{"pci_address":"0000:17:00.0","numa_node":-1}],"disks":[{"size_bytes":1}],"networks":[{}]}"#;
 const METRICS: &str = r#"{"at":1767225600000000,"cpu_percent":5,"gpus":[{"pci_address":"0000:17:00.0","power_milliwatts":1}]}"#;
-/// A request over a key that was thrown away.
+/// A certificate request with a discarded key.
 const REQUEST: &str = "-----BEGIN CERTIFICATE REQUEST-----
 MIHRMHgCAQAwFjEUMBIGA1UEAwwLZ3B1YWFzIG5vZGUwWTATBgcqhkjOPQIBBggq
 hkjOPQMBBwNCAAQU3ees2Thxj8pRnIv5oizzat3hPkkzoF9VlcYOdoKWcaxHNMJB
@@ -470,7 +470,7 @@ fn value(message: &impl serde::Serialize) -> Value {
     serde_json::to_value(message).expect("a message serializes")
 }
 
-/// One body of every kind behind its number.
+/// Returns one body of every kind after its number.
 fn bodies() -> Vec<Vec<u8>> {
     let facts: Value = serde_json::from_str(FACTS).expect("JSON");
     let applicant = json!({

@@ -10,7 +10,7 @@ use crate::fixture::KEYS;
 use crate::input::Input;
 use crate::receipt::{expectation, success};
 
-/// Parameters: the first byte says of which kind. True if they were taken.
+/// Parses parameters whose kind is the first byte. Returns true if they were accepted.
 pub fn task_params(data: &[u8]) -> bool {
     let mut input = Input::new(data);
     let kind = input.choose(TaskType::ALL);
@@ -30,7 +30,7 @@ pub fn task_params(data: &[u8]) -> bool {
     assert_eq!(Task::parse(kind, json.get()).map(|again| again.params_json().get().to_owned()), Ok(json.get().to_owned()));
     assert!(json.get().len() < envelope::MAX_BYTES / 2, "the largest parameters must fit into an envelope");
 
-    // Nothing can be slipped in beside what a kind has.
+    // No field can be added to those of a kind.
     let mut fields: serde_json::Map<String, serde_json::Value> =
         serde_json::from_str(json.get()).expect("parameters are an object");
     fields.insert("not_a_field".to_owned(), 1.into());
@@ -118,13 +118,13 @@ fn slots_within_limits(slots: &[LeasedSlot]) {
     }
 }
 
-/// Nothing in it means anything to XML, YAML, a shell or a terminal.
+/// Checks that a text has no characters with a meaning in XML, YAML, a shell or a terminal.
 fn harmless(text: &str) {
     let bad = |c: char| c.is_control() || matches!(c, '<' | '>' | '"' | '\'' | '\\' | '`' | '\n');
     assert!(!text.is_empty() && !text.starts_with('-') && !text.contains(bad) && text.is_ascii(), "{text:?}");
 }
 
-/// An output: the first byte says of which kind. True if it was taken.
+/// Parses an output whose kind is the first byte. Returns true if it was accepted.
 pub fn task_output(data: &[u8]) -> bool {
     let mut input = Input::new(data);
     let kind = input.choose(TaskType::ALL);
@@ -156,7 +156,7 @@ pub fn task_output(data: &[u8]) -> bool {
     assert_eq!(again, output);
     assert_eq!(serde_json::to_string(&again).expect("an output serializes"), json);
 
-    // The control plane believes it in a receipt, byte for byte as the node wrote it.
+    // The control plane accepts it in a receipt, byte for byte as the node wrote it.
     let raw: Box<RawValue> = serde_json::from_str(text).expect("it was parsed");
     let signed = success(kind, raw.clone()).sign(&KEYS.node).receipt;
     let verified = receipt::verify(&signed, &expectation(kind)).expect("a good output is believed");

@@ -1,4 +1,4 @@
-//! Verifier sets: only what the root key signed for this cluster says which keys count, and it never goes back.
+//! Verifier sets: only what the root key signed for this cluster determines the valid keys, and it never goes back.
 
 use gpuaas_contract::dsse::KeyLookup as _;
 use gpuaas_contract::id::ClusterId;
@@ -12,7 +12,7 @@ use crate::input::Input;
 
 const STATES: [KeyState; 5] = [KeyState::Staged, KeyState::Active, KeyState::Grace, KeyState::Retired, KeyState::Revoked];
 
-/// True if the document was taken.
+/// Returns true if the document was accepted.
 pub fn verifier_set(data: &[u8]) -> bool {
     let mut input = Input::new(data);
     let root = KEYS.root.verifying_key();
@@ -57,7 +57,7 @@ fn check_taken(document: &[u8], root: &VerifyingKey, set: &VerifierSet) {
     }
     assert!(set.find(&KeyId::from("key_of_nobody".to_owned())).is_err());
 
-    // Signing what was read gives the same set again, and from then on the same bytes.
+    // Signing the parsed payload gives the same set again, and from then on the same bytes.
     let again = reported.sign(&KEYS.root);
     assert_eq!(VerifierSet::open(&again, root, CLUSTER).as_ref(), Ok(set));
     let other = VerifierSet::open(document, root, ClusterId::from_bytes([9; 16]));
@@ -65,7 +65,7 @@ fn check_taken(document: &[u8], root: &VerifyingKey, set: &VerifierSet) {
     let stranger = KEYS.stranger.verifying_key();
     assert!(matches!(VerifierSet::open(document, &stranger, CLUSTER), Err(SetError::Open(_))));
 
-    // The set in hand only ever grows newer.
+    // The current set is only replaced by a newer one.
     assert_eq!(set.clone().succeed(set.clone()).as_ref(), Ok(set));
     for (held, offered) in [(&*SET, set), (set, &*SET)] {
         let next = held.clone().succeed(offered.clone());
@@ -77,13 +77,13 @@ fn check_taken(document: &[u8], root: &VerifyingKey, set: &VerifierSet) {
     }
 }
 
-/// A set of which every field is chosen, so that the answer is known.
+/// Builds a set whose fields are all chosen, so that the result is known.
 fn structured(input: &mut Input<'_>, root: &VerifyingKey) -> bool {
     let flags = input.byte();
     let mut keys = Vec::new();
     let count = usize::from(input.byte()) % (MAX_KEYS + 2);
     for _ in 0..count {
-        // From few seeds, so that some come twice.
+        // From few seeds, so that some keys occur twice.
         let public_key = SigningKey::from_seed(&[input.byte(); 32]).verifying_key();
         keys.push(Entry { key_id: public_key.id(), public_key, state: input.choose(STATES) });
     }

@@ -1,4 +1,4 @@
-//! The corpora of the fuzz targets, replayed by the ordinary compiler in every test run.
+//! Replays the corpora of the fuzz targets with the ordinary compiler in every test run.
 
 use std::path::{Path, PathBuf};
 
@@ -6,12 +6,12 @@ use gpuaas_fuzz::corpus::unpack;
 use gpuaas_fuzz::{TARGETS, Target, seeds};
 
 fn fuzz_folder() -> PathBuf {
-    // Cargo tells where we are now; the path from build time may be another copy of the repository.
+    // Cargo names the current location; the path from build time may be another copy of the repository.
     let here = std::env::var_os("CARGO_MANIFEST_DIR").expect("run this test with cargo");
     Path::new(&here).join("../../fuzz")
 }
 
-/// The files of a folder; none if there is no such folder.
+/// Returns the files of a folder, or none if there is no such folder.
 fn files(folder: &Path) -> Vec<PathBuf> {
     let Ok(entries) = std::fs::read_dir(folder) else { return Vec::new() };
     let mut files: Vec<PathBuf> = entries.map(|entry| entry.expect("an entry").path()).collect();
@@ -19,7 +19,7 @@ fn files(folder: &Path) -> Vec<PathBuf> {
     files
 }
 
-/// Runs a target over its files and says how many of them got past its checks.
+/// Runs a target over its files and returns how many of them passed its checks.
 fn replay((name, target): Target, inputs: impl IntoIterator<Item = (String, Vec<u8>)>) -> (usize, usize) {
     let (mut count, mut deep) = (0, 0);
     for (what, input) in inputs {

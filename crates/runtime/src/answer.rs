@@ -1,19 +1,21 @@
-//! Waiting for what happens on another thread.
+//! Waits for results from other threads.
 
 use tokio::task::JoinHandle;
 
-/// Waits for an answer that comes from another thread: a database, a journal.
+/// Waits for a result from another thread, such as a database or a journal.
 ///
-/// In a simulation it must come before the simulated time goes on, or the outcome would depend on how busy the machine is.
+/// In a simulation the result must arrive before the simulated time continues; otherwise the outcome would depend on the load of
+/// the machine.
 #[cfg(not(feature = "simulation"))]
 #[inline(always)]
 pub fn answer<F: Future>(future: F) -> F {
     future
 }
 
-/// Waits for an answer that comes from another thread: a database, a journal.
+/// Waits for a result from another thread, such as a database or a journal.
 ///
-/// In a simulation it must come before the simulated time goes on, or the outcome would depend on how busy the machine is.
+/// In a simulation the result must arrive before the simulated time continues; otherwise the outcome would depend on the load of
+/// the machine.
 #[cfg(feature = "simulation")]
 pub async fn answer<F: Future>(future: F) -> F::Output {
     match crate::simulation::here() {
@@ -27,14 +29,14 @@ pub async fn answer<F: Future>(future: F) -> F::Output {
     }
 }
 
-/// The same for what leaves something durable behind, which a simulation looks at afterwards.
+/// Like [`answer`], for work that leaves something durable behind, which the simulation checks afterwards.
 #[cfg(not(feature = "simulation"))]
 #[inline(always)]
 pub fn recorded<F: Future>(future: F) -> F {
     future
 }
 
-/// The same for what leaves something durable behind, which a simulation looks at afterwards.
+/// Like [`answer`], for work that leaves something durable behind, which the simulation checks afterwards.
 #[cfg(feature = "simulation")]
 pub async fn recorded<F: Future>(future: F) -> F::Output {
     let place = crate::simulation::here();
@@ -48,7 +50,7 @@ pub async fn recorded<F: Future>(future: F) -> F::Output {
     output.await
 }
 
-/// Runs what may block for a while beside the asynchronous tasks. In a simulation it takes no time.
+/// Runs work that may block, beside the asynchronous tasks. In a simulation it takes no time.
 pub fn blocking<F, T>(work: F) -> JoinHandle<T>
 where
     F: FnOnce() -> T + Send + 'static,
@@ -65,7 +67,7 @@ where
     tokio::task::spawn_blocking(work)
 }
 
-/// Starts a thread of its own. It lives in the same world as whoever starts it.
+/// Starts a thread. In a simulation it belongs to the same host as its caller.
 pub fn spawn_thread(name: &str, work: impl FnOnce() + Send + 'static) -> std::io::Result<()> {
     #[cfg(feature = "simulation")]
     let work = {

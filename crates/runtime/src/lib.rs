@@ -1,8 +1,8 @@
-//! What lies outside the process and answers in its own time: the network, chance, threads, the clock of TLS.
+//! Everything outside the process: the network, randomness, threads, the clock of TLS.
 //!
-//! In ordinary builds every name here is the plain thing: tokio's sockets, the kernel's random numbers, a thread. With the
-//! `simulation` feature, code that runs on a host of a simulation gets that host's network, clock and chance instead, and
-//! everything else still gets the plain thing. The agent, the store and the control plane are the same code in both worlds.
+//! In ordinary builds every name here is the standard implementation: tokio's sockets, the kernel's random numbers, a thread.
+//! With the `simulation` feature, code that runs on a simulated host gets that host's network, clock and randomness instead; all
+//! other code still gets the standard one. The agent, the store and the control plane are the same code in both cases.
 
 mod answer;
 pub mod file_limit;
@@ -19,7 +19,7 @@ use std::time::Duration;
 pub use answer::{answer, blocking, recorded, spawn_thread};
 use gpuaas_contract::time::Timestamp;
 
-/// Fills `bytes` with random numbers. `false` if there are none.
+/// Fills `bytes` with random numbers. Returns `false` if there is no randomness.
 pub fn random(bytes: &mut [u8]) -> bool {
     #[cfg(feature = "simulation")]
     if let Some(place) = simulation::here() {
@@ -29,7 +29,7 @@ pub fn random(bytes: &mut [u8]) -> bool {
     getrandom::fill(bytes).is_ok()
 }
 
-/// Whether the calling code runs on a host of a simulation.
+/// Returns whether the calling code runs on a simulated host.
 #[cfg_attr(not(feature = "simulation"), inline(always))]
 pub fn is_simulated() -> bool {
     #[cfg(feature = "simulation")]
@@ -39,16 +39,16 @@ pub fn is_simulated() -> bool {
     false
 }
 
-/// How a message is put on its way.
+/// How a message is sent.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Delivery {
-    /// How often; once, outside of a simulation.
+    /// Number of copies. Always one outside a simulation.
     pub copies: usize,
-    /// Ahead of what waits already; never, outside of a simulation.
+    /// Whether it overtakes waiting messages. Always false outside a simulation.
     pub overtakes: bool,
 }
 
-/// How the next message is put on its way. A simulation may send it twice or let it overtake others.
+/// Returns how the next message is sent. A simulation may send it twice or let it overtake others.
 #[cfg_attr(not(feature = "simulation"), inline(always))]
 pub fn delivery() -> Delivery {
     #[cfg(feature = "simulation")]
@@ -58,20 +58,20 @@ pub fn delivery() -> Delivery {
     Delivery { copies: 1, overtakes: false }
 }
 
-/// Whether a simulation wants this promise to be broken, to see that it notices. Always `false` elsewhere.
+/// Returns whether a simulation breaks this promise on purpose, to test that it notices. Always `false` elsewhere.
 #[cfg(not(feature = "simulation"))]
 #[inline(always)]
 pub fn broken(_promise: &str) -> bool {
     false
 }
 
-/// Whether a simulation wants this promise to be broken, to see that it notices. Always `false` elsewhere.
+/// Returns whether a simulation breaks this promise on purpose, to test that it notices. Always `false` elsewhere.
 #[cfg(feature = "simulation")]
 pub fn broken(promise: &str) -> bool {
     simulation::here().is_some_and(|place| place.host.breaks(promise))
 }
 
-/// The clock by which certificates are judged: the same one as everything else goes by.
+/// The clock for the validity of certificates: the same one as everywhere else.
 #[derive(Debug)]
 struct CertificateClock;
 
@@ -82,7 +82,7 @@ impl rustls::time_provider::TimeProvider for CertificateClock {
     }
 }
 
-/// The clock for TLS.
+/// Returns the clock for TLS.
 pub fn certificate_clock() -> Arc<dyn rustls::time_provider::TimeProvider> {
     Arc::new(CertificateClock)
 }

@@ -1,4 +1,4 @@
-//! TCP: the kernel's, or that of a simulation.
+//! TCP of the kernel or of a simulation.
 
 #[cfg(not(feature = "simulation"))]
 pub use tokio::net::{TcpListener, TcpStream};
@@ -20,9 +20,9 @@ mod either {
     /// A connection.
     #[derive(Debug)]
     pub enum TcpStream {
-        /// Of the kernel.
+        /// A connection of the kernel.
         Kernel(tokio::net::TcpStream),
-        /// Of a simulation.
+        /// A connection of a simulation.
         Simulated(turmoil::net::TcpStream),
     }
 
@@ -35,7 +35,7 @@ mod either {
             }
         }
 
-        /// Sends small messages at once.
+        /// Turns Nagle's algorithm off (`true`), so that small messages are sent at once.
         pub fn set_nodelay(&self, nodelay: bool) -> io::Result<()> {
             match self {
                 Self::Kernel(stream) => stream.set_nodelay(nodelay),
@@ -44,11 +44,11 @@ mod either {
         }
     }
 
-    /// Accepts connections.
+    /// A listener for connections.
     pub enum TcpListener {
-        /// Of the kernel.
+        /// A listener of the kernel.
         Kernel(tokio::net::TcpListener),
-        /// Of a simulation.
+        /// A listener of a simulation.
         Simulated(turmoil::net::TcpListener),
     }
 
@@ -61,7 +61,7 @@ mod either {
             }
         }
 
-        /// The next connection and where it comes from.
+        /// Accepts the next connection and returns it with its peer address.
         pub async fn accept(&self) -> io::Result<(TcpStream, SocketAddr)> {
             match self {
                 Self::Kernel(listener) => listener.accept().await.map(|(stream, from)| (TcpStream::Kernel(stream), from)),
@@ -69,7 +69,7 @@ mod either {
             }
         }
 
-        /// Where it listens.
+        /// Returns the address it listens on.
         pub fn local_addr(&self) -> io::Result<SocketAddr> {
             match self {
                 Self::Kernel(listener) => listener.local_addr(),

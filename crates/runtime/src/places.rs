@@ -1,9 +1,10 @@
-//! Places for connections: how many there may be, how many of one origin, and who has to leave when a newcomer needs one.
+//! Places for connections: how many there may be, how many from one origin, and which connection is closed when a new one needs a
+//! place.
 //!
-//! A connection that has proved nothing costs its owner nothing, so holding one must not keep anybody else out. When all places are
-//! taken, the newcomer gets the place of a connection of the origin (an address, or a process at a local socket) that has most of
-//! them; where none has more than one, of the connection that has shown the least, and among equals of the oldest. Connections that
-//! serve a known caller are never ended for somebody else.
+//! An unauthenticated connection costs its owner nothing, so it must not keep others out. When all places are taken, a new
+//! connection takes the place of a connection from the origin (an address, or a process at a local socket) that has the most. If
+//! no origin has more than one, it takes the place of the connection with the lowest stage, and among equals of the oldest.
+//! Connections of known callers are never closed for another one.
 
 use std::collections::{BTreeSet, HashMap};
 use std::net::{IpAddr, Ipv6Addr};
@@ -12,49 +13,49 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use tokio::sync::Notify;
 
-/// How many connections may wait for their end before the next one is accepted.
+/// Most connections that are still closing before the next one is accepted.
 const MAX_LEAVING: usize = 16;
-/// How many connections of known callers are looked at for one that does nothing.
+/// Most connections of known callers that are checked for an idle one.
 const MAX_LOOKS: usize = 64;
-/// How many of the origins with most connections are looked at for one that has shown little.
+/// Most origins that are checked for a connection with a low stage, starting with the largest.
 const MAX_ORIGINS: usize = 8;
 
-/// How many places there are.
+/// The numbers of places.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct PlaceLimits {
-    /// In all.
+    /// Places in total.
     pub total: usize,
-    /// For one address (an IPv6 network of 64 bits counts as one), or one process at a local socket.
+    /// Places for one address (an IPv6 /64 network counts as one), or for one process at a local socket.
     pub per_origin: usize,
 }
 
-/// What a connection has shown so far. Those with less leave first.
+/// The progress of a connection. Those with less progress are closed first.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Stage {
     /// It has not sent a byte.
     Silent,
     /// It has sent bytes, but no whole request.
     Started,
-    /// Its requests are answered and it waits.
+    /// Its requests are answered and it is idle.
     Idle,
-    /// It has an open request of somebody unknown, whose body has not come yet.
+    /// It has an open request of an unknown caller, whose body has not arrived yet.
     Receiving,
-    /// It has an open request of somebody unknown, who waits for the answer.
+    /// It has an open request of an unknown caller that waits for the answer.
     Serving,
     /// Its caller is known.
     Known,
 }
 
-/// Why there was no place.
+/// Why there is no place.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum NoPlace {
-    /// The address or process has all of its places, and each is in use by a known caller.
+    /// The address or process has all of its places, and known callers use each of them.
     Origin,
     /// All places are in use by known callers.
     Total,
 }
 
-/// Where a connection comes from, as far as places are concerned.
+/// The origin of a connection, for counting places.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Origin(OriginKey);
 
@@ -65,7 +66,7 @@ enum OriginKey {
 }
 
 impl Origin {
-    /// A process of this machine, by its id.
+    /// Returns the origin for a process of this machine.
     pub fn process(id: i32) -> Self {
         Self(OriginKey::Process(id))
     }
@@ -93,7 +94,7 @@ pub struct Places {
 struct Shared {
     limits: PlaceLimits,
     inner: Mutex<Inner>,
-    /// A connection that had to leave has left.
+    /// Notified when a closing connection is gone.
     left: Notify,
 }
 
@@ -103,9 +104,9 @@ struct Inner {
     entries: HashMap<u64, Taken>,
     order: BTreeSet<(Stage, u64)>,
     origins: HashMap<Origin, BTreeSet<(Stage, u64)>>,
-    /// How many places each origin has.
+    /// Origins by their number of places.
     counts: BTreeSet<(usize, Origin)>,
-    /// Connections that were told to leave and are still there. They are in none of the above.
+    /// Connections that must close and are still open. They are in none of the fields above.
     leaving: usize,
 }
 
@@ -120,7 +121,7 @@ struct Taken {
 struct Entry {
     number: u64,
     open: AtomicUsize,
-    /// Spares connections of known callers the lock: they are the ones with much to do.
+    /// Lets connections of known callers skip the lock, because they are the busy ones.
     is_known: AtomicBool,
     told_to_leave: Notify,
 }
@@ -155,7 +156,7 @@ impl Inner {
         Some(taken)
     }
 
-    /// The connection that has to leave first, of one origin or of all.
+    /// Returns the connection to close first, of one origin or of all.
     fn first_to_leave(&self, origin: Option<Origin>, at_most: Stage) -> Option<u64> {
         let order = match origin {
             Some(origin) => self.origins.get(&origin)?,
@@ -172,8 +173,8 @@ impl Inner {
         }
     }
 
-    /// The connection that has to leave when all places are taken. Whoever reopens connections as fast as they are ended must not reach
-    /// somebody who has one or two and is about to ask.
+    /// Returns the connection to close when all places are taken. A client that reopens connections as fast as they are closed
+    /// must not displace one that has only one or two.
     fn first_of_all_to_leave(&self) -> Option<u64> {
         let most = self.counts.iter().rev().take(MAX_ORIGINS).take_while(|(count, _)| *count > 1);
         let mut of_most = most.filter_map(|(_, origin)| self.first_to_leave(Some(*origin), Stage::Receiving));
@@ -193,12 +194,12 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 }
 
 impl Places {
-    /// All free.
+    /// Creates the places, all free.
     pub fn new(limits: PlaceLimits) -> Self {
         Self { shared: Arc::new(Shared { limits, inner: Mutex::default(), left: Notify::new() }) }
     }
 
-    /// A place for a new connection, if need be that of another one. Without an origin, only the total counts.
+    /// Returns a place for a new connection, if necessary by closing another one. Without an origin, only the total counts.
     pub fn admit(&self, origin: Option<Origin>) -> Result<Place, NoPlace> {
         let mut inner = lock(&self.shared.inner);
         let of_origin = origin.and_then(|origin| inner.origins.get(&origin)).map_or(0, BTreeSet::len);
@@ -219,39 +220,39 @@ impl Places {
         Ok(Place { handle: PlaceHandle { shared: Arc::clone(&self.shared), entry } })
     }
 
-    /// Ends the connection that has shown the least, if its caller is unknown. Says whether there was one.
+    /// Closes the connection with the least progress, if its caller is unknown. Returns whether there was one.
     pub fn shed(&self) -> bool {
         let mut inner = lock(&self.shared.inner);
         let first = inner.first_to_leave(None, Stage::Serving);
         first.inspect(|first| inner.send_away(*first)).is_some()
     }
 
-    /// Waits until those that were told to leave are gone, but for a few: each of them still holds a descriptor.
+    /// Waits until almost all closing connections are gone, because each of them still holds a descriptor.
     pub async fn settled(&self) {
         while lock(&self.shared.inner).leaving > MAX_LEAVING {
             self.shared.left.notified().await;
         }
     }
 
-    /// How many places are taken.
+    /// Returns the number of taken places.
     pub fn taken(&self) -> usize {
         lock(&self.shared.inner).entries.len()
     }
 
-    /// How many places this origin has taken.
+    /// Returns the number of places that this origin has taken.
     pub fn taken_by(&self, origin: Origin) -> usize {
         lock(&self.shared.inner).origins.get(&origin).map_or(0, BTreeSet::len)
     }
 }
 
-/// A place that is taken; free again when dropped. Keep it beside the socket.
+/// A taken place. It is free again when dropped. Keep it beside the socket.
 #[derive(Debug)]
 pub struct Place {
     handle: PlaceHandle,
 }
 
 impl Place {
-    /// For whoever knows what happens on the connection.
+    /// Returns a handle for the code that serves the connection.
     pub fn handle(&self) -> PlaceHandle {
         self.handle.clone()
     }
@@ -269,7 +270,7 @@ impl Drop for Place {
     }
 }
 
-/// Says what a connection has shown, and hears when it has to leave.
+/// Reports the progress of a connection, and tells when it must close.
 #[derive(Clone, Debug)]
 pub struct PlaceHandle {
     shared: Arc<Shared>,
@@ -277,7 +278,7 @@ pub struct PlaceHandle {
 }
 
 impl PlaceHandle {
-    /// The connection has shown more, or is idle again. A known caller stays known.
+    /// Records a new stage. A known caller stays known.
     pub fn reached(&self, stage: Stage) {
         if !self.entry.is_known.load(Ordering::Acquire) {
             if stage == Stage::Known {
@@ -291,36 +292,36 @@ impl PlaceHandle {
         }
     }
 
-    /// From now on the connection counts for the total only: whoever is behind it has proved who they are.
+    /// From now on the connection counts only for the total, because its caller is authenticated.
     pub fn leave_origin(&self) {
         self.change(|taken| taken.origin = None);
     }
 
     fn change(&self, change: impl FnOnce(&mut Taken)) {
         let mut inner = lock(&self.shared.inner);
-        // Whoever has to leave is not counted any more.
+        // A closing connection is not counted any more.
         if let Some(mut taken) = inner.remove(self.entry.number) {
             change(&mut taken);
             inner.insert(taken);
         }
     }
 
-    /// A request has begun.
+    /// Records the start of a request.
     pub fn opened(&self) {
         self.entry.open.fetch_add(1, Ordering::AcqRel);
     }
 
-    /// A request has ended.
+    /// Records the end of a request.
     pub fn closed(&self) {
         self.entry.open.fetch_sub(1, Ordering::AcqRel);
     }
 
-    /// Resolves when the connection has to leave.
+    /// Resolves when the connection must close.
     pub async fn told_to_leave(&self) {
         self.entry.told_to_leave.notified().await;
     }
 
-    /// Ends the oldest connection that still sends a request, if it is older than this one. Says whether there was one.
+    /// Closes the oldest connection that is still sending a request, if it is older than this one. Returns whether there was one.
     pub fn shed_older(&self) -> bool {
         let mut inner = lock(&self.shared.inner);
         let oldest = inner.order.range((Stage::Receiving, 0)..(Stage::Receiving, self.entry.number)).next();
@@ -341,7 +342,7 @@ mod tests {
         Places::new(PlaceLimits { total, per_origin })
     }
 
-    /// Whether the connection was told to leave.
+    /// Returns whether the connection must close.
     fn must_leave(place: &Place) -> bool {
         let handle = place.handle();
         let future = std::pin::pin!(handle.told_to_leave());

@@ -1,14 +1,14 @@
-//! Memory for secrets that live as long as the process: never written to swap, wiped when dropped.
+//! Memory for secrets that live as long as the process: never swapped, wiped when dropped.
 
 use std::ops::Deref;
 use std::sync::atomic::{AtomicBool, Ordering};
 
-/// A secret on memory pages of its own that the kernel keeps out of swap.
+/// A secret on its own memory pages, which the kernel does not swap.
 ///
-/// Where the kernel refuses to lock the pages (a limit on locked memory that is used up), the secret is used all the same and the log says so
-/// once: a control plane that does not start protects nobody. The value wipes itself when it is dropped, so only types that do belong here.
+/// If the kernel refuses to lock the pages (the limit on locked memory is used up), the secret is used anyway and a warning is
+/// logged once: a control plane that does not start protects nothing. The value must wipe itself when it is dropped.
 pub struct Locked<T: WipedOnDrop> {
-    // Declared before the guard and so dropped before it: the value is wiped while its pages are still locked.
+    // Declared before the guard and therefore dropped before it: the value is wiped while its pages are still locked.
     value: Box<Pages<T>>,
     _guard: Option<region::LockGuard>,
 }
@@ -26,7 +26,7 @@ struct Pages<T>(T);
 static WARNED: AtomicBool = AtomicBool::new(false);
 
 impl<T: WipedOnDrop> Locked<T> {
-    /// Moves a secret to pages of its own.
+    /// Moves a secret to its own pages.
     pub fn new(value: T) -> Self {
         let value = Box::new(Pages(value));
         let guard = region::lock(&raw const *value, size_of::<Pages<T>>());
@@ -41,7 +41,7 @@ impl<T: WipedOnDrop> Locked<T> {
         Self { value, _guard: guard.ok() }
     }
 
-    /// Whether the kernel keeps the secret out of swap.
+    /// Returns whether the pages of the secret are locked.
     pub fn is_locked(&self) -> bool {
         self._guard.is_some()
     }

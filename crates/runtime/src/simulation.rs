@@ -1,7 +1,7 @@
-//! The simulated side: which host of a simulation the calling code runs on, and what that host's clock and chance are.
+//! The simulated side: the simulated host of the calling code, and its clock and randomness.
 //!
-//! Every host of a simulation has a tokio runtime of its own, and a new one after every crash; [`Host::settle`] tells that
-//! the current runtime is that host's. Code that runs on no such runtime is not simulated.
+//! Every simulated host has its own tokio runtime, and a new one after every crash. [`Host::settle`] assigns the current runtime
+//! to the host. Code on any other runtime is not simulated.
 
 use std::collections::{BTreeSet, HashMap};
 use std::pin::pin;
@@ -17,14 +17,14 @@ use tokio::time::Instant;
 
 use crate::Delivery;
 
-/// Where every simulation's clock begins.
+/// The start of every simulation's clock.
 pub const EPOCH: Timestamp = Timestamp(1_800_000_000_000_000);
 
 static PLACES: OnceLock<RwLock<HashMap<Id, Place>>> = OnceLock::new();
 
 fn places() -> &'static RwLock<HashMap<Id, Place>> {
     PLACES.get_or_init(|| {
-        // The first simulated host of the process: from now on ids and time ask here first.
+        // At the first simulated host of the process, ids and time start to use these hooks.
         install(Hooks {
             now: || here().map(|place| place.now()),
             random: |bytes| here().map(|place| place.host.random(bytes)).is_some(),
@@ -33,7 +33,7 @@ fn places() -> &'static RwLock<HashMap<Id, Place>> {
     })
 }
 
-/// A host of a simulation; lives through its crashes.
+/// A simulated host. It survives its crashes.
 #[derive(Debug)]
 pub struct Host {
     chance: Mutex<u64>,
@@ -46,7 +46,7 @@ pub struct Host {
 }
 
 impl Host {
-    /// A host whose chance follows from `seed`, and that breaks these promises once it is armed.
+    /// Creates a host whose randomness derives from `seed`, and that breaks these promises once it is armed.
     pub fn new(seed: u64, broken: impl IntoIterator<Item = String>) -> Arc<Self> {
         Arc::new(Self {
             chance: Mutex::new(seed),
@@ -59,7 +59,7 @@ impl Host {
         })
     }
 
-    /// Says that the current runtime is this host's, from now until it is dropped or `leave` is called.
+    /// Assigns the current runtime to this host until the returned value is dropped.
     pub fn settle(self: &Arc<Self>) -> Settled {
         let id = Handle::current().id();
         let place = Place { host: Arc::clone(self), began: Instant::now(), elapsed: turmoil::sim_elapsed().unwrap_or_default() };
@@ -67,32 +67,32 @@ impl Host {
         Settled(id)
     }
 
-    /// How far the host's clock is from the true time, in microseconds.
+    /// Sets the difference between the host's clock and the true time, in microseconds.
     pub fn set_clock_offset(&self, micros: i64) {
         self.clock_offset.store(micros, Ordering::Relaxed);
     }
 
-    /// How far the host's clock is from the true time, in microseconds.
+    /// Returns the difference between the host's clock and the true time, in microseconds.
     pub fn clock_offset(&self) -> i64 {
         self.clock_offset.load(Ordering::Relaxed)
     }
 
-    /// From now on databases and journals take up to this long to answer.
+    /// Sets the longest time that databases and journals take to answer.
     pub fn set_slowest_disk(&self, slowest: Duration) {
         self.slowest_disk.store(u64::try_from(slowest.as_micros()).unwrap_or(u64::MAX), Ordering::Relaxed);
     }
 
-    /// From now on this share of messages is sent twice, and as many overtake others.
+    /// Sets the percentage of messages that are sent twice. The same percentage overtakes others.
     pub fn set_duplicates(&self, percent: u64) {
         self.duplicates_percent.store(percent, Ordering::Relaxed);
     }
 
-    /// From now on the promises that shall be broken are broken.
+    /// Starts to break the chosen promises.
     pub fn arm(&self) {
         self.armed.store(true, Ordering::Relaxed);
     }
 
-    /// Grows whenever something durable may have changed.
+    /// Returns a counter that grows whenever something durable may have changed.
     pub fn activity(&self) -> u64 {
         self.activity.load(Ordering::Relaxed)
     }
@@ -134,7 +134,7 @@ impl Host {
     }
 }
 
-/// SplitMix64: a simulation needs numbers that follow from a seed, not secrets.
+/// Returns the next number of SplitMix64. A simulation needs numbers that derive from a seed, not secrets.
 pub fn next_random(state: &mut u64) -> u64 {
     *state = state.wrapping_add(0x9E37_79B9_7F4A_7C15);
     let mut mixed = *state;
@@ -143,7 +143,7 @@ pub fn next_random(state: &mut u64) -> u64 {
     mixed ^ (mixed >> 31)
 }
 
-/// A runtime is a host's while this lives.
+/// Assigns a runtime to a host while it lives.
 #[derive(Debug)]
 pub struct Settled(Id);
 
@@ -168,7 +168,7 @@ impl Place {
     }
 }
 
-/// Where the calling code runs; `None` outside of every simulation.
+/// Returns the host and runtime of the calling code, or `None` outside every simulation.
 pub(crate) fn here() -> Option<Place> {
     let id = Handle::try_current().ok()?.id();
     PLACES.get()?.read().unwrap_or_else(PoisonError::into_inner).get(&id).cloned()
@@ -182,7 +182,7 @@ impl Wake for Unpark {
     }
 }
 
-/// Stops the calling thread, and with it the simulated time, until the future is there.
+/// Blocks the calling thread, and with it the simulated time, until the future is ready.
 pub fn wait<F: Future>(future: F) -> F::Output {
     let waker = Waker::from(Arc::new(Unpark(std::thread::current())));
     let mut context = Context::from_waker(&waker);

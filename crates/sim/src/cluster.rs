@@ -1,4 +1,4 @@
-//! One run: puts the cluster together, lets the plan happen, and looks at the promises after every step.
+//! One run: creates the cluster, executes the plan, and checks the promises after every step.
 
 use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
@@ -21,13 +21,13 @@ use crate::promises::{Broken, Promises};
 use crate::thief::{Loot, Thief};
 use crate::{Report, Violation};
 
-/// One step of the simulated time. Messages arrive at the end of a step.
+/// One step of simulated time. Messages arrive at the end of a step.
 const STEP: Duration = Duration::from_millis(50);
-/// Everything has this long to settle once it is mended.
+/// How long everything may take to settle after all faults are repaired.
 const SETTLES_WITHIN: Duration = Duration::from_secs(90);
-/// Then this much time passes at once, so that whatever waits for a moment has it behind itself.
+/// After that, this much time passes at once, so that every timer has expired.
 const LAST_LEAP: i64 = 60 * 3_600_000_000;
-/// And then it has this long again.
+/// After that, everything has this long to end.
 const ENDS_WITHIN: Duration = Duration::from_secs(100);
 
 const POLICY: &str = "allowed_tasks = [\"diag.ping\"]\n";
@@ -38,7 +38,7 @@ fn node_name(node: usize) -> String {
     format!("node-{node}")
 }
 
-/// Runs one seed. `broken` names the promises that the programs shall break, to see that it is noticed.
+/// Runs one seed. `broken` names the promises that the programs break on purpose, to test that it is noticed.
 pub fn run(seed: u64, broken: &[&str]) -> Result<Report, Violation> {
     let plan = Plan::from_seed(seed);
     let mut run = match Run::new(seed, &plan, broken) {
@@ -59,7 +59,7 @@ pub fn run(seed: u64, broken: &[&str]) -> Result<Report, Violation> {
     }
 }
 
-/// A task the operator asked for.
+/// A task that the operator requested.
 struct Asked {
     order: usize,
     id: Option<String>,
@@ -81,10 +81,10 @@ struct Run {
     promises: Option<Promises>,
     tasks: Vec<Asked>,
     retirements: Vec<(usize, usize)>,
-    /// Rotations whose old key is to be revoked, and revocations with their key.
+    /// Rotations whose old key will be revoked, and revocations with their key.
     rotations: Vec<usize>,
     revocations: Vec<(usize, String)>,
-    /// How much time has passed for everybody beyond the steps.
+    /// The time that has passed for all hosts beyond the steps.
     leapt: i64,
     skews: [i64; NODES + 1],
     activity: u64,
@@ -213,7 +213,7 @@ impl Run {
         Ok(())
     }
 
-    /// The owner and the thief have both been alive for a while, unless the thief has left: the copy must have been noticed.
+    /// Checks that the copy was noticed: the owner and the thief were both alive for a while, unless the thief has left.
     fn check_theft(&mut self) -> Result<(), Broken> {
         let (Some((node, true)), Some(promises)) = (self.theft, &mut self.promises) else { return Ok(()) };
         let got = self.thief.got();
@@ -229,7 +229,7 @@ impl Run {
         ))
     }
 
-    /// Compares the promises with the world if anything may have changed.
+    /// Checks the promises if anything may have changed.
     fn look(&mut self) -> Result<(), Broken> {
         let activity = self.nodes.iter().chain([&self.server]).map(|host| host.activity()).sum();
         if activity == self.activity {
@@ -240,7 +240,7 @@ impl Run {
         let Some(promises) = &mut self.promises else { return Ok(()) };
         for task in self.tasks.iter_mut().filter(|task| task.id.is_none()) {
             let Some(answer) = self.operator.answer(task.order) else { continue };
-            // A node that is retired or drained for good takes no tasks; that is an answer as well.
+            // A node that is retired or drained for good rejects tasks; that is an answer too.
             if let Some(id) = answer.body.get("id").and_then(|id| id.as_str()).filter(|_| answer.status < 300) {
                 promises.acknowledge(id);
                 promises.note(at, format_args!("the operator knows {id}"));
@@ -327,7 +327,7 @@ impl Run {
                 self.tasks.push(Asked { order, id: None });
             }
             Event::Cancel { number } => {
-                // Tasks are numbered in the order they are planned, not asked for: any of them will do.
+                // Tasks are numbered in the order of the plan, not of the requests: any of them will do.
                 let known: Vec<&String> = self.tasks.iter().filter_map(|task| task.id.as_ref()).collect();
                 if !known.is_empty() {
                     let path = routes::fill(routes::TASK_CANCEL, &[known[number % known.len()]]).unwrap_or_default();
@@ -420,7 +420,7 @@ impl Run {
         self.thief_host.set_clock_offset(self.leapt);
     }
 
-    /// No more faults.
+    /// Repairs all faults.
     fn mend(&mut self, plan: &Plan) {
         for node in 0..NODES {
             self.sim.release(SERVER, node_name(node));
@@ -446,7 +446,7 @@ fn make_folder(path: &Path) -> Result<(), Broken> {
     gpuaas_host::private_file::make_folder(path).map_err(|error| format!("harness: {error}"))
 }
 
-/// The server's program.
+/// Runs the server.
 async fn serve(host: Arc<Host>, operator: Arc<Operator>, data_dir: PathBuf) -> turmoil::Result {
     let _settled = host.settle();
     let config = ServerConfig {
@@ -475,7 +475,7 @@ async fn serve(host: Arc<Host>, operator: Arc<Operator>, data_dir: PathBuf) -> t
     Ok(())
 }
 
-/// A host's program: enrolls once, then is the agent.
+/// Runs a host: enrolls once, then runs the agent.
 async fn live(host: Arc<Host>, config: AgentConfig, name: String, operator: Arc<Operator>, token: usize) -> turmoil::Result {
     let _settled = host.settle();
     if !gpuaas_agent::is_enrolled(&config.state_dir) {

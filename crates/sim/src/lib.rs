@@ -1,10 +1,10 @@
 //! A whole cluster in a deterministic simulation.
 //!
-//! One run is one seed: the real control plane on SQLite and three real agents with their journals, over a simulated
-//! network, simulated clocks and chance that follows from the seed. For a minute or two of simulated time links are cut or go
-//! silent, programs crash, disks and links are slow, clocks are wrong, certificates expire, keys and nodes are revoked, messages
-//! come twice and out of order, and a thief uses a copy of a node's identity. After every step the promises are compared with what the hosts really did. Then everything is
-//! mended, and everything must come to its end.
+//! One run is one seed: the real control plane on SQLite and three real agents with their journals, over a simulated network,
+//! simulated clocks and randomness derived from the seed. For a minute or two of simulated time links are cut or go silent,
+//! programs crash, disks and links are slow, clocks are wrong, certificates expire, keys and nodes are revoked, messages arrive
+//! twice and out of order, and a thief uses a copy of a node's identity. After every step the promises are compared with what the
+//! hosts really did. Then all faults are repaired, and everything must finish.
 
 mod chance;
 mod cluster;
@@ -17,27 +17,27 @@ use std::fmt;
 
 pub use cluster::run;
 
-/// How a run went that kept every promise.
+/// The result of a run that kept every promise.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Report {
     /// The seed.
     pub seed: u64,
     /// Everything that changed, in order.
     pub history: Vec<String>,
-    /// Tasks that were asked for.
+    /// Tasks that were requested.
     pub tasks: usize,
     /// Effects on hosts.
     pub effects: usize,
 }
 
-/// A run that did not keep a promise.
+/// A run that broke a promise.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Violation {
-    /// The seed: the same seed breaks the same promise in the same way.
+    /// The seed. It always breaks the same promise in the same way.
     pub seed: u64,
-    /// What was broken; begins with the promise's name.
+    /// What was broken. It begins with the promise's name.
     pub what: String,
-    /// When, in simulated seconds, and what had happened.
+    /// The time in simulated seconds, and the history.
     pub account: String,
 }
 

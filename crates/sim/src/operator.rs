@@ -1,4 +1,4 @@
-//! The operator: speaks REST to the server from the same host, and asks again until there is an answer.
+//! The operator: sends REST requests to the server from the same host, and retries until there is an answer.
 
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -10,12 +10,12 @@ use http_body_util::{BodyExt as _, Full};
 use hyper_util::rt::TokioIo;
 use tokio::sync::Notify;
 
-/// Where the server's REST listens.
+/// The address of the server's REST API.
 pub(crate) const API: &str = "127.0.0.1:8080";
-/// How long one answer may take.
+/// Longest wait for one answer.
 const PATIENCE: Duration = Duration::from_secs(20);
 
-/// A request. Asked again after every failure, so it must be one that can be.
+/// A request. It is repeated after every failure, so it must be idempotent.
 #[derive(Clone, Debug)]
 pub(crate) struct TaskOrder {
     pub(crate) path: String,
@@ -30,7 +30,7 @@ pub(crate) struct Answer {
     pub(crate) body: serde_json::Value,
 }
 
-/// What was asked for and what came back; lives through the server's crashes.
+/// The requests and their answers. It survives the server's crashes.
 #[derive(Default)]
 pub(crate) struct Operator {
     requests: Mutex<BTreeMap<usize, (TaskOrder, Option<Answer>)>>,
@@ -42,7 +42,7 @@ impl Operator {
         self.requests.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Asks for something; the number names it.
+    /// Queues a request and returns its number.
     pub(crate) fn ask(&self, order: TaskOrder) -> usize {
         let mut requests = self.lock();
         let number = requests.len();
@@ -51,12 +51,12 @@ impl Operator {
         number
     }
 
-    /// The answer, once there is one.
+    /// Returns the answer, once there is one.
     pub(crate) fn answer(&self, number: usize) -> Option<Answer> {
         self.lock().get(&number).and_then(|(_, answer)| answer.clone())
     }
 
-    /// Speaks for the operator as long as the server runs.
+    /// Sends the operator's requests as long as the server runs.
     pub(crate) async fn serve(self: Arc<Self>, token: String) {
         let mut under_way = std::collections::BTreeSet::new();
         loop {

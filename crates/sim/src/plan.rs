@@ -1,4 +1,4 @@
-//! What happens in a run: follows from the seed alone, and is printed when a run fails.
+//! The plan of a run. It derives from the seed alone, and is printed when a run fails.
 
 use std::fmt;
 use std::time::Duration;
@@ -9,21 +9,21 @@ use crate::chance::Chance;
 
 /// Nodes of a simulated cluster.
 pub(crate) const NODES: usize = 3;
-/// Everything is enrolled and quiet until then.
+/// Until then everything enrolls, without faults.
 pub(crate) const CHAOS_BEGINS: Duration = Duration::from_secs(10);
 
 const HOUR: i64 = 3_600_000_000;
 const MINUTE: i64 = 60_000_000;
 const SECOND: i64 = 1_000_000;
 
-/// Who has a clock and a disk.
+/// The hosts with a clock and a disk.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Who {
     Server,
     Node(usize),
 }
 
-/// In which direction nothing comes through.
+/// The direction in which a link is cut.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Cut {
     Both,
@@ -31,10 +31,10 @@ pub(crate) enum Cut {
     FromServer,
 }
 
-/// Something that happens.
+/// An event of the plan.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Event {
-    /// The operator asks for a ping.
+    /// The operator requests a ping.
     Task {
         number: usize,
         node: usize,
@@ -43,7 +43,7 @@ pub(crate) enum Event {
         queue_seconds: Option<u64>,
         timeout_seconds: Option<u64>,
     },
-    /// The operator cancels one of the tasks made so far.
+    /// The operator cancels one of the tasks created so far.
     Cancel {
         number: usize,
     },
@@ -57,7 +57,7 @@ pub(crate) enum Event {
         node: usize,
     },
     RotateKey,
-    /// The key in use is never believed again; another takes over.
+    /// The active key is revoked; another one replaces it.
     RevokeKey,
     CutLink {
         node: usize,
@@ -66,7 +66,7 @@ pub(crate) enum Event {
     MendLink {
         node: usize,
     },
-    /// Nothing comes through, nothing is lost: a link that looks open.
+    /// Messages are held back, not lost: the link looks open.
     Silence {
         node: usize,
     },
@@ -80,13 +80,13 @@ pub(crate) enum Event {
         node: usize,
         latency: Duration,
     },
-    /// The host's clock is wrong by this many microseconds from now on.
+    /// From now on the host's clock is wrong by this many microseconds.
     Skew(Who, i64),
-    /// Time passes for everybody, far more than the run could wait for.
+    /// Time passes for all hosts, far more than the run could wait for.
     TimePasses(i64),
-    /// This share of messages is sent twice or overtakes others.
+    /// This percentage of messages is sent twice or overtakes others.
     Duplicates(u64),
-    /// Somebody copies the files of a node and uses them: until the end, or once.
+    /// A thief copies the files of a node and uses them: until the end, or once.
     Theft {
         node: usize,
         stays: bool,
@@ -98,7 +98,7 @@ pub(crate) enum Event {
 pub(crate) struct Plan {
     pub(crate) transports: [TransportChoice; NODES],
     pub(crate) latency: Duration,
-    /// In the order of time.
+    /// Sorted by time.
     pub(crate) events: Vec<(Duration, Event)>,
     pub(crate) chaos_ends: Duration,
 }
@@ -113,11 +113,11 @@ impl fmt::Debug for Plan {
     }
 }
 
-/// Clocks that are just right enough, just wrong, and very wrong.
+/// Clocks that are barely right, barely wrong, and very wrong.
 const SKEWS: [i64; 8] = [59 * SECOND, -59 * SECOND, 61 * SECOND, -61 * SECOND, 10 * MINUTE, -10 * MINUTE, 48 * HOUR, -48 * HOUR];
 
 impl Plan {
-    /// The run that this seed stands for.
+    /// Returns the plan of this seed.
     pub(crate) fn from_seed(seed: u64) -> Self {
         let mut chance = Chance::new(seed);
         let chaos_ends = CHAOS_BEGINS + chance.between(Duration::from_secs(20), Duration::from_secs(80));
@@ -173,7 +173,7 @@ impl Plan {
                 self.span(at, Event::Crash(who), up, Event::Restart(who));
             }
             5 => {
-                // Everybody comes back at the same moment.
+                // All nodes return at the same moment.
                 for node in 0..NODES {
                     self.span(at, Event::Crash(Who::Node(node)), until, Event::Restart(Who::Node(node)));
                 }
@@ -188,7 +188,7 @@ impl Plan {
             }
             8 | 9 => self.events.push((at, Event::Skew(who, chance.pick(&SKEWS)))),
             10 => {
-                // A certificate expires, or is due for renewal, while its node cannot reach anybody.
+                // A certificate expires, or is due for renewal, while its node is disconnected.
                 self.span(at, Event::CutLink { node, cut: Cut::Both }, until, Event::MendLink { node });
                 let meanwhile = at + (until - at) / 2;
                 self.events
@@ -203,8 +203,8 @@ impl Plan {
         }
     }
 
-    /// A thief in one of four runs. Not where a node is retired, or certificates may not be valid: then the copy is worth nothing anyway, and
-    /// nobody need notice it.
+    /// Adds a thief to one of four runs. Not if a node is retired or certificates may be invalid: the copy is then worthless, and
+    /// need not be noticed.
     fn add_thief(&mut self, chance: &mut Chance) {
         let worthless =
             |event: &Event| matches!(event, Event::Retire { .. } | Event::TimePasses(_) | Event::Skew(Who::Server, _));

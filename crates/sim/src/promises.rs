@@ -1,4 +1,4 @@
-//! What may never happen, looked at after every step: the store's promises against what the hosts really did.
+//! What must never happen, checked after every step: the store's promises against what the hosts really did.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
@@ -16,7 +16,7 @@ use gpuaas_runtime::simulation::wait;
 use sqlx::sqlite::{SqliteConnectOptions, SqliteConnection, SqliteRow};
 use sqlx::{ConnectOptions as _, Row as _};
 
-/// A promise that was not kept, in a sentence that begins with the promise's name.
+/// A broken promise, as a sentence that begins with the promise's name.
 pub(crate) type Broken = String;
 
 /// A task in the store.
@@ -29,24 +29,24 @@ struct Task {
     dispatches: i64,
 }
 
-/// The relay may forget events that were published longer ago than this (it keeps them for ninety days; clocks differ a little).
+/// The relay may delete events that were published longer ago than this (it keeps them for ninety days; clocks differ a little).
 const EVENTS_KEPT: Duration = Duration::from_secs(89 * 24 * 3600);
 
-/// The promises and what was seen in them so far.
+/// The promises and the state observed so far.
 pub(crate) struct Promises {
     store: SqliteConnection,
     ping_logs: Vec<PathBuf>,
     tasks: BTreeMap<String, Task>,
     effects: BTreeMap<String, usize>,
-    /// Ids the operator was told.
+    /// Ids that were returned to the operator.
     acknowledged: BTreeSet<String>,
     /// Nodes whose retirement was acknowledged, and how many envelopes they had been sent.
     retired: BTreeMap<String, i64>,
     /// Signing keys whose revocation was acknowledged, and how many envelopes they had signed.
     revoked: BTreeMap<String, i64>,
-    /// Nodes whose identity was copied: the copy can say of its node what it likes, until it is noticed.
+    /// Nodes whose identity was copied. The copy can report anything about its node until it is noticed.
     stolen: BTreeSet<String>,
-    /// Everything that changed, in order: two runs of one seed must give the same.
+    /// Everything that changed, in order: two runs of one seed must give the same history.
     history: Vec<String>,
 }
 
@@ -79,36 +79,36 @@ impl Promises {
         self.history.push(format!("{:>9.2} s  {what}", at.as_secs_f64()));
     }
 
-    /// The operator was told of this task.
+    /// Records that the operator received the id of this task.
     pub(crate) fn acknowledge(&mut self, id: &str) {
         self.acknowledged.insert(id.to_owned());
     }
 
-    /// The operator was told that this node is retired.
+    /// Records that the retirement of this node was acknowledged.
     pub(crate) fn retire(&mut self, node: &str) -> Result<(), Broken> {
         let sent = self.envelopes_of(node)?;
         self.retired.insert(node.to_owned(), sent);
         Ok(())
     }
 
-    /// Somebody copied the identity of this node. Returns what is known to everybody of its agent: the instance id.
+    /// Records that the identity of this node was copied. Returns the public instance id of its agent.
     pub(crate) fn stolen(&mut self, name: &str) -> Result<String, Broken> {
         let sql = "SELECT id, session_instance FROM nodes WHERE name = $1";
         let row = wait(sqlx::query(sql).bind(name).fetch_one(&mut self.store)).map_err(unreadable)?;
         self.stolen.insert(text(&row, "id"));
-        // One that is offline now was online before: any id will do.
+        // A node that is offline now was online before: any id will do.
         let instance = row.get::<Option<String>, _>("session_instance");
         Ok(instance.unwrap_or_else(|| gpuaas_contract::id::AgentInstanceId::generate().to_string()))
     }
 
-    /// Whether a node takes work.
+    /// Returns the service state of a node.
     pub(crate) fn service(&mut self, name: &str) -> Result<String, Broken> {
         let sql = "SELECT service FROM nodes WHERE name = $1";
         let row = wait(sqlx::query(sql).bind(name).fetch_one(&mut self.store)).map_err(unreadable)?;
         Ok(text(&row, "service"))
     }
 
-    /// The operator was told that this signing key is revoked.
+    /// Records that the revocation of this signing key was acknowledged.
     pub(crate) fn revoke(&mut self, key: &str) -> Result<(), Broken> {
         let signed = self.signed_by(key)?;
         self.revoked.insert(key.to_owned(), signed);
@@ -131,13 +131,13 @@ impl Promises {
         wait(sqlx::query(sql).fetch_all(&mut self.store)).map_err(unreadable)
     }
 
-    /// The names of the nodes and their ids.
+    /// Returns the names of the nodes and their ids.
     pub(crate) fn nodes(&mut self) -> Result<BTreeMap<String, String>, Broken> {
         let rows = self.rows("SELECT id, name FROM nodes")?;
         Ok(rows.iter().map(|row| (text(row, "name"), text(row, "id"))).collect())
     }
 
-    /// Looks at everything that may have changed.
+    /// Checks everything that may have changed.
     pub(crate) fn check(&mut self, at: Duration) -> Result<(), Broken> {
         self.read_effects(at)?;
         let rows = self.rows("SELECT id, node_id, version, state, receipt_digest, dispatches FROM tasks ORDER BY id")?;
@@ -235,7 +235,7 @@ impl Promises {
         }
     }
 
-    /// Looks at what must hold when everything has been mended and has had its time.
+    /// Checks what must hold after all faults are repaired and everything had time to finish.
     pub(crate) fn check_end(&mut self, leapt: Duration) -> Result<(), Broken> {
         for (id, task) in &self.tasks {
             if !task.state.ended() {
@@ -275,7 +275,7 @@ impl Promises {
         Ok(())
     }
 
-    /// Every receipt is the node's own word about an envelope that was signed for that task.
+    /// Checks that every receipt is signed by its node and refers to an envelope that was signed for that task.
     fn check_receipts(&mut self) -> Result<(), Broken> {
         let cluster = self.rows("SELECT value FROM meta WHERE name = 'cluster_id'")?;
         let cluster: ClusterId = cluster.first().map(|row| text(row, "value")).unwrap_or_default().parse().map_err(odd)?;
@@ -310,7 +310,7 @@ impl Promises {
         Ok(())
     }
 
-    /// Every change of a task left its event and its audit row. A relay may have forgotten events that are old enough.
+    /// Checks that every change of a task left its event and its audit row. A relay may have deleted old events.
     fn check_records(&mut self, forgotten: bool) -> Result<(), Broken> {
         let sql = "SELECT tasks.id, tasks.version, \
                    (SELECT COUNT(*) FROM outbox WHERE outbox.subject = tasks.id) AS events, \

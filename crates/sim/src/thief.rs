@@ -1,6 +1,7 @@
-//! A thief among the agents: it has a copy of a node's files and knows the instance id of its agent, and wants the node's offers.
+//! A thief among the agents: it has a copy of a node's files, knows the instance id of its agent, and tries to get the node's
+//! offers.
 //!
-//! What it does not have is the memory of the agent's process, and so the secret of the node's link.
+//! It does not have the memory of the agent's process, and so does not know the secret of the node's link.
 
 use std::path::Path;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -17,32 +18,32 @@ use rustls::pki_types::{CertificateDer, PrivateKeyDer, ServerName};
 use tokio::sync::{Notify, mpsc};
 use tokio_stream::wrappers::ReceiverStream;
 
-/// How long a connection, and then the first answer, may take.
+/// Time limit for a connection, and then for the first answer.
 const PATIENCE: Duration = Duration::from_secs(10);
-/// A thief that leaves has a link for this long.
+/// How long a thief that leaves keeps its link.
 const STAYS_FOR: Duration = Duration::from_secs(6);
-/// Longest wait before it tries again.
+/// Longest wait before it tries again, in milliseconds.
 const TRIES_AGAIN: u64 = 4_000;
 
-/// What was copied.
+/// The copied data.
 #[derive(Clone)]
 pub(crate) struct Loot {
     tls: Arc<rustls::ClientConfig>,
     node_epoch: u64,
-    /// The agent's own, as it is in events and lists.
+    /// The agent's instance id, as shown in events and lists.
     instance: String,
 }
 
-/// What the thief got.
+/// What the thief received.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Got {
-    /// Links.
+    /// Links that were accepted.
     pub(crate) welcomes: usize,
-    /// Tasks that it was offered.
+    /// Tasks that were offered to it.
     pub(crate) offers: usize,
 }
 
-/// Waits for its loot, then tries.
+/// Waits for the copied files, then connects.
 #[derive(Default)]
 pub(crate) struct Thief {
     loot: Mutex<Option<(Loot, bool)>>,
@@ -55,7 +56,7 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 }
 
 impl Loot {
-    /// Copies the files of an agent; `None` if it is not enrolled yet.
+    /// Copies the files of an agent. Returns `None` if it is not enrolled yet.
     pub(crate) fn copy(state_dir: &Path, instance: String) -> Option<Self> {
         let file = |name: &str| std::fs::read_to_string(state_dir.join("identity").join(name)).ok();
         let mut roots = rustls::RootCertStore::empty();
@@ -78,18 +79,18 @@ impl Loot {
 }
 
 impl Thief {
-    /// Gives it what was copied. It `stays` and tries until the end, or leaves after its first link.
+    /// Gives the thief the copied files. If it `stays`, it tries until the end; otherwise it leaves after its first link.
     pub(crate) fn take(&self, loot: Loot, stays: bool) {
         *lock(&self.loot) = Some((loot, stays));
         self.ready.notify_one();
     }
 
-    /// What it got so far.
+    /// Returns what it received so far.
     pub(crate) fn got(&self) -> Got {
         lock(&self.got).clone()
     }
 
-    /// The thief's program.
+    /// Runs the thief.
     pub(crate) async fn run(self: Arc<Self>, host: Arc<Host>, server: String) -> turmoil::Result {
         let _settled = host.settle();
         let (loot, stays) = loop {
@@ -153,7 +154,7 @@ impl Thief {
                         lock(&self.got).offers += 1;
                         let (task_id, at_us) = (offer.task_id, Timestamp::now().0);
                         let ack = Ack { task_id: task_id.clone(), phase: TaskPhase::Started.into(), at_us };
-                        // It has no receipt key that counts: what it says of the outcome must not be believed.
+                        // It has no valid receipt key, so its receipts must be rejected.
                         let receipt = SignedReceipt { task_id, receipt: b"{\"payloadType\":\"application/json\"}".to_vec() };
                         vec![from_node::Message::Ack(ack), from_node::Message::Receipt(receipt)]
                     }

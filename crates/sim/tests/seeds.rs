@@ -1,7 +1,7 @@
-//! Runs many seeds, replays one, and breaks promises on purpose to see that it is noticed.
+//! Runs many seeds, replays one, and breaks promises on purpose to test that it is noticed.
 //!
-//! `GPUAAS_SIM_SEEDS=from..to` runs other seeds, `GPUAAS_SIM_SEED=n` a single one and prints what happened, with the programs'
-//! own log if `GPUAAS_LOG` is set and the promises of `GPUAAS_SIM_BREAK` broken. `cargo xtask sim` does all of that.
+//! `GPUAAS_SIM_SEEDS=from..to` runs other seeds. `GPUAAS_SIM_SEED=n` runs a single one and prints its history, with the programs'
+//! own log if `GPUAAS_LOG` is set and with the promises of `GPUAAS_SIM_BREAK` broken. `cargo xtask sim` sets all of these.
 
 #![allow(clippy::print_stdout, reason = "the account of a run is for people")]
 
@@ -11,7 +11,7 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use gpuaas_sim::{Violation, run};
 
-/// Runs in an ordinary test run.
+/// Seeds of an ordinary test run.
 const SEEDS: Range<u64> = 0..1_000;
 
 fn seeds() -> Range<u64> {
@@ -27,7 +27,7 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// Runs the seeds on every core; stops at the first that breaks a promise.
+/// Runs the seeds on every core. Stops at the first that breaks a promise.
 fn first_violation(seeds: Range<u64>, broken: &[&str]) -> Option<Violation> {
     let next = AtomicU64::new(seeds.start);
     let found: Mutex<Option<Violation>> = Mutex::new(None);
@@ -86,7 +86,7 @@ fn a_seed_happens_in_the_same_way_every_time() {
     }
 }
 
-/// Each of these breaks one promise somewhere in the programs; the simulation must notice, and say which.
+/// Each of these breaks one promise in the programs. The simulation must notice, and name it.
 #[test]
 fn a_broken_promise_is_noticed() {
     for (broken, noticed) in [

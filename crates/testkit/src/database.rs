@@ -4,10 +4,10 @@ use std::sync::atomic::{AtomicU32, Ordering};
 
 use sqlx::{AssertSqlSafe, Connection as _, PgConnection};
 
-/// The variable with the URL of a PostgreSQL in which databases may be made. `cargo xtask test` sets it.
+/// The variable with the URL of a PostgreSQL server in which tests create databases. `cargo xtask test` sets it.
 pub const PG_URL_VARIABLE: &str = "GPUAAS_TEST_PG_URL";
 
-/// An empty database, dropped with this value.
+/// An empty database that is dropped with this value.
 #[derive(Debug)]
 pub struct PgDatabase {
     server: String,
@@ -16,13 +16,13 @@ pub struct PgDatabase {
 }
 
 impl PgDatabase {
-    /// URL of the database.
+    /// Returns the URL of the database.
     pub fn url(&self) -> &str {
         &self.url
     }
 }
 
-/// Makes a fresh database, or says loudly that there is no PostgreSQL to make it in.
+/// Creates a fresh database, or prints that there is no PostgreSQL server.
 pub fn pg_database() -> Option<PgDatabase> {
     static NUMBER: AtomicU32 = AtomicU32::new(1);
     let Some(server) = std::env::var(PG_URL_VARIABLE).ok().filter(|url| !url.is_empty()) else {
@@ -32,7 +32,7 @@ pub fn pg_database() -> Option<PgDatabase> {
     };
     let name = format!("gpuaas_test_{}_{}", std::process::id(), NUMBER.fetch_add(1, Ordering::Relaxed));
     let url = with_database(&server, &name);
-    // A test that was killed may have left a database under the same name.
+    // A killed test may have left a database with the same name.
     execute(&server, format!("DROP DATABASE IF EXISTS {name} WITH (FORCE)")).expect("an old test database can be dropped");
     execute(&server, format!("CREATE DATABASE {name} TEMPLATE template0")).expect("a test database can be made");
     Some(PgDatabase { server, name, url })
@@ -40,14 +40,14 @@ pub fn pg_database() -> Option<PgDatabase> {
 
 impl Drop for PgDatabase {
     fn drop(&mut self) {
-        // FORCE because pools of the test may still be open.
+        // FORCE, because pools of the test may still be open.
         if let Err(error) = execute(&self.server, format!("DROP DATABASE IF EXISTS {} WITH (FORCE)", self.name)) {
             eprintln!("the test database {} was not dropped: {error}", self.name);
         }
     }
 }
 
-/// Runs one statement on a thread of its own, so that it works inside and outside of an async test and while dropping.
+/// Runs one statement on its own thread, so that it works inside and outside an async test and in `drop`.
 fn execute(url: &str, statement: String) -> Result<(), String> {
     let url = url.to_owned();
     let work = move || -> Result<(), String> {
@@ -62,7 +62,7 @@ fn execute(url: &str, statement: String) -> Result<(), String> {
     std::thread::spawn(work).join().unwrap_or_else(|_| Err("the thread panicked".to_owned()))
 }
 
-/// `url` with another database, its options kept.
+/// Returns `url` with another database and the same options.
 fn with_database(url: &str, name: &str) -> String {
     let (location, options) = url.split_once('?').map_or((url, None), |(location, options)| (location, Some(options)));
     let authority = location.find("://").map_or(0, |at| at + 3);

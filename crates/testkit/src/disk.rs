@@ -1,4 +1,4 @@
-//! Disks that are full or fail.
+//! Disks that are full or that fail.
 
 use std::io::Write as _;
 use std::path::{Path, PathBuf};
@@ -7,14 +7,14 @@ use rustix::mount::{MountFlags, UnmountFlags, mount, mount_remount, unmount};
 
 use crate::skip;
 
-/// A small file system, unmounted with this value. Declare it before what lives on it ends.
+/// A small file system that is unmounted with this value. Declare it before the programs that use it.
 #[derive(Debug)]
 pub struct SmallDisk {
     at: PathBuf,
 }
 
 impl SmallDisk {
-    /// Mounts one of this size; `None` (with a loud line) where that is not allowed.
+    /// Mounts a file system of this size. Returns `None` and prints a line if that is not allowed.
     pub fn mount(at: &Path, bytes: u64) -> Option<Self> {
         std::fs::create_dir_all(at).expect("a folder to mount on can be made");
         let options = std::ffi::CString::new(format!("size={bytes},mode=0700")).expect("no NUL in a number");
@@ -27,12 +27,12 @@ impl SmallDisk {
         }
     }
 
-    /// Gives it another size.
+    /// Changes its size.
     pub fn resize(&self, bytes: u64) {
         mount_remount(&self.at, MountFlags::empty(), format!("size={bytes}")).expect("the file system can be resized");
     }
 
-    /// Takes every byte that is left, until the ballast is dropped.
+    /// Fills the file system until the ballast is dropped.
     pub fn fill(&self) -> Ballast {
         let path = self.at.join("ballast");
         let mut file = std::fs::File::create(&path).expect("the ballast can be made");
@@ -55,7 +55,7 @@ impl Drop for SmallDisk {
     }
 }
 
-/// What fills a disk.
+/// The content that fills a disk.
 #[derive(Debug)]
 pub struct Ballast {
     path: PathBuf,

@@ -1,45 +1,45 @@
-//! Arming failpoints in programs under test.
+//! Arms failpoints in programs under test.
 
 use std::path::{Path, PathBuf};
 
 use crate::{PATIENCE, eventually};
 
-/// The folder through which a test and a program built with the `failpoints` feature talk.
+/// The folder that a test shares with a program built with the `failpoints` feature.
 #[derive(Clone, Debug)]
 pub struct Failpoints {
     folder: PathBuf,
 }
 
 impl Failpoints {
-    /// Uses this folder, and makes it if it is not there.
+    /// Uses this folder. Creates it if it is missing.
     pub fn new(folder: impl Into<PathBuf>) -> Self {
         let folder = folder.into();
         std::fs::create_dir_all(&folder).expect("the folder for failpoints can be made");
         Self { folder }
     }
 
-    /// The folder, for the program's environment.
+    /// Returns the folder, for the program's environment.
     pub fn folder(&self) -> &Path {
         &self.folder
     }
 
-    /// The next time a program reaches the step `name`, it stops there. Forgets that it was reached before.
+    /// Stops the next program that reaches the step `name`. Earlier hits are forgotten.
     pub fn arm(&self, name: &str) {
         let _ = std::fs::remove_file(self.file(name, "hit"));
         std::fs::write(self.file(name, "armed"), b"").expect("the failpoint can be armed");
     }
 
-    /// Takes the order back; true if nobody had reached the step.
+    /// Disarms the step. Returns true if no program has reached it.
     pub fn disarm(&self, name: &str) -> bool {
         std::fs::remove_file(self.file(name, "armed")).is_ok()
     }
 
-    /// Whether a program has stopped at the step.
+    /// Returns whether a program has stopped at the step.
     pub fn is_hit(&self, name: &str) -> bool {
         self.file(name, "hit").exists()
     }
 
-    /// Waits until a program has stopped at the step. A step that was never armed, or that no program reaches, fails the test.
+    /// Waits until a program has stopped at the step. Fails the test if none does.
     #[track_caller]
     pub fn wait_hit(&self, name: &str) {
         let armed_or_hit = self.file(name, "armed").exists() || self.is_hit(name);

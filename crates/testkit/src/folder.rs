@@ -2,28 +2,28 @@
 
 use std::path::{Path, PathBuf};
 
-/// A new folder that is removed when the test ends.
+/// A new folder that is removed at the end of the test.
 ///
-/// With `GPUAAS_TEST_KEEP=1` the folder of a test that failed stays, and its path is printed.
+/// With `GPUAAS_TEST_KEEP=1` the folder of a failed test is kept, and its path is printed.
 #[derive(Debug)]
 pub struct TempDir {
     folder: Option<tempfile::TempDir>,
 }
 
 impl TempDir {
-    /// A new, empty folder that only its owner can enter.
+    /// Creates an empty folder that only its owner can access.
     #[allow(clippy::new_without_default, reason = "making a folder is not a default")]
     pub fn new() -> Self {
         let folder = tempfile::Builder::new().prefix("gpuaas-test-").tempdir().expect("a temporary folder can be made");
         Self { folder: Some(folder) }
     }
 
-    /// Where it is.
+    /// Returns its path.
     pub fn path(&self) -> &Path {
         self.folder.as_ref().map_or(Path::new(""), tempfile::TempDir::path)
     }
 
-    /// A path inside it.
+    /// Returns a path inside it.
     pub fn join(&self, name: impl AsRef<Path>) -> PathBuf {
         self.path().join(name)
     }

@@ -1,7 +1,7 @@
-//! What the end-to-end tests share. Dev-dependency only; a tidy test keeps it so.
+//! Shared helpers of the end-to-end tests. A dev-dependency only, which a tidy test checks.
 //!
-//! Helpers panic with a sentence when something is wrong, because in a test that is the report. Where a test cannot run on this machine
-//! (no PostgreSQL, not root), the helper says so on standard error and returns `None`; the test then returns.
+//! Helpers panic with a message when something is wrong. If a test cannot run on this machine (no PostgreSQL, not root), the
+//! helper prints the reason on standard error and returns `None`; the test then returns.
 
 #![allow(clippy::disallowed_methods, clippy::disallowed_types, reason = "tests start real programs and wait for them")]
 
@@ -36,15 +36,15 @@ pub use wait::{eventually, eventually_async};
 use std::net::{Ipv4Addr, TcpListener};
 use std::sync::atomic::{AtomicU16, Ordering};
 
-/// A long time: what must happen within it always does on a machine that works, even a slow and busy one.
+/// A long time limit. A working machine, even a slow and busy one, never reaches it.
 pub const PATIENCE: std::time::Duration = std::time::Duration::from_secs(60);
 
-/// A port that nobody listens on, on any address.
+/// Returns a port that is free on every address.
 ///
-/// From 10000 to 31999, below the range that outgoing connections take theirs from, and never the same one twice in a process.
+/// It is between 10000 and 31999, below the range for outgoing connections, and never the same twice in a process.
 pub fn free_port() -> u16 {
     static NEXT: AtomicU16 = AtomicU16::new(0);
-    // Test programs run at the same time: each starts to look at another place.
+    // Test programs run at the same time, so each starts its search at another port.
     let first = u16::try_from(std::process::id() % 220).unwrap_or(0) * 100;
     for _ in 0..22_000 {
         let port = 10_000 + (first + NEXT.fetch_add(1, Ordering::Relaxed)) % 22_000;
@@ -55,9 +55,9 @@ pub fn free_port() -> u16 {
     panic!("no port between 10000 and 31999 is free");
 }
 
-/// Says why a test does not run here, so loudly that nobody takes it for a pass.
+/// Prints prominently why a test is skipped.
 pub fn skip(what: &str, why: &str) {
     use std::io::Write as _;
-    // Not `eprintln!`: the test harness keeps what a passing test prints that way.
+    // Not `eprintln!`: the test harness captures that for passing tests.
     let _ = writeln!(std::io::stderr(), "\n*** SKIPPED: {what}: {why} ***\n");
 }

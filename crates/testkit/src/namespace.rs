@@ -1,10 +1,10 @@
-//! A network of its own for a program under test.
+//! A separate network for a program under test.
 
 use std::net::Ipv4Addr;
 use std::process::Command;
 use std::sync::atomic::{AtomicU32, Ordering};
 
-/// A network namespace with one cable to the host. Removed when dropped.
+/// A network namespace with one virtual cable to the host. Removed when dropped.
 #[derive(Debug)]
 pub struct NetNs {
     name: String,
@@ -15,7 +15,7 @@ pub struct NetNs {
 }
 
 impl NetNs {
-    /// Makes one, or says loudly why that is not possible here. Needs root and the program `ip`.
+    /// Creates a namespace, or prints why that is not possible. Needs root and the program `ip`.
     #[allow(clippy::new_ret_no_self, reason = "a machine may not be able to")]
     pub fn new() -> Option<Self> {
         static NUMBER: AtomicU32 = AtomicU32::new(0);
@@ -24,7 +24,8 @@ impl NetNs {
             crate::skip(what, "only root can make one");
             return None;
         }
-        // Of the 16384 networks of four addresses in 10.213.0.0/16, one that depends on the process and is not in use.
+        // Chooses one of the 16384 networks of four addresses in 10.213.0.0/16 that is not in use, starting at one that depends
+        // on the process.
         let in_use = match ip(&["-oneline", "-4", "address", "show"]) {
             Ok(addresses) => addresses,
             Err(error) => {
@@ -47,7 +48,7 @@ impl NetNs {
             crate::skip(what, &error);
             return None;
         }
-        // From here on dropping cleans up, also when a step below panics.
+        // From here on a drop cleans up, also when a step below panics.
         namespace.connect();
         Some(namespace)
     }
@@ -64,27 +65,27 @@ impl NetNs {
         run(&["-netns", inside, "link", "set", "lo", "up"]);
     }
 
-    /// Its name, as `ip netns` knows it.
+    /// Returns its name in `ip netns`.
     pub fn name(&self) -> &str {
         &self.name
     }
 
-    /// The address by which the host is reached from inside.
+    /// Returns the host's address as seen from inside.
     pub fn host_address(&self) -> Ipv4Addr {
         self.host_address
     }
 
-    /// The address inside.
+    /// Returns the address inside.
     pub fn address(&self) -> Ipv4Addr {
         self.address
     }
 
-    /// Pulls the cable. Open connections hang, because nobody tells them; new ones find no route.
+    /// Cuts the cable. Open connections hang without an error; new ones find no route.
     pub fn cut(&self) {
         ip(&["link", "set", &self.host_interface, "down"]).expect("the cable can be pulled");
     }
 
-    /// Plugs the cable in again.
+    /// Restores the cable.
     pub fn restore(&self) {
         ip(&["link", "set", &self.host_interface, "up"]).expect("the cable can be plugged in");
     }
@@ -92,7 +93,7 @@ impl NetNs {
 
 impl Drop for NetNs {
     fn drop(&mut self) {
-        // Removing one end of the cable removes the other. Absent if connecting failed.
+        // Removing one end of the cable removes the other. It is missing if connecting failed.
         let _ = ip(&["link", "delete", &self.host_interface]);
         if let Err(error) = ip(&["netns", "delete", &self.name]) {
             eprintln!("the network namespace {} was not removed: {error}", self.name);
@@ -100,7 +101,7 @@ impl Drop for NetNs {
     }
 }
 
-/// Address number `host` of network number `network` of four addresses each.
+/// Returns address number `host` of network number `network`, with four addresses each.
 fn address_in(network: u32, host: u32) -> Ipv4Addr {
     Ipv4Addr::from(u32::from(Ipv4Addr::new(10, 213, 0, 0)) + network * 4 + host)
 }

@@ -1,45 +1,45 @@
-//! A NATS of one test alone, which may kill it.
+//! A private NATS server for one test, which may kill it.
 
 use std::sync::atomic::{AtomicU32, Ordering};
 
 use crate::{Launch, PATIENCE, Program, TempDir, free_port, program, skip};
 
-/// The variable with the URL of a NATS with JetStream that tests share. `cargo xtask test` sets it.
+/// The variable with the URL of a NATS server with JetStream that tests share. `cargo xtask test` sets it.
 pub const NATS_URL_VARIABLE: &str = "GPUAAS_TEST_NATS_URL";
 /// The variable with the path of `nats-server`. `cargo xtask test` sets it.
 pub const NATS_SERVER_VARIABLE: &str = "GPUAAS_NATS_SERVER";
 
-/// The URL of the NATS that all tests share, or a loud line that there is none. Use names from [`unique_name`] on it.
+/// Returns the URL of the shared NATS server, or prints that there is none. Use names from [`unique_name`] on it.
 pub fn nats_url() -> Option<String> {
     program::from_environment(NATS_URL_VARIABLE, "a test on NATS", "NATS")
 }
 
-/// A name that no other test uses at the same time: for streams, channels and keys on servers that tests share.
+/// Returns a name that no other test uses at the same time, for streams, channels and keys on shared servers.
 pub fn unique_name(what: &str) -> String {
     static NUMBER: AtomicU32 = AtomicU32::new(1);
-    // Streams outlive the process that made them, and process ids come back.
+    // Streams outlive the process that created them, and process ids are reused.
     let started = std::fs::metadata("/proc/self").and_then(|process| process.modified()).ok();
     let started = started.and_then(|at| at.duration_since(std::time::UNIX_EPOCH).ok()).map_or(0, |since| since.as_millis());
     format!("{what}_{}_{started}_{}", std::process::id(), NUMBER.fetch_add(1, Ordering::Relaxed))
 }
 
-/// A NATS with JetStream in its own folder, on its own port. Killed and removed with this value.
+/// A NATS server with JetStream with its own folder and port. Killed and removed with this value.
 #[derive(Debug)]
 pub struct NatsServer {
     launch: Launch,
     port: u16,
     program: Program,
-    // After the program, so that it is dropped after it.
+    // Declared after the program, so that it is dropped after it.
     folder: TempDir,
 }
 
 impl NatsServer {
-    /// Starts one; `None` (with a loud line) where it cannot be had.
+    /// Starts a server. Returns `None` and prints a line if it is not available.
     pub fn start() -> Option<Self> {
         Self::start_with(&["-js"])
     }
 
-    /// Starts one without JetStream; `None` (with a loud line) where it cannot be had.
+    /// Starts a server without JetStream. Returns `None` and prints a line if it is not available.
     pub fn start_without_jetstream() -> Option<Self> {
         Self::start_with(&[])
     }
@@ -57,22 +57,22 @@ impl NatsServer {
         Some(Self { launch, port, program, folder })
     }
 
-    /// Its URL.
+    /// Returns its URL.
     pub fn url(&self) -> String {
         format!("nats://127.0.0.1:{}", self.port)
     }
 
-    /// Its port on 127.0.0.1.
+    /// Returns its port on 127.0.0.1.
     pub fn port(&self) -> u16 {
         self.port
     }
 
-    /// Kills it, as a power cut does.
+    /// Kills it without a clean shutdown.
     pub fn kill(&mut self) {
         self.program.sigkill();
     }
 
-    /// Starts it again on the same data; returns when it takes connections. It must have been killed.
+    /// Starts a killed server again on the same data. Returns when it accepts connections.
     #[track_caller]
     pub fn restart(&mut self) {
         assert!(!self.program.is_running(), "NATS was not killed");

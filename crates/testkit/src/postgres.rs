@@ -1,21 +1,21 @@
-//! A PostgreSQL of one test alone, which may kill it.
+//! A private PostgreSQL server for one test, which may kill it.
 
 use std::path::{Path, PathBuf};
 
 use crate::{Launch, PATIENCE, Program, TempDir, eventually, free_port, skip};
 
-/// A PostgreSQL with its own folder and port. Killed and removed with this value.
+/// A PostgreSQL server with its own folder and port. Killed and removed with this value.
 #[derive(Debug)]
 pub struct PrivatePostgres {
     launch: Launch,
     port: u16,
     program: Program,
-    // After the program, so that it is dropped after it.
+    // Declared after the program, so that it is dropped after it.
     folder: TempDir,
 }
 
 impl PrivatePostgres {
-    /// Makes and starts one; `None` (with a loud line) where it cannot be had.
+    /// Creates and starts a server. Returns `None` and prints a line if it is not available.
     pub fn start() -> Option<Self> {
         let Some(programs) = programs() else {
             skip("a test that kills PostgreSQL", "it is not installed; run `cargo xtask test`, which installs it");
@@ -37,22 +37,22 @@ impl PrivatePostgres {
         Some(Self { launch, port, program, folder })
     }
 
-    /// Its URL.
+    /// Returns its URL.
     pub fn url(&self) -> String {
         format!("postgres://postgres@127.0.0.1:{}/postgres", self.port)
     }
 
-    /// Kills the postmaster; its children notice and end by themselves.
+    /// Kills the postmaster. Its children notice and end.
     pub fn kill_postmaster(&mut self) {
         self.program.sigkill();
     }
 
-    /// Kills the postmaster and every child at the same moment.
+    /// Kills the postmaster and all children at the same moment.
     pub fn kill_everything(&mut self) {
         self.program.sigkill_family();
     }
 
-    /// Starts it again; returns when it takes connections. It must have been killed: that it had to recover is checked.
+    /// Starts a killed server again. Returns when it accepts connections, and checks that it had to recover.
     #[track_caller]
     pub fn restart(&mut self) {
         assert!(!self.program.is_running(), "PostgreSQL was not killed");
@@ -68,19 +68,19 @@ impl PrivatePostgres {
                 if !program.is_running() {
                     return Some(false);
                 }
-                // The file of a killed postmaster is still there and may say `ready` too, under another id.
+                // The file of a killed postmaster may still exist and also say `ready`, with another id.
                 let state = std::fs::read_to_string(folder.join("data/postmaster.pid")).unwrap_or_default();
                 let mut lines = state.lines();
                 let ours = lines.next().is_some_and(|id| id.trim() == program.id().to_string());
                 (ours && lines.nth(6).is_some_and(|line| line.trim() == "ready")).then_some(true)
             });
-            // Children of a killed postmaster hold its shared memory until they notice: then it is tried again.
+            // Children of a killed postmaster hold its shared memory until they notice; then the start is retried.
             ready.then_some(program)
         })
     }
 }
 
-/// The folder with `initdb` and `postgres`, newest version first.
+/// Returns the folder with `initdb` and `postgres`, newest version first.
 fn programs() -> Option<PathBuf> {
     let complete = |folder: &PathBuf| folder.join("initdb").is_file() && folder.join("postgres").is_file();
     let versions = std::fs::read_dir("/usr/lib/postgresql").into_iter().flatten().flatten();
@@ -93,7 +93,7 @@ fn programs() -> Option<PathBuf> {
     numbered.pop().map(|(_, folder)| folder).or_else(|| std::env::split_paths(&path).find(complete))
 }
 
-/// Who runs it: PostgreSQL refuses root.
+/// The user that runs it: PostgreSQL refuses root.
 struct Owner(Option<(u32, u32)>);
 
 impl Owner {
@@ -116,7 +116,7 @@ impl Owner {
         }
     }
 
-    /// `setpriv` replaces itself by the program, so that the process id is the program's own.
+    /// Launches the program. `setpriv` replaces itself with the program, so that the process id is the program's own.
     fn launch(&self, program: &Path) -> Launch {
         let launch = match self.0 {
             None => Launch::at(program),

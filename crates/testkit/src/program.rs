@@ -1,4 +1,4 @@
-//! Real programs under test: started, watched, killed.
+//! Real programs under test: starting, observing and killing them.
 
 use std::ffi::{OsStr, OsString};
 use std::fs::File;
@@ -14,7 +14,7 @@ use crate::{Failpoints, NetNs, eventually};
 /// Most bytes of a log that are printed when a test fails.
 const TAIL_BYTES: usize = 16 * 1024;
 
-/// How a program is to be started. Nothing of the test's own environment reaches it but the search path.
+/// How to start a program. Of the test's environment it gets only the search path.
 #[derive(Clone, Debug)]
 pub struct Launch {
     program: PathBuf,
@@ -25,7 +25,7 @@ pub struct Launch {
 }
 
 impl Launch {
-    /// A program of this workspace, by name. It must be built already; `cargo xtask test` does that.
+    /// Launches a program of this workspace, by name. It must already be built; `cargo xtask test` does that.
     pub fn new(name: &str) -> Self {
         let program = target_folder().join(name);
         assert!(
@@ -36,7 +36,7 @@ impl Launch {
         Self::at(program)
     }
 
-    /// Any program, by path.
+    /// Launches any program, by path.
     pub fn at(program: impl Into<PathBuf>) -> Self {
         let program = program.into();
         let name = program.file_name().map_or_else(|| "program".to_owned(), |name| name.to_string_lossy().into_owned());
@@ -44,7 +44,7 @@ impl Launch {
         Self { program, name, arguments: vec![], environment, namespace: None }
     }
 
-    /// Where the program is.
+    /// Returns the path of the program.
     pub fn program(&self) -> &Path {
         &self.program
     }
@@ -82,9 +82,9 @@ impl Launch {
         self
     }
 
-    /// The same program with a fault in its system calls: `rule` is what `strace --inject` takes, such as
-    /// `fdatasync:error=EIO:when=2`, and only calls on the file `on` count. What was injected is in `log`. `None` (with a loud
-    /// line) without strace.
+    /// Returns the same program with a fault in its system calls. `rule` is an argument of `strace --inject`, such as
+    /// `fdatasync:error=EIO:when=2`, and applies only to calls on the file `on`. The injected faults are in `log`. Returns `None`
+    /// and prints a line without strace.
     #[must_use]
     pub fn with_fault(&self, rule: &str, on: &Path, log: &Path) -> Option<Self> {
         let path = std::env::var_os("PATH").unwrap_or_default();
@@ -105,11 +105,11 @@ impl Launch {
         Some(wrapped)
     }
 
-    /// The same program with other limits of the system: what `prlimit` takes, such as `--nofile=1024`.
+    /// Returns the same program with other system limits, as arguments of `prlimit` such as `--nofile=1024`.
     #[must_use]
     pub fn with_limits(&self, limits: &[&str]) -> Self {
         assert!(self.namespace.is_none(), "limits in another network namespace are not supported");
-        // It replaces itself by the program, so that the process id is the program's own.
+        // `prlimit` replaces itself with the program, so that the process id is the program's own.
         let mut wrapped = Self { program: "/usr/bin/prlimit".into(), ..self.clone() };
         wrapped.arguments = limits
             .iter()
@@ -120,7 +120,7 @@ impl Launch {
         wrapped
     }
 
-    /// Starts it. Its output goes to files in `folder`, which is also its home and its working folder.
+    /// Starts the program. Its output goes to files in `folder`, which is also its home and its working folder.
     #[track_caller]
     pub fn start(&self, folder: &Path) -> Program {
         static STARTS: AtomicU32 = AtomicU32::new(1);
@@ -137,7 +137,7 @@ impl Launch {
         Program { name: format!("{} (start {number})", self.name), child, ended: None, stdout, stderr }
     }
 
-    /// Starts it, waits for its end and returns the status with everything it printed on standard output and standard error.
+    /// Runs the program to its end and returns its status, standard output and standard error.
     #[track_caller]
     pub fn run(&self, folder: &Path, timeout: Duration) -> (ExitStatus, String, String) {
         let mut program = self.start(folder);
@@ -145,7 +145,8 @@ impl Launch {
         (status, program.stdout(), program.stderr())
     }
 
-    /// `ip netns exec` replaces itself by the program, so that the process id is the program's own either way.
+    /// Builds the command. `ip netns exec` replaces itself with the program, so that the process id is the program's own either
+    /// way.
     fn command(&self) -> Command {
         let mut command = match &self.namespace {
             None => Command::new(&self.program),
@@ -160,7 +161,7 @@ impl Launch {
     }
 }
 
-/// A running program. Killed when dropped; if the test has failed by then, the end of its logs is printed.
+/// A running program. Killed when dropped; if the test has failed, the end of its logs is printed.
 #[derive(Debug)]
 pub struct Program {
     name: String,
@@ -171,17 +172,17 @@ pub struct Program {
 }
 
 impl Program {
-    /// Its process id.
+    /// Returns its process id.
     pub fn id(&self) -> u32 {
         self.child.id()
     }
 
-    /// Everything it has printed on standard output so far.
+    /// Returns its standard output so far.
     pub fn stdout(&self) -> String {
         read(&self.stdout)
     }
 
-    /// Everything it has printed on standard error so far.
+    /// Returns its standard error so far.
     pub fn stderr(&self) -> String {
         read(&self.stderr)
     }
@@ -191,10 +192,10 @@ impl Program {
     pub fn wait_for_line(&mut self, pattern: &str, timeout: Duration) -> String {
         let what = format!("{} prints a line with `{pattern}`", self.name);
         let line = eventually(timeout, &what, || {
-            // Whether it runs is asked before its output is read: what it printed last must not be missed.
+            // Checks that it runs before reading its output, so that its last lines are not missed.
             let running = self.is_running();
             let output = [self.stdout(), self.stderr()];
-            // A line counts when it is complete, so that its values are.
+            // Only complete lines count, so that their values are complete.
             let complete =
                 output.iter().flat_map(|text| text.split_inclusive('\n')).filter(|line| line.ends_with('\n') || !running);
             let found = complete.map(str::trim_end).find(|line| line.contains(pattern)).map(str::to_owned);
@@ -203,7 +204,7 @@ impl Program {
         line.unwrap_or_else(|| panic!("{} ended without printing a line with `{pattern}`", self.name))
     }
 
-    /// Whether it still runs.
+    /// Returns whether it is still running.
     pub fn is_running(&mut self) -> bool {
         if self.ended.is_none() {
             self.ended = self.child.try_wait().expect("a child can be waited for");
@@ -211,7 +212,7 @@ impl Program {
         self.ended.is_none()
     }
 
-    /// Ends it at once, as a power cut does, and waits until it is gone.
+    /// Kills it at once and waits until it is gone.
     pub fn sigkill(&mut self) {
         if self.is_running() {
             self.signal(Signal::KILL);
@@ -219,7 +220,7 @@ impl Program {
         }
     }
 
-    /// Lets it crash as a failed assertion does, and waits until it is gone.
+    /// Aborts it, like a failed assertion, and waits until it is gone.
     #[track_caller]
     pub fn crash(&mut self, timeout: Duration) -> ExitStatus {
         if self.is_running() {
@@ -228,35 +229,35 @@ impl Program {
         self.wait(timeout)
     }
 
-    /// Ends it at once together with the processes it started, as if the machine had lost its power.
+    /// Kills it at once together with the processes it started, like a power cut.
     pub fn sigkill_family(&mut self) {
         if !self.is_running() {
             return;
         }
-        // A frozen parent starts nobody new and buries nobody, so that the ids stay those of its children.
+        // A frozen parent neither starts nor reaps children, so the ids stay valid.
         self.signal(Signal::STOP);
         for child in children_of(self.id()) {
-            // It may have ended meanwhile; then it is a corpse that nothing happens to.
+            // The child may have ended in the meantime; it is then a zombie, and the signal has no effect.
             let _ = rustix::process::kill_process(child, Signal::KILL);
         }
         self.sigkill();
     }
 
-    /// Asks it to end in good order. Does not wait.
+    /// Requests a clean shutdown. Does not wait.
     pub fn sigterm(&mut self) {
         if self.is_running() {
             self.signal(Signal::TERM);
         }
     }
 
-    /// Freezes it, so that its connections stay open and nobody answers on them.
+    /// Freezes it, so that its connections stay open without answers.
     pub fn pause(&mut self) {
         if self.is_running() {
             self.signal(Signal::STOP);
         }
     }
 
-    /// Lets it go on after [`Program::pause`].
+    /// Continues it after [`Program::pause`].
     pub fn resume(&mut self) {
         if self.is_running() {
             self.signal(Signal::CONT);
@@ -271,7 +272,7 @@ impl Program {
     }
 
     fn signal(&self, signal: Signal) {
-        // The child is ours and not yet waited for, so that the id cannot belong to anybody else.
+        // The child is ours and not yet waited for, so the id cannot belong to another process.
         rustix::process::kill_process(Pid::from_child(&self.child), signal).expect("a child can be signaled");
     }
 }
@@ -289,10 +290,10 @@ impl Drop for Program {
     }
 }
 
-/// The processes whose parent is `parent`.
+/// Returns the processes whose parent is `parent`.
 fn children_of(parent: u32) -> Vec<Pid> {
     let parent_of = |stat: &str| {
-        // The name in parentheses may hold anything, so what follows is counted from its end.
+        // The name in parentheses may contain anything, so the fields are counted from its end.
         let after_name = &stat[stat.rfind(')')? + 1..];
         after_name.split_whitespace().nth(1)?.parse::<u32>().ok()
     };
@@ -305,8 +306,8 @@ fn children_of(parent: u32) -> Vec<Pid> {
     children.filter_map(Pid::from_raw).collect()
 }
 
-/// A server that tests need and that is not ours: where the variable says, where `cargo xtask test` puts what it gets from the wheel,
-/// in the search path, or where pip puts it for one user.
+/// Returns the path of an external server: from the variable, from the folder where `cargo xtask test` unpacks the wheel, from
+/// the search path, or from pip's folder for a user.
 pub(crate) fn find(variable: &str, name: &str, wheel: &str) -> Option<PathBuf> {
     if let Some(path) = std::env::var_os(variable).filter(|path| !path.is_empty()) {
         return Some(path.into());
@@ -318,7 +319,7 @@ pub(crate) fn find(variable: &str, name: &str, wheel: &str) -> Option<PathBuf> {
     folders.find_map(|folder| Some(folder.join(name)).filter(|file| file.is_file()))
 }
 
-/// The value of a variable that `cargo xtask test` sets, or a loud line that it did not.
+/// Returns the value of a variable that `cargo xtask test` sets, or prints that it is missing.
 pub(crate) fn from_environment(variable: &str, what: &str, server: &str) -> Option<String> {
     let value = std::env::var(variable).ok().filter(|value| !value.is_empty());
     if value.is_none() {
@@ -327,7 +328,7 @@ pub(crate) fn from_environment(variable: &str, what: &str, server: &str) -> Opti
     value
 }
 
-/// The folder with the programs: beside the one with the test programs.
+/// Returns the folder with the programs: the parent of the folder with the test programs.
 fn target_folder() -> PathBuf {
     let test = std::env::current_exe().expect("a test knows its own path");
     test.parent().and_then(Path::parent).expect("a test program lives in target/<profile>/deps").to_owned()

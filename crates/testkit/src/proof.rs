@@ -1,11 +1,11 @@
-//! How much a proof does: a short form with every test run, a long one under `cargo xtask prove`.
+//! The size of a proof: a short form with every test run, a long form under `cargo xtask prove`.
 
 /// Set to `long` by `cargo xtask prove`.
 pub const PROVE_VARIABLE: &str = "GPUAAS_PROVE";
-/// Another number for the long form.
+/// Overrides the number of the long form.
 pub const PROVE_COUNT_VARIABLE: &str = "GPUAAS_PROVE_COUNT";
 
-/// How often to do what the proof repeats: `short` in an ordinary run, `long` (or the number that was asked for) in a long one.
+/// Returns the number of repetitions: `short` in an ordinary run, `long` (or the number from the variable) in a long one.
 pub fn proof_count(short: usize, long: usize) -> usize {
     let is_long = std::env::var(PROVE_VARIABLE).is_ok_and(|form| form == "long");
     let wanted = std::env::var(PROVE_COUNT_VARIABLE).ok();

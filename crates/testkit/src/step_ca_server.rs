@@ -1,4 +1,4 @@
-//! A step-ca of one test alone, with authorities made for it.
+//! A private step-ca server for one test, with its own authorities.
 
 use std::path::PathBuf;
 
@@ -7,23 +7,23 @@ use rcgen::{BasicConstraints, CertificateParams, DnType, ExtendedKeyUsagePurpose
 
 use crate::{Launch, PATIENCE, Program, TempDir, free_port, program, skip};
 
-/// The variable with the path of the program that `xtask/src/step_ca/main.go` becomes. `cargo xtask test` sets it.
+/// The variable with the path of the program built from `xtask/src/step_ca/main.go`. `cargo xtask test` sets it.
 pub const STEP_CA_VARIABLE: &str = "GPUAAS_STEP_CA_PROGRAM";
 /// The X5C provisioner of [`StepCaServer::enrollment`].
 pub const STEP_CA_PROVISIONER: &str = "gpuaas";
-/// Another one, with an authority of its own: [`StepCaServer::other_enrollment`].
+/// Another provisioner with its own authority: [`StepCaServer::other_enrollment`].
 pub const STEP_CA_OTHER_PROVISIONER: &str = "somebody-else";
 
-/// A certificate with its key, in files.
+/// The files of a certificate and its key.
 #[derive(Clone, Debug)]
 pub struct CertificateFiles {
-    /// PEM.
+    /// The certificate, PEM.
     pub certificate: PathBuf,
-    /// PEM, 0600.
+    /// The key, PEM with mode 0600.
     pub key: PathBuf,
 }
 
-/// A step-ca with a root, an intermediate and two X5C provisioners. Killed with this value.
+/// A step-ca server with a root, an intermediate and two X5C provisioners. Killed with this value.
 #[derive(Debug)]
 pub struct StepCaServer {
     launch: Launch,
@@ -32,7 +32,7 @@ pub struct StepCaServer {
     other_enrollment: CertificateFiles,
     root_pem: String,
     program: Program,
-    // After the program, so that it is dropped after it.
+    // Declared after the program, so that it is dropped after it.
     folder: TempDir,
 }
 
@@ -60,7 +60,7 @@ impl Authority {
         Self { issuer: Issuer::from_ca_cert_pem(&pem, key).expect("an issuer"), pem, key_pem }
     }
 
-    /// A leaf that may sign X5C tokens.
+    /// Creates a leaf certificate that may sign X5C tokens.
     fn enrollment(&self, folder: &TempDir, name: &str) -> CertificateFiles {
         let key = KeyPair::generate().expect("a key");
         let mut params = CertificateParams::default();
@@ -77,7 +77,8 @@ impl Authority {
 }
 
 impl StepCaServer {
-    /// Starts one whose certificates live for `life`, such as `24h`; `None` (with a loud line) where it cannot be had.
+    /// Starts a server whose certificates are valid for `life`, such as `24h`. Returns `None` and prints a line if it is not
+    /// available.
     pub fn start(life: &str) -> Option<Self> {
         let Some(path) = program::find(STEP_CA_VARIABLE, "step-ca", "step-ca") else {
             skip("a test with step-ca", "step-ca is not built; run `cargo xtask test`, which builds it from Debian's source");
@@ -118,27 +119,27 @@ impl StepCaServer {
         Some(Self { launch, port, enrollment, other_enrollment, root_pem: root.pem, program, folder })
     }
 
-    /// Its address.
+    /// Returns its address.
     pub fn url(&self) -> String {
         format!("https://localhost:{}", self.port)
     }
 
-    /// Its root certificate.
+    /// Returns the path of its root certificate.
     pub fn root_file(&self) -> PathBuf {
         self.folder.join("root.crt")
     }
 
-    /// The same as text.
+    /// Returns its root certificate as text.
     pub fn root_pem(&self) -> &str {
         &self.root_pem
     }
 
-    /// What the control plane shows to [`STEP_CA_PROVISIONER`].
+    /// Returns the credentials of the control plane at [`STEP_CA_PROVISIONER`].
     pub fn enrollment(&self) -> &CertificateFiles {
         &self.enrollment
     }
 
-    /// What somebody else shows to [`STEP_CA_OTHER_PROVISIONER`].
+    /// Returns the credentials of another party at [`STEP_CA_OTHER_PROVISIONER`].
     pub fn other_enrollment(&self) -> &CertificateFiles {
         &self.other_enrollment
     }
@@ -148,17 +149,17 @@ impl StepCaServer {
         self.program.sigkill();
     }
 
-    /// Freezes it: its connections stay open and nobody answers.
+    /// Freezes it: its connections stay open without answers.
     pub fn pause(&mut self) {
         self.program.pause();
     }
 
-    /// Lets it go on after [`StepCaServer::pause`].
+    /// Continues it after [`StepCaServer::pause`].
     pub fn resume(&mut self) {
         self.program.resume();
     }
 
-    /// Starts it again with the same keys; returns when it takes connections. It must have been killed.
+    /// Starts a killed server again with the same keys. Returns when it accepts connections.
     #[track_caller]
     pub fn restart(&mut self) {
         assert!(!self.program.is_running(), "step-ca was not killed");

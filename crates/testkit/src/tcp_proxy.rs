@@ -1,11 +1,11 @@
-//! A wire that can be cut: TCP between a client under test and a real server.
+//! A TCP proxy between a client under test and a real server, whose connections can be cut.
 
 use std::io::{Read as _, Write as _};
 use std::net::{Ipv4Addr, Shutdown, SocketAddr, TcpListener, TcpStream};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 
-/// Carries bytes both ways until it is told not to. Closed with this value.
+/// Forwards bytes in both directions. Closed with this value.
 #[derive(Debug)]
 pub struct TcpProxy {
     address: SocketAddr,
@@ -16,14 +16,14 @@ pub struct TcpProxy {
 struct Wire {
     server: SocketAddr,
     closed: AtomicBool,
-    /// What the server says does not arrive.
+    /// The server's answers are dropped.
     answers_are_lost: AtomicBool,
     lost_bytes: AtomicU64,
     streams: Mutex<Vec<TcpStream>>,
 }
 
 impl TcpProxy {
-    /// Listens on a free port of 127.0.0.1 and dials that port of 127.0.0.1 for every client.
+    /// Listens on a free port of 127.0.0.1 and connects every client to that port of 127.0.0.1.
     pub fn start(server_port: u16) -> Self {
         let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).expect("a port can be listened on");
         let address = listener.local_addr().expect("a listener has an address");
@@ -39,22 +39,22 @@ impl TcpProxy {
         Self { address, wire }
     }
 
-    /// Where clients dial.
+    /// Returns the address for clients.
     pub fn address(&self) -> SocketAddr {
         self.address
     }
 
-    /// From now on what clients say arrives, and what the server says does not.
+    /// From now on forwards what clients send and drops what the server sends.
     pub fn lose_answers(&self) {
         self.wire.answers_are_lost.store(true, Ordering::SeqCst);
     }
 
-    /// How many bytes of the server were lost so far.
+    /// Returns the number of dropped bytes of the server.
     pub fn lost_bytes(&self) -> u64 {
         self.wire.lost_bytes.load(Ordering::SeqCst)
     }
 
-    /// Cuts all connections. New ones work: nothing is lost on them.
+    /// Cuts all connections. New connections work without loss.
     pub fn reset(&self) {
         self.wire.answers_are_lost.store(false, Ordering::SeqCst);
         self.wire.cut();
@@ -65,7 +65,7 @@ impl Drop for TcpProxy {
     fn drop(&mut self) {
         self.wire.closed.store(true, Ordering::SeqCst);
         self.wire.cut();
-        // Wakes the thread that accepts, so that it sees that it is over.
+        // Wakes the accepting thread, so that it sees the end.
         let _ = TcpStream::connect(self.address);
     }
 }
@@ -76,7 +76,7 @@ impl Wire {
             if self.closed.load(Ordering::SeqCst) {
                 return;
             }
-            // A server that is away looks to the client like a connection that ends at once.
+            // If the server cannot be reached, the client sees a connection that ends at once.
             if let (Ok(client), Ok(server)) = (client, TcpStream::connect(self.server)) {
                 self.carry(&client, &server);
             }
@@ -110,7 +110,7 @@ impl Wire {
     }
 }
 
-/// Copies until either side ends, then ends both.
+/// Copies until either side ends, then closes both.
 fn pump(mut from: TcpStream, mut to: TcpStream, arrives: impl Fn(usize) -> bool) {
     let mut buffer = vec![0; 64 * 1024];
     loop {

@@ -1,11 +1,11 @@
-//! Waiting for a condition, never for a time.
+//! Waiting for a condition, never for a fixed time.
 
 use std::time::{Duration, Instant};
 
-/// How often a condition is looked at.
+/// Time between two checks of a condition.
 const INTERVAL: Duration = Duration::from_millis(20);
 
-/// Looks at `probe` until it has an answer, and panics with `what` if there is none after `timeout`.
+/// Calls `probe` until it returns a value, and panics with `what` if there is none after `timeout`.
 ///
 /// Blocks the thread: in an async test whose other half runs in the same process, use [`eventually_async`].
 #[track_caller]
@@ -20,7 +20,7 @@ pub fn eventually<T>(timeout: Duration, what: &str, mut probe: impl FnMut() -> O
     }
 }
 
-/// Like [`eventually`] for a probe that is a future. The last look may take as long as it needs; it is not cut off.
+/// Like [`eventually`] for a probe that is a future. The last call is not cut off.
 pub async fn eventually_async<T, F>(timeout: Duration, what: &str, mut probe: impl FnMut() -> F) -> T
 where
     F: Future<Output = Option<T>>,

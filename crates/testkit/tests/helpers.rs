@@ -1,4 +1,4 @@
-//! The helpers do what the tests that lean on them believe.
+//! The helpers behave as the tests that use them assume.
 
 use std::io::{Read as _, Write as _};
 use std::net::{TcpListener, TcpStream};
@@ -58,7 +58,7 @@ fn a_failpoint_is_waited_for_until_it_is_hit() {
     let failpoints = Failpoints::new(folder.join("points"));
     failpoints.arm("step");
     assert!(!failpoints.is_hit("step"));
-    // What `gpuaas_failpoint::hit` does, done by a process of its own.
+    // What `gpuaas_failpoint::hit` does, in a separate process.
     let script = "mv \"$GPUAAS_FAILPOINT_DIR/step.armed\" \"$GPUAAS_FAILPOINT_DIR/step.hit\"; exec sleep 600";
     let _program = shell(script).failpoints(&failpoints).start(folder.path());
     failpoints.wait_hit("step");
