@@ -1,4 +1,4 @@
-//! What a node that is played by us answers: everything went well, at once, and what was released is clean.
+//! The answers of a simulated node: every task succeeds at once, and released slots are clean.
 
 use std::collections::BTreeMap;
 use std::net::Ipv4Addr;
@@ -14,7 +14,7 @@ use gpuaas_contract::time::Timestamp;
 
 use crate::Result;
 
-/// Slots that every node has.
+/// Slots of every node.
 pub(crate) const SLOTS: u32 = 8;
 
 /// The answer of a node.
@@ -23,7 +23,7 @@ pub(crate) struct Answered {
     pub(crate) proof: Option<CleanupProof>,
 }
 
-/// What a node says to a task.
+/// Returns the node's answer to a task.
 pub(crate) fn to(task: &Task, now: Timestamp) -> Result<Answered> {
     let (output, proof) = match task {
         Task::DiagPing(params) => {
@@ -106,7 +106,7 @@ fn provisioned(params: &slice_vm_provision::Params) -> Result<slice_vm_provision
     })
 }
 
-/// A proof in which nothing is missing.
+/// Returns a complete cleanup proof.
 fn clean(params: &slice_vm_release::Params) -> CleanupProof {
     let slot = |slot: &LeasedSlot| SlotProof {
         slot_id: slot.slot_id,

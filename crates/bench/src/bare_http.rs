@@ -1,4 +1,4 @@
-//! The bare peer of our REST side: axum that answers with files, read once. Nobody is authenticated and nothing is looked up.
+//! The bare peer of our REST API: axum that answers with files, read once, without authentication and without a store.
 
 use std::path::Path;
 
@@ -8,13 +8,13 @@ use axum::routing::get;
 
 use crate::Result;
 
-/// Serves every file of the folder under its name on a free port until the process ends; prints the address as its only line.
+/// Serves every file of the folder under its name on a free port until the process ends. Prints the address as its only line.
 pub(crate) async fn serve(folder: &Path) -> Result<()> {
     let mut router = Router::new();
     for entry in std::fs::read_dir(folder)? {
         let entry = entry?;
         let name = entry.file_name().into_string().map_err(|_| "a file whose name is no text")?;
-        // Leaked once: what is served lives as long as the process, and an answer copies nothing.
+        // Leaked once: the content lives as long as the process, and an answer copies nothing.
         let body: &'static [u8] = std::fs::read(entry.path())?.leak();
         router =
             router.route(&format!("/{name}"), get(move || async move { ([(header::CONTENT_TYPE, "application/json")], body) }));

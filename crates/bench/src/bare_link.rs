@@ -1,4 +1,4 @@
-//! The bare peer of our link: tonic over mutual TLS, the same messages, nothing behind them.
+//! The bare peer of our link: tonic over mutual TLS with the same messages and no logic.
 
 use std::path::Path;
 use std::pin::Pin;
@@ -49,7 +49,7 @@ impl NodeLink for Echo {
     }
 }
 
-/// Serves on a free port until the process ends; prints the address as its only line.
+/// Serves on a free port until the process ends. Prints the address as its only line.
 pub(crate) async fn serve(keys: &Path, cluster: &str) -> Result<()> {
     let cluster: ClusterId = cluster.parse()?;
     let ca = BuiltInCa::open(keys, cluster, Timestamp::now())?;
@@ -87,7 +87,7 @@ pub(crate) async fn serve(keys: &Path, cluster: &str) -> Result<()> {
     Ok(())
 }
 
-/// A TLS connection as tonic wants it.
+/// A TLS connection with the traits that tonic needs.
 struct Connection(TlsStream<TcpStream>);
 
 impl tonic::transport::server::Connected for Connection {

@@ -1,4 +1,4 @@
-//! What this machine can do at all: the numbers that every row is limited by.
+//! The limits of this machine, which bound every row.
 
 use std::io::Write as _;
 use std::path::Path;
@@ -11,22 +11,22 @@ use crate::Result;
 use crate::measure::{count, number};
 use crate::times::{TimeUnit, Times};
 
-/// Speed of the parts that everything here is made of.
+/// The speed of the basic operations.
 #[derive(Clone, Debug, Serialize)]
 pub(crate) struct Calibration {
     /// 4 KiB appended and fsynced, in microseconds.
     pub(crate) fsync_p50_us: f64,
-    /// The same, the slowest hundredth.
+    /// The same at the 99th percentile.
     pub(crate) fsync_p99_us: f64,
-    /// 64 bytes there and back over loopback TCP, in microseconds.
+    /// A round trip of 64 bytes over loopback TCP, in microseconds.
     pub(crate) tcp_round_trip_p50_us: f64,
     /// Ed25519 signatures of 512 bytes per second, one core.
     pub(crate) ed25519_sign_per_second: f64,
-    /// Strict checks of such signatures per second, one core.
+    /// Strict verifications of such signatures per second, one core.
     pub(crate) ed25519_verify_per_second: f64,
 }
 
-/// Measures all of it, within a few seconds. `folder` is on the disk that the databases use.
+/// Measures all of it within a few seconds. `folder` is on the disk that the databases use.
 pub(crate) async fn calibrate(folder: &Path) -> Result<Calibration> {
     let folder = folder.to_owned();
     let (fsync_p50_us, fsync_p99_us) = tokio::task::spawn_blocking(move || fsync(&folder)).await??;
@@ -99,12 +99,12 @@ async fn tcp_round_trip() -> Result<f64> {
     Ok(times.quantile(0.5, TimeUnit::Microseconds))
 }
 
-/// How often per second `work` can be done; it must say that it worked.
+/// Returns how often per second `work` succeeds.
 fn per_second(work: impl Fn() -> bool) -> f64 {
     let started = Instant::now();
     let mut done = 0;
     while started.elapsed() < Duration::from_millis(300) {
-        // A failing primitive would look very fast: it counts as nothing.
+        // A failing operation would look very fast, so it is not counted.
         done += usize::from(work());
     }
     count(done) / started.elapsed().as_secs_f64()

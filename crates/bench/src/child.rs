@@ -1,4 +1,4 @@
-//! Programs that run beside us: peers, servers, load generators. They end with the value that stands for them.
+//! Child processes: peers, servers, load generators. They end when their value is dropped.
 
 use std::ffi::OsStr;
 use std::path::{Path, PathBuf};
@@ -10,10 +10,10 @@ use tokio::process::{Child, ChildStdin, ChildStdout, Command};
 
 use crate::Result;
 
-/// How long a program may take to say that it is ready, or to answer.
+/// How long a program may take to become ready, or to answer.
 const PATIENCE: Duration = Duration::from_secs(120);
 
-/// A program that is told what to do line by line and answers in lines of JSON.
+/// A program that reads one command per line and answers in lines of JSON.
 pub(crate) struct Companion {
     name: String,
     child: Child,
@@ -21,7 +21,7 @@ pub(crate) struct Companion {
     output: Lines<BufReader<ChildStdout>>,
 }
 
-/// A call of a program with nothing of our own environment but the search path.
+/// Creates a command that gets only the search path of our environment.
 pub(crate) fn command(program: impl AsRef<OsStr>, home: &Path) -> Command {
     let mut command = Command::new(program);
     command.env_clear().env("PATH", std::env::var_os("PATH").unwrap_or_default()).env("HOME", home).env("LC_ALL", "C");
@@ -30,7 +30,7 @@ pub(crate) fn command(program: impl AsRef<OsStr>, home: &Path) -> Command {
 }
 
 impl Companion {
-    /// Starts it. What it prints on standard error goes into a file in `home`.
+    /// Starts it. Its standard error goes to a file in `home`.
     pub(crate) fn start(name: &str, mut command: Command, home: &Path) -> Result<Self> {
         let log = std::fs::File::create(log_file(home, name))?;
         let mut child = command
@@ -43,18 +43,18 @@ impl Companion {
         Ok(Self { name: name.to_owned(), child, input, output: BufReader::new(output).lines() })
     }
 
-    /// Says one line and returns the answer.
+    /// Sends one line and returns the answer.
     pub(crate) async fn ask(&mut self, line: &str) -> Result<serde_json::Value> {
         self.input.write_all(format!("{line}\n").as_bytes()).await.map_err(|error| format!("{} is gone: {error}", self.name))?;
         self.hear().await
     }
 
-    /// The next line it says.
+    /// Returns the next line of output.
     pub(crate) async fn hear(&mut self) -> Result<serde_json::Value> {
         self.hear_within(PATIENCE).await
     }
 
-    /// The next line it says, if it comes in time.
+    /// Returns the next line of output, if it arrives in time.
     pub(crate) async fn hear_within(&mut self, patience: Duration) -> Result<serde_json::Value> {
         let line = tokio::time::timeout(patience, self.output.next_line())
             .await
@@ -63,13 +63,13 @@ impl Companion {
         Ok(serde_json::from_str(&line).map_err(|error| format!("{} said `{line}`: {error}", self.name))?)
     }
 
-    /// Its process id.
+    /// Returns its process id.
     pub(crate) fn id(&self) -> Result<u32> {
         self.child.id().ok_or_else(|| format!("{} has ended", self.name).into())
     }
 }
 
-/// A program that only runs.
+/// A program that runs in the background.
 pub(crate) struct Server {
     child: Child,
     log: PathBuf,
@@ -83,7 +83,7 @@ impl Server {
         let child = command
             .stdout(log.try_clone()?)
             .stderr(log)
-            // It is asked to end when this is dropped, so that it can end its own children.
+            // The drop sends SIGTERM instead, so that it can end its own children.
             .kill_on_drop(false)
             .spawn()
             .map_err(|error| format!("{name} cannot be started: {error}"))?;
@@ -105,18 +105,18 @@ impl Server {
         std::fs::read_to_string(&self.log).is_ok_and(|log| log.contains(text))
     }
 
-    /// The end of what it printed.
+    /// Returns the end of its output.
     pub(crate) fn tail(&self) -> String {
         let log = std::fs::read_to_string(&self.log).unwrap_or_default();
         log.lines().rev().take(3).collect::<Vec<_>>().into_iter().rev().collect::<Vec<_>>().join(" | ")
     }
 
-    /// Its process id.
+    /// Returns its process id.
     pub(crate) fn id(&self) -> Result<u32> {
         self.child.id().ok_or_else(|| "the server has ended".into())
     }
 
-    /// Ends it and waits for its end.
+    /// Stops it and waits for its end.
     pub(crate) async fn stop(mut self) -> Result<()> {
         self.terminate();
         if tokio::time::timeout(Duration::from_secs(10), self.child.wait()).await.is_err() {
@@ -127,7 +127,7 @@ impl Server {
 
     fn terminate(&self) {
         if let Some(id) = self.child.id().and_then(|id| rustix::process::Pid::from_raw(i32::try_from(id).unwrap_or(0))) {
-            // Already gone is as good.
+            // An error means that it is already gone.
             let _ = rustix::process::kill_process(id, rustix::process::Signal::TERM);
         }
     }
@@ -143,7 +143,7 @@ fn log_file(home: &Path, name: &str) -> PathBuf {
     home.join(format!("{}.log", name.replace([' ', '/'], "-")))
 }
 
-/// Runs a program to its end and returns what it printed.
+/// Runs a program to its end and returns its output.
 pub(crate) async fn output_of(mut command: Command, what: &str) -> Result<String> {
     let output = tokio::time::timeout(PATIENCE, command.output())
         .await
@@ -155,23 +155,24 @@ pub(crate) async fn output_of(mut command: Command, what: &str) -> Result<String
     Ok(String::from_utf8_lossy(&output.stdout).into_owned())
 }
 
-/// A program in the search path or in one of these folders.
+/// Finds a program in the search path or in one of these folders.
 pub(crate) fn find_program(name: &str, folders: &[PathBuf]) -> Option<PathBuf> {
     let path = std::env::var_os("PATH").unwrap_or_default();
     let all = folders.iter().cloned().chain(std::env::split_paths(&path)).chain([PathBuf::from("/usr/sbin")]);
     all.map(|folder| folder.join(name)).find(|file| file.is_file())
 }
 
-/// Lets us and everything we start have as many files as the machine allows: thousands of connections are one each.
+/// Raises the limit of open files to the machine's maximum, for this process and its children: there are thousands of
+/// connections.
 pub(crate) fn raise_descriptor_limit() -> Result<()> {
     let mut limit = rustix::process::getrlimit(rustix::process::Resource::Nofile);
     limit.current = limit.maximum;
     Ok(rustix::process::setrlimit(rustix::process::Resource::Nofile, limit)?)
 }
 
-/// Says no if there cannot be this many connections on each side.
+/// Returns an error if this many connections are not possible on each side.
 pub(crate) fn check_descriptor_limit(connections: usize) -> Result<()> {
-    // Databases, logs, pipes and the API's own connections.
+    // Room for databases, logs, pipes and the API's own connections.
     let wanted = u64::try_from(connections)? + 1000;
     match rustix::process::getrlimit(rustix::process::Resource::Nofile).current {
         Some(limit) if limit < wanted => Err(format!("this needs {wanted} file descriptors; `ulimit -Hn` allows {limit}").into()),
@@ -179,7 +180,7 @@ pub(crate) fn check_descriptor_limit(connections: usize) -> Result<()> {
     }
 }
 
-/// A port that nobody listens on, below the range that outgoing connections take theirs from.
+/// Returns a free port, below the range for outgoing connections.
 pub(crate) fn free_port() -> Result<u16> {
     let first = 20_000 + u16::try_from(std::process::id() % 10_000)?;
     static NEXT: std::sync::atomic::AtomicU16 = std::sync::atomic::AtomicU16::new(0);

@@ -1,4 +1,4 @@
-//! A real server process, and nodes that are played by us: real keys, real certificates, the real protocol.
+//! A real server process with simulated nodes: real keys, real certificates, the real protocol.
 
 use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
@@ -36,7 +36,7 @@ pub(crate) struct Cluster {
     pub(crate) link: SocketAddr,
     /// Keys, token and, on SQLite, the database.
     pub(crate) data: PathBuf,
-    /// For agents.
+    /// The folder for agents.
     pub(crate) folder: PathBuf,
 }
 
@@ -47,7 +47,7 @@ impl Cluster {
         Self::start_on(setup, name, store, ports).await
     }
 
-    /// Stops the server and starts it again, with the same nodes and none of the memory of how they came to be.
+    /// Restarts the server with the same nodes, so that its memory has no traces of their enrollment.
     pub(crate) async fn restart(self, setup: &Setup, name: &str, store: Option<&str>) -> Result<Self> {
         let ports = (self.api_port, self.link.port());
         self.server.stop().await?;
@@ -59,7 +59,7 @@ impl Cluster {
         std::fs::create_dir_all(&folder)?;
         let data = folder.join("server");
         let mut command = child::command(setup.programs.join("gpuaas"), &folder);
-        // The budget of destruction is for people; a bench ends as much as it can.
+        // The budget of destructive actions is for people; a benchmark needs no limit.
         command.arg("server").arg("--data-dir").arg(&data).args(["--destructive-budget", "4000000000/h"]);
         command.args(["--api-listen", &format!("127.0.0.1:{api_port}"), "--link-listen", &format!("127.0.0.1:{link_port}")]);
         if let Some(store) = store {
@@ -72,7 +72,7 @@ impl Cluster {
         Ok(Self { server, client, api_port, link: SocketAddr::from(([127, 0, 0, 1], link_port)), data, folder })
     }
 
-    /// Where REST is.
+    /// Returns the URL of the REST API.
     pub(crate) fn api_url(&self) -> String {
         format!("http://127.0.0.1:{}", self.api_port)
     }
@@ -81,7 +81,7 @@ impl Cluster {
         Ok(std::fs::read_to_string(self.data.join("keys/ca.crt"))?)
     }
 
-    /// Enrolls this many hosts through the token door.
+    /// Enrolls this many hosts with a join token.
     pub(crate) async fn enroll(&self, hosts: usize) -> Result<Vec<Host>> {
         if hosts > 100 {
             progress(format_args!("enrolling {hosts} hosts"));
@@ -123,7 +123,7 @@ impl Cluster {
     }
 }
 
-/// TLS as an agent does it: 1.3, our CA and no other, ALPN h2 with a certificate.
+/// Returns the TLS configuration of an agent: 1.3, only our CA, ALPN h2 with a certificate.
 fn client_tls(ca_pem: &str, identity: Option<(&str, Vec<u8>)>) -> Result<rustls::ClientConfig> {
     let mut roots = rustls::RootCertStore::empty();
     roots.add(CertificateDer::from_pem_slice(ca_pem.as_bytes())?)?;
@@ -134,12 +134,12 @@ fn client_tls(ca_pem: &str, identity: Option<(&str, Vec<u8>)>) -> Result<rustls:
     let certificate = CertificateDer::from_pem_slice(certificate.as_bytes())?;
     let mut config = builder.with_client_auth_cert(vec![certificate], PrivateKeyDer::try_from(key)?)?;
     config.alpn_protocols = vec![b"h2".to_vec()];
-    // Every connection is a whole handshake, as after a restart of the server.
+    // Every connection is a full handshake, as after a restart of the server.
     config.resumption = rustls::client::Resumption::disabled();
     Ok(config)
 }
 
-/// The same from texts that were written by [`write_pem`].
+/// Like [`client_tls`], from PEM texts that [`write_pem`] wrote.
 pub(crate) fn client_tls_from_pem(ca: &str, certificate: &str, key: &str) -> Result<rustls::ClientConfig> {
     let key = PrivateKeyDer::from_pem_slice(key.as_bytes())?;
     client_tls(ca, Some((certificate, key.secret_der().to_vec())))
@@ -153,7 +153,7 @@ pub(crate) struct Host {
     /// Private half of its TLS key, PKCS #8.
     pub(crate) tls_key: Vec<u8>,
     worker: Mutex<Worker>,
-    /// The session it held last, and its secret.
+    /// The last session, and its secret.
     held: Mutex<Option<(String, ResumeSecret)>>,
 }
 
@@ -166,12 +166,12 @@ pub(crate) struct Link {
 }
 
 impl Host {
-    /// Does the task of an offer.
+    /// Executes the task of an offer.
     pub(crate) fn answer(&self, offer: &Offer) -> Result<Answer> {
         self.worker.lock().unwrap_or_else(PoisonError::into_inner).answer(&self.grant, offer)
     }
 
-    /// Opens the stream to whoever listens there, and takes the welcome.
+    /// Opens the stream to the server at this address, and receives the welcome.
     pub(crate) async fn connect(&self, address: SocketAddr) -> Result<Link> {
         let connector = TlsConnector::from(Arc::clone(&self.tls));
         let freezer = Freezer::default();
@@ -207,7 +207,7 @@ impl Host {
         }
     }
 
-    /// A hello that proves, as an agent's does, that this process held the last link.
+    /// Returns a hello that proves, like an agent's, that this process held the last link.
     fn proved(&self, binding: Option<ChannelBinding>) -> Hello {
         let mut hello = self.hello();
         let held = self.held.lock().unwrap_or_else(PoisonError::into_inner).clone();
@@ -243,12 +243,12 @@ impl Host {
     }
 }
 
-/// Memory of a process that would be free without it (proportional set size), in bytes.
+/// Returns the proportional set size of a process, in bytes.
 pub(crate) fn proportional_memory(process: u32) -> Result<f64> {
     memory_field(&format!("/proc/{process}/smaps_rollup"), "Pss:")
 }
 
-/// Memory of a process that is in RAM, in bytes.
+/// Returns the resident memory of a process, in bytes.
 pub(crate) fn resident_memory(process: u32) -> Result<f64> {
     memory_field(&format!("/proc/{process}/status"), "VmRSS:")
 }
@@ -259,9 +259,9 @@ fn memory_field(file: &str, name: &str) -> Result<f64> {
     Ok(line.split_whitespace().next().ok_or("an empty field")?.parse::<f64>()? * 1024.0)
 }
 
-/// Time that a process has spent on processors, in seconds.
+/// Returns the processor time of a process, in seconds.
 pub(crate) fn processor_time(process: u32) -> Result<f64> {
-    // Nanoseconds of every thread, far finer than the ticks in `stat`.
+    // Nanoseconds of every thread, which is much finer than the ticks in `stat`.
     let mut nanoseconds = 0.0;
     for thread in std::fs::read_dir(format!("/proc/{process}/task"))? {
         let spent = std::fs::read_to_string(thread?.path().join("schedstat"))?;
@@ -270,7 +270,7 @@ pub(crate) fn processor_time(process: u32) -> Result<f64> {
     Ok(nanoseconds / 1e9)
 }
 
-/// Writes a certificate chain and its key as PEM files, for peers that want files.
+/// Writes a certificate chain and its key as PEM files, for peers that need files.
 pub(crate) fn write_pem(folder: &Path, name: &str, chain: &[CertificateDer<'static>], key: &[u8]) -> Result<(PathBuf, PathBuf)> {
     let block = |label: &str, bytes: &[u8]| {
         let text = base64::engine::general_purpose::STANDARD.encode(bytes);

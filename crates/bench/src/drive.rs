@@ -1,5 +1,5 @@
-//! A drive of our own, which is a real block device to everything: a loop device over a file that has no name any more. It goes away
-//! with its last open file, even if we are killed.
+//! A drive for measurements: a loop device over an unlinked file. It is a real block device, and disappears with its last open
+//! file, even if this process is killed.
 
 use std::fs::File;
 use std::os::unix::fs::FileExt as _;
@@ -13,31 +13,32 @@ use crate::child;
 
 /// Size of every drive here.
 pub(crate) const BYTES: u64 = 1 << 30;
-/// What is read and written at once when a drive is filled or looked at.
+/// The size of one read or write when a drive is filled or checked.
 const PIECE: usize = 8 << 20;
-/// Places that are spoiled between two writers, so that the next one cannot pass off the work of the one before as its own.
+/// Number of places that are overwritten between two writers, so that the next one cannot benefit from the work of the previous
+/// one.
 const SPOILED: u64 = 64;
 
-/// What the drive's content is on.
+/// The medium of the drive's content.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Medium {
-    /// A file on the disk that is measured, past the page cache. Blocks can be given back.
+    /// A file on the measured disk, without the page cache. Blocks can be discarded.
     Disk,
-    /// A file in memory on a file system that cannot give blocks back, so the drive cannot either.
+    /// A file in memory on a file system that cannot discard blocks, so the drive cannot either.
     Memory,
 }
 
 /// A drive.
 pub(crate) struct Drive {
     keeper: File,
-    /// Its name in `/dev`.
+    /// Its path in `/dev`.
     pub(crate) node: PathBuf,
     link: PathBuf,
-    /// Folders that were not there before.
+    /// Folders that did not exist before.
     made: Vec<&'static str>,
-    /// What the product knows it by.
+    /// The product's reference to it.
     pub(crate) known_as: DriveRef,
-    /// What it is filled with.
+    /// The content that fills it.
     filling: Vec<u8>,
 }
 
@@ -45,14 +46,14 @@ impl Drop for Drive {
     fn drop(&mut self) {
         let _ = std::fs::remove_file(&self.link);
         for folder in self.made.iter().rev() {
-            // Unless somebody else uses it by now.
+            // Unless it is used by now.
             let _ = std::fs::remove_dir(folder);
         }
     }
 }
 
 impl Drive {
-    /// Makes it, with its file in `folder`; says what is missing where there can be none.
+    /// Creates the drive with its file in `folder`. Returns an error if something is missing.
     pub(crate) async fn make(folder: &Path, medium: Medium, host: &Host) -> Result<Self> {
         possible()?;
         let mut filling = vec![0; PIECE];
@@ -67,7 +68,7 @@ impl Drive {
         }
         let attached = attach(&place.join("drive.raw"), medium).await;
         if medium == Medium::Memory {
-            // It stays for as long as the loop device has its file.
+            // It stays as long as the loop device has its file open.
             run("umount", &["--lazy", text(&place)?]).await?;
         }
         let (keeper, node) = attached?;
@@ -75,7 +76,7 @@ impl Drive {
         let made: Vec<&str> =
             ["/dev/disk", "/dev/disk/by-id"].into_iter().filter(|folder| std::fs::create_dir(folder).is_ok()).collect();
         let link = Path::new("/dev/disk/by-id").join("gpuaas-bench-drive");
-        // What a run that was killed may have left.
+        // A killed run may have left it.
         let _ = std::fs::remove_file(&link);
         let mut drive =
             Self { keeper, node, link, made, known_as: DriveRef { path: String::new(), serial: String::new() }, filling };
@@ -85,12 +86,12 @@ impl Drive {
         let found = host.drives_at(std::slice::from_ref(&path));
         let found = found.first().filter(|found| found.size_bytes == BYTES).ok_or("the loop device is not seen as a drive")?;
         drive.known_as = DriveRef { path, serial: found.serial.clone() };
-        // Every block of it is there before anybody is timed.
+        // All blocks are allocated before the measurement.
         drive.fill()?;
         Ok(drive)
     }
 
-    /// Fills it with what a tenant could have left.
+    /// Fills the drive with data like a tenant's.
     pub(crate) fn fill(&self) -> Result<()> {
         let file = File::options().write(true).open(&self.node)?;
         for at in (0..BYTES).step_by(PIECE) {
@@ -99,7 +100,7 @@ impl Drive {
         self.settle(&file)
     }
 
-    /// Changes some blocks all over it.
+    /// Changes some blocks all over the drive.
     pub(crate) fn spoil(&self) -> Result<()> {
         let file = File::options().write(true).open(&self.node)?;
         for number in 0..SPOILED {
@@ -108,7 +109,7 @@ impl Drive {
         self.settle(&file)
     }
 
-    /// Reads all of it: nothing but zeros.
+    /// Reads the whole drive and returns whether it has only zeros.
     pub(crate) fn is_zero(&self) -> Result<bool> {
         self.forget()?;
         let (mut piece, mut zero) = (vec![0; PIECE], true);
@@ -120,7 +121,7 @@ impl Drive {
         Ok(zero)
     }
 
-    /// What was written is on the drive, and nothing of it is left in the cache for the next one to deal with.
+    /// Flushes the written data to the drive and empties the cache, so that the next writer is not affected.
     fn settle(&self, file: &File) -> Result<()> {
         file.sync_all()?;
         self.forget()
@@ -141,26 +142,26 @@ fn possible() -> Result<()> {
     Ok(())
 }
 
-/// Makes the file and a loop device that has it alone.
+/// Creates the file and a loop device for it.
 async fn attach(backing: &Path, medium: Medium) -> Result<(File, PathBuf)> {
     File::create(backing)?.set_len(BYTES)?;
-    // Two caches would be in the way of each other; memory is one itself.
+    // Two caches would interfere; memory is already one.
     let direct = if medium == Medium::Disk { "--direct-io=on" } else { "--direct-io=off" };
     let printed = run("losetup", &["--find", "--show", direct, text(backing)?]).await;
     std::fs::remove_file(backing)?;
     let node = PathBuf::from(printed?.trim());
     let keeper = File::open(&node);
-    // Detaching what is open takes effect when it is closed.
+    // Detaching an open device takes effect when it is closed.
     run("losetup", &["--detach", text(&node)?]).await?;
     Ok((keeper?, node))
 }
 
-/// Bytes that nothing can make smaller.
+/// Fills `bytes` with random data, which cannot be compressed.
 pub(crate) fn fill_by_chance(bytes: &mut [u8]) -> Result<()> {
     aws_lc_rs::rand::fill(bytes).map_err(|_| "the system has no random numbers".into())
 }
 
-/// A path as an argument.
+/// Returns a path as an argument.
 pub(crate) fn text(path: &Path) -> Result<&str> {
     path.to_str().ok_or_else(|| format!("{} is no text", path.display()).into())
 }

@@ -1,4 +1,4 @@
-//! Many open streams to one server, kept as agents keep them.
+//! Many open streams to one server, kept open as agents do.
 
 use std::collections::HashMap;
 use std::net::SocketAddr;
@@ -24,7 +24,7 @@ use crate::worker::Done;
 /// Handshakes at the same time.
 const TOGETHER: usize = 64;
 
-/// Links of some hosts; they end when this is dropped.
+/// Links of some hosts. They end when this is dropped.
 pub(crate) struct Links {
     hosts: Arc<Vec<Host>>,
     address: SocketAddr,
@@ -41,13 +41,13 @@ impl Links {
         Ok(links)
     }
 
-    /// No links yet, and where the tasks that they will do are told.
+    /// Creates an empty set of links, and the receiver for the tasks that they finish.
     pub(crate) fn none(hosts: &Arc<Vec<Host>>, address: SocketAddr) -> (Self, mpsc::UnboundedReceiver<Done>) {
         let (done, tasks) = mpsc::unbounded_channel();
         (Self { hosts: Arc::clone(hosts), address, kept: JoinSet::new(), handles: HashMap::new(), done }, tasks)
     }
 
-    /// Opens the links of these hosts and keeps them as an agent would.
+    /// Opens the links of these hosts and keeps them open like an agent.
     pub(crate) async fn open(&mut self, hosts: impl IntoIterator<Item = usize>) -> Result<()> {
         let opening = hosts.into_iter().map(|number| {
             let (hosts, address) = (Arc::clone(&self.hosts), self.address);
@@ -66,7 +66,7 @@ impl Links {
         Ok(())
     }
 
-    /// How many are still open.
+    /// Returns how many are still open.
     pub(crate) fn alive(&mut self) -> usize {
         while self.kept.try_join_next().is_some() {}
         self.kept.len()
@@ -79,7 +79,7 @@ impl Links {
         }
     }
 
-    /// From now on nothing comes from this host, and nothing says so: its power is out, or its cable.
+    /// Silences this host without closing its link, like a power cut or a cut cable.
     pub(crate) fn freeze(&mut self, host: usize) {
         if let Some((_, freezer)) = self.handles.get(&host) {
             freezer.freeze();
@@ -87,10 +87,10 @@ impl Links {
     }
 }
 
-/// Says that it is there, as often as the server wants, does what is offered, and ends with the stream.
+/// Sends heartbeats, executes offered tasks, and ends with the stream.
 async fn keep(host: &Host, number: usize, mut link: Link, done: &mpsc::UnboundedSender<Done>) -> Result<()> {
     let period = Duration::from_secs(u64::from(link.heartbeat_seconds));
-    // Agents do not beat in step: each has its own moment within the period.
+    // Agents do not send heartbeats in step: each has its own moment within the period.
     #[allow(clippy::cast_precision_loss, reason = "a small number")]
     let phase = period.mul_f64((number as f64 * 0.618_034).fract());
     let mut beats = tokio::time::interval_at(tokio::time::Instant::now() + phase, period);
@@ -118,7 +118,7 @@ async fn keep(host: &Host, number: usize, mut link: Link, done: &mpsc::Unbounded
                 }
                 let task = ack.task_id.parse()?;
                 let started = under_way.remove(&task).ok_or("a receipt was acknowledged that was never sent")?;
-                // Nobody may be interested.
+                // There may be no receiver.
                 let _ = done.send(Done { task, started, stored: Instant::now() });
             }
             Some(to_node::Message::Ping(ping)) => {
@@ -136,7 +136,7 @@ async fn keep(host: &Host, number: usize, mut link: Link, done: &mpsc::Unbounded
     }
 }
 
-/// Stops a connection without closing it.
+/// Silences a connection without closing it.
 #[derive(Clone, Default)]
 pub(crate) struct Freezer(Arc<AtomicBool>);
 
@@ -150,7 +150,7 @@ impl Freezer {
     }
 }
 
-/// A connection that can fall silent.
+/// A connection that can be silenced.
 pub(crate) struct Freezable {
     stream: TcpStream,
     freezer: Freezer,
@@ -162,7 +162,7 @@ impl Freezable {
     }
 }
 
-// A frozen connection is never ready and wakes nobody: that is the point.
+// A frozen connection is never ready and wakes nothing. This is intended.
 impl AsyncRead for Freezable {
     fn poll_read(mut self: Pin<&mut Self>, context: &mut Context<'_>, buffer: &mut ReadBuf<'_>) -> Poll<std::io::Result<()>> {
         if self.freezer.is_frozen() { Poll::Pending } else { Pin::new(&mut self.stream).poll_read(context, buffer) }

@@ -1,8 +1,8 @@
 //! `gpuaas-bench`: measures gpuaas against its peers. `cargo xtask bench` prepares the peers and starts it.
 //!
-//! It prints a table and writes a file; it judges, but it never fails because something is slow.
+//! It prints a table and writes a file. It states whether goals are met, but never fails because something is slow.
 
-// It talks to a person at a terminal, and its purpose is to run other programs.
+// It prints for a person at a terminal, and its purpose is to run other programs.
 #![allow(clippy::print_stdout, reason = "a developer command prints")]
 #![allow(clippy::disallowed_methods, clippy::disallowed_types, reason = "it starts the peers it compares with")]
 
@@ -33,30 +33,30 @@ use gpuaas_contract::time::Timestamp;
 use crate::measure::{Effort, Goal, Row};
 use crate::report::{Machine, Report};
 
-/// Whatever goes wrong ends one row, and its text is all that is left of it.
+/// An error ends one row; only its text is kept.
 pub(crate) type Result<T, E = Box<dyn std::error::Error + Send + Sync>> = std::result::Result<T, E>;
 
-/// Measures, or plays a part for the process that measures.
+/// Measures, or runs a helper for the measuring process.
 #[derive(Parser)]
 enum Part {
     /// Measure
     Run(Box<Setup>),
-    /// Print what can be measured, or what has one of these in its name
+    /// List the measurements, or those whose name contains one of these
     List {
         /// Parts of names
         rows: Vec<String>,
     },
-    /// Only our side of the durable tasks, round after round, to look at with a profiler
+    /// Run only our side of the durable tasks, round after round, for a profiler
     Tasks {
         /// `sqlite:PATH` or `postgres://…`, an empty database
         store: String,
-        /// Callers at a time
+        /// Number of concurrent callers
         #[arg(long, default_value_t = 256)]
         callers: usize,
-        /// As if their nodes were away when they are asked for.
+        /// Queue the tasks, as if their nodes were offline
         #[arg(long)]
         queue: bool,
-        /// Rounds of a second
+        /// Number of rounds of a second
         #[arg(long, default_value_t = 10)]
         rounds: usize,
     },
@@ -68,7 +68,7 @@ enum Part {
         /// The CA's cluster
         cluster: String,
     },
-    /// Serve files over plain HTTP, with nothing behind them
+    /// Serve files over plain HTTP, without any logic
     #[command(hide = true)]
     BareHttp {
         /// Folder with the files
@@ -79,20 +79,20 @@ enum Part {
     NatsResponder {
         /// The server
         address: SocketAddr,
-        /// Path of the client's certificate; the key lies beside it
+        /// Path of the client's certificate; the key is beside it
         identity: PathBuf,
         /// The CA's certificate
         ca: PathBuf,
     },
 }
 
-/// What the run works with.
+/// The inputs of a run.
 #[derive(clap::Args)]
 pub(crate) struct Setup {
-    /// A few rounds of a second instead of many longer ones
+    /// Run few rounds of a second instead of many longer ones
     #[arg(long)]
     quick: bool,
-    /// Only what has one of these in its name
+    /// Run only measurements whose name contains one of these
     #[arg(value_name = "ROW")]
     rows: Vec<String>,
     /// Folder for the file with the results, which is named after the time
@@ -101,19 +101,19 @@ pub(crate) struct Setup {
     /// Folder for logs and files of this run, on a disk
     #[arg(long)]
     folder: PathBuf,
-    /// Folder on the disk that is measured
+    /// Folder on the disk to measure
     #[arg(long)]
     disk: PathBuf,
     /// Folder with the scripts of the peers
     #[arg(long)]
     scripts: PathBuf,
-    /// Folder with the peers that were installed
+    /// Folder with the installed peers
     #[arg(long)]
     peers: PathBuf,
-    /// Folder with our own programs, built for release
+    /// Folder with our release builds
     #[arg(long)]
     programs: PathBuf,
-    /// Folder with our own programs, built as they are shipped
+    /// Folder with our programs as they are shipped
     #[arg(long)]
     dist: PathBuf,
     /// Folder with the programs of PostgreSQL
@@ -128,7 +128,7 @@ pub(crate) struct Setup {
 }
 
 impl Setup {
-    /// The folder with the installed npm packages.
+    /// Returns the folder with the installed npm packages.
     pub(crate) fn node_modules(&self) -> Result<PathBuf> {
         let folder = self.peers.join("npm");
         if folder.join("node_modules/graphile-worker").is_dir() {
@@ -143,7 +143,7 @@ impl Setup {
     }
 }
 
-/// What can be measured, in this order: the name that selects it, and what it is.
+/// The measurements in order: the name that selects it, and a description.
 const ROWS: [(&str, &str); 22] = [
     ("durable", "tasks/s in the store, against pgbench and graphile-worker"),
     ("signing", "sign and verify a task, against the bare signature"),
@@ -169,7 +169,7 @@ const ROWS: [(&str, &str); 22] = [
     ("growth-waiters", "CPU per task over waiting long-polls"),
 ];
 
-/// What has one of these parts in its name, or everything. A part that fits nothing is a slip of the pen.
+/// Returns the measurements whose name contains one of these parts, or all of them. A part without a match is an error.
 fn chosen(parts: &[String]) -> Result<Vec<(&'static str, &'static str)>> {
     if let Some(part) = parts.iter().find(|part| !ROWS.iter().any(|(name, _)| name.contains(part.as_str()))) {
         return Err(format!("nothing has `{part}` in its name; there are {}", ROWS.map(|(name, _)| name).join(", ")).into());
@@ -210,7 +210,7 @@ async fn measure(name: &str, setup: &Setup, effort: Effort) -> Result<Vec<Row>> 
 }
 
 fn main() -> Result<()> {
-    // The first provider wins; a second call would only say so.
+    // The first provider wins. An error means that there is one already.
     let _ = rustls::crypto::aws_lc_rs::default_provider().install_default();
     let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build()?;
     runtime.block_on(async {

@@ -1,9 +1,9 @@
 //! Rounds, ratios and verdicts.
 //!
-//! All sides of a comparison run in the same round, in an order that is turned around every round (A B, B A, …), so that a machine
-//! that gets slower hits all of them. The first round warms up and is dropped. Each round gives one ratio; the median
-//! of the ratios is reported with the interval that holds the true median in 95 % of all runs (order statistics: nothing is
-//! assumed about the distribution).
+//! All sides of a comparison run in the same round, in an order that is reversed every round (A B, B A, …), so that a slowdown of
+//! the machine affects all of them. The first round is a warm-up and is dropped. Each round gives one ratio; the median of the
+//! ratios is reported with the interval that contains the true median in 95 % of all runs (order statistics, without assumptions
+//! about the distribution).
 
 use std::time::Duration;
 
@@ -16,13 +16,14 @@ use crate::times::{Distribution, TimeUnit, Times};
 
 /// One side of a comparison.
 pub(crate) trait Side: Send {
-    /// What to call it.
+    /// Returns its name.
     fn name(&self) -> String;
-    /// Works for about this long and says what it measured.
+    /// Works for about this long and returns its measurements.
     fn round(&mut self, time: Duration) -> BoxFuture<'_, Result<Round>>;
 }
 
-/// What one side measured in one round: rates or sizes, latencies, or both. All sides of a comparison list the same things.
+/// The measurements of one side in one round: rates or sizes, latencies, or both. All sides of a comparison list the same
+/// metrics.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Round {
     pub(crate) values: Vec<f64>,
@@ -30,12 +31,12 @@ pub(crate) struct Round {
 }
 
 impl Round {
-    /// One number.
+    /// Creates a round with one number.
     pub(crate) fn value(value: f64) -> Self {
         Self { values: vec![value], times: Vec::new() }
     }
 
-    /// Some distributions.
+    /// Creates a round with distributions.
     pub(crate) fn times(times: Vec<Times>) -> Self {
         Self { values: Vec::new(), times }
     }
@@ -44,29 +45,29 @@ impl Round {
 /// A quantile of one of the latencies of a round.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Quantile {
-    /// Which of them.
+    /// The index of the metric.
     pub(crate) metric: usize,
     /// 0.5 for the median.
     pub(crate) share: f64,
     pub(crate) unit: TimeUnit,
 }
 
-/// How many rounds, and how long.
+/// The number of rounds and their length.
 #[derive(Clone, Copy, Debug, Serialize)]
 pub(crate) struct Effort {
-    /// Rounds, with the first that is dropped.
+    /// Rounds, including the dropped first one.
     pub(crate) rounds: usize,
     /// Length of one round of one side, in milliseconds.
     pub(crate) round_ms: u64,
 }
 
-/// What all sides measured, or why a side stopped.
+/// The measurements of all sides, or why a side stopped.
 pub(crate) struct Measured {
-    /// Per side, its name and what it measured.
+    /// For each side, its name and its measurements.
     sides: Vec<(String, Result<Vec<Round>, String>)>,
 }
 
-/// Runs all sides against each other.
+/// Runs all sides in turn.
 pub(crate) async fn interleave(sides: &mut [Box<dyn Side>], effort: Effort) -> Measured {
     let time = Duration::from_millis(effort.round_ms);
     let mut results: Vec<Result<Vec<Round>, String>> = sides.iter().map(|_| Ok(Vec::new())).collect();
@@ -91,7 +92,7 @@ pub(crate) async fn interleave(sides: &mut [Box<dyn Side>], effort: Effort) -> M
     Measured { sides: sides.iter().map(|side| side.name()).zip(results).collect() }
 }
 
-/// What a ratio of ours to the peer's should be.
+/// The goal for the ratio of ours to the peer's.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize)]
 #[serde(rename_all = "snake_case")]
 pub(crate) enum Goal {
@@ -113,7 +114,7 @@ impl std::fmt::Display for Goal {
     }
 }
 
-/// What became of the goal.
+/// Whether the goal is met.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "snake_case")]
 pub(crate) enum Verdict {
@@ -141,18 +142,18 @@ impl Verdict {
     }
 }
 
-/// A median and where it could be.
+/// A median with its confidence interval.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize)]
 pub(crate) struct Interval {
     pub(crate) median: f64,
     pub(crate) low: f64,
     pub(crate) high: f64,
-    /// How many ratios it comes from.
+    /// The number of ratios.
     pub(crate) pairs: usize,
 }
 
 impl Interval {
-    /// From one ratio per round; `None` if there are none.
+    /// Creates an interval from one ratio per round, or `None` if there are none.
     pub(crate) fn of(mut values: Vec<f64>) -> Option<Self> {
         values.retain(|value| value.is_finite());
         values.sort_by(f64::total_cmp);
@@ -177,8 +178,8 @@ impl Interval {
     }
 }
 
-/// The largest `k` for which the k-th smallest and k-th largest of `n` values enclose the median with at least 95 %; 0
-/// if even the extremes do not (fewer than 6 values), and then the extremes are all there is to say.
+/// Returns the largest `k` for which the k-th smallest and k-th largest of `n` values enclose the median with at least 95 %.
+/// Returns 0 if even the extremes do not (fewer than 6 values); then only the extremes are reported.
 fn depth_of_95_percent(n: usize) -> usize {
     let mut outside = 0.0;
     // Probability that exactly `k` of `n` fall below the median: C(n, k) / 2^n.
@@ -195,20 +196,20 @@ fn depth_of_95_percent(n: usize) -> usize {
     depth
 }
 
-/// The middle of sorted values.
+/// Returns the median of sorted values.
 fn median(sorted: &[f64]) -> Option<f64> {
     let middle = sorted.len() / 2;
     let upper = *sorted.get(middle)?;
     Some(if sorted.len().is_multiple_of(2) { f64::midpoint(sorted[middle - 1], upper) } else { upper })
 }
 
-/// A count as a number to calculate with.
+/// Converts a count for calculations.
 #[allow(clippy::cast_precision_loss, reason = "counts here are far below 2^53")]
 pub(crate) fn count(count: usize) -> f64 {
     count as f64
 }
 
-/// The slope of log(y) over log(x): 0 is flat, 1 is linear growth.
+/// Returns the slope of log(y) over log(x): 0 is flat, 1 is linear growth.
 pub(crate) fn log_log_slope(points: &[(f64, f64)]) -> Option<f64> {
     let points: Vec<(f64, f64)> = points.iter().filter(|(x, y)| *x > 0.0 && *y > 0.0).map(|(x, y)| (x.ln(), y.ln())).collect();
     let n = count(points.len());
@@ -222,42 +223,42 @@ pub(crate) fn log_log_slope(points: &[(f64, f64)]) -> Option<f64> {
 /// One line of the table.
 #[derive(Clone, Debug, Serialize)]
 pub(crate) struct Row {
-    /// The name that selects it, together with its neighbors.
+    /// The name that selects it. Several rows may share it.
     pub(crate) name: String,
     /// What is measured.
     pub(crate) path: String,
     /// Unit of both values.
     pub(crate) unit: &'static str,
-    /// Median of ours.
+    /// Our median.
     pub(crate) ours: Option<f64>,
     /// The peer's name.
     pub(crate) peer: String,
-    /// Median of the peer's.
+    /// The peer's median.
     pub(crate) theirs: Option<f64>,
     /// Ours ÷ the peer's.
     pub(crate) ratio: Option<Interval>,
-    /// What the ratio should be.
+    /// The goal for the ratio.
     pub(crate) goal: Goal,
-    /// Whether it is.
+    /// Whether the goal is met.
     pub(crate) verdict: Verdict,
-    /// What else there is to know, such as why it was skipped.
+    /// Further information, such as why it was skipped.
     pub(crate) note: String,
-    /// Ours and the peer's of every counted round.
+    /// Our value and the peer's of every counted round.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub(crate) rounds: Vec<(f64, f64)>,
-    /// How much there was and what was measured there, for rows about growth.
+    /// Sizes and values, for rows about growth.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub(crate) points: Vec<(f64, f64)>,
-    /// Latencies of ours over all counted rounds.
+    /// Our latencies over all counted rounds.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) our_times: Option<Distribution>,
-    /// Latencies of the peer's.
+    /// The peer's latencies.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) their_times: Option<Distribution>,
 }
 
 impl Row {
-    /// A line without a comparison.
+    /// Creates a row without a comparison.
     pub(crate) fn skipped(path: &str, peer: &str, goal: Goal, why: impl std::fmt::Display) -> Self {
         Self {
             name: String::new(),
@@ -277,7 +278,7 @@ impl Row {
         }
     }
 
-    /// A line from ours and the peer's of every round, or from one value of each, such as the size of a file.
+    /// Creates a row from our values and the peer's of every round, or from one value of each, such as the size of a file.
     pub(crate) fn compared(path: &str, unit: &'static str, peer: &str, rounds: Vec<(f64, f64)>, goal: Goal) -> Self {
         let ratio = Interval::of(rounds.iter().map(|(ours, theirs)| ours / theirs).collect());
         let median =
@@ -293,7 +294,7 @@ impl Row {
         }
     }
 
-    /// A number of ours that has no peer. The verdict is about the number itself.
+    /// Creates a row for a number of ours without a peer. The verdict is about the number itself.
     pub(crate) fn alone(path: &str, unit: &'static str, ours: f64, goal: Goal, note: String) -> Self {
         let value = Interval { median: ours, low: ours, high: ours, pairs: 1 };
         Self { unit, ours: Some(ours), verdict: value.verdict(goal), ..Self::skipped(path, "", goal, note) }
@@ -304,7 +305,7 @@ impl Row {
 type Pair<'a> = (&'a [Round], &'a [Round], &'a str);
 
 impl Measured {
-    /// The rounds of two sides, or the line that says why there is none.
+    /// Returns the rounds of two sides, or a row that explains why they are missing.
     fn pair(&self, path: &str, ours: usize, peer: usize, goal: Goal) -> Result<Pair<'_>, Box<Row>> {
         let (our_name, our_rounds) = &self.sides[ours];
         let (peer_name, peer_rounds) = &self.sides[peer];
@@ -342,7 +343,7 @@ impl Measured {
         }
     }
 
-    /// A quantile of the latencies of one side, which has no peer. The verdict is about the number itself.
+    /// Creates a row for a latency quantile of one side without a peer. The verdict is about the number itself.
     pub(crate) fn own_time_row(&self, path: &str, side: usize, quantile: Quantile, goal: Goal) -> Row {
         let row = self.time_row(path, side, side, quantile, Goal::Open);
         let mut row = Row { peer: String::new(), theirs: None, ratio: None, their_times: None, goal, ..row };
@@ -354,16 +355,16 @@ impl Measured {
     }
 }
 
-/// The latencies of all rounds.
+/// Merges the latencies of all rounds.
 fn together(rounds: &[Round], metric: usize) -> Option<Times> {
     let mut all = rounds.iter().filter_map(|round| round.times.get(metric));
     let mut merged = all.next()?.clone();
-    // Histograms that grow by themselves take whatever fits into another.
+    // Auto-resizing histograms accept each other's values.
     all.try_for_each(|times| merged.merge(times)).ok()?;
     Some(merged)
 }
 
-/// A number with about three significant digits.
+/// Formats a number with about three significant digits.
 pub(crate) fn number(value: f64) -> String {
     let size = value.abs();
     match size {
@@ -420,7 +421,7 @@ mod tests {
         assert!(gone.verdict == Verdict::Skip && gone.note.contains("no disk"), "{}", gone.note);
     }
 
-    /// A side whose numbers are known.
+    /// A side with known numbers.
     struct Fixed(&'static str, Vec<Result<Vec<f64>, String>>);
 
     impl Side for Fixed {

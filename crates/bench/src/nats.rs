@@ -1,4 +1,4 @@
-//! NATS servers to compare with, and a very small client: enough for request and reply over mutual TLS.
+//! NATS servers to compare with, and a minimal client for request and reply over mutual TLS.
 
 use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
@@ -17,7 +17,7 @@ use crate::{Result, Setup};
 /// Most bytes of one message or line.
 const MAX_BYTES: usize = 64 * 1024;
 
-/// Starts a server that demands client certificates.
+/// Starts a server that requires client certificates.
 pub(crate) async fn start(setup: &Setup, certificate: &Path, key: &Path, ca: &Path) -> Result<(Server, SocketAddr)> {
     let program = child::find_program("nats-server", &[setup.peers.join("py/bin")]).ok_or("nats-server is not installed")?;
     let port = child::free_port()?;
@@ -38,7 +38,7 @@ pub(crate) async fn start(setup: &Setup, certificate: &Path, key: &Path, ca: &Pa
     Ok((server, SocketAddr::from(([127, 0, 0, 1], port))))
 }
 
-/// Starts a server with JetStream, which keeps its streams in files. Plain, as the control plane of one machine would have it.
+/// Starts a server with JetStream and file storage, without TLS, as a control plane on one machine would have it.
 pub(crate) async fn start_jetstream(setup: &Setup) -> Result<(Server, String)> {
     let program = child::find_program("nats-server", &[setup.peers.join("py/bin")]).ok_or("nats-server is not installed")?;
     let port = child::free_port()?;
@@ -48,17 +48,17 @@ pub(crate) async fn start_jetstream(setup: &Setup) -> Result<(Server, String)> {
     Ok((server, format!("nats://127.0.0.1:{port}")))
 }
 
-/// One connection. Its halves can be used side by side.
+/// One connection. Its halves can be used concurrently.
 pub(crate) struct Nats {
     writer: Writer,
     reader: Reader,
 }
 
-/// The half that speaks; there may be several.
+/// The writing half; there may be several.
 #[derive(Clone)]
 pub(crate) struct Writer(Arc<Mutex<WriteHalf<TlsStream<TcpStream>>>>);
 
-/// The half that hears. It answers pings by itself.
+/// The reading half. It answers pings by itself.
 pub(crate) struct Reader {
     stream: BufReader<ReadHalf<TlsStream<TcpStream>>>,
     line: String,
@@ -116,7 +116,7 @@ impl Writer {
 }
 
 impl Reader {
-    /// The next message; answers pings on the way.
+    /// Returns the next message, and answers pings before it.
     pub(crate) async fn next(&mut self) -> Result<Message> {
         loop {
             self.read_any().await?;
@@ -161,7 +161,7 @@ impl Reader {
     }
 }
 
-/// Answers every request with a short text, which begins as the request does, until the process ends; says when it is ready.
+/// Answers every request with a short text that begins like the request, until the process ends. Prints a line when it is ready.
 pub(crate) async fn respond(address: SocketAddr, identity: &Path, ca: &Path) -> Result<()> {
     let read = |path: PathBuf| std::fs::read_to_string(path);
     let tls = crate::cluster::client_tls_from_pem(

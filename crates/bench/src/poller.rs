@@ -1,4 +1,4 @@
-//! Many long-poll sessions to one server: each holds two requests open, as an agent without a stream does.
+//! Many long-poll sessions to one server. Each holds two requests open, like an agent without a stream.
 
 use std::net::SocketAddr;
 use std::sync::Arc;
@@ -21,7 +21,7 @@ use crate::worker::Done;
 /// Handshakes at the same time.
 const TOGETHER: usize = 32;
 
-/// Waiting sessions of some hosts; they end when this is dropped.
+/// Waiting sessions of some hosts. They end when this is dropped.
 pub(crate) struct Pollers {
     hosts: Arc<Vec<Host>>,
     address: SocketAddr,
@@ -31,15 +31,15 @@ pub(crate) struct Pollers {
 }
 
 impl Pollers {
-    /// No sessions yet, and where the tasks that they will do are told.
+    /// Creates an empty set of sessions, and the receiver for the tasks that they finish.
     pub(crate) fn none(hosts: &Arc<Vec<Host>>, address: SocketAddr) -> (Self, mpsc::UnboundedReceiver<Done>) {
         let (done, tasks) = mpsc::unbounded_channel();
         let woken_for_nothing = Arc::default();
         (Self { hosts: Arc::clone(hosts), address, kept: JoinSet::new(), done, woken_for_nothing }, tasks)
     }
 
-    /// Opens the sessions of these hosts. They are all waiting when this returns, and spread over the time that a poll is held, so
-    /// that asking again is a steady trickle.
+    /// Opens the sessions of these hosts. All of them are waiting when this returns. They are spread over the hold time of a
+    /// poll, so that renewals are evenly distributed.
     pub(crate) async fn open(&mut self, hosts: std::ops::Range<usize>) -> Result<()> {
         let count = hosts.len();
         let opening = hosts.clone().map(|number| {
@@ -49,7 +49,7 @@ impl Pollers {
         let sessions: Vec<(usize, PollSession)> = futures::stream::iter(opening).buffer_unordered(TOGETHER).try_collect().await?;
         let mut longest = Duration::ZERO;
         for (position, (number, session)) in sessions.into_iter().enumerate() {
-            // A session that does not poll within the time of one poll counts as gone.
+            // A session that does not poll within the hold time of one poll counts as gone.
             let spread = session.hold.saturating_sub(Duration::from_secs(5));
             let delay = spread * u32::try_from(position)? / u32::try_from(count)?.max(1);
             longest = longest.max(delay);
@@ -67,13 +67,13 @@ impl Pollers {
         Ok(())
     }
 
-    /// How many are still open.
+    /// Returns how many are still open.
     pub(crate) fn alive(&mut self) -> usize {
         while self.kept.try_join_next().is_some() {}
         self.kept.len()
     }
 
-    /// How many polls came back early and empty.
+    /// Returns how many polls returned early and empty.
     pub(crate) fn woken_for_nothing(&self) -> usize {
         self.woken_for_nothing.load(Ordering::Relaxed)
     }
@@ -84,7 +84,7 @@ struct PollSession {
     base: String,
     node: String,
     id: String,
-    /// Proves that a request is of this session's own process.
+    /// Proves that a request belongs to this session's process.
     key: String,
     /// How long the server holds a poll.
     hold: Duration,
@@ -99,7 +99,7 @@ impl PollSession {
             .tls_backend_preconfigured(tls)
             .resolve(link::SERVER_NAME, address)
             .tcp_nodelay(true)
-            // The server closes what says nothing for 10 s; using it at that very moment would fail.
+            // The server closes idle connections after 10 s; using one at that very moment would fail.
             .pool_idle_timeout(Duration::from_secs(5))
             .no_proxy()
             .build()?;
@@ -133,7 +133,7 @@ impl PollSession {
         call.header(link::SESSION_HEADER, &self.id).header(REQUEST_KEY_HEADER, &self.key)
     }
 
-    /// One poll. Counts it if it was answered early with nothing.
+    /// Sends one poll. Counts it if it was answered early without content.
     async fn poll(&self, route: &str, woken: &AtomicUsize) -> Result<Vec<to_node::Message>> {
         let asked = Instant::now();
         let answer: Messages = good(self.get(route)).await?;
@@ -159,7 +159,7 @@ impl PollSession {
                 if !ack.rejected_code.is_empty() {
                     return Err(format!("a receipt was not believed: {}", ack.rejected_code).into());
                 }
-                // Nobody may be interested.
+                // There may be no receiver.
                 let _ = done.send(Done { task: answer.task, started, stored: Instant::now() });
             }
         }
@@ -184,7 +184,7 @@ impl PollSession {
     }
 }
 
-/// The document in a good answer.
+/// Returns the document of a successful answer.
 async fn good<T: DeserializeOwned>(request: RequestBuilder) -> Result<T> {
     let answer = request.send().await?;
     if !answer.status().is_success() {

@@ -1,4 +1,4 @@
-//! The table for people and the file for machines.
+//! The table for people and the file for programs.
 
 use std::path::Path;
 use std::sync::LazyLock;
@@ -11,7 +11,7 @@ use crate::Result;
 use crate::calibrate::Calibration;
 use crate::measure::{Effort, Row, Verdict, number};
 
-/// Everything that one run found.
+/// The results of one run.
 #[derive(Serialize)]
 pub(crate) struct Report {
     pub(crate) started_at: Timestamp,
@@ -20,19 +20,19 @@ pub(crate) struct Report {
     pub(crate) machine: Machine,
     pub(crate) calibration: Calibration,
     pub(crate) rows: Vec<Row>,
-    /// How long each name took, in seconds.
+    /// The duration of each measurement, in seconds.
     pub(crate) seconds: Vec<(&'static str, u64)>,
 }
 
 static STARTED: LazyLock<Instant> = LazyLock::new(Instant::now);
 
-/// Says on standard error what happens now, so that nobody takes a long run for a dead one.
+/// Prints the current step on standard error, so that a long run does not look dead.
 pub(crate) fn progress(what: impl std::fmt::Display) {
     let seconds = STARTED.elapsed().as_secs();
     eprintln!("  [{:02}:{:02}] {what}", seconds / 60, seconds % 60);
 }
 
-/// What it ran on.
+/// The machine of the run.
 #[derive(Serialize)]
 pub(crate) struct Machine {
     pub(crate) cores: usize,
@@ -82,7 +82,7 @@ pub(crate) fn print_row(row: &Row) {
     }
 }
 
-/// Writes the file. Done after every step, so that a run that is ended early leaves what it found.
+/// Writes the file. Called after every step, so that an interrupted run keeps its results.
 pub(crate) fn write(report: &Report, file: &Path) -> Result<()> {
     if let Some(folder) = file.parent() {
         std::fs::create_dir_all(folder)?;
@@ -90,7 +90,7 @@ pub(crate) fn write(report: &Report, file: &Path) -> Result<()> {
     Ok(std::fs::write(file, serde_json::to_vec_pretty(report)?)?)
 }
 
-/// Prints how many goals are met, and where the file is.
+/// Prints how many goals are met, and the path of the file.
 pub(crate) fn print_end(report: &Report, file: &Path) {
     let with = |verdict| report.rows.iter().filter(|row| row.verdict == verdict).count();
     let (met, missed) = (with(Verdict::Met), with(Verdict::Missed));

@@ -1,4 +1,4 @@
-//! Salt as a peer: a master, some minions, and a client that is kept.
+//! Salt as a peer: a master, some minions, and a persistent client.
 
 use std::path::Path;
 use std::time::Duration;
@@ -10,10 +10,10 @@ use crate::measure::{Round, Side};
 use crate::times::Times;
 use crate::{Result, Setup};
 
-/// How long minions may take to make keys, be accepted and answer. The script itself gives up a little earlier and says why.
+/// How long minions may take to create keys, be accepted and answer. The script itself gives up a little earlier and prints why.
 const START: Duration = Duration::from_secs(320);
 
-/// A running Salt; everything ends with it.
+/// A running Salt. Everything ends with it.
 pub(crate) struct Salt {
     name: &'static str,
     client: Companion,
@@ -36,7 +36,7 @@ impl Salt {
         let start = async |folder: &Path, program: &str, name: String| {
             let mut command = child::command(programs.join(program), folder);
             command.arg("-c").arg(folder).args(["-l", "error"]);
-            // It says nothing when it is ready; whether it is shows when the first ping is answered.
+            // It prints nothing when it is ready; the first answered ping shows it.
             Server::start(&name, command, &setup.folder, "").await
         };
         let folder = home.join("master");
@@ -74,7 +74,7 @@ impl Side for Salt {
                 return Err(error.into());
             }
             let times = Times::from_microseconds(&answer["us"])?;
-            // Salt shows one time only: call to answer.
+            // Salt shows only one time: from the call to the answer.
             Ok(Round::times(vec![times.clone(), times]))
         })
     }

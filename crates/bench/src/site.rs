@@ -1,7 +1,7 @@
-//! A cluster as a provider would have it: nodes with slots, a catalog, and tenants with keys of their own.
+//! A cluster like a provider's: nodes with slots, a catalog, and tenants with their own keys.
 //!
-//! The nodes are played by us and answer at once. Tenants come over the API like anybody else, each with several service accounts: what
-//! one account may ask for in a minute is limited.
+//! The nodes are simulated and answer at once. Tenants use the API, each with several service accounts, because the requests of
+//! one account are limited per minute.
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -28,13 +28,13 @@ use crate::report::progress;
 use crate::worker::Done;
 use crate::{Result, Setup};
 
-/// How long anything may take that should take a moment.
+/// Longest wait for anything that should be fast.
 const PATIENCE: Duration = Duration::from_secs(120);
-/// Requests at the same time while the site is prepared.
+/// Concurrent requests while the site is prepared.
 const TOGETHER: usize = 16;
-/// Accounts of one tenant: each may change 600 things a minute, and read 3,000.
+/// Accounts of one tenant: each may send 600 changes and 3,000 reads per minute.
 const ACCOUNTS: usize = 4;
-/// How often one request is made again because the server said that others were faster.
+/// Most retries of one request after a conflict with others.
 const AGAIN: usize = 100;
 /// Items of a page when much is read.
 const PAGE: u32 = 500;
@@ -63,7 +63,7 @@ pub(crate) struct Account {
     pub(crate) key: String,
 }
 
-/// A guest on one slot. A name is one allocation's in a project until it is over.
+/// Returns a request for a guest on one slot. A name belongs to one allocation in a project until that has ended.
 fn wanted() -> Result<AllocationCreate> {
     static NEXT: AtomicU64 = AtomicU64::new(0);
     Ok(AllocationCreate {
@@ -84,12 +84,12 @@ fn wanted() -> Result<AllocationCreate> {
 }
 
 impl Tenant {
-    /// The account whose turn it is.
+    /// Returns the next account.
     pub(crate) fn account(&self) -> &Account {
         &self.accounts[self.next.fetch_add(1, Ordering::Relaxed) % self.accounts.len()]
     }
 
-    /// Asks for a guest on one slot.
+    /// Requests a guest on one slot.
     pub(crate) async fn create(&self) -> Result<AllocationId> {
         let wanted = wanted()?;
         for _ in 0..AGAIN {
@@ -101,7 +101,7 @@ impl Tenant {
         Err(format!("others were faster {AGAIN} times in a row").into())
     }
 
-    /// Gives one back.
+    /// Releases a guest.
     pub(crate) async fn release(&self, id: AllocationId) -> Result<()> {
         let id = id.to_string();
         for _ in 0..AGAIN {
@@ -113,7 +113,7 @@ impl Tenant {
         Err(format!("others were faster {AGAIN} times in a row").into())
     }
 
-    /// Whether the server says that others, who ask for the same at the same time, were faster: then it wants to be asked again.
+    /// Returns whether the server reports a conflict with concurrent requests, so that this one must be retried.
     fn is_contended(&self, answer: &Result<Allocation, ClientError>) -> bool {
         let problem = answer.as_ref().err().and_then(ClientError::problem);
         let contended = problem.is_some_and(|problem| problem.code == "contended");
@@ -121,12 +121,12 @@ impl Tenant {
         contended
     }
 
-    /// How many answers were that others were faster.
+    /// Returns the number of conflicts.
     pub(crate) fn contended(&self) -> usize {
         self.contended.load(Ordering::Relaxed)
     }
 
-    /// These allocations once all of them are in this state, in the same order. They are the newest of the tenant.
+    /// Returns these allocations once all of them are in this state, in the same order. They are the newest of the tenant.
     pub(crate) async fn until(&self, ids: &[AllocationId], state: &str) -> Result<Vec<Allocation>> {
         let deadline = tokio::time::Instant::now() + PATIENCE;
         loop {
@@ -162,11 +162,11 @@ impl Tenant {
 }
 
 impl Site {
-    /// Starts the server on this store or on SQLite, enrolls the nodes, makes slots of what they have, and lets the tenants in.
+    /// Starts the server on this store or on SQLite, enrolls the nodes, creates their slots, and creates the tenants.
     pub(crate) async fn open(setup: &Setup, name: &str, store: Option<&str>, nodes: usize, tenants: usize) -> Result<Self> {
         let cluster = Cluster::start(setup, name, store).await?;
         let hosts = Arc::new(cluster.enroll(nodes).await?);
-        // What enrolling left behind in its memory is not what a server has that runs for long.
+        // A long-running server has no memory left over from the enrollment.
         let cluster = cluster.restart(setup, name, store).await?;
         let (mut links, done) = Links::none(&hosts, cluster.link);
         links.open(0..nodes).await?;
@@ -175,7 +175,7 @@ impl Site {
         site.make_slots().await?;
         site.make_catalog().await?;
         site.tenants = try_join_all((0..tenants).map(|number| site.tenant(number))).await?;
-        // The server makes its picture of the fleet when it is first asked for a place.
+        // The server builds its view of the fleet at the first placement.
         let first = site.tenants.first().ok_or("a site without tenants")?;
         let plan = first.account().client.allocation_plan(&first.project, &wanted()?).await?;
         if plan.fits { Ok(site) } else { Err(format!("nothing fits: {:?}", plan.reason).into()) }
@@ -253,23 +253,23 @@ impl Site {
         Ok(Tenant { project, accounts, next: AtomicUsize::new(0), contended: AtomicUsize::new(0) })
     }
 
-    /// Ends the links and the server.
+    /// Closes the links and the server.
     pub(crate) async fn close(self) -> Result<()> {
         drop(self.links);
         self.cluster.server.stop().await
     }
 
-    /// Forgets the tasks that were done until now.
+    /// Forgets the tasks that are done so far.
     pub(crate) fn forget_done(&mut self) {
         while self.done.try_recv().is_ok() {}
     }
 
-    /// Waits until so many more tasks are done.
+    /// Waits until this many more tasks are done.
     pub(crate) async fn until_done(&mut self, tasks: usize) -> Result<Vec<Done>> {
         until_done(&mut self.done, tasks).await
     }
 
-    /// Says no if a link was lost: what was measured since is not what it should be.
+    /// Returns an error if a link was lost: the measurement is then invalid.
     pub(crate) fn check(&mut self) -> Result<()> {
         let alive = self.links.alive();
         if alive == self.hosts.len() {

@@ -1,6 +1,6 @@
-//! Latencies: HDR histograms, and calls that come at their time whatever became of the ones before.
+//! Latencies: HDR histograms, and calls at fixed times whatever the result of earlier ones.
 //!
-//! A load generator that waits for an answer before it asks again leaves out exactly the calls that would have had to wait
+//! A load generator that waits for an answer before the next request leaves out exactly the calls that would have had to wait
 //! (coordinated omission). So calls are planned in advance, and each is timed from when it was due.
 
 use std::time::{Duration, Instant};
@@ -11,8 +11,8 @@ use serde::Serialize;
 
 use crate::Result;
 
-/// A timer may be this late by itself (both tokio's and Node's count milliseconds). A call that starts later than this was held
-/// up, and the delay is part of what its caller saw.
+/// The normal delay of a timer (both tokio's and Node's count milliseconds). A call that starts later than this was held up, and
+/// the delay is part of its latency.
 const TIMER_SLACK: Duration = Duration::from_millis(2);
 
 /// A unit in which times are shown.
@@ -30,7 +30,7 @@ impl TimeUnit {
         }
     }
 
-    /// Nanoseconds in this unit.
+    /// Converts nanoseconds to this unit.
     #[allow(clippy::cast_precision_loss, reason = "times here are far below 2^53 ns")]
     pub(crate) fn show(self, nanoseconds: u64) -> f64 {
         let nanoseconds = nanoseconds as f64;
@@ -41,7 +41,7 @@ impl TimeUnit {
     }
 }
 
-/// Many times, kept to three significant digits.
+/// Many times with three significant digits.
 #[derive(Clone, Debug)]
 pub(crate) struct Times(Histogram<u64>);
 
@@ -66,7 +66,7 @@ impl Times {
         Ok(self.0.record(u64::try_from(time.as_nanos())?)?)
     }
 
-    /// From what a peer in another language measured, in microseconds.
+    /// Reads the measurements of a peer in another language, in microseconds.
     pub(crate) fn from_microseconds(list: &serde_json::Value) -> Result<Self> {
         let mut times = Self::new()?;
         for time in list.as_array().ok_or("no list of numbers")? {
@@ -83,7 +83,7 @@ impl Times {
         self.0.len()
     }
 
-    /// The time that this share (0 to 1) of all calls stayed within.
+    /// Returns the time within which this share (0 to 1) of all calls finished.
     pub(crate) fn quantile(&self, share: f64, unit: TimeUnit) -> f64 {
         if self.0.is_empty() { f64::NAN } else { unit.show(self.0.value_at_quantile(share)) }
     }
@@ -118,7 +118,7 @@ pub(crate) struct Begin {
 }
 
 impl Schedule {
-    /// One call every `period` for about `time`, from now on.
+    /// Creates a schedule with one call every `period` for about `time`, from now on.
     pub(crate) fn new(period: Duration, time: Duration) -> Result<Self> {
         let calls = u32::try_from(time.as_nanos() / period.as_nanos().max(1))?.max(1);
         Ok(Self { started: Instant::now(), started_at: Timestamp::now(), period, calls })
@@ -136,7 +136,7 @@ impl Schedule {
         self.started
     }
 
-    /// Waits until it is time for this call.
+    /// Waits until this call is due.
     pub(crate) async fn wait(&self, number: u32) -> Begin {
         let due = self.started + self.period * number;
         tokio::time::sleep_until(due.into()).await;
@@ -145,7 +145,7 @@ impl Schedule {
     }
 }
 
-/// Since when a call counts that was due then and starts now.
+/// Returns the moment from which a call is timed that was due then and starts now.
 fn timed_from(due: Instant, now: Instant) -> Instant {
     if now.duration_since(due) > TIMER_SLACK { due } else { now }
 }

@@ -1,11 +1,11 @@
-//! Allocations over the API: from a tenant's request until the guest is active, and from giving it back until it is released.
+//! Allocations over the API: from a tenant's request until the guest is active, and from the release until it is released.
 //!
-//! The server and its store are real, the 1,000 nodes are played by us and do what they are told at once: what is measured is everything
-//! that the control plane does around a guest. Beside it runs the same work without an allocation around it: pings to the same nodes,
-//! asked for over the same API, signed, sent over the same links, and answered with a receipt that is stored.
+//! The server and its store are real; the 1,000 nodes are simulated and execute tasks at once. This measures everything that the
+//! control plane does around a guest. Beside it runs the same work without an allocation: pings to the same nodes, requested over
+//! the same API, signed, sent over the same links, and answered with a stored receipt.
 //!
-//! Each tenant asks for one thing after the other. What tenants hold is counted in rows of their own, so callers of one project would
-//! also wait for each other; that is measured apart.
+//! Each tenant sends one request after the other. The holdings of tenants are counted in rows of their own, so callers of one
+//! project would also wait for each other; that is measured separately.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -25,20 +25,20 @@ use crate::times::{Schedule, TimeUnit, Times};
 use crate::{Result, Setup};
 
 const NODES: usize = 1000;
-/// Tenants, each with one caller. One more has the project that is measured apart.
+/// Tenants, each with one caller. One more has the project that is measured separately.
 const TENANTS: usize = 16;
 /// Callers of that project.
 const CALLERS_OF_ONE: usize = 4;
-/// Allocations per second where the latency is looked at, below what either store can do.
+/// Allocations per second for the latency measurement, below the capacity of either store.
 const PER_SECOND: u32 = 20;
-/// Most allocations of a round, all of which become active and are released within it.
+/// Most allocations of a round. All of them become active and are released within it.
 const MOST: usize = 500;
-/// The first line about the one project.
+/// The first row about the one project.
 const ONE_PROJECT: usize = 3;
-/// From one node to the next.
+/// The distance between two consecutively used nodes.
 const STRIDE: usize = 379;
 
-/// What a side does.
+/// The work of a side.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Work {
     /// Allocations of many tenants.
@@ -49,14 +49,14 @@ enum Work {
     Tasks,
 }
 
-/// One side. All of them have the same site in turn.
+/// One side. All of them use the same site in turn.
 struct Load {
     work: Work,
     site: Arc<Mutex<Site>>,
     turn: AtomicUsize,
 }
 
-/// Somebody's allocations, oldest first.
+/// Allocations by tenant, oldest first.
 type Made<'t> = Vec<(&'t Tenant, Vec<AllocationId>)>;
 
 impl Load {
@@ -64,7 +64,7 @@ impl Load {
         Self { work, site: Arc::clone(site), turn: AtomicUsize::new(0) }
     }
 
-    /// The node whose turn it is.
+    /// Returns the next node.
     fn node(&self, site: &Site) -> String {
         let turn = self.turn.fetch_add(1, Ordering::Relaxed);
         site.hosts[turn.wrapping_mul(STRIDE) % site.hosts.len()].grant.node_id.to_string()
@@ -83,7 +83,7 @@ impl Load {
             Work::OneProject => vec![&tenants[TENANTS]; CALLERS_OF_ONE],
             Work::Allocations | Work::Tasks => tenants[..TENANTS].iter().collect(),
         };
-        // As fast as the callers can: each has one request on its way.
+        // As fast as the callers can: each has one open request.
         let (begun, begun_at, asked) = (Instant::now(), Timestamp::now(), AtomicUsize::new(0));
         let made = try_join_all(callers.iter().map(|tenant| async {
             let (mut times, mut ids) = (Times::new()?, Vec::new());
@@ -138,14 +138,14 @@ impl Load {
     }
 }
 
-/// Waits until all are active, and says when each was. The slow look for it begins when the nodes are done.
+/// Waits until all are active, and returns when each was. The slow polling begins when the nodes are done.
 async fn active(site: &mut Site, all: &Made<'_>) -> Result<Vec<Timestamp>> {
     site.until_done(all.iter().map(|(_, ids)| ids.len()).sum()).await?;
     let found = try_join_all(all.iter().map(|(tenant, ids)| tenant.until(ids, "active"))).await?;
     found.into_iter().flatten().map(|one| one.active_at.ok_or_else(|| "active since never".into())).collect()
 }
 
-/// Gives all back and waits until they are released. From when until when that was.
+/// Releases all and waits until they are released. Returns the start and the end.
 async fn release(site: &mut Site, all: &Made<'_>) -> Result<(Timestamp, Timestamp)> {
     let begun = Timestamp::now();
     try_join_all(all.iter().map(|(tenant, ids)| async move {
@@ -185,7 +185,7 @@ impl Side for Load {
     }
 }
 
-/// The same at a rate that leaves the machine idle in between: how long one of them takes.
+/// The same at a rate that leaves the machine idle in between, to measure the latency of one.
 struct Paced(Load);
 
 impl Paced {
@@ -250,7 +250,7 @@ impl Side for Paced {
         Box::pin(async move {
             let site = Arc::clone(&self.0.site);
             let mut site = site.lock().await;
-            // In a second there would be too few for a tail.
+            // A second would give too few values for the tail.
             let schedule = Schedule::new(Duration::from_secs(1) / PER_SECOND, time.max(Duration::from_secs(4)))?;
             let round = match self.0.work {
                 Work::Allocations | Work::OneProject => self.allocations(&mut site, schedule).await?,
@@ -262,7 +262,7 @@ impl Side for Paced {
     }
 }
 
-/// The stores that a site can be on: what they are called, and a fresh database.
+/// Returns the available stores: their names, and a fresh database.
 pub(crate) async fn stores(setup: &Setup, name: &str) -> Result<Vec<(&'static str, Option<String>)>> {
     let mut stores = vec![("SQLite", None)];
     if let Some(server) = &setup.postgres_disk {
@@ -311,7 +311,7 @@ async fn on_store(setup: &Setup, effort: Effort, name: &'static str, store: Opti
             let times: usize = tenants.iter().map(Tenant::contended).sum();
             format!("{times} requests of all rounds were told that others were faster, and made again")
         };
-        // The first line of each.
+        // The first row of each.
         for (line, tenants) in [(0, many), (ONE_PROJECT, one)] {
             rows[line].note = told(tenants);
         }

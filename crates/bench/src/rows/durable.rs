@@ -1,4 +1,4 @@
-//! Durable tasks: enqueue + claim + receipt, as the server decides and writes them, against bare SQL and a job queue.
+//! Durable tasks: enqueue, claim and receipt, as the server decides and writes them, against bare SQL and a job queue.
 
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -26,9 +26,9 @@ use crate::child::{self, Companion};
 use crate::measure::{Effort, Goal, Round, Row, Side, count, interleave, number};
 use crate::{Result, Setup};
 
-/// Callers at a time where each waits for its own task, as pgbench's clients do.
+/// Concurrent callers where each waits for its own task, like pgbench's clients.
 const CALLERS: usize = 8;
-/// Callers at a time where transactions may be shared.
+/// Concurrent callers where transactions may be shared.
 const MANY_CALLERS: usize = 256;
 
 /// A store with everything that a decision needs, and one node per caller.
@@ -40,7 +40,7 @@ pub(crate) struct Tasks {
     _keys_folder: tempfile::TempDir,
 }
 
-/// One caller and the node it works with.
+/// One caller and its node.
 pub(crate) struct Caller {
     pub(crate) node: Node,
     key: SigningKey,
@@ -63,7 +63,7 @@ impl Tasks {
         Ok(Self { store, keys, cluster, callers: made, _keys_folder: keys_folder })
     }
 
-    /// How many tasks the store says have succeeded.
+    /// Returns how many tasks in the store have succeeded.
     pub(crate) async fn succeeded(&self) -> Result<u64> {
         let counts = self.store.task_counts().await?;
         Ok(counts.into_iter().find(|(state, _)| *state == TaskState::Succeeded).map_or(0, |(_, count)| count))
@@ -97,7 +97,7 @@ impl Caller {
         Self { node, key, instance: AgentInstanceId::generate(), head: ReceiptHead::default() }
     }
 
-    /// Asks for a task whose node is away: it is queued.
+    /// Creates a task for an offline node: it is queued.
     pub(crate) async fn enqueue(&self, store: &Store, keys: &KeyRing) -> Result<TaskId> {
         let room = store.task_unfinished_below(self.node.id, MAX_UNFINISHED_PER_NODE).await?;
         let unfinished = room.err().unwrap_or(0);
@@ -108,7 +108,7 @@ impl Caller {
         Ok(record.id)
     }
 
-    /// Asks for a task whose node is connected: it is queued and claimed in one commit.
+    /// Creates a task for a connected node: it is queued and claimed in one commit.
     async fn enqueue_and_claim(&self, store: &Store, keys: &KeyRing) -> Result<(TaskRecord, Digest)> {
         let node = store.node_get(self.node.id).await?.ok_or("the node is gone")?;
         let intent = |task: &TaskRecord| keys.intent_mac(&task::intent_text(task));
@@ -133,7 +133,7 @@ impl Caller {
         Ok((TaskRecord { version: sent.version + 1, ..sent }, outgoing.signed.digest))
     }
 
-    /// Answers as the node would, and believes the answer as the server would.
+    /// Answers like the node, and checks the answer like the server.
     pub(crate) async fn settle(&mut self, store: &Store, cluster: ClusterId, sent: &TaskRecord, digest: Digest) -> Result<()> {
         let id = sent.id;
         let now = Timestamp::now();
@@ -197,12 +197,12 @@ struct Ours {
     way: WriteMode,
 }
 
-/// How a task gets to its node.
+/// How a task reaches its node.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(crate) enum WriteMode {
-    /// The node is connected and waits for nothing else: queued and claimed in one commit.
+    /// The node is connected and idle: queued and claimed in one commit.
     Direct,
-    /// The node was away or busy: queued, and claimed later.
+    /// The node was offline or busy: queued, and claimed later.
     Queue,
 }
 
@@ -270,7 +270,7 @@ impl PgBench {
     async fn prepare(setup: &Setup, server: &str, name: &'static str, script: &str) -> Result<Self> {
         let program = child::find_program("pgbench", &setup.postgres_programs).ok_or("pgbench is not installed")?;
         let url = create_database(server, &script.replace(['-', '.'], "_")).await?;
-        // Opening the store makes the tables.
+        // Opening the store creates the tables.
         let store = Store::open(&StoreConfig::parse(&url)?).await?;
         for number in 0..CALLERS {
             let mut id = [0x01, 0x9b, 0x76, 0xda, 0xa8, 0x00, 0x70, 0x00, 0x80, 0, 0, 0, 0, 0, 0, 0];
@@ -325,7 +325,7 @@ impl Side for PgBench {
     }
 }
 
-/// graphile-worker in one of its two ways.
+/// graphile-worker in one of its two modes.
 struct Graphile {
     name: &'static str,
     mode: &'static str,
@@ -367,7 +367,7 @@ impl Side for Graphile {
     }
 }
 
-/// A fresh database on the server.
+/// Creates a database on the server.
 pub(crate) async fn create_database(server: &str, name: &str) -> Result<String> {
     let name = format!("bench_{}", name.replace(' ', "_"));
     let mut connection = PgConnection::connect(server).await?;
@@ -378,7 +378,7 @@ pub(crate) async fn create_database(server: &str, name: &str) -> Result<String> 
     Ok(format!("{before}/{name}"))
 }
 
-/// A side that could not even be prepared: it fails in its first round, and its rows say why.
+/// A side that could not be prepared. It fails in its first round, and its rows show why.
 struct Absent {
     name: &'static str,
     why: String,
@@ -394,7 +394,7 @@ impl Side for Absent {
     }
 }
 
-/// The side, or one that says why there is none.
+/// Returns the side, or one that reports why it is missing.
 pub(crate) fn or_absent<S: Side + 'static>(name: &'static str, side: Result<S>) -> Box<dyn Side> {
     match side {
         Ok(side) => Box::new(side),
@@ -428,7 +428,7 @@ async fn on_postgres(setup: &Setup, server: &str, medium: &str, effort: Effort) 
         or_absent("graphile batched", Graphile::prepare(setup, server, "graphile batched", "batched", 1000).await),
     ];
     let (same_rows, queue_only, unbatched, batched) = (0, 1, 2, 3);
-    // What is measured, and against whom.
+    // The rows, and their peers.
     let mut plan: Vec<(usize, String, Vec<usize>)> = Vec::new();
     for (number, (callers, way, against)) in [
         (CALLERS, WriteMode::Direct, vec![same_rows, queue_only, unbatched]),
@@ -444,7 +444,7 @@ async fn on_postgres(setup: &Setup, server: &str, medium: &str, effort: Effort) 
         let config = StoreConfig::parse(&create_database(server, &format!("ours_{number}")).await?)?;
         sides.push(or_absent("gpuaas", ours(&config, callers, way, "gpuaas").await));
     }
-    // SQLite has no server to be compared with; its peer is the usual way to do this on the same disk.
+    // SQLite has no server to compare with; its peer is the usual approach on the same disk.
     let folders = [tempfile::tempdir_in(&setup.disk)?, tempfile::tempdir_in(&setup.disk)?];
     if medium == "disk" {
         for (folder, way) in folders.iter().zip([WriteMode::Direct, WriteMode::Queue]) {

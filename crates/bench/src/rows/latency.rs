@@ -1,8 +1,8 @@
 //! From an API call until the handler runs on a host: real server process, real agent processes, simulated hosts.
 //!
-//! All clocks are one clock: the handler of `diag.ping` notes the time of its start in the receipt, and the receipt is read after the
-//! round. Calls come at fixed times, whatever became of the ones before (open loop); only Salt's client cannot do that and waits for each
-//! answer, which is to Salt's advantage.
+//! There is one clock: the handler of `diag.ping` writes its start time into the receipt, which is read after the round. Calls
+//! come at fixed times, whatever the result of earlier ones (open loop). Only Salt's client cannot do that and waits for each
+//! answer, which favors Salt.
 
 use std::path::Path;
 use std::time::Duration;
@@ -22,11 +22,11 @@ use crate::salt::Salt;
 use crate::times::{Schedule, TimeUnit, Times};
 use crate::{Result, Setup};
 
-/// Calls per second, far below what either side can do.
+/// Calls per second, far below the capacity of either side.
 const PER_SECOND: u32 = 40;
 /// Hosts of the fan-out.
 const MANY_HOSTS: usize = 8;
-/// What the owner of a simulated host allows: as much as the rows ask for.
+/// The policy of a simulated host: it allows what the rows need.
 const POLICY: &str = "allowed_tasks = [\"diag.ping\", \"slice.topology_discover\", \"slice.vm_provision\", \"slice.vm_release\"]\n\n\
      [slices]\npci_addresses = [\"*\"]\nnvme_serials = [\"*\"]\nimage_sources = [\"*\"]\n\
      bridges = [\"br-slices\"]\nimage_formats = [\"qcow2\", \"raw\"]\nusernames = [\"*\"]\ndestroys_per_hour = 1000000\n";
@@ -84,7 +84,7 @@ pub(crate) async fn start_agent(setup: &Setup, programs: &Path, cluster: &Cluste
     Server::start(name, command, &setup.folder, "").await
 }
 
-/// Asks for a ping and returns its id.
+/// Requests a ping and returns its id.
 pub(crate) async fn ask_for_ping(client: &Client, node: &str) -> Result<TaskId> {
     let wanted = TaskCreate {
         node: node.to_owned(),
@@ -96,7 +96,7 @@ pub(crate) async fn ask_for_ping(client: &Client, node: &str) -> Result<TaskId> 
     Ok(client.task_create(&wanted, None).await?.id)
 }
 
-/// When the handler of a ping ran and when its receipt was stored. Waits for both.
+/// Returns when the handler of a ping ran and when its receipt was stored. Waits for both.
 async fn times_of(client: &Client, id: TaskId) -> Result<(Timestamp, Timestamp)> {
     for _ in 0..2000 {
         let task = client.task(&id.to_string()).await?;
@@ -127,7 +127,7 @@ impl Side for Calls {
         Box::pin(async move {
             let agents = &self.agents;
             let client = &agents.cluster.client;
-            // A fan-out makes as many calls as there are hosts, and comes as much less often.
+            // A fan-out makes as many calls as there are hosts, so it comes less often by that factor.
             let period = Duration::from_secs(1) / PER_SECOND * u32::try_from(agents.nodes.len())?;
             let schedule = Schedule::new(period, time)?;
             let calls = try_join_all((0..schedule.calls()).map(|number| async move {
@@ -139,7 +139,7 @@ impl Side for Calls {
             let (mut ran, mut ended) = (Times::new()?, Times::new()?);
             for (asked, ids) in calls {
                 let times = try_join_all(ids.into_iter().map(|id| times_of(client, id))).await?;
-                // The last host decides.
+                // The last host counts.
                 ran.record(times.iter().map(|(at, _)| at.since(asked)).max().unwrap_or_default())?;
                 ended.record(times.iter().map(|(_, at)| at.since(asked)).max().unwrap_or_default())?;
             }
@@ -232,7 +232,7 @@ pub(crate) async fn many_hosts(setup: &Setup, effort: Effort) -> Result<Vec<Row>
     Ok(rows)
 }
 
-/// Salt answers a few times a second: a short round would hold too little of it.
+/// Salt answers only a few times per second, so a short round would have too few values.
 fn longer(effort: Effort) -> Effort {
     Effort { round_ms: effort.round_ms.clamp(2000, 5000), ..effort }
 }

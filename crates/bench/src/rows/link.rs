@@ -1,10 +1,11 @@
-//! Round trip over the link: 512 bytes there, a short acknowledgment back.
+//! Round trip over the link: 512 bytes out, a short acknowledgment back.
 //!
-//! Ours is a chunk of log lines to the real server. The lines are of a task that is not the node's, which the server
-//! acknowledges without storing them: everything of the link (TLS, HTTP/2, session, certificate check, queue) and nothing of the
-//! database.
+//! Our side sends a chunk of log lines to the real server. The lines belong to a task of another node, so the server acknowledges
+//! them without storing them. This covers everything of the link (TLS, HTTP/2, session, certificate check, queue) and nothing of
+//! the database.
 //!
-//! Open loop: messages leave at fixed times, whatever became of the ones before, and an answer is timed by the number of its message.
+//! Open loop: messages are sent at fixed times, whatever the result of earlier ones, and an answer is matched by the number of
+//! its message.
 
 use std::collections::HashMap;
 use std::net::SocketAddr;
@@ -27,10 +28,10 @@ use crate::times::{Schedule, TimeUnit, Times};
 use crate::{Result, Setup};
 
 const BYTES: usize = 512;
-/// Between two messages.
+/// Time between two messages.
 const PERIOD: Duration = Duration::from_millis(2);
 
-/// Messages on their way, by number.
+/// Messages in flight, by number.
 #[derive(Default)]
 struct UnderWay(Mutex<HashMap<u64, Instant>>);
 
@@ -39,7 +40,7 @@ impl UnderWay {
         self.0.lock().unwrap_or_else(PoisonError::into_inner).insert(number, at);
     }
 
-    /// How long the answer took.
+    /// Returns how long the answer took.
     fn answered(&self, number: u64) -> Result<Duration> {
         let sent = self.0.lock().unwrap_or_else(PoisonError::into_inner).remove(&number);
         Ok(sent.ok_or("an answer came to a question that was not asked")?.elapsed())
@@ -110,7 +111,7 @@ impl Side for Stream {
     }
 }
 
-/// Request and reply over NATS, the responder in a process of its own.
+/// Request and reply over NATS, with the responder in a separate process.
 struct RequestReply {
     nats: Nats,
     _server: Server,
@@ -148,7 +149,7 @@ impl Side for RequestReply {
             let under_way = UnderWay::default();
             let (mut writer, reader) = self.nats.halves();
             let ask = async {
-                // The responder's answer begins with the first eight bytes of the question.
+                // The responder's answer begins with the first eight bytes of the request.
                 let mut body = [b'm'; BYTES];
                 for number in 0..schedule.calls() {
                     let begin = schedule.wait(number).await;
@@ -173,7 +174,7 @@ impl Side for RequestReply {
     }
 }
 
-/// Starts the bare server with the CA of the cluster, so that the same hosts can talk to both.
+/// Starts the bare server with the CA of the cluster, so that the same hosts can connect to both.
 pub(crate) async fn start_bare(setup: &Setup, cluster: &Cluster, host: &Host) -> Result<(Companion, SocketAddr)> {
     let mut command = child::command(std::env::current_exe()?, &setup.folder);
     command.arg("bare-link").arg(cluster.data.join("keys")).arg(host.grant.cluster_id.to_string());

@@ -1,4 +1,4 @@
-//! What is measured, one file per path.
+//! The measurements, one file per path.
 
 pub(crate) mod allocations;
 pub(crate) mod durable;

@@ -1,4 +1,4 @@
-//! Placement over a large fleet that is nearly full: finding slots, saying why there are none, and keeping the picture up to date.
+//! Placement over a large fleet that is nearly full: finding slots, explaining why there are none, and updating the fleet view.
 
 use std::time::{Duration, Instant};
 
@@ -19,7 +19,7 @@ use crate::times::{TimeUnit, Times};
 
 const NODES: usize = 10_000;
 const SLOTS: u32 = 8;
-/// Of every hundred slots, how many are leased.
+/// Percentage of leased slots.
 const FULL: usize = 85;
 /// The longest that one placement should take, in microseconds.
 const GOAL: f64 = 5000.0;
@@ -33,7 +33,7 @@ const MODELS: [(&str, &str, &str, u32, u64); 4] = [
 ];
 const BUSES: [u8; 8] = [0x19, 0x3b, 0x4c, 0x5d, 0x9b, 0xbb, 0xcb, 0xdb];
 
-/// Places one request after the other, and ends as much as it places.
+/// Places one request after the other, and ends as many leases as it places.
 struct Placing {
     policy: Policy,
     now: Timestamp,
@@ -48,7 +48,7 @@ struct Host {
     slots: Vec<Slot>,
 }
 
-/// Numbers that look like chance and are the same in every run (SplitMix64).
+/// Pseudo-random numbers that are the same in every run (SplitMix64).
 struct Chance(u64);
 
 impl Chance {
@@ -119,7 +119,7 @@ impl Host {
     }
 
     fn candidate(&self, now: Timestamp) -> Candidate {
-        // Every node has a window some day; it is far off.
+        // Every node has a maintenance window far in the future.
         Candidate::new(&self.node, &self.slots, None, Some(now.plus(Duration::from_secs(30 * 86_400))))
     }
 }
@@ -150,7 +150,7 @@ impl Placing {
     fn new(policy: Policy) -> Result<Self> {
         let (now, mut chance) = (Timestamp::now(), Chance(42));
         let mut hosts = (0..NODES).map(|number| Host::new(number, &mut chance, now)).collect::<Result<Vec<_>>>()?;
-        // By id, so that the host of a placement is found without asking the fleet.
+        // Sorted by id, so that the host of a placement is found without asking the fleet.
         hosts.sort_by_key(|host| host.node.id);
         let mut placing = Self { policy, now, hosts, fleet: Fleet::new(), leased: 0, chance };
         for host in &mut placing.hosts {
@@ -165,7 +165,7 @@ impl Placing {
         Ok(placing)
     }
 
-    /// Most often a few GPUs of some model that is there, as a product of the catalog would ask for them.
+    /// Returns a request, usually for a few GPUs of an existing model, like a product of the catalog.
     fn request(&mut self) -> Result<PlacementRequest> {
         let (vendor, device, name, vcpus, memory) = MODELS[self.chance.below(MODELS.len())];
         let gpu_model = if self.chance.below(2) == 0 { name.to_owned() } else { format!("{vendor}:{device}") };
@@ -181,7 +181,7 @@ impl Placing {
         })
     }
 
-    /// The slots of one host change hands, and the fleet hears of it. The time of that is recorded.
+    /// Changes the state of slots of one host, and updates the fleet. The time of the update is recorded.
     fn change(&mut self, place: usize, slots: &[SlotId], state: SlotState, times: &mut Times) -> Result<()> {
         let host = &mut self.hosts[place];
         for slot in host.slots.iter_mut().filter(|slot| slots.contains(&slot.id)) {
@@ -195,7 +195,7 @@ impl Placing {
         times.record(started.elapsed())
     }
 
-    /// Leases what was found, and ends as many leases elsewhere: the fleet stays as full as it is.
+    /// Leases the placement, and ends as many leases elsewhere: the fleet stays equally full.
     fn take(&mut self, placement: &Placement, times: &mut Times) -> Result<()> {
         let place =
             self.hosts.binary_search_by_key(&placement.node_id, |host| host.node.id).map_err(|_| "a node that is not there")?;
@@ -227,7 +227,7 @@ impl Placing {
                 }
                 Err(_) => nothing.record(took)?,
             }
-            // Nobody has so many in one machine: all nodes are asked why.
+            // No machine has so many: the reason of every node is computed.
             if self.chance.below(16) == 0 {
                 let too_many = PlacementRequest {
                     what: What::Slots {

@@ -1,7 +1,7 @@
-//! Reading over the API, with much in the records: one allocation, a page of a project's allocations, a page of nodes.
+//! Reads over the API with a large store: one allocation, a page of a project's allocations, a page of nodes.
 //!
-//! The peer is axum in a process of its own that answers with the very bytes that the server said, and does nothing else: what HTTP
-//! alone costs for an answer of that size, on this machine, with this client.
+//! The peer is axum in a separate process that answers with the same bytes as the server, and does nothing else. It shows the
+//! cost of HTTP alone for an answer of that size, on this machine, with this client.
 
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
@@ -19,28 +19,29 @@ use crate::times::{Schedule, TimeUnit, Times};
 use crate::{Result, Setup};
 
 const NODES: usize = 1000;
-/// Active ones, over all tenants.
+/// Active allocations, over all tenants.
 const ALLOCATIONS: usize = 5000;
 /// With `--quick`.
 const FEWER_ALLOCATIONS: usize = 1000;
 const TENANTS: usize = 16;
 /// Items of a page.
 const PAGE: u32 = 50;
-/// Calls per second where the machine is mostly idle.
+/// Calls per second while the machine is mostly idle.
 const PER_SECOND: u32 = 100;
-/// Clients at full speed, each of which waits for its answer.
+/// Clients at full speed. Each waits for its answer.
 const CLIENTS: usize = 8;
-/// From one request to the next: a prime, so that all have their turn and neighbors in time are not neighbors in the records.
+/// The distance between two consecutive requests: a prime, so that all are used and consecutive ones are not neighbors in the
+/// store.
 const STRIDE: usize = 379;
 
-/// One thing to ask for.
+/// One request.
 #[derive(Clone)]
 struct Ask {
     url: String,
     key: String,
 }
 
-/// Asks for one thing of a list after the other.
+/// Sends one request of a list after the other.
 struct Reading {
     name: &'static str,
     http: reqwest::Client,
@@ -53,7 +54,7 @@ impl Reading {
         Self { name, http: http.clone(), asks, turn: AtomicUsize::new(0) }
     }
 
-    /// One answer, whole.
+    /// Sends one request and reads the whole answer.
     async fn once(&self) -> Result<usize> {
         let turn = self.turn.fetch_add(1, Ordering::Relaxed);
         let Ask { url, key } = &self.asks[turn.wrapping_mul(STRIDE) % self.asks.len()];
@@ -64,7 +65,7 @@ impl Reading {
         Ok(answer.bytes().await?.len())
     }
 
-    /// At fixed times, whatever became of the ones before.
+    /// Sends requests at fixed times, whatever the result of earlier ones.
     async fn paced(&self, time: Duration) -> Result<Times> {
         let schedule = Schedule::new(Duration::from_secs(1) / PER_SECOND, time)?;
         let took = try_join_all((0..schedule.calls()).map(|number| async move {
@@ -77,7 +78,7 @@ impl Reading {
         Ok(times)
     }
 
-    /// As fast as the clients can.
+    /// Sends requests as fast as the clients can.
     async fn at_full_speed(&self, time: Duration) -> Result<(f64, Times)> {
         let begun = Instant::now();
         let clients = try_join_all((0..CLIENTS).map(|_| async {
@@ -111,14 +112,14 @@ impl Side for Reading {
     }
 }
 
-/// What is read, in words, and everything that can be asked for.
+/// A kind of read: its description, and all its requests.
 struct Read {
     what: &'static str,
     file: &'static str,
     asks: Vec<Ask>,
 }
 
-/// Fills the records through the API, as tenants would.
+/// Fills the store through the API, like tenants.
 async fn fill(site: &mut Site, allocations: usize) -> Result<Vec<Read>> {
     progress(format_args!("making {allocations} allocations"));
     site.forget_done();
@@ -146,7 +147,7 @@ async fn fill(site: &mut Site, allocations: usize) -> Result<Vec<Read>> {
         let mut query = AllocationListQuery { limit: Some(PAGE), ..AllocationListQuery::default() };
         loop {
             let page = tenant.account().client.project_allocations(&tenant.project, &query).await?;
-            // The last page may be a short one.
+            // The last page may be shorter.
             if page.items.len() < usize::try_from(PAGE)? {
                 break;
             }
@@ -178,7 +179,7 @@ async fn fill(site: &mut Site, allocations: usize) -> Result<Vec<Read>> {
     ])
 }
 
-/// Starts the peer with the answers that the server gives now.
+/// Starts the peer with the current answers of the server.
 async fn start_bare(setup: &Setup, http: &reqwest::Client, reads: &[Read], name: &str) -> Result<(Companion, String)> {
     let folder = setup.disk.join(format!("{name}-answers"));
     std::fs::create_dir_all(&folder)?;

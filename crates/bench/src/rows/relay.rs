@@ -1,9 +1,9 @@
-//! Events from the outbox into NATS JetStream: a server process whose only role is the relay, against a publisher that has the same
-//! messages in memory and keeps no records.
+//! Events from the outbox to NATS JetStream: a server process with only the relay role, against a publisher that has the same
+//! messages in memory and stores nothing.
 //!
-//! Both write to the same NATS, into streams with the same settings, with the same headers and as many answers on their way; the peer
-//! sends on without waiting, as the library means it. The time is that from the first event that JetStream stored until the last: until
-//! it is marked as published in the outbox, or, for the peer, until its answer came.
+//! Both write to the same NATS, into streams with the same settings, with the same headers and the same number of unacknowledged
+//! messages. The peer sends without waiting, as the library intends. The measured time starts when JetStream stores the first
+//! event. It ends when the last event is marked as published in the outbox or, for the peer, when its acknowledgment arrives.
 
 use std::path::PathBuf;
 use std::sync::{Arc, Mutex, PoisonError};
@@ -28,9 +28,9 @@ use crate::rows::allocations::stores;
 use crate::rows::durable::context;
 use crate::{Result, Setup};
 
-/// Events of a round for every second that it should last.
+/// Events of a round per second of its length.
 const PER_SECOND: u64 = 5000;
-/// The life of one allocation.
+/// The events of one allocation.
 const LIFE: [&str; 7] = [
     "gpuaas.allocation.requested.v1",
     "gpuaas.allocation.provisioning.v1",
@@ -40,24 +40,24 @@ const LIFE: [&str; 7] = [
     "gpuaas.allocation.release_ordered.v1",
     "gpuaas.allocation.released.v1",
 ];
-/// Allocations that live at the same time, so that their events lie between each other.
+/// Concurrent allocations, so that their events are interleaved.
 const LIVES: usize = 500;
-/// Answers on their way, on both sides: two lanes of the outbox with a batch each.
+/// Unacknowledged messages on both sides: two lanes of the outbox with a batch each.
 const IN_FLIGHT: usize = 512;
 /// How long a round may take.
 const PATIENCE: Duration = Duration::from_secs(120);
-/// The stream of a server that is told nothing else.
+/// The stream of a server with default settings.
 const STREAM: &str = "GPUAAS";
 const BARE_STREAM: &str = "BARE";
 
-/// What the sides publish: the peer takes its messages from what a relay published last.
+/// The events of the sides: the peer takes its messages from what a relay published last.
 type Events = Arc<Mutex<Vec<OutboxRow>>>;
 
 /// A server process that relays, on one store.
 struct Relay {
     name: String,
     program: PathBuf,
-    /// For logs.
+    /// The folder for logs.
     logs: PathBuf,
     folder: PathBuf,
     /// The database.
@@ -75,7 +75,7 @@ impl Relay {
         command
     }
 
-    /// Commits what the relay shall find.
+    /// Commits the events for the relay.
     async fn fill(&self, events: usize) -> Result<()> {
         let rows = fill_store(&self.store, events).await?;
         *self.events.lock().unwrap_or_else(PoisonError::into_inner) = rows;
@@ -83,7 +83,7 @@ impl Relay {
     }
 }
 
-/// A look at the records of a running server, past its store: whoever opens that has it alone on SQLite.
+/// Reads the store of a running server directly: opening it as a store would be exclusive on SQLite.
 enum Look {
     Sqlite(SqliteConnection),
     Pg(PgConnection),
@@ -97,7 +97,7 @@ impl Look {
         })
     }
 
-    /// Waits until all is marked, and says when.
+    /// Waits until all events are marked, and returns when.
     async fn marked(&mut self) -> Result<Timestamp> {
         const ONE: &str = "SELECT COUNT(*) FROM (SELECT 1 FROM outbox_waiting LIMIT 1) AS waiting";
         let deadline = tokio::time::Instant::now() + PATIENCE;
@@ -118,7 +118,7 @@ impl Look {
     }
 }
 
-/// Commits events that nobody has published, and says which.
+/// Commits unpublished events, and returns them.
 pub(crate) async fn fill_store(store: &str, events: usize) -> Result<Vec<OutboxRow>> {
     let store = Store::open(&StoreConfig::parse(store)?).await?;
     let mut made = 0;
@@ -137,7 +137,7 @@ pub(crate) async fn fill_store(store: &str, events: usize) -> Result<Vec<OutboxR
     let end = store.outbox_end().await?;
     let rows = rows_after(&store, end - i64::try_from(events)?).await?;
     let waiting: u64 = store.outbox_lanes_waiting().await?.into_iter().map(|(_, waiting)| waiting).sum();
-    // A lane is counted up to a limit.
+    // A lane is counted only up to a limit.
     if rows.len() != events || waiting < u64::try_from(events)?.min(MAX_WAITING) {
         return Err("the outbox does not hold what was put into it".into());
     }
@@ -145,7 +145,7 @@ pub(crate) async fn fill_store(store: &str, events: usize) -> Result<Vec<OutboxR
     Ok(rows)
 }
 
-/// An allocation whose events are made up.
+/// An allocation with made-up events.
 struct Life {
     allocation: AllocationId,
     data: serde_json::Value,
@@ -183,7 +183,7 @@ async fn rows_after(store: &Store, position: i64) -> Result<Vec<OutboxRow>> {
     }
 }
 
-/// Waits until the stream has so many events, and says when it stored the first of them.
+/// Waits until the stream has this many events, and returns when it stored the first of them.
 async fn first_of(mut stream: Stream, events: usize) -> Result<Timestamp> {
     let deadline = tokio::time::Instant::now() + PATIENCE;
     loop {
@@ -200,7 +200,7 @@ async fn first_of(mut stream: Stream, events: usize) -> Result<Timestamp> {
     }
 }
 
-/// How many events a round of this length has.
+/// Returns the number of events in a round of this length.
 fn events_in(time: Duration) -> Result<usize> {
     Ok(usize::try_from(PER_SECOND * u64::try_from(time.as_millis())? / 1000)?.max(1000))
 }
@@ -214,7 +214,7 @@ impl Side for Relay {
         Box::pin(async move {
             let events = events_in(time)?;
             self.fill(events).await?;
-            // What was there before, if there was a round before.
+            // Removes the events of an earlier round.
             if let Ok(stream) = self.context.get_stream(STREAM).await {
                 stream.purge().await?;
             }
@@ -229,14 +229,14 @@ impl Side for Relay {
     }
 }
 
-/// A publisher and nothing else.
+/// A publisher without a store.
 struct Bare {
     context: jetstream::Context,
     events: Events,
 }
 
 impl Bare {
-    /// Its stream, empty. It is like that of the relay.
+    /// Creates its empty stream, with the settings of the relay's.
     async fn stream(&self) -> Result<Stream> {
         let like = self.context.get_stream(STREAM).await?.cached_info().config.clone();
         let config = Config { name: BARE_STREAM.to_owned(), subjects: vec!["bare.>".to_owned()], ..like };
@@ -291,7 +291,7 @@ impl Side for Bare {
     }
 }
 
-/// A stream that is there, or will be soon.
+/// Returns a stream, and waits until it exists.
 async fn made(context: &jetstream::Context, name: &str) -> Result<Stream> {
     let deadline = tokio::time::Instant::now() + PATIENCE;
     loop {
@@ -325,7 +325,7 @@ pub(crate) async fn run(setup: &Setup, effort: Effort) -> Result<Vec<Row>> {
             events: Arc::clone(&events),
         }));
     }
-    // The last in the first round: by then a relay has made its stream and left its events.
+    // Last in the first round: by then a relay has created its stream and left its events.
     let bare = sides.len();
     sides.push(Box::new(Bare { context, events }));
     let measured = interleave(&mut sides, effort).await;

@@ -1,4 +1,4 @@
-//! What a connected agent costs the server, and how fast all of them come back.
+//! The cost of a connected agent for the server, and how fast all of them reconnect.
 
 use std::net::SocketAddr;
 use std::sync::Arc;
@@ -42,21 +42,21 @@ impl Side for Reconnecting {
     }
 }
 
-/// Opens all links and returns them with what one of them holds, in bytes.
+/// Opens all links and returns them with the memory of one of them, in bytes.
 async fn memory_of(hosts: &Arc<Vec<Host>>, address: SocketAddr, process: u32) -> Result<(f64, Links)> {
     let before = proportional_memory(process)?;
     let links = Links::open_all(hosts, address).await?;
-    // What opening them caused (commits, log lines, buffers) has settled by then.
+    // By then the effects of opening them (commits, log lines, buffers) have settled.
     tokio::time::sleep(Duration::from_secs(3)).await;
     Ok(((proportional_memory(process)? - before) / count(hosts.len()), links))
 }
 
-/// Processor time that both servers spend on one link at rest, in microseconds per second: in the same windows, so that what else
-/// the machine does hits both.
+/// Returns the processor time that both servers spend on one idle link, in microseconds per second. Both are measured in the same
+/// windows, so that other load of the machine affects both.
 async fn rest(processes: [u32; 2], agents: usize, effort: Effort) -> Result<Vec<(f64, f64)>> {
     let mut windows = Vec::new();
-    // A window is a whole interval of heartbeats: all agents came at about the same time, so in a shorter one the beats of one server
-    // fall into it and those of the other do not.
+    // A window is a whole heartbeat interval. All agents connected at about the same time, so a shorter window could contain the
+    // heartbeats of one server and not those of the other.
     let beat = Duration::from_secs(gpuaas_control::link::HEARTBEAT_SECONDS.into());
     for _ in 1..effort.rounds {
         let before = [processor_time(processes[0])?, processor_time(processes[1])?];
@@ -72,12 +72,12 @@ async fn rest(processes: [u32; 2], agents: usize, effort: Effort) -> Result<Vec<
 }
 
 pub(crate) async fn run(setup: &Setup, effort: Effort, agents: usize) -> Result<Vec<Row>> {
-    // Both servers have a link of every agent at the same time, and this process has both ends' clients.
+    // Both servers have a link of every agent at the same time, and this process has the clients of both.
     child::check_descriptor_limit(2 * agents)?;
     let name = format!("scale-{agents}");
     let cluster = Cluster::start(setup, &name, None).await?;
     let hosts = Arc::new(cluster.enroll(agents).await?);
-    // What enrolling left behind in its memory would be filled with links and make them look small.
+    // Memory left over from the enrollment would be reused for links and make them look small.
     let cluster = cluster.restart(setup, &name, None).await?;
     let (bare, bare_address) = start_bare(setup, &cluster, hosts.first().ok_or("no hosts")?).await?;
     progress(format_args!("connecting {agents} agents to both servers"));
@@ -99,7 +99,7 @@ pub(crate) async fn run(setup: &Setup, effort: Effort, agents: usize) -> Result<
         Box::new(Reconnecting { name: "gpuaas", hosts: Arc::clone(&hosts), address: cluster.link, links: Some(our_links) }),
         Box::new(Reconnecting { name: peer, hosts, address: bare_address, links: Some(bare_links) }),
     ];
-    // A round of thousands of handshakes takes as long as it takes.
+    // A round of thousands of handshakes has no fixed length.
     let effort = Effort { rounds: if agents > 1000 { 7 } else { effort.rounds }, ..effort };
     let measured = interleave(&mut sides, effort).await;
     rows.push(measured.row(&format!("reconnect all {agents} agents"), "1/s", 0, 1, 0, Goal::AtLeast(0.7)));

@@ -1,4 +1,4 @@
-//! Sign + verify: a whole signed task against the bare signature.
+//! Sign and verify: a complete signed task against the bare signature.
 
 use std::time::{Duration, Instant};
 
@@ -15,7 +15,7 @@ use crate::measure::{Effort, Goal, Round, Row, Side, count, interleave};
 
 const SEED: [u8; 32] = [42; 32];
 
-/// A task as the dispatcher would sign it now.
+/// Returns a task as the dispatcher would sign it now.
 fn payload() -> Result<envelope::Payload> {
     let now = Timestamp::now();
     let params = serde_json::value::RawValue::from_string(format!("{{\"message\":\"{}\"}}", "m".repeat(64)))?;
@@ -35,7 +35,7 @@ fn payload() -> Result<envelope::Payload> {
     })
 }
 
-/// One side: something that signs and checks once per call.
+/// One side: signs and verifies once per call.
 struct Signing {
     name: &'static str,
     work: Box<dyn FnMut() -> Result<()> + Send>,
@@ -79,7 +79,7 @@ fn whole_envelope() -> Result<Signing> {
     Ok(Signing { name: "gpuaas envelope", work: Box::new(work) })
 }
 
-/// The bytes that the envelope's signature covers.
+/// Returns the bytes that the envelope's signature covers.
 fn signed_bytes() -> Result<Vec<u8>> {
     Ok(dsse::pre_authentication_encoding(envelope::PAYLOAD_TYPE, &serde_json::to_vec(&payload()?)?))
 }

@@ -1,7 +1,8 @@
-//! Guests: what the agent itself needs to make one, and what its drives cost.
+//! Guests: the agent's own time to create one, and the cost of its drives.
 //!
-//! The time to make a guest is that of the real agent process on a simulated host, whose drives, images and guests take no time, as its
-//! receipts tell it. Images and wipes go to a real block device, through the operations that the agent's tasks use.
+//! The time to create a guest is that of the real agent process on a simulated host, whose drives, images and guests take no
+//! time; it is read from the receipts. Images and wipes go to a real block device, through the operations that the agent's tasks
+//! use.
 
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -29,14 +30,14 @@ use crate::rows::latency::start_agent;
 use crate::times::{TimeUnit, Times};
 use crate::{Result, Setup};
 
-/// All of the agent's own time to make a guest.
+/// The goal for the agent's own time to create a guest.
 const OVERHEAD_MS: f64 = 50.0;
-/// The program that the product writes images with.
+/// The program with which the product writes images.
 const QEMU_IMG: &str = "/usr/bin/qemu-img";
 /// The image has content in every second part of this size.
 const IMAGE_PART: u64 = 32 << 20;
 
-/// Guests that are made and released one after the other on one slot.
+/// Guests that are created and released one after the other on one slot.
 struct Provisions {
     cluster: Cluster,
     _agent: Server,
@@ -62,7 +63,8 @@ impl Provisions {
         Ok(Self { cluster, _agent: agent, node })
     }
 
-    /// Makes a guest and releases it. Returns how long making it took, and how much of that was spent waiting for it to answer.
+    /// Creates a guest and releases it. Returns how long the creation took, and how much of that was spent waiting for it to
+    /// answer.
     async fn once(&self) -> Result<(Duration, Duration)> {
         let client = &self.cluster.client;
         let create = SliceCreate {
@@ -92,7 +94,7 @@ impl Provisions {
         Ok(times)
     }
 
-    /// From the receipt: its times are exact, those of the phases whole milliseconds.
+    /// Reads the times from the receipt: its times are exact, those of the phases are whole milliseconds.
     async fn times_of(&self, task: TaskId) -> Result<(Duration, Duration)> {
         let evidence = self.cluster.client.task_evidence(&task.to_string()).await?;
         let receipt = evidence.receipt.ok_or("no receipt")?;
@@ -156,7 +158,7 @@ pub(crate) async fn overhead(setup: &Setup, effort: Effort) -> Result<Vec<Row>> 
     ])
 }
 
-/// This machine as a host of guests, with everything of it in one folder.
+/// Returns this machine as a host of guests, with all its files in one folder.
 fn machine(folder: &Path) -> (Host, Layout) {
     let at = |name: &str| folder.join(name);
     let layout = Layout {
@@ -181,7 +183,7 @@ struct Image {
 }
 
 impl Image {
-    /// Half of it content by chance, half of it nothing; brought in as any image is.
+    /// Creates an image, half random content and half empty, and imports it like any image.
     async fn make(folder: &Path, host: &Host, layout: &Layout) -> Result<Self> {
         progress("making an image");
         let images = folder.join("images");
@@ -229,7 +231,7 @@ fn digest_of(file: &Path) -> Result<Digest> {
     Ok(Digest::try_from(format!("sha256:{}", gpuaas_contract::hex(context.finish().as_ref())))?)
 }
 
-/// What one side does with the drive, over and over.
+/// The repeated work of one side on the drive.
 enum Job {
     /// Writes the image through the product.
     Write(Image),
@@ -241,7 +243,7 @@ enum Job {
     Dd,
 }
 
-/// One side. Both have the same drive in turn.
+/// One side. Both use the same drive in turn.
 struct Work {
     job: Job,
     drive: Arc<Drive>,
@@ -249,7 +251,7 @@ struct Work {
 }
 
 impl Work {
-    /// Does it once. What comes before and the look at the result do not count.
+    /// Does it once. The preparation and the check of the result do not count.
     async fn once(&self) -> Result<Duration> {
         let (drive, node) = (&self.drive, drive::text(&self.drive.node)?);
         match &self.job {
@@ -287,7 +289,7 @@ impl Work {
                 drive.fill()?;
                 let (of, count) = (format!("of={node}"), format!("count={}", BYTES / (4 << 20)));
                 let begun = Instant::now();
-                // The drive has it in the end, as after a wipe.
+                // Flushed to the drive at the end, as after a wipe.
                 drive::run("dd", &["if=/dev/zero", &of, "bs=4M", &count, "oflag=direct", "conv=fsync,notrunc"]).await?;
                 let took = begun.elapsed();
                 if drive.is_zero()? { Ok(took) } else { Err("dd left something".into()) }
@@ -296,7 +298,7 @@ impl Work {
     }
 }
 
-/// Reads the whole drive: it holds the image, and zeros where that is empty.
+/// Reads the whole drive and checks that it has the image, and zeros where the image is empty.
 async fn compare(image: &Image, node: &str) -> Result<()> {
     let arguments = ["compare", "-f", "qcow2", "-F", "raw", "-T", "none", drive::text(&image.path)?, node];
     drive::run(QEMU_IMG, &arguments).await.map(drop)
@@ -366,7 +368,7 @@ pub(crate) async fn wipe(setup: &Setup, effort: Effort) -> Result<Vec<Row>> {
     Ok(rows)
 }
 
-/// A drive is filled or spoiled before and read afterwards: a short round would hold only one piece of work.
+/// Makes rounds longer. A drive is filled or changed before and read afterwards, so a short round would have only one operation.
 fn longer(effort: Effort) -> Effort {
     Effort { round_ms: effort.round_ms.max(4000), ..effort }
 }

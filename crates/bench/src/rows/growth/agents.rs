@@ -1,4 +1,4 @@
-//! The same rate of tasks over more and more connected agents.
+//! The same rate of tasks over a growing number of connected agents.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -13,7 +13,7 @@ use crate::report::progress;
 use crate::times::TimeUnit;
 use crate::{Result, Setup};
 
-/// Tasks per second, below what the smallest cluster can do: what is asked is whether the largest still keeps up.
+/// Tasks per second, below the capacity of the smallest cluster. The question is whether the largest keeps up.
 const PER_SECOND: u32 = 100;
 
 pub(crate) async fn run(setup: &Setup, effort: Effort) -> Result<Vec<Row>> {
@@ -34,7 +34,7 @@ pub(crate) async fn run(setup: &Setup, effort: Effort) -> Result<Vec<Row>> {
         progress(format_args!("{size} agents"));
         links.open(there..*size).await?;
         there = *size;
-        // What their coming caused has settled by then.
+        // By then the effects of the new connections have settled.
         tokio::time::sleep(Duration::from_secs(3)).await;
         let (mut rate, mut latency, mut cost) = (Vec::new(), Vec::new(), Vec::new());
         for round in 0..effort.rounds {

@@ -1,7 +1,7 @@
-//! How long it takes until the records say that a node is gone, over the number of nodes that are there.
+//! The time until the store shows that a node is gone, over the number of nodes.
 //!
-//! Two deaths: the agent's process ends and its connection with it; or the whole host falls silent, and only the keep-alive of the
-//! connection can tell.
+//! There are two cases: the agent's process ends together with its connection; or the whole host falls silent, and only the
+//! keep-alive of the connection detects it.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -17,22 +17,22 @@ use crate::report::progress;
 use crate::times::{TimeUnit, Times};
 use crate::{Result, Setup};
 
-/// Batches per size: each gives a slope of its own.
+/// Batches per size. Each gives its own slope.
 const BATCHES: usize = 6;
 /// Agents that end, per batch.
 const ENDINGS: usize = 40;
 /// Hosts that fall silent, per batch.
 const SILENCES: usize = 10;
-/// The keep-alive asks every 10 s. Silent deaths are spread over that time, so that it does not matter when links were opened.
+/// The period of the keep-alive. Silent hosts are spread over it, so that the opening times of the links do not matter.
 const KEEP_ALIVE: Duration = Duration::from_secs(10);
-/// No death may take longer than this to be noticed.
+/// Longest time until a lost node is noticed.
 const PATIENCE: Duration = Duration::from_secs(60);
 
 async fn is_online(cluster: &Cluster, host: &Host) -> Result<bool> {
     Ok(cluster.client.node(&host.grant.node_id.to_string()).await?.online)
 }
 
-/// Closes links one by one and waits for each until the API says offline. Median per batch, in milliseconds.
+/// Closes links one by one and waits for each until the API reports it as offline. Returns the median per batch, in milliseconds.
 async fn closed(cluster: &Cluster, hosts: &[Host], links: &mut Links) -> Result<Vec<f64>> {
     let mut medians = Vec::new();
     for _ in 0..BATCHES {
@@ -56,7 +56,7 @@ async fn closed(cluster: &Cluster, hosts: &[Host], links: &mut Links) -> Result<
     Ok(medians)
 }
 
-/// Freezes links at even distances over one period of the keep-alive. Median per batch, in seconds.
+/// Freezes links at even distances over one period of the keep-alive. Returns the median per batch, in seconds.
 async fn silent(cluster: &Cluster, hosts: &[Host], links: &mut Links) -> Result<Vec<f64>> {
     let deaths = BATCHES * SILENCES;
     let mut died = Vec::with_capacity(deaths);
@@ -68,7 +68,7 @@ async fn silent(cluster: &Cluster, hosts: &[Host], links: &mut Links) -> Result<
     }
     let mut batches: Vec<Times> = (0..BATCHES).map(|_| Times::new()).collect::<Result<_>>()?;
     for (host, died) in died.into_iter().enumerate() {
-        // When it was noticed is in the records; when we look does not matter.
+        // The time of the detection is stored, so the time of this poll does not matter.
         let noticed = loop {
             let node = cluster.client.node(&hosts[host].grant.node_id.to_string()).await?;
             if !node.online {

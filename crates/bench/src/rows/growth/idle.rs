@@ -1,4 +1,4 @@
-//! What agents at rest ask of the database: nothing.
+//! The load of idle agents on the database, which must be none.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -12,7 +12,7 @@ use crate::report::progress;
 use crate::rows::durable::create_database;
 use crate::{Result, Setup};
 
-/// Transactions that PostgreSQL counts for a database.
+/// Returns the number of transactions that PostgreSQL has counted for a database.
 async fn transactions(url: &str) -> Result<f64> {
     let (before, name) = url.rsplit_once('/').ok_or("the address has no database")?;
     let mut connection = PgConnection::connect(&format!("{before}/postgres")).await?;
@@ -32,7 +32,7 @@ pub(crate) async fn run(setup: &Setup) -> Result<Vec<Row>> {
     let hosts = Arc::new(cluster.enroll(agents).await?);
     let watch = Duration::from_secs(30);
     let per_second = async || {
-        // Sessions of PostgreSQL tell their counts up to 10 s late: what happened before must be in them by then.
+        // PostgreSQL reports the counts of a session up to 10 s late. Earlier transactions must be included by then.
         tokio::time::sleep(Duration::from_secs(13)).await;
         let (before, started) = (transactions(&url).await?, Instant::now());
         tokio::time::sleep(watch).await;

@@ -1,4 +1,4 @@
-//! A fixed rate of tasks, spread over many nodes that are played by us.
+//! A fixed rate of tasks, spread over many simulated nodes.
 
 use std::collections::HashMap;
 use std::time::Duration;
@@ -14,23 +14,24 @@ use crate::rows::latency::ask_for_ping;
 use crate::times::{Schedule, Times};
 use crate::worker::Done;
 
-/// How long the last task may take.
+/// Longest wait for the last task.
 const PATIENCE: Duration = Duration::from_secs(60);
-/// Tasks whose end is looked up in the records as well.
+/// Tasks whose end is also checked in the store.
 const LOOKED_UP: usize = 10;
-/// From one node to the next: a prime, so that all have their turn and neighbors in time are not neighbors in the records.
+/// The distance between two consecutively used nodes: a prime, so that all are used and consecutive ones are not neighbors in the
+/// store.
 const STRIDE: usize = 7919;
 
-/// What came of it.
+/// The result of a load.
 pub(super) struct Loaded {
     pub(super) tasks: usize,
     /// Receipts stored per second.
     pub(super) per_second: f64,
-    /// From when a call was due until its task would have started on the node.
+    /// From the time when a call was due until its task would have started on the node.
     pub(super) started: Times,
 }
 
-/// Asks for `per_second` tasks a second, open loop, and waits until every one of them has a receipt in the store.
+/// Requests `per_second` tasks per second, open loop, and waits until each of them has a stored receipt.
 pub(super) async fn offer(
     cluster: &Cluster,
     hosts: &[Host],
@@ -39,7 +40,7 @@ pub(super) async fn offer(
     done: &mut UnboundedReceiver<Done>,
 ) -> Result<Loaded> {
     let schedule = Schedule::new(Duration::from_secs(1) / per_second, time)?;
-    // Another first node in every round.
+    // Every round starts with another node.
     let first = usize::try_from(schedule.started_at().0.unsigned_abs() % 1_000_003)?;
     let asked = try_join_all((0..schedule.calls()).zip(first..).map(|(number, turn)| async move {
         let begin = schedule.wait(number).await;

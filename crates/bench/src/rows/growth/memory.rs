@@ -1,4 +1,4 @@
-//! The agent's memory over the tasks it has done.
+//! The agent's memory over the number of executed tasks.
 
 use std::time::Duration;
 

@@ -15,7 +15,7 @@ use crate::{Result, Setup};
 /// Slopes up to this are noise: over two powers of ten it is a quarter more.
 const FLAT: Goal = Goal::AtMost(0.05);
 
-/// A fresh database where the server of a real site would have it, if there is one; SQLite otherwise.
+/// Creates a database on PostgreSQL, as a real site would have it, if there is one; otherwise SQLite is used.
 async fn database(setup: &Setup, name: &str) -> Result<Option<String>> {
     match &setup.postgres_disk {
         Some(server) => Ok(Some(create_database(server, name).await?)),
@@ -23,7 +23,7 @@ async fn database(setup: &Setup, name: &str) -> Result<Option<String>> {
     }
 }
 
-/// One point: how much there is, and what every batch measured there.
+/// One point: the size, and the measurement of every batch.
 pub(crate) type Point = (f64, Vec<f64>);
 
 pub(crate) fn slope_row(path: &str, points: &[Point], unit: &str, goal: Goal) -> Row {

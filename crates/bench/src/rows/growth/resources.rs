@@ -1,4 +1,4 @@
-//! Claims and enqueues over what is in the records already.
+//! Claims and enqueues over the number of stored tasks.
 
 use std::time::Instant;
 
@@ -13,7 +13,7 @@ use crate::rows::durable::{Caller, Tasks, create_database};
 use crate::times::{TimeUnit, Times};
 use crate::{Result, Setup};
 
-/// Batches per point: each gives a slope of its own, and their interval says how sure it is.
+/// Batches per point. Each gives its own slope, and the interval shows the precision.
 const BATCHES: usize = 6;
 /// Operations per batch.
 const BATCH: usize = 50;
@@ -37,7 +37,8 @@ async fn places(setup: &Setup, what: &str) -> Result<Vec<Place>> {
     Ok(places)
 }
 
-/// The median time of a claim in every batch, in microseconds. Every claimed task is finished, so that the queue keeps its depth.
+/// Returns the median time of a claim in every batch, in microseconds. Every claimed task is finished, so that the depth of the
+/// queue stays the same.
 async fn claim_times(tasks: &mut Tasks) -> Result<Vec<f64>> {
     let Tasks { store, keys, cluster, callers, .. } = tasks;
     let caller: &mut Caller = callers.first_mut().ok_or("no caller")?;
@@ -56,7 +57,7 @@ async fn claim_times(tasks: &mut Tasks) -> Result<Vec<f64>> {
     Ok(medians)
 }
 
-/// Puts finished tasks beside the others, as a busy cluster has them by the million.
+/// Adds finished tasks, of which a busy cluster has millions.
 async fn add_finished(config: &StoreConfig, node: &str, from: usize, to: usize) -> Result<()> {
     let insert = |id: &str, series: &str| {
         format!(
@@ -81,7 +82,7 @@ async fn add_finished(config: &StoreConfig, node: &str, from: usize, to: usize) 
                 to - 1
             );
             sqlx::query(AssertSqlSafe(insert("printf('%032x', i)", &series))).execute(&mut connection).await?;
-            // A million rows in one transaction leave a log that no server would ever have.
+            // A million rows in one transaction leave a log that no real server would have.
             sqlx::query("PRAGMA wal_checkpoint(TRUNCATE)").execute(&mut connection).await?;
             connection.close().await?;
         }

@@ -1,4 +1,5 @@
-//! What one task costs the server while more and more agents wait in long-polls: only the one that it is for may wake up.
+//! The cost of one task for the server while a growing number of agents waits in long-polls: only the task's own agent may wake
+//! up.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -14,7 +15,7 @@ use crate::{Result, Setup};
 
 /// Tasks per second.
 const PER_SECOND: u32 = 50;
-/// Pairs of a window at rest and a window under load.
+/// Pairs of an idle window and a window under load.
 const BATCHES: usize = 6;
 /// Connections of one waiter: one per held poll, and one to answer.
 const CONNECTIONS: usize = 3;
@@ -40,7 +41,7 @@ pub(crate) async fn run(setup: &Setup) -> Result<Vec<Row>> {
         there = *size;
         let mut costs = Vec::new();
         for _ in 0..=BATCHES {
-            // Waiting has a price of its own (asking again, heartbeats), which is not the task's.
+            // Waiting has its own cost (renewals, heartbeats), which is not the task's.
             let (before, started) = (processor_time(process)?, Instant::now());
             tokio::time::sleep(window).await;
             let at_rest = (processor_time(process)? - before) / started.elapsed().as_secs_f64();
@@ -49,7 +50,7 @@ pub(crate) async fn run(setup: &Setup) -> Result<Vec<Row>> {
             let spent = processor_time(process)? - before - at_rest * started.elapsed().as_secs_f64();
             costs.push(spent / count(loaded.tasks) * 1e3);
         }
-        // The first warms up.
+        // The first is a warm-up.
         costs.remove(0);
         if pollers.alive() != *size {
             return Err(format!("{} of {size} sessions are still open", pollers.alive()).into());
