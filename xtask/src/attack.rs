@@ -1,4 +1,5 @@
-//! `cargo xtask attack`: real processes are attacked while somebody works beside them. The short forms are part of `cargo xtask test`.
+//! `cargo xtask attack`: attacks real processes while a legitimate user works beside it. The short forms are part of
+//! `cargo xtask test`.
 
 use std::io::{BufRead as _, BufReader};
 use std::os::unix::process::CommandExt as _;
@@ -12,15 +13,15 @@ use crate::{cargo, test};
 /// Options of `cargo xtask attack`.
 #[derive(clap::Args)]
 pub(crate) struct Options {
-    /// Only attacks with one of these in their name, such as `sockets` or `http2`; all of them unless given
+    /// Only run attacks whose name contains one of these, such as `sockets` or `http2` (default: all)
     #[arg(value_name = "NAME")]
     names: Vec<String>,
-    /// The short forms, as `cargo xtask test` runs them
+    /// Run the short forms, like `cargo xtask test`
     #[arg(long)]
     short: bool,
 }
 
-/// Builds the programs, attacks them one by one and prints the figures. True if everything held.
+/// Builds the programs, attacks them one by one and prints the figures. Returns true if all attacks were withstood.
 pub(crate) fn run(options: &Options) -> Result<bool, String> {
     let all = cargo::test_features()?;
     let features = test::features(&all);
@@ -34,7 +35,7 @@ pub(crate) fn run(options: &Options) -> Result<bool, String> {
     let of_package = test::features(&cargo::of_package(&all, "gpuaas"));
     let mut arguments = vec!["test", "--package", "gpuaas", "--test", "e2e"];
     arguments.extend(of_package.iter().map(String::as_str));
-    // One at a time: the figures are those of the attacked server alone.
+    // One at a time, so that the figures are those of the attacked server alone.
     arguments.extend(["--", "--nocapture", "--test-threads=1"]);
     let filters: Vec<String> = match options.names.is_empty() {
         true => vec!["attack::".to_owned()],
@@ -57,7 +58,7 @@ pub(crate) fn run(options: &Options) -> Result<bool, String> {
         for line in BufReader::new(output).split(b'\n') {
             let line = line.map_err(|error| format!("output of cargo: {error}"))?;
             let line = String::from_utf8_lossy(&line).into_owned();
-            // The test harness writes the name of a test without an end of line before it.
+            // The test harness prints the name of a test before it, without a line break.
             if let Some(at) = line.find("attack ").filter(|_| line.contains("; bystander ")) {
                 figures.push(line[at..].to_owned());
             }

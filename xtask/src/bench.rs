@@ -1,6 +1,6 @@
-//! `cargo xtask bench`: gets the peers, builds for release, and lets `gpuaas-bench` measure.
+//! `cargo xtask bench`: installs the peers, builds for release, and runs `gpuaas-bench`.
 //!
-//! A peer that cannot be had is no error: its rows say SKIP.
+//! A missing peer is not an error: its rows say SKIP.
 
 mod peers;
 
@@ -14,31 +14,31 @@ use crate::{cargo, postgres, requirements};
 /// Options of `cargo xtask bench`.
 #[derive(clap::Args)]
 pub(crate) struct Options {
-    /// Rounds of a second and small numbers: a first impression in some minutes
+    /// Run rounds of a second and small numbers, for a first impression in some minutes
     #[arg(long)]
     quick: bool,
-    /// Only what has one of these in its name: see --list
+    /// Only run measurements whose name contains one of these: see --list
     #[arg(value_name = "ROW")]
     rows: Vec<String>,
-    /// Print what can be measured
+    /// List the measurements
     #[arg(long)]
     list: bool,
-    /// Use the programs as they were built the last time
+    /// Use the programs of the last build
     #[arg(long)]
     no_build: bool,
-    /// Install nothing; peers that are not there are skipped
+    /// Install nothing; missing peers are skipped
     #[arg(long)]
     offline: bool,
 }
 
 impl Options {
-    /// Whether one of these is wanted. `gpuaas-bench` has the list of them all.
+    /// Returns whether one of these is selected. `gpuaas-bench` has the full list.
     fn wants(&self, names: &[&str]) -> bool {
         self.rows.is_empty() || self.rows.iter().any(|part| names.iter().any(|name| name.contains(part.as_str())))
     }
 }
 
-/// Prepares everything and runs the measurements. True unless they could not be made at all: slow is not a failure.
+/// Prepares everything and runs the measurements. Returns true unless they could not run at all: a slow result is not a failure.
 pub(crate) fn run(options: &Options) -> Result<bool, String> {
     let target = cargo::workspace().join("target");
     let folder = target.join("bench");
@@ -90,14 +90,14 @@ pub(crate) fn run(options: &Options) -> Result<bool, String> {
     Ok(succeeded)
 }
 
-/// Prints what will be measured. False if a name fits nothing, and then it was said.
+/// Prints the selected measurements. Returns false if a name matches nothing, which is then printed.
 fn listed(program: &Path, options: &Options) -> Result<bool, String> {
     let mut command = std::process::Command::new(program);
     let status = command.arg("list").args(&options.rows).status();
     Ok(status.map_err(|error| format!("{} cannot be started: {error}", program.display()))?.success())
 }
 
-/// Runs it in a group of its own, which the guard ends together with everything it started.
+/// Runs it in its own process group, which the guard ends together with everything it started.
 fn watched(mut command: std::process::Command, guard: &mut Guard) -> Result<bool, String> {
     use std::os::unix::process::CommandExt as _;
     let mut child = command
@@ -126,7 +126,7 @@ fn build(options: &Options) -> Result<(), String> {
     Ok(())
 }
 
-/// The rows that want a PostgreSQL.
+/// The rows that need PostgreSQL.
 const STORED: [&str; 12] = [
     "durable",
     "allocations",
@@ -158,7 +158,7 @@ fn start_postgres(options: &Options, folder: &Path, guard: &mut Guard) -> Option
     }
 }
 
-/// A folder on a disk, not in memory, that everybody may enter and whose path is short enough for sockets.
+/// Returns a folder on a disk, not in memory, that all users may enter and whose path is short enough for sockets.
 fn disk() -> PathBuf {
     let mounts = std::fs::read_to_string("/proc/mounts").unwrap_or_default();
     let in_memory = |folder: &Path| {

@@ -1,31 +1,32 @@
-//! Calls of cargo, always the one that runs us and always in the workspace's folder.
+//! Calls cargo: always the one that runs this program, and always in the workspace's folder.
 
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-/// The top folder of the repository.
+/// Returns the top folder of the repository.
 pub(crate) fn workspace() -> PathBuf {
-    // Cargo tells where we are now; the path from build time may be another copy of the repository.
+    // Cargo names the current location; the path from build time may be another copy of the repository.
     let xtask = std::env::var_os("CARGO_MANIFEST_DIR").unwrap_or_else(|| env!("CARGO_MANIFEST_DIR").into());
     Path::new(&xtask).parent().map_or_else(|| PathBuf::from("."), Path::to_path_buf)
 }
 
-/// A call of cargo, not yet started.
+/// Returns a cargo command, not yet started.
 pub(crate) fn command(arguments: &[&str]) -> Command {
     let mut command = Command::new(std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into()));
     command.args(arguments).current_dir(workspace());
     command
 }
 
-/// Runs cargo to its end with our own input and output; true if it succeeded.
+/// Runs cargo to its end with our own input and output. Returns true if it succeeded.
 pub(crate) fn run(arguments: &[&str]) -> Result<bool, String> {
     let status = command(arguments).status().map_err(|error| format!("cargo cannot be started: {error}"))?;
     Ok(status.success())
 }
 
-/// What the tests turn on wherever it is, as `package/feature`: places to crash at, and what a quick build leaves out.
+/// Returns the features that the tests turn on wherever they exist, as `package/feature`: failpoints, and what a quick build
+/// leaves out.
 ///
-/// The crash tests need it in every program, and turning it on everywhere in every step means that nothing is compiled twice.
+/// The crash tests need them in every program. Turning them on in every step means that nothing is compiled twice.
 pub(crate) fn test_features() -> Result<Vec<String>, String> {
     let output = command(&["metadata", "--no-deps", "--format-version", "1"])
         .output()
@@ -44,7 +45,7 @@ pub(crate) fn test_features() -> Result<Vec<String>, String> {
     Ok(packages.iter().flat_map(of_package).collect())
 }
 
-/// The features of one package among those.
+/// Returns the features of one package among those.
 pub(crate) fn of_package(features: &[String], package: &str) -> Vec<String> {
     let of_it = |feature: &&String| feature.split_once('/').is_some_and(|(name, _)| name == package);
     features.iter().filter(of_it).cloned().collect()

@@ -1,6 +1,6 @@
-//! Counting tests from what `cargo test` prints.
+//! Counts tests in the output of `cargo test`.
 
-/// How many tests passed, failed and were left out.
+/// Numbers of passed, failed and ignored tests.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Counts {
     pub(crate) passed: u64,
@@ -9,7 +9,7 @@ pub(crate) struct Counts {
 }
 
 impl Counts {
-    /// Adds the numbers of a `test result:` line; other lines change nothing.
+    /// Adds the numbers of a `test result:` line. Other lines are ignored.
     pub(crate) fn add_line(&mut self, line: &str) {
         let Some((_, result)) = line.split_once("test result: ") else { return };
         let Some((_, numbers)) = result.split_once(". ") else { return };

@@ -1,4 +1,4 @@
-//! Starting a server that writes a line when it is ready.
+//! Starts a server that prints a line when it is ready.
 
 use std::os::unix::process::CommandExt as _;
 use std::path::Path;
@@ -11,24 +11,24 @@ use crate::postgres::free_port;
 /// Longest time a fresh server may take to accept connections.
 const START_TIMEOUT: Duration = Duration::from_secs(30);
 
-/// A server to be started.
+/// A server to start.
 pub(crate) struct Daemon<'a> {
-    /// Its name, also of its log.
+    /// Its name, also used for its log.
     pub(crate) name: &'static str,
     /// The folder for its data and its log.
     pub(crate) folder: &'a Path,
-    /// What it writes when it is ready.
+    /// The text that it prints when it is ready.
     pub(crate) ready: &'static str,
-    /// Tells the guard about it.
+    /// Registers it with the guard.
     pub(crate) watch: fn(&mut Guard, u32) -> Result<(), String>,
 }
 
 impl Daemon<'_> {
-    /// Starts what `command` gives for a free port, and returns that port when the server is ready. The guard stops it.
+    /// Starts `command` with a free port, and returns that port when the server is ready. The guard stops it.
     pub(crate) fn start(&self, guard: &mut Guard, command: impl Fn(u16) -> Command) -> Result<u16, String> {
         std::fs::create_dir_all(self.folder).map_err(|error| format!("{}: {error}", self.folder.display()))?;
         let mut last_error = String::new();
-        // Another program may take the port between our look and the server's, so a few ports are tried.
+        // Another program may take the port before the server does, so a few ports are tried.
         for _ in 0..5 {
             let port = free_port()?;
             match self.attempt(guard, command(port)) {
@@ -48,7 +48,7 @@ impl Daemon<'_> {
         // In its own group, so that Ctrl-C leaves the order of stopping to the guard.
         command.process_group(0).stdin(Stdio::null()).stdout(log).stderr(log_too).current_dir(folder);
         let mut child = command.spawn().map_err(|error| format!("{name} cannot be started: {error}"))?;
-        // At once, so that it is stopped even if we are killed before it is ready.
+        // Registered at once, so that it is stopped even if this program is killed before it is ready.
         watch(guard, child.id())?;
         let started = Instant::now();
         let problem = loop {
@@ -63,7 +63,7 @@ impl Daemon<'_> {
             }
             std::thread::sleep(Duration::from_millis(20));
         };
-        // Its number may soon belong to somebody else.
+        // Its process id may soon belong to another process.
         watch(guard, 0)?;
         let _ = child.kill().and_then(|()| child.wait());
         let log = std::fs::read_to_string(&path).unwrap_or_default();

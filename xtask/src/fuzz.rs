@@ -1,7 +1,7 @@
 //! `cargo xtask fuzz`: runs the fuzz targets under libFuzzer and keeps their corpora small.
 //!
-//! The bodies of the targets are in `crates/fuzz`; an ordinary test replays the committed corpora there, so that only finding
-//! new inputs needs a nightly compiler.
+//! The bodies of the targets are in `crates/fuzz`, where an ordinary test replays the committed corpora. Only finding new inputs
+//! needs a nightly compiler.
 
 mod log;
 
@@ -13,27 +13,27 @@ use crate::guard::Guard;
 use crate::test::temporary_folder;
 use crate::{cargo, requirements};
 
-/// Most memory of a target, in MiB, with what the sanitizer keeps for itself.
+/// Memory limit of a target, in MiB, including the sanitizer's own.
 const MEMORY: u32 = 1024;
-/// Most memory of one allocation, in MiB: no input may make us take much more than its own size.
+/// Memory limit of one allocation, in MiB: no input may cause an allocation much larger than itself.
 const ALLOCATION: u32 = 64;
-/// Longest time for one input, in seconds.
+/// Time limit for one input, in seconds.
 const SECONDS: u32 = 5;
 
 /// Options of `cargo xtask fuzz`.
 #[derive(clap::Args)]
 pub(crate) struct Options {
-    /// Which targets; all of them unless given
+    /// The targets to run (default: all)
     targets: Vec<String>,
-    /// How long to run each of them
+    /// How many minutes to run each of them
     #[arg(long, default_value_t = 10)]
     minutes: u64,
-    /// How many processes for a target
+    /// Number of processes per target
     #[arg(long, default_value_t = 1)]
     jobs: u32,
 }
 
-/// How a target went.
+/// The result of a target.
 struct Outcome {
     target: String,
     figures: log::Figures,
@@ -41,7 +41,7 @@ struct Outcome {
     findings: Vec<PathBuf>,
 }
 
-/// Runs the targets one after the other and prints what they found. True if that is nothing.
+/// Runs the targets one after the other and prints their findings. Returns true if there are none.
 pub(crate) fn run(options: &Options) -> Result<bool, String> {
     let all = targets()?;
     if let Some(unknown) = options.targets.iter().find(|target| !all.contains(target)) {
@@ -64,7 +64,7 @@ pub(crate) fn run(options: &Options) -> Result<bool, String> {
         }
     }
 
-    // The targets write files for every input; in memory they are fast, and do not wear a disk out.
+    // The targets write files for every input; in memory that is fast and does not wear out a disk.
     let memory = Path::new("/dev/shm");
     let scratch = temporary_folder(if memory.is_dir() { memory } else { Path::new("/tmp") })?;
     let mut guard = Guard::over(&scratch)?;
@@ -85,7 +85,7 @@ pub(crate) fn run(options: &Options) -> Result<bool, String> {
     Ok(summary(&outcomes))
 }
 
-/// Runs one target and brings its committed corpus up to date.
+/// Runs one target and updates its committed corpus.
 fn fuzz(target: &str, options: &Options, folder: &Path, scratch: &Path, guard: &mut Guard) -> Result<Outcome, String> {
     let io = |path: &Path| {
         let path = path.display().to_string();
@@ -126,7 +126,7 @@ fn fuzz(target: &str, options: &Options, folder: &Path, scratch: &Path, guard: &
         return Err(format!("{target} could not be run; see {}", log_file.display()));
     }
 
-    // As few inputs as reach every edge that any input reaches.
+    // The fewest inputs that reach every edge.
     let _ = std::fs::remove_dir_all(&fresh);
     std::fs::create_dir_all(&fresh).map_err(io(&fresh))?;
     let fresh_path = fresh.display().to_string();
@@ -152,7 +152,7 @@ fn corpus_file(arguments: &[&str]) -> Result<(), String> {
     if cargo::run(&[&run, arguments].concat())? { Ok(()) } else { Err(format!("corpus {} failed", arguments.join(" "))) }
 }
 
-/// Longer inputs only make the fuzzer slow: what depends on length is built by the targets themselves.
+/// Returns the longest input. Longer ones only make the fuzzer slow: the targets build what depends on length themselves.
 fn longest_input(target: &str) -> u32 {
     match target {
         // A journal starts with a header of 4 KiB.
@@ -161,7 +161,7 @@ fn longest_input(target: &str) -> u32 {
     }
 }
 
-/// Runs it in a group of its own, which the guard ends, with its output in a file.
+/// Runs it in its own process group, which the guard ends, with its output in a file.
 fn watched(mut command: Command, log: &Path, scratch: &Path, guard: &mut Guard) -> Result<bool, String> {
     let file = std::fs::File::create(log).map_err(|error| format!("{}: {error}", log.display()))?;
     let also = file.try_clone().map_err(|error| format!("{}: {error}", log.display()))?;
@@ -192,14 +192,14 @@ fn summary(outcomes: &[Outcome]) -> bool {
     outcomes.iter().all(|outcome| outcome.findings.is_empty())
 }
 
-/// The targets, by the names of their shims.
+/// Returns the targets, by the names of their shims.
 fn targets() -> Result<Vec<String>, String> {
     let names = files(&cargo::workspace().join("fuzz/fuzz_targets")).into_iter();
     let names: Vec<String> = names.filter_map(|path| Some(path.file_stem()?.to_string_lossy().into_owned())).collect();
     if names.is_empty() { Err("there are no targets in fuzz/fuzz_targets".to_owned()) } else { Ok(names) }
 }
 
-/// The files of a folder by name; none if it cannot be read.
+/// Returns the files of a folder by name, or none if it cannot be read.
 fn files(folder: &Path) -> Vec<PathBuf> {
     let entries = std::fs::read_dir(folder).into_iter().flatten();
     let mut files: Vec<PathBuf> = entries.filter_map(|entry| Some(entry.ok()?.path())).filter(|path| path.is_file()).collect();
@@ -207,11 +207,11 @@ fn files(folder: &Path) -> Vec<PathBuf> {
     files
 }
 
-/// Cargo of the nightly toolchain. Through rustup, because the cargo that runs us knows no other toolchain.
+/// Returns a command for the nightly cargo. It goes through rustup, because our own cargo knows no other toolchain.
 fn nightly(arguments: &[&str]) -> Command {
     let mut command = Command::new("rustup");
     command.args(["run", "nightly", "cargo"]).args(arguments).current_dir(cargo::workspace());
-    // What our own cargo says about itself is not true for another one.
+    // The variables of our own cargo are wrong for another one.
     for variable in ["CARGO", "RUSTC", "RUSTUP_TOOLCHAIN", "CARGO_MANIFEST_DIR"] {
         command.env_remove(variable);
     }

@@ -1,16 +1,18 @@
-//! The guard: a small process that ends everything we started, however we end ourselves.
+//! The guard: a small process that ends everything this program started, however this program ends.
 //!
-//! It waits on a pipe whose other end only we hold. When we finish, fail, or are killed by Ctrl-C, SIGTERM or even SIGKILL, the pipe closes, and the
-//! guard ends the current group of processes, stops the private servers and removes the temporary folder. The ordinary way out is the same way.
+//! It waits on a pipe whose other end only this program holds. When this program finishes, fails, or is killed by Ctrl-C, SIGTERM
+//! or even SIGKILL, the pipe closes. The guard then ends the current process group, stops the private servers and removes the
+//! temporary folder. A normal exit uses the same mechanism.
 
 use std::io::Write as _;
 use std::os::unix::process::CommandExt as _;
 use std::path::Path;
 use std::process::{Child, ChildStdin, Command, Stdio};
 
-/// `$1` is the folder. Lines on standard input: `group <id>`, `nats <pid>`, `redis <pid>`, `temporal <pid>`, `gpuaas <pid>` (0 for none) and `postgres <pid>`.
+/// `$1` is the folder. Lines on standard input: `group <id>`, `nats <pid>`, `redis <pid>`, `temporal <pid>`, `gpuaas <pid>` (0
+/// for none) and `postgres <pid>`.
 ///
-/// A group that has ended may leave a stray child behind, so changing to another group ends the one before it as well.
+/// A finished group may leave a stray child behind, so a new group also ends the previous one.
 const SCRIPT: &str = r#"
 folder=$1
 group=0
@@ -58,7 +60,7 @@ rm -rf -- "$folder" || { sleep 0.5; rm -rf -- "$folder"; }
 exit 0
 "#;
 
-/// Ends what we started when it is dropped.
+/// Ends all registered processes when it is dropped.
 pub(crate) struct Guard {
     process: Child,
     orders: Option<ChildStdin>,
@@ -73,7 +75,7 @@ impl Guard {
             .stdin(Stdio::piped())
             .stdout(Stdio::null())
             .stderr(Stdio::null())
-            // Its own group, so that Ctrl-C reaches us and not the guard.
+            // Its own group, so that Ctrl-C reaches this program and not the guard.
             .process_group(0)
             .spawn()
             .map_err(|error| format!("/bin/sh cannot be started: {error}"))?;
@@ -81,37 +83,37 @@ impl Guard {
         Ok(Self { process, orders })
     }
 
-    /// Says which process group is running now.
+    /// Registers the current process group.
     pub(crate) fn running(&mut self, group: u32) -> Result<(), String> {
         self.order("group", group)
     }
 
-    /// Says that the group is over.
+    /// Registers that the group has ended.
     pub(crate) fn idle(&mut self) -> Result<(), String> {
         self.order("group", 0)
     }
 
-    /// Says which PostgreSQL to stop in the end.
+    /// Registers the PostgreSQL server to stop at the end.
     pub(crate) fn postgres(&mut self, pid: u32) -> Result<(), String> {
         self.order("postgres", pid)
     }
 
-    /// Says which NATS to stop in the end; 0 for none.
+    /// Registers the NATS server to stop at the end; 0 for none.
     pub(crate) fn nats(&mut self, pid: u32) -> Result<(), String> {
         self.order("nats", pid)
     }
 
-    /// Says which Redis to stop in the end; 0 for none.
+    /// Registers the Redis server to stop at the end; 0 for none.
     pub(crate) fn redis(&mut self, pid: u32) -> Result<(), String> {
         self.order("redis", pid)
     }
 
-    /// Says which Temporal to stop in the end; 0 for none.
+    /// Registers the Temporal server to stop at the end; 0 for none.
     pub(crate) fn temporal(&mut self, pid: u32) -> Result<(), String> {
         self.order("temporal", pid)
     }
 
-    /// Says which `gpuaas dev` to stop in the end; 0 for none.
+    /// Registers the `gpuaas dev` to stop at the end; 0 for none.
     pub(crate) fn gpuaas(&mut self, pid: u32) -> Result<(), String> {
         self.order("gpuaas", pid)
     }
@@ -124,7 +126,7 @@ impl Guard {
 
 impl Drop for Guard {
     fn drop(&mut self) {
-        // Closing the pipe is the order to clean up; waiting makes sure that it is done when we say so.
+        // Closing the pipe starts the cleanup; the wait makes sure that it is finished.
         self.orders = None;
         let _ = self.process.wait();
     }
@@ -142,7 +144,7 @@ mod tests {
 
         let mut guard = Guard::over(&folder).expect("start the guard");
         guard.running(sleeper.id()).expect("tell the guard");
-        // The sleeper must be reaped while the guard waits for its group to vanish.
+        // The sleeper must be reaped while the guard waits for its group to end.
         let reaper = std::thread::spawn(move || sleeper.wait().expect("wait for sleep"));
         drop(guard);
 

@@ -1,5 +1,5 @@
-//! `cargo xtask lab`: the real thing on one machine. What simulated hosts stand in for elsewhere is real here: libvirt, QEMU, Open vSwitch,
-//! DHCP, cloud-init, VFIO.
+//! `cargo xtask lab`: tests with real components on one machine. What simulated hosts replace elsewhere is real here: libvirt,
+//! QEMU, Open vSwitch, DHCP, cloud-init, VFIO.
 //!
 //! Only the hardware is emulated, because a developer's machine and CI have no GPU, no spare NVMe drive and often no KVM.
 
@@ -35,13 +35,13 @@ pub(crate) struct Options {
 
 #[derive(clap::Subcommand)]
 enum Lab {
-    /// A tenant leases a guest on this machine, through the real server and agent, with a loop device as its drive
+    /// Lease a guest on this machine as a tenant, through the real server and agent, with a loop device as its drive
     Slice(slice::Options),
-    /// An emulated host with an IOMMU, in which devices change hands between their drivers and vfio-pci
+    /// Boot an emulated host with an IOMMU, in which devices move between their drivers and vfio-pci
     Vfio,
 }
 
-/// Runs a lab. True if everything in it went as it should.
+/// Runs a lab. Returns true if it succeeded.
 pub(crate) fn run(options: &Options) -> Result<bool, String> {
     match &options.lab {
         Lab::Slice(options) => slice::run(options),
@@ -49,7 +49,7 @@ pub(crate) fn run(options: &Options) -> Result<bool, String> {
     }
 }
 
-/// Where what takes long to make is kept between runs.
+/// Returns the folder that keeps expensive files between runs.
 fn cache() -> Result<PathBuf, String> {
     let folder = cargo::workspace().join("target/lab");
     std::fs::create_dir_all(&folder).map_err(|error| format!("{}: {error}", folder.display()))?;

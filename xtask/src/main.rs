@@ -1,6 +1,6 @@
 //! `cargo xtask`: the developer commands of gpuaas.
 
-// This program talks to a person at a terminal and its whole purpose is to run other programs.
+// This program prints for a person at a terminal, and its purpose is to run other programs.
 #![allow(clippy::print_stdout, reason = "a developer command prints")]
 #![allow(clippy::disallowed_methods, clippy::disallowed_types, reason = "a developer command runs cargo and PostgreSQL")]
 
@@ -44,17 +44,17 @@ enum Command {
     Bench(bench::Options),
     /// Run the long forms of the fault tests: a million random tasks, fifty killed databases, and so on
     Prove(prove::Options),
-    /// Attack real processes as strangers would, with somebody at work beside it: sockets, memory, sign-in, enrollment
+    /// Attack real processes from outside while a legitimate user works: sockets, memory, sign-in, enrollment
     Attack(attack::Options),
     /// Run the fuzz targets under libFuzzer with a nightly compiler, ten minutes each
     Fuzz(fuzz::Options),
-    /// Run the simulated cluster under faults: thousands of seeds, or one of them again
+    /// Run the simulated cluster under faults: thousands of seeds, or replay one of them
     Sim(sim::Options),
-    /// Try the real thing on this machine: libvirt, QEMU, Open vSwitch and VFIO, under emulation
+    /// Test with real components on this machine: libvirt, QEMU, Open vSwitch and VFIO, under emulation
     Lab(lab::Options),
-    /// Ask a real server about every operation of its OpenAPI document, and compare its answers with the document
+    /// Call every operation of a real server's OpenAPI document, and compare its answers with the document
     SchemaCheck(schema_check::Options),
-    /// Check the rules of the house: dependency directions, licenses, bans, sizes, links
+    /// Check the rules of the repository: dependency directions, licenses, bans, sizes, links
     Tidy,
     /// Print the task catalog with its JSON Schemas
     Schema,

@@ -1,4 +1,4 @@
-//! A private PostgreSQL: its own folder, its own port, gone afterwards.
+//! A private PostgreSQL server: its own folder and port, removed afterwards.
 
 use std::net::TcpListener;
 use std::path::{Path, PathBuf};
@@ -8,10 +8,10 @@ use std::time::{Duration, Instant};
 use crate::guard::Guard;
 use crate::requirements::{in_path, is_root};
 
-/// Longest time a fresh PostgreSQL may take to accept connections.
+/// Time limit for a fresh PostgreSQL server to accept connections.
 const START_TIMEOUT: Duration = Duration::from_secs(60);
 
-/// The folder with `initdb` and `postgres`: where Debian keeps them, newest first, or in the search path.
+/// Returns the folder with `initdb` and `postgres`: Debian's folder, newest version first, or from the search path.
 pub(crate) fn programs() -> Option<PathBuf> {
     let complete = |folder: &PathBuf| folder.join("initdb").is_file() && folder.join("postgres").is_file();
     let versions = std::fs::read_dir("/usr/lib/postgresql").into_iter().flatten().flatten();
@@ -24,7 +24,7 @@ pub(crate) fn programs() -> Option<PathBuf> {
     newest.or_else(|| in_path("initdb")?.parent().map(Path::to_path_buf).filter(complete))
 }
 
-/// Starts one under `folder` and returns its URL. The guard stops it.
+/// Starts a server under `folder` and returns its URL. The guard stops it.
 pub(crate) fn start(folder: &Path, guard: &mut Guard) -> Result<String, String> {
     let programs = programs().ok_or("initdb and postgres are not installed")?;
     let owner = Owner::choose()?;
@@ -39,7 +39,7 @@ pub(crate) fn start(folder: &Path, guard: &mut Guard) -> Result<String, String> 
     }
 
     let mut last_error = String::new();
-    // Another program may take the port between our look and PostgreSQL's, so a few ports are tried.
+    // Another program may take the port before PostgreSQL does, so a few ports are tried.
     for _ in 0..5 {
         let port = free_port()?;
         let log = std::fs::File::create(folder.join("postgres.log")).map_err(|error| format!("postgres.log: {error}"))?;
@@ -63,9 +63,10 @@ pub(crate) fn start(folder: &Path, guard: &mut Guard) -> Result<String, String> 
     Err(last_error)
 }
 
-/// PostgreSQL writes its state into the eighth line of `postmaster.pid`.
+/// Waits until the server is ready. PostgreSQL writes its state into the eighth line of `postmaster.pid`.
 fn wait_until_ready(mut child: Child, data: &Path, guard: &mut Guard) -> Result<(), String> {
-    // At once, so that it is stopped even if we are killed before it is ready. (setpriv replaces itself, so the id is right.)
+    // Registered at once, so that it is stopped even if this program is killed before it is ready. (setpriv replaces itself, so
+    // the id is right.)
     guard.postgres(child.id())?;
     let started = Instant::now();
     while started.elapsed() < START_TIMEOUT {
@@ -82,13 +83,13 @@ fn wait_until_ready(mut child: Child, data: &Path, guard: &mut Guard) -> Result<
     Err(format!("postgres was not ready after {} s", START_TIMEOUT.as_secs()))
 }
 
-/// In its own group, so that Ctrl-C leaves the order of stopping to the guard.
+/// Puts it into its own group, so that Ctrl-C leaves the order of stopping to the guard.
 fn detach(command: &mut Command) {
     use std::os::unix::process::CommandExt as _;
     command.process_group(0);
 }
 
-/// A port that nobody listens on, below the range that outgoing connections take theirs from.
+/// Returns a free port, below the range for outgoing connections.
 pub(crate) fn free_port() -> Result<u16, String> {
     let offset = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH).map_or(0, |now| now.subsec_nanos() % 10_000);
     let first = 20_000 + u16::try_from(offset).unwrap_or(0);
@@ -96,11 +97,11 @@ pub(crate) fn free_port() -> Result<u16, String> {
     (first..32_000).chain(20_000..first).find(free).ok_or_else(|| "no free port between 20000 and 32000".to_owned())
 }
 
-/// Who runs PostgreSQL. It refuses root, so root lends it to somebody without rights.
+/// The user that runs PostgreSQL. It refuses root, so root uses an unprivileged user.
 enum Owner {
-    /// We are not root.
+    /// The current user, who is not root.
     Ourselves,
-    /// A user without rights, by number.
+    /// An unprivileged user, by number.
     Unprivileged { user: u32, group: u32 },
 }
 
@@ -122,7 +123,7 @@ impl Owner {
         Ok(Self::Unprivileged { user, group })
     }
 
-    /// Gives the owner a folder of ours.
+    /// Makes the owner the owner of a folder.
     fn give(&self, folder: &Path) -> Result<(), String> {
         match self {
             Self::Ourselves => Ok(()),
@@ -131,7 +132,7 @@ impl Owner {
         }
     }
 
-    /// A call of `program` as this owner.
+    /// Returns a command that runs `program` as this owner.
     fn command(&self, program: &Path) -> Command {
         let mut command = match self {
             Self::Ourselves => Command::new(program),
@@ -146,7 +147,7 @@ impl Owner {
                 command
             }
         };
-        // Settings of the person's own PostgreSQL must not leak in.
+        // Settings of the developer's own PostgreSQL must not apply.
         for variable in ["PGDATA", "PGHOST", "PGPORT", "PGUSER", "PGOPTIONS"] {
             command.env_remove(variable);
         }

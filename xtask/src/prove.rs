@@ -1,4 +1,5 @@
-//! `cargo xtask prove`: the long forms of the tests that kill, fill and damage things. The short ones are part of `cargo xtask test`.
+//! `cargo xtask prove`: the long forms of the tests that kill, fill and damage things. The short ones are part of
+//! `cargo xtask test`.
 
 use std::os::unix::process::CommandExt as _;
 use std::path::Path;
@@ -12,10 +13,10 @@ use crate::{cargo, test};
 /// Options of `cargo xtask prove`.
 #[derive(clap::Args)]
 pub(crate) struct Options {
-    /// What to prove; everything unless given
+    /// What to prove (default: everything)
     #[arg(value_enum)]
     proofs: Vec<Proof>,
-    /// How often to do what the proof repeats, instead of its usual number (with one proof only)
+    /// The number of repetitions, instead of the usual one (with one proof only)
     #[arg(long)]
     count: Option<u32>,
     /// Stop after this many minutes; what is not proven by then has failed
@@ -29,11 +30,11 @@ const E2E: &[&str] = &["--test", "e2e"];
 /// A promise and the test that tries to break it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
 enum Proof {
-    /// 10,000 random storms over allocations, with broken hosts, lost tasks and late receipts: no place twice, none lost, all come to an end
+    /// 10,000 random storms over allocations, with broken hosts, lost tasks and late receipts: no place twice, none lost, all end
     Allocations,
     /// A million random tasks on random host policies: no effect outside compiled ∩ policy ∩ task
     Authority,
-    /// PostgreSQL, and the server on SQLite, killed 50 times under load: nothing promised is lost, nothing is stuck
+    /// PostgreSQL, and the server on SQLite, killed 50 times under load: no confirmed write is lost, nothing is stuck
     Databases,
     /// The agent's disk is full, and its system calls fail at 40 places: never a false success
     Disk,
@@ -62,7 +63,7 @@ impl Proof {
         Self::SingleExecution,
     ];
 
-    /// The servers without which its tests would only say that they were skipped.
+    /// Returns the servers without which its tests would be skipped.
     fn needs(self) -> &'static [&'static str] {
         match self {
             Self::Events => &["NATS"],
@@ -72,12 +73,12 @@ impl Proof {
         }
     }
 
-    /// Whether its tests run the programs themselves.
+    /// Returns whether its tests run the programs themselves.
     fn is_end_to_end(self) -> bool {
         self.tests().1 == E2E
     }
 
-    /// The package, the target in it, and the part of the tests' names; all of the target where that is empty.
+    /// Returns the package, the target in it, and the part of the tests' names; an empty part selects the whole target.
     fn tests(self) -> (&'static str, &'static [&'static str], &'static str) {
         match self {
             Self::Allocations => ("gpuaas-domain", &["--test", "allocation_model"], ""),
@@ -93,7 +94,7 @@ impl Proof {
     }
 }
 
-/// Runs the proofs one after the other and prints how they went. True if all of them hold.
+/// Runs the proofs one after the other and prints the results. Returns true if all of them hold.
 pub(crate) fn run(options: &Options) -> Result<bool, String> {
     if options.count.is_some() && options.proofs.len() != 1 {
         return Err("--count means something else for every proof: name the one it is for".to_owned());
@@ -141,7 +142,7 @@ pub(crate) fn run(options: &Options) -> Result<bool, String> {
     Ok(results.iter().all(|(_, holds, _)| *holds))
 }
 
-/// Runs cargo until it ends or the time is over. `count` is there for the long form of a test.
+/// Runs cargo until it ends or the time is up. `count` is set for the long form of a test.
 fn step(
     guard: &mut Guard,
     arguments: &[&str],
@@ -151,7 +152,7 @@ fn step(
 ) -> Result<bool, String> {
     println!("==> cargo {}", arguments.join(" "));
     let mut command = cargo::command(arguments);
-    // A group of its own, so that the guard can end cargo together with everything it started.
+    // In its own group, so that the guard can end cargo together with everything it started.
     command.process_group(0).stdin(Stdio::null()).env_remove("GPUAAS_FAILPOINT_DIR");
     servers.tell(&mut command);
     if let Some(count) = count {

@@ -1,4 +1,4 @@
-//! A private Redis: in memory, on its own port, gone afterwards.
+//! A private Redis server: in memory, on its own port, removed afterwards.
 
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -7,16 +7,16 @@ use crate::daemon::Daemon;
 use crate::guard::Guard;
 use crate::requirements::in_path;
 
-/// The variable that tells us and the tests which program to use.
+/// The variable with the path of the program, for this program and the tests.
 pub(crate) const PROGRAM_VARIABLE: &str = "GPUAAS_REDIS_SERVER";
 
-/// The server: where the variable says, or in the search path.
+/// Returns the server: from the variable, or from the search path.
 pub(crate) fn program() -> Option<PathBuf> {
     let given = std::env::var_os(PROGRAM_VARIABLE).map(PathBuf::from).filter(|path| path.is_file());
     given.or_else(|| in_path("redis-server"))
 }
 
-/// Starts one under `folder` and returns its URL. The guard stops it.
+/// Starts a server under `folder` and returns its URL. The guard stops it.
 pub(crate) fn start(folder: &Path, guard: &mut Guard) -> Result<String, String> {
     let program = program().ok_or("redis-server is not installed")?;
     let daemon = Daemon { name: "redis-server", folder, ready: "Ready to accept connections", watch: Guard::redis };

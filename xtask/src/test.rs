@@ -1,4 +1,4 @@
-//! `cargo xtask test`: everything that must hold before a change is taken.
+//! `cargo xtask test`: everything that must hold before a change is merged.
 
 use std::io::{BufRead as _, BufReader};
 use std::os::unix::fs::DirBuilderExt as _;
@@ -22,19 +22,19 @@ pub(crate) struct Options {
     /// Only test this crate (may be given several times)
     #[arg(short, long = "package", value_name = "CRATE")]
     packages: Vec<String>,
-    /// Handed to the test programs, for example a part of a test's name
+    /// Arguments for the test programs, for example a part of a test's name
     #[arg(last = true, value_name = "FILTER")]
     filter: Vec<String>,
 }
 
-/// One step and how it went.
+/// One step and its result.
 struct Step {
     name: &'static str,
     succeeded: bool,
     seconds: u64,
 }
 
-/// Everything that one run knows.
+/// The state of a run.
 struct Run {
     guard: Guard,
     servers: Servers,
@@ -42,7 +42,7 @@ struct Run {
     counts: Counts,
 }
 
-/// Runs all steps, also after one that failed, and prints a summary. True if everything succeeded.
+/// Runs all steps, also after a failed one, and prints a summary. Returns true if everything succeeded.
 pub(crate) fn run(options: &Options) -> Result<bool, String> {
     let all = cargo::test_features()?;
     let folder = temporary_folder(Path::new("/tmp"))?;
@@ -55,8 +55,8 @@ pub(crate) fn run(options: &Options) -> Result<bool, String> {
     if !options.no_lint {
         run.step("format", &["fmt", "--all", "--check"])?;
     }
-    // The end-to-end tests start the real programs, so these are built first. With the same targets and features as
-    // the tests, so that nothing is compiled twice.
+    // The end-to-end tests start the real programs, so these are built first, with the same targets and features as the tests, so
+    // that nothing is compiled twice.
     let targets = if options.packages.is_empty() { "--all-targets" } else { "--bins" };
     run.step("build", &[&["build", "--workspace", targets], everywhere.as_slice()].concat())?;
     if !options.no_lint {
@@ -71,7 +71,7 @@ pub(crate) fn run(options: &Options) -> Result<bool, String> {
 }
 
 impl Run {
-    /// Runs one call of cargo as a step of its own.
+    /// Runs one call of cargo as a step.
     fn step(&mut self, name: &'static str, arguments: &[&str]) -> Result<(), String> {
         self.cargo(name, arguments, false)
     }
@@ -96,7 +96,7 @@ impl Run {
         self.cargo("test", &arguments, true)
     }
 
-    /// Asks the server that was built whether its document is true. Without schemathesis it was said already that nobody does.
+    /// Checks that the built server conforms to its document. Without schemathesis, the skip was already printed.
     fn schema_check(&mut self, folder: &Path) {
         if schema_check::program().is_none() {
             return;
@@ -114,7 +114,7 @@ impl Run {
         println!("==> cargo {}", arguments.join(" "));
         let started = Instant::now();
         let mut command = cargo::command(arguments);
-        // A group of its own, so that the guard can end cargo together with everything it started.
+        // In its own group, so that the guard can end cargo together with everything it started.
         command.process_group(0).stdin(Stdio::null());
         command.env_remove("GPUAAS_FAILPOINT_DIR");
         self.servers.tell(&mut command);
@@ -140,7 +140,7 @@ impl Run {
         Ok(())
     }
 
-    /// Prints how it went; the last line is for machines.
+    /// Prints the results. The last line is for programs.
     fn summary(self) -> bool {
         println!("\n==> summary");
         for Step { name, succeeded, seconds } in &self.steps {
@@ -152,8 +152,8 @@ impl Run {
         if self.counts.ignored > 0 {
             println!("    ignored  {} tests", self.counts.ignored);
         }
-        // A step that failed without a failing test (a lint, a build, a test program that crashed) counts as one failure,
-        // so that the last line never looks better than the run was.
+        // A step that failed without a failing test (a lint, a build, a test program that crashed) counts as one failure, so that
+        // the last line never looks better than the run.
         let failed_otherwise =
             self.steps.iter().filter(|step| !step.succeeded && (step.name != "test" || self.counts.failed == 0));
         let failed = self.counts.failed + failed_otherwise.count() as u64;
@@ -173,12 +173,13 @@ pub(crate) fn features(features: &[String]) -> Vec<String> {
     vec!["--features".to_owned(), features.join(",")]
 }
 
-/// A new folder that only we can write to. Under a short path such as `/tmp`, because the path of a Unix socket must be short.
+/// Creates a folder that only we can write to, under a short path such as `/tmp`, because the path of a Unix socket must be
+/// short.
 pub(crate) fn temporary_folder(under: &Path) -> Result<PathBuf, String> {
     let folder = under.join(format!("gpuaas-xtask-{}", std::process::id()));
     let create = |path: &PathBuf, mode| std::fs::DirBuilder::new().mode(mode).create(path);
     create(&folder, 0o711).map_err(|error| format!("{}: {error}", folder.display()))?;
-    // The part that will belong to whoever runs PostgreSQL.
+    // The part for the user that runs PostgreSQL.
     let database = folder.join("database");
     create(&database, 0o700).map_err(|error| format!("{}: {error}", database.display()))?;
     Ok(folder)

@@ -1,4 +1,4 @@
-//! The connection to Temporal and the worker that serves it.
+//! The connection to Temporal and its worker.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -18,34 +18,34 @@ use url::Url;
 use crate::run::{AllocationRun, Begin};
 use crate::steps::Steps;
 
-/// A worker that broke is started again after this long.
+/// Delay before a failed worker is started again.
 const WORKER_AGAIN: Duration = Duration::from_secs(5);
-/// A worker that does not answer has lost a workflow after this long, and another one goes on with it.
+/// If a worker does not answer for this long, another one takes over its workflow.
 const WORKFLOW_TASK: Duration = Duration::from_secs(5);
-/// Connecting must not take longer.
+/// Time limit for connecting.
 const CONNECT: Duration = Duration::from_secs(10);
 
-/// Where Temporal is.
+/// The configuration of Temporal.
 #[derive(Clone)]
 pub struct TemporalConfig {
     /// Its frontend: `http://host:7233`, or `https://…` for TLS.
     pub url: Url,
-    /// The namespace runs live in. It must exist.
+    /// The namespace of the runs. It must exist.
     pub namespace: String,
-    /// The queue that the servers of one cluster share.
+    /// The task queue that the servers of one cluster share.
     pub task_queue: String,
-    /// PEM authorities for TLS, instead of the system's.
+    /// CA certificates for TLS (PEM), instead of the system's.
     pub authorities: Option<Vec<u8>>,
-    /// PEM certificate and key of this server, for a Temporal that asks for one.
+    /// Certificate and key of this server (PEM), for a Temporal that requires them.
     pub identity: Option<(Vec<u8>, Vec<u8>)>,
-    /// A key that Temporal knows this server by.
+    /// The API key of this server.
     pub api_key: Option<String>,
-    /// How long one try of a step may take before it is tried again.
+    /// Time limit for one attempt of a step. After it, the step is retried.
     pub step_timeout: Duration,
 }
 
 impl TemporalConfig {
-    /// One without certificates, in the namespace and with the queue that are usual.
+    /// Returns a configuration without certificates, with the usual namespace and queue.
     pub fn new(url: Url) -> Self {
         Self {
             url,
@@ -59,7 +59,7 @@ impl TemporalConfig {
     }
 }
 
-/// Without its secrets.
+/// Shows the configuration without its secrets.
 impl std::fmt::Debug for TemporalConfig {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         let Self { url, namespace, task_queue, step_timeout, authorities: _, identity: _, api_key: _ } = self;
@@ -73,24 +73,24 @@ pub enum TemporalError {
     /// It does not answer.
     #[error("Temporal at {url} does not answer: {detail}. Start it, or run without it (`--workflow embedded`)")]
     Away {
-        /// Where it should be.
+        /// Its URL.
         url: Url,
-        /// What happened.
+        /// The cause.
         detail: String,
     },
-    /// It does not know the namespace.
+    /// The namespace does not exist.
     #[error(
         "Temporal at {url} has no namespace `{namespace}`; make it with `temporal operator namespace create --namespace {namespace}`"
     )]
     NoNamespace {
-        /// Where it is.
+        /// Its URL.
         url: Url,
-        /// What it does not have.
+        /// The missing namespace.
         namespace: String,
     },
 }
 
-/// Runs that a Temporal server remembers.
+/// The workflow driver that keeps runs in a Temporal server.
 pub struct Temporal {
     client: Client,
     config: TemporalConfig,
@@ -103,7 +103,7 @@ impl std::fmt::Debug for Temporal {
 }
 
 impl Temporal {
-    /// Connects, and makes sure that the namespace is there.
+    /// Connects, and checks that the namespace exists.
     pub async fn connect(config: TemporalConfig) -> Result<Self, TemporalError> {
         let away = |detail: String| TemporalError::Away { url: config.url.clone(), detail };
         let tls = (config.url.scheme() == "https").then(|| {
@@ -135,16 +135,16 @@ impl Temporal {
         }
     }
 
-    /// The workflow of an allocation.
+    /// Returns the workflow id of an allocation.
     pub fn workflow_id(id: AllocationId) -> String {
         format!("allocation/{id}")
     }
 
-    /// Wakes the run of an allocation, and starts it where there is none.
+    /// Wakes the run of an allocation, or starts it if there is none.
     async fn signal(&self, id: AllocationId, step: AllocationStep) -> Result<(), ControlError> {
         let step_timeout_ms = u64::try_from(self.config.step_timeout.as_millis()).unwrap_or(u64::MAX);
         let begin = Begin { allocation: id.to_string(), step: step.as_str().to_owned(), step_timeout_ms };
-        // One with this id that is still going on is woken; one that is over makes room for the next.
+        // A running workflow with this id is woken; a finished one is replaced.
         let options = WorkflowStartOptions::new(self.config.task_queue.clone(), Self::workflow_id(id))
             .task_timeout(WORKFLOW_TASK)
             .static_summary(format!("run of {id}"))
@@ -156,7 +156,7 @@ impl Temporal {
         })
     }
 
-    /// Serves Temporal until the server stops or the worker breaks.
+    /// Runs the worker until the server stops or the worker fails.
     async fn serve(client: Client, config: TemporalConfig, control: Arc<Control>, steps: Steps) -> Result<(), String> {
         let options = RuntimeOptions::builder().heartbeat_interval(None).build()?;
         let runtime = Runtime::from_current_tokio(options).map_err(|error| error.to_string())?;
@@ -188,7 +188,7 @@ impl Driver for Temporal {
                 let steps = Steps::new(&owned);
                 let (client, config, control, here) = (client.clone(), config.clone(), Arc::clone(&owned), runtime.clone());
                 let (end, ended) = tokio::sync::oneshot::channel();
-                // Workflows stay on one thread, so the worker has one of its own.
+                // Workflows stay on one thread, so the worker has its own.
                 let worker = move || drop(end.send(here.block_on(Self::serve(client, config, control, steps))));
                 let started = std::thread::Builder::new().name("temporal".to_owned()).spawn(worker);
                 let reason = match (started, ended.await) {
@@ -197,7 +197,7 @@ impl Driver for Temporal {
                     (Ok(_), Ok(Err(reason))) => reason,
                     (Ok(_), Err(_)) => "its thread panicked".to_owned(),
                 };
-                tracing::error!(reason, again_in = ?WORKER_AGAIN, "the Temporal worker broke; runs wait until it is back");
+                tracing::error!(reason, again_in = ?WORKER_AGAIN, "the Temporal worker failed; runs wait until it is restarted");
                 tokio::select! { () = owned.stopping().cancelled() => {}, () = tokio::time::sleep(WORKER_AGAIN) => {} }
             }
         });

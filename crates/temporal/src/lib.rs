@@ -1,8 +1,9 @@
-//! The workflow driver that lets a Temporal server remember runs: one workflow per allocation, an activity per step.
+//! The workflow driver that keeps runs in a Temporal server: one workflow per allocation, an activity per step.
 //!
-//! Temporal holds the times and the retries and shows every run in its interface. The truth stays in the store: an activity is one call
-//! of [`gpuaas_control::workflow::advance`], so a step that Temporal repeats, or that two workers run at once, happens once. If Temporal
-//! loses everything, the server starts the runs again from the store; if a site leaves Temporal, the embedded driver goes on with them.
+//! Temporal keeps the timers and the retries and shows every run in its UI. The store stays the source of truth: an activity is
+//! one call of [`gpuaas_control::workflow::advance`], so a step that Temporal repeats, or that two workers run at once, takes
+//! effect once. If Temporal loses its data, the server starts the runs again from the store. If a site stops using Temporal, the
+//! embedded driver continues them.
 
 mod driver;
 mod run;

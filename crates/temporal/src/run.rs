@@ -1,8 +1,8 @@
-//! The workflow: calls the step that is next, until there is none.
+//! The workflow: runs the next step until there is none.
 //!
-//! Workflow code is replayed from its history after a restart, so it must decide the same way every time: it asks no clock but the
-//! workflow's, and waits for nothing but timers, signals and activities. A change of the commands it gives would break runs that are under
-//! way; `tests/replay.rs` plays recorded ones.
+//! Workflow code is replayed from its history after a restart, so it must decide the same way every time: it uses only the
+//! workflow's clock, and waits only for timers, signals and activities. A change of the commands it issues would break running
+//! workflows; `tests/replay.rs` replays recorded ones.
 
 #![allow(missing_docs, reason = "the macros make items without a word")]
 
@@ -19,21 +19,21 @@ use temporalio_sdk::{
 
 use crate::steps::{Came, Steps, When};
 
-/// Steps of one execution. Then it goes on as a new one, so that no history grows without end.
+/// Steps of one execution. Then it continues as a new one, so that no history grows without end.
 const STEPS_OF_ONE: u32 = 200;
-/// After a step failed, it is tried again this much later, twice as long every time.
+/// Delay before the first retry of a failed step. It doubles every time.
 const FIRST_RETRY: Duration = Duration::from_millis(500);
-/// At most.
+/// The longest delay.
 const LAST_RETRY: Duration = Duration::from_secs(60);
 
-/// What a run begins with.
+/// The input of a run.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Begin {
     /// The allocation.
     pub allocation: String,
-    /// The step it is at.
+    /// Its current step.
     pub step: String,
-    /// How long one try of a step may take.
+    /// Time limit for one attempt of a step, in milliseconds.
     pub step_timeout_ms: u64,
 }
 
@@ -52,13 +52,13 @@ impl AllocationRun {
         Self { begin, woken: 0 }
     }
 
-    /// Advances the run until it is over. Returns the step it ended at.
+    /// Advances the run until it has ended. Returns its last step.
     #[run(name = "allocation")]
     pub async fn run(ctx: &mut WorkflowContext<Self>) -> WorkflowResult<String> {
         let begin = ctx.state(|run| run.begin.clone());
         let mut step = begin.step.clone();
         for _ in 0..STEPS_OF_ONE {
-            // What comes after this may not be seen by the step, so it is a reason to look again.
+            // The step may not see what happens after this, so a later wake-up runs it again.
             let heard = ctx.state(|run| run.woken);
             let Came { step: now, next } = take(ctx, &begin, &step).await?;
             step = now;
@@ -85,20 +85,20 @@ impl AllocationRun {
         unreachable!("it goes on elsewhere")
     }
 
-    /// Something may have changed for this run.
+    /// Wakes the run, because something may have changed for it.
     #[signal]
     pub fn wake(&mut self, _ctx: &mut SyncWorkflowContext<Self>) {
         self.woken += 1;
     }
 }
 
-/// Milliseconds since 1970, by the workflow's clock.
+/// Returns the milliseconds since 1970, by the workflow's clock.
 fn now_ms(ctx: &WorkflowContext<AllocationRun>) -> Option<u64> {
     let since = ctx.workflow_time()?.duration_since(std::time::UNIX_EPOCH).unwrap_or_default();
     u64::try_from(since.as_millis()).ok()
 }
 
-/// Takes one step. Temporal shows it under the step's name.
+/// Runs one step. Temporal shows it under the step's name.
 async fn take(ctx: &WorkflowContext<AllocationRun>, begin: &Begin, step: &str) -> WorkflowResult<Came> {
     let timeout = Duration::from_millis(begin.step_timeout_ms);
     let retry = RetryPolicy::builder().initial_interval(FIRST_RETRY).maximum_interval(LAST_RETRY).build();
@@ -112,7 +112,7 @@ async fn take(ctx: &WorkflowContext<AllocationRun>, begin: &Begin, step: &str) -
         Some(AllocationStep::Release) => ctx.execute_activity(Steps::release, id, options).await,
         Some(AllocationStep::AwaitRelease) => ctx.execute_activity(Steps::await_release, id, options).await,
         Some(AllocationStep::Done) => return Ok(Came { step: step.to_owned(), next: When::Over }),
-        // A newer server made it. The run ends here, and is started again from the store until a server knows it.
+        // A newer server created it. The run ends here, and is started again from the store until a server knows the step.
         None => return Err(ApplicationFailure::new(format!("this server does not know the step `{step}`")).into()),
     };
     Ok(came?)

@@ -12,16 +12,16 @@ use temporalio_macros::activities;
 use temporalio_sdk::ApplicationFailure;
 use temporalio_sdk::activities::{ActivityContext, ActivityError};
 
-/// What came of a step.
+/// The result of a step.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct Came {
-    /// The step that the run is at now.
+    /// The new step of the run.
     pub(crate) step: String,
-    /// When it wants to be advanced again.
+    /// When to advance it again.
     pub(crate) next: When,
 }
 
-/// When a run wants to be advanced again.
+/// When to advance a run again.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub(crate) enum When {
@@ -32,7 +32,7 @@ pub(crate) enum When {
         /// Milliseconds since 1970.
         unix_ms: u64,
     },
-    /// Never.
+    /// Never: the run has ended.
     Over,
 }
 
@@ -50,7 +50,7 @@ impl From<Advanced> for Came {
 /// The steps of this server.
 pub(crate) struct Steps {
     control: Arc<Control>,
-    /// Where the store's connections live. The worker has a thread of its own.
+    /// The runtime of the store's connections. The worker has its own thread.
     runtime: tokio::runtime::Handle,
 }
 
@@ -68,11 +68,11 @@ impl Steps {
         let failed = |reason: String| ActivityError::application(ApplicationFailure::new(reason));
         match taken {
             Ok(Ok(Some(advanced))) => Ok(advanced.into()),
-            // Nobody will ever want it again.
+            // The allocation no longer exists.
             Ok(Ok(None)) => Ok(Came { step: AllocationStep::Done.as_str().to_owned(), next: When::Over }),
             Ok(Err(failure)) => {
                 let reason = chain(&failure);
-                tracing::warn!(allocation, step = step.as_str(), error = reason, "a step failed and is tried again");
+                tracing::warn!(allocation, step = step.as_str(), error = reason, "a step failed; it will be retried");
                 Err(failed(reason))
             }
             Err(panicked) => Err(failed(panicked.to_string())),

@@ -1,4 +1,4 @@
-//! Allocations on both stores, driven by a real Temporal.
+//! Allocations on both stores, driven by a real Temporal server.
 
 #![allow(clippy::unwrap_used, reason = "tests")]
 

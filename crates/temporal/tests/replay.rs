@@ -1,7 +1,8 @@
-//! Workflow code is played again from the history of runs: those that were recorded, and one of today. What plays differently would break
-//! runs that are under way when a server is upgraded.
+//! Workflow code is replayed from the history of runs: recorded ones, and a current one. A difference would break running
+//! workflows when a server is upgraded.
 //!
-//! `UPDATE_HISTORIES=1` records the run of today as a new fixture. Old ones stay until no server that made such runs can be upgraded from.
+//! `UPDATE_HISTORIES=1` records the current run as a new fixture. Keep old ones as long as upgrades from servers with such runs
+//! are supported.
 
 #![allow(clippy::unwrap_used, reason = "tests")]
 

@@ -1,4 +1,4 @@
-//! What we compare with, installed by name under `target/bench`.
+//! The peers of the benchmarks, installed under `target/bench`.
 
 use std::path::Path;
 use std::process::{Command, Stdio};
@@ -6,13 +6,13 @@ use std::process::{Command, Stdio};
 use super::Options;
 use crate::requirements::in_path;
 
-/// Something to compare with.
+/// A program to compare with.
 struct Peer {
-    /// Where it comes from and what it is called there.
+    /// Its source and its name there.
     name: &'static str,
-    /// The rows that want it.
+    /// The rows that need it.
     rows: &'static [&'static str],
-    /// A file that is there if it is installed, under the folder of the peers.
+    /// A file under the folder of the peers that exists if it is installed.
     proof: &'static str,
     /// Installs it into the folder of the peers.
     get: fn(&Path) -> Result<(), String>,
@@ -40,7 +40,7 @@ const PEERS: [Peer; 4] = [
     },
 ];
 
-/// Gets every peer that the chosen rows need and that is not there yet. What does not work is printed and left out.
+/// Installs every missing peer of the chosen rows. Failures are printed, and the peer is left out.
 pub(super) fn ensure(options: &Options, folder: &Path) {
     for Peer { name, rows, proof, get } in PEERS {
         if !options.wants(rows) || folder.join(proof).is_file() {
@@ -71,7 +71,7 @@ fn pip(folder: &Path, package: &str) -> Result<(), String> {
     run(Command::new(environment.join("bin/pip")).args(["install", "--quiet", "--disable-pip-version-check", package]))
 }
 
-/// Only unpacked: measuring a program needs no installation.
+/// Unpacked only: a measurement needs no installation.
 fn node_exporter(folder: &Path) -> Result<(), String> {
     let place = folder.join("node-exporter");
     std::fs::create_dir_all(&place).map_err(|error| format!("{}: {error}", place.display()))?;

@@ -1,21 +1,21 @@
-//! What libFuzzer says about a run.
+//! Parses the output of libFuzzer.
 
-/// The figures of a run; zero where it does not say.
+/// The figures of a run; zero if they are missing.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(super) struct Figures {
-    /// How long inputs were tried, without building.
+    /// Seconds of fuzzing, without building.
     pub(super) seconds: u64,
-    /// Inputs tried.
+    /// Number of executed inputs.
     pub(super) executions: u64,
-    /// Edges of the program that were reached.
+    /// Number of reached edges.
     pub(super) edges: u64,
-    /// Most memory in use.
+    /// Peak memory.
     pub(super) peak_mib: u64,
-    /// The slowest input.
+    /// Time of the slowest input.
     pub(super) slowest_seconds: u64,
 }
 
-/// The figures in the output of a run, of one process or of several.
+/// Parses the figures in the output of a run, of one process or of several.
 pub(super) fn figures(output: &str) -> Figures {
     let mut figures = Figures::default();
     for line in output.lines() {

@@ -1,7 +1,7 @@
-//! What the lab did to the machine, and how it is undone: last thing first, however we end ourselves.
+//! Undoes the lab's changes to the machine in reverse order, however this program ends.
 //!
-//! Like the guard of the tests, a small process waits on a pipe whose other end only we hold. When the pipe closes, because we are done,
-//! failed or were killed, it carries out the orders it was given, in reverse.
+//! Like the guard of the tests, a small process waits on a pipe whose other end only this program holds. When the pipe closes,
+//! because the lab is done, has failed or was killed, it executes its commands in reverse.
 
 use std::ffi::OsStr;
 use std::io::Write as _;
@@ -9,9 +9,9 @@ use std::os::unix::process::CommandExt as _;
 use std::path::Path;
 use std::process::{Child, ChildStdin, Command, Stdio};
 
-/// Every line that comes in is an order. Each goes before the ones that came earlier, and in the end all of them are one script.
+/// Every input line is a command. Each is placed before the earlier ones, and at the end all of them run as one script.
 ///
-/// `end <pid> <start>` ends that very process: a process with the same number that started at another time is somebody else's.
+/// `end <pid> <start>` ends that process only: a process with the same id that started at another time is not ours.
 const SCRIPT: &str = r#"
 runs() {
     { read -r stat < "/proc/$1/stat"; } 2>/dev/null || return 1
@@ -34,7 +34,7 @@ eval "$orders"
 exit 0
 "#;
 
-/// Undoes what it was told about when it is dropped.
+/// Undoes all registered changes when it is dropped.
 pub(crate) struct Cleanup {
     process: Child,
     orders: Option<ChildStdin>,
@@ -47,7 +47,7 @@ impl Cleanup {
             .args(["-c", SCRIPT, "cleanup"])
             .stdin(Stdio::piped())
             .stdout(Stdio::null())
-            // Its own group, so that Ctrl-C reaches us and not it.
+            // Its own group, so that Ctrl-C reaches this program and not the cleanup.
             .process_group(0)
             .spawn()
             .map_err(|error| format!("/bin/sh cannot be started: {error}"))?;
@@ -55,17 +55,17 @@ impl Cleanup {
         Ok(Self { process, orders })
     }
 
-    /// Ends this process of ours.
+    /// Ends this child process.
     pub(crate) fn end(&mut self, process: &Child) -> Result<(), String> {
         let pid = process.id();
         let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).map_err(|error| format!("process {pid}: {error}"))?;
-        // The name may have spaces and brackets in it, so counting starts behind it.
+        // The name may contain spaces and brackets, so the fields are counted after it.
         let start = stat.rsplit(')').next().and_then(|rest| rest.split_whitespace().nth(19));
         let start = start.ok_or_else(|| format!("process {pid} does not say when it started"))?;
         self.order(&format!("end {pid} {start}"))
     }
 
-    /// Runs this program. If it fails, it says so to the person at the terminal.
+    /// Runs this program. A failure is printed.
     pub(crate) fn call<A: AsRef<OsStr>>(&mut self, program: &str, arguments: impl IntoIterator<Item = A>) -> Result<(), String> {
         let mut words = vec![quoted(OsStr::new(program))?];
         for argument in arguments {
@@ -74,12 +74,12 @@ impl Cleanup {
         self.order(&words.join(" "))
     }
 
-    /// Removes this file, or this folder and everything in it, but nothing that is mounted there.
+    /// Removes this file, or this folder and its content, but nothing that is mounted there.
     pub(crate) fn remove(&mut self, path: &Path) -> Result<(), String> {
         self.call("rm", [OsStr::new("-rf"), OsStr::new("--one-file-system"), OsStr::new("--"), path.as_os_str()])
     }
 
-    /// Makes a folder with those above it, and removes what was not there before.
+    /// Creates a folder with its parents, and removes those that did not exist before.
     pub(crate) fn make_folder(&mut self, path: &Path) -> Result<(), String> {
         if path.is_dir() {
             return Ok(());
@@ -91,7 +91,7 @@ impl Cleanup {
         std::fs::create_dir(path).map_err(|error| format!("{}: {error}", path.display()))
     }
 
-    /// Runs this line of shell. Its words must be the lab's own.
+    /// Runs this line of shell. It must not contain any input from outside.
     pub(crate) fn shell(&mut self, line: &str) -> Result<(), String> {
         self.order(line)
     }
@@ -107,13 +107,13 @@ impl Cleanup {
 
 impl Drop for Cleanup {
     fn drop(&mut self) {
-        // Closing the pipe is the order to clean up; waiting makes sure that it is done when we say so.
+        // Closing the pipe starts the cleanup; the wait makes sure that it is finished.
         self.orders = None;
         let _ = self.process.wait();
     }
 }
 
-/// A word that the shell takes as it is.
+/// Quotes a word for the shell.
 fn quoted(word: &OsStr) -> Result<String, String> {
     let word = word.to_str().ok_or_else(|| format!("{} is not text", word.display()))?;
     Ok(format!("'{}'", word.replace('\'', r"'\''")))

@@ -14,26 +14,26 @@ use super::network::{BRIDGE, HOST};
 use super::program::{read, run, text, wait_until, write};
 use crate::cargo;
 
-/// Where guests send their metrics.
+/// The port for the metrics of guests.
 const TELEMETRY_PORT: u16 = 9110;
-/// Nothing here takes longer than a guest that boots under emulation on a busy machine.
+/// Longest wait. The slowest case is a guest that boots under emulation on a busy machine.
 pub(super) const PATIENCE: Duration = Duration::from_secs(900);
 
-/// Variables of whoever runs the lab that would say otherwise than it does.
+/// Variables of the caller's environment that would change the lab.
 const NOT_OURS: [&str; 6] =
     ["GPUAAS_TOKEN", "GPUAAS_PROJECT", "GPUAAS_PROFILE", "GPUAAS_SOCKET", "GPUAAS_CONFIG", "GPUAAS_CORRELATION_ID"];
 
-/// Who gives a command, and with whose rights.
+/// Who runs a command.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Caller {
-    /// Who runs the platform.
+    /// The operator of the platform.
     Operator,
-    /// A member of a project, who sees nothing else.
+    /// A member of a project without other permissions.
     Tenant,
 }
 
 impl Caller {
-    /// For people.
+    /// Returns the name for messages.
     pub(super) fn name(self) -> &'static str {
         match self {
             Self::Operator => "an operator",
@@ -121,12 +121,12 @@ impl Cluster {
         })
     }
 
-    /// SIGKILL: the agent ends between two instructions.
+    /// Kills the agent with SIGKILL.
     pub(super) fn kill_agent(&mut self) -> Result<(), String> {
         self.agent.take().ok_or("there is no agent")?.kill()
     }
 
-    /// Where the token of a caller is kept.
+    /// Returns the path of a caller's token.
     pub(super) fn token_file(&self, caller: Caller) -> PathBuf {
         self.folder.join(match caller {
             Caller::Operator => "server/admin-token",
@@ -134,7 +134,7 @@ impl Cluster {
         })
     }
 
-    /// A command of this caller's, to be run.
+    /// Returns a command of this caller, not yet started.
     pub(super) fn command(&self, caller: Caller, arguments: &[&str]) -> Command {
         let mut command = Command::new(self.programs.join("gpuaas"));
         command.args(arguments).env("GPUAAS_URL", &self.api).env("GPUAAS_TOKEN_FILE", self.token_file(caller));
@@ -144,18 +144,18 @@ impl Cluster {
         command
     }
 
-    /// Runs a command and returns what it printed.
+    /// Runs a command and returns its output.
     pub(super) fn cli(&self, caller: Caller, arguments: &[&str]) -> Result<String, String> {
         run(&mut self.command(caller, arguments))
     }
 
-    /// The same as a document.
+    /// Runs a command and returns its output as a document.
     pub(super) fn json(&self, caller: Caller, arguments: &[&str]) -> Result<Value, String> {
         let printed = self.cli(caller, &[arguments, &["-o", "json"]].concat())?;
         serde_json::from_str(&printed).map_err(|error| format!("gpuaas {}: {error}: {printed}", arguments.join(" ")))
     }
 
-    /// Lets the node look at itself and makes its drive a slot.
+    /// Runs a topology discovery on the node and creates a slot with its drive.
     pub(super) fn approve(&self) -> Result<(), String> {
         let params = [format!("ovs_bridge={BRIDGE}"), "private_subnet=10.77.99.0/24".to_owned()];
         let mut discover = vec!["node", "topology", "discover", &self.node];
@@ -168,12 +168,12 @@ impl Cluster {
         })
     }
 
-    /// The task as it is now.
+    /// Returns the current state of the task.
     pub(super) fn task(&self, id: &str) -> Result<Value, String> {
         self.json(Caller::Operator, &["task", "show", id])
     }
 
-    /// Waits until the task is in this phase, or beyond it.
+    /// Waits until the task has reached this phase.
     pub(super) fn wait_for_phase(&self, id: &str, phase: &str) -> Result<(), String> {
         let mut seen = String::new();
         wait_until(&format!("{id} reaches {phase}"), PATIENCE, || {
@@ -198,18 +198,18 @@ impl Cluster {
         Err(format!("{id}: {} {} {}\n{logs}", last["state"], last["code"], last["message"]))
     }
 
-    /// What of the agent's own state is left of guests.
+    /// Returns the number of leases left in the agent's state.
     pub(super) fn leases(&self) -> usize {
         let entries = std::fs::read_dir(self.folder.join("agent/leases")).into_iter().flatten().flatten();
         entries.filter(|entry| entry.path().extension().is_some_and(|extension| extension == "json")).count()
     }
 
-    /// The folder for the lab's own files of the cluster.
+    /// Returns the folder for the lab's files of the cluster.
     pub(super) fn folder(&self) -> &Path {
         &self.folder
     }
 
-    /// The end of the agent's log.
+    /// Returns the end of the agent's log.
     pub(super) fn agent_log(&self, machine: &Machine) -> String {
         let log = read(&machine.folder.join("gpuaas-agent.log")).unwrap_or_default();
         let log = String::from_utf8_lossy(&log).into_owned();
@@ -218,7 +218,7 @@ impl Cluster {
     }
 }
 
-/// The folder with the programs. They are built as the tests build them, so that nothing is compiled twice.
+/// Returns the folder with the programs. They are built like for the tests, so that nothing is compiled twice.
 pub(super) fn programs(build: bool) -> Result<PathBuf, String> {
     if build {
         let features = crate::test::features(&cargo::test_features()?);
@@ -238,7 +238,7 @@ fn free_port() -> Result<u16, String> {
 }
 
 impl Cluster {
-    /// A key pair of the tenant's: the private half and the public one.
+    /// Creates a key pair of the tenant and returns the private and the public half.
     pub(super) fn key_pair(&self, cleanup: &mut Cleanup) -> Result<(PathBuf, PathBuf), String> {
         let key = self.folder.join("tenant_ed25519");
         run(Command::new("ssh-keygen").args(["-q", "-t", "ed25519", "-N", "", "-f"]).arg(&key))?;

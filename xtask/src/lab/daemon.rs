@@ -1,4 +1,4 @@
-//! Daemons that the lab starts in the foreground and ends itself.
+//! Daemons that the lab starts in the foreground and stops itself.
 
 use std::os::unix::process::CommandExt as _;
 use std::path::{Path, PathBuf};
@@ -8,10 +8,10 @@ use std::time::Duration;
 use super::cleanup::Cleanup;
 use super::program::wait_until;
 
-/// Longest time a daemon may take until it answers. libvirtd asks QEMU for its abilities first.
+/// Time limit for a daemon's start. libvirtd first asks QEMU for its capabilities.
 const START_TIMEOUT: Duration = Duration::from_secs(60);
 
-/// A daemon of ours. The cleanup ends it.
+/// A daemon of the lab. The cleanup ends it.
 pub(super) struct Daemon {
     name: &'static str,
     process: Child,
@@ -19,7 +19,7 @@ pub(super) struct Daemon {
 }
 
 impl Daemon {
-    /// Starts it with a log of its own in `folder`.
+    /// Starts it with its own log in `folder`.
     pub(super) fn start(name: &'static str, command: &mut Command, folder: &Path, cleanup: &mut Cleanup) -> Result<Self, String> {
         let log = folder.join(format!("{name}.log"));
         let output = std::fs::File::create(&log).map_err(|error| format!("{}: {error}", log.display()))?;
@@ -31,7 +31,7 @@ impl Daemon {
         Ok(Self { name, process, log })
     }
 
-    /// Waits until it answers, which `answers` finds out.
+    /// Waits until `answers` returns true.
     pub(super) fn wait_until(&mut self, mut answers: impl FnMut() -> bool) -> Result<(), String> {
         let mut ended = None;
         let waited = wait_until("it does not answer", START_TIMEOUT, || {
@@ -48,7 +48,7 @@ impl Daemon {
         Err(format!("{}: {reason}\n{}", self.name, last.into_iter().rev().collect::<Vec<_>>().join("\n")))
     }
 
-    /// Ends it at once, without a word.
+    /// Kills it at once.
     pub(super) fn kill(mut self) -> Result<(), String> {
         self.process.kill().and_then(|()| self.process.wait()).map(|_| ()).map_err(|error| format!("{}: {error}", self.name))
     }

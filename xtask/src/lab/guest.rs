@@ -1,4 +1,4 @@
-//! A guest of the lab and what is said to it: by an operator with `gpuaas slice`, or by a tenant with `gpuaas alloc`.
+//! A guest of the lab and the commands for it: of an operator with `gpuaas slice`, or of a tenant with `gpuaas alloc`.
 
 use std::os::unix::process::CommandExt as _;
 use std::process::{Child, Stdio};
@@ -13,22 +13,22 @@ use super::program::{text, wait_until};
 use super::slice::expect;
 use super::tenant::{self, Wanted};
 
-/// A place is found at once, or never.
+/// A placement is found at once, or never.
 const PLACING: Duration = Duration::from_secs(60);
 
-/// A guest that was asked for.
+/// A requested guest.
 pub(super) struct Guest {
     caller: Caller,
     /// The allocation's id.
     pub(super) allocation: String,
-    /// The task that makes it.
+    /// The task that creates it.
     pub(super) task: String,
-    /// The tenant's command, which goes on until they can sign in.
+    /// The tenant's command, which runs until the tenant can sign in.
     waiting: Option<Child>,
 }
 
 impl Guest {
-    /// Asks for one and returns as soon as its task is known.
+    /// Requests a guest and returns as soon as its task is known.
     pub(super) fn ask(
         caller: Caller,
         name: &str,
@@ -66,11 +66,11 @@ impl Guest {
         }
     }
 
-    /// What whoever asked for it is told once it is there, as a `Host` block for OpenSSH.
+    /// Returns the sign-in information for the requester, as a `Host` block for OpenSSH.
     pub(super) fn way_in(&mut self, made: &Value, wanted: &Wanted<'_>, cluster: &Cluster) -> Result<String, String> {
         let Some(mut waiting) = self.waiting.take() else {
             let address = word(&made["output"]["private_ip"], made)?;
-            // Addresses are used again.
+            // Addresses are reused.
             let (user, alias) = (wanted.user, &self.allocation);
             return Ok(format!(
                 "Host {alias}\n    HostName {address}\n    User {user}\n    HostKeyAlias {alias}\n    StrictHostKeyChecking accept-new\n"
@@ -88,17 +88,17 @@ impl Guest {
         cluster.cli(self.caller, &["alloc", "ssh-config", &self.allocation])
     }
 
-    /// What it wrote to its console.
+    /// Returns its console output.
     pub(super) fn console(&self, cluster: &Cluster) -> Result<String, String> {
         cluster.cli(self.caller, &[self.noun(), "console", &self.allocation])
     }
 
-    /// Stops, starts or reboots it and waits for that.
+    /// Stops, starts or reboots it and waits for the result.
     pub(super) fn power(&self, action: &str, cluster: &Cluster) -> Result<(), String> {
         cluster.cli(self.caller, &[self.noun(), action, &self.allocation]).map(|_| ())
     }
 
-    /// Asks for its end and returns the task that ends it.
+    /// Requests its release and returns the task.
     pub(super) fn release(&self, cluster: &Cluster) -> Result<String, String> {
         let order = cluster.json(self.caller, &[self.noun(), "release", &self.allocation, "--yes", "--no-wait"])?;
         match self.caller {
@@ -114,7 +114,7 @@ impl Guest {
         }
     }
 
-    /// Once the task that ends it has succeeded: the records say so, too.
+    /// Checks the records after the release task has succeeded.
     pub(super) fn expect_over(&self, cluster: &Cluster) -> Result<(), String> {
         match self.caller {
             Caller::Operator => Ok(()),
@@ -139,7 +139,7 @@ impl Guest {
     }
 }
 
-/// What a command that has ended printed, and what it said to people. It must have succeeded.
+/// Returns the standard output and standard error of a finished command, which must have succeeded.
 fn ended(command: Child) -> Result<(String, String), String> {
     let output = command.wait_with_output().map_err(|error| format!("waiting for gpuaas: {error}"))?;
     let [printed, reported] = [output.stdout, output.stderr].map(|bytes| String::from_utf8_lossy(&bytes).into_owned());
@@ -150,7 +150,7 @@ fn ended(command: Child) -> Result<(String, String), String> {
     }
 }
 
-/// A text that a document must have.
+/// Returns a required text of a document.
 fn word(value: &Value, document: &Value) -> Result<String, String> {
     value.as_str().map(str::to_owned).ok_or_else(|| format!("something is missing in {document}"))
 }

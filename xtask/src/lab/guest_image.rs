@@ -1,7 +1,7 @@
 //! The disk image of the lab's guest: a small Debian with cloud-init and an SSH server, which boots from a BIOS.
 //!
-//! Nothing is mounted for it: the file system is made from a folder, and the boot loader is put together and written into the gap before
-//! the partition.
+//! Nothing is mounted to build it: the file system is created from a folder, and the boot loader is assembled and written into
+//! the gap before the partition.
 
 use std::hash::{DefaultHasher, Hash as _, Hasher as _};
 use std::os::unix::fs::PermissionsExt as _;
@@ -13,11 +13,11 @@ use super::program::{read, run, run_with_input, text, write};
 
 /// The release of Debian.
 const SUITE: &str = "bookworm";
-/// The kernel for virtual machines has drivers for virtio and NVMe only: a CD drive would not be seen.
+/// The kernel for virtual machines has drivers for virtio and NVMe only; it would not find a CD drive.
 const PACKAGES: &str = "linux-image-cloud-amd64,systemd-sysv,udev,dbus,iproute2,openssh-server,cloud-init";
-/// What is left of the file system is the guest's.
+/// The free space of the file system is for the guest.
 const SIZE_MIB: u64 = 1200;
-/// Where the partition starts, as sfdisk makes it. The boot loader lives before it.
+/// The start of the partition, as sfdisk creates it. The boot loader is before it.
 const PARTITION_KIB: u64 = 1024;
 const SECTOR: usize = 512;
 /// The code of the boot sector; the partition table follows.
@@ -25,8 +25,9 @@ const BOOT_CODE: usize = 440;
 const GRUB: &str = "/usr/lib/grub/i386-pc/boot.img";
 const GRUB_MODULES: [&str; 4] = ["biosdisk", "part_msdos", "ext2", "linux"];
 
-/// Leaves checksums to the guest. Open vSwitch's datapath in user space passes packets on as they are, and those whose checksum was left to
-/// a network card that does not exist would be thrown away. (A datapath in the kernel knows what to do; so a host needs nothing.)
+/// Turns checksum offloading off in the guest. The user-space datapath of Open vSwitch forwards packets unchanged, and those
+/// whose checksum was left to a network card that does not exist would be dropped. (The kernel datapath handles this, so real
+/// hosts need nothing.)
 const GRUB_CONFIGURATION: &str = "\
 set root=(hd0,msdos1)
 linux /boot/vmlinuz root=LABEL=guest ro console=ttyS0 virtio_net.csum=0 virtio_net.gso=0
@@ -34,9 +35,9 @@ initrd /boot/initrd.img
 boot
 ";
 
-/// Makes a Debian of `$1` that boots quickly: under emulation, every program that starts costs a second.
+/// Prepares the Debian in `$1` to boot quickly: under emulation, every program that starts costs a second.
 ///
-/// It has no SSH host keys, so that whoever connects can tell that the injected ones are used.
+/// It has no SSH host keys, so that a client can tell that the injected ones are used.
 const CUSTOMIZE: &str = r#"#!/bin/sh
 set -e
 cat > "$1/etc/cloud/cloud.cfg.d/90_lab.cfg" <<'END'
@@ -58,7 +59,7 @@ ln -sf vmlinuz-* vmlinuz
 ln -sf initrd.img-* initrd.img
 "#;
 
-/// The image, made if it is not in `cache` yet, which takes about two minutes.
+/// Returns the image. Builds it in about two minutes if it is not in `cache`.
 pub(super) fn ensure(cache: &Path) -> Result<PathBuf, String> {
     let image = cache.join(format!("guest-{:016x}.qcow2", recipe()));
     if image.is_file() {
@@ -75,26 +76,26 @@ pub(super) fn ensure(cache: &Path) -> Result<PathBuf, String> {
     let folder = cache.join(format!("guest-{}.new", std::process::id()));
     cleanup.make_folder(&folder)?;
     let made = make(&folder)?;
-    // Complete or not there at all: what has the right name can be trusted.
+    // The rename makes it complete or absent: a file with the right name can be trusted.
     std::fs::rename(&made, &image).map_err(|error| format!("{}: {error}", image.display()))?;
     Ok(image)
 }
 
-/// The SHA-256 of an image, in hexadecimal, as a task that names it wants it.
+/// Returns the SHA-256 of an image in hexadecimal, as tasks need it.
 pub(super) fn sha256(image: &Path) -> Result<String, String> {
     let printed = run(Command::new("sha256sum").arg(image))?;
     let digest = printed.split_whitespace().next().filter(|digest| digest.len() == 64);
     digest.map(str::to_owned).ok_or_else(|| format!("sha256sum printed no digest: {printed}"))
 }
 
-/// Tells images apart that are made in another way.
+/// Distinguishes images that were built in different ways.
 fn recipe() -> u64 {
     let mut hasher = DefaultHasher::new();
     (SUITE, PACKAGES, SIZE_MIB, PARTITION_KIB, GRUB_MODULES, GRUB_CONFIGURATION, CUSTOMIZE).hash(&mut hasher);
     hasher.finish()
 }
 
-/// Makes the image in an empty folder and returns where it is.
+/// Builds the image in an empty folder and returns its path.
 fn make(folder: &Path) -> Result<PathBuf, String> {
     let root = folder.join("root");
     let customize = folder.join("customize");
@@ -115,7 +116,7 @@ fn make(folder: &Path) -> Result<PathBuf, String> {
     file.set_len(SIZE_MIB * 1024 * 1024).map_err(|error| format!("{}: {error}", raw.display()))?;
     // One bootable partition of Linux.
     run_with_input(Command::new("sfdisk").arg("--quiet").arg(&raw), &format!("{}KiB,,83,*\n", PARTITION_KIB))?;
-    // GRUB reads neither checksums of metadata nor 64-bit block numbers in every version.
+    // Some versions of GRUB read neither metadata checksums nor 64-bit block numbers.
     run(Command::new("mkfs.ext4")
         .args(["-q", "-L", "guest", "-m", "0", "-O", "^metadata_csum,^64bit"])
         .args(["-E", &format!("offset={},root_owner=0:0", PARTITION_KIB * 1024), "-d"])
@@ -128,7 +129,7 @@ fn make(folder: &Path) -> Result<PathBuf, String> {
     Ok(image)
 }
 
-/// Writes GRUB into the boot sector and the gap behind it, with its configuration inside, so that it needs no files of its own.
+/// Writes GRUB into the boot sector and the gap after it, with an embedded configuration, so that it needs no files.
 fn write_boot_loader(raw: &Path, folder: &Path) -> Result<(), String> {
     use std::os::unix::fs::FileExt as _;
 
@@ -147,7 +148,7 @@ fn write_boot_loader(raw: &Path, folder: &Path) -> Result<(), String> {
     if core.len() > gap {
         return Err(format!("GRUB has {} bytes, and there are {gap} before the partition", core.len()));
     }
-    // Left alone, the boot sector looks for the rest in the second sector, and the rest looks for itself behind that.
+    // By default, the boot sector expects the rest in the second sector, and the rest expects itself right after that.
     let disk = std::fs::OpenOptions::new().write(true).open(raw).map_err(|error| format!("{}: {error}", raw.display()))?;
     let written = disk.write_all_at(code, 0).and_then(|()| disk.write_all_at(&core, SECTOR as u64));
     written.map_err(|error| format!("{}: {error}", raw.display()))

@@ -1,4 +1,4 @@
-//! A small web server for one image: slow enough that a download can be cut off in the middle, and able to go on from there.
+//! A small web server for one image: slow enough to interrupt a download, and with support for resuming it.
 
 use std::io::{BufRead as _, BufReader, Read as _, Seek as _, SeekFrom, Write as _};
 use std::net::{TcpListener, TcpStream};
@@ -18,7 +18,7 @@ pub(super) fn start(image: &Path) -> Result<String, String> {
         for stream in listener.incoming().flatten() {
             let image = image.clone();
             std::thread::spawn(move || {
-                // A client that goes away in the middle is what this is for.
+                // A client that disconnects in the middle is expected.
                 let _ = answer(stream, &image);
             });
         }

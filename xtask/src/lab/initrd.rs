@@ -7,14 +7,14 @@ use std::process::Command;
 
 use super::program::{read, run};
 
-/// What is in the archive, by its path without the leading `/`. In order, so that a folder comes before what is in it.
+/// The content of the archive, by path without the leading `/`. Sorted, so that a folder comes before its content.
 #[derive(Default)]
 pub(super) struct Initrd {
     entries: BTreeMap<String, Entry>,
 }
 
 struct Entry {
-    /// Kind and permissions, as the system encodes them.
+    /// Type and permissions, as the system encodes them.
     mode: u32,
     content: Vec<u8>,
 }
@@ -45,10 +45,10 @@ impl Initrd {
         self.add(at, LINK, target.as_bytes().to_vec());
     }
 
-    /// Adds a program of this machine with the libraries it needs, each where the program looks for it.
+    /// Adds a program of this machine with its libraries, each at the path where the program expects it.
     pub(super) fn program(&mut self, from: &Path, at: &str) -> Result<(), String> {
         self.script(at, read(from)?);
-        // Fails for a program that needs no libraries, and says why where nobody needs to know.
+        // Fails for a static program, which has no libraries.
         let listed = run(Command::new("ldd").arg(from)).unwrap_or_default();
         for library in libraries(&listed) {
             if !self.entries.contains_key(library.trim_start_matches('/')) {
@@ -80,17 +80,17 @@ impl Initrd {
     }
 }
 
-/// The paths in what `ldd` printed: `name => path (address)`, or `path (address)` for the loader.
+/// Returns the paths in the output of `ldd`: `name => path (address)`, or `path (address)` for the loader.
 fn libraries(listed: &str) -> impl Iterator<Item = &str> {
     listed.lines().filter_map(|line| line.split_whitespace().find(|word| word.starts_with('/')))
 }
 
-/// One entry: a header of hexadecimal numbers, the name, the content, each filled up to four bytes.
+/// Writes one entry: a header of hexadecimal numbers, the name, the content, each padded to four bytes.
 fn write_entry(archive: &mut impl Write, number: u32, name: &str, mode: u32, content: &[u8]) -> std::io::Result<()> {
     let too_large = |_| std::io::Error::from(std::io::ErrorKind::FileTooLarge);
     let size = u32::try_from(content.len()).map_err(too_large)?;
     let name_size = u32::try_from(name.len() + 1).map_err(too_large)?;
-    // Owner, group, links, time of change; then devices, then a checksum that this format does not have.
+    // Owner, group, links, modification time; then devices, then a checksum that this format does not use.
     let header = [number, mode, 0, 0, 1, 0, size, 0, 0, 0, 0, name_size, 0];
     write!(archive, "070701")?;
     for field in header {

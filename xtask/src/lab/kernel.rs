@@ -8,19 +8,19 @@ use super::cleanup::Cleanup;
 use super::initrd::Initrd;
 use super::program::{read, run};
 
-/// Always depends on the newest kernel for virtual machines.
+/// A package that always depends on the newest kernel for virtual machines.
 const META_PACKAGE: &str = "linux-image-cloud-amd64";
 
 /// A kernel and its modules.
 pub(super) struct Kernel {
-    /// What boots.
+    /// The bootable image.
     pub(super) image: PathBuf,
     /// The folder of the modules of this version.
     modules: PathBuf,
 }
 
 impl Kernel {
-    /// The newest one that apt knows, fetched if it is not in `cache` yet.
+    /// Returns the newest kernel that apt knows. Downloads it if it is not in `cache`.
     pub(super) fn ensure(cache: &Path) -> Result<Self, String> {
         let depends = run(Command::new("apt-cache").args(["depends", META_PACKAGE]))?;
         let package = depends.lines().find_map(|line| line.trim().strip_prefix("Depends: linux-image-"));
@@ -33,7 +33,7 @@ impl Kernel {
         Ok(Self { image, modules: folder.join("lib/modules").join(version) })
     }
 
-    /// Adds these modules to `initrd`, with those they need, and returns their paths there in the order in which they can be loaded.
+    /// Adds these modules and their dependencies to `initrd`, and returns their paths in load order.
     pub(super) fn add_modules(&self, names: &[&str], initrd: &mut Initrd) -> Result<Vec<String>, String> {
         let listed = String::from_utf8_lossy(&read(&self.modules.join("modules.dep"))?).into_owned();
         let mut paths = vec![];
@@ -58,11 +58,11 @@ fn fetch(version: &str, folder: &Path) -> Result<(), String> {
     let root = new.join("root");
     run(Command::new("dpkg-deb").arg("--extract").args([&package, &root]))?;
     run(Command::new("depmod").arg("--basedir").arg(&root).arg(version))?;
-    // Complete or not there at all.
+    // The rename makes it complete or absent.
     std::fs::rename(&root, folder).map_err(|error| format!("{}: {error}", folder.display()))
 }
 
-/// The modules of these names and those they need, from what `depmod` wrote: `path: path path …`, the nearest need first.
+/// Returns these modules and their dependencies, from the output of `depmod`: `path: path path …`, the nearest dependency first.
 fn in_order<'a>(listed: &'a str, names: &[&str]) -> Result<Vec<&'a str>, String> {
     let lines = listed.lines().filter_map(|line| line.split_once(':'));
     let by_name: HashMap<String, (&str, &str)> = lines.map(|(path, needs)| (name_of(path), (path, needs))).collect();
@@ -79,7 +79,7 @@ fn in_order<'a>(listed: &'a str, names: &[&str]) -> Result<Vec<&'a str>, String>
     Ok(order)
 }
 
-/// Modules are called with `-` or `_` as it comes.
+/// Normalizes the name of a module: `-` and `_` are equivalent.
 fn name_of(path: &str) -> String {
     let file = path.rsplit('/').next().unwrap_or(path);
     file.split('.').next().unwrap_or(file).replace('-', "_")

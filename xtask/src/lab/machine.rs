@@ -1,4 +1,4 @@
-//! This machine, made a slice host until the lab is over.
+//! This machine, prepared as a slice host while the lab runs.
 
 use std::os::unix::fs::PermissionsExt as _;
 use std::path::{Path, PathBuf};
@@ -10,17 +10,17 @@ use super::{drive, libvirt, network};
 use crate::requirements::is_root;
 use crate::test::temporary_folder;
 
-/// What a slice host has. Dropping it ends the guests and daemons, and undoes everything else.
+/// The components of a slice host. Dropping it ends the guests and daemons, and undoes all other changes.
 pub(super) struct Machine {
-    /// Everything of the lab, logs of the daemons included.
+    /// The folder of the lab, including the logs of the daemons.
     pub(super) folder: PathBuf,
-    /// A folder for the folders of guests, which QEMU's user can look through.
+    /// The parent of the guests' folders, which QEMU's user can enter.
     pub(super) instances: PathBuf,
-    /// Who gives the guests their addresses.
+    /// The DHCP server for the guests.
     pub(super) dhcp: Dhcp,
-    /// What a guest boots from.
+    /// The boot drive of a guest.
     pub(super) drive: Drive,
-    /// Ends what is started on the machine later.
+    /// Ends processes that are started later.
     pub(super) cleanup: Cleanup,
 }
 
@@ -33,7 +33,7 @@ impl Machine {
             );
         }
         let mut cleanup = Cleanup::start()?;
-        // Under a short path and open to be passed through: QEMU opens the files of a guest as a user of its own.
+        // A short path that all users can enter: QEMU opens the files of a guest as its own user.
         let folder = temporary_folder(Path::new("/tmp"))?;
         cleanup.remove(&folder)?;
         let instances = folder.join("instances");

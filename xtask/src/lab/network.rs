@@ -1,7 +1,7 @@
-//! The network of a slice host: an Open vSwitch bridge in user space, DHCP on it, and source NAT behind it.
+//! The network of a slice host: a user-space Open vSwitch bridge, DHCP on it, and source NAT behind it.
 //!
-//! The agent calls `ovs-vsctl` without options and with an empty environment, so Open vSwitch's sockets are where everybody looks for
-//! them. One that is not ours is left alone, and the lab does not run.
+//! The agent calls `ovs-vsctl` without options and with an empty environment, so Open vSwitch's sockets are at their usual paths.
+//! If the machine has its own Open vSwitch, it is left alone and the lab does not run.
 
 use std::net::Ipv4Addr;
 use std::os::unix::fs::PermissionsExt as _;
@@ -13,9 +13,9 @@ use super::cleanup::Cleanup;
 use super::daemon::Daemon;
 use super::program::{run, run_with_input, text, write};
 
-/// The bridge that guests are connected to.
+/// The bridge of the guests.
 pub(super) const BRIDGE: &str = "br-gpulab";
-/// The host on that bridge.
+/// The host's address on that bridge.
 pub(super) const HOST: Ipv4Addr = Ipv4Addr::new(10, 77, 99, 1);
 /// The network of the bridge.
 pub(super) const NETWORK: Ipv4Addr = Ipv4Addr::new(10, 77, 99, 0);
@@ -24,14 +24,14 @@ const PREFIX: u8 = 24;
 const OVS_RUN: &str = "/var/run/openvswitch";
 const OVS_SCHEMA: &str = "/usr/share/openvswitch/vswitch.ovsschema";
 const IP_FORWARD: &str = "/proc/sys/net/ipv4/ip_forward";
-/// Our table of packet filter rules. Nobody else's is touched.
+/// Our table of packet filter rules. Others are not touched.
 const TABLE: &str = "gpuaas_lab";
 
-/// Where DHCP is told about guests.
+/// How DHCP learns about guests.
 pub(super) struct Dhcp {
-    /// A file here is a reservation, read as soon as it appears.
+    /// A file here is a reservation, and is read as soon as it appears.
     pub(super) reservations: PathBuf,
-    /// Who to tell (SIGHUP) that one is gone: a file that vanishes is noted, but what it said stays in force.
+    /// The process to signal (SIGHUP) when a reservation is removed: a deleted file alone has no effect.
     pub(super) pid_file: PathBuf,
 }
 
@@ -68,7 +68,7 @@ fn start_switch(folder: &Path, cleanup: &mut Cleanup) -> Result<(), String> {
     Daemon::start("ovs-vswitchd", &mut switch, folder, cleanup)?.wait_until(|| UnixStream::connect(&control).is_ok())
 }
 
-/// The datapath in user space needs no module of the kernel.
+/// Creates the bridge. A user-space datapath needs no kernel module.
 fn make_bridge(cleanup: &mut Cleanup) -> Result<(), String> {
     let add = ["--timeout=20", "--", "add-br", BRIDGE, "--", "set", "bridge", BRIDGE, "datapath_type=netdev"];
     run(Command::new("ovs-vsctl").args(add))?;
@@ -78,10 +78,10 @@ fn make_bridge(cleanup: &mut Cleanup) -> Result<(), String> {
     Ok(())
 }
 
-/// dnsmasq gives addresses to those that have a reservation and to nobody else. It listens on the bridge only, and answers no names.
+/// Starts dnsmasq. It gives addresses only to clients with a reservation. It listens on the bridge only, and has no DNS.
 fn start_dhcp(folder: &Path, cleanup: &mut Cleanup) -> Result<Dhcp, String> {
     let dhcp = Dhcp { reservations: folder.join("reservations"), pid_file: folder.join("dnsmasq.pid") };
-    // It reads them as a user without rights, like on any host.
+    // It reads them as an unprivileged user, like on any host.
     let reservations = &dhcp.reservations;
     std::fs::create_dir(reservations)
         .and_then(|()| std::fs::set_permissions(reservations, std::fs::Permissions::from_mode(0o755)))
@@ -97,7 +97,7 @@ fn start_dhcp(folder: &Path, cleanup: &mut Cleanup) -> Result<Dhcp, String> {
     Ok(dhcp)
 }
 
-/// Source NAT and forwarding. The lab's guest goes nowhere, but a host without them is not fit for slices.
+/// Configures source NAT and forwarding. The lab's guest does not use them, but a slice host must have them.
 fn hide_guests(cleanup: &mut Cleanup) -> Result<(), String> {
     let rules = format!(
         "table ip {TABLE} {{\n  chain postrouting {{\n    type nat hook postrouting priority srcnat;\n    \

@@ -1,29 +1,29 @@
-//! Programs that the lab calls and waits for.
+//! Runs programs and waits for them.
 
 use std::io::Write as _;
 use std::path::Path;
 use std::process::{Command, Output, Stdio};
 use std::time::{Duration, Instant};
 
-/// Runs a program to its end and returns what it printed. If it fails, the error has the call and what it said.
+/// Runs a program to its end and returns its output. An error has the call and the error output.
 pub(crate) fn run(command: &mut Command) -> Result<String, String> {
     let output = command.stdin(Stdio::null()).output().map_err(|error| cannot_start(command, &error))?;
     succeeded(command, &output)
 }
 
-/// Like [`run`], with something to read.
+/// Like [`run`], with input.
 pub(crate) fn run_with_input(command: &mut Command, input: &str) -> Result<String, String> {
     command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped());
     let mut child = command.spawn().map_err(|error| cannot_start(command, &error))?;
     if let Some(mut pipe) = child.stdin.take() {
-        // A program that does not read to the end says why itself.
+        // A program that does not read all its input reports the reason itself.
         let _ = pipe.write_all(input.as_bytes());
     }
     let output = child.wait_with_output().map_err(|error| format!("waiting for {}: {error}", shown(command)))?;
     succeeded(command, &output)
 }
 
-/// Waits until something is so. It is looked at ten times a second, because the daemons of the lab have no other way to tell.
+/// Waits until a condition holds. It polls ten times per second, because the daemons of the lab do not notify.
 pub(crate) fn wait_until(what: &str, timeout: Duration, mut is_so: impl FnMut() -> bool) -> Result<(), String> {
     let started = Instant::now();
     while !is_so() {
@@ -45,7 +45,7 @@ pub(crate) fn read(path: &Path) -> Result<Vec<u8>, String> {
     std::fs::read(path).map_err(|error| format!("{}: {error}", path.display()))
 }
 
-/// A path as an argument inside a longer one. The lab makes all its paths itself, so they are text.
+/// Returns a path as a part of an argument. The lab creates all its paths itself, so they are valid text.
 pub(crate) fn text(path: &Path) -> Result<&str, String> {
     path.to_str().ok_or_else(|| format!("{} is not text", path.display()))
 }

@@ -1,4 +1,4 @@
-//! What the labs need beside Rust.
+//! Requirements of the labs besides Rust.
 
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -11,11 +11,11 @@ const SLICE: &str = "the lab of slices";
 const VFIO: &str = "the lab of VFIO";
 const BOTH: &str = "every lab";
 
-/// What a slice host and its guest's image are made of.
+/// Requirements of a slice host and its guest's image.
 pub(super) const FOR_SLICE: [Requirement; 13] = [
     QEMU,
     Requirement { name: "qemu-img", package: Debian("qemu-utils"), find: || in_path("qemu-img"), needed_for: SLICE },
-    // Its file of settings stands for the user that QEMU runs as, which the same package makes.
+    // Its settings file stands for the user of QEMU, which the same package creates.
     Requirement {
         name: "libvirtd",
         package: Debian("libvirt-daemon-system"),
@@ -43,14 +43,14 @@ pub(super) const FOR_SLICE: [Requirement; 13] = [
     Requirement { name: "sfdisk", package: Debian("fdisk"), find: || in_path("sfdisk"), needed_for: SLICE },
     Requirement {
         name: "GRUB for a BIOS",
-        // It brings the program that puts its files together.
+        // It includes the program that assembles its files.
         package: Debian("grub-pc-bin"),
         find: || in_path("grub-mkimage").and(file("/usr/lib/grub/i386-pc/boot.img")),
         needed_for: SLICE,
     },
 ];
 
-/// What an emulated host with an IOMMU is made of.
+/// Requirements of an emulated host with an IOMMU.
 pub(super) const FOR_VFIO: [Requirement; 4] = [
     QEMU,
     Requirement { name: "busybox", package: Debian("busybox-static"), find: || in_path("busybox"), needed_for: VFIO },
@@ -61,7 +61,7 @@ pub(super) const FOR_VFIO: [Requirement; 4] = [
 const QEMU: Requirement =
     Requirement { name: "QEMU", package: Debian("qemu-system-x86"), find: || in_path("qemu-system-x86_64"), needed_for: BOTH };
 
-/// Makes sure of all of them. A lab without one of its parts proves nothing, so the first that is missing ends it.
+/// Checks or installs all of them. A lab without one of its parts proves nothing, so the first missing one ends it.
 pub(super) fn ensure(requirements: &[Requirement]) -> Result<(), String> {
     let root = is_root();
     if root && (QEMU.find)().is_none() {
@@ -75,15 +75,15 @@ fn file(path: &str) -> Option<PathBuf> {
     path.is_file().then(|| path.to_owned())
 }
 
-/// A `qemu-utils` of another release breaks QEMU, and apt takes no older package unless it is told to: so it is told.
+/// Replaces the `qemu-utils` of another release, which breaks QEMU. apt downgrades a package only if told to.
 ///
-/// Whatever fails here fails again, with a better message, when QEMU is installed.
+/// A failure here appears again, with a better message, when QEMU is installed.
 fn give_way_to_qemu() {
     let policy = || program::run(Command::new("apt-cache").args(["policy", "qemu-system-x86"]));
     let candidate = || policy().ok()?.lines().find_map(|line| line.trim().strip_prefix("Candidate: ").map(str::to_owned));
     let utils = || program::run(Command::new("dpkg-query").args(["--show", "--showformat=${Version}", "qemu-utils"])).ok();
     let Some(installed) = utils().filter(|version| !version.is_empty()) else { return };
-    // A machine whose lists were never fetched knows no candidate.
+    // Without package lists there is no candidate.
     let Some(candidate) = candidate().or_else(|| apt_get(&["update"]).then(candidate).flatten()) else { return };
     if installed != candidate {
         println!("replacing qemu-utils {installed} by {candidate}, the release that QEMU comes from");

@@ -1,5 +1,5 @@
-//! `cargo xtask lab slice`: a tenant's lease, or an operator's order, through the real server and agent to a real guest; SSH into it; and the
-//! proof that nothing is left.
+//! `cargo xtask lab slice`: a tenant's lease, or an operator's command, through the real server and agent to a real guest; SSH
+//! into it; and the proof that nothing is left.
 
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -15,27 +15,27 @@ use super::{cache, cluster, guest_image, image_server, network, requirements};
 /// Options of `cargo xtask lab slice`.
 #[derive(clap::Args)]
 pub(super) struct Options {
-    /// One guest, and one kill of the agent: what CI runs
+    /// Run one guest, and one kill of the agent, like CI
     #[arg(long)]
     short: bool,
-    /// Take the programs as they were built last
+    /// Use the programs of the last build
     #[arg(long)]
     no_build: bool,
-    /// Keep the machine as it is until Enter is pressed, to look around in it
+    /// Keep the machine as it is until Enter is pressed, for inspection
     #[arg(long)]
     hold: bool,
 }
 
-/// Who asks for a guest, and the phase in the middle of which its agent is killed: one that takes long enough for that.
+/// Who requests each guest, and the phase in which its agent is killed: one that takes long enough.
 const GUESTS: [(Caller, &str); 3] = [
     (Caller::Tenant, "image_stat_download"),
     (Caller::Operator, "image_write_convert"),
-    // The short form is this one alone.
+    // The short form runs only this one.
     (Caller::Tenant, "readiness"),
 ];
 const USER: &str = "tenant";
 
-/// Runs the lab. True if everything in it went as it should.
+/// Runs the lab. Returns true if it succeeded.
 pub(super) fn run(options: &Options) -> Result<bool, String> {
     requirements::ensure(&requirements::FOR_SLICE)?;
     let programs = cluster::programs(!options.no_build)?;
@@ -98,14 +98,14 @@ fn guests(machine: &mut Machine, cluster: &mut Cluster, image: &Path, source: &s
     Ok(())
 }
 
-/// The way in, as OpenSSH was told.
+/// The SSH client's access to the guest.
 struct Ssh<'a> {
     key: &'a Path,
     folder: &'a Path,
 }
 
 impl Ssh<'_> {
-    /// Says where the guest is. Its only host is the guest.
+    /// Returns the path of the configuration, whose only host is the guest.
     fn config(&self) -> PathBuf {
         self.folder.join("ssh_config")
     }
@@ -122,7 +122,7 @@ impl Ssh<'_> {
     }
 }
 
-/// The tenant writes something, and it is really on the drive.
+/// Writes a file as the tenant and checks that it is on the drive.
 fn write_canary(machine: &Machine, ssh: &Ssh<'_>, number: usize) -> Result<String, String> {
     let canary = format!("canary-of-tenant-{number}-{}", std::process::id());
     let devices =
@@ -182,7 +182,7 @@ fn release(machine: &mut Machine, cluster: &mut Cluster, guest: &Guest, canary: 
     expect(cluster.leases() == 0, "no slot is leased")
 }
 
-/// Whether a text is anywhere on the drive, whatever file system is on it.
+/// Returns whether a text is anywhere on the drive, whatever its file system.
 fn on_drive(machine: &Machine, what: &str) -> Result<bool, String> {
     let mut grep = Command::new("grep");
     let status = grep.args(["--quiet", "--text", "--fixed-strings", what]).arg(&machine.drive.device).status();
@@ -193,7 +193,7 @@ fn on_drive(machine: &Machine, what: &str) -> Result<bool, String> {
     }
 }
 
-/// Says that something is so, or fails.
+/// Checks that a condition holds.
 pub(super) fn expect(so: bool, what: &str) -> Result<(), String> {
     if !so {
         return Err(format!("not so: {what}"));

@@ -1,12 +1,12 @@
-//! `cargo xtask lab vfio`: the agent on an emulated host with an IOMMU, two NVMe drives and a graphics card of AMD's.
+//! `cargo xtask lab vfio`: the agent on an emulated host with an IOMMU, two NVMe drives and an AMD graphics card.
 //!
-//! What unit tests show on folders that look like sysfs is shown here on the kernel's own: what the agent finds is what is there; devices
-//! go to vfio-pci and back, are reset, and are put back to vfio-pci when somebody has taken them away. The agent's own commands do all of
-//! it (`gpuaas-agent topology` and `gpuaas-agent device`), and a script asks the kernel what became of it.
+//! Unit tests use folders that look like sysfs; this lab uses the kernel's own sysfs. It checks that the agent finds the real
+//! devices; that devices move to vfio-pci and back, are reset, and return to vfio-pci when they were taken away. The agent's own
+//! commands do all of it (`gpuaas-agent topology` and `gpuaas-agent device`), and a script compares the result with the kernel.
 //!
-//! Three things are not real: the links that udev makes for drives are made by the script, the fence tells of a guest that this host never
-//! had, and a `virsh` that knows no guests stands for the hypervisor. Nor does the agent run all the time here, for that needs an identity
-//! and a server: a running one repairs every 30 seconds, by the same code, what `device reconcile` repairs once.
+//! Three things are not real: the script creates the links that udev creates for drives, the fence names a guest that this host
+//! never had, and a `virsh` without guests replaces the hypervisor. The agent does not run as a service here, because that needs
+//! an identity and a server: a running one repairs every 30 seconds, with the same code, what `device reconcile` repairs once.
 
 use std::collections::BTreeSet;
 use std::ops::ControlFlow;
@@ -28,24 +28,24 @@ use crate::test::temporary_folder;
 /// A host boots in seconds, on a busy machine in a minute.
 const DEADLINE: Duration = Duration::from_secs(180);
 
-/// The owner's own commands need no permission, and nobody else gets any.
+/// The owner's own commands need no permission, and no tasks are allowed.
 const POLICY: &str = "allowed_tasks = []\n";
 const CONFIGURATION: &str = "log_level = \"warn\"\n";
-/// Has no guests, whatever it is asked.
+/// Reports no guests, whatever the arguments.
 const VIRSH: &str = "#!/bin/sh\nexit 0\n";
 
-/// What stands in the way of a slot because this host is small.
+/// Blockers of a slot because this host is small.
 const BLOCKERS_OF_A_SMALL_HOST: [&str; 2] = ["memory_short", "cpu_short"];
-/// What would stand in the way if devices could not be given away.
+/// Blockers that would appear if passthrough did not work.
 const BLOCKERS_OF_PASSTHROUGH: [&str; 2] = ["iommu_off", "vfio_modules_missing"];
 
-// How the lines of the script begin that are for us and not for people.
+// Prefixes of the script's lines that this program parses.
 const SYSFS: &str = "sysfs: ";
 const LISTED: &str = "listed: ";
 const TOPOLOGY: &str = "topology: ";
 const DISCOVERED: &str = "discovered";
 
-/// `check` says what it found, and ends the script if that is wrong; `agent_says` does the same with an answer of the agent.
+/// `check` prints what it found, and ends the script if that is wrong. `agent_says` does the same with an answer of the agent.
 const SCRIPT: &str = r#"
 fail() { echo "wrong: $1"; cat /tmp/errors; dmesg | tail -n 20; exit 1; }
 check() { echo "check: $1: $2"; [ "$2" = "$3" ] || fail "expected $3"; }
@@ -155,7 +155,7 @@ check "its group can be opened" "$(openable $gpu)" yes
 nothing_to_repair
 "#;
 
-/// Boots the host and runs the script in it. True if all went as it should.
+/// Boots the host and runs the script in it. Returns true if it succeeded.
 pub(super) fn run() -> Result<bool, String> {
     requirements::ensure(&requirements::FOR_VFIO)?;
     let kernel = Kernel::ensure(&cache()?)?;
@@ -202,7 +202,7 @@ pub(super) fn run() -> Result<bool, String> {
     Ok(status == Some(0))
 }
 
-/// The agent as the tests build it: nothing is compiled twice, and no other program takes its place while tests run.
+/// Builds the agent like the tests do: nothing is compiled twice, and no other program is replaced while tests run.
 fn build_agent() -> Result<PathBuf, String> {
     let features = crate::test::features(&cargo::test_features()?);
     let mut arguments = vec!["build", "--quiet", "--workspace", "--bin", "gpuaas-agent"];
@@ -214,7 +214,7 @@ fn build_agent() -> Result<PathBuf, String> {
     Ok(cargo::workspace().join(target).join("debug/gpuaas-agent"))
 }
 
-/// What the host needs to run it. Most of a program is what debuggers want, so that stays here.
+/// Adds the agent to the host's file system. Debug information is stripped, because it is most of the program.
 fn with_agent(agent: &Path, folder: &Path) -> Result<Initrd, String> {
     let stripped = folder.join("gpuaas-agent");
     run_program(Command::new("strip").arg("--strip-all").arg("-o").args([&stripped, agent]))?;
@@ -226,7 +226,7 @@ fn with_agent(agent: &Path, folder: &Path) -> Result<Initrd, String> {
     Ok(initrd)
 }
 
-/// What the script says that sysfs says, and what the agent says.
+/// What the script found in sysfs, and what the agent reports.
 #[derive(Default)]
 struct Discovery {
     sysfs: Vec<Device>,
@@ -234,27 +234,27 @@ struct Discovery {
     topology: String,
 }
 
-/// A device by its address, what it is, its driver and its group.
+/// A device by its address: its class, its driver and its group.
 #[derive(Clone, Debug, PartialEq, Eq)]
 struct Device {
     address: String,
     kind: String,
     driver: String,
     group: String,
-    /// What the agent does not list: the serial number of a drive, and everything else in the group.
+    /// What the agent does not list: the serial number of a drive, and the other devices of the group.
     serial: String,
     others: Vec<String>,
 }
 
 impl Device {
-    /// As the script prints it.
+    /// Parses a line of the script.
     fn parse(line: &str) -> Option<Self> {
         let mut words = line.split_whitespace().map(str::to_owned);
         let (address, kind, driver) = (words.next()?, words.next()?, words.next()?);
         Some(Self { address, kind, driver, group: words.next()?, serial: words.next()?, others: words.collect() })
     }
 
-    /// As `gpuaas-agent device ls` prints it.
+    /// Parses a line of `gpuaas-agent device ls`.
     fn parse_listed(line: &str) -> Option<Self> {
         let words: Vec<&str> = line.split_whitespace().collect();
         let [address, kind, _, "driver", driver, "group", group, ..] = words[..] else { return None };
@@ -275,7 +275,7 @@ impl std::fmt::Display for Device {
 }
 
 impl Discovery {
-    /// Takes a line of the script that is about this.
+    /// Reads a line of the script, and returns whether it was for this.
     fn takes(&mut self, line: &str) -> bool {
         if let Some(line) = line.strip_prefix(SYSFS) {
             self.sysfs.extend(Device::parse(line));
@@ -289,7 +289,7 @@ impl Discovery {
         true
     }
 
-    /// Hands every comparison that holds to `each` and returns how many there were. The error is the first that does not hold.
+    /// Passes every comparison that holds to `each` and returns their number. The error is the first that does not hold.
     fn check(&self, mut each: impl FnMut(&str)) -> Result<u32, String> {
         let topology: Value = serde_json::from_str(&self.topology).map_err(|error| format!("the topology: {error}"))?;
         let (gpus, drives): (Vec<&Device>, Vec<&Device>) = self.sysfs.iter().partition(|device| device.kind == "gpu");
@@ -338,13 +338,13 @@ impl Discovery {
     }
 }
 
-/// These fields of every object of a list.
+/// Returns these fields of every object of a list.
 fn columns(list: &Value, fields: &[&str]) -> Value {
     let row = |object: &Value| -> Value { fields.iter().map(|field| object[field].clone()).collect() };
     list.as_array().into_iter().flatten().map(row).collect()
 }
 
-/// The codes in a list of blockers.
+/// Returns the codes in a list of blockers.
 fn codes(blockers: &Value) -> Vec<&str> {
     blockers.as_array().into_iter().flatten().filter_map(|blocker| blocker["code"].as_str()).collect()
 }
@@ -353,7 +353,7 @@ fn codes(blockers: &Value) -> Vec<&str> {
 mod tests {
     use super::*;
 
-    /// What a run said, in short.
+    /// The output of a run, shortened.
     const LINES: &str = r#"sysfs: 0000:01:00.0 nvme nvme 5 LAB0
 sysfs: 0000:02:00.0 nvme nvme 6 LAB1
 sysfs: 0000:03:00.0 gpu none 7 -

@@ -1,6 +1,7 @@
-//! An emulated host with an IOMMU, two NVMe drives and a graphics card of AMD's, for what a developer's machine cannot do: give devices away.
+//! An emulated host with an IOMMU, two NVMe drives and an AMD graphics card, for what a developer's machine cannot do: device
+//! passthrough.
 //!
-//! Its root file system is in memory: busybox, the modules of VFIO, and what the lab adds. It runs one script and is switched off.
+//! Its root file system is in memory: busybox, the modules of VFIO, and what the lab adds. It runs one script and powers off.
 
 use std::io::{BufRead as _, BufReader};
 use std::ops::ControlFlow;
@@ -15,23 +16,23 @@ use super::kernel::Kernel;
 use super::program::text;
 use crate::requirements::in_path;
 
-/// In the order they are wanted; what they need comes along. The driver of NVMe is part of this kernel.
+/// In load order, without their dependencies. The NVMe driver is built into this kernel.
 const MODULES: [&str; 2] = ["vfio-pci", "vfio_iommu_type1"];
 const MEMORY_MIB: u32 = 1024;
-/// What it says to be, as firmware does. The agent tells machines apart by this.
+/// The machine id in its firmware. The agent identifies machines by it.
 const MACHINE: &str = "67707561-6173-4c61-8000-766669000001";
-/// Its timer is not checked: on a busy machine it ticks too late for that, and the kernel would take it for broken and stop.
+/// The timer check is off: on a busy machine the timer ticks too late for it, and the kernel would stop.
 const KERNEL_ARGUMENTS: &str = "console=ttyS0 loglevel=4 intel_iommu=on no_timer_check panic=-1";
 const NO_STATUS: &str = "the host did not say how its script ended";
-/// How the last line of a run starts. The status of the script follows.
+/// The start of the last line of a run. The status of the script follows.
 const ENDED: &str = "lab: the script ended with ";
 
 /// Its drives, by their serial numbers.
 pub(super) const DRIVES: [&str; 2] = ["LAB0", "LAB1"];
-/// How large they are.
+/// The size of a drive.
 const DRIVE_SIZE: u64 = 64 * 1024 * 1024;
 
-/// The first and only process. Messages of the kernel that are not errors stay out of the way.
+/// The init process. Kernel messages that are not errors are hidden.
 const INIT: &str = r#"#!/bin/sh
 /bin/busybox --install -s /bin
 export PATH=/bin
@@ -46,7 +47,7 @@ echo "lab: the script ended with $?"
 poweroff -f
 "#;
 
-/// An emulated host that is running. Dropping it switches it off, and so does the end of this process.
+/// A running emulated host. Dropping it powers it off, and so does the end of this process.
 pub(super) struct VfioHost {
     process: Child,
     lines: Receiver<String>,
@@ -54,7 +55,7 @@ pub(super) struct VfioHost {
 }
 
 impl VfioHost {
-    /// Boots a host that runs `script` with busybox. `initrd` has what the script needs beside that; drives are made in `folder`.
+    /// Boots a host that runs `script` with busybox. `initrd` has what else the script needs; drives are created in `folder`.
     pub(super) fn boot(kernel: &Kernel, mut initrd: Initrd, script: &str, folder: &Path) -> Result<Self, String> {
         let busybox = in_path("busybox").ok_or("busybox is not installed")?;
         initrd.program(&busybox, "/bin/busybox")?;
@@ -74,12 +75,12 @@ impl VfioHost {
         let mut process = qemu.spawn().map_err(|error| format!("QEMU cannot be started: {error}"))?;
         cleanup.end(&process)?;
         let console = process.stdout.take().ok_or("QEMU has no console")?;
-        // A full channel makes the host wait, which does it no harm.
+        // A full channel makes the host wait, which is harmless.
         let (sender, lines) = sync_channel(1024);
         std::thread::spawn(move || {
             let mut console = BufReader::new(console);
             let mut line = Vec::new();
-            // Whatever is on a console; it need not be text.
+            // The console output need not be text.
             while console.read_until(b'\n', &mut line).is_ok_and(|count| count > 0) {
                 if sender.send(String::from_utf8_lossy(&line).trim_end().to_owned()).is_err() {
                     break;
@@ -90,7 +91,7 @@ impl VfioHost {
         Ok(Self { process, lines, _cleanup: cleanup })
     }
 
-    /// Hands every line of the console to `each` until the script has ended, and returns its status. Breaking off is fine.
+    /// Passes every line of the console to `each` until the script has ended, and returns its status. `each` may stop it early.
     pub(super) fn follow(
         &mut self,
         deadline: Duration,
@@ -121,7 +122,8 @@ impl Drop for VfioHost {
     }
 }
 
-/// A machine whose devices each sit behind a port of their own, so that each is in an IOMMU group of its own, as GPUs in a server are.
+/// Returns the arguments of a machine whose devices each have their own port, so that each is in its own IOMMU group, like GPUs
+/// in a server.
 fn arguments(kernel: &Kernel, archive: &Path, folder: &Path) -> Result<Vec<String>, String> {
     let mut words: Vec<String> =
         ["-machine", "q35,kernel-irqchip=split", "-accel", "tcg", "-cpu", "max", "-smp", "2"].map(str::to_owned).into();

@@ -1,4 +1,4 @@
-//! What came of a round: how often each operation answered with which status.
+//! The result of a round: how often each operation answered with which status.
 
 use std::collections::BTreeMap;
 use std::path::Path;
@@ -7,34 +7,34 @@ use std::path::Path;
 pub(super) struct Figures(BTreeMap<String, BTreeMap<u16, u64>>);
 
 impl Figures {
-    /// Reads what the hooks have written.
+    /// Reads the file that the hooks wrote.
     pub(super) fn read(path: &Path) -> Result<Self, String> {
         let text = std::fs::read_to_string(path).map_err(|error| format!("{}: {error}", path.display()))?;
         serde_json::from_str(&text).map(Self).map_err(|error| format!("{}: {error}", path.display()))
     }
 
-    /// How many operations were asked for.
+    /// Returns the number of called operations.
     pub(super) fn operations(&self) -> usize {
         self.0.len()
     }
 
-    /// How many requests were answered.
+    /// Returns the number of answered requests.
     pub(super) fn requests(&self) -> u64 {
         self.statuses().map(|(_, count)| count).sum()
     }
 
-    /// How many operations did what they were asked for, at least once.
+    /// Returns the number of operations that succeeded at least once.
     pub(super) fn successes(&self) -> usize {
         self.0.values().filter(|statuses| statuses.keys().any(|status| (200..300).contains(status))).count()
     }
 
-    /// The first operation that answered with anything but this status.
+    /// Returns the first operation that answered with any other status.
     pub(super) fn other_than(&self, status: u16) -> Option<&str> {
         let other = self.0.iter().find(|(_, statuses)| statuses.keys().any(|found| *found != status));
         other.map(|(operation, _)| operation.as_str())
     }
 
-    /// How many answers had which status, in words.
+    /// Returns the number of answers by status, as text.
     pub(super) fn by_status(&self) -> String {
         let mut all: BTreeMap<u16, u64> = BTreeMap::new();
         for (status, count) in self.statuses() {

@@ -11,54 +11,54 @@ use super::subject::Subject;
 use crate::guard::Guard;
 use crate::requirements::wheel_folder;
 
-/// Its name for people.
+/// Its name for messages.
 pub(crate) const PROGRAM: &str = "schemathesis";
-/// The version from PyPI. A newer one may find more, and is for a change of its own.
+/// The version on PyPI. A newer one may find more, and gets its own change.
 pub(crate) const VERSION: &str = "4.32.5";
 
-/// What it is told about gpuaas.
+/// The hooks for gpuaas.
 const HOOKS: &str = include_str!("hooks.py");
-/// The name of that as a module of Python.
+/// Their name as a Python module.
 const HOOKS_MODULE: &str = "gpuaas_check_hooks";
-/// A stream has shown what it is with its first event, and one that has nothing to tell is left soon.
+/// The first event of a stream is enough, and a stream without events is closed soon.
 const SETTINGS: &str =
     "max-stream-events = 1\n\n[[operations]]\ninclude-operation-id = [\"events\", \"project_events\"]\nrequest-timeout = 2\n";
-/// What is checked of every answer.
+/// The checks of every answer.
 const CHECKS: &str = "not_a_server_error,status_code_conformance,content_type_conformance,response_headers_conformance,\
     response_schema_conformance";
-/// How long a request may take in seconds, on a machine that has much else to do.
+/// Time limit of a request in seconds, on a busy machine.
 const REQUEST_TIMEOUT: &str = "30";
 
-/// The program, if it is installed in that version.
+/// Returns the program, if it is installed in that version.
 pub(crate) fn program() -> Option<PathBuf> {
     let folder = wheel_folder(PROGRAM);
     let of_version = folder.join(format!("{PROGRAM}-{VERSION}.dist-info")).is_dir();
     Some(folder.join("bin").join(PROGRAM)).filter(|path| of_version && path.is_file())
 }
 
-/// Which operations are asked for.
+/// The operations of a round.
 #[derive(Clone, Copy)]
 pub(super) enum Part {
     /// All of them.
     Everything,
-    /// Those that take nothing away from the others.
+    /// Those that remove nothing that the others need.
     Main,
     /// The others.
     Endings,
 }
 
-/// One caller asks.
+/// One caller's round.
 pub(super) struct Round<'a> {
-    /// Who, in one word.
+    /// The caller, in one word.
     pub(super) caller: &'static str,
-    /// With which keys, in turn; without a token if there are none.
+    /// The keys to use in turn; none for no token.
     pub(super) keys: &'a [String],
-    /// For what.
+    /// The operations to call.
     pub(super) part: Part,
-    /// Which phases schemathesis goes through.
+    /// The phases of schemathesis.
     pub(super) phases: &'static str,
-    /// How many operations must have done what they were asked for: a server that refuses everything breaks no schema. None for a caller
-    /// without a token, who must be turned away everywhere.
+    /// How many operations must succeed: a server that refuses everything breaks no schema. None for a caller without a token,
+    /// which must be refused everywhere.
     pub(super) successes: Option<usize>,
 }
 
@@ -70,7 +70,7 @@ impl Round<'_> {
         }
     }
 
-    /// Asks, and prints what came of it. True if every answer was as the document says.
+    /// Runs the round, and prints the result. Returns true if every answer conforms to the document.
     pub(super) fn run(&self, subject: &Subject, guard: &mut Guard, examples: u32, until: Instant) -> Result<bool, String> {
         let folder = subject.folder.join(self.name().replace(' ', "-"));
         let (figures, output) = (folder.join("figures.json"), folder.join("output.txt"));
@@ -78,7 +78,7 @@ impl Round<'_> {
         let unusable = |error| format!("{}: {error}", output.display());
         let file = std::fs::File::create(&output).map_err(unusable)?;
         let errors = file.try_clone().map_err(unusable)?;
-        // A group of its own, so that the guard can end it together with everything it started.
+        // In its own group, so that the guard can end it together with everything it started.
         command.process_group(0).stdin(Stdio::null()).stdout(file).stderr(errors);
         let started = Instant::now();
         let mut child = command.spawn().map_err(|error| format!("{PROGRAM} cannot be started: {error}"))?;
@@ -107,7 +107,7 @@ impl Round<'_> {
         Ok(verdict.is_ok())
     }
 
-    /// Whether the round has shown anything, if nothing was wrong.
+    /// Checks that a round without errors has shown enough.
     fn verdict(&self, figures: &Path, seconds: u64) -> Result<Result<(), String>, String> {
         let figures = Figures::read(figures)?;
         let (operations, requests, successes) = (figures.operations(), figures.requests(), figures.successes());
@@ -147,7 +147,7 @@ impl Round<'_> {
             Part::Main => drop(command.args(ENDINGS.iter().flat_map(|name| ["--exclude-operation-id", name]))),
             Part::Endings => drop(command.args(ENDINGS.iter().flat_map(|name| ["--include-operation-id", name]))),
         }
-        // It leaves files where it is started.
+        // It writes files into its working folder.
         command.current_dir(folder).env("PYTHONPATH", modules).env("SCHEMATHESIS_HOOKS", HOOKS_MODULE);
         command.env("GPUAAS_CHECK_KEYS", self.keys.join(",")).env("GPUAAS_CHECK_FIGURES", figures);
         command.env("GPUAAS_CHECK_KNOWN", subject.folder.join(format!("{}-known.json", self.caller)));

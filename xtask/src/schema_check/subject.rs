@@ -1,4 +1,4 @@
-//! The server that is asked: `gpuaas dev`, which has hosts, products and an image, so that there is something to ask about.
+//! The server to check: `gpuaas dev`, which has hosts, products and an image, so that requests can succeed.
 
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
@@ -6,26 +6,26 @@ use std::process::{Command, Stdio};
 use crate::daemon::Daemon;
 use crate::guard::Guard;
 
-/// The tenant's project, in the organization that `gpuaas dev` makes.
+/// The tenant's project, in the organization that `gpuaas dev` creates.
 const PROJECT: &str = "demo/checked";
-/// Programs of the tenant with a key each. A caller may change something 600 times a minute, and the check asks for more.
+/// Service accounts of the tenant with a key each. A caller may send 600 changes per minute, and the check needs more.
 const ACCOUNTS: usize = 16;
 
 /// A server that runs until the guard stops it.
 pub(super) struct Subject {
-    /// Where it is.
+    /// Its URL.
     pub(super) url: String,
     /// The token of its administrator.
     pub(super) token: String,
-    /// For everything that belongs to the check. Removed by the guard.
+    /// The folder for all files of the check. Removed by the guard.
     pub(super) folder: PathBuf,
     program: PathBuf,
 }
 
 impl Subject {
-    /// Starts one that keeps everything under `folder`.
+    /// Starts a server that keeps everything under `folder`.
     pub(super) fn start(folder: &Path, guard: &mut Guard) -> Result<Self, String> {
-        // It was built by the cargo that built us, into the same folder.
+        // The cargo that built this program built it into the same folder.
         let ourselves = std::env::current_exe().map_err(|error| format!("our own path is not known: {error}"))?;
         let program = ourselves.with_file_name("gpuaas");
         let daemon = Daemon { name: "gpuaas", folder, ready: "Ctrl-C stops it.", watch: Guard::gpuaas };
@@ -41,7 +41,7 @@ impl Subject {
         Ok(Self { url, token: token.trim().to_owned(), folder: folder.to_owned(), program })
     }
 
-    /// Makes a project with service accounts that own it, and returns a key of each.
+    /// Creates a project with service accounts that own it, and returns a key of each.
     pub(super) fn tenant(&self) -> Result<Vec<String>, String> {
         self.call(&["project", "create", PROJECT])?;
         let mut keys = Vec::new();
@@ -55,13 +55,13 @@ impl Subject {
         Ok(keys)
     }
 
-    /// Makes another token of an administrator and returns its secret.
+    /// Creates another administrator token and returns its secret.
     pub(super) fn another_administrator(&self) -> Result<String, String> {
         let made = self.call(&["token", "create", "checker", "--role", "admin"])?;
         Ok(made["token"].as_str().ok_or("a new token has no secret")?.to_owned())
     }
 
-    /// Calls the command as the administrator and returns the document that it prints.
+    /// Runs the command as the administrator and returns the printed document.
     fn call(&self, arguments: &[&str]) -> Result<serde_json::Value, String> {
         let mut command = alone(&self.program, &self.folder);
         command.args(["--output", "json", "--url", &self.url, "--project", PROJECT]).args(arguments);
@@ -75,7 +75,7 @@ impl Subject {
     }
 }
 
-/// A call that sees nothing of the developer's own settings and keeps nothing outside `folder`.
+/// Returns a command that ignores the developer's own settings and writes only into `folder`.
 fn alone(program: &Path, folder: &Path) -> Command {
     let mut command = Command::new(program);
     command.env_clear().env("HOME", folder).env("TMPDIR", folder);

@@ -1,4 +1,4 @@
-//! Every task of the catalog is complete: handler, schemas, words.
+//! Every task of the catalog is complete: handler, schemas, descriptions.
 
 use gpuaas_contract::task::TaskType;
 

@@ -1,11 +1,11 @@
-//! Dependencies point one way. `ARCHITECTURE.md` says why.
+//! Dependencies point one way. `ARCHITECTURE.md` explains why.
 
 use std::collections::BTreeSet;
 
 use crate::expect_none;
 use crate::metadata::{TREE, linked_into, member, members};
 
-/// What a package of the workspace may link, among the packages of the workspace. The CLI may link everything but the testkit, for `gpuaas dev`.
+/// The workspace packages that each workspace package may link. The CLI may link everything except the testkit, for `gpuaas dev`.
 const ALLOWED: [(&str, &[&str]); 18] = [
     ("gpuaas-contract", &[]),
     ("gpuaas-failpoint", &[]),
@@ -47,7 +47,7 @@ const ALLOWED: [(&str, &[&str]); 18] = [
             "gpuaas-runtime",
         ],
     ),
-    // Its tests reuse the scripted nodes of the control plane's, which speak REST and look into the store.
+    // Its tests reuse the scripted nodes of the control plane's tests, which use REST and read the store.
     ("gpuaas-temporal", &["gpuaas-api", "gpuaas-contract", "gpuaas-control", "gpuaas-domain", "gpuaas-store"]),
     ("gpuaas-testkit", &["gpuaas-contract", "gpuaas-failpoint"]),
     ("gpuaas-bench", &["gpuaas-api", "gpuaas-contract", "gpuaas-control", "gpuaas-domain", "gpuaas-host", "gpuaas-store"]),

@@ -1,4 +1,4 @@
-//! The documents are there, and their links lead somewhere.
+//! The documents exist, and their links are valid.
 
 use crate::expect_none;
 use crate::files::{FILES, exists, root};
@@ -46,7 +46,7 @@ fn links_in_documents_lead_to_files_that_exist() {
 
 #[test]
 fn files_named_in_documents_exist() {
-    // `crates/…`, `docs/…` and `xtask/…` between backquotes are promises about the tree.
+    // `crates/…`, `docs/…` and `xtask/…` in backquotes must exist.
     let mut broken = vec![];
     for file in FILES.iter().filter(|file| file.path.ends_with(".md")) {
         for (number, line) in file.lines() {
@@ -62,7 +62,7 @@ fn files_named_in_documents_exist() {
     expect_none(&broken, "The file was moved or never written; correct the name. (Use <placeholders> in patterns.)");
 }
 
-/// The targets of `[text](target)` in one line.
+/// Returns the targets of `[text](target)` in one line.
 fn link_targets(line: &str) -> Vec<&str> {
     line.match_indices("](")
         .filter_map(|(at, _)| {

@@ -15,12 +15,12 @@ impl TextFile {
         self.path.ends_with(".rs")
     }
 
-    /// Under a `tests` folder: only ever compiled for tests.
+    /// Returns whether it is under a `tests` folder, and so compiled only for tests.
     pub(crate) fn is_test(&self) -> bool {
         self.path.contains("/tests/")
     }
 
-    /// Numbered lines.
+    /// Returns the numbered lines.
     pub(crate) fn lines(&self) -> impl Iterator<Item = (usize, &str)> {
         self.text.lines().enumerate().map(|(index, line)| (index + 1, line))
     }
@@ -42,7 +42,7 @@ impl Manifest {
     }
 }
 
-/// Every text file but what git ignores and what is captured or generated data.
+/// Every text file, except what git ignores and what is captured or generated data.
 pub(crate) static FILES: LazyLock<Vec<TextFile>> = LazyLock::new(|| {
     let mut files = vec![];
     walk(&root(), &mut files);
@@ -51,26 +51,26 @@ pub(crate) static FILES: LazyLock<Vec<TextFile>> = LazyLock::new(|| {
     files
 });
 
-/// The top folder.
+/// Returns the top folder.
 pub(crate) fn root() -> PathBuf {
-    // Cargo tells where we are now; the path from build time may be another copy of the repository.
+    // Cargo names the current location; the path from build time may be another copy of the repository.
     let xtask = std::env::var_os("CARGO_MANIFEST_DIR").expect("run this test with cargo");
     Path::new(&xtask).parent().expect("xtask lives in the top folder").to_owned()
 }
 
-/// Whether there is such a file or folder.
+/// Returns whether this file or folder exists.
 pub(crate) fn exists(path: &str) -> bool {
     root().join(path).exists()
 }
 
-/// The manifests of all crates of the workspace.
+/// Returns the manifests of all crates of the workspace.
 pub(crate) fn crate_manifests() -> impl Iterator<Item = Manifest> {
-    // The shims of the fuzzer are a workspace of their own, because they need another compiler.
+    // The shims of the fuzzer are a separate workspace, because they need another compiler.
     let manifests = FILES.iter().filter(|file| file.path.ends_with("/Cargo.toml") && file.path != "fuzz/Cargo.toml");
     manifests.map(|file| Manifest { path: file.path.clone(), text: file.text.clone() })
 }
 
-/// `deny.toml`, whose lists the tests share.
+/// Returns `deny.toml`, whose lists the tests share.
 pub(crate) fn deny() -> toml::Table {
     let text = std::fs::read_to_string(root().join("deny.toml")).expect("deny.toml");
     text.parse().expect("deny.toml is TOML")
@@ -83,13 +83,13 @@ fn walk(folder: &Path, files: &mut Vec<TextFile>) {
         let kind = entry.file_type().expect("the type of an entry");
         if kind.is_dir() {
             let ours = !name.starts_with('.') || name == ".ci" || name == ".cargo";
-            // What programs wrote: builds, vectors, inputs of the fuzzer.
+            // Data written by programs: builds, vectors, inputs of the fuzzer.
             let data = ["target", "testdata", "corpus", "regressions", "artifacts", "coverage"].contains(&name.as_str());
             if ours && !data {
                 walk(&path, files);
             }
         } else if kind.is_file() && name != "Cargo.lock" && name != ".git" {
-            // A file that is not text is none of our business.
+            // Files that are not text are skipped.
             if let (Ok(relative), Ok(text)) = (path.strip_prefix(root()), std::fs::read_to_string(&path)) {
                 files.push(TextFile { path: relative.to_string_lossy().into_owned(), text });
             }

@@ -1,4 +1,4 @@
-//! What `cargo metadata` says about the workspace, for the platform we run on.
+//! The output of `cargo metadata` for the workspace, on the current platform.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::process::Command;
@@ -16,15 +16,15 @@ pub(crate) struct Package {
     pub(crate) normal: BTreeSet<String>,
     pub(crate) build: BTreeSet<String>,
     pub(crate) dev: BTreeSet<String>,
-    /// Ids of what it links into a program.
+    /// Ids of the packages that it links into a program.
     linked: Vec<String>,
 }
 
-/// Everything that `cargo metadata` resolves, by package id.
+/// All packages that `cargo metadata` resolves, by package id.
 pub(crate) static TREE: LazyLock<BTreeMap<String, Package>> = LazyLock::new(load);
 
-/// Name and version of everything that is really compiled. `cargo metadata` also lists optional packages that are only mentioned by a
-/// feature (`ring?/alloc`), so cargo's own tree is asked.
+/// Name and version of every compiled package. `cargo metadata` also lists optional packages that only a feature mentions
+/// (`ring?/alloc`), so this uses `cargo tree`.
 pub(crate) static COMPILED: LazyLock<BTreeSet<(String, String)>> = LazyLock::new(|| {
     let tree = cargo(&[
         "tree",
@@ -50,23 +50,23 @@ pub(crate) static COMPILED: LazyLock<BTreeSet<(String, String)>> = LazyLock::new
 });
 
 impl Package {
-    /// Whether any program or test of ours contains it.
+    /// Returns whether any program or test of ours contains it.
     pub(crate) fn is_compiled(&self) -> bool {
         COMPILED.contains(&(self.name.clone(), self.version.clone()))
     }
 }
 
-/// The package of the workspace with this name, if it exists yet.
+/// Returns the workspace package with this name, if it exists.
 pub(crate) fn member(name: &str) -> Option<&'static Package> {
     TREE.values().find(|package| package.in_workspace && package.name == name)
 }
 
-/// The packages of the workspace.
+/// Returns the packages of the workspace.
 pub(crate) fn members() -> impl Iterator<Item = &'static Package> {
     TREE.values().filter(|package| package.in_workspace)
 }
 
-/// Names of everything that ends up in a program that links `package`, itself included.
+/// Returns the names of everything that ends up in a program that links `package`, including itself.
 pub(crate) fn linked_into(package: &Package) -> BTreeSet<&'static str> {
     let mut open: Vec<&str> = package.linked.iter().map(String::as_str).collect();
     let mut seen = BTreeSet::new();
@@ -80,7 +80,7 @@ pub(crate) fn linked_into(package: &Package) -> BTreeSet<&'static str> {
 }
 
 fn load() -> BTreeMap<String, Package> {
-    // All features, so that nothing hides behind one.
+    // All features, so that nothing is missed.
     let metadata = cargo(&["metadata", "--format-version", "1", "--all-features", "--filter-platform", &host_platform()]);
     let metadata: Value = serde_json::from_slice(&metadata).expect("cargo metadata is JSON");
     let members: BTreeSet<&str> = list(&metadata["workspace_members"]).filter_map(Value::as_str).collect();
@@ -135,7 +135,7 @@ fn text(value: &Value) -> &str {
     value.as_str().expect("a text in cargo metadata")
 }
 
-/// The license of a package that names none but has its text in a file.
+/// Returns the license of a package that names none but has its text in a file.
 fn license_of_file(package: &Value) -> Option<String> {
     let folder = std::path::Path::new(package["manifest_path"].as_str()?).parent()?;
     let text = std::fs::read_to_string(folder.join(package["license_file"].as_str()?)).ok()?;

@@ -1,4 +1,4 @@
-//! Every metric is explained to operators, and none is explained that is not there.
+//! Every metric is documented for operators, and no other is.
 
 use std::collections::BTreeSet;
 
@@ -6,12 +6,12 @@ use crate::expect_none;
 use crate::files::FILES;
 
 const PAGE: &str = "docs/metrics-and-health.md";
-/// What the registry puts before every name.
+/// The prefix that the registry adds to every name.
 const PREFIX: &str = "gpuaas_";
-/// What the text format puts behind the name of a counter.
+/// The suffix that the text format adds to a counter.
 const COUNTER: &str = "_total";
 
-/// The names that a source file registers, as they are written there.
+/// Returns the names that a source file registers, as written there.
 fn registered(code: &str) -> Vec<&str> {
     let calls = code.match_indices("registry.register(").map(|(at, call)| &code[at + call.len()..]);
     let name = |arguments: &str| -> Option<std::ops::Range<usize>> {
@@ -21,7 +21,7 @@ fn registered(code: &str) -> Vec<&str> {
     calls.filter_map(|arguments| name(arguments).map(|range| &arguments[range])).collect()
 }
 
-/// The names in the first column of the page's tables.
+/// Returns the names in the first column of the page's tables.
 fn explained(page: &str) -> BTreeSet<&str> {
     page.lines().filter_map(|line| line.strip_prefix("| `")?.split('`').next()).filter(|name| name.starts_with(PREFIX)).collect()
 }

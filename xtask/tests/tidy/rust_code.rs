@@ -1,6 +1,6 @@
-//! Rust without its comments and texts, so that rules about code look at code.
+//! Rust code without comments and string literals, for rules about code.
 
-/// Replaces comments and the content of texts by spaces; line numbers stay.
+/// Replaces comments and the content of string literals with spaces. Line numbers stay.
 pub(crate) fn code_only(source: &str) -> String {
     let bytes = source.as_bytes();
     let mut code = bytes.to_vec();
@@ -22,7 +22,7 @@ pub(crate) fn code_only(source: &str) -> String {
     String::from_utf8(code).expect("blanking whole characters keeps UTF-8")
 }
 
-/// The end of the comment or text that starts here, if one does.
+/// Returns the end of the comment or string that starts here, if one does.
 fn skipped(bytes: &[u8], at: usize) -> Option<usize> {
     let rest = &bytes[at..];
     let follows_a_name = at > 0 && (bytes[at - 1].is_ascii_alphanumeric() || bytes[at - 1] == b'_');
@@ -79,7 +79,7 @@ fn raw_text(rest: &[u8]) -> Option<usize> {
     Some(length.map_or(rest.len(), |length| content + length + end.len()))
 }
 
-/// `'a'` and `'\n'` are characters, `'a` is a lifetime.
+/// Distinguishes characters (`'a'`, `'\n'`) from lifetimes (`'a`).
 fn character(rest: &[u8]) -> Option<usize> {
     match rest.get(1)? {
         b'\\' => Some(quoted(rest, b'\'')),
@@ -95,7 +95,7 @@ fn character(rest: &[u8]) -> Option<usize> {
     }
 }
 
-/// Whether `word` stands in `line` as a word of its own.
+/// Returns whether `word` is in `line` as a whole word.
 pub(crate) fn has_word(line: &str, word: &str) -> bool {
     let part_of_a_name = |c: char| c.is_alphanumeric() || c == '_';
     line.match_indices(word).any(|(at, _)| {

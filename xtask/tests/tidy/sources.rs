@@ -1,4 +1,4 @@
-//! What may not stand in our sources.
+//! What our sources must not contain.
 
 use crate::expect_none;
 use crate::files::{FILES, TextFile};
@@ -7,7 +7,7 @@ use crate::rust_code::{code_only, has_word};
 /// The longest source file. A file answers one question; longer ones answer several.
 const MOST_LINES: usize = 800;
 
-/// `path:line` of every line of code in `file` that `matches`.
+/// Returns `path:line` of every line of code in `file` that `matches`.
 fn code_lines(file: &TextFile, matches: impl Fn(&str) -> bool) -> Vec<String> {
     let code = code_only(&file.text);
     let lines = code.lines().enumerate().filter(|(_, line)| matches(line));
@@ -21,7 +21,7 @@ fn rust_files() -> impl Iterator<Item = &'static TextFile> {
 #[test]
 fn only_the_host_crate_starts_processes() {
     let may = |file: &TextFile| {
-        // The host for the product; the others are for developers and are never shipped.
+        // The host crate for the product; the others are for developers and are never shipped.
         ["crates/host/", "crates/testkit/", "crates/bench/", "xtask/"].iter().any(|folder| file.path.starts_with(folder))
     };
     let starts = |line: &str| line.contains("process::Command") || has_word(line, "Command::new") || has_word(line, "CommandExt");
