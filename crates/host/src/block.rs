@@ -1,6 +1,6 @@
-//! Block devices, from sysfs: whole disks, without loop, RAM and device-mapper devices; and NVMe namespaces with who uses them.
+//! Block devices from sysfs: whole disks without loop, RAM and device-mapper devices, and NVMe namespaces with their users.
 //!
-//! In labs, a loop device may stand for a drive if the host's owner names it.
+//! In labs, a loop device may replace a drive if the host's owner names it.
 
 use std::path::Path;
 
@@ -13,7 +13,7 @@ use crate::{pci, sysfs};
 /// Kernel names of devices that are not hardware.
 const NOT_HARDWARE: [&str; 7] = ["loop", "ram", "zram", "dm-", "md", "nbd", "sr"];
 
-/// Disks under `sys` (normally `/sys`), by kernel name.
+/// Returns the disks under `sys` (normally `/sys`), by kernel name.
 pub fn disks(sys: &Path) -> Vec<DiskFact> {
     sysfs::entries(sys.join("block"))
         .iter()
@@ -22,14 +22,14 @@ pub fn disks(sys: &Path) -> Vec<DiskFact> {
             name: sysfs::name(device),
             model: sysfs::text(device.join("device/model")),
             serial: serial(device),
-            // The kernel counts in 512-byte sectors whatever the device does.
+            // The kernel counts in 512-byte sectors, whatever the device uses.
             size_bytes: sysfs::number::<u64>(device.join("size")).unwrap_or(0).saturating_mul(512),
         })
         .filter(|disk| disk.size_bytes > 0)
         .collect()
 }
 
-/// Whether a kernel name is that of a disk and not of something built on one.
+/// Returns whether a kernel name is that of a disk and not of something built on one.
 pub(crate) fn is_disk(name: &str) -> bool {
     !NOT_HARDWARE.iter().any(|prefix| name.starts_with(prefix))
 }
@@ -38,14 +38,14 @@ fn serial(device: &Path) -> String {
     ["device/serial", "serial"].iter().map(|file| sysfs::text(device.join(file))).find(|s| !s.is_empty()).unwrap_or_default()
 }
 
-/// What a drive is known by, given its folder in sysfs: its serial number, or for a loop device the file that it shows. Empty if it has
-/// neither.
+/// Returns the identity of a drive, given its folder in sysfs: its serial number, or for a loop device the file behind it. Empty
+/// if it has neither.
 pub(crate) fn identity(device: &Path) -> String {
     let serial = serial(device);
     if serial.is_empty() { loop_identity(device).unwrap_or_default() } else { serial }
 }
 
-/// A loop device has no serial number, and its own number changes; the file behind it does not.
+/// Returns the identity of a loop device. It has no serial number, and its own number changes; the file behind it does not.
 fn loop_identity(device: &Path) -> Option<String> {
     let backing = sysfs::text(device.join("loop/backing_file"));
     if backing.is_empty() {
@@ -55,11 +55,12 @@ fn loop_identity(device: &Path) -> Option<String> {
     Some(digest.iter().take(8).fold("loop-".to_owned(), |text, byte| format!("{text}{byte:02x}")))
 }
 
-/// A drive that the host's owner names by its stable path though it is no NVMe namespace. `None` if there is no such drive.
+/// Returns a drive that the host's owner names by its stable path although it is not an NVMe namespace, or `None` if there is no
+/// such drive.
 pub fn extra_drive(machine: &MachinePaths, stable_path: &str) -> Option<Namespace> {
     let link = stable_path.strip_prefix("/dev/disk/by-id/").filter(|name| !name.contains('/'))?;
     let name = sysfs::link_name(machine.dev.join("disk/by-id").join(link));
-    // A partition is not in this folder, so it is never taken for a drive.
+    // Partitions are not in this folder, so a partition is never accepted as a drive.
     let device = machine.sys.join("block").join(&name);
     if name.is_empty() || !device.exists() {
         return None;
@@ -76,7 +77,7 @@ pub fn extra_drive(machine: &MachinePaths, stable_path: &str) -> Option<Namespac
     })
 }
 
-/// What the host itself uses a drive for, given its folder in sysfs.
+/// Returns what the host itself uses a drive for, given its folder in sysfs.
 pub(crate) fn used_by(proc_root: &Path, device: &Path) -> Vec<String> {
     let mounts = sysfs::long_text(proc_root.join("self/mountinfo"));
     let swaps = sysfs::long_text(proc_root.join("swaps"));
@@ -88,7 +89,7 @@ pub(crate) fn used_by(proc_root: &Path, device: &Path) -> Vec<String> {
 pub struct Namespace {
     /// Kernel name, which may change with every boot.
     pub name: String,
-    /// The path under `/dev/disk/by-id` that does not.
+    /// Its stable path under `/dev/disk/by-id`.
     pub stable_path: Option<String>,
     /// Serial number of the drive.
     pub serial: String,
@@ -96,7 +97,7 @@ pub struct Namespace {
     pub model: String,
     /// Size.
     pub size_bytes: u64,
-    /// From the root of its bus down to its controller; empty if it has several controllers, or none on this bus.
+    /// The path on the bus from its root to the controller. Empty if there are several controllers, or none on this bus.
     pub path: Vec<String>,
     /// NUMA node, or -1.
     pub numa_node: i32,
@@ -104,7 +105,7 @@ pub struct Namespace {
     pub used_by: Vec<String>,
 }
 
-/// NVMe namespaces of the machine whose `/sys`, `/proc` and `/dev` these are, by kernel name.
+/// Returns the NVMe namespaces of the machine with this `/sys`, `/proc` and `/dev`, by kernel name.
 pub fn namespaces(sys: &Path, proc_root: &Path, dev: &Path) -> Vec<Namespace> {
     let mounts = sysfs::long_text(proc_root.join("self/mountinfo"));
     let swaps = sysfs::long_text(proc_root.join("swaps"));
@@ -130,7 +131,7 @@ pub fn namespaces(sys: &Path, proc_root: &Path, dev: &Path) -> Vec<Namespace> {
     namespaces.iter().filter(|device| is_namespace(&sysfs::name(device))).map(namespace).collect()
 }
 
-/// `nvme0n1`, and not `nvme0c0n1`, which is one way to a namespace that has several.
+/// Accepts `nvme0n1`, and not `nvme0c0n1`, which is one path to a namespace with several.
 pub(crate) fn is_namespace(name: &str) -> bool {
     let digits = |text: &str| !text.is_empty() && text.bytes().all(|b| b.is_ascii_digit());
     name.strip_prefix("nvme")
@@ -138,7 +139,7 @@ pub(crate) fn is_namespace(name: &str) -> bool {
         .is_some_and(|(controller, namespace)| digits(controller) && digits(namespace))
 }
 
-/// Where the namespace's only controller is on the bus.
+/// Returns the bus path of the namespace's only controller.
 fn controller_path(device: &Path) -> Vec<String> {
     let real = sysfs::real_path(device);
     let direct = pci::path_of(&real);
@@ -155,7 +156,7 @@ fn controller_path(device: &Path) -> Vec<String> {
     }
 }
 
-/// The link to this device that names its serial number, and the shortest of those; links by a number of the namespace otherwise.
+/// Returns the shortest link to this device that contains its serial number, or else a link by a number of the namespace.
 fn stable_path(links: &[std::path::PathBuf], name: &str, serial: &str) -> Option<String> {
     let mut mine: Vec<String> = links
         .iter()
@@ -167,7 +168,7 @@ fn stable_path(links: &[std::path::PathBuf], name: &str, serial: &str) -> Option
     mine.first().map(|link| format!("/dev/disk/by-id/{link}"))
 }
 
-/// Mount points, swap and devices built on a disk or one of its partitions.
+/// Returns mount points, swap and devices that are built on a disk or one of its partitions.
 fn users(device: &Path, name: &str, mounts: &str, swaps: &str) -> Vec<String> {
     let parts = sysfs::entries(device)
         .into_iter()
@@ -185,7 +186,8 @@ fn users(device: &Path, name: &str, mounts: &str, swaps: &str) -> Vec<String> {
     users
 }
 
-/// Where a mountinfo text says that a device is mounted: by its number, or, for file systems with numbers of their own, by its name.
+/// Returns where a device is mounted according to a mountinfo text: by its number, or by its name for file systems with their own
+/// numbers.
 fn mounted<'a>(mountinfo: &'a str, name: &str, number: &str) -> impl Iterator<Item = &'a str> {
     let (path, number) = (format!("/dev/{name}"), number.to_owned());
     mountinfo.lines().filter_map(move |line| {
@@ -203,7 +205,7 @@ mod tests {
 
     use super::*;
 
-    /// A machine with a drive for the system, two drives of a guest's and one that is part of a RAID.
+    /// Creates a machine with a drive for the system, two drives of a guest and one in a RAID.
     fn machine() -> tempfile::TempDir {
         let root = tempfile::tempdir().expect("folder");
         let at = |path: &str| root.path().join(path);

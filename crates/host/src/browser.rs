@@ -1,11 +1,11 @@
-//! Opening a page in the browser of whoever runs a command.
+//! Opens a page in the user's browser.
 
 use std::path::Path;
 
 /// Programs that open an address in the user's browser.
 const OPENERS: [&str; 3] = ["/usr/bin/xdg-open", "/usr/local/bin/xdg-open", "/usr/bin/open"];
 
-/// Opens the user's browser, if there is a screen for it. Whether that works is for the user to see.
+/// Opens the user's browser, if there is a display. The result is not checked.
 #[expect(
     clippy::disallowed_types,
     reason = "the browser is the user's own: it needs their environment and outlives this command"

@@ -1,7 +1,7 @@
-//! What a guest is told at its first boot, and the seed disk with it, made by `cloud-localds`.
+//! The instructions for a guest's first boot, and the seed disk with them, created by `cloud-localds`.
 //!
-//! Documents are JSON, which is YAML: a serializer writes them, and whatever a text contains stays a text. Helpers inside the guest are
-//! files of `crates/host/guest`.
+//! The documents are JSON, which is also YAML: a serializer writes them, so a text always stays a text. The helpers inside the
+//! guest are files in `crates/host/guest`.
 
 use std::path::{Path, PathBuf};
 use std::time::Duration;
@@ -18,24 +18,24 @@ use crate::guests::InstanceFile;
 use crate::instance::{self, on_thread};
 use crate::openat2::Access;
 
-/// The file that says that a guest is through with its first boot. It has the milliseconds that the boot took.
+/// The file that marks the end of a guest's first boot. It contains the duration of the boot in milliseconds.
 pub const MARKER: &str = "/var/lib/gpuaas/slice-ready";
-/// The helper that measures.
+/// The helper that measures the performance.
 pub const PROBE: &str = "/usr/local/lib/gpuaas/performance-probe";
 const TELEMETRY: &str = "/usr/local/lib/gpuaas/telemetry";
 const INSTALL_DRIVER: &str = "/usr/local/lib/gpuaas/install-driver";
 const MARK_READY: &str = "/usr/local/lib/gpuaas/mark-ready";
-/// Longest time for the driver, in seconds; the guest becomes ready all the same.
+/// Time limit for the driver installation, in seconds. The guest becomes ready in any case.
 const DRIVER_SECONDS: &str = "1500";
 
 const CLOUD_LOCALDS: &[&str] = &["/usr/bin/cloud-localds"];
-/// `env` sets the one variable by which the program can be told where to put its unfinished work.
+/// `env` sets the variable that tells the program where to put temporary files.
 const ENV: &[&str] = &["/usr/bin/env"];
 const DEADLINE: Duration = Duration::from_secs(60);
-/// Where unfinished seeds are: they contain the guest's host key, and the folder of the guest can be passed through.
+/// The folder for unfinished seeds: they contain the guest's host key, and other users can enter the guest's folder.
 const WORKSHOP: &str = ".seed";
 
-/// Whose GPU a guest has.
+/// The vendor of a guest's GPU.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum GpuVendor {
     /// NVIDIA.
@@ -49,34 +49,34 @@ pub enum GpuVendor {
 pub struct TelemetrySeed {
     /// Address and port of the host's listener.
     pub endpoint: String,
-    /// What the guest shows there.
+    /// The token that the guest sends.
     pub token: String,
 }
 
-/// Everything that a guest is told.
+/// The content of a guest's seed.
 #[derive(Clone, PartialEq, Eq)]
 pub struct SeedSpec {
     /// The allocation: cloud-init's instance id.
     pub allocation_id: AllocationId,
-    /// The name the guest gives itself.
+    /// The guest's host name.
     pub vm_name: VmName,
-    /// Hardware address of its network card, by which it finds it among the others.
+    /// The MAC address of its network card, which identifies it among others.
     pub mac_address: String,
     /// Its user.
     pub default_username: UserName,
     /// The tenant's keys of that user.
     pub ssh_public_keys: Vec<SshPublicKey>,
-    /// The host's key of the same user: it asks whether the guest is ready, and terminals use it.
+    /// The host's key for the same user. It is used to check whether the guest is ready, and for terminals.
     pub terminal_public_key: String,
     /// The guest's own host key.
     pub host_private_pem: String,
     /// Its public half.
     pub host_public_line: String,
-    /// How the GPU's driver gets in.
+    /// How the GPU's driver is installed.
     pub driver_strategy: DriverStrategy,
-    /// Whose GPU it has, if it has one.
+    /// The vendor of its GPU, if it has one.
     pub gpu_vendor: Option<GpuVendor>,
-    /// Where it sends its metrics, if somebody listens.
+    /// Where it sends its metrics, if there is a listener.
     pub telemetry: Option<TelemetrySeed>,
 }
 
@@ -95,7 +95,7 @@ impl std::fmt::Debug for SeedSpec {
     }
 }
 
-/// What cloud-init shall do.
+/// Returns the user data: what cloud-init does.
 pub fn user_data(seed: &SeedSpec) -> String {
     let keys: Vec<&str> =
         seed.ssh_public_keys.iter().map(SshPublicKey::as_str).chain([seed.terminal_public_key.trim()]).collect();
@@ -107,7 +107,7 @@ pub fn user_data(seed: &SeedSpec) -> String {
         "ssh_authorized_keys": keys,
     });
     if seed.gpu_vendor == Some(GpuVendor::Amd) {
-        // Who may use the devices of amdgpu.
+        // These groups may use the devices of amdgpu.
         user["groups"] = json!(["video", "render"]);
     }
     let config = json!({
@@ -117,7 +117,7 @@ pub fn user_data(seed: &SeedSpec) -> String {
         "users": [user],
         "disable_root": true,
         "ssh_pwauth": false,
-        // With a key given, cloud-init makes none of its own; `ssh_genkeytypes: []` would say it again, but its schema refuses that.
+        // With a given key, cloud-init generates none. `ssh_genkeytypes: []` would repeat that, but its schema refuses it.
         "ssh_deletekeys": true,
         "ssh_keys": {
             "ed25519_private": seed.host_private_pem,
@@ -129,12 +129,12 @@ pub fn user_data(seed: &SeedSpec) -> String {
     format!("#cloud-config\n{}", document(&config))
 }
 
-/// Who the guest is.
+/// Returns the metadata: the identity of the guest.
 pub fn meta_data(seed: &SeedSpec) -> String {
     document(&json!({ "instance-id": seed.allocation_id.to_string(), "local-hostname": seed.vm_name.as_str() }))
 }
 
-/// How it reaches the network. By hardware address: what is passed through to it may have network cards too.
+/// Returns the network configuration. It matches by MAC address, because passed-through devices may include network cards.
 pub fn network_config(seed: &SeedSpec) -> String {
     let card = json!({ "match": { "macaddress": seed.mac_address }, "dhcp4": true, "dhcp6": false });
     document(&json!({ "version": 2, "ethernets": { "primary": card } }))
@@ -161,7 +161,7 @@ fn write_files(seed: &SeedSpec) -> Vec<Value> {
     files
 }
 
-/// Commands of the first boot, as words. One that fails does not keep the next ones from running.
+/// Returns the commands of the first boot, as words. A failed command does not stop the next ones.
 fn run_commands(seed: &SeedSpec) -> Vec<Value> {
     let mut commands = Vec::new();
     if seed.telemetry.is_some() {
@@ -172,12 +172,12 @@ fn run_commands(seed: &SeedSpec) -> Vec<Value> {
     if let Some(vendor) = driver(seed) {
         commands.push(json!(["timeout", DRIVER_SECONDS, INSTALL_DRIVER, vendor]));
     }
-    // The very last.
+    // Must be the last command.
     commands.push(json!([MARK_READY]));
     commands
 }
 
-/// Whose driver is to be installed.
+/// Returns the vendor whose driver is installed.
 fn driver(seed: &SeedSpec) -> Option<&'static str> {
     match (seed.driver_strategy, seed.gpu_vendor?) {
         (DriverStrategy::CloudInit, GpuVendor::Nvidia) => Some("nvidia"),
@@ -190,12 +190,12 @@ fn one_line(text: &str) -> String {
     text.trim().chars().filter(|c| !c.is_control()).collect()
 }
 
-/// JSON that every reader of YAML takes for the same.
+/// Returns JSON that every YAML parser reads the same way.
 fn document(value: &Value) -> String {
     let mut text = String::new();
     for c in format!("{value:#}\n").chars() {
         match c {
-            // Allowed in JSON as they are; line breaks or forbidden in YAML. They can only be inside of strings.
+            // Valid in JSON as they are, but line breaks or forbidden in YAML. They can only occur inside strings.
             '\u{7f}'..='\u{9f}' | '\u{2028}' | '\u{2029}' | '\u{feff}' | '\u{fffe}' | '\u{ffff}' => {
                 text.push_str(&format!("\\u{:04x}", u32::from(c)));
             }
@@ -205,7 +205,7 @@ fn document(value: &Value) -> String {
     text
 }
 
-/// Makes the seed disk of the seed files in the guest's folder.
+/// Creates the seed disk from the seed files in the guest's folder.
 pub(crate) async fn build_seed(instances: &Path, id: AllocationId) -> Result<(), HostError> {
     let missing = |what: &str| HostError::new("seed_tool_missing", format!("{what} is not installed; install cloud-image-utils"));
     let env = first_installed(ENV).ok_or_else(|| missing("env"))?;
@@ -229,7 +229,7 @@ pub(crate) async fn build_seed(instances: &Path, id: AllocationId) -> Result<(),
     made.and(taken)
 }
 
-/// Looks that the inputs are plain files of the guest's folder, and makes room.
+/// Checks that the inputs are plain files of the guest's folder, and creates the working folder.
 async fn prepare(instances: PathBuf, id: AllocationId) -> Result<PathBuf, HostError> {
     on_thread(move || {
         let folder = instance::open(&instances, id)?;
@@ -245,7 +245,7 @@ async fn prepare(instances: PathBuf, id: AllocationId) -> Result<PathBuf, HostEr
     .await
 }
 
-/// Puts a finished seed into its place, and clears up in any case.
+/// Moves a finished seed into place, and cleans up in any case.
 async fn publish(instances: PathBuf, id: AllocationId, made: bool) -> Result<(), HostError> {
     on_thread(move || {
         let folder = instance::open(&instances, id)?;
@@ -273,7 +273,7 @@ mod tests {
 
     use super::*;
 
-    /// Everything that means something to YAML, to a shell, or to nobody.
+    /// Everything with a meaning in YAML or a shell, and invalid characters.
     const EVIL: &str = "'\"`$(id)${x}\\ #: - {}[]&*!|>%@\n\r\t---\n...\u{7f}\u{85}\u{2028}\u{feff}é😀";
 
     fn seed() -> SeedSpec {
@@ -377,7 +377,7 @@ mod tests {
         assert_eq!(yaml(&user_data(&seed()))["runcmd"].as_array().expect("a list").last(), Some(&json!([MARK_READY])));
     }
 
-    /// The helpers as they are, in the shells that guests have.
+    /// Runs the helpers in the shells that guests have.
     #[tokio::test]
     async fn helpers_print_what_their_readers_take() {
         let folder = tempfile::tempdir().expect("folder");
@@ -422,7 +422,7 @@ mod tests {
         }
         let made = instance::read(&instances, id, InstanceFile::Seed).expect("read").expect("there");
         let has = |what: &str| made.windows(what.len()).any(|window| window == what.as_bytes());
-        // The label is what cloud-init looks for.
+        // cloud-init finds the disk by this label.
         assert!(has("cidata") && has("#cloud-config") && has(&id.to_string()) && has("macaddress"));
         let folder = instances.join(id.to_string());
         assert_eq!(folder.join("seed.iso").metadata().expect("meta").mode() & 0o7777, 0o600);

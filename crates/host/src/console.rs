@@ -1,8 +1,8 @@
 //! A guest's serial console: a file that another process appends to, kept within a budget.
 //!
-//! Positions count from the beginning of the guest's life. What is old is cut out of the file in place, as a hole, so that the one who
-//! appends notices nothing and nothing that it writes meanwhile is lost. virtlogd, which writes the file on most hosts, moves it to
-//! `console.log.0` when it is large (2 MiB unless told otherwise) and begins a new one; `console.base` says which file begins where.
+//! Positions count from the start of the guest. Old content is removed in place by punching a hole, so the appending process is
+//! not affected and nothing it writes in the meantime is lost. virtlogd, which writes the file on most hosts, renames it to
+//! `console.log.0` when it is large (2 MiB by default) and starts a new one; `console.base` records where each file begins.
 
 use std::fs::File;
 use std::io::Write as _;
@@ -18,16 +18,16 @@ use crate::guests::{ConsoleFrom, ConsolePart, InstanceFile};
 use crate::instance;
 use crate::openat2::{Access, Folder};
 
-/// Where the console's files begin.
+/// The file with the start positions of the console's files.
 const BASE: &str = "console.base";
-/// Most bytes of that file.
+/// Size limit of that file.
 const BASE_BYTES: u64 = 16 * 1024;
-/// virtlogd's own limit of files that it keeps.
+/// virtlogd's own limit of files.
 const MOST_FILES: usize = 32;
-/// Most bytes of one answer.
+/// Most bytes of one read.
 const MOST_READ: usize = 4 * 1024 * 1024;
 
-/// What a guest wrote to its console, at most so much of it.
+/// Reads a part of a guest's console, up to a limit.
 pub(crate) fn read(instances: &Path, id: AllocationId, from: ConsoleFrom, most: usize) -> Result<ConsolePart, HostError> {
     let Some(folder) = instance::find(instances, id)? else { return Ok(ConsolePart { start: 0, bytes: Vec::new() }) };
     let pieces = pieces(&folder)?;
@@ -49,7 +49,7 @@ pub(crate) fn read(instances: &Path, id: AllocationId, from: ConsoleFrom, most: 
         let short = read.len() < want;
         room -= read.len();
         bytes.extend_from_slice(&read);
-        // It was cut meanwhile: what comes after would be in the wrong place.
+        // The file was cut in the meantime: the rest would be at the wrong position.
         if short {
             break;
         }
@@ -57,7 +57,7 @@ pub(crate) fn read(instances: &Path, id: AllocationId, from: ConsoleFrom, most: 
     Ok(ConsolePart { start, bytes })
 }
 
-/// Keeps a guest's console within the budget.
+/// Trims a guest's console to the budget.
 pub(crate) fn trim(instances: &Path, id: AllocationId, budget: u64) -> Result<(), HostError> {
     let Some(folder) = instance::find(instances, id)? else { return Ok(()) };
     let mut pieces = pieces(&folder)?;
@@ -72,7 +72,7 @@ pub(crate) fn trim(instances: &Path, id: AllocationId, budget: u64) -> Result<()
     if last.size() > budget {
         last.skip = last.length - budget / 2;
     }
-    // Written down before it is done: the hole is never taken for what the guest wrote.
+    // Recorded first, so that the hole is never taken for guest output.
     let known: Vec<_> = read_base(&folder)?.iter().map(Base::cut).collect();
     let bases: Vec<Base> = pieces.iter().map(Piece::base).collect();
     if bases.iter().map(Base::cut).ne(known) {
@@ -90,7 +90,7 @@ pub(crate) fn trim(instances: &Path, id: AllocationId, budget: u64) -> Result<()
     }
 }
 
-/// Cuts a file where the file system knows no holes. What the guest writes at this moment may come out before what it wrote just before.
+/// Trims a file on a file system without holes. What the guest writes at this moment may appear before its earlier output.
 fn cut_by_copy(folder: &Folder, last: &Piece) -> std::io::Result<Result<(), HostError>> {
     let kept = read_at(&last.file, last.skip, usize::try_from(last.length - last.skip).unwrap_or(usize::MAX))?;
     last.file.set_len(0)?;
@@ -106,7 +106,7 @@ struct Piece {
     inode: u64,
     /// Position of its first byte.
     start: u64,
-    /// So many bytes of it are gone.
+    /// Number of its bytes that are removed.
     skip: u64,
     length: u64,
 }
@@ -129,7 +129,7 @@ impl Piece {
     }
 }
 
-/// One file of which it is known where it begins.
+/// One file with a known start position.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
 #[serde(deny_unknown_fields)]
 struct Base {
@@ -140,25 +140,25 @@ struct Base {
 }
 
 impl Base {
-    /// What must be written down when it changes.
+    /// Returns the values that must be saved when they change.
     fn cut(&self) -> (u64, u64) {
         (self.inode, self.skip)
     }
 }
 
-/// The console's files, the oldest first.
+/// Returns the console's files, oldest first.
 fn pieces(folder: &Folder) -> Result<Vec<Piece>, HostError> {
     let current = InstanceFile::Console.name();
     let rotated = (0..MOST_FILES).map(|number| format!("{current}.{number}"));
     let mut pieces: Vec<Piece> = Vec::new();
     for (place, name) in std::iter::once(current.to_owned()).chain(rotated).enumerate() {
         let Some(file) = folder.file(&name, Access::Change).map_err(instance::failed)? else {
-            // Between two files there is none of the first name.
+            // During a rotation, the first name does not exist.
             if place == 0 { continue } else { break }
         };
         let meta = file.metadata().map_err(|error| HostError::because("instance_io", &name, &error))?;
         let (inode, length) = (meta.ino(), meta.len());
-        // Moved on while we looked: the same file under its next name.
+        // Rotated in the meantime: the same file under its next name.
         if pieces.iter().all(|piece| piece.inode != inode) {
             pieces.push(Piece { file, name, inode, start: 0, skip: 0, length });
         }
@@ -168,7 +168,7 @@ fn pieces(folder: &Folder) -> Result<Vec<Piece>, HostError> {
     Ok(pieces)
 }
 
-/// Says where each piece begins: by the last one of which it is known, or behind everything that was known.
+/// Sets the start of each piece: by the last one with a known position, or after everything that is known.
 fn place(pieces: &mut [Piece], bases: &[Base]) {
     let mut next = bases.iter().map(|base| base.start.saturating_add(base.length)).max().unwrap_or(0);
     let mut older = 0_u64;
@@ -187,7 +187,7 @@ fn place(pieces: &mut [Piece], bases: &[Base]) {
 
 fn read_base(folder: &Folder) -> Result<Vec<Base>, HostError> {
     let bytes = folder.read(BASE, BASE_BYTES).map_err(instance::failed)?;
-    // A damaged one costs the positions and not the console.
+    // A damaged file loses the positions, not the console.
     Ok(bytes.and_then(|bytes| serde_json::from_slice(&bytes).ok()).unwrap_or_default())
 }
 
@@ -260,7 +260,7 @@ mod tests {
             trim(self.root.path(), self.id, budget).expect("trimmed");
         }
 
-        /// What virtlogd does with a file that is too large.
+        /// Rotates a large file like virtlogd.
         fn rotate(&mut self, backups: usize) {
             for number in (0..backups).rev() {
                 let from = if number == 0 { self.path("console.log") } else { self.path(&format!("console.log.{}", number - 1)) };
@@ -270,7 +270,7 @@ mod tests {
         }
     }
 
-    /// Every byte can be told from its neighbors, so that a wrong position shows.
+    /// Returns bytes that differ from their neighbors, so that a wrong position is detected.
     fn stream(from: u64, count: u64) -> Vec<u8> {
         (from..from + count).map(|position| u8::try_from(position % 251).expect("small")).collect()
     }

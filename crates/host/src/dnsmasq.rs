@@ -1,7 +1,7 @@
-//! Reservations: one file per guest in the folder that dnsmasq watches.
+//! DHCP reservations: one file per guest in the folder that dnsmasq watches.
 //!
-//! dnsmasq reads a new file by itself, but it forgets what a removed or changed file said only when it gets SIGHUP, so it gets one after
-//! every change. Files whose names begin with a dot, as unfinished ones do, it leaves alone.
+//! dnsmasq reads a new file by itself, but forgets a removed or changed one only at SIGHUP, so it gets one after every change. It
+//! ignores files whose names begin with a dot, such as unfinished ones.
 
 use std::path::Path;
 use std::time::Duration;
@@ -15,36 +15,36 @@ use crate::guests::{Layout, Reservation};
 use crate::instance::on_thread;
 use crate::openat2::{BeneathError, Folder};
 
-/// Most bytes of a file with reservations.
+/// Size limit of a file with reservations.
 const MOST_BYTES: u64 = 64 * 1024;
-/// dnsmasq gives up root and must read all the same.
+/// dnsmasq drops root privileges and must still be able to read it.
 const FOLDER_MODE: u32 = 0o755;
 const FILE_MODE: u32 = 0o644;
 
 const DNSMASQ: &[&str] = &["/usr/sbin/dnsmasq"];
-/// How long dnsmasq has to write its process id.
+/// How long dnsmasq may take to write its process id.
 const START_PATIENCE: Duration = Duration::from_secs(10);
-/// How long dnsmasq has to end when it is told to.
+/// How long dnsmasq may take to stop.
 const STOP_PATIENCE: Duration = Duration::from_secs(10);
 
-/// The dnsmasq that a file with a process id names.
+/// The state of the dnsmasq that a pid file names.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Server {
-    /// It does not run.
+    /// It is not running.
     Off,
-    /// It runs with these arguments.
+    /// It is running with these arguments.
     Running(Vec<String>),
 }
 
-/// Looks at the dnsmasq whose process id is in this file. Blocks for a moment.
+/// Returns the state of the dnsmasq whose process id is in this file. Blocks briefly.
 pub fn server(pid_file: &Path) -> Result<Server, HostError> {
     let Some(_process) = process(pid_file)? else { return Ok(Server::Off) };
-    // The process is held, so that its number still means it.
+    // The process is held by a pidfd, so its id is still valid.
     let arguments = crate::sysfs::text(format!("/proc/{}/cmdline", crate::sysfs::text(pid_file)));
     Ok(Server::Running(arguments.split('\0').filter(|word| !word.is_empty()).map(str::to_owned).collect()))
 }
 
-/// Starts a dnsmasq that reads this file of settings and continues in the background.
+/// Starts a dnsmasq with this configuration file in the background.
 pub async fn start(settings: &Path) -> Result<(), HostError> {
     const FAILED: &str = "dnsmasq_not_started";
     let program = first_installed(DNSMASQ)
@@ -55,7 +55,7 @@ pub async fn start(settings: &Path) -> Result<(), HostError> {
     exec.run().await.map(drop).map_err(|error| HostError::because(FAILED, what, &error))
 }
 
-/// Waits until the dnsmasq of this file answers to its name: a service manager says that it has started one a moment earlier.
+/// Waits until the dnsmasq of this file is running: a service manager reports the start a moment earlier.
 pub async fn wait_until_running(pid_file: &Path) -> Result<(), HostError> {
     let running = async {
         while !is_running(pid_file)? {
@@ -66,12 +66,12 @@ pub async fn wait_until_running(pid_file: &Path) -> Result<(), HostError> {
     tokio::time::timeout(START_PATIENCE, running).await.unwrap_or_else(|_| Err(not_running(pid_file)))
 }
 
-/// The argument that names a file of settings.
+/// Returns the argument for a configuration file.
 pub fn settings_argument(settings: &Path) -> String {
     format!("--conf-file={}", settings.display())
 }
 
-/// Ends the dnsmasq whose process id is in this file, if it was started with this file of settings, and waits until it is gone.
+/// Stops the dnsmasq whose process id is in this file, if it was started with this configuration file, and waits for its end.
 pub async fn stop(pid_file: &Path, settings: &Path) -> Result<(), HostError> {
     const FAILED: &str = "dnsmasq_not_stopped";
     let ours = |found: Server| match found {
@@ -97,7 +97,7 @@ pub async fn stop(pid_file: &Path, settings: &Path) -> Result<(), HostError> {
     tokio::time::timeout(STOP_PATIENCE, gone).await.unwrap_or_else(|_| Err(HostError::new(FAILED, message)))
 }
 
-/// Makes the folder of reservations, which dnsmasq reads as a user without rights.
+/// Creates the folder of reservations, which dnsmasq reads as an unprivileged user.
 pub fn make_folder(hosts: &Path) -> Result<(), HostError> {
     Folder::make(hosts, FOLDER_MODE).map(drop).map_err(failed)
 }
@@ -115,20 +115,21 @@ pub(crate) async fn add(layout: &Layout, reservation: &Reservation) -> Result<()
     .await
 }
 
-/// Ends a guest's reservation.
+/// Removes a guest's reservation.
 pub(crate) async fn remove(layout: &Layout, id: AllocationId) -> Result<(), HostError> {
     let layout = layout.clone();
     on_thread(move || {
         if let Some(folder) = Folder::open(&layout.dhcp_hosts).map_err(failed)? {
             folder.remove_file(&id.to_string()).map_err(failed)?;
         }
-        // Also if it was gone already: the one who removed it may not have come to this. One that does not run has nothing to forget.
+        // Also if it was already removed: the earlier removal may have stopped before the reload. A dnsmasq that is not running
+        // has nothing to forget.
         reload(&layout.dnsmasq_pid).map(|_| ())
     })
     .await
 }
 
-/// Guests that have a reservation.
+/// Lists the guests with a reservation.
 pub(crate) fn list(layout: &Layout) -> Result<Vec<AllocationId>, HostError> {
     let Some(folder) = Folder::open(&layout.dhcp_hosts).map_err(failed)? else { return Ok(Vec::new()) };
     Ok(folder.names().map_err(failed)?.iter().filter_map(|name| name.parse().ok()).collect())
@@ -140,7 +141,7 @@ fn put(hosts: &Path, reservation: &Reservation) -> Result<(), HostError> {
     let own = reservation.allocation_id.to_string();
     let address = reservation.private_ip.to_string();
     for name in folder.names().map_err(failed)? {
-        // A reservation that the host's owner wrote counts as well; what dnsmasq does not read does not.
+        // Reservations by the host's owner count too. Files that dnsmasq ignores do not.
         if name == own || name.starts_with('.') || name.ends_with('~') {
             continue;
         }
@@ -156,13 +157,14 @@ fn put(hosts: &Path, reservation: &Reservation) -> Result<(), HostError> {
     folder.write(&own, line(reservation).as_bytes(), FILE_MODE).map_err(failed)
 }
 
-/// The reservation as dnsmasq reads it.
+/// Returns the reservation in dnsmasq's format.
 ///
-/// No tag (`set:…`): with one, dnsmasq 2.90 frees it twice when it reads its reservations again while the guest has its address, and dies.
+/// It has no tag (`set:…`): with one, dnsmasq 2.90 crashes with a double free when it reloads its reservations while the guest
+/// has its address.
 fn line(reservation: &Reservation) -> String {
     let Reservation { mac_address, private_ip, vm_name, .. } = reservation;
     match vm_name.as_str() {
-        // Words that mean something else to dnsmasq.
+        // These words have another meaning in dnsmasq.
         "ignore" | "infinite" => format!("{mac_address},{private_ip}\n"),
         name => format!("{mac_address},{private_ip},{name}\n"),
     }
@@ -172,7 +174,7 @@ fn is_running(pid_file: &Path) -> Result<bool, HostError> {
     process(pid_file).map(|process| process.is_some())
 }
 
-/// Has dnsmasq read everything again. False if it does not run.
+/// Makes dnsmasq reload everything. Returns false if it is not running.
 fn reload(pid_file: &Path) -> Result<bool, HostError> {
     let Some(process) = process(pid_file)? else { return Ok(false) };
     match rustix::process::pidfd_send_signal(&process, Signal::HUP) {
@@ -182,7 +184,7 @@ fn reload(pid_file: &Path) -> Result<bool, HostError> {
     }
 }
 
-/// The process, held so that its number cannot come to mean another one.
+/// Returns the process as a pidfd, so that its id cannot be reused.
 fn process(pid_file: &Path) -> Result<Option<rustix::fd::OwnedFd>, HostError> {
     let number = crate::sysfs::text(pid_file).parse::<i32>().ok().filter(|number| *number > 1);
     let Some(pid) = number.and_then(Pid::from_raw) else { return Ok(None) };
@@ -191,9 +193,9 @@ fn process(pid_file: &Path) -> Result<Option<rustix::fd::OwnedFd>, HostError> {
         Err(rustix::io::Errno::SRCH | rustix::io::Errno::INVAL) => return Ok(None),
         Err(errno) => return Err(HostError::because("reservation_io", "cannot look at dnsmasq", &errno)),
     };
-    // A file that outlived its process may name anybody. Looked at after the process is held: before, it could change in between.
+    // A stale file may name any process. Checked after the process is held, because before that it could change.
     let called = crate::sysfs::text(format!("/proc/{}/comm", pid.as_raw_nonzero()));
-    // One that has died and that nobody has waited for still has its name.
+    // A zombie still has its name.
     let is_dead = crate::sysfs::text(format!("/proc/{}/cmdline", pid.as_raw_nonzero())).is_empty();
     Ok((called == "dnsmasq" && !is_dead).then_some(process))
 }
@@ -276,7 +278,7 @@ mod tests {
         let layout = layout(root.path());
         let wanted = reservation(2, "vm");
         remove(&layout, wanted.allocation_id).await.expect("nothing there");
-        // No file, nonsense, and a process that is something else: this one.
+        // No file, an invalid file, and a process that is not dnsmasq: this one.
         for content in [None, Some("dnsmasq".to_owned()), Some("-1".to_owned()), Some(std::process::id().to_string())] {
             if let Some(content) = content {
                 std::fs::write(&layout.dnsmasq_pid, content).expect("written");
@@ -289,7 +291,7 @@ mod tests {
         }
     }
 
-    /// A network of its own keeps this dnsmasq away from everybody else's.
+    /// A network namespace separates this dnsmasq from others.
     #[tokio::test]
     async fn the_real_dnsmasq_learns_and_forgets() {
         let (Some(unshare), Some(dnsmasq)) = (first_installed(&["/usr/bin/unshare"]), first_installed(&["/usr/sbin/dnsmasq"]))
@@ -333,7 +335,7 @@ mod tests {
         let first = reservation(2, "vm");
         let path = layout.dhcp_hosts.join(first.allocation_id.to_string());
         add(&layout, &first).await.expect("reserved");
-        // Once because it is new, and once because it was told.
+        // Once because it is new, and once because of SIGHUP.
         let read = format!("read {}", path.display());
         until("it reads the file", &|| text().matches(&read).count() >= 2).await;
         remove(&layout, first.allocation_id).await.expect("removed");

@@ -1,5 +1,5 @@
-//! A guest as libvirt reads it. What is not named here the guest does not have: no USB, no balloon, no sound, no input, no shared folder,
-//! and no screen unless it was asked for.
+//! The libvirt domain of a guest. It contains only what is listed here: no USB, no balloon, no sound, no input, no shared folder,
+//! and a screen only on request.
 
 use gpuaas_contract::id::AllocationId;
 use gpuaas_contract::slice::{PciAddress, SlotSpec};
@@ -7,32 +7,32 @@ use gpuaas_contract::slice::{PciAddress, SlotSpec};
 use crate::guests::{DomainSpec, InstanceFile, Layout};
 use crate::xml::Xml;
 
-/// Names of our guests begin with this.
+/// The prefix of our guests' names.
 pub(crate) const NAME_PREFIX: &str = "gpuaas-";
 /// Longest serial number of a virtio disk.
 const SERIAL: usize = 20;
-/// Far behind the drives of the most slots there can be.
+/// The target name of the seed, after the drives of the largest number of slots.
 const SEED_TARGET: &str = "vdz";
 
-/// The guest's name.
+/// Returns the guest's name in libvirt.
 pub(crate) fn name(id: AllocationId) -> String {
     format!("{NAME_PREFIX}{id}")
 }
 
-/// The guest's number: the allocation's own, so that it can never be taken for another.
+/// Returns the guest's UUID, which is the allocation's, so that it can never be confused with another.
 pub(crate) fn uuid(id: AllocationId) -> String {
     let hex = gpuaas_contract::hex(id.as_bytes());
     let parts = [hex.get(..8), hex.get(8..12), hex.get(12..16), hex.get(16..20), hex.get(20..)];
     parts.map(Option::unwrap_or_default).join("-")
 }
 
-/// The NUMA node that all slots share, if they do.
+/// Returns the NUMA node of all slots, if they share one.
 pub(crate) fn shared_node(slots: &[SlotSpec]) -> Option<u32> {
     let first = slots.first()?.numa_node;
     if slots.iter().all(|slot| slot.numa_node == first) { u32::try_from(first).ok() } else { None }
 }
 
-/// The whole document. `cpuset` are the processors it may run on, as the kernel writes such lists.
+/// Returns the whole document. `cpuset` has the allowed processors, in the kernel's list format.
 pub(crate) fn domain_xml(domain: &DomainSpec, layout: &Layout, cpuset: Option<&str>) -> String {
     let mut xml = Xml::default();
     let kind = if domain.kvm { "kvm" } else { "qemu" };
@@ -55,7 +55,7 @@ pub(crate) fn domain_xml(domain: &DomainSpec, layout: &Layout, cpuset: Option<&s
             xml.empty("apic", &[]);
         });
         if domain.kvm {
-            // It holds the host's devices and never moves, so it may see the processor as it is.
+            // It holds the host's devices and never migrates, so it may see the real processor.
             xml.empty("cpu", &[("mode", "host-passthrough"), ("check", "none"), ("migratable", "off")]);
         }
         xml.empty("clock", &[("offset", "utc")]);
@@ -73,7 +73,7 @@ fn size(xml: &mut Xml, domain: &DomainSpec, layout: &Layout, cpuset: Option<&str
         if layout.huge_pages {
             xml.empty("hugepages", &[]);
         }
-        // One tenant's pages are never compared with another's.
+        // Pages of different tenants are never merged.
         xml.empty("nosharepages", &[]);
         if domain.slots.iter().any(|slot| slot.functions().next().is_some()) {
             xml.empty("locked", &[]);
@@ -97,7 +97,7 @@ fn devices(xml: &mut Xml, domain: &DomainSpec, layout: &Layout) {
     xml.element("disk", &[("type", "file"), ("device", "disk")], |xml| {
         xml.empty("driver", &[("name", "qemu"), ("type", "raw")]);
         xml.empty("source", &[("file", &path(InstanceFile::Seed))]);
-        // cloud-init finds it by its label, so it need not be a drive for discs.
+        // cloud-init finds it by its label, so it need not be a CD drive.
         xml.empty("target", &[("dev", SEED_TARGET), ("bus", "virtio")]);
         xml.empty("readonly", &[]);
     });
@@ -127,7 +127,7 @@ fn devices(xml: &mut Xml, domain: &DomainSpec, layout: &Layout) {
     xml.empty("memballoon", &[("model", "none")]);
     if domain.graphics {
         xml.element("graphics", &[("type", "vnc")], |xml| {
-            // A socket in libvirt's own folder for the guest: the hypervisor's user may not write in ours.
+            // A socket in libvirt's own folder for the guest: the hypervisor's user may not write to ours.
             xml.empty("listen", &[("type", "socket")]);
         });
         xml.element("video", &[], |xml| xml.empty("model", &[("type", "virtio"), ("heads", "1")]));
@@ -144,7 +144,7 @@ fn drive(xml: &mut Xml, slot: &SlotSpec, target: &str) {
     });
 }
 
-/// A serial number with nothing in it that QEMU refuses.
+/// Returns a serial number without characters that QEMU refuses.
 fn serial(serial: &str) -> String {
     let plain = |c: char| if c.is_ascii_alphanumeric() || matches!(c, '-' | '.' | '+') { c } else { '_' };
     serial.trim().chars().map(plain).take(SERIAL).collect()
@@ -154,7 +154,7 @@ fn hostdev(xml: &mut Xml, function: &PciAddress) {
     let text = function.as_str();
     let part = |range| format!("0x{}", text.get(range).unwrap_or_default());
     let (domain, bus, slot, function) = (part(0..4), part(5..7), part(8..10), part(11..12));
-    // Not managed: who has a function is decided by us, and proven afterwards.
+    // Not managed by libvirt: the agent decides who has a function, and proves it afterwards.
     xml.element("hostdev", &[("mode", "subsystem"), ("type", "pci"), ("managed", "no")], |xml| {
         xml.empty("driver", &[("name", "vfio")]);
         xml.element("source", &[], |xml| {
@@ -258,7 +258,7 @@ pub(crate) mod tests {
         assert_eq!(count("dev=&apos;/dev/sda"), 6, "every one is data: {written}");
     }
 
-    /// libvirt's own schema, where it is installed.
+    /// Validates against libvirt's own schema, where it is installed.
     #[tokio::test]
     async fn libvirts_schema_takes_it() {
         let (Some(program), Some(_)) = (first_installed(&["/usr/bin/virt-xml-validate"]), first_installed(&["/usr/bin/xmllint"]))

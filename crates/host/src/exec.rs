@@ -1,10 +1,10 @@
-//! The one process runner.
+//! The only process runner.
 //!
-//! A program is named by its absolute path and gets an argument vector, a cleared environment, no standard input, a
-//! deadline and caps on what it may print. It runs in a process group of its own, and the whole group is killed when
-//! the call is dropped, times out or prints too much. There is no shell anywhere.
+//! A program is named by its absolute path and gets an argument vector, a cleared environment, no standard input, a deadline and
+//! limits on its output. It runs in its own process group, and the whole group is killed when the call is dropped, times out or
+//! prints too much. No shell is involved.
 //!
-//! Programs that work for hours run [watched](Exec::run_watched): they may go on for as long as they say something.
+//! Programs that work for hours run [watched](Exec::run_watched): they may continue as long as they produce output.
 
 use std::ffi::{OsStr, OsString};
 use std::fs::File;
@@ -16,13 +16,13 @@ use rustix::process::{Pid, Signal};
 use tokio::io::{AsyncRead, AsyncReadExt as _};
 use tokio_util::sync::CancellationToken;
 
-/// The only search path a child sees; our own calls never search.
+/// The search path for children; our own calls never search.
 const CHILD_PATH: &str = "/usr/sbin:/usr/bin:/sbin:/bin";
-/// How much of standard error is kept for messages.
+/// How much of standard error is kept.
 const STDERR_CAP: usize = 16 * 1024;
-/// How much of standard error goes into an error's text.
+/// How much of standard error goes into an error message.
 const STDERR_IN_MESSAGE: usize = 400;
-/// How long we look for children of a killed program. They end at once, unless a drive keeps them.
+/// How long to wait for children of a killed program. They end at once, unless a drive blocks them.
 const GROUP_PATIENCE: Duration = Duration::from_secs(10);
 
 /// One call of one program.
@@ -36,7 +36,7 @@ pub struct Exec {
     stdout_cap: usize,
 }
 
-/// What a program printed, if it ended with success.
+/// The output of a successful program.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Finished {
     /// Standard output, complete.
@@ -45,10 +45,10 @@ pub struct Finished {
     pub stderr: Vec<u8>,
 }
 
-/// Why a program did not end well. Every variant names the program.
+/// Why a program failed. Every variant names the program.
 #[derive(Debug, thiserror::Error)]
 pub enum ExecError {
-    /// The path is relative: it could mean another program tomorrow.
+    /// The path is relative, so it could mean another program tomorrow.
     #[error("{program} is not an absolute path; programs are only run by absolute path", program = .program.display())]
     NotAbsolute {
         /// The program.
@@ -59,55 +59,55 @@ pub enum ExecError {
     Start {
         /// The program.
         program: PathBuf,
-        /// What the system said.
+        /// The error of the system.
         #[source]
         source: std::io::Error,
     },
     /// Reading from the program or waiting for it failed.
-    #[error("lost touch with {program}", program = .program.display())]
+    #[error("cannot read the output of {program}", program = .program.display())]
     Io {
         /// The program.
         program: PathBuf,
-        /// What the system said.
+        /// The error of the system.
         #[source]
         source: std::io::Error,
     },
-    /// It ran longer than it may; it and its children were killed.
+    /// It exceeded its deadline. It and its children were killed.
     #[error("{program} did not finish within {seconds} s and was killed", program = .program.display())]
     Deadline {
         /// The program.
         program: PathBuf,
-        /// How long it had.
+        /// The deadline.
         seconds: u64,
     },
-    /// It said nothing for longer than it may; it and its children were killed.
-    #[error("{program} said nothing for {seconds} s and was killed", program = .program.display())]
+    /// It produced no output for too long. It and its children were killed.
+    #[error("{program} printed nothing for {seconds} s and was killed", program = .program.display())]
     Stalled {
         /// The program.
         program: PathBuf,
-        /// How long it may be silent.
+        /// The longest allowed silence.
         seconds: u64,
     },
-    /// It was told to stop: it and its children were killed and have ended.
+    /// It was stopped: it and its children were killed and have ended.
     #[error("{program} was stopped", program = .program.display())]
     Stopped {
         /// The program.
         program: PathBuf,
     },
-    /// It printed more than it may; it and its children were killed.
+    /// It printed too much. It and its children were killed.
     #[error("{program} printed more than {cap} bytes and was killed", program = .program.display())]
     TooMuchOutput {
         /// The program.
         program: PathBuf,
-        /// Most bytes allowed.
+        /// The limit.
         cap: usize,
     },
-    /// It said no.
+    /// It ended with a failure status.
     #[error("{program} ended with {status}: {stderr}", program = .program.display())]
     Failed {
         /// The program.
         program: PathBuf,
-        /// How it ended.
+        /// Its exit status.
         status: ExitStatus,
         /// The start of its standard error, printable.
         stderr: String,
@@ -115,7 +115,7 @@ pub enum ExecError {
 }
 
 impl Exec {
-    /// A call of `program`, by absolute path.
+    /// Creates a call of `program`, by absolute path.
     pub fn new(program: impl AsRef<Path>) -> Self {
         Self {
             program: program.as_ref().to_owned(),
@@ -127,42 +127,43 @@ impl Exec {
         }
     }
 
-    /// Adds one argument. It reaches the program as it is: there is no shell to quote for.
+    /// Adds one argument. It reaches the program unchanged: there is no shell and no quoting.
     #[must_use]
     pub fn arg(mut self, arg: impl AsRef<OsStr>) -> Self {
         self.args.push(arg.as_ref().to_owned());
         self
     }
 
-    /// Adds one variable to the environment, which is empty but for a search path and the language.
+    /// Adds one variable to the environment, which otherwise has only a search path and the language.
     #[must_use]
     pub fn env(mut self, name: &'static str, value: &'static str) -> Self {
         self.env.push((name, value));
         self
     }
 
-    /// Gives the program this open file as its standard input. A lock on it lives as long as the program, even if we die first.
+    /// Gives the program this open file as its standard input. A lock on it lasts as long as the program, even if this process
+    /// dies first.
     #[must_use]
     pub fn holding(mut self, file: File) -> Self {
         self.held = Some(file);
         self
     }
 
-    /// Longest run, or longest silence of a watched program; 30 s unless told.
+    /// Sets the longest run, or the longest silence of a watched program; 30 s by default.
     #[must_use]
     pub fn deadline(mut self, deadline: Duration) -> Self {
         self.deadline = deadline;
         self
     }
 
-    /// Most bytes of standard output; 1 MiB unless told.
+    /// Sets the limit of standard output; 1 MiB by default.
     #[must_use]
     pub fn stdout_cap(mut self, cap: usize) -> Self {
         self.stdout_cap = cap;
         self
     }
 
-    /// Runs it to the end. Dropping the future kills the program and its children.
+    /// Runs it to its end. Dropping the future kills the program and its children.
     pub async fn run(self) -> Result<Finished, ExecError> {
         let (status, finished) = self.run_any_status().await?;
         if status.success() {
@@ -171,15 +172,15 @@ impl Exec {
         Err(ExecError::Failed { program: finished.program, status, stderr: printable(&finished.output.stderr) })
     }
 
-    /// Like [`run`](Self::run), for programs whose exit code is an answer: returns the code with the output.
+    /// Like [`run`](Self::run), for programs whose exit code is a result: returns the code with the output.
     pub async fn run_with_code(self) -> Result<(Option<i32>, Finished), ExecError> {
         let (status, finished) = self.run_any_status().await?;
         Ok((status.code(), finished.output))
     }
 
-    /// Runs a program that takes long: what it prints is handed on as it comes and not kept, and it may run for as long as it is never
-    /// silent for longer than the deadline. When `stop` fires, it and its children are killed, and this returns only when they have
-    /// ended: nothing of it writes any more.
+    /// Runs a program that takes long. Its output is passed on as it arrives and not kept. It may run as long as it is never
+    /// silent for longer than the deadline. When `stop` fires, it and its children are killed, and this returns only when they
+    /// have ended, so that nothing of it writes any more.
     pub async fn run_watched(
         self,
         on_text: &(dyn Fn(&[u8]) + Send + Sync),
@@ -250,7 +251,7 @@ impl Exec {
             let (stdout, stderr, status) = tokio::join!(read_capped(stdout, stdout_cap), read_head(stderr), child.wait());
             (stdout, stderr, status)
         };
-        // An over-long output must not be drained to its end, so the cap ends the wait through the error below.
+        // An endless output must not be read to its end; the limit ends the wait through the error below.
         let (stdout, stderr, status) = match tokio::time::timeout(deadline, work).await {
             Ok(ended) => ended,
             Err(_) => return Err(ExecError::Deadline { program, seconds: deadline.as_secs() }),
@@ -267,7 +268,7 @@ impl Exec {
     }
 }
 
-/// A program that has been started.
+/// A started program.
 struct Running {
     program: PathBuf,
     child: tokio::process::Child,
@@ -294,10 +295,11 @@ impl GroupGuard {
     async fn end(mut self, child: &mut tokio::process::Child) {
         let Some(group) = self.0.take() else { return };
         let _ = rustix::process::kill_process_group(group, Signal::KILL);
-        // However long that takes: a program that hangs in a drive can still write to it.
+        // Without a time limit: a program that hangs on a drive can still write to it.
         let _ = child.wait().await;
         let gone = async {
-            // Nobody tells us of grandchildren, so this asks. A zombie that nobody reaps counts as there, hence the limit.
+            // There is no notification about grandchildren, so this polls. A zombie that is never reaped still counts, hence the
+            // limit.
             while rustix::process::test_kill_process_group(group).is_ok() {
                 tokio::time::sleep(Duration::from_millis(5)).await;
             }
@@ -315,7 +317,7 @@ impl Drop for GroupGuard {
     }
 }
 
-/// All of `pipe`, or `None` if there is more than `cap`. Returning early closes the pipe, which ends a chatty writer.
+/// Reads all of `pipe`, or returns `None` if there is more than `cap`. Returning early closes the pipe, which ends the writer.
 async fn read_capped(pipe: Option<impl AsyncRead + Unpin>, cap: usize) -> std::io::Result<Option<Vec<u8>>> {
     let Some(mut pipe) = pipe else { return Ok(Some(Vec::new())) };
     let mut bytes = Vec::new();
@@ -324,7 +326,7 @@ async fn read_capped(pipe: Option<impl AsyncRead + Unpin>, cap: usize) -> std::i
     Ok((bytes.len() <= cap).then_some(bytes))
 }
 
-/// Hands on what comes through `pipe`, until its end or until nothing has come for too long.
+/// Passes on what arrives through `pipe`, until its end or until it is silent for too long.
 async fn hand_on(
     pipe: Option<impl AsyncRead + Unpin>,
     silence: Duration,
@@ -342,7 +344,7 @@ async fn hand_on(
     }
 }
 
-/// The first part of `pipe`; the rest is read and thrown away.
+/// Returns the first part of `pipe`; the rest is read and discarded.
 async fn read_head(pipe: Option<impl AsyncRead + Unpin>) -> std::io::Result<Vec<u8>> {
     let Some(mut pipe) = pipe else { return Ok(Vec::new()) };
     let mut head = Vec::new();
@@ -357,13 +359,13 @@ async fn read_head(pipe: Option<impl AsyncRead + Unpin>) -> std::io::Result<Vec<
     }
 }
 
-/// Foreign bytes made fit for one line of a log: no control characters, bounded.
+/// Makes bytes from outside fit for one line of a log: without control characters, and bounded.
 pub fn printable(bytes: &[u8]) -> String {
     let text = String::from_utf8_lossy(bytes);
     text.trim().chars().map(|c| if c.is_control() { ' ' } else { c }).take(STDERR_IN_MESSAGE).collect()
 }
 
-/// A secret as it may appear in a log: its kind can be told by the prefix, its value cannot be guessed.
+/// Returns a secret as it may appear in a log: the prefix shows its kind, and its value cannot be guessed.
 pub fn redact(secret: &str) -> String {
     match secret.split_once('_') {
         Some((prefix, _)) if prefix.len() <= 8 && prefix.bytes().all(|b| b.is_ascii_lowercase()) => {
@@ -373,7 +375,7 @@ pub fn redact(secret: &str) -> String {
     }
 }
 
-/// The first of these absolute paths that is an executable file.
+/// Returns the first of these absolute paths that is an executable file.
 pub fn first_installed(candidates: &[&str]) -> Option<PathBuf> {
     candidates.iter().map(PathBuf::from).find(|path| {
         rustix::fs::access(path, rustix::fs::Access::EXEC_OK).is_ok() && path.metadata().is_ok_and(|meta| meta.is_file())
@@ -435,7 +437,7 @@ mod tests {
         assert_eq!(code, Some(4));
     }
 
-    /// Whether a process has ended. A killed orphan may stay a zombie where nobody reaps.
+    /// Returns whether a process has ended. A killed orphan may stay a zombie if nothing reaps it.
     fn gone(pid: i32) -> bool {
         match std::fs::read_to_string(format!("/proc/{pid}/stat")) {
             Err(_) => true,
@@ -461,7 +463,7 @@ mod tests {
     #[tokio::test]
     async fn a_watched_program_that_is_stopped_has_ended_with_its_children_when_the_call_returns() {
         let (stop, heard) = (CancellationToken::new(), std::sync::Mutex::new(String::new()));
-        // The child says who it is; then it is stopped.
+        // The child prints its id; then it is stopped.
         let on_text = |text: &[u8]| {
             let mut heard = heard.lock().expect("heard");
             heard.push_str(&String::from_utf8_lossy(text));
@@ -488,7 +490,7 @@ mod tests {
         let (locked, other) = (open(), open());
         flock(&locked, FlockOperation::NonBlockingLockExclusive).expect("locked");
         let stop = CancellationToken::new();
-        // Nothing of ours has the file while the child runs.
+        // This process does not have the file open while the child runs.
         let on_text = |_: &[u8]| {
             flock(&other, FlockOperation::NonBlockingLockExclusive).expect_err("the child holds it");
             stop.cancel();

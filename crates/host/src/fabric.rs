@@ -1,4 +1,4 @@
-//! Links of the fabric adapters, from sysfs: InfiniBand ports, and plain network interfaces where an adapter has none.
+//! Links of the fabric adapters, from sysfs: InfiniBand ports, and plain network interfaces of adapters without them.
 
 use std::path::Path;
 
@@ -7,10 +7,10 @@ use gpuaas_contract::task::diag_health_probe::FabricLink;
 use crate::pci::{self, PciFunction};
 use crate::sysfs;
 
-/// Most links reported.
+/// Most links in a report.
 const MAX: usize = 256;
 
-/// Links of the adapters themselves, by address; what their virtual functions do is the guests' business.
+/// Returns the links of the adapters, by address. Virtual functions are left out, because they belong to the guests.
 pub fn links(sys: &Path) -> Vec<FabricLink> {
     let adapters =
         pci::functions(sys).into_iter().filter(|function| function.is_fabric() && function.physical_function.is_none());

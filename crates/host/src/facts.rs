@@ -1,4 +1,4 @@
-//! Slow-changing facts of the host. Quick reads of `/proc` and `/sys`; call it from a blocking thread.
+//! Slow-changing facts of the host, from quick reads of `/proc` and `/sys`. Call it from a blocking thread.
 
 use std::path::Path;
 
@@ -7,7 +7,7 @@ use procfs::Current as _;
 
 use crate::{block, kernel, network, nvml, pci, sysfs};
 
-/// Facts of this host.
+/// Collects the facts of this host.
 pub(crate) fn collect(nvml: &nvml::Library) -> HostFacts {
     let (proc_root, sys) = (Path::new("/proc"), Path::new("/sys"));
     let cpu = procfs::CpuInfo::current().ok();
@@ -27,14 +27,14 @@ pub(crate) fn collect(nvml: &nvml::Library) -> HostFacts {
     }
 }
 
-/// GPUs as sysfs and, where there is one, NVML know them.
+/// Returns the GPUs from sysfs and, if available, NVML.
 pub(crate) fn gpus(nvml: &nvml::Library) -> Vec<GpuFact> {
     let mut gpus = pci::gpus(Path::new("/sys"));
     nvml.enrich(&mut gpus);
     gpus
 }
 
-/// `PRETTY_NAME` of an os-release file, or `Linux`.
+/// Returns `PRETTY_NAME` of an os-release file, or `Linux`.
 fn os_name(os_release: &str) -> String {
     os_release
         .lines()

@@ -1,10 +1,9 @@
-//! The machine's fingerprint: the same machine is the same node, also after the system was installed anew.
+//! The machine's fingerprint: the same machine is the same node, even after a reinstallation.
 //!
-//! SHA-256 over `name=value\n` lines, in this order: `product_uuid`, `board_serial`, `product_serial` (from
-//! `/sys/class/dmi/id`). Values that are missing or known placeholders of careless vendors are left out. Only if none of
-//! them is usable, `machine_id` (from `/etc/machine-id`) is hashed instead, so a reinstallation changes the
-//! fingerprint of such a machine. The DMI files can be read by root only: an agent that does not run as root on a
-//! machine with DMI falls back to `machine_id` too.
+//! It is the SHA-256 over `name=value\n` lines, in this order: `product_uuid`, `board_serial`, `product_serial` (from
+//! `/sys/class/dmi/id`). Missing values and known placeholders of vendors are left out. If none of them is usable, `machine_id`
+//! (from `/etc/machine-id`) is hashed instead, so a reinstallation changes the fingerprint of such a machine. Only root can read
+//! the DMI files: an agent without root on a machine with DMI also falls back to `machine_id`.
 
 use std::path::Path;
 
@@ -12,10 +11,10 @@ use gpuaas_contract::Digest;
 
 use crate::sysfs;
 
-/// Hardware attributes in the order they are hashed.
+/// Hardware attributes in the order in which they are hashed.
 const HARDWARE: [&str; 3] = ["product_uuid", "board_serial", "product_serial"];
 
-/// Texts that vendors leave in the fields and that many machines share.
+/// Placeholders of vendors, which many machines share.
 const PLACEHOLDERS: [&str; 14] = [
     "",
     "none",
@@ -33,12 +32,12 @@ const PLACEHOLDERS: [&str; 14] = [
     "03000200-0400-0500-0006-000700080009",
 ];
 
-/// No identity could be found.
+/// The machine has no usable identity.
 #[derive(Debug, thiserror::Error)]
 #[error("this machine has neither a usable DMI identity nor /etc/machine-id; run: systemd-machine-id-setup")]
 pub struct NoIdentity;
 
-/// Fingerprint of the machine whose files are under `root` (normally `/`).
+/// Returns the fingerprint of the machine whose files are under `root` (normally `/`).
 pub fn fingerprint(root: &Path) -> Result<String, NoIdentity> {
     let dmi = root.join("sys/class/dmi/id");
     let mut identity: String = HARDWARE

@@ -1,4 +1,4 @@
-//! The health probe: the state of the host, and what an operator should look at.
+//! The health probe: the state of the host, and warnings for operators.
 
 use std::path::Path;
 
@@ -7,9 +7,9 @@ use procfs::Current as _;
 
 use crate::{block, fabric, facts, kernel, metrics, nvml};
 
-/// Below this share of free space on the root file system there is a warning.
+/// Below this percentage of free space on the root file system there is a warning.
 const LOW_SPACE_PERCENT: u64 = 5;
-/// Below this share of available memory there is a warning.
+/// Below this percentage of available memory there is a warning.
 const LOW_MEMORY_PERCENT: u64 = 3;
 
 /// Probes this machine.
@@ -39,7 +39,7 @@ pub(crate) fn probe(nvml: &nvml::Library) -> Output {
     output
 }
 
-/// What to look at. Pure, so that each warning can be tried.
+/// Returns the warnings. Pure, so that each can be tested.
 fn warnings(probe: &Output, root: Option<metrics::Space>) -> Vec<Warning> {
     let has_gpus = !probe.gpus.is_empty();
     let low_memory = probe.memory_available_bytes < probe.memory_bytes / 100 * LOW_MEMORY_PERCENT;

@@ -1,7 +1,7 @@
-//! The folder of a guest: opened beneath its parent by descriptor, never by a path that could have been turned.
+//! The folder of a guest: opened by descriptor beneath its parent, never by a path that could be redirected.
 //!
-//! Everybody may pass through the folders, because the hypervisor's user must, and nobody but root may list them. Every file is root's
-//! alone: libvirt gives the seed to the hypervisor's user when the guest starts, and the console is written by virtlogd, which is root.
+//! All users may enter the folders, because the hypervisor's user must, and only root may list them. Every file belongs to root
+//! alone: libvirt gives the seed to the hypervisor's user when the guest starts, and virtlogd, which is root, writes the console.
 
 use std::path::Path;
 
@@ -13,17 +13,17 @@ use crate::openat2::{BeneathError, Folder};
 
 const FOLDER_MODE: u32 = 0o711;
 const FILE_MODE: u32 = 0o600;
-/// Most bytes of a file that is read whole: a seed disk has some hundred thousand.
+/// Size limit of a file that is read as a whole; a seed disk has some hundred thousand bytes.
 const MOST_BYTES: u64 = 16 * 1024 * 1024;
 
-/// Makes the guest's folder.
+/// Creates the guest's folder.
 pub(crate) fn make(instances: &Path, id: AllocationId) -> Result<(), HostError> {
     let parent = Folder::make(instances, FOLDER_MODE).map_err(failed)?;
     parent.make_inner(&id.to_string(), FOLDER_MODE).map_err(failed)?;
     Ok(())
 }
 
-/// Removes the guest's folder with everything in it.
+/// Removes the guest's folder with its content.
 pub(crate) fn remove(instances: &Path, id: AllocationId) -> Result<(), HostError> {
     match Folder::open(instances).map_err(failed)? {
         Some(parent) => parent.remove_tree(&id.to_string()).map_err(failed),
@@ -31,7 +31,7 @@ pub(crate) fn remove(instances: &Path, id: AllocationId) -> Result<(), HostError
     }
 }
 
-/// Guests that have a folder.
+/// Lists the guests with a folder.
 pub(crate) fn list(instances: &Path) -> Result<Vec<AllocationId>, HostError> {
     let Some(parent) = Folder::open(instances).map_err(failed)? else { return Ok(Vec::new()) };
     let names = parent.names().map_err(failed)?;
@@ -51,7 +51,7 @@ pub(crate) fn read(instances: &Path, id: AllocationId, file: InstanceFile) -> Re
     }
 }
 
-/// The guest's folder, if it has one.
+/// Returns the guest's folder, if it has one.
 pub(crate) fn find(instances: &Path, id: AllocationId) -> Result<Option<Folder>, HostError> {
     match Folder::open(instances).map_err(failed)? {
         Some(parent) => parent.inner(&id.to_string()).map_err(failed),
@@ -59,13 +59,13 @@ pub(crate) fn find(instances: &Path, id: AllocationId) -> Result<Option<Folder>,
     }
 }
 
-/// The guest's folder, which must be there.
+/// Returns the guest's folder, which must exist.
 pub(crate) fn open(instances: &Path, id: AllocationId) -> Result<Folder, HostError> {
     let missing = || HostError::new("instance_missing", format!("{id} has no folder under {}", instances.display()));
     find(instances, id)?.ok_or_else(missing)
 }
 
-/// What went wrong with a guest's folder.
+/// Converts an error about a guest's folder.
 pub(crate) fn failed(error: BeneathError) -> HostError {
     let code = match error {
         BeneathError::Escapes { .. } => "path_escapes",
@@ -74,7 +74,7 @@ pub(crate) fn failed(error: BeneathError) -> HostError {
     HostError::because(code, "the folder of a guest", &error)
 }
 
-/// Work on a guest's files, on a thread of its own.
+/// Runs work on a guest's files on its own thread.
 pub(crate) async fn on_thread<T: Send + 'static>(
     call: impl FnOnce() -> Result<T, HostError> + Send + 'static,
 ) -> Result<T, HostError> {
@@ -184,8 +184,8 @@ mod tests {
         assert_eq!(list(root.path()).expect("listed"), []);
     }
 
-    /// Somebody exchanges a file, a folder in the guest's folder and the guest's folder itself for links to another folder, as fast as
-    /// the kernel lets him, while we write, read and remove. What the links lead to is never read or changed.
+    /// An attacker replaces a file, a folder in the guest's folder and the guest's folder itself with links to another folder, as
+    /// fast as the kernel allows, while we write, read and remove. The targets of the links are never read or changed.
     #[test]
     fn links_that_come_and_go_lead_nowhere() {
         const EXCHANGES: u64 = 100_000;
@@ -201,10 +201,10 @@ mod tests {
         let id = AllocationId::generate();
         let folder = instances.join(id.to_string());
         let (stop, done) = (AtomicBool::new(false), AtomicU64::new(0));
-        // A trap that was removed in the place of what it was exchanged for is laid again.
+        // A trap that was removed instead of its original is created again.
         let lay = |name: &str, target: &Path| {
             let trap = traps.join(name);
-            // Again and again: whoever has the exchanged folder open may put something into it while it is being removed.
+            // Repeated, because a process with the replaced folder open may add something while it is removed.
             while !trap.symlink_metadata().is_ok_and(|meta| meta.is_symlink()) {
                 let _ = std::fs::remove_file(&trap);
                 let _ = std::fs::remove_dir_all(&trap);
@@ -217,12 +217,12 @@ mod tests {
             scope.spawn(|| {
                 let flags = OFlags::DIRECTORY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
                 while done.load(Ordering::Relaxed) < EXCHANGES {
-                    // By descriptor, or the one who lays the traps would fall into them.
+                    // By descriptor, or the attacker would follow its own links.
                     if let Ok(inside) = rustix::fs::open(&folder, flags, Mode::empty()) {
                         for (entry, target) in [(file.name(), outside.join(file.name())), ("sub", outside.join("sub"))] {
                             let trap = lay(entry, &target);
                             for _ in 0..4 {
-                                // An exchange needs both names; those that fail because we have just removed one do not count.
+                                // An exchange needs both names; failures because one was just removed do not count.
                                 if renameat_with(&inside, entry, CWD, &trap, RenameFlags::EXCHANGE).is_ok() {
                                     done.fetch_add(1, Ordering::Relaxed);
                                 }

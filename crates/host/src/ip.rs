@@ -12,7 +12,7 @@ const DEADLINE: Duration = Duration::from_secs(20);
 /// A host with thousands of routes prints a few megabytes.
 const STDOUT_CAP: usize = 16 * 1024 * 1024;
 
-/// Why `ip` did not answer, or did not do it.
+/// Why `ip` failed.
 #[derive(Debug, thiserror::Error)]
 pub enum IpError {
     /// It is not installed.
@@ -21,18 +21,18 @@ pub enum IpError {
     /// It failed.
     #[error("cannot {what}")]
     Exec {
-        /// What was asked of it.
+        /// The requested operation.
         what: String,
-        /// What went wrong.
+        /// The cause.
         #[source]
         source: ExecError,
     },
-    /// It printed something else than was asked for.
+    /// Its output is not the expected one.
     #[error("ip printed something that is not a list of {what}")]
     Malformed {
-        /// What was expected.
+        /// The expected content.
         what: &'static str,
-        /// What the parser said.
+        /// The error of the parser.
         #[source]
         source: serde_json::Error,
     },
@@ -43,50 +43,50 @@ pub enum IpError {
 pub struct Interface {
     /// Its name.
     pub name: String,
-    /// Whether it was switched on.
+    /// Whether it is up.
     pub up: bool,
-    /// Its addresses with the lengths of their prefixes.
+    /// Its addresses with their prefix lengths.
     pub addresses: Vec<(Ipv4Addr, u8)>,
 }
 
-/// A route to more than one address, or to one; default routes are among them, with the prefix 0.
+/// A route. Default routes have the prefix length 0.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Route {
-    /// Where it leads.
+    /// Its destination.
     pub destination: Ipv4Addr,
-    /// The length of the destination's prefix.
+    /// The prefix length of the destination.
     pub prefix: u8,
-    /// The interface; empty for routes that lead nowhere.
+    /// The interface; empty for routes without one.
     pub interface: String,
 }
 
-/// Every interface of this network namespace.
+/// Lists the interfaces of this network namespace.
 pub async fn interfaces() -> Result<Vec<Interface>, IpError> {
     let printed = call("list the addresses of this host", &["-json", "address", "show"]).await?;
     parse_interfaces(&printed)
 }
 
-/// Every IPv4 route, of all tables.
+/// Lists the IPv4 routes of all tables.
 pub async fn routes() -> Result<Vec<Route>, IpError> {
     let printed = call("list the routes of this host", &["-json", "-4", "route", "show", "table", "all"]).await?;
     parse_routes(&printed)
 }
 
-/// Gives an interface an address. Nothing changes if it has it already.
+/// Adds an address to an interface. Nothing changes if it already has it.
 pub async fn add_address(interface: &InterfaceName, address: Ipv4Addr, prefix: u8) -> Result<(), IpError> {
     let network = format!("{address}/{prefix}");
     let what = format!("give {interface} the address {network}");
     call(&what, &["address", "replace", &network, "dev", interface.as_str()]).await.map(drop)
 }
 
-/// Takes an address from an interface that has it.
+/// Removes an address from an interface.
 pub async fn remove_address(interface: &InterfaceName, address: Ipv4Addr, prefix: u8) -> Result<(), IpError> {
     let network = format!("{address}/{prefix}");
     let what = format!("take the address {network} from {interface}");
     call(&what, &["address", "delete", &network, "dev", interface.as_str()]).await.map(drop)
 }
 
-/// Switches an interface on.
+/// Sets an interface up.
 pub async fn set_up(interface: &InterfaceName) -> Result<(), IpError> {
     call(&format!("switch {interface} on"), &["link", "set", "dev", interface.as_str(), "up"]).await.map(drop)
 }
@@ -102,7 +102,7 @@ async fn call(what: &str, args: &[&str]) -> Result<Vec<u8>, IpError> {
 pub fn parse_interfaces(printed: &[u8]) -> Result<Vec<Interface>, IpError> {
     #[derive(serde::Deserialize)]
     struct Link {
-        // Absent where `ip` prints an empty object for an interface that went away meanwhile.
+        // Absent where `ip` prints an empty object for an interface that disappeared in the meantime.
         ifname: Option<String>,
         #[serde(default)]
         flags: Vec<String>,
@@ -135,7 +135,7 @@ pub fn parse_routes(printed: &[u8]) -> Result<Vec<Route>, IpError> {
         dst: Option<String>,
         dev: Option<String>,
     }
-    // No route at all is printed as nothing.
+    // Without any route, the output is empty.
     if printed.trim_ascii().is_empty() {
         return Ok(Vec::new());
     }

@@ -1,4 +1,4 @@
-//! What the kernel says about itself: boot, modules, IOMMU, KVM, uptime.
+//! Facts from the kernel: boot, modules, IOMMU, KVM, uptime.
 
 use std::path::Path;
 use std::time::Duration;
@@ -10,43 +10,43 @@ use crate::{HostError, sysfs};
 const IP_FORWARD: &str = "/proc/sys/net/ipv4/ip_forward";
 const MODPROBE: &[&str] = &["/sbin/modprobe", "/usr/sbin/modprobe"];
 
-/// Changes with every reboot.
+/// Returns the boot id, which changes with every reboot.
 pub fn boot_id(proc_root: &Path) -> String {
     sysfs::text(proc_root.join("sys/kernel/random/boot_id"))
 }
 
-/// Kernel release.
+/// Returns the kernel release.
 pub fn release(proc_root: &Path) -> String {
     sysfs::text(proc_root.join("sys/kernel/osrelease"))
 }
 
-/// Seconds since boot.
+/// Returns the seconds since boot.
 pub fn uptime_seconds(proc_root: &Path) -> u64 {
     let text = sysfs::text(proc_root.join("uptime"));
     text.split(['.', ' ']).next().and_then(|seconds| seconds.parse().ok()).unwrap_or(0)
 }
 
-/// Loaded modules whose name starts with `vfio`, sorted. Modules built into the kernel appear as folders too.
+/// Returns the loaded modules whose name starts with `vfio`, sorted. Built-in modules appear as folders too.
 pub fn vfio_modules(sys: &Path) -> Vec<String> {
     sysfs::entries(sys.join("module")).iter().map(|path| sysfs::name(path)).filter(|name| name.starts_with("vfio")).collect()
 }
 
-/// Number of IOMMU groups; 0 means that nothing can be passed through.
+/// Returns the number of IOMMU groups; with 0, passthrough is not possible.
 pub fn iommu_groups(sys: &Path) -> u32 {
     u32::try_from(sysfs::entries(sys.join("kernel/iommu_groups")).len()).unwrap_or(u32::MAX)
 }
 
-/// `/dev/kvm` exists.
+/// Returns whether `/dev/kvm` exists.
 pub fn kvm() -> bool {
     Path::new("/dev/kvm").exists()
 }
 
-/// The distribution asks for a reboot.
+/// Returns whether the distribution requests a reboot.
 pub fn reboot_required() -> bool {
     ["/run/reboot-required", "/var/run/reboot-required"].iter().any(|marker| Path::new(marker).exists())
 }
 
-/// One-minute load average times 100.
+/// Returns the one-minute load average times 100.
 pub fn load_percent(proc_root: &Path) -> u64 {
     parse_load(&sysfs::text(proc_root.join("loadavg")))
 }
@@ -59,7 +59,7 @@ fn parse_load(text: &str) -> u64 {
     whole.saturating_mul(100).saturating_add(hundredths)
 }
 
-/// Loads the modules that give functions to guests, if they are not there.
+/// Loads the VFIO modules, if they are not loaded.
 pub(crate) async fn load_vfio() -> Result<(), HostError> {
     load_vfio_with(Path::new("/sys"), MODPROBE).await
 }
@@ -81,7 +81,7 @@ async fn load_vfio_with(sys: &Path, modprobe: &[&str]) -> Result<(), HostError> 
     Ok(())
 }
 
-/// Loads a module of the kernel, unless it is loaded or built in.
+/// Loads a kernel module, unless it is loaded or built in.
 pub async fn load_module(name: &str) -> Result<(), HostError> {
     const MISSING: &str = "module_missing";
     // In sysfs, names have underscores only.
@@ -96,30 +96,30 @@ pub async fn load_module(name: &str) -> Result<(), HostError> {
     loaded.map(drop).map_err(|error| HostError::because(MISSING, &what, &error))
 }
 
-/// Whether a module is loaded or built in, by its name in sysfs.
+/// Returns whether a module is loaded or built in, by its name in sysfs.
 pub fn has_module(sys: &Path, name: &str) -> bool {
     sys.join("module").join(name).is_dir()
 }
 
-/// Whether the kernel forwards IPv4 packets, in this network namespace.
+/// Returns whether the kernel forwards IPv4 packets, in this network namespace.
 pub fn forwards_ipv4() -> bool {
     sysfs::text(IP_FORWARD) == "1"
 }
 
-/// Switches the forwarding of IPv4 packets on or off until the next boot, in this network namespace.
+/// Turns the forwarding of IPv4 packets on or off until the next boot, in this network namespace.
 pub fn set_ipv4_forwarding(on: bool) -> Result<(), HostError> {
     let written = std::fs::write(IP_FORWARD, if on { "1\n" } else { "0\n" });
     let what = format!("cannot write {IP_FORWARD}; run this as root");
     written.map_err(|error| HostError::because("ip_forward_unchanged", &what, &error))
 }
 
-/// Memory that guests could have now. Blocks for a moment.
+/// Returns the memory that is free for guests. Blocks briefly.
 pub(crate) fn memory_free() -> Result<FreeMemory, HostError> {
     let text = sysfs::text("/proc/meminfo");
     parse_meminfo(&text).ok_or_else(|| HostError::new("memory_unknown", "the kernel does not say how much memory is free"))
 }
 
-/// Huge pages that are promised to somebody count as free in this file until they are touched, so they are taken off.
+/// Parses meminfo. Reserved huge pages count as free there until they are used, so they are subtracted.
 fn parse_meminfo(text: &str) -> Option<FreeMemory> {
     let field = |name: &str| -> Option<u64> {
         let value = text.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix(':'))?;

@@ -1,7 +1,7 @@
 //! Leases of slots: one exclusive file per slot, and a fence that outlives it. The whole machine has a lease of the same kind
-//! ([`machine`]), and either the machine is leased or slots of it are.
+//! ([`machine`]). Either the machine is leased, or slots of it are.
 //!
-//! Everything happens under a lock of the folder, so that two who want the same device through different slots cannot both find it free.
+//! Everything happens under a lock of the folder, so that two leases with the same device in different slots cannot both succeed.
 
 pub(crate) mod machine;
 
@@ -15,10 +15,10 @@ use crate::guests::{Fence, Lease};
 use crate::openat2::{BeneathError, Folder, Locked};
 use crate::users::MachineLease;
 
-/// Where fences are, inside the folder of the leases.
+/// The subfolder of the fences.
 const FENCES: &str = "fences";
 const SUFFIX: &str = ".json";
-/// Most bytes of a lease or fence.
+/// Size limit of a lease or fence.
 const MOST_BYTES: u64 = 64 * 1024;
 const FILE_MODE: u32 = 0o600;
 const FOLDER_MODE: u32 = 0o700;
@@ -28,7 +28,7 @@ pub(crate) fn take(folder: &Path, lease: &Lease, again: bool) -> Result<(), Host
     let leases = LeaseFolder::make(folder)?;
     let name = file_name(lease.slot_id);
     if let Some(present) = leases.lease(&name)? {
-        // Another task of the same holder is somebody else, too: it would begin anew on a slot that is in use.
+        // Another task of the same holder is refused too: it would start again on a slot that is in use.
         let same = present.holder() == lease.holder() && present.task_id == lease.task_id && present.spec == lease.spec;
         return if same { Ok(()) } else { Err(taken(&present)) };
     }
@@ -57,7 +57,7 @@ pub(crate) fn take(folder: &Path, lease: &Lease, again: bool) -> Result<(), Host
         }
     }
 
-    // The fence comes first: a crash in between costs the number, and never gives the slot twice.
+    // The fence is written first: a crash in between loses the epoch, and never gives the slot twice.
     let fence = Fence {
         slot_id: lease.slot_id,
         lease_epoch: lease.lease_epoch,
@@ -70,11 +70,11 @@ pub(crate) fn take(folder: &Path, lease: &Lease, again: bool) -> Result<(), Host
     if leases.folder.write_new(&name, &bytes, FILE_MODE).map_err(|error| failed(&error))? {
         return Ok(());
     }
-    // Somebody who does not know of the lock was faster.
+    // A writer that ignores the lock was faster.
     Err(HostError::new("slot_leased", format!("{} was leased by somebody else at the same moment", lease.slot_id)))
 }
 
-/// Writes down what has become of a slot that is held.
+/// Records a change of a held lease.
 pub(crate) fn note(folder: &Path, lease: &Lease) -> Result<(), HostError> {
     let lost = |who: String| {
         HostError::new("lease_lost", format!("{} is no longer leased to {}: {who}", lease.slot_id, lease.allocation_id))
@@ -88,7 +88,7 @@ pub(crate) fn note(folder: &Path, lease: &Lease) -> Result<(), HostError> {
     }
 }
 
-/// Gives a slot back.
+/// Drops the lease of a slot.
 pub(crate) fn drop_lease(folder: &Path, slot_id: SlotId, holder: Holder) -> Result<(), HostError> {
     let Some(leases) = LeaseFolder::open(folder)? else { return Ok(()) };
     let name = file_name(slot_id);
@@ -96,7 +96,7 @@ pub(crate) fn drop_lease(folder: &Path, slot_id: SlotId, holder: Holder) -> Resu
         Some(present) if present.holder() != holder => Err(taken(&present)),
         None => Ok(()),
         Some(_) => {
-            // The fence comes first here, too: a crash in between leaves a lease that nothing can be begun under.
+            // The fence is written first here too: a crash in between leaves a lease under which nothing can begin.
             let fences = leases.fences()?;
             if let Some(fence) = read::<Fence>(&fences, &name, fence_name)?.filter(|fence| !fence.over) {
                 write(&fences, &name, &Fence { over: true, ..fence })?;
@@ -106,12 +106,12 @@ pub(crate) fn drop_lease(folder: &Path, slot_id: SlotId, holder: Holder) -> Resu
     }
 }
 
-/// Every lease there is, by slot.
+/// Returns all leases, by slot.
 pub(crate) fn list(folder: &Path) -> Result<Vec<Lease>, HostError> {
     LeaseFolder::open(folder)?.map_or_else(|| Ok(Vec::new()), |leases| leases.leases())
 }
 
-/// Every fence there is, by slot.
+/// Returns all fences, by slot.
 pub(crate) fn fences(folder: &Path) -> Result<Vec<Fence>, HostError> {
     let Some(leases) = LeaseFolder::open(folder)? else { return Ok(Vec::new()) };
     match leases.folder.inner(FENCES).map_err(|error| failed(&error))? {
@@ -178,7 +178,7 @@ fn taken(present: &Lease) -> HostError {
     HostError::new("slot_leased", format!("{slot_id} is leased to {allocation_id} with number {lease_epoch}, by {task_id}"))
 }
 
-/// What two leases would both have.
+/// Returns a device that two leases share.
 fn shared_device(lease: &Lease, other: &Lease) -> Option<String> {
     if lease.slot_id == other.slot_id {
         return None;
@@ -221,18 +221,18 @@ fn read<T: serde::de::DeserializeOwned>(
     };
     let value: T = serde_json::from_slice(&bytes).map_err(|error| damaged(error.to_string()))?;
     let reported = own_name(&value);
-    // A copy under another name would be believed for the wrong slot.
+    // A copy under another name would count for the wrong slot.
     if reported == name { Ok(Some(value)) } else { Err(damaged(format!("it says that it is {reported}"))) }
 }
 
-/// Everything about slots in a folder.
+/// Reads all files about slots in a folder.
 fn read_all<T: serde::de::DeserializeOwned>(
     folder: &Folder,
     own_name: impl Fn(&T) -> String + Copy,
 ) -> Result<Vec<T>, HostError> {
     let mut all = Vec::new();
     for name in folder.names().map_err(|error| failed(&error))? {
-        // Unfinished writes begin with a dot.
+        // Unfinished files begin with a dot.
         if name.ends_with(SUFFIX) && !name.starts_with('.') && name != machine::FILE {
             all.extend(read(folder, &name, own_name)?);
         }

@@ -1,15 +1,15 @@
-//! The host: the only crate that runs processes and reads the machine, with one module per tool, and the simulated
-//! host beside the real one.
+//! The host: the only crate that runs processes and reads the machine, with one module per tool, and the simulated host beside
+//! the real one.
 //!
 //! Calls that read `/proc`, `/sys` or the ping log block for a short time; the agent makes them on blocking threads.
 //!
 //! # Promises
 //!
-//! - Programs are started here and nowhere else: by absolute path, with an argument vector, a cleared environment, a deadline and a limit
-//!   on their output. There is no shell.
-//! - A lease of a slot or of the whole machine is exclusive, has a number that only grows, and is written before anything is touched.
-//!   Orders under an older number are refused, also after the lease has ended.
-//! - Every operation on a guest can be called twice.
+//! - Programs are started only here: by absolute path, with an argument vector, a cleared environment, a deadline and a limit on
+//!   their output. There is no shell.
+//! - A lease of a slot or of the whole machine is exclusive, has an epoch that only grows, and is written before anything is
+//!   touched. Tasks with an older epoch are refused, also after the lease has ended.
+//! - Every operation on a guest is idempotent.
 //! - The simulated host has the same operations, with state.
 
 pub mod block;
@@ -88,7 +88,7 @@ pub struct RealHost {
 #[derive(Debug)]
 struct Real {
     sampler: metrics::Sampler,
-    // Loading takes a moment and most commands of the agent never need it.
+    // Loading takes a moment, and most commands of the agent never need it.
     nvml: OnceLock<nvml::Library>,
     ping_log: PingLog,
     layout: guests::Layout,
@@ -96,7 +96,7 @@ struct Real {
 }
 
 impl RealHost {
-    /// This machine, with its ping log in `state_dir` and its guests where `layout` says.
+    /// Creates the host for this machine, with its ping log in `state_dir` and its guests in the paths of `layout`.
     pub fn new(state_dir: &Path, layout: guests::Layout) -> Self {
         let images = image::Images::new(&layout);
         let (sampler, ping_log) = (metrics::Sampler::default(), PingLog::new(state_dir));
@@ -121,7 +121,7 @@ impl RealHost {
 }
 
 impl Host {
-    /// Slow-changing facts. Blocks for milliseconds.
+    /// Returns slow-changing facts. Blocks for milliseconds.
     pub fn facts(&self) -> HostFacts {
         match self {
             Self::Real(real) => facts::collect(real.nvml()),
@@ -129,7 +129,7 @@ impl Host {
         }
     }
 
-    /// One sample of metrics. Blocks for milliseconds.
+    /// Returns one sample of metrics. Blocks for milliseconds.
     pub fn metrics(&self) -> HostMetrics {
         match self {
             Self::Real(real) => real.inner.sampler.sample(real.nvml()),
@@ -137,7 +137,7 @@ impl Host {
         }
     }
 
-    /// The boot this is: changes with every reboot.
+    /// Returns the boot id, which changes with every reboot.
     pub fn boot_id(&self) -> String {
         match self {
             Self::Real(_) => kernel::boot_id(Path::new("/proc")),
@@ -145,7 +145,7 @@ impl Host {
         }
     }
 
-    /// The machine this is: the same after a reboot and after a new installation.
+    /// Returns the fingerprint of the machine, which stays the same after a reboot and a reinstallation.
     pub fn fingerprint(&self) -> Result<String, fingerprint::NoIdentity> {
         match self {
             Self::Real(_) => fingerprint::fingerprint(Path::new("/")),
@@ -153,22 +153,22 @@ impl Host {
         }
     }
 
-    /// Leaves a line of the task in the ping log. Durable when it returns.
+    /// Appends a line of the task to the ping log. Durable when it returns.
     pub fn ping(&self, task_id: TaskId, at: Timestamp, message: &str) -> Result<(), PingLogError> {
         self.ping_log().append(task_id, at, message)
     }
 
-    /// Whether the task has left its line.
+    /// Returns whether the ping log has a line of the task.
     pub fn ping_done(&self, task_id: TaskId) -> Result<bool, PingLogError> {
         self.ping_log().contains(task_id)
     }
 
-    /// Where the ping log is.
+    /// Returns the path of the ping log.
     pub fn ping_log_path(&self) -> PathBuf {
         self.ping_log().path().to_owned()
     }
 
-    /// The state of the host. Blocks for milliseconds.
+    /// Returns the state of the host. Blocks for milliseconds.
     pub fn health_probe(&self) -> diag_health_probe::Output {
         match self {
             Self::Real(real) => health::probe(real.nvml()),
@@ -176,7 +176,7 @@ impl Host {
         }
     }
 
-    /// What is on the host's buses and what it needs for guests. Blocks for milliseconds.
+    /// Returns the devices of the host and its prerequisites for guests. Blocks for milliseconds.
     pub fn inventory(&self) -> Result<topology::Inventory, fingerprint::NoIdentity> {
         let machine = self.fingerprint()?;
         Ok(match self {
@@ -185,19 +185,19 @@ impl Host {
         })
     }
 
-    /// Drives by their stable paths, whatever they are; those that are not there are left out. Blocks for milliseconds.
+    /// Returns drives of any kind by their stable paths; missing ones are left out. Blocks for milliseconds.
     pub fn drives_at(&self, stable_paths: &[String]) -> Vec<block::Namespace> {
         match self {
             Self::Real(real) => {
                 let machine = real.machine_paths();
                 stable_paths.iter().filter_map(|path| block::extra_drive(&machine, path)).collect()
             }
-            // A simulated host has all it needs.
+            // A simulated host has no extra drives.
             Self::Sim(_) => Vec::new(),
         }
     }
 
-    /// The guests' network, with this bridge.
+    /// Returns the state of the guests' network with this bridge.
     pub async fn slice_network(&self, bridge: &InterfaceName) -> SliceNetwork {
         match self {
             Self::Real(_) => topology::read_network(bridge).await,
@@ -205,7 +205,7 @@ impl Host {
         }
     }
 
-    /// Installed packages.
+    /// Lists the installed packages.
     pub async fn package_list(&self, params: &package_list::Params) -> Result<package_list::Output, packages::PackagesError> {
         match self {
             Self::Real(_) => packages::list(params).await,
@@ -213,7 +213,7 @@ impl Host {
         }
     }
 
-    /// Whether this is a simulation.
+    /// Returns whether this host is simulated.
     pub fn is_simulated(&self) -> bool {
         match self {
             Self::Real(_) => false,

@@ -1,7 +1,7 @@
 //! Guests, through `virsh`.
 //!
-//! Absence is proven by an answer: a guest is absent when libvirt has listed every guest that it knows and this one is not among them. An
-//! error says nothing about a guest, whatever its words are.
+//! A guest counts as absent only if libvirt has listed all its guests and this one is not among them. An error proves nothing
+//! about a guest, whatever its text.
 
 use std::path::Path;
 use std::time::Duration;
@@ -17,16 +17,16 @@ use crate::sysfs;
 
 const VIRSH: &[&str] = &["/usr/bin/virsh"];
 const CONNECTION: &str = "qemu:///system";
-/// Questions are answered at once; a libvirt that hangs is one that does not answer.
+/// Time limit for queries; libvirt answers them at once, unless it hangs.
 const ASK: Duration = Duration::from_secs(20);
-/// Pinning hundreds of gigabytes for passed-through devices takes its time, and so does letting go of them.
+/// Time limit for actions. Pinning and freeing hundreds of gigabytes for passed-through devices takes long.
 const ACT: Duration = Duration::from_secs(300);
-/// Where the document is while libvirt reads it.
+/// The file with the document while libvirt reads it.
 const DOCUMENT: &str = "domain.xml";
-/// Most bytes of the kernel's list of processors of a node.
+/// Size limit of the kernel's processor list of a node.
 const MOST_CPULIST: usize = 4096;
 
-/// Makes a guest known to the hypervisor.
+/// Defines a guest in the hypervisor.
 pub(crate) async fn define(layout: &Layout, domain: &DomainSpec) -> Result<(), HostError> {
     let cpuset = shared_node(&domain.slots).and_then(|node| cpuset(Path::new("/sys"), node));
     let document = domain_xml(domain, layout, cpuset.as_deref());
@@ -46,7 +46,7 @@ pub(crate) async fn define(layout: &Layout, domain: &DomainSpec) -> Result<(), H
     }
 }
 
-/// Starts a guest that is known.
+/// Starts a defined guest.
 pub(crate) async fn start(id: AllocationId) -> Result<(), HostError> {
     let Report::No(why) = virsh(ACT, &["start", &uuid(id)]).await? else { return Ok(()) };
     match state(id).await? {
@@ -65,7 +65,7 @@ pub(crate) async fn shutdown(id: AllocationId) -> Result<(), HostError> {
     Err(HostError::new("domain_shutdown_failed", format!("{} cannot be asked to shut down: {why}", name(id))))
 }
 
-/// Takes a guest's power away.
+/// Powers a guest off.
 pub(crate) async fn destroy(id: AllocationId) -> Result<(), HostError> {
     let Report::No(why) = virsh(ACT, &["destroy", &uuid(id)]).await? else { return Ok(()) };
     if state(id).await? != DomainState::Running {
@@ -74,12 +74,12 @@ pub(crate) async fn destroy(id: AllocationId) -> Result<(), HostError> {
     Err(HostError::new("domain_destroy_failed", format!("{} cannot be stopped: {why}", name(id))))
 }
 
-/// Makes the hypervisor forget a guest.
+/// Removes a guest from the hypervisor.
 pub(crate) async fn undefine(id: AllocationId) -> Result<(), HostError> {
     let failed = |why: &str| HostError::new("domain_undefine_failed", format!("libvirt does not forget {}: {why}", name(id)));
     match state(id).await? {
         DomainState::Absent => return Ok(()),
-        // libvirt would agree and go on running it, unknown to those who list what is defined.
+        // libvirt would succeed and keep running it, without a definition that could be listed.
         DomainState::Running => return Err(failed("it runs; stop it first")),
         DomainState::Off => {}
     }
@@ -97,7 +97,7 @@ pub(crate) async fn undefine(id: AllocationId) -> Result<(), HostError> {
     Err(failed(&why))
 }
 
-/// Whether the hypervisor knows a guest, and whether it runs.
+/// Returns whether the hypervisor knows a guest, and whether it runs.
 pub(crate) async fn state(id: AllocationId) -> Result<DomainState, HostError> {
     let uuid = uuid(id);
     let why = match virsh(ASK, &["domstate", &uuid]).await? {
@@ -111,7 +111,7 @@ pub(crate) async fn state(id: AllocationId) -> Result<DomainState, HostError> {
     }
 }
 
-/// Every guest of ours that the hypervisor knows.
+/// Lists our guests in the hypervisor.
 pub(crate) async fn list() -> Result<Vec<(AllocationId, DomainState)>, HostError> {
     let printed = match virsh(ASK, &["list", "--all", "--name"]).await? {
         Report::Yes(printed) => printed,
@@ -120,7 +120,7 @@ pub(crate) async fn list() -> Result<Vec<(AllocationId, DomainState)>, HostError
     let mut guests = Vec::new();
     for id in ours(&printed) {
         match state(id).await? {
-            // It went while we asked.
+            // It disappeared between the two queries.
             DomainState::Absent => {}
             known => guests.push((id, known)),
         }
@@ -128,12 +128,12 @@ pub(crate) async fn list() -> Result<Vec<(AllocationId, DomainState)>, HostError
     Ok(guests)
 }
 
-/// What virsh made of a command that reached libvirt.
+/// The result of a command that reached libvirt.
 #[derive(Debug, PartialEq, Eq)]
 enum Report {
-    /// It did it, and printed this.
+    /// It succeeded, with this output.
     Yes(String),
-    /// It did not, and this is why.
+    /// It failed, for this reason.
     No(String),
 }
 
@@ -148,21 +148,21 @@ async fn virsh(deadline: Duration, words: &[&str]) -> Result<Report, HostError> 
     judge(code, &finished)
 }
 
-/// Tells an answer from no answer.
+/// Distinguishes an answer from a missing one.
 fn judge(code: Option<i32>, finished: &Finished) -> Result<Report, HostError> {
     if code == Some(0) {
         return Ok(Report::Yes(String::from_utf8_lossy(&finished.stdout).into_owned()));
     }
     let reported = String::from_utf8_lossy(&finished.stderr);
     let lost = ["failed to connect to the hypervisor", "Cannot recv data", "Cannot write data", "End of file while reading data"];
-    // By a signal, or before or after the connection: nobody knows what became of the command.
+    // Ended by a signal, or the connection failed: the outcome of the command is unknown.
     if code.is_none() || lost.iter().any(|words| reported.contains(words)) {
         return Err(unreachable(&printable(&finished.stderr)));
     }
     Ok(Report::No(printable(&finished.stderr)))
 }
 
-/// What `domstate` printed. A guest has its devices until it is off.
+/// Parses the output of `domstate`. A guest has its devices until it is off.
 fn state_of(printed: &str) -> Result<DomainState, HostError> {
     match lines(printed).next() {
         Some("shut off" | "crashed") => Ok(DomainState::Off),
@@ -171,7 +171,7 @@ fn state_of(printed: &str) -> Result<DomainState, HostError> {
     }
 }
 
-/// Our guests in the output of `list --name`.
+/// Returns our guests in the output of `list --name`.
 fn ours(printed: &str) -> Vec<AllocationId> {
     lines(printed).filter_map(|line| line.strip_prefix(NAME_PREFIX)?.parse().ok()).collect()
 }
@@ -184,7 +184,7 @@ fn unreachable(why: &str) -> HostError {
     HostError::new("libvirt_unreachable", format!("libvirt does not answer: {why}"))
 }
 
-/// The processors of a NUMA node, if the kernel knows them.
+/// Returns the processors of a NUMA node, if the kernel lists them.
 fn cpuset(sys: &Path, node: u32) -> Option<String> {
     let list = sysfs::text(sys.join(format!("devices/system/node/node{node}/cpulist")));
     let plain = list.len() <= MOST_CPULIST && list.bytes().all(|b| b.is_ascii_digit() || matches!(b, b'-' | b','));

@@ -1,4 +1,4 @@
-//! Fast-changing numbers of the host. CPU use is the share since the sample before.
+//! Fast-changing numbers of the host. CPU use is the share since the previous sample.
 
 use std::path::Path;
 use std::sync::Mutex;
@@ -22,7 +22,7 @@ struct CpuTicks {
 }
 
 impl Sampler {
-    /// One sample. Quick reads; call it from a blocking thread.
+    /// Takes one sample with quick reads. Call it from a blocking thread.
     pub(crate) fn sample(&self, nvml: &nvml::Library) -> HostMetrics {
         let memory = procfs::Meminfo::current().ok();
         let (network_received_bytes, network_sent_bytes) = network_totals();
@@ -83,18 +83,18 @@ fn root_space() -> (u64, u64) {
     space(Path::new("/")).map_or((0, 0), |space| (space.size_bytes - space.free_bytes.min(space.size_bytes), space.size_bytes))
 }
 
-/// Room on a file system.
+/// Space on a file system.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Space {
-    /// All of it.
+    /// Total size.
     pub size_bytes: u64,
-    /// Not in use.
+    /// Free space.
     pub free_bytes: u64,
-    /// What this user may still write.
+    /// Space that this user may still write.
     pub available_bytes: u64,
 }
 
-/// Room on the file system that holds `path`.
+/// Returns the space on the file system of `path`.
 pub fn space(path: &Path) -> std::io::Result<Space> {
     let stat = rustix::fs::statvfs(path)?;
     Ok(Space {

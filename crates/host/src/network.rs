@@ -1,4 +1,4 @@
-//! Network interfaces, from sysfs, without loopback and virtual ones that come and go.
+//! Network interfaces from sysfs, without loopback and short-lived virtual ones.
 
 use std::path::Path;
 
@@ -6,10 +6,10 @@ use gpuaas_contract::telemetry::NetworkFact;
 
 use crate::sysfs;
 
-/// Most interfaces reported: a host with many guests has hundreds of virtual ones.
+/// Most interfaces in a report: a host with many guests has hundreds of virtual ones.
 const MAX: usize = 64;
 
-/// Interfaces under `sys` (normally `/sys`), by name; those that belong to hardware first choice, bridges and bonds too.
+/// Returns the interfaces under `sys` (normally `/sys`), by name: those of hardware first, then bridges and bonds.
 pub fn interfaces(sys: &Path) -> Vec<NetworkFact> {
     sysfs::entries(sys.join("class/net"))
         .iter()
@@ -19,13 +19,14 @@ pub fn interfaces(sys: &Path) -> Vec<NetworkFact> {
             name: sysfs::name(device),
             mac: sysfs::text(device.join("address")),
             up: sysfs::text(device.join("operstate")) == "up",
-            // The kernel says -1 where it does not know.
+            // The kernel reports -1 for an unknown speed.
             speed_mbit: sysfs::number(device.join("speed")).unwrap_or(0),
         })
         .collect()
 }
 
-/// Guests' and containers' ends of links would make the facts change all the time.
+/// Returns whether an interface is reported. The host ends of guests' and containers' links are not, because the facts would
+/// change all the time.
 fn is_reported(name: &str) -> bool {
     name != "lo" && !["veth", "vnet", "tap", "docker", "virbr", "cali"].iter().any(|prefix| name.starts_with(prefix))
 }

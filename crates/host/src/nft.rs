@@ -10,7 +10,7 @@ const NFT: &[&str] = &["/usr/sbin/nft", "/sbin/nft"];
 const STDOUT_CAP: usize = 16 * 1024 * 1024;
 const DEADLINE: Duration = Duration::from_secs(20);
 
-/// Why the packet filter did not answer.
+/// Why the packet filter failed.
 #[derive(Debug, thiserror::Error)]
 pub enum NftError {
     /// It is not installed.
@@ -19,12 +19,12 @@ pub enum NftError {
     /// It failed.
     #[error("nft did not list its rules")]
     Exec(#[from] ExecError),
-    /// It did not take a file of rules.
+    /// It did not load a file of rules.
     #[error("nft did not load {file}", file = .file.display())]
     Load {
         /// The file.
         file: PathBuf,
-        /// What went wrong.
+        /// The cause.
         #[source]
         source: ExecError,
     },
@@ -33,16 +33,16 @@ pub enum NftError {
     Remove {
         /// The table.
         table: String,
-        /// What went wrong.
+        /// The cause.
         #[source]
         source: ExecError,
     },
-    /// It printed something else than rules.
+    /// Its output is not a list of rules.
     #[error("nft printed something that is not a list of rules")]
     Malformed(#[source] serde_json::Error),
 }
 
-/// The rules of this network namespace, as far as guests depend on them.
+/// The rules of this network namespace that matter for guests.
 #[derive(Clone, Debug, Default)]
 pub struct Ruleset {
     rules: Vec<Rule>,
@@ -70,8 +70,8 @@ struct Chain {
 }
 
 impl Rule {
-    /// Whether it lets packets leave under the host's own address. The kernel takes such rules only where packets leave, so the chain
-    /// need not be looked at.
+    /// Returns whether the rule does source NAT. The kernel accepts such rules only for outgoing packets, so the chain need not
+    /// be checked.
     fn is_source_nat(&self) -> bool {
         let hides = |part: &serde_json::Map<String, serde_json::Value>| {
             // Targets of iptables appear as `xt`, with their name.
@@ -83,23 +83,23 @@ impl Rule {
 }
 
 impl Ruleset {
-    /// Whether some rule lets packets leave under the host's own address.
+    /// Returns whether some rule does source NAT.
     pub fn has_source_nat(&self) -> bool {
         self.rules.iter().any(Rule::is_source_nat)
     }
 
-    /// The same without the rules of one table of the family `inet`.
+    /// Returns whether some rule does source NAT, without those of one table of the family `inet`.
     pub fn has_source_nat_besides(&self, table: &str) -> bool {
         self.rules.iter().any(|rule| rule.is_source_nat() && !(rule.family == "inet" && rule.table == table))
     }
 
-    /// How many rules a table of the family `inet` has; `None` if it has no chain, or is not there.
+    /// Returns the number of rules of a table of the family `inet`, or `None` if it has no chain or does not exist.
     pub fn count(&self, table: &str) -> Option<usize> {
         let has_chain = self.chains.iter().any(|chain| chain.family == "inet" && chain.table == table);
         has_chain.then(|| self.rules.iter().filter(|rule| rule.family == "inet" && rule.table == table).count())
     }
 
-    /// Chains of other tables that drop forwarded packets unless one of their rules accepts them, as `family table chain`.
+    /// Returns the chains of other tables that drop forwarded packets by default, as `family table chain`.
     pub fn closed_forward_chains(&self, own_table: &str) -> Vec<String> {
         let closed = |chain: &&Chain| {
             let is_own = chain.family == "inet" && chain.table == own_table;
@@ -118,19 +118,19 @@ pub async fn ruleset() -> Result<Ruleset, NftError> {
     parse_ruleset(&list.run().await?.stdout)
 }
 
-/// Whether some rule lets packets leave under the host's own address.
+/// Returns whether some rule does source NAT.
 pub async fn has_source_nat() -> Result<bool, NftError> {
     Ok(ruleset().await?.has_source_nat())
 }
 
-/// Loads a file of rules: all of it, or nothing.
+/// Loads a file of rules atomically.
 pub async fn load(file: &Path) -> Result<(), NftError> {
     let program = first_installed(NFT).ok_or(NftError::Missing)?;
     let loaded = Exec::new(program).arg("--file").arg(file).deadline(DEADLINE).run().await;
     loaded.map(drop).map_err(|source| NftError::Load { file: file.to_owned(), source })
 }
 
-/// Removes a table of the family `inet` that is there.
+/// Removes an existing table of the family `inet`.
 pub async fn remove_table(table: &str) -> Result<(), NftError> {
     let program = first_installed(NFT).ok_or(NftError::Missing)?;
     let exec = Exec::new(program).arg("delete").arg("table").arg("inet").arg(table).deadline(DEADLINE);

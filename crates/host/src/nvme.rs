@@ -1,9 +1,9 @@
-//! `nvme`, the tool of NVMe drives: erasures that only the drive itself can do.
+//! `nvme`, the tool for NVMe drives: erasures that only the drive itself can do.
 //!
-//! A sanitize operation erases every namespace of a drive, whoever asks through whichever, so it is only ever asked of a drive that has
-//! nothing but the one namespace. The tool is asked for the drive's own structures as they are (`--raw-binary`) and not for a text about
-//! them: their layout is fixed by the NVM Express base specification, the text changes with every version of the tool. There was no NVMe
-//! hardware to capture them from, so the tests build them from the specification.
+//! A sanitize operation erases every namespace of a drive, so it is used only on a drive with a single namespace. The tool
+//! returns the drive's own structures (`--raw-binary`) and not a text: their layout is fixed by the NVM Express base
+//! specification, while the text changes with every version of the tool. There was no NVMe hardware to capture them from, so the
+//! tests build them from the specification.
 
 use std::path::{Path, PathBuf};
 use std::time::Duration;
@@ -13,23 +13,23 @@ use crate::guests::{MachinePaths, Progress};
 use crate::{HostError, block, sysfs};
 
 const NVME: &[&str] = &["/usr/sbin/nvme"];
-/// A sanitize operation cannot be stopped and may take hours, but it moves.
+/// Longest time without progress. A sanitize operation cannot be stopped and may take hours.
 const SANITIZE_SILENCE: Duration = Duration::from_secs(60 * 60);
 const SANITIZE_POLL: Duration = Duration::from_secs(2);
-/// Formatting tells nothing while it runs.
+/// Formatting reports nothing while it runs.
 const FORMAT_DEADLINE: Duration = Duration::from_secs(2 * 60 * 60);
 const FAILED: &str = "drive_failed";
 
-/// An erasure that a drive can do.
+/// An erasure method of a drive.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Erasure {
-    /// Sanitize: every block.
+    /// Sanitize: erase every block.
     SanitizeBlocks,
-    /// Sanitize: the key.
+    /// Sanitize: erase the encryption key.
     SanitizeKey,
-    /// Format: the key.
+    /// Format: erase the encryption key.
     FormatKey,
-    /// Format: all user data.
+    /// Format: erase all user data.
     FormatData,
 }
 
@@ -37,14 +37,15 @@ pub(crate) enum Erasure {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Nvme {
     program: PathBuf,
-    /// Its controller's node.
+    /// The node of its controller.
     controller: PathBuf,
-    /// Its namespace's number.
+    /// The number of its namespace.
     nsid: u32,
 }
 
 impl Nvme {
-    /// The drive with this kernel name, if it is an NVMe drive of this machine with one namespace and one controller and the tool is there.
+    /// Returns the drive with this kernel name, if it is a local NVMe drive with one namespace and one controller and the tool is
+    /// installed.
     pub(crate) fn find(machine: &MachinePaths, name: &str) -> Option<Self> {
         let controller = only_controller(&machine.sys, name)?;
         Some(Self {
@@ -54,7 +55,7 @@ impl Nvme {
         })
     }
 
-    /// What the drive can do, best first. Empty if it has namespaces that the kernel does not show.
+    /// Returns the erasures that the drive supports, best first. Empty if it has namespaces that the kernel does not show.
     pub(crate) async fn erasures(&self) -> Result<Vec<Erasure>, HostError> {
         let identity = self.ask("id-ctrl", &self.controller, &["--raw-binary"]).await?;
         let abilities = Abilities::parse(&identity).ok_or_else(|| unreadable("id-ctrl"))?;
@@ -67,9 +68,9 @@ impl Nvme {
         Ok(abilities.erasures())
     }
 
-    /// Waits for the end of an erasure that was begun before, by an earlier life of the agent or anybody else.
+    /// Waits for the end of an erasure that was started before, by an earlier agent process or another program.
     pub(crate) async fn settle(&self, progress: Progress<'_>) -> Result<(), HostError> {
-        // Drives that cannot sanitize have no such log.
+        // Drives without sanitize have no such log.
         let Ok(log) = self.log().await else { return Ok(()) };
         match log.state {
             Sanitize::Running => self.wait(progress).await,
@@ -88,7 +89,7 @@ impl Nvme {
     }
 
     async fn sanitize(&self, action: &str, progress: Progress<'_>) -> Result<(), HostError> {
-        // With the right to leave: a drive whose sanitize failed would otherwise refuse everything for ever.
+        // Allows unrestricted exit: otherwise a drive whose sanitize failed would refuse all commands.
         self.ask("sanitize", &self.controller, &[action, "--ause"]).await?;
         self.wait(progress).await
     }
@@ -102,7 +103,7 @@ impl Nvme {
                 Sanitize::Done => return Ok(()),
                 Sanitize::Never => return Err(HostError::new(FAILED, "the drive says that it was never sanitized")),
                 Sanitize::Failed => {
-                    // Lets the drive be written again, by another way of wiping.
+                    // Makes the drive writable again for another wipe method.
                     let _ = self.ask("sanitize", &self.controller, &["--sanact=1"]).await;
                     return Err(HostError::new(FAILED, "the drive says that its sanitize operation failed"));
                 }
@@ -113,7 +114,7 @@ impl Nvme {
             if moved.elapsed() > SANITIZE_SILENCE {
                 return Err(HostError::new(FAILED, "the drive's sanitize operation has not moved for an hour"));
             }
-            // The drive tells its driver and not us when it is done.
+            // The drive reports the end to its driver and not to us, so this polls.
             tokio::time::sleep(SANITIZE_POLL).await;
         }
     }
@@ -126,8 +127,8 @@ impl Nvme {
             return Err(HostError::new(FAILED, "the namespace has metadata, which formatting could change"));
         };
         let (format, timeout) = (format!("--lbaf={format}"), format!("--timeout={}", FORMAT_DEADLINE.as_millis()));
-        // Through the controller: through the namespace, the tool would look for partitions afterwards, and fail because the drive is ours.
-        // Forced: otherwise it waits for somebody who changes his mind.
+        // Through the controller: through the namespace, the tool would look for partitions afterwards, and fail because the
+        // drive is locked. With `--force`, because it would otherwise wait for an interruption.
         self.ask("format", &self.controller, &[&nsid, &format, how, "--force", &timeout]).await.map(drop)
     }
 
@@ -148,12 +149,12 @@ fn unreadable(command: &str) -> HostError {
     HostError::new(FAILED, format!("nvme {command} printed something else than the drive's own structure"))
 }
 
-/// The controller of a namespace, if there is one controller and one namespace, on a bus of this machine and not shared out over it.
+/// Returns the controller of a namespace, if there is one controller and one namespace, on a local bus.
 fn only_controller(sys: &Path, name: &str) -> Option<String> {
     if !block::is_namespace(name) {
         return None;
     }
-    // The folder around it is its controller's, or with multipathing its subsystem's, which links to the controllers.
+    // Its parent is its controller or, with multipathing, its subsystem, which links to the controllers.
     let around = sysfs::real_path(sys.join("block").join(name)).parent()?.to_owned();
     let namespaces =
         |folder: &Path| sysfs::entries(folder).iter().filter(|entry| block::is_namespace(&sysfs::name(entry))).count();
@@ -169,7 +170,7 @@ fn only_controller(sys: &Path, name: &str) -> Option<String> {
         }
         sysfs::name(&around)
     };
-    // Without multipathing, other controllers of the same drive are known to its subsystem only.
+    // Without multipathing, only the subsystem knows other controllers of the same drive.
     let subsystems = sysfs::entries(sys.join("class/nvme-subsystem"));
     let of = subsystems.iter().map(|subsystem| controllers_of(subsystem)).find(|controllers| controllers.contains(&controller));
     if of.is_some_and(|controllers| controllers.len() != 1) {
@@ -189,7 +190,7 @@ fn is_controller(name: &str) -> bool {
     name.strip_prefix("nvme").is_some_and(|digits| !digits.is_empty() && digits.bytes().all(|b| b.is_ascii_digit()))
 }
 
-/// What matters of the structure "Identify Controller".
+/// The relevant part of the structure "Identify Controller".
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 struct Abilities {
     is_virtual: bool,
@@ -228,7 +229,7 @@ impl Abilities {
         [
             (self.sanitizes_blocks, Erasure::SanitizeBlocks),
             (self.sanitizes_key, Erasure::SanitizeKey),
-            // An overwriting sanitize takes days on a large drive and does nothing that zeros of our own do not.
+            // An overwriting sanitize takes days on a large drive and is no better than writing zeros.
             (self.formats && !sanitizes, format),
         ]
         .into_iter()
@@ -238,7 +239,7 @@ impl Abilities {
     }
 }
 
-/// Numbers of namespaces in lines like `[   0]:0x1`.
+/// Parses numbers of namespaces in lines like `[   0]:0x1`.
 fn parse_namespaces(text: &str) -> Option<Vec<u32>> {
     let number = |line: &str| {
         let (place, number) = line.split_once("]:")?;
@@ -248,22 +249,22 @@ fn parse_namespaces(text: &str) -> Option<Vec<u32>> {
     text.lines().filter(|line| !line.trim().is_empty()).map(number).collect()
 }
 
-/// The format in use, of the structure "Identify Namespace". The inner `None`: one with metadata.
+/// Returns the current format from the structure "Identify Namespace". The inner `None` means a format with metadata.
 fn current_format(bytes: &[u8]) -> Option<Option<u8>> {
     if bytes.len() != 4096 {
         return None;
     }
-    // FLBAS and DPS: the low bits of the number, whether metadata is part of the data, two more bits; and the protection of the data.
+    // FLBAS and DPS: the low bits of the number, whether metadata is part of the data, two more bits; and the data protection.
     let (format, protection) = (*bytes.get(26)?, *bytes.get(29)?);
     let number = (format & 0x0f) | ((format >> 1) & 0x30);
-    // Each format is four bytes, the first two of which are its metadata's size.
+    // Each format has four bytes; the first two are the size of its metadata.
     let at = 128 + 4 * usize::from(number);
     let metadata = bytes.get(at..at + 2)?;
     let plain = format & 0x10 == 0 && protection & 0x07 == 0 && metadata == [0, 0];
     Some(plain.then_some(number))
 }
 
-/// What the drive says of its last sanitize operation.
+/// The state of the last sanitize operation.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Sanitize {
     Never,
@@ -272,7 +273,7 @@ enum Sanitize {
     Failed,
 }
 
-/// What matters of the log page "Sanitize Status".
+/// The relevant part of the log page "Sanitize Status".
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct SanitizeLog {
     state: Sanitize,
@@ -282,14 +283,14 @@ struct SanitizeLog {
 
 impl SanitizeLog {
     fn parse(bytes: &[u8]) -> Option<Self> {
-        // SPROG and SSTAT in the specification. The tool prints the whole page, of which only the beginning is in use.
+        // SPROG and SSTAT in the specification. The tool prints the whole page, of which only the start is used.
         let [p0, p1, s0, ..] = bytes else { return None };
         if bytes.len() < 32 {
             return None;
         }
         let state = match s0 & 0x07 {
             0 => Sanitize::Never,
-            // 4: done, and the blocks were given back though we did not ask.
+            // 4: done, and the blocks were deallocated although that was not requested.
             1 | 4 => Sanitize::Done,
             2 => Sanitize::Running,
             3 => Sanitize::Failed,
@@ -305,7 +306,7 @@ pub(crate) mod tests {
 
     use super::*;
 
-    /// A made-up drive that can sanitize blocks: a folder with what it answers, and the tool that answers it.
+    /// A fake drive that can sanitize blocks: a folder with its answers, and the tool that prints them.
     pub(crate) struct Fake {
         pub(crate) state: tempfile::TempDir,
         pub(crate) nvme: Nvme,
@@ -382,7 +383,7 @@ pub(crate) mod tests {
         for (status, state) in [(0, Sanitize::Never), (1, Sanitize::Done), (3, Sanitize::Failed), (4, Sanitize::Done)] {
             assert_eq!(log(status, 0xffff).map(|log| log.state), Some(state));
         }
-        // Above the state are numbers of passes.
+        // The bits above the state are numbers of passes.
         assert_eq!(log(0b1010, 0).map(|log| log.state), Some(Sanitize::Running));
         assert_eq!((log(5, 0), SanitizeLog::parse(b"error")), (None, None));
     }
@@ -442,7 +443,7 @@ pub(crate) mod tests {
         assert_eq!(parse_namespaces("NVMe status: Invalid Field"), None);
     }
 
-    /// A machine with an NVMe drive as the kernel shows it, with or without multipathing.
+    /// Creates a machine with an NVMe drive as the kernel shows it, with or without multipathing.
     fn machine(multipath: bool) -> tempfile::TempDir {
         let root = tempfile::tempdir().expect("folder");
         let at = |path: &str| root.path().join(path);

@@ -1,4 +1,4 @@
-//! NVIDIA's management library, loaded at run time. A host without it is an ordinary host.
+//! NVIDIA's management library, loaded at run time. It is optional.
 
 use gpuaas_contract::telemetry::{GpuFact, GpuMetrics};
 use nvml_wrapper::Nvml;
@@ -14,7 +14,7 @@ impl std::fmt::Debug for Library {
 }
 
 impl Library {
-    /// Looks for the library.
+    /// Loads the library, if it is installed.
     pub fn load() -> Self {
         match Nvml::init() {
             Ok(nvml) => Self(Some(nvml)),
@@ -25,7 +25,7 @@ impl Library {
         }
     }
 
-    /// Adds names and memory to GPUs that sysfs found.
+    /// Adds names and memory to the GPUs from sysfs.
     pub fn enrich(&self, gpus: &mut [GpuFact]) {
         for device in self.devices() {
             let Some(address) = address_of(&device) else { continue };
@@ -36,7 +36,7 @@ impl Library {
         }
     }
 
-    /// One sample of every GPU that answers.
+    /// Returns one sample of every GPU that answers.
     pub fn metrics(&self) -> Vec<GpuMetrics> {
         let sample = |device: nvml_wrapper::Device<'_>| {
             Some(GpuMetrics {
@@ -61,7 +61,7 @@ fn address_of(device: &nvml_wrapper::Device<'_>) -> Option<String> {
     device.pci_info().ok().map(|pci| sysfs_address(&pci.bus_id))
 }
 
-/// NVML writes eight digits of domain (`00000000:17:00.0`), sysfs four.
+/// Converts an address: NVML writes eight digits of domain (`00000000:17:00.0`), sysfs four.
 fn sysfs_address(bus_id: &str) -> String {
     let lower = bus_id.to_ascii_lowercase();
     match lower.split_once(':') {

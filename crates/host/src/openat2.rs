@@ -1,5 +1,5 @@
-//! Files of a folder that is held by descriptor. No name leads out of it: not by a link, not by `..`, not by an entry that somebody
-//! exchanges between two calls.
+//! Files of a folder that is held by descriptor. No name leads out of it: not by a link, not by `..`, not by an entry that is
+//! replaced between two calls.
 
 use std::ffi::{CStr, CString, OsStr};
 use std::fs::File;
@@ -12,26 +12,26 @@ use std::path::{Path, PathBuf};
 use rustix::fs::{AtFlags, Dir, FileType, FlockOperation, Mode, OFlags, RenameFlags, ResolveFlags};
 use rustix::io::Errno;
 
-/// Most entries of any folder of ours; more is somebody else's doing.
+/// Most entries of one of our folders; more were added by someone else.
 pub(crate) const MOST_ENTRIES: usize = 4096;
 /// Deepest tree that is removed.
 const MOST_DEPTH: usize = 16;
-/// Most entries that one removal takes away, those that keep coming back included.
+/// Most entries that one removal deletes, including those that reappear.
 const MOST_REMOVED: usize = 100_000;
-/// How often a call is made again that the kernel could not finish because of renames at the same moment.
+/// Most attempts of a call that the kernel could not finish because of concurrent renames.
 const MOST_TRIES: usize = 64;
 
-/// Why a file could not be had.
+/// Why a file could not be opened.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum BeneathError {
-    /// The system refused.
+    /// A system error.
     #[error("cannot {what} {path}", path = .path.display())]
     Io {
-        /// What was tried.
+        /// The operation.
         what: &'static str,
-        /// With which file.
+        /// The file.
         path: PathBuf,
-        /// What the system said.
+        /// The error of the system.
         #[source]
         source: std::io::Error,
     },
@@ -41,14 +41,14 @@ pub(crate) enum BeneathError {
         /// The file.
         path: PathBuf,
     },
-    /// More than anybody would write there.
+    /// It is larger than any valid file.
     #[error("{path} has more than {limit} {unit}", path = .path.display())]
     TooLarge {
         /// The file or folder.
         path: PathBuf,
-        /// Most that is taken.
+        /// The limit.
         limit: u64,
-        /// Of what.
+        /// The unit.
         unit: &'static str,
     },
 }
@@ -59,12 +59,12 @@ type Result<T> = std::result::Result<T, BeneathError>;
 #[derive(Debug)]
 pub(crate) struct Folder {
     fd: OwnedFd,
-    /// For messages.
+    /// The path for messages.
     path: PathBuf,
 }
 
 impl Folder {
-    /// The folder at this path; `None` if there is none. Its last part must not be a link.
+    /// Opens the folder at this path, or returns `None` if it does not exist. Its last component must not be a link.
     pub(crate) fn open(path: &Path) -> Result<Option<Self>> {
         let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
         match rustix::fs::open(path, flags, Mode::empty()) {
@@ -75,7 +75,7 @@ impl Folder {
         }
     }
 
-    /// The folder at this path, made with this mode (its parents too) if it is not there.
+    /// Opens the folder at this path. Creates it and its parents with this mode if it does not exist.
     pub(crate) fn make(path: &Path, mode: u32) -> Result<Self> {
         let io = |source| BeneathError::Io { what: "make the folder", path: path.to_owned(), source };
         std::fs::DirBuilder::new().recursive(true).mode(mode).create(path).map_err(io)?;
@@ -84,31 +84,31 @@ impl Folder {
         Ok(folder)
     }
 
-    /// A folder in this one; `None` if there is none.
+    /// Opens a folder in this one, or returns `None` if it does not exist.
     pub(crate) fn inner(&self, name: &str) -> Result<Option<Self>> {
         match self.open_at(name, OFlags::RDONLY | OFlags::DIRECTORY, Mode::empty()) {
             Ok(fd) => Ok(Some(Self { fd, path: self.path.join(name) })),
             Err(Errno::NOENT) => Ok(None),
-            // What the kernel says of a link where a folder is wanted.
+            // The kernel's error for a link where a folder is expected.
             Err(Errno::NOTDIR) => Err(BeneathError::Escapes { path: self.path.join(name) }),
             Err(errno) => Err(failed("open", &self.path.join(name), errno)),
         }
     }
 
-    /// The same, made with this mode if it is not there.
+    /// Opens a folder in this one. Creates it with this mode if it does not exist.
     pub(crate) fn make_inner(&self, name: &str, mode: u32) -> Result<Self> {
         match rustix::fs::mkdirat(&self.fd, name, Mode::from_raw_mode(mode)) {
             Ok(()) | Err(Errno::EXIST) => {}
             Err(errno) => return Err(failed("make the folder", &self.path.join(name), errno)),
         }
         let inner = self.inner(name)?.ok_or_else(|| failed("open", &self.path.join(name), Errno::NOENT))?;
-        // The umask may have taken bits away that the folder needs.
+        // The umask may have removed bits that the folder needs.
         inner.allow(mode)?;
         self.sync()?;
         Ok(inner)
     }
 
-    /// The same, given to this owner. Whoever it belonged to before.
+    /// Like [`Self::make_inner`], and sets its owner, whatever it was before.
     pub(crate) fn make_inner_of(&self, name: &str, mode: u32, owner: Owner) -> Result<Self> {
         let inner = self.make_inner(name, mode)?;
         rustix::fs::fchown(&inner.fd, Some(owner.user()), Some(owner.group()))
@@ -120,14 +120,14 @@ impl Folder {
         rustix::fs::fchmod(&self.fd, Mode::from_raw_mode(mode)).map_err(|errno| failed("chmod", &self.path, errno))
     }
 
-    /// Where it was opened, for messages and for programs that take only paths.
+    /// Returns its path, for messages and for programs that take only paths.
     pub(crate) fn path(&self) -> &Path {
         &self.path
     }
 
-    /// Waits until nobody else has the folder locked; the lock ends with the returned value, or with the process.
+    /// Locks the folder. The lock ends with the returned value, or with the process.
     pub(crate) fn lock(&self) -> Result<Locked> {
-        // A description of its own: locks of one description do not exclude each other.
+        // A separate description: locks of one description do not exclude each other.
         let fd = self.open_at(".", OFlags::RDONLY | OFlags::DIRECTORY, Mode::empty());
         let fd = fd.map_err(|errno| failed("open", &self.path, errno))?;
         loop {
@@ -139,9 +139,9 @@ impl Folder {
         }
     }
 
-    /// Opens a file that is there: a plain one with one name only. `None` if there is none.
+    /// Opens an existing regular file with one link, or returns `None` if it does not exist.
     pub(crate) fn file(&self, name: &str, access: Access) -> Result<Option<File>> {
-        // A pipe must not block the one who looks.
+        // A pipe must not block the caller.
         let flags = OFlags::NONBLOCK
             | match access {
                 Access::Read => OFlags::RDONLY,
@@ -160,7 +160,7 @@ impl Folder {
         }
     }
 
-    /// Reads a file; `None` if there is none.
+    /// Reads a file, or returns `None` if it does not exist.
     pub(crate) fn read(&self, name: &str, limit: u64) -> Result<Option<Vec<u8>>> {
         let Some(file) = self.file(name, Access::Read)? else { return Ok(None) };
         let mut bytes = Vec::new();
@@ -171,24 +171,24 @@ impl Folder {
         Ok(Some(bytes))
     }
 
-    /// Writes a file: the old content or the new one, never half of it, and durable when it returns.
+    /// Writes a file atomically and durably.
     pub(crate) fn write(&self, name: &str, bytes: &[u8], mode: u32) -> Result<()> {
         let temporary = self.write_temporary(name, bytes, mode, None)?;
         self.publish(&temporary, name)
     }
 
-    /// The same for a file that belongs to somebody.
+    /// Writes a file atomically and durably, and sets its owner.
     pub(crate) fn write_of(&self, name: &str, bytes: &[u8], mode: u32, owner: Owner) -> Result<()> {
         let temporary = self.write_temporary(name, bytes, mode, Some(owner))?;
         self.publish(&temporary, name)
     }
 
-    /// Writes a file under a name that nobody looks for, to be looked at before it is [published](Self::publish).
+    /// Writes a file under a temporary name, to be checked before it is [published](Self::publish).
     pub(crate) fn stage(&self, name: &str, bytes: &[u8], mode: u32) -> Result<String> {
         self.write_temporary(name, bytes, mode, None)
     }
 
-    /// Gives a staged file its name. If that fails, it is gone.
+    /// Renames a staged file to its final name. If that fails, the file is removed.
     pub(crate) fn publish(&self, temporary: &str, name: &str) -> Result<()> {
         let renamed = rustix::fs::renameat(&self.fd, temporary, &self.fd, name);
         if let Err(errno) = renamed {
@@ -198,17 +198,17 @@ impl Folder {
         self.sync()
     }
 
-    /// Writes a file that must not be there yet. False if it is: of several who try, one writes.
+    /// Writes a new file. Returns false if it already exists: of several concurrent callers, one writes.
     pub(crate) fn write_new(&self, name: &str, bytes: &[u8], mode: u32) -> Result<bool> {
         let temporary = self.write_temporary(name, bytes, mode, None)?;
-        // Not by a link: a crash between linking and unlinking would leave a file with two names.
+        // Not by a hard link: a crash between linking and unlinking would leave a file with two names.
         let published = rustix::fs::renameat_with(&self.fd, &temporary, &self.fd, name, RenameFlags::NOREPLACE);
         let Err(errno) = published else { return self.sync().map(|()| true) };
         self.forget(&temporary);
         if errno == Errno::EXIST { Ok(false) } else { Err(failed("create", &self.path.join(name), errno)) }
     }
 
-    /// A name with a leading dot, which list-makers (dnsmasq among them) leave alone.
+    /// Writes a file whose name starts with a dot, which readers of folders (such as dnsmasq) ignore.
     fn write_temporary(&self, name: &str, bytes: &[u8], mode: u32, owner: Option<Owner>) -> Result<String> {
         let mut random = [0_u8; 8];
         getrandom::fill(&mut random).map_err(|error| self.io("choose a name for", name, std::io::Error::other(error)))?;
@@ -231,12 +231,12 @@ impl Folder {
         Ok(temporary)
     }
 
-    /// Takes a temporary file away, if it can be.
+    /// Removes a temporary file, if possible.
     pub(crate) fn forget(&self, temporary: &str) {
         let _ = rustix::fs::unlinkat(&self.fd, temporary, AtFlags::empty());
     }
 
-    /// Takes what crashes left of unfinished writes away. Only under a lock that every writer holds.
+    /// Removes unfinished writes after a crash. Call it only under a lock that every writer holds.
     pub(crate) fn forget_temporaries(&self) -> Result<()> {
         for name in self.names()?.iter().filter(|name| name.starts_with('.') && name.ends_with(".tmp")) {
             self.forget(name);
@@ -244,23 +244,23 @@ impl Folder {
         Ok(())
     }
 
-    /// Moves a file of an inner folder here, over what has the name.
+    /// Moves a file of an inner folder here, and replaces an existing one.
     pub(crate) fn take_from(&self, inner: &Self, name: &str, new_name: &str) -> Result<()> {
         rustix::fs::renameat(&inner.fd, name, &self.fd, new_name)
             .map_err(|errno| failed("rename onto", &self.path.join(new_name), errno))?;
         self.sync()
     }
 
-    /// Removes a file or a link; one that is not there is fine.
+    /// Removes a file or a link. It may already be gone.
     pub(crate) fn remove_file(&self, name: &str) -> Result<()> {
         match rustix::fs::unlinkat(&self.fd, name, AtFlags::empty()) {
-            // What was removed just before a crash may not be durable yet.
+            // A removal just before a crash may not be durable yet.
             Ok(()) | Err(Errno::NOENT) => self.sync(),
             Err(errno) => Err(failed("remove", &self.path.join(name), errno)),
         }
     }
 
-    /// Removes an entry with everything in it. Links are removed, never followed; other file systems are never entered.
+    /// Removes an entry with its content. Links are removed, never followed; other file systems are never entered.
     pub(crate) fn remove_tree(&self, name: &str) -> Result<()> {
         let mut left = MOST_REMOVED;
         let entry = CString::new(name).map_err(|_| BeneathError::Escapes { path: self.path.clone() })?;
@@ -278,14 +278,14 @@ impl Folder {
             })?;
             match rustix::fs::unlinkat(&self.fd, name, AtFlags::empty()) {
                 Ok(()) | Err(Errno::NOENT) => return Ok(()),
-                // Linux says the first of a folder, POSIX the second.
+                // The error for a folder on Linux, and in POSIX.
                 Err(Errno::ISDIR | Errno::PERM) => {}
                 Err(errno) => return Err(failed("remove", &path(), errno)),
             }
             let inner = match self.open_at(name, OFlags::RDONLY | OFlags::DIRECTORY, Mode::empty()) {
                 Ok(fd) => Self { fd, path: path() },
                 Err(Errno::NOENT) => return Ok(()),
-                // Exchanged for a link or a file meanwhile: that goes by its name, in the next round.
+                // Replaced with a link or a file in the meantime: the next round removes that by its name.
                 Err(Errno::LOOP | Errno::NOTDIR) => continue,
                 Err(errno) => return Err(failed("open", &path(), errno)),
             };
@@ -299,7 +299,7 @@ impl Folder {
             }
             match rustix::fs::unlinkat(&self.fd, name, AtFlags::REMOVEDIR) {
                 Ok(()) | Err(Errno::NOENT) => return Ok(()),
-                // Something was put there, or it was exchanged: once more.
+                // Something was added, or it was replaced: try again.
                 Err(Errno::NOTEMPTY | Errno::EXIST | Errno::NOTDIR) => {}
                 Err(errno) => return Err(failed("remove", &path(), errno)),
             }
@@ -307,7 +307,7 @@ impl Folder {
         Err(failed("remove", &path(), Errno::BUSY))
     }
 
-    /// Names of everything in it, sorted. Names that are no text are none of ours and are left out.
+    /// Returns the names of its entries, sorted. Names that are not valid text are not ours and are left out.
     pub(crate) fn names(&self) -> Result<Vec<String>> {
         let mut names: Vec<String> = self.entries()?.into_iter().filter_map(|name| name.into_string().ok()).collect();
         names.sort_unstable();
@@ -331,13 +331,13 @@ impl Folder {
         Ok(entries)
     }
 
-    /// Whether an entry is a folder itself, not a link to one.
+    /// Returns whether an entry is a folder itself, not a link to one.
     pub(crate) fn is_folder(&self, name: &str) -> bool {
         rustix::fs::statat(&self.fd, name, AtFlags::SYMLINK_NOFOLLOW)
             .is_ok_and(|stat| FileType::from_raw_mode(stat.st_mode) == FileType::Directory)
     }
 
-    /// Whether there is an entry of this name, whatever it is.
+    /// Returns whether there is an entry with this name, of any kind.
     pub(crate) fn has(&self, name: &str) -> Result<bool> {
         match rustix::fs::statat(&self.fd, name, AtFlags::SYMLINK_NOFOLLOW) {
             Ok(_) => Ok(true),
@@ -346,12 +346,12 @@ impl Folder {
         }
     }
 
-    /// The folder itself.
+    /// Returns the folder itself.
     pub(crate) fn as_fd(&self) -> BorrowedFd<'_> {
         self.fd.as_fd()
     }
 
-    /// Makes what was made, renamed or removed here durable.
+    /// Makes creations, renames and removals in it durable.
     pub(crate) fn sync(&self) -> Result<()> {
         rustix::fs::fsync(&self.fd).map_err(|errno| failed("fsync", &self.path, errno))
     }
@@ -360,7 +360,7 @@ impl Folder {
         let resolve = ResolveFlags::BENEATH | ResolveFlags::NO_SYMLINKS | ResolveFlags::NO_MAGICLINKS | ResolveFlags::NO_XDEV;
         for _ in 0..MOST_TRIES {
             match rustix::fs::openat2(self.fd.as_fd(), name, flags | OFlags::NOFOLLOW | OFlags::CLOEXEC, mode, resolve) {
-                // The kernel saw a rename at the same moment and cannot say that nothing escaped.
+                // The kernel saw a concurrent rename and cannot guarantee that nothing escaped.
                 Err(Errno::AGAIN | Errno::INTR) => {}
                 result => return result,
             }
@@ -373,7 +373,7 @@ impl Folder {
     }
 }
 
-/// Whose a file is.
+/// The owner of a file.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Owner {
     /// The user.
@@ -392,18 +392,18 @@ impl Owner {
     }
 }
 
-/// A lock that is held.
+/// A held lock.
 #[derive(Debug)]
 pub(crate) struct Locked {
     _fd: OwnedFd,
 }
 
-/// What a file is opened for.
+/// How a file is opened.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Access {
-    /// To read it.
+    /// For reading.
     Read,
-    /// To read and change it.
+    /// For reading and writing.
     Change,
 }
 

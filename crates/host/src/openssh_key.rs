@@ -1,4 +1,4 @@
-//! Ed25519 key pairs as OpenSSH writes them, without a program. Layout: OpenSSH's `PROTOCOL.key`.
+//! Ed25519 key pairs in OpenSSH's format, without a program. The layout is described in OpenSSH's `PROTOCOL.key`.
 
 use base64::Engine as _;
 use base64::engine::general_purpose::STANDARD;
@@ -11,12 +11,12 @@ const KIND: &[u8] = b"ssh-ed25519";
 const MAGIC: &[u8] = b"openssh-key-v1\0";
 const BEGIN: &str = "-----BEGIN OPENSSH PRIVATE KEY-----\n";
 const END: &str = "-----END OPENSSH PRIVATE KEY-----\n";
-/// OpenSSH breaks its lines here.
+/// The line length of OpenSSH.
 const LINE: usize = 70;
 /// Padding of a key without a cipher.
 const BLOCK: usize = 8;
 
-/// Both halves of a key.
+/// A key pair.
 pub struct KeyPair {
     /// An unencrypted `openssh-key-v1` file.
     pub private_pem: Zeroizing<String>,
@@ -30,7 +30,7 @@ impl std::fmt::Debug for KeyPair {
     }
 }
 
-/// A new pair. The comment says what it is for; whatever could end the line is taken out of it.
+/// Generates a key pair. The comment describes its purpose; line breaks and the like are removed from it.
 pub fn generate(comment: &str) -> Result<KeyPair, HostError> {
     let mut random = Zeroizing::new([0_u8; 36]);
     getrandom::fill(random.as_mut_slice()).map_err(|error| HostError::because("host_error", "cannot make a key", &error))?;
@@ -42,7 +42,7 @@ pub fn generate(comment: &str) -> Result<KeyPair, HostError> {
     Ok(encode(&key, number, comment))
 }
 
-/// The line of a `known_hosts` file that lets this address show this key and no other.
+/// Returns the line of a `known_hosts` file that accepts only this key for this address.
 pub fn known_hosts_line(address: std::net::Ipv4Addr, public_line: &str) -> String {
     let mut words = public_line.split_ascii_whitespace();
     let (kind, body) = (words.next().unwrap_or_default(), words.next().unwrap_or_default());
@@ -56,12 +56,12 @@ fn encode(key: &SigningKey, check: [u8; 4], comment: &str) -> KeyPair {
     push(&mut public_blob, KIND);
     push(&mut public_blob, public.as_bytes());
 
-    // OpenSSH's private half is the seed with the public half behind it.
+    // OpenSSH's private half is the seed followed by the public half.
     let mut both = Zeroizing::new(Vec::with_capacity(64));
     both.extend_from_slice(key.seed().as_slice());
     both.extend_from_slice(public.as_bytes());
 
-    // Large enough from the start, so that no copy of the secret stays behind when it grows.
+    // Allocated at once, so that growing leaves no copy of the secret behind.
     let mut inner = Zeroizing::new(Vec::with_capacity(1024));
     inner.extend_from_slice(&check);
     inner.extend_from_slice(&check);
@@ -102,7 +102,7 @@ fn encode(key: &SigningKey, check: [u8; 4], comment: &str) -> KeyPair {
     KeyPair { private_pem, public_line: public_line.trim_end().to_owned() }
 }
 
-/// A length and the bytes.
+/// Appends a length and the bytes.
 fn push(out: &mut Vec<u8>, bytes: &[u8]) {
     out.extend_from_slice(&u32::try_from(bytes.len()).unwrap_or(u32::MAX).to_be_bytes());
     out.extend_from_slice(bytes);

@@ -7,24 +7,24 @@ use gpuaas_contract::slice::InterfaceName;
 use crate::exec::{Exec, ExecError, first_installed};
 
 const OVS_VSCTL: &[&str] = &["/usr/bin/ovs-vsctl"];
-/// The database answers at once or is not running.
+/// The database answers at once, or is not running.
 const DEADLINE: Duration = Duration::from_secs(10);
-/// The switch itself takes a moment to follow the database.
+/// The switch takes a moment to follow the database.
 const CHANGE_DEADLINE: Duration = Duration::from_secs(30);
 
-/// Where a bridge forwards packets.
+/// The datapath of a bridge.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Datapath {
     /// In the kernel, by its module `openvswitch`.
     #[default]
     System,
-    /// In user space: slower, and needs no module.
+    /// In user space: slower, but without a module.
     Netdev,
 }
 
 impl Datapath {
-    /// Its name in Open vSwitch.
+    /// Returns its name in Open vSwitch.
     pub const fn as_str(self) -> &'static str {
         match self {
             Self::System => "system",
@@ -33,7 +33,7 @@ impl Datapath {
     }
 }
 
-/// Why Open vSwitch did not answer.
+/// Why Open vSwitch failed.
 #[derive(Debug, thiserror::Error)]
 pub enum OvsError {
     /// It is not installed.
@@ -44,45 +44,45 @@ pub enum OvsError {
     Exec {
         /// The bridge.
         bridge: InterfaceName,
-        /// What went wrong.
+        /// The cause.
         #[source]
         source: ExecError,
     },
-    /// It did not make or remove the bridge.
+    /// It did not create or remove the bridge.
     #[error("Open vSwitch did not {what} the bridge {bridge}; see its log, /var/log/openvswitch/ovs-vswitchd.log")]
     Change {
-        /// What was asked of it.
+        /// The requested operation.
         what: &'static str,
         /// The bridge.
         bridge: InterfaceName,
-        /// What went wrong.
+        /// The cause.
         #[source]
         source: ExecError,
     },
-    /// It answered with an exit code that means nothing to us.
+    /// The exit code is unknown.
     #[error("ovs-vsctl ended with code {code:?} when asked for the bridge {bridge}")]
     Code {
         /// The bridge.
         bridge: InterfaceName,
-        /// How it ended.
+        /// The exit code.
         code: Option<i32>,
     },
 }
 
-/// Whether Open vSwitch has this bridge.
+/// Returns whether Open vSwitch has this bridge.
 pub async fn bridge_exists(bridge: &InterfaceName) -> Result<bool, OvsError> {
     let program = first_installed(OVS_VSCTL).ok_or(OvsError::Missing)?;
     let exec = Exec::new(program).arg("--timeout=5").arg("br-exists").arg(bridge.as_str()).deadline(DEADLINE);
     let ended = exec.run_with_code().await.map_err(|source| OvsError::Exec { bridge: bridge.clone(), source })?;
     match ended.0 {
         Some(0) => Ok(true),
-        // The manual: 2 means that there is no such bridge.
+        // According to the manual, 2 means that there is no such bridge.
         Some(2) => Ok(false),
         code => Err(OvsError::Code { bridge: bridge.clone(), code }),
     }
 }
 
-/// Interfaces that are connected to a bridge, without its own.
+/// Lists the interfaces of a bridge, without its own.
 pub async fn connected(bridge: &InterfaceName) -> Result<Vec<String>, OvsError> {
     let program = first_installed(OVS_VSCTL).ok_or(OvsError::Missing)?;
     let exec = Exec::new(program).arg("--timeout=5").arg("list-ifaces").arg(bridge.as_str()).deadline(DEADLINE);
@@ -91,7 +91,7 @@ pub async fn connected(bridge: &InterfaceName) -> Result<Vec<String>, OvsError> 
     Ok(printed.lines().map(str::trim).filter(|line| !line.is_empty()).map(str::to_owned).collect())
 }
 
-/// Makes a bridge. Nothing changes if there is one of this name.
+/// Creates a bridge. Nothing changes if it exists.
 pub async fn add_bridge(bridge: &InterfaceName, datapath: Datapath) -> Result<(), OvsError> {
     let program = first_installed(OVS_VSCTL).ok_or(OvsError::Missing)?;
     let exec = add_bridge_arguments(bridge, datapath).iter().fold(Exec::new(program), |exec, arg| exec.arg(arg));
@@ -99,7 +99,7 @@ pub async fn add_bridge(bridge: &InterfaceName, datapath: Datapath) -> Result<()
     ended.map(drop).map_err(|source| OvsError::Change { what: "make", bridge: bridge.clone(), source })
 }
 
-/// The arguments of `ovs-vsctl` that make a bridge: also what a unit runs at boot.
+/// Returns the arguments of `ovs-vsctl` that create a bridge; a unit also runs them at boot.
 pub fn add_bridge_arguments(bridge: &InterfaceName, datapath: Datapath) -> Vec<String> {
     let mut arguments = vec!["--timeout=20", "--may-exist", "add-br", bridge.as_str()];
     let kind = format!("datapath_type={}", datapath.as_str());
@@ -110,7 +110,7 @@ pub fn add_bridge_arguments(bridge: &InterfaceName, datapath: Datapath) -> Vec<S
     arguments.into_iter().map(str::to_owned).collect()
 }
 
-/// Removes a bridge with whatever is connected to it. Nothing changes if there is none.
+/// Removes a bridge with its interfaces. Nothing changes if it does not exist.
 pub async fn remove_bridge(bridge: &InterfaceName) -> Result<(), OvsError> {
     let program = first_installed(OVS_VSCTL).ok_or(OvsError::Missing)?;
     let exec = Exec::new(program).arg("--timeout=20").arg("--if-exists").arg("del-br").arg(bridge.as_str());

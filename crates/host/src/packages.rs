@@ -1,4 +1,4 @@
-//! Installed packages, asked from dpkg or rpm with a format of our own, and parsed by pure functions.
+//! Installed packages: queried from dpkg or rpm with our own format, and parsed by pure functions.
 
 use std::path::PathBuf;
 use std::time::Duration;
@@ -12,35 +12,35 @@ const DPKG_QUERY: &[&str] = &["/usr/bin/dpkg-query"];
 const RPM: &[&str] = &["/usr/bin/rpm", "/bin/rpm"];
 const APT_GET: &[&str] = &["/usr/bin/apt-get"];
 const NOT_INSTALLED: &str = "packages_not_installed";
-/// Killing an installation leaves the package manager in need of repair, so it gets long.
+/// Killing an installation leaves the package manager in a broken state, so the limit is long.
 const INSTALL_DEADLINE: Duration = Duration::from_secs(30 * 60);
 const DPKG_FORMAT: &str = "${db:Status-Abbrev}\\t${Package}\\t${Version}\\t${Architecture}\\n";
 const RPM_FORMAT: &str = "%{NAME}\\t%|EPOCH?{%{EPOCH}:}|%{VERSION}-%{RELEASE}\\t%{ARCH}\\n";
 /// A host with every package of a distribution prints about 5 MiB.
 const STDOUT_CAP: usize = 16 * 1024 * 1024;
-/// Most bytes of the list itself, so that the receipt stays under its limit whatever the names are.
+/// Size limit of the list, so that the receipt stays below its own limit whatever the names are.
 const LIST_CAP: usize = 512 * 1024;
 
 /// Why there is no list.
 #[derive(Debug, thiserror::Error)]
 pub enum PackagesError {
-    /// Neither tool is there.
+    /// Neither tool is installed.
     #[error("neither dpkg-query nor rpm is installed on this host; package.list knows no other package manager")]
     NoManager,
     /// The tool failed.
     #[error("the package manager did not answer")]
     Exec(#[from] ExecError),
-    /// The tool printed something else than was asked for.
+    /// The output is not the expected one.
     #[error("{manager} printed a line that is not a package: {line}")]
     Malformed {
-        /// Which tool.
+        /// The tool.
         manager: &'static str,
         /// The line, printable.
         line: String,
     },
 }
 
-/// Asks the host's package manager.
+/// Queries the host's package manager.
 pub(crate) async fn list(params: &Params) -> Result<Output, PackagesError> {
     if let Some(program) = first_installed(DPKG_QUERY) {
         let printed = ask(program, &["-W", "-f", DPKG_FORMAT]).await?;
@@ -58,7 +58,7 @@ async fn ask(program: PathBuf, args: &[&str]) -> Result<Vec<u8>, ExecError> {
     Ok(exec.deadline(Duration::from_secs(60)).stdout_cap(STDOUT_CAP).run().await?.stdout)
 }
 
-/// Parses the output of dpkg-query; only fully installed packages count.
+/// Parses the output of dpkg-query. Only fully installed packages count.
 pub fn parse_dpkg(printed: &[u8]) -> Result<Vec<Package>, PackagesError> {
     let mut packages = Vec::new();
     for line in lines(printed) {
@@ -70,7 +70,7 @@ pub fn parse_dpkg(printed: &[u8]) -> Result<Vec<Package>, PackagesError> {
     Ok(packages)
 }
 
-/// Parses the output of rpm; imported signing keys, which rpm lists as packages, are left out.
+/// Parses the output of rpm. Imported signing keys, which rpm lists as packages, are left out.
 pub fn parse_rpm(printed: &[u8]) -> Result<Vec<Package>, PackagesError> {
     let mut packages = Vec::new();
     for line in lines(printed) {
@@ -99,7 +99,7 @@ fn package(name: &str, version: &str, architecture: &str) -> Package {
     Package { name: name.to_owned(), version: version.to_owned(), architecture: architecture.to_owned() }
 }
 
-/// Filter, sort and limit: the same for every package manager.
+/// Filters, sorts and limits the list, in the same way for every package manager.
 pub fn select(manager: &str, packages: Vec<Package>, params: &Params) -> Output {
     let mut packages: Vec<Package> = packages.into_iter().filter(|p| p.name.contains(&params.name_contains)).collect();
     packages.sort_by(|a, b| (&a.name, &a.architecture, &a.version).cmp(&(&b.name, &b.architecture, &b.version)));
@@ -128,7 +128,7 @@ pub async fn install(names: &[&'static str]) -> Result<(), HostError> {
     install_with(APT_GET, names).await
 }
 
-/// Whether this host has the program that installs Debian packages.
+/// Returns whether this host can install Debian packages.
 pub fn can_install() -> bool {
     first_installed(APT_GET).is_some()
 }
@@ -148,11 +148,11 @@ async fn install_with(apt_get: &[&str], names: &[&'static str]) -> Result<(), Ho
 }
 
 fn installation(program: PathBuf, names: &[&'static str]) -> Exec {
-    // Another installation may be going on, as nightly upgrades do.
+    // Another installation may be running, such as nightly upgrades.
     let fixed = ["-y", "--no-install-recommends", "-o", "DPkg::Lock::Timeout=300", "install"];
     let exec = fixed.iter().chain(names).fold(Exec::new(program), |exec, arg| exec.arg(arg));
     exec.env("DEBIAN_FRONTEND", "noninteractive")
-        // Ubuntu would restart services after an installation, ours and the hypervisor among them.
+        // Ubuntu would restart services after an installation, including the agent and the hypervisor.
         .env("NEEDRESTART_SUSPEND", "1")
         .deadline(INSTALL_DEADLINE)
         .stdout_cap(STDOUT_CAP)

@@ -1,4 +1,4 @@
-//! The PCI bus, from sysfs: which functions there are, what drives them, which share an IOMMU group, and how far apart they are.
+//! The PCI bus from sysfs: its functions, their drivers, their IOMMU groups, and their distances.
 
 use std::path::Path;
 
@@ -12,10 +12,10 @@ const GPU_VENDORS: [&str; 2] = ["10de", "1002"];
 /// Mellanox, now NVIDIA networking.
 const FABRIC_VENDOR: &str = "15b3";
 
-/// One function on the bus.
+/// One PCI function.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct PciFunction {
-    /// Where it is.
+    /// Its address.
     pub address: PciAddress,
     /// Four hex digits.
     pub vendor_id: String,
@@ -23,50 +23,50 @@ pub struct PciFunction {
     pub device_id: String,
     /// Six hex digits: class, subclass, interface.
     pub class: String,
-    /// Driver now bound, or empty.
+    /// Its current driver, or empty.
     pub driver: String,
     /// IOMMU group, if there is one.
     pub iommu_group: Option<u32>,
     /// NUMA node, or -1.
     pub numa_node: i32,
-    /// The adapter this is a virtual function of.
+    /// The adapter of this virtual function.
     pub physical_function: Option<PciAddress>,
-    /// How many virtual functions it has now.
+    /// The number of its virtual functions.
     pub virtual_functions: u32,
-    /// From the root of its bus down to itself: the names of the bridges it is behind.
+    /// The names of the bridges from the root of its bus to itself.
     pub path: Vec<String>,
 }
 
 impl PciFunction {
-    /// A display controller or processing accelerator of NVIDIA or AMD.
+    /// Returns whether it is a display controller or processing accelerator of NVIDIA or AMD.
     pub fn is_gpu(&self) -> bool {
         // 03xxxx is a display controller, 12xxxx a processing accelerator.
         GPU_VENDORS.contains(&self.vendor_id.as_str()) && (self.class.starts_with("03") || self.class.starts_with("12"))
     }
 
-    /// A network controller of the fabric.
+    /// Returns whether it is a network controller of the fabric.
     pub fn is_fabric(&self) -> bool {
         self.vendor_id == FABRIC_VENDOR && self.class.starts_with("02")
     }
 
-    /// The controller of an NVMe drive.
+    /// Returns whether it is the controller of an NVMe drive.
     pub fn is_drive(&self) -> bool {
         self.class == "010802"
     }
 
-    /// A bridge: it may be in any group, for it does nothing by itself.
+    /// Returns whether it is a bridge. A bridge may be in any group, because it does nothing by itself.
     pub fn is_bridge(&self) -> bool {
         self.class.starts_with("0604")
     }
 
-    /// How many bridges lie between two functions; `None` if they hang off different roots.
+    /// Returns the number of bridges between two functions, or `None` if they have different roots.
     pub fn distance(&self, other: &[String]) -> Option<usize> {
         let common = self.path.iter().zip(other).take_while(|(a, b)| a == b).count();
         (common > 0).then(|| self.path.len() + other.len() - 2 * common)
     }
 }
 
-/// Every function under `sys` (normally `/sys`), by address.
+/// Returns the functions under `sys` (normally `/sys`), by address.
 pub fn functions(sys: &Path) -> Vec<PciFunction> {
     sysfs::entries(sys.join("bus/pci/devices")).iter().filter_map(|device| function(device)).collect()
 }
@@ -89,13 +89,13 @@ fn function(device: &Path) -> Option<PciFunction> {
     })
 }
 
-/// The PCI part of a real path under `/sys/devices`: the root (`pci0000:16`), the bridges and the function.
+/// Returns the PCI part of a real path under `/sys/devices`: the root (`pci0000:16`), the bridges and the function.
 pub(crate) fn path_of(real: &Path) -> Vec<String> {
     let names = real.components().filter_map(|part| part.as_os_str().to_str());
     names.filter(|name| name.starts_with("pci0") || name.parse::<PciAddress>().is_ok()).map(str::to_owned).collect()
 }
 
-/// GPUs under `sys` (normally `/sys`), by address.
+/// Returns the GPUs under `sys` (normally `/sys`), by address.
 pub fn gpus(sys: &Path) -> Vec<GpuFact> {
     functions(sys).iter().filter(|function| function.is_gpu()).map(|function| gpu(sys, function)).collect()
 }
@@ -120,7 +120,7 @@ pub(crate) mod tests {
 
     use super::*;
 
-    /// Puts a function into a made-up sysfs, behind the given bridges.
+    /// Adds a function to a fake sysfs, behind the given bridges.
     pub(crate) fn device(sys: &Path, behind: &str, address: &str, attributes: &[(&str, &str)]) {
         let real = sys.join("devices").join(behind).join(address);
         std::fs::create_dir_all(&real).expect("folder");

@@ -1,11 +1,11 @@
 //! The ping log: one line per run of a `diag.ping`, the smallest effect that can be counted from outside.
 //!
-//! Appending does not look for an earlier line of the task, so that the log shows it if a task ever ran twice; not
-//! running it twice is the journal's promise, and whoever recovers a task asks [`PingLog::contains`] first.
+//! An append does not check for an earlier line of the task, so that the log shows a task that ran twice. The journal guarantees
+//! that this does not happen, and the recovery of a task calls [`PingLog::contains`] first.
 //!
-//! A line is appended with one write and fsynced before the call returns. A line that a power cut tore is taken out
-//! before the next append, so that "the log has the task's line" is always yes or no. Nobody else writes to the log
-//! while the agent runs, so the ids in it are read once and then remembered.
+//! A line is appended with one write and fsynced before the call returns. A line that was cut by a power failure is removed
+//! before the next append, so that the question whether the log has a task's line always has an answer. There is no other writer
+//! while the agent runs, so the ids are read once and then cached.
 
 use std::collections::HashSet;
 use std::fs::{File, OpenOptions};
@@ -17,9 +17,9 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 use gpuaas_contract::id::TaskId;
 use gpuaas_contract::time::Timestamp;
 
-/// Size at which the log becomes the old log.
+/// Size at which the log is rotated.
 const ROTATE_AT: u64 = 4 * 1024 * 1024;
-/// Longest line that is looked at; ours are far shorter.
+/// Longest line; ours are far shorter.
 const MAX_LINE: usize = 4096;
 
 /// The log and its one old file.
@@ -28,7 +28,7 @@ pub struct PingLog {
     path: PathBuf,
     old: PathBuf,
     rotate_at: u64,
-    /// Tasks with a line in either file; `None` until they are read. Also keeps appends apart.
+    /// Tasks with a line in either file; `None` until they are read. It also serializes appends.
     known: Mutex<Option<HashSet<TaskId>>>,
 }
 
@@ -43,23 +43,23 @@ pub struct PingLogError {
 }
 
 impl PingLog {
-    /// The log `ping.log` in `folder`.
+    /// Returns the log `ping.log` in `folder`.
     pub fn new(folder: &Path) -> Self {
         Self { path: folder.join("ping.log"), old: folder.join("ping.log.1"), rotate_at: ROTATE_AT, known: Mutex::new(None) }
     }
 
-    /// Where it is, for people and for counting from outside.
+    /// Returns its path.
     pub fn path(&self) -> &Path {
         &self.path
     }
 
-    /// Leaves a line of the task. Durable when it returns.
+    /// Appends a line of the task. Durable when it returns.
     pub fn append(&self, task_id: TaskId, at: Timestamp, message: &str) -> Result<(), PingLogError> {
         let mut guard = self.lock();
         let fail = |what| move |source| PingLogError { what, path: self.path.clone(), source };
         if self.path.metadata().is_ok_and(|meta| meta.len() >= self.rotate_at) {
             std::fs::rename(&self.path, &self.old).map_err(fail("rotate"))?;
-            // The tasks of the file that went are forgotten.
+            // The tasks of the removed file are forgotten.
             *guard = None;
         }
         let is_new = !self.path.exists();
@@ -76,7 +76,7 @@ impl PingLog {
         Ok(())
     }
 
-    /// Whether the task has its line, in the log or in the old one.
+    /// Returns whether the task has a line, in the log or in the old file.
     pub fn contains(&self, task_id: TaskId) -> Result<bool, PingLogError> {
         Ok(self.loaded(&mut self.lock())?.contains(&task_id))
     }
@@ -122,7 +122,7 @@ fn read_tasks(path: &Path, tasks: &mut HashSet<TaskId>) -> std::io::Result<()> {
     }
 }
 
-/// Takes a last line without its end out of the file.
+/// Removes an incomplete last line from the file.
 fn cut_torn_line(file: &mut File) -> std::io::Result<()> {
     let size = file.seek(SeekFrom::End(0))?;
     if size == 0 {
@@ -137,7 +137,7 @@ fn cut_torn_line(file: &mut File) -> std::io::Result<()> {
     }
     let keep_of_tail = bytes.iter().rposition(|b| *b == b'\n').map_or(0, |at| at + 1);
     let keep = size - tail + u64::try_from(keep_of_tail).unwrap_or(0);
-    tracing::warn!(bytes = size - keep, "took a torn line out of the ping log");
+    tracing::warn!(bytes = size - keep, "removed an incomplete line from the ping log");
     file.set_len(keep)
 }
 

@@ -1,4 +1,4 @@
-//! Files that nobody else may read or change, written so that a crash leaves the old or the new content.
+//! Files that no other user may read or change, written so that a crash leaves the old or the new content.
 
 mod walk;
 
@@ -9,40 +9,40 @@ use std::path::{Path, PathBuf};
 
 use rustix::fs::{FileType, Stat};
 
-/// Why a private file was not written or not trusted. Names the file and the command that puts it right.
+/// Why a private file was not written or not trusted. The message names the file and the command that fixes it.
 #[derive(Debug, thiserror::Error)]
 pub enum PrivateFileError {
-    /// The system refused.
+    /// A system error.
     #[error("cannot {what} {path}", path = .path.display())]
     Io {
-        /// What was tried.
+        /// The operation.
         what: &'static str,
-        /// With which file.
+        /// The file.
         path: PathBuf,
-        /// What the system said.
+        /// The error of the system.
         #[source]
         source: std::io::Error,
     },
-    /// A link could be turned to another file after the check.
+    /// It is a symbolic link, which could be changed after the check.
     #[error("{path} is a symbolic link; put the file itself there", path = .path.display())]
     Symlink {
         /// The file.
         path: PathBuf,
     },
-    /// Not a plain file.
+    /// It is not a regular file.
     #[error("{path} is not a regular file", path = .path.display())]
     NotAFile {
         /// The file.
         path: PathBuf,
     },
-    /// Owned by somebody who could change it.
+    /// Its owner could change it.
     #[error("{path} is owned by user {owner}; run: chown {wanted} {path}", path = .path.display())]
     Owner {
         /// The file.
         path: PathBuf,
         /// Its owner.
         owner: u32,
-        /// Who must own it.
+        /// The required owner.
         wanted: u32,
     },
     /// Others could change it.
@@ -53,7 +53,7 @@ pub enum PrivateFileError {
         /// Its mode.
         mode: u32,
     },
-    /// Others could read a secret.
+    /// Others could read the secret.
     #[error("{path} can be read by others (mode {mode:04o}); run: chmod 600 {path}", path = .path.display())]
     Readable {
         /// The file.
@@ -61,12 +61,12 @@ pub enum PrivateFileError {
         /// Its mode.
         mode: u32,
     },
-    /// More than anybody would write there.
+    /// It is larger than any valid file.
     #[error("{path} has more than {limit} bytes", path = .path.display())]
     TooLarge {
         /// The file.
         path: PathBuf,
-        /// Most bytes taken.
+        /// The limit.
         limit: u64,
     },
 }
@@ -81,7 +81,7 @@ pub fn write(path: &Path, bytes: &[u8]) -> Result<(), PrivateFileError> {
     write_with_mode(path, bytes, 0o600)
 }
 
-/// Like [`write`], with another mode for files that may be read by others.
+/// Like [`write`], with another mode for files that others may read.
 pub fn write_with_mode(path: &Path, bytes: &[u8], mode: u32) -> Result<(), PrivateFileError> {
     let folder = path.parent().filter(|p| !p.as_os_str().is_empty()).unwrap_or(Path::new("."));
     let name = path.file_name().unwrap_or_default().to_string_lossy();
@@ -95,7 +95,7 @@ pub fn write_with_mode(path: &Path, bytes: &[u8], mode: u32) -> Result<(), Priva
     result
 }
 
-/// Gives a trusted file new content; it keeps its mode and its group.
+/// Replaces the content of a trusted file; it keeps its mode and its group.
 pub fn rewrite_trusted(path: &Path, bytes: &[u8]) -> Result<(), PrivateFileError> {
     let stat = walk::to_file(path)?.stat()?;
     check_file(path, &stat)?;
@@ -103,7 +103,7 @@ pub fn rewrite_trusted(path: &Path, bytes: &[u8]) -> Result<(), PrivateFileError
     let name = path.file_name().unwrap_or_default().to_string_lossy();
     let temporary = folder.join(format!(".{name}.{}.tmp", std::process::id()));
     let group = Some(rustix::fs::Gid::from_raw(stat.st_gid));
-    // The group before the mode: a change of the group takes bits of the mode away.
+    // The group before the mode: changing the group clears bits of the mode.
     let result = write_temporary(&temporary, bytes, 0o600)
         .and_then(|()| rustix::fs::chown(&temporary, None, group).map_err(|errno| io("chgrp", &temporary)(errno.into())))
         .and_then(|()| {
@@ -119,11 +119,11 @@ pub fn rewrite_trusted(path: &Path, bytes: &[u8]) -> Result<(), PrivateFileError
 }
 
 fn write_temporary(temporary: &Path, bytes: &[u8], mode: u32) -> Result<(), PrivateFileError> {
-    // A leftover of a crashed process with the same id would make create_new fail for ever.
+    // A leftover of a crashed process with the same id would make create_new fail forever.
     let _ = std::fs::remove_file(temporary);
     let mut file = OpenOptions::new().write(true).create_new(true).mode(mode).open(temporary).map_err(io("create", temporary))?;
     file.write_all(bytes).map_err(io("write", temporary))?;
-    // The umask may have taken bits away that the file needs.
+    // The umask may have removed bits that the file needs.
     rustix::fs::fchmod(&file, rustix::fs::Mode::from_raw_mode(mode)).map_err(|e| io("chmod", temporary)(e.into()))?;
     file.sync_all().map_err(io("fsync", temporary))
 }
@@ -133,18 +133,18 @@ pub fn sync_folder(folder: &Path) -> Result<(), PrivateFileError> {
     File::open(folder).and_then(|f| f.sync_all()).map_err(io("fsync", folder))
 }
 
-/// Makes a folder with mode 0700 (and its parents), if it is not there yet.
+/// Creates a folder with mode 0700 (and its parents), if it does not exist.
 pub fn make_folder(path: &Path) -> Result<(), PrivateFileError> {
     std::fs::DirBuilder::new().recursive(true).mode(0o700).create(path).map_err(io("create folder", path))
 }
 
-/// Checks a folder that decides over rights, or holds what does: it and every folder on the way to it belong to root or to this user,
-/// and nobody else can change what is in them.
+/// Checks a folder with security-relevant files: it and all its parents belong to root or to this user, and no other user can
+/// change their content.
 pub fn check_folder(path: &Path) -> Result<(), PrivateFileError> {
     walk::to_folder(path)
 }
 
-/// Reads a secret; refuses one that others could read or change, or put another one in the place of.
+/// Reads a secret. Refuses one that other users could read, change or replace.
 pub fn read_secret(path: &Path, limit: u64) -> Result<Vec<u8>, PrivateFileError> {
     let mut file = walk::to_file(path)?.open()?;
     let stat = stat_of(path, &file)?;
@@ -155,7 +155,7 @@ pub fn read_secret(path: &Path, limit: u64) -> Result<Vec<u8>, PrivateFileError>
     read_limited(path, &mut file, limit)
 }
 
-/// What a trusted file was when it was read, to notice a change later.
+/// The identity of a trusted file when it was read, to notice a later change.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Stamp {
     device: u64,
@@ -177,8 +177,8 @@ impl Stamp {
     }
 }
 
-/// Reads a file that decides over rights: owned by root (or by this user when not root), not writable by others, not
-/// a link, and in folders that nobody else can swap it in.
+/// Reads a security-relevant file: owned by root (or by this user when not root), not writable by others, not a link, and in
+/// folders where no other user can replace it.
 pub fn read_trusted(path: &Path, limit: u64) -> Result<(Vec<u8>, Stamp), PrivateFileError> {
     let mut file = walk::to_file(path)?.open()?;
     let stat = stat_of(path, &file)?;
@@ -186,7 +186,7 @@ pub fn read_trusted(path: &Path, limit: u64) -> Result<(Vec<u8>, Stamp), Private
     Ok((read_limited(path, &mut file, limit)?, Stamp::of(&stat)))
 }
 
-/// The checks of [`read_trusted`] without reading: cheap enough to be made before every task.
+/// Does the checks of [`read_trusted`] without reading: cheap enough for every task.
 pub fn stamp_trusted(path: &Path) -> Result<Stamp, PrivateFileError> {
     let stat = walk::to_file(path)?.stat()?;
     check_file(path, &stat)?;
@@ -288,7 +288,8 @@ mod tests {
         for way in [&absolute, &relative] {
             assert_eq!(read_trusted(&way.join("policy"), 10).expect("a link of ours").0, b"x");
         }
-        // Whoever can write the folder of a link can turn it, and whoever can write a folder behind it can swap the file.
+        // A user who can write the folder of a link can change the link, and a user who can write a folder behind it can replace
+        // the file.
         chmod(&open, 0o777);
         assert!(matches!(stamp_trusted(&relative.join("policy")), Err(PrivateFileError::Writable { path, .. }) if path == open));
         chmod(&open, 0o755);
@@ -306,7 +307,7 @@ mod tests {
     #[test]
     fn a_folder_or_link_that_belongs_to_somebody_else_leads_nowhere() {
         if !rustix::process::geteuid().is_root() {
-            // Only root can make what belongs to others.
+            // Only root can create files of others.
             return;
         }
         let stranger = Some(rustix::fs::Uid::from_raw(12_345));

@@ -1,8 +1,8 @@
-//! `qemu-img`, for one thing: writing an image to a drive.
+//! `qemu-img`, for one purpose: writing an image to a drive.
 //!
-//! The format of the source is always given, never guessed, and the source has been looked at by [`crate::image::format`] before. The drive
-//! is handed over open: the program gets it as its standard input and opens it again through that, so it writes to the very device that was
-//! checked, whatever becomes of the names in `/dev` meanwhile; and the lock on the drive lives as long as the program.
+//! The format of the source is always given, never guessed, and [`crate::image::format`] has checked the source before. The drive
+//! is passed as an open file: the program gets it as its standard input and opens it again through that. So it writes to the
+//! device that was checked, even if the names in `/dev` change, and the lock on the drive lasts as long as the program.
 
 use std::fs::File;
 use std::io::Read as _;
@@ -20,12 +20,13 @@ use crate::guests::Progress;
 use crate::image::format::{self, Declared, HEAD_BYTES, Image};
 
 const QEMU_IMG: &str = "/usr/bin/qemu-img";
-/// The drive, as the program sees it.
+/// The path of the drive in the program.
 const HELD: &str = "/proc/self/fd/0";
-/// It speaks at every percent. A percent of the largest image takes a minute on the slowest drive that anybody would rent out.
+/// Longest silence. The program prints at every percent, and a percent of the largest image takes a minute on the slowest useful
+/// drive.
 const SILENCE: Duration = Duration::from_secs(15 * 60);
 
-/// Size of the disk in an image, which must be what it is said to be.
+/// Returns the size of the disk in an image, whose format must be the declared one.
 pub(crate) fn disk_bytes(source: &Path, format: ImageFormat) -> Result<u64, HostError> {
     let unreadable = |error: std::io::Error| {
         HostError::because("image_missing", &format!("cannot read the stored image {}", source.display()), &error)
@@ -45,8 +46,8 @@ pub(crate) fn disk_bytes(source: &Path, format: ImageFormat) -> Result<u64, Host
     }
 }
 
-/// Writes the image to the drive from its first byte on. `drive` is open for writing and locked. When `stop` fires, nothing of this writes
-/// any more by the time it returns. What the drive holds behind the image's end stays.
+/// Writes the image to the drive from its first byte on. `drive` is open for writing and locked. When `stop` fires, all writes
+/// have ended by the time this returns. The content of the drive after the end of the image stays.
 pub(crate) async fn convert(
     source: &Path,
     format: ImageFormat,
@@ -77,7 +78,7 @@ pub(crate) async fn convert(
     }
 }
 
-/// An image is read once, so the page cache is only in the way; but not every file system can do without.
+/// Returns the cache mode. An image is read once, so the page cache is not useful; but not every file system supports direct I/O.
 fn source_cache(source: &Path) -> &'static str {
     let direct = i32::try_from(rustix::fs::OFlags::DIRECT.bits()).unwrap_or(0);
     match File::options().read(true).custom_flags(direct).open(source) {
@@ -86,15 +87,15 @@ fn source_cache(source: &Path) -> &'static str {
     }
 }
 
-/// Follows what `qemu-img -p` prints: `    (12.34/100%)`, a carriage return, and so on.
+/// Parses the progress of `qemu-img -p`: `    (12.34/100%)`, a carriage return, and so on.
 #[derive(Debug, Default)]
 struct Meter {
-    /// The beginning of a number whose end has not come yet.
+    /// The start of a number that is not complete yet.
     rest: Vec<u8>,
 }
 
 impl Meter {
-    /// Takes what was printed and returns how far it is now, in hundredths of a percent, if it said so.
+    /// Reads output and returns the progress in hundredths of a percent, if there was any.
     fn hear(&mut self, text: &[u8]) -> Option<u64> {
         let mut last = None;
         for byte in text {
@@ -103,7 +104,7 @@ impl Meter {
                     last = parse_progress(&self.rest).or(last);
                     self.rest.clear();
                 }
-                // Longer than anything that it prints: not what we know.
+                // Longer than any known output: discard it.
                 _ if self.rest.len() >= 64 => self.rest.clear(),
                 _ => self.rest.push(*byte),
             }

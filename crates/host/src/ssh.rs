@@ -1,4 +1,4 @@
-//! Asking a guest over SSH, with the key and the host key that belong to it and no others.
+//! Queries a guest over SSH, with its own key and host key only.
 
 use std::path::{Path, PathBuf};
 use std::time::Duration;
@@ -11,13 +11,13 @@ use crate::exec::{Exec, ExecError, Finished, first_installed, printable};
 use crate::guests::{GuestAccess, GuestAnswer, InstanceFile};
 
 const SSH: &[&str] = &["/usr/bin/ssh"];
-/// One try.
+/// Time limit of one query.
 const ASK: Duration = Duration::from_secs(15);
-/// The probe writes 64 MiB, which takes an emulated guest its time.
+/// The probe writes 64 MiB, which takes long in an emulated guest.
 const MEASURE: Duration = Duration::from_secs(120);
-/// Most bytes that a guest may print: it is the tenant's.
+/// Most bytes of output: the tenant controls the guest.
 const MOST_BYTES: usize = 4096;
-/// What ssh itself ends with when there was no connection.
+/// The exit code of ssh without a connection.
 const NO_CONNECTION: i32 = 255;
 
 /// Asks a guest whether it is ready.
@@ -33,7 +33,7 @@ pub(crate) async fn ask(instances: &Path, guest: &GuestAccess) -> Result<GuestAn
     }
 }
 
-/// Asks a ready guest what it sees and how fast its disk is.
+/// Measures what a ready guest sees and how fast its disk is.
 pub(crate) async fn measure(instances: &Path, guest: &GuestAccess) -> Result<Performance, HostError> {
     let exec = call(instances, guest)?.arg(PROBE).deadline(MEASURE);
     let unmeasured = |reason: String| Ok(Performance { measured: false, reason, ..Performance::default() });
@@ -48,7 +48,7 @@ pub(crate) async fn measure(instances: &Path, guest: &GuestAccess) -> Result<Per
     }
 }
 
-/// The program with everything but the command. Nothing is taken from the host's own SSH configuration.
+/// Returns the program with everything but the command. The host's own SSH configuration is not used.
 fn call(instances: &Path, guest: &GuestAccess) -> Result<Exec, HostError> {
     let program = first_installed(SSH).ok_or_else(|| missing("install openssh-client"))?;
     Ok(arguments(instances, guest).into_iter().fold(Exec::new(program).stdout_cap(MOST_BYTES), Exec::arg))
@@ -57,7 +57,7 @@ fn call(instances: &Path, guest: &GuestAccess) -> Result<Exec, HostError> {
 fn arguments(instances: &Path, guest: &GuestAccess) -> Vec<String> {
     let folder = instances.join(guest.allocation_id.to_string());
     let path = |file: InstanceFile| folder.join(file.name());
-    // ssh reads this option as a list of words, with escapes of its own.
+    // ssh parses this option as a list of words, with its own escapes.
     let quoted = |path: PathBuf| format!("\"{}\"", path.display().to_string().replace('%', "%%").replace(['"', '\\'], "_"));
     let known_hosts = format!("UserKnownHostsFile={}", quoted(path(InstanceFile::KnownHosts)));
     let mut arguments: Vec<String> = ["-F", "/dev/null", "-T", "-x", "-a"].map(str::to_owned).to_vec();
@@ -113,7 +113,7 @@ fn is_somebody_else(reported: &str) -> bool {
         .any(|words| reported.contains(words))
 }
 
-/// What the probe printed: one line, exactly as agreed. A tenant can make it say anything, so it is shown and nothing is decided by it.
+/// Parses the probe's output: one line in a fixed format. A tenant can forge it, so it is shown and nothing is decided by it.
 fn performance(printed: &[u8]) -> Performance {
     #[derive(serde::Deserialize)]
     #[serde(deny_unknown_fields)]
@@ -212,7 +212,7 @@ mod tests {
             return;
         }
         let root = tempfile::tempdir().expect("folder");
-        // Nobody listens there on any machine that runs tests, and the host key is unknown if somebody should.
+        // No machine that runs tests listens there, and the host key would be unknown.
         let nobody = GuestAccess { address: Ipv4Addr::new(127, 255, 255, 254), ..guest() };
         assert_eq!(ask(root.path(), &nobody).await.expect("an answer"), GuestAnswer::default());
         let performance = measure(root.path(), &nobody).await.expect("an answer");

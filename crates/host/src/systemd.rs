@@ -8,21 +8,21 @@ use crate::exec::{Exec, ExecError, Finished, first_installed};
 const SYSTEMCTL: &[&str] = &["/usr/bin/systemctl", "/bin/systemctl"];
 const SYSTEMD_ANALYZE: &[&str] = &["/usr/bin/systemd-analyze", "/bin/systemd-analyze"];
 
-/// Why systemd did not do it.
+/// Why systemd failed.
 #[derive(Debug, thiserror::Error)]
 pub enum SystemdError {
     /// This host was not booted with systemd.
     #[error("systemd is not running on this host; start the agent with `gpuaas-agent run` under the supervisor you use")]
     NotRunning,
-    /// No systemctl.
+    /// systemctl is not installed.
     #[error("systemctl is not installed; install the systemd package")]
     NotInstalled,
-    /// It said no.
-    #[error("systemctl failed; see `journalctl -u gpuaas-agent` for what the service said")]
+    /// systemctl failed.
+    #[error("systemctl failed; see `journalctl -u gpuaas-agent` for the messages of the service")]
     Exec(#[from] ExecError),
 }
 
-/// State of a unit.
+/// The state of a unit.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct UnitStatus {
     /// `active`, `inactive`, `failed`, `activating`, …
@@ -31,12 +31,12 @@ pub struct UnitStatus {
     pub enabled: String,
 }
 
-/// Whether systemd is the running init.
+/// Returns whether systemd is the running init.
 pub fn is_running() -> bool {
     Path::new("/run/systemd/system").is_dir()
 }
 
-/// Reads unit files anew.
+/// Reloads the unit files.
 pub async fn daemon_reload() -> Result<(), SystemdError> {
     systemctl(&["daemon-reload"]).await.map(drop)
 }
@@ -46,7 +46,7 @@ pub async fn enable_now(unit: &str) -> Result<(), SystemdError> {
     systemctl(&["enable", "--now", "--", unit]).await.map(drop)
 }
 
-/// Stops a unit and keeps it from starting at boot.
+/// Stops a unit and prevents its start at boot.
 pub async fn disable_now(unit: &str) -> Result<(), SystemdError> {
     systemctl(&["disable", "--now", "--", unit]).await.map(drop)
 }
@@ -66,7 +66,7 @@ pub async fn restart(unit: &str) -> Result<(), SystemdError> {
     systemctl(&["restart", "--", unit]).await.map(drop)
 }
 
-/// State of a unit.
+/// Returns the state of a unit.
 pub async fn status(unit: &str) -> Result<UnitStatus, SystemdError> {
     let shown = systemctl(&["show", "--property=ActiveState,UnitFileState", "--", unit]).await?;
     Ok(parse_show(&String::from_utf8_lossy(&shown.stdout)))
@@ -89,7 +89,8 @@ async fn systemctl(args: &[&str]) -> Result<Finished, SystemdError> {
     Ok(exec.run().await?)
 }
 
-/// What `systemd-analyze verify` says about a unit file: an empty text is praise, `None` means that it is not installed.
+/// Returns the output of `systemd-analyze verify` for a unit file: an empty text means that it is valid, `None` that the tool is
+/// not installed.
 pub async fn verify_unit(unit_file: &Path) -> Result<Option<String>, SystemdError> {
     let Some(program) = first_installed(SYSTEMD_ANALYZE) else { return Ok(None) };
     let exec = Exec::new(program).arg("verify").arg("--man=no").arg(unit_file);

@@ -1,7 +1,7 @@
-//! Functions on the bus and the driver that gives them to guests, through sysfs.
+//! PCI functions and the driver for guests, through sysfs.
 //!
-//! A function is pinned to a driver by name (`driver_override`), taken from the one that has it and offered to the drivers again. What the
-//! kernel made of it is always read back: a write that succeeds is no proof.
+//! A function is pinned to a driver by name (`driver_override`), unbound from its current driver and probed again. The result is
+//! always read back: a successful write is not a proof.
 
 use std::io::Write as _;
 use std::path::{Path, PathBuf};
@@ -17,10 +17,10 @@ const IN_MEMORY: u64 = 0x200;
 /// `IORESOURCE_UNSET`: it has a size but no address.
 const UNSET: u64 = 0x2000_0000;
 
-/// Puts a text into an attribute of sysfs.
+/// Writes a text to an attribute of sysfs.
 type Put<'a> = &'a dyn Fn(&Path, &str) -> std::io::Result<()>;
 
-/// What a function is and who has it.
+/// Returns the state of a function and its driver.
 pub(crate) fn state(sys: &Path, address: &PciAddress) -> Result<FunctionState, HostError> {
     let device = function(sys, address)?;
     let functions = pci::functions(sys);
@@ -40,7 +40,7 @@ pub(crate) fn state(sys: &Path, address: &PciAddress) -> Result<FunctionState, H
     })
 }
 
-/// Binds a function to the driver for guests, whoever had it.
+/// Binds a function to the driver for guests, whatever driver had it.
 pub(crate) fn bind(sys: &Path, address: &PciAddress) -> Result<(), HostError> {
     bind_with(sys, address, &put)
 }
@@ -63,7 +63,7 @@ fn bind_with(sys: &Path, address: &PciAddress, put: Put<'_>) -> Result<(), HostE
     if driver(&device) == RESTING_DRIVER {
         return Ok(());
     }
-    // Left pinned, the function would never have a driver again. What it had, it gets back; one that had none is offered to nobody.
+    // A pinned function would never get another driver. It gets its old driver back; one without a driver is not probed.
     let _ = put(&device.join("driver_override"), "\n");
     if !before.is_empty() && driver(&device).is_empty() {
         let _ = put(&sys.join("bus/pci/drivers_probe"), address.as_str());
@@ -74,7 +74,7 @@ fn bind_with(sys: &Path, address: &PciAddress, put: Put<'_>) -> Result<(), HostE
     Err(HostError::new("function_not_bound", format!("{address} did not go to {RESTING_DRIVER} ({reported}); now: {now}")))
 }
 
-/// Gives a function back to the driver that the host would choose. One that is not with the guests' driver is left alone.
+/// Returns a function to the host's default driver. One that is not bound to the guests' driver is left alone.
 pub(crate) fn give_back(sys: &Path, address: &PciAddress) -> Result<(), HostError> {
     give_back_with(sys, address, &put)
 }
@@ -92,7 +92,7 @@ fn give_back_with(sys: &Path, address: &PciAddress, put: Put<'_>) -> Result<(), 
     if before == RESTING_DRIVER {
         put(&device.join("driver/unbind"), address.as_str()).map_err(|error| kept("unbind", error))?;
     }
-    // A host without a driver for it is no failure, and neither is a driver that does not want it: nobody has it then.
+    // A host without a driver for it is not an error, and neither is a driver that refuses it: it then has no driver.
     let probed = put(&sys.join("bus/pci/drivers_probe"), address.as_str());
     if driver(&device) == RESTING_DRIVER {
         let error = probed.err().unwrap_or_else(|| std::io::Error::other("the kernel gave it to the same driver again"));
@@ -116,7 +116,7 @@ pub(crate) fn reset(sys: &Path, address: &PciAddress) -> Result<Reset, HostError
     })
 }
 
-/// The function's folder.
+/// Returns the function's folder.
 fn function(sys: &Path, address: &PciAddress) -> Result<PathBuf, HostError> {
     let device = sys.join("bus/pci/devices").join(address.as_str());
     if device.exists() { Ok(device) } else { Err(missing(address)) }
@@ -130,13 +130,14 @@ fn driver(device: &Path) -> String {
     sysfs::link_name(device.join("driver"))
 }
 
-/// The file is there if the kernel knows a way; newer kernels also list the ways, and the list may have been emptied.
+/// Returns whether the kernel can reset it. The file exists if there is a method; newer kernels also list the methods, and the
+/// list may have been emptied.
 fn can_reset(device: &Path) -> bool {
     let methods = device.join("reset_method");
     device.join("reset").exists() && (!methods.exists() || !sysfs::text(methods).is_empty())
 }
 
-/// One write, which is how an attribute wants it. Never makes a file: a name that is not there is an error.
+/// Writes an attribute with one write, as sysfs requires. It never creates a file: a missing name is an error.
 fn put(attribute: &Path, text: &str) -> std::io::Result<()> {
     std::fs::OpenOptions::new().write(true).truncate(true).open(attribute)?.write_all(text.as_bytes())
 }
@@ -147,8 +148,8 @@ struct Bars {
     assigned: bool,
 }
 
-/// The windows into memory of a `resource` file: first, last and flags in hex, one line each, of which the first six are the
-/// function's own. What follows is its ROM, and windows of bridges or of virtual functions.
+/// Parses the BARs of a `resource` file: first, last and flags in hex, one line each. The first six are the function's own; then
+/// come its ROM, and windows of bridges or of virtual functions.
 fn parse_bars(text: &str) -> Bars {
     let mut bars = Bars { bytes: 0, assigned: !text.is_empty() };
     for line in text.lines().take(6) {
@@ -180,7 +181,7 @@ mod tests {
         text.parse().expect("address")
     }
 
-    /// A bus with a GPU that `driver` has, its audio function and a bridge, all in one group.
+    /// Creates a bus with a GPU that is bound to `driver`, its audio function and a bridge, all in one group.
     fn bus(driver: &str) -> tempfile::TempDir {
         let sys = tempfile::tempdir().expect("folder");
         let mut gpu = vec![
@@ -202,8 +203,8 @@ mod tests {
         sys
     }
 
-    /// A kernel that does what it is told: remembers every write, unbinds, and on a probe gives the function to `chooses` or, if it is
-    /// pinned, to that driver.
+    /// Simulates the kernel: records every write, unbinds, and on a probe binds the function to `chooses` or, if it is pinned, to
+    /// that driver.
     fn kernel<'a>(
         sys: &'a Path,
         chooses: &'a str,
@@ -246,7 +247,7 @@ mod tests {
         assert!(state.bars_assigned && state.can_reset);
     }
 
-    // The file of the virtio function is captured; those of the GPU are written by hand after the kernel's format, for want of one.
+    // The file of the virtio function is captured; those of the GPU are written by hand in the kernel's format.
     #[test]
     fn windows_without_an_address_are_noticed() {
         let whole = include_str!("../testdata/pci-resource-gpu");
@@ -290,7 +291,7 @@ mod tests {
         assert!(error.message.contains("drivers_probe: No such file"), "{error}");
     }
 
-    /// As the kernel does with a bridge: the driver for guests does not want it, and whoever asked is not told.
+    /// As the kernel does with a bridge: the driver for guests refuses it, and the caller gets no error.
     #[test]
     fn what_the_driver_for_guests_does_not_want_is_given_back_to_the_driver_that_had_it() {
         for (before, after) in [("pcieport", "pcieport"), ("", "no driver has it")] {
@@ -338,7 +339,7 @@ mod tests {
         assert_eq!(reset(sys.path(), &address(GPU)), Ok(Reset::Done));
         std::fs::remove_file(gpu.join("reset")).expect("removed");
         assert_eq!(reset(sys.path(), &address(GPU)), Ok(Reset::Unsupported));
-        // Opening a folder for writing fails, as a reset in vain does.
+        // Opening a folder for writing fails, like a failed reset.
         std::fs::create_dir(gpu.join("reset")).expect("folder");
         assert_eq!(reset(sys.path(), &address(GPU)), Ok(Reset::Failed));
     }

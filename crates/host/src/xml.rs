@@ -1,5 +1,5 @@
-//! A small writer of XML: elements nest by closures, and every text is escaped where it is written. Nothing that comes from outside is
-//! ever formatted into markup.
+//! A small XML writer: elements nest by closures, and every text is escaped where it is written. Input from outside is never
+//! formatted into markup.
 
 use std::fmt::Write as _;
 
@@ -11,18 +11,18 @@ pub(crate) struct Xml {
 }
 
 impl Xml {
-    /// The document as it is.
+    /// Returns the finished document.
     pub(crate) fn finish(self) -> String {
         self.text
     }
 
-    /// An element with attributes and nothing inside.
+    /// Writes an empty element with attributes.
     pub(crate) fn empty(&mut self, name: &'static str, attributes: &[(&'static str, &str)]) {
         self.open(name, attributes);
         self.text.push_str("/>\n");
     }
 
-    /// An element with a text inside.
+    /// Writes an element with a text.
     pub(crate) fn text(&mut self, name: &'static str, attributes: &[(&'static str, &str)], text: &str) {
         self.open(name, attributes);
         self.text.push('>');
@@ -30,7 +30,7 @@ impl Xml {
         let _ = writeln!(self.text, "</{name}>");
     }
 
-    /// An element with elements inside.
+    /// Writes an element with child elements.
     pub(crate) fn element(&mut self, name: &'static str, attributes: &[(&'static str, &str)], inside: impl FnOnce(&mut Self)) {
         self.open(name, attributes);
         self.text.push_str(">\n");
@@ -58,7 +58,7 @@ impl Xml {
     }
 }
 
-/// Characters that mean something are written as references; those that XML cannot hold at all are replaced.
+/// Escapes special characters, and replaces those that XML cannot contain.
 fn escape(out: &mut String, text: &str) {
     for c in text.chars() {
         match c {

@@ -1,7 +1,7 @@
-//! Drives: who they are, who uses them, writing an image and wiping with proof.
+//! Drives: their identity, their users, writing an image and wiping with proof.
 //!
-//! Nothing is written to a drive but through [`open::Locked`], which can be had only of a drive that is the one that is meant and
-//! that nobody uses, and which keeps everybody else out for as long as it lives.
+//! All writes to a drive go through [`open::Locked`]. It exists only for the right drive that is not in use, and keeps other
+//! users out as long as it lives.
 
 mod open;
 mod sample;
@@ -19,12 +19,12 @@ use tokio_util::sync::CancellationToken;
 use crate::guests::{DriveInfo, DriveRef, MachinePaths, Progress};
 use crate::{HostError, qemu_img};
 
-/// How long a writer of an earlier life of the agent may keep a drive.
+/// How long a writer of an earlier agent process may keep a drive.
 const LOCK_PATIENCE: Duration = Duration::from_secs(5 * 60);
-/// How often a thread that works on a drive says how far it is.
+/// How often a thread that works on a drive reports its progress.
 const TELL_EVERY: Duration = Duration::from_millis(250);
 
-/// Proves that a drive is the one that is meant and that nobody uses it. Blocks for a moment.
+/// Checks that a drive is the right one and not in use. Blocks briefly.
 pub(crate) fn check(machine: &MachinePaths, drive: &DriveRef) -> Result<DriveInfo, HostError> {
     match open::try_claim(machine, drive)? {
         open::Attempt::Ours(locked) => Ok(locked.info().clone()),
@@ -35,7 +35,7 @@ pub(crate) fn check(machine: &MachinePaths, drive: &DriveRef) -> Result<DriveInf
     }
 }
 
-/// Writes an image to a drive, from the first byte on, and returns when it is on the drive.
+/// Writes an image to a drive, from the first byte on, and returns when it is durable.
 pub(crate) async fn write_image(
     machine: &MachinePaths,
     drive: &DriveRef,
@@ -67,13 +67,13 @@ pub(crate) async fn write_image(
     .await?
 }
 
-/// Wipes a drive by the best way that it has and proves it. What fails after the first write is in the proof.
+/// Wipes a drive with the best method it supports and proves it. A failure after the first write is in the proof.
 pub(crate) async fn wipe(machine: &MachinePaths, drive: &DriveRef, progress: Progress<'_>) -> Result<DriveProof, HostError> {
     let locked = open::lock(machine, drive, LOCK_PATIENCE, progress).await?;
     wipe::run(machine, drive, locked, progress).await
 }
 
-/// What a thread that works on a drive tells, and is told.
+/// Connects a working thread with its caller: progress, and cancellation.
 struct Reporter {
     sender: watch::Sender<(u64, u64)>,
     told: Mutex<Option<Instant>>,
@@ -81,7 +81,7 @@ struct Reporter {
 }
 
 impl Reporter {
-    /// Says how far the work is. Cheap: most calls say nothing.
+    /// Reports the progress. Most calls do nothing.
     fn tell(&self, done: u64, all: u64) {
         let Ok(mut told) = self.told.lock() else { return };
         if done >= all || told.is_none_or(|at| at.elapsed() >= TELL_EVERY) {
@@ -90,13 +90,13 @@ impl Reporter {
         }
     }
 
-    /// Nobody waits for the result any more.
+    /// Returns whether the caller has stopped waiting.
     fn is_stopped(&self) -> bool {
         self.stop.is_cancelled()
     }
 }
 
-/// Runs work that blocks on a thread of its own and hands its progress on. If this is dropped, the work is told.
+/// Runs blocking work on its own thread and forwards its progress. If this is dropped, the work is cancelled.
 async fn on_thread<T: Send + 'static>(
     progress: Progress<'_>,
     work: impl FnOnce(&Reporter) -> T + Send + 'static,
@@ -108,7 +108,7 @@ async fn on_thread<T: Send + 'static>(
     let mut thread = tokio::task::spawn_blocking(move || work(&reporter));
     loop {
         tokio::select! {
-            // What was told last is handed on before the end.
+            // The last progress is forwarded before the end.
             biased;
             Ok(()) = receiver.changed() => {
                 let (done, all) = *receiver.borrow_and_update();

@@ -1,4 +1,4 @@
-//! Which drive it is, and having it for oneself.
+//! Identifies a drive and opens it exclusively.
 
 use std::fs::File;
 use std::io::{Seek as _, SeekFrom};
@@ -12,26 +12,26 @@ use rustix::io::Errno;
 use crate::guests::{DriveInfo, DriveRef, MachinePaths, Progress};
 use crate::{HostError, block, sysfs};
 
-/// Where stable names of drives are.
+/// The folder of stable drive names.
 const BY_ID: &str = "/dev/disk/by-id/";
-/// How often a lock is tried.
+/// Time between two attempts to lock.
 const RETRY: Duration = Duration::from_millis(250);
-/// A holder that ends gives its lock away a moment before the drive, so one refusal is not believed.
+/// A holder that ends releases its lock a moment before the drive, so a single refusal is not final.
 const REFUSALS: u32 = 4;
 
-/// A drive that is the one that is meant.
+/// A drive that was identified as the right one.
 struct Identified {
-    /// The device's node, pinned: names may change from now on. It cannot be read or written through this.
+    /// The device node, pinned as a path descriptor: names may change from now on. It cannot be read or written.
     pin: OwnedFd,
     /// Its folder in sysfs.
     device: PathBuf,
     name: String,
-    /// Its number.
+    /// Its device number.
     number: u64,
 }
 
-/// A drive that is the one that is meant, and that is ours alone: nobody can mount it, and nobody who asks for the lock gets it. Both last
-/// until the last copy of the open file is closed, be it in a child that outlives us.
+/// The right drive, opened exclusively: it cannot be mounted, and the lock cannot be taken. Both last until the last copy of the
+/// open file is closed, even in a child that outlives this process.
 #[derive(Debug)]
 pub(super) struct Locked {
     file: File,
@@ -39,34 +39,34 @@ pub(super) struct Locked {
     number: u64,
 }
 
-/// What came of one try to have a drive.
+/// The result of one attempt to open a drive.
 #[derive(Debug)]
 pub(super) enum Attempt {
-    /// It is ours.
+    /// It is locked.
     Ours(Locked),
-    /// Somebody has the lock: an earlier life of the agent, or for a moment udev.
+    /// The lock is held by an earlier agent process, or briefly by udev.
     Taken,
-    /// Somebody uses it without the lock.
+    /// It is used without the lock.
     Used(HostError),
 }
 
 impl Locked {
-    /// The open drive. It bypasses the page cache.
+    /// Returns the open drive. It bypasses the page cache.
     pub(super) fn file(&self) -> &File {
         &self.file
     }
 
-    /// What was found.
+    /// Returns what was found.
     pub(super) fn info(&self) -> &DriveInfo {
         &self.info
     }
 
-    /// A copy of the open file, with the lock.
+    /// Returns a copy of the open file, with the lock.
     pub(super) fn share(&self) -> Result<File, HostError> {
         self.file.try_clone().map_err(|error| HostError::because("host_error", "cannot hand the drive on", &error))
     }
 
-    /// The name still leads to this very drive.
+    /// Checks that the name still refers to this drive.
     pub(super) fn still(&self, machine: &MachinePaths, drive: &DriveRef) -> Result<(), HostError> {
         let now = identify(machine, drive)?;
         if now.number == self.number {
@@ -78,12 +78,12 @@ impl Locked {
     }
 }
 
-/// Something that the drive itself did not do.
+/// Returns an error for a failed system call.
 pub(super) fn failed(drive: &DriveRef, what: &str, error: &std::io::Error) -> HostError {
     HostError::because("drive_failed", &format!("drive {}: {what}", drive.serial), error)
 }
 
-/// Has the drive, or waits until who has it gives it up.
+/// Locks the drive, or waits until its holder releases it.
 pub(super) async fn lock(
     machine: &MachinePaths,
     drive: &DriveRef,
@@ -111,16 +111,16 @@ pub(super) async fn lock(
             }
         }
         progress(0, 0);
-        // The kernel wakes those who wait for a lock, but then nothing could end the wait.
+        // A blocking wait for the lock could not be cancelled, so this polls.
         tokio::time::sleep(RETRY).await;
     }
 }
 
-/// One try to have the drive with its lock.
+/// Tries once to open the drive with its lock.
 pub(super) fn try_lock(machine: &MachinePaths, drive: &DriveRef) -> Result<Attempt, HostError> {
     let attempt = try_claim(machine, drive)?;
     let Attempt::Ours(locked) = &attempt else { return Ok(attempt) };
-    // The lock of <https://systemd.io/BLOCK_DEVICE_LOCKING>: udev does not look into a drive while somebody has it.
+    // The lock of <https://systemd.io/BLOCK_DEVICE_LOCKING>: udev does not probe a drive while it is held.
     match rustix::fs::flock(&locked.file, FlockOperation::NonBlockingLockExclusive) {
         Ok(()) => Ok(attempt),
         Err(Errno::WOULDBLOCK) => Ok(Attempt::Taken),
@@ -128,7 +128,7 @@ pub(super) fn try_lock(machine: &MachinePaths, drive: &DriveRef) -> Result<Attem
     }
 }
 
-/// One try to have the drive, but for its lock: that udev looks into it for a moment is no reason not to have it.
+/// Tries once to open the drive, without the lock: a short probe by udev is not an obstacle.
 pub(super) fn try_claim(machine: &MachinePaths, drive: &DriveRef) -> Result<Attempt, HostError> {
     let found = identify(machine, drive)?;
     let used =
@@ -137,7 +137,7 @@ pub(super) fn try_claim(machine: &MachinePaths, drive: &DriveRef) -> Result<Atte
     if !users.is_empty() {
         return Ok(used(&format!("is in use: {}", users.join(", "))));
     }
-    // Exclusive means something else for devices than for files: no file system, swap, RAID or other exclusive user has it, or gets it.
+    // For devices, exclusive means that no file system, swap, RAID or other exclusive user has it, or gets it.
     let mut file = match reopen(&found.pin, OFlags::RDWR | OFlags::EXCL | OFlags::DIRECT) {
         Ok(file) => file,
         Err(Errno::BUSY) => {
@@ -160,20 +160,20 @@ pub(super) fn try_claim(machine: &MachinePaths, drive: &DriveRef) -> Result<Atte
     Ok(Attempt::Ours(Locked { file, info, number: found.number }))
 }
 
-/// QEMU opens drives without claiming them, but it keeps locks on some bytes of whatever it has open. A lock on all bytes clashes
-/// with those.
+/// Returns whether a guest has the drive open. QEMU opens drives without claiming them, but it holds locks on some bytes of its
+/// open files. A lock on all bytes conflicts with those.
 fn guest_has(file: &File) -> bool {
     let clash = rustix::fs::fcntl_lock(file, FlockOperation::NonBlockingLockExclusive);
-    // Given back at once: the program that writes the image wants these bytes for itself.
+    // Released at once: the program that writes the image needs these bytes.
     let _ = rustix::fs::fcntl_lock(file, FlockOperation::NonBlockingUnlock);
     matches!(clash, Err(Errno::AGAIN | Errno::ACCESS))
 }
 
-/// Follows the one link from the stable name, and checks by the device's own number that this is the drive.
+/// Follows the one link from the stable name, and checks by the device number that this is the drive.
 fn identify(machine: &MachinePaths, drive: &DriveRef) -> Result<Identified, HostError> {
     let missing = |why: &str| HostError::new("drive_missing", format!("{}: {why}", drive.path));
     let node = node_of(machine, &drive.path).map_err(&missing)?;
-    // Opened as a mere place: a node that is no drive may do anything when it is really opened.
+    // Opened only as a path: opening a node that is not a drive could have side effects.
     let flags = OFlags::PATH | OFlags::NOFOLLOW | OFlags::CLOEXEC;
     let pin = rustix::fs::open(&node, flags, Mode::empty()).map_err(|error| missing(&format!("{}: {error}", node.display())))?;
     let stat = rustix::fs::fstat(&pin).map_err(|error| missing(&error.to_string()))?;
@@ -202,7 +202,7 @@ fn identify(machine: &MachinePaths, drive: &DriveRef) -> Result<Identified, Host
     Ok(Identified { pin, device, name, number: stat.st_rdev })
 }
 
-/// The node in `/dev` that a stable name stands for.
+/// Returns the node in `/dev` of a stable name.
 fn node_of(machine: &MachinePaths, path: &str) -> Result<PathBuf, &'static str> {
     const ELSEWHERE: &str = "does not lead to a device in /dev";
     let plain = |name: &str| !matches!(name, "" | "." | "..") && !name.contains(['/', '\0']);
@@ -215,7 +215,7 @@ fn node_of(machine: &MachinePaths, path: &str) -> Result<PathBuf, &'static str> 
     Ok(machine.dev.join(node))
 }
 
-/// Really opens a pinned node: the same one, whatever its name leads to now.
+/// Opens a pinned node for use: the same one, whatever its name refers to now.
 fn reopen(pin: &OwnedFd, flags: OFlags) -> Result<File, Errno> {
     let path = format!("/proc/self/fd/{}", pin.as_raw_fd());
     Ok(File::from(rustix::fs::open(path, flags | OFlags::CLOEXEC, Mode::empty())?))

@@ -1,4 +1,4 @@
-//! Marks on a drive, and looking at it block by block. Everything bypasses the page cache, so that it cannot answer for the drive.
+//! Canaries on a drive, and checking its blocks. Everything bypasses the page cache, so that the answers come from the drive.
 
 use std::collections::BTreeSet;
 use std::fs::File;
@@ -6,17 +6,17 @@ use std::os::unix::fs::FileExt as _;
 
 use sha2::{Digest as _, Sha256};
 
-/// Marks on a drive.
+/// Number of canaries on a drive.
 pub(super) const CANARIES: usize = 64;
-/// Further blocks that are looked at.
+/// Number of further blocks that are checked.
 pub(super) const SAMPLES: usize = 256;
-/// Buffers begin at a multiple of this, and so do blocks: no drive wants more.
+/// Alignment of buffers and blocks: no drive needs more.
 pub(super) const ALIGNMENT: usize = 4096;
 
-/// How far from its place a block may be if its place is taken.
+/// How far a block may be from its place if that is taken.
 const NEAR: u64 = 16;
 
-/// Bytes in memory that a drive can read from and write to directly.
+/// Aligned memory for direct I/O.
 pub(super) struct Aligned {
     bytes: Vec<u8>,
     start: usize,
@@ -24,10 +24,10 @@ pub(super) struct Aligned {
 }
 
 impl Aligned {
-    /// Zeros.
+    /// Returns zeros.
     pub(super) fn zeros(length: usize) -> Self {
         let bytes = vec![0; length + ALIGNMENT];
-        // The allocation stays where it is when the vector moves.
+        // The allocation does not move when the vector does.
         let start = bytes.as_ptr().align_offset(ALIGNMENT).min(ALIGNMENT);
         Self { bytes, start, length }
     }
@@ -41,7 +41,7 @@ impl Aligned {
     }
 }
 
-/// Where to mark and where to look, in bytes from the drive's beginning.
+/// Positions of canaries and samples, in bytes from the start of the drive.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Plan {
     pub(super) canaries: Vec<u64>,
@@ -49,18 +49,19 @@ pub(super) struct Plan {
 }
 
 impl Plan {
-    /// Blocks all over a drive of `size` bytes: the first and the last are marked, and one by chance in every part between. Looked at
-    /// are the places of partition tables and file systems, and again one by chance in every part. The same seed gives the same blocks.
+    /// Plans blocks all over a drive of `size` bytes. Canaries are at the first and the last block, and at a random one in every
+    /// part between. Samples are at the places of partition tables and file systems, and again at a random one in every part. The
+    /// same seed gives the same blocks.
     pub(super) fn new(size: u64, seed: &[u8; 32]) -> Self {
         let block = ALIGNMENT as u64;
         let count = size / block;
         if count == 0 {
             return Self { canaries: Vec::new(), samples: Vec::new() };
         }
-        // A drive may end within one of our blocks, so the last one is counted from the end, and nothing else may touch it.
+        // A drive may end within one of our blocks, so the last one is counted from the end, and nothing else may overlap it.
         let (first, last) = (0, size - block);
         let mut taken = BTreeSet::from([0]);
-        // The block itself, or if it is taken one soon after it.
+        // The block itself, or the next free one if it is taken.
         let mut take = |index: u64| {
             let near = index..index.saturating_add(NEAR).min(count - 1);
             near.into_iter().find(|index| taken.insert(*index)).map(|index| index * block)
@@ -71,7 +72,7 @@ impl Plan {
         if last - first >= block {
             canaries.push(last);
         }
-        // Tables of both kinds of sectors, their copies at the end, where file systems keep their names, and the first partition.
+        // Partition tables for both sector sizes, their copies at the end, labels of file systems, and the first partition.
         let tables = (1..=5).chain([16]).chain(256..=259).chain(count.saturating_sub(6)..count);
         let mut samples: Vec<u64> = tables.filter_map(&mut take).collect();
         let more = SAMPLES.saturating_sub(samples.len());
@@ -81,7 +82,7 @@ impl Plan {
     }
 }
 
-/// One block by chance out of each of so many parts of equal size.
+/// Returns a random block from each of this many equal parts.
 fn by_chance(count: u64, parts: usize, seed: &[u8; 32], what: &'static str) -> impl Iterator<Item = u64> {
     let (seed, parts) = (*seed, parts as u128);
     (0..parts).filter_map(move |part| {
@@ -93,23 +94,23 @@ fn by_chance(count: u64, parts: usize, seed: &[u8; 32], what: &'static str) -> i
     })
 }
 
-/// What was on the drive before it was wiped.
+/// The content of the drive before the wipe.
 pub(super) struct Before {
     plan: Plan,
-    /// What was written at each canary's place, of those that were written.
+    /// The content of each written canary.
     canaries: Vec<[u8; ALIGNMENT]>,
     samples: Vec<[u8; ALIGNMENT]>,
 }
 
-/// Marking did not come to its end.
+/// Writing the canaries failed.
 #[derive(Debug)]
 pub(super) struct NotMarked {
-    /// How many marks may have been written.
+    /// Number of canaries that may have been written.
     pub(super) written: u32,
     pub(super) error: std::io::Error,
 }
 
-/// Reads the samples, then writes a mark at each place: bytes by chance, so nothing but what was written there can look like it.
+/// Reads the samples, then writes the canaries: random bytes, so that nothing else can look like them.
 pub(super) fn mark(drive: &File, plan: Plan) -> Result<Before, NotMarked> {
     let mut block = Aligned::zeros(ALIGNMENT);
     let samples = plan.samples.iter().map(|offset| read(drive, *offset, &mut block)).collect::<Result<_, _>>();
@@ -133,12 +134,12 @@ pub(super) fn mark(drive: &File, plan: Plan) -> Result<Before, NotMarked> {
     Ok(before)
 }
 
-/// How a clean block looks.
+/// The expected content of a clean block.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Clean {
     /// Zeros.
     Zeros,
-    /// Zeros, ones, or anything but what was there before: what a drive shows after an erasure of its own is its own affair.
+    /// Zeros, ones, or anything but the earlier content: after its own erasure a drive may show anything.
     Changed,
 }
 
@@ -152,7 +153,7 @@ impl Clean {
     }
 }
 
-/// What was found afterwards.
+/// The content after the wipe.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(super) struct After {
     pub(super) canaries_written: u32,
@@ -161,7 +162,7 @@ pub(super) struct After {
     pub(super) samples_clean: u32,
 }
 
-/// Reads every mark and sample again. A block that cannot be read is not clean.
+/// Reads every canary and sample again. A block that cannot be read is not clean.
 pub(super) fn verify(drive: &File, before: &Before, clean: Clean) -> After {
     let mut block = Aligned::zeros(ALIGNMENT);
     let mut count = |offsets: &[u64], contents: &[[u8; ALIGNMENT]], must_change: bool| {
@@ -247,7 +248,7 @@ mod tests {
         let after = verify(&file, &before, Clean::Changed);
         assert_eq!((after.canaries_written, after.canaries_gone), (64, 0));
         assert!(after.samples_clean < after.samples, "{after:?}");
-        // Everything but the first mark goes.
+        // Everything but the first canary is erased.
         let mut first = vec![0; ALIGNMENT];
         file.read_exact_at(&mut first, 0).expect("read");
         file.set_len(0).and_then(|()| file.set_len(16 << 20)).expect("emptied");

@@ -1,4 +1,4 @@
-//! On loop devices, which are real block devices to everything here. They need root.
+//! Tests on loop devices, which are real block devices. They need root.
 
 use std::os::unix::fs::{FileExt as _, symlink};
 use std::path::{Path, PathBuf};
@@ -12,12 +12,12 @@ use super::*;
 use crate::block;
 use crate::exec::Exec;
 
-/// Comes with Debian's qemu-utils, as qemu-io does.
+/// From Debian's qemu-utils, like qemu-io.
 const QEMU_IMG: &str = "/usr/bin/qemu-img";
 const MIB: u64 = 1 << 20;
 const SIZE: u64 = 64 * MIB;
 
-/// A drive of our own: a loop device that goes away with its last open file, even if the test is killed.
+/// A drive for a test: a loop device that disappears with its last open file, even if the test is killed.
 struct Lab {
     // Dropped before the folder is removed.
     keeper: std::fs::File,
@@ -27,14 +27,14 @@ struct Lab {
     name: String,
 }
 
-/// Says loudly that a test was not run. Not with `eprintln!`: the test harness keeps what a passing test prints that way.
+/// Prints that a test was skipped. Not with `eprintln!`: the test harness captures that for passing tests.
 fn skipped(why: &str) {
     use std::io::Write as _;
     let _ = writeln!(std::io::stderr(), "\n*** SKIPPED: a test with a drive: {why} ***\n");
 }
 
 impl Lab {
-    /// `None`, loudly, where there can be none.
+    /// Creates a drive. Returns `None` and prints a line if that is not possible.
     async fn new(size: u64) -> Option<Self> {
         Self::with_room(size, None).await
     }
@@ -48,7 +48,7 @@ impl Lab {
         Self::new(size).await
     }
 
-    /// The same; with `room`, a drive that breaks when more is written to it.
+    /// The same. With `room`, writes beyond it fail.
     async fn with_room(size: u64, room: Option<u64>) -> Option<Self> {
         let skip = |why: &str| {
             skipped(why);
@@ -70,7 +70,7 @@ impl Lab {
         std::fs::File::create(&backing).and_then(|file| file.set_len(size)).expect("backing file");
         let made = Exec::new("/usr/sbin/losetup").arg("--find").arg("--show").arg(&backing).run().await;
         if room.is_some() {
-            // It stays for as long as the loop device has its file.
+            // It stays as long as the loop device has its file open.
             Exec::new("/bin/umount").arg("--lazy").arg(&store).run().await.expect("unmounted");
         }
         let node = match made {
@@ -78,7 +78,7 @@ impl Lab {
             Err(error) => return skip(&error.to_string()),
         };
         let keeper = std::fs::File::open(&node).expect("opened");
-        // Detaching what is open takes effect when it is closed.
+        // Detaching an open device takes effect when it is closed.
         Exec::new("/usr/sbin/losetup").arg("--detach").arg(&node).run().await.expect("detached");
         let name = node.trim_start_matches("/dev/").to_owned();
         let dev = folder.path().join("dev");
@@ -98,13 +98,13 @@ impl Lab {
         self.machine.dev.join(&self.name)
     }
 
-    /// Another name for the drive's link.
+    /// Creates another link to the drive.
     fn link(&self, name: &str, target: &str) -> DriveRef {
         symlink(target, self.machine.dev.join("disk/by-id").join(name)).expect("link");
         DriveRef { path: format!("/dev/disk/by-id/{name}"), serial: self.drive.serial.clone() }
     }
 
-    /// Everything on it, read from the drive and not from any cache of it.
+    /// Reads its content from the drive, not from a cache.
     fn read(&self, from: u64, length: u64) -> Vec<u8> {
         let mut bytes = vec![0; usize::try_from(length).expect("size")];
         rustix::fs::fadvise(&self.keeper, 0, None, rustix::fs::Advice::DontNeed).expect("forgotten");
@@ -112,7 +112,7 @@ impl Lab {
         bytes
     }
 
-    /// Fills it with what a tenant could have left.
+    /// Fills it with data like a tenant's.
     fn fill(&self) {
         let file = std::fs::File::options().write(true).open(self.node()).expect("opened");
         let content: Vec<u8> = (0..MIB).map(|n| u8::try_from(n % 251).expect("small") | 1).collect();
@@ -174,7 +174,7 @@ async fn a_drive_is_known_by_its_number_and_its_serial() {
 #[tokio::test]
 async fn a_partition_is_never_a_drive() {
     let Some(lab) = Lab::new(SIZE).await else { return };
-    // What the kernel would show of a partition with the number of our drive.
+    // What the kernel would show for a partition with the number of our drive.
     let sys = lab.folder.path().join("sys");
     let number = std::fs::read_to_string(format!("/sys/block/{}/dev", lab.name)).expect("number");
     let part = sys.join("devices").join(&lab.name).join(format!("{}p1", lab.name));
@@ -202,7 +202,7 @@ async fn a_drive_that_is_mounted_anywhere_is_refused() {
     let Some(lab) = Lab::new(SIZE).await else { return };
     Exec::new("/usr/sbin/mkfs.ext4").arg("-q").arg(lab.node()).run().await.expect("made");
     let (stop, error) = (CancellationToken::new(), std::sync::Mutex::new(None));
-    // In a name space of its own, so the mount is gone when the program is, and no list of ours names it.
+    // In its own namespace, so that the mount ends with the program, and our mount list does not show it.
     let script = format!("mount {} /mnt && echo mounted && exec sleep 600", lab.node().display());
     let exec = Exec::new("/usr/bin/unshare").arg("--mount").arg("/bin/sh").arg("-c").arg(script);
     let on_text = |_: &[u8]| {
@@ -218,7 +218,7 @@ async fn a_drive_that_is_mounted_anywhere_is_refused() {
 async fn a_drive_that_a_guest_has_open_is_refused() {
     let Some(lab) = Lab::for_images(SIZE).await else { return };
     let (stop, error) = (CancellationToken::new(), std::sync::Mutex::new(None));
-    // QEMU does not claim a drive, so neither the kernel nor the lock knows of it. It answers when it has the drive open.
+    // QEMU does not claim a drive, so neither the kernel nor the lock knows about it. It answers once it has the drive open.
     let exec = Exec::new("/usr/bin/qemu-io").arg("-f").arg("raw").arg("-n").arg("-c").arg("read 0 512");
     let exec = exec.arg("-c").arg("sleep 600000").arg(lab.node());
     let watch = async {
@@ -275,7 +275,7 @@ async fn an_image_that_is_too_large_or_no_image_is_not_written() {
     assert!(lab.read(0, SIZE).iter().all(|byte| *byte == 0), "nothing was written");
 }
 
-/// Whether any program has the drive open, by the kernel's own list.
+/// Returns whether any program has the drive open, by the kernel's own list.
 fn is_open(node: &Path) -> bool {
     let pids = std::fs::read_dir("/proc").expect("list").filter_map(Result::ok);
     let others =

@@ -1,4 +1,4 @@
-//! Wiping a drive: mark it, wipe it by the best way that it has, look whether the marks and everything else are gone.
+//! Wipes a drive: writes canaries, wipes with the best method, checks that the canaries and everything else are gone.
 
 use std::fs::File;
 use std::os::unix::fs::FileExt as _;
@@ -16,21 +16,21 @@ use crate::HostError;
 use crate::guests::{DriveRef, MachinePaths, Progress};
 use crate::nvme::{Erasure, Nvme};
 
-/// How much is given back to the drive at once. Between two pieces the work can be stopped.
+/// Bytes of one discard. The work can be stopped between two of them.
 const DISCARD_PIECE: u64 = 1 << 30;
-/// How much is written at once: more than any drive needs to be at its fastest.
+/// Bytes of one write: more than any drive needs for its full speed.
 const ZERO_PIECE: usize = 4 << 20;
-/// Two, so that the drive has the next piece before it is done with one.
+/// Two writers, so that the drive always has the next write queued.
 const ZERO_WRITERS: usize = 2;
 
-/// One way to wipe.
+/// One method to wipe.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) enum Wipe {
     /// By the drive itself.
     Nvme(Nvme, Erasure),
-    /// Every block given back. The kernel vouches for zeros afterwards.
+    /// Discards every block. The kernel guarantees zeros afterwards.
     Discard,
-    /// Zeros over everything.
+    /// Writes zeros over everything.
     Zero,
 }
 
@@ -52,14 +52,14 @@ impl Wipe {
     }
 }
 
-/// Why a way did not come to its end.
+/// Why a method failed.
 enum NotWiped {
-    /// The drive cannot be wiped this way.
+    /// The drive does not support this method.
     Unsupported,
     Failed(HostError),
 }
 
-/// Wipes by every way that the drive has, until one is proven.
+/// Tries every method of the drive until one is proven.
 pub(super) async fn run(
     machine: &MachinePaths,
     drive: &DriveRef,
@@ -71,14 +71,14 @@ pub(super) async fn run(
         nvme.settle(progress).await?;
         match nvme.erasures().await {
             Ok(erasures) => ways.extend(erasures.into_iter().map(|erasure| Wipe::Nvme(nvme.clone(), erasure))),
-            Err(error) => tracing::warn!(drive = drive.serial, %error, "the drive does not say how it can be erased"),
+            Err(error) => tracing::warn!(drive = drive.serial, %error, "the drive does not report its erase methods"),
         }
     }
     ways.extend([Wipe::Discard, Wipe::Zero]);
     wipe_by(&ways, machine, drive, locked, progress).await
 }
 
-/// The same, with these ways.
+/// Wipes with these methods.
 pub(super) async fn wipe_by(
     ways: &[Wipe],
     machine: &MachinePaths,
@@ -95,7 +95,7 @@ pub(super) async fn wipe_by(
             Ok(before) => Arc::new(before),
             Err(NotMarked { written: 0, error }) if last.is_none() => return Err(failed(drive, "cannot be marked", &error)),
             Err(NotMarked { written, error }) => {
-                tracing::warn!(drive = drive.serial, %error, "the drive cannot be marked");
+                tracing::warn!(drive = drive.serial, %error, "the canaries cannot be written to the drive");
                 last = Some(DriveProof { canaries_written: written, ..nothing.clone() });
                 continue;
             }
@@ -112,9 +112,9 @@ pub(super) async fn wipe_by(
         };
         match wiped {
             Ok(()) => proof.status = WipeStatus::Verified,
-            Err(NotWiped::Unsupported) => tracing::debug!(drive = drive.serial, ?way, "the drive cannot be wiped this way"),
+            Err(NotWiped::Unsupported) => tracing::debug!(drive = drive.serial, ?way, "unsupported wipe method"),
             Err(NotWiped::Failed(error)) => {
-                tracing::warn!(drive = drive.serial, ?way, %error, "the drive was not wiped this way")
+                tracing::warn!(drive = drive.serial, ?way, %error, "the drive was not wiped with this method")
             }
         }
         if proof.is_clean() && still(machine, drive, &locked, progress).await?.is_ok() {
@@ -131,7 +131,7 @@ async fn marked(locked: &Arc<Locked>, progress: Progress<'_>) -> Result<Result<B
     on_thread(progress, move |_| {
         let mut seed = [0; 32];
         getrandom::fill(&mut seed).map_err(|error| NotMarked { written: 0, error: std::io::Error::other(error.to_string()) })?;
-        // What the host has in its cache must not reach the drive after the wipe.
+        // The host's cached data must not reach the drive after the wipe.
         locked.file().sync_all().map_err(|error| NotMarked { written: 0, error })?;
         mark(locked.file(), Plan::new(locked.info().size_bytes, &seed))
     })
@@ -163,7 +163,7 @@ async fn wiped(
 async fn verified(locked: &Arc<Locked>, before: Arc<Before>, clean: Clean, progress: Progress<'_>) -> Result<After, HostError> {
     let locked = Arc::clone(locked);
     on_thread(progress, move |_| {
-        // An erasure by the drive itself leaves old content in the host's cache, from where the next one to ask would get it.
+        // An erasure by the drive itself leaves old content in the host's cache, where the next reader would find it.
         let _ = rustix::fs::fadvise(locked.file(), 0, None, rustix::fs::Advice::DontNeed);
         verify(locked.file(), &before, clean)
     })
@@ -180,7 +180,7 @@ async fn still(
     on_thread(progress, move |_| {
         let still = locked.still(&machine, &drive);
         if let Err(error) = &still {
-            tracing::error!(drive = drive.serial, %error, "another drive took the name of the one that was wiped");
+            tracing::error!(drive = drive.serial, %error, "another drive has the name of the wiped one now");
         }
         still
     })
@@ -191,7 +191,7 @@ fn stopped() -> std::io::Error {
     std::io::Error::other("nobody waits for it any more")
 }
 
-/// Gives every block back.
+/// Discards every block.
 fn discard(drive: &File, size: u64, reporter: &Reporter) -> std::io::Result<()> {
     let mut at = 0;
     while at < size {
@@ -223,7 +223,7 @@ fn zero(drive: &File, size: u64, reporter: &Reporter) -> std::io::Result<()> {
             let length = piece.min(size - at);
             let zeros = zeros.get().get(..usize::try_from(length).unwrap_or(ZERO_PIECE)).unwrap_or_default();
             if let Err(error) = drive.write_all_at(zeros, at) {
-                // The other writer need not go on.
+                // The other writer need not continue.
                 next.store(u64::MAX - (ZERO_WRITERS as u64 + 1) * piece, Ordering::Relaxed);
                 return Err(error);
             }

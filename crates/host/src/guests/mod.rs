@@ -1,7 +1,7 @@
-//! What guests need of a host: one method per operation, each the same on this machine and on the simulated one.
+//! The host operations for guests: one method per operation, the same on this machine and on the simulated one.
 //!
-//! The agent's slice tasks are written against these methods and nothing else. Every operation can be called twice in a row with the same
-//! result as once, and every one that ends something succeeds if it is already gone.
+//! The agent's slice tasks use only these methods. Every operation is idempotent, and every one that removes something succeeds
+//! if it is already gone.
 
 mod types;
 
@@ -22,10 +22,10 @@ use crate::{
     Host, HostError, RealHost, cloud_init, console, dnsmasq, drive, instance, kernel, lease, libvirt, packages, ssh, vfio,
 };
 
-/// Told how far a long operation is: done, of all.
+/// Receives the progress of a long operation: done and total.
 pub type Progress<'a> = &'a (dyn Fn(u64, u64) + Send + Sync);
 
-/// Runs a call that blocks on a thread of its own.
+/// Runs a blocking call on its own thread.
 pub(crate) async fn blocking<T: Send + 'static>(
     call: impl FnOnce() -> Result<T, HostError> + Send + 'static,
 ) -> Result<T, HostError> {
@@ -36,7 +36,7 @@ pub(crate) async fn blocking<T: Send + 'static>(
 }
 
 impl Host {
-    /// Where everything about guests is.
+    /// Returns the paths and limits for guests.
     pub fn layout(&self) -> &Layout {
         match self {
             Self::Real(real) => real.layout(),
@@ -44,7 +44,7 @@ impl Host {
         }
     }
 
-    /// A point between two steps of a task. Nothing happens there, except that a simulated host can be told to fail at it.
+    /// Marks a point between two steps of a task. It does nothing, except that a simulated host can be told to fail here.
     pub async fn checkpoint(&self, phase: &'static str, point: Point) -> Result<(), HostError> {
         match self {
             Self::Real(_) => Ok(()),
@@ -52,8 +52,8 @@ impl Host {
         }
     }
 
-    /// Takes a slot: exclusive, durable, and never with a number that is older than one the slot has seen. Taking it again for the same
-    /// task changes nothing. `again` also takes, for cleaning up, a number that the holder has given back.
+    /// Takes a lease of a slot: exclusive, durable, and never with a lower epoch than the slot has seen. Taking it again for the
+    /// same task changes nothing. With `again`, it also accepts, for cleaning up, an epoch that its holder has given back.
     pub async fn lease_take(&self, lease: &Lease, again: bool) -> Result<(), HostError> {
         let (folder, lease) = (self.layout().leases.clone(), lease.clone());
         let subject = lease.slot_id.to_string();
@@ -61,32 +61,32 @@ impl Host {
         self.files(Operation::LeaseTake, subject, call).await
     }
 
-    /// Writes down what has become of a slot that is held.
+    /// Records a change of a held lease.
     pub async fn lease_note(&self, lease: &Lease) -> Result<(), HostError> {
         let (folder, lease) = (self.layout().leases.clone(), lease.clone());
         let subject = lease.slot_id.to_string();
         self.files(Operation::LeaseNote, subject, move || lease::note(&folder, &lease)).await
     }
 
-    /// Gives a slot back. Somebody else's lease is never touched.
+    /// Drops the lease of a slot. A lease of another holder is never touched.
     pub async fn lease_drop(&self, slot_id: SlotId, holder: Holder) -> Result<(), HostError> {
         let folder = self.layout().leases.clone();
         self.files(Operation::LeaseDrop, slot_id.to_string(), move || lease::drop_lease(&folder, slot_id, holder)).await
     }
 
-    /// Every lease there is. One that cannot be read is an error: it may be anybody's.
+    /// Returns all leases. A lease that cannot be read is an error, because its holder is unknown.
     pub async fn leases(&self) -> Result<Vec<Lease>, HostError> {
         let folder = self.layout().leases.clone();
         self.files(Operation::Leases, String::new(), move || lease::list(&folder)).await
     }
 
-    /// The highest number that each slot has seen, with its functions: what of the bus is ours to keep in order.
+    /// Returns the highest epoch that each slot has seen, with its functions: the devices that the agent manages.
     pub async fn fences(&self) -> Result<Vec<Fence>, HostError> {
         let folder = self.layout().leases.clone();
         self.files(Operation::Fences, String::new(), move || lease::fences(&folder)).await
     }
 
-    /// Installs Debian packages. Only where the host's owner allows it.
+    /// Installs Debian packages, if the host's owner allows it.
     pub async fn packages_install(&self, names: &[&'static str]) -> Result<(), HostError> {
         match self {
             Self::Real(_) => packages::install(names).await,
@@ -94,7 +94,7 @@ impl Host {
         }
     }
 
-    /// Loads what binds functions to guests, if it is not loaded.
+    /// Loads the VFIO modules, if they are not loaded.
     pub async fn vfio_load(&self) -> Result<(), HostError> {
         match self {
             Self::Real(_) => kernel::load_vfio().await,
@@ -102,7 +102,7 @@ impl Host {
         }
     }
 
-    /// Memory that guests could have now.
+    /// Returns the memory that is free for guests.
     pub async fn memory_free(&self) -> Result<FreeMemory, HostError> {
         match self {
             Self::Real(_) => blocking(kernel::memory_free).await,
@@ -110,7 +110,7 @@ impl Host {
         }
     }
 
-    /// What a function is and who has it.
+    /// Returns the state of a function and its driver.
     pub async fn function_state(&self, address: &PciAddress) -> Result<FunctionState, HostError> {
         match self {
             Self::Real(real) => {
@@ -121,7 +121,7 @@ impl Host {
         }
     }
 
-    /// Binds a function to `vfio-pci`, whoever had it before.
+    /// Binds a function to `vfio-pci`, whatever driver had it before.
     pub async fn function_bind(&self, address: &PciAddress) -> Result<(), HostError> {
         match self {
             Self::Real(real) => {
@@ -132,7 +132,7 @@ impl Host {
         }
     }
 
-    /// Gives a function back to the driver that the host would choose.
+    /// Returns a function to the host's default driver.
     pub async fn function_give_back(&self, address: &PciAddress) -> Result<(), HostError> {
         match self {
             Self::Real(real) => {
@@ -143,7 +143,7 @@ impl Host {
         }
     }
 
-    /// Resets a function: nothing of what a guest left in it stays.
+    /// Resets a function, so that nothing of a guest stays in it.
     pub async fn function_reset(&self, address: &PciAddress) -> Result<Reset, HostError> {
         match self {
             Self::Real(real) => {
@@ -154,7 +154,8 @@ impl Host {
         }
     }
 
-    /// Brings an image into the host's store of images, by digest. Goes on if the caller goes away, and the next one finds it.
+    /// Brings an image into the host's image store, by digest. It continues if the caller is cancelled, and the next caller finds
+    /// it.
     pub async fn image_fetch(&self, wanted: &ImageWanted, progress: Progress<'_>) -> Result<ImageStored, HostError> {
         match self {
             Self::Real(real) => real.images().fetch(wanted, progress).await,
@@ -162,7 +163,7 @@ impl Host {
         }
     }
 
-    /// Keeps a stored image from being thrown out while the guard lives.
+    /// Protects a stored image from eviction while the guard lives.
     pub fn image_hold(&self, sha256: &Digest) -> Option<ImageGuard> {
         match self {
             Self::Real(real) => Some(real.images().hold(sha256)),
@@ -170,7 +171,7 @@ impl Host {
         }
     }
 
-    /// Reads the whole stored image again: it has the digest, and is what it is said to be and nothing that refers to other files.
+    /// Reads the whole stored image again and checks its digest, its declared format, and that it does not refer to other files.
     /// Returns the size of the disk inside.
     pub async fn image_verify(&self, sha256: &Digest, format: ImageFormat) -> Result<u64, HostError> {
         match self {
@@ -179,39 +180,39 @@ impl Host {
         }
     }
 
-    /// Makes the guest's folder.
+    /// Creates the guest's folder.
     pub async fn instance_make(&self, allocation_id: AllocationId) -> Result<(), HostError> {
         let folder = self.layout().instances.clone();
         self.files(Operation::InstanceMake, allocation_id.to_string(), move || instance::make(&folder, allocation_id)).await
     }
 
-    /// Removes the guest's folder with everything in it, and nothing else whatever links are put there meanwhile.
+    /// Removes the guest's folder with its content, and nothing else, even if links are created there at the same time.
     pub async fn instance_remove(&self, allocation_id: AllocationId) -> Result<(), HostError> {
         let folder = self.layout().instances.clone();
         self.files(Operation::InstanceRemove, allocation_id.to_string(), move || instance::remove(&folder, allocation_id)).await
     }
 
-    /// Guests that have a folder.
+    /// Lists the guests with a folder.
     pub async fn instances(&self) -> Result<Vec<AllocationId>, HostError> {
         let folder = self.layout().instances.clone();
         self.files(Operation::Instances, String::new(), move || instance::list(&folder)).await
     }
 
-    /// Writes a file of the guest's folder: the old content or the new one, never half of it.
+    /// Writes a file of the guest's folder atomically.
     pub async fn instance_write(&self, allocation_id: AllocationId, file: InstanceFile, bytes: Vec<u8>) -> Result<(), HostError> {
         let folder = self.layout().instances.clone();
         let subject = format!("{allocation_id}/{}", file.name());
         self.files(Operation::InstanceWrite, subject, move || instance::write(&folder, allocation_id, file, &bytes)).await
     }
 
-    /// Reads a file of the guest's folder; `None` if it is not there.
+    /// Reads a file of the guest's folder, or returns `None` if it does not exist.
     pub async fn instance_read(&self, allocation_id: AllocationId, file: InstanceFile) -> Result<Option<Vec<u8>>, HostError> {
         let folder = self.layout().instances.clone();
         let subject = format!("{allocation_id}/{}", file.name());
         self.files(Operation::InstanceRead, subject, move || instance::read(&folder, allocation_id, file)).await
     }
 
-    /// Makes the seed disk of the seed files in the guest's folder.
+    /// Creates the seed disk from the seed files in the guest's folder.
     pub async fn seed_build(&self, allocation_id: AllocationId) -> Result<(), HostError> {
         match self {
             Self::Real(real) => cloud_init::build_seed(&real.layout().instances, allocation_id).await,
@@ -227,7 +228,7 @@ impl Host {
         }
     }
 
-    /// Ends a guest's reservation.
+    /// Removes a guest's reservation.
     pub async fn reservation_remove(&self, allocation_id: AllocationId) -> Result<(), HostError> {
         match self {
             Self::Real(real) => dnsmasq::remove(real.layout(), allocation_id).await,
@@ -235,7 +236,7 @@ impl Host {
         }
     }
 
-    /// Guests that have a reservation.
+    /// Lists the guests with a reservation.
     pub async fn reservations(&self) -> Result<Vec<AllocationId>, HostError> {
         match self {
             Self::Real(real) => {
@@ -246,7 +247,7 @@ impl Host {
         }
     }
 
-    /// Proves that a drive is the one that is meant and that nobody uses it.
+    /// Checks that a drive is the right one and not in use.
     pub async fn drive_check(&self, drive: &DriveRef) -> Result<DriveInfo, HostError> {
         match self {
             Self::Real(real) => {
@@ -257,7 +258,7 @@ impl Host {
         }
     }
 
-    /// Writes a stored image to a drive, after the same proof.
+    /// Writes a stored image to a drive, after the same check.
     pub async fn drive_write_image(
         &self,
         drive: &DriveRef,
@@ -274,7 +275,8 @@ impl Host {
         }
     }
 
-    /// Marks a drive, wipes it by the best way that it has, and reads back that the marks and everything else are gone.
+    /// Writes canaries to a drive, wipes it with the best method it supports, and checks that the canaries and everything else
+    /// are gone.
     pub async fn drive_wipe(&self, drive: &DriveRef, progress: Progress<'_>) -> Result<DriveProof, HostError> {
         match self {
             Self::Real(real) => drive::wipe(&real.machine_paths(), drive, progress).await,
@@ -282,7 +284,7 @@ impl Host {
         }
     }
 
-    /// Makes a guest known to the hypervisor.
+    /// Defines a guest in the hypervisor.
     pub async fn domain_define(&self, domain: &DomainSpec) -> Result<(), HostError> {
         match self {
             Self::Real(real) => libvirt::define(real.layout(), domain).await,
@@ -290,7 +292,7 @@ impl Host {
         }
     }
 
-    /// Starts a guest that is known.
+    /// Starts a defined guest.
     pub async fn domain_start(&self, allocation_id: AllocationId) -> Result<(), HostError> {
         match self {
             Self::Real(_) => libvirt::start(allocation_id).await,
@@ -298,7 +300,7 @@ impl Host {
         }
     }
 
-    /// Asks a guest to shut down. It may not listen.
+    /// Asks a guest to shut down. It may ignore that.
     pub async fn domain_shutdown(&self, allocation_id: AllocationId) -> Result<(), HostError> {
         match self {
             Self::Real(_) => libvirt::shutdown(allocation_id).await,
@@ -314,12 +316,12 @@ impl Host {
             if state != DomainState::Running || tokio::time::Instant::now() >= until {
                 return Ok(state);
             }
-            // libvirt tells of a change only to those who keep a connection open; asking twice a second for a minute or two is cheaper.
+            // libvirt reports changes only over an open connection; polling twice a second for a minute or two is cheaper.
             tokio::time::sleep(Duration::from_millis(500)).await;
         }
     }
 
-    /// Takes a guest's power away.
+    /// Powers a guest off.
     pub async fn domain_destroy(&self, allocation_id: AllocationId) -> Result<(), HostError> {
         match self {
             Self::Real(_) => libvirt::destroy(allocation_id).await,
@@ -327,7 +329,7 @@ impl Host {
         }
     }
 
-    /// Makes the hypervisor forget a guest.
+    /// Removes a guest from the hypervisor.
     pub async fn domain_undefine(&self, allocation_id: AllocationId) -> Result<(), HostError> {
         match self {
             Self::Real(_) => libvirt::undefine(allocation_id).await,
@@ -335,7 +337,7 @@ impl Host {
         }
     }
 
-    /// Whether the hypervisor knows a guest, and whether it runs.
+    /// Returns whether the hypervisor knows a guest, and whether it runs.
     pub async fn domain_state(&self, allocation_id: AllocationId) -> Result<DomainState, HostError> {
         match self {
             Self::Real(_) => libvirt::state(allocation_id).await,
@@ -343,7 +345,7 @@ impl Host {
         }
     }
 
-    /// Every guest of ours that the hypervisor knows.
+    /// Lists our guests in the hypervisor.
     pub async fn domains(&self) -> Result<Vec<(AllocationId, DomainState)>, HostError> {
         match self {
             Self::Real(_) => libvirt::list().await,
@@ -351,7 +353,7 @@ impl Host {
         }
     }
 
-    /// Asks a guest whether it is ready: one try, a few seconds at most. No answer is an answer.
+    /// Asks a guest once whether it is ready, for a few seconds at most. No answer is a valid result.
     pub async fn guest_ask(&self, guest: &GuestAccess) -> Result<GuestAnswer, HostError> {
         match self {
             Self::Real(real) => ssh::ask(&real.layout().instances, guest).await,
@@ -359,7 +361,7 @@ impl Host {
         }
     }
 
-    /// Asks a ready guest what it sees and how fast its disk is.
+    /// Measures what a ready guest sees and how fast its disk is.
     pub async fn guest_measure(&self, guest: &GuestAccess) -> Result<Performance, HostError> {
         match self {
             Self::Real(real) => ssh::measure(&real.layout().instances, guest).await,
@@ -367,7 +369,7 @@ impl Host {
         }
     }
 
-    /// What a guest wrote to its console from this position on, at most so much.
+    /// Reads a guest's console from this position on, up to a limit.
     pub async fn console_read(
         &self,
         allocation_id: AllocationId,
@@ -379,14 +381,14 @@ impl Host {
         self.files(Operation::ConsoleRead, subject, move || console::read(&folder, allocation_id, from, most)).await
     }
 
-    /// Keeps a guest's console within the budget: the oldest goes.
+    /// Trims a guest's console to the budget: the oldest part is removed.
     pub async fn console_trim(&self, allocation_id: AllocationId) -> Result<(), HostError> {
         let (folder, budget) = (self.layout().instances.clone(), self.layout().console_bytes);
         let subject = allocation_id.to_string();
         self.files(Operation::ConsoleTrim, subject, move || console::trim(&folder, allocation_id, budget)).await
     }
 
-    /// Work on files of our own: the same code on both hosts, and the simulated one can be told to fail at it.
+    /// Runs work on our own files. The code is the same on both hosts, and the simulated one can be told to fail here.
     pub(crate) async fn files<T: Send + 'static>(
         &self,
         operation: Operation,

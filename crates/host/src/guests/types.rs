@@ -1,4 +1,4 @@
-//! Words of the operations.
+//! Types of the operations.
 
 use std::net::Ipv4Addr;
 use std::path::PathBuf;
@@ -9,30 +9,30 @@ use gpuaas_contract::id::{AllocationId, SlotId, TaskId};
 use gpuaas_contract::slice::{Holder, InterfaceName, PciAddress, SlotSpec, UserName, VmName};
 use gpuaas_contract::time::Timestamp;
 
-/// Where everything about guests is on this host.
+/// Paths and limits for guests on this host.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Layout {
-    /// Leases and fences; nobody but the agent reads them.
+    /// Leases and fences. Only the agent reads them.
     pub leases: PathBuf,
-    /// A folder per guest: seed, keys, console. The hypervisor reads in them.
+    /// A folder per guest: seed, keys, console. The hypervisor reads them.
     pub instances: PathBuf,
-    /// The store of images, by digest.
+    /// The image store, by digest.
     pub images: PathBuf,
-    /// Folders with images that the host's owner put there, for `image_path`.
+    /// Folders with images of the host's owner, for `image_path`.
     pub image_folders: Vec<PathBuf>,
-    /// Most bytes of the store of images.
+    /// Size limit of the image store.
     pub image_cache_bytes: u64,
-    /// The folder that dnsmasq was given as `--dhcp-hostsdir`.
+    /// The folder of dnsmasq's `--dhcp-hostsdir`.
     pub dhcp_hosts: PathBuf,
-    /// dnsmasq's process id.
+    /// The file with dnsmasq's process id.
     pub dnsmasq_pid: PathBuf,
-    /// Most bytes of one guest's console.
+    /// Size limit of one guest's console.
     pub console_bytes: u64,
-    /// Guests' memory comes from huge pages.
+    /// Whether guests' memory comes from huge pages.
     pub huge_pages: bool,
 }
 
-/// Where the kernel's trees are; elsewhere only in tests.
+/// The paths of the kernel's file systems; they differ only in tests.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct MachinePaths {
     /// `/sys`
@@ -49,24 +49,24 @@ impl Default for MachinePaths {
     }
 }
 
-/// Where in a phase of a task.
+/// A point in a phase of a task.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Point {
-    /// Nothing of it has been done, and the journal does not know that it begins.
+    /// Nothing is done, and the journal has no record of the phase.
     Begin,
-    /// The journal knows that it begins.
+    /// The journal has a record of the start.
     Journaled,
-    /// All of it has been done, and the journal does not know.
+    /// Everything is done, and the journal has no record of the end.
     Done,
 }
 
-/// Whether something may have been written to a drive since it was last proven clean.
+/// Whether a drive may have been written since it was last proven clean.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum DriveMark {
-    /// No.
+    /// It was not written.
     Clean,
-    /// It may: written down before the first byte.
+    /// It may have been written: recorded before the first byte.
     Dirty,
 }
 
@@ -74,23 +74,23 @@ pub enum DriveMark {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum GuestMark {
-    /// Never.
+    /// It never had them.
     Never,
-    /// It may: written down before the guest is made known to the hypervisor.
+    /// It may have had them: recorded before the guest is defined.
     Given,
 }
 
-/// Whether the guest is meant to run.
+/// The desired power state of a guest.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Power {
-    /// It is not, or not yet.
+    /// It should not run, or not yet.
     Off,
-    /// It is: after a reboot of the host it is started again.
+    /// It should run: it is started again after a reboot of the host.
     On,
 }
 
-/// Who holds a slot, and what has become of it. One file per slot.
+/// The lease of a slot, and its state. One file per slot.
 #[derive(Clone, Debug, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Lease {
@@ -98,28 +98,28 @@ pub struct Lease {
     pub slot_id: SlotId,
     /// The allocation.
     pub allocation_id: AllocationId,
-    /// Its fencing number.
+    /// Its epoch, for fencing.
     pub lease_epoch: u64,
     /// The task that took it.
     pub task_id: TaskId,
-    /// What the slot consists of.
+    /// The parts of the slot.
     pub spec: SlotSpec,
     /// The guest's name.
     pub vm_name: String,
-    /// When it was taken.
+    /// The time when it was taken.
     pub taken_at: Timestamp,
     /// The boot in which the guest was last started.
     pub boot_id: String,
-    /// The drive.
+    /// The state of the drive.
     pub drive: DriveMark,
-    /// The functions.
+    /// The state of the functions.
     pub guest: GuestMark,
-    /// The guest.
+    /// The desired power state.
     pub power: Power,
 }
 
 impl Lease {
-    /// Whose it is.
+    /// Returns its holder.
     pub fn holder(&self) -> Holder {
         Holder { allocation_id: self.allocation_id, lease_epoch: self.lease_epoch }
     }
@@ -131,17 +131,17 @@ impl Lease {
 pub struct Fence {
     /// The slot.
     pub slot_id: SlotId,
-    /// The highest number it has seen.
+    /// The highest epoch it has seen.
     pub lease_epoch: u64,
-    /// Whose that was.
+    /// The allocation of that epoch.
     pub allocation_id: AllocationId,
-    /// Its functions: they rest on `vfio-pci`.
+    /// Its functions, which stay on `vfio-pci`.
     pub functions: Vec<PciAddress>,
-    /// The holder has given it back. From then on nothing can be begun under that number, only cleaned up again.
+    /// Whether the holder has given it back. From then on nothing can begin in that epoch; it can only be cleaned up again.
     pub over: bool,
 }
 
-/// Memory that guests could have.
+/// Memory that is free for guests.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct FreeMemory {
     /// Ordinary memory.
@@ -150,78 +150,78 @@ pub struct FreeMemory {
     pub huge_pages_mib: u64,
 }
 
-/// A function on the bus.
+/// The state of a PCI function.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct FunctionState {
     /// Its address.
     pub address: PciAddress,
-    /// The driver that has it; empty if none.
+    /// Its current driver; empty if none.
     pub driver: String,
     /// Its IOMMU group.
     pub iommu_group: Option<u32>,
-    /// What else is in the group, without bridges.
+    /// The other members of the group, without bridges.
     pub group_members: Vec<PciAddress>,
-    /// Its windows into memory, all together.
+    /// The size of all its BARs.
     pub bar_bytes: u64,
-    /// The firmware gave every window an address.
+    /// Whether the firmware assigned an address to every BAR.
     pub bars_assigned: bool,
-    /// It can be reset.
+    /// Whether it can be reset.
     pub can_reset: bool,
 }
 
-/// An image that is asked for.
+/// A requested image.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ImageWanted {
-    /// Its digest: what it is known by.
+    /// Its digest, which identifies it.
     pub sha256: Digest,
-    /// A file below one of the host's image folders.
+    /// A path below one of the host's image folders.
     pub path: Option<String>,
-    /// Where it comes from otherwise.
+    /// Its URL, if it has no path.
     pub url: Option<String>,
-    /// Where a server may send on to: each address must be below one of these, or `*` is among them. Empty: nowhere.
+    /// Allowed redirect targets: each address must be below one of these, or `*` is among them. Empty for none.
     pub allowed_prefixes: Vec<String>,
-    /// Networks that are not the public internet and may be asked all the same.
+    /// Private networks that are allowed as a source.
     pub private_networks: Vec<Network>,
 }
 
-/// An image that the host has.
+/// A stored image.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ImageStored {
-    /// Size of the file.
+    /// The size of the file.
     pub bytes: u64,
-    /// It was there already.
+    /// Whether it was already there.
     pub was_cached: bool,
 }
 
 /// A file of a guest's folder.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum InstanceFile {
-    /// What cloud-init shall do.
+    /// cloud-init's user data.
     UserData,
-    /// Who the guest is.
+    /// cloud-init's metadata.
     MetaData,
-    /// How it reaches the network.
+    /// cloud-init's network configuration.
     NetworkConfig,
-    /// The seed disk made of them.
+    /// The seed disk built from them.
     Seed,
-    /// The key that terminals use.
+    /// The private key for terminals.
     TerminalKey,
     /// Its public half.
     TerminalKeyPublic,
-    /// The key that the guest must show, for SSH clients.
+    /// The guest's host key, for SSH clients.
     KnownHosts,
-    /// The guest's own host key; it gets it through its seed.
+    /// The guest's private host key, which it gets through its seed.
     HostKey,
     /// Its public half.
     HostKeyPublic,
-    /// The token that the guest's helper shows.
+    /// The token of the guest's telemetry helper.
     TelemetryToken,
-    /// What the guest writes to its serial line.
+    /// The guest's serial console.
     Console,
 }
 
 impl InstanceFile {
-    /// Its name.
+    /// Returns its file name.
     pub const fn name(self) -> &'static str {
         match self {
             Self::UserData => "user-data",
@@ -239,20 +239,20 @@ impl InstanceFile {
     }
 }
 
-/// An address that belongs to a guest.
+/// A DHCP reservation of a guest.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Reservation {
     /// The guest.
     pub allocation_id: AllocationId,
-    /// Its hardware address.
+    /// Its MAC address.
     pub mac_address: String,
-    /// Its address.
+    /// Its IP address.
     pub private_ip: Ipv4Addr,
     /// Its name.
     pub vm_name: VmName,
 }
 
-/// A drive: where it is, and what it must be.
+/// A drive: its path and its expected identity.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct DriveRef {
     /// Stable path.
@@ -262,13 +262,13 @@ pub struct DriveRef {
 }
 
 impl DriveRef {
-    /// The drive of a slot.
+    /// Returns the drive of a slot.
     pub fn of(spec: &SlotSpec) -> Self {
         Self { path: spec.nvme_device.clone(), serial: spec.nvme_serial.clone() }
     }
 }
 
-/// A drive that was looked at.
+/// An identified drive.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct DriveInfo {
     /// Kernel name.
@@ -277,73 +277,73 @@ pub struct DriveInfo {
     pub size_bytes: u64,
 }
 
-/// What a guest consists of.
+/// The specification of a guest.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct DomainSpec {
-    /// The allocation: also the guest's own number, so it can never be taken for another.
+    /// The allocation. It is also the guest's UUID, so that it can never be confused with another.
     pub allocation_id: AllocationId,
-    /// Its fencing number.
+    /// Its epoch, for fencing.
     pub lease_epoch: u64,
-    /// The name the guest gives itself.
+    /// The guest's host name.
     pub vm_name: VmName,
-    /// Its slots, in order: the first one's drive boots and its address is the guest's.
+    /// Its slots, in order. The first one's drive is the boot drive, and its address is the guest's.
     pub slots: Vec<SlotSpec>,
     /// The bridge of the guests.
     pub ovs_bridge: InterfaceName,
-    /// Run by the processor; emulated otherwise.
+    /// Whether KVM runs it; otherwise it is emulated.
     pub kvm: bool,
-    /// A virtual screen.
+    /// Whether it has a virtual screen.
     pub graphics: bool,
 }
 
 impl DomainSpec {
-    /// All vCPUs.
+    /// Returns the number of all vCPUs.
     pub fn vcpus(&self) -> u32 {
         self.slots.iter().map(|slot| slot.vcpu_count).fold(0, u32::saturating_add)
     }
 
-    /// All memory.
+    /// Returns all memory.
     pub fn memory_mib(&self) -> u64 {
         self.slots.iter().map(|slot| slot.memory_mib).fold(0, u64::saturating_add)
     }
 }
 
-/// What the hypervisor says of a guest.
+/// The state of a guest in the hypervisor.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum DomainState {
-    /// It knows no such guest.
+    /// The guest is not defined.
     Absent,
-    /// It knows it, and it does not run.
+    /// It is defined and not running.
     Off,
-    /// It runs, or is about to stop, or hangs: it has its devices.
+    /// It is running, stopping or hanging: it has its devices.
     Running,
 }
 
-/// How to get into a guest.
+/// How to sign in to a guest.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct GuestAccess {
-    /// The guest: its keys are in its folder.
+    /// The guest. Its keys are in its folder.
     pub allocation_id: AllocationId,
     /// Its address.
     pub address: Ipv4Addr,
-    /// The user of the terminal key.
+    /// The user with the terminal key.
     pub user: UserName,
 }
 
-/// What a guest answered.
+/// The answer of a guest.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct GuestAnswer {
-    /// It let us in and is who it should be.
+    /// Whether SSH worked and the host key was right.
     pub ssh: bool,
-    /// It says that it is ready.
+    /// Whether the guest is marked as ready.
     pub marker: bool,
 }
 
-/// From where to read a console.
+/// Where to start reading a console.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ConsoleFrom {
-    /// So many bytes before its end.
+    /// This many bytes before its end.
     Tail(u64),
     /// This position.
     Position(u64),
@@ -352,14 +352,14 @@ pub enum ConsoleFrom {
 /// A part of a console.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ConsolePart {
-    /// Where it begins. Later than asked for if the budget has taken what was before.
+    /// Its first position. Later than requested if older output was removed.
     pub start: u64,
-    /// What the guest wrote.
+    /// The output of the guest.
     pub bytes: Vec<u8>,
 }
 
 impl ConsolePart {
-    /// Where it goes on.
+    /// Returns the position after it.
     pub fn next(&self) -> u64 {
         self.start + self.bytes.len() as u64
     }

@@ -1,4 +1,4 @@
-//! Downloads: as many requests as it takes, each for what is still missing.
+//! Downloads an image with as many requests as necessary, each for the missing rest.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -17,13 +17,13 @@ use super::{blocking, open_part};
 use crate::HostError;
 use crate::guests::ImageWanted;
 
-/// Requests in a row that brought nothing new.
+/// Most consecutive requests without progress.
 const MAX_TRIES: u32 = 5;
 /// Longest wait between two of them.
 const MAX_BACKOFF: Duration = Duration::from_secs(15);
-/// Pieces between the network and the disk.
+/// Chunks between the network and the disk.
 const QUEUE: usize = 16;
-/// Longest name of a version that is written down.
+/// Longest ETag that is stored.
 const MAX_ETAG: usize = 256;
 
 /// Downloads an image into the store. Returns its size.
@@ -38,17 +38,17 @@ pub(super) async fn run(store: &Arc<Store>, wanted: &ImageWanted, url: &str, rep
         let part = complete(store, &mut client, wanted, (&url, &source), part).await?;
         let resumed = part.was_resumed();
         match blocking(move |_| part.finish()).await {
-            // The file may have changed on the server between two requests, or not all of it had reached the disk when the power went.
+            // The file may have changed on the server between two requests, or a power cut may have lost data.
             Err(error) if resumed && !again && error.code == "image_digest_mismatch" => {
                 again = true;
-                tracing::warn!(image = %wanted.sha256, error = %error, "an image that came in several pieces is wrong; beginning anew");
+                tracing::warn!(image = %wanted.sha256, error = %error, "a resumed image has a wrong digest; starting over");
             }
             finished => return finished,
         }
     }
 }
 
-/// Asks until nothing is missing.
+/// Sends requests until nothing is missing.
 async fn complete(
     store: &Arc<Store>,
     client: &mut Client,
@@ -75,13 +75,13 @@ async fn complete(
             },
             Err(failure) => failure,
         };
-        // Only what goes beyond all earlier tries counts: a server that always begins anew and always breaks brings nothing.
+        // Only progress beyond all earlier attempts counts: a server that always restarts and always breaks makes none.
         tries = if part.position() > most { 1 } else { tries + 1 };
         most = most.max(part.position());
         if failure.remedy == Remedy::Never || tries >= MAX_TRIES {
             return Err(failure.error);
         }
-        tracing::info!(image = %wanted.sha256, bytes = part.position(), error = %failure.error, "asking again for an image");
+        tracing::info!(image = %wanted.sha256, bytes = part.position(), error = %failure.error, "requesting an image again");
         if failure.remedy == Remedy::Anew {
             part = blocking(move |_| part.clear().map(|()| part)).await?;
         }
@@ -90,14 +90,14 @@ async fn complete(
     Ok(part)
 }
 
-/// Twice as long each time, and not at the same moment on every host.
+/// Returns the delay, which doubles each time, with jitter so that hosts do not retry at the same moment.
 fn backoff(base: Duration, tries: u32) -> Duration {
     let longest = base.saturating_mul(1 << tries.saturating_sub(1).min(16)).min(MAX_BACKOFF);
     let chance = f64::from(getrandom::u32().unwrap_or(0)) / f64::from(u32::MAX);
     longest.mul_f64(0.5 + chance / 2.0)
 }
 
-/// Takes what an answer brings, until it ends or breaks.
+/// Reads an answer until it ends or breaks.
 async fn take(
     store: &Arc<Store>,
     answer: Answer,
@@ -124,22 +124,22 @@ async fn take(
     Ok((part, failure))
 }
 
-/// What the bytes of an answer are.
+/// The content of an answer.
 #[derive(Debug)]
 enum Begin {
     /// The whole file.
     Whole(Source),
-    /// The rest of it, and the size of the whole.
+    /// The rest of it, and the size of the whole file.
     Rest(Option<u64>),
 }
 
-/// What the bytes of an answer are, from its head.
+/// Determines the content of an answer from its head.
 fn judge(answer: &Answer, source: &Source, part: &Part) -> Result<Begin, DownloadFailure> {
     let (head, place) = (&answer.response, answer.url.shown());
     let status = head.status();
     let reported = |what: &str| HostError::new("image_http_status", format!("{place} answered {status}{what}"));
     let text = |name: header::HeaderName| head.headers().get(name).and_then(|value| value.to_str().ok());
-    // Only a strong one names the bytes.
+    // Only a strong ETag identifies the bytes.
     let etag = text(header::ETAG).filter(|etag| etag.starts_with('"') && etag.len() <= MAX_ETAG).map(str::to_owned);
     match status {
         StatusCode::OK => {
@@ -175,17 +175,17 @@ fn judge(answer: &Answer, source: &Source, part: &Part) -> Result<Begin, Downloa
     }
 }
 
-/// `bytes 5-9/10`: where it starts, and the size of the whole.
+/// Parses `bytes 5-9/10`: the start, and the size of the whole file.
 fn content_range(text: &str) -> Option<(u64, Option<u64>)> {
     let (range, total) = text.strip_prefix("bytes ")?.split_once('/')?;
     let (start, end) = range.split_once('-')?;
     let (start, end): (u64, u64) = (start.parse().ok()?, end.parse().ok()?);
     let total = if total == "*" { None } else { Some(total.parse().ok()?) };
-    // Only the rest is asked for, and all of it.
+    // The rest was requested, and all of it.
     (start <= end && total.is_none_or(|total: u64| total.checked_sub(1) == Some(end))).then_some((start, total))
 }
 
-/// Takes pieces from the network and queues them for the disk. Ends early if the disk does not want any more.
+/// Reads chunks from the network and queues them for the disk. Ends early if the disk side ends.
 async fn read(mut answer: Answer, pieces: mpsc::Sender<Bytes>, stall: Duration) -> Result<(), DownloadFailure> {
     loop {
         let next = tokio::select! {
@@ -206,7 +206,7 @@ async fn read(mut answer: Answer, pieces: mpsc::Sender<Bytes>, stall: Duration) 
     }
 }
 
-/// The other end of the queue. Blocks.
+/// Writes the queue to the disk. Blocks.
 fn write(mut part: Part, begin: Begin, mut queue: mpsc::Receiver<Bytes>) -> (Part, Result<(), HostError>) {
     let mut result = match begin {
         Begin::Whole(source) => part.begin(source),

@@ -1,4 +1,4 @@
-//! One bringing-in of an image, and everybody who waits for it.
+//! One import of an image, and all callers that wait for it.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -13,31 +13,31 @@ use super::{blocking, download, local};
 use crate::HostError;
 use crate::guests::{ImageStored, ImageWanted};
 
-/// Those who wait are told at most this often, or after so many bytes.
+/// Waiting callers are notified at most this often, or after this many bytes.
 const REPORT_EVERY: Duration = Duration::from_millis(250);
 const REPORT_BYTES: u64 = 16 * 1024 * 1024;
 
-/// An image on its way.
+/// An image that is being imported.
 #[derive(Debug)]
 pub(super) struct Flight {
-    /// As the one who was first asked for it.
+    /// The first request for it.
     pub(super) wanted: ImageWanted,
-    /// How far it is.
+    /// Its progress.
     pub(super) state: watch::Receiver<State>,
 }
 
-/// How far it is.
+/// The progress of an import.
 #[derive(Clone, Debug, Default)]
 pub(super) struct State {
-    /// Bytes that are there.
+    /// Bytes that are stored.
     pub(super) done: u64,
-    /// Of so many; 0 while that is not known.
+    /// Total bytes; 0 while unknown.
     pub(super) total: u64,
-    /// How it ended.
+    /// The result.
     pub(super) outcome: Option<Result<ImageStored, HostError>>,
 }
 
-/// Tells those who wait.
+/// Notifies the waiting callers.
 #[derive(Clone, Debug)]
 pub(super) struct Report {
     state: Arc<watch::Sender<State>>,
@@ -49,13 +49,13 @@ impl Report {
         Self { state: Arc::new(state), last: (0, Instant::now()) }
     }
 
-    /// Now.
+    /// Notifies now.
     pub(super) fn now(&mut self, done: u64, total: Option<u64>) {
         self.last = (done, Instant::now());
         self.state.send_modify(|state| (state.done, state.total) = (done, total.unwrap_or(0)));
     }
 
-    /// Unless they have just been told: waking them for every packet would cost more than the packet.
+    /// Notifies unless they were just notified: waking them for every packet would cost more than the packet.
     pub(super) fn soon(&mut self, done: u64, total: Option<u64>) {
         let (bytes, at) = self.last;
         if done.saturating_sub(bytes) >= REPORT_BYTES || at.elapsed() >= REPORT_EVERY {
@@ -64,7 +64,7 @@ impl Report {
     }
 }
 
-/// Joins whoever brings in this image already, or starts to. Returns what it says and whether it was asked for in the same words.
+/// Joins a running import of this image, or starts one. Returns its state, and whether it has the same request.
 pub(super) fn join(store: &Arc<Store>, wanted: &ImageWanted, ended: &CancellationToken) -> (watch::Receiver<State>, bool) {
     let mut index = store.index();
     if let Some(flight) = index.flights.get(&wanted.sha256) {
@@ -72,11 +72,11 @@ pub(super) fn join(store: &Arc<Store>, wanted: &ImageWanted, ended: &Cancellatio
     }
     let (sender, state) = watch::channel(State::default());
     index.flights.insert(wanted.sha256.clone(), Flight { wanted: wanted.clone(), state: state.clone() });
-    // A runtime that is about to end drops the task at once, which then takes itself out of the index.
+    // A runtime that is shutting down drops the task at once, which then removes itself from the index.
     drop(index);
     let landing = Landing { store: Arc::clone(store), sha256: wanted.sha256.clone() };
     let (store, wanted, ended) = (Arc::clone(store), wanted.clone(), ended.clone());
-    // On its own: whoever asked may go away.
+    // Its own task: the caller may be cancelled.
     tokio::spawn(async move {
         let report = Report::new(sender);
         let outcome = tokio::select! {
@@ -84,16 +84,16 @@ pub(super) fn join(store: &Arc<Store>, wanted: &ImageWanted, ended: &Cancellatio
             () = ended.cancelled() => Err(super::stopped()),
         };
         if let Err(error) = &outcome {
-            tracing::warn!(image = %wanted.sha256, code = error.code, error = %error, "an image could not be brought in");
+            tracing::warn!(image = %wanted.sha256, code = error.code, error = %error, "an image could not be imported");
         }
-        // First out of the index: whoever asks from now on must not get an old failure.
+        // Removed from the index first: later callers must not get an old failure.
         drop(landing);
         report.state.send_modify(|state| state.outcome = Some(outcome));
     });
     (state, true)
 }
 
-/// Takes the flight out of the index, whatever ends it.
+/// Removes the import from the index, however it ends.
 struct Landing {
     store: Arc<Store>,
     sha256: Digest,

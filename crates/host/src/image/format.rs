@@ -1,33 +1,33 @@
-//! What a disk image is, from its first bytes, before any tool opens it.
+//! Detects the format of a disk image from its first bytes, before any tool opens it.
 //!
-//! Tools that open an image follow what it says: another file as its backing, another file for its data, a descriptor that names
-//! extents anywhere on the host. So nothing opens an image of a tenant before this module has read it and found nothing of the
-//! kind, and then only with the format that was found here. Pure functions over bytes; whoever calls them reads the file.
+//! Tools that open an image follow its references: a backing file, an external data file, a descriptor with extents anywhere on
+//! the host. So no tool opens a tenant's image before this module has found that it has none of these, and then only with the
+//! format that was found here. Pure functions over bytes; the caller reads the file.
 
-/// How much of a file these functions want to see: the first cluster of the largest cluster size.
+/// The number of bytes that these functions need: the first cluster with the largest cluster size.
 pub const HEAD_BYTES: usize = 2 * 1024 * 1024;
 
 const QCOW2_MAGIC: [u8; 4] = *b"QFI\xfb";
 /// Extended headers of version 3 begin here.
 const QCOW2_V2_HEADER: usize = 72;
 const QCOW2_V3_HEADER: usize = 104;
-/// Features that change nothing about which files are read: another compression, finer clusters.
+/// Features that do not change which files are read: another compression, finer clusters.
 const HARMLESS_FEATURES: u64 = (1 << 3) | (1 << 4);
 
-/// What was found.
+/// The detected format.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Image {
     /// A single qcow2 file.
     Qcow2 {
-        /// What a guest would see.
+        /// The size of the disk that a guest would see.
         virtual_bytes: u64,
     },
-    /// The bytes of a disk as they are.
+    /// The plain bytes of a disk.
     Raw,
 }
 
 impl Image {
-    /// As tools call it.
+    /// Returns the name that tools use.
     pub const fn format(self) -> &'static str {
         match self {
             Self::Qcow2 { .. } => "qcow2",
@@ -36,42 +36,42 @@ impl Image {
     }
 }
 
-/// What the one who asks says that it is.
+/// The declared format.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Declared {
     /// qcow2.
     Qcow2,
-    /// The bytes of a disk.
+    /// The plain bytes of a disk.
     Raw,
 }
 
-/// Why an image is not opened.
+/// Why an image is refused.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum ImageRefused {
-    /// Too short or with numbers that make no sense.
+    /// It is too short, or its numbers make no sense.
     #[error("the image is damaged: {0}")]
     Damaged(&'static str),
-    /// It reads from another file.
+    /// It refers to another file.
     #[error("the image refers to another file ({0}); flatten it with `qemu-img convert` and publish that")]
     RefersToFile(&'static str),
     /// It is encrypted.
     #[error("the image is encrypted; publish it unencrypted")]
     Encrypted,
-    /// It needs something that we do not know.
+    /// It needs an unknown feature.
     #[error("the image uses a feature that is not supported: {0}")]
     Unsupported(&'static str),
-    /// It is not what it was said to be.
-    #[error("the image is said to be {declared} but begins like {found}")]
+    /// Its format is not the declared one.
+    #[error("the image is declared as {declared} but its content is {found}")]
     Mislabeled {
-        /// What it was said to be.
+        /// The declared format.
         declared: &'static str,
-        /// What it looks like.
+        /// The detected format.
         found: &'static str,
     },
 }
 
 impl ImageRefused {
-    /// Stable code.
+    /// Returns a stable code.
     pub const fn code(&self) -> &'static str {
         match self {
             Self::Damaged(_) => "image_damaged",
@@ -83,19 +83,19 @@ impl ImageRefused {
     }
 }
 
-/// Looks at the beginning of an image (up to [`HEAD_BYTES`], less only if the file is shorter).
+/// Checks the start of an image (up to [`HEAD_BYTES`], less only if the file is shorter).
 pub fn inspect(head: &[u8], declared: Declared) -> Result<Image, ImageRefused> {
     let found = looks_like(head);
     match (declared, found) {
         (Declared::Qcow2, Some("qcow2")) => qcow2(head),
         (Declared::Qcow2, found) => Err(ImageRefused::Mislabeled { declared: "qcow2", found: found.unwrap_or("something else") }),
         (Declared::Raw, None) => Ok(Image::Raw),
-        // A disk that carries the header of a container would be opened as one by whoever guesses.
+        // A tool that guesses formats would open a disk with the header of a container as that container.
         (Declared::Raw, Some(found)) => Err(ImageRefused::Mislabeled { declared: "raw", found }),
     }
 }
 
-/// The container that these bytes begin like, if any that tools guess.
+/// Returns the container format that these bytes begin with, if any that tools detect.
 fn looks_like(head: &[u8]) -> Option<&'static str> {
     const STARTS: [(&[u8], &str); 13] = [
         (&QCOW2_MAGIC, "qcow2"),
@@ -113,7 +113,7 @@ fn looks_like(head: &[u8]) -> Option<&'static str> {
         (b"OOOO\x01", "cow"),
     ];
     let starts = STARTS.iter().find(|(magic, _)| head.starts_with(magic)).map(|(_, name)| *name);
-    // VirtualBox has its signature behind a line of text; VMware takes a descriptor after comments and blanks, too.
+    // VirtualBox has its signature after a line of text; VMware accepts a descriptor after comments and blanks.
     let vdi = || (head.get(0x40..0x44) == Some(&[0x7f, 0x10, 0xda, 0xbe])).then_some("vdi");
     let descriptor = || {
         let text = &head[..head.len().min(20 * 1024)];
@@ -164,7 +164,7 @@ fn qcow2(head: &[u8]) -> Result<Image, ImageRefused> {
         }
         _ => return Err(Unsupported("a version of qcow2 other than 2 and 3")),
     };
-    // Extensions follow until one says that it is the last. They stay within the first cluster.
+    // Extensions follow until an end marker. They stay within the first cluster.
     let end = 1_usize << cluster_bits;
     loop {
         if extension == end {
@@ -196,7 +196,7 @@ mod tests {
 
     use super::*;
 
-    /// A qcow2 header as `qemu-img create -f qcow2 x 10G` writes it.
+    /// Returns a qcow2 header as `qemu-img create -f qcow2 x 10G` writes it.
     fn fresh() -> Vec<u8> {
         let mut head = vec![0; 65_536];
         head[..4].copy_from_slice(&QCOW2_MAGIC);
@@ -277,7 +277,7 @@ mod tests {
     }
 
     proptest! {
-        /// Whatever the bytes are: no panic, and a qcow2 that is taken refers to nothing.
+        /// For any bytes there is no panic, and an accepted qcow2 refers to no other file.
         #[test]
         fn no_bytes_are_too_strange(changes in prop::collection::vec((0_usize..300, any::<u8>()), 0..12), length in 0_usize..70_000) {
             let mut head = fresh();

@@ -25,7 +25,7 @@ const REFUSED: &str = "image_redirect_refused";
 const ADDRESS_REFUSED: &str = "image_address_refused";
 /// Most addresses of one name.
 const MAX_ADDRESSES: usize = 64;
-/// How often a server may send on.
+/// Most redirects.
 const MAX_REDIRECTS: usize = 5;
 /// How long a server may take to accept a connection.
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(10);
@@ -33,20 +33,20 @@ const CONNECT_TIMEOUT: Duration = Duration::from_secs(10);
 /// Why there is no answer, or no more of it.
 #[derive(Clone, Debug)]
 pub(super) struct DownloadFailure {
-    /// What is said if it stays so.
+    /// The error to return if retries do not help.
     pub(super) error: HostError,
-    /// What might help.
+    /// What may help.
     pub(super) remedy: Remedy,
 }
 
-/// What to do about a failure.
+/// How to handle a failure.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Remedy {
-    /// Ask again for what is missing.
+    /// Request the missing rest again.
     Again,
-    /// Ask again for everything: what is there does not fit what the server has.
+    /// Request everything again: the stored part does not match the server's file.
     Anew,
-    /// Nothing.
+    /// Do not retry.
     Never,
 }
 
@@ -66,30 +66,30 @@ impl From<HostError> for DownloadFailure {
     }
 }
 
-/// What is asked for.
+/// A download request.
 #[derive(Clone, Debug)]
 pub(super) struct DownloadRequest<'a> {
     pub(super) url: &'a Url,
-    /// Where a server may send on to.
+    /// Allowed redirect targets.
     pub(super) allowed: &'a [String],
-    /// Networks that are not the public internet and may be asked all the same.
+    /// Private networks that are allowed as a source.
     pub(super) private_networks: &'a [Network],
-    /// What is there already.
+    /// Bytes that are already stored.
     pub(super) from: u64,
-    /// The version of the file that this is from.
+    /// The ETag of the stored part.
     pub(super) etag: Option<&'a str>,
 }
 
-/// What a server answered, with the connection over which the rest of it comes.
+/// The head of an answer, with the connection for its body.
 #[derive(Debug)]
 pub(super) struct Answer {
     pub(super) response: http::Response<Incoming>,
-    /// Who answered.
+    /// The URL that answered.
     pub(super) url: Url,
     _connection: AbortOnDropHandle<()>,
 }
 
-/// Asks. The trusted certificates are read when the first server wants to be trusted.
+/// The HTTP client. It reads the trusted certificates when the first server needs them.
 #[derive(Debug)]
 pub(super) struct Client {
     store: Arc<Store>,
@@ -101,7 +101,7 @@ impl Client {
         Self { store: Arc::clone(store), tls: None }
     }
 
-    /// Asks, and follows where the server sends on to.
+    /// Sends the request, and follows redirects.
     pub(super) async fn get(&mut self, download: &DownloadRequest<'_>) -> Result<Answer, DownloadFailure> {
         let mut url = download.url.clone();
         for _ in 0..=MAX_REDIRECTS {
@@ -137,7 +137,7 @@ impl Client {
         };
         let addresses = resolve(url).await.map_err(|error| unreachable(&error))?;
         check_addresses(url, &addresses, download.private_networks)?;
-        // The addresses that were checked and not the name: a name could mean another place a moment later.
+        // Connects to the checked addresses and not to the name: a name could resolve to another address a moment later.
         let stream = match tokio::time::timeout(CONNECT_TIMEOUT, TcpStream::connect(addresses.as_slice())).await {
             Ok(connected) => connected,
             Err(_) => Err(std::io::ErrorKind::TimedOut.into()),
@@ -168,7 +168,7 @@ impl Client {
         let (mut sender, connection) =
             hyper::client::conn::http1::handshake(TokioIo::new(stream)).await.map_err(|error| broken(&error))?;
         let connection = tokio::spawn(async move {
-            // What goes wrong is told to the one who reads the answer.
+            // Errors are reported to the reader of the answer.
             let _ = connection.await;
         });
         let connection = AbortOnDropHandle::new(connection);
@@ -191,7 +191,7 @@ impl Client {
     }
 }
 
-/// What the server's name means now.
+/// Resolves the server's name.
 async fn resolve(url: &Url) -> std::io::Result<Vec<SocketAddr>> {
     let found = tokio::time::timeout(CONNECT_TIMEOUT, tokio::net::lookup_host((url.host(), url.port()))).await;
     match found {
@@ -200,8 +200,8 @@ async fn resolve(url: &Url) -> std::io::Result<Vec<SocketAddr>> {
     }
 }
 
-/// A tenant names the server and this host asks it, from inside its owner's network: one address that is not of the public internet,
-/// and that the owner did not list, refuses them all.
+/// Checks the server's addresses. A tenant names the server, and this host connects to it from inside its owner's network: a
+/// single private address that the owner did not list refuses all of them.
 fn check_addresses(url: &Url, addresses: &[SocketAddr], listed: &[Network]) -> Result<(), HostError> {
     if addresses.is_empty() || addresses.len() > MAX_ADDRESSES {
         let message = format!("{} has no address, or more than {MAX_ADDRESSES}; check its DNS records", url.host());
@@ -225,7 +225,7 @@ fn request(url: &Url, download: &DownloadRequest<'_>) -> Result<http::Request<Em
         .header(header::HOST, url.authority())
         .header(header::USER_AGENT, concat!("gpuaas-agent/", env!("CARGO_PKG_VERSION")))
         .header(header::ACCEPT, "*/*")
-        // The digest is of the file as it is.
+        // The digest is of the unencoded file.
         .header(header::ACCEPT_ENCODING, "identity");
     if download.from > 0 {
         request = request.header(header::RANGE, format!("bytes={}-", download.from));
@@ -261,13 +261,13 @@ fn tls_failed(place: &str, error: &std::io::Error) -> DownloadFailure {
     DownloadFailure { error: HostError::because(UNREACHABLE, &what, error), remedy }
 }
 
-/// The connection ended before the answer did.
+/// Returns the error for a connection that ended before the answer.
 pub(super) fn broken(url: &Url, error: &hyper::Error) -> HostError {
     let what = format!("the connection to {} broke; check the server and the network", url.shown());
     HostError::because(UNREACHABLE, &what, error)
 }
 
-/// Nothing came for too long.
+/// Returns the error for a server that was silent for too long.
 pub(super) fn silent(url: &Url, patience: Duration) -> HostError {
     let message = format!("{} sent nothing for {} s; check the server and the network", url.shown(), patience.as_secs_f32());
     HostError::new("image_stalled", message)

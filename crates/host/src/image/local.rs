@@ -1,4 +1,4 @@
-//! Images that the host's owner has put into a folder.
+//! Images in a folder of the host's owner.
 
 use std::fs::File;
 use std::path::PathBuf;
@@ -12,8 +12,8 @@ use super::store::Store;
 use super::{IO, blocking, open_part};
 use crate::HostError;
 
-/// Opens a file below one of the folders; `None` if none of them has it. The path comes from a task: it leads nowhere else, and through
-/// no link. Blocks.
+/// Opens a file below one of the folders, or returns `None` if none of them has it. The path comes from a task: it cannot lead
+/// outside, and links are not followed. Blocks.
 pub(super) fn open(folders: &[PathBuf], path: &str) -> Result<Option<File>, HostError> {
     let refused = |why: String| HostError::new("image_missing", format!("the image {path} is not taken: {why}"));
     let beneath = ResolveFlags::BENEATH | ResolveFlags::NO_SYMLINKS | ResolveFlags::NO_MAGICLINKS;
@@ -25,7 +25,7 @@ pub(super) fn open(folders: &[PathBuf], path: &str) -> Result<Option<File>, Host
             Err(rustix::io::Errno::NOENT) => continue,
             Err(error) => return Err(failed(error)),
         };
-        // A pipe would wait for its other end, a terminal would become ours.
+        // A pipe would block, and a terminal would become our controlling terminal.
         let flags = OFlags::RDONLY | OFlags::CLOEXEC | OFlags::NONBLOCK | OFlags::NOCTTY;
         let file = match rustix::fs::openat2(&above, path, flags, Mode::empty(), beneath) {
             Ok(file) => File::from(file),
@@ -34,7 +34,7 @@ pub(super) fn open(folders: &[PathBuf], path: &str) -> Result<Option<File>, Host
                 return Err(refused(format!("a part of it is a symbolic link below {place}; put the file itself there")));
             }
             Err(rustix::io::Errno::XDEV) => return Err(refused(format!("it leads out of {place}"))),
-            // What a socket or a device without a driver says.
+            // The error of a socket, or of a device without a driver.
             Err(rustix::io::Errno::NXIO | rustix::io::Errno::NODEV) => {
                 return Err(refused("it is not a regular file".to_owned()));
             }

@@ -1,8 +1,8 @@
-//! Images of guests: fetched once, kept by digest, looked at before any tool opens them.
+//! Images of guests: fetched once, stored by digest, checked before any tool opens them.
 //!
-//! An image is brought in by a task of its own (`flight`), one per digest however many ask for it: copied from a folder of the host's
-//! owner (`local`) or downloaded (`download`, one request of which is `http`). It grows in a `part` and gets its name in the `store` when
-//! its digest is right.
+//! A separate task imports an image (`flight`), one per digest for any number of callers: it copies the image from a folder of
+//! the host's owner (`local`) or downloads it (`download`, with one `http` request at a time). The image grows in a `part` and
+//! gets its name in the `store` when its digest is right.
 
 mod download;
 mod flight;
@@ -30,23 +30,23 @@ use flight::Report;
 use part::{HashFailed, Part, Source};
 use store::Store;
 
-/// Whether an image may come from this address: it is plain and below one of these, or `*` is among them.
+/// Returns whether an image may come from this address: it is plain and below one of these, or `*` is among them.
 pub fn is_below_any(url: &str, sources: &[String]) -> bool {
     url::Url::parse(url).is_ok_and(|url| url.is_allowed(sources))
 }
 
 const IO: &str = "image_io";
-/// How often to look whether another process is done with a part.
+/// How often to check whether another process has released a part.
 const LOCK_POLL: Duration = Duration::from_millis(100);
 
-/// What tests want to be shorter or elsewhere.
+/// Settings that tests change.
 #[derive(Clone, Debug)]
 struct Settings {
-    /// A server that sends nothing for so long is given up on.
+    /// A server that is silent for this long is given up.
     stall: Duration,
-    /// The first wait between two tries.
+    /// The first delay between two attempts.
     backoff: Duration,
-    /// Files of trusted certificates; the first one that is there counts.
+    /// Files of trusted certificates; the first existing one is used.
     ca_bundles: Vec<PathBuf>,
 }
 
@@ -57,8 +57,8 @@ impl Default for Settings {
     }
 }
 
-/// The host's store of images. Cheap to clone; when the last clone is gone, what is being brought in stops, and goes on from there the
-/// next time somebody asks for it.
+/// The host's image store. Cheap to clone. When the last clone is dropped, imports stop; they continue at the next request for
+/// the image.
 #[derive(Clone, Debug)]
 pub struct Images {
     owner: Arc<Owner>,
@@ -76,7 +76,7 @@ impl Drop for Owner {
     }
 }
 
-/// While this lives, the image is not removed to make room for others.
+/// While this lives, the image is not evicted.
 #[derive(Debug)]
 pub struct ImageGuard {
     store: Arc<Store>,
@@ -90,7 +90,7 @@ impl Drop for ImageGuard {
 }
 
 impl Images {
-    /// The store of this layout.
+    /// Creates the store of this layout.
     pub fn new(layout: &Layout) -> Self {
         Self::with_settings(layout, Settings::default())
     }
@@ -100,21 +100,22 @@ impl Images {
         Self { owner: Arc::new(Owner { store, ended: CancellationToken::new() }) }
     }
 
-    /// Where the image with this digest is, or would be. Whoever opens it holds it first ([`Images::hold`]).
+    /// Returns the path of the image with this digest, whether it exists or not. A caller that opens it must hold it first
+    /// ([`Images::hold`]).
     pub fn path_of(&self, sha256: &Digest) -> PathBuf {
         self.store().whole(sha256)
     }
 
-    /// Keeps the image with this digest from being removed, whether it is there already or not.
+    /// Protects the image with this digest from eviction, whether it exists or not.
     pub fn hold(&self, sha256: &Digest) -> ImageGuard {
         self.store().index().hold(sha256);
         ImageGuard { store: Arc::clone(self.store()), sha256: sha256.clone() }
     }
 
-    /// Brings an image into the store, if it is not there. Goes on if the caller goes away, and the next one finds it. The total that
-    /// `progress` is told is 0 while it is not known.
+    /// Imports an image into the store, if it is not there. The import continues if the caller is cancelled, and the next caller
+    /// finds it. The total passed to `progress` is 0 while it is unknown.
     pub async fn fetch(&self, wanted: &ImageWanted, progress: Progress<'_>) -> Result<ImageStored, HostError> {
-        // Not removed between the moment it is there and the moment the caller is told.
+        // Protects it between the end of the import and the return to the caller.
         let _held = self.hold(&wanted.sha256);
         loop {
             let (mut state, same) = flight::join(self.store(), wanted, &self.owner.ended);
@@ -131,15 +132,15 @@ impl Images {
             if let Ok(stored) = &outcome {
                 progress(stored.bytes, stored.bytes);
             }
-            // Somebody else asked for it from elsewhere, in vain. That says nothing about where this caller has it from.
+            // Another caller's request with another source failed. This says nothing about this caller's source.
             if outcome.is_ok() || same || self.owner.ended.is_cancelled() {
                 return outcome;
             }
         }
     }
 
-    /// Reads a stored image again: it has the digest, and is what it is said to be. Returns the size of the disk inside. An image
-    /// with another digest is removed, so that the next [`Images::fetch`] brings it in again.
+    /// Reads a stored image again and checks its digest and its declared format. Returns the size of the disk inside. An image
+    /// with a wrong digest is removed, so that the next [`Images::fetch`] imports it again.
     pub async fn verify(&self, sha256: &Digest, format: ImageFormat) -> Result<u64, HostError> {
         let held = self.hold(sha256);
         blocking(move |stop| verify(&held.store, &held.sha256, format, stop)).await
@@ -185,7 +186,7 @@ fn verify(store: &Store, sha256: &Digest, format: ImageFormat, stop: &Cancellati
     }
 }
 
-/// Opens the part of an image. Another process may be writing to it, or a thread of ours that is about to notice that it should end.
+/// Opens the part of an image. Another process may be writing to it, or a thread of this process that is about to end.
 async fn open_part(store: &Arc<Store>, sha256: &Digest, source: Option<&Source>, report: &Report) -> Result<Part, HostError> {
     let until = tokio::time::Instant::now() + store.settings.stall;
     loop {
@@ -200,7 +201,7 @@ async fn open_part(store: &Arc<Store>, sha256: &Digest, source: Option<&Source>,
     }
 }
 
-/// Runs a call that blocks on a thread of its own. The call is told when nobody waits for it any more.
+/// Runs a blocking call on its own thread. The call is cancelled when its caller is.
 async fn blocking<T: Send + 'static>(
     call: impl FnOnce(&CancellationToken) -> Result<T, HostError> + Send + 'static,
 ) -> Result<T, HostError> {

@@ -1,4 +1,4 @@
-//! An image that is not complete yet: a file that grows at its end, with the digest of what is in it.
+//! An incomplete image: a file that grows at its end, with the digest of its content.
 
 use std::fs::File;
 use std::io::{Read as _, Seek as _, Write as _};
@@ -15,43 +15,43 @@ use super::store::{self, Store};
 use super::{IO, stopped};
 use crate::{HostError, private_file};
 
-/// Bytes that are read at once.
+/// Size of one read.
 pub(super) const READ_BYTES: usize = 1024 * 1024;
-/// How far ahead room is made sure of when the size of an image is not known, and how often it is looked at when it is.
+/// How far ahead space is reserved when the size of an image is unknown, and how often it is checked when it is known.
 const CLAIM_STEP: u64 = 64 * 1024 * 1024;
-/// How much waits in memory for the disk at most: the host's memory is the guests'.
+/// Most unsynced data: the host's memory is for guests.
 const SYNC_STEP: u64 = 256 * 1024 * 1024;
-/// Largest document about a source.
+/// Size limit of the source document.
 const MAX_SOURCE_BYTES: u64 = 16 * 1024;
 
-/// Where the bytes of a part are from.
+/// The source of a part.
 #[derive(Clone, Debug, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
 #[serde(deny_unknown_fields)]
 pub(super) struct Source {
-    /// The address without what follows `?`: that may be a secret, and is another one for every request.
+    /// The URL without its query: that may be a secret, and may differ for every request.
     pub(super) url: String,
-    /// Digest of the whole address.
+    /// Digest of the whole URL.
     pub(super) url_sha256: Digest,
-    /// What the server calls this version of the file, if it does.
+    /// The server's ETag, if there is one.
     pub(super) etag: Option<String>,
-    /// Size of the whole file, if the server says so.
+    /// Size of the whole file, if the server sends it.
     pub(super) length: Option<u64>,
 }
 
 impl Source {
-    /// An address of which nothing is known yet.
+    /// Creates a source without details.
     pub(super) fn of(url: &str) -> Self {
         let plain = url.split('?').next().unwrap_or_default().to_owned();
         Self { url: plain, url_sha256: Digest::of(url.as_bytes()), etag: None, length: None }
     }
 
-    /// Whether what this address gives can go on where the part ends. With a name for the version the server is asked to be sure.
+    /// Returns whether the source can continue the part. With an ETag, the server checks it.
     fn continues(&self, part: &Self) -> bool {
         self.url_sha256 == part.url_sha256 || (self.url == part.url && part.etag.is_some())
     }
 }
 
-/// The part of an image that is there. Nobody else writes to it: the file is locked as long as this lives. Every method blocks.
+/// The stored part of an image. The file is locked as long as this lives, so there is no other writer. Every method blocks.
 #[derive(Debug)]
 pub(super) struct Part {
     store: Arc<Store>,
@@ -60,21 +60,21 @@ pub(super) struct Part {
     file: File,
     hasher: sha2::Sha256,
     position: u64,
-    /// Where it is from, if it can be gone on with later.
+    /// Its source, if it can be resumed later.
     source: Option<Source>,
-    /// Size of the whole image, if somebody said so.
+    /// Size of the whole image, if known.
     total: Option<u64>,
-    /// Some of it is from an earlier request.
+    /// Whether some of it is from an earlier request.
     resumed: bool,
-    /// Up to here there is room.
+    /// The end of the reserved space.
     claimed_to: u64,
     synced_to: u64,
     report: Report,
 }
 
 impl Part {
-    /// Opens the part of an image, to go on with `source`, or from its beginning if it is from elsewhere. `None` if somebody else is
-    /// writing to it.
+    /// Opens the part of an image, to continue with `source`, or from its start if it has another source. Returns `None` if there
+    /// is another writer.
     pub(super) fn open(
         store: &Arc<Store>,
         sha256: &Digest,
@@ -101,7 +101,7 @@ impl Part {
         let length = part.file.metadata().map_err(|error| part.io("look at", &error))?.len();
         match part.read_source().filter(|known| source.is_some_and(|source| source.continues(known))) {
             Some(known) if length > 0 && known.length.is_none_or(|total| length <= total) => {
-                tracing::info!(image = %sha256, bytes = length, "going on with a part of an image");
+                tracing::info!(image = %sha256, bytes = length, "resuming a partial image");
                 part.rehash(stop)?;
                 part.total = known.length;
                 part.source = Some(known);
@@ -113,56 +113,57 @@ impl Part {
         Ok(Some(part))
     }
 
-    /// How much there is.
+    /// Returns its size.
     pub(super) fn position(&self) -> u64 {
         self.position
     }
 
-    /// Where it is from, if there is any of it.
+    /// Returns its source, if it is not empty.
     pub(super) fn source(&self) -> Option<&Source> {
         self.source.as_ref()
     }
 
-    /// Nothing is missing, as far as one knows before the digest.
+    /// Returns whether it is complete, before the check of the digest.
     pub(super) fn is_complete(&self) -> bool {
         self.total == Some(self.position)
     }
 
-    /// Nobody has said how much it will be: only the end of the answer tells.
+    /// Returns whether the total is unknown, so that only the end of the answer shows it.
     pub(super) fn total_is_missing(&self) -> bool {
         self.total.is_none()
     }
 
-    /// Some of it is from an earlier request, so a wrong digest may mean that the file has changed in between.
+    /// Returns whether some of it is from an earlier request. A wrong digest may then mean that the file has changed in between.
     pub(super) fn was_resumed(&self) -> bool {
         self.resumed
     }
 
-    /// What follows is the rest of what is there, and then it is so much, if the server says so.
+    /// Prepares to append the rest, with the total size if the server sends it.
     pub(super) fn go_on(&mut self, total: Option<u64>) -> Result<(), HostError> {
         self.total = self.total.or(total);
         self.resumed = true;
         self.claim(0)
     }
 
-    /// What follows begins at the beginning, from here. Written down first, so that the bytes are never taken for somebody else's.
+    /// Prepares to start from the beginning with this source. The source is saved first, so that the bytes are never attributed
+    /// to another one.
     pub(super) fn begin(&mut self, source: Source) -> Result<(), HostError> {
         if self.position > 0 {
-            tracing::info!(image = %self.sha256, "beginning an image anew");
+            tracing::info!(image = %self.sha256, "downloading an image from the start");
         }
         self.clear()?;
         let document = serde_json::to_vec(&source).map_err(|error| self.io("describe", &error))?;
         let path = self.store.source(&self.sha256);
         let mut options = std::fs::OpenOptions::new();
         options.write(true).create(true).truncate(true).mode(0o600).custom_flags(store::no_surprises());
-        // If the host fails at this moment there is half a document, which nobody believes.
+        // After a crash at this moment the document is incomplete, and is not accepted.
         options.open(&path).and_then(|mut file| file.write_all(&document)).map_err(|error| self.io("describe", &error))?;
         self.total = source.length;
         self.source = Some(source);
         self.claim(0)
     }
 
-    /// Appends.
+    /// Appends bytes.
     pub(super) fn write(&mut self, bytes: &[u8]) -> Result<(), HostError> {
         let length = bytes.len() as u64;
         if self.position.saturating_add(length) > self.claimed_to {
@@ -179,12 +180,12 @@ impl Part {
         Ok(())
     }
 
-    /// Copies a file of this host. What is hashed is what is stored, whatever happens to the file meanwhile.
+    /// Copies a file of this host. The digest is of the stored bytes, even if the file changes at the same time.
     pub(super) fn copy(&mut self, from: &mut File, length: u64, stop: &CancellationToken) -> Result<(), HostError> {
         self.clear()?;
         self.total = Some(length);
         self.claim(0)?;
-        // The two share their blocks where the file system can do that; ours do not change when the other's do.
+        // The two files share blocks if the file system supports it; ours do not change with the other.
         if rustix::fs::ioctl_ficlone(&self.file, &*from).is_ok() {
             return self.rehash(stop);
         }
@@ -203,7 +204,7 @@ impl Part {
         }
     }
 
-    /// Compares the digest and puts the image into the store. A wrong one is removed. Durable when it returns.
+    /// Checks the digest and moves the image into the store. An image with a wrong digest is removed. Durable when it returns.
     pub(super) fn finish(mut self) -> Result<u64, HostError> {
         let found = digest_of(std::mem::take(&mut self.hasher));
         if found != self.sha256.as_str() {
@@ -219,15 +220,15 @@ impl Part {
         Ok(self.position)
     }
 
-    /// Removes it with everything that is known of it.
+    /// Removes it with its source document.
     fn discard(&self) -> Result<(), HostError> {
         store::remove(&self.store.source(&self.sha256))?;
         store::remove(&self.path)
     }
 
-    /// Back to nothing.
+    /// Empties it.
     pub(super) fn clear(&mut self) -> Result<(), HostError> {
-        // First what it is from: a part of which that is not known is never gone on with.
+        // The source first: a part without a source is never resumed.
         store::remove(&self.store.source(&self.sha256))?;
         self.file.set_len(0).and_then(|()| self.file.rewind()).map_err(|error| self.io("empty", &error))?;
         self.hasher = sha2::Sha256::new();
@@ -236,17 +237,17 @@ impl Part {
         Ok(())
     }
 
-    /// Room for `more` bytes at least.
+    /// Reserves space for at least `more` bytes.
     fn claim(&mut self, more: u64) -> Result<(), HostError> {
         let next = self.position.saturating_add(more);
-        // If the size is known, there is room for all of it before the first byte.
+        // If the size is known, all of it is reserved before the first byte.
         let total = self.total.map_or(next.saturating_add(CLAIM_STEP), |total| total.max(next));
         self.store.claim(&self.sha256, total, self.position)?;
         self.claimed_to = next.saturating_add(CLAIM_STEP);
         Ok(())
     }
 
-    /// Reads what is in the file, for its digest, and goes on at its end.
+    /// Reads the content of the file for its digest, and continues at its end.
     fn rehash(&mut self, stop: &CancellationToken) -> Result<(), HostError> {
         self.file.rewind().map_err(|error| self.io("read", &error))?;
         let (hasher, length) = hash(&mut self.file, stop, |_| ()).map_err(|failure| self.read_failed(failure))?;
@@ -271,7 +272,7 @@ impl Part {
     }
 }
 
-/// Opens and locks the part. `None` if somebody else has it.
+/// Opens and locks the part. Returns `None` if it is locked.
 fn lock(path: &std::path::Path) -> Result<Option<File>, HostError> {
     let bad = |what: &str, error: &(dyn std::error::Error + 'static)| {
         HostError::because(IO, &format!("cannot {what} {}", path.display()), error)
@@ -288,7 +289,7 @@ fn lock(path: &std::path::Path) -> Result<Option<File>, HostError> {
     if !meta.is_file() {
         return Err(HostError::new(IO, format!("{} is not a regular file; remove it", path.display())));
     }
-    // Whoever had the lock before may have given the file its final name: then this is not the part any more.
+    // The previous holder of the lock may have given the file its final name: then it is not the part any more.
     let still = std::fs::symlink_metadata(path).is_ok_and(|named| named.ino() == meta.ino() && named.dev() == meta.dev());
     Ok(still.then_some(file))
 }
@@ -296,13 +297,14 @@ fn lock(path: &std::path::Path) -> Result<Option<File>, HostError> {
 /// Why a file has no digest.
 #[derive(Debug)]
 pub(super) enum HashFailed {
-    /// Nobody wants to know any more.
+    /// The caller stopped waiting.
     Stopped,
-    /// The system refused.
+    /// A system error.
     Io(std::io::Error),
 }
 
-/// Reads a file from where it stands to its end: the state of its digest, and how much it was. `look` sees every piece.
+/// Reads a file from its current position to its end. Returns the state of its digest and the number of bytes. `look` receives
+/// every chunk.
 pub(super) fn hash(
     file: &mut File,
     stop: &CancellationToken,
@@ -312,7 +314,7 @@ pub(super) fn hash(
     let mut hasher = sha2::Sha256::new();
     let (mut buffer, mut length) = (vec![0; READ_BYTES], 0_u64);
     loop {
-        // Threads cannot be ended from outside, and a large image takes minutes.
+        // A thread cannot be ended from outside, and a large image takes minutes.
         if stop.is_cancelled() {
             return Err(HashFailed::Stopped);
         }
@@ -328,12 +330,12 @@ pub(super) fn hash(
     }
 }
 
-/// The digest, in the form in which it is compared.
+/// Returns the digest in the form for comparison.
 pub(super) fn digest_of(hasher: sha2::Sha256) -> String {
     format!("sha256:{}", gpuaas_contract::hex(&hasher.finalize()))
 }
 
-/// The error for a wrong digest.
+/// Returns the error for a wrong digest.
 pub(super) fn mismatch(what: &str, wanted: &Digest, found: &str) -> HostError {
     HostError::new("image_digest_mismatch", format!("{what}: wanted {wanted}, found {found}"))
 }

@@ -1,4 +1,4 @@
-//! The folder of images: what is in it, who uses it, and what has to go when it is full.
+//! The folder of images: its content, its users, and the eviction when it is full.
 
 use std::collections::HashMap;
 use std::fs::File;
@@ -18,55 +18,55 @@ use crate::{HostError, private_file};
 
 /// The largest image.
 pub(super) const MAX_IMAGE_BYTES: u64 = 1 << 40;
-/// How long the rest of a download that nobody goes on with is kept.
+/// How long the part of an abandoned download is kept.
 const KEEP_PARTS: Duration = Duration::from_secs(7 * 24 * 60 * 60);
-/// Images that are brought in at the same time; the others wait.
+/// Most concurrent imports; the others wait.
 const FETCHES_AT_ONCE: usize = 2;
-/// Most room that is left to everybody else on the file system; less on a small one. A host without any room left cannot even say so.
+/// Most space that is left to others on the file system; less on a small one. A host with a full disk cannot even report it.
 const MAX_SPARE_BYTES: u64 = 1 << 30;
 
-/// The folder and the index about it. One per agent.
+/// The folder and its index. One per agent.
 #[derive(Debug)]
 pub(super) struct Store {
     pub(super) folder: PathBuf,
     pub(super) image_folders: Vec<PathBuf>,
     pub(super) settings: Settings,
-    /// Turns for those who bring in an image.
+    /// Permits for imports.
     pub(super) turns: Semaphore,
     budget: u64,
     index: Mutex<StoreIndex>,
 }
 
-/// Who uses what at this moment.
+/// The current users.
 #[derive(Debug, Default)]
 pub(super) struct StoreIndex {
-    /// Images that are being brought in.
+    /// Running imports.
     pub(super) flights: HashMap<Digest, Flight>,
-    /// How many guards each image has.
+    /// The number of guards of each image.
     held: HashMap<Digest, usize>,
-    /// Room for what is being brought in.
+    /// Reserved space of running imports.
     claims: HashMap<Digest, Claim>,
 }
 
-/// Room for one image.
+/// Reserved space of one image.
 #[derive(Clone, Copy, Debug)]
 struct Claim {
-    /// Its size, as far as it is known.
+    /// Its size, as far as known.
     total: u64,
-    /// So much of it is there.
+    /// Its written bytes.
     written: u64,
 }
 
-/// What an entry of the folder is.
+/// The kind of an entry in the folder.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum EntryKind {
-    /// A whole image.
+    /// A complete image.
     Whole,
-    /// The beginning of one.
+    /// A part of an image.
     Part,
-    /// Where the beginning is from.
+    /// The source document of a part.
     Source,
-    /// About to be removed.
+    /// A file that is being removed.
     Gone,
 }
 
@@ -83,7 +83,7 @@ struct Entry {
     used_at: Timestamp,
 }
 
-/// An image as the choice of what has to go sees it.
+/// An image, as the eviction sees it.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Kept {
     pub(super) bytes: u64,
@@ -91,23 +91,23 @@ pub(super) struct Kept {
     pub(super) in_use: bool,
 }
 
-/// What is asked for, and what there is.
+/// The required and the available space.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Wanted {
-    /// Most bytes of all images.
+    /// Size limit of all images.
     pub(super) budget: u64,
-    /// Bytes that the new ones will have.
+    /// Size of the new images.
     pub(super) claimed: u64,
     /// Bytes of them that are not written yet.
     pub(super) missing: u64,
-    /// Room on the file system, without what is left to others.
+    /// Free space on the file system, without what is left to others.
     pub(super) free: u64,
 }
 
-/// Why there is no room.
+/// Why there is no space.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum NoRoom {
-    /// The budget of the store.
+    /// The limit of the store.
     Budget,
     /// The file system.
     Disk,
@@ -129,17 +129,17 @@ impl Store {
         self.index.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Where an image is when it is whole.
+    /// Returns the path of a complete image.
     pub(super) fn whole(&self, sha256: &Digest) -> PathBuf {
         self.entry(sha256, EntryKind::Whole)
     }
 
-    /// Where it is until then.
+    /// Returns the path of its part.
     pub(super) fn part(&self, sha256: &Digest) -> PathBuf {
         self.entry(sha256, EntryKind::Part)
     }
 
-    /// Where it is written down what the part is from.
+    /// Returns the path of the part's source document.
     pub(super) fn source(&self, sha256: &Digest) -> PathBuf {
         self.entry(sha256, EntryKind::Source)
     }
@@ -149,7 +149,7 @@ impl Store {
         self.folder.join(format!("{}{suffix}", sha256.as_str().replace(':', "-")))
     }
 
-    /// Makes the folder if it is not there. Blocks.
+    /// Creates the folder if it does not exist. Blocks.
     pub(super) fn prepare(&self) -> Result<(), HostError> {
         let bad = |what: &str, error: &(dyn std::error::Error + 'static)| {
             HostError::because(IO, &format!("cannot {what} the folder of images {}", self.folder.display()), error)
@@ -165,7 +165,7 @@ impl Store {
             );
             return Err(HostError::new(IO, message));
         }
-        // Whoever may write here could exchange an image between the check of its digest and its use.
+        // A user who can write here could replace an image between the check of its digest and its use.
         if meta.mode() & 0o077 != 0 {
             let private = std::fs::Permissions::from_mode(0o700);
             std::fs::set_permissions(&self.folder, private).map_err(|error| bad("close", &error))?;
@@ -173,7 +173,7 @@ impl Store {
         Ok(())
     }
 
-    /// Removes what nobody will go on with. Blocks.
+    /// Removes abandoned parts. Blocks.
     pub(super) fn sweep(&self, now: Timestamp) -> Result<(), HostError> {
         let entries = self.list()?;
         let is_old = |entry: &Entry| now.since(entry.used_at) > KEEP_PARTS;
@@ -203,11 +203,11 @@ impl Store {
             }
             rename(&entry.path, &gone)?;
         }
-        tracing::info!(file = %entry.path.display(), "removing the rest of an image that was never completed");
+        tracing::info!(file = %entry.path.display(), "removing an incomplete image");
         remove(&gone)
     }
 
-    /// Size of a stored image, which counts as used now; `None` if it is not there. Blocks.
+    /// Returns the size of a stored image and marks it as used, or returns `None` if it does not exist. Blocks.
     pub(super) fn touch(&self, sha256: &Digest) -> Result<Option<u64>, HostError> {
         let path = self.whole(sha256);
         let Some(file) = open(&path)? else { return Ok(None) };
@@ -217,8 +217,8 @@ impl Store {
         Ok(Some(meta.len()))
     }
 
-    /// Sees to it that there is room for `total` bytes of an image of which `written` are there, and keeps that room for it until
-    /// [`Store::unclaim`]. Images that nobody uses have to go for it, the one that was not used for the longest time first. Blocks.
+    /// Reserves space for `total` bytes of an image of which `written` are stored, until [`Store::unclaim`]. Unused images are
+    /// evicted for it, the least recently used first. Blocks.
     pub(super) fn claim(&self, sha256: &Digest, total: u64, written: u64) -> Result<(), HostError> {
         if total > MAX_IMAGE_BYTES {
             return Err(HostError::new(
@@ -227,7 +227,7 @@ impl Store {
             ));
         }
         let gone = self.make_way(sha256, total, written)?;
-        // Freeing the blocks of a large file takes time, so it is not done while others wait for the index.
+        // Freeing a large file takes time, so it is not done while others wait for the index.
         for path in gone {
             remove(&path)?;
         }
@@ -250,7 +250,7 @@ impl Store {
             missing: total.saturating_sub(written).saturating_add(others_missing),
             free: space.available_bytes.saturating_sub(spare),
         };
-        // Parts that are being written are in the claims already.
+        // Parts that are being written are already in the claims.
         let counts = |entry: &Entry| match entry.kind {
             EntryKind::Whole => true,
             EntryKind::Part => !index.flights.contains_key(&entry.sha256) && entry.sha256 != *sha256,
@@ -265,7 +265,7 @@ impl Store {
         let mut gone = Vec::new();
         for index in victims {
             let entry = &entries[index];
-            tracing::info!(image = %entry.sha256, bytes = entry.bytes, "removing an image that was not used for the longest time");
+            tracing::info!(image = %entry.sha256, bytes = entry.bytes, "removing the least recently used image");
             let path = self.entry(&entry.sha256, EntryKind::Gone);
             rename(&entry.path, &path)?;
             gone.push(path);
@@ -300,12 +300,12 @@ impl Store {
         }
     }
 
-    /// Gives back what was claimed for an image.
+    /// Releases the space that was reserved for an image.
     pub(super) fn unclaim(&self, sha256: &Digest) {
         self.index().claims.remove(sha256);
     }
 
-    /// Everything of ours in the folder. Other files are none of our business.
+    /// Lists our entries in the folder. Other files are ignored.
     fn list(&self) -> Result<Vec<Entry>, HostError> {
         let bad = |error: std::io::Error| HostError::because(IO, &format!("cannot list {}", self.folder.display()), &error);
         let mut entries = Vec::new();
@@ -315,26 +315,26 @@ impl Store {
             let meta = match found.metadata() {
                 Ok(meta) if meta.is_file() => meta,
                 Ok(_) => continue,
-                // Another thread of ours has removed it.
+                // Another thread has removed it.
                 Err(error) if error.kind() == std::io::ErrorKind::NotFound => continue,
                 Err(error) => return Err(bad(error)),
             };
             let used_at = Timestamp(meta.mtime().saturating_mul(1_000_000).saturating_add(meta.mtime_nsec() / 1000));
             entries.push(Entry { sha256, kind, path: found.path(), bytes: meta.len(), used_at });
         }
-        // For images that were used at the same moment, any order does if it is always the same.
+        // Images that were used at the same moment need a stable order.
         entries.sort_by(|a, b| a.path.cmp(&b.path));
         Ok(entries)
     }
 }
 
 impl StoreIndex {
-    /// Nothing removes this image from now on.
+    /// Protects this image from eviction.
     pub(super) fn hold(&mut self, sha256: &Digest) {
         *self.held.entry(sha256.clone()).or_default() += 1;
     }
 
-    /// The end of one [`StoreIndex::hold`].
+    /// Ends one [`StoreIndex::hold`].
     pub(super) fn let_go(&mut self, sha256: &Digest) {
         if let Some(count) = self.held.get_mut(sha256) {
             *count -= 1;
@@ -349,7 +349,7 @@ impl StoreIndex {
     }
 }
 
-/// Which images have to go, as indices into `kept`. None do if it would not help.
+/// Returns the images to evict, as indices into `kept`. Evicts none if that would not help.
 pub(super) fn evict(kept: &[Kept], wanted: Wanted) -> Result<Vec<usize>, NoRoom> {
     let mut stored: u64 = kept.iter().map(|image| image.bytes).fold(0, u64::saturating_add);
     let mut free = wanted.free;
@@ -378,7 +378,7 @@ fn entry_of(name: &str) -> Option<(Digest, EntryKind)> {
     Some((Digest::try_from(format!("sha256:{hex}")).ok()?, *kind))
 }
 
-/// Opens a file of the store for reading; `None` if it is not there.
+/// Opens a file of the store for reading, or returns `None` if it does not exist.
 pub(super) fn open(path: &Path) -> Result<Option<File>, HostError> {
     let bad = |error: &std::io::Error| HostError::because(IO, &format!("cannot open {}", path.display()), error);
     match std::fs::OpenOptions::new().read(true).custom_flags(no_surprises()).open(path) {
@@ -389,20 +389,20 @@ pub(super) fn open(path: &Path) -> Result<Option<File>, HostError> {
     }
 }
 
-/// For opening what should be a plain file: follow no link, wait for nobody.
+/// Returns flags for opening a plain file: follow no link, never block.
 pub(super) fn no_surprises() -> i32 {
     let flags = rustix::fs::OFlags::NOFOLLOW | rustix::fs::OFlags::NONBLOCK | rustix::fs::OFlags::NOCTTY;
     i32::try_from(flags.bits()).unwrap_or(0)
 }
 
-/// The time of the last change is the time of the last use: a stored image never changes, and the time of the last read is not kept by
-/// every file system.
+/// Marks a file as used. The modification time serves as the time of the last use: a stored image never changes, and not every
+/// file system records the last read.
 pub(super) fn mark_used(file: &File) -> std::io::Result<()> {
     let now = rustix::fs::Timespec { tv_sec: 0, tv_nsec: rustix::fs::UTIME_NOW };
     Ok(rustix::fs::futimens(file, &rustix::fs::Timestamps { last_access: now, last_modification: now })?)
 }
 
-/// Gives a file that has to go another name. It may be gone already.
+/// Renames a file that will be removed. It may already be gone.
 fn rename(path: &Path, gone: &Path) -> Result<(), HostError> {
     match std::fs::rename(path, gone) {
         Err(error) if error.kind() != std::io::ErrorKind::NotFound => {
@@ -412,7 +412,7 @@ fn rename(path: &Path, gone: &Path) -> Result<(), HostError> {
     }
 }
 
-/// Removes a file. It may be gone already.
+/// Removes a file. It may already be gone.
 pub(super) fn remove(path: &Path) -> Result<(), HostError> {
     match std::fs::remove_file(path) {
         Err(error) if error.kind() != std::io::ErrorKind::NotFound => {

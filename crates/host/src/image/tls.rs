@@ -1,4 +1,4 @@
-//! Whom the host trusts to say who a server is: the certificates that its system keeps.
+//! The trusted CA certificates: those of the host's system.
 
 use std::io::Read as _;
 use std::path::PathBuf;
@@ -11,13 +11,14 @@ use rustls_pki_types::pem::PemObject as _;
 use super::http::UNREACHABLE;
 use crate::HostError;
 
-/// Where the systems keep them: Debian and Ubuntu, Fedora and RHEL, SUSE, Alpine.
+/// The files of Debian and Ubuntu, Fedora and RHEL, SUSE, Alpine.
 pub(super) const BUNDLES: [&str; 4] =
     ["/etc/ssl/certs/ca-certificates.crt", "/etc/pki/tls/certs/ca-bundle.crt", "/etc/ssl/ca-bundle.pem", "/etc/ssl/cert.pem"];
-/// Most bytes of such a file.
+/// Size limit of such a file.
 const MAX_BUNDLE_BYTES: u64 = 16 * 1024 * 1024;
 
-/// The configuration with the first of these files that is there. Read for every image: the owner may have changed it. Blocks.
+/// Returns the configuration with the first of these files that exists. It is read for every image, because the owner may have
+/// changed it. Blocks.
 pub(super) fn config(bundles: &[PathBuf]) -> Result<Arc<ClientConfig>, HostError> {
     let mut roots = RootCertStore::empty();
     for bundle in bundles {
@@ -27,7 +28,7 @@ pub(super) fn config(bundles: &[PathBuf]) -> Result<Arc<ClientConfig>, HostError
             Err(error) if error.kind() == std::io::ErrorKind::NotFound => continue,
             Err(error) => return Err(HostError::because(UNREACHABLE, &format!("cannot read {}", bundle.display()), &error)),
         }
-        // One certificate that is not understood must not take the others with it.
+        // One certificate that cannot be parsed must not invalidate the others.
         roots.add_parsable_certificates(CertificateDer::pem_slice_iter(&pem).filter_map(Result::ok));
         break;
     }

@@ -1,19 +1,18 @@
-//! Addresses of images, as far as one must understand them to follow a server that sends on and nothing else.
+//! URLs of images, parsed only as far as redirects need it.
 
 /// An `http` or `https` address.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Url {
     https: bool,
-    /// Lower case; an IPv6 address in brackets.
+    /// Lowercase; an IPv6 address in brackets.
     host: String,
     port: u16,
-    /// With what follows `?`. No part of it is `.` or `..`.
+    /// With its query. No segment of it is `.` or `..`.
     path: String,
 }
 
 impl Url {
-    /// An address as it was given, or why not. One with `..` is refused: what it means depends on the server, so nobody can say what it
-    /// is below.
+    /// Parses a URL. One with `..` is refused: its meaning depends on the server, so it cannot be compared with a prefix.
     pub(super) fn parse(text: &str) -> Result<Self, &'static str> {
         let url = Self::split(text)?;
         let plain = url.path.split('?').next().unwrap_or_default();
@@ -23,7 +22,7 @@ impl Url {
         Ok(url)
     }
 
-    /// Where a server that was asked for `self` sends on to.
+    /// Returns the target of a redirect from `self`.
     pub(super) fn follow(&self, location: &str) -> Result<Self, &'static str> {
         let scheme = location.split(['/', '?', '#']).next().unwrap_or_default();
         let here = self.path.split('?').next().unwrap_or_default();
@@ -41,7 +40,7 @@ impl Url {
         };
         let mut url = Self::split(&absolute)?;
         url.path = without_dots(&url.path);
-        // What is left of them is written in another way.
+        // Dots that are left are written in another way.
         Self::parse(&url.to_string())
     }
 
@@ -77,7 +76,7 @@ impl Url {
         self.https
     }
 
-    /// As a name or an address to connect to.
+    /// Returns the name or address to connect to.
     pub(super) fn host(&self) -> &str {
         self.host.strip_prefix('[').and_then(|host| host.strip_suffix(']')).unwrap_or(&self.host)
     }
@@ -86,22 +85,22 @@ impl Url {
         self.port
     }
 
-    /// For the first line of a request.
+    /// Returns the target for the request line.
     pub(super) fn path(&self) -> &str {
         &self.path
     }
 
-    /// For the `Host` header.
+    /// Returns the value of the `Host` header.
     pub(super) fn authority(&self) -> String {
         if self.port == default_port(self.https) { self.host.clone() } else { format!("{}:{}", self.host, self.port) }
     }
 
-    /// For people: without what follows `?`, which may be a secret.
+    /// Returns the URL for messages, without its query, which may be a secret.
     pub(super) fn shown(&self) -> String {
         format!("{}{}", self.origin(), self.path.split('?').next().unwrap_or_default())
     }
 
-    /// Whether it is below one of these.
+    /// Returns whether it is below one of these.
     pub(super) fn is_allowed(&self, prefixes: &[String]) -> bool {
         let text = self.to_string();
         prefixes.iter().any(|prefix| prefix == "*" || is_below(&text, prefix))
@@ -126,22 +125,23 @@ fn default_port(https: bool) -> u16 {
     if https { 443 } else { 80 }
 }
 
-/// Whether a URL begins with this one, and not in the middle of a name: `https://a.example` must not allow `https://a.example.evil`.
+/// Returns whether a URL begins with this one, and not in the middle of a name: `https://a.example` must not allow
+/// `https://a.example.evil`.
 fn is_below(url: &str, prefix: &str) -> bool {
-    // A scheme alone, and even less than that, is no place.
+    // A scheme alone, or less, is not a server.
     let names_a_server = prefix.split_once("://").is_some_and(|(_, rest)| !rest.is_empty() && !rest.starts_with('/'));
     names_a_server
         && url.strip_prefix(prefix).is_some_and(|rest| prefix.ends_with('/') || rest.is_empty() || rest.starts_with(['/', '?']))
 }
 
-/// Whether a part of a path is `.` or `..`, in whatever way it is written.
+/// Returns whether a segment of a path is `.` or `..`, in any encoding.
 fn is_dots(part: &str) -> bool {
     let plain = part.to_ascii_lowercase().replace("%2e", ".");
-    // Some servers take what follows `;` for something else.
+    // Some servers treat what follows `;` as a parameter.
     matches!(plain.split(';').next(), Some("." | ".."))
 }
 
-/// RFC 3986, 5.2.4.
+/// Removes dot segments (RFC 3986, 5.2.4).
 fn without_dots(path: &str) -> String {
     let (plain, query) = path.find('?').map_or((path, ""), |at| path.split_at(at));
     let mut parts: Vec<&str> = Vec::new();
@@ -262,7 +262,7 @@ mod tests {
     }
 
     proptest! {
-        /// Whatever a server says: no panic, and what comes out is an address without dots that is read the same again.
+        /// For any redirect there is no panic, and the result is a URL without dots that parses to itself.
         #[test]
         fn no_location_is_too_strange(location in "[a-z:/.%2eE?#@;\\[\\]]{0,24}|\\PC{0,16}") {
             if let Ok(url) = parse("http://a.example/b/c").follow(&location) {

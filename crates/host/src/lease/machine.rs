@@ -15,7 +15,7 @@ pub(crate) const FILE: &str = "machine.json";
 pub(crate) fn take(folder: &Path, lease: &MachineLease, again: bool) -> Result<(), HostError> {
     let leases = LeaseFolder::make(folder)?;
     if let Some(present) = leases.machine()? {
-        // Another task of the same allocation may come back to its user: everything that it does can be done again.
+        // Another task of the same allocation may return to its user: everything it does is idempotent.
         let same = present.holder() == lease.holder() && present.username == lease.username && (again || !present.leaving);
         return if same { Ok(()) } else { Err(leased(&present)) };
     }
@@ -35,16 +35,16 @@ pub(crate) fn take(folder: &Path, lease: &MachineLease, again: bool) -> Result<(
         let message = format!("{slot} is leased to {whose}; the whole machine can be leased only when no slot of it is");
         return Err(HostError::new("slots_leased", message));
     }
-    // The fence comes first: a crash in between costs the number, and never gives the machine twice.
+    // The fence is written first: a crash in between loses the epoch, and never gives the machine twice.
     write(&fences, FILE, &MachineFence::of(lease, before.as_ref()))?;
     if leases.folder.write_new(FILE, &encode(FILE, lease)?, FILE_MODE).map_err(|error| failed(&error))? {
         return Ok(());
     }
-    // Somebody who does not know of the lock was faster.
+    // A writer that ignores the lock was faster.
     Err(HostError::new("machine_leased", "the machine was leased by somebody else at the same moment"))
 }
 
-/// Takes the machine from an earlier holder, with everything that is known of that one's user.
+/// Takes the machine from an earlier holder, with the data about that holder's user.
 pub(crate) fn take_over(folder: &Path, lease: &MachineLease) -> Result<MachineLease, HostError> {
     let leases = LeaseFolder::make(folder)?;
     let Some(present) = leases.machine()? else { return Err(lost(lease, "nobody has it")) };
@@ -52,7 +52,7 @@ pub(crate) fn take_over(folder: &Path, lease: &MachineLease) -> Result<MachineLe
         present
     } else if present.lease_epoch < lease.lease_epoch {
         let MachineLease { allocation_id, lease_epoch, task_id, taken_at, .. } = *lease;
-        // The machine stays leased all the time, so the lease comes first here: whoever holds it is the one who may clean it.
+        // The machine stays leased all the time, so the lease is written first here: its holder is the one that may clean it.
         let taken = MachineLease { allocation_id, lease_epoch, task_id, taken_at, leaving: true, ..present };
         write(&leases.folder, FILE, &taken)?;
         taken
@@ -63,12 +63,12 @@ pub(crate) fn take_over(folder: &Path, lease: &MachineLease) -> Result<MachineLe
     Ok(taken)
 }
 
-/// Writes down what has become of the machine.
+/// Records a change of the lease.
 pub(crate) fn note(folder: &Path, lease: &MachineLease) -> Result<(), HostError> {
     let Some(leases) = LeaseFolder::open(folder)? else { return Err(lost(lease, "there are no leases")) };
     match leases.machine()? {
         Some(present) if present.holder() == lease.holder() => {
-            // The number is remembered longer than the lease: what is of it must be found even when the lease is gone.
+            // The fence remembers the number longer than the lease: what belongs to it must be found even when the lease is gone.
             remember(&leases, lease, false)?;
             write(&leases.folder, FILE, lease)
         }
@@ -77,26 +77,26 @@ pub(crate) fn note(folder: &Path, lease: &MachineLease) -> Result<(), HostError>
     }
 }
 
-/// Gives the machine back.
+/// Drops the lease of the machine.
 pub(crate) fn drop_lease(folder: &Path, holder: Holder) -> Result<(), HostError> {
     let Some(leases) = LeaseFolder::open(folder)? else { return Ok(()) };
     match leases.machine()? {
         Some(present) if present.holder() != holder => Err(leased(&present)),
         None => Ok(()),
         Some(present) => {
-            // The fence comes first here, too: a crash in between leaves a lease that nothing can be begun under.
+            // The fence is written first here too: a crash in between leaves a lease under which nothing can begin.
             remember(&leases, &present, true)?;
             leases.folder.remove_file(FILE).map_err(|error| failed(&error))
         }
     }
 }
 
-/// The lease, if there is one.
+/// Returns the lease, if there is one.
 pub(crate) fn find(folder: &Path) -> Result<Option<MachineLease>, HostError> {
     LeaseFolder::open(folder)?.map_or(Ok(None), |leases| leases.machine())
 }
 
-/// What the machine remembers of its last lease.
+/// Returns the fence of the last lease.
 pub(crate) fn fence(folder: &Path) -> Result<Option<MachineFence>, HostError> {
     let Some(leases) = LeaseFolder::open(folder)? else { return Ok(None) };
     match leases.folder.inner(FENCES).map_err(|error| failed(&error))? {

@@ -1,4 +1,4 @@
-//! The way from `/` to a file, step by step and by descriptor: nobody but root and this user may be able to lead it elsewhere.
+//! Walks from `/` to a file, step by step and by descriptor: only root and this user may be able to redirect it.
 
 use std::collections::VecDeque;
 use std::ffi::{OsStr, OsString};
@@ -12,9 +12,9 @@ use rustix::io::Errno;
 
 use super::{PrivateFileError, io};
 
-/// Most links on one way.
+/// Most links on one path.
 const MOST_LINKS: usize = 16;
-/// Most steps of one way.
+/// Most steps of one path.
 const MOST_STEPS: usize = 256;
 
 /// A file's folder, held by descriptor, and the file's name in it.
@@ -22,25 +22,25 @@ const MOST_STEPS: usize = 256;
 pub(super) struct Place {
     folder: OwnedFd,
     name: OsString,
-    /// For messages.
+    /// The path for messages.
     path: PathBuf,
 }
 
-/// Goes to the folder of a file. Every folder on the way belongs to root or to this user, and nobody else can change what is in it; a
-/// sticky folder (like `/tmp`) protects what belongs to root and to us. A link on the way counts only if it belongs to them, too.
+/// Walks to the folder of a file. Every folder on the way belongs to root or to this user, and no other user can change its
+/// content; a sticky folder (like `/tmp`) protects files of root and this user. A link on the way must belong to them too.
 pub(super) fn to_file(path: &Path) -> Result<Place, PrivateFileError> {
     let (folder, last) = go(path, true)?;
     let name = last.ok_or_else(|| PrivateFileError::NotAFile { path: path.to_owned() })?;
     Ok(Place { folder, name, path: path.to_owned() })
 }
 
-/// Goes to a folder in the same way.
+/// Walks to a folder in the same way.
 pub(super) fn to_folder(path: &Path) -> Result<(), PrivateFileError> {
     go(path, false).map(|_| ())
 }
 
 impl Place {
-    /// The file itself; a link is not followed.
+    /// Opens the file; a link is not followed.
     pub(super) fn open(&self) -> Result<File, PrivateFileError> {
         let flags = OFlags::RDONLY | OFlags::NOFOLLOW | OFlags::CLOEXEC | OFlags::NONBLOCK;
         match rustix::fs::openat(&self.folder, &self.name, flags, Mode::empty()) {
@@ -50,7 +50,7 @@ impl Place {
         }
     }
 
-    /// What the file is, without opening it.
+    /// Returns the status of the file, without opening it.
     pub(super) fn stat(&self) -> Result<Stat, PrivateFileError> {
         let stat = rustix::fs::statat(&self.folder, &self.name, AtFlags::SYMLINK_NOFOLLOW)
             .map_err(|errno| io("stat", &self.path)(errno.into()))?;
@@ -61,7 +61,7 @@ impl Place {
     }
 }
 
-/// Follows the way; with `keep_last` its last step is returned and not taken.
+/// Walks the path. With `keep_last`, the last step is returned and not taken.
 fn go(path: &Path, keep_last: bool) -> Result<(OwnedFd, Option<OsString>), PrivateFileError> {
     let absolute = std::path::absolute(path).map_err(io("find", path))?;
     let mut steps: VecDeque<OsString> = names(&absolute);
@@ -116,7 +116,7 @@ fn root(path: &Path) -> Result<OwnedFd, PrivateFileError> {
     Ok(fd)
 }
 
-/// The steps of a path; `.` is none.
+/// Returns the steps of a path, without `.`.
 fn names(path: &Path) -> VecDeque<OsString> {
     let step = |component: Component<'_>| match component {
         Component::Normal(name) => Some(name.to_owned()),
@@ -126,7 +126,7 @@ fn names(path: &Path) -> VecDeque<OsString> {
     path.components().filter_map(step).collect()
 }
 
-/// Where a link leads to that only root or this user can have made.
+/// Returns the target of a link that only root or this user can have created.
 fn link_target(folder: &OwnedFd, name: &OsStr, path: &Path) -> Result<PathBuf, PrivateFileError> {
     let stat = rustix::fs::statat(folder, name, AtFlags::SYMLINK_NOFOLLOW).map_err(|errno| io("stat", path)(errno.into()))?;
     if FileType::from_raw_mode(stat.st_mode) != FileType::Symlink {

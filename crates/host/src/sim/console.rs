@@ -1,4 +1,4 @@
-//! What simulated guests write to their serial line.
+//! The serial console output of simulated guests.
 
 use std::fmt::Write as _;
 use std::io::Write as _;
@@ -8,7 +8,7 @@ use super::Profile;
 use super::machine::Domain;
 use crate::guests::InstanceFile;
 
-/// A boot, as Ubuntu prints it.
+/// Returns the output of a boot, as Ubuntu prints it.
 pub(super) fn boot(profile: Profile, domain: &Domain) -> String {
     let (kernel, name) = ("5.15.0-105-generic", &domain.vm_name);
     let cpus: u32 = domain.slots.iter().map(|slot| slot.vcpu_count).sum();
@@ -59,12 +59,12 @@ pub(super) fn boot(profile: Profile, domain: &Domain) -> String {
     text
 }
 
-/// The end of a guest that was asked to shut down.
+/// The output of a guest that shuts down.
 pub(super) const SHUTDOWN: &str = "\r\n[  OK  ] Stopped OpenBSD Secure Shell server.\r\n\
      [  OK  ] Reached target System Power Off.\r\n\
      [ 4711.120044] reboot: Power down\r\n";
 
-/// Goes on with a console, as the hypervisor does.
+/// Appends to a console, like the hypervisor.
 pub(super) fn append(instance: &Path, text: &str) -> std::io::Result<()> {
     let path = instance.join(InstanceFile::Console.name());
     std::fs::OpenOptions::new().create(true).append(true).open(path)?.write_all(text.as_bytes())

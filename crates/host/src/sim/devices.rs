@@ -15,9 +15,9 @@ use crate::{HostError, lease};
 const GIB: u64 = 1 << 30;
 const MIB: u64 = 1 << 20;
 
-/// Marks that a wipe leaves before and looks for afterwards.
+/// Canaries of a wipe.
 const CANARIES: u32 = 64;
-/// Further blocks that a wipe reads back.
+/// Further blocks that a wipe checks.
 const SAMPLES: u32 = 256;
 
 fn missing_function(address: &PciAddress) -> HostError {
@@ -28,7 +28,7 @@ fn in_use(code: &'static str, address: &PciAddress, user: AllocationId) -> HostE
     HostError::new(code, format!("{address} belongs to the running guest {user}"))
 }
 
-/// Windows into memory, by kind of device.
+/// Returns the size of the BARs, by kind of device.
 fn bar_bytes(function: &PciFunction) -> u64 {
     match (function.vendor_id.as_str(), function.class.as_str()) {
         ("10de", "030200") => 128 * GIB + 48 * MIB,
@@ -45,7 +45,7 @@ impl Machine {
 }
 
 impl SimHost {
-    /// Never touch a device outside a lease. Leases that cannot be read say nothing, and so nothing is concluded.
+    /// Records a violation if a device is touched outside a lease. If the leases cannot be read, nothing is concluded.
     fn check_function_leased(&self, machine: &mut Machine, address: &PciAddress, what: &str) {
         let Ok(leases) = lease::list(&self.layout().leases) else { return };
         if !leases.iter().any(|lease| lease.spec.functions().any(|own| own == address)) {
@@ -53,7 +53,7 @@ impl SimHost {
         }
     }
 
-    /// Functions of slots that were leased before are ours to keep in order.
+    /// Checks that a function belongs to a slot that was leased before: the agent manages these.
     fn check_function_ours(&self, machine: &mut Machine, address: &PciAddress, what: &str) {
         let Ok(fences) = lease::fences(&self.layout().leases) else { return };
         if !fences.iter().any(|fence| fence.functions.contains(address)) {
@@ -101,7 +101,7 @@ impl SimHost {
             let loaded = machine.modules.contains("vfio_pci");
             let function = machine.function(address)?;
             if !loaded {
-                // The old driver has let it go before the kernel finds that there is no new one.
+                // The old driver has released it before the kernel finds that there is no new one.
                 function.driver.clear();
                 return Err(HostError::new("function_not_bound", format!("{address} did not go to vfio-pci: it is not loaded")));
             }
@@ -146,7 +146,7 @@ impl SimHost {
         self.operate(Operation::FunctionReset, address.to_string(), effect).await
     }
 
-    /// The drive at a path, if it is the one that is meant.
+    /// Returns the drive at a path, if it is the right one.
     pub(super) fn drive_at(&self, drive: &DriveRef) -> Result<&Namespace, HostError> {
         let there = |namespace: &&Namespace| namespace.stable_path.as_deref() == Some(&drive.path);
         let Some(found) = self.hardware().namespaces.iter().find(there) else {
@@ -159,8 +159,8 @@ impl SimHost {
         Ok(found)
     }
 
-    /// Proves that a drive is the one that is meant and free. Whoever means to write does so only after this: being stopped here is the
-    /// last line, and a violation.
+    /// Checks that a drive is the right one and free. Callers must check this before they write: a refusal here is the last line
+    /// of defense, and a violation.
     fn free_drive(&self, machine: &mut Machine, drive: &DriveRef, writing: Option<&str>) -> Result<&Namespace, HostError> {
         let found = self.drive_at(drive)?;
         let serial = &found.serial;

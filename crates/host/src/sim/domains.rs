@@ -1,4 +1,4 @@
-//! Guests of the simulated host: known to the hypervisor, running, asked.
+//! Guests of the simulated host: defined, running, queried.
 
 use std::path::PathBuf;
 
@@ -19,8 +19,8 @@ fn state_of(domain: Option<&Domain>) -> DomainState {
 }
 
 impl Machine {
-    /// A guest that starts must find devices that nobody else has left anything in. Whatever the control plane believed, here is where it
-    /// would meet the next tenant.
+    /// Checks that a starting guest finds clean devices. Whatever the control plane assumed, this is where a leak between tenants
+    /// would happen.
     fn check_clean(&mut self, id: AllocationId, domain: &Domain) {
         for address in domain.functions() {
             let before = self.functions.get(address).and_then(|function| function.tainted_by);
@@ -40,7 +40,7 @@ impl Machine {
         }
     }
 
-    /// What a running guest does to its devices.
+    /// Marks the devices of a running guest as used.
     fn taint(&mut self, id: AllocationId, domain: &Domain) {
         for address in domain.functions() {
             if let Some(function) = self.functions.get_mut(address) {
@@ -65,7 +65,7 @@ impl SimHost {
         self.instance(id).join(InstanceFile::Seed.name()).is_file()
     }
 
-    /// A guest may only have what is leased to it.
+    /// Checks that a guest has only what is leased to it.
     fn check_domain_leased(&self, machine: &mut Machine, id: AllocationId, domain: &Domain) {
         let Ok(leases) = lease::list(&self.layout().leases) else { return };
         for slot in &domain.slots {
@@ -75,7 +75,7 @@ impl SimHost {
         }
     }
 
-    /// Whether the devices of a guest are there and in the hands of `vfio-pci`.
+    /// Checks that the devices of a guest exist and are bound to `vfio-pci`.
     fn check_devices(&self, machine: &Machine, domain: &Domain) -> Result<(), HostError> {
         if let Some(address) = domain.functions().find(|address| !machine.is_resting(address)) {
             let driver = machine.driver(address.as_str());
@@ -148,7 +148,7 @@ impl SimHost {
             let listens = !machine.stubborn.contains(&id);
             if let Some(domain) = machine.domains.get_mut(&id).filter(|domain| domain.running && listens) {
                 domain.running = false;
-                // Its folder may be gone; that does not keep a guest from ending.
+                // Its folder may be gone; the guest still ends.
                 let _ = console::append(&self.instance(id), console::SHUTDOWN);
             }
             Ok(())
@@ -198,7 +198,7 @@ impl SimHost {
                 return Ok(GuestAnswer::default());
             };
             let answer = GuestAnswer { ssh: domain.asks >= silent, marker: domain.asks > silent };
-            // Once it is ready there is nothing to count, and nothing to write.
+            // Once it is ready there is nothing to count or to save.
             domain.asks += u32::from(!answer.marker);
             Ok(answer)
         };
@@ -229,7 +229,7 @@ impl SimHost {
 }
 
 impl Machine {
-    /// Whether the guest runs and has the address under which it is asked.
+    /// Returns whether the guest runs and has the queried address.
     fn is_reachable(&self, guest: &GuestAccess) -> bool {
         let reserved = self.reservations.get(&guest.allocation_id);
         let running = self.domains.get(&guest.allocation_id).is_some_and(|domain| domain.running);

@@ -1,5 +1,5 @@
-//! The way every operation of the simulated host goes: it is counted, can be told to fail before or after its effect, and what it changed
-//! is in the folder before anybody hears of it.
+//! The common path of every operation of the simulated host: it is counted, can be told to fail before or after its effect, and
+//! its changes are saved before the caller gets the result.
 
 use std::collections::VecDeque;
 use std::path::{Path, PathBuf};
@@ -12,19 +12,19 @@ use super::{Operation, SimHost};
 use crate::HostError;
 use crate::guests::Point;
 
-/// Most calls that are remembered; older ones go.
+/// Most remembered calls; older ones are dropped.
 const MOST_CALLS: usize = 100_000;
 
-/// Something that goes wrong.
+/// An injected fault.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Fault {
-    /// Where.
+    /// Where it strikes.
     pub at: Target,
-    /// Before or after the effect.
+    /// Whether it strikes before or after the effect.
     pub when: When,
-    /// What.
+    /// Its kind.
     pub kind: FaultKind,
-    /// How often. A fault at a number strikes this many operations in a row.
+    /// How often it strikes. A fault at a number strikes this many operations in a row.
     pub times: u32,
 }
 
@@ -47,13 +47,13 @@ pub enum Target {
 /// When a fault strikes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum When {
-    /// Nothing has happened.
+    /// Before the effect.
     Before,
-    /// It has happened, but the caller hears of an error or never hears.
+    /// After the effect: the caller gets an error, or no answer at all.
     After,
 }
 
-/// What goes wrong.
+/// The kind of a fault.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum FaultKind {
     /// The operation fails with `io_error`.
@@ -64,20 +64,20 @@ pub enum FaultKind {
     Kill,
 }
 
-/// An operation that was called.
+/// A call of an operation.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Call {
-    /// The how manyth since the host was opened, from 1.
+    /// Its number since the host was opened, from 1.
     pub number: u64,
     /// The phase of the last checkpoint; empty before the first.
     pub phase: &'static str,
-    /// What was called.
+    /// The operation.
     pub operation: Operation,
-    /// For what.
+    /// Its subject.
     pub subject: String,
 }
 
-/// The operations of one opened host: the machine, and what is told and asked of its operations.
+/// The operations of one opened host: the machine, its faults and its calls.
 #[derive(Debug)]
 pub(super) struct SimOperations {
     folder: PathBuf,
@@ -88,7 +88,7 @@ pub(super) struct SimOperations {
 #[derive(Debug)]
 struct Inside {
     machine: Machine,
-    /// What the file has, or would have if it were there.
+    /// The content of the file.
     saved: Machine,
     count: u64,
     phase: &'static str,
@@ -128,7 +128,7 @@ fn checkpoint_subject(phase: &str, point: Point) -> String {
 }
 
 impl Inside {
-    /// The fault that strikes now, if there is one.
+    /// Returns the fault that strikes now, if there is one.
     fn strike(&mut self, call: &Call, when: When) -> Option<FaultKind> {
         let armed = self.armed.iter_mut().find(|armed| armed.strikes(call, when))?;
         armed.left -= 1;
@@ -168,12 +168,12 @@ impl SimOperations {
         self.inside.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Looks at the machine without calling an operation.
+    /// Reads the machine without calling an operation.
     pub(super) fn look<T>(&self, look: impl FnOnce(&Machine) -> T) -> T {
         look(&self.open().machine)
     }
 
-    /// Changes the machine without calling an operation. On a host that was killed nothing changes.
+    /// Changes the machine without calling an operation. A killed host does not change.
     pub(super) fn change<T>(&self, change: impl FnOnce(&mut Machine) -> Result<T, HostError>) -> Result<T, HostError> {
         let inside = &mut *self.open();
         if *self.dead.borrow() {
@@ -184,7 +184,7 @@ impl SimOperations {
         Ok(result)
     }
 
-    /// One operation; `None` if the host is dead.
+    /// Runs one operation. Returns `None` if the host is dead.
     fn operate<T>(
         &self,
         (operation, phase): (Operation, Option<&'static str>),
@@ -228,34 +228,34 @@ impl SimOperations {
 }
 
 impl SimHost {
-    /// Arms a fault, beside those that are armed.
+    /// Arms a fault, in addition to others.
     pub fn arm(&self, fault: Fault) {
         let inside = &mut *self.operations().open();
         inside.armed.push(Armed { fault, since: inside.count, left: fault.times });
     }
 
-    /// Disarms every fault. What has fired stays in [`SimHost::fired`].
+    /// Disarms every fault. The fired ones stay in [`SimHost::fired`].
     pub fn disarm(&self) {
         self.operations().open().armed.clear();
     }
 
-    /// The calls that faults have struck.
+    /// Returns the calls that faults have struck.
     pub fn fired(&self) -> Vec<Call> {
         self.operations().open().fired.clone()
     }
 
-    /// The calls since the host was opened; the oldest are left out when there are very many.
+    /// Returns the calls since the host was opened; if there are very many, the oldest are left out.
     pub fn calls(&self) -> Vec<Call> {
         self.operations().open().calls.iter().cloned().collect()
     }
 
-    /// Returns when a fault has killed the host, at once if one has already.
+    /// Waits until a fault has killed the host.
     pub async fn killed(&self) {
         // The sender lives in this host, so waiting cannot fail.
         let _ = self.operations().dead.subscribe().wait_for(|dead| *dead).await;
     }
 
-    /// The way of every operation.
+    /// Runs an operation: the common path of all of them.
     pub(crate) async fn operate<T>(
         &self,
         operation: Operation,

@@ -1,4 +1,4 @@
-//! Everything else that guests need of the simulated host: packages, memory, images, seed disks, addresses.
+//! The other operations of the simulated host for guests: packages, memory, images, seed disks, addresses.
 
 use gpuaas_contract::Digest;
 use gpuaas_contract::id::AllocationId;
@@ -9,7 +9,7 @@ use super::{Operation, SimHost};
 use crate::guests::{FreeMemory, ImageStored, ImageWanted, InstanceFile, Reservation};
 use crate::{HostError, instance};
 
-/// The programs that packages bring.
+/// The programs in packages.
 const PROGRAMS: [(&str, &str); 7] = [
     ("cloud-image-utils", "cloud-localds"),
     ("dnsmasq-base", "dnsmasq"),
@@ -19,12 +19,12 @@ const PROGRAMS: [(&str, &str); 7] = [
     ("qemu-utils", "qemu-img"),
     ("openssh-client", "ssh"),
 ];
-/// What the host needs for itself.
+/// Memory that the host needs for itself.
 const HOST_MEMORY_MIB: u64 = 6 * 1024;
 /// Size of the disk in a cloud image.
 const IMAGE_DISK_BYTES: u64 = 3_758_096_384;
 
-/// Size of an image's file: like a cloud image, and the same for the same image.
+/// Returns the size of an image's file: like a cloud image, and the same for the same image.
 fn image_bytes(sha256: &Digest) -> u64 {
     let digits = sha256.as_str().get(7..11).and_then(|digits| u64::from_str_radix(digits, 16).ok());
     (600 << 20) + digits.unwrap_or(0) * 4096

@@ -1,4 +1,4 @@
-//! What tests and demos may ask of a simulated host and do to it, past its operations.
+//! Extra methods of a simulated host for tests and demos, beside its operations.
 
 use gpuaas_contract::Digest;
 use gpuaas_contract::id::AllocationId;
@@ -8,27 +8,27 @@ use super::SimHost;
 use super::machine::{Content, Drive, Machine};
 use crate::{HostError, lease};
 
-/// What is left of guests and tenants. Empty when the host is as clean as a fresh one; functions may rest on `vfio-pci`.
+/// What is left of guests and tenants. Empty when the host is as clean as a fresh one; functions may stay on `vfio-pci`.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Leftovers {
     /// Leases, or why they cannot be read.
     pub leases: Vec<String>,
-    /// Guests that the hypervisor knows.
+    /// Guests in the hypervisor.
     pub domains: Vec<String>,
     /// Reserved addresses.
     pub reservations: Vec<String>,
-    /// Folders of guests, and whatever else is beside them.
+    /// Folders of guests, and other entries beside them.
     pub instances: Vec<String>,
     /// Functions that were not reset after a guest had them.
     pub functions: Vec<String>,
     /// Drives that are not empty.
     pub drives: Vec<String>,
-    /// Tenants' users and what is theirs.
+    /// Tenants' users and their files.
     pub users: Vec<String>,
 }
 
 impl Leftovers {
-    /// Whether nothing is left.
+    /// Returns whether nothing is left.
     pub fn is_empty(&self) -> bool {
         *self == Self::default()
     }
@@ -39,12 +39,13 @@ fn drive<'a>(machine: &'a mut Machine, serial: &str) -> Result<&'a mut Drive, Ho
 }
 
 impl SimHost {
-    /// What must never happen on a host, and did: devices shared, touched outside a lease, or given on with something left in them.
+    /// Returns the violations of rules that must always hold: devices shared, touched outside a lease, or reused without
+    /// cleaning.
     pub fn violations(&self) -> Vec<String> {
         self.operations().look(|machine| machine.violations.clone())
     }
 
-    /// What is left of guests. Reads the folders of leases and guests.
+    /// Returns what is left of guests. Reads the folders of leases and guests.
     pub fn leftovers(&self) -> Leftovers {
         let mut leases = match lease::list(&self.layout().leases) {
             Ok(leases) => leases.iter().map(|lease| format!("{} of {}", lease.slot_id, lease.allocation_id)).collect(),
@@ -74,22 +75,22 @@ impl SimHost {
         })
     }
 
-    /// What is on a drive; nothing if there is no such drive.
+    /// Returns the content of a drive; empty if there is no such drive.
     pub fn drive_contents(&self, serial: &str) -> Vec<Content> {
         self.operations().look(|machine| machine.drives.get(serial).map(|drive| drive.contents.clone()).unwrap_or_default())
     }
 
-    /// How often a function was reset.
+    /// Returns how often a function was reset.
     pub fn resets(&self, address: &PciAddress) -> u64 {
         self.operations().look(|machine| machine.functions.get(address).map_or(0, |function| function.resets))
     }
 
-    /// How often a guest was started.
+    /// Returns how often a guest was started.
     pub fn boots(&self, allocation_id: AllocationId) -> u64 {
         self.operations().look(|machine| machine.domains.get(&allocation_id).map_or(0, |domain| domain.boots))
     }
 
-    /// Mounts a drive, or takes it off.
+    /// Mounts or unmounts a drive.
     pub fn set_mounted(&self, serial: &str, path: Option<&str>) -> Result<(), HostError> {
         self.operations().change(|machine| {
             drive(machine, serial)?.mounted_at = path.map(str::to_owned);
@@ -97,7 +98,7 @@ impl SimHost {
         })
     }
 
-    /// From now on wiping this drive is in vain.
+    /// Makes wipes of this drive fail.
     pub fn fail_drive(&self, serial: &str) -> Result<(), HostError> {
         self.operations().change(|machine| {
             drive(machine, serial)?.failing = true;
@@ -105,7 +106,7 @@ impl SimHost {
         })
     }
 
-    /// The drive is as good as new.
+    /// Repairs a drive.
     pub fn repair_drive(&self, serial: &str) -> Result<(), HostError> {
         self.operations().change(|machine| {
             drive(machine, serial)?.failing = false;
@@ -113,7 +114,7 @@ impl SimHost {
         })
     }
 
-    /// From now on resetting this function is in vain.
+    /// Makes resets of this function fail.
     pub fn fail_reset(&self, address: &PciAddress) -> Result<(), HostError> {
         self.operations().change(|machine| {
             machine.function(address)?.reset_fails = true;
@@ -121,7 +122,7 @@ impl SimHost {
         })
     }
 
-    /// The function can be reset again.
+    /// Makes resets of this function work again.
     pub fn repair_reset(&self, address: &PciAddress) -> Result<(), HostError> {
         self.operations().change(|machine| {
             machine.function(address)?.reset_fails = false;
@@ -129,7 +130,7 @@ impl SimHost {
         })
     }
 
-    /// Somebody from outside takes a function off `vfio-pci`.
+    /// Removes a function from `vfio-pci`, like an external program.
     pub fn unbind_outside(&self, address: &PciAddress) -> Result<(), HostError> {
         self.operations().change(|machine| {
             let function = machine.function(address)?;
@@ -139,7 +140,7 @@ impl SimHost {
         })
     }
 
-    /// This guest does not listen when it is asked to shut down.
+    /// Makes a guest ignore shutdown requests.
     pub fn stubborn(&self, allocation_id: AllocationId) -> Result<(), HostError> {
         self.operations().change(|machine| {
             machine.stubborn.insert(allocation_id);
@@ -147,7 +148,7 @@ impl SimHost {
         })
     }
 
-    /// After a start, guests are asked so many times in vain.
+    /// Makes guests answer only after this many queries after a start.
     pub fn slow_boot(&self, asks: u32) -> Result<(), HostError> {
         self.operations().change(|machine| {
             machine.silent_asks = asks;
@@ -155,7 +156,7 @@ impl SimHost {
         })
     }
 
-    /// Whatever is stored under this digest does not have it.
+    /// Makes the stored image with this digest have another content.
     pub fn spoil_image(&self, sha256: &Digest) -> Result<(), HostError> {
         self.operations().change(|machine| {
             machine.wrong_images.insert(sha256.clone());
@@ -163,7 +164,7 @@ impl SimHost {
         })
     }
 
-    /// A program that guests need is not installed until its package is.
+    /// Removes a program until its package is installed.
     pub fn remove_command(&self, name: &str) -> Result<(), HostError> {
         self.operations().change(|machine| {
             machine.missing_commands.insert(name.to_owned());
@@ -171,7 +172,7 @@ impl SimHost {
         })
     }
 
-    /// Whether the modules of VFIO are loaded at every boot. They are not, unless this says so.
+    /// Sets whether the VFIO modules are loaded at every boot (default: no).
     pub fn vfio_at_boot(&self, yes: bool) -> Result<(), HostError> {
         self.operations().change(|machine| {
             machine.vfio_at_boot = yes;

@@ -1,4 +1,4 @@
-//! What is on the simulated machine and changes: one file in its folder, written whenever an operation changed it.
+//! The changing state of the simulated machine: one file in its folder, written whenever an operation changed it.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::io::Write as _;
@@ -19,12 +19,12 @@ use crate::topology::Inventory;
 
 /// The file.
 const FILE: &str = "machine.json";
-/// Largest file that is believed: some thousand times what a machine full of guests needs.
+/// Size limit of the file: about a thousand times what a machine full of guests needs.
 const FILE_LIMIT: u64 = 16 * 1024 * 1024;
-/// Most violations that are kept; the first ones say what went wrong.
+/// Most violations to keep; the first ones show what went wrong.
 const MOST_VIOLATIONS: usize = 1_000;
 
-/// What is on the machine and changes.
+/// The changing state of the machine.
 #[derive(Clone, Debug, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
 #[serde(deny_unknown_fields)]
 pub(crate) struct Machine {
@@ -32,13 +32,13 @@ pub(crate) struct Machine {
     pub(super) functions: BTreeMap<PciAddress, Function>,
     /// Drives, by serial.
     pub(super) drives: BTreeMap<String, Drive>,
-    /// What the hypervisor knows.
+    /// Guests in the hypervisor.
     pub(super) domains: BTreeMap<AllocationId, Domain>,
     /// Addresses of guests.
     pub(super) reservations: BTreeMap<AllocationId, Reserved>,
-    /// The store of images.
+    /// The image store.
     pub(super) images: BTreeSet<Digest>,
-    /// Images whose bytes are not what their digest says.
+    /// Images whose content does not match their digest.
     pub(super) wrong_images: BTreeSet<Digest>,
     /// Packages that were installed later.
     pub(super) packages: BTreeSet<String>,
@@ -46,16 +46,16 @@ pub(crate) struct Machine {
     pub(super) missing_commands: BTreeSet<String>,
     /// Loaded modules.
     pub(super) modules: BTreeSet<String>,
-    /// The modules of VFIO are loaded at every boot.
+    /// Whether the VFIO modules are loaded at every boot.
     pub(super) vfio_at_boot: bool,
-    /// Guests that do not listen when they are asked to shut down.
+    /// Guests that ignore shutdown requests.
     pub(super) stubborn: BTreeSet<AllocationId>,
-    /// How often a guest is asked in vain after a start.
+    /// How many queries fail after a start.
     pub(super) silent_asks: u32,
-    /// Users and what is theirs.
+    /// Users and their files.
     #[serde(default)]
     pub(super) users: Users,
-    /// What must never happen, and did.
+    /// Violations of rules that must always hold.
     pub(super) violations: Vec<String>,
 }
 
@@ -63,17 +63,17 @@ pub(crate) struct Machine {
 #[derive(Clone, Debug, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
 #[serde(deny_unknown_fields)]
 pub(super) struct Function {
-    /// The driver that the host chooses.
+    /// The host's default driver.
     pub(super) own_driver: String,
-    /// The driver that has it; empty if none.
+    /// The current driver; empty if none.
     pub(super) driver: String,
-    /// The driver that somebody chose.
+    /// The driver override.
     pub(super) driver_override: Option<String>,
     /// How often it was reset.
     pub(super) resets: u64,
-    /// The guest that had it since.
+    /// The guest that had it since the last reset.
     pub(super) tainted_by: Option<AllocationId>,
-    /// A reset is in vain.
+    /// Whether resets fail.
     pub(super) reset_fails: bool,
 }
 
@@ -81,21 +81,21 @@ pub(super) struct Function {
 #[derive(Clone, Debug, Default, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
 #[serde(deny_unknown_fields)]
 pub(super) struct Drive {
-    /// What is on it. Writing an image leaves what lies behind it.
+    /// Its content. Writing an image keeps the content after its end.
     pub(super) contents: Vec<Content>,
-    /// Where the host has mounted it.
+    /// Its mount point on the host.
     pub(super) mounted_at: Option<String>,
-    /// A wipe is in vain.
+    /// Whether wipes fail.
     pub(super) failing: bool,
 }
 
-/// Something on a drive.
+/// Content of a drive.
 #[derive(Clone, Debug, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Content {
     /// An image.
     Image(Digest),
-    /// What a guest wrote.
+    /// Data of a guest.
     Guest(AllocationId),
 }
 
@@ -118,9 +118,9 @@ pub(super) struct Domain {
     pub(super) running: bool,
     /// How often it was started.
     pub(super) boots: u64,
-    /// The host's boot in which that was last.
+    /// The host's boot of its last start.
     pub(super) boot_id: String,
-    /// How often it was asked since.
+    /// How often it was queried since.
     pub(super) asks: u32,
 }
 
@@ -138,7 +138,7 @@ impl Domain {
         }
     }
 
-    /// Whether it is made of the same things.
+    /// Returns whether it has the same definition.
     pub(super) fn is(&self, other: &Self) -> bool {
         (&self.vm_name, self.lease_epoch, &self.slots, self.kvm) == (&other.vm_name, other.lease_epoch, &other.slots, other.kvm)
     }
@@ -153,7 +153,7 @@ impl Domain {
 }
 
 impl Machine {
-    /// The machine as it leaves the factory.
+    /// Returns a new machine.
     fn fresh(hardware: &Inventory) -> Self {
         let function = |driver: &str| Function {
             own_driver: driver.to_owned(),
@@ -182,7 +182,7 @@ impl Machine {
         }
     }
 
-    /// The machine in this folder, or a fresh one.
+    /// Loads the machine in this folder, or creates a new one.
     pub(super) fn load(folder: &Path, hardware: &Inventory) -> Result<Self, SimError> {
         let path = folder.join(FILE);
         if !path.exists() {
@@ -192,8 +192,8 @@ impl Machine {
         serde_json::from_slice(&bytes).map_err(|source| SimError::Damaged { path, source })
     }
 
-    /// Writes the file: the old one or the new one stays, whenever the process dies. Without fsync, because only processes die here and
-    /// an operation of the simulated host must cost next to nothing.
+    /// Writes the file atomically. Without fsync, because only processes die here, and an operation of the simulated host must be
+    /// cheap.
     pub(super) fn save(&self, folder: &Path) -> std::io::Result<()> {
         let bytes = serde_json::to_vec(self).map_err(std::io::Error::other)?;
         let temporary = folder.join(format!(".{FILE}.{}.tmp", std::process::id()));
@@ -202,14 +202,14 @@ impl Machine {
         std::fs::rename(&temporary, folder.join(FILE))
     }
 
-    /// What a reboot does to the machine in this folder.
+    /// Applies a reboot to the machine in this folder.
     pub(super) fn reboot(folder: &Path, hardware: &Inventory) -> Result<(), SimError> {
         let mut machine = Self::load(folder, hardware)?;
         for domain in machine.domains.values_mut() {
             domain.running = false;
         }
         machine.users.reboot();
-        // What a guest left in a function can outlive a warm reboot, so the taint stays.
+        // Data that a guest left in a function can survive a warm reboot, so the taint stays.
         for function in machine.functions.values_mut() {
             function.driver_override = None;
             function.driver.clone_from(&function.own_driver);
@@ -220,12 +220,12 @@ impl Machine {
         machine.save(folder).map_err(|source| SimError::State { path: folder.join(FILE), source })
     }
 
-    /// Loads the modules of VFIO.
+    /// Loads the VFIO modules.
     pub(super) fn load_vfio(&mut self) {
         self.modules.extend(topology::VFIO_MODULES.map(str::to_owned));
     }
 
-    /// Remembers what must never happen: once, however often it does.
+    /// Records a violation, once.
     pub(super) fn violation(&mut self, what: String) {
         if self.violations.len() < MOST_VIOLATIONS && !self.violations.contains(&what) {
             tracing::error!(violation = what, "the simulated host was misused");
@@ -237,17 +237,17 @@ impl Machine {
         self.domains.iter().filter(|(_, domain)| domain.running)
     }
 
-    /// The running guest that has a function.
+    /// Returns the running guest that has a function.
     pub(super) fn user_of_function(&self, address: &PciAddress) -> Option<AllocationId> {
         self.running().find(|(_, domain)| domain.functions().any(|own| own == address)).map(|(id, _)| *id)
     }
 
-    /// The running guest that has a drive.
+    /// Returns the running guest that has a drive.
     pub(super) fn user_of_drive(&self, serial: &str) -> Option<AllocationId> {
         self.running().find(|(_, domain)| domain.slots.iter().any(|slot| slot.nvme_serial == serial)).map(|(id, _)| *id)
     }
 
-    /// Another running guest with which this one would share something, and what.
+    /// Returns another running guest that shares something with this one, and what it is.
     pub(super) fn rival(&self, id: AllocationId, domain: &Domain) -> Option<(AllocationId, String)> {
         let shared = |other: &Domain| {
             let pairs = domain.slots.iter().flat_map(|slot| other.slots.iter().map(move |theirs| (slot, theirs)));
@@ -256,23 +256,23 @@ impl Machine {
         self.running().filter(|(other, _)| **other != id).find_map(|(other, theirs)| Some((*other, shared(theirs)?)))
     }
 
-    /// Memory of all running guests.
+    /// Returns the memory of all running guests.
     pub(super) fn guests_memory_mib(&self) -> u64 {
         self.running().map(|(_, domain)| domain.memory_mib()).fold(0, u64::saturating_add)
     }
 
-    /// The driver of a function; empty if none.
+    /// Returns the driver of a function; empty if none.
     pub(super) fn driver(&self, address: &str) -> &str {
         let found = self.functions.iter().find(|(known, _)| known.as_str() == address);
         found.map_or("", |(_, function)| &function.driver)
     }
 
-    /// Whether a function rests on `vfio-pci`.
+    /// Returns whether a function is bound to `vfio-pci`.
     pub(super) fn is_resting(&self, address: &PciAddress) -> bool {
         self.functions.get(address).is_some_and(|function| function.driver == RESTING_DRIVER)
     }
 
-    /// Puts what changes over what does not.
+    /// Applies the changing state to the hardware inventory.
     pub(super) fn overlay(&self, hardware: &mut Inventory) {
         for function in &mut hardware.functions {
             if let Some(known) = self.functions.get(&function.address) {

@@ -1,8 +1,8 @@
-//! The simulated host: a believable 8-GPU server in a folder, for `gpuaas dev`, demos and tests.
+//! The simulated host: a realistic 8-GPU server in a folder, for `gpuaas dev`, demos and tests.
 //!
-//! It is stateful (boot id, identity, packages, ping log, devices and guests live in its folder and survive a restart of the agent) and
-//! says `simulated: true` wherever a real host would say what it is. Every operation on it can be told to fail (`faults.rs`), and what
-//! must never happen on a real host is written down when it does ([`SimHost::violations`]).
+//! It is stateful (boot id, identity, packages, ping log, devices and guests are in its folder and survive a restart of the
+//! agent) and reports `simulated: true` wherever a real host reports its identity. Every operation can be told to fail
+//! (`faults.rs`), and violations of rules that must always hold are recorded ([`SimHost::violations`]).
 
 mod console;
 mod devices;
@@ -54,12 +54,12 @@ struct Inner {
     state: State,
     ping_log: PingLog,
     layout: Layout,
-    /// What never changes: what is on the bus, as a fresh host has it.
+    /// The constant part: the devices of a fresh host.
     hardware: Inventory,
     operations: SimOperations,
 }
 
-/// What survives in the folder and says who the host is.
+/// The identity of the host, kept in the folder.
 #[derive(Clone, Debug, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
 #[serde(deny_unknown_fields)]
 struct State {
@@ -71,7 +71,7 @@ struct State {
 }
 
 impl State {
-    /// The facts of a fresh host.
+    /// Returns the facts of a fresh host.
     fn facts(&self) -> HostFacts {
         self.profile.facts(&self.hostname, &self.hardware_id)
     }
@@ -81,7 +81,7 @@ impl State {
     }
 }
 
-/// The folder could not be used.
+/// Why the folder cannot be used.
 #[derive(Debug, thiserror::Error)]
 pub enum SimError {
     /// Reading or writing failed.
@@ -92,20 +92,20 @@ pub enum SimError {
     State {
         /// The file.
         path: PathBuf,
-        /// What the system said.
+        /// The error of the system.
         #[source]
         source: std::io::Error,
     },
-    /// The state file is not one of ours.
+    /// The state file is invalid.
     #[error("{path} is damaged; remove it to get a new simulated host", path = .path.display())]
     Damaged {
         /// The file.
         path: PathBuf,
-        /// What the parser said.
+        /// The error of the parser.
         #[source]
         source: serde_json::Error,
     },
-    /// The folder holds a host of another profile.
+    /// The folder has a host of another profile.
     #[error("{path} holds a simulated {found} host; choose that profile or another folder", path = .path.display())]
     OtherProfile {
         /// The file.
@@ -113,13 +113,13 @@ pub enum SimError {
         /// The profile in the folder.
         found: Profile,
     },
-    /// No random numbers.
+    /// There is no randomness.
     #[error("the system has no random numbers: {0}")]
     Random(getrandom::Error),
 }
 
 impl SimHost {
-    /// The host in `folder`; made on first use. `hostname` counts only then.
+    /// Opens the host in `folder`. Creates it on first use, with this `hostname`.
     pub fn open(folder: &Path, profile: Profile, hostname: &str) -> Result<Self, SimError> {
         private_file::make_folder(folder)?;
         let path = folder.join("simulated-host.json");
@@ -158,8 +158,8 @@ impl SimHost {
         Ok(Self { inner: Arc::new(Inner { profile, state, ping_log: PingLog::new(folder), layout, hardware, operations }) })
     }
 
-    /// Does to the host in `folder` what a reboot does: a new boot id, guests that are off, functions with the host's own drivers.
-    /// For tests: open it again afterwards.
+    /// Applies a reboot to the host in `folder`: a new boot id, guests that are off, functions with the host's own drivers. For
+    /// tests: open it again afterwards.
     pub fn reboot(folder: &Path) -> Result<(), SimError> {
         let path = folder.join("simulated-host.json");
         let bytes = private_file::read_secret(&path, 64 * 1024)?;
@@ -214,9 +214,9 @@ impl SimHost {
         let seconds = now.since(self.inner.state.booted_at).as_secs();
         let facts = self.facts();
         let guests_mib = self.operations().look(Machine::guests_memory_mib);
-        // Slow waves with a phase of their own per GPU: numbers that move without a generator that must be stored.
+        // Slow waves with a different phase per GPU: changing numbers without stored state.
         let wave = |phase: u64, period: u64| triangle(seconds.wrapping_add(phase * 37), period);
-        // What was given away is not the host's to measure.
+        // Passed-through devices are not measured by the host.
         let own = facts.gpus.iter().zip(0_u64..).filter(|(gpu, _)| gpu.driver != RESTING_DRIVER);
         let gpus = own.map(|(gpu, index)| {
             let busy = 20 + wave(index, 240) * 7 / 10;
@@ -294,7 +294,7 @@ impl SimHost {
     }
 }
 
-/// A wave between 0 and 100 with this period.
+/// Returns a wave between 0 and 100 with this period.
 fn triangle(at: u64, period: u64) -> u64 {
     let position = at % period * 200 / period;
     if position <= 100 { position } else { 200 - position }
@@ -355,7 +355,8 @@ mod tests {
             assert_eq!((output.candidate_summary.slots, output.candidate_summary.schedulable), (8, 8), "{output:?}");
             assert!(output.simulated && output.approval_required);
             for slot in &output.candidate_slots {
-                // What belongs together hangs off one switch: the next bus is the drive's, the one after that the fabric's.
+                // Devices that belong together are behind one switch: the next bus is the drive's, the one after that the
+                // fabric's.
                 let bus = |address: &str| u8::from_str_radix(&address[5..7], 16).expect("a bus");
                 let gpu = bus(slot.pci_address.as_ref().expect("a GPU").as_str());
                 let drive =

@@ -1,118 +1,118 @@
 //! Names of the operations, for the log of calls and for faults.
 
-/// An operation of the seam.
+/// A host operation.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Operation {
     /// A point between two steps of a task.
     Checkpoint,
-    /// A slot is taken.
+    /// Take the lease of a slot.
     LeaseTake,
-    /// What became of a slot is written down.
+    /// Record a change of a slot's lease.
     LeaseNote,
-    /// A slot is given back.
+    /// Drop the lease of a slot.
     LeaseDrop,
-    /// Leases are listed.
+    /// List leases.
     Leases,
-    /// Fences are listed.
+    /// List fences.
     Fences,
-    /// Packages are installed.
+    /// Install packages.
     PackagesInstall,
-    /// The modules of VFIO are loaded.
+    /// Load the VFIO modules.
     VfioLoad,
-    /// Free memory is asked for.
+    /// Read the free memory.
     MemoryFree,
-    /// A function is looked at.
+    /// Read the state of a function.
     FunctionState,
-    /// A function goes to `vfio-pci`.
+    /// Bind a function to `vfio-pci`.
     FunctionBind,
-    /// A function goes back to the host's driver.
+    /// Return a function to the host's driver.
     FunctionGiveBack,
-    /// A function is reset.
+    /// Reset a function.
     FunctionReset,
-    /// An image is brought into the store.
+    /// Bring an image into the store.
     ImageFetch,
-    /// A stored image is read again.
+    /// Verify a stored image.
     ImageVerify,
-    /// A guest's folder is made.
+    /// Create a guest's folder.
     InstanceMake,
-    /// A guest's folder is removed.
+    /// Remove a guest's folder.
     InstanceRemove,
-    /// Guests' folders are listed.
+    /// List guests' folders.
     Instances,
-    /// A file of a guest's folder is written.
+    /// Write a file of a guest's folder.
     InstanceWrite,
-    /// A file of a guest's folder is read.
+    /// Read a file of a guest's folder.
     InstanceRead,
-    /// The seed disk is made.
+    /// Create the seed disk.
     SeedBuild,
-    /// An address is reserved.
+    /// Add a reservation.
     ReservationAdd,
-    /// A reservation ends.
+    /// Remove a reservation.
     ReservationRemove,
-    /// Reservations are listed.
+    /// List reservations.
     Reservations,
-    /// A drive is proven to be the right one and free.
+    /// Check that a drive is the right one and free.
     DriveCheck,
-    /// An image is written to a drive.
+    /// Write an image to a drive.
     DriveWriteImage,
-    /// A drive is wiped.
+    /// Wipe a drive.
     DriveWipe,
-    /// A guest is made known to the hypervisor.
+    /// Define a guest.
     DomainDefine,
-    /// A guest is started.
+    /// Start a guest.
     DomainStart,
-    /// A guest is asked to shut down.
+    /// Ask a guest to shut down.
     DomainShutdown,
-    /// A guest loses its power.
+    /// Power a guest off.
     DomainDestroy,
-    /// The hypervisor forgets a guest.
+    /// Undefine a guest.
     DomainUndefine,
-    /// The hypervisor is asked about a guest.
+    /// Read the state of a guest.
     DomainState,
-    /// Guests of the hypervisor are listed.
+    /// List guests.
     Domains,
-    /// A guest is asked whether it is ready.
+    /// Ask a guest whether it is ready.
     GuestAsk,
-    /// A guest is asked what it measures.
+    /// Measure a guest.
     GuestMeasure,
-    /// A console is read.
+    /// Read a console.
     ConsoleRead,
-    /// A console is kept within its budget.
+    /// Trim a console.
     ConsoleTrim,
-    /// The machine is taken.
+    /// Take the lease of the machine.
     MachineLeaseTake,
-    /// The machine is taken from an earlier holder.
+    /// Take the lease of the machine from an earlier holder.
     MachineLeaseTakeOver,
-    /// What became of the machine is written down.
+    /// Record a change of the machine's lease.
     MachineLeaseNote,
-    /// The machine is given back.
+    /// Drop the lease of the machine.
     MachineLeaseDrop,
-    /// The machine's lease is looked at.
+    /// Read the lease of the machine.
     MachineLease,
-    /// What the machine remembers of its last lease is looked at.
+    /// Read the fence of the machine.
     MachineFence,
-    /// A user is looked for.
+    /// Find a user by name.
     UserFind,
-    /// The user of a number is looked for.
+    /// Find a user by number.
     UserOfNumber,
-    /// A number for a new user is chosen.
+    /// Choose a number for a new user.
     UserNumber,
-    /// A user is made.
+    /// Create a user.
     UserCreate,
-    /// The keys of a user are written.
+    /// Write the keys of a user.
     UserKeys,
-    /// The right of a user to become root is given or taken.
+    /// Grant or revoke sudo for a user.
     UserSudo,
-    /// A user cannot log in any more.
+    /// Lock a user out.
     UserClose,
-    /// What would start on behalf of a user is ended.
+    /// End the jobs of a user.
     UserJobsEnd,
-    /// Sessions and processes of a user are ended.
+    /// End the sessions and processes of a user.
     UserProcessesEnd,
-    /// Files of a user are removed.
+    /// Remove the files of a user.
     UserFilesRemove,
-    /// A user is forgotten.
+    /// Remove a user.
     UserRemove,
-    /// What is left of a user is looked for.
+    /// List what is left of a user.
     UserLeftovers,
 }

@@ -1,4 +1,4 @@
-//! What the simulated host promises to the tests of others.
+//! What other tests rely on in the simulated host.
 
 use std::collections::BTreeSet;
 use std::time::Duration;
@@ -17,7 +17,7 @@ use crate::guests::{
 };
 use crate::{Host, HostError, topology};
 
-/// A host and the folder it lives in.
+/// A host and its folder.
 struct Bench {
     folder: tempfile::TempDir,
     sim: SimHost,
@@ -53,7 +53,7 @@ impl Bench {
         Self { folder, host: Host::Sim(sim.clone()), sim, specs }
     }
 
-    /// Drops the host as a killed process would, and opens it again.
+    /// Drops the host like a killed process, and opens it again.
     fn reopen(self) -> Self {
         let profile = self.sim.profile();
         let sim = SimHost::open(self.folder.path(), profile, "bench").expect("opens");
@@ -92,7 +92,7 @@ impl Bench {
         GuestAccess { allocation_id, address: self.specs[slot].private_ip, user: "gpuaas".parse().expect("a name") }
     }
 
-    /// Everything up to a guest that was started, without a lease.
+    /// Does everything up to a started guest, without a lease.
     async fn start_unleased(&self, slot: usize, id: AllocationId) -> Result<(), HostError> {
         let (host, spec) = (&self.host, &self.specs[slot]);
         for address in spec.functions() {
@@ -111,13 +111,13 @@ impl Bench {
         host.domain_start(id).await
     }
 
-    /// The same under a lease.
+    /// Does the same under a lease.
     async fn start(&self, slot: usize, id: AllocationId) -> Result<(), HostError> {
         self.host.lease_take(&self.lease(slot, id), false).await?;
         self.start_unleased(slot, id).await
     }
 
-    /// Undoes it, and gives the lease back.
+    /// Undoes it, and drops the lease.
     async fn release(&self, slot: usize, id: AllocationId) -> Result<(), HostError> {
         let (host, spec) = (&self.host, &self.specs[slot]);
         host.domain_destroy(id).await?;
@@ -184,7 +184,7 @@ fn a_guest_comes_up_and_goes_and_leaves_a_host_like_a_fresh_one() {
         assert_eq!(sim.violations(), [""; 0]);
         let gpu = spec.pci_address.clone().expect("a GPU");
         assert_eq!((sim.resets(&gpu), sim.boots(id)), (1, 0));
-        // What was bound rests where it is, and everybody who looks sees it.
+        // A bound function stays bound, and every reader sees it.
         let seen = |address: &PciAddress| {
             let facts = sim.facts().gpus.into_iter().find(|gpu| gpu.pci_address == address.as_str()).expect("known").driver;
             let inventory = sim.inventory(String::new()).functions.into_iter().find(|f| f.address == *address).expect("known");
@@ -319,7 +319,7 @@ fn what_no_lease_names_is_touched_in_vain_or_noticed() {
     for what in ["binding of", "writing of drive", "starts with slot 1 that is not leased to it"] {
         assert!(violations.iter().any(|violation| violation.contains(what)), "{what}: {violations:?}");
     }
-    // A slot that was leased before may be kept in order, and no more.
+    // The functions of a slot that was leased before may be managed, but not used.
     let bench = Bench::new(Profile::H100);
     let gpu = bench.specs[1].pci_address.clone().expect("a GPU");
     block_on(async {

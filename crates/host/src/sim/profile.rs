@@ -3,7 +3,7 @@
 use gpuaas_contract::task::package_list::Package;
 use gpuaas_contract::telemetry::{DiskFact, GpuFact, HostFacts, NetworkFact};
 
-/// What kind of server is simulated.
+/// The kind of a simulated server.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, serde::Serialize, serde::Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Profile {
@@ -20,7 +20,7 @@ impl Profile {
     /// Every profile.
     pub const ALL: [Self; 2] = [Self::H100, Self::Mi300x];
 
-    /// Name in configuration.
+    /// Returns its name in the configuration.
     pub const fn as_str(self) -> &'static str {
         match self {
             Self::H100 => "h100",
@@ -28,7 +28,7 @@ impl Profile {
         }
     }
 
-    /// The profile with this name.
+    /// Returns the profile with this name.
     pub fn parse(name: &str) -> Option<Self> {
         Self::ALL.into_iter().find(|profile| profile.as_str() == name)
     }
@@ -102,7 +102,7 @@ impl std::fmt::Display for Profile {
     }
 }
 
-/// Serials and addresses are made from the host's own id, so that two simulated hosts never share one.
+/// Builds serials and addresses from the host's own id, so that two simulated hosts never share one.
 fn disks(hardware_id: &str) -> Vec<DiskFact> {
     let serial = |index: usize| format!("SIM{}{index:02}", hardware_id[..8].to_ascii_uppercase());
     (0..8)

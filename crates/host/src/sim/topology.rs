@@ -1,4 +1,4 @@
-//! What is on the simulated host's bus: a two-socket server with eight switches, behind each a GPU, a drive and a fabric adapter with
+//! The bus of the simulated host: a two-socket server with eight switches, behind each a GPU, a drive and a fabric adapter with
 //! one virtual function.
 
 use gpuaas_contract::slice::{InterfaceName, PciAddress};
@@ -13,7 +13,7 @@ use crate::topology::{self, Inventory};
 
 /// IOMMU groups of the whole server.
 pub(super) const IOMMU_GROUPS: u32 = 212;
-/// Modules of the VFIO family that are loaded.
+/// Loaded modules of the VFIO family.
 pub(super) const VFIO_MODULES: [&str; 4] = ["vfio", "vfio_iommu_type1", "vfio_pci", "vfio_pci_core"];
 
 /// One function of the simulated bus.
@@ -62,7 +62,7 @@ pub(super) fn inventory(profile: Profile, facts: &HostFacts, machine: String) ->
         functions.extend([PciFunction { virtual_functions: 1, ..adapter }, virtual_function]);
     }
     if profile == Profile::H100 {
-        // The switches between the GPUs; they stay with the host.
+        // The switches between the GPUs, which stay with the host.
         for (bus, group) in [(0x06_u8, 20), (0x07, 21), (0x08, 22), (0x09, 23)] {
             let behind = ["pci0000:05".to_owned()];
             let place = Place { address: format!("0000:{bus:02x}:00.0"), behind: &behind, numa_node: 0, group };
@@ -96,7 +96,7 @@ pub(super) fn inventory(profile: Profile, facts: &HostFacts, machine: String) ->
     }
 }
 
-/// Its network has whatever bridge is asked about.
+/// Returns its network, which has any requested bridge.
 pub(super) fn network(facts: &HostFacts, bridge: &InterfaceName) -> SliceNetwork {
     let ipoib = facts.networks.iter().filter(|interface| interface.name.starts_with("ib"));
     SliceNetwork {
@@ -108,7 +108,7 @@ pub(super) fn network(facts: &HostFacts, bridge: &InterfaceName) -> SliceNetwork
     }
 }
 
-/// Every InfiniBand interface is a link of the adapter behind its GPU's switch.
+/// Returns the links: every InfiniBand interface is a link of the adapter behind its GPU's switch.
 pub(super) fn links(facts: &HostFacts) -> Vec<FabricLink> {
     let interfaces = facts.networks.iter().filter(|interface| interface.name.starts_with("ib"));
     let adapter = |gpu: &str| {

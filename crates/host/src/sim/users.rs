@@ -1,5 +1,5 @@
-//! Users of the simulated host: those of the system, tenants, and what tenants do. A tenant logs in as soon as it has keys, and leaves
-//! things all over the place.
+//! Users of the simulated host: those of the system, tenants, and the effects of tenants. A tenant logs in as soon as it has
+//! keys, and leaves files and processes in many places.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -10,22 +10,22 @@ use super::{Operation, SimHost};
 use crate::HostError;
 use crate::users::{Ended, FIRST_PERSON, NewUser, Removed, SystemUser, TENANT_UIDS, Traces, comment_of, differs, home_of};
 
-/// Everything about users.
+/// The users and their effects.
 #[derive(Clone, Debug, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
 #[serde(deny_unknown_fields)]
 pub(crate) struct Users {
     known: BTreeMap<String, SimUser>,
-    /// Who may become root.
+    /// Users with sudo.
     sudoers: BTreeSet<String>,
-    /// Whom cron works for.
+    /// Users with cron jobs.
     crontabs: BTreeSet<String>,
     /// Sessions, by number.
     sessions: Vec<u32>,
-    /// Processes: whose, and what they are called.
+    /// Processes: user number and name.
     processes: Vec<(u32, String)>,
-    /// Files: whose, and where they are.
+    /// Files: user number and path.
     files: Vec<(u32, String)>,
-    /// Numbers whose processes do not end.
+    /// User numbers whose processes do not end.
     undying: BTreeSet<u32>,
 }
 
@@ -33,18 +33,18 @@ pub(crate) struct Users {
 #[derive(Clone, Debug, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct SimUser {
-    /// As the system knows it.
+    /// Its entry in the user database.
     pub user: SystemUser,
     /// Its keys.
     pub keys: Vec<String>,
-    /// It may become root.
+    /// Whether it has sudo.
     pub sudo: bool,
-    /// It cannot log in any more.
+    /// Whether it is locked out.
     pub closed: bool,
 }
 
 impl Default for Users {
-    /// A fresh installation.
+    /// Returns a fresh installation.
     fn default() -> Self {
         let system = [
             ("root", 0, "/root".to_owned()),
@@ -69,7 +69,7 @@ impl Default for Users {
 }
 
 impl Users {
-    /// What a reboot does: everything that runs ends, and what cannot be written to a disk is gone.
+    /// Applies a reboot: processes end, and files in memory are gone.
     pub(super) fn reboot(&mut self) {
         self.sessions.clear();
         self.undying.clear();
@@ -77,7 +77,7 @@ impl Users {
         self.files.retain(|(_, path)| !path.starts_with("/dev/shm/"));
     }
 
-    /// Whatever is not as on a fresh installation, in words.
+    /// Describes every difference from a fresh installation.
     pub(super) fn tenants(&self) -> Vec<String> {
         let fresh = Self::default();
         let users = self.known.keys().filter(|name| !fresh.known.contains_key(*name)).map(|name| format!("user {name}"));
@@ -101,7 +101,7 @@ impl Users {
         path.strip_prefix(&home_of(name)).is_some_and(|rest| rest.is_empty() || rest.starts_with('/'))
     }
 
-    /// The tenant logs in and goes to work.
+    /// Simulates a login of the tenant and its work.
     fn log_in(&mut self, user: &SystemUser) {
         let (uid, home) = (user.uid, &user.home);
         self.sessions.push(uid);
@@ -280,7 +280,7 @@ impl SimHost {
         self.operate(Operation::UserLeftovers, traces.name.to_string(), effect).await
     }
 
-    /// A user of the simulated host.
+    /// Returns a user of the simulated host.
     pub fn user(&self, name: &str) -> Option<SimUser> {
         self.operations().look(|machine| {
             let known = machine.users.known.get(name).cloned()?;
@@ -288,7 +288,7 @@ impl SimHost {
         })
     }
 
-    /// Somebody from outside makes a user.
+    /// Creates a user, like an external program.
     pub fn add_user(&self, user: SystemUser) -> Result<(), HostError> {
         self.operations().change(|machine| {
             let known = SimUser { user: user.clone(), keys: Vec::new(), sudo: false, closed: false };
@@ -297,7 +297,7 @@ impl SimHost {
         })
     }
 
-    /// Somebody from outside leaves a file.
+    /// Creates a file, like an external program.
     pub fn add_file(&self, uid: u32, path: &str) -> Result<(), HostError> {
         self.operations().change(|machine| {
             machine.users.files.push((uid, path.to_owned()));
@@ -305,7 +305,7 @@ impl SimHost {
         })
     }
 
-    /// From now on the processes of a number do not end, or they do again.
+    /// Sets whether the processes of a user number survive signals.
     pub fn undying(&self, uid: u32, yes: bool) -> Result<(), HostError> {
         self.operations().change(|machine| {
             match yes {

@@ -1,4 +1,4 @@
-//! Why a host cannot have guests: a code each, and a sentence that says what to do.
+//! Why a host cannot run guests: a code each, and a message that says what to do.
 
 use gpuaas_contract::slice::Blocker;
 use gpuaas_contract::task::slice_topology_discover::{Params, Prerequisites};
@@ -6,27 +6,27 @@ use gpuaas_contract::task::slice_topology_discover::{Params, Prerequisites};
 use super::Inventory;
 use crate::pci::PciFunction;
 
-/// Modules without which no device reaches a guest.
+/// Modules that passthrough needs.
 const VFIO: [&str; 2] = ["vfio_pci", "vfio_iommu_type1"];
 
-/// What the slots of this host need of it.
+/// What the slots of this host need.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Needs {
-    /// The processor's help.
+    /// Hardware virtualization.
     kvm: bool,
-    /// Devices that go to guests.
+    /// Device passthrough.
     passthrough: bool,
 }
 
 impl Needs {
-    /// Slots without a GPU need no IOMMU, and where the owner allows emulation they need no KVM.
+    /// Derives the needs: slots without a GPU need no IOMMU, and if the owner allows emulation they need no KVM.
     pub(super) fn of(inventory: &Inventory) -> Self {
         let only_drives = !inventory.drives_without_gpu.is_empty() && !inventory.functions.iter().any(PciFunction::is_gpu);
         Self { kvm: !inventory.emulation, passthrough: !only_drives }
     }
 }
 
-/// What stands in the way of every slot of the host.
+/// Returns the blockers that affect every slot of the host.
 pub(super) fn of_host(host: &Prerequisites, params: &Params, needs: Needs) -> Vec<Blocker> {
     let network = &host.slice_network;
     let missing_modules: Vec<&str> =

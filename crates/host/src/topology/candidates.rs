@@ -1,4 +1,4 @@
-//! One slot per GPU: which drive and which fabric function go with it, and what stands in its way.
+//! One slot per GPU: its drive, its fabric function, and its blockers.
 
 use std::collections::{HashMap, HashSet};
 
@@ -15,14 +15,14 @@ const HOST_MEMORY_MIB: u64 = 8 * 1024;
 /// Hardware threads that the host keeps for itself.
 const HOST_THREADS: u32 = 2;
 
-/// The host's GPUs, by address: the order of its slots.
+/// Returns the host's GPUs by address, which is the order of its slots.
 pub(super) fn gpus(inventory: &Inventory) -> impl Iterator<Item = &PciFunction> {
     let mut gpus: Vec<&PciFunction> = inventory.functions.iter().filter(|function| function.is_gpu()).collect();
     gpus.sort_by(|one, other| one.address.cmp(&other.address));
     gpus.into_iter().take(MAX_DEVICES)
 }
 
-/// Every GPU with what would go to a guest with it.
+/// Returns every GPU with the devices that go to a guest with it.
 pub(super) fn slots(inventory: &Inventory, params: &Params) -> Vec<CandidateSlot> {
     let gpus: Vec<&PciFunction> = gpus(inventory).collect();
     let drives: Vec<&Namespace> = inventory.namespaces.iter().filter(|drive| is_free(drive)).collect();
@@ -100,7 +100,7 @@ pub(super) fn slots(inventory: &Inventory, params: &Params) -> Vec<CandidateSlot
     with_gpu.chain(slots_without_gpu(inventory, params, gpus.len())).collect()
 }
 
-/// The drives that the host's owner wants as slots without a GPU, numbered behind those with one.
+/// Returns the drives that the host's owner wants as slots without a GPU, numbered after those with one.
 fn slots_without_gpu(inventory: &Inventory, params: &Params, first: usize) -> Vec<CandidateSlot> {
     let memory = inventory.prerequisites.memory_mib;
     let places = (u32::try_from(first).unwrap_or(u32::MAX)..).zip(inventory.drives_without_gpu.iter().take(MAX_DEVICES));
@@ -142,7 +142,7 @@ fn slots_without_gpu(inventory: &Inventory, params: &Params, first: usize) -> Ve
     places.map(slot).collect()
 }
 
-/// Nobody uses it, and it can be told from every other drive after a reboot.
+/// Returns whether a drive is unused, and can be identified after a reboot.
 fn is_free(drive: &Namespace) -> bool {
     drive.used_by.is_empty() && !drive.serial.is_empty() && drive.stable_path.is_some() && drive.size_bytes > 0
 }
@@ -153,7 +153,7 @@ fn why_no_drive(inventory: &Inventory) -> String {
     format!("no NVMe drive is left for it: of {all}, {used} are used by the host itself; unmount some or add drives")
 }
 
-/// A virtual function that is alone in its IOMMU group.
+/// Returns whether a virtual function is alone in its IOMMU group.
 fn is_usable_fabric(inventory: &Inventory, function: &PciFunction) -> bool {
     function.is_fabric()
         && function.physical_function.is_some()
@@ -161,7 +161,8 @@ fn is_usable_fabric(inventory: &Inventory, function: &PciFunction) -> bool {
         && group_of(inventory, function).1.is_empty()
 }
 
-/// What shares the IOMMU group of a function: other functions of the same device, which go along, and strangers, with what they are.
+/// Returns what shares the IOMMU group of a function: other functions of the same device, which go along, and unrelated ones with
+/// their description.
 fn group_of(inventory: &Inventory, own: &PciFunction) -> (Vec<PciAddress>, Vec<String>) {
     let in_group = |other: &&PciFunction| {
         own.iommu_group.is_some() && other.iommu_group == own.iommu_group && other.address != own.address && !other.is_bridge()
@@ -170,14 +171,14 @@ fn group_of(inventory: &Inventory, own: &PciFunction) -> (Vec<PciAddress>, Vec<S
         .functions
         .iter()
         .filter(in_group)
-        // A virtual function is never the same device as its neighbor, even where their numbers say so.
+        // A virtual function is never the same device as its neighbor, even if their numbers suggest it.
         .partition(|other| other.address.device() == own.address.device() && own.physical_function.is_none());
     let named = |other: &PciFunction| format!("{} ({}:{})", other.address, other.vendor_id, other.device_id);
     (same.into_iter().map(|other| other.address.clone()).collect(), strangers.into_iter().map(named).collect())
 }
 
-/// Gives every GPU the device that is nearest to it: same NUMA node first, then fewest bridges in between, then by name, and the pairs
-/// that are nearest of all first. What `place` returns as a name must be unique.
+/// Assigns the nearest device to every GPU: same NUMA node first, then fewest bridges in between, then by name; the nearest pairs
+/// first. The name from `place` must be unique.
 fn nearest<'a, T>(
     gpus: &[&PciFunction],
     devices: &[&'a T],
@@ -209,7 +210,8 @@ where
     given
 }
 
-/// A hardware address of our own making (the second bit of the first byte says so): the same for this device of this machine, always.
+/// Returns a locally administered MAC address (the second bit of the first byte), always the same for this device of this
+/// machine.
 fn mac_address(machine: &str, device: &str) -> String {
     let digest = Digest::of(format!("gpuaas-slot-mac-v1\n{machine}\n{device}").as_bytes()).to_string();
     let hex = digest.rsplit(':').next().unwrap_or_default();
@@ -343,7 +345,7 @@ mod tests {
     }
 
     proptest! {
-        /// Whatever order the kernel lists things in, the slots are the same, and no device is in two of them.
+        /// Whatever the order in which the kernel lists devices, the slots are the same, and no device is in two of them.
         #[test]
         fn the_same_host_gives_the_same_slots_and_shares_nothing(
             numas in prop::collection::vec(-1_i32..2, 0..9),

@@ -1,4 +1,4 @@
-//! `getent`, `useradd`, `usermod`, `userdel` and `groupdel`: the host's own tools, so that what they know is what the system believes.
+//! `getent`, `useradd`, `usermod`, `userdel` and `groupdel`: the host's own tools, so that the result is what the system uses.
 
 use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
@@ -15,40 +15,40 @@ const USERADD: &[&str] = &["/usr/sbin/useradd", "/sbin/useradd"];
 const USERMOD: &[&str] = &["/usr/sbin/usermod", "/sbin/usermod"];
 const USERDEL: &[&str] = &["/usr/sbin/userdel", "/sbin/userdel"];
 const GROUPDEL: &[&str] = &["/usr/sbin/groupdel", "/sbin/groupdel"];
-/// Killing one of these in the middle leaves half a user behind, so they get long.
+/// Killing one of these leaves a half-created user behind, so the limit is long.
 const DEADLINE: Duration = Duration::from_secs(120);
-/// How often somebody else's lock on the user database is waited for.
+/// Most attempts while another program has the user database locked.
 const TRIES: u32 = 20;
 const BETWEEN_TRIES: Duration = Duration::from_millis(500);
-/// What these programs end with if they cannot lock or write the user database.
+/// Exit codes of these programs if they cannot lock or write the user database.
 const BUSY: [i32; 2] = [1, 10];
-/// What they end with if there is no such user or group.
+/// Exit code if there is no such user or group.
 const NO_SUCH: i32 = 6;
-/// What `getent` ends with if it found nothing.
+/// Exit code of `getent` if it found nothing.
 const NOT_FOUND: i32 = 2;
-/// How many numbers are considered for a new tenant.
+/// Number of candidates for a new tenant's user number.
 const CANDIDATES: usize = 64;
-/// Most bytes of the list of all users.
+/// Size limit of the list of all users.
 const LIST_CAP: usize = 64 * 1024 * 1024;
 
-/// The user of this name.
+/// Returns the user with this name.
 pub(super) async fn find(name: &UserName) -> Result<Option<SystemUser>, HostError> {
     let Some(printed) = ask("passwd", name.as_str()).await? else { return Ok(None) };
     let user = parse_user(printed.split(|byte| *byte == b'\n').next().unwrap_or_default())?;
     if user.name == name.as_str() {
         return Ok(Some(user));
     }
-    // A directory that does not tell upper from lower case, for example.
+    // For example, a directory that ignores case.
     Err(HostError::new("user_exists", format!("the system takes {name} for its user {}", printable(user.name.as_bytes()))))
 }
 
-/// The name of whoever has this number.
+/// Returns the name of the user with this number.
 pub(super) async fn name_of(uid: u32) -> Result<Option<String>, HostError> {
     let Some(printed) = ask("passwd", &uid.to_string()).await? else { return Ok(None) };
     parse_user(printed.split(|byte| *byte == b'\n').next().unwrap_or_default()).map(|user| Some(user.name))
 }
 
-/// Whether there is a group of this name.
+/// Returns whether there is a group with this name.
 pub(super) async fn has_group(name: &UserName) -> Result<bool, HostError> {
     ask("group", name.as_str()).await.map(|printed| printed.is_some())
 }
@@ -64,7 +64,7 @@ async fn ask(database: &str, key: &str) -> Result<Option<Vec<u8>>, HostError> {
     }
 }
 
-/// One line of the user database.
+/// Parses one line of the user database.
 pub(super) fn parse_user(line: &[u8]) -> Result<SystemUser, HostError> {
     let bad = || HostError::new("user_database", format!("getent printed a line that is no user: {}", printable(line)));
     let text = std::str::from_utf8(line).map_err(|_| bad())?;
@@ -82,7 +82,7 @@ pub(super) fn parse_user(line: &[u8]) -> Result<SystemUser, HostError> {
     })
 }
 
-/// Numbers that nobody has, beginning behind this one: a number is not given again at once.
+/// Returns free user numbers, starting after this one: a number is not reused at once.
 pub(super) async fn free_numbers(after: Option<u32>) -> Result<Vec<u32>, HostError> {
     let mut taken = BTreeSet::new();
     for (database, field) in [("passwd", 2), ("group", 2)] {
@@ -109,7 +109,7 @@ fn choose(after: Option<u32>, taken: &BTreeSet<u32>) -> Vec<u32> {
     in_turn.filter(|uid| !taken.contains(uid) && Some(*uid) != after).take(CANDIDATES).collect()
 }
 
-/// Makes the user, or finds that it was made.
+/// Creates the user, or finds it already created.
 pub(super) async fn create(root: &Path, user: &NewUser) -> Result<SystemUser, HostError> {
     let NewUser { name, allocation_id, uid } = user;
     super::check_number(*uid)?;
@@ -123,24 +123,24 @@ pub(super) async fn create(root: &Path, user: &NewUser) -> Result<SystemUser, Ho
         if let Some(error) = refusal.take() {
             return Err(error);
         }
-        // A `useradd` that was cut off may have made the group and not the user; `groupdel` leaves a group alone that somebody is in.
+        // An interrupted `useradd` may have created the group and not the user; `groupdel` keeps a group with members.
         remove_group(name).await?;
         let (number, home) = (uid.to_string(), home_of(name.as_str()));
         let options = ["--create-home", "--user-group", "--shell", "/bin/bash", "--uid", &number, "--home-dir", &home];
         let exec = options.into_iter().fold(Exec::new(installed(USERADD)?), |exec, option| exec.arg(option));
-        // No password has this hash. A locked one (`!`) would keep the keys out, too, where sshd does without PAM.
+        // No password has this hash. A locked one (`!`) would also block keys where sshd runs without PAM.
         let exec = exec.arg("--password").arg("*").arg("--comment").arg(comment_of(*allocation_id)).arg("--").arg(name.as_str());
         match run(exec).await? {
             (Some(0), _) => {}
             (Some(code), _) if BUSY.contains(&code) => tokio::time::sleep(BETWEEN_TRIES).await,
-            // An earlier call of ours may still be at it, so the database has the last word.
+            // An earlier call of ours may still be running, so the database decides.
             (code, printed) => refusal = Some(refused("user_not_created", "useradd", code, &printed)),
         }
     }
     Err(HostError::new("user_database_busy", format!("somebody keeps the user database locked, so {name} could not be made")))
 }
 
-/// Takes the subordinate numbers away that `useradd` may have given: everything of a tenant has the tenant's own number.
+/// Removes the subordinate ids that `useradd` may have assigned: all files of a tenant must have the tenant's own number.
 async fn forget_subordinates(root: &Path, name: &UserName) -> Result<(), HostError> {
     for (file, option) in [("etc/subuid", "--del-subuids"), ("etc/subgid", "--del-subgids")] {
         let path = root.join(file);
@@ -156,7 +156,7 @@ async fn forget_subordinates(root: &Path, name: &UserName) -> Result<(), HostErr
     Ok(())
 }
 
-/// The ranges of a user, as `usermod` wants them.
+/// Returns the ranges of a user, as `usermod` needs them.
 fn subordinates(text: &str, name: &UserName) -> Vec<String> {
     let range = |line: &str| {
         let mut fields = line.strip_prefix(name.as_str())?.strip_prefix(':')?.split(':');
@@ -166,12 +166,12 @@ fn subordinates(text: &str, name: &UserName) -> Vec<String> {
     text.lines().filter_map(range).collect()
 }
 
-/// Keeps the user out from now on: an account that has expired lets nobody in, by whatever key.
+/// Locks the user out: an expired account cannot log in, with any key.
 pub(super) async fn close(name: &UserName) -> Result<(), HostError> {
     patiently(USERMOD, &["--expiredate", "1", "--", name.as_str()]).await
 }
 
-/// Makes the system forget the user and its group.
+/// Removes the user and its group.
 pub(super) async fn remove(traces: &Traces) -> Result<(), HostError> {
     let Traces { name, uid } = traces;
     if let Some(present) = find(name).await? {
@@ -182,7 +182,7 @@ pub(super) async fn remove(traces: &Traces) -> Result<(), HostError> {
         }
         patiently(USERDEL, &["--", name.as_str()]).await?;
     }
-    // Some systems keep the group of a user who has gone.
+    // Some systems keep the group of a removed user.
     remove_group(name).await
 }
 
@@ -190,7 +190,7 @@ async fn remove_group(name: &UserName) -> Result<(), HostError> {
     if has_group(name).await? { patiently(GROUPDEL, &["--", name.as_str()]).await } else { Ok(()) }
 }
 
-/// Runs one of these programs until nobody else has the user database locked. That there is no such user is fine.
+/// Runs one of these programs, and retries while the user database is locked. A missing user is not an error.
 async fn patiently(candidates: &[&str], arguments: &[&str]) -> Result<(), HostError> {
     let path = installed(candidates)?;
     let program = path.display().to_string();

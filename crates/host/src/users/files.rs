@@ -1,7 +1,7 @@
-//! Files of a user, wherever they are on the host's own file systems.
+//! Files of a user, anywhere on the host's own file systems.
 //!
-//! One file system at a time, from folder to folder by descriptor: no link is followed, nothing is kept of what was seen, and at most so
-//! many folders are open as the tree is deep. What cannot be looked at is an answer, too: then nothing is proven.
+//! Each file system is searched by descriptor, folder by folder: links are not followed, nothing is kept in memory, and the
+//! number of open folders is the depth of the tree. What cannot be read is reported, because then nothing is proven.
 
 use std::collections::BTreeSet;
 use std::ffi::{CStr, CString, OsStr};
@@ -18,12 +18,12 @@ use crate::HostError;
 use crate::exec::printable;
 use crate::openat2::Folder;
 
-/// Deepest tree that is looked through.
+/// Deepest tree that is searched.
 const MOST_DEPTH: usize = 256;
-/// Most paths and errors that are told; the rest is counted.
+/// Most reported paths and errors; the rest is counted.
 const MOST_TOLD: usize = 16;
 
-/// The first of these numbers to which nothing on the host's own file systems belongs.
+/// Returns the first of these user numbers that owns nothing on the host's own file systems.
 pub(super) fn unused(root: &Path, candidates: &[u32], looking: Looking) -> Result<u32, HostError> {
     let mut walk = Walk::new(candidates.iter().copied().collect(), WalkAction::Find, looking);
     walk.everywhere(root)?;
@@ -37,14 +37,14 @@ pub(super) fn unused(root: &Path, candidates: &[u32], looking: Looking) -> Resul
     })
 }
 
-/// Removes the home and everything of the user's number. What cannot be removed is left to be found by whoever looks next.
+/// Removes the home and all files of the user's number. What cannot be removed is found by the next search.
 pub(super) fn remove(root: &Path, traces: &Traces, looking: Looking) -> Result<Removed, HostError> {
     let mut removed = Removed::default();
     let homes = Folder::open(&root.join("home"))
         .map_err(|error| HostError::because("files_not_removed", "the folder of homes", &error))?;
     if let Some(homes) = homes {
         let name = CString::new(traces.name.as_str()).unwrap_or_default();
-        // Root's, if it was only half made. A home that is anybody else's stays, and is found.
+        // A half-created home belongs to root. A home of another user stays, and is reported.
         let owner = rustix::fs::statat(homes.as_fd(), &name, AtFlags::SYMLINK_NOFOLLOW).map(|stat| stat.st_uid);
         if owner.is_ok_and(|owner| owner == 0 || Some(owner) == traces.uid) {
             removed.files = tree::remove(homes.as_fd(), &name, &looking)?;
@@ -62,13 +62,13 @@ pub(super) fn remove(root: &Path, traces: &Traces, looking: Looking) -> Result<R
     Ok(removed)
 }
 
-/// Removes what belongs to a number in one folder.
+/// Removes what a user number owns in one folder.
 pub(super) fn remove_owned(path: &Path, uid: u32) -> Result<(), HostError> {
     let looking = Looking { seen: std::sync::Arc::default(), stop: tokio_util::sync::CancellationToken::new() };
     Walk::new(BTreeSet::from([uid]), WalkAction::Remove, looking).place(path)
 }
 
-/// What belongs to a number, in words, and what could not be looked at.
+/// Describes what a user number owns, and what could not be read.
 pub(super) fn owned(root: &Path, uid: u32, looking: Looking) -> Result<Vec<String>, HostError> {
     let mut walk = Walk::new(BTreeSet::from([uid]), WalkAction::Find, looking);
     walk.everywhere(root)?;
@@ -80,37 +80,37 @@ pub(super) fn owned(root: &Path, uid: u32, looking: Looking) -> Result<Vec<Strin
     Ok(left)
 }
 
-/// What is done with what is found.
+/// The action for each found entry.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum WalkAction {
-    /// It is counted.
+    /// Count it.
     Find,
-    /// It is removed.
+    /// Remove it.
     Remove,
 }
 
-/// One way through the host's files.
+/// A search through the host's files.
 struct Walk {
-    /// The numbers that are looked for.
+    /// The user numbers to find.
     wanted: BTreeSet<u32>,
     action: WalkAction,
     looking: Looking,
-    /// Where it is.
+    /// The current path.
     path: PathBuf,
-    /// How much was found or removed.
+    /// The number of found or removed entries.
     found: u64,
-    /// Some of it.
+    /// Some of their paths.
     paths: Vec<String>,
-    /// The numbers that were found.
+    /// The user numbers that were found.
     owners: BTreeSet<u32>,
-    /// What could not be looked at or removed.
+    /// What could not be read or removed.
     errors: Vec<String>,
 }
 
-/// A folder that is being looked through.
+/// A folder that is being searched.
 struct Level {
     dir: Dir,
-    /// Its name in the folder above; `None` at the top.
+    /// Its name in its parent; `None` at the top.
     name: Option<CString>,
     theirs: bool,
 }
@@ -138,13 +138,13 @@ impl Walk {
         Ok(())
     }
 
-    /// Looks through everything below a path, as far as it is on one mount.
+    /// Searches everything below a path on one mount.
     fn place(&mut self, path: &Path) -> Result<(), HostError> {
         let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
         path.clone_into(&mut self.path);
         let fd = match rustix::fs::open(path, flags, Mode::empty()) {
             Ok(fd) => fd,
-            // A file can be mounted, too, and mounts come and go.
+            // A file can be a mount point too, and mounts change.
             Err(Errno::NOTDIR | Errno::NOENT) => return Ok(()),
             Err(errno) => {
                 self.note_error("open", errno);
@@ -164,7 +164,7 @@ impl Walk {
                 Some(Ok(entry)) => entry,
                 Some(Err(errno)) => {
                     self.note_error("list", errno);
-                    // It would say the same for ever.
+                    // It would fail again forever.
                     levels.pop();
                     self.path.pop();
                     continue;
@@ -187,7 +187,7 @@ impl Walk {
         Ok(())
     }
 
-    /// Deals with an entry; a folder is gone into next.
+    /// Handles an entry and returns a folder to search next.
     fn entry(&mut self, folder: BorrowedFd<'_>, name: &CStr, depth: usize) -> Result<Option<Level>, HostError> {
         self.path.push(OsStr::from_bytes(name.to_bytes()));
         let level = self.entry_at(folder, name, depth);
@@ -215,7 +215,7 @@ impl Walk {
         }
         match tree::open_folder(folder, name) {
             Ok(fd) => Ok(self.level(fd, Some(name.to_owned()), stat.st_uid)),
-            // Another mount, which is looked through by itself if it is the host's own; or it has just gone or been exchanged.
+            // Another mount, which is searched separately if it is the host's own; or it was just removed or replaced.
             Err(Errno::XDEV | Errno::NOENT | Errno::LOOP | Errno::NOTDIR) => Ok(None),
             Err(errno) => {
                 self.note_error("open", errno);
@@ -224,7 +224,7 @@ impl Walk {
         }
     }
 
-    /// Nobody has such trees but who wants to hide something in them.
+    /// Handles a tree that is too deep, which can only be meant to hide something.
     fn too_deep(&mut self, folder: BorrowedFd<'_>, name: &CStr, theirs: bool, stat: &Stat) -> Result<(), HostError> {
         match (theirs, self.action) {
             (true, WalkAction::Remove) => match tree::remove(folder, name, &self.looking) {
@@ -247,7 +247,7 @@ impl Walk {
         Some(Level { dir, name, theirs })
     }
 
-    /// A folder has been looked through: what was in it and of theirs is gone, if that was the action.
+    /// Leaves a folder after its search: removes it, if that is the action and it belongs to the user.
     fn leave(&mut self, level: &Level, above: Option<&Level>) {
         if level.theirs {
             self.count();
@@ -262,7 +262,7 @@ impl Walk {
         if let Some((name, above)) = level.name.as_ref().zip(above) {
             match above.fd().and_then(|above| rustix::fs::unlinkat(above, name, AtFlags::REMOVEDIR)) {
                 Ok(()) | Err(Errno::NOENT) => return,
-                // Somebody else has something in it, or mounted something on it: it stays, but not theirs.
+                // It contains files or a mount of others: it stays, with another owner.
                 Err(Errno::NOTEMPTY | Errno::EXIST | Errno::BUSY) => {}
                 Err(errno) => return self.note_error("remove", errno),
             }
@@ -276,7 +276,7 @@ impl Walk {
         }
     }
 
-    /// Removes what is no folder. A device stays, but not theirs: others may need it.
+    /// Removes an entry that is not a folder. A device stays, with another owner: others may need it.
     fn remove(&mut self, folder: BorrowedFd<'_>, name: &CStr, stat: &Stat) {
         if self.action == WalkAction::Find {
             return;
@@ -312,7 +312,7 @@ impl Walk {
         printable(path.as_os_str().as_bytes())
     }
 
-    /// What the system answered; what has just gone is no note_error.
+    /// Returns a result, and records an error unless the entry has just disappeared.
     fn asked<T>(&mut self, what: &str, answer: rustix::io::Result<T>) -> Option<T> {
         match answer {
             Ok(value) => Some(value),
@@ -386,7 +386,7 @@ mod tests {
 
         let mut found = walk(WalkAction::Find);
         found.place(folder.path()).expect("looked");
-        // The one at the limit is met and not gone into.
+        // The folder at the limit is seen and not entered.
         let deep = MOST_DEPTH as u64;
         assert_eq!((found.found, found.errors.len()), (7 + deep, 0), "{:?}", found.errors);
         assert_eq!(found.owners, BTreeSet::from([TENANT]));

@@ -1,4 +1,4 @@
-//! What would start on behalf of a user by itself, and what the kernel keeps for it when no process of it is left.
+//! Jobs that would start for a user, and kernel objects that outlive its processes.
 
 use std::io::Read as _;
 use std::path::Path;
@@ -15,17 +15,17 @@ use crate::openat2::{BeneathError, Folder};
 
 const IPCRM: &[&str] = &["/usr/bin/ipcrm", "/bin/ipcrm"];
 const NSENTER: &[&str] = &["/usr/bin/nsenter", "/bin/nsenter"];
-/// Folders where a file of the user's name is the user's: tables of cron, the mark of lingering services, mail.
+/// Folders where a file with the user's name belongs to the user: crontabs, lingering services, mail.
 const BY_NAME: [&str; 5] = ["var/spool/cron/crontabs", "var/spool/cron", "var/lib/systemd/linger", "var/mail", "var/spool/mail"];
-/// Folders where the owner says whose a job is: those of at.
+/// Folders where the owner of a file is the owner of the job: those of at.
 const BY_OWNER: [&str; 2] = ["var/spool/cron/atjobs", "var/spool/at"];
-/// Kinds of shared things that the kernel keeps: the table, the column with the number, and how `ipcrm` is told.
+/// Kinds of shared kernel objects: the table, the column with the number, and the option of `ipcrm`.
 const SHARED: [(&str, &str, &str); 3] = [("shm", "shmid", "-m"), ("sem", "semid", "-s"), ("msg", "msqid", "-q")];
-/// Most bytes of one of these tables.
+/// Size limit of one of these tables.
 const TABLE_CAP: u64 = 16 * 1024 * 1024;
 const SHORT: Duration = Duration::from_secs(10);
 
-/// Ends all of it.
+/// Removes all of them.
 pub(super) async fn end(root: &Path, traces: &Traces) -> Result<(), HostError> {
     let (folder, name, uid) = (root.to_owned(), traces.name.clone(), traces.uid);
     let removed = blocking(move || {
@@ -43,20 +43,20 @@ pub(super) async fn end(root: &Path, traces: &Traces) -> Result<(), HostError> {
     let Some(uid) = traces.uid else { return Ok(()) };
     super::check_number(uid)?;
     for (option, id) in blocking(move || shared(uid)).await? {
-        // It may go by itself meanwhile; whether it is gone is looked at in the end.
+        // It may disappear at the same time; the final check shows whether it is gone.
         let _ = Exec::new(installed(IPCRM)?).arg(option).arg(id.to_string()).deadline(SHORT).run().await;
     }
     for mount in blocking(mounts::read).await?.into_iter().filter(|mount| mount.is_of(uid)) {
         let exec = Exec::new(installed(NSENTER)?).arg("--target").arg("1").arg("--mount").arg("--");
         let exec = exec.arg("/bin/umount").arg("--lazy").arg("--no-canonicalize").arg("--").arg(&mount.at);
         if let Err(error) = exec.deadline(SHORT).run().await {
-            tracing::warn!(%error, at = %mount.at.display(), "a file system that a tenant mounted stays");
+            tracing::warn!(%error, at = %mount.at.display(), "a file system that a tenant mounted cannot be unmounted");
         }
     }
     Ok(())
 }
 
-/// What of it is there, in words.
+/// Describes what is left.
 pub(super) fn left(root: &Path, traces: &Traces) -> Result<Vec<String>, HostError> {
     let mut left = Vec::new();
     for path in BY_NAME {
@@ -83,13 +83,13 @@ fn remove_named(path: &Path, name: &UserName) -> Result<(), HostError> {
 fn spool(path: &Path) -> Result<Option<Folder>, HostError> {
     match Folder::open(path) {
         Ok(folder) => Ok(folder),
-        // `/var/mail` and `/var/spool/mail` are often one folder with a link to it.
+        // `/var/mail` and `/var/spool/mail` are often the same folder, through a link.
         Err(BeneathError::Escapes { .. }) => Ok(None),
         Err(error) => Err(failed(error)),
     }
 }
 
-/// What the kernel keeps for a number: how `ipcrm` is told, and which.
+/// Returns the kernel objects of a user number: the option of `ipcrm`, and their ids.
 fn shared(uid: u32) -> Result<Vec<(&'static str, u64)>, HostError> {
     let mut found = Vec::new();
     for (table, column, option) in SHARED {
@@ -97,7 +97,7 @@ fn shared(uid: u32) -> Result<Vec<(&'static str, u64)>, HostError> {
         let mut text = String::new();
         match std::fs::File::open(&path).and_then(|file| file.take(TABLE_CAP).read_to_string(&mut text)) {
             Ok(_) => found.extend(parse_shared(&text, column, uid).into_iter().map(|id| (option, id))),
-            // A kernel without it keeps nothing.
+            // A kernel without this feature has no such objects.
             Err(error) if error.kind() == std::io::ErrorKind::NotFound => {}
             Err(error) => return Err(HostError::because("user_traces", &path.display().to_string(), &error)),
         }
@@ -105,7 +105,7 @@ fn shared(uid: u32) -> Result<Vec<(&'static str, u64)>, HostError> {
     Ok(found)
 }
 
-/// The numbers of those lines whose owner or maker is this user.
+/// Returns the ids of the lines whose owner or creator is this user.
 fn parse_shared(table: &str, column: &str, uid: u32) -> Vec<u64> {
     let mut lines = table.lines();
     let header: Vec<&str> = lines.next().unwrap_or_default().split_ascii_whitespace().collect();

@@ -1,4 +1,4 @@
-//! `authorized_keys`, in a home whose owner may lay links and exchange folders while we write.
+//! Writes `authorized_keys` in a home whose owner may create links and replace folders at the same time.
 
 use std::path::Path;
 
@@ -9,7 +9,7 @@ use crate::openat2::{BeneathError, Folder, Owner};
 const FOLDER: &str = ".ssh";
 const FILE: &str = "authorized_keys";
 
-/// Lets exactly these keys in. A home that is not there yet is made.
+/// Allows exactly these keys. Creates the home if it does not exist.
 pub(super) fn write(root: &Path, user: &SystemUser, keys: &[String]) -> Result<(), HostError> {
     super::check_number(user.uid)?;
     if user.home != home_of(&user.name) {

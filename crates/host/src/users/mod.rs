@@ -1,10 +1,10 @@
-//! Users of tenants who lease the whole machine: one method per operation, each the same on this machine and on the simulated one.
+//! Users of tenants that lease the whole machine: one method per operation, the same on this machine and on the simulated one.
 //!
-//! Every operation can be called twice in a row with the same result as once, and every one that ends something succeeds if it is already
-//! gone. None of them touches anything of a user whose number is below [`FIRST_PERSON`].
+//! Every operation is idempotent, and every one that removes something succeeds if it is already gone. None of them touches a
+//! user whose number is below [`FIRST_PERSON`].
 //!
-//! Files are reached through the root of the first process, and not through our own: a service manager may hide homes and temporary
-//! folders from its services, and what is hidden cannot be proven to be gone.
+//! Files are accessed through the root of the first process, not our own: a service manager may hide homes and temporary folders
+//! from its services, and what is hidden cannot be proven to be gone.
 
 mod account;
 mod files;
@@ -34,55 +34,55 @@ use crate::lease::machine;
 use crate::sim::Operation;
 use crate::{Host, HostError};
 
-/// The root of the host, whatever the service manager shows to us.
+/// The root of the host, whatever the service manager shows to this process.
 const HOST_ROOT: &str = "/proc/1/root";
-/// How often those who wait for a search are told how far it is.
+/// How often the progress of a search is reported.
 const TELL_EVERY: Duration = Duration::from_secs(1);
 
 impl Host {
-    /// Takes the whole machine: exclusive, durable, never with a number that is older than one it has seen, and never while a slot of it
-    /// is leased. Taking it again for the same user of the same holder changes nothing. `again` also takes, for cleaning up, a number
-    /// that the holder has given back.
+    /// Takes the lease of the whole machine: exclusive, durable, never with a lower epoch than it has seen, and never while a
+    /// slot of it is leased. Taking it again for the same user of the same holder changes nothing. With `again`, it also accepts,
+    /// for cleaning up, an epoch that its holder has given back.
     pub async fn machine_lease_take(&self, lease: &MachineLease, again: bool) -> Result<(), HostError> {
         let (folder, lease) = (self.layout().leases.clone(), lease.clone());
         let subject = lease.allocation_id.to_string();
         self.files(Operation::MachineLeaseTake, subject, move || machine::take(&folder, &lease, again)).await
     }
 
-    /// Takes the machine from a holder with a lower number, to clean up after it. Returns the lease, with that one's user.
+    /// Takes the machine from a holder with a lower epoch, to clean up after it. Returns the lease, with that holder's user.
     pub async fn machine_lease_take_over(&self, lease: &MachineLease) -> Result<MachineLease, HostError> {
         let (folder, lease) = (self.layout().leases.clone(), lease.clone());
         let subject = lease.allocation_id.to_string();
         self.files(Operation::MachineLeaseTakeOver, subject, move || machine::take_over(&folder, &lease)).await
     }
 
-    /// Writes down what has become of the machine.
+    /// Records a change of the machine's lease.
     pub async fn machine_lease_note(&self, lease: &MachineLease) -> Result<(), HostError> {
         let (folder, lease) = (self.layout().leases.clone(), lease.clone());
         let subject = lease.allocation_id.to_string();
         self.files(Operation::MachineLeaseNote, subject, move || machine::note(&folder, &lease)).await
     }
 
-    /// Gives the machine back. Somebody else's lease is never touched.
+    /// Drops the lease of the machine. A lease of another holder is never touched.
     pub async fn machine_lease_drop(&self, holder: Holder) -> Result<(), HostError> {
         let folder = self.layout().leases.clone();
         let subject = holder.allocation_id.to_string();
         self.files(Operation::MachineLeaseDrop, subject, move || machine::drop_lease(&folder, holder)).await
     }
 
-    /// The lease of the machine, if there is one. One that cannot be read is an error: it may be anybody's.
+    /// Returns the lease of the machine, if there is one. A lease that cannot be read is an error, because its holder is unknown.
     pub async fn machine_lease(&self) -> Result<Option<MachineLease>, HostError> {
         let folder = self.layout().leases.clone();
         self.files(Operation::MachineLease, String::new(), move || machine::find(&folder)).await
     }
 
-    /// What the machine remembers of its last lease.
+    /// Returns the fence of the machine's last lease.
     pub async fn machine_fence(&self) -> Result<Option<MachineFence>, HostError> {
         let folder = self.layout().leases.clone();
         self.files(Operation::MachineFence, String::new(), move || machine::fence(&folder)).await
     }
 
-    /// The user of this name, as the system knows it from wherever it knows users.
+    /// Returns the user with this name, from any user database of the system.
     pub async fn user_find(&self, name: &UserName) -> Result<Option<SystemUser>, HostError> {
         match self {
             Self::Real(_) => account::find(name).await,
@@ -90,7 +90,7 @@ impl Host {
         }
     }
 
-    /// The name of the user who has a number, if anybody has it.
+    /// Returns the name of the user with a number, if there is one.
     pub async fn user_of_number(&self, uid: u32) -> Result<Option<String>, HostError> {
         match self {
             Self::Real(_) => account::name_of(uid).await,
@@ -98,7 +98,7 @@ impl Host {
         }
     }
 
-    /// A number for a new tenant: nobody has it, no file on the host's own file systems has it, and it is not the one after which to look.
+    /// Returns a number for a new tenant: no user has it, no file on the host's own file systems has it, and it is not `after`.
     pub async fn user_number(
         &self,
         after: Option<u32>,
@@ -114,8 +114,7 @@ impl Host {
         }
     }
 
-    /// Makes a user with a home, a group of its own, no password and no subordinate numbers. A user of this name who is not the one that
-    /// is wanted is an error.
+    /// Creates a user with a home, its own group, no password and no subordinate ids. Another user with this name is an error.
     pub async fn user_create(&self, user: &NewUser) -> Result<SystemUser, HostError> {
         match self {
             Self::Real(_) => account::create(Path::new(HOST_ROOT), user).await,
@@ -123,7 +122,7 @@ impl Host {
         }
     }
 
-    /// Lets exactly these keys in, each once. Returns how many there are.
+    /// Allows exactly these keys, each once. Returns their number.
     pub async fn user_keys(&self, user: &SystemUser, keys: &[SshPublicKey]) -> Result<u32, HostError> {
         let mut lines: Vec<String> = Vec::new();
         for key in keys {
@@ -142,7 +141,7 @@ impl Host {
         Ok(count)
     }
 
-    /// Lets a user become root, or not any more.
+    /// Grants or revokes sudo for a user.
     pub async fn user_sudo(&self, name: &UserName, allowed: bool) -> Result<(), HostError> {
         match self {
             Self::Real(_) => sudo::set(Path::new(HOST_ROOT), name, allowed).await,
@@ -150,7 +149,7 @@ impl Host {
         }
     }
 
-    /// From now on the user cannot log in any more, by whatever key.
+    /// Locks the user out, for any key.
     pub async fn user_close(&self, name: &UserName) -> Result<(), HostError> {
         match self {
             Self::Real(_) => account::close(name).await,
@@ -158,8 +157,8 @@ impl Host {
         }
     }
 
-    /// Ends what would start on behalf of the user by itself, and what the kernel keeps for it: jobs of cron and at, lingering services,
-    /// shared memory, file systems that it mounted.
+    /// Ends what would start for the user, and kernel objects of the user: jobs of cron and at, lingering services, shared
+    /// memory, file systems that it mounted.
     pub async fn user_jobs_end(&self, traces: &Traces) -> Result<(), HostError> {
         match self {
             Self::Real(_) => jobs::end(Path::new(HOST_ROOT), traces).await,
@@ -167,7 +166,7 @@ impl Host {
         }
     }
 
-    /// Ends every session and process of a number: asked first, killed then. What does not end is left to be found.
+    /// Ends every session and process of a user number: first SIGTERM, then SIGKILL. Survivors are found by the next check.
     pub async fn user_processes_end(&self, uid: u32) -> Result<Ended, HostError> {
         check_number(uid)?;
         match self {
@@ -176,8 +175,8 @@ impl Host {
         }
     }
 
-    /// Removes the home with everything in it, and everything that belongs to the number on the host's own file systems. A folder of
-    /// theirs in which somebody else has something is given to root, and a device, too. What cannot be removed is left to be found.
+    /// Removes the home with its content, and everything that the user number owns on the host's own file systems. A folder with
+    /// files of others, and a device, is given to root. What cannot be removed is found by the next check.
     pub async fn user_files_remove(
         &self,
         traces: &Traces,
@@ -194,7 +193,7 @@ impl Host {
         }
     }
 
-    /// Makes the system forget a user and its group. A user of that name with another number is an error.
+    /// Removes a user and its group. A user of that name with another number is an error.
     pub async fn user_remove(&self, traces: &Traces) -> Result<(), HostError> {
         match self {
             Self::Real(_) => account::remove(traces).await,
@@ -202,7 +201,8 @@ impl Host {
         }
     }
 
-    /// Everything that is left of a user, in words; empty if nothing is. Without a number only what goes by the name is looked for.
+    /// Describes everything that is left of a user; empty if there is nothing. Without a number, only what depends on the name is
+    /// checked.
     pub async fn user_leftovers(
         &self,
         traces: &Traces,
@@ -223,7 +223,7 @@ impl Host {
     }
 }
 
-/// Refuses to act on the numbers of the system, wherever they come from.
+/// Refuses to act on user numbers of the system, wherever they come from.
 pub(crate) fn check_number(uid: u32) -> Result<(), HostError> {
     if uid >= FIRST_PERSON {
         return Ok(());
@@ -231,17 +231,17 @@ pub(crate) fn check_number(uid: u32) -> Result<(), HostError> {
     Err(HostError::new("user_not_ours", format!("{uid} is a number of the system; nothing is done to whom it belongs")))
 }
 
-/// What a search on a thread of its own shares with those who wait for it.
+/// What a search on its own thread shares with its caller.
 #[derive(Clone, Debug)]
 pub(crate) struct Looking {
-    /// How many files it has seen.
+    /// The number of files seen.
     pub(crate) seen: Arc<AtomicU64>,
-    /// Nobody waits any more.
+    /// The caller has stopped waiting.
     pub(crate) stop: CancellationToken,
 }
 
 impl Looking {
-    /// An error if nobody waits any more.
+    /// Returns an error if the caller has stopped waiting.
     pub(crate) fn check(&self) -> Result<(), HostError> {
         if self.stop.is_cancelled() {
             return Err(HostError::new("cancelled", "the search through the host's files was stopped"));
@@ -250,7 +250,7 @@ impl Looking {
     }
 }
 
-/// Runs a search on a thread of its own, tells how far it is, and stops it when told to or when nobody waits any more.
+/// Runs a search on its own thread, reports its progress, and stops it when the caller stops waiting.
 async fn searching<T: Send + 'static>(
     progress: Progress<'_>,
     stop: &CancellationToken,

@@ -1,4 +1,4 @@
-//! Which file systems are the host's own, and which a user mounted: from the mount table of the first process.
+//! The host's own file systems, and those that a user mounted, from the mount table of the first process.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::ffi::OsString;
@@ -9,9 +9,9 @@ use std::path::{Path, PathBuf};
 use crate::HostError;
 
 const TABLE: &str = "/proc/1/mountinfo";
-/// Most bytes of the table: some ten thousand mounts.
+/// Size limit of the table: some ten thousand mounts.
 const TABLE_CAP: u64 = 16 * 1024 * 1024;
-/// What the kernel shows as files and keeps nowhere.
+/// Pseudo file systems of the kernel.
 const PSEUDO: [&str; 22] = [
     "autofs",
     "binder",
@@ -36,7 +36,7 @@ const PSEUDO: [&str; 22] = [
     "sysfs",
     "tracefs",
 ];
-/// What lies on other machines: not ours to clean, and not ours to look through.
+/// Network file systems: they are on other machines, so they are neither searched nor cleaned.
 const NETWORK: [&str; 17] = [
     "9p",
     "afs",
@@ -61,7 +61,7 @@ const NETWORK: [&str; 17] = [
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Mount {
     device: String,
-    /// The part of the file system that is mounted.
+    /// The mounted part of the file system.
     root: String,
     pub(super) at: PathBuf,
     kind: String,
@@ -69,12 +69,12 @@ pub(super) struct Mount {
 }
 
 impl Mount {
-    /// Whether files of a tenant can be on it: an unknown kind counts as the host's own.
+    /// Returns whether files of a tenant can be on it: an unknown type counts as the host's own.
     fn is_own(&self) -> bool {
         let served_by_a_program = self.kind == "fuse" || self.kind.starts_with("fuse.");
-        // The layers of a container lie on a file system that is looked through by itself.
+        // The layers of a container are on a file system that is searched separately.
         let layers = self.kind == "overlay" && self.at != Path::new("/");
-        // Where nothing can be written, a tenant has written nothing.
+        // A tenant cannot have written to a read-only file system.
         let read_only = self.options.split(',').next() == Some("ro");
         !served_by_a_program
             && !layers
@@ -83,14 +83,14 @@ impl Mount {
             && !NETWORK.contains(&self.kind.as_str())
     }
 
-    /// Whether this user mounted it, with a program of its own behind it.
+    /// Returns whether this user mounted it (FUSE).
     pub(super) fn is_of(&self, uid: u32) -> bool {
         let by = |option: &str| option.strip_prefix("user_id=").and_then(|text| text.parse::<u32>().ok()) == Some(uid);
         self.kind.starts_with("fuse") && self.options.split(',').any(by)
     }
 }
 
-/// The mount table of the host.
+/// Returns the mount table of the host.
 pub(super) fn read() -> Result<Vec<Mount>, HostError> {
     let mut bytes = Vec::new();
     let failed = |error: std::io::Error| HostError::because("mounts_unknown", TABLE, &error);
@@ -116,7 +116,7 @@ fn parse_line(line: &[u8]) -> Option<Mount> {
     Some(Mount { device, root, at: OsString::from_vec(at).into(), kind, options })
 }
 
-/// Spaces and the like are written as a backslash and three octal digits.
+/// Decodes the octal escapes of spaces and the like.
 fn unescaped(word: &[u8]) -> Vec<u8> {
     let mut bytes = Vec::with_capacity(word.len());
     let mut rest = word;
@@ -136,8 +136,8 @@ fn unescaped(word: &[u8]) -> Vec<u8> {
     bytes
 }
 
-/// Where to look so that every file of the host's own file systems is seen, as far as it can be seen at all. A file system that is mounted
-/// as a whole somewhere is looked through there only.
+/// Returns where to search so that every visible file of the host's own file systems is covered. A file system that is mounted as
+/// a whole somewhere is searched only there.
 pub(super) fn own(mounts: &[Mount]) -> Vec<PathBuf> {
     let mut by_device: BTreeMap<&str, Vec<&Mount>> = BTreeMap::new();
     for mount in mounts.iter().filter(|mount| mount.is_own()) {

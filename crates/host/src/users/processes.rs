@@ -1,4 +1,4 @@
-//! Processes of a user, from `/proc`, and its sessions, from `loginctl` where there is systemd.
+//! Processes of a user, from `/proc`, and its sessions, from `loginctl` on systemd.
 
 use std::collections::BTreeSet;
 use std::io::Read as _;
@@ -14,12 +14,12 @@ use crate::{HostError, systemd};
 
 const LOGINCTL: &[&str] = &["/usr/bin/loginctl", "/bin/loginctl"];
 const PROC: &str = "/proc";
-/// How long processes may take to end when they are asked to.
+/// How long processes may take to end after SIGTERM.
 const ASKED: Duration = Duration::from_secs(5);
-/// How long they are killed again and again. A process ends at once unless a device keeps it, and a family that multiplies is outrun.
+/// How long SIGKILL is repeated. A process ends at once unless a device blocks it, and a fork bomb is outrun.
 const KILLED: Duration = Duration::from_secs(30);
 const BETWEEN_ROUNDS: Duration = Duration::from_millis(50);
-/// Most bytes of a process's status.
+/// Size limit of a process's status.
 const STATUS_CAP: u64 = 64 * 1024;
 
 /// A process.
@@ -29,7 +29,7 @@ pub(super) struct Process {
     pub(super) name: String,
 }
 
-/// Ends every session and process of a number.
+/// Ends every session and process of a user number.
 pub(super) async fn end(uid: u32) -> Result<Ended, HostError> {
     let sessions = end_sessions(uid).await;
     let mut ended = BTreeSet::new();
@@ -37,7 +37,7 @@ pub(super) async fn end(uid: u32) -> Result<Ended, HostError> {
         let until = tokio::time::Instant::now() + patience;
         let mut first = true;
         loop {
-            // Asking once is enough, and every question would interrupt the answer; killing is repeated.
+            // SIGTERM once is enough, and repeating it would interrupt handlers; SIGKILL is repeated.
             let strike = first || signal == Signal::KILL;
             let left = blocking(move || round(uid, strike.then_some(signal))).await?;
             let none = left.is_empty();
@@ -46,7 +46,7 @@ pub(super) async fn end(uid: u32) -> Result<Ended, HostError> {
                 break;
             }
             first = false;
-            // The kernel tells only a parent of the end of its child, and we are nobody's.
+            // The kernel reports the end of a process only to its parent, so this polls.
             tokio::time::sleep(BETWEEN_ROUNDS).await;
         }
     }
@@ -55,13 +55,13 @@ pub(super) async fn end(uid: u32) -> Result<Ended, HostError> {
     Ok(Ended { sessions, processes: u32::try_from(processes).unwrap_or(u32::MAX) })
 }
 
-/// The processes of a number, each of which gets the signal.
+/// Sends the signal to each process of a user number, and returns them.
 fn round(uid: u32, signal: Option<Signal>) -> Result<Vec<Process>, HostError> {
     super::check_number(uid)?;
     let processes = list(Path::new(PROC), uid)?;
     for process in &processes {
         let Some((pid, signal)) = Pid::from_raw(process.pid).zip(signal) else { continue };
-        // The number may be another's by now: the descriptor stays with the process, so it is asked again whose it is.
+        // The process id may have been reused: the pidfd stays with the process, so its owner is checked again.
         let Ok(descriptor) = rustix::process::pidfd_open(pid, PidfdFlags::empty()) else { continue };
         if status(Path::new(PROC), process.pid).is_some_and(|status| status.is_of(uid)) {
             let _ = rustix::process::pidfd_send_signal(descriptor, signal);
@@ -70,7 +70,7 @@ fn round(uid: u32, signal: Option<Signal>) -> Result<Vec<Process>, HostError> {
     Ok(processes)
 }
 
-/// The processes of a number: whoever has it as its real, effective, saved or file system number.
+/// Returns the processes of a user number: as real, effective, saved or file system user id.
 pub(super) fn list(proc_root: &Path, uid: u32) -> Result<Vec<Process>, HostError> {
     let failed = |error: std::io::Error| HostError::because("processes_unknown", "the list of processes", &error);
     let mut found = Vec::new();
@@ -87,7 +87,7 @@ pub(super) fn list(proc_root: &Path, uid: u32) -> Result<Vec<Process>, HostError
 struct Status {
     name: String,
     uids: Vec<u32>,
-    /// Nothing of it runs any more; it only waits for its parent to ask how it ended.
+    /// Whether it has ended and only waits to be reaped.
     ended: bool,
 }
 
@@ -97,7 +97,7 @@ impl Status {
     }
 }
 
-/// `None` if it has gone meanwhile.
+/// Returns the status, or `None` if the process is gone.
 fn status(proc_root: &Path, pid: i32) -> Option<Status> {
     let mut bytes = Vec::new();
     let file = std::fs::File::open(proc_root.join(pid.to_string()).join("status")).ok()?;
@@ -109,12 +109,12 @@ fn parse_status(text: &str) -> Option<Status> {
     let field = |name: &str| text.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix(':')).map(str::trim);
     let uids = field("Uid")?.split_ascii_whitespace().filter_map(|uid| uid.parse().ok()).collect();
     let dead = field("State").is_some_and(|state| state.starts_with(['Z', 'X']));
-    // A process whose first thread has ended looks dead while its other threads go on.
+    // A process whose first thread has ended looks dead while its other threads run.
     let threads = field("Threads").and_then(|count| count.parse::<u32>().ok()).unwrap_or(1);
     Some(Status { name: field("Name").unwrap_or_default().to_owned(), uids, ended: dead && threads <= 1 })
 }
 
-/// Ends the sessions of a number, where there is systemd, and says how many there were. What it leaves running is ended like all else.
+/// Ends the sessions of a user number on systemd, and returns their number. Remaining processes are ended like all others.
 async fn end_sessions(uid: u32) -> u32 {
     let Some(loginctl) = first_installed(LOGINCTL).filter(|_| systemd::is_running()) else { return 0 };
     let listed = Exec::new(&loginctl).arg("--no-legend").arg("--no-pager").arg("list-sessions").run().await;
@@ -125,7 +125,7 @@ async fn end_sessions(uid: u32) -> u32 {
     sessions
 }
 
-/// Lines of `loginctl list-sessions`: the session, the number, the name, and more that differs between versions.
+/// Counts lines of `loginctl list-sessions`: the session, the number, the name, and more that differs between versions.
 fn count_sessions(printed: &[u8], uid: u32) -> u32 {
     let text = String::from_utf8_lossy(printed);
     let of_user = |line: &&str| line.split_ascii_whitespace().nth(1).and_then(|word| word.parse().ok()) == Some(uid);

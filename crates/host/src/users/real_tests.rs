@@ -1,4 +1,4 @@
-//! A real user on this machine, from its first key to the proof that nothing of it is left. Only root can do that.
+//! A real user on this machine, from its first key to the proof that nothing is left. Needs root.
 
 use std::os::unix::fs::{MetadataExt as _, PermissionsExt as _};
 use std::path::{Path, PathBuf};
@@ -16,7 +16,7 @@ use crate::{Host, RealHost};
 
 const SETPRIV: &str = "/usr/bin/setpriv";
 
-/// Why this machine cannot have a user made on it.
+/// Returns why this machine cannot run the test.
 fn reason_to_skip() -> Option<&'static str> {
     if !rustix::process::geteuid().is_root() {
         return Some("only root can make users");
@@ -52,7 +52,7 @@ fn key(number: u8) -> SshPublicKey {
     format!("ssh-ed25519 {}", base64::engine::general_purpose::STANDARD.encode(bytes)).parse().expect("a key")
 }
 
-/// A process of the user that does not listen when it is asked to end.
+/// Starts a process of the user that ignores SIGTERM.
 fn stubborn(user: &SystemUser) -> JoinHandle<Result<Finished, ExecError>> {
     let exec = Exec::new(SETPRIV).arg("--reuid").arg(user.uid.to_string()).arg("--regid").arg(user.gid.to_string());
     let exec = exec.arg("--clear-groups").arg("--").arg("/bin/sh").arg("-c");
@@ -64,7 +64,7 @@ fn give(path: &Path, user: &SystemUser) {
     std::os::unix::fs::lchown(path, Some(user.uid), Some(user.gid)).expect("given");
 }
 
-/// What the tenant leaves: files in three places, a folder with somebody else's file in it, and a link to what is not its own.
+/// What the tenant leaves: files in three places, a folder with a file of another user, and a link to a file of another user.
 struct Mess {
     mine: Vec<PathBuf>,
     shared: PathBuf,
@@ -94,7 +94,7 @@ fn mess(user: &SystemUser) -> Mess {
     Mess { mine, shared, others }
 }
 
-/// Everything of a user goes, whatever state it is in.
+/// Removes everything of a user, whatever its state.
 async fn end(host: &Host, traces: &Traces) -> (super::Ended, super::Removed) {
     let stop = CancellationToken::new();
     host.user_sudo(&traces.name, false).await.expect("no rule");
@@ -158,7 +158,7 @@ async fn life_of_a_user(host: &Host, allocation_id: AllocationId, traces: &Trace
     for path in mess.mine.iter().chain([&PathBuf::from(&user.home), &rule]) {
         assert!(path.symlink_metadata().is_err(), "{}", path.display());
     }
-    // What somebody else has in a folder of theirs stays, and the folder is root's from now on.
+    // A file of another user in the tenant's folder stays, and the folder now belongs to root.
     assert_eq!(std::fs::read(&mess.others).expect("there"), b"x");
     let shared = mess.shared.metadata().expect("there");
     assert_eq!((shared.uid(), shared.permissions().mode() & 0o7777), (0, 0o700));
@@ -173,7 +173,7 @@ async fn a_real_user_comes_works_and_goes_without_a_trace() {
     let folder = tempfile::tempdir().expect("folder");
     let host = host(folder.path());
     let name: UserName = format!("gpuaas-t-{}", std::process::id()).parse().expect("a name");
-    // Apart from those whom others may try at the same time.
+    // Away from the numbers of tests that run at the same time.
     let after = 30_000 + std::process::id() % 20_000;
     let uid = host.user_number(Some(after), &quiet, &CancellationToken::new()).await.expect("a free number");
     assert!(super::TENANT_UIDS.contains(&uid));
@@ -182,7 +182,7 @@ async fn a_real_user_comes_works_and_goes_without_a_trace() {
         let (host, traces) = (host.clone(), traces.clone());
         tokio::spawn(async move { life_of_a_user(&host, AllocationId::generate(), &traces).await }).await
     };
-    // Whatever went wrong, this machine is left as it was.
+    // Cleans up whatever went wrong.
     end(&host, &traces).await;
     let _ = std::fs::remove_dir_all(format!("/var/tmp/{name}-shared"));
     assert_eq!(host.user_leftovers(&traces, &quiet, &CancellationToken::new()).await.expect("looked"), [""; 0]);
@@ -200,6 +200,6 @@ async fn the_systems_own_are_never_touched() {
     assert_eq!(host.user_files_remove(&traces, &quiet, &stop).await.expect_err("refused").code, "user_not_ours");
     let wanted = NewUser { name: "daemon".parse().expect("a name"), allocation_id: AllocationId::generate(), uid: 20_000 };
     let refused = host.user_create(&wanted).await.map(|user| user.name);
-    // Where the tools are missing nothing can be made, either.
+    // Without the tools nothing can be created either.
     assert!(matches!(refused.expect_err("refused").code, "user_exists" | "command_missing"));
 }

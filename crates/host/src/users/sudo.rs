@@ -1,4 +1,4 @@
-//! The right to become root: one file in `sudoers.d`, checked by `visudo` before it counts.
+//! sudo for a user: one file in `sudoers.d`, checked by `visudo` before it takes effect.
 
 use std::path::Path;
 
@@ -14,17 +14,17 @@ const VISUDO: &[&str] = &["/usr/sbin/visudo", "/sbin/visudo"];
 const FOLDER: &str = "etc/sudoers.d";
 const MODE: u32 = 0o440;
 
-/// The file. sudo leaves names with a dot alone, so one that is only staged does not count.
+/// Returns the name of the file. sudo ignores names with a dot, so a staged file has no effect.
 pub(super) fn file_of(name: &UserName) -> String {
     format!("gpuaas-{name}")
 }
 
-/// Where it is, for messages.
+/// Returns its path, for messages.
 pub(super) fn path_of(name: &UserName) -> String {
     format!("/{FOLDER}/{}", file_of(name))
 }
 
-/// Gives the right, or takes it.
+/// Grants or revokes sudo.
 pub(super) async fn set(root: &Path, name: &UserName, allowed: bool) -> Result<(), HostError> {
     let (path, file) = (root.join(FOLDER), file_of(name));
     if !allowed {
@@ -35,7 +35,7 @@ pub(super) async fn set(root: &Path, name: &UserName, allowed: bool) -> Result<(
         .await;
     }
     let visudo = installed(VISUDO)?;
-    // The user has no password that sudo could ask for.
+    // The user has no password, so sudo cannot ask for one.
     let rule = format!("{name} ALL=(ALL:ALL) NOPASSWD: ALL\n");
     let staged = {
         let (path, file) = (path.clone(), file.clone());

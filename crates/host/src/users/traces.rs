@@ -1,4 +1,4 @@
-//! What is left of a user besides files that belong to its number.
+//! What is left of a user besides its files.
 
 use std::path::Path;
 
@@ -7,7 +7,7 @@ use crate::HostError;
 use crate::guests::blocking;
 use crate::openat2::Folder;
 
-/// All of it, in words.
+/// Describes all of it.
 pub(super) async fn left(root: &Path, traces: &Traces) -> Result<Vec<String>, HostError> {
     let name = &traces.name;
     let mut left = Vec::new();

@@ -1,4 +1,4 @@
-//! Removes a tree of any depth and width with three open folders and no list: what lies deeper is moved up until nothing is deep.
+//! Removes a tree of any depth and width with three open folders and no list: deeper folders are moved up until nothing is deep.
 
 use std::ffi::{CStr, CString};
 use std::os::fd::{AsFd as _, BorrowedFd, OwnedFd};
@@ -9,10 +9,10 @@ use rustix::io::Errno;
 use super::Looking;
 use crate::HostError;
 
-/// How often a call is made again that the kernel could not finish because of renames at the same moment.
+/// Most attempts of a call that the kernel could not finish because of concurrent renames.
 const MOST_TRIES: usize = 64;
 
-/// Opens a folder in another one: no link, and not on another mount.
+/// Opens a folder in another one: not a link, and not on another mount.
 pub(super) fn open_folder(parent: BorrowedFd<'_>, name: &CStr) -> rustix::io::Result<OwnedFd> {
     let resolve = ResolveFlags::BENEATH | ResolveFlags::NO_SYMLINKS | ResolveFlags::NO_MAGICLINKS | ResolveFlags::NO_XDEV;
     let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
@@ -25,8 +25,8 @@ pub(super) fn open_folder(parent: BorrowedFd<'_>, name: &CStr) -> rustix::io::Re
     Err(Errno::AGAIN)
 }
 
-/// Removes an entry with everything in it, whoever it belongs to. Returns how much was removed; nothing if there was nothing. Links are
-/// removed and never followed, and other file systems are never entered.
+/// Removes an entry with its content, whatever its owner. Returns the number of removed entries. Links are removed and never
+/// followed, and other file systems are never entered.
 pub(super) fn remove(parent: BorrowedFd<'_>, name: &CStr, looking: &Looking) -> Result<u64, HostError> {
     let mut removed = 0;
     match rustix::fs::unlinkat(parent, name, AtFlags::empty()) {
@@ -53,7 +53,7 @@ pub(super) fn remove(parent: BorrowedFd<'_>, name: &CStr, looking: &Looking) -> 
     }
 }
 
-/// Goes through a folder once. True if there was nothing in it.
+/// Goes through a folder once. Returns true if it was empty.
 fn level(top: BorrowedFd<'_>, looking: &Looking, removed: &mut u64) -> Result<bool, HostError> {
     let mut empty = true;
     for name in names(top)? {
@@ -87,7 +87,7 @@ fn level(top: BorrowedFd<'_>, looking: &Looking, removed: &mut u64) -> Result<bo
         match rustix::fs::unlinkat(top, &name, AtFlags::REMOVEDIR) {
             Ok(()) => *removed += 1,
             Err(Errno::NOENT) => {}
-            // Not everything in it was seen; the next time.
+            // Not everything in it was seen: the next round continues.
             Err(Errno::NOTEMPTY | Errno::EXIST) => {}
             Err(errno) => return Err(failed("remove", &name, errno)),
         }
@@ -95,7 +95,7 @@ fn level(top: BorrowedFd<'_>, looking: &Looking, removed: &mut u64) -> Result<bo
     Ok(empty)
 }
 
-/// Removes what is no folder. False if it is one.
+/// Removes an entry that is not a folder. Returns false if it is one.
 fn unlink(folder: BorrowedFd<'_>, name: &CStr, removed: &mut u64) -> Result<bool, HostError> {
     match rustix::fs::unlinkat(folder, name, AtFlags::empty()) {
         Ok(()) => *removed += 1,
@@ -106,7 +106,7 @@ fn unlink(folder: BorrowedFd<'_>, name: &CStr, removed: &mut u64) -> Result<bool
     Ok(true)
 }
 
-/// The names in a folder, one after the other.
+/// Iterates over the names in a folder.
 fn names(folder: BorrowedFd<'_>) -> Result<impl Iterator<Item = Result<CString, HostError>>, HostError> {
     let list = |errno| failed("list", c".", errno);
     let dir = Dir::read_from(folder).map_err(list)?;
@@ -148,7 +148,7 @@ mod tests {
         std::fs::create_dir(&outside).expect("made");
         std::fs::write(outside.join("canary"), b"x").expect("written");
         std::fs::create_dir(root.path().join("tree")).expect("made");
-        // Deeper than any path can be long: by descriptor, a folder at a time.
+        // Deeper than the longest path: by descriptor, one folder at a time.
         let mut folder = open(&root.path().join("tree"));
         for _ in 0..5_000 {
             rustix::fs::mkdirat(&folder, "d", Mode::RWXU).expect("made");

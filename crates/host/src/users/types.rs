@@ -1,4 +1,4 @@
-//! Words of the operations on users.
+//! Types of the operations on users.
 
 use gpuaas_contract::id::{AllocationId, TaskId};
 use gpuaas_contract::slice::{Holder, UserName};
@@ -6,46 +6,46 @@ use gpuaas_contract::time::Timestamp;
 
 use crate::HostError;
 
-/// Numbers of tenants: apart from those of people (from 1000 on) and of the system's own services (below 1000 and above 60000).
+/// User numbers of tenants: separate from those of people (from 1000 on) and of system services (below 1000 and above 60000).
 pub const TENANT_UIDS: std::ops::RangeInclusive<u32> = 20_000..=59_999;
-/// Lowest number of a user who is not the system's.
+/// Lowest user number that is not the system's.
 pub const FIRST_PERSON: u32 = 1_000;
-/// Where homes are.
+/// The folder of homes.
 const HOMES: &str = "/home";
-/// What the comment of a tenant's user begins with.
+/// The prefix of the comment of a tenant's user.
 const MARK: &str = "gpuaas ";
 
-/// Who holds the whole machine, and which user it has there. One file.
+/// The lease of the whole machine, and its user. One file.
 #[derive(Clone, Debug, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct MachineLease {
     /// The allocation.
     pub allocation_id: AllocationId,
-    /// Its fencing number.
+    /// Its epoch, for fencing.
     pub lease_epoch: u64,
     /// The task that took it.
     pub task_id: TaskId,
     /// The user.
     pub username: UserName,
-    /// The allocation for which the user was made: another one only if what it left is being cleaned up.
+    /// The allocation that the user was created for. It differs only while another allocation's remains are cleaned up.
     pub user_of: AllocationId,
-    /// The user's number, written down before anything is made with it.
+    /// The user's number, recorded before anything is created with it.
     pub uid: Option<u32>,
-    /// The user was there already when the lease was taken, so a failure does not undo it.
+    /// Whether the user already existed when the lease was taken, so that a failure does not remove it.
     pub adopted: bool,
-    /// It is being given back: nothing can be begun under it any more.
+    /// Whether it is being released: nothing can begin under it any more.
     pub leaving: bool,
-    /// When it was taken.
+    /// The time when it was taken.
     pub taken_at: Timestamp,
 }
 
 impl MachineLease {
-    /// Whose it is.
+    /// Returns its holder.
     pub fn holder(&self) -> Holder {
         Holder { allocation_id: self.allocation_id, lease_epoch: self.lease_epoch }
     }
 
-    /// Whose traces are to be found.
+    /// Returns the user whose traces to find.
     pub fn traces(&self) -> Traces {
         Traces { name: self.username.clone(), uid: self.uid }
     }
@@ -55,24 +55,25 @@ impl MachineLease {
 #[derive(Clone, Debug, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct MachineFence {
-    /// The highest number it has seen.
+    /// The highest epoch it has seen.
     pub lease_epoch: u64,
-    /// Whose that was.
+    /// The allocation of that epoch.
     pub allocation_id: AllocationId,
-    /// The user it had.
+    /// Its user.
     pub username: UserName,
-    /// The allocation for which that user was made.
+    /// The allocation that the user was created for.
     pub user_of: AllocationId,
-    /// That user's number.
+    /// The user's number.
     pub uid: Option<u32>,
-    /// The number that was given last, whoever had it: the next one gets another.
+    /// The number that was assigned last: the next user gets another one.
     pub last_uid: Option<u32>,
-    /// The holder has given it back, or begun to. From then on nothing can be begun under that number, only cleaned up again.
+    /// Whether the holder has released it, or started to. From then on nothing can begin in that epoch; it can only be cleaned up
+    /// again.
     pub over: bool,
 }
 
 impl MachineFence {
-    /// What to remember of a lease, after what was remembered before it.
+    /// Creates the fence of a lease, from the fence before it.
     pub(crate) fn of(lease: &MachineLease, before: Option<&Self>) -> Self {
         Self {
             lease_epoch: lease.lease_epoch,
@@ -86,7 +87,7 @@ impl MachineFence {
     }
 }
 
-/// A user as the system knows it.
+/// An entry of the user database.
 #[derive(Clone, Debug, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct SystemUser {
@@ -96,16 +97,17 @@ pub struct SystemUser {
     pub uid: u32,
     /// The number of its own group.
     pub gid: u32,
-    /// What was noted about it.
+    /// Its comment.
     pub comment: String,
     /// Its home.
     pub home: String,
 }
 
 impl SystemUser {
-    /// The allocation for which it was made; `None` if it is not a tenant's. Users of the system never are, whatever their comment says.
+    /// Returns the allocation it was created for, or `None` if it is not a tenant's. System users never are, whatever their
+    /// comment.
     pub fn allocation(&self) -> Option<AllocationId> {
-        // What follows the first comma is the user's own to change.
+        // The user can change what follows the first comma.
         let noted = self.comment.split(',').next()?.strip_prefix(MARK)?;
         if self.uid < FIRST_PERSON || self.home != home_of(&self.name) {
             return None;
@@ -114,17 +116,17 @@ impl SystemUser {
     }
 }
 
-/// The home of a tenant.
+/// Returns the home of a tenant.
 pub fn home_of(name: &str) -> String {
     format!("{HOMES}/{name}")
 }
 
-/// The comment that ties a user to its allocation.
+/// Returns the comment that links a user to its allocation.
 pub fn comment_of(allocation_id: AllocationId) -> String {
     format!("{MARK}{allocation_id}")
 }
 
-/// A user to make.
+/// A user to create.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct NewUser {
     /// The name.
@@ -136,7 +138,7 @@ pub struct NewUser {
 }
 
 impl NewUser {
-    /// Whether the user that is there is the one that is wanted.
+    /// Checks that an existing user is the expected one.
     pub(crate) fn check(&self, user: SystemUser) -> Result<SystemUser, HostError> {
         let Self { name, allocation_id, uid } = self;
         if user.allocation() != Some(*allocation_id) {
@@ -156,7 +158,7 @@ pub(crate) fn differs(name: &UserName, wanted: u32, found: u32) -> HostError {
     HostError::new("user_differs", message)
 }
 
-/// A user who is to be gone: what is known of it, whether or not the system still knows it.
+/// A user to remove, whether or not the system still knows it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Traces {
     /// The name.
@@ -179,7 +181,7 @@ pub struct Ended {
 pub struct Removed {
     /// Files and folders.
     pub files: u64,
-    /// There was a home.
+    /// Whether there was a home.
     pub home: bool,
 }
 

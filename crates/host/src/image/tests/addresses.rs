@@ -1,4 +1,4 @@
-//! Which addresses are asked for an image: what a tenant names must not be a way into the owner's network.
+//! Which addresses may be the source of an image: a tenant's URL must not reach the owner's network.
 
 use std::time::Duration;
 
@@ -20,7 +20,7 @@ async fn an_address_that_is_not_public_is_asked_only_if_the_owner_lists_its_netw
     let served = file.clone();
     let server = Server::start(move |seen| Reply::good(&served, None, seen)).await;
     let port = server.port();
-    // By address, by a name that means it, and in spellings that only the resolver understands.
+    // By address, by a name for it, and in spellings that only the resolver understands.
     let spellings = ["127.0.0.1", "localhost", "127.1", "2130706433", "0x7f000001", "[::ffff:127.0.0.1]", "0.0.0.0"];
     for host in spellings {
         let mut asked = wanted(&file, &format!("http://{host}:{port}/a"));
@@ -54,7 +54,7 @@ async fn a_redirect_to_an_address_that_is_not_listed_is_not_followed() {
         Reply::status(302).with(header::LOCATION, &format!("http://{}:{port}/a", seen.path.trim_start_matches('/')))
     })
     .await;
-    // The server itself may be asked; where it sends on to is checked all over again, also where `image_sources` allows everything.
+    // The server itself is allowed. Its redirects are checked again, even if `image_sources` allows everything.
     for host in ["127.0.0.2", "169.254.169.254", "10.255.255.1"] {
         let mut asked = wanted(&file, &server.url(&format!("/{host}")));
         asked.allowed_prefixes = vec!["*".to_owned()];

@@ -1,4 +1,4 @@
-//! Downloads, with servers that behave and servers that do not.
+//! Downloads from correct and from misbehaving servers.
 
 use std::os::unix::fs::MetadataExt as _;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -180,7 +180,7 @@ async fn a_part_from_elsewhere_is_not_gone_on_with() {
     let before = server.requests();
     assert_eq!(fetch(&images, &wanted(&file, &server.url("/b"))).await, Ok(stored(&file, false)));
     assert_eq!(server.seen()[before].from(), None);
-    // With a name for the version, the same file with another signature in its address is the same file.
+    // With an ETag, the same file with another signature in its URL is the same file.
     let place = Place::new();
     let images = place.images();
     fails(&images, &wanted(&file, &server.url("/named?broken"))).await;
@@ -252,7 +252,7 @@ async fn an_image_that_cannot_fit_is_refused_by_its_length() {
     let file = file_of(18, 10);
     let answering =
         |length| move |_: &super::server::Seen| Reply::whole(&Bytes::new()).claiming(Some(length)).ending(End::Stall(0));
-    // Nothing waits for bytes that nobody wants: this would take a day otherwise.
+    // Nothing waits for bytes that are not needed: otherwise this would take a day.
     let (place, patience) = (Place::new(), Duration::from_secs(86_400));
     let images = place.images_with(u64::MAX, patience);
     let server = Server::start(answering((1 << 40) + 1)).await;
@@ -309,7 +309,7 @@ async fn a_server_may_send_on_only_to_where_the_owner_allows_it() {
     }
 }
 
-/// An https server for `localhost`, and the certificate of who vouches for it.
+/// Returns the configuration of an https server for `localhost`, and the certificate of its CA.
 pub(super) fn localhost_tls() -> (rustls::ServerConfig, String) {
     let key = rcgen::KeyPair::generate().expect("a key");
     let mut params = rcgen::CertificateParams::new(vec!["localhost".to_owned()]).expect("a name");

@@ -1,4 +1,4 @@
-//! Files of the host's owner, and what is stored.
+//! Files of the host's owner, and stored images.
 
 use std::os::unix::fs::symlink;
 
@@ -68,7 +68,7 @@ async fn a_path_leads_nowhere_but_to_a_plain_file_below_the_folder() {
         "socket",
         &absolute,
     ];
-    // Only root may make one.
+    // Only root can create one.
     let device =
         mknodat(CWD, owner.join("device"), FileType::CharacterDevice, Mode::from_raw_mode(0o600), rustix::fs::makedev(1, 3));
     if device.is_ok() {
@@ -136,7 +136,7 @@ async fn a_qcow2_image_says_how_large_its_disk_is() {
     fetch(&images, &wanted_path(&file, "a.qcow2")).await.expect("stored");
     assert_eq!(images.verify(&Digest::of(&file), ImageFormat::Qcow2).await, Ok(10 << 30));
     assert_eq!(images.verify(&Digest::of(&file), ImageFormat::Raw).await.expect_err("refused").code, "image_mislabeled");
-    // One that reads from another file has a right digest and is refused all the same.
+    // An image that refers to another file is refused although its digest is right.
     file[8..16].copy_from_slice(&200_u64.to_be_bytes());
     file[16..20].copy_from_slice(&11_u32.to_be_bytes());
     std::fs::write(place.owner().join("b.qcow2"), &file).expect("written");

@@ -1,4 +1,4 @@
-//! The store against real servers and real files.
+//! The store with real servers and real files.
 
 mod addresses;
 mod downloads;
@@ -18,7 +18,7 @@ use super::{Images, Settings};
 use crate::HostError;
 use crate::guests::{ImageStored, ImageWanted, Layout};
 
-/// A folder for a store, which goes away with the test.
+/// A folder for a store, removed with the test.
 struct Place {
     folder: tempfile::TempDir,
 }
@@ -34,7 +34,7 @@ impl Place {
         self.folder.path().join("images")
     }
 
-    /// What the host's owner has put there.
+    /// Returns the folder of the host's owner.
     fn owner(&self) -> PathBuf {
         self.folder.path().join("owner")
     }
@@ -54,7 +54,7 @@ impl Place {
         }
     }
 
-    /// A store that is in no hurry to give up, but quick to try again.
+    /// Creates a store with long time limits and short delays.
     fn images(&self) -> Images {
         self.images_with(u64::MAX, Duration::from_secs(60))
     }
@@ -68,7 +68,7 @@ impl Place {
         Images::with_settings(&self.layout(budget), settings)
     }
 
-    /// Names in the store's folder.
+    /// Returns the names in the store's folder.
     fn names(&self) -> Vec<String> {
         names(&self.store())
     }
@@ -86,7 +86,7 @@ fn name_of(file: &[u8]) -> String {
     Digest::of(file).as_str().replace(':', "-")
 }
 
-/// A file of this size that does not repeat itself.
+/// Returns a file of this size without repetitions.
 fn file_of(seed: u32, size: usize) -> Bytes {
     let mut state = seed.wrapping_mul(2_654_435_761).wrapping_add(1);
     let next = |_| {
@@ -98,7 +98,7 @@ fn file_of(seed: u32, size: usize) -> Bytes {
     (0..size).map(next).collect()
 }
 
-/// The servers of these tests are on this machine.
+/// Allows loopback: the servers of these tests are on this machine.
 fn loopback() -> Vec<Network> {
     ["127.0.0.0/8", "::1"].map(|network| network.parse().expect("a network")).to_vec()
 }
@@ -135,7 +135,7 @@ fn stored(file: &[u8], was_cached: bool) -> ImageStored {
     ImageStored { bytes: file.len() as u64, was_cached }
 }
 
-/// Waits for something that others bring about.
+/// Waits until a condition holds.
 async fn eventually(what: &str, mut happened: impl FnMut() -> bool) {
     let wait = async {
         while !happened() {
@@ -145,7 +145,7 @@ async fn eventually(what: &str, mut happened: impl FnMut() -> bool) {
     tokio::time::timeout(Duration::from_secs(60), wait).await.unwrap_or_else(|_| panic!("never happened: {what}"));
 }
 
-/// Remembers what it was told.
+/// Records the reported progress.
 #[derive(Clone, Default)]
 struct Told(Arc<std::sync::Mutex<Vec<(u64, u64)>>>);
 

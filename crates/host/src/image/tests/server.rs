@@ -1,4 +1,4 @@
-//! A real HTTP server that does what a test tells it to.
+//! A real HTTP server with scripted answers.
 
 use std::convert::Infallible;
 use std::net::SocketAddr;
@@ -14,10 +14,10 @@ use hyper_util::rt::TokioIo;
 use tokio::net::TcpListener;
 use tokio_util::task::AbortOnDropHandle;
 
-/// A request that came in.
+/// A received request.
 #[derive(Clone, Debug)]
 pub(super) struct Seen {
-    /// How many came before.
+    /// The number of earlier requests.
     pub(super) index: usize,
     pub(super) path: String,
     headers: HeaderMap,
@@ -28,7 +28,7 @@ impl Seen {
         self.headers.get(name).and_then(|value| value.to_str().ok())
     }
 
-    /// Where it wants to go on.
+    /// Returns the requested start.
     pub(super) fn from(&self) -> Option<usize> {
         self.header(header::RANGE)?.strip_prefix("bytes=")?.strip_suffix('-')?.parse().ok()
     }
@@ -37,15 +37,15 @@ impl Seen {
 /// How a body ends.
 #[derive(Clone, Copy, Debug)]
 pub(super) enum End {
-    /// As it should.
+    /// Correctly.
     Well,
-    /// After so many bytes the connection breaks.
+    /// The connection breaks after this many bytes.
     Cut(usize),
-    /// After so many bytes nothing comes any more.
+    /// Nothing more arrives after this many bytes.
     Stall(usize),
 }
 
-/// What the server says.
+/// An answer of the server.
 #[derive(Debug)]
 pub(super) struct Reply {
     status: StatusCode,
@@ -62,12 +62,12 @@ impl Reply {
         Self { status, headers: HeaderMap::new(), bytes: Bytes::new(), sent: 0, end: End::Well, length: Some(0) }
     }
 
-    /// The whole file.
+    /// Returns the whole file.
     pub(super) fn whole(file: &Bytes) -> Self {
         Self { bytes: file.clone(), length: Some(file.len() as u64), ..Self::status(200) }
     }
 
-    /// What a good server says: the rest of the file if that is what is asked for and the file is still the same.
+    /// Returns the answer of a correct server: the rest of the file if that is requested and the file is unchanged.
     pub(super) fn good(file: &Bytes, etag: Option<&str>, seen: &Seen) -> Self {
         let fits = seen.header(header::IF_RANGE).is_none_or(|wanted| Some(wanted) == etag);
         let reply = match seen.from().filter(|from| fits && *from < file.len()) {
@@ -89,7 +89,7 @@ impl Reply {
         Self { end, ..self }
     }
 
-    /// Says that the file has so many bytes, or nothing.
+    /// Sets the declared length, or removes it.
     pub(super) fn claiming(self, length: Option<u64>) -> Self {
         Self { length, ..self }
     }
@@ -103,7 +103,7 @@ impl Body for Reply {
         let (stop, at_stop) = match self.end {
             End::Well => (self.bytes.len(), Poll::Ready(None)),
             End::Cut(at) => (at, Poll::Ready(Some(Err(std::io::ErrorKind::ConnectionReset.into())))),
-            // Nobody is woken: nothing ever comes.
+            // No waker is stored: nothing ever arrives.
             End::Stall(at) => (at, Poll::Pending),
         };
         let stop = stop.min(self.bytes.len());
@@ -123,7 +123,7 @@ impl Body for Reply {
 
 type Answering = dyn Fn(&Seen) -> Reply + Send + Sync;
 
-/// The server. Ends when it is dropped.
+/// The server. It ends when dropped.
 pub(super) struct Server {
     address: SocketAddr,
     seen: Arc<Mutex<Vec<Seen>>>,
@@ -179,7 +179,7 @@ impl Server {
         format!("{}://127.0.0.1:{}{path}", self.scheme, self.port())
     }
 
-    /// What came in so far.
+    /// Returns the requests so far.
     pub(super) fn seen(&self) -> Vec<Seen> {
         self.seen.lock().expect("the log").clone()
     }

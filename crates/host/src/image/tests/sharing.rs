@@ -1,4 +1,4 @@
-//! Many who want the same image, and room for only some of them.
+//! Several callers for the same image, and limited space.
 
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 
@@ -32,7 +32,7 @@ async fn a_caller_that_goes_away_leaves_the_download_going_on() {
     let (served, open) = (file.clone(), Arc::new(AtomicBool::new(false)));
     let opened = Arc::clone(&open);
     let server = Server::start(move |seen| {
-        // Until the test lets it go on, each answer breaks after a while.
+        // Until the test releases it, each answer breaks after a while.
         let reply = Reply::good(&served, None, seen);
         if opened.load(Ordering::SeqCst) { reply } else { reply.ending(End::Cut(10_000)) }
     })
@@ -93,7 +93,7 @@ async fn two_images_come_in_at_once_and_the_others_wait() {
         if opened.load(Ordering::SeqCst) { reply } else { reply.ending(End::Stall(1000)) }
     })
     .await;
-    // Stalling is not held against the server until the test lets it go on; then each is asked again.
+    // The stall limit does not apply until the test releases it; then each request is repeated.
     let images = place.images_with(u64::MAX, Duration::from_secs(2));
     let mut callers = tokio::task::JoinSet::new();
     for (index, file) in files.iter().enumerate() {
@@ -110,7 +110,7 @@ async fn two_images_come_in_at_once_and_the_others_wait() {
     assert_eq!(place.names().len(), 6);
 }
 
-/// A server with these files under `/0`, `/1`, …
+/// Returns a server with these files under `/0`, `/1`, …
 async fn library(files: &[Bytes]) -> Server {
     let served = files.to_vec();
     Server::start(move |seen| {
@@ -136,13 +136,13 @@ async fn what_was_not_used_for_the_longest_time_makes_room() {
         fetch(&images, wanted).await.expect("stored");
         used_at(&images.path_of(&wanted.sha256), 1000 + index as u64);
     }
-    // The first one is used again, so the second one is the one that nobody has wanted for the longest time.
+    // The first one is used again, so the second one is the least recently used.
     assert_eq!(fetch(&images, &wanted[0]).await, Ok(stored(&files[0], true)));
     assert_eq!(fetch(&images, &wanted[3]).await, Ok(stored(&files[3], false)));
     let there = |index: usize| images.path_of(&wanted[index].sha256).exists();
     assert_eq!([there(0), there(1), there(2), there(3)], [true, false, true, true]);
 
-    // The next would be the third; but somebody holds it.
+    // The next would be the third, but it is held.
     let held = images.hold(&wanted[2].sha256);
     let again = images.hold(&wanted[2].sha256);
     drop(held);
@@ -151,7 +151,7 @@ async fn what_was_not_used_for_the_longest_time_makes_room() {
     assert_eq!([there(0), there(2), there(3), there(4)], [false, true, true, true]);
     assert_eq!(place.names().len(), 3, "nothing else is left: {:?}", place.names());
 
-    // When all are held there is no room, and nothing is removed in vain.
+    // When all are held there is no space, and nothing is removed in vain.
     let others = [images.hold(&wanted[3].sha256), images.hold(&wanted[4].sha256)];
     let error = fails(&images, &wanted[1]).await;
     assert_eq!(error.code, "image_cache_full");
