@@ -1,7 +1,7 @@
 //! The agent's configuration: a TOML file, overridden by `GPUAAS_AGENT_<KEY>` variables.
 //!
-//! Every value goes through [`Config::set`], whether it comes from the file, from the environment or from
-//! `config set`, so that a key means the same everywhere. Unknown keys are errors.
+//! Every value goes through [`Config::set`], whether it comes from the file, from the environment or from `config set`, so that a
+//! key means the same everywhere. Unknown keys are errors.
 
 use std::net::{IpAddr, SocketAddr};
 use std::path::{Path, PathBuf};
@@ -11,19 +11,19 @@ use gpuaas_host::Profile;
 use gpuaas_host::guests::Layout;
 use gpuaas_host::private_file::{self, PrivateFileError};
 
-/// Where the file is unless told otherwise.
+/// The default path of the file.
 pub const DEFAULT_PATH: &str = "/etc/gpuaas-agent/config.toml";
-/// Start of the names of overriding variables.
+/// The prefix of overriding variables.
 pub const ENV_PREFIX: &str = "GPUAAS_AGENT_";
-/// Names another configuration file.
+/// The variable that names another configuration file.
 pub const ENV_CONFIG: &str = "GPUAAS_AGENT_CONFIG";
 /// Most bytes of a configuration file.
 const MAX_FILE: u64 = 256 * 1024;
 
-/// How the agent talks to the control plane.
+/// How the agent connects to the control plane.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum TransportChoice {
-    /// The stream, and long-poll where streams do not work.
+    /// The stream, and long-poll if streams do not work.
     Auto,
     /// Only the stream.
     Stream,
@@ -31,12 +31,12 @@ pub enum TransportChoice {
     Poll,
 }
 
-/// Effective values.
+/// The effective values.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Config {
-    /// Addresses of the control plane's link listener, `host:port`. Empty: the one given at enrollment.
+    /// Addresses of the control plane's link listener, `host:port`. If empty, the address from the enrollment is used.
     pub server: Vec<String>,
-    /// Where identity, journal and logs live.
+    /// The folder of identity, journal and logs.
     pub state_dir: PathBuf,
     /// The host owner's policy.
     pub policy_file: PathBuf,
@@ -46,41 +46,41 @@ pub struct Config {
     pub metrics_interval: Duration,
     /// Longest wait for a connection or an answer.
     pub request_timeout: Duration,
-    /// Longest run of a task, whatever its deadline says.
+    /// Longest run of a task, whatever its deadline.
     pub task_timeout: Duration,
-    /// How long running tasks may go on when the agent is stopped.
+    /// How long running tasks may continue when the agent is stopped.
     pub shutdown_timeout: Duration,
-    /// How long a cancelled task may go on writing its log.
+    /// How long a cancelled task may continue to write its log.
     pub log_drain_timeout: Duration,
-    /// How to talk to the control plane.
+    /// How to connect to the control plane.
     pub transport: TransportChoice,
     /// Most tasks that run at the same time.
     pub max_tasks: u32,
     /// Most bytes of task logs kept on disk while the control plane cannot be reached.
     pub log_buffer_bytes: u64,
-    /// Size of the journal, taken from the disk once.
+    /// Size of the journal, allocated once.
     pub journal_bytes: u64,
-    /// What is logged: `error`, `warn`, `info`, `debug` or `trace`.
+    /// The log level: `error`, `warn`, `info`, `debug` or `trace`.
     pub log_level: String,
     /// A folder per guest: seed, keys, console.
     pub slices_dir: PathBuf,
-    /// Where images of guests are kept, by digest.
+    /// The folder of guest images, by digest.
     pub images_dir: PathBuf,
-    /// Folders with images that the host's owner put there.
+    /// Folders with images of the host's owner.
     pub image_folders: Vec<PathBuf>,
-    /// Most bytes of kept images.
+    /// Size limit of stored images.
     pub image_cache_bytes: u64,
-    /// The folder that dnsmasq was given as `--dhcp-hostsdir`.
+    /// The folder of dnsmasq's `--dhcp-hostsdir`.
     pub dhcp_hosts_dir: PathBuf,
-    /// Dnsmasq's process id.
+    /// The file with dnsmasq's process id.
     pub dnsmasq_pid_file: PathBuf,
-    /// Most bytes of one guest's console.
+    /// Size limit of one guest's console.
     pub console_bytes: u64,
-    /// Guests' memory comes from huge pages.
+    /// Whether guests' memory comes from huge pages.
     pub huge_pages: bool,
-    /// Where guests send their metrics: the host's address in the guests' network.
+    /// The address for the metrics of guests: the host's address in the guests' network.
     pub guest_telemetry_listen: Option<SocketAddr>,
-    /// Simulate a host instead of using this one.
+    /// The simulated host to use instead of this machine.
     pub simulate: Option<Profile>,
 }
 
@@ -169,7 +169,7 @@ pub enum Key {
 }
 
 impl Key {
-    /// Every key, in the order they are shown.
+    /// Every key, in display order.
     pub const ALL: [Self; 24] = [
         Self::Server,
         Self::StateDir,
@@ -197,7 +197,7 @@ impl Key {
         Self::Simulate,
     ];
 
-    /// Its name in the file.
+    /// Returns its name in the file.
     pub const fn name(self) -> &'static str {
         match self {
             Self::Server => "server",
@@ -227,12 +227,12 @@ impl Key {
         }
     }
 
-    /// Its name in the environment.
+    /// Returns its name in the environment.
     pub fn variable(self) -> String {
         format!("{ENV_PREFIX}{}", self.name().to_ascii_uppercase())
     }
 
-    /// The key with this name.
+    /// Returns the key with this name.
     pub fn parse(name: &str) -> Result<Self, ConfigError> {
         Self::ALL
             .into_iter()
@@ -241,10 +241,10 @@ impl Key {
     }
 }
 
-/// Where an effective value comes from.
+/// The source of an effective value.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Source {
-    /// Nobody said anything.
+    /// The default.
     Default,
     /// The file.
     File,
@@ -253,7 +253,7 @@ pub enum Source {
 }
 
 impl Source {
-    /// For people.
+    /// Returns its name for people.
     pub const fn as_str(self) -> &'static str {
         match self {
             Self::Default => "default",
@@ -263,65 +263,65 @@ impl Source {
     }
 }
 
-/// A configuration and where each value comes from.
+/// A configuration and the source of each value.
 #[derive(Clone, Debug)]
 pub struct Loaded {
     /// The values.
     pub config: Config,
-    /// The file that was looked for.
+    /// The path of the file.
     pub path: PathBuf,
-    /// Whether it was there.
+    /// Whether the file exists.
     pub found: bool,
     sources: [Source; Key::ALL.len()],
 }
 
 impl Loaded {
-    /// Where the value of `key` comes from.
+    /// Returns the source of the value of `key`.
     pub fn source(&self, key: Key) -> Source {
         let position = Key::ALL.iter().position(|k| *k == key).unwrap_or(0);
         self.sources[position]
     }
 }
 
-/// Something in the configuration must be changed.
+/// An error in the configuration.
 #[derive(Debug, thiserror::Error)]
 pub enum ConfigError {
     /// The file cannot be read or written, or could be changed by others.
     #[error("the configuration file cannot be used")]
     File(#[from] PrivateFileError),
-    /// Named with `--config` or the variable, and not there.
+    /// The file was named with `--config` or the variable, and does not exist.
     #[error("{path} does not exist; create it or name another file with --config", path = .path.display())]
     Missing {
         /// The file.
         path: PathBuf,
     },
-    /// Not TOML.
+    /// The file is not TOML.
     #[error("{path} is not valid TOML: {detail}", path = .path.display())]
     Syntax {
         /// The file.
         path: PathBuf,
-        /// What the parser said, with the line.
+        /// The error of the parser, with the line.
         detail: String,
     },
-    /// No such key.
+    /// The key does not exist.
     #[error("unknown key `{key}`; remove it. Known keys are: {known}")]
     UnknownKey {
-        /// What was written.
+        /// The given key.
         key: String,
-        /// What there is.
+        /// The known keys.
         known: String,
     },
-    /// A value that does not fit its key.
+    /// The value is not valid for its key.
     #[error("{key} = {value:?}: {problem}")]
     Value {
         /// The key.
         key: &'static str,
-        /// What was written.
+        /// The given value.
         value: String,
         /// What is wrong and what would be right.
         problem: String,
     },
-    /// The error, and where the value was written.
+    /// An error with the place of the value.
     #[error("in {place}")]
     In {
         /// A file or a variable.
@@ -339,7 +339,7 @@ impl ConfigError {
 }
 
 impl Config {
-    /// Where everything about guests is.
+    /// Returns the paths and limits for guests.
     pub fn guest_layout(&self) -> Layout {
         Layout {
             leases: self.state_dir.join("leases"),
@@ -354,7 +354,7 @@ impl Config {
         }
     }
 
-    /// Reads the file (if it is there) and the variables. `explicit`: the file was named by somebody and must exist.
+    /// Reads the file (if it exists) and the variables. With `explicit`, the file was named by the user and must exist.
     pub fn load(path: &Path, explicit: bool, variables: impl Iterator<Item = (String, String)>) -> Result<Loaded, ConfigError> {
         let mut loaded = Loaded {
             config: Self::default(),
@@ -443,7 +443,7 @@ impl Config {
         Ok(())
     }
 
-    /// The value of a key in its text form.
+    /// Returns the value of a key in its text form.
     pub fn get(&self, key: Key) -> String {
         match key {
             Key::Server => self.server.join(","),
@@ -490,7 +490,7 @@ impl Loaded {
                 value: value.to_string(),
                 problem: "write a text, a number or a list of texts".to_owned(),
             });
-            // A key that does not exist is the better thing to complain about.
+            // An unknown key is the more useful error.
             Key::parse(name)?;
             self.apply(name, &text?, Source::File)?;
         }
@@ -507,16 +507,16 @@ impl Loaded {
     }
 }
 
-/// The overriding variables of this process. Others are not looked at: they need not even be text.
+/// Returns the overriding variables of this process. Others are ignored and need not be valid text.
 pub fn environment() -> impl Iterator<Item = (String, String)> {
     std::env::vars_os().filter_map(|(name, value)| {
         let name = name.into_string().ok().filter(|name| name.starts_with(ENV_PREFIX))?;
-        // A value that is no text cannot be a valid one; the parser says so.
+        // A value that is not text cannot be valid; the parser reports it.
         Some((name, value.to_string_lossy().into_owned()))
     })
 }
 
-/// Writes one value into the file, keeping everything else in it, comments too. Nothing is written if anything is wrong.
+/// Writes one value to the file and keeps everything else in it, including comments. Nothing is written after an error.
 pub fn set_in_file(path: &Path, key: Key, text: &str) -> Result<(), ConfigError> {
     let mut check = Config::default();
     check.set(key, text)?;
@@ -554,7 +554,7 @@ pub fn set_in_file(path: &Path, key: Key, text: &str) -> Result<(), ConfigError>
     };
     match document.get_mut(key.name()).and_then(toml_edit::Item::as_value_mut) {
         Some(existing) => {
-            // The comment behind a value belongs to the key, not to the old value.
+            // The comment after a value belongs to the key, not to the old value.
             let decor = existing.decor().clone();
             *existing = value;
             *existing.decor_mut() = decor;
@@ -564,7 +564,7 @@ pub fn set_in_file(path: &Path, key: Key, text: &str) -> Result<(), ConfigError>
         }
     }
     let text = document.to_string();
-    // What was there before must be right too, or the agent would not start with the new file.
+    // The rest of the file must be valid too, or the agent would not start with it.
     let mut loaded =
         Loaded { config: Config::default(), path: path.to_owned(), found: true, sources: [Source::Default; Key::ALL.len()] };
     loaded.apply_file(&text).map_err(|error| error.within(path.display()))?;
@@ -585,7 +585,7 @@ fn text_of(value: &toml::Value) -> Option<String> {
     }
 }
 
-/// `host:port` addresses, separated by commas; `https://` in front is allowed, its default port is 443.
+/// Parses `host:port` addresses, separated by commas. A leading `https://` is allowed; its default port is 443.
 pub fn parse_servers(text: &str) -> Result<Vec<String>, String> {
     let servers: Vec<String> =
         text.split(',').map(str::trim).filter(|part| !part.is_empty()).map(parse_server).collect::<Result<_, _>>()?;
@@ -618,7 +618,7 @@ fn parse_path(text: &str) -> Result<PathBuf, String> {
     if path.is_absolute() { Ok(path) } else { Err("write an absolute path".to_owned()) }
 }
 
-/// Guests reach it, so it must be an address of theirs and never one of the world.
+/// Parses the address for guests, which must be a private address and never a public one.
 fn parse_guest_address(text: &str) -> Result<SocketAddr, String> {
     let address: SocketAddr =
         text.parse().map_err(|_| "write the host's address in the guests' network, like 10.77.0.1:9110, or none".to_owned())?;
@@ -642,7 +642,7 @@ fn parse_between(text: &str, min_seconds: u64, max_seconds: u64) -> Result<Durat
     Ok(duration)
 }
 
-/// `500ms`, `15s`, `2m`, `1h`.
+/// Parses `500ms`, `15s`, `2m`, `1h`.
 fn parse_duration(text: &str) -> Option<Duration> {
     let split = text.find(|c: char| !c.is_ascii_digit())?;
     let (number, unit) = text.split_at(split);

@@ -1,6 +1,6 @@
-//! What the host's owner can do with devices by hand: look, bind, give back, reset, and put right what has drifted.
+//! The manual device commands of the host's owner: list, bind, give back, reset, and reconcile.
 //!
-//! These commands need no control plane and no running agent. A device that a lease names is left alone: a guest may have it.
+//! These commands need no control plane and no running agent. A device of a lease is left alone, because a guest may have it.
 
 use gpuaas_contract::cleanup::Reset;
 use gpuaas_contract::slice::{BadName, PciAddress};
@@ -11,19 +11,19 @@ use crate::config::Config;
 use crate::guests::Guests;
 use crate::policy::{Emulation, Policy, PolicyError};
 
-/// Why it was not done.
+/// Why a command failed.
 #[derive(Debug, thiserror::Error)]
 pub enum DeviceError {
-    /// Not an address.
+    /// The address is not valid.
     #[error(transparent)]
     Address(#[from] BadName),
-    /// The host did not do it.
+    /// The host operation failed.
     #[error("{} ({})", .0.message, .0.code)]
     Host(#[from] HostError),
     /// The simulated host cannot be used.
     #[error(transparent)]
     Simulation(#[from] SimError),
-    /// The machine cannot be told from others.
+    /// The machine has no identity.
     #[error(transparent)]
     Machine(#[from] fingerprint::NoIdentity),
     /// The policy cannot be used.
@@ -36,7 +36,7 @@ pub enum DeviceError {
         address: PciAddress,
         /// The drive.
         drive: String,
-        /// What for.
+        /// Its use.
         users: String,
     },
     /// A guest may have it.
@@ -46,23 +46,23 @@ pub enum DeviceError {
         address: PciAddress,
         /// The slot.
         slot: String,
-        /// Whose it is.
+        /// The holder.
         allocation: String,
     },
 }
 
-/// What to do with one function.
+/// The action on a function.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Action {
     /// Bind it to `vfio-pci`.
     Bind,
-    /// Give it back to the host's own driver.
+    /// Return it to the host's own driver.
     GiveBack,
     /// Reset it.
     Reset,
 }
 
-/// Every GPU, fabric function and drive controller, with its driver and group, one line each.
+/// Lists every GPU, fabric function and drive controller, with its driver and group, one line each.
 pub fn list(config: &Config) -> Result<Vec<String>, DeviceError> {
     let inventory = crate::open_host(config, None)?.inventory()?;
     let shown = inventory.functions.iter().filter(|function| function.is_gpu() || function.is_fabric() || function.is_drive());
@@ -84,7 +84,7 @@ pub fn list(config: &Config) -> Result<Vec<String>, DeviceError> {
     Ok(shown.map(line).collect())
 }
 
-/// What of this host could become slots, as the control plane would be told.
+/// Discovers the possible slots of this host, as the control plane would receive them.
 pub async fn topology(config: &Config) -> Result<Output, DeviceError> {
     let host = crate::open_host(config, None)?;
     let mut inventory = host.inventory()?;
@@ -101,7 +101,7 @@ pub async fn topology(config: &Config) -> Result<Output, DeviceError> {
     Ok(topology::discover(&inventory, network, &params))
 }
 
-/// Does something with one function and says what it is afterwards.
+/// Runs an action on one function and returns its state afterwards.
 pub async fn act(config: &Config, address: &str, action: Action) -> Result<String, DeviceError> {
     let address: PciAddress = address.parse()?;
     let host = crate::open_host(config, None)?;
@@ -141,7 +141,7 @@ pub async fn act(config: &Config, address: &str, action: Action) -> Result<Strin
     Ok(format!("{address} {done}; it is held by {driver}"))
 }
 
-/// Compares the host with its leases once and puts right what is ours to put right, as the running agent does by itself.
+/// Compares the host with its leases once and repairs what it may repair, like the running agent.
 pub async fn reconcile(config: &Config) -> Result<Vec<String>, DeviceError> {
     let host: Host = crate::open_host(config, None)?;
     let boot_id = host.boot_id();

@@ -1,4 +1,4 @@
-//! `doctor`: looks at everything the agent needs and says what to do about what is wrong.
+//! `doctor`: checks everything the agent needs and says what to do about problems.
 
 use std::os::unix::fs::MetadataExt as _;
 use std::path::Path;
@@ -16,19 +16,19 @@ use crate::policy::Policy;
 use crate::state::{StateError, StateLock};
 use crate::{link, status};
 
-/// How a check went.
+/// The result of a check.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Verdict {
     /// Nothing to do.
     Ok,
-    /// Works, but look at it.
+    /// It works, but needs attention.
     Warn,
-    /// Does not work.
+    /// It does not work.
     Fail,
 }
 
 impl Verdict {
-    /// For people.
+    /// Returns its name for people.
     pub const fn as_str(self) -> &'static str {
         match self {
             Self::Ok => "ok",
@@ -41,11 +41,11 @@ impl Verdict {
 /// One line of the report.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Finding {
-    /// What was looked at.
+    /// The name of the check.
     pub check: &'static str,
-    /// How it went.
+    /// Its result.
     pub verdict: Verdict,
-    /// What was found, and what to do if it is not right.
+    /// What was found, and what to do about it.
     pub message: String,
 }
 
@@ -53,7 +53,7 @@ fn finding(check: &'static str, verdict: Verdict, message: impl Into<String>) ->
     Finding { check, verdict, message: message.into() }
 }
 
-/// Looks at everything. Changes nothing.
+/// Runs all checks. Changes nothing.
 pub async fn examine(loaded: Result<Loaded, ConfigError>) -> Vec<Finding> {
     let loaded = match loaded {
         Ok(loaded) => loaded,
@@ -173,7 +173,8 @@ async fn reachability(config: &Config, identity: Identity) -> Vec<Finding> {
     findings
 }
 
-/// Opening the journal repairs it, so it is looked at only when no agent has it open; a damaged one is left to the agent.
+/// Checks the journal. Opening the journal repairs it, so it is inspected only while no agent has it open; repairs are left to
+/// the agent.
 async fn journal(config: &Config) -> Finding {
     let folder = config.state_dir.clone();
     if let Err(error) = Journal::check_birth(&crate::identity::folder(&folder), &folder) {
@@ -230,7 +231,7 @@ fn clock(status: Option<&status::AgentStatus>) -> Finding {
     finding("clock", Verdict::Ok, text)
 }
 
-/// Whether a process with this id exists.
+/// Returns whether a process with this id exists.
 pub fn is_alive(pid: u32) -> bool {
     Path::new(&format!("/proc/{pid}")).exists()
 }

@@ -1,8 +1,8 @@
-//! Enrollment through either door.
+//! Enrollment with a join token or by approval.
 //!
-//! Door one: a join token, which also carries the fingerprint of the CA. Door two: an e-mail and the CA's fingerprint;
-//! an operator approves, the agent waits. The request is kept in `identity.new/`, so that an interrupted wait goes on
-//! with the next `enroll`. The keys never leave the host.
+//! A join token also contains the fingerprint of the CA. For an approval, the host sends an e-mail address and the operator gives
+//! the CA's fingerprint; an operator approves while the agent waits. The request is kept in `identity.new/`, so that the next
+//! `enroll` continues an interrupted wait. The keys never leave the host.
 
 use std::path::PathBuf;
 use std::time::Duration;
@@ -24,9 +24,9 @@ use crate::link::dial::{self, Dialer, TlsSetupError};
 use crate::link::http::{Call, HttpError, Lane};
 use crate::state::{StateError, StateLock};
 
-/// Time between two looks at a request that waits for an operator.
+/// Time between two polls of a request that waits for an operator.
 const POLL_EVERY: Duration = Duration::from_secs(2);
-/// Most bytes of the kept request.
+/// Size limit of the kept request.
 const MAX_FILE: u64 = 64 * 1024;
 
 /// How to enroll.
@@ -34,22 +34,22 @@ const MAX_FILE: u64 = 64 * 1024;
 pub struct EnrollOptions {
     /// The agent's configuration: state folder, server, simulated or not.
     pub config: Config,
-    /// Which door.
+    /// The way to enroll.
     pub door: Door,
     /// Enroll again although the host is enrolled: the old identity ends.
     pub replace: bool,
-    /// Host name of a simulated host, on its first use.
+    /// Host name of a new simulated host.
     pub simulated_hostname: Option<String>,
 }
 
-/// The two doors.
+/// The two ways to enroll.
 #[derive(Clone)]
 pub enum Door {
     /// A join token as the CLI prints it: `gpj_….<CA fingerprint>`.
     Token(String),
-    /// Ask an operator.
+    /// Approval by an operator.
     Approval {
-        /// Who asks.
+        /// The e-mail address of the requester.
         email: String,
         /// SHA-256 of the CA certificate, in hex.
         ca_sha256: String,
@@ -67,21 +67,21 @@ impl std::fmt::Debug for Door {
     }
 }
 
-/// What is told while enrollment goes on.
+/// Progress of an enrollment.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum EnrollProgress {
     /// An operator must approve this request.
     Waiting {
         /// The request.
         enrollment_id: EnrollmentId,
-        /// When it lapses.
+        /// The time of expiry.
         expires_at: Timestamp,
-        /// It was made by an earlier `enroll`.
+        /// Whether it was created by an earlier `enroll`.
         resumed: bool,
-        /// This host's receipt key. The operator is shown it too, and must see the same before they approve.
+        /// This host's receipt key. The operator sees it too, and must compare it before the approval.
         receipt_key: KeyId,
     },
-    /// The control plane cannot be asked at the moment; the wait goes on.
+    /// The control plane cannot be reached at the moment; the wait continues.
     Unreachable(String),
 }
 
@@ -92,41 +92,41 @@ pub struct Enrolled {
     pub node_id: NodeId,
     /// Its cluster.
     pub cluster_id: ClusterId,
-    /// Which enrollment of the machine it is.
+    /// The number of the machine's enrollment.
     pub node_epoch: u64,
 }
 
-/// Not enrolled.
+/// Why the enrollment failed.
 #[derive(Debug, thiserror::Error)]
 pub enum EnrollError {
-    /// There is an identity already.
+    /// There is already an identity.
     #[error("this host is already enrolled; to enroll it again and end its old identity, add --replace")]
     AlreadyEnrolled,
-    /// No address.
+    /// There is no server address.
     #[error("no server address; add --server host:port")]
     NoServer,
-    /// The token is not one.
+    /// The token is not valid.
     #[error(
         "that is not a join token: expected gpj_, a secret, a dot and the CA's fingerprint, as `gpuaas node token create` prints it"
     )]
     BadToken,
-    /// The fingerprint is not one.
+    /// The fingerprint is not valid.
     #[error("the CA fingerprint must be 64 hex digits, as the control plane prints it")]
     BadPin,
-    /// The e-mail is not one.
+    /// The e-mail address is not valid.
     #[error("`{0}` is not an e-mail address")]
     BadEmail(String),
     /// The granted CA is not the pinned one.
     #[error("the control plane granted another CA than the pinned one; nothing was saved")]
     OtherCa,
-    /// An operator said no.
+    /// An operator rejected the request.
     #[error("an operator rejected the request: {0}")]
     Rejected(String),
-    /// Nobody decided in time.
-    #[error("nobody approved the request in time; run enroll again to ask anew")]
+    /// The request expired.
+    #[error("the request was not approved in time; run enroll again to send a new one")]
     Expired,
     /// Stopped while waiting.
-    #[error("stopped while waiting for approval; run enroll again to go on waiting for the same request")]
+    #[error("stopped while waiting for approval; run enroll again to continue waiting for the same request")]
     Stopped,
     /// The control plane did not answer or refused.
     #[error("enrollment failed")]
@@ -134,7 +134,7 @@ pub enum EnrollError {
     /// TLS could not be set up.
     #[error(transparent)]
     Tls(#[from] TlsSetupError),
-    /// The identity could not be saved or does not hold.
+    /// The identity could not be saved or is not valid.
     #[error(transparent)]
     Identity(#[from] IdentityError),
     /// The state folder cannot be used.
@@ -149,7 +149,7 @@ pub enum EnrollError {
     /// The simulated host cannot be used.
     #[error(transparent)]
     Simulation(#[from] gpuaas_host::SimError),
-    /// A thread ended.
+    /// A thread failed.
     #[error("reading the host's facts failed")]
     Thread(#[from] tokio::task::JoinError),
 }
@@ -164,7 +164,8 @@ struct PendingRequest {
     pending: EnrollPending,
 }
 
-/// Enrolls the host. `progress` hears of waits; dropping the future or `stop` leaves a waiting request to be resumed.
+/// Enrolls the host. `progress` is called while it waits. Dropping the future or firing `stop` leaves a request that can be
+/// resumed.
 pub async fn enroll(
     options: EnrollOptions,
     progress: impl Fn(EnrollProgress) + Send,
@@ -267,7 +268,7 @@ impl Waiting<'_> {
                     self.forget();
                     return Err(EnrollError::Expired);
                 }
-                // A refusal is final, a network that fails is not.
+                // A refusal is final, a network error is not.
                 Err(error @ (HttpError::Problem { .. } | HttpError::Malformed(_))) => {
                     let server_trouble = matches!(&error, HttpError::Problem { status, .. } if *status >= 500);
                     if !server_trouble {
@@ -303,7 +304,7 @@ impl Waiting<'_> {
         Ok(request)
     }
 
-    /// The request of an earlier `enroll`, if it still waits for the same answer at the same place.
+    /// Returns the request of an earlier `enroll`, if it still waits for the same server and CA.
     fn resumable(&self) -> Result<Option<PendingRequest>, EnrollError> {
         let path = self.path();
         if !path.exists() {
@@ -322,7 +323,7 @@ impl Waiting<'_> {
     }
 
     fn forget(&self) {
-        // What is left would only be asked about once more and be refused again.
+        // Otherwise the next `enroll` would resume it only to be refused again.
         let _ = std::fs::remove_file(self.path());
     }
 }

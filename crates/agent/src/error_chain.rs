@@ -1,6 +1,6 @@
-//! Errors as one line for people: the message and every cause behind it.
+//! Formats an error as one line: the message and all its causes.
 
-/// The error and its sources, joined by `: `.
+/// Returns the error and its sources, joined by `: `.
 pub fn chain(error: &dyn std::error::Error) -> String {
     let mut text = error.to_string();
     let mut source = error.source();

@@ -1,7 +1,7 @@
-//! Who this node is: keys, certificate, the pinned CA, the root key and the verifier set, in `<state_dir>/identity/`.
+//! The node's identity: keys, certificate, the pinned CA, the root key and the verifier set, in `<state_dir>/identity/`.
 //!
-//! A new enrollment is prepared in `identity.new/` and swapped in as a whole, so that a crash leaves the old identity
-//! or the new one and never a mixture. Every file is 0600.
+//! A new enrollment is prepared in `identity.new/` and swapped in as a whole, so that a crash leaves the old identity or the new
+//! one and never a mixture. Every file has mode 0600.
 
 use std::path::{Path, PathBuf};
 
@@ -17,19 +17,19 @@ use rustls_pki_types::{CertificateDer, PrivateKeyDer};
 use zeroize::Zeroizing;
 
 const MAX_FILE: u64 = 256 * 1024;
-/// Most certificates between this node and the pinned CA, with its own.
+/// Most certificates from this node to the pinned CA, including its own.
 const MAX_CHAIN: usize = 4;
 
-/// What `identity.json` says.
+/// The content of `identity.json`.
 #[derive(Clone, Debug, serde::Serialize, serde::Deserialize)]
 #[serde(deny_unknown_fields)]
 pub(crate) struct Document {
     pub(crate) cluster_id: ClusterId,
     pub(crate) node_id: NodeId,
     pub(crate) node_epoch: u64,
-    /// Signs verifier sets.
+    /// The key that signs verifier sets.
     pub(crate) root_key: VerifyingKey,
-    /// Where it enrolled.
+    /// The addresses of the enrollment.
     pub(crate) server: Vec<String>,
 }
 
@@ -51,10 +51,10 @@ pub(crate) struct Keys {
     pub(crate) tls: rcgen::KeyPair,
 }
 
-/// The identity cannot be used.
+/// Why the identity cannot be used.
 #[derive(Debug, thiserror::Error)]
 pub enum IdentityError {
-    /// Never enrolled.
+    /// The host is not enrolled.
     #[error("this host is not enrolled; run: gpuaas-agent enroll")]
     NotEnrolled,
     /// A file is missing, unreadable or readable by others.
@@ -68,16 +68,16 @@ pub enum IdentityError {
         /// What is wrong with it.
         detail: String,
     },
-    /// The stored verifier set does not hold.
+    /// The stored verifier set is not valid.
     #[error("the stored verifier set is not trusted; enroll again with: gpuaas-agent enroll --replace")]
     VerifierSet(#[from] SetError),
-    /// No keys could be made.
-    #[error("keys could not be made: {0}")]
+    /// The keys could not be generated.
+    #[error("keys could not be generated: {0}")]
     Keys(String),
 }
 
 impl Keys {
-    /// The keys in `folder`; made if there are none.
+    /// Loads the keys in `folder`. Generates them if there are none.
     pub(crate) fn load_or_make(folder: &Path) -> Result<Self, IdentityError> {
         private_file::make_folder(folder)?;
         if !folder.join("tls.key").exists() {
@@ -104,29 +104,29 @@ impl Keys {
         Ok(Self { receipt: Locked::new(SigningKey::from_seed(&seed)), tls })
     }
 
-    /// A request for a certificate over the TLS key.
+    /// Returns a certificate signing request for the TLS key.
     pub(crate) fn signing_request(&self) -> Result<String, IdentityError> {
         let mut params = rcgen::CertificateParams::default();
-        // The control plane decides over every name in the certificate, so the request has none.
+        // The control plane chooses every name in the certificate, so the request has none.
         params.distinguished_name = rcgen::DistinguishedName::new();
         let request = params.serialize_request(&self.tls).map_err(|e| IdentityError::Keys(e.to_string()))?;
         request.pem().map_err(|e| IdentityError::Keys(e.to_string()))
     }
 
-    /// The TLS key as rustls wants it.
+    /// Returns the TLS key for rustls.
     pub(crate) fn tls_der(&self) -> PrivateKeyDer<'static> {
         PrivateKeyDer::Pkcs8(self.tls.serialize_der().into())
     }
 }
 
 impl Identity {
-    /// The identity in `state_dir`. Finishes an enrollment that a crash interrupted at its last step.
+    /// Loads the identity in `state_dir`. Finishes an enrollment that a crash interrupted at its last step.
     pub(crate) fn load(state_dir: &Path) -> Result<Self, IdentityError> {
         finish_swap(state_dir)?;
         Self::read(state_dir)
     }
 
-    /// The identity in `state_dir`, changing nothing.
+    /// Reads the identity in `state_dir` without changing anything.
     pub(crate) fn read(state_dir: &Path) -> Result<Self, IdentityError> {
         let folder = folder(state_dir);
         if !folder.join("identity.json").exists() {
@@ -151,17 +151,17 @@ impl Identity {
         Ok(Self { keys, folder: folder.to_owned(), document, ca, certificate_pem: certificate_pem.to_string(), verifier_set })
     }
 
-    /// When the certificate began and ends.
+    /// Returns the validity of the certificate.
     pub(crate) fn validity(&self) -> Result<Validity, IdentityError> {
         validity(&self.certificate_pem).map_err(|detail| IdentityError::Damaged { path: self.folder.join("tls.crt"), detail })
     }
 
-    /// The chain to present: the leaf, and what is between it and the pinned CA.
+    /// Returns the chain to present: the leaf, and the certificates up to the pinned CA.
     pub(crate) fn chain(&self) -> Result<Vec<CertificateDer<'static>>, IdentityError> {
         chain(&self.certificate_pem).map_err(|detail| IdentityError::Damaged { path: self.folder.join("tls.crt"), detail })
     }
 
-    /// Takes a fresh certificate, if it is for this node's key and name.
+    /// Accepts a fresh certificate, if it is for this node's key and name.
     pub(crate) fn renew(&mut self, certificate_pem: String) -> Result<(), IdentityError> {
         let path = self.folder.join("tls.crt");
         check_certificate(&certificate_pem, &self.keys, self.document.cluster_id, self.document.node_id)
@@ -172,27 +172,27 @@ impl Identity {
     }
 }
 
-/// Where the verifier set is kept.
+/// Returns the path of the verifier set.
 pub(crate) fn verifier_set_path(state_dir: &Path) -> PathBuf {
     folder(state_dir).join("verifier_set.json")
 }
 
-/// The identity in use.
+/// Returns the folder of the current identity.
 pub(crate) fn folder(state_dir: &Path) -> PathBuf {
     state_dir.join("identity")
 }
 
-/// The identity being prepared.
+/// Returns the folder of the identity that is being prepared.
 pub(crate) fn pending_folder(state_dir: &Path) -> PathBuf {
     state_dir.join("identity.new")
 }
 
-/// Whether there is an identity.
+/// Returns whether there is an identity.
 pub(crate) fn is_enrolled(state_dir: &Path) -> bool {
     folder(state_dir).join("identity.json").exists()
 }
 
-/// Checks what the control plane granted, completes the prepared identity and swaps it in.
+/// Checks the grant of the control plane, completes the prepared identity and swaps it in.
 pub(crate) fn commit_grant(state_dir: &Path, keys: &Keys, grant: &Grant, server: &[String]) -> Result<(), IdentityError> {
     let pending = pending_folder(state_dir);
     let bad = |name: &str, detail: String| IdentityError::Damaged { path: pending.join(name), detail };
@@ -209,12 +209,12 @@ pub(crate) fn commit_grant(state_dir: &Path, keys: &Keys, grant: &Grant, server:
     private_file::write(&pending.join("tls.crt"), grant.certificate_pem.as_bytes())?;
     private_file::write(&pending.join("ca.crt"), grant.ca_pem.as_bytes())?;
     private_file::write(&pending.join("verifier_set.json"), &grant.verifier_set)?;
-    // Its presence makes the prepared identity complete, so it comes last.
+    // Written last, because its presence makes the prepared identity complete.
     private_file::write(&pending.join("identity.json"), &serde_json::to_vec_pretty(&document).unwrap_or_default())?;
     finish_swap(state_dir)
 }
 
-/// Puts a complete prepared identity in place of the old one. Does nothing if there is none; may be repeated.
+/// Replaces the old identity with a complete prepared one. Does nothing if there is none. Idempotent.
 fn finish_swap(state_dir: &Path) -> Result<(), IdentityError> {
     let (current, pending, old) = (folder(state_dir), pending_folder(state_dir), state_dir.join("identity.old"));
     if !pending.join("identity.json").exists() {
@@ -257,19 +257,19 @@ fn seed_from_hex(hex: &str) -> Option<Zeroizing<[u8; 32]>> {
     Some(seed)
 }
 
-/// All certificates in a PEM text, the leaf first.
+/// Returns all certificates in a PEM text, the leaf first.
 fn chain(pem: &str) -> Result<Vec<CertificateDer<'static>>, String> {
     let all: Result<Vec<_>, _> = CertificateDer::pem_slice_iter(pem.as_bytes()).take(MAX_CHAIN + 1).collect();
     let all = all.map_err(|error| format!("not a PEM certificate: {error}"))?;
     if (1..=MAX_CHAIN).contains(&all.len()) { Ok(all) } else { Err(format!("expected 1 to {MAX_CHAIN} certificates")) }
 }
 
-/// The first certificate in a PEM text.
+/// Returns the first certificate in a PEM text.
 pub(crate) fn certificate(pem: &str) -> Result<CertificateDer<'static>, String> {
     CertificateDer::from_pem_slice(pem.as_bytes()).map_err(|error| format!("not a PEM certificate: {error}"))
 }
 
-/// When a certificate began and ends.
+/// The validity of a certificate.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Validity {
     pub(crate) from: Timestamp,
@@ -277,7 +277,7 @@ pub(crate) struct Validity {
 }
 
 impl Validity {
-    /// The moment to renew.
+    /// Returns the time of the renewal.
     pub(crate) fn half_life(self) -> Timestamp {
         Timestamp(self.from.0 + (self.until.0 - self.from.0) / 2)
     }
@@ -290,7 +290,7 @@ fn validity(pem: &str) -> Result<Validity, String> {
     Ok(Validity { from: micros(parsed.validity().not_before), until: micros(parsed.validity().not_after) })
 }
 
-/// A certificate we take is for our key and names exactly this node.
+/// Checks that a certificate is for our key and names exactly this node.
 fn check_certificate(pem: &str, keys: &Keys, cluster: ClusterId, node: NodeId) -> Result<(), String> {
     use x509_parser::extensions::GeneralName;
     let chain = chain(pem)?;

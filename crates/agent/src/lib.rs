@@ -1,18 +1,19 @@
 //! The host agent: link → verify → journal → dispatch → handler → host → receipt.
 //!
-//! [`run`] is the whole agent in one future, [`enroll`] gives a host its identity. Nothing here is global to the
-//! process, so that several agents can run in one (as `gpuaas dev` and the tests do).
+//! [`run`] is the whole agent in one future, [`enroll`] gives a host its identity. Nothing here is global to the process, so that
+//! several agents can run in one (as `gpuaas dev` and the tests do).
 //!
 //! # Promises
 //!
-//! - A task runs at most once, whatever is delivered twice, reordered, replayed or restarted: accepted, started and finished are durable
-//!   in the journal before the next step (`journal`, `pipeline`). Without its journal, or with an older one, the agent does not start.
-//! - Nothing extends the agent's authority at run time: effect = compiled handler ∩ host policy ∩ signed task. Every parameter of a task
-//!   has a key of the policy or a written reason to have none (`policy/parameters.rs`).
-//! - A broken link, a cancelled request or a restart never cancels work on the host. A receipt is kept until the control plane has
-//!   confirmed it.
+//! - A task runs at most once, even if it is delivered twice, reordered, replayed or restarted: accepted, started and finished
+//!   are durable in the journal before the next step (`journal`, `pipeline`). Without its journal, or with an older one, the
+//!   agent does not start.
+//! - Nothing extends the agent's authority at run time: effect = compiled handler ∩ host policy ∩ signed task. Every parameter of
+//!   a task has a key of the policy or a documented reason to have none (`policy/parameters.rs`).
+//! - A broken link, a cancelled request or a restart never cancels work on the host. A receipt is kept until the control plane
+//!   has confirmed it.
 //! - A full disk leads to a refusal, never to a false success.
-//! - What a task took is undone by asking the leases what may have been touched, so it is the same after an error and after a crash.
+//! - The cleanup of a task reads from the leases what may have been touched, so it is the same after an error and after a crash.
 
 pub mod config;
 pub mod device;
@@ -53,7 +54,7 @@ pub use state::StateError;
 /// Version of the agent, as it appears in hellos and facts.
 pub const VERSION: &str = env!("CARGO_PKG_VERSION");
 
-/// The host that the configuration means: this machine, or a simulated one in the state folder.
+/// Returns the configured host: this machine, or a simulated one in the state folder.
 pub(crate) fn open_host(
     config: &config::Config,
     simulated_hostname: Option<&str>,
@@ -71,7 +72,7 @@ pub(crate) fn open_host(
     }
 }
 
-/// Whether the state folder holds an identity: then [`run`] can be called without [`enroll`].
+/// Returns whether the state folder has an identity: then [`run`] can be called without [`enroll`].
 pub fn is_enrolled(state_dir: &std::path::Path) -> bool {
     identity::is_enrolled(state_dir)
 }

@@ -15,7 +15,7 @@ use gpuaas_agent::{Door, EnrollOptions, EnrollProgress, RunEvent, RunOptions, de
 use gpuaas_host::systemd;
 use tokio_util::sync::CancellationToken;
 
-/// Exit code when something went wrong.
+/// Exit code after an error.
 const FAILED: u8 = 1;
 /// Exit code when `status` finds no running agent.
 const NOT_RUNNING: u8 = 3;
@@ -41,15 +41,15 @@ struct Cli {
 
 #[derive(Subcommand)]
 enum Command {
-    /// Give this host its identity, with a join token or by asking an operator.
+    /// Enroll this host, with a join token or with an operator's approval.
     Enroll {
         /// The control plane's link listener, host:port; more than one with commas.
         #[arg(long, value_name = "HOST:PORT")]
         server: Option<String>,
-        /// A join token as `gpuaas node token create` prints it. Better given as GPUAAS_JOIN_TOKEN than on the command line.
+        /// A join token as `gpuaas node token create` prints it. Prefer GPUAAS_JOIN_TOKEN to the command line.
         #[arg(long, env = "GPUAAS_JOIN_TOKEN", hide_env_values = true, conflicts_with = "email")]
         token: Option<String>,
-        /// Ask an operator; this address is shown to them.
+        /// Ask an operator for approval, who sees this e-mail address.
         #[arg(long, requires = "ca_sha256")]
         email: Option<String>,
         /// SHA-256 fingerprint of the control plane's CA, in hex (with --email).
@@ -82,48 +82,48 @@ enum Command {
     Stop,
     /// Restart the service.
     Restart,
-    /// What the agent is doing.
+    /// Show what the agent is doing.
     Status,
     /// Show or change the configuration.
     Config {
         #[command(subcommand)]
         command: ConfigCommand,
     },
-    /// Look for problems and say what to do about them.
+    /// Check for problems and say what to do about them.
     Doctor,
-    /// Look at this host's devices, and bind, give back or reset one by hand.
+    /// List this host's devices, and bind, give back or reset one by hand.
     Device {
         #[command(subcommand)]
         command: DeviceCommand,
     },
-    /// Which key of the host policy decides about which parameter of which task.
+    /// Show which key of the host policy applies to which parameter of which task.
     PolicyKeys,
-    /// Decide about a journal that the agent does not start with.
+    /// Handle a journal that the agent does not start with.
     Journal {
         #[command(subcommand)]
         command: JournalCommand,
     },
-    /// Prepare this host, and take that back.
+    /// Prepare this host, or undo that.
     Setup {
         #[command(subcommand)]
         command: SetupCommand,
     },
-    /// What of this host could become slots, and what stands in the way, as JSON. Changes nothing.
+    /// Show the possible slots of this host, and what blocks them, as JSON. Changes nothing.
     Topology,
 }
 
 #[derive(Subcommand)]
 enum SetupCommand {
-    /// Make everything that guests need: bridge, addresses, DHCP, packet filter, modules, host policy.
+    /// Create everything that guests need: bridge, addresses, DHCP, packet filter, modules, host policy.
     ///
-    /// Shows a plan first and asks before anything is changed. A second run finds everything done. The host's own network stays as it
-    /// is.
+    /// Shows a plan first and asks before anything is changed. A second run finds everything done. The host's own network stays
+    /// as it is.
     Slices(setup_command::Arguments),
 }
 
 #[derive(Subcommand)]
 enum DeviceCommand {
-    /// GPUs, fabric functions and drives with their drivers and IOMMU groups.
+    /// List GPUs, fabric functions and drives with their drivers and IOMMU groups.
     Ls,
     /// Bind a function to vfio-pci, so that guests can have it.
     Bind {
@@ -140,23 +140,23 @@ enum DeviceCommand {
         /// Its address.
         address: String,
     },
-    /// Compare the host with its leases once and put right what has drifted; the running agent does this by itself.
+    /// Compare the host with its leases once and repair differences; the running agent does this by itself.
     Reconcile,
 }
 
 #[derive(Subcommand)]
 enum JournalCommand {
-    /// Go on although the journal is missing, not of this identity or older than it was: nothing that was made before now is run.
+    /// Accept that the journal is missing, of another identity or older than before: tasks created before now are not run.
     AcceptLoss,
 }
 
 #[derive(Subcommand)]
 enum ConfigCommand {
-    /// Effective values and where each comes from.
+    /// Show the effective values and their sources.
     Show,
     /// Set one value in the configuration file.
     Set {
-        /// Which one.
+        /// The key.
         key: String,
         /// Its new value.
         value: String,
@@ -167,11 +167,11 @@ type BoxError = Box<dyn std::error::Error + Send + Sync>;
 
 fn main() -> ExitCode {
     let cli = Cli::parse();
-    // This process holds the node's keys, and sees secrets of guests.
+    // This process has the node's keys and secrets of guests.
     if let Err(error) = gpuaas_runtime::process::forbid_memory_dumps() {
         return complain(&error);
     }
-    // The first one to install a provider wins; there is no other in this program.
+    // The first provider wins; there is no other in this program.
     let _ = rustls::crypto::aws_lc_rs::default_provider().install_default();
     let runtime = match tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build() {
         Ok(runtime) => runtime,
@@ -215,7 +215,7 @@ async fn dispatch(cli: Cli) -> Result<ExitCode, BoxError> {
         Command::Run => {
             let loaded = load()?;
             start_logging(&loaded.config.log_level, cli.json_logs);
-            // As in the unit that `install` writes, whoever starts the agent.
+            // As in the unit that `install` writes, however the agent is started.
             gpuaas_runtime::file_limit::raise(65_536);
             run(loaded.config).await
         }
@@ -278,7 +278,7 @@ fn print_all(steps: Vec<String>) -> Result<ExitCode, BoxError> {
 
 fn start_logging(level: &str, json: bool) {
     let filter = tracing_subscriber::EnvFilter::try_from_default_env().unwrap_or_else(|_| {
-        // Libraries speak only when something is wrong.
+        // Libraries log only warnings and errors.
         tracing_subscriber::EnvFilter::new(format!("warn,gpuaas_agent={level},gpuaas_host={level}"))
     });
     let logs =
@@ -286,7 +286,7 @@ fn start_logging(level: &str, json: bool) {
     if json { logs.json().flatten_event(true).init() } else { logs.init() }
 }
 
-/// Fired by Ctrl-C and by the service manager.
+/// Returns a token that Ctrl-C and the service manager fire.
 fn shutdown_on_signal() -> Result<CancellationToken, BoxError> {
     let token = CancellationToken::new();
     let mut terminate = tokio::signal::unix::signal(tokio::signal::unix::SignalKind::terminate())?;
@@ -335,7 +335,7 @@ async fn run(config: Config) -> Result<ExitCode, BoxError> {
         RunEvent::Stopping => notify(&[sd_notify::NotifyState::Stopping]),
     });
     if let Some(watchdog) = sd_notify::watchdog_enabled() {
-        // From the same runtime that serves tasks: if it stands still, systemd restarts the agent.
+        // On the same runtime that serves tasks: if it hangs, systemd restarts the agent.
         tokio::spawn(async move {
             loop {
                 notify(&[sd_notify::NotifyState::Watchdog]);
@@ -347,7 +347,7 @@ async fn run(config: Config) -> Result<ExitCode, BoxError> {
     Ok(ExitCode::SUCCESS)
 }
 
-/// Outside systemd nobody listens, which is fine.
+/// Notifies systemd. Outside systemd this does nothing.
 fn notify(states: &[sd_notify::NotifyState<'_>]) {
     let _ = sd_notify::notify(states);
 }

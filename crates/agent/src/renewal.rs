@@ -1,6 +1,6 @@
-//! Keeping the certificate alive: renewal at half-life, rejoin after expiry.
+//! Keeps the certificate valid: renewal at half-life, rejoin after expiry.
 //!
-//! The wall clock decides and is looked at often, so that a machine that slept notices at once.
+//! The wall clock decides and is checked often, so that a machine that slept notices at once.
 
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
@@ -15,14 +15,14 @@ use crate::identity::{Identity, IdentityError, Validity};
 use crate::link::dial::{self, Dialer, TlsSetupError};
 use crate::link::http::{Call, HttpError, Lane};
 
-/// Longest wait while the control plane cannot be reached.
+/// Longest delay while the control plane cannot be reached.
 const SLOWEST: Duration = Duration::from_secs(60);
-/// Shortest wait between two looks at the certificate.
+/// Shortest time between two checks of the certificate.
 const SOONEST: Duration = Duration::from_secs(1);
-/// Longest wait while this host's clock is wrong.
+/// Longest delay while this host's clock is wrong.
 const SLOWEST_CLOCK: Duration = Duration::from_secs(600);
 
-/// The identity and the connector that shows it.
+/// The identity and its connector.
 #[derive(Debug)]
 pub(crate) struct Credentials {
     identity: Mutex<Identity>,
@@ -33,41 +33,41 @@ pub(crate) struct Credentials {
     timeout: Duration,
 }
 
-/// The certificate was not replaced.
+/// Why the certificate was not replaced.
 #[derive(Debug, thiserror::Error)]
 pub enum RenewalError {
     /// The control plane did not answer or refused.
     #[error("the control plane gave no new certificate")]
     Http(#[from] HttpError),
-    /// What it gave cannot be used.
+    /// The new certificate cannot be used.
     #[error(transparent)]
     Identity(#[from] IdentityError),
     /// TLS could not be set up with it.
     #[error(transparent)]
     Tls(#[from] TlsSetupError),
-    /// The fresh certificate is not valid at this host's time.
+    /// The new certificate is not valid at this host's time.
     #[error("the new certificate is valid from {from} until {until}, but this host's clock says {now}: check NTP")]
     Clock {
-        /// Its first moment.
+        /// The start of its validity.
         from: Timestamp,
-        /// Its last moment.
+        /// The end of its validity.
         until: Timestamp,
         /// This host's clock.
         now: Timestamp,
     },
-    /// Saving ended badly.
+    /// Saving failed.
     #[error("saving the certificate failed")]
     Thread(#[from] tokio::task::JoinError),
 }
 
-/// Answer to a renewal or a rejoin; a rejoin may say more.
+/// The answer to a renewal or a rejoin; a rejoin may have more fields.
 #[derive(serde::Deserialize)]
 struct FreshCertificate {
     certificate_pem: String,
 }
 
 impl Credentials {
-    /// Builds the connector of an enrolled node.
+    /// Creates the connector of an enrolled node.
     pub(crate) fn new(identity: Identity, addresses: Vec<String>, timeout: Duration) -> Result<Arc<Self>, RenewalError> {
         let until = identity.validity()?.until;
         let config = dial::enrolled_config(&identity.ca, Some((identity.chain()?, identity.keys.tls_der())))?;
@@ -82,12 +82,12 @@ impl Credentials {
         }))
     }
 
-    /// The connector that shows the certificate in use.
+    /// Returns the connector with the current certificate.
     pub(crate) fn dialer(&self) -> Dialer {
         self.dialer.clone()
     }
 
-    /// End of the certificate in use.
+    /// Returns the end of the current certificate.
     pub(crate) fn until(&self) -> watch::Receiver<Timestamp> {
         self.until.subscribe()
     }
@@ -100,7 +100,7 @@ impl Credentials {
         self.lock().validity()
     }
 
-    /// The link failed. If that is the certificate's doing, looks after it at once and says so.
+    /// Handles a failed link. If the certificate is the cause, it is checked at once, and this returns true.
     pub(crate) fn blamed(&self) -> bool {
         let expired = Timestamp::now() >= *self.until.borrow();
         if expired {
@@ -109,15 +109,16 @@ impl Credentials {
         expired
     }
 
-    /// Watches the certificate until `stop`.
+    /// Renews the certificate until `stop`.
     pub(crate) async fn keep_alive(self: Arc<Self>, stop: CancellationToken, every: Duration) {
         let mut pause = every;
         loop {
             match self.look(Timestamp::now()).await {
                 Ok(()) => pause = self.until_half_life().clamp(every.min(SOONEST), every),
                 Err(error) => {
-                    tracing::warn!(error = crate::error_chain::chain(&error), "certificate was not replaced; trying again");
-                    // A wrong clock is not mended by asking often; an unreachable control plane should be found soon.
+                    tracing::warn!(error = crate::error_chain::chain(&error), "certificate was not replaced; it will be retried");
+                    // Frequent retries do not fix a wrong clock, but a control plane that is reachable again should be found
+                    // soon.
                     let slowest = if matches!(error, RenewalError::Clock { .. }) { SLOWEST_CLOCK } else { SLOWEST };
                     pause = (pause * 2).min(slowest);
                 }
@@ -131,15 +132,16 @@ impl Credentials {
         }
     }
 
-    /// Time until the certificate is due. The regular look would find one that lives for minutes only when it is nearly over.
+    /// Returns the time until the renewal is due. The regular check would find a certificate that is valid for minutes only when
+    /// it has nearly expired.
     fn until_half_life(&self) -> Duration {
         self.validity().map_or(Duration::MAX, |validity| validity.half_life().since(Timestamp::now()))
     }
 
-    /// Renews or rejoins if it is time to.
+    /// Renews or rejoins if it is due.
     pub(crate) async fn look(self: &Arc<Self>, now: Timestamp) -> Result<(), RenewalError> {
         let validity = self.validity()?;
-        // A certificate of the future comes from a control plane whose clock was wrong: nobody else would take it.
+        // A certificate from the future comes from a control plane with a wrong clock: no other would accept it.
         if now >= validity.until || now < validity.from {
             self.rejoin().await
         } else if now >= validity.half_life() {
@@ -162,7 +164,7 @@ impl Credentials {
         Ok(())
     }
 
-    /// Proves possession of both old keys over a connection without a certificate, which would no longer be taken.
+    /// Proves possession of both old keys over a connection without a certificate, which would no longer be accepted.
     async fn rejoin(self: &Arc<Self>) -> Result<(), RenewalError> {
         tracing::warn!("this node's certificate is not valid now; rejoining with its keys");
         let (document, csr_pem, ca) = {
@@ -192,7 +194,7 @@ impl Credentials {
         if now < from || now >= until { Err(RenewalError::Clock { from, until, now }) } else { Ok(()) }
     }
 
-    /// Checks, saves and uses a fresh certificate; connections made from now on show it.
+    /// Checks, saves and uses a new certificate; later connections present it.
     async fn take(self: &Arc<Self>, certificate_pem: String) -> Result<(), RenewalError> {
         let this = Arc::clone(self);
         let taken = gpuaas_runtime::blocking(move || {

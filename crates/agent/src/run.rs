@@ -1,4 +1,4 @@
-//! The running agent: puts the parts together and takes them apart in order.
+//! The running agent: starts the parts and stops them in order.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -23,7 +23,7 @@ use crate::status::{self, AgentStatus, LinkStatus};
 use crate::telemetry::Telemetry;
 use crate::trust::Trust;
 
-/// Messages of the pipeline that wait for the link.
+/// Most messages of the pipeline that wait for the link.
 const VOLATILE: usize = 4096;
 /// How long the link may stay up after the last task, to report its receipt.
 const REPORT_WITHIN: Duration = Duration::from_secs(5);
@@ -32,34 +32,35 @@ const REPORT_WITHIN: Duration = Duration::from_secs(5);
 pub struct RunOptions {
     /// The configuration.
     pub config: Config,
-    /// Times of the link; the defaults are right outside tests.
+    /// Timings of the link; only tests need other than the defaults.
     pub link: LinkTimings,
-    /// Told what happens: the binary tells systemd, tests and `dev` wait for it. Called from async code: must not block.
+    /// Receives events: the program notifies systemd, tests and `dev` wait for them. Called from async code, so it must not
+    /// block.
     pub on_event: Box<dyn Fn(RunEvent) + Send + Sync>,
 }
 
 impl RunOptions {
-    /// Default times, nobody told.
+    /// Returns options with default timings and no event handler.
     pub fn new(config: Config) -> Self {
         Self { config, link: LinkTimings::default(), on_event: Box::new(|_| {}) }
     }
 }
 
-/// What a running agent tells of itself.
+/// An event of a running agent.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum RunEvent {
-    /// Journal, policy and identity are sound; tasks of the last life go on, the link is being opened.
+    /// Journal, policy and identity are valid; unfinished tasks continue, and the link is being opened.
     Ready {
         /// The node.
         node_id: NodeId,
     },
     /// The link went up or down or changed its transport.
     Link(LinkStatus),
-    /// The agent is ending.
+    /// The agent is stopping.
     Stopping,
 }
 
-/// The agent did not start, or had to end.
+/// Why the agent did not start, or had to end.
 #[derive(Debug, thiserror::Error)]
 pub enum RunError {
     /// The state folder cannot be used.
@@ -68,13 +69,13 @@ pub enum RunError {
     /// The policy cannot be trusted.
     #[error(transparent)]
     Policy(#[from] PolicyError),
-    /// What was destroyed lately cannot be told.
+    /// The record of recent destructive tasks cannot be read.
     #[error(transparent)]
     Destroys(#[from] DestroysError),
-    /// No identity, or a broken one.
+    /// There is no identity, or a damaged one.
     #[error(transparent)]
     Identity(#[from] IdentityError),
-    /// The stored verifier set does not hold.
+    /// The stored verifier set is not valid.
     #[error("the stored verifier set is not trusted; enroll again with: gpuaas-agent enroll --replace")]
     VerifierSet(#[from] SetError),
     /// The certificate cannot be used.
@@ -92,7 +93,7 @@ pub enum RunError {
     /// The simulated host cannot be used.
     #[error(transparent)]
     Simulation(#[from] gpuaas_host::SimError),
-    /// A thread ended.
+    /// A thread failed.
     #[error("a thread of the agent ended")]
     Thread(#[from] tokio::task::JoinError),
 }
@@ -119,8 +120,8 @@ fn open_state(config: &Config) -> Result<OpenedState, RunError> {
     Ok(OpenedState { _lock: lock, policy, identity, journal, opened, spool, host })
 }
 
-/// Takes a journal that is missing, of another identity or older than it was, as one that lost records: nothing that was made before now
-/// is run. The agent must not be running. Returns what was done, for people.
+/// Accepts a journal that is missing, of another identity or older than before, as one that lost records: tasks created before
+/// now are not run. The agent must not be running. Returns messages about what was done.
 pub fn accept_journal_loss(config: &Config) -> Result<Vec<String>, RunError> {
     let _lock = StateLock::take(&config.state_dir)?;
     let identity = Identity::load(&config.state_dir)?;
@@ -130,7 +131,7 @@ pub fn accept_journal_loss(config: &Config) -> Result<Vec<String>, RunError> {
     Ok(lines)
 }
 
-/// Runs the agent until `shutdown`: then running tasks get `shutdown_timeout`, receipts are reported if they can be.
+/// Runs the agent until `shutdown`. Then running tasks get `shutdown_timeout`, and receipts are reported if possible.
 pub async fn run(options: RunOptions, shutdown: CancellationToken) -> Result<(), RunError> {
     let RunOptions { config, link: timings, on_event } = options;
     let on_event: Arc<dyn Fn(RunEvent) + Send + Sync> = Arc::from(on_event);
@@ -151,7 +152,7 @@ pub async fn run(options: RunOptions, shutdown: CancellationToken) -> Result<(),
     let servers = if config.server.is_empty() { document.server.clone() } else { config.server.clone() };
     let credentials = Credentials::new(identity, servers, config.request_timeout)?;
 
-    // Parts end in order: telemetry and renewal with `background`, the link after the pipeline has ended.
+    // Parts end in order: telemetry and renewal with `background`, the link after the pipeline.
     let background = CancellationToken::new();
     let _background_guard = background.clone().drop_guard();
     let guests = Guests::new(config.guest_telemetry_listen);
@@ -187,7 +188,7 @@ pub async fn run(options: RunOptions, shutdown: CancellationToken) -> Result<(),
     let for_guests = parts.host.clone();
     let pipeline = Pipeline::start(parts, opened).await.map_err(|error| RunError::JournalFailed(error.to_string()))?;
 
-    // After the tasks of the last life have claimed their slots.
+    // After the recovered tasks have claimed their slots.
     tokio::spawn(guests.keep_in_line(for_guests, boot_id.clone(), background.clone()));
 
     let link_status = watch::Sender::new(LinkStatus { since: Timestamp::now(), ..LinkStatus::default() });
@@ -238,9 +239,9 @@ pub async fn run(options: RunOptions, shutdown: CancellationToken) -> Result<(),
         volatile,
         status: link_status,
     };
-    // An expired certificate must be replaced before the link can do anything.
+    // An expired certificate must be replaced before the link can work.
     if let Err(error) = credentials.look(Timestamp::now()).await {
-        tracing::warn!(error = crate::error_chain::chain(&error), "certificate was not replaced at start; trying again");
+        tracing::warn!(error = crate::error_chain::chain(&error), "certificate was not replaced at start; it will be retried");
     }
     let renewal = tokio::spawn(Arc::clone(&credentials).keep_alive(background.clone(), timings.certificate_check));
     let link = tokio::spawn(supervisor.run(link_stop.clone()));
@@ -271,7 +272,7 @@ pub async fn run(options: RunOptions, shutdown: CancellationToken) -> Result<(),
     }
 }
 
-/// Gives the link a moment to report the last receipts; what is left is reported after the next start.
+/// Gives the link a moment to report the last receipts; the rest is reported after the next start.
 async fn report_what_is_left(pipeline: &Pipeline) {
     let mut changes = pipeline.receipt_changes();
     let all_reported = async {
@@ -282,7 +283,7 @@ async fn report_what_is_left(pipeline: &Pipeline) {
         }
     };
     if tokio::time::timeout(REPORT_WITHIN, all_reported).await.is_err() {
-        tracing::info!(receipts = pipeline.unreported(), "receipts are left to be reported after the next start");
+        tracing::info!(receipts = pipeline.unreported(), "receipts will be reported after the next start");
     }
 }
 
@@ -304,7 +305,7 @@ fn spawn_link_events(
     });
 }
 
-/// Collects what changes into the status file.
+/// Collects changes into the status file.
 fn spawn_status(
     config: &Config,
     initial: AgentStatus,
@@ -336,7 +337,8 @@ fn spawn_status(
                 status.unreported = pipeline.unreported();
                 before != *status
             });
-            // A busy agent writes the file a few times a second and not a thousand times; the link is worth more haste.
+            // A busy agent writes the file a few times per second and not a thousand times; changes of the link are written
+            // sooner.
             tokio::select! {
                 biased;
                 () = tokio::time::sleep(Duration::from_millis(200)) => {}

@@ -1,6 +1,6 @@
-//! The agent as a systemd service: what is installed where, and how it is confined.
+//! The agent as a systemd service: its files and its confinement.
 //!
-//! With a root folder other than `/` only the files are written, for packages and tests; systemd is then left alone.
+//! With a root folder other than `/` only the files are written, for packages and tests; systemd is then not used.
 
 use std::path::{Path, PathBuf};
 
@@ -16,7 +16,7 @@ const POLICY: &str = "etc/gpuaas-agent/policy.toml";
 const UNIT_FILE: &str = "etc/systemd/system/gpuaas-agent.service";
 const STATE: &str = "var/lib/gpuaas/agent";
 
-/// The unit: root, because the tasks are root's work, but with everything else taken away that they do not need.
+/// The unit. It runs as root, because the tasks need it, but without anything else that they do not need.
 pub const UNIT_TEXT: &str = "\
 [Unit]
 Description=gpuaas host agent
@@ -73,7 +73,7 @@ const CONFIG_TEXT: &str = "\
 # log_level = \"info\"
 ";
 
-/// The service could not be installed or controlled.
+/// Why the service could not be installed or controlled.
 #[derive(Debug, thiserror::Error)]
 pub enum ServiceError {
     /// A file could not be written.
@@ -82,15 +82,15 @@ pub enum ServiceError {
     /// A file could not be copied, linked or removed.
     #[error("cannot {what} {path}; is this run as root?", path = .path.display())]
     Io {
-        /// What was tried.
+        /// The operation.
         what: &'static str,
-        /// With which file.
+        /// The file.
         path: PathBuf,
-        /// What the system said.
+        /// The error of the system.
         #[source]
         source: std::io::Error,
     },
-    /// systemd did not do it.
+    /// systemd failed.
     #[error(transparent)]
     Systemd(#[from] SystemdError),
 }
@@ -100,11 +100,11 @@ fn io(what: &'static str, path: &Path) -> impl FnOnce(std::io::Error) -> Service
     move |source| ServiceError::Io { what, path, source }
 }
 
-/// One thing that was done, for people.
+/// A completed step, for display.
 pub type Step = String;
 
-/// Copies the binary, writes config and policy where there are none, and the unit. Starts the service if `root` is `/`
-/// and the host is enrolled.
+/// Copies the binary, and writes the unit, and config and policy if they do not exist. Starts the service if `root` is `/` and
+/// the host is enrolled.
 pub async fn install(root: &Path, binary: &Path) -> Result<Vec<Step>, ServiceError> {
     let mut steps = install_files(root, binary)?;
     if root != Path::new("/") {
@@ -145,7 +145,7 @@ fn install_files(root: &Path, binary: &Path) -> Result<Vec<Step>, ServiceError> 
     std::os::unix::fs::symlink(&points_at, &link).map_err(io("link", &link))?;
     steps.push(format!("linked {}", link.display()));
 
-    // What the host's owner wrote is never touched.
+    // Files of the host's owner are never changed.
     for (path, text) in [(root.join(CONFIG), CONFIG_TEXT), (root.join(POLICY), crate::policy::EXAMPLE)] {
         folder(&path)?;
         if path.exists() {
@@ -179,7 +179,7 @@ pub async fn uninstall(root: &Path, purge: bool) -> Result<Vec<Step>, ServiceErr
             Err(error) => return Err(io("remove", &path)(error)),
         }
     }
-    // Only if empty: somebody may keep things there.
+    // Only if empty: it may contain other files.
     let _ = std::fs::remove_dir(root.join("opt/gpuaas-agent"));
     if live {
         systemd::daemon_reload().await?;
@@ -238,7 +238,7 @@ mod tests {
     async fn systemd_finds_nothing_wrong_with_the_unit() {
         let root = tempfile::tempdir().expect("folder");
         let unit = root.path().join("gpuaas-agent.service");
-        // The binary is not installed here, and systemd would rightly complain about that.
+        // The binary is not installed here, and systemd would complain about that.
         let text = UNIT_TEXT.replace("/opt/gpuaas-agent/gpuaas-agent run", "/bin/true");
         std::fs::write(&unit, text).expect("written");
         if let Some(complaints) = systemd::verify_unit(&unit).await.expect("runs") {

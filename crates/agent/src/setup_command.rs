@@ -1,4 +1,4 @@
-//! `gpuaas-agent setup slices`: the plan, the question, and what became of it.
+//! `gpuaas-agent setup slices`: the plan, the confirmation, and the result.
 
 use std::io::{BufRead as _, IsTerminal as _, Read as _, Write as _};
 use std::path::PathBuf;
@@ -13,7 +13,7 @@ use super::{BoxError, FAILED, say};
 
 /// Exit code when something is left that the program cannot do.
 const LEFT_TO_DO: u8 = 4;
-/// Most bytes of an answer.
+/// Size limit of an answer.
 const MAX_ANSWER: u64 = 1024;
 
 /// Arguments of `setup slices`.
@@ -22,29 +22,30 @@ pub(super) struct Arguments {
     /// Open vSwitch bridge of the guests [default: br-slices, or that of the last run].
     #[arg(long, value_name = "NAME")]
     bridge: Option<InterfaceName>,
-    /// Private network of the guests, which nothing of this host may overlap [default: 10.77.0.0/24, or that of the last run].
+    /// Private network of the guests, which must not overlap any network of this host [default: 10.77.0.0/24, or that of the last
+    /// run].
     #[arg(long, value_name = "CIDR")]
     network: Option<Subnet>,
     /// The only interface by which guests may leave this host [default: any].
     #[arg(long, value_name = "INTERFACE")]
     uplink: Option<InterfaceName>,
-    /// Where the bridge forwards packets: `system` in the kernel, `netdev` in user space. `netdev` is for labs without the kernel's
-    /// module: it is slow and does not keep guests away from the host [default: system].
+    /// Datapath of the bridge: `system` in the kernel, `netdev` in user space. `netdev` is for labs without the kernel module: it
+    /// is slow and does not isolate the host from guests [default: system].
     #[arg(long, value_name = "KIND", value_parser = datapath)]
     datapath: Option<Datapath>,
     /// Install missing Debian packages; without it the plan prints the command.
     #[arg(long, conflicts_with = "undo")]
     install_packages: bool,
-    /// Remove exactly what an earlier run made.
+    /// Remove exactly what an earlier run created.
     #[arg(long, conflicts_with_all = ["bridge", "network", "uplink", "datapath", "root"])]
     undo: bool,
     /// Print the plan and change nothing.
     #[arg(long, visible_alias = "plan", conflicts_with = "yes")]
     dry_run: bool,
-    /// Do not ask.
+    /// Do not ask for confirmation.
     #[arg(long, short)]
     yes: bool,
-    /// Write files under this folder, and leave systemd, packages and modules of the kernel alone.
+    /// Write files under this folder, and do not use systemd, packages and kernel modules.
     #[arg(long, hide = true, value_name = "DIR", value_parser = absolute)]
     root: Option<PathBuf>,
 }
@@ -62,7 +63,7 @@ fn absolute(text: &str) -> Result<PathBuf, String> {
     if path.is_absolute() { Ok(path) } else { Err("write an absolute path".to_owned()) }
 }
 
-/// Plans, asks and does.
+/// Plans, asks for confirmation and applies.
 pub(super) async fn run(config: &Config, arguments: Arguments) -> Result<ExitCode, BoxError> {
     let Arguments { bridge, network, uplink, datapath, install_packages, undo, dry_run, yes, root } = arguments;
     let options = SetupOptions { bridge, network, uplink, datapath, install_packages, root };
@@ -131,7 +132,7 @@ fn told(step: &Step, error: Option<&SetupError>) {
     say(format_args!("{outcome:<8} {:<13} {detail}", step.name));
 }
 
-/// Asks on the terminal. Where there is none, nobody could answer.
+/// Asks for confirmation on the terminal. Without a terminal there is no answer.
 fn confirm(steps: usize, undo: bool) -> Result<bool, BoxError> {
     let input = std::io::stdin();
     if !input.is_terminal() {

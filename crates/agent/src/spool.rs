@@ -1,11 +1,11 @@
 //! The log buffer on disk: task logs wait here until the control plane has stored them.
 //!
-//! Lines are kept in segments under `<state_dir>/logs/`, bounded in all; when there is no room the oldest segment goes,
-//! and the gap is told with the next line of the task (`dropped`). Lines survive a restart of the agent and an outage of
-//! the control plane. They are written to the file at once but not fsynced: a power cut may lose the lines of the last
-//! seconds. What must not be lost is in the receipt, not in the log.
+//! Lines are kept in segments under `<state_dir>/logs/`, with a size limit. When it is reached, the oldest segment is dropped,
+//! and the next line of the task reports the gap (`dropped`). Lines survive a restart of the agent and an outage of the control
+//! plane. They are written to the file at once but not fsynced: a power cut may lose the lines of the last seconds. What must not
+//! be lost is in the receipt, not in the log.
 //!
-//! One thread owns the files. A line is shipped in order and forgotten when its position is acknowledged.
+//! One thread owns the files. Lines are sent in order and removed when their position is acknowledged.
 
 use std::collections::{BTreeMap, HashMap, VecDeque};
 use std::fs::{File, OpenOptions};
@@ -22,16 +22,16 @@ use tokio::sync::{mpsc, oneshot, watch};
 
 /// Longest text of one line; the rest is cut off.
 const MAX_TEXT: usize = 8 * 1024;
-/// Most lines shipped and not acknowledged.
+/// Most lines that are sent and not acknowledged.
 const WINDOW_LINES: usize = 4096;
 /// Most lines and bytes of one batch.
 const BATCH_LINES: usize = 1000;
 const BATCH_BYTES: usize = 256 * 1024;
-/// Lines waiting for the thread.
+/// Most lines that wait for the thread.
 const QUEUE: usize = 1024;
 /// Entry header: length and checksum.
 const ENTRY_HEADER: usize = 8;
-/// Longest entry that is believed.
+/// Longest valid entry.
 const MAX_ENTRY: usize = MAX_TEXT + 1024;
 
 /// The log buffer. Cheap to clone.
@@ -41,7 +41,7 @@ pub(crate) struct Spool {
     appended: watch::Receiver<u64>,
 }
 
-/// The buffer cannot be opened.
+/// Why the buffer cannot be opened.
 #[derive(Debug, thiserror::Error)]
 pub enum SpoolError {
     /// The folder cannot be used.
@@ -49,11 +49,11 @@ pub enum SpoolError {
     Io {
         /// The folder.
         path: PathBuf,
-        /// What the system said.
+        /// The error of the system.
         #[source]
         source: io::Error,
     },
-    /// The folder cannot be made.
+    /// The folder cannot be created.
     #[error("the log buffer cannot be opened")]
     Folder(#[from] private_file::PrivateFileError),
 }
@@ -69,7 +69,7 @@ enum Command {
 }
 
 impl Spool {
-    /// Opens the buffer in `folder` with room for `cap` bytes. Blocks for the time of reading it.
+    /// Opens the buffer in `folder` with a limit of `cap` bytes. Blocks while it reads the segments.
     pub(crate) fn open(folder: &Path, cap: u64) -> Result<Self, SpoolError> {
         private_file::make_folder(folder)?;
         let fail = |source| SpoolError::Io { path: folder.to_owned(), source };
@@ -93,73 +93,73 @@ impl Spool {
         self.settle().await;
     }
 
-    /// The task writes no more lines.
+    /// Records that the task writes no more lines.
     pub(crate) async fn close(&self, task_id: TaskId) {
         let _ = self.commands.send(Command::Close { task_id }).await;
         self.settle().await;
     }
 
-    /// Ship from the first line that is not acknowledged: a new link knows nothing of the old one.
+    /// Restarts at the first line that is not acknowledged: a new link has no state of the old one.
     pub(crate) async fn rewind(&self) {
         let _ = self.commands.send(Command::Rewind).await;
         self.settle().await;
     }
 
-    /// The next lines to ship; empty if there are none or too many are on their way.
+    /// Returns the next lines to send; empty if there are none or too many are unacknowledged.
     pub(crate) async fn next_batch(&self) -> Vec<LogLine> {
         let (reply, answer) = oneshot::channel();
         let _ = self.commands.send(Command::Read { reply }).await;
         gpuaas_runtime::answer(answer).await.unwrap_or_default()
     }
 
-    /// The control plane has everything up to these positions.
+    /// Records that the control plane has everything up to these positions.
     pub(crate) async fn acknowledge(&self, positions: Vec<LogPosition>) {
         let _ = self.commands.send(Command::Ack { positions }).await;
         self.settle().await;
     }
 
-    /// Returns when every line added before is in its file.
+    /// Waits until every earlier line is in its file.
     pub(crate) async fn flush(&self) {
         let (reply, answer) = oneshot::channel();
         let _ = self.commands.send(Command::Flush { reply }).await;
         let _ = gpuaas_runtime::answer(answer).await;
     }
 
-    /// In a simulation nothing may depend on when the thread gets to its work.
+    /// Waits for the thread in a simulation, where nothing may depend on its timing.
     async fn settle(&self) {
         if gpuaas_runtime::is_simulated() {
             self.flush().await;
         }
     }
 
-    /// Changes whenever there may be something to ship.
+    /// Returns a watch that changes whenever there may be something to send.
     pub(crate) fn changes(&self) -> watch::Receiver<u64> {
         self.appended.clone()
     }
 }
 
-/// A place between two lines.
+/// A position between two lines.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
 struct Cursor {
     segment: u64,
     offset: u64,
 }
 
-/// What is known of a task's lines.
+/// The progress of a task's lines.
 #[derive(Clone, Copy, Debug, Default, serde::Serialize, serde::Deserialize)]
 struct Progress {
-    /// Sequence of the last line written.
+    /// Sequence of the last written line.
     written: u64,
-    /// Sequence of the last line acknowledged.
+    /// Sequence of the last acknowledged line.
     acknowledged: u64,
-    /// Sequence of the last line shipped; starts over at `acknowledged` with every link.
+    /// Sequence of the last sent line; every link starts over at `acknowledged`.
     #[serde(skip)]
     shipped: u64,
-    /// No more lines will come.
+    /// Whether no more lines will come.
     closed: bool,
 }
 
-/// Survives a restart, in `state.json`.
+/// Kept across restarts, in `state.json`.
 #[derive(Debug, Default, serde::Serialize, serde::Deserialize)]
 struct State {
     acknowledged: Cursor,
@@ -182,7 +182,7 @@ struct Store {
     writer: Option<File>,
     state: State,
     read_at: Cursor,
-    /// Shipped and not acknowledged: where each line ends.
+    /// Sent and not acknowledged: the end of each line.
     shipped: VecDeque<(TaskId, u64, Cursor)>,
     announce: watch::Sender<u64>,
     write_errors: u64,
@@ -191,7 +191,7 @@ struct Store {
 impl Store {
     fn open(folder: &Path, cap: u64, announce: watch::Sender<u64>) -> io::Result<Self> {
         let state = std::fs::read(folder.join("state.json")).ok();
-        // A lost or broken state only means that lines are shipped again; the control plane knows them by sequence.
+        // A lost or damaged state only means that lines are sent again; the control plane recognizes them by sequence.
         let state = state.and_then(|bytes| serde_json::from_slice(&bytes).ok()).unwrap_or_default();
         let mut store = Self {
             folder: folder.to_owned(),
@@ -216,7 +216,7 @@ impl Store {
         Ok(store)
     }
 
-    /// Reads a segment of an earlier life: the sequences in it, and where its last good line ends.
+    /// Reads a segment of an earlier run: its sequences, and the end of its last valid line.
     fn take_in(&mut self, id: u64) -> io::Result<()> {
         let path = self.segment_path(id);
         let mut end = 0;
@@ -246,7 +246,7 @@ impl Store {
             }
             Command::Rewind => self.rewind(),
             Command::Read { reply } => {
-                // A session that ended meanwhile rewinds before it reads again.
+                // A session that ended in the meantime rewinds before it reads again.
                 let _ = reply.send(self.read_batch());
             }
             Command::Ack { positions } => self.acknowledge(&positions),
@@ -272,11 +272,11 @@ impl Store {
             text,
             dropped: 0,
         };
-        // A line that cannot be written leaves a gap in the sequence, which tells that it is missing.
+        // A line that cannot be written leaves a gap in the sequence, which shows that it is missing.
         if let Err(error) = self.write(&encode_entry(&line)) {
             self.write_errors += 1;
             if self.write_errors.is_power_of_two() {
-                tracing::warn!(%error, lost = self.write_errors, "task log lines cannot be kept; check the space on the disk");
+                tracing::warn!(%error, lost = self.write_errors, "task log lines cannot be written; check the free disk space");
             }
             self.writer = None;
         }
@@ -299,7 +299,7 @@ impl Store {
             None => {
                 let path = self.folder.join(format!("{:012}.seg", last.id));
                 let file = OpenOptions::new().create(true).append(true).mode(0o600).open(path)?;
-                // A write that failed half-way left bytes that are no line.
+                // A write that failed halfway left invalid bytes.
                 file.set_len(last.bytes)?;
                 self.writer.insert(file)
             }
@@ -324,7 +324,7 @@ impl Store {
             }
             tracing::warn!(lines = lost.values().sum::<u64>(), "log buffer is full; its oldest lines were dropped");
             for task_id in lost.into_keys() {
-                // A task that writes no more needs a last line to carry the count.
+                // A task that writes no more needs a last line for the count.
                 if self.state.tasks.get(&task_id).is_some_and(|progress| progress.closed) {
                     let text = "the host's log buffer was full; earlier lines of this task were dropped".to_owned();
                     self.append(task_id, Timestamp::now(), "agent", text);
@@ -385,8 +385,8 @@ impl Store {
         batch
     }
 
-    /// The line at the read cursor; moves the cursor on to the next segment where one ends. `reader` keeps the segment
-    /// open from line to line.
+    /// Reads the line at the cursor, and moves the cursor to the next segment at the end of one. `reader` keeps the segment open
+    /// between calls.
     fn read_next(&mut self, reader: &mut Option<(u64, BufReader<File>)>) -> Option<(LogLine, u64)> {
         loop {
             let position = self.segments.iter().position(|s| s.id >= self.read_at.segment)?;
@@ -406,7 +406,7 @@ impl Store {
                 match entry {
                     Ok(Some(found)) => return Some(found),
                     Ok(None) | Err(_) => {
-                        // Unreadable from here on: the gap in the sequences tells what is missing.
+                        // Unreadable from here on: the gap in the sequences shows what is missing.
                         self.read_at.offset = segment.bytes;
                     }
                 }
@@ -431,7 +431,7 @@ impl Store {
             self.shipped.pop_front();
         }
         self.forget_done();
-        // The state first: a crash in between must not forget sequences that no segment holds any more.
+        // The state first: a crash in between must not lose sequences that are in no segment any more.
         self.save_state();
         while self.segments.len() > 1 && self.segments.front().is_some_and(|s| s.id < self.state.acknowledged.segment) {
             if let Some(segment) = self.segments.pop_front() {
@@ -452,7 +452,7 @@ impl Store {
             .and_then(|bytes| std::fs::write(&temporary, bytes))
             .and_then(|()| std::fs::rename(&temporary, self.folder.join("state.json")));
         if let Err(error) = saved {
-            tracing::debug!(%error, "log positions could not be saved; lines may be shipped twice after a restart");
+            tracing::debug!(%error, "log positions could not be saved; lines may be sent twice after a restart");
         }
     }
 
@@ -470,7 +470,7 @@ fn encode_entry(line: &LogLine) -> Vec<u8> {
     entry
 }
 
-/// The next line and the bytes it takes; `None` at the end or at the first byte that is no line.
+/// Returns the next line and its size, or `None` at the end or at the first invalid byte.
 fn read_entry(file: &mut impl Read) -> io::Result<Option<(LogLine, u64)>> {
     let mut header = [0_u8; ENTRY_HEADER];
     if !fill(file, &mut header)? {

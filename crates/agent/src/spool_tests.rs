@@ -108,7 +108,7 @@ async fn a_closed_task_whose_lines_were_all_dropped_still_says_so() {
     for n in 0..2000 {
         spool.append(task(2), "stdout", format!("line {n} {}", "x".repeat(100))).await;
     }
-    // The notice itself may be dropped and repeated; the last one stands.
+    // The notice itself may be dropped and repeated; the last one counts.
     let lines = drain(&spool).await;
     let notice = lines.iter().rfind(|line| line.task_id == task(1).to_string()).expect("a notice");
     assert!(notice.stream == "agent" && notice.dropped >= 1, "{notice:?}");

@@ -7,16 +7,16 @@ use std::path::{Path, PathBuf};
 use gpuaas_host::private_file::{self, PrivateFileError};
 use rustix::fs::FlockOperation;
 
-/// Holds the folder until dropped, also against another agent in the same process.
+/// Locks the folder until dropped, also against another agent in the same process.
 #[derive(Debug)]
 pub(crate) struct StateLock {
     _file: File,
 }
 
-/// The folder cannot be used.
+/// Why the folder cannot be used.
 #[derive(Debug, thiserror::Error)]
 pub enum StateError {
-    /// It cannot be made.
+    /// It cannot be created.
     #[error("the state folder cannot be used")]
     Folder(#[from] PrivateFileError),
     /// The lock file cannot be used.
@@ -24,11 +24,11 @@ pub enum StateError {
     LockFile {
         /// The file.
         path: PathBuf,
-        /// What the system said.
+        /// The error of the system.
         #[source]
         source: std::io::Error,
     },
-    /// Another agent is there.
+    /// Another agent uses it.
     #[error("another agent uses {path}; stop it first, or choose another state_dir", path = .path.display())]
     InUse {
         /// The folder.
@@ -37,10 +37,10 @@ pub enum StateError {
 }
 
 impl StateLock {
-    /// Makes the folder if needed and takes it.
+    /// Creates the folder if needed and locks it.
     pub(crate) fn take(state_dir: &Path) -> Result<Self, StateError> {
         private_file::make_folder(state_dir)?;
-        // Whoever could swap it, or an entry of it, could give the agent another identity, journal or set of leases.
+        // A user who could replace it, or an entry of it, could give the agent another identity, journal or set of leases.
         private_file::check_folder(state_dir)?;
         for inner in ["identity", "leases"] {
             match private_file::check_folder(&state_dir.join(inner)) {

@@ -1,4 +1,4 @@
-//! `<state_dir>/status.json`: what the running agent is doing, for `status` and `doctor`.
+//! `<state_dir>/status.json`: the state of the running agent, for `status` and `doctor`.
 
 use std::path::{Path, PathBuf};
 
@@ -7,17 +7,17 @@ use gpuaas_contract::time::Timestamp;
 use tokio::sync::watch;
 use tokio_util::sync::CancellationToken;
 
-/// State of the link.
+/// The state of the link.
 #[derive(Clone, Debug, Default, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
 #[serde(default)]
 pub struct LinkStatus {
-    /// A session is open.
+    /// Whether a session is open.
     pub connected: bool,
     /// `stream`, `poll` or empty.
     pub transport: String,
     /// The session.
     pub session_id: String,
-    /// Since when it is connected or not.
+    /// The time of the last change of `connected`.
     pub since: Timestamp,
     /// Why it is not connected.
     pub last_error: String,
@@ -34,36 +34,36 @@ pub struct AgentStatus {
     pub version: String,
     /// Its process.
     pub pid: u32,
-    /// This start of it.
+    /// The id of this start.
     pub instance_id: AgentInstanceId,
     /// The node.
     pub node_id: NodeId,
     /// Its cluster.
     pub cluster_id: ClusterId,
-    /// Which enrollment.
+    /// The number of its enrollment.
     pub node_epoch: u64,
     /// When it started.
     pub started_at: Timestamp,
     /// The link.
     pub link: LinkStatus,
-    /// Tasks that run now.
+    /// Running tasks.
     pub running: u32,
-    /// Receipts that the control plane has not confirmed.
+    /// Unconfirmed receipts.
     pub unreported: usize,
-    /// End of the certificate.
+    /// The end of the certificate.
     pub certificate_until: Timestamp,
-    /// The host is a simulation.
+    /// Whether the host is simulated.
     pub simulated: bool,
-    /// What was repaired at start.
+    /// Messages about repairs at start.
     pub notices: Vec<String>,
 }
 
-/// Where the file is.
+/// Returns the path of the file.
 pub(crate) fn path(state_dir: &Path) -> PathBuf {
     state_dir.join("status.json")
 }
 
-/// The file's content, if there is one that can be read.
+/// Returns the content of the file, if it exists and is valid.
 pub fn read(state_dir: &Path) -> Option<AgentStatus> {
     serde_json::from_slice(&std::fs::read(path(state_dir)).ok()?).ok()
 }
@@ -93,7 +93,7 @@ pub(crate) fn spawn_writer(
     })
 }
 
-/// Not fsynced: after a crash a stale or missing status is no harm.
+/// Writes the file without fsync: after a crash a stale or missing status is harmless.
 fn write(path: &Path, status: &AgentStatus) -> std::io::Result<()> {
     use std::io::Write as _;
     use std::os::unix::fs::OpenOptionsExt as _;

@@ -1,4 +1,4 @@
-//! What the host says about itself: facts when they change, metrics at their own interval.
+//! Telemetry of the host: facts when they change, metrics at their own interval.
 
 use std::time::Duration;
 
@@ -9,10 +9,10 @@ use tokio_util::sync::CancellationToken;
 
 use crate::guests::Guests;
 
-/// Facts are read this often; they change when somebody changes hardware, cables or packages.
+/// How often facts are read; they change with hardware, cables or packages.
 const FACTS_EVERY: Duration = Duration::from_secs(60);
 
-/// The latest facts, kept by a task of its own. Cheap to clone.
+/// The latest facts, updated by a background task. Cheap to clone.
 #[derive(Clone, Debug)]
 pub(crate) struct Telemetry {
     host: Host,
@@ -21,7 +21,7 @@ pub(crate) struct Telemetry {
 }
 
 impl Telemetry {
-    /// Reads the facts once and keeps them up to date until `stop`.
+    /// Reads the facts once and updates them until `stop`.
     pub(crate) async fn start(host: Host, guests: Guests, stop: CancellationToken) -> Self {
         let first = facts_json(&host).await.unwrap_or_default();
         let (sender, facts) = watch::channel(first);
@@ -45,12 +45,12 @@ impl Telemetry {
         Self { host, guests, facts }
     }
 
-    /// Facts as JSON, now and later.
+    /// Returns a watch of the facts as JSON.
     pub(crate) fn facts(&self) -> watch::Receiver<String> {
         self.facts.clone()
     }
 
-    /// One sample of metrics as JSON; `None` if the host could not be read.
+    /// Returns one sample of metrics as JSON, or `None` if the host could not be read.
     pub(crate) async fn sample(&self) -> Option<String> {
         let host = self.host.clone();
         let mut metrics = gpuaas_runtime::blocking(move || host.metrics()).await.ok()?;
@@ -67,7 +67,7 @@ async fn facts_json(host: &Host) -> Option<String> {
     if json.len() <= MAX_BYTES {
         return Some(json);
     }
-    // A host with absurdly many devices: what identifies it still fits.
+    // For a host with very many devices: what identifies it still fits.
     facts.disks.truncate(32);
     facts.networks.truncate(32);
     facts.gpus.truncate(32);

@@ -1,7 +1,8 @@
-//! The end of a tenant's user: the same for a release, for a provision that failed and for one that a crash cut off.
+//! The removal of a tenant's user: the same for a release, a failed provision and a crashed one.
 //!
-//! It never asks what was done before. It looks at the lease of the machine, which says which user may have been made with which number,
-//! makes everything gone that could be there, and looks whether it is. The lease goes last, and only if nothing is left.
+//! It does not depend on what was done before. It reads the lease of the machine, which records which user may have been created
+//! with which number, removes everything that could exist, and checks that it is gone. The lease is dropped last, and only if
+//! nothing is left.
 
 use gpuaas_contract::id::AllocationId;
 use gpuaas_contract::slice::UserName;
@@ -12,24 +13,24 @@ use tokio_util::sync::CancellationToken;
 
 use crate::handler::{Phases, TaskFailure};
 
-/// The code of everything that is left.
+/// The code if something is left.
 pub(crate) const NOT_GONE: &str = "user_not_gone";
-/// How often everything is tried.
+/// Attempts of the whole removal.
 const PASSES: u32 = 2;
-/// Most traces that a message lists, and most letters of each: it must fit into a receipt.
+/// Most traces that a message lists, and most characters of each: it must fit into a receipt.
 const MOST_TOLD: usize = 12;
 const MOST_LETTERS: usize = 240;
 
-/// Whom to end.
+/// The user to remove.
 pub(crate) struct Departure<'a> {
     pub(crate) host: &'a Host,
     pub(crate) phases: &'a Phases,
-    /// Fired if it shall stop before the next effect; the lease then stays.
+    /// Fired to stop before the next effect; the lease then stays.
     pub(crate) stop: &'a CancellationToken,
     pub(crate) lease: MachineLease,
 }
 
-/// What there was.
+/// What was removed.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Gone {
     pub(crate) sessions: u32,
@@ -38,7 +39,7 @@ pub(crate) struct Gone {
     pub(crate) home: bool,
 }
 
-/// A step of a task on a user: not begun if the task is told to stop, and a point at which a simulated host can be told to fail.
+/// A step of a task on a user: it does not start if the task is stopped, and a simulated host can be told to fail there.
 pub(crate) struct Steps<'a> {
     pub(crate) host: &'a Host,
     pub(crate) phases: &'a Phases,
@@ -60,7 +61,7 @@ impl Steps<'_> {
         self.host.checkpoint(step, Point::Journaled).await?;
         let value = match work.await {
             Ok(value) => value,
-            // A search through the host's files stops in its middle, too.
+            // A search through the host's files also stops in the middle.
             Err(_) if self.stop.is_cancelled() => return Err(TaskFailure::stopped()),
             Err(error) => return Err(error.into()),
         };
@@ -68,14 +69,14 @@ impl Steps<'_> {
         Ok(value)
     }
 
-    /// Says how many files were looked at.
+    /// Reports how many files were checked.
     pub(crate) fn tell(&self, step: &'static str, seen: u64) {
         self.phases.tell(step, format!("looked at {seen} files"));
     }
 }
 
 impl Departure<'_> {
-    /// Ends the user, proves it, and gives the machine back.
+    /// Removes the user, proves it, and drops the lease of the machine.
     pub(crate) async fn run(mut self) -> Result<Gone, TaskFailure> {
         let mut gone = Gone::default();
         let mut left = Vec::new();
@@ -94,7 +95,7 @@ impl Departure<'_> {
         Err(TaskFailure::failed(NOT_GONE, message))
     }
 
-    /// Does everything once, and says what is left of the user.
+    /// Runs everything once, and returns what is left of the user.
     async fn pass(&mut self, gone: &mut Gone) -> Result<Vec<String>, TaskFailure> {
         let steps = Steps { host: self.host, phases: self.phases, stop: self.stop };
         let host = self.host;
@@ -124,27 +125,27 @@ impl Departure<'_> {
         let look = host.user_leftovers(&traces, &tell, self.stop);
         let left = steps.run("proof", "looking for anything that is left of the user", look).await?;
         if left.is_empty() {
-            // From here on it is over, whatever is told: nothing is left that could be stopped.
+            // From here on the task has ended, whatever is requested: nothing is left to stop.
             host.machine_lease_drop(lease.holder()).await?;
         }
         Ok(left)
     }
 }
 
-/// Proves that the user that is there, if any, is the one of the lease, and writes down that it is leaving.
+/// Checks that an existing user is the one of the lease, and records that it is leaving.
 async fn identify_and_mark(host: &Host, lease: &mut MachineLease) -> Result<(), HostError> {
     if let Some(user) = host.user_find(&lease.username).await? {
         check_identity(&user, lease.user_of)?;
         match lease.uid {
             Some(uid) if uid == user.uid => {}
-            // The number is written down before a user is made with it; this one was made when there was no lease.
+            // The number is recorded before a user is created with it; this user was created without a lease.
             None => lease.uid = Some(user.uid),
             Some(uid) => return Err(differs(&format!("the user {} has number {}", user.name, user.uid), uid)),
         }
     } else if let Some(uid) = lease.uid
         && let Some(other) = host.user_of_number(uid).await?
     {
-        // The number is somebody else's by now, and so is everything that belongs to it.
+        // Another user has the number by now, with everything that belongs to it.
         return Err(differs(&format!("{other} has number {uid}"), uid));
     }
     lease.leaving = true;
@@ -156,7 +157,7 @@ fn differs(what: &str, uid: u32) -> HostError {
     HostError::new("user_differs", message)
 }
 
-/// Whether a user was made for this allocation.
+/// Checks that a user was created for this allocation.
 pub(crate) fn check_identity(user: &SystemUser, user_of: AllocationId) -> Result<(), HostError> {
     match user.allocation() {
         Some(allocation) if allocation == user_of => Ok(()),
@@ -174,7 +175,7 @@ pub(crate) fn check_identity(user: &SystemUser, user_of: AllocationId) -> Result
     }
 }
 
-/// A list that fits into a receipt.
+/// Returns a list that fits into a receipt.
 pub(crate) fn told(left: &[String]) -> String {
     let short = |text: &String| text.chars().take(MOST_LETTERS).collect::<String>();
     let mut listed = left.iter().take(MOST_TOLD).map(short).collect::<Vec<_>>().join("; ");
@@ -184,7 +185,7 @@ pub(crate) fn told(left: &[String]) -> String {
     listed
 }
 
-/// The lease is for somebody else.
+/// Checks that the lease is for this user.
 pub(crate) fn check_name(lease: &MachineLease, name: &UserName) -> Result<(), HostError> {
     if lease.username == *name {
         return Ok(());

@@ -1,8 +1,8 @@
-//! The end of a guest: the same for a release, for a provision that failed and for one that a crash cut off.
+//! The cleanup of a guest: the same for a release, a failed provision and a crashed one.
 //!
-//! It never asks what was done before. It looks at the leases, which say what may have been touched, makes everything gone that could be
-//! there, and writes down what it could prove. Leases go last, and only if nothing is left to prove. Whatever goes wrong is tried once
-//! more; what is still wrong then stays, with its lease, for an operator.
+//! It does not depend on what was done before. It reads the leases, which record what may have been touched, removes everything
+//! that could exist, and records what it could prove. Leases are dropped last, and only if everything is proven. Failed steps are
+//! retried once; what is still wrong then stays, with its lease, for an operator.
 
 use std::collections::BTreeSet;
 use std::time::Duration;
@@ -16,28 +16,28 @@ use gpuaas_host::{Host, HostError};
 use super::Guests;
 use crate::handler::Phases;
 
-/// How often a domain is told to go before it is believed that it does not.
+/// Attempts to remove a domain before this counts as a failure.
 const TRIES: u32 = 5;
-/// How often everything is tried.
+/// Attempts of the whole cleanup.
 const PASSES: u32 = 2;
 
-/// What to clean up.
+/// The parameters of a cleanup.
 pub(crate) struct Cleanup<'a> {
     pub(crate) host: &'a Host,
     pub(crate) phases: &'a Phases,
     pub(crate) guests: &'a Guests,
     pub(crate) holder: Holder,
     pub(crate) slots: &'a [LeasedSlot],
-    /// Wipe drives that may have been written.
+    /// Whether to wipe drives that may have been written.
     pub(crate) wipe: bool,
-    /// Also what an earlier holder left on these slots.
+    /// Whether to also clean up after an earlier holder of these slots.
     pub(crate) take_over: bool,
-    /// Only what this task took: what another task of the same allocation made is not touched.
+    /// Only what this task took: other tasks of the same allocation are not touched.
     pub(crate) only_of: Option<TaskId>,
 }
 
 impl Cleanup<'_> {
-    /// Cleans up and says what is proven.
+    /// Cleans up and returns the proof.
     pub(crate) async fn run(&self) -> (CleanupProof, Vec<HostError>) {
         let mut last = (self.nothing(), Vec::new());
         for pass in 1..=PASSES {
@@ -79,7 +79,7 @@ impl Cleanup<'_> {
         match self.end_domains(&allocations).await {
             Ok(()) => proof.domain_absent = true,
             Err(error) => {
-                // Its devices may be in use: nothing of them may be touched.
+                // Its devices may be in use: they must not be touched.
                 errors.push(error);
                 return (proof, errors);
             }
@@ -111,7 +111,7 @@ impl Cleanup<'_> {
                 }
             }
         }
-        // The token is in the guest's folder and in our memory, and nowhere else.
+        // The token is only in the guest's folder and in our memory.
         for allocation in &allocations {
             self.guests.forget(*allocation);
         }
@@ -120,7 +120,7 @@ impl Cleanup<'_> {
         (proof, errors)
     }
 
-    /// What stands in the way of dropping the leases.
+    /// Returns why the leases cannot be dropped.
     fn obstacles(&self, proof: &CleanupProof) -> Vec<Blocker> {
         let mut blockers = proof.blockers(self.slots, false);
         blockers.retain(|blocker| self.wipe || blocker.code != NOT_WIPED);
@@ -133,7 +133,7 @@ impl Cleanup<'_> {
         }
         for lease in leases {
             let dropped = self.host.lease_drop(lease.slot_id, lease.holder()).await;
-            // A late order of the earlier holder must find that its time is over.
+            // A late task of the earlier holder must be refused.
             let fenced = match dropped {
                 Ok(()) if lease.holder() != self.holder => self.fence(lease).await,
                 other => other,
@@ -143,7 +143,7 @@ impl Cleanup<'_> {
                 return;
             }
         }
-        // Somebody else's lease may lie on a slot that was never ours.
+        // Another holder may have a lease on a slot that was never ours.
         match self.host.leases().await {
             Ok(left) => {
                 for slot in &mut proof.slots {
@@ -167,7 +167,8 @@ impl Cleanup<'_> {
         wanted && (lease.holder() == self.holder || earlier)
     }
 
-    /// The hypervisor may still be busy with a start that was ordered before a crash, so one "no such guest" is asked for twice.
+    /// Removes the domains. The hypervisor may still be busy with a start from before a crash, so a single "no such guest" is not
+    /// enough.
     async fn end_domains(&self, allocations: &BTreeSet<AllocationId>) -> Result<(), HostError> {
         for allocation in allocations {
             ensure_absent(self.host, *allocation).await?;
@@ -204,7 +205,7 @@ impl Cleanup<'_> {
     async fn clean_drive(&self, slot: &LeasedSlot, lease: Option<&Lease>) -> Result<DriveProof, HostError> {
         let serial = &slot.spec.nvme_serial;
         match lease.map(|lease| lease.drive) {
-            // Not ours: it was never touched under this lease, and the lease that is there, if any, speaks for itself.
+            // Not ours: it was never touched under this lease, and an existing lease has its own record.
             None | Some(DriveMark::Clean) => Ok(DriveProof::untouched(serial)),
             Some(DriveMark::Dirty) if !self.wipe => Ok(DriveProof::skipped(serial)),
             Some(DriveMark::Dirty) => {
@@ -222,7 +223,7 @@ impl Cleanup<'_> {
     }
 }
 
-/// The functions of a slot and how each is reset: the GPU's other functions go with the GPU.
+/// Returns the functions of a slot and how each is reset: the GPU's other functions go with the GPU.
 fn resets(slot: &LeasedSlot) -> impl Iterator<Item = (&PciAddress, Reset)> {
     slot.spec.functions().map(|address| {
         let with_device = slot.spec.companions.contains(address);
@@ -230,13 +231,13 @@ fn resets(slot: &LeasedSlot) -> impl Iterator<Item = (&PciAddress, Reset)> {
     })
 }
 
-/// Binds a function to `vfio-pci`, which after a reboot of the host may not be loaded yet.
+/// Binds a function to `vfio-pci`, which may not be loaded after a reboot of the host.
 pub(crate) async fn bind(host: &Host, address: &PciAddress) -> Result<(), HostError> {
     host.vfio_load().await?;
     host.function_bind(address).await
 }
 
-/// Makes the hypervisor forget a guest, running or not, and proves it.
+/// Removes a guest from the hypervisor, running or not, and proves it.
 pub(crate) async fn ensure_absent(host: &Host, allocation_id: AllocationId) -> Result<(), HostError> {
     let mut absent = 0;
     for attempt in 0..TRIES {
@@ -268,7 +269,7 @@ pub(crate) async fn ensure_absent(host: &Host, allocation_id: AllocationId) -> R
     ))
 }
 
-/// Says how far something is, at most once a second.
+/// Reports progress at most once a second.
 pub(crate) struct Teller<'a> {
     phases: &'a Phases,
     phase: &'static str,
@@ -281,7 +282,7 @@ impl<'a> Teller<'a> {
         Self { phases, phase, what, last: std::sync::Mutex::new(None) }
     }
 
-    /// So much is done.
+    /// Reports the progress.
     pub(crate) fn tell(&self, done: u64, all: u64) {
         let mut last = self.last.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
         if last.is_some_and(|last| last.elapsed() < Duration::from_secs(1)) {

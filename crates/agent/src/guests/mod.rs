@@ -1,4 +1,4 @@
-//! The guests of this host: who works on which slot, what they report, and what is left of them when they go.
+//! The guests of this host: which task works on which slot, their reports, and their cleanup.
 
 pub(crate) mod cleanup;
 mod reconcile;
@@ -18,7 +18,7 @@ use tokio::sync::Notify;
 
 pub(crate) use telemetry::new_token;
 
-/// Everything about guests that is not on the disk. Cheap to clone.
+/// The state about guests that is not on disk. Cheap to clone.
 #[derive(Clone, Debug)]
 pub(crate) struct Guests {
     inner: Arc<Inner>,
@@ -26,22 +26,22 @@ pub(crate) struct Guests {
 
 #[derive(Debug)]
 struct Inner {
-    /// There may be guests, or slots that have had one. Most hosts never have, and need not look every few seconds.
+    /// Whether there may be guests, or slots that have had one. Most hosts have none, and need not check every few seconds.
     may_have_guests: AtomicBool,
     /// Slots that a task works on.
     busy: Mutex<HashSet<SlotId>>,
     freed: Notify,
-    /// Held by whoever works on the user of the tenant who has the whole machine.
+    /// Locked by the task that works on the user of the whole machine's tenant.
     machine: Arc<tokio::sync::Mutex<()>>,
-    /// Where guests send their metrics.
+    /// The address for the metrics of guests.
     endpoint: Option<SocketAddr>,
     telemetry: Mutex<telemetry::Registry>,
-    /// Where host and leases were found to differ.
+    /// The differences between host and leases.
     drift: Mutex<Vec<Drift>>,
 }
 
 impl Guests {
-    /// No guests yet; `endpoint` is where they will send their metrics.
+    /// Creates the state without guests; `endpoint` is the address for their metrics.
     pub(crate) fn new(endpoint: Option<SocketAddr>) -> Self {
         let (busy, freed) = (Mutex::default(), Notify::new());
         let may_have_guests = AtomicBool::new(true);
@@ -50,17 +50,17 @@ impl Guests {
         Self { inner: Arc::new(inner) }
     }
 
-    /// Where guests send their metrics, if the host's owner has set it up.
+    /// Returns the address for the metrics of guests, if the host's owner configured it.
     pub(crate) fn endpoint(&self) -> Option<SocketAddr> {
         self.inner.endpoint
     }
 
-    /// Waits until nobody works on the machine as a whole, and keeps others away until the claim is dropped.
+    /// Waits until no task works on the machine as a whole, and keeps others away until the claim is dropped.
     pub(crate) async fn claim_machine(&self) -> tokio::sync::OwnedMutexGuard<()> {
         Arc::clone(&self.inner.machine).lock_owned().await
     }
 
-    /// Waits until nobody works on any of these slots, and keeps others away until the claim is dropped.
+    /// Waits until no task works on any of these slots, and keeps others away until the claim is dropped.
     pub(crate) async fn claim(&self, slots: &[LeasedSlot]) -> Claim {
         let wanted: Vec<SlotId> = slots.iter().map(|slot| slot.slot_id).collect();
         loop {
@@ -74,7 +74,7 @@ impl Guests {
         }
     }
 
-    /// The same, if nobody works on them now.
+    /// Claims these slots if no task works on them now.
     pub(crate) fn try_claim(&self, slots: &[SlotId]) -> Option<Claim> {
         let mut busy = self.inner.busy.lock().unwrap_or_else(PoisonError::into_inner);
         if slots.iter().any(|slot| busy.contains(slot)) {
@@ -86,7 +86,7 @@ impl Guests {
     }
 }
 
-/// Slots that nobody else works on.
+/// Slots that no other task works on.
 #[derive(Debug)]
 pub(crate) struct Claim {
     inner: Arc<Inner>,
@@ -100,7 +100,7 @@ impl Drop for Claim {
             busy.remove(slot);
         }
         drop(busy);
-        // Whoever looked while the slots were claimed may have looked too early.
+        // A check that ran while the slots were claimed may have been too early.
         self.inner.may_have_guests.store(true, Ordering::Release);
         self.inner.freed.notify_waiters();
     }

@@ -1,6 +1,6 @@
-//! Keeps what is on the host in line with the leases, after a start of the agent and from then on.
+//! Reconciles the host with the leases, at the start of the agent and periodically.
 //!
-//! Leases, hypervisor and bus are compared. What belongs to a slot that this host has served is put right: its functions go back to
+//! Leases, hypervisor and bus are compared. What belongs to a slot that this host has served is repaired: its functions return to
 //! `vfio-pci`, and a guest that was running when the host went down is started again. Everything else is only reported.
 
 use std::collections::{BTreeMap, BTreeSet};
@@ -19,15 +19,15 @@ use tokio_util::sync::CancellationToken;
 use super::Guests;
 use super::cleanup::bind;
 
-/// How often everything is compared. The kernel tells nobody of a driver that was changed by hand.
+/// How often everything is compared. The kernel does not notify about a driver that was changed by hand.
 const EVERY: Duration = Duration::from_secs(30);
-/// What was put right is shown this long.
+/// How long a repaired difference is shown.
 const SHOWN: Duration = Duration::from_secs(3600);
-/// Most differences that are remembered.
+/// Most remembered differences.
 const MOST: usize = 64;
 
 impl Guests {
-    /// Compares and puts right until `stop`.
+    /// Reconciles until `stop`.
     pub(crate) async fn keep_in_line(self, host: Host, boot_id: String, stop: CancellationToken) {
         loop {
             self.reconcile(&host, &boot_id).await;
@@ -39,7 +39,7 @@ impl Guests {
         }
     }
 
-    /// Compares once, and puts right what is ours to put right.
+    /// Compares once, and repairs what it may repair.
     pub(crate) async fn reconcile(&self, host: &Host, boot_id: &str) -> Vec<Drift> {
         let mut found = Vec::new();
         if let Err(error) = self.compare(host, boot_id, &mut found).await {
@@ -53,7 +53,7 @@ impl Guests {
                 tracing::warn!(code = drift.code, subject = drift.subject, repaired = drift.repaired, "{}", drift.message);
             }
         }
-        // What is still wrong was found again; what was put right is remembered for a while.
+        // Existing differences were found again; repaired ones are remembered for a while.
         let now = Timestamp::now();
         known.retain(|old| old.repaired && now.since(old.at) < SHOWN);
         known.extend(found.iter().cloned());
@@ -62,7 +62,7 @@ impl Guests {
         found
     }
 
-    /// What was found to differ.
+    /// Returns the differences.
     pub(crate) fn drift(&self) -> Vec<Drift> {
         self.inner.drift.lock().unwrap_or_else(PoisonError::into_inner).clone()
     }
@@ -73,7 +73,7 @@ impl Guests {
         }
         let (leases, fences) = match (host.leases().await, host.fences().await) {
             (Ok(leases), Ok(fences)) if leases.is_empty() && fences.is_empty() => {
-                // Never had a guest: there may be no hypervisor to ask. The first task on a slot changes that.
+                // Never had a guest, so there may be no hypervisor. The first task on a slot changes that.
                 return Ok(());
             }
             (leases, fences) => {
@@ -82,7 +82,7 @@ impl Guests {
             }
         };
         if host.machine_lease().await?.is_some() {
-            // Every device is the tenant's who has the whole machine: nothing of it is ours to put right.
+            // With the whole machine leased, every device belongs to the tenant: nothing is repaired.
             return Ok(());
         }
         for fence in &fences {
@@ -108,7 +108,7 @@ impl Guests {
         Ok(())
     }
 
-    /// The functions of a slot that this host has served rest on `vfio-pci`, whoever took them off.
+    /// Keeps the functions of a slot that this host has served on `vfio-pci`, whatever removed them.
     async fn keep_functions(&self, host: &Host, fence: &Fence, found: &mut Vec<Drift>) {
         let Some(_claim) = self.try_claim(&[fence.slot_id]) else { return };
         for address in &fence.functions {

@@ -1,7 +1,7 @@
-//! What guests say about themselves: the only thing on the host that a tenant can talk to.
+//! Metrics from guests: the only interface of the host that a tenant can reach.
 //!
-//! One path, one method, a token per guest, a small body, few connections and little time. What a guest says counts for that guest
-//! and for nobody else, and is only ever shown.
+//! It has one path, one method, a token per guest, a small body, few connections and short time limits. The metrics of a guest
+//! count for that guest only, and are only displayed.
 
 use std::collections::HashMap;
 use std::convert::Infallible;
@@ -28,17 +28,17 @@ use tokio_util::sync::CancellationToken;
 
 use super::Guests;
 
-/// Where guests post.
+/// The path for reports.
 const PATH: &str = "/internal/v1/guest-telemetry";
-/// Most bytes of one report.
+/// Size limit of one report.
 const MAX_BODY: usize = 16 * 1024;
 /// Most connections of all guests together, and of one address: a guest needs one for a moment.
 const PLACES: PlaceLimits = PlaceLimits { total: 64, per_origin: 4 };
-/// Most reports of one guest that are read at the same time, from whatever addresses it sends them.
+/// Most concurrent reports of one guest, from any addresses.
 const READ_AT_ONCE: usize = 2;
-/// After an accept that failed.
+/// Pause after a failed accept.
 const ACCEPT_AGAIN: Duration = Duration::from_millis(50);
-/// How long a guest may take.
+/// Time limits for a guest.
 #[derive(Clone, Copy, Debug)]
 struct Patience {
     /// From the connection to the end of the request's head.
@@ -47,23 +47,23 @@ struct Patience {
     whole: Duration,
 }
 const PATIENCE: Patience = Patience { head: Duration::from_secs(3), whole: Duration::from_secs(10) };
-/// A report counts this long.
+/// How long a report is valid.
 const FRESH: Duration = Duration::from_secs(60);
 /// Shortest time between two reports of a guest.
 const NOT_BEFORE: Duration = Duration::from_secs(1);
-/// Between two tries to listen: the bridge may not be up yet.
+/// Pause between two attempts to listen: the bridge may not be up yet.
 const LISTEN_AGAIN: Duration = Duration::from_secs(10);
 
-/// Tokens, and what came with them last.
+/// The tokens, and the latest reports.
 #[derive(Debug, Default)]
 pub(super) struct Registry {
     tokens: HashMap<Digest, AllocationId>,
-    /// How many reports of a guest are being read.
+    /// The number of a guest's reports that are being read.
     reading: HashMap<AllocationId, usize>,
     reports: HashMap<AllocationId, (Instant, Timestamp, GuestReport)>,
 }
 
-/// A token that nobody can guess.
+/// Generates a token that cannot be guessed.
 pub(crate) fn new_token() -> Result<String, getrandom::Error> {
     let mut bytes = [0_u8; 32];
     getrandom::fill(&mut bytes)?;
@@ -71,26 +71,26 @@ pub(crate) fn new_token() -> Result<String, getrandom::Error> {
 }
 
 impl Guests {
-    /// From now on this token is this guest's.
+    /// Registers the token of a guest.
     pub(crate) fn register(&self, allocation_id: AllocationId, token: &str) {
         let mut registry = self.registry();
         registry.tokens.retain(|_, known| *known != allocation_id);
         registry.tokens.insert(Digest::of(token.trim().as_bytes()), allocation_id);
     }
 
-    /// The guest is gone, and so is its word.
+    /// Removes a guest and its reports.
     pub(crate) fn forget(&self, allocation_id: AllocationId) {
         let mut registry = self.registry();
         registry.tokens.retain(|_, known| *known != allocation_id);
         registry.reports.remove(&allocation_id);
     }
 
-    /// Whether the guest has reported lately.
+    /// Returns whether the guest has reported recently.
     pub(crate) fn has_reported(&self, allocation_id: AllocationId) -> bool {
         self.registry().reports.get(&allocation_id).is_some_and(|(at, ..)| at.elapsed() < FRESH)
     }
 
-    /// Takes the tokens of the guests that are there, after a start of the agent.
+    /// Registers the tokens of the existing guests, after a start of the agent.
     pub(crate) async fn register_all(&self, host: &Host) {
         let Ok(instances) = host.instances().await else { return };
         for allocation_id in instances {
@@ -100,9 +100,9 @@ impl Guests {
         }
     }
 
-    /// The metrics of every guest, from the best source there is.
+    /// Returns the metrics of every guest, from the best available source.
     pub(crate) async fn metrics(&self, host: &Host) -> Vec<GuestMetrics> {
-        // Without guests there may be no hypervisor to ask.
+        // Without guests there may be no hypervisor.
         if !self.inner.may_have_guests.load(Ordering::Acquire) || host.leases().await.map_or(true, |leases| leases.is_empty()) {
             return Vec::new();
         }
@@ -144,7 +144,7 @@ impl Guests {
         self.inner.telemetry.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Begins to read a report: only of a guest that is known, and only a few of one guest at once.
+    /// Begins to read a report: only of a known guest, and only a few of one guest at once.
     fn begin(&self, token: &str) -> Result<Reading, StatusCode> {
         let mut registry = self.registry();
         let known = registry.tokens.get(&Digest::of(token.as_bytes())).copied();
@@ -161,7 +161,7 @@ impl Guests {
         Ok(Reading { guests: self.clone(), allocation_id })
     }
 
-    /// Listens for guests until `stop`.
+    /// Serves guests until `stop`.
     pub(crate) async fn serve(self, stop: CancellationToken) {
         let Some(address) = self.endpoint() else { return };
         let places = Places::new(PLACES);
@@ -174,7 +174,7 @@ impl Guests {
                     self.accept(listener, &places, PATIENCE, &stop).await;
                 }
                 Err(error) if !told => {
-                    tracing::warn!(%address, %error, "cannot listen for guests' metrics; trying again until the address is there");
+                    tracing::warn!(%address, %error, "cannot listen for guests' metrics; retrying until the address exists");
                     told = true;
                 }
                 Err(_) => {}
@@ -199,15 +199,15 @@ impl Guests {
             };
             let (stream, from) = match accepted {
                 Ok(accepted) => accepted,
-                // Out of descriptors, or a guest that left before its turn. The address is still there: nothing to listen for anew.
+                // Out of descriptors, or the guest disconnected early. The listener is still valid.
                 Err(error) => {
-                    tracing::debug!(%error, "accepting a guest failed");
+                    tracing::debug!(%error, "accepting a connection of a guest failed");
                     places.shed();
                     tokio::time::sleep(ACCEPT_AGAIN).await;
                     continue;
                 }
             };
-            // A guest that floods takes places from itself; whoever has shown the least leaves first.
+            // A guest that floods displaces its own connections; the one with the least progress is closed first.
             let Ok(place) = places.admit(Some(from.ip().into())) else { continue };
             let guests = self.clone();
             tokio::spawn(async move {
@@ -241,7 +241,7 @@ impl Guests {
 
     async fn status_of(&self, request: Request<Incoming>, place: &PlaceHandle) -> Result<StatusCode, StatusCode> {
         place.reached(Stage::Serving);
-        // Two of these mean that somebody may have read the other one.
+        // With two of these, a proxy and this server could read different ones.
         for name in [http::header::HOST, http::header::AUTHORIZATION] {
             if request.headers().get_all(name).iter().nth(1).is_some() {
                 return Err(StatusCode::BAD_REQUEST);
@@ -255,7 +255,7 @@ impl Guests {
         }
         let token = request.headers().get(http::header::AUTHORIZATION).and_then(|value| value.to_str().ok());
         let token = token.and_then(|value| value.strip_prefix("Bearer ")).ok_or(StatusCode::UNAUTHORIZED)?;
-        // Before the body: a stranger's is not read at all.
+        // Before the body: the body of a stranger is not read at all.
         let reading = self.begin(token)?;
         place.opened();
         place.reached(Stage::Known);
@@ -273,7 +273,7 @@ struct Reading {
 }
 
 impl Reading {
-    /// Takes the report. The status says what came of it.
+    /// Stores the report and returns the status.
     fn take(self, body: &[u8]) -> StatusCode {
         let mut registry = self.guests.registry();
         // The guest may be gone by now.
@@ -311,7 +311,7 @@ mod tests {
 
     use super::*;
 
-    /// Patience that a test can use up.
+    /// Time limits that a test can exceed.
     const SHORT: Patience = Patience { head: Duration::from_millis(200), whole: Duration::from_millis(600) };
 
     /// Listens on an address of this machine until the token is cancelled.
@@ -324,7 +324,7 @@ mod tests {
         (guests, address, places, stop)
     }
 
-    /// Waits for the end of a connection that nobody at this side ends.
+    /// Waits until the other side ends a connection.
     async fn is_ended(mut stream: TcpStream) {
         let mut rest = Vec::new();
         let _ = stream.read_to_end(&mut rest).await;

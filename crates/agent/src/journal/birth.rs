@@ -1,7 +1,8 @@
-//! That there is a journal, recorded beside the identity.
+//! The record of the journal's existence, beside the identity.
 //!
-//! A missing journal would otherwise count as a first start, and a task that was sent again would run again. From the first start on, the
-//! identity's folder says which journal belongs to it and how far that had come; another one, none, or one that knows less is refused.
+//! Without it, a missing journal would count as a first start, and a task that is sent again would run again. From the first
+//! start on, the identity's folder records which journal belongs to it and its progress. Another journal, none, or one with less
+//! progress is refused.
 
 use std::fs::File;
 use std::path::{Path, PathBuf};
@@ -11,20 +12,20 @@ use gpuaas_host::private_file::{self, PrivateFileError};
 use super::JournalError;
 use super::file::{self, JournalId};
 
-/// Its name in the folder of the identity.
+/// The file name in the identity's folder.
 const FILE: &str = "journal.json";
 const MAX_FILE: u64 = 4096;
 
-/// Which journal belongs to the identity.
+/// The journal of an identity.
 #[derive(Clone, Debug, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
 #[serde(deny_unknown_fields)]
 struct Record {
     journal_id: String,
-    /// The highest number of a record that the journal is known to have had.
+    /// The highest record number that the journal is known to have had.
     sequence: u64,
 }
 
-/// What the folder of an identity says about its journal.
+/// The recorded journal of an identity.
 #[derive(Clone, Debug)]
 pub(super) struct Birth {
     path: PathBuf,
@@ -32,7 +33,7 @@ pub(super) struct Birth {
 }
 
 impl Birth {
-    /// Reads it; an identity that never ran has no journal yet.
+    /// Reads the record. An identity that never ran has no journal yet.
     pub(super) fn read(identity: &Path) -> Result<Self, JournalError> {
         let path = identity.join(FILE);
         let record = match private_file::read_secret(&path, MAX_FILE) {
@@ -46,13 +47,13 @@ impl Birth {
         Ok(Self { path, record })
     }
 
-    /// What it would say if nothing were known: for an operator who accepts that.
+    /// Returns the state without a record, for an operator who accepts the loss.
     pub(super) fn forgotten(identity: &Path) -> Self {
         Self { path: identity.join(FILE), record: None }
     }
 
-    /// Whether the file is the journal of this identity, before anything is made or repaired. `true`: it cannot tell any more that it
-    /// is, and has to be treated as one that lost records.
+    /// Checks whether the file is the journal of this identity, before anything is created or repaired. Returns `true` if the
+    /// file cannot show that any more and must be treated like one that lost records.
     pub(super) fn check(&self, journal: &Path) -> Result<bool, JournalError> {
         let Some(record) = &self.record else { return Ok(false) };
         let file = match File::open(journal) {
@@ -70,7 +71,7 @@ impl Birth {
         }
     }
 
-    /// Whether the journal has at least come as far as it is known to have been.
+    /// Checks that the journal has at least its known progress.
     pub(super) fn check_sequence(&self, journal: &Path, sequence: u64) -> Result<(), JournalError> {
         match &self.record {
             Some(record) if sequence < record.sequence => {
@@ -80,12 +81,12 @@ impl Birth {
         }
     }
 
-    /// Whether this journal is on record.
+    /// Returns whether this journal is recorded.
     pub(super) fn knows(&self, id: JournalId) -> bool {
         self.record.as_ref().is_some_and(|record| record.journal_id == id.to_string())
     }
 
-    /// Records that this is the journal, and that it has come this far. Durable when it returns.
+    /// Records this journal and its progress. Durable when it returns.
     pub(super) fn note(&mut self, id: JournalId, sequence: u64) -> Result<(), JournalError> {
         let record = Record { journal_id: id.to_string(), sequence };
         if self.record.as_ref() == Some(&record) {
@@ -109,7 +110,7 @@ mod tests {
 
     const CAPACITY: u64 = 4 << 20;
 
-    /// A state folder with an identity that has run once, and what its journal was then.
+    /// A state folder with an identity that has run once, and its journal at that time.
     struct Node {
         folder: tempfile::TempDir,
     }
@@ -199,7 +200,7 @@ mod tests {
         let journal = node.open().expect("opens");
         journal.append(Record::HighestTime { at: Timestamp(5) }, Vec::new()).await.expect("recorded");
         drop(journal);
-        // A folder in the place of the temporary file: nothing can be written there.
+        // A folder in place of the temporary file: nothing can be written there.
         let temporary = format!("identity/.journal.json.{}.tmp", std::process::id());
         std::fs::create_dir_all(node.folder.path().join(temporary).join("x")).expect("made");
         assert_eq!(node.open().expect("opens all the same").fence(), Timestamp(0));

@@ -1,13 +1,12 @@
-//! The journal's file: pre-allocated, scanned at open, repaired where it can be.
+//! The journal's file: pre-allocated, scanned at open, repaired where possible.
 //!
-//! A clean end is zeros. Anything else that is not a valid record is copied to `journal.damaged-<n>` beside the
-//! journal, reported, and taken out: a torn tail is zeroed, damage between records becomes a filler. Every record that
-//! can still be read is kept.
+//! A clean end is zeros. Anything else that is not a valid record is copied to `journal.damaged-<n>` beside the journal,
+//! reported, and removed: a torn tail is zeroed, damage between records becomes a filler. Every readable record is kept.
 //!
 //! Layout of the file's own header, little-endian:
-//! `magic [u8; 8] | version u32 | crc32 u32 | confirmed end u64 | crc32 u32 | journal id [u8; 16] | crc32 u32`.
-//! Everything before the confirmed end was synced before anybody was told of it. So a record that cannot be read there is
-//! lost, and bytes behind it that are no record are a write that was cut off before anybody relied on it.
+//! `magic [u8; 8] | version u32 | crc32 u32 | confirmed end u64 | crc32 u32 | journal id [u8; 16] | crc32 u32`. Everything before
+//! the confirmed end was synced before any caller relied on it. So an unreadable record there is lost, and invalid bytes after it
+//! are an interrupted write that no caller relied on.
 
 use std::fs::{File, OpenOptions};
 use std::io::{self, Read as _, Seek as _, SeekFrom, Write as _};
@@ -20,32 +19,32 @@ use super::record::{self, Decoded, FILLER_MAGIC, HEADER, Location, MAGIC};
 pub(super) const FILE_HEADER: u64 = 4096;
 const FILE_MAGIC: &[u8; 8] = b"GPUAASJ\0";
 const FILE_VERSION: u32 = 1;
-/// Where the header notes the end of what is confirmed.
+/// The position of the confirmed end in the header.
 const CONFIRMED_AT: u64 = 16;
-/// Where the header has the journal's id.
+/// The position of the journal's id in the header.
 const ID_AT: u64 = 28;
-/// Stands there from the first step of a repair to the last: nothing is confirmed by it.
+/// The value of the confirmed end during a repair: nothing is confirmed by it.
 pub(super) const REPAIRING: u64 = u64::MAX;
-/// Most copies of damaged stretches kept.
+/// Most copies of damaged stretches.
 const MAX_DAMAGED_FILES: u32 = 16;
 const CHUNK: usize = 64 * 1024;
 
-/// What a scan found, besides the records themselves.
+/// The result of a scan, besides the records.
 #[derive(Debug, Default, PartialEq, Eq)]
 pub(super) struct Scan {
-    /// Where the next record goes.
+    /// The position of the next record.
     pub(super) end: u64,
     /// Sequence of the last record.
     pub(super) last_sequence: u64,
-    /// Everything before this was once synced and relied on; `None` if the note of it is damaged.
+    /// Everything before this was synced and relied on; `None` if the value is damaged.
     pub(super) confirmed: Option<u64>,
-    /// Sentences about what was repaired.
+    /// Messages about repairs.
     pub(super) notices: Vec<String>,
-    /// Damage lies before a valid record (and not only at the tail).
+    /// Whether there is damage before a valid record (and not only at the tail).
     pub(super) damaged_inside: bool,
 }
 
-/// Makes an empty journal of `capacity` bytes at `path`; the space is taken from the disk now.
+/// Creates an empty journal of `capacity` bytes at `path`, with its space allocated.
 pub(super) fn create(path: &Path, capacity: u64) -> io::Result<File> {
     let file = OpenOptions::new().read(true).write(true).create(true).truncate(true).mode(0o600).open(path)?;
     allocate(&file, capacity)?;
@@ -55,12 +54,12 @@ pub(super) fn create(path: &Path, capacity: u64) -> io::Result<File> {
     Ok(file)
 }
 
-/// Tells one journal from all others, for its whole life.
+/// The unique id of a journal.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct JournalId([u8; 16]);
 
 impl JournalId {
-    /// A new one.
+    /// Generates an id.
     pub(super) fn generate() -> io::Result<Self> {
         let mut bytes = [0; 16];
         match gpuaas_runtime::random(&mut bytes) {
@@ -76,7 +75,7 @@ impl std::fmt::Display for JournalId {
     }
 }
 
-/// The journal's id; `None` if it has none yet, or if it is damaged.
+/// Reads the journal's id, or returns `None` if it has none yet, or a damaged one.
 pub(super) fn read_id(file: &File) -> io::Result<Option<JournalId>> {
     let mut bytes = [0_u8; 20];
     match file.read_exact_at(&mut bytes, ID_AT) {
@@ -85,12 +84,12 @@ pub(super) fn read_id(file: &File) -> io::Result<Option<JournalId>> {
         Err(error) => return Err(error),
     }
     let (id, checksum) = bytes.split_at(16);
-    // Zeros are the checksum of nothing that was written here.
+    // All zeros means that no id was written.
     let sound = id.iter().any(|byte| *byte != 0) && crc32fast::hash(id) == record::word(checksum, 0);
     Ok(id.try_into().ok().map(JournalId).filter(|_| sound))
 }
 
-/// Gives the journal its id.
+/// Writes the journal's id.
 pub(super) fn write_id(file: &File, id: JournalId) -> io::Result<()> {
     let mut bytes = [0_u8; 20];
     bytes[..16].copy_from_slice(&id.0);
@@ -98,7 +97,7 @@ pub(super) fn write_id(file: &File, id: JournalId) -> io::Result<()> {
     file.write_all_at(&bytes, ID_AT)
 }
 
-/// Notes that everything before `end` is on disk. Synced together with what follows: an older note only knows less.
+/// Records that everything before `end` is on disk. It is synced with the next write: an older value is only more cautious.
 pub(super) fn confirm(file: &File, end: u64) -> io::Result<()> {
     let mut bytes = [0_u8; 12];
     bytes[..8].copy_from_slice(&end.to_le_bytes());
@@ -107,7 +106,7 @@ pub(super) fn confirm(file: &File, end: u64) -> io::Result<()> {
     file.write_all_at(&bytes, CONFIRMED_AT)
 }
 
-/// Where the confirmed records end; `None` if the note of it is damaged.
+/// Returns the confirmed end, or `None` if it is damaged.
 pub(super) fn confirmed_end(file: &File) -> io::Result<Option<u64>> {
     let mut bytes = [0_u8; 12];
     match file.read_exact_at(&mut bytes, CONFIRMED_AT) {
@@ -120,11 +119,11 @@ pub(super) fn confirmed_end(file: &File) -> io::Result<Option<u64>> {
     Ok(end.try_into().ok().map(u64::from_le_bytes).filter(|_| sound))
 }
 
-/// Takes space until the file has this many bytes.
+/// Allocates space until the file has this many bytes.
 pub(super) fn allocate(file: &File, capacity: u64) -> io::Result<()> {
     match rustix::fs::fallocate(file, rustix::fs::FallocateFlags::empty(), 0, capacity) {
         Ok(()) => Ok(()),
-        // A file system without allocation: written zeros take the space as well.
+        // On a file system without allocation, writing zeros takes the space too.
         Err(rustix::io::Errno::OPNOTSUPP | rustix::io::Errno::NOSYS) => {
             let mut writer = file;
             writer.seek(SeekFrom::Start(0))?;
@@ -144,14 +143,14 @@ fn write_header(file: &File) -> io::Result<()> {
     file.write_all_at(&header, 0)
 }
 
-/// State of the file's own header.
+/// The state of the file's own header.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) enum FileHeader {
-    /// Ours.
+    /// It is valid.
     Good,
-    /// Written by a newer agent.
+    /// It was written by a newer agent.
     Newer(u32),
-    /// Damaged, or not a journal.
+    /// It is damaged, or not a journal.
     Bad,
 }
 
@@ -170,18 +169,18 @@ pub(super) fn read_header(file: &File) -> io::Result<FileHeader> {
     })
 }
 
-/// Whether there is any valid record.
+/// Returns whether there is any valid record.
 pub(super) fn has_records(file: &File, capacity: u64) -> io::Result<bool> {
     Ok(next_record(file, FILE_HEADER, capacity, 0)?.is_some())
 }
 
-/// Puts the header right.
+/// Repairs the header.
 pub(super) fn repair_header(file: &File) -> io::Result<()> {
     write_header(file)?;
     file.sync_all()
 }
 
-/// Reads every record, repairs what is not one, and tells `on` of each record and of each gap, in order.
+/// Reads every record, repairs what is not one, and calls `on` for each record and each gap, in order.
 pub(super) fn scan(file: &File, path: &Path, capacity: u64, mut on: impl FnMut(Found<'_>)) -> io::Result<Scan> {
     let mut scan = Scan { end: FILE_HEADER, confirmed: confirmed_end(file)?, ..Scan::default() };
     let mut offset = FILE_HEADER;
@@ -234,7 +233,7 @@ pub(super) fn scan(file: &File, path: &Path, capacity: u64, mut on: impl FnMut(F
     }
 }
 
-/// Like [`scan`], but changes nothing. Returns where the records end.
+/// Like [`scan`], but changes nothing. Returns the end of the records.
 pub(super) fn walk(file: &File, capacity: u64, mut on: impl FnMut(Found<'_>)) -> io::Result<u64> {
     let (mut offset, mut last) = (FILE_HEADER, 0);
     loop {
@@ -257,15 +256,15 @@ pub(super) fn walk(file: &File, capacity: u64, mut on: impl FnMut(Found<'_>)) ->
     }
 }
 
-/// What a scan came across.
+/// An item of a scan.
 pub(super) enum Found<'a> {
     /// A valid record.
     Record(Location, &'a Decoded),
-    /// Bytes that are none.
+    /// Bytes that are not a record.
     Damage,
 }
 
-/// The record at `location`, checked again: the disk may have changed its mind.
+/// Reads the record at `location` and checks it again, because the disk may have changed.
 pub(super) fn read(file: &File, location: Location) -> io::Result<Decoded> {
     let capacity = location.offset + location.length;
     record_at(file, location.offset, capacity)?
@@ -286,12 +285,12 @@ fn record_at(file: &File, offset: u64, capacity: u64) -> io::Result<Option<Decod
     if !read_within(file, &mut bytes, offset, capacity)? {
         return Ok(None);
     }
-    // Padding is zero, so that a flip there is found too and nothing can hide in it.
+    // Padding must be zero, so that a bit flip there is detected and nothing can hide in it.
     let clean_padding = bytes[HEADER + body..].iter().all(|byte| *byte == 0);
     Ok(record::decode(&bytes).filter(|_| clean_padding))
 }
 
-/// Fills `buffer` if it lies within the file.
+/// Fills `buffer` if it is within the file.
 fn read_within(file: &File, buffer: &mut [u8], offset: u64, capacity: u64) -> io::Result<bool> {
     let length = u64::try_from(buffer.len()).unwrap_or(u64::MAX);
     if offset.saturating_add(length) > capacity {
@@ -304,7 +303,7 @@ fn read_within(file: &File, buffer: &mut [u8], offset: u64, capacity: u64) -> io
     }
 }
 
-/// Length of the filler at `offset`: it counts only if it ends where a record or another filler starts.
+/// Returns the length of the filler at `offset`. It is valid only if it ends where a record or another filler starts.
 fn filler_at(file: &File, offset: u64, capacity: u64) -> io::Result<Option<u64>> {
     let mut bytes = [0_u8; 8];
     if !read_within(file, &mut bytes, offset, capacity)? {
@@ -317,15 +316,15 @@ fn filler_at(file: &File, offset: u64, capacity: u64) -> io::Result<Option<u64>>
     Ok((follows && known).then_some(length))
 }
 
-/// The length in these bytes, if they start a filler. A rotten length must not skip records that can be read, or hide that
-/// they cannot.
+/// Returns the length in these bytes, if they start a filler. A damaged length must neither skip readable records nor hide
+/// unreadable ones.
 fn filler_length(bytes: &[u8; 8]) -> Option<u64> {
     let length = record::word(bytes, 4);
     let sound = length > 0 && length.is_multiple_of(8) && record::word(bytes, 0) == filler_magic(length);
     sound.then_some(length.into())
 }
 
-/// There is room for eight bytes only, so the length's checksum is part of the magic.
+/// Returns the magic of a filler. There is room for eight bytes only, so the length's checksum is part of the magic.
 fn filler_magic(length: u32) -> u32 {
     FILLER_MAGIC ^ crc32fast::hash(&length.to_le_bytes())
 }
@@ -339,12 +338,12 @@ fn write_filler(file: &File, offset: u64, length: u64) -> io::Result<()> {
     file.sync_data()
 }
 
-/// Offset (multiple of 8, not before `from`) of the first byte group that is not zero.
+/// Returns the offset (a multiple of 8, at least `from`) of the first byte group that is not zero.
 fn first_non_zero(file: &File, from: u64, capacity: u64) -> io::Result<Option<u64>> {
     find(file, from, capacity, |group| group.iter().any(|byte| *byte != 0))
 }
 
-/// The next valid record at or behind `from` whose sequence is above `last`.
+/// Finds the next valid record at or after `from` whose sequence is above `last`.
 fn next_record(file: &File, from: u64, capacity: u64, last: u64) -> io::Result<Option<u64>> {
     let mut from = from;
     while let Some(candidate) = find(file, from, capacity, |group| record::word(group, 0) == MAGIC)? {
@@ -356,10 +355,10 @@ fn next_record(file: &File, from: u64, capacity: u64, last: u64) -> io::Result<O
     Ok(None)
 }
 
-/// The first aligned group of 8 bytes that is `wanted`.
+/// Finds the first aligned group of 8 bytes that is `wanted`.
 fn find(file: &File, from: u64, capacity: u64, wanted: impl Fn(&[u8]) -> bool) -> io::Result<Option<u64>> {
     let mut buffer = vec![0_u8; CHUNK];
-    // Most of the file is zeros, and nothing that is looked for is.
+    // Most of the file is zeros, which are never searched for.
     let zeros = vec![0_u8; CHUNK];
     let mut offset = from;
     while offset < capacity {
@@ -391,7 +390,7 @@ fn read_some(file: &File, buffer: &mut [u8], offset: u64) -> io::Result<usize> {
     Ok(filled)
 }
 
-/// End of the last byte that is not zero, rounded up to a multiple of 8.
+/// Returns the end of the last byte that is not zero, rounded up to a multiple of 8.
 fn end_of_dirt(file: &File, from: u64, capacity: u64) -> io::Result<u64> {
     let mut buffer = vec![0_u8; CHUNK];
     let zeros = vec![0_u8; CHUNK];
@@ -423,7 +422,8 @@ fn zero(file: &File, from: u64, to: u64) -> io::Result<()> {
     file.sync_data()
 }
 
-/// Copies a damaged stretch beside the journal and says where. Best effort: on a full disk the repair matters more.
+/// Copies a damaged stretch to a file beside the journal and returns its name. Best effort: on a full disk the repair matters
+/// more.
 fn save_damaged(file: &File, path: &Path, from: u64, to: u64) -> io::Result<String> {
     let Some(copy) = free_damaged_name(path) else {
         return Ok(format!("no file ({MAX_DAMAGED_FILES} copies exist already)"));
@@ -454,7 +454,7 @@ fn copy_stretch(file: &File, copy: &Path, from: u64, to: u64) -> io::Result<()> 
     target.sync_all()
 }
 
-/// A name for a copy that is not taken.
+/// Returns a free name for a copy.
 pub(super) fn free_damaged_name(path: &Path) -> Option<PathBuf> {
     let name = path.file_name()?.to_string_lossy().into_owned();
     (1..=MAX_DAMAGED_FILES).map(|n| path.with_file_name(format!("{name}.damaged-{n}"))).find(|copy| !copy.exists())

@@ -1,6 +1,6 @@
-//! A door for the fuzz target of the journal in `crates/fuzz`: it writes journals, opens them and shows all there is to see.
+//! Access to the journal for its fuzz target in `crates/fuzz`: writes journals, opens them and shows all their state.
 //!
-//! Nothing in the agent goes through here.
+//! The agent itself does not use it.
 
 use std::collections::{BTreeMap, VecDeque};
 use std::fs::File;
@@ -20,40 +20,40 @@ use super::{JournalError, Shared, Stored, Summary, unfinished, writer};
 /// A record as JSON, and its blob.
 pub type Written = (serde_json::Value, Vec<u8>);
 
-/// Where a record lies in the file.
+/// The position of a record in the file.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Place {
     /// First byte.
     pub offset: u64,
-    /// Bytes with header and padding.
+    /// Length with header and padding.
     pub length: u64,
     /// Its number.
     pub sequence: u64,
 }
 
-/// What the journal knows of a task.
+/// The journal's state of a task.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Task {
-    /// Accepted and not over.
+    /// Whether it is accepted and has not ended.
     pub in_flight: bool,
     /// Number of starts of a task in flight.
     pub attempt: u32,
-    /// The control plane has its receipt.
+    /// Whether the control plane has its receipt.
     pub reported: bool,
-    /// Envelope of a task in flight or receipt of one that is over.
+    /// The envelope of a task in flight, or the receipt of an ended one.
     pub blob: Option<Vec<u8>>,
 }
 
-/// Everything that can be seen of an open journal.
+/// All visible state of an open journal.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct View {
-    /// Every task it knows.
+    /// All known tasks.
     pub tasks: BTreeMap<TaskId, Task>,
-    /// How many it counts as in flight.
+    /// The counted number of tasks in flight.
     pub in_flight: usize,
-    /// Receipts to be sent, in the order of sending.
+    /// Receipts to send, in order.
     pub unreported: Vec<(u64, TaskId)>,
-    /// How many it counts.
+    /// Their counted number.
     pub unreported_count: usize,
     /// The enrollment.
     pub node_epoch: u64,
@@ -68,29 +68,29 @@ pub struct View {
 /// An opened journal.
 #[derive(Debug)]
 pub struct Opened {
-    /// What is in it.
+    /// Its content.
     pub view: View,
-    /// What was repaired.
+    /// The repairs.
     pub notices: Vec<String>,
-    /// Records were lost.
+    /// Whether records were lost.
     pub damaged: bool,
     /// Which of the appended records were confirmed.
     pub confirmed: Vec<bool>,
 }
 
-/// What can be seen without opening it.
+/// The state that is visible without opening it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Inspected {
-    /// Something is wrong with it.
+    /// Whether it is damaged.
     pub damaged: bool,
     /// Tasks in flight.
     pub in_flight: usize,
-    /// Receipts to be sent.
+    /// Receipts to send.
     pub unreported: usize,
 }
 
-/// Makes a journal with these records, numbered from `first`, and says where they are. What does not fit is left out.
-/// `unconfirmed` of them were written last and are not noted as confirmed yet.
+/// Creates a journal with these records, numbered from `first`, and returns their positions. Records that do not fit are left
+/// out. The last `unconfirmed` of them are not recorded as confirmed.
 pub fn write(path: &Path, capacity: u64, records: &[Written], first: u64, unconfirmed: usize) -> std::io::Result<Vec<Place>> {
     let file = file::create(path, capacity)?;
     let mut places: Vec<Place> = Vec::new();
@@ -112,7 +112,7 @@ pub fn write(path: &Path, capacity: u64, records: &[Written], first: u64, unconf
     Ok(places)
 }
 
-/// The records that can be read in a file, without opening it as a journal.
+/// Reads the records in a file, without opening it as a journal.
 pub fn records(path: &Path) -> std::io::Result<Vec<(Place, serde_json::Value)>> {
     let file = File::open(path)?;
     let capacity = file.metadata()?.len() / 8 * 8;
@@ -126,7 +126,7 @@ pub fn records(path: &Path) -> std::io::Result<Vec<(Place, serde_json::Value)>> 
     Ok(found)
 }
 
-/// Opens a journal as the agent does, appends these records together, and shows what is in it then.
+/// Opens a journal like the agent, appends these records together, and returns its state.
 pub fn open(folder: &Path, capacity: u64, now: Timestamp, append: Vec<Written>) -> Result<Opened, JournalError> {
     let path = folder.join("journal");
     let writer::Opening { stored, mut writer, notices, damaged } = writer::open(&path, capacity, now, false)?;
@@ -161,7 +161,7 @@ fn view(stored: &Stored) -> std::io::Result<View> {
     }
     let next = |sequence| index.unreported_after(sequence).map(|(sequence, task_id, _)| (sequence, task_id));
     let first = next(0);
-    // A loop would never end; one more than there can be is enough to be noticed.
+    // A loop would never end; one more than possible is enough to detect it.
     let unreported = std::iter::successors(first, |(sequence, _)| next(*sequence)).take(tasks.len() + 1).collect();
     Ok(View {
         in_flight: index.in_flight,
@@ -175,7 +175,7 @@ fn view(stored: &Stored) -> std::io::Result<View> {
     })
 }
 
-/// Looks at a journal without changing it.
+/// Inspects a journal without changing it.
 pub fn inspect(folder: &Path) -> Result<Inspected, JournalError> {
     let Summary { damaged, in_flight, unreported, .. } = writer::inspect(&folder.join("journal"))?;
     Ok(Inspected { damaged, in_flight, unreported })

@@ -1,4 +1,4 @@
-//! What the journal knows, in memory: small, without receipts or envelopes, which stay in the file.
+//! The journal's state in memory: small, without receipts and envelopes, which stay in the file.
 
 use std::collections::{BTreeMap, HashMap};
 use std::ops::Bound;
@@ -11,18 +11,18 @@ use gpuaas_contract::time::Timestamp;
 
 use super::record::{Location, Record, TaskNote};
 
-/// How long after its latest start a finished and reported task is remembered, so that a duplicate still gets the
-/// stored receipt. Later duplicates are refused as expired.
+/// How long after its latest start a finished and reported task is remembered, so that a duplicate still gets the stored receipt.
+/// Later duplicates are refused as expired.
 const REMEMBERED: Duration = Duration::from_secs(3600);
 
-/// Room that a record without a blob takes at most, roughly.
+/// The approximate size limit of a record without a blob.
 const SMALL_RECORD: u64 = 160;
 
-/// State that follows from the records read so far.
+/// The state from the records read so far.
 #[derive(Debug, Default)]
 pub(super) struct Index {
     tasks: HashMap<TaskId, Entry>,
-    /// Receipts the control plane has not confirmed, by sequence.
+    /// Unconfirmed receipts, by sequence.
     unreported: BTreeMap<u64, TaskId>,
     pub(super) in_flight: usize,
     pub(super) node_epoch: u64,
@@ -50,25 +50,25 @@ pub(super) enum Entry {
 #[derive(Clone, Debug)]
 pub(super) struct InFlight {
     pub(super) note: TaskNote,
-    /// Where the envelope is; `None` if that record was lost.
+    /// The position of the envelope; `None` if that record was lost.
     pub(super) envelope: Option<Location>,
     /// Number of starts; 0 while only accepted.
     pub(super) attempt: u32,
-    /// A record behind its last one was lost, so it may have started without our knowing.
+    /// A record after its last one was lost, so it may have started without a trace.
     pub(super) maybe_started: bool,
-    /// First start, where known.
+    /// The first start, if known.
     pub(super) started_at: Option<Timestamp>,
-    /// Its records in order, to be kept at compaction.
+    /// Its records in order, to keep at compaction.
     pub(super) records: Vec<Location>,
 }
 
 impl Index {
-    /// Takes a record in.
+    /// Applies a record.
     pub(super) fn apply(&mut self, record: &Record, at: Location) {
         match record {
             Record::Accepted { task, issued_at, .. } => {
                 self.highest_time = self.highest_time.max(*issued_at);
-                // Whatever is known of a task already says more than that it was accepted.
+                // Any earlier record of the task is more advanced than its acceptance.
                 if !self.tasks.contains_key(&task.task_id) {
                     let entry = InFlight {
                         note: task.clone(),
@@ -115,7 +115,7 @@ impl Index {
                     let sequence = *sequence;
                     self.confirm(sequence, *task_id);
                 }
-                // Its receipt was lost to damage, but it is over: there is nothing to recover.
+                // Its receipt was lost to damage, but the task has ended: there is nothing to recover.
                 Some(Entry::InFlight(entry)) => {
                     let start_by = entry.note.start_by;
                     self.put(*task_id, Entry::Finished { start_by, sequence: 0, reported: true, receipt: None });
@@ -136,7 +136,7 @@ impl Index {
         }
     }
 
-    /// Replaces what is known of a task; the counts follow, whatever came before.
+    /// Replaces the entry of a task and updates the counts.
     fn put(&mut self, task_id: TaskId, entry: Entry) {
         match self.tasks.remove(&task_id) {
             Some(Entry::InFlight(_)) => self.in_flight -= 1,
@@ -153,7 +153,7 @@ impl Index {
         self.tasks.insert(task_id, entry);
     }
 
-    /// The receipt with this number is not to be sent any more, if it is still this task's.
+    /// Removes a receipt from those to send, if it still belongs to this task.
     fn confirm(&mut self, sequence: u64, task_id: TaskId) {
         if self.unreported.get(&sequence) == Some(&task_id) {
             self.unreported.remove(&sequence);
@@ -166,7 +166,7 @@ impl Index {
         }
     }
 
-    /// Records were lost here: whatever is only accepted so far may have been started.
+    /// Handles lost records: a task that is only accepted may have been started.
     pub(super) fn note_damage(&mut self) {
         for entry in self.tasks.values_mut() {
             if let Entry::InFlight(entry) = entry {
@@ -175,7 +175,7 @@ impl Index {
         }
     }
 
-    /// Nothing was ever recorded for an enrollment.
+    /// Returns whether nothing was ever recorded for an enrollment.
     pub(super) fn is_blank(&self) -> bool {
         self.node_epoch == 0 && self.tasks.is_empty() && self.chain.sequence == 0
     }
@@ -184,7 +184,7 @@ impl Index {
         self.tasks.get(&task_id)
     }
 
-    /// Tasks that are accepted, without a record of a start, and may have started all the same.
+    /// Returns tasks that are accepted, without a record of a start, and may have started anyway.
     pub(super) fn doubtful(&self) -> Vec<TaskNote> {
         let doubtful = |entry: &Entry| match entry {
             Entry::InFlight(entry) if entry.maybe_started && entry.attempt == 0 => Some(entry.note.clone()),
@@ -197,7 +197,7 @@ impl Index {
         self.tasks.iter()
     }
 
-    /// The first unconfirmed receipt with a sequence above `sequence`.
+    /// Returns the first unconfirmed receipt with a sequence above `sequence`.
     pub(super) fn unreported_after(&self, sequence: u64) -> Option<(u64, TaskId, Location)> {
         let (sequence, task_id) = self.unreported.range((Bound::Excluded(sequence), Bound::Unbounded)).next()?;
         match self.tasks.get(task_id) {
@@ -210,7 +210,7 @@ impl Index {
         self.unreported.len()
     }
 
-    /// Bytes that a compaction at `now` would keep.
+    /// Returns the bytes that a compaction at `now` would keep.
     pub(super) fn live_bytes(&self, now: Timestamp) -> u64 {
         let of = |entry: &Entry| match entry {
             Entry::InFlight(entry) => entry.records.iter().map(|at| at.length).sum(),
@@ -220,7 +220,7 @@ impl Index {
         self.tasks.values().map(of).sum()
     }
 
-    /// Bytes that a compaction at `now` would keep if it forgot the receipts that are reported.
+    /// Returns the bytes that a compaction at `now` would keep without reported receipts.
     pub(super) fn essential_bytes(&self, now: Timestamp) -> u64 {
         let of = |entry: &Entry| match entry {
             Entry::InFlight(entry) => entry.records.iter().map(|at| at.length).sum(),
@@ -231,8 +231,8 @@ impl Index {
         self.tasks.values().map(of).sum()
     }
 
-    /// What a compaction at `now` keeps, in file order, with the moment up to which forgotten tasks were startable:
-    /// that moment must count as past from now on, or a clock set back could revive one of them.
+    /// Returns what a compaction at `now` keeps, in file order, and the time until which forgotten tasks could start. That time
+    /// must count as past from now on, or a clock that is set back could revive one of them.
     pub(super) fn live(&self, now: Timestamp, keep: Keep) -> (Vec<Kept>, Timestamp) {
         let mut kept = Vec::new();
         let mut past = self.highest_time;
@@ -264,19 +264,19 @@ impl Index {
 /// How much a compaction keeps.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Keep {
-    /// Receipts of reported tasks too, so that a duplicate gets its receipt again.
+    /// Also the receipts of reported tasks, so that a duplicate gets its receipt again.
     Receipts,
-    /// Of reported tasks only that they were: a busy node would fill its journal otherwise.
+    /// Only the fact that tasks were reported: otherwise a busy node would fill its journal.
     Essentials,
 }
 
-/// One thing that survives compaction.
+/// An item that survives compaction.
 pub(super) enum Kept {
-    /// The record at this place.
+    /// The record at this position.
     Copy(Location),
-    /// That a task is finished and reported.
+    /// The fact that a task is finished and reported.
     Remembered(TaskId, Timestamp),
-    /// That the receipt at this place is confirmed.
+    /// The fact that the receipt at this position is confirmed.
     Reported(Location, TaskId),
 }
 

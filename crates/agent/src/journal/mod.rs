@@ -1,13 +1,13 @@
 //! The journal: durable before the first effect.
 //!
-//! accepted → started → phase… → finished (with the signed receipt) → reported. It is a file of our own and not an
-//! embedded database, because two things must be exactly so: a full disk yields a refusal and never a false success (the
-//! space is taken at creation, and a task is accepted only if its receipt is sure to fit), and a torn or rotten stretch
-//! costs at most the records inside it, which are kept beside the journal and reported.
+//! accepted → started → phase… → finished (with the signed receipt) → reported. It is our own file format and not an embedded
+//! database, because of two requirements. A full disk leads to a refusal and never to a false success: the space is allocated at
+//! creation, and a task is accepted only if its receipt is sure to fit. And a damaged stretch costs at most the records inside
+//! it, which are kept beside the journal and reported.
 //!
-//! One thread writes. Whoever has something to record waits until it is on disk; records that arrive together share
-//! one `fdatasync`. If a write or a sync fails, nothing is recorded any more and no success is claimed: the agent ends,
-//! and the next start reads what is really there.
+//! There is one writer thread. Callers wait until their record is on disk; records that arrive together share one `fdatasync`. If
+//! a write or a sync fails, nothing more is recorded and no success is claimed: the agent ends, and the next start reads what is
+//! on disk.
 
 mod birth;
 mod file;
@@ -35,19 +35,19 @@ use index::{Entry, Index};
 use record::Location;
 pub(crate) use record::{Record, TaskNote};
 
-/// Room kept for every accepted task, so that its receipt and its small records are sure to fit.
+/// Space reserved for every accepted task, so that its receipt and its small records are sure to fit.
 pub(crate) const RESERVED_PER_TASK: u64 = receipt::MAX_BYTES as u64 + 8 * 1024;
-/// Records waiting for the writer.
+/// Most records that wait for the writer.
 const QUEUE: usize = 1024;
 
 /// The journal of one agent.
 #[derive(Debug)]
 pub(crate) struct Journal {
-    /// Opening found damage.
+    /// Whether opening found damage.
     damaged: bool,
     shared: Arc<Shared>,
     commands: mpsc::Sender<writer::Command>,
-    /// What is recorded of it beside the identity.
+    /// Its record beside the identity.
     birth: Option<Mutex<(Birth, JournalId)>>,
 }
 
@@ -56,7 +56,7 @@ struct Shared {
     state: Mutex<Stored>,
 }
 
-/// The file and what is in it; they change together at compaction.
+/// The file and its index; they change together at compaction.
 #[derive(Debug)]
 struct Stored {
     file: Arc<File>,
@@ -71,21 +71,21 @@ impl Shared {
     }
 }
 
-/// The journal could not be opened.
+/// Why the journal could not be opened.
 #[derive(Debug, thiserror::Error)]
 pub enum JournalError {
-    /// The disk said no.
+    /// A system error.
     #[error("the journal {path} cannot be {what}", path = .path.display())]
     Io {
-        /// What was tried.
+        /// The operation.
         what: &'static str,
         /// The file.
         path: PathBuf,
-        /// What the system said.
+        /// The error of the system.
         #[source]
         source: std::io::Error,
     },
-    /// No room for it.
+    /// There is no space for it.
     #[error("no room for the journal: {path} needs {bytes} bytes; free some space or lower journal_bytes", path = .path.display())]
     NoSpace {
         /// The file.
@@ -93,7 +93,7 @@ pub enum JournalError {
         /// Its size.
         bytes: u64,
     },
-    /// It was there once.
+    /// It existed before.
     #[error(
         "the journal {path} is missing, but this node had one: what it was sent before could run twice. Put the whole state folder back; \
          or enroll again with `gpuaas-agent enroll --replace`; or run `gpuaas-agent journal accept-loss`, after which nothing that was made \
@@ -113,7 +113,7 @@ pub enum JournalError {
         /// The file.
         path: PathBuf,
     },
-    /// It knows less than it once did.
+    /// It has less progress than before.
     #[error(
         "{path} is older than it was: it ends with record {sequence}, and record {known} is known to have been there. Do not restore a \
          journal from a backup; run `gpuaas-agent journal accept-loss`, after which nothing that was made before is run, or enroll again \
@@ -124,10 +124,10 @@ pub enum JournalError {
         path: PathBuf,
         /// Its last record.
         sequence: u64,
-        /// What it once had.
+        /// Its known progress.
         known: u64,
     },
-    /// What is recorded of it cannot be read.
+    /// Its record cannot be parsed.
     #[error(
         "{path}, which says which journal belongs to this identity, is damaged ({detail}); run `gpuaas-agent journal accept-loss`, after \
          which nothing that was made before is run", path = .path.display()
@@ -138,10 +138,10 @@ pub enum JournalError {
         /// What is wrong with it.
         detail: String,
     },
-    /// What is recorded of it cannot be trusted or written.
-    #[error("the record of the journal's birth cannot be used")]
+    /// Its record cannot be trusted or written.
+    #[error("the record of the journal beside the identity cannot be used")]
     Birth(#[from] PrivateFileError),
-    /// Written by a newer agent.
+    /// It was written by a newer agent.
     #[error("{path} was written by a newer agent (format {version}); install that version again", path = .path.display())]
     Newer {
         /// The file.
@@ -154,27 +154,27 @@ pub enum JournalError {
 /// Why something was not recorded.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub(crate) enum AppendError {
-    /// No room that is not promised to other tasks.
+    /// There is no space that is not reserved for other tasks.
     #[error("the journal is full of unreported work; connect the node, or raise journal_bytes")]
     Full,
-    /// Too large to be a record.
+    /// The record is too large.
     #[error("the record is too large for the journal")]
     TooLarge,
-    /// The disk failed; the agent must be started again.
-    #[error("the journal cannot be written any more: {0}")]
+    /// The disk failed; the agent must be restarted.
+    #[error("the journal can no longer be written: {0}")]
     Failed(String),
 }
 
-/// What the journal knows of a task.
+/// The journal's state of a task.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Known {
     /// Accepted or started.
     InFlight(TaskPhase),
-    /// Over; the receipt is kept.
+    /// It has ended; the receipt is kept.
     Finished,
 }
 
-/// A task found in the journal at start that is not over.
+/// A task in the journal at start that has not ended.
 #[derive(Debug)]
 pub(crate) struct Unfinished {
     pub(crate) note: TaskNote,
@@ -182,26 +182,26 @@ pub(crate) struct Unfinished {
     pub(crate) envelope: Option<Vec<u8>>,
     /// Number of starts; 0 if it was only accepted.
     pub(crate) attempt: u32,
-    /// First start, where known.
+    /// The first start, if known.
     pub(crate) started_at: Option<Timestamp>,
 }
 
-/// A receipt the control plane has not confirmed.
+/// An unconfirmed receipt.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Unreported {
     pub(crate) sequence: u64,
     pub(crate) task_id: TaskId,
 }
 
-/// What opening found.
+/// The result of opening.
 #[derive(Debug, Default)]
 pub(crate) struct Opened {
     pub(crate) unfinished: Vec<Unfinished>,
-    /// Sentences about repairs, for the log and the hello.
+    /// Messages about repairs, for the log and the hello.
     pub(crate) notices: Vec<String>,
 }
 
-/// What a look at the journal found.
+/// The result of an inspection.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Summary {
     pub(crate) damaged: bool,
@@ -211,15 +211,15 @@ pub(crate) struct Summary {
 }
 
 impl Journal {
-    /// Opens or makes the journal in `folder` and starts its writer. Blocks; the caller holds the folder's lock.
+    /// Opens or creates the journal in `folder` and starts its writer. Blocks; the caller holds the folder's lock.
     #[cfg(test)]
     pub(crate) fn open(folder: &Path, capacity: u64, now: Timestamp) -> Result<(Self, Opened), JournalError> {
         let path = folder.join("journal");
         Self::start(writer::open(&path, capacity, now, false)?, path, None)
     }
 
-    /// Opens the journal in `folder` that belongs to the identity, and starts its writer. Only the first start of an identity makes one.
-    /// Blocks; the caller holds the folder's lock.
+    /// Opens the journal in `folder` that belongs to the identity, and starts its writer. Only the first start of an identity
+    /// creates one. Blocks; the caller holds the folder's lock.
     pub(crate) fn open_of(identity: &Path, folder: &Path, capacity: u64, now: Timestamp) -> Result<(Self, Opened), JournalError> {
         let path = folder.join("journal");
         let mut birth = Birth::read(identity)?;
@@ -230,7 +230,7 @@ impl Journal {
         }
         let id = opening.writer.identify()?;
         match birth.note(id, opening.writer.sequence()) {
-            // A full disk must not keep a node down whose journal has its room: only how far it has come is known less well.
+            // A full disk must not keep a node down whose journal has its space: only the recorded progress is older.
             Err(error) if birth.knows(id) => {
                 tracing::warn!(error = crate::error_chain::chain(&error), "how far the journal has come could not be recorded");
             }
@@ -239,8 +239,8 @@ impl Journal {
         Self::start(opening, path, Some((birth, id)))
     }
 
-    /// Makes whatever journal is in `folder`, or a new one, that of the identity, for an operator who accepts that it may have lost
-    /// records: nothing that was made before now is run. Returns sentences about it. Blocks; the caller holds the folder's lock.
+    /// Assigns the journal in `folder`, or a new one, to the identity, for an operator who accepts that it may have lost records:
+    /// tasks created before now are not run. Returns messages about it. Blocks; the caller holds the folder's lock.
     pub(crate) fn accept_loss(
         identity: &Path,
         folder: &Path,
@@ -253,12 +253,12 @@ impl Journal {
         Ok(opening.notices)
     }
 
-    /// Whether the journal in `folder` can be that of the identity. Changes nothing.
+    /// Checks whether the journal in `folder` can belong to the identity. Changes nothing.
     pub(crate) fn check_birth(identity: &Path, folder: &Path) -> Result<(), JournalError> {
         Birth::read(identity)?.check(&folder.join("journal")).map(|_| ())
     }
 
-    /// Records beside the identity how far the journal has come: from here on an older copy of it is told apart. Blocks.
+    /// Records the progress of the journal beside the identity: from here on an older copy of it is detected. Blocks.
     pub(crate) fn note_progress(&self) {
         let Some(birth) = &self.birth else { return };
         let sequence = self.shared.lock().sequence;
@@ -284,12 +284,12 @@ impl Journal {
         Ok((Self { damaged, shared, commands, birth }, Opened { unfinished, notices }))
     }
 
-    /// Looks at the journal in `folder` without changing it. Blocks; the caller holds the folder's lock.
+    /// Inspects the journal in `folder` without changing it. Blocks; the caller holds the folder's lock.
     pub(crate) fn inspect(folder: &Path) -> Result<Summary, JournalError> {
         writer::inspect(&folder.join("journal"))
     }
 
-    /// Records something; returns when it is on disk.
+    /// Appends a record. Returns when it is on disk.
     pub(crate) async fn append(&self, record: Record, blob: Vec<u8>) -> Result<(), AppendError> {
         self.reserve().await?.append(record, blob).wait().await
     }
@@ -299,12 +299,12 @@ impl Journal {
         self.reserve().await?.append_both(accepted, envelope, started).wait().await
     }
 
-    /// A place in the writer's queue, for callers that must fix the order of their records under a lock.
+    /// Reserves a place in the writer's queue, for callers that must fix the order of their records under a lock.
     pub(crate) async fn reserve(&self) -> Result<Slot<'_>, AppendError> {
         self.commands.reserve().await.map(Slot).map_err(|_| ended())
     }
 
-    /// What is known of a task.
+    /// Returns the state of a task.
     pub(crate) fn lookup(&self, task_id: TaskId) -> Option<Known> {
         match self.shared.lock().index.get(task_id)? {
             Entry::InFlight(entry) if entry.attempt == 0 => Some(Known::InFlight(TaskPhase::Accepted)),
@@ -313,7 +313,7 @@ impl Journal {
         }
     }
 
-    /// Every task that is not reported, for the hello.
+    /// Returns every task that is not reported, for the hello.
     pub(crate) fn in_hand(&self) -> Vec<(TaskId, TaskPhase)> {
         let stored = self.shared.lock();
         let phase = |entry: &Entry| match entry {
@@ -327,7 +327,8 @@ impl Journal {
         tasks
     }
 
-    /// The stored receipt of a finished task; `None` if it was reported long ago and is no longer kept. Reads the disk on a blocking thread.
+    /// Returns the stored receipt of a finished task, or `None` if it was reported long ago and is no longer kept. Reads the disk
+    /// on a blocking thread.
     pub(crate) async fn receipt(&self, task_id: TaskId) -> Result<Option<Vec<u8>>, AppendError> {
         let found = {
             let stored = self.shared.lock();
@@ -340,46 +341,46 @@ impl Journal {
         read_blob(file, location).await.map(Some)
     }
 
-    /// The first unconfirmed receipt behind `sequence`.
+    /// Returns the first unconfirmed receipt after `sequence`.
     pub(crate) fn unreported_after(&self, sequence: u64) -> Option<Unreported> {
         let (sequence, task_id, _) = self.shared.lock().index.unreported_after(sequence)?;
         Some(Unreported { sequence, task_id })
     }
 
-    /// Number of unconfirmed receipts.
+    /// Returns the number of unconfirmed receipts.
     pub(crate) fn unreported_count(&self) -> usize {
         self.shared.lock().index.unreported_count()
     }
 
-    /// The latest authenticated time ever seen.
+    /// Returns the latest authenticated time ever seen.
     pub(crate) fn highest_time(&self) -> Timestamp {
         self.shared.lock().index.highest_time
     }
 
-    /// Unknown tasks signed until then may have run already.
+    /// Returns the fence: unknown tasks signed until then may have run already.
     pub(crate) fn fence(&self) -> Timestamp {
         self.shared.lock().index.fence
     }
 
-    /// End of the chain of receipts.
+    /// Returns the end of the chain of receipts.
     pub(crate) fn chain(&self) -> Chain {
         self.shared.lock().index.chain.clone()
     }
 
-    /// The enrollment the journal belongs to; 0 before the first.
+    /// Returns the enrollment that the journal belongs to; 0 before the first.
     fn node_epoch(&self) -> u64 {
         self.shared.lock().index.node_epoch
     }
 
-    /// Makes the journal that of this enrollment. Tasks of another one are void: no receipt for them would be believed.
-    /// Says whether what the journal holds still counts.
+    /// Assigns the journal to this enrollment. Tasks of another one are void, because their receipts would be rejected. Returns
+    /// whether the content of the journal is still valid.
     pub(crate) async fn belong_to(&self, node_epoch: u64) -> Result<bool, AppendError> {
         let known = self.node_epoch();
         if known == node_epoch {
             return Ok(true);
         }
-        // The record of the enrollment may be among those that were lost; that must not cost all the others. If they are of
-        // an older enrollment after all, the control plane does not believe their receipts, and no harm is done.
+        // The record of the enrollment may be among the lost ones; that must not cost all the others. If they do belong to an
+        // older enrollment, the control plane rejects their receipts, which is harmless.
         let counts = self.damaged || (known == 0 && !self.shared.lock().index.is_blank());
         let record = if counts { Record::EpochKnown { node_epoch } } else { Record::EpochReset { node_epoch } };
         self.append(record, Vec::new()).await?;
@@ -391,14 +392,14 @@ impl Journal {
 pub(crate) struct Slot<'a>(mpsc::Permit<'a, writer::Command>);
 
 impl Slot<'_> {
-    /// Queues the record; what is queued earlier is recorded earlier.
+    /// Queues the record. Records are written in the order of the queue.
     pub(crate) fn append(self, record: Record, blob: Vec<u8>) -> Pending {
         let (reply, answer) = oneshot::channel();
         self.0.send(writer::Command { record, blob, also: None, reply });
         Pending(answer)
     }
 
-    /// Queues two records that are recorded together or not at all; the second is a small one of the same task.
+    /// Queues two records that are written together or not at all; the second is a small one of the same task.
     fn append_both(self, record: Record, blob: Vec<u8>, also: Option<Record>) -> Pending {
         let (reply, answer) = oneshot::channel();
         self.0.send(writer::Command { record, blob, also, reply });
@@ -410,7 +411,7 @@ impl Slot<'_> {
 pub(crate) struct Pending(oneshot::Receiver<Result<(), AppendError>>);
 
 impl Pending {
-    /// Returns when the record is on disk.
+    /// Waits until the record is on disk.
     pub(crate) async fn wait(self) -> Result<(), AppendError> {
         gpuaas_runtime::recorded(self.0).await.unwrap_or_else(|_| Err(ended()))
     }
@@ -443,7 +444,7 @@ fn unfinished(shared: &Shared, path: &Path) -> Result<Vec<Unfinished>, JournalEr
         };
         found.push(Unfinished { note: entry.note.clone(), envelope, attempt: entry.attempt, started_at: entry.started_at });
     }
-    // Ids sort by the time they were made.
+    // Ids sort by their creation time.
     found.sort_unstable_by_key(|task| task.note.task_id);
     Ok(found)
 }

@@ -1,28 +1,28 @@
-//! One record of the journal: what happened, and how it lies in the file.
+//! One record of the journal, and its layout in the file.
 //!
 //! Layout, little-endian, at an offset that is a multiple of 8:
-//! `magic u32 | body length u32 | crc32 u32 | json length u32 | sequence u64 | json | blob | zeros to the next 8`.
-//! The checksum covers everything behind it. The blob is the envelope or the receipt, byte for byte.
+//! `magic u32 | body length u32 | crc32 u32 | json length u32 | sequence u64 | json | blob | zeros to the next 8`. The checksum
+//! covers everything after it. The blob is the envelope or the receipt, byte for byte.
 
 use gpuaas_contract::Digest;
 use gpuaas_contract::id::{CorrelationId, TaskId};
 use gpuaas_contract::time::Timestamp;
 use gpuaas_contract::{envelope, receipt};
 
-/// Starts every record.
+/// The start of every record.
 pub(super) const MAGIC: u32 = 0x4a52_4543;
-/// Starts a stretch that was damaged and is skipped: `magic xor crc32 of the length u32 | stretch length u32`.
+/// The start of a damaged stretch that is skipped: `magic xor crc32 of the length u32 | stretch length u32`.
 pub(super) const FILLER_MAGIC: u32 = 0x4a46_494c;
 /// Bytes before the body.
 pub(super) const HEADER: usize = 24;
-/// Room for the JSON part of any record.
+/// Size limit of the JSON part of a record.
 const MAX_JSON: usize = 8 * 1024;
-/// Highest number of a record. Nobody gets there by counting; a number above it is damage, and must not stop the counting.
+/// Highest number of a record. No journal counts that far, so a higher number is damage, and must not block the numbering.
 const MAX_SEQUENCE: u64 = u64::MAX / 2;
 /// Longest body.
 pub(super) const MAX_BODY: usize = receipt::MAX_BYTES + MAX_JSON;
 
-/// Something that happened to a task or to the node.
+/// A journal record of a task or of the node.
 #[derive(Clone, Debug, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
 #[serde(tag = "kind", rename_all = "snake_case", deny_unknown_fields)]
 pub(crate) enum Record {
@@ -32,25 +32,25 @@ pub(crate) enum Record {
     Started { task: TaskNote, attempt: u32, at: Timestamp },
     /// A handler reached a phase.
     Phase { task_id: TaskId, phase: String, at: Timestamp },
-    /// It is over. Blob: the signed receipt.
+    /// The task has ended. Blob: the signed receipt.
     Finished { task_id: TaskId, start_by: Timestamp, sequence: u64, receipt_digest: Digest },
     /// The control plane has the receipt.
     Reported { task_id: TaskId },
-    /// No authenticated time before this one counts as now.
+    /// No authenticated time before this one is accepted as now.
     HighestTime { at: Timestamp },
-    /// A new enrollment: the tasks of the old one are void, receipts count from 1 again.
+    /// A new enrollment: the tasks of the old one are void, and receipts count from 1 again.
     EpochReset { node_epoch: u64 },
-    /// The enrollment that the records before this one belong to, when the record of it was lost to damage.
+    /// The enrollment of the records before this one, when its own record was lost to damage.
     EpochKnown { node_epoch: u64 },
-    /// Last receipt of the chain, when the receipt itself is no longer kept.
+    /// The last receipt of the chain, when the receipt itself is no longer kept.
     Chain { sequence: u64, receipt_digest: Digest },
-    /// A task that is finished and reported, and whose receipt is no longer kept: duplicates are still known.
+    /// A task that is finished and reported, and whose receipt is no longer kept: duplicates are still recognized.
     Remembered { task_id: TaskId, start_by: Timestamp },
     /// Records were lost to damage: unknown tasks signed until then may have run already.
     Fence { issued_until: Timestamp },
 }
 
-/// What every later record of a task needs to know of it, repeated so that one lost record does not lose the task.
+/// What every later record repeats about its task, so that one lost record does not lose the task.
 #[derive(Clone, Debug, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
 #[serde(deny_unknown_fields)]
 pub(crate) struct TaskNote {
@@ -61,7 +61,7 @@ pub(crate) struct TaskNote {
     pub(crate) start_by: Timestamp,
 }
 
-/// Where a record lies.
+/// The position of a record.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Location {
     pub(super) offset: u64,
@@ -69,7 +69,7 @@ pub(crate) struct Location {
     pub(super) length: u64,
 }
 
-/// A record as read from the file.
+/// A decoded record.
 #[derive(Debug)]
 pub(super) struct Decoded {
     pub(super) sequence: u64,
@@ -78,12 +78,12 @@ pub(super) struct Decoded {
     pub(super) length: usize,
 }
 
-/// Bytes a body of this length takes in the file.
+/// Returns the size in the file of a body with this length.
 pub(super) fn padded(body: usize) -> usize {
     (HEADER + body).next_multiple_of(8)
 }
 
-/// The record's bytes, padded; `None` if it is too large to be one.
+/// Returns the record's bytes, padded, or `None` if it is too large.
 pub(super) fn encode(record: &Record, blob: &[u8], sequence: u64) -> Option<Vec<u8>> {
     let json = serde_json::to_vec(record).ok()?;
     let body = json.len() + blob.len();
@@ -104,13 +104,13 @@ pub(super) fn encode(record: &Record, blob: &[u8], sequence: u64) -> Option<Vec<
     Some(bytes)
 }
 
-/// Length of the body that this header announces, if it is a header.
+/// Returns the body length in this header, if it is a header.
 pub(super) fn body_length(header: &[u8; HEADER]) -> Option<usize> {
     let length = usize::try_from(word(header, 4)).ok()?;
     (word(header, 0) == MAGIC && length <= MAX_BODY).then_some(length)
 }
 
-/// The record in `bytes` (header and body); `None` if it is damaged.
+/// Decodes the record in `bytes` (header and body), or returns `None` if it is damaged.
 pub(super) fn decode(bytes: &[u8]) -> Option<Decoded> {
     let header: &[u8; HEADER] = bytes.get(..HEADER)?.try_into().ok()?;
     let body = body_length(header)?;
@@ -125,7 +125,7 @@ pub(super) fn decode(bytes: &[u8]) -> Option<Decoded> {
     Some(Decoded { sequence, record, blob: blob.to_vec(), length: padded(body) })
 }
 
-/// The little-endian number at `at`; the caller knows that it is there.
+/// Returns the little-endian number at `at`, which must be in range.
 pub(super) fn word(bytes: &[u8], at: usize) -> u32 {
     bytes.get(at..at + 4).and_then(|b| b.try_into().ok()).map_or(0, u32::from_le_bytes)
 }

@@ -1,4 +1,4 @@
-//! Torture: torn tails, rot at every record, full journals, and reopening at any point.
+//! Stress tests: torn tails, damage at every record, full journals, and reopening at any point.
 
 use std::os::unix::fs::FileExt as _;
 use std::time::Duration;
@@ -45,7 +45,7 @@ fn block<T>(future: impl Future<Output = T>) -> T {
     tokio::runtime::Builder::new_current_thread().enable_all().build().expect("runtime").block_on(future)
 }
 
-/// Waits until the writer thread has let go of the file: the journal is dropped and its last sender with it.
+/// Appends, and waits until the writer thread has closed the file: the journal is dropped with its last sender.
 fn append_all(folder: &Path, records: &[(Record, Vec<u8>)]) {
     let (journal, _) = open(folder);
     block(async {
@@ -55,7 +55,7 @@ fn append_all(folder: &Path, records: &[(Record, Vec<u8>)]) {
     });
 }
 
-/// Everything observable, for comparing a reopened journal with the one before.
+/// Returns everything observable, to compare a reopened journal with the one before.
 fn view(journal: &Journal) -> String {
     let receipts: Vec<_> = std::iter::successors(journal.unreported_after(0), |last| journal.unreported_after(last.sequence))
         .map(|u| (u.sequence, u.task_id))
@@ -154,12 +154,12 @@ fn a_torn_tail_is_removed_kept_aside_and_reported() {
     assert!(folder.path().join("journal.damaged-1").exists());
 }
 
-/// Where the records start.
+/// Returns the start of the records.
 fn first_record() -> usize {
     usize::try_from(file::FILE_HEADER).expect("fits")
 }
 
-/// Where the records end.
+/// Returns the end of the records.
 fn used(path: &Path) -> u64 {
     let bytes = std::fs::read(path).expect("read");
     let last = bytes.iter().rposition(|byte| *byte != 0).expect("records") + 1;
@@ -196,7 +196,7 @@ fn rot_in_any_record_costs_that_record_only_and_never_a_second_run() {
             rotten[usize::try_from(at.offset + delta).expect("fits")] ^= 0x10;
             std::fs::write(&path, &rotten).expect("written");
             let (journal, opened) = open(folder.path());
-            // Of the last one it is also said that it is missing.
+            // For the last one, a second notice says that it is missing.
             assert_eq!(opened.notices.len(), 1 + usize::from(index == 4), "record {index} + {delta}: {:?}", opened.notices);
             let known = [1, 2, 3, 4].map(|n| journal.lookup(task(n)));
             let expected = match index {
@@ -214,11 +214,11 @@ fn rot_in_any_record_costs_that_record_only_and_never_a_second_run() {
                 };
                 assert!(fits, "record {index} + {delta}, task {}: {known:?}", n + 1);
             }
-            // Whatever was only accepted before the damage counts as started.
+            // A task that was only accepted before the damage counts as started.
             for unfinished in &opened.unfinished {
                 assert!(unfinished.attempt >= 1 || index == 0, "task {:?} would run again", unfinished.note.task_id);
             }
-            // Also if it is the last one: it was confirmed, so it is no write that was cut off.
+            // Also for the last one: it was confirmed, so it is not an interrupted write.
             assert!(journal.fence() > Timestamp(0), "unknown old tasks are fenced");
             drop(journal);
             assert_eq!(open(folder.path()).1.notices, [""; 0]);
@@ -252,7 +252,7 @@ fn a_journal_that_is_cut_short_anywhere_is_fenced_and_gets_its_size_back() {
             let _ = std::fs::remove_file(folder.path().join(format!("journal.damaged-{n}")));
         }
     }
-    // What was never used is not missed.
+    // Unused space is not missed.
     std::fs::write(&path, &pristine[..usize::try_from(end).expect("fits")]).expect("cut");
     assert_eq!(open(folder.path()).0.fence(), Timestamp(0));
 }
@@ -276,7 +276,7 @@ fn a_repair_that_was_cut_off_before_its_fence_is_completed() {
     assert!(!open(folder.path()).0.damaged);
 }
 
-/// The lengths of these records in the file.
+/// Returns the lengths of these records in the file.
 fn lengths(records: &[(Record, Vec<u8>)]) -> Vec<usize> {
     records.iter().map(|(record, blob)| record::encode(record, blob, 1).expect("encodes").len()).collect()
 }
@@ -325,7 +325,7 @@ fn a_journal_that_is_full_to_the_last_byte_can_still_be_repaired() {
     let (journal, _) = Journal::open(folder.path(), full, Timestamp(1000)).expect("opens");
     assert_eq!((view(&journal), journal.damaged), (before.clone(), false));
     drop(journal);
-    // With room, it gets its usual size again.
+    // With space, it gets its usual size again.
     assert_eq!(view(&open(folder.path()).0), before);
     assert_eq!(path.metadata().expect("meta").len(), CAPACITY);
 }
@@ -342,12 +342,12 @@ fn rot_in_the_length_of_a_filler_costs_no_record() {
     bytes[second + 40] ^= 1;
     std::fs::write(&path, &bytes).expect("rot");
     assert!(open(folder.path()).0.damaged);
-    // The filler over the second record now claims the third and the fourth as well.
+    // The filler over the second record now claims the third and the fourth too.
     let mut bytes = std::fs::read(&path).expect("read");
     let claimed = u32::try_from(lengths[1..4].iter().sum::<usize>()).expect("fits");
     assert_eq!(record::word(&bytes, second + 4), u32::try_from(lengths[1]).expect("fits"));
     bytes[second + 4..second + 8].copy_from_slice(&claimed.to_le_bytes());
-    // Alone, and together with rot in one of the records that it would hide.
+    // Alone, and together with damage in one of the records that it would hide.
     for third_rots in [false, true] {
         bytes[second + lengths[1] + 40] ^= u8::from(third_rots);
         std::fs::write(&path, &bytes).expect("rot");
@@ -402,7 +402,7 @@ fn a_lost_record_of_the_enrollment_costs_no_other_record() {
         let (journal, _) = open(folder.path());
         assert!(block(journal.belong_to(2)).expect("recorded"));
         assert_eq!(journal.unreported_count(), 1);
-        // A new enrollment voids them all the same.
+        // A new enrollment still voids them all.
         assert!(!block(journal.belong_to(3)).expect("recorded"));
         assert_eq!(journal.in_hand(), []);
     }
@@ -473,7 +473,7 @@ fn a_full_journal_refuses_new_tasks_and_still_takes_every_promised_receipt() {
             journal.append(finished(*n, sequence), vec![b'x'; receipt::MAX_BYTES]).await.expect("promised");
         }
         assert_eq!(journal.append(accepted(30), vec![0; 1000]).await, Err(AppendError::Full));
-        // Confirmed receipts make room again, once nobody can send a duplicate of their tasks.
+        // Confirmed receipts free space, once duplicates of their tasks are no longer possible.
         for n in &taken {
             journal.append(Record::Reported { task_id: task(*n) }, Vec::new()).await.expect("small");
         }
@@ -620,7 +620,7 @@ proptest! {
                 Step::Report(n) if matches!(journal.lookup(task(n)), Some(Known::Finished)) => Record::Reported { task_id: task(n) },
                 Step::Reopen => {
                     let before = view(&journal);
-                    // Not dropped first: a killed process does not say goodbye either.
+                    // Not dropped first, like in a killed process.
                     let reopened = Journal::open(folder.path(), 64 << 20, Timestamp(1)).expect("opens");
                     prop_assert_eq!(reopened.1.notices.len(), 0);
                     prop_assert_eq!(view(&reopened.0), before);

@@ -1,4 +1,4 @@
-//! The journal's only writer: grouped appends, compaction, and the promise that a receipt always fits.
+//! The journal's only writer: grouped appends, compaction, and reserved space for receipts.
 
 use std::collections::VecDeque;
 use std::fs::File;
@@ -19,12 +19,12 @@ use super::{AppendError, JournalError, RESERVED_PER_TASK, Shared, Stored, Summar
 /// Most records that share one sync.
 const GROUP: usize = 256;
 
-/// One thing to record.
+/// A record to append.
 #[derive(Debug)]
 pub(super) struct Command {
     pub(super) record: Record,
     pub(super) blob: Vec<u8>,
-    /// What is recorded together with it, or not at all.
+    /// A record to write together with it, or not at all.
     pub(super) also: Option<Record>,
     pub(super) reply: oneshot::Sender<Result<(), AppendError>>,
 }
@@ -46,15 +46,15 @@ pub(super) struct Writer {
 pub(super) struct Opening {
     pub(super) stored: Stored,
     pub(super) writer: Writer,
-    /// Sentences about what was repaired.
+    /// Messages about repairs.
     pub(super) notices: Vec<String>,
-    /// Records were lost.
+    /// Whether records were lost.
     pub(super) damaged: bool,
 }
 
-/// Opens or makes the file, repairs it, and brings it to the wanted size.
+/// Opens or creates the file, repairs it, and resizes it.
 ///
-/// With `doubtful` it is not known what the journal once held: then whatever was made before now is not run.
+/// With `doubtful`, the earlier content of the journal is unknown: tasks created before now are then not run.
 pub(super) fn open(path: &Path, wanted: u64, now: Timestamp, doubtful: bool) -> Result<Opening, JournalError> {
     let wanted = wanted.next_multiple_of(8);
     let fail = |what| move |source| JournalError::Io { what, path: path.to_owned(), source };
@@ -105,7 +105,7 @@ pub(super) fn open(path: &Path, wanted: u64, now: Timestamp, doubtful: bool) -> 
     if lost {
         index.note_damage();
         if capacity < wanted {
-            // It was cut short: what is recorded about the repair needs its room.
+            // The file was truncated: the records about the repair need space.
             grow(&file, path, capacity, wanted)?;
             capacity = wanted;
         }
@@ -127,18 +127,18 @@ pub(super) fn open(path: &Path, wanted: u64, now: Timestamp, doubtful: bool) -> 
     if damaged {
         repairs.push(Record::Fence { issued_until: now.max(stored.index.highest_time) });
     }
-    // A start whose record may have been lost is treated as a start: running a task twice is worse than not at all.
+    // A start whose record may have been lost counts as a start: running a task twice is worse than not at all.
     let started = |task| Record::Started { task, attempt: 1, at: now };
     repairs.extend(stored.index.doubtful().into_iter().map(started));
     writer.repair(&mut stored, &repairs)?;
     capacity = writer.capacity;
-    // The scan may have written another note than the one it read.
+    // The scan may have written another value than the one it read.
     if scan.damaged_inside || scan.confirmed != Some(writer.end) {
-        // The last step of a repair. What was read and never synced is synced before anybody acts on it.
+        // The last step of a repair. What was read and never synced is synced before anything acts on it.
         file::confirm(&writer.file, writer.end).map_err(fail("repaired"))?;
     }
     if capacity != wanted {
-        // The setting changed. If it does not fit now, the old size goes on serving.
+        // The setting changed. If the content does not fit now, the old size stays.
         match writer.compact(&mut Direct(&mut stored), wanted, now) {
             Ok(true) => notices.push(format!("the journal now has {wanted} bytes instead of {capacity}")),
             Ok(false) => notices
@@ -170,8 +170,8 @@ pub(super) fn inspect(path: &Path) -> Result<Summary, JournalError> {
     Ok(Summary { damaged, used_percent, in_flight: index.in_flight, unreported: index.unreported_count() })
 }
 
-/// Gives a file that was cut short its size back. Behind `whole` there is at most a part of eight bytes, which nothing looked
-/// at: in the middle of the file it would be dirt.
+/// Extends a truncated file. After `whole` there is at most a part of eight bytes that was not scanned: in the middle of the file
+/// it would be damage.
 fn grow(file: &File, path: &Path, whole: u64, bytes: u64) -> Result<(), JournalError> {
     let grown = file.set_len(whole).and_then(|()| file::allocate(file, bytes)).and_then(|()| file.sync_all());
     grown.map_err(|source| match source.kind() {
@@ -199,7 +199,8 @@ fn make(path: &Path, capacity: u64, confirmed: u64) -> Result<(), JournalError> 
     })
 }
 
-/// A journal whose first bytes are damaged still has its records; a file without any is put aside. Says whether it was.
+/// Repairs a damaged header. A journal with a damaged header still has its records; a file without any is set aside. Returns
+/// whether it was.
 fn mend_header(path: &Path, file: File, wanted: u64, notices: &mut Vec<String>) -> Result<(File, bool), JournalError> {
     let fail = |what| move |source| JournalError::Io { what, path: path.to_owned(), source };
     let capacity = file.metadata().map_err(fail("read"))?.len() / 8 * 8;
@@ -209,7 +210,7 @@ fn mend_header(path: &Path, file: File, wanted: u64, notices: &mut Vec<String>) 
         return Ok((file, false));
     }
     let aside = file::free_damaged_name(path).unwrap_or_else(|| path.with_extension("damaged"));
-    // A second name and not another one, so that at no moment there is no journal: a missing one would count as a new one.
+    // A hard link and not a rename, so that there is a journal at every moment: a missing one would count as new.
     std::fs::hard_link(path, &aside).map_err(fail("put aside"))?;
     notices.push(format!("the journal held no readable record; it was put aside as {} and a new one was made", aside.display()));
     make(path, wanted, file::REPAIRING)?;
@@ -218,12 +219,12 @@ fn mend_header(path: &Path, file: File, wanted: u64, notices: &mut Vec<String>) 
 }
 
 impl Writer {
-    /// The number of the last record.
+    /// Returns the number of the last record.
     pub(super) fn sequence(&self) -> u64 {
         self.sequence
     }
 
-    /// The journal's id; it gets one if it has none.
+    /// Returns the journal's id. Creates one if it has none.
     pub(super) fn identify(&self) -> Result<JournalId, JournalError> {
         let fail = |what| move |source| JournalError::Io { what, path: self.path.clone(), source };
         if let Some(id) = file::read_id(&self.file).map_err(fail("read"))? {
@@ -234,7 +235,7 @@ impl Writer {
         Ok(id)
     }
 
-    /// Serves until every sender is gone.
+    /// Runs until all senders are dropped.
     pub(super) fn run(mut self, shared: &Shared, mut queue: mpsc::Receiver<Command>) {
         let mut group = Vec::with_capacity(GROUP);
         while let Some(first) = queue.blocking_recv() {
@@ -248,7 +249,7 @@ impl Writer {
         }
     }
 
-    /// Records what waits, in its order, with as few syncs as possible.
+    /// Writes the queued records in order, with as few syncs as possible.
     pub(super) fn serve(&mut self, shared: &Shared, group: &mut Vec<Command>) {
         let mut waiting: VecDeque<Command> = group.drain(..).collect();
         while !waiting.is_empty() {
@@ -256,20 +257,20 @@ impl Writer {
         }
     }
 
-    /// Records what can be recorded with one sync, then tells everybody in it.
+    /// Writes the records that can share one sync, then sends their results.
     fn serve_together(&mut self, shared: &Shared, waiting: &mut VecDeque<Command>) {
         let mut admitted = Vec::with_capacity(waiting.len());
         let mut bytes = Vec::new();
         let mut newly_in_flight = 0;
         while let Some(command) = waiting.pop_front() {
             match self.admit(shared, &command, newly_in_flight, &bytes) {
-                // Perhaps compaction makes room, which cannot happen behind records that already have their place.
+                // Compaction may free space, but not behind records that already have their position.
                 Err(AppendError::Full) if !bytes.is_empty() => {
                     waiting.push_front(command);
                     break;
                 }
                 Ok((mut encoded, mut sequence)) => {
-                    // A small record of a task has its room from the task's promise.
+                    // A small record of a task uses the task's reserved space.
                     let alone = u64::try_from(encoded.len()).unwrap_or(u64::MAX);
                     if let Some(also) = command.also.as_ref().and_then(|also| record::encode(also, &[], sequence + 1)) {
                         encoded.extend_from_slice(&also);
@@ -286,7 +287,7 @@ impl Writer {
                     admitted.push((command, at, Location { offset: offset + alone, length: behind }));
                 }
                 Err(error) => {
-                    // The caller may have gone away; then nobody needs the answer.
+                    // The caller may be gone and not need the result.
                     let _ = command.reply.send(Err(error));
                 }
             }
@@ -307,7 +308,7 @@ impl Writer {
             return;
         }
         self.end += u64::try_from(bytes.len()).unwrap_or(0);
-        // Before anybody is told, so that whatever anybody relies on is known to have been there.
+        // Before the results are sent, so that everything a caller relies on is confirmed.
         if let Err(error) = file::confirm(&self.file, self.end) {
             tracing::error!(%error, path = %self.path.display(), "journal cannot be written; nothing more will be recorded");
             self.failed = Some(error.to_string());
@@ -327,7 +328,7 @@ impl Writer {
         self.compact_if_worthwhile(shared);
     }
 
-    /// Encodes the record if there is room for it beside everything that is promised.
+    /// Encodes the record if there is space for it beside everything that is reserved.
     fn admit(&mut self, shared: &Shared, command: &Command, newly: usize, group: &[u8]) -> Result<(Vec<u8>, u64), AppendError> {
         if let Some(reason) = &self.failed {
             return Err(AppendError::Failed(reason.clone()));
@@ -337,7 +338,7 @@ impl Writer {
         let length = u64::try_from(encoded.len()).unwrap_or(u64::MAX);
         let stored = shared.lock();
         let in_flight = stored.index.in_flight + newly;
-        // What already has room promised may use it; what comes new must leave the promises untouched.
+        // Records of accepted tasks may use their reserved space; new tasks must leave it untouched.
         let promised_tasks = match &command.record {
             Record::Accepted { .. } => in_flight + 1,
             Record::Finished { task_id, .. } if stored.index.get(*task_id).is_none() => in_flight,
@@ -380,13 +381,13 @@ impl Writer {
         if self.end.saturating_sub(essential) > self.capacity / 100 * 20
             && let Err(error) = self.compact(&mut &*shared, self.capacity, now)
         {
-            tracing::warn!(%error, "journal could not be compacted; going on with the one in use");
+            tracing::warn!(%error, "journal could not be compacted; continuing with the current one");
         }
         // Not again before there is something new to gain.
         self.compact_at = self.end + self.capacity / 100 * 5;
     }
 
-    /// Writes what still matters to a new file of `capacity` bytes and swaps it in. `false`: it would not fit.
+    /// Writes the live records to a new file of `capacity` bytes and swaps it in. Returns `false` if they would not fit.
     ///
     /// This thread is the only one that changes the journal, so the long part needs no lock.
     fn compact(&mut self, access: &mut impl Access, capacity: u64, now: Timestamp) -> io::Result<bool> {
@@ -412,8 +413,8 @@ impl Writer {
             stored.file = Arc::clone(&self.file);
             stored.index = fresh.index;
         });
-        // The new file is in use now. If its name is not sure to survive a power cut, nothing may be claimed any more:
-        // the next start would read the old file.
+        // The new file is in use now. If its name may not survive a power cut, nothing more may be claimed: the next start would
+        // read the old file.
         let folder = self.path.parent().unwrap_or(Path::new("/"));
         if let Err(error) = private_file::sync_folder(folder) {
             tracing::error!(%error, path = %self.path.display(), "journal's folder cannot be synced; nothing more will be recorded");
@@ -450,8 +451,8 @@ impl Writer {
         Ok((file, fresh))
     }
 
-    /// Records outside the queue, at open, what a repair has to say. A journal may be full to the last byte when it is
-    /// damaged, and must open all the same: then the file gets longer, until compaction makes it short again.
+    /// Writes the records about a repair at open, outside the queue. A full journal that is damaged must still open: the file
+    /// then grows, until compaction shrinks it again.
     fn repair(&mut self, stored: &mut Stored, records: &[Record]) -> Result<(), JournalError> {
         let fail = |path: &Path| {
             let path = path.to_owned();
@@ -485,7 +486,7 @@ fn length_of(bytes: &[u8]) -> u64 {
     u64::try_from(bytes.len()).unwrap_or(u64::MAX)
 }
 
-/// The index, at open still ours alone, later behind its lock.
+/// Access to the index: exclusive at open, later behind its lock.
 trait Access {
     fn with<T>(&mut self, work: impl FnOnce(&mut Stored) -> T) -> T;
 }
@@ -504,13 +505,13 @@ impl Access for &Shared {
     }
 }
 
-/// What goes into the new file; `None` if it would not leave the promised room.
+/// Returns the content of the new file, or `None` if it would not leave the reserved space.
 fn plan(index: &Index, room: u64, now: Timestamp) -> Option<(Vec<Record>, Vec<Kept>)> {
     let promised = RESERVED_PER_TASK.saturating_mul(u64::try_from(index.in_flight).unwrap_or(u64::MAX));
     if index.essential_bytes(now).saturating_add(promised) > room {
         return None;
     }
-    // Receipts of reported tasks are a courtesy: they stay while they take less than a third of the file.
+    // Receipts of reported tasks are optional: they stay while they take less than a third of the file.
     let keep = if index.live_bytes(now).saturating_add(promised) > room / 3 { Keep::Essentials } else { Keep::Receipts };
     let (kept, past) = index.live(now, keep);
     let mut head = vec![Record::EpochReset { node_epoch: index.node_epoch }, Record::HighestTime { at: past }];
@@ -523,7 +524,7 @@ fn plan(index: &Index, room: u64, now: Timestamp) -> Option<(Vec<Record>, Vec<Ke
     Some((head, kept))
 }
 
-/// A journal being written by compaction.
+/// A journal that is written by compaction.
 #[derive(Default)]
 struct Fresh {
     index: Index,
@@ -571,7 +572,7 @@ mod tests {
             writer.serve(&shared, &mut commands);
             answers.into_iter().all(|mut answer| answer.try_recv().expect("answered").is_ok())
         };
-        // Four megabytes that nobody needs any more.
+        // Four megabytes that are no longer needed.
         for n in 0..4 {
             let digest = Digest::of(&[n]);
             let finished = Record::Finished { task_id: id(n), start_by, sequence: u64::from(n) + 1, receipt_digest: digest };
@@ -601,7 +602,7 @@ mod tests {
             answer.try_recv().expect("answered")
         };
         record(&mut writer, 1).expect("works");
-        // A descriptor that cannot be written stands in for a disk that cannot.
+        // A read-only descriptor simulates a disk that cannot be written.
         let good = std::mem::replace(&mut writer.file, Arc::new(File::open(&path).expect("opens")));
         assert!(matches!(record(&mut writer, 2), Err(AppendError::Failed(_))));
         writer.file = good;

@@ -1,4 +1,4 @@
-//! One session over either transport: what can be said, and what is heard.
+//! One session over either transport: its outgoing and incoming messages.
 
 use std::time::Duration;
 
@@ -9,9 +9,9 @@ use tokio::task::JoinSet;
 use super::dial::DialError;
 use super::http::HttpError;
 
-/// Messages waiting in either direction.
+/// Most messages that wait in either direction.
 pub(super) const QUEUE: usize = 64;
-/// How long the last messages may take at a close in good order.
+/// Time limit for the last messages at a clean close.
 const CLOSE_WITHIN: Duration = Duration::from_secs(2);
 
 /// An open session.
@@ -19,7 +19,7 @@ pub(super) struct Conversation {
     pub(super) welcome: Welcome,
     pub(super) outgoing: mpsc::Sender<FromNode>,
     pub(super) incoming: mpsc::Receiver<Result<to_node::Message, LinkError>>,
-    /// Whatever carries the messages; dropped with the conversation.
+    /// The tasks that carry the messages; dropped with the conversation.
     pub(super) tasks: JoinSet<()>,
 }
 
@@ -32,7 +32,7 @@ impl Conversation {
         Self { welcome, outgoing, incoming, tasks: JoinSet::new() }
     }
 
-    /// Lets what was said reach the other side, then ends.
+    /// Sends what is queued, then ends.
     pub(super) async fn close(self) {
         let Self { outgoing, incoming, mut tasks, .. } = self;
         drop(outgoing);
@@ -43,7 +43,7 @@ impl Conversation {
 }
 
 impl LinkError {
-    /// Whether a newer link of this node took over.
+    /// Returns whether a newer link of this node took over.
     pub(super) fn is_replaced(&self) -> bool {
         match self {
             Self::Fenced => true,
@@ -59,16 +59,16 @@ pub(crate) enum LinkError {
     /// No connection.
     #[error("the control plane cannot be reached")]
     Dial(#[from] DialError),
-    /// Connected, but nobody greeted.
+    /// Connected, but there was no welcome.
     #[error("no welcome within {seconds} s", seconds = .0.as_secs())]
     NoWelcome(Duration),
     /// The connection broke.
     #[error("the link broke: {0}")]
     Broken(String),
-    /// The control plane said no.
+    /// The control plane refused the link.
     #[error("the control plane refused the link ({code}): {message}")]
     Refused { code: String, message: String },
-    /// The control plane ended the session and said why.
+    /// The control plane ended the session with a reason.
     #[error("the control plane closed the link ({}): {}", .0.code, .0.message)]
     Goodbye(Goodbye),
     /// A newer session of this node has taken over; a new hello is needed.

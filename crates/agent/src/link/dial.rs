@@ -1,7 +1,7 @@
-//! One TLS connector for everything the agent dials: both transports, enrollment, renewal.
+//! The TLS connector for all connections of the agent: both transports, enrollment, renewal.
 //!
-//! TLS 1.3 only. The server must have a certificate for [`SERVER_NAME`] from the pinned CA, whatever address was dialed.
-//! Sessions are not resumed: every connection proves the certificate in use now.
+//! TLS 1.3 only. The server must have a certificate for [`SERVER_NAME`] from the pinned CA, whatever the address. Sessions are
+//! not resumed: every connection proves the current certificate.
 
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
@@ -18,12 +18,12 @@ use rustls_pki_types::{CertificateDer, PrivateKeyDer, ServerName, UnixTime};
 use sha2::Digest as _;
 use tokio_rustls::client::TlsStream;
 
-/// What is spoken inside.
+/// The protocol inside TLS.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Protocol {
     /// For the stream.
     Http2,
-    /// For long-poll and enrollment: survives everything that breaks streams.
+    /// For long-poll and enrollment: works through everything that breaks streams.
     Http1,
 }
 
@@ -36,7 +36,7 @@ impl Protocol {
     }
 }
 
-/// Dials the control plane.
+/// Connects to the control plane.
 #[derive(Clone, Debug)]
 pub(crate) struct Dialer {
     inner: Arc<Inner>,
@@ -51,7 +51,7 @@ struct Inner {
     timeout: Duration,
 }
 
-/// No connection.
+/// Why there is no connection.
 #[derive(Debug, thiserror::Error)]
 pub enum DialError {
     /// No address is known.
@@ -62,33 +62,33 @@ pub enum DialError {
     Tcp {
         /// The address.
         address: String,
-        /// What the system said.
+        /// The error of the system.
         #[source]
         source: std::io::Error,
     },
-    /// It answered but could not prove to be the control plane, or did not take us.
-    #[error("{address} answered, but no trusted connection came about; {hint}")]
+    /// The server answered but could not prove to be the control plane, or did not accept us.
+    #[error("{address} answered, but the TLS connection failed; {hint}")]
     Tls {
         /// The address.
         address: String,
-        /// What to look at.
+        /// What to check.
         hint: &'static str,
-        /// What TLS said.
+        /// The error of TLS.
         #[source]
         source: std::io::Error,
     },
-    /// Something between took the connection and went silent.
-    #[error("{address} took the connection and then said nothing for {seconds} s", seconds = .timeout.as_secs())]
+    /// Something accepted the connection and did not answer.
+    #[error("{address} accepted the connection and then did not answer for {seconds} s", seconds = .timeout.as_secs())]
     Silent {
         /// The address.
         address: String,
-        /// How long was waited.
+        /// The time limit.
         timeout: Duration,
     },
 }
 
 impl DialError {
-    /// Whether the other side is there and only will not speak HTTP/2: then long-poll can still work.
+    /// Returns whether the server is reachable and only refuses HTTP/2: then long-poll can still work.
     pub(crate) fn refuses_http2(&self) -> bool {
         match self {
             Self::Tls { source, .. } => {
@@ -104,7 +104,7 @@ fn tls_error(error: &std::io::Error) -> Option<&rustls::Error> {
 }
 
 impl Dialer {
-    /// Dials `addresses`, the one that worked last first.
+    /// Creates a dialer for `addresses`, which tries the one that worked last first.
     pub(crate) fn new(addresses: Vec<String>, config: Arc<ClientConfig>, timeout: Duration) -> Self {
         Self { inner: Arc::new(Inner { addresses, preferred: AtomicUsize::new(0), config: Mutex::new(config), timeout }) }
     }
@@ -114,7 +114,7 @@ impl Dialer {
         *self.inner.config.lock().unwrap_or_else(PoisonError::into_inner) = config;
     }
 
-    /// A connection to the first address that gives one.
+    /// Connects to the first address that works.
     pub(crate) async fn dial(&self, protocol: Protocol) -> Result<TlsStream<TcpStream>, DialError> {
         let inner = &self.inner;
         let count = inner.addresses.len();
@@ -128,7 +128,7 @@ impl Dialer {
                     return Ok(stream);
                 }
                 Err(error) => {
-                    tracing::debug!(error = crate::error_chain::chain(&error), "dialing failed");
+                    tracing::debug!(error = crate::error_chain::chain(&error), "connecting failed");
                     last_error = error;
                 }
             }
@@ -158,7 +158,7 @@ impl Dialer {
     }
 }
 
-/// What binds a proof to this connection and no other; `None` if there is nothing, and then nothing can be proved.
+/// Returns the channel binding of this connection, or `None` if there is none; then nothing can be proved.
 pub(crate) fn channel_binding(stream: &TlsStream<TcpStream>) -> Option<ChannelBinding> {
     stream.get_ref().1.export_keying_material([0; 32], EXPORTER_LABEL, None).ok()
 }
@@ -183,7 +183,7 @@ fn hint_for(error: &std::io::Error) -> &'static str {
     }
 }
 
-/// Why no TLS configuration could be made.
+/// Why the TLS configuration could not be created.
 #[derive(Debug, thiserror::Error)]
 #[error("the node's TLS keys and certificates do not fit together; enroll again with: gpuaas-agent enroll --replace")]
 pub struct TlsSetupError(#[source] rustls::Error);
@@ -197,7 +197,7 @@ fn finish(mut config: ClientConfig) -> Arc<ClientConfig> {
     Arc::new(config)
 }
 
-/// For an enrolled node: the CA is known; with a certificate the node shows who it is.
+/// Returns the configuration of an enrolled node: the CA is known, and with a certificate the node authenticates itself.
 pub(crate) fn enrolled_config(
     ca: &CertificateDer<'static>,
     client: Option<(Vec<CertificateDer<'static>>, PrivateKeyDer<'static>)>,
@@ -215,7 +215,8 @@ pub(crate) fn enrolled_config(
     Ok(finish(config))
 }
 
-/// For first contact: only the CA's fingerprint is known, the CA itself is in the chain the server presents.
+/// Returns the configuration for the first contact: only the CA's fingerprint is known, and the server presents the CA in its
+/// chain.
 pub(crate) fn pinned_config(pin: [u8; 32]) -> Result<Arc<ClientConfig>, TlsSetupError> {
     let provider = provider();
     let config = ClientConfig::builder_with_details(Arc::clone(&provider), gpuaas_runtime::certificate_clock())
@@ -227,12 +228,12 @@ pub(crate) fn pinned_config(pin: [u8; 32]) -> Result<Arc<ClientConfig>, TlsSetup
     Ok(finish(config))
 }
 
-/// SHA-256 of a certificate, the form in which a CA is pinned.
+/// Returns the SHA-256 of a certificate, the form in which a CA is pinned.
 pub(crate) fn fingerprint(certificate: &CertificateDer<'_>) -> [u8; 32] {
     sha2::Sha256::digest(certificate).into()
 }
 
-/// Believes only chains that contain the pinned CA, and those only if they verify against it like any other chain.
+/// Accepts only chains that contain the pinned CA and verify against it like any other chain.
 #[derive(Debug)]
 struct PinnedCa {
     pin: [u8; 32],

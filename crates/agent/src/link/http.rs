@@ -1,4 +1,4 @@
-//! HTTP/1.1 requests to the link listener, one at a time per lane, over one kept connection.
+//! HTTP/1.1 requests to the link listener, one at a time per lane, over one persistent connection.
 
 use std::time::Duration;
 
@@ -12,7 +12,7 @@ use hyper_util::rt::TokioIo;
 
 use super::dial::{self, DialError, Dialer, Protocol};
 
-/// One connection that is made when needed and kept while it lasts.
+/// One connection that is opened when needed and kept as long as it works.
 #[derive(Debug)]
 pub(crate) struct Lane {
     dialer: Dialer,
@@ -20,40 +20,40 @@ pub(crate) struct Lane {
     binding: Option<ChannelBinding>,
 }
 
-/// An answer with a good status.
+/// A successful answer.
 #[derive(Debug)]
 pub(crate) struct Answer {
     pub(crate) body: Bytes,
 }
 
-/// No good answer.
+/// Why there is no successful answer.
 #[derive(Debug, thiserror::Error)]
 pub enum HttpError {
     /// No connection.
     #[error("the control plane cannot be reached")]
     Dial(#[from] DialError),
-    /// The answer did not come in time.
+    /// The answer did not arrive in time.
     #[error("the control plane did not answer within {seconds} s", seconds = .0.as_secs())]
     Timeout(Duration),
     /// The connection broke.
     #[error("the connection to the control plane broke: {0}")]
     Broken(String),
-    /// The control plane said no, and why.
+    /// The control plane refused the request.
     #[error("the control plane refused ({status}, {code}): {detail}")]
     Problem {
         /// HTTP status.
         status: u16,
         /// Stable code.
         code: String,
-        /// A sentence.
+        /// The message.
         detail: String,
     },
-    /// The answer is not what the protocol says.
-    #[error("the control plane's answer is not understood: {0}")]
+    /// The answer does not follow the protocol.
+    #[error("the control plane's answer is not valid: {0}")]
     Malformed(String),
 }
 
-/// The fields of problem+json that matter here; others are allowed.
+/// The relevant fields of problem+json; others are allowed.
 #[derive(Debug, Default, serde::Deserialize)]
 #[serde(default)]
 struct Problem {
@@ -99,7 +99,7 @@ impl Lane {
         Self { dialer, connection: None, binding: None }
     }
 
-    /// Dials if there is no connection yet; returns what binds a proof to it.
+    /// Connects if there is no connection yet, and returns its channel binding.
     pub(crate) async fn channel_binding(&mut self) -> Result<Option<ChannelBinding>, HttpError> {
         if self.connection.is_none() {
             self.connection = Some(self.connect().await?);
@@ -107,7 +107,7 @@ impl Lane {
         Ok(self.binding)
     }
 
-    /// Makes the request and reads the whole answer. A refusal is an error with its code.
+    /// Sends the request and reads the whole answer. A refusal is an error with its code.
     pub(crate) async fn call(&mut self, call: &Call) -> Result<Answer, HttpError> {
         match tokio::time::timeout(call.timeout, self.exchange(call)).await {
             Ok(answer) => answer,
@@ -119,20 +119,20 @@ impl Lane {
         }
     }
 
-    /// Makes the request and parses the answer.
+    /// Sends the request and parses the answer.
     pub(crate) async fn call_json<T: serde::de::DeserializeOwned>(&mut self, call: &Call) -> Result<T, HttpError> {
         let answer = self.call(call).await?;
         serde_json::from_slice(&answer.body).map_err(|error| HttpError::Malformed(error.to_string()))
     }
 
-    /// One exchange. The server may have closed a kept connection at the very moment it was used again; everything that is sent
-    /// here may be sent twice, so a new connection gets another try.
+    /// Runs one exchange. The server may have closed a persistent connection at the moment of its reuse. Everything that is sent
+    /// here may be sent twice, so it is retried on a new connection.
     async fn exchange(&mut self, call: &Call) -> Result<Answer, HttpError> {
         if let Some(mut kept) = self.connection.take()
             && kept.ready().await.is_ok()
         {
             match self.exchange_over(kept, call).await {
-                Err(HttpError::Broken(reason)) => tracing::debug!(reason, "a kept connection broke; trying a new one"),
+                Err(HttpError::Broken(reason)) => tracing::debug!(reason, "a persistent connection broke; trying a new one"),
                 answer => return answer,
             }
         }
@@ -164,7 +164,7 @@ impl Lane {
         self.binding = dial::channel_binding(&stream);
         let (sender, connection) = http1::handshake(TokioIo::new(stream)).await.map_err(broken)?;
         tokio::spawn(async move {
-            // Ends when the sender is dropped or the server closes; errors reach the request that was under way.
+            // Ends when the sender is dropped or the server closes; errors reach the current request.
             let _ = connection.await;
         });
         Ok(sender)

@@ -1,8 +1,8 @@
-//! The link: keeps a session with the control plane open, over the stream where it works and over long-poll elsewhere.
+//! The link: keeps a session with the control plane open, over the stream if it works and otherwise over long-poll.
 //!
-//! Reconnects use full jitter, so that a thousand agents do not come back at the same moment. With `transport = auto`
-//! three streams in a row that fail although the control plane can be reached lead to long-poll; from there the stream
-//! is tried in the background and taken as soon as it works. A dropped link never touches running work.
+//! Reconnects use full jitter, so that a thousand agents do not return at the same moment. With `transport = auto`, three
+//! consecutive failed streams to a reachable control plane lead to long-poll; the stream is then tried in the background and used
+//! as soon as it works. A dropped link never affects running work.
 
 mod conversation;
 pub(crate) mod dial;
@@ -32,24 +32,24 @@ use dial::Dialer;
 pub(crate) use resume::Resume;
 pub(crate) use session::Core;
 
-/// Times of the link. The defaults are right; tests use shorter ones.
+/// Timings of the link. Only tests need other than the defaults.
 #[derive(Clone, Copy, Debug)]
 pub struct LinkTimings {
-    /// Longest wait before the first reconnect; doubles with every failure.
+    /// Upper limit of the first reconnect delay; it doubles with every failure.
     pub backoff_base: Duration,
-    /// Longest wait before any reconnect.
+    /// Upper limit of every reconnect delay.
     pub backoff_cap: Duration,
-    /// A session this old was a good one: the next wait is short again.
+    /// After this long a session counts as stable: the next delay is short again.
     pub stable_after: Duration,
     /// A stream without a welcome for this long has failed.
     pub welcome_within: Duration,
-    /// On long-poll, the stream is tried again this often.
+    /// How often the stream is tried on long-poll.
     pub stream_retry: Duration,
-    /// Failed streams in a row before long-poll is used.
+    /// Consecutive failed streams before long-poll is used.
     pub stream_failures: u32,
-    /// Wait after the control plane refused the node itself.
+    /// Delay after the control plane refused the node itself.
     pub refused_wait: Duration,
-    /// How often the certificate's age is looked at.
+    /// How often the certificate's age is checked.
     pub certificate_check: Duration,
 }
 
@@ -68,7 +68,7 @@ impl Default for LinkTimings {
     }
 }
 
-/// Which transport a session uses.
+/// The transport of a session.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Transport {
     Stream,
@@ -97,11 +97,11 @@ pub(crate) struct Supervisor {
     pub(crate) status: watch::Sender<LinkStatus>,
 }
 
-/// How a session came to its end.
+/// How a session ended.
 enum SessionEnd {
     Shutdown,
     Error(LinkError),
-    /// Long-poll gave way to this stream.
+    /// Long-poll was replaced by this stream.
     Upgrade(Box<(Conversation, Round)>),
 }
 
@@ -141,7 +141,7 @@ impl Supervisor {
             if began.elapsed() >= self.timings.stable_after {
                 (attempt, stream_failures) = (0, 0);
             }
-            // Without a valid certificate nothing works; that says nothing about streams.
+            // Nothing works without a valid certificate, so this says nothing about streams.
             let certificate = self.credentials.blamed();
             if transport == Transport::Stream
                 && began.elapsed() < self.timings.stable_after
@@ -219,7 +219,7 @@ impl Supervisor {
             };
             session::run(core, conversation, round, volatile, end).await
         };
-        // The control plane may let the new stream take over before its welcome is here.
+        // The new stream may take over before its welcome arrives here.
         if upgrade.is_none() && trying.load(Ordering::Relaxed) && ended.as_ref().is_some_and(LinkError::is_replaced) {
             upgrade = tokio::time::timeout(timings.welcome_within, better).await.ok();
         }
@@ -230,7 +230,7 @@ impl Supervisor {
         }
     }
 
-    /// How long to wait before the next attempt.
+    /// Returns the delay before the next attempt.
     fn wait_after(&self, error: &LinkError, attempt: u32) -> Duration {
         let LinkTimings { backoff_base, backoff_cap, refused_wait, .. } = self.timings;
         let jittered = full_jitter(backoff_base, backoff_cap, attempt);
@@ -242,7 +242,7 @@ impl Supervisor {
         let asked = at_least + jittered;
         match advice_for(code) {
             Some(advice) => {
-                tracing::error!(code, advice, "the control plane does not take this node");
+                tracing::error!(code, advice, "the control plane refuses this node");
                 asked.max(refused_wait + full_jitter(refused_wait / 4, refused_wait / 4, 0))
             }
             None => asked,
@@ -261,7 +261,7 @@ impl Supervisor {
         });
     }
 
-    /// Waits, and throws away what would only be stale at the next hello, which says what is in hand.
+    /// Waits, and drops messages that would be stale at the next hello, which lists the tasks in hand.
     async fn discard_volatile(&mut self, wait: Duration) {
         let deadline = Instant::now() + wait;
         loop {
@@ -276,7 +276,7 @@ impl Supervisor {
     }
 }
 
-/// Tries the stream now and then until it works.
+/// Tries the stream periodically until it works.
 async fn stream_when_it_works(core: &Core, dialer: &Dialer, timings: &LinkTimings, trying: &AtomicBool) -> (Conversation, Round) {
     loop {
         tokio::time::sleep(timings.stream_retry).await;
@@ -291,7 +291,7 @@ async fn stream_when_it_works(core: &Core, dialer: &Dialer, timings: &LinkTiming
     }
 }
 
-/// Whether the control plane could be reached and the stream as such failed.
+/// Returns whether the control plane was reachable and only the stream failed.
 fn blames_the_stream(error: &LinkError) -> bool {
     match error {
         LinkError::NoWelcome(_) | LinkError::Broken(_) => true,
@@ -300,7 +300,7 @@ fn blames_the_stream(error: &LinkError) -> bool {
     }
 }
 
-/// What an operator must do about a refusal of the node itself; `None` for refusals that pass.
+/// Returns what an operator must do about a refusal of the node itself, or `None` for temporary refusals.
 fn advice_for(code: &str) -> Option<&'static str> {
     match code {
         "certificate_revoked" | "certificate_key_mismatch" => {
@@ -317,12 +317,12 @@ fn advice_for(code: &str) -> Option<&'static str> {
     }
 }
 
-/// Uniform between zero and `base · 2^attempt`, at most `cap`.
+/// Returns a uniform delay between zero and `base · 2^attempt`, at most `cap`.
 fn full_jitter(base: Duration, cap: Duration, attempt: u32) -> Duration {
     let ceiling = base.saturating_mul(2_u32.saturating_pow(attempt.min(20))).min(cap);
     let micros = u64::try_from(ceiling.as_micros()).unwrap_or(u64::MAX);
     let mut random = [0_u8; 8];
-    // Without random numbers the full wait is still a wait.
+    // Without randomness, the full delay is used.
     if !gpuaas_runtime::random(&mut random) || micros == 0 {
         return ceiling;
     }

@@ -1,4 +1,4 @@
-//! The second transport: HTTP long-poll, for networks that break streams. The same messages as JSON.
+//! The second transport: HTTP long-poll with the same messages as JSON, for networks that break streams.
 
 use std::time::Duration;
 
@@ -14,12 +14,12 @@ use super::resume::Resume;
 
 type Heard = mpsc::Sender<Result<to_node::Message, LinkError>>;
 
-/// What every request of a session needs.
+/// The common parts of a session's requests.
 #[derive(Clone)]
 struct PollSession {
     node_id: NodeId,
     session_id: String,
-    /// Proves that a request is of this process.
+    /// Proves that a request comes from this process.
     key: String,
     timeout: Duration,
     dialer: Dialer,
@@ -61,7 +61,7 @@ impl PollSession {
     }
 }
 
-/// Asks again and again for what the control plane has to say.
+/// Polls for messages of the control plane.
 async fn listen(session: PollSession, wait_route: &'static str, hold: Duration, heard: Heard) {
     let mut lane = Lane::new(session.dialer.clone());
     let call = session.with_session(Call::get(session.path(wait_route), hold + session.timeout));
@@ -88,7 +88,7 @@ async fn listen(session: PollSession, wait_route: &'static str, hold: Duration, 
     }
 }
 
-/// Carries messages to the control plane in two lanes, each in order: what tasks wait for, and what is only told.
+/// Sends messages to the control plane in two ordered lanes: those that tasks wait for, and the others.
 async fn speak(session: PollSession, mut queue: mpsc::Receiver<FromNode>, heard: Heard) {
     let (tasks, tasks_queue) = mpsc::channel(QUEUE);
     let (bulk, bulk_queue) = mpsc::channel(QUEUE);
@@ -115,7 +115,7 @@ async fn speak(session: PollSession, mut queue: mpsc::Receiver<FromNode>, heard:
         tokio::join!(carry(&session, tasks_queue, &heard), carry(&session, bulk_queue, &heard));
     };
     tokio::join!(route_all, lanes);
-    // In good order: nothing is left to say. Failing does not matter, the control plane notices the silence.
+    // A clean end. A failure does not matter: the control plane notices the silence.
     let call = session.with_session(Call::post(session.path(route::BYE), Vec::new(), session.timeout));
     let _ = Lane::new(session.dialer.clone()).call(&call).await;
 }
@@ -126,7 +126,7 @@ async fn carry(session: &PollSession, mut queue: mpsc::Receiver<from_node::Messa
         match post(session, &mut lane, message).await.or_else(passing) {
             Ok(None) => {}
             Ok(Some(answer)) => {
-                // Once nobody listens any more, the answers come again with the next session.
+                // If the session has ended, the answers come again with the next one.
                 let _ = heard.send(Ok(answer)).await;
             }
             Err(error) => {
@@ -137,12 +137,12 @@ async fn carry(session: &PollSession, mut queue: mpsc::Receiver<from_node::Messa
     }
 }
 
-/// A message that the control plane will not have says nothing about the session: what matters in it comes again with
-/// the next hello, or as a receipt that stays unconfirmed.
+/// Handles a rejected message, which says nothing about the session: its content comes again with the next hello, or as an
+/// unconfirmed receipt.
 fn passing(error: HttpError) -> Result<Option<to_node::Message>, LinkError> {
     match error {
         HttpError::Problem { status: 400 | 404 | 409 | 413 | 422, code, detail } => {
-            tracing::warn!(code, detail, "control plane did not take a message");
+            tracing::warn!(code, detail, "the control plane rejected a message");
             Ok(None)
         }
         error => Err(error.into()),
@@ -176,7 +176,7 @@ async fn post(
         }
         from_node::Message::Ack(ack) => about_task(&ack.task_id.clone(), from_node::Message::Ack(ack)),
         from_node::Message::Progress(progress) => about_task(&progress.task_id.clone(), from_node::Message::Progress(progress)),
-        // What is no task id cannot be part of a path, and nobody could make use of the answer.
+        // An invalid task id cannot be part of a path, and the answer would be useless.
         from_node::Message::Rejection(rejection) if rejection.task_id.parse::<TaskId>().is_err() => return Ok(None),
         from_node::Message::Rejection(rejection) => {
             about_task(&rejection.task_id.clone(), from_node::Message::Rejection(rejection))

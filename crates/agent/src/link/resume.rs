@@ -1,4 +1,4 @@
-//! The secret of the last link, by which the next one is known to come from the same process.
+//! The secret of the last link, which proves that the next one comes from the same process.
 //!
 //! It is kept in memory only: a copy of the agent's files does not have it, and a restarted agent starts without it.
 
@@ -8,7 +8,7 @@ use gpuaas_contract::id::NodeId;
 use gpuaas_contract::link::{Hello, Welcome};
 use gpuaas_contract::resume::{ChannelBinding, ResumeClaim, ResumeSecret};
 
-/// What this process can prove.
+/// The secret that this process can prove.
 #[derive(Debug)]
 pub(crate) struct Resume {
     node_id: NodeId,
@@ -22,7 +22,7 @@ struct HeldLink {
 }
 
 impl Resume {
-    /// Nothing can be proved before the first welcome.
+    /// Creates the state before the first welcome, without a secret.
     pub(crate) fn new(node_id: NodeId) -> Self {
         Self { node_id, held: Mutex::default() }
     }
@@ -41,7 +41,7 @@ impl Resume {
         hello.resume_session = held.session_id;
     }
 
-    /// Takes the secret out of a welcome; the one before proves nothing any more. Returns it for the requests of the session.
+    /// Takes the secret from a welcome; the previous one is no longer valid. Returns it for the requests of the session.
     pub(super) fn take(&self, welcome: &mut Welcome) -> Option<ResumeSecret> {
         let bytes = zeroize::Zeroizing::new(std::mem::take(&mut welcome.resume_secret));
         let secret = ResumeSecret::from_slice(&bytes);

@@ -1,4 +1,4 @@
-//! One session, whatever carries it: says what there is to say, hears what there is to hear.
+//! One session over either transport: sends and receives messages.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -19,12 +19,12 @@ use crate::spool::Spool;
 use crate::telemetry::Telemetry;
 use crate::trust::Trust;
 
-/// Most receipts on their way and not confirmed.
+/// Most receipts that are sent and not confirmed.
 const RECEIPT_WINDOW: u64 = 32;
 /// A receipt that is not confirmed for this long is sent again.
 const RESEND_AFTER: Duration = Duration::from_secs(60);
 
-/// What a session speaks for.
+/// The state behind a session.
 pub(crate) struct Core {
     pub(crate) cluster_id: ClusterId,
     pub(crate) node_id: NodeId,
@@ -43,7 +43,8 @@ pub(crate) struct Core {
 }
 
 impl Core {
-    /// The first message of a new link: who speaks and what is in hand. Offers of older links are not taken any more.
+    /// Returns the first message of a new link: the node's identity and its tasks in hand. Offers of older links are no longer
+    /// accepted.
     pub(super) fn hello(&self) -> (Hello, Round) {
         let (tasks, round) = self.pipeline.begin_round();
         let hello = Hello {
@@ -58,14 +59,14 @@ impl Core {
             capacity: self.capacity,
             notices: self.notices.clone(),
             journal_fence_us: self.pipeline.fence().0,
-            // Once there is a connection: see `Resume::prove`.
+            // Set once there is a connection: see `Resume::prove`.
             resume_session: String::new(),
             resume_proof: Vec::new(),
         };
         (hello, round)
     }
 
-    /// Checks the welcome and takes the verifier set it brings. Returns the control plane's clock minus ours.
+    /// Checks the welcome and applies its verifier set. Returns the control plane's clock minus ours.
     pub(super) async fn greet(&self, welcome: &Welcome) -> Result<i64, LinkError> {
         if welcome.cluster_id != self.cluster_id.to_string() {
             let message = format!("this node belongs to {}, the control plane is {}", self.cluster_id, welcome.cluster_id);
@@ -79,7 +80,7 @@ impl Core {
             let seconds = offset / 1_000_000;
             tracing::warn!(
                 seconds,
-                "this host's clock and the control plane's are apart; tasks will be refused beyond 60 s: check NTP"
+                "this host's clock and the control plane's differ; tasks will be refused beyond 60 s: check NTP"
             );
         }
         Ok(offset)
@@ -91,14 +92,14 @@ impl Core {
         match taken {
             Ok(Ok(_)) => {}
             Ok(Err(error)) => {
-                tracing::error!(code = error.code(), error = crate::error_chain::chain(&error), "verifier set was not taken");
+                tracing::error!(code = error.code(), error = crate::error_chain::chain(&error), "the verifier set was rejected");
             }
-            Err(error) => tracing::error!(%error, "verifier set was not taken"),
+            Err(error) => tracing::error!(%error, "the verifier set was rejected"),
         }
     }
 }
 
-/// Runs the session until it ends; `end` is fired to close it in good order.
+/// Runs the session until it ends. Fire `end` to close it cleanly.
 pub(super) async fn run(
     core: &Core,
     conversation: Conversation,
@@ -166,7 +167,7 @@ async fn hear(
 fn task_id(text: &str) -> Option<TaskId> {
     let parsed = text.parse();
     if parsed.is_err() {
-        tracing::warn!(task_id = text.chars().take(64).collect::<String>(), "control plane spoke of a task without a valid id");
+        tracing::warn!(task_id = text.chars().take(64).collect::<String>(), "the control plane sent a task without a valid id");
     }
     parsed.ok()
 }
@@ -227,7 +228,7 @@ async fn speak(
     }
 }
 
-/// Lines in runs of one task: a chunk speaks of one task only.
+/// Groups consecutive lines of one task: a chunk has lines of one task only.
 fn by_task(lines: Vec<LogLine>) -> Vec<Vec<LogLine>> {
     let mut runs: Vec<Vec<LogLine>> = Vec::new();
     for line in lines {
@@ -257,7 +258,7 @@ fn interval(every: Duration) -> tokio::time::Interval {
     interval
 }
 
-/// Unconfirmed receipts in order, a window at a time, again if they stay unconfirmed.
+/// Sends unconfirmed receipts in order, a window at a time, and again if they stay unconfirmed.
 struct Receipts {
     pipeline: Pipeline,
     changes: watch::Receiver<u64>,
@@ -272,7 +273,7 @@ impl Receipts {
         Self { pipeline, changes, sent_up_to: 0, oldest: 0, oldest_since: Instant::now() }
     }
 
-    /// The next receipt to send; waits until there is one. May be dropped and called again.
+    /// Returns the next receipt to send, and waits until there is one. Cancel-safe.
     async fn next(&mut self) -> SignedReceipt {
         loop {
             self.changes.borrow_and_update();
@@ -286,7 +287,7 @@ impl Receipts {
                 biased;
                 changed = self.changes.changed() => if changed.is_err() { std::future::pending::<()>().await },
                 () = tokio::time::sleep_until(self.oldest_since + RESEND_AFTER), if self.oldest != 0 => {
-                    tracing::warn!(sequence = self.oldest, "receipt was not confirmed for a minute; sending it again");
+                    tracing::warn!(sequence = self.oldest, "a receipt was not confirmed for a minute; sending it again");
                     self.sent_up_to = self.oldest - 1;
                     self.oldest_since = Instant::now();
                 }
@@ -294,7 +295,7 @@ impl Receipts {
         }
     }
 
-    /// Keeps track of the oldest receipt that was sent and is not confirmed.
+    /// Tracks the oldest receipt that was sent and is not confirmed.
     fn note_oldest(&mut self) {
         let oldest = self.pipeline.oldest_unreported().filter(|oldest| *oldest <= self.sent_up_to).unwrap_or(0);
         if oldest != self.oldest {

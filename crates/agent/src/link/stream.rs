@@ -14,7 +14,7 @@ use super::conversation::{Conversation, LinkError, QUEUE};
 use super::dial::{self, Dialer, Protocol};
 use super::resume::Resume;
 
-/// HTTP/2 pings find links that are half open.
+/// Interval of HTTP/2 pings, which detect half-open links.
 const KEEP_ALIVE: Duration = Duration::from_secs(10);
 
 /// Opens the stream: hello, welcome.
@@ -26,13 +26,13 @@ pub(super) async fn open(
 ) -> Result<Conversation, LinkError> {
     let stream = dialer.dial(Protocol::Http2).await?;
     resume.prove(&mut hello, dial::channel_binding(&stream).as_ref());
-    // Dialed before, so that "cannot reach" and "cannot stream" are told apart; the channel must not dial again.
+    // Connected before, so that "cannot reach" and "cannot stream" are distinguished; the channel must not connect again.
     let once = Arc::new(Mutex::new(Some(TokioIo::new(stream))));
     let connector = tower::service_fn(move |_: http::Uri| {
         let stream = once.lock().unwrap_or_else(PoisonError::into_inner).take();
         std::future::ready(stream.ok_or_else(|| std::io::Error::from(std::io::ErrorKind::NotConnected)))
     });
-    // TLS is the dialer's business, so the scheme here is plain.
+    // The dialer does TLS, so the scheme here is plain.
     let endpoint = Endpoint::from_static("http://gpuaas-link.internal")
         .http2_keep_alive_interval(KEEP_ALIVE)
         .keep_alive_timeout(KEEP_ALIVE)
@@ -65,7 +65,7 @@ pub(super) async fn open(
             let next = match answers.message().await {
                 Ok(Some(message)) => match message.message {
                     Some(message) => Ok(message),
-                    // A message of a newer control plane that means nothing here.
+                    // An unknown message of a newer control plane.
                     None => continue,
                 },
                 Ok(None) => Err(LinkError::Broken("the control plane closed the stream".to_owned())),
@@ -80,14 +80,14 @@ pub(super) async fn open(
     Ok(conversation)
 }
 
-/// A status may carry a stable code as the first word of its message.
+/// Converts a status, which may have a stable code as the first word of its message.
 fn refused(status: tonic::Status) -> LinkError {
     let message = status.message();
     let code = message.split([':', ' ']).next().unwrap_or_default();
     let is_code = code.contains('_') && code.bytes().all(|b| b.is_ascii_lowercase() || b.is_ascii_digit() || b == b'_');
     match code {
         "session_fenced" => return LinkError::Fenced,
-        // The hello was sent and never arrived: that is the network's doing.
+        // The hello was sent and never arrived: a network problem.
         "hello_timeout" => return LinkError::Broken(message.to_owned()),
         _ if is_code => return LinkError::Refused { code: code.to_owned(), message: message.to_owned() },
         _ => {}

@@ -1,7 +1,8 @@
-//! Effects are never outside compiled handler ∩ host policy ∩ signed task, whatever is signed, spoiled and allowed.
+//! Effects are never outside compiled handler ∩ host policy ∩ signed task, whatever is signed, manipulated and allowed.
 //!
-//! Random tasks go through the real pipeline of a simulated host whose owner changes the policy meanwhile. An oracle that knows
-//! what was done to each envelope, and nothing of the verifier, says what may run. `cargo xtask prove authority` does a million.
+//! Random tasks go through the real pipeline of a simulated host whose owner changes the policy at the same time. An oracle that
+//! knows what was done to each envelope, and nothing of the verifier, decides what may run. `cargo xtask prove authority` runs a
+//! million.
 
 mod owner;
 
@@ -38,7 +39,7 @@ const BATCH: usize = 250;
 /// Policies that a host gets one after the other.
 const POLICIES: usize = 4;
 
-/// Numbers that follow from the seed.
+/// Random numbers derived from the seed.
 struct Random(u64);
 
 impl Random {
@@ -64,7 +65,7 @@ impl Random {
     }
 }
 
-/// Who signs: in which state the node's verifier set has the key, or `None` for a key that is not in it.
+/// Returns a signing key: its state in the node's verifier set, or `None` for a key that is not in it.
 fn key(state: Option<KeyState>) -> SigningKey {
     SigningKey::from_seed(&[state.map_or(99, |state| 10 + state as u8); 32])
 }
@@ -77,7 +78,7 @@ fn receipt_key() -> SigningKey {
     SigningKey::from_seed(&[2; 32])
 }
 
-/// What is done to an authentic task.
+/// A manipulation of an authentic task.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 enum Spoil {
     Nothing,
@@ -134,7 +135,7 @@ const SPOILS: [Spoil; 24] = [
     Spoil::Lease,
 ];
 
-/// One envelope and what the oracle knows of it.
+/// One envelope and the oracle's knowledge of it.
 #[derive(Debug)]
 struct Case {
     task_id: TaskId,
@@ -235,7 +236,7 @@ impl Harness {
             payload["allocation_id"] = json!(allocation);
             payload["lease_epoch"] = json!(1);
         }
-        // The verifier takes signatures of active keys and, while they are replaced, of those in grace.
+        // The verifier accepts signatures of active keys and of those in their grace period.
         let mut signer = key(Some(*random.of(&[KeyState::Active, KeyState::Active, KeyState::Grace])));
         let mut payload_type = PAYLOAD_TYPE;
         self.spoil_payload(random, spoil, kind, now, &mut payload);
@@ -300,7 +301,7 @@ impl Harness {
                 ];
                 payload.as_object_mut().expect("an object").remove(*random.of(&fields));
             }
-            // A minute is the skew that is taken; half a minute more is the margin of this test.
+            // A minute is the accepted skew; half a minute more is the margin of this test.
             Spoil::Expired => {
                 let issued_at = now.minus(random.seconds(600, 90_000));
                 payload["issued_at"] = json!(issued_at);
@@ -329,7 +330,7 @@ impl Harness {
                     json!(start_by.plus(minutes(24 * 60 + 1)))
                 };
             }
-            // Another lease than that of its parameters, or a number that is none.
+            // Another lease than that of its parameters, or an invalid number.
             Spoil::Lease => {
                 payload["allocation_id"] = json!(AllocationId::generate());
                 payload["lease_epoch"] = if kind.needs_lease() { json!(*random.of(&[1, 2])) } else { json!("1") };
@@ -349,7 +350,7 @@ impl Harness {
     }
 }
 
-/// What an attacker without a key can do.
+/// Applies what an attacker without a key can do.
 fn spoil_envelope(random: &mut Random, spoil: Spoil, mut envelope: Vec<u8>) -> Vec<u8> {
     let parsed = || serde_json::from_slice::<Value>(&envelope).expect("DSSE is JSON");
     match spoil {
@@ -398,7 +399,7 @@ fn spoil_envelope(random: &mut Random, spoil: Spoil, mut envelope: Vec<u8>) -> V
     }
 }
 
-/// What the host's owner allows, and the file that says so. While the file cannot be trusted, nothing is allowed.
+/// Writes a random policy and returns what it allows. While the file cannot be trusted, nothing is allowed.
 fn write_policy(random: &mut Random, path: &Path, first: bool) -> Owner {
     let owner = Owner::random(random);
     let mut text = owner.text();
@@ -408,7 +409,7 @@ fn write_policy(random: &mut Random, path: &Path, first: bool) -> Owner {
         text.push_str(&format!("[concurrency]\n\"{kind}\" = {}\n", 1 + random.below(3)));
     }
     let (mut mode, mut trusted) = (0o644, true);
-    // The agent does not start on a policy that it cannot trust, but it can become so later.
+    // The agent does not start with an untrusted policy, but the policy can become untrusted later.
     if !first && random.below(4) == 0 {
         trusted = false;
         match random.below(3) {
@@ -431,17 +432,17 @@ struct Bench {
     report: mpsc::Receiver<Message>,
     sequence: u64,
     marks: usize,
-    /// What was destroyed so far; the hour of this host is not over.
+    /// The destructive tasks so far; the hour of this host has not passed.
     destroyed: BTreeMap<TaskType, usize>,
     host: SimHost,
-    /// Holds the whole machine, so that no task that acts on slots or users gets further than its first step.
+    /// Holds the whole machine, so that tasks on slots or users stop at their first step.
     lease: MachineLease,
 }
 
 impl Bench {
     async fn start(random: &mut Random) -> (Self, Owner) {
         let harness = Harness { cluster_id: ClusterId::generate(), node_id: NodeId::generate() };
-        // In memory where that is possible: what is proven here has nothing to do with the speed of a disk.
+        // In memory if possible: the speed of a disk does not matter here.
         let memory = Path::new("/dev/shm");
         let folder = if memory.is_dir() { tempfile::tempdir_in(memory) } else { tempfile::tempdir() }.expect("folder");
         let allowed = write_policy(random, &folder.path().join("policy.toml"), true);
@@ -495,17 +496,17 @@ impl Bench {
         (Self { harness, folder, round, pipeline, report, sequence: 0, marks: 0, destroyed, host, lease }, allowed)
     }
 
-    /// Everything that was offered has been answered and everything that runs has ended.
+    /// Waits until all offers are answered and all tasks have ended.
     async fn settle(&self) {
         self.pipeline.inner.tracker.close();
         self.pipeline.inner.tracker.wait().await;
         self.pipeline.inner.tracker.reopen();
     }
 
-    /// Offers the cases in any order, some of them twice, and compares what happened with what may.
+    /// Offers the cases in random order, some of them twice, and compares what happened with what may happen.
     async fn run(&mut self, random: &mut Random, cases: &[Case], allowed: &Owner, context: &str) {
         for case in cases {
-            // The name on the wrapping is not signed and must not matter.
+            // The id beside the envelope is not signed and must not matter.
             let offered = if random.below(8) == 0 { TaskId::generate() } else { case.task_id };
             for _ in 0..1 + usize::from(random.below(10) == 0) {
                 self.pipeline.offer(self.round, offered.to_string(), case.envelope.clone());
@@ -519,7 +520,7 @@ impl Bench {
             .collect();
         let spoil_of = |id: &TaskId| cases.iter().find(|case| case.task_id == *id).map(|case| (case.spoil, case.kind));
 
-        // Handlers tell the phase they enter before they touch the host, and enter each phase once.
+        // Handlers report a phase before they touch the host, and enter each phase once.
         let mut entered: BTreeMap<(TaskId, String), usize> = BTreeMap::new();
         while let Ok(message) = self.report.try_recv() {
             if let Message::Progress(progress) = message {
@@ -528,7 +529,7 @@ impl Bench {
         }
         for ((id, _), times) in &entered {
             assert!(may.contains_key(id), "{context}: {id} {:?} reached a handler; {allowed:?}", spoil_of(id));
-            // Those that act on leases tell a phase again and again while they undo it; their one receipt is counted below.
+            // Tasks with leases report a phase repeatedly while they undo it; their one receipt is counted below.
             let once = may.get(id).is_some_and(|case| !case.kind.needs_lease());
             assert!(!once || *times == 1, "{context}: {id} ran {times} times");
         }
@@ -550,7 +551,7 @@ impl Bench {
             let report: receipt::Payload = serde_json::from_slice(&payload).expect("a receipt");
             let kind = may.get(&report.task_id).map(|case| case.kind);
             match report.outcome {
-                // The machine is somebody's: what acts on slots or users is begun and comes to nothing.
+                // The machine is leased: tasks on slots or users start and fail.
                 Outcome::Failed if kind.is_some_and(TaskType::needs_lease) => {
                     assert!(["machine_leased", "lease_missing"].contains(&report.code.as_str()), "{context}: {report:?}");
                     assert!(started.insert(report.task_id), "{context}: {} has two receipts", report.task_id);
@@ -570,7 +571,7 @@ impl Bench {
             let of_kind = |id: &&TaskId| may.get(id).is_some_and(|case| case.kind == kind);
             let (wanted, ran) = (may.keys().filter(of_kind).count(), started.iter().filter(of_kind).count());
             let before = self.destroyed.entry(kind).or_default();
-            // Which of them are within the budget is chance; how many is not.
+            // Which of them are within the budget is random; their number is not.
             let within = allowed.per_hour(kind).map_or(wanted, |limit| wanted.min(limit.saturating_sub(*before)));
             assert_eq!(ran, within, "{context}: {kind}, {before} before; {allowed:?}");
             *before += ran;
@@ -584,7 +585,7 @@ impl Bench {
     }
 }
 
-/// How many tasks: 20,000, or a million in the long form, or what was asked for.
+/// Returns the number of tasks: 20,000, or a million in the long form, or the requested number.
 fn count() -> usize {
     let long = std::env::var("GPUAAS_PROVE").is_ok_and(|form| form == "long");
     let wanted = std::env::var("GPUAAS_PROVE_COUNT").ok().map(|count| count.parse().expect("GPUAAS_PROVE_COUNT is a number"));

@@ -17,28 +17,28 @@ use super::{Inner, Live};
 use crate::handler::{self, Context, Log, Phases, Success, TaskFailure};
 use crate::journal::{AppendError, Chain, Record, TaskNote};
 
-/// A task to be run or recovered.
+/// A task to run or recover.
 pub(super) struct Job {
     pub(super) note: TaskNote,
     pub(super) task: Task,
     pub(super) deadline: Timestamp,
-    /// Starts so far.
+    /// Number of starts so far.
     pub(super) attempt: u32,
-    /// First start, if there was one.
+    /// The first start, if there was one.
     pub(super) started_at: Option<Timestamp>,
     pub(super) mode: Mode,
-    /// It was started together with its acceptance, on these slots.
+    /// Set if it was started together with its acceptance, on these slots.
     pub(super) begun: Option<(RunSlots, Timestamp)>,
 }
 
-/// Whether it starts or goes on.
+/// Whether it starts or is recovered.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Mode {
     Fresh,
     Recover,
 }
 
-/// How a task ended.
+/// The end of a task.
 pub(super) struct Ended {
     pub(super) outcome: Outcome,
     pub(super) code: &'static str,
@@ -48,7 +48,7 @@ pub(super) struct Ended {
 }
 
 impl Ended {
-    /// Without output and without proof.
+    /// Returns an end without output and without proof.
     pub(super) fn plainly(outcome: Outcome, code: &'static str, message: String) -> Self {
         Self { outcome, code, message, output: None, proof: None }
     }
@@ -116,12 +116,12 @@ async fn execute_claimed(inner: &Arc<Inner>, job: Job, live: &Live) -> Result<()
     let bounds = Bounds {
         until_deadline: deadline.since(Timestamp::now()),
         task_timeout: inner.limits.task_timeout,
-        // What undoes its own effects is never dropped in the middle of that.
+        // A task that undoes its own effects is never dropped in the middle of that.
         log_drain_timeout: if kind.undoes_itself() { Duration::MAX } else { inner.limits.log_drain_timeout },
         abandon: &inner.abandon,
     };
     let Some(result) = supervise(&bounds, live, handler, &stop).await else {
-        // Abandoned at shutdown: the journal says "started", and the next start recovers it.
+        // Abandoned at shutdown: the journal has it as started, and the next start recovers it.
         return Ok(());
     };
     inner.spool.close(note.task_id).await;
@@ -131,7 +131,7 @@ async fn execute_claimed(inner: &Arc<Inner>, job: Job, live: &Live) -> Result<()
     finish(inner, &note, attempt, Some(started_at.unwrap_or(now)), timings, ended).await
 }
 
-/// Waits for a place to run and records the start. `None`: it did not start, and whatever there is to say is recorded.
+/// Waits for a place to run and records the start. Returns `None` if it did not start; the result is then already recorded.
 async fn start(
     inner: &Arc<Inner>,
     note: &TaskNote,
@@ -140,7 +140,7 @@ async fn start(
     mode: Mode,
     live: &Live,
 ) -> Result<Option<(RunSlots, Timestamp)>, AppendError> {
-    // A recovered task has effects behind it: it cannot be cancelled unseen.
+    // A recovered task already has effects: it cannot be cancelled before it runs.
     let cancelled_early = async {
         match mode {
             Mode::Fresh => live.cancel.cancelled().await,
@@ -170,24 +170,24 @@ async fn start(
     Ok(Some((slots, now)))
 }
 
-/// Why a handler is told to stop.
+/// Why a handler is stopped.
 enum StopCause {
     Cancelled,
     Deadline,
     Timeout,
 }
 
-/// How long a handler may go on.
+/// Time limits of a handler.
 struct Bounds<'a> {
     until_deadline: Duration,
     task_timeout: Duration,
-    /// After being told to stop.
+    /// After the request to stop.
     log_drain_timeout: Duration,
-    /// The agent shuts down and waits no longer.
+    /// Fired when the agent shuts down and no longer waits.
     abandon: &'a CancellationToken,
 }
 
-/// Waits for the handler within its bounds. `None`: the agent shuts down and the handler was dropped.
+/// Waits for the handler within its limits. Returns `None` if the agent shuts down and the handler was dropped.
 async fn supervise(
     bounds: &Bounds<'_>,
     live: &Live,
@@ -205,7 +205,7 @@ async fn supervise(
         }
     };
     stop.cancel();
-    // It may finish what it is writing; after that it is dropped.
+    // It may finish its log; after that it is dropped.
     let drained = tokio::select! {
         biased;
         drained = tokio::time::timeout(bounds.log_drain_timeout, &mut handler) => drained,
@@ -216,7 +216,7 @@ async fn supervise(
         Err(_) => {
             handler.abort();
             match handler.await {
-                // It ended at the last moment after all.
+                // It ended at the last moment.
                 Ok(result) => result,
                 Err(error) if error.is_panic() => joined(Err(error)),
                 Err(_) => Err(TaskFailure {
@@ -226,7 +226,7 @@ async fn supervise(
             }
         }
     };
-    // A success that came in spite of the request is a success.
+    // A success despite the request to stop is a success.
     Some(result.map_err(|failure| match failure.outcome {
         Outcome::Cancelled => {
             let proof = failure.proof;
@@ -290,7 +290,7 @@ fn conclude(result: Result<Success, TaskFailure>) -> Ended {
     }
 }
 
-/// Signs the receipt, chains it to the one before and makes it durable. Only then does anybody hear of it.
+/// Signs the receipt, chains it to the previous one and makes it durable. Only then is it visible.
 pub(super) async fn finish(
     inner: &Inner,
     note: &TaskNote,
@@ -319,7 +319,7 @@ pub(super) async fn finish(
             boot_id: inner.boot_id.clone(),
             attempt: attempt.max(1),
             started_at,
-            // A clock set back while the task ran must not make the receipt contradict itself.
+            // A clock that was set back while the task ran must not make the receipt contradict itself.
             finished_at: Timestamp::now().max(started_at.unwrap_or_default()),
             outcome: ended.outcome,
             code: ended.code.to_owned(),
@@ -368,19 +368,19 @@ impl RunSlots {
             }
             freed.await;
         };
-        // Closed never: the semaphore lives as long as the pipeline.
+        // Never closed: the semaphore lives as long as the pipeline.
         let permit = Arc::clone(inner.places_for(kind)).acquire_owned().await.ok();
         slots.with(permit)
     }
 
-    /// A place that is free now.
+    /// Returns a place that is free now.
     pub(super) fn take_free(inner: &Arc<Inner>, kind: TaskType) -> Option<Self> {
         let slots = Self::of_kind(inner, kind)?;
         let permit = Arc::clone(inner.places_for(kind)).try_acquire_owned().ok()?;
         Some(slots.with(Some(permit)))
     }
 
-    /// One of the kind's places only.
+    /// Takes only one of the kind's places.
     fn of_kind(inner: &Arc<Inner>, kind: TaskType) -> Option<Self> {
         let mut counts = inner.kind_slots.lock().unwrap_or_else(PoisonError::into_inner);
         let count = counts.entry(kind).or_default();

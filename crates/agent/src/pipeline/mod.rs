@@ -1,7 +1,7 @@
 //! The pipeline: bytes → verify → duplicate? → host policy → accept → start → handler → finish → report.
 //!
-//! Every arrow with a promise behind it is durable in the journal before the next one begins. The pipeline talks to
-//! channels and never to a transport, so a broken link changes nothing for a running task.
+//! Every step with a guarantee is durable in the journal before the next one begins. The pipeline uses channels and never a
+//! transport, so a broken link changes nothing for a running task.
 
 #[cfg(test)]
 mod authority_tests;
@@ -34,14 +34,14 @@ use crate::spool::Spool;
 use crate::trust::Trust;
 use execute::{Ended, Job, Mode, RunSlots};
 
-/// Most tasks that are accepted and wait for a place to run.
+/// Most accepted tasks that wait for a place to run.
 const WAITING: usize = 32;
-/// Most offers under examination. More are dropped unanswered: the control plane offers again what was never accepted.
+/// Most offers under examination. More are dropped without an answer: the control plane offers again what was never accepted.
 const OFFERS: usize = 4096;
-/// Most tasks that only watch.
+/// Most read-only tasks.
 const WATCHERS: usize = 32;
 
-/// Everything a pipeline is made of.
+/// The parts of a pipeline.
 pub(crate) struct Parts {
     pub(crate) cluster_id: ClusterId,
     pub(crate) node_id: NodeId,
@@ -55,12 +55,12 @@ pub(crate) struct Parts {
     pub(crate) host: Host,
     pub(crate) guests: Guests,
     pub(crate) spool: Spool,
-    /// Acks, progress and rejections; lost without harm while no link is up.
+    /// Acks, progress and rejections; they may be lost while no link is up.
     pub(crate) outbound: mpsc::Sender<from_node::Message>,
     pub(crate) limits: Limits,
 }
 
-/// Bounds from the configuration.
+/// Limits from the configuration.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Limits {
     pub(crate) max_tasks: u32,
@@ -69,7 +69,7 @@ pub(crate) struct Limits {
     pub(crate) log_drain_timeout: Duration,
 }
 
-/// One link's worth of offers: those of an older link are not taken once a newer one has said what is in hand.
+/// The offers of one link: those of an older link are not accepted once a newer one has listed the tasks in hand.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Round(u64);
 
@@ -94,34 +94,34 @@ struct Inner {
     spool: Spool,
     outbound: mpsc::Sender<from_node::Message>,
     limits: Limits,
-    /// Tasks between claim and the end of their finish.
+    /// Tasks from their claim to the end of their finish.
     live: Mutex<HashMap<TaskId, Arc<Live>>>,
-    /// The round whose offers are taken; changes only under the lock of `live`.
+    /// The round whose offers are accepted; changes only under the lock of `live`.
     round: AtomicU64,
-    /// End of the chain, including receipts on their way to the disk.
+    /// End of the chain, including receipts that are not yet on disk.
     chain: Mutex<Chain>,
     offers: Arc<Semaphore>,
     in_flight: Arc<Semaphore>,
     run_slots: Arc<Semaphore>,
-    /// Places for tasks that only watch: an hour at a console must not keep a guest from being made.
+    /// Places for read-only tasks: an hour at a console must not delay the creation of a guest.
     watch_slots: Arc<Semaphore>,
     kind_slots: Mutex<HashMap<TaskType, u32>>,
     kind_freed: tokio::sync::Notify,
     receipts: watch::Sender<u64>,
     running: watch::Sender<u32>,
-    /// No new task is started any more.
+    /// Fired when no new task may start.
     closing: CancellationToken,
-    /// Running handlers are dropped where they are.
+    /// Fired when running handlers are dropped where they are.
     abandon: CancellationToken,
-    /// The journal failed: the agent must end.
+    /// Set when the journal failed: the agent must end.
     failed: watch::Sender<Option<String>>,
     tracker: TaskTracker,
 }
 
-/// A task that this process has in hand.
+/// A task in hand of this process.
 struct Live {
     phase: Mutex<Option<TaskPhase>>,
-    /// Its acceptance is on its way to the disk.
+    /// Whether its acceptance is being written.
     recording: AtomicBool,
     cancel: CancellationToken,
     cancel_reason: Mutex<String>,
@@ -142,18 +142,18 @@ impl Live {
     }
 }
 
-/// What a task id turned out to be.
+/// The result of a claim.
 enum Claim {
-    /// Nobody has it: it is ours now.
+    /// It is new, and claimed now.
     New(Arc<Live>),
-    /// In hand; `None` while it is being accepted.
+    /// It is in hand; `None` while it is being accepted.
     InHand(Option<TaskPhase>),
-    /// Over: the stored receipt is the answer.
+    /// It has ended: the stored receipt is the answer.
     Finished,
 }
 
 impl Pipeline {
-    /// Builds the pipeline and takes up what the journal left.
+    /// Builds the pipeline and continues the tasks in the journal.
     pub(crate) async fn start(parts: Parts, opened: Opened) -> Result<Self, AppendError> {
         let Parts { limits, journal, .. } = &parts;
         let by_journal = usize::try_from(limits.journal_bytes / RESERVED_PER_TASK / 2).unwrap_or(usize::MAX).max(1);
@@ -201,7 +201,8 @@ impl Pipeline {
         Ok(pipeline)
     }
 
-    /// Takes an offered envelope. Never waits: what follows in the link (a cancellation, say) must not wait either.
+    /// Handles an offered envelope. It never waits, because later messages of the link (such as a cancellation) must not wait
+    /// either.
     pub(crate) fn offer(&self, round: Round, offered_id: String, envelope: Vec<u8>) {
         let Ok(permit) = Arc::clone(&self.inner.offers).try_acquire_owned() else {
             tracing::warn!(offered_id, "too many offers at once; this one is left for later");
@@ -214,7 +215,7 @@ impl Pipeline {
         });
     }
 
-    /// Asks a task to stop. Unknown and finished tasks are none of our business any more.
+    /// Requests a task to stop. Unknown and finished tasks are ignored.
     pub(crate) fn cancel(&self, task_id: TaskId, reason: &str) {
         let Some(live) = self.inner.lock_live().get(&task_id).cloned() else {
             tracing::info!(%task_id, "asked to cancel a task that is not in hand");
@@ -225,7 +226,7 @@ impl Pipeline {
         live.cancel.cancel();
     }
 
-    /// The control plane has the receipt, or will never want it. Recorded in the background.
+    /// Records in the background that the control plane has the receipt, or rejects it for good.
     pub(crate) fn reported(&self, task_id: TaskId, rejected_code: &str) {
         if self.inner.journal.lookup(task_id) != Some(Known::Finished) {
             return;
@@ -246,7 +247,7 @@ impl Pipeline {
         });
     }
 
-    /// The first receipt behind `sequence` that is not confirmed.
+    /// Returns the first unconfirmed receipt after `sequence`.
     pub(crate) async fn next_receipt(&self, sequence: u64) -> Option<(Unreported, Vec<u8>)> {
         let mut sequence = sequence;
         loop {
@@ -263,27 +264,27 @@ impl Pipeline {
         }
     }
 
-    /// Sequence of the oldest receipt that is not confirmed.
+    /// Returns the sequence of the oldest unconfirmed receipt.
     pub(crate) fn oldest_unreported(&self) -> Option<u64> {
         self.inner.journal.unreported_after(0).map(|unreported| unreported.sequence)
     }
 
-    /// Changes whenever a receipt is added or confirmed.
+    /// Returns a watch that changes whenever a receipt is added or confirmed.
     pub(crate) fn receipt_changes(&self) -> watch::Receiver<u64> {
         self.inner.receipts.subscribe()
     }
 
-    /// Number of tasks that run now.
+    /// Returns the number of running tasks.
     pub(crate) fn running(&self) -> watch::Receiver<u32> {
         self.inner.running.subscribe()
     }
 
-    /// Set once the journal has failed.
+    /// Returns a watch that is set once the journal has failed.
     pub(crate) fn failure(&self) -> watch::Receiver<Option<String>> {
         self.inner.failed.subscribe()
     }
 
-    /// What the hello of a new link says is in hand. Nothing that an older link offered is accepted from here on, so what is not
+    /// Returns the tasks in hand for the hello of a new link. From here on no offer of an older link is accepted, so what is not
     /// listed will not run unless it is offered again: the control plane relies on that.
     pub(crate) fn begin_round(&self) -> (Vec<TaskInHand>, Round) {
         let live = self.inner.lock_live();
@@ -296,12 +297,12 @@ impl Pipeline {
         (listed.collect(), Round(round))
     }
 
-    /// Tasks made before this may have been forgotten by a damaged journal.
+    /// Returns the fence: a damaged journal may have forgotten tasks created before it.
     pub(crate) fn fence(&self) -> Timestamp {
         self.inner.journal.fence()
     }
 
-    /// Number of receipts that are not confirmed.
+    /// Returns the number of unconfirmed receipts.
     pub(crate) fn unreported(&self) -> usize {
         self.inner.journal.unreported_count()
     }
@@ -316,7 +317,7 @@ impl Pipeline {
             self.inner.tracker.wait().await;
         }
         let inner = Arc::clone(&self.inner);
-        // Best effort: without it the next start only knows less about what an older copy would lack.
+        // Best effort: without it the next start only has an older progress to compare with.
         let _ = gpuaas_runtime::blocking(move || inner.journal.note_progress()).await;
     }
 }
@@ -349,7 +350,7 @@ impl Inner {
         }
     }
 
-    /// Whether the round still counts; if so, the next hello lists the task.
+    /// Returns whether the round is still valid; if so, the next hello lists the task.
     fn begin_recording(&self, round: Round, live: &Live) -> bool {
         let _held = self.lock_live();
         let counts = Round(self.round.load(Ordering::Acquire)) == round;
@@ -361,7 +362,7 @@ impl Inner {
         self.lock_live().remove(&task_id);
     }
 
-    /// Everything that can be checked without the journal and the policy.
+    /// Checks everything that needs neither the journal nor the policy.
     fn verify(&self, envelope: &[u8]) -> Result<envelope::Verified, Refusal> {
         let set = self.trust.current();
         let expectation = Expectation {
@@ -392,7 +393,7 @@ impl Inner {
         }
     }
 
-    /// An authentic task of ours, still in time: duplicate, denied, or taken.
+    /// Handles an authentic task for this node that is still in time: duplicate, denied, or accepted.
     async fn admit(self: Arc<Self>, round: Round, verified: envelope::Verified, bytes: Vec<u8>) {
         let payload = verified.payload();
         let task_id = payload.task_id;
@@ -427,7 +428,7 @@ impl Inner {
             return self.release(task_id);
         }
         let record = Record::Accepted { task: note.clone(), issued_at: payload.issued_at, deadline: payload.deadline };
-        // If there is a place to run, acceptance and start are one record's worth of waiting.
+        // If there is a place to run, acceptance and start share one sync.
         let free =
             if live.cancel.is_cancelled() || self.closing.is_cancelled() { None } else { RunSlots::take_free(&self, kind) };
         let begun = free.map(|slots| (slots, Timestamp::now()));
@@ -462,7 +463,7 @@ impl Inner {
         self.spawn(job, live, Some(permit));
     }
 
-    /// Whether the host's owner allows the task. What is counted is on disk when this returns.
+    /// Checks whether the host's owner allows the task. The budget count is on disk when this returns.
     async fn allowed(self: &Arc<Self>, task: &Task) -> Result<(), Denied> {
         if task.task_type().destroys().is_none() {
             return self.policy.check_task(task);
@@ -475,7 +476,7 @@ impl Inner {
     fn spawn(self: &Arc<Self>, job: Job, live: Arc<Live>, permit: Option<OwnedSemaphorePermit>) {
         let inner = Arc::clone(self);
         let span = tracing::info_span!(
-            // Not inside the span of the offer, which says the same.
+            // Not inside the span of the offer, which has the same fields.
             parent: None,
             "task",
             task_id = %job.note.task_id,
@@ -491,7 +492,7 @@ impl Inner {
         );
     }
 
-    /// Not verified: answered by a receipt if it is ours to speak of, by a rejection otherwise.
+    /// Answers an invalid offer: with a receipt if the task is for this node, otherwise with a rejection.
     async fn refuse_offer(&self, offered_id: String, refusal: Refusal) {
         let Some(answerable) = refusal.answerable else {
             tracing::warn!(offered_id, code = %refusal.code, reason = refusal.message, "envelope rejected");
@@ -513,14 +514,14 @@ impl Inner {
         }
     }
 
-    /// The journal lost records, and what it lost may have been this task's. The envelope may be a new one for an old task, so
-    /// the age of the task counts as well.
+    /// Returns whether the task may have run before the journal lost records. The envelope may be a new one for an old task, so
+    /// the age of the task counts too.
     fn may_have_run(&self, note: &TaskNote, issued_at: Timestamp) -> bool {
         let fence = self.journal.fence();
         fence > Timestamp(0) && (issued_at <= fence || made_at(note.task_id) <= fence)
     }
 
-    /// Answers for a claimed task that may have run: to refuse it would say that it did not.
+    /// Answers a claimed task that may have run: a refusal would claim that it did not.
     async fn answer_for_lost(&self, note: TaskNote) {
         tracing::warn!(task_id = %note.task_id, correlation_id = %note.correlation_id, "task may have run before the journal was damaged");
         let task_id = note.task_id;
@@ -529,7 +530,7 @@ impl Inner {
         let result = execute::finish(self, &note, 0, None, Vec::new(), ended).await;
         self.release(task_id);
         if let Err(error) = result {
-            // Without room for the receipt nothing is said; the next offer of it is answered when there is some.
+            // Without space for the receipt there is no answer; a later offer gets one.
             self.journal_failed(&error);
         }
     }
@@ -549,7 +550,7 @@ impl Inner {
         self.release(task_id);
         match result {
             Ok(()) => {}
-            // No room for the receipt either: say it without one.
+            // There is no space for the receipt either: reject it without one.
             Err(AppendError::Full | AppendError::TooLarge) => self.reject(task_id.to_string(), code, &message),
             Err(error @ AppendError::Failed(_)) => self.journal_failed(&error),
         }
@@ -557,13 +558,13 @@ impl Inner {
 
     fn answer_duplicate(&self, task_id: TaskId, phase: Option<TaskPhase>) {
         tracing::debug!(%task_id, ?phase, "duplicate of a task in hand");
-        // While it is being accepted there is nothing to say yet; the first delivery will say it.
+        // While it is being accepted there is no answer yet; the first delivery gives it.
         if let Some(phase) = phase {
             self.acknowledge(task_id, phase);
         }
     }
 
-    /// A duplicate of a finished task gets the stored receipt, also if it was reported before.
+    /// Sends the stored receipt for a duplicate of a finished task, even if it was reported before.
     async fn resend(&self, task_id: TaskId) {
         tracing::debug!(%task_id, "duplicate of a finished task; sending its receipt again");
         match self.journal.receipt(task_id).await {
@@ -584,7 +585,7 @@ impl Inner {
         self.say(from_node::Message::Rejection(Rejection { task_id, code: code.to_string(), message: message.to_owned() }));
     }
 
-    /// Says something that the hello or a receipt would say again: lost without harm if nobody listens.
+    /// Sends a message that the hello or a receipt would repeat: it may be lost.
     fn say(&self, message: from_node::Message) {
         if self.outbound.try_send(message).is_err() {
             tracing::debug!("no link takes messages now; the next hello will tell");
@@ -604,7 +605,7 @@ impl Inner {
     }
 }
 
-/// When the control plane made the task, as its id tells; long ago if it does not.
+/// Returns when the control plane created the task, according to its id; long ago if the id has no time.
 fn made_at(task_id: TaskId) -> Timestamp {
     let bytes = task_id.as_bytes();
     if bytes[6] >> 4 != 7 {

@@ -1,4 +1,4 @@
-//! What the journal left: run it, refuse it, recover it or say that it was interrupted.
+//! Handles the tasks in the journal at start: runs, refuses, recovers them, or reports that they were interrupted.
 
 use std::sync::Arc;
 
@@ -11,14 +11,14 @@ use super::execute::{self, Ended, Job, Mode};
 use super::{Claim, Inner, Live};
 use crate::journal::{AppendError, Unfinished};
 
-/// Takes up one unfinished task.
+/// Continues one unfinished task.
 pub(super) async fn take_up(inner: &Arc<Inner>, task: Unfinished) -> Result<(), AppendError> {
     let task_id = task.note.task_id;
     tracing::info!(%task_id, correlation_id = %task.note.correlation_id, attempt = task.attempt, "found an unfinished task in the journal");
     if task.attempt == 0 { run_or_refuse(inner, task).await } else { recover(inner, task).await }
 }
 
-/// Accepted and never started: it runs if everything that was true at acceptance is still true.
+/// Runs a task that was accepted and never started, if everything that was true at its acceptance is still true.
 async fn run_or_refuse(inner: &Arc<Inner>, task: Unfinished) -> Result<(), AppendError> {
     let refusal = match inner.verify(task.envelope.as_deref().unwrap_or_default()) {
         Ok(verified) => match inner.policy.check_task(verified.task()) {
@@ -44,7 +44,7 @@ async fn run_or_refuse(inner: &Arc<Inner>, task: Unfinished) -> Result<(), Appen
     execute::finish(inner, &task.note, 0, None, Vec::new(), ended).await
 }
 
-/// Started: its handler knows how to bring it to an end.
+/// Recovers a started task through its handler.
 async fn recover(inner: &Arc<Inner>, task: Unfinished) -> Result<(), AppendError> {
     let Some((payload, parsed)) = task.envelope.as_deref().and_then(recorded) else {
         let message = "the journal lost the record of what this task was; look at the host before running it again";
@@ -65,7 +65,7 @@ async fn recover(inner: &Arc<Inner>, task: Unfinished) -> Result<(), AppendError
 }
 
 fn spawn(inner: &Arc<Inner>, job: Job, phase: TaskPhase) {
-    // The journal knows it, so nobody else can claim it; the entry lets it be cancelled.
+    // The journal knows it, so there is no other claim; the entry allows it to be cancelled.
     let live = match inner.claim(job.note.task_id) {
         Claim::New(live) => live,
         Claim::InHand(_) | Claim::Finished => {
@@ -75,13 +75,13 @@ fn spawn(inner: &Arc<Inner>, job: Job, phase: TaskPhase) {
         }
     };
     live.set_phase(phase);
-    // It has room in the journal promised to it, so it counts among those that do.
+    // It has reserved space in the journal, so it counts like any task in flight.
     let permit = Arc::clone(&inner.in_flight).try_acquire_owned().ok();
     inner.spawn(job, live, permit);
 }
 
-/// The task in an envelope that this agent verified before it wrote it to its own journal. Its time may have passed and
-/// its key may have been retired since; what was started must be brought to an end all the same.
+/// Returns the task in an envelope that this agent verified before it wrote it to its own journal. Its time may have passed and
+/// its key may have been retired since; a started task must still be brought to an end.
 fn recorded(envelope: &[u8]) -> Option<(Payload, Task)> {
     let payload = gpuaas_contract::dsse::payload_unverified(envelope).ok()?;
     let payload: Payload = serde_json::from_slice(&payload).ok()?;

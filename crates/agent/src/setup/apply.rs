@@ -1,4 +1,4 @@
-//! Doing what was planned, one step at a time. Each step is in the record before it happens, and can be done twice.
+//! Applies a plan, one step at a time. Each step is recorded before it runs, and is idempotent.
 
 use std::os::unix::fs::{DirBuilderExt as _, PermissionsExt as _};
 use std::path::{Path, PathBuf};
@@ -13,7 +13,7 @@ use super::{Action, Plan, SetupError, Step, StepStatus, io, plan};
 use crate::config::Config;
 use crate::policy::SlicePermissions;
 
-/// What one step does.
+/// The action of one step.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) enum SetupAction {
     Packages(Vec<&'static str>),
@@ -31,7 +31,8 @@ pub(super) enum SetupAction {
     Policy { path: PathBuf, before: Option<String>, content: String, added: SlicePermissions },
 }
 
-/// Does the steps that are to do. Only those that somebody has seen as such: a host that changed meanwhile gets nothing unseen.
+/// Runs the pending steps, but only those that the user has confirmed: if the host changed in the meantime, nothing unconfirmed
+/// happens.
 pub(super) async fn apply(
     settings: &Settings,
     record: Option<Record>,
@@ -46,7 +47,7 @@ pub(super) async fn apply(
         let same = |known: &Step| known.status == StepStatus::ToDo && known.name == step.name && known.how == step.how;
         confirmed.steps.iter().any(same)
     };
-    // What is installed first changes what is found.
+    // Installed programs change what is found, so they come first.
     for step in confirmed.steps.iter().filter(|step| step.status == StepStatus::ToDo) {
         if let Some(Action::Setup(SetupAction::Packages(names))) = &step.action {
             packages::install(names).await?;
@@ -64,7 +65,7 @@ pub(super) async fn apply(
         let Some(Action::Setup(action)) = &step.action else { continue };
         match work.run(action).await {
             Ok(()) => on_step(step, None),
-            // Guests with devices need them, and nothing else of the setup does.
+            // Guests with devices need them; nothing else of the setup does.
             Err(error) if matches!(action, SetupAction::Modules(_)) => on_step(step, Some(&error)),
             Err(error) => {
                 on_step(step, Some(&error));
@@ -147,11 +148,11 @@ impl Work<'_> {
         self.record.save(self.state_dir)
     }
 
-    /// Notes what the units will make at boot, before they are written.
+    /// Records what the units will create at boot, before they are written.
     fn note_awaited(&mut self, action: &SetupAction) -> Result<(), SetupError> {
         match action {
             SetupAction::Bridge => {
-                // A bridge that was made in an earlier boot stays known as made.
+                // A bridge that was created in an earlier boot stays recorded as created.
                 if self.record.made_bridge() {
                     return Ok(());
                 }
@@ -173,7 +174,7 @@ impl Work<'_> {
         }
     }
 
-    /// Makes a folder and those above it, as everybody may enter them, and remembers which.
+    /// Creates a folder and its parents, accessible for all users, and records them.
     fn make_folders(&mut self, folder: &Path) -> Result<(), SetupError> {
         let missing: Vec<PathBuf> = folder.ancestors().take_while(|folder| !folder.exists()).map(Path::to_owned).collect();
         for path in missing.into_iter().rev() {
@@ -205,7 +206,7 @@ impl Work<'_> {
         content: &str,
         added: &SlicePermissions,
     ) -> Result<(), SetupError> {
-        // What the owner wrote while they read the plan is not to be lost.
+        // Changes by the owner since the plan was shown must not be lost.
         let unchanged = match (observe::policy_at(path), before) {
             (PolicyFound::Absent, None) => true,
             (PolicyFound::Text(text), Some(before)) => text == before,

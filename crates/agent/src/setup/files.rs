@@ -1,4 +1,4 @@
-//! The files that are written, and what is in them: pure functions of the settings.
+//! The files of the setup and their content: pure functions of the settings.
 
 use std::net::{Ipv4Addr, SocketAddr};
 use std::path::{Path, PathBuf};
@@ -10,10 +10,10 @@ use super::SetupError;
 
 /// Our table of the packet filter, of the family `inet`. No other is ever changed.
 pub(super) const TABLE: &str = "gpuaas_slices";
-/// Modules that give functions to guests, by their names in sysfs.
+/// Modules for passthrough, by their names in sysfs.
 pub(super) const MODULES: [&str; 2] = ["vfio_iommu_type1", "vfio_pci"];
 
-/// Everything that decides about the setup of a host.
+/// The settings of a host's setup.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Settings {
     pub(super) bridge: InterfaceName,
@@ -29,7 +29,7 @@ pub(super) struct Settings {
     pub(super) root: PathBuf,
 }
 
-/// A file that is wholly ours.
+/// A file that is completely ours.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) enum ManagedFile {
     Modules,
@@ -57,7 +57,7 @@ impl Unit {
         }
     }
 
-    /// What the link points at: the same on the host, whatever folder the files are written under.
+    /// Returns the target of the link: the same on the host, whatever folder the files are written under.
     pub(super) fn target(self) -> PathBuf {
         Path::new("/etc/systemd/system").join(self.name())
     }
@@ -70,7 +70,7 @@ impl Unit {
 impl ManagedFile {
     pub(super) const ALL: [Self; 6] = [Self::Modules, Self::Sysctl, Self::Rules, Self::Dhcp, Self::NetworkUnit, Self::DhcpUnit];
 
-    /// What it is about, in a word.
+    /// Returns its short name.
     pub(super) const fn name(self) -> &'static str {
         match self {
             Self::Modules => "modules-file",
@@ -82,7 +82,7 @@ impl ManagedFile {
         }
     }
 
-    /// What it is.
+    /// Returns its purpose.
     pub(super) const fn purpose(self) -> &'static str {
         match self {
             Self::Modules => "list of modules that give devices to guests, loaded at boot",
@@ -94,7 +94,7 @@ impl ManagedFile {
         }
     }
 
-    /// Where it is on the host.
+    /// Returns its path on the host.
     const fn place(self) -> &'static str {
         match self {
             Self::Modules => "etc/modules-load.d/gpuaas-slices.conf",
@@ -106,17 +106,17 @@ impl ManagedFile {
         }
     }
 
-    /// Where it is written.
+    /// Returns the path where it is written.
     pub(super) fn path(self, settings: &Settings) -> PathBuf {
         settings.root.join(self.place())
     }
 
-    /// Where units look for it.
+    /// Returns the path that units use.
     fn path_on_host(self) -> PathBuf {
         Path::new("/").join(self.place())
     }
 
-    /// What is in it.
+    /// Returns its content.
     pub(super) fn content(self, settings: &Settings) -> String {
         let body = match self {
             Self::Modules => MODULES.map(|module| format!("{module}\n")).concat(),
@@ -137,22 +137,23 @@ struct RuleChain {
 }
 
 impl Settings {
-    /// Whether the running system may be changed besides its network.
+    /// Returns whether the running system may be changed besides its network.
     pub(super) fn is_live(&self) -> bool {
         self.root == Path::new("/")
     }
 
-    /// The host's address in the guests' network, and the length of its prefix.
+    /// Returns the host's address in the guests' network, and its prefix length.
     pub(super) fn gateway(&self) -> (Ipv4Addr, u8) {
         (self.network.gateway(), self.network.parts().1)
     }
 
-    /// Where dnsmasq keeps what it gave out.
+    /// Returns the path of dnsmasq's lease file.
     pub(super) fn dhcp_leases(&self) -> PathBuf {
         self.dhcp_hosts.with_file_name("dnsmasq.leases")
     }
 
-    /// Paths of the configuration become words in files of other programs, each with its own way to quote. Plain ones need none.
+    /// Checks the paths of the configuration. They become words in files of other programs with different quoting rules; plain
+    /// paths need no quoting.
     pub(super) fn check(&self) -> Result<(), SetupError> {
         let plain = |b: u8| b.is_ascii_alphanumeric() || matches!(b, b'/' | b'.' | b'_' | b'-');
         let paths = [("dhcp_hosts_dir", &self.dhcp_hosts), ("dnsmasq_pid_file", &self.dnsmasq_pid)];
@@ -166,7 +167,7 @@ impl Settings {
         Ok(())
     }
 
-    /// How many rules our table has when it is loaded.
+    /// Returns the number of rules in our table.
     pub(super) fn rule_count(&self) -> usize {
         self.chains().iter().map(|chain| chain.rules.len()).sum()
     }
@@ -189,7 +190,7 @@ impl Settings {
             input.push(format!("ip daddr {} tcp dport {} accept", listener.ip(), listener.port()));
         }
         input.push("drop".to_owned());
-        // Where the host is itself a guest of a cloud, its credentials are served at such an address.
+        // If the host is itself a cloud instance, its credentials are served at such an address.
         let mut forward = vec![format!("iifname \"{bridge}\" ip daddr 169.254.0.0/16 drop")];
         if let Some(uplink) = &self.uplink {
             forward.push(format!("iifname \"{bridge}\" oifname != {{ \"{bridge}\", \"{uplink}\" }} drop"));
@@ -210,7 +211,7 @@ impl Settings {
         ]
     }
 
-    /// Loading it replaces the table in one transaction, whether it was there or not.
+    /// Returns the rules. Loading them replaces the table in one transaction, whether it exists or not.
     fn rules_text(&self) -> String {
         let mut text = format!("table inet {TABLE}\ndelete table inet {TABLE}\ntable inet {TABLE} {{\n");
         for RuleChain { name, base, rules } in self.chains() {
@@ -223,7 +224,8 @@ impl Settings {
         text + "}\n"
     }
 
-    /// Only guests that have a reservation get an address. The interface may come later than dnsmasq: `bind-dynamic`.
+    /// Returns dnsmasq's settings. Only guests with a reservation get an address. The interface may appear later than dnsmasq:
+    /// `bind-dynamic`.
     fn dhcp_text(&self) -> String {
         let (network, prefix) = self.network.parts();
         let mask = Ipv4Addr::from_bits(u32::MAX.checked_shl(32 - u32::from(prefix)).unwrap_or(0));
@@ -237,8 +239,8 @@ impl Settings {
         )
     }
 
-    /// Without a way back: stopping the unit leaves guests their network. `nftables.service` empties the whole packet filter when it
-    /// starts, restarts or reloads, so this follows it.
+    /// Returns the network unit. It has no stop command: stopping the unit keeps the guests' network. `nftables.service` flushes
+    /// the whole packet filter when it starts, restarts or reloads, so this unit follows it.
     fn network_unit(&self) -> String {
         let (gateway, prefix) = self.gateway();
         let bridge = &self.bridge;
@@ -342,7 +344,7 @@ pub(super) mod tests {
         let mut files = Vec::new();
         for (file, unit) in [(ManagedFile::NetworkUnit, Unit::Network), (ManagedFile::DhcpUnit, Unit::Dhcp)] {
             let path = folder.path().join(unit.name());
-            // Programs that are not installed here would rightly be complained about.
+            // systemd would complain about programs that are not installed here.
             let text = ["/usr/bin/ovs-vsctl", "/sbin/ip", "/usr/sbin/nft", "/usr/sbin/dnsmasq", "/bin/mkdir"]
                 .iter()
                 .fold(file.content(&settings()), |text, program| text.replace(program, "/bin/true"));

@@ -1,11 +1,11 @@
-//! `setup slices`: prepares this host to run guests, and takes back exactly what it did.
+//! `setup slices`: prepares this host to run guests, and can undo exactly that.
 //!
-//! Three parts, apart from each other: `observe` looks at the host, `plan` decides from that as a pure function what is done, what is
-//! to do and what it cannot do, and `apply` does it, step by step, each written down in `record` before it happens. A second run finds
-//! everything done. `undo` reads the record and removes only what is in it.
+//! It has three separate parts: `observe` reads the host; `plan` is a pure function that decides which steps are done, to do or
+//! not possible; `apply` runs them, step by step, each recorded in `record` first. A second run finds everything done. `undo`
+//! reads the record and removes only what is in it.
 //!
-//! The host's own network stays as it is: the bridge has no physical interface, the default route is never touched, and of the packet
-//! filter only the table `gpuaas_slices` is.
+//! The host's own network stays as it is: the bridge has no physical interface, the default route is never touched, and only the
+//! table `gpuaas_slices` of the packet filter is changed.
 
 mod apply;
 mod files;
@@ -30,38 +30,38 @@ use crate::config::Config;
 use files::Settings;
 use record::Record;
 
-/// What the owner asks for.
+/// The options of the owner.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct SetupOptions {
-    /// The bridge of the guests; `br-slices`, or that of the last run.
+    /// The bridge of the guests; by default `br-slices`, or that of the last run.
     pub bridge: Option<InterfaceName>,
-    /// The network of the guests; `10.77.0.0/24`, or that of the last run.
+    /// The network of the guests; by default `10.77.0.0/24`, or that of the last run.
     pub network: Option<Subnet>,
-    /// The only interface by which guests leave the host; any if it is not named.
+    /// The only interface by which guests leave the host; by default any.
     pub uplink: Option<InterfaceName>,
-    /// Where the bridge forwards packets.
+    /// The datapath of the bridge.
     pub datapath: Option<Datapath>,
-    /// Install missing programs.
+    /// Whether to install missing programs.
     pub install_packages: bool,
-    /// Write files under this folder, and leave systemd, packages and modules of the kernel alone; for tests.
+    /// Write files under this folder, and do not use systemd, packages and kernel modules; for tests.
     pub root: Option<PathBuf>,
 }
 
-/// How far a step is.
+/// The status of a step.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum StepStatus {
     /// Nothing to do.
     Done,
     /// It will be done.
     ToDo,
-    /// It cannot happen now, and will at the next boot, by what was written.
+    /// It cannot be done now, and will be done at the next boot by the written files.
     AtBoot,
-    /// Somebody else must do it.
+    /// The program cannot do it.
     Cannot,
 }
 
 impl StepStatus {
-    /// For people.
+    /// Returns its name for people.
     pub const fn as_str(self) -> &'static str {
         match self {
             Self::Done => "done",
@@ -75,9 +75,9 @@ impl StepStatus {
 /// One step of a plan.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Step {
-    /// What it is about, in a word.
+    /// Its short name.
     pub name: &'static str,
-    /// How far it is.
+    /// Its status.
     pub status: StepStatus,
     /// What it does, or what must be done by hand.
     pub what: String,
@@ -86,14 +86,14 @@ pub struct Step {
     action: Option<Action>,
 }
 
-/// What a step does to the host.
+/// The action of a step on the host.
 #[derive(Clone, Debug, PartialEq, Eq)]
 enum Action {
     Setup(apply::SetupAction),
     Undo(undo::UndoAction),
 }
 
-/// Everything that would happen, in this order.
+/// All steps in order.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Plan {
     /// The steps.
@@ -101,22 +101,22 @@ pub struct Plan {
 }
 
 impl Plan {
-    /// How many steps have this status.
+    /// Returns how many steps have this status.
     pub fn count(&self, status: StepStatus) -> usize {
         self.steps.iter().filter(|step| step.status == status).count()
     }
 }
 
-/// Why nothing was planned, or a step failed. Every message says what to do next.
+/// Why there is no plan, or a step failed. Every message says what to do next.
 #[derive(Debug, thiserror::Error)]
 pub enum SetupError {
-    /// This agent has no host.
+    /// The agent simulates its host.
     #[error("this agent simulates a host, which needs no setup; run `gpuaas-agent config set simulate none` to use the real one")]
     Simulated,
-    /// Only root can do it.
+    /// The command needs root.
     #[error("only root can change this host; run the command again with sudo")]
     NotRoot,
-    /// A key of the configuration does not fit into the files that are written.
+    /// A path in the configuration cannot be used in the written files.
     #[error("{key} is {path}; choose a path of letters, digits and the signs / . _ - (`gpuaas-agent config set {key} PATH`)", path = .path.display())]
     Path {
         /// The key.
@@ -124,46 +124,46 @@ pub enum SetupError {
         /// Its value.
         path: PathBuf,
     },
-    /// The host was set up otherwise.
+    /// The host was set up with other settings.
     #[error(
         "this host is set up with {there}, not with {asked}; run `gpuaas-agent setup slices --undo` first, or stay with what it has"
     )]
     OtherSetup {
-        /// What the record says.
+        /// The recorded settings.
         there: String,
-        /// What was asked for.
+        /// The requested settings.
         asked: String,
     },
-    /// The network of the guests would hide something of the host.
+    /// The network of the guests overlaps one of the host.
     #[error("{network} overlaps {with}; choose another network with --network, such as {suggestion}")]
     Overlap {
         /// The network.
         network: Subnet,
         /// The address or the route.
         with: String,
-        /// One that is free.
+        /// A free network.
         suggestion: String,
     },
-    /// No such interface.
+    /// The interface does not exist.
     #[error("there is no interface {uplink} that guests could leave by; `ip link` lists what there is")]
     Uplink {
         /// The interface.
         uplink: InterfaceName,
     },
-    /// The name is taken by something else.
+    /// The name is used by something else.
     #[error("the interface {bridge} is not an Open vSwitch bridge; choose another name with --bridge")]
     NotABridge {
         /// The interface.
         bridge: InterfaceName,
     },
-    /// The bridge leads somewhere.
+    /// The bridge has a physical interface.
     #[error(
         "the bridge {bridge} is connected to {port}: guests and their DHCP would be in that network; choose another name with --bridge"
     )]
     Connected {
         /// The bridge.
         bridge: InterfaceName,
-        /// What it is connected to.
+        /// The connected interface.
         port: String,
     },
     /// The bridge is used for another network.
@@ -176,8 +176,8 @@ pub enum SetupError {
         /// Its address.
         address: String,
     },
-    /// The policy is not one.
-    #[error("the host policy {path} cannot be extended: {why}; put it right first", path = .path.display())]
+    /// The policy is not valid.
+    #[error("the host policy {path} cannot be extended: {why}; correct it first", path = .path.display())]
     Policy {
         /// The file.
         path: PathBuf,
@@ -187,7 +187,7 @@ pub enum SetupError {
     /// Guests would lose their network.
     #[error("{what}; release the slices of this host first (`gpuaas slice release`), then run this again")]
     GuestsRun {
-        /// What is there.
+        /// What still exists.
         what: String,
     },
     /// There is no record.
@@ -196,7 +196,7 @@ pub enum SetupError {
         /// The record.
         path: PathBuf,
     },
-    /// The record cannot be read.
+    /// The record is not valid.
     #[error("{path} is not a record of a setup: {why}; restore it from a backup, or remove it and undo by hand", path = .path.display())]
     BadRecord {
         /// The record.
@@ -204,7 +204,7 @@ pub enum SetupError {
         /// What is wrong.
         why: String,
     },
-    /// Another one is at work.
+    /// Another setup is running.
     #[error("another `setup slices` is running on this host; wait for its end")]
     Busy,
     /// A file could not be written.
@@ -213,15 +213,15 @@ pub enum SetupError {
     /// A file could not be linked or removed.
     #[error("cannot {what} {path}", path = .path.display())]
     Io {
-        /// What was tried.
+        /// The operation.
         what: &'static str,
-        /// With which file.
+        /// The file.
         path: PathBuf,
-        /// What the system said.
+        /// The error of the system.
         #[source]
         source: std::io::Error,
     },
-    /// The host did not do it.
+    /// The host operation failed.
     #[error("{} ({})", .0.message, .0.code)]
     Host(#[from] HostError),
     /// Addresses or routes.
@@ -243,14 +243,14 @@ fn io(what: &'static str, path: &Path) -> impl FnOnce(std::io::Error) -> SetupEr
     move |source| SetupError::Io { what, path, source }
 }
 
-/// What setting this host up would do. Changes nothing.
+/// Returns the plan of a setup. Changes nothing.
 pub async fn plan_setup(config: &Config, options: &SetupOptions) -> Result<Plan, SetupError> {
     let (settings, record) = settings(config, options)?;
     let found = observe::observe(&settings).await?;
     plan::plan(&settings, &found, record.as_ref())
 }
 
-/// Does the steps of a plan that are to do, and tells of each. Returns what is left.
+/// Runs the pending steps of a plan, and reports each. Returns what is left.
 pub async fn setup(
     config: &Config,
     options: &SetupOptions,
@@ -264,14 +264,14 @@ pub async fn setup(
     plan_setup(config, &SetupOptions { install_packages: false, ..options.clone() }).await
 }
 
-/// What undoing the setup of this host would do. Changes nothing.
+/// Returns the plan of an undo. Changes nothing.
 pub async fn plan_undo(config: &Config) -> Result<Plan, SetupError> {
     let record = recorded(config)?;
     undo::refuse_with_guests(config, &record).await?;
     undo::plan(&record).await
 }
 
-/// Removes what the record says, and tells of each step.
+/// Removes what is recorded, and reports each step.
 pub async fn undo(config: &Config, mut on_step: impl FnMut(&Step, Option<&SetupError>)) -> Result<Plan, SetupError> {
     must_be_root()?;
     let _lock = record::lock(&config.state_dir)?;
@@ -292,7 +292,7 @@ fn must_be_root() -> Result<(), SetupError> {
     if rustix::process::geteuid().is_root() { Ok(()) } else { Err(SetupError::NotRoot) }
 }
 
-/// What was asked for, together with what was set up before.
+/// Combines the options with the settings of an earlier run.
 fn settings(config: &Config, options: &SetupOptions) -> Result<(Settings, Option<Record>), SetupError> {
     if config.simulate.is_some() {
         return Err(SetupError::Simulated);
@@ -314,7 +314,7 @@ fn settings(config: &Config, options: &SetupOptions) -> Result<(Settings, Option
     };
     settings.check()?;
     if let Some(record) = &record {
-        // A dnsmasq that runs by another file would not be found again.
+        // A dnsmasq with another pid file would not be found again.
         chosen("dnsmasq_pid_file", Some(&settings.dnsmasq_pid), Some(&record.dnsmasq_pid), PathBuf::new())?;
         chosen("leases of dhcp_hosts_dir in", Some(&settings.dhcp_leases()), Some(&record.dhcp_leases), PathBuf::new())?;
     }
@@ -337,7 +337,7 @@ fn chosen<T: Clone + PartialEq + ShownSetting>(
     }
 }
 
-/// A setting as people write it.
+/// Formats a setting for people.
 trait ShownSetting {
     fn shown(&self) -> String;
 }

@@ -1,4 +1,4 @@
-//! What this host is like now, as far as the plan depends on it. Looks only.
+//! The current state of this host, as far as the plan depends on it. Read-only.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::io::Read as _;
@@ -14,10 +14,10 @@ use super::files::{MODULES, ManagedFile, Settings, TABLE, Unit};
 use crate::error_chain::chain;
 use crate::policy::{self, PolicyError};
 
-/// Most bytes of a file that could be one of ours.
+/// Size limit of a file that could be one of ours.
 const MAX_FILE: u64 = 64 * 1024;
 
-/// A program that guests need, where distributions put it, and the Debian package that brings it.
+/// A program that guests need, its paths in distributions, and its Debian package.
 struct Program {
     package: &'static str,
     places: &'static [&'static str],
@@ -37,32 +37,32 @@ const PROGRAMS: [Program; 11] = [
     Program { package: "qemu-utils", places: &["/usr/bin/qemu-img"] },
 ];
 
-/// What was found.
+/// The state of the host.
 #[derive(Clone, Debug)]
 pub(super) struct Found {
-    /// Debian packages whose programs are not there.
+    /// Debian packages whose programs are missing.
     pub(super) missing_packages: BTreeSet<&'static str>,
-    /// Packages can be installed here.
+    /// Whether packages can be installed here.
     pub(super) can_install: bool,
-    /// The state of our units; `None` where systemd does not run, or is not to be asked.
+    /// The state of our units; `None` if systemd does not run, or is not used.
     pub(super) units: Option<UnitsFound>,
     pub(super) interfaces: Vec<Interface>,
     pub(super) routes: Vec<Route>,
-    /// Interfaces that belong to hardware.
+    /// Interfaces of hardware.
     pub(super) hardware: BTreeSet<String>,
     pub(super) switch: SwitchFound,
     pub(super) filter: FilterFound,
-    /// The kernel forwards packets.
+    /// Whether the kernel forwards packets.
     pub(super) forwarding: bool,
-    /// Modules that are loaded, of those that guests need.
+    /// Loaded modules, of those that guests need.
     pub(super) modules: BTreeSet<&'static str>,
     pub(super) kernel: KernelFound,
     pub(super) dhcp: DhcpFound,
     pub(super) files: BTreeMap<ManagedFile, FileFound>,
     pub(super) links: BTreeMap<Unit, LinkFound>,
-    /// The folder of reservations is there.
+    /// Whether the folder of reservations exists.
     pub(super) has_dhcp_hosts: bool,
-    /// Folders that other users cannot enter although they lead to what dnsmasq and QEMU read, with their modes.
+    /// Folders on the way to files of dnsmasq and QEMU that other users cannot enter, with their modes.
     pub(super) closed_folders: BTreeMap<PathBuf, u32>,
     pub(super) policy: PolicyFound,
 }
@@ -70,7 +70,7 @@ pub(super) struct Found {
 /// Our units under systemd.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct UnitsFound {
-    /// Both are active.
+    /// Whether both are active.
     pub(super) active: bool,
 }
 
@@ -79,9 +79,9 @@ pub(super) struct UnitsFound {
 pub(super) enum SwitchFound {
     /// It does not answer, and why.
     Silent(String),
-    /// It answers, and has no such bridge.
+    /// It answers, and does not have the bridge.
     NoBridge,
-    /// It has the bridge, and these interfaces are connected to it.
+    /// It has the bridge, with these interfaces.
     Bridge(Vec<String>),
 }
 
@@ -92,14 +92,14 @@ pub(super) enum FilterFound {
     Silent(String),
     /// It answers.
     Rules {
-        /// How many rules our table has, if it is there.
+        /// The number of rules in our table, if it exists.
         ours: Option<usize>,
-        /// Chains of others that drop what they do not know.
+        /// Chains of others that drop by default.
         closed: Vec<String>,
     },
 }
 
-/// What the processor and the kernel offer.
+/// The features of processor and kernel.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct KernelFound {
     pub(super) kvm: bool,
@@ -113,25 +113,25 @@ pub(super) enum DhcpFound {
     Off,
     /// It runs with our settings.
     Ours,
-    /// It runs with other ones.
+    /// It runs with other settings.
     Foreign,
 }
 
-/// A file in the place of one of ours.
+/// A file at the path of one of ours.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) enum FileFound {
     Absent,
     Content(Vec<u8>),
-    /// A folder, a link, or something that cannot be read.
+    /// A folder, a link, or an unreadable file.
     Unusable,
 }
 
-/// A link in the place of one of ours.
+/// A link at the path of one of ours.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) enum LinkFound {
     Absent,
     To(PathBuf),
-    /// Not a link.
+    /// It is not a link.
     Unusable,
 }
 
@@ -144,7 +144,7 @@ pub(super) enum PolicyFound {
     Unusable(String),
 }
 
-/// Looks at this host.
+/// Reads the state of this host.
 pub(super) async fn observe(settings: &Settings) -> Result<Found, SetupError> {
     let sys = Path::new("/sys");
     let interfaces = ip::interfaces().await?;
@@ -205,7 +205,7 @@ async fn filter() -> FilterFound {
     }
 }
 
-/// The dnsmasq that the agent tells about guests, and whether it reads this file of settings.
+/// Returns the state of the agent's dnsmasq, and whether it uses this settings file.
 pub(super) fn dhcp(pid_file: &Path, settings: &Path) -> Result<DhcpFound, SetupError> {
     Ok(match dnsmasq::server(pid_file)? {
         dnsmasq::Server::Off => DhcpFound::Off,
@@ -219,7 +219,7 @@ pub(super) fn dhcp(pid_file: &Path, settings: &Path) -> Result<DhcpFound, SetupE
     })
 }
 
-/// The file at this path. A link is none of ours: following it would read, and later replace, somebody else's file.
+/// Reads the file at this path. A link is not ours: following it would read, and later replace, another file.
 pub(super) fn file_at(path: &Path) -> FileFound {
     match path.symlink_metadata() {
         Err(error) if error.kind() == std::io::ErrorKind::NotFound => return FileFound::Absent,
@@ -241,7 +241,7 @@ pub(super) fn link_at(path: &Path) -> LinkFound {
     }
 }
 
-/// Folders on the way to these paths that other users cannot enter.
+/// Returns the folders on the way to these paths that other users cannot enter.
 fn closed_folders(paths: &[&Path]) -> BTreeMap<PathBuf, u32> {
     let above = paths.iter().flat_map(|path| path.ancestors().skip(1));
     above

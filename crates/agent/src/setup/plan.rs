@@ -1,4 +1,4 @@
-//! From what was found to what is to be done: pure, so that every case can be tried.
+//! Plans the steps from the state of the host: pure, so that every case can be tested.
 
 use std::net::Ipv4Addr;
 
@@ -11,10 +11,10 @@ use super::record::Record;
 use super::{Action, Plan, SetupError, Step, StepStatus};
 use crate::policy::{self, SlicePermissions};
 
-/// Networks to choose instead of one that overlaps.
+/// Alternatives to a network that overlaps.
 const OTHER_NETWORKS: [&str; 4] = ["10.77.0.0/24", "10.177.0.0/24", "172.29.77.0/24", "192.168.177.0/24"];
 
-/// What to do, or why nothing can be planned.
+/// Returns the plan, or why there is none.
 pub(super) fn plan(settings: &Settings, found: &Found, record: Option<&Record>) -> Result<Plan, SetupError> {
     refuse(settings, found, record)?;
     let planner = Planner { settings, found, record };
@@ -44,7 +44,7 @@ pub(super) fn plan(settings: &Settings, found: &Found, record: Option<&Record>) 
     Ok(Plan { steps })
 }
 
-/// What must not be built upon, whatever else is planned.
+/// Refuses states on which no setup may build.
 fn refuse(settings: &Settings, found: &Found, record: Option<&Record>) -> Result<(), SetupError> {
     let bridge = &settings.bridge;
     let interface = found.interfaces.iter().find(|interface| interface.name == bridge.as_str());
@@ -54,14 +54,14 @@ fn refuse(settings: &Settings, found: &Found, record: Option<&Record>) -> Result
         return Err(SetupError::Uplink { uplink: uplink.clone() });
     }
     match &found.switch {
-        // Without an answer nobody knows what the interface is; the step of the bridge says so.
+        // Without an answer the kind of the interface is unknown; the step of the bridge reports it.
         SwitchFound::Silent(_) => {}
         SwitchFound::NoBridge if interface.is_some() => return Err(SetupError::NotABridge { bridge: bridge.clone() }),
         SwitchFound::NoBridge => {}
         SwitchFound::Bridge(connected) => {
             let ours = record.is_some_and(Record::made_bridge);
             let of_a_guest = |port: &str| port.starts_with("vnet") || port.starts_with("tap");
-            // A bridge that somebody else made may lead anywhere, also by a tunnel or by another bridge.
+            // A bridge of someone else may lead anywhere, also by a tunnel or another bridge.
             let leads_away = |port: &&String| found.hardware.contains(*port) || (!ours && !of_a_guest(port));
             if let Some(port) = connected.iter().find(leads_away) {
                 return Err(SetupError::Connected { bridge: bridge.clone(), port: port.clone() });
@@ -80,7 +80,7 @@ fn refuse(settings: &Settings, found: &Found, record: Option<&Record>) -> Result
     Ok(())
 }
 
-/// The first address or route of the host that shares addresses with a network.
+/// Returns the first address or route of the host that overlaps a network.
 fn overlap(network: Subnet, settings: &Settings, found: &Found) -> Option<String> {
     let own = |name: &str| name == settings.bridge.as_str();
     let shares = |address: Ipv4Addr, prefix: u8| {
@@ -97,7 +97,7 @@ fn overlap(network: Subnet, settings: &Settings, found: &Found) -> Option<String
     if let Some((address, prefix, name)) = overlapping.next() {
         return Some(format!("the address {address}/{prefix} of {name}"));
     }
-    // The default route overlaps everything, also where a VPN writes it as two halves.
+    // The default route overlaps everything, also if a VPN writes it as two halves.
     let routes = found.routes.iter().filter(|route| route.prefix > 1 && !own(&route.interface));
     let mut overlapping = routes.filter(|route| shares(route.destination, route.prefix));
     let route = overlapping.next()?;
@@ -112,7 +112,7 @@ struct Planner<'a> {
 }
 
 impl Planner<'_> {
-    /// Whether a package's programs are there when the step runs.
+    /// Returns whether a package's programs exist when the step runs.
     fn will_have(&self, package: &str) -> bool {
         !self.found.missing_packages.contains(package) || (self.settings.install_packages && self.found.can_install)
     }
@@ -131,7 +131,7 @@ impl Planner<'_> {
         cannot("packages", &what, &how)
     }
 
-    /// Facts of the firmware and the kernel, which only the owner can change.
+    /// Checks firmware and kernel, which only the owner can change.
     fn kernel(&self) -> Vec<Step> {
         let kernel = self.found.kernel;
         let mut steps = vec![if kernel.kvm {
@@ -160,7 +160,7 @@ impl Planner<'_> {
         }
         let (what, how) = (format!("load {}", missing.join(" and ")), format!("modprobe -a {}", missing.join(" ")));
         if self.found.units.is_none() {
-            // In a container, or in a test: the kernel is somebody else's.
+            // In a container, or in a test: the kernel belongs to another system.
             return at_boot("modules", &what, &how, SetupAction::Modules(missing));
         }
         if !self.will_have("kmod") {
@@ -222,7 +222,7 @@ impl Planner<'_> {
         }
     }
 
-    /// Not before the bridge: what a unit makes at boot behind our back would not be in the record.
+    /// Plans the link of a unit, but not before the bridge: what a unit creates at boot must be in the record.
     fn link(&self, unit: Unit, bridge: StepStatus) -> Step {
         let (path, target) = (unit.link(self.settings), unit.target());
         let (what, how) = (format!("start {} at boot", unit.name()), path.display().to_string());
@@ -295,7 +295,8 @@ impl Planner<'_> {
         }
     }
 
-    /// An accepted packet continues with the next chain, and a dropped one is gone: what others drop, no table of ours can let pass.
+    /// Reports chains of others that drop packets: an accepted packet continues with the next chain, and a dropped one is gone,
+    /// so no table of ours can let it pass.
     fn closed_chains(&self) -> Vec<Step> {
         let FilterFound::Rules { closed, .. } = &self.found.filter else { return Vec::new() };
         let bridge = &self.settings.bridge;
@@ -337,7 +338,7 @@ impl Planner<'_> {
         }
     }
 
-    /// Only where systemd runs: elsewhere there is nobody to tell.
+    /// Plans the start of the units, if systemd runs.
     fn units(&self, files: StepStatus, parts: StepStatus) -> Option<Step> {
         let active = self.found.units?.active;
         let how = format!("systemctl daemon-reload; systemctl start {} {}", Unit::Network.name(), Unit::Dhcp.name());
@@ -408,7 +409,7 @@ fn to_do(name: &'static str, what: &str, how: &str, action: SetupAction) -> Step
     step(name, StepStatus::ToDo, what, how, Some(action))
 }
 
-/// What a unit does at boot is recorded now: it is ours all the same.
+/// Records now what a unit does at boot, because it is ours too.
 fn at_boot(name: &'static str, what: &str, how: &str, action: SetupAction) -> Step {
     step(name, StepStatus::AtBoot, what, how, Some(action))
 }

@@ -16,7 +16,7 @@ fn route(destination: &str, prefix: u8, interface: &str) -> Route {
     Route { destination: destination.parse().expect("an address"), prefix, interface: interface.to_owned() }
 }
 
-/// A server as it comes from the factory, with every program and systemd.
+/// Returns a new server with every program and systemd.
 fn bare() -> Found {
     Found {
         missing_packages: BTreeSet::new(),
@@ -39,7 +39,7 @@ fn bare() -> Found {
     }
 }
 
-/// The same after the setup.
+/// Returns the server after the setup.
 fn ready(settings: &Settings) -> Found {
     let mut found = bare();
     found.units = Some(UnitsFound { active: true });
@@ -135,7 +135,7 @@ fn a_network_that_overlaps_an_address_or_a_route_is_refused_with_one_that_does_n
     }
     let mut nearby = bare();
     nearby.routes.extend([route("10.77.1.0", 24, "wg0"), route("10.76.0.0", 16, "wg0")]);
-    // Two halves that are a default route.
+    // Two halves of a default route.
     nearby.routes.extend([route("0.0.0.0", 1, "tun0"), route("128.0.0.0", 1, "tun0")]);
     planned(&settings(), &nearby);
 }
@@ -210,7 +210,7 @@ fn without_systemd_and_open_vswitch_the_network_comes_at_boot() {
     assert_eq!(step(&plan, "network-unit").status, StepStatus::ToDo);
     assert_eq!(step(&plan, "rules").status, StepStatus::ToDo);
     assert!(!plan.steps.iter().any(|step| step.name == "services"));
-    // With systemd, somebody stopped it, and that is theirs to change.
+    // With systemd, a stopped unit was stopped by the owner, who can start it again.
     found.units = Some(UnitsFound { active: false });
     let plan = planned(&settings(), &found);
     assert_eq!(step(&plan, "bridge").status, StepStatus::Cannot);
@@ -282,7 +282,7 @@ fn a_policy_that_cannot_be_read_stops_everything_and_a_missing_one_is_written() 
     ] {
         found.policy = policy;
         let error = refused(&settings(), &found);
-        assert!(error.contains("/etc/gpuaas-agent/policy.toml") && error.contains("put it right"), "{error}");
+        assert!(error.contains("/etc/gpuaas-agent/policy.toml") && error.contains("correct it"), "{error}");
     }
     found.policy = PolicyFound::Absent;
     let plan = planned(&settings(), &found);

@@ -1,7 +1,7 @@
-//! What was done to this host, so that it can be taken back: `setup-slices.json` in the agent's state folder.
+//! The record of the changes to this host, so that they can be undone: `setup-slices.json` in the agent's state folder.
 //!
-//! Every entry is written before the step that it is about. After a crash an entry may tell of something that did not happen; taking
-//! that back finds nothing, which is fine. The other way round something would stay for ever.
+//! Every entry is written before its step. After a crash an entry may name something that did not happen; undoing that finds
+//! nothing, which is fine. In the other order, something could stay forever.
 
 use std::fs::{File, OpenOptions};
 use std::os::unix::fs::{DirBuilderExt as _, OpenOptionsExt as _};
@@ -20,7 +20,7 @@ use crate::policy::SlicePermissions;
 const FILE: &str = "setup-slices.json";
 const LOCK: &str = "setup-slices.lock";
 const VERSION: u32 = 1;
-/// Most bytes of a record. A full one has about four kilobytes.
+/// Size limit of a record. A full one has about four kilobytes.
 const MAX_FILE: u64 = 256 * 1024;
 
 /// The record.
@@ -35,33 +35,33 @@ pub(super) struct Record {
     pub(super) root: PathBuf,
     pub(super) dnsmasq_pid: PathBuf,
     pub(super) dhcp_leases: PathBuf,
-    /// In the order in which it was done.
+    /// The items in the order of creation.
     pub(super) items: Vec<RecordItem>,
 }
 
-/// One thing that was made.
+/// One created item.
 #[derive(Clone, Debug, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
 #[serde(tag = "made", rename_all = "snake_case", deny_unknown_fields)]
 pub(super) enum RecordItem {
-    /// A folder. It goes if it is empty.
+    /// A folder. It is removed if it is empty.
     Folder { path: PathBuf },
-    /// A folder that others may enter since.
+    /// A folder that was made accessible for others.
     Opened { path: PathBuf, mode: u32 },
-    /// A file with this content, or still with that of the run before.
+    /// A file with this content, or still with that of the previous run.
     File { path: PathBuf, sha256: String, replaced: Option<String> },
     /// A link that starts a unit at boot.
     Link { path: PathBuf, target: PathBuf },
-    /// The bridge itself. With a boot, it could not be made in that one, and its unit makes it in a later one.
+    /// The bridge. With a boot id, it could not be created in that boot, and its unit creates it in a later one.
     Bridge { awaited_since_boot: Option<String> },
     /// The host's address on the bridge.
     Address,
     /// Our table of the packet filter.
     Table,
-    /// Forwarding, which was off.
+    /// Forwarding, which was off before.
     Forwarding,
     /// DHCP for guests.
     Dhcp,
-    /// The units, started.
+    /// The started units.
     Units,
     /// Permissions in the host policy.
     Policy { path: PathBuf, created: bool, sha256: String, added: SlicePermissions },
@@ -79,14 +79,14 @@ impl RecordItem {
         }
     }
 
-    /// Whether both are about the same thing.
+    /// Returns whether both are about the same object.
     fn is_about(&self, other: &Self) -> bool {
         std::mem::discriminant(self) == std::mem::discriminant(other) && self.path() == other.path()
     }
 }
 
 impl Record {
-    /// An empty one for these settings.
+    /// Creates an empty record for these settings.
     pub(super) fn new(settings: &Settings) -> Self {
         Self {
             version: VERSION,
@@ -101,7 +101,7 @@ impl Record {
         }
     }
 
-    /// The record of this host, if there is one.
+    /// Reads the record of this host, if there is one.
     pub(super) fn read(path: &Path) -> Result<Option<Self>, SetupError> {
         let bytes = match private_file::read_secret(path, MAX_FILE) {
             Ok(bytes) => bytes,
@@ -116,7 +116,7 @@ impl Record {
         Ok(Some(record))
     }
 
-    /// Notes something that is about to be made; what is known of the same thing is replaced.
+    /// Adds an item that is about to be created; an earlier entry of the same object is replaced.
     pub(super) fn note(&mut self, item: RecordItem) {
         match self.items.iter_mut().find(|known| known.is_about(&item)) {
             Some(known) => *known = item,
@@ -124,7 +124,7 @@ impl Record {
         }
     }
 
-    /// Writes it; an empty one is removed.
+    /// Writes it; an empty record is removed.
     pub(super) fn save(&self, state_dir: &Path) -> Result<(), SetupError> {
         let path = path(state_dir);
         if self.items.is_empty() {
@@ -138,7 +138,7 @@ impl Record {
         Ok(private_file::write(&path, &bytes)?)
     }
 
-    /// Whether the file at this path still has the content that it was given.
+    /// Returns whether this content of the file is the one that was written.
     pub(super) fn wrote(&self, path: &Path, content: &[u8]) -> bool {
         let digest = sha256(content);
         self.items.iter().any(|item| {
@@ -147,12 +147,12 @@ impl Record {
         })
     }
 
-    /// Whether the bridge was made by us.
+    /// Returns whether we created the bridge.
     pub(super) fn made_bridge(&self) -> bool {
         self.items.iter().any(|item| matches!(item, RecordItem::Bridge { .. }))
     }
 
-    /// What the policy was given before.
+    /// Returns what was added to the policy before.
     pub(super) fn policy(&self, path: &Path) -> Option<(bool, &SlicePermissions)> {
         self.items.iter().find_map(|item| {
             let RecordItem::Policy { path: known, created, added, .. } = item else { return None };
@@ -160,25 +160,25 @@ impl Record {
         })
     }
 
-    /// Where the settings of dnsmasq are.
+    /// Returns the path of dnsmasq's settings.
     pub(super) fn dhcp_settings(&self) -> PathBuf {
         self.root.join("etc/gpuaas-agent/slices-dnsmasq.conf")
     }
 }
 
-/// Where the record is.
+/// Returns the path of the record.
 pub(super) fn path(state_dir: &Path) -> PathBuf {
     state_dir.join(FILE)
 }
 
-/// Lowercase hexadecimal SHA-256.
+/// Returns the SHA-256 in lowercase hexadecimal.
 pub(super) fn sha256(content: &[u8]) -> String {
     sha2::Sha256::digest(content).iter().map(|byte| format!("{byte:02x}")).collect()
 }
 
-/// One setup at a time. Held until dropped. Not the lock of the agent, which may run meanwhile.
+/// Locks the setup until the result is dropped. This is not the lock of the agent, which may be running.
 pub(super) fn lock(state_dir: &Path) -> Result<File, SetupError> {
-    // Others must be able to pass through the folders above it, to what dnsmasq and QEMU read.
+    // Other users must be able to enter the parent folders, to the files of dnsmasq and QEMU.
     if let Some(above) = state_dir.parent() {
         std::fs::DirBuilder::new().recursive(true).mode(0o755).create(above).map_err(io("create folder", above))?;
     }

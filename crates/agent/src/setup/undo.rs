@@ -1,4 +1,4 @@
-//! Taking back what the record says, and nothing else. What was changed since belongs to whoever changed it, and stays.
+//! Undoes what is recorded, and nothing else. What was changed since belongs to someone else, and stays.
 
 use std::os::unix::fs::{MetadataExt as _, PermissionsExt as _};
 use std::path::Path;
@@ -14,7 +14,7 @@ use crate::config::Config;
 use crate::error_chain::chain;
 use crate::policy::{self, SlicePermissions};
 
-/// What one step takes back.
+/// The action of an undo step.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct UndoAction {
     item: RecordItem,
@@ -23,17 +23,17 @@ pub(super) struct UndoAction {
 
 #[derive(Clone, Debug, PartialEq, Eq)]
 enum Effect {
-    /// Nothing: it is gone, or it belongs to somebody else now.
+    /// Nothing to do: it is gone, or belongs to someone else now.
     Forget,
-    /// Take it back.
+    /// Remove it.
     Remove,
-    /// Give the policy this content.
+    /// Write this content to the policy.
     RewritePolicy(String),
-    /// Nothing, and it stays in the record: it could not be looked at.
+    /// Nothing, and it stays in the record: its state could not be read.
     Keep,
 }
 
-/// Guests on the bridge, or slots that are held: then nothing is undone.
+/// Refuses the undo while there are guests on the bridge, or leased slots.
 pub(super) async fn refuse_with_guests(config: &Config, record: &Record) -> Result<(), SetupError> {
     let bridge = &record.bridge;
     match ovs::bridge_exists(bridge).await {
@@ -44,14 +44,14 @@ pub(super) async fn refuse_with_guests(config: &Config, record: &Record) -> Resu
             }
         }
         Ok(false) => {}
-        // A switch that does not answer may still connect guests: then the interface is there.
+        // A switch that does not answer may still connect guests: then the interface exists.
         Err(error) => {
             if ip::interfaces().await?.iter().any(|interface| interface.name == bridge.as_str()) {
                 return Err(error.into());
             }
         }
     }
-    // A guest that is switched off has a lease all the same.
+    // A guest that is off still has a lease.
     if config.state_dir.join("leases").exists() {
         let host = crate::open_host(config, None)
             .map_err(|error| SetupError::GuestsRun { what: format!("leases of slots cannot be read: {}", chain(&error)) })?;
@@ -64,7 +64,7 @@ pub(super) async fn refuse_with_guests(config: &Config, record: &Record) -> Resu
     Ok(())
 }
 
-/// What taking back would do: the policy first, so that no new guest comes meanwhile, then everything in the opposite order.
+/// Plans the undo: the policy first, so that no new guest is created in the meantime, then everything in reverse order.
 pub(super) async fn plan(record: &Record) -> Result<Plan, SetupError> {
     let is_policy = |item: &&RecordItem| matches!(item, RecordItem::Policy { .. });
     let services = |item: &&RecordItem| matches!(item, RecordItem::Units | RecordItem::Dhcp);
@@ -77,7 +77,7 @@ pub(super) async fn plan(record: &Record) -> Result<Plan, SetupError> {
     Ok(Plan { steps })
 }
 
-/// Does it, and returns what stays. The record loses each entry after its step, so that an undo that was cut off continues where it was.
+/// Runs the undo, and returns what stays. The record loses each entry after its step, so that an interrupted undo can continue.
 pub(super) async fn apply(
     config: &Config,
     mut record: Record,
@@ -89,7 +89,7 @@ pub(super) async fn apply(
     for step in plan.steps {
         let Some(Action::Undo(UndoAction { item, effect })) = step.action.clone() else { continue };
         if !matches!(item, RecordItem::Policy { .. }) && !asked_again {
-            // Before the policy was taken back, a task may have begun.
+            // A task may have started before the policy was undone.
             refuse_with_guests(config, &record).await?;
             asked_again = true;
         }
@@ -212,7 +212,7 @@ async fn look(record: &Record, item: &RecordItem) -> Result<Step, SetupError> {
     })
 }
 
-/// Whether systemd is to be told.
+/// Returns whether systemd must be notified.
 fn has_systemd(record: &Record) -> bool {
     record.root == Path::new("/") && systemd::is_running()
 }
@@ -229,7 +229,7 @@ async fn active_units(record: &Record) -> Result<Vec<Unit>, SetupError> {
     Ok(active)
 }
 
-/// Others may have come to need it: whoever masquerades does.
+/// Plans to turn forwarding off, unless others need it by now, such as for source NAT.
 async fn forwarding(item: &RecordItem) -> Step {
     let how = "sysctl net.ipv4.ip_forward=0";
     let needed = match nft::ruleset().await {
@@ -269,7 +269,7 @@ fn policy_step(item: &RecordItem, path: &Path, created: bool, written: &str, add
 async fn remove(record: &Record, item: &RecordItem) -> Result<(), SetupError> {
     match item {
         RecordItem::Folder { path } => match std::fs::remove_dir(path) {
-            // Somebody keeps things there.
+            // It contains other files.
             Err(error) if error.kind() != std::io::ErrorKind::DirectoryNotEmpty => gone_is_fine(Err(error), path),
             Ok(()) | Err(_) => Ok(()),
         },
@@ -291,7 +291,7 @@ async fn remove(record: &Record, item: &RecordItem) -> Result<(), SetupError> {
                 systemd::stop(Unit::Dhcp.name()).await?;
             }
             dnsmasq::stop(&record.dnsmasq_pid, &record.dhcp_settings()).await?;
-            // What dnsmasq leaves behind.
+            // Files that dnsmasq leaves behind.
             for path in [&record.dhcp_leases, &record.dnsmasq_pid] {
                 gone_is_fine(std::fs::remove_file(path), path)?;
             }

@@ -1,4 +1,4 @@
-//! Both doors, the pin, renewal, rejoin, and enrolling again.
+//! Both ways to enroll, the pin, renewal, rejoin, and enrolling again.
 
 use std::sync::atomic::Ordering;
 use std::time::Duration;

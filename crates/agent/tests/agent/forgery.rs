@@ -1,4 +1,4 @@
-//! Envelopes that are not what they should be, through the whole agent: each with its own code, none with an effect.
+//! Invalid envelopes through the whole agent: each with its own code, none with an effect.
 
 use std::time::Duration;
 
@@ -19,7 +19,7 @@ fn rejection(heard: &[Heard], id: &str) -> Option<String> {
     })
 }
 
-/// How the agent answered an envelope: by a rejection or by a receipt, and with which code.
+/// Returns how the agent answered an envelope: by a rejection or by a receipt, and with which code.
 async fn answer(server: &Server, task_id: TaskId, envelope: &[u8]) -> (&'static str, String) {
     let shared = &server.shared;
     assert!(shared.offer(task_id, envelope));
@@ -98,7 +98,7 @@ async fn flipped_bits_of_an_envelope_are_all_rejected_and_the_original_still_run
     let agent = host.start(TransportChoice::Stream);
     shared.hello(1).await;
     let (task_id, signed) = shared.sign(&ping("genuine"), |_| {});
-    // Every bit is the contract's test; here a spread of them goes through the running agent.
+    // The contract's test covers every bit; here a sample of them goes through the running agent.
     let bits: Vec<usize> = (0..signed.envelope.len() * 8).step_by(61).collect();
     for bit in &bits {
         let mut forged = signed.envelope.clone();

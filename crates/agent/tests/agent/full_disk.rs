@@ -1,4 +1,4 @@
-//! A disk without room: failures and refusals, never a false success. Needs root for a small file system of its own.
+//! A full disk: failures and refusals, never a false success. Needs root for a small file system.
 
 use std::path::{Path, PathBuf};
 
@@ -9,7 +9,7 @@ use rustix::mount::{MountFlags, UnmountFlags, mount, unmount};
 use crate::harness::{Host, believe, ping};
 use crate::server::{Server, Shared};
 
-/// A small file system, gone with the value.
+/// A small file system, removed with the value.
 struct SmallDisk(PathBuf);
 
 impl SmallDisk {
@@ -19,7 +19,7 @@ impl SmallDisk {
         Some(Self(at.to_owned()))
     }
 
-    /// Takes every byte that is left.
+    /// Fills the rest of the disk.
     fn fill(&self) -> PathBuf {
         use std::io::Write as _;
         let path = self.0.join("ballast");

@@ -1,4 +1,4 @@
-//! An agent under test: its folders, its enrollment, its life.
+//! An agent under test: its folders, its enrollment, its runs.
 
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -15,7 +15,7 @@ use tokio_util::sync::CancellationToken;
 
 use crate::server::{Server, Shared};
 
-/// Every test ends in reasonable time or fails with a reason.
+/// Time limit after which a test fails with a reason.
 pub(crate) const PATIENCE: Duration = Duration::from_secs(60);
 
 pub(crate) struct Host {
@@ -53,7 +53,7 @@ impl Host {
         gpuaas_agent::enroll(options, |_| {}, CancellationToken::new()).await.expect("enrolled")
     }
 
-    /// The same agent as a program of its own needs a file.
+    /// Writes the configuration file, for the agent as a separate program.
     pub(crate) fn write_config(&self) -> PathBuf {
         let path = self.config.state_dir.with_file_name("config.toml");
         let mut text = String::new();
@@ -74,7 +74,7 @@ impl Host {
         Agent::start(Config { transport, ..self.config.clone() })
     }
 
-    /// Lines that a task left in the ping log: the effect, counted from outside.
+    /// Returns the number of lines of a task in the ping log: the effect, counted from outside.
     pub(crate) fn effects(&self, task_id: TaskId) -> usize {
         let lines = |name: &str| std::fs::read_to_string(self.config.state_dir.join("host").join(name)).unwrap_or_default();
         let start = format!("{task_id} ");
@@ -120,26 +120,26 @@ impl Agent {
         Self { shutdown, task, transport }
     }
 
-    /// Waits until the link is up by this transport.
+    /// Waits until the link is up with this transport.
     pub(crate) async fn connected_by(&self, transport: &str) {
         let mut watched = self.transport.clone();
         let reached = watched.wait_for(|now| now == transport);
         tokio::time::timeout(PATIENCE, reached).await.unwrap_or_else(|_| panic!("never connected by {transport}")).expect("runs");
     }
 
-    /// Ends it in good order.
+    /// Stops it cleanly.
     pub(crate) async fn stop(self) {
         self.shutdown.cancel();
         tokio::time::timeout(PATIENCE, self.task).await.expect("ends").expect("no panic").expect("no error");
     }
 
-    /// Ends by itself, with an error.
+    /// Waits for its end with an error.
     pub(crate) async fn fails(self) -> RunError {
         tokio::time::timeout(PATIENCE, self.task).await.expect("ends").expect("no panic").expect_err("an error")
     }
 }
 
-/// Waits until something that nobody announces is true.
+/// Waits until a condition holds.
 pub(crate) async fn eventually(what: &str, is_true: impl Fn() -> bool) {
     let deadline = tokio::time::Instant::now() + PATIENCE;
     while !is_true() {
@@ -148,7 +148,7 @@ pub(crate) async fn eventually(what: &str, is_true: impl Fn() -> bool) {
     }
 }
 
-/// A server, an enrolled host and nothing running.
+/// Returns a server and an enrolled host, with no agent running.
 pub(crate) async fn enrolled() -> (Server, Host) {
     let server = Server::start(Shared::new()).await;
     let host = Host::new(&server);
@@ -160,7 +160,7 @@ pub(crate) fn ping(message: &str) -> Task {
     Task::DiagPing(diag_ping::Params { message: message.to_owned(), ..diag_ping::Params::default() })
 }
 
-/// Checks a receipt as the control plane would and returns what it says.
+/// Checks a receipt like the control plane and returns its content.
 pub(crate) fn believe(shared: &Arc<Shared>, task_id: TaskId, digest: &gpuaas_contract::Digest, bytes: &[u8]) -> receipt::Payload {
     let expectation = receipt::Expectation {
         key: &shared.receipt_key(),

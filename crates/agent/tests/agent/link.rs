@@ -1,4 +1,4 @@
-//! Both transports, the way from one to the other and back, outages, cancellation.
+//! Both transports, the switch between them, outages, cancellation.
 
 use std::sync::atomic::Ordering;
 use std::time::Duration;
@@ -71,7 +71,7 @@ async fn all_lines(shared: &server::Shared, task: &str, count: usize) -> Vec<gpu
         .await
 }
 
-/// What the node said of a task's acceptance and start, once it has said that much.
+/// Returns the phases that the node reported of a task, once there are this many.
 async fn acks(shared: &server::Shared, task_id: &str, at_least: usize) -> Vec<TaskPhase> {
     let found = shared.wait_for("acks", |heard| {
         let acks = heard.iter().filter_map(|heard| match &heard.message {
@@ -91,7 +91,7 @@ async fn a_task_that_finds_no_place_is_accepted_first_and_started_later() {
     agent.connected_by("stream").await;
     let mut waited = 0;
     let mut tasks = Vec::new();
-    // One more than run at the same time.
+    // One more than can run at the same time.
     for number in 0..5 {
         let task = Task::DiagPing(diag_ping::Params { message: format!("{number}"), hold_ms: 500, log_lines: 0 });
         let (task_id, signed) = shared.sign(&task, |_| {});
@@ -177,7 +177,7 @@ async fn work_goes_on_and_is_reported_after_an_outage() {
     agent.connected_by("").await;
     assert!(shared.heard().iter().all(|h| !matches!(h.message, from_node::Message::Receipt(_))), "it still ran");
     shared.drop_session();
-    // The effect happens while nobody listens.
+    // The effect happens while there is no link.
     eventually("the effect", || host.effects(task_id) == 1).await;
     let server = Server::start_at(shared.clone(), address).await;
     let (bytes, _) = shared.receipt(task_id).await;
@@ -229,7 +229,7 @@ async fn unconfirmed_receipts_and_lines_are_sent_again_after_a_restart() {
         })
         .await;
     agent.stop().await;
-    // Confirmed now: the third life has nothing in hand.
+    // Confirmed now: the third run has nothing in hand.
     let agent = host.start(TransportChoice::Auto);
     let (hello, _) = shared.hello(3).await;
     assert!(hello.tasks.is_empty());
@@ -366,7 +366,7 @@ async fn a_reconnect_proves_the_last_link(choice: TransportChoice, transport: &'
     let (first, _) = shared.hello(1).await;
     assert!(first.resume_session.is_empty() && first.resume_proof.is_empty(), "a new process has nothing to prove");
     shared.drop_session();
-    // The server checks every proof it gets.
+    // The server checks every proof.
     let (second, _) = shared.hello(2).await;
     assert!(!second.resume_session.is_empty() && second.resume_proof.len() == 32);
     shared.drop_session();

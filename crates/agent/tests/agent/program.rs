@@ -23,7 +23,7 @@ fn refusal(result: Result<String, ExecError>) -> (Option<i32>, String) {
     }
 }
 
-/// Whether no living process holds the state folder: the kernel lets go of the lock only when the process is gone.
+/// Returns whether no living process has locked the state folder: the kernel releases the lock only when the process is gone.
 fn is_unlocked(lock: &Path) -> bool {
     let file = std::fs::File::open(lock).expect("lock file");
     rustix::fs::flock(&file, rustix::fs::FlockOperation::NonBlockingLockExclusive).is_ok()
@@ -43,7 +43,7 @@ async fn an_agent_killed_again_and_again_runs_every_task_exactly_once() {
             assert!(shared.offer(*task_id, &signed.envelope));
         }
         if life < 5 {
-            // Killed (SIGKILL, by dropping it) with most of its work under way.
+            // Killed (SIGKILL, by dropping it) with most of its tasks running.
             shared.receipt(tasks[life * 15 + 3].0).await;
             running.abort();
             let _ = running.await;
@@ -57,7 +57,7 @@ async fn an_agent_killed_again_and_again_runs_every_task_exactly_once() {
             assert_eq!(receipt.outcome, Outcome::Succeeded, "{} {}", receipt.code, receipt.message);
             assert_eq!(host.effects(*task_id), 1);
         }
-        // The status file follows a moment behind.
+        // The status file follows a moment later.
         let status = || std::fs::read_to_string(host.state("status.json")).unwrap_or_default();
         eventually("a status with the link", || status().contains("\"connected\": true")).await;
         let shown = call(&config, &["status"]).await.expect("running");

@@ -1,4 +1,4 @@
-//! A link listener for tests: enrollment, the stream and long-poll on one TLS port, and hands to steer it.
+//! A link listener for tests: enrollment, the stream and long-poll on one TLS port, with methods to control it.
 
 use std::collections::{HashMap, HashSet, VecDeque};
 use std::net::SocketAddr;
@@ -34,15 +34,15 @@ use tokio_util::sync::CancellationToken;
 const ROOT: [u8; 32] = [1; 32];
 const SIGNER: [u8; 32] = [2; 32];
 
-/// How the stream behaves.
+/// The behavior of the stream.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum StreamMode {
     Works,
-    /// Takes the stream and says nothing, like a proxy that buffers.
+    /// Accepts the stream and does not answer, like a proxy that buffers.
     NeverWelcomes,
 }
 
-/// A message of the node and how it came.
+/// A message of the node and its transport.
 #[derive(Clone, Debug)]
 pub(crate) struct Heard {
     pub(crate) transport: &'static str,
@@ -70,14 +70,14 @@ pub(crate) struct Shared {
     heard: Mutex<Vec<Heard>>,
     heard_count: watch::Sender<usize>,
     stream_mode: Mutex<StreamMode>,
-    /// Life of issued certificates.
+    /// Validity of issued certificates.
     pub(crate) certificate_life: Mutex<(Duration, Duration)>,
     pub(crate) confirm_receipts: AtomicBool,
     pub(crate) confirm_logs: AtomicBool,
     pub(crate) approve: AtomicBool,
     pub(crate) certificates_issued: AtomicU32,
     pub(crate) rejoins: AtomicU32,
-    /// Streams that were opened, whatever became of them.
+    /// Number of opened streams, whatever their end.
     pub(crate) streams: AtomicU32,
     verifier_set: Mutex<Vec<u8>>,
     used_tokens: Mutex<HashSet<String>>,
@@ -187,7 +187,7 @@ impl Shared {
         self.node.lock().expect("lock").as_ref().expect("enrolled").epoch
     }
 
-    /// Signs a task for the node. `change` may spoil the payload.
+    /// Signs a task for the node. `change` may manipulate the payload.
     pub(crate) fn sign(&self, task: &Task, change: impl FnOnce(&mut Payload)) -> (TaskId, envelope::Signed) {
         let now = Timestamp::now();
         let mut payload = Payload {
@@ -208,7 +208,7 @@ impl Shared {
         (payload.task_id, payload.sign(&SigningKey::from_seed(&SIGNER)))
     }
 
-    /// Puts a message on its way if a session is open; says whether one was.
+    /// Sends a message if a session is open; returns whether one was.
     pub(crate) fn tell(&self, message: to_node::Message) -> bool {
         let mut session = self.session.lock().expect("lock");
         let Some(session) = session.as_mut() else { return false };
@@ -221,12 +221,12 @@ impl Shared {
         self.tell(to_node::Message::Offer(Offer { task_id: task_id.to_string(), envelope: envelope.to_vec() }))
     }
 
-    /// What the node said so far.
+    /// Returns the messages of the node so far.
     pub(crate) fn heard(&self) -> Vec<Heard> {
         self.heard.lock().expect("lock").clone()
     }
 
-    /// Waits until `wanted` finds something in what the node said.
+    /// Waits until `wanted` finds something in the messages of the node.
     pub(crate) async fn wait_for<T>(&self, what: &str, wanted: impl Fn(&[Heard]) -> Option<T>) -> T {
         let mut count = self.heard_count.subscribe();
         let found = async {
@@ -244,7 +244,7 @@ impl Shared {
         }
     }
 
-    /// The first receipt for a task, and the transport that brought it.
+    /// Returns the first receipt for a task, and its transport.
     pub(crate) async fn receipt(&self, task_id: TaskId) -> (Vec<u8>, &'static str) {
         let text = task_id.to_string();
         self.wait_for(&format!("a receipt for {text}"), |heard| {
@@ -258,7 +258,7 @@ impl Shared {
         .await
     }
 
-    /// The hello with this number, counted from 1.
+    /// Returns the hello with this number, counted from 1.
     pub(crate) async fn hello(&self, number: usize) -> (Hello, &'static str) {
         self.wait_for(&format!("hello {number}"), |heard| {
             let mut hellos = heard.iter().filter_map(|heard| match &heard.message {
@@ -278,7 +278,7 @@ impl Shared {
         self.heard_count.send_replace(count);
     }
 
-    /// Takes a message of an open session and says what to answer.
+    /// Handles a message of an open session and returns the answer.
     fn answer(&self, transport: &'static str, message: from_node::Message) -> Option<to_node::Message> {
         let answer = match &message {
             from_node::Message::Receipt(receipt) if self.confirm_receipts.load(Ordering::SeqCst) => {
@@ -316,7 +316,7 @@ impl Shared {
         (welcome, changed)
     }
 
-    /// The next message for a session; `Err` if it was replaced.
+    /// Returns the next message for a session, or `Err` if it was replaced.
     fn next(&self, session_id: &str, control: Option<bool>) -> Result<Option<to_node::Message>, ()> {
         let mut session = self.session.lock().expect("lock");
         let session = session.as_mut().filter(|session| session.id == session_id).ok_or(())?;
@@ -328,7 +328,7 @@ impl Shared {
         Ok(position.and_then(|position| session.queue.remove(position)))
     }
 
-    /// Ends the session as a lost connection would.
+    /// Ends the session like a lost connection.
     pub(crate) fn drop_session(&self) {
         if let Some(session) = self.session.lock().expect("lock").take() {
             session.changed.notify_waiters();
@@ -336,13 +336,13 @@ impl Shared {
     }
 }
 
-/// The secret of a session; here it follows from the session's id.
+/// Returns the secret of a session, which is derived from the session's id here.
 fn secret_of(session_id: &str) -> ResumeSecret {
     use sha2::Digest as _;
     ResumeSecret::new(sha2::Sha256::digest(session_id).into())
 }
 
-/// The proof of a hello, where there is one, holds for the session it names, on the connection it came over, and on no other.
+/// Checks the proof of a hello, if there is one, against the named session and its connection.
 fn check_proof(shared: &Shared, hello: &Hello, peer: HasCertificate) {
     if hello.resume_session.is_empty() {
         return assert!(hello.resume_proof.is_empty());
@@ -477,7 +477,7 @@ async fn enroll_request(State(shared): App, Json(request): Json<EnrollRequest>) 
     })
 }
 
-/// Applicants that wait, per cluster.
+/// Pending applicants, per cluster.
 static PENDING: std::sync::LazyLock<Mutex<HashMap<ClusterId, Option<Applicant>>>> = std::sync::LazyLock::new(Mutex::default);
 
 async fn enroll_poll(State(shared): App, headers: HeaderMap) -> Response {

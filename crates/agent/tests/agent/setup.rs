@@ -1,5 +1,4 @@
-//! `setup slices` for real: Open vSwitch, nftables and dnsmasq in network, mount and process namespaces of their own, which end with the
-//! test and take everything along.
+//! `setup slices` with real Open vSwitch, nftables and dnsmasq, in network, mount and process namespaces that end with the test.
 
 use std::collections::BTreeMap;
 use std::os::unix::fs::{MetadataExt as _, PermissionsExt as _};
@@ -27,13 +26,13 @@ const NEEDED: [(&str, &str); 8] = [
 ];
 const POLICY: &str = "# mine\nallowed_tasks = [\"diag.ping\"] # and nothing else\n\n[concurrency]\n\"diag.ping\" = 2\n";
 
-/// Says loudly that a test was not run. Not with `eprintln!`: the test harness keeps what a passing test prints that way.
+/// Prints that a test was skipped. Not with `eprintln!`: the test harness captures that for passing tests.
 fn skipped(what: &str, why: &str) {
     use std::io::Write as _;
     let _ = writeln!(std::io::stderr(), "\n*** SKIPPED: {what}: {why} ***\n");
 }
 
-/// Runs the test of this name again in namespaces of its own. True if this is that run, and the test is to do its work.
+/// Runs the test with this name again in its own namespaces. Returns true in that run, in which the test does its work.
 async fn inside(name: &str) -> bool {
     if std::env::var_os(INSIDE).is_some() {
         return true;
@@ -74,7 +73,7 @@ async fn text(program: &str, args: &[&str]) -> String {
     String::from_utf8(call(program, args).await.stdout).expect("text")
 }
 
-/// A host: its files, its switch, and a network interface that leads to the rest of the world.
+/// A host: its files, its switch, and a network interface to the outside.
 struct Lab {
     folder: tempfile::TempDir,
     config: PathBuf,
@@ -129,7 +128,7 @@ impl Lab {
         self.folder.path().join(name)
     }
 
-    /// The exit code, and everything that was printed.
+    /// Returns the exit code and all output.
     async fn setup(&self, args: &[&str]) -> (Option<i32>, String) {
         let exec = Exec::new(PROGRAM).arg("--config").arg(&self.config).arg("setup").arg("slices");
         let exec = args.iter().fold(exec, |exec, arg| exec.arg(arg)).deadline(Duration::from_secs(60));
@@ -137,14 +136,14 @@ impl Lab {
         (code, String::from_utf8_lossy(&[output.stdout, output.stderr].concat()).into_owned())
     }
 
-    /// Sets it up with its files under the lab's folder.
+    /// Runs the setup with its files under the lab's folder.
     async fn set_up(&self, args: &[&str]) -> (Option<i32>, String) {
         let root = self.path("root");
         let root = root.to_str().expect("text");
         self.setup(&[&["--root", root, "--datapath", "netdev"], args].concat()).await
     }
 
-    /// Every file with its mode and content, and everything of the network that could have changed.
+    /// Returns every file with its mode and content, and all network state that could have changed.
     async fn snapshot(&self) -> BTreeMap<String, String> {
         let mut found = BTreeMap::new();
         let mut folders = vec![self.folder.path().to_owned()];
@@ -177,7 +176,7 @@ impl Lab {
     }
 }
 
-/// What is in one and not in the other, or differs.
+/// Returns the differences.
 fn difference(before: &BTreeMap<String, String>, after: &BTreeMap<String, String>) -> Vec<String> {
     let keys = before.keys().chain(after.keys()).filter(|key| before.get(*key) != after.get(*key));
     let mut keys: Vec<String> = keys.cloned().collect();
@@ -213,7 +212,7 @@ async fn a_host_is_set_up_once_and_undone_without_a_trace() {
     assert_eq!(difference(&bare, &lab.snapshot().await), [""; 0], "nothing was changed without a yes");
 
     let (code, log) = lab.set_up(&["--yes"]).await;
-    // The owner still has to say which devices guests may have.
+    // The owner still has to decide which devices guests may have.
     assert_eq!(code, Some(4), "{log}");
     assert!(log.contains("cannot   devices") && !log.contains("failed"), "{log}");
     let ready = lab.snapshot().await;
@@ -262,7 +261,7 @@ async fn undo_leaves_what_was_changed_since_and_waits_for_guests() {
     assert_eq!(lab.set_up(&["--uplink", "uplink0", "--yes"]).await.0, Some(4));
     let ready = lab.snapshot().await;
 
-    // A table that somebody emptied is loaded again, and nothing else is done.
+    // An emptied table is loaded again, and nothing else is done.
     call(NFT, &["flush", "table", "inet", "gpuaas_slices"]).await;
     let (code, log) = lab.setup(&["--yes"]).await;
     assert!(code == Some(4) && log.matches("\nok ").count() == 1, "{log}");
@@ -276,7 +275,7 @@ async fn undo_leaves_what_was_changed_since_and_waits_for_guests() {
     call(OVS_VSCTL, &["del-port", "br-slices", "vnet7"]).await;
     call(IP, &["link", "delete", "vnet7"]).await;
 
-    // The owner's own changes: a file of ours, the policy, and another table that masquerades.
+    // The owner's own changes: a file of ours, the policy, and another table with source NAT.
     let sysctl = lab.path("root/etc/sysctl.d/90-gpuaas-slices.conf");
     std::fs::write(&sysctl, "net.ipv4.ip_forward = 1\nnet.ipv4.conf.all.rp_filter = 1\n").expect("written");
     let policy = lab.path("policy.toml");
@@ -329,7 +328,7 @@ async fn what_comes_at_boot_is_undone_like_everything_else() {
 
     assert_eq!(lab.set_up(&["--yes"]).await.0, Some(4));
     Lab::start_switch().await;
-    // What the units run at boot, without their absolute places.
+    // Runs the commands of the units at boot, without their absolute paths.
     let units = lab.path("root/etc/systemd/system");
     let network = std::fs::read_to_string(units.join("gpuaas-slices.service")).expect("unit");
     let rules = lab.path("root/etc/gpuaas-agent/slices.nft").display().to_string();
@@ -350,7 +349,7 @@ async fn what_comes_at_boot_is_undone_like_everything_else() {
     assert!(!lab.path("run/dnsmasq.pid").exists() && !lab.path("root/etc").exists());
 }
 
-/// A guest without a hypervisor: an interface in another namespace, with the hardware address of a reservation.
+/// A guest without a hypervisor: an interface in another namespace, with the MAC address of a reservation.
 #[tokio::test]
 async fn a_guest_gets_its_address_reaches_the_world_and_not_the_host() {
     const NAME: &str = "setup::a_guest_gets_its_address_reaches_the_world_and_not_the_host";
@@ -366,7 +365,8 @@ async fn a_guest_gets_its_address_reaches_the_world_and_not_the_host() {
     std::fs::write(lab.path("lib/dhcp-hosts/alloc"), format!("{mac},10.77.0.9,vm\n")).expect("reserved");
     call(IP, &["netns", "add", "guest"]).await;
     call(IP, &["link", "add", "vnet9", "type", "veth", "peer", "name", "eth0", "address", mac, "netns", "guest"]).await;
-    // A switch in user space leaves the kernel a copy of every packet, and the kernel would answer for the bridge. One in the kernel does not.
+    // A user-space switch leaves the kernel a copy of every packet, and the kernel would answer for the bridge. A switch in the
+    // kernel does not.
     call(IP, &["link", "set", "vnet9", "arp", "off", "up"]).await;
     call(IP, &["-netns", "guest", "link", "set", "eth0", "up"]).await;
     call(OVS_VSCTL, &["add-port", "br-slices", "vnet9"]).await;
@@ -381,17 +381,17 @@ async fn a_guest_gets_its_address_reaches_the_world_and_not_the_host() {
         let exec = Exec::new(IP).arg("netns").arg("exec").arg("guest").arg(BUSYBOX).deadline(Duration::from_secs(40));
         args.iter().fold(exec, |exec, arg| exec.arg(arg))
     };
-    // From the reservation that dnsmasq has just been given, without a word to it.
+    // From the new reservation, without a signal to dnsmasq.
     in_guest(&["udhcpc", "-f", "-q", "-n", "-t", "10", "-T", "1", "-i", "eth0", "-s", script]).run().await.expect("an address");
     let lease = std::fs::read_to_string(lab.path("lease")).expect("bound");
     assert_eq!(lease.trim(), "10.77.0.9 24 10.77.0.1 10.77.0.1");
     call(IP, &["-netns", "guest", "address", "add", "10.77.0.9/24", "dev", "eth0"]).await;
     call(IP, &["-netns", "guest", "route", "add", "default", "via", "10.77.0.1"]).await;
 
-    // The world has no route to 10.77.0.0/24: an answer means that the packet left under the host's address.
+    // The outside has no route to 10.77.0.0/24: an answer means that the packet left with the host's address.
     in_guest(&["ping", "-c", "1", "-W", "5", "192.168.200.1"]).run().await.expect("the world answers");
     in_guest(&["ping", "-c", "1", "-W", "5", "10.77.0.1"]).run().await.expect("the gateway answers");
-    // Only echo requests cross a switch in user space with a checksum that counts, so they stand for every other packet to the host.
+    // Only echo requests cross a user-space switch with a valid checksum, so they stand for all other packets to the host.
     let other_address = async || in_guest(&["ping", "-c", "1", "-W", "2", "192.168.200.2"]).run().await.is_ok();
     let forged = async || in_guest(&["ping", "-c", "1", "-W", "2", "-I", "10.99.0.9", "10.77.0.1"]).run().await.is_ok();
     call(IP, &["-netns", "guest", "address", "add", "10.99.0.9/32", "dev", "eth0"]).await;

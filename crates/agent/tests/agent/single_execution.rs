@@ -1,4 +1,4 @@
-//! A task runs at most once, whatever is delivered twice, reordered or interrupted.
+//! A task runs at most once, even if it is delivered twice, reordered or interrupted.
 
 use std::collections::HashSet;
 use std::sync::atomic::Ordering;
@@ -16,7 +16,7 @@ async fn duplicates_in_any_order_over_both_transports_and_restarts_leave_one_eff
     let (server, host) = enrolled().await;
     let shared = &server.shared;
     let tasks: Vec<_> = (0..120).map(|n| shared.sign(&ping(&format!("task {n}")), |_| {})).collect();
-    // A fixed, thorough disorder: every task several times, far from its first delivery.
+    // A fixed and thorough disorder: every task several times, far from its first delivery.
     let order: Vec<usize> = (0..tasks.len() * 4).map(|n| n * 37 % tasks.len()).collect();
     let lives = [TransportChoice::Stream, TransportChoice::Poll, TransportChoice::Stream];
     for (life, (choice, deliveries)) in lives.into_iter().zip(order.chunks(order.len() / 3)).enumerate() {
@@ -26,7 +26,7 @@ async fn duplicates_in_any_order_over_both_transports_and_restarts_leave_one_eff
             let (task_id, signed) = &tasks[*index];
             assert!(shared.offer(*task_id, &signed.envelope));
         }
-        // Wait for some, so that the restart falls into the middle of the work.
+        // Waits for some, so that the restart happens in the middle of the work.
         let some = deliveries[deliveries.len() / 2];
         shared.receipt(tasks[some].0).await;
         agent.stop().await;
@@ -45,7 +45,7 @@ async fn duplicates_in_any_order_over_both_transports_and_restarts_leave_one_eff
         assert!(sequences.insert(receipt.sequence), "two receipts share a sequence");
         assert_eq!(host.effects(*task_id), 1);
     }
-    // Every receipt heard for a task is the same receipt.
+    // All receipts of a task are identical.
     let mut seen = std::collections::HashMap::new();
     for heard in shared.heard() {
         if let from_node::Message::Receipt(receipt) = heard.message {
@@ -155,7 +155,7 @@ async fn a_damaged_journal_is_repaired_and_the_control_plane_is_told() {
     let (hello, _) = shared.hello(2).await;
     assert!(hello.notices.iter().any(|notice| notice.contains("journal.damaged-1")), "{:?}", hello.notices);
     assert!(host.state("journal.damaged-1").exists());
-    // An envelope signed before the damage, of a task the journal does not know, may have run: it is not run again.
+    // An envelope signed before the damage, of a task unknown to the journal, may have run: it is not run again.
     let (old_id, old) = shared.sign(&ping("old"), |payload| {
         payload.issued_at = payload.issued_at.minus(std::time::Duration::from_secs(60));
     });
@@ -188,7 +188,7 @@ async fn a_node_whose_journal_is_gone_does_not_start_and_runs_nothing_twice() {
     assert!(matches!(refused, RunError::Journal(JournalError::Missing { .. })), "{refused}");
     assert!(refused.to_string().contains("gpuaas-agent journal accept-loss"), "{refused}");
 
-    // The operator accepts the loss: the same order is answered, and not run.
+    // The operator accepts the loss: the same task is answered, and not run.
     gpuaas_agent::accept_journal_loss(&host.config).expect("accepted");
     let agent = host.start(TransportChoice::Stream);
     shared.hello(2).await;

@@ -257,7 +257,7 @@ fn tls_failed(place: &str, error: &std::io::Error) -> DownloadFailure {
         Some(_) => ("is that an https server?", Remedy::Never),
         None => ("the connection broke", Remedy::Again),
     };
-    let what = format!("{place} answered, but no trusted connection came about; {hint}");
+    let what = format!("{place} answered, but the TLS connection failed; {hint}");
     DownloadFailure { error: HostError::because(UNREACHABLE, &what, error), remedy }
 }
 

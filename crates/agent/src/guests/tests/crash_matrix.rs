@@ -1,6 +1,6 @@
 //! Every operation of a provision and of a release × before or after its effect × killed, I/O error, disk full.
 //!
-//! The operations include a point before each phase, one after the journal knows of it and one after its effect, so the matrix has
+//! The operations include a point before each phase, one after its journal record and one after its effect, so the matrix covers
 //! every phase. Each cell asserts that its fault fired, and ends with nothing left behind and no slot free without proof.
 
 use std::collections::BTreeSet;
@@ -17,19 +17,19 @@ use super::rig::{Ended, PERMISSIVE, Rig, provision, release};
 const KINDS: [FaultKind; 3] = [FaultKind::Kill, FaultKind::IoError, FaultKind::DiskFull];
 const WHENS: [When; 2] = [When::Before, When::After];
 
-/// What is hit.
+/// The scenario.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Scene {
-    /// A provision; after a kill it goes on.
+    /// A provision; after a kill it continues.
     Provision,
-    /// A provision; after a kill the owner does not allow it any more, so it is undone.
+    /// A provision; after a kill the owner no longer allows it, so it is undone.
     ProvisionRevoked,
     /// A release of a running guest.
     Release,
 }
 
 struct Cell {
-    /// Phase and point of a checkpoint, if that was what was hit.
+    /// Phase and point of a checkpoint, if that was hit.
     at: (String, Operation, String),
     fired: bool,
 }
@@ -95,7 +95,7 @@ fn hit(sim: &gpuaas_host::SimHost) -> Cell {
     Cell { fired: fired.len() == 1, at: at.unwrap_or((String::new(), Operation::Checkpoint, String::new())) }
 }
 
-/// What the receipt says is what is there.
+/// Checks that the receipt matches the state.
 fn check(rig: &Rig, ended: &Ended, slots: &[LeasedSlot], scene: Scene, what: &str) {
     assert_eq!(rig.life.sim.violations(), [""; 0], "{what}: {ended:?}");
     let left = rig.life.sim.leftovers();
@@ -106,7 +106,7 @@ fn check(rig: &Rig, ended: &Ended, slots: &[LeasedSlot], scene: Scene, what: &st
         }
         _ => {
             let proven = ended.proof.as_ref().is_some_and(|proof| proof.blockers(slots, true).is_empty());
-            // No lease without a reason, and no slot given up without a proof.
+            // No lease without a reason, and no slot dropped without a proof.
             assert_eq!(left.leases.is_empty(), proven, "{what}: {ended:?} {left:?}");
             assert!(!proven || left.is_empty(), "{what}: {left:?}");
             assert!(proven || scene == Scene::Release || ended.code == "cleanup_blocked", "{what}: {ended:?}");
@@ -114,7 +114,7 @@ fn check(rig: &Rig, ended: &Ended, slots: &[LeasedSlot], scene: Scene, what: &st
     }
 }
 
-/// An operator cleans up what is left, and then nothing is.
+/// Cleans up as an operator, and checks that nothing is left.
 async fn settle(rig: &Rig, allocation: AllocationId, slots: &[LeasedSlot], what: &str) {
     let ended = rig.run(&Task::SliceVmRelease(release(allocation, 1, slots.to_vec()))).await;
     assert_eq!(ended.outcome, Outcome::Succeeded, "{what}: {ended:?}");
@@ -124,7 +124,7 @@ async fn settle(rig: &Rig, allocation: AllocationId, slots: &[LeasedSlot], what:
     assert_eq!(ended.proof.expect("a proof").blockers(slots, true), [], "{what}");
 }
 
-/// Runs the whole matrix of a scene and returns the points that were hit.
+/// Runs the whole matrix of a scenario and returns the points that were hit.
 async fn matrix(scene: Scene, kinds: &[FaultKind]) -> BTreeSet<String> {
     let operations = operations(scene).await;
     let mut points = BTreeSet::new();

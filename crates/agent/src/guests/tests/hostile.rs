@@ -1,4 +1,4 @@
-//! Orders that must be refused: with a code, and with nothing changed.
+//! Tasks that must be refused: with a code, and without a change.
 
 use gpuaas_contract::id::AllocationId;
 use gpuaas_contract::receipt::Outcome;
@@ -78,7 +78,7 @@ async fn a_slot_of_another_allocation_is_not_touched_by_anybody_else() {
     let renamed = vec![LeasedSlot { spec: slots[0].spec.clone(), ..rig.slots(&[3])[0].clone() }];
     let ended = rig.run(&provision(thief, 7, renamed)).await;
     assert_eq!(ended.code, "device_leased", "{ended:?}");
-    // Not even the owner's own lease lets another task begin anew, or reach for other devices.
+    // Even with the owner's own lease, another task cannot start again or use other devices.
     let again = rig.run(&provision(owner, 5, slots.clone())).await;
     assert_eq!(again.code, "slot_leased", "{again:?}");
     let mut altered = slots.clone();

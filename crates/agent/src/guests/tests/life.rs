@@ -1,4 +1,4 @@
-//! The life of a guest when nothing is broken, and when little things are.
+//! The life of a guest without faults, and with small ones.
 
 use gpuaas_contract::cleanup::{NOT_WIPED, WipeMethod};
 use gpuaas_contract::id::AllocationId;
@@ -39,7 +39,7 @@ async fn a_guest_is_made_in_seventeen_phases_and_released_with_proof() {
     assert!(proof.slots.iter().all(|slot| slot.drive.method == WipeMethod::Discard), "{proof:?}");
     assert!(rig.life.sim.leftovers().is_empty(), "{:?}", rig.life.sim.leftovers());
     assert_eq!(rig.life.sim.violations(), [""; 0]);
-    // What is gone is released, too.
+    // A release of a released guest succeeds too.
     let again = rig.run(&Task::SliceVmRelease(release(allocation, 1, slots))).await;
     assert_eq!(again.outcome, Outcome::Succeeded, "{again:?}");
     assert_eq!(again.output.expect("an output")["already_gone"], true);
@@ -76,7 +76,7 @@ async fn a_drive_or_a_device_that_cannot_be_cleaned_keeps_its_lease_until_it_can
     let proof = blocked.proof.expect("a proof");
     assert!(!proof.slot_blockers(&slots[0], true).is_empty());
     assert_eq!(rig.life.sim.leftovers().leases.len(), 2, "no lease goes before everything is proven");
-    // Somebody else cannot have it meanwhile.
+    // Another allocation cannot have it in the meantime.
     let other = rig.run(&provision(AllocationId::generate(), 2, rig.slots(&[0]))).await;
     assert_eq!(other.code, "slot_leased", "{other:?}");
     rig.life.sim.repair_drive(&serial).expect("set");
@@ -100,7 +100,7 @@ async fn an_earlier_allocations_remains_are_taken_over_by_a_higher_number_only()
     let taken = rig.run(&forced(6)).await;
     assert_eq!(taken.outcome, Outcome::Succeeded, "{taken:?}");
     assert!(rig.life.sim.leftovers().is_empty(), "{:?}", rig.life.sim.leftovers());
-    // The earlier holder's late orders find that its time is over.
+    // Late tasks of the earlier holder are refused.
     let stale = rig.run(&Task::SliceVmRelease(release(old, 5, slots.clone()))).await;
     assert_eq!(stale.code, "lease_epoch_stale", "{stale:?}");
     let stale = rig.run(&provision(old, 6, slots)).await;
@@ -146,7 +146,7 @@ async fn a_guest_that_does_not_listen_is_stopped_the_hard_way() {
     rig.life.sim.stubborn(allocation).expect("set");
     let task = Task::SliceVmRelease(release(allocation, 1, slots));
     let task_id = rig.give(&task);
-    // It would be given half a minute; whoever cancels the release cannot wait so long.
+    // The guest would have half a minute to shut down; a cancelled release cannot wait that long.
     while !rig.life.sim.calls().iter().any(|call| call.operation == Operation::DomainShutdown) {
         tokio::task::yield_now().await;
     }
@@ -215,12 +215,12 @@ async fn a_function_that_somebody_took_away_is_bound_again_and_reported() {
     assert_eq!(host.function_state(&gpu).await.expect("known").driver, "vfio-pci");
     assert_eq!(rig.life.guests.reconcile(&host, &host.boot_id()).await, []);
     assert_eq!(rig.life.guests.drift().len(), 1, "what was put right is still shown");
-    // A function that this host never served is nobody's business.
+    // A function that this host never served is ignored.
     let strange = rig.slots(&[7])[0].spec.pci_address.clone().expect("a GPU");
     assert_ne!(host.function_state(&strange).await.expect("known").driver, "vfio-pci");
 }
 
-/// What of a host can be seen from outside, without the numbers that are new each time.
+/// Returns the externally visible state of a host, without the numbers that differ each time.
 async fn picture(rig: &Rig, allocation: AllocationId, slots: &[LeasedSlot]) -> String {
     let host = rig.host();
     let leases: Vec<_> = host.leases().await.expect("readable").iter().map(|l| (l.slot_id, l.drive, l.guest, l.power)).collect();
@@ -254,7 +254,7 @@ async fn every_phase_run_twice_leaves_the_same_host_and_so_does_every_undo() {
     for phase in PHASES {
         let mut rig = Rig::new().await;
         let (allocation, slots) = (AllocationId::generate(), rig.slots(&[0, 5]));
-        // Killed when the phase has done its work: after the restart it is run again, with all that come before it.
+        // Killed when the phase has done its work: after the restart it runs again, with all earlier phases.
         let at = Target::Checkpoint { phase, point: gpuaas_host::guests::Point::Done };
         rig.life.sim.arm(Fault { at, when: When::After, kind: FaultKind::Kill, times: 1 });
         let task_id = rig.give(&provision(allocation, 1, slots.clone()));
@@ -320,7 +320,7 @@ async fn a_console_is_followed_while_the_guest_writes() {
 async fn every_phase_run_again_finds_what_it_did() {
     let mut rig = Rig::new().await;
     let (allocation, slots) = (AllocationId::generate(), rig.slots(&[0]));
-    // Killed after the effect of the last phase: everything is done again, up to a guest that runs and is left alone.
+    // Killed after the effect of the last phase: everything runs again, up to a guest that runs and is left alone.
     let at = Target::Checkpoint { phase: "image_write_convert", point: gpuaas_host::guests::Point::Done };
     rig.life.sim.arm(Fault { at, when: When::After, kind: FaultKind::Kill, times: 1 });
     let task_id = rig.give(&provision(allocation, 1, slots.clone()));

@@ -1,5 +1,5 @@
-//! Random lives of eight slots: provisions, releases, cancellations, restarts, reboots, devices that break and are mended. Whatever
-//! the order, a slot serves one allocation, no device is touched outside a lease, and no slot is given on without proof.
+//! Random lives of eight slots: provisions, releases, cancellations, restarts, reboots, devices that break and are repaired. In
+//! any order, a slot serves one allocation, no device is touched outside a lease, and no slot is reused without proof.
 
 use std::collections::BTreeMap;
 
@@ -50,13 +50,13 @@ fn step() -> impl Strategy<Value = Step> {
 struct Model {
     rig: Rig,
     epoch: u64,
-    /// Whose each slot is. Only a proof takes an entry away.
+    /// The holder of each slot. Only a proof removes an entry.
     holders: BTreeMap<usize, (AllocationId, u64)>,
     guests: Vec<(AllocationId, u64, Vec<usize>)>,
     open: Vec<(TaskId, TaskType, AllocationId, Vec<usize>)>,
-    /// The newest task that works on a slot: only its word counts.
+    /// The newest task on a slot: only its receipt counts.
     newest: BTreeMap<usize, TaskId>,
-    /// What the receipts said, for whoever has to find out why it went wrong.
+    /// The receipts, for debugging a failure.
     account: Vec<String>,
 }
 
@@ -119,7 +119,7 @@ impl Model {
             }
             Step::Release { guest, wipe } => {
                 let Some((allocation, epoch, slots)) = pick(&self.guests, guest).cloned() else { return };
-                // A control plane waits for one release before it asks for another.
+                // A control plane waits for one release before it sends another.
                 if self.open.iter().any(|(_, kind, whose, _)| *kind == TaskType::SliceVmRelease && *whose == allocation) {
                     return;
                 }
@@ -159,7 +159,7 @@ impl Model {
             Step::MendDrives => self.mend(),
             Step::Unbind { slot } => {
                 if let Some(gpu) = &self.slots(&[slot])[0].spec.pci_address {
-                    // In a guest's hands the kernel does not let it go.
+                    // The kernel does not release a function that a guest has.
                     let _ = self.rig.life.sim.unbind_outside(gpu);
                 }
             }
@@ -180,7 +180,8 @@ impl Model {
         }
     }
 
-    /// An offer that was never accepted is gone with the agent; the control plane would offer it again. Here it is forgotten: it never ran.
+    /// Forgets offers that were never accepted: they are gone with the agent and never ran. The control plane would offer them
+    /// again.
     async fn give_again(&mut self) {
         let known = self.rig.life.pipeline.begin_round();
         self.rig.life.use_round(known.1);
@@ -204,7 +205,7 @@ fn pick<T>(items: &[T], number: usize) -> Option<&T> {
     if items.is_empty() { None } else { items.get(number % items.len()) }
 }
 
-/// `cargo xtask prove guests` does many more.
+/// Returns the number of cases. `cargo xtask prove guests` runs many more.
 fn cases() -> u32 {
     let long = std::env::var("GPUAAS_PROVE").is_ok_and(|form| form == "long");
     let wanted = std::env::var("GPUAAS_PROVE_COUNT").ok().map(|count| count.parse().expect("GPUAAS_PROVE_COUNT is a number"));
@@ -223,7 +224,7 @@ proptest! {
             for step in steps {
                 model.take(step).await;
             }
-            // In the end everything can be cleaned up.
+            // At the end everything can be cleaned up.
             model.settle().await;
             model.mend();
             for (allocation, epoch, slots) in model.guests.clone() {

@@ -28,7 +28,7 @@ use crate::trust::Trust;
 
 const EPOCH: u64 = 3;
 
-/// Everything is allowed.
+/// A policy that allows everything.
 pub(super) const PERMISSIVE: &str = r#"
 allowed_tasks = ["allocation.provision_user", "allocation.deprovision_user", "diag.health_probe", "slice.topology_discover", "slice.vm_provision", "slice.vm_release", "slice.vm_power", "slice.console_read"]
 [slices]
@@ -48,7 +48,7 @@ allow_sudo = true
 destroys_per_hour = 1000000
 "#;
 
-/// The machine, which outlives the agents on it.
+/// The machine, which outlives its agents.
 pub(super) struct Rig {
     pub(super) folder: tempfile::TempDir,
     cluster_id: ClusterId,
@@ -60,7 +60,7 @@ pub(super) struct Rig {
     pub(super) life: Life,
 }
 
-/// One life of the agent.
+/// One run of the agent.
 pub(super) struct Life {
     pub(super) pipeline: Pipeline,
     pub(super) sim: SimHost,
@@ -75,7 +75,7 @@ impl Life {
     }
 }
 
-/// How a task ended.
+/// The end of a task.
 #[derive(Debug)]
 pub(super) struct Ended {
     pub(super) outcome: Outcome,
@@ -87,14 +87,14 @@ pub(super) struct Ended {
 }
 
 impl Rig {
-    /// A fresh machine with a running agent, for one task at a time.
+    /// Creates a fresh machine with a running agent, for one task at a time.
     pub(super) async fn new() -> Self {
         Self::with_journal(4 << 20).await
     }
 
-    /// The same with more room for tasks at the same time.
+    /// Creates a machine with room for more tasks at the same time.
     pub(super) async fn with_journal(journal_bytes: u64) -> Self {
-        // In memory where that is possible: what is proven here has nothing to do with the speed of a disk.
+        // In memory if possible: the speed of a disk does not matter here.
         let memory = Path::new("/dev/shm");
         let folder = if memory.is_dir() { tempfile::tempdir_in(memory) } else { tempfile::tempdir() }.expect("folder");
         let policy = folder.path().join("policy.toml");
@@ -115,7 +115,7 @@ impl Rig {
         Self { folder, cluster_id, node_id, signer: signer(), receipt_key: receipt_key(), slots, journal_bytes, life }
     }
 
-    /// The same agent on this very machine instead of a simulated one, with everything of its own in a temporary folder.
+    /// Runs the agent on this machine instead of a simulated one, with all its files in a temporary folder.
     pub(super) async fn on_this_machine(policy: &str) -> Self {
         let mut rig = Self::new().await;
         rig.kill().await;
@@ -138,7 +138,7 @@ impl Rig {
         rig
     }
 
-    /// The slots with these indexes.
+    /// Returns the slots with these indexes.
     pub(super) fn slots(&self, indexes: &[usize]) -> Vec<LeasedSlot> {
         indexes.iter().map(|index| self.slots[*index].clone()).collect()
     }
@@ -147,31 +147,31 @@ impl Rig {
         Host::Sim(self.life.sim.clone())
     }
 
-    /// The agent dies where it is, without a word.
+    /// Kills the agent where it is.
     pub(super) async fn kill(&self) {
         self.life.pipeline.close(Duration::ZERO).await;
     }
 
-    /// A new life of the agent on the same machine.
+    /// Starts the agent again on the same machine.
     pub(super) async fn revive(&mut self) {
         self.life = start(self.folder.path(), self.cluster_id, self.node_id, self.journal_bytes).await;
     }
 
-    /// The machine goes down and comes up again.
+    /// Reboots the machine.
     pub(super) async fn reboot(&mut self) {
         self.kill().await;
         SimHost::reboot(&self.folder.path().join("host")).expect("reboots");
         self.revive().await;
     }
 
-    /// Signs a task and gives it to the agent.
+    /// Signs a task and passes it to the agent.
     pub(super) fn give(&self, task: &Task) -> TaskId {
         let (task_id, bytes) = self.sign(task, task.holder());
         self.life.pipeline.offer(self.life.round, task_id.to_string(), bytes);
         task_id
     }
 
-    /// Signs a task for whomever.
+    /// Signs a task for any node.
     pub(super) fn sign(&self, task: &Task, holder: Option<gpuaas_contract::slice::Holder>) -> (TaskId, Vec<u8>) {
         let (task_id, now) = (TaskId::generate(), Timestamp::now());
         let payload = envelope::Payload {
@@ -236,7 +236,7 @@ impl Rig {
         }
     }
 
-    /// Whether the receipt of a task waits to be fetched.
+    /// Returns whether the receipt of a task is available.
     pub(super) async fn is_finished(&self, task_id: TaskId) -> bool {
         let mut sequence = 0;
         while let Some((unreported, _)) = self.life.pipeline.next_receipt(sequence).await {
@@ -248,7 +248,7 @@ impl Rig {
         false
     }
 
-    /// Gives a task and waits for its end.
+    /// Runs a task to its end.
     pub(super) async fn run(&self, task: &Task) -> Ended {
         let task_id = self.give(task);
         self.receipt(task_id, task.task_type()).await
@@ -308,7 +308,7 @@ async fn start_on(
     Life { round: pipeline.begin_round().1, pipeline, sim, guests, _said: report }
 }
 
-/// A guest on these slots.
+/// Returns the provision of a guest on these slots.
 pub(super) fn provision(allocation_id: AllocationId, lease_epoch: u64, slots: Vec<LeasedSlot>) -> Task {
     Task::SliceVmProvision(slice_vm_provision::Params {
         allocation_id,
@@ -329,12 +329,12 @@ pub(super) fn provision(allocation_id: AllocationId, lease_epoch: u64, slots: Ve
     })
 }
 
-/// The end of it.
+/// Returns its release.
 pub(super) fn release(allocation_id: AllocationId, lease_epoch: u64, slots: Vec<LeasedSlot>) -> slice_vm_release::Params {
     slice_vm_release::Params { allocation_id, lease_epoch, slots, graceful_timeout_seconds: 30, wipe: true, take_over: false }
 }
 
-/// Stop, start or reboot.
+/// Returns a stop, start or reboot.
 pub(super) fn power(
     allocation_id: AllocationId,
     lease_epoch: u64,

@@ -1,4 +1,4 @@
-//! Tenants of the whole host: who gets a user, who does not, and what is left when they go.
+//! Tenants of the whole host: who gets a user, who does not, and what is left afterwards.
 
 use gpuaas_contract::id::AllocationId;
 use gpuaas_contract::receipt::Outcome;
@@ -16,7 +16,7 @@ pub(super) fn key(number: u8) -> SshPublicKey {
     format!("ssh-ed25519 {}", base64::engine::general_purpose::STANDARD.encode(bytes)).parse().expect("a key")
 }
 
-/// A user for a tenant.
+/// Returns the task that creates a user for a tenant.
 pub(super) fn user(allocation_id: AllocationId, lease_epoch: u64, name: &str) -> allocation_provision_user::Params {
     allocation_provision_user::Params {
         allocation_id,
@@ -36,7 +36,7 @@ fn end(allocation_id: AllocationId, lease_epoch: u64, name: &str, take_over: boo
     Task::AllocationDeprovisionUser(allocation_deprovision_user::Params { allocation_id, lease_epoch, username, take_over })
 }
 
-/// Its end.
+/// Returns the task that removes it.
 pub(super) fn go(allocation_id: AllocationId, lease_epoch: u64, name: &str) -> Task {
     end(allocation_id, lease_epoch, name, false)
 }
@@ -93,7 +93,7 @@ async fn twice_is_once_and_the_second_time_replaces_the_keys() {
     assert_eq!((&second["uid"], &second["created"], &second["keys"]), (&first["uid"], &false.into(), &1.into()));
     let there = rig.life.sim.user("tenant-1").expect("there");
     assert_eq!((there.keys, there.sudo), (vec![key(3).to_string()], false));
-    // A replacement that fails takes nobody's user away.
+    // A failed replacement does not remove a user.
     rig.life.sim.arm(Fault {
         at: Target::Operation(Operation::UserKeys),
         when: When::Before,
@@ -125,14 +125,14 @@ async fn a_name_that_is_somebodys_is_not_given_and_the_user_is_not_touched() {
         failed_with(&rig.run(&come(tenant, 1, name)).await, "user_exists");
         let code = if name == "tenant-9" { "user_of_another_allocation" } else { "user_not_ours" };
         failed_with(&rig.run(&go(tenant, 1, name)).await, code);
-        // Nobody whom no allocation made is ended, whoever takes over.
+        // A user that no allocation created is never removed, by any takeover.
         if name != "tenant-9" {
             failed_with(&rig.run(&end(tenant, 1, name, true)).await, "user_not_ours");
         }
         assert_eq!(rig.life.sim.user(name), Some(before), "{name}");
     }
     assert_eq!(rig.life.sim.leftovers().leases, [""; 0], "a refusal leases nothing");
-    // What lies where the home would be is somebody's, too.
+    // A file where the home would be belongs to someone too.
     rig.life.sim.add_file(1000, &format!("{}/thesis.tex", home_of("tenant-7"))).expect("added");
     let refused = rig.run(&come(tenant, 1, "tenant-7")).await;
     failed_with(&refused, "user_exists");
@@ -192,7 +192,7 @@ async fn an_earlier_tenants_remains_are_taken_over_by_a_higher_number_only() {
     assert_eq!(taken.outcome, Outcome::Succeeded, "{taken:?}");
     clean(&rig);
     failed_with(&rig.run(&go(old, 5, "tenant-1")).await, "lease_epoch_stale");
-    // Also without a lease, as long as an allocation made the user.
+    // Also without a lease, if an allocation created the user.
     rig.life.sim.add_user(stranger("tenant-3", 20_300, comment_of(old))).expect("added");
     failed_with(&rig.run(&go(new, 7, "tenant-3")).await, "user_of_another_allocation");
     let taken = rig.run(&end(new, 7, "tenant-3", true)).await;
@@ -213,7 +213,7 @@ async fn either_the_machine_is_leased_or_its_slots_are() {
     failed_with(&rig.run(&provision(guest, 2, slots.clone())).await, "machine_leased");
     let refused = rig.run(&release(1)).await;
     assert_eq!(refused.code, "machine_leased", "nothing is reset or wiped under a tenant: {refused:?}");
-    // The tenant may have the host's own drivers on every device.
+    // The tenant may use the host's own drivers on every device.
     let function = slots[0].spec.pci_address.clone().expect("a GPU");
     rig.life.sim.unbind_outside(&function).expect("set");
     assert_eq!(rig.life.guests.reconcile(&rig.host(), "boot").await, []);
@@ -297,7 +297,7 @@ async fn a_cancelled_task_begins_nothing_more() {
     let rig = Rig::new().await;
     let tenant = AllocationId::generate();
     let cancelled = async |task: &Task| {
-        // It waits for whoever works on the machine, and is called off meanwhile.
+        // It waits for the task that works on the machine, and is cancelled in the meantime.
         let machine = rig.life.guests.claim_machine().await;
         let mut running = rig.life.pipeline.running();
         running.wait_for(|count| *count == 0).await.expect("the pipeline lives");

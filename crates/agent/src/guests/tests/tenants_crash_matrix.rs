@@ -1,4 +1,4 @@
-//! Every operation of making and of ending a tenant's user × before or after its effect × killed, I/O error.
+//! Every operation of creating and of removing a tenant's user × before or after its effect × killed, I/O error.
 //!
 //! Each cell asserts that its fault fired, and ends with a user under a lease or with nothing at all.
 
@@ -12,14 +12,14 @@ use super::tenants::{come, go};
 
 const NAME: &str = "tenant-1";
 
-/// What is hit.
+/// The scenario.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Scene {
-    /// A user is made; after a kill it goes on.
+    /// A user is created; after a kill it continues.
     Come,
-    /// A user is made; after a kill the owner does not allow it any more, so it is undone.
+    /// A user is created; after a kill the owner no longer allows it, so it is undone.
     ComeRevoked,
-    /// A user who works is ended.
+    /// An active user is removed.
     Go,
 }
 
@@ -78,7 +78,7 @@ async fn cell(scene: Scene, number: u64, when: When, kind: FaultKind) {
     assert_eq!(rig.life.sim.violations(), [""; 0], "{what}");
 }
 
-/// What the receipt says is what is there.
+/// Checks that the receipt matches the state.
 fn check(rig: &Rig, ended: &Ended, scene: Scene, what: &str) {
     assert_eq!(rig.life.sim.violations(), [""; 0], "{what}: {ended:?}");
     let left = rig.life.sim.leftovers();

@@ -1,4 +1,4 @@
-//! A tenant on this very machine: signed tasks in, a real user, receipts out. Only root can do that.
+//! A tenant on this machine: signed tasks in, a real user, receipts out. Needs root.
 
 use std::path::Path;
 use std::time::Duration;
@@ -12,7 +12,7 @@ use super::tenants::{come, go, key};
 
 const SETPRIV: &str = "/usr/bin/setpriv";
 
-/// Why this machine cannot have a user made on it.
+/// Returns why this machine cannot run the test.
 fn reason_to_skip() -> Option<&'static str> {
     if !rustix::process::geteuid().is_root() {
         return Some("only root can make users");
@@ -23,7 +23,7 @@ fn reason_to_skip() -> Option<&'static str> {
     Path::new("/proc/1/root/home").metadata().err().map(|_| "the root of the first process cannot be reached")
 }
 
-/// Whether a process of this number runs.
+/// Returns whether a process of this user number runs.
 fn runs(uid: u32) -> bool {
     let of_user = |entry: std::fs::DirEntry| {
         let status = std::fs::read_to_string(entry.path().join("status")).unwrap_or_default();
@@ -34,7 +34,7 @@ fn runs(uid: u32) -> bool {
 
 async fn life_of_a_tenant(rig: &Rig, tenant: AllocationId, name: &str) {
     let mut wanted = super::tenants::user(tenant, 1, name);
-    // sudo need not be installed where this runs.
+    // sudo may not be installed here.
     wanted.sudo = false;
     let made = rig.run(&gpuaas_contract::task::Task::AllocationProvisionUser(wanted)).await;
     assert_eq!(made.outcome, Outcome::Succeeded, "{made:?}");
@@ -83,12 +83,12 @@ async fn a_tenant_of_this_machine_comes_and_goes_without_a_trace() {
         let (rig, name) = (std::sync::Arc::clone(&rig), name.clone());
         tokio::spawn(async move { life_of_a_tenant(&rig, tenant, &name).await }).await
     };
-    // Whatever went wrong, this machine is left as it was.
+    // Cleans up whatever went wrong.
     let ended = rig.run(&go(tenant, 1, &name)).await;
     let _ = std::fs::remove_file(format!("/var/tmp/{name}-file"));
     life.expect("the life of a tenant went as it should");
     assert_eq!(ended.outcome, Outcome::Succeeded, "{ended:?}");
-    // Nobody is let in by a machine's name alone.
+    // A released tenant cannot return with its old epoch.
     let stale = rig.run(&come(tenant, 1, &name)).await;
     assert_eq!(stale.code, "lease_epoch_stale", "{stale:?}");
 }

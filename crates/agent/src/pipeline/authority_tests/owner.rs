@@ -1,5 +1,5 @@
-//! What a host's owner allows, written down twice: as the text of a policy, and as an oracle over the JSON of a task that shares no code
-//! with the policy.
+//! The decisions of a host's owner, in two forms: as the text of a policy, and as an oracle over the JSON of a task that shares
+//! no code with the policy.
 
 use std::collections::BTreeSet;
 
@@ -23,13 +23,14 @@ const TENANTS: [&str; 3] = ["tenant-1", "tenant", "jane"];
 const GRACES: [u32; 5] = [0, 30, 120, 300, 9000];
 const KEY: &str = "ssh-ed25519 AAAAC3NzaC1lZDI1NTE5AAAAIAcHBwcHBwcHBwcHBwcHBwcHBwcHBwcHBwcHBwcHBwcH";
 
-/// Values of one key, the widest first: it is taken about half of the time, so that enough is allowed to prove something.
+/// Returns values of one key, the widest first: it is chosen about half of the time, so that enough is allowed to prove
+/// something.
 fn pick<'a>(random: &mut Random, choices: &'a [&'a [&'a str]]) -> Vec<&'a str> {
     let number = if random.below(2) == 0 { 0 } else { random.below(choices.len()) };
     choices[number].to_vec()
 }
 
-/// An owner's mind.
+/// The decisions of an owner.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Owner {
     pub(super) tasks: BTreeSet<TaskType>,
@@ -70,7 +71,7 @@ impl Owner {
         }
     }
 
-    /// The policy that says so.
+    /// Returns the text of the policy.
     pub(super) fn text(&self) -> String {
         let list = |values: &[&str]| json!(values).to_string();
         let names: Vec<&str> = self.tasks.iter().map(|kind| kind.as_str()).collect();
@@ -101,7 +102,7 @@ impl Owner {
         text
     }
 
-    /// Whether a task of this kind may run with these parameters, budgets aside.
+    /// Returns whether a task of this kind may run with these parameters, budgets aside.
     pub(super) fn allows(&self, kind: TaskType, params: &Value) -> bool {
         let lists = |list: &[&str], wanted: &Value| list.contains(&"*") || list.iter().any(|entry| wanted == entry);
         let slots = params["slots"].as_array().cloned().unwrap_or_default();
@@ -162,7 +163,7 @@ impl Owner {
             && wanted <= u64::from(self.shutdown.unwrap_or(120))
     }
 
-    /// How many tasks of this kind may run in an hour; `None` where nobody counts.
+    /// Returns how many tasks of this kind may run in an hour, or `None` if there is no limit.
     pub(super) fn per_hour(&self, kind: TaskType) -> Option<usize> {
         let limit = match kind {
             TaskType::SliceVmRelease => self.guests_per_hour.unwrap_or(32),
@@ -180,7 +181,7 @@ impl Owner {
     }
 }
 
-/// Parameters of a task that acts on what an allocation holds.
+/// Returns parameters of a task on the holdings of an allocation.
 pub(super) fn leased_params(random: &mut Random, kind: TaskType, holder: (&str, u64)) -> Value {
     let mut params = json!({ "allocation_id": holder.0, "lease_epoch": holder.1 });
     let fields = match kind {
@@ -226,7 +227,7 @@ pub(super) fn leased_params(random: &mut Random, kind: TaskType, holder: (&str, 
     params
 }
 
-/// One or two slots with devices of this small harness.
+/// Returns one or two slots with devices of this small harness.
 fn slots(random: &mut Random) -> Value {
     let first = random.below(3);
     let count = 1 + usize::from(random.below(4) == 0);
