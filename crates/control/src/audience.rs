@@ -1,23 +1,25 @@
-//! Who is shown what. Tenants see what is theirs; where it is, and how it is done there, is shown to those who run the platform.
+//! What each audience may see. Tenants see their own data; nodes and the work on them are visible only to operators of the
+//! platform.
 //!
-//! This is the only place that decides it for events and tasks. What is not named here is not shown to tenants, so that something new is
-//! hidden until somebody decides that it may be seen. Allocations are shown by `http/allocation_view.rs` with the same [`Audience`].
+//! This is the only place that decides this for events and tasks. Fields that are not listed here are hidden from tenants, so
+//! that a new field is hidden until someone decides otherwise. `http/allocation_view.rs` shows allocations with the same
+//! [`Audience`].
 
 use gpuaas_api::dto;
 use gpuaas_contract::id::NodeId;
 use gpuaas_domain::access::Principal;
 use serde_json::Value;
 
-/// Who looks.
+/// The audience of a document.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Audience {
-    /// Somebody who runs the platform.
+    /// Operators of the platform.
     Platform,
     /// A tenant.
     Tenant,
 }
 
-/// The fields of the `data` of events that tenants see. Nothing that names a node, a task or what happened inside of one.
+/// The fields of the `data` of events that tenants see. None of them names a node, a task or what happened inside one.
 const EVENT_FIELDS: [&str; 43] = [
     "action",
     "after",
@@ -64,24 +66,24 @@ const EVENT_FIELDS: [&str; 43] = [
     "webhook_id",
 ];
 
-/// The parameters of a task that tenants see: of those that read a console, the only ones they see at all.
+/// The parameters of a task that tenants see. They only see tasks that read a console.
 const TASK_PARAMS: [&str; 3] = ["allocation_id", "follow_seconds", "tail_bytes"];
 
-/// The streams of a task's log that tenants see: what the guest wrote, not what the agent has to say about it.
+/// The log streams of a task that tenants see: the output of the guest, not the agent's own messages.
 const LOG_STREAMS: [&str; 1] = ["stdout"];
 
 impl Audience {
-    /// Who a caller is.
+    /// Returns the audience of a caller.
     pub(crate) fn of(principal: &Principal) -> Self {
         if principal.platform.is_some() { Self::Platform } else { Self::Tenant }
     }
 
-    /// Whether they see everything.
+    /// Returns whether the audience sees everything.
     pub(crate) fn is_platform(self) -> bool {
         self == Self::Platform
     }
 
-    /// The data of an event, as they see it.
+    /// Returns the data of an event for the audience.
     pub(crate) fn event_data(self, mut data: Value) -> Value {
         match self {
             Self::Platform => data,
@@ -92,7 +94,7 @@ impl Audience {
         }
     }
 
-    /// A whole event, as they see it. `None` if it cannot be read.
+    /// Returns a whole event for the audience, or `None` if it cannot be parsed.
     pub(crate) fn event(self, document: String) -> Option<String> {
         match self {
             Self::Platform => Some(document),
@@ -105,7 +107,7 @@ impl Audience {
         }
     }
 
-    /// A task, as they see it.
+    /// Returns a task for the audience.
     pub(crate) fn task(self, task: dto::Task) -> dto::Task {
         match self {
             Self::Platform => task,
@@ -133,7 +135,7 @@ impl Audience {
         }
     }
 
-    /// Where a task is, as they see it: the phase, but not what the host says about it.
+    /// Returns the progress of a task for the audience: the phase, but not the host's message.
     pub(crate) fn progress(self, progress: dto::TaskProgress) -> dto::TaskProgress {
         match self {
             Self::Platform => progress,
@@ -141,7 +143,7 @@ impl Audience {
         }
     }
 
-    /// Whether they see lines of this stream of a task's log.
+    /// Returns whether the audience sees lines of this log stream of a task.
     pub(crate) fn sees_stream(self, stream: &str) -> bool {
         match self {
             Self::Platform => true,

@@ -1,7 +1,7 @@
-//! Who calls, and which roles they have: read from the resources, remembered for a moment.
+//! The callers and their roles: read from the resources, cached for a moment.
 //!
-//! What is remembered is forgotten with every change of anybody's rights, in every server process: by a wakeup, and after [`KEPT`] should
-//! the wakeup be lost.
+//! Every change of anyone's roles clears the cache in every server process: by a wake-up, and after [`KEPT`] if the wake-up is
+//! lost.
 
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -22,28 +22,28 @@ use crate::error::ControlError;
 use crate::transact::transact;
 use crate::{Control, identity, resources};
 
-/// How long rights are remembered if no wakeup says that they changed.
+/// How long roles are cached without a wake-up.
 const KEPT: Duration = Duration::from_secs(3);
-/// Callers that are remembered before we start over.
+/// Most cached callers. Above that, the cache is cleared.
 const MAX_REMEMBERED: usize = 10_000;
 
-/// The policies, and who is known to have which roles.
+/// The policies, and the cached roles.
 pub(crate) struct AuthzCache {
     /// What roles may do.
     pub(crate) policies: Policies,
     known: Mutex<HashMap<PrincipalId, (Timestamp, Arc<Principal>)>>,
-    /// People whose token was looked at: by issuer and subject.
+    /// Users whose token was checked, by issuer and subject.
     people: Mutex<HashMap<String, (Timestamp, Claims, UserId)>>,
-    /// Keys whose account and whose makers were looked at, and whether all of them count.
+    /// Keys whose account and parent keys were checked, and whether all of them are valid.
     keys: Mutex<HashMap<ApiTokenId, (Timestamp, bool)>>,
-    /// Sign-ins whose tokens were looked at, and whether they count.
+    /// Sign-ins whose tokens were checked, and whether they are valid.
     sign_ins: Mutex<HashMap<GrantId, (Timestamp, bool)>>,
-    /// Tells open requests that somebody's rights changed.
+    /// Notifies open requests that someone's roles changed.
     changed: watch::Sender<()>,
 }
 
 impl AuthzCache {
-    /// With these policies.
+    /// Creates the cache with these policies.
     pub(crate) fn new(policies: Policies) -> Self {
         Self {
             policies,
@@ -55,7 +55,7 @@ impl AuthzCache {
         }
     }
 
-    /// Forgets everything when anybody's rights change.
+    /// Clears the cache when anyone's roles change.
     pub(crate) fn spawn(control: &Arc<Control>) {
         let mut wakeups = control.store.wakeups();
         let control = Arc::clone(control);
@@ -83,7 +83,7 @@ impl AuthzCache {
     }
 
     pub(crate) fn forget(&self) {
-        // First said, then cleared: see `remember`.
+        // The notification before the clearing: see `remember`.
         self.changed.send_replace(());
         lock(&self.known).clear();
         lock(&self.people).clear();
@@ -91,7 +91,7 @@ impl AuthzCache {
         lock(&self.sign_ins).clear();
     }
 
-    /// Wakes whoever holds a request open when anybody's rights change.
+    /// Returns a watch that changes when anyone's roles change, for open requests.
     pub(crate) fn changes(&self) -> watch::Receiver<()> {
         self.changed.subscribe()
     }
@@ -101,7 +101,8 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// Remembers what was read since `since`, unless rights have changed meanwhile: what was read before a change must not outlive it.
+/// Caches what was read since `since`, unless roles have changed in the meantime: a value from before a change must not outlive
+/// it.
 fn remember<K: std::hash::Hash + Eq, V>(map: &Mutex<HashMap<K, V>>, since: &watch::Receiver<()>, key: K, value: V) {
     let mut map = lock(map);
     if since.has_changed().unwrap_or(true) {
@@ -113,7 +114,7 @@ fn remember<K: std::hash::Hash + Eq, V>(map: &Mutex<HashMap<K, V>>, since: &watc
     map.insert(key, value);
 }
 
-/// Who carries this token, with their roles. `None` if it does not count.
+/// Returns the holder of this token with their roles, or `None` if the token is not valid.
 pub(crate) async fn of_token(control: &Control, token: &ApiToken) -> Result<Option<(Actor, Arc<Principal>)>, ControlError> {
     if !token.counts(Timestamp::now()) || !origin_counts(control, token).await? {
         return Ok(None);
@@ -127,23 +128,23 @@ pub(crate) async fn of_token(control: &Control, token: &ApiToken) -> Result<Opti
         (None, Some(id)) => {
             let roles = remembered(control, PrincipalId::ServiceAccount(id)).await?;
             let mut principal = limited((*roles).clone(), token);
-            // A key acts in the project it was made for, whatever its account may elsewhere.
+            // A key acts only in its own project, whatever roles its account has elsewhere.
             principal.memberships.retain(|(place, _)| token.project.is_some_and(|own| *place == Place::Project(own)));
             principal.platform = None;
             Ok(Some((Actor::ServiceAccount { id, key: token.id }, Arc::new(principal))))
         }
-        // A row that says both or neither was not written by us.
+        // The control plane never writes a row with both or neither.
         (Some(_), Some(_)) | (None, None) => Ok(None),
     }
 }
 
-/// The holder of a key, with the limits of the key.
+/// Returns the holder of a key, with the limits of the key.
 fn limited(holder: Principal, token: &ApiToken) -> Principal {
     Principal { scopes: token.scopes.clone(), expires_at: token.expires_at, ..holder }
 }
 
-/// Whether the account of this key is there, and every key counts with which it was made. Remembered for a moment: every request would
-/// read all of them otherwise.
+/// Returns whether the account of this key exists, and every key that it was created with is valid. Cached for a moment, because
+/// otherwise every request would read all of them.
 async fn origin_counts(control: &Control, token: &ApiToken) -> Result<bool, ControlError> {
     if token.parent.is_none() && token.service_account.is_none() {
         return Ok(true);
@@ -166,7 +167,7 @@ async fn is_account_there(control: &Control, token: &ApiToken) -> Result<bool, C
     Ok(account.is_some_and(|account| account.deleted_at.is_none()))
 }
 
-/// Whether every key counts with which this one was made, one after the other.
+/// Returns whether every key that this one was created with is valid, one after the other.
 async fn ancestors_count(control: &Control, token: &ApiToken, now: Timestamp) -> Result<bool, ControlError> {
     let mut above = token.parent;
     for _ in 0..MAX_KEY_CHAIN {
@@ -180,7 +181,7 @@ async fn ancestors_count(control: &Control, token: &ApiToken, now: Timestamp) ->
     Ok(above.is_none())
 }
 
-/// Whether tokens of this sign-in of the built-in issuer still count.
+/// Returns whether tokens of this sign-in at the built-in issuer are still valid.
 pub(crate) async fn sign_in_counts(control: &Control, id: GrantId) -> Result<bool, ControlError> {
     let now = Timestamp::now();
     if let Some((at, counts)) = lock(&control.authz.sign_ins).get(&id)
@@ -194,7 +195,8 @@ pub(crate) async fn sign_in_counts(control: &Control, id: GrantId) -> Result<boo
     Ok(counts)
 }
 
-/// Whom an issuer means, with their roles. At their first sign-in they are written down; they may nothing until they are invited.
+/// Returns the user of these claims with their roles. Creates the user at the first sign-in, without permissions until they are
+/// invited.
 pub(crate) async fn of_person(control: &Control, claims: &Claims) -> Result<(Actor, Arc<Principal>), ControlError> {
     let id = known_person(control, claims).await?;
     Ok((Actor::User(id), remembered(control, PrincipalId::User(id)).await?))
@@ -226,7 +228,7 @@ async fn known_person(control: &Control, claims: &Claims) -> Result<UserId, Cont
     Ok(user.id)
 }
 
-/// Invitations to the address of somebody become their roles.
+/// Converts invitations to the user's address into roles.
 async fn accept_invitations(control: &Control, user: &User) -> Result<(), ControlError> {
     let Some(invited) = tenancy::invitations_of(user) else { return Ok(()) };
     transact(control, || async {

@@ -1,4 +1,4 @@
-//! The only way into the store: seals what a decision writes, settles the leases of tasks that end in it, and commits.
+//! The only way to write to the store: seals the rows of a decision, settles the leases of tasks that end in it, and commits.
 
 use std::collections::BTreeSet;
 
@@ -10,14 +10,14 @@ use gpuaas_store::CommitError;
 
 use crate::{Control, lease_settlement, resources};
 
-/// Writes a decision, with what it means for the slots and machines of every task that ends in it, and with the seals of its resources.
-/// Everything that the control plane writes goes through here; the store takes no decision that leaves a slot behind.
+/// Writes a decision, with its effects on the slots and machines of every task that ends in it, and with the seals of its
+/// resources. The control plane writes everything through this function; the store rejects a decision that forgets a slot.
 pub(crate) async fn commit(control: &Control, decision: Decision) -> Result<(), CommitError> {
     let mut decision = if decision.endings.is_empty() { decision } else { lease_settlement::settled(control, decision).await? };
     for change in &mut decision.changes {
         match change {
             Change::ResourceInsert(document) => document.seal = resources::seal(&control.keys, document, document.version),
-            // The store counts the version up with the write.
+            // The store increments the version with the write.
             Change::ResourceUpdate(document) => document.seal = resources::seal(&control.keys, document, document.version + 1),
             _ => {}
         }
@@ -27,13 +27,13 @@ pub(crate) async fn commit(control: &Control, decision: Decision) -> Result<(), 
     let changes_rights = decision.wakeups.contains(&Wakeup::Rights);
     let written = control.store.commit(decision).await;
     if changes_rights {
-        // Here at once, whatever came of it; other processes hear of it.
+        // Here at once, whatever the result; other processes get a wake-up.
         control.authz.forget();
     }
     written
 }
 
-/// The nodes of which placement has to make itself a new picture.
+/// Returns the nodes whose fleet view must be updated.
 fn fleet_changes(decision: &Decision) -> BTreeSet<Option<NodeId>> {
     let of_change = |change: &Change| match change {
         Change::NodeInsert(node) | Change::NodeUpdate(node) => Some(Some(node.id)),

@@ -1,7 +1,8 @@
-//! The cluster's budget of destruction, as this process sees it.
+//! The cluster's budget of destructive commands, as this process sees it.
 //!
-//! The counts are rows of the store ([`gpuaas_domain::budget`]), written with what they are counted for. What all processes have counted is
-//! read at most once a second; what this process counts in between is added to that, so that a flood of commands meets the limit at once.
+//! The counts are rows of the store ([`gpuaas_domain::budget`]), written together with the commands. The sum over all processes
+//! is read at most once a second; this process adds its own counts in between, so that a flood of commands hits the limit at
+//! once.
 
 use std::collections::BTreeMap;
 use std::time::Duration;
@@ -20,10 +21,10 @@ use crate::{Control, resources};
 
 /// How old the sum of all counts may be.
 const FRESH: Duration = Duration::from_secs(1);
-/// How often the end of a budget is told.
+/// How often an exhausted budget is reported.
 const TELL_EVERY: Duration = Duration::from_secs(600);
 
-/// The limit, and what is known to be used of it.
+/// The limit, and its known use.
 pub(crate) struct Budget {
     per_hour: u32,
     known: Mutex<Known>,
@@ -33,7 +34,7 @@ pub(crate) struct Budget {
 struct Known {
     read_at: Option<Timestamp>,
     spent: Spent,
-    /// When the end of a scope's budget was told last.
+    /// When the exhausted budget of a scope was last reported.
     told: BTreeMap<String, Timestamp>,
 }
 
@@ -46,12 +47,12 @@ impl Budget {
         self.per_hour
     }
 
-    /// What was destroyed within the last hour.
+    /// Returns what was used within the last hour.
     pub(crate) async fn spent(&self, control: &Control) -> Result<Spent, ControlError> {
         read(control, Timestamp::now()).await
     }
 
-    /// Takes one command out of the budget: returns what has to be written with it, or refuses.
+    /// Takes one command from the budget. Returns the rows to write with it, or refuses.
     pub(crate) async fn take(
         &self,
         control: &Control,

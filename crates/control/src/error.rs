@@ -1,4 +1,4 @@
-//! What can go wrong while a request is served.
+//! Errors while serving a request.
 
 use gpuaas_domain::Refusal;
 use gpuaas_store::StoreError;
@@ -6,10 +6,10 @@ use gpuaas_store::StoreError;
 /// Why a request was not served.
 #[derive(Debug, thiserror::Error)]
 pub enum ControlError {
-    /// A typed no.
+    /// A typed refusal.
     #[error(transparent)]
     Refused(#[from] Refusal),
-    /// The caller did not prove who it is.
+    /// The caller is not authenticated.
     #[error("{message}")]
     Unauthenticated {
         /// Stable code.
@@ -17,7 +17,7 @@ pub enum ControlError {
         /// What to do.
         message: String,
     },
-    /// Something that we rely on does not answer.
+    /// A dependency does not answer.
     #[error("{message}")]
     Unavailable {
         /// Stable code.
@@ -25,7 +25,7 @@ pub enum ControlError {
         /// What to do.
         message: String,
     },
-    /// There was too much of it; later it may work.
+    /// The caller exceeded a limit; a later attempt may succeed.
     #[error("{message}")]
     TooMany {
         /// Stable code.
@@ -35,7 +35,7 @@ pub enum ControlError {
         /// When to try again.
         retry_after: std::time::Duration,
     },
-    /// What was asked for is not as the caller thinks it is.
+    /// The resource is not in the state that the caller expects.
     #[error("{message}")]
     Precondition {
         /// Stable code.
@@ -43,7 +43,7 @@ pub enum ControlError {
         /// What to do.
         message: String,
     },
-    /// The body or a parameter is not what it should be.
+    /// The body or a parameter is not valid.
     #[error("{message}")]
     BadInput {
         /// Stable code.
@@ -51,24 +51,24 @@ pub enum ControlError {
         /// What to change.
         message: String,
     },
-    /// The body is JSON, but not what it should be.
+    /// The body is JSON, but not the expected document.
     #[error("{message}")]
     BadBody {
         /// What to change.
         message: String,
-        /// Everything that is wrong with it.
+        /// All faults of the body.
         faults: Vec<gpuaas_api::dto::Fault>,
     },
     /// The caller's long-poll session is no longer the node's link.
-    #[error("this session is no longer the node's link; say hello again")]
+    #[error("this session is no longer the node's link; send a new hello")]
     Fenced,
-    /// The store did not answer as it should.
+    /// The store failed.
     #[error("the store is not available")]
     Store(#[from] StoreError),
-    /// Others kept changing the same thing.
-    #[error("the same thing is being changed by others; try again")]
+    /// Concurrent changes of the same resource kept winning.
+    #[error("other requests keep changing the same resource; try again")]
     Contended,
-    /// Something of ours is broken.
+    /// An internal error.
     #[error("{0}")]
     Internal(String),
 }

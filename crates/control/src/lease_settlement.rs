@@ -1,4 +1,4 @@
-//! Slots and machines in the hands of tasks: their seals, and what becomes of them when a task ends.
+//! Slots and machines held by tasks: their seals, and their state after the end of a task.
 
 use std::collections::BTreeSet;
 
@@ -17,7 +17,7 @@ use gpuaas_store::StoreError;
 use crate::error::ControlError;
 use crate::{Control, resources};
 
-/// Computes seals of slots.
+/// Returns a function that computes seals of slots.
 pub(crate) fn seal(control: &Control) -> impl Fn(&Slot) -> String {
     |slot| control.keys.intent_mac(&slot::seal_text(slot))
 }
@@ -25,12 +25,12 @@ pub(crate) fn seal(control: &Control) -> impl Fn(&Slot) -> String {
 fn is_sealed(control: &Control, slot: &Slot) -> bool {
     let sealed = control.keys.intent_matches(&slot::seal_text(slot), &slot.seal);
     if !sealed {
-        tracing::error!(slot = %slot.id, "a slot row was not written by the control plane: somebody wrote to the database");
+        tracing::error!(slot = %slot.id, "a slot row was not written by the control plane: the database was manipulated");
     }
     sealed
 }
 
-/// A slot that the control plane did not write itself is not touched.
+/// Refuses a slot that the control plane did not write itself.
 pub(crate) fn check_seal(control: &Control, slot: &Slot) -> Result<(), ControlError> {
     if is_sealed(control, slot) {
         return Ok(());
@@ -44,7 +44,7 @@ pub(crate) async fn settled(control: &Control, mut decision: Decision) -> Result
         let task = &ending.task;
         let genuine = control.keys.intent_matches(&task::intent_text(task), &task.intent);
         if !genuine {
-            tracing::error!(task = %task.id, "a task row was not written by the control plane: nothing is believed of its slots");
+            tracing::error!(task = %task.id, "a task row was not written by the control plane: its slots are not changed");
         }
         let now = task.ended_at.unwrap_or_else(Timestamp::now);
         let context = Context { now, actor: Actor::System, correlation_id: task.correlation_id.clone() };
@@ -69,8 +69,8 @@ pub(crate) async fn settled(control: &Control, mut decision: Decision) -> Result
     Ok(decision)
 }
 
-/// What a decision that gives a node other keys, or retires it, means for its slots, for its offer as a whole host, and for whoever has
-/// them: see [`slot::node_gone`].
+/// Adds to a decision that gives a node other keys, or retires it, the effects on its slots, its offer as a whole host, and the
+/// holders: see [`slot::node_gone`].
 pub(crate) async fn node_gone(
     control: &Control,
     node: NodeId,
@@ -84,7 +84,7 @@ pub(crate) async fn node_gone(
         if !is_sealed(control, &slot) {
             continue;
         }
-        // The end of a task may have moved it in this very decision; a row is written once.
+        // The end of a task may have changed it in the same decision; a row is written once.
         let written = decision.changes.iter_mut().find_map(|change| match change {
             Change::SlotUpdate(written) if written.id == slot.id => Some(written),
             _ => None,
@@ -117,7 +117,7 @@ pub(crate) async fn node_gone(
             decision = decision.and(more);
         }
     }
-    // Whoever has them is told by the run of their allocation, which finds them gone.
+    // The runs of the holders' allocations find them gone and report it.
     for holder in holders {
         if let Some(allocation) = resources::get::<Allocation>(control, holder).await? {
             decision =
@@ -129,14 +129,14 @@ pub(crate) async fn node_gone(
 
 async fn slots_settled(control: &Control, ending: &Ending, genuine: bool, context: &Context) -> Result<Decision, StoreError> {
     let mut slots = control.store.slot_of_task(ending.task.id).await?;
-    // One that somebody changed stays as it is, which nobody can use; the receipt counts all the same.
+    // A manipulated slot stays as it is and is not usable; the receipt still counts.
     slots.retain(|slot| is_sealed(control, slot));
     Ok(slice::settle(&slots, ending, genuine, seal(control), context))
 }
 
 async fn machine_settled(control: &Control, ending: &Ending, genuine: bool, context: &Context) -> Result<Decision, StoreError> {
     let document = control.store.resource_by_lookup(ResourceKind::Machine, &ending.task.id.to_string()).await?;
-    // One that somebody changed stays as it is, which nobody can use; the receipt counts all the same.
+    // A manipulated machine stays as it is and is not usable; the receipt still counts.
     let machine = document.and_then(|document| resources::open::<Machine>(control, &document).ok());
     Ok(machine.map(|machine| machine::settle(&machine, ending, genuine, context)).unwrap_or_default())
 }

@@ -1,23 +1,23 @@
 //! The control plane.
 //!
-//! [`start`] opens the store and the keys, binds the listeners and starts what the chosen [`process_roles`] need; [`Server::stop`]
-//! ends it in good order. `http` is the operators' side, `link` the agents', `pki` everything secret. State lives in the
-//! store; what is in memory (open links, the deny-list, the last progress of a task) can be lost at any moment.
+//! [`start`] opens the store and the keys, binds the listeners and starts what the chosen [`process_roles`] need;
+//! [`Server::stop`] shuts it down cleanly. `http` is the operators' side, `link` the agents', `pki` everything secret. State is
+//! in the store; what is in memory (open links, the deny-list, the last progress of a task) can be lost at any moment.
 //!
 //! # Promises
 //!
 //! - A node's identity comes from its certificate, never from a path or a body (`link/identity.rs`).
-//! - A row in the database authorizes nothing: a task is signed, and a slot or a resource used, only if the row carries the control
-//!   plane's own MAC (`link/dispatch.rs`, `lease_settlement.rs`, `resources.rs`).
-//! - Who may do what is decided by the policies alone, before a handler runs. Deny is the default, and a route that is not in the table
+//! - A row in the database authorizes nothing: a task is signed, and a slot or a resource used, only if the row carries the
+//!   control plane's own MAC (`link/dispatch.rs`, `lease_settlement.rs`, `resources.rs`).
+//! - Only the policies decide who may do what, before a handler runs. Deny is the default, and a route that is not in the table
 //!   of endpoints is closed (`http/guard.rs`).
 //! - Every open request and stream ends within ten seconds of the loss of the right to it: one layer watches every answer
 //!   (`http/stream_grant.rs`).
-//! - Callers who are not signed in use up rows, guesses and password work within budgets, by address and in all
+//! - Callers who are not signed in use rows, guesses and password work within budgets, by address and in total
 //!   (`stranger_budgets.rs`).
-//! - Tenants are shown the fields that are named for them and nothing else (`audience.rs`).
-//! - A receipt is acknowledged only after it is committed. A dropped stream, a cancelled request or a restart never cancels work on a
-//!   host.
+//! - Tenants see the fields that are listed for them and nothing else (`audience.rs`).
+//! - A receipt is acknowledged only after it is committed. A dropped stream, a cancelled request or a restart never cancels work
+//!   on a host.
 
 mod audience;
 mod authz_cache;
@@ -52,7 +52,7 @@ pub use error::ControlError;
 pub use http::conventions::{BadOrigin, CorsOrigin};
 pub use start::{ApiTls, Server, ServerConfig, StartError, start};
 
-/// What the parts of one server process share.
+/// The shared state of one server process.
 pub struct Control {
     store: Store,
     cluster_id: ClusterId,
@@ -70,12 +70,12 @@ pub struct Control {
     identity: identity::Identity,
     backends: Backends,
     budget: destructive_budget::Budget,
-    /// Webhooks may go to addresses of private networks.
+    /// Whether webhooks may go to private addresses.
     webhooks_to_private: bool,
     cors_origins: Vec<http::conventions::CorsOrigin>,
     metrics: metrics::Metrics,
     streams: http::Streams,
-    /// Where agents are told to connect to.
+    /// The link address for agents.
     link_address: String,
     store_kind: &'static str,
     shutdown: CancellationToken,
@@ -83,12 +83,12 @@ pub struct Control {
 }
 
 impl Control {
-    /// Says when this server stops.
+    /// Returns the token that is cancelled when this server stops.
     pub fn stopping(&self) -> &CancellationToken {
         &self.shutdown
     }
 
-    /// What runs beside requests; a server that stops waits for it.
+    /// Returns the tracker of background work; a stopping server waits for it.
     pub fn background(&self) -> &TaskTracker {
         &self.background
     }

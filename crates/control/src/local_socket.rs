@@ -1,6 +1,7 @@
-//! The door for whoever sits at the server: the same REST over a Unix socket in the data folder, without a token.
+//! The local socket for administrators on the server: the same REST over a Unix socket in the data folder, without a token.
 //!
-//! For recovery, when nobody can sign in any more. Whoever may open it, root and the server's own user, could read its keys anyway.
+//! It is for recovery, when no one can sign in any more. Only root and the server's own user can open it, and these could read
+//! the server's keys anyway.
 
 use std::io;
 use std::os::unix::fs::{MetadataExt as _, PermissionsExt as _};
@@ -10,21 +11,21 @@ use tokio::net::{UnixListener, UnixStream};
 
 use crate::listener::{Accept, Peer};
 
-/// The open door. Removes the socket when it is closed.
+/// The open socket. It is removed when it is closed.
 pub(crate) struct LocalSocket {
     listener: UnixListener,
     path: PathBuf,
-    /// Which file is ours: a newer server may have put its own in the place of it.
+    /// The inode of our file: a newer server may have replaced it.
     inode: u64,
 }
 
 impl LocalSocket {
-    /// Opens the door at `path`. `None` if another server that is alive has it.
+    /// Opens the socket at `path`. Returns `None` if another live server has it.
     pub(crate) async fn open(path: &Path) -> io::Result<Option<Self>> {
         if UnixStream::connect(path).await.is_ok() {
             return Ok(None);
         }
-        // What is there now answers nobody. The new one appears under the name only when nobody else can open it.
+        // The existing socket does not answer. The new one gets its name only when no one else can open it.
         let mut name = path.file_name().unwrap_or_default().to_owned();
         name.push(format!(".{}", std::process::id()));
         let temporary = path.with_file_name(name);
@@ -36,7 +37,7 @@ impl LocalSocket {
         Ok(Some(Self { listener, path: path.to_owned(), inode }))
     }
 
-    /// Where it is.
+    /// Returns its path.
     pub(crate) fn path(&self) -> &Path {
         &self.path
     }
@@ -47,13 +48,13 @@ impl Accept for LocalSocket {
 
     async fn accept(&self) -> io::Result<Option<(UnixStream, Peer)>> {
         let (stream, _) = self.listener.accept().await?;
-        // The file's mode keeps others out; the kernel's word about the other side does as well.
+        // The file's mode excludes others, and so do the kernel's peer credentials.
         match stream.peer_cred() {
             Ok(peer) if may_enter(peer.uid(), rustix::process::geteuid().as_raw()) => {
                 Ok(Some((stream, Peer::Process(peer.pid()))))
             }
             Ok(_) | Err(_) => {
-                tracing::warn!("somebody who is neither root nor the server's own user tried the local socket");
+                tracing::warn!("refused a connection to the local socket from a user who is neither root nor the server's own");
                 Ok(None)
             }
         }

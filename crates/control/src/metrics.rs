@@ -15,7 +15,7 @@ use prometheus_client::registry::Registry;
 use crate::listener::ConnectionCounts;
 use crate::pki::CaRequests;
 
-/// Every number this process counts.
+/// All metrics of this process.
 pub(crate) struct Metrics {
     registry: Registry,
     links: Family<TransportLabel, Gauge>,
@@ -77,7 +77,7 @@ struct KindLabel {
 }
 
 impl Metrics {
-    /// All at zero.
+    /// Creates the metrics, all at zero.
     pub(crate) fn new() -> Self {
         let mut registry = Registry::with_prefix("gpuaas");
         let seconds = || Histogram::new(exponential_buckets(0.001, 2.0, 18));
@@ -161,7 +161,7 @@ impl Metrics {
             metrics.budget_exceeded.clone(),
         );
         registry.register("ca_requests", "Certificates asked of the CA, by how that ended", metrics.ca_requests.clone());
-        // The built-in CA is always there.
+        // The built-in CA is always available.
         metrics.ca_available.set(1);
         registry.register(
             "ca_available",
@@ -171,7 +171,7 @@ impl Metrics {
         Self { registry, ..metrics }
     }
 
-    /// What listeners count.
+    /// Returns the counters of listeners.
     pub(crate) fn connections(&self) -> &ConnectionCounts {
         &self.connections
     }
@@ -218,7 +218,7 @@ impl Metrics {
         self.events.inc_by(u64::try_from(count).unwrap_or(u64::MAX));
     }
 
-    /// How long the oldest event has waited, as of now.
+    /// Sets how long the oldest event has waited.
     pub(crate) fn events_wait(&self, waited: Duration) {
         self.events_waiting.set(waited.as_secs_f64());
     }
@@ -227,7 +227,7 @@ impl Metrics {
         self.steps.get_or_create(&StepLabel { step }).inc();
     }
 
-    /// Where requests for certificates are counted.
+    /// Returns the counters of certificate requests.
     pub(crate) fn ca_requests(&self) -> CaRequests {
         self.ca_requests.clone()
     }
@@ -252,12 +252,12 @@ impl Metrics {
         self.rights_lost.inc();
     }
 
-    /// A budget or a cap is used up. `reason` is the stable code of the refusal.
+    /// Counts a refusal by a budget or a limit. `reason` is its stable code.
     pub(crate) fn refused(&self, reason: &'static str) {
         self.refusals.get_or_create(&ReasonLabel { reason }).inc();
     }
 
-    /// The text that Prometheus reads.
+    /// Returns the text for Prometheus.
     pub(crate) fn text(&self) -> String {
         let mut text = String::new();
         // Writing into a String cannot fail.

@@ -1,8 +1,8 @@
-//! What one server process does.
+//! The roles of a server process.
 
 use std::collections::BTreeSet;
 
-/// A part of the control plane that a process can play.
+/// A part of the control plane that a process can run.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Role {
     /// REST for operators and the CLI.
@@ -23,7 +23,7 @@ impl Role {
     /// Every role.
     pub const ALL: [Self; 6] = [Self::Api, Self::Link, Self::Provisioning, Self::Outbox, Self::Notify, Self::Webhook];
 
-    /// Name on the command line.
+    /// Returns its name on the command line.
     pub const fn as_str(self) -> &'static str {
         match self {
             Self::Api => "api",

@@ -1,4 +1,4 @@
-//! Reading resources: every row is checked for the control plane's own seal before anything is decided on it.
+//! Reads resources: the control plane's own seal of every row is checked before anything is decided on it.
 
 use gpuaas_contract::id::{OrgId, ProjectId};
 use gpuaas_domain::Refusal;
@@ -15,12 +15,12 @@ pub(crate) fn seal(keys: &KeyRing, document: &Document, version: i64) -> String 
     keys.intent_mac(&seal_text(document, version))
 }
 
-/// A resource, if the control plane itself wrote its row.
+/// Returns a resource, if the control plane itself wrote its row.
 pub(crate) fn open<R: Resource>(control: &Control, document: &Document) -> Result<R, ControlError> {
     if document.kind != R::KIND || !control.keys.intent_matches(&seal_text(document, document.version), &document.seal) {
         tracing::error!(
             resource = %document.id, kind = document.kind.as_str(),
-            "a row was not written by the control plane: somebody wrote to the database"
+            "a row was not written by the control plane: the database was manipulated"
         );
         let message = format!("the row of {} was changed outside the control plane; restore it from a backup", document.id);
         return Err(Refusal::forbidden("row_forged", message).into());
@@ -32,33 +32,34 @@ fn open_opt<R: Resource>(control: &Control, document: Option<Document>) -> Resul
     document.map(|document| open(control, &document)).transpose()
 }
 
-/// The resource with this id.
+/// Returns the resource with this id.
 pub(crate) async fn get<R: Resource>(control: &Control, id: impl std::fmt::Display) -> Result<Option<R>, ControlError> {
     open_opt(control, control.store.resource_get(R::KIND, &id.to_string()).await?)
 }
 
-/// Those of these resources that there are. One row that is not ours is a refusal, as it is when it is read alone.
+/// Returns these resources; unknown ids are left out. A single row that is not ours refuses the request, as when it is read
+/// alone.
 pub(crate) async fn many<R: Resource>(control: &Control, ids: &[String]) -> Result<Vec<R>, ControlError> {
     control.store.resource_many(R::KIND, ids).await?.iter().map(|document| open(control, document)).collect()
 }
 
-/// The quotas that what a project has counts against: its own and that of its organization.
+/// Returns the quotas that a project counts against: its own and that of its organization.
 pub(crate) async fn quotas(control: &Control, project: ProjectId, organization: OrgId) -> Result<Vec<Quota>, ControlError> {
     many(control, &[quota_id(&project), quota_id(&organization)].map(|id| id.to_string())).await
 }
 
-/// The resource with this name within what it belongs to.
+/// Returns the resource with this name within its parent.
 pub(crate) async fn by_name<R: Resource>(control: &Control, parent: &str, name: &str) -> Result<Option<R>, ControlError> {
     open_opt(control, control.store.resource_by_name(R::KIND, parent, name).await?)
 }
 
-/// The resource that is found by this key.
+/// Returns the resource with this external key.
 pub(crate) async fn by_lookup<R: Resource>(control: &Control, lookup: &str) -> Result<Option<R>, ControlError> {
     open_opt(control, control.store.resource_by_lookup(R::KIND, lookup).await?)
 }
 
-/// Resources as `filter` says, after `after`. A row that was not written by the control plane is left out, and logged: one forged row
-/// must not hide the others.
+/// Lists resources that match `filter`, after `after`. A row that was not written by the control plane is left out, and logged:
+/// one forged row must not hide the others.
 pub(crate) async fn list<R: Resource>(
     control: &Control,
     filter: &ResourceFilter,
@@ -70,7 +71,7 @@ pub(crate) async fn list<R: Resource>(
     Ok(found.iter().filter_map(|document| open(control, document).ok()).collect())
 }
 
-/// All resources as `filter` says, however many pages they are. Only for what is bounded by nature.
+/// Returns all resources that match `filter`, from any number of pages. Only for kinds that are bounded by nature.
 pub(crate) async fn all<R: Resource>(control: &Control, filter: &ResourceFilter) -> Result<Vec<R>, ControlError> {
     let mut found: Vec<R> = Vec::new();
     let mut after: Option<String> = None;
@@ -84,5 +85,5 @@ pub(crate) async fn all<R: Resource>(control: &Control, filter: &ResourceFilter)
     }
 }
 
-/// Rows of one read when all are wanted.
+/// Rows of one read when all are needed.
 const PAGE: u32 = 500;

@@ -1,4 +1,4 @@
-//! Starting and stopping a server process.
+//! Starts and stops a server process.
 
 use std::collections::BTreeSet;
 use std::net::SocketAddr;
@@ -35,7 +35,7 @@ pub enum ApiTls {
     Off,
     /// A certificate of the cluster's own CA, for these names and addresses.
     BuiltIn(Vec<String>),
-    /// A certificate from elsewhere.
+    /// A certificate from files.
     Files {
         /// PEM chain.
         certificate: PathBuf,
@@ -44,77 +44,77 @@ pub enum ApiTls {
     },
 }
 
-/// What a server process needs to know.
+/// The configuration of a server process.
 #[derive(Clone, Debug)]
 pub struct ServerConfig {
-    /// Keys, the admin token and, by default, the database.
+    /// The folder of keys, the admin token and, by default, the database.
     pub data_dir: PathBuf,
-    /// Which database.
+    /// The database.
     pub store: StoreConfig,
-    /// What this process does.
+    /// The roles of this process.
     pub roles: BTreeSet<Role>,
-    /// Where REST listens.
+    /// The address of REST.
     pub api_listen: SocketAddr,
-    /// How it is protected.
+    /// Its TLS.
     pub api_tls: ApiTls,
-    /// Where agents connect.
+    /// The address for agents.
     pub link_listen: SocketAddr,
-    /// What hosts are told to connect to, if not the listening address: `host:port`.
+    /// The address that hosts connect to, if not the listening address: `host:port`.
     pub link_advertise: Option<String>,
-    /// Who signs certificates.
+    /// The certificate authority.
     pub ca: pki::CaConfig,
-    /// Whose tokens are taken.
+    /// The accepted issuers.
     pub identity: IdentityConfig,
-    /// NATS and Redis, where there are some.
+    /// NATS and Redis, if configured.
     pub backends: EnginesConfig,
-    /// Who drives runs.
+    /// The workflow driver.
     pub driver: Arc<dyn workflow::Driver>,
-    /// Webhooks may go to addresses of private networks, and over plain HTTP.
+    /// Whether webhooks may go to private addresses, and over plain HTTP.
     pub webhooks_to_private: bool,
     /// Origins whose pages may call REST from a browser.
     pub cors_origins: Vec<CorsOrigin>,
     /// Most releases, cleanups and retirements of nodes per hour.
     pub destructive_budget: u32,
-    /// Rules of the operator that forbid more: names and texts of Cedar files.
+    /// Additional rules of the operator that forbid more: names and texts of Cedar files.
     pub policies: Vec<(String, String)>,
-    /// Proxies in front of REST that are believed about whom they speak for.
+    /// Proxies in front of REST whose client addresses are trusted.
     pub trusted_proxies: Vec<TrustedProxy>,
-    /// What clients get; derived from the file limit of this process unless given.
+    /// The limits of clients; by default derived from the file limit of this process.
     pub limits: Option<ServerLimits>,
 }
 
 /// Why the server did not start.
 #[derive(Debug, thiserror::Error)]
 pub enum StartError {
-    /// The database.
+    /// The database cannot be opened.
     #[error("the store cannot be opened")]
     Store(#[from] StoreError),
-    /// The CA.
+    /// The CA cannot be used.
     #[error("the certificate authority cannot be used")]
     Ca(#[from] pki::CaError),
-    /// The keys.
+    /// The keys cannot be used.
     #[error("the signing keys cannot be used")]
     Keys(#[from] pki::KeyRingError),
-    /// A secret file.
+    /// A secret file cannot be written.
     #[error("a secret file cannot be written")]
     File(#[from] pki::KeyFileError),
-    /// A port.
+    /// A port cannot be bound.
     #[error("cannot listen on {address}; is another server running there? Choose another address with `{flag}`")]
     Bind {
         /// The address.
         address: SocketAddr,
         /// The flag that changes it.
         flag: &'static str,
-        /// What the system said.
+        /// The error of the system.
         #[source]
         source: std::io::Error,
     },
-    /// Plain HTTP where others could listen in.
+    /// Plain HTTP on a network.
     #[error(
         "refusing plain HTTP on {0}: tokens would travel in the clear. Use `--api-tls built-in` or give `--api-cert` and `--api-key`"
     )]
     PlainHttp(SocketAddr),
-    /// A certificate file.
+    /// A certificate file cannot be used.
     #[error("the API certificate or key cannot be used ({path}): {detail}")]
     ApiCertificate {
         /// The file.
@@ -122,33 +122,33 @@ pub enum StartError {
         /// What is wrong.
         detail: String,
     },
-    /// Whose tokens are taken.
-    #[error("signing in cannot be set up")]
+    /// Authentication cannot be set up.
+    #[error("sign-in cannot be set up")]
     Identity(#[from] IdentityError),
-    /// NATS or Redis.
-    #[error("an engine cannot be used")]
+    /// NATS or Redis cannot be used.
+    #[error("NATS or Redis cannot be used")]
     Backends(#[from] EnginesError),
-    /// The operator's rules.
+    /// The operator's rules are not valid.
     #[error("the policies cannot be used")]
     Policies(#[from] gpuaas_domain::access::BadPolicies),
-    /// The first look at the store.
-    #[error("the first look at the store failed")]
+    /// The first read of the store failed.
+    #[error("the first read of the store failed")]
     First(#[from] ControlError),
 }
 
 /// A running server.
 pub struct Server {
-    /// Where REST listens, if this process has that role.
+    /// The address of REST, if this process has that role.
     pub api_address: Option<SocketAddr>,
     /// Base URL of REST.
     pub api_url: Option<String>,
-    /// Where agents connect, if this process has that role.
+    /// The address for agents, if this process has that role.
     pub link_address: Option<SocketAddr>,
-    /// What agents pin.
+    /// The pin for agents.
     pub ca_pin: String,
     /// File with the admin token.
     pub admin_token_file: PathBuf,
-    /// Socket for whoever sits at this machine, if this process has it.
+    /// The local socket, if this process has it.
     pub admin_socket: Option<PathBuf>,
     control: Arc<Control>,
     listeners: TaskTracker,
@@ -240,7 +240,7 @@ pub async fn start(config: ServerConfig) -> Result<Server, StartError> {
     if config.roles.contains(&Role::Provisioning) {
         workflow::spawn(&control, Arc::clone(&config.driver));
     }
-    // Without Redis every process that serves browsers has to listen for itself.
+    // Without Redis every process that serves browsers has to read the outbox itself.
     let serves = config.roles.contains(&Role::Api) && config.backends.redis.is_none();
     if serves || (config.roles.contains(&Role::Notify) && config.backends.redis.is_some()) {
         events::notify::spawn(&control);
@@ -268,14 +268,14 @@ pub async fn start(config: ServerConfig) -> Result<Server, StartError> {
     Ok(Server { api_address, api_url, link_address, ca_pin, admin_token_file, admin_socket, control, listeners })
 }
 
-/// Opens the door for whoever sits at this machine. A server without it serves everybody else all the same.
+/// Opens the local socket. A server without it still serves all other clients.
 async fn open_admin_socket(
     data_dir: &Path,
     control: &Arc<Control>,
     options: ListenerOptions,
     listeners: &TaskTracker,
 ) -> Option<PathBuf> {
-    // A simulated host has no files of its own.
+    // A simulated host has no files.
     if gpuaas_runtime::is_simulated() {
         return None;
     }
@@ -309,14 +309,14 @@ async fn bind(
     TcpListener::bind(address).await.map(Some).map_err(|source| StartError::Bind { address, flag, source })
 }
 
-/// Makes the first admin token, if there is none that counts. Its text goes into a file only the owner can read.
+/// Creates the first admin token, if there is no valid one. Its text goes into a file that only the owner can read.
 async fn ensure_admin_token(store: &Store, file: &Path) -> Result<(), StartError> {
     let tokens = store.api_token_list(&ApiTokenFilter::default(), None, 1000).await?;
     if tokens.iter().any(|token| token.role == Some(PlatformRole::Admin) && token.counts(Timestamp::now())) {
         return Ok(());
     }
     let secret = pki::secret_text("gpt_");
-    // The file first: a token in the store that nobody knows would lock everybody out.
+    // The file first: a token in the store without its text would lock everyone out.
     pki::write_private(file, secret.as_bytes())?;
     let context = Context { now: Timestamp::now(), actor: Actor::System, correlation_id: CorrelationId::generate() };
     let token = ApiToken {
@@ -383,7 +383,7 @@ async fn api_tls(tls: &ApiTls, control: &Control, keys_dir: &Path) -> Result<Opt
 }
 
 impl Server {
-    /// Ends in good order: agents are told, open requests end, everything committed is durable anyway.
+    /// Stops cleanly: agents are notified, open requests end. Everything committed is durable anyway.
     pub async fn stop(self) {
         self.control.shutdown.cancel();
         self.listeners.close();

@@ -1,8 +1,8 @@
-//! What callers may use up before anybody knows who they are: rows, guesses and password work, by address and in all.
+//! Budgets of unauthenticated callers: rows, guesses and password work, by address and in total.
 //!
-//! A budget that all strangers share can be used up by one of them with many addresses. So addresses from which somebody signed in lately
-//! share another one: whoever works here gets in while strangers fill theirs. The counts are in `gpuaas_backends::limits`; when Redis is
-//! away each process counts by itself, and none of them lets everybody through.
+//! One attacker with many addresses can use up a budget that all strangers share. So addresses with a recent sign-in share
+//! another one: their users can still sign in while strangers exhaust theirs. The counts are in `gpuaas_backends::limits`; while
+//! Redis cannot be reached each process counts by itself, and no limit is dropped.
 
 use std::net::IpAddr;
 use std::time::Duration;
@@ -14,25 +14,25 @@ use crate::Control;
 use crate::error::ControlError;
 use crate::listener::ClientAddress;
 
-/// How long an address counts as known after somebody signed in from it.
+/// How long an address counts as known after a sign-in.
 const KNOWN_FOR: Duration = Duration::from_secs(7 * 24 * 3600);
 
 const MINUTE: Duration = Duration::from_secs(60);
 const HOUR: Duration = Duration::from_secs(3600);
 
-/// What may be used up of one thing.
+/// A budget for one kind of work.
 pub(crate) struct Budget {
     /// Stable code of the refusal; also the name of the counters.
     code: &'static str,
-    /// For people.
+    /// The message.
     message: &'static str,
-    /// What one address may use.
+    /// The limit of one address.
     per_address: Rule,
-    /// What all strangers may use together, and once more what all known addresses may.
+    /// The limit of all strangers together, and again of all known addresses.
     total: Rule,
 }
 
-/// Rows of device codes: each is kept for ten minutes, so that at most twice the burst of a rule is there at a time.
+/// Rows of device codes: each is kept for ten minutes, so there are at most twice the burst of a rule at a time.
 pub(crate) const DEVICE_CODES: Budget = Budget {
     code: "device_codes_exhausted",
     message: "too many device codes were asked for; wait, or sign in with a browser on this machine",
@@ -40,7 +40,7 @@ pub(crate) const DEVICE_CODES: Budget = Budget {
     total: Rule { per: Duration::from_secs(600), burst: 2000 },
 };
 
-/// Codes that were typed and are nobody's. There are 2.5 · 10^10 of them.
+/// Typed codes that do not exist. There are 2.5 · 10^10 possible codes.
 pub(crate) const USER_CODE_GUESSES: Budget = Budget {
     code: "user_code_guesses_exhausted",
     message: "too many codes were typed that nobody waits for; wait, then look at your terminal again",
@@ -56,7 +56,7 @@ pub(crate) const TOKEN_REQUESTS: Budget = Budget {
     total: Rule { per: MINUTE, burst: 12_000 },
 };
 
-/// Wrong passwords from one address, whoever they were for.
+/// Wrong passwords from one address, for any account.
 pub(crate) const WRONG_PASSWORDS: Budget = Budget {
     code: "sign_in_attempts_exhausted",
     message: "too many wrong passwords from this address; wait",
@@ -64,7 +64,7 @@ pub(crate) const WRONG_PASSWORDS: Budget = Budget {
     total: Rule { per: Duration::from_secs(60), burst: 1200 },
 };
 
-/// Hosts that ask to be enrolled.
+/// Enrollment requests of hosts.
 pub(crate) const ENROLLMENT_REQUESTS: Budget = Budget {
     code: "enrollment_requests_exhausted",
     message: "too many requests to be enrolled from this address; wait, or enroll with a join token",
@@ -73,7 +73,7 @@ pub(crate) const ENROLLMENT_REQUESTS: Budget = Budget {
 };
 
 impl Budget {
-    /// Uses one up, or refuses.
+    /// Uses one unit, or refuses.
     pub(crate) async fn spend(&self, control: &Control, from: &AddressRange, is_known: bool) -> Result<(), ControlError> {
         let limits = &control.backends.limits;
         for (key, rule) in self.counters(from, is_known) {
@@ -85,7 +85,7 @@ impl Budget {
         Ok(())
     }
 
-    /// Refuses if there is nothing left, and uses nothing up.
+    /// Refuses if nothing is left, and uses nothing.
     pub(crate) async fn look(&self, control: &Control, from: &AddressRange, is_known: bool) -> Result<(), ControlError> {
         for (key, rule) in self.counters(from, is_known) {
             if let Some(wait) = empty(control, &key, rule).await {
@@ -105,25 +105,25 @@ impl Budget {
     }
 }
 
-/// How long until there is something left of a counter again; `None` if there is.
+/// Returns how long a counter stays exhausted, or `None` if something is left.
 pub(crate) async fn empty(control: &Control, key: &str, rule: Rule) -> Option<Duration> {
     let left = control.backends.limits.check(key, rule, 0).await.remaining;
     (left == 0).then(|| rule.per / rule.burst.max(1))
 }
 
-/// A refusal that says when to try again.
+/// Returns a refusal with a retry time.
 pub(crate) fn too_many(control: &Control, code: &'static str, message: &str, retry_after: Duration) -> ControlError {
     control.metrics.refused(code);
     ControlError::TooMany { code, message: message.to_owned(), retry_after }
 }
 
-/// Where a caller comes from, as far as budgets tell callers apart: an IPv4 address, or the /64 of an IPv6 address, which one
-/// customer of any provider has for itself.
+/// The origin of a caller for budgets: an IPv4 address, or the /64 of an IPv6 address, which one customer of a provider usually
+/// has.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub(crate) struct AddressRange(String);
 
 impl AddressRange {
-    /// The range of a caller; those on the server's own socket have one of their own.
+    /// Returns the range of a caller; those on the local socket have their own.
     pub(crate) fn of(from: Option<ClientAddress>) -> Self {
         from.map_or_else(|| Self("local".to_owned()), |ClientAddress(address)| Self::of_ip(address.ip()))
     }
@@ -138,12 +138,12 @@ impl AddressRange {
         }
     }
 
-    /// Whether somebody signed in from here lately. While that cannot be found out, nobody did.
+    /// Returns whether there was a recent sign-in from here. If that cannot be checked, the answer is no.
     pub(crate) async fn is_known(&self, control: &Control) -> bool {
         self.is_marked(control, "any").await
     }
 
-    /// Whether this account signed in from here lately.
+    /// Returns whether this account signed in from here recently.
     pub(crate) async fn is_known_for(&self, control: &Control, account: &str) -> bool {
         self.is_marked(control, account).await
     }
@@ -152,7 +152,7 @@ impl AddressRange {
         control.backends.ephemeral.peek(&self.mark(account)).await.is_ok_and(|found| found.is_some())
     }
 
-    /// Somebody signed in from here.
+    /// Records a sign-in from here.
     pub(crate) async fn remember(&self, control: &Control, account: &str) {
         for account in ["any", account] {
             if let Err(error) = control.backends.ephemeral.put(&self.mark(account), Bytes::from_static(b"1"), KNOWN_FOR).await {

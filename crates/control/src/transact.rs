@@ -1,4 +1,4 @@
-//! The loop that loads state, decides on it and commits, again if another writer was faster.
+//! The loop that loads state, decides on it and commits, and repeats after a conflict.
 
 use gpuaas_contract::id::OrgId;
 use gpuaas_domain::Decision;
@@ -9,14 +9,14 @@ use crate::commit::commit;
 use crate::error::ControlError;
 use crate::http::idempotency;
 
-/// How often a decision is made anew because another writer was faster.
+/// How often a decision is repeated after a conflict.
 const MAX_ATTEMPTS: u32 = 16;
 
-/// How many lines there are. Organizations with the same one wait for each other, which only costs time.
+/// The number of locks. Organizations that share one wait for each other, which only costs time.
 const LINES: u8 = 64;
 
-/// Where those wait who change the counters of an organization, once another one was faster: there they have their turn one after the
-/// other. Each organization has its line, so that one with much to do does not hold up the others.
+/// Locks for changes of an organization's counters: after a conflict, the changes run one after the other. Each organization has
+/// its lock, so that a busy one does not delay others.
 #[derive(Debug)]
 pub(crate) struct Lines(Vec<tokio::sync::Mutex<()>>);
 
@@ -28,14 +28,14 @@ impl Default for Lines {
 
 impl Lines {
     async fn turn(&self, organization: OrgId) -> Option<tokio::sync::MutexGuard<'_, ()>> {
-        // The last of its bytes are by chance.
+        // Its last byte is random.
         let chance = organization.as_bytes().last()?;
         Some(self.0.get(usize::from(chance % LINES))?.lock().await)
     }
 }
 
-/// Loads, decides and commits until it sticks: `attempt` loads the state and decides on it; if another writer changed
-/// that state meanwhile, it is called again. An empty decision is not written at all.
+/// Loads, decides and commits until there is no conflict: `attempt` loads the state and decides on it; if another writer changed
+/// that state in the meantime, it is called again. An empty decision is not written.
 pub(crate) async fn transact<T, A, F>(control: &Control, attempt: A) -> Result<T, ControlError>
 where
     A: Fn() -> F,
@@ -44,7 +44,7 @@ where
     transact_with(control, (), |_| None, |_| attempt()).await
 }
 
-/// The same for a caller that has just loaded the state: the first attempt gets it and need not load it again.
+/// Like [`transact`], for a caller that has just loaded the state: the first attempt gets it and need not load it again.
 pub(crate) async fn transact_knowing<K, T, A, F>(control: &Control, known: K, attempt: A) -> Result<T, ControlError>
 where
     A: Fn(Option<K>) -> F,
@@ -53,8 +53,8 @@ where
     transact_with(control, known, |_| None, attempt).await
 }
 
-/// The same for decisions about allocations, all of which count against the quota of an organization. The first attempt gets what the
-/// caller knows already. `attempt` must not wait for others who may be in line.
+/// Like [`transact_knowing`], for decisions about allocations, which all count against the quota of an organization. `attempt`
+/// must not wait for other holders of the lock.
 pub(crate) async fn transact_counted<K, T, A, F>(
     control: &Control,
     known: K,
@@ -95,7 +95,7 @@ where
         }
         control.metrics.decision_overtaken();
         let organization = organization(&value);
-        // Whatever it keeps from others is theirs while this one waits.
+        // Releases what it holds while it waits.
         drop(value);
         match organization {
             Some(organization) if turn.is_none() => turn = control.lines.turn(organization).await,

@@ -1,7 +1,7 @@
-//! Sending deliveries to webhooks until somebody takes them or their time is over.
+//! Sends deliveries to webhooks until they are accepted or expire.
 //!
-//! At least once: the receiver tells repeats by `webhook-id`, the id of the event. A receiver that lets us wait takes no more than its
-//! share of what is under way: what else it is to be told steps back behind the others.
+//! Delivery is at least once: the receiver detects repeats by `webhook-id`, the id of the event. A slow receiver gets only its
+//! share of the concurrent deliveries; its other deliveries are postponed behind those of others.
 
 use std::collections::HashMap;
 use std::net::{IpAddr, SocketAddr};
@@ -24,28 +24,28 @@ use super::webhooks::secrets_of;
 use crate::transact::transact;
 use crate::{Control, resources};
 
-/// Deliveries that are on their way at the same time.
+/// Most concurrent deliveries.
 const AT_ONCE: usize = 32;
-/// Of those, to one webhook.
+/// Most concurrent deliveries to one webhook.
 const TO_ONE: usize = 4;
-/// Due deliveries that are looked at together.
+/// Due deliveries that are read together.
 const LOOK: u32 = 100;
-/// How often it is looked without a reason: for tries that are due again, and for what other processes have made.
+/// How often the store is polled: for retries that are due, and for deliveries of other processes.
 const SLOW_LOOK: Duration = Duration::from_secs(1);
-/// Longest time for looking a name up.
+/// Time limit for resolving a name.
 const RESOLVE_TIMEOUT: Duration = Duration::from_secs(5);
-/// Longest time for one try.
+/// Time limit for one attempt.
 const TIMEOUT: Duration = Duration::from_secs(15);
 /// A receiver that has not answered after this is slow.
 const SLOW_AFTER: Duration = Duration::from_secs(2);
-/// A try whose end nobody wrote down is repeated after this.
+/// An attempt without a recorded result is repeated after this.
 const LEASE: Duration = Duration::from_secs(60);
-/// How long tries under way may take when the server stops.
+/// How long running attempts may take when the server stops.
 const GRACE: Duration = Duration::from_secs(2);
-/// Most characters that are kept of what went wrong.
+/// Most characters of a stored error.
 const MAX_LAST: usize = 200;
 
-/// Sends what is due until the server stops. `made` tells that there is something new.
+/// Sends due deliveries until the server stops. `made` notifies about new ones.
 pub(super) async fn deliver(control: &Arc<Control>, made: &Notify) {
     let mut news = News::of(control);
     let mut under_way = UnderWay::default();
@@ -57,7 +57,7 @@ pub(super) async fn deliver(control: &Arc<Control>, made: &Notify) {
                 under_way.start(control, found).await
             }
             Err(error) => {
-                tracing::warn!(%error, "due deliveries cannot be read; trying again");
+                tracing::warn!(%error, "due deliveries cannot be read; retrying");
                 0
             }
         };
@@ -75,21 +75,21 @@ pub(super) async fn deliver(control: &Arc<Control>, made: &Notify) {
     under_way.end(control).await;
 }
 
-/// Tries that are being made.
+/// Running attempts.
 #[derive(Default)]
 struct UnderWay {
     tasks: JoinSet<()>,
-    /// What each of them sends, and since when.
+    /// The delivery of each, and its start.
     of: HashMap<Id, (Delivery, Instant)>,
 }
 
-/// What to do with a delivery that is due.
+/// What to do with a due delivery.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Turn {
     Now,
-    /// Others of the same webhook are under way and will soon be done.
+    /// Others of the same webhook are running and will soon be done.
     Wait,
-    /// The receiver is slow: others first.
+    /// The receiver is slow: others go first.
     StepBack,
 }
 
@@ -98,7 +98,7 @@ impl UnderWay {
         AT_ONCE.saturating_sub(self.of.len())
     }
 
-    /// Takes as many as there is room for, and starts to send them. Returns how many.
+    /// Starts as many deliveries as there is room for. Returns how many.
     async fn start(&mut self, control: &Arc<Control>, found: Vec<Delivery>) -> usize {
         let (mut chosen, mut back) = (Vec::new(), Decision::default());
         let now = Timestamp::now();
@@ -123,7 +123,7 @@ impl UnderWay {
         if !back.is_empty()
             && let Err(error) = crate::commit::commit(control, back).await
         {
-            tracing::debug!(%error, "somebody else has one of these deliveries");
+            tracing::debug!(%error, "another process has one of these deliveries");
         }
         // Together, so that they share a commit.
         let taken = futures::future::join_all(chosen.into_iter().map(|delivery| take(control, delivery))).await;
@@ -149,7 +149,7 @@ impl UnderWay {
         }
     }
 
-    /// Lets them end for a moment. What is cut off then is due at once for whoever comes next.
+    /// Waits a moment for running attempts. Those that are cut off are due again at once.
     async fn end(mut self, control: &Control) {
         let all = async {
             while !self.of.is_empty() {
@@ -163,13 +163,14 @@ impl UnderWay {
         for (delivery, _) in self.of.into_values() {
             let again = Delivery { due_at: Some(Timestamp::now()), ..delivery };
             if let Err(error) = crate::commit::commit(control, Decision::default().update(&again)).await {
-                tracing::debug!(%error, delivery = %again.id, "a try that was cut off is repeated when its lease is over");
+                tracing::debug!(%error, delivery = %again.id, "an attempt that was cut off is repeated when its lease expires");
             }
         }
     }
 }
 
-/// `under_way` are the tries to the same webhook; `slow` says that one of them has waited for long.
+/// Decides about a due delivery. `under_way` is the number of attempts to the same webhook; `slow` means that one of them has
+/// waited for long.
 fn turn(under_way: usize, slow: bool) -> Turn {
     match (under_way < TO_ONE, slow) {
         (true, _) => Turn::Now,
@@ -178,7 +179,7 @@ fn turn(under_way: usize, slow: bool) -> Turn {
     }
 }
 
-/// Whoever writes this first has the delivery; the others find it taken.
+/// Takes a delivery. The first process that writes this has it; the others get a conflict.
 async fn take(control: &Control, delivery: Delivery) -> Option<Delivery> {
     let due = Timestamp::now().plus(LEASE);
     let taken = Delivery { due_at: Some(due), attempts: delivery.attempts.saturating_add(1), ..delivery };
@@ -186,11 +187,11 @@ async fn take(control: &Control, delivery: Delivery) -> Option<Delivery> {
     Some(Delivery { version: taken.version + 1, ..taken })
 }
 
-/// One try, and what came of it.
+/// Makes one attempt and records the result.
 async fn attempt(control: &Control, delivery: Delivery) {
     let webhook = match resources::get::<Webhook>(control, delivery.webhook_id).await {
         Ok(webhook) => webhook.filter(|webhook| webhook.deleted_at.is_none() && webhook.disabled.is_none()),
-        // It is tried again when its lease is over.
+        // It is retried when its lease expires.
         Err(error) => return tracing::warn!(error = %crate::link::chain(&error), "a webhook cannot be read"),
     };
     let tried = match &webhook {
@@ -202,7 +203,7 @@ async fn attempt(control: &Control, delivery: Delivery) {
     let written = transact(control, || async {
         let now = resources::get::<Delivery>(control, delivery.id).await?;
         if now.is_none_or(|now| now.version != delivery.version) {
-            // Somebody wants it sent again: what came of this try does not matter any more.
+            // A new delivery was requested: the result of this attempt no longer matters.
             return Ok(((), Decision::default()));
         }
         let webhook = resources::get::<Webhook>(control, delivery.webhook_id).await?;
@@ -210,24 +211,24 @@ async fn attempt(control: &Control, delivery: Delivery) {
     })
     .await;
     if let Err(error) = written {
-        tracing::warn!(delivery = %delivery.id, error = %crate::link::chain(&error), "what came of a delivery was not written down");
+        tracing::warn!(delivery = %delivery.id, error = %crate::link::chain(&error), "the result of a delivery was not recorded");
     }
 }
 
-/// What came of a try, in words for the webhook's owner.
+/// The result of an attempt, with a message for the webhook's owner.
 #[derive(Clone, Debug, PartialEq, Eq)]
 enum Tried {
-    /// The receiver has it.
+    /// The receiver accepted it.
     Taken(String),
-    /// Another time, perhaps.
+    /// A later attempt may succeed.
     NotTaken(String),
-    /// Trying again would not help.
+    /// A retry would not help.
     Useless(String),
-    /// The receiver wants to be told nothing any more.
+    /// The receiver wants no more deliveries.
     Gone(String),
 }
 
-/// What a try means for the delivery and its webhook.
+/// Returns the effect of an attempt on the delivery and its webhook.
 fn ended(delivery: &Delivery, webhook: Option<&Webhook>, tried: &Tried, context: &Context, jitter: f64) -> Decision {
     let again = retry_after(usize::try_from(delivery.attempts).unwrap_or(usize::MAX), jitter);
     let failed = |why: &str| Delivery { state: DeliveryState::Failed, last: why.to_owned(), due_at: None, ..delivery.clone() };
@@ -266,7 +267,7 @@ fn ended(delivery: &Delivery, webhook: Option<&Webhook>, tried: &Tried, context:
     }
 }
 
-/// Sends a delivery. Only to addresses that were looked at, and never where a redirect points.
+/// Sends a delivery, only to checked addresses, and never follows redirects.
 async fn send(control: &Control, webhook: &Webhook, delivery: &Delivery) -> Tried {
     match try_to_send(control, webhook, delivery).await {
         Ok(tried) | Err(tried) => tried,
@@ -303,7 +304,7 @@ async fn try_to_send(control: &Control, webhook: &Webhook, delivery: &Delivery) 
     for (name, value) in headers.pairs() {
         request = request.header(name, value);
     }
-    // What it answers is not read: nobody here would check_receipt it.
+    // The body of the answer is not read: nothing here would use it.
     let status = request.send().await.map_err(|error| not_taken(crate::link::chain(&error)))?.status();
     Ok(match status.as_u16() {
         200..=299 => Tried::Taken(status.to_string()),
@@ -327,8 +328,8 @@ async fn resolve(host: &str, port: u16) -> Result<Vec<IpAddr>, Tried> {
     }
 }
 
-/// What the owner of a webhook is told about every name that leads nowhere: one that does not exist, one that the resolver does not
-/// answer, and one with an address that may not be dialed. Anything else would tell a tenant which internal names there are.
+/// Returns the result for every name that cannot be used: one that does not exist, one that the resolver does not answer, and one
+/// with a forbidden address. The message is always the same; otherwise a tenant could find out which internal names exist.
 fn no_address(host: &str) -> Tried {
     not_taken(format!("the name {host} has no address that webhooks are sent to; check its public DNS records"))
 }
@@ -389,7 +390,7 @@ mod tests {
         }
     }
 
-    /// The delivery after the try, the webhook if it changed, and the kinds of events.
+    /// Returns the delivery after the attempt, the webhook if it changed, and the kinds of events.
     fn after(failed: u32, attempts: u32, tried: Tried) -> (Delivery, Option<Webhook>, Vec<&'static str>) {
         let webhook = webhook(failed);
         let context = Context { now: NOW, actor: Actor::System, correlation_id: CorrelationId::generate() };

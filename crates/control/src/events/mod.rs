@@ -1,4 +1,4 @@
-//! What happened, on its way out: from the outbox to the bus ([`relay`]), to whoever is looking ([`notify`]) and to webhooks ([`webhooks`],
+//! Delivery of events: from the outbox to the bus ([`relay`]), to listeners ([`notify`]) and to webhooks ([`webhooks`],
 //! [`deliveries`]).
 
 mod deliveries;
@@ -15,20 +15,20 @@ use tokio::time::Instant;
 
 use crate::Control;
 
-/// How long after a look the next one is made, at the earliest. Where much happens there is something new all the time: then it is found
-/// together. What happens after a quiet moment is found at once.
+/// The shortest time between two reads of the outbox. Under load, new events are then read together; after a quiet time, an event
+/// is read at once.
 const GATHER: Duration = Duration::from_millis(20);
 
-/// Says when there may be new events.
+/// Notifies about possible new events.
 struct News(broadcast::Receiver<Wakeup>);
 
 impl News {
-    /// Of everything that happens from now on.
+    /// Subscribes from now on.
     fn of(control: &Control) -> Self {
         Self(control.store.wakeups())
     }
 
-    /// Waits, for somebody who has just looked, until there may be something new; at most so long. False when the server stops.
+    /// Waits after a read until there may be new events, at most for this long. Returns false when the server stops.
     async fn more(&mut self, control: &Control, at_most: Duration) -> bool {
         let looked = Instant::now();
         tokio::select! {
@@ -38,12 +38,12 @@ impl News {
             going_on = self.heard() => if !going_on { return false },
         }
         tokio::time::sleep_until(looked + GATHER).await;
-        // The same look finds what was heard of meanwhile.
+        // The same read finds events of all these wake-ups.
         while matches!(self.0.try_recv(), Ok(_) | Err(TryRecvError::Lagged(_))) {}
         true
     }
 
-    /// Waits until something was heard. False when nothing will be.
+    /// Waits for a wake-up. Returns false when there will be none.
     async fn heard(&mut self) -> bool {
         loop {
             match self.0.recv().await {

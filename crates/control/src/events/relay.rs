@@ -1,6 +1,8 @@
-//! The relay: takes events out of the outbox, some lanes at a time, publishes them to the bus and marks those that are surely stored there.
+//! The relay: reads events from the outbox, some lanes at a time, publishes them to the bus and marks those that are confirmed as
+//! stored.
 //!
-//! It keeps nothing in memory. Killed between publishing and marking, it publishes again; consumers dedupe by the event's id.
+//! It keeps nothing in memory. If it is killed between publishing and marking, it publishes again; consumers deduplicate by the
+//! event's id.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -14,22 +16,22 @@ use super::News;
 use crate::Control;
 use crate::error::ControlError;
 
-/// Events of one batch, at most.
+/// Most events of one batch.
 const BATCH: u32 = 1000;
-/// Shares of the lanes that are published at the same time: while one is on its way, another is read or marked. The store has two
+/// Shares of the lanes that are published concurrently: while one is sent, another is read or marked. The store has two
 /// connections for it.
 const SHARES: usize = 2;
-/// So many are not worth sharing.
+/// Below this number of events there is only one share.
 const FEW: u32 = 200;
-/// Batches of a share before it is asked again which lanes have something.
+/// Batches of a share before the pending lanes are queried again.
 const BATCHES: usize = 16;
-/// Stands behind the wakeups, and finds what another relay has left.
+/// The polling interval, in case wake-ups are lost, and for what another relay left.
 const SLOW_LOOK: Duration = Duration::from_secs(5);
-/// After something failed.
+/// Delay after a failure.
 const RETRY: Duration = Duration::from_secs(1);
 /// How long published events are kept: the history of allocations is read from them.
 const KEPT: Duration = Duration::from_secs(90 * 24 * 3600);
-/// How often old ones are looked for.
+/// How often old events are deleted.
 const FORGET_EVERY: Duration = Duration::from_secs(3600);
 
 /// Starts the relay.
@@ -37,27 +39,27 @@ pub(crate) fn spawn(control: &Arc<Control>) {
     let owned = Arc::clone(control);
     control.background.spawn(async move {
         let control = owned;
-        // Heard before the first look, so that nothing falls between the two.
+        // Subscribed before the first read, so that nothing is missed between the two.
         let mut news = News::of(&control);
         let mut away = false;
-        // The first time at once: a server that is restarted often has to forget, too.
+        // The first time at once, for a server that is restarted often.
         let mut forget = tokio::time::Instant::now();
         loop {
             let pause = match publish_all(&control).await {
                 Ok(Outcome::Done) => {
                     if std::mem::take(&mut away) {
-                        tracing::info!("the event bus is back; everything that waited is published");
+                        tracing::info!("the event bus is available again; all pending events are published");
                     }
                     SLOW_LOOK
                 }
                 Ok(Outcome::BusAway(reason)) => {
                     if !std::mem::replace(&mut away, true) {
-                        tracing::warn!(reason, "events wait in the outbox until the bus takes them");
+                        tracing::warn!(reason, "events wait in the outbox until the bus accepts them");
                     }
                     RETRY
                 }
                 Err(error) => {
-                    tracing::warn!(error = %crate::link::chain(&error), "the outbox cannot be read; trying again");
+                    tracing::warn!(error = %crate::link::chain(&error), "the outbox cannot be read; retrying");
                     RETRY
                 }
             };
@@ -66,7 +68,7 @@ pub(crate) fn spawn(control: &Arc<Control>) {
                 forget_old(&control).await;
             }
             if away {
-                // Hints would only make it try faster than it helps.
+                // Wake-ups would only make it retry faster than useful.
                 tokio::select! { () = control.shutdown.cancelled() => return, () = tokio::time::sleep(pause) => {} }
             } else if !news.more(&control, pause).await {
                 return;
@@ -80,7 +82,7 @@ enum Outcome {
     BusAway(String),
 }
 
-/// Publishes until nothing waits.
+/// Publishes until nothing is pending.
 async fn publish_all(control: &Control) -> Result<Outcome, ControlError> {
     loop {
         let waiting = control.store.outbox_lanes_waiting().await?;
@@ -103,7 +105,7 @@ async fn publish_all(control: &Control) -> Result<Outcome, ControlError> {
             }
         }
         if !moved {
-            // Others have the lanes; what they leave is found by the slow look.
+            // Other relays hold the lanes; what they leave is found by polling.
             return Ok(Outcome::Done);
         }
     }
@@ -128,7 +130,7 @@ async fn publish_share(control: &Control, lanes: &[u32]) -> Result<Result<usize,
     Ok(Ok(published))
 }
 
-/// Publishes a batch of these lanes, with so many events of each at most. The inner error is the bus's.
+/// Publishes a batch of these lanes, with at most this many events of each. The inner error is the bus's.
 async fn publish_batch(control: &Control, lanes: &[u32], each: u32) -> Result<Result<usize, String>, ControlError> {
     let mut refused = None;
     let relayed = control
@@ -169,7 +171,7 @@ async fn forget_old(control: &Control) {
             Ok(0) => return,
             Ok(_) => {}
             Err(error) => {
-                tracing::warn!(%error, "old events are forgotten later");
+                tracing::warn!(%error, "old events could not be deleted; retrying later");
                 return;
             }
         }

@@ -1,6 +1,7 @@
-//! Webhooks: events become deliveries, which [`super::deliveries`] sends.
+//! Webhooks: creates deliveries from events; [`super::deliveries`] sends them.
 //!
-//! Deliveries are made in the commit that moves the reader's cursor, so every event becomes exactly one per webhook, whoever else reads.
+//! Deliveries are created in the commit that moves the reader's cursor, so every event becomes exactly one delivery per webhook,
+//! even with several readers.
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -23,28 +24,28 @@ use crate::{Control, resources};
 
 /// The reader's name in the resources.
 const CURSOR: &str = "cursor:webhooks";
-/// Events read at once.
+/// Events of one read.
 const BATCH: u32 = 200;
-/// Most deliveries of one commit, but for those of a single event.
+/// Most deliveries of one commit, except those of a single event.
 const MAX_MADE: usize = 500;
-/// Stands behind the wakeups.
+/// The polling interval, in case wake-ups are lost.
 const SLOW_LOOK: Duration = Duration::from_secs(5);
 
-/// The secret of a webhook: derived from a key of the control plane, so that the database has none.
+/// Returns the secret of a webhook, derived from a key of the control plane, so that it is not in the database.
 pub(crate) fn secret_of(control: &Control, webhook: &Webhook, generation: u32) -> Result<Secret, ControlError> {
     let text = format!("gpuaas-webhook-secret-v1\n{}\n{generation}", webhook.id);
     let mac = control.keys.intent_mac(&text);
     format!("whsec_{mac}").parse().map_err(|error| ControlError::Internal(format!("a webhook's secret cannot be made: {error}")))
 }
 
-/// The secrets that sign for a webhook now.
+/// Returns the secrets that currently sign for a webhook.
 pub(super) fn secrets_of(control: &Control, webhook: &Webhook, now: Timestamp) -> Result<Secrets, ControlError> {
     let current = secret_of(control, webhook, webhook.generation)?;
     let previous = webhook.signing(now).get(1).map(|generation| secret_of(control, webhook, *generation)).transpose()?;
     Ok(Secrets { current, previous })
 }
 
-/// Starts to make and send deliveries.
+/// Starts to create and send deliveries.
 pub(crate) fn spawn(control: &Arc<Control>) {
     let made = Arc::new(Notify::new());
     let (owned, tell) = (Arc::clone(control), Arc::clone(&made));
@@ -65,7 +66,7 @@ async fn dispatch(control: &Control, made: &Notify) {
                     continue;
                 }
             }
-            Err(error) => tracing::warn!(error = %crate::link::chain(&error), "webhooks wait for their events"),
+            Err(error) => tracing::warn!(error = %crate::link::chain(&error), "events for webhooks cannot be read; retrying"),
         }
         if !news.more(control, SLOW_LOOK).await {
             return;
@@ -74,13 +75,13 @@ async fn dispatch(control: &Control, made: &Notify) {
 }
 
 struct Batch {
-    /// There are new deliveries.
+    /// Whether there are new deliveries.
     made: bool,
-    /// There may be more events.
+    /// Whether there may be more events.
     more: bool,
 }
 
-/// Makes deliveries of the next events.
+/// Creates deliveries for the next events.
 async fn dispatch_batch(control: &Control) -> Result<Batch, ControlError> {
     transact(control, || async {
         let known = resources::get::<Cursor>(control, CURSOR).await?;
@@ -104,10 +105,10 @@ async fn dispatch_batch(control: &Control) -> Result<Batch, ControlError> {
             if !webhooks.contains_key(&project) {
                 webhooks.insert(project.clone(), of_project(control, &project).await?);
             }
-            // What happened before there was the webhook is not for it.
+            // A webhook gets only events after its creation.
             let wanting = |webhook: &&Webhook| webhook.wants(&row.kind) && row.created_at >= webhook.created_at;
             for webhook in webhooks.get(&project).into_iter().flatten().filter(wanting) {
-                // A webhook is a tenant's, whoever made it.
+                // A webhook belongs to a tenant, whoever created it.
                 let Some(body) = Audience::Tenant.event(row.body.clone()) else { continue };
                 decision = decision.insert(&delivery(webhook, row, body));
             }
@@ -121,9 +122,9 @@ async fn dispatch_batch(control: &Control) -> Result<Batch, ControlError> {
     .await
 }
 
-/// Where the first reader ever starts: at the end, unless there are webhooks that have waited for it.
+/// Returns where the first reader starts: at the end, unless there are webhooks that have waited for it.
 async fn beginning(control: &Control) -> Result<i64, ControlError> {
-    // Before the webhooks: one that is made after this look has its events behind this end.
+    // Before the webhooks: the events of a webhook that is created later are after this end.
     let end = control.store.outbox_end().await?;
     let filter = ResourceFilter { states: vec!["active"], ..ResourceFilter::default() };
     let waiting: Vec<Webhook> = resources::list(control, &filter, None, false, 1).await?;

@@ -1,8 +1,8 @@
-//! The pages on which people sign in. One page asks for address and password and means consent; a device has two more.
+//! The sign-in pages. One page asks for address and password, which also means consent; a device has two more.
 //!
-//! A form counts only if it comes from a page of ours in the same browser: its token must be the one in a cookie, and what the browser
-//! says about where the form comes from must fit. There is no session: who has signed in to decide about a device proves it with the
-//! token of the form, which is made anew at that moment.
+//! A form is accepted only from a page of ours in the same browser: its token must match a cookie, and the browser's origin
+//! headers must match. There is no session: a user who has signed in to decide about a device proves it with the form's token,
+//! which is generated at that moment.
 
 use std::sync::Arc;
 
@@ -38,12 +38,12 @@ use crate::{Control, resources};
 
 type Shared = State<Arc<Control>>;
 
-/// One sentence for everybody who does not get in, so that nobody learns which part was wrong.
-const WRONG: &str = "This address and this password do not belong together. After several tries you have to wait a while.";
-/// One sentence for every code that cannot be decided about.
-const NO_SUCH_CODE: &str = "This code is not waiting for anybody. Look at your terminal, or start again there.";
+/// The same message for every failed sign-in, so that an attacker does not learn which part was wrong.
+const WRONG: &str = "The e-mail address or the password is wrong. After several attempts you have to wait a while.";
+/// The same message for every code that cannot be used.
+const NO_SUCH_CODE: &str = "This code is not valid. Check the code in your terminal, or start again there.";
 
-/// An answer of these pages: a page, or what broke.
+/// A response with a page or an error.
 struct Shown(Response);
 
 impl From<ControlError> for Shown {
@@ -51,7 +51,7 @@ impl From<ControlError> for Shown {
         let (status, title, text, code) = match &failure {
             ControlError::Unavailable { code, message } => (StatusCode::SERVICE_UNAVAILABLE, "Not now", message.as_str(), *code),
             ControlError::TooMany { code, message, retry_after } => {
-                let page = pages::error("Too many tries", &sentence(message), code);
+                let page = pages::error("Too many attempts", &sentence(message), code);
                 let mut response = shown(StatusCode::TOO_MANY_REQUESTS, page);
                 response.headers_mut().insert(header::RETRY_AFTER, retry_after_value(*retry_after));
                 return Self(response);
@@ -75,7 +75,7 @@ impl From<ControlError> for Shown {
     }
 }
 
-/// A message as a sentence of its own.
+/// Returns a message as a sentence.
 fn sentence(message: &str) -> String {
     let mut letters = message.chars();
     let first = letters.next().map(|letter| letter.to_uppercase().to_string()).unwrap_or_default();
@@ -91,7 +91,7 @@ fn shown(status: StatusCode, page: Page) -> Response {
     for (name, value) in pages::HEADERS {
         response.headers_mut().insert(HeaderName::from_static(name), HeaderValue::from_static(value));
     }
-    // Without a policy the page is not shown at all.
+    // Without its policy the page is not sent at all.
     match HeaderValue::from_str(&page.content_security_policy) {
         Ok(policy) => {
             response.headers_mut().insert(header::CONTENT_SECURITY_POLICY, policy);
@@ -101,7 +101,7 @@ fn shown(status: StatusCode, page: Page) -> Response {
     }
 }
 
-/// A page with a form, and the cookie that its token is compared with.
+/// Returns a page with a form, and the cookie for its token.
 fn with_form(built_in: &BuiltIn, status: StatusCode, page: Page, csrf: &Secret) -> Response {
     let mut response = shown(status, page);
     let secure = if is_https(built_in) { "; Secure" } else { "" };
@@ -135,12 +135,12 @@ fn is_https(built_in: &BuiltIn) -> bool {
     built_in.issuer.starts_with("https://")
 }
 
-/// With the prefix, browsers let nobody but this host set the cookie; they take it over https only.
+/// Returns the name of the cookie. With the prefix, only this host can set the cookie; browsers accept it over https only.
 fn cookie_name(built_in: &BuiltIn) -> &'static str {
     if is_https(built_in) { "__Host-gpuaas-form" } else { "gpuaas-form" }
 }
 
-/// The token in the browser's cookie. Two cookies of that name are none: one of them is somebody else's.
+/// Returns the token in the browser's cookie. Two cookies with that name are rejected: one of them is forged.
 fn cookie(built_in: &BuiltIn, headers: &HeaderMap) -> Option<Secret> {
     let name = cookie_name(built_in);
     let cookies = headers.get_all(header::COOKIE).iter().filter_map(|value| value.to_str().ok()).flat_map(|line| line.split(';'));
@@ -151,12 +151,12 @@ fn cookie(built_in: &BuiltIn, headers: &HeaderMap) -> Option<Secret> {
     }
 }
 
-/// The token for the forms of this browser: the one it has, so that two windows do not disturb each other.
+/// Returns the token for the forms of this browser: the existing one, so that two windows do not interfere.
 fn csrf_for(built_in: &BuiltIn, headers: &HeaderMap) -> Secret {
     cookie(built_in, headers).unwrap_or_else(|| Secret::generate(SecretKind::CsrfToken))
 }
 
-/// Reads a form that a page of ours sent, from the same browser. Returns its text, its fields and its token.
+/// Checks that a form comes from a page of ours in the same browser. Returns its text, its fields and its token.
 fn posted<'a>(built_in: &BuiltIn, headers: &HeaderMap, body: &'a Bytes) -> Result<(&'a str, Form, Secret), Shown> {
     let text = form_text(headers, body).map_err(|failure| refused("form_invalid", &failure.description))?;
     let form = Form::parse(text).map_err(|error| refused("form_invalid", &error.to_string()))?;
@@ -174,8 +174,8 @@ fn posted<'a>(built_in: &BuiltIn, headers: &HeaderMap, body: &'a Bytes) -> Resul
     Ok((text, form, csrf))
 }
 
-/// What the browser says about where a form comes from. Our pages send no referrer, so their origin is `null`: then the browser must
-/// say otherwise that it comes from here. What says nothing at all is no browser.
+/// Checks the origin headers of a form. Our pages send no referrer, so their origin is `null`: then another header must show that
+/// it comes from here. A request without any of them is not from a browser.
 fn is_from_here(built_in: &BuiltIn, headers: &HeaderMap) -> bool {
     let site = headers.get("sec-fetch-site").map(|value| value.to_str().unwrap_or("?"));
     let origin = headers.get(header::ORIGIN).map(|value| value.to_str().unwrap_or("?"));
@@ -188,7 +188,7 @@ fn is_from_here(built_in: &BuiltIn, headers: &HeaderMap) -> bool {
     }
 }
 
-/// A path of ours as the browser must name it: the issuer may be below a path of its host.
+/// Returns a path of ours for the browser: the issuer may be below a path of its host.
 fn action(built_in: &BuiltIn, path: &str) -> String {
     let below = built_in.issuer.splitn(4, '/').nth(3).map(|below| format!("/{below}")).unwrap_or_default();
     format!("{below}{path}")
@@ -268,7 +268,7 @@ async fn signed_in(
         return Ok(sign_in_page(built_in, &request, &csrf, email, Some(WRONG)));
     };
     let (code, secret) = AuthorizationCode::issue(&request, user.id, GrantId::generate(), Timestamp::now());
-    // Not told to anybody yet: a sign-in begins when the code is redeemed.
+    // Not reported yet: a sign-in begins when the code is redeemed.
     let decision = Decision::default().insert(&rows::of_code(&code, 0)?);
     transact(control, || async { Ok(((), decision.clone())) }).await?;
     let sent = redirect(&request.granted(&secret, &built_in.issuer));
@@ -298,7 +298,7 @@ pub(super) async fn device(State(control): Shared, RawQuery(query): RawQuery, he
     answer((|| {
         let built_in = issuer(&control)?;
         let form = Form::parse(&query.unwrap_or_default()).unwrap_or_default();
-        // Only what can be a code is shown again.
+        // Only a well-formed code is shown again.
         let code = form.get("user_code").and_then(|code| code.parse::<UserCode>().ok());
         let code = code.map(|code| code.to_string()).unwrap_or_default();
         Ok(entry_page(built_in, &csrf_for(built_in, &headers), &code, None))
@@ -353,7 +353,7 @@ async fn device_stepped(
             let Some(user) = passwords::check(control, built_in, attempt).await? else {
                 return Ok(device_sign_in_page(built_in, &device, &csrf, email, Some(WRONG)));
             };
-            // A new token: the old one was there before anybody had signed in.
+            // A new token: the old one existed before the sign-in.
             let csrf = Secret::generate(SecretKind::CsrfToken);
             let signed_in = SignedIn { user: user.id, browser: csrf.digest() };
             let is_bound = transact(control, || async {
@@ -378,7 +378,7 @@ async fn device_stepped(
     }
 }
 
-/// The device that waits with this code, who has signed in for it, and its row.
+/// Returns the device with this code, the user who has signed in for it, and its row.
 async fn waiting(control: &Control, code: UserCode) -> Result<Option<(DeviceGrant, Option<SignedIn>, SignIn)>, ControlError> {
     let Some(row) = resources::by_lookup::<SignIn>(control, &code.to_string()).await? else { return Ok(None) };
     let (device, signed_in) = rows::device(&row)?;
@@ -386,7 +386,7 @@ async fn waiting(control: &Control, code: UserCode) -> Result<Option<(DeviceGran
     Ok(is_waiting.then_some((device, signed_in, row)))
 }
 
-/// What became of a decision.
+/// The result of a decision.
 enum Decided {
     Done,
     NotWaiting,

@@ -1,4 +1,4 @@
-//! The endpoints of the built-in issuer that programs call: discovery, keys, tokens, device codes, revocation, who somebody is.
+//! The endpoints of the built-in issuer for programs: discovery, keys, tokens, device codes, revocation, user info.
 
 use std::sync::Arc;
 
@@ -31,26 +31,26 @@ use crate::stranger_budgets::{AddressRange, DEVICE_CODES, TOKEN_REQUESTS};
 use crate::transact::transact;
 use crate::{Control, pki, resources};
 
-/// Where OpenID Connect looks first.
+/// The discovery document of OpenID Connect.
 const DISCOVERY: &str = "/.well-known/openid-configuration";
 /// The public keys.
 const JWKS: &str = "/oauth/jwks.json";
-/// Where people sign in.
+/// The sign-in page.
 pub(super) const AUTHORIZE: &str = "/oauth/authorize";
-/// Where codes become tokens.
+/// The token endpoint.
 const TOKEN: &str = "/oauth/token";
-/// Where a device asks for a code.
+/// The device authorization endpoint.
 const DEVICE_AUTHORIZATION: &str = "/oauth/device_authorization";
-/// Where people type a device's code.
+/// The page for a device's code.
 pub(super) const DEVICE: &str = "/device";
-/// Where a sign-in ends.
+/// The revocation endpoint.
 const REVOKE: &str = "/oauth/revoke";
-/// Who carries a token.
+/// The user info endpoint.
 const USERINFO: &str = "/oauth/userinfo";
 
 type Shared = State<Arc<Control>>;
 
-/// Everything that needs no caller. Nothing, if the built-in issuer is off.
+/// Returns the routes without authentication, or none if the built-in issuer is off.
 pub(crate) fn router(control: &Control) -> Router<Arc<Control>> {
     if control.identity.built_in.is_none() {
         return Router::new();
@@ -66,7 +66,7 @@ pub(crate) fn router(control: &Control) -> Router<Arc<Control>> {
         .route(USERINFO, get(userinfo))
 }
 
-/// The built-in issuer, which is on wherever these routes are.
+/// Returns the built-in issuer, which is on wherever these routes are.
 pub(super) fn issuer(control: &Control) -> Result<&BuiltIn, ControlError> {
     let off = || Refusal::not_found("built_in_issuer_off", "nobody signs in with a password of this server");
     Ok(control.identity.built_in.as_ref().ok_or_else(off)?)
@@ -101,11 +101,11 @@ async fn discovery(State(control): Shared) -> Result<Json<serde_json::Value>, Re
 
 async fn jwks(State(control): Shared) -> Result<Response, Rejected> {
     let keys = issuer(&control)?.keys.jwk_set();
-    // A new key must be seen soon after it begins to sign.
+    // A new key must be visible soon after it begins to sign.
     Ok(([(header::CACHE_CONTROL, "public, max-age=300")], Json(keys)).into_response())
 }
 
-/// An answer that nobody on the way may keep.
+/// Returns a response that no proxy may store.
 fn private(status: StatusCode, body: &impl serde::Serialize) -> Response {
     let mut response = (status, Json(body)).into_response();
     response.headers_mut().insert(header::CACHE_CONTROL, HeaderValue::from_static("no-store"));
@@ -117,7 +117,7 @@ fn refused(failure: &OauthFailure) -> Response {
     private(StatusCode::from_u16(failure.error.http_status()).unwrap_or(StatusCode::BAD_REQUEST), failure)
 }
 
-/// A failure in the words of OAuth. What broke is in the log, not in the answer.
+/// Returns an OAuth error. The cause is in the log, not in the response.
 fn broken(failure: &ControlError) -> Response {
     if let ControlError::TooMany { code, message, retry_after } = failure {
         let body = json!({ "error": OauthError::SlowDown, "error_description": message, "code": code });
@@ -141,7 +141,7 @@ fn broken(failure: &ControlError) -> Response {
     refused(&OauthFailure::new(error, text))
 }
 
-/// The text of a form. Nothing but a form is taken: what a page elsewhere can send without asking stays small.
+/// Returns the text of a form. No other content type is accepted, which limits what a page elsewhere can send without permission.
 pub(super) fn form_text<'a>(headers: &HeaderMap, body: &'a Bytes) -> Result<&'a str, OauthFailure> {
     let named = headers.get(header::CONTENT_TYPE).and_then(|value| value.to_str().ok()).unwrap_or_default();
     let is_form = named.split(';').next().unwrap_or_default().trim().eq_ignore_ascii_case("application/x-www-form-urlencoded");
@@ -176,7 +176,7 @@ async fn token(
     }
 }
 
-/// The body of a good answer of the token endpoint.
+/// The body of a successful token response.
 #[derive(serde::Serialize)]
 struct Tokens {
     access_token: String,
@@ -252,7 +252,7 @@ async fn device_authorization(
         let built_in = issuer(&control)?;
         let from = AddressRange::of(from.map(|Extension(from)| from));
         DEVICE_CODES.spend(&control, &from, from.is_known(&control).await).await?;
-        // A code that somebody has already is a conflict, and another one is made.
+        // A code that is already in use is a conflict, and another one is generated.
         let (device, secret) = transact(&control, || async {
             let (device, secret) = DeviceGrant::issue(&request, Timestamp::now());
             let decision = Decision::default().insert(&rows::of_device(&device, None, 0)?);
@@ -275,7 +275,7 @@ async fn device_authorization(
     }
 }
 
-/// Ends a sign-in (RFC 7009), by its refresh token or by an access token of it. Says the same whether there was one.
+/// Ends a sign-in (RFC 7009), by its refresh token or an access token. The response is the same whether it existed or not.
 async fn revoke(
     State(control): Shared,
     Extension(correlation_id): Extension<CorrelationId>,

@@ -1,4 +1,4 @@
-//! What becomes of codes, device codes and refresh tokens: each is used once, and a second use ends everything that came out of it.
+//! Codes, device codes and refresh tokens: each is used once, and a second use ends its whole sign-in.
 
 use gpuaas_contract::id::{CorrelationId, GrantId, UserId};
 use gpuaas_contract::time::Timestamp;
@@ -17,17 +17,17 @@ use crate::error::ControlError;
 use crate::transact::transact;
 use crate::{Control, resources};
 
-/// Whom to give tokens, and for what.
+/// The user and the scopes for new tokens.
 pub(super) struct Granted {
-    /// Who signed in.
+    /// The user who signed in.
     pub(super) user: User,
     /// The sign-in.
     pub(super) grant: GrantId,
-    /// The program that asked.
+    /// The client.
     pub(super) client: ClientId,
-    /// What for.
+    /// The scopes.
     pub(super) scope: Scopes,
-    /// Of the first request.
+    /// From the authorization request.
     pub(super) nonce: Option<String>,
     /// Whether these are the first tokens of the sign-in.
     pub(super) is_first: bool,
@@ -35,7 +35,7 @@ pub(super) struct Granted {
     pub(super) refresh: Option<Secret>,
 }
 
-/// What was decided about a request, and what to write.
+/// The result of a request, and the decision to write.
 type Attempt = (Result<Granted, OauthFailure>, Decision);
 
 fn refused(failure: OauthFailure) -> Attempt {
@@ -50,7 +50,7 @@ fn context(user: UserId, now: Timestamp, correlation_id: &CorrelationId) -> Cont
     Context { now, actor: Actor::User(user), correlation_id: correlation_id.clone() }
 }
 
-/// Redeems whatever the token endpoint was given. One that was used while we decided is decided about anew, as used.
+/// Redeems the grant of a token request. If it is used at the same time, it is decided again, as used.
 pub(super) async fn redeem(
     control: &Control,
     request: &TokenRequest,
@@ -103,7 +103,7 @@ pub(super) async fn redeem(
                         let rotation = *rotation;
                         let Some((whole, version)) = live(control, stored.grant).await? else { return Ok(refused(invalid())) };
                         let Some(user) = active(control, whole.user).await? else { return Ok(refused(invalid())) };
-                        // The sign-in is written as well: one that is revoked at this moment gives no more tokens.
+                        // The sign-in is written too: one that is revoked at this moment issues no more tokens.
                         let decision = Decision::default()
                             .update(&rows::of_refresh(&rotation.used, user.id, row.version)?)
                             .insert(&rows::of_refresh(&rotation.next, user.id, 0)?)
@@ -126,7 +126,7 @@ pub(super) async fn redeem(
     .await
 }
 
-/// The first tokens of a sign-in, which begins with them.
+/// Issues the first tokens of a sign-in, which begins with them.
 async fn first_tokens(
     control: &Control,
     user: UserId,
@@ -152,24 +152,24 @@ async fn get(control: &Control, kind: SignInKind, secret: &Secret) -> Result<Opt
     resources::get(control, rows::id(kind, &secret.digest())).await
 }
 
-/// The user, if they may sign in.
+/// Returns the user, if they may sign in.
 pub(super) async fn active(control: &Control, id: UserId) -> Result<Option<User>, ControlError> {
     Ok(resources::get::<User>(control, id).await?.filter(|user| user.deactivated_at.is_none()))
 }
 
-/// A sign-in that was not revoked, and the version of its row.
+/// Returns a sign-in that is not revoked, and the version of its row.
 async fn live(control: &Control, id: GrantId) -> Result<Option<(Grant, i64)>, ControlError> {
     let Some(row) = resources::get::<SignIn>(control, rows::grant_id(id)).await? else { return Ok(None) };
     let whole = rows::grant(&row)?;
     Ok(whole.revoked_at.is_none().then_some((whole, row.version)))
 }
 
-/// Whether a sign-in was made here and was not ended.
+/// Returns whether a sign-in was created here and has not ended.
 pub(crate) async fn is_live(control: &Control, id: GrantId) -> Result<bool, ControlError> {
     Ok(live(control, id).await?.is_some())
 }
 
-/// Ends a sign-in with everything that came out of it. Nothing to write if that was done before.
+/// Ends a sign-in with all its tokens. There is nothing to write if it already ended.
 async fn revoked(
     control: &Control,
     id: GrantId,
@@ -190,7 +190,7 @@ fn end(whole: &Grant, version: i64, reason: &'static str, context: &Context) -> 
     Ok(decision.record(context, "gpuaas.sign_in.revoked.v1", "sign_in.revoke", &whole.id.to_string(), data))
 }
 
-/// Whoever was signed in wants to be so no more.
+/// Signs a user out.
 pub(super) async fn sign_out(control: &Control, id: GrantId, correlation_id: &CorrelationId) -> Result<(), ControlError> {
     transact(control, || async {
         let Some((whole, version)) = live(control, id).await? else { return Ok(((), Decision::default())) };
@@ -200,7 +200,7 @@ pub(super) async fn sign_out(control: &Control, id: GrantId, correlation_id: &Co
     .await
 }
 
-/// The sign-in of a refresh token that was given to this client.
+/// Returns the sign-in of a refresh token that was issued to this client.
 pub(super) async fn of_refresh_token(
     control: &Control,
     client: ClientId,
@@ -211,7 +211,7 @@ pub(super) async fn of_refresh_token(
     Ok((stored.client == client).then_some(stored.grant))
 }
 
-/// Ends every sign-in of somebody: their password was changed.
+/// Ends every sign-in of a user whose password was changed.
 pub(crate) async fn end_all(
     control: &Control,
     user: UserId,

@@ -1,5 +1,5 @@
-//! The cookie of a browser in which somebody signed in before. Wrong passwords that strangers type for an address never keep its owner
-//! out who comes with it; it lets nobody in.
+//! The cookie of a browser with an earlier sign-in. Wrong passwords of strangers never lock out the owner of an account in such a
+//! browser. The cookie itself gives no access.
 
 use std::time::Duration;
 
@@ -13,13 +13,13 @@ use crate::pki::secret_text;
 
 /// How long a browser is remembered after a sign-in.
 const LIFE: Duration = Duration::from_secs(90 * 24 * 3600);
-/// Longest cookie that is looked at.
+/// Longest accepted cookie.
 const MAX_BYTES: usize = 256;
 
-/// A browser in which the account it is for signed in before.
+/// A browser in which this account has signed in before.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct KnownBrowser {
-    /// Its own number, by chance: what is typed in it is counted by itself.
+    /// Its random id: attempts in it are counted separately.
     pub(super) id: String,
 }
 
@@ -46,7 +46,7 @@ impl KnownBrowser {
         (is_ours && issued <= now.0 && now.since(Timestamp(issued)) < LIFE).then(|| Self { id: id.to_owned() })
     }
 
-    /// Tells the browser that somebody signed in with it.
+    /// Returns the cookie for a browser with a successful sign-in.
     pub(super) fn write(control: &Control, built_in: &BuiltIn, account: &str, mut response: Response) -> Response {
         let (id, issued) = (secret_text(""), Timestamp::now().0);
         let mac = control.keys.intent_mac(&text(account, &id, issued));

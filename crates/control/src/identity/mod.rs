@@ -1,7 +1,7 @@
-//! Who signs in: tokens of the built-in issuer and of any others that are configured, and the endpoints of the built-in one.
+//! Authentication: tokens of the built-in issuer and of other configured issuers, and the endpoints of the built-in one.
 //!
-//! `gpuaas_identity` decides, here it is written: [`endpoints`] are for programs, [`browser`] is for people, [`grants`] for what becomes
-//! of codes and tokens, [`rows`] for how they are kept.
+//! `gpuaas_identity` decides, and this module writes: [`endpoints`] are for programs, [`browser`] is for people, [`grants`]
+//! handles codes and tokens, [`rows`] stores them.
 
 mod browser;
 mod endpoints;
@@ -34,52 +34,52 @@ pub(crate) use endpoints::router;
 pub(crate) use grants::{end_all, is_live};
 pub(crate) use passwords::is_password_of;
 
-/// What the `aud` of tokens of the built-in issuer contains.
+/// The audience of tokens of the built-in issuer.
 pub const AUDIENCE: &str = "gpuaas";
 
-/// An issuer that is not ours.
+/// An external issuer.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ExternalIssuer {
     /// Its exact name, as in the `iss` of its tokens.
     pub issuer: String,
-    /// What the `aud` of its tokens must contain.
+    /// The value that the `aud` of its tokens must contain.
     pub audience: String,
 }
 
-/// Whose tokens are taken.
+/// The accepted issuers.
 #[derive(Clone, Debug, Default)]
 pub struct IdentityConfig {
-    /// Where people reach this server: the name of the built-in issuer. The address of REST unless given.
+    /// The public URL of this server, which is the name of the built-in issuer. By default the address of REST.
     pub public_url: Option<String>,
-    /// People may sign in with a password of ours.
+    /// Whether users may sign in with a password of the built-in issuer.
     pub built_in: bool,
-    /// Other issuers.
+    /// External issuers.
     pub issuers: Vec<ExternalIssuer>,
-    /// Authorities for other issuers, if not the system's.
+    /// CA certificates for external issuers, if not the system's.
     pub ca_file: Option<PathBuf>,
 }
 
-/// Why tokens cannot be handled.
+/// Why authentication cannot be set up.
 #[derive(Debug, thiserror::Error)]
 pub enum IdentityError {
-    /// The list of issuers.
+    /// The list of issuers is not valid.
     #[error("the issuers cannot be used")]
     Issuers(#[from] BadIssuers),
-    /// The key of the built-in issuer.
+    /// The key of the built-in issuer cannot be used.
     #[error("the key of the built-in issuer cannot be used")]
     Key(#[from] SigningError),
-    /// Its file.
+    /// The key file cannot be used.
     #[error("the key file of the built-in issuer cannot be used")]
     File(#[from] pki::KeyFileError),
-    /// The threads that compute passwords.
+    /// The password threads cannot be started.
     #[error("the threads that compute passwords cannot be started")]
     Threads(#[source] std::io::Error),
-    /// TLS towards other issuers.
+    /// TLS for external issuers cannot be set up.
     #[error("TLS for other issuers cannot be set up: {0}")]
     Tls(String),
 }
 
-/// Verifies tokens, and makes those of the built-in issuer.
+/// Verifies tokens, and issues those of the built-in issuer.
 pub struct Identity {
     verifier: Verifier,
     /// The built-in issuer, if it is on.
@@ -88,18 +88,18 @@ pub struct Identity {
 
 /// The built-in issuer's name and keys.
 pub struct BuiltIn {
-    /// Its name: where people reach this server, without a slash at the end.
+    /// Its name: the public URL of this server, without a trailing slash.
     pub issuer: String,
-    /// What signs its tokens.
+    /// The keys that sign its tokens.
     pub keys: Arc<SigningKeys>,
-    /// The programs that may sign people in.
+    /// The clients.
     clients: Clients,
-    /// Computes passwords.
+    /// Computes password hashes.
     pub(crate) hashing: passwords::Hashing,
 }
 
 impl Identity {
-    /// Opens the key of the built-in issuer, making it if it is missing. `url` is where REST listens.
+    /// Opens the key of the built-in issuer. Generates it if it is missing. `url` is the address of REST.
     pub(crate) fn open(config: &IdentityConfig, keys_dir: &std::path::Path, url: &str) -> Result<Self, IdentityError> {
         let mut issuers = Vec::new();
         let built_in = if config.built_in {
@@ -138,11 +138,11 @@ impl Identity {
         Ok(Self { verifier: Verifier::new(issuers, HttpOptions::new(tls))?, built_in })
     }
 
-    /// Who carries this token, with their roles.
+    /// Returns the holder of this token with their roles.
     pub(crate) async fn caller(&self, control: &Control, token: &str) -> Result<(Actor, Arc<Principal>), ControlError> {
         let claims = self.verifier.verify(token, Timestamp::now()).await.map_err(|error| {
             if error.is_outage() {
-                tracing::error!(error = %crate::link::chain(&error), "an issuer is away");
+                tracing::error!(error = %crate::link::chain(&error), "an issuer cannot be reached");
                 return ControlError::Unavailable { code: "issuer_unavailable", message: error.to_string() };
             }
             ControlError::Unauthenticated { code: error.code(), message: error.to_string() }
@@ -168,7 +168,7 @@ impl Identity {
         authz_cache::of_person(control, &claims).await
     }
 
-    /// The sign-in that a good access token of the built-in issuer came out of.
+    /// Returns the sign-in of a valid access token of the built-in issuer.
     async fn sign_in_of(&self, token: &str) -> Option<GrantId> {
         let claims = self.verifier.verify(token, Timestamp::now()).await.ok()?;
         let is_ours = self.built_in.as_ref().is_some_and(|built_in| built_in.issuer == claims.issuer);
@@ -176,10 +176,10 @@ impl Identity {
     }
 }
 
-/// How often rows whose time is over are forgotten.
+/// How often expired rows are deleted.
 const SWEEP_EVERY: Duration = Duration::from_secs(60);
 
-/// Forgets codes, tokens and whatever else is kept for a while only. That it is late changes nothing: all of it carries its own end.
+/// Deletes expired codes, tokens and other temporary rows. A delay is harmless: each row has its own expiry.
 pub(crate) fn spawn_sweep(control: &Arc<Control>) {
     let tracker = control.background.clone();
     let control = Arc::clone(control);
@@ -192,7 +192,7 @@ pub(crate) fn spawn_sweep(control: &Arc<Control>) {
             }
             let forget = Decision::default().change(Change::ResourcesForget { before: Timestamp::now() });
             if let Err(error) = commit(&control, forget).await {
-                tracing::warn!(%error, "what is over could not be forgotten; the next sweep tries again");
+                tracing::warn!(%error, "expired rows could not be deleted; the next sweep retries");
             }
         }
     });

@@ -1,7 +1,7 @@
-//! The threads that compute passwords: always the same two.
+//! The threads that compute password hashes: always the same two.
 //!
-//! Each computation takes 19 MiB, and the allocator keeps memory that was freed for the thread that freed it. On the runtime's pool of
-//! blocking threads a flood of sign-ins would leave that much behind on every one of them.
+//! Each computation takes 19 MiB, and the allocator keeps freed memory for the thread that freed it. On the runtime's pool of
+//! blocking threads a flood of sign-ins would leave that much behind on every thread.
 
 use std::sync::mpsc::{Receiver, SyncSender, sync_channel};
 use std::sync::{Arc, Mutex, PoisonError};
@@ -11,12 +11,12 @@ use tokio::sync::oneshot;
 use super::turns::AT_A_TIME;
 use crate::error::ControlError;
 
-/// Computations that may wait: those of callers who went away while theirs was running.
+/// Most waiting computations: those of callers that were cancelled.
 const MAX_WAITING: usize = 64;
 
 type Job = Box<dyn FnOnce() + Send>;
 
-/// Where computations are sent to.
+/// The queue of the threads.
 pub(super) struct PasswordThreads {
     jobs: SyncSender<Job>,
 }
@@ -37,11 +37,11 @@ impl PasswordThreads {
         Ok(Self { jobs })
     }
 
-    /// Computes something on one of the threads.
+    /// Runs a computation on one of the threads.
     pub(super) async fn run<T: Send + 'static>(&self, work: impl FnOnce() -> T + Send + 'static) -> Result<T, ControlError> {
         let (tell, told) = oneshot::channel();
         let job: Job = Box::new(move || {
-            // Nobody may wait any more.
+            // The caller may be gone.
             let _ = tell.send(work());
         });
         let failed = || ControlError::Internal("the computation of a password ended without a result".to_owned());

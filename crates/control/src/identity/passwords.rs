@@ -1,8 +1,8 @@
-//! Checking passwords: slow on purpose, few at a time, and the same answer for everybody who does not get in.
+//! Checks passwords: slow on purpose, few at a time, and with the same answer for every failure.
 //!
-//! Wrong passwords are counted by what was typed, whether anybody has that address or not: for the account and where they come from, for
-//! the account over all strangers, and for where they come from over all accounts. The owner of an account who comes with a browser or from
-//! an address in which they signed in before is counted apart, so that no stranger can lock them out.
+//! Wrong passwords are counted by the typed address, whether such an account exists or not: per account and origin, per account
+//! over all strangers, and per origin over all accounts. The owner of an account in a browser or at an address with an earlier
+//! sign-in is counted separately, so that strangers cannot lock them out.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -29,14 +29,14 @@ use crate::{Control, resources};
 
 /// Wrong passwords for one account from one address.
 const HERE: Rule = Rule { per: Duration::from_secs(900), burst: 5 };
-/// Wrong passwords for one account from everywhere that the account is not known to be.
+/// Wrong passwords for one account from all unknown origins.
 const STRANGERS: Rule = Rule { per: Duration::from_secs(3600), burst: 50 };
-/// Wrong passwords for one account from a browser or an address in which it signed in before.
+/// Wrong passwords for one account from a browser or an address with an earlier sign-in.
 const FAMILIAR: Rule = Rule { per: Duration::from_secs(900), burst: 10 };
-/// When to try again if too many sign in at the same time.
+/// The retry delay if too many users sign in at the same time.
 const BUSY_FOR: Duration = Duration::from_secs(2);
 
-/// Computes passwords, a few at a time.
+/// Computes password hashes, a few at a time.
 pub(crate) struct Hashing {
     turns: Arc<Turns>,
     threads: PasswordThreads,
@@ -64,23 +64,23 @@ impl Hashing {
     }
 }
 
-/// What stands for an account in counters and cookies, whether there is one or not.
+/// Returns the key of an account in counters and cookies, whether it exists or not.
 pub(super) fn account_key(email: &str) -> String {
     let email = checked_email(email).unwrap_or_else(|_| email.trim().to_lowercase());
     Digest::of(email.as_bytes()).to_string()
 }
 
-/// Somebody who types an address and a password.
+/// A sign-in attempt with an address and a password.
 pub(super) struct Attempt<'a> {
     /// The address.
     pub(super) email: &'a str,
     /// The password.
     pub(super) typed: Zeroizing<String>,
-    /// Where they come from.
+    /// The origin of the request.
     pub(super) from: &'a AddressRange,
-    /// The browser, if the account signed in with it before.
+    /// The browser, if the account has signed in with it before.
     pub(super) browser: Option<KnownBrowser>,
-    /// Follows the request.
+    /// The correlation id of the request.
     pub(super) correlation_id: &'a CorrelationId,
 }
 
@@ -116,20 +116,20 @@ impl<'a> Throttle<'a> {
         if self.is_familiar { Ok(()) } else { WRONG_PASSWORDS.look(control, self.from, false).await }
     }
 
-    /// A wrong password.
+    /// Counts a wrong password.
     async fn spend(&self, control: &Control) {
         for (key, rule) in &self.counters {
             control.backends.limits.check(key, *rule, 1).await;
         }
         if !self.is_familiar {
-            // Whether there was anything left is seen by the next one.
+            // The next attempt sees whether anything is left.
             let _ = WRONG_PASSWORDS.spend(control, self.from, false).await;
         }
     }
 }
 
-/// The user with this address and this password. `None`, after the same work, for everybody else: unknown, deactivated, or with another
-/// password.
+/// Returns the user with this address and this password. Returns `None`, after the same work, in all other cases: unknown,
+/// deactivated, or another password.
 pub(super) async fn check(
     control: &Arc<Control>,
     built_in: &BuiltIn,
@@ -140,7 +140,7 @@ pub(super) async fn check(
     throttle.look(control).await?;
     let is_known = throttle.is_familiar || attempt.from.is_known(control).await;
     let _turn = built_in.hashing.turn(control, &attempt.from.to_string(), is_known).await?;
-    // Others of the same account may have been wrong while this one waited.
+    // Other attempts for the same account may have failed while this one waited.
     throttle.look(control).await?;
     let user = match checked_email(attempt.email) {
         Ok(email) => resources::by_lookup::<User>(control, &tenancy::user_lookup(&built_in.issuer, &email)).await?,
@@ -180,7 +180,7 @@ pub(super) async fn check(
     Ok(user)
 }
 
-/// Whether this is the password of somebody who is signed in. Wrong ones count as they do at a sign-in.
+/// Returns whether this is the password of a signed-in user. Wrong ones count like those at a sign-in.
 pub(crate) async fn is_password_of(
     control: &Arc<Control>,
     built_in: &BuiltIn,
@@ -193,7 +193,7 @@ pub(crate) async fn is_password_of(
     Ok(check(control, built_in, attempt).await?.is_some_and(|known| known.id == user.id))
 }
 
-/// Writes down that a password was wrong, if the account exists. Nobody waits for it: the time it takes would tell that there is one.
+/// Records a wrong password, if the account exists. The caller does not wait for it: the time would reveal the account.
 fn record_failure(control: &Arc<Control>, account: &str, email: &str, built_in: &BuiltIn, correlation_id: &CorrelationId) {
     let Ok(email) = checked_email(email) else { return };
     let (lookup, correlation_id) = (tenancy::user_lookup(&built_in.issuer, &email), correlation_id.clone());
@@ -206,7 +206,7 @@ fn record_failure(control: &Arc<Control>, account: &str, email: &str, built_in: 
         })
         .await;
         if let Err(error) = written {
-            tracing::warn!(account, error = %crate::link::chain(&error), "a wrong password could not be written down");
+            tracing::warn!(account, error = %crate::link::chain(&error), "a wrong password could not be recorded");
         }
     });
 }

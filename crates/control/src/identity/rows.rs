@@ -1,4 +1,4 @@
-//! What the built-in issuer remembers, as rows: digests in the place of secrets, and what a decision about them needs.
+//! The rows of the built-in issuer: digests instead of secrets, and the data for decisions.
 
 use std::time::Duration;
 
@@ -14,15 +14,15 @@ use serde::de::DeserializeOwned;
 
 use crate::error::ControlError;
 
-/// A code is remembered for this long after its end, so that its second use is noticed while its tokens are still good.
+/// A code is kept for this long after its expiry, so that its second use is noticed while its tokens are still valid.
 const REMEMBERED: Duration = Duration::from_secs(10 * 60);
 
-/// How the row of a secret is found.
+/// Returns the id of a secret's row.
 pub(super) fn id(kind: SignInKind, digest: &Digest) -> String {
     format!("{}:{digest}", kind.as_str())
 }
 
-/// How the row of a whole sign-in is found.
+/// Returns the id of a sign-in's row.
 pub(super) fn grant_id(grant: GrantId) -> String {
     format!("{}:{grant}", SignInKind::Grant.as_str())
 }
@@ -39,7 +39,7 @@ struct CodeBody {
     used: bool,
 }
 
-/// The row of a code.
+/// Returns the row of a code.
 pub(super) fn of_code(code: &AuthorizationCode, version: i64) -> Result<SignIn, ControlError> {
     let body = CodeBody {
         digest: code.digest.clone(),
@@ -63,7 +63,7 @@ pub(super) fn of_code(code: &AuthorizationCode, version: i64) -> Result<SignIn, 
     })
 }
 
-/// The code of a row.
+/// Returns the code of a row.
 pub(super) fn code(row: &SignIn) -> Result<AuthorizationCode, ControlError> {
     let body: CodeBody = read(row)?;
     Ok(AuthorizationCode {
@@ -102,16 +102,16 @@ struct DeviceBody {
     signed_in: Option<SignedIn>,
 }
 
-/// Who has signed in in the browser to decide about a device, and which browser that is.
+/// The user who has signed in in the browser to decide about a device, and the browser.
 #[derive(Clone, Debug, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
 pub(super) struct SignedIn {
-    /// Who.
+    /// The user.
     pub(super) user: UserId,
     /// Digest of the secret that this browser got when the password was right.
     pub(super) browser: Digest,
 }
 
-/// The row of a device.
+/// Returns the row of a device.
 pub(super) fn of_device(device: &DeviceGrant, signed_in: Option<SignedIn>, version: i64) -> Result<SignIn, ControlError> {
     let (decided, user) = match device.state {
         DeviceState::Pending => (Decided::Pending, None),
@@ -138,12 +138,12 @@ pub(super) fn of_device(device: &DeviceGrant, signed_in: Option<SignedIn>, versi
         grant: Some(device.grant),
         user,
         body: written(&body)?,
-        // One that nobody decided about gives no tokens whose second use would have to be noticed.
+        // A device grant without a decision issues no tokens, so its second use need not be noticed.
         expires_at: if matches!(decided, Decided::Pending) { device.expires_at } else { device.expires_at.plus(REMEMBERED) },
     })
 }
 
-/// The device of a row, and who has signed in to decide about it.
+/// Returns the device of a row, and the user who has signed in to decide about it.
 pub(super) fn device(row: &SignIn) -> Result<(DeviceGrant, Option<SignedIn>), ControlError> {
     let body: DeviceBody = read(row)?;
     let state = match body.decided {
@@ -177,7 +177,7 @@ struct RefreshBody {
     grant_ends_at: Timestamp,
 }
 
-/// The row of a refresh token. A used one is kept until its own end: whoever comes with it then comes too late anyway.
+/// Returns the row of a refresh token. A used one is kept until its own expiry: after that it is refused anyway.
 pub(super) fn of_refresh(token: &Refresh, user: UserId, version: i64) -> Result<SignIn, ControlError> {
     let body = RefreshBody {
         digest: token.digest.clone(),
@@ -200,7 +200,7 @@ pub(super) fn of_refresh(token: &Refresh, user: UserId, version: i64) -> Result<
     })
 }
 
-/// The refresh token of a row.
+/// Returns the refresh token of a row.
 pub(super) fn refresh(row: &SignIn) -> Result<Refresh, ControlError> {
     let body: RefreshBody = read(row)?;
     Ok(Refresh {
@@ -215,20 +215,20 @@ pub(super) fn refresh(row: &SignIn) -> Result<Refresh, ControlError> {
     })
 }
 
-/// A whole sign-in: everything that came out of it ends with it.
+/// A sign-in. All its tokens end with it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Grant {
-    /// Its id, which tokens carry as `sid`.
+    /// Its id, the `sid` of its tokens.
     pub(super) id: GrantId,
-    /// Who signed in.
+    /// The user.
     pub(super) user: UserId,
-    /// With which program.
+    /// The client.
     pub(super) client: ClientId,
-    /// When.
+    /// The time of the sign-in.
     pub(super) since: Timestamp,
-    /// When tokens were given last.
+    /// The time of its latest tokens.
     pub(super) used_at: Timestamp,
-    /// When it was ended.
+    /// The time of its end.
     pub(super) revoked_at: Option<Timestamp>,
 }
 
@@ -240,7 +240,7 @@ struct GrantBody {
     revoked_at: Option<Timestamp>,
 }
 
-/// The row of a whole sign-in.
+/// Returns the row of a sign-in.
 pub(super) fn of_grant(grant: &Grant, version: i64) -> Result<SignIn, ControlError> {
     let Grant { client, since, used_at, revoked_at, .. } = *grant;
     Ok(SignIn {
@@ -255,7 +255,7 @@ pub(super) fn of_grant(grant: &Grant, version: i64) -> Result<SignIn, ControlErr
     })
 }
 
-/// The whole sign-in of a row.
+/// Returns the sign-in of a row.
 pub(super) fn grant(row: &SignIn) -> Result<Grant, ControlError> {
     let GrantBody { client, since, used_at, revoked_at } = read(row)?;
     Ok(Grant { id: grant_of(row)?, user: user_of(row)?, client, since, used_at, revoked_at })
@@ -278,7 +278,7 @@ fn written(body: &impl Serialize) -> Result<serde_json::Value, ControlError> {
 }
 
 fn read<T: DeserializeOwned>(row: &SignIn) -> Result<T, ControlError> {
-    // The kind and nothing else: the row names people.
+    // Only the kind is named: the row contains personal data.
     T::deserialize(&row.body).map_err(|_| incomplete(row))
 }
 

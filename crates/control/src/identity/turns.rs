@@ -1,8 +1,8 @@
-//! Whose turn it is to have a password computed. Each takes a core for a while, so there are few at a time; whoever asks for many must
-//! not keep others from theirs.
+//! Schedules password computations. Each takes a core for a while, so there are few at a time; a caller with many requests must
+//! not block others.
 //!
-//! Addresses take turns, whatever number of requests each of them has waiting. Those that are known go before strangers. Who comes when
-//! the line is full takes the place of one of the address that has most of them.
+//! Addresses take turns, whatever their number of waiting requests. Known addresses go before strangers. When the queue is full,
+//! a new request replaces one of the address with the most.
 
 use std::collections::{HashMap, VecDeque};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -10,20 +10,20 @@ use std::time::Duration;
 
 use tokio::sync::oneshot;
 
-/// Most passwords that are computed at a time: each takes a core and 19 MiB.
+/// Most concurrent computations: each takes a core and 19 MiB.
 pub(super) const AT_A_TIME: usize = 2;
-/// Most requests of one address that wait or are served.
+/// Most requests of one address, waiting or running.
 const PER_ADDRESS: usize = 8;
-/// Most requests that wait in one line.
+/// Most waiting requests of one queue.
 const MAX_WAITING: usize = 64;
-/// How long somebody waits for their turn.
+/// Longest wait for a turn.
 const PATIENCE: Duration = Duration::from_secs(10);
 
-/// There is no turn to be had soon.
+/// No turn is available soon.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Busy;
 
-/// The lines, and how many are being served.
+/// The queues, and the number of running computations.
 #[derive(Default)]
 pub(crate) struct Turns(Mutex<State>);
 
@@ -31,24 +31,24 @@ pub(crate) struct Turns(Mutex<State>);
 struct State {
     running: usize,
     next_id: u64,
-    /// Those who are known, then strangers.
+    /// Known addresses, then strangers.
     lines: [Line; 2],
-    /// Requests of each address, waiting or served.
+    /// Requests of each address, waiting or running.
     held: HashMap<Arc<str>, usize>,
 }
 
 #[derive(Default)]
 struct Line {
-    /// Addresses with somebody waiting, in the order of their turns.
+    /// Addresses with waiting requests, in the order of their turns.
     order: VecDeque<Arc<str>>,
     waiting: HashMap<Arc<str>, VecDeque<(u64, oneshot::Sender<Turn>)>>,
     length: usize,
 }
 
-/// A turn; over when dropped.
+/// A turn. It ends when dropped.
 pub(crate) struct Turn {
     turns: Arc<Turns>,
-    /// `None` if it was never given.
+    /// `None` if it was never used.
     address: Option<Arc<str>>,
 }
 
@@ -69,7 +69,7 @@ impl Drop for Turn {
     }
 }
 
-/// Somebody in the line; leaves it when dropped.
+/// A waiting request. It leaves the queue when dropped.
 struct Waiting<'a> {
     turns: &'a Turns,
     line: usize,
@@ -133,14 +133,14 @@ impl State {
         }
     }
 
-    /// Gives out the turns that are free.
+    /// Assigns the free turns.
     fn serve(&mut self, turns: &Arc<Turns>) {
         while self.running < AT_A_TIME {
             let Some((address, sender)) = self.lines.iter_mut().find_map(Line::next) else { return };
             let turn = Turn { turns: Arc::clone(turns), address: Some(Arc::clone(&address)) };
             match sender.send(turn) {
                 Ok(()) => self.running = self.running.saturating_add(1),
-                // Whoever waited is gone; the turn must not come back through its end, which would wait for this very lock.
+                // The waiter is gone; the turn must not be dropped here, because its end would lock this mutex again.
                 Err(mut turn) => {
                     turn.address = None;
                     self.release(&address);
@@ -160,7 +160,7 @@ impl Line {
         self.length = self.length.saturating_add(1);
     }
 
-    /// The next one, of the address whose turn it is; that address is then the last.
+    /// Returns the next request of the next address; that address then goes to the end.
     fn next(&mut self) -> Option<(Arc<str>, oneshot::Sender<Turn>)> {
         let address = self.order.pop_front()?;
         let waiting = self.waiting.get_mut(&address)?;
@@ -174,7 +174,8 @@ impl Line {
         Some((address, sender))
     }
 
-    /// Makes room for somebody of `address`: the last of the address with most goes, if that has more than `address` itself.
+    /// Makes room for a request of `address`: removes the last request of the address with the most, if that has more than
+    /// `address` itself.
     fn displace(&mut self, address: &Arc<str>) -> Option<Arc<str>> {
         let own = self.waiting.get(address).map_or(0, VecDeque::len);
         let (most, waiting) = self.waiting.iter_mut().max_by_key(|(_, waiting)| waiting.len())?;
@@ -187,7 +188,7 @@ impl Line {
         Some(most)
     }
 
-    /// Takes somebody out who no longer waits. `false` if they are not there any more.
+    /// Removes a request that no longer waits. Returns `false` if it is already gone.
     fn leave(&mut self, address: &Arc<str>, id: u64) -> bool {
         let Some(waiting) = self.waiting.get_mut(address) else { return false };
         let before = waiting.len();

@@ -1,10 +1,10 @@
-//! What a node may make the control plane write: so much per task, and so much per node and hour.
+//! Budgets for what a node may cause the control plane to write: per task, and per node and hour.
 //!
-//! A node that is broken or hostile must not fill the store. What is beyond a budget is counted and dropped; the node is answered as if it
-//! had been taken, so that it does not send the same again. Operators are told once per node and hour.
+//! A broken or hostile node must not fill the store. What exceeds a budget is counted and dropped; the node gets the same answer
+//! as if it had been stored, so that it does not send it again. Operators get one event per node and hour.
 //!
-//! The counts are in memory: a restarted server, and each of several, starts them anew. What is stored of a task's log is counted in
-//! the store.
+//! The counts are in memory: a restarted server starts them again, and each of several has its own. The stored size of a task's
+//! log is counted in the store.
 
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex, PoisonError};
@@ -19,28 +19,28 @@ use crate::Control;
 use crate::error::ControlError;
 use crate::transact::transact;
 
-/// Most bytes of one task's log that are stored.
+/// Most stored bytes of one task's log.
 pub(super) const LOG_BYTES_PER_TASK: u64 = 32 * 1024 * 1024;
-/// What a line costs beside its text.
+/// The cost of a line beside its text.
 pub(super) const LOG_LINE_COST: u64 = 64;
-/// Most bytes of one node's log lines that are on their way to the store at once. Everybody's commits share transactions, so whoever asks
-/// for something waits for as much of a flood as is under way.
+/// Most bytes of one node's log lines that are being written at once. All commits share transactions, so every caller waits for
+/// what a flood has in progress.
 const LOG_BYTES_UNDER_WAY: u32 = 4 * 1024 * 1024;
-/// The same of all nodes together.
+/// The same for all nodes together.
 const LOG_BYTES_UNDER_WAY_IN_ALL: u32 = 16 * 1024 * 1024;
 /// The counts are per hour.
 const PERIOD_US: i64 = 3_600_000_000;
 
-/// Something that a node can make us write, or send to other processes.
+/// Something that a node can cause the control plane to write, or to send to other processes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum BudgetKind {
     /// Bytes of log lines.
     LogBytes,
-    /// Facts that differ from those before: a row, an event and an audit row each.
+    /// Changed facts: a row, an event and an audit row each.
     Facts,
     /// Phases of running tasks: a notification to every server process each.
     Progress,
-    /// Envelopes and receipts that one side does not take: lines in the server's own log.
+    /// Rejected envelopes and receipts: lines in the server's own log.
     Rejections,
     /// Links opened: two events and two audit rows each.
     Links,
@@ -51,7 +51,7 @@ pub(super) enum BudgetKind {
 impl BudgetKind {
     const COUNT: usize = 6;
 
-    /// Most of it within an hour.
+    /// Returns the limit per hour.
     pub(super) const fn per_hour(self) -> u64 {
         match self {
             Self::LogBytes => 128 * 1024 * 1024,
@@ -63,7 +63,7 @@ impl BudgetKind {
         }
     }
 
-    /// Name in metrics and events.
+    /// Returns its name in metrics and events.
     pub(super) const fn as_str(self) -> &'static str {
         match self {
             Self::LogBytes => "log_bytes",
@@ -87,7 +87,7 @@ impl BudgetKind {
     }
 }
 
-/// What every node has used of its budgets in this hour, and the room for logs of all of them.
+/// The use of every node's budgets in this hour, and the space for logs of all nodes.
 #[derive(Debug)]
 pub struct NodeBudgets {
     hours: Mutex<Hours>,
@@ -100,7 +100,7 @@ impl Default for NodeBudgets {
     }
 }
 
-/// Room for log lines of one node that are on their way to the store.
+/// Limits the log lines of one node that are being written.
 #[derive(Debug)]
 pub(super) struct LogRoom(Arc<Semaphore>);
 
@@ -111,8 +111,8 @@ impl Default for LogRoom {
 }
 
 impl LogRoom {
-    /// Waits until there is room for this many bytes: first among the node's own, so that it waits for nobody's sake but its own. `None`
-    /// would mean that the room was closed, which nobody does.
+    /// Waits until this many bytes may be written: first within the node's own limit, so that a node waits only for itself.
+    /// `None` would mean that the semaphore is closed, which never happens.
     pub(super) async fn take(&self, all: &NodeBudgets, bytes: usize) -> Option<[OwnedSemaphorePermit; 2]> {
         let bytes = u32::try_from(bytes).unwrap_or(u32::MAX).clamp(1, LOG_BYTES_UNDER_WAY);
         let own = Arc::clone(&self.0).acquire_many_owned(bytes).await.ok()?;
@@ -123,7 +123,7 @@ impl LogRoom {
 
 #[derive(Debug, Default)]
 struct Hours {
-    /// The newest hour that anything was taken in.
+    /// The latest hour with any use.
     number: i64,
     nodes: HashMap<NodeId, Hour>,
 }
@@ -139,7 +139,7 @@ struct Hour {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Taken {
     Within,
-    /// Beyond; `first` in this hour of this node, of any kind.
+    /// Beyond it; `first` in this hour of this node, for any kind.
     Beyond {
         first: bool,
     },
@@ -150,7 +150,7 @@ impl NodeBudgets {
         let number = now.0.div_euclid(PERIOD_US);
         let mut hours = self.hours.lock().unwrap_or_else(PoisonError::into_inner);
         if number > hours.number {
-            // A new hour: what was counted in the one before is of no use any more.
+            // A new hour: the earlier counts are no longer needed.
             hours.number = number;
             hours.nodes.clear();
         }
@@ -169,8 +169,8 @@ impl NodeBudgets {
     }
 }
 
-/// Takes something out of a node's budget. `false` if it is beyond it: then it is counted, and operators are told if it is the first time
-/// in this hour.
+/// Takes something from a node's budget. Returns `false` if it is exceeded: then it is counted, and operators get an event if it
+/// is the first time in this hour.
 pub(super) async fn take(control: &Control, node: NodeId, kind: BudgetKind, amount: u64) -> Result<bool, ControlError> {
     let now = Timestamp::now();
     match control.budgets.take(node, kind, amount, now) {
@@ -178,7 +178,7 @@ pub(super) async fn take(control: &Control, node: NodeId, kind: BudgetKind, amou
         Taken::Beyond { first } => {
             control.metrics.budget_exceeded(kind.as_str(), 1);
             if first {
-                tracing::warn!(%node, kind = kind.as_str(), limit = kind.per_hour(), "the node is beyond its budget for this hour; dropping the rest");
+                tracing::warn!(%node, kind = kind.as_str(), limit = kind.per_hour(), "the node has exceeded its budget for this hour; dropping the rest");
                 let context = Context { now, actor: Actor::Node(node), correlation_id: CorrelationId::generate() };
                 let decision = node::budget_exceeded(node, kind.as_str(), kind.per_hour(), &context);
                 transact(control, || async { Ok(((), decision.clone())) }).await?;

@@ -1,8 +1,8 @@
-//! Two copies of one identity: noticed when the second one says hello, whichever server process it says it to.
+//! Detects two copies of one identity when the second one says hello, on any server process.
 //!
-//! An agent process that held the node's link proves it with that link's secret, and may replace the link at once. Whoever cannot is
-//! either a restarted agent, whose old link is dead, or a copy. So the old link is probed, by the process that holds it; if somebody
-//! answers there, the identity is in two places and the node is locked.
+//! An agent process that held the node's link proves it with that link's secret, and replaces the link at once. A hello without a
+//! proof comes from a restarted agent, whose old link is dead, or from a copy. So the process with the old link probes it. If an
+//! agent answers there, the identity is in two places and the node is locked.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -23,14 +23,14 @@ use crate::error::ControlError;
 use crate::pki::{self, Peer};
 use crate::transact::transact;
 
-/// How long another process has to answer: its own probe, and the way there and back.
+/// How long another process may take to answer: its own probe, and both wake-ups.
 const ASK: Duration = PROBE.saturating_add(Duration::from_secs(2));
 
-/// What is known of a link that somebody else holds.
+/// The state of a link of another process.
 enum Elsewhere {
     Alive,
     Dead,
-    /// Its process lives and did not answer.
+    /// Its process is alive and did not answer.
     Unknown,
 }
 
@@ -69,9 +69,9 @@ pub(super) async fn exclude(control: &Arc<Control>, node: &Node, peer: &Peer, he
     }
 }
 
-/// Whether the hello comes from the agent process that held the node's last link.
+/// Returns whether the hello comes from the agent process that held the node's last link.
 fn resumes(control: &Control, node: &Node, peer: &Peer, hello: &Hello) -> bool {
-    // The link in the resources; where there is none, the one that this process may still hold.
+    // The recorded link or, without one, the link that this process may still hold.
     let recorded = node.session.as_ref().map(|live| live.id);
     let Some(last) = recorded.or_else(|| control.hub.get(node.id).map(|session| session.id)) else { return false };
     let session_id = last.to_string();
@@ -85,7 +85,7 @@ fn resumes(control: &Control, node: &Node, peer: &Peer, hello: &Hello) -> bool {
         && control.keys.resume_secret(node.id, node.epoch, last).is_proof(&peer.binding, &claim, &hello.resume_proof)
 }
 
-/// Asks the process that holds a link to probe it. If it does not answer although it lives, nothing is assumed: the agent tries again,
+/// Asks the process that holds a link to probe it. If it is alive and does not answer, nothing is assumed: the agent retries,
 /// until the process answers or is known to be dead.
 async fn ask(control: &Control, node_id: NodeId, live: &LiveSession) -> Result<Elsewhere, ControlError> {
     let seen = control.store.server_seen_at(live.server).await?;

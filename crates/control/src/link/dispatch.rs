@@ -1,4 +1,4 @@
-//! The driver of a session: woken when there may be work, it signs and hands out what is queued for its node.
+//! The driver of a session: on a wake-up, it signs and sends the queued tasks of its node.
 
 use std::collections::HashSet;
 use std::sync::Arc;
@@ -23,19 +23,19 @@ use crate::commit::commit;
 use crate::error::ControlError;
 use crate::transact::transact;
 
-/// How often a long-poll session looks at its own clock: silence, certificate.
+/// How often a long-poll session checks its timers: silence, certificate.
 const WATCH_POLL: Duration = Duration::from_secs(2);
-/// How often a stream does. It is checked with every message, so at least with every heartbeat, and the deny-list closes it by
-/// itself: this only stands behind both, and thousands of idle links must cost nothing.
+/// How often a stream checks its timers. Every message and heartbeat checks them too, and the deny-list closes it by itself, so
+/// this is only a fallback: thousands of idle links must cost nothing.
 const WATCH_STREAM: Duration = Duration::from_secs(30);
-/// The clock has moved past a certificate's last moment, and not just reached it.
+/// Makes sure that the clock is past the end of a certificate, and not just at it.
 const EXPIRY_MARGIN: Duration = Duration::from_millis(1);
-/// Between two attempts to write down that a link ended.
+/// Delay between two attempts to record the end of a link.
 const RETRY: Duration = Duration::from_secs(1);
-/// A poll whose connection broke must be followed by another within this time.
+/// After a broken poll connection, another poll must follow within this time.
 const ABANDONED: Duration = Duration::from_secs(3);
 
-/// Starts the driver; it ends with the session and takes the node offline.
+/// Starts the driver. It ends with the session and takes the node offline.
 pub(super) fn spawn_driver(control: Arc<Control>, session: Arc<LinkSession>) {
     let tracker = control.background.clone();
     tracker.spawn(async move {
@@ -78,7 +78,7 @@ async fn drive(control: &Arc<Control>, session: &Arc<LinkSession>) {
                 }
             }
             () = session.work.notified() => {
-                // Boxed, because its state is large and a link at rest should not hold room for it.
+                // Boxed, because its state is large and an idle link should not hold memory for it.
                 if let Err(error) = Box::pin(dispatch_queued(control, session, &mut cancels_sent)).await {
                     close_for(session, &error);
                     return;
@@ -88,7 +88,7 @@ async fn drive(control: &Arc<Control>, session: &Arc<LinkSession>) {
     }
 }
 
-/// Writes down that the link ended, as soon as the store takes it: nobody else would.
+/// Records the end of the link, as soon as the store accepts it: no other process would.
 async fn offline(control: &Control, session: &LinkSession) {
     let why = if session.is_fenced() { "replaced by a newer link" } else { "link closed" };
     let context = Context { now: Timestamp::now(), actor: Actor::System, correlation_id: CorrelationId::generate() };
@@ -101,10 +101,10 @@ async fn offline(control: &Control, session: &LinkSession) {
         match settled {
             Ok(()) => return tracing::info!(node = %session.node_id, session = %session.id, why, "link ended"),
             Err(error) => {
-                tracing::error!(node = %session.node_id, error = %chain(&error), "could not record that the node is offline; trying again");
+                tracing::error!(node = %session.node_id, error = %chain(&error), "could not record that the node is offline; retrying");
             }
         }
-        // At the end of this process other processes, or the next start, find the link dead.
+        // After the end of this process other processes, or the next start, find the link dead.
         tokio::select! { biased; () = control.shutdown.cancelled() => return, () = tokio::time::sleep(RETRY) => {} }
     }
 }
@@ -114,9 +114,9 @@ async fn dispatch_queued(
     session: &Arc<LinkSession>,
     cancels_sent: &mut HashSet<TaskId>,
 ) -> Result<(), ControlError> {
-    // What was claimed for an expired link would wait for its lease to lapse.
+    // Tasks that are claimed for an expired link would wait until their lease lapses.
     identity::check_still_good(control, &session.peer)?;
-    // Whatever is queued while we look wakes us again.
+    // Tasks that are queued from here on wake this driver again.
     session.set_caught_up(false);
     let (version, document) = control.keys.set_document();
     session.tell_verifier_set(version, &document);
@@ -130,13 +130,13 @@ async fn dispatch_queued(
         }
         Ok::<_, ControlError>(())
     };
-    // Nothing here depends on the other, so all of it is asked for at once.
+    // These reads are independent, so they run concurrently.
     let ((), first) = tokio::try_join!(cancellations, node_and_queue(control, session))?;
     let mut next = first;
     while let Some((node, queued, room)) = next {
-        // Less than there was room for is all there was. What is queued from here on wakes us again.
+        // Fewer tasks than there was room for are all there are. Later tasks wake this driver again.
         let more = queued.len() >= room;
-        // Committed side by side, so that they share a transaction.
+        // Committed concurrently, so that they share a transaction.
         let offers = join_all(queued.iter().map(|queued| claim(control, &node, queued))).await;
         let mut sent = 0;
         for offer in offers {
@@ -144,7 +144,7 @@ async fn dispatch_queued(
                 gpuaas_failpoint::hit("server.claimed");
                 let (record, envelope) = offer;
                 let task_id = record.id;
-                // Of a task that went out before, more than this envelope counts.
+                // For a task that was sent before, other envelopes are valid too.
                 let remembered = (record.dispatches == 1).then_some(Sent { record, envelope: envelope.digest });
                 session.has_sent(task_id, remembered);
                 session.offer(Offer { task_id: task_id.to_string(), envelope: envelope.envelope });
@@ -159,7 +159,7 @@ async fn dispatch_queued(
     Ok(())
 }
 
-/// The node, what is queued for it, and how many tasks it has room for. `None` if nothing may or can be handed out.
+/// Returns the node, its queued tasks, and how many of them may be sent. Returns `None` if nothing may or can be sent.
 async fn node_and_queue(
     control: &Control,
     session: &LinkSession,
@@ -167,7 +167,7 @@ async fn node_and_queue(
     let (store, node_id) = (&control.store, session.node_id);
     let mut room = session.room();
     if room == 0 {
-        // Leases may have lapsed meanwhile: count again from the resources.
+        // Leases may have lapsed in the meantime: count again from the store.
         let outstanding = store.task_outstanding(node_id).await?;
         session.set_in_flight(outstanding.iter().filter(|t| t.state != task::TaskState::Queued).map(|t| t.id));
         room = session.room();
@@ -180,7 +180,7 @@ async fn node_and_queue(
     session.set_caught_up(queued.len() < room);
     let Some(node) = node.filter(|node| node.service.may_connect() && !session.is_closed()) else { return Ok(None) };
     if !node.service.takes_work() {
-        // What serves the slices on it may stand behind much that waits.
+        // Tasks for the node's slices may be queued behind many others.
         queued = store.task_queued(node_id, gpuaas_store::MAX_PAGE).await?;
         queued.retain(|task| node.service.takes(task.task_type));
         queued.truncate(room);
@@ -188,17 +188,17 @@ async fn node_and_queue(
     Ok((!queued.is_empty()).then_some((node, queued, room)))
 }
 
-/// Signs an envelope for a queued task and moves it to dispatched; `None` if it must not (or need not) go out.
+/// Signs an envelope for a queued task and moves it to dispatched. Returns `None` if it must not (or need not) be sent.
 async fn claim(control: &Control, node: &Node, queued: &TaskRecord) -> Result<Option<(TaskRecord, Signed)>, ControlError> {
     let now = Timestamp::now();
     let context = Context { now, actor: Actor::System, correlation_id: queued.correlation_id.clone() };
     let settle_as = async |decision: Decision| match commit(control, decision).await {
-        // Somebody else moved it on: then it is theirs.
+        // Another process took it.
         Ok(()) | Err(CommitError::Conflict) => Ok(None),
         Err(CommitError::Store(error)) => Err(ControlError::from(error)),
     };
     if !control.keys.intent_matches(&task::intent_text(queued), &queued.intent) {
-        tracing::error!(task = %queued.id, "a task row was not written by the control plane: somebody wrote to the database");
+        tracing::error!(task = %queued.id, "a task row was not written by the control plane: the database was manipulated");
         return settle_as(task::intent_forged(queued, &context)).await;
     }
     if queued.node_epoch != node.epoch {

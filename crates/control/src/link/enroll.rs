@@ -1,4 +1,4 @@
-//! The doors: a join token, an operator's approval, renewal, and rejoining after expiry.
+//! Enrollment: with a join token, by an operator's approval, renewal, and rejoining after expiry.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -34,15 +34,15 @@ use crate::transact::transact;
 type Shared = State<Arc<Control>>;
 type Answer<T> = Result<Json<T>, Rejected>;
 
-/// How long a rejoin challenge may be answered.
+/// How long a rejoin challenge is valid.
 const CHALLENGE_LIFE: Duration = Duration::from_secs(60);
 
-/// Largest request for a challenge: it names a node.
+/// Size limit of a challenge request: it names a node.
 const MAX_CHALLENGE_REQUEST: usize = 1024;
-/// Largest request of a host that is a node already: a certificate request, and a proof around it.
+/// Size limit of a request of an existing node: a certificate request, and a proof around it.
 const MAX_REQUEST: usize = 16 * 1024;
 
-/// The routes of the doors.
+/// Returns the routes of enrollment.
 pub(super) fn router(control: Arc<Control>) -> Router {
     Router::new()
         .route(route::ENROLL_WITH_TOKEN, post(with_token))
@@ -133,12 +133,12 @@ async fn request(
     Ok(Json(EnrollPending { enrollment_id: enrollment.id, poll_secret, expires_at: enrollment.expires_at }))
 }
 
-/// The queue of requests, as this one meets it.
+/// Returns the queue of requests for this one.
 async fn queue_for(control: &Control, enrollment: &Enrollment, now: Timestamp) -> Result<Queue, ControlError> {
     let store = &control.store;
     let earlier = store.enrollment_open_by_fingerprint(&enrollment.fingerprint, now).await?;
     let same = earlier.filter(|earlier| earlier.state == EnrollmentState::Pending && earlier.address == enrollment.address);
-    // Whoever replaces a request must hold the very keys it was made for.
+    // Replacing a request requires the keys it was created for.
     let same = match same {
         Some(earlier)
             if earlier.receipt_key == enrollment.receipt_key
@@ -182,7 +182,7 @@ async fn poll(
     let (new_id, certificate) = (NodeId::generate(), IssueOnce::new(&control.ca));
     let status = transact(&control, || async {
         let enrollment = control.store.enrollment_get(id).await?;
-        // Whoever does not have the secret does not even learn whether the request exists.
+        // Without the secret, a caller does not even learn whether the request exists.
         let Some(enrollment) = enrollment.filter(|found| given.as_ref() == Some(&found.poll_secret_digest)) else {
             return Err(Refusal::not_found("enrollment_unknown", "there is no such request for this secret; ask again").into());
         };
@@ -197,7 +197,7 @@ async fn poll(
                 let known = control.store.node_by_fingerprint(&applicant.fingerprint).await?;
                 let node_id = known.as_ref().map_or(new_id, |node| node.id);
                 let claimed = enrollment::claim(&enrollment, node_id, &context)?;
-                // Asked again: another host may have become that node since the operator decided.
+                // Checked again: another host may have become that node since the operator decided.
                 let may = replacement(known.as_ref(), &applicant, enrollment.replace_node, Door::Approval(enrollment.id))?;
                 let (grant, decision) = admit(&control, (known, may), new_id, &applicant, &certificate, &context).await?;
                 Ok((EnrollStatus::Approved { grant: Box::new(grant) }, Decision::default().change(claimed).and(decision)))
@@ -245,7 +245,7 @@ pub(crate) fn applicant_of(enrollment: &Enrollment) -> Applicant {
     }
 }
 
-/// Makes the host a node (or the next epoch of the node it is), with a certificate and a signed record of its keys.
+/// Admits the host as a node (or as the next epoch of its node), with a certificate and a signed record of its keys.
 async fn admit(
     control: &Control,
     (known, replacement): (Option<Node>, Replacement),
@@ -268,7 +268,7 @@ async fn admit(
     let is_new = known.is_none();
     let (mut node, mut decision) = node::enroll(known, admission, new_id, context);
     node.record = NodeRecord::seal(&node, control.cluster_id, control.keys.root());
-    // The node's row forgets the record at the next enrollment; the audit log keeps it, so that old receipts can be checked.
+    // The next enrollment replaces the record in the node's row; the audit log keeps it, so that old receipts can be checked.
     for entry in &mut decision.audit {
         entry.detail["record"] = base64::engine::general_purpose::STANDARD.encode(&node.record).into();
     }
@@ -289,7 +289,7 @@ async fn admit(
     Ok((grant, decision.change(row).change(Change::CertificateInsert(issued.certificate))))
 }
 
-/// Another certificate for a host that is enrolled already and whose answer was lost.
+/// Issues another certificate for an enrolled host whose answer was lost.
 async fn reissue(
     control: &Control,
     node: &Node,
@@ -332,7 +332,7 @@ fn ca_failure(error: CaError) -> ControlError {
         CaError::BadRequest(detail) => {
             ControlError::BadInput { code: "csr_invalid", message: format!("the certificate request is not valid: {detail}") }
         }
-        // What exactly is wrong is the operator's business: it is in the log, not in the answer to a host.
+        // The details are in the log for operators, not in the answer to a host.
         CaError::Unavailable { .. } | CaError::Refused { .. } | CaError::Unacceptable(_) | CaError::Credential(_) => {
             tracing::error!(error = &error as &dyn std::error::Error, "no certificate for a node");
             let message = "no certificate can be made at the moment because the certificate authority does not work; nothing was changed, \
@@ -383,7 +383,7 @@ async fn renew(
     Ok(Json(Renewed { certificate_pem: pem }))
 }
 
-/// Every certificate is a row: a node gets a few within the hour and not one per request.
+/// Checks the budget of certificates. Each is a row, so a node gets a few per hour and not one per request.
 async fn certificate_budget(control: &Control, node: &Node) -> Result<(), ControlError> {
     if budget::take(control, node.id, budget::BudgetKind::Certificates, 1).await? {
         return Ok(());
@@ -404,7 +404,7 @@ fn check_same_key(node: &Node, csr_pem: &str) -> Result<(), ControlError> {
     Err(Refusal::forbidden("tls_key_changed", message).into())
 }
 
-/// A challenge needs no memory on our side: it is a time and a MAC over it.
+/// Returns a challenge. It needs no stored state: it is a time and a MAC over it.
 async fn rejoin_challenge(
     State(control): Shared,
     LinkBody(request): LinkBody<RejoinChallengeRequest>,
@@ -437,7 +437,7 @@ async fn rejoin(State(control): Shared, LinkBody(request): LinkBody<Rejoin>) -> 
         Context { now: Timestamp::now(), actor: Actor::Node(request.node_id), correlation_id: CorrelationId::generate() };
     let certificate = IssueOnce::new(&control.ca);
     let pem = transact(&control, || async {
-        // One answer for every way in which the proof can be wrong: strangers learn nothing about nodes.
+        // The same answer for every invalid proof, so that strangers learn nothing about nodes.
         let refuse =
             || Refusal::forbidden("rejoin_refused", "the proof does not fit a node of this cluster; enroll the host again");
         let node = control.store.node_get(request.node_id).await?.ok_or_else(refuse)?;

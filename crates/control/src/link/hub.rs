@@ -8,7 +8,7 @@ use gpuaas_domain::node::Node;
 
 use super::session::{LinkSession, Place};
 
-/// Every link this process holds.
+/// All links of this process.
 #[derive(Default)]
 pub struct Hub {
     sessions: Mutex<HashMap<NodeId, Arc<LinkSession>>>,
@@ -20,23 +20,23 @@ impl Hub {
         self.sessions.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Lets one link of a node be opened at a time: the resources and this map must agree on which one is the last.
+    /// Serializes the opening of a node's links: the store and this map must agree on which one is the last.
     pub(crate) async fn open_one(&self, node: NodeId) -> tokio::sync::OwnedMutexGuard<()> {
         let turn = {
             let mut opening = self.opening.lock().unwrap_or_else(PoisonError::into_inner);
-            // Whoever has had its turn left its entry behind.
+            // Removes the entries of finished openings.
             opening.retain(|_, turn| Arc::strong_count(turn) > 1);
             Arc::clone(opening.entry(node).or_default())
         };
         turn.lock_owned().await
     }
 
-    /// The node's link, if this process holds it.
+    /// Returns the node's link, if this process holds it.
     pub fn get(&self, node: NodeId) -> Option<Arc<LinkSession>> {
         self.lock().get(&node).cloned()
     }
 
-    /// Makes `session` the node's link and fences off the one before.
+    /// Makes `session` the node's link and fences the previous one.
     pub fn take_over(&self, session: &Arc<LinkSession>) {
         let before = self.lock().insert(session.node_id, Arc::clone(session));
         if let Some(before) = before {
@@ -44,7 +44,7 @@ impl Hub {
         }
     }
 
-    /// Forgets a session, unless a newer one took its place.
+    /// Removes a session, unless a newer one replaced it.
     pub fn remove(&self, node: NodeId, session: SessionId) {
         let mut sessions = self.lock();
         if sessions.get(&node).is_some_and(|live| live.id == session) {
@@ -52,19 +52,19 @@ impl Hub {
         }
     }
 
-    /// All links.
+    /// Returns all links.
     pub fn all(&self) -> Vec<Arc<LinkSession>> {
         self.lock().values().cloned().collect()
     }
 
-    /// There may be work for a node: its driver looks.
+    /// Wakes the driver of a node, because there may be work.
     pub fn wake(&self, node: NodeId) {
         if let Some(session) = self.get(node) {
             session.wake();
         }
     }
 
-    /// Room for one task on the open link of a node, if this process holds that link and nothing waits for the node already.
+    /// Reserves room for one task on the open link of a node, if this process holds that link and nothing is queued for the node.
     pub fn place(&self, node: &Node, task: TaskId) -> Option<Place> {
         self.get(node.id).filter(|session| session.node_epoch == node.epoch).and_then(|session| Place::take(session, task))
     }

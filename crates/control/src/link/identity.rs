@@ -1,4 +1,4 @@
-//! From a client certificate to a node that may speak.
+//! Authenticates a node by its client certificate.
 
 use std::sync::Arc;
 
@@ -16,7 +16,7 @@ use crate::http::problem::Rejected;
 use crate::listener::ClientCertificate;
 use crate::pki::{NodeRecord, Peer, peer_of};
 
-/// Reads the certificate, and checks that a path that names a node names this one.
+/// Reads the certificate, and checks that a node in the path is this one.
 pub(super) fn peer(control: &Control, certificate: &ClientCertificate, path: Option<NodeId>) -> Result<Peer, ControlError> {
     let Some(tls) = &certificate.0 else {
         let message = "this needs the node's client certificate; enroll the host with `gpuaas-agent enroll`".to_owned();
@@ -32,7 +32,7 @@ pub(super) fn peer(control: &Control, certificate: &ClientCertificate, path: Opt
     Ok(peer)
 }
 
-/// Lets only nodes pass, before anything of the request's body is read: theirs may be large.
+/// Lets only nodes pass, before the request's body is read: theirs may be large.
 pub(super) async fn required(State(control): State<Arc<Control>>, request: Request, next: Next) -> Response {
     let certificate = request.extensions().get::<ClientCertificate>().cloned().unwrap_or(ClientCertificate(None));
     match peer(&control, &certificate, None) {
@@ -41,7 +41,7 @@ pub(super) async fn required(State(control): State<Arc<Control>>, request: Reque
     }
 }
 
-/// What is checked on every message: neither expired nor on the deny-list.
+/// Checks on every message that the certificate is neither expired nor on the deny-list.
 pub(super) fn check_still_good(control: &Control, peer: &Peer) -> Result<(), ControlError> {
     if control.denied.contains(&peer.serial) {
         let message = "this certificate was revoked; enroll the host again with a new join token".to_owned();
@@ -54,13 +54,13 @@ pub(super) fn check_still_good(control: &Control, peer: &Peer) -> Result<(), Con
     Ok(())
 }
 
-/// The node behind a certificate, if it may have a link now. Reads the store, so only at the start of a session.
+/// Returns the node of a certificate, if it may have a link now. Reads the store, so it is called only at the start of a session.
 pub(super) async fn node(control: &Control, peer: &Peer) -> Result<Node, ControlError> {
     let revoked = || ControlError::Unauthenticated {
         code: "certificate_revoked",
         message: "this certificate no longer counts; enroll the host again with a new join token".to_owned(),
     };
-    // A certificate of our CA that the store does not know was not made by this control plane's resources: no.
+    // A certificate of our CA that is not in the store was not issued by this control plane, so it is refused.
     let (certificate, node) =
         tokio::try_join!(control.store.certificate_get(&peer.serial), control.store.node_get(peer.node_id))?;
     let (certificate, node) = certificate.zip(node).ok_or_else(revoked)?;
@@ -72,7 +72,7 @@ pub(super) async fn node(control: &Control, peer: &Peer) -> Result<Node, Control
         NodeService::Retired => return Err(Refusal::forbidden("node_retired", format!("node {} was retired", node.id)).into()),
         NodeService::InService | NodeService::Draining | NodeService::Quarantined => {}
     }
-    // A serial number can be copied by whoever has the CA's key; the node's own key cannot.
+    // A holder of the CA's key can copy a serial number, but not the node's own key.
     if node.tls_key_digest != peer.key_digest {
         tracing::error!(node = %node.id, serial = %peer.serial, "a certificate with another key than the node's was shown: the CA's key may have leaked");
         let message = "this certificate is for another key than the one the node enrolled with; enroll the host again".to_owned();
@@ -82,7 +82,7 @@ pub(super) async fn node(control: &Control, peer: &Peer) -> Result<Node, Control
         return Err(revoked());
     }
     if !NodeRecord::matches(&node, control.cluster_id, &control.keys.root_key()).unwrap_or(false) {
-        tracing::error!(node = %node.id, "the node's row does not match its signed record: somebody wrote to the database");
+        tracing::error!(node = %node.id, "the node's row does not match its signed record: the database was manipulated");
         let message =
             format!("the stored keys of node {} were changed outside the control plane; enroll the machine again", node.id);
         return Err(Refusal::forbidden("node_record_forged", message).into());

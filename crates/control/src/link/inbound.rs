@@ -1,4 +1,4 @@
-//! What a node says, whatever carried it.
+//! Handles the messages of a node, over either transport.
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -22,16 +22,16 @@ use crate::Control;
 use crate::error::ControlError;
 use crate::transact::{transact, transact_knowing};
 
-/// Most lines in one chunk.
+/// Most lines of one chunk.
 const MAX_LINES: usize = 4096;
-/// Longest line that is stored; the agent cuts at less.
+/// Longest stored line; the agent cuts earlier.
 const MAX_LINE: usize = 16 * 1024;
-/// What stands in a log in the place of the first line that is beyond the budget.
+/// The log line that replaces the first line beyond the budget.
 const BEYOND_BUDGET: &str = "the log budget of this task or its node is used up; lines from here on are dropped";
-/// Tasks whose owner a session remembers before it starts over.
+/// Most tasks whose owner a session caches. Above that, the cache is cleared.
 const MAX_REMEMBERED: usize = 10_000;
 
-/// Whether a message was all said by arriving: a node at rest sends nothing else, and thousands of them must cost nothing.
+/// Returns whether a message needs no further handling: an idle node sends nothing else, and thousands of them must cost nothing.
 pub(super) fn is_sign_of_life(session: &LinkSession, message: &FromNode) -> bool {
     match &message.message {
         None => true,
@@ -45,8 +45,8 @@ pub(super) fn is_sign_of_life(session: &LinkSession, message: &FromNode) -> bool
 
 /// Handles one message of a stream. Answers go into the session's queue.
 ///
-/// Messages about tasks are committed concurrently: a late or early word about a task changes nothing that a receipt
-/// has settled, so their order among each other does not matter.
+/// Messages about tasks are committed concurrently: a late or early message about a task changes nothing that a receipt has
+/// decided, so their order does not matter.
 pub(super) async fn handle(control: &Arc<Control>, session: &Arc<LinkSession>, message: FromNode) -> Result<(), ControlError> {
     let Some(message) = message.message else { return Ok(()) };
     session.heard(Timestamp::now());
@@ -65,7 +65,7 @@ pub(super) async fn handle(control: &Arc<Control>, session: &Arc<LinkSession>, m
         }
         from_node::Message::Ack(ack) => in_background(session, async move { acknowledge(&c, &s, &ack).await }).await,
         from_node::Message::Logs(chunk) => {
-            // Before the next message is read: a node that sends more than the store takes has to wait.
+            // Before the next message is read: a node that sends more than the store can write has to wait.
             let room = log_room(control, session, &chunk).await;
             in_background(session, async move {
                 let _room = room;
@@ -76,7 +76,7 @@ pub(super) async fn handle(control: &Arc<Control>, session: &Arc<LinkSession>, m
             .await
         }
         from_node::Message::Receipt(signed) => {
-            // Verified in the order of arrival, because receipts form a chain; committed side by side.
+            // Verified in the order of arrival, because receipts form a chain; committed concurrently.
             let check = check_receipt(control, session, &signed.task_id, signed.receipt).await?;
             in_background(session, async move {
                 let ack = commit_receipt(&c, &s, check).await?;
@@ -88,8 +88,8 @@ pub(super) async fn handle(control: &Arc<Control>, session: &Arc<LinkSession>, m
     }
 }
 
-/// Runs a commit beside the reading of the stream, bounded per node. If the store fails, the session ends: the node comes
-/// back and says everything again.
+/// Runs a commit concurrently with the reading of the stream, bounded per node. If the store fails, the session ends: the node
+/// reconnects and repeats everything.
 async fn in_background(
     session: &Arc<LinkSession>,
     work: impl Future<Output = Result<(), ControlError>> + Send + 'static,
@@ -105,7 +105,7 @@ async fn in_background(
     Ok(())
 }
 
-/// Ends a session because of a failure on our side or a message that should not be.
+/// Closes a session because of an internal error or an invalid message.
 pub(super) fn close_for(session: &LinkSession, error: &ControlError) {
     tracing::warn!(node = %session.node_id, session = %session.id, error = %chain(error), "link closed");
     match error {
@@ -124,7 +124,7 @@ pub(super) fn close_for(session: &LinkSession, error: &ControlError) {
     }
 }
 
-/// An error with its sources, for one log line.
+/// Returns an error with its sources, for one log line.
 pub fn chain(error: &dyn std::error::Error) -> String {
     let mut text = error.to_string();
     let mut source = error.source();
@@ -136,7 +136,7 @@ pub fn chain(error: &dyn std::error::Error) -> String {
     text
 }
 
-/// The node is there; its facts may have changed.
+/// Handles a heartbeat. The node's facts may have changed.
 pub(super) async fn heartbeat(control: &Control, session: &LinkSession, beat: Heartbeat) -> Result<(), ControlError> {
     if beat.facts_json.is_empty() {
         return Ok(());
@@ -154,7 +154,7 @@ pub(super) async fn heartbeat(control: &Control, session: &LinkSession, beat: He
     .await
 }
 
-/// A sample of metrics: kept in memory, never stored.
+/// Handles a sample of metrics: kept in memory, never stored.
 pub(super) fn metrics(session: &LinkSession, sample: &Metrics) -> Result<(), ControlError> {
     session.set_metrics(telemetry_document::<HostMetrics>(&sample.metrics_json)?);
     Ok(())
@@ -168,7 +168,7 @@ fn telemetry_document<T: serde::de::DeserializeOwned>(json: &str) -> Result<T, C
     serde_json::from_str(json).map_err(|e| bad(format!("telemetry: {e}")))
 }
 
-/// The node has a task in its journal, or runs it.
+/// Records that the node has a task in its journal, or runs it.
 pub(super) async fn acknowledge(control: &Control, session: &LinkSession, ack: &Ack) -> Result<(), ControlError> {
     let id = task_id(&ack.task_id)?;
     let started = match ack.phase() {
@@ -200,7 +200,7 @@ pub(super) async fn acknowledge(control: &Control, session: &LinkSession, ack: &
     Ok(())
 }
 
-/// A running task went into another phase: shown to whoever watches.
+/// Handles a new phase of a running task: it is sent to listeners.
 pub(super) async fn progress(control: &Control, session: &LinkSession, step: Progress) -> Result<(), ControlError> {
     let id = task_id(&step.task_id)?;
     if !owns(control, session, id).await? {
@@ -219,14 +219,14 @@ pub(super) async fn progress(control: &Control, session: &LinkSession, step: Pro
     Ok(())
 }
 
-/// Waits until a chunk of log lines may be on its way to the store.
+/// Waits until a chunk of log lines may be written.
 pub(super) async fn log_room(control: &Control, session: &LinkSession, chunk: &LogChunk) -> impl Send + use<> {
     let cost = usize::try_from(budget::LOG_LINE_COST).unwrap_or(usize::MAX);
     let bytes = chunk.lines.iter().fold(0_usize, |sum, line| sum.saturating_add(line.text.len()).saturating_add(cost));
     session.log_room.take(&control.budgets, bytes).await
 }
 
-/// Stores log lines and says up to where.
+/// Stores log lines and returns the acknowledged positions.
 pub(super) async fn logs(control: &Control, session: &LinkSession, chunk: LogChunk) -> Result<LogAck, ControlError> {
     if chunk.lines.len() > MAX_LINES {
         let message = format!("{} log lines in one chunk; at most {MAX_LINES}", chunk.lines.len());
@@ -238,8 +238,8 @@ pub(super) async fn logs(control: &Control, session: &LinkSession, chunk: LogChu
         let id = task_id(&line.task_id)?;
         let position = positions.entry(line.task_id.clone()).or_default();
         *position = line.sequence.max(*position);
-        // Lines of a task that is not (or no longer) this node's are acknowledged and dropped: the agent must be able
-        // to empty its buffer.
+        // Lines of a task that is not (or no longer) this node's are acknowledged and dropped: the agent must be able to empty
+        // its buffer.
         if !owns(control, session, id).await? {
             continue;
         }
@@ -255,7 +255,7 @@ pub(super) async fn logs(control: &Control, session: &LinkSession, chunk: LogChu
             }
             LogBudget::Beyond => continue,
         }
-        // PostgreSQL has no NUL in text.
+        // PostgreSQL does not store NUL in text.
         let text = if line.text.contains('\0') { line.text.replace('\0', "\u{fffd}") } else { line.text };
         let stream = line.stream.chars().filter(char::is_ascii_alphanumeric).take(16).collect();
         stored.push(TaskLogLine {
@@ -286,10 +286,10 @@ pub(super) async fn logs(control: &Control, session: &LinkSession, chunk: LogChu
 /// Whether a log line is stored.
 enum LogBudget {
     Within {
-        /// Lines that were dropped before it because they were beyond the budget.
+        /// Lines that were dropped before it because of the budget.
         dropped: u64,
     },
-    /// The first that is not: a line that says so takes its place.
+    /// The first line beyond the budget: a notice takes its place.
     FirstBeyond,
     Beyond,
 }
@@ -325,27 +325,27 @@ async fn log_budget(control: &Control, session: &LinkSession, id: TaskId, line: 
         }
         None => {
             log.beyond = true;
-            // The line that says so replaces this one.
+            // The notice replaces this line.
             log.dropped = 1;
             LogBudget::FirstBeyond
         }
     })
 }
 
-/// A receipt on its way to the store.
+/// A checked receipt.
 pub(super) enum ReceiptCheck {
-    /// Verified; must be committed before it is acknowledged.
+    /// Verified; it must be committed before it is acknowledged.
     Receipt {
-        /// The task it answers, as it was when the receipt came.
+        /// Its task, as it was when the receipt arrived.
         task: Box<task::TaskRecord>,
-        /// What the node says.
+        /// The content of the receipt.
         verified: Box<receipt::Verified>,
         /// DSSE bytes.
         raw: Vec<u8>,
-        /// The node's receipt before this one.
+        /// The node's previous receipt.
         head: ReceiptHead,
     },
-    /// Not believed, or of no task of ours: the answer for the node.
+    /// Rejected, or not for a task of ours: the answer for the node.
     Rejected(ReceiptAck),
 }
 
@@ -359,7 +359,7 @@ pub(super) async fn check_receipt(
     let reject = async |code: &str| {
         control.metrics.receipt_rejected(code);
         if budget::take(control, session.node_id, budget::BudgetKind::Rejections, 1).await? {
-            tracing::warn!(node = %session.node_id, task = ?task.chars().take(64).collect::<String>(), code, "receipt not believed");
+            tracing::warn!(node = %session.node_id, task = ?task.chars().take(64).collect::<String>(), code, "receipt rejected");
         }
         Ok(ReceiptCheck::Rejected(ReceiptAck { task_id: task.to_owned(), rejected_code: code.to_owned() }))
     };
@@ -420,14 +420,14 @@ pub(super) async fn commit_receipt(
     .await;
     gpuaas_failpoint::hit("server.receipt_committed");
     let rejected_code = match settled {
-        // ReceiptCheck before: the node only missed our answer.
+        // It was accepted before: only our answer was lost.
         Ok((_, false)) => String::new(),
         Ok((task, true)) => {
             let reported = verified.payload();
             control.metrics.task_ended(reported.outcome, Timestamp::now().since(task.created_at));
             tracing::info!(
                 task = %id, node = %session.node_id, outcome = reported.outcome.as_str(), code = %reported.code,
-                correlation_id = %task.correlation_id, "receipt believed"
+                correlation_id = %task.correlation_id, "receipt accepted"
             );
             String::new()
         }
@@ -441,7 +441,7 @@ pub(super) async fn commit_receipt(
     Ok(ReceiptAck { task_id: id.to_string(), rejected_code })
 }
 
-/// The node could not authenticate an envelope, or it was not for this node.
+/// Handles a rejection: the node could not authenticate an envelope, or it was not for this node.
 pub(super) async fn rejected(control: &Control, session: &LinkSession, rejection: &Rejection) -> Result<(), ControlError> {
     if !budget::take(control, session.node_id, budget::BudgetKind::Rejections, 1).await? {
         return Ok(());
@@ -452,7 +452,7 @@ pub(super) async fn rejected(control: &Control, session: &LinkSession, rejection
         "the node rejected an envelope"
     );
     control.metrics.envelope_rejected();
-    // The one cause we can mend from here: the node has an older verifier set than we thought.
+    // The one cause that can be fixed from here: the node has an older verifier set than expected.
     let (version, document) = control.keys.set_document();
     session.tell(to_node::Message::VerifierSet(gpuaas_contract::link::VerifierSet { version, document }));
     Ok(())

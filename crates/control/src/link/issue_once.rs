@@ -1,7 +1,7 @@
-//! One certificate per request at a door.
+//! One certificate per enrollment request.
 //!
-//! Deciding is repeated when another writer was faster, asking a CA is not: another program signs and remembers each certificate, and
-//! one that nobody was given would only be a credential that lies around.
+//! A decision is repeated after a conflict, but the request to a CA is not: another program signs and remembers each certificate,
+//! and an unused one would be a stray credential.
 
 use gpuaas_contract::time::Timestamp;
 use gpuaas_domain::node::{Certificate, Node};
@@ -9,23 +9,23 @@ use tokio::sync::Mutex;
 
 use crate::pki::{Ca, CaError, Issued};
 
-/// The certificate of one request, once it was made.
+/// The certificate of one request, once it is issued.
 pub(super) struct IssueOnce<'a> {
     ca: &'a Ca,
     issued: Mutex<Option<Issued>>,
 }
 
 impl<'a> IssueOnce<'a> {
-    /// Nothing was made yet.
+    /// Creates the state without a certificate.
     pub(super) fn new(ca: &'a Ca) -> Self {
         Self { ca, issued: Mutex::new(None) }
     }
 
-    /// The certificate for this node: made now, or by an earlier attempt of the same request.
+    /// Returns the certificate for this node: issued now, or by an earlier attempt of the same request.
     pub(super) async fn issue(&self, node: &Node, csr_pem: &str, now: Timestamp) -> Result<Issued, CaError> {
         let mut issued = self.issued.lock().await;
         if let Some(Issued { pem, certificate }) = issued.as_ref().filter(|issued| issued.certificate.node_id == node.id) {
-            // The epoch is a matter of the store; the certificate does not name it.
+            // The epoch is only in the store; the certificate does not contain it.
             let certificate = Certificate { node_epoch: node.epoch, ..certificate.clone() };
             return Ok(Issued { pem: pem.clone(), certificate });
         }
@@ -69,7 +69,7 @@ mod tests {
         let csr = rcgen::CertificateParams::default().serialize_request(&key).unwrap().pem().unwrap();
         let (certificate, node) = (IssueOnce::new(&ca), enrolled(&context));
         let first = certificate.issue(&node, &csr, now).await.unwrap();
-        // Another writer was faster: meanwhile the machine was enrolled once more.
+        // Another writer was faster: the machine was enrolled again in the meantime.
         let again = certificate.issue(&Node { epoch: 2, ..node }, &csr, now).await.unwrap();
         assert_eq!((&first.pem, &first.certificate.serial), (&again.pem, &again.certificate.serial));
         assert_eq!((first.certificate.node_epoch, again.certificate.node_epoch), (1, 2));

@@ -1,7 +1,7 @@
-//! The agents' side of the control plane: enrollment, the link in both transports, dispatch.
+//! The agents' side of the control plane: enrollment, the link with both transports, dispatch.
 //!
-//! A session is one life of a link. Whatever carries it, it has one [`session::LinkSession`], one driver that hands out
-//! work when woken, and one way in for the node's messages ([`inbound`]).
+//! Every opened link is a session. Over either transport, it has one [`session::LinkSession`], one driver that sends tasks on
+//! wake-ups, and one handler for the node's messages ([`inbound`]).
 
 mod budget;
 mod copies;
@@ -32,18 +32,18 @@ pub use inbound::chain;
 pub use session::LinkSession;
 pub use sweep::{DenyList, bury_all_links, spawn_sweepers};
 
-/// How often agents say that they are there.
+/// The interval of the agents' heartbeats.
 pub const HEARTBEAT_SECONDS: u32 = 10;
 /// How long a long-poll request is held open.
 pub const POLL_SECONDS: u32 = 25;
 
-/// Everything agents may call.
+/// Returns all routes for agents.
 pub fn router(control: &Arc<Control>) -> Router {
     stream::router(Arc::clone(control)).merge(poll::router(Arc::clone(control))).merge(enroll::router(Arc::clone(control)))
 }
 
-/// TLS 1.3 with the cluster's CA on both sides. A client certificate is optional here because a host at the door has none yet;
-/// every other route insists on one.
+/// Returns the TLS configuration: 1.3, with the cluster's CA on both sides. A client certificate is optional here because a host
+/// has none before its enrollment; every other route requires one.
 pub async fn tls_acceptor(control: &Control, keys_dir: &Path) -> Result<TlsAcceptor, CaError> {
     let provider = Arc::new(rustls::crypto::aws_lc_rs::default_provider());
     let internal = |e: &dyn std::fmt::Display| CaError::BadRequest(e.to_string());

@@ -1,4 +1,4 @@
-//! Opening a session: who speaks, is it the only one, and what does it have in hand.
+//! Opens a session: authenticates the node, excludes copies, and reads its tasks in hand.
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -19,12 +19,12 @@ use crate::error::ControlError;
 use crate::pki::Peer;
 use crate::transact::{transact, transact_knowing};
 
-/// How often the question of a second copy is asked anew because another server process opened a link of the node meanwhile.
+/// How often the check for a copy is repeated because another server process opened a link of the node in the meantime.
 const MAX_ROUNDS: u32 = 4;
 /// Most tasks a hello may list.
 const MAX_IN_HAND: usize = 100_000;
 
-/// Opens a session for a node that said hello, starts its driver and returns the welcome.
+/// Opens a session for a node's hello, starts its driver and returns the welcome.
 pub(super) async fn open(
     control: &Arc<Control>,
     peer: Peer,
@@ -61,7 +61,7 @@ pub(super) async fn open(
     }
     for notice in hello.notices.iter().take(16) {
         let notice: String = notice.chars().filter(|c| !c.is_control()).take(500).collect();
-        tracing::warn!(node = %node.id, notice, "the agent reports last_error with its own state");
+        tracing::warn!(node = %node.id, notice, "the agent reports a problem with its own state");
     }
     let _turn = control.hub.open_one(node.id).await;
     let (set_version, set_document) = control.keys.set_document();
@@ -100,7 +100,7 @@ pub(super) async fn open(
     Ok((session, welcome))
 }
 
-/// Writes down that the node's link is this one, once it is clear that no copy of the identity holds another.
+/// Records this link as the node's link, once it is clear that no copy of the identity holds another.
 async fn record(
     control: &Arc<Control>,
     session: &LinkSession,
@@ -124,7 +124,7 @@ async fn record(
                 Some(node) => node,
                 None => control.store.node_get(session.node_id).await?.ok_or_else(gone)?,
             };
-            // Another process opened a link of this node since: that one must be excluded as well.
+            // Another process has opened a link of this node since: that one must be excluded too.
             if node.session.as_ref().is_some_and(|other| Some(other.id) != excluded) {
                 return Ok((false, Decision::default()));
             }
@@ -138,7 +138,7 @@ async fn record(
     Err(ControlError::Contended)
 }
 
-/// Decisions made on behalf of a session.
+/// Returns the context of decisions for a session.
 pub(super) fn session_context(session: &LinkSession, now: Timestamp) -> Context {
     Context { now, actor: Actor::Node(session.node_id), correlation_id: CorrelationId::generate() }
 }
@@ -147,7 +147,7 @@ fn bad_hello(detail: &str) -> ControlError {
     ControlError::BadInput { code: "hello_invalid", message: format!("hello: {detail}") }
 }
 
-/// Brings our resources in line with what the node has in its journal.
+/// Reconciles the store with the tasks in the node's journal.
 async fn reconcile(control: &Control, session: &LinkSession, hello: &Hello) -> Result<(), ControlError> {
     let mut in_hand: HashMap<TaskId, TaskPhase> = HashMap::with_capacity(hello.tasks.len());
     for entry in &hello.tasks {
@@ -156,7 +156,7 @@ async fn reconcile(control: &Control, session: &LinkSession, hello: &Hello) -> R
     }
     let context = session_context(session, Timestamp::now());
     let fence = Timestamp(hello.journal_fence_us);
-    // From here on, whatever is queued wakes the session.
+    // From here on, queued tasks wake the session.
     session.set_caught_up(true);
     let store = &control.store;
     let (outstanding, waiting, head) = tokio::try_join!(

@@ -1,4 +1,4 @@
-//! The HTTP long-poll transport: the same conversation for networks that break streams.
+//! The HTTP long-poll transport: the same messages for networks that break streams.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -27,7 +27,7 @@ type Shared = State<Arc<Control>>;
 type Certificate = Extension<ClientCertificate>;
 type Answer<T> = Result<Json<T>, Rejected>;
 
-/// The long-poll routes.
+/// Returns the long-poll routes.
 pub(super) fn router(control: Arc<Control>) -> Router {
     Router::new()
         .route(route::HELLO, post(hello))
@@ -55,7 +55,7 @@ async fn hello(
     Ok(Json(welcome))
 }
 
-/// The session a request belongs to: of this node, opened with this node's certificate, and still the node's link.
+/// Returns the session of a request: of this node, opened with this node's certificate, and still the node's link.
 fn session(
     control: &Control,
     cert: &ClientCertificate,
@@ -74,8 +74,8 @@ fn session(
         .get(peer.node_id)
         .filter(|live| live.id == claimed && live.transport == LinkTransport::Poll && !live.is_closed());
     let session = session.ok_or(ControlError::Fenced)?;
-    // The id of a session is in events and lists; its key is known to the agent process alone. And a certificate that somebody made
-    // with the CA's key is for another key than the node's.
+    // The id of a session is in events and lists; only the agent process knows its key. A certificate that was forged with the
+    // CA's key is for another key than the node's.
     let key = headers.get(REQUEST_KEY_HEADER).and_then(|value| value.to_str().ok()).unwrap_or_default();
     if session.peer.key_digest != peer.key_digest || !session.is_request_key(key) {
         let message = format!("the header `{REQUEST_KEY_HEADER}` does not prove that this request is of the session's own agent");
@@ -109,7 +109,7 @@ async fn control_wait(
     Ok(Json(Messages { messages }))
 }
 
-/// Half a minute went by: the certificate may have been revoked, the session replaced.
+/// Checks again after the wait: the certificate may have been revoked, or the session replaced.
 fn after_wait(control: &Control, session: &LinkSession, messages: &[link::ToNode]) -> Result<(), ControlError> {
     identity::check_still_good(control, &session.peer)?;
     if session.is_closed() && messages.is_empty() { Err(ControlError::Fenced) } else { Ok(()) }
@@ -119,7 +119,7 @@ fn patience() -> Duration {
     Duration::from_secs(u64::from(POLL_SECONDS))
 }
 
-/// The answer to a ping.
+/// Handles the answer to a ping.
 async fn pong(
     State(control): Shared,
     Extension(cert): Certificate,

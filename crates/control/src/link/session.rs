@@ -1,4 +1,4 @@
-//! One life of a link, whatever carries it.
+//! One session of a node's link, over either transport.
 
 use std::collections::{HashMap, VecDeque};
 use std::sync::atomic::{AtomicBool, AtomicI64, AtomicU64, AtomicUsize, Ordering};
@@ -21,44 +21,44 @@ use tokio_util::sync::CancellationToken;
 use super::budget::LogRoom;
 use crate::pki::Peer;
 
-/// Most messages that may wait for a node that does not read them.
+/// Most messages that wait for a node that does not read them.
 const MAX_WAITING: usize = 4096;
-/// How long the agent at the end of a link has to show that it is alive.
+/// How long the agent may take to answer a probe.
 pub(super) const PROBE: Duration = Duration::from_secs(3);
-/// Most commits one node may have under way.
+/// Most concurrent commits of one node.
 const MAX_COMMITS: usize = 64;
 
 /// A node's open link.
 pub struct LinkSession {
-    /// This life of the link.
+    /// The id of the session.
     pub id: SessionId,
-    /// The node, as its certificate names it.
+    /// The node of the certificate.
     pub node_id: NodeId,
     /// The node's epoch when the link was opened.
     pub node_epoch: u64,
-    /// Which start of the agent.
+    /// The start of the agent.
     pub agent_instance_id: AgentInstanceId,
     /// The node's receipt key in this epoch.
     pub receipt_key: VerifyingKey,
-    /// What carries it.
+    /// Its transport.
     pub transport: LinkTransport,
     /// The certificate that opened it.
     pub peer: Peer,
-    /// How many tasks may be in flight to this node.
+    /// Most tasks in flight to this node.
     pub window: usize,
-    /// There may be work: the driver looks.
+    /// Wakes the driver, because there may be work.
     pub work: Notify,
-    /// Bounds the commits under way for this node.
+    /// Limits the concurrent commits of this node.
     pub commits: Arc<Semaphore>,
-    /// The last receipt of the node that was verified here.
+    /// The node's last receipt that was verified here.
     pub receipt_head: tokio::sync::Mutex<ReceiptHead>,
-    /// Bounds the log lines under way for this node.
+    /// Limits the log lines of this node that are being written.
     pub(super) log_room: LogRoom,
     resume: ResumeSecret,
     probing: tokio::sync::Mutex<()>,
     ping: AtomicU64,
     pong: Notify,
-    /// What was stored and dropped of the logs of tasks.
+    /// The stored and dropped logs of tasks.
     pub(super) logs: tokio::sync::Mutex<HashMap<TaskId, TaskLog>>,
     closed: CancellationToken,
     queues: Mutex<Queues>,
@@ -75,14 +75,14 @@ pub struct LinkSession {
     caught_up: AtomicBool,
 }
 
-/// What was stored and dropped of one task's log.
+/// The stored and dropped log of one task.
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct TaskLog {
-    /// Bytes that are stored.
+    /// Stored bytes.
     pub(super) bytes: u64,
-    /// The last line was beyond the budget.
+    /// Whether the last line was beyond the budget.
     pub(super) beyond: bool,
-    /// Lines dropped since the last one that was stored.
+    /// Lines dropped since the last stored one.
     pub(super) dropped: u64,
 }
 
@@ -93,9 +93,9 @@ struct Queues {
     closed: bool,
 }
 
-/// What a new session starts with.
+/// The initial values of a session.
 pub struct Opening {
-    /// This life of the link.
+    /// The id of the session.
     pub id: SessionId,
     /// Its secret.
     pub resume: ResumeSecret,
@@ -103,20 +103,20 @@ pub struct Opening {
     pub peer: Peer,
     /// The node's epoch.
     pub node_epoch: u64,
-    /// Which start of the agent.
+    /// The start of the agent.
     pub agent_instance_id: AgentInstanceId,
     /// The node's receipt key in this epoch.
     pub receipt_key: VerifyingKey,
-    /// What carries it.
+    /// Its transport.
     pub transport: LinkTransport,
-    /// How many tasks the agent runs at a time.
+    /// The number of tasks that the agent runs concurrently.
     pub capacity: u32,
-    /// Version of the verifier set the node will have after the welcome.
+    /// Version of the node's verifier set after the welcome.
     pub set_version: u64,
 }
 
 impl LinkSession {
-    /// A new session.
+    /// Creates a session.
     pub fn new(opening: Opening, now: Timestamp) -> Self {
         let capacity = usize::try_from(opening.capacity).unwrap_or(usize::MAX);
         Self {
@@ -169,7 +169,7 @@ impl LinkSession {
         }
     }
 
-    /// Queues an offer. A session whose certificate has expired gets none.
+    /// Queues an offer. A session with an expired certificate gets none.
     pub fn offer(&self, offer: Offer) {
         if self.ends_if_expired() {
             return;
@@ -189,7 +189,7 @@ impl LinkSession {
         self.offers_ready.notify_one();
     }
 
-    /// The next message for a stream; `None` when the session is closed and everything was said.
+    /// Returns the next message for a stream, or `None` when the session is closed and everything is sent.
     pub async fn next(&self) -> Option<ToNode> {
         loop {
             self.ends_if_expired();
@@ -210,12 +210,12 @@ impl LinkSession {
         }
     }
 
-    /// All waiting offers for a poll, after waiting up to `patience` for one.
+    /// Returns all waiting offers for a poll, after waiting up to `patience` for one.
     pub async fn poll_offers(&self, patience: Duration) -> Vec<ToNode> {
         self.poll(patience, &self.offers_ready, |queues| queues.offers.drain(..).collect()).await
     }
 
-    /// All waiting control messages for a poll, after waiting up to `patience` for one.
+    /// Returns all waiting control messages for a poll, after waiting up to `patience` for one.
     pub async fn poll_control(&self, patience: Duration) -> Vec<ToNode> {
         self.poll(patience, &self.control_ready, |queues| queues.control.drain(..).collect()).await
     }
@@ -241,7 +241,7 @@ impl LinkSession {
         }
     }
 
-    /// Ends the session: a last word to the node, then nothing more.
+    /// Closes the session with a last message to the node.
     pub fn close(&self, code: &str, message: &str, retry_after_seconds: u32) {
         {
             let mut queues = lock(&self.queues);
@@ -257,7 +257,7 @@ impl LinkSession {
         self.closed.cancel();
     }
 
-    /// Whether the certificate that opened the session has expired; then the session has ended with it, whatever still waits in it.
+    /// Closes the session if its certificate has expired, whatever still waits in it. Returns whether it has.
     pub fn ends_if_expired(&self) -> bool {
         let expired = Timestamp::now() > self.peer.not_after;
         if expired {
@@ -273,7 +273,7 @@ impl LinkSession {
         self.close("session_replaced", "another link of this node took over", 0);
     }
 
-    /// Whether a newer session took over.
+    /// Returns whether a newer session took over.
     pub fn is_fenced(&self) -> bool {
         self.fenced.load(Ordering::Acquire)
     }
@@ -283,22 +283,22 @@ impl LinkSession {
         self.closed.cancelled().await;
     }
 
-    /// Whether the session has ended.
+    /// Returns whether the session has ended.
     pub fn is_closed(&self) -> bool {
         self.closed.is_cancelled()
     }
 
-    /// The node said something.
+    /// Records a message from the node.
     pub fn heard(&self, now: Timestamp) {
         self.last_heard.fetch_max(now.0, Ordering::Relaxed);
     }
 
-    /// When the node was last heard; a poll that is being held open counts as now.
+    /// Returns the time of the node's last message; an open poll counts as now.
     pub fn last_heard(&self, now: Timestamp) -> Timestamp {
         if self.polls_open.load(Ordering::Acquire) > 0 { now } else { Timestamp(self.last_heard.load(Ordering::Relaxed)) }
     }
 
-    /// How long ago the node's connection went away under a poll without another poll since.
+    /// Returns how long ago a poll's connection broke without another poll since.
     pub(crate) fn abandoned_for(&self, now: Timestamp) -> Option<Duration> {
         match self.abandoned_at.load(Ordering::Acquire) {
             0 => None,
@@ -306,25 +306,25 @@ impl LinkSession {
         }
     }
 
-    /// Whether a request carries this session's key.
+    /// Returns whether a request has this session's key.
     pub fn is_request_key(&self, given: &str) -> bool {
         self.resume.is_request_key(given)
     }
 
-    /// The secret that proves the next hello of the same agent process.
+    /// Returns the secret that proves the next hello of the same agent process.
     pub fn resume_secret(&self) -> &ResumeSecret {
         &self.resume
     }
 
-    /// Whether the agent at the end of this link is alive: it answers a ping.
+    /// Returns whether the agent of this link is alive: it answers a ping.
     pub async fn probe(&self) -> bool {
-        // One at a time: an answer belongs to one question.
+        // One probe at a time, so that an answer belongs to one ping.
         let _turn = self.probing.lock().await;
         if self.is_closed() {
             return false;
         }
         let mut random = [0; 8];
-        // A late answer to an earlier question must not count; nobody else can answer on this link.
+        // A late answer to an earlier ping must not count; only the agent can answer on this link.
         gpuaas_runtime::random(&mut random);
         let nonce = u64::from_le_bytes(random) | 1;
         self.ping.store(nonce, Ordering::Release);
@@ -338,56 +338,56 @@ impl LinkSession {
         answered
     }
 
-    /// The node answered a ping.
+    /// Records the answer to a ping.
     pub fn answered(&self, nonce: u64) {
-        // Late answers, and those to a question that nobody asked, say nothing.
+        // Late answers, and those without a ping, are ignored.
         if nonce != 0 && self.ping.compare_exchange(nonce, 0, Ordering::AcqRel, Ordering::Acquire).is_ok() {
             self.pong.notify_one();
         }
     }
 
-    /// Tells the node of a newer verifier set, once.
+    /// Sends a newer verifier set to the node, once.
     pub fn tell_verifier_set(&self, version: u64, document: &[u8]) {
         if self.set_version.fetch_max(version, Ordering::AcqRel) < version {
             self.tell(to_node::Message::VerifierSet(gpuaas_contract::link::VerifierSet { version, document: document.to_vec() }));
         }
     }
 
-    /// There may be work for the node: its driver looks.
+    /// Wakes the driver, because there may be work for the node.
     pub fn wake(&self) {
         self.caught_up.store(false, Ordering::Release);
         self.work.notify_one();
     }
 
-    /// Whether nothing waits for the node but what it has.
+    /// Sets whether nothing is queued for the node.
     pub fn set_caught_up(&self, caught_up: bool) {
         self.caught_up.store(caught_up, Ordering::Release);
     }
 
-    /// How many more tasks may be sent.
+    /// Returns how many more tasks may be sent.
     pub fn room(&self) -> usize {
         self.window.saturating_sub(lock(&self.in_flight).len())
     }
 
-    /// The tasks that were sent and have not ended, as the resources have them.
+    /// Sets the tasks that were sent and have not ended, from the store.
     pub fn set_in_flight(&self, tasks: impl Iterator<Item = TaskId>) {
         let mut in_flight = lock(&self.in_flight);
         let mut before = std::mem::take(&mut *in_flight);
         in_flight.extend(tasks.map(|task| (task, before.remove(&task).flatten())));
     }
 
-    /// A task is at the node, or on its way.
+    /// Records that a task was sent to the node.
     pub fn has_sent(&self, task: TaskId, sent: Option<Sent>) {
         lock(&self.in_flight).insert(task, sent.map(Arc::new));
     }
 
-    /// What was written down last of a task that this link sent, if it is remembered. Others may have written since: whoever
-    /// decides on it finds out by its version.
+    /// Returns the last known row of a task that this link sent, if it is cached. It may be outdated: a decision on it is
+    /// conditional on its version.
     pub fn sent(&self, task: TaskId) -> Option<Arc<Sent>> {
         lock(&self.in_flight).get(&task).cloned().flatten()
     }
 
-    /// The task went on.
+    /// Updates the cached row of a task.
     pub fn has_gone_on(&self, record: TaskRecord) {
         if let Some(Some(sent)) = lock(&self.in_flight).get_mut(&record.id)
             && sent.record.version < record.version
@@ -396,7 +396,7 @@ impl LinkSession {
         }
     }
 
-    /// A task no longer needs its place. Whatever waits for one is looked for.
+    /// Removes an ended task, and wakes the driver for tasks that wait for room.
     pub fn has_ended(&self, task: TaskId) {
         lock(&self.in_flight).remove(&task);
         if !self.caught_up.load(Ordering::Acquire) {
@@ -404,23 +404,23 @@ impl LinkSession {
         }
     }
 
-    /// Remembers whether a task belongs to this node, so that a flood of log lines costs one look-up per task.
+    /// Returns the cache of which tasks belong to this node, so that a flood of log lines costs one lookup per task.
     pub fn tasks_of_node(&self) -> MutexGuard<'_, HashMap<TaskId, bool>> {
         lock(&self.tasks_of_node)
     }
 
-    /// The latest sample of the host's metrics.
+    /// Returns the latest sample of the host's metrics.
     pub fn metrics(&self) -> Option<HostMetrics> {
         lock(&self.metrics).clone()
     }
 
-    /// Keeps a sample.
+    /// Stores a sample of metrics.
     pub fn set_metrics(&self, sample: HostMetrics) {
         *lock(&self.metrics) = Some(sample);
     }
 }
 
-/// A task that went out with the first envelope that was signed for it: with what the node answers, nothing has to be read again.
+/// A task that was sent with the first envelope that was signed for it: the node's answer can be handled without another read.
 #[derive(Clone, Debug)]
 pub struct Sent {
     /// Its row.
@@ -429,10 +429,10 @@ pub struct Sent {
     pub envelope: Digest,
 }
 
-/// Room for one task on an open link, kept while the task is written down.
+/// Reserved room for one task on an open link, while the task is written.
 ///
-/// Whoever asks for a task on a node that waits for nothing else need not queue it, wake the driver and have it read again. Where
-/// something waits there is no such place: the queue goes first.
+/// A task for a node without queued tasks need not be queued, wake the driver and be read again. If something is queued, there is
+/// no such place: the queue goes first.
 pub struct Place {
     session: Arc<LinkSession>,
     task: TaskId,
@@ -452,14 +452,15 @@ impl Place {
         Some(Self { session, task, used: false })
     }
 
-    /// Sends the task, which must be in the resources by now. If the link has ended meanwhile, the task goes out again after its lease.
+    /// Sends the task, which must already be committed. If the link has ended in the meantime, the task is sent again after its
+    /// lease.
     pub fn send(mut self, record: TaskRecord, signed: Signed) {
         self.used = true;
         self.session.has_sent(self.task, Some(Sent { record, envelope: signed.digest }));
         self.session.offer(Offer { task_id: self.task.to_string(), envelope: signed.envelope });
     }
 
-    /// The link it is on.
+    /// Returns its link.
     pub fn session(&self) -> &LinkSession {
         &self.session
     }
@@ -473,7 +474,7 @@ impl Drop for Place {
     }
 }
 
-/// A poll that is being held open.
+/// An open poll.
 struct OpenPoll<'a> {
     session: &'a LinkSession,
     answered: bool,
@@ -493,7 +494,7 @@ impl Drop for OpenPoll<'_> {
         self.session.heard(now);
         self.session.polls_open.fetch_sub(1, Ordering::AcqRel);
         if !self.answered {
-            // The connection went away under a poll: the long-poll form of a dropped stream.
+            // The connection of a poll broke: the long-poll equivalent of a dropped stream.
             self.session.abandoned_at.store(now.0, Ordering::Release);
         }
     }

@@ -18,10 +18,10 @@ use crate::Control;
 use crate::error::ControlError;
 use crate::listener::ClientCertificate;
 
-/// A node that opens a stream has this long to say hello.
+/// Time limit for the hello after a stream is opened.
 const HELLO_TIMEOUT: Duration = Duration::from_secs(10);
 
-/// The gRPC service as a router.
+/// Returns the gRPC service as a router.
 pub(super) fn router(control: Arc<Control>) -> Router {
     let service = NodeLinkServer::new(Service { control })
         .max_decoding_message_size(MAX_MESSAGE_BYTES)
@@ -52,7 +52,7 @@ impl NodeLink for Service {
         };
         let (session, welcome) = match open::open(&control, peer, hello, LinkTransport::Stream).await {
             Ok(opened) => opened,
-            // A node that is known but not wanted is told so in words, not by a broken stream.
+            // A known node that is refused gets a message, not a broken stream.
             Err(ControlError::Refused(refusal)) => {
                 let goodbye = Goodbye { code: refusal.code.to_owned(), message: refusal.message, retry_after_seconds: 60 };
                 let last = futures::stream::once(async move { Ok(to_node::Message::Goodbye(goodbye).into()) });
@@ -63,7 +63,7 @@ impl NodeLink for Service {
         control.background.spawn(read(Arc::clone(&control), Arc::clone(&session), incoming));
         let ends_with_stream = EndWithStream(Arc::clone(&session));
         let answers = async_stream::stream! {
-            // Dropped with the response: when the connection goes, the session goes, at once.
+            // Dropped with the response: when the connection ends, the session ends at once.
             let _guard = ends_with_stream;
             yield Ok(to_node::Message::Welcome(welcome).into());
             while let Some(message) = session.next().await {
@@ -92,7 +92,7 @@ async fn read(control: Arc<Control>, session: Arc<LinkSession>, mut incoming: St
         let handled = match message {
             Ok(Some(message)) => match identity::check_still_good(&control, &session.peer) {
                 Ok(()) if inbound::is_sign_of_life(&session, &message) => Ok(()),
-                // Boxed, because its state is large and a link at rest should not hold room for it.
+                // Boxed, because its state is large and an idle link should not hold memory for it.
                 Ok(()) => Box::pin(inbound::handle(&control, &session, message)).await,
                 Err(error) => Err(error),
             },
@@ -119,7 +119,7 @@ fn status(error: &ControlError) -> Status {
         ControlError::Unauthenticated { code, message } => Status::unauthenticated(format!("{code}: {message}")),
         ControlError::BadInput { code, message } => Status::invalid_argument(format!("{code}: {message}")),
         ControlError::BadBody { message, .. } => Status::invalid_argument(message.clone()),
-        ControlError::Fenced => Status::aborted("session_fenced: say hello again"),
+        ControlError::Fenced => Status::aborted("session_fenced: send a new hello"),
         ControlError::Store(_)
         | ControlError::Contended
         | ControlError::TooMany { .. }

@@ -1,6 +1,6 @@
-//! Background work of the link role: wake-ups, what time alone changes, the deny-list, presence.
+//! Background work of the link role: wake-ups, changes by time alone, the deny-list, presence.
 //!
-//! All of it takes no input and can be lost: each sweep looks at the store and does what is due.
+//! None of it has input, and all of it can be lost: each sweep reads the store and does what is due.
 
 use std::collections::HashSet;
 use std::sync::{Arc, PoisonError, RwLock};
@@ -21,30 +21,30 @@ use crate::commit::commit;
 use crate::error::ControlError;
 use crate::transact::transact;
 
-/// Leases, waiting times.
+/// The interval for leases and timeouts.
 const DUE_EVERY: Duration = Duration::from_secs(1);
-/// Stands behind the wake-ups: a lost one delays work by this much.
+/// The polling interval, in case a wake-up is lost.
 const SLOW_POLL: Duration = Duration::from_secs(20);
-/// Stands behind the wake-ups for revocation: an open link dies within 5 s even if the wake-up was lost.
+/// The polling interval for revocations: an open link ends within 5 s even if the wake-up is lost.
 const DENY_EVERY: Duration = Duration::from_secs(3);
-/// How often this process says that it lives.
+/// How often this process reports that it is alive.
 const PRESENCE_EVERY: Duration = Duration::from_secs(5);
-/// A process that was silent for this long is dead, and so are its links.
+/// A process that is silent for this long is dead, and so are its links.
 pub(super) const PRESENCE_TIMEOUT: Duration = Duration::from_secs(20);
-/// Most tasks settled in one sweep.
+/// Most tasks of one sweep.
 const BATCH: u32 = 500;
 
-/// Serial numbers of revoked certificates that have not expired, kept in memory because every message asks.
+/// Serial numbers of revoked certificates that have not expired, in memory because every message checks them.
 #[derive(Default)]
 pub struct DenyList(RwLock<HashSet<String>>);
 
 impl DenyList {
-    /// Whether the certificate no longer counts.
+    /// Returns whether the certificate is revoked.
     pub fn contains(&self, serial: &str) -> bool {
         self.0.read().unwrap_or_else(PoisonError::into_inner).contains(serial)
     }
 
-    /// Takes over what the store says.
+    /// Replaces the list with the store's.
     pub fn replace(&self, serials: HashSet<String>) {
         *self.0.write().unwrap_or_else(PoisonError::into_inner) = serials;
     }
@@ -52,7 +52,7 @@ impl DenyList {
 
 /// Starts every background loop of the link role.
 pub async fn spawn_sweepers(control: &Arc<Control>) -> Result<(), ControlError> {
-    // Before the first agent can speak: presence, so that nobody takes our links for dead, and the deny-list.
+    // Before the first agent can connect: presence, so that our links do not count as dead, and the deny-list.
     presence(control).await?;
     refresh_deny_list(control).await?;
     spawn_hints(Arc::clone(control));
@@ -90,13 +90,13 @@ where
         loop {
             tokio::select! { biased; () = control.shutdown.cancelled() => return, _ = ticks.tick() => {} }
             if let Err(error) = work(Arc::clone(&control)).await {
-                tracing::error!(what, error = %chain(&error), "sweep failed; trying again");
+                tracing::error!(what, error = %chain(&error), "sweep failed; retrying");
             }
         }
     });
 }
 
-/// Turns the store's wakeups into wake-ups of sessions.
+/// Converts the store's wake-ups into wake-ups of sessions.
 fn spawn_hints(control: Arc<Control>) {
     let mut wakeups = control.store.wakeups();
     let tracker = control.background.clone();
@@ -141,7 +141,7 @@ fn wake_all(control: &Control) {
     }
 }
 
-/// The node's right to speak changed: its link is closed now if it lost it.
+/// Closes the link of a node that lost its access.
 async fn check_access(control: &Control, node_id: NodeId) -> Result<(), ControlError> {
     let Some(session) = control.hub.get(node_id) else { return Ok(()) };
     let Some(node) = control.store.node_get(node_id).await? else { return Ok(()) };
@@ -182,7 +182,7 @@ async fn due(control: &Control) -> Result<(), ControlError> {
             continue;
         }
         match commit(control, decision).await {
-            // Whoever was faster moved it on; the next sweep looks again.
+            // A conflict means that another process changed it; the next sweep checks again.
             Ok(()) | Err(CommitError::Conflict) => {}
             Err(CommitError::Store(error)) => return Err(error.into()),
         }
@@ -195,11 +195,11 @@ async fn presence(control: &Control) -> Result<(), ControlError> {
     transact(control, || async { Ok(((), Decision::default().change(seen.clone()))) }).await
 }
 
-/// Takes nodes offline whose link was held by a process that no longer lives.
+/// Takes nodes offline whose link was held by a process that is dead.
 async fn bury_dead_links(control: &Control) -> Result<(), ControlError> {
     let now = Timestamp::now();
     let mut dead = control.store.nodes_of_dead_servers(now.minus(PRESENCE_TIMEOUT)).await?;
-    // Links this process itself no longer holds (it could not write when they ended).
+    // Links that this process no longer holds (it could not record their end).
     dead.retain(|node| node.session.as_ref().is_none_or(|live| live.server != control.server_id));
     for found in dead {
         let Some(session) = found.session.as_ref().map(|live| live.id) else { continue };
@@ -213,7 +213,7 @@ async fn bury_dead_links(control: &Control) -> Result<(), ControlError> {
     Ok(())
 }
 
-/// At the start of a server that is the only one (SQLite): every link in the resources is dead.
+/// Takes all nodes offline at the start of the only server (SQLite): every recorded link is dead.
 pub async fn bury_all_links(control: &Control) -> Result<(), ControlError> {
     let everybody = control.store.nodes_of_dead_servers(Timestamp(i64::MAX)).await?;
     for found in everybody {

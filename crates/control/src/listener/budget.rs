@@ -1,8 +1,8 @@
-//! Bytes of requests that the process holds, and requests whose bodies take too long.
+//! The bytes of requests in memory, and requests whose bodies take too long.
 //!
-//! Every part of a body is counted when it comes and given back when the request is answered. What callers who are not known yet may hold
-//! together is small, and when it is all taken the oldest of their requests makes room for the newest: a flood of half requests keeps
-//! nobody from signing in.
+//! Every part of a body is counted when it arrives and released when the request is answered. Unknown callers together may hold
+//! only a small amount. When it is used up, the oldest of their requests makes room for the newest, so a flood of incomplete
+//! requests keeps nobody from signing in.
 
 use std::pin::Pin;
 use std::sync::atomic::{AtomicBool, AtomicU8, Ordering};
@@ -19,12 +19,12 @@ use tokio::time::{Instant, Sleep};
 use super::state::{ConnectionState, OpenRequest, Receiving};
 use super::{ListenerLimits, Reason};
 
-/// What requests may hold on one listener.
+/// The byte limits of one listener.
 #[derive(Debug)]
 pub(super) struct ByteBudget {
     strangers: Arc<Semaphore>,
     callers: Arc<Semaphore>,
-    /// Some bytes were given back.
+    /// Notified when bytes are released.
     freed: Notify,
     room: Duration,
     body: Duration,
@@ -38,19 +38,19 @@ impl ByteBudget {
     }
 }
 
-/// Marks the caller of a request, and with it the connection, as known; put into every request by the listener.
+/// Marks the caller of a request, and with it the connection, as known. The listener adds it to every request.
 #[derive(Clone)]
 pub struct KnownCaller(Arc<RequestState>);
 
 impl KnownCaller {
-    /// The caller has proved who they are.
+    /// Marks the caller as authenticated.
     pub fn mark(&self) {
         self.0.is_known.store(true, Ordering::Release);
         self.0.connection.place.reached(Stage::Known);
     }
 }
 
-/// What a request holds until it is answered.
+/// The bytes of a request until it is answered.
 pub(super) struct RequestState {
     connection: Arc<ConnectionState>,
     budget: Arc<ByteBudget>,
@@ -73,7 +73,7 @@ impl RequestState {
         KnownCaller(Arc::clone(self))
     }
 
-    /// Why the body was not read to its end, if the server did not want more of it.
+    /// Returns why the body was not read to its end, if the server refused the rest.
     pub(super) fn refused(&self) -> Option<Reason> {
         match self.refused.load(Ordering::Acquire) {
             SLOW => Some(Reason::Body),
@@ -88,7 +88,7 @@ impl RequestState {
 
     fn hold(&self, permit: OwnedSemaphorePermit) {
         let mut held = self.held.lock().unwrap_or_else(PoisonError::into_inner);
-        // All of one pool become one; a request has at most two pools.
+        // Permits of one pool are merged; a request has at most two pools.
         let fits = held.iter_mut().find(|other| Arc::ptr_eq(other.semaphore(), permit.semaphore()));
         match fits {
             Some(other) => other.merge(permit),
@@ -97,10 +97,10 @@ impl RequestState {
     }
 }
 
-/// Why a body ends before its end.
+/// Why a body ends early.
 #[derive(Debug, thiserror::Error)]
 pub(super) enum BodyError {
-    #[error("the body did not come in time")]
+    #[error("the body did not arrive in time")]
     Slow,
     #[error("the server has no room for the body now")]
     Busy,
@@ -110,12 +110,12 @@ pub(super) enum BodyError {
 
 type Waiting = Pin<Box<dyn Future<Output = Option<OwnedSemaphorePermit>> + Send>>;
 
-/// A body that is counted and has to come in time.
+/// A body that is counted and has a deadline.
 pub(super) struct CountedBody {
     inner: Incoming,
     state: Arc<RequestState>,
     since: Instant,
-    /// While more of it has to be waited for.
+    /// Set while more of it is expected.
     unfinished: Option<(Pin<Box<Sleep>>, Receiving)>,
     /// A part that waits for room.
     waiting: Option<(Frame<Bytes>, Waiting)>,
@@ -131,8 +131,8 @@ impl CountedBody {
         Poll::Ready(Some(Err(error)))
     }
 
-    /// Waits for room. A stranger gets that of older requests that are not finished either. Nobody queues: what is small finds room
-    /// where much is held in large parts.
+    /// Waits for room. A request of an unknown caller takes the room of older unfinished ones. There is no queue: a small part
+    /// finds room where large parts are held.
     fn wait(&self, bytes: u32) -> Waiting {
         let (state, pool) = (Arc::clone(&self.state), Arc::clone(self.state.pool()));
         Box::pin(async move {
@@ -146,7 +146,7 @@ impl CountedBody {
                     }
                     let is_known = state.is_known.load(Ordering::Acquire);
                     if !is_known && state.connection.place.shed_older() {
-                        // It may have held nothing: then the next one has to go.
+                        // It may have held nothing: then the next one must go.
                         let _ = tokio::time::timeout(SHED_TAKES, freed).await;
                     } else {
                         freed.await;
@@ -158,7 +158,7 @@ impl CountedBody {
     }
 }
 
-/// How long a connection that has to leave may take for that.
+/// How long a connection may take to close.
 const SHED_TAKES: Duration = Duration::from_millis(20);
 
 impl Drop for RequestState {
@@ -227,7 +227,7 @@ impl Body for CountedBody {
     }
 }
 
-/// The body of an answer, which tells whether the client takes it.
+/// The body of an answer, which reports whether the client reads it.
 pub(super) struct WatchedBody {
     inner: axum::body::Body,
     /// Dropped with the body: then the request has ended.

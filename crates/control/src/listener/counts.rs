@@ -1,4 +1,4 @@
-//! What became of connections, for Prometheus.
+//! Counts connections by their end, for Prometheus.
 
 use prometheus_client::encoding::EncodeLabelSet;
 use prometheus_client::metrics::counter::Counter;
@@ -6,7 +6,7 @@ use prometheus_client::metrics::family::Family;
 use prometheus_client::metrics::gauge::Gauge;
 use prometheus_client::registry::Registry;
 
-/// Which listener.
+/// The kind of a listener.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ListenerKind {
     /// REST.
@@ -18,7 +18,7 @@ pub enum ListenerKind {
 }
 
 impl ListenerKind {
-    /// Its name in metrics and logs.
+    /// Returns its name in metrics and logs.
     pub fn as_str(self) -> &'static str {
         match self {
             Self::Api => "api",
@@ -28,32 +28,32 @@ impl ListenerKind {
     }
 }
 
-/// Why a connection was refused or ended by the server.
+/// Why a connection was refused or closed by the server.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Reason {
-    /// No byte came in time.
+    /// No byte arrived in time.
     FirstByte,
-    /// The TLS handshake was not done in time.
+    /// The TLS handshake did not finish in time.
     Handshake,
-    /// No whole request came in time.
+    /// No complete request arrived in time.
     Head,
-    /// Nothing was asked for a while.
+    /// There was no request for a while.
     Idle,
-    /// The client does not take its answer.
+    /// The client does not read its answer.
     Write,
-    /// A body did not come in time.
+    /// A body did not arrive in time.
     Body,
     /// There was no room for a body.
     Busy,
-    /// A newcomer needed the place.
+    /// A new connection needed the place.
     Shed,
-    /// The address has all of its places.
+    /// The address has used all of its places.
     Address,
     /// All places are taken.
     Full,
-    /// The process has no descriptors left.
+    /// The process has no free descriptors.
     Descriptors,
-    /// A header that must be there once came twice.
+    /// A header that must be unique was repeated.
     Header,
 }
 

@@ -1,22 +1,22 @@
-//! How much time, room and how many places a client gets, per listener.
+//! The limits of time, memory and connections per listener.
 
 use std::time::Duration;
 
 use gpuaas_runtime::places::PlaceLimits;
 
-/// Most connections of one listener at the same time, whatever the file limit allows.
+/// Most connections of one listener, whatever the file limit allows.
 const MAX_CONNECTIONS: usize = 20_000;
-/// Descriptors that no listener may use: the store, keys, logs, webhooks, NATS, Redis, other issuers.
+/// Descriptors that are reserved for other uses: the store, keys, logs, webhooks, NATS, Redis, other issuers.
 const RESERVED: usize = 128;
 /// Connections of the local socket: people, not programs.
 const LOCAL_CONNECTIONS: usize = 32;
-/// What a listener gets where the file limit leaves next to nothing.
+/// The least for a listener if the file limit is very low.
 const MIN_CONNECTIONS: usize = 16;
 
-/// What one listener gives its clients.
+/// The limits of one listener.
 #[derive(Clone, Debug)]
 pub struct ListenerLimits {
-    /// Connections, in all and per address or, at the local socket, per process.
+    /// Connections, in total and per address or, at the local socket, per process.
     pub places: PlaceLimits,
     /// From the connection to its first byte.
     pub first_byte: Duration,
@@ -28,23 +28,23 @@ pub struct ListenerLimits {
     pub body: Duration,
     /// Between two requests.
     pub idle: Duration,
-    /// Longest time in which the client takes less than [`MIN_TAKEN`](super::MIN_TAKEN) of what waits for it.
+    /// Longest time in which the client reads less than [`MIN_TAKEN`](super::MIN_TAKEN) of what waits for it.
     pub write: Duration,
-    /// How long open requests may take to end when the connection is closed in good order.
+    /// How long open requests may take to end when the connection is closed cleanly.
     pub drain: Duration,
-    /// HTTP/2: requests at the same time on one connection.
+    /// HTTP/2: concurrent requests on one connection.
     pub h2_streams: u32,
-    /// HTTP/2: bytes of one request that are taken before somebody reads them.
+    /// HTTP/2: bytes of one request that are accepted before they are read.
     pub h2_stream_window: u32,
     /// HTTP/2: the same for all requests of a connection together.
     pub h2_connection_window: u32,
-    /// HTTP/2: bytes of one answer that are kept for a client that does not take them.
+    /// HTTP/2: bytes of one answer that are buffered for a client that does not read.
     pub h2_send_buffer: usize,
-    /// Bytes of requests by callers who are not known yet that are held at the same time.
+    /// Most bytes of requests by unknown callers in memory.
     pub stranger_bytes: usize,
-    /// Bytes of requests by known callers that are held at the same time.
+    /// Most bytes of requests by known callers in memory.
     pub caller_bytes: usize,
-    /// How long a request waits for room when all bytes are taken.
+    /// How long a request waits for room when all bytes are used.
     pub room: Duration,
 }
 
@@ -69,13 +69,13 @@ impl ListenerLimits {
         }
     }
 
-    /// For REST with this many connections.
+    /// Returns the limits for REST with this many connections.
     pub fn api(connections: usize) -> Self {
         Self::new(connections, connections / 4)
     }
 
-    /// For agents. Only hosts without a certificate count for their address. Idle connections are kept for longer than the heartbeats of
-    /// an agent on long-poll are apart, or every other heartbeat would find its connection closed.
+    /// Returns the limits for agents. Only hosts without a certificate count for their address. The idle limit is longer than the
+    /// heartbeat interval of an agent on long-poll; otherwise every other heartbeat would find its connection closed.
     pub fn link(connections: usize) -> Self {
         Self {
             body: Duration::from_secs(60),
@@ -86,7 +86,8 @@ impl ListenerLimits {
         }
     }
 
-    /// For whoever sits at the server. One process has at most half of the places: streams that it has open are never ended for another.
+    /// Returns the limits for the local socket. One process has at most half of the places, because its open streams are never
+    /// closed for another.
     pub fn local() -> Self {
         Self {
             stranger_bytes: 1024 * 1024,
@@ -98,7 +99,7 @@ impl ListenerLimits {
     }
 }
 
-/// Limits of all listeners of a server process.
+/// The limits of all listeners of a server process.
 #[derive(Clone, Debug)]
 pub struct ServerLimits {
     /// REST.
@@ -114,7 +115,7 @@ pub struct ServerLimits {
 }
 
 impl ServerLimits {
-    /// Shares the descriptors of the process out, so that a flood on one listener leaves the others theirs.
+    /// Divides the descriptors of the process, so that a flood on one listener does not affect the others.
     pub fn for_descriptors(descriptors: u64, has_api: bool, has_link: bool) -> Self {
         let descriptors = usize::try_from(descriptors).unwrap_or(usize::MAX);
         let free = descriptors.saturating_sub(RESERVED + LOCAL_CONNECTIONS);
@@ -125,7 +126,7 @@ impl ServerLimits {
             link: ListenerLimits::link(connections),
             local: ListenerLimits::local(),
             streams_per_caller: 64,
-            // Whoever only asks needs places, too.
+            // Requests without a stream need places too.
             streams: (connections / 2).min(4096),
         }
     }

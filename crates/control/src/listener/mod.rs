@@ -1,7 +1,8 @@
-//! Accepting connections: one loop for every listener of the server, HTTP/1.1 and HTTP/2, plain, TLS and local, bounded in every direction.
+//! Accepts connections: one loop for every listener of the server, HTTP/1.1 and HTTP/2, plain, TLS and local, bounded in every
+//! direction.
 //!
-//! A connection takes a place ([`gpuaas_runtime::places`]) and has a deadline for whatever it does next ([`state`]): the first byte, the TLS
-//! handshake, the first request, the next request, taking its answer. Bodies have a deadline and are counted ([`budget`]).
+//! A connection takes a place ([`gpuaas_runtime::places`]) and has a deadline for its next step ([`state`]): the first byte, the
+//! TLS handshake, the first request, the next request, reading its answer. Bodies have a deadline and are counted ([`budget`]).
 
 mod budget;
 mod counts;
@@ -39,55 +40,55 @@ pub use limits::{ListenerLimits, ServerLimits};
 pub use proxies::{BadProxy, TrustedProxies, TrustedProxy};
 pub use watched_io::MIN_TAKEN;
 
-/// Half-open HTTP/2 connections are found within interval plus timeout.
+/// Half-open HTTP/2 connections are detected within interval plus timeout.
 const KEEP_ALIVE_INTERVAL: Duration = Duration::from_secs(10);
 const KEEP_ALIVE_TIMEOUT: Duration = Duration::from_secs(10);
-/// Most bytes of a request's head, and of what is read at once.
+/// Size limit of a request's head, and of one read.
 const MAX_HEAD: usize = 64 * 1024;
 const MAX_HEADER_LIST: u32 = 16 * 1024;
-/// HTTP/2 streams that the client gave up and nobody has looked at yet.
+/// Most HTTP/2 streams that the client reset and that are not processed yet.
 const MAX_PENDING_RESETS: usize = 20;
-/// HTTP/2 streams that we gave up because of errors of the client.
+/// Most HTTP/2 streams that the server reset because of errors of the client.
 const MAX_ERROR_RESETS: usize = 64;
-/// After an accept that failed.
+/// Pause after a failed accept.
 const ACCEPT_AGAIN: Duration = Duration::from_millis(20);
-/// Between two lines in the log about accepts that fail.
+/// Shortest time between two log lines about failed accepts.
 const TELL_AGAIN: Duration = Duration::from_secs(10);
 
-/// Certificate the client showed, if any, and the connection it was shown on; put into every request by the listener.
+/// The client's certificate, if any, and its connection. The listener adds it to every request.
 #[derive(Clone)]
 pub struct ClientCertificate(pub Option<Arc<PeerTls>>);
 
-/// Where the client comes from, also behind trusted proxies; put into every request by the listener.
+/// The client's address, also behind trusted proxies. The listener adds it to every request.
 #[derive(Clone, Copy)]
 pub struct ClientAddress(pub SocketAddr);
 
-/// How a listener serves.
+/// The options of a listener.
 #[derive(Clone, Debug)]
 pub struct ListenerOptions {
-    /// Which one it is.
+    /// Its kind.
     pub kind: ListenerKind,
-    /// What its clients get.
+    /// Its limits.
     pub limits: ListenerLimits,
-    /// Proxies of the operator.
+    /// The operator's proxies.
     pub proxies: TrustedProxies,
-    /// Counts what happens.
+    /// The counters.
     pub counts: ConnectionCounts,
 }
 
 impl ListenerOptions {
-    /// Without proxies.
+    /// Returns options without proxies.
     pub fn new(kind: ListenerKind, limits: ListenerLimits) -> Self {
         Self { kind, limits, proxies: TrustedProxies::default(), counts: ConnectionCounts::default() }
     }
 }
 
-/// Who is at the other end of a connection.
+/// The peer of a connection.
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum Peer {
-    /// Somebody on the network.
+    /// A network address.
     Network(SocketAddr),
-    /// A process of this machine, with its id if the kernel says it.
+    /// A process of this machine, with its id if the kernel reports it.
     Process(Option<i32>),
 }
 
@@ -99,10 +100,10 @@ impl Peer {
         }
     }
 
-    /// Whom its place counts for.
+    /// Returns the origin that its place counts for.
     fn origin(self, proxies: &TrustedProxies) -> Option<Origin> {
         match self {
-            // Behind a proxy are many.
+            // Many clients are behind a proxy.
             Self::Network(address) if proxies.contains(address.ip()) => None,
             Self::Network(address) => Some(address.ip().into()),
             Self::Process(id) => id.map(Origin::process),
@@ -110,12 +111,12 @@ impl Peer {
     }
 }
 
-/// What connections come from.
+/// A source of connections.
 pub(crate) trait Accept: Send + Sync + 'static {
     /// A connection.
     type Stream: AsyncRead + AsyncWrite + Unpin + Send + 'static;
 
-    /// The next connection and who is at its other end, or nothing if that one may not come in.
+    /// Returns the next connection and its peer, or nothing if that peer is not allowed.
     fn accept(&self) -> impl Future<Output = io::Result<Option<(Self::Stream, Peer)>>> + Send;
 }
 
@@ -124,13 +125,13 @@ impl Accept for TcpListener {
 
     async fn accept(&self) -> io::Result<Option<(TcpStream, Peer)>> {
         let (stream, address) = TcpListener::accept(self).await?;
-        // Without this, small messages wait for the other side's delayed acknowledgment.
+        // Without this, small messages wait for the peer's delayed acknowledgment.
         let _ = stream.set_nodelay(true);
         Ok(Some((stream, Peer::Network(address))))
     }
 }
 
-/// What the connections of a listener share.
+/// The shared state of a listener's connections.
 struct Serving {
     options: ListenerOptions,
     tls: Option<TlsAcceptor>,
@@ -161,7 +162,7 @@ impl Drop for OpenConnection {
     }
 }
 
-/// Serves `router` until `shutdown`, then lets open requests end.
+/// Serves `router` until `shutdown`, then waits for open requests to end.
 pub async fn serve(
     listener: TcpListener,
     tls: Option<TlsAcceptor>,
@@ -172,7 +173,7 @@ pub async fn serve(
     serve_any(listener, tls, router, options, shutdown).await;
 }
 
-/// The same for any kind of connection.
+/// Serves any kind of connection.
 pub(crate) async fn serve_any<L: Accept>(
     listener: L,
     tls: Option<TlsAcceptor>,
@@ -203,7 +204,7 @@ pub(crate) async fn serve_any<L: Accept>(
             },
             Ok(None) => {}
             Err(error) => {
-                // Out of descriptors or a connection that died in the backlog: neither is a reason to stop, but an immediate
+                // Out of descriptors, or a connection that died in the backlog: neither is a reason to stop, but an immediate
                 // retry would spin.
                 let is_out = is_out_of_descriptors(&error);
                 if is_out {
@@ -224,7 +225,7 @@ pub(crate) async fn serve_any<L: Accept>(
     }
     drop(listener);
     connections.close();
-    // Each connection ends by itself within the time for draining.
+    // Each connection ends by itself within the drain time.
     if tokio::time::timeout(serving.options.limits.drain + Duration::from_secs(1), connections.wait()).await.is_err() {
         tracing::warn!(open = connections.len(), "connections still open at the end of the shutdown");
     }
@@ -256,12 +257,12 @@ where
         Some(Ok(stream)) => {
             let leaf = PeerTls::of(stream.get_ref().1);
             if leaf.is_some() {
-                // Thousands of agents may come from one address, and each has proved which node it is.
+                // Thousands of agents may come from one address, and each has authenticated its node.
                 state.place.reached(Stage::Known);
                 state.place.leave_origin();
             }
             let certificate = ClientCertificate(leaf.map(Arc::new));
-            // Boxed, so that a link does not hold the room of its handshake for the rest of its life.
+            // Boxed, so that a link does not hold the memory of its handshake for the rest of its life.
             Box::pin(http(TokioIo::new(stream), certificate, address, state, Arc::clone(&serving))).await;
         }
         Some(Err(error)) => tracing::debug!(?address, %error, "TLS handshake failed"),
@@ -314,7 +315,7 @@ async fn http<I>(
     let service = hyper::service::service_fn(move |request| request::serve(context.clone(), request));
     let limits = &serving.options.limits;
     let mut builder = auto::Builder::new(TokioExecutor::new());
-    // The time of a head is watched below, from the very first byte: the detection of the version has no clock of its own.
+    // The time of a head is checked below, from the first byte: the protocol detection has no timer of its own.
     builder.http1().timer(TokioTimer::new()).header_read_timeout(None).max_buf_size(MAX_HEAD);
     builder
         .http2()

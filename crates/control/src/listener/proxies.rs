@@ -1,4 +1,4 @@
-//! Proxies of the operator, and whom they speak for.
+//! The operator's proxies, and the clients behind them.
 
 use std::net::{IpAddr, SocketAddr};
 use std::str::FromStr;
@@ -6,19 +6,19 @@ use std::sync::Arc;
 
 use http::HeaderMap;
 
-/// Where proxies write whom they speak for.
+/// The header in which proxies write the client's address.
 const FORWARDED_FOR: &str = "x-forwarded-for";
-/// Most hops that are looked at.
+/// Most hops that are considered.
 const MAX_HOPS: usize = 32;
 
-/// Addresses of proxies that are believed: `192.0.2.7`, `192.0.2.0/24` or `2001:db8::/48`.
+/// A trusted proxy or network: `192.0.2.7`, `192.0.2.0/24` or `2001:db8::/48`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct TrustedProxy {
     network: IpAddr,
     bits: u32,
 }
 
-/// What is not an address or a network.
+/// The text is not an address or a network.
 #[derive(Debug, PartialEq, Eq, thiserror::Error)]
 #[error("`{0}` is not an address or a network, as in 192.0.2.7, 192.0.2.0/24 or 2001:db8::/48")]
 pub struct BadProxy(String);
@@ -39,7 +39,7 @@ impl FromStr for TrustedProxy {
             None => most,
         };
         let proxy = Self { network, bits };
-        // `192.0.2.7/24` means either an address or a network, and nobody knows which.
+        // `192.0.2.7/24` could mean an address or a network, so it is refused.
         if prefix(network, bits) != number(network) { Err(bad()) } else { Ok(proxy) }
     }
 }
@@ -58,7 +58,7 @@ fn number(address: IpAddr) -> u128 {
     }
 }
 
-/// The first bits of an address, the others being zero.
+/// Returns the first bits of an address, with zeros for the others.
 fn prefix(address: IpAddr, bits: u32) -> u128 {
     let below = width(address) - bits;
     number(address).checked_shr(below).and_then(|kept| kept.checked_shl(below)).unwrap_or(0)
@@ -70,24 +70,24 @@ impl TrustedProxy {
     }
 }
 
-/// All proxies that are believed.
+/// All trusted proxies.
 #[derive(Clone, Debug, Default)]
 pub struct TrustedProxies(Arc<[TrustedProxy]>);
 
 impl TrustedProxies {
-    /// These.
+    /// Creates the list.
     pub fn new(proxies: &[TrustedProxy]) -> Self {
         Self(proxies.into())
     }
 
-    /// Whether the address is that of a proxy.
+    /// Returns whether the address is that of a proxy.
     pub fn contains(&self, address: IpAddr) -> bool {
         let address = address.to_canonical();
         self.0.iter().any(|proxy| proxy.contains(address))
     }
 
-    /// Who is behind a connection: the last address in the way of the request that is not a proxy. What came before it is the client's
-    /// own claim and not believed.
+    /// Returns the client of a connection: the last address in the chain that is not a proxy. Earlier addresses are claims of the
+    /// client and not trusted.
     pub fn client(&self, peer: SocketAddr, headers: &HeaderMap) -> SocketAddr {
         if !self.contains(peer.ip()) {
             return peer;
@@ -96,7 +96,7 @@ impl TrustedProxies {
         let values = headers.get_all(FORWARDED_FOR).iter().collect::<Vec<_>>();
         let hops = values.into_iter().rev().filter_map(|value| value.to_str().ok()).flat_map(|value| value.rsplit(','));
         for hop in hops.take(MAX_HOPS) {
-            // What a proxy wrote and cannot be read leaves the nearest address that can.
+            // After an entry that cannot be parsed, the nearest valid address counts.
             let Some(address) = hop_address(hop.trim()) else { break };
             client = SocketAddr::new(address, 0);
             if !self.contains(address) {
@@ -107,7 +107,7 @@ impl TrustedProxies {
     }
 }
 
-/// `192.0.2.7`, `192.0.2.7:4711`, `2001:db8::7`, `[2001:db8::7]` or `[2001:db8::7]:4711`.
+/// Parses `192.0.2.7`, `192.0.2.7:4711`, `2001:db8::7`, `[2001:db8::7]` or `[2001:db8::7]:4711`.
 fn hop_address(hop: &str) -> Option<IpAddr> {
     let bare = hop.parse::<IpAddr>().ok();
     let with_port = || hop.parse::<SocketAddr>().ok().map(|address| address.ip());

@@ -1,4 +1,4 @@
-//! One request, before the router sees it and after it was answered.
+//! Serves one request: before the router and after its answer.
 
 use std::convert::Infallible;
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
@@ -15,7 +15,7 @@ use super::{ClientAddress, ClientCertificate, ListenerKind, Reason, Serving};
 use crate::http::Local;
 use crate::http::problem::problem;
 
-/// The address of clients that have none.
+/// The address of clients without one.
 const HERE: SocketAddr = SocketAddr::new(IpAddr::V4(Ipv4Addr::LOCALHOST), 0);
 
 /// What the requests of a connection have in common.
@@ -32,7 +32,7 @@ pub(super) async fn serve(context: Context, request: Request<Incoming>) -> Resul
     let open = context.state.open();
     let response = answer(&context, request).await;
     let open = if response.status() == StatusCode::SWITCHING_PROTOCOLS {
-        // What comes next is no HTTP; whoever speaks it watches the time.
+        // The connection is upgraded and no longer HTTP; the upgraded protocol has its own deadlines.
         open.keep();
         None
     } else {
@@ -56,7 +56,7 @@ async fn answer(context: &Context, mut request: Request<Incoming>) -> Response<B
     if is_local || certificate.0.is_some() {
         marker.mark();
     }
-    // Whoever comes over the local socket is at this machine.
+    // A client of the local socket is on this machine.
     let client = address.map_or(HERE, |peer| client_address(context, peer, request.headers()));
     let extensions = request.extensions_mut();
     extensions.insert(certificate.clone());
@@ -78,7 +78,7 @@ async fn answer(context: &Context, mut request: Request<Incoming>) -> Response<B
     serving.cut(reason);
     let is_slow = reason == Reason::Body;
     if is_slow {
-        return problem(StatusCode::REQUEST_TIMEOUT, "body_timeout", "the body did not come in time; send it at once");
+        return problem(StatusCode::REQUEST_TIMEOUT, "body_timeout", "the body did not arrive in time; send it at once");
     }
     let message = "the server holds as many unfinished requests as it has room for; try again in a second";
     let mut busy = problem(StatusCode::SERVICE_UNAVAILABLE, "server_busy", message);
@@ -86,7 +86,8 @@ async fn answer(context: &Context, mut request: Request<Incoming>) -> Response<B
     busy
 }
 
-/// Only REST believes what proxies write: in front of the link they only pass bytes on, and whatever is written there is the client's.
+/// Returns the client's address. Only REST trusts the headers of proxies: in front of the link, proxies only forward bytes, and
+/// the headers are the client's.
 fn client_address(context: &Context, peer: SocketAddr, headers: &HeaderMap) -> SocketAddr {
     match context.serving.options.kind {
         ListenerKind::Api => context.serving.options.proxies.client(peer, headers),
@@ -94,14 +95,15 @@ fn client_address(context: &Context, peer: SocketAddr, headers: &HeaderMap) -> S
     }
 }
 
-/// The stream of a node goes on for as long as the node is there. Each of its messages has a limit of its own.
+/// Returns whether the request is the stream of a node, which lasts as long as the node is connected. Each of its messages has
+/// its own limit.
 fn is_endless(context: &Context, request: &Request<Incoming>) -> bool {
     let is_grpc =
         request.headers().get(header::CONTENT_TYPE).is_some_and(|value| value.as_bytes().starts_with(b"application/grpc"));
     context.serving.options.kind == ListenerKind::Link && context.certificate.0.is_some() && is_grpc
 }
 
-/// Two of these mean that somebody on the way may have read the other one.
+/// Refuses repeated headers: a proxy and this server could read different ones.
 fn check_headers<B>(request: &Request<B>) -> Result<(), (&'static str, String)> {
     for name in [header::HOST, header::AUTHORIZATION] {
         if request.headers().get_all(&name).iter().nth(1).is_some() {

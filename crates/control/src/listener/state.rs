@@ -1,4 +1,4 @@
-//! What a connection is doing, and when that has taken too long.
+//! The state of a connection, and its deadlines.
 
 use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -11,47 +11,47 @@ use tokio::time::Instant;
 
 use super::{ListenerLimits, Reason};
 
-/// How often a connection is judged on which nothing can be late.
+/// How often a connection without a deadline is checked.
 const AT_REST: Duration = Duration::from_secs(3600);
 
-/// Shared by the socket, the requests on it and whoever watches the time.
+/// Shared by the socket, its requests and the deadline check.
 pub(super) struct ConnectionState {
     pub(super) place: PlaceHandle,
     /// When the connection began, or its TLS handshake ended.
     started: Instant,
     has_sent: AtomicBool,
-    /// Since when the client has not taken what waits for it: microseconds after `started`, plus one.
+    /// Since when the client has not read what waits for it: microseconds after `started`, plus one.
     blocked: AtomicU64,
     requests: Mutex<Requests>,
-    /// How long a client may take to take an answer, and how long it may do nothing.
+    /// How long a client may take to read an answer, and how long it may be idle.
     write: Duration,
     idle: Duration,
-    /// When the connection is judged next: microseconds after `started`.
+    /// When the connection is checked next: microseconds after `started`.
     next_look: AtomicU64,
-    /// Something began that may be late before that.
+    /// Notified when something with an earlier deadline began.
     look_earlier: Notify,
 }
 
 struct Requests {
     open: usize,
-    /// Bodies that have not come as a whole.
+    /// Bodies that are not complete.
     receiving: usize,
     is_first: bool,
     /// When the last open request ended.
     idle_since: Instant,
-    /// Answers whose last part was handed over and not sent yet.
+    /// Answers whose last part is passed on and not sent yet.
     unsent: BTreeMap<u64, Instant>,
     next: u64,
 }
 
-/// What is to be done about a connection.
+/// The result of a check.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Verdict {
-    /// Nothing before this moment.
+    /// Check again at this time.
     Wait(Instant),
-    /// It ends now.
+    /// Close it now.
     Cut(Reason),
-    /// It has done nothing for a while and is closed in good order.
+    /// It is idle: close it cleanly.
     Close,
 }
 
@@ -76,18 +76,18 @@ impl ConnectionState {
         u64::try_from(at.saturating_duration_since(self.started).as_micros()).unwrap_or(u64::MAX)
     }
 
-    /// The connection is judged again at this moment, and not before unless [`ConnectionState::earlier`] says so.
+    /// Sets the next check. It is earlier only if [`ConnectionState::earlier`] resolves.
     pub(super) fn judged_again_at(&self, at: Instant) {
         self.next_look.store(self.micros(at), Ordering::Release);
     }
 
-    /// Resolves when something began that may be late before the connection is judged again.
+    /// Resolves when something began whose deadline is before the next check.
     pub(super) async fn earlier(&self) {
         self.look_earlier.notified().await;
     }
 
-    /// Something began that is late after `within`. A connection at rest is judged once in a long while; this brings that forward, at most
-    /// once per `within`.
+    /// Records that something began with the deadline `within`. An idle connection is rarely checked; this brings the check
+    /// forward, at most once per `within`.
     fn may_be_late(&self, since: Instant, within: Duration) {
         if self.micros(since + within) < self.next_look.load(Ordering::Acquire) {
             self.look_earlier.notify_one();
@@ -98,13 +98,13 @@ impl ConnectionState {
         self.requests.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// The first byte has come.
+    /// Records the first byte.
     pub(super) fn has_sent(&self) {
         self.has_sent.store(true, Ordering::Release);
         self.place.reached(Stage::Started);
     }
 
-    /// The client does not take what waits for it, since now; or it does again.
+    /// Records that the client stopped or resumed reading what waits for it.
     pub(super) fn set_blocked(&self, is_blocked: bool) {
         let since = if is_blocked {
             u64::try_from(self.started.elapsed().as_micros()).unwrap_or(u64::MAX - 1).saturating_add(1)
@@ -122,7 +122,7 @@ impl ConnectionState {
         Some(self.started + Duration::from_micros(since))
     }
 
-    /// A request begins.
+    /// Begins a request.
     pub(super) fn open(self: &Arc<Self>) -> OpenRequest {
         let mut requests = self.requests();
         requests.open += 1;
@@ -138,7 +138,7 @@ impl ConnectionState {
         OpenRequest { state: Arc::clone(self), number, is_kept: false }
     }
 
-    /// The rest of a body has to be waited for.
+    /// Begins to wait for the rest of a body.
     pub(super) fn receive(self: &Arc<Self>) -> Receiving {
         let mut requests = self.requests();
         requests.receiving += 1;
@@ -150,16 +150,16 @@ impl ConnectionState {
         Receiving { state: Arc::clone(self) }
     }
 
-    /// Before there are requests: the TLS handshake.
+    /// Checks the deadline of the TLS handshake, before there are requests.
     pub(super) fn judge_handshake(&self, now: Instant, limits: &ListenerLimits) -> Verdict {
         let first_byte = (!self.has_sent.load(Ordering::Acquire)).then_some((limits.first_byte, Reason::FirstByte));
         let (within, reason) = first_byte.unwrap_or((limits.handshake, Reason::Handshake));
         due(self.started + within, now, Verdict::Cut(reason))
     }
 
-    /// What is to be done now about a connection that speaks HTTP since `http_since`.
+    /// Checks the deadlines of a connection that uses HTTP since `http_since`.
     pub(super) fn judge(&self, http_since: Instant, now: Instant, limits: &ListenerLimits) -> Verdict {
-        // Whatever begins from here on is looked at again, unless the verdict turns out to be early enough.
+        // Anything that begins from here on requests another check, unless the verdict is early enough.
         self.next_look.store(u64::MAX, Ordering::Release);
         let blocked = match self.blocked_since().map(|since| since + limits.write) {
             Some(at) if now >= at => return Verdict::Cut(Reason::Write),
@@ -187,7 +187,7 @@ impl ConnectionState {
         }
         match requests.unsent.values().min().map(|since| *since + limits.write) {
             Some(at) => due(at, now, Verdict::Cut(Reason::Write)),
-            // Whatever begins after now says so itself.
+            // Anything that begins later requests a check itself.
             None => Verdict::Wait(now + AT_REST),
         }
     }
@@ -197,7 +197,7 @@ fn due(at: Instant, now: Instant, verdict: Verdict) -> Verdict {
     if now >= at { verdict } else { Verdict::Wait(at) }
 }
 
-/// A body that has not come as a whole.
+/// A body that is not complete.
 pub(super) struct Receiving {
     state: Arc<ConnectionState>,
 }
@@ -222,19 +222,19 @@ pub(super) struct OpenRequest {
 }
 
 impl OpenRequest {
-    /// A part of the answer was handed over.
+    /// Records that a part of the answer was passed on.
     pub(super) fn handed_over(&self) {
         let now = Instant::now();
         self.state.requests().unsent.insert(self.number, now);
         self.state.may_be_late(now, self.state.write);
     }
 
-    /// What was handed over is on its way.
+    /// Records that the passed-on part was sent.
     pub(super) fn sent(&self) {
         self.state.requests().unsent.remove(&self.number);
     }
 
-    /// The connection becomes something else, which watches the time itself: it is never idle.
+    /// Ends the tracking of an upgraded connection, which has its own deadlines and is never idle.
     pub(super) fn keep(mut self) {
         self.is_kept = true;
     }
@@ -322,7 +322,7 @@ mod tests {
         assert_eq!(state.judge(start, at(40), &limits), Verdict::Wait(at(3640)));
     }
 
-    /// Whether the connection is to be judged before its time.
+    /// Returns whether an earlier check was requested.
     fn is_brought_forward(state: &ConnectionState) -> bool {
         let future = std::pin::pin!(state.earlier());
         future.poll(&mut std::task::Context::from_waker(std::task::Waker::noop())).is_ready()

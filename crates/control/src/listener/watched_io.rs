@@ -1,4 +1,4 @@
-//! A socket that tells when the first byte came and when the other side stops reading.
+//! A socket that reports the first byte and when the peer stops reading.
 
 use std::io;
 use std::pin::Pin;
@@ -10,15 +10,15 @@ use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 
 use super::state::ConnectionState;
 
-/// A client that takes less than this within the time for writing does not read.
+/// A client that reads less than this within the write time does not read.
 pub const MIN_TAKEN: usize = 16 * 1024;
 
-/// A socket and the place that it takes. The place is free when the socket is closed, whoever holds it by then.
+/// A socket and its place. The place is free when the socket is closed, whoever holds it by then.
 pub(super) struct WatchedIo<S> {
     inner: S,
     state: Arc<ConnectionState>,
     has_sent: bool,
-    /// What the client has taken since it began to be slow.
+    /// What the client has read since it became slow.
     taken: Option<usize>,
     // After the socket: fields are dropped in this order.
     _place: Place,

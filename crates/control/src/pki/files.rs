@@ -1,23 +1,23 @@
-//! Secret files: only their owner can read them, and a crash never leaves half of one.
+//! Secret files: only their owner can read them, and a crash never leaves an incomplete one.
 
 use std::io::Write as _;
 use std::os::unix::fs::{DirBuilderExt as _, MetadataExt as _, OpenOptionsExt as _};
 use std::path::{Path, PathBuf};
 
-/// Largest key file that is read.
+/// Size limit of a key file.
 const MAX_KEY_FILE: u64 = 64 * 1024;
 
 /// Why a key file could not be used.
 #[derive(Debug, thiserror::Error)]
 pub enum KeyFileError {
-    /// The file system said no.
+    /// A system error.
     #[error("cannot {action} {path}; check the folder's owner and free space")]
     Io {
-        /// What was tried.
+        /// The operation.
         action: &'static str,
-        /// On what.
+        /// The file.
         path: PathBuf,
-        /// What the system said.
+        /// The error of the system.
         #[source]
         source: std::io::Error,
     },
@@ -31,7 +31,7 @@ pub enum KeyFileError {
         /// Its mode.
         mode: u32,
     },
-    /// Not a key.
+    /// It is not a valid key.
     #[error("{path} is damaged: {detail}; restore it from a backup")]
     Damaged {
         /// The file.
@@ -41,13 +41,13 @@ pub enum KeyFileError {
     },
 }
 
-/// Makes the folder with mode 0700 if it is not there.
+/// Creates the folder with mode 0700 if it does not exist.
 pub(super) fn ensure_dir(path: &Path) -> Result<(), KeyFileError> {
     let made = std::fs::DirBuilder::new().recursive(true).mode(0o700).create(path);
     made.map_err(|source| KeyFileError::Io { action: "create", path: path.to_owned(), source })
 }
 
-/// Writes a file only its owner can read: temporary file, fsync, rename, fsync of the folder.
+/// Writes a file that only its owner can read: temporary file, fsync, rename, fsync of the folder.
 pub fn write_private(path: &Path, bytes: &[u8]) -> Result<(), KeyFileError> {
     let io = |action| move |source| KeyFileError::Io { action, path: path.to_owned(), source };
     let dir = path.parent().unwrap_or_else(|| Path::new("."));
@@ -61,13 +61,13 @@ pub fn write_private(path: &Path, bytes: &[u8]) -> Result<(), KeyFileError> {
     std::fs::File::open(dir).and_then(|dir| dir.sync_all()).map_err(io("sync the folder of"))
 }
 
-/// Holds the key folder against other server processes, until dropped.
+/// Locks the key folder against other server processes, until dropped.
 pub(super) struct FolderLock {
     _file: std::fs::File,
 }
 
 impl FolderLock {
-    /// Waits until no other process makes or changes keys.
+    /// Waits until no other process creates or changes keys.
     pub(super) fn take(dir: &Path) -> Result<Self, KeyFileError> {
         ensure_dir(dir)?;
         let path = dir.join(".lock");
@@ -82,7 +82,7 @@ impl FolderLock {
     }
 }
 
-/// Reads a secret file; `None` if it does not exist. A file that others can read is refused.
+/// Reads a secret file, or returns `None` if it does not exist. A file that others can read is refused.
 pub(crate) fn read_private(path: &Path) -> Result<Option<zeroize::Zeroizing<Vec<u8>>>, KeyFileError> {
     use std::io::Read as _;
     let io = |source| KeyFileError::Io { action: "read", path: path.to_owned(), source };

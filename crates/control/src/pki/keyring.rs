@@ -1,4 +1,4 @@
-//! The task-signing keys and the root that vouches for them.
+//! The task-signing keys and the root key that signs their verifier set.
 
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, RwLock};
@@ -19,7 +19,7 @@ use hmac::{KeyInit as _, Mac as _};
 
 use super::files::{self, KeyFileError};
 
-/// Every secret key of the control plane but the CA's.
+/// All secret keys of the control plane except the CA's.
 pub struct KeyRing {
     dir: PathBuf,
     cluster_id: ClusterId,
@@ -28,7 +28,7 @@ pub struct KeyRing {
     current: RwLock<Arc<Current>>,
 }
 
-/// What is in force now.
+/// The current keys.
 struct Current {
     active: Locked<SigningKey>,
     set: VerifierSet,
@@ -38,22 +38,22 @@ struct Current {
 /// Why the keys cannot be used.
 #[derive(Debug, thiserror::Error)]
 pub enum KeyRingError {
-    /// A file.
+    /// A file cannot be used.
     #[error("the key files cannot be used")]
     File(#[from] KeyFileError),
-    /// The set on disk is not ours.
+    /// The set on disk is not valid.
     #[error("the verifier set on disk is not valid; restore `verifier_set.json` from a backup")]
     Set(#[from] SetError),
-    /// A key the set calls active is not on disk.
+    /// An active key of the set is not on disk.
     #[error("the active signing key {0} is missing; restore its file from a backup or revoke it")]
     ActiveKeyMissing(KeyId),
-    /// No such key.
+    /// The key does not exist.
     #[error("there is no signing key {0}")]
     Unknown(KeyId),
 }
 
 impl KeyRing {
-    /// Loads the keys of this folder, or makes them at the first start.
+    /// Loads the keys of this folder, or creates them at the first start.
     pub fn open(dir: &Path, cluster_id: ClusterId, now: Timestamp) -> Result<Self, KeyRingError> {
         let _lock = files::FolderLock::take(dir)?;
         files::ensure_dir(&dir.join("signing"))?;
@@ -76,28 +76,28 @@ impl KeyRing {
         Arc::clone(&self.current.read().unwrap_or_else(std::sync::PoisonError::into_inner))
     }
 
-    /// The root's public half, pinned by nodes at enrollment.
+    /// Returns the root's public half, which nodes pin at enrollment.
     pub fn root_key(&self) -> VerifyingKey {
         self.root.verifying_key()
     }
 
-    /// The root itself. Besides verifier sets it signs the record of a node's keys at enrollment, so that whoever pinned
-    /// the root can check a receipt without asking anybody.
+    /// Returns the root key. Besides verifier sets it signs the record of a node's keys at enrollment, so that anyone who pinned
+    /// the root can check a receipt offline.
     pub(crate) fn root(&self) -> &SigningKey {
         &self.root
     }
 
-    /// The current set.
+    /// Returns the current set.
     pub fn verifier_set(&self) -> VerifierSet {
         self.current().set.clone()
     }
 
-    /// Version of the current set.
+    /// Returns the version of the current set.
     pub fn set_version(&self) -> u64 {
         self.current().set.version()
     }
 
-    /// The current set's version and DSSE bytes.
+    /// Returns the current set's version and DSSE bytes.
     pub fn set_document(&self) -> (u64, Vec<u8>) {
         let current = self.current();
         (current.set.version(), current.document.clone())
@@ -116,17 +116,18 @@ impl KeyRing {
         (payload.sign(&current.active), current.active.id())
     }
 
-    /// MAC over the text of a task's intent.
+    /// Returns the MAC over the text of a task's intent.
     pub fn intent_mac(&self, text: &str) -> String {
         STANDARD.encode(self.mac(text.as_bytes()).finalize().into_bytes())
     }
 
-    /// Whether a MAC is ours, in constant time.
+    /// Returns whether a MAC is ours, in constant time.
     pub fn intent_matches(&self, text: &str, mac: &str) -> bool {
         STANDARD.decode(mac).is_ok_and(|mac| self.mac(text.as_bytes()).verify_slice(&mac).is_ok())
     }
 
-    /// The secret of a node's link. It follows from the link's id, so every server process that shares the keys can check a proof.
+    /// Returns the secret of a node's link. It is derived from the link's id, so every server process that shares the keys can
+    /// check a proof.
     pub fn resume_secret(&self, node_id: NodeId, node_epoch: u64, session: SessionId) -> ResumeSecret {
         let text = format!("gpuaas-link-resume-secret-v1\n{node_id}\n{node_epoch}\n{session}");
         ResumeSecret::new(self.mac(text.as_bytes()).finalize().into_bytes().into())
@@ -139,7 +140,7 @@ impl KeyRing {
         mac
     }
 
-    /// Publishes a key ahead of its use. If one is staged already, nothing changes.
+    /// Publishes a key ahead of its use. If one is already staged, nothing changes.
     pub fn stage(&self, now: Timestamp) -> Result<KeyId, KeyRingError> {
         let staged =
             |set: &VerifierSet| set.document().keys.iter().find(|e| e.state == KeyState::Staged).map(|e| e.key_id.clone());
@@ -156,8 +157,7 @@ impl KeyRing {
         Ok(id)
     }
 
-    /// The staged key, or else a new one, becomes active; the one before stays believed (grace), the one before that is
-    /// retired.
+    /// Activates the staged key, or else a new one. The previous key stays valid (grace), and the one before that is retired.
     pub fn rotate(&self, now: Timestamp) -> Result<KeyId, KeyRingError> {
         self.change(now, |keys| {
             for entry in keys {
@@ -171,7 +171,7 @@ impl KeyRing {
         })
     }
 
-    /// A key is in wrong hands: it is never believed again. If it was the active one, a new one takes over.
+    /// Revokes a compromised key for good. If it was the active one, a new one replaces it.
     pub fn revoke(&self, key: &KeyId, now: Timestamp) -> Result<KeyId, KeyRingError> {
         self.change(now, |keys| {
             let entry = keys.iter_mut().find(|e| e.key_id == *key).ok_or_else(|| KeyRingError::Unknown(key.clone()))?;
@@ -185,7 +185,7 @@ impl KeyRing {
         now: Timestamp,
         edit: impl FnOnce(&mut Vec<Entry>) -> Result<(), KeyRingError>,
     ) -> Result<KeyId, KeyRingError> {
-        // Another process may have changed the set since we last looked: two truths with one version must not be.
+        // Another process may have changed the set in the meantime: there must not be two sets with one version.
         let _lock = files::FolderLock::take(&self.dir)?;
         self.reload()?;
         let mut guard = self.current.write().unwrap_or_else(std::sync::PoisonError::into_inner);
@@ -210,7 +210,7 @@ impl KeyRing {
                 }
             },
         };
-        // Keys that ended long ago need not be told to nodes for ever; an unknown key is refused just the same.
+        // Keys that ended long ago need not be sent to nodes forever; an unknown key is refused too.
         while document.keys.len() > MAX_KEYS / 2 {
             let Some(oldest) = document.keys.iter().position(|e| e.state == KeyState::Retired) else { break };
             document.keys.remove(oldest);
@@ -220,7 +220,7 @@ impl KeyRing {
         Ok(id)
     }
 
-    /// Takes over a newer set that another server process wrote to the same folder. True if there was one.
+    /// Loads a newer set that another server process wrote to the same folder. Returns true if there was one.
     pub fn reload(&self) -> Result<bool, KeyRingError> {
         let Some(found) = load_current(&self.dir, self.cluster_id, &self.root)? else { return Ok(false) };
         let mut guard = self.current.write().unwrap_or_else(std::sync::PoisonError::into_inner);
@@ -231,7 +231,7 @@ impl KeyRing {
         Ok(newer)
     }
 
-    /// Digest of the root key, for people to compare.
+    /// Returns the digest of the root key, for people to compare.
     pub fn root_fingerprint(&self) -> Digest {
         Digest::of(self.root.verifying_key().as_bytes())
     }
@@ -287,7 +287,8 @@ fn load_or_make(path: &Path) -> Result<Locked<SigningKey>, KeyFileError> {
 
 fn load(path: &Path) -> Result<Option<Locked<SigningKey>>, KeyFileError> {
     let Some(text) = files::read_private(path)? else { return Ok(None) };
-    // Into memory that is wiped: a vector of the decoder's own would leave the seed behind. With room for what the decoder expects.
+    // Decoded into memory that is wiped: the decoder's own vector would leave the seed behind. It has the size that the decoder
+    // expects.
     let mut decoded = zeroize::Zeroizing::new([0; 48]);
     let length = STANDARD.decode_slice(text.trim_ascii(), decoded.as_mut_slice());
     match (length, decoded.first_chunk::<32>()) {

@@ -1,7 +1,7 @@
-//! Keys and certificates: the CA, the task-signing keys, and who a certificate says it is.
+//! Keys and certificates: the CA, the task-signing keys, and the identity in a certificate.
 //!
-//! Everything secret lives in one folder of files (0600), never in the database: whoever can write the database can
-//! neither sign a task nor make a certificate.
+//! All secrets are files in one folder (0600), never in the database: an attacker who can write the database can neither sign a
+//! task nor issue a certificate.
 
 mod ca;
 mod files;
@@ -24,12 +24,12 @@ pub(crate) use watch::spawn_watch;
 /// Fills a fixed array with randomness from the kernel.
 pub fn random<const N: usize>() -> [u8; N] {
     let mut bytes = [0; N];
-    // The kernel's generator does not fail after boot; if it ever did, going on would mean predictable secrets.
+    // The kernel's generator does not fail after boot. If it did, continuing would mean predictable secrets.
     getrandom::fill(&mut bytes).unwrap_or_else(|error| panic!("no randomness from the kernel: {error}"));
     bytes
 }
 
-/// A new secret as text: a prefix and 256 random bits in base64url.
+/// Generates a secret as text: a prefix and 256 random bits in base64url.
 pub fn secret_text(prefix: &str) -> String {
     use base64::Engine as _;
     format!("{prefix}{}", base64::engine::general_purpose::URL_SAFE_NO_PAD.encode(random::<32>()))

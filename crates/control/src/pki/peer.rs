@@ -1,4 +1,4 @@
-//! Who a client certificate says it is. The chain and the dates were checked by TLS; the name is checked here.
+//! The identity in a client certificate. TLS checked the chain and the dates; the name is checked here.
 
 use gpuaas_contract::Digest;
 use gpuaas_contract::id::{ClusterId, NodeId};
@@ -10,14 +10,14 @@ use x509_parser::prelude::{FromDer as _, GeneralName, ParsedExtension, X509Certi
 /// The client's side of a TLS connection.
 #[derive(Clone, Debug)]
 pub struct PeerTls {
-    /// The certificate it showed.
+    /// Its certificate.
     pub certificate: CertificateDer<'static>,
-    /// What binds a proof to this connection.
+    /// The channel binding of this connection.
     pub binding: ChannelBinding,
 }
 
 impl PeerTls {
-    /// Of a finished handshake; `None` if the client showed no certificate, or the connection cannot be bound to.
+    /// Reads a finished handshake. Returns `None` if the client sent no certificate, or the connection has no channel binding.
     pub fn of(connection: &rustls::ServerConnection) -> Option<Self> {
         let certificate = connection.peer_certificates()?.first()?.clone();
         let binding = connection.export_keying_material([0; 32], EXPORTER_LABEL, None).ok()?;
@@ -25,29 +25,29 @@ impl PeerTls {
     }
 }
 
-/// A node as its certificate names it.
+/// A node as named by its certificate.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Peer {
     /// The node.
     pub node_id: NodeId,
     /// Serial number of the certificate, hex.
     pub serial: String,
-    /// When the certificate expires.
+    /// The expiry of the certificate.
     pub not_after: Timestamp,
-    /// Digest of its public key (SPKI). Whoever has the CA's key can copy everything else.
+    /// Digest of its public key (SPKI). A holder of the CA's key can copy everything else.
     pub key_digest: Digest,
-    /// What binds a proof to the connection it was shown on.
+    /// The channel binding of its connection.
     pub binding: ChannelBinding,
 }
 
-/// What a node's certificate says.
+/// The content of a node's certificate.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct NodeCertificate {
     /// The node.
     pub node_id: NodeId,
     /// Serial number, hex.
     pub serial: String,
-    /// When it expires.
+    /// Its expiry.
     pub not_after: Timestamp,
     /// Digest of its public key (SPKI).
     pub key_digest: Digest,
@@ -56,10 +56,10 @@ pub struct NodeCertificate {
 /// A certificate of our CA that does not name a node of this cluster.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum BadPeer {
-    /// Not X.509.
+    /// It is not X.509.
     #[error("the client certificate does not parse")]
     Unreadable,
-    /// No name, more than one name, or a name of another kind.
+    /// It has no name, more than one name, or a name of another kind.
     #[error("the client certificate must have exactly one name, a SPIFFE URI")]
     NotOneUri,
     /// A URI of another cluster, or not of a node.

@@ -1,4 +1,4 @@
-//! The node record: which keys the control plane saw at the door, signed, so that the database cannot swap them.
+//! The node record: the keys that the control plane saw at enrollment, signed, so that nobody can replace them in the database.
 
 use gpuaas_contract::Digest;
 use gpuaas_contract::dsse::{self, OpenError};
@@ -36,7 +36,7 @@ impl NodeRecord {
         dsse::seal(PAYLOAD_TYPE, serde_json::to_vec(&Self::of(node, cluster_id)).unwrap_or_default(), key)
     }
 
-    /// Whether the node's row still says what was signed at the door.
+    /// Checks that the node's row still matches the signed record.
     pub fn matches(node: &Node, cluster_id: ClusterId, key: &VerifyingKey) -> Result<bool, OpenError> {
         let payload = dsse::open(&node.record, MAX_BYTES, PAYLOAD_TYPE, key)?;
         Ok(serde_json::from_slice::<Self>(&payload).is_ok_and(|record| record == Self::of(node, cluster_id)))

@@ -1,7 +1,7 @@
-//! The certificate that a listener of ours shows: made anew long before it expires, however long the server runs.
+//! The certificate of a listener: renewed long before it expires, however long the server runs.
 //!
-//! The built-in CA makes the next one while a connection waits for it. step-ca is asked in the background, and what it gave is kept
-//! in the key folder: a server that starts while step-ca is away shows the certificate it had.
+//! The built-in CA issues the next one while a connection waits for it. step-ca is asked in the background, and its certificate
+//! is kept in the key folder: a server that starts while step-ca is unreachable uses the previous certificate.
 
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, PoisonError};
@@ -16,15 +16,15 @@ use tokio_util::sync::CancellationToken;
 use super::ca::{Ca, CaError, ServerCertificate};
 use super::files;
 
-/// The clock may be set and the machine may sleep, so it is looked at this often.
+/// The clock may be set and the machine may sleep, so the certificate is checked this often.
 const LOOK_EVERY: Duration = Duration::from_secs(30);
-/// First and longest wait after a failure.
+/// First and longest delay after a failure.
 const RETRY: (Duration, Duration) = (Duration::from_secs(2), Duration::from_secs(60));
 
 /// A listener, by the name of its file.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Listener {
-    /// Where agents connect.
+    /// The listener for agents.
     Link,
     /// REST.
     Api,
@@ -39,11 +39,11 @@ impl Listener {
     }
 }
 
-/// Shows a certificate of the CA and replaces it in time.
+/// Serves a certificate of the CA and renews it in time.
 pub struct ServingCertificate {
     ca: Arc<Ca>,
     names: Vec<String>,
-    /// Where it is kept, if the CA may be away.
+    /// Its file, if the CA may be unreachable.
     file: Option<PathBuf>,
     current: Mutex<Current>,
 }
@@ -56,19 +56,20 @@ struct Current {
 }
 
 impl Current {
-    /// Also if the clock went back behind the moment it was made: nobody would take a certificate of the future.
+    /// Returns whether it must be renewed, also if the clock was set back before its start: a certificate from the future is not
+    /// valid.
     fn is_due(&self, now: Timestamp, share: u32) -> bool {
         now > self.from.plus(self.until.since(self.from) / share) || now < self.from
     }
 }
 
-/// The built-in CA replaces its certificates at half their life.
+/// The built-in CA renews its certificates at half their lifetime.
 const BUILT_IN_SHARE: u32 = 2;
-/// step-ca may be away for long, so that two thirds of a life are left for it to come back.
+/// step-ca may be unreachable for long, so two thirds of the lifetime are left for it to return.
 const STEP_CA_SHARE: u32 = 3;
 
 impl ServingCertificate {
-    /// For the link's own name and these names and addresses besides.
+    /// Creates a certificate for the link's own name and these names and addresses.
     pub async fn new(ca: Arc<Ca>, names: Vec<String>, keys_dir: &Path, listener: Listener) -> Result<Arc<Self>, CaError> {
         let now = Timestamp::now();
         let file = ca.step_ca().map(|_| listener.file(keys_dir));
@@ -79,7 +80,7 @@ impl ServingCertificate {
                 Ok(current) => current,
                 Err(error) => {
                     let error = &error as &dyn std::error::Error;
-                    tracing::warn!(error, until = %kept.until, "no new certificate for the listener; it goes on with the one it has");
+                    tracing::warn!(error, until = %kept.until, "no new certificate for the listener; the current one stays in use");
                     kept
                 }
             },
@@ -88,7 +89,7 @@ impl ServingCertificate {
         Ok(Arc::new(Self { ca, names, file, current: Mutex::new(current) }))
     }
 
-    /// Replaces the certificate in time, until `stop`. Returns at once where the CA needs nobody for it.
+    /// Renews the certificate in time, until `stop`. Returns at once if the CA issues it locally.
     pub async fn keep_fresh(self: Arc<Self>, stop: CancellationToken) {
         let Some(file) = self.file.clone() else { return };
         let mut retry = RETRY.0;
@@ -101,7 +102,7 @@ impl ServingCertificate {
                 due.since(now).clamp(Duration::from_millis(100), LOOK_EVERY)
             } else if let Err(error) = self.replace(&file, now).await {
                 let error = &error as &dyn std::error::Error;
-                tracing::error!(error, until = %current.until, "no new certificate for the listener; trying again");
+                tracing::error!(error, until = %current.until, "no new certificate for the listener; retrying");
                 let pause = retry;
                 retry = (retry * 2).min(RETRY.1);
                 pause
@@ -112,7 +113,7 @@ impl ServingCertificate {
         }
     }
 
-    /// Another process of this cluster may have been faster.
+    /// Renews the certificate. Another process of this cluster may have been faster.
     async fn replace(&self, file: &Path, now: Timestamp) -> Result<(), CaError> {
         let kept = kept(&self.ca, &self.names, file, now).filter(|kept| !kept.is_due(now, STEP_CA_SHARE));
         let next = match kept {
@@ -150,7 +151,7 @@ async fn issue(ca: &Ca, names: &[String], file: Option<&Path>, now: Timestamp) -
     certified(certificate)
 }
 
-/// The key, then the chain, in one file: they are never apart.
+/// Returns the key, then the chain, for one file, so that they are never separated.
 fn pem_of(certificate: &ServerCertificate) -> zeroize::Zeroizing<String> {
     let mut text = zeroize::Zeroizing::new(super::ca::pem_text("PRIVATE KEY", certificate.key.secret_der()));
     for link in &certificate.chain {
@@ -159,7 +160,7 @@ fn pem_of(certificate: &ServerCertificate) -> zeroize::Zeroizing<String> {
     text
 }
 
-/// The certificate of an earlier start or of another process, if it can be shown now.
+/// Returns the certificate of an earlier start or of another process, if it is valid now.
 fn kept(ca: &Ca, names: &[String], file: &Path, now: Timestamp) -> Option<Current> {
     let step_ca = ca.step_ca()?;
     let read = || -> Result<Option<Current>, CaError> {
@@ -173,8 +174,8 @@ fn kept(ca: &Ca, names: &[String], file: &Path, now: Timestamp) -> Option<Curren
     match read() {
         Ok(kept) => kept,
         Err(error) => {
-            // It expired, or the server was given other names: another one is made.
-            tracing::info!(file = %file.display(), error = &error as &dyn std::error::Error, "the kept certificate is not used");
+            // It has expired, or the server has other names: a new one is issued.
+            tracing::info!(file = %file.display(), error = &error as &dyn std::error::Error, "the saved certificate is not used");
             None
         }
     }
@@ -189,10 +190,10 @@ impl ResolvesServerCert for ServingCertificate {
         {
             match made.and_then(certified) {
                 Ok(made) => {
-                    tracing::info!("a new certificate for the listener was made");
+                    tracing::info!("a new certificate for the listener was issued");
                     *current = made;
                 }
-                // The old one may still serve.
+                // The old one may still be valid.
                 Err(error) => tracing::error!(error = &error as &dyn std::error::Error, "no new certificate for the listener"),
             }
         }

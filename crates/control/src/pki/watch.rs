@@ -1,4 +1,5 @@
-//! Looks after step-ca: asks now and then whether it is there, so that an operator hears of an outage long before certificates expire.
+//! Monitors step-ca: checks periodically whether it is reachable, so that an operator learns about an outage long before
+//! certificates expire.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -12,14 +13,14 @@ use super::{HealthState, StepCa};
 use crate::transact::transact;
 use crate::{Control, link};
 
-/// How often step-ca is asked. Requests for certificates say it sooner.
+/// How often step-ca is checked. Certificate requests notice an outage sooner.
 const ASK_EVERY: Duration = Duration::from_secs(15);
-/// From here on the log says that the enrollment certificate must be replaced.
+/// From here on the log warns that the enrollment certificate must be replaced.
 const CREDENTIAL_ENDS_SOON: Duration = Duration::from_secs(7 * 24 * 3600);
-/// Rounds between two such lines: an hour.
+/// Rounds between two such warnings: an hour.
 const REMIND_EVERY: u32 = 240;
 
-/// Starts the watch where the cluster has a step-ca.
+/// Starts the monitor if the cluster has a step-ca.
 pub(crate) fn spawn_watch(control: &Arc<Control>) {
     if control.ca.step_ca().is_none() {
         return;
@@ -35,13 +36,13 @@ pub(crate) fn spawn_watch(control: &Arc<Control>) {
                 () = control.shutdown.cancelled() => return,
                 state = step_ca.probe() => state,
             };
-            // A request for a certificate may have noticed first; what counts here is what was told.
+            // A certificate request may have noticed first; compare with what was last reported.
             let state = changed.or_else(|| step_ca.health().state);
             control.metrics.ca_available(matches!(state, Some(HealthState::Available)));
             if let Some(state) = state
                 && told.as_ref().map(std::mem::discriminant) != Some(std::mem::discriminant(&state))
             {
-                // The first good answer of a server that has just started is not worth an event.
+                // The first success after a start is not worth an event.
                 if told.is_some() || matches!(state, HealthState::Unavailable(_)) {
                     tell(&control, step_ca, &state).await;
                 }
@@ -66,7 +67,7 @@ async fn tell(control: &Control, step_ca: &StepCa, state: &HealthState) {
             ("gpuaas.ca.available.v1", "ca.available", "")
         }
         HealthState::Unavailable(detail) => {
-            tracing::error!(url = step_ca.url(), %detail, "step-ca does not answer; certificates are valid until they expire");
+            tracing::error!(url = step_ca.url(), %detail, "step-ca does not answer; certificates stay valid until they expire");
             ("gpuaas.ca.unavailable.v1", "ca.unavailable", detail.as_str())
         }
     };
@@ -82,9 +83,9 @@ async fn tell(control: &Control, step_ca: &StepCa, state: &HealthState) {
 
 async fn remind(step_ca: &StepCa) {
     match step_ca.credential_until().await {
-        None => tracing::error!("the enrollment certificate for step-ca cannot be used; no certificate can be made"),
+        None => tracing::error!("the enrollment certificate for step-ca cannot be used; no certificate can be issued"),
         Some(until) if until.since(Timestamp::now()) < CREDENTIAL_ENDS_SOON => {
-            tracing::warn!(%until, "the enrollment certificate for step-ca ends soon, and certificates made with it end then as well; replace it");
+            tracing::warn!(%until, "the enrollment certificate for step-ca expires soon, and so do certificates issued with it; replace it");
         }
         Some(_) => {}
     }

@@ -1,5 +1,5 @@
-//! The picture of the fleet that placement looks at. It is made from the rows when it is first needed and kept up to date by wakeups; it
-//! authorizes nothing, and whoever finds it behind the rows has the node looked at again.
+//! The view of the fleet for placement. It is built from the rows when it is first needed and updated by wake-ups. It authorizes
+//! nothing; a caller that finds it outdated has the node read again.
 
 use std::collections::{BTreeMap, BTreeSet, HashSet};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -21,20 +21,20 @@ use tokio::sync::broadcast::error::RecvError;
 use crate::error::ControlError;
 use crate::{Control, resources};
 
-/// Nodes read at once when the whole picture is made.
+/// Nodes of one read when the whole view is built.
 const PAGE: u32 = 500;
 
-/// The picture, and what of it is known to be old.
+/// The view, and which parts of it are outdated.
 #[derive(Default)]
 pub struct FleetView {
     inner: Mutex<View>,
-    /// One reader of rows at a time: the others wait for what it finds.
+    /// One reader of rows at a time: the others wait for its result.
     reading: tokio::sync::Mutex<()>,
-    /// A place is no longer held.
+    /// Notified when a place is no longer held.
     given_up: tokio::sync::Notify,
 }
 
-/// How much of the picture.
+/// A part of the view.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Extent {
     Nodes,
@@ -44,12 +44,12 @@ enum Extent {
 struct View {
     fleet: Fleet,
     windows: Vec<Window>,
-    /// The whole picture is to be made anew.
+    /// Whether the whole view must be rebuilt.
     all: bool,
     dirty: HashSet<NodeId>,
-    /// Somebody is reading what was known to be old.
+    /// Set while outdated parts are being read.
     being_read: Option<Extent>,
-    /// What was chosen and is about to be written, in the order in which it was chosen.
+    /// Chosen placements that are about to be written, in the order in which they were chosen.
     held: BTreeMap<u64, (What, Placement)>,
     /// The number of the next one.
     next_held: u64,
@@ -63,13 +63,13 @@ impl Default for View {
 }
 
 impl View {
-    /// Whether all of it is to be made anew.
+    /// Returns whether all of it must be rebuilt.
     fn is_old(&self, now: Timestamp) -> bool {
-        // Maintenance that is over does not say so.
+        // The end of a maintenance window causes no wake-up.
         self.all || self.windows.iter().any(|window| !window.counts(now))
     }
 
-    /// Puts in what the rows say of a node. What is held there stays so.
+    /// Updates a node from its rows. Its held places stay held.
     fn upsert(&mut self, candidate: Candidate) {
         let node = candidate.node_id();
         self.fleet.upsert(candidate);
@@ -79,8 +79,8 @@ impl View {
     }
 }
 
-/// Rows are being read. Whoever asks meanwhile waits for them: without them the picture may be one of nothing at all. If they are not read
-/// to the end, as when nobody waits for the answer any more, what was to be read is still old.
+/// Rows are being read. Other callers wait for them: until then the view may be empty. If the read is cancelled, the parts stay
+/// outdated.
 struct Reading<'a> {
     view: &'a FleetView,
     all: bool,
@@ -89,7 +89,7 @@ struct Reading<'a> {
 }
 
 impl<'a> Reading<'a> {
-    /// What is old is taken before the rows are read: what changes while they are read is old again.
+    /// Takes the outdated parts before the rows are read: a change during the read makes them outdated again.
     fn begin(view: &'a FleetView) -> Self {
         let mut now = view.lock();
         now.being_read = Some(if now.all { Extent::All } else { Extent::Nodes });
@@ -108,8 +108,8 @@ impl Drop for Reading<'_> {
     }
 }
 
-/// A place that somebody has chosen. Until it is written, or until it turns out that it cannot be, others are shown that it is taken:
-/// else all who look at the same time would find the same best place, and all but one in vain.
+/// A chosen place. Until it is written, or fails, others see it as taken: otherwise all concurrent callers would find the same
+/// best place, and all but one in vain.
 pub(crate) struct HeldPlace<'a> {
     view: &'a FleetView,
     number: u64,
@@ -119,7 +119,7 @@ impl Drop for HeldPlace<'_> {
     fn drop(&mut self) {
         let mut view = self.view.lock();
         if let Some((_, place)) = view.held.remove(&self.number) {
-            // The rows say what became of it.
+            // The rows show the result.
             view.dirty.insert(place.node_id);
         }
         drop(view);
@@ -127,11 +127,11 @@ impl Drop for HeldPlace<'_> {
     }
 }
 
-/// What an allocation with these terms asks of the fleet.
+/// Returns the placement request for these terms.
 pub(crate) fn placement_request(terms: &Terms, avoid: &[NodeId], end: Option<Timestamp>) -> PlacementRequest {
     let what = match terms.product {
         Product::Slice { slots } => {
-            // What is not a number of slots was refused when the product was made.
+            // A product with an invalid number of slots was refused at its creation.
             let one = SlotCount::new(1).unwrap_or_else(|_| unreachable!("a slice can have one slot"));
             What::Slots {
                 count: usize::try_from(slots).ok().and_then(|slots| SlotCount::new(slots).ok()).unwrap_or(one),
@@ -152,7 +152,7 @@ pub(crate) fn placement_request(terms: &Terms, avoid: &[NodeId], end: Option<Tim
 }
 
 impl FleetView {
-    /// Keeps the picture's notes of what is old up to date.
+    /// Tracks which parts of the view are outdated.
     pub(crate) fn spawn(control: &Arc<Control>) {
         let mut wakeups = control.store.wakeups();
         let control = Arc::clone(control);
@@ -180,7 +180,7 @@ impl FleetView {
         });
     }
 
-    /// What is known of this node is old; of every node, if none is named.
+    /// Marks this node as outdated, or every node if none is named.
     pub(crate) fn note(&self, node: Option<NodeId>) {
         let mut view = self.lock();
         match node {
@@ -193,7 +193,7 @@ impl FleetView {
         self.inner.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// A place for a request, as far as the picture shows.
+    /// Returns a place for a request, according to the view.
     pub(crate) async fn place(
         &self,
         control: &Control,
@@ -203,7 +203,7 @@ impl FleetView {
         Ok(self.lock().fleet.place(request, Timestamp::now()))
     }
 
-    /// A place for a request, which is held for the caller.
+    /// Returns a place for a request, held for the caller.
     pub(super) async fn hold(
         &self,
         control: &Control,
@@ -223,7 +223,8 @@ impl FleetView {
                         view.held.insert(number, (request.what.clone(), place.clone()));
                         return Ok(Ok((place, HeldPlace { view: self, number })));
                     }
-                    // Those who have a place now may not get it. Not those who come later, or it could take forever.
+                    // Places that are held now may be released. Waits only for these, not for later ones, or it could take
+                    // forever.
                     Err(no_fit) => {
                         let end = *first_after.get_or_insert(view.next_held);
                         if view.held.range(..end).next().is_none() {
@@ -236,16 +237,16 @@ impl FleetView {
         }
     }
 
-    /// Asks the picture something, after it was brought up to date.
+    /// Queries the view, after it was updated.
     pub(crate) async fn ask<T>(&self, control: &Control, question: impl FnOnce(&Fleet) -> T) -> Result<T, ControlError> {
         self.refresh(control).await?;
         Ok(question(&self.lock().fleet))
     }
 
-    /// Announced maintenance that concerns a node, soonest first.
+    /// Returns the announced maintenance of a node, soonest first.
     pub(crate) async fn windows_of(&self, control: &Control, node: NodeId) -> Result<Vec<Window>, ControlError> {
         let now = Timestamp::now();
-        // They are read with the whole picture; news of single nodes do not concern them.
+        // They are read with the whole view; updates of single nodes do not concern them.
         let known = {
             let view = self.lock();
             !view.is_old(now) && view.being_read != Some(Extent::All)
@@ -320,7 +321,7 @@ impl FleetView {
 async fn candidate(control: &Control, node: &Node, windows: &[Window]) -> Result<Candidate, ControlError> {
     let slots = control.store.slot_of_node(node.id).await?;
     let machine = match resources::get::<Machine>(control, machine_id(node.id)).await {
-        // A row that is not ours is no offer, and must not keep the others from being seen.
+        // A row that is not ours is not an offer, and must not hide the others.
         Err(ControlError::Refused(_)) => None,
         read => read?,
     };

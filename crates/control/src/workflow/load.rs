@@ -1,4 +1,4 @@
-//! What a step is decided on, read from the store.
+//! Reads the inputs of a step from the store.
 
 use std::collections::BTreeSet;
 
@@ -18,17 +18,18 @@ use crate::error::ControlError;
 use crate::lease_settlement::check_seal;
 use crate::{Control, resources};
 
-/// How often a place is looked for anew because what was found was not there any more.
+/// How often a placement is repeated because the chosen place was gone.
 const MAX_LOOKS: u32 = 4;
 
-/// What a step is decided on, but for the quotas, which only the end of a run needs; and the place that was chosen for it, which is held until the decision is written.
+/// Returns the inputs of a step, without the quotas, which only the end of a run needs; and the chosen place, which is held until
+/// the decision is written.
 pub(super) async fn load<'a>(
     control: &'a Control,
     run: &Allocation,
     context: &Context,
 ) -> Result<(StepInputs, Option<HeldPlace<'a>>), ControlError> {
-    // The task first: its end and what becomes of the slots are one commit, so slots that are read after it are never older than it. The
-    // other way round, a release that ends between the two reads would look like one that left the slots dirty.
+    // The task first: its end and the state of the slots are one commit, so slots that are read after it are never older. In the
+    // other order, a release that ends between the two reads would look like one that left the slots dirty.
     let task = match run.task_id {
         Some(id) => control.store.task_get(id).await?,
         None => None,
@@ -41,7 +42,7 @@ pub(super) async fn load<'a>(
         (Product::BareMetal, Some(node)) => resources::get::<Machine>(control, machine_id(node)).await?,
         (Product::BareMetal, None) | (Product::Slice { .. }, _) => None,
     };
-    // One that went on to somebody else is no longer this run's.
+    // A machine of another allocation is no longer this run's.
     let machine = machine.filter(|machine| machine.allocation_id == Some(run.id));
     let node_id = slots.first().map(|slot| slot.node_id).or(run.node_id);
     let node = match node_id {
@@ -70,7 +71,7 @@ pub(super) async fn load<'a>(
     Ok((StepInputs { node, slots, lease_tasks, machine, task, place, budget, quotas: Vec::new() }, held))
 }
 
-/// Whether what the allocation holds may be destroyed within this hour.
+/// Returns whether the holdings of the allocation may be destroyed within this hour's budget.
 async fn budget_of(control: &Control, run: &Allocation, context: &Context) -> Result<Result<Decision, Refusal>, ControlError> {
     let scope = Scope::Organization(run.organization_id);
     match control.budget.take(control, scope, Some(run.id), context).await {
@@ -98,8 +99,7 @@ async fn lease_tasks(
     Ok(tasks)
 }
 
-/// A place, with the rows it consists of. The picture it is chosen from may be behind the rows: then the picture of that node is made
-/// anew and another place is looked for.
+/// Returns a place with its rows. The view may be outdated: then that node is read again and another place is chosen.
 async fn look<'a>(control: &'a Control, run: &Allocation) -> Result<Result<(Chosen, HeldPlace<'a>), NoFit>, ControlError> {
     let request = placement_request(&run.terms, &run.avoid, run.expires_at);
     for _ in 0..=MAX_LOOKS {
@@ -114,7 +114,7 @@ async fn look<'a>(control: &'a Control, run: &Allocation) -> Result<Result<(Chos
     Err(ControlError::Contended)
 }
 
-/// The rows of a place, if they still are what was found.
+/// Returns the rows of a place, if they still match.
 async fn rows_of(control: &Control, run: &Allocation, placement: &Placement) -> Result<Option<Chosen>, ControlError> {
     let Some(node) = control.store.node_get(placement.node_id).await? else { return Ok(None) };
     if !node.service.takes_work() {

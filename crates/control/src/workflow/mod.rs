@@ -1,8 +1,8 @@
-//! Runs: every allocation that is not over is advanced until it is.
+//! Runs: every allocation is advanced until it has ended.
 //!
-//! What a step means is decided by [`gpuaas_domain::allocation::advance`]; here it is given what it is decided on, and its decision is
-//! committed. A [`Driver`] only sees to it that [`advance`] is called again when it may have something to do. Calling it too often, or
-//! from several processes at once, does no harm: a step is committed over the version of the allocation it was decided on.
+//! [`gpuaas_domain::allocation::advance`] decides about a step; this module loads its inputs and commits its decision. A
+//! [`Driver`] only makes sure that [`advance`] is called again when there may be something to do. Calling it too often, or from
+//! several processes at once, is harmless: a step is committed over the version of the allocation it was decided on.
 
 mod fleet;
 mod load;
@@ -29,28 +29,28 @@ pub use fleet::FleetView;
 pub(crate) use fleet::placement_request;
 pub(crate) use placing::Placing;
 
-/// Something that is under way.
+/// A boxed future.
 pub type Pending<'a, T> = Pin<Box<dyn Future<Output = T> + Send + 'a>>;
 
-/// Who remembers runs and their times. The store remembers them as well, so that one driver can take over from another.
+/// Remembers runs and their timers. The store remembers them too, so that one driver can replace another.
 pub trait Driver: Debug + Send + Sync {
     /// Starts what it needs. Called once, when the server is ready.
     fn start(&self, control: &Arc<Control>);
 
-    /// Something may have changed for this run: it is to be advanced soon.
+    /// Requests that this run is advanced soon, because something may have changed.
     fn wake<'a>(&'a self, control: &'a Arc<Control>, id: AllocationId) -> Pending<'a, Result<Woken, ControlError>>;
 }
 
-/// What came of a wake-up.
+/// The result of a wake-up.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Woken {
-    /// The run was advanced and wants to be woken again then.
+    /// The run was advanced, with the time of its next wake-up.
     Advanced(Next),
-    /// Another one has it now and remembers its times.
+    /// Another service has the run and keeps its timers.
     HandedOver,
 }
 
-/// The driver without another server: runs are advanced by the process that woke them.
+/// The driver without another server: the process that wakes a run also advances it.
 #[derive(Clone, Copy, Debug)]
 pub struct Embedded;
 
@@ -71,24 +71,24 @@ pub(crate) fn spawn(control: &Arc<Control>, driver: Arc<dyn Driver>) {
     waker::spawn(control, driver);
 }
 
-/// What came of one call.
+/// The result of one call.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Advanced {
-    /// The step that the run is at now.
+    /// The current step of the run.
     pub step: AllocationStep,
-    /// When to come again.
+    /// When to advance it again.
     pub next: Next,
 }
 
-/// The step that a run is at. `None` if there is no such allocation.
+/// Returns the current step of a run, or `None` if there is no such allocation.
 pub async fn step_of(control: &Control, id: AllocationId) -> Result<Option<AllocationStep>, ControlError> {
     Ok(resources::get::<Allocation>(control, id).await?.map(|run| run.step))
 }
 
-/// Advances the run of an allocation by one step, but only if it is `at` this one, where one is given. `None` if there is no such
+/// Advances the run of an allocation by one step; with `at`, only if it is at that step. Returns `None` if there is no such
 /// allocation.
 pub async fn advance(control: &Control, id: AllocationId, at: Option<AllocationStep>) -> Result<Option<Advanced>, ControlError> {
-    // What is held for it is held until the decision is written.
+    // The held place is kept until the decision is written.
     let of = |(_, _, _, organization): &(_, _, _, Option<OrgId>)| *organization;
     let (advanced, wrote, _held, _) = transact_counted(control, (), of, async |_| {
         let nothing = |advanced| Ok(((advanced, None, None, None), Decision::default()));
@@ -103,14 +103,14 @@ pub async fn advance(control: &Control, id: AllocationId, at: Option<AllocationS
         let (mut inputs, held) = load::load(control, &run, &context).await?;
         let mut advanced = decide(control, &run, &inputs, &context);
         if advanced.allocation.state.is_terminal() {
-            // The same decision, with what is given back.
+            // The same decision, with the returned quota.
             inputs.quotas = resources::quotas(control, run.project_id, run.organization_id).await?;
             advanced = decide(control, &run, &inputs, &context);
         }
         if advanced.allocation.state != run.state {
             tracing::info!(
                 allocation = %id, from = run.state.as_str(), to = advanced.allocation.state.as_str(), step = run.step.as_str(),
-                "allocation went on"
+                "allocation advanced"
             );
         }
         let writes = !advanced.decision.is_empty();
@@ -135,7 +135,7 @@ fn decide(control: &Control, run: &Allocation, inputs: &StepInputs, context: &Co
     allocation::advance(run, inputs, &Signers { seal: &seal, intent: &intent }, context)
 }
 
-/// Where a crash test stops the server before a step is written.
+/// Returns the failpoint before a step is written.
 const fn decided(step: AllocationStep) -> &'static str {
     match step {
         AllocationStep::Place => "run.place.decided",
@@ -148,7 +148,7 @@ const fn decided(step: AllocationStep) -> &'static str {
     }
 }
 
-/// Where a crash test stops the server after a step was written.
+/// Returns the failpoint after a step was written.
 const fn committed(step: AllocationStep) -> &'static str {
     match step {
         AllocationStep::Place => "run.place.committed",
@@ -161,7 +161,7 @@ const fn committed(step: AllocationStep) -> &'static str {
     }
 }
 
-/// A run acts for whoever asked for the allocation; what it does is the control plane's.
+/// Returns the context of a run. It acts for the requester of the allocation, as the control plane.
 fn context_of(run: &Allocation) -> Context {
     let correlation_id = run.correlation_id.clone();
     Context { now: Timestamp::now(), actor: Actor::System, correlation_id }

@@ -1,4 +1,4 @@
-//! The runs that this process knows to be waiting for a place.
+//! The runs of this process that wait for a place.
 
 use std::collections::BTreeSet;
 use std::sync::{Mutex, PoisonError};
@@ -8,12 +8,12 @@ use gpuaas_domain::allocation::{AllocationStep, Next};
 
 use super::Advanced;
 
-/// Who waits for a place: whatever becomes free may be theirs. What is forgotten here when a process dies looks again by itself, later.
+/// The waiting runs: any place that becomes free may be for them. If a process dies, its waiting runs retry later by themselves.
 #[derive(Debug, Default)]
 pub(crate) struct Placing(Mutex<BTreeSet<AllocationId>>);
 
 impl Placing {
-    /// Notes what came of a run's last step.
+    /// Records the result of a run's last step.
     pub(super) fn note(&self, id: AllocationId, advanced: Option<Advanced>) {
         let waits = matches!(advanced, Some(Advanced { step: AllocationStep::Place, next: Next::At(_) }));
         let mut waiting = self.0.lock().unwrap_or_else(PoisonError::into_inner);
@@ -24,7 +24,7 @@ impl Placing {
         }
     }
 
-    /// Those who wait longest.
+    /// Returns the runs that wait longest.
     pub(super) fn oldest(&self, most: usize) -> Vec<AllocationId> {
         let waiting = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         waiting.iter().take(most).copied().collect()

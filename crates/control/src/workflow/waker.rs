@@ -1,6 +1,6 @@
-//! Wakes runs: hears of changes by wakeups, keeps the time of runs in memory, and has a slow look at the store behind both. What it
-//! forgets when the process dies is in the rows: `due_at` of each allocation says when its run wants to be looked at. What comes of a
-//! wake-up is the [`Driver`]'s business.
+//! Wakes runs: reacts to wake-ups, keeps the timers of runs in memory, and polls the store slowly as a fallback. What is lost
+//! when the process dies is in the rows: `due_at` of each allocation is the time of its next check. The [`Driver`] handles the
+//! wake-up.
 
 use std::collections::{BTreeSet, HashMap, VecDeque};
 use std::sync::Arc;
@@ -18,17 +18,17 @@ use super::{Driver, Woken};
 use crate::Control;
 use crate::error::ControlError;
 
-/// Runs that are advanced at the same time.
+/// Most concurrent runs.
 const AT_ONCE: usize = 16;
-/// How often the store is asked what is due.
+/// How often the store is polled for due runs.
 const SLOW_LOOK: Duration = Duration::from_secs(30);
-/// Runs read with one look.
+/// Runs of one read.
 const BATCH: u32 = 500;
-/// What is due later than this is left to the slow look.
+/// Runs that are due later than this are left to the polling.
 const REMEMBERED: Duration = Duration::from_secs(600);
-/// After something failed, the run is tried again this much later, twice as long every time.
+/// Delay before the first retry of a failed run. It doubles every time.
 const FIRST_RETRY: Duration = Duration::from_millis(500);
-/// At most.
+/// The longest delay.
 const LAST_RETRY: Duration = Duration::from_secs(60);
 
 /// Starts to wake runs.
@@ -40,16 +40,16 @@ pub(super) fn spawn(control: &Arc<Control>, driver: Arc<dyn Driver>) {
 struct Waker {
     control: Arc<Control>,
     driver: Arc<dyn Driver>,
-    /// Runs to be woken now.
+    /// Runs to wake now.
     ready: VecDeque<AllocationId>,
-    /// The same, to find them.
+    /// The same runs, for lookups.
     waiting: std::collections::HashSet<AllocationId>,
-    /// Runs that are being woken, and whether there was a reason to wake them again meanwhile.
+    /// Runs that are being woken, and whether there was another wake-up in the meantime.
     running: HashMap<AllocationId, bool>,
-    /// When runs want to be looked at.
+    /// The timers of runs.
     timers: BTreeSet<(Timestamp, AllocationId)>,
     timer_of: HashMap<AllocationId, Timestamp>,
-    /// How often a run failed in a row.
+    /// Consecutive failures of a run.
     failures: HashMap<AllocationId, u32>,
     tasks: JoinSet<(AllocationId, Result<Woken, ControlError>)>,
 }
@@ -71,7 +71,7 @@ impl Waker {
 
     async fn keep_going(mut self) {
         let control = Arc::clone(&self.control);
-        // Heard before the first look, so that nothing falls between the two.
+        // Subscribed before the first read, so that nothing is missed between the two.
         let mut wakeups = control.store.wakeups();
         let mut slow = tokio::time::interval(SLOW_LOOK);
         slow.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
@@ -84,8 +84,8 @@ impl Waker {
                 Some(done) = self.tasks.join_next() => match done {
                     Ok((id, result)) => self.advanced(id, result),
                     Err(error) => {
-                        // A step that panicked: its run is found again by the slow look.
-                        tracing::error!(%error, "a step of a run ended badly");
+                        // A step panicked: the polling finds its run again.
+                        tracing::error!(%error, "a step of a run panicked");
                         self.running.clear();
                     }
                 },
@@ -98,11 +98,11 @@ impl Waker {
                 _ = slow.tick() => self.look().await,
             }
         }
-        // Steps under way end by themselves: they are decided and committed as a whole, or not at all.
+        // Running steps end by themselves: they are decided and committed as a whole, or not at all.
         while self.tasks.join_next().await.is_some() {}
     }
 
-    /// Starts what is ready, as far as there is room.
+    /// Starts ready runs, as far as there is room.
     fn start(&mut self) {
         while self.tasks.len() < AT_ONCE {
             let Some(id) = self.ready.pop_front() else { return };
@@ -138,8 +138,8 @@ impl Waker {
                 let failures = self.failures.entry(id).or_insert(0);
                 *failures = failures.saturating_add(1);
                 let wait = FIRST_RETRY.saturating_mul(1 << (*failures - 1).min(16)).min(LAST_RETRY);
-                tracing::warn!(allocation = %id, error = %crate::link::chain(&error), ?wait, "a step failed and is tried again");
-                // Not at once, even if it was woken: what failed now fails again in a moment.
+                tracing::warn!(allocation = %id, error = %crate::link::chain(&error), ?wait, "a step failed; it will be retried");
+                // Not at once, even if it was woken: the same failure is likely a moment later.
                 return self.remember(id, Timestamp::now().plus(wait));
             }
         };
@@ -160,7 +160,7 @@ impl Waker {
         }
     }
 
-    /// Wakes what is due.
+    /// Wakes due runs.
     fn ring(&mut self) {
         let now = Timestamp::now();
         while let Some((at, id)) = self.timers.first().copied().filter(|(at, _)| *at <= now) {
@@ -174,7 +174,7 @@ impl Waker {
         match wakeup {
             Wakeup::Allocation(id) => self.wake(*id),
             Wakeup::Fleet(node) => {
-                // Noted here as well: the picture's own listener may hear of it later than the run that is woken.
+                // Marked here too: the view's own listener may get the wake-up later than the run.
                 self.control.fleet.note(*node);
                 self.wake_placing();
             }
@@ -188,18 +188,18 @@ impl Waker {
         }
     }
 
-    /// Wakes some of those who wait for a place, the oldest first; the others follow as these go on or wait again.
+    /// Wakes some of the runs that wait for a place, the oldest first; the others follow as these advance or wait again.
     fn wake_placing(&mut self) {
         for id in self.control.placing.oldest(AT_ONCE * 4) {
             self.wake(id);
         }
     }
 
-    /// Asks the store what is due: after a start, after wakeups were lost, and every now and then.
+    /// Polls the store for due runs: after a start, after lost wake-ups, and periodically.
     async fn look(&mut self) {
         match self.control.store.resource_due(ResourceKind::Allocation, Timestamp::now(), BATCH).await {
             Ok(found) => found.iter().filter_map(|found| found.id.parse().ok()).for_each(|id| self.wake(id)),
-            Err(error) => tracing::warn!(%error, "cannot look what is due; trying again soon"),
+            Err(error) => tracing::warn!(%error, "due runs cannot be read; retrying soon"),
         }
     }
 }

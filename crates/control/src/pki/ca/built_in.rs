@@ -16,7 +16,7 @@ use rustls::pki_types::{CertificateDer, PrivateKeyDer, PrivatePkcs8KeyDer, pem::
 use super::{CaError, Issued, NODE_LIFE, SERVER_LIFE, parse_request};
 use crate::pki::files::{self, KeyFileError};
 
-/// Certificates start a little in the past, for hosts whose clock is a little behind.
+/// Certificates start a little in the past, for hosts whose clock is slightly behind.
 const BACKDATE: Duration = Duration::from_secs(120);
 const CA_LIFE: Duration = Duration::from_secs(10 * 365 * 24 * 3600);
 
@@ -29,7 +29,7 @@ pub struct BuiltInCa {
 }
 
 impl BuiltInCa {
-    /// Loads the CA of this folder, or makes one at the first start.
+    /// Loads the CA of this folder, or creates one at the first start.
     pub fn open(dir: &Path, cluster_id: ClusterId, now: Timestamp) -> Result<Self, CaError> {
         let _lock = files::FolderLock::take(dir)?;
         Self::open_locked(dir, cluster_id, now)
@@ -79,22 +79,22 @@ impl BuiltInCa {
         Ok(Self { cluster_id, issuer, pem, der })
     }
 
-    /// The CA's certificate, PEM.
+    /// Returns the CA's certificate, PEM.
     pub fn pem(&self) -> &str {
         &self.pem
     }
 
-    /// The CA's certificate, DER.
+    /// Returns the CA's certificate, DER.
     pub fn der(&self) -> &CertificateDer<'static> {
         &self.der
     }
 
-    /// What agents pin: hex SHA-256 of the CA's certificate.
+    /// Returns the pin for agents: the SHA-256 of the CA's certificate in hex.
     pub fn pin(&self) -> String {
         super::pin_of(&self.der)
     }
 
-    /// A certificate for a node. Of the request only the key counts; everything else is ours to say.
+    /// Issues a certificate for a node. Only the key of the request is used; the CA sets everything else.
     pub fn issue_node(&self, csr_pem: &str, node_id: NodeId, node_epoch: u64, now: Timestamp) -> Result<Issued, CaError> {
         let request = parse_request(csr_pem)?;
         let mut serial = crate::pki::random::<16>();
@@ -121,7 +121,7 @@ impl BuiltInCa {
         Ok(Issued { pem: signed.pem(), certificate })
     }
 
-    /// A fresh certificate and key for a listener: chain of leaf and CA, so that a first contact can check the pin.
+    /// Issues a certificate and key for a listener: chain of leaf and CA, so that a first contact can check the pin.
     pub fn issue_server(
         &self,
         extra_names: &[String],

@@ -1,5 +1,5 @@
-//! What a certificate from another program must be before it counts: for the key that was asked for, with exactly the names that
-//! were asked for, within the times that are allowed, under the root that agents pin. Everything else is refused.
+//! The checks of a certificate from another program: it must have the requested key, exactly the requested names, an allowed
+//! validity, and the pinned root. Everything else is refused.
 
 use std::collections::BTreeSet;
 use std::sync::Arc;
@@ -17,18 +17,18 @@ use x509_parser::prelude::{FromDer as _, GeneralName, ParsedExtension, X509Certi
 use super::{CaError, NODE_LIFE, SERVER_LIFE};
 use crate::pki::NodeCertificate;
 
-/// How far back a certificate may begin, and how far our clock and step-ca's may be apart.
+/// How far back a certificate may begin, and how much our clock and step-ca's may differ.
 const SLACK: Duration = Duration::from_secs(10 * 60);
 /// Longest serial number, in bytes (RFC 5280), with one for the sign.
 const MAX_SERIAL: usize = 21;
 
-/// What is checked about every certificate.
+/// The requirements for every certificate.
 pub(super) struct Expected<'a> {
-    /// The root it must chain to.
+    /// The required root.
     pub(super) root: &'a CertificateDer<'static>,
-    /// DER of the public key (SPKI) it must be for.
+    /// The required public key (SPKI, DER).
     pub(super) key: &'a [u8],
-    /// By our clock.
+    /// The time by our clock.
     pub(super) now: Timestamp,
 }
 
@@ -41,19 +41,19 @@ fn parse<'a>(der: &'a CertificateDer<'_>) -> Result<X509Certificate<'a>, CaError
     if rest.is_empty() { Ok(certificate) } else { Err(bad("there is something behind it")) }
 }
 
-/// First and last moment of a certificate.
+/// Returns the validity of a certificate.
 pub(super) fn validity(der: &CertificateDer<'_>) -> Result<(Timestamp, Timestamp), CaError> {
     let certificate = parse(der)?;
     let micros = |time: x509_parser::time::ASN1Time| Timestamp(time.timestamp().saturating_mul(1_000_000));
     Ok((micros(certificate.validity().not_before), micros(certificate.validity().not_after)))
 }
 
-/// DER of the public key of a certificate.
+/// Returns the public key of a certificate, DER.
 pub(super) fn public_key(der: &CertificateDer<'_>) -> Result<Vec<u8>, CaError> {
     Ok(parse(der)?.public_key().raw.to_vec())
 }
 
-/// What holds for every leaf: its key, its times, its serial number, and that it cannot sign others.
+/// Checks every leaf: its key, its validity, its serial number, and that it is not a CA.
 fn check_leaf(der: &CertificateDer<'_>, longest: Duration, expected: &Expected<'_>) -> Result<(Timestamp, Timestamp), CaError> {
     let certificate = parse(der)?;
     if certificate.public_key().raw != expected.key {
@@ -93,7 +93,7 @@ fn roots(root: &CertificateDer<'static>) -> Result<Arc<rustls::RootCertStore>, C
     Ok(Arc::new(roots))
 }
 
-/// Whether a chain of a TLS client leads to this root.
+/// Checks whether a chain of a TLS client leads to this root.
 pub(super) fn client_chain_leads_to(
     root: &CertificateDer<'static>,
     leaf: &CertificateDer<'_>,
@@ -106,7 +106,7 @@ pub(super) fn client_chain_leads_to(
     verifier.verify_client_cert(leaf, between, moment(now)).map(|_| ()).map_err(|error| error.to_string())
 }
 
-/// A certificate of a node: what the store keeps of it.
+/// Checks a certificate of a node and returns what the store keeps of it.
 pub(super) fn node(
     chain: &[CertificateDer<'static>],
     (cluster_id, node_id, node_epoch): (ClusterId, NodeId, u64),
@@ -114,7 +114,7 @@ pub(super) fn node(
 ) -> Result<Certificate, CaError> {
     let (leaf, between) = chain.split_first().ok_or_else(|| bad("there is none"))?;
     let (not_before, not_after) = check_leaf(leaf, NODE_LIFE, expected)?;
-    // The same reading as at the link, so that a serial number with leading zeros is the same in the store and on the wire.
+    // Parsed like on the link, so that a serial number with leading zeros is the same in the store and on the wire.
     let named = NodeCertificate::read(leaf, cluster_id).map_err(|error| bad(error.to_string()))?;
     if named.node_id != node_id {
         return Err(bad(format!("it names {} and not {node_id}", named.node_id)));
@@ -124,7 +124,7 @@ pub(super) fn node(
     Ok(Certificate { serial: named.serial, node_id, node_epoch, not_before, not_after, revoked_at: None })
 }
 
-/// A certificate of a listener.
+/// Checks a certificate of a listener.
 pub(super) fn server(
     chain: &[CertificateDer<'static>],
     names: &[String],
@@ -150,7 +150,7 @@ pub(super) fn server(
     Ok(times)
 }
 
-/// Every name of a certificate; one that is neither a DNS name nor an address is not for a listener.
+/// Returns every name of a certificate. A listener's certificate has only DNS names and addresses.
 fn server_names(der: &CertificateDer<'_>) -> Result<BTreeSet<String>, CaError> {
     let mut names = BTreeSet::new();
     for extension in parse(der)?.extensions() {

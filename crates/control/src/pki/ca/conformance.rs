@@ -1,4 +1,4 @@
-//! What holds for every certificate authority, tried on both: the built-in one, and a real step-ca.
+//! Requirements for every certificate authority, tested with both: the built-in one, and a real step-ca.
 
 #![allow(clippy::unwrap_used, reason = "tests")]
 
@@ -13,7 +13,7 @@ use rustls::pki_types::{CertificateDer, pem::PemObject as _};
 use super::{Ca, CaConfig, CaError, Issued, NODE_LIFE, SERVER_LIFE, StepCaConfig, check};
 use crate::pki::{BadPeer, NodeCertificate};
 
-/// A certificate authority and what it lives on.
+/// A certificate authority and its resources.
 struct Subject {
     ca: Ca,
     cluster: ClusterId,
@@ -32,7 +32,7 @@ impl Subject {
         Self::open(CaConfig::BuiltIn, None).await
     }
 
-    /// `None` (with a loud line) where there is no step-ca.
+    /// Starts a step-ca. Returns `None` and prints a line if it is not available.
     async fn step_ca() -> Option<Self> {
         let server = tokio::task::spawn_blocking(|| StepCaServer::start("24h")).await.unwrap()?;
         Some(Self::open(CaConfig::StepCa(config_of(&server)), Some(server)).await)
@@ -53,7 +53,7 @@ pub(super) fn config_of(server: &StepCaServer) -> StepCaConfig {
     }
 }
 
-/// A request as agents make them: a key and no name.
+/// Returns a request as agents create it: a key and no name.
 pub(super) fn request(key: &KeyPair) -> String {
     request_for(key, &[])
 }

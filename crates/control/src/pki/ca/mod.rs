@@ -1,8 +1,8 @@
-//! The certificate authority: who signs the certificates of nodes and of our own listeners.
+//! The certificate authority, which signs the certificates of nodes and of our own listeners.
 //!
-//! Two implementations, under the same tests: the built-in one, whose key is a file of the control plane, and step-ca, which
-//! keeps its key to itself and is asked with a token for each certificate. Both give certificates that chain to one root, which
-//! agents pin. What a certificate is worth is decided elsewhere: a node speaks only with one that the store knows.
+//! There are two implementations, with the same tests: the built-in one, whose key is a file of the control plane, and step-ca,
+//! which keeps its key and gets a token for each certificate. The certificates of both chain to one root, which agents pin. A
+//! valid certificate alone gives no access: a node can connect only with one that is in the store.
 
 mod built_in;
 mod check;
@@ -29,14 +29,14 @@ pub use built_in::BuiltInCa;
 pub(crate) use step_ca::HealthState;
 pub use step_ca::{StepCa, StepCaConfig};
 
-/// Longest time a node's certificate is valid; the built-in CA gives exactly this.
+/// Longest validity of a node's certificate; the built-in CA uses exactly this.
 const NODE_LIFE: Duration = Duration::from_secs(24 * 3600);
-/// Longest time a listener's certificate is valid; the built-in CA gives exactly this.
+/// Longest validity of a listener's certificate; the built-in CA uses exactly this.
 const SERVER_LIFE: Duration = Duration::from_secs(90 * 24 * 3600);
 /// Longest request that is parsed.
 const MAX_CSR: usize = 16 * 1024;
 
-/// Which certificate authority a cluster has.
+/// The certificate authority of a cluster.
 #[derive(Clone, Debug, Default)]
 pub enum CaConfig {
     /// The built-in one.
@@ -46,10 +46,10 @@ pub enum CaConfig {
     StepCa(StepCaConfig),
 }
 
-/// A certificate that was just made.
+/// An issued certificate.
 #[derive(Clone, Debug)]
 pub struct Issued {
-    /// The leaf, then the certificates between it and the root, PEM.
+    /// The leaf, then the intermediate certificates, PEM.
     pub pem: String,
     /// What the store keeps of it.
     pub certificate: Certificate,
@@ -61,64 +61,64 @@ pub struct ServerCertificate {
     pub chain: Vec<CertificateDer<'static>>,
     /// Its key.
     pub key: PrivateKeyDer<'static>,
-    /// First moment.
+    /// Start of the validity.
     pub from: Timestamp,
-    /// Last moment.
+    /// End of the validity.
     pub until: Timestamp,
 }
 
 /// Why there is no CA, or no certificate.
 #[derive(Debug, thiserror::Error)]
 pub enum CaError {
-    /// A file.
+    /// A file cannot be used.
     #[error("the certificate authority's files cannot be used")]
     File(#[from] KeyFileError),
-    /// The CA's own files do not fit together.
+    /// The CA's own files do not match.
     #[error("the certificate authority's key or certificate is damaged; restore `ca.key` and `ca.crt` from a backup")]
     Damaged(#[source] rcgen::Error),
-    /// The CA key is there without its certificate, or the other way round.
+    /// The CA's key or certificate is missing.
     #[error("`ca.key` and `ca.crt` must both be there or both be absent; restore the missing one from a backup")]
     Incomplete,
-    /// The request of a node does not parse, or its signature is wrong.
+    /// The request of a node is not valid, or its signature is wrong.
     #[error("the certificate request is not valid: {0}")]
     BadRequest(String),
     /// Signing failed.
     #[error("the certificate could not be signed")]
     Sign(#[source] rcgen::Error),
-    /// The options for step-ca, or the files they name.
+    /// The options for step-ca, or their files, are not valid.
     #[error("step-ca cannot be used: {0}")]
     Settings(String),
-    /// The cluster has another CA than the one it is started with.
+    /// The cluster was created with another CA.
     #[error("{0}")]
     Changed(String),
-    /// The certificate or key that the control plane shows to step-ca.
+    /// The control plane's credentials for step-ca cannot be used.
     #[error("the enrollment certificate for step-ca cannot be used: {0}")]
     Credential(String),
-    /// step-ca did not answer, or said that it cannot at the moment.
+    /// step-ca did not answer, or is temporarily unavailable.
     #[error("step-ca at {url} does not answer: {detail}")]
     Unavailable {
-        /// Where it was asked.
+        /// Its URL.
         url: String,
-        /// What went wrong.
+        /// The cause.
         detail: String,
     },
-    /// step-ca said no.
+    /// step-ca refused the request.
     #[error(
         "step-ca refused ({status}): {detail}; check its log, the name of the X5C provisioner and that its roots contain the issuer of the enrollment certificate"
     )]
     Refused {
         /// The HTTP status.
         status: u16,
-        /// What it said.
+        /// Its message.
         detail: String,
     },
-    /// What step-ca gave is not what was asked for.
+    /// The certificate of step-ca does not match the request.
     #[error("step-ca gave a certificate that is not acceptable: {0}")]
     Unacceptable(String),
 }
 
 impl CaError {
-    /// The label under which requests to the CA are counted, which is also the code of the refusal.
+    /// Returns the label for counting requests to the CA, which is also the code of the refusal.
     pub fn code(&self) -> &'static str {
         match self {
             Self::BadRequest(_) => "csr_invalid",
@@ -133,10 +133,10 @@ impl CaError {
     }
 }
 
-/// Requests for certificates, by how they ended.
+/// Certificate requests by result.
 pub(crate) type CaRequests = Family<ResultLabel, Counter>;
 
-/// How a request for a certificate ended: `issued`, or the code of the error.
+/// The result of a certificate request: `issued`, or the code of the error.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
 pub(crate) struct ResultLabel {
     result: &'static str,
@@ -154,7 +154,7 @@ enum Issuer {
 }
 
 impl Ca {
-    /// Opens the CA of this key folder. A cluster keeps the CA it began with: agents pin its root.
+    /// Opens the CA of this key folder. A cluster keeps the CA it was created with, because agents pin its root.
     pub(crate) async fn open(
         config: &CaConfig,
         dir: &Path,
@@ -172,7 +172,7 @@ impl Ca {
         Ok(Self { issuer, requests })
     }
 
-    /// `built-in` or `step-ca`.
+    /// Returns `built-in` or `step-ca`.
     pub fn kind(&self) -> &'static str {
         match &self.issuer {
             Issuer::BuiltIn(_) => "built-in",
@@ -180,7 +180,7 @@ impl Ca {
         }
     }
 
-    /// The root certificate, PEM.
+    /// Returns the root certificate, PEM.
     pub fn pem(&self) -> &str {
         match &self.issuer {
             Issuer::BuiltIn(ca) => ca.pem(),
@@ -188,7 +188,7 @@ impl Ca {
         }
     }
 
-    /// The root certificate, DER.
+    /// Returns the root certificate, DER.
     pub fn der(&self) -> &CertificateDer<'static> {
         match &self.issuer {
             Issuer::BuiltIn(ca) => ca.der(),
@@ -196,12 +196,12 @@ impl Ca {
         }
     }
 
-    /// What agents pin: hex SHA-256 of the root certificate.
+    /// Returns the pin for agents: the SHA-256 of the root certificate in hex.
     pub fn pin(&self) -> String {
         pin_of(self.der())
     }
 
-    /// The step-ca, where the cluster has one.
+    /// Returns the step-ca, if the cluster has one.
     pub(crate) fn step_ca(&self) -> Option<&StepCa> {
         match &self.issuer {
             Issuer::BuiltIn(_) => None,
@@ -209,12 +209,12 @@ impl Ca {
         }
     }
 
-    /// Digest of the public key of a request, after checking the request's own signature.
+    /// Returns the digest of the public key of a request, after checking the request's own signature.
     pub fn request_key_digest(csr_pem: &str) -> Result<Digest, CaError> {
         Ok(Digest::of(&parse_request(csr_pem)?.public_key.subject_public_key_info()))
     }
 
-    /// A certificate for a node. Of the request only the key counts; everything else is ours to say.
+    /// Issues a certificate for a node. Only the key of the request is used; the CA sets everything else.
     pub async fn issue_node(&self, csr_pem: &str, node_id: NodeId, node_epoch: u64, now: Timestamp) -> Result<Issued, CaError> {
         self.count(match &self.issuer {
             Issuer::BuiltIn(ca) => ca.issue_node(csr_pem, node_id, node_epoch, now),
@@ -222,7 +222,7 @@ impl Ca {
         })
     }
 
-    /// A fresh key and certificate for a listener, for the link's own name and these besides.
+    /// Issues a key and certificate for a listener, for the link's own name and these names.
     pub async fn issue_server(&self, extra_names: &[String], now: Timestamp) -> Result<ServerCertificate, CaError> {
         self.count(match &self.issuer {
             Issuer::BuiltIn(ca) => ca.issue_server(extra_names, now).and_then(|(chain, key)| server_certificate(chain, key)),
@@ -230,7 +230,7 @@ impl Ca {
         })
     }
 
-    /// The same from a CA that needs nobody else for it; `None` from one that must be asked.
+    /// Issues a listener's certificate without a remote call, or returns `None` if the CA needs one.
     pub(super) fn issue_server_at_once(
         &self,
         extra_names: &[String],
@@ -251,14 +251,14 @@ impl Ca {
     }
 }
 
-/// Puts the moments of the leaf beside a chain.
+/// Adds the validity of the leaf to a chain.
 fn server_certificate(chain: Vec<CertificateDer<'static>>, key: PrivateKeyDer<'static>) -> Result<ServerCertificate, CaError> {
     let leaf = chain.first().ok_or_else(|| CaError::Unacceptable("the chain is empty".to_owned()))?;
     let (from, until) = check::validity(leaf)?;
     Ok(ServerCertificate { chain, key, from, until })
 }
 
-/// Hex SHA-256 of a certificate.
+/// Returns the SHA-256 of a certificate in hex.
 fn pin_of(certificate: &CertificateDer<'_>) -> String {
     Digest::of(certificate).as_str().trim_start_matches("sha256:").to_owned()
 }
@@ -270,11 +270,11 @@ fn parse_request(csr_pem: &str) -> Result<CertificateSigningRequestParams, CaErr
     CertificateSigningRequestParams::from_pem(csr_pem).map_err(|e| CaError::BadRequest(e.to_string()))
 }
 
-/// One PEM block.
+/// Returns one PEM block.
 pub(super) fn pem_text(label: &str, der: &[u8]) -> String {
     use base64::Engine as _;
     let encoded = zeroize::Zeroizing::new(base64::engine::general_purpose::STANDARD.encode(der));
-    // Room for line breaks and both borders at once, so that nothing secret is left behind by growing.
+    // Allocated at once with line breaks and both borders, so that growing leaves no copy of a secret behind.
     let mut text = String::with_capacity(encoded.len() + encoded.len() / 64 + 2 * label.len() + 40);
     text.push_str(&format!("-----BEGIN {label}-----\n"));
     let mut rest = encoded.as_str();

@@ -1,4 +1,4 @@
-//! The enrollment certificate, and the tokens made with it (X5C: a JWT whose header carries the certificate that signed it).
+//! The enrollment certificate, and its tokens (X5C: a JWT whose header contains the signing certificate).
 
 use std::path::Path;
 use std::sync::Arc;
@@ -20,14 +20,14 @@ use super::MAX_CHAIN;
 use crate::pki::ca::{CaError, check};
 use crate::pki::files;
 
-/// How long a token may be used.
+/// Lifetime of a token.
 const TOKEN_LIFE: Duration = Duration::from_secs(120);
 /// step-ca's clock may be behind ours.
 const TOKEN_BACKDATE: Duration = Duration::from_secs(30);
-/// Largest file with certificates.
+/// Size limit of a certificate file.
 const MAX_FILE: u64 = 64 * 1024;
 
-/// What a token says.
+/// The claims of a token.
 pub(super) struct TokenClaims<'a> {
     /// The provisioner.
     pub(super) issuer: &'a str,
@@ -37,7 +37,8 @@ pub(super) struct TokenClaims<'a> {
     pub(super) subject: String,
     /// Every name of the certificate.
     pub(super) names: Vec<String>,
-    /// SHA-256 of the request, base64url: the token is good for no other one. Versions of step-ca before 0.26 do not look at it.
+    /// SHA-256 of the request, base64url: the token is valid for this request only. Versions of step-ca before 0.26 do not check
+    /// it.
     pub(super) request: String,
     /// SHA-256 of the root, hex.
     pub(super) root: String,
@@ -62,7 +63,7 @@ impl SigningKey {
         let pem = files::read_private(path)?.ok_or_else(|| bad("there is no such file"))?;
         let key = PrivateKeyDer::from_pem_slice(&pem).map_err(|error| bad(&format!("it is not a PEM key: {error}")))?;
         let der = key.secret_der();
-        // Both forms, because the `step` command writes one and everybody else the other.
+        // Both formats, because the `step` command writes one and other tools the other.
         if let Ok(key) = EcdsaKeyPair::from_private_key_der(&ECDSA_P256_SHA256_FIXED_SIGNING, der) {
             return Ok(Self::P256(key));
         }
@@ -101,7 +102,7 @@ impl SigningKey {
 }
 
 impl Credential {
-    /// Reads both files and checks that they fit together and can be used now.
+    /// Reads both files and checks that they match and are currently valid.
     pub(super) fn read(
         certificate: &Path,
         key: &Path,
@@ -143,7 +144,7 @@ impl Credential {
                 "it is valid from {from} until {until}; replace the file with a new one, the server need not be restarted"
             )));
         }
-        // A provisioner that trusts step-ca's own root would take tokens from every node, for every name.
+        // A provisioner that trusts step-ca's own root would accept tokens from every node, for every name.
         if check::client_chain_leads_to(step_ca_root, leaf, between, now).is_ok() {
             return Err(bad(
                 "it comes from step-ca's own root, so that every node could sign tokens as well; take it from a CA of its own and put only that CA into the \
@@ -153,12 +154,12 @@ impl Credential {
         Ok(Self { chain, key, until })
     }
 
-    /// Its last moment. No certificate that is made with it lives longer.
+    /// Returns the end of its validity. Certificates issued with it end no later.
     pub(super) fn until(&self) -> Timestamp {
         self.until
     }
 
-    /// A token for one request, good once and for two minutes.
+    /// Creates a token for one request, valid once and for two minutes.
     pub(super) fn token(&self, claims: &TokenClaims<'_>, now: Timestamp) -> Result<String, CaError> {
         let chain: Vec<String> = self.chain.iter().map(|certificate| STANDARD.encode(certificate)).collect();
         let header = serde_json::json!({ "alg": self.key.algorithm(), "typ": "JWT", "x5c": chain });
@@ -181,8 +182,8 @@ impl Credential {
     }
 }
 
-/// For the one question whose answer proves itself: the root with a known fingerprint. Checks that the other side has the key of the
-/// certificate it shows, and nothing about who that is.
+/// A verifier for the one request whose answer proves itself: the root with a known fingerprint. It checks that the server has
+/// the key of its certificate, and nothing about its identity.
 #[derive(Debug)]
 pub(super) struct FirstContact(Arc<CryptoProvider>);
 

@@ -1,8 +1,8 @@
-//! step-ca as the certificate authority: the control plane is its registration authority and holds no CA key.
+//! step-ca as the certificate authority: the control plane is its registration authority and has no CA key.
 //!
-//! The control plane decides who a node is, as always: at its doors, by its store. For each certificate it makes an X5C token with its
-//! enrollment certificate: for one name, one request and once. step-ca signs what the token says and nothing else, and what it gives
-//! is checked before anybody gets it. Agents never talk to step-ca.
+//! The control plane authenticates a node, as always: at enrollment, by its store. For each certificate it creates an X5C token
+//! with its enrollment certificate, for one name, one request and one use. step-ca signs exactly what the token says, and the
+//! result is checked before it is used. Agents never connect to step-ca.
 
 mod credential;
 #[cfg(test)]
@@ -27,25 +27,25 @@ use self::credential::{Credential, TokenClaims};
 use super::{CaError, Issued, ServerCertificate, check, parse_request, pem_text, pin_of};
 use crate::pki::files;
 
-/// Time for one answer, with the connection. Less than agents wait for ours.
+/// Time limit for one answer, including the connection. Shorter than the agents' time limit.
 const REQUEST_TIMEOUT: Duration = Duration::from_secs(8);
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(3);
 /// Longest wait for a turn.
 const TURN_TIMEOUT: Duration = Duration::from_secs(5);
-/// Requests under way at the same time.
+/// Most concurrent requests.
 const MAX_REQUESTS: usize = 16;
-/// Most bytes of an answer.
+/// Size limit of an answer.
 const MAX_ANSWER: usize = 64 * 1024;
 /// Most certificates of a chain.
 const MAX_CHAIN: usize = 4;
-/// Most characters of step-ca's own words that are passed on.
+/// Most characters of step-ca's own message that are passed on.
 const MAX_WORDS: usize = 300;
-/// The common name that agents used to put into their requests. step-ca takes none but the token's subject.
+/// The common name that older agents put into their requests. step-ca accepts only the token's subject.
 const AGENT_COMMON_NAME: &str = "gpuaas node";
-/// The root that this cluster's agents pin, in the key folder.
+/// The file with the pinned root, in the key folder.
 const ROOT_FILE: &str = "step-ca-root.crt";
 
-/// Where step-ca is and who we are there.
+/// The address of step-ca and the credentials for it.
 #[derive(Clone, Debug)]
 pub struct StepCaConfig {
     /// Its address, `https://host:port`.
@@ -54,27 +54,27 @@ pub struct StepCaConfig {
     pub root: String,
     /// The name of its X5C provisioner.
     pub provisioner: String,
-    /// The enrollment certificate and what is between it and a root of that provisioner, PEM.
+    /// The enrollment certificate and its intermediates up to a root of that provisioner, PEM.
     pub certificate: PathBuf,
     /// Its key, PEM. Only its owner may read it.
     pub key: PathBuf,
 }
 
-/// How step-ca did when it was last asked.
+/// The health of step-ca at the last check.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Health {
     /// Since when it answers, or does not; `None` before the first answer.
     pub(crate) state: Option<HealthState>,
-    /// When it was last asked.
+    /// The time of the last check.
     pub(crate) checked_at: Option<Timestamp>,
 }
 
 /// Whether step-ca answers.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum HealthState {
-    /// It does.
+    /// It answers.
     Available,
-    /// It does not, and why.
+    /// It does not answer, and why.
     Unavailable(String),
 }
 
@@ -82,9 +82,9 @@ pub(crate) enum HealthState {
 pub struct StepCa {
     cluster_id: ClusterId,
     config: StepCaConfig,
-    /// Without a slash at its end.
+    /// Without a trailing slash.
     url: String,
-    /// What tokens are for: step-ca's name of its own signing route, with the provisioner.
+    /// The audience of tokens: step-ca's signing route, with the provisioner.
     audience: String,
     http: reqwest::Client,
     turns: Semaphore,
@@ -93,26 +93,26 @@ pub struct StepCa {
     health: Mutex<Health>,
 }
 
-/// The answer to a request for a certificate.
+/// The answer to a certificate request.
 #[derive(serde::Deserialize)]
 struct SignAnswer {
     #[serde(rename = "certChain")]
     chain: Vec<String>,
 }
 
-/// What step-ca says when it refuses.
+/// The error of step-ca.
 #[derive(serde::Deserialize)]
 struct ErrorAnswer {
     message: String,
 }
 
-/// The answer to the question for a root.
+/// The answer to a root request.
 #[derive(serde::Deserialize)]
 struct RootAnswer {
     ca: String,
 }
 
-/// Before a built-in CA is made or used: a cluster whose agents pin step-ca's root keeps step-ca.
+/// Checks before a built-in CA is created or used: a cluster whose agents pin step-ca's root keeps step-ca.
 pub(super) fn refuse_other_ca(dir: &Path) -> Result<(), CaError> {
     if dir.join(ROOT_FILE).exists() {
         return Err(CaError::Changed(format!(
@@ -125,8 +125,8 @@ pub(super) fn refuse_other_ca(dir: &Path) -> Result<(), CaError> {
 }
 
 impl StepCa {
-    /// Reads the root and checks the enrollment certificate. step-ca itself need not answer, unless only the root's fingerprint is
-    /// known.
+    /// Reads the root and checks the enrollment certificate. step-ca itself need not be reachable, unless only the root's
+    /// fingerprint is known.
     pub async fn open(config: &StepCaConfig, dir: &Path, cluster_id: ClusterId) -> Result<Self, CaError> {
         let url = config.url.trim_end_matches('/').to_owned();
         let parsed = reqwest::Url::parse(&url).map_err(|error| CaError::Settings(format!("`{url}` is not a URL: {error}")))?;
@@ -164,39 +164,39 @@ impl StepCa {
         Ok(ca)
     }
 
-    /// The root, PEM.
+    /// Returns the root, PEM.
     pub fn root_pem(&self) -> &str {
         &self.root_pem
     }
 
-    /// The root, DER.
+    /// Returns the root, DER.
     pub fn root(&self) -> &CertificateDer<'static> {
         &self.root
     }
 
-    /// Its address.
+    /// Returns its URL.
     pub(crate) fn url(&self) -> &str {
         &self.url
     }
 
-    /// How it did when it was last asked.
+    /// Returns its health at the last check.
     pub(crate) fn health(&self) -> Health {
         self.health.lock().unwrap_or_else(PoisonError::into_inner).clone()
     }
 
-    /// When the enrollment certificate ends, if it can be read.
+    /// Returns the end of the enrollment certificate, if it can be read.
     pub(crate) async fn credential_until(&self) -> Option<Timestamp> {
         self.credential(Timestamp::now()).await.ok().map(|credential| credential.until())
     }
 
-    /// Read anew for every token, so that a certificate that was replaced on disk is used at once.
+    /// Reads the credential for every token, so that a certificate that was replaced on disk is used at once.
     async fn credential(&self, now: Timestamp) -> Result<Credential, CaError> {
         let (config, root) = (self.config.clone(), self.root.clone());
         let read = gpuaas_runtime::blocking(move || Credential::read(&config.certificate, &config.key, &root, now));
         read.await.map_err(|error| CaError::Credential(error.to_string()))?
     }
 
-    /// A certificate for a node.
+    /// Issues a certificate for a node.
     pub async fn issue_node(&self, csr_pem: &str, node_id: NodeId, node_epoch: u64, now: Timestamp) -> Result<Issued, CaError> {
         let request = parse_request(csr_pem)?;
         let subject = subject(&request, node_id)?;
@@ -209,7 +209,7 @@ impl StepCa {
         Ok(Issued { pem: pem_of(&chain), certificate })
     }
 
-    /// A fresh key and certificate for a listener.
+    /// Issues a key and certificate for a listener.
     pub async fn issue_server(&self, extra_names: &[String], now: Timestamp) -> Result<ServerCertificate, CaError> {
         let names = server_names(extra_names);
         let key = KeyPair::generate().map_err(CaError::Sign)?;
@@ -225,7 +225,7 @@ impl StepCa {
         Ok(ServerCertificate { chain, key, from, until })
     }
 
-    /// Whether a listener's certificate from an earlier start can still be shown.
+    /// Checks whether a listener's certificate from an earlier start can still be used.
     pub(in crate::pki) fn check_server(
         &self,
         chain: &[CertificateDer<'static>],
@@ -237,7 +237,7 @@ impl StepCa {
             return Err(CaError::Unacceptable("it was made under another root".to_owned()));
         }
         let leaf = rest.first().ok_or_else(|| CaError::Unacceptable("there is none".to_owned()))?;
-        // That the key fits is seen when both are loaded together.
+        // A mismatch of the key shows when both are loaded.
         let key = check::public_key(leaf)?;
         check::server(rest, &server_names(extra_names), &check::Expected { root: &self.root, key: &key, now })
     }
@@ -257,7 +257,7 @@ impl StepCa {
         self.credential(now).await?.token(&claims, now)
     }
 
-    /// Has a request signed. The chain that comes back is what step-ca says it is; nothing of it is checked yet.
+    /// Gets a request signed. The returned chain is not checked yet.
     async fn sign(&self, csr_pem: &str, token: &str) -> Result<Vec<CertificateDer<'static>>, CaError> {
         let turn = tokio::time::timeout(TURN_TIMEOUT, self.turns.acquire()).await;
         let Ok(Ok(_turn)) = turn else {
@@ -279,7 +279,7 @@ impl StepCa {
         answer.chain.iter().map(|pem| one_certificate(pem.as_bytes()).map_err(|error| unreadable(&error))).collect()
     }
 
-    /// Asks whether it is there, and says whether that has changed since it was last asked.
+    /// Checks whether it is reachable, and returns the state if it has changed since the last check.
     pub(crate) async fn probe(&self) -> Option<HealthState> {
         let answer = self.http.get(format!("{}/health", self.url)).send().await;
         let state = match self.read(answer).await {
@@ -289,7 +289,7 @@ impl StepCa {
         self.note(state)
     }
 
-    /// Remembers how it did; returns the new state if it is another one than before.
+    /// Records its state and returns it if it is new.
     fn note(&self, state: HealthState) -> Option<HealthState> {
         let mut health = self.health.lock().unwrap_or_else(PoisonError::into_inner);
         let was = health.state.as_ref().map(std::mem::discriminant);
@@ -318,7 +318,7 @@ impl StepCa {
     }
 }
 
-/// The names of a listener's certificate, each once.
+/// Returns the names of a listener's certificate, each once.
 fn server_names(extra_names: &[String]) -> Vec<String> {
     let mut names = vec![SERVER_NAME.to_owned()];
     for name in extra_names {
@@ -329,8 +329,8 @@ fn server_names(extra_names: &[String]) -> Vec<String> {
     names
 }
 
-/// The token's subject, which becomes the common name: the node's id. A common name in the request must be the token's subject,
-/// and what a host writes there must not become a name in certificates that others may read, so only the fixed one of agents passes.
+/// Returns the token's subject, which becomes the common name: the node's id. A common name in the request must match it, and a
+/// host must not choose a name in certificates that others may read, so only the fixed name of agents is accepted.
 fn subject(request: &CertificateSigningRequestParams, node_id: NodeId) -> Result<String, CaError> {
     match request.params.distinguished_name.get(&DnType::CommonName) {
         None => Ok(node_id.to_string()),
@@ -339,7 +339,7 @@ fn subject(request: &CertificateSigningRequestParams, node_id: NodeId) -> Result
     }
 }
 
-/// `host` or `host:port` of a URL.
+/// Returns `host` or `host:port` of a URL.
 fn authority(url: &reqwest::Url) -> String {
     let host = url.host_str().unwrap_or_default();
     url.port().map_or_else(|| host.to_owned(), |port| format!("{host}:{port}"))
@@ -370,7 +370,7 @@ fn reqwest_client(tls: rustls::ClientConfig) -> Result<reqwest::Client, reqwest:
         .build()
 }
 
-/// The body of an answer, or why it cannot be read.
+/// Returns the body of an answer, or why it cannot be read.
 async fn bounded(mut answer: reqwest::Response) -> Result<Vec<u8>, String> {
     let mut body = Vec::new();
     while let Some(chunk) = answer.chunk().await.map_err(|error| crate::link::chain(&error.without_url()))? {
@@ -382,7 +382,7 @@ async fn bounded(mut answer: reqwest::Response) -> Result<Vec<u8>, String> {
     Ok(body)
 }
 
-/// The one certificate of a PEM text.
+/// Returns the only certificate of a PEM text.
 fn one_certificate(pem: &[u8]) -> Result<CertificateDer<'static>, String> {
     let mut all = CertificateDer::pem_slice_iter(pem);
     match (all.next(), all.next()) {
@@ -397,7 +397,7 @@ fn pem_of(chain: &[CertificateDer<'_>]) -> String {
     chain.iter().map(|certificate| pem_text("CERTIFICATE", certificate)).collect()
 }
 
-/// The root that is configured, which must be the one this cluster began with: its agents pin it.
+/// Returns the configured root, which must be the one that this cluster was created with: its agents pin it.
 async fn known_root(config: &StepCaConfig, url: &str, dir: &Path) -> Result<CertificateDer<'static>, CaError> {
     let kept_path = dir.join(ROOT_FILE);
     let kept = match files::read_private(&kept_path)? {
@@ -436,7 +436,7 @@ fn other_root(kept: &Path) -> CaError {
     ))
 }
 
-/// Asks step-ca for its root. The connection proves nothing; the fingerprint does.
+/// Fetches the root of step-ca. The connection proves nothing; the fingerprint does.
 async fn fetch_root(url: &str, fingerprint: &str) -> Result<CertificateDer<'static>, CaError> {
     let provider = Arc::new(rustls::crypto::aws_lc_rs::default_provider());
     let verifier = Arc::new(credential::FirstContact::new(&provider));

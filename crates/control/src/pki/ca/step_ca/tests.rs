@@ -1,4 +1,4 @@
-//! What step-ca, or somebody in its place, can get the control plane to take; and what others get from step-ca with our means.
+//! What step-ca, or an impostor, can make the control plane accept; and what others get from step-ca with our credentials.
 
 #![allow(clippy::unwrap_used, reason = "tests")]
 
@@ -104,7 +104,7 @@ async fn an_answer_for_another_node_key_cluster_or_root_is_not_taken() {
     let foreign = BuiltInCa::open(TempDir::new().path(), setup.cluster, now).unwrap();
     let under = check::Expected { root: foreign.der(), key: &spki, now };
     refused(check::node(&chain, (setup.cluster, node, 1), &under), rejected, "configured root");
-    // Without the certificate in between nobody could check it.
+    // Without the intermediate certificate it cannot be verified.
     refused(check::node(&chain[..1], (setup.cluster, node, 1), &expected), rejected, "configured root");
     let tomorrow = check::Expected { root: setup.ca.root(), key: &spki, now: now.plus(std::time::Duration::from_secs(90_000)) };
     refused(check::node(&chain, (setup.cluster, node, 1), &tomorrow), rejected, "check both clocks");
@@ -134,7 +134,7 @@ async fn an_enrollment_certificate_of_another_authority_gets_nothing_from_our_pr
     let ca = open(&config, &TempDir::new()).await.unwrap();
     let issued = ca.issue_node(&request(&key()), NodeId::generate(), 1, Timestamp::now()).await;
     refused(issued, "ca_refused", "401");
-    // The other provisioner takes it: its certificates are a matter of the store, which does not know them.
+    // The other provisioner accepts it: its certificates are not in the store.
     let config = StepCaConfig { provisioner: STEP_CA_OTHER_PROVISIONER.to_owned(), ..config };
     let ca = open(&config, &TempDir::new()).await.unwrap();
     ca.issue_node(&request(&key()), NodeId::generate(), 1, Timestamp::now()).await.unwrap();
@@ -154,7 +154,7 @@ async fn enrollment_files_that_cannot_work_are_refused_before_anybody_is_asked()
     )
     .await;
     unusable(StepCaConfig { certificate: dir.join("nothing.crt"), ..good.clone() }, "nothing.crt").await;
-    // The files of a CA: that is what the control plane shall not have.
+    // The files of a CA, which the control plane must not have.
     let built_in = BuiltInCa::open(dir.path(), setup.cluster, Timestamp::now()).unwrap();
     assert!(built_in.pem().contains("CERTIFICATE"));
     unusable(
@@ -162,14 +162,14 @@ async fn enrollment_files_that_cannot_work_are_refused_before_anybody_is_asked()
         "must not hold a CA's key",
     )
     .await;
-    // A certificate of a node: where the provisioner trusts step-ca's own root, every node could have any name.
+    // A certificate of a node: if the provisioner trusted step-ca's own root, every node could get any name.
     let node_key = key();
     let issued = setup.ca.issue_node(&request(&node_key), NodeId::generate(), 1, Timestamp::now()).await.unwrap();
     write_private(&dir.join("node.crt"), issued.pem.as_bytes()).unwrap();
     write_private(&dir.join("node.key"), node_key.serialize_pem().as_bytes()).unwrap();
     unusable(StepCaConfig { certificate: dir.join("node.crt"), key: dir.join("node.key"), ..good.clone() }, "step-ca's own root")
         .await;
-    // One whose time is over.
+    // An expired one.
     let files = setup.server.enrollment();
     let late = Timestamp::now().plus(std::time::Duration::from_secs(5_000 * 366 * 24 * 3600));
     refused(
@@ -205,7 +205,7 @@ async fn the_root_is_fetched_by_its_fingerprint_and_kept() {
     assert_eq!(open(&config, &dir).await.unwrap().root(), setup.ca.root());
     let wrong = StepCaConfig { root: "00".repeat(32), ..config.clone() };
     refused(open(&wrong, &TempDir::new()).await, "ca_internal", "fingerprint");
-    // Where the cluster has begun with another root, no other one is taken, whatever the options say.
+    // If the cluster was created with another root, no other one is accepted, whatever the options say.
     refused(open(&wrong, &dir).await, "ca_internal", "another root");
     setup.server.kill();
     assert_eq!(open(&config, &dir).await.unwrap().root(), setup.ca.root());
