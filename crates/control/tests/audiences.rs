@@ -1,4 +1,4 @@
-//! What tenants are shown, and how much they can make.
+//! What tenants see, and how much they can create.
 
 #![allow(clippy::unwrap_used, reason = "tests")]
 
@@ -17,7 +17,7 @@ use gpuaas_contract::access::{MemberRole, ProjectRole};
 use gpuaas_domain::caps;
 use gpuaas_testkit::eventually_async;
 
-/// A key of a service account of the project.
+/// Creates a key of a service account of the project.
 async fn key(server: &TestServer, project: &str, name: &str, role: &str) -> String {
     let client = server.client();
     let wanted = ServiceAccountCreate { name: name.to_owned(), description: String::new(), role: Some(role.parse().unwrap()) };
@@ -26,7 +26,7 @@ async fn key(server: &TestServer, project: &str, name: &str, role: &str) -> Stri
     client.api_key_create(project, &account, &wanted, None).await.unwrap().secret
 }
 
-/// A receiver of webhooks, and everything it was sent.
+/// Starts a receiver of webhooks, and returns everything it was sent.
 async fn receiver() -> (String, Arc<Mutex<String>>) {
     let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
     let url = format!("http://{}/", listener.local_addr().unwrap());
@@ -85,7 +85,7 @@ common::on_both_stores! {
         let history = serde_json::to_string(&operator.allocation_events(&id, &PageQuery::default()).await.unwrap()).unwrap();
         assert!(history.contains(&node.node()), "operators see where it is");
         assert_eq!(operator.task(&console.id.to_string()).await.unwrap().node_name, "test-host");
-        // Whether a task of somebody else exists is not told either.
+        // The existence of another tenant's task is hidden too.
         let foreign = refused(tenant.task(&operator.allocation(&id).await.unwrap().task.unwrap().to_string()).await);
         let unknown = refused(tenant.task(&gpuaas_contract::id::TaskId::generate().to_string()).await);
         assert_eq!(foreign, unknown);
@@ -104,7 +104,7 @@ common::on_both_stores! {
             assert_eq!(member.user_id, None);
         }
         assert_eq!(refused(owner.project_member_add(&shop.project, &invite(EMAIL), None).await), "member_exists");
-        // The role is theirs when they come.
+        // She gets the role at her first sign-in.
         let her = server.client_with(Some(&text(&tokens(&server).await, "access_token")));
         eventually_async(PATIENCE, "the role counts", || async { her.project(&shop.project).await.ok() }).await;
         let members = owner.project_members(&shop.project, &PageQuery::default()).await.unwrap().items;

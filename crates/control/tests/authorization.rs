@@ -1,7 +1,7 @@
-//! Who may call what: every endpoint, by every role, in their own project and in somebody else's.
+//! Who may call what: every endpoint, by every role, in their own project and in another one.
 //!
-//! What the policies say is checked against a written table in the domain's tests. Here it is checked that every route asks them the right
-//! question: the same action about the same thing.
+//! The domain's tests check the policies against a written table. These tests check that every route asks them the right
+//! question: the same action on the same resource.
 
 #![allow(clippy::unwrap_used, reason = "tests")]
 
@@ -25,7 +25,7 @@ use gpuaas_domain::access::{Place, PlatformRole, Policies, Principal, PrincipalI
 /// Routes that need no caller. This list may only shrink.
 const OPEN: [&str; 4] = ["/healthz", "/readyz", "/openapi.json", "/docs"];
 
-/// One tenant: an organization with a project and something of everything in it.
+/// One tenant: an organization with a project and one of each resource.
 struct Tenant {
     organization: OrgId,
     project: ProjectId,
@@ -74,7 +74,7 @@ impl Tenant {
     }
 
     async fn webhook(server: &TestServer, project: ProjectId) -> WebhookId {
-        // It wants a kind that never comes: nothing is sent anywhere.
+        // It subscribes to a kind that never occurs: nothing is sent anywhere.
         let wanted = WebhookCreate {
             url: "https://hooks.example.com/x".to_owned(),
             description: String::new(),
@@ -94,7 +94,7 @@ impl Tenant {
     }
 }
 
-/// Somebody with a token.
+/// A caller with a token.
 struct Somebody {
     name: String,
     token: String,
@@ -108,7 +108,7 @@ async fn platform(server: &TestServer, role: PlatformRole) -> Somebody {
     Somebody { name: role.as_str().to_owned(), token: made.token, principal }
 }
 
-/// A service account of the tenant's project with this role, or with none.
+/// Creates a service account of the tenant's project with this role, or with none.
 async fn account(server: &TestServer, tenant: &Tenant, role: Option<ProjectRole>) -> Somebody {
     let (client, project) = (server.client(), tenant.project.to_string());
     let name = role.map_or("nobody", ProjectRole::as_str);
@@ -146,8 +146,8 @@ async fn catalog(server: &TestServer) {
     server.client().image_create(&image, None).await.unwrap();
 }
 
-/// The path of an endpoint about this tenant. What is not the tenant itself is something that does not exist: the answer to those who may
-/// is then that it is unknown, and nothing is destroyed.
+/// Returns the path of an endpoint for this tenant. Resources below the tenant do not exist: allowed callers then get "unknown",
+/// and nothing is destroyed.
 fn path(endpoint: &Endpoint, tenant: &Tenant) -> String {
     let mut path = String::new();
     for segment in endpoint.path.split('/').skip(1) {
@@ -183,12 +183,12 @@ fn path(endpoint: &Endpoint, tenant: &Tenant) -> String {
     path
 }
 
-/// What a caller is told.
+/// The response for a caller.
 #[derive(Debug, PartialEq, Eq)]
 enum Told {
     Unauthenticated,
     Denied,
-    /// It was let through, whatever became of it.
+    /// It was allowed, whatever the result.
     Passed(u16),
 }
 
@@ -240,7 +240,7 @@ async fn every_endpoint_asks_the_policies_the_right_question() {
     let mut asked = 0;
     for endpoint in ENDPOINTS {
         let (action, name) = (endpoint.action, endpoint.method.as_str());
-        // A delivery that does not exist tells nobody whose it would be.
+        // A delivery that does not exist has no owner that could be revealed.
         if endpoint.about == About::Delivery {
             continue;
         }

@@ -1,4 +1,4 @@
-//! A copy of a node's identity: what it gets, and how it is noticed.
+//! A copy of a node's identity: what it gets, and how it is detected.
 
 #![allow(clippy::unwrap_used, reason = "tests")]
 
@@ -15,7 +15,7 @@ use gpuaas_control::{Server, ServerConfig, start};
 use gpuaas_testkit::eventually_async;
 use rustls::pki_types::{CertificateDer, pem::PemObject as _};
 
-/// An agent that is alive: answers pings until it is told goodbye, and says why it was.
+/// Runs a live agent: answers pings until the goodbye, and returns its reason.
 fn alive(mut link: Link) -> tokio::task::JoinHandle<String> {
     tokio::spawn(async move {
         loop {
@@ -130,7 +130,7 @@ async fn the_process_that_holds_the_link_replaces_it_at_once_with_a_proof_and_no
     let second = alive(owner.connect(&[]).await);
     assert_eq!(first.await.unwrap(), "session_replaced");
     assert_eq!(service(&server, &owner).await, "in_service");
-    // The secret of a link that was replaced proves nothing any more.
+    // The secret of a replaced link proves nothing any more.
     *owner.held.lock().unwrap() = held_first;
     let mut link = owner.try_connect(owner.hello(&[])).await.unwrap();
     assert_eq!(link.goodbye().await, "node_locked");
@@ -145,7 +145,7 @@ async fn a_proof_that_was_seen_on_one_connection_is_worth_nothing_on_another() {
     let original = alive(owner.connect(&[]).await);
     let (session, secret) = owner.held.lock().unwrap().clone().unwrap();
     let mut replayed = owner.hello(&[]);
-    // Made for a connection with another exporter than the one it is sent over.
+    // Created for another connection than the one it is sent over.
     let claim = gpuaas_contract::resume::ResumeClaim {
         node_id: owner.node_id(),
         node_epoch: 1,
@@ -180,7 +180,7 @@ async fn a_thief_that_came_first_is_found_when_the_owner_comes_back() {
     assert_eq!(service(&server, &owner).await, "locked");
 }
 
-/// A second server process of the same cluster.
+/// Starts a second server process of the same cluster.
 async fn beside(server: &TestServer) -> Server {
     let config = TestServer::config(&server.dir, server.pg.as_ref());
     start(ServerConfig { roles: gpuaas_control::process_roles::parse("link").unwrap(), ..config }).await.unwrap()
@@ -212,7 +212,7 @@ async fn an_agent_moves_to_another_server_process_at_once_with_a_proof_and_a_res
     owner.link = other.link_address.unwrap();
     let silent = owner.connect(&[]).await;
     assert_eq!(first.await.unwrap(), "session_replaced");
-    // A new process: it can prove nothing, and nobody answers at its old link, which still looks open.
+    // A new process: it cannot prove anything, and nothing answers on its old link, which still looks open.
     *owner.held.lock().unwrap() = None;
     owner.link = here;
     owner.connect(&[]).await;
@@ -221,7 +221,7 @@ async fn an_agent_moves_to_another_server_process_at_once_with_a_proof_and_a_res
     other.stop().await;
 }
 
-/// Makes a certificate with the CA's own key, as whoever stole that key could: for this node, with a serial number that the store knows.
+/// Forges a certificate with a stolen CA key: for this node, with a serial number in the store.
 fn forge(server: &TestServer, host: &Host, key: &rcgen::KeyPair, not_after: Timestamp) -> String {
     let ca_key = rcgen::KeyPair::from_pem(&std::fs::read_to_string(server.dir.join("keys/ca.key")).unwrap()).unwrap();
     let ca = rcgen::Issuer::from_ca_cert_pem(&std::fs::read_to_string(server.ca_pem()).unwrap(), ca_key).unwrap();
@@ -265,7 +265,7 @@ async fn a_certificate_made_with_the_leaked_ca_key_for_another_key_opens_nothing
 async fn a_link_whose_certificate_has_expired_gets_no_offer_and_ends() {
     let server = TestServer::sqlite().await;
     let mut host = Host::enrolled(&server).await;
-    // Its own key, its own serial number, and a life of two seconds. Certificates count in whole seconds.
+    // Its own key, its own serial number, and a validity of two seconds. Certificates count in whole seconds.
     let until = Timestamp((Timestamp::now().plus(Duration::from_secs(3)).0 / 1_000_000) * 1_000_000);
     let short = forge(&server, &host, &host.tls_key, until);
     host.grant.as_mut().unwrap().certificate_pem = short;

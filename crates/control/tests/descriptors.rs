@@ -1,4 +1,4 @@
-//! A process that has run out of descriptors. A program of its own, because it takes them from every test beside it.
+//! A process without free descriptors. A separate program, because it takes them from every test beside it.
 
 #![allow(clippy::unwrap_used, reason = "tests")]
 
@@ -32,7 +32,7 @@ async fn a_listener_outlives_a_time_without_descriptors() {
     for (socket, to) in sockets {
         streams.push(socket.connect(to).await.unwrap());
     }
-    // The listeners try in vain for a while: the connections are in the backlog, and nobody can take them.
+    // The listeners fail for a while: the connections are in the backlog, and cannot be accepted.
     let mut byte = [0];
     for stream in &mut streams {
         stream.write_all(b"GET /healthz HTTP/1.1\r\nHost: h\r\nConnection: close\r\n\r\n").await.unwrap();
@@ -42,7 +42,7 @@ async fn a_listener_outlives_a_time_without_descriptors() {
     let mut reported = Vec::new();
     tokio::time::timeout(PATIENCE, streams[0].read_to_end(&mut reported)).await.expect("an answer in time").unwrap();
     assert!(reported.starts_with(b"HTTP/1.1 200"), "{}", String::from_utf8_lossy(&reported));
-    // The link speaks TLS and says so, or ends it: in both cases it has accepted.
+    // The link answers with TLS, or closes the connection: in both cases it has accepted.
     let _ = tokio::time::timeout(PATIENCE, streams[1].read(&mut byte)).await.expect("an answer in time");
     let metrics = server.metrics().await;
     for listener in ["api", "link"] {

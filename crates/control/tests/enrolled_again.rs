@@ -1,4 +1,4 @@
-//! A host that shows the fingerprint of a node that exists: who gets that node, and what becomes of what was on it.
+//! A host with the fingerprint of an existing node: who gets that node, and what happens to its slots.
 
 #![allow(clippy::unwrap_used, reason = "tests")]
 
@@ -29,7 +29,7 @@ async fn polls(host: &Host, pending: &EnrollPending) -> reqwest::Response {
     host.anonymous().get(url).header(link::ENROLL_SECRET_HEADER, &pending.poll_secret).send().await.unwrap()
 }
 
-/// Another installation, with other keys, that shows the fingerprint of `known`.
+/// Creates another installation, with other keys, that has the fingerprint of `known`.
 fn imitating(server: &TestServer, known: &Host) -> Host {
     Host { fingerprint: known.fingerprint.clone(), ..Host::new(server) }
 }
@@ -59,7 +59,7 @@ async fn an_operator_sees_that_a_request_is_a_live_node_and_must_name_that_node(
     assert!(matches!(polls(&thief, &pending).await.json().await.unwrap(), EnrollStatus::Pending));
     assert!(client.node(&owner.node_id().to_string()).await.unwrap().online, "nothing happened to the node");
 
-    // It is that machine after all, installed anew.
+    // It is that machine after all, reinstalled.
     let approved = client.enrollment_approve(&id, &named(owner.node_id())).await.unwrap();
     assert_eq!(approved.replace_node, Some(owner.node_id()));
     let status: EnrollStatus = polls(&thief, &pending).await.json().await.unwrap();
@@ -119,7 +119,7 @@ common::on_both_stores! {
         let mut again = imitating(&server, &node.host);
         let of_node = token(&server, Some(node.host.node_id())).await;
         again.grant = Some(again.enroll(&of_node).await.json().await.unwrap());
-        // The tenant is told, and the new installation is asked to prove that nothing of theirs is left.
+        // The tenant gets an event, and the new installation must prove that nothing of theirs is left.
         until(&server, &made, "releasing").await;
         let state = async |id: &str| client.slot(id).await.unwrap().state;
         for slot in &slots {
@@ -135,7 +135,7 @@ common::on_both_stores! {
         let over = until(&server, &made, "failed").await;
         assert_eq!(over.code.as_deref(), Some("taken_away"));
         assert!(over.reason.is_some(), "in words that are the tenant's to read");
-        // The one that was leased is proved clean; the other is looked at and approved again.
+        // The leased one is proved clean; the other is discovered and approved again.
         let mut states = [state(&slots[0].id.to_string()).await, state(&slots[1].id.to_string()).await];
         states.sort();
         assert_eq!(states.map(|state| state.to_string()), ["available", "withdrawn"]);

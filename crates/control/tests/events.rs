@@ -1,4 +1,4 @@
-//! What happens in a project, as listeners hear it: in order, without gaps, and nothing that is not theirs.
+//! The events of a project, as listeners receive them: in order, without gaps, and only their own.
 
 #![allow(clippy::unwrap_used, reason = "tests")]
 
@@ -30,7 +30,7 @@ async fn project(client: &Client, name: &str) -> String {
     client.project_create(&organization.id.to_string(), &wanted, None).await.unwrap().id.to_string()
 }
 
-/// Something happens in a project: one event, with these words in it.
+/// Causes one event in a project, with this text in it.
 async fn happens(client: &Client, project: &str, what: &str) {
     let change = ProjectChange { description: Some(what.to_owned()) };
     client.project_change(project, &change, None).await.unwrap();
@@ -40,7 +40,7 @@ fn reported(event: &CloudEvent) -> &str {
     event.data["description"].as_str().unwrap_or_default()
 }
 
-/// The key of a service account of the project, with its id.
+/// Creates a key of a service account of the project, with its id.
 async fn tenant(client: &Client, project: &str) -> (String, String) {
     let wanted = ServiceAccountCreate { name: "t".to_owned(), description: String::new(), role: Some(ProjectRole::Owner) };
     let account = client.service_account_create(project, &wanted, None).await.unwrap().id.to_string();
@@ -48,11 +48,11 @@ async fn tenant(client: &Client, project: &str) -> (String, String) {
     (client.api_key_create(project, &account, &wanted, None).await.unwrap().secret, account)
 }
 
-/// Somebody at the end of a stream of server-sent events, who looks at every byte.
+/// A reader of a stream of server-sent events that checks every byte.
 struct Ear {
     response: reqwest::Response,
     buffer: String,
-    /// The position that the stream said it starts from.
+    /// The start position of the stream.
     start: i64,
 }
 
@@ -71,7 +71,7 @@ impl Ear {
         ear
     }
 
-    /// The id and the data of the next block; `None` at the end.
+    /// Returns the id and the data of the next block, or `None` at the end.
     async fn block(&mut self) -> Option<(Option<i64>, String)> {
         loop {
             if let Some((block, rest)) = self.buffer.split_once("\n\n") {
@@ -102,7 +102,7 @@ fn http() -> reqwest::Client {
     reqwest::Client::builder().tls_backend_preconfigured(tls).build().unwrap()
 }
 
-/// Somebody at the end of a WebSocket.
+/// A client of a WebSocket.
 struct Socket(tokio::net::TcpStream);
 
 impl Socket {
@@ -123,7 +123,7 @@ impl Socket {
         Self(stream)
     }
 
-    /// The next text message.
+    /// Returns the next text message.
     async fn next(&mut self) -> String {
         let frame = async {
             loop {
@@ -187,13 +187,13 @@ common::on_both_stores! {
             }
             heard
         };
-        // Cut off before anything was heard: the start of the stream is enough to miss nothing.
+        // Cut off before the first event: the start of the stream is enough to miss nothing.
         let all = hear(path.clone(), Some(started), 6).await;
         assert_eq!(all.iter().map(|(_, reported)| reported.as_str()).collect::<Vec<_>>(), ["0", "1", "2", "3", "4", "5"]);
         assert_eq!(hear(format!("{path}?after={started}"), None, 6).await, all);
         assert_eq!(hear(path.clone(), Some(all[2].0), 3).await, all[3..]);
         assert_eq!(hear(format!("{path}?after={}", all[3].0), None, 2).await, all[4..]);
-        // The header is newer than the address that a browser keeps.
+        // The header is newer than the URL that a browser keeps.
         assert_eq!(hear(format!("{path}?after=0"), Some(all[4].0), 1).await, all[5..]);
         let bad = http().get(format!("{}{path}", server.url())).bearer_auth(&server.admin_token).header("last-event-id", "x");
         assert_eq!(bad.send().await.unwrap().status(), 400);
@@ -214,7 +214,7 @@ common::on_both_stores! {
             let mut heard = Vec::new();
             for connection in 0_usize.. {
                 let mut ear = Ear::open(&server, &server.admin_token, &path, Some(last)).await;
-                // One to five events, then the connection is gone.
+                // One to five events, then the connection is closed.
                 for _ in 0..=connection % 5 {
                     if heard.len() == EVENTS {
                         return heard;

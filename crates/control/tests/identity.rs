@@ -1,4 +1,4 @@
-//! Enrollment, certificates and links: who may speak, and when that ends.
+//! Enrollment, certificates and links: who may connect, and when that ends.
 
 #![allow(clippy::unwrap_used, reason = "tests")]
 
@@ -22,7 +22,7 @@ async fn code(response: reqwest::Response) -> String {
     body["code"].as_str().unwrap().to_owned()
 }
 
-/// A join token with which a host may take over this node.
+/// Creates a join token with which a host may take over this node.
 async fn replacing(server: &TestServer, node: &Host) -> String {
     let wanted = JoinTokenCreate { replace_node: Some(node.node_id()), ..JoinTokenCreate::default() };
     server.client().join_token_create(&wanted).await.unwrap().token
@@ -45,7 +45,7 @@ async fn a_join_token_is_good_for_one_host() {
     let short = JoinTokenCreate { life_seconds: Some(1), ..JoinTokenCreate::default() };
     let short = server.client().join_token_create(&short).await.unwrap();
     let expired = eventually_async(PATIENCE, "the token expires", || async {
-        // Only refused attempts leave the token unused, so a stranger's malformed request asks without using it up.
+        // Refused attempts do not use the token, so a stranger's malformed request does not either.
         let now = server.client().join_tokens(&Default::default()).await.unwrap();
         now.items.into_iter().find(|t| t.id == short.join_token.id && t.state.as_str() == "expired")
     });
@@ -104,7 +104,7 @@ async fn enrolling_the_same_machine_again_is_the_next_epoch_of_the_same_node() {
     let token = replacing(&server, &old).await;
     new.grant = Some(new.enroll(&token).await.json().await.unwrap());
     assert_eq!((new.node_id(), new.grant().node_epoch), (old.node_id(), 2));
-    // The old certificate's open stream ends, and it cannot open another; its tasks are given up.
+    // The open stream of the old certificate ends, and it cannot open another; its tasks are given up.
     let goodbye = old_link.goodbye().await;
     assert!(["epoch_retired", "certificate_revoked"].contains(&goodbye.as_str()), "{goodbye}");
     let refused = old.try_connect(old.hello(&[])).await.map(|_| ()).unwrap_err();
@@ -246,7 +246,7 @@ async fn a_second_live_copy_of_an_identity_locks_the_node() {
     assert!(["node_locked", "certificate_revoked"].contains(&reported.as_str()), "{reported}");
     let node = server.client().node(&host.node_id().to_string()).await.unwrap();
     assert_eq!(node.service.as_str(), "locked");
-    // A machine that comes back through a door is trusted again, with new keys.
+    // A machine that enrolls again is trusted again, with new keys.
     let mut fresh = Host::new(&server);
     fresh.fingerprint = host.fingerprint.clone();
     let token = replacing(&server, &host).await;
@@ -259,7 +259,7 @@ async fn a_restarted_agent_replaces_its_dead_link() {
     let server = TestServer::sqlite().await;
     let mut host = Host::enrolled(&server).await;
     let dead = host.connect(&[]).await;
-    // The old process is gone without a word, and with it what it could prove; its connection still looks open to the server.
+    // The old process is gone with its proof; its connection still looks open to the server.
     host = host.stolen();
     host.instance = AgentInstanceId::generate();
     host.connect(&[]).await;

@@ -1,4 +1,4 @@
-//! What a key hands on: never more than it is itself, and nothing that outlives it.
+//! What a key can create: never more than its own rights, and nothing that outlives it.
 
 #![allow(clippy::unwrap_used, reason = "tests")]
 
@@ -63,7 +63,7 @@ common::on_both_stores! {
             assert_eq!(refused(tenant.try_key(&with_it, Some(wider), Some(60)).await), "key_scopes_exceed_own", "{wider:?}");
         }
         assert_eq!(refused(tenant.try_key(&with_it, Some(&["*.read"]), Some(2 * HOUR)).await), "key_life_exceeds_own");
-        // What is left out is inherited.
+        // Values that are left out are inherited.
         let child = tenant.key(&with_it, None, None).await.key;
         assert_eq!((child.scopes.unwrap(), child.expires_at), (own.map(str::to_owned).to_vec(), parent.key.expires_at));
         assert_eq!(child.parent_id, Some(parent.key.id));
@@ -87,7 +87,7 @@ common::on_both_stores! {
         for secret in [&second.secret, &third.secret] {
             assert_eq!(refused(server.client_with(Some(secret)).project(&tenant.project).await), "token_invalid");
         }
-        // A key of one account that made one of another ends with its account.
+        // A key that created a key of another account ends it with its own account.
         let wanted = ServiceAccountCreate { name: "other".to_owned(), role: Some(ProjectRole::Viewer), ..Default::default() };
         let maker = tenant.key(&admin, None, None).await;
         let made_by = server.client_with(Some(&maker.secret));
@@ -109,7 +109,7 @@ common::on_both_stores! {
         assert_eq!(refused(scoped.project_member_add(&tenant.project, &person("viewer"), None).await), "role_exceeds_own");
         let account = |role: &str| ServiceAccountCreate { name: "sa".to_owned(), role: Some(role.parse().unwrap()), ..Default::default() };
         assert_eq!(refused(scoped.service_account_create(&tenant.project, &account("owner"), None).await), "role_exceeds_own");
-        // Events go to a webhook: who may not read them has them sent nowhere.
+        // Events go to a webhook: a caller who may not read them may not have them sent.
         let hook = WebhookCreate { url: "https://hooks.example.com/x".to_owned(), ..WebhookCreate::default() };
         assert_eq!(refused(scoped.webhook_create(&tenant.project, &hook, None).await), "webhook_exceeds_own");
         let reader = tenant.key(&admin, Some(&["member.*", "*.read"]), None).await;
@@ -119,14 +119,14 @@ common::on_both_stores! {
         let raised = reader.project_member_change(&tenant.project, &viewer.id.to_string(), &raise, None).await;
         assert_eq!(refused(raised), "role_exceeds_own");
 
-        // A role has no end: a key that has one makes accounts, whose keys end with it, and gives nobody else a role.
+        // A role has no end: a key with an expiry can create accounts, whose keys expire with it, but cannot give others a role.
         let brief = tenant.key(&admin, None, Some(HOUR)).await;
         let brief = server.client_with(Some(&brief.secret));
         assert_eq!(refused(brief.project_member_add(&tenant.project, &person("member"), None).await), "role_outlives_key");
         let raised = brief.project_member_change(&tenant.project, &viewer.id.to_string(), &raise, None).await;
         assert_eq!(refused(raised), "role_outlives_key");
         brief.service_account_create(&tenant.project, &account("owner"), None).await.unwrap();
-        // Taking away is not giving.
+        // Removing is not giving.
         brief.project_member_remove(&tenant.project, &viewer.id.to_string(), None).await.unwrap();
         assert_eq!(brief.project_members(&tenant.project, &PageQuery::default()).await.unwrap().items.len(), 2);
     }
@@ -149,7 +149,7 @@ common::on_both_stores! {
         assert_eq!(refused(with_it.organization_create(&organization, None).await), "role_outlives_key");
         let user = UserCreate { email: "mallory@example.org".to_owned(), ..UserCreate::default() };
         assert_eq!(refused(with_it.user_create(&user, None).await), "password_outlives_key");
-        // Revoking the token ends what was made with it.
+        // Revoking the token ends everything that was created with it.
         server.client().api_token_revoke(&brief.api_token.id.to_string()).await.unwrap();
         assert_eq!(refused(server.client_with(Some(&child.token)).whoami().await), "token_invalid");
     }

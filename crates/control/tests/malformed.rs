@@ -1,4 +1,4 @@
-//! Requests that are not what the interface's document says, and headers that mean nothing where they are.
+//! Requests that do not conform to the API document, and headers without a meaning where they are.
 
 #![allow(clippy::unwrap_used, reason = "tests")]
 
@@ -35,7 +35,7 @@ async fn an_idempotency_key_means_something_only_to_what_makes_something() {
     };
     let http = common::plain_http();
     let (keys, stage) = (server.url() + routes::SIGNING_KEYS, server.url() + routes::SIGNING_KEYS_STAGE);
-    // Bytes that are no text.
+    // Bytes that are not text.
     assert_eq!(with_key(http.get(keys), b"\xff\xfe").await, (200, String::new()));
     for bad in [&b"\xff\xfe"[..], b"", &[b'x'; 129]] {
         assert_eq!(with_key(http.post(&stage), bad).await, (422, "idempotency_key_invalid".to_owned()));

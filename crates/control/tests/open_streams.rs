@@ -1,4 +1,4 @@
-//! Whatever stays open ends soon after its caller loses the right to it: every kind of stream, for every way to lose a right.
+//! Open streams end soon after their caller loses the right to them: every kind of stream, for every way to lose a right.
 
 #![allow(clippy::unwrap_used, reason = "tests")]
 
@@ -26,11 +26,11 @@ use tokio::task::JoinHandle;
 /// The promise: from the loss of the right to the end of the stream.
 const AT_MOST: Duration = Duration::from_secs(10);
 
-/// Every endpoint whose answer stays open. A new one belongs here and into [`Place::streams`], so that it is tested.
+/// Every endpoint whose answer stays open. A new one must be added here and to [`Place::streams`], so that it is tested.
 const STREAMS: [&str; 5] =
     [routes::ALLOCATION_WATCH, routes::TASK_WATCH, routes::PROJECT_EVENTS, routes::PROJECT_EVENTS_WS, routes::EVENTS];
 
-/// Endpoints that answer piece by piece, but come to an end by themselves.
+/// Endpoints that answer in pieces, but end by themselves.
 const PIECEMEAL: [&str; 1] = [routes::AUDIT_EXPORT];
 
 /// What a tenant can hold open: a running guest, and a task that reads its console and is never answered.
@@ -56,7 +56,7 @@ impl Place {
         Self { server, project: shop.project, allocation, console, _node: node }
     }
 
-    /// The paths of every stream that a member of the project may open.
+    /// Returns the paths of every stream that a member of the project may open.
     fn streams(&self) -> [String; 4] {
         let (project, allocation, task) = (&self.project, self.allocation.id, self.console.id);
         [
@@ -67,12 +67,12 @@ impl Place {
         ]
     }
 
-    /// A request that is answered late: it waits for lines of the console.
+    /// Returns a request that is answered late: it waits for lines of the console.
     fn long_request(&self) -> String {
         format!("/api/v1/tasks/{}/logs?follow=true", self.console.id)
     }
 
-    /// A service account of the project: its id, its key and the secret.
+    /// Creates a service account of the project: its id, its key and the secret.
     async fn account(&self, name: &str, life_seconds: Option<u64>) -> (String, String, String) {
         let client = self.server.client();
         let wanted = ServiceAccountCreate { name: name.to_owned(), description: String::new(), role: Some(ProjectRole::Member) };
@@ -82,7 +82,7 @@ impl Place {
         (account, made.key.id.to_string(), made.secret)
     }
 
-    /// Opens everything, takes the right away and sees it all end.
+    /// Opens everything, removes the right and waits until all have ended.
     async fn all_end(&self, why: &str, token: &str, paths: &[String], take_away: impl AsyncFnOnce(&TestServer)) {
         let mut opened = Vec::new();
         for path in paths {
@@ -105,7 +105,7 @@ impl Place {
     }
 }
 
-/// Opens a stream and returns what ends when it does.
+/// Opens a stream and returns a handle that ends with it.
 async fn open(server: &TestServer, path: &str, token: &str) -> JoinHandle<()> {
     if path.contains("/ws?") {
         return open_socket(server, path, token).await;
@@ -157,7 +157,7 @@ common::on_both_stores! {
             server.client().project_member_remove(&project, &member.id.to_string(), None).await.unwrap();
         }).await;
 
-        // Nobody says a word about a key whose time is over: the check that needs no wake-up finds it.
+        // An expired key causes no wake-up: the check without one finds it.
         let (_, _, secret) = place.account("expired", Some(8)).await;
         place
             .all_end("an expired key", &secret, &paths, async |server| {

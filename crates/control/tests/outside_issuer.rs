@@ -1,4 +1,4 @@
-//! Tokens of an OIDC issuer that is not ours: a real one of another make, a scripted browser, a real server.
+//! Tokens of an external OIDC issuer: a real independent implementation, a scripted browser, a real server.
 
 #![allow(clippy::unwrap_used, reason = "tests")]
 
@@ -19,23 +19,23 @@ use tokio::io::{AsyncBufReadExt as _, BufReader};
 
 const EMAIL: &str = "grace@example.org";
 
-/// Where `cargo xtask test` has put the packages of `tests/oidc-provider`.
+/// Returns the folder where `cargo xtask test` installed the packages of `tests/oidc-provider`.
 fn packages() -> Option<PathBuf> {
     let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../target/tools/oidc-provider");
     folder.join("node_modules/oidc-provider").is_dir().then_some(folder)
 }
 
-/// What is not tested without an issuer of another make.
+/// What is not tested without an independent issuer.
 const WHAT: &str = "tokens of an issuer that is not ours";
 
-/// An issuer of another make. Ends with the test.
+/// An independent issuer. It ends with the test.
 struct Outside {
     _program: tokio::process::Child,
     issuer: String,
 }
 
 impl Outside {
-    /// `None` (with a loud line) where it cannot be started.
+    /// Starts the issuer. Returns `None` and prints a line if it cannot be started.
     #[expect(clippy::disallowed_types, reason = "the issuer of another make is a program")]
     async fn start() -> Option<Self> {
         let Some(packages) = packages() else {
@@ -74,7 +74,7 @@ impl Browser {
         Self { http: http(), cookies: BTreeMap::new() }
     }
 
-    /// Sends a request and follows where it leads. Returns the page, or nothing once the program's own address was called.
+    /// Sends a request and follows redirects. Returns the page, or nothing once the program's own address was called.
     async fn go(&mut self, mut url: reqwest::Url, mut form: Option<&str>) -> Option<(reqwest::Url, String)> {
         loop {
             let request = match form.take() {
@@ -104,7 +104,7 @@ impl Browser {
         }
     }
 
-    /// Signs in and agrees to whatever is asked.
+    /// Signs in and agrees to everything.
     async fn signs_in(&mut self, url: &str) {
         let mut page = self.go(url.parse().unwrap(), None).await;
         for _ in 0..5 {
@@ -139,7 +139,7 @@ async fn server(issuer: &str, audience: &str) -> TestServer {
 async fn somebody_from_another_issuer_signs_in_is_invited_by_address_and_stays_signed_in() {
     let Some(outside) = Outside::start().await else { return };
     let server = server(&outside.issuer, "gpuaas").await;
-    // Invited before anybody has seen them.
+    // Invited before the first sign-in.
     let invite =
         MemberAdd { email: Some(EMAIL.to_owned()), service_account_id: None, role: MemberRole::Platform(PlatformRole::Support) };
     server.client().platform_member_add(&invite, None).await.unwrap();
@@ -161,7 +161,7 @@ async fn somebody_from_another_issuer_signs_in_is_invited_by_address_and_stays_s
 
     let refreshed = browser_client::refresh(&http, &provider, &client, &tokens.refresh_token.unwrap()).await.unwrap();
     assert_eq!(server.client_with(Some(&refreshed.access_token)).whoami().await.unwrap().id, who.id);
-    // The ID token is good, but for the client.
+    // The ID token is valid, but for the client.
     let id_token = tokens.id_token.expect("an ID token");
     assert_eq!(refused(server.client_with(Some(&id_token)).whoami().await), "token_audience");
     let id = users[0].id.to_string();
@@ -182,6 +182,6 @@ async fn an_issuer_that_is_not_configured_or_away_lets_nobody_in() {
     assert_eq!(refused(stranger.client_with(Some(&token)).whoami().await), "token_issuer");
     let server = server(&outside.issuer, "gpuaas").await;
     drop(outside);
-    // The keys cannot be had: that is nobody's fault, and nobody gets in.
+    // The keys cannot be fetched: no caller is at fault, and none is accepted.
     assert_eq!(refused(server.client_with(Some(&token)).whoami().await), "issuer_unavailable");
 }

@@ -1,5 +1,5 @@
-//! Every link method called by a host that may not, and requests that nobody may make. Who may call which endpoint of the interface is in
-//! `authorization.rs`.
+//! Every link method called by a host without the right, and requests that are never allowed. `authorization.rs` tests who may
+//! call which endpoint of the API.
 
 #![allow(clippy::unwrap_used, reason = "tests")]
 
@@ -67,7 +67,7 @@ const LINK: &[(&str, &str)] = &[
     ("POST", route::BYE),
 ];
 
-/// Doors for hosts that have no certificate (any more). What they need instead is tested with them. May only shrink.
+/// Routes for hosts without a (valid) certificate. Their requirements are tested with them. May only shrink.
 const LINK_OPEN: &[&str] =
     &[route::ENROLL_WITH_TOKEN, route::ENROLL_REQUEST, route::ENROLL_POLL, route::REJOIN_CHALLENGE, route::REJOIN];
 
@@ -94,7 +94,7 @@ async fn the_link_serves_only_the_node_its_certificate_names() {
     for (method, route) in LINK {
         let ask = async |client: reqwest::Client, url: String| {
             let request = client.request(method.parse::<Method>().unwrap(), url).header(link::SESSION_HEADER, &session);
-            // A body that parses everywhere, so that only identity can be the reason.
+            // A body that parses everywhere, so that only the identity can be the reason.
             let body = if *route == route::RENEW { r#"{"csr_pem":""}"# } else { "{}" };
             let response = request.body(body).send().await.unwrap();
             let status = response.status().as_u16();
@@ -141,7 +141,7 @@ async fn the_link_serves_only_the_node_its_certificate_names() {
 async fn a_certificate_of_another_authority_does_not_get_through_the_handshake() {
     let (server, elsewhere) = (TestServer::sqlite().await, TestServer::sqlite().await);
     let mut stranger = Host::enrolled(&elsewhere).await;
-    // It knows where we are and even trusts us; its own certificate is from elsewhere.
+    // It knows our address and even trusts us; its own certificate is from elsewhere.
     stranger.link = server.server().link_address.unwrap();
     stranger.ca_pem = std::fs::read_to_string(server.ca_pem()).unwrap();
     let answer = stranger.https().post(stranger.own_url(route::HELLO, "")).body("{}").send().await;
@@ -192,13 +192,13 @@ async fn every_fault_of_a_body_is_told_with_where_it_is() {
     let mut pointers: Vec<&str> = problem.faults.iter().map(|fault| fault.pointer.as_str()).collect();
     pointers.sort_unstable();
     assert_eq!(pointers, ["/color", "/kind", "/name", "/price_per_hour/currency", "/slots"], "{problem:?}");
-    // What a schema does not say is told by what reads the value.
+    // What the schema does not cover is reported by the parser of the value.
     let body =
         serde_json::json!({ "name": "a", "kind": "slice", "slots": 1, "price_per_hour": { "amount": "1e3", "currency": "USD" } });
     let (status, problem) = post(routes::SKUS, "application/json", body.clone()).await;
     assert_eq!((status, problem.faults.len()), (422, 1), "{problem:?}");
     assert_eq!(problem.faults[0].pointer, "/price_per_hour/amount", "{problem:?}");
-    // Something that the body names and that is not there is a fault of the body, not of the path.
+    // An unknown reference in the body is a fault of the body, not of the path.
     let body = serde_json::json!({ "node": "nobody", "task_type": "diag.ping" });
     let (status, problem) = post(routes::TASKS, "application/json; charset=utf-8", body.clone()).await;
     assert_eq!((status, problem.code.as_str()), (422, "node_unknown"));
@@ -212,10 +212,10 @@ async fn resources_behave_as_http_expects() {
     let server = TestServer::configured(|config| config.cors_origins = vec!["https://portal.example.com".parse().unwrap()]).await;
     let http = common::plain_http();
     let ask = |method: Method, path: &str| http.request(method, format!("{}{path}", server.url()));
-    // The root leads somewhere.
+    // The root redirects.
     let root = ask(Method::GET, "/").send().await.unwrap();
     assert_eq!((root.status().as_u16(), &root.headers()["location"]), (307, &routes::REFERENCE.parse().unwrap()));
-    // What was created is found where the answer says.
+    // A created resource is found at its `Location`.
     let wanted = serde_json::json!({ "name": "physics" });
     let made = ask(Method::POST, routes::ORGANIZATIONS).bearer_auth(&server.admin_token).json(&wanted).send().await.unwrap();
     assert_eq!(made.status(), 201);
@@ -223,11 +223,11 @@ async fn resources_behave_as_http_expects() {
     let read = ask(Method::GET, &path).bearer_auth(&server.admin_token).send().await.unwrap();
     assert_eq!(read.status(), 200);
     let tag = read.headers()["etag"].clone();
-    // And not sent again to those who have it.
+    // It is not sent again to clients that have it.
     let again = ask(Method::GET, &path).bearer_auth(&server.admin_token).header("if-none-match", &tag).send().await.unwrap();
     assert_eq!((again.status().as_u16(), again.headers()["etag"].clone()), (304, tag));
     assert!(again.bytes().await.unwrap().is_empty());
-    // One with projects stays; one without goes, and is not there any more.
+    // One with projects stays; one without is deleted.
     let project = serde_json::json!({ "name": "optics" });
     let made =
         ask(Method::POST, &format!("{path}/projects")).bearer_auth(&server.admin_token).json(&project).send().await.unwrap();
@@ -236,12 +236,12 @@ async fn resources_behave_as_http_expects() {
     let delete =
         async |path: &str| ask(Method::DELETE, path).bearer_auth(&server.admin_token).send().await.unwrap().status().as_u16();
     assert_eq!((delete(&path).await, delete(&project).await, delete(&path).await, delete(&path).await), (409, 200, 200, 404));
-    // What is large is compressed for those who say so.
+    // Large answers are compressed for clients that accept it.
     for encoding in ["gzip", "br"] {
         let document = ask(Method::GET, routes::OPENAPI).header("accept-encoding", encoding).send().await.unwrap();
         assert_eq!(document.headers()["content-encoding"], encoding);
     }
-    // Methods and origins are told to whoever asks.
+    // `OPTIONS` and CORS list methods and origins.
     let options = ask(Method::OPTIONS, &path).send().await.unwrap();
     assert_eq!(
         (options.status().as_u16(), &options.headers()["allow"]),

@@ -1,6 +1,7 @@
-//! The relay against a real NATS: whatever is killed, everything that was committed is in the stream, once, and in order per subject.
+//! The relay with a real NATS: whatever is killed, everything that was committed is in the stream, once, and in order per
+//! subject.
 //!
-//! The relay that is killed is a process of its own: this very program, started again with [`FOLDER`] in its environment.
+//! The relay that is killed is a separate process: this program, started again with [`FOLDER`] in its environment.
 
 #![allow(clippy::unwrap_used, reason = "tests")]
 
@@ -25,16 +26,16 @@ use gpuaas_testkit::{
     unique_name,
 };
 
-/// The variable that makes a relay of this program: its folder. The other ones say which database, which NATS and which stream.
+/// The variable that makes this program run as a relay: its folder. The others name the database, the NATS and the stream.
 const FOLDER: &str = "GPUAAS_TEST_RELAY_FOLDER";
 const DATABASE: &str = "GPUAAS_TEST_RELAY_DATABASE";
 const NATS: &str = "GPUAAS_TEST_RELAY_NATS";
 const STREAM: &str = "GPUAAS_TEST_RELAY_STREAM";
-/// The aggregates that events are about.
+/// The aggregates of the events.
 const SUBJECTS: usize = 24;
-/// Events that are made before each kill.
+/// Events that are created before each kill.
 const EACH: usize = 60;
-/// The steps at which a relay is stopped, in turn. At `None` it is killed wherever it is.
+/// The steps at which a relay is stopped, in turn. With `None` it is killed at any point.
 const STEPS: [Option<&str>; 4] = [Some("relay.claimed"), Some("relay.published"), Some("relay.marked"), None];
 
 fn stream_config(url: &str, name: &str) -> NatsConfig {
@@ -49,7 +50,7 @@ fn relay_config(dir: &TempDir, pg: &PgDatabase, nats: NatsConfig) -> ServerConfi
     }
 }
 
-/// Not a test by itself: the relay of the tests below, when they start this program for it.
+/// Not a test by itself: the relay of the tests below, when they start this program.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_relay_runs_until_it_is_killed() {
     let Ok(folder) = std::env::var(FOLDER) else { return };
@@ -67,7 +68,7 @@ async fn a_relay_runs_until_it_is_killed() {
     std::future::pending::<()>().await;
 }
 
-/// Everything about one stream and the outbox that is relayed to it.
+/// One stream and the outbox that is relayed to it.
 struct Harness {
     store: Store,
     pg: PgDatabase,
@@ -78,7 +79,8 @@ struct Harness {
 }
 
 impl Harness {
-    /// On this NATS; `None` (with a loud line) where there is no PostgreSQL. Its keys and its stream are there when this returns.
+    /// Creates the harness on this NATS. Returns `None` and prints a line if there is no PostgreSQL. Its keys and its stream
+    /// exist when this returns.
     async fn new(nats: &str) -> Option<Self> {
         let pg = tokio::task::spawn_blocking(pg_database).await.unwrap()?;
         let (dir, name) = (TempDir::new(), unique_name("relay"));
@@ -88,7 +90,7 @@ impl Harness {
         Some(Self { store, pg, dir, stream, name, made: 0 })
     }
 
-    /// Commits events, several at a time; each says how many came before it.
+    /// Commits events, several at a time; each has the number of earlier ones.
     async fn make(&mut self, count: usize) {
         let context = Context {
             now: gpuaas_contract::time::Timestamp::now(),
@@ -137,7 +139,7 @@ impl Harness {
         }
     }
 
-    /// Everything that was committed is in the stream, once, and in order per subject.
+    /// Checks that everything that was committed is in the stream, once, and in order per subject.
     async fn check(&mut self) -> usize {
         let rows = self.outbox().await;
         assert!(rows.len() >= self.made && self.store.outbox_lanes_waiting().await.unwrap().is_empty());
@@ -171,7 +173,7 @@ impl Harness {
         let name = "a_relay_runs_until_it_is_killed";
         let launch = Launch::at(std::env::current_exe().unwrap()).args(["--exact", name, "--nocapture"]).failpoints(failpoints);
         let launch = launch.env(FOLDER, self.dir.path()).env(DATABASE, self.pg.url()).env(NATS, nats).env(STREAM, &self.name);
-        // Whoever is killed cannot remove a folder of their own; in here it goes with everything else.
+        // A killed process cannot remove its own folder; in here it is removed with everything else.
         launch.env("TMPDIR", self.dir.path()).start(self.dir.path())
     }
 }
@@ -190,7 +192,7 @@ async fn a_relay_that_is_killed_again_and_again_loses_and_doubles_nothing() {
     let started = Instant::now();
     let mut at_step: BTreeMap<&str, usize> = BTreeMap::new();
     for kill in 0..kills {
-        // Steps can only be stopped at in builds for tests; elsewhere it is killed wherever it is.
+        // Failpoints exist only in test builds; in others it is killed at any point.
         let step = STEPS[kill % STEPS.len()].filter(|_| cfg!(feature = "failpoints"));
         let before = harness.stored().await;
         harness.make(EACH).await;
@@ -203,7 +205,7 @@ async fn a_relay_that_is_killed_again_and_again_loses_and_doubles_nothing() {
                 let failpoints = failpoints.clone();
                 tokio::task::spawn_blocking(move || failpoints.wait_hit(step)).await.unwrap();
             }
-            // In the middle of its work, a little further every time.
+            // In the middle of its work, a little later every time.
             None => {
                 let enough = before + 1 + u64::try_from(kill * 7 % EACH).unwrap();
                 until_stored(&harness.stream, enough).await;
@@ -220,7 +222,7 @@ async fn a_relay_that_is_killed_again_and_again_loses_and_doubles_nothing() {
     eprintln!("{kills} kills ({at_step:?}), {events} events, each once and in order, in {:?}", started.elapsed());
 }
 
-/// Waits until the stream has so many events.
+/// Waits until the stream has this many events.
 async fn until_stored(stream: &jetstream::stream::Stream, enough: u64) {
     eventually_async(PATIENCE, "events are stored", || {
         let mut stream = stream.clone();
@@ -251,7 +253,7 @@ async fn events_wait_for_a_bus_that_is_away_and_then_all_arrive() {
     harness.make(50).await;
     harness.until_published().await;
     nats.kill();
-    // Nobody who commits notices.
+    // Commits are not affected.
     harness.make(200).await;
     let waiting: u64 = harness.store.outbox_lanes_waiting().await.unwrap().iter().map(|(_, waiting)| waiting).sum();
     assert_eq!(waiting, 200, "they wait");
@@ -281,7 +283,7 @@ async fn events_whose_answers_are_lost_are_published_again_and_stored_once() {
         let before = harness.stored().await;
         proxy.lose_answers();
         harness.make(100).await;
-        // Some are stored, and the relay does not know.
+        // Some are stored, and the relay does not know it.
         until_stored(&harness.stream, before + 1).await;
         assert!(proxy.lost_bytes() > 0);
         assert!(!harness.store.outbox_lanes_waiting().await.unwrap().is_empty(), "what is not known to be stored is not marked");

@@ -35,7 +35,7 @@ common::on_both_stores! {
         let info = common::plain_http().get(format!("{}/oauth/userinfo", server.url())).bearer_auth(text(&tokens, "access_token"));
         let info: Value = info.send().await.unwrap().json().await.unwrap();
         assert_eq!((text(&info, "sub").as_str(), info["email_verified"].as_bool()), (EMAIL, Some(true)));
-        // An ID token is for the client, not for us.
+        // An ID token is for the client, not for the API.
         let wrong = server.client_with(Some(&text(&tokens, "id_token")));
         assert_eq!(refused(wrong.whoami().await), "token_audience");
 
@@ -82,7 +82,7 @@ common::on_both_stores! {
         let third = refresh(&server, &text(&second, "refresh_token")).await.unwrap();
         assert_eq!(refresh(&server, &text(&first, "refresh_token")).await.unwrap_err(), "invalid_grant");
         assert_eq!(refresh(&server, &text(&third, "refresh_token")).await.unwrap_err(), "invalid_grant");
-        // Another sign-in of the same person is none of its business.
+        // Another sign-in of the same user is not affected.
         let other = tokens(&server).await;
         assert!(refresh(&server, &text(&other, "refresh_token")).await.is_ok());
     }
@@ -105,7 +105,7 @@ common::on_both_stores! {
         assert_eq!(poll(&server, &device_code).await.unwrap_err(), "slow_down");
         let mut browser = Browser::new(&server);
         let question = asked(&mut browser, &user_code).await;
-        // Another browser knows the code as well, but nobody has signed in there.
+        // Another browser also knows the code, but there is no sign-in in it.
         let mut other = Browser::new(&server);
         let entry = other.get("/device").await;
         let fields = [("user_code", user_code.as_str()), ("csrf", &entry.hidden()["csrf"]), ("decision", "approve")];
@@ -118,7 +118,7 @@ common::on_both_stores! {
         assert!(done.status == StatusCode::OK && done.html.contains("Signed in"));
         let tokens = poll(&server, &device_code).await.unwrap();
         assert_eq!(as_bearer(&server, &tokens).whoami().await.unwrap().email.as_deref(), Some(EMAIL));
-        // The code is used up for both sides, and a second use of the device code ends the sign-in.
+        // The code is used for both sides, and a second use of the device code ends the sign-in.
         assert_eq!(decides(&mut browser, &question, "approve").await.status, StatusCode::FORBIDDEN);
         assert_eq!(poll(&server, &device_code).await.unwrap_err(), "invalid_grant");
         assert_eq!(refresh(&server, &text(&tokens, "refresh_token")).await.unwrap_err(), "invalid_grant");
@@ -239,7 +239,7 @@ common::on_both_stores! {
         let query = UserListQuery { state: Some(gpuaas_contract::state::UserState::Deactivated), ..UserListQuery::default() };
         assert_eq!(server.client().users(&query).await.unwrap().items.len(), 1);
 
-        // They may come back, but nothing that they had open before does.
+        // They may sign in again, but earlier sessions stay closed.
         assert_eq!(server.client().user_reactivate(&id, &Reason::default()).await.unwrap().state.as_str(), "active");
         assert_eq!(refresh(&server, &text(&tokens, "refresh_token")).await.unwrap_err(), "invalid_grant");
         let sent = browser.types(&page, "/oauth/authorize", EMAIL, &made_up).await;
@@ -290,7 +290,7 @@ common::on_both_stores! {
         let local = Client::new(options).unwrap();
         let who = local.whoami().await.unwrap();
         assert_eq!((who.kind.as_str(), who.platform_role.as_ref().map(|role| role.as_str())), ("local_admin", Some("admin")));
-        // A token that is given is what counts, and the same address over the network knows nobody.
+        // A given token takes precedence, and the same address over the network has no identity.
         let with_token = ClientOptions {
             unix_socket: Some(path.clone()),
             token: Some("gpt_wrong".to_owned()),
@@ -298,7 +298,7 @@ common::on_both_stores! {
         };
         assert_eq!(refused(Client::new(with_token).unwrap().whoami().await), "token_invalid");
         assert_eq!(refused(server.client_with(None).whoami().await), "token_required");
-        // A stopped server leaves nothing behind; one that died leaves a socket that is replaced.
+        // A stopped server leaves nothing behind; a killed one leaves a socket that is replaced.
         server.server.take().unwrap().stop().await;
         assert!(std::fs::symlink_metadata(&path).is_err());
         drop(std::os::unix::net::UnixListener::bind(&path).unwrap());

@@ -1,4 +1,4 @@
-//! Guests on slots, from the first order to the proof that nothing is left, against a real server by a scripted node.
+//! Guests on slots, from the first task to the proof that nothing is left, against a real server with a scripted node.
 
 #![allow(clippy::unwrap_used, reason = "tests")]
 
@@ -43,7 +43,7 @@ fn create(node: &Looking, slots: &[u32]) -> SliceCreate {
 
 const WIPED: SliceRelease = SliceRelease { wipe: true, graceful_timeout_seconds: None };
 
-/// A guest that runs on these slots.
+/// Returns a guest that runs on these slots.
 async fn running(server: &TestServer, node: &mut Looking, slots: &[u32]) -> SliceOrder {
     let order = server.client().slice_create(&create(node, slots), None).await.unwrap();
     let task = node.next().await;
@@ -70,7 +70,7 @@ common::on_both_stores! {
         let id = order.allocation_id.to_string();
         assert_eq!(refused(client.slice_release(&id, &WIPED, None).await), "slice_busy");
 
-        // The agent takes it: the envelope names the lease of its params.
+        // The agent accepts it: the envelope names the lease of its params.
         let task = node.next().await;
         assert_eq!(task.payload().allocation_id, Some(order.allocation_id));
         assert_eq!(task.payload().lease_epoch, Some(1));
@@ -128,10 +128,10 @@ common::on_both_stores! {
         let id = order.allocation_id.to_string();
         client.slice_release(&id, &WIPED, None).await.unwrap();
         let task = node.next().await;
-        // A release that succeeded owes a proof.
+        // A successful release must have a proof.
         assert_eq!(node.answers(&task, |payload| succeeded(payload, &task, None)).await, "receipt_proof_invalid");
         assert_eq!(state(&server, &slots[0]).await, "releasing");
-        // One slot is proven to be clean, of the other one the drive of a third is wiped.
+        // One slot is proven to be clean; for the other one, the drive of a third is wiped.
         let mut partial = proof(&task);
         partial.slots[1].drive.serial = "S7".to_owned();
         assert_eq!(node.answers(&task, |payload| succeeded(payload, &task, Some(&partial))).await, "");
@@ -145,7 +145,7 @@ common::on_both_stores! {
         assert_eq!(client.slot_unquarantine(&blocked.id.to_string(), &Reason::default()).await.unwrap().state.as_str(), "cleanup_blocked");
         assert_eq!(client.slice(&id).await.unwrap().state.as_str(), "cleanup_blocked");
 
-        // An operator's word takes it over under a new number, and frees nothing by itself.
+        // An operator's cleanup takes it over with a new epoch, and frees nothing by itself.
         let reason = Reason { reason: "the drive was swapped by mistake".to_owned() };
         let forced = client.slot_force_cleanup(&blocked.id.to_string(), &reason, None).await.unwrap();
         assert_eq!((forced.allocation_id, forced.slots[0].lease_epoch), (order.allocation_id, 2));
@@ -208,12 +208,12 @@ common::on_both_stores! {
         let complete = proof(&task);
         assert_eq!(node.answers(&task, |payload| ended(payload, Outcome::Failed, Some(&complete))).await, "");
         assert_eq!(state(&server, &slots[0]).await, "available");
-        // Not even made.
+        // Not even created.
         client.node_drain(&node.node(), &Reason::default()).await.unwrap();
         assert_eq!(refused(client.slice_create(&create(&node, &[0]), None).await), "node_takes_no_work");
         client.node_undrain(&node.node(), &Reason::default()).await.unwrap();
         assert_eq!(state(&server, &slots[0]).await, "available", "a refused order leases nothing");
-        // Sent, and its node says on coming back that it does not have it.
+        // Sent, and its node reports after a reconnect that it does not have it.
         let order = client.slice_create(&create(&node, &[0]), None).await.unwrap();
         node.next().await;
         client.task_cancel(&order.task.id.to_string(), &Reason::default()).await.unwrap();
@@ -252,7 +252,7 @@ common::on_both_stores! {
         client.task_cancel(&order.task.id.to_string(), &Reason::default()).await.unwrap();
         assert_eq!(state(&server, &slots[0]).await, "available");
 
-        // Somebody with the database's password turns a release that waits into a provision that never ran.
+        // An attacker with the database's password turns a waiting release into a provision that never ran.
         let mut link = host.connect(&[]).await;
         let order = client.slice_create(&wanted, None).await.unwrap();
         let task = host.verify(&link.offer().await.envelope);
@@ -283,7 +283,7 @@ common::on_both_stores! {
         assert_eq!(refused(client.slice_create(&create(&node, &[1]), None).await), "slot_forged");
         assert_eq!(refused(client.slot_force_cleanup(&slots[1].id.to_string(), &Reason::default(), None).await), "slot_forged");
 
-        // A row that is changed while its task runs stays as it is, and the receipt counts all the same.
+        // A row that is manipulated while its task runs stays as it is, and the receipt still counts.
         let id = running(&server, &mut node, &[2]).await.allocation_id.to_string();
         client.slice_release(&id, &WIPED, None).await.unwrap();
         let task = node.next().await;
@@ -331,7 +331,7 @@ common::on_both_stores! {
         let task = node.next().await;
         assert_eq!(node.answers(&task, |payload| succeeded(payload, &task, None)).await, "");
 
-        // A node in maintenance takes nothing new, and lets go of what it has.
+        // A node in maintenance accepts nothing new, and releases what it has.
         client.node_drain(&node.node(), &Reason::default()).await.unwrap();
         assert_eq!(refused(client.slice_create(&create(&node, &[0]), None).await), "node_takes_no_work");
         node.reconnects(&[]).await;
@@ -348,7 +348,7 @@ common::on_both_stores! {
 common::on_both_stores! {
     async fn operators_destroy_no_more_than_their_share_per_hour_until_a_person_lifts_it(server: TestServer) {
         let mut server = server;
-        // A quarter of it is the operators': one.
+        // A quarter of it is for operators: one.
         server.with_budget(4).await;
         let (mut node, _) = Looking::with_slots(&server, 2).await;
         let (first, second) = (running(&server, &mut node, &[0]).await, running(&server, &mut node, &[1]).await);
@@ -360,7 +360,7 @@ common::on_both_stores! {
         assert_eq!(refused(client.slice_release(&second, &WIPED, None).await), code);
         let retire = NodeRetire { reason: "it hangs".to_owned(), force: true };
         assert_eq!(refused(client.node_retire(&node.node(), &retire).await), code);
-        // Another process, or the same one after a restart, knows what was counted.
+        // Another process, or the same one after a restart, knows the counts.
         server.with_budget(4).await;
         let client = server.client();
         assert_eq!(refused(client.slice_release(&second, &WIPED, None).await), code);

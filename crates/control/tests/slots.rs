@@ -1,4 +1,4 @@
-//! From what a node finds on itself to slots, against a real server by a scripted node.
+//! From a node's discovery to slots, against a real server with a scripted node.
 
 #![allow(clippy::unwrap_used, reason = "tests")]
 
@@ -36,7 +36,7 @@ async fn the_life_of_slots(server: TestServer) {
     let again = client.node_topology_approve(&node, &approve(first, None)).await.unwrap().items;
     assert_eq!(again, made, "approving twice is approving once");
 
-    // The node looks again: what the operator has seen before no longer counts.
+    // The node runs another discovery: the operator's earlier view is no longer valid.
     let second = looking.finds(&server, vec![candidate(0), candidate(1), candidate(2)]).await;
     assert_eq!(refused(client.node_topology_approve(&node, &approve(first, None)).await), "proposal_outdated");
     let all = client.node_topology_approve(&node, &approve(second, None)).await.unwrap().items;
@@ -62,7 +62,7 @@ async fn the_life_of_slots(server: TestServer) {
     assert_eq!(actions, ["slot.approve", "slot.quarantine", "slot.unquarantine", "slot.withdraw"]);
 }
 
-/// Somebody with the database's password gives a slot another drive.
+/// An attacker with the database's password gives a slot another drive.
 async fn a_forged_slot_is_not_touched(server: TestServer) {
     let client = server.client();
     let mut looking = Looking::new(&server).await;
@@ -73,7 +73,7 @@ async fn a_forged_slot_is_not_touched(server: TestServer) {
     assert_eq!(refused(client.slot_quarantine(&slot.id.to_string(), &Reason::default()).await), "slot_forged");
     assert_eq!(refused(client.node_topology_approve(&looking.node(), &approve).await), "slot_forged");
 
-    // The same with what the node said that it found: its signature must hold.
+    // The same with the node's discovery: its signature must be valid.
     let forged = String::from_utf8(receipt_of(&server, task_id).await).unwrap();
     let other = |c: char| if c == 'A' { 'B' } else { 'A' };
     let at = forged.find("\"payload\":\"").unwrap() + 100;

@@ -1,4 +1,4 @@
-//! A server whose certificates come from a real step-ca: its doors, its link and what happens while step-ca is away.
+//! A server whose certificates come from a real step-ca: enrollment, the link and outages of step-ca.
 
 #![allow(clippy::unwrap_used, reason = "tests")]
 
@@ -64,7 +64,7 @@ async fn rejoin(host: &Host) -> reqwest::Response {
     host.anonymous().post(host.url(route::REJOIN)).json(&Rejoin { node_id: grant.node_id, proof }).send().await.unwrap()
 }
 
-/// How many requests step-ca was asked for certificates, as the metrics say.
+/// Returns how many certificates were requested from step-ca, according to the metrics.
 async fn asked(server: &TestServer, result: &str) -> u64 {
     let text = server.metrics().await;
     let line = format!("gpuaas_ca_requests_total{{result=\"{result}\"}} ");
@@ -85,7 +85,7 @@ async fn nodes_enroll_connect_and_renew_and_no_ca_key_is_here() {
     assert_ne!(renewed.certificate_pem, host.grant().certificate_pem);
     host.grant.as_mut().unwrap().certificate_pem = renewed.certificate_pem;
     host.connect(&[]).await;
-    // The listener, the enrollment and the renewal: one certificate each, however often a decision was made.
+    // The listener, the enrollment and the renewal: one certificate each, however often a decision was repeated.
     assert_eq!(asked(&server, "issued").await, 3);
     let names: Vec<_> = std::fs::read_dir(server.dir.join("keys")).unwrap().map(|e| e.unwrap().file_name()).collect();
     assert!(!names.iter().any(|name| name == "ca.key" || name == "ca.crt"), "{names:?}");
@@ -118,7 +118,7 @@ async fn certificates_of_step_ca_that_the_store_does_not_know_open_nothing() {
     };
     let theirs = StepCa::open(&config, TempDir::new().path(), host.cluster_id()).await.unwrap();
     let forged = theirs.issue_node(&host.csr(), host.node_id(), 1, Timestamp::now()).await.unwrap();
-    // Renewed at step-ca itself, with the node's own certificate, past the control plane.
+    // Renewed at step-ca itself, with the node's own certificate, without the control plane.
     let mut tls = host.tls(true);
     tls.alpn_protocols = vec![b"http/1.1".to_vec()];
     let http = reqwest::Client::builder().tls_backend_preconfigured(tls).no_proxy().build().unwrap();
@@ -157,7 +157,7 @@ async fn while_step_ca_is_away_nothing_is_used_up_and_links_go_on() {
     assert_eq!(asked(&server, "ca_unavailable").await, 3);
     assert!(server.client().node(&host.node_id().to_string()).await.unwrap().online, "the link is not touched");
     assert_eq!(server.client().cluster().await.unwrap().ca.state, CaState::Unavailable);
-    // A server that starts meanwhile shows the certificate it had, and nodes with a valid one connect.
+    // A server that starts in the meantime uses its previous certificate, and nodes with a valid one connect.
     server.restart().await;
     host.connect(&[]).await;
     eventually_async(PATIENCE, "the outage is recorded", || async {
@@ -206,7 +206,7 @@ async fn an_expired_node_rejoins_with_a_certificate_of_step_ca() {
     let server = serving(&step_ca).await;
     let mut host = Host::enrolled(&server).await;
     let mut link = host.connect(&[]).await;
-    // The open link ends by itself, and the certificate opens no other one.
+    // The open link ends by itself, and the certificate cannot open another one.
     assert_eq!(link.goodbye().await, "certificate_expired");
     eventually_async(PATIENCE, "the certificate expires", || async {
         host.https().get(host.url("/")).send().await.is_err().then_some(())

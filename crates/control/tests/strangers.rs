@@ -1,4 +1,4 @@
-//! Attacks by those who are nobody here, each with somebody who works beside it: they get in while it runs.
+//! Attacks by unauthenticated callers, each with a legitimate user beside it who can still sign in.
 
 #![allow(clippy::unwrap_used, reason = "tests")]
 
@@ -17,7 +17,7 @@ use serde_json::Value;
 const ATTACKER: [u8; 4] = [127, 0, 0, 66];
 const OFFICE: [u8; 4] = [127, 0, 0, 10];
 
-/// Many addresses.
+/// Returns many addresses.
 fn crowd(count: u16) -> impl Iterator<Item = [u8; 4]> {
     (0..count).map(|number| {
         let [high, low] = number.to_be_bytes();
@@ -25,7 +25,7 @@ fn crowd(count: u16) -> impl Iterator<Item = [u8; 4]> {
     })
 }
 
-/// Asks for a device code from this address.
+/// Requests a device code from this address.
 async fn device_code(http: &reqwest::Client, server: &TestServer) -> (StatusCode, Option<u64>, Value) {
     let request = http.post(format!("{}/oauth/device_authorization", server.url()));
     let request = request.header("content-type", "application/x-www-form-urlencoded");
@@ -38,7 +38,7 @@ fn http_from(address: [u8; 4]) -> reqwest::Client {
     common::plain_http_from(Some(address.into()))
 }
 
-/// Ada signs in from the office, and everything works.
+/// Signs Ada in from the office, where everything works.
 async fn ada_in_the_office(server: &TestServer) -> Browser {
     ada(server).await;
     let mut browser = Browser::at(server, OFFICE);
@@ -64,7 +64,7 @@ async fn device_codes_of_one_address_or_of_all_strangers_leave_codes_for_others(
     assert!(retry.is_some_and(|seconds| seconds >= 1) && refused["error"] == "slow_down", "{refused}");
     assert_eq!(device_code(&http_from([127, 0, 0, 67]), &server).await.0, StatusCode::OK, "others are not meant");
 
-    // A crowd uses up what all strangers have together.
+    // A crowd uses up the budget of all strangers.
     let mut short = 0;
     for address in crowd(120) {
         let (http, mut own) = (http_from(address), 0);
@@ -74,7 +74,7 @@ async fn device_codes_of_one_address_or_of_all_strangers_leave_codes_for_others(
         made += own;
         short += usize::from(own < 20);
     }
-    // A few come back while the crowd asks.
+    // A few are refilled while the crowd asks.
     assert!(made <= 2500 && short > 0, "{made} rows, {short} of the crowd got less than they may have");
     assert_eq!(device_code(&http_from(OFFICE), &server).await.0, StatusCode::OK, "whoever works here gets one");
     let metrics = server.metrics().await;
@@ -100,7 +100,7 @@ async fn guessing_user_codes_ends_soon_and_a_real_one_is_still_taken() {
         assert!(guesses <= 10, "guesses without end");
     };
     assert!(refused.retry_after.is_some() && refused.html.contains("user_code_guesses_exhausted"));
-    // Not even the right one: a guess that happens to be right must not be told from others.
+    // Not even the right one: a lucky guess must look like any other.
     let page = attacker.post("/device", &[("user_code", &user_code), ("csrf", &csrf)]).await;
     assert_eq!(page.status, StatusCode::TOO_MANY_REQUESTS);
     let mut browser = Browser::at(&server, OFFICE);
@@ -114,7 +114,7 @@ async fn nobody_locks_somebody_else_out_by_typing_wrong_passwords() {
     let server = TestServer::sqlite().await;
     let office = ada_in_the_office(&server).await;
     for email in [EMAIL, "nobody@example.org"] {
-        // A few tries from each of many addresses, until all strangers together have used up what there is for this account.
+        // A few attempts from each of many addresses, until the budget of all strangers for this account is used up.
         let mut tries = 0;
         for address in crowd(20) {
             let mut browser = Browser::at(&server, address);
@@ -130,10 +130,10 @@ async fn nobody_locks_somebody_else_out_by_typing_wrong_passwords() {
     }
     let from_the_office = Browser::at(&server, OFFICE).tries(EMAIL, PASSWORD).await;
     assert_eq!(from_the_office.status, StatusCode::SEE_OTHER, "where she signed in before");
-    // With the browser that she took along, from anywhere.
+    // With her browser, from anywhere.
     let mut abroad = Browser { cookies: office.cookies.clone(), ..Browser::at(&server, [127, 0, 0, 77]) };
     assert_eq!(abroad.tries(EMAIL, PASSWORD).await.status, StatusCode::SEE_OTHER);
-    // The cookie of one account is worth nothing for another, and a made-up one nothing at all.
+    // The cookie of one account is not valid for another, and a forged one never is.
     let mut forged = Browser::at(&server, [127, 0, 0, 78]);
     forged.cookies = office.cookies.clone();
     assert_eq!(forged.tries("nobody@example.org", PASSWORD).await.status, StatusCode::TOO_MANY_REQUESTS);
@@ -141,7 +141,7 @@ async fn nobody_locks_somebody_else_out_by_typing_wrong_passwords() {
         *value = value.replace('.', ".x");
     }
     assert_eq!(forged.tries(EMAIL, PASSWORD).await.status, StatusCode::TOO_MANY_REQUESTS);
-    // Her own slips are counted, too.
+    // Her own mistakes are counted too.
     let mut slips = 0;
     while abroad.tries(EMAIL, "wrong wrong wrong").await.status == StatusCode::FORBIDDEN {
         slips += 1;
@@ -167,7 +167,7 @@ async fn a_flood_of_passwords_to_compute_keeps_nobody_out() {
             }));
         }
     }
-    // Somebody who is known, and somebody who comes for the first time.
+    // A known user, and one who signs in for the first time.
     for (who, address) in [("known", OFFICE), ("new", [127, 0, 0, 11])] {
         let mut served = 0;
         for _ in 0..3 {
@@ -183,7 +183,7 @@ async fn a_flood_of_passwords_to_compute_keeps_nobody_out() {
     }
 }
 
-/// A request to be enrolled by a machine of its own.
+/// Returns an enrollment request of a separate machine.
 fn request(host: &Host, number: usize) -> EnrollRequest {
     let mut applicant = host.applicant();
     applicant.fingerprint = format!("{}-{number:06}", host.fingerprint);
@@ -209,12 +209,12 @@ common::on_both_stores! {
         }
         let refused = knock(&attacker, &host, &request(&host, 9999)).await.unwrap_err();
         assert_eq!(refused, (429, "too_many_enrollments_from_address".to_owned(), true));
-        // The same machine again is no other request: it has its place, with a new secret.
+        // The same machine again is the same request: it keeps its place, with a new secret.
         let first = knock(&host.anonymous_from(OFFICE), &host, &request(&host, 5000)).await.unwrap();
         let again = knock(&host.anonymous_from(OFFICE), &host, &request(&host, 5000)).await.unwrap();
         assert_eq!(first.enrollment_id, again.enrollment_id);
         assert_ne!(first.poll_secret, again.poll_secret);
-        // From elsewhere, or with another key, it is one: nobody takes a place over.
+        // From elsewhere, or with another key, it is another request: it cannot take over a place.
         let elsewhere = knock(&host.anonymous_from([127, 0, 0, 11]), &host, &request(&host, 5000)).await.unwrap();
         assert_ne!(elsewhere.enrollment_id, first.enrollment_id);
         let other = Host { fingerprint: host.fingerprint.clone(), ..Host::new(&server) };

@@ -1,4 +1,4 @@
-//! A task's life as the control plane sees it, played against a real server by a scripted node.
+//! The life of a task as the control plane sees it, against a real server with a scripted node.
 
 #![allow(clippy::unwrap_used, reason = "tests")]
 
@@ -55,7 +55,7 @@ common::on_both_stores! {
         let done = server.client().task(&task.id.to_string()).await.unwrap();
         assert_eq!((done.state.as_str(), &done.receipt_digest), ("succeeded", &Some(digest.clone())));
         assert_eq!(done.output.unwrap()["message"], "hi");
-        // The same receipt again is the same truth; another one is not.
+        // The same receipt again is accepted; another one is not.
         assert_eq!(link.receipt(task.id, receipt).await, "");
         let mut other = host.receipt_payload(&verified, 2, Some(digest));
         other.message = "a second truth".to_owned();
@@ -122,7 +122,7 @@ common::on_both_stores! {
         let second = link.offer().await;
         assert_eq!((first.task_id, &second.task_id), (task.id.to_string(), &task.id.to_string()));
         assert_eq!(server.client().task(&task.id.to_string()).await.unwrap().dispatches, 2);
-        // The answer to the first envelope counts just as well: it was signed for this task.
+        // The answer to the first envelope is also valid: it was signed for this task.
         let verified = host.verify(&first.envelope);
         assert_eq!(link.receipt(task.id, host.receipt_payload(&verified, 1, None).sign(&host.receipt_key).receipt).await, "");
         server.server.unwrap().stop().await;
@@ -136,7 +136,7 @@ common::on_both_stores! {
         let offer = link.offer().await;
         let verified = host.verify(&offer.envelope);
         drop(link);
-        // The acknowledgment was lost, and the server restarted meanwhile.
+        // The acknowledgment was lost, and the server was restarted in the meantime.
         server.restart().await;
         host.link = server.server().link_address.unwrap();
         let mut link = host.connect(&[(task.id, TaskPhase::Started)]).await;
@@ -206,7 +206,7 @@ common::on_both_stores! {
     async fn a_row_that_somebody_wrote_into_the_database_is_never_signed(server: TestServer) {
         let host = Host::enrolled(&server).await;
         let queued = run_ping(&server, &host).await;
-        // Somebody with the database's password changes what is asked for.
+        // An attacker with the database's password changes the task.
         let forged = r#"{"message":"forged","hold_ms":0,"log_lines":0}"#;
         let query = "UPDATE tasks SET params = $1 WHERE id = $2";
         match &server.pg {
@@ -247,7 +247,7 @@ common::on_both_stores! {
 /// Sends log lines and waits until the last of them is acknowledged.
 async fn floods(link: &mut common::node::Link, task: TaskId, lines: std::ops::Range<u64>, text: &str) {
     let numbers: Vec<u64> = lines.collect();
-    // Chunks are stored side by side.
+    // Chunks are stored concurrently.
     let mut unanswered: std::collections::BTreeSet<u64> = numbers.chunks(100).filter_map(|chunk| chunk.last().copied()).collect();
     for chunk in numbers.chunks(100) {
         let line = |sequence: &u64| LogLine {

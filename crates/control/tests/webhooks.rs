@@ -1,4 +1,4 @@
-//! Webhooks against real receivers: everything arrives, signed, and nothing goes where it must not.
+//! Webhooks with real receivers: everything arrives, signed, and nothing goes to a forbidden destination.
 
 #![allow(clippy::unwrap_used, reason = "tests")]
 
@@ -28,7 +28,7 @@ use gpuaas_control::{ServerConfig, start};
 use gpuaas_testkit::{TempDir, eventually_async};
 use tokio::sync::watch;
 
-/// One request that came in.
+/// One received request.
 #[derive(Clone)]
 struct Got {
     path: String,
@@ -50,14 +50,14 @@ impl Got {
     }
 }
 
-/// A web server that takes deliveries, on loopback.
+/// A web server for deliveries, on loopback.
 #[derive(Clone)]
 struct Receiver {
     address: SocketAddr,
     got: Arc<Mutex<Vec<Got>>>,
-    /// What each path answers, if not 200.
+    /// The status of each path, if not 200.
     answers: Arc<Mutex<HashMap<String, u16>>>,
-    /// While this is false, answers are kept back.
+    /// While this is false, answers are held back.
     open: watch::Sender<bool>,
 }
 
@@ -87,7 +87,7 @@ impl Receiver {
         self.got.lock().unwrap().iter().filter(|got| got.path == path).cloned().collect()
     }
 
-    /// How often each event came to this path.
+    /// Returns how often each event was sent to this path.
     fn counts(&self, path: &str) -> BTreeMap<String, usize> {
         let mut counts = BTreeMap::new();
         for got in self.got(path) {
@@ -96,7 +96,7 @@ impl Receiver {
         counts
     }
 
-    /// Waits until all these words came to this path.
+    /// Waits until all these texts were sent to this path.
     async fn until_said(&self, path: &str, words: impl IntoIterator<Item = String>) -> Vec<Got> {
         let words: BTreeSet<String> = words.into_iter().collect();
         eventually_async(PATIENCE, "all events arrive", || async {
@@ -143,7 +143,7 @@ fn words(from: usize, to: usize) -> impl Iterator<Item = String> {
     (from..to).map(|number| number.to_string())
 }
 
-/// The webhook's deliveries, once one of them is as wanted.
+/// Returns the webhook's deliveries, once one of them matches.
 async fn delivery(client: &Client, webhook: &str, wanted: impl Fn(&Delivery) -> bool) -> Delivery {
     eventually_async(PATIENCE, "a delivery is as it should be", || async {
         let page = client.webhook_deliveries(webhook, &DeliveryListQuery::default()).await.unwrap();
@@ -173,7 +173,7 @@ common::on_both_stores! {
         }
         let counts = receiver.counts("/all");
         assert!(counts.values().all(|count| *count == 1), "nothing was repeated: {counts:?}");
-        // That there are webhooks is an event, too: two of them.
+        // The creation of a webhook is an event too: two of them.
         assert_eq!(counts.len(), EVENTS + 2);
         let kinds: Vec<String> = receiver.got("/some").iter().map(|got| got.event().kind).collect();
         assert_eq!(kinds, ["gpuaas.webhook.created.v1"], "its own making is the only one of its kinds");
@@ -199,7 +199,7 @@ common::on_both_stores! {
         let wait = failed.due_at.unwrap().since(failed.created_at);
         assert!(wait >= std::time::Duration::from_millis(4500), "the first try again comes after about five seconds: {wait:?}");
         assert_eq!(receiver.got("/fails").len(), 1);
-        // Time passes, and it comes by itself.
+        // After some time it is delivered by itself.
         receiver.answers("/fails", 204);
         let taken = delivery(&client, &hook, |delivery| delivery.state.as_str() == "delivered").await;
         assert_eq!((taken.attempts, taken.id, taken.last.as_str()), (2, failed.id, "204 No Content"));
@@ -215,7 +215,7 @@ common::on_both_stores! {
         happens(&client, &own, "one").await;
         let failed = delivery(&client, &hook, |delivery| !delivery.last.is_empty()).await;
         receiver.answers("/hook", 200);
-        // Nobody has to wait for the next try.
+        // A replay does not wait for the next attempt.
         client.delivery_replay(&failed.id.to_string()).await.unwrap();
         let taken = delivery(&client, &hook, |delivery| delivery.state.as_str() == "delivered").await;
         assert_eq!((taken.id, taken.attempts), (failed.id, 1));
@@ -246,7 +246,7 @@ common::on_both_stores! {
         happens(&client, &own, "two").await;
         receiver.until_said("/witness", ["two".to_owned()]).await;
         assert_eq!(receiver.got("/gone").len(), 1);
-        // Its owner turns it on again, and it hears what happens from then on.
+        // Its owner enables it again, and it gets later events.
         receiver.answers("/gone", 200);
         let on = WebhookChange { enabled: Some(true), ..WebhookChange::default() };
         let on = client.webhook_change(&hook, &on, None).await.unwrap().webhook;
@@ -343,7 +343,7 @@ common::on_both_stores! {
         let client = server.client();
         let own = project(&client, "own").await;
         let good = webhook(&client, &own, "https://hooks.example.com/x".to_owned(), &["allocation.rebooted"]).await.webhook.id.to_string();
-        // A kind that nobody records would be waited for in vain.
+        // A webhook for an unknown kind would wait in vain.
         let unknown = WebhookCreate { url: "https://hooks.example.com/x".to_owned(), kinds: vec!["allocation.lost".to_owned()], ..Default::default() };
         assert_eq!(refused(client.webhook_create(&own, &unknown, None).await), "kind_unknown");
         let change = WebhookChange { kinds: Some(unknown.kinds), ..WebhookChange::default() };

@@ -27,17 +27,17 @@ pub fn encoded(fields: &[(&str, &str)]) -> String {
     Url::parse_with_params("http://x/", fields).unwrap().query().unwrap().to_owned()
 }
 
-/// What came back.
+/// A response.
 pub struct Answer {
     pub status: StatusCode,
     pub location: Option<String>,
-    /// Seconds to wait before the next try.
+    /// Seconds to wait before the next attempt.
     pub retry_after: Option<u64>,
     pub html: String,
 }
 
 impl Answer {
-    /// The hidden fields of the form on the page.
+    /// Returns the hidden fields of the form on the page.
     pub fn hidden(&self) -> BTreeMap<String, String> {
         let inputs = self.html.split("<input type=\"hidden\" name=\"").skip(1);
         let field = |input: &str| {
@@ -47,7 +47,7 @@ impl Answer {
         inputs.map(field).collect()
     }
 
-    /// A parameter of where the browser was sent.
+    /// Returns a parameter of the redirect.
     pub fn sent(&self, name: &str) -> Option<String> {
         let url = Url::parse(self.location.as_ref()?).unwrap();
         assert!(url.as_str().starts_with(CALLBACK), "{url}");
@@ -55,7 +55,7 @@ impl Answer {
     }
 }
 
-/// A browser: it keeps a cookie and sends forms.
+/// A browser: it keeps cookies and sends forms.
 pub struct Browser {
     pub http: reqwest::Client,
     pub base: String,
@@ -70,7 +70,8 @@ impl Browser {
         Self { http: crate::common::plain_http(), base: server.url(), cookies: BTreeMap::new(), headers }
     }
 
-    /// A browser on a machine with this address. All of 127.0.0.0/8 is this machine, so that a test can have many addresses.
+    /// Creates a browser on a machine with this address. All of 127.0.0.0/8 is this machine, so that a test can have many
+    /// addresses.
     pub fn at(server: &TestServer, address: [u8; 4]) -> Self {
         Self { http: crate::common::plain_http_from(Some(address.into())), ..Self::new(server) }
     }
@@ -119,7 +120,7 @@ impl Browser {
         self.get(&authorize(verifier, CALLBACK)).await
     }
 
-    /// Types address and password into the page's form.
+    /// Submits address and password in the page's form.
     pub async fn types(&mut self, page: &Answer, path: &str, email: &str, password: &str) -> Answer {
         let hidden = page.hidden();
         let mut fields: Vec<(&str, &str)> = hidden.iter().map(|(name, value)| (name.as_str(), value.as_str())).collect();
@@ -127,13 +128,13 @@ impl Browser {
         self.post(path, &fields).await
     }
 
-    /// Opens the page and types address and password.
+    /// Opens the page and submits address and password.
     pub async fn tries(&mut self, email: &str, password: &str) -> Answer {
         let page = self.open(&CodeVerifier::generate()).await;
         self.types(&page, "/oauth/authorize", email, password).await
     }
 
-    /// Signs in and returns the code that the client would get.
+    /// Signs in and returns the code for the client.
     pub async fn code(&mut self, verifier: &CodeVerifier) -> String {
         let page = self.open(verifier).await;
         assert_eq!(page.status, StatusCode::OK);
@@ -196,7 +197,7 @@ pub async fn ada(server: &TestServer) -> User {
     server.client().user_create(&wanted, None).await.unwrap().user
 }
 
-/// Ada, signed in.
+/// Signs Ada in and returns her tokens.
 pub async fn tokens(server: &TestServer) -> Value {
     let verifier = CodeVerifier::generate();
     let code = Browser::new(server).code(&verifier).await;
@@ -213,7 +214,7 @@ pub async fn start_device(server: &TestServer) -> (String, String) {
     (text(&started, "device_code"), text(&started, "user_code"))
 }
 
-/// Types a device's code, signs in, and returns the page with the question.
+/// Submits a device's code, signs in, and returns the page with the question.
 pub async fn asked(browser: &mut Browser, user_code: &str) -> Answer {
     let entry = browser.get(&format!("/device?user_code={user_code}")).await;
     assert!(entry.html.contains(user_code));

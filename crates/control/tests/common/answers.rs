@@ -1,4 +1,4 @@
-//! What a node answers about slots and whole hosts.
+//! The answers of a node about slots and whole hosts.
 
 use gpuaas_contract::cleanup::{
     CleanupProof, DriveProof, FunctionProof, RESTING_DRIVER, Reset, SlotProof, WipeMethod, WipeStatus,
@@ -9,7 +9,7 @@ use gpuaas_contract::slice::LeasedSlot;
 use gpuaas_contract::task;
 use serde_json::json;
 
-/// A proof in which nothing is missing.
+/// Returns a complete cleanup proof.
 pub fn proof(task: &Verified) -> CleanupProof {
     let holder = task.task().holder().unwrap();
     let slot = |slot: &LeasedSlot| SlotProof {
@@ -48,7 +48,7 @@ pub fn proof(task: &Verified) -> CleanupProof {
     }
 }
 
-/// What the node answers if all went well.
+/// Returns the output of a successful task.
 pub fn output(task: &Verified) -> serde_json::Value {
     match task.task() {
         task::Task::SliceVmProvision(params) => json!({

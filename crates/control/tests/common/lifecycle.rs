@@ -1,5 +1,5 @@
-//! The life of allocations, from a tenant's request to the last trace, against a real server by scripted nodes. It is the same whoever
-//! drives the runs.
+//! The life of allocations, from a tenant's request to the last trace, against a real server with scripted nodes. It is the same
+//! for every workflow driver.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -191,20 +191,21 @@ pub async fn a_server_that_was_restarted_goes_on_with_every_run(server: TestServ
     until(&server, &made, "active").await;
 }
 
-/// How a task may end badly.
+/// How a task may fail.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Bad {
     /// It failed, and nothing of it is left.
     Clean,
-    /// It failed, and who knows.
+    /// It failed, and its remains are unknown.
     Dirty,
-    /// The host did not want it.
+    /// The host refused it.
     Refused,
     /// The host was interrupted.
     Interrupted,
 }
 
-/// Answers what the host is asked, the first task of the kind `bad_at` badly, until the allocation is as wanted.
+/// Answers the tasks of the host, with a failure for the first task of the kind `bad_at`, until the allocation is in the expected
+/// state.
 pub async fn serves(
     node: &mut Looking,
     server: &TestServer,
@@ -243,7 +244,7 @@ pub async fn serves(
     }
 }
 
-/// Each step of a run fails once, in every way a host can fail: the end is always a defined one, with a reason, and nothing is left.
+/// Each step of a run fails once, in every way a host can fail: the end is always defined, with a reason, and nothing is left.
 pub async fn a_step_that_fails_leads_to_a_defined_end(server: TestServer) {
     let (mut node, slots) = Looking::with_slots(&server, 2).await;
     let shop = Shop::open(&server).await;
@@ -251,7 +252,8 @@ pub async fn a_step_that_fails_leads_to_a_defined_end(server: TestServer) {
     let steps = [TaskType::SliceVmProvision, TaskType::SliceVmPower, TaskType::SliceVmRelease];
     for kind in steps {
         for how in [Bad::Clean, Bad::Dirty, Bad::Refused, Bad::Interrupted] {
-            // Power leaves nothing that could be proved gone. A release that failed is tried again after ten seconds: one is enough here.
+            // A power action leaves nothing behind that needs a proof. A failed release is retried after ten seconds: one is
+            // enough here.
             let told_already = kind == TaskType::SliceVmPower && how == Bad::Clean;
             if told_already || (kind == TaskType::SliceVmRelease && how != Bad::Interrupted) {
                 continue;
@@ -287,7 +289,7 @@ pub async fn a_step_that_fails_leads_to_a_defined_end(server: TestServer) {
     }
 }
 
-/// All look for a place at the same time, and there is one for each: nobody is told that there is none, and no slot is anybody else's.
+/// All requests are placed at the same time, and there is one slot for each: none is refused, and no slot is used twice.
 pub async fn who_ask_at_the_same_time_find_different_places(server: TestServer) {
     let (mut node, slots) = Looking::with_slots(&server, 3).await;
     let shop = Shop::open(&server).await;
@@ -310,7 +312,7 @@ pub async fn who_ask_at_the_same_time_find_different_places(server: TestServer) 
     }
     assert_eq!(holders, made.iter().map(|one| one.id).collect(), "each has one slot");
     assert_eq!(client.project_quota(&shop.project).await.unwrap().used.slots, 3);
-    // They end at the same time, too: all of them change the same counters.
+    // They end at the same time too: all of them change the same counters.
     futures::future::try_join_all(
         made.iter().map(|one| async { client.allocation_release(&one.id.to_string(), &Reason::default()).await }),
     )
@@ -328,7 +330,7 @@ pub async fn who_ask_at_the_same_time_find_different_places(server: TestServer) 
 }
 
 pub async fn a_release_over_the_budget_waits_where_everybody_sees_it(mut server: TestServer) {
-    // Half of it is the organization's: one.
+    // Half of it is for the organization: one.
     server.with_budget(2).await;
     let (mut node, _) = Looking::with_slots(&server, 2).await;
     let shop = Shop::open(&server).await;
@@ -357,7 +359,7 @@ pub async fn a_release_over_the_budget_waits_where_everybody_sees_it(mut server:
     let waits = history.iter().filter(|event| event.kind == "gpuaas.allocation.release_waiting.v1").count();
     assert_eq!(waits, 1, "told once");
 
-    // Somebody lifts the budget, and it goes on by itself.
+    // An operator lifts the budget, and it continues by itself.
     let lift = gpuaas_api::dto::BudgetLift { count: 1, reason: "the rack moves out".to_owned() };
     server.local_client().budget_lift(&lift).await.unwrap();
     let task = node.next().await;
@@ -387,7 +389,7 @@ pub async fn a_node_with_a_tenant_is_retired_only_by_force_and_the_tenant_is_tol
     assert_eq!(client.node(&name).await.unwrap().service.as_str(), "retired", "it can still be looked at by its name");
 }
 
-/// Makes tests of every scenario with another macro.
+/// Creates tests of every scenario with another macro.
 macro_rules! lifecycle {
     ($tests:ident) => {
         $tests! {

@@ -1,4 +1,4 @@
-//! A node with slots: it looks at itself, and answers every task as a test wants.
+//! A node with slots: it runs a topology discovery, and answers every task as a test needs.
 
 use gpuaas_api::ClientError;
 use gpuaas_api::dto::{Slot, Task, TaskCreate, TopologyApprove};
@@ -27,7 +27,7 @@ impl Looking {
         Self { host, link, sequence: 0, previous: None }
     }
 
-    /// A host that has a link already.
+    /// Creates it from a host that already has a link.
     pub fn of(host: Host, link: Link) -> Self {
         Self { host, link, sequence: 0, previous: None }
     }
@@ -36,7 +36,7 @@ impl Looking {
         self.host.node_id().to_string()
     }
 
-    /// Looks at itself and finds these slots.
+    /// Runs a discovery that finds these slots.
     pub async fn finds(&mut self, server: &TestServer, slots: Vec<CandidateSlot>) -> TaskId {
         let create = TaskCreate {
             node: self.node(),
@@ -55,7 +55,7 @@ impl Looking {
         task.id
     }
 
-    /// Looks at itself, and an operator makes slots of all it finds.
+    /// Runs a discovery, and approves all found slots as an operator.
     pub async fn with_slots(server: &TestServer, slots: u32) -> (Self, Vec<Slot>) {
         let mut looking = Self::new(server).await;
         let task_id = looking.finds(server, (0..slots).map(candidate).collect()).await;
@@ -64,13 +64,13 @@ impl Looking {
         (looking, made)
     }
 
-    /// The next task that is offered.
+    /// Returns the next offered task.
     pub async fn next(&mut self) -> Verified {
         let offer = self.link.offer().await;
         self.host.verify(&offer.envelope)
     }
 
-    /// Sends a receipt of success with whatever is changed about it; returns the code if it was not believed.
+    /// Sends a receipt of success with these changes; returns the code if it was rejected.
     pub async fn answers(&mut self, task: &Verified, change: impl FnOnce(&mut receipt::Payload)) -> String {
         let mut payload = self.host.receipt_payload(task, self.sequence + 1, self.previous.clone());
         change(&mut payload);
@@ -83,7 +83,7 @@ impl Looking {
         reported
     }
 
-    /// Comes back with these tasks in hand.
+    /// Reconnects with these tasks in hand.
     pub async fn reconnects(&mut self, tasks: &[(TaskId, gpuaas_contract::link::TaskPhase)]) {
         self.link = self.host.connect(tasks).await;
     }
@@ -125,7 +125,7 @@ pub fn refused<T: std::fmt::Debug>(result: Result<T, ClientError>) -> String {
     error.problem().unwrap_or_else(|| panic!("not refused: {error:?}")).code.clone()
 }
 
-/// Somebody with the database's password says this. `$1` is the id.
+/// Runs a query directly on the database, like an attacker with its password. `$1` is the id.
 pub async fn write_to_database(server: &TestServer, query: &'static str, id: &str) {
     let rows = match &server.pg {
         None => {

@@ -52,12 +52,12 @@ macro_rules! on_both_stores {
 
 pub(crate) use on_both_stores;
 
-/// A client for the interface that trusts no certificate and follows nobody.
+/// Creates an HTTP client without trusted certificates and without redirects.
 pub fn plain_http() -> reqwest::Client {
     plain_http_from(None)
 }
 
-/// The same, from this address.
+/// Creates the same client, from this address.
 pub fn plain_http_from(address: Option<std::net::IpAddr>) -> reqwest::Client {
     let config = rustls::ClientConfig::builder_with_provider(std::sync::Arc::new(rustls::crypto::aws_lc_rs::default_provider()))
         .with_safe_default_protocol_versions()
@@ -68,7 +68,7 @@ pub fn plain_http_from(address: Option<std::net::IpAddr>) -> reqwest::Client {
     builder.no_proxy().local_address(address).build().unwrap()
 }
 
-/// A server with everything it needs, gone when dropped.
+/// A server with everything it needs, removed when dropped.
 pub struct TestServer {
     pub server: Option<Server>,
     pub dir: TempDir,
@@ -83,7 +83,7 @@ impl TestServer {
         Self::driven_by(Arc::new(Embedded), None).await
     }
 
-    /// `None` (with a loud line) where there is no PostgreSQL.
+    /// Starts a server on PostgreSQL. Returns `None` and prints a line if there is none.
     pub async fn postgres() -> Option<Self> {
         let pg = tokio::task::spawn_blocking(pg_database).await.unwrap()?;
         Some(Self::driven_by(Arc::new(Embedded), Some(pg)).await)
@@ -115,7 +115,7 @@ impl TestServer {
         }
     }
 
-    /// A server on SQLite whose configuration is a little different.
+    /// Starts a server on SQLite with a changed configuration.
     pub async fn configured(change: impl FnOnce(&mut ServerConfig)) -> Self {
         let dir = TempDir::new();
         let mut config = Self::config(&dir, None);
@@ -130,7 +130,7 @@ impl TestServer {
         Self::made_of(driver, pg, CaConfig::BuiltIn).await
     }
 
-    /// With certificates from elsewhere.
+    /// Starts a server with another CA.
     pub async fn with_ca(ca: CaConfig) -> Self {
         Self::made_of(Arc::new(Embedded), None, ca).await
     }
@@ -147,7 +147,7 @@ impl TestServer {
         let before = self.server.take().unwrap();
         let (api, link) = (before.api_address.unwrap(), before.link_address.unwrap());
         before.stop().await;
-        // Where it was: nodes and clients find it again.
+        // On the same address, so that nodes and clients find it again.
         let driver = Arc::clone(&self.driver);
         let ca = self.ca.clone();
         let config = ServerConfig { api_listen: api, link_listen: link, driver, ca, ..Self::config(&self.dir, self.pg.as_ref()) };
@@ -172,13 +172,13 @@ impl TestServer {
         Client::new(options).unwrap()
     }
 
-    /// What Prometheus would read.
+    /// Returns the text for Prometheus.
     pub async fn metrics(&self) -> String {
         let answer = plain_http().get(format!("{}/metrics", self.url())).bearer_auth(&self.admin_token).send().await.unwrap();
         answer.text().await.unwrap()
     }
 
-    /// The root that nodes pin, whoever the CA is.
+    /// Returns the path of the root that nodes pin, for any CA.
     pub fn ca_pem(&self) -> PathBuf {
         let roots = ["keys/ca.crt", "keys/step-ca-root.crt"].map(|name| self.dir.join(name));
         roots.into_iter().find(|path| path.exists()).expect("there is a root")
@@ -186,7 +186,7 @@ impl TestServer {
 }
 
 impl TestServer {
-    /// The same server with another budget of destruction, where it was.
+    /// Restarts the server with another destructive budget, on the same address.
     pub async fn with_budget(&mut self, per_hour: u32) {
         let before = self.server.take().unwrap();
         let (api, link) = (before.api_address.unwrap(), before.link_address.unwrap());
@@ -197,7 +197,7 @@ impl TestServer {
         self.server = Some(start(config).await.unwrap());
     }
 
-    /// Somebody at the server itself.
+    /// Returns a client on the local socket.
     pub fn local_client(&self) -> Client {
         let mut options = ClientOptions::new(self.url());
         options.unix_socket = Some(self.dir.join("admin.sock"));

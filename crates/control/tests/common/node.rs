@@ -1,4 +1,4 @@
-//! A node played by a test: it has real keys and speaks the real protocol.
+//! A node simulated by a test, with real keys and the real protocol.
 
 use std::net::SocketAddr;
 use std::sync::{Arc, Mutex};
@@ -34,7 +34,7 @@ pub struct Host {
     pub link: SocketAddr,
     pub ca_pem: String,
     pub grant: Option<Grant>,
-    /// What this process can prove: the session it held last, and its secret.
+    /// The last session of this process and its secret.
     pub held: Mutex<Option<(String, ResumeSecret)>>,
 }
 
@@ -53,7 +53,7 @@ impl Host {
         }
     }
 
-    /// A host that went through the token door.
+    /// Enrolls a host with a join token.
     pub async fn enrolled(server: &TestServer) -> Self {
         let mut host = Self::new(server);
         let token = server.client().join_token_create(&Default::default()).await.unwrap().token;
@@ -78,7 +78,7 @@ impl Host {
         }
     }
 
-    /// Knocks at the token door.
+    /// Sends an enrollment request with a join token.
     pub async fn enroll(&self, token: &str) -> reqwest::Response {
         let secret = token.split('.').next().unwrap().to_owned();
         let body = EnrollWithToken { token: secret, applicant: self.applicant() };
@@ -101,7 +101,7 @@ impl Host {
         format!("https://{}:{}{path}", link::SERVER_NAME, self.link.port())
     }
 
-    /// A route of this node with its segments filled in.
+    /// Returns the URL of a route of this node.
     pub fn own_url(&self, route: &str, task: &str) -> String {
         self.url(&route.replace("{node}", &self.node_id().to_string()).replace("{task}", task))
     }
@@ -129,18 +129,18 @@ impl Host {
             .unwrap()
     }
 
-    /// HTTP without a client certificate, from this address. All of 127.0.0.0/8 is this machine.
+    /// Returns an HTTP client without a client certificate, from this address. All of 127.0.0.0/8 is this machine.
     pub fn anonymous_from(&self, address: [u8; 4]) -> reqwest::Client {
         let builder = reqwest::Client::builder().tls_backend_preconfigured(self.tls(false)).resolve(link::SERVER_NAME, self.link);
         builder.local_address(std::net::IpAddr::from(address)).build().unwrap()
     }
 
-    /// HTTP without a client certificate.
+    /// Returns an HTTP client without a client certificate.
     pub fn anonymous(&self) -> reqwest::Client {
         self.http(false)
     }
 
-    /// HTTP with the node's certificate.
+    /// Returns an HTTP client with the node's certificate.
     pub fn https(&self) -> reqwest::Client {
         self.http(true)
     }
@@ -149,7 +149,7 @@ impl Host {
         self.bound_grpc(with_certificate).await.0
     }
 
-    /// The same, with what binds a proof to the connection.
+    /// Connects, and returns the channel binding too.
     async fn bound_grpc(&self, with_certificate: bool) -> (NodeLinkClient<tonic::transport::Channel>, ChannelBinding) {
         let binding = Arc::new(Mutex::new([0; 32]));
         let exported = Arc::clone(&binding);
@@ -191,7 +191,7 @@ impl Host {
         }
     }
 
-    /// A copy of everything that is in this host's files, and of what is in events and lists; not of its memory.
+    /// Copies everything in this host's files, and in events and lists, but not its memory.
     pub fn stolen(&self) -> Self {
         Self {
             fingerprint: self.fingerprint.clone(),
@@ -205,7 +205,7 @@ impl Host {
         }
     }
 
-    /// Opens the stream and takes the welcome.
+    /// Opens the stream and receives the welcome.
     pub async fn connect(&self, tasks: &[(TaskId, TaskPhase)]) -> Link {
         let mut link = self.try_connect(self.hello(tasks)).await.expect("connects");
         match link.next().await {
@@ -218,7 +218,7 @@ impl Host {
         link
     }
 
-    /// Remembers what the next hello can be proved with.
+    /// Remembers the proof for the next hello.
     pub fn hold(&self, welcome: &Welcome) {
         let secret = ResumeSecret::from_slice(&welcome.resume_secret).expect("a secret");
         *self.held.lock().unwrap() = Some((welcome.session_id.clone(), secret));
@@ -236,7 +236,7 @@ impl Host {
         hello.resume_session = session_id;
     }
 
-    /// Says hello. What this process can prove is proved, unless the hello has a proof already.
+    /// Sends a hello, with a proof if this process has one and the hello does not.
     pub async fn try_connect(&self, hello: Hello) -> Result<Link, tonic::Status> {
         let (mut client, binding) = self.bound_grpc(true).await;
         let mut hello = hello;
@@ -250,7 +250,7 @@ impl Host {
         Ok(Link { say, answers, welcome: Welcome::default() })
     }
 
-    /// Verifies an envelope as an agent would.
+    /// Verifies an envelope like an agent.
     pub fn verify(&self, envelope: &[u8]) -> Verified {
         let grant = self.grant();
         let keys = VerifierSet::open(&grant.verifier_set, &grant.root_key, grant.cluster_id).unwrap();
@@ -265,7 +265,7 @@ impl Host {
         envelope::verify(envelope, &expect).unwrap()
     }
 
-    /// The receipt of a ping that succeeded.
+    /// Returns the receipt of a successful ping.
     pub fn receipt_payload(&self, verified: &Verified, sequence: u64, previous: Option<Digest>) -> receipt::Payload {
         let output = task::diag_ping::Output { message: "hi".to_owned(), host_time: Timestamp::now(), recovered: false };
         receipt::Payload {
@@ -300,13 +300,13 @@ pub struct Link {
 }
 
 impl Link {
-    /// The next word of the server; `None` when the stream ended.
+    /// Returns the next message of the server, or `None` when the stream has ended.
     pub async fn next(&mut self) -> Option<to_node::Message> {
         let answer = tokio::time::timeout(super::PATIENCE, self.answers.message()).await.expect("the server says something");
         answer.ok().flatten().and_then(|answer| answer.message)
     }
 
-    /// The next offer, skipping other words.
+    /// Returns the next offer, and skips other messages.
     pub async fn offer(&mut self) -> link::Offer {
         loop {
             match self.next().await.expect("an offer before the end of the stream") {
@@ -322,7 +322,7 @@ impl Link {
         self.say.send(from_node::Message::Ack(ack).into()).await.unwrap();
     }
 
-    /// Sends a receipt and waits for the answer's code; empty if it was believed.
+    /// Sends a receipt and returns the code of the answer; empty if it was accepted.
     pub async fn receipt(&mut self, id: TaskId, receipt: Vec<u8>) -> String {
         self.say.send(from_node::Message::Receipt(SignedReceipt { task_id: id.to_string(), receipt }).into()).await.unwrap();
         loop {

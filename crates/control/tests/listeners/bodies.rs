@@ -1,4 +1,4 @@
-//! What clients may make the server hold.
+//! What clients may make the server hold in memory.
 
 use bytes::Bytes;
 use futures::StreamExt as _;
@@ -11,7 +11,7 @@ use super::*;
 
 const FORM: &str = "Content-Type: application/x-www-form-urlencoded";
 
-/// A sign-in request that is whole, and of nobody known.
+/// Returns a complete sign-in request of an unknown caller.
 fn sign_in() -> String {
     format!("POST /oauth/token HTTP/1.1\r\nHost: h\r\nConnection: close\r\n{FORM}\r\nContent-Length: 12\r\n\r\ngrant_type=x")
 }
@@ -54,7 +54,7 @@ async fn a_stranger_is_refused_before_the_body_is_read() {
     }
 }
 
-/// The unfinished forms of many strangers, in both versions of HTTP, take a fixed room; one more stranger gets some of it.
+/// The unfinished forms of many strangers, in both versions of HTTP, take a fixed amount; one more stranger gets some of it.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn unfinished_requests_of_strangers_hold_little_and_keep_nobody_out() {
     let mut limits = long();
@@ -80,7 +80,7 @@ async fn unfinished_requests_of_strangers_hold_little_and_keep_nobody_out() {
             let _ = sender.ready().await;
             tokio::spawn(sender.send_request(request));
         }
-        // The connection lives as long as somebody may ask on it.
+        // The connection lives as long as requests are possible.
         held.push(stall.connect().await);
         connections.push(tokio::spawn(async move {
             let _sender = sender;
@@ -113,7 +113,7 @@ async fn unfinished_requests_of_callers_are_counted_and_given_back() {
     })
     .await;
     assert!(reported.starts_with("HTTP/1.1 503") && reported.contains("retry-after: 1"), "{reported}");
-    // Strangers have a room of their own, and so has the local socket.
+    // Strangers have their own amount, and so has the local socket.
     assert!(ask(&stall, &sign_in()).await.contains("\"invalid_client\""));
     assert!(ask(&local(&server), &whole(2000)).await.contains("\"json_invalid\""));
     drop(held);

@@ -1,4 +1,4 @@
-//! A connection has a deadline for whatever it does next.
+//! A connection has a deadline for its next step.
 
 use bytes::Bytes;
 use http_body_util::{BodyExt as _, Empty};
@@ -7,7 +7,7 @@ use hyper_util::rt::{TokioExecutor, TokioIo, TokioTimer};
 use super::*;
 use crate::common::node::Host;
 
-/// The preface of HTTP/2 and empty settings: a client that could ask, and does not.
+/// The preface of HTTP/2 and empty settings: a client that could send a request, and does not.
 const H2_PREFACE: &[u8] = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n\x00\x00\x00\x04\x00\x00\x00\x00\x00";
 
 /// What clients send before they fall silent.
@@ -34,7 +34,7 @@ async fn every_beginning_ends(stall: Stall) {
         }
     });
     for (what, reported) in futures::future::join_all(all).await {
-        // A request that came as a whole was answered before.
+        // A complete request was answered before.
         let is_answered = what.contains("request") || what.contains("second");
         assert!(!is_answered || reported.starts_with("HTTP/1.1 "), "{what}: {reported:?}");
     }
@@ -129,7 +129,7 @@ async fn links_of_nodes_outlive_every_deadline() {
     let host = Host::enrolled(&server).await;
     let mut stream = host.connect(&[]).await;
     let mut silent = link(&server).connect().await;
-    // Twice as long as anybody without a certificate may wait.
+    // Twice as long as a client without a certificate may wait.
     for _ in 0..2 {
         until_ended(&mut silent).await;
         silent = link(&server).connect().await;

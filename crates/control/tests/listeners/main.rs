@@ -1,4 +1,4 @@
-//! Clients that are slow, silent or many, against every listener of a real server over real sockets.
+//! Slow, silent or many clients, against every listener of a real server over real sockets.
 
 #![allow(clippy::unwrap_used, reason = "tests")]
 
@@ -23,7 +23,7 @@ use rustls::pki_types::{CertificateDer, ServerName};
 use tokio::io::{AsyncRead, AsyncReadExt as _, AsyncWrite, AsyncWriteExt as _};
 use tokio::net::{TcpStream, UnixStream};
 
-/// Limits whose times a test can use up.
+/// Returns limits that a test can exceed.
 fn short() -> ServerLimits {
     let limits = ServerLimits::for_descriptors(1024, true, true);
     let short = |limits: ListenerLimits| ListenerLimits {
@@ -39,7 +39,7 @@ fn short() -> ServerLimits {
     ServerLimits { api: short(limits.api), link: short(limits.link), local: short(limits.local), ..limits }
 }
 
-/// Limits whose times no test uses up.
+/// Returns limits that no test exceeds.
 fn long() -> ServerLimits {
     let limits = ServerLimits::for_descriptors(1024, true, true);
     let hour = Duration::from_secs(3600);
@@ -115,7 +115,7 @@ fn local(server: &TestServer) -> Stall {
     Stall::Unix(server.server().admin_socket.clone().unwrap())
 }
 
-/// Everything the server says until it ends the connection, which it has to.
+/// Reads until the server closes the connection, which it must.
 async fn until_ended(socket: &mut (impl AsyncRead + Unpin)) -> String {
     let mut reported = Vec::new();
     let ended = tokio::time::timeout(PATIENCE, socket.read_to_end(&mut reported)).await;
@@ -123,7 +123,7 @@ async fn until_ended(socket: &mut (impl AsyncRead + Unpin)) -> String {
     String::from_utf8_lossy(&reported).into_owned()
 }
 
-/// The head of the next answer.
+/// Returns the head of the next answer.
 async fn head(socket: &mut (impl AsyncRead + Unpin)) -> String {
     let mut head = Vec::new();
     while !head.ends_with(b"\r\n\r\n") {
@@ -135,7 +135,7 @@ async fn head(socket: &mut (impl AsyncRead + Unpin)) -> String {
     String::from_utf8(head).unwrap()
 }
 
-/// Asks once on a connection of its own and returns everything that is said.
+/// Sends a request on its own connection and returns the whole answer.
 async fn ask(stall: &Stall, request: &str) -> String {
     let mut socket = stall.connect().await;
     let _ = socket.write_all(request.as_bytes()).await;
@@ -146,7 +146,7 @@ fn get(path: &str) -> String {
     format!("GET {path} HTTP/1.1\r\nHost: h\r\nConnection: close\r\n\r\n")
 }
 
-/// How often something was cut, by listener and reason.
+/// Returns how often something was cut, by listener and reason.
 async fn cut(stall: &Stall, token: &str, listener: &str, reason: &str) -> u64 {
     let request = format!("GET /metrics HTTP/1.1\r\nHost: h\r\nAuthorization: Bearer {token}\r\nConnection: close\r\n\r\n");
     let text = ask(stall, &request).await;

@@ -1,4 +1,4 @@
-//! Many connections, and somebody who just wants to be served.
+//! Many connections, and a user who must be served.
 
 use gpuaas_runtime::places::PlaceLimits;
 
@@ -16,7 +16,7 @@ async fn is_served(stall: &Stall) {
     assert!(reported.starts_with("HTTP/1.1 200"), "{reported}");
 }
 
-/// Whether the server has ended the connection.
+/// Returns whether the server has closed the connection.
 async fn is_ended(socket: &mut TcpStream) -> bool {
     let read = tokio::time::timeout(Duration::from_millis(1), socket.read_u8()).await;
     read.is_ok()
@@ -49,7 +49,7 @@ async fn a_thousand_silent_connections_keep_nobody_out() {
         let wanted = format!("gpuaas_connections{{listener=\"{listener}\"}} ");
         metrics.lines().find_map(|line| line.strip_prefix(&wanted)).unwrap().trim().parse::<usize>().unwrap()
     };
-    // Those who were told to leave may not all have left yet; there are never more than a few of them.
+    // Not all closing connections may be gone yet; there are never more than a few of them.
     assert!(open("api") <= 32 + 1 && open("link") <= 32 + 1 && open("local") <= 32 + 1, "{metrics}");
     drop(held);
 }

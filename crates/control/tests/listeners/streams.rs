@@ -43,7 +43,7 @@ async fn a_websocket_outlives_every_deadline_of_requests() {
     let project = project(&server).await;
     let (mut socket, reported) = websocket(&server, &project).await;
     assert!(reported.starts_with("HTTP/1.1 101"), "{reported}");
-    // Longer than anybody may say nothing.
+    // Longer than the idle limit.
     until_ended(&mut api(&server).connect().await).await;
     until_ended(&mut api(&server).connect().await).await;
     until_ended(&mut api(&server).connect().await).await;
@@ -82,7 +82,7 @@ async fn a_caller_has_a_few_streams_at_the_same_time() {
     assert!(refused.text().await.unwrap().contains("\"too_many_streams\""));
     let (_, reported) = websocket(&server, &project).await;
     assert!(reported.starts_with("HTTP/1.1 429"), "{reported}");
-    // Whatever ends makes room: a WebSocket, and a stream of events.
+    // Every end makes room: of a WebSocket, and of a stream of events.
     drop(socket);
     let again = gpuaas_testkit::eventually_async(PATIENCE, "there is room again", || async {
         let answer = open().await.unwrap();
