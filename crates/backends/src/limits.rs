@@ -133,7 +133,7 @@ impl Limits {
 impl OnRedis {
     async fn check(&self, key: &str, rule: Rule, cost: u32) -> Decision {
         let asked = tokio::time::timeout(PATIENCE, self.ask(key, rule, cost)).await;
-        match asked.unwrap_or_else(|_| Err(RedisError::Away("it takes too long".to_owned()))) {
+        match asked.unwrap_or_else(|_| Err(RedisError::Away("it did not answer in time".to_owned()))) {
             Ok(decision) => decision,
             Err(error) => {
                 self.fallbacks.fetch_add(1, Ordering::Relaxed);

@@ -224,7 +224,7 @@ pub(crate) async fn build_seed(instances: &Path, id: AllocationId) -> Result<(),
         .arg(path(InstanceFile::UserData))
         .arg(path(InstanceFile::MetaData))
         .deadline(DEADLINE);
-    let made = exec.run().await.map_err(|error| HostError::because("seed_failed", "the seed disk was not made", &error));
+    let made = exec.run().await.map_err(|error| HostError::because("seed_failed", "the seed disk was not created", &error));
     let taken = publish(instances.to_owned(), id, made.is_ok()).await;
     made.and(taken)
 }
@@ -251,7 +251,7 @@ async fn publish(instances: PathBuf, id: AllocationId, made: bool) -> Result<(),
         let folder = instance::open(&instances, id)?;
         let name = InstanceFile::Seed.name();
         if made {
-            let nothing = || HostError::new("seed_failed", "cloud-localds made no seed disk".to_owned());
+            let nothing = || HostError::new("seed_failed", "cloud-localds created no seed disk".to_owned());
             let workshop = folder.inner(WORKSHOP).map_err(instance::failed)?.ok_or_else(nothing)?;
             let seed = workshop.file(name, Access::Change).map_err(instance::failed)?.ok_or_else(nothing)?;
             let finished = rustix::fs::fchmod(&seed, Mode::from_raw_mode(0o600))

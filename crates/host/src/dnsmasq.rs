@@ -191,7 +191,7 @@ fn process(pid_file: &Path) -> Result<Option<rustix::fd::OwnedFd>, HostError> {
     let process = match rustix::process::pidfd_open(pid, PidfdFlags::empty()) {
         Ok(process) => process,
         Err(rustix::io::Errno::SRCH | rustix::io::Errno::INVAL) => return Ok(None),
-        Err(errno) => return Err(HostError::because("reservation_io", "cannot look at dnsmasq", &errno)),
+        Err(errno) => return Err(HostError::because("reservation_io", "cannot read the state of dnsmasq", &errno)),
     };
     // A stale file may name any process. Checked after the process is held, because before that it could change.
     let called = crate::sysfs::text(format!("/proc/{}/comm", pid.as_raw_nonzero()));

@@ -82,7 +82,7 @@ pub async fn add_address(interface: &InterfaceName, address: Ipv4Addr, prefix: u
 /// Removes an address from an interface.
 pub async fn remove_address(interface: &InterfaceName, address: Ipv4Addr, prefix: u8) -> Result<(), IpError> {
     let network = format!("{address}/{prefix}");
-    let what = format!("take the address {network} from {interface}");
+    let what = format!("remove the address {network} from {interface}");
     call(&what, &["address", "delete", &network, "dev", interface.as_str()]).await.map(drop)
 }
 

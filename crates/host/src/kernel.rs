@@ -76,7 +76,7 @@ async fn load_vfio_with(sys: &Path, modprobe: &[&str]) -> Result<(), HostError> 
     let loaded = Exec::new(program).arg("vfio-pci").deadline(Duration::from_secs(60)).run().await;
     loaded.map_err(|error| HostError::because(MISSING, "vfio-pci cannot be loaded; check the kernel and its modules", &error))?;
     if !module.exists() {
-        return Err(HostError::new(MISSING, "modprobe says that vfio-pci is loaded, but the kernel does not have it"));
+        return Err(HostError::new(MISSING, "modprobe reports that vfio-pci is loaded, but the kernel does not have it"));
     }
     Ok(())
 }
@@ -116,7 +116,7 @@ pub fn set_ipv4_forwarding(on: bool) -> Result<(), HostError> {
 /// Returns the memory that is free for guests. Blocks briefly.
 pub(crate) fn memory_free() -> Result<FreeMemory, HostError> {
     let text = sysfs::text("/proc/meminfo");
-    parse_meminfo(&text).ok_or_else(|| HostError::new("memory_unknown", "the kernel does not say how much memory is free"))
+    parse_meminfo(&text).ok_or_else(|| HostError::new("memory_unknown", "the kernel does not report the free memory"))
 }
 
 /// Parses meminfo. Reserved huge pages count as free there until they are used, so they are subtracted.

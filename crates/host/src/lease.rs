@@ -45,7 +45,7 @@ pub(crate) fn take(folder: &Path, lease: &Lease, again: bool) -> Result<(), Host
         over = same && fence.over;
         if wanted <= seen && !same {
             let whose = fence.allocation_id;
-            let message = format!("{slot} has seen lease number {seen} of {whose} and takes only higher ones, not {wanted}");
+            let message = format!("{slot} has seen lease number {seen} of {whose} and refuses {wanted}, which is not higher");
             return Err(HostError::new("lease_epoch_stale", message));
         }
     }
@@ -71,7 +71,7 @@ pub(crate) fn take(folder: &Path, lease: &Lease, again: bool) -> Result<(), Host
         return Ok(());
     }
     // A writer that ignores the lock was faster.
-    Err(HostError::new("slot_leased", format!("{} was leased by somebody else at the same moment", lease.slot_id)))
+    Err(HostError::new("slot_leased", format!("{} was leased by another process at the same moment", lease.slot_id)))
 }
 
 /// Records a change of a held lease.
@@ -210,7 +210,7 @@ fn read<T: serde::de::DeserializeOwned>(
     let path = folder.path().join(name);
     let damaged = |why: String| {
         let message =
-            format!("{} cannot be read, so nobody knows whose it is: {why}; look at it before it is removed", path.display());
+            format!("{} cannot be read, so its holder is unknown: {why}; check it before you remove it", path.display());
         HostError::new("lease_damaged", message)
     };
     let bytes = match folder.read(name, MOST_BYTES) {
@@ -222,7 +222,7 @@ fn read<T: serde::de::DeserializeOwned>(
     let value: T = serde_json::from_slice(&bytes).map_err(|error| damaged(error.to_string()))?;
     let reported = own_name(&value);
     // A copy under another name would count for the wrong slot.
-    if reported == name { Ok(Some(value)) } else { Err(damaged(format!("it says that it is {reported}"))) }
+    if reported == name { Ok(Some(value)) } else { Err(damaged(format!("it names {reported}"))) }
 }
 
 /// Reads all files about slots in a folder.

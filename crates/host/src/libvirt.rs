@@ -42,7 +42,7 @@ pub(crate) async fn define(layout: &Layout, domain: &DomainSpec) -> Result<(), H
     on_thread(move || instance::open(&instances, id)?.remove_file(DOCUMENT).map_err(instance::failed)).await?;
     match defined? {
         Report::Yes(_) => Ok(()),
-        Report::No(why) => Err(HostError::new("domain_define_failed", format!("libvirt does not take {}: {why}", name(id)))),
+        Report::No(why) => Err(HostError::new("domain_define_failed", format!("libvirt does not accept {}: {why}", name(id)))),
     }
 }
 
@@ -106,7 +106,7 @@ pub(crate) async fn state(id: AllocationId) -> Result<DomainState, HostError> {
     };
     match virsh(ASK, &["list", "--all", "--uuid"]).await? {
         Report::Yes(printed) if !lines(&printed).any(|line| line == uuid) => Ok(DomainState::Absent),
-        Report::Yes(_) => Err(unreachable(&format!("it knows {} and does not say what it does: {why}", name(id)))),
+        Report::Yes(_) => Err(unreachable(&format!("it knows {} and does not report its state: {why}", name(id)))),
         Report::No(why) => Err(unreachable(&why)),
     }
 }

@@ -101,11 +101,11 @@ impl Nvme {
             match log.state {
                 Sanitize::Running => progress(u64::from(log.progress), 65_536),
                 Sanitize::Done => return Ok(()),
-                Sanitize::Never => return Err(HostError::new(FAILED, "the drive says that it was never sanitized")),
+                Sanitize::Never => return Err(HostError::new(FAILED, "the drive reports that it was never sanitized")),
                 Sanitize::Failed => {
                     // Makes the drive writable again for another wipe method.
                     let _ = self.ask("sanitize", &self.controller, &["--sanact=1"]).await;
-                    return Err(HostError::new(FAILED, "the drive says that its sanitize operation failed"));
+                    return Err(HostError::new(FAILED, "the drive reports that its sanitize operation failed"));
                 }
             }
             if last != Some(log.progress) {

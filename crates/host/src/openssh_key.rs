@@ -33,7 +33,7 @@ impl std::fmt::Debug for KeyPair {
 /// Generates a key pair. The comment describes its purpose; line breaks and the like are removed from it.
 pub fn generate(comment: &str) -> Result<KeyPair, HostError> {
     let mut random = Zeroizing::new([0_u8; 36]);
-    getrandom::fill(random.as_mut_slice()).map_err(|error| HostError::because("host_error", "cannot make a key", &error))?;
+    getrandom::fill(random.as_mut_slice()).map_err(|error| HostError::because("host_error", "cannot generate a key", &error))?;
     let (seed, check) = random.split_at(32);
     let (mut fixed, mut number) = (Zeroizing::new([0_u8; 32]), [0_u8; 4]);
     fixed.copy_from_slice(seed);

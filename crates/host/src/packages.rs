@@ -25,7 +25,7 @@ const LIST_CAP: usize = 512 * 1024;
 #[derive(Debug, thiserror::Error)]
 pub enum PackagesError {
     /// Neither tool is installed.
-    #[error("neither dpkg-query nor rpm is installed on this host; package.list knows no other package manager")]
+    #[error("neither dpkg-query nor rpm is installed on this host; package.list supports no other package manager")]
     NoManager,
     /// The tool failed.
     #[error("the package manager did not answer")]

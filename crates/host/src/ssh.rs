@@ -99,7 +99,7 @@ fn answer(guest: &GuestAccess, code: Option<i32>, finished: &Finished) -> GuestA
                     allocation = %guest.allocation_id,
                     address = %guest.address,
                     %reported,
-                    "who answers at the guest's address does not have the guest's host key; it is not let in and not believed"
+                    "the host at the guest's address does not have the guest's host key; its answer is ignored"
                 );
             }
             GuestAnswer::default()

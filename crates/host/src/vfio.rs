@@ -70,7 +70,7 @@ fn bind_with(sys: &Path, address: &PciAddress, put: Put<'_>) -> Result<(), HostE
     }
     let now = driver(&device);
     let now = if now.is_empty() { "no driver has it" } else { &now };
-    let reported = reported.unwrap_or_else(|| "the kernel did not say why; look at its log".to_owned());
+    let reported = reported.unwrap_or_else(|| "the kernel did not report why; check its log".to_owned());
     Err(HostError::new("function_not_bound", format!("{address} did not go to {RESTING_DRIVER} ({reported}); now: {now}")))
 }
 
@@ -123,7 +123,7 @@ fn function(sys: &Path, address: &PciAddress) -> Result<PathBuf, HostError> {
 }
 
 fn missing(address: &PciAddress) -> HostError {
-    HostError::new("function_missing", format!("there is no {address} on this host's bus; it may have failed or been taken out"))
+    HostError::new("function_missing", format!("there is no {address} on this host's bus; it may have failed or been removed"))
 }
 
 fn driver(device: &Path) -> String {

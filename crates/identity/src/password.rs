@@ -35,7 +35,7 @@ const NOBODY: &str = "$argon2id$v=19$m=19456,t=2,p=1$Z3B1YWFzLW5vYm9keS0wMQ$AAAA
 #[derive(Debug, PartialEq, Eq, thiserror::Error)]
 pub enum PasswordError {
     /// The password is too short to resist guessing.
-    #[error("the password must have at least {MIN_CHARS} characters; several words in a row are easy to keep in mind")]
+    #[error("the password must have at least {MIN_CHARS} characters; several words in a row are easy to remember")]
     TooShort,
     /// The password is longer than any typed one.
     #[error("the password must have at most {MAX_BYTES} bytes")]

@@ -21,7 +21,7 @@ pub struct UserCode([u8; LEN]);
 
 /// The text is not a user code.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("this is not a code: it has eight letters, such as `BCDF-GHJK`; look at the terminal where you started to sign in")]
+#[error("this is not a code: it has eight letters, such as `BCDF-GHJK`; check the terminal where you started to sign in")]
 pub struct BadUserCode;
 
 impl UserCode {

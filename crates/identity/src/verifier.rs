@@ -91,7 +91,7 @@ pub enum TokenError {
     /// The algorithm is not accepted, or not for that key.
     #[error(
         "the token is not signed with an algorithm of the issuer's key; RS256, RS384, RS512, PS256, PS384, PS512, ES256, ES384 \
-         and EdDSA are taken, each only from a key for it"
+         and EdDSA are accepted, each only from a key for it"
     )]
     Algorithm,
     /// The header requires an extension.
@@ -125,7 +125,7 @@ pub enum TokenError {
     #[error("the token is valid for more than 24 hours; configure a shorter lifetime at the issuer")]
     LivesTooLong,
     /// The issuer has no key with this id.
-    #[error("the issuer has no key of the name in the token; sign in again, and try again in a minute if keys were just changed")]
+    #[error("the issuer has no key with the id in the token; sign in again, and retry in a minute if keys were just changed")]
     UnknownKey,
     /// The token names no key, and the issuer has several.
     #[error("the token names no key (`kid`) and the issuer has several; configure the issuer to name it")]

@@ -31,7 +31,7 @@ impl StoreConfig {
         if let Some(path) = address.strip_prefix("sqlite:") {
             let path = path.strip_prefix("//").unwrap_or(path);
             if path.is_empty() || path.contains(['?', '\0']) || path.starts_with(":memory:") {
-                return bad("after `sqlite:` comes the path of a file, without options");
+                return bad("write the path of a file after `sqlite:`, without options");
             }
             return Ok(Self::Sqlite { path: PathBuf::from(path) });
         }

@@ -31,7 +31,7 @@ pub enum StoreError {
         source: Arc<std::io::Error>,
     },
     /// The database was written by a newer program.
-    #[error("the database has schema {found}, this program knows schema {known}; run a newer gpuaas, or restore a backup")]
+    #[error("the database has schema {found}, this program supports schema {known}; run a newer gpuaas, or restore a backup")]
     SchemaNewer {
         /// The schema version of the database.
         found: i64,

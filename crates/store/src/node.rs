@@ -163,7 +163,7 @@ impl Store {
     pub async fn nodes_of_dead_servers(&self, seen_before: Timestamp) -> Result<Vec<Node>> {
         let sql = "SELECT nodes.* FROM nodes LEFT JOIN servers ON servers.id = nodes.session_server \
                    WHERE nodes.session_id IS NOT NULL AND (servers.id IS NULL OR servers.seen_at < $1) ORDER BY nodes.id";
-        self.db().fetch("look for nodes of dead servers", sql, vec![Arg::time(seen_before)], from_row).await
+        self.db().fetch("list nodes of dead servers", sql, vec![Arg::time(seen_before)], from_row).await
     }
 
     /// Counts the nodes in each state.

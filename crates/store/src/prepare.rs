@@ -119,7 +119,7 @@ impl Prepared {
     pub(crate) fn new(decision: Decision, cluster: ClusterId) -> Result<Self, StoreError> {
         let Decision { changes, events, audit, wakeups, endings } = decision;
         if let Some(ending) = endings.first() {
-            let what = format!("{} ends in it, and it does not say what becomes of its slots", ending.task.id);
+            let what = format!("{} ends in it, and it does not decide about its slots", ending.task.id);
             return Err(StoreError::BadDecision { what });
         }
         let mut prepared = Self { wakeups, ..Self::default() };

@@ -87,7 +87,7 @@ impl Store {
 
     /// Counts the pending events of each lane, at most [`MAX_WAITING`] each. Lanes without any are left out.
     pub async fn outbox_lanes_waiting(&self) -> Result<Vec<(u32, u64)>> {
-        let lanes = self.db().fetch("look for unpublished events", WAITING, vec![Arg::count(MAX_WAITING)], |row| {
+        let lanes = self.db().fetch("list unpublished events", WAITING, vec![Arg::count(MAX_WAITING)], |row| {
             let row = Reader::new(TABLE.name, row);
             Ok::<(u32, u64), StoreError>((row.count("lane")?, row.count("waiting")?))
         });
@@ -97,7 +97,7 @@ impl Store {
     /// Returns the time of the oldest unpublished event.
     pub async fn outbox_lag(&self) -> Result<Option<Timestamp>> {
         let read = |row: &dyn Columns| Reader::new(TABLE.name, row).opt_time("oldest");
-        Ok(self.db().fetch_one("look for unpublished events", OLDEST, Vec::new(), read).await?.flatten())
+        Ok(self.db().fetch_one("list unpublished events", OLDEST, Vec::new(), read).await?.flatten())
     }
 
     /// Deletes published events from before `before`, at most a thousand. Returns how many: call it again until it returns 0.

@@ -71,7 +71,7 @@ pub(crate) fn to_row(document: &Document) -> Result<Row> {
     let Keys { parent, name, lookup, owner, state, due_at, expires_at } = keys;
     if has_nul(body) {
         // PostgreSQL cannot query such a document: a single one would break every list that might contain it.
-        let what = format!("{id} has a text with a NUL character; refuse it where it comes from");
+        let what = format!("{id} has a text with a NUL character; the API must reject such input");
         return Err(StoreError::BadDecision { what });
     }
     let opt = |text: &Option<String>| text.as_ref().map_or(Arg::Text(None), Arg::text);
@@ -165,7 +165,7 @@ impl Store {
     /// Lists resources that change because of the time at `now`, the longest overdue first.
     pub async fn resource_due(&self, kind: ResourceKind, now: Timestamp, limit: u32) -> Result<Vec<Document>> {
         let args = vec![kind_arg(kind), Arg::time(now), Arg::count(u64::from(limit.min(MAX_PAGE)))];
-        self.db().fetch("look for due resources", DUE, args, from_row).await
+        self.db().fetch("list due resources", DUE, args, from_row).await
     }
 
     /// Returns these resources. Unknown ids are left out.

@@ -87,7 +87,7 @@ impl Table {
         if ids.is_empty() {
             return Ok(HashMap::new());
         }
-        const DOING: &str = "look at what a decision changes";
+        const DOING: &str = "lock the rows of a decision";
         // Every process locks in the same order, so that two of them never deadlock.
         ids.sort_unstable();
         let name = self.name;

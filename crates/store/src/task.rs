@@ -279,34 +279,34 @@ impl Store {
     /// Lists queued tasks of the node without a cancel request, oldest first.
     pub async fn task_queued(&self, node: NodeId, limit: u32) -> Result<Vec<TaskRecord>> {
         let args = vec![Arg::id(node), Arg::count(u64::from(limit.min(crate::MAX_PAGE)))];
-        self.db().fetch("look for queued tasks", QUEUED, args, from_row).await
+        self.db().fetch("list queued tasks", QUEUED, args, from_row).await
     }
 
     /// Lists tasks of the node that were sent at least once and have not ended, oldest first: the node may be running them.
     pub async fn task_outstanding(&self, node: NodeId) -> Result<Vec<TaskRecord>> {
-        self.db().fetch("look for outstanding tasks", OUTSTANDING, vec![Arg::id(node)], from_row).await
+        self.db().fetch("list outstanding tasks", OUTSTANDING, vec![Arg::id(node)], from_row).await
     }
 
     /// Lists outstanding tasks of the node with a cancel request.
     pub async fn task_cancellations(&self, node: NodeId) -> Result<Vec<TaskRecord>> {
-        self.db().fetch("look for cancellations", CANCELLATIONS, vec![Arg::id(node)], from_row).await
+        self.db().fetch("list cancellations", CANCELLATIONS, vec![Arg::id(node)], from_row).await
     }
 
     /// Lists every task of the node that has not ended, oldest first.
     pub async fn task_open(&self, node: NodeId) -> Result<Vec<TaskRecord>> {
-        self.db().fetch("look for open tasks", OPEN, vec![Arg::id(node)], from_row).await
+        self.db().fetch("list open tasks", OPEN, vec![Arg::id(node)], from_row).await
     }
 
     /// Lists tasks that [`gpuaas_domain::task::tick`] changes at `now`, the longest overdue first.
     pub async fn task_due(&self, now: Timestamp, limit: u32) -> Result<Vec<TaskRecord>> {
         let args = vec![Arg::time(now), Arg::count(u64::from(limit.min(crate::MAX_PAGE)))];
-        self.db().fetch("look for due tasks", DUE, args, from_row).await
+        self.db().fetch("list due tasks", DUE, args, from_row).await
     }
 
     /// Lists nodes with queued tasks.
     pub async fn nodes_with_queued_tasks(&self) -> Result<Vec<NodeId>> {
         let read = |row: &dyn Columns| Reader::new("nodes", row).parsed("id");
-        self.db().fetch("look for nodes with work", NODES_WITH_QUEUED, Vec::new(), read).await
+        self.db().fetch("list nodes with work", NODES_WITH_QUEUED, Vec::new(), read).await
     }
 
     /// Counts the tasks in each state; every state is listed.

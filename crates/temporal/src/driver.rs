@@ -80,7 +80,7 @@ pub enum TemporalError {
     },
     /// The namespace does not exist.
     #[error(
-        "Temporal at {url} has no namespace `{namespace}`; make it with `temporal operator namespace create --namespace {namespace}`"
+        "Temporal at {url} has no namespace `{namespace}`; create it with `temporal operator namespace create --namespace {namespace}`"
     )]
     NoNamespace {
         /// Its URL.
@@ -152,7 +152,7 @@ impl Temporal {
         let sent = self.client.signal_with_start_workflow(AllocationRun::run, begin, AllocationRun::wake, (), options).await;
         sent.map(drop).map_err(|error| ControlError::Unavailable {
             code: "temporal_away",
-            message: format!("Temporal at {} does not take the wake-up: {error}", self.config.url),
+            message: format!("Temporal at {} does not accept the wake-up: {error}", self.config.url),
         })
     }
 

@@ -169,7 +169,7 @@ impl Nats {
                     CreateStreamErrorKind::TimedOut | CreateStreamErrorKind::JetStreamUnavailable => {
                         self.away(&error.to_string())
                     }
-                    _ => BusError::Refused(format!("the stream {} cannot be made: {error}", self.config.stream)),
+                    _ => BusError::Refused(format!("the stream {} cannot be created: {error}", self.config.stream)),
                 })
             }
             Err(Missing::Answer(error)) => Err(error),

@@ -105,7 +105,7 @@ pub(super) async fn lock(
             Attempt::Taken => {
                 refusals = 0;
                 if tokio::time::Instant::now() >= until {
-                    let message = format!("somebody has drive {} locked; look for a qemu-img that still runs", drive.serial);
+                    let message = format!("drive {} is locked; look for a qemu-img that still runs", drive.serial);
                     return Err(HostError::new("drive_locked", message));
                 }
             }
@@ -208,7 +208,7 @@ fn node_of(machine: &MachinePaths, path: &str) -> Result<PathBuf, &'static str> 
     let plain = |name: &str| !matches!(name, "" | "." | "..") && !name.contains(['/', '\0']);
     let name = path.strip_prefix(BY_ID).filter(|name| plain(name)).ok_or("is not a path of the kind /dev/disk/by-id/NAME")?;
     let link = machine.dev.join("disk/by-id").join(name);
-    let target = std::fs::read_link(link).map_err(|_| "is not there; the drive may have failed or been taken out")?;
+    let target = std::fs::read_link(link).map_err(|_| "does not exist; the drive may have failed or been removed")?;
     let target = target.to_str().ok_or(ELSEWHERE)?;
     let node =
         target.strip_prefix("../../").or_else(|| target.strip_prefix("/dev/")).filter(|node| plain(node)).ok_or(ELSEWHERE)?;

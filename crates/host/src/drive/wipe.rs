@@ -188,7 +188,7 @@ async fn still(
 }
 
 fn stopped() -> std::io::Error {
-    std::io::Error::other("nobody waits for it any more")
+    std::io::Error::other("the caller stopped waiting")
 }
 
 /// Discards every block.

@@ -115,7 +115,7 @@ async fn take(
         (Err(error), _) => return Err(error),
     };
     written?;
-    let short = || DownloadFailure::again(HostError::new("image_unreachable", "the server sent less than it said"));
+    let short = || DownloadFailure::again(HostError::new("image_unreachable", "the server sent less than it announced"));
     let failure = match end {
         Ok(()) if part.total_is_missing() || part.is_complete() => None,
         Ok(()) => Some(short()),

@@ -116,7 +116,7 @@ impl Client {
                     format!("{} sends on to {target}, which is not followed: {why}", url.shown()),
                 ))
             };
-            let location = location.ok_or_else(|| refused("nowhere", "it does not say where to"))?;
+            let location = location.ok_or_else(|| refused("nowhere", "it has no `Location`"))?;
             let target = url.follow(location).map_err(|why| refused("another place", why))?;
             if url.is_https() && !target.is_https() {
                 return Err(refused(&target.shown(), "it leads from https to http"));

@@ -40,7 +40,8 @@ pub(super) fn open(folders: &[PathBuf], path: &str) -> Result<Option<File>, Host
             }
             Err(error) => return Err(failed(error)),
         };
-        let meta = file.metadata().map_err(|error| HostError::because(IO, &format!("cannot look at {path}"), &error))?;
+        let meta =
+            file.metadata().map_err(|error| HostError::because(IO, &format!("cannot read the status of {path}"), &error))?;
         if !meta.is_file() {
             return Err(refused("it is not a regular file".to_owned()));
         }
@@ -53,7 +54,7 @@ pub(super) fn open(folders: &[PathBuf], path: &str) -> Result<Option<File>, Host
 pub(super) async fn copy(store: &Arc<Store>, sha256: &Digest, mut file: File, report: &Report) -> Result<u64, HostError> {
     let mut part = open_part(store, sha256, None, report).await?;
     blocking(move |stop| {
-        let length = file.metadata().map_err(|error| HostError::because(IO, "cannot look at the image", &error))?.len();
+        let length = file.metadata().map_err(|error| HostError::because(IO, "cannot read the image", &error))?.len();
         part.copy(&mut file, length, stop)?;
         part.finish()
     })

@@ -337,5 +337,5 @@ pub(super) fn digest_of(hasher: sha2::Sha256) -> String {
 
 /// Returns the error for a wrong digest.
 pub(super) fn mismatch(what: &str, wanted: &Digest, found: &str) -> HostError {
-    HostError::new("image_digest_mismatch", format!("{what}: wanted {wanted}, found {found}"))
+    HostError::new("image_digest_mismatch", format!("{what}: expected {wanted}, found {found}"))
 }

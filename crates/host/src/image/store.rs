@@ -223,7 +223,7 @@ impl Store {
         if total > MAX_IMAGE_BYTES {
             return Err(HostError::new(
                 "image_too_large",
-                format!("the image has {total} bytes or more; at most {MAX_IMAGE_BYTES} are taken"),
+                format!("the image has {total} bytes or more; at most {MAX_IMAGE_BYTES} are allowed"),
             ));
         }
         let gone = self.make_way(sha256, total, written)?;

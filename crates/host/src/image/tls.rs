@@ -33,7 +33,7 @@ pub(super) fn config(bundles: &[PathBuf]) -> Result<Arc<ClientConfig>, HostError
         break;
     }
     if roots.is_empty() {
-        let message = "this host trusts nobody to vouch for an https server; install the package `ca-certificates`";
+        let message = "this host has no trusted CA certificates for https; install the package `ca-certificates`";
         return Err(HostError::new(UNREACHABLE, message));
     }
     let provider = Arc::new(rustls::crypto::aws_lc_rs::default_provider());

@@ -26,7 +26,8 @@ pub(crate) fn take(folder: &Path, lease: &MachineLease, again: bool) -> Result<(
         let same = seen == wanted && fence.allocation_id == lease.allocation_id && (again || !fence.over);
         if wanted <= seen && !same {
             let whose = fence.allocation_id;
-            let message = format!("the machine has seen lease number {seen} of {whose} and takes only higher ones, not {wanted}");
+            let message =
+                format!("the machine has seen lease number {seen} of {whose} and refuses {wanted}, which is not higher");
             return Err(HostError::new("lease_epoch_stale", message));
         }
     }
@@ -41,7 +42,7 @@ pub(crate) fn take(folder: &Path, lease: &MachineLease, again: bool) -> Result<(
         return Ok(());
     }
     // A writer that ignores the lock was faster.
-    Err(HostError::new("machine_leased", "the machine was leased by somebody else at the same moment"))
+    Err(HostError::new("machine_leased", "the machine was leased by another process at the same moment"))
 }
 
 /// Takes the machine from an earlier holder, with the data about that holder's user.

@@ -65,7 +65,7 @@ impl SimHost {
         let effect = |machine: &mut Machine| {
             let was_cached = machine.images.contains(&wanted.sha256);
             if !was_cached && wanted.path.is_none() && wanted.url.is_none() {
-                return Err(HostError::new("image_missing", format!("nobody says where the image {} is", wanted.sha256)));
+                return Err(HostError::new("image_missing", format!("the image {} has neither a path nor a URL", wanted.sha256)));
             }
             machine.images.insert(wanted.sha256.clone());
             Ok(ImageStored { bytes: image_bytes(&wanted.sha256), was_cached })

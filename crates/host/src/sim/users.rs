@@ -151,7 +151,7 @@ impl SimHost {
             }
             let left = machine.users.traces_of_number(new.uid);
             if !left.is_empty() {
-                machine.violation(format!("{name} was made with number {} while there was {}", new.uid, left.join(", ")));
+                machine.violation(format!("{name} was created with number {} while there was {}", new.uid, left.join(", ")));
             }
             let user = SystemUser {
                 name: name.clone(),
@@ -256,7 +256,7 @@ impl SimHost {
                 return Err(HostError::new("user_not_changed", format!("userdel: user {} is used by a process", traces.name)));
             }
             if known.user.allocation().is_none() {
-                let what = format!("{}, who is nobody's tenant, was removed", traces.name);
+                let what = format!("{}, which is not a tenant's user, was removed", traces.name);
                 machine.violation(what);
             }
             machine.users.known.remove(traces.name.as_str());

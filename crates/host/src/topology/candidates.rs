@@ -59,7 +59,7 @@ pub(super) fn slots(inventory: &Inventory, params: &Params) -> Vec<CandidateSlot
             (
                 has_fabric && function.is_none(),
                 "fabric_function_missing",
-                "no virtual function of the fabric adapters is free; make some with sriov_numvfs".to_owned(),
+                "no virtual function of the fabric adapters is free; create some with sriov_numvfs".to_owned(),
             ),
             (
                 place.saturating_mul(params.memory_mib) > memory,

@@ -39,7 +39,7 @@ pub(super) async fn find(name: &UserName) -> Result<Option<SystemUser>, HostErro
         return Ok(Some(user));
     }
     // For example, a directory that ignores case.
-    Err(HostError::new("user_exists", format!("the system takes {name} for its user {}", printable(user.name.as_bytes()))))
+    Err(HostError::new("user_exists", format!("the system treats {name} as its user {}", printable(user.name.as_bytes()))))
 }
 
 /// Returns the name of the user with this number.
@@ -137,7 +137,7 @@ pub(super) async fn create(root: &Path, user: &NewUser) -> Result<SystemUser, Ho
             (code, printed) => refusal = Some(refused("user_not_created", "useradd", code, &printed)),
         }
     }
-    Err(HostError::new("user_database_busy", format!("somebody keeps the user database locked, so {name} could not be made")))
+    Err(HostError::new("user_database_busy", format!("the user database stays locked, so {name} could not be created")))
 }
 
 /// Removes the subordinate ids that `useradd` may have assigned: all files of a tenant must have the tenant's own number.
@@ -202,7 +202,7 @@ async fn patiently(candidates: &[&str], arguments: &[&str]) -> Result<(), HostEr
             (code, printed) => return Err(refused("user_not_changed", &program, code, &printed)),
         }
     }
-    Err(HostError::new("user_database_busy", format!("somebody keeps the user database locked, so {program} could not work")))
+    Err(HostError::new("user_database_busy", format!("the user database stays locked, so {program} could not run")))
 }
 
 async fn run(exec: Exec) -> Result<(Option<i32>, Finished), HostError> {

@@ -28,7 +28,7 @@ pub(super) fn unused(root: &Path, candidates: &[u32], looking: Looking) -> Resul
     let mut walk = Walk::new(candidates.iter().copied().collect(), WalkAction::Find, looking);
     walk.everywhere(root)?;
     if let Some(note_error) = walk.errors.first() {
-        return Err(HostError::new("files_unknown", format!("not all files of this host can be looked at: {note_error}")));
+        return Err(HostError::new("files_unknown", format!("not all files of this host can be read: {note_error}")));
     }
     let free = candidates.iter().copied().find(|uid| !walk.owners.contains(uid));
     free.ok_or_else(|| {

@@ -154,7 +154,7 @@ impl NewUser {
 
 pub(crate) fn differs(name: &UserName, wanted: u32, found: u32) -> HostError {
     let message =
-        format!("the user {name} has number {found} and was made with {wanted}; somebody changed it, so look before you go on");
+        format!("the user {name} has number {found} and was created with {wanted}; it was changed since, so check it first");
     HostError::new("user_differs", message)
 }
 

@@ -140,7 +140,7 @@ fn answer(head: &str, expected: &Expected) -> (&'static str, Page, Option<Outcom
         (Some(error), _) => {
             let description = form.get("error_description").unwrap_or_default().to_owned();
             let failure = Refusal { error: error.to_owned(), error_description: description }.into_error();
-            let page = pages::error("Not signed in", "Go back to the terminal; it says what to do.", failure.code());
+            let page = pages::error("Not signed in", "Go back to the terminal; it shows what to do.", failure.code());
             ("200 OK", page, Some(Err(failure)))
         }
         (None, None) => {

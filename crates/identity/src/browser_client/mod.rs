@@ -47,7 +47,7 @@ pub enum LoginError {
     #[error("cannot listen on 127.0.0.1 for the browser's answer; use the sign-in with a code (`--device`)")]
     Listen(#[source] std::io::Error),
     /// The time limit passed.
-    #[error("nobody signed in within {} minutes; start again, or use the sign-in with a code (`--device`)", LOGIN_TIMEOUT.as_secs() / 60)]
+    #[error("there was no sign-in within {} minutes; start again, or use the sign-in with a code (`--device`)", LOGIN_TIMEOUT.as_secs() / 60)]
     TimedOut,
     /// The person denied the request.
     #[error("the sign-in was denied in the browser; start again if that was a mistake")]

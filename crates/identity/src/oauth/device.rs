@@ -165,7 +165,7 @@ impl DeviceGrant {
             let failure = OauthFailure::new(OauthError::SlowDown, format!("wait {} seconds between polls", interval.as_secs()));
             DevicePoll::NotYet { grant: Self { interval, ..grant }, failure }
         } else {
-            let failure = OauthFailure::new(OauthError::AuthorizationPending, "nobody has decided in the browser yet");
+            let failure = OauthFailure::new(OauthError::AuthorizationPending, "there is no decision in the browser yet");
             DevicePoll::NotYet { grant, failure }
         }
     }
