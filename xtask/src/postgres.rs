@@ -111,7 +111,7 @@ impl Owner {
             return Ok(Self::Ourselves);
         }
         if in_path("setpriv").is_none() {
-            return Err("PostgreSQL refuses root and there is no setpriv (package util-linux) to become somebody else".to_owned());
+            return Err("PostgreSQL refuses root and there is no setpriv (package util-linux) to change the user".to_owned());
         }
         let users = std::fs::read_to_string("/etc/passwd").map_err(|error| format!("/etc/passwd: {error}"))?;
         let find = |name: &str| {

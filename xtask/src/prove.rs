@@ -169,7 +169,7 @@ fn step(
             break status.success();
         }
         if Instant::now() > until {
-            println!("the time is over; stopping");
+            println!("the time is up; stopping");
             guard.idle()?;
             child.wait().map_err(|error| format!("waiting for cargo: {error}"))?;
             break false;

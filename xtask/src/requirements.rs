@@ -93,7 +93,7 @@ pub(crate) const ALL: [Requirement; 10] = [
         name: schema_check::PROGRAM,
         package: Python { name: schema_check::PROGRAM, version: schema_check::VERSION },
         find: schema_check::program,
-        needed_for: "whether the server does what its OpenAPI document says",
+        needed_for: "that the server conforms to its OpenAPI document",
     },
 ];
 

@@ -140,7 +140,7 @@ fn certificate(identity: &Identity) -> Finding {
         Ok(validity) if now < validity.from => finding(
             "certificate",
             Verdict::Fail,
-            format!("not valid before {}; check this host's clock (it says {now})", validity.from),
+            format!("not valid before {}; check this host's clock (it shows {now})", validity.from),
         ),
         Ok(validity) if now >= validity.half_life().plus(Duration::from_secs(600)) => finding(
             "certificate",
@@ -181,7 +181,7 @@ async fn journal(config: &Config) -> Finding {
         return finding("journal", Verdict::Fail, chain(&error));
     }
     if !folder.join("journal").exists() {
-        return finding("journal", Verdict::Ok, "none yet; it is made at the first start");
+        return finding("journal", Verdict::Ok, "none yet; it is created at the first start");
     }
     let examined = tokio::task::spawn_blocking(move || match StateLock::take(&folder) {
         Err(StateError::InUse { .. }) => finding("journal", Verdict::Ok, "in use by the running agent"),

@@ -127,7 +127,7 @@ pub fn accept_journal_loss(config: &Config) -> Result<Vec<String>, RunError> {
     let identity = Identity::load(&config.state_dir)?;
     let folder = identity::folder(&config.state_dir);
     let mut lines = Journal::accept_loss(&folder, &config.state_dir, config.journal_bytes, Timestamp::now())?;
-    lines.push(format!("node {} goes on with this journal; tasks made before now are not run", identity.document.node_id));
+    lines.push(format!("node {} continues with this journal; tasks created before now are not run", identity.document.node_id));
     Ok(lines)
 }
 

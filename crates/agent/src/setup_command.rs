@@ -84,7 +84,7 @@ pub(super) async fn run(config: &Config, arguments: Arguments) -> Result<ExitCod
     let left = if undo { setup::undo(config, told).await? } else { setup::setup(config, &options, &plan, told).await? };
     let remaining: Vec<&Step> = left.steps.iter().filter(|step| step.status != StepStatus::Done).collect();
     if remaining.is_empty() {
-        say(if undo { "Everything that the setup made is gone." } else { "This host is set up." });
+        say(if undo { "Everything that the setup created is removed." } else { "This host is set up." });
     } else {
         say("What is left:");
         remaining.into_iter().for_each(line);
@@ -136,7 +136,7 @@ fn told(step: &Step, error: Option<&SetupError>) {
 fn confirm(steps: usize, undo: bool) -> Result<bool, BoxError> {
     let input = std::io::stdin();
     if !input.is_terminal() {
-        return Err("nothing was changed: nobody is there to ask; look at the plan above and run this again with --yes".into());
+        return Err("nothing was changed: there is no terminal to confirm on; check the plan and run it again with --yes".into());
     }
     let verb = if undo { "Undo" } else { "Do" };
     let mut output = std::io::stdout();

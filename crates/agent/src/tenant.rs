@@ -71,7 +71,7 @@ impl Steps<'_> {
 
     /// Reports how many files were checked.
     pub(crate) fn tell(&self, step: &'static str, seen: u64) {
-        self.phases.tell(step, format!("looked at {seen} files"));
+        self.phases.tell(step, format!("checked {seen} files"));
     }
 }
 
@@ -153,7 +153,7 @@ async fn identify_and_mark(host: &Host, lease: &mut MachineLease) -> Result<(), 
 }
 
 fn differs(what: &str, uid: u32) -> HostError {
-    let message = format!("{what}, and the tenant's user was made with {uid}; somebody changed it, so look before you go on");
+    let message = format!("{what}, and the tenant's user was created with {uid}; it was changed since, so check it first");
     HostError::new("user_differs", message)
 }
 
@@ -167,7 +167,7 @@ pub(crate) fn check_identity(user: &SystemUser, user_of: AllocationId) -> Result
         }
         None => {
             let message = format!(
-                "the user {} with number {} was made by nobody's allocation; nothing was done to it",
+                "the user {} with number {} was not created for an allocation; nothing was done to it",
                 user.name, user.uid
             );
             Err(HostError::new("user_not_ours", message))

@@ -108,9 +108,9 @@ impl Metrics {
         registry.register("links", "Open links of agents to this process", metrics.links.clone());
         registry.register("tasks_dispatched", "Envelopes signed and sent", metrics.dispatched.clone());
         registry.register("task_dispatch_seconds", "From the request to the signed envelope", metrics.dispatch_wait.clone());
-        registry.register("tasks_ended", "Receipts believed, by outcome", metrics.ended.clone());
-        registry.register("task_seconds", "From the request to the believed receipt", metrics.task_time.clone());
-        registry.register("receipts_rejected", "Receipts not believed, by code", metrics.receipts_rejected.clone());
+        registry.register("tasks_ended", "Accepted receipts, by outcome", metrics.ended.clone());
+        registry.register("task_seconds", "From the request to the accepted receipt", metrics.task_time.clone());
+        registry.register("receipts_rejected", "Rejected receipts, by code", metrics.receipts_rejected.clone());
         registry.register(
             "envelopes_rejected",
             "Envelopes that an agent could not accept as its own",
@@ -126,17 +126,17 @@ impl Metrics {
         registry.register("run_steps", "Steps of allocations' runs that were written, by step", metrics.steps.clone());
         registry.register(
             "destructive_commands",
-            "Commands taken out of the budget of destruction",
+            "Commands counted in the budget of destructive commands",
             metrics.destructions.clone(),
         );
         registry.register(
             "destructive_commands_refused",
-            "Commands that the budget of destruction refused or made wait",
+            "Commands that the budget of destructive commands refused or delayed",
             metrics.destructions_refused.clone(),
         );
         registry.register(
             "decisions_overtaken",
-            "Decisions that were made anew because another writer was faster",
+            "Decisions that were repeated because another writer was faster",
             metrics.overtaken.clone(),
         );
         metrics.connections.register(&mut registry);

@@ -43,7 +43,7 @@ pub(crate) const DEVICE_CODES: Budget = Budget {
 /// Typed codes that do not exist. There are 2.5 · 10^10 possible codes.
 pub(crate) const USER_CODE_GUESSES: Budget = Budget {
     code: "user_code_guesses_exhausted",
-    message: "too many codes were typed that nobody waits for; wait, then look at your terminal again",
+    message: "too many wrong codes were typed; wait, then check your terminal again",
     per_address: Rule { per: Duration::from_secs(600), burst: 10 },
     total: Rule { per: Duration::from_secs(600), burst: 1000 },
 };

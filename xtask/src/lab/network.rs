@@ -49,7 +49,7 @@ fn start_switch(folder: &Path, cleanup: &mut Cleanup) -> Result<(), String> {
     let socket = at("db.sock");
     let answers = || UnixStream::connect(&socket).is_ok();
     if answers() {
-        return Err("Open vSwitch is running already, and the lab wants one of its own; stop it \
+        return Err("Open vSwitch is already running, and the lab needs its own; stop it \
                     (`systemctl stop openvswitch-switch`), or run the lab where there is none"
             .to_owned());
     }

@@ -97,7 +97,7 @@ impl Round<'_> {
         guard.idle()?;
         let verdict = match ended {
             Some(status) if status.success() => self.verdict(&figures, started.elapsed().as_secs())?,
-            Some(_) => Err("an answer was not as the document says, or could not be checked".to_owned()),
+            Some(_) => Err("an answer did not conform to the document, or could not be checked".to_owned()),
             None => Err("it took too long".to_owned()),
         };
         if let Err(reason) = &verdict {
@@ -122,7 +122,7 @@ impl Round<'_> {
             }
             Some(_) => Ok(()),
             None => match figures.other_than(401) {
-                Some(operation) => Err(format!("{operation} has not turned away a caller without a token")),
+                Some(operation) => Err(format!("{operation} did not refuse a caller without a token")),
                 None => Ok(()),
             },
         })

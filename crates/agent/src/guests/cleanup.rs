@@ -265,7 +265,7 @@ pub(crate) async fn ensure_absent(host: &Host, allocation_id: AllocationId) -> R
     }
     Err(HostError::new(
         "domain_present",
-        format!("the hypervisor does not let go of the guest of {allocation_id}; look with virsh"),
+        format!("the hypervisor does not release the guest of {allocation_id}; check it with virsh"),
     ))
 }
 

@@ -157,11 +157,11 @@ impl Guests {
                 found.push(drift("guest_off_after_reboot", &allocation_id.to_string(), message, repaired));
             }
             (DomainState::Off, true) => {
-                let message = format!("the guest of {allocation_id} has turned itself off; start it when it is wanted");
+                let message = format!("the guest of {allocation_id} has turned itself off; start it when it is needed");
                 found.push(drift("guest_off", &allocation_id.to_string(), message, false));
             }
             (DomainState::Running, false) => {
-                let message = format!("the guest of {allocation_id} runs although it was stopped; somebody started it by hand");
+                let message = format!("the guest of {allocation_id} runs although it was stopped; it was started by hand");
                 found.push(drift("guest_on", &allocation_id.to_string(), message, false));
             }
             (DomainState::Absent, _) => {

@@ -232,7 +232,7 @@ impl Journal {
         match birth.note(id, opening.writer.sequence()) {
             // A full disk must not keep a node down whose journal has its space: only the recorded progress is older.
             Err(error) if birth.knows(id) => {
-                tracing::warn!(error = crate::error_chain::chain(&error), "how far the journal has come could not be recorded");
+                tracing::warn!(error = crate::error_chain::chain(&error), "the progress of the journal could not be recorded");
             }
             noted => noted?,
         }
@@ -265,7 +265,7 @@ impl Journal {
         let mut birth = birth.lock().unwrap_or_else(PoisonError::into_inner);
         let id = birth.1;
         if let Err(error) = birth.0.note(id, sequence) {
-            tracing::warn!(error = crate::error_chain::chain(&error), "how far the journal has come could not be recorded");
+            tracing::warn!(error = crate::error_chain::chain(&error), "the progress of the journal could not be recorded");
         }
     }
 

@@ -433,7 +433,7 @@ fn a_damaged_file_header_does_not_cost_the_records() {
     drop(journal);
     std::fs::write(&path, b"not a journal at all").expect("written");
     let (journal, opened) = open(folder.path());
-    assert!(opened.notices[0].contains("put aside"), "{:?}", opened.notices);
+    assert!(opened.notices[0].contains("set aside"), "{:?}", opened.notices);
     assert!(journal.in_hand().is_empty());
     assert_eq!(std::fs::read(folder.path().join("journal.damaged-1")).expect("kept"), b"not a journal at all");
 }

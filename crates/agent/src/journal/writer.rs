@@ -97,7 +97,7 @@ pub(super) fn open(path: &Path, wanted: u64, now: Timestamp, doubtful: bool) -> 
             true
         }
         None => {
-            notices.push("the journal's note of its end was damaged and has been put right".to_owned());
+            notices.push("the journal's record of its end was damaged and has been repaired".to_owned());
             true
         }
     };
@@ -206,13 +206,14 @@ fn mend_header(path: &Path, file: File, wanted: u64, notices: &mut Vec<String>) 
     let capacity = file.metadata().map_err(fail("read"))?.len() / 8 * 8;
     if file::has_records(&file, capacity).map_err(fail("read"))? {
         file::repair_header(&file).map_err(fail("repaired"))?;
-        notices.push("the first bytes of the journal were damaged and have been put right".to_owned());
+        notices.push("the first bytes of the journal were damaged and have been repaired".to_owned());
         return Ok((file, false));
     }
     let aside = file::free_damaged_name(path).unwrap_or_else(|| path.with_extension("damaged"));
     // A hard link and not a rename, so that there is a journal at every moment: a missing one would count as new.
     std::fs::hard_link(path, &aside).map_err(fail("put aside"))?;
-    notices.push(format!("the journal held no readable record; it was put aside as {} and a new one was made", aside.display()));
+    notices
+        .push(format!("the journal held no readable record; it was set aside as {} and a new one was created", aside.display()));
     make(path, wanted, file::REPAIRING)?;
     let file = std::fs::OpenOptions::new().read(true).write(true).open(path).map_err(fail("opened"))?;
     Ok((file, true))

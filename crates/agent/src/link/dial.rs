@@ -176,9 +176,9 @@ fn hint_for(error: &std::io::Error) -> &'static str {
             "its certificate is not from the pinned CA: check the address and the CA fingerprint"
         }
         Some(Error::AlertReceived(AlertDescription::CertificateExpired)) => {
-            "it says that this node's certificate has expired: check this host's clock"
+            "it reports that this node's certificate has expired: check this host's clock"
         }
-        Some(Error::AlertReceived(_)) => "it did not take this node's certificate: see the control plane's log",
+        Some(Error::AlertReceived(_)) => "it did not accept this node's certificate: see the control plane's log",
         _ => "is that the link listener of the control plane?",
     }
 }

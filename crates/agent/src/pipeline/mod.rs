@@ -232,7 +232,7 @@ impl Pipeline {
             return;
         }
         if !rejected_code.is_empty() {
-            tracing::error!(%task_id, code = rejected_code, "control plane did not believe a receipt; it will not be sent again");
+            tracing::error!(%task_id, code = rejected_code, "the control plane rejected a receipt; it will not be sent again");
         }
         let inner = Arc::clone(&self.inner);
         self.inner.tracker.spawn(async move {
@@ -525,7 +525,7 @@ impl Inner {
     async fn answer_for_lost(&self, note: TaskNote) {
         tracing::warn!(task_id = %note.task_id, correlation_id = %note.correlation_id, "task may have run before the journal was damaged");
         let task_id = note.task_id;
-        let message = "the journal of this node was damaged after this task was made, so it may have run already; look at the host before running it again";
+        let message = "the journal of this node was damaged after this task was created, so it may have run already; check the host before running it again";
         let ended = Ended::plainly(Outcome::Interrupted, "journal_damaged", message.to_owned());
         let result = execute::finish(self, &note, 0, None, Vec::new(), ended).await;
         self.release(task_id);
@@ -588,7 +588,7 @@ impl Inner {
     /// Sends a message that the hello or a receipt would repeat: it may be lost.
     fn say(&self, message: from_node::Message) {
         if self.outbound.try_send(message).is_err() {
-            tracing::debug!("no link takes messages now; the next hello will tell");
+            tracing::debug!("no link is open; the next hello repeats the message");
         }
     }
 

@@ -47,7 +47,7 @@ async fn run_or_refuse(inner: &Arc<Inner>, task: Unfinished) -> Result<(), Appen
 /// Recovers a started task through its handler.
 async fn recover(inner: &Arc<Inner>, task: Unfinished) -> Result<(), AppendError> {
     let Some((payload, parsed)) = task.envelope.as_deref().and_then(recorded) else {
-        let message = "the journal lost the record of what this task was; look at the host before running it again";
+        let message = "the journal lost the record of this task; check the host before running it again";
         let ended = Ended::plainly(Outcome::Interrupted, "journal_damaged", message.to_owned());
         return execute::finish(inner, &task.note, task.attempt, task.started_at, Vec::new(), ended).await;
     };

@@ -86,10 +86,10 @@ impl ManagedFile {
     pub(super) const fn purpose(self) -> &'static str {
         match self {
             Self::Modules => "list of modules that give devices to guests, loaded at boot",
-            Self::Sysctl => "setting of the kernel that forwards packets, made at boot",
+            Self::Sysctl => "kernel setting that forwards packets, applied at boot",
             Self::Rules => "rules of the packet filter for guests",
             Self::Dhcp => "settings of DHCP and DNS for guests",
-            Self::NetworkUnit => "systemd unit that makes the bridge and loads the rules",
+            Self::NetworkUnit => "systemd unit that creates the bridge and loads the rules",
             Self::DhcpUnit => "systemd unit that runs DHCP and DNS for guests",
         }
     }

@@ -194,7 +194,7 @@ impl Planner<'_> {
         steps.push(if found.has_dhcp_hosts {
             done("reservations", "the folder of guests' addresses is there", &how)
         } else {
-            to_do("reservations", "make the folder of guests' addresses", &how, SetupAction::DhcpFolder)
+            to_do("reservations", "create the folder of guests' addresses", &how, SetupAction::DhcpFolder)
         });
         steps
     }
@@ -210,11 +210,11 @@ impl Planner<'_> {
             FileFound::Absent => write(format!("write the {}", file.purpose()), None),
             FileFound::Content(bytes) if *bytes == content.as_bytes() => done(file.name(), file.purpose(), &how),
             FileFound::Content(bytes) if self.record.is_some_and(|record| record.wrote(&path, bytes)) => {
-                write(format!("write the {} anew", file.purpose()), Some(bytes.clone()))
+                write(format!("rewrite the {}", file.purpose()), Some(bytes.clone()))
             }
             FileFound::Content(_) | FileFound::Unusable => {
                 let what = format!(
-                    "{}: this file was written or changed by somebody else; move it away and run this again",
+                    "{}: this file was not written by this setup, or was changed since; move it away and run this again",
                     file.purpose()
                 );
                 cannot(file.name(), &what, &how)
@@ -231,7 +231,7 @@ impl Planner<'_> {
             LinkFound::Absent => to_do("boot", &what, &how, SetupAction::Link { path, target }),
             LinkFound::To(found) if *found == target => done("boot", &what, &how),
             LinkFound::To(_) | LinkFound::Unusable => {
-                cannot("boot", &format!("{what}: something else is in this place; move it away and run this again"), &how)
+                cannot("boot", &format!("{what}: something else is at this path; move it away and run this again"), &how)
             }
         }
     }
@@ -239,7 +239,7 @@ impl Planner<'_> {
     fn bridge(&self) -> Step {
         let bridge = &self.settings.bridge;
         let how = format!("ovs-vsctl add-br {bridge}");
-        let what = format!("make the Open vSwitch bridge {bridge}, with no physical interface");
+        let what = format!("create the Open vSwitch bridge {bridge}, with no physical interface");
         if !self.will_have("openvswitch-switch") {
             return cannot("bridge", "install openvswitch-switch first", &how);
         }
@@ -374,7 +374,7 @@ impl Planner<'_> {
         let undecided = policy::undecided(text).map_err(|error| bad(error.to_string()))?;
         if !undecided.is_empty() {
             let what = format!(
-                "say in [slices] of the host policy which devices, drives and images guests may have: {}; \
+                "list in [slices] of the host policy which devices, drives and images guests may have: {}; \
                  `gpuaas-agent topology` lists what this host has",
                 undecided.join(", ")
             );

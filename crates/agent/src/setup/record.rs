@@ -111,7 +111,7 @@ impl Record {
         let bad = |why: String| SetupError::BadRecord { path: path.to_owned(), why };
         let record: Self = serde_json::from_slice(&bytes).map_err(|error| bad(error.to_string()))?;
         if record.version != VERSION {
-            return Err(bad(format!("its version is {}, and this agent knows {VERSION}", record.version)));
+            return Err(bad(format!("its version is {}, and this agent supports {VERSION}", record.version)));
         }
         Ok(Some(record))
     }

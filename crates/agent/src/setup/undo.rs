@@ -167,7 +167,7 @@ async fn look(record: &Record, item: &RecordItem) -> Result<Step, SetupError> {
             match ovs::bridge_exists(bridge).await {
                 Ok(true) => remove_step("bridge", &format!("remove the bridge {bridge}"), &how, item),
                 Ok(false) => gone("bridge", "the bridge is gone", &how, item),
-                Err(_) if never_made => gone("bridge", "the bridge was never made", &how, item),
+                Err(_) if never_made => gone("bridge", "the bridge was never created", &how, item),
                 Err(error) => keep("bridge", &format!("{}; start Open vSwitch and run this again", chain(&error)), &how, item),
             }
         }
@@ -176,7 +176,7 @@ async fn look(record: &Record, item: &RecordItem) -> Result<Step, SetupError> {
             let interfaces = ip::interfaces().await?;
             let interface = interfaces.iter().find(|interface| interface.name == bridge.as_str());
             if interface.is_some_and(|interface| interface.addresses.contains(&(gateway, prefix))) {
-                remove_step("address", &format!("take the address from {bridge}"), &how, item)
+                remove_step("address", &format!("remove the address from {bridge}"), &how, item)
             } else {
                 gone("address", "the address is gone", &how, item)
             }
@@ -239,7 +239,7 @@ async fn forwarding(item: &RecordItem) -> Step {
     if !kernel::forwards_ipv4() {
         gone("forwarding", "the kernel does not forward packets", how, item)
     } else if needed {
-        left("forwarding", "somebody else on this host may need forwarding by now; it stays on until the next boot", how, item)
+        left("forwarding", "other programs on this host may need forwarding by now; it stays on until the next boot", how, item)
     } else {
         remove_step("forwarding", "switch forwarding off, as it was", how, item)
     }
@@ -259,7 +259,7 @@ fn policy_step(item: &RecordItem, path: &Path, created: bool, written: &str, add
     match policy::retracted(&text, added) {
         Ok(content) if content == text => gone("policy", "the host policy does not allow it any more", &how, item),
         Ok(content) => {
-            let what = "take the permissions back that were added to the host policy";
+            let what = "remove the permissions that were added to the host policy";
             step("policy", StepStatus::ToDo, what, &how, item, Effect::RewritePolicy(content))
         }
         Err(error) => broken(&error.to_string()),

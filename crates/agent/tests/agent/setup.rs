@@ -289,7 +289,7 @@ async fn undo_leaves_what_was_changed_since_and_waits_for_guests() {
     let (code, log) = lab.setup(&["--undo", "--yes"]).await;
     assert_eq!(code, Some(4), "{log}");
     assert!(
-        log.contains("changed since it was written") && log.contains("somebody else on this host may need forwarding"),
+        log.contains("changed since it was written") && log.contains("other programs on this host may need forwarding"),
         "{log}"
     );
     let after = lab.snapshot().await;
@@ -324,7 +324,7 @@ async fn what_comes_at_boot_is_undone_like_everything_else() {
     let (code, log) = lab.set_up(&["--yes"]).await;
     assert!(code == Some(4) && log.contains("at boot  bridge") && log.contains("at boot  dhcp"), "{log}");
     let (code, log) = lab.setup(&["--undo", "--yes"]).await;
-    assert!(code == Some(0) && log.contains("never made"), "{log}");
+    assert!(code == Some(0) && log.contains("never created"), "{log}");
 
     assert_eq!(lab.set_up(&["--yes"]).await.0, Some(4));
     Lab::start_switch().await;

@@ -196,7 +196,7 @@ async fn attempt(control: &Control, delivery: Delivery) {
     };
     let tried = match &webhook {
         Some(webhook) => send(control, webhook, &delivery).await,
-        None => Tried::Useless("the webhook is off or gone".to_owned()),
+        None => Tried::Useless("the webhook is disabled or deleted".to_owned()),
     };
     let jitter = f64::from(crate::pki::random::<1>()[0]) / 255.0;
     let context = Context { now: Timestamp::now(), actor: Actor::System, correlation_id: CorrelationId::generate() };
@@ -257,7 +257,7 @@ fn ended(delivery: &Delivery, webhook: Option<&Webhook>, tried: &Tried, context:
             if matches!(tried, Tried::Gone(_)) {
                 decision.and(turn_off(webhook, failed, next.last, context))
             } else if failed >= MAX_FAILED {
-                let reason = format!("{failed} deliveries in a row were not taken, the last one because: {}", next.last);
+                let reason = format!("{failed} consecutive deliveries were not accepted, the last one because: {}", next.last);
                 decision.and(turn_off(webhook, failed, reason, context))
             } else {
                 decision.update(&Webhook { failed, ..webhook.clone() })
@@ -308,7 +308,7 @@ async fn try_to_send(control: &Control, webhook: &Webhook, delivery: &Delivery) 
     let status = request.send().await.map_err(|error| not_taken(crate::link::chain(&error)))?.status();
     Ok(match status.as_u16() {
         200..=299 => Tried::Taken(status.to_string()),
-        410 => Tried::Gone(format!("the receiver answered {status}: it wants to be told nothing any more")),
+        410 => Tried::Gone(format!("the receiver answered {status}: it wants no more deliveries")),
         300..=399 => not_taken(format!("the receiver answered {status}; redirects are not followed")),
         _ => not_taken(format!("the receiver answered {status}")),
     })

@@ -35,7 +35,9 @@ const SLOW_LOOK: Duration = Duration::from_secs(5);
 pub(crate) fn secret_of(control: &Control, webhook: &Webhook, generation: u32) -> Result<Secret, ControlError> {
     let text = format!("gpuaas-webhook-secret-v1\n{}\n{generation}", webhook.id);
     let mac = control.keys.intent_mac(&text);
-    format!("whsec_{mac}").parse().map_err(|error| ControlError::Internal(format!("a webhook's secret cannot be made: {error}")))
+    format!("whsec_{mac}")
+        .parse()
+        .map_err(|error| ControlError::Internal(format!("a webhook's secret cannot be derived: {error}")))
 }
 
 /// Returns the secrets that currently sign for a webhook.

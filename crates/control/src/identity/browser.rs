@@ -161,7 +161,7 @@ fn posted<'a>(built_in: &BuiltIn, headers: &HeaderMap, body: &'a Bytes) -> Resul
     let text = form_text(headers, body).map_err(|failure| refused("form_invalid", &failure.description))?;
     let form = Form::parse(text).map_err(|error| refused("form_invalid", &error.to_string()))?;
     let forged = || {
-        let text = "This form does not come from the page it should come from. Go back, load the page again and allow cookies.";
+        let text = "This form does not come from a page of this server. Go back, reload the page and allow cookies.";
         Shown(shown(StatusCode::FORBIDDEN, pages::error("This does not work", text, "form_forged")))
     };
     if !is_from_here(built_in, headers) {

@@ -68,7 +68,7 @@ pub(crate) fn router(control: &Control) -> Router<Arc<Control>> {
 
 /// Returns the built-in issuer, which is on wherever these routes are.
 pub(super) fn issuer(control: &Control) -> Result<&BuiltIn, ControlError> {
-    let off = || Refusal::not_found("built_in_issuer_off", "nobody signs in with a password of this server");
+    let off = || Refusal::not_found("built_in_issuer_off", "the built-in issuer of this server is turned off");
     Ok(control.identity.built_in.as_ref().ok_or_else(off)?)
 }
 

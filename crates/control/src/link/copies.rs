@@ -63,7 +63,8 @@ pub(super) async fn exclude(control: &Arc<Control>, node: &Node, peer: &Peer, he
         }
         (false, Elsewhere::Dead) => Ok(()),
         (false, Elsewhere::Unknown) => {
-            let message = format!("another server process holds a link of node {} and does not say whether it is alive", node.id);
+            let message =
+                format!("another server process holds a link of node {} and does not report whether it is alive", node.id);
             Err(ControlError::Unavailable { code: "link_undecided", message })
         }
     }

@@ -73,7 +73,7 @@ async fn drive(control: &Arc<Control>, session: &Arc<LinkSession>) {
                 let patience = Duration::from_secs(u64::from(POLL_SECONDS));
                 let gone = session.abandoned_for(now).is_some_and(|gone| gone > ABANDONED);
                 if session.transport == LinkTransport::Poll && (silent > patience || gone) {
-                    session.close("poll_silent", "no poll came for too long", 0);
+                    session.close("poll_silent", "there was no poll for too long", 0);
                     return;
                 }
             }

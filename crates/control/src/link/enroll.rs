@@ -278,7 +278,7 @@ async fn admit(
     match replacement {
         Replacement::New | Replacement::SameKeys => {}
         Replacement::OtherKeys => {
-            const REASON: &str = "its node was replaced; nothing that it said before counts any more";
+            const REASON: &str = "its node was replaced; its earlier reports are no longer valid";
             decision = lease_settlement::node_gone(control, node.id, REASON, decision, context).await?;
         }
     }
@@ -335,7 +335,7 @@ fn ca_failure(error: CaError) -> ControlError {
         // The details are in the log for operators, not in the answer to a host.
         CaError::Unavailable { .. } | CaError::Refused { .. } | CaError::Unacceptable(_) | CaError::Credential(_) => {
             tracing::error!(error = &error as &dyn std::error::Error, "no certificate for a node");
-            let message = "no certificate can be made at the moment because the certificate authority does not work; nothing was changed, \
+            let message = "no certificate can be issued at the moment because the certificate authority does not work; nothing was changed, \
                            try again later, and ask an operator to look at `gpuaas cluster info` if it lasts";
             ControlError::Unavailable { code: error.code(), message: message.to_owned() }
         }

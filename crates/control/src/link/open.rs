@@ -33,7 +33,7 @@ pub(super) async fn open(
 ) -> Result<(Arc<LinkSession>, Welcome), ControlError> {
     if hello.protocol != link::PROTOCOL {
         let message =
-            format!("this server speaks link protocol {}, the agent {}; update the older one", link::PROTOCOL, hello.protocol);
+            format!("this server uses link protocol {}, the agent {}; update the older one", link::PROTOCOL, hello.protocol);
         return Err(Refusal::invalid("protocol_unsupported", message).into());
     }
     let agent_instance_id: AgentInstanceId =
@@ -47,8 +47,7 @@ pub(super) async fn open(
     };
     let node = identity::node(control, &peer).await?;
     if hello.node_epoch != node.epoch {
-        let message =
-            format!("the agent speaks for epoch {}, the node is in epoch {}; enroll it again", hello.node_epoch, node.epoch);
+        let message = format!("the agent is in epoch {}, the node in epoch {}; enroll it again", hello.node_epoch, node.epoch);
         return Err(Refusal::forbidden("epoch_retired", message).into());
     }
     if !budget::take(control, node.id, budget::BudgetKind::Links, 1).await? {

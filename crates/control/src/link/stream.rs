@@ -48,7 +48,7 @@ impl NodeLink for Service {
             Ok(Ok(Some(FromNode { message: Some(from_node::Message::Hello(hello)) }))) => hello,
             Ok(Ok(_)) => return Err(Status::invalid_argument("hello_missing: the first message must be hello")),
             Ok(Err(status)) => return Err(status),
-            Err(_) => return Err(Status::deadline_exceeded("hello_timeout: no hello came")),
+            Err(_) => return Err(Status::deadline_exceeded("hello_timeout: no hello arrived")),
         };
         let (session, welcome) = match open::open(&control, peer, hello, LinkTransport::Stream).await {
             Ok(opened) => opened,

@@ -206,7 +206,7 @@ async fn bury_dead_links(control: &Control) -> Result<(), ControlError> {
         let context = Context { now, actor: Actor::System, correlation_id: CorrelationId::generate() };
         transact(control, || async {
             let Some(node) = control.store.node_get(found.id).await? else { return Ok(((), Decision::default())) };
-            Ok(((), node::disconnected(&node, session, "the server that held the link is gone", &context)))
+            Ok(((), node::disconnected(&node, session, "the server process of the link is gone", &context)))
         })
         .await?;
     }

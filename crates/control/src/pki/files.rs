@@ -23,7 +23,7 @@ pub enum KeyFileError {
     },
     /// Others could read it.
     #[error(
-        "{path} can be read by others (mode {mode:o}); run `chmod 600 {path}` and, if anybody else has an account here, rotate the key"
+        "{path} can be read by others (mode {mode:o}); run `chmod 600 {path}` and, if others have an account here, rotate the key"
     )]
     TooOpen {
         /// The file.

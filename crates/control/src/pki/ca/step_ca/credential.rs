@@ -147,7 +147,7 @@ impl Credential {
         // A provisioner that trusts step-ca's own root would accept tokens from every node, for every name.
         if check::client_chain_leads_to(step_ca_root, leaf, between, now).is_ok() {
             return Err(bad(
-                "it comes from step-ca's own root, so that every node could sign tokens as well; take it from a CA of its own and put only that CA into the \
+                "it comes from step-ca's own root, so that every node could sign tokens too; issue it from a separate CA and put only that CA into the \
                  provisioner's roots",
             ));
         }
