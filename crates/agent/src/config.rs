@@ -17,7 +17,7 @@ pub const DEFAULT_PATH: &str = "/etc/gpuaas-agent/config.toml";
 pub const ENV_PREFIX: &str = "GPUAAS_AGENT_";
 /// The variable that names another configuration file.
 pub const ENV_CONFIG: &str = "GPUAAS_AGENT_CONFIG";
-/// Most bytes of a configuration file.
+/// Maximum size of a configuration file, in bytes.
 const MAX_FILE: u64 = 256 * 1024;
 
 /// How the agent connects to the control plane.
@@ -54,9 +54,9 @@ pub struct Config {
     pub log_drain_timeout: Duration,
     /// How to connect to the control plane.
     pub transport: TransportChoice,
-    /// Most tasks that run at the same time.
+    /// Maximum number of tasks that run at the same time.
     pub max_tasks: u32,
-    /// Most bytes of task logs kept on disk while the control plane cannot be reached.
+    /// Maximum size of task logs kept on disk while the control plane cannot be reached, in bytes.
     pub log_buffer_bytes: u64,
     /// Size of the journal, allocated once.
     pub journal_bytes: u64,

@@ -17,7 +17,7 @@ use rustls_pki_types::{CertificateDer, PrivateKeyDer};
 use zeroize::Zeroizing;
 
 const MAX_FILE: u64 = 256 * 1024;
-/// Most certificates from this node to the pinned CA, including its own.
+/// Maximum number of certificates from this node to the pinned CA, including its own.
 const MAX_CHAIN: usize = 4;
 
 /// The content of `identity.json`.

@@ -23,7 +23,7 @@ use crate::status::{self, AgentStatus, LinkStatus};
 use crate::telemetry::Telemetry;
 use crate::trust::Trust;
 
-/// Most messages of the pipeline that wait for the link.
+/// Maximum number of messages of the pipeline that wait for the link.
 const VOLATILE: usize = 4096;
 /// How long the link may stay up after the last task, to report its receipt.
 const REPORT_WITHIN: Duration = Duration::from_secs(5);

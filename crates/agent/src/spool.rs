@@ -22,12 +22,12 @@ use tokio::sync::{mpsc, oneshot, watch};
 
 /// Longest text of one line; the rest is cut off.
 const MAX_TEXT: usize = 8 * 1024;
-/// Most lines that are sent and not acknowledged.
+/// Maximum number of lines that are sent and not acknowledged.
 const WINDOW_LINES: usize = 4096;
-/// Most lines and bytes of one batch.
+/// Maximum number of lines and bytes of one batch.
 const BATCH_LINES: usize = 1000;
 const BATCH_BYTES: usize = 256 * 1024;
-/// Most lines that wait for the thread.
+/// Maximum number of lines that wait for the thread.
 const QUEUE: usize = 1024;
 /// Entry header: length and checksum.
 const ENTRY_HEADER: usize = 8;

@@ -17,7 +17,7 @@ use crate::handler::{Phases, TaskFailure};
 pub(crate) const NOT_GONE: &str = "user_not_gone";
 /// Attempts of the whole removal.
 const PASSES: u32 = 2;
-/// Most traces that a message lists, and most characters of each: it must fit into a receipt.
+/// Maximum number of traces that a message lists, and of characters of each: it must fit into a receipt.
 const MOST_TOLD: usize = 12;
 const MOST_LETTERS: usize = 240;
 

@@ -34,7 +34,7 @@ pub const MAX_BODY_BYTES: usize = 256 * 1024;
 pub const MAX_NAME_BYTES: usize = 200;
 /// Longest name of a durable consumer.
 pub const MAX_DURABLE_BYTES: usize = 64;
-/// Most kinds that one consumer can choose. A consumer that needs more subscribes to all kinds.
+/// Maximum number of kinds that one consumer can choose. A consumer that needs more subscribes to all kinds.
 pub const MAX_KINDS: usize = 64;
 /// How long a consumer may take for an event. Without an answer in that time, the event is delivered again.
 pub const ANSWER_PATIENCE: Duration = Duration::from_secs(30);

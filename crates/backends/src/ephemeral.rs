@@ -18,7 +18,7 @@ pub const MAX_KEY_BYTES: usize = 256;
 pub const MAX_VALUE_BYTES: usize = 64 * 1024;
 /// Longest time to live.
 pub const MAX_TTL: Duration = Duration::from_secs(7 * 24 * 3600);
-/// Most values of one process.
+/// Maximum number of values of one process.
 const MAX_VALUES: usize = 100_000;
 
 /// Why a value was not stored or read.

@@ -20,7 +20,7 @@ use on_redis::OnRedis;
 
 /// Longest name of a channel.
 pub const MAX_CHANNEL_BYTES: usize = 256;
-/// Most channels of one listener.
+/// Maximum number of channels of one listener.
 pub const MAX_CHANNELS: usize = 64;
 /// Largest notification.
 pub const MAX_BODY_BYTES: usize = 64 * 1024;

@@ -19,7 +19,7 @@ pub(crate) const CONNECT_TIMEOUT: Duration = Duration::from_secs(2);
 pub(crate) const ANSWER_TIMEOUT: Duration = Duration::from_secs(1);
 /// The pause after a failed connection attempt: the first one, and the longest one.
 const PAUSE: (Duration, Duration) = (Duration::from_millis(50), Duration::from_secs(2));
-/// Most bytes of a certificate file.
+/// Maximum size of a certificate file, in bytes.
 const MAX_CA_BYTES: u64 = 1 << 20;
 
 /// The address of Redis.

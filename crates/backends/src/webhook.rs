@@ -18,7 +18,7 @@ pub use target::{MAX_URL_BYTES, Target, TargetError, check_target};
 /// The largest accepted difference between the timestamp of a delivery and the clock in [`verify`].
 pub const TOLERANCE: Duration = Duration::from_secs(5 * 60);
 
-/// Most signatures of one header that [`verify`] checks.
+/// Maximum number of signatures of one header that [`verify`] checks.
 const MAX_SIGNATURES: usize = 16;
 
 /// Delays between two attempts.

@@ -14,7 +14,7 @@ use tokio_rustls::client::TlsStream;
 use crate::child::{self, Server};
 use crate::{Result, Setup};
 
-/// Most bytes of one message or line.
+/// Maximum size of one message or line, in bytes.
 const MAX_BYTES: usize = 64 * 1024;
 
 /// Starts a server that requires client certificates.

@@ -34,7 +34,7 @@ const PATIENCE: Duration = Duration::from_secs(120);
 const TOGETHER: usize = 16;
 /// Accounts of one tenant: each may send 600 changes and 3,000 reads per minute.
 const ACCOUNTS: usize = 4;
-/// Most retries of one request after a conflict with others.
+/// Maximum number of retries of one request after a conflict with others.
 const AGAIN: usize = 100;
 /// Items of a page when much is read.
 const PAGE: u32 = 500;

@@ -24,7 +24,7 @@ use crate::{Control, identity, resources};
 
 /// How long roles are cached without a wake-up.
 const KEPT: Duration = Duration::from_secs(3);
-/// Most cached callers. Above that, the cache is cleared.
+/// Maximum number of cached callers. Above that, the cache is cleared.
 const MAX_REMEMBERED: usize = 10_000;
 
 /// The policies, and the cached roles.

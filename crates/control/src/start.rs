@@ -73,7 +73,7 @@ pub struct ServerConfig {
     pub webhooks_to_private: bool,
     /// Origins whose pages may call REST from a browser.
     pub cors_origins: Vec<CorsOrigin>,
-    /// Most releases, cleanups and retirements of nodes per hour.
+    /// Maximum number of releases, cleanups and retirements of nodes per hour.
     pub destructive_budget: u32,
     /// Additional rules of the operator that forbid more: names and texts of Cedar files.
     pub policies: Vec<(String, String)>,

@@ -24,7 +24,7 @@ const BASE: &str = "console.base";
 const BASE_BYTES: u64 = 16 * 1024;
 /// virtlogd's own limit of files.
 const MOST_FILES: usize = 32;
-/// Most bytes of one read.
+/// Maximum size of one read, in bytes.
 const MOST_READ: usize = 4 * 1024 * 1024;
 
 /// Reads a part of a guest's console, up to a limit.

@@ -7,7 +7,7 @@ use gpuaas_contract::task::diag_health_probe::FabricLink;
 use crate::pci::{self, PciFunction};
 use crate::sysfs;
 
-/// Most links in a report.
+/// Maximum number of links in a report.
 const MAX: usize = 256;
 
 /// Returns the links of the adapters, by address. Virtual functions are left out, because they belong to the guests.

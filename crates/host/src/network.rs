@@ -6,7 +6,7 @@ use gpuaas_contract::telemetry::NetworkFact;
 
 use crate::sysfs;
 
-/// Most interfaces in a report: a host with many guests has hundreds of virtual ones.
+/// Maximum number of interfaces in a report: a host with many guests has hundreds of virtual ones.
 const MAX: usize = 64;
 
 /// Returns the interfaces under `sys` (normally `/sys`), by name: those of hardware first, then bridges and bonds.

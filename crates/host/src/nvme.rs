@@ -185,7 +185,7 @@ fn controllers_of(subsystem: &Path) -> Vec<String> {
     sysfs::entries(subsystem).iter().map(|entry| sysfs::name(entry)).filter(|name| is_controller(name)).collect()
 }
 
-/// `nvme0`
+/// Returns whether this is the name of a controller, such as `nvme0`.
 fn is_controller(name: &str) -> bool {
     name.strip_prefix("nvme").is_some_and(|digits| !digits.is_empty() && digits.bytes().all(|b| b.is_ascii_digit()))
 }

@@ -12,13 +12,13 @@ use std::path::{Path, PathBuf};
 use rustix::fs::{AtFlags, Dir, FileType, FlockOperation, Mode, OFlags, RenameFlags, ResolveFlags};
 use rustix::io::Errno;
 
-/// Most entries of one of our folders; more were added by someone else.
+/// Maximum number of entries of one of our folders; more were added by someone else.
 pub(crate) const MOST_ENTRIES: usize = 4096;
 /// Deepest tree that is removed.
 const MOST_DEPTH: usize = 16;
-/// Most entries that one removal deletes, including those that reappear.
+/// Maximum number of entries that one removal deletes, including those that reappear.
 const MOST_REMOVED: usize = 100_000;
-/// Most attempts of a call that the kernel could not finish because of concurrent renames.
+/// Maximum number of attempts of a call that the kernel could not finish because of concurrent renames.
 const MOST_TRIES: usize = 64;
 
 /// Why a file could not be opened.

@@ -15,7 +15,7 @@ const SSH: &[&str] = &["/usr/bin/ssh"];
 const ASK: Duration = Duration::from_secs(15);
 /// The probe writes 64 MiB, which takes long in an emulated guest.
 const MEASURE: Duration = Duration::from_secs(120);
-/// Most bytes of output: the tenant controls the guest.
+/// Maximum size of output, in bytes: the tenant controls the guest.
 const MOST_BYTES: usize = 4096;
 /// The exit code of ssh without a connection.
 const NO_CONNECTION: i32 = 255;

@@ -3,7 +3,7 @@
 use std::io::Read as _;
 use std::path::{Path, PathBuf};
 
-/// Most bytes of one attribute file.
+/// Maximum size of one attribute file, in bytes.
 const MAX_ATTRIBUTE: u64 = 64 * 1024;
 
 /// Returns the trimmed text of an attribute; empty if it is missing or unreadable.

@@ -6,7 +6,7 @@ use reqwest::{RequestBuilder, StatusCode, Url};
 use serde::de::DeserializeOwned;
 use zeroize::Zeroizing;
 
-/// Most bytes of one answer.
+/// Maximum size of one answer, in bytes.
 pub(crate) const MAX_RESPONSE_BYTES: usize = 256 * 1024;
 
 /// Why an issuer gave no usable answer.

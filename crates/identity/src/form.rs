@@ -2,9 +2,9 @@
 
 use std::collections::BTreeMap;
 
-/// Most bytes of a query string or form body.
+/// Maximum size of a query string or form body, in bytes.
 pub(crate) const MAX_BYTES: usize = 16 * 1024;
-/// Most parameters.
+/// Maximum number of parameters.
 const MAX_FIELDS: usize = 64;
 
 /// Why a form cannot be parsed.

@@ -13,9 +13,9 @@ use aws_lc_rs::signature::{
 use base64::Engine as _;
 use base64::engine::general_purpose::URL_SAFE_NO_PAD;
 
-/// Most keys of a set.
+/// Maximum number of keys of a set.
 pub(crate) const MAX_KEYS: usize = 64;
-/// Most bytes of a key id.
+/// Maximum size of a key id, in bytes.
 pub(crate) const MAX_KID_BYTES: usize = 256;
 /// Accepted sizes of RSA keys, in bits. Smaller keys can be broken, larger ones keep the server busy.
 const RSA_BITS: std::ops::RangeInclusive<usize> = 2048..=8192;

@@ -28,7 +28,7 @@ const FAILED_PAUSE: Duration = Duration::from_secs(5);
 const UNKNOWN_PAUSE: Duration = Duration::from_secs(30);
 /// How long a key id is remembered as unknown. If a later set has it, it is accepted at once.
 const UNKNOWN_FOR: Duration = Duration::from_secs(5 * 60);
-/// Most remembered unknown key ids.
+/// Maximum number of remembered unknown key ids.
 const MAX_UNKNOWN: usize = 256;
 
 /// The keys of an issuer in this process.

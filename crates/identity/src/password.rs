@@ -10,7 +10,7 @@ use argon2::{Algorithm, Argon2, Block, Params, PasswordHash, Version};
 
 /// Fewest characters of a new password.
 pub const MIN_CHARS: usize = 12;
-/// Most bytes of a password.
+/// Maximum size of a password, in bytes.
 pub const MAX_BYTES: usize = 1024;
 /// Memory of one hash, in KiB.
 const MEMORY_KIB: u32 = 19 * 1024;
@@ -21,11 +21,11 @@ const LANES: u32 = 1;
 /// Stored texts that need more than this are not computed: an attacker who can write a row must not be able to exhaust the
 /// server.
 const MAX_MEMORY_KIB: u32 = 128 * 1024;
-/// Most passes that are computed.
+/// Maximum number of passes that are computed.
 const MAX_PASSES: u32 = 16;
-/// Most lanes that are computed.
+/// Maximum number of lanes that are computed.
 const MAX_LANES: u32 = 8;
-/// Most bytes of a stored text.
+/// Maximum size of a stored text, in bytes.
 const MAX_STORED_BYTES: usize = 512;
 
 /// The stored text to verify against for users that do not exist. No password matches it, and the result is ignored.

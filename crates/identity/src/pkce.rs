@@ -14,7 +14,7 @@ use crate::secrets::{random_text, same};
 pub const METHOD: &str = "S256";
 /// Fewest characters of a verifier.
 const MIN_VERIFIER_LEN: usize = 43;
-/// Most characters of a verifier.
+/// Maximum number of characters of a verifier.
 const MAX_VERIFIER_LEN: usize = 128;
 /// Characters of a challenge: SHA-256 in base64url.
 const CHALLENGE_LEN: usize = 43;

@@ -17,9 +17,9 @@ use zeroize::Zeroizing;
 
 use crate::jwk::{Jwk, JwkSet};
 
-/// Most bytes of a PEM file.
+/// Maximum size of a PEM file, in bytes.
 const MAX_PEM_BYTES: usize = 16 * 1024;
-/// Most published keys besides the active one.
+/// Maximum number of published keys besides the active one.
 pub const MAX_PREVIOUS_KEYS: usize = 8;
 /// Characters per line of PEM.
 const PEM_LINE: usize = 64;

@@ -11,17 +11,17 @@ use serde::de::{DeserializeOwned, IgnoredAny};
 use crate::jwk::{Algorithm, MAX_KID_BYTES};
 use crate::verifier::{Claims, TokenError};
 
-/// Most bytes of a token.
+/// Maximum size of a token, in bytes.
 pub(crate) const MAX_TOKEN_BYTES: usize = 16 * 1024;
 /// The largest accepted difference between clocks.
 const LEEWAY: Duration = Duration::from_secs(60);
 /// Longest lifetime of a token. A longer one is a mistake, and the token could not be revoked.
 const MAX_LIFE: Duration = Duration::from_secs(24 * 60 * 60);
-/// Most bytes of a subject (OpenID Connect Core, section 2).
+/// Maximum size of a subject, in bytes (OpenID Connect Core, section 2).
 const MAX_SUBJECT_BYTES: usize = 255;
-/// Most bytes of an e-mail address. Longer ones are left out.
+/// Maximum size of an e-mail address, in bytes. Longer ones are left out.
 const MAX_EMAIL_BYTES: usize = 320;
-/// Most bytes of a name or session. Longer ones are left out.
+/// Maximum size of a name or session, in bytes. Longer ones are left out.
 const MAX_TEXT_BYTES: usize = 256;
 /// The latest accepted time: the end of the year 9999.
 const MAX_SECONDS: u64 = 253_402_300_799;

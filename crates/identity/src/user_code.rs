@@ -9,7 +9,7 @@ use crate::secrets::random;
 const ALPHABET: &[u8; 20] = b"BCDFGHJKLMNPQRSTVWXZ";
 /// Letters of a code: 20^8, about 34 bits. That is enough because a code is valid for minutes and the caller limits the attempts.
 const LEN: usize = 8;
-/// Most bytes of a typed text.
+/// Maximum size of a typed text, in bytes.
 const MAX_TYPED_LEN: usize = 64;
 /// Random bytes from this value on are discarded, so that every letter is equally likely.
 const FAIR_BELOW: u8 = 240;

@@ -16,7 +16,7 @@ use crate::token::{MAX_TOKEN_BYTES, Unverified};
 
 /// How long one request to an issuer may take.
 const REQUEST_TIMEOUT: Duration = Duration::from_secs(5);
-/// Most issuers of one verifier.
+/// Maximum number of issuers of one verifier.
 const MAX_ISSUERS: usize = 16;
 
 /// The source of an issuer's keys.

@@ -13,11 +13,11 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use tokio::sync::Notify;
 
-/// Most connections that are still closing before the next one is accepted.
+/// Maximum number of connections that are still closing before the next one is accepted.
 const MAX_LEAVING: usize = 16;
-/// Most connections of known callers that are checked for an idle one.
+/// Maximum number of connections of known callers that are checked for an idle one.
 const MAX_LOOKS: usize = 64;
-/// Most origins that are checked for a connection with a low stage, starting with the largest.
+/// Maximum number of origins that are checked for a connection with a low stage, starting with the largest.
 const MAX_ORIGINS: usize = 8;
 
 /// The numbers of places.
@@ -292,7 +292,7 @@ impl PlaceHandle {
         }
     }
 
-    /// From now on the connection counts only for the total, because its caller is authenticated.
+    /// Stops counting the connection for its origin, because its caller is authenticated. It still counts for the total.
     pub fn leave_origin(&self) {
         self.change(|taken| taken.origin = None);
     }

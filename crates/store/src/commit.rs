@@ -24,16 +24,16 @@ use crate::error::{CommitError, StoreError};
 use crate::prepare::{Afterwards, Aggregate, Prepared, Write};
 use crate::script::{Script, distinct};
 
-/// Most decisions that wait for the writer. A further commit waits until there is room.
+/// Maximum number of decisions that wait for the writer. A further commit waits until there is room.
 pub(crate) const QUEUE: usize = 1024;
-/// Most decisions in one transaction.
+/// Maximum number of decisions in one transaction.
 const MAX_GROUP: usize = 512;
-/// Most bytes in one transaction. A single larger decision gets a transaction of its own.
+/// Maximum size of one transaction, in bytes. A single larger decision gets a transaction of its own.
 const MAX_GROUP_BYTES: usize = 8 * 1024 * 1024;
 /// How often a group is retried when the database asks for it (deadlock, or a connection lost before anything ran).
 const MAX_ATTEMPTS: u32 = 4;
 
-/// Most row versions to remember. Above that, the cache is cleared.
+/// Maximum number of row versions to remember. Above that, the cache is cleared.
 const MAX_VERSIONS: usize = 16 * 1024;
 
 /// Time limit for one transaction on PostgreSQL.

@@ -19,7 +19,7 @@ pub enum StoreConfig {
     Postgres {
         /// Its address. It may contain a password: never print it.
         url: String,
-        /// Most connections to open, at least 4: one writes, one listens, one publishes events, the others read.
+        /// Maximum number of connections to open, at least 4: one writes, one listens, one publishes events, the others read.
         max_connections: u32,
     },
 }

@@ -77,8 +77,8 @@ use db::Db;
 use lock::FileLock;
 use prepare::Prepared;
 
-/// Most rows of one read; larger limits are reduced to this. It is one more than the largest page of the REST API, so that the
-/// reader of a full page can see that there is another page.
+/// Maximum number of rows of one read; larger limits are reduced to this. It is one more than the largest page of the REST API,
+/// so that the reader of a full page can see that there is another page.
 pub const MAX_PAGE: u32 = 1001;
 
 type Result<T> = std::result::Result<T, StoreError>;

@@ -8,9 +8,9 @@ use crate::db::{Arg, Columns, Reader, Select};
 use crate::table::{Row, table};
 use crate::{Result, Store};
 
-/// Most log lines to keep of one task. Later lines are skipped, so that no task can fill the database.
+/// Maximum number of log lines to keep of one task. Later lines are skipped, so that no task can fill the database.
 pub const MAX_LINES_PER_TASK: u64 = 200_000;
-/// Most bytes of one line. The rest is cut off.
+/// Maximum size of one line, in bytes. The rest is cut off.
 pub const MAX_LINE_BYTES: usize = 16 * 1024;
 
 table! {

@@ -51,7 +51,7 @@ table! {
 
 /// After this many new tasks of a node, its unfinished tasks are counted again.
 const RECOUNT: u32 = 64;
-/// Most nodes whose count is remembered. Above that, the cache is cleared.
+/// Maximum number of nodes whose count is remembered. Above that, the cache is cleared.
 const MAX_COUNTED: usize = 4096;
 
 /// Adds to the number of tasks in a state.

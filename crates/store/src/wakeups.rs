@@ -16,7 +16,7 @@ use crate::readers::Readers;
 
 /// How many wake-ups a receiver may be behind before it loses the oldest.
 pub(crate) const BROADCAST_CAPACITY: usize = 8192;
-/// Most wake-ups without a commit that wait to be sent to other processes. More are dropped.
+/// Maximum number of wake-ups without a commit that wait to be sent to other processes. More are dropped.
 const NOTIFY_QUEUE: usize = 1024;
 /// PostgreSQL accepts payloads below 8000 bytes.
 const MAX_PAYLOAD: usize = 7900;

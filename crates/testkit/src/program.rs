@@ -11,7 +11,7 @@ use rustix::process::{Pid, Signal};
 
 use crate::{Failpoints, NetNs, eventually};
 
-/// Most bytes of a log that are printed when a test fails.
+/// Maximum number of bytes of a log that are printed when a test fails.
 const TAIL_BYTES: usize = 16 * 1024;
 
 /// How to start a program. Of the test's environment it gets only the search path.

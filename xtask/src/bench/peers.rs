@@ -71,7 +71,7 @@ fn pip(folder: &Path, package: &str) -> Result<(), String> {
     run(Command::new(environment.join("bin/pip")).args(["install", "--quiet", "--disable-pip-version-check", package]))
 }
 
-/// Unpacked only: a measurement needs no installation.
+/// Installs the exporter by unpacking only: a measurement needs no installation.
 fn node_exporter(folder: &Path) -> Result<(), String> {
     let place = folder.join("node-exporter");
     std::fs::create_dir_all(&place).map_err(|error| format!("{}: {error}", place.display()))?;

@@ -23,7 +23,7 @@ use super::cleanup::bind;
 const EVERY: Duration = Duration::from_secs(30);
 /// How long a repaired difference is shown.
 const SHOWN: Duration = Duration::from_secs(3600);
-/// Most remembered differences.
+/// Maximum number of remembered differences.
 const MOST: usize = 64;
 
 impl Guests {

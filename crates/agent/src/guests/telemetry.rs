@@ -32,9 +32,9 @@ use super::Guests;
 const PATH: &str = "/internal/v1/guest-telemetry";
 /// Size limit of one report.
 const MAX_BODY: usize = 16 * 1024;
-/// Most connections of all guests together, and of one address: a guest needs one for a moment.
+/// Maximum number of connections of all guests together, and of one address: a guest needs one for a moment.
 const PLACES: PlaceLimits = PlaceLimits { total: 64, per_origin: 4 };
-/// Most concurrent reports of one guest, from any addresses.
+/// Maximum number of concurrent reports of one guest, from any addresses.
 const READ_AT_ONCE: usize = 2;
 /// Pause after a failed accept.
 const ACCEPT_AGAIN: Duration = Duration::from_millis(50);

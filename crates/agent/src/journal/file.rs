@@ -25,7 +25,7 @@ const CONFIRMED_AT: u64 = 16;
 const ID_AT: u64 = 28;
 /// The value of the confirmed end during a repair: nothing is confirmed by it.
 pub(super) const REPAIRING: u64 = u64::MAX;
-/// Most copies of damaged stretches.
+/// Maximum number of copies of damaged stretches.
 const MAX_DAMAGED_FILES: u32 = 16;
 const CHUNK: usize = 64 * 1024;
 

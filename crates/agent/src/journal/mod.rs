@@ -37,7 +37,7 @@ pub(crate) use record::{Record, TaskNote};
 
 /// Space reserved for every accepted task, so that its receipt and its small records are sure to fit.
 pub(crate) const RESERVED_PER_TASK: u64 = receipt::MAX_BYTES as u64 + 8 * 1024;
-/// Most records that wait for the writer.
+/// Maximum number of records that wait for the writer.
 const QUEUE: usize = 1024;
 
 /// The journal of one agent.

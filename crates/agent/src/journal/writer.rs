@@ -16,7 +16,7 @@ use super::index::{Index, Keep, Kept};
 use super::record::{self, Location, Record};
 use super::{AppendError, JournalError, RESERVED_PER_TASK, Shared, Stored, Summary};
 
-/// Most records that share one sync.
+/// Maximum number of records that share one sync.
 const GROUP: usize = 256;
 
 /// A record to append.

@@ -9,7 +9,7 @@ use tokio::task::JoinSet;
 use super::dial::DialError;
 use super::http::HttpError;
 
-/// Most messages that wait in either direction.
+/// Maximum number of messages that wait in either direction.
 pub(super) const QUEUE: usize = 64;
 /// Time limit for the last messages at a clean close.
 const CLOSE_WITHIN: Duration = Duration::from_secs(2);

@@ -19,7 +19,7 @@ use crate::spool::Spool;
 use crate::telemetry::Telemetry;
 use crate::trust::Trust;
 
-/// Most receipts that are sent and not confirmed.
+/// Maximum number of receipts that are sent and not confirmed.
 const RECEIPT_WINDOW: u64 = 32;
 /// A receipt that is not confirmed for this long is sent again.
 const RESEND_AFTER: Duration = Duration::from_secs(60);

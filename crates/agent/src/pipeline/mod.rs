@@ -34,11 +34,12 @@ use crate::spool::Spool;
 use crate::trust::Trust;
 use execute::{Ended, Job, Mode, RunSlots};
 
-/// Most accepted tasks that wait for a place to run.
+/// Maximum number of accepted tasks that wait for a place to run.
 const WAITING: usize = 32;
-/// Most offers under examination. More are dropped without an answer: the control plane offers again what was never accepted.
+/// Maximum number of offers under examination. More are dropped without an answer: the control plane offers again what was never
+/// accepted.
 const OFFERS: usize = 4096;
-/// Most read-only tasks.
+/// Maximum number of read-only tasks.
 const WATCHERS: usize = 32;
 
 /// The parts of a pipeline.

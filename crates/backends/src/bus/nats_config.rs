@@ -32,7 +32,7 @@ pub struct NatsConfig {
     pub replicas: usize,
     /// How long events are kept for absent consumers. At least two hours.
     pub max_age: Duration,
-    /// Most bytes of events to keep. The oldest are deleted first.
+    /// Maximum size of events to keep, in bytes. The oldest are deleted first.
     pub max_bytes: u64,
 }
 

@@ -15,7 +15,7 @@ use super::in_process::lost_kinds;
 use super::nats::{KIND_HEADER, Missing, Nats, SUBJECT_HEADER};
 use super::{ANSWER_PATIENCE, Answer, BusError, Delivery, Envelope, Event, Kinds, subject};
 
-/// Most events of one consumer that are delivered and not answered, over all its subscriptions.
+/// Maximum number of events of one consumer that are delivered and not answered, over all its subscriptions.
 const MAX_ACK_PENDING: i64 = 256;
 /// Events that are fetched ahead into this process.
 const BATCH: usize = 32;

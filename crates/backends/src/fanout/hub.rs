@@ -9,7 +9,7 @@ use tokio::sync::Notify;
 
 use super::Notice;
 
-/// Most notices that wait for one listener.
+/// Maximum number of notices that wait for one listener.
 pub(super) const MAILBOX_NOTICES: usize = 256;
 
 /// All listeners of this process.

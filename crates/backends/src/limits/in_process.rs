@@ -10,7 +10,7 @@ use super::{Decision, Rule, gcra};
 
 /// Number of shards, so that checks of different keys rarely wait for each other.
 const SHARDS: usize = 16;
-/// Most keys of one shard; about 16 MiB in all.
+/// Maximum number of keys of one shard; about 16 MiB in all.
 const SHARD_KEYS: usize = 8192;
 
 pub(super) struct InProcess {

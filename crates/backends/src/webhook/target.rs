@@ -9,7 +9,7 @@ use url::{Host, Url};
 /// Longest URL.
 pub const MAX_URL_BYTES: usize = 2048;
 
-/// Most addresses of one name.
+/// Maximum number of addresses of one name.
 const MAX_ADDRESSES: usize = 64;
 
 /// Names for this machine or for services of a cloud, whatever they resolve to.

@@ -31,7 +31,7 @@ const TENANTS: usize = 16;
 const CALLERS_OF_ONE: usize = 4;
 /// Allocations per second for the latency measurement, below the capacity of either store.
 const PER_SECOND: u32 = 20;
-/// Most allocations of a round. All of them become active and are released within it.
+/// Maximum number of allocations of a round. All of them become active and are released within it.
 const MOST: usize = 500;
 /// The first row about the one project.
 const ONE_PROJECT: usize = 3;

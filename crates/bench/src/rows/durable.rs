@@ -406,7 +406,7 @@ async fn ours(config: &StoreConfig, callers: usize, way: WriteMode, name: &str) 
     Ok(Ours { name: name.to_owned(), tasks: Tasks::open(config, callers).await?, way })
 }
 
-/// Our side without a peer.
+/// Runs our side without a peer.
 pub(crate) async fn alone(store: &str, callers: usize, way: WriteMode, rounds: usize) -> Result<()> {
     let mut ours = ours(&StoreConfig::parse(store)?, callers, way, "gpuaas").await?;
     for _ in 0..rounds {

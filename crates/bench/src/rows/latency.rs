@@ -232,7 +232,7 @@ pub(crate) async fn many_hosts(setup: &Setup, effort: Effort) -> Result<Vec<Row>
     Ok(rows)
 }
 
-/// Salt answers only a few times per second, so a short round would have too few values.
+/// Makes rounds longer. Salt answers only a few times per second, so a short round would have too few values.
 fn longer(effort: Effort) -> Effort {
     Effort { round_ms: effort.round_ms.clamp(2000, 5000), ..effort }
 }

@@ -24,9 +24,9 @@ use super::webhooks::secrets_of;
 use crate::transact::transact;
 use crate::{Control, resources};
 
-/// Most concurrent deliveries.
+/// Maximum number of concurrent deliveries.
 const AT_ONCE: usize = 32;
-/// Most concurrent deliveries to one webhook.
+/// Maximum number of concurrent deliveries to one webhook.
 const TO_ONE: usize = 4;
 /// Due deliveries that are read together.
 const LOOK: u32 = 100;
@@ -42,7 +42,7 @@ const SLOW_AFTER: Duration = Duration::from_secs(2);
 const LEASE: Duration = Duration::from_secs(60);
 /// How long running attempts may take when the server stops.
 const GRACE: Duration = Duration::from_secs(2);
-/// Most characters of a stored error.
+/// Maximum number of characters of a stored error.
 const MAX_LAST: usize = 200;
 
 /// Sends due deliveries until the server stops. `made` notifies about new ones.

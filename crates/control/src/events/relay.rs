@@ -16,7 +16,7 @@ use super::News;
 use crate::Control;
 use crate::error::ControlError;
 
-/// Most events of one batch.
+/// Maximum number of events of one batch.
 const BATCH: u32 = 1000;
 /// Shares of the lanes that are published concurrently: while one is sent, another is read or marked. The store has two
 /// connections for it.

@@ -26,7 +26,7 @@ use crate::{Control, resources};
 const CURSOR: &str = "cursor:webhooks";
 /// Events of one read.
 const BATCH: u32 = 200;
-/// Most deliveries of one commit, except those of a single event.
+/// Maximum number of deliveries of one commit, except those of a single event.
 const MAX_MADE: usize = 500;
 /// The polling interval, in case wake-ups are lost.
 const SLOW_LOOK: Duration = Duration::from_secs(5);

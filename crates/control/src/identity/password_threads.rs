@@ -11,7 +11,7 @@ use tokio::sync::oneshot;
 use super::turns::AT_A_TIME;
 use crate::error::ControlError;
 
-/// Most waiting computations: those of callers that were cancelled.
+/// Maximum number of waiting computations: those of callers that were cancelled.
 const MAX_WAITING: usize = 64;
 
 type Job = Box<dyn FnOnce() + Send>;

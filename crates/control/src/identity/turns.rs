@@ -10,11 +10,11 @@ use std::time::Duration;
 
 use tokio::sync::oneshot;
 
-/// Most concurrent computations: each takes a core and 19 MiB.
+/// Maximum number of concurrent computations: each takes a core and 19 MiB.
 pub(super) const AT_A_TIME: usize = 2;
-/// Most requests of one address, waiting or running.
+/// Maximum number of requests of one address, waiting or running.
 const PER_ADDRESS: usize = 8;
-/// Most waiting requests of one queue.
+/// Maximum number of waiting requests of one queue.
 const MAX_WAITING: usize = 64;
 /// Longest wait for a turn.
 const PATIENCE: Duration = Duration::from_secs(10);

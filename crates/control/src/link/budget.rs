@@ -19,12 +19,12 @@ use crate::Control;
 use crate::error::ControlError;
 use crate::transact::transact;
 
-/// Most stored bytes of one task's log.
+/// Maximum number of stored bytes of one task's log.
 pub(super) const LOG_BYTES_PER_TASK: u64 = 32 * 1024 * 1024;
 /// The cost of a line beside its text.
 pub(super) const LOG_LINE_COST: u64 = 64;
-/// Most bytes of one node's log lines that are being written at once. All commits share transactions, so every caller waits for
-/// what a flood has in progress.
+/// Maximum number of bytes of one node's log lines that are being written at once. All commits share transactions, so every
+/// caller waits for what a flood has in progress.
 const LOG_BYTES_UNDER_WAY: u32 = 4 * 1024 * 1024;
 /// The same for all nodes together.
 const LOG_BYTES_UNDER_WAY_IN_ALL: u32 = 16 * 1024 * 1024;

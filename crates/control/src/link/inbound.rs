@@ -22,13 +22,13 @@ use crate::Control;
 use crate::error::ControlError;
 use crate::transact::{transact, transact_knowing};
 
-/// Most lines of one chunk.
+/// Maximum number of lines of one chunk.
 const MAX_LINES: usize = 4096;
 /// Longest stored line; the agent cuts earlier.
 const MAX_LINE: usize = 16 * 1024;
 /// The log line that replaces the first line beyond the budget.
 const BEYOND_BUDGET: &str = "the log budget of this task or its node is used up; lines from here on are dropped";
-/// Most tasks whose owner a session caches. Above that, the cache is cleared.
+/// Maximum number of tasks whose owner a session caches. Above that, the cache is cleared.
 const MAX_REMEMBERED: usize = 10_000;
 
 /// Returns whether a message needs no further handling: an idle node sends nothing else, and thousands of them must cost nothing.

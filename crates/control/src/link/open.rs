@@ -21,7 +21,7 @@ use crate::transact::{transact, transact_knowing};
 
 /// How often the check for a copy is repeated because another server process opened a link of the node in the meantime.
 const MAX_ROUNDS: u32 = 4;
-/// Most tasks a hello may list.
+/// Maximum number of tasks a hello may list.
 const MAX_IN_HAND: usize = 100_000;
 
 /// Opens a session for a node's hello, starts its driver and returns the welcome.

@@ -21,11 +21,11 @@ use tokio_util::sync::CancellationToken;
 use super::budget::LogRoom;
 use crate::pki::Peer;
 
-/// Most messages that wait for a node that does not read them.
+/// Maximum number of messages that wait for a node that does not read them.
 const MAX_WAITING: usize = 4096;
 /// How long the agent may take to answer a probe.
 pub(super) const PROBE: Duration = Duration::from_secs(3);
-/// Most concurrent commits of one node.
+/// Maximum number of concurrent commits of one node.
 const MAX_COMMITS: usize = 64;
 
 /// A node's open link.
@@ -44,7 +44,7 @@ pub struct LinkSession {
     pub transport: LinkTransport,
     /// The certificate that opened it.
     pub peer: Peer,
-    /// Most tasks in flight to this node.
+    /// Maximum number of tasks in flight to this node.
     pub window: usize,
     /// Wakes the driver, because there may be work.
     pub work: Notify,

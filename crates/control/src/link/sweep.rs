@@ -31,7 +31,7 @@ const DENY_EVERY: Duration = Duration::from_secs(3);
 const PRESENCE_EVERY: Duration = Duration::from_secs(5);
 /// A process that is silent for this long is dead, and so are its links.
 pub(super) const PRESENCE_TIMEOUT: Duration = Duration::from_secs(20);
-/// Most tasks of one sweep.
+/// Maximum number of tasks of one sweep.
 const BATCH: u32 = 500;
 
 /// Serial numbers of revoked certificates that have not expired, in memory because every message checks them.

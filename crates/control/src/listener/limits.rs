@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use gpuaas_runtime::places::PlaceLimits;
 
-/// Most connections of one listener, whatever the file limit allows.
+/// Maximum number of connections of one listener, whatever the file limit allows.
 const MAX_CONNECTIONS: usize = 20_000;
 /// Descriptors that are reserved for other uses: the store, keys, logs, webhooks, NATS, Redis, other issuers.
 const RESERVED: usize = 128;
@@ -40,9 +40,9 @@ pub struct ListenerLimits {
     pub h2_connection_window: u32,
     /// HTTP/2: bytes of one answer that are buffered for a client that does not read.
     pub h2_send_buffer: usize,
-    /// Most bytes of requests by unknown callers in memory.
+    /// Maximum size of requests by unknown callers in memory, in bytes.
     pub stranger_bytes: usize,
-    /// Most bytes of requests by known callers in memory.
+    /// Maximum size of requests by known callers in memory, in bytes.
     pub caller_bytes: usize,
     /// How long a request waits for room when all bytes are used.
     pub room: Duration,

@@ -46,9 +46,9 @@ const KEEP_ALIVE_TIMEOUT: Duration = Duration::from_secs(10);
 /// Size limit of a request's head, and of one read.
 const MAX_HEAD: usize = 64 * 1024;
 const MAX_HEADER_LIST: u32 = 16 * 1024;
-/// Most HTTP/2 streams that the client reset and that are not processed yet.
+/// Maximum number of HTTP/2 streams that the client reset and that are not processed yet.
 const MAX_PENDING_RESETS: usize = 20;
-/// Most HTTP/2 streams that the server reset because of errors of the client.
+/// Maximum number of HTTP/2 streams that the server reset because of errors of the client.
 const MAX_ERROR_RESETS: usize = 64;
 /// Pause after a failed accept.
 const ACCEPT_AGAIN: Duration = Duration::from_millis(20);

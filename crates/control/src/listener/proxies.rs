@@ -8,7 +8,7 @@ use http::HeaderMap;
 
 /// The header in which proxies write the client's address.
 const FORWARDED_FOR: &str = "x-forwarded-for";
-/// Most hops that are considered.
+/// Maximum number of hops that are considered.
 const MAX_HOPS: usize = 32;
 
 /// A trusted proxy or network: `192.0.2.7`, `192.0.2.0/24` or `2001:db8::/48`.

@@ -18,7 +18,7 @@ use super::{Driver, Woken};
 use crate::Control;
 use crate::error::ControlError;
 
-/// Most concurrent runs.
+/// Maximum number of concurrent runs.
 const AT_ONCE: usize = 16;
 /// How often the store is polled for due runs.
 const SLOW_LOOK: Duration = Duration::from_secs(30);

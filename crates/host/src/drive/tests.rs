@@ -39,7 +39,7 @@ impl Lab {
         Self::with_room(size, None).await
     }
 
-    /// The same for tests that use programs of QEMU.
+    /// Creates a drive for tests that use programs of QEMU.
     async fn for_images(size: u64) -> Option<Self> {
         if !Path::new(QEMU_IMG).is_file() {
             skipped("qemu-img is not installed (Debian package qemu-utils)");
@@ -48,7 +48,7 @@ impl Lab {
         Self::new(size).await
     }
 
-    /// The same. With `room`, writes beyond it fail.
+    /// Creates a drive. With `room`, writes beyond it fail.
     async fn with_room(size: u64, room: Option<u64>) -> Option<Self> {
         let skip = |why: &str| {
             skipped(why);
@@ -307,7 +307,7 @@ async fn writing_an_image_stops_when_it_is_told_and_nothing_writes_any_more() {
         let result = write_image(&lab.machine, &lab.drive, (&image, ImageFormat::Raw), &progress, &stop).await;
         assert!(!is_open(&lab.node()), "the writer has ended");
         check(&lab.machine, &lab.drive).expect("free again");
-        // On a busy machine it may have been done before we heard that it had begun.
+        // On a busy machine it may be done before its start is reported.
         let Err(error) = result else { continue };
         assert_eq!(error.code, "cancelled");
         let stopped = write_image(&lab.machine, &lab.drive, (&image, ImageFormat::Raw), &silent, &stop).await;
@@ -421,7 +421,7 @@ async fn a_wipe_that_nobody_waits_for_ends() {
     };
     tokio::select! {
         () = begun.cancelled() => {}
-        // On a busy machine it may be done before we hear that it has begun.
+        // On a busy machine it may be done before its start is reported.
         proof = wipe_by(&[Wipe::Zero], &lab.machine, &lab.drive, locked, &progress) => assert!(proof.expect("wiped").is_clean()),
     }
     open::lock(&lab.machine, &lab.drive, Duration::from_secs(30), &silent).await.expect("the lock is given up");

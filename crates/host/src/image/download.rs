@@ -17,7 +17,7 @@ use super::{blocking, open_part};
 use crate::HostError;
 use crate::guests::ImageWanted;
 
-/// Most consecutive requests without progress.
+/// Maximum number of consecutive requests without progress.
 const MAX_TRIES: u32 = 5;
 /// Longest wait between two of them.
 const MAX_BACKOFF: Duration = Duration::from_secs(15);

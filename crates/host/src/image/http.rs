@@ -23,9 +23,9 @@ use crate::HostError;
 pub(super) const UNREACHABLE: &str = "image_unreachable";
 const REFUSED: &str = "image_redirect_refused";
 const ADDRESS_REFUSED: &str = "image_address_refused";
-/// Most addresses of one name.
+/// Maximum number of addresses of one name.
 const MAX_ADDRESSES: usize = 64;
-/// Most redirects.
+/// Maximum number of redirects.
 const MAX_REDIRECTS: usize = 5;
 /// How long a server may take to accept a connection.
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(10);

@@ -20,7 +20,7 @@ use crate::{HostError, private_file};
 pub(super) const MAX_IMAGE_BYTES: u64 = 1 << 40;
 /// How long the part of an abandoned download is kept.
 const KEEP_PARTS: Duration = Duration::from_secs(7 * 24 * 60 * 60);
-/// Most concurrent imports; the others wait.
+/// Maximum number of concurrent imports; the others wait.
 const FETCHES_AT_ONCE: usize = 2;
 /// Most space that is left to others on the file system; less on a small one. A host with a full disk cannot even report it.
 const MAX_SPARE_BYTES: u64 = 1 << 30;

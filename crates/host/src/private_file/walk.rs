@@ -12,9 +12,9 @@ use rustix::io::Errno;
 
 use super::{PrivateFileError, io};
 
-/// Most links on one path.
+/// Maximum number of links on one path.
 const MOST_LINKS: usize = 16;
-/// Most steps of one path.
+/// Maximum number of steps of one path.
 const MOST_STEPS: usize = 256;
 
 /// A file's folder, held by descriptor, and the file's name in it.

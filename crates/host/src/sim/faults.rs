@@ -12,7 +12,7 @@ use super::{Operation, SimHost};
 use crate::HostError;
 use crate::guests::Point;
 
-/// Most remembered calls; older ones are dropped.
+/// Maximum number of remembered calls; older ones are dropped.
 const MOST_CALLS: usize = 100_000;
 
 /// An injected fault.

@@ -21,7 +21,7 @@ use crate::topology::Inventory;
 const FILE: &str = "machine.json";
 /// Size limit of the file: about a thousand times what a machine full of guests needs.
 const FILE_LIMIT: u64 = 16 * 1024 * 1024;
-/// Most violations to keep; the first ones show what went wrong.
+/// Maximum number of violations to keep; the first ones show what went wrong.
 const MOST_VIOLATIONS: usize = 1_000;
 
 /// The changing state of the machine.

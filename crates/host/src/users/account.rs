@@ -17,7 +17,7 @@ const USERDEL: &[&str] = &["/usr/sbin/userdel", "/sbin/userdel"];
 const GROUPDEL: &[&str] = &["/usr/sbin/groupdel", "/sbin/groupdel"];
 /// Killing one of these leaves a half-created user behind, so the limit is long.
 const DEADLINE: Duration = Duration::from_secs(120);
-/// Most attempts while another program has the user database locked.
+/// Maximum number of attempts while another program has the user database locked.
 const TRIES: u32 = 20;
 const BETWEEN_TRIES: Duration = Duration::from_millis(500);
 /// Exit codes of these programs if they cannot lock or write the user database.

@@ -20,7 +20,7 @@ use crate::openat2::Folder;
 
 /// Deepest tree that is searched.
 const MOST_DEPTH: usize = 256;
-/// Most reported paths and errors; the rest is counted.
+/// Maximum number of reported paths and errors; the rest is counted.
 const MOST_TOLD: usize = 16;
 
 /// Returns the first of these user numbers that owns nothing on the host's own file systems.

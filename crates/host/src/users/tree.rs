@@ -9,7 +9,7 @@ use rustix::io::Errno;
 use super::Looking;
 use crate::HostError;
 
-/// Most attempts of a call that the kernel could not finish because of concurrent renames.
+/// Maximum number of attempts of a call that the kernel could not finish because of concurrent renames.
 const MOST_TRIES: usize = 64;
 
 /// Opens a folder in another one: not a link, and not on another mount.

@@ -16,13 +16,13 @@ use crate::form::Form;
 use crate::pages::{self, Page};
 use crate::secrets::same;
 
-/// Most bytes of a request up to the end of its headers.
+/// Maximum size of a request up to the end of its headers, in bytes.
 const MAX_HEAD_BYTES: u64 = 16 * 1024;
 /// Capacity of the request buffer, allocated once.
 const HEAD_ROOM: usize = 16 * 1024;
 /// How long one connection may take.
 const CONNECTION_TIMEOUT: Duration = Duration::from_secs(10);
-/// Most connections at a time. Browsers open some that they do not use.
+/// Maximum number of connections at a time. Browsers open some that they do not use.
 const MAX_CONNECTIONS: usize = 16;
 
 /// Pause after a failed accept.

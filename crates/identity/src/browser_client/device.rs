@@ -17,7 +17,7 @@ const SLOWER_BY: Duration = Duration::from_secs(5);
 const MAX_INTERVAL: Duration = Duration::from_secs(60);
 /// The longest wait, whatever the issuer allows.
 const MAX_LIFE: Duration = Duration::from_secs(30 * 60);
-/// Most characters of a user code.
+/// Maximum number of characters of a user code.
 const MAX_USER_CODE_CHARS: usize = 64;
 
 /// A sign-in that waits for a person on another device.

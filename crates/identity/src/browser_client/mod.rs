@@ -26,7 +26,7 @@ pub use device::{DeviceLogin, DeviceStep};
 pub const LOGIN_TIMEOUT: Duration = Duration::from_secs(5 * 60);
 /// How long one request may take.
 const REQUEST_TIMEOUT: Duration = Duration::from_secs(30);
-/// Most characters of an issuer's error description that are shown.
+/// Maximum number of characters of an issuer's error description that are shown.
 const MAX_SHOWN_CHARS: usize = 300;
 /// Lifetime of an access token if the issuer does not name it.
 const UNKNOWN_LIFE: Duration = Duration::from_secs(5 * 60);

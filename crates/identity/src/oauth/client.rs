@@ -6,9 +6,9 @@ use reqwest::Url;
 
 use super::error::{OauthError, OauthFailure};
 
-/// Most redirect addresses of the console.
+/// Maximum number of redirect addresses of the console.
 const MAX_REDIRECTS: usize = 16;
-/// Most bytes of an address.
+/// Maximum size of an address, in bytes.
 pub(super) const MAX_REDIRECT_BYTES: usize = 1024;
 
 /// The closed list of clients. Both are public: neither can keep a secret.

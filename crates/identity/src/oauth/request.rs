@@ -9,7 +9,7 @@ use crate::form::{Form, with_query};
 use crate::pkce::{CodeChallenge, CodeVerifier};
 use crate::secrets::{Secret, SecretKind};
 
-/// Most bytes of `state` and `nonce`.
+/// Maximum size of `state` and `nonce`, in bytes.
 const MAX_OPAQUE_BYTES: usize = 512;
 
 fn invalid(description: impl Into<String>) -> OauthFailure {

@@ -32,13 +32,13 @@ const REQUEST_TIMEOUT: Duration = Duration::from_secs(8);
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(3);
 /// Longest wait for a turn.
 const TURN_TIMEOUT: Duration = Duration::from_secs(5);
-/// Most concurrent requests.
+/// Maximum number of concurrent requests.
 const MAX_REQUESTS: usize = 16;
 /// Size limit of an answer.
 const MAX_ANSWER: usize = 64 * 1024;
-/// Most certificates of a chain.
+/// Maximum number of certificates of a chain.
 const MAX_CHAIN: usize = 4;
-/// Most characters of step-ca's own message that are passed on.
+/// Maximum number of characters of step-ca's own message that are passed on.
 const MAX_WORDS: usize = 300;
 /// The common name that older agents put into their requests. step-ca accepts only the token's subject.
 const AGENT_COMMON_NAME: &str = "gpuaas node";
