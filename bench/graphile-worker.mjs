@@ -1,5 +1,5 @@
-// graphile-worker as a peer. Started with the folder that holds node_modules and the address of a database; told what to do by lines
-// of JSON on standard input, answers each with a line of JSON on standard output.
+// graphile-worker as a peer. Started with the folder of node_modules and the address of a database. It reads commands as lines
+// of JSON on standard input, and answers each with a line of JSON on standard output.
 //   {"do":"throughput","mode":"unbatched"|"batched","ms":2000,"in_flight":8}  -> {"per_second":…,"done":…}
 //   {"do":"latency","ms":2000,"per_second":20}                                -> {"us":[…]}   (add call → task function entered)
 import { createRequire } from "node:module";
@@ -8,7 +8,7 @@ import { EventEmitter } from "node:events";
 
 const [modules, connectionString] = process.argv.slice(2);
 const { run, makeWorkerUtils, Logger } = createRequire(modules + "/")("graphile-worker");
-// It logs every job otherwise, which costs more than the job.
+// By default it logs every job, which costs more than the job.
 const logger = new Logger(() => () => {});
 
 let entered = () => {};
@@ -47,7 +47,7 @@ async function throughput({ mode, ms, in_flight }) {
   const started = performance.now();
   const over = () => performance.now() - started >= ms;
   if (mode === "batched") {
-    // A producer that adds 100 jobs with one statement and keeps `in_flight` jobs between its hand and their end.
+    // A producer that adds 100 jobs with one statement and keeps `in_flight` jobs unfinished.
     let added = 0;
     while (!over()) {
       if (added - done > in_flight - 100) {
@@ -65,7 +65,7 @@ async function throughput({ mode, ms, in_flight }) {
         const job = await parts.utils.addJob("job", { text: "m".repeat(64) });
         await new Promise((resolve) => {
           waiting.set(job.id, resolve);
-          // It may be done before we knew its id.
+          // It may be done before its id is known.
           if (completed.delete(job.id)) waiting.delete(job.id), resolve();
         });
       }
@@ -89,8 +89,8 @@ async function latency({ ms, per_second }) {
   const count = Math.max(1, Math.floor((ms / 1000) * per_second));
   const adding = [];
   for (let n = 0; n < count; n += 1) {
-    // Open loop: the next one comes at its time, whatever became of this one, and is timed from when it was due. Only what the timer
-    // itself may be late by is left out.
+    // Open loop: the next call comes at its time, whatever the result of this one, and is timed from when it was due. Only the normal
+    // delay of the timer is left out.
     const due = started + (n * 1000) / per_second;
     await new Promise((resolve) => setTimeout(resolve, Math.max(0, due - performance.now())));
     const now = performance.now();

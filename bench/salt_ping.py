@@ -31,7 +31,7 @@ while client is None or ping() is None:
         print(json.dumps({"error": "the minions do not answer"}), flush=True)
         sys.exit(1)
     time.sleep(0.5)
-    # A client that was made before the master was ready never finds it.
+    # A client that was created before the master was ready never finds it.
     client = salt.client.LocalClient(folder + "/master")
 print(json.dumps({"ready": True}), flush=True)
 for line in sys.stdin:

@@ -1,5 +1,5 @@
 #!/bin/sh
-# Puts the distribution's driver for the GPU in. What goes wrong is in the log and keeps nobody from using the guest.
+# Installs the distribution's GPU driver. A failure is logged and does not block the guest.
 exec >>/var/log/gpuaas-driver.log 2>&1
 DEBIAN_FRONTEND=noninteractive
 export DEBIAN_FRONTEND
@@ -30,7 +30,7 @@ nvidia)
     modprobe nvidia
     ;;
 amd)
-    # The driver comes with the kernel; the tool is for people.
+    # The driver is part of the kernel; the tool is for users.
     modprobe amdgpu
     install rocm-smi
     ;;

@@ -1,5 +1,5 @@
 #!/bin/sh
-# The very last step of the first boot. The file says how long it took since the kernel began, in milliseconds.
+# The last step of the first boot. The file contains the time since the start of the kernel, in milliseconds.
 mkdir -p /var/lib/gpuaas || exit 1
 read -r up _ </proc/uptime
 printf '%s%s0\n' "${up%.*}" "${up#*.}" >/var/lib/gpuaas/.slice-ready || exit 1

@@ -1,5 +1,5 @@
 #!/bin/sh
-# What this guest sees and how fast its disk is, as one line of JSON. Needs nothing but coreutils and no rights.
+# Prints the resources of this guest and the speed of its disk as one line of JSON. Needs only coreutils and no privileges.
 LC_ALL=C
 export LC_ALL
 

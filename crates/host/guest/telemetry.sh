@@ -1,5 +1,5 @@
 #!/bin/sh
-# Tells the host how this guest is. One report per call; the timer calls. `--print` shows what would be sent.
+# Sends the metrics of this guest to the host. One report per call; a timer calls it. `--print` shows the report instead.
 LC_ALL=C
 export LC_ALL
 
@@ -43,7 +43,7 @@ gpu() {
 if command -v nvidia-smi >/dev/null 2>&1; then
     query=pci.bus_id,utilization.gpu,memory.used,temperature.gpu,power.draw
     while IFS=, read -r address busy used degrees watts; do
-        # The kernel writes four digits where it writes eight.
+        # nvidia-smi writes eight digits of the domain, the kernel four.
         address=${address#0000}
         case "$address" in
         '' | *[!0-9A-Fa-f:.]*) continue ;;
@@ -54,7 +54,7 @@ $(timeout 8 nvidia-smi --query-gpu="$query" --format=csv,noheader,nounits 2>/dev
 END
 fi
 
-# amdgpu says the same in files.
+# amdgpu provides the same values in files.
 value() {
     answer=0
     [ ! -r "$1" ] || read -r answer <"$1" || answer=0
@@ -80,7 +80,7 @@ if [ "$1" = --print ]; then
     exit
 fi
 
-# A whole header line, so that the token is no argument of any program.
+# A whole header line from a file, so that the token is not an argument of any program.
 header=/etc/gpuaas/telemetry-header
 read -r endpoint </etc/gpuaas/telemetry-endpoint || exit 1
 url="http://$endpoint/internal/v1/guest-telemetry"

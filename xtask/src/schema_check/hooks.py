@@ -1,4 +1,4 @@
-"""What schemathesis is told about gpuaas: who calls, which things there are, and what a sensible request looks like.
+"""Hooks of schemathesis for gpuaas: the callers, the existing resources, and sensible requests.
 
 Left alone it makes up every id and every name, and hardly a request gets past "there is no such thing". So ids are taken from earlier
 answers most of the time, and now and then a body is one that the server can fulfill. All the rest is as schemathesis made it. Streams are
@@ -16,10 +16,10 @@ import zlib
 
 import schemathesis
 
-# Callers with the same rights, one after the other, so that none of them is stopped for asking too often.
+# Callers with the same permissions, one after the other, so that none of them hits a rate limit.
 KEYS = [key for key in os.environ.get("GPUAAS_CHECK_KEYS", "").split(",") if key]
 FIGURES = os.environ["GPUAAS_CHECK_FIGURES"]
-# What one round of a caller has seen, the next one knows.
+# The ids that one round has seen are used by the next one.
 KNOWN = os.environ["GPUAAS_CHECK_KNOWN"]
 
 SSH_KEY = "ssh-ed25519 AAAAC3NzaC1lZDI1NTE5AAAAIAABAgMEBQYHCAkKCwwNDg8QERITFBUWFxgZGhscHR4f check"
@@ -27,7 +27,7 @@ DIGEST = "sha256:" + "0" * 64
 ID = re.compile(r"\b([a-z]+_)[0-9a-f]{32}\b")
 # Signing keys have names instead of ids.
 SIGNING_KEY = "signing key"
-# The newest of each kind; older ones are likely to be gone.
+# The newest ids of each kind; older ones are likely to be deleted.
 KEPT = 12
 
 turn = itertools.count()
@@ -98,7 +98,7 @@ BODIES = {
 
 @schemathesis.hook
 def before_load_schema(context, raw_schema):
-    """Says what our document says about streams in the words that schemathesis knows."""
+    """Translates the description of streams in our document into keywords that schemathesis knows."""
     for methods in raw_schema["paths"].values():
         for operation in methods.values():
             for response in operation["responses"].values():
@@ -126,7 +126,7 @@ def name_of(case):
 
 
 def prefix_of(case, parameter):
-    """The prefix of the ids that a segment of the path takes, as its pattern says."""
+    """Returns the prefix of the ids that a segment of the path accepts, from its pattern."""
     for described in case.operation.path_parameters:
         if described.name == parameter:
             pattern = described.definition.get("schema", {}).get("pattern", "")
@@ -136,7 +136,7 @@ def prefix_of(case, parameter):
 
 
 def take_known(case):
-    """Makes the path one of something that was there a moment ago, under what it was there."""
+    """Replaces the ids in the path with those of a resource that existed a moment ago."""
     segments = list(case.path_parameters or {})
     for parameter in reversed(segments):
         prefix = prefix_of(case, parameter)
@@ -155,17 +155,17 @@ def before_call(context, case, kwargs):
         case.headers["Authorization"] = "Bearer " + KEYS[next(turn) % len(KEYS)]
     if case.method.upper() != case.operation.method.upper():
         return
-    # By what was made up, so that the same request is treated alike when it is sent again.
+    # Depends on the generated values, so that a repeated request is treated in the same way.
     chance = zlib.crc32(repr((case.path_parameters, case.query, case.body)).encode("utf-8", "replace"))
     if case.path_parameters and chance % 4:
         take_known(case)
     if name_of(case) in ("events", "project_events") and chance % 8:
-        # From the beginning: there the first event is one that was, and nobody waits for the next.
+        # From the beginning: the first event exists already, so the request does not wait.
         case.query = {**(case.query or {}), "after": 0}
         case.query.pop("kinds", None)
         case.headers.pop("Last-Event-ID", None)
     if chance // 8 % 3:
-        # The same few keys come again and again, with another body each time, and then nothing is done.
+        # Otherwise the same few keys are repeated with other bodies, and nothing is done.
         case.headers.pop("Idempotency-Key", None)
     request = BODIES.get(name_of(case))
     if request and chance // 4 % 2:
