@@ -1,8 +1,8 @@
 //! Enrollment with a join token or by approval.
 //!
-//! A join token also contains the fingerprint of the CA. For an approval, the host sends an e-mail address and the operator gives
-//! the CA's fingerprint; an operator approves while the agent waits. The request is kept in `identity.new/`, so that the next
-//! `enroll` continues an interrupted wait. The keys never leave the host.
+//! A join token also contains the fingerprint of the CA. An approval needs an e-mail address and the CA's fingerprint; the agent
+//! waits until an operator approves. The request is kept in `identity.new/`, so that the next `enroll` continues an interrupted
+//! wait. The keys never leave the host.
 
 use std::path::PathBuf;
 use std::time::Duration;
