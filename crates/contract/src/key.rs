@@ -20,7 +20,7 @@ pub struct SigningKey {
 }
 
 /// Name of a key: `key_` and the first 16 bytes of the SHA-256 of its public half, in hex.
-#[derive(Clone, PartialEq, Eq, Hash, PartialOrd, Ord, Debug, serde::Serialize, serde::Deserialize)]
+#[derive(Clone, PartialEq, Eq, Hash, PartialOrd, Ord, Debug, serde::Serialize, serde::Deserialize, schemars::JsonSchema)]
 #[serde(transparent)]
 pub struct KeyId(String);
 

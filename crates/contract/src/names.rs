@@ -100,6 +100,11 @@ pub enum Open<T> {
 }
 
 impl<T: Named> Open<T> {
+    /// The value with this name, or the name if no value has it.
+    pub fn read(name: &str) -> Self {
+        T::from_name(name).map_or_else(|| Self::Unknown(name.to_owned()), Self::Known)
+    }
+
     /// Its name.
     pub fn as_str(&self) -> &str {
         match self {

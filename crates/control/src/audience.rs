@@ -1,11 +1,12 @@
 //! What each audience may see. Tenants see their own data; nodes and the work on them are visible only to operators of the
 //! platform.
 //!
-//! This is the only place that decides this for events and tasks. Fields that are not listed here are hidden from tenants, so
-//! that a new field is hidden until someone decides otherwise. `http/allocation_view.rs` shows allocations with the same
-//! [`Audience`].
+//! Which fields of an event tenants see is declared with the event (`gpuaas_contract::event`); for tasks it is decided here. Fields
+//! that are not listed for tenants are hidden from them, so that a new field is hidden until someone decides otherwise.
+//! `http/allocation_view.rs` shows allocations with the same [`Audience`].
 
 use gpuaas_api::dto;
+use gpuaas_contract::event::EventKind;
 use gpuaas_contract::id::NodeId;
 use gpuaas_domain::access::Principal;
 use serde_json::Value;
@@ -18,53 +19,6 @@ pub(crate) enum Audience {
     /// A tenant.
     Tenant,
 }
-
-/// The fields of the `data` of events that tenants see. None of them names a node, a task or what happened inside one.
-const EVENT_FIELDS: [&str; 43] = [
-    "action",
-    "after",
-    "again_at",
-    "allocation_id",
-    "api_token_id",
-    "attempt",
-    "code",
-    "deleted",
-    "delivery_id",
-    "description",
-    "disabled",
-    "ends_at",
-    "event_id",
-    "expires_at",
-    "failed",
-    "from",
-    "image_id",
-    "kinds",
-    "limits",
-    "maintenance_id",
-    "name",
-    "organization_id",
-    "parent_id",
-    "price_per_hour",
-    "project_id",
-    "reason",
-    "releases",
-    "scopes",
-    "secret_rotated",
-    "service_account_id",
-    "sha256",
-    "sku",
-    "ssh_key_id",
-    "starts_at",
-    "step",
-    "summary",
-    "tags",
-    "to",
-    "try",
-    "until",
-    "url",
-    "used",
-    "webhook_id",
-];
 
 /// The parameters of a task that tenants see. They only see tasks that read a console.
 const TASK_PARAMS: [&str; 3] = ["allocation_id", "follow_seconds", "tail_bytes"];
@@ -83,12 +37,12 @@ impl Audience {
         self == Self::Platform
     }
 
-    /// Returns the data of an event for the audience.
-    pub(crate) fn event_data(self, mut data: Value) -> Value {
+    /// Returns the data of an event of this kind for the audience. Tenants see nothing of a kind that this version does not know.
+    pub(crate) fn event_data(self, kind: &str, mut data: Value) -> Value {
         match self {
             Self::Platform => data,
             Self::Tenant => {
-                keep(&mut data, &EVENT_FIELDS);
+                keep(&mut data, &EventKind::parse(kind).map(EventKind::tenant_fields).unwrap_or_default());
                 data
             }
         }
@@ -100,8 +54,8 @@ impl Audience {
             Self::Platform => Some(document),
             Self::Tenant => {
                 let mut event: Value = serde_json::from_str(&document).ok()?;
-                let data = event.get_mut("data")?;
-                keep(data, &EVENT_FIELDS);
+                let data = event.get_mut("data")?.take();
+                event["data"] = self.event_data(event.get("type")?.as_str()?, data);
                 serde_json::to_string(&event).ok()
             }
         }
@@ -167,13 +121,15 @@ mod tests {
 
     #[test]
     fn tenants_see_only_what_is_named_and_those_who_run_the_platform_see_all() {
+        let kind = EventKind::AllocationActive.as_str();
         let data = json!({ "allocation_id": "a", "node_id": "n", "task_id": "t", "hostname": "h", "detail": { "node": "n" } });
-        assert_eq!(Audience::Platform.event_data(data.clone()), data);
-        assert_eq!(Audience::Tenant.event_data(data.clone()), json!({ "allocation_id": "a" }));
-        let event = json!({ "id": "1", "type": "x", "data": data }).to_string();
+        assert_eq!(Audience::Platform.event_data(kind, data.clone()), data);
+        assert_eq!(Audience::Tenant.event_data(kind, data.clone()), json!({ "allocation_id": "a" }));
+        assert_eq!(Audience::Tenant.event_data("gpuaas.slot.leased.v1", data.clone()), json!({}), "declared with each kind");
+        assert_eq!(Audience::Tenant.event_data("gpuaas.allocation.hibernated.v1", data.clone()), json!({}), "of another version");
+        let event = json!({ "id": "1", "type": kind, "data": data }).to_string();
         let seen: Value = serde_json::from_str(&Audience::Tenant.event(event).expect("an event")).expect("JSON");
-        assert_eq!(seen, json!({ "id": "1", "type": "x", "data": { "allocation_id": "a" } }));
+        assert_eq!(seen, json!({ "id": "1", "type": kind, "data": { "allocation_id": "a" } }));
         assert_eq!(Audience::Tenant.event("no JSON".to_owned()), None, "what cannot be read is not shown");
-        assert!(EVENT_FIELDS.is_sorted() && !EVENT_FIELDS.iter().any(|field| field.contains("node") || field.contains("task")));
     }
 }

@@ -62,7 +62,7 @@ pub(crate) async fn settled(control: &Control, mut decision: Decision) -> Result
             | TaskType::SliceConsoleRead => slots_settled(control, &ending, genuine, &context).await?,
         };
         for event in &settled.events {
-            tracing::info!(task = %task.id, subject = %event.subject, kind = event.kind, "lease settled");
+            tracing::info!(task = %task.id, subject = %event.subject, kind = %event.kind, "lease settled");
         }
         decision = decision.and(settled);
     }

@@ -8,6 +8,7 @@ use std::time::Duration;
 
 use gpuaas_backends::{Backends, EnginesConfig, EnginesError};
 use gpuaas_contract::Digest;
+use gpuaas_contract::event::{ApiTokenCreated, Event};
 use gpuaas_contract::id::{ApiTokenId, CorrelationId, ServerId};
 use gpuaas_contract::time::Timestamp;
 use gpuaas_domain::access::{ApiToken, PlatformRole, Policies};
@@ -333,15 +334,14 @@ async fn ensure_admin_token(store: &Store, file: &Path) -> Result<(), StartError
         expires_at: None,
         revoked_at: None,
     };
-    let id = token.id.to_string();
-    let data = serde_json::json!({ "api_token_id": id, "role": "admin", "name": token.name });
-    let decision = Decision::default().change(Change::ApiTokenInsert(token)).record(
-        &context,
-        "gpuaas.api_token.created.v1",
-        "api_token.create",
-        &id,
-        data,
-    );
+    let event = Event::ApiTokenCreated(ApiTokenCreated {
+        api_token_id: token.id,
+        role: PlatformRole::Admin.into(),
+        name: token.name.clone(),
+        parent_id: None,
+    });
+    let id = token.id;
+    let decision = Decision::default().change(Change::ApiTokenInsert(token)).record(&context, id, event);
     match store.commit(decision).await {
         Ok(()) => Ok(()),
         Err(CommitError::Conflict) => Err(ControlError::Contended.into()),

@@ -241,7 +241,7 @@ common::on_both_stores! {
         client.service_account_delete(&own, &account).await.unwrap();
         client.project_delete(&own, None).await.unwrap();
         for kind in ["service_account.created", "service_account.deleted", "project.deleted"] {
-            assert_eq!(ear.next().await.1.kind, format!("gpuaas.{kind}.v1"));
+            assert_eq!(ear.next().await.1.kind.as_str(), format!("gpuaas.{kind}.v1"));
         }
         let many = vec!["x"; 51].join(",");
         let request = http().get(format!("{}/api/v1/events?kinds={many}", server.url())).bearer_auth(&server.admin_token);

@@ -16,6 +16,7 @@ use common::{PATIENCE, TestServer};
 use futures::StreamExt as _;
 use gpuaas_backends::EnginesConfig;
 use gpuaas_backends::bus::NatsConfig;
+use gpuaas_contract::event::{BudgetLifted, Event};
 use gpuaas_contract::id::CorrelationId;
 use gpuaas_control::{ServerConfig, process_roles, start};
 use gpuaas_domain::decision::Context;
@@ -101,13 +102,8 @@ impl Harness {
         let commits = numbers.chunks(5).map(|numbers| {
             let decision = numbers.iter().fold(Decision::default(), |decision, number| {
                 let subject = format!("subject_{}", number % SUBJECTS);
-                decision.record(
-                    &context,
-                    "gpuaas.test.happened.v1",
-                    "test.happen",
-                    &subject,
-                    serde_json::json!({ "number": number }),
-                )
+                let event = BudgetLifted { count: 0, reason: number.to_string(), until: context.now };
+                decision.record(&context, subject, Event::BudgetLifted(event))
             });
             self.store.commit(decision)
         });

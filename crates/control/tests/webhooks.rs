@@ -175,7 +175,7 @@ common::on_both_stores! {
         assert!(counts.values().all(|count| *count == 1), "nothing was repeated: {counts:?}");
         // The creation of a webhook is an event too: two of them.
         assert_eq!(counts.len(), EVENTS + 2);
-        let kinds: Vec<String> = receiver.got("/some").iter().map(|got| got.event().kind).collect();
+        let kinds: Vec<String> = receiver.got("/some").iter().map(|got| got.event().kind.to_string()).collect();
         assert_eq!(kinds, ["gpuaas.webhook.created.v1"], "its own making is the only one of its kinds");
         let page = client.webhook_deliveries(&all.webhook.id.to_string(), &DeliveryListQuery::default()).await.unwrap();
         assert!(page.items.is_sorted_by(|one, next| one.id > next.id), "the newest first");

@@ -6,9 +6,9 @@
 
 use std::collections::BTreeMap;
 
+use gpuaas_contract::event::{BudgetExhausted, BudgetLifted, Event};
 use gpuaas_contract::id::{AllocationId, OrgId};
 use gpuaas_contract::time::Timestamp;
-use serde_json::json;
 
 use crate::access::Actor;
 use crate::decision::{Context, Decision};
@@ -208,15 +208,15 @@ pub fn lift(count: u32, reason: &str, context: &Context) -> Result<Decision, Ref
     }
     let entry = Entry::Lift { count, by: context.actor.to_string(), reason: reason.to_owned() };
     let row = BudgetRow { id: format!("budget:lift:{}", context.now.0), version: 0, entry, at: context.now };
-    let data = json!({ "count": count, "reason": reason, "until": context.now.plus(HOUR).rfc3339() });
-    let decision = Decision::default().insert(&row);
-    Ok(decision.record(context, "gpuaas.budget.lifted.v1", "budget.lift", &row.id, data))
+    let event = Event::BudgetLifted(BudgetLifted { count, reason: reason.to_owned(), until: context.now.plus(HOUR) });
+    Ok(Decision::default().insert(&row).record(context, &row.id, event))
 }
 
 /// The budget is used up: told once in a while, not with every command that is refused.
 pub fn exhausted(scope: Scope, spent: &Spent, per_hour: u32, context: &Context) -> Decision {
-    let data = json!({ "scope": scope.to_string(), "total": spent.total, "per_hour": per_hour, "lifted": spent.lifted });
-    Decision::default().record(context, "gpuaas.budget.exhausted.v1", "budget.exhaust", &scope.to_string(), data)
+    let event =
+        Event::BudgetExhausted(BudgetExhausted { scope: scope.to_string(), total: spent.total, per_hour, lifted: spent.lifted });
+    Decision::default().record(context, scope, event)
 }
 
 #[cfg(test)]

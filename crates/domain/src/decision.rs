@@ -1,6 +1,7 @@
 //! What a decision consists of. `store::commit` writes all of it in one transaction, or none.
 
 use gpuaas_contract::Digest;
+use gpuaas_contract::event::{Event, EventKind};
 use gpuaas_contract::id::{AllocationId, CorrelationId, EventId, NodeId, ServerId, SessionId, TaskId};
 use gpuaas_contract::key::KeyId;
 use gpuaas_contract::time::Timestamp;
@@ -19,7 +20,7 @@ pub struct Decision {
     /// Rows to write.
     pub changes: Vec<Change>,
     /// Events for the outbox.
-    pub events: Vec<Event>,
+    pub events: Vec<OutboxEvent>,
     /// Rows for the audit chain.
     pub audit: Vec<AuditEntry>,
     /// Whom to wake after the commit. Losing one delays work by one slow poll and loses nothing.
@@ -140,13 +141,13 @@ pub struct TaskLogLine {
     pub dropped: u64,
 }
 
-/// Something that happened, for the outbox. The store adds what CloudEvents wants.
+/// An [`Event`] for the outbox. The store adds what CloudEvents wants.
 #[derive(Clone, Debug, PartialEq)]
-pub struct Event {
+pub struct OutboxEvent {
     /// Its id; consumers see an event at least once and dedupe by this.
     pub id: EventId,
-    /// CloudEvents type, such as `gpuaas.task.queued.v1`.
-    pub kind: &'static str,
+    /// What happened.
+    pub kind: EventKind,
     /// The aggregate it belongs to (a node, task or enrollment id); ordered per subject.
     pub subject: String,
     /// When.
@@ -244,18 +245,13 @@ pub struct Context {
 
 impl Decision {
     /// Adds an event and the audit row that belongs to it: no state change is without either.
-    pub fn record(
-        mut self,
-        context: &Context,
-        kind: &'static str,
-        action: &'static str,
-        subject: &str,
-        data: serde_json::Value,
-    ) -> Self {
-        self.events.push(Event {
+    /// `subject` is the id of what it happened to; events of one subject keep their order.
+    pub fn record(mut self, context: &Context, subject: impl std::fmt::Display, event: Event) -> Self {
+        let (subject, data) = (subject.to_string(), event.data());
+        self.events.push(OutboxEvent {
             id: EventId::generate(),
-            kind,
-            subject: subject.to_owned(),
+            kind: event.kind(),
+            subject: subject.clone(),
             at: context.now,
             correlation_id: context.correlation_id.clone(),
             data: data.clone(),
@@ -263,8 +259,8 @@ impl Decision {
         self.audit.push(AuditEntry {
             at: context.now,
             actor: context.actor.to_string(),
-            action,
-            target: subject.to_owned(),
+            action: event.action(),
+            target: subject,
             correlation_id: context.correlation_id.clone(),
             detail: data,
         });

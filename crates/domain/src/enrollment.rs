@@ -3,11 +3,13 @@
 use std::time::Duration;
 
 use gpuaas_contract::Digest;
+use gpuaas_contract::event::{
+    EnrollmentDecided, EnrollmentDisplaced, EnrollmentRequested, Event, JoinTokenCreated, JoinTokenRevoked,
+};
 use gpuaas_contract::id::{EnrollmentId, JoinTokenId, NodeId};
 use gpuaas_contract::key::VerifyingKey;
 use gpuaas_contract::telemetry::HostFacts;
 use gpuaas_contract::time::Timestamp;
-use serde_json::json;
 
 pub use gpuaas_contract::state::EnrollmentState;
 
@@ -109,15 +111,13 @@ pub fn token_create(
         revoked_at: None,
         replace_node,
     };
-    let data =
-        json!({ "join_token_id": id, "expires_at": token.expires_at.rfc3339(), "note": note, "replace_node": replace_node });
-    Ok(Decision::default().change(Change::JoinTokenInsert(token)).record(
-        context,
-        "gpuaas.join_token.created.v1",
-        "join_token.create",
-        &id.to_string(),
-        data,
-    ))
+    let event = Event::JoinTokenCreated(JoinTokenCreated {
+        join_token_id: id,
+        expires_at: token.expires_at,
+        note: note.to_owned(),
+        replace_node,
+    });
+    Ok(Decision::default().change(Change::JoinTokenInsert(token)).record(context, id, event))
 }
 
 /// Takes a join token back.
@@ -129,14 +129,8 @@ pub fn token_revoke(token: &JoinToken, context: &Context) -> Result<Decision, Re
         return Ok(Decision::default());
     }
     let revoked = JoinToken { revoked_at: Some(context.now), ..token.clone() };
-    let id = token.id.to_string();
-    Ok(Decision::default().change(Change::JoinTokenUpdate(revoked)).record(
-        context,
-        "gpuaas.join_token.revoked.v1",
-        "join_token.revoke",
-        &id,
-        json!({ "join_token_id": id }),
-    ))
+    let event = Event::JoinTokenRevoked(JoinTokenRevoked { join_token_id: token.id });
+    Ok(Decision::default().change(Change::JoinTokenUpdate(revoked)).record(context, token.id, event))
 }
 
 /// Uses a join token up. The update is conditional on the row version, so two users cannot both win.
@@ -176,9 +170,12 @@ pub fn request(enrollment: Enrollment, queue: &Queue, context: &Context) -> Resu
         return Err(Refusal::invalid("email_invalid", "give the e-mail address of the person who asks"));
     }
     let record = |decision: Decision, enrollment: &Enrollment| {
-        let id = enrollment.id.to_string();
-        let data = json!({ "enrollment_id": id, "email": enrollment.email, "hostname": enrollment.facts.hostname });
-        decision.record(context, "gpuaas.enrollment.requested.v1", "enrollment.request", &id, data)
+        let event = EnrollmentRequested {
+            enrollment_id: enrollment.id,
+            email: enrollment.email.clone(),
+            hostname: enrollment.facts.hostname.clone(),
+        };
+        decision.record(context, enrollment.id, Event::EnrollmentRequested(event))
     };
     if let Some(same) = &queue.same {
         // What an operator may be looking at stays as it is.
@@ -213,10 +210,9 @@ pub fn request(enrollment: Enrollment, queue: &Queue, context: &Context) -> Resu
 /// A request lapses before its time; the host asks again by itself.
 fn displace(enrollment: &Enrollment, context: &Context) -> Decision {
     let lapsed = Enrollment { expires_at: Timestamp(context.now.0.saturating_sub(1)), ..enrollment.clone() };
-    let id = enrollment.id.to_string();
-    let data = json!({ "enrollment_id": id, "address": enrollment.address });
+    let event = EnrollmentDisplaced { enrollment_id: enrollment.id, address: enrollment.address.clone() };
     let decision = Decision::default().change(Change::EnrollmentUpdate(Box::new(lapsed)));
-    decision.record(context, "gpuaas.enrollment.displaced.v1", "enrollment.displace", &id, data)
+    decision.record(context, enrollment.id, Event::EnrollmentDisplaced(event))
 }
 
 /// An operator says yes. If the host is a node already, under whatever name, the operator must have named that node.
@@ -328,19 +324,21 @@ fn decide(
         let message = format!("enrollment {} has expired; the host must ask again", enrollment.id);
         return Err(Refusal::conflict("enrollment_expired", message));
     }
-    let id = enrollment.id.to_string();
-    let (kind, action) = match next {
-        EnrollmentState::Approved => ("gpuaas.enrollment.approved.v1", "enrollment.approve"),
-        EnrollmentState::Rejected => ("gpuaas.enrollment.rejected.v1", "enrollment.reject"),
+    let event: fn(EnrollmentDecided) -> Event = match next {
+        EnrollmentState::Approved => Event::EnrollmentApproved,
+        EnrollmentState::Rejected => Event::EnrollmentRejected,
         EnrollmentState::Pending | EnrollmentState::Enrolled => {
             return Err(Refusal::invalid("enrollment_state", "only approval and rejection are decisions"));
         }
     };
-    let data = json!({
-        "enrollment_id": id, "fingerprint": enrollment.fingerprint, "reason": reason, "replace_node": replace_node,
+    let event = event(EnrollmentDecided {
+        enrollment_id: enrollment.id,
+        fingerprint: enrollment.fingerprint.clone(),
+        reason: reason.to_owned(),
+        replace_node,
     });
     let decided = Enrollment { state: next, reason: reason.to_owned(), replace_node, ..enrollment.clone() };
-    Ok(Decision::default().change(Change::EnrollmentUpdate(Box::new(decided))).record(context, kind, action, &id, data))
+    Ok(Decision::default().change(Change::EnrollmentUpdate(Box::new(decided))).record(context, enrollment.id, event))
 }
 
 /// An approved host fetches its certificate; happens once.

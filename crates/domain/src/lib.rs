@@ -42,5 +42,5 @@ pub mod tenancy;
 pub mod webhook;
 
 pub use access::Actor;
-pub use decision::{AuditEntry, Change, Decision, Event, Wakeup};
+pub use decision::{AuditEntry, Change, Decision, OutboxEvent, Wakeup};
 pub use refusal::{Refusal, RefusalKind};

@@ -3,13 +3,13 @@
 
 use std::time::Duration;
 
+use gpuaas_contract::event::{Event, MachineMoved};
 use gpuaas_contract::id::{AllocationId, NodeId, TaskId};
 use gpuaas_contract::receipt::Outcome;
 use gpuaas_contract::slice::{SshPublicKey, UserName};
 use gpuaas_contract::ssh_address::SshAddress;
 use gpuaas_contract::task::{Task, TaskType, allocation_deprovision_user, allocation_provision_user};
 use gpuaas_contract::time::Timestamp;
-use serde_json::json;
 
 pub use gpuaas_contract::state::MachineState;
 
@@ -98,7 +98,7 @@ pub fn offer(
                 return Ok((next, Decision::default()));
             }
             let decision = Decision::default().update(&next);
-            return Ok((next.clone(), recorded(decision, &next, "gpuaas.machine.offered.v1", "machine.offer", "", context)));
+            return Ok((next.clone(), recorded(decision, &next, Event::MachineOffered, "", context)));
         }
         Some(machine) => Machine {
             state: MachineState::Available,
@@ -125,7 +125,7 @@ pub fn offer(
     let decision = if known.is_some() { Decision::default().update(&next) } else { Decision::default().insert(&next) };
     // The node is written as well, unchanged, as it is when slots are approved: of the two at the same moment, one loses.
     let decision = decision.change(Change::NodeUpdate(Box::new(node.clone())));
-    let decision = recorded(decision, &next, "gpuaas.machine.offered.v1", "machine.offer", "", context);
+    let decision = recorded(decision, &next, Event::MachineOffered, "", context);
     Ok((next, decision))
 }
 
@@ -141,22 +141,20 @@ pub fn withdraw(machine: &Machine, reason: &str, context: &Context) -> Result<(M
     }
     let next = Machine { state: MachineState::Withdrawn, reason: reason.to_owned(), ..machine.clone() };
     let decision = Decision::default().update(&next);
-    let decision = recorded(decision, &next, "gpuaas.machine.withdrawn.v1", "machine.withdraw", reason, context);
+    let decision = recorded(decision, &next, Event::MachineWithdrawn, reason, context);
     Ok((next, decision))
 }
 
 /// The node of this machine got other keys, or it was retired: see [`crate::slot::node_gone`]. One that was free must be offered again; one that was
 /// not comes back by the node's own proof. `None` if nothing changes.
 pub fn node_gone(machine: &Machine, reason: &str, context: &Context) -> Option<(Machine, Decision)> {
-    let (state, kind, action) = match machine.state {
-        MachineState::Available => (MachineState::Withdrawn, "gpuaas.machine.withdrawn.v1", "machine.withdraw"),
-        MachineState::Leased | MachineState::Releasing => {
-            (MachineState::CleanupBlocked, "gpuaas.machine.cleanup_blocked.v1", "machine.block")
-        }
+    let (state, event): (_, fn(MachineMoved) -> Event) = match machine.state {
+        MachineState::Available => (MachineState::Withdrawn, Event::MachineWithdrawn),
+        MachineState::Leased | MachineState::Releasing => (MachineState::CleanupBlocked, Event::MachineCleanupBlocked),
         MachineState::CleanupBlocked | MachineState::Withdrawn => return None,
     };
     let next = Machine { state, reason: reason.to_owned(), ..machine.clone() };
-    let decision = recorded(Decision::default().update(&next), &next, kind, action, reason, context);
+    let decision = recorded(Decision::default().update(&next), &next, event, reason, context);
     Some((next, decision))
 }
 
@@ -200,7 +198,7 @@ pub fn provision(
         ..machine.clone()
     };
     let decision = Decision::default().update(&next);
-    Ok((task, recorded(decision, &next, "gpuaas.machine.leased.v1", "machine.lease", "", context)))
+    Ok((task, recorded(decision, &next, Event::MachineLeased, "", context)))
 }
 
 /// Gives a machine back: the user goes, with everything they have. With `take_over`, an operator's word that what is left of the
@@ -240,7 +238,7 @@ pub fn release(
         ..machine.clone()
     };
     let decision = Decision::default().update(&next);
-    Ok((task, recorded(decision, &next, "gpuaas.machine.releasing.v1", "machine.release", "", context)))
+    Ok((task, recorded(decision, &next, Event::MachineReleasing, "", context)))
 }
 
 /// What the end of a task means for the machine: that whose [`Machine::lease_task`] it is. `genuine` says whether the control plane itself
@@ -266,26 +264,26 @@ pub fn settle(machine: &Machine, ending: &Ending, genuine: bool, context: &Conte
         }
         TaskEnd::Receipt { .. } => Err(because),
     };
-    let (next, kind, action) = match clean {
+    let (next, event): (_, fn(MachineMoved) -> Event) = match clean {
         Ok(true) => {
             let free = Machine { state: MachineState::Available, allocation_id: None, reason: String::new(), ..machine.clone() };
-            (free, "gpuaas.machine.freed.v1", "machine.free")
+            (free, Event::MachineFreed)
         }
         Ok(false) => {
             let used = Machine { state: MachineState::Leased, reason: String::new(), ..machine.clone() };
-            (used, "gpuaas.machine.in_use.v1", "machine.use")
+            (used, Event::MachineInUse)
         }
         Err(reason) => {
             let reason: String = reason.chars().take(1000).collect();
             let blocked = Machine { state: MachineState::CleanupBlocked, reason, ..machine.clone() };
-            (blocked, "gpuaas.machine.cleanup_blocked.v1", "machine.block")
+            (blocked, Event::MachineCleanupBlocked)
         }
     };
     if next == *machine {
         return Decision::default();
     }
     let reason = next.reason.clone();
-    recorded(Decision::default().update(&next), &next, kind, action, &reason, context)
+    recorded(Decision::default().update(&next), &next, event, &reason, context)
 }
 
 fn next_epoch(machine: &Machine) -> Result<u64, Refusal> {
@@ -303,14 +301,17 @@ fn checked(task: Task) -> Result<Task, Refusal> {
 fn recorded(
     decision: Decision,
     machine: &Machine,
-    kind: &'static str,
-    action: &'static str,
+    event: fn(MachineMoved) -> Event,
     reason: &str,
     context: &Context,
 ) -> Decision {
-    let data = json!({
-        "node_id": machine.node_id, "state": machine.state.as_str(), "allocation_id": machine.allocation_id,
-        "lease_epoch": machine.lease_epoch, "task_id": machine.lease_task, "reason": reason,
-    });
-    decision.record(context, kind, action, &machine.id, data)
+    let data = MachineMoved {
+        node_id: machine.node_id,
+        state: machine.state.into(),
+        allocation_id: machine.allocation_id,
+        lease_epoch: machine.lease_epoch,
+        task_id: machine.lease_task,
+        reason: reason.to_owned(),
+    };
+    decision.record(context, &machine.id, event(data))
 }

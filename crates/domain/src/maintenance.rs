@@ -1,8 +1,8 @@
 //! Maintenance windows: times in which operators work on nodes, announced to those who have something there.
 
+use gpuaas_contract::event::{AllocationMaintenance, Event, MaintenanceAnnounced, MaintenanceCancelled};
 use gpuaas_contract::id::{MaintenanceId, NodeId};
 use gpuaas_contract::time::Timestamp;
-use serde_json::json;
 
 use crate::allocation::Allocation;
 use crate::decision::{Context, Decision};
@@ -60,13 +60,15 @@ pub fn announce(window: Window, affected: &[Allocation], context: &Context) -> R
     if window.ends_at <= window.starts_at || window.ends_at <= context.now {
         return Err(Refusal::invalid("maintenance_invalid", "a window ends after it starts, and not in the past"));
     }
-    let id = window.id.to_string();
-    let data = json!({
-        "maintenance_id": id, "summary": window.summary, "nodes": window.nodes, "starts_at": window.starts_at.rfc3339(), "ends_at": window.ends_at.rfc3339(),
+    let event = Event::MaintenanceAnnounced(MaintenanceAnnounced {
+        maintenance_id: window.id,
+        summary: window.summary.clone(),
+        nodes: window.nodes.clone(),
+        starts_at: window.starts_at,
+        ends_at: window.ends_at,
     });
-    let decision = Decision::default().insert(&window);
-    let decision = decision.record(context, "gpuaas.maintenance.announced.v1", "maintenance.announce", &id, data);
-    Ok((window.clone(), tell(decision, &window, affected, "gpuaas.allocation.maintenance_announced.v1", context)))
+    let decision = Decision::default().insert(&window).record(context, window.id, event);
+    Ok((window.clone(), tell(decision, &window, affected, Event::AllocationMaintenanceAnnounced, context)))
 }
 
 /// It does not take place. Saying it twice changes nothing.
@@ -75,22 +77,27 @@ pub fn cancel(window: &Window, affected: &[Allocation], context: &Context) -> (W
         return (window.clone(), Decision::default());
     }
     let next = Window { cancelled_at: Some(context.now), ..window.clone() };
-    let id = next.id.to_string();
-    let decision = Decision::default().update(&next);
-    let data = json!({ "maintenance_id": id });
-    let decision = decision.record(context, "gpuaas.maintenance.cancelled.v1", "maintenance.cancel", &id, data);
-    (next.clone(), tell(decision, &next, affected, "gpuaas.allocation.maintenance_cancelled.v1", context))
+    let event = Event::MaintenanceCancelled(MaintenanceCancelled { maintenance_id: next.id });
+    let decision = Decision::default().update(&next).record(context, next.id, event);
+    (next.clone(), tell(decision, &next, affected, Event::AllocationMaintenanceCancelled, context))
 }
 
-fn tell(mut decision: Decision, window: &Window, affected: &[Allocation], kind: &'static str, context: &Context) -> Decision {
+fn tell(
+    mut decision: Decision,
+    window: &Window,
+    affected: &[Allocation],
+    event: fn(AllocationMaintenance) -> Event,
+    context: &Context,
+) -> Decision {
     for allocation in affected.iter().filter(|allocation| !allocation.state.is_terminal()) {
-        let id = allocation.id.to_string();
-        let data = json!({
-            "allocation_id": id, "project_id": allocation.project_id, "organization_id": allocation.organization_id,
-            "name": allocation.name, "maintenance_id": window.id, "summary": window.summary,
-            "starts_at": window.starts_at.rfc3339(), "ends_at": window.ends_at.rfc3339(),
-        });
-        decision = decision.record(context, kind, "maintenance.tell", &id, data);
+        let data = AllocationMaintenance {
+            allocation: allocation.event_ref(),
+            maintenance_id: window.id,
+            summary: window.summary.clone(),
+            starts_at: window.starts_at,
+            ends_at: window.ends_at,
+        };
+        decision = decision.record(context, allocation.id, event(data));
     }
     decision
 }

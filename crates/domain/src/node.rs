@@ -1,11 +1,14 @@
 //! Nodes: enrolled hosts, their certificates, their link and whether they take work.
 
 use gpuaas_contract::Digest;
+use gpuaas_contract::event::{
+    Event, NodeBudgetExceeded, NodeCertificateRenewed, NodeEnrolled, NodeFactsChanged, NodeOffline, NodeOnline, NodeRejoined,
+    NodeRenamed, NodeServiceChanged,
+};
 use gpuaas_contract::id::{AgentInstanceId, NodeId, ServerId, SessionId};
 use gpuaas_contract::key::VerifyingKey;
 use gpuaas_contract::telemetry::HostFacts;
 use gpuaas_contract::time::Timestamp;
-use serde_json::json;
 
 pub use gpuaas_contract::state::{LinkTransport, NodeService};
 
@@ -168,17 +171,19 @@ pub fn enroll(known: Option<Node>, admission: Admission, new_id: NodeId, context
             }
         }
     };
-    let id = node.id.to_string();
-    let data = json!({
-        "node_id": id, "name": node.name, "epoch": node.epoch, "simulated": node.facts.simulated,
-        "receipt_key": node.receipt_key, "tls_key_digest": node.tls_key_digest,
+    let event = Event::NodeEnrolled(NodeEnrolled {
+        node_id: node.id,
+        name: node.name.clone(),
+        epoch: node.epoch,
+        simulated: node.facts.simulated,
+        receipt_key: node.receipt_key.clone(),
+        tls_key_digest: node.tls_key_digest.clone(),
     });
     let mut decision = Decision::default();
     if !is_new {
         decision = decision.change(Change::CertificatesRevoke { node_id: node.id, up_to_epoch: node.epoch - 1, at: now });
     }
-    let decision =
-        decision.record(context, "gpuaas.node.enrolled.v1", "node.enroll", &id, data).wakeup(Wakeup::NodeAccess(node.id));
+    let decision = decision.record(context, node.id, event).wakeup(Wakeup::NodeAccess(node.id));
     (node, decision)
 }
 
@@ -196,20 +201,14 @@ pub fn operate(node: &Node, operation: Operation, reason: &str, context: &Contex
         let message = format!("node {} is {}; that cannot be done from this state", node.id, current.as_str());
         Err(Refusal::conflict("node_state", message))
     };
-    let (next, kind, action) = match (operation, current) {
-        (Op::Drain, NodeService::InService | NodeService::Draining) => {
-            (NodeService::Draining, "gpuaas.node.draining.v1", "node.drain")
-        }
-        (Op::Undrain, NodeService::Draining | NodeService::InService) => {
-            (NodeService::InService, "gpuaas.node.in_service.v1", "node.undrain")
-        }
+    let (next, event): (_, fn(NodeServiceChanged) -> Event) = match (operation, current) {
+        (Op::Drain, NodeService::InService | NodeService::Draining) => (NodeService::Draining, Event::NodeDraining),
+        (Op::Undrain, NodeService::Draining | NodeService::InService) => (NodeService::InService, Event::NodeInService),
         (Op::Quarantine, NodeService::InService | NodeService::Draining | NodeService::Quarantined) => {
-            (NodeService::Quarantined, "gpuaas.node.quarantined.v1", "node.quarantine")
+            (NodeService::Quarantined, Event::NodeQuarantined)
         }
-        (Op::Unquarantine, NodeService::Quarantined | NodeService::InService) => {
-            (NodeService::InService, "gpuaas.node.in_service.v1", "node.unquarantine")
-        }
-        (Op::Retire, _) => (NodeService::Retired, "gpuaas.node.retired.v1", "node.retire"),
+        (Op::Unquarantine, NodeService::Quarantined | NodeService::InService) => (NodeService::InService, Event::NodeInService),
+        (Op::Retire, _) => (NodeService::Retired, Event::NodeRetired),
         (Op::Undrain, NodeService::Quarantined) => {
             let message = format!("node {} is quarantined, not draining; unquarantine it", node.id);
             return Err(Refusal::conflict("node_quarantined", message));
@@ -227,21 +226,20 @@ pub fn operate(node: &Node, operation: Operation, reason: &str, context: &Contex
             return wrong_state();
         }
     };
+    let reason = if next == NodeService::InService { "" } else { reason };
     if next == current && (reason.is_empty() || reason == node.service_reason) {
         return Ok(Decision::default());
     }
-    let reason = if next == NodeService::InService { "" } else { reason };
     let mut changed = Node { service: next, service_reason: reason.to_owned(), ..node.clone() };
     let mut decision = Decision::default();
     if next == NodeService::Retired {
         changed.session = None;
         decision = decision.change(Change::CertificatesRevoke { node_id: node.id, up_to_epoch: node.epoch, at: context.now });
     }
-    let id = node.id.to_string();
-    let data = json!({ "node_id": id, "from": current.as_str(), "to": next.as_str(), "reason": reason });
+    let data = NodeServiceChanged { node_id: node.id, from: current.into(), to: next.into(), reason: reason.to_owned() };
     Ok(decision
         .change(Change::NodeUpdate(Box::new(changed)))
-        .record(context, kind, action, &id, data)
+        .record(context, node.id, event(data))
         .wakeup(Wakeup::NodeAccess(node.id))
         .wakeup(Wakeup::NodeWork(node.id)))
 }
@@ -249,13 +247,17 @@ pub fn operate(node: &Node, operation: Operation, reason: &str, context: &Contex
 /// Two live copies of one identity: nobody may use it until the machine is enrolled again.
 pub fn lock(node: &Node, context: &Context) -> Decision {
     let reason = "two live copies of this node's identity were seen at the same time".to_owned();
-    let id = node.id.to_string();
-    let data = json!({ "node_id": id, "from": node.service.as_str(), "to": NodeService::Locked.as_str(), "reason": reason });
+    let event = Event::NodeLocked(NodeServiceChanged {
+        node_id: node.id,
+        from: node.service.into(),
+        to: NodeService::Locked.into(),
+        reason: reason.clone(),
+    });
     let locked = Node { service: NodeService::Locked, service_reason: reason, session: None, ..node.clone() };
     Decision::default()
         .change(Change::CertificatesRevoke { node_id: node.id, up_to_epoch: node.epoch, at: context.now })
         .change(Change::NodeUpdate(Box::new(locked)))
-        .record(context, "gpuaas.node.locked.v1", "node.lock", &id, data)
+        .record(context, node.id, event)
         .wakeup(Wakeup::NodeAccess(node.id))
 }
 
@@ -265,21 +267,17 @@ pub fn connected(node: &Node, session: LiveSession, facts: Option<HostFacts>, co
         let code = if node.service == NodeService::Locked { "node_locked" } else { "node_retired" };
         return Err(Refusal::forbidden(code, format!("node {} is {}; enroll the machine again", node.id, node.service.as_str())));
     }
-    let id = node.id.to_string();
-    let data = json!({
-        "node_id": id, "session_id": session.id, "transport": session.transport.as_str(),
-        "agent_instance_id": session.agent_instance_id, "boot_id": session.boot_id,
+    let event = Event::NodeOnline(NodeOnline {
+        node_id: node.id,
+        session_id: session.id,
+        transport: session.transport.into(),
+        agent_instance_id: session.agent_instance_id,
+        boot_id: session.boot_id.clone(),
     });
     let facts = facts.unwrap_or_else(|| node.facts.clone());
     let held_elsewhere = node.session.as_ref().is_some_and(|older| older.server != session.server);
     let online = Node { session: Some(session), last_seen_at: Some(context.now), facts, ..node.clone() };
-    let decision = Decision::default().change(Change::NodeUpdate(Box::new(online))).record(
-        context,
-        "gpuaas.node.online.v1",
-        "node.connect",
-        &id,
-        data,
-    );
+    let decision = Decision::default().change(Change::NodeUpdate(Box::new(online))).record(context, node.id, event);
     // Another server process may still hold the link that this one replaces.
     Ok(if held_elsewhere { decision.wakeup(Wakeup::NodeAccess(node.id)) } else { decision })
 }
@@ -289,16 +287,9 @@ pub fn disconnected(node: &Node, session: SessionId, why: &str, context: &Contex
     if node.session.as_ref().is_none_or(|live| live.id != session) {
         return Decision::default();
     }
-    let id = node.id.to_string();
-    let data = json!({ "node_id": id, "session_id": session, "reason": why });
+    let event = Event::NodeOffline(NodeOffline { node_id: node.id, session_id: session, reason: why.to_owned() });
     let offline = Node { session: None, last_seen_at: Some(context.now), ..node.clone() };
-    Decision::default().change(Change::NodeUpdate(Box::new(offline))).record(
-        context,
-        "gpuaas.node.offline.v1",
-        "node.disconnect",
-        &id,
-        data,
-    )
+    Decision::default().change(Change::NodeUpdate(Box::new(offline))).record(context, node.id, event)
 }
 
 /// An operator gives the node another name. Nothing that the node says of itself does: a name is what operators go by.
@@ -315,23 +306,15 @@ pub fn rename(node: &Node, name: &str, context: &Context) -> Result<Decision, Re
     if node.name == name {
         return Ok(Decision::default());
     }
-    let id = node.id.to_string();
-    let data = json!({ "node_id": id, "from": node.name, "to": name });
+    let event = Event::NodeRenamed(NodeRenamed { node_id: node.id, from: node.name.clone(), to: name.to_owned() });
     let renamed = Node { name: name.to_owned(), ..node.clone() };
-    Ok(Decision::default().change(Change::NodeUpdate(Box::new(renamed))).record(
-        context,
-        "gpuaas.node.renamed.v1",
-        "node.rename",
-        &id,
-        data,
-    ))
+    Ok(Decision::default().change(Change::NodeUpdate(Box::new(renamed))).record(context, node.id, event))
 }
 
 /// A node sent more than it may make the control plane write within the hour. Told once per node and hour.
 pub fn budget_exceeded(node: NodeId, kind: &str, limit: u64, context: &Context) -> Decision {
-    let id = node.to_string();
-    let data = json!({ "node_id": id, "kind": kind, "limit": limit });
-    Decision::default().record(context, "gpuaas.node.budget_exceeded.v1", "node.budget", &id, data)
+    let event = Event::NodeBudgetExceeded(NodeBudgetExceeded { node_id: node, kind: kind.to_owned(), limit });
+    Decision::default().record(context, node, event)
 }
 
 /// The node's facts changed while connected.
@@ -339,40 +322,40 @@ pub fn facts_changed(node: &Node, facts: HostFacts, context: &Context) -> Decisi
     if facts == node.facts {
         return Decision::default();
     }
-    let id = node.id.to_string();
-    let data = json!({ "node_id": id, "agent_version": facts.agent_version, "kernel": facts.kernel, "gpus": facts.gpus.len() });
+    let event = Event::NodeFactsChanged(NodeFactsChanged {
+        node_id: node.id,
+        agent_version: facts.agent_version.clone(),
+        kernel: facts.kernel.clone(),
+        gpus: facts.gpus.len(),
+    });
     let changed = Node { facts, last_seen_at: Some(context.now), ..node.clone() };
-    Decision::default().change(Change::NodeUpdate(Box::new(changed))).record(
-        context,
-        "gpuaas.node.facts_changed.v1",
-        "node.facts",
-        &id,
-        data,
-    )
+    Decision::default().change(Change::NodeUpdate(Box::new(changed))).record(context, node.id, event)
 }
 
 /// A regular renewal over a valid certificate.
 pub fn renewed(node: &Node, certificate: Certificate, context: &Context) -> Result<Decision, Refusal> {
     check_may_hold_certificate(node)?;
-    let id = node.id.to_string();
-    let data = json!({ "node_id": id, "serial": certificate.serial, "not_after": certificate.not_after });
+    let event = Event::NodeCertificateRenewed(NodeCertificateRenewed {
+        node_id: node.id,
+        serial: certificate.serial.clone(),
+        not_after: certificate.not_after,
+    });
     // Also when nothing changes: the write over the node's version keeps a renewal from overtaking a lock or retirement.
     let decision = Decision::default()
         .change(Change::CertificateInsert(certificate))
         .change(Change::NodeUpdate(Box::new(Node { rejoins: 0, ..node.clone() })));
-    Ok(decision.record(context, "gpuaas.node.certificate_renewed.v1", "node.renew", &id, data))
+    Ok(decision.record(context, node.id, event))
 }
 
 /// A node whose certificate has expired proved that it still has its keys.
 pub fn rejoined(node: &Node, certificate: Certificate, context: &Context) -> Result<Decision, Refusal> {
     check_may_rejoin(node)?;
-    let id = node.id.to_string();
     let rejoins = node.rejoins + 1;
-    let data = json!({ "node_id": id, "serial": certificate.serial, "rejoins": rejoins });
+    let event = Event::NodeRejoined(NodeRejoined { node_id: node.id, serial: certificate.serial.clone(), rejoins });
     Ok(Decision::default()
         .change(Change::CertificateInsert(certificate))
         .change(Change::NodeUpdate(Box::new(Node { rejoins, ..node.clone() })))
-        .record(context, "gpuaas.node.rejoined.v1", "node.rejoin", &id, data))
+        .record(context, node.id, event))
 }
 
 /// Whether a node whose certificate has expired may come back once more. Asked before a certificate is made for it.

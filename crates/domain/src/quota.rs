@@ -3,27 +3,15 @@
 //! What is used is kept in the quota's own row, in the commit that begins or ends an allocation. Two requests that would be too much
 //! together therefore cannot both pass: the second one finds the row changed and is decided again.
 
+use gpuaas_contract::event::{Event, QuotaSet};
 use gpuaas_contract::id::{OrgId, ProjectId};
-use serde_json::json;
+use gpuaas_contract::product::Product;
+
+pub use gpuaas_contract::quota::Limits;
 
 use crate::decision::{Context, Decision};
 use crate::refusal::Refusal;
 use crate::resource::{Keys, resource};
-
-/// How much; none is no limit.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
-#[serde(deny_unknown_fields)]
-pub struct Limits {
-    /// Allocations at once.
-    #[serde(default)]
-    pub allocations: Option<u32>,
-    /// Slots at once.
-    #[serde(default)]
-    pub slots: Option<u32>,
-    /// Whole machines at once.
-    #[serde(default)]
-    pub machines: Option<u32>,
-}
 
 /// How much there is.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
@@ -37,6 +25,14 @@ pub struct Used {
 }
 
 impl Used {
+    /// What one of a product takes.
+    pub const fn of(product: Product) -> Self {
+        match product {
+            Product::Slice { slots } => Self { allocations: 1, slots, machines: 0 },
+            Product::BareMetal => Self { allocations: 1, slots: 0, machines: 1 },
+        }
+    }
+
     fn plus(self, other: Self) -> Self {
         Self {
             allocations: self.allocations.saturating_add(other.allocations),
@@ -130,8 +126,8 @@ pub fn set_limits(quota: &Quota, limits: Limits, context: &Context) -> (Quota, D
     }
     let next = Quota { limits, ..quota.clone() };
     let whose = next.project_id.map_or_else(|| next.organization_id.to_string(), |project| project.to_string());
-    let data = json!({ "of": whose, "before": quota.limits, "limits": limits });
-    (next.clone(), Decision::default().update(&next).record(context, "gpuaas.quota.set.v1", "quota.set", &whose, data))
+    let event = Event::QuotaSet(QuotaSet { of: whose.clone(), before: quota.limits, limits });
+    (next.clone(), Decision::default().update(&next).record(context, whose, event))
 }
 
 #[cfg(test)]

@@ -7,12 +7,14 @@
 use std::time::Duration;
 
 use gpuaas_contract::envelope::{CLOCK_SKEW, MAX_START_WINDOW};
+use gpuaas_contract::event::{
+    Event, TaskCancelled, TaskDispatched, TaskEnded, TaskQueued, TaskReason, TaskReceipt, TaskRef, TaskReported,
+};
 use gpuaas_contract::id::{CorrelationId, NodeId, TaskId};
 use gpuaas_contract::receipt::{self, Outcome};
 use gpuaas_contract::task::{Task, TaskType};
 use gpuaas_contract::time::Timestamp;
 use gpuaas_contract::{Digest, envelope};
-use serde_json::json;
 
 pub use gpuaas_contract::state::TaskState;
 
@@ -89,6 +91,13 @@ pub struct TaskRecord {
     pub message: String,
     /// Digest of the receipt that ended it.
     pub receipt_digest: Option<Digest>,
+}
+
+impl TaskRecord {
+    /// Which task it is, for events.
+    pub(crate) fn event_ref(&self) -> TaskRef {
+        TaskRef { task_id: self.id, node_id: self.node_id }
+    }
 }
 
 /// The last receipt of a node's epoch that was believed.
@@ -220,13 +229,12 @@ fn wanted(
 }
 
 fn queued(task: &TaskRecord, insert: Change, context: &Context) -> Decision {
-    let id = task.id.to_string();
-    let params = serde_json::value::RawValue::from_string(task.params.clone()).ok();
-    let data = json!({ "task_id": id, "node_id": task.node_id, "task_type": task.task_type, "params": params });
-    Decision::default()
-        .change(insert)
-        .record(context, "gpuaas.task.queued.v1", "task.create", &id, data)
-        .wakeup(Wakeup::Task(task.id))
+    let event = Event::TaskQueued(TaskQueued {
+        task: task.event_ref(),
+        task_type: task.task_type.to_string(),
+        params: serde_json::from_str(&task.params).ok(),
+    });
+    Decision::default().change(insert).record(context, task.id, event).wakeup(Wakeup::Task(task.id))
 }
 
 /// The text whose MAC is [`TaskRecord::intent`]: everything that decides what will run where, and for how long the
@@ -303,9 +311,12 @@ fn dispatched(task: &TaskRecord, node: &Node, payload: &envelope::Payload, conte
 }
 
 fn signed_out(sent: &TaskRecord, outgoing: &Outgoing, context: &Context) -> Decision {
-    let id = sent.id.to_string();
     let Outgoing { signed, key_id, .. } = outgoing;
-    let data = json!({ "task_id": id, "node_id": sent.node_id, "dispatch": sent.dispatches, "envelope": signed.digest });
+    let event = Event::TaskDispatched(TaskDispatched {
+        task: sent.event_ref(),
+        dispatch: sent.dispatches,
+        envelope: signed.digest.clone(),
+    });
     Decision::default()
         .change(Change::EnvelopeInsert {
             task_id: sent.id,
@@ -314,7 +325,7 @@ fn signed_out(sent: &TaskRecord, outgoing: &Outgoing, context: &Context) -> Deci
             key_id: key_id.clone(),
             signed_at: context.now,
         })
-        .record(context, "gpuaas.task.dispatched.v1", "task.dispatch", &id, data)
+        .record(context, sent.id, event)
         .wakeup(Wakeup::Task(sent.id))
 }
 
@@ -337,12 +348,10 @@ pub fn acknowledged(task: &TaskRecord, started: bool, context: &Context) -> Deci
     if !forward {
         return Decision::default();
     }
-    let id = task.id.to_string();
-    let data = json!({ "task_id": id, "node_id": task.node_id });
-    let (state, kind, action) = if started {
-        (TaskState::Started, "gpuaas.task.started.v1", "task.start")
+    let (state, event) = if started {
+        (TaskState::Started, Event::TaskStarted(task.event_ref()))
     } else {
-        (TaskState::Accepted, "gpuaas.task.accepted.v1", "task.accept")
+        (TaskState::Accepted, Event::TaskAccepted(task.event_ref()))
     };
     let next = TaskRecord {
         state,
@@ -353,7 +362,7 @@ pub fn acknowledged(task: &TaskRecord, started: bool, context: &Context) -> Deci
     };
     let mut decision = Decision::default()
         .change(Change::TaskUpdate(Box::new(next)))
-        .record(context, kind, action, &id, data)
+        .record(context, task.id, event)
         .wakeup(Wakeup::Task(task.id));
     if task.cancel_requested_at.is_some() {
         decision = decision.wakeup(Wakeup::NodeWork(task.node_id));
@@ -380,17 +389,11 @@ pub fn cancel(task: &TaskRecord, reason: &str, context: &Context) -> Result<Deci
         // No envelope is out there: nothing can run.
         return Ok(end(task, TaskState::Cancelled, "cancelled_before_dispatch", reason, context));
     }
-    let id = task.id.to_string();
     let next = TaskRecord { cancel_requested_at: Some(context.now), message: reason.to_owned(), ..task.clone() };
+    let event = Event::TaskCancelRequested(TaskReason { task: task.event_ref(), reason: reason.to_owned() });
     Ok(Decision::default()
         .change(Change::TaskUpdate(Box::new(next)))
-        .record(
-            context,
-            "gpuaas.task.cancel_requested.v1",
-            "task.cancel",
-            &id,
-            json!({ "task_id": id, "node_id": task.node_id, "reason": reason }),
-        )
+        .record(context, task.id, event)
         .wakeup(Wakeup::NodeWork(task.node_id))
         .wakeup(Wakeup::Task(task.id)))
 }
@@ -516,7 +519,6 @@ pub fn receipt(
         return Err(Refusal::conflict("receipt_conflict", message));
     }
     let reported = verified.payload();
-    let id = task.id.to_string();
     let state = TaskState::from(reported.outcome);
     let next = TaskRecord {
         state,
@@ -531,16 +533,24 @@ pub fn receipt(
     };
     // The chain tells whether the node forgot or hides something; it never stops a receipt from counting.
     let follows = head.sequence.checked_add(1) == Some(reported.sequence) && reported.previous_receipt == head.digest;
-    let data = json!({
-        "task_id": id, "node_id": reported.node_id, "outcome": reported.outcome.as_str(), "code": reported.code,
-        "receipt": verified.digest(), "sequence": reported.sequence, "chain_intact": follows,
-    });
-    let kind = match reported.outcome {
-        Outcome::Succeeded => "gpuaas.task.succeeded.v1",
-        Outcome::Failed => "gpuaas.task.failed.v1",
-        Outcome::Cancelled => "gpuaas.task.cancelled.v1",
-        Outcome::Interrupted => "gpuaas.task.interrupted.v1",
-        Outcome::Refused => "gpuaas.task.refused.v1",
+    let data = TaskReported {
+        task: TaskRef { task_id: task.id, node_id: reported.node_id },
+        code: reported.code.clone(),
+        receipt: TaskReceipt {
+            outcome: reported.outcome,
+            receipt: verified.digest().clone(),
+            sequence: reported.sequence,
+            chain_intact: follows,
+        },
+    };
+    let event = match reported.outcome {
+        Outcome::Succeeded => Event::TaskSucceeded(data),
+        Outcome::Failed => Event::TaskFailed(data),
+        Outcome::Cancelled => {
+            Event::TaskCancelled(TaskCancelled { task: data.task, code: data.code, receipt: Some(data.receipt) })
+        }
+        Outcome::Interrupted => Event::TaskInterrupted(data),
+        Outcome::Refused => Event::TaskRefused(data),
     };
     let decision = Decision::default()
         .change(Change::TaskUpdate(Box::new(next.clone())))
@@ -554,7 +564,7 @@ pub fn receipt(
             receipt: raw.to_vec(),
             received_at: context.now,
         })
-        .record(context, kind, "task.receipt", &id, data)
+        .record(context, task.id, event)
         .wakeup(Wakeup::Task(task.id));
     let how = TaskEnd::Receipt {
         outcome: reported.outcome,
@@ -568,23 +578,16 @@ fn requeue(task: &TaskRecord, why: &str, context: &Context) -> Decision {
     if task.cancel_requested_at.is_some() {
         return Decision::default();
     }
-    let id = task.id.to_string();
     let next = TaskRecord { state: TaskState::Queued, lease_until: None, ..task.clone() };
+    let event = Event::TaskRequeued(TaskReason { task: task.event_ref(), reason: why.to_owned() });
     Decision::default()
         .change(Change::TaskUpdate(Box::new(next)))
-        .record(
-            context,
-            "gpuaas.task.requeued.v1",
-            "task.requeue",
-            &id,
-            json!({ "task_id": id, "node_id": task.node_id, "reason": why }),
-        )
+        .record(context, task.id, event)
         .wakeup(Wakeup::NodeWork(task.node_id))
         .wakeup(Wakeup::Task(task.id))
 }
 
 fn end(task: &TaskRecord, state: TaskState, code: &str, message: &str, context: &Context) -> Decision {
-    let id = task.id.to_string();
     let next = TaskRecord {
         state,
         lease_until: None,
@@ -594,9 +597,13 @@ fn end(task: &TaskRecord, state: TaskState, code: &str, message: &str, context: 
         ..task.clone()
     };
     // Only what surely never runs ends without a receipt as cancelled or expired.
-    let (kind, action, how) = match state {
-        TaskState::Cancelled => ("gpuaas.task.cancelled.v1", "task.cancelled", TaskEnd::NeverRan),
-        TaskState::Expired => ("gpuaas.task.expired.v1", "task.expire", TaskEnd::NeverRan),
+    let data = TaskEnded { task: task.event_ref(), code: code.to_owned() };
+    let (event, how) = match state {
+        TaskState::Cancelled => {
+            let event = TaskCancelled { task: data.task, code: data.code, receipt: None };
+            (Event::TaskCancelled(event), TaskEnd::NeverRan)
+        }
+        TaskState::Expired => (Event::TaskExpired(data), TaskEnd::NeverRan),
         TaskState::Queued
         | TaskState::Dispatched
         | TaskState::Accepted
@@ -605,11 +612,11 @@ fn end(task: &TaskRecord, state: TaskState, code: &str, message: &str, context: 
         | TaskState::Failed
         | TaskState::Interrupted
         | TaskState::Refused
-        | TaskState::Lost => ("gpuaas.task.lost.v1", "task.lose", TaskEnd::MayHaveRun),
+        | TaskState::Lost => (Event::TaskLost(data), TaskEnd::MayHaveRun),
     };
     let decision = Decision::default()
         .change(Change::TaskUpdate(Box::new(next.clone())))
-        .record(context, kind, action, &id, json!({ "task_id": id, "node_id": task.node_id, "code": code }))
+        .record(context, task.id, event)
         .wakeup(Wakeup::Task(task.id));
     with_ending(decision, next, how)
 }

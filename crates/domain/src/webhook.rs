@@ -2,9 +2,9 @@
 
 use std::time::Duration;
 
+use gpuaas_contract::event::{DeliveryReplayed, Event, WebhookChanged, WebhookCreated, WebhookDisabled, short_kind};
 use gpuaas_contract::id::{DeliveryId, EventId, ProjectId, WebhookId};
 use gpuaas_contract::time::Timestamp;
-use serde_json::json;
 
 pub use gpuaas_contract::state::DeliveryState;
 
@@ -88,15 +88,6 @@ pub fn wants(kinds: &[String], kind: &str) -> bool {
     kinds.is_empty() || kinds.iter().any(includes)
 }
 
-/// `gpuaas.allocation.active.v1` → `allocation.active`.
-pub fn short_kind(kind: &str) -> &str {
-    let kind = kind.strip_prefix("gpuaas.").unwrap_or(kind);
-    match kind.rsplit_once(".v") {
-        Some((short, version)) if !version.is_empty() && version.bytes().all(|byte| byte.is_ascii_digit()) => short,
-        Some(_) | None => kind,
-    }
-}
-
 /// One event on its way to one webhook.
 #[derive(Clone, Debug, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
 pub struct Delivery {
@@ -176,10 +167,14 @@ pub fn create(webhook: Webhook, project: &Project, present: u64, context: &Conte
         ));
     }
     check(&webhook)?;
-    let id = webhook.id.to_string();
-    let data = json!({ "webhook_id": id, "project_id": project.id, "url": webhook.url, "kinds": webhook.kinds });
-    let decision = Decision::default().insert(&webhook);
-    Ok((webhook, decision.record(context, "gpuaas.webhook.created.v1", "webhook.create", &id, data)))
+    let event = Event::WebhookCreated(WebhookCreated {
+        webhook_id: webhook.id,
+        project_id: project.id,
+        url: webhook.url.clone(),
+        kinds: webhook.kinds.clone(),
+    });
+    let decision = Decision::default().insert(&webhook).record(context, webhook.id, event);
+    Ok((webhook, decision))
 }
 
 /// A webhook as its owner wants it now. Saying the same again changes nothing.
@@ -188,13 +183,17 @@ pub fn change(before: &Webhook, after: Webhook, context: &Context) -> Result<(We
     if after == *before {
         return Ok((after, Decision::default()));
     }
-    let id = after.id.to_string();
-    let data = json!({
-        "webhook_id": id, "project_id": after.project_id, "url": after.url, "kinds": after.kinds,
-        "disabled": after.disabled, "deleted": after.deleted_at.is_some(), "secret_rotated": after.generation != before.generation,
+    let event = Event::WebhookChanged(WebhookChanged {
+        webhook_id: after.id,
+        project_id: after.project_id,
+        url: after.url.clone(),
+        kinds: after.kinds.clone(),
+        disabled: after.disabled.clone(),
+        deleted: after.deleted_at.is_some(),
+        secret_rotated: after.generation != before.generation,
     });
-    let decision = Decision::default().update(&after);
-    Ok((after, decision.record(context, "gpuaas.webhook.changed.v1", "webhook.change", &id, data)))
+    let decision = Decision::default().update(&after).record(context, after.id, event);
+    Ok((after, decision))
 }
 
 fn check(webhook: &Webhook) -> Result<(), Refusal> {
@@ -216,11 +215,15 @@ fn check(webhook: &Webhook) -> Result<(), Refusal> {
 
 /// A webhook that we turn off ourselves, because nobody takes what it is told.
 pub fn turn_off(webhook: &Webhook, failed: u32, reason: String, context: &Context) -> Decision {
-    let id = webhook.id.to_string();
-    let data =
-        json!({ "webhook_id": id, "project_id": webhook.project_id, "url": webhook.url, "failed": failed, "reason": reason });
+    let event = Event::WebhookDisabled(WebhookDisabled {
+        webhook_id: webhook.id,
+        project_id: webhook.project_id,
+        url: webhook.url.clone(),
+        failed,
+        reason: reason.clone(),
+    });
     let off = Webhook { failed, disabled: Some(reason), ..webhook.clone() };
-    Decision::default().update(&off).record(context, "gpuaas.webhook.disabled.v1", "webhook.disable", &id, data)
+    Decision::default().update(&off).record(context, webhook.id, event)
 }
 
 /// Another try of a delivery, whatever came of it before.
@@ -232,10 +235,14 @@ pub fn replay(delivery: &Delivery, of: ProjectId, context: &Context) -> (Deliver
         expires_at: context.now.plus(KEPT),
         ..delivery.clone()
     };
-    let id = next.id.to_string();
-    let data = json!({ "delivery_id": id, "project_id": of, "webhook_id": next.webhook_id, "event_id": next.event_id });
-    let decision = Decision::default().update(&next);
-    (next, decision.record(context, "gpuaas.delivery.replayed.v1", "delivery.replay", &id, data))
+    let event = Event::DeliveryReplayed(DeliveryReplayed {
+        delivery_id: next.id,
+        project_id: of,
+        webhook_id: next.webhook_id,
+        event_id: next.event_id,
+    });
+    let decision = Decision::default().update(&next).record(context, next.id, event);
+    (next, decision)
 }
 
 #[cfg(test)]

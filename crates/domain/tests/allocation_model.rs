@@ -21,7 +21,6 @@ use std::collections::BTreeSet;
 
 use gpuaas_domain::quota::Used;
 use gpuaas_domain::slot::SlotState;
-use gpuaas_domain::webhook::short_kind;
 use hosts::End;
 use storm::{Action, BAD_ENDS, Chance, ENDS, Storm};
 
@@ -128,7 +127,7 @@ fn play_each(first: u64, every: usize, below: u64) -> Seen {
     for seed in (first..below).step_by(every) {
         let storm = play(seed);
         seen.conflicts += storm.conflicts;
-        seen.kinds.extend(storm.ledger.events.iter().map(|event| short_kind(event.kind)));
+        seen.kinds.extend(storm.ledger.events.iter().map(|event| event.kind.short()));
     }
     seen
 }

@@ -5,6 +5,7 @@ mod support;
 use std::time::Duration;
 
 use gpuaas_contract::Digest;
+use gpuaas_contract::event::EventKind;
 use gpuaas_contract::id::{EnrollmentId, JoinTokenId, NodeId};
 use gpuaas_contract::telemetry::HostFacts;
 use gpuaas_domain::enrollment::{
@@ -145,7 +146,7 @@ fn a_full_queue_makes_room_at_the_cost_of_the_address_with_most() {
     let (_, decision) = enrollment::request(asked.clone(), &queue(2, 0), &context()).expect("taken");
     let [Change::EnrollmentUpdate(lapsed), Change::EnrollmentInsert(_)] = &decision.changes[..] else { panic!("{decision:?}") };
     assert!(lapsed.id == oldest.id && lapsed.expires_at < NOW && lapsed.state == EnrollmentState::Pending);
-    assert_eq!(decision.events[0].kind, "gpuaas.enrollment.displaced.v1");
+    assert_eq!(decision.events[0].kind, EventKind::EnrollmentDisplaced);
     for (held, from_address) in [(1, 0), (3, 2), (3, 3)] {
         let refused = enrollment::request(asked.clone(), &queue(held, from_address), &context());
         assert_eq!(code(refused), "too_many_enrollments", "{held} {from_address}: nobody would have less");

@@ -36,7 +36,7 @@ fn free_slots_are_leased_under_a_number_that_none_of_them_ever_had() {
         assert!(order.decision.changes.contains(&Change::SlotUpdate(Box::new(after.clone()))));
     }
     assert_eq!(order.decision.audit.iter().map(|row| row.action).collect::<Vec<_>>(), ["slot.lease"; 2]);
-    assert_eq!(order.decision.events.iter().map(|event| event.kind).collect::<Vec<_>>(), ["gpuaas.slot.leased.v1"; 2]);
+    assert_eq!(order.decision.events.iter().map(|event| event.kind.as_str()).collect::<Vec<_>>(), ["gpuaas.slot.leased.v1"; 2]);
 }
 
 #[test]

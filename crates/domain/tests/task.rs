@@ -62,7 +62,7 @@ fn a_task_for_a_waiting_node_is_written_as_sent_with_everything_that_both_steps_
     let (_, dispatched) = task::dispatch(&task, &node(), &out, &context()).expect("sent");
     assert_eq!(sent, TaskRecord { version: 1, ..task_of(&dispatched) });
     assert_eq!(decision.changes, [vec![Change::TaskInsert(Box::new(sent.clone()))], dispatched.changes[1..].to_vec()].concat());
-    let kinds = |decision: &Decision| decision.events.iter().map(|event| event.kind).collect::<Vec<_>>();
+    let kinds = |decision: &Decision| decision.events.iter().map(|event| event.kind.as_str()).collect::<Vec<_>>();
     let actions = |decision: &Decision| decision.audit.iter().map(|row| (row.action, row.detail.clone())).collect::<Vec<_>>();
     assert_eq!(kinds(&decision), [kinds(&created), kinds(&dispatched)].concat());
     assert_eq!(actions(&decision), [actions(&created), actions(&dispatched)].concat());

@@ -3,7 +3,7 @@
 use constcat::concat;
 use gpuaas_contract::id::{ClusterId, EventId, ProjectId};
 use gpuaas_contract::time::Timestamp;
-use gpuaas_domain::Event;
+use gpuaas_domain::OutboxEvent;
 
 use crate::db::{Arg, Columns, Reader, Select};
 use crate::table::{Row, table};
@@ -56,13 +56,13 @@ struct CloudEvent<'a> {
     data: &'a serde_json::Value,
 }
 
-pub(crate) fn to_row(event: &Event, cluster: ClusterId) -> Result<Row> {
-    let Event { id, kind, subject, at, correlation_id, data } = event;
+pub(crate) fn to_row(event: &OutboxEvent, cluster: ClusterId) -> Result<Row> {
+    let OutboxEvent { id, kind, subject, at, correlation_id, data } = event;
     let body = CloudEvent {
         specversion: "1.0",
         id: *id,
         source: format!("/gpuaas/{cluster}"),
-        r#type: kind,
+        r#type: kind.as_str(),
         subject,
         time: at.rfc3339(),
         datacontenttype: "application/json",
@@ -71,7 +71,7 @@ pub(crate) fn to_row(event: &Event, cluster: ClusterId) -> Result<Row> {
     };
     let lane = Arg::count(u64::from(lane_of(subject)));
     let project = data.get("project_id").and_then(serde_json::Value::as_str).map_or(Arg::Text(None), Arg::text);
-    Ok(vec![Arg::id(id), Arg::text(subject), Arg::text(*kind), Arg::json(&body)?, Arg::time(*at), lane, project])
+    Ok(vec![Arg::id(id), Arg::text(subject), Arg::text(kind.as_str()), Arg::json(&body)?, Arg::time(*at), lane, project])
 }
 
 /// Returns the lane of a subject: its 32-bit FNV-1a hash, modulo the number of lanes. This must never change: an event in another

@@ -1,6 +1,8 @@
 //! What happened, as CloudEvents.
 
+use gpuaas_contract::event::{Event, EventKind};
 use gpuaas_contract::id::EventId;
+use gpuaas_contract::names::Open;
 use gpuaas_contract::time::{Rfc3339, Timestamp};
 
 /// One thing that happened, as a CloudEvents 1.0 document: what streams and webhooks carry.
@@ -14,7 +16,8 @@ pub struct CloudEvent {
     pub source: String,
     /// What happened, such as `gpuaas.allocation.active.v1`.
     #[serde(rename = "type")]
-    pub kind: String,
+    #[schemars(with = "String")]
+    pub kind: Open<EventKind>,
     /// What it happened to.
     #[serde(default)]
     pub subject: String,
@@ -31,6 +34,13 @@ pub struct CloudEvent {
     pub data: serde_json::Value,
 }
 
+impl CloudEvent {
+    /// The event with its data. `None` if it is of another version: of a kind that this one does not know, or with other data.
+    pub fn event(&self) -> Option<Event> {
+        Event::read(self.kind.known()?, self.data.clone()).ok()
+    }
+}
+
 /// One thing that happened to an allocation, as a line of its history.
 #[derive(Clone, Debug, PartialEq, serde::Serialize, serde::Deserialize, schemars::JsonSchema)]
 pub struct EventRow {
@@ -39,7 +49,8 @@ pub struct EventRow {
     /// Where it stands among all events: later ones have higher positions.
     pub position: i64,
     /// What happened, such as `gpuaas.allocation.active.v1`.
-    pub kind: String,
+    #[schemars(with = "String")]
+    pub kind: Open<EventKind>,
     /// When.
     #[serde(with = "Rfc3339")]
     pub at: Timestamp,

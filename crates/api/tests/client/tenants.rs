@@ -150,7 +150,7 @@ async fn events_go_on_where_the_connection_broke() {
     let query = EventsQuery { after: Some(3), kinds: Some("allocation".to_owned()) };
     let heard = client.project_events("proj_x", &query).filter_map(|event| async {
         match event.expect("no error") {
-            HeardEvent::Event(event) => Some(event.kind),
+            HeardEvent::Event(event) => Some(event.kind.to_string()),
             HeardEvent::Reconnecting => None,
         }
     });

@@ -16,7 +16,8 @@ use async_nats::jetstream::{self, ContextBuilder};
 use futures::StreamExt as _;
 use futures::future::BoxFuture;
 use futures::stream::FuturesUnordered;
-use gpuaas_contract::id::{AllocationId, EventId, NodeId, OrgId, ProjectId, SkuId, TaskId};
+use gpuaas_contract::event::{Event, EventKind};
+use gpuaas_contract::id::{AllocationId, EventId, NodeId, OrgId, ProjectId, TaskId};
 use gpuaas_contract::time::Timestamp;
 use gpuaas_domain::Decision;
 use gpuaas_store::{MAX_WAITING, OutboxRow, Store, StoreConfig};
@@ -31,14 +32,14 @@ use crate::{Result, Setup};
 /// Events of a round per second of its length.
 const PER_SECOND: u64 = 5000;
 /// The events of one allocation.
-const LIFE: [&str; 7] = [
-    "gpuaas.allocation.requested.v1",
-    "gpuaas.allocation.provisioning.v1",
-    "gpuaas.allocation.active.v1",
-    "gpuaas.allocation.release_requested.v1",
-    "gpuaas.allocation.releasing.v1",
-    "gpuaas.allocation.release_ordered.v1",
-    "gpuaas.allocation.released.v1",
+const LIFE: [EventKind; 7] = [
+    EventKind::AllocationRequested,
+    EventKind::AllocationProvisioning,
+    EventKind::AllocationActive,
+    EventKind::AllocationReleaseRequested,
+    EventKind::AllocationReleasing,
+    EventKind::AllocationReleaseOrdered,
+    EventKind::AllocationReleased,
 ];
 /// Concurrent allocations, so that their events are interleaved.
 const LIVES: usize = 500;
@@ -128,7 +129,8 @@ pub(crate) async fn fill_store(store: &str, events: usize) -> Result<Vec<OutboxR
             // Groups of a size that a busy server commits together.
             for group in lives.chunks(50) {
                 let left = events - made;
-                let decision = group.iter().take(left).fold(Decision::default(), |decision, life| life.happens(decision, kind));
+                let mut lives = group.iter().take(left);
+                let decision = lives.try_fold(Decision::default(), |decision, life| life.happens(decision, kind))?;
                 made += group.len().min(left);
                 store.commit(decision).await?;
             }
@@ -154,21 +156,28 @@ struct Life {
 impl Life {
     fn new() -> Self {
         let allocation = AllocationId::generate();
+        // What any of the events needs; each takes its own part.
         let data = serde_json::json!({
             "allocation_id": allocation,
             "organization_id": OrgId::generate(),
             "project_id": ProjectId::generate(),
-            "sku_id": SkuId::generate(),
             "node_id": NodeId::generate(),
             "task_id": TaskId::generate(),
             "name": "training-run",
+            "sku": "h100-8x",
+            "price_per_hour": { "amount": "2.50", "currency": "USD" },
+            "from": "provisioning",
+            "to": "active",
             "step": "await_provision",
+            "reason": "",
+            "attempt": 1,
+            "try": 1,
         });
         Self { allocation, data }
     }
 
-    fn happens(&self, decision: Decision, kind: &'static str) -> Decision {
-        decision.record(&context(), kind, "bench.happen", &self.allocation.to_string(), self.data.clone())
+    fn happens(&self, decision: Decision, kind: EventKind) -> Result<Decision> {
+        Ok(decision.record(&context(), self.allocation, Event::read(kind, self.data.clone())?))
     }
 }
 

@@ -4,8 +4,9 @@ use futures::StreamExt as _;
 use gpuaas_api::Client;
 use gpuaas_api::client::HeardEvent;
 use gpuaas_api::dto::{EventRow, EventsQuery, PageQuery};
+use gpuaas_contract::event::short_kind;
 
-use super::events::{facts, short_kind};
+use super::events::facts;
 use crate::context::CommandContext;
 use crate::error::CliError;
 use crate::exit::Exit;
@@ -67,7 +68,7 @@ async fn after(client: &Client, id: &str, position: Option<i64>) -> Result<Vec<E
 
 fn print(session: &CommandContext, row: &EventRow) -> Result<(), CliError> {
     session.output.print_item(row, |row| {
-        let line = format!("{} {} {}", row.at, short_kind(&row.kind), facts(&row.data, &KNOWN));
+        let line = format!("{} {} {}", row.at, short_kind(row.kind.as_str()), facts(&row.data, &KNOWN));
         printable(line.trim_end())
     })
 }

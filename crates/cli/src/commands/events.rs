@@ -1,10 +1,14 @@
 //! `gpuaas events`: what happens in a project or on the platform, as it happens.
 
+use std::collections::BTreeSet;
+use std::ffi::OsStr;
 use std::time::Duration;
 
+use clap::builder::{PossibleValue, StringValueParser, TypedValueParser};
 use futures::StreamExt as _;
 use gpuaas_api::client::HeardEvent;
 use gpuaas_api::dto::{CloudEvent, EventsQuery};
+use gpuaas_contract::event::{EventKind, short_kind};
 
 use crate::context::CommandContext;
 use crate::error::CliError;
@@ -31,8 +35,26 @@ pub(crate) struct EventsArgs {
     #[arg(long, value_name = "POSITION")]
     after: Option<i64>,
     /// Only this kind, such as `allocation` or `allocation.active`; may be given several times.
-    #[arg(long = "kind", value_name = "KIND")]
+    #[arg(long = "kind", value_name = "KIND", value_parser = KindParser, hide_possible_values = true)]
     kinds: Vec<String>,
+}
+
+/// Kinds of events for the shell's completion. Any other is taken as well: the server may be newer.
+#[derive(Clone, Debug)]
+pub(super) struct KindParser;
+
+impl TypedValueParser for KindParser {
+    type Value = String;
+
+    fn parse_ref(&self, command: &clap::Command, arg: Option<&clap::Arg>, value: &OsStr) -> Result<String, clap::Error> {
+        StringValueParser::new().parse_ref(command, arg, value)
+    }
+
+    fn possible_values(&self) -> Option<Box<dyn Iterator<Item = PossibleValue> + '_>> {
+        let groups: BTreeSet<&str> = EventKind::ALL.iter().filter_map(|kind| kind.short().split('.').next()).collect();
+        let groups = groups.into_iter().map(PossibleValue::new);
+        Some(Box::new(groups.chain(EventKind::ALL.into_iter().map(|kind| PossibleValue::new(kind.short()).help(kind.summary())))))
+    }
 }
 
 pub(super) async fn run(session: &CommandContext, args: EventsArgs) -> Result<Exit, CliError> {
@@ -70,17 +92,8 @@ pub(super) async fn run(session: &CommandContext, args: EventsArgs) -> Result<Ex
 }
 
 fn line(event: &CloudEvent) -> String {
-    let line = format!("{} {} {} {}", event.time, short_kind(&event.kind), event.subject, facts(&event.data, &PLACES));
+    let line = format!("{} {} {} {}", event.time, short_kind(event.kind.as_str()), event.subject, facts(&event.data, &PLACES));
     printable(line.trim_end())
-}
-
-/// Such as `allocation.active` for `gpuaas.allocation.active.v1`.
-pub(super) fn short_kind(kind: &str) -> &str {
-    let kind = kind.strip_prefix("gpuaas.").unwrap_or(kind);
-    match kind.rsplit_once(".v") {
-        Some((short, version)) if !version.is_empty() && version.bytes().all(|byte| byte.is_ascii_digit()) => short,
-        Some(_) | None => kind,
-    }
 }
 
 /// What an event says in single words, as `name=value`, without what is known already.
@@ -100,9 +113,12 @@ mod tests {
     use super::*;
 
     #[test]
-    fn kinds_are_shown_without_what_all_of_them_have() {
-        assert_eq!(short_kind("gpuaas.allocation.active.v1"), "allocation.active");
-        assert_eq!(short_kind("other.vast"), "other.vast");
+    fn kinds_are_completed_and_those_of_other_versions_are_taken() {
+        let kinds: Vec<String> = KindParser.possible_values().expect("kinds").map(|value| value.get_name().to_owned()).collect();
+        assert!(kinds.contains(&"allocation".to_owned()) && kinds.contains(&"node.online".to_owned()), "{kinds:?}");
+        let command = clap::Command::new("events").arg(clap::Arg::new("kind").value_parser(KindParser));
+        let matches = command.try_get_matches_from(["events", "cluster.moved"]).expect("any kind");
+        assert_eq!(matches.get_one::<String>("kind").map(String::as_str), Some("cluster.moved"));
     }
 
     #[test]

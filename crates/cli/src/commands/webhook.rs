@@ -2,9 +2,11 @@
 
 use clap::Subcommand;
 use gpuaas_api::dto::{Delivery, DeliveryListQuery, Webhook, WebhookChange, WebhookCreate};
+use gpuaas_contract::event::short_kind;
 use gpuaas_contract::state::DeliveryState;
 
 use super::confirm::ConfirmArgs;
+use super::events::KindParser;
 use super::{age, moment};
 use crate::context::CommandContext;
 use crate::error::CliError;
@@ -26,7 +28,7 @@ pub(crate) enum WebhookCommand {
         #[arg(long, default_value = "")]
         description: String,
         /// Kind of event, such as `allocation` or `allocation.active`; may be given several times. All unless given.
-        #[arg(long = "kind", value_name = "KIND")]
+        #[arg(long = "kind", value_name = "KIND", value_parser = KindParser, hide_possible_values = true)]
         kinds: Vec<String>,
     },
     /// List webhooks.
@@ -49,7 +51,7 @@ pub(crate) enum WebhookCommand {
         #[arg(long)]
         description: Option<String>,
         /// Kinds of events, instead of all it has; may be given several times.
-        #[arg(long = "kind", value_name = "KIND")]
+        #[arg(long = "kind", value_name = "KIND", value_parser = KindParser, hide_possible_values = true)]
         kinds: Vec<String>,
         /// Every kind of event.
         #[arg(long, conflicts_with = "kinds")]
@@ -205,7 +207,7 @@ fn deliveries_table(deliveries: &[Delivery]) -> View {
     for delivery in deliveries {
         table.row([
             delivery.id.to_string(),
-            super::events::short_kind(&delivery.kind).to_owned(),
+            short_kind(&delivery.kind).to_owned(),
             delivery.state.to_string(),
             delivery.attempts.to_string(),
             delivery.last.clone(),

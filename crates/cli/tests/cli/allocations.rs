@@ -13,6 +13,7 @@ use gpuaas_api::dto::{
 use gpuaas_api::routes;
 use gpuaas_contract::id::{AllocationId, EventId, NodeId, OrgId, ProjectId, SkuId, TaskId};
 use gpuaas_contract::money::{Currency, Money};
+use gpuaas_contract::names::Open;
 use gpuaas_contract::time::Timestamp;
 use serde_json::{Value, json};
 
@@ -368,7 +369,7 @@ async fn the_history_and_the_console_are_read_line_by_line() {
     let row = |position: i64, kind: &str| EventRow {
         id: EventId::from_bytes([u8::try_from(position).expect("few"); 16]),
         position,
-        kind: format!("gpuaas.allocation.{kind}.v1"),
+        kind: Open::read(&format!("gpuaas.allocation.{kind}.v1")),
         at: Timestamp(1),
         data: json!({ "allocation_id": "x", "code": "c\u{1b}[2J" }),
     };

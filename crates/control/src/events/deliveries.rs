@@ -348,6 +348,7 @@ fn refused_target(host: &str, error: &TargetError) -> Tried {
 
 #[cfg(test)]
 mod tests {
+    use gpuaas_contract::event::EventKind;
     use gpuaas_contract::id::{DeliveryId, EventId, ProjectId};
     use gpuaas_domain::Change;
 
@@ -391,7 +392,7 @@ mod tests {
     }
 
     /// Returns the delivery after the attempt, the webhook if it changed, and the kinds of events.
-    fn after(failed: u32, attempts: u32, tried: Tried) -> (Delivery, Option<Webhook>, Vec<&'static str>) {
+    fn after(failed: u32, attempts: u32, tried: Tried) -> (Delivery, Option<Webhook>, Vec<EventKind>) {
         let webhook = webhook(failed);
         let context = Context { now: NOW, actor: Actor::System, correlation_id: CorrelationId::generate() };
         let decision = ended(&delivery(&webhook, attempts), Some(&webhook), &tried, &context, 0.5);
@@ -434,14 +435,14 @@ mod tests {
         let (_, webhook, events) = after(MAX_FAILED - 1, 10, no());
         let webhook = webhook.expect("turned off");
         assert!(webhook.failed == MAX_FAILED && webhook.disabled.is_some_and(|why| why.contains("no")));
-        assert_eq!(events, ["gpuaas.webhook.disabled.v1"]);
+        assert_eq!(events, [EventKind::WebhookDisabled]);
     }
 
     #[test]
     fn a_receiver_that_is_gone_is_believed_at_once() {
         let (delivery, webhook, events) = after(0, 1, Tried::Gone("gone".to_owned()));
         assert_eq!((delivery.state, webhook.expect("turned off").disabled.as_deref()), (DeliveryState::Failed, Some("gone")));
-        assert_eq!(events, ["gpuaas.webhook.disabled.v1"]);
+        assert_eq!(events, [EventKind::WebhookDisabled]);
     }
 
     #[test]

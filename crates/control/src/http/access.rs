@@ -8,6 +8,7 @@ use axum::{Extension, Json};
 use gpuaas_api::dto::{self, ApiTokenCreate, ApiTokenCreated, Page, PageQuery, Reason};
 use gpuaas_api::routes;
 use gpuaas_contract::Digest;
+use gpuaas_contract::event::{self, ApiTokenRevoked, Event, SigningKeyChanged};
 use gpuaas_contract::id::ApiTokenId;
 use gpuaas_contract::key::KeyId;
 use gpuaas_contract::time::Timestamp;
@@ -15,7 +16,6 @@ use gpuaas_domain::access::{ApiToken, KeyLimits, MemberRole, Place};
 use gpuaas_domain::decision::Change;
 use gpuaas_domain::{Decision, Refusal, Wakeup, caps};
 use gpuaas_store::ApiTokenFilter;
-use serde_json::json;
 
 use super::caller::Caller;
 use super::idempotency::NotKept;
@@ -36,13 +36,15 @@ pub(super) async fn keys(State(control): Shared) -> Json<Page<dto::SigningKey>> 
 
 pub(super) async fn stage(state: Shared, Extension(caller): Extension<Caller>) -> Result<Json<Page<dto::SigningKey>>, Rejected> {
     let staged = state.keys.stage(Timestamp::now()).map_err(key_failure)?;
-    key_changed(&state, &caller, "signing_key.stage", &staged, json!({ "staged": staged })).await?;
+    let change = SigningKeyChanged { staged: Some(staged.clone()), active: None, revoked: None, reason: None };
+    key_changed(&state, &caller, &staged, change).await?;
     Ok(keys(state).await)
 }
 
 pub(super) async fn rotate(state: Shared, Extension(caller): Extension<Caller>) -> Result<Json<Page<dto::SigningKey>>, Rejected> {
     let active = state.keys.rotate(Timestamp::now()).map_err(key_failure)?;
-    key_changed(&state, &caller, "signing_key.rotate", &active, json!({ "active": active })).await?;
+    let change = SigningKeyChanged { staged: None, active: Some(active.clone()), revoked: None, reason: None };
+    key_changed(&state, &caller, &active, change).await?;
     Ok(keys(state).await)
 }
 
@@ -54,20 +56,14 @@ pub(super) async fn revoke_key(
 ) -> Result<Json<Page<dto::SigningKey>>, Rejected> {
     let key = KeyId::from(key);
     let active = state.keys.revoke(&key, Timestamp::now()).map_err(key_failure)?;
-    key_changed(&state, &caller, "signing_key.revoke", &key, json!({ "revoked": key, "active": active, "reason": reason }))
-        .await?;
+    let change = SigningKeyChanged { staged: None, active: Some(active), revoked: Some(key.clone()), reason: Some(reason) };
+    key_changed(&state, &caller, &key, change).await?;
     Ok(keys(state).await)
 }
 
 /// Writes it down and tells every connected node; the others hear of it when they say hello.
-async fn key_changed(
-    control: &Control,
-    caller: &Caller,
-    action: &'static str,
-    key: &KeyId,
-    data: serde_json::Value,
-) -> Result<(), ControlError> {
-    let decision = Decision::default().record(&caller.context(), "gpuaas.signing_key.changed.v1", action, key.as_str(), data);
+async fn key_changed(control: &Control, caller: &Caller, key: &KeyId, change: SigningKeyChanged) -> Result<(), ControlError> {
+    let decision = Decision::default().record(&caller.context(), key, Event::SigningKeyChanged(change));
     transact(control, || async { Ok(((), decision.clone())) }).await?;
     let (version, document) = control.keys.set_document();
     for session in control.hub.all() {
@@ -128,15 +124,13 @@ pub(super) async fn token_create(
         expires_at,
         revoked_at: None,
     };
-    let id = token.id.to_string();
-    let data = json!({ "api_token_id": id, "role": role.as_str(), "name": token.name, "parent_id": token.parent });
-    let decision = Decision::default().change(Change::ApiTokenInsert(token.clone())).record(
-        &context,
-        "gpuaas.api_token.created.v1",
-        "api_token.create",
-        &id,
-        data,
-    );
+    let event = Event::ApiTokenCreated(event::ApiTokenCreated {
+        api_token_id: token.id,
+        role: role.into(),
+        name: token.name.clone(),
+        parent_id: token.parent,
+    });
+    let decision = Decision::default().change(Change::ApiTokenInsert(token.clone())).record(&context, token.id, event);
     transact(&control, || async {
         check_cap(&control, caps::PLATFORM_TOKENS, counting_tokens(&control, &ApiTokenFilter::default(), context.now).await?)?;
         Ok(((), decision.clone()))
@@ -160,13 +154,8 @@ pub(super) async fn token_revoke(
             return Ok((token, Decision::default()));
         }
         let revoked = ApiToken { revoked_at: Some(context.now), ..token };
-        let decision = Decision::default().change(Change::ApiTokenUpdate(revoked.clone())).wakeup(Wakeup::Rights).record(
-            &context,
-            "gpuaas.api_token.revoked.v1",
-            "api_token.revoke",
-            &id.to_string(),
-            json!({ "api_token_id": id }),
-        );
+        let decision = Decision::default().change(Change::ApiTokenUpdate(revoked.clone())).wakeup(Wakeup::Rights);
+        let decision = decision.record(&context, id, Event::ApiTokenRevoked(ApiTokenRevoked { api_token_id: id }));
         Ok((revoked, decision))
     })
     .await?;

@@ -11,6 +11,7 @@ use futures::Stream;
 use gpuaas_api::dto::{self, AllocationWatchQuery, EventRow, Page, PageQuery, TaskProgress};
 use gpuaas_api::routes::{EVENT_ALLOCATION, EVENT_PROGRESS};
 use gpuaas_contract::id::AllocationId;
+use gpuaas_contract::names::Open;
 use gpuaas_domain::Wakeup;
 use tokio::sync::broadcast::error::RecvError;
 
@@ -124,6 +125,6 @@ pub(super) async fn history(
 
 fn event_shown(audience: Audience, row: gpuaas_store::OutboxRow) -> Result<EventRow, ControlError> {
     let event: serde_json::Value = serde_json::from_str(&row.body).map_err(|error| ControlError::Internal(error.to_string()))?;
-    let data = audience.event_data(event["data"].clone());
-    Ok(EventRow { id: row.id, position: row.position, kind: row.kind, at: row.created_at, data })
+    let data = audience.event_data(&row.kind, event["data"].clone());
+    Ok(EventRow { id: row.id, position: row.position, kind: Open::read(&row.kind), at: row.created_at, data })
 }

@@ -10,6 +10,7 @@ use axum::{Extension, Json};
 use gpuaas_api::dto::{self, ApiKeyCreate, ApiKeyCreated, Page, PageQuery, ServiceAccountCreate};
 use gpuaas_api::routes;
 use gpuaas_contract::Digest;
+use gpuaas_contract::event::{self, ApiKeyRevoked, Event};
 use gpuaas_contract::id::{ApiTokenId, MembershipId, ServiceAccountId};
 use gpuaas_contract::state::ApiKeyState;
 use gpuaas_contract::time::Timestamp;
@@ -20,7 +21,6 @@ use gpuaas_domain::resource::ResourceKind;
 use gpuaas_domain::tenancy::{self, ServiceAccount};
 use gpuaas_domain::{Decision, Refusal, Wakeup, caps};
 use gpuaas_store::{ApiTokenFilter, ResourceFilter};
-use serde_json::json;
 
 use super::caller::Caller;
 use super::idempotency::NotKept;
@@ -157,18 +157,16 @@ pub(super) async fn key_create(
         expires_at,
         revoked_at: None,
     };
-    let id = key.id.to_string();
-    let data = json!({
-        "api_token_id": id, "service_account_id": account.id, "project_id": account.project_id, "name": key.name,
-        "parent_id": key.parent, "expires_at": key.expires_at.map(Timestamp::rfc3339), "scopes": key.scopes.as_ref().map(KeyScopes::patterns),
+    let event = Event::ApiKeyCreated(event::ApiKeyCreated {
+        api_token_id: key.id,
+        service_account_id: account.id,
+        project_id: account.project_id,
+        name: key.name.clone(),
+        parent_id: key.parent,
+        expires_at: key.expires_at,
+        scopes: key.scopes.as_ref().map(KeyScopes::patterns),
     });
-    let decision = Decision::default().change(Change::ApiTokenInsert(key.clone())).record(
-        &context,
-        "gpuaas.api_key.created.v1",
-        "api_key.create",
-        &id,
-        data,
-    );
+    let decision = Decision::default().change(Change::ApiTokenInsert(key.clone())).record(&context, key.id, event);
     transact(&control, || async {
         let filter = ApiTokenFilter { service_account: Some(account.id), ..ApiTokenFilter::default() };
         check_cap(&control, caps::API_KEYS, counting_tokens(&control, &filter, context.now).await?)?;
@@ -195,14 +193,13 @@ pub(super) async fn key_revoke(
             return Ok((key, Decision::default()));
         }
         let revoked = ApiToken { revoked_at: Some(context.now), ..key };
-        let data = json!({ "api_token_id": id, "service_account_id": account.id, "project_id": account.project_id });
-        let decision = Decision::default().change(Change::ApiTokenUpdate(revoked.clone())).wakeup(Wakeup::Rights).record(
-            &context,
-            "gpuaas.api_key.revoked.v1",
-            "api_key.revoke",
-            &id.to_string(),
-            data,
-        );
+        let event = Event::ApiKeyRevoked(ApiKeyRevoked {
+            api_token_id: id,
+            service_account_id: account.id,
+            project_id: account.project_id,
+        });
+        let decision = Decision::default().change(Change::ApiTokenUpdate(revoked.clone())).wakeup(Wakeup::Rights);
+        let decision = decision.record(&context, id, event);
         Ok((revoked, decision))
     })
     .await?;

@@ -5,10 +5,10 @@ use std::sync::Arc;
 use axum::extract::State;
 use axum::http::{HeaderMap, StatusCode};
 use axum::{Extension, Json};
-use gpuaas_api::asyncapi::EVENT_KINDS;
 use gpuaas_api::dto::{self, DeliveryListQuery, Page, PageQuery, WebhookChange, WebhookChanged, WebhookCreate, WebhookCreated};
 use gpuaas_api::routes;
 use gpuaas_backends::webhook::check_target;
+use gpuaas_contract::event::EventKind;
 use gpuaas_contract::id::{DeliveryId, WebhookId};
 use gpuaas_domain::Refusal;
 use gpuaas_domain::access::{Action, Verdict};
@@ -49,7 +49,7 @@ fn check_url(control: &Control, url: &str) -> Result<(), ControlError> {
 
 /// A kind that nobody records would never be delivered, and its owner would wait for it.
 fn check_kinds(kinds: &[String]) -> Result<(), ControlError> {
-    let is_known = |kind: &str| EVENT_KINDS.iter().any(|event| webhook::wants(&[kind.to_owned()], event.kind));
+    let is_known = |kind: &str| EventKind::ALL.iter().any(|known| webhook::wants(&[kind.to_owned()], known.as_str()));
     match kinds.iter().find(|kind| !is_known(kind)) {
         None => Ok(()),
         Some(unknown) => {

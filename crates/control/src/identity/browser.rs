@@ -11,6 +11,7 @@ use axum::extract::{RawQuery, State};
 use axum::http::{HeaderMap, HeaderName, HeaderValue, StatusCode, header};
 use axum::response::{IntoResponse as _, Response};
 use bytes::Bytes;
+use gpuaas_contract::event::{Event, SignInEvent};
 use gpuaas_contract::id::{CorrelationId, GrantId};
 use gpuaas_contract::time::Timestamp;
 use gpuaas_domain::decision::Context;
@@ -21,7 +22,6 @@ use gpuaas_identity::oauth::{AuthorizationCode, AuthorizationRefusal, Authorizat
 use gpuaas_identity::pages::{self, Page};
 use gpuaas_identity::secrets::{Secret, SecretKind, same};
 use gpuaas_identity::user_code::UserCode;
-use serde_json::json;
 use zeroize::Zeroizing;
 
 use super::endpoints::{AUTHORIZE, DEVICE, form_text, issuer};
@@ -414,12 +414,11 @@ async fn decide(
         };
         let next = if is_yes { device.approve(user.id, now) } else { device.deny(now) };
         let Ok(next) = next else { return nothing(Decided::NotWaiting) };
-        let (kind, action) =
-            if is_yes { ("gpuaas.sign_in.approved.v1", "sign_in.approve") } else { ("gpuaas.sign_in.denied.v1", "sign_in.deny") };
         let context = Context { now, actor: Actor::User(user.id), correlation_id: correlation_id.clone() };
-        let data = json!({ "grant_id": next.grant, "user_id": user.id, "client": next.client });
+        let data = SignInEvent { grant_id: next.grant, user_id: user.id, client: next.client.as_str().to_owned() };
+        let event = if is_yes { Event::SignInApproved(data) } else { Event::SignInDenied(data) };
         let decision = Decision::default().update(&rows::of_device(&next, Some(by), row.version)?);
-        Ok((Decided::Done, decision.record(&context, kind, action, &next.grant.to_string(), data)))
+        Ok((Decided::Done, decision.record(&context, next.grant, event)))
     })
     .await?;
     Ok(match decided {

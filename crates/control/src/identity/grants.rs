@@ -1,5 +1,6 @@
 //! Codes, device codes and refresh tokens: each is used once, and a second use ends its whole sign-in.
 
+use gpuaas_contract::event::{Event, SignInEvent, SignInRevoked};
 use gpuaas_contract::id::{CorrelationId, GrantId, UserId};
 use gpuaas_contract::time::Timestamp;
 use gpuaas_domain::decision::Context;
@@ -10,7 +11,6 @@ use gpuaas_identity::oauth::{
 };
 use gpuaas_identity::secrets::Secret;
 use gpuaas_store::ResourceFilter;
-use serde_json::json;
 
 use super::rows::{self, Grant};
 use crate::error::ControlError;
@@ -143,8 +143,8 @@ async fn first_tokens(
         decision = decision.insert(&rows::of_refresh(&token, user.id, 0)?);
         refresh = Some(secret);
     }
-    let data = json!({ "grant_id": grant, "user_id": user.id, "client": client });
-    let decision = decision.record(context, "gpuaas.sign_in.started.v1", "sign_in.start", &grant.to_string(), data);
+    let event = Event::SignInStarted(SignInEvent { grant_id: grant, user_id: user.id, client: client.as_str().to_owned() });
+    let decision = decision.record(context, grant, event);
     Ok((Ok(Granted { user, grant, client, scope, nonce, is_first: true, refresh }), decision))
 }
 
@@ -185,9 +185,9 @@ async fn revoked(
 
 fn end(whole: &Grant, version: i64, reason: &'static str, context: &Context) -> Result<Decision, ControlError> {
     let ended = Grant { revoked_at: Some(context.now), ..whole.clone() };
-    let data = json!({ "grant_id": whole.id, "user_id": whole.user, "reason": reason });
+    let event = Event::SignInRevoked(SignInRevoked { grant_id: whole.id, user_id: whole.user, reason: reason.to_owned() });
     let decision = Decision::default().update(&rows::of_grant(&ended, version)?).wakeup(Wakeup::Rights);
-    Ok(decision.record(context, "gpuaas.sign_in.revoked.v1", "sign_in.revoke", &whole.id.to_string(), data))
+    Ok(decision.record(context, whole.id, event))
 }
 
 /// Signs a user out.

@@ -4,6 +4,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
+use gpuaas_contract::event::{CaState, Event};
 use gpuaas_contract::id::CorrelationId;
 use gpuaas_contract::time::Timestamp;
 use gpuaas_domain::decision::Context;
@@ -61,21 +62,25 @@ pub(crate) fn spawn_watch(control: &Arc<Control>) {
 }
 
 async fn tell(control: &Control, step_ca: &StepCa, state: &HealthState) {
-    let (kind, action, detail) = match state {
+    let (event, detail): (fn(CaState) -> Event, _) = match state {
         HealthState::Available => {
             tracing::info!(url = step_ca.url(), "step-ca answers again");
-            ("gpuaas.ca.available.v1", "ca.available", "")
+            (Event::CaAvailable, "")
         }
         HealthState::Unavailable(detail) => {
             tracing::error!(url = step_ca.url(), %detail, "step-ca does not answer; certificates stay valid until they expire");
-            ("gpuaas.ca.unavailable.v1", "ca.unavailable", detail.as_str())
+            (Event::CaUnavailable, detail.as_str())
         }
     };
     let context = Context { now: Timestamp::now(), actor: Actor::System, correlation_id: CorrelationId::generate() };
-    let data = serde_json::json!({ "ca": "step-ca", "url": step_ca.url(), "server_id": control.server_id, "detail": detail });
-    let told =
-        transact(control, || async { Ok(((), Decision::default().record(&context, kind, action, "step-ca", data.clone()))) })
-            .await;
+    let event = event(CaState {
+        ca: "step-ca".to_owned(),
+        url: step_ca.url().to_owned(),
+        server_id: control.server_id,
+        detail: detail.to_owned(),
+    });
+    let decision = Decision::default().record(&context, "step-ca", event);
+    let told = transact(control, || async { Ok(((), decision.clone())) }).await;
     if let Err(error) = told {
         tracing::error!(error = %link::chain(&error), "the state of step-ca could not be recorded");
     }

@@ -9,6 +9,7 @@ use gpuaas_api::dto::{
 };
 use gpuaas_api::dto::{MachineOffer, StateFilter};
 use gpuaas_contract::Digest;
+use gpuaas_contract::event::EventKind;
 use gpuaas_contract::money::{Currency, Money};
 use gpuaas_contract::receipt::Outcome;
 use gpuaas_contract::state::AllocationState;
@@ -356,7 +357,7 @@ pub async fn a_release_over_the_budget_waits_where_everybody_sees_it(mut server:
     waiting.await;
     assert_eq!(client.allocation(&second).await.unwrap().state.as_str(), "releasing");
     let history = client.allocation_events(&second, &PageQuery::default()).await.unwrap().items;
-    let waits = history.iter().filter(|event| event.kind == "gpuaas.allocation.release_waiting.v1").count();
+    let waits = history.iter().filter(|event| event.kind == EventKind::AllocationReleaseWaiting).count();
     assert_eq!(waits, 1, "told once");
 
     // An operator lifts the budget, and it continues by itself.
@@ -385,7 +386,7 @@ pub async fn a_node_with_a_tenant_is_retired_only_by_force_and_the_tenant_is_tol
     let told = until(&server, &made, "release_blocked").await;
     assert!(told.reason.is_some_and(|reason| reason.contains("no longer yours")), "{:?}", told.code);
     let history = client.allocation_events(&made.id.to_string(), &PageQuery::default()).await.unwrap().items;
-    assert!(history.iter().any(|event| event.kind == "gpuaas.allocation.release_blocked.v1"), "{history:?}");
+    assert!(history.iter().any(|event| event.kind == EventKind::AllocationReleaseBlocked), "{history:?}");
     assert_eq!(client.node(&name).await.unwrap().service.as_str(), "retired", "it can still be looked at by its name");
 }
 

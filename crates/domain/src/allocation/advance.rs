@@ -1,10 +1,13 @@
 //! One step of a run.
 
+use gpuaas_contract::event::{
+    AllocationActive, AllocationEnded, AllocationPlacing, AllocationPowerDone, AllocationPowerOrdered, AllocationProblem,
+    AllocationProgress, AllocationProvisioning, AllocationReleaseDelayed, AllocationReleaseOrdered, Event,
+};
 use gpuaas_contract::id::{NodeId, SlotId, TaskId};
 use gpuaas_contract::task::Task;
 use gpuaas_contract::task::slice_vm_power::PowerAction;
 use gpuaas_contract::time::Timestamp;
-use serde_json::json;
 use std::time::Duration;
 
 use super::{Allocation, AllocationState, AllocationStep, LastError, MAX_ATTEMPTS, MAX_RELEASES, SLOW_POLL, tenant_messages};
@@ -13,7 +16,7 @@ use crate::decision::{Context, Decision, Wakeup};
 use crate::machine::{self, Machine, MachineState, Tenant};
 use crate::node::Node;
 use crate::placement::NoFit;
-use crate::quota::Quota;
+use crate::quota::{Quota, Used};
 use crate::refusal::{Refusal, RefusalKind};
 use crate::slice::{self, HeldSlots, NewSlice};
 use crate::slot::{Slot, SlotState};
@@ -150,8 +153,10 @@ impl Run<'_> {
                     due_at: Some(self.context.now.plus(SLOW_POLL)),
                     ..self.now.clone()
                 };
-                let more = json!({ "node_id": chosen.node.id, "task_id": task_id, "attempt": next.attempts });
-                self.moved(next, decision, "gpuaas.allocation.provisioning.v1", more)
+                let (node_id, attempt) = (chosen.node.id, next.attempts);
+                self.moved(next, decision, |progress| {
+                    Event::AllocationProvisioning(AllocationProvisioning { progress, node_id, task_id, attempt })
+                })
             }
             // Somebody else was faster, or the node was taken out of service meanwhile: another place is looked for.
             Err(refusal) if refusal.kind == RefusalKind::Conflict => self.wait_until(Some(self.context.now.plus(LOOK_AGAIN))),
@@ -183,8 +188,10 @@ impl Run<'_> {
         }
         let next =
             Allocation { state: AllocationState::Placing, last_error: Some(last_error), due_at: Some(again), ..self.now.clone() };
-        let more = json!({ "until": self.now.place_until.rfc3339() });
-        self.moved(next, Decision::default(), "gpuaas.allocation.placing.v1", more)
+        let until = Some(self.now.place_until);
+        self.moved(next, Decision::default(), |progress| {
+            Event::AllocationPlacing(AllocationPlacing { progress, until, after: None })
+        })
     }
 
     /// Leases the place and orders the work.
@@ -255,8 +262,10 @@ impl Run<'_> {
                 due_at: self.now.expires_at,
                 ..self.now.clone()
             };
-            let more = json!({ "node_id": next.node_id, "expires_at": next.expires_at.map(Timestamp::rfc3339) });
-            return self.moved(next, Decision::default(), "gpuaas.allocation.active.v1", more);
+            let (node_id, expires_at) = (next.node_id, next.expires_at);
+            return self.moved(next, Decision::default(), |progress| {
+                Event::AllocationActive(AllocationActive { progress, node_id, expires_at })
+            });
         }
         let last_error = if task.state == TaskState::Succeeded {
             self.taken_away()
@@ -321,13 +330,14 @@ impl Run<'_> {
                     due_at: Some(self.context.now.plus(SLOW_POLL)),
                     ..self.now.clone()
                 };
-                let more = json!({ "task_id": task_id, "action": action.as_str() });
-                self.moved(next, decision, "gpuaas.allocation.power_ordered.v1", more)
+                self.moved(next, decision, |progress| {
+                    Event::AllocationPowerOrdered(AllocationPowerOrdered { progress, task_id, action: action.into() })
+                })
             }
             Err(refusal) => {
                 let reason = format!("it could not be told to {}", action.as_str());
                 let next = forget(Some(self.last_error(refusal.code, &reason, &refusal.message)));
-                self.moved(next, Decision::default(), "gpuaas.allocation.power_failed.v1", json!({ "code": refusal.code }))
+                self.moved(next, Decision::default(), problem(Event::AllocationPowerFailed, refusal.code))
             }
         }
     }
@@ -352,12 +362,13 @@ impl Run<'_> {
                     PowerAction::Start | PowerAction::Reboot => AllocationState::Active,
                 };
                 let next = Allocation { state, last_error: None, ..back };
-                let kind = match action {
-                    PowerAction::Stop => "gpuaas.allocation.stopped.v1",
-                    PowerAction::Start => "gpuaas.allocation.started.v1",
-                    PowerAction::Reboot => "gpuaas.allocation.rebooted.v1",
+                let event = match action {
+                    PowerAction::Stop => Event::AllocationStopped,
+                    PowerAction::Start => Event::AllocationStarted,
+                    PowerAction::Reboot => Event::AllocationRebooted,
                 };
-                self.moved(next, Decision::default(), kind, json!({ "task_id": task.id }))
+                let task_id = task.id;
+                self.moved(next, Decision::default(), |progress| event(AllocationPowerDone { progress, task_id }))
             }
             (task, _) => {
                 let (code, reason, detail) = match task {
@@ -369,7 +380,7 @@ impl Run<'_> {
                     ),
                 };
                 let next = Allocation { last_error: Some(self.last_error(code, &reason, &detail)), ..back };
-                self.moved(next, Decision::default(), "gpuaas.allocation.power_failed.v1", json!({ "code": code }))
+                self.moved(next, Decision::default(), problem(Event::AllocationPowerFailed, code))
             }
         }
     }
@@ -387,7 +398,8 @@ impl Run<'_> {
             ..allocation
         };
         let reason = next.release_request.as_ref().map(|request| request.reason.clone());
-        let mut advance = self.moved(next, Decision::default(), "gpuaas.allocation.releasing.v1", json!({ "reason": reason }));
+        let mut advance = self
+            .moved(next, Decision::default(), |progress| Event::AllocationReleasing(AllocationProgress { reason, ..progress }));
         advance.next = Next::Now;
         advance
     }
@@ -424,8 +436,10 @@ impl Run<'_> {
                     due_at: Some(self.context.now.plus(SLOW_POLL)),
                     ..self.now.clone()
                 };
-                let more = json!({ "task_id": task_id, "try": next.releases });
-                self.moved(next, decision, "gpuaas.allocation.release_ordered.v1", more)
+                let r#try = next.releases;
+                self.moved(next, decision, |progress| {
+                    Event::AllocationReleaseOrdered(AllocationReleaseOrdered { progress, task_id, r#try })
+                })
             }
             Err(refusal) => self.blocked(refusal.code, &refusal.message),
         }
@@ -440,8 +454,10 @@ impl Run<'_> {
         let reason = "it waits to be given back: the platform gives back only so much per hour, and goes on by itself";
         let last_error = self.last_error(refusal.code, reason, &refusal.message);
         let next = Allocation { last_error: Some(last_error), due_at: Some(again), ..self.now.clone() };
-        let more = json!({ "code": refusal.code, "again_at": again.rfc3339() });
-        self.moved(next, Decision::default(), "gpuaas.allocation.release_waiting.v1", more)
+        let code = refusal.code.to_owned();
+        self.moved(next, Decision::default(), |progress| {
+            Event::AllocationReleaseWaiting(AllocationReleaseDelayed { progress, code, again_at: again })
+        })
     }
 
     fn order_release(&self, node: &Node, task_id: TaskId) -> Result<Decision, Refusal> {
@@ -485,12 +501,9 @@ impl Run<'_> {
         let last_error = self.last_error(&code, "giving it back takes longer than usual", &detail);
         let next =
             Allocation { step: AllocationStep::Release, due_at: Some(again), last_error: Some(last_error), ..self.now.clone() };
-        let mut advance = self.moved(
-            next,
-            Decision::default(),
-            "gpuaas.allocation.release_failed.v1",
-            json!({ "code": code, "again_at": again.rfc3339() }),
-        );
+        let mut advance = self.moved(next, Decision::default(), |progress| {
+            Event::AllocationReleaseFailed(AllocationReleaseDelayed { progress, code, again_at: again })
+        });
         advance.next = Next::At(again);
         advance
     }
@@ -516,7 +529,7 @@ impl Run<'_> {
         if waits && self.now.last_error.as_ref().is_some_and(same) {
             return self.wait_until(None);
         }
-        self.moved(next, Decision::default(), "gpuaas.allocation.release_blocked.v1", json!({ "code": code }))
+        self.moved(next, Decision::default(), problem(Event::AllocationReleaseBlocked, code))
     }
 
     /// Nothing is held any more: what was wanted decides how it goes on.
@@ -536,15 +549,17 @@ impl Run<'_> {
             due_at: Some(self.context.now),
             ..allocation
         };
-        let code = next.last_error.as_ref().map(|last_error| last_error.code.clone());
-        let mut advance = self.moved(next, Decision::default(), "gpuaas.allocation.placing.v1", json!({ "after": code }));
+        let after = next.last_error.as_ref().map(|last_error| last_error.code.clone());
+        let mut advance = self.moved(next, Decision::default(), |progress| {
+            Event::AllocationPlacing(AllocationPlacing { progress, until: None, after })
+        });
         advance.next = Next::Now;
         advance
     }
 
     /// The end: the quota gets back what it gave.
     fn finish(&self, allocation: Allocation, state: AllocationState) -> Advance {
-        let used = allocation.terms.product.used();
+        let used = Used::of(allocation.terms.product);
         let mut decision = Decision::default();
         for quota in &self.inputs.quotas {
             decision = decision.update(&quota.give_back(used));
@@ -558,8 +573,8 @@ impl Run<'_> {
             last_error: if state == AllocationState::Released { None } else { allocation.last_error.clone() },
             ..allocation
         };
-        let kind = match state {
-            AllocationState::Released => "gpuaas.allocation.released.v1",
+        let event = match state {
+            AllocationState::Released => Event::AllocationReleased,
             AllocationState::Requested
             | AllocationState::Placing
             | AllocationState::Provisioning
@@ -567,10 +582,10 @@ impl Run<'_> {
             | AllocationState::Stopped
             | AllocationState::Releasing
             | AllocationState::Failed
-            | AllocationState::ReleaseBlocked => "gpuaas.allocation.failed.v1",
+            | AllocationState::ReleaseBlocked => Event::AllocationFailed,
         };
         let code = next.last_error.as_ref().map(|last_error| last_error.code.clone());
-        let mut advance = self.moved(next, decision, kind, json!({ "code": code }));
+        let mut advance = self.moved(next, decision, |progress| event(AllocationEnded { progress, code }));
         advance.next = Next::Done;
         advance
     }
@@ -606,18 +621,16 @@ impl Run<'_> {
         Advance { allocation: self.now.clone(), decision: Decision::default(), next }
     }
 
-    fn moved(&self, next: Allocation, with: Decision, kind: &'static str, more: serde_json::Value) -> Advance {
-        let id = next.id.to_string();
-        let mut data = json!({
-            "allocation_id": id, "project_id": next.project_id, "organization_id": next.organization_id, "name": next.name,
-            "from": self.now.state.as_str(), "to": next.state.as_str(), "step": next.step.as_str(),
-            "reason": next.last_error.as_ref().map(|last_error| last_error.reason.clone()),
-        });
-        if let (Some(data), serde_json::Value::Object(more)) = (data.as_object_mut(), more) {
-            data.extend(more);
-        }
+    fn moved(&self, next: Allocation, with: Decision, event: impl FnOnce(AllocationProgress) -> Event) -> Advance {
+        let progress = AllocationProgress {
+            allocation: next.event_ref(),
+            from: self.now.state.into(),
+            to: next.state.into(),
+            step: next.step.into(),
+            reason: next.last_error.as_ref().map(|last_error| last_error.reason.clone()),
+        };
         let decision = with.update(&next).wakeup(Wakeup::Allocation(next.id));
-        let decision = decision.record(self.context, kind, "allocation.advance", &id, data);
+        let decision = decision.record(self.context, next.id, event(progress));
         let due = next.due_at.unwrap_or_else(|| self.context.now.plus(SLOW_POLL));
         let next_at = if next.step == AllocationStep::Done { Next::Done } else { Next::At(due) };
         Advance { allocation: next, decision, next: next_at }
@@ -646,4 +659,10 @@ impl Run<'_> {
         }
         text
     }
+}
+
+/// The event of something that did not work.
+fn problem(event: fn(AllocationProblem) -> Event, code: &str) -> impl FnOnce(AllocationProgress) -> Event {
+    let code = code.to_owned();
+    move |progress| event(AllocationProblem { progress, code })
 }

@@ -4,19 +4,22 @@ use std::collections::BTreeMap;
 use std::time::Duration;
 
 use gpuaas_contract::Digest;
+use gpuaas_contract::event::{
+    AllocationCommand, AllocationDescribed, AllocationExtended, AllocationPowerRequested, AllocationReleaseRequested,
+    AllocationRequested, AllocationRetried, Event,
+};
 use gpuaas_contract::id::AllocationId;
 use gpuaas_contract::slice::{SshPublicKey, UserName, VmName};
 use gpuaas_contract::task::allocation_provision_user::RESERVED;
 use gpuaas_contract::task::slice_vm_power::PowerAction;
 use gpuaas_contract::time::Timestamp;
-use serde_json::json;
 
 use super::{Allocation, AllocationState, AllocationStep, ImageTerms, MAX_LEASE, MAX_RELEASES, MAX_WAIT, ReleaseRequest, Terms};
 use crate::catalog::{Image, Product, Sku};
 use crate::decision::{Context, Decision, Wakeup};
 use crate::names::checked_tags;
 use crate::node::MAX_REASON;
-use crate::quota::Quota;
+use crate::quota::{Quota, Used};
 use crate::refusal::Refusal;
 use crate::tenancy::Project;
 
@@ -144,7 +147,7 @@ pub fn request(
     }
     let expires_at = request.lease.map(|lease| lease_end(context.now, lease)).transpose()?;
     let terms = request.terms(project, id)?;
-    let used = terms.product.used();
+    let used = Used::of(terms.product);
     let mut decision = Decision::default();
     for quota in quotas {
         decision = decision.update(&quota.take(used)?);
@@ -179,12 +182,13 @@ pub fn request(
         ended_at: None,
         due_at: Some(context.now),
     };
-    let data = json!({
-        "allocation_id": id, "project_id": project.id, "organization_id": project.organization_id, "name": allocation.name,
-        "sku": allocation.terms.sku_name, "price_per_hour": allocation.terms.price_per_hour, "to": "requested",
+    let event = Event::AllocationRequested(AllocationRequested {
+        allocation: allocation.event_ref(),
+        sku: allocation.terms.sku_name.clone(),
+        price_per_hour: allocation.terms.price_per_hour,
+        to: allocation.state.into(),
     });
-    let decision = decision.insert(&allocation).wakeup(Wakeup::Allocation(id));
-    let decision = decision.record(context, "gpuaas.allocation.requested.v1", "allocation.request", &id.to_string(), data);
+    let decision = decision.insert(&allocation).wakeup(Wakeup::Allocation(id)).record(context, id, event);
     Ok((allocation, decision))
 }
 
@@ -220,7 +224,8 @@ pub fn release(allocation: &Allocation, reason: &str, context: &Context) -> Resu
         correlation_id: context.correlation_id.clone(),
         ..allocation.clone()
     };
-    Ok(record_command(next, "gpuaas.allocation.release_requested.v1", "allocation.release", json!({ "reason": reason }), context))
+    let event = |command| Event::AllocationReleaseRequested(AllocationReleaseRequested { command, reason: reason.to_owned() });
+    Ok(record_command(next, event, context))
 }
 
 /// Stops, starts or reboots it.
@@ -252,13 +257,8 @@ pub fn power(allocation: &Allocation, action: PowerAction, context: &Context) ->
         correlation_id: context.correlation_id.clone(),
         ..allocation.clone()
     };
-    Ok(record_command(
-        next,
-        "gpuaas.allocation.power_requested.v1",
-        "allocation.power",
-        json!({ "action": action.as_str() }),
-        context,
-    ))
+    let event = |command| Event::AllocationPowerRequested(AllocationPowerRequested { command, action: action.into() });
+    Ok(record_command(next, event, context))
 }
 
 /// Moves the end of the lease: by so much from where it is, or to no end at all.
@@ -289,13 +289,8 @@ pub fn extend(allocation: &Allocation, by: Option<Duration>, context: &Context) 
     let rests = allocation.step == AllocationStep::Serve && allocation.pending_power_action.is_none();
     let due_at = if rests { expires_at } else { allocation.due_at };
     let next = Allocation { expires_at, due_at, ..allocation.clone() };
-    Ok(record_command(
-        next,
-        "gpuaas.allocation.extended.v1",
-        "allocation.extend",
-        json!({ "expires_at": expires_at.map(Timestamp::rfc3339) }),
-        context,
-    ))
+    let event = |command| Event::AllocationExtended(AllocationExtended { command, expires_at });
+    Ok(record_command(next, event, context))
 }
 
 /// Tries again what failed: an allocation that is over from the beginning, one whose release is blocked from its release.
@@ -312,13 +307,8 @@ pub fn retry(
                 return Ok((allocation.clone(), Decision::default()));
             }
             let next = Allocation { releases: 0, due_at: Some(context.now), ..allocation.clone() };
-            return Ok(record_command(
-                next,
-                "gpuaas.allocation.retried.v1",
-                "allocation.retry",
-                json!({ "releases": MAX_RELEASES }),
-                context,
-            ));
+            let event = |command| Event::AllocationRetried(AllocationRetried { command, releases: Some(MAX_RELEASES) });
+            return Ok(record_command(next, event, context));
         }
         AllocationState::Requested
         | AllocationState::Placing
@@ -340,7 +330,7 @@ pub fn retry(
     if allocation.expires_at.is_some_and(|end| end <= context.now) {
         return Err(Refusal::conflict("lease_over", "its lease is over; ask for a new one"));
     }
-    let used = allocation.terms.product.used();
+    let used = Used::of(allocation.terms.product);
     let mut decision = Decision::default();
     for quota in quotas {
         decision = decision.update(&quota.take(used)?);
@@ -361,8 +351,9 @@ pub fn retry(
         due_at: Some(context.now),
         ..allocation.clone()
     };
-    let (next, record_command) = record_command(next, "gpuaas.allocation.retried.v1", "allocation.retry", json!({}), context);
-    Ok((next, decision.and(record_command)))
+    let event = |command| Event::AllocationRetried(AllocationRetried { command, releases: None });
+    let (next, retried) = record_command(next, event, context);
+    Ok((next, decision.and(retried)))
 }
 
 /// Another name or other tags. The guest keeps the name it gave itself.
@@ -381,8 +372,8 @@ pub fn describe(
     if next == *allocation {
         return Ok((next, Decision::default()));
     }
-    let more = json!({ "tags": next.tags });
-    Ok(record_command(next, "gpuaas.allocation.described.v1", "allocation.describe", more, context))
+    let tags = next.tags.clone();
+    Ok(record_command(next, |command| Event::AllocationDescribed(AllocationDescribed { command, tags }), context))
 }
 
 fn not_active(allocation: &Allocation) -> Refusal {
@@ -393,21 +384,9 @@ fn not_active(allocation: &Allocation) -> Refusal {
     Refusal::conflict("allocation_not_active", format!("it is {state}; this needs one that is active"))
 }
 
-fn record_command(
-    next: Allocation,
-    kind: &'static str,
-    action: &'static str,
-    more: serde_json::Value,
-    context: &Context,
-) -> (Allocation, Decision) {
-    let id = next.id.to_string();
-    let mut data = json!({
-        "allocation_id": id, "project_id": next.project_id, "organization_id": next.organization_id, "name": next.name,
-        "to": next.state.as_str(),
-    });
-    if let (Some(data), serde_json::Value::Object(more)) = (data.as_object_mut(), more) {
-        data.extend(more);
-    }
+fn record_command(next: Allocation, event: impl FnOnce(AllocationCommand) -> Event, context: &Context) -> (Allocation, Decision) {
+    let event = event(AllocationCommand { allocation: next.event_ref(), to: next.state.into() });
     let decision = Decision::default().update(&next).wakeup(Wakeup::Allocation(next.id));
-    (next, decision.record(context, kind, action, &id, data))
+    let decision = decision.record(context, next.id, event);
+    (next, decision)
 }

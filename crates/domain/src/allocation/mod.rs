@@ -20,6 +20,7 @@ use std::collections::BTreeMap;
 use std::time::Duration;
 
 use gpuaas_contract::Digest;
+use gpuaas_contract::event::AllocationRef;
 use gpuaas_contract::id::{AllocationId, CorrelationId, ImageId, NodeId, OrgId, ProjectId, SkuId, SlotId, TaskId};
 use gpuaas_contract::money::Money;
 use gpuaas_contract::slice::{SshPublicKey, UserName, VmName};
@@ -202,6 +203,16 @@ impl Allocation {
             state: self.state.as_str(),
             due_at: self.due_at,
             ..Keys::default()
+        }
+    }
+
+    /// Which allocation it is, for events.
+    pub(crate) fn event_ref(&self) -> AllocationRef {
+        AllocationRef {
+            allocation_id: self.id,
+            project_id: self.project_id,
+            organization_id: self.organization_id,
+            name: self.name.clone(),
         }
     }
 

@@ -1,11 +1,11 @@
 //! Images: what guests are made from. Those of the platform are for everybody, those of an organization for all its projects.
 
 use gpuaas_contract::Digest;
+use gpuaas_contract::event::{Event, ImageCreated, ImageDeleted};
 use gpuaas_contract::id::{ImageId, OrgId};
 use gpuaas_contract::slice::UserName;
 use gpuaas_contract::task::slice_vm_provision::{DriverStrategy, ImageFormat};
 use gpuaas_contract::time::Timestamp;
-use serde_json::json;
 
 use crate::decision::{Context, Decision};
 use crate::names::{checked_handle, checked_text};
@@ -113,9 +113,15 @@ pub fn create_image(
         deleted_at: None,
     };
     check_source(&image)?;
-    let data = json!({ "image_id": id, "name": image.name, "organization_id": organization_id, "sha256": image.sha256, "url": image.url });
+    let event = Event::ImageCreated(ImageCreated {
+        image_id: id,
+        name: image.name.clone(),
+        organization_id,
+        sha256: image.sha256.clone(),
+        url: image.url.clone(),
+    });
     let decision = Decision::default().insert(&image);
-    Ok((image, decision.record(context, "gpuaas.image.created.v1", "image.create", &id.to_string(), data)))
+    Ok((image, decision.record(context, id, event)))
 }
 
 fn check_source(image: &Image) -> Result<(), Refusal> {
@@ -143,7 +149,6 @@ pub fn delete_image(image: &Image, context: &Context) -> (Image, Decision) {
         return (image.clone(), Decision::default());
     }
     let next = Image { deleted_at: Some(context.now), ..image.clone() };
-    let id = next.id.to_string();
-    let data = json!({ "image_id": id, "name": next.name });
-    (next.clone(), Decision::default().update(&next).record(context, "gpuaas.image.deleted.v1", "image.delete", &id, data))
+    let event = Event::ImageDeleted(ImageDeleted { image_id: next.id, name: next.name.clone() });
+    (next.clone(), Decision::default().update(&next).record(context, next.id, event))
 }

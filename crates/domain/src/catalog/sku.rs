@@ -1,56 +1,18 @@
 //! SKUs: products with a price.
 
+use gpuaas_contract::event::{Event, SkuEvent};
 use gpuaas_contract::id::SkuId;
 use gpuaas_contract::money::Money;
 use gpuaas_contract::slice::MAX_SLOTS;
-use gpuaas_contract::state::{ProductKind, SkuState};
+use gpuaas_contract::state::SkuState;
 use gpuaas_contract::time::Timestamp;
-use serde_json::json;
+
+pub use gpuaas_contract::product::Product;
 
 use crate::decision::{Context, Decision};
 use crate::names::{checked_handle, checked_text};
-use crate::quota::Used;
 use crate::refusal::Refusal;
 use crate::resource::{Keys, resource};
-
-/// What is leased.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
-#[serde(tag = "kind", rename_all = "snake_case", deny_unknown_fields)]
-pub enum Product {
-    /// A guest on this many slots of one node.
-    Slice {
-        /// 1 to 16.
-        slots: u32,
-    },
-    /// A whole host, with a user of its own on it.
-    BareMetal,
-}
-
-impl Product {
-    /// Which kind of product it is.
-    pub const fn kind(self) -> ProductKind {
-        match self {
-            Self::Slice { .. } => ProductKind::Slice,
-            Self::BareMetal => ProductKind::BareMetal,
-        }
-    }
-
-    /// How many slots it takes.
-    pub const fn slots(self) -> u32 {
-        match self {
-            Self::Slice { slots } => slots,
-            Self::BareMetal => 0,
-        }
-    }
-
-    /// What one of it takes of a quota.
-    pub const fn used(self) -> Used {
-        match self {
-            Self::Slice { slots } => Used { allocations: 1, slots, machines: 0 },
-            Self::BareMetal => Used { allocations: 1, slots: 0, machines: 1 },
-        }
-    }
-}
 
 /// A product of the catalog.
 #[derive(Clone, Debug, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
@@ -126,7 +88,7 @@ pub fn create_sku(id: SkuId, sku: Sku, context: &Context) -> Result<(Sku, Decisi
     };
     sku.check()?;
     let decision = Decision::default().insert(&sku);
-    Ok((sku.clone(), recorded(decision, &sku, "gpuaas.sku.created.v1", "sku.create", context)))
+    Ok((sku.clone(), recorded(decision, &sku, Event::SkuCreated, context)))
 }
 
 /// What can be changed of a product that may be leased already: its words, its price for what comes, and whether it is on offer.
@@ -160,14 +122,17 @@ pub fn change_sku(sku: &Sku, change: &SkuChange, context: &Context) -> Result<(S
         return Ok((next, Decision::default()));
     }
     let decision = Decision::default().update(&next);
-    Ok((next.clone(), recorded(decision, &next, "gpuaas.sku.changed.v1", "sku.change", context)))
+    Ok((next.clone(), recorded(decision, &next, Event::SkuChanged, context)))
 }
 
-fn recorded(decision: Decision, sku: &Sku, kind: &'static str, action: &'static str, context: &Context) -> Decision {
-    let id = sku.id.to_string();
-    let data = json!({
-        "sku_id": id, "name": sku.name, "product": sku.product, "gpu_model": sku.gpu_model,
-        "price_per_hour": sku.price_per_hour, "retired": sku.retired_at.is_some(),
-    });
-    decision.record(context, kind, action, &id, data)
+fn recorded(decision: Decision, sku: &Sku, event: fn(SkuEvent) -> Event, context: &Context) -> Decision {
+    let data = SkuEvent {
+        sku_id: sku.id,
+        name: sku.name.clone(),
+        product: sku.product,
+        gpu_model: sku.gpu_model.clone(),
+        price_per_hour: sku.price_per_hour,
+        retired: sku.retired_at.is_some(),
+    };
+    decision.record(context, sku.id, event(data))
 }

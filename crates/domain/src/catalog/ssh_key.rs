@@ -1,9 +1,9 @@
 //! SSH keys of a project, by name.
 
+use gpuaas_contract::event::{Event, SshKeyEvent};
 use gpuaas_contract::id::{ProjectId, SshKeyId};
 use gpuaas_contract::slice::SshPublicKey;
 use gpuaas_contract::time::Timestamp;
-use serde_json::json;
 
 use crate::decision::{Context, Decision};
 use crate::names::checked_handle;
@@ -74,9 +74,9 @@ pub fn add_ssh_key(
         created_at: context.now,
         deleted_at: None,
     };
-    let data = json!({ "ssh_key_id": id, "project_id": project.id, "name": key.name });
+    let event = Event::SshKeyAdded(SshKeyEvent { ssh_key_id: id, project_id: project.id, name: key.name.clone() });
     let decision = Decision::default().insert(&key);
-    Ok((key, decision.record(context, "gpuaas.ssh_key.added.v1", "ssh_key.add", &id.to_string(), data)))
+    Ok((key, decision.record(context, id, event)))
 }
 
 /// A key is given to no new allocation. Saying it twice changes nothing.
@@ -85,7 +85,6 @@ pub fn delete_ssh_key(key: &SshKey, context: &Context) -> (SshKey, Decision) {
         return (key.clone(), Decision::default());
     }
     let next = SshKey { deleted_at: Some(context.now), ..key.clone() };
-    let id = next.id.to_string();
-    let data = json!({ "ssh_key_id": id, "project_id": next.project_id, "name": next.name });
-    (next.clone(), Decision::default().update(&next).record(context, "gpuaas.ssh_key.deleted.v1", "ssh_key.delete", &id, data))
+    let event = Event::SshKeyDeleted(SshKeyEvent { ssh_key_id: next.id, project_id: next.project_id, name: next.name.clone() });
+    (next.clone(), Decision::default().update(&next).record(context, next.id, event))
 }

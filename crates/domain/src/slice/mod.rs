@@ -9,12 +9,12 @@ mod settle;
 use std::time::Duration;
 
 use gpuaas_contract::Digest;
+use gpuaas_contract::event::{Event, SlotCause};
 use gpuaas_contract::id::{AllocationId, SlotId, TaskId};
 use gpuaas_contract::slice::{Holder, InterfaceName, LeasedSlot, MAX_SLOTS, SshPublicKey, UserName, VmName};
 use gpuaas_contract::task::slice_vm_power::PowerAction;
 use gpuaas_contract::task::slice_vm_provision::{DriverStrategy, ImageFormat};
 use gpuaas_contract::task::{Task, TaskType, slice_console_read, slice_vm_power, slice_vm_provision, slice_vm_release};
-use serde_json::json;
 
 pub use settle::{Ending, TaskEnd, settle};
 
@@ -217,7 +217,7 @@ pub fn provision(
         devices_used: false,
         ..slot.clone()
     };
-    Ok(ordered(task, &slots, next, &Step::LEASED, json!({ "task_id": task_id }), &seal, context))
+    Ok(ordered(task, &slots, next, Event::SlotLeased, by_task(task_id), &seal, context))
 }
 
 /// Gives the slots of an allocation back: the guest goes, its devices are reset and its drives wiped, and the node proves it.
@@ -244,7 +244,8 @@ pub fn release(
     }))?;
     let next =
         |slot: &Slot| Slot { state: SlotState::Releasing, lease_task: Some(task_id), reason: String::new(), ..slot.clone() };
-    Ok(ordered(task, held.slots, next, &Step::RELEASING, json!({ "task_id": task_id, "wipe": wipe }), &seal, context))
+    let cause = SlotCause { wipe: Some(wipe), ..by_task(task_id) };
+    Ok(ordered(task, held.slots, next, Event::SlotReleasing, cause, &seal, context))
 }
 
 /// An operator's word that what is left of an allocation shall go, whoever the node thinks has the slots: a release under a new number
@@ -296,8 +297,8 @@ pub fn force_cleanup(
         reason: String::new(),
         ..slot.clone()
     };
-    let more = json!({ "task_id": task_id, "reason": reason });
-    Ok(ordered(task, held.slots, next, &Step::TAKEN_OVER, more, &seal, context))
+    let cause = SlotCause { reason: Some(reason.to_owned()), ..by_task(task_id) };
+    Ok(ordered(task, held.slots, next, Event::SlotTakenOver, cause, &seal, context))
 }
 
 /// Stops, starts or reboots a guest that is there.
@@ -339,18 +340,23 @@ fn checked(task: Task) -> Result<Task, Refusal> {
     }
 }
 
+/// The cause of a step that a new task takes.
+fn by_task(task_id: TaskId) -> SlotCause {
+    SlotCause { task_id: Some(task_id), outcome: None, wipe: None, reason: None }
+}
+
 fn ordered(
     task: Task,
     slots: &[Slot],
     next: impl Fn(&Slot) -> Slot,
-    step: &Step,
-    more: serde_json::Value,
+    step: Step,
+    cause: SlotCause,
     seal: &impl Fn(&Slot) -> String,
     context: &Context,
 ) -> Order {
     let mut order = Order { task, slots: Vec::new(), decision: Decision::default() };
     for slot in slots {
-        let (after, decision) = moved(slot, next(slot), step, more.clone(), seal, context);
+        let (after, decision) = moved(slot, next(slot), step, cause.clone(), seal, context);
         order.slots.push(after);
         order.decision = order.decision.and(decision);
     }

@@ -1,10 +1,10 @@
 //! What the end of a task means for the slots it worked on.
 
 use gpuaas_contract::cleanup::{CleanupProof, NOT_WIPED, Reset, SlotProof, WipeMethod, WipeStatus};
+use gpuaas_contract::event::{Event, SlotCause};
 use gpuaas_contract::receipt::Outcome;
 use gpuaas_contract::slice::{Blocker, Holder};
 use gpuaas_contract::task::{Task, TaskType};
-use serde_json::json;
 
 use crate::decision::{Context, Decision};
 use crate::slot::{Slot, SlotState, Step, freed, moved};
@@ -64,8 +64,9 @@ pub fn settle(slots: &[Slot], ending: &Ending, genuine: bool, seal: impl Fn(&Slo
         if next == *slot {
             continue;
         }
-        let more = json!({ "task_id": task.id, "outcome": task.state.as_str(), "reason": next.reason });
-        decision = decision.and(moved(slot, next, &step, more, &seal, context).1);
+        let cause =
+            SlotCause { task_id: Some(task.id), outcome: Some(task.state.into()), wipe: None, reason: Some(next.reason.clone()) };
+        decision = decision.and(moved(slot, next, step, cause, &seal, context).1);
     }
     decision
 }
@@ -82,14 +83,14 @@ fn settled(slot: &Slot, ending: &Ending, genuine: bool) -> Option<(Slot, Step)> 
         if genuine { next(slot, ending, proof.as_ref()) } else { Next::Blocked("the row of its task was changed".to_owned()) };
     let known = match (genuine, &proof) {
         (true, Some(Ok((_, proof)))) => learned(slot, proof),
-        (_, _) => slot.clone(),
+        (true, Some(Err(_)) | None) | (false, _) => slot.clone(),
     };
     let with = |state, reason: &str| Slot { state, reason: clipped(reason), ..known.clone() };
     Some(match next {
-        Next::Free => (freed(slot), Step::FREED),
-        Next::Leased => (Slot { drive_used: true, devices_used: true, ..with(SlotState::Leased, "") }, Step::IN_USE),
-        Next::NeedsWipe(reason) => (with(SlotState::NeedsWipe, &reason), Step::NEEDS_WIPE),
-        Next::Blocked(reason) => (with(SlotState::CleanupBlocked, &reason), Step::BLOCKED),
+        Next::Free => (freed(slot), Event::SlotFreed),
+        Next::Leased => (Slot { drive_used: true, devices_used: true, ..with(SlotState::Leased, "") }, Event::SlotInUse),
+        Next::NeedsWipe(reason) => (with(SlotState::NeedsWipe, &reason), Event::SlotNeedsWipe),
+        Next::Blocked(reason) => (with(SlotState::CleanupBlocked, &reason), Event::SlotCleanupBlocked),
     })
 }
 

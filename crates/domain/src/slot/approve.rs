@@ -3,10 +3,10 @@
 use std::collections::BTreeSet;
 use std::time::Duration;
 
+use gpuaas_contract::event::{Event, SlotApproved};
 use gpuaas_contract::id::SlotId;
 use gpuaas_contract::task::TaskType;
 use gpuaas_contract::task::slice_topology_discover::{CandidateSlot, Output};
-use serde_json::json;
 
 use super::{Slot, SlotState, in_use};
 use crate::decision::{Change, Context, Decision};
@@ -101,14 +101,18 @@ pub fn approve(
             seal: String::new(),
         };
         slot.seal = seal(&slot);
-        let id = slot.id.to_string();
-        let data = json!({ "slot_id": id, "node_id": node.id, "slot": slot.spec, "proposed_by": task.id });
+        let event = Event::SlotApproved(SlotApproved {
+            slot_id: slot.id,
+            node_id: node.id,
+            slot: slot.spec.clone(),
+            proposed_by: task.id,
+        });
         let change = if before.is_some() {
             Change::SlotUpdate(Box::new(slot.clone()))
         } else {
             Change::SlotInsert(Box::new(slot.clone()))
         };
-        decision = decision.change(change).record(context, "gpuaas.slot.approved.v1", "slot.approve", &id, data);
+        decision = decision.change(change).record(context, slot.id, event);
         slots.push(slot);
     }
     Ok((slots, decision))

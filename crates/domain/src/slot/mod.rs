@@ -6,10 +6,10 @@
 
 mod approve;
 
+use gpuaas_contract::event::{Event, SlotCause, SlotMoved};
 use gpuaas_contract::id::{AllocationId, NodeId, SlotId, TaskId};
 use gpuaas_contract::slice::{LeasedSlot, SlotSpec};
 use gpuaas_contract::time::Timestamp;
-use serde_json::json;
 
 pub use gpuaas_contract::state::SlotState;
 
@@ -103,39 +103,39 @@ pub fn operate(
         return Err(Refusal::invalid("reason_too_long", format!("the reason may have at most {MAX_REASON} bytes")));
     }
     let reported = |known: &str| reason.is_empty() || reason == known;
-    let (next, step) = match (operation, slot.state) {
+    let (next, step): (_, Step) = match (operation, slot.state) {
         (Operation::Quarantine | Operation::Unquarantine, SlotState::Withdrawn) => {
             let message = format!("slot {} was withdrawn; approve it again first", slot.id);
             return Err(Refusal::conflict("slot_withdrawn", message));
         }
         (Operation::Quarantine, _) if slot.quarantine.as_deref().is_some_and(reported) => return Ok(Decision::default()),
-        (Operation::Quarantine, _) => (held(slot, Some(reason)), Step::QUARANTINED),
+        (Operation::Quarantine, _) => (held(slot, Some(reason)), Event::SlotQuarantined),
         (Operation::Unquarantine, _) if slot.quarantine.is_none() => return Ok(Decision::default()),
-        (Operation::Unquarantine, _) => (held(slot, None), Step::UNQUARANTINED),
+        (Operation::Unquarantine, _) => (held(slot, None), Event::SlotUnquarantined),
         (Operation::Withdraw, SlotState::Withdrawn) if reported(&slot.reason) => return Ok(Decision::default()),
         (Operation::Withdraw, SlotState::Available | SlotState::Quarantined | SlotState::Withdrawn) => {
             let gone = Slot { state: SlotState::Withdrawn, reason: reason.to_owned(), quarantine: None, ..slot.clone() };
-            (gone, Step::WITHDRAWN)
+            (gone, Event::SlotWithdrawn)
         }
         (Operation::Withdraw, SlotState::Leased | SlotState::Releasing | SlotState::CleanupBlocked | SlotState::NeedsWipe) => {
             return Err(in_use(slot));
         }
     };
-    Ok(moved(slot, next, &step, json!({ "reason": reason }), &seal, context).1)
+    Ok(moved(slot, next, step, because(reason), &seal, context).1)
 }
 
 /// The node that this slot is on got other keys, another installation of the machine or another machine, or it was retired. What was
 /// known of the slot is not known any more. One that was clean comes back when an operator approves what the node finds on itself now; one that was not
 /// comes back by the node's own proof. `None` if nothing changes.
 pub fn node_gone(slot: &Slot, reason: &str, seal: impl Fn(&Slot) -> String, context: &Context) -> Option<(Slot, Decision)> {
-    let (state, step) = match slot.state {
-        SlotState::Available | SlotState::Quarantined => (SlotState::Withdrawn, Step::WITHDRAWN),
-        SlotState::Leased | SlotState::Releasing => (SlotState::CleanupBlocked, Step::BLOCKED),
+    let (state, step): (_, Step) = match slot.state {
+        SlotState::Available | SlotState::Quarantined => (SlotState::Withdrawn, Event::SlotWithdrawn),
+        SlotState::Leased | SlotState::Releasing => (SlotState::CleanupBlocked, Event::SlotCleanupBlocked),
         SlotState::CleanupBlocked | SlotState::NeedsWipe | SlotState::Withdrawn => return None,
     };
     let quarantine = if state == SlotState::Withdrawn { None } else { slot.quarantine.clone() };
     let next = Slot { state, reason: reason.to_owned(), quarantine, ..slot.clone() };
-    Some(moved(slot, next, &step, json!({ "reason": reason }), &seal, context))
+    Some(moved(slot, next, step, because(reason), &seal, context))
 }
 
 /// The slot with or without an operator's hold. One that is clean changes its state with it, any other goes on as it is.
@@ -173,52 +173,37 @@ pub(crate) fn in_use(slot: &Slot) -> Refusal {
     Refusal::conflict("slot_in_use", message)
 }
 
-/// How a step in a slot's life is recorded.
-pub(crate) struct Step {
-    kind: &'static str,
-    action: &'static str,
+/// How a step in a slot's life is recorded: the event of the step.
+pub(crate) type Step = fn(SlotMoved) -> Event;
+
+/// The cause of a step that somebody gave a reason for.
+fn because(reason: &str) -> SlotCause {
+    SlotCause { task_id: None, outcome: None, wipe: None, reason: Some(reason.to_owned()) }
 }
 
-impl Step {
-    const QUARANTINED: Self = Self { kind: "gpuaas.slot.quarantined.v1", action: "slot.quarantine" };
-    const UNQUARANTINED: Self = Self { kind: "gpuaas.slot.unquarantined.v1", action: "slot.unquarantine" };
-    const WITHDRAWN: Self = Self { kind: "gpuaas.slot.withdrawn.v1", action: "slot.withdraw" };
-    pub(crate) const LEASED: Self = Self { kind: "gpuaas.slot.leased.v1", action: "slot.lease" };
-    pub(crate) const IN_USE: Self = Self { kind: "gpuaas.slot.in_use.v1", action: "slot.use" };
-    pub(crate) const RELEASING: Self = Self { kind: "gpuaas.slot.releasing.v1", action: "slot.release" };
-    pub(crate) const TAKEN_OVER: Self = Self { kind: "gpuaas.slot.taken_over.v1", action: "slot.force_cleanup" };
-    pub(crate) const FREED: Self = Self { kind: "gpuaas.slot.freed.v1", action: "slot.free" };
-    pub(crate) const NEEDS_WIPE: Self = Self { kind: "gpuaas.slot.needs_wipe.v1", action: "slot.needs_wipe" };
-    pub(crate) const BLOCKED: Self = Self { kind: "gpuaas.slot.cleanup_blocked.v1", action: "slot.block" };
-}
-
-/// A step in a slot's life: sealed, written and recorded. `more` is added to what is recorded.
+/// A step in a slot's life: sealed, written and recorded.
 pub(crate) fn moved(
     before: &Slot,
     after: Slot,
-    step: &Step,
-    more: serde_json::Value,
+    step: Step,
+    cause: SlotCause,
     seal: &impl Fn(&Slot) -> String,
     context: &Context,
 ) -> (Slot, Decision) {
     let mut after = after;
     after.seal = seal(&after);
-    let id = after.id.to_string();
-    // Of one that became clean, whose it was.
-    let allocation_id = after.allocation_id.or(before.allocation_id);
-    let mut data = json!({
-        "slot_id": id, "node_id": after.node_id, "from": before.state.as_str(), "to": after.state.as_str(),
-        "quarantined": after.quarantine.is_some(), "allocation_id": allocation_id, "lease_epoch": after.lease_epoch,
-    });
-    if let (Some(data), serde_json::Value::Object(more)) = (data.as_object_mut(), more) {
-        data.extend(more);
-    }
-    let decision = Decision::default().change(Change::SlotUpdate(Box::new(after.clone()))).record(
-        context,
-        step.kind,
-        step.action,
-        &id,
-        data,
-    );
+    let data = SlotMoved {
+        slot_id: after.id,
+        node_id: after.node_id,
+        from: before.state.into(),
+        to: after.state.into(),
+        quarantined: after.quarantine.is_some(),
+        // Of one that became clean, whose it was.
+        allocation_id: after.allocation_id.or(before.allocation_id),
+        lease_epoch: after.lease_epoch,
+        cause,
+    };
+    let change = Change::SlotUpdate(Box::new(after.clone()));
+    let decision = Decision::default().change(change).record(context, after.id, step(data));
     (after, decision)
 }

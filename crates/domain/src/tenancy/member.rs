@@ -1,8 +1,8 @@
 //! Who has which role where: invited, changed, removed.
 
+use gpuaas_contract::event::{Event, MemberEvent};
 use gpuaas_contract::id::MembershipId;
 use gpuaas_contract::state::MemberState;
-use serde_json::json;
 
 use crate::access::{MemberRole, Membership, Place, ProjectRole, Who};
 use crate::decision::{Context, Decision, Wakeup};
@@ -51,7 +51,7 @@ pub fn invite(
 ) -> Result<(Membership, Decision), Refusal> {
     let membership = Membership::new(id, who, at, role, context.actor.to_string(), context.now)?;
     let decision = Decision::default().insert(&membership).wakeup(Wakeup::Rights);
-    Ok((membership.clone(), recorded(decision, &membership, "gpuaas.member.added.v1", "member.add", context)))
+    Ok((membership.clone(), recorded(decision, &membership, Event::MemberAdded, context)))
 }
 
 /// Gives somebody another role. `others` are the other members of the same place, so that the last owner stays one.
@@ -76,7 +76,7 @@ pub fn change_role(
     )?;
     next.version = membership.version;
     let decision = Decision::default().update(&next).wakeup(Wakeup::Rights);
-    Ok((next.clone(), recorded(decision, &next, "gpuaas.member.changed.v1", "member.change", context)))
+    Ok((next.clone(), recorded(decision, &next, Event::MemberChanged, context)))
 }
 
 /// Takes a role away. `others` are the other members of the same place, so that the last owner stays one.
@@ -87,7 +87,7 @@ pub fn leave(membership: &Membership, others: &[Membership], context: &Context) 
     check_not_last(membership, others)?;
     let next = Membership { removed_at: Some(context.now), ..membership.clone() };
     let decision = Decision::default().update(&next).wakeup(Wakeup::Rights);
-    Ok((next.clone(), recorded(decision, &next, "gpuaas.member.removed.v1", "member.remove", context)))
+    Ok((next.clone(), recorded(decision, &next, Event::MemberRemoved, context)))
 }
 
 /// Invitations to an address become roles of the user who has proved to have it. `present` are the roles the user has: where there is one
@@ -109,7 +109,7 @@ pub fn accept_invitations(user: &User, invitations: &[Membership], present: &[Me
             Membership { who: Who::User(user.id), ..invitation.clone() }
         };
         decision = decision.update(&next).wakeup(Wakeup::Rights);
-        decision = recorded(decision, &next, "gpuaas.member.accepted.v1", "member.accept", context);
+        decision = recorded(decision, &next, Event::MemberAccepted, context);
     }
     decision
 }
@@ -135,16 +135,12 @@ fn check_not_last(membership: &Membership, others: &[Membership]) -> Result<(), 
     Err(Refusal::conflict("last_owner", "this is the last owner; make somebody else an owner first"))
 }
 
-fn recorded(
-    decision: Decision,
-    membership: &Membership,
-    kind: &'static str,
-    action: &'static str,
-    context: &Context,
-) -> Decision {
-    let id = membership.id.to_string();
-    let data = json!({
-        "membership_id": id, "who": membership.who.to_string(), "at": membership.at.to_string(), "role": membership.role.as_str(),
-    });
-    decision.record(context, kind, action, &id, data)
+fn recorded(decision: Decision, membership: &Membership, event: fn(MemberEvent) -> Event, context: &Context) -> Decision {
+    let data = MemberEvent {
+        membership_id: membership.id,
+        who: membership.who.to_string(),
+        at: membership.at.to_string(),
+        role: membership.role.as_str().to_owned(),
+    };
+    decision.record(context, membership.id, event(data))
 }

@@ -1,9 +1,12 @@
 //! Organizations own projects, projects own everything that is leased, and service accounts act for projects.
 
+use gpuaas_contract::event::{
+    Event, OrganizationChanged, OrganizationCreated, OrganizationDeleted, ProjectChanged, ProjectCreated, ProjectDeleted,
+    ServiceAccountEvent,
+};
 use gpuaas_contract::id::{OrgId, ProjectId, ServiceAccountId};
 use gpuaas_contract::state::ProjectState;
 use gpuaas_contract::time::Timestamp;
-use serde_json::json;
 
 use crate::decision::{Context, Decision};
 use crate::names::{checked_handle, checked_text};
@@ -137,9 +140,8 @@ pub fn create_organization(
         deleted_at: None,
     };
     let quota = Quota::of_organization(id, limits);
-    let data = json!({ "organization_id": id, "name": organization.name, "limits": limits });
-    let decision = Decision::default().insert(&organization).insert(&quota);
-    let decision = decision.record(context, "gpuaas.organization.created.v1", "organization.create", &id.to_string(), data);
+    let event = Event::OrganizationCreated(OrganizationCreated { organization_id: id, name: organization.name.clone(), limits });
+    let decision = Decision::default().insert(&organization).insert(&quota).record(context, id, event);
     Ok((organization, decision))
 }
 
@@ -153,10 +155,9 @@ pub fn describe_organization(
     if next == *organization {
         return Ok((next, Decision::default()));
     }
-    let id = next.id.to_string();
-    let data = json!({ "organization_id": id, "description": next.description });
-    let decision = Decision::default().update(&next);
-    let decision = decision.record(context, "gpuaas.organization.changed.v1", "organization.change", &id, data);
+    let event =
+        Event::OrganizationChanged(OrganizationChanged { organization_id: next.id, description: next.description.clone() });
+    let decision = Decision::default().update(&next).record(context, next.id, event);
     Ok((next, decision))
 }
 
@@ -179,10 +180,15 @@ pub fn create_project(
         deleted_at: None,
     };
     let quota = Quota::of_project(id, organization.id, limits);
-    let data = json!({ "project_id": id, "organization_id": organization.id, "name": project.name, "limits": limits });
+    let event = Event::ProjectCreated(ProjectCreated {
+        project_id: id,
+        organization_id: organization.id,
+        name: project.name.clone(),
+        limits,
+    });
     // The organization is written as well, unchanged: of a project and the end of its organization at the same moment, one loses.
     let decision = Decision::default().insert(&project).insert(&quota).update(organization);
-    let decision = decision.record(context, "gpuaas.project.created.v1", "project.create", &id.to_string(), data);
+    let decision = decision.record(context, id, event);
     Ok((project, decision))
 }
 
@@ -200,10 +206,9 @@ pub fn delete_organization(
         return Err(Refusal::conflict("organization_in_use", message));
     }
     let next = Organization { deleted_at: Some(context.now), ..organization.clone() };
-    let id = next.id.to_string();
     let decision = Decision::default().update(&next).wakeup(crate::Wakeup::Rights);
-    let data = json!({ "organization_id": id, "name": next.name });
-    Ok((next, decision.record(context, "gpuaas.organization.deleted.v1", "organization.delete", &id, data)))
+    let event = Event::OrganizationDeleted(OrganizationDeleted { organization_id: next.id, name: next.name.clone() });
+    Ok((next, decision.record(context, organization.id, event)))
 }
 
 /// Other words for a project. Saying the same again changes nothing.
@@ -213,9 +218,8 @@ pub fn describe_project(project: &Project, description: &str, context: &Context)
     if next == *project {
         return Ok((next, Decision::default()));
     }
-    let id = next.id.to_string();
-    let data = json!({ "project_id": id, "description": next.description });
-    let decision = Decision::default().update(&next).record(context, "gpuaas.project.changed.v1", "project.change", &id, data);
+    let event = Event::ProjectChanged(ProjectChanged { project_id: next.id, description: next.description.clone() });
+    let decision = Decision::default().update(&next).record(context, next.id, event);
     Ok((next, decision))
 }
 
@@ -229,11 +233,10 @@ pub fn delete_project(project: &Project, quota: &Quota, context: &Context) -> Re
         return Err(Refusal::conflict("project_in_use", message));
     }
     let next = Project { deleted_at: Some(context.now), ..project.clone() };
-    let id = next.id.to_string();
     // The quota is written as well, unchanged: an allocation that is asked for at the same moment changes it, and one of the two loses.
     let decision = Decision::default().update(&next).update(quota).wakeup(crate::Wakeup::Rights);
-    let data = json!({ "project_id": id, "name": next.name });
-    Ok((next, decision.record(context, "gpuaas.project.deleted.v1", "project.delete", &id, data)))
+    let event = Event::ProjectDeleted(ProjectDeleted { project_id: next.id, name: next.name.clone() });
+    Ok((next, decision.record(context, project.id, event)))
 }
 
 /// A new service account. It may nothing until it is made a member.
@@ -254,9 +257,8 @@ pub fn create_service_account(
         created_at: context.now,
         deleted_at: None,
     };
-    let data = json!({ "service_account_id": id, "project_id": project.id, "name": account.name });
     let decision = Decision::default().insert(&account);
-    let decision = decision.record(context, "gpuaas.service_account.created.v1", "service_account.create", &id.to_string(), data);
+    let decision = decision.record(context, id, Event::ServiceAccountCreated(event_of(&account)));
     Ok((account, decision))
 }
 
@@ -266,8 +268,11 @@ pub fn delete_service_account(account: &ServiceAccount, context: &Context) -> (S
         return (account.clone(), Decision::default());
     }
     let next = ServiceAccount { deleted_at: Some(context.now), ..account.clone() };
-    let id = next.id.to_string();
-    let data = json!({ "service_account_id": id, "project_id": next.project_id, "name": next.name });
     let decision = Decision::default().update(&next).wakeup(crate::Wakeup::Rights);
-    (next, decision.record(context, "gpuaas.service_account.deleted.v1", "service_account.delete", &id, data))
+    let decision = decision.record(context, next.id, Event::ServiceAccountDeleted(event_of(&next)));
+    (next, decision)
+}
+
+fn event_of(account: &ServiceAccount) -> ServiceAccountEvent {
+    ServiceAccountEvent { service_account_id: account.id, project_id: account.project_id, name: account.name.clone() }
 }

@@ -1,9 +1,9 @@
 //! People, as the issuers of their tokens name them. A user is made at the first sign-in and may nothing until somebody invites them.
 
+use gpuaas_contract::event::{Event, UserChanged, UserCreated, UserEvent, UserSignInFailed};
 use gpuaas_contract::id::UserId;
 use gpuaas_contract::state::UserState;
 use gpuaas_contract::time::Timestamp;
-use serde_json::json;
 
 use crate::decision::{Context, Decision, Wakeup};
 use crate::names::{checked_email, checked_text};
@@ -101,10 +101,10 @@ pub fn signed_in(known: Option<&User>, id: UserId, claims: &Claims, context: &Co
         if next == *user {
             return Ok((next, Decision::default()));
         }
-        let id = next.id.to_string();
-        let data = json!({ "user_id": id, "email": next.email, "email_verified": next.email_verified });
+        let event =
+            Event::UserChanged(UserChanged { user_id: next.id, email: next.email.clone(), email_verified: next.email_verified });
         let decision = Decision::default().update(&next).wakeup(Wakeup::Rights);
-        return Ok((next, decision.record(context, "gpuaas.user.changed.v1", "user.change", &id, data)));
+        return Ok((next, decision.record(context, user.id, event)));
     }
     let user = User {
         id,
@@ -150,17 +150,15 @@ pub fn create_local_user(
 }
 
 fn made(user: &User, context: &Context) -> Decision {
-    let id = user.id.to_string();
-    let data = json!({ "user_id": id, "issuer": user.issuer, "email": user.email });
-    Decision::default().insert(user).record(context, "gpuaas.user.created.v1", "user.create", &id, data)
+    let event = Event::UserCreated(UserCreated { user_id: user.id, issuer: user.issuer.clone(), email: user.email.clone() });
+    Decision::default().insert(user).record(context, user.id, event)
 }
 
 /// Another password. The hash is neither in the event nor in the audit row.
 pub fn set_password(user: &User, password_hash: String, context: &Context) -> (User, Decision) {
     let next = User { password_hash: Some(password_hash), failed_sign_ins: 0, ..user.clone() };
-    let id = next.id.to_string();
     let decision = Decision::default().update(&next);
-    (next, decision.record(context, "gpuaas.user.password_set.v1", "user.set_password", &id, json!({ "user_id": id })))
+    (next, decision.record(context, user.id, Event::UserPasswordSet(UserEvent { user_id: user.id })))
 }
 
 /// A wrong password. Who has to wait before the next one is decided by where they come from, not by the account: whoever knows an address
@@ -168,9 +166,8 @@ pub fn set_password(user: &User, password_hash: String, context: &Context) -> (U
 pub fn wrong_password(user: &User, context: &Context) -> Decision {
     let failed = user.failed_sign_ins.saturating_add(1);
     let next = User { failed_sign_ins: failed, ..user.clone() };
-    let id = next.id.to_string();
-    let data = json!({ "user_id": id, "failed_sign_ins": failed });
-    Decision::default().update(&next).record(context, "gpuaas.user.sign_in_failed.v1", "user.sign_in_failed", &id, data)
+    let event = Event::UserSignInFailed(UserSignInFailed { user_id: user.id, failed_sign_ins: failed });
+    Decision::default().update(&next).record(context, user.id, event)
 }
 
 /// The right password after wrong ones.
@@ -179,9 +176,7 @@ pub fn right_password(user: &User, context: &Context) -> Decision {
         return Decision::default();
     }
     let next = User { failed_sign_ins: 0, ..user.clone() };
-    let id = next.id.to_string();
-    let data = json!({ "user_id": id });
-    Decision::default().update(&next).record(context, "gpuaas.user.signed_in.v1", "user.sign_in", &id, data)
+    Decision::default().update(&next).record(context, user.id, Event::UserSignedIn(UserEvent { user_id: user.id }))
 }
 
 /// They may sign in again. Saying it twice changes nothing.
@@ -190,9 +185,8 @@ pub fn reactivate(user: &User, context: &Context) -> (User, Decision) {
         return (user.clone(), Decision::default());
     }
     let next = User { deactivated_at: None, ..user.clone() };
-    let id = next.id.to_string();
     let decision = Decision::default().update(&next).wakeup(Wakeup::Rights);
-    (next, decision.record(context, "gpuaas.user.reactivated.v1", "user.reactivate", &id, json!({ "user_id": id })))
+    (next, decision.record(context, user.id, Event::UserReactivated(UserEvent { user_id: user.id })))
 }
 
 /// They may no longer sign in. Saying it twice changes nothing.
@@ -201,7 +195,6 @@ pub fn deactivate(user: &User, context: &Context) -> (User, Decision) {
         return (user.clone(), Decision::default());
     }
     let next = User { deactivated_at: Some(context.now), ..user.clone() };
-    let id = next.id.to_string();
     let decision = Decision::default().update(&next).wakeup(Wakeup::Rights);
-    (next, decision.record(context, "gpuaas.user.deactivated.v1", "user.deactivate", &id, json!({ "user_id": id })))
+    (next, decision.record(context, user.id, Event::UserDeactivated(UserEvent { user_id: user.id })))
 }

@@ -3,7 +3,7 @@
 use gpuaas_contract::Digest;
 use gpuaas_domain::decision::Context;
 use gpuaas_domain::node::{self, Admission, Certificate, Node, NodeService, Operation};
-use gpuaas_domain::{Decision, Event};
+use gpuaas_domain::{Decision, OutboxEvent};
 
 use crate::diagram::assert_drawn;
 use crate::observed::{BEGINNING, Observed};
@@ -46,7 +46,7 @@ fn certificate() -> Certificate {
 }
 
 /// Everything that can be decided about a node: by what, the node afterwards, and the events.
-fn decided(before: &Node, context: &Context) -> Vec<(&'static str, Node, Vec<Event>)> {
+fn decided(before: &Node, context: &Context) -> Vec<(&'static str, Node, Vec<OutboxEvent>)> {
     let mut all = Vec::new();
     let mut take = |by, decision: Decision| {
         if !decision.is_empty() {

@@ -2,8 +2,7 @@
 
 use std::collections::{BTreeSet, VecDeque};
 
-use gpuaas_domain::Event;
-use gpuaas_domain::webhook::short_kind;
+use gpuaas_domain::OutboxEvent;
 
 /// Where everything begins, as Mermaid writes it.
 pub(crate) const BEGINNING: &str = "[*]";
@@ -35,13 +34,13 @@ pub(crate) struct Observed {
 
 impl Observed {
     /// Notes a decision. One that leaves the state as it is, is no transition. `events` are those about the row that changed.
-    pub(crate) fn note<'a>(&mut self, from: &str, to: &str, by: &str, events: impl IntoIterator<Item = &'a Event>) {
+    pub(crate) fn note<'a>(&mut self, from: &str, to: &str, by: &str, events: impl IntoIterator<Item = &'a OutboxEvent>) {
         if from == to {
             return;
         }
         self.transitions.insert(Transition { from: from.to_owned(), to: to.to_owned(), by: by.to_owned() });
         let last = events.into_iter().last().expect("every change of a state has an event");
-        self.events.insert((to.to_owned(), short_kind(last.kind).to_owned()));
+        self.events.insert((to.to_owned(), last.kind.short().to_owned()));
     }
 
     /// Adds what another search has seen.

@@ -21,8 +21,7 @@ use gpuaas_domain::slice::{self, Ending};
 use gpuaas_domain::slot::{self, Slot, SlotState};
 use gpuaas_domain::task::{self, TaskRecord};
 use gpuaas_domain::tenancy::{Organization, Project};
-use gpuaas_domain::webhook::short_kind;
-use gpuaas_domain::{Actor, AuditEntry, Change, Decision, Event, Wakeup};
+use gpuaas_domain::{Actor, AuditEntry, Change, Decision, OutboxEvent, Wakeup};
 
 /// Another writer was faster, or the row is there already: nothing of the decision was written.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -49,7 +48,7 @@ pub(crate) struct Ledger {
     pub(crate) machines: BTreeMap<NodeId, Machine>,
     pub(crate) allocations: BTreeMap<AllocationId, Allocation>,
     pub(crate) windows: BTreeMap<String, Window>,
-    pub(crate) events: Vec<Event>,
+    pub(crate) events: Vec<OutboxEvent>,
     pub(crate) audit: Vec<AuditEntry>,
     /// Whom the last commit woke.
     pub(crate) wakeups: Vec<Wakeup>,
@@ -207,7 +206,7 @@ impl Ledger {
                 Change::ResourceInsert(document) | Change::ResourceUpdate(document) => {
                     let known = self.documents.get(&key_of(document)).map(|known| known.keys.state.to_owned());
                     // Whoever looks at the events knows where an allocation stands.
-                    let says = |event: &Event| event.subject == document.id && event.data["to"] == document.keys.state;
+                    let says = |event: &OutboxEvent| event.subject == document.id && event.data["to"] == document.keys.state;
                     let is_told = document.kind != ResourceKind::Allocation || decision.events.iter().any(says);
                     assert!(is_told, "no event says that {} is {}", document.id, document.keys.state);
                     (document.id.clone(), known, document.keys.state.to_owned())
@@ -361,7 +360,7 @@ impl Ledger {
     /// The kinds of all events about something, in short, in their order.
     pub(crate) fn told(&self, subject: &impl ToString) -> Vec<&'static str> {
         let subject = subject.to_string();
-        self.events.iter().filter(|event| event.subject == subject).map(|event| short_kind(event.kind)).collect()
+        self.events.iter().filter(|event| event.subject == subject).map(|event| event.kind.short()).collect()
     }
 
     pub(crate) fn machine(&self, node: NodeId) -> &Machine {

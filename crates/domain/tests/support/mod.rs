@@ -237,7 +237,7 @@ pub(crate) fn node_of(decision: &Decision) -> Node {
 
 /// Every state change has one event and one audit row about the same thing.
 pub(crate) fn assert_recorded(decision: &Decision, kind: &str, action: &str) {
-    assert_eq!(decision.events.iter().map(|event| event.kind).collect::<Vec<_>>(), [kind]);
+    assert_eq!(decision.events.iter().map(|event| event.kind.as_str()).collect::<Vec<_>>(), [kind]);
     assert_eq!(decision.audit.iter().map(|entry| entry.action).collect::<Vec<_>>(), [action]);
     let (event, entry) = (&decision.events[0], &decision.audit[0]);
     assert_eq!((&event.subject, &event.data, event.at), (&entry.target, &entry.detail, entry.at));

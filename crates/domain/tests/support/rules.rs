@@ -167,7 +167,7 @@ fn quotas_are_what_they_count(ledger: &Ledger) {
     let mut counted: BTreeMap<String, Used> = ledger.quotas.keys().map(|id| (id.clone(), Used::default())).collect();
     for run in ledger.allocations.values().filter(|run| !run.state.is_terminal()) {
         for id in [quota_id(&run.project_id), quota_id(&run.organization_id)] {
-            let (used, more) = (counted.get_mut(&id).expect("everybody has a quota"), run.terms.product.used());
+            let (used, more) = (counted.get_mut(&id).expect("everybody has a quota"), Used::of(run.terms.product));
             used.allocations += more.allocations;
             used.slots += more.slots;
             used.machines += more.machines;

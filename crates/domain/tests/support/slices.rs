@@ -20,7 +20,7 @@ use gpuaas_contract::{Digest, envelope};
 use gpuaas_domain::slice::{self, HeldSlots, NewSlice, Order};
 use gpuaas_domain::slot::{self, Slot, SlotState};
 use gpuaas_domain::task::{self, DEFAULT_QUEUE_TIME, NewTask, ReceiptHead, TaskRecord};
-use gpuaas_domain::{Change, Decision, Event, Refusal};
+use gpuaas_domain::{Change, Decision, OutboxEvent, Refusal};
 
 use super::{Report, at, node, outgoing, receipt_for};
 
@@ -187,7 +187,7 @@ pub(crate) struct Harness {
     pub(crate) tasks: BTreeMap<TaskId, TaskRecord>,
     pub(crate) envelopes: BTreeMap<TaskId, envelope::Signed>,
     /// Of everything that was committed.
-    pub(crate) events: Vec<Event>,
+    pub(crate) events: Vec<OutboxEvent>,
 }
 
 impl Harness {

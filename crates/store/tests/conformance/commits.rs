@@ -187,7 +187,7 @@ async fn the_audit_chain_has_no_gaps_under_many_writers(database: &Database) {
     let filter = AuditFilter {
         target: Some("writer 7".to_owned()),
         actor: Some("system".to_owned()),
-        action: Some("test.happen".to_owned()),
+        action: Some("task.create".to_owned()),
     };
     assert_eq!(store.audit_list(0, 100, &filter).await.expect("lists").len(), 8);
     for nobody in [
@@ -219,7 +219,7 @@ async fn every_event_is_a_cloud_event_in_commit_order(database: &Database) {
             "correlationid": event.correlation_id, "data": event.data,
         });
         assert_eq!(body, reported);
-        assert_eq!((row.id, row.subject.as_str(), row.kind.as_str()), (event.id, event.subject.as_str(), event.kind));
+        assert_eq!((row.id, row.subject.as_str(), row.kind.as_str()), (event.id, event.subject.as_str(), event.kind.as_str()));
         assert_eq!(row.created_at, event.at);
     }
     let after = store.outbox_list(rows[2].position, 1).await.expect("lists");

@@ -4,16 +4,17 @@ use std::collections::HashMap;
 use std::slice::from_ref;
 use std::sync::Arc;
 
+use gpuaas_contract::event::{Event, ProjectDeleted};
 use gpuaas_contract::id::{EventId, ProjectId};
 use gpuaas_contract::time::Timestamp;
 use gpuaas_domain::access::{ApiToken, PlatformRole};
 use gpuaas_domain::decision::Context;
-use gpuaas_domain::{Change, Event, Wakeup};
+use gpuaas_domain::{Change, OutboxEvent, Wakeup};
 use gpuaas_store::{MAX_WAITING, OUTBOX_LANES, OutboxRow, RelayResult, Store, StoreConfig};
 use tokio::sync::{Mutex, oneshot};
 
 use crate::all_at_once;
-use crate::support::{Database, NOW, api_token, changes, context, later, recorded};
+use crate::support::{Database, NOW, api_token, changes, context, event, later, recorded};
 
 crate::on_both_engines! {
     every_event_is_handed_out_once_and_marked
@@ -249,9 +250,8 @@ async fn events_of_a_subject_go_out_in_order_while_others_commit(database: &Data
         writers.push(tokio::spawn(async move {
             // One after the other, each by another process.
             for n in 0..EACH {
-                let data = serde_json::json!({ "n": n });
-                let decision =
-                    changes([]).record(&context(), "gpuaas.test.happened.v1", "test.happen", &format!("subject {subject}"), data);
+                let event = event(serde_json::json!({ "n": n }));
+                let decision = changes([]).record(&context(), format!("subject {subject}"), event);
                 stores[n % stores.len()].commit(decision).await.expect("commits");
             }
         }));
@@ -265,7 +265,9 @@ async fn events_of_a_subject_go_out_in_order_while_others_commit(database: &Data
                     let result = store.outbox_relay(from_ref(&lane), 5, async |rows| {
                         for row in &rows {
                             let body: serde_json::Value = serde_json::from_str(&row.body).expect("JSON");
-                            seen.lock().await.push((row.subject.clone(), body["data"]["n"].as_u64().expect("a number")));
+                            seen.lock()
+                                .await
+                                .push((row.subject.clone(), body["data"]["params"]["n"].as_u64().expect("a number")));
                             tokio::task::yield_now().await;
                         }
                         all(&rows)
@@ -294,7 +296,7 @@ async fn what_waits_is_counted_and_its_age_is_known(database: &Database) {
     assert_eq!(store.outbox_lag().await.expect("reads"), None);
     let at = |subject: &str, now| {
         let context = Context { now, ..context() };
-        changes([]).record(&context, "gpuaas.test.happened.v1", "test.happen", subject, serde_json::json!({}))
+        changes([]).record(&context, subject, event(serde_json::json!({})))
     };
     store.commit(at("first", later(50))).await.expect("commits");
     let lane = busy_lane(&store).await;
@@ -312,7 +314,7 @@ async fn what_waits_is_counted_and_its_age_is_known(database: &Database) {
     // Many events of one decision, all in one lane.
     let mut many = recorded("first", []);
     let event = many.events[0].clone();
-    many.events.extend((0..MAX_WAITING).map(|_| Event { id: EventId::generate(), ..event.clone() }));
+    many.events.extend((0..MAX_WAITING).map(|_| OutboxEvent { id: EventId::generate(), ..event.clone() }));
     store.commit(many).await.expect("commits");
     let waiting = store.outbox_lanes_waiting().await.expect("counts");
     assert_eq!(waiting.iter().map(|(_, waiting)| *waiting).max(), Some(MAX_WAITING), "counted up to a limit");
@@ -325,7 +327,7 @@ async fn published_events_are_forgotten_a_thousand_at_a_time(database: &Database
     let store = database.open().await;
     let mut many = recorded("subject", []);
     let event = many.events[0].clone();
-    many.events.extend((1..1500).map(|_| Event { id: EventId::generate(), ..event.clone() }));
+    many.events.extend((1..1500).map(|_| OutboxEvent { id: EventId::generate(), ..event.clone() }));
     store.commit(many).await.expect("commits");
     let forever = Timestamp(i64::MAX);
     assert_eq!(store.outbox_forget(forever).await.expect("forgets"), 0, "nothing was published");
@@ -364,13 +366,14 @@ async fn events_are_read_by_subject_and_by_project(database: &Database) {
     assert_eq!(store.outbox_end().await.expect("reads"), 0);
     let (one, other) = (ProjectId::generate(), ProjectId::generate());
     for n in 0..12 {
-        let data = match n % 3 {
-            0 => serde_json::json!({ "project_id": one }),
-            1 => serde_json::json!({ "project_id": other }),
-            _ => serde_json::json!({ "project_id": 7 }),
+        let of_project = |project_id| Event::ProjectDeleted(ProjectDeleted { project_id, name: "p".to_owned() });
+        let event = match n % 3 {
+            0 => of_project(one),
+            1 => of_project(other),
+            _ => event(serde_json::json!({ "project_id": one })),
         };
         let subject = if n % 2 == 0 { "even" } else { "odd" };
-        let decision = changes([]).record(&context(), "gpuaas.test.happened.v1", "test.happen", subject, data);
+        let decision = changes([]).record(&context(), subject, event);
         store.commit(decision).await.expect("commits");
     }
     let rows = store.outbox_list(0, 100).await.expect("lists");

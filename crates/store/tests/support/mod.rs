@@ -6,6 +6,7 @@ use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::Duration;
 
 use gpuaas_contract::Digest;
+use gpuaas_contract::event::{Event, TaskQueued, TaskRef};
 use gpuaas_contract::id::{
     AgentInstanceId, AllocationId, ApiTokenId, CorrelationId, EnrollmentId, JoinTokenId, NodeId, ServerId, SessionId, SlotId,
     TaskId,
@@ -273,7 +274,13 @@ pub(crate) fn changes(changes: impl IntoIterator<Item = Change>) -> Decision {
 /// Returns the same decision with an event and an audit row.
 pub(crate) fn recorded(subject: &str, list: impl IntoIterator<Item = Change>) -> Decision {
     let data = serde_json::json!({ "subject": subject, "odd": "\u{0}\"ü" });
-    changes(list).record(&context(), "gpuaas.test.happened.v1", "test.happen", subject, data)
+    changes(list).record(&context(), subject, event(data))
+}
+
+/// An event that takes any data: that of a new task, as its parameters.
+pub(crate) fn event(params: serde_json::Value) -> Event {
+    let task = TaskRef { task_id: TaskId::from_bytes([7; 16]), node_id: NodeId::from_bytes([8; 16]) };
+    Event::TaskQueued(TaskQueued { task, task_type: "diag.ping".to_owned(), params: Some(params) })
 }
 
 /// Stores a new node.

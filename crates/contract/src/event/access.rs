@@ -1,0 +1,162 @@
+//! What happens to users, members, keys and sign-ins.
+
+use super::payload::payloads;
+use crate::access::PlatformRole;
+use crate::id::{ApiTokenId, GrantId, MembershipId, ProjectId, ServerId, ServiceAccountId, UserId};
+use crate::key::KeyId;
+use crate::names::Open;
+use crate::time::{OptionalRfc3339, Timestamp};
+
+payloads! {
+    /// A new key of a service account.
+    pub struct ApiKeyCreated {
+        /// The key.
+        tenant api_token_id: ApiTokenId,
+        /// Whose it is.
+        tenant service_account_id: ServiceAccountId,
+        /// The project.
+        tenant project_id: ProjectId,
+        /// Its name.
+        tenant name: String,
+        /// The key that created it.
+        tenant parent_id: Option<ApiTokenId>,
+        /// When it expires; null if it does not.
+        #[serde(default, with = "OptionalRfc3339")]
+        tenant expires_at: Option<Timestamp>,
+        /// The actions it is limited to; null if it is not.
+        tenant scopes: Option<Vec<String>>,
+    }
+
+    /// A revoked key of a service account.
+    pub struct ApiKeyRevoked {
+        /// The key.
+        tenant api_token_id: ApiTokenId,
+        /// Whose it was.
+        tenant service_account_id: ServiceAccountId,
+        /// The project.
+        tenant project_id: ProjectId,
+    }
+
+    /// A new API token of the platform.
+    pub struct ApiTokenCreated {
+        /// The token.
+        operator api_token_id: ApiTokenId,
+        /// Its role.
+        operator role: Open<PlatformRole>,
+        /// Its name.
+        operator name: String,
+        /// The token that created it.
+        operator parent_id: Option<ApiTokenId>,
+    }
+
+    /// A revoked API token of the platform.
+    pub struct ApiTokenRevoked {
+        /// The token.
+        operator api_token_id: ApiTokenId,
+    }
+
+    /// A sign-in.
+    pub struct SignInEvent {
+        /// The sign-in.
+        operator grant_id: GrantId,
+        /// Who signs in.
+        operator user_id: UserId,
+        /// With which program.
+        operator client: String,
+    }
+
+    /// The end of a sign-in.
+    pub struct SignInRevoked {
+        /// The sign-in.
+        operator grant_id: GrantId,
+        /// Whose it was.
+        operator user_id: UserId,
+        /// Why.
+        operator reason: String,
+    }
+
+    /// A change of the keys that sign tasks.
+    pub struct SigningKeyChanged {
+        /// The key that is sent to nodes and will sign after the next rotation, if one was staged.
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        operator staged: Option<KeyId>,
+        /// The key that signs from now on, if keys were rotated or revoked.
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        operator active: Option<KeyId>,
+        /// The key that no longer counts, if one was revoked.
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        operator revoked: Option<KeyId>,
+        /// Why it was revoked.
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        operator reason: Option<String>,
+    }
+
+    /// Whether the certificate authority answers.
+    pub struct CaState {
+        /// Which certificate authority.
+        operator ca: String,
+        /// Its URL.
+        operator url: String,
+        /// The server that asked.
+        operator server_id: ServerId,
+        /// What went wrong; empty if it answers.
+        operator detail: String,
+    }
+
+    /// A role of a user, a service account or an invited address.
+    pub struct MemberEvent {
+        /// The membership.
+        operator membership_id: MembershipId,
+        /// Who has the role.
+        operator who: String,
+        /// Where they have it.
+        operator at: String,
+        /// The role.
+        operator role: String,
+    }
+
+    /// A new user.
+    pub struct UserCreated {
+        /// The user.
+        operator user_id: UserId,
+        /// The issuer that knows them.
+        operator issuer: String,
+        /// Their email address.
+        operator email: String,
+    }
+
+    /// What an issuer says about a user has changed.
+    pub struct UserChanged {
+        /// The user.
+        operator user_id: UserId,
+        /// Their email address.
+        operator email: String,
+        /// Whether the issuer has verified it.
+        operator email_verified: bool,
+    }
+
+    /// Something about a user.
+    pub struct UserEvent {
+        /// The user.
+        operator user_id: UserId,
+    }
+
+    /// A wrong password.
+    pub struct UserSignInFailed {
+        /// The user.
+        operator user_id: UserId,
+        /// How often in a row.
+        operator failed_sign_ins: u32,
+    }
+}
+
+impl SigningKeyChanged {
+    /// The audit action: a key was staged, or keys were rotated or revoked.
+    pub(super) fn audit_action(&self) -> &'static str {
+        match (&self.staged, &self.revoked) {
+            (Some(_), _) => "signing_key.stage",
+            (None, Some(_)) => "signing_key.revoke",
+            (None, None) => "signing_key.rotate",
+        }
+    }
+}

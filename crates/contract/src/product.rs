@@ -1,0 +1,35 @@
+//! What is leased.
+
+use crate::state::ProductKind;
+
+/// What is leased.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, serde::Serialize, serde::Deserialize, schemars::JsonSchema)]
+#[serde(tag = "kind", rename_all = "snake_case", deny_unknown_fields)]
+#[schemars(rename = "LeasedProduct")]
+pub enum Product {
+    /// A guest on this many slots of one node.
+    Slice {
+        /// 1 to 16.
+        slots: u32,
+    },
+    /// A whole host, with a user of its own on it.
+    BareMetal,
+}
+
+impl Product {
+    /// Which kind of product it is.
+    pub const fn kind(self) -> ProductKind {
+        match self {
+            Self::Slice { .. } => ProductKind::Slice,
+            Self::BareMetal => ProductKind::BareMetal,
+        }
+    }
+
+    /// How many slots it takes.
+    pub const fn slots(self) -> u32 {
+        match self {
+            Self::Slice { slots } => slots,
+            Self::BareMetal => 0,
+        }
+    }
+}
