@@ -19,7 +19,25 @@ pub(crate) async fn commit(control: &Control, decision: Decision) -> Result<(), 
             Change::ResourceInsert(document) => document.seal = resources::seal(&control.keys, document, document.version),
             // The store increments the version with the write.
             Change::ResourceUpdate(document) => document.seal = resources::seal(&control.keys, document, document.version + 1),
-            _ => {}
+            Change::NodeInsert(_)
+            | Change::NodeUpdate(_)
+            | Change::EnrollmentInsert(_)
+            | Change::EnrollmentUpdate(_)
+            | Change::JoinTokenInsert(_)
+            | Change::JoinTokenUpdate(_)
+            | Change::CertificateInsert(_)
+            | Change::CertificatesRevoke { .. }
+            | Change::SlotInsert(_)
+            | Change::SlotUpdate(_)
+            | Change::TaskInsert(_)
+            | Change::TaskUpdate(_)
+            | Change::EnvelopeInsert { .. }
+            | Change::ReceiptInsert { .. }
+            | Change::ApiTokenInsert(_)
+            | Change::ApiTokenUpdate(_)
+            | Change::ResourcesForget { .. }
+            | Change::ServerSeen { .. }
+            | Change::LogAppend(_) => {}
         }
     }
     let changed = fleet_changes(&decision);
@@ -41,9 +59,38 @@ fn fleet_changes(decision: &Decision) -> BTreeSet<Option<NodeId>> {
         Change::ResourceInsert(document) | Change::ResourceUpdate(document) => match document.kind {
             ResourceKind::Machine => document.read::<Machine>().ok().map(|machine| Some(machine.node_id)),
             ResourceKind::Maintenance => Some(None),
-            _ => None,
+            ResourceKind::Organization
+            | ResourceKind::Project
+            | ResourceKind::User
+            | ResourceKind::ServiceAccount
+            | ResourceKind::Member
+            | ResourceKind::SignIn
+            | ResourceKind::Sku
+            | ResourceKind::Image
+            | ResourceKind::SshKey
+            | ResourceKind::Quota
+            | ResourceKind::Allocation
+            | ResourceKind::Webhook
+            | ResourceKind::Delivery
+            | ResourceKind::Idempotency
+            | ResourceKind::Cursor
+            | ResourceKind::Budget => None,
         },
-        _ => None,
+        Change::EnrollmentInsert(_)
+        | Change::EnrollmentUpdate(_)
+        | Change::JoinTokenInsert(_)
+        | Change::JoinTokenUpdate(_)
+        | Change::CertificateInsert(_)
+        | Change::CertificatesRevoke { .. }
+        | Change::TaskInsert(_)
+        | Change::TaskUpdate(_)
+        | Change::EnvelopeInsert { .. }
+        | Change::ReceiptInsert { .. }
+        | Change::ApiTokenInsert(_)
+        | Change::ApiTokenUpdate(_)
+        | Change::ResourcesForget { .. }
+        | Change::ServerSeen { .. }
+        | Change::LogAppend(_) => None,
     };
     decision.changes.iter().filter_map(of_change).collect()
 }

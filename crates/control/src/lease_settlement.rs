@@ -85,9 +85,9 @@ pub(crate) async fn node_gone(
             continue;
         }
         // The end of a task may have changed it in the same decision; a row is written once.
-        let written = decision.changes.iter_mut().find_map(|change| match change {
-            Change::SlotUpdate(written) if written.id == slot.id => Some(written),
-            _ => None,
+        let written = decision.changes.iter_mut().find_map(|change| {
+            let Change::SlotUpdate(written) = change else { return None };
+            (written.id == slot.id).then_some(written)
         });
         let current = written.as_ref().map_or(&slot, |written| written);
         let Some((next, more)) = slot::node_gone(current, reason, seal(control), context) else { continue };
@@ -101,10 +101,8 @@ pub(crate) async fn node_gone(
         }
     }
     if let Some(machine) = resources::get::<Machine>(control, machine::machine_id(node)).await? {
-        let written = decision.changes.iter().position(|change| match change {
-            Change::ResourceUpdate(document) => document.id == machine.id,
-            _ => false,
-        });
+        let is_machine = |change: &Change| matches!(change, Change::ResourceUpdate(document) if document.id == machine.id);
+        let written = decision.changes.iter().position(is_machine);
         let current = match written.and_then(|at| decision.changes.get(at)) {
             Some(Change::ResourceUpdate(document)) => document.read::<Machine>().unwrap_or_else(|_| machine.clone()),
             Some(_) | None => machine,

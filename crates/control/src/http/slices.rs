@@ -114,7 +114,14 @@ impl SliceRequest {
             (Self::Console { allocation, tail_bytes, follow_seconds }, Task::SliceConsoleRead(params)) => {
                 (params.allocation_id, params.tail_bytes, params.follow_seconds) == (*allocation, *tail_bytes, *follow_seconds)
             }
-            (_, _) => false,
+            (
+                Self::Provision { .. }
+                | Self::Release { .. }
+                | Self::ForceCleanup { .. }
+                | Self::Power { .. }
+                | Self::Console { .. },
+                _,
+            ) => false,
         }
     }
 }

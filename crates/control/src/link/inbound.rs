@@ -187,9 +187,9 @@ pub(super) async fn acknowledge(control: &Control, session: &LinkSession, ack: &
         };
         let context = gpuaas_domain::decision::Context { correlation_id: task.correlation_id.clone(), ..context.clone() };
         let decision = task::acknowledged(&task, started, &context);
-        let next = decision.changes.iter().find_map(|change| match change {
-            Change::TaskUpdate(next) => Some(TaskRecord { version: next.version + 1, ..(**next).clone() }),
-            _ => None,
+        let next = decision.changes.iter().find_map(|change| {
+            let Change::TaskUpdate(next) = change else { return None };
+            Some(TaskRecord { version: next.version + 1, ..(**next).clone() })
         });
         Ok((next, decision))
     })
