@@ -3,6 +3,7 @@
 use std::collections::BTreeSet;
 
 use gpuaas_contract::id::NodeId;
+use gpuaas_contract::time::Timestamp;
 use gpuaas_domain::machine::Machine;
 use gpuaas_domain::resource::ResourceKind;
 use gpuaas_domain::{Change, Decision, Wakeup};
@@ -43,12 +44,24 @@ pub(crate) async fn commit(control: &Control, decision: Decision) -> Result<(), 
     let changed = fleet_changes(&decision);
     decision.wakeups.extend(changed.into_iter().map(Wakeup::Fleet));
     let changes_rights = decision.wakeups.contains(&Wakeup::Rights);
+    let delivers = has_due_delivery(&decision, Timestamp::now());
     let written = control.store.commit(decision).await;
+    if delivers && written.is_ok() {
+        control.deliveries_due.notify_one();
+    }
     if changes_rights {
         // Here at once, whatever the result; other processes get a wake-up.
         control.authz.forget();
     }
     written
+}
+
+/// Returns whether a delivery to a webhook is due now: a new or a replayed one. A delivery under way is due again later.
+fn has_due_delivery(decision: &Decision, now: Timestamp) -> bool {
+    decision.changes.iter().any(|change| {
+        matches!(change, Change::ResourceInsert(document) | Change::ResourceUpdate(document)
+            if document.kind == ResourceKind::Delivery && document.keys.due_at.is_some_and(|due| due <= now))
+    })
 }
 
 /// Returns the nodes whose fleet view must be updated.

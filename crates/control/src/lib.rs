@@ -66,6 +66,8 @@ pub struct Control {
     fleet: workflow::FleetView,
     placing: workflow::Placing,
     lines: transact::Lines,
+    /// Wakes the sender of webhooks when a delivery becomes due now; other processes find it with their slow look.
+    deliveries_due: tokio::sync::Notify,
     authz: authz_cache::AuthzCache,
     identity: identity::Identity,
     backends: Backends,

@@ -201,6 +201,7 @@ pub async fn start(config: ServerConfig) -> Result<Server, StartError> {
         progress: http::ProgressBoard::default(),
         fleet: workflow::FleetView::default(),
         placing: workflow::Placing::default(),
+        deliveries_due: tokio::sync::Notify::new(),
         lines: crate::transact::Lines::default(),
         authz: authz_cache::AuthzCache::new(policies),
         identity,

@@ -15,11 +15,9 @@ use gpuaas_domain::decision::Context;
 use gpuaas_domain::resource::ResourceKind;
 use gpuaas_domain::webhook::{Delivery, DeliveryState, MAX_FAILED, Webhook, turn_off};
 use gpuaas_domain::{Actor, Decision};
-use tokio::sync::Notify;
 use tokio::task::{Id, JoinSet};
 use tokio::time::Instant;
 
-use super::News;
 use super::webhooks::secrets_of;
 use crate::transact::transact;
 use crate::{Control, resources};
@@ -45,9 +43,8 @@ const GRACE: Duration = Duration::from_secs(2);
 /// Maximum number of characters of a stored error.
 const MAX_LAST: usize = 200;
 
-/// Sends due deliveries until the server stops. `made` notifies about new ones.
-pub(super) async fn deliver(control: &Arc<Control>, made: &Notify) {
-    let mut news = News::of(control);
+/// Sends due deliveries until the server stops.
+pub(super) async fn deliver(control: &Arc<Control>) {
     let mut under_way = UnderWay::default();
     loop {
         under_way.forget_ended();
@@ -68,8 +65,8 @@ pub(super) async fn deliver(control: &Arc<Control>, made: &Notify) {
             biased;
             () = control.shutdown.cancelled() => break,
             () = under_way.one_ends(), if !under_way.of.is_empty() => {}
-            () = made.notified() => {}
-            going_on = news.more(control, SLOW_LOOK) => if !going_on { break },
+            () = control.deliveries_due.notified() => {}
+            () = tokio::time::sleep(SLOW_LOOK) => {}
         }
     }
     under_way.end(control).await;

@@ -90,22 +90,24 @@ async fn publish_all(control: &Control) -> Result<Outcome, ControlError> {
             return Ok(Outcome::Done);
         }
         // Few events are one batch.
-        let few = waiting.iter().map(|(_, events)| events).sum::<u64>() <= u64::from(FEW);
+        let events: u64 = waiting.iter().map(|(_, events)| events).sum();
+        let few = events <= u64::from(FEW);
         let mut shares: Vec<Vec<u32>> = vec![Vec::new(); if few { 1 } else { SHARES }];
         let lanes = waiting.into_iter().map(|(lane, _)| lane).filter(|lane| *lane < OUTBOX_LANES);
         // In turn, so that each share has events from everywhere in the outbox.
         for (lane, share) in lanes.zip((0..shares.len()).cycle()) {
             shares[share].push(lane);
         }
-        let mut moved = false;
+        let mut published = 0;
         for result in futures::future::join_all(shares.iter().map(|lanes| publish_share(control, lanes))).await {
             match result? {
-                Ok(published) => moved |= published > 0,
+                Ok(now) => published += now,
                 Err(reason) => return Ok(Outcome::BusAway(reason)),
             }
         }
-        if !moved {
-            // Other relays hold the lanes; what they leave is found by polling.
+        // Either other relays hold the lanes, and polling finds what they leave; or all of a few events are published, and what was
+        // committed since then sends a wake-up of its own.
+        if published == 0 || (few && u64::try_from(published).is_ok_and(|published| published >= events)) {
             return Ok(Outcome::Done);
         }
     }

@@ -13,13 +13,12 @@ use gpuaas_contract::time::Timestamp;
 use gpuaas_domain::Decision;
 use gpuaas_domain::webhook::{Cursor, Delivery, DeliveryState, KEPT, Webhook};
 use gpuaas_store::{OutboxRow, ResourceFilter};
-use tokio::sync::Notify;
 
 use super::notify::project_of;
 use super::{News, deliveries};
 use crate::audience::Audience;
 use crate::error::ControlError;
-use crate::transact::transact;
+use crate::transact::transact_knowing;
 use crate::{Control, resources};
 
 /// The reader's name in the resources.
@@ -27,7 +26,9 @@ const CURSOR: &str = "cursor:webhooks";
 /// Events of one read.
 const BATCH: u32 = 200;
 /// Maximum number of deliveries of one commit, except those of a single event.
-const MAX_MADE: usize = 500;
+const MAX_CREATED: usize = 500;
+/// Events without a delivery after which the cursor is written all the same, so that a restart does not read far back.
+const MAX_UNWRITTEN: i64 = 1000;
 /// The polling interval, in case wake-ups are lost.
 const SLOW_LOOK: Duration = Duration::from_secs(5);
 
@@ -49,25 +50,24 @@ pub(super) fn secrets_of(control: &Control, webhook: &Webhook, now: Timestamp) -
 
 /// Starts to create and send deliveries.
 pub(crate) fn spawn(control: &Arc<Control>) {
-    let made = Arc::new(Notify::new());
-    let (owned, tell) = (Arc::clone(control), Arc::clone(&made));
-    control.background.spawn(async move { dispatch(&owned, &tell).await });
     let owned = Arc::clone(control);
-    control.background.spawn(async move { deliveries::deliver(&owned, &made).await });
+    control.background.spawn(async move { dispatch(&owned).await });
+    let owned = Arc::clone(control);
+    control.background.spawn(async move { deliveries::deliver(&owned).await });
 }
 
-async fn dispatch(control: &Control, made: &Notify) {
+async fn dispatch(control: &Control) {
     let mut news = News::of(control);
+    let mut place = None;
     loop {
-        match dispatch_batch(control).await {
+        match dispatch_batch(control, place.take()).await {
             Ok(batch) => {
-                if batch.made {
-                    made.notify_one();
-                }
+                place = Some(batch.place);
                 if batch.more {
                     continue;
                 }
             }
+            // The next batch reads the cursor again.
             Err(error) => tracing::warn!(error = %crate::link::chain(&error), "events for webhooks cannot be read; retrying"),
         }
         if !news.more(control, SLOW_LOOK).await {
@@ -76,30 +76,41 @@ async fn dispatch(control: &Control, made: &Notify) {
     }
 }
 
-struct Batch {
-    /// Whether there are new deliveries.
-    made: bool,
-    /// Whether there may be more events.
-    more: bool,
+/// How far this process has read.
+#[derive(Clone, Debug)]
+struct Place {
+    /// The cursor as it is in the store.
+    cursor: Cursor,
+    /// No event up to here concerns a webhook, except for those that the cursor has passed.
+    read_to: i64,
 }
 
-/// Creates deliveries for the next events.
-async fn dispatch_batch(control: &Control) -> Result<Batch, ControlError> {
-    transact(control, || async {
-        let known = resources::get::<Cursor>(control, CURSOR).await?;
-        let position = match &known {
-            Some(cursor) => cursor.position,
-            None => beginning(control).await?,
+struct Batch {
+    /// There may be more events.
+    more: bool,
+    /// Where the next batch begins.
+    place: Place,
+}
+
+/// Creates deliveries of the next events.
+///
+/// The cursor is written together with deliveries, or after [`MAX_UNWRITTEN`] events without any. In between its place is only in memory: a
+/// process that starts again reads these events once more, and a process that was overtaken by another one continues at the cursor.
+async fn dispatch_batch(control: &Control, place: Option<Place>) -> Result<Batch, ControlError> {
+    transact_knowing(control, place, async |known| {
+        let (known, read_to) = match known.flatten() {
+            Some(place) => (Some(place.cursor), place.read_to),
+            None => match resources::get::<Cursor>(control, CURSOR).await? {
+                Some(cursor) => (Some(cursor.clone()), cursor.position),
+                None => (None, beginning(control).await?),
+            },
         };
-        let rows = control.store.outbox_list(position, BATCH).await?;
-        if rows.is_empty() && known.is_some() {
-            return Ok((Batch { made: false, more: false }, Decision::default()));
-        }
+        let rows = control.store.outbox_list(read_to, BATCH).await?;
         let mut webhooks: HashMap<String, Vec<Webhook>> = HashMap::new();
         let mut decision = Decision::default();
-        let mut end = position;
+        let mut end = read_to;
         for row in &rows {
-            if decision.changes.len() >= MAX_MADE {
+            if decision.changes.len() >= MAX_CREATED {
                 break;
             }
             end = row.position;
@@ -116,10 +127,21 @@ async fn dispatch_batch(control: &Control) -> Result<Batch, ControlError> {
             }
         }
         let more = rows.len() == BATCH as usize || rows.last().is_some_and(|last| last.position > end);
-        let made = !decision.changes.is_empty();
-        let cursor = Cursor { id: CURSOR.to_owned(), version: known.as_ref().map_or(0, |known| known.version), position: end };
-        let decision = if known.is_some() { decision.update(&cursor) } else { decision.insert(&cursor) };
-        Ok((Batch { made, more }, decision))
+        let created = !decision.changes.is_empty();
+        let mut cursor = Cursor { id: CURSOR.to_owned(), version: 0, position: end };
+        let decision = match known {
+            Some(known) if !created && end.saturating_sub(known.position) < MAX_UNWRITTEN => {
+                return Ok((Batch { more, place: Place { cursor: known, read_to: end } }, Decision::default()));
+            }
+            Some(known) => {
+                let decision = decision.update(&Cursor { version: known.version, ..cursor.clone() });
+                // The store counts the version up with the write.
+                cursor.version = known.version + 1;
+                decision
+            }
+            None => decision.insert(&cursor),
+        };
+        Ok((Batch { more, place: Place { cursor, read_to: end } }, decision))
     })
     .await
 }
