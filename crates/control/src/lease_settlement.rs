@@ -2,16 +2,17 @@
 
 use std::collections::BTreeSet;
 
+use gpuaas_contract::event::OperatorAction;
 use gpuaas_contract::id::NodeId;
 use gpuaas_contract::task::TaskType;
 use gpuaas_contract::time::Timestamp;
-use gpuaas_domain::allocation::Allocation;
+use gpuaas_domain::allocation::{Allocation, operators_act};
 use gpuaas_domain::decision::Context;
 use gpuaas_domain::machine::{self, Machine};
 use gpuaas_domain::resource::ResourceKind;
 use gpuaas_domain::slice::{self, Ending};
 use gpuaas_domain::slot::{self, Slot};
-use gpuaas_domain::{Actor, Change, Decision, Refusal, Wakeup, task};
+use gpuaas_domain::{Actor, Change, Decision, Refusal, task};
 use gpuaas_store::StoreError;
 
 use crate::error::ControlError;
@@ -74,7 +75,7 @@ pub(crate) async fn settled(control: &Control, mut decision: Decision) -> Result
 pub(crate) async fn node_gone(
     control: &Control,
     node: NodeId,
-    reason: &str,
+    (action, reason): (OperatorAction, &str),
     decision: Decision,
     context: &Context,
 ) -> Result<Decision, ControlError> {
@@ -115,11 +116,10 @@ pub(crate) async fn node_gone(
             decision = decision.and(more);
         }
     }
-    // The runs of the holders' allocations find them gone and report it.
+    // The tenants are told now; the runs of their allocations find them gone and end them.
     for holder in holders {
         if let Some(allocation) = resources::get::<Allocation>(control, holder).await? {
-            decision =
-                decision.update(&Allocation { due_at: Some(context.now), ..allocation }).wakeup(Wakeup::Allocation(holder));
+            decision = decision.and(operators_act(&allocation, action, None, context));
         }
     }
     Ok(decision)

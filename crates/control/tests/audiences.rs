@@ -8,12 +8,16 @@ mod common;
 use std::sync::{Arc, Mutex};
 
 use browser::{EMAIL, ada, text, tokens};
-use common::answers::succeeded;
+use common::answers::{proof, succeeded};
 use common::lifecycle::{Shop, until};
 use common::looking::{Looking, refused};
 use common::{PATIENCE, TestServer, plain_http};
-use gpuaas_api::dto::{ApiKeyCreate, MemberAdd, PageQuery, Reason, ServiceAccountCreate, SliceConsole, WebhookCreate};
+use gpuaas_api::dto::{
+    ApiKeyCreate, MemberAdd, PageQuery, Reason, ServiceAccountCreate, SliceConsole, SlicePower, SliceRelease, WebhookCreate,
+};
 use gpuaas_contract::access::{MemberRole, ProjectRole};
+use gpuaas_contract::event::EventKind;
+use gpuaas_contract::task::slice_vm_power::PowerAction;
 use gpuaas_domain::caps;
 use gpuaas_testkit::eventually_async;
 
@@ -90,6 +94,51 @@ common::on_both_stores! {
         let unknown = refused(tenant.task(&gpuaas_contract::id::TaskId::generate().to_string()).await);
         assert_eq!(foreign, unknown);
         operator.allocation_release(&id, &Reason::default()).await.unwrap();
+    }
+
+    async fn what_operators_do_to_a_guest_shows_in_its_state_and_in_its_history(server: TestServer) {
+        let (mut node, _) = Looking::with_slots(&server, 1).await;
+        let shop = Shop::open(&server).await;
+        let secret = key(&server, &shop.project, "tenant", "owner").await;
+        let (tenant, operator) = (server.client_with(Some(&secret)), server.client());
+        let made = tenant.allocation_create(&shop.project, &shop.wants("a", "one"), None).await.unwrap();
+        let id = made.id.to_string();
+        let task = node.next().await;
+        assert_eq!(node.answers(&task, |payload| succeeded(payload, &task, None)).await, "");
+        until(&server, &made, "active").await;
+
+        for (action, state) in [(PowerAction::Stop, "stopped"), (PowerAction::Start, "active")] {
+            let power = SlicePower { action, graceful_timeout_seconds: None };
+            let order = operator.slice_power(&id, &power, None).await.unwrap();
+            let task = node.next().await;
+            assert_eq!(task.payload().task_id, order.task.id);
+            assert_eq!(refused(operator.slice_power(&id, &power, None).await), "allocation_busy");
+            assert_eq!(node.answers(&task, |payload| succeeded(payload, &task, None)).await, "");
+            until(&server, &made, state).await;
+        }
+        operator.node_drain(&node.node(), &Reason { reason: "test-host gets a new fan".to_owned() }).await.unwrap();
+        assert_eq!(tenant.allocation(&id).await.unwrap().state.as_str(), "active", "it continues");
+        let release = SliceRelease { wipe: true, graceful_timeout_seconds: None };
+        operator.slice_release(&id, &release, None).await.unwrap();
+        let task = node.next().await;
+        until(&server, &made, "releasing").await;
+        let clean = proof(&task);
+        assert_eq!(node.answers(&task, |payload| succeeded(payload, &task, Some(&clean))).await, "");
+        let over = until(&server, &made, "failed").await;
+        assert_eq!(over.code.as_deref(), Some("taken_away"));
+
+        let history = tenant.allocation_events(&id, &PageQuery::default()).await.unwrap().items;
+        let acts = history.iter().filter(|event| event.kind == EventKind::AllocationOperatorActed);
+        let acts: Vec<&str> = acts.map(|event| event.data["action"].as_str().unwrap()).collect();
+        assert_eq!(acts, ["stop", "start", "drain", "release"]);
+        let kinds: Vec<&str> = history.iter().filter_map(|event| event.kind.known()).map(EventKind::short).collect();
+        for kind in ["allocation.stopped", "allocation.started", "allocation.releasing"] {
+            assert!(kinds.contains(&kind), "{kinds:?}");
+        }
+        let text = serde_json::to_string(&history).unwrap();
+        for secret in [node.node().as_str(), "test-host", "task_"] {
+            assert!(!text.contains(secret), "{secret} is in {text}");
+        }
     }
 
     async fn an_invitation_does_not_tell_whether_an_address_has_an_account(server: TestServer) {

@@ -3,7 +3,7 @@
 use gpuaas_contract::Digest;
 use gpuaas_contract::event::{
     Event, NodeBudgetExceeded, NodeCertificateRenewed, NodeEnrolled, NodeFactsChanged, NodeOffline, NodeOnline, NodeRejoined,
-    NodeRenamed, NodeServiceChanged,
+    NodeRenamed, NodeServiceChanged, OperatorAction,
 };
 use gpuaas_contract::id::{AgentInstanceId, NodeId, ServerId, SessionId};
 use gpuaas_contract::key::VerifyingKey;
@@ -108,6 +108,18 @@ pub enum Operation {
     Unquarantine,
     /// End.
     Retire,
+}
+
+impl From<Operation> for OperatorAction {
+    fn from(operation: Operation) -> Self {
+        match operation {
+            Operation::Drain => Self::Drain,
+            Operation::Undrain => Self::Undrain,
+            Operation::Quarantine => Self::Quarantine,
+            Operation::Unquarantine => Self::Unquarantine,
+            Operation::Retire => Self::Retire,
+        }
+    }
 }
 
 /// The machine as it stood at the door, already authenticated.

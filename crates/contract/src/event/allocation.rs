@@ -5,11 +5,49 @@ use std::collections::BTreeMap;
 use super::payload::payloads;
 use crate::id::{AllocationId, MaintenanceId, NodeId, OrgId, ProjectId, TaskId};
 use crate::money::Money;
-use crate::names::Open;
+use crate::names::{Open, named};
 use crate::slice::VmName;
 use crate::state::{AllocationState, AllocationStep};
 use crate::task::slice_vm_power::PowerAction;
 use crate::time::{OptionalRfc3339, Rfc3339, Timestamp};
+
+named! {
+    /// What operators do to what an allocation has, or to its host.
+    pub enum OperatorAction {
+        /// They stop the guest.
+        Stop = "stop",
+        /// They start the guest.
+        Start = "start",
+        /// They reboot the guest.
+        Reboot = "reboot",
+        /// They release what the allocation has.
+        Release = "release",
+        /// They force the cleanup of what is left of the allocation.
+        ForceCleanup = "force_cleanup",
+        /// They drain its host. The allocation continues.
+        Drain = "drain",
+        /// They put its host back into service after a drain.
+        Undrain = "undrain",
+        /// They quarantine its host. The allocation continues.
+        Quarantine = "quarantine",
+        /// They put its host back into service after a quarantine.
+        Unquarantine = "unquarantine",
+        /// They retire its host, and the allocation ends.
+        Retire = "retire",
+        /// They replace its host, and the allocation ends.
+        Replace = "replace",
+    }
+}
+
+impl From<PowerAction> for OperatorAction {
+    fn from(action: PowerAction) -> Self {
+        match action {
+            PowerAction::Stop => Self::Stop,
+            PowerAction::Start => Self::Start,
+            PowerAction::Reboot => Self::Reboot,
+        }
+    }
+}
 
 payloads! {
     /// Which allocation.
@@ -91,6 +129,17 @@ payloads! {
         flat command: AllocationCommand,
         /// Its tags.
         tenant tags: BTreeMap<String, String>,
+    }
+
+    /// Something that operators do.
+    pub struct AllocationOperatorActed {
+        /// Which allocation.
+        #[serde(flatten)]
+        flat command: AllocationCommand,
+        /// What they do.
+        tenant action: Open<OperatorAction>,
+        /// The task that does it, if there is one.
+        operator task_id: Option<TaskId>,
     }
 
     /// A step of an allocation's run.

@@ -135,6 +135,8 @@ events! {
     AllocationMaintenanceAnnounced(AllocationMaintenance) = "gpuaas.allocation.maintenance_announced.v1", "maintenance.tell";
     /// Maintenance of the allocation's host was cancelled.
     AllocationMaintenanceCancelled(AllocationMaintenance) = "gpuaas.allocation.maintenance_cancelled.v1", "maintenance.tell";
+    /// Operators act on the allocation or its host; `action` says how.
+    AllocationOperatorActed(AllocationOperatorActed) = "gpuaas.allocation.operator_acted.v1", "allocation.operate";
     /// The allocation waits for a place, for the first time or again.
     AllocationPlacing(AllocationPlacing) = "gpuaas.allocation.placing.v1", "allocation.advance";
     /// The allocation could not be stopped, started or rebooted.

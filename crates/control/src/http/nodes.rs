@@ -5,6 +5,8 @@ use std::sync::Arc;
 use axum::extract::State;
 use axum::{Extension, Json};
 use gpuaas_api::dto::{self, NodeChange, NodeListQuery, NodeRetire, NodeSession, Page, Reason};
+use gpuaas_contract::event::OperatorAction;
+use gpuaas_domain::allocation::operators_act;
 use gpuaas_domain::budget::Scope;
 use gpuaas_domain::node::{self, Node, NodeService, Operation};
 use gpuaas_domain::{Refusal, task};
@@ -133,7 +135,7 @@ pub(super) async fn retire(
         for open in control.store.task_open(node.id).await? {
             decision = decision.and(task::node_gone(&open, "its node was retired", &context));
         }
-        decision = lease_settlement::node_gone(&control, node.id, GONE, decision, &context).await?;
+        decision = lease_settlement::node_gone(&control, node.id, (OperatorAction::Retire, GONE), decision, &context).await?;
         decision = decision.and(control.budget.take(&control, Scope::Operators, None, &context).await?);
         Ok(((), decision))
     })
@@ -173,7 +175,13 @@ async fn operate(
     let context = caller.context();
     transact(&control, || async {
         let node = node_name::find(&control, &id.to_string()).await?;
-        Ok(((), node::operate(&node, operation, &reason, &context)?))
+        let mut decision = node::operate(&node, operation, &reason, &context)?;
+        if !decision.is_empty() {
+            for allocation in fleet::on_node(&control, id).await? {
+                decision = decision.and(operators_act(&allocation, operation.into(), None, &context));
+            }
+        }
+        Ok(((), decision))
     })
     .await?;
     one(&control, &id.to_string()).await

@@ -10,16 +10,18 @@ use gpuaas_api::dto::{
     self, Page, Reason, SliceConsole, SliceCreate, SliceListQuery, SliceOrder, SlicePower, SliceRelease, SlotName,
 };
 use gpuaas_api::routes;
+use gpuaas_contract::event::OperatorAction;
 use gpuaas_contract::id::{AllocationId, NodeId, SlotId, TaskId};
 use gpuaas_contract::state::SliceState;
 use gpuaas_contract::task::slice_vm_power::PowerAction;
 use gpuaas_contract::task::{Task, TaskType};
-use gpuaas_domain::Refusal;
+use gpuaas_domain::allocation::{self, Allocation};
 use gpuaas_domain::decision::Context;
 use gpuaas_domain::node::Node;
 use gpuaas_domain::slice::{self, HeldSlots, NewSlice, Order};
 use gpuaas_domain::slot::{Slot, SlotState};
 use gpuaas_domain::task::TaskRecord;
+use gpuaas_domain::{Decision, Refusal};
 use gpuaas_store::SlotFilter;
 
 use super::caller::Caller;
@@ -27,9 +29,9 @@ use super::problem::{JsonBody, Params, Rejected, Segments};
 use super::task_create::{self, Asked, Planned, TaskRequest};
 use super::{CreatedOnce, Location};
 use super::{node_name, page, page_limit, parse_id, parse_opt, slots, tasks};
-use crate::Control;
 use crate::error::ControlError;
 use crate::lease_settlement::{check_seal, seal};
+use crate::{Control, resources};
 
 type Shared = State<Arc<Control>>;
 type Made = CreatedOnce<Json<SliceOrder>>;
@@ -92,8 +94,35 @@ impl SliceRequest {
             }
         };
         let timeout = order.timeout();
+        let told = self.tell_tenant(control, &order, id, context).await?;
         let Order { task, decision, .. } = order;
-        Ok(Planned { task, timeout, decision })
+        Ok(Planned { task, timeout, decision: decision.and(told) })
+    }
+
+    /// What the order of an operator means for the allocation of a tenant, if the slice belongs to one. Reading a console means nothing.
+    async fn tell_tenant(
+        &self,
+        control: &Control,
+        order: &Order,
+        id: TaskId,
+        context: &Context,
+    ) -> Result<Decision, ControlError> {
+        let action = match self {
+            Self::Provision { .. } | Self::Console { .. } => return Ok(Decision::default()),
+            Self::Release { .. } => OperatorAction::Release,
+            Self::ForceCleanup { .. } => OperatorAction::ForceCleanup,
+            Self::Power { action, .. } => OperatorAction::from(*action),
+        };
+        let Some(holder) = order.task.holder() else { return Ok(Decision::default()) };
+        let Some(allocation) = resources::get::<Allocation>(control, holder.allocation_id).await? else {
+            return Ok(Decision::default());
+        };
+        Ok(match self {
+            Self::Power { action, .. } => allocation::operators_power(&allocation, *action, id, context)?,
+            Self::Provision { .. } | Self::Release { .. } | Self::ForceCleanup { .. } | Self::Console { .. } => {
+                allocation::operators_act(&allocation, action, Some(id), context)
+            }
+        })
     }
 
     /// Whether a task that was made before is what is asked for.

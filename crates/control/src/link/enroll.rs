@@ -8,6 +8,7 @@ use axum::http::HeaderMap;
 use axum::routing::{get, post};
 use axum::{Extension, Json, Router};
 use base64::Engine as _;
+use gpuaas_contract::event::OperatorAction;
 use gpuaas_contract::id::{CorrelationId, EnrollmentId, NodeId};
 use gpuaas_contract::link::{
     self, Applicant, EnrollPending, EnrollRequest, EnrollStatus, EnrollWithToken, Grant, Rejoin, RejoinChallenge,
@@ -279,7 +280,8 @@ async fn admit(
         Replacement::New | Replacement::SameKeys => {}
         Replacement::OtherKeys => {
             const REASON: &str = "its node was replaced; its earlier reports are no longer valid";
-            decision = lease_settlement::node_gone(control, node.id, REASON, decision, context).await?;
+            decision =
+                lease_settlement::node_gone(control, node.id, (OperatorAction::Replace, REASON), decision, context).await?;
         }
     }
     let issued = certificate.issue(&node, &applicant.csr_pem, context.now).await.map_err(ca_failure)?;

@@ -387,6 +387,8 @@ pub async fn a_node_with_a_tenant_is_retired_only_by_force_and_the_tenant_is_tol
     assert!(told.reason.is_some_and(|reason| reason.contains("no longer yours")), "{:?}", told.code);
     let history = client.allocation_events(&made.id.to_string(), &PageQuery::default()).await.unwrap().items;
     assert!(history.iter().any(|event| event.kind == EventKind::AllocationReleaseBlocked), "{history:?}");
+    let acted = history.iter().find(|event| event.kind == EventKind::AllocationOperatorActed);
+    assert_eq!(acted.map(|event| &event.data["action"]), Some(&"retire".into()), "{history:?}");
     assert_eq!(client.node(&name).await.unwrap().service.as_str(), "retired", "it can still be looked at by its name");
 }
 

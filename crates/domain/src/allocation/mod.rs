@@ -14,6 +14,7 @@
 
 mod advance;
 pub mod commands;
+mod operators;
 mod tenant_messages;
 
 use std::collections::BTreeMap;
@@ -31,6 +32,7 @@ use gpuaas_contract::time::Timestamp;
 pub use gpuaas_contract::state::{AllocationState, AllocationStep};
 
 pub use advance::{Advance, Chosen, Next, Signers, StepInputs, advance};
+pub use operators::{operators_act, operators_power};
 
 use crate::catalog::Product;
 use crate::resource::{Keys, resource};

@@ -3,10 +3,13 @@
 
 use gpuaas_contract::cleanup::DriveProof;
 use gpuaas_contract::envelope::CLOCK_SKEW;
+use gpuaas_contract::event::OperatorAction;
 use gpuaas_contract::id::{AllocationId, NodeId, SlotId, TaskId};
 use gpuaas_contract::receipt::Outcome;
+use gpuaas_contract::task::slice_vm_power::PowerAction;
 use gpuaas_contract::task::{Task, TaskType};
 use gpuaas_contract::time::Timestamp;
+use gpuaas_domain::allocation::{operators_act, operators_power};
 use gpuaas_domain::machine;
 use gpuaas_domain::node::{self, NodeService, Operation};
 use gpuaas_domain::slice::{self, HeldSlots};
@@ -222,6 +225,11 @@ impl Ledger {
     /// An operator's word about a node.
     pub(crate) fn operate(&mut self, id: NodeId, operation: Operation) -> Result<(), Refusal> {
         let mut decision = node::operate(&self.nodes[&id], operation, "", &at(self.now))?;
+        if !decision.is_empty() {
+            for run in self.allocations.values().filter(|run| run.node_id == Some(id)) {
+                decision = decision.and(operators_act(run, operation.into(), None, &at(self.now)));
+            }
+        }
         if operation == Operation::Retire && !decision.is_empty() {
             for open in self.open_tasks() {
                 let task = &self.tasks[&open];
@@ -283,14 +291,30 @@ impl Ledger {
         let id = TaskId::generate();
         let ids = (AllocationId::generate(), id);
         let order = self.held_with(slot, |held| slice::force_cleanup(held, "stuck", ids, seal, &at(self.now)))?;
-        self.ordered(self.slots[&slot].node_id, id, order.task, order.decision)
+        let told = self.tell_tenant(slot, OperatorAction::ForceCleanup, id);
+        self.ordered(self.slots[&slot].node_id, id, order.task, order.decision.and(told))
     }
 
     /// An operator releases a slice over the head of its tenant.
     pub(crate) fn release_slots(&mut self, slot: SlotId) -> Result<TaskId, Refusal> {
         let id = TaskId::generate();
         let order = self.held_with(slot, |held| slice::release(held, true, 0, id, seal, &at(self.now)))?;
-        self.ordered(self.slots[&slot].node_id, id, order.task, order.decision)
+        let told = self.tell_tenant(slot, OperatorAction::Release, id);
+        self.ordered(self.slots[&slot].node_id, id, order.task, order.decision.and(told))
+    }
+
+    /// An operator stops, starts or reboots a slice over the head of its tenant.
+    pub(crate) fn power_slots(&mut self, slot: SlotId, action: PowerAction) -> Result<TaskId, Refusal> {
+        let id = TaskId::generate();
+        let order = self.held_with(slot, |held| slice::power(held, action, 0))?;
+        let allocation = self.slots[&slot].allocation_id.expect("somebody has it");
+        let told = operators_power(&self.allocations[&allocation], action, id, &at(self.now))?;
+        self.ordered(self.slots[&slot].node_id, id, order.task, order.decision.and(told))
+    }
+
+    fn tell_tenant(&self, slot: SlotId, action: OperatorAction, task: TaskId) -> Decision {
+        let run = self.slots[&slot].allocation_id.and_then(|id| self.allocations.get(&id));
+        run.map(|run| operators_act(run, action, Some(task), &at(self.now))).unwrap_or_default()
     }
 
     /// An operator's word that what is left on a machine shall go.
