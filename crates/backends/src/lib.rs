@@ -12,6 +12,8 @@
 //!
 //! [`webhook`] has the rules for outgoing deliveries: signatures, retry times and forbidden destinations. It does no I/O.
 
+#![cfg_attr(not(test), warn(clippy::wildcard_enum_match_arm))]
+
 pub mod bus;
 pub mod ephemeral;
 pub mod fanout;

@@ -212,6 +212,7 @@ impl Redis {
     }
 }
 
+#[allow(clippy::wildcard_enum_match_arm, reason = "an enum of the Redis client: every other kind is a refusal")]
 fn refused(error: &::redis::RedisError) -> RedisError {
     match error.kind() {
         ErrorKind::Server(ServerErrorKind::BusyLoading) => RedisError::Away("it is reading its data".to_owned()),

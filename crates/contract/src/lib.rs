@@ -12,6 +12,8 @@
 //! - A verified receipt is signed by the node's own key and answers an envelope that was signed for that task.
 //! - The catalog of tasks is closed: what is not a variant cannot be asked for and cannot be run.
 
+#![cfg_attr(not(test), warn(clippy::wildcard_enum_match_arm))]
+
 pub mod access;
 pub mod address;
 pub mod cleanup;

@@ -19,6 +19,8 @@
 //! - A receipt is acknowledged only after it is committed. A dropped stream, a cancelled request or a restart never cancels work
 //!   on a host.
 
+#![cfg_attr(not(test), warn(clippy::wildcard_enum_match_arm))]
+
 mod audience;
 mod authz_cache;
 mod commit;

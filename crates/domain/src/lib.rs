@@ -18,6 +18,8 @@
 //!
 //! `docs/state-machines.md` draws the states of nodes, slots, tasks and allocations; `tests/state_machines` compares it with this code.
 
+#![cfg_attr(not(test), warn(clippy::wildcard_enum_match_arm))]
+
 pub mod access;
 pub mod allocation;
 pub mod audit_chain;

@@ -4,6 +4,8 @@
 //! and [`pages`] form the built-in issuer. They make decisions but write nothing, so that the control plane can put each decision
 //! into its own transaction. [`browser_client`] is the client side, for `gpuaas login`, and works with any issuer.
 
+#![cfg_attr(not(test), warn(clippy::wildcard_enum_match_arm))]
+
 pub mod browser_client;
 mod fetch;
 pub mod form;

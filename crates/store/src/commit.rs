@@ -452,12 +452,11 @@ async fn has_entry(tx: &mut WriteTransaction<'_>, entry: &Head) -> Result<bool, 
     Ok(found.first() == Some(entry))
 }
 
+#[allow(clippy::wildcard_enum_match_arm, reason = "an enum of the SQL client: every other kind is decided by its code")]
 fn classified(error: StoreError) -> CommitFailure {
     let StoreError::Database { source, .. } = &error else {
-        return match error {
-            StoreError::BadDecision { .. } => CommitFailure::Unwritable(error),
-            other => CommitFailure::Whole(other),
-        };
+        let is_unwritable = matches!(error, StoreError::BadDecision { .. });
+        return if is_unwritable { CommitFailure::Unwritable(error) } else { CommitFailure::Whole(error) };
     };
     let Some(reported) = source.as_database_error() else { return CommitFailure::Whole(error) };
     match reported.kind() {

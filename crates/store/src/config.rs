@@ -37,10 +37,8 @@ impl StoreConfig {
         }
         if address.starts_with("postgres://") || address.starts_with("postgresql://") {
             if let Err(error) = address.parse::<sqlx::postgres::PgConnectOptions>() {
-                let what = match error {
-                    sqlx::Error::Configuration(why) => format!("the PostgreSQL address does not parse ({why})"),
-                    other => format!("the PostgreSQL address does not parse ({other})"),
-                };
+                let why = if let sqlx::Error::Configuration(why) = error { why.to_string() } else { error.to_string() };
+                let what = format!("the PostgreSQL address does not parse ({why})");
                 return Err(StoreError::BadAddress { what });
             }
             return Ok(Self::Postgres { url: address.to_owned(), max_connections: DEFAULT_PG_CONNECTIONS });

@@ -13,6 +13,8 @@
 //!   the columns they know by name (`docs/adding-a-column.md`, `tests/rolling_upgrade.rs`). A server that is too old for the
 //!   schema does not start.
 
+#![cfg_attr(not(test), warn(clippy::wildcard_enum_match_arm))]
+
 mod api_token;
 mod audit;
 mod certificate;

@@ -160,6 +160,7 @@ impl Nats {
     }
 
     /// Returns the stream's current state. Creates the stream if it does not exist.
+    #[allow(clippy::wildcard_enum_match_arm, reason = "an enum of the NATS client: every other kind is a refusal")]
     async fn stream(&self) -> Result<Info, BusError> {
         match self.stream_handle().await {
             Ok(stream) => Ok(stream.cached_info().clone()),

@@ -133,6 +133,7 @@ impl NatsSubscription {
 
     /// Returns whether the consumer exists. An existing one may get more kinds, never fewer: skipped events would be lost for
     /// subscriptions that still need them.
+    #[allow(clippy::wildcard_enum_match_arm, reason = "an enum of the NATS client: every other kind is no answer")]
     async fn check_kinds(&self, stream: &Stream) -> Result<bool, BusError> {
         let has = match stream.consumer_info(&self.durable).await {
             Ok(info) => info.config,

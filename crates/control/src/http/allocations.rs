@@ -473,11 +473,12 @@ pub(super) async fn console(
 
 /// A refusal because of the state of the node, without its name for tenants.
 fn without_node(audience: Audience, Rejected(failure): Rejected) -> Rejected {
-    match failure {
-        ControlError::Refused(refusal) if !audience.is_platform() && refusal.code.starts_with("node_") => {
-            let message = "the machine of this allocation cannot do this now; try again later, or ask an operator".to_owned();
-            Rejected(Refusal { message, ..refusal }.into())
-        }
-        other => Rejected(other),
+    if let ControlError::Refused(refusal) = &failure
+        && !audience.is_platform()
+        && refusal.code.starts_with("node_")
+    {
+        let message = "the machine of this allocation cannot do this now; try again later, or ask an operator".to_owned();
+        return Rejected(Refusal { message, ..refusal.clone() }.into());
     }
+    Rejected(failure)
 }

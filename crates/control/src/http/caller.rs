@@ -44,18 +44,18 @@ pub(super) struct Caller {
 impl Caller {
     /// The project that the path names, as it was when the caller's right to it was decided on.
     pub(super) fn project(&self) -> Result<Project, ControlError> {
-        match &*self.subject {
-            guard::Subject::Project(project) => Ok(project.clone()),
-            other => Err(ControlError::Internal(format!("the path names {other:?}, not a project"))),
-        }
+        let guard::Subject::Project(project) = &*self.subject else {
+            return Err(ControlError::Internal(format!("the path names {:?}, not a project", self.subject)));
+        };
+        Ok(project.clone())
     }
 
     /// The allocation that the path names, as it was when the caller's right to it was decided on.
     pub(super) fn allocation(&self) -> Result<Allocation, ControlError> {
-        match &*self.subject {
-            guard::Subject::Allocation(allocation) => Ok((**allocation).clone()),
-            other => Err(ControlError::Internal(format!("the path names {other:?}, not an allocation"))),
-        }
+        let guard::Subject::Allocation(allocation) = &*self.subject else {
+            return Err(ControlError::Internal(format!("the path names {:?}, not an allocation", self.subject)));
+        };
+        Ok((**allocation).clone())
     }
 
     /// The context of a decision made for this caller.

@@ -10,10 +10,9 @@ use crate::error::ControlError;
 
 /// The node that a body names at `/node`.
 pub(super) async fn in_body(control: &Control, name: &str) -> Result<Node, ControlError> {
-    find(control, name).await.map_err(|error| match error {
-        ControlError::Refused(refusal) => refusal.in_body("/node").into(),
-        other => other,
-    })
+    find(control, name)
+        .await
+        .map_err(|error| if let ControlError::Refused(refusal) = error { refusal.in_body("/node").into() } else { error })
 }
 
 /// Nodes looked at in one query.

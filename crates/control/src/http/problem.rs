@@ -189,6 +189,7 @@ impl<S: Send + Sync, T: DeserializeOwned> FromRequest<S> for LinkBody<T> {
     }
 }
 
+#[allow(clippy::wildcard_enum_match_arm, reason = "an enum of axum that may grow")]
 async fn body_of<S: Send + Sync>(request: Request, state: &S) -> Result<Bytes, Rejected> {
     Bytes::from_request(request, state).await.map_err(|rejection| match rejection {
         BytesRejection::FailedToBufferBody(error) if error.status() == StatusCode::PAYLOAD_TOO_LARGE => {
