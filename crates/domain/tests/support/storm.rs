@@ -118,6 +118,7 @@ pub(crate) enum Action {
     Offer(usize),
     Withdraw(usize),
     ForceSlot(usize),
+    PowerSlot(usize, Power),
     ForceMachine(usize),
     Limits(usize, Limits),
     Announce(usize, u64),
@@ -166,7 +167,8 @@ impl Action {
         match chance.below(100) {
             0..7 => Self::request(chance),
             7..11 => Self::Release(n),
-            11..16 => Self::Power(n, chance.pick(&[Power::Stop, Power::Start, Power::Reboot])),
+            11..15 => Self::Power(n, chance.pick(&[Power::Stop, Power::Start, Power::Reboot])),
+            15 => Self::PowerSlot(n, chance.pick(&[Power::Stop, Power::Start, Power::Reboot])),
             16 => Self::Extend(n, chance.pick(&[None, Some(60), Some(3600)])),
             17..20 => Self::Retry(n, chance.pick(&[0, 3600])),
             20 => Self::Describe(n, chance.next() % 3),
@@ -261,6 +263,7 @@ impl Storm {
             | Action::Offer(_)
             | Action::Withdraw(_)
             | Action::ForceSlot(_)
+            | Action::PowerSlot(..)
             | Action::ForceMachine(_)
             | Action::Limits(..)
             | Action::Announce(..)
@@ -359,6 +362,13 @@ impl Storm {
                 let dirty = self.ledger.slots.values().filter(|slot| number % 8 == 7 || is_dirty(slot.state)).map(|slot| slot.id);
                 if let Some(slot) = nth(dirty, *number) {
                     drop(self.ledger.force_cleanup(slot));
+                }
+            }
+            Action::PowerSlot(number, action) => {
+                let is_leased = |slot: &&slot::Slot| slot.allocation_id.is_some();
+                let leased = self.ledger.slots.values().filter(is_leased).map(|slot| slot.id);
+                if let Some(slot) = nth(leased, *number) {
+                    drop(self.ledger.power_slots(slot, *action));
                 }
             }
             Action::ForceMachine(number) => {
