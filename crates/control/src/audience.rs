@@ -3,7 +3,7 @@
 //!
 //! Which fields of an event tenants see is declared with the event (`gpuaas_contract::event`); for tasks it is decided here. Fields
 //! that are not listed for tenants are hidden from them, so that a new field is hidden until someone decides otherwise.
-//! `http/allocation_view.rs` shows allocations with the same [`Audience`].
+//! `http/allocations/view.rs` shows allocations with the same [`Audience`].
 
 use gpuaas_api::dto;
 use gpuaas_contract::event::EventKind;

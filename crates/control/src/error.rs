@@ -59,6 +59,12 @@ pub enum ControlError {
         /// All faults of the body.
         faults: Vec<gpuaas_api::dto::Fault>,
     },
+    /// A request with the same idempotency key was faster; nothing was done for this one.
+    #[error("this request was done before, and its answer was not kept; look at {subject}")]
+    AlreadyDone {
+        /// What the request was about.
+        subject: String,
+    },
     /// The caller's long-poll session is no longer the node's link.
     #[error("this session is no longer the node's link; send a new hello")]
     Fenced,
@@ -71,4 +77,11 @@ pub enum ControlError {
     /// An internal error.
     #[error("{0}")]
     Internal(String),
+}
+
+impl ControlError {
+    /// A text that should be an id is none.
+    pub(crate) fn id_invalid(error: gpuaas_contract::id::BadId) -> Self {
+        Self::BadInput { code: "id_invalid", message: error.to_string() }
+    }
 }

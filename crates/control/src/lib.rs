@@ -1,8 +1,9 @@
 //! The control plane.
 //!
 //! [`start`] opens the store and the keys, binds the listeners and starts what the chosen [`process_roles`] need;
-//! [`Server::stop`] shuts it down cleanly. `http` is the operators' side, `link` the agents', `pki` everything secret. State is
-//! in the store; what is in memory (open links, the deny-list, the last progress of a task) can be lost at any moment.
+//! [`Server::stop`] shuts it down cleanly. `app` has the use cases, `http` is the operators' side, `link` the agents', `pki`
+//! everything secret. State is in the store; what is in memory (open links, the deny-list, the last progress of a task) can be
+//! lost at any moment.
 //!
 //! # Promises
 //!
@@ -21,6 +22,7 @@
 
 #![cfg_attr(not(test), warn(clippy::wildcard_enum_match_arm))]
 
+mod app;
 mod audience;
 mod authz_cache;
 mod commit;
@@ -36,6 +38,7 @@ mod local_socket;
 mod metrics;
 pub mod pki;
 pub mod process_roles;
+mod progress;
 mod resources;
 mod start;
 mod stranger_budgets;
@@ -64,7 +67,7 @@ pub struct Control {
     hub: link::Hub,
     denied: link::DenyList,
     budgets: link::NodeBudgets,
-    progress: http::ProgressBoard,
+    progress: progress::ProgressBoard,
     fleet: workflow::FleetView,
     placing: workflow::Placing,
     lines: transact::Lines,

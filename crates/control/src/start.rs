@@ -27,7 +27,7 @@ use crate::identity::{self, Identity, IdentityConfig, IdentityError};
 use crate::listener::{ListenerKind, ListenerLimits, ListenerOptions, ServerLimits, TrustedProxies, TrustedProxy};
 use crate::local_socket::LocalSocket;
 use crate::process_roles::Role;
-use crate::{Control, authz_cache, events, http, link, listener, metrics, pki, workflow};
+use crate::{Control, authz_cache, events, http, link, listener, metrics, pki, progress, workflow};
 
 /// How the REST listener is protected.
 #[derive(Clone, Debug)]
@@ -198,7 +198,7 @@ pub async fn start(config: ServerConfig) -> Result<Server, StartError> {
         hub: link::Hub::default(),
         denied: link::DenyList::default(),
         budgets: link::NodeBudgets::default(),
-        progress: http::ProgressBoard::default(),
+        progress: progress::ProgressBoard::default(),
         fleet: workflow::FleetView::default(),
         placing: workflow::Placing::default(),
         deliveries_due: tokio::sync::Notify::new(),
@@ -258,7 +258,7 @@ pub async fn start(config: ServerConfig) -> Result<Server, StartError> {
         let tls = api_tls(&config.api_tls, &control, &keys_dir).await?;
         let scheme = if tls.is_some() { "https" } else { "http" };
         api_url = api_address.map(|address| format!("{scheme}://{address}"));
-        http::ProgressBoard::spawn(&control);
+        progress::ProgressBoard::spawn(&control);
         authz_cache::AuthzCache::spawn(&control);
         identity::spawn_sweep(&control);
         let local = options(ListenerKind::Local, &limits.local);

@@ -1,13 +1,16 @@
 //! The loop that loads state, decides on it and commits, and repeats after a conflict.
 
+use std::sync::atomic::{AtomicBool, Ordering};
+
 use gpuaas_contract::id::OrgId;
+use gpuaas_contract::time::Timestamp;
 use gpuaas_domain::Decision;
+use gpuaas_domain::idempotency::{KeyRecord, RequestKey};
 use gpuaas_store::CommitError;
 
-use crate::Control;
 use crate::commit::commit;
 use crate::error::ControlError;
-use crate::http::idempotency;
+use crate::{Control, resources};
 
 /// How often a decision is repeated after a conflict.
 const MAX_ATTEMPTS: u32 = 16;
@@ -34,6 +37,40 @@ impl Lines {
     }
 }
 
+/// The idempotency key of a request that was not done before. Its record is written with the first decision of the request.
+#[derive(Debug)]
+pub(crate) struct Claim {
+    key: RequestKey,
+    is_written: AtomicBool,
+}
+
+impl Claim {
+    /// A key that nothing was done with yet.
+    pub(crate) fn new(key: RequestKey) -> Self {
+        Self { key, is_written: AtomicBool::new(false) }
+    }
+
+    /// The key.
+    pub(crate) fn key(&self) -> &RequestKey {
+        &self.key
+    }
+
+    /// The record of the key, to be written with `decision`, unless it was written before.
+    fn record(&self, decision: &Decision) -> Option<KeyRecord> {
+        (!self.is_written.load(Ordering::Relaxed)).then(|| self.key.record(decision, Timestamp::now()))
+    }
+
+    /// Refuses if another request with the same key was faster.
+    async fn check_unused(&self, control: &Control) -> Result<(), ControlError> {
+        if self.is_written.load(Ordering::Relaxed) {
+            return Ok(());
+        }
+        let Some(earlier) = resources::get::<KeyRecord>(control, self.key.id()).await? else { return Ok(()) };
+        self.key.check(&earlier)?;
+        Err(ControlError::AlreadyDone { subject: earlier.subject })
+    }
+}
+
 /// Loads, decides and commits until there is no conflict: `attempt` loads the state and decides on it; if another writer changed
 /// that state in the meantime, it is called again. An empty decision is not written.
 pub(crate) async fn transact<T, A, F>(control: &Control, attempt: A) -> Result<T, ControlError>
@@ -41,7 +78,7 @@ where
     A: Fn() -> F,
     F: Future<Output = Result<(T, Decision), ControlError>>,
 {
-    transact_with(control, (), |_| None, |_| attempt()).await
+    transact_with(control, None, (), |_| None, |_| attempt()).await
 }
 
 /// Like [`transact`], for a caller that has just loaded the state: the first attempt gets it and need not load it again.
@@ -50,7 +87,7 @@ where
     A: Fn(Option<K>) -> F,
     F: Future<Output = Result<(T, Decision), ControlError>>,
 {
-    transact_with(control, known, |_| None, attempt).await
+    transact_with(control, None, known, |_| None, attempt).await
 }
 
 /// Like [`transact_knowing`], for decisions about allocations, which all count against the quota of an organization. `attempt`
@@ -65,11 +102,14 @@ where
     A: Fn(Option<K>) -> F,
     F: Future<Output = Result<(T, Decision), ControlError>>,
 {
-    transact_with(control, known, organization, attempt).await
+    transact_with(control, None, known, organization, attempt).await
 }
 
-async fn transact_with<K, T, A, F>(
+/// The loop itself. With a claim, the record of the request's key is written in the commit of the decision, and a request whose key was
+/// used meanwhile ends as [`ControlError::AlreadyDone`].
+pub(crate) async fn transact_with<K, T, A, F>(
     control: &Control,
+    claim: Option<&Claim>,
     known: K,
     organization: impl Fn(&T) -> Option<OrgId>,
     attempt: A,
@@ -84,10 +124,15 @@ where
         if decision.is_empty() {
             return Ok(value);
         }
-        let (decision, claimed) = idempotency::claim(decision);
+        let decision = match claim.and_then(|claim| claim.record(&decision)) {
+            Some(record) => decision.insert(&record),
+            None => decision,
+        };
         match commit(control, decision).await {
             Ok(()) => {
-                idempotency::written(claimed);
+                if let Some(claim) = claim {
+                    claim.is_written.store(true, Ordering::Relaxed);
+                }
                 return Ok(value);
             }
             Err(CommitError::Conflict) => {}
@@ -100,6 +145,9 @@ where
         match organization {
             Some(organization) if turn.is_none() => turn = control.lines.turn(organization).await,
             Some(_) | None => tokio::task::yield_now().await,
+        }
+        if let Some(claim) = claim {
+            claim.check_unused(control).await?;
         }
     }
     Err(ControlError::Contended)

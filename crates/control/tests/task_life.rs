@@ -4,9 +4,12 @@
 
 mod common;
 
+use common::lifecycle::Shop;
+use common::looking::Looking;
 use common::node::Host;
 use common::{PATIENCE, TestServer};
 use gpuaas_api::dto::{Reason, Task, TaskCreate};
+use gpuaas_api::routes;
 use gpuaas_contract::Digest;
 use gpuaas_contract::id::TaskId;
 use gpuaas_contract::key::SigningKey;
@@ -242,6 +245,68 @@ common::on_both_stores! {
         assert!(refused.to_string().contains("idempotency key"), "{refused}");
         server.server.unwrap().stop().await;
     }
+
+    async fn a_request_that_is_sent_many_times_at_once_is_done_once(server: TestServer) {
+        let (_node, _) = Looking::with_slots(&server, 4).await;
+        let shop = Shop::open(&server).await;
+        let organization = json!({ "name": "once", "description": "" });
+        let organizations = send_at_once(&server, routes::ORGANIZATIONS, "k-1", &organization).await;
+        assert!(organizations.iter().all(|answer| answer.status == 201), "{organizations:?}");
+        done_once(&organizations);
+
+        let allocation = serde_json::to_value(shop.wants("once", "one")).unwrap();
+        let path = routes::fill(routes::PROJECT_ALLOCATIONS, &[&shop.project]).unwrap();
+        let allocations = send_at_once(&server, &path, "k-2", &allocation).await;
+        assert!(allocations.iter().all(|answer| answer.status == if answer.replayed { 200 } else { 201 }), "{allocations:?}");
+        done_once(&allocations);
+        assert_eq!(server.client().project_quota(&shop.project).await.unwrap().used.allocations, 1);
+
+        // The same key for something else is a mistake, whatever it was used for.
+        let refused = send(&server, routes::ORGANIZATIONS, "k-2", &organization).await;
+        assert_eq!((refused.status, refused.body["code"].as_str()), (409, Some("idempotency_key_reused")));
+        // A request that was refused did nothing: its key is free.
+        let taken = send(&server, routes::ORGANIZATIONS, "k-3", &organization).await;
+        assert_eq!((taken.status, taken.body["code"].as_str()), (409, Some("name_taken")));
+        let other = send(&server, routes::ORGANIZATIONS, "k-3", &json!({ "name": "twice", "description": "" })).await;
+        assert_eq!((other.status, other.replayed), (201, false));
+        server.server.unwrap().stop().await;
+    }
+
+    async fn a_secret_is_told_once_and_its_request_is_done_once(server: TestServer) {
+        let token = json!({ "name": "ci", "role": "support" });
+        let first = send(&server, routes::API_TOKENS, "k", &token).await;
+        assert_eq!((first.status, first.replayed), (201, false), "{first:?}");
+        let again = send(&server, routes::API_TOKENS, "k", &token).await;
+        assert_eq!((again.status, again.body["code"].as_str()), (409, Some("idempotency_answer_lost")));
+        let id = first.body["api_token"]["id"].as_str().unwrap();
+        assert!(again.body["detail"].as_str().unwrap().contains(id), "it says where to look: {again:?}");
+        server.server.unwrap().stop().await;
+    }
+}
+
+/// What a request with a key was answered with.
+#[derive(Debug)]
+struct Answered {
+    status: u16,
+    replayed: bool,
+    body: serde_json::Value,
+}
+
+async fn send(server: &TestServer, path: &str, key: &str, body: &serde_json::Value) -> Answered {
+    let request = common::plain_http().post(server.url() + path).bearer_auth(&server.admin_token).json(body);
+    let response = request.header(routes::IDEMPOTENCY_KEY_HEADER, key).send().await.unwrap();
+    let replayed = response.headers().contains_key(routes::IDEMPOTENCY_REPLAYED_HEADER);
+    Answered { status: response.status().as_u16(), replayed, body: response.json().await.unwrap() }
+}
+
+async fn send_at_once(server: &TestServer, path: &str, key: &str, body: &serde_json::Value) -> Vec<Answered> {
+    futures::future::join_all((0..8).map(|_| send(server, path, key, body))).await
+}
+
+/// All are about the same thing, and all but one were told so.
+fn done_once(answers: &[Answered]) {
+    assert!(answers.iter().all(|answer| answer.body["id"] == answers[0].body["id"]), "{answers:?}");
+    assert_eq!(answers.iter().filter(|answer| !answer.replayed).count(), 1, "{answers:?}");
 }
 
 /// Sends log lines and waits until the last of them is acknowledged.

@@ -1,34 +1,123 @@
-//! Requests that may be repeated: what was answered under a caller's own key.
+//! Requests that are done once, however often they are sent.
 //!
-//! The row is written in the commit that does what was asked for, so that whoever asks again with the same key never gets it twice. The
-//! answer is added afterwards; if the server dies in between, the key is known to be done and its answer is lost.
+//! A caller names a request with a key of its own. The record of the key ([`KeyRecord`]) is written in the commit that does what was
+//! asked for, so the two cannot come apart. Whoever sends the same request with the same key again is told what came of the first one.
 
 use gpuaas_contract::Digest;
 use gpuaas_contract::time::Timestamp;
 
-use crate::resource::{Keys, resource};
+use crate::access::Actor;
+use crate::decision::{Change, Decision};
+use crate::refusal::Refusal;
+use crate::resource::{Keys, ResourceKind, resource};
 
-/// How long an answer is kept.
+/// How long a record is kept, unless it is kept as long as what was made with it.
 pub const KEPT: std::time::Duration = std::time::Duration::from_secs(24 * 3600);
 /// Longest answer that is kept.
 pub const MAX_ANSWER: usize = 64 * 1024;
+/// Longest key.
+const MAX_KEY: usize = 128;
 
-/// What was asked for under a key, and what was answered.
+/// A caller's own key for a request, with what the request asks for.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct RequestKey {
+    /// The id of the record: a digest of who asks and their key.
+    id: String,
+    /// The key as the caller wrote it.
+    text: String,
+    /// Digest of everything that is asked for.
+    request: Digest,
+}
+
+impl RequestKey {
+    /// The key `text` of `actor`, for the request with this digest.
+    pub fn new(actor: &Actor, text: &str, request: Digest) -> Result<Self, Refusal> {
+        if text.is_empty() || text.len() > MAX_KEY || text.chars().any(char::is_control) {
+            let message = format!("an idempotency key has 1 to {MAX_KEY} printable bytes");
+            return Err(Refusal::invalid("idempotency_key_invalid", message));
+        }
+        let id = format!("idem:{}", Digest::of(format!("{actor}\n{text}").as_bytes()));
+        Ok(Self { id, text: text.to_owned(), request })
+    }
+
+    /// The id of the record.
+    pub fn id(&self) -> &str {
+        &self.id
+    }
+
+    /// The key as the caller wrote it.
+    pub fn text(&self) -> &str {
+        &self.text
+    }
+
+    /// What is written with the decision that does what was asked for.
+    pub fn record(&self, decision: &Decision, now: Timestamp) -> KeyRecord {
+        let made = decision.changes.iter().find_map(made_for_good);
+        let first_event = || decision.events.first().map(|event| event.subject.clone());
+        KeyRecord {
+            id: self.id.clone(),
+            version: 0,
+            request: self.request.clone(),
+            expires_at: made.is_none().then(|| now.plus(KEPT)),
+            subject: made.or_else(first_event).unwrap_or_else(|| "nothing".to_owned()),
+            answer: None,
+        }
+    }
+
+    /// Refuses if the key was used for another request.
+    pub fn check(&self, earlier: &KeyRecord) -> Result<(), Refusal> {
+        if earlier.request == self.request {
+            return Ok(());
+        }
+        let message = format!("this idempotency key was used for another request, about {}; choose a new key", earlier.subject);
+        Err(Refusal::conflict("idempotency_key_reused", message))
+    }
+}
+
+/// The id of a task or an allocation that is made: their rows are kept, so what is told about them is how they are now.
+fn made_for_good(change: &Change) -> Option<String> {
+    match change {
+        Change::TaskInsert(task) => Some(task.id.to_string()),
+        Change::ResourceInsert(document) if document.kind == ResourceKind::Allocation => Some(document.id.clone()),
+        Change::ResourceInsert(_)
+        | Change::NodeInsert(_)
+        | Change::NodeUpdate(_)
+        | Change::EnrollmentInsert(_)
+        | Change::EnrollmentUpdate(_)
+        | Change::JoinTokenInsert(_)
+        | Change::JoinTokenUpdate(_)
+        | Change::CertificateInsert(_)
+        | Change::CertificatesRevoke { .. }
+        | Change::SlotInsert(_)
+        | Change::SlotUpdate(_)
+        | Change::TaskUpdate(_)
+        | Change::EnvelopeInsert { .. }
+        | Change::ReceiptInsert { .. }
+        | Change::ApiTokenInsert(_)
+        | Change::ApiTokenUpdate(_)
+        | Change::ResourceUpdate(_)
+        | Change::ResourcesForget { .. }
+        | Change::ServerSeen { .. }
+        | Change::LogAppend(_) => None,
+    }
+}
+
+/// What was asked for under a key, and what came of it.
 #[derive(Clone, Debug, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
-pub struct Answered {
+pub struct KeyRecord {
     /// Digest of who asked and their key.
     pub id: String,
     /// Row version.
     #[serde(skip)]
     pub version: i64,
-    /// Digest of method, path and body.
+    /// Digest of everything that was asked for.
     pub request: Digest,
-    /// What the request was about, as its first event says.
+    /// What the request was about: the task or allocation that it made, or else what its first event is about.
     pub subject: String,
-    /// The answer, once it is known.
+    /// The answer, once it is known. Never one that holds a secret, and none where the subject itself is the answer.
     pub answer: Option<Answer>,
-    /// From when on it may be forgotten.
-    pub expires_at: Timestamp,
+    /// From when on it may be forgotten; never, as long as what it made is kept.
+    pub expires_at: Option<Timestamp>,
 }
 
 /// What was answered.
@@ -40,16 +129,50 @@ pub struct Answer {
     pub body: String,
 }
 
-resource!(Answered, Idempotency);
+resource!(KeyRecord, Idempotency);
 
-/// The id of what was asked for by this caller under this key.
-pub fn answered_id(actor: &str, key: &str) -> String {
-    format!("idem:{}", Digest::of(format!("{actor}\n{key}").as_bytes()))
-}
-
-impl Answered {
+impl KeyRecord {
     fn found_by(&self) -> Keys {
         let state = if self.answer.is_some() { "answered" } else { "done" };
-        Keys { state, expires_at: Some(self.expires_at), ..Keys::default() }
+        Keys { state, expires_at: self.expires_at, ..Keys::default() }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use gpuaas_contract::id::{CorrelationId, OrgId, UserId};
+
+    use super::*;
+    use crate::decision::Context;
+    use crate::quota::Limits;
+    use crate::tenancy;
+
+    fn key(actor: &Actor, text: &str, request: &str) -> RequestKey {
+        RequestKey::new(actor, text, Digest::of(request.as_bytes())).expect("a key")
+    }
+
+    #[test]
+    fn a_key_belongs_to_its_caller_and_to_one_request() {
+        let (one, two) = (Actor::User(UserId::generate()), Actor::User(UserId::generate()));
+        let first = key(&one, "k", "a");
+        assert_ne!(first.id(), key(&two, "k", "a").id());
+        assert_ne!(first.id(), key(&one, "l", "a").id());
+        let record = first.record(&Decision::default(), Timestamp::now());
+        assert!(key(&one, "k", "a").check(&record).is_ok());
+        assert_eq!(key(&one, "k", "b").check(&record).expect_err("another request").code, "idempotency_key_reused");
+        for bad in ["", "a\tb", &"x".repeat(129)] {
+            let refused = RequestKey::new(&one, bad, Digest::of(b"a")).expect_err("no key");
+            assert_eq!(refused.code, "idempotency_key_invalid");
+        }
+    }
+
+    #[test]
+    fn a_record_names_what_the_request_was_about() {
+        let now = Timestamp::now();
+        let context = Context { now, actor: Actor::System, correlation_id: CorrelationId::generate() };
+        let id = OrgId::generate();
+        let (_, decision) = tenancy::create_organization(id, "acme", "", Limits::default(), &context).expect("an organization");
+        let record = key(&Actor::System, "k", "a").record(&decision, now);
+        assert_eq!((record.subject, record.expires_at), (id.to_string(), Some(now.plus(KEPT))));
     }
 }

@@ -42,7 +42,7 @@ pub enum ResourceKind {
     Delivery,
     /// [`crate::maintenance::Window`].
     Maintenance,
-    /// [`crate::idempotency::Answered`].
+    /// [`crate::idempotency::KeyRecord`].
     Idempotency,
     /// [`crate::webhook::Cursor`].
     Cursor,

@@ -17,15 +17,18 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 
 use acts::{active, asked, blocked, end, nothing_is_left, settle, wait_for};
+use gpuaas_contract::Digest;
 use gpuaas_contract::id::{AllocationId, NodeId};
 use gpuaas_contract::receipt::Outcome;
 use gpuaas_contract::task::slice_vm_power::PowerAction;
 use gpuaas_contract::task::{Task, TaskType};
+use gpuaas_domain::Actor;
 use gpuaas_domain::allocation::commands::{self, Request};
 use gpuaas_domain::allocation::{
     Allocation, AllocationState, AllocationStep, MAX_ATTEMPTS, MAX_LEASE, MAX_RELEASES, MAX_WAIT, Next,
 };
 use gpuaas_domain::catalog::Product;
+use gpuaas_domain::idempotency::RequestKey;
 use gpuaas_domain::machine::{self, MachineState};
 use gpuaas_domain::node::{NodeService, Operation};
 use gpuaas_domain::quota::{self, Limits, Used};
@@ -551,21 +554,14 @@ fn a_host_that_answers_too_late_changes_nothing_that_went_on_without_it() {
 }
 
 #[test]
-fn asking_twice_with_one_key_makes_one() {
-    let mut ledger = Ledger::sliced(&[2]);
-    let request = Request { idempotency_key: Some("key-1".to_owned()), ..slice(1) };
-    let id = ledger.request(&request).expect("fits");
-    let again = AllocationId::generate();
-    let project = &ledger.projects[&project(1, 0)];
+fn the_record_of_a_key_names_the_allocation_and_is_kept_as_long() {
+    let ledger = Ledger::sliced(&[2]);
+    let (id, project) = (AllocationId::generate(), &ledger.projects[&project(1, 0)]);
     let quotas = ledger.quotas_of(project.id, project.organization_id);
-    let (_, decision) = commands::request(again, project, &quotas, &request, &at(ledger.now)).expect("decided");
-    assert_eq!(ledger.commit(decision), Err(Conflict));
-    assert_eq!((ledger.allocations.len(), ledger.used().allocations), (1, 1));
-    settle(&mut ledger, id);
-    for bad in [String::new(), "a\nb".to_owned(), "k".repeat(129)] {
-        let request = Request { idempotency_key: Some(bad), ..slice(1) };
-        assert_eq!(code(ledger.request(&request)), "idempotency_key_invalid");
-    }
+    let (_, decision) = commands::request(id, project, &quotas, &slice(1), &at(ledger.now)).expect("decided");
+    let key = RequestKey::new(&Actor::System, "key-1", Digest::of(b"request")).expect("a key");
+    let record = key.record(&decision, ledger.now);
+    assert_eq!((record.subject, record.expires_at), (id.to_string(), None));
 }
 
 #[test]

@@ -76,15 +76,6 @@ fn the_envelope_names_the_same_lease_as_its_params() {
 }
 
 #[test]
-fn the_same_guest_on_the_same_slots_is_the_same_wish() {
-    let (a, b) = (slot(0), slot(1));
-    let Task::SliceVmProvision(earlier) = provision(&[a.clone(), b.clone()], &guest()).expect("free").task else { panic!() };
-    assert!(guest().is_that_of(&earlier, &[b.id, a.id]));
-    assert!(!guest().is_that_of(&earlier, &[a.id]));
-    assert!(!NewSlice { graphics: true, ..guest() }.is_that_of(&earlier, &[a.id, b.id]));
-}
-
-#[test]
 fn tasks_on_slots_are_not_made_by_hand() {
     for kind in TaskType::ALL {
         match slice::check_by_hand(kind) {

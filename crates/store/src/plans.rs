@@ -14,13 +14,12 @@ use crate::task::{TaskFilter, task_list_query};
 use crate::{Store, outbox, receipt, relay, resource, task};
 
 /// Indexes whose size does not grow with the number of ended tasks, or that find single rows.
-const FLAT: [&str; 10] = [
+const FLAT: [&str; 9] = [
     "tasks_queued",
     "tasks_outstanding",
     "tasks_open_of_node",
     "tasks_open",
     "tasks_due",
-    "tasks_idempotency",
     "tasks_of_request",
     "tasks_ended",
     "tasks_proposals",
@@ -40,7 +39,6 @@ fn queries() -> Vec<(String, Vec<Arg>, &'static str)> {
         (task::OPEN_COUNTS.to_owned(), vec![], "tasks_open_of_node"),
         (task::DUE.to_owned(), vec![Arg::time(Timestamp(5)), limit()], "tasks_due"),
         (task::NODES_WITH_QUEUED.to_owned(), vec![], "tasks_queued"),
-        (task::BY_IDEMPOTENCY_KEY.to_owned(), vec![Arg::text("a"), Arg::text("b")], "tasks_idempotency"),
         (task::NEWEST_PROPOSAL.to_owned(), vec![node()], "tasks_proposals"),
         (task::OF_ALLOCATION.to_owned(), vec![Arg::text("a"), limit()], "tasks_of_allocation"),
         (task::FIRST_OF_ALLOCATION.to_owned(), vec![Arg::text("a")], "tasks_of_allocation"),

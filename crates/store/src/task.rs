@@ -77,8 +77,6 @@ pub(crate) const DUE: &str =
     concat!("SELECT ", COLUMNS, " FROM tasks WHERE due_at IS NOT NULL AND due_at < $1 ORDER BY due_at, id LIMIT $2");
 pub(crate) const NODES_WITH_QUEUED: &str = "SELECT id FROM nodes WHERE EXISTS \
      (SELECT 1 FROM tasks WHERE tasks.node_id = nodes.id AND tasks.state = 'queued') ORDER BY id";
-pub(crate) const BY_IDEMPOTENCY_KEY: &str =
-    concat!("SELECT ", COLUMNS, " FROM tasks WHERE requested_by = $1 AND idempotency_key IS NOT NULL AND idempotency_key = $2");
 
 pub(crate) const NEWEST_PROPOSAL: &str = concat!(
     "SELECT ",
@@ -228,12 +226,6 @@ impl Store {
     /// Lists tasks, newest first, that were requested before `before` (the last task of the previous page).
     pub async fn task_list(&self, filter: &TaskFilter, before: Option<TaskId>, limit: u32) -> Result<Vec<TaskRecord>> {
         task_list_query(filter, before, limit).fetch(self.db(), "list tasks", from_row).await
-    }
-
-    /// Returns the task that this caller already requested with this key.
-    pub async fn task_by_idempotency_key(&self, requested_by: &str, key: &str) -> Result<Option<TaskRecord>> {
-        let args = vec![Arg::text(requested_by), Arg::text(key)];
-        self.db().fetch_one("read a task", BY_IDEMPOTENCY_KEY, args, from_row).await
     }
 
     /// Counts the node's tasks that have not ended.

@@ -106,3 +106,26 @@ fn every_file_ends_with_one_line_break_and_has_no_trailing_space() {
     }
     expect_none(&broken, "Most editors can do this on saving.");
 }
+
+#[test]
+fn use_cases_know_nothing_of_http() {
+    let is_http = |line: &str| ["axum", "http", "hyper", "tower", "tower_http"].iter().any(|name| has_word(line, name));
+    let use_cases = || rust_files().filter(|file| file.path.starts_with("crates/control/src/app/"));
+    assert!(use_cases().count() > 20, "the use cases are in crates/control/src/app");
+    // What writes is below them: it must not look up either.
+    let writers = ["crates/control/src/transact.rs", "crates/control/src/commit.rs", "crates/control/src/resources.rs"];
+    let below = rust_files().filter(|file| writers.contains(&file.path.as_str()));
+    let broken: Vec<String> = use_cases().chain(below).flat_map(|file| code_lines(file, is_http)).collect();
+    expect_none(
+        &broken,
+        "Handlers call use cases with plain values and turn what they return into responses, not the other way round.",
+    );
+}
+
+#[test]
+fn handlers_leave_deciding_to_use_cases() {
+    let decides = |line: &str| line.contains("transact(") || line.contains("crate::transact");
+    let handlers = rust_files().filter(|file| file.path.starts_with("crates/control/src/http/"));
+    let broken: Vec<String> = handlers.flat_map(|file| code_lines(file, decides)).collect();
+    expect_none(&broken, "Put what loads, decides and commits into a function of crates/control/src/app, and call that.");
+}

@@ -14,6 +14,7 @@ use gpuaas_store::AuditFilter;
 use super::page_limit;
 use super::problem::{Params, Rejected};
 use crate::Control;
+use crate::app::PageRequest;
 use crate::error::ControlError;
 
 /// Rows read at a time for an export.
@@ -33,7 +34,7 @@ pub(super) async fn list(
         return Ok(Json(Page::whole(newest(&control, limit, &filter).await?)));
     }
     let found = control.store.audit_list(query.after.unwrap_or(0), limit.saturating_add(1), &filter).await?;
-    let found = super::page(found, limit, |row| row.seq.to_string());
+    let found = PageRequest::<u64> { after: query.after, limit }.cut(found, |row| row.seq.to_string());
     let items = found.items.into_iter().map(to_dto).collect();
     Ok(Json(Page { items, next: found.next }))
 }

@@ -5,13 +5,12 @@ use std::sync::Arc;
 use axum::extract::State;
 use axum::{Extension, Json};
 use gpuaas_api::dto;
-use gpuaas_domain::budget::{self, Scope};
+use gpuaas_domain::budget::Scope;
 
-use super::caller::Caller;
 use super::problem::{JsonBody, Rejected};
 use crate::Control;
+use crate::app::{self, Caller};
 use crate::error::ControlError;
-use crate::transact::transact;
 
 type Shared = State<Arc<Control>>;
 
@@ -24,7 +23,7 @@ pub(super) async fn lift(
     Extension(caller): Extension<Caller>,
     JsonBody(dto::BudgetLift { count, reason }): JsonBody<dto::BudgetLift>,
 ) -> Result<Json<dto::Budget>, Rejected> {
-    transact(&control, || async { Ok(((), budget::lift(count, &reason, &caller.context())?)) }).await?;
+    app::budget::lift(&control, &caller, count, &reason).await?;
     Ok(Json(to_dto(&control).await?))
 }
 

@@ -11,58 +11,18 @@ use gpuaas_api::endpoints;
 use gpuaas_api::routes::CORRELATION_ID_HEADER;
 use gpuaas_contract::Digest;
 use gpuaas_contract::id::CorrelationId;
-use gpuaas_contract::time::Timestamp;
 use gpuaas_domain::Actor;
-use gpuaas_domain::access::{Principal, Scope};
-use gpuaas_domain::allocation::Allocation;
-use gpuaas_domain::decision::Context;
-use gpuaas_domain::tenancy::Project;
+use gpuaas_domain::access::Principal;
 use tracing::Instrument as _;
 
 use super::problem::{Rejected, problem};
 use super::stream_grant::StreamGrant;
 use super::{conventions, guard};
+pub(super) use crate::app::Caller;
+use crate::app::Subject;
 use crate::error::ControlError;
 use crate::listener::KnownCaller;
 use crate::{Control, authz_cache};
-
-/// The authenticated caller of a request, as handlers get it.
-#[derive(Clone)]
-pub(super) struct Caller {
-    /// Who.
-    pub actor: Actor,
-    /// With which roles.
-    pub principal: Arc<Principal>,
-    /// What the request is about.
-    pub scope: Scope,
-    /// The same as it was read, for handlers that would read it again.
-    subject: Arc<guard::Subject>,
-    /// The request's id.
-    pub correlation_id: CorrelationId,
-}
-
-impl Caller {
-    /// The project that the path names, as it was when the caller's right to it was decided on.
-    pub(super) fn project(&self) -> Result<Project, ControlError> {
-        let guard::Subject::Project(project) = &*self.subject else {
-            return Err(ControlError::Internal(format!("the path names {:?}, not a project", self.subject)));
-        };
-        Ok(project.clone())
-    }
-
-    /// The allocation that the path names, as it was when the caller's right to it was decided on.
-    pub(super) fn allocation(&self) -> Result<Allocation, ControlError> {
-        let guard::Subject::Allocation(allocation) = &*self.subject else {
-            return Err(ControlError::Internal(format!("the path names {:?}, not an allocation", self.subject)));
-        };
-        Ok((**allocation).clone())
-    }
-
-    /// The context of a decision made for this caller.
-    pub(super) fn context(&self) -> Context {
-        Context { now: Timestamp::now(), actor: self.actor.clone(), correlation_id: self.correlation_id.clone() }
-    }
-}
 
 /// Marks requests that came in over the server's own socket, by somebody who could read its keys anyway.
 #[derive(Clone, Copy, Debug)]
@@ -102,9 +62,9 @@ pub(super) async fn authorize(State(control): State<Arc<Control>>, mut request: 
         // What is no route is answered by the router, to those who are known.
         let subject = match &template {
             Some(template) => guard::decide(&control, &principal, &method, template, &path).await?,
-            None => guard::Subject::Platform,
+            None => Subject::Platform,
         };
-        Ok::<_, ControlError>(Caller { actor, principal, scope: subject.scope(), subject: Arc::new(subject), correlation_id })
+        Ok::<_, ControlError>(Caller::new(actor, principal, subject, correlation_id))
     };
     match decided.await {
         Ok(caller) => {

@@ -11,8 +11,8 @@ use axum::response::{IntoResponse as _, Response};
 use gpuaas_api::endpoints;
 use gpuaas_api::routes::{CORRELATION_ID_HEADER, IDEMPOTENCY_KEY_HEADER};
 
-use super::idempotency::REPLAYED_HEADER;
 use crate::Control;
+use gpuaas_api::routes::IDEMPOTENCY_REPLAYED_HEADER as REPLAYED_HEADER;
 
 /// How long a browser may remember what it is allowed to ask, in seconds.
 const PREFLIGHT_AGE: &str = "600";

@@ -1,6 +1,5 @@
 //! What operators see of the fleet as a whole: capacity, whole machines, maintenance, and what draining a node would mean.
 
-use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use axum::extract::State;
@@ -8,26 +7,20 @@ use axum::http::StatusCode;
 use axum::{Extension, Json};
 use gpuaas_api::dto::{self, MachineListQuery, MachineOffer, MaintenanceCreate, MaintenanceListQuery, Page, Reason};
 use gpuaas_api::routes;
-use gpuaas_contract::id::{MaintenanceId, NodeId};
+use gpuaas_contract::id::MaintenanceId;
 use gpuaas_contract::state::MaintenanceState;
 use gpuaas_contract::time::Timestamp;
-use gpuaas_domain::Refusal;
 use gpuaas_domain::allocation::{Allocation, AllocationState};
-use gpuaas_domain::catalog::Sku;
-use gpuaas_domain::machine::{self, Machine, machine_id};
-use gpuaas_domain::maintenance::{self, Window};
-use gpuaas_domain::placement::CapacityRow;
-use gpuaas_domain::slot::SlotState;
-use gpuaas_domain::tenancy::Organization;
-use gpuaas_store::ResourceFilter;
+use gpuaas_domain::machine::Machine;
+use gpuaas_domain::maintenance::Window;
+use gpuaas_domain::placement::{CapacityRow, NodeCapacity};
 
-use super::caller::Caller;
-use super::catalog::{available, product_shown};
+use super::catalog::product_to_dto;
 use super::problem::{JsonBody, Params, Rejected, Segments};
-use super::{Location, node_name, page, page_limit, parse_id};
+use super::{Location, page_request};
+use crate::Control;
+use crate::app::{Caller, catalog, machines, maintenance, nodes};
 use crate::error::ControlError;
-use crate::transact::transact;
-use crate::{Control, resources};
 
 type Shared = State<Arc<Control>>;
 
@@ -35,7 +28,7 @@ fn count(number: usize) -> u32 {
     u32::try_from(number).unwrap_or(u32::MAX)
 }
 
-fn row_shown(row: CapacityRow) -> dto::CapacityRow {
+fn row_to_dto(row: CapacityRow) -> dto::CapacityRow {
     dto::CapacityRow {
         model: row.model.to_string(),
         name: row.name.to_string(),
@@ -50,70 +43,29 @@ fn row_shown(row: CapacityRow) -> dto::CapacityRow {
 }
 
 pub(super) async fn capacity(State(control): Shared) -> Result<Json<dto::Capacity>, Rejected> {
-    let filter = ResourceFilter { states: vec!["active"], ..ResourceFilter::default() };
-    let mut skus = Vec::new();
-    for sku in resources::all::<Sku>(&control, &filter).await? {
-        let available = available(&control, &sku).await?;
-        let product = product_shown(sku.product);
-        skus.push(dto::SkuCapacity { sku_id: sku.id, sku: sku.name, product, gpu_model: sku.gpu_model, available });
-    }
-    let (models, nodes) = control.fleet.ask(&control, |fleet| (fleet.capacity(), fleet.capacity_by_node())).await?;
-    let of_node = |node: gpuaas_domain::placement::NodeCapacity| dto::NodeCapacity {
+    let skus = catalog::offers(&control).await?.into_iter().map(|(sku, available)| {
+        let product = product_to_dto(sku.product);
+        dto::SkuCapacity { sku_id: sku.id, sku: sku.name, product, gpu_model: sku.gpu_model, available }
+    });
+    let (models, by_node) = nodes::capacity(&control).await?;
+    let of_node = |node: NodeCapacity| dto::NodeCapacity {
         node_id: node.node_id,
         node_name: node.name,
-        rows: node.rows.into_iter().map(row_shown).collect(),
+        rows: node.rows.into_iter().map(row_to_dto).collect(),
     };
     Ok(Json(dto::Capacity {
-        skus,
-        models: models.into_iter().map(row_shown).collect(),
-        nodes: nodes.into_iter().map(of_node).collect(),
+        skus: skus.collect(),
+        models: models.into_iter().map(row_to_dto).collect(),
+        nodes: by_node.into_iter().map(of_node).collect(),
     }))
-}
-
-/// The allocations that are on a node, or of which something is left there.
-pub(super) async fn on_node(control: &Control, node: NodeId) -> Result<Vec<Allocation>, ControlError> {
-    let states = AllocationState::ALL.into_iter().filter(|state| !state.is_terminal()).map(AllocationState::as_str).collect();
-    let filter = ResourceFilter { owner: Some(node.to_string()), states, ..ResourceFilter::default() };
-    resources::all(control, &filter).await
 }
 
 pub(super) async fn drain_preview(
     State(control): Shared,
     Segments(name): Segments<String>,
 ) -> Result<Json<dto::DrainPreview>, Rejected> {
-    let node = node_name::find(&control, &name).await?;
-    let mut names: BTreeMap<String, String> = BTreeMap::new();
-    let mut allocations = Vec::new();
-    for allocation in on_node(&control, node.id).await? {
-        let key = allocation.organization_id.to_string();
-        if !names.contains_key(&key) {
-            let organization = resources::get::<Organization>(&control, allocation.organization_id).await?;
-            names.insert(key.clone(), organization.map(|organization| organization.name).unwrap_or_default());
-        }
-        let why = match allocation.state {
-            AllocationState::Active | AllocationState::Stopped if allocation.expires_at.is_some() => {
-                "it stays until its lease ends or it is released"
-            }
-            AllocationState::Active | AllocationState::Stopped => "it stays until it is released: its lease has no end",
-            AllocationState::Provisioning => "it is being made and will be finished",
-            AllocationState::Releasing => "it is being given back",
-            AllocationState::ReleaseBlocked => "what is left of it must be cleaned up",
-            AllocationState::Requested | AllocationState::Placing | AllocationState::Released | AllocationState::Failed => {
-                "it has nothing on the node now"
-            }
-        };
-        allocations.push(dto::DrainAllocation {
-            id: allocation.id,
-            name: allocation.name.to_string(),
-            project_id: allocation.project_id,
-            organization: names.get(&key).cloned().unwrap_or_default(),
-            state: allocation.state.into(),
-            expires_at: allocation.expires_at,
-            why: why.to_owned(),
-        });
-    }
-    let slots = control.store.slot_of_node(node.id).await?;
-    let free = slots.iter().filter(|slot| slot.state == SlotState::Available).count();
+    let found = nodes::drain_preview(&control, &name).await?;
+    let allocations: Vec<_> = found.allocations.into_iter().map(drain_allocation_to_dto).collect();
     let note = match (allocations.len(), allocations.iter().filter_map(|of| of.expires_at).max()) {
         (0, _) => "nobody is affected; the node is empty as soon as it is drained".to_owned(),
         (number, Some(last)) if allocations.iter().all(|of| of.expires_at.is_some()) => {
@@ -121,22 +73,42 @@ pub(super) async fn drain_preview(
         }
         (number, _) => format!("{number} allocations stay; some have no end: announce maintenance so that their tenants know"),
     };
-    Ok(Json(dto::DrainPreview { node_id: node.id, node_name: node.name, allocations, slots_free: count(free), note }))
+    let (node_id, node_name) = (found.node.id, found.node.name);
+    Ok(Json(dto::DrainPreview { node_id, node_name, allocations, slots_free: count(found.slots_free), note }))
+}
+
+fn drain_allocation_to_dto((allocation, organization): (Allocation, String)) -> dto::DrainAllocation {
+    let why = match allocation.state {
+        AllocationState::Active | AllocationState::Stopped if allocation.expires_at.is_some() => {
+            "it stays until its lease ends or it is released"
+        }
+        AllocationState::Active | AllocationState::Stopped => "it stays until it is released: its lease has no end",
+        AllocationState::Provisioning => "it is being made and will be finished",
+        AllocationState::Releasing => "it is being given back",
+        AllocationState::ReleaseBlocked => "what is left of it must be cleaned up",
+        AllocationState::Requested | AllocationState::Placing | AllocationState::Released | AllocationState::Failed => {
+            "it has nothing on the node now"
+        }
+    };
+    dto::DrainAllocation {
+        id: allocation.id,
+        name: allocation.name.to_string(),
+        project_id: allocation.project_id,
+        organization,
+        state: allocation.state.into(),
+        expires_at: allocation.expires_at,
+        why: why.to_owned(),
+    }
 }
 
 pub(super) async fn machines(
     State(control): Shared,
     Params(query): Params<MachineListQuery>,
 ) -> Result<Json<Page<dto::Machine>>, Rejected> {
-    let limit = page_limit(query.limit)?;
-    let mut found: Vec<Machine> = resources::all(&control, &ResourceFilter::default()).await?;
-    found.retain(|machine| query.state.is_none_or(|state| machine.state == state));
-    found.retain(|machine| query.after.as_deref().is_none_or(|after| machine.node_id.to_string().as_str() > after));
-    found.sort_by_key(|machine| machine.node_id);
-    let found = page(found, limit, |machine| machine.node_id.to_string());
+    let found = machines::list(&control, query.state, &page_request(query.after.as_deref(), query.limit)?).await?;
     let mut items = Vec::with_capacity(found.items.len());
     for machine in found.items {
-        items.push(machine_shown(&control, machine).await?);
+        items.push(machine_to_dto(&control, machine).await?);
     }
     Ok(Json(Page { items, next: found.next }))
 }
@@ -147,15 +119,8 @@ pub(super) async fn offer(
     Segments(name): Segments<String>,
     JsonBody(wanted): JsonBody<MachineOffer>,
 ) -> Result<Json<dto::Machine>, Rejected> {
-    let context = caller.context();
-    let machine = transact(&control, || async {
-        let node = node_name::find(&control, &name).await?;
-        let slots = control.store.slot_of_node(node.id).await?;
-        let known = resources::get::<Machine>(&control, machine_id(node.id)).await?;
-        Ok(machine::offer(&node, &slots, known.as_ref(), wanted.ssh_address.clone(), &context)?)
-    })
-    .await?;
-    Ok(Json(machine_shown(&control, machine).await?))
+    let machine = machines::offer(&control, &caller, &name, &wanted).await?;
+    Ok(Json(machine_to_dto(&control, machine).await?))
 }
 
 pub(super) async fn withdraw(
@@ -164,23 +129,14 @@ pub(super) async fn withdraw(
     Segments(name): Segments<String>,
     JsonBody(Reason { reason }): JsonBody<Reason>,
 ) -> Result<Json<dto::Machine>, Rejected> {
-    let context = caller.context();
-    let machine = transact(&control, || async {
-        let node = node_name::find(&control, &name).await?;
-        let message = format!("node {} is not offered as a whole", node.name);
-        let known = resources::get::<Machine>(&control, machine_id(node.id)).await?;
-        let known = known.ok_or_else(|| Refusal::not_found("machine_unknown", message))?;
-        Ok(machine::withdraw(&known, &reason, &context)?)
-    })
-    .await?;
-    Ok(Json(machine_shown(&control, machine).await?))
+    let machine = machines::withdraw(&control, &caller, &name, &reason).await?;
+    Ok(Json(machine_to_dto(&control, machine).await?))
 }
 
-async fn machine_shown(control: &Control, machine: Machine) -> Result<dto::Machine, ControlError> {
-    let node = control.store.node_get(machine.node_id).await?;
+async fn machine_to_dto(control: &Control, machine: Machine) -> Result<dto::Machine, ControlError> {
     Ok(dto::Machine {
         node_id: machine.node_id,
-        node_name: node.map(|node| node.name).unwrap_or_default(),
+        node_name: nodes::name_of(control, machine.node_id).await?,
         state: machine.state.into(),
         reason: machine.reason,
         ssh_address: machine.ssh_address,
@@ -196,21 +152,9 @@ pub(super) async fn windows(
     State(control): Shared,
     Params(query): Params<MaintenanceListQuery>,
 ) -> Result<Json<Page<dto::MaintenanceWindow>>, Rejected> {
-    let limit = page_limit(query.limit)?;
-    if let Some(after) = &query.after {
-        parse_id::<MaintenanceId>(after)?;
-    }
-    let node = match &query.node {
-        Some(name) => Some(node_name::find(&control, name).await?.id),
-        None => None,
-    };
-    let now = Timestamp::now();
-    let mut found: Vec<Window> = resources::all(&control, &ResourceFilter::default()).await?;
-    found.retain(|window| query.all.unwrap_or(false) || window.counts(now));
-    found.retain(|window| node.is_none_or(|node| window.nodes.contains(&node)));
-    found.retain(|window| query.after.as_deref().is_none_or(|after| window.id.to_string().as_str() > after));
-    let found = page(found, limit, |window| window.id.to_string());
-    Ok(Json(Page { items: found.items.into_iter().map(window_shown).collect(), next: found.next }))
+    let page = page_request(query.after.as_deref(), query.limit)?;
+    let found = maintenance::list(&control, query.node.as_deref(), query.all.unwrap_or(false), &page).await?;
+    Ok(Json(Page { items: found.items.into_iter().map(window_to_dto).collect(), next: found.next }))
 }
 
 pub(super) async fn announce(
@@ -218,60 +162,20 @@ pub(super) async fn announce(
     Extension(caller): Extension<Caller>,
     JsonBody(wanted): JsonBody<MaintenanceCreate>,
 ) -> Result<(StatusCode, Location, Json<dto::MaintenanceWindow>), Rejected> {
-    let context = caller.context();
-    let mut nodes = Vec::with_capacity(wanted.nodes.len().min(maintenance::MAX_NODES));
-    for name in wanted.nodes.iter().take(maintenance::MAX_NODES + 1) {
-        let node = node_name::find(&control, name).await?.id;
-        if !nodes.contains(&node) {
-            nodes.push(node);
-        }
-    }
-    let window = Window {
-        id: MaintenanceId::generate(),
-        version: 0,
-        summary: wanted.summary,
-        nodes,
-        starts_at: wanted.starts_at,
-        ends_at: wanted.ends_at,
-        created_by: caller.actor.to_string(),
-        created_at: context.now,
-        cancelled_at: None,
-    };
-    let made = transact(&control, || async {
-        let affected = affected(&control, &window).await?;
-        Ok(maintenance::announce(window.clone(), &affected, &context)?)
-    })
-    .await?;
+    let made = maintenance::announce(&control, &caller, wanted).await?;
     let location = Location::of(routes::MAINTENANCE_WINDOW, [&made.id]);
-    Ok((StatusCode::CREATED, location, Json(window_shown(made))))
-}
-
-async fn affected(control: &Control, window: &Window) -> Result<Vec<Allocation>, ControlError> {
-    let mut affected = Vec::new();
-    for node in &window.nodes {
-        affected.extend(on_node(control, *node).await?);
-    }
-    Ok(affected)
+    Ok((StatusCode::CREATED, location, Json(window_to_dto(made))))
 }
 
 pub(super) async fn cancel(
     State(control): Shared,
     Extension(caller): Extension<Caller>,
-    Segments(id): Segments<String>,
+    Segments(id): Segments<MaintenanceId>,
 ) -> Result<Json<dto::MaintenanceWindow>, Rejected> {
-    let id: MaintenanceId = parse_id(&id)?;
-    let context = caller.context();
-    let unknown = || Refusal::not_found("maintenance_unknown", format!("there is no maintenance window {id}"));
-    let gone = transact(&control, || async {
-        let window = resources::get::<Window>(&control, id).await?.ok_or_else(unknown)?;
-        let affected = affected(&control, &window).await?;
-        Ok(maintenance::cancel(&window, &affected, &context))
-    })
-    .await?;
-    Ok(Json(window_shown(gone)))
+    Ok(Json(window_to_dto(maintenance::cancel(&control, &caller, id).await?)))
 }
 
-fn window_shown(window: Window) -> dto::MaintenanceWindow {
+fn window_to_dto(window: Window) -> dto::MaintenanceWindow {
     let now = Timestamp::now();
     let state = match (window.cancelled_at, window.starts_at <= now, window.ends_at <= now) {
         (Some(_), _, _) => MaintenanceState::Cancelled,

@@ -15,40 +15,12 @@ use gpuaas_domain::tenancy::{Organization, Project};
 use gpuaas_domain::webhook::{Delivery, Webhook};
 
 use super::parse_id;
+use crate::app::Subject;
 use crate::error::ControlError;
 use crate::{Control, resources};
 
 /// The code of the refusal for a route that is not in the table.
 pub(super) const CLOSED: &str = "route_closed";
-
-/// What the path of a request names, as it was read to decide about the request: handlers need not read it again.
-#[derive(Clone, Debug)]
-pub(super) enum Subject {
-    /// The platform itself.
-    Platform,
-    /// An organization.
-    Organization(Organization),
-    /// A project that is there.
-    Project(Project),
-    /// An allocation.
-    Allocation(Box<Allocation>),
-    /// A webhook, or one of its deliveries, and the project it belongs to.
-    Webhook(Project),
-}
-
-impl Subject {
-    /// Where the right to it comes from.
-    pub(super) fn scope(&self) -> Scope {
-        match self {
-            Self::Platform => Scope::Platform,
-            Self::Organization(organization) => Scope::Organization(organization.id),
-            Self::Project(project) | Self::Webhook(project) => {
-                Scope::Project { organization: project.organization_id, project: project.id }
-            }
-            Self::Allocation(of) => Scope::Project { organization: of.organization_id, project: of.project_id },
-        }
-    }
-}
 
 /// Decides about a request to the route `template` at `path`. Returns what it is about.
 pub(super) async fn decide(

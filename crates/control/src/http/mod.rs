@@ -5,11 +5,11 @@
 
 /// Handlers of what an operator can do with one thing, for a reason: each calls the file's own `operate`.
 macro_rules! operations {
-    ($shown:ty; $($name:ident => $operation:expr;)*) => {$(
+    ($id:ty, $shown:ty; $($name:ident => $operation:expr;)*) => {$(
         pub(super) async fn $name(
             shared: Shared,
             caller: Extension<Caller>,
-            segments: Segments<String>,
+            segments: Segments<$id>,
             body: JsonBody<Reason>,
         ) -> Result<Json<$shown>, Rejected> {
             operate(shared, caller, segments, body, $operation).await
@@ -18,8 +18,6 @@ macro_rules! operations {
 }
 
 mod access;
-mod allocation_view;
-mod allocation_watch;
 mod allocations;
 mod audit;
 mod budget;
@@ -31,16 +29,13 @@ mod events;
 mod faults;
 mod fleet;
 mod guard;
-pub(crate) mod idempotency;
+mod idempotency;
 mod images;
 mod limits;
 mod members;
-mod mint;
-mod node_name;
 mod nodes;
 mod organizations;
 pub mod problem;
-mod progress;
 mod projects;
 mod quotas;
 mod service_accounts;
@@ -50,8 +45,6 @@ mod ssh_keys;
 mod stream_grant;
 mod streams;
 mod system;
-mod task_create;
-mod task_watch;
 mod tasks;
 mod users;
 mod webhooks;
@@ -66,10 +59,11 @@ use axum::{Router, middleware};
 use gpuaas_api::{dto, routes};
 use tower_http::compression::CompressionLayer;
 
+use crate::app::PageRequest;
+use crate::error::ControlError;
 use crate::{Control, identity};
 pub(crate) use caller::Local;
 use problem::problem;
-pub use progress::ProgressBoard;
 pub(crate) use streams::Streams;
 
 /// Largest body of a request.
@@ -116,7 +110,7 @@ pub fn router(control: &Arc<Control>) -> Router {
         .route(routes::TASK, get(tasks::show))
         .route(routes::TASK_CANCEL, post(tasks::cancel))
         .route(routes::TASK_LOGS, get(tasks::logs))
-        .route(routes::TASK_WATCH, get(task_watch::watch))
+        .route(routes::TASK_WATCH, get(tasks::watch::watch))
         .route(routes::TASK_EVIDENCE, get(tasks::evidence))
         .route(routes::AUDIT, get(audit::list))
         .route(routes::AUDIT_EXPORT, get(audit::export))
@@ -186,25 +180,6 @@ impl axum::response::IntoResponseParts for Location {
     }
 }
 
-/// The answer to a request that may have been sent before with the same idempotency key.
-struct CreatedOnce<T> {
-    /// It was done now; otherwise only its result is told again.
-    is_new: bool,
-    location: Location,
-    document: T,
-}
-
-impl<T: axum::response::IntoResponse> axum::response::IntoResponse for CreatedOnce<T> {
-    fn into_response(self) -> axum::response::Response {
-        if self.is_new {
-            return (StatusCode::CREATED, self.location, self.document).into_response();
-        }
-        let mut response = self.document.into_response();
-        response.headers_mut().insert(idempotency::REPLAYED_HEADER, axum::http::HeaderValue::from_static("true"));
-        response
-    }
-}
-
 /// A document with its `ETag`.
 struct Tagged<T>(String, T);
 
@@ -212,65 +187,6 @@ impl<T: serde::Serialize> axum::response::IntoResponse for Tagged<T> {
     fn into_response(self) -> axum::response::Response {
         ([(axum::http::header::ETAG, self.0)], axum::Json(self.1)).into_response()
     }
-}
-
-/// Names one version of a row.
-fn etag_of(version: i64) -> String {
-    format!("\"{version}\"")
-}
-
-/// Refuses to change something that is not, or no longer, as the caller has seen it. Without `If-Match` the caller does not care.
-fn if_match(headers: &axum::http::HeaderMap, now: &str) -> Result<(), crate::error::ControlError> {
-    let Some(wanted) = headers.get(axum::http::header::IF_MATCH) else { return Ok(()) };
-    let text = wanted.to_str().unwrap_or_default();
-    if text.split(',').map(str::trim).any(|tag| tag == "*" || tag == now) {
-        return Ok(());
-    }
-    let message = format!("somebody has changed it since you read it (it is {now} now, not {text}); read it again");
-    Err(crate::error::ControlError::Precondition { code: "changed_meanwhile", message })
-}
-
-/// Refuses one more of something of which there are `present`.
-fn check_cap(control: &Control, cap: gpuaas_domain::caps::Cap, present: u64) -> Result<(), crate::error::ControlError> {
-    cap.check(present).inspect_err(|refusal| control.metrics.refused(refusal.code))?;
-    Ok(())
-}
-
-/// How many resources of a kind belong to `parent` and are not over.
-async fn live_count(
-    control: &Control,
-    kind: gpuaas_domain::resource::ResourceKind,
-    parent: &str,
-) -> Result<u64, crate::error::ControlError> {
-    let filter = gpuaas_store::ResourceFilter {
-        parent: Some(parent.to_owned()),
-        states: vec!["active"],
-        ..gpuaas_store::ResourceFilter::default()
-    };
-    Ok(control.store.resource_count(kind, &filter).await?)
-}
-
-/// How many of these tokens count; those of the platform, if the filter names no service account.
-async fn counting_tokens(
-    control: &Control,
-    filter: &gpuaas_store::ApiTokenFilter,
-    now: gpuaas_contract::time::Timestamp,
-) -> Result<u64, crate::error::ControlError> {
-    Ok(control.store.api_token_count(filter, now).await?)
-}
-
-/// Refuses a name that another one has.
-async fn free_name<R: gpuaas_domain::resource::Resource>(
-    control: &Control,
-    parent: &str,
-    name: &str,
-) -> Result<(), crate::error::ControlError> {
-    if control.store.resource_by_name(R::KIND, parent, name).await?.is_none() {
-        return Ok(());
-    }
-    let what = R::KIND.as_str().replace('_', " ");
-    let message = format!("there is a {what} named `{name}` already; choose another name");
-    Err(gpuaas_domain::Refusal::conflict("name_taken", message).into())
 }
 
 /// What tenants use, and what operators do for them.
@@ -319,8 +235,8 @@ fn tenants() -> Router<Arc<Control>> {
         .route(routes::ALLOCATION_RELEASE, post(allocations::release))
         .route(routes::ALLOCATION_RETRY, post(allocations::retry))
         .route(routes::ALLOCATION_CONSOLE, post(allocations::console))
-        .route(routes::ALLOCATION_EVENTS, get(allocation_watch::history))
-        .route(routes::ALLOCATION_WATCH, get(allocation_watch::watch))
+        .route(routes::ALLOCATION_EVENTS, get(allocations::watch::history))
+        .route(routes::ALLOCATION_WATCH, get(allocations::watch::watch))
         .route(routes::PROJECT_EVENTS, get(events::of_project))
         .route(routes::PROJECT_EVENTS_WS, get(events::socket))
         .route(routes::EVENTS, get(events::of_everything))
@@ -341,34 +257,29 @@ fn tenants() -> Router<Arc<Control>> {
 const _: () = assert!(gpuaas_store::MAX_PAGE > dto::MAX_PAGE, "the largest page would look like the last one");
 
 /// How many items a page has.
-fn page_limit(asked: Option<u32>) -> Result<u32, crate::error::ControlError> {
+fn page_limit(asked: Option<u32>) -> Result<u32, ControlError> {
     let limit = asked.unwrap_or(dto::DEFAULT_PAGE);
     if (1..=dto::MAX_PAGE).contains(&limit) {
         return Ok(limit);
     }
     let message = format!("limit is {limit}; choose 1 to {}", dto::MAX_PAGE);
-    Err(crate::error::ControlError::BadInput { code: "limit_invalid", message })
+    Err(ControlError::BadInput { code: "limit_invalid", message })
 }
 
-/// A page of what was asked for, given up to one item more than fits.
-fn page<T>(mut items: Vec<T>, limit: u32, cursor: impl Fn(&T) -> String) -> dto::Page<T> {
-    let limit = usize::try_from(limit).unwrap_or(usize::MAX);
-    let more = items.len() > limit;
-    items.truncate(limit);
-    let next = if more { items.last().map(cursor) } else { None };
-    dto::Page { items, next }
+/// Which part of a list a query asks for.
+fn page_request<C: std::str::FromStr<Err = gpuaas_contract::id::BadId>>(
+    after: Option<&str>,
+    limit: Option<u32>,
+) -> Result<PageRequest<C>, ControlError> {
+    let limit = page_limit(limit)?;
+    Ok(PageRequest { after: parse_opt(after)?, limit })
 }
 
 /// A cursor or an id in a query, if given.
-fn parse_opt<T: std::str::FromStr<Err = gpuaas_contract::id::BadId>>(
-    text: Option<&str>,
-) -> Result<Option<T>, crate::error::ControlError> {
+fn parse_opt<T: std::str::FromStr<Err = gpuaas_contract::id::BadId>>(text: Option<&str>) -> Result<Option<T>, ControlError> {
     text.map(parse_id).transpose()
 }
 
-fn parse_id<T: std::str::FromStr<Err = gpuaas_contract::id::BadId>>(text: &str) -> Result<T, crate::error::ControlError> {
-    text.parse().map_err(|error: gpuaas_contract::id::BadId| crate::error::ControlError::BadInput {
-        code: "id_invalid",
-        message: error.to_string(),
-    })
+fn parse_id<T: std::str::FromStr<Err = gpuaas_contract::id::BadId>>(text: &str) -> Result<T, ControlError> {
+    text.parse().map_err(ControlError::id_invalid)
 }

@@ -1,5 +1,8 @@
 //! Bad input and failures, as problem documents with stable codes.
 
+use std::convert::Infallible;
+
+use axum::extract::path::ErrorKind as PathError;
 use axum::extract::rejection::{BytesRejection, PathRejection, QueryRejection};
 use axum::extract::{FromRequest, FromRequestParts, Path, Query, Request};
 use axum::http::{HeaderMap, HeaderValue, StatusCode, header, request::Parts};
@@ -12,6 +15,7 @@ use serde::de::DeserializeOwned;
 use serde_path_to_error::Segment;
 
 use super::faults;
+use crate::app::IfMatch;
 use crate::error::ControlError;
 use crate::link::chain;
 
@@ -68,6 +72,8 @@ impl IntoResponse for Rejected {
                 (StatusCode::UNSUPPORTED_MEDIA_TYPE, *code, message.clone())
             }
             ControlError::BadInput { code, message } => (StatusCode::BAD_REQUEST, *code, message.clone()),
+            // The layer over all handlers answers with what came of the first request; this is for those whose answer is lost.
+            ControlError::AlreadyDone { .. } => (StatusCode::CONFLICT, "idempotency_answer_lost", self.0.to_string()),
             ControlError::Fenced => (StatusCode::GONE, "session_fenced", self.0.to_string()),
             ControlError::Contended => (StatusCode::SERVICE_UNAVAILABLE, "contended", self.0.to_string()),
             ControlError::Store(_) => {
@@ -211,7 +217,17 @@ impl<S: Send + Sync, T: DeserializeOwned + Send> FromRequestParts<S> for Params<
     }
 }
 
-/// Variable segments of the path.
+impl<S: Send + Sync> FromRequestParts<S> for IfMatch {
+    type Rejection = Infallible;
+
+    async fn from_request_parts(parts: &mut Parts, _: &S) -> Result<Self, Infallible> {
+        let tags = parts.headers.get(header::IF_MATCH);
+        // What is no text is the tag of nothing.
+        Ok(Self::new(tags.map(|tags| tags.to_str().unwrap_or_default().to_owned())))
+    }
+}
+
+/// Variable segments of the path, parsed: an id of its own type, a name, or several by their names in the route.
 pub struct Segments<T>(pub T);
 
 impl<S: Send + Sync, T: DeserializeOwned + Send> FromRequestParts<S> for Segments<T> {
@@ -219,6 +235,13 @@ impl<S: Send + Sync, T: DeserializeOwned + Send> FromRequestParts<S> for Segment
 
     async fn from_request_parts(parts: &mut Parts, state: &S) -> Result<Self, Rejected> {
         let parsed: Result<Path<T>, PathRejection> = Path::from_request_parts(parts, state).await;
-        parsed.map(|Path(value)| Self(value)).map_err(|rejection| bad("path_invalid", rejection.body_text()))
+        parsed.map(|Path(value)| Self(value)).map_err(|rejection| match rejection {
+            PathRejection::FailedToDeserializePathParams(failed) => match failed.into_kind() {
+                // What a type has to say about its text: all of them are ids.
+                PathError::DeserializeError { message, .. } | PathError::Message(message) => bad("id_invalid", message),
+                other => bad("path_invalid", other.to_string()),
+            },
+            other => bad("path_invalid", other.body_text()),
+        })
     }
 }

@@ -185,6 +185,7 @@ fn is_unknown(failure: &ControlError) -> bool {
         | ControlError::Precondition { .. }
         | ControlError::BadInput { .. }
         | ControlError::BadBody { .. }
+        | ControlError::AlreadyDone { .. }
         | ControlError::Fenced => false,
     }
 }

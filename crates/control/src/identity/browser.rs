@@ -64,6 +64,7 @@ impl From<ControlError> for Shown {
             | ControlError::Precondition { .. }
             | ControlError::BadInput { .. }
             | ControlError::BadBody { .. }
+            | ControlError::AlreadyDone { .. }
             | ControlError::Fenced
             | ControlError::Internal(_) => {
                 let text = "Something is broken on the server; its log has the details.";

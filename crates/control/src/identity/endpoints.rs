@@ -135,6 +135,7 @@ fn broken(failure: &ControlError) -> Response {
         | ControlError::Precondition { .. }
         | ControlError::BadInput { .. }
         | ControlError::BadBody { .. }
+        | ControlError::AlreadyDone { .. }
         | ControlError::Fenced
         | ControlError::Internal(_) => (OauthError::ServerError, "something is broken on the server; its log has the details"),
     };

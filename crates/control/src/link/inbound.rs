@@ -117,6 +117,7 @@ pub(super) fn close_for(session: &LinkSession, error: &ControlError) {
         ControlError::Fenced => session.fence(),
         ControlError::Store(_)
         | ControlError::Contended
+        | ControlError::AlreadyDone { .. }
         | ControlError::TooMany { .. }
         | ControlError::Internal(_)
         | ControlError::Unavailable { .. }

@@ -122,6 +122,7 @@ fn status(error: &ControlError) -> Status {
         ControlError::Fenced => Status::aborted("session_fenced: send a new hello"),
         ControlError::Store(_)
         | ControlError::Contended
+        | ControlError::AlreadyDone { .. }
         | ControlError::TooMany { .. }
         | ControlError::Internal(_)
         | ControlError::Unavailable { .. }

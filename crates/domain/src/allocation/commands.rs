@@ -3,7 +3,6 @@
 use std::collections::BTreeMap;
 use std::time::Duration;
 
-use gpuaas_contract::Digest;
 use gpuaas_contract::event::{
     AllocationCommand, AllocationDescribed, AllocationExtended, AllocationPowerRequested, AllocationReleaseRequested,
     AllocationRequested, AllocationRetried, Event,
@@ -51,10 +50,6 @@ pub struct Request {
     pub lease: Option<Duration>,
     /// How long it may wait for a place.
     pub wait: Duration,
-    /// The caller's own key against asking twice.
-    pub idempotency_key: Option<String>,
-    /// Digest of what was asked for.
-    pub digest: Digest,
 }
 
 /// The user on a whole host unless told otherwise: its own for every allocation, so that no name is ever two tenants' on one host.
@@ -138,7 +133,6 @@ pub fn request(
 ) -> Result<(Allocation, Decision), Refusal> {
     project.check_live()?;
     checked_tags(&request.tags)?;
-    check_key(request.idempotency_key.as_deref())?;
     if request.wait > MAX_WAIT {
         return Err(Refusal::invalid(
             "wait_invalid",
@@ -172,8 +166,6 @@ pub fn request(
         avoid: Vec::new(),
         last_error: None,
         requested_by: context.actor.to_string(),
-        idempotency_key: request.idempotency_key.clone(),
-        request_digest: request.digest.clone(),
         correlation_id: context.correlation_id.clone(),
         created_at: context.now,
         place_until: context.now.plus(request.wait),
@@ -190,13 +182,6 @@ pub fn request(
     });
     let decision = decision.insert(&allocation).wakeup(Wakeup::Allocation(id)).record(context, id, event);
     Ok((allocation, decision))
-}
-
-fn check_key(key: Option<&str>) -> Result<(), Refusal> {
-    if key.is_some_and(|key| key.is_empty() || key.len() > 128 || key.chars().any(char::is_control)) {
-        return Err(Refusal::invalid("idempotency_key_invalid", "an idempotency key has 1 to 128 printable bytes"));
-    }
-    Ok(())
 }
 
 fn lease_end(from: Timestamp, lease: Duration) -> Result<Timestamp, Refusal> {

@@ -167,10 +167,6 @@ pub struct Allocation {
     pub last_error: Option<LastError>,
     /// Who asked for it.
     pub requested_by: String,
-    /// The caller's own key against asking twice.
-    pub idempotency_key: Option<String>,
-    /// Digest of what was asked for with that key.
-    pub request_digest: Digest,
     /// Follows the request.
     pub correlation_id: CorrelationId,
     /// When it was asked for.
@@ -189,16 +185,10 @@ pub struct Allocation {
 
 resource!(Allocation, Allocation);
 
-/// How an allocation is found by the key of whoever asked for it.
-pub fn request_lookup(requested_by: &str, idempotency_key: &str) -> String {
-    format!("{requested_by}\n{idempotency_key}")
-}
-
 impl Allocation {
     fn found_by(&self) -> Keys {
         Keys {
             parent: self.project_id.to_string(),
-            lookup: self.idempotency_key.as_ref().map(|key| request_lookup(&self.requested_by, key)),
             owner: self.node_id.map(|node| node.to_string()),
             // Of those that are not over, one in a project has a name.
             name: (!self.state.is_terminal()).then(|| self.name.to_string()),

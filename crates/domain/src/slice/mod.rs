@@ -10,7 +10,7 @@ use std::time::Duration;
 
 use gpuaas_contract::Digest;
 use gpuaas_contract::event::{Event, SlotCause};
-use gpuaas_contract::id::{AllocationId, SlotId, TaskId};
+use gpuaas_contract::id::{AllocationId, TaskId};
 use gpuaas_contract::slice::{Holder, InterfaceName, LeasedSlot, MAX_SLOTS, SshPublicKey, UserName, VmName};
 use gpuaas_contract::task::slice_vm_power::PowerAction;
 use gpuaas_contract::task::slice_vm_provision::{DriverStrategy, ImageFormat};
@@ -83,16 +83,6 @@ impl NewSlice {
             graceful_timeout_seconds: request.graceful_timeout_seconds,
             graphics: request.graphics,
         }
-    }
-
-    /// Whether an earlier order asked for the same guest on the same slots.
-    pub fn is_that_of(&self, earlier: &slice_vm_provision::Params, slots: &[SlotId]) -> bool {
-        let sorted = |mut ids: Vec<SlotId>| {
-            ids.sort_unstable();
-            ids
-        };
-        let theirs = earlier.slots.iter().map(|slot| slot.slot_id).collect();
-        sorted(theirs) == sorted(slots.to_vec()) && self.params(earlier.holder(), earlier.slots.clone()) == *earlier
     }
 }
 

@@ -112,8 +112,6 @@ pub(crate) fn wanted(product: Product) -> Request {
         spread: false,
         lease: None,
         wait: Duration::ZERO,
-        idempotency_key: None,
-        digest: Digest::of(b"request"),
     }
 }
 

@@ -55,14 +55,10 @@ async fn an_insert_of_a_known_id_or_key_conflicts(database: &Database) {
     conflicts(Change::NodeInsert(Box::new(Node { fingerprint: "other".to_owned(), ..known.clone() }))).await;
     conflicts(Change::NodeInsert(Box::new(Node { fingerprint: known.fingerprint.clone(), ..node() }))).await;
     let keyed = |key: &str| TaskRecord { idempotency_key: Some(key.to_owned()), ..task(&known) };
-    let first = keyed("k");
-    store.commit(changes([Change::TaskInsert(Box::new(first.clone()))])).await.expect("commits");
+    store.commit(changes([Change::TaskInsert(Box::new(keyed("k")))])).await.expect("commits");
     conflicts(Change::TaskInsert(Box::new(keyed("k")))).await;
     let other_caller = TaskRecord { requested_by: "token:other".to_owned(), ..keyed("k") };
     store.commit(changes([Change::TaskInsert(Box::new(other_caller))])).await.expect("another caller's key is another key");
-    let found = store.task_by_idempotency_key(&first.requested_by, "k").await.expect("reads");
-    assert_eq!(found.map(|task| task.id), Some(first.id));
-    assert_eq!(store.task_by_idempotency_key(&first.requested_by, "l").await.expect("reads"), None);
     let token = join_token();
     store.commit(changes([Change::JoinTokenInsert(token.clone())])).await.expect("commits");
     conflicts(Change::JoinTokenInsert(JoinToken { secret_digest: token.secret_digest.clone(), ..join_token() })).await;

@@ -9,15 +9,53 @@ use gpuaas_contract::ssh_address::SshAddress;
 use gpuaas_domain::allocation::{Allocation, AllocationState, AllocationStep};
 use gpuaas_domain::catalog::Product;
 use gpuaas_domain::machine::{Machine, machine_id};
+use gpuaas_domain::placement::NodeReason;
 
 use crate::Control;
+use crate::app::allocations::{Outcome, Plan};
+use crate::app::etag_of;
 use crate::audience::Audience;
 use crate::error::ControlError;
 use crate::resources;
 
-/// Names one version of an allocation.
-pub(super) fn etag(allocation: &Allocation) -> String {
-    format!("\"{}\"", allocation.version)
+/// What would come of a request, as callers see it: where it would be is for those who run the platform.
+pub(super) fn plan_to_dto(audience: Audience, plan: Plan) -> dto::AllocationPlan {
+    let mut shown = dto::AllocationPlan {
+        sku: plan.sku.name,
+        price_per_hour: plan.sku.price_per_hour,
+        fits: false,
+        code: None,
+        reason: None,
+        same_numa: None,
+        note: None,
+        node_name: None,
+        slots: None,
+        reasons_by_node: None,
+    };
+    match plan.outcome {
+        Outcome::Fits(place) => {
+            shown.fits = true;
+            shown.same_numa = Some(place.same_numa);
+            shown.note = place.note;
+            shown.node_name = audience.is_platform().then_some(place.node_name);
+            shown.slots = audience.is_platform().then_some(place.slots);
+        }
+        Outcome::OverQuota(refusal) => {
+            shown.code = Some(refusal.code.to_owned());
+            shown.reason = Some(refusal.message);
+        }
+        Outcome::NoCapacity(no_fit) => {
+            shown.code = Some("no_capacity".to_owned());
+            shown.reason = Some(no_fit.for_tenants());
+            let of_node = |node: &NodeReason| dto::NodeReasons {
+                node_id: node.node_id,
+                node_name: node.name.clone(),
+                reasons: node.reasons.iter().map(ToString::to_string).collect(),
+            };
+            shown.reasons_by_node = audience.is_platform().then(|| no_fit.nodes.iter().map(of_node).collect());
+        }
+    }
+    shown
 }
 
 pub(super) async fn to_dto(
@@ -123,7 +161,7 @@ async fn one(
         step: allocation.step.into(),
         sku_id: terms.sku_id,
         sku: terms.sku_name.clone(),
-        product: super::catalog::product_shown(terms.product),
+        product: crate::http::catalog::product_to_dto(terms.product),
         gpu_model: terms.gpu_model.clone(),
         price_per_hour: terms.price_per_hour,
         image_id: terms.image.as_ref().map(|image| image.image_id),
@@ -161,6 +199,6 @@ async fn one(
                 ends_at: window.ends_at,
             })
             .collect(),
-        etag: etag(&allocation),
+        etag: etag_of(allocation.version),
     })
 }

@@ -4,7 +4,7 @@ use gpuaas_contract::id::{ApiTokenId, OrgId};
 use gpuaas_domain::Refusal;
 use gpuaas_domain::access::{self, KeyLimits, MAX_KEY_CHAIN, MemberRole, Place};
 
-use super::caller::Caller;
+use super::Caller;
 use crate::Control;
 use crate::error::ControlError;
 

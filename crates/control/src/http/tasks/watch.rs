@@ -14,23 +14,23 @@ use gpuaas_contract::id::TaskId;
 use gpuaas_domain::Wakeup;
 use tokio::sync::broadcast::error::RecvError;
 
-use super::caller::Caller;
-use super::parse_id;
-use super::problem::{Rejected, Segments};
-use super::tasks::{get, to_dto};
+use super::to_dto;
 use crate::Control;
+use crate::app::Caller;
+use crate::app::tasks::get;
 use crate::audience::Audience;
 use crate::error::ControlError;
+use crate::http::problem::{Rejected, Segments};
 
 /// Stands behind the wake-ups.
 const SLOW_POLL: Duration = Duration::from_secs(10);
 
-pub(super) async fn watch(
+pub(in crate::http) async fn watch(
     State(control): State<Arc<Control>>,
     Extension(caller): Extension<Caller>,
-    Segments(id): Segments<String>,
+    Segments(id): Segments<TaskId>,
 ) -> Result<Sse<impl Stream<Item = Result<Event, Infallible>>>, Rejected> {
-    let (id, audience): (TaskId, _) = (parse_id(&id)?, Audience::of(&caller.principal));
+    let audience = caller.audience();
     // Subscribed before the first look, so that no change falls between the two.
     let mut wakeups = control.store.wakeups();
     get(&control, id).await?;

@@ -15,19 +15,19 @@ use gpuaas_contract::names::Open;
 use gpuaas_domain::Wakeup;
 use tokio::sync::broadcast::error::RecvError;
 
-use super::allocation_view::to_dto;
-use super::allocations::get;
-use super::caller::Caller;
-use super::problem::{Params, Rejected, Segments};
-use super::{page, page_limit, parse_id};
+use super::view::to_dto;
 use crate::Control;
+use crate::app::allocations::{get, history as history_of};
+use crate::app::{Caller, PageRequest};
 use crate::audience::Audience;
 use crate::error::ControlError;
+use crate::http::page_limit;
+use crate::http::problem::{Params, Rejected};
 
 /// Stands behind the wake-ups.
 const SLOW_POLL: Duration = Duration::from_secs(10);
 
-pub(super) async fn watch(
+pub(in crate::http) async fn watch(
     State(control): State<Arc<Control>>,
     Extension(caller): Extension<Caller>,
     Params(query): Params<AllocationWatchQuery>,
@@ -42,7 +42,7 @@ pub(super) async fn watch(
     };
     // Subscribed before the first look, so that no change falls between the two.
     let mut wakeups = control.store.wakeups();
-    let (allocation, audience) = (caller.allocation()?.id, Audience::of(&caller.principal));
+    let (allocation, audience) = (caller.allocation()?.id, caller.audience());
     let events = async_stream::stream! {
         let mut last = None;
         loop {
@@ -101,29 +101,26 @@ async fn look(control: &Control, audience: Audience, id: AllocationId) -> Result
     to_dto(control, audience, get(control, id).await?).await
 }
 
-/// What happened to an allocation, from the outbox: the oldest first.
-pub(super) async fn history(
+/// What happened to an allocation: the oldest first.
+pub(in crate::http) async fn history(
     State(control): State<Arc<Control>>,
     Extension(caller): Extension<Caller>,
-    Segments(id): Segments<String>,
     Params(query): Params<PageQuery>,
 ) -> Result<Json<Page<EventRow>>, Rejected> {
-    let (id, audience): (AllocationId, _) = (parse_id(&id)?, Audience::of(&caller.principal));
     let limit = page_limit(query.limit)?;
     let after = match query.after.as_deref() {
-        Some(text) => text.parse().map_err(|_| ControlError::BadInput {
+        Some(text) => Some(text.parse().map_err(|_| ControlError::BadInput {
             code: "cursor_invalid",
             message: "`after` is not a cursor of this list; give the `next` of the page before".to_owned(),
-        })?,
-        None => 0,
+        })?),
+        None => None,
     };
-    let found = control.store.outbox_of_subject(&id.to_string(), after, limit.saturating_add(1)).await?;
-    let found = page(found, limit, |row| row.position.to_string());
-    let items = found.items.into_iter().map(|row| event_shown(audience, row)).collect::<Result<Vec<_>, _>>()?;
-    Ok(Json(Page { items, next: found.next }))
+    let found = history_of(&control, caller.allocation()?.id, &PageRequest { after, limit }).await?;
+    let to_dto = |row| event_to_dto(caller.audience(), row);
+    Ok(Json(Page { items: found.items.into_iter().map(to_dto).collect::<Result<_, _>>()?, next: found.next }))
 }
 
-fn event_shown(audience: Audience, row: gpuaas_store::OutboxRow) -> Result<EventRow, ControlError> {
+fn event_to_dto(audience: Audience, row: gpuaas_store::OutboxRow) -> Result<EventRow, ControlError> {
     let event: serde_json::Value = serde_json::from_str(&row.body).map_err(|error| ControlError::Internal(error.to_string()))?;
     let data = audience.event_data(&row.kind, event["data"].clone());
     Ok(EventRow { id: row.id, position: row.position, kind: Open::read(&row.kind), at: row.created_at, data })

@@ -15,11 +15,11 @@ const MAX_TASKS: usize = 10_000;
 
 /// What is shown for running tasks.
 #[derive(Default)]
-pub struct ProgressBoard(Mutex<HashMap<TaskId, TaskProgress>>);
+pub(crate) struct ProgressBoard(Mutex<HashMap<TaskId, TaskProgress>>);
 
 impl ProgressBoard {
     /// The last phase of a task.
-    pub fn get(&self, task: TaskId) -> Option<TaskProgress> {
+    pub(crate) fn get(&self, task: TaskId) -> Option<TaskProgress> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner).get(&task).cloned()
     }
 
@@ -32,7 +32,7 @@ impl ProgressBoard {
     }
 
     /// Keeps the board up to date from the store's wakeups.
-    pub fn spawn(control: &Arc<Control>) {
+    pub(crate) fn spawn(control: &Arc<Control>) {
         let mut wakeups = control.store.wakeups();
         let control = Arc::clone(control);
         let tracker = control.background.clone();
