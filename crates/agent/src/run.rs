@@ -132,7 +132,16 @@ pub fn accept_journal_loss(config: &Config) -> Result<Vec<String>, RunError> {
 }
 
 /// Runs the agent until `shutdown`. Then running tasks get `shutdown_timeout`, and receipts are reported if possible.
-pub async fn run(options: RunOptions, shutdown: CancellationToken) -> Result<(), RunError> {
+///
+/// The future is boxed so that its code is compiled here, once, and not again in every program that waits for it.
+pub fn run(
+    options: RunOptions,
+    shutdown: CancellationToken,
+) -> std::pin::Pin<Box<dyn Future<Output = Result<(), RunError>> + Send>> {
+    Box::pin(run_until(options, shutdown))
+}
+
+async fn run_until(options: RunOptions, shutdown: CancellationToken) -> Result<(), RunError> {
     let RunOptions { config, link: timings, on_event } = options;
     let on_event: Arc<dyn Fn(RunEvent) + Send + Sync> = Arc::from(on_event);
     let for_opening = config.clone();

@@ -6,6 +6,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 
+use futures::future::BoxFuture;
 use gpuaas_backends::{Backends, EnginesConfig, EnginesError};
 use gpuaas_contract::Digest;
 use gpuaas_contract::event::{ApiTokenCreated, Event};
@@ -156,7 +157,13 @@ pub struct Server {
 }
 
 /// Opens everything and starts the roles. When this returns, the listeners are ready.
-pub async fn start(config: ServerConfig) -> Result<Server, StartError> {
+///
+/// The future is boxed so that its code is compiled here, once, and not again in every program that waits for it.
+pub fn start(config: ServerConfig) -> BoxFuture<'static, Result<Server, StartError>> {
+    Box::pin(start_roles(config))
+}
+
+async fn start_roles(config: ServerConfig) -> Result<Server, StartError> {
     if matches!(config.api_tls, ApiTls::Off) && !config.api_listen.ip().is_loopback() && config.roles.contains(&Role::Api) {
         return Err(StartError::PlainHttp(config.api_listen));
     }
@@ -385,7 +392,11 @@ async fn api_tls(tls: &ApiTls, control: &Control, keys_dir: &Path) -> Result<Opt
 
 impl Server {
     /// Stops cleanly: agents are notified, open requests end. Everything committed is durable anyway.
-    pub async fn stop(self) {
+    pub fn stop(self) -> BoxFuture<'static, ()> {
+        Box::pin(self.end())
+    }
+
+    async fn end(self) {
         self.control.shutdown.cancel();
         self.listeners.close();
         self.listeners.wait().await;

@@ -17,6 +17,7 @@ mod watch;
 use std::path::PathBuf;
 use std::time::Duration;
 
+use futures::future::BoxFuture;
 use gpuaas_contract::id::CorrelationId;
 use reqwest::header::{ACCEPT, AUTHORIZATION, HeaderMap, HeaderValue};
 use reqwest::{Method, Response, Url};
@@ -174,8 +175,7 @@ impl Client {
         let pairs = reqwest::Url::parse(&format!("http://query/?{query}")).map_err(|_| bad())?;
         let query = pairs.query_pairs().map(|(name, value)| (name.into_owned(), value.into_owned().into())).collect();
         let call = Call { query: serde_json::Value::Object(query), body, ..self.call(method, route, &[]) };
-        let response = self.send(call).await?;
-        self.read_capped(response, MAX_RESPONSE_BYTES).await
+        self.exchange(call).await.map(|(_, bytes)| bytes)
     }
 
     async fn get<T: serde::de::DeserializeOwned>(&self, route: &str, segments: &[&str]) -> Result<T, ClientError> {
@@ -246,10 +246,20 @@ impl Client {
 
     /// Sends a call and reads its whole JSON answer.
     async fn json<T: serde::de::DeserializeOwned>(&self, call: Call<'_>) -> Result<T, ClientError> {
-        let response = self.send(call).await?;
-        let url = response.url().to_string();
-        let bytes = self.read_capped(response, MAX_RESPONSE_BYTES).await?;
+        let (url, bytes) = self.exchange(call).await?;
         serde_json::from_slice(&bytes).map_err(|source| ClientError::Malformed { url, source })
+    }
+
+    /// Sends a call and reads its whole answer. Returns the address that answered, too.
+    ///
+    /// Boxed so that all of it is compiled here, once, and not again for every document and in every program.
+    fn exchange<'a>(&'a self, call: Call<'a>) -> BoxFuture<'a, Result<(String, Vec<u8>), ClientError>> {
+        Box::pin(async move {
+            let response = self.send(call).await?;
+            let url = response.url().to_string();
+            let bytes = self.read_capped(response, MAX_RESPONSE_BYTES).await?;
+            Ok((url, bytes))
+        })
     }
 
     /// Sends a call; an answer that is not a success becomes an error.
