@@ -3,14 +3,12 @@
 use std::path::Path;
 
 use gpuaas_contract::telemetry::{GpuFact, HostFacts};
-use procfs::Current as _;
 
-use crate::{block, kernel, network, nvml, pci, sysfs};
+use crate::{block, kernel, network, nvml, pci, proc, sysfs};
 
 /// Collects the facts of this host.
 pub(crate) fn collect(nvml: &nvml::Library) -> HostFacts {
     let (proc_root, sys) = (Path::new("/proc"), Path::new("/sys"));
-    let cpu = procfs::CpuInfo::current().ok();
     HostFacts {
         simulated: false,
         hostname: sysfs::text(proc_root.join("sys/kernel/hostname")),
@@ -18,9 +16,9 @@ pub(crate) fn collect(nvml: &nvml::Library) -> HostFacts {
         kernel: kernel::release(proc_root),
         architecture: rustix::system::uname().machine().to_string_lossy().into_owned(),
         agent_version: String::new(),
-        cpu_model: cpu.as_ref().and_then(|cpu| cpu.model_name(0)).unwrap_or_default().to_owned(),
-        cpu_threads: cpu.map_or(0, |cpu| u32::try_from(cpu.num_cores()).unwrap_or(u32::MAX)),
-        memory_bytes: procfs::Meminfo::current().map(|memory| memory.mem_total).unwrap_or(0),
+        cpu_model: proc::cpu().model,
+        cpu_threads: proc::cpu_threads(),
+        memory_bytes: proc::memory().total_bytes,
         gpus: gpus(nvml),
         disks: block::disks(sys),
         networks: network::interfaces(sys),

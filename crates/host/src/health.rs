@@ -3,9 +3,8 @@
 use std::path::Path;
 
 use gpuaas_contract::task::diag_health_probe::{Output, Warning};
-use procfs::Current as _;
 
-use crate::{block, fabric, facts, kernel, metrics, nvml};
+use crate::{block, fabric, facts, kernel, metrics, nvml, proc};
 
 /// Below this percentage of free space on the root file system there is a warning.
 const LOW_SPACE_PERCENT: u64 = 5;
@@ -15,15 +14,15 @@ const LOW_MEMORY_PERCENT: u64 = 3;
 /// Probes this machine.
 pub(crate) fn probe(nvml: &nvml::Library) -> Output {
     let (proc_root, sys) = (Path::new("/proc"), Path::new("/sys"));
-    let memory = procfs::Meminfo::current().ok();
+    let memory = proc::memory();
     let mut output = Output {
         healthy: false,
         simulated: false,
         kernel: kernel::release(proc_root),
         uptime_seconds: kernel::uptime_seconds(proc_root),
         load_percent: kernel::load_percent(proc_root),
-        memory_bytes: memory.as_ref().map_or(0, |m| m.mem_total),
-        memory_available_bytes: memory.as_ref().map_or(0, |m| m.mem_available.unwrap_or(m.mem_free)),
+        memory_bytes: memory.total_bytes,
+        memory_available_bytes: memory.available_bytes,
         kvm: kernel::kvm(),
         vfio_modules: kernel::vfio_modules(sys),
         iommu_groups: kernel::iommu_groups(sys),

@@ -44,6 +44,7 @@ pub mod packages;
 pub mod pci;
 pub mod ping_log;
 pub mod private_file;
+mod proc;
 mod qemu_img;
 pub mod sim;
 mod ssh;

@@ -5,8 +5,8 @@ use std::sync::Mutex;
 
 use gpuaas_contract::telemetry::HostMetrics;
 use gpuaas_contract::time::Timestamp;
-use procfs::{Current as _, CurrentSI as _};
 
+use crate::proc::{self, CpuTicks, Traffic};
 use crate::{block, kernel, nvml};
 
 /// Takes samples and remembers the last CPU counters.
@@ -15,16 +15,10 @@ pub(crate) struct Sampler {
     last: Mutex<Option<CpuTicks>>,
 }
 
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-struct CpuTicks {
-    busy: u64,
-    all: u64,
-}
-
 impl Sampler {
     /// Takes one sample with quick reads. Call it from a blocking thread.
     pub(crate) fn sample(&self, nvml: &nvml::Library) -> HostMetrics {
-        let memory = procfs::Meminfo::current().ok();
+        let memory = proc::memory();
         let (network_received_bytes, network_sent_bytes) = network_totals();
         let (disk_read_bytes, disk_written_bytes) = disk_totals();
         let (root_used_bytes, root_size_bytes) = root_space();
@@ -32,33 +26,25 @@ impl Sampler {
             at: Timestamp::now(),
             cpu_percent: self.cpu_percent(),
             load_percent: kernel::load_percent(Path::new("/proc")),
-            memory_used_bytes: memory.map_or(0, |m| m.mem_total.saturating_sub(m.mem_available.unwrap_or(m.mem_free))),
+            memory_used_bytes: memory.total_bytes.saturating_sub(memory.available_bytes),
             network_received_bytes,
             network_sent_bytes,
             disk_read_bytes,
             disk_written_bytes,
             root_used_bytes,
             root_size_bytes,
-            agent_rss_bytes: own_rss(),
+            agent_rss_bytes: proc::own_resident_bytes(),
             gpus: nvml.metrics(),
             guests: Vec::new(),
         }
     }
 
     fn cpu_percent(&self) -> u32 {
-        let Some(now) = cpu_ticks() else { return 0 };
+        let Some(now) = proc::cpu_ticks() else { return 0 };
         let mut last = self.last.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
         let before = last.replace(now);
         before.map_or(0, |before| busy_percent(before, now))
     }
-}
-
-fn cpu_ticks() -> Option<CpuTicks> {
-    let total = procfs::KernelStats::current().ok()?.total;
-    let idle = total.idle + total.iowait.unwrap_or(0);
-    let busy =
-        total.user + total.nice + total.system + total.irq.unwrap_or(0) + total.softirq.unwrap_or(0) + total.steal.unwrap_or(0);
-    Some(CpuTicks { busy, all: busy + idle })
 }
 
 fn busy_percent(before: CpuTicks, now: CpuTicks) -> u32 {
@@ -68,15 +54,18 @@ fn busy_percent(before: CpuTicks, now: CpuTicks) -> u32 {
 }
 
 fn network_totals() -> (u64, u64) {
-    let devices = procfs::net::dev_status().unwrap_or_default();
-    let counted = devices.values().filter(|device| device.name != "lo");
-    counted.fold((0, 0), |(received, sent), device| (received + device.recv_bytes, sent + device.sent_bytes))
+    sum(proc::networks().iter().filter(|network| network.name != "lo"))
 }
 
 fn disk_totals() -> (u64, u64) {
-    let disks = procfs::diskstats().unwrap_or_default();
-    let whole = disks.iter().filter(|disk| block::is_disk(&disk.name) && Path::new("/sys/block").join(&disk.name).exists());
-    whole.fold((0, 0), |(read, written), disk| (read + disk.sectors_read * 512, written + disk.sectors_written * 512))
+    let is_whole = |disk: &&Traffic| block::is_disk(&disk.name) && Path::new("/sys/block").join(&disk.name).exists();
+    sum(proc::disks().iter().filter(is_whole))
+}
+
+fn sum<'a>(traffic: impl Iterator<Item = &'a Traffic>) -> (u64, u64) {
+    traffic.fold((0, 0), |(inward, outward), one| {
+        (inward.saturating_add(one.inward_bytes), outward.saturating_add(one.outward_bytes))
+    })
 }
 
 fn root_space() -> (u64, u64) {
@@ -102,11 +91,6 @@ pub fn space(path: &Path) -> std::io::Result<Space> {
         free_bytes: stat.f_bfree * stat.f_frsize,
         available_bytes: stat.f_bavail * stat.f_frsize,
     })
-}
-
-fn own_rss() -> u64 {
-    let stat = procfs::process::Process::myself().and_then(|me| me.stat());
-    stat.map_or(0, |stat| stat.rss * procfs::page_size())
 }
 
 #[cfg(test)]

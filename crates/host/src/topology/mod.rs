@@ -11,12 +11,11 @@ use gpuaas_contract::task::slice_topology_discover::{
     CpuVirtualization, FabricDevice, GpuDevice, Ipoib, MAX_DEVICES, NvmeDevice, Output, Params, Prerequisites, RequiredCommand,
     SliceNetwork, Summary,
 };
-use procfs::Current as _;
 
 use crate::block::{self, Namespace};
 use crate::exec::first_installed;
 use crate::pci::{self, PciFunction};
-use crate::{kernel, nft, ovs, sysfs};
+use crate::{kernel, nft, ovs, proc, sysfs};
 
 /// Programs that the slice tasks run, and their paths in distributions.
 const COMMANDS: [(&str, &[&str]); 7] = [
@@ -57,11 +56,9 @@ pub struct Inventory {
 /// Reads this machine. Blocks for milliseconds.
 pub(crate) fn read(machine: String) -> Inventory {
     let (sys, proc_root, dev) = (Path::new("/sys"), Path::new("/proc"), Path::new("/dev"));
-    let cpu = procfs::CpuInfo::current().ok();
-    let flags: Vec<String> =
-        cpu.as_ref().and_then(|cpu| cpu.flags(0)).unwrap_or_default().into_iter().map(str::to_owned).collect();
+    let flags = proc::cpu().flags;
     let has = |flag: &str| flags.iter().any(|known| known == flag);
-    let memory = procfs::Meminfo::current().map_or(0, |memory| memory.mem_total);
+    let memory = proc::memory().total_bytes;
     let mut loaded_modules = kernel::vfio_modules(sys);
     loaded_modules
         .extend(MODULES.iter().filter(|module| sys.join("module").join(module).is_dir()).map(|&module| module.to_owned()));
