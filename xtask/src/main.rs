@@ -14,6 +14,7 @@ mod guard;
 mod lab;
 mod nats;
 mod postgres;
+mod previous;
 mod prove;
 mod redis;
 mod requirements;

@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 
 use crate::guard::Guard;
 use crate::servers::Servers;
-use crate::{cargo, test};
+use crate::{cargo, previous, test};
 
 /// Options of `cargo xtask prove`.
 #[derive(clap::Args)]
@@ -48,10 +48,12 @@ enum Proof {
     Relay,
     /// 100,000 deliveries, half of them duplicates, over both transports: one effect per task
     SingleExecution,
+    /// Server and agent of the version before, built from history, with those of this one: a lease outlives the upgrade and the way back
+    Versions,
 }
 
 impl Proof {
-    const ALL: [Self; 9] = [
+    const ALL: [Self; 10] = [
         Self::Allocations,
         Self::Authority,
         Self::Databases,
@@ -61,6 +63,7 @@ impl Proof {
         Self::Journal,
         Self::Relay,
         Self::SingleExecution,
+        Self::Versions,
     ];
 
     /// Returns the servers without which its tests would be skipped.
@@ -68,7 +71,7 @@ impl Proof {
         match self {
             Self::Events => &["NATS"],
             Self::Relay => &["PostgreSQL", "NATS"],
-            Self::Databases => &["PostgreSQL"],
+            Self::Databases | Self::Versions => &["PostgreSQL"],
             Self::Allocations | Self::Authority | Self::Disk | Self::Guests | Self::Journal | Self::SingleExecution => &[],
         }
     }
@@ -90,6 +93,7 @@ impl Proof {
             Self::Journal => ("gpuaas", E2E, "rotten_journal::"),
             Self::Relay => ("gpuaas-control", &["--test", "relay"], ""),
             Self::SingleExecution => ("gpuaas", E2E, "single_execution::"),
+            Self::Versions => ("gpuaas", E2E, "versions::"),
         }
     }
 }
@@ -110,9 +114,10 @@ pub(crate) fn run(options: &Options) -> Result<bool, String> {
     }
     let until = Instant::now() + Duration::from_secs(60 * options.minutes);
     let proofs = if options.proofs.is_empty() { &Proof::ALL[..] } else { &options.proofs };
+    let previous = if proofs.contains(&Proof::Versions) { Some(previous::programs()?) } else { None };
     // The end-to-end tests start the real programs.
     let build = [&["build", "--workspace", "--bins"], features.as_slice()].concat();
-    if proofs.iter().any(|proof| proof.is_end_to_end()) && !step(&mut guard, &build, &servers, None, until)? {
+    if proofs.iter().any(|proof| proof.is_end_to_end()) && !step(&mut guard, &build, &servers, None, None, until)? {
         return Err("the programs cannot be built".to_owned());
     }
     let mut results = Vec::new();
@@ -131,7 +136,7 @@ pub(crate) fn run(options: &Options) -> Result<bool, String> {
         // One at a time: each of them keeps the machine busy by itself.
         arguments.extend(["--", "--nocapture", "--test-threads=1"]);
         arguments.extend(Some(filter).filter(|filter| !filter.is_empty()));
-        let holds = step(&mut guard, &arguments, &servers, Some(options.count), until)?;
+        let holds = step(&mut guard, &arguments, &servers, Some(options.count), previous.as_deref(), until)?;
         results.push((proof, holds, started.elapsed().as_secs()));
     }
     drop(guard);
@@ -142,12 +147,14 @@ pub(crate) fn run(options: &Options) -> Result<bool, String> {
     Ok(results.iter().all(|(_, holds, _)| *holds))
 }
 
-/// Runs cargo until it ends or the time is up. `count` is set for the long form of a test.
+/// Runs cargo until it ends or the time is up. `count` is set for the long form of a test, `previous` if the programs of the
+/// version before are needed.
 fn step(
     guard: &mut Guard,
     arguments: &[&str],
     servers: &Servers,
     count: Option<Option<u32>>,
+    previous: Option<&Path>,
     until: Instant,
 ) -> Result<bool, String> {
     println!("==> cargo {}", arguments.join(" "));
@@ -161,6 +168,9 @@ fn step(
             Some(count) => command.env("GPUAAS_PROVE_COUNT", count.to_string()),
             None => command.env_remove("GPUAAS_PROVE_COUNT"),
         };
+    }
+    if let Some(previous) = previous {
+        command.env(previous::VARIABLE, previous);
     }
     let mut child = command.spawn().map_err(|error| format!("cargo cannot be started: {error}"))?;
     guard.running(child.id())?;

@@ -370,6 +370,9 @@ async fn show_status(config: &Config) -> Result<ExitCode, BoxError> {
     say(format_args!("node       {} epoch {} in {}", status.node_id, status.node_epoch, status.cluster_id));
     if status.link.connected {
         say(format_args!("link       {} since {} ({})", status.link.transport, status.link.since, status.link.session_id));
+        if !status.link.server_version.is_empty() {
+            say(format_args!("server     {}", status.link.server_version));
+        }
     } else {
         say(format_args!("link       down since {}: {}", status.link.since, status.link.last_error));
     }

@@ -17,6 +17,9 @@ pub struct LinkStatus {
     pub transport: String,
     /// The session.
     pub session_id: String,
+    /// Version of the server, as its last welcome says; empty if it does not say.
+    #[serde(default)]
+    pub server_version: String,
     /// The time of the last change of `connected`.
     pub since: Timestamp,
     /// Why it is not connected.

@@ -15,8 +15,9 @@ mod generated {
 }
 pub use generated::*;
 
-/// Version of the protocol spoken here. Version 2 proves who resumes a link; version 1 could not, and is refused.
-pub const PROTOCOL: u32 = 2;
+mod version;
+pub use version::{OLDEST_PROTOCOL, Outdated, PROTOCOL, Versions};
+
 /// Most bytes of one link message or long-poll body.
 pub const MAX_MESSAGE_BYTES: usize = 2 * 1024 * 1024;
 /// Most bytes of an enrollment, renewal or rejoin body.
@@ -81,9 +82,11 @@ impl From<from_node::Message> for FromNode {
     }
 }
 
+// The documents of enrollment ignore fields that they do not know, like the messages of the link: a newer peer may send more. What is
+// signed is strict.
+
 /// What a host says of itself at either door.
 #[derive(Clone, Debug, serde::Serialize, serde::Deserialize)]
-#[serde(deny_unknown_fields)]
 pub struct Applicant {
     /// Stable digest of the machine's hardware identity: the same machine is the same node.
     pub fingerprint: String,
@@ -97,7 +100,6 @@ pub struct Applicant {
 
 /// Door one.
 #[derive(Clone, Debug, serde::Serialize, serde::Deserialize)]
-#[serde(deny_unknown_fields)]
 pub struct EnrollWithToken {
     /// The secret part of the join token.
     pub token: String,
@@ -107,7 +109,6 @@ pub struct EnrollWithToken {
 
 /// Door two: the question.
 #[derive(Clone, Debug, serde::Serialize, serde::Deserialize)]
-#[serde(deny_unknown_fields)]
 pub struct EnrollRequest {
     /// Who asks; shown to the operator.
     pub email: String,
@@ -117,7 +118,6 @@ pub struct EnrollRequest {
 
 /// Door two: the waiting slip.
 #[derive(Clone, Debug, serde::Serialize, serde::Deserialize)]
-#[serde(deny_unknown_fields)]
 pub struct EnrollPending {
     /// What the operator approves.
     pub enrollment_id: EnrollmentId,
@@ -152,7 +152,6 @@ pub enum EnrollStatus {
 
 /// What an enrolled node holds.
 #[derive(Clone, Debug, serde::Serialize, serde::Deserialize)]
-#[serde(deny_unknown_fields)]
 pub struct Grant {
     /// The cluster.
     pub cluster_id: ClusterId,
@@ -175,7 +174,6 @@ pub struct Grant {
 
 /// A renewal.
 #[derive(Clone, Debug, serde::Serialize, serde::Deserialize)]
-#[serde(deny_unknown_fields)]
 pub struct Renew {
     /// Request with the same key as the certificate in use.
     pub csr_pem: String,
@@ -183,7 +181,6 @@ pub struct Renew {
 
 /// A fresh certificate.
 #[derive(Clone, Debug, serde::Serialize, serde::Deserialize)]
-#[serde(deny_unknown_fields)]
 pub struct Renewed {
     /// Leaf certificate, PEM.
     pub certificate_pem: String,
@@ -191,7 +188,6 @@ pub struct Renewed {
 
 /// First step of rejoining after expiry.
 #[derive(Clone, Debug, serde::Serialize, serde::Deserialize)]
-#[serde(deny_unknown_fields)]
 pub struct RejoinChallengeRequest {
     /// Who wants back in.
     pub node_id: NodeId,
@@ -199,7 +195,6 @@ pub struct RejoinChallengeRequest {
 
 /// The challenge.
 #[derive(Clone, Debug, serde::Serialize, serde::Deserialize)]
-#[serde(deny_unknown_fields)]
 pub struct RejoinChallenge {
     /// Opaque; valid for a minute.
     pub challenge: String,
@@ -207,7 +202,6 @@ pub struct RejoinChallenge {
 
 /// Second step: the answer, as a document signed with the receipt key.
 #[derive(Clone, Debug, serde::Serialize, serde::Deserialize)]
-#[serde(deny_unknown_fields)]
 pub struct Rejoin {
     /// Who wants back in.
     pub node_id: NodeId,

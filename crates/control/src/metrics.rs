@@ -1,5 +1,7 @@
 //! Counters for Prometheus.
 
+mod agent_versions;
+
 use std::sync::atomic::AtomicU64;
 use std::time::Duration;
 
@@ -12,6 +14,7 @@ use prometheus_client::metrics::gauge::Gauge;
 use prometheus_client::metrics::histogram::{Histogram, exponential_buckets};
 use prometheus_client::registry::Registry;
 
+use self::agent_versions::AgentVersions;
 use crate::listener::ConnectionCounts;
 use crate::pki::CaRequests;
 
@@ -19,6 +22,7 @@ use crate::pki::CaRequests;
 pub(crate) struct Metrics {
     registry: Registry,
     links: Family<TransportLabel, Gauge>,
+    agents: AgentVersions,
     dispatched: Counter,
     dispatch_wait: Histogram,
     ended: Family<OutcomeLabel, Counter>,
@@ -83,6 +87,7 @@ impl Metrics {
         let seconds = || Histogram::new(exponential_buckets(0.001, 2.0, 18));
         let metrics = Self {
             links: Family::default(),
+            agents: AgentVersions::default(),
             dispatched: Counter::default(),
             dispatch_wait: seconds(),
             ended: Family::default(),
@@ -106,6 +111,7 @@ impl Metrics {
             registry: Registry::default(),
         };
         registry.register("links", "Open links of agents to this process", metrics.links.clone());
+        registry.register("agents", "Open links of agents to this process, by the agent's version", metrics.agents.gauges());
         registry.register("tasks_dispatched", "Envelopes signed and sent", metrics.dispatched.clone());
         registry.register("task_dispatch_seconds", "From the request to the signed envelope", metrics.dispatch_wait.clone());
         registry.register("tasks_ended", "Accepted receipts, by outcome", metrics.ended.clone());
@@ -176,12 +182,16 @@ impl Metrics {
         &self.connections
     }
 
-    pub(crate) fn links_opened(&self, transport: LinkTransport) {
+    /// Returns the name under which the agent's version was counted.
+    pub(crate) fn link_opened(&self, transport: LinkTransport, agent_version: &str) -> String {
         self.links.get_or_create(&TransportLabel { transport: transport.as_str() }).inc();
+        self.agents.opened(agent_version)
     }
 
-    pub(crate) fn links_closed(&self, transport: LinkTransport) {
+    /// `version` is what [`Self::link_opened`] returned.
+    pub(crate) fn link_closed(&self, transport: LinkTransport, version: &str) {
         self.links.get_or_create(&TransportLabel { transport: transport.as_str() }).dec();
+        self.agents.closed(version);
     }
 
     pub(crate) fn task_dispatched(&self, waited: Duration) {

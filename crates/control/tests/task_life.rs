@@ -66,6 +66,7 @@ common::on_both_stores! {
         let metrics = server.metrics().await;
         for line in [
             "gpuaas_links{transport=\"stream\"} 1",
+            "gpuaas_agents{version=\"test\"} 1",
             "gpuaas_tasks_dispatched_total 1",
             "gpuaas_tasks_ended_total{outcome=\"succeeded\"} 1",
             "gpuaas_receipts_rejected_total{code=\"receipt_conflict\"} 1",

@@ -394,6 +394,7 @@ fn from_node_messages() -> Vec<FromNode> {
         journal_fence_us: 1,
         resume_session: "sess_019b76daa80070008000000000000041".to_owned(),
         resume_proof: vec![7; 32],
+        oldest_protocol: 2,
     };
     let heartbeat = Heartbeat { sequence: 1, sent_at_us: NOW.0, facts_json: FACTS.to_owned(), running: 1 };
     let line = LogLine {
@@ -432,6 +433,8 @@ fn to_node_messages() -> Vec<ToNode> {
         verifier_set: Some(set.clone()),
         poll_seconds: 30,
         resume_secret: vec![8; 32],
+        protocol: 2,
+        server_version: "0.1.0".to_owned(),
     };
     let messages = [
         to_node::Message::Welcome(welcome),

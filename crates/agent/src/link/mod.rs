@@ -194,11 +194,13 @@ impl Supervisor {
             Err(error) => return SessionEnd::Error(error),
         };
         let session_id = conversation.welcome.session_id.clone();
-        tracing::info!(session_id, transport = transport.as_str(), "link is up");
+        let server_version = session::printable(&conversation.welcome.server_version);
+        tracing::info!(session_id, transport = transport.as_str(), server_version, "link is up");
         self.status.send_modify(|status| {
             status.connected = true;
             status.transport = transport.as_str().to_owned();
             status.session_id = session_id;
+            status.server_version = server_version;
             status.since = Timestamp::now();
             status.last_error = String::new();
             status.clock_offset_us = clock_offset_us;
@@ -311,7 +313,9 @@ fn advice_for(code: &str) -> Option<&'static str> {
             "two copies of this identity are in use; find the other one, then enroll again with --replace and a token for this node",
         ),
         "epoch_retired" => Some("this machine was enrolled again elsewhere; stop this agent or enroll again with --replace"),
-        "protocol_unsupported" => Some("the agent is too old or too new for the control plane; install a fitting version"),
+        "protocol_unsupported" => {
+            Some("agent and server share no version of the link protocol; upgrade the one that the message names")
+        }
         "cluster_mismatch" => Some("the address belongs to another control plane; check `server` in the configuration"),
         _ => None,
     }

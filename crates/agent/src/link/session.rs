@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use gpuaas_contract::id::{AgentInstanceId, ClusterId, NodeId, TaskId};
 use gpuaas_contract::link::{
-    FromNode, Heartbeat, Hello, LogChunk, LogLine, Metrics, PROTOCOL, Pong, SignedReceipt, VerifierSet, Welcome, from_node,
+    FromNode, Heartbeat, Hello, LogChunk, LogLine, Metrics, Pong, SignedReceipt, VerifierSet, Versions, Welcome, from_node,
     to_node,
 };
 use gpuaas_contract::time::Timestamp;
@@ -48,7 +48,8 @@ impl Core {
     pub(super) fn hello(&self) -> (Hello, Round) {
         let (tasks, round) = self.pipeline.begin_round();
         let hello = Hello {
-            protocol: PROTOCOL,
+            protocol: Versions::OURS.newest,
+            oldest_protocol: Versions::OURS.oldest,
             agent_version: crate::VERSION.to_owned(),
             agent_instance_id: self.instance_id.to_string(),
             boot_id: self.boot_id.clone(),
@@ -71,6 +72,16 @@ impl Core {
         if welcome.cluster_id != self.cluster_id.to_string() {
             let message = format!("this node belongs to {}, the control plane is {}", self.cluster_id, welcome.cluster_id);
             return Err(LinkError::Refused { code: "cluster_mismatch".to_owned(), message });
+        }
+        // A server that names no version speaks the one that was sent.
+        if welcome.protocol != 0 && !Versions::OURS.contains(welcome.protocol) {
+            let message = format!(
+                "the server (version {}) chose link protocol {}; this agent speaks {}",
+                printable(&welcome.server_version),
+                welcome.protocol,
+                Versions::OURS
+            );
+            return Err(LinkError::Refused { code: "protocol_unsupported".to_owned(), message });
         }
         if let Some(set) = &welcome.verifier_set {
             self.take_verifier_set(set.clone()).await;
@@ -97,6 +108,11 @@ impl Core {
             Err(error) => tracing::error!(%error, "the verifier set was rejected"),
         }
     }
+}
+
+/// A version as the other side writes it, for messages and files here.
+pub(super) fn printable(version: &str) -> String {
+    version.chars().filter(|c| c.is_ascii_graphic()).take(64).collect()
 }
 
 /// Runs the session until it ends. Fire `end` to close it cleanly.

@@ -312,6 +312,7 @@ impl Shared {
             verifier_set: None,
             poll_seconds: 2,
             resume_secret: secret_of(&id).as_bytes().to_vec(),
+            ..Welcome::default()
         };
         (welcome, changed)
     }

@@ -27,7 +27,7 @@ pub(crate) fn host(cluster: &Cluster, name: &str) -> (AgentHost, String) {
 }
 
 /// A tenant with a key of their own.
-fn tenant(cluster: &Cluster) -> String {
+pub(crate) fn tenant(cluster: &Cluster) -> String {
     cluster.json(&["org", "create", "acme"]);
     cluster.json(&["project", "create", "acme/training"]);
     let key = cluster.dir.join("id.pub");
@@ -35,6 +35,14 @@ fn tenant(cluster: &Cluster) -> String {
     let key = key.display().to_string();
     cluster.json(&["ssh-key", "add", "laptop", &key]);
     key
+}
+
+/// The slots of the node, what is sold on them and what runs there.
+pub(crate) fn catalog_of_slots(cluster: &Cluster, node: &str) {
+    cluster.json(&["node", "topology", "discover", node]);
+    assert_eq!(cluster.json(&["node", "topology", "approve", node]).as_array().unwrap().len(), 8);
+    cluster.json(&["sku", "create", "h100-2x", "--slots", "2", "--gpu", "10de:2330", "--price", "5"]);
+    cluster.json(&["image", "create", "ubuntu", "--from", "https://images.example/u.img", "--sha256", DIGEST, "--platform"]);
 }
 
 fn kinds(ran: &Ran) -> Vec<String> {
@@ -74,10 +82,7 @@ fn whole_life_of_a_guest(store: Store, beside: &[Beside]) {
     let Some(cluster) = Cluster::start_beside(store, beside) else { return };
     let (mut host, node) = host(&cluster, "gpu-1");
     let key = tenant(&cluster);
-    cluster.json(&["node", "topology", "discover", &node]);
-    assert_eq!(cluster.json(&["node", "topology", "approve", &node]).as_array().unwrap().len(), 8);
-    cluster.json(&["sku", "create", "h100-2x", "--slots", "2", "--gpu", "10de:2330", "--price", "5"]);
-    cluster.json(&["image", "create", "ubuntu", "--from", "https://images.example/u.img", "--sha256", DIGEST, "--platform"]);
+    catalog_of_slots(&cluster, &node);
     let offer = cluster.json(&["catalog"]);
     assert_eq!((offer[0]["name"].as_str(), offer[0]["available"].as_u64()), (Some("h100-2x"), Some(4)));
 

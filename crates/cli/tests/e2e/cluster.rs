@@ -12,6 +12,30 @@ pub(crate) enum Store {
     Postgres,
 }
 
+/// Which version of a program runs.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Version {
+    /// That of this repository.
+    This,
+    /// The one before it, as `cargo xtask prove versions` built it.
+    Previous,
+}
+
+impl Version {
+    /// Starts a program of this version.
+    fn launch(self, program: &str) -> Launch {
+        match self {
+            Self::This => Launch::new(program),
+            Self::Previous => Launch::at(previous_programs().expect("a test asks for them first").join(program)),
+        }
+    }
+}
+
+/// The folder with the programs of the version before this one, if there is one.
+pub(crate) fn previous_programs() -> Option<PathBuf> {
+    std::env::var_os("GPUAAS_TEST_PREVIOUS").filter(|folder| !folder.is_empty()).map(PathBuf::from)
+}
+
 /// Another server that ours works with.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Beside {
@@ -56,6 +80,7 @@ pub(crate) struct Cluster {
     store_url: Option<String>,
     /// What the server is told beside it.
     environment: Vec<(&'static str, String)>,
+    version: Version,
     // After the server, so that the database is dropped after it.
     server: Program,
     _pg: Option<PgDatabase>,
@@ -93,40 +118,46 @@ impl Cluster {
 
     /// Agents reach it at this address.
     pub(crate) fn start_on(store: Store, address: &str) -> Option<Self> {
-        Self::start_in(store, address, Vec::new())
+        Self::start_in(Version::This, store, address, Vec::new())
     }
 
     /// With other servers beside it. `None` (with a loud line) where one of them is missing.
     pub(crate) fn start_beside(store: Store, beside: &[Beside]) -> Option<Self> {
         let environment: Option<Vec<_>> = beside.iter().map(|beside| beside.environment()).collect();
-        Self::start_in(store, "127.0.0.1", environment?.concat())
+        Self::start_in(Version::This, store, "127.0.0.1", environment?.concat())
+    }
+
+    /// With a server of this version.
+    pub(crate) fn start_version(store: Store, version: Version) -> Option<Self> {
+        Self::start_in(version, store, "127.0.0.1", Vec::new())
     }
 
     /// With SQLite and these variables in the server's environment.
     pub(crate) fn start_told(environment: Vec<(&'static str, String)>) -> Self {
-        Self::start_at(None, None, "127.0.0.1", environment, None)
+        Self::start_of(Version::This, None, None, "127.0.0.1", environment, None)
     }
 
-    fn start_in(store: Store, address: &str, environment: Vec<(&'static str, String)>) -> Option<Self> {
+    fn start_in(version: Version, store: Store, address: &str, environment: Vec<(&'static str, String)>) -> Option<Self> {
         let pg = match store {
             Store::Sqlite => None,
             Store::Postgres => Some(pg_database()?),
         };
         let store_url = pg.as_ref().map(|pg| pg.url().to_owned());
-        Some(Self::start_at(store_url, pg, address, environment, None))
+        Some(Self::start_of(version, store_url, pg, address, environment, None))
     }
 
     /// With the database at this URL, which is somebody else's to keep.
     pub(crate) fn start_with(store_url: &str) -> Self {
-        Self::start_at(Some(store_url.to_owned()), None, "127.0.0.1", Vec::new(), None)
+        Self::start_of(Version::This, Some(store_url.to_owned()), None, "127.0.0.1", Vec::new(), None)
     }
 
     /// On SQLite, with a server that may have this many descriptors.
     pub(crate) fn start_with_open_files(open_files: u32) -> Self {
-        Self::start_at(None, None, "127.0.0.1", Vec::new(), Some(open_files))
+        Self::start_of(Version::This, None, None, "127.0.0.1", Vec::new(), Some(open_files))
     }
 
-    fn start_at(
+    fn start_of(
+        version: Version,
         store_url: Option<String>,
         pg: Option<PgDatabase>,
         address: &str,
@@ -137,16 +168,17 @@ impl Cluster {
         let failpoints = Failpoints::new(dir.join("server-failpoints"));
         let (api_port, link_port) = (free_port(), free_port());
         let link_listen = format!("{address}:{link_port}");
-        let launch = Self::launch(&dir, &failpoints, store_url.as_deref(), &environment, api_port, &link_listen);
+        let launch = Self::launch(version, &dir, &failpoints, store_url.as_deref(), &environment, api_port, &link_listen);
         let server = limited(launch, open_files).start(dir.path());
         let link = link_listen.clone();
         let mut cluster =
-            Self { dir, failpoints, link, store_url, environment, server, _pg: pg, api_port, link_listen, open_files };
+            Self { dir, failpoints, link, store_url, environment, version, server, _pg: pg, api_port, link_listen, open_files };
         cluster.wait_ready();
         cluster
     }
 
     fn launch(
+        version: Version,
         dir: &TempDir,
         failpoints: &Failpoints,
         store_url: Option<&str>,
@@ -154,7 +186,8 @@ impl Cluster {
         api_port: u16,
         link_listen: &str,
     ) -> Launch {
-        let mut launch = Launch::new("gpuaas")
+        let mut launch = version
+            .launch("gpuaas")
             .args(["server", "--data-dir"])
             .arg(dir.join("server"))
             .args(["--api-listen", &format!("127.0.0.1:{api_port}"), "--link-listen", link_listen])
@@ -170,7 +203,8 @@ impl Cluster {
     }
 
     fn relaunch(&self, api_port: u16, link_listen: &str) -> Launch {
-        Self::launch(&self.dir, &self.failpoints, self.store_url.as_deref(), &self.environment, api_port, link_listen)
+        let (store_url, environment) = (self.store_url.as_deref(), &self.environment);
+        Self::launch(self.version, &self.dir, &self.failpoints, store_url, environment, api_port, link_listen)
     }
 
     fn wait_ready(&mut self) {
@@ -185,6 +219,42 @@ impl Cluster {
         let mut program = launch.args(["--roles", roles]).start(self.dir.path());
         program.wait_for_line("REST ready", PATIENCE);
         (program, format!("http://127.0.0.1:{api_port}"))
+    }
+
+    /// A cluster of this version on the same database and keys, with its own addresses: one more server.
+    pub(crate) fn beside(&self, version: Version) -> Self {
+        let (api_port, link_port) = (free_port(), free_port());
+        let link_listen = format!("127.0.0.1:{link_port}");
+        let (store_url, environment) = (self.store_url.clone(), self.environment.clone());
+        // A folder of its own for logs and hosts, with the keys of the first.
+        let dir = TempDir::new();
+        std::os::unix::fs::symlink(self.dir.join("server"), dir.join("server")).unwrap();
+        let failpoints = Failpoints::new(dir.join("server-failpoints"));
+        let launch = Self::launch(version, &dir, &failpoints, store_url.as_deref(), &environment, api_port, &link_listen);
+        let server = launch.start(dir.path());
+        let link = link_listen.clone();
+        let mut cluster = Self {
+            dir,
+            failpoints,
+            link,
+            store_url,
+            environment,
+            version,
+            server,
+            _pg: None,
+            api_port,
+            link_listen,
+            open_files: None,
+        };
+        cluster.wait_ready();
+        cluster
+    }
+
+    /// Replaces the server by one of this version, on the same folder and ports.
+    pub(crate) fn change_version(&mut self, version: Version) {
+        self.stop_server();
+        self.version = version;
+        self.start_server();
     }
 
     pub(crate) fn kill_server(&mut self) {
@@ -222,7 +292,12 @@ impl Cluster {
 
     /// Starts the CLI with this cluster's address and token.
     pub(crate) fn cli_launch(&self, arguments: &[&str]) -> Launch {
-        Launch::new("gpuaas").args(arguments).env("GPUAAS_URL", self.url()).env("GPUAAS_TOKEN_FILE", self.admin_token_file())
+        // A command line that is newer than its server may send what the server does not know.
+        self.version
+            .launch("gpuaas")
+            .args(arguments)
+            .env("GPUAAS_URL", self.url())
+            .env("GPUAAS_TOKEN_FILE", self.admin_token_file())
     }
 
     /// Runs the CLI.
@@ -357,6 +432,15 @@ impl AgentHost {
             launch = launch.in_namespace(namespace);
         }
         Self { folder, failpoints, namespace: namespace.map(|n| n.name().to_owned()), program: None, launch }
+    }
+
+    /// Replaces the agent by one of this version; it must not run.
+    pub(crate) fn change_version(&mut self, version: Version) {
+        assert!(self.program.is_none(), "stop it first");
+        self.launch = version
+            .launch("gpuaas-agent")
+            .env("GPUAAS_AGENT_CONFIG", self.folder.join("config.toml"))
+            .failpoints(&self.failpoints);
     }
 
     /// Adds lines to the configuration.

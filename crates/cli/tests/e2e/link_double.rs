@@ -231,6 +231,7 @@ impl Shared {
             verifier_set: None,
             poll_seconds: 5,
             resume_secret: vec![0; 32],
+            ..Welcome::default()
         }
     }
 

@@ -20,3 +20,4 @@ mod rotten_journal;
 mod single_execution;
 mod step_ca;
 mod tour;
+mod versions;

@@ -5,6 +5,7 @@
 #[derive(Clone, PartialEq, ::prost::Message)]
 pub struct FromNode {
     #[prost(oneof = "from_node::Message", tags = "1, 2, 3, 4, 5, 6, 7, 8, 9")]
+    #[serde(deserialize_with = "crate::link::version::known_kind")]
     pub message: ::core::option::Option<from_node::Message>,
 }
 /// Nested message and enum types in `FromNode`.
@@ -39,6 +40,7 @@ pub mod from_node {
 #[derive(Clone, PartialEq, ::prost::Message)]
 pub struct ToNode {
     #[prost(oneof = "to_node::Message", tags = "1, 2, 3, 4, 5, 6, 7, 8")]
+    #[serde(deserialize_with = "crate::link::version::known_kind")]
     pub message: ::core::option::Option<to_node::Message>,
 }
 /// Nested message and enum types in `ToNode`.
@@ -71,6 +73,7 @@ pub mod to_node {
 #[serde(default)]
 #[derive(Clone, PartialEq, ::prost::Message)]
 pub struct Hello {
+    /// Newest version of this protocol that the agent speaks.
     #[prost(uint32, tag = "1")]
     pub protocol: u32,
     #[prost(string, tag = "2")]
@@ -108,6 +111,9 @@ pub struct Hello {
     #[prost(bytes = "vec", tag = "13")]
     #[serde(with = "crate::bytes_as_base64")]
     pub resume_proof: ::prost::alloc::vec::Vec<u8>,
+    /// Oldest version of this protocol that the agent speaks; 0 if it speaks `protocol` only.
+    #[prost(uint32, tag = "14")]
+    pub oldest_protocol: u32,
 }
 #[derive(serde::Serialize, serde::Deserialize)]
 #[serde(rename_all = "snake_case")]
@@ -142,6 +148,11 @@ pub struct Welcome {
     #[prost(bytes = "vec", tag = "7")]
     #[serde(with = "crate::bytes_as_base64")]
     pub resume_secret: ::prost::alloc::vec::Vec<u8>,
+    /// The version that this link uses: the newest one that both sides speak. 0 from a server that does not say.
+    #[prost(uint32, tag = "8")]
+    pub protocol: u32,
+    #[prost(string, tag = "9")]
+    pub server_version: ::prost::alloc::string::String,
 }
 #[derive(serde::Serialize, serde::Deserialize)]
 #[serde(rename_all = "snake_case")]

@@ -39,5 +39,10 @@ fn generate(folder: &Path, name: &str) -> String {
         .field_attribute(".gpuaas.link.v1.Welcome.resume_secret", BASE64)
         .compile_fds(descriptors)
         .expect("generate the code");
-    std::fs::read_to_string(out.path().join(name)).expect("read what was generated")
+    let text = std::fs::read_to_string(out.path().join(name)).expect("read what was generated");
+    // An attribute of a `oneof` would be one of its kinds, too.
+    const KIND: &str = "    pub message: ::core::option::Option<";
+    let known = format!("    #[serde(deserialize_with = \"crate::link::version::known_kind\")]\n{KIND}");
+    assert_eq!(text.matches(KIND).count(), 2, "one for each direction");
+    text.replace(KIND, &known)
 }

@@ -7,6 +7,7 @@ mod envelope_cases;
 mod envelope_forgery;
 mod fixture;
 mod generated_code;
+mod link_messages;
 mod random_bytes;
 mod receipt_cases;
 mod receipt_forgery;

@@ -24,6 +24,7 @@ fn made() -> Vec<(String, String)> {
         ("envelope.json".to_owned(), pretty(&envelope_file())),
         ("receipt.json".to_owned(), pretty(&receipt_file())),
         ("verifier_set.json".to_owned(), pretty(&verifier_set_file())),
+        ("link.json".to_owned(), pretty(&crate::link_messages::made())),
     ];
     files.extend(crate::schema_files::made().into_iter().map(|(name, schema)| (name, pretty(&schema))));
     files
@@ -215,15 +216,15 @@ fn verifier_set_file() -> VerifierSetFile {
 
 // From here on nothing but the files is known, as for another implementation.
 
-fn read(name: &str) -> Value {
+pub(crate) fn read(name: &str) -> Value {
     serde_json::from_str(&stored(name)).expect("the vector file is JSON")
 }
 
-fn string<'a>(value: &'a Value, field: &str) -> &'a str {
+pub(crate) fn string<'a>(value: &'a Value, field: &str) -> &'a str {
     value[field].as_str().unwrap_or_else(|| panic!("`{field}` is missing in {value}"))
 }
 
-fn list<'a>(value: &'a Value, field: &str) -> &'a [Value] {
+pub(crate) fn list<'a>(value: &'a Value, field: &str) -> &'a [Value] {
     let items = value[field].as_array().unwrap_or_else(|| panic!("`{field}` is missing"));
     assert!(!items.is_empty(), "`{field}` is empty, which would prove nothing");
     items
@@ -234,7 +235,7 @@ fn bytes_of(vector: &Value) -> Vec<u8> {
     document(string(vector, "document"), spaces)
 }
 
-fn unhex(text: &str) -> Vec<u8> {
+pub(crate) fn unhex(text: &str) -> Vec<u8> {
     (0..text.len()).step_by(2).map(|at| u8::from_str_radix(&text[at..at + 2], 16).expect("hex")).collect()
 }
 
@@ -257,9 +258,24 @@ fn verdict_of(vector: &Value) -> (Option<String>, Option<String>) {
     (text("code"), text("digest"))
 }
 
+/// Whether the file is that of the version before: what was refused then may be fine by now, but what was accepted must still be.
+fn vectors<'a>(file: &'a Value, name: &str) -> Vec<&'a Value> {
+    let rejected = if name.starts_with("previous/") { &[] } else { list(file, "rejected") };
+    list(file, "accepted").iter().chain(rejected).collect()
+}
+
 #[test]
 fn the_envelope_file_can_be_verified_from_the_outside() {
-    let file = read("envelope.json");
+    envelopes("envelope.json");
+}
+
+#[test]
+fn envelopes_of_the_version_before_are_accepted() {
+    envelopes("previous/envelope.json");
+}
+
+fn envelopes(name: &str) {
+    let file = read(name);
     let cluster = serde_json::from_value::<NodeState>(file["accepted"][0]["context"].clone()).expect("a context").cluster_id;
     let root = public_key(&file, named("root"));
     let keys = VerifierSet::open(string(&file, "verifier_set").as_bytes(), &root, cluster).expect("the set opens");
@@ -269,7 +285,7 @@ fn the_envelope_file_can_be_verified_from_the_outside() {
     assert!(encoded.ends_with(payload.as_bytes()), "the encoding belongs to the first accepted vector");
     assert!(public_key(&file, named("control_active")).verifies(&encoded, &unhex(string(&file, "signature_hex"))));
 
-    for vector in list(&file, "accepted").iter().chain(list(&file, "rejected")) {
+    for vector in vectors(&file, name) {
         let node = serde_json::from_value(vector["context"].clone()).expect("a context");
         let found = match envelope_cases::judge(&bytes_of(vector), node, &keys) {
             Ok(verified) => (None, Some(verified.digest().to_string())),
@@ -281,7 +297,16 @@ fn the_envelope_file_can_be_verified_from_the_outside() {
 
 #[test]
 fn the_receipt_file_can_be_verified_from_the_outside() {
-    let file = read("receipt.json");
+    receipts("receipt.json");
+}
+
+#[test]
+fn receipts_of_the_version_before_are_believed() {
+    receipts("previous/receipt.json");
+}
+
+fn receipts(name: &str) {
+    let file = read(name);
     let record: Record = serde_json::from_value(file["record"].clone()).expect("a record");
     let key = public_key(&file, |key| key["key_id"] == file["receipt_key_id"]);
     let expect = receipt::Expectation {
@@ -293,7 +318,7 @@ fn the_receipt_file_can_be_verified_from_the_outside() {
         task_type: record.task_type,
         envelope_digests: &record.envelope_digests,
     };
-    for vector in list(&file, "accepted").iter().chain(list(&file, "rejected")) {
+    for vector in vectors(&file, name) {
         let found = match receipt::verify(&bytes_of(vector), &expect) {
             Ok(verified) => (None, Some(verified.digest().to_string())),
             Err(disbelief) => (Some(disbelief.code().to_owned()), None),
@@ -312,10 +337,19 @@ fn the_receipt_file_answers_the_envelope_file() {
 
 #[test]
 fn the_verifier_set_file_can_be_verified_from_the_outside() {
-    let file = read("verifier_set.json");
+    verifier_sets("verifier_set.json");
+}
+
+#[test]
+fn verifier_sets_of_the_version_before_are_taken() {
+    verifier_sets("previous/verifier_set.json");
+}
+
+fn verifier_sets(name: &str) {
+    let file = read(name);
     let root = public_key(&file, named("root"));
     let cluster = string(&file, "cluster_id").parse().expect("a cluster id");
-    for vector in list(&file, "accepted").iter().chain(list(&file, "rejected")) {
+    for vector in vectors(&file, name) {
         let code = VerifierSet::open(&bytes_of(vector), &root, cluster).err().map(|error| error.code().to_owned());
         assert_eq!(code, verdict_of(vector).0, "{}: {}", vector["name"], vector["why"]);
     }
@@ -329,7 +363,7 @@ fn the_verifier_set_file_can_be_verified_from_the_outside() {
 #[test]
 fn the_readme_explains_every_file_and_every_code() {
     let readme = stored("README.md");
-    for name in ["envelope.json", "receipt.json", "verifier_set.json", "schema/"] {
+    for name in ["envelope.json", "receipt.json", "verifier_set.json", "link.json", "previous/", "schema/"] {
         assert!(readme.contains(name), "testdata/README.md does not explain {name}");
     }
     for name in ["envelope.json", "receipt.json", "verifier_set.json"] {

@@ -35,13 +35,13 @@ const RETRY: Duration = Duration::from_secs(1);
 /// After a broken poll connection, another poll must follow within this time.
 const ABANDONED: Duration = Duration::from_secs(3);
 
-/// Starts the driver. It ends with the session and takes the node offline.
-pub(super) fn spawn_driver(control: Arc<Control>, session: Arc<LinkSession>) {
+/// Starts the driver. It ends with the session and takes the node offline. Metrics count the agent under the name `version`.
+pub(super) fn spawn_driver(control: Arc<Control>, session: Arc<LinkSession>, version: String) {
     let tracker = control.background.clone();
     tracker.spawn(async move {
         drive(&control, &session).await;
         control.hub.remove(session.node_id, session.id);
-        control.metrics.links_closed(session.transport);
+        control.metrics.link_closed(session.transport, &version);
         Box::pin(offline(&control, &session)).await;
     });
 }

@@ -4,7 +4,7 @@ use std::collections::HashMap;
 use std::sync::Arc;
 
 use gpuaas_contract::id::{AgentInstanceId, CorrelationId, SessionId, TaskId};
-use gpuaas_contract::link::{self, Hello, TaskPhase, Welcome};
+use gpuaas_contract::link::{self, Hello, Outdated, TaskPhase, Versions, Welcome};
 use gpuaas_contract::telemetry::HostFacts;
 use gpuaas_contract::time::Timestamp;
 use gpuaas_domain::decision::Context;
@@ -31,11 +31,7 @@ pub(super) async fn open(
     hello: Hello,
     transport: LinkTransport,
 ) -> Result<(Arc<LinkSession>, Welcome), ControlError> {
-    if hello.protocol != link::PROTOCOL {
-        let message =
-            format!("this server uses link protocol {}, the agent {}; update the older one", link::PROTOCOL, hello.protocol);
-        return Err(Refusal::invalid("protocol_unsupported", message).into());
-    }
+    let protocol = agree(&hello)?;
     let agent_instance_id: AgentInstanceId =
         hello.agent_instance_id.parse().map_err(|_| bad_hello("agent_instance_id is not an id"))?;
     if hello.boot_id.len() > 64 || hello.boot_id.chars().any(char::is_control) || hello.tasks.len() > MAX_IN_HAND {
@@ -84,8 +80,8 @@ pub(super) async fn open(
     control.hub.take_over(&session);
     reconcile(control, &session, &hello).await?;
     tracing::info!(node = %session.node_id, session = %session.id, transport = transport.as_str(), "node online");
-    control.metrics.links_opened(transport);
-    dispatch::spawn_driver(Arc::clone(control), Arc::clone(&session));
+    let counted = control.metrics.link_opened(transport, &hello.agent_version);
+    dispatch::spawn_driver(Arc::clone(control), Arc::clone(&session), counted);
     let welcome = Welcome {
         session_id: session.id.to_string(),
         cluster_id: control.cluster_id.to_string(),
@@ -95,8 +91,27 @@ pub(super) async fn open(
             .then_some(link::VerifierSet { version: set_version, document: set_document }),
         poll_seconds: POLL_SECONDS,
         resume_secret: session.resume_secret().as_bytes().to_vec(),
+        protocol,
+        server_version: env!("CARGO_PKG_VERSION").to_owned(),
     };
     Ok((session, welcome))
+}
+
+/// The version of the protocol that this link uses.
+fn agree(hello: &Hello) -> Result<u32, Refusal> {
+    let (ours, theirs) = (Versions::OURS, Versions::of(hello));
+    ours.in_common(theirs).map_err(|outdated| {
+        let upgrade = match outdated {
+            Outdated::Us => "server",
+            Outdated::Peer => "agent",
+        };
+        let agent: String = hello.agent_version.chars().filter(|c| c.is_ascii_graphic()).take(64).collect();
+        let message = format!(
+            "this server (version {}) uses {ours}, the agent (version {agent}) {theirs}; upgrade the {upgrade}",
+            env!("CARGO_PKG_VERSION")
+        );
+        Refusal::invalid("protocol_unsupported", message)
+    })
 }
 
 /// Records this link as the node's link, once it is clear that no copy of the identity holds another.

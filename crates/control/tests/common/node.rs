@@ -188,6 +188,7 @@ impl Host {
             journal_fence_us: 0,
             resume_session: String::new(),
             resume_proof: Vec::new(),
+            oldest_protocol: 0,
         }
     }
 
