@@ -97,6 +97,12 @@ pub enum StartError {
     /// The keys cannot be used.
     #[error("the signing keys cannot be used")]
     Keys(#[from] pki::KeyRingError),
+    /// The database has a cluster whose keys are elsewhere.
+    #[error(
+        "the database belongs to a cluster whose keys are not in {0}; copy the folder `keys` from another server or from the backup. \
+         New keys would lock out every node"
+    )]
+    KeysMissing(PathBuf),
     /// A secret file cannot be written.
     #[error("a secret file cannot be written")]
     File(#[from] pki::KeyFileError),
@@ -171,6 +177,10 @@ async fn start_roles(config: ServerConfig) -> Result<Server, StartError> {
     let store = Store::open(&config.store).await?;
     let cluster_id = store.cluster_id().await?;
     let keys_dir = config.data_dir.join("keys");
+    // Keys are made before the first row of the audit log, and never again.
+    if !pki::KeyRing::exists(&keys_dir) && store.audit_head().await?.seq > 0 {
+        return Err(StartError::KeysMissing(keys_dir));
+    }
     let metrics = metrics::Metrics::new();
     let ca = pki::Ca::open(&config.ca, &keys_dir, cluster_id, now, metrics.ca_requests()).await?;
     let keys = pki::KeyRing::open(&keys_dir, cluster_id, now)?;

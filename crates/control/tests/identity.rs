@@ -327,3 +327,19 @@ async fn a_receipt_of_an_earlier_epoch_can_still_be_checked_from_the_root_key_al
     assert_eq!(payload["receipt_key"], serde_json::to_value(&evidence.receipt_key).unwrap());
     assert_eq!(payload["node_epoch"], 1);
 }
+
+#[tokio::test]
+async fn a_server_without_the_keys_of_its_database_does_not_start() {
+    let mut server = TestServer::sqlite().await;
+    server.server.take().unwrap().stop().await;
+    let keys = server.dir.join("keys");
+    std::fs::rename(&keys, server.dir.join("elsewhere")).unwrap();
+    let refused =
+        gpuaas_control::start(TestServer::config(&server.dir, None)).await.err().expect("no new keys for an old database");
+    assert!(matches!(refused, gpuaas_control::StartError::KeysMissing(_)), "{refused}");
+    assert!(!gpuaas_control::pki::KeyRing::exists(&keys), "nothing was made");
+    std::fs::remove_dir_all(&keys).ok();
+    std::fs::rename(server.dir.join("elsewhere"), &keys).unwrap();
+    let again = gpuaas_control::start(TestServer::config(&server.dir, None)).await.expect("starts with its keys");
+    again.stop().await;
+}

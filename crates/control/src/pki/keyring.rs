@@ -52,12 +52,20 @@ pub enum KeyRingError {
     Unknown(KeyId),
 }
 
+/// The file of the root key.
+const ROOT_KEY: &str = "root.key";
+
 impl KeyRing {
+    /// Whether this folder has the keys of a cluster.
+    pub fn exists(dir: &Path) -> bool {
+        dir.join(ROOT_KEY).exists()
+    }
+
     /// Loads the keys of this folder, or creates them at the first start.
     pub fn open(dir: &Path, cluster_id: ClusterId, now: Timestamp) -> Result<Self, KeyRingError> {
         let _lock = files::FolderLock::take(dir)?;
         files::ensure_dir(&dir.join("signing"))?;
-        let root = load_or_make(&dir.join("root.key"))?;
+        let root = load_or_make(&dir.join(ROOT_KEY))?;
         let intent = Locked::new(load_or_make(&dir.join("intent.key"))?.seed());
         let current = match load_current(dir, cluster_id, &root)? {
             Some(current) => current,
