@@ -1,4 +1,4 @@
-//! The `gpuaas` program.
+//! The `gpuaas` program, as a library: it is compiled while the crates that it is made of still are. A program would wait for them.
 //!
 //! Every command prints its result, and nothing else, on stdout; progress, hints and errors go to stderr. What the exit
 //! codes mean is in [`exit`] and in `gpuaas --help`.
@@ -30,7 +30,8 @@ mod server;
 mod tenants;
 mod time;
 
-fn main() -> std::process::ExitCode {
+/// Runs the program with the arguments of this process.
+pub fn main() -> std::process::ExitCode {
     // The server holds the cluster's keys, and clients hold tokens: neither belongs in a core dump.
     if let Err(error) = gpuaas_runtime::process::forbid_memory_dumps() {
         eprintln!(
