@@ -3,6 +3,7 @@
 //!
 //! Only the hardware is emulated, because a developer's machine and CI have no GPU, no spare NVMe drive and often no KVM.
 
+mod bare;
 mod cleanup;
 mod cluster;
 mod daemon;
@@ -35,6 +36,8 @@ pub(crate) struct Options {
 
 #[derive(clap::Subcommand)]
 enum Lab {
+    /// Run the commands of the README in a bare Debian, with nothing but Rust and a C compiler
+    Bare(bare::Options),
     /// Lease a guest on this machine as a tenant, through the real server and agent, with a loop device as its drive
     Slice(slice::Options),
     /// Boot an emulated host with an IOMMU, in which devices move between their drivers and vfio-pci
@@ -44,6 +47,7 @@ enum Lab {
 /// Runs a lab. Returns true if it succeeded.
 pub(crate) fn run(options: &Options) -> Result<bool, String> {
     match &options.lab {
+        Lab::Bare(options) => bare::run(options),
         Lab::Slice(options) => slice::run(options),
         Lab::Vfio => vfio::run(),
     }

@@ -47,6 +47,8 @@ pub mod private_file;
 mod proc;
 mod qemu_img;
 pub mod sim;
+#[cfg(test)]
+mod skip;
 mod ssh;
 mod sysfs;
 pub mod systemd;

@@ -24,6 +24,9 @@ fn reason_to_skip() -> Option<&'static str> {
     if first_installed(&["/usr/sbin/useradd"]).is_none() || first_installed(&[SETPRIV]).is_none() {
         return Some("useradd or setpriv is not installed");
     }
+    if !crate::skip::root_is_a_mount() {
+        return Some("`/` is not a mount here, as in a chroot");
+    }
     Path::new(super::HOST_ROOT).join("home").metadata().err().map(|_| "the root of the first process cannot be reached")
 }
 
@@ -167,8 +170,7 @@ async fn life_of_a_user(host: &Host, allocation_id: AllocationId, traces: &Trace
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_real_user_comes_works_and_goes_without_a_trace() {
     if let Some(reason) = reason_to_skip() {
-        println!("skipped: {reason}");
-        return;
+        return crate::skip::skipped(reason);
     }
     let folder = tempfile::tempdir().expect("folder");
     let host = host(folder.path());

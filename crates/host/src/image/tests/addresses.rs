@@ -16,6 +16,9 @@ fn networks(texts: &[&str]) -> Vec<gpuaas_contract::address::Network> {
 
 #[tokio::test]
 async fn an_address_that_is_not_public_is_asked_only_if_the_owner_lists_its_network() {
+    if !crate::skip::has_localhost() {
+        return crate::skip::skipped("`localhost` is not in /etc/hosts");
+    }
     let file = file_of(40, SIZE);
     let served = file.clone();
     let server = Server::start(move |seen| Reply::good(&served, None, seen)).await;
@@ -67,6 +70,9 @@ async fn a_redirect_to_an_address_that_is_not_listed_is_not_followed() {
 
 #[tokio::test]
 async fn a_redirect_from_https_to_http_is_not_followed() {
+    if !crate::skip::has_localhost() {
+        return crate::skip::skipped("`localhost` is not in /etc/hosts");
+    }
     let (config, ca) = localhost_tls();
     let (file, target) = (file_of(43, SIZE), Server::start(|_| Reply::status(200)).await);
     let location = target.url("/a");
