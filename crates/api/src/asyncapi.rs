@@ -29,7 +29,7 @@ pub fn document() -> Value {
         let message = json!({
             "name": name, "title": name, "summary": kind.summary(), "description": audience(kind),
             "contentType": "application/cloudevents+json", "payload": payload,
-            "tags": [{ "name": name.split('.').nth(1) }],
+            "tags": [{ "name": name.split('.').nth(1) }], "x-audit-actions": kind.actions(),
         });
         messages.insert(name.to_owned(), message);
         listed.insert(name.to_owned(), json!({ "$ref": format!("#/components/messages/{name}") }));
