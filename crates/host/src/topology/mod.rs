@@ -80,7 +80,7 @@ pub(crate) fn read(machine: String) -> Inventory {
             slice_network: SliceNetwork::default(),
             reboot_required: kernel::reboot_required(),
             memory_mib: memory / (1024 * 1024),
-            cpu_threads: cpu.map_or(0, |cpu| u32::try_from(cpu.num_cores()).unwrap_or(u32::MAX)),
+            cpu_threads: proc::cpu_threads(),
         },
     }
 }
