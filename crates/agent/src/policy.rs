@@ -15,7 +15,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
 use std::sync::Mutex;
 
-use gpuaas_contract::task::{Destroys, Task, TaskType};
+use gpuaas_contract::task::{Destroys, Leased, Task, TaskType};
 use gpuaas_contract::time::Timestamp;
 use gpuaas_host::private_file::{self, PrivateFileError, Stamp};
 
@@ -221,18 +221,23 @@ pub fn parameter_lines() -> Vec<String> {
     parameters::lines()
 }
 
-/// The policy that `install` writes where there is none: diagnostics and read-only tasks.
-pub const EXAMPLE: &str = "\
+/// The policy that `install` writes where there is none: every task that acts on nothing that is leased.
+pub fn example() -> String {
+    let kinds = |lease: Option<Leased>| TaskType::ALL.into_iter().filter(move |kind| kind.facts().lease == lease);
+    let quoted = |lease| TaskType::list(kinds(Some(lease))).trim_matches(['[', ']']).to_owned();
+    let (harmless, on_slots, on_hosts) = (TaskType::list(kinds(None)), quoted(Leased::Slots), quoted(Leased::Host));
+    format!(
+        "\
 # What this host's owner allows the control plane to run here. Everything else is denied.
 # This file must belong to root and be writable by nobody else; the agent reads changes by itself.
-allowed_tasks = [\"diag.ping\", \"diag.health_probe\", \"package.list\", \"slice.topology_discover\"]
+allowed_tasks = {harmless}
 
 # Most tasks of one kind at the same time (optional).
 # [concurrency]
 # \"package.list\" = 1
 
-# Guests. Add \"slice.vm_provision\", \"slice.vm_release\", \"slice.vm_power\" and \"slice.console_read\" to allowed_tasks, and say what
-# they may use. An empty list allows nothing; \"*\" in a list allows everything.
+# Guests. Add {on_slots}
+# to allowed_tasks, and say what they may use. An empty list allows nothing; \"*\" in a list allows everything.
 # [slices]
 # pci_addresses = [\"0000:17:00.0\"]                     # GPUs, their other functions and fabric functions
 # nvme_serials = [\"S64HNE0R123456\"]                    # drives that may be written and wiped
@@ -249,13 +254,15 @@ allowed_tasks = [\"diag.ping\", \"diag.health_probe\", \"package.list\", \"slice
 # destroys_per_hour = 32                               # most guests that may be ended per hour
 # drives_without_gpu = [\"/dev/disk/by-id/nvme-X\"]      # drives that become slots without a GPU
 
-# Tenants of the whole host. Add \"allocation.provision_user\" and \"allocation.deprovision_user\" to allowed_tasks, and say who they may
-# be. Without this section there are none.
+# Tenants of the whole host. Add {on_hosts}
+# to allowed_tasks, and say who they may be. Without this section there are none.
 # [bare_metal]
 # usernames = [\"tenant-*\"]                             # `*` stands for any letters
 # allow_sudo = false                                   # a tenant who may become root can leave anything behind
 # destroys_per_hour = 8                                # most tenants that may be ended per hour
-";
+"
+    )
+}
 
 #[cfg(test)]
 mod tests {
@@ -300,7 +307,7 @@ mod tests {
 
     #[test]
     fn the_example_allows_exactly_the_harmless_catalog() {
-        let (_folder, _, policy) = policy(EXAMPLE);
+        let (_folder, _, policy) = policy(&example());
         let harmless: Vec<TaskType> = TaskType::ALL.into_iter().filter(|kind| !kind.needs_lease()).collect();
         assert_eq!(policy.expect("loads").allowed(), harmless);
     }
@@ -308,7 +315,7 @@ mod tests {
     #[test]
     fn a_file_that_others_can_write_is_refused_with_the_command_to_run() {
         for mode in [0o664, 0o646, 0o777] {
-            let (_folder, path, _) = policy(EXAMPLE);
+            let (_folder, path, _) = policy(&example());
             std::fs::set_permissions(&path, std::fs::Permissions::from_mode(mode)).expect("chmod");
             let error = crate::error_chain::chain(&Policy::load(&path).expect_err("refused"));
             assert!(error.contains("chmod go-w"), "{error}");

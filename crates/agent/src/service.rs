@@ -145,8 +145,9 @@ fn install_files(root: &Path, binary: &Path) -> Result<Vec<Step>, ServiceError> 
     std::os::unix::fs::symlink(&points_at, &link).map_err(io("link", &link))?;
     steps.push(format!("linked {}", link.display()));
 
-    // Files of the host's owner are never changed.
-    for (path, text) in [(root.join(CONFIG), CONFIG_TEXT), (root.join(POLICY), crate::policy::EXAMPLE)] {
+    // What the host's owner wrote is never touched.
+    let policy = crate::policy::example();
+    for (path, text) in [(root.join(CONFIG), CONFIG_TEXT), (root.join(POLICY), policy.as_str())] {
         folder(&path)?;
         if path.exists() {
             steps.push(format!("kept {}", path.display()));

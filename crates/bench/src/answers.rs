@@ -25,32 +25,27 @@ pub(crate) struct Answered {
 
 /// Returns the node's answer to a task.
 pub(crate) fn to(task: &Task, now: Timestamp) -> Result<Answered> {
-    let (output, proof) = match task {
-        Task::DiagPing(params) => {
-            let output = diag_ping::Output { message: params.message.clone(), host_time: now, recovered: false };
-            (Output::DiagPing(output), None)
-        }
-        Task::SliceTopologyDiscover(_) => (Output::SliceTopologyDiscover(topology()?), None),
-        Task::SliceVmProvision(params) => (Output::SliceVmProvision(provisioned(params)?), None),
-        Task::SliceVmRelease(params) => {
-            let output = slice_vm_release::Output {
-                allocation_id: params.allocation_id,
-                already_gone: false,
-                hard_stopped: false,
-                wiped: params.wipe,
-                blockers: Vec::new(),
-                timings: BTreeMap::new(),
-            };
-            (Output::SliceVmRelease(output), Some(clean(params)))
-        }
-        Task::DiagHealthProbe(_)
-        | Task::PackageList(_)
-        | Task::SliceVmPower(_)
-        | Task::SliceConsoleRead(_)
-        | Task::AllocationProvisionUser(_)
-        | Task::AllocationDeprovisionUser(_) => return Err(format!("nobody asks for {} here", task.task_type()).into()),
+    if let Task::SliceVmRelease(params) = task {
+        let output = slice_vm_release::Output {
+            allocation_id: params.allocation_id,
+            already_gone: false,
+            hard_stopped: false,
+            wiped: params.wipe,
+            blockers: Vec::new(),
+            timings: BTreeMap::new(),
+        };
+        return Ok(Answered { output: Output::SliceVmRelease(output), proof: Some(clean(params)) });
+    }
+    let output = if let Task::DiagPing(params) = task {
+        Output::DiagPing(diag_ping::Output { message: params.message.clone(), host_time: now, recovered: false })
+    } else if let Task::SliceVmProvision(params) = task {
+        Output::SliceVmProvision(provisioned(params)?)
+    } else if let Task::SliceTopologyDiscover(_) = task {
+        Output::SliceTopologyDiscover(topology()?)
+    } else {
+        return Err(format!("nobody asks for {} here", task.task_type()).into());
     };
-    Ok(Answered { output, proof })
+    Ok(Answered { output, proof: None })
 }
 
 fn topology() -> Result<slice_topology_discover::Output> {
@@ -86,13 +81,13 @@ fn topology() -> Result<slice_topology_discover::Output> {
 fn provisioned(params: &slice_vm_provision::Params) -> Result<slice_vm_provision::Output> {
     Ok(slice_vm_provision::Output {
         allocation_id: params.allocation_id,
-        vm_name: params.vm_name.clone(),
-        default_user: params.default_username.clone(),
+        vm_name: params.guest.vm_name.clone(),
+        default_user: params.guest.default_username.clone(),
         private_ip: params.private_ip().ok_or("a guest without an address")?,
         ssh_port: 22,
         slot_count: u32::try_from(params.slots.len())?,
         acceleration: Acceleration::Kvm,
-        image_sha256: params.image_sha256.clone(),
+        image_sha256: params.guest.image.sha256.clone(),
         image_was_cached: true,
         host_key: String::new(),
         terminal_key: String::new(),

@@ -12,6 +12,7 @@ use gpuaas_agent::config::Config as AgentConfig;
 use gpuaas_agent::{Door, EnrollOptions, RunEvent, RunOptions};
 use gpuaas_api::dto::JoinTokenCreate;
 use gpuaas_api::{Client, ClientOptions};
+use gpuaas_contract::task::TaskType;
 use gpuaas_control::identity::IdentityConfig;
 use gpuaas_control::{ApiTls, Server, ServerConfig, process_roles};
 use gpuaas_host::Profile;
@@ -30,12 +31,8 @@ use crate::server::{LogFormat, MAX_FILES, init_log, make_private_dir, start_fail
 const HOSTS: [(&str, Profile); 2] = [("sim-h100", Profile::H100), ("sim-mi300x", Profile::Mi300x)];
 /// How long the hosts may take to come online before the start is called odd.
 const ONLINE_WITHIN: Duration = Duration::from_secs(30);
-/// What the owner of a simulated host allows.
-const POLICY: &str = "# What the control plane may ask of this simulated host.\n\
-     allowed_tasks = [\"diag.ping\", \"diag.health_probe\", \"package.list\", \"slice.topology_discover\", \"slice.vm_provision\", \
-     \"slice.vm_release\", \"slice.vm_power\", \"slice.console_read\", \"allocation.provision_user\", \
-     \"allocation.deprovision_user\"]\n\n\
-     [slices]\npci_addresses = [\"*\"]\nnvme_serials = [\"*\"]\nimage_sources = [\"*\"]\n\
+/// What tasks on a simulated host may use; all of them are allowed.
+const RULES: &str = "[slices]\npci_addresses = [\"*\"]\nnvme_serials = [\"*\"]\nimage_sources = [\"*\"]\n\
      bridges = [\"br-slices\"]\nimage_formats = [\"qcow2\", \"raw\"]\nusernames = [\"*\"]\n\
      driver_strategies = [\"cloud-init\", \"preinstalled\"]\nmax_shutdown_seconds = 900\nallow_graphics = true\n\n\
      [bare_metal]\nusernames = [\"*\"]\nallow_sudo = true\n";
@@ -189,7 +186,9 @@ fn host_config(folder: &Path, link: &str, profile: Profile) -> Result<AgentConfi
     make_private_dir(folder)?;
     let policy_file = folder.join("policy.toml");
     if !policy_file.exists() {
-        gpuaas_control::pki::write_private(&policy_file, POLICY.as_bytes())
+        let allowed = TaskType::list(TaskType::ALL);
+        let policy = format!("# What the control plane may ask of this simulated host.\nallowed_tasks = {allowed}\n\n{RULES}");
+        gpuaas_control::pki::write_private(&policy_file, policy.as_bytes())
             .map_err(|error| CliError::internal(gpuaas_control::link::chain(&error)))?;
     }
     Ok(AgentConfig {

@@ -14,11 +14,11 @@ use gpuaas_api::dto::{
     SshKeyCreate, TaskCreate, TopologyApprove,
 };
 use gpuaas_contract::Digest;
+use gpuaas_contract::guest::{DriverStrategy, ImageFormat};
 use gpuaas_contract::money::{Currency, Money};
 use gpuaas_contract::names::Open;
 use gpuaas_contract::state::TaskState;
 use gpuaas_contract::task::TaskType;
-use gpuaas_contract::task::slice_vm_provision::{DriverStrategy, ImageFormat};
 
 use crate::dev_ssh_key;
 use crate::error::CliError;

@@ -20,6 +20,7 @@ pub mod cleanup;
 pub mod dsse;
 pub mod envelope;
 pub mod event;
+pub mod guest;
 pub mod id;
 pub mod key;
 pub mod link;

@@ -31,18 +31,7 @@ impl NodeService {
     /// Whether a task of this kind may be created for it and handed out. A node in maintenance, or one that is held back, still serves
     /// the slices and tenants that are on it: they must be able to leave.
     pub const fn takes(self, kind: TaskType) -> bool {
-        match kind {
-            TaskType::SliceVmRelease
-            | TaskType::SliceVmPower
-            | TaskType::SliceConsoleRead
-            | TaskType::AllocationDeprovisionUser => self.may_connect(),
-            TaskType::DiagPing
-            | TaskType::DiagHealthProbe
-            | TaskType::PackageList
-            | TaskType::SliceTopologyDiscover
-            | TaskType::SliceVmProvision
-            | TaskType::AllocationProvisionUser => self.takes_work(),
-        }
+        if kind.facts().taken_in_maintenance { self.may_connect() } else { self.takes_work() }
     }
 
     /// Whether its certificates may open a link at all.

@@ -4,7 +4,7 @@ use std::collections::BTreeSet;
 
 use gpuaas_contract::event::OperatorAction;
 use gpuaas_contract::id::NodeId;
-use gpuaas_contract::task::TaskType;
+use gpuaas_contract::task::Leased;
 use gpuaas_contract::time::Timestamp;
 use gpuaas_domain::allocation::{Allocation, operators_act};
 use gpuaas_domain::decision::Context;
@@ -49,18 +49,10 @@ pub(crate) async fn settled(control: &Control, mut decision: Decision) -> Result
         }
         let now = task.ended_at.unwrap_or_else(Timestamp::now);
         let context = Context { now, actor: Actor::System, correlation_id: task.correlation_id.clone() };
-        let settled = match task.task_type {
-            TaskType::AllocationProvisionUser | TaskType::AllocationDeprovisionUser => {
-                machine_settled(control, &ending, genuine, &context).await?
-            }
-            TaskType::DiagPing
-            | TaskType::DiagHealthProbe
-            | TaskType::PackageList
-            | TaskType::SliceTopologyDiscover
-            | TaskType::SliceVmProvision
-            | TaskType::SliceVmRelease
-            | TaskType::SliceVmPower
-            | TaskType::SliceConsoleRead => slots_settled(control, &ending, genuine, &context).await?,
+        let settled = match task.task_type.facts().lease {
+            Some(Leased::Host) => machine_settled(control, &ending, genuine, &context).await?,
+            Some(Leased::Slots) => slots_settled(control, &ending, genuine, &context).await?,
+            None => Decision::default(),
         };
         for event in &settled.events {
             tracing::info!(task = %task.id, subject = %event.subject, kind = %event.kind, "lease settled");

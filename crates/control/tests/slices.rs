@@ -8,11 +8,12 @@ use common::answers::{ended, proof, succeeded};
 use common::looking::{Looking, refused, write_to_database};
 use common::{PATIENCE, TestServer};
 use gpuaas_api::dto::{
-    NodeRetire, Reason, SliceConsole, SliceCreate, SliceImage, SliceListQuery, SliceOrder, SlicePower, SliceRelease, Slot,
-    SlotName, Task, TaskCreate,
+    NodeRetire, Reason, SliceConsole, SliceCreate, SliceListQuery, SliceOrder, SlicePower, SliceRelease, Slot, SlotName, Task,
+    TaskCreate,
 };
 use gpuaas_contract::Digest;
 use gpuaas_contract::cleanup::DriveProof;
+use gpuaas_contract::guest::{GuestSpec, ImageSource};
 use gpuaas_contract::id::AllocationId;
 use gpuaas_contract::receipt::Outcome;
 use gpuaas_contract::task::slice_vm_power::PowerAction;
@@ -24,20 +25,22 @@ fn create(node: &Looking, slots: &[u32]) -> SliceCreate {
     SliceCreate {
         node: node.node(),
         slots: slots.iter().map(|index| SlotName::Index(*index)).collect(),
-        vm_name: "guest-1".parse().unwrap(),
-        image: SliceImage {
-            path: Some("ubuntu.qcow2".to_owned()),
-            url: None,
-            sha256: Digest::of(b"image"),
-            format: Default::default(),
-            trusted: false,
+        guest: GuestSpec {
+            vm_name: "guest-1".parse().unwrap(),
+            image: ImageSource {
+                path: Some("ubuntu.qcow2".to_owned()),
+                url: None,
+                sha256: Digest::of(b"image"),
+                format: Default::default(),
+                trusted: false,
+            },
+            default_username: "ubuntu".parse().unwrap(),
+            ssh_public_keys: Vec::new(),
+            driver_strategy: Default::default(),
+            ovs_bridge: None,
+            graphics: false,
+            graceful_timeout_seconds: None,
         },
-        default_username: "ubuntu".parse().unwrap(),
-        ssh_public_keys: Vec::new(),
-        driver_strategy: Default::default(),
-        ovs_bridge: None,
-        graphics: false,
-        graceful_timeout_seconds: None,
     }
 }
 
@@ -320,8 +323,8 @@ common::on_both_stores! {
             ("slots_invalid", wrong(|create| create.slots.clear())),
             ("slots_invalid", wrong(|create| create.slots.push(SlotName::Index(0)))),
             ("slot_unknown", wrong(|create| create.slots = vec![SlotName::Index(9)])),
-            ("params_invalid", wrong(|create| create.image.path = Some("../../etc/shadow".to_owned()))),
-            ("params_invalid", wrong(|create| create.image.path = None)),
+            ("params_invalid", wrong(|create| create.guest.image.path = Some("../../etc/shadow".to_owned()))),
+            ("params_invalid", wrong(|create| create.guest.image.path = None)),
             ("node_unknown", wrong(|create| create.node = "nowhere".to_owned())),
         ] {
             assert_eq!(refused(client.slice_create(&wanted, None).await), code);

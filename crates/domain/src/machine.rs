@@ -1,8 +1,6 @@
 //! Machines: whole hosts that an operator offers for lease. The counterpart of slots for bare metal, with the same rule: one holder at a
 //! time, and another one only after the node has said that nothing of the last one is left.
 
-use std::time::Duration;
-
 use gpuaas_contract::event::{Event, MachineMoved};
 use gpuaas_contract::id::{AllocationId, NodeId, TaskId};
 use gpuaas_contract::receipt::Outcome;
@@ -20,11 +18,6 @@ use crate::resource::{Keys, resource};
 use crate::slice::{Ending, TaskEnd};
 use crate::slot::{Slot, SlotState};
 use crate::task::{TaskRecord, TaskState};
-
-/// How long making a user may take.
-pub const PROVISION_TIMEOUT: Duration = Duration::from_secs(15 * 60);
-/// How long removing a user may take, with everything they left on large disks.
-pub const RELEASE_TIMEOUT: Duration = Duration::from_secs(3600);
 
 /// A whole host on offer.
 #[derive(Clone, Debug, PartialEq, Eq, serde::Serialize, serde::Deserialize)]

@@ -31,8 +31,6 @@ pub const START_WINDOW: Duration = Duration::from_secs(5 * 60);
 pub const DEFAULT_QUEUE_TIME: Duration = Duration::from_secs(10 * 60);
 /// Longest wait a caller may ask for.
 pub const MAX_QUEUE_TIME: Duration = Duration::from_secs(24 * 3600);
-/// How long a task may run unless the caller says otherwise.
-pub const DEFAULT_TIMEOUT: Duration = Duration::from_secs(5 * 60);
 /// Longest run a caller may ask for.
 pub const MAX_TIMEOUT: Duration = Duration::from_secs(24 * 3600);
 /// Most bytes of a task's parameters: with the rest of the envelope and its signature they must fit into one.
@@ -631,12 +629,7 @@ fn with_ending(decision: Decision, task: TaskRecord, end: TaskEnd) -> Decision {
         Some(holder) => decision.wakeup(Wakeup::Allocation(holder.allocation_id)),
         None => decision,
     };
-    if decides_lease(task.task_type) { decision.ending(Ending { task, end }) } else { decision }
-}
-
-/// Whether the end of such a task decides what becomes of slots or of a machine.
-const fn decides_lease(kind: TaskType) -> bool {
-    kind.may_prove_cleanup() || matches!(kind, TaskType::AllocationProvisionUser | TaskType::AllocationDeprovisionUser)
+    if task.task_type.facts().decides_lease { decision.ending(Ending { task, end }) } else { decision }
 }
 
 fn not_now(task: &TaskRecord) -> Refusal {

@@ -697,7 +697,7 @@ fn names_and_tags_can_be_changed_and_the_guest_keeps_its_name() {
     let bad = BTreeMap::from([(String::new(), String::new())]);
     assert_eq!(code(ledger.say(id, |run, context| commands::describe(run, None, Some(bad.clone()), context))), "tags_invalid");
     let Task::SliceVmProvision(params) = ledger.order(ledger.made[0]) else { panic!("it was made") };
-    assert_eq!(params.vm_name.as_str(), "train-1");
+    assert_eq!(params.guest.vm_name.as_str(), "train-1");
     assert_eq!(settle(&mut ledger, id), AllocationState::Active);
 }
 

@@ -3,11 +3,12 @@
 mod support;
 
 use gpuaas_contract::cleanup::{CleanupProof, DriveProof, Reset, SlotProof, WipeMethod, WipeStatus};
+use gpuaas_contract::guest::{GuestSpec, ImageSource};
 use gpuaas_contract::id::{AllocationId, NodeId, SlotId, TaskId};
 use gpuaas_contract::receipt::Outcome;
 use gpuaas_contract::slice::MAX_SLOTS;
 use gpuaas_contract::task::{Task, TaskType};
-use gpuaas_domain::slice::{self, Ending, NewSlice, TaskEnd};
+use gpuaas_domain::slice::{self, Ending, TaskEnd};
 use gpuaas_domain::slot::{self, Operation, Slot, SlotState};
 use gpuaas_domain::task::{self, TaskRecord, TaskState};
 use gpuaas_domain::{Change, Decision, Refusal};
@@ -16,7 +17,7 @@ use support::{NOW, at, code, context, later, node, outgoing};
 
 use SlotState::{Available, CleanupBlocked, Leased, NeedsWipe, Quarantined, Releasing, Withdrawn};
 
-fn provision(slots: &[Slot], guest: &NewSlice) -> Result<slice::Order, Refusal> {
+fn provision(slots: &[Slot], guest: &GuestSpec) -> Result<slice::Order, Refusal> {
     let ids = (AllocationId::generate(), TaskId::generate());
     slice::provision(&node(), slots, guest, ids, slot::seal_text, &context())
 }
@@ -29,7 +30,6 @@ fn free_slots_are_leased_under_a_number_that_none_of_them_ever_had() {
     let Task::SliceVmProvision(params) = &order.task else { panic!("{:?}", order.task) };
     assert_eq!((params.allocation_id, params.lease_epoch), (ids.0, 9));
     assert_eq!(params.slots, [slots[1].leased(), slots[0].leased()], "by index, so that the address is the first one's");
-    assert_eq!(order.timeout(), slice::PROVISION_TIMEOUT);
     for after in &order.slots {
         assert_eq!((after.state, after.allocation_id, after.lease_epoch), (Leased, Some(ids.0), 9));
         assert_eq!((after.lease_task, &after.seal), (Some(ids.1), &slot::seal_text(after)));
@@ -57,8 +57,9 @@ fn only_free_slots_of_the_node_can_be_leased() {
     assert_eq!(refused(&[slot(0), Slot { id: SlotId::generate(), ..slot(0) }]), "params_invalid", "they share devices");
     let last = u64::try_from(i64::MAX).expect("positive");
     assert_eq!(refused(&[Slot { lease_epoch: last, ..slot(0) }]), "lease_epochs_used_up");
-    assert_eq!(code(provision(&[slot(0)], &NewSlice { image_path: None, ..guest() })), "params_invalid");
-    let root = NewSlice { default_username: "root".parse().expect("a name"), ..guest() };
+    let nowhere = GuestSpec { image: ImageSource { path: None, ..guest().image }, ..guest() };
+    assert_eq!(code(provision(&[slot(0)], &nowhere)), "params_invalid");
+    let root = GuestSpec { default_username: "root".parse().expect("a name"), ..guest() };
     assert_eq!(code(provision(&[slot(0)], &root)), "params_invalid");
 }
 

@@ -84,90 +84,14 @@ fn documents(vectors: &str, middle: &[u8]) -> Vec<Vec<u8>> {
     seeds
 }
 
-/// A slot of an allocation.
-macro_rules! leased_slot {
-    () => {
-        concat!(
-            r#"{"slot_id":"slot_0198f0000000700080000000000000bb","spec":{"slot_index":0,"pci_address":"0000:17:00.0","#,
-            r#""companions":["0000:17:00.1"],"fabric_device":null,"nvme_device":"/dev/disk/by-id/nvme-x","nvme_serial":"S 1","#,
-            r#""numa_node":-1,"vcpu_count":12,"memory_mib":65536,"mac_address":"02:00:00:00:00:01","private_ip":"10.77.0.2"}}"#
-        )
-    };
-}
-
 fn kind_bytes() -> impl Iterator<Item = (u8, TaskType)> {
     (0..).zip(TaskType::ALL)
 }
 
 /// Returns parameters of every kind after the byte of the kind, valid and invalid ones.
 fn all_params() -> Vec<Vec<u8>> {
-    let mut seeds = Vec::new();
-    for (byte, kind) in kind_bytes() {
-        let texts: &[&str] = match kind {
-            TaskType::DiagPing => &[
-                r#"{}"#,
-                r#"{"message":"hello","hold_ms":600000,"log_lines":100000}"#,
-                r#"{"message":"gr\u00fc\u00df dich","hold_ms":600001}"#,
-                r#"{"message":"a\nb"}"#,
-            ],
-            TaskType::DiagHealthProbe => &[r#"{}"#, r#"{"x":1}"#, "null"],
-            TaskType::PackageList => &[
-                r#"{}"#,
-                r#"{"name_contains":"nvidia-driver","limit":5000}"#,
-                r#"{"limit":0}"#,
-                r#"{"name_contains":"0123456789012345678901234567890123456789012345678901234567890123456"}"#,
-            ],
-            TaskType::SliceTopologyDiscover => &[
-                r#"{}"#,
-                r#"{"ovs_bridge":"br-slices","private_subnet":"10.77.0.0/24","vcpu_count":12,"memory_mib":65536}"#,
-                r#"{"ovs_bridge":"--help"}"#,
-                r#"{"private_subnet":"10.77.0.1/33","vcpu_count":0}"#,
-            ],
-            TaskType::SliceVmProvision => &[
-                concat!(
-                    r#"{"allocation_id":"alloc_0198f0000000700080000000000000aa","lease_epoch":1,"vm_name":"a","image_path":"debian/12.qcow2","#,
-                    r#""image_url":"https://images.example/a.qcow2?x=1","image_sha256":"#,
-                    r#""sha256:e3b0c44298fc1c149afbf4c8996fb92427ae41e4649b934ca495991b7852b855","image_format":"raw","image_trusted":true,"#,
-                    r#""driver_strategy":"cloud-init","default_username":"u","ssh_public_keys":["ssh-ed25519 AAAAC3NzaC1lZDI1NTE5AAAAIA== c"],"#,
-                    r#""slots":["#,
-                    leased_slot!(),
-                    r#"],"ovs_bridge":"br","graceful_timeout_seconds":30,"graphics":false}"#
-                ),
-                r#"{"vm_name":"<a/>"}"#,
-            ],
-            TaskType::SliceVmRelease => &[
-                concat!(
-                    r#"{"allocation_id":"alloc_0198f0000000700080000000000000aa","lease_epoch":1,"slots":["#,
-                    leased_slot!(),
-                    r#"],"wipe":false,"take_over":true}"#
-                ),
-                r#"{"lease_epoch":0}"#,
-            ],
-            TaskType::SliceVmPower => &[concat!(
-                r#"{"allocation_id":"alloc_0198f0000000700080000000000000aa","lease_epoch":1,"slots":["#,
-                leased_slot!(),
-                r#"],"action":"reboot"}"#
-            )],
-            TaskType::SliceConsoleRead => &[
-                r#"{"allocation_id":"alloc_0198f0000000700080000000000000aa","lease_epoch":1,"tail_bytes":1,"follow_seconds":3600}"#,
-                r#"{"tail_bytes":99999999}"#,
-            ],
-            TaskType::AllocationProvisionUser => &[
-                concat!(
-                    r#"{"allocation_id":"alloc_0198f0000000700080000000000000aa","lease_epoch":1,"username":"tenant-1","ssh_public_keys":"#,
-                    r#"["ssh-ed25519 AAAAC3NzaC1lZDI1NTE5AAAAIAcHBwcHBwcHBwcHBwcHBwcHBwcHBwcHBwcHBwcHBwcH c"],"sudo":true}"#
-                ),
-                r#"{"username":"root"}"#,
-                r#"{"ssh_public_keys":["command=\"x\" ssh-ed25519 AAAA"]}"#,
-            ],
-            TaskType::AllocationDeprovisionUser => &[
-                r#"{"allocation_id":"alloc_0198f0000000700080000000000000aa","lease_epoch":1,"username":"tenant-1","take_over":true}"#,
-                r#"{"username":"-rf"}"#,
-            ],
-        };
-        seeds.extend(texts.iter().map(|text| [&[byte], text.as_bytes()].concat()));
-    }
-    seeds
+    let texts = |kind: TaskType| kind.examples().params.iter().chain(kind.examples().refused_params);
+    kind_bytes().flat_map(|(byte, kind)| texts(kind).map(move |text| [&[byte], text.as_bytes()].concat())).collect()
 }
 
 /// Returns an envelope built from fields, with parameters after the byte of their kind: signed a second ago, to start within a
@@ -184,68 +108,8 @@ fn structured_envelope(params: &[u8]) -> Vec<u8> {
 
 /// Returns outputs of every kind with the byte of the kind.
 fn all_outputs() -> Vec<(u8, String)> {
-    let mut seeds = Vec::new();
-    for (byte, kind) in kind_bytes() {
-        let texts: &[&str] = match kind {
-            TaskType::DiagPing => &[
-                r#"{"message":"hello","host_time":1767225600000000,"recovered":false}"#,
-                r#"{"message":"","host_time":-9223372036854775808,"recovered":true,"extra":1}"#,
-            ],
-            TaskType::DiagHealthProbe => &[
-                r#"{"healthy":true,"simulated":true,"kernel":"6.1.0","uptime_seconds":1,"load_percent":150,"memory_bytes":1,
-                "memory_available_bytes":1,"kvm":true,"vfio_modules":["vfio_pci"],"iommu_groups":4,"reboot_required":false,
-                "gpus":[{"pci_address":"0000:17:00.0","vendor_id":"10de","device_id":"2330","name":"H100","memory_bytes":85899345920,
-                "driver":"vfio-pci","numa_node":-1,"source":"sysfs"}],"fabric":[{"pci_address":"0000:1a:00.0","name":"mlx5_0/1","up":true,
-                "state":"active","rate":"400 Gb/sec (4X NDR)"}],"disks":[{"name":"nvme0n1","model":"m","serial":"s",
-                "size_bytes":18446744073709551615}],"warnings":[{"code":"iommu_off","message":"turn it on"}]}"#,
-                r#"{"healthy":false}"#,
-            ],
-            TaskType::PackageList => &[
-                r#"{"manager":"dpkg","packages":[{"name":"bash","version":"5.2-1","architecture":"amd64"}],"matched":2,"truncated":true}"#,
-                r#"{"manager":"rpm","packages":[],"matched":-1,"truncated":false}"#,
-            ],
-            TaskType::SliceTopologyDiscover => &[
-                r#"{"approval_required":true,"simulated":false,"prerequisites":{"kvm_available":true,"iommu_group_count":2,
-                "iommu_kernel_args":["iommu=pt"],"cpu_virtualization":{"vmx":true,"svm":false},"loaded_modules":["vfio_pci"],
-                "required_commands":[{"name":"virsh","path":null}],"slice_network":{"ovs_bridge":"br","bridge_exists":false,"nat":true,
-                "ip_forwarding":true,"ipoib":[{"name":"ib0","up":true,"netplan":false}]},"reboot_required":false,"memory_mib":1,
-                "cpu_threads":2},"gpu_devices":[{"pci_address":"0000:17:00.0","vendor_id":"10de","device_id":"2330","driver":"",
-                "iommu_group":7,"iommu_group_members":["0000:17:00.1"],"numa_node":-1}],"fabric_devices":[],"nvme_devices":[],
-                "candidate_slots":[{"slot_index":0,"pci_address":"0000:17:00.0","companions":[],"fabric_device":null,
-                "nvme_device":"/dev/disk/by-id/x","nvme_serial":"s","numa_node":0,"vcpu_count":12,"memory_mib":65536,
-                "mac_address":"02:00:00:00:00:00","private_ip":"10.77.0.2","schedulable":false,
-                "blockers":[{"code":"cpu_short","message":"m"}]}],
-                "candidate_summary":{"slots":1,"schedulable":0,"blockers":[]}}"#,
-                r#"{"approval_required":true}"#,
-            ],
-            TaskType::SliceVmProvision => &[concat!(
-                r#"{"allocation_id":"alloc_0198f0000000700080000000000000aa","vm_name":"a","default_user":"u","private_ip":"10.77.0.2","#,
-                r#""ssh_port":22,"slot_count":1,"acceleration":"kvm","image_sha256":"#,
-                r#""sha256:e3b0c44298fc1c149afbf4c8996fb92427ae41e4649b934ca495991b7852b855","image_was_cached":false,"host_key":"k","#,
-                r#""terminal_key":"t","readiness":{"ssh":true,"marker":true,"attempts":3},"performance":{"measured":false,"reason":"r","#,
-                r#""cpus":0,"memory_mib":0,"gpus":0,"boot_ms":0,"disk_write_mib_per_s":0},"telemetry":{"source":"unavailable","reason":"x"},"#,
-                r#""timings":{"readiness_ms":1},"raw_vnc":false,"console_model":"gateway_required","recovered":false}"#
-            )],
-            TaskType::SliceVmRelease => &[
-                r#"{"allocation_id":"alloc_0198f0000000700080000000000000aa","already_gone":false,"hard_stopped":true,"wiped":true,
-                "blockers":[{"code":"c","message":"m"}],"timings":{"cleanup_ms":5}}"#,
-            ],
-            TaskType::SliceVmPower => &[
-                r#"{"allocation_id":"alloc_0198f0000000700080000000000000aa","running":true,"unchanged":false,"hard_stopped":false}"#,
-            ],
-            TaskType::SliceConsoleRead => {
-                &[r#"{"allocation_id":"alloc_0198f0000000700080000000000000aa","lines":7,"truncated":true}"#]
-            }
-            TaskType::AllocationProvisionUser => {
-                &[r#"{"username":"tenant-1","uid":20000,"home":"/srv/tenant-1","keys":1,"created":true}"#]
-            }
-            TaskType::AllocationDeprovisionUser => &[
-                r#"{"username":"tenant-1","existed":true,"sessions_ended":1,"processes_ended":2,"files_removed":3,"home_removed":true}"#,
-            ],
-        };
-        seeds.extend(texts.iter().map(|text| (byte, (*text).to_owned())));
-    }
-    seeds
+    let texts = |kind: TaskType| kind.examples().outputs.iter().chain(kind.examples().refused_outputs);
+    kind_bytes().flat_map(|(byte, kind)| texts(kind).map(move |text| (byte, (*text).to_owned()))).collect()
 }
 
 /// Returns journals built from steps, with and without damage, and one as the real code writes it.
@@ -361,8 +225,9 @@ simulate = "none"
 }
 
 fn policies() -> Vec<Vec<u8>> {
+    let example = policy::example();
     let texts = [
-        policy::EXAMPLE,
+        example.as_str(),
         "",
         "allowed_tasks = [\"diag.ping\"]\n[concurrency]\n\"diag.ping\" = 2\n",
         "allowed_tasks = [\"\\u0064iag.ping\", 'package.list']\nconcurrency = { \"package.list\" = 1 }\n",

@@ -1,9 +1,11 @@
 //! Parameters and outputs of every kind of task.
 
-use gpuaas_contract::envelope;
+use gpuaas_contract::guest::GuestSpec;
 use gpuaas_contract::receipt::{self, ReceiptError};
-use gpuaas_contract::slice::{LeasedSlot, MAX_MEMORY_MIB, MAX_SLOTS, MAX_VCPUS};
-use gpuaas_contract::task::{BadParams, Output, Task, TaskType, diag_ping, package_list, slice_console_read, slice_vm_provision};
+use gpuaas_contract::slice::{LeasedSlot, MAX_MEMORY_MIB, MAX_SLOTS, MAX_VCPUS, SshPublicKey};
+use gpuaas_contract::task::{BadParams, Output, Task, TaskType};
+use gpuaas_contract::{envelope, schema};
+use serde_json::Value;
 use serde_json::value::RawValue;
 
 use crate::fixture::KEYS;
@@ -39,63 +41,108 @@ pub fn task_params(data: &[u8]) -> bool {
     true
 }
 
+/// Parameters that may be any printable text; all others mean nothing to XML, YAML, a shell or a terminal.
+const FREE_TEXT: [(TaskType, &str); 2] = [(TaskType::DiagPing, "message"), (TaskType::PackageList, "name_contains")];
+
+/// What holds for the parameters of every kind, and more for some.
 fn within_limits(task: &Task) {
-    match task {
-        Task::DiagPing(params) => {
-            assert!(params.message.len() <= diag_ping::MAX_MESSAGE && !params.message.contains(char::is_control));
-            assert!(params.hold_ms <= diag_ping::MAX_HOLD_MS && params.log_lines <= diag_ping::MAX_LOG_LINES);
+    let kind = task.task_type();
+    let params: Value = serde_json::from_str(task.params_json().get()).expect("parameters are JSON");
+    let schema = schema::of(kind).params.to_value();
+    fits(&schema, &schema["$defs"], &params);
+    for (name, value) in params.as_object().expect("an object") {
+        if !FREE_TEXT.contains(&(kind, name.as_str())) {
+            all_harmless(value);
         }
-        Task::DiagHealthProbe(_) => {}
-        Task::PackageList(params) => {
-            assert!((1..=package_list::MAX_LIMIT).contains(&params.limit));
-            assert!(params.name_contains.len() <= package_list::MAX_FILTER);
+    }
+    assert_eq!(task.holder().is_some(), kind.needs_lease());
+    if !task.slots().is_empty() {
+        slots_within_limits(task.slots());
+    }
+    if let Task::DiagPing(params) = task {
+        assert!(!params.message.contains(char::is_control));
+    }
+    if let Task::SliceTopologyDiscover(params) = task {
+        let bridge = params.ovs_bridge.as_str();
+        assert!(!bridge.contains('/') && (1..=15).contains(&bridge.len()), "{bridge}");
+        assert!(params.private_subnet.parts().0.is_private(), "{}", params.private_subnet);
+    }
+    if let Task::SliceVmProvision(params) = task {
+        let GuestSpec { image, ssh_public_keys, default_username, .. } = &params.guest;
+        assert!(!params.slots.is_empty() && (image.path.is_some() || image.url.is_some()));
+        if let Some(path) = &image.path {
+            assert!(path.split('/').all(|part| !part.is_empty() && part != ".." && part != "."), "{path}");
         }
-        Task::SliceTopologyDiscover(params) => {
-            assert!((1..=MAX_VCPUS).contains(&params.vcpu_count));
-            assert!((512..=MAX_MEMORY_MIB).contains(&params.memory_mib));
-            let bridge = params.ovs_bridge.as_str();
-            assert!(!bridge.starts_with('-') && !bridge.contains('/') && (1..=15).contains(&bridge.len()), "{bridge}");
-            assert!(params.private_subnet.parts().0.is_private(), "{}", params.private_subnet);
+        if let Some(url) = &image.url {
+            assert!(url.starts_with("https://") || url.starts_with("http://"));
         }
-        Task::SliceVmProvision(params) => {
-            slots_within_limits(&params.slots);
-            harmless(params.vm_name.as_str());
-            harmless(params.default_username.as_str());
-            if let Some(bridge) = &params.ovs_bridge {
-                harmless(bridge.as_str());
+        assert!(default_username.as_str() != "root" && params.lease_epoch > 0);
+        plain_keys(ssh_public_keys);
+    }
+    if let Task::SliceVmRelease(params) = task {
+        assert!(!params.slots.is_empty() && params.lease_epoch > 0);
+    }
+    if let Task::AllocationProvisionUser(params) = task {
+        assert!(params.username.as_str() != "root" && params.lease_epoch > 0 && !params.ssh_public_keys.is_empty());
+        plain_keys(&params.ssh_public_keys);
+    }
+    if let Task::AllocationDeprovisionUser(params) = task {
+        assert!(params.username.as_str() != "root" && params.lease_epoch > 0);
+    }
+}
+
+/// Nothing but the kind of a key and its bytes.
+fn plain_keys(keys: &[SshPublicKey]) {
+    for key in keys {
+        assert_eq!(key.as_str().split(' ').count(), 2, "{key}");
+    }
+}
+
+fn all_harmless(value: &Value) {
+    match value {
+        Value::Null | Value::Bool(_) | Value::Number(_) => {}
+        Value::String(text) => harmless(text),
+        Value::Array(items) => items.iter().for_each(all_harmless),
+        Value::Object(fields) => fields.values().for_each(all_harmless),
+    }
+}
+
+/// Whether the value keeps to what its published schema says of types, names, sizes and ranges.
+fn fits(schema: &Value, definitions: &Value, value: &Value) {
+    if let Some(name) = schema["$ref"].as_str().and_then(|reference| reference.strip_prefix("#/$defs/")) {
+        return fits(&definitions[name], definitions, value);
+    }
+    if value.is_null() {
+        return;
+    }
+    for choice in ["anyOf", "oneOf"].iter().filter_map(|key| schema[*key].as_array()).flatten() {
+        // Of an option: what is not null is the other choice.
+        if choice["type"] != "null" && choice.get("const").is_none() {
+            fits(choice, definitions, value);
+        }
+    }
+    let at_most = |key: &str, size: usize| {
+        assert!(schema[key].as_u64().is_none_or(|limit| size as u64 <= limit), "{key} of {schema}: {value}");
+    };
+    match value {
+        Value::Null | Value::Bool(_) => {}
+        Value::Number(number) => {
+            let number = number.as_f64().expect("a number");
+            assert!(schema["minimum"].as_f64().is_none_or(|least| number >= least), "{schema}: {value}");
+            assert!(schema["maximum"].as_f64().is_none_or(|most| number <= most), "{schema}: {value}");
+        }
+        Value::String(text) => at_most("maxLength", text.chars().count()),
+        Value::Array(items) => {
+            at_most("maxItems", items.len());
+            assert!(schema["minItems"].as_u64().is_none_or(|least| items.len() as u64 >= least), "{schema}: {value}");
+            items.iter().for_each(|item| fits(&schema["items"], definitions, item));
+        }
+        Value::Object(fields) => {
+            for (name, field) in fields {
+                let known = schema["properties"].get(name);
+                assert!(known.is_some() || schema["additionalProperties"] != false, "{name} is not in {schema}");
+                known.into_iter().for_each(|known| fits(known, definitions, field));
             }
-            assert!(params.image_path.is_some() || params.image_url.is_some());
-            if let Some(path) = &params.image_path {
-                assert!(path.split('/').all(|part| !part.is_empty() && part != ".." && part != "."), "{path}");
-                harmless(path);
-            }
-            if let Some(url) = &params.image_url {
-                assert!(url.len() <= slice_vm_provision::MAX_URL && (url.starts_with("https://") || url.starts_with("http://")));
-                harmless(url);
-            }
-            for key in &params.ssh_public_keys {
-                assert_eq!(key.as_str().split(' ').count(), 2, "{key}");
-                harmless(key.as_str());
-            }
-        }
-        Task::SliceVmRelease(params) => slots_within_limits(&params.slots),
-        Task::SliceVmPower(params) => slots_within_limits(&params.slots),
-        Task::SliceConsoleRead(params) => {
-            assert!(params.tail_bytes <= slice_console_read::MAX_BYTES);
-            assert!(params.follow_seconds <= slice_console_read::MAX_FOLLOW_SECONDS);
-        }
-        Task::AllocationProvisionUser(params) => {
-            harmless(params.username.as_str());
-            assert!(params.username.as_str() != "root" && params.lease_epoch > 0);
-            assert!((1..=slice_vm_provision::MAX_KEYS).contains(&params.ssh_public_keys.len()));
-            for key in &params.ssh_public_keys {
-                assert_eq!(key.as_str().split(' ').count(), 2, "{key}");
-                harmless(key.as_str());
-            }
-        }
-        Task::AllocationDeprovisionUser(params) => {
-            harmless(params.username.as_str());
-            assert!(params.username.as_str() != "root" && params.lease_epoch > 0);
         }
     }
 }
@@ -138,19 +185,7 @@ pub fn task_output(data: &[u8]) -> bool {
         }
         return false;
     };
-    let matches_kind = match &output {
-        Output::DiagPing(_) => TaskType::DiagPing,
-        Output::DiagHealthProbe(_) => TaskType::DiagHealthProbe,
-        Output::PackageList(_) => TaskType::PackageList,
-        Output::SliceTopologyDiscover(_) => TaskType::SliceTopologyDiscover,
-        Output::SliceVmProvision(_) => TaskType::SliceVmProvision,
-        Output::SliceVmRelease(_) => TaskType::SliceVmRelease,
-        Output::SliceVmPower(_) => TaskType::SliceVmPower,
-        Output::SliceConsoleRead(_) => TaskType::SliceConsoleRead,
-        Output::AllocationProvisionUser(_) => TaskType::AllocationProvisionUser,
-        Output::AllocationDeprovisionUser(_) => TaskType::AllocationDeprovisionUser,
-    };
-    assert_eq!(matches_kind, kind);
+    assert_eq!(output.task_type(), kind);
     let json = serde_json::to_string(&output).expect("an output serializes");
     let again = Output::parse(kind, &json).expect("written and read again it is still an output");
     assert_eq!(again, output);

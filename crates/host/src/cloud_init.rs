@@ -6,9 +6,9 @@
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
+use gpuaas_contract::guest::{DriverStrategy, GuestSpec};
 use gpuaas_contract::id::AllocationId;
-use gpuaas_contract::slice::{SshPublicKey, UserName, VmName};
-use gpuaas_contract::task::slice_vm_provision::DriverStrategy;
+use gpuaas_contract::slice::SshPublicKey;
 use rustix::fs::Mode;
 use serde_json::{Value, json};
 
@@ -58,22 +58,16 @@ pub struct TelemetrySeed {
 pub struct SeedSpec {
     /// The allocation: cloud-init's instance id.
     pub allocation_id: AllocationId,
-    /// The guest's host name.
-    pub vm_name: VmName,
+    /// What the guest is.
+    pub guest: GuestSpec,
     /// The MAC address of its network card, which identifies it among others.
     pub mac_address: String,
-    /// Its user.
-    pub default_username: UserName,
-    /// The tenant's keys of that user.
-    pub ssh_public_keys: Vec<SshPublicKey>,
-    /// The host's key for the same user. It is used to check whether the guest is ready, and for terminals.
+    /// The host's key for the guest's user. It is used to check whether the guest is ready, and for terminals.
     pub terminal_public_key: String,
     /// The guest's own host key.
     pub host_private_pem: String,
     /// Its public half.
     pub host_public_line: String,
-    /// How the GPU's driver is installed.
-    pub driver_strategy: DriverStrategy,
     /// The vendor of its GPU, if it has one.
     pub gpu_vendor: Option<GpuVendor>,
     /// Where it sends its metrics, if there is a listener.
@@ -90,7 +84,7 @@ impl std::fmt::Debug for SeedSpec {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.debug_struct("SeedSpec")
             .field("allocation_id", &self.allocation_id)
-            .field("vm_name", &self.vm_name)
+            .field("vm_name", &self.guest.vm_name)
             .finish_non_exhaustive()
     }
 }
@@ -98,9 +92,9 @@ impl std::fmt::Debug for SeedSpec {
 /// Returns the user data: what cloud-init does.
 pub fn user_data(seed: &SeedSpec) -> String {
     let keys: Vec<&str> =
-        seed.ssh_public_keys.iter().map(SshPublicKey::as_str).chain([seed.terminal_public_key.trim()]).collect();
+        seed.guest.ssh_public_keys.iter().map(SshPublicKey::as_str).chain([seed.terminal_public_key.trim()]).collect();
     let mut user = json!({
-        "name": seed.default_username.as_str(),
+        "name": seed.guest.default_username.as_str(),
         "shell": "/bin/bash",
         "sudo": ["ALL=(ALL) NOPASSWD:ALL"],
         "lock_passwd": true,
@@ -112,7 +106,7 @@ pub fn user_data(seed: &SeedSpec) -> String {
     }
     let config = json!({
         "preserve_hostname": false,
-        "hostname": seed.vm_name.as_str(),
+        "hostname": seed.guest.vm_name.as_str(),
         "manage_etc_hosts": true,
         "users": [user],
         "disable_root": true,
@@ -131,7 +125,7 @@ pub fn user_data(seed: &SeedSpec) -> String {
 
 /// Returns the metadata: the identity of the guest.
 pub fn meta_data(seed: &SeedSpec) -> String {
-    document(&json!({ "instance-id": seed.allocation_id.to_string(), "local-hostname": seed.vm_name.as_str() }))
+    document(&json!({ "instance-id": seed.allocation_id.to_string(), "local-hostname": seed.guest.vm_name.as_str() }))
 }
 
 /// Returns the network configuration. It matches by MAC address, because passed-through devices may include network cards.
@@ -179,7 +173,7 @@ fn run_commands(seed: &SeedSpec) -> Vec<Value> {
 
 /// Returns the vendor whose driver is installed.
 fn driver(seed: &SeedSpec) -> Option<&'static str> {
-    match (seed.driver_strategy, seed.gpu_vendor?) {
+    match (seed.guest.driver_strategy, seed.gpu_vendor?) {
         (DriverStrategy::CloudInit, GpuVendor::Nvidia) => Some("nvidia"),
         (DriverStrategy::CloudInit, GpuVendor::Amd) => Some("amd"),
         (DriverStrategy::Preinstalled | DriverStrategy::None, _) => None,
@@ -271,6 +265,8 @@ mod tests {
 
     use gpuaas_contract::telemetry::GuestReport;
 
+    use gpuaas_contract::guest::ImageSource;
+
     use super::*;
 
     /// Everything with a meaning in YAML or a shell, and invalid characters.
@@ -281,14 +277,26 @@ mod tests {
         let host = crate::openssh_key::generate("host").expect("made");
         SeedSpec {
             allocation_id: AllocationId::generate(),
-            vm_name: "trainer".parse().expect("a name"),
+            guest: GuestSpec {
+                vm_name: "trainer".parse().expect("a name"),
+                image: ImageSource {
+                    path: Some("image.qcow2".to_owned()),
+                    url: None,
+                    sha256: gpuaas_contract::Digest::of(b"image"),
+                    format: Default::default(),
+                    trusted: false,
+                },
+                default_username: "ubuntu".parse().expect("a user"),
+                ssh_public_keys: vec![key.parse().expect("a key")],
+                driver_strategy: DriverStrategy::CloudInit,
+                ovs_bridge: None,
+                graphics: false,
+                graceful_timeout_seconds: None,
+            },
             mac_address: "02:00:5e:10:00:01".to_owned(),
-            default_username: "ubuntu".parse().expect("a user"),
-            ssh_public_keys: vec![key.parse().expect("a key")],
             terminal_public_key: crate::openssh_key::generate("terminal").expect("made").public_line,
             host_private_pem: host.private_pem.to_string(),
             host_public_line: host.public_line,
-            driver_strategy: DriverStrategy::CloudInit,
             gpu_vendor: Some(GpuVendor::Nvidia),
             telemetry: Some(TelemetrySeed { endpoint: "10.77.0.1:9464".to_owned(), token: "gpg_secret".to_owned() }),
         }
@@ -314,7 +322,7 @@ mod tests {
         let keys = config["users"][0]["ssh_authorized_keys"].as_array().expect("a list");
         assert_eq!(
             (keys.len(), &keys[0], &keys[1]),
-            (2, &json!(seed.ssh_public_keys[0].as_str()), &json!(seed.terminal_public_key))
+            (2, &json!(seed.guest.ssh_public_keys[0].as_str()), &json!(seed.terminal_public_key))
         );
         assert_eq!(
             (&config["ssh_pwauth"], &config["disable_root"], &config["ssh_deletekeys"]),
@@ -359,7 +367,8 @@ mod tests {
     #[test]
     fn the_marker_is_the_last_thing_and_drivers_come_only_where_they_are_wanted() {
         let run = |strategy, vendor| {
-            let config = yaml(&user_data(&SeedSpec { driver_strategy: strategy, gpu_vendor: vendor, telemetry: None, ..seed() }));
+            let guest = GuestSpec { driver_strategy: strategy, ..seed().guest };
+            let config = yaml(&user_data(&SeedSpec { guest, gpu_vendor: vendor, telemetry: None, ..seed() }));
             let commands = config["runcmd"].as_array().expect("a list").clone();
             assert_eq!(commands.last(), Some(&json!([MARK_READY])));
             assert!(!config.to_string().contains("telemetry"));

@@ -11,7 +11,7 @@ use std::path::Path;
 use std::sync::Mutex;
 use std::time::Duration;
 
-use gpuaas_contract::task::slice_vm_provision::ImageFormat;
+use gpuaas_contract::guest::ImageFormat;
 use tokio_util::sync::CancellationToken;
 
 use crate::HostError;

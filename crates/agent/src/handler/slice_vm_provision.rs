@@ -185,13 +185,13 @@ impl Work<'_> {
         let read = |file| self.host().instance_read(params.allocation_id, file);
         Ok(Output {
             allocation_id: params.allocation_id,
-            vm_name: params.vm_name.clone(),
-            default_user: params.default_username.clone(),
+            vm_name: params.guest.vm_name.clone(),
+            default_user: params.guest.default_username.clone(),
             private_ip: params.private_ip().unwrap_or(std::net::Ipv4Addr::UNSPECIFIED),
             ssh_port: 22,
             slot_count: u32::try_from(params.slots.len()).unwrap_or(u32::MAX),
             acceleration: self.acceleration,
-            image_sha256: params.image_sha256.clone(),
+            image_sha256: params.guest.image.sha256.clone(),
             image_was_cached: self.image_was_cached,
             host_key: text(read(InstanceFile::HostKeyPublic).await?),
             terminal_key: text(read(InstanceFile::TerminalKeyPublic).await?),
@@ -238,7 +238,7 @@ pub(super) async fn recover(params: &Params, context: &Context) -> Result<Succes
 async fn go(params: &Params, context: &Context, recovered: bool) -> Result<Success, TaskFailure> {
     let _claim = context.guests.claim(&params.slots).await;
     // Another guest's image must not push this one out between fetching and writing.
-    let _image = context.host.image_hold(&params.image_sha256);
+    let _image = context.host.image_hold(&params.guest.image.sha256);
     let mut work = Work {
         params,
         context,

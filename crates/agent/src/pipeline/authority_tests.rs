@@ -146,64 +146,19 @@ struct Case {
     envelope: Vec<u8>,
 }
 
-fn params(random: &mut Random, kind: TaskType, message: &str, holder: (&str, u64)) -> Value {
-    match kind {
-        TaskType::SliceVmProvision
-        | TaskType::SliceVmRelease
-        | TaskType::SliceVmPower
-        | TaskType::SliceConsoleRead
-        | TaskType::AllocationProvisionUser
-        | TaskType::AllocationDeprovisionUser => owner::leased_params(random, kind, holder),
-        TaskType::DiagPing => json!({ "message": message, "log_lines": random.below(3) }),
-        TaskType::DiagHealthProbe => json!({}),
-        TaskType::PackageList => json!({ "name_contains": *random.of(&["", "lib", "x"]), "limit": 1 + random.below(3) }),
-        TaskType::SliceTopologyDiscover => json!({ "vcpu_count": 1 + random.below(64), "ovs_bridge": "br-slices" }),
-    }
+/// One of these texts, as JSON.
+fn one_of(random: &mut Random, texts: &[&str]) -> Value {
+    serde_json::from_str(random.of::<&str>(texts)).expect("JSON")
 }
 
-fn invalid_params(random: &mut Random, kind: TaskType) -> Value {
-    match kind {
-        TaskType::SliceVmProvision
-        | TaskType::SliceVmRelease
-        | TaskType::SliceVmPower
-        | TaskType::SliceConsoleRead
-        | TaskType::AllocationProvisionUser
-        | TaskType::AllocationDeprovisionUser => random
-            .of(&[
-                json!({}),
-                json!({ "allocation_id": "somebody", "lease_epoch": 1 }),
-                json!({ "allocation_id": AllocationId::generate(), "lease_epoch": "1", "slots": "*" }),
-                json!([1]),
-            ])
-            .clone(),
-        TaskType::DiagPing => random
-            .of(&[
-                json!({ "message": "m".repeat(257) }),
-                json!({ "message": "line\nbreak" }),
-                json!({ "message": 1 }),
-                json!({ "hold_ms": 600_001 }),
-                json!({ "log_lines": -1 }),
-                json!("ping"),
-            ])
-            .clone(),
-        TaskType::DiagHealthProbe => random.of(&[json!([1]), json!(null), json!("all")]).clone(),
-        TaskType::SliceTopologyDiscover => random
-            .of(&[
-                json!({ "vcpu_count": 0 }),
-                json!({ "ovs_bridge": "--help" }),
-                json!({ "private_subnet": "0.0.0.0/0" }),
-                json!({ "memory_mib": -1 }),
-            ])
-            .clone(),
-        TaskType::PackageList => random
-            .of(&[
-                json!({ "limit": 0 }),
-                json!({ "limit": 5001 }),
-                json!({ "name_contains": "x".repeat(65) }),
-                json!({ "limit": "1" }),
-            ])
-            .clone(),
+fn params(random: &mut Random, kind: TaskType, message: &str, holder: (&str, u64)) -> Value {
+    if kind.needs_lease() {
+        return owner::leased_params(random, kind, holder);
     }
+    if kind == TaskType::DiagPing {
+        return json!({ "message": message, "log_lines": random.below(3) });
+    }
+    one_of(random, kind.examples().params)
 }
 
 struct Harness {
@@ -279,13 +234,10 @@ impl Harness {
                 payload["task_type"] = json!(*random.of(&names));
             }
             Spoil::ParamsOfAnother => {
-                payload["params"] = match kind {
-                    TaskType::DiagPing => json!({ "limit": 1 }),
-                    _ => json!({ "message": "ping" }),
-                };
+                payload["params"] = if kind == TaskType::DiagPing { json!({ "limit": 1 }) } else { json!({ "message": "ping" }) };
             }
             Spoil::ParamUnknown => payload["params"]["command"] = json!("/bin/true"),
-            Spoil::ParamsInvalid => payload["params"] = invalid_params(random, kind),
+            Spoil::ParamsInvalid => payload["params"] = one_of(random, kind.examples().refused_params),
             Spoil::FieldUnknown => payload["policy"] = json!({ "allowed_tasks": ["diag.ping"] }),
             Spoil::FieldMissing => {
                 let fields = [

@@ -1,6 +1,6 @@
 //! Whom the owner lets be a tenant of the whole host.
 
-use gpuaas_contract::task::Task;
+use gpuaas_contract::slice::UserName;
 
 use super::pattern::Pattern;
 
@@ -22,20 +22,8 @@ impl BareMetalRules {
     }
 }
 
-/// Whether the owner lets the tenant that the task is about be one. Tasks that are about nobody are fine.
-pub(super) fn check_username(rules: Option<&BareMetalRules>, task: &Task) -> Result<(), String> {
-    let username = match task {
-        Task::AllocationProvisionUser(params) => &params.username,
-        Task::AllocationDeprovisionUser(params) => &params.username,
-        Task::DiagPing(_)
-        | Task::DiagHealthProbe(_)
-        | Task::PackageList(_)
-        | Task::SliceTopologyDiscover(_)
-        | Task::SliceVmProvision(_)
-        | Task::SliceVmRelease(_)
-        | Task::SliceVmPower(_)
-        | Task::SliceConsoleRead(_) => return Ok(()),
-    };
+/// Whether the owner lets somebody with this name be a tenant.
+pub(super) fn check_username(rules: Option<&BareMetalRules>, username: &UserName) -> Result<(), String> {
     let rules = rules.ok_or("there is no section [bare_metal], so nobody is a tenant of the whole host")?;
     if rules.usernames.iter().any(|pattern| pattern.matches(username.as_str())) {
         return Ok(());
@@ -46,10 +34,9 @@ pub(super) fn check_username(rules: Option<&BareMetalRules>, task: &Task) -> Res
 #[cfg(test)]
 mod tests {
     use gpuaas_contract::id::AllocationId;
-    use gpuaas_contract::task::{TaskType, allocation_deprovision_user};
+    use gpuaas_contract::task::{Task, TaskType, allocation_deprovision_user};
 
     use super::super::{Policy, PolicyError};
-    use super::*;
 
     fn task(name: &str) -> Task {
         Task::AllocationDeprovisionUser(allocation_deprovision_user::Params {

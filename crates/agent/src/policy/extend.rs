@@ -172,7 +172,7 @@ fn confirmed(edited: String, expected: &Rules) -> Result<String, ExtendError> {
 
 #[cfg(test)]
 mod tests {
-    use super::super::EXAMPLE;
+    use super::super::example;
     use super::*;
 
     fn wanted() -> SlicePermissions {
@@ -203,7 +203,7 @@ mod tests {
     #[test]
     fn what_was_added_can_be_taken_back_to_the_byte() {
         for text in [
-            EXAMPLE,
+            example().as_str(),
             "",
             "allowed_tasks = []\n",
             "allowed_tasks = [\"diag.ping\"]",
@@ -227,8 +227,8 @@ mod tests {
 
     #[test]
     fn what_the_owner_wrote_since_survives_the_removal() {
-        let added = missing(EXAMPLE, &wanted()).expect("parses");
-        let mut edited = extended(EXAMPLE, &added).expect("extended");
+        let added = missing(&example(), &wanted()).expect("parses");
+        let mut edited = extended(&example(), &added).expect("extended");
         edited.push_str("pci_addresses = [\"0000:17:00.0\"]\n");
         let edited = edited.replace("\"slice.vm_power\"", "\"allocation.provision_user\"");
         let back = retracted(&edited, &added).expect("taken back");
@@ -261,7 +261,7 @@ mod tests {
     #[test]
     fn only_what_is_the_owners_to_say_is_undecided() {
         let all = ["pci_addresses", "nvme_serials", "image_sources", "image_formats", "usernames"];
-        assert_eq!(undecided(EXAMPLE).expect("parses"), all);
+        assert_eq!(undecided(&example()).expect("parses"), all);
         let decided = "[slices]\ndrives_without_gpu = [\"/dev/x\"]\nnvme_serials = [\"*\"]\nimage_sources = [\"file\"]\n\
                        image_formats = [\"raw\"]\nusernames = [\"*\"]\n";
         assert_eq!(undecided(decided).expect("parses"), [""; 0]);

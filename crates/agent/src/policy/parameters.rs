@@ -3,9 +3,9 @@
 //! The table is what [`check`] goes by: a parameter has a row here, with the key that decides about it or the reason why none has to. A
 //! test compares the rows with the schema of every kind of task, so a parameter that is added without a row does not pass.
 
+use gpuaas_contract::guest::{DriverStrategy, GuestSpec};
 use gpuaas_contract::slice::LeasedSlot;
-use gpuaas_contract::task::slice_vm_provision::DriverStrategy;
-use gpuaas_contract::task::{Task, TaskType, allocation_provision_user, slice_vm_provision};
+use gpuaas_contract::task::{Task, TaskType};
 
 use super::Rules;
 use super::bare_metal::BareMetalRules;
@@ -35,6 +35,8 @@ const fn exempt(path: &'static str, reason: &'static str) -> Parameter {
     Parameter { path, decided: Decided::Exempt { reason } }
 }
 
+/// A row under a kind of task that does not have the parameter: nothing is allowed.
+const MISTAKEN: &str = "the policy's table takes this task for another one";
 const OPERATOR: &str = "operators only, bounded by the contract, and nothing is changed by it";
 const BOUNDED: &str = "a number that the contract bounds";
 const APPROVED: &str = "part of the slot that an operator approved; tenants choose slots by product only";
@@ -62,31 +64,31 @@ const SLOTS: &[Parameter] = &[
 ];
 
 const PROVISION: &[Parameter] = &[
-    exempt("vm_name", "the name that the guest gives itself; on the host everything is named by the allocation"),
-    by("image_path", "slices.image_sources", |rules, task| {
-        provision(task, |params| match params.image_path {
+    exempt("guest.vm_name", "the name that the guest gives itself; on the host everything is named by the allocation"),
+    by("guest.image.path", "slices.image_sources", |rules, task| {
+        provision(task, |guest| match guest.image.path {
             Some(_) => allow(&rules.slices.image_sources, "file", "image_sources"),
             None => Ok(()),
         })
     }),
-    by("image_url", "slices.image_sources", |rules, task| {
-        provision(task, |params| match &params.image_url {
+    by("guest.image.url", "slices.image_sources", |rules, task| {
+        provision(task, |guest| match &guest.image.url {
             Some(url) if !gpuaas_host::image::is_below_any(url, &rules.slices.image_sources) => {
                 Err(format!("image_sources does not allow {url}"))
             }
             Some(_) | None => Ok(()),
         })
     }),
-    exempt("image_sha256", "a digest; the image is checked against it"),
-    by("image_format", "slices.image_formats", |rules, task| {
-        provision(task, |params| match rules.slices.image_formats.contains(&params.image_format) {
+    exempt("guest.image.sha256", "a digest; the image is checked against it"),
+    by("guest.image.format", "slices.image_formats", |rules, task| {
+        provision(task, |guest| match rules.slices.image_formats.contains(&guest.image.format) {
             true => Ok(()),
-            false => Err(format!("image_formats does not list {}", word(&params.image_format))),
+            false => Err(format!("image_formats does not list {}", word(&guest.image.format))),
         })
     }),
-    exempt("image_trusted", "no check is left out for it"),
-    by("driver_strategy", "slices.driver_strategies", |rules, task| {
-        provision(task, |params| match params.driver_strategy {
+    exempt("guest.image.trusted", "no check is left out for it"),
+    by("guest.driver_strategy", "slices.driver_strategies", |rules, task| {
+        provision(task, |guest| match guest.driver_strategy {
             DriverStrategy::None => Ok(()),
             wanted @ (DriverStrategy::CloudInit | DriverStrategy::Preinstalled)
                 if rules.slices.driver_strategies.contains(&wanted) =>
@@ -98,24 +100,24 @@ const PROVISION: &[Parameter] = &[
             }
         })
     }),
-    by("default_username", "slices.usernames", |rules, task| {
-        provision(task, |params| {
-            let name = &params.default_username;
+    by("guest.default_username", "slices.usernames", |rules, task| {
+        provision(task, |guest| {
+            let name = &guest.default_username;
             match rules.slices.usernames.iter().any(|pattern| pattern.matches(name.as_str())) {
                 true => Ok(()),
                 false => Err(format!("usernames of [slices] does not allow {name}")),
             }
         })
     }),
-    exempt("ssh_public_keys[]", "lets people into the guest, and nowhere else"),
-    by("ovs_bridge", "slices.bridges", |rules, task| {
-        provision(task, |params| rules.slices.bridge(params.ovs_bridge.as_ref()).map(|_| ()))
+    exempt("guest.ssh_public_keys[]", "lets people into the guest, and nowhere else"),
+    by("guest.ovs_bridge", "slices.bridges", |rules, task| {
+        provision(task, |guest| rules.slices.bridge(guest.ovs_bridge.as_ref()).map(|_| ()))
     }),
-    by("graceful_timeout_seconds", "slices.max_shutdown_seconds", |rules, task| {
-        provision(task, |params| rules.slices.allows_shutdown_time(params.graceful_timeout_seconds))
+    by("guest.graceful_timeout_seconds", "slices.max_shutdown_seconds", |rules, task| {
+        provision(task, |guest| rules.slices.allows_shutdown_time(guest.shutdown_seconds()))
     }),
-    by("graphics", "slices.allow_graphics", |rules, task| {
-        provision(task, |params| match params.graphics && !rules.slices.allow_graphics {
+    by("guest.graphics", "slices.allow_graphics", |rules, task| {
+        provision(task, |guest| match guest.graphics && !rules.slices.allow_graphics {
             true => Err("allow_graphics is false".to_owned()),
             false => Ok(()),
         })
@@ -138,13 +140,12 @@ const CONSOLE: &[Parameter] = &[exempt("tail_bytes", BOUNDED), exempt("follow_se
 const PROVISION_USER: &[Parameter] = &[
     by("username", "bare_metal.usernames", tenant_username),
     exempt("ssh_public_keys[]", "lets people in as the user that `usernames` allows; options of keys reach nobody"),
-    by("sudo", "bare_metal.allow_sudo", |rules, task| match task {
-        Task::AllocationProvisionUser(allocation_provision_user::Params { sudo: true, .. })
-            if !rules.bare_metal.as_ref().is_some_and(BareMetalRules::allows_sudo) =>
-        {
-            Err("allow_sudo of [bare_metal] is false".to_owned())
+    by("sudo", "bare_metal.allow_sudo", |rules, task| {
+        let Task::AllocationProvisionUser(params) = task else { return Err(MISTAKEN.to_owned()) };
+        if params.sudo && !rules.bare_metal.as_ref().is_some_and(BareMetalRules::allows_sudo) {
+            return Err("allow_sudo of [bare_metal] is false".to_owned());
         }
-        _ => Ok(()),
+        Ok(())
     }),
 ];
 
@@ -216,23 +217,20 @@ fn nvme_serials(rules: &Rules, task: &Task) -> Result<(), String> {
     slots.try_for_each(|slot| allow(&rules.slices.nvme_serials, &slot.spec.nvme_serial, "nvme_serials"))
 }
 
-fn provision(task: &Task, check: impl FnOnce(&slice_vm_provision::Params) -> Result<(), String>) -> Result<(), String> {
-    match task {
-        Task::SliceVmProvision(params) => check(params),
-        Task::DiagPing(_)
-        | Task::DiagHealthProbe(_)
-        | Task::PackageList(_)
-        | Task::SliceTopologyDiscover(_)
-        | Task::SliceVmRelease(_)
-        | Task::SliceVmPower(_)
-        | Task::SliceConsoleRead(_)
-        | Task::AllocationProvisionUser(_)
-        | Task::AllocationDeprovisionUser(_) => Err("the policy's table takes this task for another one".to_owned()),
-    }
+fn provision(task: &Task, check: impl FnOnce(&GuestSpec) -> Result<(), String>) -> Result<(), String> {
+    let Task::SliceVmProvision(params) = task else { return Err(MISTAKEN.to_owned()) };
+    check(&params.guest)
 }
 
 fn tenant_username(rules: &Rules, task: &Task) -> Result<(), String> {
-    super::bare_metal::check_username(rules.bare_metal.as_ref(), task)
+    let username = if let Task::AllocationProvisionUser(params) = task {
+        &params.username
+    } else if let Task::AllocationDeprovisionUser(params) = task {
+        &params.username
+    } else {
+        return Err(MISTAKEN.to_owned());
+    };
+    super::bare_metal::check_username(rules.bare_metal.as_ref(), username)
 }
 
 fn allow(list: &[String], wanted: &str, name: &str) -> Result<(), String> {

@@ -3,8 +3,8 @@
 use std::time::Duration;
 
 use gpuaas_contract::address::Network;
+use gpuaas_contract::guest::{DriverStrategy, ImageFormat};
 use gpuaas_contract::slice::{InterfaceName, grace};
-use gpuaas_contract::task::slice_vm_provision::{DriverStrategy, ImageFormat};
 
 use super::pattern::Pattern;
 

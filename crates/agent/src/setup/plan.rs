@@ -355,9 +355,10 @@ impl Planner<'_> {
     fn policy(&self) -> Result<Vec<Step>, SetupError> {
         let path = &self.settings.policy_file;
         let bad = |why: String| SetupError::Policy { path: path.clone(), why };
+        let example = policy::example();
         let (text, created) = match &self.found.policy {
             PolicyFound::Text(text) => (text.as_str(), false),
-            PolicyFound::Absent => (policy::EXAMPLE, true),
+            PolicyFound::Absent => (example.as_str(), true),
             PolicyFound::Unusable(why) => return Err(bad(why.clone())),
         };
         let wanted = SlicePermissions::all(self.settings.bridge.clone());

@@ -35,7 +35,7 @@ fn bare() -> Found {
         links: BTreeMap::new(),
         has_dhcp_hosts: false,
         closed_folders: BTreeMap::new(),
-        policy: PolicyFound::Text(policy::EXAMPLE.to_owned()),
+        policy: PolicyFound::Text(policy::example()),
     }
 }
 
@@ -55,7 +55,7 @@ fn ready(settings: &Settings) -> Found {
     found.has_dhcp_hosts = true;
     let wanted = SlicePermissions::all(settings.bridge.clone());
     let extended =
-        policy::extended(policy::EXAMPLE, &policy::missing(policy::EXAMPLE, &wanted).expect("a policy")).expect("extended");
+        policy::extended(&policy::example(), &policy::missing(&policy::example(), &wanted).expect("a policy")).expect("extended");
     found.policy = PolicyFound::Text(
         extended
             + "pci_addresses = [\"*\"]\nnvme_serials = [\"*\"]\nimage_sources = [\"file\"]\nimage_formats = [\"raw\"]\nusernames = [\"*\"]\n",

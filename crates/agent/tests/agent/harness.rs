@@ -27,7 +27,7 @@ impl Host {
     pub(crate) fn new(server: &Server) -> Self {
         let folder = tempfile::tempdir().expect("folder");
         let policy_file = folder.path().join("policy.toml");
-        gpuaas_host::private_file::write_with_mode(&policy_file, gpuaas_agent::policy::EXAMPLE.as_bytes(), 0o644)
+        gpuaas_host::private_file::write_with_mode(&policy_file, gpuaas_agent::policy::example().as_bytes(), 0o644)
             .expect("policy");
         let config = Config {
             server: vec![server.address.to_string()],

@@ -1,9 +1,9 @@
 //! Images: what guests are made from. Those of the platform are for everybody, those of an organization for all its projects.
 
 use gpuaas_contract::Digest;
+use gpuaas_contract::guest::{DriverStrategy, ImageFormat};
 use gpuaas_contract::id::{ImageId, OrgId};
 use gpuaas_contract::slice::UserName;
-use gpuaas_contract::task::slice_vm_provision::{DriverStrategy, ImageFormat};
 use gpuaas_contract::time::{OptionalRfc3339, Rfc3339, Timestamp};
 
 /// What guests are made from.

@@ -61,10 +61,7 @@ pub use problem::{Fault, PROBLEM_CONTENT_TYPE, Problem};
 pub use project::{Project, ProjectChange, ProjectCreate, ProjectListQuery};
 pub use quota::{Limits, Quota, QuotaLimits, QuotaUsed};
 pub use service_account::{ApiKey, ApiKeyCreate, ApiKeyCreated, ServiceAccount, ServiceAccountCreate};
-pub use slice::{
-    DEFAULT_USERNAME, Slice, SliceConsole, SliceCreate, SliceImage, SliceListQuery, SliceOrder, SlicePower, SliceRelease,
-    SlotName,
-};
+pub use slice::{Slice, SliceConsole, SliceCreate, SliceListQuery, SliceOrder, SlicePower, SliceRelease, SlotName};
 pub use slot::{Slot, SlotListQuery, Topology, TopologyApprove, TopologyProposal};
 pub use ssh_key::{SshKey, SshKeyCreate};
 pub use task::{

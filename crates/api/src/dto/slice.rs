@@ -2,13 +2,11 @@
 
 use std::net::Ipv4Addr;
 
-use gpuaas_contract::Digest;
+use gpuaas_contract::guest::GuestSpec;
 use gpuaas_contract::id::{AllocationId, NodeId, SlotId};
 use gpuaas_contract::names::Open;
-use gpuaas_contract::slice::{InterfaceName, SshPublicKey, UserName, VmName};
 use gpuaas_contract::state::{SliceState, SlotState};
 use gpuaas_contract::task::slice_vm_power::PowerAction;
-use gpuaas_contract::task::slice_vm_provision::{DriverStrategy, ImageFormat};
 use gpuaas_contract::time::{OptionalRfc3339, Timestamp};
 
 use super::{Slot, Task};
@@ -68,26 +66,6 @@ pub enum SlotName {
     Id(SlotId),
 }
 
-/// What a guest is made from.
-#[derive(Clone, Debug, PartialEq, Eq, serde::Serialize, serde::Deserialize, schemars::JsonSchema)]
-#[serde(deny_unknown_fields)]
-pub struct SliceImage {
-    /// A file in the host's image folder, as a path below it. Looked for before `url`.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub path: Option<String>,
-    /// Where it comes from if the host does not have it.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub url: Option<String>,
-    /// Its digest, always checked.
-    pub sha256: Digest,
-    /// What it is said to be.
-    #[serde(default)]
-    pub format: ImageFormat,
-    /// The operator vouches for it. It is checked all the same.
-    #[serde(default)]
-    pub trusted: bool,
-}
-
 /// A slice to make.
 #[derive(Clone, Debug, PartialEq, Eq, serde::Serialize, serde::Deserialize, schemars::JsonSchema)]
 #[serde(deny_unknown_fields)]
@@ -96,35 +74,9 @@ pub struct SliceCreate {
     pub node: String,
     /// Its slots: 1 to 16, all on that node.
     pub slots: Vec<SlotName>,
-    /// The name the guest gives itself.
-    pub vm_name: VmName,
-    /// What it is made from.
-    pub image: SliceImage,
-    /// Its user.
-    #[serde(default = "default_username")]
-    pub default_username: UserName,
-    /// That user's keys.
-    #[serde(default)]
-    pub ssh_public_keys: Vec<SshPublicKey>,
-    /// How the GPU's driver gets into it.
-    #[serde(default)]
-    pub driver_strategy: DriverStrategy,
-    /// The Open vSwitch bridge it is on, which the host's policy must list; the host's own default unless given.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub ovs_bridge: Option<InterfaceName>,
-    /// A virtual screen. Nobody sees it but over the gateway.
-    #[serde(default)]
-    pub graphics: bool,
-    /// How long the guest may take to shut down, brought into 30 to 900 s; 120 unless given.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub graceful_timeout_seconds: Option<u32>,
-}
-
-/// The user of a guest unless told otherwise.
-pub const DEFAULT_USERNAME: &str = "ubuntu";
-
-fn default_username() -> UserName {
-    DEFAULT_USERNAME.parse().unwrap_or_else(|_| unreachable!("a constant that a test parses"))
+    /// What the guest is.
+    #[serde(flatten)]
+    pub guest: GuestSpec,
 }
 
 /// A slice to give back.
@@ -179,17 +131,25 @@ pub struct SliceOrder {
 
 #[cfg(test)]
 mod tests {
+    use gpuaas_contract::Digest;
+    use gpuaas_contract::guest::DEFAULT_USERNAME;
+
     use super::*;
 
     #[test]
-    fn what_is_not_said_has_its_default() {
+    fn what_is_not_said_has_its_default_and_what_is_misspelled_is_refused() {
         let digest = Digest::of(b"image");
         let text = format!(
             r#"{{"node":"n","slots":[0,"{}"],"vm_name":"a","image":{{"path":"x","sha256":"{digest}"}}}}"#,
             SlotId::generate()
         );
         let create: SliceCreate = serde_json::from_str(&text).expect("parses");
-        assert_eq!((create.default_username.as_str(), create.ovs_bridge), (DEFAULT_USERNAME, None));
+        assert_eq!((create.guest.default_username.as_str(), create.guest.ovs_bridge), (DEFAULT_USERNAME, None));
+        for wrong in
+            [text.replace("vm_name", "vm_nam"), text.replace("\"path\"", "\"pat\""), text.replace("{\"node", "{\"x\":1,\"node")]
+        {
+            assert!(serde_json::from_str::<SliceCreate>(&wrong).is_err(), "{wrong}");
+        }
         assert!(matches!(create.slots.as_slice(), [SlotName::Index(0), SlotName::Id(_)]));
         let release: SliceRelease = serde_json::from_str("{}").expect("parses");
         assert!(release.wipe, "a release wipes unless told otherwise");

@@ -15,9 +15,7 @@ use gpuaas_contract::time::Timestamp;
 use gpuaas_control::pki::KeyRing;
 use gpuaas_domain::decision::Context;
 use gpuaas_domain::node::{Node, NodeService};
-use gpuaas_domain::task::{
-    self, DEFAULT_QUEUE_TIME, DEFAULT_TIMEOUT, MAX_UNFINISHED_PER_NODE, NewTask, ReceiptHead, TaskRecord, TaskState,
-};
+use gpuaas_domain::task::{self, DEFAULT_QUEUE_TIME, MAX_UNFINISHED_PER_NODE, NewTask, ReceiptHead, TaskRecord, TaskState};
 use gpuaas_domain::{Actor, Change, Decision};
 use gpuaas_store::{Store, StoreConfig};
 use sqlx::{AssertSqlSafe, Connection as _, PgConnection};
@@ -182,7 +180,7 @@ impl Caller {
 
 fn ping() -> Result<NewTask> {
     let task = Task::parse(TaskType::DiagPing, &format!("{{\"message\":\"{}\"}}", "m".repeat(64)))?;
-    let (queue_time, timeout) = (DEFAULT_QUEUE_TIME, DEFAULT_TIMEOUT);
+    let (queue_time, timeout) = (DEFAULT_QUEUE_TIME, task.timeout());
     Ok(NewTask { id: TaskId::generate(), task, queue_time, timeout, idempotency_key: None })
 }
 

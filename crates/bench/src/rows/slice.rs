@@ -10,10 +10,11 @@ use std::time::{Duration, Instant};
 
 use futures::future::BoxFuture;
 use gpuaas_api::Client;
-use gpuaas_api::dto::{SliceCreate, SliceImage, SliceRelease, SlotName, Task, TaskCreate, TopologyApprove};
+use gpuaas_api::dto::{SliceCreate, SliceRelease, SlotName, Task, TaskCreate, TopologyApprove};
 use gpuaas_contract::cleanup::WipeMethod;
+use gpuaas_contract::guest::{DEFAULT_USERNAME, GuestSpec, ImageFormat, ImageSource};
 use gpuaas_contract::id::TaskId;
-use gpuaas_contract::task::slice_vm_provision::{ImageFormat, PHASES};
+use gpuaas_contract::task::slice_vm_provision::PHASES;
 use gpuaas_contract::{Digest, dsse, receipt};
 use gpuaas_host::guests::{ImageWanted, Layout};
 use gpuaas_host::image::Images;
@@ -70,20 +71,22 @@ impl Provisions {
         let create = SliceCreate {
             node: self.node.clone(),
             slots: vec![SlotName::Index(0)],
-            vm_name: "bench".parse()?,
-            image: SliceImage {
-                path: Some("image.qcow2".to_owned()),
-                url: None,
-                sha256: Digest::of(b"image"),
-                format: ImageFormat::Qcow2,
-                trusted: false,
+            guest: GuestSpec {
+                vm_name: "bench".parse()?,
+                image: ImageSource {
+                    path: Some("image.qcow2".to_owned()),
+                    url: None,
+                    sha256: Digest::of(b"image"),
+                    format: ImageFormat::Qcow2,
+                    trusted: false,
+                },
+                default_username: DEFAULT_USERNAME.parse()?,
+                ssh_public_keys: Vec::new(),
+                driver_strategy: Default::default(),
+                ovs_bridge: None,
+                graphics: false,
+                graceful_timeout_seconds: None,
             },
-            default_username: gpuaas_api::dto::DEFAULT_USERNAME.parse()?,
-            ssh_public_keys: Vec::new(),
-            driver_strategy: Default::default(),
-            ovs_bridge: None,
-            graphics: false,
-            graceful_timeout_seconds: None,
         };
         let order = client.slice_create(&create, None).await?;
         ended(client, order.task.id).await?;

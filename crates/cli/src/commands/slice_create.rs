@@ -2,10 +2,10 @@
 
 use std::path::{Path, PathBuf};
 
-use gpuaas_api::dto::{DEFAULT_USERNAME, SliceCreate, SliceImage, SlotName};
+use gpuaas_api::dto::{SliceCreate, SlotName};
 use gpuaas_contract::Digest;
+use gpuaas_contract::guest::{DEFAULT_USERNAME, DriverStrategy, GuestSpec, ImageFormat, ImageSource};
 use gpuaas_contract::slice::{InterfaceName, SshPublicKey, UserName, VmName};
-use gpuaas_contract::task::slice_vm_provision::{DriverStrategy, ImageFormat};
 
 use super::slice::{self, WaitArgs};
 use crate::context::CommandContext;
@@ -111,22 +111,24 @@ pub(super) async fn run(session: &CommandContext, args: CreateArgs) -> Result<Ex
     let create = SliceCreate {
         node: resolve::node(client, &args.node).await?,
         slots: args.slots.into_iter().map(SlotName::Index).collect(),
-        vm_name: args.name,
-        image: SliceImage {
-            path: args.image_path,
-            url: args.image_url,
-            sha256: args.image_sha256,
-            format: args.image_format.into(),
-            trusted: false,
+        guest: GuestSpec {
+            vm_name: args.name,
+            image: ImageSource {
+                path: args.image_path,
+                url: args.image_url,
+                sha256: args.image_sha256,
+                format: args.image_format.into(),
+                trusted: false,
+            },
+            default_username: args.user,
+            ssh_public_keys,
+            driver_strategy: args.driver.into(),
+            ovs_bridge: args.bridge,
+            graphics: args.graphics,
+            graceful_timeout_seconds: None,
         },
-        default_username: args.user,
-        ssh_public_keys,
-        driver_strategy: args.driver.into(),
-        ovs_bridge: args.bridge,
-        graphics: args.graphics,
-        graceful_timeout_seconds: None,
     };
-    if create.ssh_public_keys.is_empty() {
+    if create.guest.ssh_public_keys.is_empty() {
         session.output.warn("no --ssh-key is given: nobody can get into the guest by SSH");
     }
     let order = client.slice_create(&create, args.wait.idempotency_key.as_deref()).await?;

@@ -79,7 +79,7 @@ fn slices(end: &'static str, then: &'static str) -> Router {
         Json(Page::whole(if query.state.is_some() { Vec::new() } else { vec![slice("leased")] }))
     };
     let create = |Json(create): Json<SliceCreate>| async move {
-        assert_eq!(create.ssh_public_keys.len(), 1);
+        assert_eq!(create.guest.ssh_public_keys.len(), 1);
         let params = serde_json::to_value(&create).expect("JSON");
         order(Task { params, ..task("queued") }, "leased")
     };

@@ -1,6 +1,7 @@
 //! From a tenant's request to a guest they can sign in to, and back to nothing: on slots, and on a whole machine.
 
 use crate::cluster::{AgentHost, Beside, Carrier, Cluster, Ran, Store, write_private};
+use gpuaas_contract::task::TaskType;
 use gpuaas_contract::time::Timestamp;
 use gpuaas_testkit::{Launch, PATIENCE, TempDir, free_port};
 use serde_json::Value;
@@ -13,11 +14,13 @@ pub(crate) fn host(cluster: &Cluster, name: &str) -> (AgentHost, String) {
     let mut host = AgentHost::new(cluster, name, Carrier::Stream, Some("h100"), None);
     write_private(
         &host.folder.join("policy.toml"),
-        "allowed_tasks = [\"diag.ping\", \"slice.topology_discover\", \"slice.vm_provision\", \"slice.vm_release\", \
-         \"slice.vm_power\", \"slice.console_read\", \"allocation.provision_user\", \"allocation.deprovision_user\"]\n\
+        &format!(
+            "allowed_tasks = {}\n\
          [slices]\npci_addresses = [\"*\"]\nnvme_serials = [\"*\"]\nimage_sources = [\"https://images.example/\"]\n\
          bridges = [\"br-slices\"]\nimage_formats = [\"qcow2\", \"raw\"]\nusernames = [\"*\"]\ndriver_strategies = [\"cloud-init\", \"preinstalled\"]\n\
          [bare_metal]\nusernames = [\"*\"]\nallow_sudo = true\n",
+            TaskType::list(TaskType::ALL),
+        ),
     );
     host.enroll(cluster);
     host.start();

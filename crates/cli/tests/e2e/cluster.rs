@@ -2,6 +2,7 @@
 
 use std::path::{Path, PathBuf};
 
+use gpuaas_contract::task::TaskType;
 use gpuaas_testkit::{Failpoints, Launch, NetNs, PATIENCE, PgDatabase, Program, TempDir, eventually, free_port, pg_database};
 use serde_json::Value;
 
@@ -420,10 +421,12 @@ impl AgentHost {
         std::fs::write(folder.join("config.toml"), config).unwrap();
         write_private(
             &folder.join("policy.toml"),
-            "allowed_tasks = [\"diag.ping\", \"diag.health_probe\", \"package.list\", \"slice.topology_discover\", \"slice.vm_provision\", \
-             \"slice.vm_release\", \"slice.vm_power\", \"slice.console_read\"]\n\
+            &format!(
+                "allowed_tasks = {}\n\
              [slices]\npci_addresses = [\"*\"]\nnvme_serials = [\"*\"]\nimage_sources = [\"https://images.example/\"]\n\
              bridges = [\"br-slices\"]\nimage_formats = [\"qcow2\", \"raw\"]\nusernames = [\"*\"]\ndriver_strategies = [\"cloud-init\", \"preinstalled\"]\n",
+                TaskType::list(TaskType::ALL),
+            ),
         );
         let failpoints = Failpoints::new(folder.join("failpoints"));
         let mut launch =

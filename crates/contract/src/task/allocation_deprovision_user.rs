@@ -4,6 +4,7 @@
 //! to it, and its home, its keys, its sudo rule and everything that would have started on its behalf are gone.
 
 use super::allocation_provision_user::check_order;
+use super::{Examples, Parameters};
 use crate::id::AllocationId;
 use crate::slice::{Holder, UserName};
 
@@ -28,11 +29,28 @@ impl Params {
     pub fn holder(&self) -> Holder {
         Holder { allocation_id: self.allocation_id, lease_epoch: self.lease_epoch }
     }
+}
 
-    pub(super) fn check(&self) -> Result<(), String> {
+impl Parameters for Params {
+    fn check(&self) -> Result<(), String> {
         check_order(self.lease_epoch, &self.username)
     }
+
+    fn lease(&self) -> Option<Holder> {
+        Some(self.holder())
+    }
 }
+
+pub(super) const EXAMPLES: Examples = Examples {
+    params: &[
+        r#"{"allocation_id":"alloc_0198f0000000700080000000000000aa","lease_epoch":1,"username":"tenant-1","take_over":true}"#,
+    ],
+    refused_params: &[r#"{"username":"-rf"}"#, "[1]"],
+    outputs: &[
+        r#"{"username":"tenant-1","existed":true,"sessions_ended":1,"processes_ended":2,"files_removed":3,"home_removed":true}"#,
+    ],
+    refused_outputs: &[],
+};
 
 /// What there was, and is no more. If the agent was restarted in between, the numbers are those since then.
 #[derive(Clone, Debug, PartialEq, Eq, serde::Serialize, serde::Deserialize, schemars::JsonSchema)]

@@ -1,6 +1,7 @@
 //! `allocation.provision_user`: a user of the operating system for a tenant who leases the whole host.
 
-use super::slice_vm_provision::{MAX_KEY_BYTES, MAX_KEYS};
+use super::{Examples, Parameters};
+use crate::guest::{MAX_KEYS, check_keys};
 use crate::id::AllocationId;
 use crate::slice::{Holder, SshPublicKey, UserName};
 
@@ -51,20 +52,31 @@ impl Params {
     pub fn holder(&self) -> Holder {
         Holder { allocation_id: self.allocation_id, lease_epoch: self.lease_epoch }
     }
+}
 
-    pub(super) fn check(&self) -> Result<(), String> {
+impl Parameters for Params {
+    fn check(&self) -> Result<(), String> {
         check_order(self.lease_epoch, &self.username)?;
-        if self.ssh_public_keys.is_empty() || self.ssh_public_keys.len() > MAX_KEYS {
-            return Err(format!("ssh_public_keys: {} are given; choose 1 to {MAX_KEYS}", self.ssh_public_keys.len()));
+        if self.ssh_public_keys.is_empty() {
+            return Err(format!("ssh_public_keys: none is given; choose 1 to {MAX_KEYS}"));
         }
-        if self.ssh_public_keys.iter().map(|key| key.as_str().len()).sum::<usize>() > MAX_KEY_BYTES {
-            return Err(format!(
-                "ssh_public_keys: more than {MAX_KEY_BYTES} bytes together; use fewer or shorter ones (ed25519)"
-            ));
-        }
-        Ok(())
+        check_keys(&self.ssh_public_keys)
+    }
+
+    fn lease(&self) -> Option<Holder> {
+        Some(self.holder())
     }
 }
+
+pub(super) const EXAMPLES: Examples = Examples {
+    params: &[concat!(
+        r#"{"allocation_id":"alloc_0198f0000000700080000000000000aa","lease_epoch":1,"username":"tenant-1","ssh_public_keys":"#,
+        r#"["ssh-ed25519 AAAAC3NzaC1lZDI1NTE5AAAAIAcHBwcHBwcHBwcHBwcHBwcHBwcHBwcHBwcHBwcHBwcH c"],"sudo":true}"#
+    )],
+    refused_params: &[r#"{"username":"root"}"#, r#"{"ssh_public_keys":["command=\"x\" ssh-ed25519 AAAA"]}"#, "{}"],
+    outputs: &[r#"{"username":"tenant-1","uid":20000,"home":"/srv/tenant-1","keys":1,"created":true}"#],
+    refused_outputs: &[],
+};
 
 /// What holds for the end of a user as well.
 pub(super) fn check_order(lease_epoch: u64, username: &UserName) -> Result<(), String> {

@@ -1,5 +1,6 @@
 //! `diag.health_probe`: the state of the host, read only.
 
+use super::{Examples, Parameters};
 use crate::telemetry::{DiskFact, GpuFact};
 use crate::time::Timestamp;
 
@@ -7,6 +8,24 @@ use crate::time::Timestamp;
 #[derive(Clone, Debug, Default, PartialEq, Eq, serde::Serialize, serde::Deserialize, schemars::JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub struct Params {}
+
+impl Parameters for Params {
+    fn check(&self) -> Result<(), String> {
+        Ok(())
+    }
+}
+
+pub(super) const EXAMPLES: Examples = Examples {
+    params: &["{}"],
+    refused_params: &["null", r#""all""#, "[1]"],
+    outputs: &[r#"{"healthy":true,"simulated":true,"kernel":"6.1.0","uptime_seconds":1,"load_percent":150,"memory_bytes":1,
+        "memory_available_bytes":1,"kvm":true,"vfio_modules":["vfio_pci"],"iommu_groups":4,"reboot_required":false,
+        "gpus":[{"pci_address":"0000:17:00.0","vendor_id":"10de","device_id":"2330","name":"H100","memory_bytes":85899345920,
+        "driver":"vfio-pci","numa_node":-1,"source":"sysfs"}],"fabric":[{"pci_address":"0000:1a:00.0","name":"mlx5_0/1","up":true,
+        "state":"active","rate":"400 Gb/sec (4X NDR)"}],"disks":[{"name":"nvme0n1","model":"m","serial":"s",
+        "size_bytes":18446744073709551615}],"warnings":[{"code":"iommu_off","message":"turn it on"}]}"#],
+    refused_outputs: &[r#"{"healthy":false}"#],
+};
 
 /// The report.
 #[derive(Clone, Debug, PartialEq, serde::Serialize, serde::Deserialize, schemars::JsonSchema)]

@@ -1,5 +1,6 @@
 //! `diag.ping`: the smallest task with an effect.
 
+use super::{Examples, Parameters};
 use crate::time::Timestamp;
 
 /// Longest message.
@@ -36,8 +37,8 @@ pub struct Output {
     pub recovered: bool,
 }
 
-impl Params {
-    pub(super) fn check(&self) -> Result<(), String> {
+impl Parameters for Params {
+    fn check(&self) -> Result<(), String> {
         if self.message.len() > MAX_MESSAGE {
             return Err(format!("message has {} bytes; at most {MAX_MESSAGE} are allowed", self.message.len()));
         }
@@ -53,3 +54,16 @@ impl Params {
         Ok(())
     }
 }
+
+pub(super) const EXAMPLES: Examples = Examples {
+    params: &["{}", r#"{"message":"hello","hold_ms":600000,"log_lines":100000}"#, r#"{"message":"gr\u00fc\u00df dich"}"#],
+    refused_params: &[
+        r#"{"message":"gr\u00fc\u00df dich","hold_ms":600001}"#,
+        r#"{"message":"a\nb"}"#,
+        r#"{"message":1}"#,
+        r#"{"log_lines":-1}"#,
+        r#""ping""#,
+    ],
+    outputs: &[r#"{"message":"hello","host_time":1767225600000000,"recovered":false}"#],
+    refused_outputs: &[r#"{"message":"","host_time":-9223372036854775808,"recovered":true,"extra":1}"#],
+};

@@ -1,10 +1,11 @@
 //! The closed catalog of tasks.
 //!
-//! A task that is not a variant of [`Task`] does not exist: the control plane cannot ask for it and the agent cannot
-//! run it. Every variant has a handler in the agent. See `docs/adding-a-task.md`.
+//! A task that is not a row of the table below does not exist: the control plane cannot ask for it and the agent cannot run it. The table
+//! is the only place that lists the kinds with what is fixed about them; everything else asks it. See `docs/adding-a-task.md`.
 
 pub mod allocation_deprovision_user;
 pub mod allocation_provision_user;
+mod catalog;
 pub mod diag_health_probe;
 pub mod diag_ping;
 pub mod package_list;
@@ -14,58 +15,241 @@ pub mod slice_vm_power;
 pub mod slice_vm_provision;
 pub mod slice_vm_release;
 
+use std::time::Duration;
+
 use serde_json::value::RawValue;
 
 use crate::slice::{Holder, LeasedSlot};
 
-/// Everything that can be asked of a node, with its parameters.
-#[derive(Clone, Debug, PartialEq)]
-pub enum Task {
-    /// `diag.ping`: leave a mark on the host and answer, to prove the whole path.
-    DiagPing(diag_ping::Params),
-    /// `diag.health_probe`: report what state the host is in.
-    DiagHealthProbe(diag_health_probe::Params),
-    /// `package.list`: list installed packages.
-    PackageList(package_list::Params),
-    /// `slice.topology_discover`: report what of the host could become slots.
-    SliceTopologyDiscover(slice_topology_discover::Params),
-    /// `slice.vm_provision`: put a guest on leased slots.
-    SliceVmProvision(slice_vm_provision::Params),
-    /// `slice.vm_release`: end a guest and prove that nothing is left.
-    SliceVmRelease(slice_vm_release::Params),
-    /// `slice.vm_power`: stop, start or reboot a guest.
-    SliceVmPower(slice_vm_power::Params),
-    /// `slice.console_read`: read a guest's serial console.
-    SliceConsoleRead(slice_console_read::Params),
-    /// `allocation.provision_user`: give a tenant who leases the whole host a user on it.
-    AllocationProvisionUser(allocation_provision_user::Params),
-    /// `allocation.deprovision_user`: end that user and prove that nothing of it is left.
-    AllocationDeprovisionUser(allocation_deprovision_user::Params),
+catalog::tasks! {
+    DiagPing(diag_ping) {
+        name: "diag.ping",
+        summary: "Leave one line in the host's ping log and answer: proves the whole path.",
+        changes_host: true,
+        lease: None,
+        decides_lease: false,
+        undoes_itself: false,
+        destroys: None,
+        proves_cleanup: false,
+        timeout: minutes(5),
+        taken_in_maintenance: false,
+        by_hand: ByHand::Allowed,
+    }
+    DiagHealthProbe(diag_health_probe) {
+        name: "diag.health_probe",
+        summary: "Report kernel, memory, disks, KVM, VFIO, IOMMU, GPUs and fabric links of the host.",
+        changes_host: false,
+        lease: None,
+        decides_lease: false,
+        undoes_itself: false,
+        destroys: None,
+        proves_cleanup: false,
+        timeout: minutes(5),
+        taken_in_maintenance: false,
+        by_hand: ByHand::Allowed,
+    }
+    PackageList(package_list) {
+        name: "package.list",
+        summary: "List the packages installed on the host (dpkg or rpm).",
+        changes_host: false,
+        lease: None,
+        decides_lease: false,
+        undoes_itself: false,
+        destroys: None,
+        proves_cleanup: false,
+        timeout: minutes(5),
+        taken_in_maintenance: false,
+        by_hand: ByHand::Allowed,
+    }
+    SliceTopologyDiscover(slice_topology_discover) {
+        name: "slice.topology_discover",
+        summary: "Report GPUs, drives, fabric and what of them could become slots. Changes nothing.",
+        changes_host: false,
+        lease: None,
+        decides_lease: false,
+        undoes_itself: false,
+        destroys: None,
+        proves_cleanup: false,
+        timeout: minutes(5),
+        taken_in_maintenance: false,
+        by_hand: ByHand::Allowed,
+    }
+    SliceVmProvision(slice_vm_provision) {
+        name: "slice.vm_provision",
+        summary: "Put a guest on leased slots: image, cloud-init, devices, network; undone completely if it fails.",
+        changes_host: true,
+        lease: Some(Leased::Slots),
+        decides_lease: true,
+        undoes_itself: true,
+        // Only what the host's own lease gives to the new holder, which is clean by proof.
+        destroys: None,
+        proves_cleanup: true,
+        // A large image over a slow line, and a driver that is built at the first boot.
+        timeout: minutes(2 * 60),
+        taken_in_maintenance: false,
+        by_hand: ByHand::Instead("gpuaas slice create"),
+    }
+    SliceVmRelease(slice_vm_release) {
+        name: "slice.vm_release",
+        summary: "End a guest, reset its devices, wipe its drives and prove it.",
+        changes_host: true,
+        lease: Some(Leased::Slots),
+        decides_lease: true,
+        undoes_itself: true,
+        destroys: Some(Destroys::Guest),
+        proves_cleanup: true,
+        // A drive that can only be wiped by writing it all.
+        timeout: minutes(6 * 60),
+        taken_in_maintenance: true,
+        by_hand: ByHand::Instead("gpuaas slice release"),
+    }
+    SliceVmPower(slice_vm_power) {
+        name: "slice.vm_power",
+        summary: "Stop, start or reboot a guest; it keeps its disk and address.",
+        changes_host: true,
+        lease: Some(Leased::Slots),
+        decides_lease: false,
+        undoes_itself: false,
+        destroys: None,
+        proves_cleanup: false,
+        timeout: minutes(30),
+        taken_in_maintenance: true,
+        by_hand: ByHand::Instead("gpuaas slice stop`, `start` or `reboot"),
+    }
+    SliceConsoleRead(slice_console_read) {
+        name: "slice.console_read",
+        summary: "Read a guest's serial console into the task's log, and follow it. Changes nothing.",
+        changes_host: false,
+        lease: Some(Leased::Slots),
+        decides_lease: false,
+        undoes_itself: false,
+        destroys: None,
+        proves_cleanup: false,
+        timeout: minutes(2),
+        taken_in_maintenance: true,
+        by_hand: ByHand::Instead("gpuaas slice console"),
+    }
+    AllocationProvisionUser(allocation_provision_user) {
+        name: "allocation.provision_user",
+        summary: "Give a tenant who leases the whole host a user on it, with keys; undone completely if it fails.",
+        changes_host: true,
+        lease: Some(Leased::Host),
+        decides_lease: true,
+        undoes_itself: true,
+        destroys: None,
+        proves_cleanup: false,
+        timeout: minutes(15),
+        taken_in_maintenance: false,
+        by_hand: ByHand::Instead("gpuaas alloc create"),
+    }
+    AllocationDeprovisionUser(allocation_deprovision_user) {
+        name: "allocation.deprovision_user",
+        summary: "End a tenant's user with its processes and files, and prove that nothing is left.",
+        changes_host: true,
+        lease: Some(Leased::Host),
+        decides_lease: true,
+        undoes_itself: true,
+        destroys: Some(Destroys::Tenant),
+        proves_cleanup: false,
+        timeout: minutes(60),
+        taken_in_maintenance: true,
+        by_hand: ByHand::Instead("gpuaas alloc release"),
+    }
 }
 
-/// The kind of a task, without its parameters.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
-pub enum TaskType {
-    /// `diag.ping`
-    DiagPing,
-    /// `diag.health_probe`
-    DiagHealthProbe,
-    /// `package.list`
-    PackageList,
-    /// `slice.topology_discover`
-    SliceTopologyDiscover,
-    /// `slice.vm_provision`
-    SliceVmProvision,
-    /// `slice.vm_release`
-    SliceVmRelease,
-    /// `slice.vm_power`
-    SliceVmPower,
-    /// `slice.console_read`
-    SliceConsoleRead,
-    /// `allocation.provision_user`
-    AllocationProvisionUser,
-    /// `allocation.deprovision_user`
-    AllocationDeprovisionUser,
+/// What is fixed about a kind of task: its row of the table.
+#[derive(Clone, Copy, Debug)]
+pub struct Facts {
+    /// Name on the wire, in policies and in the CLI.
+    pub name: &'static str,
+    /// One sentence for people.
+    pub summary: &'static str,
+    /// Whether running it changes anything on the host.
+    pub changes_host: bool,
+    /// What of an allocation it acts on, if it does: then the control plane creates it from its own records.
+    pub lease: Option<Leased>,
+    /// Whether its end decides about the lease that it acts on.
+    pub decides_lease: bool,
+    /// Whether it undoes what it began when it fails or is told to stop: then it must be let go on until it has.
+    pub undoes_itself: bool,
+    /// What it takes away that nobody can bring back, if it does: such tasks have a budget per hour.
+    pub destroys: Option<Destroys>,
+    /// Whether its receipt may carry a proof of cleanup.
+    pub proves_cleanup: bool,
+    /// How long it may run, besides what its parameters tell it to wait.
+    pub timeout: Duration,
+    /// Whether a node in maintenance, or one that is held back, takes it: tenants must be able to leave.
+    pub taken_in_maintenance: bool,
+    /// Whether an operator may create it with `gpuaas task run`.
+    pub by_hand: ByHand,
+}
+
+/// What of an allocation a task acts on.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Leased {
+    /// Its slots.
+    Slots,
+    /// The whole host.
+    Host,
+}
+
+/// Whether an operator may create a task by its name.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum ByHand {
+    /// They may.
+    Allowed,
+    /// They use this command instead, which decides on the records.
+    Instead(&'static str),
+}
+
+/// What every task's parameters can be asked.
+trait Parameters {
+    /// Whether every value is within its limits; the error names the field.
+    fn check(&self) -> Result<(), String>;
+
+    /// The allocation on whose slots or host it acts. Kinds with a lease in the table name theirs.
+    fn lease(&self) -> Option<Holder> {
+        None
+    }
+
+    /// The slots it acts on.
+    fn slots(&self) -> &[LeasedSlot] {
+        &[]
+    }
+
+    /// How long it is told to wait, besides its work.
+    fn waits(&self) -> Duration {
+        Duration::ZERO
+    }
+}
+
+/// Parameters and outputs of a kind as JSON, for tests, fuzzing and scripted nodes. A test holds the parser to them.
+#[derive(Clone, Copy, Debug)]
+pub struct Examples {
+    /// Parameters that are taken; at least one.
+    pub params: &'static [&'static str],
+    /// Parameters that are refused for a value, not for an unknown field; at least one.
+    pub refused_params: &'static [&'static str],
+    /// Outputs that are taken; at least one.
+    pub outputs: &'static [&'static str],
+    /// Outputs that are refused.
+    pub refused_outputs: &'static [&'static str],
+}
+
+/// A slot of an allocation, for examples.
+macro_rules! example_slot {
+    () => {
+        concat!(
+            r#"{"slot_id":"slot_0198f0000000700080000000000000bb","spec":{"slot_index":0,"pci_address":"0000:17:00.0","#,
+            r#""companions":["0000:17:00.1"],"fabric_device":null,"nvme_device":"/dev/disk/by-id/nvme-x","nvme_serial":"S 1","#,
+            r#""numa_node":-1,"vcpu_count":12,"memory_mib":65536,"mac_address":"02:00:00:00:00:01","private_ip":"10.77.0.2"}}"#
+        )
+    };
+}
+use example_slot;
+
+const fn minutes(minutes: u64) -> Duration {
+    Duration::from_secs(minutes * 60)
 }
 
 /// What a task may destroy.
@@ -85,32 +269,6 @@ impl Destroys {
             Self::Tenant => "tenants were ended",
         }
     }
-}
-
-/// What a successful task answers.
-#[derive(Clone, Debug, PartialEq, serde::Serialize)]
-#[serde(untagged)]
-pub enum Output {
-    /// Answer to `diag.ping`.
-    DiagPing(diag_ping::Output),
-    /// Answer to `diag.health_probe`.
-    DiagHealthProbe(diag_health_probe::Output),
-    /// Answer to `package.list`.
-    PackageList(package_list::Output),
-    /// Answer to `slice.topology_discover`.
-    SliceTopologyDiscover(slice_topology_discover::Output),
-    /// Answer to `slice.vm_provision`.
-    SliceVmProvision(slice_vm_provision::Output),
-    /// Answer to `slice.vm_release`.
-    SliceVmRelease(slice_vm_release::Output),
-    /// Answer to `slice.vm_power`.
-    SliceVmPower(slice_vm_power::Output),
-    /// Answer to `slice.console_read`.
-    SliceConsoleRead(slice_console_read::Output),
-    /// Answer to `allocation.provision_user`.
-    AllocationProvisionUser(allocation_provision_user::Output),
-    /// Answer to `allocation.deprovision_user`.
-    AllocationDeprovisionUser(allocation_deprovision_user::Output),
 }
 
 /// Why parameters were not taken.
@@ -135,120 +293,45 @@ pub enum BadParams {
 }
 
 impl TaskType {
-    /// Every kind there is, in the order of the catalog.
-    pub const ALL: [Self; 10] = [
-        Self::DiagPing,
-        Self::DiagHealthProbe,
-        Self::PackageList,
-        Self::SliceTopologyDiscover,
-        Self::SliceVmProvision,
-        Self::SliceVmRelease,
-        Self::SliceVmPower,
-        Self::SliceConsoleRead,
-        Self::AllocationProvisionUser,
-        Self::AllocationDeprovisionUser,
-    ];
-
     /// Name on the wire, in policies and in the CLI.
     pub const fn as_str(self) -> &'static str {
-        match self {
-            Self::DiagPing => "diag.ping",
-            Self::DiagHealthProbe => "diag.health_probe",
-            Self::PackageList => "package.list",
-            Self::SliceTopologyDiscover => "slice.topology_discover",
-            Self::SliceVmProvision => "slice.vm_provision",
-            Self::SliceVmRelease => "slice.vm_release",
-            Self::SliceVmPower => "slice.vm_power",
-            Self::SliceConsoleRead => "slice.console_read",
-            Self::AllocationProvisionUser => "allocation.provision_user",
-            Self::AllocationDeprovisionUser => "allocation.deprovision_user",
-        }
+        self.facts().name
     }
 
     /// One sentence for people.
     pub const fn summary(self) -> &'static str {
-        match self {
-            Self::DiagPing => "Leave one line in the host's ping log and answer: proves the whole path.",
-            Self::DiagHealthProbe => "Report kernel, memory, disks, KVM, VFIO, IOMMU, GPUs and fabric links of the host.",
-            Self::PackageList => "List the packages installed on the host (dpkg or rpm).",
-            Self::SliceTopologyDiscover => "Report GPUs, drives, fabric and what of them could become slots. Changes nothing.",
-            Self::SliceVmProvision => {
-                "Put a guest on leased slots: image, cloud-init, devices, network; undone completely if it fails."
-            }
-            Self::SliceVmRelease => "End a guest, reset its devices, wipe its drives and prove it.",
-            Self::SliceVmPower => "Stop, start or reboot a guest; it keeps its disk and address.",
-            Self::SliceConsoleRead => "Read a guest's serial console into the task's log, and follow it. Changes nothing.",
-            Self::AllocationProvisionUser => {
-                "Give a tenant who leases the whole host a user on it, with keys; undone completely if it fails."
-            }
-            Self::AllocationDeprovisionUser => {
-                "End a tenant's user with its processes and files, and prove that nothing is left."
-            }
-        }
+        self.facts().summary
     }
 
     /// Whether running it changes anything on the host.
     pub const fn changes_host(self) -> bool {
-        match self {
-            Self::DiagPing
-            | Self::SliceVmProvision
-            | Self::SliceVmRelease
-            | Self::SliceVmPower
-            | Self::AllocationProvisionUser
-            | Self::AllocationDeprovisionUser => true,
-            Self::DiagHealthProbe | Self::PackageList | Self::SliceTopologyDiscover | Self::SliceConsoleRead => false,
-        }
+        self.facts().changes_host
     }
 
-    /// Whether it acts on what an allocation holds, slots or the whole host: then it is made by the control plane out of its own records,
-    /// never by hand.
+    /// Whether it acts on what an allocation holds, slots or the whole host.
     pub const fn needs_lease(self) -> bool {
-        match self {
-            Self::SliceVmProvision
-            | Self::SliceVmRelease
-            | Self::SliceVmPower
-            | Self::SliceConsoleRead
-            | Self::AllocationProvisionUser
-            | Self::AllocationDeprovisionUser => true,
-            Self::DiagPing | Self::DiagHealthProbe | Self::PackageList | Self::SliceTopologyDiscover => false,
-        }
+        self.facts().lease.is_some()
     }
 
-    /// Whether it undoes what it began when it fails or is told to stop: then it must be let go on until it has.
+    /// Whether it undoes what it began when it fails or is told to stop.
     pub const fn undoes_itself(self) -> bool {
-        match self {
-            Self::SliceVmProvision | Self::SliceVmRelease | Self::AllocationProvisionUser | Self::AllocationDeprovisionUser => {
-                true
-            }
-            Self::DiagPing
-            | Self::DiagHealthProbe
-            | Self::PackageList
-            | Self::SliceTopologyDiscover
-            | Self::SliceVmPower
-            | Self::SliceConsoleRead => false,
-        }
+        self.facts().undoes_itself
     }
 
-    /// What it takes away that nobody can bring back, if it does: such tasks have a budget per hour.
+    /// What it takes away that nobody can bring back, if it does.
     pub const fn destroys(self) -> Option<Destroys> {
-        match self {
-            Self::SliceVmRelease => Some(Destroys::Guest),
-            Self::AllocationDeprovisionUser => Some(Destroys::Tenant),
-            Self::DiagPing
-            | Self::DiagHealthProbe
-            | Self::PackageList
-            | Self::SliceTopologyDiscover
-            // Only what the host's own lease gives to the new holder, which is clean by proof.
-            | Self::SliceVmProvision
-            | Self::SliceVmPower
-            | Self::SliceConsoleRead
-            | Self::AllocationProvisionUser => None,
-        }
+        self.facts().destroys
     }
 
     /// Whether its receipt may carry a proof of cleanup.
     pub const fn may_prove_cleanup(self) -> bool {
-        matches!(self, Self::SliceVmProvision | Self::SliceVmRelease)
+        self.facts().proves_cleanup
+    }
+
+    /// The names of these kinds as a list of TOML or JSON, as policies have it.
+    pub fn list(kinds: impl IntoIterator<Item = Self>) -> String {
+        let names: Vec<String> = kinds.into_iter().map(|kind| format!("\"{kind}\"")).collect();
+        format!("[{}]", names.join(", "))
     }
 
     /// The kind with this name.
@@ -277,119 +360,23 @@ impl<'de> serde::Deserialize<'de> for TaskType {
 }
 
 impl Task {
-    /// Its kind.
-    pub const fn task_type(&self) -> TaskType {
-        match self {
-            Self::DiagPing(_) => TaskType::DiagPing,
-            Self::DiagHealthProbe(_) => TaskType::DiagHealthProbe,
-            Self::PackageList(_) => TaskType::PackageList,
-            Self::SliceTopologyDiscover(_) => TaskType::SliceTopologyDiscover,
-            Self::SliceVmProvision(_) => TaskType::SliceVmProvision,
-            Self::SliceVmRelease(_) => TaskType::SliceVmRelease,
-            Self::SliceVmPower(_) => TaskType::SliceVmPower,
-            Self::SliceConsoleRead(_) => TaskType::SliceConsoleRead,
-            Self::AllocationProvisionUser(_) => TaskType::AllocationProvisionUser,
-            Self::AllocationDeprovisionUser(_) => TaskType::AllocationDeprovisionUser,
-        }
-    }
-
     /// The allocation on whose slots or host it acts, if it does. The envelope must name the same.
     pub fn holder(&self) -> Option<Holder> {
-        match self {
-            Self::DiagPing(_) | Self::DiagHealthProbe(_) | Self::PackageList(_) | Self::SliceTopologyDiscover(_) => None,
-            Self::SliceVmProvision(params) => Some(params.holder()),
-            Self::SliceVmRelease(params) => Some(params.holder()),
-            Self::SliceVmPower(params) => Some(params.holder()),
-            Self::SliceConsoleRead(params) => Some(params.holder()),
-            Self::AllocationProvisionUser(params) => Some(params.holder()),
-            Self::AllocationDeprovisionUser(params) => Some(params.holder()),
-        }
+        self.parameters().lease()
     }
 
     /// The slots it acts on.
     pub fn slots(&self) -> &[LeasedSlot] {
-        match self {
-            Self::DiagPing(_)
-            | Self::DiagHealthProbe(_)
-            | Self::PackageList(_)
-            | Self::SliceTopologyDiscover(_)
-            | Self::SliceConsoleRead(_)
-            | Self::AllocationProvisionUser(_)
-            | Self::AllocationDeprovisionUser(_) => &[],
-            Self::SliceVmProvision(params) => &params.slots,
-            Self::SliceVmRelease(params) => &params.slots,
-            Self::SliceVmPower(params) => &params.slots,
-        }
+        self.parameters().slots()
     }
 
-    /// Strict parse of the parameters of a task of this kind.
-    pub fn parse(task_type: TaskType, params: &str) -> Result<Self, BadParams> {
-        match task_type {
-            TaskType::DiagPing => params_of(task_type, params, diag_ping::Params::check).map(Self::DiagPing),
-            TaskType::DiagHealthProbe => params_of(task_type, params, |_| Ok(())).map(Self::DiagHealthProbe),
-            TaskType::PackageList => params_of(task_type, params, package_list::Params::check).map(Self::PackageList),
-            TaskType::SliceTopologyDiscover => {
-                params_of(task_type, params, slice_topology_discover::Params::check).map(Self::SliceTopologyDiscover)
-            }
-            TaskType::SliceVmProvision => {
-                params_of(task_type, params, slice_vm_provision::Params::check).map(Self::SliceVmProvision)
-            }
-            TaskType::SliceVmRelease => params_of(task_type, params, slice_vm_release::Params::check).map(Self::SliceVmRelease),
-            TaskType::SliceVmPower => params_of(task_type, params, slice_vm_power::Params::check).map(Self::SliceVmPower),
-            TaskType::SliceConsoleRead => {
-                params_of(task_type, params, slice_console_read::Params::check).map(Self::SliceConsoleRead)
-            }
-            TaskType::AllocationProvisionUser => {
-                params_of(task_type, params, allocation_provision_user::Params::check).map(Self::AllocationProvisionUser)
-            }
-            TaskType::AllocationDeprovisionUser => {
-                params_of(task_type, params, allocation_deprovision_user::Params::check).map(Self::AllocationDeprovisionUser)
-            }
-        }
-    }
-
-    /// The parameters as the JSON that goes into the envelope.
-    pub fn params_json(&self) -> Box<RawValue> {
-        let raw = match self {
-            Self::DiagPing(params) => serde_json::value::to_raw_value(params),
-            Self::DiagHealthProbe(params) => serde_json::value::to_raw_value(params),
-            Self::PackageList(params) => serde_json::value::to_raw_value(params),
-            Self::SliceTopologyDiscover(params) => serde_json::value::to_raw_value(params),
-            Self::SliceVmProvision(params) => serde_json::value::to_raw_value(params),
-            Self::SliceVmRelease(params) => serde_json::value::to_raw_value(params),
-            Self::SliceVmPower(params) => serde_json::value::to_raw_value(params),
-            Self::SliceConsoleRead(params) => serde_json::value::to_raw_value(params),
-            Self::AllocationProvisionUser(params) => serde_json::value::to_raw_value(params),
-            Self::AllocationDeprovisionUser(params) => serde_json::value::to_raw_value(params),
-        };
-        // Plain structs of strings and numbers always serialize.
-        raw.unwrap_or_else(|_| RawValue::NULL.to_owned())
+    /// How long it may run.
+    pub fn timeout(&self) -> Duration {
+        self.task_type().facts().timeout + self.parameters().waits()
     }
 }
 
-impl Output {
-    /// Strict parse of the output of a task of this kind.
-    pub fn parse(task_type: TaskType, output: &str) -> Result<Self, serde_json::Error> {
-        match task_type {
-            TaskType::DiagPing => serde_json::from_str(output).map(Self::DiagPing),
-            TaskType::DiagHealthProbe => serde_json::from_str(output).map(Self::DiagHealthProbe),
-            TaskType::PackageList => serde_json::from_str(output).map(Self::PackageList),
-            TaskType::SliceTopologyDiscover => serde_json::from_str(output).map(Self::SliceTopologyDiscover),
-            TaskType::SliceVmProvision => serde_json::from_str(output).map(Self::SliceVmProvision),
-            TaskType::SliceVmRelease => serde_json::from_str(output).map(Self::SliceVmRelease),
-            TaskType::SliceVmPower => serde_json::from_str(output).map(Self::SliceVmPower),
-            TaskType::SliceConsoleRead => serde_json::from_str(output).map(Self::SliceConsoleRead),
-            TaskType::AllocationProvisionUser => serde_json::from_str(output).map(Self::AllocationProvisionUser),
-            TaskType::AllocationDeprovisionUser => serde_json::from_str(output).map(Self::AllocationDeprovisionUser),
-        }
-    }
-}
-
-fn params_of<P: serde::de::DeserializeOwned>(
-    task_type: TaskType,
-    params: &str,
-    check: impl FnOnce(&P) -> Result<(), String>,
-) -> Result<P, BadParams> {
+fn params_of<P: serde::de::DeserializeOwned + Parameters>(task_type: TaskType, params: &str) -> Result<P, BadParams> {
     let parsed: P = serde_json::from_str(params).map_err(|error| {
         let detail = error.to_string();
         if is_unknown_field(&error) {
@@ -398,7 +385,7 @@ fn params_of<P: serde::de::DeserializeOwned>(
             BadParams::Invalid { task_type, detail }
         }
     })?;
-    check(&parsed).map_err(|detail| BadParams::Invalid { task_type, detail })?;
+    parsed.check().map_err(|detail| BadParams::Invalid { task_type, detail })?;
     Ok(parsed)
 }
 
@@ -420,17 +407,54 @@ mod tests {
     }
 
     #[test]
+    fn every_row_of_the_table_agrees_with_itself() {
+        for kind in TaskType::ALL {
+            let Facts { lease, decides_lease, undoes_itself, destroys, proves_cleanup, changes_host, by_hand, .. } =
+                *kind.facts();
+            assert_eq!(by_hand == ByHand::Allowed, lease.is_none(), "{kind}: what acts on a lease comes out of the records");
+            assert!(lease.is_some() || !(decides_lease || proves_cleanup), "{kind}: there is no lease to decide about");
+            assert!(changes_host || !(undoes_itself || destroys.is_some() || proves_cleanup), "{kind}: it changes nothing");
+            assert!(!proves_cleanup || lease == Some(Leased::Slots), "{kind}: a proof of cleanup is about slots");
+        }
+    }
+
+    #[test]
+    fn the_examples_of_every_kind_are_what_they_say() {
+        for kind in TaskType::ALL {
+            let examples = kind.examples();
+            assert!(!examples.params.is_empty() && !examples.refused_params.is_empty() && !examples.outputs.is_empty(), "{kind}");
+            for text in examples.params {
+                let task = Task::parse(kind, text).expect(text);
+                assert_eq!(task.holder().is_some(), kind.needs_lease(), "{kind} names whose slots or host it is about: {text}");
+                let given: serde_json::Value = serde_json::from_str(text).expect("JSON");
+                assert_eq!(task.slots().len(), given["slots"].as_array().map_or(0, Vec::len), "{kind} names its slots: {text}");
+                assert!(task.timeout() >= kind.facts().timeout, "{kind}");
+                assert_eq!(Task::parse(kind, task.params_json().get()), Ok(task), "{kind}: it survives the envelope");
+            }
+            for text in examples.refused_params {
+                assert!(matches!(Task::parse(kind, text), Err(BadParams::Invalid { .. })), "{kind}: {text}");
+            }
+            for text in examples.outputs {
+                assert_eq!(Output::parse(kind, text).expect(text).task_type(), kind);
+            }
+            for text in examples.refused_outputs {
+                assert!(Output::parse(kind, text).is_err(), "{kind}: {text}");
+            }
+        }
+    }
+
+    #[test]
+    fn a_console_that_is_followed_has_the_time_for_it() {
+        let params = r#"{"allocation_id":"alloc_0198f0000000700080000000000000aa","lease_epoch":1,"follow_seconds":5}"#;
+        let task = Task::parse(TaskType::SliceConsoleRead, params).expect("parses");
+        assert_eq!(task.timeout(), Duration::from_secs(125));
+    }
+
+    #[test]
     fn unknown_fields_and_bad_values_are_told_apart() {
         assert!(matches!(Task::parse(TaskType::DiagPing, r#"{"shell":"rm"}"#), Err(BadParams::UnknownField { .. })));
         assert!(matches!(Task::parse(TaskType::DiagPing, r#"{"hold_ms":-1}"#), Err(BadParams::Invalid { .. })));
         assert!(matches!(Task::parse(TaskType::DiagPing, r#"{"hold_ms":99999999}"#), Err(BadParams::Invalid { .. })));
-        assert!(matches!(Task::parse(TaskType::PackageList, r#"{"limit":0}"#), Err(BadParams::Invalid { .. })));
         assert!(matches!(Task::parse(TaskType::DiagHealthProbe, r#"{"x":1}"#), Err(BadParams::UnknownField { .. })));
-    }
-
-    #[test]
-    fn params_survive_the_envelope() {
-        let task = Task::parse(TaskType::DiagPing, r#"{"message":"hi"}"#).expect("parses");
-        assert_eq!(Task::parse(task.task_type(), task.params_json().get()).expect("parses again"), task);
     }
 }

@@ -1,5 +1,7 @@
 //! `package.list`: installed packages, read only.
 
+use super::{Examples, Parameters};
+
 /// Most packages one answer may hold; keeps the receipt under its size limit.
 pub const MAX_LIMIT: u32 = 5_000;
 /// Longest name filter.
@@ -49,8 +51,8 @@ pub struct Package {
     pub architecture: String,
 }
 
-impl Params {
-    pub(super) fn check(&self) -> Result<(), String> {
+impl Parameters for Params {
+    fn check(&self) -> Result<(), String> {
         if !(1..=MAX_LIMIT).contains(&self.limit) {
             return Err(format!("limit is {}; choose 1 to {MAX_LIMIT}", self.limit));
         }
@@ -60,3 +62,17 @@ impl Params {
         Ok(())
     }
 }
+
+pub(super) const EXAMPLES: Examples = Examples {
+    params: &["{}", r#"{"name_contains":"nvidia-driver","limit":5000}"#, r#"{"name_contains":"lib","limit":2}"#],
+    refused_params: &[
+        r#"{"limit":0}"#,
+        r#"{"limit":5001}"#,
+        r#"{"limit":"1"}"#,
+        r#"{"name_contains":"0123456789012345678901234567890123456789012345678901234567890123456"}"#,
+    ],
+    outputs: &[
+        r#"{"manager":"dpkg","packages":[{"name":"bash","version":"5.2-1","architecture":"amd64"}],"matched":2,"truncated":true}"#,
+    ],
+    refused_outputs: &[r#"{"manager":"rpm","packages":[],"matched":-1,"truncated":false}"#],
+};

@@ -1,5 +1,8 @@
 //! `slice.console_read`: what a guest wrote to its serial console. The lines go into the task's log, live while the task runs.
 
+use std::time::Duration;
+
+use super::{Examples, Parameters};
 use crate::id::AllocationId;
 use crate::slice::Holder;
 
@@ -35,8 +38,10 @@ impl Params {
     pub fn holder(&self) -> Holder {
         Holder { allocation_id: self.allocation_id, lease_epoch: self.lease_epoch }
     }
+}
 
-    pub(super) fn check(&self) -> Result<(), String> {
+impl Parameters for Params {
+    fn check(&self) -> Result<(), String> {
         if self.tail_bytes > MAX_BYTES {
             return Err(format!("tail_bytes is {}; at most {MAX_BYTES} is allowed", self.tail_bytes));
         }
@@ -45,7 +50,27 @@ impl Params {
         }
         Ok(())
     }
+
+    fn lease(&self) -> Option<Holder> {
+        Some(self.holder())
+    }
+
+    fn waits(&self) -> Duration {
+        Duration::from_secs(self.follow_seconds.into())
+    }
 }
+
+pub(super) const EXAMPLES: Examples = Examples {
+    params: &[
+        r#"{"allocation_id":"alloc_0198f0000000700080000000000000aa","lease_epoch":1,"tail_bytes":1,"follow_seconds":3600}"#,
+    ],
+    refused_params: &[
+        r#"{"tail_bytes":99999999}"#,
+        r#"{"allocation_id":"alloc_0198f0000000700080000000000000aa","lease_epoch":1,"follow_seconds":3601}"#,
+    ],
+    outputs: &[r#"{"allocation_id":"alloc_0198f0000000700080000000000000aa","lines":7,"truncated":true}"#],
+    refused_outputs: &[],
+};
 
 /// What was read.
 #[derive(Clone, Debug, PartialEq, Eq, serde::Serialize, serde::Deserialize, schemars::JsonSchema)]

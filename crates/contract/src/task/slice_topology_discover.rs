@@ -3,6 +3,7 @@
 
 use std::net::Ipv4Addr;
 
+use super::{Examples, Parameters};
 use crate::slice::{Blocker, InterfaceName, MAX_MEMORY_MIB, MAX_VCPUS, PciAddress, SlotSpec, Subnet};
 
 /// vCPUs of a slot unless told otherwise.
@@ -40,8 +41,8 @@ impl Default for Params {
     }
 }
 
-impl Params {
-    pub(super) fn check(&self) -> Result<(), String> {
+impl Parameters for Params {
+    fn check(&self) -> Result<(), String> {
         if !(1..=MAX_VCPUS).contains(&self.vcpu_count) {
             return Err(format!("vcpu_count is {}; choose 1 to {MAX_VCPUS}", self.vcpu_count));
         }
@@ -51,6 +52,33 @@ impl Params {
         Ok(())
     }
 }
+
+pub(super) const EXAMPLES: Examples = Examples {
+    params: &[
+        "{}",
+        r#"{"ovs_bridge":"br-slices","private_subnet":"10.77.0.0/24","vcpu_count":12,"memory_mib":65536}"#,
+        r#"{"vcpu_count":64}"#,
+    ],
+    refused_params: &[
+        r#"{"ovs_bridge":"--help"}"#,
+        r#"{"private_subnet":"10.77.0.1/33","vcpu_count":0}"#,
+        r#"{"private_subnet":"0.0.0.0/0"}"#,
+        r#"{"vcpu_count":0}"#,
+        r#"{"memory_mib":-1}"#,
+    ],
+    outputs: &[r#"{"approval_required":true,"simulated":false,"prerequisites":{"kvm_available":true,"iommu_group_count":2,
+        "iommu_kernel_args":["iommu=pt"],"cpu_virtualization":{"vmx":true,"svm":false},"loaded_modules":["vfio_pci"],
+        "required_commands":[{"name":"virsh","path":null}],"slice_network":{"ovs_bridge":"br","bridge_exists":false,"nat":true,
+        "ip_forwarding":true,"ipoib":[{"name":"ib0","up":true,"netplan":false}]},"reboot_required":false,"memory_mib":1,
+        "cpu_threads":2},"gpu_devices":[{"pci_address":"0000:17:00.0","vendor_id":"10de","device_id":"2330","driver":"",
+        "iommu_group":7,"iommu_group_members":["0000:17:00.1"],"numa_node":-1}],"fabric_devices":[],"nvme_devices":[],
+        "candidate_slots":[{"slot_index":0,"pci_address":"0000:17:00.0","companions":[],"fabric_device":null,
+        "nvme_device":"/dev/disk/by-id/x","nvme_serial":"s","numa_node":0,"vcpu_count":12,"memory_mib":65536,
+        "mac_address":"02:00:00:00:00:00","private_ip":"10.77.0.2","schedulable":false,
+        "blockers":[{"code":"cpu_short","message":"m"}]}],
+        "candidate_summary":{"slots":1,"schedulable":0,"blockers":[]}}"#],
+    refused_outputs: &[r#"{"approval_required":true}"#],
+};
 
 /// What was found.
 #[derive(Clone, Debug, PartialEq, Eq, serde::Serialize, serde::Deserialize, schemars::JsonSchema)]

@@ -1,6 +1,7 @@
 //! `slice.vm_power`: stop, start or reboot a guest. It keeps its identity, its disk and its address.
 
-use super::slice_vm_provision::default_grace;
+use super::{Examples, Parameters, example_slot};
+use crate::guest::DEFAULT_SHUTDOWN_SECONDS;
 use crate::id::AllocationId;
 use crate::names::named;
 use crate::slice::{Holder, LeasedSlot};
@@ -39,11 +40,38 @@ impl Params {
     pub fn holder(&self) -> Holder {
         Holder { allocation_id: self.allocation_id, lease_epoch: self.lease_epoch }
     }
+}
 
-    pub(super) fn check(&self) -> Result<(), String> {
+impl Parameters for Params {
+    fn check(&self) -> Result<(), String> {
         LeasedSlot::check_all(&self.slots)
     }
+
+    fn lease(&self) -> Option<Holder> {
+        Some(self.holder())
+    }
+
+    fn slots(&self) -> &[LeasedSlot] {
+        &self.slots
+    }
 }
+
+pub(super) fn default_grace() -> u32 {
+    DEFAULT_SHUTDOWN_SECONDS
+}
+
+pub(super) const EXAMPLES: Examples = Examples {
+    params: &[concat!(
+        r#"{"allocation_id":"alloc_0198f0000000700080000000000000aa","lease_epoch":1,"slots":["#,
+        example_slot!(),
+        r#"],"action":"reboot"}"#
+    )],
+    refused_params: &[r#"{"allocation_id":"somebody","lease_epoch":1,"slots":"*"}"#, "{}"],
+    outputs: &[
+        r#"{"allocation_id":"alloc_0198f0000000700080000000000000aa","running":true,"unchanged":false,"hard_stopped":false}"#,
+    ],
+    refused_outputs: &[],
+};
 
 /// What happened.
 #[derive(Clone, Debug, PartialEq, Eq, serde::Serialize, serde::Deserialize, schemars::JsonSchema)]

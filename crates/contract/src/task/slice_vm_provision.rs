@@ -3,18 +3,11 @@
 use std::collections::BTreeMap;
 use std::net::Ipv4Addr;
 
+use super::{Examples, Parameters, example_slot};
 use crate::Digest;
+use crate::guest::GuestSpec;
 use crate::id::AllocationId;
-use crate::slice::{Holder, InterfaceName, LeasedSlot, SshPublicKey, UserName, VmName};
-
-/// Most keys of a guest.
-pub const MAX_KEYS: usize = 32;
-/// Most bytes of all keys together: everything must fit into an envelope.
-pub const MAX_KEY_BYTES: usize = 12 * 1024;
-/// Longest URL of an image.
-pub const MAX_URL: usize = 2048;
-/// Longest path of an image.
-pub const MAX_PATH: usize = 255;
+use crate::slice::{Holder, LeasedSlot, UserName, VmName};
 
 /// The phases, in order.
 pub const PHASES: [&str; 17] = [
@@ -37,31 +30,7 @@ pub const PHASES: [&str; 17] = [
     "performance_probe",
 ];
 
-/// How the GPU's driver gets into the guest.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, serde::Serialize, serde::Deserialize, schemars::JsonSchema)]
-#[serde(rename_all = "kebab-case")]
-pub enum DriverStrategy {
-    /// Installed at the first boot.
-    CloudInit,
-    /// The image has it.
-    Preinstalled,
-    /// The tenant sees to it.
-    #[default]
-    None,
-}
-
-/// What an image is said to be. It is looked at before it is believed.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, serde::Serialize, serde::Deserialize, schemars::JsonSchema)]
-#[serde(rename_all = "snake_case")]
-pub enum ImageFormat {
-    /// qcow2.
-    #[default]
-    Qcow2,
-    /// The bytes of a disk.
-    Raw,
-}
-
-/// What the guest shall be.
+/// The guest, and what it gets.
 #[derive(Clone, Debug, PartialEq, Eq, serde::Serialize, serde::Deserialize, schemars::JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub struct Params {
@@ -69,47 +38,10 @@ pub struct Params {
     pub allocation_id: AllocationId,
     /// Its fencing number; the same as in the envelope.
     pub lease_epoch: u64,
-    /// The name the guest gives itself.
-    pub vm_name: VmName,
-    /// A file under one of the host's image folders, as a name relative to it. Looked for before `image_url`.
-    #[serde(default)]
-    #[schemars(length(max = MAX_PATH))]
-    pub image_path: Option<String>,
-    /// Where the image comes from if the host does not have it: `https://…` or `http://…`. The host's policy must allow it.
-    #[serde(default)]
-    #[schemars(length(max = MAX_URL))]
-    pub image_url: Option<String>,
-    /// Digest of the image file. Always checked.
-    pub image_sha256: Digest,
-    /// What the image is said to be.
-    #[serde(default)]
-    pub image_format: ImageFormat,
-    /// The operator vouches for the image. It is checked all the same.
-    #[serde(default)]
-    pub image_trusted: bool,
-    /// How the GPU's driver gets into the guest.
-    #[serde(default)]
-    pub driver_strategy: DriverStrategy,
-    /// The user whom the keys let in.
-    pub default_username: UserName,
-    /// Keys of that user.
-    #[schemars(length(max = MAX_KEYS))]
-    pub ssh_public_keys: Vec<SshPublicKey>,
+    /// What the guest is.
+    pub guest: GuestSpec,
     /// The slots.
     pub slots: Vec<LeasedSlot>,
-    /// The Open vSwitch bridge of the guest, if an operator names one. The host's policy must list it, and chooses one otherwise.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub ovs_bridge: Option<InterfaceName>,
-    /// How long the guest may take to shut down, brought into 30 to 900 s.
-    #[serde(default = "default_grace")]
-    pub graceful_timeout_seconds: u32,
-    /// A virtual screen. Nobody sees it but over the gateway.
-    #[serde(default)]
-    pub graphics: bool,
-}
-
-pub(crate) fn default_grace() -> u32 {
-    120
 }
 
 impl Params {
@@ -122,57 +54,47 @@ impl Params {
     pub fn private_ip(&self) -> Option<Ipv4Addr> {
         self.slots.first().map(|slot| slot.spec.private_ip)
     }
+}
 
-    pub(super) fn check(&self) -> Result<(), String> {
+impl Parameters for Params {
+    fn check(&self) -> Result<(), String> {
         LeasedSlot::check_all(&self.slots)?;
         if self.lease_epoch == 0 {
             return Err("lease_epoch counts from 1".to_owned());
         }
-        if self.ssh_public_keys.len() > MAX_KEYS {
-            return Err(format!("ssh_public_keys: at most {MAX_KEYS} are allowed"));
-        }
-        if self.ssh_public_keys.iter().map(|key| key.as_str().len()).sum::<usize>() > MAX_KEY_BYTES {
-            return Err(format!(
-                "ssh_public_keys: more than {MAX_KEY_BYTES} bytes together; use fewer or shorter ones (ed25519)"
-            ));
-        }
-        if matches!(self.default_username.as_str(), "root" | "gpuaas") {
-            return Err("default_username: `root` and `gpuaas` are taken; choose another name".to_owned());
-        }
-        match (&self.image_path, &self.image_url) {
-            (None, None) => return Err("image_path or image_url must say where the image is".to_owned()),
-            (path, url) => {
-                path.as_deref().map_or(Ok(()), check_path)?;
-                url.as_deref().map_or(Ok(()), check_url)?;
-            }
-        }
-        Ok(())
+        self.guest.check()
+    }
+
+    fn lease(&self) -> Option<Holder> {
+        Some(self.holder())
+    }
+
+    fn slots(&self) -> &[LeasedSlot] {
+        &self.slots
     }
 }
 
-/// A path below a folder, part by part: nothing that leads up or away.
-fn check_path(path: &str) -> Result<(), String> {
-    let plain = |part: &str| {
-        !part.is_empty()
-            && !part.starts_with('.')
-            && !part.starts_with('-')
-            && part.bytes().all(|b| b.is_ascii_alphanumeric() || matches!(b, b'-' | b'_' | b'.' | b'+'))
-    };
-    if path.len() <= MAX_PATH && path.split('/').all(plain) {
-        return Ok(());
-    }
-    Err("image_path must be a plain path below the image folder, without `..` and without a leading `/`".to_owned())
-}
-
-fn check_url(url: &str) -> Result<(), String> {
-    let rest = url.strip_prefix("https://").or_else(|| url.strip_prefix("http://")).unwrap_or_default();
-    let printable = url.bytes().all(|b| b.is_ascii_graphic() && !matches!(b, b'"' | b'\'' | b'<' | b'>' | b'\\' | b'`' | b'#'));
-    let authority = rest.split(['/', '?']).next().unwrap_or_default();
-    if url.len() <= MAX_URL && printable && !authority.is_empty() && !authority.contains('@') {
-        return Ok(());
-    }
-    Err("image_url must be a plain http:// or https:// address without a user".to_owned())
-}
+pub(super) const EXAMPLES: Examples = Examples {
+    params: &[concat!(
+        r#"{"allocation_id":"alloc_0198f0000000700080000000000000aa","lease_epoch":1,"guest":{"vm_name":"a","image":{"#,
+        r#""path":"debian/12.qcow2","url":"https://images.example/a.qcow2?x=1","sha256":"#,
+        r#""sha256:e3b0c44298fc1c149afbf4c8996fb92427ae41e4649b934ca495991b7852b855","format":"raw","trusted":true},"#,
+        r#""driver_strategy":"cloud-init","default_username":"u","ssh_public_keys":["ssh-ed25519 AAAAC3NzaC1lZDI1NTE5AAAAIAcHBwcHBwcHBwcHBwcHBwcHBwcHBwcHBwcHBwcHBwcH c"],"#,
+        r#""ovs_bridge":"br","graceful_timeout_seconds":30,"graphics":false},"slots":["#,
+        example_slot!(),
+        "]}"
+    )],
+    refused_params: &[r#"{"allocation_id":"somebody","lease_epoch":1}"#, r#"{"guest":{"vm_name":"<a/>"}}"#, "[1]"],
+    outputs: &[concat!(
+        r#"{"allocation_id":"alloc_0198f0000000700080000000000000aa","vm_name":"a","default_user":"u","private_ip":"10.77.0.2","#,
+        r#""ssh_port":22,"slot_count":1,"acceleration":"kvm","image_sha256":"#,
+        r#""sha256:e3b0c44298fc1c149afbf4c8996fb92427ae41e4649b934ca495991b7852b855","image_was_cached":false,"host_key":"k","#,
+        r#""terminal_key":"t","readiness":{"ssh":true,"marker":true,"attempts":3},"performance":{"measured":false,"reason":"r","#,
+        r#""cpus":0,"memory_mib":0,"gpus":0,"boot_ms":0,"disk_write_mib_per_s":0},"telemetry":{"source":"unavailable","reason":"x"},"#,
+        r#""timings":{"readiness_ms":1},"raw_vnc":false,"console_model":"gateway_required","recovered":false}"#
+    )],
+    refused_outputs: &[],
+};
 
 /// What was made.
 #[derive(Clone, Debug, PartialEq, Eq, serde::Serialize, serde::Deserialize, schemars::JsonSchema)]

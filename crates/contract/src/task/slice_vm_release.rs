@@ -2,7 +2,8 @@
 
 use std::collections::BTreeMap;
 
-use super::slice_vm_provision::default_grace;
+use super::slice_vm_power::default_grace;
+use super::{Examples, Parameters, example_slot};
 use crate::id::AllocationId;
 use crate::slice::{Blocker, Holder, LeasedSlot};
 
@@ -36,14 +37,38 @@ impl Params {
     pub fn holder(&self) -> Holder {
         Holder { allocation_id: self.allocation_id, lease_epoch: self.lease_epoch }
     }
+}
 
-    pub(super) fn check(&self) -> Result<(), String> {
+impl Parameters for Params {
+    fn check(&self) -> Result<(), String> {
         if self.lease_epoch == 0 {
             return Err("lease_epoch counts from 1".to_owned());
         }
         LeasedSlot::check_all(&self.slots)
     }
+
+    fn lease(&self) -> Option<Holder> {
+        Some(self.holder())
+    }
+
+    fn slots(&self) -> &[LeasedSlot] {
+        &self.slots
+    }
 }
+
+pub(super) const EXAMPLES: Examples = Examples {
+    params: &[concat!(
+        r#"{"allocation_id":"alloc_0198f0000000700080000000000000aa","lease_epoch":1,"slots":["#,
+        example_slot!(),
+        r#"],"wipe":false,"take_over":true}"#
+    )],
+    refused_params: &[r#"{"lease_epoch":0}"#, r#"{"allocation_id":"somebody","lease_epoch":"1"}"#],
+    outputs: &[
+        r#"{"allocation_id":"alloc_0198f0000000700080000000000000aa","already_gone":false,"hard_stopped":true,"wiped":true,
+                "blockers":[{"code":"c","message":"m"}],"timings":{"cleanup_ms":5}}"#,
+    ],
+    refused_outputs: &[],
+};
 
 /// What happened.
 #[derive(Clone, Debug, PartialEq, Eq, serde::Serialize, serde::Deserialize, schemars::JsonSchema)]

@@ -1,8 +1,8 @@
 //! The schemas in `testdata/schema`, as they follow from the types.
 
-use gpuaas_contract::schema;
+use gpuaas_contract::schema::{self, TaskSchema};
 use gpuaas_contract::task::TaskType;
-use serde_json::Value;
+use serde_json::{Value, json};
 
 /// Sorted by key whatever the JSON library is built to do, so that the text depends on the types alone.
 fn sorted(value: &Value) -> Value {
@@ -19,12 +19,12 @@ fn sorted(value: &Value) -> Value {
 
 /// Every schema file by name.
 pub(crate) fn made() -> Vec<(String, Value)> {
-    let files_of = |kind: TaskType| {
-        let schema = schema::of(kind);
-        let name = |half| format!("schema/{kind}.{half}.json");
-        [(name("params"), sorted(schema.params.as_value())), (name("output"), sorted(schema.output.as_value()))]
+    let file_of = |kind: TaskType| {
+        let TaskSchema { params, output, .. } = schema::of(kind);
+        let both = json!({ "output": sorted(output.as_value()), "params": sorted(params.as_value()) });
+        (format!("schema/{kind}.json"), both)
     };
-    TaskType::ALL.into_iter().flat_map(files_of).collect()
+    TaskType::ALL.into_iter().map(file_of).collect()
 }
 
 #[test]
@@ -32,7 +32,7 @@ fn there_is_no_schema_of_a_task_that_does_not_exist() {
     let folder = crate::vector_files::testdata().join("schema");
     for entry in std::fs::read_dir(&folder).expect("the schema folder") {
         let name = entry.expect("an entry").file_name().into_string().expect("a file name in UTF-8");
-        let kind = name.strip_suffix(".params.json").or_else(|| name.strip_suffix(".output.json"));
+        let kind = name.strip_suffix(".json");
         assert!(kind.and_then(TaskType::parse).is_some(), "testdata/schema/{name} belongs to no task: delete it");
     }
 }

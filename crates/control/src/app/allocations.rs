@@ -3,6 +3,7 @@
 use std::time::Duration;
 
 use gpuaas_api::dto::{AllocationChange, AllocationCreate, Page, SliceConsole};
+use gpuaas_contract::guest::DEFAULT_SHUTDOWN_SECONDS;
 use gpuaas_contract::id::{AllocationId, ImageId, NodeId, ProjectId, SkuId, SshKeyId};
 use gpuaas_contract::task::slice_vm_power::PowerAction;
 use gpuaas_domain::allocation::commands::{self, Request};
@@ -20,9 +21,6 @@ use crate::audience::Audience;
 use crate::error::ControlError;
 use crate::workflow::placement_request;
 use crate::{Control, resources};
-
-/// How long a guest may take to shut down unless told otherwise.
-const GRACE: u32 = 120;
 
 /// What would come of a request now.
 pub(crate) struct Plan {
@@ -152,7 +150,7 @@ async fn resolve_request(control: &Control, project: &Project, wanted: Allocatio
         username: wanted.username,
         ssh_public_keys,
         sudo: wanted.sudo,
-        graceful_timeout_seconds: wanted.graceful_timeout_seconds.unwrap_or(GRACE),
+        graceful_timeout_seconds: wanted.graceful_timeout_seconds.unwrap_or(DEFAULT_SHUTDOWN_SECONDS),
         spread: wanted.spread,
         lease: wanted.lease_seconds.map(Duration::from_secs),
         wait: Duration::from_secs(wanted.wait_seconds.unwrap_or(0)),

@@ -1,6 +1,7 @@
 //! Images: the platform's, and those of organizations.
 
-use gpuaas_api::dto::{self, ImageCreate, Page};
+use gpuaas_api::dto::{ImageCreate, Page};
+use gpuaas_contract::guest::DEFAULT_USERNAME;
 use gpuaas_contract::id::{ImageId, OrgId};
 use gpuaas_domain::catalog::{self, Image, NewImage};
 use gpuaas_domain::resource::ResourceKind;
@@ -39,7 +40,7 @@ pub(crate) async fn create(
     let (id, context) = (ImageId::generate(), caller.context());
     let default_username = match wanted.default_username {
         Some(name) => name,
-        None => dto::DEFAULT_USERNAME.parse().map_err(|_| ControlError::Internal("the default user name".to_owned()))?,
+        None => DEFAULT_USERNAME.parse().map_err(|_| ControlError::Internal("the default user name".to_owned()))?,
     };
     let new = NewImage {
         name: wanted.name,

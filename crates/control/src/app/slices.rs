@@ -5,6 +5,7 @@ use std::sync::Arc;
 
 use gpuaas_api::dto::{Page, SliceConsole, SliceCreate, SlicePower, SliceRelease, SlotName};
 use gpuaas_contract::event::OperatorAction;
+use gpuaas_contract::guest::{DEFAULT_SHUTDOWN_SECONDS, GuestSpec};
 use gpuaas_contract::id::{AllocationId, SlotId, TaskId};
 use gpuaas_contract::state::SliceState;
 use gpuaas_contract::task::slice_vm_power::PowerAction;
@@ -13,7 +14,7 @@ use gpuaas_contract::time::Timestamp;
 use gpuaas_domain::allocation::{self, Allocation};
 use gpuaas_domain::decision::Context;
 use gpuaas_domain::node::Node;
-use gpuaas_domain::slice::{self, HeldSlots, NewSlice, Order};
+use gpuaas_domain::slice::{self, HeldSlots, Order};
 use gpuaas_domain::slot::{Slot, SlotState};
 use gpuaas_domain::task::TaskRecord;
 use gpuaas_domain::{Decision, Refusal};
@@ -27,14 +28,12 @@ use crate::{Control, resources};
 
 /// Tasks that are shown with a slice.
 const LAST_TASKS: u32 = 20;
-/// How long a guest may take to shut down unless told otherwise.
-const GRACE: u32 = 120;
 /// How much of a console is read unless told otherwise.
 const TAIL_BYTES: u32 = 64 * 1024;
 
 /// What an operator wants of a slice.
 pub(in crate::app) enum SliceRequest {
-    Provision { allocation: AllocationId, slots: Vec<SlotId>, guest: Box<NewSlice> },
+    Provision { allocation: AllocationId, slots: Vec<SlotId>, guest: Box<GuestSpec> },
     Release { allocation: AllocationId, wipe: bool, grace: u32 },
     ForceCleanup { slot: SlotId, reason: String, allocation: AllocationId },
     Power { allocation: AllocationId, action: PowerAction, grace: u32 },
@@ -82,10 +81,9 @@ impl SliceRequest {
                 slice::console(HeldSlots { slots: &slots, tasks: &tasks }, *tail_bytes, *follow_seconds)?
             }
         };
-        let timeout = order.timeout();
         let told = self.tell_tenant(control, &order, id, context).await?;
         let Order { task, decision, .. } = order;
-        Ok(Planned { task, timeout, decision: decision.and(told) })
+        Ok(Planned { task, decision: decision.and(told) })
     }
 
     /// What the order of an operator means for the allocation of a tenant, if the slice belongs to one. Reading a console means nothing.
@@ -158,20 +156,7 @@ async fn unknown_or_gone(control: &Control, allocation: AllocationId) -> Result<
 pub(crate) async fn create(control: &Arc<Control>, caller: &Caller, wanted: SliceCreate) -> Result<TaskRecord, ControlError> {
     let node = nodes::find_in_body(control, &wanted.node).await?;
     let slots = named(control, &node, &wanted.slots).await?;
-    let guest = Box::new(NewSlice {
-        vm_name: wanted.vm_name,
-        image_path: wanted.image.path,
-        image_url: wanted.image.url,
-        image_sha256: wanted.image.sha256,
-        image_format: wanted.image.format,
-        image_trusted: wanted.image.trusted,
-        driver_strategy: wanted.driver_strategy,
-        default_username: wanted.default_username,
-        ssh_public_keys: wanted.ssh_public_keys,
-        ovs_bridge: wanted.ovs_bridge,
-        graceful_timeout_seconds: wanted.graceful_timeout_seconds.unwrap_or(GRACE),
-        graphics: wanted.graphics,
-    });
+    let guest = Box::new(wanted.guest);
     order(control, caller, node, SliceRequest::Provision { allocation: AllocationId::generate(), slots, guest }).await
 }
 
@@ -207,7 +192,7 @@ pub(crate) async fn release(
     allocation: AllocationId,
     SliceRelease { wipe, graceful_timeout_seconds }: SliceRelease,
 ) -> Result<TaskRecord, ControlError> {
-    let request = SliceRequest::Release { allocation, wipe, grace: graceful_timeout_seconds.unwrap_or(GRACE) };
+    let request = SliceRequest::Release { allocation, wipe, grace: graceful_timeout_seconds.unwrap_or(DEFAULT_SHUTDOWN_SECONDS) };
     order_of(control, caller, allocation, request).await
 }
 
@@ -218,7 +203,7 @@ pub(crate) async fn power(
     allocation: AllocationId,
     SlicePower { action, graceful_timeout_seconds }: SlicePower,
 ) -> Result<TaskRecord, ControlError> {
-    let request = SliceRequest::Power { allocation, action, grace: graceful_timeout_seconds.unwrap_or(GRACE) };
+    let request = SliceRequest::Power { allocation, action, grace: graceful_timeout_seconds.unwrap_or(DEFAULT_SHUTDOWN_SECONDS) };
     order_of(control, caller, allocation, request).await
 }
 

@@ -52,9 +52,9 @@ pub fn proof(task: &Verified) -> CleanupProof {
 pub fn output(task: &Verified) -> serde_json::Value {
     match task.task() {
         task::Task::SliceVmProvision(params) => json!({
-            "allocation_id": params.allocation_id, "vm_name": params.vm_name, "default_user": params.default_username,
+            "allocation_id": params.allocation_id, "vm_name": params.guest.vm_name, "default_user": params.guest.default_username,
             "private_ip": params.private_ip(), "ssh_port": 22, "slot_count": params.slots.len(), "acceleration": "kvm",
-            "image_sha256": params.image_sha256, "image_was_cached": false, "host_key": "", "terminal_key": "",
+            "image_sha256": params.guest.image.sha256, "image_was_cached": false, "host_key": "", "terminal_key": "",
             "readiness": { "ssh": true, "marker": true, "attempts": 1 },
             "performance": { "measured": false, "reason": "", "cpus": 0, "memory_mib": 0, "gpus": 0, "boot_ms": 0, "disk_write_mib_per_s": 0 },
             "telemetry": { "source": "slice_guest", "reason": "" },

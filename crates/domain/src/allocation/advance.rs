@@ -4,6 +4,7 @@ use gpuaas_contract::event::{
     AllocationActive, AllocationEnded, AllocationPlacing, AllocationPowerDone, AllocationPowerOrdered, AllocationProblem,
     AllocationProgress, AllocationProvisioning, AllocationReleaseDelayed, AllocationReleaseOrdered, Event,
 };
+use gpuaas_contract::guest::GuestSpec;
 use gpuaas_contract::id::{NodeId, SlotId, TaskId};
 use gpuaas_contract::task::Task;
 use gpuaas_contract::task::slice_vm_power::PowerAction;
@@ -18,7 +19,7 @@ use crate::node::Node;
 use crate::placement::NoFit;
 use crate::quota::{Quota, Used};
 use crate::refusal::{Refusal, RefusalKind};
-use crate::slice::{self, HeldSlots, NewSlice};
+use crate::slice::{self, HeldSlots};
 use crate::slot::{Slot, SlotState};
 use crate::task::{self, DEFAULT_QUEUE_TIME, NewTask, TaskRecord, TaskState};
 
@@ -198,27 +199,22 @@ impl Run<'_> {
     fn lease(&self, chosen: &Chosen, task_id: TaskId) -> Result<(Decision, Vec<SlotId>), Refusal> {
         let ids = (self.now.id, task_id);
         let terms = &self.now.terms;
-        let (task, timeout, leased, slots) = match (terms.product, &terms.image, &chosen.machine) {
+        let (task, leased, slots) = match (terms.product, &terms.image, &chosen.machine) {
             (Product::Slice { .. }, Some(image), _) => {
-                let guest = NewSlice {
+                let guest = GuestSpec {
                     vm_name: self.now.name.clone(),
-                    image_path: image.path.clone(),
-                    image_url: image.url.clone(),
-                    image_sha256: image.sha256.clone(),
-                    image_format: image.format,
-                    image_trusted: image.trusted,
+                    image: image.source.clone(),
                     driver_strategy: image.driver_strategy,
                     default_username: terms.username.clone(),
                     ssh_public_keys: terms.ssh_public_keys.clone(),
                     // What of a host a guest is connected to is the host's own business.
                     ovs_bridge: None,
-                    graceful_timeout_seconds: terms.graceful_timeout_seconds,
+                    graceful_timeout_seconds: Some(terms.graceful_timeout_seconds),
                     graphics: false,
                 };
                 let order = slice::provision(&chosen.node, &chosen.slots, &guest, ids, self.signers.seal, self.context)?;
-                let timeout = order.timeout();
                 let slots = order.slots.iter().map(|slot| slot.id).collect();
-                (order.task, timeout, order.decision, slots)
+                (order.task, order.decision, slots)
             }
             (Product::Slice { .. }, None, _) => {
                 return Err(Refusal::invalid("image_missing", "a slice needs an image"));
@@ -227,17 +223,18 @@ impl Run<'_> {
                 let tenant =
                     Tenant { username: terms.username.clone(), ssh_public_keys: terms.ssh_public_keys.clone(), sudo: terms.sudo };
                 let (task, leased) = machine::provision(machine, &tenant, ids, self.context)?;
-                (task, machine::PROVISION_TIMEOUT, leased, Vec::new())
+                (task, leased, Vec::new())
             }
             (Product::BareMetal, _, None) => {
                 return Err(Refusal::conflict("machine_not_available", "the node is not offered as a whole"));
             }
         };
-        Ok((self.order(&chosen.node, task, task_id, timeout)?.and(leased), slots))
+        Ok((self.order(&chosen.node, task, task_id)?.and(leased), slots))
     }
 
     /// A task of this run, in the queue of its node.
-    fn order(&self, node: &Node, task: Task, id: TaskId, timeout: Duration) -> Result<Decision, Refusal> {
+    fn order(&self, node: &Node, task: Task, id: TaskId) -> Result<Decision, Refusal> {
+        let timeout = task.timeout();
         let new = NewTask { id, task, queue_time: DEFAULT_QUEUE_TIME, timeout, idempotency_key: None };
         // How many tasks wait for a node is bounded by what it can hold: a slot has one holder, and a holder one run.
         let (_, decision) = task::create(node, new, 0, self.context, self.signers.intent)?;
@@ -319,8 +316,7 @@ impl Run<'_> {
         let held = HeldSlots { slots: &self.inputs.slots, tasks: &self.inputs.lease_tasks };
         let ordered = slice::power(held, action, self.now.terms.graceful_timeout_seconds).and_then(|order| {
             let id = TaskId::generate();
-            let timeout = order.timeout();
-            Ok((id, self.order(node, order.task, id, timeout)?.and(order.decision)))
+            Ok((id, self.order(node, order.task, id)?.and(order.decision)))
         });
         match ordered {
             Ok((task_id, decision)) => {
@@ -462,24 +458,22 @@ impl Run<'_> {
 
     fn order_release(&self, node: &Node, task_id: TaskId) -> Result<Decision, Refusal> {
         let terms = &self.now.terms;
-        let (task, timeout, changes) = match (terms.product, &self.inputs.machine) {
+        let (task, changes) = match (terms.product, &self.inputs.machine) {
             (Product::Slice { .. }, _) => {
                 let held = HeldSlots { slots: &self.inputs.slots, tasks: &self.inputs.lease_tasks };
                 let grace = terms.graceful_timeout_seconds;
                 let order = slice::release(held, true, grace, task_id, self.signers.seal, self.context)?;
-                let timeout = order.timeout();
-                (order.task, timeout, order.decision)
+                (order.task, order.decision)
             }
             (Product::BareMetal, Some(machine)) => {
                 let last = self.inputs.lease_tasks.first();
-                let (task, changes) = machine::release(machine, last, &terms.username, false, task_id, self.context)?;
-                (task, machine::RELEASE_TIMEOUT, changes)
+                machine::release(machine, last, &terms.username, false, task_id, self.context)?
             }
             (Product::BareMetal, None) => {
                 return Err(Refusal::conflict("machine_unknown", "its machine is not in the records"));
             }
         };
-        Ok(self.order(node, task, task_id, timeout)?.and(changes))
+        Ok(self.order(node, task, task_id)?.and(changes))
     }
 
     fn await_release(&self) -> Advance {

@@ -106,12 +106,7 @@ impl Request {
             image: image.map(|image| ImageTerms {
                 image_id: image.id,
                 name: image.name.clone(),
-                url: image.url.clone(),
-                path: image.path.clone(),
-                sha256: image.sha256.clone(),
-                format: image.format,
-                // Only the platform's own images are vouched for.
-                trusted: image.organization_id.is_none(),
+                source: image.source(),
                 driver_strategy: image.driver_strategy,
             }),
             username,

@@ -22,11 +22,11 @@ use std::time::Duration;
 
 use gpuaas_contract::Digest;
 use gpuaas_contract::event::AllocationRef;
+use gpuaas_contract::guest::{DriverStrategy, ImageSource};
 use gpuaas_contract::id::{AllocationId, CorrelationId, ImageId, NodeId, OrgId, ProjectId, SkuId, SlotId, TaskId};
 use gpuaas_contract::money::Money;
 use gpuaas_contract::slice::{SshPublicKey, UserName, VmName};
 use gpuaas_contract::task::slice_vm_power::PowerAction;
-use gpuaas_contract::task::slice_vm_provision::{DriverStrategy, ImageFormat};
 use gpuaas_contract::time::Timestamp;
 
 pub use gpuaas_contract::state::{AllocationState, AllocationStep};
@@ -87,16 +87,9 @@ pub struct ImageTerms {
     pub image_id: ImageId,
     /// Its name then.
     pub name: String,
-    /// Where hosts fetch it.
-    pub url: Option<String>,
-    /// A file in the hosts' image folder.
-    pub path: Option<String>,
-    /// Its digest.
-    pub sha256: Digest,
-    /// What it is record_command to be.
-    pub format: ImageFormat,
-    /// The platform vouches for it.
-    pub trusted: bool,
+    /// Where hosts find it; only the platform's own images are vouched for.
+    #[serde(flatten)]
+    pub source: ImageSource,
     /// How the GPU's driver gets into it.
     pub driver_strategy: DriverStrategy,
 }

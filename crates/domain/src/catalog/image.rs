@@ -2,9 +2,9 @@
 
 use gpuaas_contract::Digest;
 use gpuaas_contract::event::{Event, ImageCreated, ImageDeleted};
+use gpuaas_contract::guest::{DriverStrategy, ImageFormat, ImageSource};
 use gpuaas_contract::id::{ImageId, OrgId};
 use gpuaas_contract::slice::UserName;
-use gpuaas_contract::task::slice_vm_provision::{DriverStrategy, ImageFormat};
 use gpuaas_contract::time::Timestamp;
 
 use crate::decision::{Context, Decision};
@@ -59,6 +59,17 @@ impl Image {
             name: live.then(|| self.name.clone()),
             state: if live { "active" } else { "deleted" },
             ..Keys::default()
+        }
+    }
+
+    /// Where hosts find it, as tasks say it. Only the platform's own images are vouched for.
+    pub fn source(&self) -> ImageSource {
+        ImageSource {
+            path: self.path.clone(),
+            url: self.url.clone(),
+            sha256: self.sha256.clone(),
+            format: self.format,
+            trusted: self.organization_id.is_none(),
         }
     }
 

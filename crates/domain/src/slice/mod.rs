@@ -6,85 +6,20 @@
 
 mod settle;
 
-use std::time::Duration;
-
-use gpuaas_contract::Digest;
 use gpuaas_contract::event::{Event, SlotCause};
+use gpuaas_contract::guest::GuestSpec;
 use gpuaas_contract::id::{AllocationId, TaskId};
-use gpuaas_contract::slice::{Holder, InterfaceName, LeasedSlot, MAX_SLOTS, SshPublicKey, UserName, VmName};
+use gpuaas_contract::slice::{Holder, LeasedSlot, MAX_SLOTS};
 use gpuaas_contract::task::slice_vm_power::PowerAction;
-use gpuaas_contract::task::slice_vm_provision::{DriverStrategy, ImageFormat};
-use gpuaas_contract::task::{Task, TaskType, slice_console_read, slice_vm_power, slice_vm_provision, slice_vm_release};
+use gpuaas_contract::task::{ByHand, Task, TaskType, slice_console_read, slice_vm_power, slice_vm_provision, slice_vm_release};
 
 pub use settle::{Ending, TaskEnd, settle};
 
 use crate::decision::{Context, Decision};
-use crate::machine;
 use crate::node::{MAX_REASON, Node};
 use crate::refusal::Refusal;
 use crate::slot::{Slot, SlotState, Step, in_use, moved};
 use crate::task::{TaskRecord, TaskState};
-
-/// How long making a guest may take: a large image over a slow line, and a driver that is built at the first boot.
-pub const PROVISION_TIMEOUT: Duration = Duration::from_secs(2 * 3600);
-/// How long a release may take: a drive that can only be wiped by writing it all.
-pub const RELEASE_TIMEOUT: Duration = Duration::from_secs(6 * 3600);
-/// How long stopping and starting may take.
-pub const POWER_TIMEOUT: Duration = Duration::from_secs(1800);
-/// What reading a console takes besides the time it is followed.
-const CONSOLE_EXTRA: Duration = Duration::from_secs(120);
-
-/// A wanted guest.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct NewSlice {
-    /// The name it gives itself.
-    pub vm_name: VmName,
-    /// A file in the host's image folder.
-    pub image_path: Option<String>,
-    /// Where the image comes from otherwise.
-    pub image_url: Option<String>,
-    /// Digest of the image.
-    pub image_sha256: Digest,
-    /// What it is said to be.
-    pub image_format: ImageFormat,
-    /// The operator vouches for it.
-    pub image_trusted: bool,
-    /// How the GPU's driver gets into it.
-    pub driver_strategy: DriverStrategy,
-    /// Its user.
-    pub default_username: UserName,
-    /// That user's keys.
-    pub ssh_public_keys: Vec<SshPublicKey>,
-    /// The bridge it is on, if an operator names one: the host's policy decides, and chooses one otherwise.
-    pub ovs_bridge: Option<InterfaceName>,
-    /// How long it may take to shut down.
-    pub graceful_timeout_seconds: u32,
-    /// A virtual screen.
-    pub graphics: bool,
-}
-
-impl NewSlice {
-    fn params(&self, holder: Holder, slots: Vec<LeasedSlot>) -> slice_vm_provision::Params {
-        let request = self.clone();
-        slice_vm_provision::Params {
-            allocation_id: holder.allocation_id,
-            lease_epoch: holder.lease_epoch,
-            vm_name: request.vm_name,
-            image_path: request.image_path,
-            image_url: request.image_url,
-            image_sha256: request.image_sha256,
-            image_format: request.image_format,
-            image_trusted: request.image_trusted,
-            driver_strategy: request.driver_strategy,
-            default_username: request.default_username,
-            ssh_public_keys: request.ssh_public_keys,
-            slots,
-            ovs_bridge: request.ovs_bridge,
-            graceful_timeout_seconds: request.graceful_timeout_seconds,
-            graphics: request.graphics,
-        }
-    }
-}
 
 /// Slots that go together, and the tasks whose ends decide about them.
 #[derive(Clone, Copy, Debug)]
@@ -135,33 +70,11 @@ pub struct Order {
     pub decision: Decision,
 }
 
-impl Order {
-    /// How long its task may run.
-    pub fn timeout(&self) -> Duration {
-        match &self.task {
-            Task::SliceVmProvision(_) => PROVISION_TIMEOUT,
-            Task::SliceVmRelease(_) => RELEASE_TIMEOUT,
-            Task::SliceVmPower(_) => POWER_TIMEOUT,
-            Task::SliceConsoleRead(params) => CONSOLE_EXTRA + Duration::from_secs(params.follow_seconds.into()),
-            Task::AllocationProvisionUser(_) => machine::PROVISION_TIMEOUT,
-            Task::AllocationDeprovisionUser(_) => machine::RELEASE_TIMEOUT,
-            Task::DiagPing(_) | Task::DiagHealthProbe(_) | Task::PackageList(_) | Task::SliceTopologyDiscover(_) => {
-                crate::task::DEFAULT_TIMEOUT
-            }
-        }
-    }
-}
-
 /// Refuses to make a task by hand that acts on slots: it comes out of the records only, together with what becomes of the slots.
 pub fn check_by_hand(kind: TaskType) -> Result<(), Refusal> {
-    let instead = match kind {
-        TaskType::DiagPing | TaskType::DiagHealthProbe | TaskType::PackageList | TaskType::SliceTopologyDiscover => return Ok(()),
-        TaskType::SliceVmProvision => "gpuaas slice create",
-        TaskType::SliceVmRelease => "gpuaas slice release",
-        TaskType::SliceVmPower => "gpuaas slice stop`, `start` or `reboot",
-        TaskType::SliceConsoleRead => "gpuaas slice console",
-        TaskType::AllocationProvisionUser => "gpuaas alloc create",
-        TaskType::AllocationDeprovisionUser => "gpuaas alloc release",
+    let instead = match kind.facts().by_hand {
+        ByHand::Allowed => return Ok(()),
+        ByHand::Instead(command) => command,
     };
     let message = format!("{kind} acts on what an allocation holds and is not run by hand; use `{instead}`");
     Err(Refusal::invalid("task_needs_lease", message))
@@ -173,7 +86,7 @@ pub fn check_by_hand(kind: TaskType) -> Result<(), Refusal> {
 pub fn provision(
     node: &Node,
     slots: &[Slot],
-    request: &NewSlice,
+    guest: &GuestSpec,
     ids: (AllocationId, TaskId),
     seal: impl Fn(&Slot) -> String,
     context: &Context,
@@ -196,7 +109,8 @@ pub fn provision(
     let mut slots = slots.to_vec();
     slots.sort_by_key(|slot| slot.spec.slot_index);
     let leased = slots.iter().map(Slot::leased).collect();
-    let task = checked(Task::SliceVmProvision(request.params(Holder { allocation_id, lease_epoch }, leased)))?;
+    let params = slice_vm_provision::Params { allocation_id, lease_epoch, guest: guest.clone(), slots: leased };
+    let task = checked(Task::SliceVmProvision(params))?;
     let next = |slot: &Slot| Slot {
         state: SlotState::Leased,
         allocation_id: Some(allocation_id),

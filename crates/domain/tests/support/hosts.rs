@@ -270,7 +270,8 @@ impl Ledger {
 
     /// A task that an operator asks for, with what becomes of slots or a machine in the same commit.
     fn ordered(&mut self, node: NodeId, id: TaskId, task: Task, with: Decision) -> Result<TaskId, Refusal> {
-        let new = NewTask { id, task, queue_time: DEFAULT_QUEUE_TIME, timeout: slice::RELEASE_TIMEOUT, idempotency_key: None };
+        let timeout = task.timeout();
+        let new = NewTask { id, task, queue_time: DEFAULT_QUEUE_TIME, timeout, idempotency_key: None };
         let (_, decision) = task::create(&self.nodes[&node], new, 0, &at(self.now), intent)?;
         self.commit(decision.and(with)).expect("nobody else writes");
         Ok(id)

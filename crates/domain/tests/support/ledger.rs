@@ -6,7 +6,7 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use gpuaas_contract::envelope;
 use gpuaas_contract::id::{AllocationId, NodeId, OrgId, ProjectId, SlotId, TaskId};
-use gpuaas_contract::task::{Task, TaskType};
+use gpuaas_contract::task::{Leased, Task};
 use gpuaas_contract::time::Timestamp;
 use gpuaas_domain::allocation::{self, Advance, Allocation, AllocationStep, Chosen, Signers, StepInputs, Terms};
 use gpuaas_domain::catalog::Product;
@@ -78,18 +78,10 @@ impl Ledger {
             let now = task.ended_at.expect("it has ended");
             let context = Context { now, actor: Actor::System, correlation_id: task.correlation_id.clone() };
             let genuine = intent(task) == task.intent;
-            let settled = match task.task_type {
-                TaskType::AllocationProvisionUser | TaskType::AllocationDeprovisionUser => {
-                    self.machine_settled(&ending, genuine, &context)
-                }
-                TaskType::DiagPing
-                | TaskType::DiagHealthProbe
-                | TaskType::PackageList
-                | TaskType::SliceTopologyDiscover
-                | TaskType::SliceVmProvision
-                | TaskType::SliceVmRelease
-                | TaskType::SliceVmPower
-                | TaskType::SliceConsoleRead => self.slots_settled(&ending, genuine, &context),
+            let settled = match task.task_type.facts().lease {
+                Some(Leased::Host) => self.machine_settled(&ending, genuine, &context),
+                Some(Leased::Slots) => self.slots_settled(&ending, genuine, &context),
+                None => Decision::default(),
             };
             decision = decision.and(settled);
         }

@@ -16,7 +16,7 @@ use gpuaas_contract::time::Timestamp;
 use gpuaas_domain::access::PlatformRole;
 use gpuaas_domain::decision::Context;
 use gpuaas_domain::node::{LinkTransport, LiveSession, Node, NodeService};
-use gpuaas_domain::task::{self, DEFAULT_QUEUE_TIME, DEFAULT_TIMEOUT, NewTask, Outgoing, ReceiptHead, TaskRecord, TaskState};
+use gpuaas_domain::task::{self, DEFAULT_QUEUE_TIME, NewTask, Outgoing, ReceiptHead, TaskRecord, TaskState};
 use gpuaas_domain::{Actor, Change, Decision, Refusal};
 
 pub(crate) const NOW: Timestamp = Timestamp(1_800_000_000_000_000);
@@ -81,7 +81,7 @@ pub(crate) fn new_task() -> NewTask {
         id: TaskId::generate(),
         task: Task::DiagPing(diag_ping::Params { message: "hello".to_owned(), ..diag_ping::Params::default() }),
         queue_time: DEFAULT_QUEUE_TIME,
-        timeout: DEFAULT_TIMEOUT,
+        timeout: Duration::from_secs(300),
         idempotency_key: None,
     }
 }

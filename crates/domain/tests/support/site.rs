@@ -5,11 +5,11 @@ use std::collections::BTreeMap;
 use std::time::Duration;
 
 use gpuaas_contract::Digest;
+use gpuaas_contract::guest::{DriverStrategy, ImageFormat};
 use gpuaas_contract::id::{AllocationId, ImageId, NodeId, OrgId, ProjectId, SkuId, SlotId};
 use gpuaas_contract::money::{Currency, Money};
 use gpuaas_contract::slice::VmName;
 use gpuaas_contract::task::slice_vm_power::PowerAction;
-use gpuaas_contract::task::slice_vm_provision::{DriverStrategy, ImageFormat};
 use gpuaas_contract::telemetry::GpuFact;
 use gpuaas_domain::allocation::Allocation;
 use gpuaas_domain::allocation::commands::{self, Request};

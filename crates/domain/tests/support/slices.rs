@@ -5,38 +5,39 @@ use std::collections::BTreeMap;
 use gpuaas_contract::cleanup::{
     CleanupProof, DriveProof, FunctionProof, RESTING_DRIVER, Reset, SlotProof, WipeMethod, WipeStatus,
 };
+use gpuaas_contract::guest::{DriverStrategy, GuestSpec, ImageFormat, ImageSource};
 use gpuaas_contract::id::{AllocationId, SlotId, TaskId};
 use gpuaas_contract::receipt::Outcome;
 use gpuaas_contract::slice::{LeasedSlot, SlotSpec};
-use gpuaas_contract::task::slice_vm_provision::{
-    Acceleration, DriverStrategy, GuestTelemetry, ImageFormat, Performance, Readiness, TelemetrySource,
-};
+use gpuaas_contract::task::slice_vm_provision::{Acceleration, GuestTelemetry, Performance, Readiness, TelemetrySource};
 use gpuaas_contract::task::{
     Output, Task, TaskType, allocation_deprovision_user, allocation_provision_user, slice_console_read, slice_vm_power,
     slice_vm_provision, slice_vm_release,
 };
 use gpuaas_contract::time::Timestamp;
 use gpuaas_contract::{Digest, envelope};
-use gpuaas_domain::slice::{self, HeldSlots, NewSlice, Order};
+use gpuaas_domain::slice::{self, HeldSlots, Order};
 use gpuaas_domain::slot::{self, Slot, SlotState};
 use gpuaas_domain::task::{self, DEFAULT_QUEUE_TIME, NewTask, ReceiptHead, TaskRecord};
 use gpuaas_domain::{Change, Decision, OutboxEvent, Refusal};
 
 use super::{Report, at, node, outgoing, receipt_for};
 
-pub(crate) fn guest() -> NewSlice {
-    NewSlice {
+pub(crate) fn guest() -> GuestSpec {
+    GuestSpec {
         vm_name: "guest-1".parse().expect("a name"),
-        image_path: Some("ubuntu.qcow2".to_owned()),
-        image_url: None,
-        image_sha256: Digest::of(b"image"),
-        image_format: ImageFormat::Qcow2,
-        image_trusted: false,
+        image: ImageSource {
+            path: Some("ubuntu.qcow2".to_owned()),
+            url: None,
+            sha256: Digest::of(b"image"),
+            format: ImageFormat::Qcow2,
+            trusted: false,
+        },
         driver_strategy: DriverStrategy::None,
         default_username: "ubuntu".parse().expect("a name"),
         ssh_public_keys: Vec::new(),
         ovs_bridge: None,
-        graceful_timeout_seconds: 60,
+        graceful_timeout_seconds: Some(60),
         graphics: false,
     }
 }
@@ -123,13 +124,13 @@ pub(crate) fn output(task: &Task) -> Output {
     match task {
         Task::SliceVmProvision(params) => Output::SliceVmProvision(slice_vm_provision::Output {
             allocation_id: params.allocation_id,
-            vm_name: params.vm_name.clone(),
-            default_user: params.default_username.clone(),
+            vm_name: params.guest.vm_name.clone(),
+            default_user: params.guest.default_username.clone(),
             private_ip: params.private_ip().expect("has a slot"),
             ssh_port: 22,
             slot_count: u32::try_from(params.slots.len()).expect("few"),
             acceleration: Acceleration::Kvm,
-            image_sha256: params.image_sha256.clone(),
+            image_sha256: params.guest.image.sha256.clone(),
             image_was_cached: false,
             host_key: String::new(),
             terminal_key: String::new(),
@@ -238,7 +239,7 @@ impl Harness {
 
     fn make(&mut self, id: TaskId, order: Result<Order, Refusal>) -> Result<TaskId, Refusal> {
         let order = order?;
-        let timeout = order.timeout();
+        let timeout = order.task.timeout();
         let new = NewTask { id, task: order.task, queue_time: DEFAULT_QUEUE_TIME, timeout, idempotency_key: None };
         let (_, decision) = task::create(&node(), new, 0, &at(self.now), |_| "mac".to_owned())?;
         self.commit(decision.and(order.decision));

@@ -12,7 +12,7 @@ use std::sync::Mutex;
 use std::time::{Duration, Instant};
 
 use gpuaas_contract::cleanup::DriveProof;
-use gpuaas_contract::task::slice_vm_provision::ImageFormat;
+use gpuaas_contract::guest::ImageFormat;
 use tokio::sync::watch;
 use tokio_util::sync::CancellationToken;
 

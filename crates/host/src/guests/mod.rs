@@ -9,9 +9,10 @@ use std::time::Duration;
 
 use gpuaas_contract::Digest;
 use gpuaas_contract::cleanup::{DriveProof, Reset};
+use gpuaas_contract::guest::ImageFormat;
 use gpuaas_contract::id::{AllocationId, SlotId};
 use gpuaas_contract::slice::{Holder, PciAddress};
-use gpuaas_contract::task::slice_vm_provision::{ImageFormat, Performance};
+use gpuaas_contract::task::slice_vm_provision::Performance;
 use tokio_util::sync::CancellationToken;
 
 pub use types::*;

@@ -21,7 +21,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use gpuaas_contract::Digest;
-use gpuaas_contract::task::slice_vm_provision::ImageFormat;
+use gpuaas_contract::guest::ImageFormat;
 use tokio_util::sync::CancellationToken;
 
 use crate::HostError;

@@ -1,8 +1,8 @@
 //! The other operations of the simulated host for guests: packages, memory, images, seed disks, addresses.
 
 use gpuaas_contract::Digest;
+use gpuaas_contract::guest::ImageFormat;
 use gpuaas_contract::id::AllocationId;
-use gpuaas_contract::task::slice_vm_provision::ImageFormat;
 
 use super::machine::{Machine, Reserved};
 use super::{Operation, SimHost};

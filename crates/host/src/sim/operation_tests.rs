@@ -462,7 +462,7 @@ fn an_image_is_looked_at_whoever_brought_it() {
     let bench = Bench::new(Profile::H100);
     let host = &bench.host;
     block_on(async {
-        let format = gpuaas_contract::task::slice_vm_provision::ImageFormat::Qcow2;
+        let format = gpuaas_contract::guest::ImageFormat::Qcow2;
         let wanted = wanted(None, Some("https://images.example/u.img"));
         assert_eq!(code(host.image_verify(&image(), format).await), "image_missing");
         assert!(!host.image_fetch(&wanted, &|_, _| ()).await.expect("fetched").was_cached);

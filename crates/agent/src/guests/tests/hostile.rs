@@ -138,11 +138,11 @@ async fn texts_that_mean_something_to_a_program_never_reach_one() {
         params
     };
     for pointer in [
-        "/vm_name",
-        "/default_username",
-        "/ovs_bridge",
-        "/image_sha256",
-        "/image_url",
+        "/guest/vm_name",
+        "/guest/default_username",
+        "/guest/ovs_bridge",
+        "/guest/image/sha256",
+        "/guest/image/url",
         "/slots/0/spec/nvme_device",
         "/slots/0/spec/mac_address",
         "/slots/0/spec/pci_address",
@@ -157,15 +157,15 @@ async fn texts_that_mean_something_to_a_program_never_reach_one() {
     }
     for text in nasty.iter().filter(|text| !text.contains(';')) {
         let mut params = good.clone();
-        params["image_path"] = (*text).into();
-        assert!(Task::parse(TaskType::SliceVmProvision, &params.to_string()).is_err(), "image_path = {text:?} was taken");
+        params["guest"]["image"]["path"] = (*text).into();
+        assert!(Task::parse(TaskType::SliceVmProvision, &params.to_string()).is_err(), "a path {text:?} was taken");
         params = good.clone();
-        params["ssh_public_keys"] = serde_json::json!([text]);
+        params["guest"]["ssh_public_keys"] = serde_json::json!([text]);
         assert!(Task::parse(TaskType::SliceVmProvision, &params.to_string()).is_err(), "a key {text:?} was taken");
     }
     let key = "command=\"reboot\" ssh-ed25519 AAAAC3NzaC1lZDI1NTE5AAAAIGd0aW1lcm9uZXNlY29uZHRocmVlZm91cmZpdmVz";
     let mut params = good;
-    params["ssh_public_keys"] = serde_json::json!([key]);
+    params["guest"]["ssh_public_keys"] = serde_json::json!([key]);
     assert!(Task::parse(TaskType::SliceVmProvision, &params.to_string()).is_err(), "options of a key were taken");
 }
 
@@ -174,8 +174,8 @@ async fn a_spoiled_image_is_refused_whoever_vouches_for_it() {
     let rig = Rig::new().await;
     let task = provision(AllocationId::generate(), 1, rig.slots(&[0]));
     let Task::SliceVmProvision(mut params) = task else { unreachable!("just made") };
-    params.image_trusted = true;
-    rig.life.sim.spoil_image(&params.image_sha256).expect("set");
+    params.guest.image.trusted = true;
+    rig.life.sim.spoil_image(&params.guest.image.sha256).expect("set");
     let ended = rig.run(&Task::SliceVmProvision(params)).await;
     assert_eq!((ended.outcome, ended.code.as_str()), (Outcome::Failed, "image_digest_mismatch"), "{ended:?}");
     untouched(&rig);

@@ -1,18 +1,18 @@
 //! A host with its agent, without a network: tasks are signed here, and receipts are verified here.
 
 use std::path::Path;
-use std::sync::Arc;
+use std::sync::{Arc, LazyLock};
 use std::time::Duration;
 
 use gpuaas_contract::Digest;
 use gpuaas_contract::cleanup::CleanupProof;
 use gpuaas_contract::envelope;
+use gpuaas_contract::guest::{DriverStrategy, GuestSpec, ImageFormat, ImageSource};
 use gpuaas_contract::id::{AgentInstanceId, AllocationId, ClusterId, CorrelationId, NodeId, SlotId, TaskId};
 use gpuaas_contract::key::SigningKey;
 use gpuaas_contract::link::from_node::Message;
 use gpuaas_contract::receipt::{self, Outcome};
 use gpuaas_contract::slice::LeasedSlot;
-use gpuaas_contract::task::slice_vm_provision::{DriverStrategy, ImageFormat};
 use gpuaas_contract::task::{Task, TaskType, slice_topology_discover, slice_vm_power, slice_vm_provision, slice_vm_release};
 use gpuaas_contract::time::Timestamp;
 use gpuaas_contract::verifier_set::{Document, Entry, KeyState};
@@ -28,9 +28,11 @@ use crate::trust::Trust;
 
 const EPOCH: u64 = 3;
 
-/// A policy that allows everything.
-pub(super) const PERMISSIVE: &str = r#"
-allowed_tasks = ["allocation.provision_user", "allocation.deprovision_user", "diag.health_probe", "slice.topology_discover", "slice.vm_provision", "slice.vm_release", "slice.vm_power", "slice.console_read"]
+/// Everything is allowed.
+pub(super) static PERMISSIVE: LazyLock<String> =
+    LazyLock::new(|| format!("allowed_tasks = {}\n{PERMISSIVE_RULES}", TaskType::list(TaskType::ALL)));
+
+const PERMISSIVE_RULES: &str = r#"
 [slices]
 pci_addresses = ["*"]
 nvme_serials = ["*"]
@@ -313,19 +315,23 @@ pub(super) fn provision(allocation_id: AllocationId, lease_epoch: u64, slots: Ve
     Task::SliceVmProvision(slice_vm_provision::Params {
         allocation_id,
         lease_epoch,
-        vm_name: "guest-1".parse().expect("a name"),
-        image_path: None,
-        image_url: Some("https://images.example/debian.qcow2".to_owned()),
-        image_sha256: Digest::of(b"debian"),
-        image_format: ImageFormat::Qcow2,
-        image_trusted: false,
-        driver_strategy: DriverStrategy::None,
-        default_username: "debian".parse().expect("a name"),
-        ssh_public_keys: Vec::new(),
+        guest: GuestSpec {
+            vm_name: "guest-1".parse().expect("a name"),
+            image: ImageSource {
+                path: None,
+                url: Some("https://images.example/debian.qcow2".to_owned()),
+                sha256: Digest::of(b"debian"),
+                format: ImageFormat::Qcow2,
+                trusted: false,
+            },
+            driver_strategy: DriverStrategy::None,
+            default_username: "debian".parse().expect("a name"),
+            ssh_public_keys: Vec::new(),
+            ovs_bridge: Some("br-slices".parse().expect("a name")),
+            graceful_timeout_seconds: Some(30),
+            graphics: false,
+        },
         slots,
-        ovs_bridge: Some("br-slices".parse().expect("a name")),
-        graceful_timeout_seconds: 30,
-        graphics: false,
     })
 }
 

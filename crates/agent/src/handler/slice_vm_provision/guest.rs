@@ -24,7 +24,7 @@ pub(super) async fn dhcp_reservation(work: &mut Work<'_>) -> Result<(), TaskFail
         allocation_id: params.allocation_id,
         mac_address: first.spec.mac_address.clone(),
         private_ip: first.spec.private_ip,
-        vm_name: params.vm_name.clone(),
+        vm_name: params.guest.vm_name.clone(),
     };
     Ok(work.host().reservation_add(&reservation).await?)
 }
@@ -40,11 +40,11 @@ pub(super) async fn virt_install(work: &mut Work<'_>) -> Result<(), TaskFailure>
     let domain = DomainSpec {
         allocation_id: params.allocation_id,
         lease_epoch: params.lease_epoch,
-        vm_name: params.vm_name.clone(),
+        vm_name: params.guest.vm_name.clone(),
         slots: params.slots.iter().map(|slot| slot.spec.clone()).collect(),
         ovs_bridge: bridge(work)?,
         kvm: work.acceleration == Acceleration::Kvm,
-        graphics: params.graphics,
+        graphics: params.guest.graphics,
     };
     work.host().domain_define(&domain).await?;
     Ok(work.host().domain_start(params.allocation_id).await?)
@@ -54,7 +54,7 @@ fn access(work: &Work<'_>) -> GuestAccess {
     GuestAccess {
         allocation_id: work.params.allocation_id,
         address: work.params.private_ip().unwrap_or(std::net::Ipv4Addr::UNSPECIFIED),
-        user: work.params.default_username.clone(),
+        user: work.params.guest.default_username.clone(),
     }
 }
 

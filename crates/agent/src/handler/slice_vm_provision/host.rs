@@ -36,7 +36,7 @@ pub(super) async fn lease_acquire(work: &mut Work<'_>) -> Result<(), TaskFailure
             lease_epoch: params.lease_epoch,
             task_id: work.context.task_id,
             spec: slot.spec.clone(),
-            vm_name: params.vm_name.to_string(),
+            vm_name: params.guest.vm_name.to_string(),
             taken_at: Timestamp::now(),
             boot_id: work.context.boot_id.clone(),
             drive: DriveMark::Clean,
@@ -149,7 +149,7 @@ pub(super) async fn vfio_bind_check(work: &mut Work<'_>) -> Result<(), TaskFailu
 
 /// The bridge that the guest is connected to: the host's owner decides.
 pub(super) fn bridge(work: &Work<'_>) -> Result<InterfaceName, TaskFailure> {
-    let named = work.params.ovs_bridge.as_ref();
+    let named = work.params.guest.ovs_bridge.as_ref();
     work.context.rules.bridge(named).map_err(|why| TaskFailure::failed("bridge_denied", format!("the host policy: {why}")))
 }
 

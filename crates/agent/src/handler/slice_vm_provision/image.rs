@@ -9,9 +9,9 @@ use crate::guests::cleanup::{Teller, ensure_absent};
 pub(super) async fn image_stat_download(work: &mut Work<'_>) -> Result<(), TaskFailure> {
     let params = work.params;
     let wanted = ImageWanted {
-        sha256: params.image_sha256.clone(),
-        path: params.image_path.clone(),
-        url: params.image_url.clone(),
+        sha256: params.guest.image.sha256.clone(),
+        path: params.guest.image.path.clone(),
+        url: params.guest.image.url.clone(),
         allowed_prefixes: work.context.rules.image_sources().to_vec(),
         private_networks: work.context.rules.image_private_networks.clone(),
     };
@@ -24,8 +24,8 @@ pub(super) async fn image_stat_download(work: &mut Work<'_>) -> Result<(), TaskF
 }
 
 pub(super) async fn image_digest_verify(work: &mut Work<'_>) -> Result<(), TaskFailure> {
-    let params = work.params;
-    work.disk_bytes = work.unless_stopped(work.host().image_verify(&params.image_sha256, params.image_format)).await?;
+    let image = &work.params.guest.image;
+    work.disk_bytes = work.unless_stopped(work.host().image_verify(&image.sha256, image.format)).await?;
     Ok(())
 }
 
@@ -39,7 +39,7 @@ pub(super) async fn image_write_convert(work: &mut Work<'_>) -> Result<(), TaskF
     note(work, |lease| lease.drive = DriveMark::Dirty).await?;
     let teller = Teller::new(&work.context.phases, "image_write_convert", "writing the image to the drive".to_owned());
     let tell = |done, all| teller.tell(done, all);
-    let image = (&params.image_sha256, params.image_format);
+    let image = (&params.guest.image.sha256, params.guest.image.format);
     let written = work.host().drive_write_image(&DriveRef::of(&first.spec), image, &tell, &work.context.stop).await;
     if work.context.stop.is_cancelled() {
         return Err(TaskFailure::stopped());

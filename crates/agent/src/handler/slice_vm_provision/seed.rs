@@ -53,14 +53,11 @@ pub(super) async fn cloud_init_seed_files(work: &mut Work<'_>) -> Result<(), Tas
     let token = text(work, InstanceFile::TelemetryToken).await?;
     let seed = SeedSpec {
         allocation_id: params.allocation_id,
-        vm_name: params.vm_name.clone(),
-        default_username: params.default_username.clone(),
-        ssh_public_keys: params.ssh_public_keys.clone(),
+        guest: params.guest.clone(),
         terminal_public_key: text(work, InstanceFile::TerminalKeyPublic).await?,
         host_private_pem: text(work, InstanceFile::HostKey).await?,
         host_public_line: text(work, InstanceFile::HostKeyPublic).await?,
         mac_address: params.slots.first().map(|slot| slot.spec.mac_address.clone()).unwrap_or_default(),
-        driver_strategy: params.driver_strategy,
         gpu_vendor: vendor.and_then(|function| match function.vendor_id.as_str() {
             "10de" => Some(GpuVendor::Nvidia),
             "1002" => Some(GpuVendor::Amd),

@@ -122,112 +122,110 @@ impl Owner {
             };
             self.tenants.as_ref().is_some_and(|(users, sudo, _)| users.iter().any(known) && (*sudo || params["sudo"] != true))
         };
+        // By what a task names, not by its kind: a new kind with the same parameters is held to the same rules.
         self.tasks.contains(&kind)
-            && match kind {
-                TaskType::DiagPing
-                | TaskType::DiagHealthProbe
-                | TaskType::PackageList
-                | TaskType::SliceTopologyDiscover
-                | TaskType::SliceConsoleRead => true,
-                TaskType::SliceVmRelease | TaskType::SliceVmPower => devices,
-                TaskType::AllocationProvisionUser | TaskType::AllocationDeprovisionUser => tenant(),
-                TaskType::SliceVmProvision => devices && self.allows_guest(params),
-            }
+            && devices
+            && (params["username"].is_null() || tenant())
+            && (params["guest"].is_null() || self.allows_guest(&params["guest"]))
     }
 
-    fn allows_guest(&self, params: &Value) -> bool {
-        let text = |name: &str| params[name].as_str().unwrap_or_default();
-        let url = text("image_url");
+    fn allows_guest(&self, guest: &Value) -> bool {
+        let text = |pointer: &str| guest.pointer(pointer).and_then(Value::as_str).unwrap_or_default();
+        let url = text("/image/url");
         let source = |source: &&str| *source == "*" || (source.ends_with('/') && url.starts_with(source));
-        let from_url = params["image_url"].is_null() || (!url.contains("/../") && self.sources.iter().any(source));
-        let from_file = params["image_path"].is_null() || self.sources.contains(&"file") || self.sources.contains(&"*");
+        let from_url = guest["image"]["url"].is_null() || (!url.contains("/../") && self.sources.iter().any(source));
+        let from_file = guest["image"]["path"].is_null() || self.sources.contains(&"file") || self.sources.contains(&"*");
         let named = self.bridges.iter().any(|bridge| *bridge != "*");
-        let bridge = match params["ovs_bridge"].as_str() {
+        let bridge = match guest["ovs_bridge"].as_str() {
             None => named,
             Some(bridge) => self.bridges.contains(&"*") || self.bridges.contains(&bridge),
         };
         let user = |pattern: &&str| match *pattern {
             "*" => true,
-            "deb*" => text("default_username").starts_with("deb"),
-            exact => exact == text("default_username"),
+            "deb*" => text("/default_username").starts_with("deb"),
+            exact => exact == text("/default_username"),
         };
-        let driver = text("driver_strategy");
-        let wanted = params["graceful_timeout_seconds"].as_u64().expect("a number").clamp(30, 900);
+        let driver = text("/driver_strategy");
+        let wanted = guest["graceful_timeout_seconds"].as_u64().expect("a number").clamp(30, 900);
         from_url
             && from_file
             && bridge
-            && self.formats.contains(&text("image_format"))
+            && self.formats.contains(&text("/image/format"))
             && self.users.iter().any(user)
             && (driver == "none" || self.drivers.contains(&driver))
-            && (self.graphics || params["graphics"] != true)
+            && (self.graphics || guest["graphics"] != true)
             && wanted <= u64::from(self.shutdown.unwrap_or(120))
     }
 
     /// Returns how many tasks of this kind may run in an hour, or `None` if there is no limit.
     pub(super) fn per_hour(&self, kind: TaskType) -> Option<usize> {
-        let limit = match kind {
-            TaskType::SliceVmRelease => self.guests_per_hour.unwrap_or(32),
-            TaskType::AllocationDeprovisionUser => self.tenants.as_ref().and_then(|(_, _, limit)| *limit).unwrap_or(8),
-            TaskType::DiagPing
-            | TaskType::DiagHealthProbe
-            | TaskType::PackageList
-            | TaskType::SliceTopologyDiscover
-            | TaskType::SliceVmProvision
-            | TaskType::SliceVmPower
-            | TaskType::SliceConsoleRead
-            | TaskType::AllocationProvisionUser => return None,
+        let limit = if kind == TaskType::SliceVmRelease {
+            self.guests_per_hour.unwrap_or(32)
+        } else if kind == TaskType::AllocationDeprovisionUser {
+            self.tenants.as_ref().and_then(|(_, _, limit)| *limit).unwrap_or(8)
+        } else {
+            return None;
         };
         Some(usize::try_from(limit).expect("small"))
     }
 }
 
-/// Returns parameters of a task on the holdings of an allocation.
+/// Parameters of a task that acts on what an allocation holds: those of an example, and others where the policy decides about them.
 pub(super) fn leased_params(random: &mut Random, kind: TaskType, holder: (&str, u64)) -> Value {
-    let mut params = json!({ "allocation_id": holder.0, "lease_epoch": holder.1 });
-    let fields = match kind {
-        TaskType::SliceVmProvision => {
-            let mut fields = json!({
-                "vm_name": "guest", "image_sha256": gpuaas_contract::Digest::of(b"image"), "slots": slots(random),
-                "image_format": *random.of(&["qcow2", "raw"]), "driver_strategy": *random.of(&["none", "cloud-init", "preinstalled"]),
-                "default_username": *random.of(&USERS), "ssh_public_keys": [KEY], "graphics": random.below(4) == 0,
-                "graceful_timeout_seconds": *random.of(&GRACES), "image_trusted": random.below(2) == 0,
-            });
-            let source = random.below(4);
-            if source != 0 {
-                fields["image_url"] = json!(*random.of(&URLS));
-            }
-            if source < 2 {
-                fields["image_path"] = json!("folder/image.qcow2");
-            }
-            if random.below(2) == 0 {
-                fields["ovs_bridge"] = json!(*random.of(&BRIDGES));
-            }
-            fields
+    let mut params = super::one_of(random, kind.examples().params);
+    (params["allocation_id"], params["lease_epoch"]) = (json!(holder.0), json!(holder.1));
+    let has = |params: &Value, name: &str| !params[name].is_null();
+    if has(&params, "slots") {
+        params["slots"] = slots(random);
+    }
+    if has(&params, "guest") {
+        params["guest"] = guest(random);
+    }
+    if has(&params, "username") {
+        params["username"] = json!(*random.of(&TENANTS));
+    }
+    for flag in ["wipe", "take_over", "sudo"] {
+        if has(&params, flag) {
+            params[flag] = json!(random.below(2) == 0);
         }
-        TaskType::SliceVmRelease => json!({
-            "slots": slots(random), "wipe": random.below(2) == 0, "take_over": random.below(2) == 0,
-            "graceful_timeout_seconds": *random.of(&GRACES),
-        }),
-        TaskType::SliceVmPower => json!({
-            "slots": slots(random), "action": *random.of(&["stop", "start", "reboot"]),
-            "graceful_timeout_seconds": *random.of(&GRACES),
-        }),
-        TaskType::SliceConsoleRead => json!({ "tail_bytes": random.below(1000), "follow_seconds": random.below(10) }),
-        TaskType::AllocationProvisionUser => {
-            json!({ "username": *random.of(&TENANTS), "ssh_public_keys": [KEY], "sudo": random.below(3) == 0 })
-        }
-        TaskType::AllocationDeprovisionUser => {
-            json!({ "username": *random.of(&TENANTS), "take_over": random.below(2) == 0 })
-        }
-        TaskType::DiagPing | TaskType::DiagHealthProbe | TaskType::PackageList | TaskType::SliceTopologyDiscover => {
-            unreachable!("they need no lease")
-        }
-    };
-    params.as_object_mut().expect("an object").extend(fields.as_object().expect("an object").clone());
+    }
+    if kind == TaskType::SliceVmPower {
+        params["action"] = json!(*random.of(&["stop", "start", "reboot"]));
+    }
+    if kind == TaskType::SliceConsoleRead {
+        (params["tail_bytes"], params["follow_seconds"]) = (json!(random.below(1000)), json!(random.below(10)));
+    }
+    if kind == TaskType::SliceVmRelease || kind == TaskType::SliceVmPower {
+        params["graceful_timeout_seconds"] = json!(*random.of(&GRACES));
+    }
     params
 }
 
-/// Returns one or two slots with devices of this small harness.
+/// A guest of which an owner may refuse anything.
+fn guest(random: &mut Random) -> Value {
+    let mut guest = json!({
+        "vm_name": "guest", "driver_strategy": *random.of(&["none", "cloud-init", "preinstalled"]),
+        "default_username": *random.of(&USERS), "ssh_public_keys": [KEY], "graphics": random.below(4) == 0,
+        "graceful_timeout_seconds": *random.of(&GRACES),
+        "image": {
+            "sha256": gpuaas_contract::Digest::of(b"image"), "format": *random.of(&["qcow2", "raw"]),
+            "trusted": random.below(2) == 0,
+        },
+    });
+    let source = random.below(4);
+    if source != 0 {
+        guest["image"]["url"] = json!(*random.of(&URLS));
+    }
+    if source < 2 {
+        guest["image"]["path"] = json!("folder/image.qcow2");
+    }
+    if random.below(2) == 0 {
+        guest["ovs_bridge"] = json!(*random.of(&BRIDGES));
+    }
+    guest
+}
+
+/// One or two slots with devices of this small harness.
 fn slots(random: &mut Random) -> Value {
     let first = random.below(3);
     let count = 1 + usize::from(random.below(4) == 0);

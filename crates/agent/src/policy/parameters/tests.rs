@@ -77,8 +77,7 @@ fn policy(keys: &BTreeMap<&str, &str>) -> (tempfile::TempDir, Policy) {
         let lines = keys.iter().filter_map(|(key, value)| Some(format!("{} = {value}\n", key.strip_prefix(&prefix)?)));
         format!("[{name}]\n{}", lines.collect::<String>())
     };
-    let names: Vec<String> = TaskType::ALL.iter().map(|kind| format!("\"{kind}\"")).collect();
-    let text = format!("allowed_tasks = [{}]\n{}{}", names.join(", "), section("slices"), section("bare_metal"));
+    let text = format!("allowed_tasks = {}\n{}{}", TaskType::list(TaskType::ALL), section("slices"), section("bare_metal"));
     let folder = tempfile::tempdir().expect("folder");
     let path = folder.path().join("policy.toml");
     gpuaas_host::private_file::write(&path, text.as_bytes()).expect("written");
@@ -98,19 +97,22 @@ fn tasks() -> Vec<(Task, Vec<&'static str>)> {
     }}]);
     let guest = |source: &str, place: &str| {
         let mut params = json!({
-            "allocation_id": allocation, "lease_epoch": 1, "vm_name": "a", "image_sha256": gpuaas_contract::Digest::of(b"x"),
-            "image_format": "raw", "driver_strategy": "cloud-init", "default_username": "debian", "ssh_public_keys": [KEY],
-            "slots": slots, "ovs_bridge": "br-slices", "graceful_timeout_seconds": 900, "graphics": true,
+            "allocation_id": allocation, "lease_epoch": 1, "slots": slots,
+            "guest": {
+                "vm_name": "a", "image": { "sha256": gpuaas_contract::Digest::of(b"x"), "format": "raw" },
+                "driver_strategy": "cloud-init", "default_username": "debian", "ssh_public_keys": [KEY],
+                "ovs_bridge": "br-slices", "graceful_timeout_seconds": 900, "graphics": true,
+            },
         });
-        params[source] = json!(place);
+        params["guest"]["image"][source] = json!(place);
         Task::parse(TaskType::SliceVmProvision, &params.to_string()).expect("a task")
     };
     let provision: Vec<&str> = ALLOWS.iter().map(|(key, _)| *key).filter(|key| key.starts_with("slices.")).collect();
     let user =
         json!({ "allocation_id": allocation, "lease_epoch": 1, "username": "tenant-1", "ssh_public_keys": [KEY], "sudo": true });
     vec![
-        (guest("image_url", "https://images.example/a.raw"), provision.clone()),
-        (guest("image_path", "a.raw"), provision),
+        (guest("url", "https://images.example/a.raw"), provision.clone()),
+        (guest("path", "a.raw"), provision),
         (
             Task::parse(TaskType::AllocationProvisionUser, &user.to_string()).expect("a task"),
             vec!["bare_metal.usernames", "bare_metal.allow_sudo"],

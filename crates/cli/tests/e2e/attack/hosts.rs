@@ -144,9 +144,12 @@ fn order(double: &LinkDouble, agent: &DoubledAgent, url: &str) -> Payload {
     // A drive that is not there, and another one each time: none of them is proven clean where there is no hypervisor.
     let drive = format!("NONE-{allocation}");
     let params = json!({
-        "allocation_id": allocation, "lease_epoch": 1, "vm_name": "guest", "image_url": url,
-        "image_sha256": Digest::of(url.as_bytes()), "image_format": "raw", "default_username": "ubuntu",
-        "ssh_public_keys": ["ssh-ed25519 AAAAC3NzaC1lZDI1NTE5AAAAIJwBQ0Rk5yyC9bmCK1Kf9gvvNQWYF3rPzqeQFZ0sWsWq"],
+        "allocation_id": allocation, "lease_epoch": 1,
+        "guest": {
+            "vm_name": "guest", "image": { "url": url, "sha256": Digest::of(url.as_bytes()), "format": "raw" },
+            "default_username": "ubuntu",
+            "ssh_public_keys": ["ssh-ed25519 AAAAC3NzaC1lZDI1NTE5AAAAIJwBQ0Rk5yyC9bmCK1Kf9gvvNQWYF3rPzqeQFZ0sWsWq"],
+        },
         "slots": [{ "slot_id": SlotId::generate(), "spec": {
             "slot_index": 0, "pci_address": null, "companions": [], "fabric_device": null,
             "nvme_device": format!("/dev/disk/by-id/nvme-attack_{drive}"), "nvme_serial": drive, "numa_node": -1, "vcpu_count": 1,

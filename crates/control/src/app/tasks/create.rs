@@ -33,7 +33,6 @@ pub(in crate::app) enum TaskRequest {
 /// A task to create now.
 pub(in crate::app) struct Planned {
     pub(in crate::app) task: Task,
-    pub(in crate::app) timeout: Duration,
     /// What is written besides the task.
     pub(in crate::app) decision: Decision,
 }
@@ -41,9 +40,7 @@ pub(in crate::app) struct Planned {
 impl TaskRequest {
     async fn plan(&self, control: &Control, node: &Node, id: TaskId, context: &Context) -> Result<Planned, ControlError> {
         match self {
-            Self::Plain(task) => {
-                Ok(Planned { task: task.clone(), timeout: task::DEFAULT_TIMEOUT, decision: Decision::default() })
-            }
+            Self::Plain(task) => Ok(Planned { task: task.clone(), decision: Decision::default() }),
             Self::Slice(request) => request.plan(control, node, id, context).await,
         }
     }
@@ -87,9 +84,9 @@ async fn create_here(
         }
         let new = NewTask {
             id,
+            timeout: timeout.unwrap_or_else(|| planned.task.timeout()),
             task: planned.task,
             queue_time: queue_time.unwrap_or(DEFAULT_QUEUE_TIME),
-            timeout: timeout.unwrap_or(planned.timeout),
             idempotency_key: caller.idempotency_key().map(str::to_owned),
         };
         let intent = |task: &TaskRecord| control.keys.intent_mac(&task::intent_text(task));

@@ -2,7 +2,7 @@
 
 use std::os::unix::fs::symlink;
 
-use gpuaas_contract::task::slice_vm_provision::ImageFormat;
+use gpuaas_contract::guest::ImageFormat;
 use rustix::fs::{CWD, FileType, Mode, mknodat};
 
 use super::server::{Reply, Server};
