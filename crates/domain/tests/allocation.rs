@@ -482,7 +482,7 @@ fn what_an_operator_takes_away_is_no_longer_active() {
         let mut ledger = Ledger::sliced(&[2]);
         let id = active(&mut ledger, &slice(2));
         assert_eq!(code(ledger.force_cleanup(slot_id(1, 0))), "slot_in_use", "not by mistake");
-        let task = ledger.release_slots(slot_id(1, 0)).expect("an operator may");
+        let task = ledger.release_slots(slot_id(1, 0), true).expect("an operator may");
         assert_eq!(settle_unchecked(&mut ledger, id), AllocationState::Releasing, "its guest is going");
         ledger.end(task, ends);
         settle(&mut ledger, id);
@@ -499,6 +499,39 @@ fn what_an_operator_takes_away_is_no_longer_active() {
     assert_eq!(run(&ledger, id).state, AllocationState::Active);
 }
 
+#[test]
+fn what_an_operator_releases_without_a_wipe_is_wiped_by_nobody_but_an_operator() {
+    for (ends, leaves) in [
+        (End::NotWiped, SlotState::NeedsWipe),
+        (End::FailedDirty, SlotState::CleanupBlocked),
+        (End::Refused, SlotState::CleanupBlocked),
+    ] {
+        let mut ledger = Ledger::sliced(&[2]);
+        let id = active(&mut ledger, &slice(2));
+        let task = ledger.release_slots(slot_id(1, 0), false).expect("an operator may");
+        assert_eq!(settle_unchecked(&mut ledger, id), AllocationState::Releasing, "its guest is going");
+        ledger.end(task, ends);
+        assert_eq!(settle(&mut ledger, id), AllocationState::ReleaseBlocked, "{ends:?}");
+        assert_eq!(last_error(&ledger, id).0, "content_kept");
+        let tasks = ledger.tasks.len();
+        ledger.wait(100_000);
+        settle(&mut ledger, id);
+        ledger.release(id);
+        settle(&mut ledger, id);
+        ledger.retry(id, Duration::ZERO).expect("it is blocked");
+        assert_eq!(settle(&mut ledger, id), AllocationState::ReleaseBlocked, "neither time nor its tenant wipes the drives");
+        assert_eq!(ledger.tasks.len(), tasks, "{ends:?}: nothing was ordered");
+        for slot in ledger.slots_of(id) {
+            assert_eq!(slot.state, leaves);
+            assert!(!slot.reason.is_empty(), "the operator sees why");
+        }
+        let task = ledger.force_cleanup(slot_id(1, 0)).expect("an operator may");
+        ledger.end(task, End::Succeeded);
+        assert_eq!(settle(&mut ledger, id), AllocationState::Released);
+        nothing_is_left(&ledger);
+    }
+}
+
 /// Until the run has looked, an operator's word and what its tenant sees differ.
 fn settle_unchecked(ledger: &mut Ledger, id: AllocationId) -> AllocationState {
     ledger.advance(id);
@@ -509,7 +542,7 @@ fn settle_unchecked(ledger: &mut Ledger, id: AllocationId) -> AllocationState {
 fn what_was_taken_away_can_be_asked_for_again() {
     let mut ledger = Ledger::sliced(&[1]);
     let id = active(&mut ledger, &slice(1));
-    let task = ledger.release_slots(slot_id(1, 0)).expect("an operator may");
+    let task = ledger.release_slots(slot_id(1, 0), true).expect("an operator may");
     ledger.end(task, End::Succeeded);
     ledger.advance(id);
     assert_eq!(run(&ledger, id).state, AllocationState::Failed);
@@ -524,7 +557,7 @@ fn what_an_operator_takes_away_before_its_run_has_looked_never_was_active() {
     settle(&mut ledger, id);
     let (task, slot) = (ledger.task_of(id), run(&ledger, id).slots[0]);
     ledger.end(task, End::Succeeded);
-    let release = ledger.release_slots(slot).expect("an operator may");
+    let release = ledger.release_slots(slot, true).expect("an operator may");
     assert_eq!(settle(&mut ledger, id), AllocationState::Releasing);
     assert_eq!(last_error(&ledger, id).0, "taken_away");
     ledger.end(release, End::Succeeded);

@@ -415,6 +415,9 @@ impl Run<'_> {
         if self.now.due_at.is_some_and(|due| due > self.context.now) && self.now.releases > 0 {
             return self.wait_until(self.now.due_at);
         }
+        if let Some(task) = self.inputs.lease_tasks.iter().find(|task| slice::keeps_content(task)) {
+            return self.blocked("content_kept", &self.detail_of(task));
+        }
         let Some(node) = &self.inputs.node else { return self.blocked("node_unknown", "its node is not in the records") };
         let counted = match &self.inputs.budget {
             Some(Ok(counted)) => counted.clone(),

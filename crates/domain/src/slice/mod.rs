@@ -152,6 +152,13 @@ pub fn release(
     Ok(ordered(task, held.slots, next, Event::SlotReleasing, cause, &seal, context))
 }
 
+/// Whether a task is a release that leaves the content of the drives. After it, only an operator orders the wipe: whoever asked for it
+/// wants to look at the drives, whether or not the release succeeded.
+pub fn keeps_content(task: &TaskRecord) -> bool {
+    let Ok(Task::SliceVmRelease(params)) = Task::parse(task.task_type, &task.params) else { return false };
+    !params.wipe
+}
+
 /// An operator's word that what is left of an allocation shall go, whoever the node thinks has the slots: a release under a new number
 /// that takes over every earlier lease and wipes the drives. It frees nothing by itself; only the node's complete proof does.
 ///

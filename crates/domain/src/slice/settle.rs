@@ -6,6 +6,7 @@ use gpuaas_contract::receipt::Outcome;
 use gpuaas_contract::slice::{Blocker, Holder};
 use gpuaas_contract::task::{Task, TaskType};
 
+use super::keeps_content;
 use crate::decision::{Context, Decision};
 use crate::slot::{Slot, SlotState, Step, freed, moved};
 use crate::task::TaskRecord;
@@ -149,7 +150,8 @@ fn next(slot: &Slot, ending: &Ending, proof: Option<&Spoken<'_>>) -> Next {
     if blockers.is_empty() {
         Next::Free
     } else if !provision && outcome == Outcome::Succeeded && blockers.iter().all(|blocker| blocker.code == NOT_WIPED) {
-        Next::NeedsWipe(reason)
+        let kept = if keeps_content(task) { "; it was released without a wipe, which only an operator orders" } else { "" };
+        Next::NeedsWipe(format!("{reason}{kept}"))
     } else {
         Next::Blocked(reason)
     }

@@ -82,7 +82,7 @@ fn decided(before: &Ledger, id: AllocationId, besides: Besides) -> Vec<(&'static
         Besides::TakeAway => {
             for held in before.slots_of(id) {
                 take("an operator", &|ledger| drop(ledger.force_cleanup(held.id)));
-                take("an operator", &|ledger| drop(ledger.release_slots(held.id)));
+                take("an operator", &|ledger| drop(ledger.release_slots(held.id, true)));
             }
             let machine = before.machines.values().find(|machine| machine.allocation_id == Some(id));
             if let Some(machine) = machine {

@@ -297,9 +297,9 @@ impl Ledger {
     }
 
     /// An operator releases a slice over the head of its tenant.
-    pub(crate) fn release_slots(&mut self, slot: SlotId) -> Result<TaskId, Refusal> {
+    pub(crate) fn release_slots(&mut self, slot: SlotId, wipe: bool) -> Result<TaskId, Refusal> {
         let id = TaskId::generate();
-        let order = self.held_with(slot, |held| slice::release(held, true, 0, id, seal, &at(self.now)))?;
+        let order = self.held_with(slot, |held| slice::release(held, wipe, 0, id, seal, &at(self.now)))?;
         let told = self.tell_tenant(slot, OperatorAction::Release, id);
         self.ordered(self.slots[&slot].node_id, id, order.task, order.decision.and(told))
     }
