@@ -41,6 +41,20 @@ impl NodeService {
 }
 
 named! {
+    /// What is known of the guest of an allocation.
+    pub enum GuestState {
+        /// It is stopped.
+        Off = "off",
+        /// It was started and is waited for.
+        Booting = "booting",
+        /// It let us in by SSH after its last start.
+        Answering = "answering",
+        /// It runs, and did not let us in within its time after its last start.
+        NotAnswering = "not_answering",
+    }
+}
+
+named! {
     /// How a link is carried.
     pub enum LinkTransport {
         /// The gRPC stream.

@@ -25,7 +25,7 @@ use gpuaas_contract::task::{Task, TaskType};
 use gpuaas_domain::Actor;
 use gpuaas_domain::allocation::commands::{self, Request};
 use gpuaas_domain::allocation::{
-    Allocation, AllocationState, AllocationStep, MAX_ATTEMPTS, MAX_LEASE, MAX_RELEASES, MAX_WAIT, Next,
+    Allocation, AllocationState, AllocationStep, GuestState, MAX_ATTEMPTS, MAX_LEASE, MAX_RELEASES, MAX_WAIT, Next,
 };
 use gpuaas_domain::catalog::Product;
 use gpuaas_domain::idempotency::RequestKey;
@@ -334,6 +334,50 @@ fn a_guest_is_stopped_started_and_rebooted() {
     let (mut ledger, whole) = (Ledger::whole(1), bare_metal());
     let id = active(&mut ledger, &whole);
     assert_eq!(code(ledger.power(id, PowerAction::Reboot)), "power_not_supported");
+}
+
+#[test]
+fn a_guest_that_was_started_is_booting_until_its_host_says_whether_it_answers() {
+    let mut ledger = Ledger::sliced(&[1]);
+    let id = active(&mut ledger, &slice(1));
+    assert_eq!(run(&ledger, id).guest, Some(GuestState::Answering), "no guest is made before it answers");
+    ledger.power(id, PowerAction::Stop).expect("is active");
+    settle(&mut ledger, id);
+    end(&mut ledger, id, End::Succeeded);
+    assert_eq!(run(&ledger, id).guest, Some(GuestState::Off));
+    for (answers, guest, code) in [
+        (Some(false), Some(GuestState::NotAnswering), Some("guest_not_answering")),
+        (Some(true), Some(GuestState::Answering), None),
+        (None, None, None),
+    ] {
+        ledger.guest_answers = answers;
+        let is_off = run(&ledger, id).state == AllocationState::Stopped;
+        let action = if is_off { PowerAction::Start } else { PowerAction::Reboot };
+        ledger.power(id, action).expect("is held");
+        settle(&mut ledger, id);
+        assert_eq!(run(&ledger, id).guest, Some(GuestState::Booting));
+        assert_eq!(end(&mut ledger, id, End::Succeeded), AllocationState::Active);
+        let now = run(&ledger, id);
+        assert_eq!((now.guest, now.last_error.as_ref().map(|error| error.code.as_str())), (guest, code));
+    }
+    ledger.power(id, PowerAction::Reboot).expect("is active");
+    settle(&mut ledger, id);
+    end(&mut ledger, id, End::FailedDirty);
+    assert_eq!(run(&ledger, id).guest, None, "nobody knows");
+}
+
+#[test]
+fn a_guest_that_is_given_back_while_it_boots_is_waited_for_by_nobody() {
+    let mut ledger = Ledger::sliced(&[1]);
+    let id = active(&mut ledger, &slice(1));
+    ledger.power(id, PowerAction::Reboot).expect("is active");
+    settle(&mut ledger, id);
+    let task = ledger.task_of(id);
+    assert!(ledger.tasks[&task].cancel_requested_at.is_none());
+    ledger.release(id);
+    settle(&mut ledger, id);
+    let task = &ledger.tasks[&task];
+    assert!(task.cancel_requested_at.is_some() || task.state == TaskState::Cancelled);
 }
 
 #[test]

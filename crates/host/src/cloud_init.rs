@@ -8,7 +8,7 @@ use std::time::Duration;
 
 use gpuaas_contract::guest::{DriverStrategy, GuestSpec};
 use gpuaas_contract::id::AllocationId;
-use gpuaas_contract::slice::SshPublicKey;
+use gpuaas_contract::slice::{SshPublicKey, UserName};
 use rustix::fs::Mode;
 use serde_json::{Value, json};
 
@@ -87,6 +87,13 @@ impl std::fmt::Debug for SeedSpec {
             .field("vm_name", &self.guest.vm_name)
             .finish_non_exhaustive()
     }
+}
+
+/// Returns the user of the guest with this [`user_data`].
+pub fn user_of(user_data: &[u8]) -> Option<UserName> {
+    let text = std::str::from_utf8(user_data).ok()?.strip_prefix("#cloud-config\n")?;
+    let config: Value = serde_json::from_str(text).ok()?;
+    config["users"][0]["name"].as_str()?.parse().ok()
 }
 
 /// Returns the user data: what cloud-init does.
@@ -331,6 +338,8 @@ mod tests {
         assert_eq!(config["ssh_keys"]["ed25519_private"], json!(seed.host_private_pem));
         assert_eq!(yaml(&meta_data(&seed))["instance-id"], json!(seed.allocation_id.to_string()));
         assert_eq!(yaml(&network_config(&seed))["ethernets"]["primary"]["match"]["macaddress"], json!(seed.mac_address));
+        assert_eq!(user_of(text.as_bytes()), Some(seed.guest.default_username.clone()));
+        assert_eq!((user_of(b"#cloud-config\n"), user_of(text.replace("ubuntu", "-rf").as_bytes())), (None, None));
         let shown = format!("{seed:?}");
         assert!(!shown.contains("PRIVATE") && !shown.contains("gpg_secret"), "{shown}");
     }

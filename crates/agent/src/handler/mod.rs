@@ -8,6 +8,7 @@ mod allocation_provision_user;
 mod diag_health_probe;
 mod diag_ping;
 mod package_list;
+mod readiness;
 mod slice_console_read;
 mod slice_topology_discover;
 mod slice_vm_power;

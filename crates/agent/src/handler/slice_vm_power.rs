@@ -1,14 +1,22 @@
 //! `slice.vm_power`: stops, starts or reboots a guest. Its lease says whether it is meant to run, so a crash in between is made good.
 
+use std::time::Duration;
+
 use gpuaas_contract::slice::Holder;
 use gpuaas_contract::task::slice_vm_power::{Output, Params, PowerAction};
-use gpuaas_host::guests::{DomainState, Lease, Power};
+use gpuaas_host::cloud_init;
+use gpuaas_host::guests::{DomainState, GuestAccess, InstanceFile, Lease, Power};
 
+use super::readiness::{self, Until};
 use super::{Context, TaskFailure, shut_down};
 use crate::guests::cleanup::bind;
 
 pub(super) async fn run(params: &Params, context: &Context) -> Result<Output, TaskFailure> {
-    let _claim = context.guests.claim(&params.slots).await;
+    go(params, context, false).await
+}
+
+async fn go(params: &Params, context: &Context, recovered: bool) -> Result<Output, TaskFailure> {
+    let claim = context.guests.claim(&params.slots).await;
     let leases = held(context, params.holder(), params.slots.len()).await?;
     let before = context.host.domain_state(params.allocation_id).await?;
     if before == DomainState::Absent {
@@ -30,7 +38,8 @@ pub(super) async fn run(params: &Params, context: &Context) -> Result<Output, Ta
         false
     };
     let running = wanted == Power::On;
-    if running && (stop || before == DomainState::Off) {
+    let starts = running && (stop || before == DomainState::Off);
+    if starts {
         context.phases.enter("start", "starting the guest").await;
         for function in leases.iter().flat_map(|lease| lease.spec.functions()) {
             bind(&context.host, function).await?;
@@ -38,7 +47,29 @@ pub(super) async fn run(params: &Params, context: &Context) -> Result<Output, Ta
         context.host.domain_start(params.allocation_id).await?;
     }
     let unchanged = !stop && (before == DomainState::Running) == running;
-    Ok(Output { allocation_id: params.allocation_id, running, unchanged, hard_stopped })
+    // Nothing is changed from here on: whoever wants the guest to go does not wait for it to come up.
+    drop(claim);
+    // One that an earlier life of the agent started is waited for as well.
+    let answers = if starts || (running && recovered) { Some(answers(params, context).await?) } else { None };
+    Ok(Output { allocation_id: params.allocation_id, running, unchanged, hard_stopped, answers })
+}
+
+/// Whether the guest lets us in again, within its time. One that does not runs all the same: what keeps it may be its tenant's business.
+async fn answers(params: &Params, context: &Context) -> Result<bool, TaskFailure> {
+    context.phases.enter(readiness::PHASE, "waiting for the guest to answer").await;
+    let seed = context.host.instance_read(params.allocation_id, InstanceFile::UserData).await?;
+    let user = seed.as_deref().and_then(cloud_init::user_of);
+    let (Some(user), Some(slot)) = (user, params.slots.first()) else {
+        context.log.line("the guest's seed does not say who its user is, so it cannot be asked".to_owned()).await;
+        return Ok(false);
+    };
+    let guest = GuestAccess { allocation_id: params.allocation_id, address: slot.spec.private_ip, user };
+    let within = Duration::from_secs(params.answer_timeout_seconds.into());
+    let (_, answers) = readiness::wait(context, &guest, Until::Answers, within).await?;
+    if !answers {
+        context.log.line(format!("the guest did not answer by SSH within {} s", within.as_secs())).await;
+    }
+    Ok(answers)
 }
 
 /// After a restart of the agent: the guest is brought to what the task wanted. A reboot that may have happened is not done again.
@@ -50,7 +81,7 @@ pub(super) async fn recover(params: &Params, context: &Context) -> Result<Output
         PowerAction::Stop => PowerAction::Stop,
         PowerAction::Start | PowerAction::Reboot => PowerAction::Start,
     };
-    run(&Params { action, ..params.clone() }, context).await
+    go(&Params { action, ..params.clone() }, context, true).await
 }
 
 /// The leases of the holder: all its slots, or it does not hold them.

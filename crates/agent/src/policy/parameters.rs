@@ -133,6 +133,7 @@ const RELEASE: &[Parameter] = &[
 const POWER: &[Parameter] = &[
     exempt("action", "each of them is about the holder's own guest, and allowed_tasks decides about all of them"),
     Parameter { path: "graceful_timeout_seconds", decided: Decided::Limited { key: "slices.max_shutdown_seconds" } },
+    exempt("answer_timeout_seconds", BOUNDED),
 ];
 
 const CONSOLE: &[Parameter] = &[exempt("tail_bytes", BOUNDED), exempt("follow_seconds", BOUNDED)];

@@ -6,7 +6,7 @@ use std::net::Ipv4Addr;
 use gpuaas_contract::id::{AllocationId, ImageId, NodeId, OrgId, ProjectId, SkuId, SlotId, TaskId};
 use gpuaas_contract::money::Money;
 use gpuaas_contract::names::Open;
-use gpuaas_contract::state::{AllocationState, AllocationStep};
+use gpuaas_contract::state::{AllocationState, AllocationStep, GuestState};
 use gpuaas_contract::task::slice_vm_power::PowerAction;
 use gpuaas_contract::time::{OptionalRfc3339, Rfc3339, Timestamp};
 
@@ -72,6 +72,10 @@ pub struct Allocation {
     /// What its tenant wants of its power and is not done yet.
     #[serde(default)]
     pub pending_power_action: Option<Open<PowerAction>>,
+    /// What is known of its guest: `booting` while it is waited for after a start, then whether it answers by SSH. Null for a whole
+    /// host, and as long as nothing is known.
+    #[serde(default)]
+    pub guest: Option<Open<GuestState>>,
     /// Whether somebody wants it back, or its lease is over.
     pub release_requested: bool,
     /// How many hosts were tried.

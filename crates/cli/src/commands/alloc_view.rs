@@ -2,7 +2,7 @@
 
 use gpuaas_api::dto::{Allocation, Product};
 use gpuaas_contract::names::Open;
-use gpuaas_contract::state::{AllocationState, AllocationStep, ProductKind};
+use gpuaas_contract::state::{AllocationState, AllocationStep, GuestState, ProductKind};
 use gpuaas_contract::task::slice_vm_power::PowerAction;
 use gpuaas_contract::time::Timestamp;
 
@@ -32,6 +32,17 @@ pub(crate) fn is_worked_on(allocation: &Allocation) -> bool {
     match allocation.step.known() {
         Some(AllocationStep::AwaitProvision | AllocationStep::AwaitPower | AllocationStep::AwaitRelease) => true,
         Some(AllocationStep::Place | AllocationStep::Serve | AllocationStep::Release | AllocationStep::Done) | None => false,
+    }
+}
+
+/// What its guest does, for people.
+fn guest(guest: &Open<GuestState>) -> String {
+    match guest.known() {
+        Some(GuestState::Off) => "off".to_owned(),
+        Some(GuestState::Booting) => "booting".to_owned(),
+        Some(GuestState::Answering) => "answers".to_owned(),
+        Some(GuestState::NotAnswering) => "runs, and does not answer".to_owned(),
+        None => guest.to_string(),
     }
 }
 
@@ -90,6 +101,7 @@ fn details(allocation: &Allocation) -> Details {
         .field("name", &allocation.name)
         .field("state", state(allocation))
         .maybe("phase", phase)
+        .maybe("guest", allocation.guest.as_ref().map(guest))
         .maybe("reason", allocation.reason.as_deref())
         .maybe("code", allocation.code.as_deref())
         .maybe("detail", allocation.detail.as_deref())
@@ -128,6 +140,9 @@ pub(super) fn advise(session: &CommandContext, allocation: &Allocation) {
     let name = &allocation.name;
     let advice = match allocation.state.known() {
         Some(AllocationState::Stopped) => format!("`gpuaas alloc start {name}` starts it again"),
+        Some(AllocationState::Active) if allocation.guest.as_ref().is_some_and(|guest| *guest == GuestState::NotAnswering) => {
+            format!("`gpuaas alloc console {name}` shows what it does; `gpuaas alloc reboot {name}` tries again")
+        }
         Some(AllocationState::Active) if address(allocation).is_some() => {
             format!("`gpuaas alloc ssh-config {name} --write` lets you say `ssh {name}`")
         }

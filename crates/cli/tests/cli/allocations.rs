@@ -91,6 +91,7 @@ fn allocation(byte: u8, state: &str) -> Allocation {
         ssh_public_keys: Vec::new(),
         ssh_port: None,
         pending_power_action: None,
+        guest: None,
         release_requested: false,
         attempts: 1,
         code: (state == "failed").then(|| "no_capacity".to_owned()),
@@ -324,6 +325,27 @@ async fn stopping_waits_for_the_host_and_a_failure_is_one() {
     assert!(ran.code == 0 && ran.stdout.contains("stopped") && ran.stderr.contains("told to stop"), "{ran:?}");
     let broken = Allocation { code: Some("guest_stuck".to_owned()), ..allocation(7, "active") };
     assert_eq!(run(&serve(router(broken)).await, &["alloc", "stop", &id]).await.code, 1);
+}
+
+#[tokio::test]
+async fn starting_says_whether_the_guest_answers() {
+    let id = allocation(7, "stopped").id.to_string();
+    let asked = Allocation { pending_power_action: Some(open("start")), ..allocation(7, "stopped") };
+    let working = Allocation { step: open("await_power"), guest: Some(open("booting")), ..asked.clone() };
+    let router = |end: Allocation| {
+        let asked = asked.clone();
+        watched(vec![asked.clone(), working.clone(), end]).route(routes::ALLOCATION_START, post(|| async { Json(asked) }))
+    };
+    let up = Allocation { guest: Some(open("answering")), ..allocation(7, "active") };
+    let ran = run(&serve(router(up)).await, &["alloc", "start", &id]).await;
+    assert!(ran.code == 0 && ran.stdout.contains("answers"), "{ran:?}");
+    let silent = Allocation {
+        guest: Some(open("not_answering")),
+        code: Some("guest_not_answering".to_owned()),
+        ..allocation(7, "active")
+    };
+    let ran = run(&serve(router(silent)).await, &["alloc", "start", &id]).await;
+    assert!(ran.code == 1 && ran.stdout.contains("does not answer") && ran.stderr.contains("alloc console"), "{ran:?}");
 }
 
 #[tokio::test]

@@ -104,7 +104,8 @@ fn whole_life_of_a_guest(store: Store, beside: &[Beside]) {
     assert_eq!(preview["allocations"][0]["name"], "trainer", "{preview}");
 
     assert_eq!(cluster.json(&["alloc", "stop", "trainer"])["state"], "stopped");
-    assert_eq!(cluster.json(&["alloc", "start", "trainer"])["state"], "active");
+    let started = cluster.cli(&["alloc", "start", "trainer", "-o", "json"]);
+    assert_eq!((&started.json()["state"], &started.json()["guest"]), (&"active".into(), &"answering".into()), "{started:?}");
     let console = cluster.cli(&["alloc", "console", "trainer"]);
     assert!(console.stdout.contains("login"), "{console:?}");
     let before = cluster.json(&["alloc", "show", "trainer"])["expires_at"].as_str().and_then(Timestamp::parse_rfc3339).unwrap();

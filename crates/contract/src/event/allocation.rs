@@ -7,7 +7,7 @@ use crate::id::{AllocationId, MaintenanceId, NodeId, OrgId, ProjectId, TaskId};
 use crate::money::Money;
 use crate::names::{Open, named};
 use crate::slice::VmName;
-use crate::state::{AllocationState, AllocationStep};
+use crate::state::{AllocationState, AllocationStep, GuestState};
 use crate::task::slice_vm_power::PowerAction;
 use crate::time::{OptionalRfc3339, Rfc3339, Timestamp};
 
@@ -213,6 +213,8 @@ payloads! {
         flat progress: AllocationProgress,
         /// The task.
         operator task_id: TaskId,
+        /// What is known of the guest now: after a start, whether it answers by SSH.
+        tenant guest: Option<Open<GuestState>>,
     }
 
     /// Something that did not work, and why.

@@ -1,5 +1,7 @@
 //! `slice.vm_power`: stop, start or reboot a guest. It keeps its identity, its disk and its address.
 
+use std::time::Duration;
+
 use super::{Examples, Parameters, example_slot};
 use crate::guest::DEFAULT_SHUTDOWN_SECONDS;
 use crate::id::AllocationId;
@@ -18,6 +20,11 @@ named! {
     }
 }
 
+/// How long a guest that was started has to answer if no time is given.
+pub const DEFAULT_ANSWER_SECONDS: u32 = 600;
+/// Longest time to wait for an answer.
+pub const MAX_ANSWER_SECONDS: u32 = 3600;
+
 /// Which guest.
 #[derive(Clone, Debug, PartialEq, Eq, serde::Serialize, serde::Deserialize, schemars::JsonSchema)]
 #[serde(deny_unknown_fields)]
@@ -33,6 +40,10 @@ pub struct Params {
     /// How long the guest may take to shut down, brought into 30 to 900 s.
     #[serde(default = "default_grace")]
     pub graceful_timeout_seconds: u32,
+    /// How long to wait until a guest that was started answers.
+    #[serde(default = "default_answer_timeout", skip_serializing_if = "is_default_answer_timeout")]
+    #[schemars(range(max = MAX_ANSWER_SECONDS))]
+    pub answer_timeout_seconds: u32,
 }
 
 impl Params {
@@ -44,7 +55,12 @@ impl Params {
 
 impl Parameters for Params {
     fn check(&self) -> Result<(), String> {
-        LeasedSlot::check_all(&self.slots)
+        LeasedSlot::check_all(&self.slots)?;
+        if self.answer_timeout_seconds > MAX_ANSWER_SECONDS {
+            let given = self.answer_timeout_seconds;
+            return Err(format!("answer_timeout_seconds is {given}; at most {MAX_ANSWER_SECONDS} is allowed"));
+        }
+        Ok(())
     }
 
     fn lease(&self) -> Option<Holder> {
@@ -54,21 +70,38 @@ impl Parameters for Params {
     fn slots(&self) -> &[LeasedSlot] {
         &self.slots
     }
+
+    fn waits(&self) -> Duration {
+        match self.action {
+            PowerAction::Stop => Duration::ZERO,
+            PowerAction::Start | PowerAction::Reboot => Duration::from_secs(self.answer_timeout_seconds.into()),
+        }
+    }
 }
 
 pub(super) fn default_grace() -> u32 {
     DEFAULT_SHUTDOWN_SECONDS
 }
 
+fn default_answer_timeout() -> u32 {
+    DEFAULT_ANSWER_SECONDS
+}
+
+#[allow(clippy::trivially_copy_pass_by_ref, reason = "serde passes a reference")]
+fn is_default_answer_timeout(seconds: &u32) -> bool {
+    *seconds == DEFAULT_ANSWER_SECONDS
+}
+
 pub(super) const EXAMPLES: Examples = Examples {
     params: &[concat!(
         r#"{"allocation_id":"alloc_0198f0000000700080000000000000aa","lease_epoch":1,"slots":["#,
         example_slot!(),
-        r#"],"action":"reboot"}"#
+        r#"],"action":"reboot","answer_timeout_seconds":60}"#
     )],
     refused_params: &[r#"{"allocation_id":"somebody","lease_epoch":1,"slots":"*"}"#, "{}"],
     outputs: &[
         r#"{"allocation_id":"alloc_0198f0000000700080000000000000aa","running":true,"unchanged":false,"hard_stopped":false}"#,
+        r#"{"allocation_id":"alloc_0198f0000000700080000000000000aa","running":true,"unchanged":false,"hard_stopped":false,"answers":true}"#,
     ],
     refused_outputs: &[],
 };
@@ -85,4 +118,7 @@ pub struct Output {
     pub unchanged: bool,
     /// It did not shut down in time and was stopped.
     pub hard_stopped: bool,
+    /// Whether the guest lets us in by SSH again; absent if this task started nothing.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub answers: Option<bool>,
 }

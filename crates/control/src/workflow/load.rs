@@ -3,6 +3,8 @@
 use std::collections::BTreeSet;
 
 use gpuaas_contract::id::TaskId;
+use gpuaas_contract::task::Output;
+use gpuaas_contract::{dsse, receipt};
 use gpuaas_domain::allocation::{Allocation, AllocationStep, Chosen, StepInputs};
 use gpuaas_domain::budget::{EXHAUSTED, Scope};
 use gpuaas_domain::catalog::Product;
@@ -10,7 +12,7 @@ use gpuaas_domain::decision::Context;
 use gpuaas_domain::machine::{Machine, machine_id};
 use gpuaas_domain::placement::{NoFit, Placement};
 use gpuaas_domain::slot::Slot;
-use gpuaas_domain::task::TaskRecord;
+use gpuaas_domain::task::{TaskRecord, TaskState};
 use gpuaas_domain::{Decision, Refusal};
 
 use super::fleet::{HeldPlace, placement_request};
@@ -33,6 +35,19 @@ pub(super) async fn load<'a>(
     let task = match run.task_id {
         Some(id) => control.store.task_get(id).await?,
         None => None,
+    };
+    let guest_answers = match (run.step, &task) {
+        (AllocationStep::AwaitPower, Some(task)) => guest_answers(control, task).await?,
+        (
+            AllocationStep::Place
+            | AllocationStep::AwaitProvision
+            | AllocationStep::Serve
+            | AllocationStep::AwaitPower
+            | AllocationStep::Release
+            | AllocationStep::AwaitRelease
+            | AllocationStep::Done,
+            _,
+        ) => None,
     };
     let slots = control.store.slot_of_allocation(run.id).await?;
     for slot in &slots {
@@ -68,7 +83,21 @@ pub(super) async fn load<'a>(
     };
     let orders = run.step == AllocationStep::Release && !free && lease_tasks.iter().all(|task| task.state.ended());
     let budget = if orders { Some(budget_of(control, run, context).await?) } else { None };
-    Ok((StepInputs { node, slots, lease_tasks, machine, task, place, budget, quotas: Vec::new() }, held))
+    Ok((StepInputs { node, slots, lease_tasks, machine, task, guest_answers, place, budget, quotas: Vec::new() }, held))
+}
+
+/// What the receipt of a task says of whether the guest answers. It was verified when it came.
+async fn guest_answers(control: &Control, task: &TaskRecord) -> Result<Option<bool>, ControlError> {
+    if task.state != TaskState::Succeeded {
+        return Ok(None);
+    }
+    let Some(row) = control.store.receipt_get(task.id).await? else { return Ok(None) };
+    let internal = |error: &dyn std::error::Error| ControlError::Internal(error.to_string());
+    let payload = dsse::payload_unverified(&row.receipt).map_err(|error| internal(&error))?;
+    let receipt: receipt::Payload = serde_json::from_slice(&payload).map_err(|error| internal(&error))?;
+    let Some(output) = receipt.output else { return Ok(None) };
+    let Ok(Output::SliceVmPower(output)) = Output::parse(task.task_type, output.get()) else { return Ok(None) };
+    Ok(output.answers)
 }
 
 /// Returns whether the holdings of the allocation may be destroyed within this hour's budget.

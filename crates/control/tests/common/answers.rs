@@ -7,6 +7,7 @@ use gpuaas_contract::envelope::Verified;
 use gpuaas_contract::receipt::{Outcome, Payload};
 use gpuaas_contract::slice::LeasedSlot;
 use gpuaas_contract::task;
+use gpuaas_contract::task::slice_vm_power::PowerAction;
 use serde_json::json;
 
 /// Returns a complete cleanup proof.
@@ -65,7 +66,11 @@ pub fn output(task: &Verified) -> serde_json::Value {
             "blockers": [], "timings": {},
         }),
         task::Task::SliceVmPower(params) => {
-            json!({ "allocation_id": params.allocation_id, "running": true, "unchanged": false, "hard_stopped": false })
+            let answers = (params.action != PowerAction::Stop).then_some(true);
+            json!({
+                "allocation_id": params.allocation_id, "running": params.action != PowerAction::Stop, "unchanged": false,
+                "hard_stopped": false, "answers": answers,
+            })
         }
         task::Task::SliceConsoleRead(params) => json!({ "allocation_id": params.allocation_id, "lines": 0, "truncated": false }),
         task::Task::AllocationProvisionUser(params) => json!({

@@ -5,16 +5,18 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use gpuaas_api::dto::{
     Allocation, AllocationCreate, ImageCreate, Limits, NodeRetire, OrganizationCreate, PageQuery, ProductKind, ProjectCreate,
-    Reason, SkuCreate, TaskListQuery,
+    Reason, SkuCreate, SliceRelease, TaskListQuery,
 };
 use gpuaas_api::dto::{MachineOffer, StateFilter};
 use gpuaas_contract::Digest;
+use gpuaas_contract::cleanup::DriveProof;
 use gpuaas_contract::event::EventKind;
 use gpuaas_contract::money::{Currency, Money};
-use gpuaas_contract::receipt::Outcome;
-use gpuaas_contract::state::AllocationState;
+use gpuaas_contract::receipt::{Outcome, Payload};
+use gpuaas_contract::state::{AllocationState, GuestState};
 use gpuaas_contract::task::TaskType;
 use gpuaas_testkit::eventually_async;
+use serde_json::json;
 
 use super::TestServer;
 use super::answers::{ended, proof, succeeded};
@@ -392,6 +394,74 @@ pub async fn a_node_with_a_tenant_is_retired_only_by_force_and_the_tenant_is_tol
     assert_eq!(client.node(&name).await.unwrap().service.as_str(), "retired", "it can still be looked at by its name");
 }
 
+pub async fn a_guest_that_is_started_says_whether_it_answers(server: TestServer) {
+    let (mut node, _) = Looking::with_slots(&server, 1).await;
+    let shop = Shop::open(&server).await;
+    let client = server.client();
+    let made = client.allocation_create(&shop.project, &shop.wants("a", "one"), None).await.unwrap();
+    let id = made.id.to_string();
+    let task = node.next().await;
+    assert_eq!(node.answers(&task, |payload| succeeded(payload, &task, None)).await, "");
+    assert_eq!(until(&server, &made, "active").await.guest, Some(GuestState::Answering.into()));
+    client.allocation_stop(&id).await.unwrap();
+    let task = node.next().await;
+    assert_eq!(node.answers(&task, |payload| succeeded(payload, &task, None)).await, "");
+    assert_eq!(until(&server, &made, "stopped").await.guest, Some(GuestState::Off.into()));
+    for (answers, guest, code) in
+        [(false, GuestState::NotAnswering, Some("guest_not_answering")), (true, GuestState::Answering, None)]
+    {
+        if answers { client.allocation_reboot(&id).await } else { client.allocation_start(&id).await }.unwrap();
+        let task = node.next().await;
+        assert_eq!(client.allocation(&id).await.unwrap().guest, Some(GuestState::Booting.into()));
+        let answer = |payload: &mut Payload| {
+            let output = json!({
+                "allocation_id": made.id, "running": true, "unchanged": false, "hard_stopped": false, "answers": answers,
+            });
+            payload.output = Some(serde_json::value::to_raw_value(&output).unwrap());
+        };
+        assert_eq!(node.answers(&task, answer).await, "");
+        let now = eventually_async(super::PATIENCE, "the run has seen it", || async {
+            let now = client.allocation(&id).await.unwrap();
+            now.pending_power_action.is_none().then_some(now)
+        })
+        .await;
+        assert_eq!((now.state.as_str(), now.guest, now.code.as_deref()), ("active", Some(guest.into()), code));
+    }
+    let history = client.allocation_events(&id, &PageQuery::default()).await.unwrap().items;
+    let told = |kind: EventKind| history.iter().find(|event| event.kind == kind).unwrap().data["guest"].clone();
+    assert_eq!(told(EventKind::AllocationStarted), "not_answering");
+    assert_eq!(told(EventKind::AllocationRebooted), "answering");
+}
+
+pub async fn what_an_operator_releases_without_a_wipe_is_wiped_by_nobody_else(server: TestServer) {
+    let (mut node, slots) = Looking::with_slots(&server, 1).await;
+    let shop = Shop::open(&server).await;
+    let client = server.client();
+    let made = client.allocation_create(&shop.project, &shop.wants("a", "one"), None).await.unwrap();
+    let id = made.id.to_string();
+    let task = node.next().await;
+    assert_eq!(node.answers(&task, |payload| succeeded(payload, &task, None)).await, "");
+    until(&server, &made, "active").await;
+    let release = SliceRelease { wipe: false, graceful_timeout_seconds: None };
+    client.slice_release(&id, &release, None).await.unwrap();
+    let task = node.next().await;
+    let mut skipped = proof(&task);
+    skipped.slots[0].drive = DriveProof::skipped("S0");
+    assert_eq!(node.answers(&task, |payload| succeeded(payload, &task, Some(&skipped))).await, "");
+    assert_eq!(until(&server, &made, "release_blocked").await.code.as_deref(), Some("content_kept"));
+    client.allocation_release(&id, &Reason::default()).await.unwrap();
+    let open = TaskListQuery { state: Some(StateFilter::Open), ..TaskListQuery::default() };
+    assert!(client.tasks(&open).await.unwrap().items.is_empty(), "nobody ordered a wipe");
+    let slot = client.slot(&slots[0].id.to_string()).await.unwrap();
+    assert!(slot.state.as_str() == "needs_wipe" && slot.reason.contains("without a wipe"), "{slot:?}");
+
+    client.slot_force_cleanup(&slot.id.to_string(), &Reason::default(), None).await.unwrap();
+    let task = node.next().await;
+    let clean = proof(&task);
+    assert_eq!(node.answers(&task, |payload| succeeded(payload, &task, Some(&clean))).await, "");
+    until(&server, &made, "released").await;
+}
+
 /// Creates tests of every scenario with another macro.
 macro_rules! lifecycle {
     ($tests:ident) => {
@@ -403,7 +473,9 @@ macro_rules! lifecycle {
             a_step_that_fails_leads_to_a_defined_end,
             who_ask_at_the_same_time_find_different_places,
             a_release_over_the_budget_waits_where_everybody_sees_it,
-            a_node_with_a_tenant_is_retired_only_by_force_and_the_tenant_is_told
+            a_node_with_a_tenant_is_retired_only_by_force_and_the_tenant_is_told,
+            a_guest_that_is_started_says_whether_it_answers,
+            what_an_operator_releases_without_a_wipe_is_wiped_by_nobody_else
         }
     };
 }

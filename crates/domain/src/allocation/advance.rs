@@ -11,7 +11,9 @@ use gpuaas_contract::task::slice_vm_power::PowerAction;
 use gpuaas_contract::time::Timestamp;
 use std::time::Duration;
 
-use super::{Allocation, AllocationState, AllocationStep, LastError, MAX_ATTEMPTS, MAX_RELEASES, SLOW_POLL, tenant_messages};
+use super::{
+    Allocation, AllocationState, AllocationStep, GuestState, LastError, MAX_ATTEMPTS, MAX_RELEASES, SLOW_POLL, tenant_messages,
+};
 use crate::catalog::Product;
 use crate::decision::{Context, Decision, Wakeup};
 use crate::machine::{self, Machine, MachineState, Tenant};
@@ -56,6 +58,8 @@ pub struct StepInputs {
     pub machine: Option<Machine>,
     /// [`Allocation::task_id`].
     pub task: Option<TaskRecord>,
+    /// Whether its guest answers, as the node said at the end of a task that started it.
+    pub guest_answers: Option<bool>,
     /// A place for it; only looked for at [`AllocationStep::Place`].
     pub place: Option<Result<Chosen, NoFit>>,
     /// What is written of the budget of destruction if a release is ordered, or why none may be; only asked for at [`AllocationStep::Release`].
@@ -255,6 +259,11 @@ impl Run<'_> {
                 state: AllocationState::Active,
                 step: AllocationStep::Serve,
                 active_at: self.now.active_at.or(Some(self.context.now)),
+                // No node reports a guest as made before it answers.
+                guest: match self.now.terms.product {
+                    Product::Slice { .. } => Some(GuestState::Answering),
+                    Product::BareMetal => None,
+                },
                 last_error: None,
                 due_at: self.now.expires_at,
                 ..self.now.clone()
@@ -322,6 +331,10 @@ impl Run<'_> {
             Ok((task_id, decision)) => {
                 let next = Allocation {
                     step: AllocationStep::AwaitPower,
+                    guest: match action {
+                        PowerAction::Stop => self.now.guest,
+                        PowerAction::Start | PowerAction::Reboot => Some(GuestState::Booting),
+                    },
                     task_id: Some(task_id),
                     due_at: Some(self.context.now.plus(SLOW_POLL)),
                     ..self.now.clone()
@@ -353,18 +366,31 @@ impl Run<'_> {
         };
         match (ended, action) {
             (Some(task), Some(action)) if task.state == TaskState::Succeeded => {
-                let state = match action {
-                    PowerAction::Stop => AllocationState::Stopped,
-                    PowerAction::Start | PowerAction::Reboot => AllocationState::Active,
+                let (state, guest) = match (action, self.inputs.guest_answers) {
+                    (PowerAction::Stop, _) => (AllocationState::Stopped, Some(GuestState::Off)),
+                    (PowerAction::Start | PowerAction::Reboot, Some(true)) => {
+                        (AllocationState::Active, Some(GuestState::Answering))
+                    }
+                    (PowerAction::Start | PowerAction::Reboot, Some(false)) => {
+                        (AllocationState::Active, Some(GuestState::NotAnswering))
+                    }
+                    (PowerAction::Start | PowerAction::Reboot, None) => (AllocationState::Active, None),
                 };
-                let next = Allocation { state, last_error: None, ..back };
+                let silent = guest == Some(GuestState::NotAnswering);
+                let last_error = silent.then(|| {
+                    let reason = "it runs, and does not answer by SSH; its console shows what it does";
+                    self.last_error("guest_not_answering", reason, &self.detail_of(task))
+                });
+                let next = Allocation { state, guest, last_error, ..back };
                 let event = match action {
                     PowerAction::Stop => Event::AllocationStopped,
                     PowerAction::Start => Event::AllocationStarted,
                     PowerAction::Reboot => Event::AllocationRebooted,
                 };
                 let task_id = task.id;
-                self.moved(next, Decision::default(), |progress| event(AllocationPowerDone { progress, task_id }))
+                self.moved(next, Decision::default(), |progress| {
+                    event(AllocationPowerDone { progress, task_id, guest: guest.map(Into::into) })
+                })
             }
             (task, _) => {
                 let (code, reason, detail) = match task {
@@ -375,7 +401,9 @@ impl Run<'_> {
                         "the task of this step is not in the records".to_owned(),
                     ),
                 };
-                let next = Allocation { last_error: Some(self.last_error(code, &reason, &detail)), ..back };
+                // What it does now, nobody has said; one that was stopped was not started.
+                let guest = (self.now.state == AllocationState::Stopped).then_some(GuestState::Off);
+                let next = Allocation { guest, last_error: Some(self.last_error(code, &reason, &detail)), ..back };
                 self.moved(next, Decision::default(), problem(Event::AllocationPowerFailed, code))
             }
         }
@@ -390,6 +418,7 @@ impl Run<'_> {
             state: AllocationState::Releasing,
             step: AllocationStep::Release,
             pending_power_action: None,
+            guest: None,
             due_at: Some(self.context.now),
             ..allocation
         };
@@ -565,6 +594,7 @@ impl Run<'_> {
             state,
             step: AllocationStep::Done,
             pending_power_action: None,
+            guest: None,
             ended_at: Some(self.context.now),
             due_at: None,
             last_error: if state == AllocationState::Released { None } else { allocation.last_error.clone() },
@@ -590,8 +620,11 @@ impl Run<'_> {
     /// The task is not done. One that nobody wants the result of is told to stop.
     fn wait_for(&self, task: &TaskRecord) -> Advance {
         let mut advance = self.wait_until(Some(self.context.now.plus(SLOW_POLL)));
-        let makes = matches!(self.now.step, AllocationStep::AwaitProvision | AllocationStep::Release);
-        let unwanted = self.now.release_request.is_some()
+        let boots = self.now.guest == Some(GuestState::Booting);
+        let makes = boots || matches!(self.now.step, AllocationStep::AwaitProvision | AllocationStep::Release);
+        // A guest that comes up after the end of its lease is waited for by nobody.
+        let too_late = boots && self.now.expires_at.is_some_and(|end| end <= self.context.now);
+        let unwanted = (self.now.release_request.is_some() || too_late)
             && makes
             && !matches!(
                 task.task_type,

@@ -29,7 +29,7 @@ use gpuaas_contract::slice::{SshPublicKey, UserName, VmName};
 use gpuaas_contract::task::slice_vm_power::PowerAction;
 use gpuaas_contract::time::Timestamp;
 
-pub use gpuaas_contract::state::{AllocationState, AllocationStep};
+pub use gpuaas_contract::state::{AllocationState, AllocationStep, GuestState};
 
 pub use advance::{Advance, Chosen, Next, Signers, StepInputs, advance};
 pub use operators::{operators_act, operators_power};
@@ -148,6 +148,9 @@ pub struct Allocation {
     pub task_id: Option<TaskId>,
     /// What its tenant wants of its power and was not ordered yet.
     pub pending_power_action: Option<PowerAction>,
+    /// What is known of its guest, if it has one.
+    #[serde(default)]
+    pub guest: Option<GuestState>,
     /// Why it is to be given back, once it is.
     pub release_request: Option<ReleaseRequest>,
     /// How many hosts were tried.

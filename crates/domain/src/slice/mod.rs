@@ -10,7 +10,7 @@ use gpuaas_contract::event::{Event, SlotCause};
 use gpuaas_contract::guest::GuestSpec;
 use gpuaas_contract::id::{AllocationId, TaskId};
 use gpuaas_contract::slice::{Holder, LeasedSlot, MAX_SLOTS};
-use gpuaas_contract::task::slice_vm_power::PowerAction;
+use gpuaas_contract::task::slice_vm_power::{DEFAULT_ANSWER_SECONDS, PowerAction};
 use gpuaas_contract::task::{ByHand, Task, TaskType, slice_console_read, slice_vm_power, slice_vm_provision, slice_vm_release};
 
 pub use settle::{Ending, TaskEnd, settle};
@@ -231,6 +231,7 @@ pub fn power(held: HeldSlots<'_>, action: PowerAction, graceful_timeout_seconds:
         slots: in_order(held.slots),
         action,
         graceful_timeout_seconds,
+        answer_timeout_seconds: DEFAULT_ANSWER_SECONDS,
     }))?;
     Ok(Order { task, slots: held.slots.to_vec(), decision: Decision::default() })
 }

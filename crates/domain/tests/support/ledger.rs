@@ -19,7 +19,7 @@ use gpuaas_domain::quota::{Quota, quota_id};
 use gpuaas_domain::resource::{Document, Resource, ResourceKind};
 use gpuaas_domain::slice::{self, Ending};
 use gpuaas_domain::slot::{self, Slot, SlotState};
-use gpuaas_domain::task::{self, TaskRecord};
+use gpuaas_domain::task::{self, TaskRecord, TaskState};
 use gpuaas_domain::tenancy::{Organization, Project};
 use gpuaas_domain::{Actor, AuditEntry, Change, Decision, OutboxEvent, Wakeup};
 
@@ -50,6 +50,8 @@ pub(crate) struct Ledger {
     pub(crate) windows: BTreeMap<String, Window>,
     pub(crate) events: Vec<OutboxEvent>,
     pub(crate) audit: Vec<AuditEntry>,
+    /// What nodes say of guests that they started.
+    pub(crate) guest_answers: Option<bool>,
     /// Whom the last commit woke.
     pub(crate) wakeups: Vec<Wakeup>,
     /// The picture that placement looks at, kept beside the rows node by node.
@@ -275,7 +277,8 @@ impl Ledger {
         let looks = run.step == AllocationStep::Place && slots.is_empty() && machine.is_none() && run.release_request.is_none();
         let place = looks.then(|| self.place(run));
         let quotas = self.quotas_of(run.project_id, run.organization_id);
-        StepInputs { node, slots, lease_tasks, machine, task, place, budget: None, quotas }
+        let guest_answers = task.as_ref().filter(|task| task.state == TaskState::Succeeded).and_then(|_| self.guest_answers);
+        StepInputs { node, slots, lease_tasks, machine, task, guest_answers, place, budget: None, quotas }
     }
 
     fn place(&self, run: &Allocation) -> Result<Chosen, NoFit> {

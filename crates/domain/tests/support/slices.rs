@@ -155,6 +155,7 @@ pub(crate) fn output(task: &Task) -> Output {
             running: true,
             unchanged: false,
             hard_stopped: false,
+            answers: None,
         }),
         Task::SliceConsoleRead(params) => Output::SliceConsoleRead(slice_console_read::Output {
             allocation_id: params.allocation_id,

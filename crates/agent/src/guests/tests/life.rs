@@ -6,7 +6,7 @@ use gpuaas_contract::receipt::Outcome;
 use gpuaas_contract::slice::LeasedSlot;
 use gpuaas_contract::task::slice_vm_power::PowerAction;
 use gpuaas_contract::task::slice_vm_provision::PHASES;
-use gpuaas_contract::task::{Task, TaskType, slice_console_read};
+use gpuaas_contract::task::{Task, TaskType, slice_console_read, slice_vm_power};
 use gpuaas_host::guests::DomainState;
 use gpuaas_host::sim::{Fault, FaultKind, Operation, Target, When};
 
@@ -109,21 +109,57 @@ async fn an_earlier_allocations_remains_are_taken_over_by_a_higher_number_only()
 }
 
 #[tokio::test]
+async fn a_start_waits_until_the_guest_answers_and_says_if_it_does_not() {
+    let mut rig = Rig::new().await;
+    let (allocation, slots) = (AllocationId::generate(), rig.slots(&[4]));
+    rig.run(&provision(allocation, 1, slots.clone())).await;
+    let within = |action, answer_timeout_seconds| {
+        let Task::SliceVmPower(params) = power(allocation, 1, slots.clone(), action) else { unreachable!("just made") };
+        Task::SliceVmPower(slice_vm_power::Params { answer_timeout_seconds, ..params })
+    };
+    rig.life.sim.slow_boot(3).expect("set");
+    let slow = rig.run(&within(PowerAction::Reboot, 3600)).await;
+    assert_eq!(slow.output.expect("it is up")["answers"], true, "the guest answers the fourth question");
+    rig.life.sim.slow_boot(1_000_000).expect("set");
+    let silent = rig.run(&within(PowerAction::Reboot, 0)).await;
+    let output = silent.output.unwrap_or_else(|| panic!("{} {}", silent.code, silent.message));
+    assert_eq!((&output["running"], &output["answers"]), (&true.into(), &false.into()), "it runs, and nobody can sign in");
+
+    // An agent that is restarted while it waits goes on waiting, and does not boot the guest again.
+    let task = within(PowerAction::Reboot, 3600);
+    let asks = |rig: &Rig| rig.life.sim.calls().iter().filter(|call| call.operation == Operation::GuestAsk).count();
+    let before = asks(&rig);
+    let id = rig.give(&task);
+    while asks(&rig) == before {
+        tokio::task::yield_now().await;
+    }
+    let boots = rig.life.sim.boots(allocation);
+    rig.kill().await;
+    rig.revive().await;
+    rig.life.sim.slow_boot(0).expect("set");
+    let ended = rig.receipt(id, TaskType::SliceVmPower).await;
+    assert_eq!(ended.output.expect("it is up")["answers"], true);
+    assert_eq!(rig.life.sim.boots(allocation), boots);
+}
+
+#[tokio::test]
 async fn a_guest_is_stopped_started_and_rebooted_and_keeps_everything() {
     let rig = Rig::new().await;
     let (allocation, slots) = (AllocationId::generate(), rig.slots(&[4]));
     rig.run(&provision(allocation, 1, slots.clone())).await;
     let do_it = |action| power(allocation, 1, slots.clone(), action);
-    for (action, running, unchanged) in [
-        (PowerAction::Start, true, true),
-        (PowerAction::Stop, false, false),
-        (PowerAction::Stop, false, true),
-        (PowerAction::Start, true, false),
-        (PowerAction::Reboot, true, false),
+    for (action, running, unchanged, answers) in [
+        (PowerAction::Start, true, true, None),
+        (PowerAction::Stop, false, false, None),
+        (PowerAction::Stop, false, true, None),
+        (PowerAction::Start, true, false, Some(true)),
+        (PowerAction::Reboot, true, false, Some(true)),
     ] {
         let ended = rig.run(&do_it(action)).await;
         let output = ended.output.unwrap_or_else(|| panic!("{action:?}: {} {}", ended.code, ended.message));
         assert_eq!((&output["running"], &output["unchanged"]), (&running.into(), &unchanged.into()), "{action:?}");
+        assert_eq!(output["answers"].as_bool(), answers, "{action:?}");
+        assert_eq!(ended.phases.contains(&"readiness".to_owned()), answers.is_some(), "{action:?}: {:?}", ended.phases);
     }
     assert_eq!(rig.life.sim.boots(allocation), 3);
     let stranger = rig.run(&power(AllocationId::generate(), 1, slots.clone(), PowerAction::Stop)).await;

@@ -347,5 +347,12 @@ pub(super) fn power(
     slots: Vec<LeasedSlot>,
     action: slice_vm_power::PowerAction,
 ) -> Task {
-    Task::SliceVmPower(slice_vm_power::Params { allocation_id, lease_epoch, slots, action, graceful_timeout_seconds: 30 })
+    Task::SliceVmPower(slice_vm_power::Params {
+        allocation_id,
+        lease_epoch,
+        slots,
+        action,
+        graceful_timeout_seconds: 30,
+        answer_timeout_seconds: 3600,
+    })
 }

@@ -3,17 +3,14 @@
 use std::time::Duration;
 
 use gpuaas_contract::task::slice_vm_provision::Acceleration;
-use gpuaas_host::guests::{ConsoleFrom, DomainSpec, DomainState, GuestAccess, GuestMark, Power, Reservation};
+use gpuaas_host::guests::{DomainSpec, GuestAccess, GuestMark, Power, Reservation};
 
+use super::super::readiness::{self, Until};
 use super::host::{bridge, note};
 use super::{TaskFailure, Work};
 
 /// How long a guest may take until it is ready.
 const READY_WITHIN: Duration = Duration::from_secs(20 * 60);
-/// Between two questions: short at first, then patient.
-const ASK_EVERY: (Duration, Duration) = (Duration::from_millis(10), Duration::from_secs(2));
-/// How much of the console goes into the log of a guest that did not come up.
-const LAST_WORDS: u64 = 4096;
 
 pub(super) async fn dhcp_reservation(work: &mut Work<'_>) -> Result<(), TaskFailure> {
     let params = work.params;
@@ -60,45 +57,13 @@ fn access(work: &Work<'_>) -> GuestAccess {
 
 /// Ready is: it lets us in, shows the key that it was given, and says itself that its first boot is through.
 pub(super) async fn readiness(work: &mut Work<'_>) -> Result<(), TaskFailure> {
-    let guest = access(work);
-    let until = tokio::time::Instant::now() + READY_WITHIN;
-    let mut pause = ASK_EVERY.0;
-    loop {
-        let answer = work.unless_stopped(work.host().guest_ask(&guest)).await?;
-        work.readiness.attempts = work.readiness.attempts.saturating_add(1);
-        (work.readiness.ssh, work.readiness.marker) = (answer.ssh, answer.marker);
-        if answer.ssh && answer.marker {
-            return Ok(());
-        }
-        if work.host().domain_state(guest.allocation_id).await? != DomainState::Running {
-            last_words(work).await;
-            return Err(TaskFailure::failed(
-                "guest_died",
-                "the guest stopped before it was ready; its last words are in the log".to_owned(),
-            ));
-        }
-        if tokio::time::Instant::now() >= until {
-            last_words(work).await;
-            let what = if answer.ssh { "it lets us in but cloud-init is not through" } else { "it does not answer by SSH" };
-            return Err(TaskFailure::failed("guest_not_ready", format!("the guest was not ready in time: {what}; see the log")));
-        }
-        let message = if answer.ssh { "the guest is up; waiting for cloud-init" } else { "waiting for the guest to answer" };
-        work.context.phases.tell("readiness", message.to_owned());
-        work.unless_stopped(async {
-            tokio::time::sleep(pause).await;
-            Ok(())
-        })
-        .await?;
-        pause = (pause * 2).min(ASK_EVERY.1);
+    let (found, is_ready) = readiness::wait(work.context, &access(work), Until::Provisioned, READY_WITHIN).await?;
+    let what = if found.ssh { "it lets us in but cloud-init is not through" } else { "it does not answer by SSH" };
+    work.readiness = found;
+    if is_ready {
+        return Ok(());
     }
-}
-
-async fn last_words(work: &Work<'_>) {
-    let part = work.host().console_read(work.params.allocation_id, ConsoleFrom::Tail(LAST_WORDS), 4096).await;
-    let Ok(part) = part else { return };
-    for line in String::from_utf8_lossy(&part.bytes).lines() {
-        work.context.log.line(format!("console: {}", line.trim_end())).await;
-    }
+    Err(TaskFailure::failed("guest_not_ready", format!("the guest was not ready in time: {what}; see the log")))
 }
 
 /// How fast it is matters to people, not to whether it is there: an error here is a reason in the answer and no failure.

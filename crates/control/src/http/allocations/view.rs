@@ -175,6 +175,7 @@ async fn one(
         ssh_host: address.map(|(host, _)| host),
         ssh_public_keys: terms.ssh_public_keys.iter().map(ToString::to_string).collect(),
         pending_power_action: allocation.pending_power_action.map(Into::into),
+        guest: allocation.guest.map(Into::into),
         release_requested: allocation.release_request.is_some(),
         attempts: allocation.attempts,
         code: last_error.map(|last_error| last_error.code.clone()),
