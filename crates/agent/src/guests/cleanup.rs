@@ -183,7 +183,7 @@ impl Cleanup<'_> {
             bind(self.host, address).await?;
             reset = match wanted {
                 Reset::WithDevice => Reset::WithDevice,
-                _ => self.host.function_reset(address).await?,
+                Reset::Done | Reset::NotNeeded | Reset::Unsupported | Reset::Failed => self.host.function_reset(address).await?,
             };
         }
         let state = self.host.function_state(address).await?;

@@ -195,23 +195,20 @@ impl Harness {
         let mut signer = key(Some(*random.of(&[KeyState::Active, KeyState::Active, KeyState::Grace])));
         let mut payload_type = PAYLOAD_TYPE;
         self.spoil_payload(random, spoil, kind, now, &mut payload);
-        match spoil {
-            Spoil::Key => {
-                let strangers = [
-                    key(None),
-                    key(Some(KeyState::Staged)),
-                    key(Some(KeyState::Retired)),
-                    key(Some(KeyState::Revoked)),
-                    root(),
-                    receipt_key(),
-                ];
-                signer = SigningKey::from_seed(&random.of(&strangers).seed());
-            }
-            Spoil::PayloadType => {
-                let others = [receipt::PAYLOAD_TYPE, verifier_set::PAYLOAD_TYPE, "application/vnd.gpuaas.task.v2+json", ""];
-                payload_type = *random.of(&others);
-            }
-            _ => {}
+        if spoil == Spoil::Key {
+            let strangers = [
+                key(None),
+                key(Some(KeyState::Staged)),
+                key(Some(KeyState::Retired)),
+                key(Some(KeyState::Revoked)),
+                root(),
+                receipt_key(),
+            ];
+            signer = SigningKey::from_seed(&random.of(&strangers).seed());
+        }
+        if spoil == Spoil::PayloadType {
+            let others = [receipt::PAYLOAD_TYPE, verifier_set::PAYLOAD_TYPE, "application/vnd.gpuaas.task.v2+json", ""];
+            payload_type = *random.of(&others);
         }
         let mut text = payload.to_string();
         if spoil == Spoil::FieldTwice {
@@ -347,7 +344,24 @@ fn spoil_envelope(random: &mut Random, spoil: Spoil, mut envelope: Vec<u8>) -> V
             envelope.resize(MAX_BYTES + 1 + random.below(1000), b' ');
             envelope
         }
-        _ => envelope,
+        Spoil::Nothing
+        | Spoil::Key
+        | Spoil::PayloadType
+        | Spoil::Cluster
+        | Spoil::Node
+        | Spoil::Epoch
+        | Spoil::TypeUnknown
+        | Spoil::ParamsOfAnother
+        | Spoil::ParamUnknown
+        | Spoil::ParamsInvalid
+        | Spoil::FieldUnknown
+        | Spoil::FieldMissing
+        | Spoil::FieldTwice
+        | Spoil::Expired
+        | Spoil::Early
+        | Spoil::Window
+        | Spoil::Deadline
+        | Spoil::Lease => envelope,
     }
 }
 

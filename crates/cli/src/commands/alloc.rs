@@ -38,9 +38,9 @@ pub(crate) enum AllocCommand {
     Show(Named),
     /// Shut a guest down. It keeps its place, its disk and its address, and its price.
     Stop(Power),
-    /// Start a guest that was stopped.
+    /// Start a guest that was stopped, and wait until it answers by SSH.
     Start(Power),
-    /// Stop a guest and start it again.
+    /// Stop a guest and start it again, and wait until it answers by SSH.
     Reboot(Power),
     /// Move the end of a lease.
     Extend {
