@@ -1,8 +1,8 @@
 //! The public REST interface of gpuaas.
 //!
-//! [`dto`] holds every document that crosses it, [`routes`] every path, [`endpoints`] the table of who may do what with them, [`client`] a
-//! typed client over real HTTP. The server is written against the same documents and paths, so the two cannot drift apart; [`openapi`] and
-//! [`reference`] are made from them as well. [`asyncapi`] is the list of events.
+//! [`dto`] holds every document that crosses it. [`endpoints`] declares every endpoint once; the paths in [`routes`], the typed [`client`],
+//! the server's router, [`openapi`] and [`reference`] are generated from the declarations, so they cannot drift apart. [`asyncapi`] is
+//! the list of events.
 
 pub mod asyncapi;
 pub mod client;

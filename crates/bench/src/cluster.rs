@@ -95,7 +95,7 @@ impl Cluster {
         let enrolling = (0..hosts).map(|number| {
             let (http, url, ca_pem) = (http.clone(), url.clone(), Arc::clone(&ca_pem));
             async move {
-                let token = self.client.join_token_create(&Default::default()).await?.token;
+                let token = self.client.join_token_create(&Default::default(), None).await?.token;
                 let token = token.split('.').next().unwrap_or_default().to_owned();
                 let tls_key = rcgen::KeyPair::generate()?;
                 let mut seed = [3; 32];

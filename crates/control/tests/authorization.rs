@@ -103,7 +103,7 @@ struct Somebody {
 
 async fn platform(server: &TestServer, role: PlatformRole) -> Somebody {
     let wanted = ApiTokenCreate { name: "t".to_owned(), role, life_seconds: None };
-    let made = server.client().api_token_create(&wanted).await.unwrap();
+    let made = server.client().api_token_create(&wanted, None).await.unwrap();
     let principal = Principal { platform: Some(role), ..Principal::nobody(PrincipalId::Token(made.api_token.id)) };
     Somebody { name: role.as_str().to_owned(), token: made.token, principal }
 }

@@ -36,7 +36,7 @@ fn imitating(server: &TestServer, known: &Host) -> Host {
 
 async fn token(server: &TestServer, replace_node: Option<NodeId>) -> String {
     let wanted = JoinTokenCreate { replace_node, ..JoinTokenCreate::default() };
-    server.client().join_token_create(&wanted).await.unwrap().token
+    server.client().join_token_create(&wanted, None).await.unwrap().token
 }
 
 #[tokio::test]
@@ -96,7 +96,7 @@ async fn a_join_token_takes_over_a_node_only_if_it_was_made_for_that() {
     assert_eq!(code(again.enroll(&of_other).await).await, "replace_node_mismatch");
     assert_eq!(code(Host::new(&server).enroll(&of_other).await).await, "replace_node_mismatch", "nor does it make a new node");
     let unknown = JoinTokenCreate { replace_node: Some(NodeId::generate()), ..JoinTokenCreate::default() };
-    assert_eq!(refused(server.client().join_token_create(&unknown).await), "node_unknown");
+    assert_eq!(refused(server.client().join_token_create(&unknown, None).await), "node_unknown");
     let of_owner = token(&server, Some(owner.node_id())).await;
     let grant: link::Grant = again.enroll(&of_owner).await.json().await.unwrap();
     assert_eq!((grant.node_id, grant.node_epoch), (owner.node_id(), 2));

@@ -25,13 +25,13 @@ async fn code(response: reqwest::Response) -> String {
 /// Creates a join token with which a host may take over this node.
 async fn replacing(server: &TestServer, node: &Host) -> String {
     let wanted = JoinTokenCreate { replace_node: Some(node.node_id()), ..JoinTokenCreate::default() };
-    server.client().join_token_create(&wanted).await.unwrap().token
+    server.client().join_token_create(&wanted, None).await.unwrap().token
 }
 
 #[tokio::test]
 async fn a_join_token_is_good_for_one_host() {
     let server = TestServer::sqlite().await;
-    let token = server.client().join_token_create(&JoinTokenCreate::default()).await.unwrap();
+    let token = server.client().join_token_create(&JoinTokenCreate::default(), None).await.unwrap();
     let (first, second) = (Host::new(&server), Host::new(&server));
     let grant: link::Grant = first.enroll(&token.token).await.json().await.unwrap();
     // The same host may ask again, in case the answer was lost, and is the same node.
@@ -39,11 +39,11 @@ async fn a_join_token_is_good_for_one_host() {
     assert_eq!((grant.node_id, grant.node_epoch), (again.node_id, again.node_epoch));
     assert_eq!(code(second.enroll(&token.token).await).await, "join_token_used");
     assert_eq!(code(second.enroll("gpj_nonsense.00").await).await, "join_token_unknown");
-    let revoked = server.client().join_token_create(&JoinTokenCreate::default()).await.unwrap();
+    let revoked = server.client().join_token_create(&JoinTokenCreate::default(), None).await.unwrap();
     server.client().join_token_revoke(&revoked.join_token.id.to_string()).await.unwrap();
     assert_eq!(code(second.enroll(&revoked.token).await).await, "join_token_revoked");
     let short = JoinTokenCreate { life_seconds: Some(1), ..JoinTokenCreate::default() };
-    let short = server.client().join_token_create(&short).await.unwrap();
+    let short = server.client().join_token_create(&short, None).await.unwrap();
     let expired = eventually_async(PATIENCE, "the token expires", || async {
         // Refused attempts do not use the token, so a stranger's malformed request does not either.
         let now = server.client().join_tokens(&Default::default()).await.unwrap();

@@ -134,11 +134,11 @@ common::on_both_stores! {
     async fn a_platform_token_makes_nothing_that_outlives_it(server: TestServer) {
         let tenant = Tenant::new(&server).await;
         let wanted = ApiTokenCreate { name: "brief".to_owned(), role: PlatformRole::Admin, life_seconds: Some(HOUR) };
-        let brief = server.client().api_token_create(&wanted).await.unwrap();
+        let brief = server.client().api_token_create(&wanted, None).await.unwrap();
         let with_it = server.client_with(Some(&brief.token));
         let longer = ApiTokenCreate { life_seconds: Some(2 * HOUR), ..wanted.clone() };
-        assert_eq!(refused(with_it.api_token_create(&longer).await), "key_life_exceeds_own");
-        let child = with_it.api_token_create(&ApiTokenCreate { life_seconds: None, ..wanted }).await.unwrap();
+        assert_eq!(refused(with_it.api_token_create(&longer, None).await), "key_life_exceeds_own");
+        let child = with_it.api_token_create(&ApiTokenCreate { life_seconds: None, ..wanted }, None).await.unwrap();
         assert_eq!((child.api_token.expires_at, child.api_token.parent_id), (brief.api_token.expires_at, Some(brief.api_token.id)));
         assert!(tenant.key(&with_it, None, None).await.key.expires_at <= brief.api_token.expires_at);
         assert_eq!(refused(with_it.platform_member_add(&person("admin"), None).await), "role_outlives_key");

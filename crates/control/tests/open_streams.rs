@@ -179,7 +179,7 @@ common::on_both_stores! {
         }).await;
 
         let wanted = ApiTokenCreate { name: "t".to_owned(), role: PlatformRole::Operator, life_seconds: None };
-        let made = place.server.client().api_token_create(&wanted).await.unwrap();
+        let made = place.server.client().api_token_create(&wanted, None).await.unwrap();
         let mut of_operators = paths.to_vec();
         of_operators.push(format!("{}?kinds=nothing", routes::EVENTS));
         place.all_end("a revoked platform token", &made.token, &of_operators, async |server| {

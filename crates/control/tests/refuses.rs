@@ -44,7 +44,7 @@ async fn a_token_that_was_revoked_opens_nothing() {
     let server = TestServer::sqlite().await;
     let client = server.client();
     let wanted = ApiTokenCreate { name: "gone".to_owned(), role: PlatformRole::Admin, life_seconds: None };
-    let revoked = client.api_token_create(&wanted).await.unwrap();
+    let revoked = client.api_token_create(&wanted, None).await.unwrap();
     let with_it = server.client_with(Some(&revoked.token));
     with_it.api_tokens(&PageQuery::default()).await.unwrap();
     client.api_token_revoke(&revoked.api_token.id.to_string()).await.unwrap();

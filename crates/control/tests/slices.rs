@@ -91,10 +91,10 @@ common::on_both_stores! {
         client.slice_power(&id, &power, None).await.unwrap();
         let task = node.next().await;
         assert_eq!(node.answers(&task, |payload| succeeded(payload, &task, None)).await, "");
-        let console = client.slice_console(&id, &SliceConsole { tail_bytes: Some(1000), follow_seconds: Some(5) }).await.unwrap();
+        let console = client.slice_console(&id, &SliceConsole { tail_bytes: Some(1000), follow_seconds: Some(5) }, None).await.unwrap();
         assert_eq!((console.task.task_type.as_str(), console.task.timeout_seconds), ("slice.console_read", 125));
         let too_much = SliceConsole { tail_bytes: Some(u32::MAX), follow_seconds: None };
-        assert_eq!(refused(client.slice_console(&id, &too_much).await), "params_invalid");
+        assert_eq!(refused(client.slice_console(&id, &too_much, None).await), "params_invalid");
         let task = node.next().await;
         assert_eq!(node.answers(&task, |payload| succeeded(payload, &task, None)).await, "");
 

@@ -150,7 +150,7 @@ async fn while_step_ca_is_away_nothing_is_used_up_and_links_go_on() {
     let _link = host.connect(&[]).await;
     step_ca.kill();
     let fresh = Host::new(&server);
-    let token = server.client().join_token_create(&JoinTokenCreate::default()).await.unwrap().token;
+    let token = server.client().join_token_create(&JoinTokenCreate::default(), None).await.unwrap().token;
     assert_eq!(code(fresh.enroll(&token).await).await, "ca_unavailable");
     assert_eq!(code(renew(&host).await).await, "ca_unavailable");
     assert_eq!(code(rejoin(&host).await).await, "ca_unavailable");

@@ -2,10 +2,11 @@
 
 use std::time::Duration;
 
-use reqwest::{Method, Response};
+use reqwest::Response;
 
-use super::{Call, Client, ClientError, to_value};
+use super::{Call, Client, ClientError};
 use crate::dto::AuditExportQuery;
+use crate::endpoints::Method;
 use crate::routes;
 
 /// Most bytes of one line.
@@ -21,8 +22,7 @@ impl Client {
 
     /// Starts to read a part of the audit chain.
     pub async fn audit_export_part(&self, query: &AuditExportQuery) -> Result<AuditExport, ClientError> {
-        let query = to_value(query)?;
-        let call = Call { query, timeout: None, ..self.call(Method::GET, routes::AUDIT_EXPORT, &[]) };
+        let call = Call { timeout: None, ..self.call(Method::Get, routes::AUDIT_EXPORT, &[]).query(query)? };
         let response = tokio::time::timeout(self.timeout, self.send(call))
             .await
             .map_err(|_| ClientError::Timeout { url: self.url().to_owned(), after: self.timeout })??;

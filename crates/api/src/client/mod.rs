@@ -3,14 +3,11 @@
 //! Answers have a size limit, requests have a time limit, redirects are not followed (a token must not travel to a place
 //! that its owner did not name), and every error is a sentence that says what to do.
 
-mod allocations;
 mod error;
 mod export;
-mod operators;
-mod platform;
+mod methods;
 mod sse;
 mod stream;
-mod tenants;
 mod tls;
 mod watch;
 
@@ -20,9 +17,10 @@ use std::time::Duration;
 use futures::future::BoxFuture;
 use gpuaas_contract::id::CorrelationId;
 use reqwest::header::{ACCEPT, AUTHORIZATION, HeaderMap, HeaderValue};
-use reqwest::{Method, Response, Url};
+use reqwest::{Response, Url};
 
 use crate::dto::Problem;
+use crate::endpoints::Method;
 use crate::routes;
 
 pub use error::{ClientError, ErrorKind};
@@ -88,7 +86,7 @@ pub struct Client {
 
 /// One request, before it is sent.
 struct Call<'a> {
-    method: Method,
+    method: reqwest::Method,
     route: &'a str,
     segments: &'a [&'a str],
     query: serde_json::Value,
@@ -99,13 +97,44 @@ struct Call<'a> {
 }
 
 impl Call<'_> {
-    fn set_header(&mut self, name: &'static str, value: Option<&str>) -> Result<(), ClientError> {
+    fn query(self, query: &impl serde::Serialize) -> Result<Self, ClientError> {
+        Ok(Self { query: to_value(query)?, ..self })
+    }
+
+    fn body(self, body: &impl serde::Serialize) -> Result<Self, ClientError> {
+        let body = serde_json::to_vec(body).map_err(|source| ClientError::Unserializable { source })?;
+        Ok(Self { body: Some(body), ..self })
+    }
+
+    /// Does it once, however often it is sent with the same key.
+    fn idempotency_key(self, key: Option<&str>) -> Result<Self, ClientError> {
+        self.header(routes::IDEMPOTENCY_KEY_HEADER, key)
+    }
+
+    /// Only if the document is still of the version that the caller has seen.
+    fn if_match(self, etag: Option<&str>) -> Result<Self, ClientError> {
+        self.header(routes::IF_MATCH_HEADER, etag)
+    }
+
+    fn header(mut self, name: &'static str, value: Option<&str>) -> Result<Self, ClientError> {
         if let Some(text) = value {
             let value = HeaderValue::from_str(text)
                 .map_err(|_| ClientError::BadName { value: text.escape_default().to_string(), route: self.route.to_owned() })?;
             self.headers.insert(name, value);
         }
-        Ok(())
+        Ok(self)
+    }
+}
+
+impl From<Method> for reqwest::Method {
+    fn from(method: Method) -> Self {
+        match method {
+            Method::Get => Self::GET,
+            Method::Post => Self::POST,
+            Method::Put => Self::PUT,
+            Method::Patch => Self::PATCH,
+            Method::Delete => Self::DELETE,
+        }
     }
 }
 
@@ -149,9 +178,9 @@ impl Client {
         self.base.scheme() == "http" && !local
     }
 
-    fn call<'a>(&self, method: Method, route: &'a str, segments: &'a [&'a str]) -> Call<'a> {
+    fn call<'a>(&self, method: impl Into<reqwest::Method>, route: &'a str, segments: &'a [&'a str]) -> Call<'a> {
         Call {
-            method,
+            method: method.into(),
             route,
             segments,
             query: serde_json::Value::Null,
@@ -167,7 +196,7 @@ impl Client {
             value: path.escape_default().to_string(),
             route: "a path such as /api/v1/nodes".to_owned(),
         };
-        let method = Method::from_bytes(method.to_uppercase().as_bytes()).map_err(|_| bad())?;
+        let method = reqwest::Method::from_bytes(method.to_uppercase().as_bytes()).map_err(|_| bad())?;
         let (route, query) = path.split_once('?').unwrap_or((path, ""));
         if !route.starts_with('/') || route.contains(['{', '}', '#']) {
             return Err(bad());
@@ -176,72 +205,6 @@ impl Client {
         let query = pairs.query_pairs().map(|(name, value)| (name.into_owned(), value.into_owned().into())).collect();
         let call = Call { query: serde_json::Value::Object(query), body, ..self.call(method, route, &[]) };
         self.exchange(call).await.map(|(_, bytes)| bytes)
-    }
-
-    async fn get<T: serde::de::DeserializeOwned>(&self, route: &str, segments: &[&str]) -> Result<T, ClientError> {
-        self.json(self.call(Method::GET, route, segments)).await
-    }
-
-    async fn list<T: serde::de::DeserializeOwned>(
-        &self,
-        route: &str,
-        segments: &[&str],
-        query: &impl serde::Serialize,
-    ) -> Result<T, ClientError> {
-        let query = to_value(query)?;
-        self.json(Call { query, ..self.call(Method::GET, route, segments) }).await
-    }
-
-    async fn post<T: serde::de::DeserializeOwned>(
-        &self,
-        route: &str,
-        segments: &[&str],
-        body: &impl serde::Serialize,
-    ) -> Result<T, ClientError> {
-        let body = Some(to_bytes(body)?);
-        self.json(Call { body, ..self.call(Method::POST, route, segments) }).await
-    }
-
-    /// A request that makes one thing, however often it is sent with the same key.
-    async fn post_once<T: serde::de::DeserializeOwned>(
-        &self,
-        route: &str,
-        segments: &[&str],
-        body: &impl serde::Serialize,
-        idempotency_key: Option<&str>,
-    ) -> Result<T, ClientError> {
-        let mut call = Call { body: Some(to_bytes(body)?), ..self.call(Method::POST, route, segments) };
-        call.set_header(routes::IDEMPOTENCY_KEY_HEADER, idempotency_key)?;
-        self.json(call).await
-    }
-
-    /// A change of a document, only if it is still of the version that the caller has seen.
-    async fn change<T: serde::de::DeserializeOwned>(
-        &self,
-        method: Method,
-        (route, segments): (&str, &[&str]),
-        body: &impl serde::Serialize,
-        if_match: Option<&str>,
-    ) -> Result<T, ClientError> {
-        let mut call = Call { body: Some(to_bytes(body)?), ..self.call(method, route, segments) };
-        call.set_header(routes::IF_MATCH_HEADER, if_match)?;
-        self.json(call).await
-    }
-
-    async fn delete<T: serde::de::DeserializeOwned>(&self, route: &str, segments: &[&str]) -> Result<T, ClientError> {
-        self.delete_if(route, segments, None).await
-    }
-
-    /// The end of a thing, only if it is still of the version that the caller has seen.
-    async fn delete_if<T: serde::de::DeserializeOwned>(
-        &self,
-        route: &str,
-        segments: &[&str],
-        if_match: Option<&str>,
-    ) -> Result<T, ClientError> {
-        let mut call = self.call(Method::DELETE, route, segments);
-        call.set_header(routes::IF_MATCH_HEADER, if_match)?;
-        self.json(call).await
     }
 
     /// Sends a call and reads its whole JSON answer.
@@ -345,10 +308,6 @@ fn append_query(url: &mut Url, query: &serde_json::Value) {
             other => pairs.append_pair(name, &other.to_string()),
         };
     }
-}
-
-fn to_bytes(body: &impl serde::Serialize) -> Result<Vec<u8>, ClientError> {
-    serde_json::to_vec(body).map_err(|source| ClientError::Unserializable { source })
 }
 
 fn to_value(query: &impl serde::Serialize) -> Result<serde_json::Value, ClientError> {

@@ -122,9 +122,9 @@ fn without_null(kind: &Value) -> Value {
 fn responses(endpoint: &Endpoint, generator: &mut SchemaGenerator) -> Value {
     let mut responses = Map::new();
     responses.insert(endpoint.status.to_string(), success(endpoint, generator));
-    if let Some(not_made) = endpoint.not_made {
+    if let Some(not_created) = endpoint.not_made {
         let description = "Nothing was made: it was made before under the same key, or it was a dry run.";
-        let content = json!({ "application/json": { "schema": schema(not_made, generator) } });
+        let content = json!({ "application/json": { "schema": schema(not_created, generator) } });
         responses
             .insert("200".to_owned(), json!({ "description": description, "headers": headers(endpoint), "content": content }));
     }

@@ -75,7 +75,7 @@ pub(crate) async fn start_agent(setup: &Setup, programs: &Path, cluster: &Cluste
     std::fs::write(&policy, POLICY)?;
     std::fs::set_permissions(&policy, std::os::unix::fs::PermissionsExt::from_mode(0o600))?;
     let program = programs.join("gpuaas-agent");
-    let token = cluster.client.join_token_create(&Default::default()).await?.token;
+    let token = cluster.client.join_token_create(&Default::default(), None).await?.token;
     let mut enroll = child::command(&program, folder);
     enroll.env("GPUAAS_AGENT_CONFIG", &config).args(["enroll", "--server", &cluster.link.to_string(), "--token", &token]);
     child::output_of(enroll, "gpuaas-agent enroll").await?;

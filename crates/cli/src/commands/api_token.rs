@@ -48,7 +48,7 @@ pub(super) async fn run(session: &CommandContext, command: TokenCommand) -> Resu
         TokenCommand::Create { name, role, life } => {
             let life_seconds = life.map(|life| life.as_secs());
             let create = ApiTokenCreate { name, role, life_seconds };
-            let created = client.api_token_create(&create).await?;
+            let created = client.api_token_create(&create, None).await?;
             session
                 .output
                 .print(&created, |created| View::Details(details(&created.api_token).field("token", &created.token)))?;

@@ -45,7 +45,7 @@ pub(super) async fn run(session: &CommandContext, command: JoinTokenCommand) -> 
         JoinTokenCommand::Create { note, life, replace_node } => {
             let replace_node = resolve::node_to_replace(client, replace_node.as_deref()).await?;
             let create = JoinTokenCreate { note, life_seconds: life.map(|life| life.as_secs()), replace_node };
-            let created = client.join_token_create(&create).await?;
+            let created = client.join_token_create(&create, None).await?;
             session.output.print(&created, |created| {
                 View::Details(
                     details(&created.join_token).field("token", &created.token).field("run on host", &created.enroll_command),

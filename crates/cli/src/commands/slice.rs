@@ -242,7 +242,7 @@ async fn console(session: &CommandContext, slice: &str, follow: bool, tail: u32)
     let client = session.client()?;
     let id = resolve::slice(client, slice).await?;
     let wanted = SliceConsole { tail_bytes: Some(tail), follow_seconds: Some(if follow { MAX_FOLLOW_SECONDS } else { 0 }) };
-    let task = client.slice_console(&id, &wanted).await?.task.id.to_string();
+    let task = client.slice_console(&id, &wanted, None).await?.task.id.to_string();
     print_console(session, &task).await
 }
 

@@ -1,7 +1,7 @@
-//! The operators' side: REST under `/api/v1`, health and metrics.
+//! REST under `/api/v1`, health and metrics.
 //!
-//! Everything but the health checks and the reference needs a caller who is known ([`caller`]). What they may do is decided in one layer
-//! over all routes ([`guard`]), so that a new route is closed until somebody says what it takes.
+//! Everything but the health checks and the reference needs a caller who is known ([`caller`]). The routes, and what each takes, are
+//! declared in the table of endpoints of `api`; what a caller may do is decided in one layer over all of them ([`guard`]).
 
 /// Handlers of what an operator can do with one thing, for a reason: each calls the file's own `operate`.
 macro_rules! operations {
@@ -54,8 +54,9 @@ use std::sync::Arc;
 
 use axum::extract::DefaultBodyLimit;
 use axum::http::StatusCode;
-use axum::routing::{delete, get, patch, post};
+use axum::routing::{MethodFilter, MethodRouter, get};
 use axum::{Router, middleware};
+use gpuaas_api::endpoints::Method;
 use gpuaas_api::{dto, routes};
 use tower_http::compression::CompressionLayer;
 
@@ -72,55 +73,30 @@ const MAX_BODY: usize = 256 * 1024;
 /// Largest form of somebody who is not known yet.
 const MAX_FORM: usize = 16 * 1024;
 
-/// Everything operators may call.
+/// A router with the handler that every declared endpoint names. There is no other way to add a route that needs a caller.
+macro_rules! routes_of {
+    ($($resource:literal: $($route:ident = $path:literal $segments:tt { $(
+        $name:ident: $method:ident => $module:ident::$handler:ident, $action:ident of $about:ident, $summary:literal, $documents:tt;
+    )* })*)*) => {
+        Router::new()$($(
+            .route(routes::$route, MethodRouter::new()$(.on(filter(Method::$method), $module::$handler))*)
+        )*)*
+    };
+}
+
+const fn filter(method: Method) -> MethodFilter {
+    match method {
+        Method::Get => MethodFilter::GET,
+        Method::Post => MethodFilter::POST,
+        Method::Put => MethodFilter::PUT,
+        Method::Patch => MethodFilter::PATCH,
+        Method::Delete => MethodFilter::DELETE,
+    }
+}
+
+/// The REST interface.
 pub fn router(control: &Arc<Control>) -> Router {
-    let guarded = Router::new()
-        .route(routes::CLUSTER, get(system::cluster))
-        .route(routes::BUDGET, get(budget::show))
-        .route(routes::BUDGET_LIFT, post(budget::lift))
-        .route(routes::TASK_TYPES, get(system::task_types))
-        .route(routes::METRICS, get(system::metrics))
-        .route(routes::NODES, get(nodes::list))
-        .route(routes::NODE, get(nodes::show).patch(nodes::change))
-        .route(routes::NODE_DRAIN, post(nodes::drain))
-        .route(routes::NODE_UNDRAIN, post(nodes::undrain))
-        .route(routes::NODE_QUARANTINE, post(nodes::quarantine))
-        .route(routes::NODE_UNQUARANTINE, post(nodes::unquarantine))
-        .route(routes::NODE_RETIRE, post(nodes::retire))
-        .route(routes::NODE_TOPOLOGY, get(slots::topology))
-        .route(routes::NODE_TOPOLOGY_APPROVE, post(slots::approve))
-        .route(routes::SLOTS, get(slots::list))
-        .route(routes::SLOT, get(slots::show))
-        .route(routes::SLOT_QUARANTINE, post(slots::quarantine))
-        .route(routes::SLOT_UNQUARANTINE, post(slots::unquarantine))
-        .route(routes::SLOT_WITHDRAW, post(slots::withdraw))
-        .route(routes::SLOT_FORCE_CLEANUP, post(slices::force_cleanup))
-        .route(routes::SLICES, get(slices::list).post(slices::create))
-        .route(routes::SLICE, get(slices::show))
-        .route(routes::SLICE_RELEASE, post(slices::release))
-        .route(routes::SLICE_POWER, post(slices::power))
-        .route(routes::SLICE_CONSOLE, post(slices::console))
-        .route(routes::ENROLLMENTS, get(enrollments::list))
-        .route(routes::ENROLLMENT, get(enrollments::show))
-        .route(routes::ENROLLMENT_APPROVE, post(enrollments::approve))
-        .route(routes::ENROLLMENT_REJECT, post(enrollments::reject))
-        .route(routes::JOIN_TOKENS, get(enrollments::token_list).post(enrollments::token_create))
-        .route(routes::JOIN_TOKEN, delete(enrollments::token_revoke))
-        .route(routes::TASKS, get(tasks::list).post(tasks::create))
-        .route(routes::TASK, get(tasks::show))
-        .route(routes::TASK_CANCEL, post(tasks::cancel))
-        .route(routes::TASK_LOGS, get(tasks::logs))
-        .route(routes::TASK_WATCH, get(tasks::watch::watch))
-        .route(routes::TASK_EVIDENCE, get(tasks::evidence))
-        .route(routes::AUDIT, get(audit::list))
-        .route(routes::AUDIT_EXPORT, get(audit::export))
-        .route(routes::SIGNING_KEYS, get(access::keys))
-        .route(routes::SIGNING_KEYS_STAGE, post(access::stage))
-        .route(routes::SIGNING_KEYS_ROTATE, post(access::rotate))
-        .route(routes::SIGNING_KEY_REVOKE, post(access::revoke_key))
-        .merge(tenants())
-        .route(routes::API_TOKENS, get(access::tokens).post(access::token_create))
-        .route(routes::API_TOKEN, delete(access::token_revoke))
+    let guarded = gpuaas_api::for_each_endpoint!(routes_of)
         .fallback(|| async {
             problem(StatusCode::NOT_FOUND, "route_unknown", "there is nothing at this path; see the API documentation")
         })
@@ -187,70 +163,6 @@ impl<T: serde::Serialize> axum::response::IntoResponse for Tagged<T> {
     fn into_response(self) -> axum::response::Response {
         ([(axum::http::header::ETAG, self.0)], axum::Json(self.1)).into_response()
     }
-}
-
-/// What tenants use, and what operators do for them.
-fn tenants() -> Router<Arc<Control>> {
-    Router::new()
-        .route(routes::WHOAMI, get(whoami::show))
-        .route(routes::OWN_PASSWORD, post(users::set_own_password))
-        .route(routes::USERS, get(users::list).post(users::create))
-        .route(routes::USER, get(users::show))
-        .route(routes::USER_DEACTIVATE, post(users::deactivate))
-        .route(routes::USER_REACTIVATE, post(users::reactivate))
-        .route(routes::USER_PASSWORD, post(users::set_password))
-        .route(routes::ORGANIZATIONS, get(organizations::list).post(organizations::create))
-        .route(routes::ORGANIZATION, get(organizations::show).patch(organizations::change).delete(organizations::delete))
-        .route(routes::ORGANIZATION_MEMBERS, get(members::list).post(members::add))
-        .route(routes::ORGANIZATION_MEMBER, patch(members::change).delete(members::remove))
-        .route(routes::ORGANIZATION_PROJECTS, get(projects::list_of).post(projects::create))
-        .route(routes::ORGANIZATION_QUOTA, get(quotas::of_organization).put(quotas::set_of_organization))
-        .route(routes::PROJECTS, get(projects::list))
-        .route(routes::PROJECT, get(projects::show).patch(projects::change).delete(projects::delete))
-        .route(routes::PROJECT_MEMBERS, get(members::list).post(members::add))
-        .route(routes::PROJECT_MEMBER, patch(members::change).delete(members::remove))
-        .route(routes::PROJECT_QUOTA, get(quotas::of_project).put(quotas::set_of_project))
-        .route(routes::PLATFORM_MEMBERS, get(members::list).post(members::add))
-        .route(routes::PLATFORM_MEMBER, patch(members::change).delete(members::remove))
-        .route(routes::SERVICE_ACCOUNTS, get(service_accounts::list).post(service_accounts::create))
-        .route(routes::SERVICE_ACCOUNT, delete(service_accounts::delete))
-        .route(routes::API_KEYS, get(service_accounts::keys).post(service_accounts::key_create))
-        .route(routes::API_KEY, delete(service_accounts::key_revoke))
-        .route(routes::SSH_KEYS, get(ssh_keys::list).post(ssh_keys::create))
-        .route(routes::SSH_KEY, delete(ssh_keys::delete))
-        .route(routes::IMAGES, get(images::list).post(images::create))
-        .route(routes::IMAGE, get(images::show).delete(images::delete))
-        .route(routes::PROJECT_IMAGES, get(images::list).post(images::create))
-        .route(routes::PROJECT_IMAGE, get(images::show).delete(images::delete))
-        .route(routes::CATALOG, get(catalog::offers))
-        .route(routes::SKUS, get(catalog::list).post(catalog::create))
-        .route(routes::SKU, patch(catalog::change))
-        .route(routes::PROJECT_ALLOCATIONS, get(allocations::list).post(allocations::create))
-        .route(routes::ALLOCATIONS, get(allocations::search))
-        .route(routes::ALLOCATION, get(allocations::show).patch(allocations::change))
-        .route(routes::ALLOCATION_STOP, post(allocations::stop))
-        .route(routes::ALLOCATION_START, post(allocations::start))
-        .route(routes::ALLOCATION_REBOOT, post(allocations::reboot))
-        .route(routes::ALLOCATION_EXTEND, post(allocations::extend))
-        .route(routes::ALLOCATION_RELEASE, post(allocations::release))
-        .route(routes::ALLOCATION_RETRY, post(allocations::retry))
-        .route(routes::ALLOCATION_CONSOLE, post(allocations::console))
-        .route(routes::ALLOCATION_EVENTS, get(allocations::watch::history))
-        .route(routes::ALLOCATION_WATCH, get(allocations::watch::watch))
-        .route(routes::PROJECT_EVENTS, get(events::of_project))
-        .route(routes::PROJECT_EVENTS_WS, get(events::socket))
-        .route(routes::EVENTS, get(events::of_everything))
-        .route(routes::WEBHOOKS, get(webhooks::list).post(webhooks::create))
-        .route(routes::WEBHOOK, get(webhooks::show).patch(webhooks::change).delete(webhooks::delete))
-        .route(routes::WEBHOOK_DELIVERIES, get(webhooks::deliveries))
-        .route(routes::DELIVERY_REPLAY, post(webhooks::replay))
-        .route(routes::MAINTENANCE_WINDOWS, get(fleet::windows).post(fleet::announce))
-        .route(routes::MAINTENANCE_WINDOW, delete(fleet::cancel))
-        .route(routes::NODE_DRAIN_PREVIEW, get(fleet::drain_preview))
-        .route(routes::CAPACITY, get(fleet::capacity))
-        .route(routes::MACHINES, get(fleet::machines))
-        .route(routes::NODE_MACHINE_OFFER, post(fleet::offer))
-        .route(routes::NODE_MACHINE_WITHDRAW, post(fleet::withdraw))
 }
 
 // A page is read with one item more to see whether there is another page; the store must not cut that one off.

@@ -56,7 +56,7 @@ impl Host {
     /// Enrolls a host with a join token.
     pub async fn enrolled(server: &TestServer) -> Self {
         let mut host = Self::new(server);
-        let token = server.client().join_token_create(&Default::default()).await.unwrap().token;
+        let token = server.client().join_token_create(&Default::default(), None).await.unwrap().token;
         let response = host.enroll(&token).await;
         assert_eq!(response.status(), 200, "{}", response.text().await.unwrap());
         host.grant = Some(response.json().await.unwrap());

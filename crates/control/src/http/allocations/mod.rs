@@ -1,7 +1,7 @@
 //! Allocations.
 
 mod view;
-pub(super) mod watch;
+mod watch;
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -26,6 +26,8 @@ use crate::app::allocations::{self, AllocationFilter};
 use crate::app::{Caller, IfMatch};
 use crate::error::ControlError;
 use view::{plan_to_dto, to_dto, to_dtos};
+
+pub(super) use watch::{history, watch};
 
 type Shared = State<Arc<Control>>;
 type Shown = Tagged<dto::Allocation>;

@@ -1,6 +1,6 @@
 //! Tasks.
 
-pub(super) mod watch;
+mod watch;
 
 use std::sync::Arc;
 
@@ -22,6 +22,8 @@ use crate::Control;
 use crate::app::tasks::{self, NamedTask, TaskListFilter};
 use crate::app::{Caller, nodes};
 use crate::error::ControlError;
+
+pub(super) use watch::watch;
 
 type Shared = State<Arc<Control>>;
 
