@@ -10,9 +10,9 @@ use gpuaas_contract::verifier_set::KeyState;
 /// A token for this interface, without its secret.
 #[derive(Clone, Debug, PartialEq, Eq, serde::Serialize, serde::Deserialize, schemars::JsonSchema)]
 pub struct ApiToken {
-    /// Its id.
+    /// Id of the token.
     pub id: ApiTokenId,
-    /// What people call it.
+    /// Display name.
     pub name: String,
     /// Its own role on the platform: `admin` (everything), `operator` (runs the platform) or `support` (reads everything, changes nothing).
     /// Null for a key of a service account, which has the roles of the account.
@@ -24,61 +24,61 @@ pub struct ApiToken {
     /// The service account, if it is a key of one.
     #[serde(default)]
     pub service_account: Option<ServiceAccountId>,
-    /// The token or key it was made with, if it was not made by a person. It counts only as long as that one does.
+    /// The token or key that created it, if no person did. It is valid only as long as its parent.
     #[serde(default)]
     pub parent_id: Option<ApiTokenId>,
-    /// What it is limited to, such as `allocation.*` or `*.read`; null for no such limit.
+    /// Scopes that limit it, such as `allocation.*` or `*.read`; null if it is not limited.
     #[serde(default)]
     pub scopes: Option<Vec<String>>,
-    /// When it was made.
+    /// When it was created.
     #[serde(with = "Rfc3339")]
     pub created_at: Timestamp,
-    /// When it stops to count by itself.
+    /// When it expires.
     #[serde(default, with = "OptionalRfc3339")]
     pub expires_at: Option<Timestamp>,
-    /// When it stopped to count.
+    /// When it was revoked.
     #[serde(default, with = "OptionalRfc3339")]
     pub revoked_at: Option<Timestamp>,
 }
 
-/// An API token to make.
+/// An API token to create.
 #[derive(Clone, Debug, PartialEq, Eq, serde::Serialize, serde::Deserialize, schemars::JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub struct ApiTokenCreate {
-    /// What people call it.
+    /// Display name.
     pub name: String,
-    /// What it may do.
+    /// Role on the platform.
     pub role: PlatformRole,
-    /// How long it is good for; until it is revoked unless given.
+    /// Lifetime in seconds; without it, valid until revoked.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub life_seconds: Option<u64>,
 }
 
-/// A new API token. The only answer that ever holds its secret.
+/// A new API token. The only response with its secret.
 #[derive(Clone, PartialEq, Eq, serde::Serialize, serde::Deserialize, schemars::JsonSchema)]
 pub struct ApiTokenCreated {
-    /// The token as it is kept.
+    /// The token, without its secret.
     pub api_token: ApiToken,
-    /// What to put into the `Authorization: Bearer` header. Shown once.
+    /// The secret for the `Authorization: Bearer` header. Shown once.
     pub token: String,
 }
 
-/// Secrets do not belong into logs.
+/// Leaves the secret out.
 impl std::fmt::Debug for ApiTokenCreated {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.debug_struct("ApiTokenCreated").field("api_token", &self.api_token).finish_non_exhaustive()
     }
 }
 
-/// A key that signs, or signed, tasks.
+/// A current or former key that signs tasks.
 #[derive(Clone, Debug, PartialEq, Eq, serde::Serialize, serde::Deserialize, schemars::JsonSchema)]
 pub struct SigningKey {
-    /// Its name.
+    /// Name of the key.
     #[schemars(with = "String")]
     pub key_id: KeyId,
-    /// Where it is in its life.
+    /// State of the key.
     pub state: Open<KeyState>,
-    /// Public half.
+    /// Public key.
     #[schemars(with = "String")]
     pub public_key: VerifyingKey,
 }

@@ -12,110 +12,110 @@ use gpuaas_contract::time::{OptionalRfc3339, Rfc3339, Timestamp};
 
 use super::Product;
 
-/// What a tenant leases, from the request to the last trace.
+/// A lease of a guest on GPU slots or of a whole machine.
 #[derive(Clone, Debug, PartialEq, Eq, serde::Serialize, serde::Deserialize, schemars::JsonSchema)]
 pub struct Allocation {
-    /// Its id, the same for life.
+    /// Id of the allocation.
     pub id: AllocationId,
-    /// Whose it is.
+    /// The organization that owns it.
     pub organization_id: OrgId,
-    /// The project within.
+    /// The project that owns it.
     pub project_id: ProjectId,
-    /// What people call it; also the guest's own name.
+    /// Name, which is also the host name of the guest.
     pub name: String,
-    /// More words of the tenant.
+    /// Tags of the tenant.
     #[serde(default)]
     pub tags: BTreeMap<String, String>,
-    /// Where it stands.
+    /// State of the allocation.
     pub state: Open<AllocationState>,
-    /// What happens next.
+    /// The current step.
     pub step: Open<AllocationStep>,
     /// The product's id.
     pub sku_id: SkuId,
-    /// The product's name when this was asked for.
+    /// Name of the product when the allocation was requested.
     pub sku: String,
-    /// What is leased.
+    /// The kind of product and its size.
     pub product: Product,
-    /// The GPU; null for slots without one.
+    /// The GPU model; null for slots without a GPU.
     #[serde(default)]
     pub gpu_model: Option<String>,
-    /// The agreed price.
+    /// Agreed price per hour.
     pub price_per_hour: Money,
-    /// What the guest is made from; null for a whole host.
+    /// Id of the image of the guest; null for a whole host.
     #[serde(default)]
     pub image_id: Option<ImageId>,
-    /// That image's name when this was asked for.
+    /// Name of the image when the allocation was requested.
     #[serde(default)]
     pub image: Option<String>,
     /// The user to sign in as.
     pub username: String,
-    /// The node it is on, or was on last. Only shown to those who run the platform.
+    /// The node it is on, or was on last. Only shown to platform operators.
     #[serde(default)]
     pub node_id: Option<NodeId>,
-    /// That node's name. Only shown to those who run the platform.
+    /// Name of the node. Only shown to platform operators.
     #[serde(default)]
     pub node_name: Option<String>,
-    /// How many slots it has.
+    /// Number of slots.
     pub slots: u32,
-    /// The guest's address in its own network, once it is known.
+    /// IP address of the guest in its network, once known.
     #[serde(default)]
     pub private_ip: Option<Ipv4Addr>,
-    /// Where to sign in, once it is known.
+    /// SSH host name or address, once known.
     #[serde(default)]
     pub ssh_host: Option<String>,
-    /// The port of that.
+    /// SSH port.
     #[serde(default)]
     pub ssh_port: Option<u16>,
     /// The public keys that can sign in.
     #[serde(default)]
     pub ssh_public_keys: Vec<String>,
-    /// What its tenant wants of its power and is not done yet.
+    /// Power action that was requested and is not done yet.
     #[serde(default)]
     pub pending_power_action: Option<Open<PowerAction>>,
     /// What is known of its guest: `booting` while it is waited for after a start, then whether it answers by SSH. Null for a whole
     /// host, and as long as nothing is known.
     #[serde(default)]
     pub guest: Option<Open<GuestState>>,
-    /// Whether somebody wants it back, or its lease is over.
+    /// Whether its release was requested or its lease has ended.
     pub release_requested: bool,
-    /// How many hosts were tried.
+    /// Number of hosts that were tried.
     pub attempts: u32,
-    /// What went wrong last, as a stable code.
+    /// Stable code of the last error.
     #[serde(default)]
     pub code: Option<String>,
-    /// The same in words, with what the tenant can do about it.
+    /// Message that explains the code and what the tenant can do.
     #[serde(default)]
     pub reason: Option<String>,
-    /// The same with everything the hosts said. Only shown to those who run the platform.
+    /// The full error message of the hosts. Only shown to platform operators.
     #[serde(default)]
     pub detail: Option<String>,
-    /// The last task that was ordered for it.
+    /// The last task of the allocation.
     #[serde(default)]
     pub task: Option<TaskId>,
-    /// The phase that task is in, while it runs.
+    /// The phase of that task while it runs.
     #[serde(default)]
     pub phase: Option<AllocationPhase>,
-    /// Who asked for it.
+    /// Who requested it.
     pub requested_by: String,
-    /// When it was asked for.
+    /// When it was requested.
     #[serde(with = "Rfc3339")]
     pub created_at: Timestamp,
-    /// Until when it waits for a place.
+    /// Until when it waits for free capacity.
     #[serde(default, with = "OptionalRfc3339")]
     pub place_until: Option<Timestamp>,
-    /// When the tenant first had it.
+    /// When it first became active.
     #[serde(default, with = "OptionalRfc3339")]
     pub active_at: Option<Timestamp>,
-    /// The end of the lease; null goes on until it is released.
+    /// End of the lease; null if it has no end.
     #[serde(default, with = "OptionalRfc3339")]
     pub expires_at: Option<Timestamp>,
-    /// When it was over.
+    /// When it ended.
     #[serde(default, with = "OptionalRfc3339")]
     pub ended_at: Option<Timestamp>,
-    /// Announced maintenance that disturbs it.
+    /// Maintenance windows that affect it.
     #[serde(default)]
     pub maintenance: Vec<AllocationMaintenance>,
-    /// Names this version of it, for `If-Match`.
+    /// Entity tag of this version, for `If-Match`.
     #[serde(default)]
     pub etag: String,
 }
@@ -135,68 +135,68 @@ impl Allocation {
     }
 }
 
-/// What the host of an allocation is doing.
+/// The phase of a running task of an allocation.
 #[derive(Clone, Debug, PartialEq, Eq, serde::Serialize, serde::Deserialize, schemars::JsonSchema)]
 pub struct AllocationPhase {
     /// The phase.
     pub phase: String,
-    /// One line for people; may be empty.
+    /// Message; may be empty.
     pub message: String,
 }
 
-/// Announced work that disturbs an allocation.
+/// A maintenance window that affects an allocation.
 #[derive(Clone, Debug, PartialEq, Eq, serde::Serialize, serde::Deserialize, schemars::JsonSchema)]
 pub struct AllocationMaintenance {
-    /// Why, in words.
+    /// Reason.
     pub summary: String,
-    /// From.
+    /// Start of the window.
     #[serde(with = "Rfc3339")]
     pub starts_at: Timestamp,
-    /// To.
+    /// End of the window.
     #[serde(with = "Rfc3339")]
     pub ends_at: Timestamp,
 }
 
-/// What would come of a request now. Nothing is held: the same request may end differently a moment later.
+/// What a request would result in now. Nothing is reserved: the same request may end differently a moment later.
 #[derive(Clone, Debug, PartialEq, Eq, serde::Serialize, serde::Deserialize, schemars::JsonSchema)]
 pub struct AllocationPlan {
     /// The product's name.
     pub sku: String,
-    /// Its price.
+    /// Price per hour.
     pub price_per_hour: Money,
-    /// Whether there is a place for it, and the quotas leave room.
+    /// Whether capacity and quotas suffice.
     pub fits: bool,
-    /// Stable code of why not.
+    /// Stable code of the reason, if it is not possible.
     #[serde(default)]
     pub code: Option<String>,
-    /// Why not, in words.
+    /// Reason, if it is not possible.
     #[serde(default)]
     pub reason: Option<String>,
-    /// Whether all its slots are near the same memory.
+    /// Whether all its slots are on one NUMA node.
     #[serde(default)]
     pub same_numa: Option<bool>,
-    /// What should be known about the place, such as announced maintenance.
+    /// Notes about the node, such as announced maintenance.
     #[serde(default)]
     pub note: Option<String>,
-    /// The node it would be on. Only shown to those who run the platform.
+    /// The node it would be on. Only shown to platform operators.
     #[serde(default)]
     pub node_name: Option<String>,
-    /// The slots it would get. Only shown to those who run the platform.
+    /// The slots it would get. Only shown to platform operators.
     #[serde(default)]
     pub slots: Option<Vec<SlotId>>,
-    /// Why each node was not taken. Only shown to those who run the platform.
+    /// Why each node was not chosen. Only shown to platform operators.
     #[serde(default)]
     pub reasons_by_node: Option<Vec<NodeReasons>>,
 }
 
-/// Why a node was not taken.
+/// Why a node was not chosen.
 #[derive(Clone, Debug, PartialEq, Eq, serde::Serialize, serde::Deserialize, schemars::JsonSchema)]
 pub struct NodeReasons {
-    /// The node.
+    /// Id of the node.
     pub node_id: NodeId,
-    /// Its name.
+    /// Name of the node.
     pub node_name: String,
-    /// At least one reason, in words.
+    /// At least one reason.
     pub reasons: Vec<String>,
 }
 

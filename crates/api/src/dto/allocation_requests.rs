@@ -7,146 +7,146 @@ use gpuaas_contract::state::AllocationState;
 
 use super::StateFilter;
 
-/// Something to lease.
+/// An allocation to create.
 #[derive(Clone, Debug, PartialEq, Eq, serde::Serialize, serde::Deserialize, schemars::JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub struct AllocationCreate {
-    /// What people call it; also the guest's own name.
+    /// Name, which is also the host name of the guest.
     pub name: VmName,
     /// The product, by name or id.
     pub sku: String,
-    /// What the guest is made from, by name or id; absent for a whole host.
+    /// The image of the guest, by name or id; absent for a whole host.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub image: Option<String>,
-    /// Stored keys of the project that may sign in, by name or id. At least one key is needed, here or below.
+    /// SSH keys of the project that can sign in, by name or id. At least one key is required, here or in `ssh_public_keys`.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub ssh_keys: Vec<String>,
-    /// More keys, as lines of `authorized_keys`.
+    /// Additional SSH public keys, as lines of `authorized_keys`.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub ssh_public_keys: Vec<SshPublicKey>,
-    /// The user who is made; that of the image unless given.
+    /// Name of the user account; that of the image by default.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub username: Option<UserName>,
-    /// More words: at most 32, keys of 1 to 63 letters, digits and `-_./`, values of at most 200 bytes on one line.
+    /// Tags: at most 32, keys of 1 to 63 letters, digits and `-_./`, values of at most 200 bytes on one line.
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
     pub tags: BTreeMap<String, String>,
-    /// How long the lease is, 60 or more; until it is released unless given.
+    /// Length of the lease in seconds, at least 60; without it, the lease has no end.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub lease_seconds: Option<u64>,
-    /// How long it may wait for a place; it fails at once if nothing is free unless given.
+    /// How many seconds it may wait for free capacity. By default it fails at once if nothing is free.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub wait_seconds: Option<u64>,
-    /// Take the host with the most room instead of the tightest fit.
+    /// Chooses the host with the most free slots instead of the tightest fit.
     #[serde(default)]
     pub spread: bool,
-    /// On a whole host, the user may become root, if the host's owner lets them.
+    /// On a whole host, allows the user to become root, if the policy of the host permits it.
     #[serde(default)]
     pub sudo: bool,
-    /// How long the guest may take to shut down, brought into 30 to 900 s; 120 unless given.
+    /// How many seconds the guest has to shut down, clamped to 30 to 900; 120 by default.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub graceful_timeout_seconds: Option<u32>,
-    /// Only say what would come of it: the answer is an [`super::AllocationPlan`], and nothing is made.
+    /// Only shows what would be created: the response is an [`super::AllocationPlan`], and nothing is created.
     #[serde(default)]
     pub dry_run: bool,
 }
 
-/// What to change of an allocation; what is absent stays. Its guest keeps the name it gave itself.
+/// Changes of an allocation. Absent fields stay as they are, and the guest keeps its host name.
 #[derive(Clone, Debug, Default, PartialEq, Eq, serde::Serialize, serde::Deserialize, schemars::JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub struct AllocationChange {
-    /// Another name.
+    /// New name.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub name: Option<VmName>,
-    /// Other tags, instead of all it has.
+    /// New tags, which replace all existing ones.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub tags: Option<BTreeMap<String, String>>,
 }
 
-/// Another end of the lease: exactly one of the two.
+/// Change of the end of a lease: exactly one of the fields.
 #[derive(Clone, Debug, Default, PartialEq, Eq, serde::Serialize, serde::Deserialize, schemars::JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub struct AllocationExtend {
-    /// This much later than it ends now, or than now if it has no end.
+    /// How many seconds to add to the end of the lease, or to the current time if it has no end.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub by_seconds: Option<u64>,
-    /// No end: it goes on until it is released.
+    /// Removes the end of the lease.
     #[serde(default)]
     pub forever: bool,
 }
 
-/// Something that failed, to try again.
+/// Options of a retry.
 #[derive(Clone, Debug, Default, PartialEq, Eq, serde::Serialize, serde::Deserialize, schemars::JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub struct AllocationRetry {
-    /// How long it may wait for a place; it fails at once if nothing is free unless given.
+    /// How many seconds it may wait for free capacity. By default it fails at once if nothing is free.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub wait_seconds: Option<u64>,
 }
 
-/// Which allocations of a project to list.
+/// Filter of a list of allocations of a project.
 #[derive(Clone, Debug, Default, PartialEq, Eq, serde::Serialize, serde::Deserialize, schemars::JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub struct AllocationListQuery {
-    /// Only those in this state; `open` means every state in which something is held or still to come.
+    /// Only allocations in this state; `open` means every state that is not final.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub state: Option<StateFilter<AllocationState>>,
-    /// Only those with all of these tags: `key=value`, several with commas between them. A comma or backslash in a value has a
+    /// Only allocations with all of these tags: `key=value`, separated by commas. A comma or backslash in a value has a
     /// backslash before it.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub tags: Option<String>,
-    /// Only those with this name.
+    /// Only items with this name.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub name: Option<String>,
-    /// The newest first instead of the oldest.
+    /// Sorts newest first instead of oldest first.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub newest_first: Option<bool>,
-    /// [`super::Page::next`] of the page before.
+    /// Returns the items after this one: [`super::Page::next`] of the previous page.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub after: Option<String>,
-    /// Most items; 1 to [`super::MAX_PAGE`].
+    /// Maximum number of items, 1 to [`super::MAX_PAGE`].
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub limit: Option<u32>,
 }
 
-/// Which allocations of the whole platform to list.
+/// Filter of a list of allocations of all projects.
 #[derive(Clone, Debug, Default, PartialEq, Eq, serde::Serialize, serde::Deserialize, schemars::JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub struct AllocationSearchQuery {
-    /// Only those on this node, by id or unique name.
+    /// Only items on this node, by id or unique name.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub node: Option<String>,
-    /// Only those of this project, by id.
+    /// Only allocations of this project, by id.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub project: Option<String>,
-    /// Only those of this organization, by id or name.
+    /// Only items of this organization, by id or name.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub organization: Option<String>,
-    /// Only those in this state; `open` means every state in which something is held or still to come.
+    /// Only allocations in this state; `open` means every state that is not final.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub state: Option<StateFilter<AllocationState>>,
-    /// Only those with all of these tags: `key=value`, several with commas between them. A comma or backslash in a value has a
+    /// Only allocations with all of these tags: `key=value`, separated by commas. A comma or backslash in a value has a
     /// backslash before it.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub tags: Option<String>,
-    /// Only those with this name.
+    /// Only items with this name.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub name: Option<String>,
-    /// The newest first instead of the oldest.
+    /// Sorts newest first instead of oldest first.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub newest_first: Option<bool>,
-    /// [`super::Page::next`] of the page before.
+    /// Returns the items after this one: [`super::Page::next`] of the previous page.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub after: Option<String>,
-    /// Most items; 1 to [`super::MAX_PAGE`].
+    /// Maximum number of items, 1 to [`super::MAX_PAGE`].
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub limit: Option<u32>,
 }
 
-/// How long to watch an allocation.
+/// When to stop watching an allocation.
 #[derive(Clone, Debug, Default, PartialEq, Eq, serde::Serialize, serde::Deserialize, schemars::JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub struct AllocationWatchQuery {
-    /// `over` (the default): until it is released or has failed. `settled`: also end when it is active or its release is blocked.
+    /// `over` (the default): until it is released or has failed. `settled`: also until it is active or its release is blocked.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub until: Option<String>,
 }

@@ -1,35 +1,35 @@
 //! The budget of destructive commands.
 
-/// How much may be destroyed per hour, and how much was within the last one.
+/// The hourly budget of destructive commands, and its usage.
 #[derive(Clone, Debug, PartialEq, Eq, serde::Serialize, serde::Deserialize, schemars::JsonSchema)]
 pub struct Budget {
     /// Destructive commands per hour: releases, cleanups and retirements of nodes.
     pub per_hour: u32,
-    /// How many there were within the last hour.
+    /// Number of commands within the last hour.
     pub used: u32,
-    /// How many more operators allowed for this hour.
+    /// Additional commands that operators allowed for this hour.
     pub lifted: u32,
-    /// Who they were by.
+    /// Usage by organization and by operators.
     pub scopes: Vec<BudgetScope>,
 }
 
-/// A part of the budget.
+/// The share of an organization or of the operators in the budget.
 #[derive(Clone, Debug, PartialEq, Eq, serde::Serialize, serde::Deserialize, schemars::JsonSchema)]
 pub struct BudgetScope {
     /// The id of an organization, or `operators`.
     pub scope: String,
-    /// How many there were within the last hour.
+    /// Number of commands within the last hour.
     pub used: u32,
-    /// How many there may be.
+    /// Number of commands that are allowed per hour.
     pub share: u32,
 }
 
-/// More than the budget, for the hour that follows. Only a person who signed in can ask for it.
+/// A temporary increase of the budget, for one hour. Only a person who signed in can request it.
 #[derive(Clone, Debug, PartialEq, Eq, serde::Serialize, serde::Deserialize, schemars::JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub struct BudgetLift {
-    /// How many more, 1 to 100,000.
+    /// Number of additional commands, 1 to 100,000.
     pub count: u32,
-    /// Why; it is in the audit log.
+    /// Reason, kept in the audit log.
     pub reason: String,
 }

@@ -6,118 +6,121 @@ use gpuaas_contract::ssh_address::SshAddress;
 use gpuaas_contract::state::MachineState;
 use gpuaas_contract::time::{Rfc3339, Timestamp};
 
-use super::Product;
+use super::{Gpu, Product};
 
-/// What there is on the whole platform.
+/// Capacity of the whole platform.
 #[derive(Clone, Debug, PartialEq, Eq, serde::Serialize, serde::Deserialize, schemars::JsonSchema)]
 pub struct Capacity {
-    /// A row per product on offer.
+    /// One row per product on offer.
     pub skus: Vec<SkuCapacity>,
-    /// A row per model of GPU, over all nodes.
+    /// One row per GPU model, over all nodes.
     pub models: Vec<CapacityRow>,
     /// Every node that is not retired.
     pub nodes: Vec<NodeCapacity>,
 }
 
-/// How many of a product there are.
+/// Capacity of a product.
 #[derive(Clone, Debug, PartialEq, Eq, serde::Serialize, serde::Deserialize, schemars::JsonSchema)]
 pub struct SkuCapacity {
     /// The product.
     pub sku_id: SkuId,
-    /// Its name.
+    /// Name of the product.
     pub sku: String,
-    /// What is leased.
+    /// The kind of product and its size.
     pub product: Product,
-    /// The GPU; null for slots without one.
+    /// The GPU model; null for slots without a GPU.
     #[serde(default)]
     pub gpu_model: Option<String>,
-    /// How many could be placed now, one after the other.
+    /// How many could be created now, one after the other.
     pub available: u32,
 }
 
 /// The slots of one model. `delivered` = `healthy` + `unhealthy`, and `healthy` = `allocated` + `free`.
 #[derive(Clone, Debug, PartialEq, Eq, serde::Serialize, serde::Deserialize, schemars::JsonSchema)]
 pub struct CapacityRow {
-    /// The GPU, as it can be asked for; `unknown GPU` or `no GPU` where that cannot be said.
+    /// GPU model as products name it; `unknown GPU` or `no GPU` if there is none.
     pub model: String,
-    /// What its nodes call it; empty if none does.
+    /// Model name of the GPU as nodes report it; empty if none does.
     pub name: String,
-    /// Nodes with such slots.
+    /// Vendor, model and PCI id of the GPU; null for slots without one, or if no node reports it.
+    #[serde(default)]
+    pub gpu: Option<Gpu>,
+    /// Number of nodes with such slots.
     pub nodes: u32,
     /// Approved slots of nodes that are not retired.
     pub delivered: u32,
-    /// Slots that serve somebody or could at once.
+    /// Slots that are leased or free.
     pub healthy: u32,
-    /// All others.
+    /// Slots that are neither leased nor free.
     pub unhealthy: u32,
-    /// In the hands of an allocation.
+    /// Slots that are leased.
     pub allocated: u32,
-    /// Can be given out now.
+    /// Slots that can be leased now.
     pub free: u32,
-    /// The most that one allocation could get.
+    /// Largest number of free slots on one node.
     pub largest_free_on_one_node: u32,
 }
 
 /// The slots of one node.
 #[derive(Clone, Debug, PartialEq, Eq, serde::Serialize, serde::Deserialize, schemars::JsonSchema)]
 pub struct NodeCapacity {
-    /// The node.
+    /// Id of the node.
     pub node_id: NodeId,
-    /// Its name.
+    /// Name of the node.
     pub node_name: String,
-    /// A row per model.
+    /// One row per GPU model.
     pub rows: Vec<CapacityRow>,
 }
 
 /// A whole host on offer.
 #[derive(Clone, Debug, PartialEq, Eq, serde::Serialize, serde::Deserialize, schemars::JsonSchema)]
 pub struct Machine {
-    /// The node.
+    /// Id of the node.
     pub node_id: NodeId,
-    /// Its name.
+    /// Name of the node.
     pub node_name: String,
-    /// Where it stands.
+    /// State of the machine.
     pub state: Open<MachineState>,
-    /// Why, in words; empty while available.
+    /// Reason for the state; empty while available.
     pub reason: String,
-    /// The allocation that has it, or whose remains are on it.
+    /// The allocation that holds the machine, or whose remains are on it.
     #[serde(default)]
     pub allocation_id: Option<AllocationId>,
-    /// The highest fencing number that was ever given out for it.
+    /// The highest fencing number that was ever issued for it.
     pub lease_epoch: u64,
-    /// The last task that was to make or remove a user on it.
+    /// The last task that created or removed a user on it.
     #[serde(default)]
     pub lease_task: Option<TaskId>,
-    /// Where its tenants sign in, if that is known.
+    /// SSH address for tenants, if known.
     #[serde(default)]
     pub ssh_address: Option<SshAddress>,
     /// Who offered it.
     pub offered_by: String,
-    /// When.
+    /// When it was offered.
     #[serde(with = "Rfc3339")]
     pub offered_at: Timestamp,
 }
 
-/// How to offer a whole host.
+/// Offer of a whole host.
 #[derive(Clone, Debug, Default, PartialEq, Eq, serde::Serialize, serde::Deserialize, schemars::JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub struct MachineOffer {
-    /// Where its tenants sign in, such as `gpu7.example.com` or `192.0.2.7:2222`. What is known stays if it is absent.
+    /// SSH address for tenants, such as `gpu7.example.com` or `192.0.2.7:2222`. If absent, the known address stays.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub ssh_address: Option<SshAddress>,
 }
 
-/// Which machines to list.
+/// Filter of a list of machines.
 #[derive(Clone, Debug, Default, PartialEq, Eq, serde::Serialize, serde::Deserialize, schemars::JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub struct MachineListQuery {
-    /// Only those in this state.
+    /// Only items in this state.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub state: Option<MachineState>,
-    /// [`super::Page::next`] of the page before.
+    /// Returns the items after this one: [`super::Page::next`] of the previous page.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub after: Option<String>,
-    /// Most items; 1 to [`super::MAX_PAGE`].
+    /// Maximum number of items, 1 to [`super::MAX_PAGE`].
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub limit: Option<u32>,
 }

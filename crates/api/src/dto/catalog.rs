@@ -6,110 +6,110 @@ use gpuaas_contract::names::Open;
 use gpuaas_contract::state::{ProductKind, SkuState};
 use gpuaas_contract::time::{OptionalRfc3339, Rfc3339, Timestamp};
 
-/// What is leased.
+/// The kind of product and its size.
 #[derive(Clone, Debug, PartialEq, Eq, serde::Serialize, serde::Deserialize, schemars::JsonSchema)]
 pub struct Product {
     /// A guest on slots of one host, or a whole host.
     pub kind: Open<ProductKind>,
-    /// How many slots a slice has; 0 for a whole host.
+    /// Number of slots of a slice; 0 for a whole host.
     pub slots: u32,
 }
 
-/// A product on offer, and how many of it there are now.
+/// A product on offer and its current availability.
 #[derive(Clone, Debug, PartialEq, Eq, serde::Serialize, serde::Deserialize, schemars::JsonSchema)]
 pub struct CatalogItem {
-    /// Its id.
+    /// Id of the product.
     pub id: SkuId,
-    /// What people type.
+    /// Name.
     pub name: String,
-    /// In words.
+    /// Description.
     pub description: String,
-    /// What is leased.
+    /// The kind of product and its size.
     pub product: Product,
-    /// The GPU; null for slots without one.
+    /// The GPU model; null for slots without a GPU.
     #[serde(default)]
     pub gpu_model: Option<String>,
-    /// vCPUs of each slot at least.
+    /// Minimum number of vCPUs per slot.
     pub min_vcpus: u32,
-    /// Memory of each slot at least.
+    /// Minimum memory per slot, in MiB.
     pub min_memory_mib: u64,
-    /// Its price.
+    /// Price per hour.
     pub price_per_hour: Money,
-    /// How many could be placed now, one after the other. Others ask as well: it promises nothing.
+    /// How many could be created now, one after the other. Not a reservation.
     pub available: u32,
 }
 
 /// A product of the catalog.
 #[derive(Clone, Debug, PartialEq, Eq, serde::Serialize, serde::Deserialize, schemars::JsonSchema)]
 pub struct Sku {
-    /// Its id.
+    /// Id of the product.
     pub id: SkuId,
-    /// What people type; no other product on offer has it.
+    /// Name, unique among the products on offer.
     pub name: String,
-    /// In words.
+    /// Description.
     pub description: String,
-    /// What is leased.
+    /// The kind of product and its size.
     pub product: Product,
-    /// The GPU, as hosts name it or as `vendor:device`; null for slots without one.
+    /// GPU model, as hosts report it or as PCI id `vendor:device`; null for slots without a GPU.
     #[serde(default)]
     pub gpu_model: Option<String>,
-    /// vCPUs of each slot at least.
+    /// Minimum number of vCPUs per slot.
     pub min_vcpus: u32,
-    /// Memory of each slot at least.
+    /// Minimum memory per slot, in MiB.
     pub min_memory_mib: u64,
-    /// Its price.
+    /// Price per hour.
     pub price_per_hour: Money,
-    /// Whether it is on offer.
+    /// State: whether it is on offer.
     pub state: Open<SkuState>,
-    /// When it was made.
+    /// When it was created.
     #[serde(with = "Rfc3339")]
     pub created_at: Timestamp,
-    /// Since when it is no longer on offer. What was leased goes on at its price.
+    /// When it was retired. Existing allocations keep their price.
     #[serde(default, with = "OptionalRfc3339")]
     pub retired_at: Option<Timestamp>,
-    /// Names this version of it, for `If-Match`.
+    /// Entity tag of this version, for `If-Match`.
     #[serde(default)]
     pub etag: String,
 }
 
-/// A product to make.
+/// A product to create.
 #[derive(Clone, Debug, PartialEq, Eq, serde::Serialize, serde::Deserialize, schemars::JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub struct SkuCreate {
-    /// What people type: 1 to 40 lower-case letters, digits and single dashes.
+    /// Name: 1 to 40 lower-case letters, digits and single dashes.
     pub name: String,
-    /// In words; may be empty.
+    /// Description; may be empty.
     #[serde(default)]
     pub description: String,
-    /// What is leased.
+    /// The kind of product and its size.
     pub kind: ProductKind,
-    /// How many slots a slice has, 1 to 16; absent for a whole host.
+    /// Number of slots of a slice, 1 to 16; absent for a whole host.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub slots: Option<u32>,
-    /// The GPU, as hosts name it or as `vendor:device`; absent for slots without one.
+    /// GPU model, as hosts report it or as PCI id `vendor:device`; absent for slots without a GPU.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub gpu_model: Option<String>,
-    /// vCPUs of each slot at least.
+    /// Minimum number of vCPUs per slot.
     #[serde(default)]
     pub min_vcpus: u32,
-    /// Memory of each slot at least.
+    /// Minimum memory per slot, in MiB.
     #[serde(default)]
     pub min_memory_mib: u64,
-    /// Its price.
+    /// Price per hour.
     pub price_per_hour: Money,
 }
 
-/// What to change of a product; what is absent stays.
+/// Changes of a product. Absent fields stay as they are.
 #[derive(Clone, Debug, Default, PartialEq, Eq, serde::Serialize, serde::Deserialize, schemars::JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub struct SkuChange {
-    /// Other words.
+    /// New description.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub description: Option<String>,
-    /// Another price, for allocations that are created from now on.
+    /// New price, for future allocations.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub price_per_hour: Option<Money>,
-    /// No longer on offer, or on offer again.
+    /// Retires the product, or offers it again.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub retired: Option<bool>,
 }

@@ -4,21 +4,21 @@ use gpuaas_contract::id::ClusterId;
 use gpuaas_contract::key::VerifyingKey;
 use gpuaas_contract::time::{OptionalRfc3339, Rfc3339, Timestamp};
 
-/// What a client needs to know about the installation it talks to.
+/// The installation: its identity, version and certificate authority.
 #[derive(Clone, Debug, PartialEq, serde::Serialize, serde::Deserialize, schemars::JsonSchema)]
 pub struct ClusterInfo {
     /// The cluster.
     pub cluster_id: ClusterId,
     /// Pin of the CA: hex SHA-256 of its root certificate (DER).
     pub ca_sha256: String,
-    /// Who signs certificates of nodes and listeners.
+    /// The certificate authority of nodes and listeners.
     pub ca: CaInfo,
     /// The key that signs verifier sets: pin it to verify tasks offline.
     #[schemars(with = "String")]
     pub root_key: VerifyingKey,
     /// Version of the server.
     pub version: String,
-    /// Where agents connect to, `host:port`.
+    /// Address that agents connect to, `host:port`.
     pub link_address: String,
     /// `sqlite` or `postgres`.
     pub store: String,
@@ -34,13 +34,13 @@ pub struct CaInfo {
     pub kind: String,
     /// Whether it answers.
     pub state: CaState,
-    /// Why it does not.
+    /// Why the CA does not answer.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub detail: Option<String>,
-    /// When it was last asked.
+    /// When the CA was last checked.
     #[serde(default, skip_serializing_if = "Option::is_none", with = "OptionalRfc3339")]
     pub checked_at: Option<Timestamp>,
-    /// When the enrollment certificate ends with which the control plane asks for others; absent if it cannot be used.
+    /// When the enrollment certificate of the control plane expires; absent if it cannot be used.
     #[serde(default, skip_serializing_if = "Option::is_none", with = "OptionalRfc3339")]
     pub credential_expires_at: Option<Timestamp>,
 }
@@ -49,22 +49,22 @@ pub struct CaInfo {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, serde::Serialize, serde::Deserialize, schemars::JsonSchema)]
 #[serde(rename_all = "snake_case")]
 pub enum CaState {
-    /// It does.
+    /// It answers.
     Available,
-    /// It does not; certificates are valid until they expire.
+    /// It does not answer. Existing certificates are valid until they expire.
     Unavailable,
-    /// It was not asked yet.
+    /// Not checked yet.
     Unknown,
 }
 
-/// One kind of task, with the schemas of its params and output.
+/// A task type, with the schemas of its parameters and output.
 #[derive(Clone, Debug, PartialEq, serde::Serialize, serde::Deserialize, schemars::JsonSchema)]
 pub struct TaskTypeInfo {
-    /// Name of the kind.
+    /// Name of the task type.
     pub task_type: String,
-    /// One sentence for people.
+    /// Summary.
     pub summary: String,
-    /// Whether running it changes anything on the host.
+    /// Whether the task changes the host.
     pub changes_host: bool,
     /// JSON Schema of the parameters.
     pub params: serde_json::Value,

@@ -10,81 +10,81 @@ use gpuaas_contract::time::{OptionalRfc3339, Rfc3339, Timestamp};
 /// A host's request to be enrolled.
 #[derive(Clone, Debug, PartialEq, serde::Serialize, serde::Deserialize, schemars::JsonSchema)]
 pub struct Enrollment {
-    /// Its id.
+    /// Id of the request.
     pub id: EnrollmentId,
-    /// Where it stands.
+    /// State of the request.
     pub state: Open<EnrollmentStatus>,
-    /// Who asked. Not proven: compare the receipt key with what the agent printed.
+    /// Email address of the requester. Not verified: compare the receipt key with the one that the agent printed.
     pub email: String,
-    /// Hardware identity of the host.
+    /// Digest of the hardware identity of the host.
     pub fingerprint: String,
     /// The host's receipt key.
     #[schemars(with = "String")]
     pub receipt_key: VerifyingKey,
-    /// What the host says about itself.
+    /// Facts that the host reports about itself. Not verified.
     pub facts: HostFacts,
-    /// Where the host asked from: an IPv4 address, or the /64 of an IPv6 address.
+    /// Address of the host: an IPv4 address, or the /64 network of an IPv6 address.
     #[serde(default)]
     pub address: String,
-    /// The operator's words, if rejected.
+    /// Reason of the rejection.
     pub reason: String,
-    /// The node it became.
+    /// The node that was created.
     #[serde(default)]
     pub node_id: Option<NodeId>,
-    /// The node that has this fingerprint already; approving takes it over. Only of requests that are open.
+    /// The node that already has this fingerprint and that approval replaces. Only for open requests.
     #[serde(default)]
     pub existing_node: Option<ExistingNode>,
-    /// The node that an operator said it may take over.
+    /// The node that it may replace, as approved by an operator.
     #[serde(default)]
     pub replace_node: Option<NodeId>,
-    /// When the host asked.
+    /// When the host sent the request.
     #[serde(with = "Rfc3339")]
     pub created_at: Timestamp,
-    /// When the request lapses.
+    /// When the request expires.
     #[serde(with = "Rfc3339")]
     pub expires_at: Timestamp,
 }
 
-/// A node that a host which asks to be enrolled is already, by its fingerprint.
+/// The node that already has the fingerprint of a host that requests enrollment.
 #[derive(Clone, Debug, PartialEq, Eq, serde::Serialize, serde::Deserialize, schemars::JsonSchema)]
 pub struct ExistingNode {
-    /// The node.
+    /// Id of the node.
     pub id: NodeId,
-    /// Its name, which may be another than the host's.
+    /// Name of the node, which may differ from the host name.
     pub name: String,
-    /// Whether it takes work.
+    /// Service state: whether the node accepts work.
     pub service: Open<NodeService>,
-    /// It has an open link now.
+    /// Whether the node is connected.
     pub online: bool,
-    /// The host that asks has other keys than the node: approving ends the node's identity.
+    /// Whether the host has other keys than the node. Approval then ends the node's old identity.
     pub keys_differ: bool,
-    /// Approving needs `replace_node`.
+    /// Whether approval needs `replace_node`.
     pub needs_replace: bool,
 }
 
-/// An operator's yes.
+/// Approval of an enrollment request.
 #[derive(Clone, Debug, Default, PartialEq, Eq, serde::Serialize, serde::Deserialize, schemars::JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub struct EnrollmentApprove {
-    /// Why; kept in the audit log.
+    /// Reason, kept in the audit log.
     #[serde(default)]
     pub reason: String,
-    /// The node that the host may take over: exactly the one in `existing_node`.
+    /// The node that the host may replace; must be the one in `existing_node`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub replace_node: Option<NodeId>,
 }
 
-/// Which requests to list.
+/// Filter of a list of enrollment requests.
 #[derive(Clone, Debug, Default, PartialEq, Eq, serde::Serialize, serde::Deserialize, schemars::JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub struct EnrollmentListQuery {
-    /// Only those in this state.
+    /// Only items in this state.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub state: Option<EnrollmentState>,
-    /// [`super::Page::next`] of the page before.
+    /// Returns the items after this one: [`super::Page::next`] of the previous page.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub after: Option<String>,
-    /// Most items; 1 to [`super::MAX_PAGE`].
+    /// Maximum number of items, 1 to [`super::MAX_PAGE`].
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub limit: Option<u32>,
 }
@@ -92,59 +92,59 @@ pub struct EnrollmentListQuery {
 /// A single-use join token, without its secret.
 #[derive(Clone, Debug, PartialEq, Eq, serde::Serialize, serde::Deserialize, schemars::JsonSchema)]
 pub struct JoinToken {
-    /// Its id.
+    /// Id of the token.
     pub id: JoinTokenId,
-    /// Whether it can be used.
+    /// State: whether it can be used.
     pub state: Open<JoinTokenState>,
-    /// What the operator wants it for.
+    /// Note of the operator.
     pub note: String,
-    /// When it was made.
+    /// When it was created.
     #[serde(with = "Rfc3339")]
     pub created_at: Timestamp,
-    /// When it lapses.
+    /// When it expires.
     #[serde(with = "Rfc3339")]
     pub expires_at: Timestamp,
     /// When it was used.
     #[serde(default, with = "OptionalRfc3339")]
     pub used_at: Option<Timestamp>,
-    /// By which node.
+    /// The node that used it.
     #[serde(default)]
     pub used_by: Option<NodeId>,
-    /// When an operator took it back.
+    /// When it was revoked.
     #[serde(default, with = "OptionalRfc3339")]
     pub revoked_at: Option<Timestamp>,
-    /// The node that a host may take over with it.
+    /// The node that a host may replace with this token.
     #[serde(default)]
     pub replace_node: Option<NodeId>,
 }
 
-/// A join token to make.
+/// A join token to create.
 #[derive(Clone, Debug, Default, PartialEq, Eq, serde::Serialize, serde::Deserialize, schemars::JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub struct JoinTokenCreate {
-    /// What it is for.
+    /// Note of the operator.
     #[serde(default)]
     pub note: String,
-    /// How long it is good for; 15 minutes unless less is asked for.
+    /// Lifetime in seconds; at most and by default 15 minutes.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub life_seconds: Option<u64>,
-    /// The node that a host may take over with it; without one it enrolls new machines only.
+    /// The node that a host may replace with this token. Without it, the token enrolls new machines only.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub replace_node: Option<NodeId>,
 }
 
-/// A new join token. The only answer that ever holds its secret.
+/// A new join token. The only response with its secret.
 #[derive(Clone, PartialEq, Eq, serde::Serialize, serde::Deserialize, schemars::JsonSchema)]
 pub struct JoinTokenCreated {
-    /// The token as it is kept.
+    /// The token, without its secret.
     pub join_token: JoinToken,
-    /// The whole text, `gpj_<secret>.<pin of the CA>`. Shown once.
+    /// The token with its secret, `gpj_<secret>.<pin of the CA>`. Shown once.
     pub token: String,
     /// The command to run on the host.
     pub enroll_command: String,
 }
 
-/// Secrets do not belong into logs.
+/// Leaves the secret out.
 impl std::fmt::Debug for JoinTokenCreated {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.debug_struct("JoinTokenCreated").field("join_token", &self.join_token).finish_non_exhaustive()

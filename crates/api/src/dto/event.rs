@@ -5,31 +5,31 @@ use gpuaas_contract::id::EventId;
 use gpuaas_contract::names::Open;
 use gpuaas_contract::time::{Rfc3339, Timestamp};
 
-/// One thing that happened, as a CloudEvents 1.0 document: what streams and webhooks carry.
+/// An event as a CloudEvents 1.0 document, as streams and webhooks carry it.
 #[derive(Clone, Debug, PartialEq, serde::Serialize, serde::Deserialize, schemars::JsonSchema)]
 pub struct CloudEvent {
     /// `1.0`.
     pub specversion: String,
-    /// Its id: the same event may come twice, with the same id.
+    /// Id of the event. The same event may arrive twice, with the same id.
     pub id: EventId,
-    /// The installation it happened in.
+    /// The installation in which it happened.
     pub source: String,
-    /// What happened, such as `gpuaas.allocation.active.v1`.
+    /// Type of the event, such as `gpuaas.allocation.active.v1`.
     #[serde(rename = "type")]
     #[schemars(with = "String")]
     pub kind: Open<EventKind>,
-    /// What it happened to.
+    /// Id of the object of the event.
     #[serde(default)]
     pub subject: String,
-    /// When, as RFC 3339.
+    /// Time of the event, as RFC 3339.
     pub time: String,
     /// `application/json`.
     #[serde(default)]
     pub datacontenttype: String,
-    /// Follows the request that caused it.
+    /// Correlation id of the request that caused it.
     #[serde(default)]
     pub correlationid: String,
-    /// What there is to know about it.
+    /// Data of the event.
     #[serde(default)]
     pub data: serde_json::Value,
 }
@@ -41,31 +41,32 @@ impl CloudEvent {
     }
 }
 
-/// One thing that happened to an allocation, as a line of its history.
+/// An event of an allocation.
 #[derive(Clone, Debug, PartialEq, serde::Serialize, serde::Deserialize, schemars::JsonSchema)]
 pub struct EventRow {
-    /// Its id.
+    /// Id of the event.
     pub id: EventId,
-    /// Where it stands among all events: later ones have higher positions.
+    /// Position among all events; later events have higher positions.
     pub position: i64,
-    /// What happened, such as `gpuaas.allocation.active.v1`.
+    /// Type of the event, such as `gpuaas.allocation.active.v1`.
     #[schemars(with = "String")]
     pub kind: Open<EventKind>,
-    /// When.
+    /// When it happened.
     #[serde(with = "Rfc3339")]
     pub at: Timestamp,
-    /// What there is to know about it.
+    /// Data of the event.
     pub data: serde_json::Value,
 }
 
-/// Where a stream of events starts.
+/// Start and filter of a stream of events.
 #[derive(Clone, Debug, Default, PartialEq, Eq, serde::Serialize, serde::Deserialize, schemars::JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub struct EventsQuery {
-    /// Only events after this position: the `id` of the last one that was seen. From now on unless given; 0 for everything that is kept.
+    /// Only events after this position, which is the `id` of the last event seen. By default the stream starts now; 0 starts with the oldest
+    /// event.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub after: Option<i64>,
-    /// Only these kinds, such as `allocation.active`, or `allocation` for all of its kind; several with commas between them.
+    /// Only these types, such as `allocation.active`, or `allocation` for all types of allocations; separated by commas.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub kinds: Option<String>,
 }

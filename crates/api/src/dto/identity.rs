@@ -5,37 +5,37 @@ use gpuaas_contract::id::{MembershipId, OrgId};
 use gpuaas_contract::names::Open;
 use gpuaas_contract::state::CallerKind;
 
-/// Who the server takes the caller for, and what they may.
+/// The caller as the server sees them, and their roles.
 #[derive(Clone, Debug, PartialEq, Eq, serde::Serialize, serde::Deserialize, schemars::JsonSchema)]
 pub struct WhoAmI {
-    /// What they are.
+    /// Kind of caller or member.
     pub kind: Open<CallerKind>,
-    /// Their id; for whoever sits at the server itself, `local-admin`.
+    /// Id; `local-admin` for a caller on the local socket.
     pub id: String,
-    /// What people call them.
+    /// Display name.
     pub name: String,
-    /// Their address, if they are a person.
+    /// Email address, for a person.
     #[serde(default)]
     pub email: Option<String>,
-    /// Their role on the platform.
+    /// Role on the platform.
     #[serde(default)]
     pub platform_role: Option<Open<PlatformRole>>,
-    /// Every role they hold.
+    /// All roles of the caller.
     pub memberships: Vec<WhoAmIMembership>,
-    /// Whether they have any role at all. Who has none can do nothing until somebody invites them.
+    /// Whether the caller has any role. A caller without one can do nothing until invited.
     pub invited: bool,
 }
 
 /// A role of the caller.
 #[derive(Clone, Debug, PartialEq, Eq, serde::Serialize, serde::Deserialize, schemars::JsonSchema)]
 pub struct WhoAmIMembership {
-    /// Its id.
+    /// Id of the membership.
     pub membership_id: MembershipId,
     /// `platform`, or the id of the organization or project.
     pub at: String,
-    /// What people call that place.
+    /// Name of the organization or project.
     pub place_name: String,
-    /// The organization it is, or the project belongs to.
+    /// The organization, or the one that the project belongs to.
     #[serde(default)]
     pub organization_id: Option<OrgId>,
     /// The role.

@@ -6,44 +6,44 @@ use gpuaas_contract::id::{ImageId, OrgId};
 use gpuaas_contract::slice::UserName;
 use gpuaas_contract::time::{OptionalRfc3339, Rfc3339, Timestamp};
 
-/// What guests are made from.
+/// An image of a guest.
 #[derive(Clone, Debug, PartialEq, Eq, serde::Serialize, serde::Deserialize, schemars::JsonSchema)]
 pub struct Image {
-    /// Its id.
+    /// Id of the image.
     pub id: ImageId,
-    /// Whose it is; null for the platform's.
+    /// The organization that owns it; null for an image of the platform.
     #[serde(default)]
     pub organization_id: Option<OrgId>,
-    /// What people type; no other image of the same owner has it.
+    /// Name, unique among the images of its owner.
     pub name: String,
-    /// In words.
+    /// Description.
     pub description: String,
-    /// Where hosts fetch it.
+    /// URL from which hosts download it.
     #[serde(default)]
     pub url: Option<String>,
-    /// A file in the hosts' image folder; only shown to those who run the platform.
+    /// File in the image folder of the hosts. Only shown to platform operators.
     #[serde(default)]
     pub path: Option<String>,
     /// Digest of the file, checked by every host.
     pub sha256: Digest,
-    /// What it is said to be: `qcow2` or `raw`.
+    /// Format: `qcow2` or `raw`.
     pub format: String,
-    /// How the GPU's driver gets into it: `cloud-init`, `preinstalled` or `none`.
+    /// How the GPU driver is installed in the guest: `cloud-init`, `preinstalled` or `none`.
     pub driver_strategy: String,
-    /// The user it is made for.
+    /// Default user of the image.
     pub default_username: String,
-    /// Who made it.
+    /// Who created it.
     pub created_by: String,
-    /// When.
+    /// When it was created.
     #[serde(with = "Rfc3339")]
     pub created_at: Timestamp,
-    /// When it was deleted. Guests made from it go on.
+    /// When it was deleted. Guests that were created from it keep running.
     #[serde(default, with = "OptionalRfc3339")]
     pub deleted_at: Option<Timestamp>,
 }
 
 impl Image {
-    /// What [`Image::format`] says for a format.
+    /// The value of [`Image::format`] for a format.
     pub const fn format_name(format: ImageFormat) -> &'static str {
         match format {
             ImageFormat::Qcow2 => "qcow2",
@@ -51,7 +51,7 @@ impl Image {
         }
     }
 
-    /// What [`Image::driver_strategy`] says for a strategy.
+    /// The value of [`Image::driver_strategy`] for a strategy.
     pub const fn driver_strategy_name(strategy: DriverStrategy) -> &'static str {
         match strategy {
             DriverStrategy::CloudInit => "cloud-init",
@@ -61,45 +61,45 @@ impl Image {
     }
 }
 
-/// Which images to list.
+/// Filter of a list of images.
 #[derive(Clone, Debug, Default, PartialEq, Eq, serde::Serialize, serde::Deserialize, schemars::JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub struct ImageListQuery {
-    /// Only those with this name.
+    /// Only items with this name.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub name: Option<String>,
-    /// [`super::Page::next`] of the page before.
+    /// Returns the items after this one: [`super::Page::next`] of the previous page.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub after: Option<String>,
-    /// Most items; 1 to [`super::MAX_PAGE`].
+    /// Maximum number of items, 1 to [`super::MAX_PAGE`].
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub limit: Option<u32>,
 }
 
-/// An image to make.
+/// An image to create.
 #[derive(Clone, Debug, PartialEq, Eq, serde::Serialize, serde::Deserialize, schemars::JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub struct ImageCreate {
-    /// What people type: 1 to 40 lower-case letters, digits and single dashes.
+    /// Name: 1 to 40 lower-case letters, digits and single dashes.
     pub name: String,
-    /// In words; may be empty.
+    /// Description; may be empty.
     #[serde(default)]
     pub description: String,
-    /// Where hosts fetch it: `http://` or `https://`, without a user name or password.
+    /// URL from which hosts download it: `http://` or `https://`, without a user name or password.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub url: Option<String>,
-    /// A file in the hosts' image folder, as a path below it; only of the platform's.
+    /// File in the image folder of the hosts, as a relative path. Only for images of the platform.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub path: Option<String>,
     /// Digest of the file.
     pub sha256: Digest,
-    /// What it is said to be.
+    /// Format of the file.
     #[serde(default)]
     pub format: ImageFormat,
-    /// How the GPU's driver gets into it.
+    /// How the GPU driver is installed in the guest.
     #[serde(default)]
     pub driver_strategy: DriverStrategy,
-    /// The user it is made for; `ubuntu` unless given.
+    /// Default user of the image; `ubuntu` by default.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub default_username: Option<UserName>,
 }

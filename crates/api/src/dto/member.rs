@@ -6,48 +6,48 @@ use gpuaas_contract::names::Open;
 use gpuaas_contract::state::{MemberKind, MemberState};
 use gpuaas_contract::time::{OptionalRfc3339, Rfc3339, Timestamp};
 
-/// One role of somebody in one place.
+/// A role of a user or service account on the platform, in an organization or in a project.
 #[derive(Clone, Debug, PartialEq, Eq, serde::Serialize, serde::Deserialize, schemars::JsonSchema)]
 pub struct Member {
     /// The membership's id.
     pub id: MembershipId,
-    /// What they are.
+    /// Kind of caller or member.
     pub kind: Open<MemberKind>,
-    /// The user, if it is one.
+    /// The user, if the member is a user.
     #[serde(default)]
     pub user_id: Option<UserId>,
-    /// The service account, if it is one.
+    /// The service account, if the member is one.
     #[serde(default)]
     pub service_account_id: Option<ServiceAccountId>,
-    /// Their address, if they are a person.
+    /// Email address, for a person.
     #[serde(default)]
     pub email: Option<String>,
-    /// What people call them; empty if that is not known yet.
+    /// Display name; empty if it is not known yet.
     pub name: String,
     /// `platform`, or the id of the organization or project.
     pub at: String,
     /// The role.
     pub role: Open<MemberRole>,
-    /// Whether it counts.
+    /// State: whether it is valid.
     pub state: Open<MemberState>,
-    /// Who gave it to them.
+    /// Who added the member.
     pub invited_by: String,
-    /// When.
+    /// When it was created.
     #[serde(with = "Rfc3339")]
     pub created_at: Timestamp,
-    /// When it was taken away.
+    /// When the member was removed.
     #[serde(default, with = "OptionalRfc3339")]
     pub removed_at: Option<Timestamp>,
-    /// Names this version of it, for `If-Match`.
+    /// Entity tag of this version, for `If-Match`.
     #[serde(default)]
     pub etag: String,
 }
 
-/// A role to give. Exactly one of `email` and `service_account_id` says to whom.
+/// A member to add. Exactly one of `email` and `service_account_id` is required.
 #[derive(Clone, Debug, PartialEq, Eq, serde::Serialize, serde::Deserialize, schemars::JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub struct MemberAdd {
-    /// A person. Who is not known yet is invited, and gets the role with their first sign-in.
+    /// Email address of a person. An unknown person is invited and gets the role with the first sign-in.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub email: Option<String>,
     /// A service account.
@@ -57,7 +57,7 @@ pub struct MemberAdd {
     pub role: MemberRole,
 }
 
-/// Another role.
+/// Change of a role.
 #[derive(Clone, Debug, PartialEq, Eq, serde::Serialize, serde::Deserialize, schemars::JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub struct MemberChange {

@@ -18,6 +18,7 @@ mod catalog;
 mod cluster;
 mod enrollment;
 mod event;
+mod gpu;
 mod identity;
 mod image;
 mod maintenance;
@@ -50,6 +51,7 @@ pub use enrollment::{
     Enrollment, EnrollmentApprove, EnrollmentListQuery, ExistingNode, JoinToken, JoinTokenCreate, JoinTokenCreated,
 };
 pub use event::{CloudEvent, EventRow, EventsQuery};
+pub use gpu::Gpu;
 pub use gpuaas_contract::state::ProductKind;
 pub use identity::{WhoAmI, WhoAmIMembership};
 pub use image::{Image, ImageCreate, ImageListQuery};
@@ -70,9 +72,9 @@ pub use task::{
 pub use user::{OwnPassword, User, UserCreate, UserCreated, UserListQuery, UserPassword, UserPasswordSet};
 pub use webhook::{Delivery, DeliveryListQuery, Webhook, WebhookChange, WebhookChanged, WebhookCreate, WebhookCreated};
 
-/// Items of one page unless the caller says otherwise.
+/// Number of items of one page by default.
 pub const DEFAULT_PAGE: u32 = 100;
-/// Most items of one page.
+/// Maximum number of items of one page.
 pub const MAX_PAGE: u32 = 1000;
 
 /// One page of a list.
@@ -81,7 +83,7 @@ pub const MAX_PAGE: u32 = 1000;
 pub struct Page<T> {
     /// The items, in the order of the list.
     pub items: Vec<T>,
-    /// Give this as `after` to get the next page; absent on the last one.
+    /// Value of `after` for the next page; absent on the last page.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub next: Option<String>,
 }
@@ -93,19 +95,19 @@ impl<T> Page<T> {
     }
 }
 
-/// Which page of a list without filters.
+/// Page of a list without filters.
 #[derive(Clone, Debug, Default, PartialEq, Eq, serde::Serialize, serde::Deserialize, schemars::JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub struct PageQuery {
-    /// [`Page::next`] of the page before.
+    /// Returns the items after this one: [`Page::next`] of the previous page.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub after: Option<String>,
-    /// Most items; 1 to [`MAX_PAGE`].
+    /// Maximum number of items, 1 to [`MAX_PAGE`].
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub limit: Option<u32>,
 }
 
-/// Which states a list is limited to: one of them, or all that are not final.
+/// Filter of a list by state: one state, or all that are not final.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum StateFilter<T> {
     /// `open`: every state that is not final.
@@ -162,16 +164,16 @@ impl<T: Named> schemars::JsonSchema for StateFilter<T> {
     }
 }
 
-/// Body of an operation that can be given a reason.
+/// Body of an operation with a reason.
 #[derive(Clone, Debug, Default, PartialEq, Eq, serde::Serialize, serde::Deserialize, schemars::JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub struct Reason {
-    /// Why, in the operator's words; may be empty. Kept in the audit log.
+    /// Reason, kept in the audit log; may be empty.
     #[serde(default)]
     pub reason: String,
 }
 
-/// Body of an operation that needs nothing said.
+/// An empty body.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, serde::Serialize, serde::Deserialize, schemars::JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub struct Empty {}

@@ -11,74 +11,74 @@ use gpuaas_contract::time::{OptionalRfc3339, Rfc3339, Timestamp};
 /// An enrolled host.
 #[derive(Clone, Debug, PartialEq, serde::Serialize, serde::Deserialize, schemars::JsonSchema)]
 pub struct Node {
-    /// Its id, the same for the life of the machine.
+    /// Id of the node, stable for the life of the machine.
     pub id: NodeId,
     /// Host name; not necessarily unique.
     pub name: String,
-    /// Counts the machine's enrollments.
+    /// Number of enrollments of the machine.
     pub epoch: u64,
     /// Stable digest of the machine's hardware identity.
     pub fingerprint: String,
-    /// Public half of the key that signs its receipts in this epoch.
+    /// Public key of its receipts in this epoch.
     #[schemars(with = "String")]
     pub receipt_key: VerifyingKey,
-    /// Whether it takes work.
+    /// Service state: whether the node accepts work.
     pub service: Open<NodeService>,
-    /// Why, in words; empty when in service.
+    /// Reason for the service state; empty while in service.
     pub service_reason: String,
-    /// Whether its link is open now.
+    /// Whether the node is connected.
     pub online: bool,
-    /// The open link, if any.
+    /// The current link, if the node is connected.
     #[serde(default)]
     pub session: Option<NodeSession>,
-    /// When it was last heard of.
+    /// When the node was last seen.
     #[serde(default, with = "OptionalRfc3339")]
     pub last_seen_at: Option<Timestamp>,
-    /// What it says about itself.
+    /// Facts that the node reports about itself.
     pub facts: HostFacts,
     /// The last sample of its metrics, if there is one.
     #[serde(default)]
     pub metrics: Option<NodeMetrics>,
-    /// The host is a simulation.
+    /// Whether the host is simulated.
     pub simulated: bool,
-    /// When its newest certificate ends.
+    /// When its newest certificate expires.
     #[serde(default, with = "OptionalRfc3339")]
     pub certificate_not_after: Option<Timestamp>,
     /// Rejoins after expiry since the last regular renewal.
     pub rejoins: u32,
-    /// Last enrollment.
+    /// When it was last enrolled.
     #[serde(with = "Rfc3339")]
     pub enrolled_at: Timestamp,
-    /// First enrollment.
+    /// When it was first enrolled.
     #[serde(with = "Rfc3339")]
     pub created_at: Timestamp,
-    /// Tasks for it that have not ended.
+    /// Number of its open tasks.
     pub tasks_open: u64,
 }
 
-/// One life of a node's link.
+/// A connection of a node.
 #[derive(Clone, Debug, PartialEq, Eq, serde::Serialize, serde::Deserialize, schemars::JsonSchema)]
 pub struct NodeSession {
-    /// Its id.
+    /// Id of the link.
     pub id: SessionId,
-    /// How it is carried.
+    /// Transport of the link.
     pub transport: Open<LinkTransport>,
-    /// Since when.
+    /// When the link was opened.
     #[serde(with = "Rfc3339")]
     pub since: Timestamp,
-    /// Which start of the agent.
+    /// The start of the agent process.
     pub agent_instance_id: AgentInstanceId,
-    /// Which boot of the host.
+    /// The boot of the host.
     pub boot_id: String,
 }
 
-/// A sample of a node's fast-changing numbers.
+/// A sample of the metrics of a node.
 #[derive(Clone, Debug, PartialEq, serde::Serialize, serde::Deserialize, schemars::JsonSchema)]
 pub struct NodeMetrics {
-    /// When it was taken, by the host's clock.
+    /// When the sample was taken, by the clock of the host.
     #[serde(with = "Rfc3339")]
     pub at: Timestamp,
-    /// Busy share of all CPUs since the last sample, times 100.
+    /// CPU usage since the last sample, in percent of all CPUs.
     pub cpu_percent: u32,
     /// One-minute load average times 100.
     pub load_percent: u64,
@@ -86,11 +86,11 @@ pub struct NodeMetrics {
     pub memory_used_bytes: u64,
     /// Bytes received on all interfaces but loopback since boot.
     pub network_received_bytes: u64,
-    /// Bytes sent likewise.
+    /// Bytes sent on all interfaces but loopback since boot.
     pub network_sent_bytes: u64,
     /// Bytes read from all disks since boot.
     pub disk_read_bytes: u64,
-    /// Bytes written likewise.
+    /// Bytes written to all disks since boot.
     pub disk_written_bytes: u64,
     /// Space used on the root file system.
     pub root_used_bytes: u64,
@@ -107,19 +107,19 @@ pub struct NodeMetrics {
 /// A sample of one guest.
 #[derive(Clone, Debug, PartialEq, serde::Serialize, serde::Deserialize, schemars::JsonSchema)]
 pub struct NodeGuestMetrics {
-    /// Whose it is.
+    /// The allocation that owns the guest.
     #[serde(default)]
     pub allocation_id: Option<AllocationId>,
-    /// The hypervisor says that it runs.
+    /// Whether the guest runs, as the hypervisor reports.
     pub running: bool,
-    /// Where the rest comes from.
+    /// Source of the report.
     pub source: TelemetrySource,
-    /// Why not from the guest; empty if it does.
+    /// Why the guest does not report; empty if it does.
     pub reason: String,
-    /// When it came.
+    /// When the report arrived.
     #[serde(with = "Rfc3339")]
     pub at: Timestamp,
-    /// What the guest says of itself; zeros if it does not.
+    /// Report of the guest; zeros if it sends none.
     pub report: GuestReport,
 }
 
@@ -149,19 +149,19 @@ impl From<GuestMetrics> for NodeGuestMetrics {
     }
 }
 
-/// How to end a node.
+/// Retirement of a node.
 #[derive(Clone, Debug, Default, PartialEq, Eq, serde::Serialize, serde::Deserialize, schemars::JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub struct NodeRetire {
-    /// Why, in the operator's words; may be empty. Kept in the audit log.
+    /// Reason, kept in the audit log; may be empty.
     #[serde(default)]
     pub reason: String,
-    /// Retire the node even if tenants have something on it. They lose it, and their allocations say so.
+    /// Retires the node even if tenants have allocations on it. They lose them, and the allocations say so.
     #[serde(default)]
     pub force: bool,
 }
 
-/// What an operator changes about a node.
+/// Changes of a node.
 #[derive(Clone, Debug, Default, PartialEq, Eq, serde::Serialize, serde::Deserialize, schemars::JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub struct NodeChange {
@@ -169,20 +169,20 @@ pub struct NodeChange {
     pub name: String,
 }
 
-/// Which nodes to list.
+/// Filter of a list of nodes.
 #[derive(Clone, Debug, Default, PartialEq, Eq, serde::Serialize, serde::Deserialize, schemars::JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub struct NodeListQuery {
-    /// Only those in this service state. Without it, retired nodes are left out unless `all` is set.
+    /// Only nodes in this service state. By default, retired nodes are left out unless `all` is set.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub service: Option<NodeService>,
-    /// Retired nodes, too.
+    /// Includes retired nodes.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub all: Option<bool>,
-    /// [`super::Page::next`] of the page before.
+    /// Returns the items after this one: [`super::Page::next`] of the previous page.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub after: Option<String>,
-    /// Most items; 1 to [`super::MAX_PAGE`].
+    /// Maximum number of items, 1 to [`super::MAX_PAGE`].
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub limit: Option<u32>,
 }

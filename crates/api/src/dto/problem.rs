@@ -3,37 +3,37 @@
 /// Content type of a [`Problem`].
 pub const PROBLEM_CONTENT_TYPE: &str = "application/problem+json";
 
-/// Why a request was not done.
+/// Why a request failed.
 #[derive(Clone, Debug, PartialEq, Eq, serde::Serialize, serde::Deserialize, schemars::JsonSchema)]
 pub struct Problem {
     /// A name for the kind of problem: `urn:gpuaas:problem:` and the code.
     #[serde(rename = "type", default)]
     pub kind: String,
-    /// The HTTP status in words.
+    /// Title of the HTTP status.
     #[serde(default)]
     pub title: String,
     /// The HTTP status.
     #[serde(default)]
     pub status: u16,
-    /// Stable snake_case code, for programs.
+    /// Stable code in snake_case.
     pub code: String,
-    /// What is wrong and what to do next, for people.
+    /// What is wrong and what to do next.
     #[serde(default)]
     pub detail: String,
-    /// What is wrong with the body, and where; empty if that is not the problem.
+    /// Faults of the body; empty if the problem is elsewhere.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub faults: Vec<Fault>,
-    /// Find the request in the server's log by this.
+    /// Correlation id of the request, which is also in the log of the server.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub correlation_id: Option<String>,
 }
 
-/// One thing that is wrong with a body.
+/// A fault of a body.
 #[derive(Clone, Debug, PartialEq, Eq, serde::Serialize, serde::Deserialize, schemars::JsonSchema)]
 pub struct Fault {
-    /// Where it is: a JSON pointer (RFC 6901) into the body, empty for the body as a whole.
+    /// JSON pointer (RFC 6901) into the body; empty for the body as a whole.
     pub pointer: String,
-    /// What is wrong there.
+    /// What is wrong.
     pub detail: String,
 }
 

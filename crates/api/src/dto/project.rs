@@ -7,72 +7,72 @@ use gpuaas_contract::time::{OptionalRfc3339, Rfc3339, Timestamp};
 
 use super::Limits;
 
-/// What owns allocations, keys, images and webhooks.
+/// A project, which owns allocations, keys, images and webhooks.
 #[derive(Clone, Debug, PartialEq, Eq, serde::Serialize, serde::Deserialize, schemars::JsonSchema)]
 pub struct Project {
-    /// Its id.
+    /// Id of the project.
     pub id: ProjectId,
-    /// Whose it is.
+    /// The organization that owns it.
     pub organization_id: OrgId,
-    /// That organization's name.
+    /// Name of the organization.
     pub organization_name: String,
-    /// What people type; no other project of the organization has it.
+    /// Name, unique within the organization.
     pub name: String,
-    /// In words.
+    /// Description.
     pub description: String,
-    /// Whether it is there.
+    /// State of the project.
     pub state: Open<ProjectState>,
-    /// When it was made.
+    /// When it was created.
     #[serde(with = "Rfc3339")]
     pub created_at: Timestamp,
     /// When it was deleted. Its history stays.
     #[serde(default, with = "OptionalRfc3339")]
     pub deleted_at: Option<Timestamp>,
-    /// Names this version of it, for `If-Match`.
+    /// Entity tag of this version, for `If-Match`.
     #[serde(default)]
     pub etag: String,
 }
 
-/// Which projects to list, of those the caller can see.
+/// Filter of a list of projects.
 #[derive(Clone, Debug, Default, PartialEq, Eq, serde::Serialize, serde::Deserialize, schemars::JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub struct ProjectListQuery {
-    /// Only those of this organization, by id or name.
+    /// Only items of this organization, by id or name.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub organization: Option<String>,
-    /// Only those with this name; several organizations may have one.
+    /// Only projects with this name. Several organizations may have one.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub name: Option<String>,
-    /// [`super::Page::next`] of the page before.
+    /// Returns the items after this one: [`super::Page::next`] of the previous page.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub after: Option<String>,
-    /// Most items; 1 to [`super::MAX_PAGE`].
+    /// Maximum number of items, 1 to [`super::MAX_PAGE`].
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub limit: Option<u32>,
 }
 
-/// A project to make.
+/// A project to create.
 #[derive(Clone, Debug, Default, PartialEq, Eq, serde::Serialize, serde::Deserialize, schemars::JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub struct ProjectCreate {
-    /// What people type: 1 to 40 lower-case letters, digits and single dashes.
+    /// Name: 1 to 40 lower-case letters, digits and single dashes.
     pub name: String,
-    /// In words; may be empty.
+    /// Description; may be empty.
     #[serde(default)]
     pub description: String,
-    /// How much it may have at once, inside what its organization may have; no limit of its own unless given.
+    /// Quota within the quota of the organization; no limit of its own by default.
     #[serde(default)]
     pub limits: Limits,
-    /// Who owns it. They are invited by this address and may come later; owners of the organization own it in any case.
+    /// Email address of the owner, who is invited. Owners of the organization own it in any case.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub owner_email: Option<String>,
 }
 
-/// What to change of a project; what is absent stays.
+/// Changes of a project. Absent fields stay as they are.
 #[derive(Clone, Debug, Default, PartialEq, Eq, serde::Serialize, serde::Deserialize, schemars::JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub struct ProjectChange {
-    /// Other words.
+    /// New description.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub description: Option<String>,
 }

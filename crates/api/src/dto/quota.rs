@@ -2,48 +2,48 @@
 
 use gpuaas_contract::id::{OrgId, ProjectId};
 
-/// How much may be had at once. What is absent has no limit.
+/// Limits of what may exist at once. An absent limit means no limit.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, serde::Serialize, serde::Deserialize, schemars::JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub struct Limits {
-    /// Allocations.
+    /// Maximum number of allocations.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub allocations: Option<u32>,
-    /// Slots.
+    /// Maximum number of slots.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub slots: Option<u32>,
-    /// Whole machines.
+    /// Maximum number of whole machines.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub machines: Option<u32>,
 }
 
-/// A quota and what is used of it.
+/// A quota and its usage.
 #[derive(Clone, Debug, PartialEq, Eq, serde::Serialize, serde::Deserialize, schemars::JsonSchema)]
 pub struct Quota {
     /// The organization.
     pub organization_id: OrgId,
-    /// The project, if it is that of one.
+    /// The project; null for the quota of an organization.
     #[serde(default)]
     pub project_id: Option<ProjectId>,
-    /// How much may be had at once.
+    /// The limits.
     pub limits: QuotaLimits,
-    /// How much there is.
+    /// Current usage.
     pub used: QuotaUsed,
-    /// Names this version of the limits and of what is used, for `If-Match`.
+    /// Entity tag of this version of the limits and the usage, for `If-Match`.
     #[serde(default)]
     pub etag: String,
 }
 
-/// [`Limits`] as a server tells them: with kinds that an older client does not know yet.
+/// [`Limits`] as a server sends them, with kinds that an older client does not know yet.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, serde::Serialize, serde::Deserialize, schemars::JsonSchema)]
 pub struct QuotaLimits {
-    /// Allocations; no limit if null.
+    /// Maximum number of allocations; null for no limit.
     #[serde(default)]
     pub allocations: Option<u32>,
-    /// Slots; no limit if null.
+    /// Maximum number of slots; null for no limit.
     #[serde(default)]
     pub slots: Option<u32>,
-    /// Whole machines; no limit if null.
+    /// Maximum number of whole machines; null for no limit.
     #[serde(default)]
     pub machines: Option<u32>,
 }
@@ -54,13 +54,13 @@ impl From<Limits> for QuotaLimits {
     }
 }
 
-/// How much there is.
+/// Current usage.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, serde::Serialize, serde::Deserialize, schemars::JsonSchema)]
 pub struct QuotaUsed {
-    /// Allocations that are not over.
+    /// Number of open allocations.
     pub allocations: u32,
-    /// Their slots.
+    /// Number of their slots.
     pub slots: u32,
-    /// Whole machines among them.
+    /// Number of whole machines among them.
     pub machines: u32,
 }

@@ -6,35 +6,35 @@ use gpuaas_contract::names::Open;
 use gpuaas_contract::state::ApiKeyState;
 use gpuaas_contract::time::{OptionalRfc3339, Rfc3339, Timestamp};
 
-/// A program that acts for a project. What it may is decided by its memberships.
+/// A service account: a program that acts for a project. Its memberships decide its permissions.
 #[derive(Clone, Debug, PartialEq, Eq, serde::Serialize, serde::Deserialize, schemars::JsonSchema)]
 pub struct ServiceAccount {
-    /// Its id.
+    /// Id of the service account.
     pub id: ServiceAccountId,
     /// The project it acts for.
     pub project_id: ProjectId,
-    /// What people type; no other of the project has it.
+    /// Name, unique within the project.
     pub name: String,
-    /// In words.
+    /// Description.
     pub description: String,
-    /// When it was made.
+    /// When it was created.
     #[serde(with = "Rfc3339")]
     pub created_at: Timestamp,
-    /// When it was deleted; its keys no longer count from then on.
+    /// When it was deleted. Its keys are no longer valid.
     #[serde(default, with = "OptionalRfc3339")]
     pub deleted_at: Option<Timestamp>,
 }
 
-/// A service account to make.
+/// A service account to create.
 #[derive(Clone, Debug, Default, PartialEq, Eq, serde::Serialize, serde::Deserialize, schemars::JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub struct ServiceAccountCreate {
-    /// What people type: 1 to 40 lower-case letters, digits and single dashes.
+    /// Name: 1 to 40 lower-case letters, digits and single dashes.
     pub name: String,
-    /// In words; may be empty.
+    /// Description; may be empty.
     #[serde(default)]
     pub description: String,
-    /// A role in its project that it gets at once. Without it, it can do nothing until it is made a member.
+    /// Its role in the project. Without it, it has no permissions until it is added as a member.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub role: Option<ProjectRole>,
 }
@@ -42,58 +42,58 @@ pub struct ServiceAccountCreate {
 /// A key of a service account, without its secret.
 #[derive(Clone, Debug, PartialEq, Eq, serde::Serialize, serde::Deserialize, schemars::JsonSchema)]
 pub struct ApiKey {
-    /// Its id.
+    /// Id of the key.
     pub id: ApiTokenId,
-    /// Whose it is.
+    /// The service account that owns it.
     pub service_account_id: ServiceAccountId,
     /// The project that account acts for.
     pub project_id: ProjectId,
-    /// What people call it.
+    /// Display name.
     pub name: String,
-    /// The key it was made with, if it was not made by a person. It counts only as long as that one does.
+    /// The key that created it, if no person did. It is valid only as long as its parent.
     #[serde(default)]
     pub parent_id: Option<ApiTokenId>,
-    /// What it is limited to, such as `allocation.*` or `*.read`; null for no limit but what the account may.
+    /// Scopes that limit it, such as `allocation.*` or `*.read`; null for all permissions of the account.
     #[serde(default)]
     pub scopes: Option<Vec<String>>,
-    /// Whether it counts.
+    /// State: whether it is valid.
     pub state: Open<ApiKeyState>,
-    /// When it was made.
+    /// When it was created.
     #[serde(with = "Rfc3339")]
     pub created_at: Timestamp,
-    /// When it stops to count by itself.
+    /// When it expires.
     #[serde(default, with = "OptionalRfc3339")]
     pub expires_at: Option<Timestamp>,
-    /// When it was taken back.
+    /// When it was revoked.
     #[serde(default, with = "OptionalRfc3339")]
     pub revoked_at: Option<Timestamp>,
 }
 
-/// A key to make.
+/// A key to create.
 #[derive(Clone, Debug, Default, PartialEq, Eq, serde::Serialize, serde::Deserialize, schemars::JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub struct ApiKeyCreate {
-    /// What people call it.
+    /// Display name.
     pub name: String,
-    /// What it is limited to: `*`, `*.read`, a group such as `allocation.*`, or an action such as `allocation.create`. Without it, the key
-    /// may what its service account may.
+    /// Scopes: `*`, `*.read`, a group such as `allocation.*`, or an action such as `allocation.create`. Without it, the key
+    /// has all permissions of its service account.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub scopes: Option<Vec<String>>,
-    /// How long it is good for; until it is revoked unless given.
+    /// Lifetime in seconds; without it, valid until revoked.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub life_seconds: Option<u64>,
 }
 
-/// A new key. The only answer that ever holds its secret.
+/// A new key. The only response with its secret.
 #[derive(Clone, PartialEq, Eq, serde::Serialize, serde::Deserialize, schemars::JsonSchema)]
 pub struct ApiKeyCreated {
-    /// The key as it is kept.
+    /// The key, without its secret.
     pub key: ApiKey,
-    /// What to put into the `Authorization: Bearer` header. Shown once.
+    /// The secret for the `Authorization: Bearer` header. Shown once.
     pub secret: String,
 }
 
-/// Secrets do not belong into logs.
+/// Leaves the secret out.
 impl std::fmt::Debug for ApiKeyCreated {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.debug_struct("ApiKeyCreated").field("key", &self.key).finish_non_exhaustive()

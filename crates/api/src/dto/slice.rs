@@ -14,44 +14,44 @@ use super::{Slot, Task};
 /// A guest and the slots it has.
 #[derive(Clone, Debug, PartialEq, serde::Serialize, serde::Deserialize, schemars::JsonSchema)]
 pub struct Slice {
-    /// Its id.
+    /// Id of the slice.
     pub allocation_id: AllocationId,
     /// The node it is on.
     pub node_id: NodeId,
-    /// That node's name.
+    /// Name of the node.
     pub node_name: String,
-    /// The state of the slot that is worst off.
+    /// The worst state among its slots.
     pub state: Open<SliceState>,
-    /// The name the guest gives itself; empty if the guest is unknown.
+    /// Host name of the guest; empty if the guest is unknown.
     pub vm_name: String,
-    /// Its user; empty if the guest is unknown.
+    /// Default user of the guest; empty if the guest is unknown.
     pub default_username: String,
-    /// Its address.
+    /// IP address of the guest.
     #[serde(default)]
     pub private_ip: Option<Ipv4Addr>,
-    /// When it was asked for.
+    /// When it was requested.
     #[serde(default, with = "OptionalRfc3339")]
     pub created_at: Option<Timestamp>,
-    /// The slots it has, or on which its remains are, by index.
+    /// The slots it has, or on which remains of it are, by index.
     pub slots: Vec<Slot>,
     /// Its last tasks, newest first; only the last one in a list of slices.
     pub tasks: Vec<Task>,
 }
 
-/// Which slices to list; the oldest first.
+/// Filter of a list of slices, oldest first.
 #[derive(Clone, Debug, Default, PartialEq, Eq, serde::Serialize, serde::Deserialize, schemars::JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub struct SliceListQuery {
-    /// Only those on this node, by id or unique name.
+    /// Only items on this node, by id or unique name.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub node: Option<String>,
-    /// Only those with a slot in this state: `leased`, `releasing`, `needs_wipe` or `cleanup_blocked`.
+    /// Only slices with a slot in this state: `leased`, `releasing`, `needs_wipe` or `cleanup_blocked`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub state: Option<SlotState>,
-    /// [`super::Page::next`] of the page before.
+    /// Returns the items after this one: [`super::Page::next`] of the previous page.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub after: Option<String>,
-    /// Most items; 1 to [`super::MAX_PAGE`].
+    /// Maximum number of items, 1 to [`super::MAX_PAGE`].
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub limit: Option<u32>,
 }
@@ -60,33 +60,33 @@ pub struct SliceListQuery {
 #[derive(Clone, Debug, PartialEq, Eq, serde::Serialize, serde::Deserialize, schemars::JsonSchema)]
 #[serde(untagged)]
 pub enum SlotName {
-    /// Its place on the node.
+    /// Index on the node.
     Index(u32),
-    /// Its id.
+    /// Id of the slot.
     Id(SlotId),
 }
 
-/// A slice to make.
+/// A slice to create.
 #[derive(Clone, Debug, PartialEq, Eq, serde::Serialize, serde::Deserialize, schemars::JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub struct SliceCreate {
-    /// The node: its id, or its name if no other node has the same.
+    /// Id of the node, or its name if that is unique.
     pub node: String,
-    /// Its slots: 1 to 16, all on that node.
+    /// Slots of the slice: 1 to 16, all on that node.
     pub slots: Vec<SlotName>,
     /// What the guest is.
     #[serde(flatten)]
     pub guest: GuestSpec,
 }
 
-/// A slice to give back.
+/// Options of the release of a slice.
 #[derive(Clone, Debug, PartialEq, Eq, serde::Serialize, serde::Deserialize, schemars::JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub struct SliceRelease {
-    /// Wipe the drives. Without it the slots wait for a wipe and nobody gets them.
+    /// Whether to wipe the drives. Without it, the slots stay reserved until they are wiped.
     #[serde(default = "yes")]
     pub wipe: bool,
-    /// How long the guest may take to shut down, brought into 30 to 900 s; 120 unless given.
+    /// How many seconds the guest has to shut down, clamped to 30 to 900; 120 by default.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub graceful_timeout_seconds: Option<u32>,
 }
@@ -95,30 +95,30 @@ fn yes() -> bool {
     true
 }
 
-/// A guest to stop, start or reboot.
+/// A power action on a guest.
 #[derive(Clone, Debug, PartialEq, Eq, serde::Serialize, serde::Deserialize, schemars::JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub struct SlicePower {
-    /// What to do.
+    /// The power action.
     pub action: PowerAction,
-    /// How long the guest may take to shut down, brought into 30 to 900 s; 120 unless given.
+    /// How many seconds the guest has to shut down, clamped to 30 to 900; 120 by default.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub graceful_timeout_seconds: Option<u32>,
 }
 
-/// What to read of a guest's serial console. The lines are the log of the task that reads them.
+/// Range of a guest's serial console. The lines are in the log of the task that reads them.
 #[derive(Clone, Debug, Default, PartialEq, Eq, serde::Serialize, serde::Deserialize, schemars::JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub struct SliceConsole {
-    /// How much of the past, at most 1 MiB; 64 KiB unless given.
+    /// Number of past bytes, at most 1 MiB; 64 KiB by default.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub tail_bytes: Option<u32>,
-    /// How long to go on with what comes, at most 3600; 0 unless given.
+    /// How many seconds to follow new output, at most 3600; 0 by default.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub follow_seconds: Option<u32>,
 }
 
-/// What was asked for, and the task that does it.
+/// The slice, and the task that carries out the request.
 #[derive(Clone, Debug, PartialEq, serde::Serialize, serde::Deserialize, schemars::JsonSchema)]
 pub struct SliceOrder {
     /// The slice.

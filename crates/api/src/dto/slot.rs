@@ -7,67 +7,72 @@ use gpuaas_contract::state::SlotState;
 use gpuaas_contract::task::slice_topology_discover;
 use gpuaas_contract::time::{Rfc3339, Timestamp};
 
+use super::Gpu;
+
 /// A GPU with its drive and fabric function, the unit of slicing.
 #[derive(Clone, Debug, PartialEq, serde::Serialize, serde::Deserialize, schemars::JsonSchema)]
 pub struct Slot {
-    /// Its id, the same for the life of this place on this node.
+    /// Id of the slot, stable for the life of its hardware on this node.
     pub id: SlotId,
     /// The node it is on.
     pub node_id: NodeId,
-    /// That node's name.
+    /// Name of the node.
     pub node_name: String,
-    /// What it consists of.
+    /// The hardware of the slot.
     pub spec: SlotSpec,
-    /// Where it stands.
+    /// Its GPU, as the node reports it; null for a slot without a GPU, or if the node does not report it.
+    #[serde(default)]
+    pub gpu: Option<Gpu>,
+    /// State of the slot.
     pub state: Open<SlotState>,
-    /// Why, in words; empty while available.
+    /// Reason for the state; empty while available.
     pub reason: String,
-    /// Why an operator holds it back, if one does. One that is in use stays with its slice and is quarantined once it is clean.
+    /// Reason of a quarantine. A slot that is in use stays with its slice and is quarantined once it is clean.
     #[serde(default)]
     pub quarantine: Option<String>,
-    /// The slice that has it, or whose remains are on it.
+    /// The slice that holds the slot, or whose remains are on it.
     #[serde(default)]
     pub allocation_id: Option<AllocationId>,
-    /// The highest fencing number that was ever given out for it.
+    /// The highest fencing number that was ever issued for it.
     #[serde(default)]
     pub lease_epoch: u64,
-    /// The last task that was to make a guest on it, or to clean it up.
+    /// The last task that created a guest on it or cleaned it up.
     #[serde(default)]
     pub lease_task: Option<TaskId>,
     /// The task whose receipt proposed it.
     pub proposed_by: TaskId,
-    /// Who approved that.
+    /// Who approved it.
     pub approved_by: String,
-    /// When.
+    /// When it was approved.
     #[serde(with = "Rfc3339")]
     pub approved_at: Timestamp,
-    /// First approval.
+    /// When it was first approved.
     #[serde(with = "Rfc3339")]
     pub created_at: Timestamp,
 }
 
-/// Which slots to list.
+/// Filter of a list of slots.
 #[derive(Clone, Debug, Default, PartialEq, Eq, serde::Serialize, serde::Deserialize, schemars::JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub struct SlotListQuery {
-    /// Only those of this node, by id or unique name.
+    /// Only items of this node, by id or unique name.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub node: Option<String>,
-    /// Only those in this state.
+    /// Only items in this state.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub state: Option<SlotState>,
-    /// [`super::Page::next`] of the page before.
+    /// Returns the items after this one: [`super::Page::next`] of the previous page.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub after: Option<String>,
-    /// Most items; 1 to [`super::MAX_PAGE`].
+    /// Maximum number of items, 1 to [`super::MAX_PAGE`].
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub limit: Option<u32>,
 }
 
-/// What a node found on itself, and what operators made of it.
+/// The topology that a node discovered, and its approved slots.
 #[derive(Clone, Debug, PartialEq, serde::Serialize, serde::Deserialize, schemars::JsonSchema)]
 pub struct Topology {
-    /// The node.
+    /// Id of the node.
     pub node_id: NodeId,
     /// The newest successful `slice.topology_discover`, if there is one.
     #[serde(default)]
@@ -76,25 +81,25 @@ pub struct Topology {
     pub slots: Vec<Slot>,
 }
 
-/// What a node found on itself.
+/// The topology that a node discovered.
 #[derive(Clone, Debug, PartialEq, serde::Serialize, serde::Deserialize, schemars::JsonSchema)]
 pub struct TopologyProposal {
-    /// The task that looked.
+    /// The task that discovered it.
     pub task_id: TaskId,
-    /// When its receipt came.
+    /// When its receipt arrived.
     #[serde(with = "Rfc3339")]
     pub found_at: Timestamp,
-    /// What it found, from the receipt.
+    /// The discovered topology, from the receipt.
     pub found: slice_topology_discover::Output,
 }
 
-/// Which slots to make.
+/// Discovered slots to approve.
 #[derive(Clone, Debug, PartialEq, Eq, serde::Serialize, serde::Deserialize, schemars::JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub struct TopologyApprove {
-    /// The task that the operator has seen the result of. If the node has looked again since, nothing is approved.
+    /// The task whose result the operator reviewed. If the node has discovered its topology again since, nothing is approved.
     pub task_id: TaskId,
-    /// Indexes of the slots; without it, all that could be used.
+    /// Indexes of the slots; all usable ones by default.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub slots: Option<Vec<u32>>,
 }

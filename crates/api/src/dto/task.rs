@@ -13,42 +13,42 @@ use super::StateFilter;
 /// One typed operation on one node.
 #[derive(Clone, Debug, PartialEq, serde::Serialize, serde::Deserialize, schemars::JsonSchema)]
 pub struct Task {
-    /// Its id.
+    /// Id of the task.
     pub id: TaskId,
-    /// The node that shall run it. All zeros for tenants, who are not told where their machines are.
+    /// The node that runs it. All zeros for tenants, who cannot see nodes.
     pub node_id: NodeId,
-    /// That node's name. Empty for tenants.
+    /// Name of the node. Empty for tenants.
     pub node_name: String,
-    /// The node's epoch when it was asked for. 0 for tenants.
+    /// The epoch of the node when the task was requested. 0 for tenants.
     pub node_epoch: u64,
-    /// Its kind.
+    /// The task type.
     pub task_type: String,
-    /// The kind's parameters.
+    /// Parameters of the task type.
     pub params: serde_json::Value,
-    /// Where it stands.
+    /// State of the task.
     pub state: Open<TaskState>,
-    /// Who asked for it.
+    /// Who requested it.
     pub requested_by: String,
-    /// Follows the request into the agent's log.
+    /// Correlation id of the request, which is also in the log of the agent.
     #[schemars(with = "String")]
     pub correlation_id: CorrelationId,
-    /// The caller's own key against asking twice.
+    /// Idempotency key of the request.
     #[serde(default)]
     pub idempotency_key: Option<String>,
-    /// When it was asked for.
+    /// When it was requested.
     #[serde(with = "Rfc3339")]
     pub created_at: Timestamp,
-    /// Not sent out after this.
+    /// When it expires if it was not sent to the node.
     #[serde(with = "Rfc3339")]
     pub queue_until: Timestamp,
-    /// How long it may run.
+    /// How many seconds it may run.
     pub timeout_seconds: u64,
-    /// How often it was sent out.
+    /// How often it was sent to the node.
     pub dispatches: u32,
-    /// Until when the node may take its time to accept.
+    /// Until when the node may accept it before it is sent again.
     #[serde(default, with = "OptionalRfc3339")]
     pub lease_until: Option<Timestamp>,
-    /// When its cancellation was asked for.
+    /// When its cancellation was requested.
     #[serde(default, with = "OptionalRfc3339")]
     pub cancel_requested_at: Option<Timestamp>,
     /// When the node accepted it.
@@ -57,17 +57,17 @@ pub struct Task {
     /// When the node started it.
     #[serde(default, with = "OptionalRfc3339")]
     pub started_at: Option<Timestamp>,
-    /// When it ended; set exactly if it has.
+    /// When it ended; null until then.
     #[serde(default, with = "OptionalRfc3339")]
     pub ended_at: Option<Timestamp>,
-    /// Stable code of how it ended; empty before.
+    /// Stable code of its result; empty before it ends.
     pub code: String,
-    /// The same in words.
+    /// Message that explains the code.
     pub message: String,
     /// Digest of the receipt that ended it.
     #[serde(default)]
     pub receipt_digest: Option<Digest>,
-    /// The last phase the node told of, while it runs.
+    /// The last phase that the node reported, while the task runs.
     #[serde(default)]
     pub progress: Option<TaskProgress>,
     /// Output, from the receipt.
@@ -95,28 +95,28 @@ impl Task {
 pub struct TaskProgress {
     /// The phase.
     pub phase: String,
-    /// One line for people; may be empty.
+    /// Message; may be empty.
     pub message: String,
-    /// When, by the host's clock.
+    /// Time, by the clock of the host.
     #[serde(with = "Rfc3339")]
     pub at: Timestamp,
 }
 
-/// A task to run.
+/// A task to create.
 #[derive(Clone, Debug, PartialEq, serde::Serialize, serde::Deserialize, schemars::JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub struct TaskCreate {
-    /// The node: its id, or its name if no other node has the same.
+    /// Id of the node, or its name if that is unique.
     pub node: String,
-    /// Its kind.
+    /// The task type.
     pub task_type: String,
-    /// The kind's parameters; an empty object unless given.
+    /// Parameters of the task type; an empty object by default.
     #[serde(default = "empty_object")]
     pub params: serde_json::Value,
-    /// How long it may wait for its node; the server's default unless given.
+    /// How many seconds it may wait for its node; the server's default if absent.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub queue_seconds: Option<u64>,
-    /// How long it may run; the server's default unless given.
+    /// How many seconds it may run; the server's default if absent.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub timeout_seconds: Option<u64>,
 }
@@ -125,23 +125,23 @@ fn empty_object() -> serde_json::Value {
     serde_json::Value::Object(serde_json::Map::new())
 }
 
-/// Which tasks to list; newest first.
+/// Filter of a list of tasks, newest first.
 #[derive(Clone, Debug, Default, PartialEq, Eq, serde::Serialize, serde::Deserialize, schemars::JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub struct TaskListQuery {
-    /// Only those of this node: its id, or its name if no other node has the same.
+    /// Only tasks of this node, by id or unique name.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub node: Option<String>,
-    /// Only those in this state; `open` means every state in which a task has not ended.
+    /// Only tasks in this state; `open` means every state that is not final.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub state: Option<StateFilter<TaskState>>,
-    /// Only those whose id starts with this text (`task_` and some hex digits).
+    /// Only tasks whose id starts with this text (`task_` and hex digits).
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub id_prefix: Option<String>,
-    /// [`super::Page::next`] of the page before.
+    /// Returns the items after this one: [`super::Page::next`] of the previous page.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub after: Option<String>,
-    /// Most items; 1 to [`super::MAX_PAGE`].
+    /// Maximum number of items, 1 to [`super::MAX_PAGE`].
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub limit: Option<u32>,
 }
@@ -158,43 +158,43 @@ pub struct TaskLogLine {
     pub stream: String,
     /// The line without its line break.
     pub text: String,
-    /// How many lines before this one the host had to drop.
+    /// Number of lines that the host dropped before this one.
     #[serde(default)]
     pub dropped: u64,
 }
 
-/// Some log lines of a task, in order.
+/// Log lines of a task, in order.
 #[derive(Clone, Debug, PartialEq, Eq, serde::Serialize, serde::Deserialize, schemars::JsonSchema)]
 pub struct TaskLogs {
     /// The lines.
     pub lines: Vec<TaskLogLine>,
-    /// Give this as `after` to go on: the last line's sequence, or the `after` of the request.
+    /// Value of `after` for the next request: the sequence number of the last line, or the `after` of the request.
     pub next_after: u64,
-    /// There are no more lines now.
+    /// Whether there are no more lines now.
     pub at_end: bool,
-    /// There are no more lines now, and the task has ended.
+    /// Whether there are no more lines and the task has ended.
     pub complete: bool,
 }
 
-/// Which log lines.
+/// Range of log lines.
 #[derive(Clone, Debug, Default, PartialEq, Eq, serde::Serialize, serde::Deserialize, schemars::JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub struct TaskLogsQuery {
-    /// Only lines after this sequence.
+    /// Only lines after this sequence number.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub after: Option<u64>,
-    /// Most lines; 1 to [`super::MAX_PAGE`].
+    /// Maximum number of lines, 1 to [`super::MAX_PAGE`].
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub limit: Option<u32>,
-    /// If there is no such line and the task has not ended, hold the answer (up to 20 s) until either changes.
+    /// Waits up to 20 seconds for more lines if there are none and the task has not ended.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub follow: Option<bool>,
 }
 
-/// Everything it takes to check, without the server, that a node did a task and that the control plane asked for it.
+/// Everything that is needed to verify offline that the control plane requested a task and that a node ran it.
 #[derive(Clone, Debug, PartialEq, serde::Serialize, serde::Deserialize, schemars::JsonSchema)]
 pub struct TaskEvidence {
-    /// The task as the control plane tells it.
+    /// The task as the control plane shows it.
     pub task: Task,
     /// Every envelope that was signed for it.
     pub envelopes: Vec<EnvelopeEvidence>,
@@ -228,7 +228,7 @@ pub struct EnvelopeEvidence {
     /// The key that signed.
     #[schemars(with = "String")]
     pub key_id: KeyId,
-    /// When.
+    /// When it was signed.
     #[serde(with = "Rfc3339")]
     pub signed_at: Timestamp,
     /// DSSE bytes.

@@ -5,64 +5,64 @@ use gpuaas_contract::names::Open;
 use gpuaas_contract::state::UserState;
 use gpuaas_contract::time::{OptionalRfc3339, Rfc3339, Timestamp};
 
-/// A person.
+/// A user.
 #[derive(Clone, Debug, PartialEq, Eq, serde::Serialize, serde::Deserialize, schemars::JsonSchema)]
 pub struct User {
-    /// Their id.
+    /// Id of the user.
     pub id: UserId,
-    /// Their address, as their issuer said last.
+    /// Email address, as the issuer last reported it.
     pub email: String,
-    /// Whether they proved to have it.
+    /// Whether the email address is verified.
     pub email_verified: bool,
-    /// What people call them.
+    /// Display name.
     pub name: String,
-    /// Who signs them in.
+    /// The issuer that authenticates the user.
     pub issuer: String,
-    /// Whether that is the built-in issuer: only then is there a password to set.
+    /// Whether the issuer is the built-in one. Only then can the password be set here.
     pub local: bool,
-    /// Whether they can sign in.
+    /// State: whether the user can sign in.
     pub state: Open<UserState>,
-    /// First sign-in, or when an administrator made them.
+    /// When the user first signed in or was created.
     #[serde(with = "Rfc3339")]
     pub created_at: Timestamp,
-    /// Since when they may no longer sign in.
+    /// When the user was deactivated.
     #[serde(default, with = "OptionalRfc3339")]
     pub deactivated_at: Option<Timestamp>,
 }
 
-/// Which users to list.
+/// Filter of a list of users.
 #[derive(Clone, Debug, Default, PartialEq, Eq, serde::Serialize, serde::Deserialize, schemars::JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub struct UserListQuery {
-    /// Only those with this address.
+    /// Only the user with this email address.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub email: Option<String>,
-    /// Only those in this state.
+    /// Only items in this state.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub state: Option<UserState>,
-    /// [`super::Page::next`] of the page before.
+    /// Returns the items after this one: [`super::Page::next`] of the previous page.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub after: Option<String>,
-    /// Most items; 1 to [`super::MAX_PAGE`].
+    /// Maximum number of items, 1 to [`super::MAX_PAGE`].
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub limit: Option<u32>,
 }
 
-/// A user of the built-in issuer to make. They may do nothing until somebody gives them a role.
+/// A user of the built-in issuer to create. They have no permissions until they get a role.
 #[derive(Clone, Default, PartialEq, Eq, serde::Serialize, serde::Deserialize, schemars::JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub struct UserCreate {
-    /// Their address, which the administrator vouches for.
+    /// Email address, which counts as verified.
     pub email: String,
-    /// What people call them; may be empty.
+    /// Display name; may be empty.
     #[serde(default)]
     pub name: String,
-    /// Their password; one is made up unless given.
+    /// Password; generated if absent.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub password: Option<String>,
 }
 
-/// Secrets do not belong into logs.
+/// Leaves the secret out.
 impl std::fmt::Debug for UserCreate {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.debug_struct("UserCreate").field("email", &self.email).field("name", &self.name).finish_non_exhaustive()
@@ -74,62 +74,62 @@ impl std::fmt::Debug for UserCreate {
 pub struct UserCreated {
     /// The user.
     pub user: User,
-    /// The password that was made up because none was given. Shown once.
+    /// The generated password, if none was given. Shown once.
     #[serde(default)]
     pub one_time_password: Option<String>,
 }
 
-/// Secrets do not belong into logs.
+/// Leaves the secret out.
 impl std::fmt::Debug for UserCreated {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.debug_struct("UserCreated").field("user", &self.user).finish_non_exhaustive()
     }
 }
 
-/// A password to set. Every sign-in of the user ends.
+/// A password to set. All sessions of the user end.
 #[derive(Clone, Default, PartialEq, Eq, serde::Serialize, serde::Deserialize, schemars::JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub struct UserPassword {
-    /// The password; one is made up unless given.
+    /// Password; generated if absent.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub password: Option<String>,
 }
 
-/// Secrets do not belong into logs.
+/// Leaves the secret out.
 impl std::fmt::Debug for UserPassword {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.debug_struct("UserPassword").finish_non_exhaustive()
     }
 }
 
-/// Another password for oneself.
+/// Change of the caller's own password.
 #[derive(Clone, PartialEq, Eq, serde::Serialize, serde::Deserialize, schemars::JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub struct OwnPassword {
-    /// The one they have now.
+    /// The current password.
     pub current_password: String,
-    /// The new one.
+    /// The new password.
     pub new_password: String,
 }
 
-/// Secrets do not belong into logs.
+/// Leaves the secret out.
 impl std::fmt::Debug for OwnPassword {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.debug_struct("OwnPassword").finish_non_exhaustive()
     }
 }
 
-/// A user with another password.
+/// A user with a new password.
 #[derive(Clone, PartialEq, Eq, serde::Serialize, serde::Deserialize, schemars::JsonSchema)]
 pub struct UserPasswordSet {
     /// The user.
     pub user: User,
-    /// The password that was made up because none was given. Shown once.
+    /// The generated password, if none was given. Shown once.
     #[serde(default)]
     pub one_time_password: Option<String>,
 }
 
-/// Secrets do not belong into logs.
+/// Leaves the secret out.
 impl std::fmt::Debug for UserPasswordSet {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.debug_struct("UserPasswordSet").field("user", &self.user).finish_non_exhaustive()

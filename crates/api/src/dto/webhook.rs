@@ -5,147 +5,147 @@ use gpuaas_contract::names::Open;
 use gpuaas_contract::state::DeliveryState;
 use gpuaas_contract::time::{OptionalRfc3339, Rfc3339, Timestamp};
 
-/// An address that is told, without the secret that signs what it is told.
+/// A webhook, which receives events of a project, without its secret.
 #[derive(Clone, Debug, PartialEq, Eq, serde::Serialize, serde::Deserialize, schemars::JsonSchema)]
 pub struct Webhook {
-    /// Its id.
+    /// Id of the webhook.
     pub id: WebhookId,
-    /// Whose events it is told.
+    /// The project whose events it receives.
     pub project_id: ProjectId,
-    /// Where it is.
+    /// URL.
     pub url: String,
-    /// In words.
+    /// Description.
     pub description: String,
-    /// Kinds of events it is told, such as `allocation.active`, or `allocation` for all of its kind; empty for all.
+    /// Event types it receives, such as `allocation.active`, or `allocation` for all types of allocations; empty for all.
     pub kinds: Vec<String>,
-    /// Whether it is told anything.
+    /// Whether it receives events.
     pub enabled: bool,
-    /// Why it is off; null while it is on.
+    /// Why it is disabled; null while it is enabled.
     #[serde(default)]
     pub disabled_reason: Option<String>,
-    /// Deliveries that failed in a row.
+    /// Number of consecutive failed deliveries.
     pub failed: u32,
-    /// When it was made.
+    /// When it was created.
     #[serde(with = "Rfc3339")]
     pub created_at: Timestamp,
     /// When it was deleted.
     #[serde(default, with = "OptionalRfc3339")]
     pub deleted_at: Option<Timestamp>,
-    /// Names this version of it, for `If-Match`.
+    /// Entity tag of this version, for `If-Match`.
     #[serde(default)]
     pub etag: String,
 }
 
-/// A webhook to make.
+/// A webhook to create.
 #[derive(Clone, Debug, Default, PartialEq, Eq, serde::Serialize, serde::Deserialize, schemars::JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub struct WebhookCreate {
-    /// Where it is; starts with `https://`.
+    /// URL, which starts with `https://`.
     pub url: String,
-    /// In words; may be empty.
+    /// Description; may be empty.
     #[serde(default)]
     pub description: String,
-    /// Kinds of events it is told, such as `allocation.active`, or `allocation` for all of its kind; all unless given.
+    /// Event types it receives, such as `allocation.active`, or `allocation` for all types of allocations; all by default.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub kinds: Vec<String>,
 }
 
-/// A new webhook. The only answer that holds its first secret.
+/// A new webhook. The only response with its first secret.
 #[derive(Clone, PartialEq, Eq, serde::Serialize, serde::Deserialize, schemars::JsonSchema)]
 pub struct WebhookCreated {
-    /// The webhook as it is kept.
+    /// The webhook.
     pub webhook: Webhook,
-    /// What signs its deliveries. Shown once.
+    /// Secret that signs the deliveries. Shown once.
     pub secret: String,
 }
 
-/// Secrets do not belong into logs.
+/// Leaves the secret out.
 impl std::fmt::Debug for WebhookCreated {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.debug_struct("WebhookCreated").field("webhook", &self.webhook).finish_non_exhaustive()
     }
 }
 
-/// What to change of a webhook; what is absent stays.
+/// Changes of a webhook. Absent fields stay as they are.
 #[derive(Clone, Debug, Default, PartialEq, Eq, serde::Serialize, serde::Deserialize, schemars::JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub struct WebhookChange {
-    /// Where it is.
+    /// URL.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub url: Option<String>,
-    /// Other words.
+    /// New description.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub description: Option<String>,
-    /// Other kinds of events, instead of all it has; empty for all.
+    /// New event types, which replace the existing ones; empty for all.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub kinds: Option<Vec<String>>,
-    /// Turn it off, or on again.
+    /// Enables or disables the webhook.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub enabled: Option<bool>,
-    /// Make another secret. For 24 hours deliveries are signed with both, so that receivers can change over.
+    /// Replaces the secret. For 24 hours deliveries are signed with both secrets.
     #[serde(default)]
     pub rotate_secret: bool,
 }
 
-/// A changed webhook.
+/// An updated webhook.
 #[derive(Clone, PartialEq, Eq, serde::Serialize, serde::Deserialize, schemars::JsonSchema)]
 pub struct WebhookChanged {
-    /// The webhook as it is kept.
+    /// The webhook.
     pub webhook: Webhook,
-    /// The new secret, if one was asked for. Shown once.
+    /// The new secret, if one was requested. Shown once.
     #[serde(default)]
     pub secret: Option<String>,
 }
 
-/// Secrets do not belong into logs.
+/// Leaves the secret out.
 impl std::fmt::Debug for WebhookChanged {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.debug_struct("WebhookChanged").field("webhook", &self.webhook).finish_non_exhaustive()
     }
 }
 
-/// One event on its way to one webhook.
+/// A delivery of an event to a webhook.
 #[derive(Clone, Debug, PartialEq, Eq, serde::Serialize, serde::Deserialize, schemars::JsonSchema)]
 pub struct Delivery {
-    /// Its id.
+    /// Id of the delivery.
     pub id: DeliveryId,
-    /// Where it goes.
+    /// The webhook that receives it.
     pub webhook_id: WebhookId,
-    /// The event.
+    /// Id of the event.
     pub event_id: EventId,
-    /// What happened, such as `gpuaas.allocation.active.v1`.
+    /// Type of the event, such as `gpuaas.allocation.active.v1`.
     pub kind: String,
-    /// Where it stands.
+    /// State of the delivery.
     pub state: Open<DeliveryState>,
-    /// How often it was tried.
+    /// Number of attempts.
     pub attempts: u32,
-    /// What came of the last try; empty before.
+    /// Result of the last attempt; empty before.
     pub last: String,
-    /// When it is tried next.
+    /// When it is attempted next.
     #[serde(default, with = "OptionalRfc3339")]
     pub due_at: Option<Timestamp>,
-    /// When the event was to be told.
+    /// When the delivery was created.
     #[serde(with = "Rfc3339")]
     pub created_at: Timestamp,
-    /// When the address took it.
+    /// When it was delivered.
     #[serde(default, with = "OptionalRfc3339")]
     pub delivered_at: Option<Timestamp>,
-    /// Until when it can be looked at and replayed.
+    /// When it is deleted and can no longer be replayed.
     #[serde(with = "Rfc3339")]
     pub expires_at: Timestamp,
 }
 
-/// Which deliveries of a webhook to list; newest first.
+/// Filter of a list of deliveries, newest first.
 #[derive(Clone, Debug, Default, PartialEq, Eq, serde::Serialize, serde::Deserialize, schemars::JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub struct DeliveryListQuery {
-    /// Only those in this state.
+    /// Only items in this state.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub state: Option<DeliveryState>,
-    /// [`super::Page::next`] of the page before.
+    /// Returns the items after this one: [`super::Page::next`] of the previous page.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub after: Option<String>,
-    /// Most items; 1 to [`super::MAX_PAGE`].
+    /// Maximum number of items, 1 to [`super::MAX_PAGE`].
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub limit: Option<u32>,
 }

@@ -25,45 +25,44 @@ macro_rules! for_each_endpoint {
         $callback! {
             "Caller":
             WHOAMI = "/api/v1/whoami" () {
-                whoami: Get => whoami::show, SelfRead of Platform, "Says who the caller is and which roles they have.",
+                whoami: Get => whoami::show, SelfRead of Platform, "Shows who the caller is and which roles they have.",
                     (answer<WhoAmI>);
             }
             OWN_PASSWORD = "/api/v1/whoami/password" () {
                 own_password_set: Post => users::set_own_password, SelfManage of Platform,
-                    "Changes the caller's own password, and ends all their sign-ins.",
+                    "Changes the caller's own password and ends all their sessions.",
                     (body<OwnPassword> answer<User>);
             }
 
             "Catalog":
             CATALOG = "/api/v1/catalog" () {
                 catalog: Get => catalog::offers, CatalogRead of Platform,
-                    "Lists what is on offer, with prices and how many there are now.",
+                    "Lists the products on offer, with prices and current availability.",
                     (query<PageQuery> answer<Page<CatalogItem>>);
             }
             IMAGES = "/api/v1/images" () {
                 images: Get => images::list, CatalogRead of Platform,
-                    "Lists the images of the platform, which everybody can use.",
+                    "Lists the images of the platform, which every project can use.",
                     (query<ImageListQuery> answer<Page<Image>>);
-                image_create: Post => images::create, CatalogManage of Platform, "Makes an image for everybody.",
+                image_create: Post => images::create, CatalogManage of Platform, "Creates an image that every project can use.",
                     (body<ImageCreate> creates<Image>);
             }
             IMAGE = "/api/v1/images/{image}" (image) {
                 image: Get => images::show, CatalogRead of Platform, "Shows an image of the platform.",
                     (answer<Image>);
                 image_delete: Delete => images::delete, CatalogManage of Platform,
-                    "Deletes an image of the platform; guests made from it go on.",
+                    "Deletes an image of the platform. Guests that were created from it keep running.",
                     (answer<Image>);
             }
             SKUS = "/api/v1/skus" () {
-                skus: Get => catalog::list, PlatformRead of Platform,
-                    "Lists all products, also those that are no longer on offer.",
+                skus: Get => catalog::list, PlatformRead of Platform, "Lists all products, including retired ones.",
                     (query<PageQuery> answer<Page<Sku>>);
-                sku_create: Post => catalog::create, CatalogManage of Platform, "Makes a product.",
+                sku_create: Post => catalog::create, CatalogManage of Platform, "Creates a product.",
                     (body<SkuCreate> creates<Sku>);
             }
             SKU = "/api/v1/skus/{sku}" (sku) {
                 sku_change: Patch => catalog::change, CatalogManage of Platform,
-                    "Changes a product for allocations that come, or takes it off the offer.",
+                    "Updates a product for future allocations, or retires it.",
                     (body<SkuChange> answer<Sku> versioned);
             }
 
@@ -72,14 +71,14 @@ macro_rules! for_each_endpoint {
                 organizations: Get => organizations::list, OrganizationList of Platform,
                     "Lists the organizations that the caller can see.",
                     (query<OrganizationListQuery> answer<Page<Organization>>);
-                organization_create: Post => organizations::create, OrganizationCreate of Platform, "Makes an organization.",
+                organization_create: Post => organizations::create, OrganizationCreate of Platform, "Creates an organization.",
                     (body<OrganizationCreate> creates<Organization>);
             }
             ORGANIZATION = "/api/v1/organizations/{organization}" (organization) {
                 organization: Get => organizations::show, OrganizationRead of Organization, "Shows an organization.",
                     (answer<Organization> versioned);
                 organization_change: Patch => organizations::change, OrganizationManage of Organization,
-                    "Changes an organization.",
+                    "Updates an organization.",
                     (body<OrganizationChange> answer<Organization> versioned);
                 organization_delete: Delete => organizations::delete, OrganizationManage of Organization,
                     "Deletes an organization that has no projects.",
@@ -87,26 +86,26 @@ macro_rules! for_each_endpoint {
             }
             ORGANIZATION_MEMBERS = "/api/v1/organizations/{organization}/members" (organization) {
                 organization_members: Get => members::list, MemberRead of Organization,
-                    "Lists who has which role in an organization.",
+                    "Lists the members of an organization and their roles.",
                     (query<PageQuery> answer<Page<Member>>);
                 organization_member_add: Post => members::add, MemberManage of Organization,
-                    "Gives somebody a role in an organization, and so in all its projects.",
+                    "Adds a member to an organization, with a role in all its projects.",
                     (body<MemberAdd> creates<Member>);
             }
             ORGANIZATION_MEMBER = "/api/v1/organizations/{organization}/members/{member}" (organization, member) {
                 organization_member_change: Patch => members::change, MemberManage of Organization,
-                    "Gives a member of an organization another role.",
+                    "Changes the role of a member of an organization.",
                     (body<MemberChange> answer<Member> versioned);
                 organization_member_remove: Delete => members::remove, MemberManage of Organization,
-                    "Takes the role of a member of an organization away.",
+                    "Removes a member from an organization.",
                     (answer<Member> versioned);
             }
             ORGANIZATION_QUOTA = "/api/v1/organizations/{organization}/quota" (organization) {
                 organization_quota: Get => quotas::of_organization, QuotaRead of Organization,
-                    "Shows how much an organization may have and has.",
+                    "Shows the quota of an organization and how much of it is used.",
                     (answer<Quota> versioned);
                 organization_quota_set: Put => quotas::set_of_organization, QuotaSet of Organization,
-                    "Sets how much an organization may have.",
+                    "Sets the quota of an organization.",
                     (body<Limits> answer<Quota> versioned);
             }
 
@@ -115,7 +114,7 @@ macro_rules! for_each_endpoint {
                 organization_projects: Get => projects::list_of, OrganizationRead of Organization,
                     "Lists the projects of an organization.",
                     (query<PageQuery> answer<Page<Project>>);
-                project_create: Post => projects::create, ProjectCreate of Organization, "Makes a project.",
+                project_create: Post => projects::create, ProjectCreate of Organization, "Creates a project.",
                     (body<ProjectCreate> creates<Project>);
             }
             PROJECTS = "/api/v1/projects" () {
@@ -125,30 +124,30 @@ macro_rules! for_each_endpoint {
             PROJECT = "/api/v1/projects/{project}" (project) {
                 project: Get => projects::show, ProjectRead of Project, "Shows a project.",
                     (answer<Project> versioned);
-                project_change: Patch => projects::change, ProjectManage of Project, "Changes a project.",
+                project_change: Patch => projects::change, ProjectManage of Project, "Updates a project.",
                     (body<ProjectChange> answer<Project> versioned);
                 project_delete: Delete => projects::delete, ProjectManage of Project,
-                    "Deletes a project that has no allocations any more.",
+                    "Deletes a project that has no open allocations.",
                     (answer<Project> versioned);
             }
             PROJECT_MEMBERS = "/api/v1/projects/{project}/members" (project) {
-                project_members: Get => members::list, MemberRead of Project, "Lists who has which role in a project.",
+                project_members: Get => members::list, MemberRead of Project, "Lists the members of a project and their roles.",
                     (query<PageQuery> answer<Page<Member>>);
-                project_member_add: Post => members::add, MemberManage of Project, "Gives somebody a role in a project.",
+                project_member_add: Post => members::add, MemberManage of Project, "Adds a member to a project.",
                     (body<MemberAdd> creates<Member>);
             }
             PROJECT_MEMBER = "/api/v1/projects/{project}/members/{member}" (project, member) {
                 project_member_change: Patch => members::change, MemberManage of Project,
-                    "Gives a member of a project another role.",
+                    "Changes the role of a member of a project.",
                     (body<MemberChange> answer<Member> versioned);
-                project_member_remove: Delete => members::remove, MemberManage of Project,
-                    "Takes the role of a member of a project away.",
+                project_member_remove: Delete => members::remove, MemberManage of Project, "Removes a member from a project.",
                     (answer<Member> versioned);
             }
             PROJECT_QUOTA = "/api/v1/projects/{project}/quota" (project) {
-                project_quota: Get => quotas::of_project, QuotaRead of Project, "Shows how much a project may have and has.",
+                project_quota: Get => quotas::of_project, QuotaRead of Project,
+                    "Shows the quota of a project and how much of it is used.",
                     (answer<Quota> versioned);
-                project_quota_set: Put => quotas::set_of_project, QuotaSet of Project, "Sets how much a project may have.",
+                project_quota_set: Put => quotas::set_of_project, QuotaSet of Project, "Sets the quota of a project.",
                     (body<Limits> answer<Quota> versioned);
             }
 
@@ -156,12 +155,12 @@ macro_rules! for_each_endpoint {
             SERVICE_ACCOUNTS = "/api/v1/projects/{project}/service-accounts" (project) {
                 service_accounts: Get => service_accounts::list, KeyRead of Project, "Lists the service accounts of a project.",
                     (query<PageQuery> answer<Page<ServiceAccount>>);
-                service_account_create: Post => service_accounts::create, KeyManage of Project, "Makes a service account.",
+                service_account_create: Post => service_accounts::create, KeyManage of Project, "Creates a service account.",
                     (body<ServiceAccountCreate> creates<ServiceAccount>);
             }
             SERVICE_ACCOUNT = "/api/v1/projects/{project}/service-accounts/{service_account}" (project, service_account) {
                 service_account_delete: Delete => service_accounts::delete, KeyManage of Project,
-                    "Deletes a service account, and with it every key it has.",
+                    "Deletes a service account and all its keys.",
                     (answer<ServiceAccount>);
             }
             API_KEYS = "/api/v1/projects/{project}/service-accounts/{service_account}/keys" (project, service_account) {
@@ -169,12 +168,12 @@ macro_rules! for_each_endpoint {
                     "Lists the keys of a service account, without their secrets.",
                     (query<PageQuery> answer<Page<ApiKey>>);
                 api_key_create: Post => service_accounts::key_create, KeyManage of Project,
-                    "Makes a key for a service account; its secret is shown once.",
+                    "Creates a key for a service account. Its secret is shown once.",
                     (body<ApiKeyCreate> creates<ApiKeyCreated>);
             }
             API_KEY = "/api/v1/projects/{project}/service-accounts/{service_account}/keys/{key}" (project, service_account, key) {
                 api_key_revoke: Delete => service_accounts::key_revoke, KeyManage of Project,
-                    "Takes a key of a service account back.",
+                    "Revokes a key of a service account.",
                     (answer<ApiKey>);
             }
 
@@ -182,29 +181,29 @@ macro_rules! for_each_endpoint {
             SSH_KEYS = "/api/v1/projects/{project}/ssh-keys" (project) {
                 ssh_keys: Get => ssh_keys::list, SshKeyRead of Project, "Lists the SSH keys of a project.",
                     (query<PageQuery> answer<Page<SshKey>>);
-                ssh_key_add: Post => ssh_keys::create, SshKeyManage of Project, "Stores an SSH key.",
+                ssh_key_add: Post => ssh_keys::create, SshKeyManage of Project, "Adds an SSH key to a project.",
                     (body<SshKeyCreate> creates<SshKey>);
             }
             SSH_KEY = "/api/v1/projects/{project}/ssh-keys/{ssh_key}" (project, ssh_key) {
                 ssh_key_delete: Delete => ssh_keys::delete, SshKeyManage of Project,
-                    "Deletes an SSH key; allocations that have it keep it.",
+                    "Deletes an SSH key. Existing allocations keep it.",
                     (answer<SshKey>);
             }
 
             "Images":
             PROJECT_IMAGES = "/api/v1/projects/{project}/images" (project) {
                 project_images: Get => images::list, ImageRead of Project,
-                    "Lists the images a project can use: its organization's and the platform's.",
+                    "Lists the images that a project can use: those of its organization and of the platform.",
                     (query<ImageListQuery> answer<Page<Image>>);
                 project_image_create: Post => images::create, ImageManage of Project,
-                    "Makes an image for all projects of the project's organization.",
+                    "Creates an image for all projects of the project's organization.",
                     (body<ImageCreate> creates<Image>);
             }
             PROJECT_IMAGE = "/api/v1/projects/{project}/images/{image}" (project, image) {
                 project_image: Get => images::show, ImageRead of Project, "Shows an image that a project can use.",
                     (answer<Image>);
                 project_image_delete: Delete => images::delete, ImageManage of Project,
-                    "Deletes an image of the project's organization; guests made from it go on.",
+                    "Deletes an image of the project's organization. Guests that were created from it keep running.",
                     (answer<Image>);
             }
 
@@ -213,76 +212,78 @@ macro_rules! for_each_endpoint {
                 project_allocations: Get => allocations::list, AllocationRead of Project, "Lists the allocations of a project.",
                     (query<AllocationListQuery> answer<Page<Allocation>>);
                 allocation_create: Post => allocations::create, AllocationCreate of Project,
-                    "Leases something, or says for a dry run what would come of it.",
+                    "Creates an allocation. A dry run shows what would be created.",
                     (body<AllocationCreate> creates<Allocation> or_finds<MadeOrPlanned> by_hand);
             }
             ALLOCATION = "/api/v1/allocations/{allocation}" (allocation) {
                 allocation: Get => allocations::show, AllocationRead of Allocation, "Shows an allocation.",
                     (answer<Allocation> versioned);
                 allocation_change: Patch => allocations::change, AllocationOperate of Allocation,
-                    "Changes the name and the tags of an allocation.",
+                    "Updates the name and the tags of an allocation.",
                     (body<AllocationChange> answer<Allocation> versioned);
             }
             ALLOCATION_STOP = "/api/v1/allocations/{allocation}/stop" (allocation) {
                 allocation_stop: Post => allocations::stop, AllocationOperate of Allocation,
-                    "Shuts the guest of an allocation down; it keeps everything it has.",
+                    "Stops the guest of an allocation, which keeps its slots and drives.",
                     (empty_body answer<Allocation>);
             }
             ALLOCATION_START = "/api/v1/allocations/{allocation}/start" (allocation) {
                 allocation_start: Post => allocations::start, AllocationOperate of Allocation,
-                    "Starts the guest of an allocation again.",
+                    "Starts the guest of a stopped allocation.",
                     (empty_body answer<Allocation>);
             }
             ALLOCATION_REBOOT = "/api/v1/allocations/{allocation}/reboot" (allocation) {
                 allocation_reboot: Post => allocations::reboot, AllocationOperate of Allocation,
-                    "Shuts the guest of an allocation down and starts it again.",
+                    "Reboots the guest of an allocation.",
                     (empty_body answer<Allocation>);
             }
             ALLOCATION_EXTEND = "/api/v1/allocations/{allocation}/extend" (allocation) {
-                allocation_extend: Post => allocations::extend, AllocationOperate of Allocation, "Moves the end of a lease.",
+                allocation_extend: Post => allocations::extend, AllocationOperate of Allocation,
+                    "Changes the end of the lease of an allocation.",
                     (body<AllocationExtend> answer<Allocation> once);
             }
             ALLOCATION_RELEASE = "/api/v1/allocations/{allocation}/release" (allocation) {
                 allocation_release: Post => allocations::release, AllocationOperate of Allocation,
-                    "Gives an allocation back; its drives are wiped.",
+                    "Releases an allocation and wipes its drives.",
                     (body<Reason> answer<Allocation>);
             }
             ALLOCATION_RETRY = "/api/v1/allocations/{allocation}/retry" (allocation) {
-                allocation_retry: Post => allocations::retry, AllocationOperate of Allocation, "Tries again what failed.",
+                allocation_retry: Post => allocations::retry, AllocationOperate of Allocation,
+                    "Retries the step at which an allocation failed or is blocked.",
                     (body<AllocationRetry> answer<Allocation>);
             }
             ALLOCATION_CONSOLE = "/api/v1/allocations/{allocation}/console" (allocation) {
                 allocation_console: Post => allocations::console, AllocationConsole of Allocation,
-                    "Reads a guest's serial console into the log of the task it answers with.",
+                    "Reads the serial console of a guest. Creates a task; the output is in its log.",
                     (body<SliceConsole> creates<Task> or_finds<Task>);
             }
             ALLOCATION_EVENTS = "/api/v1/allocations/{allocation}/events" (allocation) {
                 allocation_events: Get => allocations::history, AllocationRead of Allocation,
-                    "Shows the history of an allocation, the oldest first.",
+                    "Lists the events of an allocation, oldest first.",
                     (query<PageQuery> answer<Page<EventRow>>);
             }
             ALLOCATION_WATCH = "/api/v1/allocations/{allocation}/watch" (allocation) {
                 allocation_watch: Get => allocations::watch, AllocationRead of Allocation,
-                    "Follows an allocation: what it is now, and every change.",
+                    "Streams an allocation: its current state and every change.",
                     (query<AllocationWatchQuery> answer<Allocation> stream(Sse(&[EVENT_ALLOCATION, EVENT_PROGRESS])) by_hand);
             }
             ALLOCATIONS = "/api/v1/allocations" () {
-                allocations: Get => allocations::search, PlatformRead of Platform, "Lists the allocations of the whole platform.",
+                allocations: Get => allocations::search, PlatformRead of Platform, "Lists the allocations of all projects.",
                     (query<AllocationSearchQuery> answer<Page<Allocation>>);
             }
 
             "Events":
             PROJECT_EVENTS = "/api/v1/projects/{project}/events" (project) {
-                project_events: Get => events::of_project, EventRead of Project, "Streams what happens in a project.",
+                project_events: Get => events::of_project, EventRead of Project, "Streams the events of a project.",
                     (query<EventsQuery> answer<CloudEvent> stream(Sse(&[EVENT_CLOUD_EVENT])) by_hand);
             }
             PROJECT_EVENTS_WS = "/api/v1/projects/{project}/events/ws" (project) {
                 project_events_ws: Get => events::socket, EventRead of Project,
-                    "Streams what happens in a project, over a WebSocket.",
+                    "Streams the events of a project over a WebSocket.",
                     (query<EventsQuery> answer<CloudEvent> stream(WebSocket));
             }
             EVENTS = "/api/v1/events" () {
-                events: Get => events::of_everything, PlatformRead of Platform, "Streams what happens on the whole platform.",
+                events: Get => events::of_everything, PlatformRead of Platform, "Streams the events of the whole platform.",
                     (query<EventsQuery> answer<CloudEvent> stream(Sse(&[EVENT_CLOUD_EVENT])) by_hand);
             }
 
@@ -290,50 +291,52 @@ macro_rules! for_each_endpoint {
             WEBHOOKS = "/api/v1/projects/{project}/webhooks" (project) {
                 webhooks: Get => webhooks::list, WebhookRead of Project, "Lists the webhooks of a project.",
                     (query<PageQuery> answer<Page<Webhook>>);
-                webhook_create: Post => webhooks::create, WebhookManage of Project, "Makes a webhook; its secret is shown once.",
+                webhook_create: Post => webhooks::create, WebhookManage of Project,
+                    "Creates a webhook. Its secret is shown once.",
                     (body<WebhookCreate> creates<WebhookCreated>);
             }
             WEBHOOK = "/api/v1/webhooks/{webhook}" (webhook) {
                 webhook: Get => webhooks::show, WebhookRead of Webhook, "Shows a webhook.",
                     (answer<Webhook> versioned);
                 webhook_change: Patch => webhooks::change, WebhookManage of Webhook,
-                    "Changes a webhook, turns it off or on, or makes another secret.",
+                    "Updates, disables or enables a webhook, or replaces its secret.",
                     (body<WebhookChange> answer<WebhookChanged> versioned);
                 webhook_delete: Delete => webhooks::delete, WebhookManage of Webhook, "Deletes a webhook.",
                     (answer<Webhook> versioned);
             }
             WEBHOOK_DELIVERIES = "/api/v1/webhooks/{webhook}/deliveries" (webhook) {
                 webhook_deliveries: Get => webhooks::deliveries, WebhookRead of Webhook,
-                    "Lists the deliveries to a webhook, the newest first.",
+                    "Lists the deliveries to a webhook, newest first.",
                     (query<DeliveryListQuery> answer<Page<Delivery>>);
             }
             DELIVERY_REPLAY = "/api/v1/deliveries/{delivery}/replay" (delivery) {
                 delivery_replay: Post => webhooks::replay, WebhookManage of Delivery,
-                    "Tries a delivery again, whatever came of it before.",
+                    "Repeats a delivery, whether or not it succeeded before.",
                     (empty_body answer<Delivery>);
             }
 
             "Platform members":
             PLATFORM_MEMBERS = "/api/v1/platform/members" () {
-                platform_members: Get => members::list, PlatformRead of Platform, "Lists who has which role on the platform.",
+                platform_members: Get => members::list, PlatformRead of Platform,
+                    "Lists the members of the platform and their roles.",
                     (query<PageQuery> answer<Page<Member>>);
-                platform_member_add: Post => members::add, PlatformAdmin of Platform, "Gives somebody a role on the platform.",
+                platform_member_add: Post => members::add, PlatformAdmin of Platform, "Adds a member to the platform.",
                     (body<MemberAdd> creates<Member>);
             }
             PLATFORM_MEMBER = "/api/v1/platform/members/{member}" (member) {
                 platform_member_change: Patch => members::change, PlatformAdmin of Platform,
-                    "Gives a member of the platform another role.",
+                    "Changes the role of a member of the platform.",
                     (body<MemberChange> answer<Member> versioned);
                 platform_member_remove: Delete => members::remove, PlatformAdmin of Platform,
-                    "Takes the role of a member of the platform away.",
+                    "Removes a member from the platform.",
                     (answer<Member> versioned);
             }
 
             "Users":
             USERS = "/api/v1/users" () {
-                users: Get => users::list, PlatformRead of Platform, "Lists the people who have signed in, or can.",
+                users: Get => users::list, PlatformRead of Platform, "Lists the users who have signed in or can sign in.",
                     (query<UserListQuery> answer<Page<User>>);
-                user_create: Post => users::create, PlatformAdmin of Platform, "Makes a user of the built-in issuer.",
+                user_create: Post => users::create, PlatformAdmin of Platform, "Creates a user of the built-in issuer.",
                     (body<UserCreate> creates<UserCreated>);
             }
             USER = "/api/v1/users/{user}" (user) {
@@ -341,12 +344,13 @@ macro_rules! for_each_endpoint {
                     (answer<User>);
             }
             USER_REACTIVATE = "/api/v1/users/{user}/reactivate" (user) {
-                user_reactivate: Post => users::reactivate, PlatformAdmin of Platform, "Lets a deactivated user sign in again.",
+                user_reactivate: Post => users::reactivate, PlatformAdmin of Platform,
+                    "Reactivates a user, who can then sign in again.",
                     (body<Reason> answer<User>);
             }
             USER_DEACTIVATE = "/api/v1/users/{user}/deactivate" (user) {
                 user_deactivate: Post => users::deactivate, PlatformAdmin of Platform,
-                    "Keeps a user from signing in from now on.",
+                    "Deactivates a user, who can then no longer sign in.",
                     (body<Reason> answer<User>);
             }
             USER_PASSWORD = "/api/v1/users/{user}/password" (user) {
@@ -358,39 +362,40 @@ macro_rules! for_each_endpoint {
             "Capacity":
             CAPACITY = "/api/v1/capacity" () {
                 capacity: Get => fleet::capacity, CapacityRead of Platform,
-                    "Shows what there is, what of it works and what of that is free.",
+                    "Shows how many slots there are, how many work and how many are free.",
                     (answer<Capacity>);
             }
             NODE_MACHINE_OFFER = "/api/v1/nodes/{node}/machine/offer" (node) {
-                node_machine_offer: Post => fleet::offer, PlatformOperate of Platform, "Offers a node for lease as a whole.",
+                node_machine_offer: Post => fleet::offer, PlatformOperate of Platform,
+                    "Offers a node for lease as a whole machine.",
                     (body<MachineOffer> answer<Machine>);
             }
             NODE_MACHINE_WITHDRAW = "/api/v1/nodes/{node}/machine/withdraw" (node) {
                 node_machine_withdraw: Post => fleet::withdraw, PlatformOperate of Platform,
-                    "Takes the offer of a whole node back.",
+                    "Withdraws the offer of a node as a whole machine.",
                     (body<Reason> answer<Machine>);
             }
             MACHINES = "/api/v1/machines" () {
-                machines: Get => fleet::machines, PlatformRead of Platform, "Lists the nodes that are offered as a whole.",
+                machines: Get => fleet::machines, PlatformRead of Platform, "Lists the nodes that are offered as whole machines.",
                     (query<MachineListQuery> answer<Page<Machine>>);
             }
 
             "Maintenance":
             MAINTENANCE_WINDOWS = "/api/v1/maintenance-windows" () {
-                maintenance_windows: Get => fleet::windows, PlatformRead of Platform, "Lists announced maintenance.",
+                maintenance_windows: Get => fleet::windows, PlatformRead of Platform, "Lists maintenance windows.",
                     (query<MaintenanceListQuery> answer<Page<MaintenanceWindow>>);
                 maintenance_announce: Post => fleet::announce, MaintenanceManage of Platform,
-                    "Announces maintenance; tenants who have something there are told.",
+                    "Announces a maintenance window and notifies the tenants that it affects.",
                     (body<MaintenanceCreate> creates<MaintenanceWindow>);
             }
             MAINTENANCE_WINDOW = "/api/v1/maintenance-windows/{maintenance}" (maintenance) {
                 maintenance_cancel: Delete => fleet::cancel, MaintenanceManage of Platform,
-                    "Cancels announced maintenance; the same tenants are told.",
+                    "Cancels a maintenance window and notifies the same tenants.",
                     (answer<MaintenanceWindow>);
             }
             NODE_DRAIN_PREVIEW = "/api/v1/nodes/{node}/drain-preview" (node) {
                 node_drain_preview: Get => fleet::drain_preview, PlatformRead of Platform,
-                    "Shows what is in the way before a node is empty.",
+                    "Shows which allocations have to end before a node is empty.",
                     (answer<DrainPreview>);
             }
 
@@ -402,39 +407,39 @@ macro_rules! for_each_endpoint {
             NODE = "/api/v1/nodes/{node}" (node) {
                 node: Get => nodes::show, PlatformRead of Platform, "Shows a node.",
                     (answer<Node>);
-                node_change: Patch => nodes::change, PlatformOperate of Platform, "Gives a node another name.",
+                node_change: Patch => nodes::change, PlatformOperate of Platform, "Renames a node.",
                     (body<NodeChange> answer<Node>);
             }
             NODE_DRAIN = "/api/v1/nodes/{node}/drain" (node) {
                 node_drain: Post => nodes::drain, PlatformOperate of Platform,
-                    "Takes a node out of service; what runs there keeps running.",
+                    "Drains a node: it gets no new work, and running work continues.",
                     (body<Reason> answer<Node>);
             }
             NODE_UNDRAIN = "/api/v1/nodes/{node}/undrain" (node) {
-                node_undrain: Post => nodes::undrain, PlatformOperate of Platform, "Brings a drained node back into service.",
+                node_undrain: Post => nodes::undrain, PlatformOperate of Platform, "Returns a drained node to service.",
                     (body<Reason> answer<Node>);
             }
             NODE_QUARANTINE = "/api/v1/nodes/{node}/quarantine" (node) {
-                node_quarantine: Post => nodes::quarantine, PlatformOperate of Platform, "Holds a node back.",
+                node_quarantine: Post => nodes::quarantine, PlatformOperate of Platform, "Quarantines a node.",
                     (body<Reason> answer<Node>);
             }
             NODE_UNQUARANTINE = "/api/v1/nodes/{node}/unquarantine" (node) {
-                node_unquarantine: Post => nodes::unquarantine, PlatformOperate of Platform, "Lets a node go again.",
+                node_unquarantine: Post => nodes::unquarantine, PlatformOperate of Platform, "Ends the quarantine of a node.",
                     (body<Reason> answer<Node>);
             }
             NODE_RETIRE = "/api/v1/nodes/{node}/retire" (node) {
                 node_retire: Post => nodes::retire, PlatformAdmin of Platform,
-                    "Ends a node for good. Refused while tenants have something on it, unless forced.",
+                    "Retires a node permanently. Refused while tenants have allocations on it, unless forced.",
                     (body<NodeRetire> answer<Node>);
             }
             NODE_TOPOLOGY = "/api/v1/nodes/{node}/topology" (node) {
                 node_topology: Get => slots::topology, PlatformRead of Platform,
-                    "Shows what a node found on itself last, and its slots.",
+                    "Shows the last discovered topology of a node, and its slots.",
                     (answer<Topology>);
             }
             NODE_TOPOLOGY_APPROVE = "/api/v1/nodes/{node}/topology/approve" (node) {
                 node_topology_approve: Post => slots::approve, PlatformOperate of Platform,
-                    "Makes slots of what a node found on itself.",
+                    "Approves discovered slots of a node.",
                     (body<TopologyApprove> answer<Page<Slot>>);
             }
 
@@ -449,20 +454,21 @@ macro_rules! for_each_endpoint {
             }
             SLOT_QUARANTINE = "/api/v1/slots/{slot}/quarantine" (slot) {
                 slot_quarantine: Post => slots::quarantine, PlatformOperate of Platform,
-                    "Holds a slot back; the rest of the node stays in service.",
+                    "Quarantines a slot. The rest of the node stays in service.",
                     (body<Reason> answer<Slot>);
             }
             SLOT_UNQUARANTINE = "/api/v1/slots/{slot}/unquarantine" (slot) {
-                slot_unquarantine: Post => slots::unquarantine, PlatformOperate of Platform, "Lets a slot go again.",
+                slot_unquarantine: Post => slots::unquarantine, PlatformOperate of Platform, "Ends the quarantine of a slot.",
                     (body<Reason> answer<Slot>);
             }
             SLOT_WITHDRAW = "/api/v1/slots/{slot}/withdraw" (slot) {
-                slot_withdraw: Post => slots::withdraw, PlatformOperate of Platform, "Ends a slot until it is approved again.",
+                slot_withdraw: Post => slots::withdraw, PlatformOperate of Platform,
+                    "Withdraws a slot until it is approved again.",
                     (body<Reason> answer<Slot>);
             }
             SLOT_FORCE_CLEANUP = "/api/v1/slots/{slot}/force-cleanup" (slot) {
                 slot_force_cleanup: Post => slices::force_cleanup, PlatformOperate of Platform,
-                    "Cleans up what is left of a slice on a slot, and frees nothing without proof.",
+                    "Cleans up the remains of a slice on a slot. Frees the slot only with a complete proof.",
                     (body<Reason> creates<SliceOrder> or_finds<SliceOrder>);
             }
 
@@ -470,8 +476,7 @@ macro_rules! for_each_endpoint {
             SLICES = "/api/v1/slices" () {
                 slices: Get => slices::list, PlatformRead of Platform, "Lists slices.",
                     (query<SliceListQuery> answer<Page<Slice>>);
-                slice_create: Post => slices::create, PlatformOperate of Platform,
-                    "Makes a slice on slots that the operator names.",
+                slice_create: Post => slices::create, PlatformOperate of Platform, "Creates a slice on the named slots.",
                     (body<SliceCreate> creates<SliceOrder> or_finds<SliceOrder>);
             }
             SLICE = "/api/v1/slices/{slice}" (slice) {
@@ -480,7 +485,7 @@ macro_rules! for_each_endpoint {
             }
             SLICE_RELEASE = "/api/v1/slices/{slice}/release" (slice) {
                 slice_release: Post => slices::release, PlatformOperate of Platform,
-                    "Ends the guest of a slice, cleans up and gives its slots back.",
+                    "Releases a slice: ends its guest, cleans up and frees its slots.",
                     (body<SliceRelease> creates<SliceOrder> or_finds<SliceOrder>);
             }
             SLICE_POWER = "/api/v1/slices/{slice}/power" (slice) {
@@ -489,15 +494,15 @@ macro_rules! for_each_endpoint {
             }
             SLICE_CONSOLE = "/api/v1/slices/{slice}/console" (slice) {
                 slice_console: Post => slices::console, PlatformOperate of Platform,
-                    "Reads the serial console of a slice's guest into the log of the task it answers with.",
+                    "Reads the serial console of a slice's guest. Creates a task; the output is in its log.",
                     (body<SliceConsole> creates<SliceOrder> or_finds<SliceOrder>);
             }
 
             "Tasks":
             TASKS = "/api/v1/tasks" () {
-                tasks: Get => tasks::list, PlatformRead of Platform, "Lists tasks, the newest first.",
+                tasks: Get => tasks::list, PlatformRead of Platform, "Lists tasks, newest first.",
                     (query<TaskListQuery> answer<Page<Task>>);
-                task_create: Post => tasks::create, PlatformOperate of Platform, "Asks a node to do something.",
+                task_create: Post => tasks::create, PlatformOperate of Platform, "Creates a task for a node.",
                     (body<TaskCreate> creates<Task> or_finds<Task>);
             }
             TASK = "/api/v1/tasks/{task}" (task) {
@@ -505,43 +510,43 @@ macro_rules! for_each_endpoint {
                     (answer<Task>);
             }
             TASK_CANCEL = "/api/v1/tasks/{task}/cancel" (task) {
-                task_cancel: Post => tasks::cancel, PlatformOperate of Platform, "Asks for a task to be stopped.",
+                task_cancel: Post => tasks::cancel, PlatformOperate of Platform, "Cancels a task.",
                     (body<Reason> answer<Task>);
             }
             TASK_LOGS = "/api/v1/tasks/{task}/logs" (task) {
-                task_logs: Get => tasks::logs, PlatformRead of Platform, "Shows log lines of a task.",
+                task_logs: Get => tasks::logs, PlatformRead of Platform, "Shows the log of a task.",
                     (query<TaskLogsQuery> answer<TaskLogs> by_hand);
             }
             TASK_WATCH = "/api/v1/tasks/{task}/watch" (task) {
-                task_watch: Get => tasks::watch, PlatformRead of Platform, "Follows a task until it ends.",
+                task_watch: Get => tasks::watch, PlatformRead of Platform, "Streams a task until it ends.",
                     (answer<Task> stream(Sse(&[EVENT_TASK, EVENT_PROGRESS])) by_hand);
             }
             TASK_EVIDENCE = "/api/v1/tasks/{task}/evidence" (task) {
                 task_evidence: Get => tasks::evidence, PlatformRead of Platform,
-                    "Shows everything it takes to verify a task offline.",
+                    "Shows everything that is needed to verify a task offline.",
                     (answer<TaskEvidence>);
             }
             TASK_TYPES = "/api/v1/task-types" () {
-                task_types: Get => system::task_types, PlatformRead of Platform, "Lists what nodes can be asked to do.",
+                task_types: Get => system::task_types, PlatformRead of Platform, "Lists the task types and their parameters.",
                     (answer<Page<TaskTypeInfo>>);
             }
 
             "Enrollment":
             ENROLLMENTS = "/api/v1/enrollments" () {
-                enrollments: Get => enrollments::list, PlatformRead of Platform, "Lists hosts that want to be enrolled.",
+                enrollments: Get => enrollments::list, PlatformRead of Platform, "Lists enrollment requests of hosts.",
                     (query<EnrollmentListQuery> answer<Page<Enrollment>>);
             }
             ENROLLMENT = "/api/v1/enrollments/{enrollment}" (enrollment) {
-                enrollment: Get => enrollments::show, PlatformRead of Platform, "Shows the request of a host to be enrolled.",
+                enrollment: Get => enrollments::show, PlatformRead of Platform, "Shows an enrollment request of a host.",
                     (answer<Enrollment>);
             }
             ENROLLMENT_APPROVE = "/api/v1/enrollments/{enrollment}/approve" (enrollment) {
                 enrollment_approve: Post => enrollments::approve, PlatformOperate of Platform,
-                    "Says yes to a host. One that is a node already needs `replace_node`.",
+                    "Approves an enrollment request. A host that is a node already needs `replace_node`.",
                     (body<EnrollmentApprove> answer<Enrollment>);
             }
             ENROLLMENT_REJECT = "/api/v1/enrollments/{enrollment}/reject" (enrollment) {
-                enrollment_reject: Post => enrollments::reject, PlatformOperate of Platform, "Says no to a host.",
+                enrollment_reject: Post => enrollments::reject, PlatformOperate of Platform, "Rejects an enrollment request.",
                     (body<Reason> answer<Enrollment>);
             }
             JOIN_TOKENS = "/api/v1/join-tokens" () {
@@ -549,11 +554,11 @@ macro_rules! for_each_endpoint {
                     "Lists join tokens, without their secrets.",
                     (query<PageQuery> answer<Page<JoinToken>>);
                 join_token_create: Post => enrollments::token_create, PlatformOperate of Platform,
-                    "Makes a join token for one host; its secret is shown once.",
+                    "Creates a join token. Its secret is shown once.",
                     (body<JoinTokenCreate> creates<JoinTokenCreated>);
             }
             JOIN_TOKEN = "/api/v1/join-tokens/{token}" (token) {
-                join_token_revoke: Delete => enrollments::token_revoke, PlatformOperate of Platform, "Takes a join token back.",
+                join_token_revoke: Delete => enrollments::token_revoke, PlatformOperate of Platform, "Revokes a join token.",
                     (answer<JoinToken>);
             }
 
@@ -562,58 +567,58 @@ macro_rules! for_each_endpoint {
                 api_tokens: Get => access::tokens, PlatformRead of Platform, "Lists API tokens, without their secrets.",
                     (query<PageQuery> answer<Page<ApiToken>>);
                 api_token_create: Post => access::token_create, PlatformAdmin of Platform,
-                    "Makes an API token with a role on the platform; its secret is shown once.",
+                    "Creates an API token with a role on the platform. Its secret is shown once.",
                     (body<ApiTokenCreate> creates<ApiTokenCreated>);
             }
             API_TOKEN = "/api/v1/api-tokens/{token}" (token) {
-                api_token_revoke: Delete => access::token_revoke, PlatformAdmin of Platform, "Takes an API token back.",
+                api_token_revoke: Delete => access::token_revoke, PlatformAdmin of Platform, "Revokes an API token.",
                     (answer<ApiToken>);
             }
 
             "Signing keys":
             SIGNING_KEYS = "/api/v1/signing-keys" () {
-                signing_keys: Get => access::keys, PlatformRead of Platform, "Lists the keys that sign tasks, or signed them.",
+                signing_keys: Get => access::keys, PlatformRead of Platform, "Lists current and former keys that sign tasks.",
                     (answer<Page<SigningKey>>);
             }
             SIGNING_KEYS_STAGE = "/api/v1/signing-keys/stage" () {
                 signing_keys_stage: Post => access::stage, PlatformAdmin of Platform,
-                    "Makes and publishes the next signing key ahead of its use.",
+                    "Creates and publishes the next signing key ahead of its use.",
                     (answer<Page<SigningKey>>);
             }
             SIGNING_KEYS_ROTATE = "/api/v1/signing-keys/rotate" () {
-                signing_keys_rotate: Post => access::rotate, PlatformAdmin of Platform, "Signs with the next key from now on.",
+                signing_keys_rotate: Post => access::rotate, PlatformAdmin of Platform, "Starts to sign with the next key.",
                     (answer<Page<SigningKey>>);
             }
             SIGNING_KEY_REVOKE = "/api/v1/signing-keys/{key}/revoke" (key) {
                 signing_key_revoke: Post => access::revoke_key, PlatformAdmin of Platform,
-                    "Declares that a signing key is never to be believed again.",
+                    "Revokes a signing key. Nodes no longer accept its signatures.",
                     (body<Reason> answer<Page<SigningKey>>);
             }
 
             "Audit":
             AUDIT = "/api/v1/audit" () {
-                audit: Get => audit::list, AuditRead of Platform, "Lists rows of the audit log.",
+                audit: Get => audit::list, AuditRead of Platform, "Lists entries of the audit log.",
                     (query<AuditQuery> answer<Page<AuditRow>>);
             }
             AUDIT_EXPORT = "/api/v1/audit/export" () {
-                audit_export: Get => audit::export, AuditRead of Platform, "Exports the audit log, a row per line.",
+                audit_export: Get => audit::export, AuditRead of Platform, "Exports the audit log, one entry per line.",
                     (query<AuditExportQuery> answer<AuditRow> stream(JsonLines) by_hand);
             }
 
             "Cluster":
             BUDGET = "/api/v1/cluster/budget" () {
                 budget: Get => budget::show, PlatformRead of Platform,
-                    "Shows how much may be destroyed per hour, and how much was.",
+                    "Shows the hourly budget of destructive commands and how much of it is used.",
                     (answer<Budget>);
             }
             BUDGET_LIFT = "/api/v1/cluster/budget/lift" () {
                 budget_lift: Post => budget::lift, PlatformAdmin of Platform,
-                    "Allows more destructive commands for an hour; only a person can.",
+                    "Raises the budget of destructive commands for an hour. Only a person can do that.",
                     (body<BudgetLift> answer<Budget>);
             }
             CLUSTER = "/api/v1/cluster" () {
                 cluster: Get => system::cluster, PlatformRead of Platform,
-                    "Shows what a client needs to know about the installation.",
+                    "Shows the identity, version and certificate authority of the installation.",
                     (answer<ClusterInfo>);
             }
             METRICS = "/metrics" () {

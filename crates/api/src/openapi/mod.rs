@@ -33,7 +33,7 @@ pub fn document() -> Value {
         "info": {
             "title": "gpuaas",
             "version": "v1",
-            "summary": "Leases GPUs, and runs the hosts they are in.",
+            "summary": "Leases GPUs and operates their hosts.",
             "description": components::DESCRIPTION,
             "license": { "name": "Apache-2.0", "identifier": "Apache-2.0" },
         },

@@ -21,6 +21,7 @@ fn slot(index: u32, state: &str) -> Slot {
         id: SlotId::from_bytes([u8::try_from(index).expect("few") + 0x50; 16]),
         node_id: NodeId::from_bytes([1; 16]),
         node_name: "rack-1".to_owned(),
+        gpu: None,
         spec: SlotSpec {
             slot_index: index,
             pci_address: None,

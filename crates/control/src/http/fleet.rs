@@ -13,7 +13,7 @@ use gpuaas_contract::time::Timestamp;
 use gpuaas_domain::allocation::{Allocation, AllocationState};
 use gpuaas_domain::machine::Machine;
 use gpuaas_domain::maintenance::Window;
-use gpuaas_domain::placement::{CapacityRow, NodeCapacity};
+use gpuaas_domain::placement::{CapacityRow, NodeCapacity, SlotModel};
 
 use super::catalog::product_to_dto;
 use super::problem::{JsonBody, Params, Rejected, Segments};
@@ -29,7 +29,16 @@ fn count(number: usize) -> u32 {
 }
 
 fn row_to_dto(row: CapacityRow) -> dto::CapacityRow {
+    let gpu = match &row.model {
+        SlotModel::Gpu(model) => {
+            // Counted by the PCI id, or by the name where nodes report no more.
+            let (vendor, device) = model.split_once(':').unwrap_or_default();
+            Some(dto::Gpu::new(&row.name, vendor, device))
+        }
+        SlotModel::UnknownGpu | SlotModel::NoGpu => None,
+    };
     dto::CapacityRow {
+        gpu,
         model: row.model.to_string(),
         name: row.name.to_string(),
         nodes: count(row.nodes),

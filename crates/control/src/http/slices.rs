@@ -97,16 +97,17 @@ pub(super) async fn show(
 }
 
 fn to_dto(control: &Control, slice: slices::Slice) -> dto::Slice {
-    let (guest, node_name) = (slice.guest.as_ref(), slice.node.name);
+    let (guest, node) = (slice.guest.as_ref(), slice.node);
+    let node_name = node.name.clone();
     dto::Slice {
         allocation_id: slice.allocation,
-        node_id: slice.node.id,
+        node_id: node.id,
         state: slice.state.into(),
         vm_name: guest.map(|guest| guest.guest.vm_name.to_string()).unwrap_or_default(),
         default_username: guest.map(|guest| guest.guest.default_username.to_string()).unwrap_or_default(),
         private_ip: guest.and_then(Guest::private_ip),
         created_at: slice.created_at,
-        slots: slice.slots.into_iter().map(|slot| slots::to_dto(slot, node_name.clone())).collect(),
+        slots: slice.slots.into_iter().map(|slot| slots::to_dto(slot, Some(&node))).collect(),
         tasks: slice.tasks.into_iter().map(|task| tasks::row_to_dto(control, task, node_name.clone())).collect(),
         node_name,
     }

@@ -7,12 +7,13 @@ use axum::extract::State;
 use axum::{Extension, Json};
 use gpuaas_api::dto::{self, Page, Reason, SlotListQuery, Topology, TopologyApprove, TopologyProposal};
 use gpuaas_contract::id::{NodeId, SlotId};
+use gpuaas_domain::node::Node;
 use gpuaas_domain::slot::{Operation, Slot};
 
 use super::page_request;
 use super::problem::{JsonBody, Params, Rejected, Segments};
 use crate::Control;
-use crate::app::{Caller, nodes, slots};
+use crate::app::{Caller, slots};
 use crate::error::ControlError;
 
 type Shared = State<Arc<Control>>;
@@ -32,32 +33,33 @@ pub(super) async fn show(State(control): Shared, Segments(id): Segments<SlotId>)
 }
 
 async fn shown(control: &Control, slot: Slot) -> Result<dto::Slot, ControlError> {
-    let name = nodes::name_of(control, slot.node_id).await?;
-    Ok(to_dto(slot, name))
+    let node = control.store.node_get(slot.node_id).await?;
+    Ok(to_dto(slot, node.as_ref()))
 }
 
 pub(super) async fn to_dtos(control: &Control, slots: Vec<Slot>) -> Result<Vec<dto::Slot>, ControlError> {
-    let mut names: HashMap<NodeId, String> = HashMap::new();
+    let mut nodes: HashMap<NodeId, Option<Node>> = HashMap::new();
     let mut items = Vec::with_capacity(slots.len());
     for slot in slots {
-        let name = match names.get(&slot.node_id) {
-            Some(name) => name.clone(),
-            None => {
-                let name = nodes::name_of(control, slot.node_id).await?;
-                names.insert(slot.node_id, name.clone());
-                name
-            }
-        };
-        items.push(to_dto(slot, name));
+        if !nodes.contains_key(&slot.node_id) {
+            nodes.insert(slot.node_id, control.store.node_get(slot.node_id).await?);
+        }
+        let node = nodes.get(&slot.node_id).and_then(Option::as_ref);
+        items.push(to_dto(slot, node));
     }
     Ok(items)
 }
 
-pub(super) fn to_dto(slot: Slot, node_name: String) -> dto::Slot {
+/// A slot as its document, with what its node reports about its GPU.
+pub(super) fn to_dto(slot: Slot, node: Option<&Node>) -> dto::Slot {
+    let address = slot.spec.pci_address.as_ref().map(|address| address.as_str());
+    let gpus = node.map(|node| node.facts.gpus.as_slice()).unwrap_or_default();
+    let gpu = gpus.iter().find(|gpu| address == Some(gpu.pci_address.as_str()));
     dto::Slot {
+        gpu: gpu.map(|gpu| dto::Gpu::new(&gpu.name, &gpu.vendor_id, &gpu.device_id)),
         id: slot.id,
         node_id: slot.node_id,
-        node_name,
+        node_name: node.map(|node| node.name.clone()).unwrap_or_default(),
         spec: slot.spec,
         state: slot.state.into(),
         reason: slot.reason,
@@ -79,7 +81,7 @@ pub(super) async fn topology(State(control): Shared, Segments(name): Segments<St
         found_at: task.ended_at.unwrap_or_default(),
         found,
     });
-    let slots = found.slots.into_iter().map(|slot| to_dto(slot, found.node.name.clone())).collect();
+    let slots = found.slots.into_iter().map(|slot| to_dto(slot, Some(&found.node))).collect();
     Ok(Json(Topology { node_id: found.node.id, proposal, slots }))
 }
 
